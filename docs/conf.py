@@ -1,0 +1,43 @@
+"""Sphinx: Markdown pages, formulas, one bibliography, and the reference made from docstrings."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+_METADATA = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
+
+project = "esscher"
+author = "The esscher authors"
+copyright = author
+version = release = _METADATA["version"]
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinxcontrib.bibtex"]
+exclude_patterns = ["_build"]
+myst_enable_extensions = ["deflist", "dollarmath", "fieldlist"]
+myst_heading_anchors = 3
+suppress_warnings = ["myst.header"]
+bibtex_bibfiles = ["references.bib"]
+bibtex_reference_style = "author_year"
+
+autodoc_typehints = "none"
+autodoc_member_order = "bysource"
+autodoc_class_signature = "mixed"
+
+html_theme = "furo"
+html_title = f"esscher {release}"
+html_copy_source = False
+
+
+def _as_written(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Docstrings hold formulas in plain text (|c|^2, f_1): show them as they stand, not read as markup."""
+    text = list(lines)
+    while text and not text[-1].strip():
+        text.pop()
+    if text:
+        lines[:] = ["::", "", *(f"   {line}" for line in text), ""]
+
+
+def setup(app: Any) -> None:
+    app.connect("autodoc-process-docstring", _as_written)

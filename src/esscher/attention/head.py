@@ -1,0 +1,168 @@
+"""Head: the two linear maps of one attention head, and the numbers that decide how fast it converges."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from esscher.inputs import as_positive, as_tensor
+from esscher.measures.base import Measure
+from esscher.measures.gaussian import check_covariance
+
+__all__ = ["Head", "horizon_of_covariances"]
+
+
+class Head:
+    """Attention head: key y scores <y, theta(x)> for query x with tilt theta(x) = A x + a0, and has value V y + v0.
+
+    ``A`` (d x d_query) and ``V`` (d_out x d) act on column vectors; queries and tokens are rows everywhere.
+    ``tilt_bias`` is a0, ``value_bias`` v0. [B]: A = W_k^T W_q / sqrt(k); [S]: U = K^T Q.
+
+    Inside, the score is <key_map y, query_map x + query_bias>; a head built from weights keeps its k-dimensional factors, so
+    that nothing of size d x d is formed.
+    """
+
+    def __init__(self, A: Any, V: Any, tilt_bias: Any = None, value_bias: Any = None) -> None:
+        query_map = as_tensor(A, "A", ndim=2)
+        dim = query_map.shape[0]
+        bias = None if tilt_bias is None else as_tensor(tilt_bias, "tilt_bias", ndim=1, last=dim)
+        self._assign(None, query_map, bias, as_tensor(V, "V", ndim=2, last=dim), value_bias)
+
+    def _assign(self, key_map: Tensor | None, query_map: Tensor, query_bias: Tensor | None, V: Tensor, value_bias: Any) -> None:
+        if min(*query_map.shape, *V.shape) == 0:
+            raise ValueError(f"head: expected non-empty maps, got shapes {tuple(query_map.shape)} and {tuple(V.shape)}")
+        self.key_map = key_map
+        self.query_map = query_map
+        self.query_bias = query_bias
+        self.V = V
+        self.value_bias: Tensor | None = None
+        if value_bias is not None:
+            self.value_bias = as_tensor(value_bias, "value_bias", ndim=1, last=V.shape[0])
+
+    @classmethod
+    def from_weights(cls, wq: Any, wk: Any, wv: Any, bq: Any = None, bk: Any = None, bv: Any = None) -> Head:
+        """From the projections of a trained head, each (out x in) as in ``torch.nn.Linear``.
+
+        A = W_k^T W_q / sqrt(k), tilt bias W_k^T b_q / sqrt(k). The key bias adds one number to all scores of a query and
+        cancels in the softmax: it is checked and dropped.
+        """
+        wq, wk, wv = as_tensor(wq, "wq", ndim=2), as_tensor(wk, "wk", ndim=2), as_tensor(wv, "wv", ndim=2)
+        k = wk.shape[0]
+        if k == 0 or wq.shape[0] != k:
+            raise ValueError(f"wq, wk: expected the same number k >= 1 of rows, got {wq.shape[0]} and {k}")
+        if wv.shape[1] != wk.shape[1]:
+            raise ValueError(f"wv: expected {wk.shape[1]} columns as in wk, got {wv.shape[1]}")
+        if bq is not None:
+            bq = as_tensor(bq, "bq", ndim=1, last=k) / math.sqrt(k)
+        if bk is not None:
+            as_tensor(bk, "bk", ndim=1, last=k)
+        head = cls.__new__(cls)
+        head._assign(wk, wq / math.sqrt(k), bq, wv, bv)
+        return head
+
+    @property
+    def A(self) -> Float[Tensor, "d d_query"]:
+        return self.query_map if self.key_map is None else self.key_map.T @ self.query_map
+
+    @property
+    def tilt_bias(self) -> Float[Tensor, " d"] | None:
+        if self.query_bias is None or self.key_map is None:
+            return self.query_bias
+        return self.query_bias @ self.key_map
+
+    @property
+    def dim(self) -> int:
+        """Dimension of a token."""
+        return int(self.V.shape[1])
+
+    @property
+    def dim_query(self) -> int:
+        return int(self.query_map.shape[1])
+
+    @property
+    def dim_out(self) -> int:
+        return int(self.V.shape[0])
+
+    def tilt(self, x: Any) -> Float[Tensor, "*batch d"]:
+        """theta(x) = A x + a0, row by row."""
+        queries = self.queries(x)
+        return queries if self.key_map is None else queries @ self.key_map.to(queries)
+
+    def queries(self, x: Any) -> Float[Tensor, "*batch k"]:
+        """Queries in key space, 1/sqrt(k) included: the score of key y is <keys(y), queries(x)>."""
+        rows = as_tensor(x, "x", last=self.dim_query)
+        out = rows @ self.query_map.T.to(rows)
+        return out if self.query_bias is None else out + self.query_bias.to(rows)
+
+    def keys(self, tokens: Any) -> Float[Tensor, "*batch k"]:
+        rows = as_tensor(tokens, "tokens", last=self.dim)
+        return rows if self.key_map is None else rows @ self.key_map.T.to(rows)
+
+    def values(self, tokens: Any) -> Float[Tensor, "*batch d_out"]:
+        rows = as_tensor(tokens, "tokens", last=self.dim)
+        out = rows @ self.V.T.to(rows)
+        return out if self.value_bias is None else out + self.value_bias.to(rows)
+
+    def scaled(self, alpha: Any) -> Head:
+        """The same head with its scores multiplied by alpha > 0 (inverse temperature)."""
+        alpha = as_positive(alpha, "alpha")
+        head = Head.__new__(Head)
+        bias = None if self.query_bias is None else alpha * self.query_bias
+        head._assign(self.key_map, alpha * self.query_map, bias, self.V, self.value_bias)
+        return head
+
+    def check_measure(self, measure: Measure) -> None:
+        """Raise when tokens of this law do not fit the head."""
+        if measure.dim != self.dim:
+            raise ValueError(f"head and measure: the head takes tokens of dimension {self.dim}, the measure has {measure.dim}")
+
+    def horizon(self, measure: Measure, sided: int = 2) -> float:
+        """Attention horizon: ||Sigma^{1/2} A||_2 (sided=1, [B]) or ||Sigma^{1/2} A Sigma^{1/2}||_2 (sided=2).
+
+        Computed as the largest singular value of (L^T W_k^T)(W_q L) with Sigma = L L^T, through thin QR factors when k < d.
+        """
+        self.check_measure(measure)
+        if sided not in (1, 2):
+            raise ValueError(f"sided: expected 1 or 2, got {sided!r}")
+        if sided == 2 and self.dim_query != self.dim:
+            raise ValueError(
+                f"sided=2: expected queries and tokens of one dimension, got {self.dim_query} and {self.dim}; use sided=1"
+            )
+        _, root = check_covariance(measure.cov, "measure.cov")
+        left = root.T if self.key_map is None else root.T @ self.key_map.T.double()
+        right = self.query_map.double()
+        return _product_norm(left, right @ root if sided == 2 else right)
+
+    def coupling(self, measure: Measure) -> float:
+        """Attention-reach coupling Psi = ||Sigma||_2 H^2 with the one-sided horizon H [B]."""
+        return measure.reach * self.horizon(measure, sided=1) ** 2
+
+    def __repr__(self) -> str:
+        inner = self.query_map.shape[0]
+        return f"Head(dim={self.dim}, dim_query={self.dim_query}, dim_out={self.dim_out}, rank<={inner})"
+
+
+def _product_norm(left: Float64[Tensor, "d r"], right: Float64[Tensor, "r e"]) -> float:
+    """||left right||_2 without forming the product when r is the small side."""
+    if left.shape[1] < min(left.shape[0], right.shape[1]):
+        left = torch.linalg.qr(left, mode="r").R
+        right = torch.linalg.qr(right.T, mode="r").R.T
+    return float(torch.linalg.matrix_norm(left @ right, ord=2))
+
+
+def horizon_of_covariances(key_cov: Any, query_cov: Any, scale: Any = 1.0) -> float:
+    """Two-sided horizon in key space: scale * ||Sigma_k^{1/2} Sigma_q^{1/2}||_2.
+
+    Sigma_k, Sigma_q: k x k covariances of keys W_k y and queries W_q x; scale is the softmax scale, 1/sqrt(k). Equal to
+    ||Sigma^{1/2} A Sigma^{1/2}||_2 when keys and queries come from tokens of covariance Sigma. With the query covariance
+    replaced by W_q W_q^T it is the one-sided horizon.
+    """
+    _, key_root = check_covariance(as_tensor(key_cov, "key_cov", ndim=2), "key_cov")
+    _, query_root = check_covariance(as_tensor(query_cov, "query_cov", ndim=2), "query_cov")
+    if key_root.shape != query_root.shape:
+        raise ValueError(f"key_cov, query_cov: expected one shape, got {tuple(key_root.shape)} and {tuple(query_root.shape)}")
+    return as_positive(scale, "scale") * _product_norm(key_root.T, query_root)

@@ -1,0 +1,120 @@
+"""Attention on infinitely many tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from esscher.attention import pushforward as _pushforward
+from esscher.attention.head import Head
+from esscher.attention.pushforward import Pushforward
+from esscher.inputs import as_tensor
+from esscher.measures.base import Measure
+from esscher.measures.gaussian import Gaussian
+from esscher.measures.pool import Pool
+from esscher.measures.sphere import Rotational
+
+__all__ = ["HardmaxLimit", "LinearLimit", "SoftmaxLimit", "hardmax_limit", "limit", "linear_limit"]
+
+
+@dataclass(frozen=True)
+class SoftmaxLimit:
+    """Gamma(x) = V grad K(theta(x)) + v0: the mean value under the Esscher transform of the law by the tilt theta(x).
+
+    [B]: Gamma_mu; [S]: T[mu]. For N(m, Sigma): V (m + Sigma theta(x)) + v0, affine in x [S, Lemma 2.1].
+    """
+
+    head: Head
+    measure: Measure
+
+    def __call__(self, queries: Any) -> Float[Tensor, "*batch d_out"]:
+        return _value_of_mean(self.head, self.measure.tilted_mean(self.head.tilt(queries)))
+
+    def pushforward(self) -> Pushforward:
+        """Mean and covariance of Gamma(x) for x ~ measure, with the error of each and the method that gave it."""
+        _queries_from(self.head, self.measure)
+        if isinstance(self.measure, Gaussian):
+            head, cov = self.head, self.measure.cov.double()
+            matrix = head.V.double() @ cov @ head.A.double()
+            zero = torch.zeros(head.dim_query, dtype=torch.float64, device=cov.device)
+            return _pushforward.affine(matrix, self(zero), self.measure)
+        if isinstance(self.measure, Rotational):
+            return _pushforward.rotational(self.head, self.measure, self)
+        if isinstance(self.measure, Pool):
+            return _pushforward.pooled(self, self.measure)
+        return _pushforward.sampled(self, self.measure)
+
+
+@dataclass(frozen=True)
+class LinearLimit:
+    """Limit of (1/n)-normalised linear attention: E[<y, theta(x)> (V y + v0)] = V E[y y^T] theta(x) + v0 <E y, theta(x)>.
+
+    Equal to the softmax limit for centred Gaussian tokens and different otherwise [S, B.2].
+    """
+
+    head: Head
+    measure: Measure
+
+    def __call__(self, queries: Any) -> Float[Tensor, "*batch d_out"]:
+        theta = self.head.tilt(queries)
+        return (theta.double() @ self._map().T).to(theta.dtype)
+
+    def pushforward(self) -> Pushforward:
+        _queries_from(self.head, self.measure)
+        matrix = self._map() @ self.head.A.double()
+        zero = torch.zeros(self.head.dim_query, dtype=torch.float64, device=matrix.device)
+        return _pushforward.affine(matrix, self(zero), self.measure)
+
+    def _map(self) -> Tensor:
+        mean = self.measure.mean.double()
+        second_moment = self.measure.cov.double() + torch.outer(mean, mean)
+        out = self.head.V.double() @ second_moment
+        return out if self.head.value_bias is None else out + torch.outer(self.head.value_bias.double(), mean)
+
+
+@dataclass(frozen=True)
+class HardmaxLimit:
+    """Limit of hardmax attention: the value of the support's point furthest along the tilt. Bounded laws only."""
+
+    head: Head
+    measure: Measure
+
+    def __call__(self, queries: Any) -> Float[Tensor, "*batch d_out"]:
+        return _value_of_mean(self.head, self.measure.extreme(self.head.tilt(queries)))
+
+    def pushforward(self) -> Pushforward:
+        _queries_from(self.head, self.measure)
+        return _pushforward.sampled(self, self.measure)
+
+
+def limit(head: Head, measure: Measure) -> SoftmaxLimit:
+    """Softmax attention of ``head`` on infinitely many tokens of ``measure``, callable on rows of queries."""
+    head.check_measure(measure)
+    return SoftmaxLimit(head, measure)
+
+
+def linear_limit(head: Head, measure: Measure) -> LinearLimit:
+    """(1/n)-normalised linear attention on infinitely many tokens."""
+    head.check_measure(measure)
+    return LinearLimit(head, measure)
+
+
+def hardmax_limit(head: Head, measure: Measure) -> HardmaxLimit:
+    """Hardmax attention on infinitely many tokens."""
+    head.check_measure(measure)
+    return HardmaxLimit(head, measure)
+
+
+def _value_of_mean(head: Head, tokens: Tensor) -> Tensor:
+    return head.values(as_tensor(tokens, "tilted mean"))
+
+
+def _queries_from(head: Head, measure: Measure) -> None:
+    if head.dim_query != measure.dim:
+        raise ValueError(
+            f"pushforward: queries drawn from the measure have dimension {measure.dim}, the head expects {head.dim_query}"
+        )

@@ -1,0 +1,57 @@
+"""Self-attention on nested prefixes of a sequence: every size from one pass over the largest size's pairs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+from torch import Tensor
+
+from esscher.attention.softmax import attention_inputs
+from esscher.attention.streaming import AttentionState, attention_state, init, merge
+from esscher.inputs import as_counts
+
+__all__ = ["PrefixOutputs", "attend_prefixes"]
+
+
+@dataclass(frozen=True)
+class PrefixOutputs:
+    """Outputs of self-attention on the first n tokens: their mean, their covariance (divided by n), themselves on request."""
+
+    n: int
+    mean: Float64[Tensor, " d_v"]
+    cov: Float64[Tensor, "d_v d_v"]
+    outputs: Float64[Tensor, "n d_v"] | None = None
+
+
+def attend_prefixes(q: Any, k: Any, v: Any, sizes: Any, scale: Any = None, *, outputs: bool = False) -> list[PrefixOutputs]:
+    """Statistics of self-attention on the first n_1 < n_2 < ... < n_m tokens, for every size.
+
+    Growing the prefix from n_i to n_{i+1}, old queries merge in the new keys and new queries attend to all keys so far, so
+    that each of the n_m^2 pairs is visited once, where one attention per size visits sum_i n_i^2.
+    """
+    q, k, v, scale, _ = attention_inputs(q, k, v, scale, None)
+    if q.ndim != 2 or q.shape[0] != k.shape[0]:
+        raise ValueError(f"q, k: expected one query for each key, got shapes {tuple(q.shape)} and {tuple(k.shape)}")
+    ladder = as_counts(sizes, "sizes")
+    if bool((np.diff(ladder) <= 0).any()) or ladder[-1] > k.shape[0]:
+        raise ValueError(f"sizes: expected increasing numbers up to the {k.shape[0]} tokens given, got {ladder.tolist()}")
+    state = init(q[: int(ladder[-1])], v.shape[1])  # filled in place, prefix by prefix
+    result = []
+    old = 0
+    for new in ladder.tolist():
+        if old:
+            known = AttentionState(state.lse[:old], state.out[:old])
+            _store(state, slice(0, old), merge(known, attention_state(q[:old], k[old:new], v[old:new], scale)))
+        _store(state, slice(old, new), attention_state(q[old:new], k[:new], v[:new], scale))
+        old = new
+        mean = state.out[:new].mean(dim=0)
+        centred = state.out[:new] - mean
+        result.append(PrefixOutputs(new, mean, centred.T @ centred / new, state.out[:new].clone() if outputs else None))
+    return result
+
+
+def _store(state: AttentionState, rows: slice, part: AttentionState) -> None:
+    state.lse[rows], state.out[rows] = part.lse, part.out

@@ -1,0 +1,240 @@
+"""Mean and covariance of attention's limit when the query is itself a token of the law."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import scipy.special
+import scipy.stats
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from esscher.attention.head import Head
+from esscher.measures.base import Measure
+from esscher.measures.pool import Pool
+from esscher.measures.radial import radial
+from esscher.measures.sphere import Ball, Rotational
+
+__all__ = ["Pushforward", "affine", "pooled", "rotational", "sampled"]
+
+Outputs = Callable[[Tensor], Tensor]
+Array = npt.NDArray[np.float64]
+
+SAMPLES = 1 << 16  # queries of a sampled estimate
+POOL_QUERIES = 1 << 14  # a larger pool is sampled, not enumerated
+NODES = 200  # of the tanh-sinh rule, half as many for the inversion; every other node gives the error estimate
+TAIL = 36.0
+KINKS_DIM = 24  # up to here the density's kinks at the eigenvalues are rough enough to matter
+
+
+class Pushforward(tuple[Tensor, Tensor]):
+    """(mean, cov) of the outputs, with ``mean_error`` (L2), ``cov_error`` (Frobenius) and the ``method`` that gave them.
+
+    Errors are bounds from rounding ("closed form"), from comparing two resolutions ("quadrature"), or one standard error
+    ("sampled", "quasi-Monte Carlo").
+    """
+
+    mean_error: float
+    cov_error: float
+    method: str
+
+    def __new__(cls, mean: Tensor, cov: Tensor, mean_error: float, cov_error: float, method: str) -> Pushforward:
+        self = super().__new__(cls, (mean, cov))
+        self.mean_error, self.cov_error, self.method = mean_error, cov_error, method
+        return self
+
+    @property
+    def mean(self) -> Tensor:
+        return self[0]
+
+    @property
+    def cov(self) -> Tensor:
+        return self[1]
+
+
+def affine(matrix: Float64[Tensor, "d_out d"], offset: Float64[Tensor, " d_out"], measure: Measure) -> Pushforward:
+    """Outputs matrix x + offset of any law: mean matrix m + offset, covariance matrix Sigma matrix^T."""
+    mean = matrix @ measure.mean.double() + offset
+    cov = matrix @ measure.cov.double() @ matrix.T
+    eps = torch.finfo(torch.float64).eps * measure.dim
+    return Pushforward(mean, cov, eps * float(mean.norm()), eps * float(cov.norm()), "closed form")
+
+
+def pooled(outputs: Outputs, pool: Pool) -> Pushforward:
+    """Every token of the pool is a query; pools above ``POOL_QUERIES`` tokens are sampled."""
+    if pool.size > POOL_QUERIES:
+        return sampled(outputs, pool, POOL_QUERIES)
+    values = outputs(pool.tokens.double())
+    weights = torch.full((pool.size,), 1.0 / pool.size, dtype=torch.float64, device=values.device)
+    if pool.weights is not None:
+        weights = pool.weights
+    mean = weights @ values
+    cov = (weights[:, None] * (values - mean)).T @ (values - mean)
+    eps = torch.finfo(torch.float64).eps * math.sqrt(pool.size)
+    return Pushforward(mean, cov, eps * float(values.norm(dim=1).max()), eps * float(cov.norm()), "closed form")
+
+
+def sampled(outputs: Outputs, measure: Measure, samples: int = SAMPLES) -> Pushforward:
+    """Plain Monte Carlo over queries with one standard error; the seed is fixed, so the answer repeats."""
+    queries = measure.sample(samples, torch.Generator().manual_seed(0)).double()
+    parts = [outputs(block) for block in queries.chunk(32)]
+    values = torch.cat(parts)
+    mean = values.mean(dim=0)
+    cov = (values - mean).T @ (values - mean) / (samples - 1)
+    batch_covs = torch.stack([torch.cov(part.T).reshape(cov.shape) for part in parts])
+    cov_error = float(torch.linalg.vector_norm(batch_covs.std(dim=0))) / math.sqrt(len(parts))
+    return Pushforward(mean, cov, math.sqrt(float(cov.trace()) / samples), cov_error, "sampled")
+
+
+def rotational(head: Head, measure: Rotational, outputs: Outputs) -> Pushforward:
+    """Sphere and ball. Without a tilt bias the output depends on the query through one quadratic form.
+
+    With A = P diag(a) W^T, x = R w and Q = sum_i a_i^2 w_i^2 (w uniform on the unit sphere, in the basis W), the tilted mean
+    is R^3 q_v(R^4 Q) P diag(a) w, so that its mean is 0 and its covariance is
+
+        P diag( R^6 a_i^2 E[ q_v(R^4 Q)^2 w_i^2 ] ) P^T.
+
+    The expectations are one-dimensional integrals against densities found by Fourier inversion. In the ball x = R t w with
+    density d t^(d-1) of the radius t in [0, 1].
+    """
+    if head.query_bias is not None or measure.dim == 1:
+        return _quasi_monte_carlo(outputs, measure)
+    left, singular, _ = torch.linalg.svd(head.A.double().cpu(), full_matrices=False)
+    weights, error = _weighted_moments(singular.numpy() ** 2, _profile(measure))
+    scale = torch.from_numpy(weights) * singular**2 * measure.radius**6
+    factor = head.V.double().cpu() @ left
+    cov = (factor * scale) @ factor.T
+    mean = torch.zeros(head.dim_out, dtype=torch.float64)
+    if head.value_bias is not None:
+        mean = head.value_bias.double().cpu()
+    bound = error * float(torch.linalg.matrix_norm(factor * (singular * measure.radius**3), ord="fro") ** 2)
+    return Pushforward(mean.to(measure.device), cov.to(measure.device), 0.0, bound, "quadrature")
+
+
+def _profile(measure: Rotational) -> Callable[[Array], Array]:
+    """Q -> q_v(R^4 Q)^2 on the sphere, averaged over the radius (with the factor t^2 of the query) in the ball."""
+
+    def squared_ratio(form: Array) -> Array:
+        rho = torch.from_numpy(measure.radius**4 * form)
+        return np.asarray(radial(measure.order, rho).ratio.numpy() ** 2)
+
+    if not isinstance(measure, Ball):
+        return squared_ratio
+    # Gauss-Jacobi in the radius for the density d t^(d-1)
+    nodes, weights = scipy.special.roots_jacobi(48, 0.0, measure.dim - 1.0)
+    radii, weights = 0.5 * (1.0 + nodes), weights / weights.sum()
+    return lambda form: squared_ratio(radii**2 * form[..., None]) @ (weights * radii**2)
+
+
+def _weighted_moments(eigenvalues: Array, profile: Callable[[Array], Array]) -> tuple[Array, float]:
+    """E[g(Q) w_i^2] for each i, Q = sum_j lambda_j w_j^2, w uniform on the unit sphere, and the largest error over i.
+
+    E[g(Q) w_i^2] = int g(x) f_i(x) dx, the densities f_i from ``_densities``. The error is the difference to half the nodes,
+    plus what the total mass misses.
+    """
+    d = eigenvalues.size
+    mean = float(eigenvalues.mean())
+    if np.ptp(eigenvalues) <= 1e-13 * mean or mean == 0.0:  # an isotropic map: the form is constant
+        return np.full(d, float(profile(np.array([mean]))[0]) / d), 1e-14
+    points, jacobian, half = _form_nodes(eigenvalues, mean)
+    densities, coarse = _densities(eigenvalues, points)
+    g = profile(points) * jacobian
+    fine = densities.T @ g
+    error = np.abs(fine - coarse.T @ g).max() + np.abs(fine - densities.T @ (g * half)).max()
+    missing = abs(float((densities.T @ jacobian).sum()) - 1.0)
+    return fine, float(error + missing * np.abs(fine).max())
+
+
+def _form_nodes(eigenvalues: Array, mean: float) -> tuple[Array, Array, Array]:
+    """Nodes and weights over the range of Q, and the factors that turn the weights into those of half the nodes.
+
+    Tanh-sinh rule, because densities may be singular at the ends; in low dimension they have a kink at each eigenvalue, so
+    the range is cut there. The window leaves out less than exp(-``TAIL``) on either side.
+    """
+    low, high = (_window_end(eigenvalues, mean, float(end)) for end in (eigenvalues.min(), eigenvalues.max()))
+    cuts = np.array([low, high])
+    if eigenvalues.size <= KINKS_DIM:
+        inner = eigenvalues[(eigenvalues > low) & (eigenvalues < high)]
+        cuts = np.unique(np.concatenate([cuts, inner]))
+        cuts = cuts[np.concatenate([[True], np.diff(cuts) > 1e-9 * (high - low)])]
+    count = NODES if cuts.size == 2 else 64
+    steps = np.linspace(-2.9, 2.9, count + 1)
+    share = scipy.special.expit(np.pi * np.sinh(steps))
+    weights = (steps[1] - steps[0]) * np.pi * np.cosh(steps) * share * (1.0 - share)
+    widths = np.diff(cuts)[:, None]
+    points, jacobian = cuts[:-1, None] + widths * share, widths * weights
+    half = np.broadcast_to(2.0 * (np.arange(count + 1) % 2 == 0), points.shape)
+    usable = (points > eigenvalues.min()) & (points < eigenvalues.max())
+    return points[usable], jacobian[usable], half[usable]
+
+
+def _window_end(eigenvalues: Array, mean: float, end: float) -> float:
+    """The point between the mean and an end of the range beyond which Q has less than exp(-TAIL) of its mass (Chernoff)."""
+    inside, outside = mean, end
+    for _ in range(40):
+        middle = 0.5 * (inside + outside)
+        exponent = float(_saddle(eigenvalues, np.array([middle]))[1][0])
+        inside, outside = (middle, outside) if exponent > -TAIL else (inside, middle)
+    return outside
+
+
+def _saddle(eigenvalues: Array, points: Array) -> tuple[Array, Array]:
+    """Minimiser zeta and minimum of kappa(zeta) = -(1/2) sum_j log(1 - 2 zeta (lambda_j - x)), convex, for each point x."""
+    gaps = eigenvalues - points[:, None]
+    low, high = 0.5 / gaps.min(axis=1), 0.5 / gaps.max(axis=1)
+    for _ in range(60):
+        zeta = 0.5 * (low + high)
+        rising = (gaps / (1.0 - 2.0 * zeta[:, None] * gaps)).sum(axis=1) > 0
+        low, high = np.where(rising, low, zeta), np.where(rising, zeta, high)
+    return zeta, -0.5 * np.log1p(-2.0 * zeta[:, None] * gaps).sum(axis=1)
+
+
+def _densities(eigenvalues: Array, points: Array) -> tuple[Array, Array]:
+    """f_i(x) = E[w_i^2 delta(Q - x)] at each point (points x i), and the same from every other node.
+
+    Imhof's inversion of P(sum_j (lambda_j - x) z_j^2 <= 0), differentiated in lambda_i:
+
+        f_i(x) = (1 / 2 pi) int exp(kappa(zeta)) / (1 - 2 zeta (lambda_i - x)) du   along   zeta = zeta_0 + iu.
+
+    Through the saddle point zeta_0 the integrand hardly oscillates; u = scale * sinh(y) covers Gaussian decay and, in low
+    dimension, the algebraic one u^(-d/2).
+    """
+    y = np.linspace(0.0, max(6.4, 56.0 / eigenvalues.size), NODES // 2 + 1)
+    weights = np.cosh(y) * (y[1] - y[0]) * np.where(y == 0.0, 0.5, 1.0) / np.pi
+    fine, coarse = np.empty((points.size, eigenvalues.size)), np.empty((points.size, eigenvalues.size))
+    for row, (point, zeta, exponent) in enumerate(zip(points, *_saddle(eigenvalues, points), strict=True)):
+        gaps = eigenvalues - point
+        slack = 1.0 - 2.0 * zeta * gaps
+        slopes = 2.0 * gaps / slack
+        scale = 1.0 / math.sqrt(0.5 * float((slopes**2).sum()))
+        x = scale * np.sinh(y)[:, None] * slopes
+        modulus = scale * weights * np.exp(exponent - 0.25 * np.log1p(x * x).sum(axis=1))
+        angle = 0.5 * np.arctan(x).sum(axis=1)
+        real, imaginary = (modulus * np.cos(angle))[:, None], (modulus * np.sin(angle))[:, None]
+        integrand = (real - imaginary * x) / ((1.0 + x * x) * slack)
+        fine[row], coarse[row] = integrand.sum(axis=0), 2.0 * integrand[::2].sum(axis=0)
+    return fine, coarse
+
+
+def _quasi_monte_carlo(outputs: Outputs, measure: Rotational, points: int = 1 << 13, repeats: int = 16) -> Pushforward:
+    """Scrambled Sobol points made into queries; one standard error from independent scrambles."""
+    means, seconds = [], []
+    for repeat in range(repeats):
+        sobol = scipy.stats.qmc.Sobol(measure.dim + 1, scramble=True, rng=np.random.default_rng(repeat))
+        uniform = np.clip(sobol.random(points), 1e-15, 1.0 - 1e-15)
+        noise = torch.from_numpy(scipy.special.ndtri(uniform[:, 1:])).to(measure.device)
+        queries = measure.radius * torch.nn.functional.normalize(noise, eps=1e-300)
+        if isinstance(measure, Ball):
+            queries = queries * torch.from_numpy(uniform[:, :1] ** (1.0 / measure.dim)).to(measure.device)
+        values = outputs(queries)
+        means.append(values.mean(dim=0))
+        seconds.append(values.T @ values / points)
+    mean, second = torch.stack(means).mean(dim=0), torch.stack(seconds).mean(dim=0)
+    mean_error = float(torch.stack(means).std(dim=0).norm()) / math.sqrt(repeats)
+    cov_error = float(torch.linalg.vector_norm(torch.stack(seconds).std(dim=0))) / math.sqrt(repeats)
+    cov_error += 2.0 * float(mean.norm()) * mean_error
+    return Pushforward(mean, second - torch.outer(mean, mean), mean_error, cov_error, "quasi-Monte Carlo")

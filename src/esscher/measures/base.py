@@ -1,0 +1,109 @@
+"""Measure: a law of tokens whose exponential tilts are known. The contract of every law in this folder."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from esscher.inputs import as_count, as_tensor
+
+__all__ = ["Measure"]
+
+
+class Measure(ABC):
+    """Law mu of one token y in R^d, seen through its log-Laplace transform.
+
+    K(theta) = log E exp<theta, y>;  tilted mean = grad K(theta);  tilted covariance = Hess K(theta):
+    mean and covariance of y under the Esscher transform d mu_theta ~ exp<theta, y> d mu.
+
+    A new law subclasses this, calls ``super().__init__`` and writes the four methods below the line; they see float64
+    rows and need not check anything. Public methods take ``theta`` of shape (..., d), compute in float64 and answer in the
+    dtype of ``theta``; ``mean``, ``cov`` and samples have the dtype the law was given in.
+    """
+
+    def __init__(self, dim: Any, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> None:
+        self.dim = as_count(dim, "dim")
+        self.dtype = dtype
+        self.device = torch.device(device)
+
+    def log_laplace(self, theta: Any) -> Float[Tensor, "*batch"]:
+        """K(theta), one number per row."""
+        given, rows = self._rows(theta)
+        return self._log_laplace(rows).to(given.dtype).reshape(given.shape[:-1])
+
+    def tilted_mean(self, theta: Any) -> Float[Tensor, "*batch d"]:
+        """grad K(theta): the mean of a token under the tilted law."""
+        given, rows = self._rows(theta)
+        return self._tilted_mean(rows).to(given.dtype).reshape(given.shape)
+
+    def tilted_cov(self, theta: Any) -> Float[Tensor, "*batch d d"]:
+        """Hess K(theta): the covariance of a token under the tilted law."""
+        given, rows = self._rows(theta)
+        return self._tilted_cov(rows).to(given.dtype).reshape(*given.shape, self.dim)
+
+    def sample(self, n: Any, generator: torch.Generator | None = None) -> Float[Tensor, "n d"]:
+        """n independent tokens as rows. Without a generator torch's own is used."""
+        return self._sample(as_count(n, "n"), generator).to(device=self.device, dtype=self.dtype)
+
+    def extreme(self, theta: Any) -> Float[Tensor, "*batch d"]:
+        """lim tilted_mean(c theta) as c grows without bound: where hardmax attention ends. Bounded laws only."""
+        given, rows = self._rows(theta)
+        return self._extreme(rows).to(given.dtype).reshape(given.shape)
+
+    @cached_property
+    def mean(self) -> Float[Tensor, " d"]:
+        return self.tilted_mean(self._zero).to(self.dtype)
+
+    @cached_property
+    def cov(self) -> Float[Tensor, "d d"]:
+        return self.tilted_cov(self._zero).to(self.dtype)
+
+    @cached_property
+    def reach(self) -> float:
+        """Spectral reach ||Sigma||_2 [B]."""
+        return float(torch.linalg.matrix_norm(self.cov.double(), ord=2))
+
+    @property
+    def _zero(self) -> Tensor:
+        return torch.zeros(self.dim, dtype=torch.float64, device=self.device)
+
+    def _rows(self, theta: Any) -> tuple[Tensor, Tensor]:
+        """Checked theta as given, and its rows in float64 on the device of the law."""
+        given = as_tensor(theta, "theta", last=self.dim)
+        rows = given.reshape(-1, self.dim).to(device=self.device, dtype=torch.float64)
+        self._check_domain(rows)
+        return given, rows
+
+    def _check_domain(self, rows: Float64[Tensor, "m d"]) -> None:
+        """Raise ValueError where the transform is infinite. Most laws have it everywhere."""
+        return None
+
+    def _extreme(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
+        raise ValueError(
+            f"hardmax limit: {type(self).__name__} has unbounded support, so the largest score grows without limit; "
+            "use a bounded law (Sphere, Ball, Cube, Rademacher, Pool)"
+        )
+
+    # ---- a law writes these ----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _log_laplace(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]: ...
+
+    @abstractmethod
+    def _tilted_mean(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]: ...
+
+    @abstractmethod
+    def _tilted_cov(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d d"]: ...
+
+    @abstractmethod
+    def _sample(self, n: int, generator: torch.Generator | None) -> Float[Tensor, "n d"]: ...
+
+
+def noise_device(generator: torch.Generator | None, fallback: torch.device) -> torch.device:
+    """Random numbers are drawn where their generator lives."""
+    return fallback if generator is None else generator.device

@@ -1,0 +1,88 @@
+"""A finite pool of tokens: attention over the pool is its limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from esscher.inputs import as_tensor
+from esscher.measures.base import Measure, noise_device
+from esscher.measures.mixture import check_weights
+
+__all__ = ["Pool"]
+
+BLOCK = 1 << 21  # scores held at once (16 MiB in float64), whatever the size of the pool
+
+
+class Pool(Measure):
+    """N tokens drawn with replacement, with equal or given weights w_j.
+
+    K(theta) = log sum_j w_j exp<theta, y_j>; the tilted mean is the softmax-weighted mean of the pool, which is attention
+    over the pool. Scores are computed in float64 block by block, so memory stays flat in N.
+    """
+
+    def __init__(self, tokens: Any, weights: Any = None) -> None:
+        tokens = as_tensor(tokens, "tokens", ndim=2)
+        if tokens.shape[0] == 0 or tokens.shape[1] == 0:
+            raise ValueError(f"tokens: expected at least one token of at least one number, got shape {tuple(tokens.shape)}")
+        super().__init__(tokens.shape[1], tokens.dtype, tokens.device)
+        self.tokens: Tensor = tokens
+        self.weights: Tensor | None = None
+        if weights is not None:
+            self.weights = check_weights(weights, tokens.shape[0]).to(self.device)
+
+    @property
+    def size(self) -> int:
+        return int(self.tokens.shape[0])
+
+    def _blocks(self, rows: Tensor) -> Iterator[tuple[Float64[Tensor, "b d"], Float64[Tensor, "m b"]]]:
+        """Blocks of tokens with their scores <theta, y_j> + log w_j."""
+        step = max(1, BLOCK // max(1, rows.shape[0]))
+        uniform = -torch.log(torch.tensor(float(self.size), dtype=torch.float64))
+        for start in range(0, self.size, step):
+            tokens = self.tokens[start : start + step].double()
+            log_weights = uniform if self.weights is None else self.weights[start : start + step].log()
+            yield tokens, rows @ tokens.T + log_weights.to(rows.device)
+
+    def _log_laplace(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]:
+        parts = [torch.logsumexp(scores, dim=-1) for _, scores in self._blocks(rows)]
+        return torch.logsumexp(torch.stack(parts), dim=0)
+
+    def _tilted_mean(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
+        total = self._log_laplace(rows)[:, None]
+        mean = torch.zeros_like(rows)
+        for tokens, scores in self._blocks(rows):
+            mean = mean + torch.exp(scores - total) @ tokens
+        return mean
+
+    def _tilted_cov(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d d"]:
+        total = self._log_laplace(rows)[:, None]
+        mean = self._tilted_mean(rows)
+        cov = rows.new_zeros(rows.shape[0], self.dim, self.dim)
+        for tokens, scores in self._blocks(rows):
+            weights = torch.exp(scores - total)
+            for i in range(rows.shape[0]):  # centred on each query's own mean: no cancellation, flat memory
+                apart = tokens - mean[i]
+                cov[i] += (weights[i, :, None] * apart).T @ apart
+        return cov
+
+    def _extreme(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
+        scores = rows @ self.tokens.double().T
+        if self.weights is not None:
+            scores = scores.masked_fill(self.weights == 0, -torch.inf)
+        tied = (scores == scores.max(-1, keepdim=True).values).double()
+        if self.weights is not None:
+            tied = tied * self.weights
+        return (tied / tied.sum(-1, keepdim=True)) @ self.tokens.double()
+
+    def _sample(self, n: int, generator: torch.Generator | None) -> Float[Tensor, "n d"]:
+        device = noise_device(generator, self.device)
+        if self.weights is None:
+            chosen = torch.randint(self.size, (n,), device=device, generator=generator)
+        else:
+            chosen = torch.multinomial(self.weights.to(device), n, replacement=True, generator=generator)
+        return self.tokens[chosen.to(self.device)]

@@ -1,0 +1,158 @@
+"""The three radial functions of rotation-invariant laws, stable for every order and radius.
+
+For v > 0 and r >= 0, with rho = r^2,
+
+    K_v(r) = log 0F1(; v; r^2 / 4),      B_v(r) = K_v'(r) = I_v(r) / I_{v-1}(r),      q_v = B_v(r) / r.
+
+The uniform law on the sphere of radius R in R^d has log-Laplace transform K_{d/2}(R |theta|), the ball K_{d/2+1}(R |theta|);
+v = 1/2 is log cosh (Rademacher), v = 3/2 is log(sinh r / r) (uniform on an interval).
+
+Direct Bessel quotients underflow for large v and lose all digits for large r. Here orders above ``FLOOR`` use Debye's
+uniform expansion (DLMF 10.41), rearranged so that no two large numbers are subtracted, and lower orders are reached by
+
+    q_v = 1 / (2v + rho q_{v+1}),    K_v = K_{v+1} + log1p(rho q_{v+1} / 2v),    B_v' = q_v^2 (2v - rho B_{v+1}'),
+
+whose terms are positive and whose rounding errors do not grow. Nothing is truncated, so r from 0 to 1e12 and beyond and
+v from 1/2 to 4096 keep about 14 digits.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+__all__ = ["Radial", "log_transform", "radial"]
+
+FLOOR = 30.0  # smallest Debye order; with TERMS = 10 the truncation error is below 1e-15
+TERMS = 10
+
+Polynomial = list[Fraction]
+
+
+class Radial(NamedTuple):
+    """K_v, q_v = B_v / r, the derivative B_v' in r, and dq_v / d rho."""
+
+    log: Tensor
+    ratio: Tensor
+    curvature: Tensor
+    ratio_slope: Tensor
+
+
+def radial(order: float, rho: Tensor) -> Radial:
+    """All radial functions at squared radius ``rho`` (float64)."""
+    steps = max(0, math.ceil(FLOOR - (order - 1.0)))
+    value = _debye(order - 1.0 + steps, rho)
+    for v in (order + j for j in reversed(range(steps))):
+        ratio = 1.0 / (2.0 * v + rho * value.ratio)
+        value = Radial(
+            log=value.log + torch.log1p(rho * value.ratio / (2.0 * v)),
+            ratio=ratio,
+            curvature=ratio**2 * (2.0 * v - rho * value.curvature),
+            ratio_slope=-(ratio**2) * (value.ratio + rho * value.ratio_slope),
+        )
+    if order == 0.5:  # tanh' decays exponentially: the recurrence's last subtraction would leave only rounding
+        decay = torch.exp(-2.0 * rho.sqrt())
+        value = value._replace(curvature=4.0 * decay / (1.0 + decay) ** 2)
+    return value
+
+
+def log_transform(order: float, rho: Tensor) -> Tensor:
+    """K_v as a function of rho = r^2, differentiable twice by autograd (also at r = 0)."""
+    out: Tensor = _Log.apply(rho, order)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Log(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rho: Tensor, order: float) -> Tensor:
+        ctx.save_for_backward(rho)
+        ctx.order = order
+        return radial(order, rho).log
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (rho,) = ctx.saved_tensors
+        return grad * 0.5 * _Ratio.apply(rho, ctx.order), None  # type: ignore[no-untyped-call]
+
+
+class _Ratio(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rho: Tensor, order: float) -> Tensor:
+        value = radial(order, rho)
+        ctx.save_for_backward(value.ratio_slope)
+        return value.ratio
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (slope,) = ctx.saved_tensors
+        return grad * slope, None
+
+
+def _debye(nu: float, rho: Tensor) -> Radial:
+    """Radial functions at order v = nu + 1 by the uniform expansion in 1/nu, with z = r/nu, w = sqrt(1+z^2), t = 1/w.
+
+    B = z/(1+w) + z t E(t) with E = D/U, U = sum U_k(t) nu^-k and D = sum (V_k - U_k) / (1 - t^2) nu^-k.
+    """
+    z2 = rho / nu**2
+    w = torch.sqrt(1.0 + z2)
+    t = 1.0 / w
+    x = z2 / (1.0 + w)  # w - 1 without cancellation
+    u_series, d_series, gap_series = _series(nu)
+    u, du = _horner(u_series, t)
+    d, dd = _horner(d_series, t)
+    gap, _ = _horner(gap_series, t)  # (U(1) - U(t)) / (1 - t)
+    e, de = d / u, (dd * u - d * du) / u**2
+    return Radial(
+        log=nu * (x - torch.log1p(0.5 * x)) - 0.5 * torch.log1p(x) + torch.log1p(-x * t * gap / sum(u_series)),
+        ratio=(1.0 / (1.0 + w) + t * e) / nu,
+        curvature=(t / (1.0 + w) + t**3 * e - z2 * t**4 * de) / nu,
+        ratio_slope=-(t / (1.0 + w) ** 2 + t**3 * (e + t * de)) / (2.0 * nu**3),
+    )
+
+
+def _horner(coefficients: list[float], t: Tensor) -> tuple[Tensor, Tensor]:
+    """Polynomial and derivative, coefficients in rising powers."""
+    value, slope = torch.zeros_like(t), torch.zeros_like(t)
+    for c in reversed(coefficients):
+        slope = slope * t + value
+        value = value * t + c
+    return value, slope
+
+
+@cache
+def _series(nu: float) -> tuple[list[float], list[float], list[float]]:
+    """Coefficients in t of U, D and (U(1) - U(t)) / (1 - t), summed over k with weights nu^-k."""
+    polynomials = _debye_polynomials()
+    size = 3 * TERMS + 3
+    u, d, gap = [0.0] * size, [0.0] * size, [0.0] * size
+    for k, p in enumerate(polynomials):
+        for i, c in enumerate(p):
+            u[i] += float(c) / nu**k
+            # (1 - t^i) / (1 - t) = 1 + t + ... + t^(i-1)
+            for j in range(i):
+                gap[j] += float(c) / nu**k
+    for k, p in enumerate(polynomials[:-1], start=1):
+        for i, c in enumerate(p):  # V_k - U_k = -(1 - t^2) (t U_{k-1} / 2 + t^2 U_{k-1}'), DLMF 10.41.11
+            d[i + 1] -= float(c) * (0.5 + i) / nu**k
+    return u, d, gap
+
+
+@cache
+def _debye_polynomials() -> list[Polynomial]:
+    """U_0 .. U_TERMS by U_{k+1} = t^2 (1 - t^2) U_k' / 2 + (1/8) int_0^t (1 - 5 s^2) U_k ds (DLMF 10.41.9)."""
+    polynomials = [[Fraction(1)]]
+    for _ in range(TERMS):
+        p = polynomials[-1]
+        following = [Fraction(0)] * (len(p) + 3)
+        for i, c in enumerate(p):
+            following[i + 1] += c * (Fraction(i, 2) + Fraction(1, 8 * (i + 1)))
+            following[i + 3] -= c * (Fraction(i, 2) + Fraction(5, 8 * (i + 3)))
+        polynomials.append(following)
+    return polynomials

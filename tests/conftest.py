@@ -1,0 +1,48 @@
+"""One process environment for all tests: no network, one thread per worker, no screen, the same examples every time."""
+
+from __future__ import annotations
+
+import os
+
+# Read by the libraries when they are imported, so this comes first.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import pytest
+import torch
+from hypothesis import settings
+
+# Hypothesis: no deadline, since a test never asserts a time; the same examples in every run.
+settings.register_profile("esscher", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("esscher")
+
+
+def _compile_the_original(compiler: Callable[..., Any]) -> Callable[..., Any]:
+    """numba cannot compile the wrapper that checks shapes, so it is given the function inside."""
+
+    @functools.wraps(compiler)
+    def decorator(*args: Any, **options: Any) -> Any:
+        if args and inspect.isfunction(args[0]):
+            return compiler(inspect.unwrap(args[0]), *args[1:], **options)
+        made = compiler(*args, **options)
+        return lambda function: made(inspect.unwrap(function))
+
+    return decorator
+
+
+for _name in ("njit", "jit", "vectorize", "guvectorize"):
+    setattr(numba, _name, _compile_the_original(getattr(numba, _name)))
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    """Random state with a fixed seed."""
+    return torch.Generator().manual_seed(20251)

@@ -1,0 +1,182 @@
+"""The repository speaks of itself alone, its pages run, and its version is one."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import esscher
+from tests.pages import blocks, run_page
+
+ROOT = Path(__file__).parents[1]
+MADE = {".git", ".venv", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "_build"}
+PAPERS = {"2512.10656", "2512.11784"}
+
+# Each written with a gap, so that this file too can be searched.
+FORBIDDEN = {
+    what: re.compile(pattern.replace("~", ""))
+    for what, pattern in {
+        "a path of one machine": r"(?<![\w.])/(?:w~ork|r~oot|h~ome/\w+|opt/(?:w~heels|p~ypi))/",
+        "a package registry": r"p~ypi\.org|python~hosted|download\.py~torch|ana~conda\.org|index-~url",
+        "notes from outside": r"\b(?:THE~ORY|DES~IGN|PE~ERS|ST~YLE|br~ief)\.md\b|\.\./sha~red\b",
+        "an issue number": r"/(?:issues|pull)/\d+",
+        "a named tool": r"(?i:\b(?:cla~ude|anth~ropic|chat~gpt|copi~lot|co-auth~ored-by)\b)",
+        "how it was written": r"\bA~I[- ](?:generated|written|assis~tant|ag~ent)"
+        r"|(?i:\b(?:as an a~i|coding assis~tant|sub-?ag~ents?|(?:this|previous|earlier|last|next) ses~sion)\b)",
+    }.items()
+}
+
+
+def tracked() -> list[Path]:
+    """Files git knows or would add; in a copy without git, all that the tools did not make."""
+    listing = ["git", "ls-files", "-co", "--exclude-standard", "-z"]
+    try:
+        answer = subprocess.run(listing, cwd=ROOT, capture_output=True, check=True, text=True)
+        paths = [ROOT / name for name in answer.stdout.split("\0") if name]
+    except (OSError, subprocess.CalledProcessError):
+        paths = [path for path in ROOT.rglob("*") if not MADE & set(path.relative_to(ROOT).parts)]
+    return [path for path in paths if path.is_file()]
+
+
+def forbidden(text: str) -> list[str]:
+    return [f"{what}: {hit.group()!r}" for what, pattern in FORBIDDEN.items() for hit in pattern.finditer(text)]
+
+
+def metadata() -> dict[str, Any]:
+    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    return project
+
+
+def canonical(requirement: str) -> str:
+    """Name of a requirement as indexes compare it."""
+    name = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert name is not None, requirement
+    return re.sub(r"[-_.]+", "-", name.group()).lower()
+
+
+def test_files_speak_of_the_project_alone() -> None:
+    files = tracked()
+    assert ROOT / "README.md" in files
+    found = []
+    for path in files:
+        try:
+            text = path.read_text("utf-8")
+        except UnicodeDecodeError:
+            continue
+        found += [f"{path.relative_to(ROOT)}: {hit}" for hit in forbidden(text)]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "see /wo~rk/main/x",
+        "cd /ro~ot/x",
+        "p~ypi.org/simple",
+        "--index-~url x",
+        "see THE~ORY.md",
+        "cat ../sha~red/x",
+        "owner/name/issues/~12",
+        "Cla~ude",
+        "A~I-generated",
+        "in the previous ses~sion",
+    ],
+)
+def test_a_forbidden_word_is_found(text: str) -> None:
+    assert forbidden(text.replace("~", "")) != []
+
+
+@pytest.mark.parametrize("text", ["frame/work/x", "scope='session'", "plot at 0.5", "docs/developer/style.md", "aim"])
+def test_an_innocent_word_is_not(text: str) -> None:
+    assert forbidden(text) == []
+
+
+def test_modules_stay_short() -> None:
+    lines = {path: len(path.read_text("utf-8").splitlines()) for path in tracked() if path.suffix == ".py"}
+    assert {str(path.relative_to(ROOT)): count for path, count in lines.items() if count >= 500} == {}
+
+
+def test_one_version() -> None:
+    version = metadata()["version"]
+    newest = re.search(r"^## \[(\d+\.\d+\.\d+)\]", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert newest is not None
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert [esscher.__version__, newest.group(1), citation["version"]] == [version] * 3
+
+
+def test_citation_names_both_papers() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+    cited = {entry["value"] for paper in citation["references"] for entry in paper["identifiers"]}
+    assert cited == {f"arXiv:{number}" for number in PAPERS}
+    bibliography = (ROOT / "docs" / "references.bib").read_text("utf-8")
+    for paper in citation["references"]:
+        assert paper["authors"]
+        assert f"{{{paper['title']}}}" in bibliography
+    assert all(number in bibliography for number in PAPERS)
+
+
+def test_constraints_are_exact_and_complete() -> None:
+    lines = (ROOT / "constraints.txt").read_text("utf-8").split()
+    assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line)] == []
+    pinned = {canonical(line) for line in lines}
+    assert len(pinned) == len(lines)
+    project = metadata()
+    wanted = [
+        *project["dependencies"],
+        *(name for extra in project["optional-dependencies"].values() for name in extra),
+    ]
+    assert {canonical(name) for name in wanted} - pinned == set()
+    assert set(project["optional-dependencies"]) == {"hf", "dask", "demo", "test", "docs"}
+
+
+def test_every_install_is_constrained() -> None:
+    installs = [line for line in (ROOT / "Makefile").read_text("utf-8").splitlines() if "pip install" in line]
+    assert installs
+    assert [line for line in installs if "-c constraints.txt" not in line] == []
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [page for page in PAGES if "_build" not in page.parts]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = run_page(page)
+    if page.name == "README.md":
+        assert ran >= 1
+
+
+def test_a_page_that_shows_other_output_fails(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```python\nx = 1\n```\n\n```python\nprint(x)\n```\n\n```text\n1\n```\n", "utf-8")
+    assert run_page(page) == 2
+    page.write_text(page.read_text("utf-8").replace("text\n1", "text\n2"), "utf-8")
+    with pytest.raises(AssertionError, match="prints"):
+        run_page(page)
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / "README.md").read_text("utf-8"))
+    local = [target for target in targets if "://" not in target]
+    assert local
+    assert [target for target in local if not (ROOT / target).exists()] == []
+
+
+def test_tree_of_the_readme_exists() -> None:
+    (tree,) = blocks((ROOT / "README.md").read_text("utf-8"), "")
+    folder, missing = ROOT, []
+    for line in tree.body.splitlines():
+        name = line.split()[0]
+        if not line.startswith(" "):
+            folder = ROOT / name
+        path = folder if folder == ROOT / name else folder / name
+        missing += [] if path.exists() else [str(path.relative_to(ROOT))]
+    assert missing == []
