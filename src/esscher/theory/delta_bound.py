@@ -1,0 +1,66 @@
+"""A proved bound at one query whose leading term is the delta method's: any law with a transform at twice the tilt."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from esscher.attention.head import Head
+from esscher.inputs import as_counts, as_tensor
+from esscher.measures.base import Measure
+from esscher.theory.subgaussian import value_fourth_moment
+
+__all__ = ["delta_bound", "delta_bound_numbers", "delta_constant"]
+
+Floats = npt.NDArray[np.float64]
+
+SHARES = np.concatenate([np.linspace(0.05, 0.9, 35), 1.0 - np.geomspace(0.09, 1e-4, 40)])
+
+
+def delta_bound(n: Any, ratio: float, delta: float, fourth: float, centre: float) -> Floats:
+    """E|Gamma_n(x) - Gamma(x)|^2 at most
+
+        min over 0 < a < 1 of  delta / (a^2 n) + 2 sqrt(n fourth P) + 2 centre^2 P,   P = exp(-(1-a)^2 n / (2 ratio)),
+
+    and at most 2 sqrt(n fourth) + 2 centre^2. Here e = exp<theta, y>, c = V y - Gamma(x), and
+    ``ratio`` = E e^2 / (E e)^2, ``delta`` = E e^2 |c|^2 / (E e)^2 (so delta/n is the delta method's value), ``fourth``
+    = E|V (y - E y)|^4, ``centre`` = |Gamma(x) - V E y|.
+
+    Proof: with S_n = sum e_k, P(S_n < a n E e) <= P (Chung-Lu). Where S_n >= a n E e the error is at most
+    |sum e_k c_k| / (a n E e), of mean square delta / (a^2 n); elsewhere its square is at most
+    2 max_k |V (y_k - E y)|^2 + 2 centre^2: Cauchy-Schwarz, and max <= sum. As n grows a -> 1 and the bound tends to the
+    delta method's value. Source: derived here.
+    """
+    counts = as_counts(n, "n").astype(np.float64)[:, None]
+    chance = np.exp(-((1.0 - SHARES) ** 2) * counts / (2.0 * ratio))
+    rare = 2.0 * np.sqrt(counts * fourth * chance) + 2.0 * centre**2 * chance
+    split = (delta / (SHARES**2 * counts) + rare).min(axis=1)
+    return np.asarray(np.minimum(split, 2.0 * np.sqrt(counts[:, 0] * fourth) + 2.0 * centre**2), np.float64)
+
+
+def delta_bound_numbers(head: Head, measure: Measure, query: Any) -> dict[str, float]:
+    """ratio, delta, fourth and centre of ``delta_bound`` for one query.
+
+    With K the log-Laplace transform and theta the tilt, ratio = exp(K(2 theta) - 2 K(theta)) and
+    delta = ratio (tr V Hess K(2 theta) V^T + |V (grad K(2 theta) - grad K(theta))|^2).
+    """
+    theta = head.tilt(as_tensor(query, "query", ndim=1).double())
+    V = head.V.double()
+    fourth = value_fourth_moment(measure, V)
+    if fourth is None:
+        raise ValueError(f"measure: the fourth moment of {type(measure).__name__} is not known")
+    log_ratio = float(measure.log_laplace(2.0 * theta) - 2.0 * measure.log_laplace(theta))
+    mean = measure.tilted_mean(theta)
+    apart = V @ (measure.tilted_mean(2.0 * theta) - mean)
+    spread = float((V @ measure.tilted_cov(2.0 * theta) @ V.T).trace() + apart @ apart)
+    ratio = math.exp(log_ratio) if log_ratio < 700.0 else math.inf
+    centre = float((V @ (mean - measure.mean.double())).norm())
+    return {"ratio": ratio, "delta": ratio * spread, "fourth": fourth, "centre": centre}
+
+
+def delta_constant(head: Head, measure: Measure, query: Any) -> float:
+    """lim n E|Gamma_n(x) - Gamma(x)|^2 = tr C(x), the delta method's constant."""
+    return delta_bound_numbers(head, measure, query)["delta"]

@@ -1,0 +1,63 @@
+"""Sharp exponents from the random energy model: heuristic, not proved. Gaussian tokens, Gaussian queries.
+
+At one query of score deviation s = c sqrt(2 ln n) the error of the softmax over n Gaussian scores is n^{-b}:
+
+    root mean square   b = 1/2 - c^2  for c < 1/sqrt(3),   b = (1 - c^2)^2 / (8 c^2)  for 1/sqrt(3) < c < 1
+    typical            b = 1/2 - c^2  for c < 1/2,         b = (1 - c)^2              for 1/2 < c < 1
+
+They differ because the mean square is carried by rare draws in which one token beats the rest: a token sqrt(2 ln n) y
+out, y > 1, is there with chance n^{1-y^2}, and takes the softmax over once y >= (1 + c^2) / (2c). Queries with s >= c
+sqrt(2 ln n) have chance n^{-c^2/h^2}, h the two-sided horizon; the exponents below are the minima over c of the sum.
+"""
+
+from __future__ import annotations
+
+import math
+
+__all__ = [
+    "freezing_tokens",
+    "l2_exponent_rms",
+    "l2_exponent_typical",
+    "moment_exponent_rms",
+    "moment_exponent_typical",
+]
+
+
+def l2_exponent_typical(horizon2: float) -> float:
+    """min(1/2, 1/(1 + 2 h^2)): the L2(nu) norm of Gamma_n - Gamma in a typical draw of the tokens, and in mean."""
+    return min(0.5, 1.0 / (1.0 + 2.0 * horizon2**2))
+
+
+def l2_exponent_rms(horizon2: float) -> float:
+    """min(1/2, (sqrt(1 + 4/h^2) - 1)/4): root of the mean square L2(nu) norm, which is what an exact curve holds.
+
+    min over c of (1 - c^2)^2/(4 c^2) + c^2/h^2 is (sqrt(1 + 4/h^2) - 1)/2, at c^2 = h/sqrt(h^2 + 4); 1/2 takes over at
+    h^2 = 1/2.
+    """
+    return min(0.5, _saddle(4.0, horizon2))
+
+
+def moment_exponent_typical(horizon2: float) -> float:
+    """min(1/2, 1/(1 + h^2)): typical and mean absolute error of the mean and covariance of the outputs."""
+    return min(0.5, 1.0 / (1.0 + horizon2**2))
+
+
+def moment_exponent_rms(horizon2: float) -> float:
+    """min(1/2, (sqrt(1 + 8/h^2) - 1)/4): root mean square error of the mean and covariance of the outputs.
+
+    As for ``l2_exponent_rms`` with the chance of the query squared, since the error is averaged before it is squared.
+    """
+    return min(0.5, _saddle(8.0, horizon2))
+
+
+def freezing_tokens(score_deviation: float) -> float:
+    """n* = exp(s^2/2): below it the softmax of n Gaussian scores of standard deviation s rests on its few largest."""
+    exponent = 0.5 * score_deviation**2
+    return math.exp(exponent) if exponent < 709.0 else math.inf
+
+
+def _saddle(constant: float, horizon2: float) -> float:
+    if horizon2 <= 0.0:
+        return math.inf
+    ratio = constant / horizon2**2
+    return 0.25 * ratio / (math.sqrt(1.0 + ratio) + 1.0)  # (sqrt(1 + r) - 1)/4 without cancellation

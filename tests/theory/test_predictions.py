@@ -1,0 +1,392 @@
+"""The catalogue of predictions: what it lists, what it admits, and every proved bound above the exact error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import esscher as es
+from esscher.theory.catalogue import predictions
+from esscher.theory.delta_bound import delta_bound, delta_bound_numbers, delta_constant
+from esscher.theory.gaussian_error import gaussian_error
+from esscher.theory.prediction import Prediction
+from esscher.theory.references import REFERENCES, cited
+from esscher.theory.setting import setting_of, tilted_moment
+from tests.measures.table import LAWS, Law
+from tests.theory.finite_laws import draws, mean_square_error
+
+NAMES = [
+    "sharp-l2",
+    "sharp-l2-rms",
+    "sharp-moments",
+    "sharp-moments-rms",
+    "freezing",
+    "b-moments",
+    "b-moments-experimental",
+    "b-uniform",
+    "s-c1-printed",
+    "s-c1-mended",
+    "s-c3-printed",
+    "s-c3-mended",
+    "s-c4-printed",
+    "s-c4-mended",
+    "s-c4-sharpened",
+    "s-c4-p2-printed",
+    "s-c4-p2-mended",
+    "s-c7",
+    "s-d2",
+    "delta-bound",
+    "s-17-printed",
+    "s-17-mended",
+    "s-16-printed",
+    "s-16-mended",
+    "s-16-sharpened",
+    "s-19",
+    "s-18",
+    "s-prop31",
+    "s-d1",
+    "s-gradient-v",
+    "s-gradient-u",
+]
+AT_ONE_QUERY = "mean square error at one query"
+
+
+def eye(d: int, scale: float = 1.0) -> torch.Tensor:
+    return scale * torch.eye(d, dtype=torch.float64)
+
+
+def by_name(found: list[Prediction]) -> dict[str, Prediction]:
+    return {p.name: p for p in found}
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
+def test_catalogue_over_all_laws(law: Law) -> None:
+    """The same names for every law; a statement without a value says why, and proved ones carry no heuristic."""
+    measure = law.make()
+    head = es.Head(eye(measure.dim, 0.1), eye(measure.dim))
+    found = predictions(head, measure)
+    names = [p.name for p in found if "hardmax" not in p.name]
+    assert names == NAMES
+    for p in found:
+        assert p.statement.endswith(".")
+        assert p.name.startswith("sharp") or p.name == "freezing" or p.status != "heuristic"
+        if p.applies and p.value is not None:
+            value = p.value([1, 10, 10**9])
+            assert value.shape == (3,)
+            assert value.dtype == np.float64
+            assert not np.isnan(value).any()
+        if p.status == "proved" and not p.applies:
+            assert p.unmet
+    if isinstance(measure, es.Laplace):
+        assert all(not p.applies for p in found if p.name.startswith("s-"))
+        assert by_name(found)["delta-bound"].applies
+
+
+# ---- every proved bound against every exact error, by enumeration -----------------------------------------------
+
+
+class Enumerated:
+    """d = 1: three tokens, two queries +-tau; every functional of the error at n tokens as a finite sum."""
+
+    def __init__(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.weights = np.exp(-rng.uniform(0, 4, 3))
+        self.weights /= self.weights.sum()
+        tokens = rng.normal(size=3) * math.exp(rng.uniform(-2, 2))
+        self.tokens = tokens - self.weights @ tokens
+        self.tau, self.a = math.exp(rng.uniform(-2, 2)), 0.0
+        self.v = math.exp(rng.uniform(-3, 6)) * rng.choice([-1, 1])
+        scale = np.abs(self.tokens).max() * self.tau
+        self.a = float(rng.choice([0.0, 0.02, 0.1, 0.5, 1.5])) / scale
+        self.measure = es.Pool(torch.from_numpy(self.tokens[:, None]), weights=torch.from_numpy(self.weights))
+        self.queries = es.Pool(torch.tensor([[-self.tau], [self.tau]], dtype=torch.float64))
+        self.head = es.Head([[self.a]], [[self.v]])
+
+    def averages(self, x: float, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Softmax averages of (y, y^2) in every draw, their limit, and the chances."""
+        counts, chances = draws(self.weights, n)
+        moments = np.stack([self.tokens, self.tokens**2], axis=1)
+        e = np.exp(self.a * x * self.tokens)
+        parts = counts * e
+        limit = (self.weights * e) @ moments / (self.weights @ e)
+        return (parts @ moments) / parts.sum(axis=1, keepdims=True), limit, chances
+
+    def mean(self, n: int, f: Callable[[np.ndarray, np.ndarray, float], np.ndarray]) -> float:
+        """Largest over the two queries of E f(averages, limit, x), so not less than the mean over queries."""
+        both = []
+        for x in (-self.tau, self.tau):
+            found, limit, chances = self.averages(x, n)
+            both.append(float(chances @ f(found, limit, x)))
+        return max(both)
+
+    def quantile(self, n: int, chance: float) -> float:
+        """Smallest t with P(|error| <= t) >= chance, squared; the larger of the two queries."""
+        worst = 0.0
+        for x in (-self.tau, self.tau):
+            found, limit, chances = self.averages(x, n)
+            squares = (self.v * (found[:, 0] - limit[0])) ** 2
+            order = np.argsort(squares)
+            at = np.searchsorted(np.cumsum(chances[order]), chance - 1e-12)
+            worst = max(worst, float(squares[order][min(at, len(squares) - 1)]))
+        return worst
+
+    def exact(self, quantity: str, n: int) -> float:
+        """The error a prediction speaks of. The part from queries |x| <= B is the whole or 0: both have one norm."""
+        v, tau = self.v, self.tau
+        if quantity.startswith("squared error at one query, with chance"):
+            return self.quantile(n, float(quantity.split()[-1]))
+        if "queries |x| <= B" in quantity:
+            twelfth = "fourth power" in quantity
+            sigma = setting_of(self.head, self.measure, self.queries).sigma or 0.0
+            inside = (12 if twelfth else 6) * (sigma * tau * self.a) ** 2 <= math.log(n)
+            return self.exact("l4 mean fourth power" if twelfth else "l2 mean square", n) if inside else 0.0
+        if quantity.startswith("largest"):  # exceeded with chance at most 0.01
+            rare = 1 - 0.99 ** (1 / n)
+            sizes = np.sort(np.abs(self.tokens))[::-1]
+            tail = np.cumsum(self.weights[np.argsort(-np.abs(self.tokens))])
+            return float(sizes[np.searchsorted(tail, rare)])
+        functionals: dict[str, Callable[[np.ndarray, np.ndarray, float], np.ndarray]] = {
+            AT_ONE_QUERY: lambda f, g, x: (v * (f[:, 0] - g[0])) ** 2,
+            "l2 mean square": lambda f, g, x: (v * (f[:, 0] - g[0])) ** 2,
+            "mean fourth power of the error at one query": lambda f, g, x: (v * (f[:, 0] - g[0])) ** 4,
+            "l4 mean fourth power": lambda f, g, x: (v * (f[:, 0] - g[0])) ** 4,
+            "mean square error of the average of V y y^T at one query": lambda f, g, x: (v * (f[:, 1] - g[1])) ** 2,
+            "L4 norm of the limit": lambda f, g, x: np.full(len(f), abs(v * g[0])),
+            "gradient in V, mean square of one row": lambda f, g, x: (f[:, 0] - g[0]) ** 2,
+            "gradient in U, mean square": lambda f, g, x: (v * x * (f[:, 1] - f[:, 0] ** 2 - (g[1] - g[0] ** 2))) ** 2,
+        }
+        return self.mean(n, functionals[quantity])
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_every_proved_bound_lies_above_the_exact_error(seed: int) -> None:
+    """All proved statements of the catalogue, whatever they speak of, on a case where each error is a finite sum.
+
+    The printed forms are checked from n = 2 on: none of them fails there.
+    """
+    case = Enumerated(seed)
+    found = predictions(case.head, case.measure, queries_law=case.queries, radius=case.tau)
+    checked = set()
+    rounding = 1e-12 * abs(case.v) * float(np.abs(case.tokens).max())
+    for p in found:
+        if p.value is None or p.status not in ("proved", "printed (not proved as printed)"):
+            continue
+        assert p.applies, (p.name, p.unmet)
+        for n in (1, 2, 3, 6, 12, 24):
+            if n >= 2 or p.status == "proved":
+                assert case.exact(p.quantity, n) <= p.value([n])[0] * (1 + 1e-9) + rounding, (p.name, n)
+        checked.add(p.name)
+    assert checked == {name for name in NAMES if name.startswith(("s-", "delta"))} - {"s-prop31"}
+
+
+# ---- one query and L2 errors at any n ------------------------------------------------------------------------------
+
+
+def finite_law(kind: str, d: int, scale: float) -> tuple[es.Measure, np.ndarray, np.ndarray]:
+    """A law, and tokens with weights that represent it: all corners, or Gauss nodes of the line."""
+    if kind == "rademacher":
+        corners = scale * np.stack(np.meshgrid(*(d * [[-1.0, 1.0]]), indexing="ij"), axis=-1).reshape(-1, d)
+        return es.Rademacher(d, scale), corners, np.full(2**d, 0.5**d)
+    if kind == "pool":
+        tokens = scale * np.random.default_rng(d).normal(size=(9, d)) + 1.0
+        return es.Pool(torch.from_numpy(tokens)), tokens, np.full(9, 1 / 9)
+    nodes, weights = np.polynomial.legendre.leggauss(400)
+    if kind == "cube":
+        return es.Cube(1, scale), scale * nodes[:, None], weights / 2
+    return es.Ball(1, scale), scale * nodes[:, None], weights / 2
+
+
+@settings(max_examples=25)
+@given(
+    kind=st.sampled_from(["rademacher", "pool", "cube", "ball"]),
+    d=st.integers(1, 3),
+    log_scale=st.floats(-3, 3),
+    log_tilt=st.floats(-3, 1.2),
+    log_v=st.floats(-8, 8),
+    seed=st.integers(0, 10**6),
+)
+def test_bounds_at_one_query_for_random_heads(
+    kind: str, d: int, log_scale: float, log_tilt: float, log_v: float, seed: int
+) -> None:
+    """Random head, law, tilt bias and query inside the radius; n from 1 to 1e9."""
+    d = 1 if kind in ("cube", "ball") else d
+    measure, tokens, weights = finite_law(kind, d, math.exp(log_scale))
+    rng = np.random.default_rng(seed)
+    A, V = rng.normal(size=(d, 2)), math.exp(log_v) * rng.normal(size=(2, d))
+    A *= math.exp(log_tilt - log_scale) / np.linalg.norm(A, 2)
+    bias = rng.normal(size=d) * math.exp(-log_scale) * 0.1 * rng.integers(0, 2)
+    head = es.Head(A, V, tilt_bias=bias)
+    found = predictions(head, measure, queries_law=es.Cube(2, 1.0), radius=1.0)
+    n = np.array([1, 2, 3, 10, 100, 10**4, 10**6, 10**9])
+    setting = setting_of(head, measure, es.Cube(2, 1.0), 1.0)
+    inside = rng.normal(size=2)
+    inside *= rng.uniform() / np.linalg.norm(inside)
+    exact = mean_square_error(tokens, weights, A @ inside + bias, V, n)
+    extreme = mean_square_error(tokens, weights, A @ setting.query.numpy() + bias, V, n)
+    assert np.linalg.norm(A @ setting.query.numpy() + bias) <= setting.tilt * (1 + 1e-9)
+    seen = 0
+    for p in found:
+        if p.quantity == AT_ONE_QUERY and p.applies and p.value is not None:
+            start = 1 if "printed" in p.status else 0
+            slack = 1 + 1e-9
+            assert np.all(extreme[start:] <= p.value(n)[start:] * slack), p.name
+            if p.name != "delta-bound":
+                assert np.all(exact[start:] <= p.value(n)[start:] * slack), p.name
+            seen += 1
+    assert seen >= 3
+
+
+@settings(max_examples=25)
+@given(
+    d=st.integers(1, 6),
+    log_sigma=st.floats(-2, 2),
+    log_h=st.floats(-3, 1.0),
+    log_v=st.floats(-6, 6),
+    tau=st.sampled_from([0.2, 1.0, 5.0]),
+)
+def test_l2_bounds_for_gaussian_tokens_and_queries(
+    d: int, log_sigma: float, log_h: float, log_v: float, tau: float
+) -> None:
+    """Exact E over queries of v^2 sigma^2 (f1 + (d-1) f2)(n, s), s = sigma a |x| with |x|/tau chi of d degrees."""
+    sigma, v, h = math.exp(log_sigma), math.exp(log_v), math.exp(log_h)
+    a = h / (sigma * tau)
+    head = es.Head(eye(d, a), eye(d, v))
+    found = predictions(head, es.Gaussian(eye(d, sigma**2)), queries_law=es.Gaussian(eye(d, tau**2)))
+    n = np.array([1, 2, 30, 10**4, 10**9])
+    r, w = np.polynomial.legendre.leggauss(60)
+    r, w = 6.0 * (r + 1), 6.0 * w  # |x| / tau from 0 to 12
+    density = w * r ** (d - 1) * np.exp(-(r**2) / 2)
+    f1, f2 = gaussian_error(n[:, None], np.minimum(h * r, 100.0)[None, :])
+    exact = (v * sigma) ** 2 * ((f1 + (d - 1) * f2) @ density) / density.sum()
+    for name in ("s-16-printed", "s-16-mended", "s-16-sharpened"):
+        p = by_name(found)[name]
+        assert p.applies
+        start = 1 if "printed" in p.status else 0
+        assert p.value is not None
+        assert np.all(exact[start:] <= p.value(n)[start:]), name
+    assert by_name(found)["sharp-l2-rms"].numbers["horizon2"] == pytest.approx(h, rel=1e-9)
+
+
+def test_delta_bound_tends_to_the_delta_method() -> None:
+    """Gaussian tokens: lim n MSE = exp(s^2)(tr Sigma + |Sigma theta|^2); the bound is 1 % above the error at 1e9."""
+    head, measure = es.Head(eye(2, 0.6), eye(2)), es.Gaussian(eye(2))
+    x = torch.tensor([1.5, 0.0], dtype=torch.float64)
+    s = 0.9
+    assert delta_constant(head, measure, x) == pytest.approx(math.exp(s**2) * (2 + s**2), rel=1e-12)
+    f1, f2 = gaussian_error(10**9, s)
+    bound = delta_bound([10**9], **delta_bound_numbers(head, measure, x))[0]
+    assert 1.0 <= bound / (f1 + f2) < 1.01
+
+
+def test_delta_bound_on_laplace_tokens() -> None:
+    """A law without sub-Gaussian parameter: Gauss-Laguerre nodes on both half-lines stand for it."""
+    nodes, weights = np.polynomial.laguerre.laggauss(60)
+    tokens = 0.5 * np.concatenate([-nodes, nodes])[:, None]
+    head, measure = es.Head([[0.8]], [[3.0]]), es.Laplace(1, 0.5)
+    n = np.array([1, 2, 10, 1000, 10**5])
+    exact = mean_square_error(tokens, np.concatenate([weights, weights]) / 2, np.array([0.8]), np.array([[3.0]]), n)
+    assert np.all(exact <= delta_bound(n, **delta_bound_numbers(head, measure, [1.0])))
+    assert not by_name(predictions(es.Head([[1.5]], [[3.0]]), measure, radius=1.0))["delta-bound"].applies
+
+
+# ---- what the catalogue admits -------------------------------------------------------------------------------------
+
+
+def test_a_mean_of_the_tokens_changes_no_bound_at_one_query() -> None:
+    """Shifting all tokens adds one number to all scores of a query and a constant to the output."""
+    head = es.Head(eye(3, 0.4), eye(3, 2.0))
+    shift = torch.tensor([5.0, -1.0, 2.0], dtype=torch.float64)
+    plain = by_name(predictions(head, es.Gaussian(eye(3)), queries_law=es.Gaussian(eye(3)), radius=2.0))
+    moved = by_name(predictions(head, es.Gaussian(eye(3), shift), queries_law=es.Gaussian(eye(3)), radius=2.0))
+    for name, p in plain.items():
+        if p.value is not None and p.status == "proved" and "p2" not in name:
+            np.testing.assert_allclose(moved[name].value([3, 500]), p.value([3, 500]), rtol=1e-9)
+            assert moved[name].applies
+    assert "tokens are centred" in moved["s-c4-p2-mended"].unmet
+
+
+def test_unmet_hypotheses_are_named() -> None:
+    shifted = es.Gaussian(eye(2), torch.ones(2, dtype=torch.float64))
+    found = by_name(predictions(es.Head(eye(2), eye(2), tilt_bias=torch.ones(2, dtype=torch.float64)), shifted))
+    assert {"queries are centred", "the head has no tilt bias"} <= set(found["s-16-mended"].unmet)
+    assert found["s-c4-mended"].applies
+    assert not found["sharp-l2"].applies
+    other = by_name(predictions(es.Head(eye(2), eye(2)), es.Gaussian(eye(2)), queries_law=es.Cube(2)))
+    assert "queries are the tokens (self-attention)" in other["b-moments"].unmet
+
+
+def test_exponents_and_numbers() -> None:
+    """[B] from the coupling, the heuristics from the two-sided horizon, freezing from the score deviation."""
+    cov = torch.diag(torch.tensor([4.0, 1.0], dtype=torch.float64))
+    head = es.Head(eye(2, 0.5), eye(2))
+    found = by_name(predictions(head, es.Gaussian(cov), radius=3.0))
+    psi = 4.0 * (2.0 * 0.5) ** 2
+    assert found["b-moments"].exponent == pytest.approx(1 / (2 * (1 + 32 * psi)))
+    assert found["b-moments-experimental"].exponent == pytest.approx(1 / (2 * (1 + psi)))
+    assert found["b-uniform"].numbers["log_growth"] == pytest.approx(9.0)
+    assert found["b-uniform"].value is None
+    h = 4.0 * 0.5
+    assert found["sharp-l2"].exponent == pytest.approx(1 / (1 + 2 * h**2))
+    assert found["sharp-moments"].exponent == pytest.approx(1 / (1 + h**2))
+    s = math.sqrt(0.25 * (16 + 1))
+    assert found["freezing"].numbers["n_star"] == pytest.approx(math.exp(s**2 / 2))
+    with pytest.raises(ValueError, match="no value"):
+        found["freezing"].rms([10])
+    assert found["s-c7"].rms([7])[0] == pytest.approx(found["s-c7"].value([7])[0] ** 0.25)
+
+
+def test_hardmax_only_on_the_line() -> None:
+    """[B] Proposition 5.1 and the exact mean, with V and the sign of A; refused where hypotheses fail."""
+    found = by_name(predictions(es.Head([[-0.5]], [[-3.0]]), es.Gaussian([[4.0]])))
+    assert found["hardmax-exact"].applies
+    assert found["hardmax-exact"].value([2])[0] == pytest.approx(6.0 * math.sqrt(2 / math.pi) / 2, rel=1e-10)
+    ratio = found["hardmax-exact"].value([10**12]) / found["b-hardmax"].value([10**12])
+    assert ratio[0] == pytest.approx(1.0196, abs=1e-3)
+    assert not by_name(predictions(es.Head([[1.0]], [[1.0]]), es.Cube(1)))["b-hardmax"].applies
+    assert not by_name(predictions(es.Head([[0.0]], [[1.0]]), es.Gaussian([[1.0]])))["hardmax-exact"].applies
+
+
+def test_corner_heads() -> None:
+    """No values, no scores, a point mass, and queries of another dimension."""
+    zero = predictions(es.Head(eye(2), eye(2, 0.0)), es.Gaussian(eye(2)))
+    assert all(np.all(p.value([1, 9]) == 0) for p in zero if p.value and "l2" in p.quantity)
+    flat = by_name(predictions(es.Head(eye(2, 0.0), eye(2)), es.Gaussian(eye(2))))
+    assert flat["s-16-sharpened"].value([100])[0] == pytest.approx(60 * math.sqrt(8) / 100)
+    point = predictions(es.Head(eye(2), eye(2)), es.Pool(torch.ones(1, 2, dtype=torch.float64)))
+    assert all(not np.isnan(p.value([1, 9])).any() for p in point if p.value)
+    with pytest.raises(ValueError, match="queries_law"):
+        predictions(es.Head(torch.ones(2, 5, dtype=torch.float64), eye(2)), es.Gaussian(eye(2)))
+    with pytest.raises(ValueError, match="radius"):
+        predictions(es.Head(eye(2), eye(2)), es.Gaussian(eye(2)), radius=-1.0)
+
+
+def test_tilted_moments_of_assumption_33(generator: torch.Generator) -> None:
+    """E|x|^q E_tilted|y|^p, simulated, stays below the bound for Gaussian and bounded tokens (4 standard errors)."""
+    head = es.Head(eye(2, 0.4), eye(2))
+    gaussian = setting_of(head, es.Gaussian(eye(2, 1.5)), es.Gaussian(eye(2)))
+    bounded = setting_of(head, es.Rademacher(2, 1.2), es.Gaussian(eye(2)))
+    x = gaussian.queries.sample(200_000, generator)
+    tilted = gaussian.measure.tilted_mean(0.4 * x) + es.Gaussian(eye(2, 1.5)).sample(200_000, generator)
+    for p, q in ((4, 0), (8, 0), (4, 4), (8, 4)):
+        sizes = tilted.norm(dim=1) ** p * x.norm(dim=1) ** q
+        bound = tilted_moment(gaussian, p, q)
+        assert bound is not None
+        assert float(sizes.mean()) - 4 * float(sizes.std()) / math.sqrt(len(sizes)) <= bound
+        flat = tilted_moment(bounded, p, q)
+        assert flat == pytest.approx((1.2**2 * 2) ** (p / 2) * math.prod(range(2, 2 + q, 2)))
+    assert tilted_moment(setting_of(head, es.Laplace(2, 0.1), es.Gaussian(eye(2))), 4, 0) is None
+
+
+def test_citations() -> None:
+    found = predictions(es.Head(eye(2), eye(2)), es.Gaussian(eye(2)))
+    assert cited(found) == [REFERENCES["[B]"], REFERENCES["[S]"]]
+    assert cited([p for p in found if p.name == "s-c7"]) == [REFERENCES["[S]"]]
+    bibliography = (Path(__file__).parents[2] / "docs" / "references.bib").read_text("utf-8")
+    assert all(entry in bibliography for entry in REFERENCES.values())

@@ -1,0 +1,83 @@
+"""Heuristic exponents: their own minimisation, and the mean square error at very large n that they describe."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.special import logsumexp
+
+from esscher.theory import bohbot, sharp
+from esscher.theory.gaussian_error import gaussian_error
+
+C = np.linspace(1e-3, 1 - 1e-9, 400_001)
+
+
+def rms_rate(c: np.ndarray) -> np.ndarray:
+    return np.where(c < 3**-0.5, 1 - 2 * c**2, (1 - c**2) ** 2 / (4 * c**2))
+
+
+def typical_rate(c: np.ndarray) -> np.ndarray:
+    return np.where(c < 0.5, 1 - 2 * c**2, 2 * (1 - c) ** 2)
+
+
+@pytest.mark.parametrize("h", [0.1, 0.6, math.sqrt(0.5), 0.9, 1.0, 1.5, 2.0, 3.0, 10.0])
+def test_exponents_are_minima_over_queries(h: float) -> None:
+    """Half of min over c of (rate of the squared error) + c^2/h^2; 2 c^2/h^2 where queries are averaged first."""
+    assert sharp.l2_exponent_rms(h) == pytest.approx(min(0.5, (rms_rate(C) + C**2 / h**2).min() / 2), abs=1e-6)
+    assert sharp.l2_exponent_typical(h) == pytest.approx(min(0.5, (typical_rate(C) + C**2 / h**2).min() / 2), abs=1e-6)
+    assert sharp.moment_exponent_rms(h) == pytest.approx(min(0.5, (rms_rate(C) + 2 * C**2 / h**2).min() / 2), abs=1e-6)
+    typical = min(0.5, (typical_rate(C) + 2 * C**2 / h**2).min() / 2)
+    assert sharp.moment_exponent_typical(h) == pytest.approx(typical, abs=1e-6)
+    assert sharp.l2_exponent_rms(h) <= sharp.l2_exponent_typical(h)
+    assert sharp.moment_exponent_rms(h) <= sharp.moment_exponent_typical(h)
+
+
+def log_sum_p2(log_n: float, c: float) -> float:
+    """log E sum_j p_j^2 at s = c sqrt(2 log n) for n = exp(log_n) as large as wished: Poisson form of the integral.
+
+    n int t E[e^2 exp(-te)] exp(-n E(1 - exp(-te))) dt, in log t, e = exp(s g).
+    """
+    s = c * math.sqrt(2 * log_n)
+    g = np.linspace(-2.5 * math.sqrt(2 * log_n) - 8, 2.5 * math.sqrt(2 * log_n) + 8, 3001)
+    log_density = -0.5 * g**2 + math.log(g[1] - g[0]) - 0.5 * math.log(2 * math.pi)
+    tau = np.linspace(-(2 + 2 * c * c) * log_n, 10.0, 801)
+    u = tau[:, None] + s * g
+    with np.errstate(over="ignore"):
+        te = np.exp(np.minimum(u, 700.0))
+    own = logsumexp(log_density + 2 * u - te, axis=1)
+    with np.errstate(divide="ignore"):
+        missing = np.where(u < -30, u, np.log(-np.expm1(-te)))
+    exponent = np.exp(np.minimum(log_n + logsumexp(log_density + missing, axis=1), 700.0))
+    return float(logsumexp(log_n + own - exponent) + math.log(tau[1] - tau[0]))
+
+
+@pytest.mark.parametrize("c", [0.45, 0.7, 0.8])
+def test_mean_square_follows_the_rare_draws(c: float) -> None:
+    """Slope of E sum p_j^2 in log n at n = e^150, less the 1/(2 log n) of its prefactor: not the typical rate."""
+    slope = -(log_sum_p2(153.0, c) - log_sum_p2(147.0, c)) / 6.0
+    correction = 0.0 if c < 3**-0.5 else 1 / (2 * 150)
+    assert slope - correction == pytest.approx(float(rms_rate(np.array(c))), abs=2e-3)
+    if c > 0.5:
+        assert abs(slope - correction - float(typical_rate(np.array(c)))) > 0.02
+
+
+def test_freezing_and_bohbot_numbers() -> None:
+    assert sharp.freezing_tokens(4.0) == pytest.approx(math.exp(8))
+    assert math.isinf(sharp.freezing_tokens(60.0))
+    assert bohbot.moment_exponent(0.0) == bohbot.moment_exponent_experimental(0.0) == 0.5
+    assert bohbot.moment_exponent(2.0) == pytest.approx(1 / 130)
+    assert bohbot.moment_exponent_experimental(2.0) == pytest.approx(1 / 6)
+    assert bohbot.uniform_log_growth(0.5, 4.0) == pytest.approx(4.0)
+
+
+def test_exact_slope_at_horizon_one_follows_the_rms_exponent() -> None:
+    """Gaussian tokens and queries, d = 1, h = 1: local slope of the exact root mean square error from 1e14 to 1e15."""
+    r, w = np.polynomial.legendre.leggauss(120)
+    x, density = 6.5 * (r + 1), w * np.exp(-((6.5 * (r + 1)) ** 2) / 2)
+    f1, _ = gaussian_error(np.array([[10**14], [10**15]]), x[None, :])
+    means = f1 @ density
+    slope = 0.5 * math.log(means[0] / means[1]) / math.log(10)
+    assert slope == pytest.approx(sharp.l2_exponent_rms(1.0), abs=0.01)
+    assert abs(slope - sharp.l2_exponent_typical(1.0)) > 0.02
