@@ -6,5 +6,6 @@ from esscher.measures.mixture import Mixture
 from esscher.measures.pool import Pool
 from esscher.measures.product import Cube, Laplace, Rademacher
 from esscher.measures.sphere import Ball, Sphere
+from esscher.measures.student import Student
 
-__all__ = ["Ball", "Cube", "Gaussian", "Laplace", "Measure", "Mixture", "Pool", "Rademacher", "Sphere"]
+__all__ = ["Ball", "Cube", "Gaussian", "Laplace", "Measure", "Mixture", "Pool", "Rademacher", "Sphere", "Student"]

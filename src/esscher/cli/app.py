@@ -1,0 +1,96 @@
+"""The application: commands, and one line with exit code 2 for whatever a user got wrong."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from pydantic import ValidationError
+
+from esscher.cli.cite import cite
+from esscher.cli.converge import converge
+from esscher.cli.export import export
+from esscher.cli.ls import ls
+from esscher.cli.predict import predict
+from esscher.cli.resume import resume
+from esscher.runs import RunError, RunIncomplete, RunInterrupted
+
+__all__ = ["app", "main"]
+
+# typer may carry click inside or use the installed one: reach its base class through a public subclass
+ClickException: type[BaseException] = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(
+    name="esscher",
+    help="How many tokens does attention need? Limits, exact errors and rates of attention heads.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(predict)
+app.command()(converge)
+app.command()(ls)
+app.command()(resume)
+app.command()(export)
+app.command()(cite)
+
+
+@app.callback()
+def _root() -> None:
+    """How many tokens does attention need? Limits, exact errors and rates of attention heads."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command. Bad input ends with one line on stderr and exit code 2, never with a traceback."""
+    try:
+        code = app(args=arguments, prog_name="esscher", standalone_mode=False)
+    except typer.Exit as stop:
+        code = stop.exit_code
+    except ClickException as mistake:
+        code = _usage(mistake)
+    except RunIncomplete as unfinished:
+        code = _complain(str(unfinished), code=3)
+    except RunError as mistake:
+        code = _complain(str(mistake))
+    except RunInterrupted as stop:
+        code = _complain(str(stop), code=130)
+    except ValidationError as mistake:
+        code = _complain("; ".join(_field_line(error) for error in mistake.errors()))
+    except (ValueError, FileNotFoundError, IsADirectoryError, PermissionError, UnicodeDecodeError) as mistake:
+        code = _complain(str(mistake))
+    except BrokenPipeError:  # the reader of a pipe has had enough
+        sys.stderr.close()
+        code = 0
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _usage(mistake: Any) -> int:
+    """Help when no command was given, else one line with where to look."""
+    if type(mistake).__name__ == "NoArgsIsHelpError":
+        print(mistake.format_message())
+        return 2
+    where = mistake.ctx.command_path if getattr(mistake, "ctx", None) is not None else "esscher"
+    return _complain(f"{mistake.format_message()} (see {where} --help)")
+
+
+def _complain(message: str, code: int = 2) -> int:
+    print("esscher: " + " ".join(message.split()), file=sys.stderr)
+    return code
+
+
+def _field_line(error: object) -> str:
+    """One pydantic complaint as "field: what is wrong, got what"."""
+    assert isinstance(error, dict)
+    where = ".".join(str(part) for part in error["loc"]) or "input"
+    text = str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        text = "no such field"
+    given = error.get("input")
+    shown = "" if isinstance(given, dict | list | tuple) or error["type"] == "extra_forbidden" else f", got {given!r}"
+    return f"{where}: {text[:1].lower() + text[1:]}{shown}"

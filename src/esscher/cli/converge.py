@@ -1,0 +1,110 @@
+"""``esscher converge``: Monte Carlo on laws, from a preset, a YAML file and flags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from esscher.cli.output import Dask, Device, Json, Seed, Workers, log, print_json, print_table, read_yaml
+from esscher.convergence.experiment import ExperimentSpec, preset_names, read_preset
+from esscher.report.figures import save_rates
+from esscher.runs import Run, execute, terminal
+
+__all__ = ["converge"]
+
+
+def converge(
+    preset: Annotated[str | None, typer.Argument(help="Name of a preset, or a YAML file.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Run directory; runs/NAME-HASH when left out.")] = None,
+    n: Annotated[str | None, typer.Option(help="Token numbers: 1e3:3e4:12 or 100,1000.")] = None,
+    repeats: Annotated[int | None, typer.Option(help="Draws of the tokens.")] = None,
+    metrics: Annotated[str | None, typer.Option(help="Which errors, separated by commas.")] = None,
+    sampling: Annotated[str | None, typer.Option(help="nested or independent.")] = None,
+    values: Annotated[str | None, typer.Option(help="Values of the sweep, separated by commas.")] = None,
+    figures: Annotated[str, typer.Option(help="Figure formats: svg, png, pdf, separated by commas; empty for none.")] = "svg,png",
+    listing: Annotated[bool, typer.Option("--list", help="Name the presets and stop.")] = False,
+    workers: Workers = 1,
+    dask: Dask = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    dtype: Annotated[str | None, typer.Option("--dtype", help="float32 or float64.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure how fast attention converges on tokens of a law, fit the rates, and set them beside theory.
+
+    Example: esscher converge gaussian --repeats 20 --workers 2
+    """
+    if listing or preset is None:
+        _list_presets(as_json)
+        return
+    name = Path(preset).stem
+    settings = read_yaml(Path(preset)) if preset.endswith((".yaml", ".yml")) else yaml.safe_load(read_preset(preset))
+    flags = {
+        "n": n,
+        "repeats": repeats,
+        "metrics": metrics.split(",") if metrics is not None else None,
+        "sampling": sampling,
+        "dtype": dtype,
+    }
+    settings |= {key: value for key, value in flags.items() if value is not None}
+    if values is not None:
+        if not isinstance(settings.get("sweep"), dict):
+            raise ValueError("--values: this experiment sweeps over nothing")
+        settings["sweep"] = settings["sweep"] | {"values": _numbers(values)}
+    spec = ExperimentSpec.model_validate(settings | {"seed": seed, "device": device})
+    formats = [kind for kind in figures.split(",") if kind]
+    path = out if out is not None else Path("runs") / f"{name}-{spec.hash[:8]}"
+    run = execute(spec, path, workers=workers, dask=dask, progress=terminal())
+    rates = run.table("rates")
+    files = [path / f"rates.{kind}" for kind in formats]
+    for file in files:
+        save_rates(run.table("curves") if "curves" in run.tables else None, rates, spec.title or name, file)
+    if as_json:
+        print_json({"run": str(path), "spec": spec.as_dict(), "rates": rates.to_dict("records")})
+    else:
+        show_rates(run, spec.sweep.over if spec.sweep is not None else "")
+        for file in files:
+            log(f"figure: {file}")
+
+
+def show_rates(run: Run, over: str) -> None:
+    """The table of a run's rates, and the reasons of what could not be fitted."""
+    rates = run.table("rates")
+    columns = ["exponent", "low", "high", "exact_exponent", "sharp", "bohbot_experimental", "bohbot"]
+    rows = [
+        [
+            "" if not over else f"{row['value']:g}",
+            row["metric"],
+            *[_cell(row[name]) for name in ["horizon2", "coupling", *columns]],
+            row["preferred_law"],
+            row["status"],
+        ]
+        for row in rates.to_dict("records")
+    ]
+    header = [over or "-", "metric", "horizon2", "coupling", "exponent", "low", "high", "exact", "sharp (heuristic)"]
+    print_table(str(run.path), [*header, "1/(2(1+Psi))", "1/(2(1+32Psi))", "law", "status"], rows, left=2)
+    for reason in dict.fromkeys(rates.loc[~rates["status"].isin(["ok", "exact"]), "reason"]):
+        log(f"note: {reason}")
+
+
+def _cell(value: Any) -> str:
+    return "" if value != value else f"{value:.3g}"  # NaN is not equal to itself
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as cause:
+        raise ValueError(f"--values: expected numbers separated by commas, got {text!r}") from cause
+
+
+def _list_presets(as_json: bool) -> None:
+    found = {name: yaml.safe_load(read_preset(name)) for name in preset_names()}
+    if as_json:
+        print_json(found)
+        return
+    rows = [[name, str(spec["title"]), read_preset(name).splitlines()[0].removeprefix("# ")] for name, spec in found.items()]
+    print_table("presets: esscher converge NAME", ["name", "title", "what it shows"], rows, left=3)

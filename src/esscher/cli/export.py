@@ -1,0 +1,32 @@
+"""``esscher export``: a run's tables as files other tools read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from esscher.cli.output import Json, log, print_json
+from esscher.runs import export_run
+
+__all__ = ["export"]
+
+KINDS = {"csv": "csv", "parquet": "parquet", "xarray-netcdf": "netcdf", "netcdf": "netcdf"}
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    to: Annotated[str, typer.Option("--to", help="csv, parquet or xarray-netcdf.")] = "csv",
+    out: Annotated[Path, typer.Option("--out", help="Folder to write to.")] = Path("export"),
+    as_json: Json = False,
+) -> None:
+    """Write every table of a finished run into a folder, one file each."""
+    if to not in KINDS:
+        raise ValueError(f"--to: expected csv, parquet or xarray-netcdf, got {to!r}")
+    files = export_run(run, to=KINDS[to], out=out)
+    if as_json:
+        print_json([str(file) for file in files])
+    else:
+        for file in files:
+            log(str(file))

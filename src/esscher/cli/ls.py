@@ -1,0 +1,43 @@
+"""``esscher ls``: the runs in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from esscher.cli.output import Json, log, print_json, print_table
+from esscher.runs import list_runs
+
+__all__ = ["ls"]
+
+
+def ls(
+    folder: Annotated[Path, typer.Argument(help="Folder that holds run directories.")] = Path(), as_json: Json = False
+) -> None:
+    """List runs: job, status, units done, when they started."""
+    runs = list_runs(folder)
+    records = [
+        {
+            "path": str(run.path),
+            "job": run.manifest.job,
+            "title": str(run.spec.get("title", "")),
+            "status": run.status,
+            "done": run.progress.done,
+            "units": run.manifest.units,
+            "failed": len(run.failures),
+            "started": run.manifest.started,
+        }
+        for run in runs
+    ]
+    if as_json:
+        print_json(records)
+    elif not records:
+        log(f"no runs in {folder}")
+    else:
+        rows = [
+            [r["path"], r["job"], r["title"], r["status"], f"{r['done']}/{r['units']}", r["started"]] for r in records
+        ]
+        columns = ["run", "job", "title", "status", "units", "started"]
+        print_table("runs", columns, [[str(cell) for cell in row] for row in rows], left=4)

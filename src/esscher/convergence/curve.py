@@ -1,0 +1,109 @@
+"""ErrorCurve: the error of attention on n tokens against its limit, for a ladder of n. Every estimator ends here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["ErrorCurve", "QueryErrors"]
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class QueryErrors:
+    """What an exact curve knows of each query; arrays run over (query, n) and then over output axes."""
+
+    mse: Floats  # E||Gamma_n(x) - Gamma(x)||^2, (m, len n)
+    sum_p2: Floats  # E sum_j p_j^2, (m, len n)
+    limit: Floats  # Gamma(x), (m, d_v)
+    delta: Floats  # lim n * MSE = tr C(x), (m,)
+    bias: Floats | None = None  # E Gamma_n(x) - Gamma(x), (m, len n, d_v)
+    cov: Floats | None = None  # E (Gamma_n - Gamma)(Gamma_n - Gamma)^T, (m, len n, d_v, d_v)
+
+
+@dataclass(frozen=True)
+class ErrorCurve:
+    """Root mean square error against the limit at each n.
+
+    ``rms``: root of the mean over queries (or repeats) of the squared error; ``relative``: rms / ``scale``, where
+    ``scale`` is the root mean square norm of the limit; ``stderr``: standard error of ``rms``, 0 where exact;
+    ``kind``: "exact", "pool" (exact on a stated finite pool) or "montecarlo".
+    """
+
+    n: npt.NDArray[np.int64]
+    rms: Floats
+    kind: str
+    metric: str = "l2"
+    scale: float = float("nan")
+    stderr: Floats = field(default_factory=lambda: np.zeros(0))
+    q95: Floats | None = None  # 95 % quantile over queries (exact) or repeats (Monte Carlo) of the error's norm
+    slope: Floats | None = None  # d log rms / d log n at each n, analytic; None where unknown
+    effective_tokens: Floats | None = None  # 1 / E sum_j p_j^2, averaged over queries before inversion
+    delta: float | None = None  # lim n * MSE, the delta method's constant
+    accuracy: float = 0.0  # estimated relative error of rms from quadrature and rounding
+    origin: str = ""  # one sentence: which formula, which pool, which sampling
+    queries: QueryErrors | None = None
+    samples: Floats | None = None  # Monte Carlo: squared error of each repeat, (repeats, len n)
+
+    def __post_init__(self) -> None:
+        if self.stderr.size == 0:
+            object.__setattr__(self, "stderr", np.zeros_like(self.rms))
+        assert self.n.shape == self.rms.shape == self.stderr.shape
+
+    @classmethod
+    def from_queries(
+        cls,
+        n: npt.NDArray[np.int64],
+        queries: QueryErrors,
+        dmse_dlogn: Floats,
+        *,
+        kind: str,
+        origin: str,
+        accuracy: float = 0.0,
+    ) -> ErrorCurve:
+        """The curve over all queries from each query's exact errors (and their derivative in log n)."""
+        mse = queries.mse.mean(axis=0)
+        with np.errstate(divide="ignore", invalid="ignore"):  # an error of exactly 0 has no slope
+            slope = 0.5 * dmse_dlogn.mean(axis=0) / mse
+        return cls(
+            n=n,
+            rms=np.sqrt(mse),
+            kind=kind,
+            scale=float(np.sqrt((queries.limit**2).sum(axis=1).mean())),
+            q95=np.sqrt(np.quantile(queries.mse, 0.95, axis=0)),
+            slope=slope,
+            effective_tokens=1.0 / queries.sum_p2.mean(axis=0),
+            delta=float(queries.delta.mean()),
+            accuracy=accuracy,
+            origin=origin,
+            queries=queries,
+        )
+
+    @property
+    def relative(self) -> Floats:
+        with np.errstate(divide="ignore", invalid="ignore"):  # a limit of size 0 has no relative error
+            return np.asarray(self.rms / np.float64(self.scale))
+
+    def to_frame(self) -> pd.DataFrame:
+        """Tidy table: metric kind n rms relative stderr q95."""
+        import pandas as pd
+
+        q95 = np.full_like(self.rms, np.nan) if self.q95 is None else self.q95
+        return pd.DataFrame(
+            {
+                "metric": self.metric,
+                "kind": self.kind,
+                "n": self.n,
+                "rms": self.rms,
+                "relative": self.relative,
+                "stderr": self.stderr,
+                "q95": q95,
+            }
+        )

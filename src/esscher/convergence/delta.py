@@ -1,0 +1,97 @@
+"""The delta method: the error's limiting covariance, and confidence regions for the limit from one finite sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import scipy.stats
+import torch
+from jaxtyping import Bool, Float64
+from torch import Tensor
+
+from esscher.attention.head import Head
+from esscher.attention.softmax import attention_inputs
+from esscher.inputs import as_tensor
+from esscher.measures.base import Measure
+
+__all__ = ["ConfidenceRegion", "confidence_region", "delta_covariance"]
+
+BLOCK = 1 << 21  # scores held at once
+
+
+def delta_covariance(head: Head, measure: Measure, queries: Any) -> Float64[Tensor, "m d_out d_out"]:
+    """C(x) with sqrt(n) (Gamma_n(x) - Gamma(x)) -> N(0, C(x)), so that n * MSE -> tr C.
+
+        C = E[e^2 c c^T] / (E e)^2 = exp(K(2 theta) - 2 K(theta)) V [ Cov_{2 theta} + h h^T ] V^T,   h = m_{2 theta} - m_theta,
+
+    e = exp<theta, y>, c = V y - Gamma; m and Cov are the tilted mean and covariance. For N(m, Sigma):
+    exp(s^2) V (Sigma + Sigma theta theta^T Sigma) V^T. Where the law has no transform at 2 theta the variance of e is infinite
+    and so is every entry on the diagonal.
+    """
+    head.check_measure(measure)
+    theta = head.tilt(as_tensor(queries, "queries", ndim=2)).double()
+    V = head.V.double()
+    try:
+        growth = torch.exp(measure.log_laplace(2 * theta) - 2 * measure.log_laplace(theta))
+        shift = (measure.tilted_mean(2 * theta) - measure.tilted_mean(theta)) @ V.T
+        spread = V @ measure.tilted_cov(2 * theta) @ V.T
+    except ValueError:
+        measure.log_laplace(theta)  # no limit at theta itself: say that instead
+        diagonal = torch.full((theta.shape[0], head.dim_out), torch.inf, dtype=torch.float64, device=theta.device)
+        return torch.diag_embed(diagonal)
+    return growth[:, None, None] * (spread + shift[:, :, None] * shift[:, None, :])
+
+
+@dataclass(frozen=True)
+class ConfidenceRegion:
+    """Ellipsoids { g : (center - g)^T cov^-1 (center - g) <= bound } that hold the limit with the stated asymptotic chance."""
+
+    center: Float64[Tensor, "m d_v"]
+    cov: Float64[Tensor, "m d_v d_v"]  # plug-in covariance of Gamma_n(x), C / n
+    bound: float  # quantile of chi-square with d_v degrees of freedom
+    level: float
+    effective_tokens: Float64[Tensor, " m"]  # 1 / sum_j p_j^2; the region can be trusted when this is large
+
+    def contains(self, points: Any) -> Bool[Tensor, " m"]:
+        """Whether each query's point lies in its region."""
+        apart = as_tensor(points, "points", ndim=2, last=self.center.shape[1]).double() - self.center
+        solved = torch.linalg.solve(self.cov, apart[:, :, None])[:, :, 0]
+        inside: Tensor = (apart * solved).sum(-1) <= self.bound
+        return inside
+
+    @property
+    def half_widths(self) -> Float64[Tensor, "m d_v"]:
+        """Half-widths of the box around each region: simultaneous intervals for all output coordinates."""
+        return (self.bound * self.cov.diagonal(dim1=-2, dim2=-1)).sqrt()
+
+
+def confidence_region(q: Any, k: Any, v: Any, level: float = 0.95, scale: Any = None) -> ConfidenceRegion:
+    """Regions for the limit Gamma(x) from attention on one sample of n keys, by the plug-in covariance
+
+        C_n / n = sum_j p_j^2 (v_j - Gamma_n)(v_j - Gamma_n)^T,     p_j the softmax weights.
+
+    Asymptotic in the number of effective tokens: a query that looks at a few keys is not covered, and says so through
+    ``effective_tokens``.
+    """
+    q, k, v, scale, _ = attention_inputs(q, k, v, scale, None)
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"level: expected a number between 0 and 1, got {level}")
+    if k.shape[0] <= v.shape[1]:
+        raise ValueError(f"k, v: expected more keys than output coordinates, got {k.shape[0]} keys for {v.shape[1]}")
+    centers, covs, sums = [], [], []
+    step = max(1, BLOCK // k.shape[0])
+    for start in range(0, q.shape[0], step):
+        rows = q[start : start + step].double()
+        p = (scale * (rows @ k.double().T)).softmax(-1)
+        center = p @ v.double()
+        covs += [_weighted_scatter(p[i], v.double() - center[i]) for i in range(rows.shape[0])]
+        centers.append(center)
+        sums.append((p * p).sum(-1))
+    bound = float(scipy.stats.chi2.ppf(level, v.shape[1]))
+    return ConfidenceRegion(torch.cat(centers), torch.stack(covs), bound, level, 1.0 / torch.cat(sums))
+
+
+def _weighted_scatter(p: Tensor, apart: Tensor) -> Tensor:
+    weighted = p[:, None] * apart
+    return weighted.T @ weighted

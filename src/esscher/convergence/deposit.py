@@ -1,0 +1,223 @@
+"""All n for one pass over the keys: deposits on a score grid as a streaming state (init, update, merge, finish).
+
+Every functional of esscher.convergence.laplace is sum_j h(tau + s_j) v_j with h smooth and v_j among 1, the value and
+its squared norm: a convolution of the keys' measure with h. So each key is deposited once, on its query's score grid, by
+B-spline weights that do not know h (esscher.convergence.splines); every h, tau and n is then a small matrix product
+shared by all queries. Deposits are sums over keys, hence two states over disjoint keys merge by addition, in any order.
+
+Cells lie at whole multiples of the spacing, the same for every query and every state. A state keeps, for each query,
+the cells from its lowest score to its highest, in float64; memory does not depend on the number of keys. A range that
+needs more than MAX_CELLS is refused: those queries belong to error_from_nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from esscher.convergence.deposit_source import DepositSource
+from esscher.convergence.draws import draw_with_replacement
+from esscher.convergence.functionals import side_by_side
+from esscher.convergence.kept import keep_fraction
+from esscher.convergence.laplace import NodeErrors, step_for
+from esscher.convergence.scatter import scatter
+from esscher.convergence.splines import interpolation_error
+
+__all__ = ["Deposit", "Extent", "Grid", "choose_grid", "finish", "init", "merge", "reach", "update"]
+
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+MAX_CELLS = 4096  # of one query: 512 nats of score range at the spacing 1/8
+ALIGN = 8  # every grid ends on a multiple of this, so that 1/32 can be coarsened to 1/4
+COARSEST = 0.25  # beyond it a kernel that grows as exp(u) has no B-spline coefficients
+SUBSET = 8  # queries on which the interpolation error is measured
+
+
+@dataclass(frozen=True)
+class Grid:
+    """``spacing`` (a power of 2) of the cells, ``points`` (4 or 8) a key is spread over, ``tol`` of the quadrature."""
+
+    spacing: float
+    points: int
+    tol: float
+
+
+@dataclass(frozen=True)
+class Deposit:
+    """State over the keys seen so far. Channels: d_v coordinates of value - ``center``, weight, |value - center|^2."""
+
+    grid: Grid
+    center: Tensor  # (d_v,) float64: near the values, so that a large common offset costs no digits
+    cells: Tensor  # (d_v + 2, m, L) float64; the last cell of query i is number end_i - 1
+    end: Tensor  # (m,) int64, a multiple of ALIGN
+    keys: int
+
+
+@dataclass(frozen=True)
+class Extent:
+    """``cells`` per query, where they ``end`` (m,), and the ``largest`` absolute score of the block."""
+
+    cells: int
+    end: Tensor
+    largest: float
+
+
+def choose_grid(dtype: torch.dtype, sampling: str) -> Grid:
+    """float32: relative error of the mean squared error about 1e-5; float64: about 1e-10.
+
+    Keeping a fraction f near 1 makes the kernels sharp, analytic only within atan(pi / log(f/(1-f))): finer cells.
+    """
+    if dtype == torch.float64:
+        return Grid(1 / 8 if sampling == "replacement" else 1 / 32, 8, 1e-10)
+    return Grid(1 / 8, 4, 1e-6) if sampling == "replacement" else Grid(1 / 16, 8, 1e-6)
+
+
+def init(queries: int, grid: Grid, center: Tensor) -> Deposit:
+    """The state of so many queries before any key; ``center`` (d_v,) says the device."""
+    center = center.double()
+    cells = torch.zeros(center.shape[0] + 2, queries, 0, dtype=torch.float64, device=center.device)
+    lowest = torch.full((queries,), -(2**62), dtype=torch.int64, device=center.device)
+    return Deposit(grid, center, cells, lowest, 0)
+
+
+def update(
+    state: Deposit,
+    scores: Tensor,
+    values: Tensor,
+    weights: Tensor | None = None,
+    extra: Tensor | None = None,
+    extent: Extent | None = None,
+) -> Deposit:
+    """The state after one more block of keys: scores (m, B), values (B, d_v), weights and extra variances (B,).
+
+    ``extent``: what ``reach`` says of the scores, where it is known already.
+    """
+    extent = reach(state, scores) if extent is None else extent
+    if extent.cells > MAX_CELLS:
+        raise ValueError(
+            f"scores: a range of {extent.cells * state.grid.spacing:.0f} nats for one query is wider than the grid's "
+            f"{MAX_CELLS * state.grid.spacing:.0f}; use error_from_nodes, which has no grid"
+        )
+    state = _reframe(state, extent.end, extent.cells)
+    rows = values.double() - state.center
+    square = rows.square().sum(1) + (0.0 if extra is None else extra.double())
+    rows = torch.cat([rows, torch.ones_like(square)[:, None], square[:, None]], dim=1)
+    if weights is not None:
+        rows = rows * weights.double()[:, None]
+    scatter(scores, rows, state.end - extent.cells, state.cells, state.grid.spacing, state.grid.points)
+    return replace(state, keys=state.keys + scores.shape[1])
+
+
+def merge(a: Deposit, b: Deposit) -> Deposit:
+    """The state over the union of two disjoint sets of keys, seen by the same queries."""
+    if a.grid != b.grid or a.cells.shape[:2] != b.cells.shape[:2]:
+        raise ValueError(
+            f"merge: expected states of one grid and the same queries, got {a.grid} with {tuple(a.cells.shape[:2])} "
+            f"and {b.grid} with {tuple(b.cells.shape[:2])}"
+        )
+    b = _recentre(b, a.center)
+    end = torch.maximum(a.end, b.end)
+    first = torch.minimum(a.end - a.cells.shape[2], b.end - b.cells.shape[2])
+    first = torch.where(_empty(a), b.end - b.cells.shape[2], torch.where(_empty(b), a.end - a.cells.shape[2], first))
+    length = int((end - first).max()) if a.keys or b.keys else 0
+    a, b = _reframe(a, end, length), _reframe(b, end, length)
+    return replace(a, cells=a.cells + b.cells, keys=a.keys + b.keys)
+
+
+def reach(state: Deposit, scores: Tensor) -> Extent:
+    """Where the state's grids would lie after a block with these scores."""
+    low, high = scores.amin(1), scores.amax(1)
+    first = (low.double() / state.grid.spacing).floor().long() - (state.grid.points - 1)
+    end = ((high.double() / state.grid.spacing).floor().long() // ALIGN + 1) * ALIGN
+    if state.keys:
+        first = torch.minimum(first, state.end - state.cells.shape[2])
+        end = torch.maximum(end, state.end)
+    return Extent(int((end - first).max()), end, max(-float(low.min()), float(high.max())))
+
+
+def finish(state: Deposit, n: Counts, sampling: str = "replacement", *, details: bool = False) -> NodeErrors:
+    """The exact errors of the pool of all keys seen, at every n; ``accuracy`` includes the grid's own, measured error.
+
+    The interpolation error is measured on a few queries, by the difference between two spacings.
+    """
+    if state.keys == 0:
+        raise ValueError("finish: the state has seen no key; update it first")
+    levels = [_level(state.grid, count / state.keys) if sampling == "bernoulli" else 0 for count in n.tolist()]
+    result = _integrate(state, n, sampling, details, levels)
+    rows = torch.linspace(0, len(state.end) - 1, min(SUBSET, len(state.end)), device=state.end.device).long()
+    few = replace(state, cells=state.cells[:, rows], end=state.end[rows])
+    error = _interpolation(few, result.mse[rows.cpu().numpy()], n, sampling, levels)
+    return replace(result, accuracy=result.accuracy + error / 2)
+
+
+def _integrate(state: Deposit, n: Counts, sampling: str, details: bool, levels: list[int]) -> NodeErrors:
+    """The integrals, with the spacing doubled ``levels`` times for each n; replacement has one level for all."""
+    grid = state.grid
+    step = step_for(grid.tol)
+    base = DepositSource(state.cells, grid.spacing, grid.points, state.center, single=grid.tol > 1e-8)
+    if sampling == "replacement":
+        counts = torch.as_tensor(n, dtype=torch.float64, device=state.cells.device)
+        return draw_with_replacement(base.coarser(levels[0]), counts, step=step, tol=grid.tol, details=details)
+    parts = [
+        keep_fraction(base.coarser(level), count, state.keys, step=step, tol=grid.tol, details=details)
+        for count, level in zip(n.tolist(), levels, strict=True)
+    ]
+    return side_by_side(parts)
+
+
+def _level(grid: Grid, fraction: float) -> int:
+    """How often the spacing may be doubled before the kernels of this fraction suffer."""
+    odds = math.log(fraction / (1 - fraction)) if fraction < 1 else math.inf
+    strip = math.atan2(math.pi, odds) if odds > 0 else math.pi / 2
+    level = 0
+    while grid.spacing * 2 ** (level + 1) <= COARSEST:
+        if strip == 0 or interpolation_error(grid.points, grid.spacing * 2 ** (level + 1), strip) > grid.tol / 10:
+            break
+        level += 1
+    return level
+
+
+def _interpolation(few: Deposit, mse: Floats, n: Counts, sampling: str, levels: list[int]) -> float:
+    """Relative error of the mean squared error from the grid, by the change at another spacing.
+
+    At twice the spacing the error is in the end 2^points times as large; 2^(points/2 + 1) is taken, as the sharpest
+    kernels are not there yet. A finer spacing, where there is no coarser, shows the error itself.
+    """
+    coarser = [few.grid.spacing * 2 ** (level + 1) <= COARSEST for level in levels]
+    other = [level + 1 if up else level - 1 for level, up in zip(levels, coarser, strict=True)]
+    change = np.abs(_integrate(few, n, sampling, False, other).mse - mse).mean(axis=0)
+    change = np.where(coarser, change / 2 ** (few.grid.points // 2 + 1), change)
+    size = mse.mean(axis=0)
+    return float((change / np.where(size > 0, size, 1.0)).max())
+
+
+def _empty(state: Deposit) -> Tensor:
+    return torch.full_like(state.end, state.keys == 0, dtype=torch.bool)
+
+
+def _reframe(state: Deposit, end: Tensor, length: int) -> Deposit:
+    """The same deposits in a frame of ``length`` cells before ``end``, which contains the old one. Always a copy."""
+    old = state.cells.shape[2]
+    cells = state.cells.new_zeros(*state.cells.shape[:2], length)
+    if old:
+        where = torch.arange(length, device=end.device) + (end - length - (state.end - old))[:, None]
+        inside = (where >= 0) & (where < old)
+        index = where.clamp(0, old - 1).expand_as(cells)
+        cells = torch.where(inside, state.cells.gather(2, index), cells)
+    return replace(state, cells=cells, end=end)
+
+
+def _recentre(state: Deposit, center: Tensor) -> Deposit:
+    """The same deposits, values measured from another centre: |v - c'|^2 = |v - c|^2 + 2 <v - c, c - c'> + |c - c'|^2."""
+    shift = state.center - center
+    if not bool(shift.any()):
+        return state
+    value, mass, square = state.cells[:-2], state.cells[-2:-1], state.cells[-1:]
+    square = square + 2 * (shift[:, None, None] * value).sum(0, keepdim=True) + shift.square().sum() * mass
+    return replace(state, cells=torch.cat([value + shift[:, None, None] * mass, mass, square]), center=center)

@@ -1,0 +1,217 @@
+"""exact_curve: the exact error of a head on n tokens of a law, for every n at once. No sampling, no variance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from esscher.attention.head import Head
+from esscher.attention.limit import limit
+from esscher.convergence.curve import ErrorCurve, QueryErrors
+from esscher.convergence.delta import delta_covariance
+from esscher.convergence.disintegration import cosine_nodes, disintegrate, is_line
+from esscher.convergence.functionals import concatenate, error_from_nodes
+from esscher.convergence.pool_error import exact_pool_curve
+from esscher.inputs import as_count, as_counts, as_tensor
+from esscher.measures.base import Measure
+from esscher.measures.gaussian import Gaussian
+from esscher.measures.pool import Pool
+from esscher.measures.sphere import Rotational
+from esscher.theory.gaussian_error import gaussian_error_slopes
+
+__all__ = ["exact_curve"]
+
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+CHEBYSHEV = 33  # tilts at which many queries' f1 and f2 are computed, then interpolated in between
+INTERPOLATED = 1e-10  # relative accuracy the interpolation must reach
+
+
+def exact_curve(
+    head: Head,
+    measure: Measure,
+    queries: Any,
+    n: Any,
+    *,
+    details: bool = False,
+    pool_size: int = 1 << 15,
+    seed: int = 0,
+) -> ErrorCurve:
+    """E||Gamma_n - Gamma||^2 at each n, averaged over the rows of ``queries``: ``.rms`` is its root.
+
+    With e = exp<theta, y>, c = V y + v0 - Gamma and phi(t) = E exp(-te),
+
+        E||Gamma_n - Gamma||^2 = n int t E[e^2 |c|^2 exp(-te)] phi^{n-1} dt + n (n-1) int t |E[e c exp(-te)]|^2 phi^{n-2} dt.
+
+    Gaussian tokens: through ``gaussian_error``. Sphere, ball, pools, small Rademacher cubes, one-dimensional laws and mixtures
+    of these: one-dimensional quadrature along each query's tilt. Any other law: exactly for a stated pool of ``pool_size``
+    tokens drawn from it with ``seed``, and then ``kind`` is "pool". Per-query values are in ``.queries``; ``details`` adds each
+    query's bias and, for Gaussian tokens and those on the sphere and in the ball, the covariance of its error.
+    """
+    head.check_measure(measure)
+    x = as_tensor(queries, "queries", ndim=2, last=head.dim_query).double().to(measure.device)
+    if x.shape[0] == 0:
+        raise ValueError("queries: expected at least one row, got none")
+    counts = as_counts(n, "n")
+    measure.log_laplace(head.tilt(x))  # outside its strip a law has no limit: refuse before any work
+    if isinstance(measure, Gaussian):
+        errors, slopes, accuracy = _gaussian(head, measure, x, counts).result(head, measure, x, details)
+        origin = "exact, Gaussian tokens: f1 and f2 of the score's standard deviation"
+    elif isinstance(measure, Rotational):
+        errors, slopes, accuracy = _rotational(head, measure, x, counts).result(head, measure, x, details)
+        origin = f"exact, {type(measure).__name__} tokens: quadrature over the cosine"
+    elif isinstance(measure, Pool):
+        q, k, v = head.queries(x), head.keys(measure.tokens.double()), head.values(measure.tokens.double())
+        return exact_pool_curve(q, k, v, counts, scale=1.0, weights=measure.weights, details=details)
+    elif is_line(measure):
+        errors, slopes, accuracy = _along_tilts(head, measure, x, counts, details)
+        origin = f"exact, {type(measure).__name__} tokens: quadrature along each query's tilt"
+    else:
+        return _through_pool(head, measure, x, counts, details, as_count(pool_size, "pool_size"), seed)
+    return ErrorCurve.from_queries(counts, errors, slopes, kind="exact", accuracy=accuracy, origin=origin)
+
+
+Result = tuple[QueryErrors, Floats, float]  # errors, d MSE / d log n, relative accuracy
+
+
+@dataclass(frozen=True)
+class _TwoDirections:
+    """Second moment of the error f1 w w^T + f2 (M - w w^T) and bias b w: w = value of the unit step along the tilt.
+
+    Rotation-invariant laws and Gaussians (after whitening) know only the direction of the tilt and what is across it.
+    """
+
+    w: Floats  # (m, d_out)
+    total: Floats  # M, (d_out, d_out)
+    f1: Floats  # (m, len n), as are the others
+    f2: Floats
+    df1_dlogn: Floats
+    df2_dlogn: Floats
+    b: Floats
+    sum_p2: Floats
+    accuracy: float
+
+    def result(self, head: Head, measure: Measure, x: Tensor, details: bool) -> Result:
+        along = (self.w**2).sum(-1)[:, None]
+        across = np.maximum(np.trace(self.total) - along, 0.0)
+        bias = cov = None
+        if details:
+            bias = self.b[:, :, None] * self.w[:, None, :]
+            line = self.w[:, :, None] * self.w[:, None, :]
+            cov = self.f1[:, :, None, None] * line[:, None] + self.f2[:, :, None, None] * (self.total - line)[:, None]
+        errors = QueryErrors(
+            mse=along * self.f1 + across * self.f2,
+            sum_p2=self.sum_p2,
+            limit=limit(head, measure)(x).cpu().numpy(),
+            delta=_delta_trace(head, measure, x),
+            bias=bias,
+            cov=cov,
+        )
+        return errors, along * self.df1_dlogn + across * self.df2_dlogn, self.accuracy
+
+
+def _gaussian(head: Head, measure: Gaussian, x: Tensor, n: Counts) -> _TwoDirections:
+    """w = V Sigma theta / s, M = V Sigma V^T, f1 and f2 of ``gaussian_error``; bias -f2 V Sigma theta (Stein)."""
+    theta, V, cov = head.tilt(x), head.V.double(), measure.cov.double()
+    push = theta @ cov
+    s = (theta * push).sum(-1).clamp_min(0.0).sqrt().cpu().numpy()
+    f = gaussian_error_slopes(n[None, :], s[:, None])
+    w = (push @ V.T).cpu().numpy() / np.where(s > 0, s, 1.0)[:, None]
+    total = (V @ cov @ V.T).cpu().numpy()
+    return _TwoDirections(w, total, f.f1, f.f2, f.df1_dlogn, f.df2_dlogn, -f.f2 * s[:, None], f.f2, 1e-12)
+
+
+def _rotational(head: Head, measure: Rotational, x: Tensor, n: Counts) -> _TwoDirections:
+    """w = R V u, M = R^2 V V^T; f1 is the error of the cosine, f2 = E sum_j p_j^2 (1 - cos_j^2) / (d - 1).
+
+    Both depend on the query through r = R |theta| alone.
+    """
+    theta, V = head.tilt(x), head.V.double()
+    size = theta.norm(dim=-1)
+    u = torch.where(size[:, None] > 0, theta / size.clamp_min(1e-300)[:, None], torch.eye(measure.dim).to(theta)[0])
+    columns, accuracy = _over_tilts(measure, (measure.radius * size).cpu().numpy(), n)
+    f1, f2, df1_dlogn, df2_dlogn, b, sum_p2 = np.moveaxis(columns, -1, 0)
+    return _TwoDirections(
+        w=(measure.radius * u @ V.T).cpu().numpy(),
+        total=(measure.radius**2 * V @ V.T).cpu().numpy(),
+        f1=f1,
+        f2=f2,
+        df1_dlogn=df1_dlogn,
+        df2_dlogn=df2_dlogn,
+        b=b,
+        sum_p2=sum_p2,
+        accuracy=accuracy,
+    )
+
+
+def _over_tilts(measure: Rotational, r: Floats, n: Counts) -> tuple[Floats, float]:
+    """The six functions of (r, n) at each r: (m, len n, 6). Many queries are interpolated between Chebyshev points of r.
+
+    The functions are analytic in r, so the interpolant converges geometrically; its last coefficients tell its error, and
+    where they are not small enough every query is integrated on its own.
+    """
+    if r.size > CHEBYSHEV and np.ptp(r) > 0:
+        angles = (np.arange(CHEBYSHEV) + 0.5) * np.pi / CHEBYSHEV
+        low, high = float(r.min()), float(r.max())
+        nodes = low + 0.5 * (high - low) * (1.0 + np.cos(angles))
+        values, accuracy = _over_tilts(measure, nodes, n)
+        modes = np.cos(np.outer(np.arange(CHEBYSHEV), angles)) * (2.0 / CHEBYSHEV)
+        modes[0] /= 2.0
+        coefficients = np.tensordot(modes, values, axes=1)
+        size = np.abs(values).max(axis=0) + 1e-300
+        tail = float((np.abs(coefficients[-3:]).max(axis=0) / size).max())
+        if tail < INTERPOLATED:
+            position = np.clip((2.0 * r - low - high) / (high - low), -1.0, 1.0)
+            basis = np.cos(np.outer(np.arccos(position), np.arange(CHEBYSHEV)))
+            return np.tensordot(basis, coefficients, axes=1), accuracy + 10.0 * tail
+    out, accuracy = np.empty((r.size, n.size, 6)), 0.0
+    for i, radius in enumerate(r):
+        x, log_weights, spread = cosine_nodes(measure, float(radius))
+        scores = (radius * x)[None]
+        along = error_from_nodes(scores, log_weights, x[:, None], None, n, details=True)
+        across = error_from_nodes(scores, log_weights, torch.zeros_like(x)[:, None], spread, n)
+        assert along.bias is not None
+        parts = (along.mse, across.mse, along.dmse_dlogn, across.dmse_dlogn, along.bias[..., 0], along.sum_p2)
+        out[i] = np.stack([part[0] for part in parts], axis=-1)
+        accuracy = max(accuracy, along.accuracy, across.accuracy)
+    return out, accuracy
+
+
+def _along_tilts(head: Head, measure: Measure, x: Tensor, n: Counts, details: bool) -> Result:
+    """One query at a time: nodes along its tilt, values V y given the score, and what they spread across it."""
+    theta, V = head.tilt(x).double(), head.V.double()
+    parts = []
+    for row in theta:
+        lines = disintegrate(measure, row)
+        parts.append(
+            error_from_nodes(
+                torch.cat([line.scores for line in lines])[None],
+                torch.cat([line.log_weights for line in lines]),
+                torch.cat([line.means for line in lines]) @ V.T,
+                torch.cat([line.extra(V) for line in lines]),
+                n,
+                details=details,
+            )
+        )
+    joined = concatenate(parts)
+    errors = replace(joined.queries(), limit=limit(head, measure)(x).cpu().numpy(), delta=_delta_trace(head, measure, x))
+    return errors, joined.dmse_dlogn, joined.accuracy
+
+
+def _through_pool(head: Head, measure: Measure, x: Tensor, n: Counts, details: bool, size: int, seed: int) -> ErrorCurve:
+    """Exact for a pool drawn from the law: right for the law up to the pool's own sampling error."""
+    tokens = measure.sample(size, torch.Generator().manual_seed(seed)).double()
+    curve = exact_pool_curve(head.queries(x), head.keys(tokens), head.values(tokens), n, scale=1.0, details=details)
+    origin = f"exact for a pool of {size} tokens drawn from {type(measure).__name__} (seed {seed}), with replacement"
+    return replace(curve, kind="pool", origin=origin)
+
+
+def _delta_trace(head: Head, measure: Measure, x: Tensor) -> Floats:
+    trace: Floats = delta_covariance(head, measure, x).diagonal(dim1=-2, dim2=-1).sum(-1).cpu().numpy()
+    return trace

@@ -1,0 +1,163 @@
+"""The Laplace integrals that give the exact error at n tokens, by a trapezoid rule in tau = log t.
+
+One query; keys come from a law with weights w_j; e_j = exp(score), c_j = value - limit, b_j = variance of the value
+given the key. 1/S^2 = int t exp(-tS) dt over t > 0 turns the softmax's denominator S into a product over keys. Drawing
+n keys, with phi(t) = E exp(-te),
+
+    E||Gamma_n - Gamma||^2 = n int t E[e^2 (|c|^2 + b) exp(-te)] phi^(n-1) dt
+                             + n (n-1) int t |E[e c exp(-te)]|^2 phi^(n-2) dt
+    E Gamma_n - Gamma      = n int E[e c exp(-te)] phi^(n-1) dt
+    E sum_j p_j^2          = n int t E[e^2 exp(-te)] phi^(n-1) dt
+
+Keeping each of N keys with probability f, D_j = 1 - f + f exp(-t e_j), P = prod_j D_j, w_j = f e_j exp(-t e_j) / D_j:
+
+    E||Gamma_f - Gamma||^2 = int t P ( sum_j f (1-f) e_j^2 exp(-t e_j) / D_j^2 |c_j|^2 + |sum_j w_j c_j|^2 ) dt
+
+where no kept key counts as no error (its S is 0). Every functional is a sum over keys of a kernel of u = tau + score.
+
+Both integrands are E[|sum e c|^2 t^2 exp(-tS)] dtau, an average of positive bumps of one shape. Two rigorous statements
+follow: the trapezoid rule of step H is wrong by a relative 2 sum_k |Gamma(2 + 2 pi i k / H)| at most (Poisson
+summation), and the parts cut off at both ends have the bounds that stop the march below.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from esscher.convergence.curve import QueryErrors
+
+__all__ = ["Family", "Integral", "Moments", "NodeErrors", "Source", "aliasing", "as_numpy", "march", "step_for"]
+
+Floats = npt.NDArray[np.float64]
+Family = Callable[[Tensor, Tensor], dict[str, tuple[str, Tensor]]]  # (u, tau) -> name: (channel, kernel)
+
+HIGHEST = 6.5  # exp(-exp(6.5)) = 1e-289: larger u change nothing, and smaller numbers are slow
+TINY = 1e-300
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What the pool is as n grows without end; e measured from the anchor."""
+
+    limit: Tensor  # Gamma, (m, d)
+    mean: Tensor  # E c, (m, d)
+    variance: Tensor  # E(|c|^2 + b), (m,)
+    log_first: Tensor  # log E e, (m,)
+    log_pair: Tensor  # log E e^2, (m,)
+    log_spread: Tensor  # log E[e^2 (|c|^2 + b)], (m,)
+
+    @property
+    def delta(self) -> Tensor:
+        """lim n * MSE = E[e^2 (|c|^2 + b)] / (E e)^2."""
+        return torch.exp(self.log_spread - 2 * self.log_first)
+
+
+@runtime_checkable
+class Source(Protocol):
+    """A weighted pool seen from m queries; scores are measured from an anchor that no score of the query exceeds."""
+
+    @property
+    def moments(self) -> Moments: ...
+
+    @property
+    def span(self) -> float:
+        """No score lies further below the anchor."""
+        ...
+
+    @property
+    def chunk(self) -> int:
+        """Nodes to ask for at once, between two looks at the tails."""
+        ...
+
+    def contract(self, tau: Tensor, family: Family) -> dict[str, Tensor]:
+        """E[kernel(tau + score) x channel] for each kernel of the family, on nodes ``tau``.
+
+        Channels "mass" 1 and "spread" |c|^2 + b give (m, nodes); "value" c gives (m, d, nodes), maybe in float32.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class NodeErrors:
+    """What the integrals give for each query and n; arrays as in QueryErrors."""
+
+    mse: Floats
+    sum_p2: Floats
+    dmse_dlogn: Floats  # n d mse / d n; at n = N of keep_fraction the mse is 0 and this is nan
+    limit: Floats
+    delta: Floats
+    bias: Floats | None
+    accuracy: float  # bound or estimate of the relative error of sqrt(mse), rounding of the inputs apart
+
+    def queries(self) -> QueryErrors:
+        return QueryErrors(mse=self.mse, sum_p2=self.sum_p2, limit=self.limit, delta=self.delta, bias=self.bias)
+
+
+def aliasing(step: float) -> float:
+    """2 sum_k |Gamma(2 + i y_k)|, y_k = 2 pi k / step, |Gamma(2 + iy)|^2 = (1 + y^2) pi y / sinh(pi y)."""
+    total = 0.0
+    for k in (1, 2, 3):
+        y = 2 * math.pi * k / step
+        if y < 200:
+            total += 2 * math.sqrt((1 + y * y) * math.pi * y / math.sinh(math.pi * y))
+    return total
+
+
+def step_for(tol: float) -> float:
+    """The longest step, in hundredths, whose aliasing is at most ``tol``."""
+    return next(step / 100 for step in range(70, 9, -1) if aliasing(step / 100) <= tol)
+
+
+class Integral(Protocol):
+    """Sums over nodes tau, and bounds on what lies outside them; rows are the mean squared error and E sum_j p_j^2."""
+
+    def add(self, tau: Tensor) -> None: ...
+
+    def found(self) -> Tensor: ...
+
+    def above(self, tau: float) -> Tensor:
+        """Bound on what the nodes above tau, the last one added upward, would add."""
+        ...
+
+    def below(self, tau: float) -> Tensor: ...
+
+
+def march(source: Source, integral: Integral, start: float, lowest: float, step: float, tol: float) -> None:
+    """Add lattice nodes upward from ``start``, then downward, until what is cut off is below ``tol`` of what is found.
+
+    Whatever the bounds say, nothing is left below ``lowest``, nor where t e > exp(4) for every key.
+    """
+    highest = source.span + 4
+    chunk, device = source.chunk, source.moments.limit.device
+
+    def add(first: int) -> None:
+        integral.add(step * torch.arange(first, first + chunk, dtype=torch.float64, device=device))
+
+    def negligible(rest: Tensor) -> bool:
+        return bool((rest <= tol * integral.found() + TINY).all())
+
+    origin = math.floor(min(start, highest) / step)
+    index = origin
+    while True:
+        add(index)
+        index += chunk
+        last = step * (index - 1)
+        if last > highest or negligible(integral.above(last)):
+            break
+    index = origin
+    while step * index > lowest and not negligible(integral.below(step * index)):
+        index -= chunk
+        add(index)
+
+
+def as_numpy(x: Tensor) -> Floats:
+    out: Floats = x.detach().cpu().numpy()
+    return out

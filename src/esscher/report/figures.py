@@ -1,0 +1,179 @@
+"""Figure files with matplotlib: error curves with what theory says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter, NullFormatter
+
+from esscher.convergence.curve import ErrorCurve
+from esscher.theory.prediction import Prediction
+
+__all__ = [
+    "PALETTE",
+    "STYLE",
+    "check_format",
+    "plot_bounds",
+    "plot_curve",
+    "plot_exponents",
+    "save_figure",
+    "save_predictions",
+]
+
+# Okabe and Ito's colours, told apart by colour-blind readers too
+PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999", "#000000"]
+STYLE: dict[Any, Any] = {
+    "font.size": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "grid.linewidth": 0.5,
+    "legend.frameon": False,
+    "legend.fontsize": 7,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "esscher",
+}
+FORMATS = ("svg", "pdf", "png")
+DASHES = {"proved": "-", "heuristic": "--", "experimental": ":", "asymptotic": "-.", "exact": "-"}
+HEADROOM = 100.0  # bounds further above the curve than this are left out of the picture
+
+
+def plot_curve(ax: Any, curve: ErrorCurve, *, color: str = PALETTE[0], label: str = "exact") -> None:
+    """Root mean square error against n, log-log, with its 95 % quantile over queries and, if sampled, its standard error."""
+    ax.plot(curve.n, curve.rms, color=color, label=label, lw=1.6)
+    if curve.q95 is not None:
+        ax.plot(curve.n, curve.q95, color=color, lw=0.8, ls=":", label=f"{label}, 95 % of queries")
+    if curve.stderr.any():
+        ax.errorbar(curve.n, curve.rms, yerr=2 * curve.stderr, fmt="none", ecolor=color, lw=0.8)
+    ax.set(xscale="log", yscale="log", xlabel="tokens n", ylabel="rms error")
+
+
+def plot_bounds(ax: Any, curve: ErrorCurve, found: Sequence[Prediction]) -> None:
+    """Values that speak of the plotted error, the L2 mean square, where they fall into the picture."""
+    positive = curve.rms[curve.rms > 0]
+    low, high = float(positive.min()), float(positive.max())
+    if curve.delta is not None and np.isfinite(curve.delta):
+        ax.plot(curve.n, np.sqrt(curve.delta / curve.n), color=PALETTE[6], lw=1.0, ls="-.", label="delta method")
+    drawn = 0
+    for prediction in found:
+        if prediction.value is None or not prediction.applies or not prediction.quantity.startswith("l2"):
+            continue
+        height = prediction.rms(curve.n)
+        visible = np.isfinite(height) & (height < HEADROOM * high)
+        if visible.any():
+            color = PALETTE[1 + drawn % (len(PALETTE) - 1)]
+            ax.plot(curve.n[visible], height[visible], color=color, lw=1.0, ls=_dashes(prediction), label=_label(prediction))
+            drawn += 1
+    ax.set_ylim(low / 2, HEADROOM * high)
+
+
+def plot_exponents(ax: Any, curve: ErrorCurve, found: Sequence[Prediction]) -> None:
+    """The local exponent -d log rms / d log n, and the constant exponents that rates claim."""
+    if curve.slope is not None:
+        ax.plot(curve.n, -curve.slope, color=PALETTE[0], lw=1.6, label="exact, local")
+    rates = [p for p in found if p.value is None and p.exponent is not None and p.applies]
+    for i, prediction in enumerate(rates):
+        color = PALETTE[1 + i % (len(PALETTE) - 1)]
+        assert prediction.exponent is not None
+        ax.axhline(prediction.exponent, color=color, lw=1.0, ls=_dashes(prediction), label=_label(prediction))
+    ax.set(xscale="log", xlabel="tokens n", ylabel="exponent", ylim=(0.0, None))
+
+
+def _dashes(prediction: Prediction) -> str:
+    return next((dash for word, dash in DASHES.items() if prediction.status.startswith(word)), ":")
+
+
+def _label(prediction: Prediction) -> str:
+    return f"{prediction.name} ({prediction.status})"
+
+
+def save_predictions(curve: ErrorCurve, found: Sequence[Prediction], path: Path) -> None:
+    """Exact error with every bound on it that applies, and below the local exponent beside the rates' exponents."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(7.0, 5.6), layout="constrained")
+        top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
+        plot_curve(top, curve)
+        plot_bounds(top, curve, found)
+        top.set(xlabel="")
+        plot_exponents(bottom, curve, found)
+        for ax in (top, bottom):
+            ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+        save_figure(figure, path)
+
+
+def save_rates(curves: Any, rates: Any, title: str, path: Path) -> None:
+    """Left: measured errors (points, two standard errors) and the exact ones (lines). Right: exponents against the horizon.
+
+    ``curves`` and ``rates`` are a run's tables as pandas frames; ``curves`` is None where nothing could be measured.
+    """
+    metrics = list(dict.fromkeys(rates["metric"]))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(7.2, 2.6 * len(metrics) + 0.4), layout="constrained")
+        for row, metric in zip(figure.subplots(len(metrics), 2, squeeze=False), metrics, strict=True):
+            _errors_panel(row[0], None if curves is None else curves[curves["metric"] == metric], metric)
+            _exponents_panel(row[1], rates[rates["metric"] == metric])
+        figure.suptitle(title)
+        save_figure(figure, path)
+
+
+def _errors_panel(ax: Any, curves: Any, metric: str) -> None:
+    ax.set(xscale="log", yscale="log", xlabel="tokens n", ylabel=f"rms error ({metric})")
+    if curves is None or curves.empty:
+        ax.text(0.5, 0.5, "no limit, nothing to measure", ha="center", va="center", transform=ax.transAxes)
+        return
+    for (point, kind), part in curves.groupby(["point", "kind"]):
+        color = PALETTE[int(point) % len(PALETTE)]
+        value = float(part["value"].iloc[0])
+        if kind == "montecarlo":
+            label = None if np.isnan(value) else f"{value:g}"
+            ax.errorbar(part["n"], part["rms"], yerr=2 * part["stderr"], fmt="o", ms=2.5, lw=0.8, color=color, label=label)
+        else:
+            ax.plot(part["n"], part["rms"], color=color, lw=0.8)
+    if curves["value"].notna().any():
+        ax.legend(ncols=2)
+
+
+def _exponents_panel(ax: Any, rates: Any) -> None:
+    measured = rates[rates["exponent"].notna()].sort_values("horizon2")
+    ax.set(xlabel="two-sided horizon", ylabel="exponent", ylim=(0.0, 0.65))
+    ax.axhline(0.5, color=PALETTE[6], lw=0.8, ls=":")
+    if measured.empty:
+        return
+    ax.set_xscale("log")
+    ax.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ticks = np.unique(measured["horizon2"].to_numpy())
+    ax.set_xticks(ticks[:: -(-ticks.size // 6)])
+    ends = np.abs(measured[["low", "high"]].to_numpy().T - measured["exponent"].to_numpy())
+    ax.errorbar(measured["horizon2"], measured["exponent"], yerr=ends, fmt="o", ms=3, lw=0.8, color=PALETTE[0], label="measured")
+    lines = {
+        "exact_exponent": ("exact", "-"),
+        "sharp": ("sharp (heuristic)", "--"),
+        "bohbot_experimental": (r"$1/(2(1+\Psi))$ (experimental)", ":"),
+        "bohbot": (r"$1/(2(1+32\Psi))$ (proved)", "-."),
+    }
+    for i, (column, (label, dashes)) in enumerate(lines.items()):
+        if measured[column].notna().any():
+            ax.plot(measured["horizon2"], measured[column], color=PALETTE[1 + i], ls=dashes, lw=1.0, label=label)
+    ax.legend()
+
+
+def check_format(path: Path) -> str:
+    """The format a figure's name asks for."""
+    kind = path.suffix.removeprefix(".")
+    if kind not in FORMATS:
+        raise ValueError(f"figure: expected a file name ending in .{', .'.join(FORMATS)}, got {path.name!r}")
+    return kind
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure in the format its name ends with."""
+    kind = check_format(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=200, metadata={"Date": None} if kind == "svg" else None)

@@ -1,0 +1,224 @@
+"""Run a spec to its tables, or go on where a run stopped: finished units are neither done again nor lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from esscher.runs.cluster import Cluster
+from esscher.runs.errors import Damaged, RunError, RunIncomplete, RunInterrupted, StoreError, resume_command
+from esscher.runs.executor import Executor, InProcess
+from esscher.runs.job import entry_of, find_job, read_spec
+from esscher.runs.lock import held
+from esscher.runs.manifest import MANIFEST, Failure, Manifest, Start, Status, now, read_manifest
+from esscher.runs.processes import Processes
+from esscher.runs.progress import Report, Tracker
+from esscher.runs.provenance import commit, machine, versions
+from esscher.runs.run import LOCK, Run, load_run
+from esscher.runs.spec import RunSpec
+from esscher.runs.store import Store
+from esscher.runs.survey import Found, refuse_foreign, survey
+from esscher.runs.tables import as_tables
+from esscher.runs.work import Order, Outcome, describe
+
+__all__ = ["execute", "resume"]
+
+_MANIFEST_SECONDS = 5.0  # while units fail, the manifest is written again at most so often
+
+
+def execute(
+    spec: RunSpec | Mapping[str, Any] | str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    workers: int = 1,
+    dask: str | None = None,
+    progress: Report | None = None,
+    tries: int = 3,
+) -> Run:
+    """Do every unit of a spec (an object, a mapping, or a YAML file) and store the tables in the folder ``out``.
+
+    ``workers`` local processes (1: this process), or a Dask cluster: "tcp://host:port", or "local" for one of
+    ``workers`` processes. The tables are the same, bit for bit. ``progress`` is called with a Progress after each unit.
+    A unit that fails ``tries`` times is recorded, and RunIncomplete is raised once the others are done. Ctrl-C raises
+    RunInterrupted. A folder that holds part of this very run is completed; one that holds another is refused.
+    """
+    if not isinstance(spec, RunSpec):
+        spec = read_spec(spec)
+    job = find_job(spec.job)
+    if not isinstance(spec, job.spec):
+        raise ValueError(f"spec: job {job.name} expects a {job.spec.__name__}, got a {type(spec).__name__}")
+    refuse_foreign(Path(out))
+    return _run(Path(out), spec, workers, dask, progress, tries)
+
+
+def resume(
+    path: str | os.PathLike[str],
+    *,
+    workers: int = 1,
+    dask: str | None = None,
+    progress: Report | None = None,
+    tries: int = 3,
+) -> Run:
+    """Complete a run: finished units are skipped, failed ones tried again, damaged shards done again and named.
+
+    A lost or truncated manifest is written again from the shards.
+    """
+    if not (Path(path) / MANIFEST).exists() and Store(Path(path)).count() == 0:
+        read_manifest(Path(path))  # raises: there is nothing to go on with, so nothing may be made here
+    return _run(Path(path), None, workers, dask, progress, tries)
+
+
+def _run(path: Path, spec: RunSpec | None, workers: int, dask: str | None, progress: Report | None, tries: int) -> Run:
+    for name, value in (("workers", workers), ("tries", tries)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")
+    store = Store(path)
+    store.create()
+    with held(path / LOCK):
+        store.sweep()
+        found = survey(store, spec)
+        tracker = Tracker(progress, done=len(found.done), total=len(found.units))
+        with tracker:
+            for note in found.notes:
+                tracker.say(note)
+            if _is_finished(store, found):
+                return load_run(path)
+            executor = f"dask {dask}" if dask else f"{workers} processes" if workers > 1 else "this process"
+            log = _Log(store, _begun(found, executor))
+            with _ended(log, len(found.units)):
+                if found.pending:
+                    order = Order(entry_of(found.job.name), log.manifest.header)
+                    with _executor(order, path, workers, dask, len(found.pending)) as where:
+                        _compute(found, where, log, tracker, tries)
+                tables = _consolidate(store, found, log.manifest)
+                log.end("incomplete" if log.failures else "complete", tables=tables)
+        run = load_run(path)
+    if run.failures:
+        raise RunIncomplete(run)
+    return run
+
+
+def _is_finished(store: Store, found: Found) -> bool:
+    """Whether all is done and sound, so that nothing need be touched."""
+    if found.pending or found.previous is None or found.previous.status != "complete":
+        return False
+    try:
+        for name in found.previous.tables:
+            store.read_table(name, found.spec.hash)
+    except Damaged:
+        return False
+    return True
+
+
+def _executor(order: Order, path: Path, workers: int, dask: str | None, pending: int) -> Executor:
+    if dask is not None:
+        return Cluster(order, dask, workers)
+    return Processes(order, path, min(workers, pending)) if workers > 1 else InProcess(order)
+
+
+def _begun(found: Found, executor: str) -> Manifest:
+    start = Start(started=now(), executor=executor, machine=machine(), versions=versions(), commit=commit())
+    if found.previous is None:
+        manifest = Manifest.begin(found.spec, found.units, found.hashes, start)
+    else:
+        manifest = found.previous.replaced(
+            status="running", ended=None, failures=(), tables={}, starts=(*found.previous.starts, start)
+        )
+    return manifest.replaced(notes=(*manifest.notes, *found.notes))
+
+
+class _Log:
+    """The manifest on the disk while the run goes on."""
+
+    def __init__(self, store: Store, manifest: Manifest) -> None:
+        self.store, self.manifest = store, manifest
+        self.failures: list[Failure] = []
+        self._write()
+
+    def fail(self, failure: Failure) -> None:
+        self.failures.append(failure)
+        if time.monotonic() - self._written > _MANIFEST_SECONDS:
+            self.manifest = self.manifest.replaced(failures=tuple(self.failures))
+            self._write()
+
+    def end(self, status: Status, *, tables: dict[str, int] | None = None, note: str | None = None) -> None:
+        failures = tuple(sorted(self.failures, key=lambda failure: failure.index))
+        notes = (*self.manifest.notes, note) if note else self.manifest.notes
+        self.manifest = self.manifest.replaced(status=status, ended=now(), failures=failures, notes=notes, tables=tables or {})
+        self._write()
+
+    def _write(self) -> None:
+        self.manifest.write(self.store)
+        self._written = time.monotonic()
+
+
+@contextlib.contextmanager
+def _ended(log: _Log, total: int) -> Iterator[None]:
+    """Whatever stops a run is written down if the disk allows, and raised with the command to go on."""
+    path, count = log.store.path, log.store.count  # counted on the disk: Ctrl-C may come right after a rename
+    try:
+        yield
+    except KeyboardInterrupt as cause:
+        with contextlib.suppress(StoreError):
+            log.end("incomplete", note="stopped by Ctrl-C")
+        raise RunInterrupted(path, count(), total) from cause
+    except RunError as cause:
+        with contextlib.suppress(StoreError):
+            log.end("incomplete", note=str(cause))
+        kept = f"the {count()} of {total} units that are finished are kept. To go on: {resume_command(path)}"
+        raise type(cause)(f"{cause}; {kept}") from cause
+    except Exception as cause:
+        with contextlib.suppress(StoreError):
+            log.end("failed", note=describe(cause)[0])
+        raise
+
+
+def _compute(found: Found, executor: Executor, log: _Log, tracker: Tracker, tries: int) -> None:
+    """Do the pending units, each as often as it may fail."""
+    for index in found.pending:
+        executor.submit(index, found.units[index])
+    failed: Counter[int] = Counter()
+    left = len(found.pending)
+    while left:
+        outcome = executor.next()
+        if outcome is None:
+            tracker.tick(executor.pids())
+            continue
+        if outcome.reason is None:
+            if outcome.data is not None:
+                log.store.write_shard(outcome.index, outcome.data)
+            tracker.done += 1
+            left -= 1
+        else:
+            failed[outcome.index] += 1
+            if failed[outcome.index] < tries:
+                executor.submit(outcome.index, found.units[outcome.index])
+            else:
+                _give_up(found, outcome, log, tracker, tries)
+                left -= 1
+        tracker.tick(executor.pids())
+
+
+def _give_up(found: Found, outcome: Outcome, log: _Log, tracker: Tracker, tries: int) -> None:
+    assert outcome.reason is not None
+    unit = found.units[outcome.index]
+    tracker.failed += 1
+    tracker.say(f"unit {outcome.index} {unit} failed {tries} times: {outcome.reason}")
+    failure = Failure(index=outcome.index, unit=unit, reason=outcome.reason, tries=tries, traceback=outcome.traceback)
+    log.fail(failure)
+
+
+def _consolidate(store: Store, found: Found, manifest: Manifest) -> dict[str, int]:
+    """Final tables from the shards there are, and their numbers of rows."""
+    shards = list(store.read_shards(found.units))
+    if not shards:
+        return {}
+    tables = as_tables(found.job.consolidate(found.spec, shards))
+    for name, table in tables.items():
+        store.write_table(name, table, manifest.header)
+    return {name: table.num_rows for name, table in tables.items()}

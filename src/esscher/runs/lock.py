@@ -1,0 +1,155 @@
+"""One writer per run. The lock file names its holder; the kernel drops the lock on it when the holder dies."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from esscher.runs.errors import RunLocked
+from esscher.runs.store import disk_error
+
+__all__ = ["Holder", "held", "holder_of", "start_of"]
+
+_NO_FLOCK = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL}
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process that writes a run. ``start`` tells it from a later process of the same number."""
+
+    pid: int
+    host: str
+    start: str
+
+    @classmethod
+    def this_process(cls) -> Holder:
+        return cls(os.getpid(), socket.gethostname(), start_of(os.getpid()) or "")
+
+    def is_alive(self) -> bool | None:
+        """None where it cannot be known: on another host."""
+        if self.host != socket.gethostname():
+            return None
+        start = start_of(self.pid)
+        if start is not None:
+            return start == self.start
+        return False if Path("/proc/self/stat").exists() else _answers(self.pid)
+
+
+def start_of(pid: int) -> str | None:
+    """Boot and clock tick at which a process started; None when it is gone or there is no /proc."""
+    try:
+        # The name in brackets may hold spaces and brackets. Behind it: the state, and as the 20th field the start.
+        fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
+    except OSError:
+        return None
+    if fields[0] in "ZX":  # dead, only not yet collected by its parent
+        return None
+    return f"{boot}:{fields[19]}"
+
+
+def _answers(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def holder_of(path: Path) -> Holder | None:
+    """Who the lock file names; None when nobody, or nobody legible. Takes no lock and disturbs no writer."""
+    try:
+        return Holder(**json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+@contextlib.contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Hold the lock file, or raise RunLocked with the pid and host of who does.
+
+    The file is made with O_EXCL or opened as it is, then locked by flock, which ends with the process. Whoever has the
+    flock and finds a dead holder's name in the file puts its own there: two takers cannot both have it.
+    """
+    descriptor = _take(path)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(asdict(Holder.this_process())).encode(), 0)
+    except OSError as cause:
+        os.close(descriptor)
+        raise disk_error(cause, path) from cause
+    try:
+        yield
+    finally:
+        # Removed while still locked: a process that opened the old file sees that its name is gone and starts over.
+        with contextlib.suppress(OSError):
+            path.unlink()
+        os.close(descriptor)
+
+
+def _take(path: Path) -> int:
+    while True:
+        descriptor, created = _open(path)
+        try:
+            locked = _lock(descriptor, path)
+            holder = holder_of(path)
+            if holder is None and not (locked or created):
+                raise _refusal(path, None)
+            if holder is not None and holder.is_alive() is not False:
+                raise _refusal(path, holder)
+            if _is_at(descriptor, path):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _open(path: Path) -> tuple[int, bool]:
+    """A descriptor of the file, and whether this call made it."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644), True
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o644), False
+    except OSError as cause:
+        raise disk_error(cause, path) from cause
+
+
+def _lock(descriptor: int, path: Path) -> bool:
+    """Whether the kernel locks it for us; False on a file system without flock: then the name in it is all there is."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as cause:
+        raise _refusal(path, holder_of(path)) from cause
+    except OSError as cause:
+        if cause.errno in _NO_FLOCK:
+            return False
+        raise disk_error(cause, path) from cause
+    return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _refusal(path: Path, holder: Holder | None) -> RunLocked:
+    if holder is None:
+        return RunLocked(f"{path.parent}: another process is just taking this run; if there is none, remove {path}")
+    who = f"{path.parent}: process {holder.pid} on host {holder.host} is writing this run"
+    if holder.is_alive() is None:
+        return RunLocked(f"{who}, and whether it lives cannot be seen from here; if it is gone, remove {path}")
+    if not holder.is_alive():
+        return RunLocked(f"{who}: it died, but a process it started still holds the lock; end that one first")
+    return RunLocked(f"{who}; wait for it or stop it first")

@@ -1,0 +1,134 @@
+"""The manifest of a run: what it is, where it comes from, how far it got."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from esscher.runs.errors import Damaged, RunError, resume_command
+from esscher.runs.spec import RunSpec, Unit, digest
+from esscher.runs.store import Store, write_durable
+from esscher.runs.tables import SCHEMA, check_schema
+
+__all__ = ["MANIFEST", "Failure", "Manifest", "Start", "Status", "now", "read_manifest"]
+
+MANIFEST = "manifest.json"
+Status = Literal["running", "complete", "incomplete", "failed"]
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Failure(_Record):
+    """A unit that failed every time it was tried."""
+
+    index: int
+    unit: Unit
+    reason: str
+    tries: int
+    traceback: str = ""
+
+
+class Start(_Record):
+    """One start of the run, the first or a resumption: which code, on what machine, by which executor."""
+
+    started: str
+    executor: str
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    commit: str | None = None
+
+
+class Manifest(_Record):
+    """``manifest.json``. ``status`` is as last written: a killed run still says running (see Run.status)."""
+
+    schema_version: int = SCHEMA
+    job: str
+    spec: dict[str, Any]
+    spec_hash: str
+    hashes: dict[str, str]  # of what the result depends on beside the spec: model, corpus
+    units: int
+    units_hash: str
+    seed: int
+    device: str
+    dtype: str
+    threads: int
+    status: Status
+    started: str
+    ended: str | None = None
+    starts: tuple[Start, ...]
+    failures: tuple[Failure, ...] = ()
+    notes: tuple[str, ...] = ()  # what a reader should know: damaged shards done again, a manifest rebuilt
+    tables: dict[str, int] = {}  # final tables and their numbers of rows
+
+    @classmethod
+    def begin(cls, spec: RunSpec, units: list[Unit], hashes: dict[str, str], start: Start) -> Manifest:
+        return cls(
+            job=spec.job,
+            spec=spec.as_dict(),
+            spec_hash=spec.hash,
+            hashes=hashes,
+            units=len(units),
+            units_hash=digest(units),
+            seed=spec.seed,
+            device=spec.device,
+            dtype=spec.dtype,
+            threads=spec.threads,
+            status="running",
+            started=start.started,
+            starts=(start,),
+        )
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What every file of the run carries: enough to write this manifest again."""
+        return {"job": self.job, "spec": self.spec, "spec_hash": self.spec_hash, "hashes": self.hashes}
+
+    def replaced(self, **changes: Any) -> Manifest:
+        return self.model_copy(update=changes)
+
+    def write(self, store: Store) -> None:
+        text = json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False, allow_nan=False)
+        write_durable(store.path / MANIFEST, text.encode("utf-8") + b"\n")
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of a run directory, or a RunError that says what is wrong and what to do."""
+    file = path / MANIFEST
+    try:
+        content = json.loads(file.read_text("utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError(f"expected an object, got {type(content).__name__}")
+        check_schema(content.get("schema_version"), str(file))
+        return Manifest.model_validate(content)
+    except FileNotFoundError as cause:
+        raise Damaged(_missing(path)) from cause
+    except (ValidationError, ValueError) as cause:
+        raise Damaged(f"{file}: damaged or truncated ({_short(cause)}); {_remedy(path)}") from cause
+    except OSError as cause:
+        raise RunError(f"{file}: cannot be read: {cause.strerror or cause}") from cause
+
+
+def _missing(path: Path) -> str:
+    if not path.is_dir():
+        return f"{path}: no such run directory"
+    if Store(path).count() == 0:
+        return f"{path}: not a run directory: it has no {MANIFEST}"
+    return f"{path}: its {MANIFEST} is missing; {_remedy(path)}"
+
+
+def _remedy(path: Path) -> str:
+    return f"{Store(path).count()} finished units are kept, and {resume_command(path)} writes it again from them"
+
+
+def _short(cause: Exception) -> str:
+    return str(cause).splitlines()[0]

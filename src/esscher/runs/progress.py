@@ -1,0 +1,141 @@
+"""How far a run is: a snapshot for callbacks, a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+__all__ = ["Progress", "Report", "Tracker", "memory_of", "terminal"]
+
+_log = logging.getLogger("esscher.runs")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Units done and to do; the rate and the time left since this start; memory of all local processes in bytes."""
+
+    done: int
+    total: int
+    failed: int = 0
+    rate: float | None = None  # units per second
+    seconds_left: float | None = None
+    memory: int | None = None
+    message: str | None = None  # what happened, in words
+    ended: bool = False
+
+    def line(self) -> str:
+        """All of it on one line."""
+        parts = [f"{self.done}/{self.total} units"]
+        if self.failed:
+            parts.append(f"{self.failed} failed")
+        if self.rate is not None:
+            parts.append(f"{self.rate:.3g}/s")
+        if self.seconds_left is not None and not self.ended:
+            parts.append(f"{_duration(self.seconds_left)} left")
+        if self.memory is not None:
+            parts.append(f"{self.memory / 2**20:.0f} MB")
+        return ", ".join(parts)
+
+
+Report = Callable[[Progress], object]
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def memory_of(pids: Iterable[int] = ()) -> int:
+    """Resident memory now, in bytes, of this process and of those; without /proc, the largest this one ever had."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    total = 0
+    for pid in ("self", *pids):
+        try:
+            total += int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * page
+        except (OSError, IndexError):
+            continue
+    return total or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+class Tracker:
+    """Counts the units of one start and tells the report; without a report, messages go to the log."""
+
+    def __init__(self, report: Report | None, *, done: int, total: int) -> None:
+        self.done, self.total, self.failed = done, total, 0
+        self._report = report
+        self._before = done
+        self._start = time.monotonic()
+
+    def __enter__(self) -> Tracker:
+        self.tick()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, cause: BaseException | None, trace: TracebackType | None) -> None:
+        self.tick(ended=True)
+
+    def tick(self, pids: Iterable[int] = (), *, message: str | None = None, ended: bool = False) -> None:
+        if self._report is None:
+            return
+        elapsed = time.monotonic() - self._start
+        new = self.done - self._before
+        rate = new / elapsed if new and elapsed > 0 else None
+        left = (self.total - self.done - self.failed) / rate if rate else None
+        self._report(Progress(self.done, self.total, self.failed, rate, left, memory_of(pids), message, ended))
+
+    def say(self, message: str) -> None:
+        if self._report is None:
+            _log.warning("%s", message)
+        self.tick(message=message)
+
+
+def terminal(stream: Any = None, every: float = 5.0) -> Report:
+    """A report for people on a stream, standard error unless told: a bar on a terminal, else a line now and then."""
+    stream = sys.stderr if stream is None else stream
+    return _Bar(stream) if stream.isatty() else _Lines(stream, every)
+
+
+class _Lines:
+    """A line at the start, at the end and every few seconds; messages at once."""
+
+    def __init__(self, stream: Any, every: float) -> None:
+        self._stream, self._every = stream, every
+        self._last = float("-inf")
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.message is not None:
+            print(progress.message, file=self._stream, flush=True)
+        elif progress.ended or time.monotonic() - self._last >= self._every:
+            self._last = time.monotonic()
+            print(progress.line(), file=self._stream, flush=True)
+
+
+class _Bar:
+    """rich's bar; messages appear above it."""
+
+    def __init__(self, stream: Any) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as Rich
+
+        self._bar: Any = Rich(BarColumn(), TextColumn("{task.description}"), console=Console(file=stream))
+        self._task: Any = None
+
+    def __call__(self, progress: Progress) -> None:
+        if self._task is None:
+            self._task = self._bar.add_task("", total=progress.total)
+            self._bar.start()
+        if progress.message is not None:
+            self._bar.console.print(progress.message, markup=False, highlight=False, soft_wrap=True)
+        self._bar.update(self._task, completed=progress.done, description=progress.line())
+        if progress.ended:
+            self._bar.stop()
+            self._task = None

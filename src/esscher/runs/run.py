@@ -1,0 +1,110 @@
+"""A stored run as tables. Reading needs neither the job's code nor torch."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from esscher.runs.errors import RunError, resume_command
+from esscher.runs.lock import holder_of
+from esscher.runs.manifest import MANIFEST, Failure, Manifest, Status, read_manifest
+from esscher.runs.progress import Progress
+from esscher.runs.store import Store
+from esscher.runs.tables import concatenate
+
+__all__ = ["LOCK", "Run", "list_runs", "load_run"]
+
+LOCK = "lock"
+_log = logging.getLogger("esscher.runs")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory: its manifest as it was when read, its tables as pandas frames."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        return self.manifest.spec
+
+    @property
+    def status(self) -> Status:
+        """complete, incomplete, failed, or running. A run whose writer was killed is incomplete."""
+        if self.manifest.status != "running":
+            return self.manifest.status
+        holder = holder_of(self.path / LOCK)
+        if holder is not None and holder.is_alive() is not False:
+            return "running"
+        # Nobody writes it: it ended since the manifest was read, or it was killed.
+        status = read_manifest(self.path).status
+        return "incomplete" if status == "running" else status
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        return self.manifest.failures
+
+    @property
+    def progress(self) -> Progress:
+        """Units finished now, by the shards there are."""
+        ended = self.status != "running"
+        return Progress(Store(self.path).count(), self.manifest.units, failed=len(self.failures), ended=ended)
+
+    @property
+    def tables(self) -> list[str]:
+        """Names of the final tables."""
+        return sorted(self.manifest.tables)
+
+    def arrow(self, name: str) -> pa.Table:
+        """A final table as Arrow, its checksum verified."""
+        if name not in self.manifest.tables:
+            raise ValueError(self._no_table(name))
+        return Store(self.path).read_table(name, self.manifest.spec_hash)
+
+    def table(self, name: str) -> Any:
+        """A final table as a pandas frame, its checksum verified."""
+        return self.arrow(name).to_pandas()
+
+    def partial(self, name: str) -> Any:
+        """Rows of the units finished so far, in the order of units and before consolidation, as a pandas frame."""
+        store = Store(self.path)
+        found = concatenate(None, [store.read_shard(index) for index in store.indices()])
+        if name not in found:
+            raise ValueError(f"{self.path}: no finished unit has a table {name!r}; there are: {', '.join(found) or 'none'}")
+        return found[name].to_pandas()
+
+    def _no_table(self, name: str) -> str:
+        if self.tables:
+            return f"{self.path}: no table {name!r}; there are: {', '.join(self.tables)}"
+        progress = self.progress
+        return (
+            f"{self.path}: no tables yet, {progress.done} of {progress.total} units are done ({self.status}); "
+            f"{resume_command(self.path)} completes it, and partial({name!r}) shows what there is"
+        )
+
+
+def load_run(path: str | os.PathLike[str]) -> Run:
+    """A stored run, finished or not."""
+    return Run(Path(path), read_manifest(Path(path)))
+
+
+def list_runs(folder: str | os.PathLike[str] = ".") -> list[Run]:
+    """The runs in a folder, oldest first; a run that cannot be read is named in the log and left out."""
+    root = Path(folder)
+    if not root.is_dir():
+        raise RunError(f"{root}: no such folder")
+    runs = []
+    for path in sorted(root.iterdir()):
+        if not (path / MANIFEST).exists() and Store(path).count() == 0:
+            continue
+        try:
+            runs.append(load_run(path))
+        except RunError as cause:
+            _log.warning("%s", cause)
+    return sorted(runs, key=lambda run: run.manifest.started)

@@ -1,0 +1,95 @@
+"""The spec of a run: frozen, the same as a YAML file, as flags and as a Python object; its hash is its identity."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+__all__ = ["RunSpec", "Unit", "canonical_json", "digest", "read_mapping"]
+
+_S = TypeVar("_S", bound="RunSpec")
+Unit = dict[str, Any]  # names one piece of work; whatever JSON can hold
+
+
+def canonical_json(value: Any) -> str:
+    """One text per value: keys sorted, no spaces, shortest floats that read back the same, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def digest(value: Any) -> str:
+    """sha256 of the canonical JSON, as 64 hexadecimal digits."""
+    return hashlib.sha256(canonical_json(value).encode("utf-8")).hexdigest()
+
+
+class RunSpec(BaseModel):
+    """Base of every job's spec. A subclass fixes ``job`` by a Literal and adds its own fields (tuples, not lists).
+
+    Everything that can change a bit of the result belongs here, ``threads`` included: each unit is computed with
+    exactly that many threads in whichever process, since the order of a parallel sum depends on it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+
+    job: str
+    seed: int = Field(default=0, ge=0, description="seed of all randomness")
+    device: str = Field(default="cpu", description="where units are computed")
+    dtype: str = Field(default="float64", description="floating-point type of the computation")
+    threads: int = Field(default=1, ge=1, description="threads of each unit")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values, defaults included."""
+        return self.model_dump(mode="json")
+
+    def to_yaml(self) -> str:
+        return str(yaml.safe_dump(self.as_dict(), sort_keys=False, allow_unicode=True))
+
+    @property
+    def hash(self) -> str:
+        """sha256 of the canonical JSON of all fields: two specs of one hash are the same run."""
+        return digest(self.as_dict())
+
+    def unit_seed(self, unit: Unit) -> int:
+        """A seed for one unit, from the spec's seed and the unit alone: the order of units does not matter."""
+        return int(digest([self.seed, unit])[:15], 16)
+
+    @classmethod
+    def read(cls: type[_S], source: str | Path | Mapping[str, Any], **changes: Any) -> _S:
+        """The spec from a YAML file or a mapping; ``changes`` (flags) replace fields. Bad input is a ValueError."""
+        origin = str(source) if isinstance(source, str | Path) else cls.__name__
+        fields = {**read_mapping(source), **changes}
+        try:
+            return cls.model_validate_json(canonical_json(fields))
+        except ValidationError as cause:
+            raise ValueError(f"{origin}: {_lines(cause)}") from cause
+        except (TypeError, ValueError) as cause:
+            raise ValueError(f"{origin}: expected plain values (numbers, strings, lists): {cause}") from cause
+
+
+def read_mapping(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    """Fields from a YAML file (or a mapping, as it is)."""
+    if isinstance(source, Mapping):
+        return dict(source)
+    try:
+        fields = yaml.safe_load(Path(source).read_text("utf-8"))
+    except OSError as cause:
+        raise ValueError(f"{source}: cannot be read: {cause.strerror or cause}") from cause
+    except (yaml.YAMLError, UnicodeDecodeError) as cause:
+        raise ValueError(f"{source}: not YAML: {' '.join(str(cause).split())}") from cause
+    if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
+        raise ValueError(f"{source}: expected 'name: value' lines, got {type(fields).__name__}")
+    return fields
+
+
+def _lines(cause: ValidationError) -> str:
+    """pydantic's findings on one line: field, what is wrong, what came."""
+    found = []
+    for error in cause.errors(include_url=False):
+        place = ".".join(str(step) for step in error["loc"]) or "spec"
+        found.append(f"{place}: {error['msg'][:1].lower()}{error['msg'][1:]} (got {error['input']!r})")
+    return "; ".join(found)

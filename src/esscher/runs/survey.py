@@ -1,0 +1,142 @@
+"""What a run directory already holds: which run it is, which units are sound, what was damaged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from esscher.runs.errors import Damaged, RunError
+from esscher.runs.job import Job, find_job, read_spec, units_of
+from esscher.runs.manifest import MANIFEST, Manifest, read_manifest
+from esscher.runs.provenance import versions
+from esscher.runs.spec import RunSpec, Unit, canonical_json, digest
+from esscher.runs.store import Store
+
+__all__ = ["Found", "refuse_foreign", "survey"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run as it is on the disk, ready to go on: everything still to do follows from it."""
+
+    job: Job
+    spec: RunSpec
+    units: list[Unit]
+    hashes: dict[str, str]
+    previous: Manifest | None
+    done: frozenset[int]
+    notes: tuple[str, ...]
+
+    @property
+    def pending(self) -> list[int]:
+        return [index for index in range(len(self.units)) if index not in self.done]
+
+
+def refuse_foreign(path: Path) -> None:
+    """A folder with other things in it is no place for a new run."""
+    if path.exists() and not path.is_dir():
+        raise RunError(f"{path}: expected a folder, or a name that is free, got a file")
+    if not path.is_dir() or (path / MANIFEST).exists() or Store(path).shards.is_dir():
+        return
+    other = sorted(entry.name for entry in path.iterdir() if entry.name != "lock" and not entry.name.startswith("."))
+    if other:
+        raise RunError(f"{path}: holds {other[0]!r} and no run; choose an empty folder or a new one")
+
+
+def survey(store: Store, spec: RunSpec | None) -> Found:
+    """What there is of the run of ``spec``, or of whichever run it is. Damaged shards are removed and named."""
+    previous, notes = _previous(store)
+    if spec is None:
+        spec = _recorded_spec(store, previous)
+    elif previous is not None and previous.spec_hash != spec.hash:
+        raise RunError(f"{store.path}: holds another run: {_difference(previous, spec)}; choose another folder")
+    job = find_job(spec.job)
+    units = units_of(job, spec)
+    hashes = {name: str(value) for name, value in job.hashes(spec).items()}
+    if previous is not None:
+        _check_unchanged(store.path, previous, units, hashes)
+        notes += _other_versions(previous)
+    done, damaged = _sound_shards(store, spec, units, hashes, known=previous is not None)
+    return Found(job, spec, units, hashes, previous, frozenset(done), (*notes, *damaged))
+
+
+def _previous(store: Store) -> tuple[Manifest | None, tuple[str, ...]]:
+    try:
+        manifest = read_manifest(store.path)
+    except Damaged as cause:
+        if store.count() == 0 and not (store.path / MANIFEST).exists():
+            return None, ()
+        return None, (f"{cause}: done now",)
+    if digest(manifest.spec) != manifest.spec_hash:
+        raise RunError(f"{store.path / MANIFEST}: the spec in it was changed; start a new run with the spec you want")
+    return manifest, ()
+
+
+def _recorded_spec(store: Store, previous: Manifest | None) -> RunSpec:
+    """The spec as the manifest has it, or any sound shard."""
+    if previous is not None:
+        fields, expected = previous.spec, previous.spec_hash
+    else:
+        header = _any_header(store)
+        fields, expected = header["spec"], header["spec_hash"]
+    spec = read_spec(fields)
+    if spec.hash != expected:
+        raise RunError(f"{store.path}: this esscher reads the spec of the run differently; use the version that began it")
+    return spec
+
+
+def _any_header(store: Store) -> dict[str, Any]:
+    for index in store.indices():
+        try:
+            return store.read_shard_header(index)
+        except Damaged:
+            continue
+    raise Damaged(f"{store.path}: no manifest and no sound shard, so the run cannot be known; start it again")
+
+
+def _check_unchanged(path: Path, previous: Manifest, units: list[Unit], hashes: dict[str, str]) -> None:
+    if previous.units_hash != digest(units):
+        raise RunError(
+            f"{path}: began with other units than its job now lists; use the esscher that began it, or start a new run"
+        )
+    changed = sorted(name for name in {*previous.hashes, *hashes} if previous.hashes.get(name) != hashes.get(name))
+    if changed:
+        raise RunError(f"{path}: its {', '.join(changed)} changed since it began; restore it, or start a new run")
+
+
+def _other_versions(previous: Manifest) -> tuple[str, ...]:
+    before, here = previous.starts[-1].versions, versions()
+    changed = [f"{name} {here.get(name)}, before {before.get(name)}" for name in here if here[name] != before.get(name)]
+    return (f"goes on with other versions, so bits may differ: {'; '.join(changed)}",) if changed else ()
+
+
+def _difference(previous: Manifest, spec: RunSpec) -> str:
+    here, there = spec.as_dict(), previous.spec
+    names = sorted(name for name in {*here, *there} if here.get(name) != there.get(name))
+    return ", ".join(f"{name} is {canonical_json(there.get(name))} there" for name in names)
+
+
+def _sound_shards(
+    store: Store, spec: RunSpec, units: list[Unit], hashes: dict[str, str], *, known: bool
+) -> tuple[set[int], list[str]]:
+    """Units whose shards hold, and a line for each that did not. ``known``: a manifest says whose shards these are."""
+    done: set[int] = set()
+    notes = []
+    expected = (spec.hash, hashes)
+    for index in store.indices():
+        path = store.shard_path(index)
+        try:
+            header = store.read_shard_header(index)
+            if (header.get("spec_hash"), header.get("hashes")) != expected:
+                if not known:
+                    raise RunError(f"{path}: belongs to another run, or to one on other data; choose another folder")
+                raise Damaged(f"{path}: damaged: belongs to another run")
+            if index >= len(units) or header.get("index") != index or header.get("unit") != units[index]:
+                raise Damaged(f"{path}: damaged: holds another unit than its name says")
+        except Damaged as cause:
+            store.remove_shard(index)
+            notes.append(f"{cause}; its unit is computed again")
+        else:
+            done.add(index)
+    return done, notes

@@ -1,0 +1,201 @@
+"""Tables and the bytes they are stored as: Parquet with a header and a checksum of the whole file in its metadata.
+
+The same tables give the same bytes: no time, no host, no order of arrival enters, only the version of pyarrow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from esscher.runs.errors import Damaged, RunError
+from esscher.runs.spec import Unit, canonical_json
+
+__all__ = [
+    "SCHEMA",
+    "Shard",
+    "as_table",
+    "as_tables",
+    "check_schema",
+    "concatenate",
+    "decode_shard",
+    "decode_table",
+    "encode_shard",
+    "encode_table",
+    "read_header",
+]
+
+SCHEMA = 1  # of every file of a run; raised when their meaning changes
+NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_NOTHING = "_"
+_MARK = b"sha256:"
+_BLANK = b"0" * 64
+_OPTIONS: dict[str, Any] = {"compression": "zstd", "version": "2.6", "write_statistics": False}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one unit produced."""
+
+    index: int
+    unit: Unit
+    tables: Mapping[str, pa.Table]
+
+
+def as_table(value: Any, name: str) -> pa.Table:
+    """A plain Arrow table from a table, a pandas frame, a mapping of columns or a list of rows."""
+    if isinstance(value, pa.Table):
+        table = value
+    elif isinstance(value, Mapping):
+        table = pa.table({column: _column(values) for column, values in value.items()})
+    elif isinstance(value, list):
+        table = pa.Table.from_pylist(value)
+    elif hasattr(value, "columns") and hasattr(value, "index"):
+        table = pa.Table.from_pandas(value, preserve_index=False)
+    else:
+        raise TypeError(f"table {name}: expected an Arrow table, a pandas frame, columns or rows, got {type(value).__name__}")
+    if table.num_columns == 0:
+        raise ValueError(f"table {name}: expected at least one column, got none")
+    if len(set(table.column_names)) < table.num_columns:
+        raise ValueError(f"table {name}: expected distinct column names, got {table.column_names}")
+    # A category is stored as its value: which codes it has differs from unit to unit.
+    plain = [_plain(field.type) for field in table.schema]
+    table = table.cast(pa.schema([pa.field(f.name, t) for f, t in zip(table.schema, plain, strict=True)]))
+    return table.replace_schema_metadata(None).combine_chunks()
+
+
+def as_tables(values: Any) -> dict[str, pa.Table]:
+    """Tables by name, names fit for files."""
+    if not isinstance(values, Mapping):
+        raise TypeError(f"expected tables by name, got {type(values).__name__}")
+    for name in values:
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise ValueError(f"table {name!r}: expected a name of small letters, digits and _")
+    return {name: as_table(values[name], name) for name in sorted(values)}
+
+
+def _column(values: Any) -> Any:
+    """numpy arrays from what converts to one (a tensor, say); Arrow takes the rest as it is."""
+    arrow = isinstance(values, pa.Array | pa.ChunkedArray)
+    return np.asarray(values) if hasattr(values, "__array__") and not arrow else values
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        return _plain(kind.value_type)
+    return pa.string() if pa.types.is_large_string(kind) else kind
+
+
+def concatenate(spec: Any, shards: Sequence[Shard]) -> dict[str, pa.Table]:
+    """Rows of all units in the order of units: the default way to final tables."""
+    pieces: dict[str, list[pa.Table]] = {}
+    for shard in shards:
+        for name, table in shard.tables.items():
+            pieces.setdefault(name, []).append(table)
+    return {name: _join(name, pieces[name]) for name in sorted(pieces)}
+
+
+def _join(name: str, tables: list[pa.Table]) -> pa.Table:
+    try:
+        return pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as cause:
+        raise ValueError(f"table {name}: its columns differ in type from unit to unit: {cause}") from cause
+
+
+def encode_shard(tables: Mapping[str, pa.Table], header: Mapping[str, Any]) -> bytes:
+    """Several tables as one file: one row, each table a column that holds a list of its rows."""
+    columns = {name: _nested(table) for name, table in tables.items()}
+    # A unit may find nothing, and Parquet wants a column.
+    return _seal(pa.table(columns or {_NOTHING: pa.nulls(1, pa.int8())}), header)
+
+
+def decode_shard(data: bytes, origin: str) -> tuple[dict[str, Any], dict[str, pa.Table]]:
+    """Header and tables of a shard whose checksum holds."""
+    header, row = decode_table(data, origin)
+    return header, {name: _flat(row.column(name)) for name in row.column_names if name != _NOTHING}
+
+
+def encode_table(table: pa.Table, header: Mapping[str, Any]) -> bytes:
+    """One table as one ordinary Parquet file."""
+    return _seal(table, header)
+
+
+def decode_table(data: bytes, origin: str) -> tuple[dict[str, Any], pa.Table]:
+    """Header and table of a file whose checksum holds."""
+    header, file = _opened(data, origin)
+    return header, file.read(use_threads=False).replace_schema_metadata(None)
+
+
+def _nested(table: pa.Table) -> pa.Array:
+    arrays = [column.combine_chunks() for column in table.columns]
+    rows = pa.StructArray.from_arrays(arrays, fields=list(table.schema))
+    return pa.LargeListArray.from_arrays(pa.array([0, table.num_rows], pa.int64()), rows)
+
+
+def _flat(column: pa.ChunkedArray) -> pa.Table:
+    rows = column.combine_chunks().flatten()
+    return pa.Table.from_arrays(rows.flatten(), schema=pa.schema(list(rows.type)))
+
+
+def _seal(table: pa.Table, header: Mapping[str, Any]) -> bytes:
+    """Parquet bytes whose checksum was taken with zeros in its own place."""
+    metadata = {
+        "esscher.schema": str(SCHEMA),
+        "esscher.header": canonical_json(dict(header)),
+        "esscher.checksum": (_MARK + _BLANK).decode(),
+    }
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, table.schema, **_OPTIONS) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata(metadata)
+    data = bytearray(sink.getvalue())
+    place = data.rfind(_MARK + _BLANK) + len(_MARK)
+    data[place : place + 64] = hashlib.sha256(data).hexdigest().encode()
+    return bytes(data)
+
+
+def _verify(data: bytes, origin: str) -> None:
+    place = data.rfind(_MARK) + len(_MARK)
+    if place < len(_MARK):
+        raise Damaged(f"{origin}: damaged: it ends before its checksum")
+    blank = hashlib.sha256(data[:place])
+    blank.update(_BLANK)
+    blank.update(data[place + 64 :])
+    if blank.hexdigest().encode() != data[place : place + 64]:
+        raise Damaged(f"{origin}: damaged: its content does not match its checksum")
+
+
+def read_header(data: bytes, origin: str) -> dict[str, Any]:
+    """The header of a file whose checksum holds and whose schema this version reads."""
+    return _opened(data, origin)[0]
+
+
+def _opened(data: bytes, origin: str) -> tuple[dict[str, Any], pq.ParquetFile]:
+    _verify(data, origin)
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data))
+        metadata = file.metadata.metadata
+        check_schema(int(metadata[b"esscher.schema"]), origin)
+        header: dict[str, Any] = json.loads(metadata[b"esscher.header"])
+    except (KeyError, TypeError, ValueError, pa.ArrowException) as cause:
+        raise Damaged(f"{origin}: damaged: {cause}") from cause
+    return header, file
+
+
+def check_schema(schema: Any, origin: str) -> None:
+    """Refuse what another version of the format wrote; schema 1 is the first, so there is none older to read."""
+    if schema == SCHEMA:
+        return
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise RunError(
+            f"{origin}: written in schema {schema} by a newer esscher; this one reads up to {SCHEMA}. Upgrade esscher"
+        )
+    raise RunError(f"{origin}: written in schema {schema}, which this esscher no longer reads (it reads {SCHEMA})")

@@ -1,0 +1,107 @@
+"""The delta method: its covariance, and whether its confidence regions cover."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import esscher as es
+from tests.measures.table import LAWS, Law
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def test_gaussian_closed_form() -> None:
+    """C = exp(s^2) V (Sigma + Sigma theta theta^T Sigma) V^T."""
+    cov = torch.diag(torch.tensor([0.5, 1.2, 0.1]).double())
+    head = es.Head(0.7 * randn(3, 3), randn(2, 3, seed=1), randn(3, seed=2))
+    x = randn(4, 3, seed=3)
+    got = es.delta_covariance(head, es.Gaussian(cov, [1.0, 2.0, 3.0]), x)
+    for i in range(4):
+        theta = head.tilt(x[i])
+        growth = math.exp(float(theta @ cov @ theta))
+        expected = growth * head.V @ (cov + cov @ torch.outer(theta, theta) @ cov) @ head.V.T
+        torch.testing.assert_close(got[i], expected)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
+def test_equals_its_definition_by_sampling(law: Law) -> None:
+    """C = E[e^2 c c^T] / (E e)^2 with E by samples at a small tilt, 5 standard errors entry by entry."""
+    measure = law.make()
+    d = measure.dim
+    head = es.Head(0.2 * law.tilt * torch.eye(d).double(), randn(2, d))
+    x = torch.full((1, d), 0.8, dtype=torch.float64)
+    tokens = measure.sample(300_000, torch.Generator().manual_seed(0)).double()
+    theta = head.tilt(x)[0]
+    weight = torch.exp(2 * (tokens @ theta - measure.log_laplace(theta)))
+    c = head.values(tokens) - es.limit(head, measure)(x)
+    products = weight[:, None, None] * c[:, :, None] * c[:, None, :]
+    standard = products.std(0) / math.sqrt(len(tokens))
+    got = es.delta_covariance(head, measure, x)[0]
+    assert bool(((products.mean(0) - got).abs() <= 5 * standard + 1e-12).all())
+
+
+def test_infinite_where_the_squared_weight_has_no_mean() -> None:
+    head = es.Head([[1.0]], [[1.0]])
+    assert math.isinf(float(es.delta_covariance(head, es.Laplace(1), [[0.7]])[0, 0, 0]))
+    assert math.isfinite(float(es.delta_covariance(head, es.Laplace(1), [[0.4]])[0, 0, 0]))
+    with pytest.raises(ValueError, match="has a limit only where"):
+        es.delta_covariance(head, es.Laplace(1), [[1.2]])
+
+
+def test_confidence_regions_cover() -> None:
+    """95 % regions from 1000 tokens, 1000 repeats x 3 queries of effective size above 200: coverage within 0.93 .. 0.965.
+
+    The plug-in is asymptotic, so the band is about 3 binomial errors below and 2 above; seed fixed.
+    """
+    law = es.Gaussian(0.4 * torch.eye(3).double())
+    head = es.Head(0.8 * torch.eye(3).double(), randn(2, 3))
+    x = torch.tensor([[0.5, 0.0, 0.0], [0.3, -0.4, 0.2], [0.0, 1.0, 0.5]]).double()
+    limit = es.limit(head, law)(x)
+    generator = torch.Generator().manual_seed(0)
+    hits = []
+    for _ in range(1000):
+        tokens = law.sample(1000, generator)
+        region = es.confidence_region(head.queries(x), head.keys(tokens), head.values(tokens), scale=1.0)
+        hits.append(region.contains(limit).double())
+    coverage = torch.stack(hits).mean(0)
+    assert bool((coverage > 0.93).all())
+    assert bool((coverage < 0.965).all())
+
+
+def test_region_is_the_plug_in_covariance_and_shrinks() -> None:
+    q, k, v = randn(3, 4), randn(500, 4, seed=1), randn(500, 2, seed=2)
+    region = es.confidence_region(q, k, v)
+    p = (q @ k.T / 2).softmax(-1)
+    for i in range(3):
+        apart = v - p[i] @ v
+        torch.testing.assert_close(
+            region.cov[i], (p[i] ** 2)[:, None, None].mul(apart[:, :, None] * apart[:, None, :]).sum(0)
+        )
+    torch.testing.assert_close(region.effective_tokens, 1 / (p**2).sum(-1))
+    assert bool(region.contains(region.center).all())
+    assert not bool(region.contains(region.center + 3 * region.half_widths).any())
+    assert float(es.confidence_region(q, k, v, level=0.5).half_widths.max()) < float(region.half_widths.max())
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [({"level": 1.0}, "level"), ({"k": randn(2, 4), "v": randn(2, 3)}, "more keys"), ({"scale": -1.0}, "scale")],
+)
+def test_bad_input_is_refused(change: dict[str, object], word: str) -> None:
+    given = {"q": randn(3, 4), "k": randn(50, 4), "v": randn(50, 3)}
+    with pytest.raises(ValueError, match=word):
+        es.confidence_region(**(given | change))  # type: ignore[arg-type]
+
+
+def test_curve_reports_the_delta_constant() -> None:
+    law, head = es.Sphere(3, 2.0), es.Head(torch.eye(3).double(), torch.eye(3).double())
+    curve = es.exact_curve(head, law, randn(5, 3), [10**9])
+    assert curve.delta is not None
+    assert math.sqrt(curve.delta / 1e9) == pytest.approx(float(curve.rms[0]), rel=1e-6)
+    assert np.isfinite(curve.delta)
