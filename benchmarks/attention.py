@@ -41,9 +41,7 @@ def main() -> list[str]:
 def _attend() -> str:
     q, k, v = (torch.randn(8192, 64) for _ in range(3))
     four = [x[None, None] for x in (q, k, v)]
-    ours, fused = best_times(
-        lambda: es.attend(q, k, v), lambda: torch.nn.functional.scaled_dot_product_attention(*four)
-    )
+    ours, fused = best_times(lambda: es.attend(q, k, v), lambda: torch.nn.functional.scaled_dot_product_attention(*four))
     return ratio_line("attend / fused attention, n = 8192, k = 64", ours / fused, 1.3)
 
 

@@ -27,9 +27,7 @@ def test_line_says_ok_up_to_the_bar(measured: float, word: str) -> None:
 def test_driver_runs_reports_and_goes_on(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("def main():\n    raise ValueError('no')\n", "utf-8")
     (tmp_path / "b.py").write_text("def main():\n    return ['b 2.0 1.0 over']\n", "utf-8")
-    (tmp_path / "c.py").write_text(
-        "import torch\ndef main():\n    print('threads', torch.get_num_threads())\n", "utf-8"
-    )
+    (tmp_path / "c.py").write_text("import torch\ndef main():\n    print('threads', torch.get_num_threads())\n", "utf-8")
     (tmp_path / "d.py").write_text("x = 1\n", "utf-8")
     everything = drive(tmp_path)
     assert everything.returncode == 1

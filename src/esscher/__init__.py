@@ -11,46 +11,109 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from esscher.attention import (
         Head as Head,
+    )
+    from esscher.attention import (
         attend as attend,
+    )
+    from esscher.attention import (
         attend_hardmax as attend_hardmax,
+    )
+    from esscher.attention import (
         attend_linear as attend_linear,
+    )
+    from esscher.attention import (
         attend_prefixes as attend_prefixes,
+    )
+    from esscher.attention import (
         attend_tokens as attend_tokens,
+    )
+    from esscher.attention import (
         hardmax_limit as hardmax_limit,
+    )
+    from esscher.attention import (
         horizon_of_covariances as horizon_of_covariances,
+    )
+    from esscher.attention import (
         limit as limit,
+    )
+    from esscher.attention import (
         linear_limit as linear_limit,
     )
     from esscher.convergence import (
         ErrorCurve as ErrorCurve,
+    )
+    from esscher.convergence import (
         FitError as FitError,
+    )
+    from esscher.convergence import (
         RateFit as RateFit,
+    )
+    from esscher.convergence import (
         asymptotic_from as asymptotic_from,
+    )
+    from esscher.convergence import (
         confidence_region as confidence_region,
+    )
+    from esscher.convergence import (
         converge as converge,
+    )
+    from esscher.convergence import (
         delta_covariance as delta_covariance,
+    )
+    from esscher.convergence import (
         exact_curve as exact_curve,
+    )
+    from esscher.convergence import (
         exact_pool_curve as exact_pool_curve,
+    )
+    from esscher.convergence import (
         fit_rate as fit_rate,
+    )
+    from esscher.convergence import (
         tokens_needed as tokens_needed,
     )
     from esscher.measures import (
         Ball as Ball,
+    )
+    from esscher.measures import (
         Cube as Cube,
+    )
+    from esscher.measures import (
         Gaussian as Gaussian,
+    )
+    from esscher.measures import (
         Laplace as Laplace,
+    )
+    from esscher.measures import (
         Measure as Measure,
+    )
+    from esscher.measures import (
         Mixture as Mixture,
+    )
+    from esscher.measures import (
         Pool as Pool,
+    )
+    from esscher.measures import (
         Rademacher as Rademacher,
+    )
+    from esscher.measures import (
         Sphere as Sphere,
+    )
+    from esscher.measures import (
         Student as Student,
     )
-    from esscher.runs import Run as Run, load_run as load_run
+    from esscher.runs import Run as Run
+    from esscher.runs import load_run as load_run
     from esscher.theory import (
         Prediction as Prediction,
+    )
+    from esscher.theory import (
         gaussian_error as gaussian_error,
+    )
+    from esscher.theory import (
         hardmax_mean_abs as hardmax_mean_abs,
+    )
+    from esscher.theory import (
         predictions as predictions,
     )
 

@@ -40,9 +40,18 @@ def tables(path: Path) -> dict[str, bytes]:
 
 
 def test_every_preset_is_a_valid_commented_spec() -> None:
-    assert {"gaussian", "sphere", "horizon", "anisotropic", "mixture", "compact", "uniform", "hardmax", "student", "gradients"} <= set(
-        preset_names()
-    )
+    assert {
+        "gaussian",
+        "sphere",
+        "horizon",
+        "anisotropic",
+        "mixture",
+        "compact",
+        "uniform",
+        "hardmax",
+        "student",
+        "gradients",
+    } <= set(preset_names())
     for name in preset_names():
         text = read_preset(name)
         assert text.startswith("# ")
@@ -55,7 +64,9 @@ def test_a_run_has_tables_figures_and_a_record(quick: Path, tmp_path: Path, caps
     assert code == 0
     assert "sharp (heuristic)" in text
     assert "units" in err
-    assert {"manifest.json", "curves.parquet", "rates.parquet", "errors.parquet", "rates.svg", "rates.png"} <= set(os.listdir(out))
+    assert {"manifest.json", "curves.parquet", "rates.parquet", "errors.parquet", "rates.svg", "rates.png"} <= set(
+        os.listdir(out)
+    )
     loaded = es.load_run(out)
     rates, curves = loaded.table("rates"), loaded.table("curves")
     assert len(rates) == 2 * 3
@@ -106,7 +117,9 @@ def test_heavy_tails_are_reported_not_hidden(tmp_path: Path, capsys: pytest.Capt
     assert es.load_run(out).table("rates")["status"].tolist() == ["refused"]
 
 
-def test_the_number_of_repeats_per_unit_does_not_matter(quick: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_repeats_per_unit_does_not_matter(
+    quick: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     run(["converge", str(quick), "--out", str(one), "--figures", ""], capsys)
     monkeypatch.setattr("esscher.convergence.experiment.REPEATS_PER_UNIT", 7)
@@ -135,7 +148,9 @@ def test_the_number_of_repeats_per_unit_does_not_matter(quick: Path, tmp_path: P
         ("law: {law: gaussian}", "dim"),
     ],
 )
-def test_bad_presets_end_with_one_line_naming_the_field(change: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_presets_end_with_one_line_naming_the_field(
+    change: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     settings = yaml.safe_load(QUICK) | yaml.safe_load(change)
     path = tmp_path / "bad.yaml"
     path.write_text(yaml.safe_dump(settings))

@@ -80,9 +80,7 @@ def test_region_is_the_plug_in_covariance_and_shrinks() -> None:
     p = (q @ k.T / 2).softmax(-1)
     for i in range(3):
         apart = v - p[i] @ v
-        torch.testing.assert_close(
-            region.cov[i], (p[i] ** 2)[:, None, None].mul(apart[:, :, None] * apart[:, None, :]).sum(0)
-        )
+        torch.testing.assert_close(region.cov[i], (p[i] ** 2)[:, None, None].mul(apart[:, :, None] * apart[:, None, :]).sum(0))
     torch.testing.assert_close(region.effective_tokens, 1 / (p**2).sum(-1))
     assert bool(region.contains(region.center).all())
     assert not bool(region.contains(region.center + 3 * region.half_widths).any())

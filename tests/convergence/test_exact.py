@@ -218,9 +218,7 @@ def test_corners() -> None:
         curve = es.exact_curve(head, law, x, [1, 10])  # no tilt: attention is the sample mean
         np.testing.assert_allclose(curve.rms**2, float(law.cov.trace()) / curve.n, rtol=1e-10)
         np.testing.assert_allclose(curve.effective_tokens, curve.n, rtol=1e-10)
-    point = es.exact_curve(
-        es.Head(torch.eye(3).double(), torch.eye(3).double()), es.Gaussian(torch.zeros(3, 3)), x, [1, 7]
-    )
+    point = es.exact_curve(es.Head(torch.eye(3).double(), torch.eye(3).double()), es.Gaussian(torch.zeros(3, 3)), x, [1, 7])
     np.testing.assert_allclose(point.rms, 0.0, atol=1e-12)
     line = es.exact_curve(es.Head([[2.0]], [[1.0]]), es.Sphere(1), [[1.0]], [1])
     assert line.rms[0] ** 2 == pytest.approx(0.5 * ((1 - math.tanh(2)) ** 2 + (1 + math.tanh(2)) ** 2))

@@ -46,9 +46,7 @@ def draws(weights: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
     return counts, np.exp(logs)
 
 
-def softmax_errors(
-    weights: np.ndarray, scores: np.ndarray, values: np.ndarray, n: int
-) -> tuple[np.ndarray, np.ndarray]:
+def softmax_errors(weights: np.ndarray, scores: np.ndarray, values: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Error R_n/S_n - R/S of the softmax average of ``values`` (kinds, k) in every draw, and the chances."""
     counts, chances = draws(weights, n)
     e = np.exp(scores - scores.max())
@@ -57,9 +55,7 @@ def softmax_errors(
     return (parts @ values) / parts.sum(axis=1, keepdims=True) - limit, chances
 
 
-def mean_square_error(
-    tokens: np.ndarray, weights: np.ndarray, tilt: np.ndarray, V: np.ndarray, n: np.ndarray
-) -> np.ndarray:
+def mean_square_error(tokens: np.ndarray, weights: np.ndarray, tilt: np.ndarray, V: np.ndarray, n: np.ndarray) -> np.ndarray:
     """E|Gamma_n - Gamma|^2 for n tokens drawn from a finite law, any n, by the trapezoid rule in log t.
 
     1/S^2 = int t exp(-tS) dt gives

@@ -60,9 +60,7 @@ def test_one_query_from_the_page(case: tuple[float, ...]) -> None:
         rest = plain[2:5]
         assert query.lemma_c1(plain[0], 0.03, *rest)[0] == pytest.approx(float(27 * beta**2), rel=1e-12)
         assert query.corollary_c3(plain[0], 0.03, *rest)[0] == pytest.approx(float(C / (delta * n)), rel=1e-12)
-        assert query.lemma_c1(plain[0], 0.03 / 4, *rest)[0] == pytest.approx(
-            query.corollary_c3(plain[0], 0.03, *rest)[0]
-        )
+        assert query.lemma_c1(plain[0], 0.03 / 4, *rest)[0] == pytest.approx(query.corollary_c3(plain[0], 0.03, *rest)[0])
         for p in (1, 2):
             factor = 1 + (mp.sqrt(n) / (22 * sigma**2) * mp.root(eighth, 4) if p == 2 else 0)
             inner = (mp.root(n, p) / mp.root(2, p) - mp.exp(mp.mpf(2) / p * g)) * fourth ** (mp.mpf(1) / (2 * p))

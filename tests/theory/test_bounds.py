@@ -71,9 +71,7 @@ def test_printed_lemma_c4_fails_at_one_token() -> None:
 
     C_f enters the proof squared (its substitution gives 16^p sigma^{2p} C_f^2) and ln(1) = 0 removes the first term.
     """
-    exact = mean_square_error(
-        np.array([[-1.0], [1.0]]), np.array([0.5, 0.5]), np.zeros(1), np.array([[1000.0]]), np.array([1])
-    )
+    exact = mean_square_error(np.array([[-1.0], [1.0]]), np.array([0.5, 0.5]), np.zeros(1), np.array([[1000.0]]), np.array([1]))
     assert exact[0] == pytest.approx(1e6, rel=1e-9)
     args = (1, 1, 1.0, 0.0, 1e12, 1000.0)
     assert query.lemma_c4_printed(*args)[0] < 0.3e6
@@ -88,9 +86,7 @@ def test_printed_lemma_c4_fails_at_one_token() -> None:
 def test_thresholds() -> None:
     """The printed thresholds allow more delta than the printed proofs do."""
     assert query.lemma_c1_threshold_printed(100, 0.7)[0] < query.lemma_c1_threshold_mended(100, 2.0, 0.7)[0]
-    np.testing.assert_allclose(
-        query.lemma_c1_threshold_printed(100, 0.7), query.lemma_c1_threshold_mended(100, 1.0, 0.7)
-    )
+    np.testing.assert_allclose(query.lemma_c1_threshold_printed(100, 0.7), query.lemma_c1_threshold_mended(100, 1.0, 0.7))
     n = np.arange(1, 100)
     gap = query.corollary_c3_threshold_printed(n, 1.0, 0.0) < query.corollary_c3_threshold_mended(n, 1.0, 0.0)
     assert (n[gap].min(), n[gap].max()) == (6, 34)
@@ -192,9 +188,7 @@ def test_sharpened_average_takes_the_best_split() -> None:
     coupling = (1.2 * 0.3) ** 2
     spread = 0.8**2 * np.sqrt(2 * query.lemma_d2_maximum_moment(n, 2, 4, 1.2)) + math.sqrt(0.8)
     for square in np.linspace(0, 400, 4001):
-        split = 60 * math.exp(min(4 * coupling * square, 700)) * math.sqrt(5.0) / n + 2 * spread * math.exp(
-            2 - square / 32
-        )
+        split = 60 * math.exp(min(4 * coupling * square, 700)) * math.sqrt(5.0) / n + 2 * spread * math.exp(2 - square / 32)
         assert np.all(best <= split * (1 + 1e-4))
     # c_f = 0 leaves out the ln n of the largest token
     far = average.equation_16_sharpened([10**13, 10**15], **(numbers | {"c_f": 0.0}))

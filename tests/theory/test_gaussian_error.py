@@ -106,9 +106,7 @@ def test_agrees_with_laplace_integrals_at_25_digits(s: float, counts: list[int])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "s", [0.002, 0.1, 0.499, 0.8, 1.3, 1.8, 2.7, 3.5, 5.0, 6.0, 7.0, 8.3, 9.5, 12.0, 18.0, 27.0, 40.0]
-)
+@pytest.mark.parametrize("s", [0.002, 0.1, 0.499, 0.8, 1.3, 1.8, 2.7, 3.5, 5.0, 6.0, 7.0, 8.3, 9.5, 12.0, 18.0, 27.0, 40.0])
 def test_agrees_with_laplace_integrals_on_a_large_grid(s: float) -> None:
     counts = [1, 2, 3, 4, 7, 10, 31, 100, 1000, *(10**k for k in range(4, 16))]
     frozen = [round(math.exp(min((s * c) ** 2 / 2, 34))) for c in (0.7, 1.0, 1.4)]

@@ -251,9 +251,7 @@ def test_bounds_at_one_query_for_random_heads(
     log_v=st.floats(-6, 6),
     tau=st.sampled_from([0.2, 1.0, 5.0]),
 )
-def test_l2_bounds_for_gaussian_tokens_and_queries(
-    d: int, log_sigma: float, log_h: float, log_v: float, tau: float
-) -> None:
+def test_l2_bounds_for_gaussian_tokens_and_queries(d: int, log_sigma: float, log_h: float, log_v: float, tau: float) -> None:
     """Exact E over queries of v^2 sigma^2 (f1 + (d-1) f2)(n, s), s = sigma a |x| with |x|/tau chi of d degrees."""
     sigma, v, h = math.exp(log_sigma), math.exp(log_v), math.exp(log_h)
     a = h / (sigma * tau)

@@ -23,9 +23,7 @@ def test_transform_lies_below_the_parabola(law: Law, generator: torch.Generator)
     if sigma is None:
         assert law.tilt < 1.0  # the table marks laws whose transform has a strip
         return
-    directions = torch.nn.functional.normalize(
-        torch.randn(300, measure.dim, dtype=torch.float64, generator=generator), dim=1
-    )
+    directions = torch.nn.functional.normalize(torch.randn(300, measure.dim, dtype=torch.float64, generator=generator), dim=1)
     sizes = torch.logspace(-3, 3, 300, dtype=torch.float64) / sigma
     theta = sizes[:, None] * directions
     gap = measure.log_laplace(theta) - theta @ measure.mean.double()

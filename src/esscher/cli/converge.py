@@ -24,7 +24,9 @@ def converge(
     metrics: Annotated[str | None, typer.Option(help="Which errors, separated by commas.")] = None,
     sampling: Annotated[str | None, typer.Option(help="nested or independent.")] = None,
     values: Annotated[str | None, typer.Option(help="Values of the sweep, separated by commas.")] = None,
-    figures: Annotated[str, typer.Option(help="Figure formats: svg, png, pdf, separated by commas; empty for none.")] = "svg,png",
+    figures: Annotated[
+        str, typer.Option(help="Figure formats: svg, png, pdf, separated by commas; empty for none.")
+    ] = "svg,png",
     listing: Annotated[bool, typer.Option("--list", help="Name the presets and stop.")] = False,
     workers: Workers = 1,
     dask: Dask = None,
@@ -60,12 +62,13 @@ def converge(
     run = execute(spec, path, workers=workers, dask=dask, progress=terminal())
     rates = run.table("rates")
     files = [path / f"rates.{kind}" for kind in formats]
+    over = spec.sweep.over if spec.sweep is not None else ""
     for file in files:
-        save_rates(run.table("curves") if "curves" in run.tables else None, rates, spec.title or name, file)
+        save_rates(run.table("curves") if "curves" in run.tables else None, rates, spec.title or name, over, file)
     if as_json:
         print_json({"run": str(path), "spec": spec.as_dict(), "rates": rates.to_dict("records")})
     else:
-        show_rates(run, spec.sweep.over if spec.sweep is not None else "")
+        show_rates(run, over)
         for file in files:
             log(f"figure: {file}")
 

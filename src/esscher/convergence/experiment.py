@@ -1,4 +1,4 @@
-"""Synthetic experiments as runs: a law, a head, a sweep over one number, Monte Carlo errors, fitted rates beside predictions."""
+"""Synthetic experiments as runs: a law, a head, a sweep over one number, Monte Carlo errors, rates beside predictions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from esscher.convergence.exact import exact_curve
 from esscher.convergence.fit import fit_rate
 from esscher.convergence.montecarlo import Unit as Repeat
 from esscher.convergence.montecarlo import assemble, converge_unit
-from esscher.convergence.plan import METRICS, SAMPLINGS, Plan, plan
+from esscher.convergence.plan import METRICS, Plan, plan
 from esscher.convergence.spec import HeadSpec, LawSpec, Plain, parse_ladder
 from esscher.measures.base import Measure
 from esscher.runs import Job, RunSpec, Shard, Unit, register

@@ -61,6 +61,7 @@ class Moments:
 
 
 @runtime_checkable
+@runtime_checkable
 class Source(Protocol):
     """A weighted pool seen from m queries; scores are measured from an anchor that no score of the query exceeds."""
 
@@ -116,6 +117,7 @@ def step_for(tol: float) -> float:
     return next(step / 100 for step in range(70, 9, -1) if aliasing(step / 100) <= tol)
 
 
+@runtime_checkable
 class Integral(Protocol):
     """Sums over nodes tau, and bounds on what lies outside them; rows are the mean squared error and E sum_j p_j^2."""
 

@@ -15,7 +15,6 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     TypeAdapter,
-    field_validator,
     model_validator,
 )
 

@@ -107,36 +107,38 @@ def save_predictions(curve: ErrorCurve, found: Sequence[Prediction], path: Path)
         save_figure(figure, path)
 
 
-def save_rates(curves: Any, rates: Any, title: str, path: Path) -> None:
+def save_rates(curves: Any, rates: Any, title: str, over: str, path: Path) -> None:
     """Left: measured errors (points, two standard errors) and the exact ones (lines). Right: exponents against the horizon.
 
-    ``curves`` and ``rates`` are a run's tables as pandas frames; ``curves`` is None where nothing could be measured.
+    ``curves`` and ``rates`` are a run's tables as pandas frames, ``over`` names what the points differ in; ``curves`` is None
+    where nothing could be measured.
     """
     metrics = list(dict.fromkeys(rates["metric"]))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.2, 2.6 * len(metrics) + 0.4), layout="constrained")
         for row, metric in zip(figure.subplots(len(metrics), 2, squeeze=False), metrics, strict=True):
-            _errors_panel(row[0], None if curves is None else curves[curves["metric"] == metric], metric)
+            _errors_panel(row[0], None if curves is None else curves[curves["metric"] == metric], metric, over)
             _exponents_panel(row[1], rates[rates["metric"] == metric])
         figure.suptitle(title)
         save_figure(figure, path)
 
 
-def _errors_panel(ax: Any, curves: Any, metric: str) -> None:
+def _errors_panel(ax: Any, curves: Any, metric: str, over: str) -> None:
     ax.set(xscale="log", yscale="log", xlabel="tokens n", ylabel=f"rms error ({metric})")
     if curves is None or curves.empty:
         ax.text(0.5, 0.5, "no limit, nothing to measure", ha="center", va="center", transform=ax.transAxes)
         return
+    points = max(1, int(curves["point"].max()))
     for (point, kind), part in curves.groupby(["point", "kind"]):
-        color = PALETTE[int(point) % len(PALETTE)]
-        value = float(part["value"].iloc[0])
+        color = matplotlib.colormaps["cividis"](0.9 * int(point) / points)
         if kind == "montecarlo":
-            label = None if np.isnan(value) else f"{value:g}"
-            ax.errorbar(part["n"], part["rms"], yerr=2 * part["stderr"], fmt="o", ms=2.5, lw=0.8, color=color, label=label)
+            ax.errorbar(part["n"], part["rms"], yerr=2 * part["stderr"], fmt="o", ms=2.5, lw=0.8, color=color)
         else:
             ax.plot(part["n"], part["rms"], color=color, lw=0.8)
+    _plain_ticks(ax.xaxis, curves["n"].to_numpy(), 4, "%d")
     if curves["value"].notna().any():
-        ax.legend(ncols=2)
+        low, high = curves["value"].min(), curves["value"].max()
+        ax.set_title(f"{over} {low:g} (dark) to {high:g} (light)", fontsize=7)
 
 
 def _exponents_panel(ax: Any, rates: Any) -> None:
@@ -146,12 +148,11 @@ def _exponents_panel(ax: Any, rates: Any) -> None:
     if measured.empty:
         return
     ax.set_xscale("log")
-    ax.xaxis.set_major_formatter(FormatStrFormatter("%g"))
-    ax.xaxis.set_minor_formatter(NullFormatter())
-    ticks = np.unique(measured["horizon2"].to_numpy())
-    ax.set_xticks(ticks[:: -(-ticks.size // 6)])
+    _plain_ticks(ax.xaxis, measured["horizon2"].to_numpy(), 6, "%.2g")
     ends = np.abs(measured[["low", "high"]].to_numpy().T - measured["exponent"].to_numpy())
-    ax.errorbar(measured["horizon2"], measured["exponent"], yerr=ends, fmt="o", ms=3, lw=0.8, color=PALETTE[0], label="measured")
+    ax.errorbar(
+        measured["horizon2"], measured["exponent"], yerr=ends, fmt="o", ms=3, lw=0.8, color=PALETTE[0], label="measured"
+    )
     lines = {
         "exact_exponent": ("exact", "-"),
         "sharp": ("sharp (heuristic)", "--"),
@@ -162,6 +163,14 @@ def _exponents_panel(ax: Any, rates: Any) -> None:
         if measured[column].notna().any():
             ax.plot(measured["horizon2"], measured[column], color=PALETTE[1 + i], ls=dashes, lw=1.0, label=label)
     ax.legend()
+
+
+def _plain_ticks(axis: Any, values: Any, most: int, pattern: str) -> None:
+    """A few ticks where the data are, written as plain numbers."""
+    ticks = np.unique(values)
+    axis.set_major_formatter(FormatStrFormatter(pattern))
+    axis.set_minor_formatter(NullFormatter())
+    axis.set_ticks(ticks[:: -(-ticks.size // most)])
 
 
 def check_format(path: Path) -> str:

@@ -221,9 +221,7 @@ def gradient_u_bound(product: Floats, x4: float, x_error4: Floats, y4: float, y_
 def _second_16(counts: Floats, d: int, sigma: float, fourth: float, c_f: float, p: int, eighth: float) -> Floats:
     """Second term of Lemma C.4 at the edge sigma^2 |Uz|^2 = ln(n)/6, without its power of c_f."""
     edge = np.sqrt(np.log(counts) / 6.0) / sigma
-    terms = [
-        tail_c4(np.array([m]), d, sigma, float(t), fourth, c_f, p, eighth)[0] for m, t in zip(counts, edge, strict=True)
-    ]
+    terms = [tail_c4(np.array([m]), d, sigma, float(t), fourth, c_f, p, eighth)[0] for m, t in zip(counts, edge, strict=True)]
     return np.array(terms, dtype=np.float64)
 
 

@@ -55,9 +55,7 @@ def lemma_c1(n: Any, delta: float, sigma: float, tilt: float, fourth: float) -> 
     for every delta in (0, 1), by the proof in "Bounds".
     """
     with np.errstate(over="ignore"):
-        return np.asarray(
-            27.0 * _growth(4.0, sigma, tilt) * math.sqrt(fourth) / (_share(delta) * counts_of(n)), np.float64
-        )
+        return np.asarray(27.0 * _growth(4.0, sigma, tilt) * math.sqrt(fourth) / (_share(delta) * counts_of(n)), np.float64)
 
 
 def lemma_c1_threshold_printed(n: Any, tilt: float) -> Floats:
@@ -166,14 +164,10 @@ def lemma_d2_maximum_moment(n: Any, d: int, p: int, sigma: float = 1.0) -> Float
     # Gamma(m, x) e^x = (m-1)! sum_{j<m} x^j / j! at x = 4
     incomplete = math.factorial(half - 1) * sum(4.0**j / math.factorial(j) for j in range(half))
     constant = 64.0**half * (1.0 + half * incomplete / 4.0**half)
-    return np.asarray(
-        constant * sigma**p * (float(as_count(d, "d")) ** half + np.log(counts_of(n)) ** half), np.float64
-    )
+    return np.asarray(constant * sigma**p * (float(as_count(d, "d")) ** half + np.log(counts_of(n)) ** half), np.float64)
 
 
-def tail_c4(
-    counts: Floats, d: int, sigma: float, tilt: float, fourth: float, c_f: float, p: int, eighth: float
-) -> Floats:
+def tail_c4(counts: Floats, d: int, sigma: float, tilt: float, fourth: float, c_f: float, p: int, eighth: float) -> Floats:
     """Second term of Lemma C.4 without its power of c_f."""
     if p not in (1, 2):
         raise ValueError(f"p: expected 1 or 2, got {p!r}")

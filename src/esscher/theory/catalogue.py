@@ -15,9 +15,7 @@ from esscher.theory.setting import setting_of
 __all__ = ["predictions"]
 
 
-def predictions(
-    head: Head, measure: Measure, *, queries_law: Measure | None = None, radius: Any = None
-) -> list[Prediction]:
+def predictions(head: Head, measure: Measure, *, queries_law: Measure | None = None, radius: Any = None) -> list[Prediction]:
     """Every statement of theory about this head on tokens of this law; ``.applies`` says whether its hypotheses hold.
 
     ``queries_law``: law of the queries, by default that of the tokens (self-attention). ``radius``: the statements at

@@ -201,9 +201,7 @@ def _gradient_u(setting: Setting, ready: bool) -> Prediction:
     g = [norm_moment(setting.queries, q) for q in (2, 4, 8)]
     known = ready and None not in moments.values() and None not in g and setting.token_eighth is not None
     conditions = (*_conditions(setting), ("the moments of Assumption 3.3 and E|y|^8 are known", known))
-    value = (
-        _gradient_u_value(setting, {k: m or 0.0 for k, m in moments.items()}, [m or 0.0 for m in g]) if known else None
-    )
+    value = _gradient_u_value(setting, {k: m or 0.0 for k, m in moments.items()}, [m or 0.0 for m in g]) if known else None
     sigma, u = setting.sigma or 1.0, setting.u_norm or 0.0
     coupling = (sigma * u) ** 2
     return Prediction(
@@ -221,9 +219,7 @@ def _gradient_u(setting: Setting, ready: bool) -> Prediction:
     )
 
 
-def _gradient_u_value(
-    setting: Setting, moments: dict[tuple[int, int], float], g: list[float]
-) -> Callable[[Any], Floats]:
+def _gradient_u_value(setting: Setting, moments: dict[tuple[int, int], float], g: list[float]) -> Callable[[Any], Floats]:
     v = setting.v_norm
     base: dict[str, Any] = {"d": setting.head.dim, "d_query": setting.head.dim_query, "sigma": setting.sigma}
     base["u_norm"] = setting.u_norm

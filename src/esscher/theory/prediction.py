@@ -16,9 +16,7 @@ __all__ = ["Prediction", "Status", "Units"]
 Floats = npt.NDArray[np.float64]
 Conditions = tuple[tuple[str, bool | None], ...]
 
-Status = Literal[
-    "proved", "exact", "proved (asymptotic)", "heuristic", "experimental", "printed (not proved as printed)"
-]
+Status = Literal["proved", "exact", "proved (asymptotic)", "heuristic", "experimental", "printed (not proved as printed)"]
 Units = Literal["rms", "mean absolute", "squared", "fourth power", "none"]
 
 POWER: dict[str, float] = {"rms": 1.0, "mean absolute": 1.0, "squared": 0.5, "fourth power": 0.25}

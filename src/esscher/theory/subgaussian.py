@@ -86,9 +86,7 @@ def norm_moment(measure: Measure, order: int) -> float | None:
         raise ValueError(f"order: expected an even number of at least 2, got {order}")
     if isinstance(measure, Gaussian):
         spectrum = np.linalg.eigvalsh(measure.cov.double().numpy()).clip(min=0.0)
-        return _from_cumulants(
-            [2.0 ** (r - 1) * math.factorial(r - 1) * float((spectrum**r).sum()) for r in _upto(order)]
-        )
+        return _from_cumulants([2.0 ** (r - 1) * math.factorial(r - 1) * float((spectrum**r).sum()) for r in _upto(order)])
     if isinstance(measure, Rotational):
         inside = measure.dim / (measure.dim + order) if isinstance(measure, Ball) else 1.0
         return measure.radius**order * inside
