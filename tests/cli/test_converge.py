@@ -108,6 +108,22 @@ def test_ls_and_export(quick: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert frame["exponent"].tolist() == pytest.approx(es.load_run(out).table("rates")["exponent"].tolist())
 
 
+def test_fit_again(quick: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    run(["converge", str(quick), "--out", str(out), "--figures", ""], capsys)
+    stored = es.load_run(out).table("rates")
+    again = json.loads(run(["fit", str(out), "--json"], capsys)[1])
+    key = lambda row: (row["value"], row["metric"])  # noqa: E731
+    expected = {key(row): row["exponent"] for row in stored.to_dict("records")}
+    assert {key(row): row["exponent"] for row in again if row["metric"] != "cov_op"} == expected
+    wide = json.loads(run(["fit", str(out), "--json", "--level", "0.99"], capsys)[1])
+    assert wide[0]["high"] - wide[0]["low"] > again[0]["high"] - again[0]["low"]
+    assert "exponent" in run(["fit", str(out)], capsys)[1]
+    code, _, err = run(["fit", str(out), "--window", "x"], capsys)
+    assert code == 2
+    assert "--window: expected two numbers" in err
+
+
 def test_heavy_tails_are_reported_not_hidden(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "student"
     code, text, err = run(["converge", "student", "--out", str(out), "--repeats", "2"], capsys)

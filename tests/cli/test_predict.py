@@ -112,7 +112,7 @@ def test_help_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(["--help"], capsys)
     assert code == 0
     assert "predict" in out
-    for command in ("predict", "converge", "ls", "resume", "export", "cite"):
+    for command in ("predict", "converge", "fit", "ls", "resume", "export", "cite"):
         code, out, _ = run([command, "--help"], capsys)
         assert code == 0
         assert "--json" in out

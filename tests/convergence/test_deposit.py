@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.interpolate import BSpline
 from torch import Tensor
@@ -20,7 +21,7 @@ from esscher.convergence.splines import coarsen, exponential_gain, interpolation
 
 POINTS = [4, 8]
 DRAWN = np.array([1, 2, 7, 100, 3000, 10**6, 10**10])
-KEPT = np.array([1, 2, 7, 100, 900, 1400, 1499, 1500])
+KEPT = np.array([1, 2, 30, 200, 380, 399, 400])
 
 
 @pytest.mark.parametrize("points", POINTS)
@@ -142,6 +143,7 @@ def same(a: Deposit, b: Deposit) -> None:
         np.testing.assert_allclose(x.bias, y.bias, rtol=0, atol=1e-12)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 60), min_size=0, max_size=4), st.integers(0, 2**31), st.booleans())
 def test_any_split_and_order_give_the_same(cuts: list[int], seed: int, apart: bool) -> None:
     """Keys in any order, in any blocks, streamed or merged from the right or from the left."""
@@ -149,7 +151,7 @@ def test_any_split_and_order_give_the_same(cuts: list[int], seed: int, apart: bo
     grid, center = Grid(1 / 8, 8, 1e-10), torch.zeros(3, dtype=torch.float64)
     order = torch.randperm(60, generator=torch.Generator().manual_seed(seed))
     bounds = [0, *sorted(cuts), 60]
-    blocks = [order[a:b] for a, b in zip(bounds, bounds[1:], strict=False) if b > a]
+    blocks = [order[a:b] for a, b in itertools.pairwise(bounds) if b > a]
     whole = state_of(scores, values, grid, center)
     if apart:
         parts = [state_of(scores[:, rows], values[rows], grid, center) for rows in blocks]
@@ -188,9 +190,9 @@ def test_merging_states_with_other_centres_and_without_keys() -> None:
 
 
 def pool(kind: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """1500 keys of six queries: flat, ordinary or sharp scores, the last two with a key that takes nearly all."""
+    """400 keys of five queries: flat, ordinary or sharp scores, the last two with a key that takes nearly all."""
     spread = {"flat": 1e-12, "ordinary": 2.0, "sharp": 7.0}[kind]
-    scores, values = keys(6, 6, 1500, 3, spread)
+    scores, values = keys(6, 5, 400, 3, spread)
     values[0] += 10
     if kind != "flat":
         scores[0, 0] = scores[0].max() + 8
@@ -218,7 +220,8 @@ def test_finish_against_the_sum_over_keys(kind: str, dtype: torch.dtype, samplin
     slopes = np.isfinite(truth.dmse_dlogn)
     np.testing.assert_allclose(result.dmse_dlogn[slopes], truth.dmse_dlogn[slopes], rtol=50 * tolerance, atol=1e-6 * tolerance)
     # the accuracy it states: never too good, and good enough
-    error = np.abs(np.sqrt(result.mse.sum(0)[:7] / truth.mse.sum(0)[:7]) - 1).max()
+    wrong = truth.mse.sum(0) > 0
+    error = np.abs(np.sqrt(result.mse.sum(0)[wrong] / truth.mse.sum(0)[wrong]) - 1).max()
     assert error <= result.accuracy <= tolerance
 
 
@@ -232,7 +235,7 @@ def test_stated_accuracy_follows_the_grid(grid: Grid) -> None:
     assert error <= result.accuracy <= 100 * error
 
 
-@pytest.mark.parametrize("kept", [1000, 1450, 1499])
+@pytest.mark.parametrize("kept", [250, 390, 399])
 def test_a_fraction_near_one_has_sharp_kernels(kept: int) -> None:
     """One key of nearly all weight, and a grid that would be fine enough for a small fraction only."""
     scores, values = pool("sharp", torch.float64)

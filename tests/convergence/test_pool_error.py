@@ -112,9 +112,9 @@ def test_fields_of_the_curve() -> None:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-8), (torch.float32, 1e-4)])
 def test_grid_against_keys(sampling: str, dtype: torch.dtype, tolerance: float) -> None:
     """Enough pairs for the grid, against the sum over keys in float64; the stated accuracy holds."""
-    q, k, v = tokens(5, 11, 3001, 8, 5)
+    q, k, v = tokens(5, 26 if sampling == "replacement" else 6, 701, 8, 5)
     q = 3 * q
-    n = np.array([1, 3, 30, 300, 2500, 3000])
+    n = np.array([1, 3, 30, 200, 700])
     truth = error_from_nodes((q @ k.T) / 8**0.5, None, v, None, n, sampling=sampling)
     curve = exact_pool_curve(*(x.to(dtype) for x in (q, k, v)), n, sampling, details=True)
     assert curve.queries is not None
@@ -126,23 +126,22 @@ def test_grid_against_keys(sampling: str, dtype: torch.dtype, tolerance: float) 
 
 @pytest.mark.parametrize("sampling", ["replacement", "bernoulli"])
 def test_blocks_change_nothing(sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of keys, halves of the queries, the path of other devices: one result to 1e-12."""
-    q, k, v = tokens(6, 13, 2003)
+    """Blocks of keys and the path of other devices: one result to 1e-12. Halves of the queries: other nodes, so 1e-9."""
+    q, k, v = tokens(6, 9, 2003)
     n = [1, 40, 2000]
     curve = exact_pool_curve(q, k, v, n, sampling, details=True)
-    made = [exact_pool_curve(q, k, v, n, sampling, details=True, block=257)]
+    made = [(exact_pool_curve(q, k, v, n, sampling, details=True, block=257), 1e-12)]
     with monkeypatch.context() as patch:
         patch.setattr(deposit, "scatter", scatter_tensors)
-        made.append(exact_pool_curve(q, k, v, n, sampling, details=True))
+        made.append((exact_pool_curve(q, k, v, n, sampling, details=True), 1e-12))
     with monkeypatch.context() as patch:
-        patch.setattr(pool_error, "MEMORY", 1)
-        made.append(exact_pool_curve(q[:4], k, v, n, sampling, details=True))
+        patch.setattr(pool_error, "MEMORY", 2000)
+        made.append((exact_pool_curve(q, k, v, n, sampling, details=True), 1e-9))
     assert curve.queries is not None
-    for other in made:
+    for other, tolerance in made:
         assert other.queries is not None
-        rows = len(other.queries.mse)
-        np.testing.assert_allclose(other.queries.mse, curve.queries.mse[:rows], rtol=1e-12)
-        np.testing.assert_allclose(other.queries.bias, curve.queries.bias[:rows], atol=1e-12)  # type: ignore[index]
+        np.testing.assert_allclose(other.queries.mse, curve.queries.mse, rtol=tolerance)
+        np.testing.assert_allclose(other.queries.bias, curve.queries.bias, atol=tolerance)  # type: ignore[arg-type]
 
 
 def test_wide_queries_go_apart_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +181,7 @@ def test_one_key_takes_all(keys: int) -> None:
     k[3] = 1e4
     v = np.zeros((keys, 2))
     v[3] = [3.0, 4.0]
-    n = np.array([1, 2, 10, 4000])
+    n = np.array([1, 2, 10, 100])
     curve = exact_pool_curve(q, k, v, n)
     np.testing.assert_allclose(curve.rms, 5 * (1 - 1 / keys) ** (n / 2), rtol=1e-8)
 
@@ -272,7 +271,6 @@ GOOD: dict[str, Any] = {"q": np.ones((2, 3)), "k": np.ones((5, 3)), "v": np.ones
         ({"weights": np.zeros(5)}, "weights"),
         ({"weights": np.ones(4)}, "weights"),
         ({"weights": np.ones(5), "sampling": "bernoulli"}, "weights"),
-        ({"k": torch.ones(5, 3, device="meta")}, "k|device"),
     ],
 )
 def test_bad_input_is_refused(change: dict[str, Any], message: str) -> None:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from esscher.cli.cite import cite
 from esscher.cli.converge import converge
 from esscher.cli.export import export
+from esscher.cli.fit import fit
 from esscher.cli.ls import ls
 from esscher.cli.predict import predict
 from esscher.cli.resume import resume
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 app.command()(predict)
 app.command()(converge)
+app.command()(fit)
 app.command()(ls)
 app.command()(resume)
 app.command()(export)

@@ -54,18 +54,24 @@ class Deposit:
 
     grid: Grid
     center: Tensor  # (d_v,) float64: near the values, so that a large common offset costs no digits
-    cells: Tensor  # (d_v + 2, m, L) float64; the last cell of query i is number end_i - 1
-    end: Tensor  # (m,) int64, a multiple of ALIGN
+    cells: Tensor  # (d_v + 2, m, L) float64; the last cell of query i is number end_i - 1, L the longest range
+    first: Tensor  # (m,) int64: the lowest cell that a key reaches
+    end: Tensor  # (m,) int64: past the highest, rounded up to ALIGN
     keys: int
 
 
 @dataclass(frozen=True)
 class Extent:
-    """``cells`` per query, where they ``end`` (m,), and the ``largest`` absolute score of the block."""
+    """Where the cells of each query lie, and the ``largest`` absolute score of a block."""
 
-    cells: int
+    first: Tensor
     end: Tensor
-    largest: float
+    largest: float = 0.0
+
+    @property
+    def cells(self) -> int:
+        """Length of the longest range."""
+        return int((self.end - self.first).max().clamp_min(0))
 
 
 def choose_grid(dtype: torch.dtype, sampling: str) -> Grid:
@@ -82,8 +88,8 @@ def init(queries: int, grid: Grid, center: Tensor) -> Deposit:
     """The state of so many queries before any key; ``center`` (d_v,) says the device."""
     center = center.double()
     cells = torch.zeros(center.shape[0] + 2, queries, 0, dtype=torch.float64, device=center.device)
-    lowest = torch.full((queries,), -(2**62), dtype=torch.int64, device=center.device)
-    return Deposit(grid, center, cells, lowest, 0)
+    far = torch.full((queries,), 2**60, dtype=torch.int64, device=center.device)
+    return Deposit(grid, center, cells, far, -far, 0)
 
 
 def update(
@@ -104,13 +110,13 @@ def update(
             f"scores: a range of {extent.cells * state.grid.spacing:.0f} nats for one query is wider than the grid's "
             f"{MAX_CELLS * state.grid.spacing:.0f}; use error_from_nodes, which has no grid"
         )
-    state = _reframe(state, extent.end, extent.cells)
+    state = _reframe(state, extent)
     rows = values.double() - state.center
     square = rows.square().sum(1) + (0.0 if extra is None else extra.double())
     rows = torch.cat([rows, torch.ones_like(square)[:, None], square[:, None]], dim=1)
     if weights is not None:
         rows = rows * weights.double()[:, None]
-    scatter(scores, rows, state.end - extent.cells, state.cells, state.grid.spacing, state.grid.points)
+    scatter(scores, rows, state.end - state.cells.shape[2], state.cells, state.grid.spacing, state.grid.points)
     return replace(state, keys=state.keys + scores.shape[1])
 
 
@@ -122,11 +128,8 @@ def merge(a: Deposit, b: Deposit) -> Deposit:
             f"and {b.grid} with {tuple(b.cells.shape[:2])}"
         )
     b = _recentre(b, a.center)
-    end = torch.maximum(a.end, b.end)
-    first = torch.minimum(a.end - a.cells.shape[2], b.end - b.cells.shape[2])
-    first = torch.where(_empty(a), b.end - b.cells.shape[2], torch.where(_empty(b), a.end - a.cells.shape[2], first))
-    length = int((end - first).max()) if a.keys or b.keys else 0
-    a, b = _reframe(a, end, length), _reframe(b, end, length)
+    extent = Extent(torch.minimum(a.first, b.first), torch.maximum(a.end, b.end))
+    a, b = _reframe(a, extent), _reframe(b, extent)
     return replace(a, cells=a.cells + b.cells, keys=a.keys + b.keys)
 
 
@@ -135,10 +138,8 @@ def reach(state: Deposit, scores: Tensor) -> Extent:
     low, high = scores.amin(1), scores.amax(1)
     first = (low.double() / state.grid.spacing).floor().long() - (state.grid.points - 1)
     end = ((high.double() / state.grid.spacing).floor().long() // ALIGN + 1) * ALIGN
-    if state.keys:
-        first = torch.minimum(first, state.end - state.cells.shape[2])
-        end = torch.maximum(end, state.end)
-    return Extent(int((end - first).max()), end, max(-float(low.min()), float(high.max())))
+    largest = max(-float(low.min()), float(high.max()))
+    return Extent(torch.minimum(first, state.first), torch.maximum(end, state.end), largest)
 
 
 def finish(state: Deposit, n: Counts, sampling: str = "replacement", *, details: bool = False) -> NodeErrors:
@@ -151,7 +152,7 @@ def finish(state: Deposit, n: Counts, sampling: str = "replacement", *, details:
     levels = [_level(state.grid, count / state.keys) if sampling == "bernoulli" else 0 for count in n.tolist()]
     result = _integrate(state, n, sampling, details, levels)
     rows = torch.linspace(0, len(state.end) - 1, min(SUBSET, len(state.end)), device=state.end.device).long()
-    few = replace(state, cells=state.cells[:, rows], end=state.end[rows])
+    few = replace(state, cells=state.cells[:, rows], first=state.first[rows], end=state.end[rows])
     error = _interpolation(few, result.mse[rows.cpu().numpy()], n, sampling, levels)
     return replace(result, accuracy=result.accuracy + error / 2)
 
@@ -197,20 +198,16 @@ def _interpolation(few: Deposit, mse: Floats, n: Counts, sampling: str, levels: 
     return float((change / np.where(size > 0, size, 1.0)).max())
 
 
-def _empty(state: Deposit) -> Tensor:
-    return torch.full_like(state.end, state.keys == 0, dtype=torch.bool)
-
-
-def _reframe(state: Deposit, end: Tensor, length: int) -> Deposit:
-    """The same deposits in a frame of ``length`` cells before ``end``, which contains the old one. Always a copy."""
-    old = state.cells.shape[2]
+def _reframe(state: Deposit, extent: Extent) -> Deposit:
+    """The same deposits in a frame that contains the old one. Always a copy."""
+    old, length = state.cells.shape[2], extent.cells
     cells = state.cells.new_zeros(*state.cells.shape[:2], length)
     if old:
-        where = torch.arange(length, device=end.device) + (end - length - (state.end - old))[:, None]
+        where = torch.arange(length, device=cells.device) + (extent.end - length - (state.end - old))[:, None]
         inside = (where >= 0) & (where < old)
         index = where.clamp(0, old - 1).expand_as(cells)
         cells = torch.where(inside, state.cells.gather(2, index), cells)
-    return replace(state, cells=cells, end=end)
+    return replace(state, cells=cells, first=extent.first, end=extent.end)
 
 
 def _recentre(state: Deposit, center: Tensor) -> Deposit:

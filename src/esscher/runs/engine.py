@@ -149,6 +149,7 @@ class _Log:
     def end(self, status: Status, *, tables: dict[str, int] | None = None, note: str | None = None) -> None:
         failures = tuple(sorted(self.failures, key=lambda failure: failure.index))
         notes = (*self.manifest.notes, note) if note else self.manifest.notes
+        self.store.settle()
         self.manifest = self.manifest.replaced(status=status, ended=now(), failures=failures, notes=notes, tables=tables or {})
         self._write()
 

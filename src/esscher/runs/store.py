@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import secrets
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from esscher.runs.tables import NAME, Shard, decode_shard, decode_table, encode_
 
 __all__ = ["Store", "write_durable"]
 
+_SETTLE_SECONDS = 1.0
 _REFUSED = {
     errno.ENOSPC: "no space left on the disk",
     errno.EDQUOT: "the disk quota is used up",
@@ -26,10 +28,11 @@ _REFUSED = {
 }
 
 
-def write_durable(path: Path, data: bytes) -> None:
+def write_durable(path: Path, data: bytes, *, settle: bool = True) -> None:
     """Write a file so that it is on the disk, whole and under its name, when this returns.
 
-    A temporary name in the same folder, fsync of the file, rename, fsync of the folder.
+    A temporary name in the same folder, fsync of the file, rename, fsync of the folder. Without the last
+    (``settle=False``) a loss of power may take the file back, whole; the end of a process never does.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
@@ -43,7 +46,8 @@ def write_durable(path: Path, data: bytes) -> None:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise
-        sync_folder(path.parent)
+        if settle:
+            sync_folder(path.parent)
     except OSError as cause:
         raise disk_error(cause, path) from cause
 
@@ -67,6 +71,7 @@ class Store:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.shards = path / "shards"
+        self._settled = 0.0
 
     def create(self) -> None:
         """The folders, durable."""
@@ -100,7 +105,18 @@ class Store:
             return 0
 
     def write_shard(self, index: int, data: bytes) -> None:
-        write_durable(self.shard_path(index), data)
+        """Store a shard. Names are flushed once a second: what a loss of power takes back is computed again."""
+        settle = time.monotonic() - self._settled > _SETTLE_SECONDS
+        write_durable(self.shard_path(index), data, settle=settle)
+        if settle:
+            self._settled = time.monotonic()
+
+    def settle(self) -> None:
+        """Flush the names of all shards, whichever process wrote them."""
+        try:
+            sync_folder(self.shards)
+        except OSError as cause:
+            raise disk_error(cause, self.shards) from cause
 
     def remove_shard(self, index: int) -> None:
         try:
