@@ -18,14 +18,6 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 
-# Beginning of a program that has esscher.runs but neither torch nor what the package itself imports.
-RUNS_ALONE = f"""
-import types
-package = types.ModuleType("esscher")
-package.__path__ = [{str(ROOT / "src" / "esscher")!r}]
-sys.modules["esscher"], sys.modules["torch"] = package, None
-"""
-
 
 class Driver:
     """The process that forks, seen from a test."""

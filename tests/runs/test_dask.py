@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from esscher.runs import Progress, Run, RunError, RunIncomplete, execute, load_run, resume
-from tests.runs.driver import ROOT, RUNS_ALONE
+from tests.runs.driver import ROOT
 from tests.runs.job import WalkSpec
 
 pytest.importorskip("distributed")
@@ -134,7 +133,6 @@ def test_without_dask_a_line_says_how_to_install_it(folder: Path) -> None:
     """In a process whose imports of dask and distributed fail as if they were not installed."""
     program = f"""
 import sys
-{RUNS_ALONE}
 sys.modules["distributed"] = sys.modules["dask"] = None
 from esscher.runs import RunError, execute
 from tests.runs.job import WalkSpec
@@ -146,7 +144,3 @@ except RunError as refused:
     answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "pip install 'esscher[dask]'" in answer.stdout
     assert len(answer.stdout.splitlines()) == 1
-
-
-def test_threads_that_were_there_are_the_only_ones_left() -> None:
-    assert not [thread.name for thread in threading.enumerate() if "Dask" in thread.name and not thread.daemon]
