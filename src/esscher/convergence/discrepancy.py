@@ -70,7 +70,8 @@ def _moments(draw: Draw) -> dict[str, Discrepancy]:
 
 
 def _operator_norms(matrices: Float64[Tensor, "k d d"]) -> Float64[Tensor, " k"]:
-    return torch.linalg.eigvalsh(matrices).abs().amax(dim=1)
+    norms: Tensor = torch.linalg.eigvalsh(matrices).abs().amax(dim=1)
+    return norms
 
 
 def _l2(draw: Draw) -> Discrepancy:
@@ -141,7 +142,7 @@ def softmax_scatter(
         if inside is not None:
             own = torch.cat([inside, _outer(inside @ V.T, inside).flatten(1)], dim=1)
             state = merge(state, AttentionState((theta * inside).sum(1), own))
-        mean, second = state.out.split([tokens.shape[1], tokens.shape[1] * V.shape[0]], dim=1)
+        mean, second = state.out[:, : tokens.shape[1]], state.out[:, tokens.shape[1] :]
         yield second.reshape(-1, *V.shape) - _outer(mean @ V.T, mean)
 
 
