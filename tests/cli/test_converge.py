@@ -13,7 +13,9 @@ import yaml
 
 import esscher as es
 from esscher.convergence.experiment import ExperimentSpec, preset_names, read_preset
+from esscher.runs import RunIncomplete, execute
 from tests.cli.commands import run
+from tests.runs.job import WalkSpec
 
 QUICK = """
 job: converge
@@ -122,6 +124,18 @@ def test_fit_again(quick: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     code, _, err = run(["fit", str(out), "--window", "x"], capsys)
     assert code == 2
     assert "--window: expected two numbers" in err
+
+
+def test_an_incomplete_run_exits_with_3_and_the_command_to_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "walk"
+    with pytest.raises(RunIncomplete):
+        execute(WalkSpec(raising=(2,)), out)
+    capsys.readouterr()  # this job prints
+    code, text, err = run(["resume", str(out)], capsys)
+    assert code == 3
+    assert text == ""
+    assert f"esscher resume {out}" in err
+    assert "walk 2 leads nowhere" in err
 
 
 def test_heavy_tails_are_reported_not_hidden(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

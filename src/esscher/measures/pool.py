@@ -40,13 +40,10 @@ class Pool(Measure):
         return int(self.tokens.shape[0])
 
     def _blocks(self, rows: Tensor) -> Iterator[tuple[Float64[Tensor, "b d"], Float64[Tensor, "m b"]]]:
-        """Blocks of tokens with their scores <theta, y_j> + log w_j."""
-        step = max(1, BLOCK // max(1, rows.shape[0]))
-        uniform = -torch.log(torch.tensor(float(self.size), dtype=torch.float64))
-        for start in range(0, self.size, step):
-            tokens = self.tokens[start : start + step].double()
-            log_weights = uniform if self.weights is None else self.weights[start : start + step].log()
-            yield tokens, rows @ tokens.T + log_weights.to(rows.device)
+        """Blocks of tokens with their scores <theta, y_j> + log w_j, the weights normalised."""
+        total = float(self.size) if self.weights is None else 1.0
+        for tokens, scores, weights in self._plain_blocks(rows):
+            yield tokens, scores + (weights / total).log()
 
     def _log_laplace(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]:
         parts = [torch.logsumexp(scores, dim=-1) for _, scores in self._blocks(rows)]
@@ -71,13 +68,23 @@ class Pool(Measure):
         return cov
 
     def _extreme(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
-        scores = rows @ self.tokens.double().T
-        if self.weights is not None:
-            scores = scores.masked_fill(self.weights == 0, -torch.inf)
-        tied = (scores == scores.max(-1, keepdim=True).values).double()
-        if self.weights is not None:
-            tied = tied * self.weights
-        return (tied / tied.sum(-1, keepdim=True)) @ self.tokens.double()
+        """Mean of the tokens with the largest score, by weight; tokens of weight 0 do not count."""
+        best = torch.full_like(rows[:, 0], -torch.inf)
+        for _, scores, visible in self._plain_blocks(rows):
+            best = torch.maximum(best, scores.masked_fill(visible == 0, -torch.inf).max(-1).values)
+        total, mass = torch.zeros_like(rows), torch.zeros_like(best)
+        for tokens, scores, weights in self._plain_blocks(rows):
+            tied = (scores == best[:, None]) * weights
+            total, mass = total + tied @ tokens, mass + tied.sum(-1)
+        return total / mass[:, None]
+
+    def _plain_blocks(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Blocks of tokens with their scores <theta, y_j> and weights."""
+        step = max(1, BLOCK // max(1, rows.shape[0]))
+        for start in range(0, self.size, step):
+            tokens = self.tokens[start : start + step].double()
+            weights = tokens.new_ones(tokens.shape[0]) if self.weights is None else self.weights[start : start + step]
+            yield tokens, rows @ tokens.T, weights
 
     def _sample(self, n: int, generator: torch.Generator | None) -> Float[Tensor, "n d"]:
         device = noise_device(generator, self.device)
