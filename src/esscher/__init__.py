@@ -161,45 +161,7 @@ _HOME = {
     "esscher.theory": ("Prediction", "gaussian_error", "hardmax_mean_abs", "predictions"),
 }
 
-__all__ = [
-    "Ball",
-    "Cube",
-    "ErrorCurve",
-    "FitError",
-    "Gaussian",
-    "Head",
-    "Laplace",
-    "Measure",
-    "Mixture",
-    "Pool",
-    "Prediction",
-    "Rademacher",
-    "RateFit",
-    "Run",
-    "Sphere",
-    "Student",
-    "asymptotic_from",
-    "attend",
-    "attend_hardmax",
-    "attend_linear",
-    "attend_prefixes",
-    "attend_tokens",
-    "confidence_region",
-    "converge",
-    "delta_covariance",
-    "exact_curve",
-    "exact_pool_curve",
-    "fit_rate",
-    "gaussian_error",
-    "hardmax_limit",
-    "hardmax_mean_abs",
-    "horizon_of_covariances",
-    "limit",
-    "linear_limit",
-    "load_run",
-    "predictions",
-    "tokens_needed",
-]
+__all__ = [name for names in _HOME.values() for name in names]
 
 
 def __getattr__(name: str) -> Any:

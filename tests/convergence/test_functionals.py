@@ -36,6 +36,17 @@ def test_all_sequences(spread: float, weighted: bool) -> None:
         assert result.bias[i, j] == pytest.approx(truth.bias, abs=1e-11)
 
 
+@pytest.mark.parametrize("sampling", ["replacement", "bernoulli"])
+def test_a_common_offset_costs_no_digits(sampling: str) -> None:
+    """Values in units of 2^-20, moved by 2^30 without rounding: the same errors."""
+    random = np.random.default_rng(16)
+    scores, values = random.normal(size=(2, 20)), np.round(random.normal(size=(20, 3)) * 2**20) / 2**20
+    here, there = (
+        error_from_nodes(scores, None, values + offset, None, [1, 5, 19], sampling=sampling) for offset in (0, 2.0**30)
+    )
+    np.testing.assert_allclose(there.mse, here.mse, rtol=1e-12)
+
+
 @pytest.mark.parametrize("keys", [1, 2, 7, 10])
 def test_all_subsets(keys: int) -> None:
     random = np.random.default_rng(2)

@@ -234,6 +234,16 @@ def test_half_precision_is_computed_in_single(dtype: torch.dtype) -> None:
     np.testing.assert_array_equal(half.rms, single.rms)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_common_offset_costs_no_digits_on_the_grid(dtype: torch.dtype) -> None:
+    """Values in units of 2^-8 moved by 2^10, exact in both types; gradients are not followed."""
+    q, k, v = tokens(15, 9, 2000)
+    v = (v * 256).round() / 256
+    moved = [x.to(dtype).requires_grad_() for x in (q, k, v + 1024)]
+    here, there = exact_pool_curve(q.to(dtype), k.to(dtype), v.to(dtype), [1, 9, 900]), exact_pool_curve(*moved, [1, 9, 900])
+    np.testing.assert_allclose(there.rms, here.rms, rtol=1e-12 if dtype == torch.float64 else 1e-6)
+
+
 def test_arrays_and_lists_are_taken() -> None:
     q, k, v = tokens(14, 2, 6)
     rms = exact_pool_curve(q, k, v, torch.tensor([1, 3])).rms
@@ -241,6 +251,7 @@ def test_arrays_and_lists_are_taken() -> None:
     np.testing.assert_array_equal(exact_pool_curve(q, k, v, 3).rms, rms[1:])
 
 
+LARGE: dict[str, Any] = {"q": np.ones((9, 3)), "k": np.ones((4000, 3)), "v": np.ones((4000, 2))}
 GOOD: dict[str, Any] = {"q": np.ones((2, 3)), "k": np.ones((5, 3)), "v": np.ones((5, 2)), "n": [1, 2]}
 
 
@@ -252,6 +263,7 @@ GOOD: dict[str, Any] = {"q": np.ones((2, 3)), "k": np.ones((5, 3)), "v": np.ones
         ({"n": []}, "flat list"),
         ({"n": "ten"}, "whole numbers"),
         ({"n": [6], "sampling": "bernoulli"}, "at most 5"),
+        ({"n": [4001], "sampling": "bernoulli", **LARGE}, "at most 4000"),
         ({"sampling": "bernouli"}, "sampling"),
         ({"empty": "ignore"}, "empty"),
         ({"scale": 0.0}, "scale"),
@@ -267,8 +279,8 @@ GOOD: dict[str, Any] = {"q": np.ones((2, 3)), "k": np.ones((5, 3)), "v": np.ones
         ({"v": np.ones((5, 0))}, "at least one"),
         ({"q": torch.ones(2, 3, dtype=torch.int64)}, "floating-point"),
         ({"v": np.ones((5, 2), dtype=np.int32)}, "floating-point"),
-        ({"weights": -np.ones(5)}, "weights"),
-        ({"weights": np.zeros(5)}, "weights"),
+        ({"weights": np.array([1.0, 1.0, -0.1, 1.0, 1.0])}, "at least 0"),
+        ({"weights": np.zeros(5)}, "not all 0"),
         ({"weights": np.ones(4)}, "weights"),
         ({"weights": np.ones(5), "sampling": "bernoulli"}, "weights"),
     ],

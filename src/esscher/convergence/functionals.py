@@ -215,17 +215,18 @@ def _join(parts: list[NodeErrors], axis: int) -> NodeErrors:
 
 def _nodes(scores: Any, log_weights: Any, values: Any, extra: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Checked float64 tensors: scores, normalised log-weights and extra as (m, N), values (N, d) or (m, N, d)."""
-    score = as_tensor(scores, "scores", ndim=2).double()
+    score = as_tensor(scores, "scores", ndim=2).double().detach()
     m, keys = score.shape
     if m == 0 or keys == 0:
         raise ValueError(f"scores: expected at least one query and one key, got shape {tuple(score.shape)}")
-    value = as_tensor(values, "values").double()
+    value = as_tensor(values, "values").double().detach().to(score.device)
     if value.ndim not in (2, 3) or value.shape[-2] != keys or (value.ndim == 3 and value.shape[0] != m):
         raise ValueError(f"values: expected shape ({keys}, d) or ({m}, {keys}, d), got {tuple(value.shape)}")
     if log_weights is None:
         log_weight = score.new_full((m, keys), -math.log(keys))
     else:
-        raw = torch.as_tensor(log_weights, device=score.device)
+        raw = log_weights if isinstance(log_weights, Tensor) else torch.as_tensor(np.array(log_weights, dtype=np.float64))
+        raw = raw.to(score.device)
         finite = as_tensor(torch.where(raw == -math.inf, 0.0, raw), "log_weights").double()
         log_weight = torch.where(raw == -math.inf, -math.inf, finite)
         log_weight = _per_query(log_weight, "log_weights", m, keys)

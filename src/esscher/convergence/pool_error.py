@@ -21,9 +21,9 @@ __all__ = ["exact_pool_curve"]
 
 Counts = npt.NDArray[np.int64]
 
-FEW_PAIRS = 2**14  # up to here (times the n of "bernoulli") the sum key by key is as fast as the grid, and exact to 1e-12
+FEW_PAIRS = 2**14  # up to here (times the n of "bernoulli") the sum key by key is as fast as the grid
 QUERY_BLOCK = 512
-MEMORY = 2**26  # cells x channels x queries open at once: half a gigabyte
+MEMORY = 2**24  # cells x channels x queries open at once: 128 megabytes
 
 
 def exact_pool_curve(
@@ -101,9 +101,9 @@ class _Pool:
     def check(cls, q: Any, k: Any, v: Any, scale: Any, weights: Any, sampling: str, block: int) -> _Pool:
         if sampling not in ("replacement", "bernoulli"):
             raise ValueError(f"sampling: expected 'replacement' or 'bernoulli', got {sampling!r}")
-        query = as_tensor(q, "q", ndim=2)
-        key = as_tensor(k, "k", ndim=2, last=query.shape[1])
-        value = as_tensor(v, "v", ndim=2)
+        query = as_tensor(q, "q", ndim=2).detach()
+        key = as_tensor(k, "k", ndim=2, last=query.shape[1]).detach()
+        value = as_tensor(v, "v", ndim=2).detach()
         if 0 in query.shape or 0 in key.shape or 0 in value.shape:
             shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
             raise ValueError(f"q, k, v: expected at least one query, one key and one coordinate, got shapes {shapes}")
@@ -153,8 +153,8 @@ class _Pool:
 
     def _apart(self, q: Tensor, n: Counts, details: bool, widest: float) -> NodeErrors:
         """Queries whose scores span more than ``widest`` nats go key by key, the others to their grids."""
-        low, high = (torch.stack(ends).T for ends in zip(*((s.amin(1), s.amax(1)) for _, s in self._blocks(q)), strict=True))
-        wide = high.amax(1) - low.amin(1) > widest
+        ends = torch.stack([torch.stack([scores.amax(1), -scores.amin(1)]) for _, scores in self._blocks(q)])
+        wide = ends.amax(0).sum(0) > widest
         rows = torch.cat([wide.nonzero()[:, 0], (~wide).nonzero()[:, 0]])
         parts = [self.by_keys(q[wide], n, details)]
         if not bool(wide.all()):
