@@ -15,6 +15,7 @@ from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.exact import exact_curve
 from esscher.convergence.fit import fit_rate
 from esscher.convergence.rate import FitError
+from esscher.convergence.regression import Resampled
 from tests.convergence.synthetic import Floats, Law, bent, covered, fits, ladder, montecarlo, noisy_curve, power, squared_errors
 
 # ---------------------------------------------------------------------------------------------- known laws come back
@@ -101,6 +102,28 @@ def test_coverage_from_scatter_alone() -> None:
     assert 0.02 <= np.mean([fit.curvature.p_value < 0.05 for fit in found]) <= 0.08
     assert {fit.status.code for fit in found} == {"no_stderr"}
     assert np.isnan(found[0].p_value)
+
+
+def test_scatter_gives_polyfits_standard_errors() -> None:
+    n = ladder(7)
+    curve = replace(noisy_curve(power(0.3), n, 0.05, 2), stderr=np.zeros(7))
+    fit = fit_rate(curve)
+    _, line = np.polyfit(np.log(n), np.log(curve.rms), 1, cov=True)
+    (bend, *_), parabola = np.polyfit(np.log(n), np.log(curve.rms), 2, cov=True)
+    assert fit.stderr == pytest.approx(np.sqrt(line[0, 0]), rel=1e-8)
+    assert fit.curvature.stderr == pytest.approx(np.sqrt(parabola[0, 0]), rel=1e-8)
+    t = abs(bend) / fit.curvature.stderr
+    assert fit.curvature.p_value == pytest.approx(2 * scipy.stats.t.sf(t, 4), rel=1e-6)
+
+
+def test_resampled_values_become_p_values() -> None:
+    """Ranks for a contrast; for the misfit a scaled chi-square with the mean and variance of what was resampled."""
+    misfit = 1.7 * np.random.default_rng(0).chisquare(5, 200_000)
+    drawn = Resampled(stderr=np.array([2.0]), t=np.arange(99.0)[None], misfit=misfit)
+    assert drawn.p_value(0, -2 * 95.0) == 5 / 100
+    assert drawn.half_width(0, 0.95) == 2 * 94
+    for quantile in (3.0, 9.0, 20.0):
+        assert drawn.misfit_p_value(1.7 * quantile) == pytest.approx(scipy.stats.chi2.sf(quantile, 5), rel=0.05)
 
 
 def test_level_widens_the_interval() -> None:
@@ -226,6 +249,15 @@ def test_exact_curve_has_the_range_of_local_slopes() -> None:
     bare = fit_rate(ErrorCurve(n=n, rms=np.sqrt(mse), kind="pool"))
     np.testing.assert_allclose(bare.local_slopes[1:-1], slope[1:-1], atol=0.06)
     assert bare.interval[0] < bare.exponent < bare.interval[1]
+
+
+def test_range_of_local_slopes_includes_those_between_points() -> None:
+    """A step between points where the curve is flatter: the slopes at the points alone would not hold the exponent."""
+    n = np.array([100, 1000, 10_000])
+    rms = np.array([1.0, 0.5, 0.25])
+    slope = np.full(3, -0.1)
+    fit = fit_rate(ErrorCurve(n=n, rms=rms, kind="exact", slope=slope))
+    assert fit.interval == (pytest.approx(0.1), pytest.approx(np.log10(2)))
 
 
 def test_accuracy_of_an_exact_curve_widens_its_interval() -> None:

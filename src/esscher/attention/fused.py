@@ -49,7 +49,9 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None) -
 
 
 def _four_axes(x: Tensor, width: int) -> Tensor:
-    return F.pad(x, (0, width - x.shape[-1])).reshape(-1, 1, x.shape[-2], width)
+    if x.shape[-1] < width:  # padding by nothing would still copy
+        x = F.pad(x, (0, width - x.shape[-1]))
+    return x.reshape(-1, 1, x.shape[-2], width)
 
 
 def _explicit(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None) -> tuple[Tensor, Tensor]:

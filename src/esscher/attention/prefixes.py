@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from esscher.attention.softmax import attention_inputs
-from esscher.attention.streaming import AttentionState, attention_state, init, merge
+from esscher.attention.streaming import attention_state, init, merge
 from esscher.inputs import as_counts
 
 __all__ = ["PrefixOutputs", "attend_prefixes"]
@@ -29,8 +30,9 @@ class PrefixOutputs:
 def attend_prefixes(q: Any, k: Any, v: Any, sizes: Any, scale: Any = None, *, outputs: bool = False) -> list[PrefixOutputs]:
     """Statistics of self-attention on the first n_1 < n_2 < ... < n_m tokens, for every size.
 
-    Growing the prefix from n_i to n_{i+1}, old queries merge in the new keys and new queries attend to all keys so far, so
-    that each of the n_m^2 pairs is visited once, where one attention per size visits sum_i n_i^2.
+    All queries meet the keys segment by segment, keys n_{i-1} .. n_i in one block; after segment i the states of the first
+    n_i queries are those of the prefix. Each of the n_m^2 pairs is visited once, where one attention per size visits
+    sum_i n_i^2.
     """
     q, k, v, scale, _ = attention_inputs(q, k, v, scale, None)
     if q.ndim != 2 or q.shape[0] != k.shape[0]:
@@ -38,20 +40,13 @@ def attend_prefixes(q: Any, k: Any, v: Any, sizes: Any, scale: Any = None, *, ou
     ladder = as_counts(sizes, "sizes")
     if bool((np.diff(ladder) <= 0).any()) or ladder[-1] > k.shape[0]:
         raise ValueError(f"sizes: expected increasing numbers up to the {k.shape[0]} tokens given, got {ladder.tolist()}")
-    state = init(q[: int(ladder[-1])], v.shape[1])  # filled in place, prefix by prefix
+    largest = int(ladder[-1])
+    state = init(q[:largest], v.shape[1])
     result = []
-    old = 0
-    for new in ladder.tolist():
-        if old:
-            known = AttentionState(state.lse[:old], state.out[:old])
-            _store(state, slice(0, old), merge(known, attention_state(q[:old], k[old:new], v[old:new], scale)))
-        _store(state, slice(old, new), attention_state(q[old:new], k[:new], v[:new], scale))
-        old = new
-        mean = state.out[:new].mean(dim=0)
-        centred = state.out[:new] - mean
-        result.append(PrefixOutputs(new, mean, centred.T @ centred / new, state.out[:new].clone() if outputs else None))
+    for old, new in itertools.pairwise([0, *ladder.tolist()]):
+        state = merge(state, attention_state(q[:largest], k[old:new], v[old:new], scale))
+        known = state.out[:new]
+        mean = known.mean(dim=0)
+        centred = known - mean
+        result.append(PrefixOutputs(new, mean, centred.T @ centred / new, known.clone() if outputs else None))
     return result
-
-
-def _store(state: AttentionState, rows: slice, part: AttentionState) -> None:
-    state.lse[rows], state.out[rows] = part.lse, part.out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -15,6 +15,16 @@ __all__ = ["DepositSource"]
 BLOCK = 256
 
 
+@lru_cache(maxsize=16)
+def _smoother(points: int, spacing: float) -> Tensor:
+    """The prefilter as a matrix: samples on BLOCK grid points, and some on either side -> coefficients on the BLOCK."""
+    taps = torch.as_tensor(prefilter(points, spacing))
+    matrix = torch.zeros(BLOCK + taps.shape[0] - 1, BLOCK, dtype=torch.float64)
+    for shift, tap in enumerate(taps):
+        matrix.diagonal(-shift).fill_(tap)
+    return matrix
+
+
 class DepositSource:
     """A source (see esscher.convergence.laplace) over the cells of a deposit; anchored at the end of each query's grid.
 
@@ -22,17 +32,13 @@ class DepositSource:
     grid gets wrong is relative to |c|, even where one key takes nearly all the weight and its c nearly vanishes.
     """
 
-    chunk = 16
+    chunk = 32
 
     def __init__(self, cells: Tensor, spacing: float, points: int, center: Tensor, single: bool) -> None:
         self.cells, self.spacing, self.points, self.center, self.single = cells, spacing, points, center, single
         self.span = cells.shape[2] * spacing
-        filter_taps = torch.as_tensor(prefilter(points, spacing), dtype=torch.float64, device=cells.device)
-        self.reach = filter_taps.shape[0] // 2
-        # the prefilter as a matrix: samples on BLOCK grid points, and `reach` on either side -> coefficients
-        self.smooth = torch.zeros(BLOCK + 2 * self.reach, BLOCK, dtype=torch.float64, device=cells.device)
-        for shift, tap in enumerate(filter_taps):
-            self.smooth.diagonal(-shift).fill_(tap)
+        self.smooth = _smoother(points, spacing).to(cells.device)
+        self.reach = (self.smooth.shape[0] - BLOCK) // 2
         self._coarser: dict[int, DepositSource] = {0: self}
 
     def coarser(self, times: int) -> DepositSource:
