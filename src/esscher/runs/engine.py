@@ -216,7 +216,7 @@ def _give_up(found: Found, outcome: Outcome, log: _Log, tracker: Tracker, tries:
 
 def _consolidate(store: Store, found: Found, manifest: Manifest) -> dict[str, int]:
     """Final tables from the shards there are, and their numbers of rows."""
-    shards = list(store.read_shards(found.units))
+    shards = store.stored(found.units)
     if not shards:
         return {}
     tables = as_tables(found.job.consolidate(found.spec, shards))

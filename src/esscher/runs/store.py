@@ -7,9 +7,9 @@ import errno
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import pyarrow as pa
 
@@ -17,7 +17,7 @@ from esscher.runs.errors import Damaged, StoreError, resume_command
 from esscher.runs.spec import Unit
 from esscher.runs.tables import NAME, Shard, decode_shard, decode_table, encode_table, read_header
 
-__all__ = ["Store", "write_durable"]
+__all__ = ["Shards", "Store", "write_durable"]
 
 _SETTLE_SECONDS = 1.0
 _REFUSED = {
@@ -135,10 +135,9 @@ class Store:
             raise Damaged(f"{path}: holds unit {header['index']} ({header['unit']}), not unit {index}")
         return Shard(index, header["unit"], tables)
 
-    def read_shards(self, units: list[Unit]) -> Iterator[Shard]:
-        for index, unit in enumerate(units):
-            if self.shard_path(index).exists():
-                yield self.read_shard(index, unit)
+    def stored(self, units: list[Unit]) -> Shards:
+        """What the units produced, those that are there, in their order."""
+        return Shards(self, [(index, unit) for index, unit in enumerate(units) if self.shard_path(index).exists()])
 
     def table_path(self, name: str) -> Path:
         if not NAME.fullmatch(name):
@@ -154,6 +153,27 @@ class Store:
         if header.get("spec_hash") != spec_hash:
             raise Damaged(f"{path}: belongs to another run; {resume_command(self.path)} makes it anew")
         return table
+
+
+class Shards(Sequence[Shard]):
+    """Shards read when they are asked for, each time anew: a job may hold more in them than fits in memory."""
+
+    def __init__(self, store: Store, known: list[tuple[int, Unit]]) -> None:
+        self._store, self._known = store, known
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @overload
+    def __getitem__(self, place: int) -> Shard: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Shards: ...
+
+    def __getitem__(self, place: int | slice) -> Shard | Shards:
+        if isinstance(place, slice):
+            return Shards(self._store, self._known[place])
+        return self._store.read_shard(*self._known[place])
 
 
 def _bytes(path: Path) -> bytes:
