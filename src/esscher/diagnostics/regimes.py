@@ -1,0 +1,171 @@
+"""Which regime a head is in, by a stated rule, with the reason in words and the failure signatures by name.
+
+The rule, first match wins:
+
+1. *unknown*: n, the effective tokens or the share of frozen queries is missing.
+2. *sink-dominated*: sink tokens hold at least SINK_MASS of the softmax weight.
+3. *frozen*: at least FROZEN_SHARE of the queries have s^2 > 2 log n. In the random energy model (Derrida 1981) the softmax
+   over n Gaussian scores of deviation s then rests on its few largest: the number of effective tokens stays bounded as n
+   grows along with s.
+4. *diffuse*: at least DIFFUSE_SHARE of the n tokens are effective; for Gaussian scores that is s^2 <= log(1/DIFFUSE_SHARE).
+5. *selective*: everything between.
+
+Signatures are named after the failures that [B] warns of: large coupling slows convergence (exploded constants), weights on
+single tokens fall back to logarithmic convergence [B, Prop. 5.1] (hardmax regime), and tokens that are not sub-Gaussian
+leave the theory's hypotheses (distribution mismatch). A head may show none or several, whatever its regime.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from esscher.diagnostics.tails import gaussian_khat
+from esscher.inputs import as_positive, as_tensor
+
+__all__ = ["LABELS", "SIGNATURES", "HeadEvidence", "Regime", "classify", "share_frozen"]
+
+SINK_MASS = 0.5
+FROZEN_SHARE = 0.5
+DIFFUSE_SHARE = 0.1
+EXPLODED_RATIO = 10.0  # error times sqrt(n) over the constant of a head that weighs all tokens alike
+LARGE_ERROR = 0.1  # relative root mean square error that still counts as large
+SINGLE_TOKENS = 2.0  # effective tokens
+KHAT_MARGIN = 0.2  # k-hat above that of Gaussian scores of the same deviation
+
+Number = float | int  # counts arrive as whole numbers
+
+LABELS = ("diffuse", "selective", "frozen", "sink-dominated", "unknown")
+SIGNATURES = ("exploded constants", "hardmax regime", "distribution mismatch")
+
+
+@dataclass(frozen=True)
+class HeadEvidence:
+    """What was measured of one head; NaN or "unknown" where it was not.
+
+    ``s`` and the other per-query numbers are medians over queries. ``constant_ratio`` is rms(n) sqrt(n) over
+    sqrt(tr Cov(values)), which is 1 for s -> 0 and about exp(s^2/2) by the delta method for Gaussian scores.
+    """
+
+    n: Number = math.nan
+    s: Number = math.nan
+    effective_tokens: Number = math.nan
+    share_frozen: Number = math.nan
+    entropy: Number = math.nan
+    sink_mass: Number = math.nan
+    khat: Number = math.nan
+    khat_threshold: Number = 0.7
+    khat_gaussian: Number = math.nan  # of Gaussian scores alike; from s and n where it is missing
+    exponent: Number = math.nan
+    exponent_low: Number = math.nan
+    exponent_high: Number = math.nan
+    relative_rms: Number = math.nan
+    constant_ratio: Number = math.nan
+    coupling: Number = math.nan
+    tokens: str = "unknown"  # verdict on the tokens' tails: sub-Gaussian, heavier, lighter, unknown
+    scores: str = "unknown"  # and on the scores'
+
+
+@dataclass(frozen=True)
+class Regime:
+    """The label, one sentence with the numbers behind it, and the failure signatures, each with its own sentence."""
+
+    label: str
+    reason: str
+    signatures: dict[str, str]
+
+
+def share_frozen(s: Any, n: Any) -> float:
+    """Share of the queries with s^2 > 2 log n, ``s`` (m,) their score deviations."""
+    deviation = as_tensor(s, "s", ndim=1).double()
+    if deviation.numel() == 0:
+        raise ValueError("s: expected the deviation of at least one query, got none")
+    return float((deviation.square() > 2.0 * math.log(as_positive(n, "n"))).double().mean())
+
+
+def classify(evidence: HeadEvidence) -> Regime:
+    """The regime of a head by the rule at the top of this module."""
+    label, reason = _label(evidence)
+    found = (_exploded(evidence), _hardmax(evidence), _mismatch(evidence))
+    return Regime(label, reason, {name: why for name, why in zip(SIGNATURES, found, strict=True) if why})
+
+
+def _label(e: HeadEvidence) -> tuple[str, str]:
+    missing = [
+        name
+        for name, value in (
+            ("the number of tokens", e.n),
+            ("effective tokens", e.effective_tokens),
+            ("the share of frozen queries", e.share_frozen),
+        )
+        if not math.isfinite(value)
+    ]
+    if missing:
+        return "unknown", f"No regime without {' and '.join(missing)}: the measurement is missing or not finite."
+    share = e.effective_tokens / e.n
+    counted = f"{_number(e.effective_tokens)} of {_number(e.n)} tokens are effective"
+    if e.sink_mass >= SINK_MASS:
+        return "sink-dominated", f"Sink tokens hold {e.sink_mass:.0%} of the weight (at least {SINK_MASS:.0%}); {counted}."
+    if e.share_frozen >= FROZEN_SHARE:
+        return "frozen", (
+            f"{e.share_frozen:.0%} of the queries have s^2 > 2 log n = {2 * math.log(e.n):.1f}{_deviation(e)}, "
+            f"so their few largest scores take the softmax over; {counted}."
+        )
+    if share >= DIFFUSE_SHARE:
+        return "diffuse", (
+            f"{counted}, a share of {share:.2g} (at least {DIFFUSE_SHARE:g}){_deviation(e)}, "
+            f"and {e.share_frozen:.0%} of the queries are frozen."
+        )
+    return "selective", (
+        f"{counted}, a share of {share:.2g} (below {DIFFUSE_SHARE:g}){_deviation(e)}, "
+        f"yet only {e.share_frozen:.0%} of the queries have s^2 > 2 log n = {2 * math.log(e.n):.1f}."
+    )
+
+
+def _exploded(e: HeadEvidence) -> str:
+    """The error falls as a power of n, but from so high that it is still large at n: the constant, not the rate."""
+    if not (e.constant_ratio >= EXPLODED_RATIO and e.relative_rms >= LARGE_ERROR) or e.share_frozen >= FROZEN_SHARE:
+        return ""
+    rate = "" if math.isnan(e.exponent) else f" although it falls as n^-{e.exponent:.2f}{_interval(e)}"
+    coupling = "" if math.isnan(e.coupling) else f"; the coupling Psi is {e.coupling:.3g}"
+    return (
+        f"The error at {_number(e.n)} tokens is still {e.relative_rms:.0%} of the limit{rate}: its constant is "
+        f"{e.constant_ratio:.3g} times that of even weights{coupling}."
+    )
+
+
+def _hardmax(e: HeadEvidence) -> str:
+    if e.share_frozen >= FROZEN_SHARE:
+        why = f"{e.share_frozen:.0%} of the queries are frozen"
+    elif e.effective_tokens <= SINGLE_TOKENS:
+        why = f"{e.effective_tokens:.2g} tokens carry the softmax"
+    else:
+        return ""
+    return f"Weights concentrate on single tokens ({why}): expect the error to fall about as 1/sqrt(log n)."
+
+
+def _mismatch(e: HeadEvidence) -> str:
+    """Heavy k-hat alone is no mismatch: Gaussian scores of large s show it too, so it is compared with theirs."""
+    why = [f"{name} have heavier tails than a Gaussian" for name in ("tokens", "scores") if getattr(e, name) == "heavier"]
+    expected = e.khat_gaussian
+    if math.isnan(expected) and math.isfinite(e.s) and math.isfinite(e.n) and e.s > 0 and e.n >= 1:
+        expected = float(gaussian_khat([e.s], round(e.n))[0])
+    floor = e.khat_threshold if math.isnan(expected) else max(e.khat_threshold, expected + KHAT_MARGIN)
+    if e.khat > floor:
+        beside = "" if math.isnan(expected) else f", where Gaussian scores of the same deviation would show {expected:.2f}"
+        why.append(f"k-hat is {e.khat:.2f} (threshold {e.khat_threshold:.2f}){beside}")
+    return f"The theory's hypotheses are in doubt: {'; '.join(why)}." if why else ""
+
+
+def _deviation(e: HeadEvidence) -> str:
+    return "" if math.isnan(e.s) else f", median s = {e.s:.2f}"
+
+
+def _interval(e: HeadEvidence) -> str:
+    known = not (math.isnan(e.exponent_low) or math.isnan(e.exponent_high))
+    return f" ({e.exponent_low:.2f} to {e.exponent_high:.2f})" if known else ""
+
+
+def _number(value: Number) -> str:
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}" if value < 1e7 else f"{value:.3g}"

@@ -1,0 +1,249 @@
+"""probe: every head of a model measured on text, as a run."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from esscher.models.budget import budget_table
+from esscher.models.collect import PooledLayer, fits, hold, stream
+from esscher.models.corpus import CorpusSpec
+from esscher.models.findings import Tables, curve_rows, failed_row, layer_tables
+from esscher.models.layer_state import LayerInfo, LayerState, add_keys, begin, layer_from_rows, layer_rows, merge_layers
+from esscher.models.loading import wrap_model
+from esscher.models.maps import LinearMaps, linear_maps
+from esscher.models.moments import WHOLE_LAYER, moment_curves, moment_ladder, moment_row
+from esscher.models.parity import parity
+from esscher.models.probe_spec import KEYS, ProbeSpec, own_ladder
+from esscher.models.sequence import sequence_state
+from esscher.models.source import TokenSource, keep_object, source_of
+from esscher.runs import Job, Run, Shard, Unit, execute
+
+__all__ = ["PROBE", "about", "probe"]
+
+STATE = 2.0e9  # bytes of states that a unit may hold
+CELLS = 300  # cells of a score grid, for that estimate
+
+
+def probe(
+    model: Any = None,
+    texts: Any = None,
+    *,
+    tokenizer: Any = None,
+    out: Any = None,
+    workers: int = 1,
+    dask: str | None = None,
+    progress: Any = None,
+    **settings: Any,
+) -> Run:
+    """Measure every head of a model on text; the run has tables heads, curves, scores, tails, layers, budget and about.
+
+    ``model``: a hub name, a folder, a transformers model (with its ``tokenizer``), or None for the packaged model.
+    ``texts``: a document or a list of them, or paths (``pathlib.Path``) of files and folders; None for the packaged prose.
+    ``out``: the run's folder; one in the system's temporary folder when left out. The other settings are the fields of
+    :class:`ProbeSpec` and of its corpus: ``max_tokens=100_000``, ``layers=(0, 1)``, ``queries=64``, ``dataset="name"`` ...
+    """
+    folder = Path(tempfile.mkdtemp(prefix="esscher-")) if out is None else Path(out)
+    if model is not None and not isinstance(model, str | Path):
+        model = keep_object(wrap_model(model, tokenizer))
+        if workers > 1 or dask is not None:
+            raise ValueError("workers: a model given as an object stays in this process; save it in a folder and give that")
+    own = {name: settings.pop(name) for name in list(settings) if name in CorpusSpec.model_fields}
+    corpus = {"max_tokens": KEYS, **own, **_texts(texts, folder)}
+    fields = {"model": "packaged" if model is None else str(model), "corpus": corpus, **settings}
+    spec = ProbeSpec.read(fields)
+    return execute(spec, folder, workers=workers, dask=dask, progress=progress)
+
+
+def _texts(texts: Any, folder: Path) -> dict[str, Any]:
+    """Fields of the corpus; documents are written into the run's folder, so that every process can read them."""
+    if texts is None:
+        return {}
+    given = [texts] if isinstance(texts, str | Path) else list(texts)
+    paths = [text for text in given if isinstance(text, Path)]
+    if given and len(paths) == len(given):
+        return {"text": [str(path.expanduser().absolute()) for path in paths]}
+    if not given or not all(isinstance(text, str) for text in given):
+        kinds = ", ".join(sorted({type(text).__name__ for text in given})) or "nothing"
+        raise ValueError(f"texts: expected strings (documents) or pathlib.Path (files), got {kinds}")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ".texts.parquet"  # hidden: a run begins in an empty folder
+    pd.DataFrame({"text": given}).to_parquet(path)
+    return {"text": [str(path.absolute())], "field": "text"}
+
+
+# ---- the job ---------------------------------------------------------------------------------------------------------
+
+
+def units(spec: ProbeSpec) -> list[Unit]:
+    """One layer each where the corpus is one part; else some layers over one part, whose states are merged at the end."""
+    source = source_of(spec)
+    own_ladder(spec, source.keys if spec.pool == "corpus" else source.windows.length)  # n beyond the pool: refused here
+    if spec.pool == "sequence" or len(source.parts) == 1:
+        return [{"layers": [layer], "part": 0} for layer in source.layers]
+    if spec.moments:
+        raise ValueError(f"moments: the pool of {source.keys} tokens is larger than part = {spec.part}; lower --max-tokens")
+    return [{"layers": block, "part": part} for block in _layer_blocks(source) for part in range(len(source.parts))]
+
+
+def _layer_blocks(source: TokenSource) -> list[list[int]]:
+    """Layers whose states fit into memory together; each block is one more forward pass over the corpus."""
+    queries = len(source.places) + 3 * source.spec.kept_queries  # kept keys have grids twice as fine, and wider
+    sizes = [
+        len(source.heads(layer)) * queries * (source.loaded.shapes[layer].value_width + 2) * CELLS * 8
+        for layer in source.layers
+    ]
+    blocks: list[list[int]] = [[]]
+    held = 0
+    for layer, size in zip(source.layers, sizes, strict=True):
+        if blocks[-1] and held + size > STATE:
+            blocks.append([])
+            held = 0
+        blocks[-1].append(layer)
+        held += size
+    return blocks
+
+
+def hashes(spec: ProbeSpec) -> dict[str, str]:
+    source = source_of(spec)
+    return {"model": source.loaded.sha256, "corpus": source.windows.sha256}
+
+
+def compute(spec: ProbeSpec, unit: Unit) -> Mapping[str, Any]:
+    """The finished tables of one layer, or the states of some layers over one part."""
+    source = source_of(spec)
+    if spec.pool == "sequence":
+        (layer,) = unit["layers"]
+        return _finish(source, sequence_state(source, layer)).finished()
+    if len(source.parts) > 1:
+        states = stream(source, unit["layers"], source.parts[unit["part"]])
+        return {"states": [row for state in states for row in layer_rows(state)]}
+    (layer,) = unit["layers"]
+    if not fits(source):
+        if spec.moments:
+            raise ValueError("moments: the tokens of all layers do not fit into memory; give --layers or fewer --max-tokens")
+        (state,) = stream(source, [layer], source.parts[0])
+        return _finish(source, state).finished()
+    pooled = hold(spec)[layer]
+    state = add_keys(begin(source, pooled.queries, pooled.rows), pooled.queries, pooled.rows.k, pooled.rows.v)
+    tables = _finish(source, replace(state, moments=pooled.moments))
+    if spec.moments:
+        _add_moments(source, pooled, tables)
+    return tables.finished()
+
+
+def _finish(source: TokenSource, state: LayerState) -> Tables:
+    return layer_tables(source.spec, state, _maps(source.spec)[state.info.layer], source.places.windows)
+
+
+@functools.lru_cache(maxsize=1)
+def _maps(spec: ProbeSpec) -> dict[int, LinearMaps]:
+    """The maps of the layers to be measured, once in a process."""
+    source = source_of(spec)
+    return {maps.layer: maps for maps in linear_maps(source.loaded.model, layers=source.layers)}
+
+
+def _add_moments(source: TokenSource, pooled: PooledLayer, tables: Tables) -> None:
+    """Monte Carlo errors of the outputs' moments, into the tables of a layer."""
+    spec, info, rows = source.spec, pooled.queries.info, pooled.rows
+    n = moment_ladder(spec.moments_n, rows.k.shape[1])
+    curves = moment_curves(info, rows.q, rows.k, rows.v, source.heads(info.layer), n, spec.moments, spec.seed)
+    tables.curves += [curve_rows(info.layer, head, curve) for (head, _), curve in curves.items()]
+    for row in tables.heads:
+        row |= moment_row(curves, row["head"])
+    tables.layers[0] |= moment_row(curves, WHOLE_LAYER)
+
+
+def consolidate(spec: ProbeSpec, shards: Sequence[Shard]) -> Mapping[str, Any]:
+    """The final tables: parts of the corpus merged, heads in order, those that failed named, budgets, and what was run."""
+    source = source_of(spec)
+    parts = _merged(source, shards) if any("states" in shard.tables for shard in shards) else _side_by_side(shards)
+    parts["heads"] = _with_missing(source, parts["heads"])
+    if "curves" in parts and (parts["curves"]["metric"] == "l2_kept").any():
+        parts["budget"] = budget_table(parts["heads"], parts["curves"], spec.epsilons)
+    parts["about"] = about(source)
+    return parts
+
+
+def _side_by_side(shards: Sequence[Shard]) -> dict[str, pd.DataFrame]:
+    frames: dict[str, list[pd.DataFrame]] = {}
+    for shard in shards:
+        for name, table in shard.tables.items():
+            frames.setdefault(name, []).append(table.to_pandas())
+    return {name: pd.concat(rows, ignore_index=True) for name, rows in frames.items()}
+
+
+def _merged(source: TokenSource, shards: Sequence[Shard]) -> dict[str, pd.DataFrame]:
+    """Tables of layers whose parts are all there; one shard is in memory at a time."""
+    states: dict[int, LayerState] = {}
+    seen: Counter[int] = Counter()
+    for shard in shards:
+        rows = shard.tables["states"].to_pylist()
+        for layer in shard.unit["layers"]:
+            part = layer_from_rows([row for row in rows if row["layer"] == layer])
+            states[layer] = merge_layers(states[layer], part) if layer in states else part
+            seen[layer] += 1
+        del rows
+    whole = [layer for layer in sorted(states) if seen[layer] == len(source.parts)]
+    finished: dict[str, list[pd.DataFrame]] = {"heads": [], "layers": []}
+    for layer in whole:
+        for name, frame in _finish(source, states.pop(layer)).finished().items():
+            finished.setdefault(name, []).append(frame)
+    return {name: pd.concat(frames, ignore_index=True) if frames else pd.DataFrame() for name, frames in finished.items()}
+
+
+def _with_missing(source: TokenSource, heads: pd.DataFrame) -> pd.DataFrame:
+    """A row for every head that was asked for: one that has no result says so."""
+    known = set(zip(heads["layer"], heads["head"], strict=True)) if len(heads) else set()
+    reason = "the piece of work that holds this head failed; the manifest has the reason"
+    rows = []
+    for layer in source.layers:
+        shape = source.loaded.shapes[layer]
+        info = LayerInfo(layer, shape.heads, shape.kv_heads, 1.0, None, "")
+        missing = [head for head in source.heads(layer) if (layer, head) not in known]
+        rows += [failed_row(source.spec, info, head, reason, source.keys, len(source.places)) for head in missing]
+    if rows:
+        heads = pd.concat([heads, pd.DataFrame(rows)], ignore_index=True) if len(heads) else pd.DataFrame(rows)
+    return heads.sort_values(["layer", "head"], ignore_index=True)
+
+
+def about(source: TokenSource) -> pd.DataFrame:
+    """One row: the model and the text as they were measured, and the parity of the captured model with the plain one."""
+    loaded, windows, same = source.loaded, source.windows, parity(source.loaded.model)
+    corpus = source.spec.corpus
+    text = ", ".join(corpus.text) or corpus.dataset or f"packaged {corpus.packaged}"
+    return pd.DataFrame(
+        [
+            {
+                "model": loaded.name,
+                "model_sha256": loaded.sha256,
+                "layers": loaded.layers,
+                "heads": loaded.heads,
+                "kv_heads": loaded.kv_heads,
+                "width": loaded.width,
+                "causal": loaded.causal,
+                "parity": same.max_difference,
+                "parity_relative": same.relative,
+                "captured_layers": same.captured,
+                "text": text,
+                "corpus_sha256": windows.sha256,
+                "documents": windows.documents,
+                "tokens": windows.tokens,
+                "window": windows.length,
+                "windows": len(windows),
+                "pool": source.spec.pool,
+                "keys": source.keys,
+                "queries": len(source.places),
+            }
+        ]
+    )
+
+
+PROBE = Job("probe", ProbeSpec, units, compute, consolidate, hashes)

@@ -1,0 +1,147 @@
+"""Statistics from binned masses against the scores themselves, and verdicts on known laws of scores."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import scipy.special
+import scipy.stats
+import torch
+from torch import Tensor
+
+from esscher.convergence import deposit
+from esscher.diagnostics.scores import ScoreShape, first_centres, score_histogram, softmax_statistics
+
+
+def deposited(scores: Tensor, grid: deposit.Grid) -> deposit.Deposit:
+    state = deposit.init(scores.shape[0], grid, torch.zeros(1, dtype=torch.float64))
+    return deposit.update(state, scores, torch.zeros(scores.shape[1], 1, dtype=torch.float64))
+
+
+def shape_of(scores: Tensor, grid: deposit.Grid) -> ScoreShape:
+    state = deposited(scores, grid)
+    return score_histogram(state.cells[-2], first_centres(state), grid.spacing, points=grid.points)
+
+
+COARSE, FINE = deposit.Grid(1 / 8, 4, 1e-6), deposit.Grid(1 / 8, 8, 1e-10)
+
+
+def gaussian(deviations: list[float], keys: int, seed: int = 3) -> Tensor:
+    """Queries of these deviations on the same keys, with means 0, 1, 2, ..."""
+    normal = torch.randn(len(deviations), keys, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return normal * torch.tensor(deviations, dtype=torch.float64)[:, None] + torch.arange(len(deviations))[:, None]
+
+
+@pytest.mark.parametrize(("grid", "accuracy"), [(COARSE, 2e-5), (FINE, 1e-9)])
+def test_softmax_statistics_equal_brute_force(grid: deposit.Grid, accuracy: float) -> None:
+    scores = gaussian([0.05, 0.5, 1.0, 3.0, 12.0], 5003)
+    state = deposited(scores, grid)
+    found = softmax_statistics(state.cells[-2], first_centres(state), grid.spacing, grid.points)
+    p = scores.softmax(1)
+    np.testing.assert_allclose(found.log_sum_exp, scores.logsumexp(1), atol=accuracy)
+    np.testing.assert_allclose(found.effective_tokens, 1 / p.square().sum(1), rtol=accuracy)
+    np.testing.assert_allclose(found.entropy, -(p * p.clamp_min(1e-300).log()).sum(1), atol=20 * accuracy)
+    np.testing.assert_allclose(found.mean, scores.mean(1), atol=1e-9)
+    np.testing.assert_allclose(found.sd, scores.std(1, correction=0), rtol=1e-7)
+
+
+def test_even_weights_and_a_single_key() -> None:
+    state = deposited(torch.full((1, 64), 0.3, dtype=torch.float64), COARSE)
+    found = softmax_statistics(state.cells[-2], first_centres(state), COARSE.spacing)
+    assert found.effective_tokens[0] == pytest.approx(64, rel=2e-5)
+    assert found.entropy[0] == pytest.approx(math.log(64), abs=2e-4)
+    assert found.sd[0] == pytest.approx(0, abs=1e-6)
+
+
+def test_the_shape_equals_that_of_the_scores() -> None:
+    """Survival, skewness and kurtosis against the standardised scores themselves, on a skewed law."""
+    generator = torch.Generator().manual_seed(9)
+    scores = torch.stack(
+        [torch.randn(100_003, 4, dtype=torch.float64, generator=generator).square().sum(1) * c for c in (0.3, 1)]
+    )
+    shape = shape_of(scores, COARSE)
+    z = ((scores - scores.mean(1, keepdim=True)) / scores.std(1, keepdim=True, correction=0)).numpy()
+    assert shape.kurtosis == pytest.approx(scipy.stats.kurtosis(z, axis=1, fisher=False).mean(), rel=1e-5)
+    assert shape_of(scores, FINE).kurtosis == pytest.approx(scipy.stats.kurtosis(z, axis=1, fisher=False).mean(), rel=1e-8)
+    assert shape.skewness == pytest.approx(scipy.stats.skew(z, axis=1).mean(), rel=1e-6)
+    for at, above, below in zip(shape.at[:5], shape.survival[:5], shape.survival_below[:5], strict=True):
+        assert above == pytest.approx((z > at).mean(), rel=0.03, abs=1e-5)
+        assert below == pytest.approx((z < -at).mean(), rel=0.05, abs=2e-3)
+    assert (shape.density * np.diff(shape.edges)).sum() == pytest.approx(1, abs=1e-3)
+    assert shape.verdict == "heavier"
+    K = scores.logsumexp(1) - math.log(scores.shape[1]) - scores.mean(1)
+    assert shape.proxy == pytest.approx(float((2 * K / scores.var(1, correction=0)).mean()), rel=1e-4)  # two: median = mean
+
+
+def test_gaussian_scores_look_gaussian() -> None:
+    """The masses of exact Gaussian laws, each cell's by its integral against the B-spline: no sampling error at all."""
+    spacing, points = 1 / 8, 4
+    deviations, means = np.array([0.26, 0.5, 2.0]), np.array([0.1, -3.0, 7.0])
+    cells = np.arange(-300, 300)
+    fine = (np.arange(-12 * 1000, 12 * 1000) + 0.5) / 1000  # z of a fine midpoint rule
+    mass = np.zeros((3, cells.size))
+    for i in range(3):
+        x = (means[i] + deviations[i] * fine) / spacing
+        for tap in range(points):
+            u = x - np.floor(x) + (points - 1 - tap)
+            weight = sum((-1) ** k * math.comb(4, k) * np.maximum(u - k, 0) ** 3 for k in range(5)) / 6
+            np.add.at(mass[i], np.floor(x).astype(int) - (points - 1) + tap + 300, weight * scipy.stats.norm.pdf(fine) / 1000)
+    first = np.full(3, (cells[0] + points / 2) * spacing)
+    shape = score_histogram(1e6 * mass, first, spacing, means, deviations)
+    for survival in (shape.survival, shape.survival_below):  # at two cells a deviation the cells show in the far tail
+        np.testing.assert_allclose(survival[:3], shape.gaussian_survival[:3], rtol=0.03)
+        assert survival[3] == pytest.approx(shape.gaussian_survival[3], rel=0.1)
+    np.testing.assert_allclose(shape.density, shape.gaussian_density, atol=1e-2)
+    assert shape.kurtosis == pytest.approx(3, abs=1e-3)
+    assert shape.skewness == pytest.approx(0, abs=1e-6)
+    assert shape.proxy == pytest.approx(1, abs=1e-4)
+    assert shape.resolved == 1
+    assert shape.verdict == "sub-Gaussian"
+    assert shape.compared_at == 4
+
+
+def test_verdicts() -> None:
+    generator = torch.Generator().manual_seed(5)
+    uniform = torch.rand(4, 20_000, dtype=torch.float64, generator=generator) * 5
+    laplace = torch.empty(4, 20_000, dtype=torch.float64).exponential_(generator=generator)
+    laplace *= torch.where(torch.rand(4, 20_000, generator=generator) < 0.5, -1.0, 1.0)
+    assert shape_of(gaussian([1, 1.5, 2, 3], 20_000), COARSE).verdict == "sub-Gaussian"
+    assert shape_of(uniform, COARSE).verdict == "lighter"
+    heavy = shape_of(laplace, COARSE)
+    assert heavy.verdict == "heavier"
+    assert heavy.excess > 2
+    assert heavy.proxy > 1
+    assert "times the Gaussian share" in heavy.reason
+
+
+def test_given_mean_and_deviation_are_used() -> None:
+    """The same masses measured with twice the deviation: z = 1 is where z = 2 was."""
+    state = deposited(gaussian([2.0], 50_000), COARSE)
+    args = state.cells[-2], first_centres(state), COARSE.spacing
+    own, wide = score_histogram(*args), score_histogram(*args, [0.0], [4.0])
+    assert wide.survival[0] == pytest.approx(own.survival[1], rel=0.05)
+
+
+def test_flat_scores_are_left_out() -> None:
+    shape = shape_of(gaussian([0.01, 0.02], 1000), COARSE)
+    assert shape.verdict == "unknown"
+    assert shape.resolved == 0
+    assert "nearly uniform" in shape.reason
+    half = shape_of(gaussian([0.01, 2.0], 20_000), COARSE)
+    assert half.resolved == 0.5
+    assert half.verdict == "sub-Gaussian"
+    assert "too few" in shape_of(gaussian([1.0], 20), COARSE).reason
+
+
+def test_refusals() -> None:
+    mass = torch.ones(2, 8, dtype=torch.float64)
+    with pytest.raises(ValueError, match="2 of 2 without"):
+        softmax_statistics(0 * mass, [0.0, 0.0], 0.1)
+    with pytest.raises(ValueError, match="at least 0"):
+        softmax_statistics(mass - 1.5 * torch.eye(2, 8), [0.0, 0.0], 0.1)
+    with pytest.raises(ValueError, match="length 2"):
+        score_histogram(mass, [0.0], 0.1)
+    with pytest.raises(ValueError, match="spacing"):
+        score_histogram(mass, [0.0, 0.0], 0.0)
