@@ -70,6 +70,9 @@ if TYPE_CHECKING:
         fit_rate as fit_rate,
     )
     from esscher.convergence import (
+        share_tokens as share_tokens,
+    )
+    from esscher.convergence import (
         tokens_needed as tokens_needed,
     )
     from esscher.measures import (
@@ -102,6 +105,8 @@ if TYPE_CHECKING:
     from esscher.measures import (
         Student as Student,
     )
+    from esscher.models.capture import capture as capture
+    from esscher.models.probe import probe as probe
     from esscher.runs import Run as Run
     from esscher.runs import load_run as load_run
     from esscher.theory import (
@@ -143,6 +148,7 @@ _HOME = {
         "exact_curve",
         "exact_pool_curve",
         "fit_rate",
+        "share_tokens",
         "tokens_needed",
     ),
     "esscher.measures": (
@@ -157,6 +163,8 @@ _HOME = {
         "Sphere",
         "Student",
     ),
+    "esscher.models.capture": ("capture",),
+    "esscher.models.probe": ("probe",),
     "esscher.runs": ("Run", "load_run"),
     "esscher.theory": ("Prediction", "gaussian_error", "hardmax_mean_abs", "predictions"),
 }

@@ -9,12 +9,17 @@ from typing import Any
 import typer
 from pydantic import ValidationError
 
+from esscher.cli.budget import budget
 from esscher.cli.cite import cite
 from esscher.cli.converge import converge
+from esscher.cli.describe import describe
 from esscher.cli.export import export
 from esscher.cli.fit import fit
+from esscher.cli.icl import icl
 from esscher.cli.ls import ls
 from esscher.cli.predict import predict
+from esscher.cli.probe import probe
+from esscher.cli.report import report
 from esscher.cli.resume import resume
 from esscher.runs import RunError, RunIncomplete, RunInterrupted
 
@@ -35,8 +40,13 @@ app = typer.Typer(
 app.command()(predict)
 app.command()(converge)
 app.command()(fit)
+app.command()(describe)
+app.command()(probe)
+app.command()(budget)
+app.add_typer(icl, name="icl")
 app.command()(ls)
 app.command()(resume)
+app.command()(report)
 app.command()(export)
 app.command()(cite)
 

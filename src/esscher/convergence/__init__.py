@@ -8,6 +8,7 @@ from esscher.convergence.fit import fit_rate
 from esscher.convergence.montecarlo import converge
 from esscher.convergence.pool_error import exact_pool_curve
 from esscher.convergence.rate import FitError, RateFit
+from esscher.convergence.shares import share_tokens
 
 __all__ = [
     "ErrorCurve",
@@ -20,5 +21,6 @@ __all__ = [
     "exact_curve",
     "exact_pool_curve",
     "fit_rate",
+    "share_tokens",
     "tokens_needed",
 ]

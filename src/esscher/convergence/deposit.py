@@ -28,7 +28,7 @@ from esscher.convergence.laplace import NodeErrors, step_for
 from esscher.convergence.scatter import scatter
 from esscher.convergence.splines import interpolation_error
 
-__all__ = ["Deposit", "Extent", "Grid", "choose_grid", "finish", "init", "merge", "reach", "update"]
+__all__ = ["Deposit", "Extent", "Grid", "choose_grid", "finish", "init", "merge", "reach", "recentre", "update"]
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -127,7 +127,7 @@ def merge(a: Deposit, b: Deposit) -> Deposit:
             f"merge: expected states of one grid and the same queries, got {a.grid} with {tuple(a.cells.shape[:2])} "
             f"and {b.grid} with {tuple(b.cells.shape[:2])}"
         )
-    b = _recentre(b, a.center)
+    b = recentre(b, a.center)
     extent = Extent(torch.minimum(a.first, b.first), torch.maximum(a.end, b.end))
     a, b = _reframe(a, extent), _reframe(b, extent)
     return replace(a, cells=a.cells + b.cells, keys=a.keys + b.keys)
@@ -142,19 +142,24 @@ def reach(state: Deposit, scores: Tensor) -> Extent:
     return Extent(torch.minimum(first, state.first), torch.maximum(end, state.end), largest)
 
 
-def finish(state: Deposit, n: Counts, sampling: str = "replacement", *, details: bool = False) -> NodeErrors:
-    """The exact errors of the pool of all keys seen, at every n; ``accuracy`` includes the grid's own, measured error.
+def finish(
+    state: Deposit, n: Counts, sampling: str = "replacement", *, details: bool = False, interpolation: float | None = None
+) -> NodeErrors:
+    """The exact errors of the pool of all keys seen, at every n; ``accuracy`` includes the grid's own error.
 
-    The interpolation error is measured on a few queries, by the difference between two spacings.
+    That error is measured on a few queries, by the difference between two spacings, unless ``interpolation`` (of a like
+    state: the result has it) is given; measuring costs as much again as the errors of few queries.
     """
     if state.keys == 0:
         raise ValueError("finish: the state has seen no key; update it first")
     levels = [_level(state.grid, count / state.keys) if sampling == "bernoulli" else 0 for count in n.tolist()]
     result = _integrate(state, n, sampling, details, levels)
+    if interpolation is not None:
+        return replace(result, accuracy=result.accuracy + interpolation / 2, interpolation=interpolation)
     rows = torch.linspace(0, len(state.end) - 1, min(SUBSET, len(state.end)), device=state.end.device).long()
     few = replace(state, cells=state.cells[:, rows], first=state.first[rows], end=state.end[rows])
     error = _interpolation(few, result.mse[rows.cpu().numpy()], n, sampling, levels)
-    return replace(result, accuracy=result.accuracy + error / 2)
+    return replace(result, accuracy=result.accuracy + error / 2, interpolation=error)
 
 
 def _integrate(state: Deposit, n: Counts, sampling: str, details: bool, levels: list[int]) -> NodeErrors:
@@ -210,7 +215,7 @@ def _reframe(state: Deposit, extent: Extent) -> Deposit:
     return replace(state, cells=cells, first=extent.first, end=extent.end)
 
 
-def _recentre(state: Deposit, center: Tensor) -> Deposit:
+def recentre(state: Deposit, center: Tensor) -> Deposit:
     """The same deposits, values measured from another centre: |v - c'|^2 = |v - c|^2 + 2 <v - c, c - c'> + |c - c'|^2."""
     shift = state.center - center
     if not bool(shift.any()):

@@ -97,6 +97,7 @@ class NodeErrors:
     delta: Floats
     bias: Floats | None
     accuracy: float  # bound or estimate of the relative error of sqrt(mse), rounding of the inputs apart
+    interpolation: float = 0.0  # of the mse, the part of it that comes from a score grid
 
     def queries(self) -> QueryErrors:
         return QueryErrors(mse=self.mse, sum_p2=self.sum_p2, limit=self.limit, delta=self.delta, bias=self.bias)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from esscher.convergence.budget import log_rms
 from esscher.convergence.curve import ErrorCurve, Floats
 from esscher.inputs import as_count
 
-__all__ = ["Shares", "share_tokens"]
+__all__ = ["Shares", "Sharing", "share_tokens"]
 
 Counts = npt.NDArray[np.int64]
 
@@ -48,35 +48,89 @@ def share_tokens(curves: Sequence[ErrorCurve], total: Any) -> Shares:
     optimum of the hulls, and between the ends of at most one segment a curve may lie above its hull. The squared error
     given is the curves' own. A curve's first and last n are the least and the most it can get.
     """
-    total = as_count(total, "total")
-    if not curves:
-        raise ValueError("curves: expected at least one, got none")
-    least = np.array([int(curve.n[0]) for curve in curves])
-    most = np.array([int(curve.n[-1]) for curve in curves])
-    if not least.sum() <= total <= most.sum():
-        raise ValueError(
-            f"total: expected between {least.sum()} (the first n of every curve) and {most.sum()} (the last), got {total}"
-        )
-    hulls = [_hull(curve) for curve in curves]
-    best, floor = _steepest_first(hulls, int(total))
-    uniform = _uniform(least, most, int(total))
-    return Shares(
-        total=int(total),
-        tokens=best,
-        squared_error=_squared_error(curves, best),
-        floor=floor,
-        uniform=uniform,
-        uniform_squared_error=_squared_error(curves, uniform),
-    )
+    return Sharing(curves).split(total)
 
 
-def _hull(curve: ErrorCurve) -> tuple[Floats, Floats]:
+class Sharing:
+    """Curves prepared for splits of many totals."""
+
+    def __init__(self, curves: Sequence[ErrorCurve]) -> None:
+        if not curves:
+            raise ValueError("curves: expected at least one, got none")
+        self.curves = [log_rms(curve) for curve in curves]
+        self.least = np.array([int(curve.n[0]) for curve in curves])
+        self.most = np.array([int(curve.n[-1]) for curve in curves])
+        corners = [_hull(curve, spline) for curve, spline in zip(curves, self.curves, strict=True)]
+        self.first_error = float(sum(mse[0] for _, mse in corners))
+        owner = np.concatenate([np.full(n.size - 1, i) for i, (n, _) in enumerate(corners)])
+        steps = np.concatenate([np.diff(n) for n, _ in corners])
+        gains = np.concatenate([np.diff(mse) / np.diff(n) for n, mse in corners])
+        # Within a hull slopes rise, so a stable order keeps each curve's segments in theirs.
+        order = np.argsort(gains, kind="stable")
+        self.owner, self.steps, self.gains = owner[order], steps[order], gains[order]
+
+    def split(self, total: Any) -> Shares:
+        """The best split of a total beside the uniform one."""
+        total = as_count(total, "total")
+        if not self.least.sum() <= total <= self.most.sum():
+            raise ValueError(
+                f"total: expected between {self.least.sum()} (the first n of every curve) and {self.most.sum()} (the last), "
+                f"got {total}"
+            )
+        best, floor = self._steepest_first(total)
+        uniform = self._uniform(total)
+        return Shares(total, best, self.squared_error(best), floor, uniform, self.squared_error(uniform))
+
+    def fewest(self, target: float, *, uniform: bool = False) -> int:
+        """The smallest total whose split, the best or the uniform one, has at most this summed squared error.
+
+        To a hundred-thousandth of all tokens where there are that many.
+        """
+        low, high = int(self.least.sum()), int(self.most.sum())
+
+        def error(total: int) -> float:
+            return self.squared_error(self._uniform(total) if uniform else self._steepest_first(total)[0])
+
+        if error(low) <= target:
+            return low
+        slack = max(1, high // 10**5)
+        while high - low > slack:
+            middle = (low + high) // 2
+            low, high = (low, middle) if error(middle) <= target else (middle, high)
+        return high
+
+    def squared_error(self, tokens: Counts) -> float:
+        """Summed squared error when curve i gets tokens[i]."""
+        logs = np.log(tokens.astype(float))
+        return float(sum(np.exp(2 * spline(x)) for spline, x in zip(self.curves, logs, strict=True)))
+
+    def _steepest_first(self, total: int) -> tuple[Counts, float]:
+        """Whole token numbers, and the hulls' own squared error there."""
+        left = total - int(self.least.sum())
+        before = np.cumsum(self.steps) - self.steps
+        steps = np.clip(left - before, 0, self.steps)
+        tokens = self.least + np.bincount(self.owner, steps, minlength=len(self.least)).round().astype(np.int64)
+        return tokens, max(self.first_error + float(self.gains @ steps), 0.0)
+
+    def _uniform(self, total: int) -> Counts:
+        """The same number for all, within each curve's ends; the tokens that do not divide go to the first ones."""
+        low, high = 0, int(self.most.max())
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if int(np.clip(middle, self.least, self.most).sum()) <= total else (low, middle - 1)
+        tokens = np.clip(low, self.least, self.most)
+        free = np.flatnonzero((tokens < self.most) & (tokens >= low))[: total - int(tokens.sum())]
+        tokens[free] += 1
+        return np.asarray(tokens, dtype=np.int64)
+
+
+def _hull(curve: ErrorCurve, spline: Callable[[Any], Floats]) -> tuple[Floats, Floats]:
     """Corners (n, MSE) of the lower convex hull of a curve."""
     low, high = int(curve.n[0]), int(curve.n[-1])
     between = np.exp(np.linspace(np.log(low), np.log(high), GRID)).round().astype(np.int64)
     n = np.unique(np.concatenate([between, curve.n]))
     n = n[(n >= low) & (n <= high)]
-    mse = _mse(curve, n)
+    mse = np.exp(2 * spline(np.log(n.astype(float))))
     corners: list[int] = []
     for i in range(n.size):
         while len(corners) > 1:
@@ -86,41 +140,3 @@ def _hull(curve: ErrorCurve) -> tuple[Floats, Floats]:
             corners.pop()
         corners.append(i)
     return n[corners].astype(float), mse[corners]
-
-
-def _steepest_first(hulls: list[tuple[Floats, Floats]], total: int) -> tuple[Counts, float]:
-    """Whole token numbers, and the hulls' own squared error there."""
-    tokens = np.array([corners[0] for corners, _ in hulls])
-    error = float(sum(mse[0] for _, mse in hulls))
-    segments = [
-        (float((mse[j + 1] - mse[j]) / (n[j + 1] - n[j])), i, j) for i, (n, mse) in enumerate(hulls) for j in range(n.size - 1)
-    ]
-    left = total - int(tokens.sum())
-    for slope, i, j in sorted(segments):  # within a hull slopes rise, so its segments come in their order
-        step = min(left, int(hulls[i][0][j + 1] - hulls[i][0][j]))
-        tokens[i] += step
-        error += slope * step
-        left -= step
-        if left == 0:
-            break
-    return tokens.astype(np.int64), max(error, 0.0)
-
-
-def _uniform(least: Counts, most: Counts, total: int) -> Counts:
-    """The same number for all, within each curve's ends; the tokens that do not divide go to the first ones."""
-    low, high = 0, int(most.max())
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if int(np.clip(middle, least, most).sum()) <= total else (low, middle - 1)
-    tokens = np.clip(low, least, most)
-    free = np.flatnonzero((tokens < most) & (tokens >= low))[: total - int(tokens.sum())]
-    tokens[free] += 1
-    return np.asarray(tokens, dtype=np.int64)
-
-
-def _mse(curve: ErrorCurve, n: Counts) -> Floats:
-    return np.asarray(np.exp(2 * log_rms(curve)(np.log(n.astype(float)))))
-
-
-def _squared_error(curves: Sequence[ErrorCurve], tokens: Counts) -> float:
-    return float(sum(_mse(curve, np.array([count]))[0] for curve, count in zip(curves, tokens, strict=True)))

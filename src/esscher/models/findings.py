@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,6 +37,8 @@ Indices = npt.NDArray[np.int64]
 
 RESAMPLES = 400  # of the windows the queries stand in, for the interval of the exponent
 FIT_SPAN = 64  # the exponent is fitted from n_keys / 64 on
+
+METRICS = {"replacement": "l2", "bernoulli": "l2_kept"}  # in curves.parquet
 
 # The columns of heads.parquet, in order; `tokens_needed_*` come once for each epsilon.
 COLUMNS = [
@@ -79,21 +81,22 @@ class Tables:
 
 
 def layer_tables(
-    spec: ProbeSpec, state: LayerState, maps: LinearMaps | None, clusters: Indices, step: Callable[[], object] | None = None
+    spec: ProbeSpec,
+    state: LayerState,
+    maps: LinearMaps | None,
+    clusters: Indices,
+    heads: Iterable[tuple[int, HeadState | str]] | None = None,
 ) -> Tables:
-    """Every table's rows of one layer. ``clusters`` (m,): the window of each query; ``step`` is called after each head."""
+    """Every table's rows of one layer. ``clusters`` (m,): the window of each query; ``heads`` come instead of the state's."""
     layer = _Layer(spec, state, maps, clusters)
     tables = Tables(layers=[layer.row()])
-    for head in state.heads:
-        known = state.heads[head]
+    for head, known in state.heads.items() if heads is None else heads:
         try:
             if isinstance(known, str):
                 raise ValueError(known)
             layer.measure(head, known, tables)
         except ValueError as reason:
             tables.heads.append(failed_row(spec, state.info, head, str(reason), state.keys, len(clusters)))
-        if step is not None:
-            step()
     return tables
 
 
@@ -122,6 +125,7 @@ class _Layer:
         self.spec, self.state, self.info, self.maps, self.clusters = spec, state, state.info, maps, clusters
         self.q, self.k, self.v = (token_moments.finish(x) for x in (state.moments.q, state.moments.k, state.moments.v))
         self.hidden = None if state.moments.hidden is None else token_moments.finish(state.moments.hidden)
+        self.interpolation: dict[str, float] = {}  # error of the score grids, measured on the layer's first head
 
     def row(self) -> dict[str, Any]:
         """What is known of the tokens that enter the layer."""
@@ -142,8 +146,8 @@ class _Layer:
 
     def measure(self, head: int, known: HeadState, tables: Tables) -> None:
         """Append the rows of one head to every table."""
-        drawn = drawn_curve(self.spec, known.drawn)
-        kept = kept_curve(self.spec, known)
+        drawn = self._curve(known.drawn, drawn_ladder(self.spec, known.keys), "replacement")
+        kept = None if known.kept is None else self._curve(known.kept, kept_ladder(self.spec, known.keys), "bernoulli")
         mass, first, grid = known.drawn.cells[-2], first_centres(known.drawn), known.drawn.grid
         softmax = softmax_statistics(mass, first, grid.spacing, grid.points)
         shape = score_histogram(mass, first, grid.spacing, points=grid.points)
@@ -169,6 +173,15 @@ class _Layer:
         place = {"layer": self.info.layer, "head": head}
         tables.scores.append(_histogram_rows(shape).assign(**place))
         tables.tails.append(_survival_rows(shape).assign(**place))
+
+    def _curve(self, state: Deposit, n: Indices, sampling: str) -> ErrorCurve:
+        """The exact error of n keys drawn with replacement, or of keys kept with probability n / N each."""
+        errors = deposit.finish(state, n, sampling, interpolation=self.interpolation.get(sampling))
+        self.interpolation.setdefault(sampling, errors.interpolation)
+        curve = ErrorCurve.from_queries(
+            n, errors.queries(), errors.dmse_dlogn, kind="exact", accuracy=errors.accuracy, origin=f"exact, {sampling}"
+        )
+        return replace(curve, metric=METRICS[sampling])
 
     def _identity(self, head: int) -> dict[str, Any]:
         return {
@@ -265,27 +278,6 @@ class _Layer:
 # ---- curves ----------------------------------------------------------------------------------------------------------
 
 
-def drawn_curve(spec: ProbeSpec, state: Deposit) -> ErrorCurve:
-    """The exact error of n keys drawn with replacement."""
-    return _curve(state, drawn_ladder(spec, state.keys), "replacement", "l2", f"n of {state.keys} keys drawn with replacement")
-
-
-def kept_curve(spec: ProbeSpec, known: HeadState) -> ErrorCurve | None:
-    """The exact error when each key is kept with probability n / N, for some of the queries."""
-    if known.kept is None:
-        return None
-    origin = f"each of {known.keys} keys kept with probability n/{known.keys}"
-    return _curve(known.kept, kept_ladder(spec, known.keys), "bernoulli", "l2_kept", origin)
-
-
-def _curve(state: Deposit, n: Indices, sampling: str, metric: str, origin: str) -> ErrorCurve:
-    errors = deposit.finish(state, n, sampling)
-    curve = ErrorCurve.from_queries(
-        n, errors.queries(), errors.dmse_dlogn, kind="exact", accuracy=errors.accuracy, origin=f"exact: {origin}"
-    )
-    return replace(curve, metric=metric)
-
-
 def curve_rows(layer: int, head: int, curve: ErrorCurve) -> pd.DataFrame:
     """The tidy rows of curves.parquet."""
     frame = curve.to_frame()
@@ -294,7 +286,7 @@ def curve_rows(layer: int, head: int, curve: ErrorCurve) -> pd.DataFrame:
     empty = np.full(curve.n.size, np.nan)
     frame["local_slope"] = empty if curve.slope is None else curve.slope
     frame["effective_tokens"] = empty if curve.effective_tokens is None else curve.effective_tokens
-    frame["sampling"] = {"l2": "replacement", "l2_kept": "bernoulli"}.get(curve.metric, "replacement")
+    frame["sampling"] = "bernoulli" if curve.metric == METRICS["bernoulli"] else "replacement"
     return frame
 
 

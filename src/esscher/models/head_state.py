@@ -26,7 +26,7 @@ __all__ = ["HeadState", "from_bytes", "init", "kept_rows", "merge", "stack", "to
 
 @dataclass(frozen=True)
 class HeadState:
-    """``drawn``: deposits of all m queries; ``kept``: of the ``rows`` among them; ``top``: the largest scores of all."""
+    """``drawn``: deposits of all m queries; ``kept``: of the ``rows`` among them; ``top``: the largest scores of these."""
 
     drawn: Deposit
     kept: Deposit | None
@@ -39,7 +39,7 @@ class HeadState:
 
 
 def kept_rows(queries: int, kept: int) -> Tensor:
-    """The queries, evenly spread, whose errors are also computed for kept keys."""
+    """The queries, evenly spread, whose errors are also computed for kept keys, and whose tails are fitted."""
     return torch.linspace(0, queries - 1, min(kept, queries)).round().long()
 
 
@@ -48,8 +48,8 @@ def init(queries: int, kept: int, tail: int, center: Tensor, dtype: torch.dtype)
     rows = kept_rows(queries, kept)
     return HeadState(
         drawn=deposit.init(queries, deposit.choose_grid(dtype, "replacement"), center),
-        kept=deposit.init(len(rows), deposit.choose_grid(dtype, "bernoulli"), center) if len(rows) else None,
-        top=tails.init(queries, tail, device=center.device),
+        kept=deposit.init(len(rows), deposit.choose_grid(dtype, "bernoulli"), center),
+        top=tails.init(len(rows), tail, device=center.device),
         rows=rows,
     )
 
@@ -58,11 +58,12 @@ def update(state: HeadState, scores: Tensor, values: Tensor) -> HeadState:
     """The state after one more block of keys: scores (m, B), values (B, d_v). ValueError where scores are not finite."""
     if not bool(torch.isfinite(scores).all()) or not bool(torch.isfinite(values).all()):
         raise ValueError("scores or values are not finite: the activations of the model overflow; try --dtype float32")
+    some = scores[state.rows.to(scores.device)]
     return replace(
         state,
         drawn=deposit.update(state.drawn, scores, values),
-        kept=None if state.kept is None else deposit.update(state.kept, scores[state.rows.to(scores.device)], values),
-        top=tails.update(state.top, scores),
+        kept=None if state.kept is None else deposit.update(state.kept, some, values),
+        top=tails.update(state.top, some),
     )
 
 

@@ -224,19 +224,21 @@ def add_moments(state: LayerState, rows: Rows) -> LayerState:
 
 def add_keys(state: LayerState, queries: LayerQueries, k: Tensor, v: Tensor) -> LayerState:
     """The state after keys and values (H_kv, B, .) have met the queries of every head."""
-    info, heads = state.info, dict(state.heads)
-    for head, known in heads.items():
-        if isinstance(known, str):
-            continue
-        own = info.kv_head(head)
-        try:
-            for start in range(0, k.shape[1], KEY_BLOCK):
-                block = slice(start, start + KEY_BLOCK)
-                known = head_state.update(known, scores_of(info, queries.q[head], k[own, block]), v[own, block])
-            heads[head] = known
-        except ValueError as reason:
-            heads[head] = str(reason)
+    heads = {head: add_head(known, queries, head, k, v) for head, known in state.heads.items()}
     return replace(state, heads=heads, keys=state.keys + k.shape[1])
+
+
+def add_head(known: HeadState | str, queries: LayerQueries, head: int, k: Tensor, v: Tensor) -> HeadState | str:
+    """One head's state after keys and values (H_kv, B, .), or the reason why it has none."""
+    own = queries.info.kv_head(head)
+    try:
+        for start in range(0, k.shape[1], KEY_BLOCK):
+            block = slice(start, start + KEY_BLOCK)
+            if not isinstance(known, str):
+                known = head_state.update(known, scores_of(queries.info, queries.q[head], k[own, block]), v[own, block])
+    except ValueError as reason:
+        return str(reason)
+    return known
 
 
 def merge_layers(a: LayerState, b: LayerState) -> LayerState:

@@ -16,7 +16,7 @@ from esscher.models.budget import budget_table
 from esscher.models.collect import PooledLayer, fits, hold, stream
 from esscher.models.corpus import CorpusSpec
 from esscher.models.findings import Tables, curve_rows, failed_row, layer_tables
-from esscher.models.layer_state import LayerInfo, LayerState, add_keys, begin, layer_from_rows, layer_rows, merge_layers
+from esscher.models.layer_state import LayerInfo, LayerState, add_head, begin, layer_from_rows, layer_rows, merge_layers
 from esscher.models.loading import wrap_model
 from esscher.models.maps import LinearMaps, linear_maps
 from esscher.models.moments import WHOLE_LAYER, moment_curves, moment_ladder, moment_row
@@ -132,8 +132,11 @@ def compute(spec: ProbeSpec, unit: Unit) -> Mapping[str, Any]:
         (state,) = stream(source, [layer], source.parts[0])
         return _finish(source, state).finished()
     pooled = hold(spec)[layer]
-    state = add_keys(begin(source, pooled.queries, pooled.rows), pooled.queries, pooled.rows.k, pooled.rows.v)
-    tables = _finish(source, replace(state, moments=pooled.moments))
+    queries, rows = pooled.queries, pooled.rows
+    empty = replace(begin(source, queries, rows), moments=pooled.moments, keys=rows.k.shape[1])
+    # One head at a time: a state is only as large as its score grids, but there are many heads.
+    heads = ((head, add_head(known, queries, head, rows.k, rows.v)) for head, known in empty.heads.items())
+    tables = layer_tables(spec, empty, _maps(spec)[layer], source.places.windows, heads)
     if spec.moments:
         _add_moments(source, pooled, tables)
     return tables.finished()

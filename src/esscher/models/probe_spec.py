@@ -33,7 +33,7 @@ class ProbeSpec(RunSpec):
     )
     special: bool = Field(default=False, description="special tokens are part of the pool")
     queries: PositiveInt = Field(default=256, description="queries of each head")
-    kept_queries: Annotated[int, Field(ge=0)] = Field(default=64, description="of them, queries with errors of kept keys")
+    kept_queries: PositiveInt = Field(default=64, description="of them, queries with errors of kept keys, and with tails")
     layers: tuple[int, ...] | None = Field(default=None, description="layers to measure; all if not given")
     heads: tuple[int, ...] | None = Field(default=None, description="heads to measure; all if not given")
     n: tuple[int, ...] | None = Field(default=None, description="numbers of tokens")

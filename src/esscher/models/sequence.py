@@ -75,15 +75,16 @@ def _head(source: TokenSource, queries: LayerQueries, head: int) -> HeadState:
             numbers = context.rows[members]
             state = _group(queries, context, head, torch.from_numpy(numbers), keys, tail_length(fewest) + 1)
             drawn.append(state.drawn)
-            top.append(state.top.scores)
             chosen = [place for place, number in enumerate(numbers.tolist()) if number in asked]
+            if chosen:
+                top.append(state.top.scores[chosen])
             if state.kept is not None and chosen and state.keys == usual:
                 kept.append(_take(state.kept, chosen))
                 rows += [int(numbers[place]) for place in chosen]
     order = torch.from_numpy(np.argsort(np.concatenate([c.rows[m] for c in queries.contexts for m, _ in _groups(c)])))
     whole = head_state.stack(drawn)
     whole = Deposit(whole.grid, whole.center, whole.cells[:, order], whole.first[order], whole.end[order], usual)
-    scores = torch.cat(top)[order]
+    scores = torch.cat(top)
     return HeadState(
         drawn=whole,
         kept=head_state.stack(kept) if kept else None,

@@ -4,42 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, NullFormatter
 
-from esscher.convergence.curve import ErrorCurve
-from esscher.theory.prediction import Prediction
+from esscher.report.style import FORMATS, PALETTE, STYLE, check_format, save_figure
+
+if TYPE_CHECKING:  # so that figures of stored runs need no torch
+    from esscher.convergence.curve import ErrorCurve
+    from esscher.theory.prediction import Prediction
 
 __all__ = [
+    "FORMATS",
     "PALETTE",
     "STYLE",
     "check_format",
+    "errors_panel",
+    "exponents_panel",
     "plot_bounds",
     "plot_curve",
     "plot_exponents",
     "save_figure",
     "save_predictions",
+    "save_rates",
 ]
 
-# Okabe and Ito's colours, told apart by colour-blind readers too
-PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999", "#000000"]
-STYLE: dict[Any, Any] = {
-    "font.size": 8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.3,
-    "grid.linewidth": 0.5,
-    "legend.frameon": False,
-    "legend.fontsize": 7,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "esscher",
-}
-FORMATS = ("svg", "pdf", "png")
 DASHES = {"proved": "-", "heuristic": "--", "experimental": ":", "asymptotic": "-.", "exact": "-"}
 HEADROOM = 100.0  # bounds further above the curve than this are left out of the picture
 
@@ -117,13 +109,14 @@ def save_rates(curves: Any, rates: Any, title: str, over: str, path: Path) -> No
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.2, 2.6 * len(metrics) + 0.4), layout="constrained")
         for row, metric in zip(figure.subplots(len(metrics), 2, squeeze=False), metrics, strict=True):
-            _errors_panel(row[0], None if curves is None else curves[curves["metric"] == metric], metric, over)
-            _exponents_panel(row[1], rates[rates["metric"] == metric])
+            errors_panel(row[0], None if curves is None else curves[curves["metric"] == metric], metric, over)
+            exponents_panel(row[1], rates[rates["metric"] == metric])
         figure.suptitle(title)
         save_figure(figure, path)
 
 
-def _errors_panel(ax: Any, curves: Any, metric: str, over: str) -> None:
+def errors_panel(ax: Any, curves: Any, metric: str, over: str) -> None:
+    """Errors of a sweep against n: points with two standard errors, exact ones as lines."""
     ax.set(xscale="log", yscale="log", xlabel="tokens n", ylabel=f"rms error ({metric})")
     if curves is None or curves.empty:
         ax.text(0.5, 0.5, "no limit, nothing to measure", ha="center", va="center", transform=ax.transAxes)
@@ -141,7 +134,8 @@ def _errors_panel(ax: Any, curves: Any, metric: str, over: str) -> None:
         ax.set_title(f"{over} {low:g} (dark) to {high:g} (light)", fontsize=7)
 
 
-def _exponents_panel(ax: Any, rates: Any) -> None:
+def exponents_panel(ax: Any, rates: Any) -> None:
+    """Measured exponents of a sweep against the horizon, beside those of theory."""
     measured = rates[rates["exponent"].notna()].sort_values("horizon2")
     ax.set(xlabel="two-sided horizon", ylabel="exponent", ylim=(0.0, 0.65))
     ax.axhline(0.5, color=PALETTE[6], lw=0.8, ls=":")
@@ -171,18 +165,3 @@ def _plain_ticks(axis: Any, values: Any, most: int, pattern: str) -> None:
     axis.set_major_formatter(FormatStrFormatter(pattern))
     axis.set_minor_formatter(NullFormatter())
     axis.set_ticks(ticks[:: -(-ticks.size // most)])
-
-
-def check_format(path: Path) -> str:
-    """The format a figure's name asks for."""
-    kind = path.suffix.removeprefix(".")
-    if kind not in FORMATS:
-        raise ValueError(f"figure: expected a file name ending in .{', .'.join(FORMATS)}, got {path.name!r}")
-    return kind
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure in the format its name ends with."""
-    kind = check_format(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=200, metadata={"Date": None} if kind == "svg" else None)

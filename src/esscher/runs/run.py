@@ -16,6 +16,7 @@ from esscher.runs.manifest import MANIFEST, Failure, Manifest, Status, read_mani
 from esscher.runs.progress import Progress
 from esscher.runs.store import Store
 from esscher.runs.tables import concatenate
+from esscher.runs.views import find_view
 
 __all__ = ["LOCK", "Run", "list_runs", "load_run"]
 
@@ -78,6 +79,21 @@ class Run:
         if name not in found:
             raise ValueError(f"{self.path}: no finished unit has a table {name!r}; there are: {', '.join(found) or 'none'}")
         return found[name].to_pandas()
+
+    def plot_curve(self, layer: int, head: int, *, ax: Any = None) -> Any:
+        """Error of one head of a probe against the number of tokens, with theory; returns the matplotlib axes."""
+        return find_view("plot_curve")(self, layer, head, ax=ax)
+
+    def plot_map(self, column: str = "tokens_needed_10pct", *, ax: Any = None) -> Any:
+        """Layers and heads of a probe coloured by a column of the heads table; returns the matplotlib axes."""
+        return find_view("plot_map")(self, column, ax=ax)
+
+    def plot_rates(self, against: str = "horizon2", *, metric: str | None = None, ax: Any = None) -> Any:
+        """Measured exponents with theory, of a probe or of one error of a sweep; returns the matplotlib axes."""
+        return find_view("plot_rates")(self, against, metric=metric, ax=ax)
+
+    def _repr_html_(self) -> str:
+        return str(find_view("html")(self))
 
     def _no_table(self, name: str) -> str:
         if self.tables:

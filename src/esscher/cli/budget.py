@@ -1,0 +1,58 @@
+"""``esscher budget``: how much of the key-value cache a probed model needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from esscher.cli.output import Json, print_json, print_table
+from esscher.cli.probe import show_totals
+from esscher.models.budget import budget_of
+from esscher.runs import load_run
+
+__all__ = ["budget"]
+
+
+def budget(
+    run: Annotated[Path, typer.Argument(help="Run directory of esscher probe.")],
+    epsilon: Annotated[float, typer.Option(help="Relative root mean square error to allow.")] = 0.1,
+    total: Annotated[int | None, typer.Option(help="Tokens to split between all key-value heads, instead of an error.")] = None,
+    by: Annotated[str, typer.Option(help="Rows: head, or kv (key-value heads).")] = "kv",
+    as_json: Json = False,
+) -> None:
+    """Tokens each head must keep for an error, and the best split of a total between heads against the uniform one.
+
+    Keys are kept at random, each with the same chance: what a smarter choice of keys saves comes on top.
+    """
+    if by not in ("head", "kv"):
+        raise ValueError(f"--by: expected head or kv, got {by!r}")
+    stored = load_run(run)
+    if stored.manifest.job != "probe":
+        raise ValueError(f"{run}: expected a run of esscher probe, got one of {stored.manifest.job}")
+    found = budget_of(stored.table("heads"), stored.table("curves"), epsilon, total)
+    if as_json:
+        tables = {name: getattr(found, name).to_dict("records") for name in ("heads", "caches", "totals")}
+        print_json({"run": str(run), "epsilon": epsilon, "total": total, **tables})
+        return
+    if by == "head":
+        rows = [
+            [f"{row['layer']}.{row['head']}", str(row["kv_head"]), f"{row['tokens']:,}", f"{row['ratio']:.1%}"]
+            for row in found.heads.to_dict("records")
+        ]
+        print_table(f"tokens for an error of {epsilon:.1%}", ["head", "kv head", "tokens", "of the cache"], rows)
+    else:
+        rows = [
+            [
+                f"{row['layer']}.{row['kv_head']}",
+                str(row["heads"]),
+                f"{row['tokens']:,}",
+                f"{row['ratio']:.1%}",
+                f"{row['best_split']:,}",
+            ]
+            for row in found.caches.to_dict("records")
+        ]
+        columns = ["kv head", "heads", "tokens", "of the cache", "best split"]
+        print_table(f"tokens for an error of {epsilon:.1%}", columns, rows)
+    show_totals(found.totals)

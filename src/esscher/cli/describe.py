@@ -1,0 +1,85 @@
+"""``esscher describe``: a dry run on a model, from its configuration alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from esscher.cli.output import Json, print_json, print_table
+from esscher.models.describe import ModelDescription, describe_model
+
+__all__ = ["describe"]
+
+
+def describe(
+    model: Annotated[
+        str, typer.Argument(help="Hub name or folder; packaged is the model that comes as a package.")
+    ] = "packaged",
+    revision: Annotated[str | None, typer.Option(help="Revision of a hub model.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Layers, heads and positions of a model, whether its attention can be captured, and what a probe would cost.
+
+    Only the configuration is read. Time and memory are those of a default probe, from a short measurement on this machine.
+    """
+    found = describe_model(model, revision=revision)
+    if as_json:
+        print_json({**asdict(found), "heads_in_all": _in_all(found)})
+        return
+    rows = [[what, value] for what, value in _lines(found) if value]
+    print_table(found.name, ("", ""), rows, left=2)
+
+
+def _in_all(found: ModelDescription) -> int | None:
+    return None if found.layers is None or found.heads is None else found.layers * found.heads
+
+
+def _lines(found: ModelDescription) -> list[tuple[str, str]]:
+    capped = "" if found.softcap is None else f"{found.softcap:g}"
+    lines = [
+        ("family", f"{found.family} ({found.architecture}{', encoder only' if found.encoder_of_pair else ''})"),
+        ("supported", "yes" if found.supported else f"no: {found.reason}"),
+        ("parameters", f"{found.parameters:,}"),
+        ("layers", _number(found.layers)),
+        ("heads a layer", _number(found.heads)),
+        ("key heads a layer", _number(found.kv_heads)),
+        ("heads in all", _number(_in_all(found))),
+        ("width k", _number(found.width)),
+        ("hidden size d", _number(found.hidden_size)),
+        ("longest sequence", _number(found.max_positions) or "no limit given"),
+        ("positions", found.positions),
+        ("mask", "" if found.causal is None else "causal" if found.causal else "every token sees every token"),
+        ("sliding windows", _windows(found)),
+        ("soft cap", capped),
+        ("sink logits", "yes" if found.sinks else ""),
+    ]
+    if found.cost is not None:
+        cost = found.cost
+        lines += [
+            ("a probe costs", f"about {_time(cost.seconds)} and {cost.bytes / 1e9:.2g} GB"),
+            ("", f"({cost.keys:,} keys, {cost.queries} queries; of the time {_time(cost.forward_seconds)} are forward passes)"),
+            (
+                "measured here",
+                f"{cost.matmul / 1e9:.3g} GFLOP/s, {cost.fused / 1e6:.3g} M query-key pairs/s, threads: {cost.threads}",
+            ),
+        ]
+    return lines
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"
+
+
+def _windows(found: ModelDescription) -> str:
+    """As "4,096 tokens in 13 layers"."""
+    counts = Counter(window for window in found.windows if window is not None)
+    return "; ".join(f"{window:,} tokens in {layers} layers" for window, layers in sorted(counts.items()))
+
+
+def _time(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.2g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

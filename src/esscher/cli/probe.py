@@ -1,0 +1,206 @@
+"""``esscher probe``: every head of a model, measured on text."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+import typer
+
+from esscher.cli.output import Dask, Device, Json, Seed, log, print_json, print_table, read_yaml
+from esscher.models.probe_spec import KEYS, ProbeSpec
+from esscher.models.source import source_of
+from esscher.report import write_report
+from esscher.runs import Run, execute, terminal
+
+__all__ = ["probe"]
+
+SMALL = 2e9  # bytes of weights up to which every core gets a process of its own
+
+
+def probe(
+    model: Annotated[str | None, typer.Argument(help="Hub name or folder; the packaged model when left out.")] = None,
+    text: Annotated[list[str] | None, typer.Option(help="File or folder of text, or - for stdin; may be repeated.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Hugging Face dataset, name or name:config.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split of the dataset.")] = None,
+    field: Annotated[str | None, typer.Option(help="Field with the text in JSONL, CSV, Parquet, datasets.")] = None,
+    packaged: Annotated[str | None, typer.Option(help="Text that needs no file: prose, code or legal.")] = None,
+    encoding: Annotated[str | None, typer.Option(help="Encoding of text files.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of text at most; 0 takes all.")] = KEYS,
+    limit: Annotated[int | None, typer.Option(help="Documents at most.")] = None,
+    separate: Annotated[bool, typer.Option("--separate", help="No window crosses documents.")] = False,
+    window: Annotated[int | None, typer.Option(help="Tokens of a window; 512 or what the model takes.")] = None,
+    pool: Annotated[
+        str | None, typer.Option(help="corpus (tokens of all windows) or sequence (own context).")
+    ] = None,
+    special: Annotated[bool, typer.Option("--special", help="Special tokens are part of the pool.")] = False,
+    queries: Annotated[int | None, typer.Option(help="Queries of each head; 256.")] = None,
+    kept_queries: Annotated[int | None, typer.Option(help="Of them, queries with errors of kept keys; 64.")] = None,
+    layers: Annotated[str | None, typer.Option(help="Layers, 0,2-4; all when left out.")] = None,
+    heads: Annotated[str | None, typer.Option(help="Heads, 0,2-4; all when left out.")] = None,
+    n: Annotated[str | None, typer.Option(help="Token numbers: 16:4096:9 or 100,1000; up to the pool.")] = None,
+    epsilon: Annotated[
+        list[float] | None, typer.Option(help="Relative error to count tokens for; may be repeated.")
+    ] = None,
+    moments: Annotated[int | None, typer.Option(help="Monte Carlo repeats of the outputs' mean and covariance.")] = None,
+    moments_n: Annotated[str | None, typer.Option(help="Token numbers of these.")] = None,
+    part: Annotated[int | None, typer.Option(help="Tokens of one piece of a large corpus; 131072.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of these settings; flags go before it.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Revision of a hub model.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Run directory; runs/NAME-HASH when left out.")] = None,
+    page: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into the run.")] = True,
+    workers: Annotated[int | None, typer.Option("--workers", help="Local processes; one a core for small models.")] = None,
+    dask: Dask = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    dtype: Annotated[str | None, typer.Option("--dtype", help="float32, float64, bfloat16 or float16.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure every head of a model on text: how fast it converges, why, and how many tokens it needs.
+
+    Example: esscher probe --text book.txt --max-tokens 100000 --workers 2
+    """
+    settings: dict[str, Any] = {} if config is None else read_yaml(config)
+    corpus = {
+        "text": [str(Path(name).expanduser().absolute()) if name != "-" else name for name in text] if text else None,
+        "dataset": dataset,
+        "split": split,
+        "field": field,
+        "packaged": packaged,
+        "encoding": encoding,
+        "max_tokens": None if max_tokens == 0 else max_tokens,
+        "limit": limit,
+        "documents": "separate" if separate else None,
+    }
+    if max_tokens < 0:
+        raise ValueError(f"--max-tokens: expected a whole number from 0 (all) on, got {max_tokens}")
+    flags = {
+        "model": model,
+        "revision": revision,
+        "window": window,
+        "pool": pool,
+        "special": special or None,
+        "queries": queries,
+        "kept_queries": kept_queries,
+        "layers": None if layers is None else _numbers(layers, "--layers"),
+        "heads": None if heads is None else _numbers(heads, "--heads"),
+        "n": n,
+        "epsilons": epsilon,
+        "moments": moments,
+        "moments_n": moments_n,
+        "part": part,
+        "seed": seed,
+        "device": device,
+        "dtype": dtype,
+    }
+    settings |= {name: value for name, value in flags.items() if value is not None}
+    settings["corpus"] = {**settings.get("corpus", {}), **{name: value for name, value in corpus.items() if value is not None}}
+    if "-" in settings["corpus"].get("text", ()):
+        out = _keep_stdin(settings["corpus"], out)
+    spec = ProbeSpec.read(settings)
+    source = source_of(spec)
+    path = out if out is not None else Path("runs") / f"{_short(source.loaded.name)}-{spec.hash[:8]}"
+    log(f"{source.loaded.name}: {len(source.layers)} layers, {source.keys} keys, {len(source.places)} queries; run {path}")
+    run = execute(spec, path, workers=_workers(workers, source.loaded.model), dask=dask, progress=terminal())
+    report = write_report([run]) if page else None
+    if as_json:
+        tables = {
+            name: run.table(name).to_dict("records") for name in ("about", "heads", "layers", "budget") if name in run.tables
+        }
+        print_json({"run": str(path), "report": None if report is None else str(report), "spec": spec.as_dict(), **tables})
+    else:
+        show_heads(run)
+        if report is not None:
+            log(f"report: {report}")
+
+
+def _numbers(text: str, flag: str) -> list[int]:
+    """0,2-4 as [0, 2, 3, 4]."""
+    found: list[int] = []
+    for piece in text.split(","):
+        first, dash, last = piece.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise ValueError(f"{flag}: expected numbers such as 0,2-4, got {text!r}")
+        found += range(int(first), int(last if dash else first) + 1)
+    return found
+
+
+def _keep_stdin(corpus: dict[str, Any], out: Path | None) -> Path:
+    """Put what came on stdin into the run's folder: it can be read once only, a run may need it again."""
+    data = sys.stdin.buffer.read()
+    if not data.strip():
+        raise ValueError("--text -: standard input is empty; pipe text into the command")
+    folder = out if out is not None else Path("runs") / f"stdin-{hashlib.sha256(data).hexdigest()[:8]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ".stdin.txt"  # hidden: a run begins in an empty folder
+    path.write_bytes(data)
+    corpus["text"] = [str(path.absolute()) if name == "-" else name for name in corpus["text"]]
+    return folder
+
+
+def _short(name: str) -> str:
+    """A model's name as a file name."""
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name.rsplit("/", 1)[-1])[:60].strip(".") or "model"
+
+
+def _workers(given: int | None, model: Any) -> int:
+    if given is not None:
+        return given
+    size = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    return min(len(os.sched_getaffinity(0)), 8) if size < SMALL and on_cpu else 1
+
+
+def show_heads(run: Run) -> None:
+    """The table of a probe, its budget, and what failed."""
+    heads, about = run.table("heads"), run.table("about").iloc[0]
+    title = (
+        f"{about['model']}, {about['keys']} keys of {about['text']}; captured {about['captured_layers']} of {about['layers']} "
+        f"layers, parity {about['parity']:.1e}"
+    )
+    moments = "beta_mean" in heads
+    names = ["head", "regime", "exponent", "sharp", *(["mean"] if moments else []), "tokens 10 %", "effective", "k-hat"]
+    rows = [_cells(row, moments) for row in heads.to_dict("records")]
+    print_table(title, [*names, "sinks", "horizon", "coupling"], rows, left=2)
+    if "budget" in run.tables:
+        show_totals(run.table("budget"))
+    for row in heads[heads["status"] != "ok"].to_dict("records"):
+        log(f"layer {row['layer']} head {row['head']}: {row['status']}, {row['reason']}")
+
+
+def _cells(row: dict[str, Any], moments: bool) -> list[str]:
+    mean = [_interval(row, "beta_mean")] if moments else []
+    return [
+        f"{row['layer']}.{row['head']}",
+        row["regime"],
+        f"{row['beta_fit']:.3f} [{row['beta_low']:.3f}, {row['beta_high']:.3f}]",
+        f"{row['beta_sharp']:.3f}",
+        *mean,
+        _count(row["tokens_needed_10pct"]),
+        _count(row["effective_tokens"]),
+        f"{row['khat']:.2f} [{row['khat_low']:.2f}, {row['khat_high']:.2f}]",
+        f"{row['sink_mass']:.1%}",
+        f"{row['horizon2']:.3g}",
+        f"{row['coupling']:.3g}",
+    ]
+
+
+def _interval(row: dict[str, Any], name: str) -> str:
+    return f"{row[name]:.3f} [{row[f'{name}_low']:.3f}, {row[f'{name}_high']:.3f}]"
+
+
+def _count(value: float) -> str:
+    return "-" if value != value else f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def show_totals(totals: pd.DataFrame) -> None:
+    """Cache to keep under each rule."""
+    rows = [
+        [row["rule"], f"{row['epsilon']:.0%}", _count(row["tokens"]), f"{row['ratio']:.1%}", f"{row['saved']:.1%}"]
+        for row in totals.to_dict("records")
+    ]
+    print_table("key-value cache", ["rule", "error", "tokens", "of the cache", "saved"], rows)

@@ -1,0 +1,55 @@
+"""``esscher report``: a stored run as one HTML page, and its figures as files."""
+
+from __future__ import annotations
+
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from esscher.cli.output import Json, log, print_json
+from esscher.report.page import write_report
+from esscher.report.run_figures import save_figures
+from esscher.report.style import FORMATS
+from esscher.runs import load_run
+
+__all__ = ["report"]
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories; several are set side by side.")],
+    out: Annotated[Path | None, typer.Option("--out", help="The page; report.html in the first run when left out.")] = None,
+    figures: Annotated[
+        str, typer.Option("--figures", help=f"Figure files too: {', '.join(FORMATS)}, separated by commas.")
+    ] = "",
+    figures_out: Annotated[
+        Path | None, typer.Option("--figures-out", help="Folder of the figures; figures in the run when left out.")
+    ] = None,
+    show: Annotated[str, typer.Option("--open", help="yes opens the page in a browser.")] = "no",
+    as_json: Json = False,
+) -> None:
+    """Turn stored runs into one page that needs nothing else: mail it, archive it, open it offline.
+
+    Example: esscher report runs/mine --figures svg,pdf
+    """
+    if show not in ("yes", "no"):
+        raise ValueError(f"--open: expected yes or no, got {show!r}")
+    loaded = [load_run(path) for path in runs]
+    formats = [kind.strip() for kind in figures.split(",") if kind.strip()]
+    unknown = [kind for kind in formats if kind not in FORMATS]
+    if unknown:
+        raise ValueError(f"--figures: expected some of {', '.join(FORMATS)}, got {', '.join(unknown)}")
+    page = write_report(loaded, out)
+    written: list[Path] = []
+    for run in loaded if formats else []:
+        folder = figures_out or run.path / "figures"
+        written += save_figures(run, formats, folder / run.path.name if figures_out and len(loaded) > 1 else folder)
+    if as_json:
+        print_json({"page": str(page), "figures": [str(file) for file in written]})
+    else:
+        log(f"page: {page}")
+        for file in written:
+            log(f"figure: {file}")
+    if show == "yes":
+        webbrowser.open(page.resolve().as_uri())

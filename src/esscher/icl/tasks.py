@@ -1,0 +1,202 @@
+"""Tasks to be learned in context: a law of prompts (x_1, y_1), ..., (x_L, y_L) with a query x_q and its label y_q."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from esscher.inputs import as_count, as_tensor
+from esscher.measures import Measure
+from esscher.measures.gaussian import check_covariance
+
+__all__ = ["LINKS", "CovariateTask", "LinearTask", "Prompts", "SingleIndexTask", "Task"]
+
+
+@dataclass(frozen=True, eq=False)
+class Prompts:
+    """A batch of prompts of one length: B prompts of L labelled covariates, a query each, and the query's label."""
+
+    x: Float[Tensor, "B L d"]
+    y: Float[Tensor, "B L"]
+    query: Float[Tensor, "B d"]
+    target: Float[Tensor, " B"]
+
+    @property
+    def tokens(self) -> Float[Tensor, "B L e"]:
+        """z = (x, y), d + 1 numbers a token."""
+        return torch.cat([self.x, self.y[..., None]], dim=-1)
+
+    @property
+    def query_token(self) -> Float[Tensor, "B e"]:
+        """(x_q, 0): the query with its label masked."""
+        return torch.cat([self.query, torch.zeros_like(self.query[:, :1])], dim=-1)
+
+    @property
+    def length(self) -> int:
+        return int(self.y.shape[1])
+
+
+@runtime_checkable
+class Task(Protocol):
+    """What every task has: the dimension of x, the variance of the label noise, and prompts to draw."""
+
+    @property
+    def dim(self) -> int: ...
+
+    @property
+    def noise(self) -> float: ...
+
+    def sample(self, batch: Any, length: Any, generator: torch.Generator | None = None) -> Prompts: ...
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class LinearTask:
+    """In-context linear regression: w ~ N(0, W), x ~ N(0, Sigma), y = <w, x> + N(0, noise), query and label alike.
+
+    ``sigma`` (Sigma) may be singular; ``task_cov`` (W) is I/d unless given; ``noise`` is the variance tau^2 of the label
+    noise. The defaults are those of the experiments of [S], appendix A.1; its theory, equation (11), has W = I and no noise.
+    """
+
+    sigma: Float64[Tensor, "d d"]
+    task_cov: Float64[Tensor, "d d"]
+    noise: float
+    root: Float64[Tensor, "d d"] = field(repr=False)  # times its transpose: Sigma
+    task_root: Float64[Tensor, "d d"] = field(repr=False)  # times its transpose: W
+
+    def __init__(self, sigma: Any, task_cov: Any = None, noise: Any = 0.1) -> None:
+        sigma, root = check_covariance(as_tensor(sigma, "sigma", ndim=2), "sigma")
+        task_cov, task_root = _task_covariance(task_cov, sigma.shape[0])
+        _set(self, sigma=sigma, task_cov=task_cov, noise=_variance(noise), root=root, task_root=task_root)
+
+    @classmethod
+    def isotropic(cls, dim: Any, task_cov: Any = None, noise: Any = 0.1) -> LinearTask:
+        """Sigma = I."""
+        return cls(torch.eye(as_count(dim, "dim"), dtype=torch.float64), task_cov, noise)
+
+    @classmethod
+    def kms(cls, dim: Any, rho: Any = 0.5, task_cov: Any = None, noise: Any = 0.1) -> LinearTask:
+        """Kac-Murdock-Szegoe covariance Sigma_ij = rho^|i-j|, |rho| <= 1 [S, appendix A.2.2]."""
+        rho = float(rho)
+        if not abs(rho) <= 1:
+            raise ValueError(f"rho: expected a correlation from -1 to 1, got {rho:g}")
+        index = torch.arange(as_count(dim, "dim"), dtype=torch.float64)
+        return cls(rho ** (index[:, None] - index).abs(), task_cov, noise)
+
+    @property
+    def dim(self) -> int:
+        return int(self.sigma.shape[0])
+
+    def sample(
+        self, batch: Any, length: Any, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float64
+    ) -> Prompts:
+        """``batch`` prompts of ``length`` tokens, each with its own w; labels of the query are noisy too."""
+        B, L = as_count(batch, "batch"), as_count(length, "length")
+        w = _normal((B, self.dim), generator, dtype) @ self.task_root.to(dtype).T
+        x = _normal((B, L + 1, self.dim), generator, dtype) @ self.root.to(dtype).T
+        return _label(torch.einsum("bld,bd->bl", x, w), x, self.noise, generator)
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class CovariateTask:
+    """Linear regression on covariates of any law: w ~ N(0, W), x ~ ``covariates``, y = <w, x> + N(0, noise).
+
+    For covariates that are not Gaussian the infinite-prompt limits of softmax and linear attention differ, since the tilted
+    mean is no longer linear in the tilt.
+    """
+
+    covariates: Measure
+    task_cov: Float64[Tensor, "d d"]
+    noise: float
+    task_root: Float64[Tensor, "d d"] = field(repr=False)
+
+    def __init__(self, covariates: Measure, task_cov: Any = None, noise: Any = 0.1) -> None:
+        task_cov, task_root = _task_covariance(task_cov, covariates.dim)
+        _set(self, covariates=covariates, task_cov=task_cov, noise=_variance(noise), task_root=task_root)
+
+    @property
+    def dim(self) -> int:
+        return self.covariates.dim
+
+    def sample(self, batch: Any, length: Any, generator: torch.Generator | None = None) -> Prompts:
+        B, L = as_count(batch, "batch"), as_count(length, "length")
+        w = _normal((B, self.dim), generator, torch.float64) @ self.task_root.T
+        x = self.covariates.sample(B * (L + 1), generator).double().reshape(B, L + 1, self.dim)
+        return _label(torch.einsum("bld,bd->bl", x, w), x, self.noise, generator)
+
+
+LINKS: dict[str, Callable[[Tensor], Tensor]] = {
+    "quadratic": lambda t: (t * t - 1.0) / 2.0**0.5,
+    "relu": lambda t: t.clamp_min(0.0) * 2.0**0.5,
+    "sign": torch.sign,
+    "sine": torch.sin,
+    "cosine": torch.cos,
+}
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class SingleIndexTask:
+    """Nonlinear regression: w ~ N(0, W), x ~ N(0, Sigma), y = link(<w, x>) + N(0, noise).
+
+    ``link``: one of ``LINKS`` or a function of a tensor. Given w the tokens are not Gaussian, so no closed form applies.
+    """
+
+    sigma: Float64[Tensor, "d d"]
+    link: str | Callable[[Tensor], Tensor]
+    task_cov: Float64[Tensor, "d d"]
+    noise: float
+    linear: LinearTask = field(repr=False)  # the same task with the identity for a link and no noise
+
+    def __init__(self, sigma: Any, link: Any = "quadratic", task_cov: Any = None, noise: Any = 0.1) -> None:
+        if not callable(link) and link not in LINKS:
+            raise ValueError(f"link: expected one of {', '.join(LINKS)} or a function, got {link!r}")
+        linear = LinearTask(sigma, task_cov, 0.0)
+        _set(self, sigma=linear.sigma, link=link, task_cov=linear.task_cov, noise=_variance(noise), linear=linear)
+
+    @property
+    def dim(self) -> int:
+        return self.linear.dim
+
+    def sample(self, batch: Any, length: Any, generator: torch.Generator | None = None) -> Prompts:
+        link = LINKS[self.link] if isinstance(self.link, str) else self.link
+        plain = self.linear.sample(batch, length, generator)
+        x = torch.cat([plain.x, plain.query[:, None]], dim=1)
+        index = torch.cat([plain.y, plain.target[:, None]], dim=1)
+        return _label(link(index), x, self.noise, generator)
+
+
+def _label(mean: Tensor, x: Tensor, noise: float, generator: torch.Generator | None) -> Prompts:
+    """Add noise to the labels; the last token of each prompt becomes its query."""
+    y = mean + noise**0.5 * _normal(tuple(mean.shape), generator, mean.dtype) if noise > 0 else mean
+    return Prompts(x[:, :-1], y[:, :-1], x[:, -1], y[:, -1])
+
+
+def _set(task: Any, **fields: Any) -> None:
+    """Write the fields of a frozen dataclass once."""
+    for name, value in fields.items():
+        object.__setattr__(task, name, value)
+
+
+def _normal(shape: tuple[int, ...], generator: torch.Generator | None, dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, dtype=dtype, generator=generator)
+
+
+def _variance(noise: Any) -> float:
+    number = float(noise)
+    if not (0 <= number < float("inf")):
+        raise ValueError(f"noise: expected the variance of the label noise, a finite number of at least 0, got {number:g}")
+    return number
+
+
+def _task_covariance(task_cov: Any, dim: int) -> tuple[Tensor, Tensor]:
+    """W and a root of it; I/d unless given."""
+    if task_cov is None:
+        task_cov = torch.eye(dim, dtype=torch.float64) / dim
+    cov, root = check_covariance(as_tensor(task_cov, "task_cov", ndim=2), "task_cov")
+    if cov.shape[0] != dim:
+        raise ValueError(f"task_cov: expected a {dim} x {dim} matrix as sigma has, got shape {tuple(cov.shape)}")
+    return cov, root

@@ -1,0 +1,155 @@
+"""Figures 1 to 8 of [S] from the tables of stored runs: concentration, final risks, distances and risks along training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from esscher.report.style import PALETTE, STYLE, save_figure
+
+__all__ = ["save_concentration", "save_distances", "save_final_risks", "save_training"]
+
+COLORS = {"softmax": PALETTE[0], "linear": PALETTE[1], "bayes": PALETTE[2]}
+LABELS = {
+    "output": "output",
+    "gradient": "gradient of the loss, one prompt",
+    "risk_gradient": "gradient of the risk (exact)",
+    "gradient_U": "gradient of the output in U",
+    "gradient_V": "gradient of the output in V",
+}
+PANELS = (("output",), ("gradient", "risk_gradient"))
+HEADROOM = 1e3  # bounds further above the largest error than this are named, not drawn
+
+
+def save_concentration(curves: Any, rates: Any, bounds: Any, title: str, path: Path) -> None:
+    """Root mean square distance of softmax attention to linear attention (solid) and to the limit (dashed) against L.
+
+    Tables of one covariance; labels carry the fitted exponents with their intervals, a line below each panel the proved
+    bounds that lie far above it.
+    """
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(7.2, 3.2), layout="constrained")
+        for ax, metrics in zip(figure.subplots(1, 2), PANELS, strict=True):
+            for i, metric in enumerate(metrics):
+                for against, style in (("linear", "-"), ("limit", "--")):
+                    exponent = _exponent(_where(rates, metric=metric, against=against))
+                    label = f"{LABELS[metric]}, to {against}{exponent}"
+                    _error_line(ax, _where(curves, metric=metric, against=against), label, PALETTE[i], style)
+            ax.set(xscale="log", yscale="log", xlabel="prompt length L", ylabel="root mean square difference")
+            _draw_bounds(ax, bounds, metrics[0], curves)
+            ax.legend(fontsize=6)
+        figure.suptitle(title)
+        save_figure(figure, path)
+
+
+def save_final_risks(trained: Any, flow: Any, noise: float, title: str, path: Path) -> None:
+    """Mean squared error after training against L: seeds of SGD (points), gradient flow (lines), Bayes on L tokens (line)."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(4.2, 3.2), layout="constrained")
+        ax = figure.subplots()
+        for model, color in COLORS.items():
+            line = _where(flow, model=model).sort_values("length")
+            name = "Bayes on L tokens" if model == "bayes" else f"{model}, gradient flow"
+            ax.plot(line["length"], line["mse"], color=color, lw=1.2, label=name)
+            own = _where(trained, model=model)
+            if len(own):
+                error = 2 * own["stderr"]
+                label = f"{model}, SGD"
+                ax.errorbar(own["length"], own["mse"], yerr=error, fmt="o", ms=3, lw=0.8, color=color, label=label)
+        ax.axhline(noise, color=PALETTE[6], lw=0.8, ls=":", label="label noise")
+        ax.set(xscale="log", yscale="log", xlabel="prompt length L", ylabel="mean squared error")
+        _decimal_ticks(ax, flow["mse"])
+        ax.legend()
+        ax.set_title(title)
+        save_figure(figure, path)
+
+
+def save_distances(distance: Any, title: str, path: Path) -> None:
+    """Squared distance between the parameters of softmax and linear attention along training, a line per seed."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(4.2, 3.2), layout="constrained")
+        ax = figure.subplots()
+        for color, length, part in _lengths(distance):
+            for i, (_, own) in enumerate(part.groupby("seed")):
+                positive = own[own["distance2"] > 0].sort_values("step")
+                label = f"L = {length}" if i == 0 else None
+                ax.plot(positive["step"], positive["distance2"], color=color, lw=0.9, label=label)
+        ax.set(yscale="log", xlabel="step", ylabel=r"$\|\theta_{\rm softmax} - \theta_{\rm linear}\|^2$")
+        ax.legend()
+        ax.set_title(title)
+        save_figure(figure, path)
+
+
+def save_training(curve: Any, flow: Any, noise: float, title: str, path: Path) -> None:
+    """Mean squared error along training, mean over seeds with their range; dotted: the end of the gradient flow."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(7.2, 3.0), layout="constrained")
+        axes = figure.subplots(1, 2, sharey=True)
+        for ax, model in zip(axes, ("softmax", "linear"), strict=True):
+            for color, length, part in _lengths(_where(curve, model=model)):
+                table = part.pivot_table(index="step", columns="seed", values="mse")
+                ax.plot(table.index, table.mean(axis=1), color=color, lw=1.0, label=f"L = {length}")
+                ax.fill_between(table.index, table.min(axis=1), table.max(axis=1), color=color, alpha=0.2, lw=0)
+                end = _where(flow, model=model, length=length)
+                if len(end):
+                    ax.axhline(end["mse"].iloc[0], color=color, lw=0.8, ls=":")
+            ax.axhline(noise, color=PALETTE[6], lw=0.8, ls="-.")
+            ax.set(xlabel="step", yscale="log", title=f"{model} attention")
+            _decimal_ticks(ax, curve["mse"])
+        axes[0].set_ylabel("mean squared error")
+        axes[1].legend()
+        figure.suptitle(title)
+        save_figure(figure, path)
+
+
+def _where(table: Any, **values: Any) -> Any:
+    for column, value in values.items():
+        table = table[table[column] == value]
+    return table
+
+
+def _lengths(table: Any) -> Iterator[tuple[str, int, Any]]:
+    for i, (length, part) in enumerate(table.groupby("length")):
+        yield PALETTE[i % len(PALETTE)], int(length), part
+
+
+def _exponent(rates: Any) -> str:
+    if not len(rates) or not np.isfinite(rates["exponent"].iloc[0]):
+        return ""
+    row = rates.iloc[0]
+    return rf", $L^{{-{row['exponent']:.2f}}}$ [{row['low']:.2f}, {row['high']:.2f}]"
+
+
+def _error_line(ax: Any, part: Any, label: str, color: str, style: str) -> None:
+    part = part[part["rms"] > 0].sort_values("n")
+    ax.errorbar(part["n"], part["rms"], yerr=2 * part["stderr"], color=color, ls=style, marker="o", ms=2, lw=0.9, label=label)
+
+
+def _draw_bounds(ax: Any, bounds: Any, metric: str, curves: Any) -> None:
+    """Bounds of [S] where the picture can hold them, else how far above it they are."""
+    largest = float(_where(curves, metric=metric)["rms"].max())
+    metric = "gradient_U" if metric == "gradient" else metric
+    far = []
+    for i, (name, part) in enumerate(_where(bounds, metric=metric).groupby("name", sort=False)):
+        part = part.sort_values("n")
+        low = float(part["rms"].min())
+        if low < HEADROOM * largest:
+            ax.plot(part["n"], part["rms"], color=PALETTE[3 + i], ls=":", lw=0.9, label=f"{name} (proved)")
+        else:
+            far.append(f"{name}: {low:.1e} or more")
+    if far:
+        ax.set_title("proved bounds beyond the picture: " + "; ".join(far), fontsize=5)
+
+
+def _decimal_ticks(ax: Any, values: Any) -> None:
+    """Plain numbers on a logarithmic axis of less than two decades."""
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    ticks = [tick for tick in (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0) if 0.9 * low <= tick <= 1.1 * high]
+    if ticks:
+        ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        ax.minorticks_off()

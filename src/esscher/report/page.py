@@ -1,0 +1,86 @@
+"""One self-contained HTML page from stored runs. It reads tables, asks for nothing from outside and computes nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import matplotlib
+
+from esscher.report.atlas import atlas, is_atlas
+from esscher.report.icl import icl_page, is_icl
+from esscher.report.packing import safe_json
+from esscher.report.style import PALETTE, SCALE
+from esscher.report.sweep import sweep, tables_page
+from esscher.runs import Run, load_run
+
+__all__ = ["content_of", "render_page", "write_report"]
+
+_SOURCES = Path(__file__).parent / "page"
+_SCRIPTS = ("dom", "chart", "metrics", "map", "head", "views", "table", "compare", "main")
+_STOPS = 17  # colours of the scale; the page mixes between them
+
+
+def content_of(run: Run) -> dict[str, Any]:
+    """What the page shows of a run, by the kind of its job."""
+    makers: list[tuple[Callable[[Run], bool], Callable[[Run], dict[str, Any]]]] = [
+        (is_atlas, atlas),
+        (lambda run: run.manifest.job == "converge", sweep),
+        (is_icl, icl_page),
+    ]
+    maker = next((make for fits, make in makers if fits(run)), tables_page)
+    return maker(run)
+
+
+def render_page(runs: Sequence[Run]) -> str:
+    """The page of one run, or of several side by side."""
+    if not runs:
+        raise ValueError("runs: expected at least one run, got none")
+    contents = [content_of(run) for run in runs]
+    colors = matplotlib.colormaps[SCALE]
+    scale = [[round(255 * part) for part in colors(i / (_STOPS - 1))[:3]] for i in range(_STOPS)]
+    style = _source("style.css")
+    script = "\n".join(_source(f"{name}.js") for name in _SCRIPTS)
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(_source("page.html.j2")).render(
+        runs=contents,
+        title=" and ".join(content["title"] for content in contents[:3]),
+        data=safe_json({"runs": contents, "scale": scale, "palette": PALETTE}),
+        style=style,
+        script=script,
+        style_hash=_fingerprint(style),
+        script_hash=_fingerprint(script),
+    )
+
+
+def write_report(runs: Sequence[Any], out: str | os.PathLike[str] | None = None) -> Path:
+    """Write the page of one or several runs (objects or folders) and return its path; by default into the first run."""
+    loaded = [run if isinstance(run, Run) else load_run(run) for run in runs]
+    if not loaded:
+        raise ValueError("runs: expected at least one run, got none")
+    path = loaded[0].path / "report.html" if out is None else Path(out)
+    if path.is_dir():
+        raise ValueError(f"out: expected a file name such as report.html, got the folder {path}")
+    text = render_page(loaded)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        fresh.write_text(text, "utf-8", newline="\n")
+        fresh.replace(path)  # a reader of the old page never sees half of the new one
+    finally:
+        fresh.unlink(missing_ok=True)
+    return path
+
+
+def _source(name: str) -> str:
+    return (_SOURCES / name).read_text("utf-8")
+
+
+def _fingerprint(text: str) -> str:
+    """How the page's own policy names its script and style: nothing else may run in it."""
+    return base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")

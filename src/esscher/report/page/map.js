@@ -1,0 +1,93 @@
+// The map: a row per layer, a column per head. Cells are made once; a switch only changes their colours and texts.
+
+function headMap(atlas) {
+  const layers = [...new Set(atlas.rows.layer)].sort((a, b) => a - b), heads = [...new Set(atlas.rows.head)].sort((a, b) => a - b);
+  const size = heads.length > 24 || layers.length > 40 ? 17 : heads.length > 14 ? 28 : 38;
+  const tall = layers.length > 24 ? 17 : 26, left = 34, top = 22;
+  const width = left + heads.length * size + 2, height = top + layers.length * tall + 2;
+  const written_in = size >= 28;
+  const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "map", role: "grid", "aria-label": "map of layers and heads" });
+  picture.style.maxWidth = `${Math.max(width * 1.25, 120)}px`;
+  const hatch = `hatch${atlas.number}`;
+  picture.append(svg("defs", {}, svg("pattern", { id: hatch, width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
+    svg("rect", { width: 6, height: 6, class: "hatchback" }), svg("line", { x1: 0, y1: 0, x2: 0, y2: 6, class: "hatchline" }))));
+  const every = (list, room) => Math.max(1, Math.ceil(list.length / room));
+  heads.forEach((head, i) => { if (i % every(heads, 16) === 0) picture.append(svg("text", { x: left + (i + 0.5) * size, y: 14, "text-anchor": "middle" }, head)); });
+  layers.forEach((layer, i) => { if (i % every(layers, 32) === 0) picture.append(svg("text", { x: left - 6, y: top + (i + 0.5) * tall + 4, "text-anchor": "end" }, `L${layer}`)); });
+  const cells = [];
+  for (let i = 0; i < atlas.count; i++) {
+    const x = left + heads.indexOf(atlas.rows.head[i]) * size, y = top + layers.indexOf(atlas.rows.layer[i]) * tall;
+    const rect = svg("rect", { x: x + 1, y: y + 1, width: size - 2, height: tall - 2, rx: 3, class: "cell", "data-head": atlas.name_of(i), role: "gridcell" });
+    rect.append(svg("title", {}));
+    const text = written_in ? svg("text", { x: x + size / 2, y: y + tall / 2 + 3.5, "text-anchor": "middle", class: "celltext" }) : null;
+    picture.append(rect);
+    if (text) picture.append(text);
+    cells.push({ rect, text });
+  }
+  picture.addEventListener("click", (event) => {
+    const cell = event.target.closest(".cell");
+    if (cell) location.hash = atlas.hash_of(atlas.place.get(cell.dataset.head));
+  });
+  picture.addEventListener("pointerover", (event) => {
+    const cell = event.target.closest(".cell");
+    if (cell) cell.firstChild.textContent = cellName(atlas, atlas.place.get(cell.dataset.head));
+  });
+  const key = el("div", { class: "key" });
+  function paint() {
+    const metric = metricOf(atlas.metric), values = atlas.column(atlas.metric);
+    const scale = metric.words ? null : scaleOf(values.filter((_, i) => atlas.ok(i)), metric.log);
+    cells.forEach(({ rect, text }, i) => {
+      const value = atlas.ok(i) ? values[i] : null;
+      const color = cellColor(metric, scale, value);
+      const beyond = atlas.ok(i) && atlas.metric === "needed" && value === null;
+      rect.setAttribute("fill", color ? color.css : beyond ? "var(--beyond)" : `url(#${hatch})`);
+      if (!text) return;
+      text.textContent = color ? (metric.words ? value.slice(0, 4) : brief(value)) : beyond ? "never" : atlas.ok(i) ? "–" : "×";
+      text.setAttribute("class", `celltext${color ? (color.dark ? " light" : " dark") : beyond ? " dark" : ""}`);
+    });
+    key.replaceChildren(...mapKey(atlas, metric, scale));
+  }
+  function mark() {
+    cells.forEach(({ rect }, i) => rect.classList.toggle("open", i === atlas.open));
+  }
+  atlas.on((change) => {
+    if ("metric" in change || ("percent" in change && atlas.metric === "needed")) paint();
+    if ("open" in change) mark();
+  });
+  paint();
+  return el("div", { class: "mapbox" }, el("div", { class: "axisname" }, "layers down, heads across; click a cell to open its head"), picture, key);
+}
+
+// Written when the mouse comes: for all cells at once it would cost more than their colours.
+function cellName(atlas, i) {
+  const value = atlas.value(atlas.metric, i);
+  const shown = !atlas.ok(i) ? "not measured" : typeof value === "string" ? value || "–" : value === null && atlas.metric === "needed" ? "not reached" : written(value);
+  return `${atlas.name_of(i)}: ${atlas.label(atlas.metric)} ${shown}`;
+}
+
+function cellColor(metric, scale, value) {
+  if (value === null || value === "" || value === undefined) return null;
+  if (metric.words) return { css: `var(--c${regimeColor(value)})`, dark: regimeColor(value) !== 4 };
+  const share = scale.share(value);
+  return share === null ? null : shade(share);
+}
+
+function mapKey(atlas, metric, scale) {
+  const needed = atlas.metric === "needed", missing = [];
+  const some = (test) => atlas.rows.layer.some((_, i) => test(i));
+  if (needed && some((i) => atlas.ok(i) && atlas.value("needed", i) === null)) missing.push(el("span", { class: "swatch" }, el("i", { class: "beyond" }), "never within what was measured"));
+  if (some((i) => !atlas.ok(i) || (!needed && atlas.value(atlas.metric, i) === null))) missing.push(el("span", { class: "swatch" }, el("i", { class: "hatched" }), "not measured"));
+  if (metric.words) {
+    const seen = [...new Set(atlas.column("regime").filter((word, i) => atlas.ok(i) && word))];
+    return [...seen.map((word) => {
+      const dot = el("i", {});
+      dot.style.background = `var(--c${regimeColor(word)})`;
+      return el("span", { class: "swatch" }, dot, outside(word));
+    }), ...missing];
+  }
+  if (scale.low === null) return missing;
+  const bar = el("span", { class: "ramp" });
+  bar.style.background = `linear-gradient(to right, ${[0, 0.2, 0.4, 0.6, 0.8, 1].map((share) => shade(share).css).join(",")})`;
+  return [el("span", {}, written(scale.low)), bar, el("span", {}, written(scale.high)),
+    el("span", { class: "soft" }, `${atlas.label(atlas.metric)}${metric.log ? ", log scale" : ""}`), ...missing];
+}

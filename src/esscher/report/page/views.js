@@ -1,0 +1,115 @@
+// Overview, scatter and layers of one atlas.
+
+function overviewOf(atlas) {
+  const controls = el("div", { class: "controls" },
+    choice("error allowed", atlas.percents.map((percent) => [percent, `${percent} %`]), atlas.percent, (percent) => atlas.set({ percent })),
+    menu("colour", atlas.metrics().map(({ key, label }) => [key, label]), atlas.metric, (metric) => atlas.set({ metric })));
+  return section("map", "Map of heads", controls, el("div", { class: "twocol" }, el("div", {}, headMap(atlas), cacheOf(atlas)), wordsOf(atlas)));
+}
+
+function wordsOf(atlas) {
+  const box = el("div", { class: "words" });
+  function show() {
+    const told = atlas.words[atlas.percent] || { most: [], least: [] };
+    const list = (title, entries) => entries.length ? [el("h3", {}, title), el("ul", {}, entries.map(({ head, text }) =>
+      el("li", {}, el("a", { href: `#${atlas.hash_of(atlas.place.get(head))}` }, head), " ", outside(text))))] : [];
+    const names = atlas.count > 1 ? ["Most demanding heads", "Least demanding heads"] : ["The head", ""];
+    box.replaceChildren(...list(names[0], told.most), ...list(names[1], told.least));
+  }
+  atlas.on((change) => { if ("percent" in change) show(); });
+  show();
+  return box;
+}
+
+function cacheOf(atlas) {
+  const box = el("div", { class: "cache" });
+  if (!atlas.budget.length) return box;
+  function show() {
+    const rows = atlas.budget.filter(({ epsilon }) => Math.abs(100 * epsilon - atlas.percent) < 1e-6);
+    const saved = (row) => Math.min(1, Math.max(0, row.saved === null ? 0 : row.saved));
+    const bars = rows.map((row) => {
+      const bar = el("span", { class: "bar" }, el("i", {}));
+      bar.firstChild.style.width = `${100 * saved(row)}%`;
+      return el("div", { class: "barrow", "data-rule": row.rule }, el("span", { class: "rule" }, outside(row.rule)), bar, el("span", { class: "amount" }, percent(row.saved)));
+    });
+    const title = el("h3", {}, "Cache that could be dropped");
+    if (!rows.length) return box.replaceChildren(title, el("p", { class: "soft" }, `No budget was stored for ${atlas.percent} %.`));
+    const uniform = rows.find(({ rule }) => rule === "uniform"), best = rows.find(({ rule }) => rule === "best split");
+    const text = uniform && best
+      ? `For an error of ${atlas.percent} % the model could drop ${percent(uniform.saved)} of its keys if every head keeps as many, ${percent(best.saved)} if the rest is split best between the heads.`
+      : `Share of the keys that could be dropped for an error of ${atlas.percent} %.`;
+    box.replaceChildren(title, ...bars, el("p", {}, text));
+  }
+  atlas.on((change) => { if ("percent" in change) show(); });
+  show();
+  return box;
+}
+
+const AXES = [["horizon2", "two-sided horizon"], ["coupling", "coupling Ψ"], ["horizon", "horizon"]];
+const MEASURED = [["beta_fit", "rms error", "beta_low", "beta_high"], ["beta_mean", "mean of the output", "beta_mean_low", "beta_mean_high"], ["beta_cov", "covariance of the output", "beta_cov_low", "beta_cov_high"]];
+// Exponents of theory, with the quantity each is a function of.
+const THEORY = [
+  ["beta_sharp_rms", "min(1/2, 1/(1+2h²)), rms (heuristic)", "horizon2", "dashed", 1],
+  ["beta_sharp", "min(1/2, 1/(1+h²)), moments (heuristic)", "horizon2", "dashed", 3],
+  ["beta_paper_experimental", "1/(2(1+Ψ)), moments (experimental)", "coupling", "dotted", 4],
+  ["beta_paper", "1/(2(1+32Ψ)), moments (proved)", "coupling", "dashdot", 6],
+];
+
+function scatterOf(atlas) {
+  const has = (key) => atlas.rows[key] && finite(atlas.rows[key]).length > 0;
+  const axes = AXES.filter(([key]) => has(key)), kinds = MEASURED.filter(([key]) => has(key));
+  if (!axes.length || !kinds.length) return null;
+  let axis = axes[0][0], kind = kinds[0], colour = "layer";
+  const box = el("div", {});
+  function show() { box.replaceChildren(mountChart(scatterChart(atlas, axis, axes.find(([key]) => key === axis)[1], kind, colour))); }
+  const controls = el("div", { class: "controls" },
+    choice("against", axes, axis, (value) => { axis = value; show(); }),
+    kinds.length > 1 ? menu("exponent of", kinds.map(([key, label]) => [key, label]), kind[0], (value) => { kind = kinds.find(([key]) => key === value); show(); }) : null,
+    choice("colour", [["layer", "layer"], ["regime", "regime"]], colour, (value) => { colour = value; show(); }));
+  show();
+  return section("scatter", "Measured exponents beside theory", el("p", {}, "A point per head; the higher, the faster its error falls with more tokens. Theory is evaluated at every head."), controls, box);
+}
+
+function scatterChart(atlas, axis, label, [key, title, low, high], colour) {
+  const chosen = [...Array(atlas.count).keys()].filter((i) => atlas.ok(i) && atlas.value(axis, i) > 0 && atlas.value(key, i) !== null);
+  const pick = (name) => chosen.map((i) => atlas.value(name, i));
+  const last = Math.max(1, ...finite(atlas.rows.layer));
+  const shades = chosen.map((i) => (colour === "layer" ? shade((0.95 * atlas.rows.layer[i]) / last).css : `var(--c${regimeColor(atlas.value("regime", i))})`));
+  const few = atlas.count <= 300; // intervals of more would hide the points
+  const series = [{ label: `measured (${title})`, mode: "points", x: pick(axis), y: pick(key), shades, names: chosen.map((i) => `${atlas.name_of(i)} (${atlas.value("regime", i) || "no regime"})`),
+    links: chosen.map((i) => atlas.hash_of(i)), radius: atlas.count > 300 ? 2.5 : 4, low: few && atlas.rows[low] && pick(low), high: few && atlas.rows[high] && pick(high) }];
+  for (const [name, text, natural, dash, color] of THEORY) {
+    const points = chosen.map((i) => [atlas.value(axis, i), atlas.value(name, i)]).filter(([, y]) => y !== null).sort((a, b) => a[0] - b[0]);
+    if (!points.length) continue;
+    const line = natural === axis && points.length > 1;
+    series.push({ label: text, mode: line ? "line" : "points", tick: !line, dash, color, x: points.map(([x]) => x), y: points.map(([, y]) => y) });
+  }
+  const note = colour === "layer" ? "Dark points: early layers; light points: late ones." : "Colours: regimes, as on the map.";
+  return { note: `${note} Click a point to open its head.`, height: 380, x: { label, log: true }, y: { label: "exponent", low: 0 }, marks: [{ y: 0.5, label: "1/2" }], series };
+}
+
+function layersOf(atlas) {
+  const metrics = atlas.metrics().filter(({ words }) => !words);
+  if (!metrics.length || new Set(atlas.rows.layer).size < 2) return null;
+  let key = metrics[0].key;
+  const box = el("div", {});
+  function show() { box.replaceChildren(mountChart(profileChart([atlas], key))); }
+  atlas.on((change) => { if ("percent" in change && key === "needed") show(); });
+  show();
+  return section("layers", "Layers", el("p", {}, "How the heads change with depth: a dot per head, the line through the median of each layer."),
+    el("div", { class: "controls" }, menu("shown", metrics.map((metric) => [metric.key, metric.label]), key, (value) => { key = value; show(); })), box);
+}
+
+function profileChart(atlases, key) {
+  const series = [], log = Boolean(metricOf(key).log);
+  atlases.forEach((atlas, number) => {
+    const layers = [...new Set(atlas.rows.layer)].sort((a, b) => a - b), values = atlas.column(key), ranked = atlas.ranked(key);
+    const chosen = values.map((_, i) => i).filter((i) => atlas.ok(i) && values[i] !== null);
+    const middle = layers.map((layer) => median(ranked.filter((_, i) => atlas.rows.layer[i] === layer)));
+    const who = atlases.length > 1 ? `${number + 1}. ${atlas.name}` : "";
+    series.push({ label: who ? `${who}: heads` : "heads", unlisted: Boolean(who), mode: "points", color: number, faint: true, radius: 3, x: chosen.map((i) => atlas.rows.layer[i]), y: chosen.map((i) => values[i]),
+      names: chosen.map((i) => `${who ? `${atlas.name} ` : ""}${atlas.name_of(i)}`), links: chosen.map((i) => atlas.hash_of(i)) });
+    series.push({ label: who || "median of the layer", color: number, thick: 2.4, x: layers, y: middle });
+  });
+  return { height: 300, x: { label: "layer", whole: true }, y: { label: atlases[0].label(key), log }, series };
+}

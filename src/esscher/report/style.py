@@ -1,0 +1,44 @@
+"""Colours and sizes that the page and the figure files share, and how a figure becomes a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+__all__ = ["COLUMN", "FORMATS", "PALETTE", "SCALE", "STYLE", "WIDE", "check_format", "save_figure"]
+
+# Okabe and Ito's colours, told apart by colour-blind readers too
+PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999", "#000000"]
+SCALE = "cividis"  # for whatever has an order; the same to colour-blind readers, and in grey
+STYLE: dict[Any, Any] = {
+    "font.size": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "grid.linewidth": 0.5,
+    "legend.frameon": False,
+    "legend.fontsize": 7,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "esscher",
+}
+FORMATS = ("svg", "pdf", "png")
+COLUMN = 3.4  # inches: one column of a paper
+WIDE = 7.0  # both columns
+
+
+def check_format(path: Path) -> str:
+    """The format a figure's name asks for."""
+    kind = path.suffix.removeprefix(".")
+    if kind not in FORMATS:
+        raise ValueError(f"figure: expected a file name ending in .{', .'.join(FORMATS)}, got {path.name!r}")
+    return kind
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure in the format its name ends with."""
+    kind = check_format(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=200, metadata={"Date": None} if kind == "svg" else None)

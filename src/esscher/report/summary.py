@@ -1,0 +1,46 @@
+"""A run in a notebook: a few lines of HTML."""
+
+from __future__ import annotations
+
+from html import escape
+
+from esscher.report.atlas import epsilons_of, heads_of, is_atlas
+from esscher.report.packing import shortened
+from esscher.report.reading import warnings_of
+from esscher.report.words import head_name, model_described, ranked_heads, text_described, written
+from esscher.runs import Run, RunError
+
+__all__ = ["html_summary"]
+
+
+def html_summary(run: Run) -> str:
+    """What the run is, how far it got, its tables; for a probe also its most and least demanding head."""
+    title = model_described(run.spec) if is_atlas(run) else str(run.spec.get("title") or run.manifest.job)
+    lines = [f"<b><bdi>{escape(shortened(title, 120))}</bdi></b> · {escape(run.manifest.job)}, {escape(run.status)}"]
+    lines += [escape(warning) for warning in warnings_of(run)]
+    try:
+        lines += _atlas_lines(run) if is_atlas(run) else []
+    except RunError as damage:  # a notebook must still show which run it is
+        lines.append(escape(shortened(str(damage))))
+    rows = ", ".join(f"{escape(name)} ({count:,})" for name, count in sorted(run.manifest.tables.items()))
+    lines.append(f"tables: {rows or 'none yet'}")
+    lines.append(f"<code><bdi>{escape(shortened(str(run.path), 200))}</bdi></code>")
+    return '<div class="esscher-run">' + "<br>".join(f"<span>{line}</span>" for line in lines) + "</div>"
+
+
+def _atlas_lines(run: Run) -> list[str]:
+    heads = heads_of(run)
+    if heads is None:
+        return []
+    measured = heads[heads["status"] == "ok"]
+    lines = [f"on <bdi>{escape(text_described(run.spec))}</bdi>: {len(measured)} of {len(heads)} heads measured"]
+    for percent, column in epsilons_of(heads).items():
+        if percent != "10" or measured.empty:
+            continue
+        order = ranked_heads(heads, column)
+        told = []
+        for word, row in (("least", order.iloc[0]), ("most", order.iloc[-1])):
+            need = f"{written(row[column])} tokens" if row[column] == row[column] else "more than was measured"
+            told.append(f"{word} {head_name(row)} with {need}")
+        lines.append(f"needed for {percent} %: {', '.join(told)}")
+    return lines
