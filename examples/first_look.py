@@ -1,6 +1,6 @@
 """A first look: for a few laws of tokens and one head at three scales, the limit, the horizon and the exact error.
 
-Run with ``make probe``. The last column is one draw of tokens, to compare with the exact error at the same n.
+``python examples/first_look.py``. The last column is one draw of tokens, to compare with the exact error at the same n.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import sys
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Annotated, Any
 import pandas as pd
 import typer
 
-from esscher.cli.output import Dask, Device, Json, Seed, log, print_json, print_table, read_yaml
+from esscher.cli.output import Dask, Json, log, print_json, print_table, read_yaml
 from esscher.models.probe_spec import KEYS, ProbeSpec
 from esscher.models.source import source_of
 from esscher.report import write_report
 from esscher.runs import Run, execute, terminal
+from esscher.runs.job import find_job
 
 __all__ = ["probe"]
 
@@ -30,22 +32,18 @@ def probe(
     field: Annotated[str | None, typer.Option(help="Field with the text in JSONL, CSV, Parquet, datasets.")] = None,
     packaged: Annotated[str | None, typer.Option(help="Text that needs no file: prose, code or legal.")] = None,
     encoding: Annotated[str | None, typer.Option(help="Encoding of text files.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of text at most; 0 takes all.")] = KEYS,
+    max_tokens: Annotated[int | None, typer.Option(help="Tokens of text at most; 16384, 0 takes all.")] = None,
     limit: Annotated[int | None, typer.Option(help="Documents at most.")] = None,
     separate: Annotated[bool, typer.Option("--separate", help="No window crosses documents.")] = False,
     window: Annotated[int | None, typer.Option(help="Tokens of a window; 512 or what the model takes.")] = None,
-    pool: Annotated[
-        str | None, typer.Option(help="corpus (tokens of all windows) or sequence (own context).")
-    ] = None,
+    pool: Annotated[str | None, typer.Option(help="corpus (tokens of all windows) or sequence (own context).")] = None,
     special: Annotated[bool, typer.Option("--special", help="Special tokens are part of the pool.")] = False,
     queries: Annotated[int | None, typer.Option(help="Queries of each head; 256.")] = None,
     kept_queries: Annotated[int | None, typer.Option(help="Of them, queries with errors of kept keys; 64.")] = None,
     layers: Annotated[str | None, typer.Option(help="Layers, 0,2-4; all when left out.")] = None,
     heads: Annotated[str | None, typer.Option(help="Heads, 0,2-4; all when left out.")] = None,
     n: Annotated[str | None, typer.Option(help="Token numbers: 16:4096:9 or 100,1000; up to the pool.")] = None,
-    epsilon: Annotated[
-        list[float] | None, typer.Option(help="Relative error to count tokens for; may be repeated.")
-    ] = None,
+    epsilon: Annotated[list[float] | None, typer.Option(help="Relative error to count tokens for; may be repeated.")] = None,
     moments: Annotated[int | None, typer.Option(help="Monte Carlo repeats of the outputs' mean and covariance.")] = None,
     moments_n: Annotated[str | None, typer.Option(help="Token numbers of these.")] = None,
     part: Annotated[int | None, typer.Option(help="Tokens of one piece of a large corpus; 131072.")] = None,
@@ -55,8 +53,8 @@ def probe(
     page: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into the run.")] = True,
     workers: Annotated[int | None, typer.Option("--workers", help="Local processes; one a core for small models.")] = None,
     dask: Dask = None,
-    seed: Seed = 0,
-    device: Device = "cpu",
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of everything random; 0.")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="Where tensors live: cpu, cuda, cuda:1 ...")] = None,
     dtype: Annotated[str | None, typer.Option("--dtype", help="float32, float64, bfloat16 or float16.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -72,11 +70,11 @@ def probe(
         "field": field,
         "packaged": packaged,
         "encoding": encoding,
-        "max_tokens": None if max_tokens == 0 else max_tokens,
+        "max_tokens": max_tokens,
         "limit": limit,
         "documents": "separate" if separate else None,
     }
-    if max_tokens < 0:
+    if max_tokens is not None and max_tokens < 0:
         raise ValueError(f"--max-tokens: expected a whole number from 0 (all) on, got {max_tokens}")
     flags = {
         "model": model,
@@ -98,14 +96,24 @@ def probe(
         "dtype": dtype,
     }
     settings |= {name: value for name, value in flags.items() if value is not None}
-    settings["corpus"] = {**settings.get("corpus", {}), **{name: value for name, value in corpus.items() if value is not None}}
+    given = settings.get("corpus", {})
+    if not isinstance(given, dict):
+        raise ValueError(f"{config}: corpus: expected a mapping of fields, got {type(given).__name__}")
+    text_flags = {name: value for name, value in corpus.items() if value is not None}
+    settings["corpus"] = {"max_tokens": KEYS, **given, **text_flags}
+    if max_tokens == 0:
+        settings["corpus"]["max_tokens"] = None
     if "-" in settings["corpus"].get("text", ()):
         out = _keep_stdin(settings["corpus"], out)
     spec = ProbeSpec.read(settings)
+    if sys.stderr.isatty():  # in a log a mistake is one line, with nothing before it
+        log(f"reading the model {spec.model} and the text")
     source = source_of(spec)
+    find_job(spec.job).units(spec)  # what this pool cannot give is refused before anything is said
+    processes = _workers(workers, source.loaded.model)
     path = out if out is not None else Path("runs") / f"{_short(source.loaded.name)}-{spec.hash[:8]}"
     log(f"{source.loaded.name}: {len(source.layers)} layers, {source.keys} keys, {len(source.places)} queries; run {path}")
-    run = execute(spec, path, workers=_workers(workers, source.loaded.model), dask=dask, progress=terminal())
+    run = execute(spec, path, workers=processes, dask=dask, progress=terminal())
     report = write_report([run]) if page else None
     if as_json:
         tables = {
@@ -123,7 +131,7 @@ def _numbers(text: str, flag: str) -> list[int]:
     found: list[int] = []
     for piece in text.split(","):
         first, dash, last = piece.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        if not first.isdigit() or (dash and (not last.isdigit() or int(last) < int(first))):
             raise ValueError(f"{flag}: expected numbers such as 0,2-4, got {text!r}")
         found += range(int(first), int(last if dash else first) + 1)
     return found
@@ -148,6 +156,8 @@ def _short(name: str) -> str:
 
 
 def _workers(given: int | None, model: Any) -> int:
+    if given is not None and given < 1:
+        raise ValueError(f"--workers: expected a whole number of at least 1, got {given}")
     if given is not None:
         return given
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
@@ -200,7 +210,14 @@ def _count(value: float) -> str:
 def show_totals(totals: pd.DataFrame) -> None:
     """Cache to keep under each rule."""
     rows = [
-        [row["rule"], f"{row['epsilon']:.0%}", _count(row["tokens"]), f"{row['ratio']:.1%}", f"{row['saved']:.1%}"]
+        [
+            row["rule"],
+            f"{row['epsilon']:.1%}",
+            f"{math.sqrt(row['squared_error']):.2%}",
+            _count(row["tokens"]),
+            f"{row['ratio']:.1%}",
+            f"{row['saved']:.1%}",
+        ]
         for row in totals.to_dict("records")
     ]
-    print_table("key-value cache", ["rule", "error", "tokens", "of the cache", "saved"], rows)
+    print_table("key-value cache", ["rule", "asked", "total error", "tokens", "of the cache", "saved"], rows)

@@ -24,7 +24,7 @@ __all__ = ["FinalRisks", "final_parameters", "final_risks", "prompt_length_for"]
 
 Floats = npt.NDArray[np.float64]
 
-HANDOVER = 100.0  # time at which the flow is taken to have chosen its valley
+HANDOVER = 30.0  # time at which the flow is taken to have chosen its valley
 LONGEST = 10**12
 
 
@@ -48,7 +48,7 @@ class FinalRisks:
 def final_parameters(task: LinearTask, start: Block, length: Any = math.inf, kind: str = "softmax") -> Block:
     """The limit of the gradient flow from ``start`` in the block form.
 
-    Closed form for linear attention and infinite prompts. Softmax attention on L tokens: the flow itself until t = 100, then
+    Closed form for linear attention and infinite prompts. Softmax attention on L tokens: the flow itself until t = 30, then
     a quasi-Newton descent down the valley it has reached, to a gradient of 1e-9. The valley is flat: along it v U11 is nearly
     constant, and the flow alone would need a time that grows with L.
     """
@@ -65,7 +65,6 @@ def final_parameters(task: LinearTask, start: Block, length: Any = math.inf, kin
             value, gradient = risk_gradient(task, form.unpack(state), length, kind)
             return value, form.pull(gradient)
 
-        # The starting curvature sets the first step: 1 over the largest would be safe, BFGS finds the rest.
         found = minimize(objective, form.pull(flow.end), jac=True, method="BFGS", options={"gtol": 1e-9, "maxiter": 500})
         end = form.unpack(found.x)
     assert isinstance(end, Block)

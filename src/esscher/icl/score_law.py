@@ -9,7 +9,8 @@ it by products of coordinates of g (in the eigenbasis of C) multiplies by r_i = 
 
 The transforms are inverted on Talbot's contour with the parameters of Weideman (SIAM J. Numer. Anal. 44, 2006), moved to the
 rightmost singularity -1/(2 max lambda), which keeps relative accuracy in the tail. The integral over s is a trapezoid rule in
-log s. For smooth even phi the sums are right to about 1e-10, whatever M is.
+log s. For smooth even phi the sums are right to about 1e-10 up to d = 20, whatever M is, and 1e-8
+at d = 50.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def score_law(C: Floats) -> ScoreLaw:
 
 def _invert(t: Floats, scaled: Floats) -> tuple[Floats, Floats, Floats]:
     """Densities at t = s^2, for eigenvalues at most 1."""
-    half = min(16 + scaled.size // 2, 32)  # more of them would lose digits to e^z
+    half = min(16 + scaled.size // 2, 44)  # more of them would lose digits to e^z
     angle = np.pi * (np.arange(half) + 0.5) / half  # the upper half; the lower is its conjugate
     count = 2 * half
     cot = 1.0 / np.tan(0.6407 * angle)

@@ -14,8 +14,9 @@ from esscher.convergence.budget import tokens_needed
 from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.shares import Shares, Sharing
 from esscher.inputs import as_positive
+from esscher.models.stored_curves import stored_curves
 
-__all__ = ["Budget", "budget_of", "budget_table", "kept_curves"]
+__all__ = ["Budget", "budget_of", "budget_table"]
 
 
 @dataclass(frozen=True)
@@ -33,28 +34,15 @@ class Budget:
     totals: pd.DataFrame
 
 
-def kept_curves(curves: pd.DataFrame) -> dict[tuple[int, int], ErrorCurve]:
-    """The exact curves of kept keys of a stored probe, by (layer, head)."""
-    found = {}
-    kept = curves[curves["metric"] == "l2_kept"]
-    for (layer, head), rows in kept.groupby(["layer", "head"], sort=True):
-        rows = rows.sort_values("n")
-        rms, relative = rows["rms"].to_numpy(), rows["relative"].to_numpy()
-        scale = float(rms[0] / relative[0]) if relative[0] > 0 else math.nan
-        found[int(layer), int(head)] = ErrorCurve(
-            n=rows["n"].to_numpy().astype(np.int64), rms=rms, kind="exact", metric="l2_kept", scale=scale
-        )
-    if not found:
-        raise ValueError("curves: no errors of kept keys in this run; probe with --kept-queries above 0")
-    return found
-
-
 def budget_of(heads: pd.DataFrame, curves: pd.DataFrame, epsilon: Any, total: Any = None) -> Budget:
     """The budget at one error from the tables of a probe; with ``total`` that many tokens are split instead."""
     epsilon = as_positive(epsilon, "epsilon")
     if epsilon >= 1:
         raise ValueError(f"epsilon: expected a relative error between 0 and 1, got {epsilon:g}")
-    known = kept_curves(curves)
+    # a head whose values are all alike has no error at any n: it needs no token, and there is nothing to compare
+    known = {place: curve for place, curve in stored_curves(curves, "l2_kept").items() if curve.rms[0] > 0}
+    if not known:
+        raise ValueError("curves: no errors of kept keys in this run; were all of its heads refused?")
     kv_of = {(int(row.layer), int(row.head)): int(row.kv_head) for row in heads.itertuples()}
     per_head = pd.DataFrame([_head_row(place, kv_of[place], curve, epsilon) for place, curve in known.items()])
     groups = [(place, rows) for place, rows in per_head.groupby(["layer", "kv_head"], sort=True)]

@@ -23,7 +23,7 @@ from esscher.models.layer_state import (
 from esscher.models.probe_spec import ProbeSpec
 from esscher.models.source import Indices, TokenSource, source_of
 
-__all__ = ["PooledLayer", "fits", "hold", "stream"]
+__all__ = ["PooledLayer", "fits", "forget_tokens", "hold", "stream"]
 
 MEMORY = 1.5e9  # bytes of captured queries, keys and values that a process may hold
 
@@ -72,6 +72,11 @@ def hold(spec: ProbeSpec) -> dict[int, PooledLayer]:
         del parts[layer]
         found[layer] = PooledLayer(collector.result(layer), moments[layer], Rows(q, k, v, None))
     return found
+
+
+def forget_tokens() -> None:
+    hold.cache_clear()
+    _queries.cache_clear()
 
 
 @functools.lru_cache(maxsize=1)

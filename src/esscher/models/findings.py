@@ -73,7 +73,9 @@ class Tables:
     layers: list[dict[str, Any]] = field(default_factory=list)
 
     def finished(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"heads": pd.DataFrame(self.heads), "layers": pd.DataFrame(self.layers)}
+        found: dict[str, Any] = {"heads": pd.DataFrame(self.heads)}
+        if self.layers:
+            found["layers"] = pd.DataFrame(self.layers)
         for name in ("curves", "scores", "tails"):
             if getattr(self, name):
                 found[name] = pd.concat(getattr(self, name), ignore_index=True)
@@ -296,6 +298,8 @@ def fitted(n: Indices, mse: Floats, clusters: Indices) -> tuple[float, float, fl
     ``mse`` (m, len n) is exact for each query; the interval says what other queries of the text could give: windows are
     resampled with their queries (percentile bootstrap), since queries of one window are alike.
     """
+    if n.size < 2:
+        return math.nan, math.nan, math.nan
     x = np.log(n.astype(float))
     weights = (x - x.mean()) / np.square(x - x.mean()).sum()
     groups = np.unique(clusters, return_inverse=True)[1]

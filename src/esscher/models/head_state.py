@@ -111,7 +111,7 @@ def from_bytes(data: bytes) -> HeadState:
     )
 
 
-def _numbers(*values: float) -> Tensor:
+def _numbers(*values: int | float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
@@ -119,7 +119,7 @@ def _pack(name: str, state: Deposit) -> dict[str, Tensor]:
     single = state.grid.tol > 1e-8
     return {
         f"{name}.cells": state.cells.float() if single else state.cells,
-        f"{name}.center": state.center,
+        f"{name}.center": state.center.clone(),  # both deposits share theirs, which safetensors refuses
         f"{name}.first": state.first,
         f"{name}.end": state.end,
         f"{name}.numbers": _numbers(state.keys, state.grid.spacing, state.grid.points, state.grid.tol),

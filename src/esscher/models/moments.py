@@ -101,8 +101,10 @@ def _curve(
     # The mean itself may be 0, so its error is compared with the size of an output.
     size = float(limit.mean[columns].square().sum() + cov.trace()) if metric == "mean" else float(cov.square().sum())
     rms = np.sqrt(samples.mean(axis=0))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        stderr = samples.std(axis=0, ddof=1) / math.sqrt(len(samples)) / (2 * rms)
+    stderr = np.full(len(n), math.nan)
+    if len(samples) > 1:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            stderr = samples.std(axis=0, ddof=1) / math.sqrt(len(samples)) / (2 * rms)
     return ErrorCurve(
         n=n,
         rms=rms,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow.compute as compute_arrow
 
 from esscher.models.budget import budget_table
-from esscher.models.collect import PooledLayer, fits, hold, stream
+from esscher.models.collect import PooledLayer, fits, forget_tokens, hold, stream
 from esscher.models.corpus import CorpusSpec
 from esscher.models.findings import Tables, curve_rows, failed_row, layer_tables
 from esscher.models.layer_state import LayerInfo, LayerState, add_head, begin, layer_from_rows, layer_rows, merge_layers
@@ -23,13 +25,14 @@ from esscher.models.moments import WHOLE_LAYER, moment_curves, moment_ladder, mo
 from esscher.models.parity import parity
 from esscher.models.probe_spec import KEYS, ProbeSpec, own_ladder
 from esscher.models.sequence import sequence_state
-from esscher.models.source import TokenSource, keep_object, source_of
+from esscher.models.source import TokenSource, forget_source, keep_object, source_of
 from esscher.runs import Job, Run, Shard, Unit, execute
 
 __all__ = ["PROBE", "about", "probe"]
 
 STATE = 2.0e9  # bytes of states that a unit may hold
 CELLS = 300  # cells of a score grid, for that estimate
+HEADS = 4  # heads of a unit of work, where the tokens of all layers are held
 
 
 def probe(
@@ -50,12 +53,16 @@ def probe(
     ``out``: the run's folder; one in the system's temporary folder when left out. The other settings are the fields of
     :class:`ProbeSpec` and of its corpus: ``max_tokens=100_000``, ``layers=(0, 1)``, ``queries=64``, ``dataset="name"`` ...
     """
+    for forget in (forget_source, forget_tokens, _maps.cache_clear):
+        forget()
     folder = Path(tempfile.mkdtemp(prefix="esscher-")) if out is None else Path(out)
     if model is not None and not isinstance(model, str | Path):
         model = keep_object(wrap_model(model, tokenizer))
         if workers > 1 or dask is not None:
             raise ValueError("workers: a model given as an object stays in this process; save it in a folder and give that")
-    own = {name: settings.pop(name) for name in list(settings) if name in CorpusSpec.model_fields}
+    # `special` is a field of both: here it says, as the flag does, that special tokens are part of the pool
+    fields_of_text = CorpusSpec.model_fields.keys() - ProbeSpec.model_fields.keys()
+    own = {name: settings.pop(name) for name in list(settings) if name in fields_of_text}
     corpus = {"max_tokens": KEYS, **own, **_texts(texts, folder)}
     fields = {"model": "packaged" if model is None else str(model), "corpus": corpus, **settings}
     spec = ProbeSpec.read(fields)
@@ -74,7 +81,8 @@ def _texts(texts: Any, folder: Path) -> dict[str, Any]:
         kinds = ", ".join(sorted({type(text).__name__ for text in given})) or "nothing"
         raise ValueError(f"texts: expected strings (documents) or pathlib.Path (files), got {kinds}")
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / ".texts.parquet"  # hidden: a run begins in an empty folder
+    digest = hashlib.sha256("\0".join(str(text) for text in given).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    path = folder / f".texts-{digest}.parquet"  # hidden: a run begins in an empty folder; other texts are another spec
     pd.DataFrame({"text": given}).to_parquet(path)
     return {"text": [str(path.absolute())], "field": "text"}
 
@@ -83,14 +91,31 @@ def _texts(texts: Any, folder: Path) -> dict[str, Any]:
 
 
 def units(spec: ProbeSpec) -> list[Unit]:
-    """One layer each where the corpus is one part; else some layers over one part, whose states are merged at the end."""
+    """A few heads of a layer each where all tokens can be held; a layer each where the corpus is one part; else some layers
+    over one part, whose states are merged at the end.
+    """
     source = source_of(spec)
     own_ladder(spec, source.keys if spec.pool == "corpus" else source.windows.length)  # n beyond the pool: refused here
+    if spec.moments:
+        if spec.pool == "sequence":
+            raise ValueError("moments: they are of tokens of the whole corpus; use --pool corpus, or leave --moments out")
+        moment_ladder(spec.moments_n, source.keys)
+    if spec.moments and (spec.pool == "sequence" or not fits(source)):
+        what = "a sequence pool has none" if spec.pool == "sequence" else "the tokens do not fit into memory; give --layers"
+        raise ValueError(f"moments: queries and keys come from one pool of the whole corpus, and {what}")
+    if spec.pool == "corpus" and len(source.parts) == 1 and fits(source) and not spec.moments:
+        return [{"layers": [layer], "part": 0, "heads": heads} for layer in source.layers for heads in _groups(source, layer)]
     if spec.pool == "sequence" or len(source.parts) == 1:
         return [{"layers": [layer], "part": 0} for layer in source.layers]
     if spec.moments:
         raise ValueError(f"moments: the pool of {source.keys} tokens is larger than part = {spec.part}; lower --max-tokens")
     return [{"layers": block, "part": part} for block in _layer_blocks(source) for part in range(len(source.parts))]
+
+
+def _groups(source: TokenSource, layer: int) -> list[list[int]]:
+    """The heads of a layer, a few at a time."""
+    heads = source.heads(layer)
+    return [list(heads[start : start + HEADS]) for start in range(0, len(heads), HEADS)]
 
 
 def _layer_blocks(source: TokenSource) -> list[list[int]]:
@@ -127,16 +152,17 @@ def compute(spec: ProbeSpec, unit: Unit) -> Mapping[str, Any]:
         return {"states": [row for state in states for row in layer_rows(state)]}
     (layer,) = unit["layers"]
     if not fits(source):
-        if spec.moments:
-            raise ValueError("moments: the tokens of all layers do not fit into memory; give --layers or fewer --max-tokens")
         (state,) = stream(source, [layer], source.parts[0])
         return _finish(source, state).finished()
     pooled = hold(spec)[layer]
     queries, rows = pooled.queries, pooled.rows
     empty = replace(begin(source, queries, rows), moments=pooled.moments, keys=rows.k.shape[1])
     # One head at a time: a state is only as large as its score grids, but there are many heads.
-    heads = ((head, add_head(known, queries, head, rows.k, rows.v)) for head, known in empty.heads.items())
+    wanted = unit.get("heads", source.heads(layer))
+    heads = ((head, add_head(empty.heads[head], queries, head, rows.k, rows.v)) for head in wanted)
     tables = layer_tables(spec, empty, _maps(spec)[layer], source.places.windows, heads)
+    if wanted[0] != source.heads(layer)[0]:
+        tables.layers.clear()  # the layer's row comes with its first heads
     if spec.moments:
         _add_moments(source, pooled, tables)
     return tables.finished()
@@ -169,7 +195,7 @@ def consolidate(spec: ProbeSpec, shards: Sequence[Shard]) -> Mapping[str, Any]:
     source = source_of(spec)
     parts = _merged(source, shards) if any("states" in shard.tables for shard in shards) else _side_by_side(shards)
     parts["heads"] = _with_missing(source, parts["heads"])
-    if "curves" in parts and (parts["curves"]["metric"] == "l2_kept").any():
+    if "curves" in parts and (parts["curves"].query("metric == 'l2_kept'")["rms"] > 0).any():
         parts["budget"] = budget_table(parts["heads"], parts["curves"], spec.epsilons)
     parts["about"] = about(source)
     return parts
@@ -188,12 +214,12 @@ def _merged(source: TokenSource, shards: Sequence[Shard]) -> dict[str, pd.DataFr
     states: dict[int, LayerState] = {}
     seen: Counter[int] = Counter()
     for shard in shards:
-        rows = shard.tables["states"].to_pylist()
+        table = shard.tables["states"]
         for layer in shard.unit["layers"]:
-            part = layer_from_rows([row for row in rows if row["layer"] == layer])
+            part = layer_from_rows(table.filter(compute_arrow.equal(table["layer"], layer)).to_pylist())
             states[layer] = merge_layers(states[layer], part) if layer in states else part
             seen[layer] += 1
-        del rows
+        del table, part
     whole = [layer for layer in sorted(states) if seen[layer] == len(source.parts)]
     finished: dict[str, list[pd.DataFrame]] = {"heads": [], "layers": []}
     for layer in whole:

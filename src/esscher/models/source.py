@@ -16,7 +16,7 @@ from esscher.models.loading import Loaded, load_model
 from esscher.models.probe_spec import WINDOW, ProbeSpec
 from esscher.models.windows import Windows, make_windows
 
-__all__ = ["Places", "TokenSource", "keep_object", "source_of"]
+__all__ = ["Places", "TokenSource", "forget_source", "keep_object", "source_of"]
 
 Indices = npt.NDArray[np.int64]
 WindowSink = Callable[[Captured, Indices], None]
@@ -112,6 +112,12 @@ def source_of(spec: ProbeSpec) -> TokenSource:
     _check_heads(spec, loaded)
     pooled = windows.text | windows.special if spec.special else windows.text
     return TokenSource(spec, loaded, windows, pooled, _places(spec, windows, pooled, loaded.causal))
+
+
+def forget_source() -> None:
+    """Files, models and tokenizers may be others the next time, under the same names."""
+    source_of.cache_clear()
+    _load.cache_clear()
 
 
 @functools.lru_cache(maxsize=1)

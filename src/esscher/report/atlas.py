@@ -61,7 +61,7 @@ def atlas(run: Run) -> dict[str, Any]:
         "scores": _by_head(read_table(run, "scores"), ("z", "density", "gaussian"), places, grids),
         "tails": _by_head(read_table(run, "tails"), ("z", "survival", "gaussian"), places, grids),
         "budget": _records(read_table(run, "budget")),
-        "layers": _records(read_table(run, "layers")),
+        "layers": _described(read_table(run, "layers")),
         "grids": grids.lists,
     }
     return content
@@ -129,6 +129,13 @@ def _by_head(frame: Any | None, names: tuple[str, ...], places: list[tuple[int, 
         first, own, last = (numbers(part[name]) for name in names)
         found[int(layer), int(head)] = [grids.place(first), own, grids.place(last)]
     return [found.get(place) for place in places]
+
+
+def _described(frame: Any | None) -> dict[str, Any]:
+    """A table with its columns explained."""
+    if frame is None or frame.empty:
+        return {}
+    return {"columns": described([str(name) for name in frame.columns]), "rows": columns_of(frame), "count": len(frame)}
 
 
 def _records(frame: Any | None) -> list[dict[str, Any]]:

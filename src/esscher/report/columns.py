@@ -32,8 +32,8 @@ horizon2 | two-sided horizon | Horizon with the spread of queries and keys both 
 coupling | coupling Ψ | Attention-reach coupling: reach times the squared horizon. Large means slow convergence.
 beta_paper | proved exponent | Exponent 1/(2(1+32Ψ)) proved for the moments: the error falls at least as n to minus this.
 beta_paper_experimental | experimental exponent | Exponent 1/(2(1+Ψ)) that experiments of the paper are compared with.
-beta_sharp | sharp exponent, moments | Heuristic exponent min(1/2, 1/(1+h²)) of the mean and covariance of the output.
-beta_sharp_rms | sharp exponent, rms | Heuristic exponent min(1/2, 1/(1+2h²)) of the root mean square error.
+beta_sharp | sharp exponent, typical | Heuristic exponent min(1/2, 1/(1+2h²)) of the error in a typical draw of the tokens.
+beta_sharp_rms | sharp exponent, rms | Heuristic exponent min(1/2, (√(1+4/h²)−1)/4) of the root mean square error.
 beta_fit | measured exponent | Exponent fitted to the exact error: 0.5 is the usual square-root law, less is slower.
 beta_low | exponent, low | Lower end of the measured exponent's interval.
 beta_high | exponent, high | Upper end of the measured exponent's interval.
@@ -46,6 +46,9 @@ beta_cov_high | exponent of the covariance, high | Upper end of its interval.
 fit_status | fit | Whether the fit can be trusted, and if not why.
 rms_at_n | rms error | Root mean square error when as many keys are drawn as the pool has.
 relative_at_n | relative error | The same error divided by the size of the limit.
+q95_at_n | 95 % quantile | Error that 95 % of the queries stay below with as many keys as the pool has.
+local_slope_at_n | local slope | Slope of log error against log n at the size of the pool; -0.5 is the square-root law.
+accuracy | accuracy | Estimated relative error of the numerical integrals behind the exact curve.
 asymptotic_from | asymptotic from | Tokens from which the error follows its final square-root law.
 effective_tokens | effective tokens | One over the summed squared weights: how many keys share the attention.
 entropy | entropy | Entropy of the attention weights in nats; its exponential is another count of keys.
@@ -54,16 +57,19 @@ khat_low | k-hat, low | Lower end of the interval of k-hat.
 khat_high | k-hat, high | Upper end of the interval of k-hat.
 khat_label | tail | The usual verdict on k-hat.
 sink_mass | sink mass | Share of the attention that goes to first and special tokens.
-share_frozen | frozen queries | Share of queries whose scores spread so widely that one key takes all.
+share_frozen | frozen queries | Share of queries whose scores spread so widely (s² > 2 log n) that a few keys take all.
 score_sd | score spread | Median over queries of the standard deviation s of their scores.
 delta_constant | delta constant | The error is about this over the square root of n once n is large (delta method).
-freezing_tokens | freezing point | Below about this many tokens a typical query sees one key alone.
+freezing_tokens | freezing point | Below about this many tokens the softmax of a typical query rests on its few largest scores.
 limit_rms | size of the limit | Root mean square of the output on infinitely many tokens; relative errors divide by it.
 token_space | token space | Where tokens live: hidden states, or queries and keys after rotation.
 regime | regime | diffuse, selective, frozen or sink-dominated.
 regime_reason | why | The rule that gave the regime, with its numbers.
 signatures | signatures | Signs of failure by name: exploded constants, hardmax regime, distribution mismatch.
-score_verdict | scores | Whether the scores are as light-tailed as theory assumes.
+score_verdict | scores | Whether the scores are as light-tailed as theory assumes: sub-Gaussian, heavier or lighter.
+token_verdict | tokens' tails | Whether the tokens are as light-tailed as theory assumes: sub-Gaussian, heavier or lighter.
+gaussian_z | Gaussian deviation | Largest deviation that as many Gaussian tokens would show.
+verdict | verdict | Whether the tokens of the layer are sub-Gaussian, heavier-tailed or lighter-tailed.
 point | point | Place in the sweep.
 value | value | Value of what the sweep varies.
 metric | error of | Which error: l2 the output itself, mean and cov its first two moments, uniform the worst query.
@@ -91,7 +97,7 @@ rule | rule | How tokens are shared between heads.
 tokens | tokens | Number of tokens kept.
 ratio | share kept | Share of the cache that is kept.
 saved | saved | Share of the cache that is dropped.
-squared_error | squared error | Summed squared relative error of all heads.
+squared_error | squared error | Squared error summed over the heads, relative to their summed squared limits.
 kurtosis_max | largest kurtosis | Largest fourth standardised moment of a token coordinate; 3 for a Gaussian.
 largest_z | largest deviation | Largest token coordinate in standard deviations.
 """

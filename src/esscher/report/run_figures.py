@@ -27,7 +27,7 @@ __all__ = ["plot_curve", "plot_layers", "plot_map", "plot_rates", "save_figures"
 LOGARITHMIC = ("coupling", "horizon", "horizon2", "effective_tokens", "relative_at_n", "rms_at_n")
 REGIMES = {"diffuse": 2, "selective": 0, "frozen": 1, "sink-dominated": 4}
 THEORY = (
-    ("beta_sharp_rms", "horizon2", r"$\min(1/2,\,1/(1+2h^2))$ (heuristic)", "--", 1),
+    ("beta_sharp_rms", "horizon2", r"$\min(1/2,\,(\sqrt{1+4/h^2}-1)/4)$ (heuristic)", "--", 1),
     ("beta_paper_experimental", "coupling", r"$1/(2(1+\Psi))$ (experimental)", ":", 3),
     ("beta_paper", "coupling", r"$1/(2(1+32\Psi))$ (proved, moments)", "-.", 6),
 )
@@ -182,6 +182,8 @@ def save_figures(run: Run, formats: Sequence[str], folder: Path) -> list[Path]:
         with matplotlib.rc_context(STYLE):
             figure = Figure(figsize=size, layout="constrained")
             draw(ax=figure.subplots())
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")  # laid out once for all formats
             for kind in formats:
                 path = folder / f"{name}.{kind}"
                 save_figure(figure, path)
@@ -218,11 +220,13 @@ def _atlas_plans(run: Run) -> Plans:
     measured = heads[heads["status"] == "ok"]
     if measured.empty:
         return plans
-    for against in ("horizon2", "coupling"):
+    for against in [name for name in ("horizon2", "coupling") if {name, "beta_fit"} <= set(heads.columns)]:
         plans[f"exponents_{against}"] = ((COLUMN, 2.8), partial(plot_rates, run, against))
-    column = "tokens_needed_10pct" if "tokens_needed_10pct" in heads.columns else "beta_fit"
-    plans["layers"] = ((COLUMN, 2.2), partial(plot_layers, run, column))
-    order = ranked_heads(heads, column)
+    shown = [name for name in ("tokens_needed_10pct", "beta_fit") if name in heads.columns]
+    if not shown:
+        return plans
+    plans["layers"] = ((COLUMN, 2.2), partial(plot_layers, run, shown[0]))
+    order = ranked_heads(heads, shown[0])
     for name, row in (("least", order.iloc[0]), ("most", order.iloc[-1])):
         layer, head = int(row["layer"]), int(row["head"])
         plans[f"curve_{name}_demanding_L{layer}H{head}"] = ((WIDE * 0.7, 3.4), partial(plot_curve, run, layer, head))

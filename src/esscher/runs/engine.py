@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,7 @@ from esscher.runs.work import Order, Outcome, describe
 
 __all__ = ["execute", "resume"]
 
+_SILENCE = 2.0  # seconds
 _MANIFEST_SECONDS = 5.0  # while units fail, the manifest is written again at most so often
 
 
@@ -95,12 +97,28 @@ def _run(path: Path, spec: RunSpec | None, workers: int, dask: str | None, progr
                     order = Order(entry_of(found.job.name), log.manifest.header)
                     with _executor(order, path, workers, dask, len(found.pending)) as where:
                         _compute(found, where, log, tracker, tries)
-                tables = _consolidate(store, found, log.manifest)
+                with _patience(tracker):
+                    tables = _consolidate(store, found, log.manifest)
                 log.end("incomplete" if log.failures else "complete", tables=tables)
         run = load_run(path)
     if run.failures:
         raise RunIncomplete(run)
     return run
+
+
+@contextlib.contextmanager
+def _patience(tracker: Tracker) -> Iterator[None]:
+    """Say that the final tables are being made, when that takes longer than people like to wait in silence."""
+    if tracker.quiet:
+        yield
+        return
+    timer = threading.Timer(_SILENCE, tracker.say, ["all units are done; making the final tables"])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _is_finished(store: Store, found: Found) -> bool:

@@ -82,6 +82,11 @@ class Tracker:
     def __exit__(self, kind: type[BaseException] | None, cause: BaseException | None, trace: TracebackType | None) -> None:
         self.tick(ended=True)
 
+    @property
+    def quiet(self) -> bool:
+        """Whether nobody listens."""
+        return self._report is None
+
     def tick(self, pids: Iterable[int] = (), *, message: str | None = None, ended: bool = False) -> None:
         if self._report is None:
             return

@@ -146,7 +146,7 @@ function drawMark(layer, mark, { X, Y, inside }) {
     : { x1: inside.x, x2: inside.x + inside.width, y1: place, y2: place };
   layer.append(svg("line", { ...ends, class: "mark", "stroke-dasharray": DASH[mark.dash || "dotted"] }));
   const late = vertical && place > inside.x + inside.width * 0.6;
-  const at = vertical ? { x: place + (late ? -5 : 5), y: inside.y + 12 } : { x: inside.x + inside.width - 4, y: place - 4 };
+  const at = vertical ? { x: place + (late ? -5 : 5), y: inside.y + 12 } : { x: inside.x + inside.width - 4, y: place + (place < inside.y + 14 ? 12 : -4) };
   layer.append(svg("text", { ...at, class: "marktext", "text-anchor": vertical && !late ? "start" : "end" }, mark.label || ""));
 }
 
@@ -176,6 +176,8 @@ function drawSeries(layer, series, { X, Y, hits, bottom }) {
       if (here) path += `${pen ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`;
       pen = here;
     }
+    const lonely = shown.filter(([, , i]) => ![i - 1, i + 1].some((j) => places[j] && Number.isFinite(places[j][0]) && Number.isFinite(places[j][1])));
+    for (const [x, y] of lonely) group.append(svg("circle", { cx: x, cy: y, r: 3, fill: colorOf(series) }));
     group.append(svg("path", { d: path, fill: "none", stroke: colorOf(series), "stroke-width": series.thick || 1.8,
       "stroke-dasharray": DASH[series.dash], opacity: series.faint ? 0.45 : 1 }));
   }

@@ -7,7 +7,7 @@ const CURVES = {
   cov: { label: "covariance of the output", color: 3 },
 };
 const RATES = [
-  ["beta_sharp_rms", "sharp rate (heuristic)", "dashed", 1],
+  ["beta_sharp_rms", "sharp rate of the rms (heuristic)", "dashed", 1],
   ["beta_paper_experimental", "1/(2(1+Ψ)) (experimental)", "dotted", 4],
   ["beta_paper", "1/(2(1+32Ψ)) (proved, moments)", "dashdot", 6],
 ];
@@ -51,7 +51,7 @@ function sentencesOf(atlas, i) {
   });
   if (needed.length) text.append(el("p", {}, `Tokens needed: ${needed.join(", ")}.`));
   const frozen = atlas.value("freezing_tokens", i);
-  if (frozen !== null) text.append(el("p", {}, `Freezing point: about ${written(frozen)} tokens; below it a typical query sees one key alone.`));
+  if (frozen !== null) text.append(el("p", {}, `Freezing point: about ${written(frozen)} tokens; below it the softmax of a typical query rests on its few largest scores.`));
   if (signs) text.append(el("p", {}, "Signs of trouble: ", outside(signs), "."));
   if (verdict) text.append(el("p", {}, "Scores: ", outside(verdict)));
   return text;
@@ -110,9 +110,11 @@ function slopeOf(atlas, i, curves) {
 function scoreChart(atlas, i) {
   const stored = (atlas.scores || [])[i];
   if (!stored) return null;
-  const z = atlas.grid(stored[0]);
+  const all = atlas.grid(stored[0]), bell = atlas.grid(stored[2]);
+  const shown = [...all.keys()].filter((j) => Math.abs(all[j]) <= 4 || stored[1][j] > 0);
+  const z = shown.map((j) => all[j]);
   return mountChart({ title: "Scores against their Gaussian", height: 210, x: { label: "standardised score z" }, y: { label: "density", low: 0 },
-    series: [{ label: "scores", mode: "bars", color: 0, x: z, y: stored[1] }, { label: "Gaussian", color: 1, x: z, y: atlas.grid(stored[2]) }] });
+    series: [{ label: "scores", mode: "bars", color: 0, x: z, y: shown.map((j) => stored[1][j]) }, { label: "Gaussian", color: 1, x: z, y: shown.map((j) => bell[j]) }] });
 }
 
 function tailChart(atlas, i) {

@@ -8,6 +8,7 @@ function headMap(atlas) {
   const written_in = size >= 28;
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "map", role: "grid", "aria-label": "map of layers and heads" });
   picture.style.maxWidth = `${Math.max(width * 1.25, 120)}px`;
+  picture.style.minWidth = `${width * 0.88}px`; // on a phone it scrolls sideways, so that its numbers stay readable
   const hatch = `hatch${atlas.number}`;
   picture.append(svg("defs", {}, svg("pattern", { id: hatch, width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
     svg("rect", { width: 6, height: 6, class: "hatchback" }), svg("line", { x1: 0, y1: 0, x2: 0, y2: 6, class: "hatchline" }))));
@@ -55,7 +56,7 @@ function headMap(atlas) {
     if ("open" in change) mark();
   });
   paint();
-  return el("div", { class: "mapbox" }, el("div", { class: "axisname" }, "layers down, heads across; click a cell to open its head"), picture, key);
+  return el("div", { class: "mapbox" }, el("div", { class: "axisname" }, "layers down, heads across; click a cell to open its head"), el("div", { class: "scroll" }, picture), key);
 }
 
 // Written when the mouse comes: for all cells at once it would cost more than their colours.

@@ -7,7 +7,7 @@ function dataTable({ columns, rows, total, file, link }) {
   const count = columns.length ? rows[columns[0].key].length : 0;
   const numeric = new Set(columns.map(({ key }) => key).filter((key) => finite(rows[key]).length));
   const state = { order: [...Array(count).keys()], key: null, down: false, shown: PAGE, all: columns.length <= FEW };
-  const search = el("input", { type: "search", placeholder: "filter: frozen  coupling>5  layer=3", "aria-label": "filter rows", spellcheck: "false" });
+  const search = el("input", { type: "search", placeholder: link ? "filter: frozen  coupling>5  layer=3" : "filter: a word, or column>5", "aria-label": "filter rows", spellcheck: "false" });
   const told = el("span", { class: "soft" }), head = el("thead", {}), body = el("tbody", {});
   const more = el("button", { type: "button", onclick: () => { state.shown = count; show(); } });
   const wider = el("button", { type: "button", onclick: () => { state.all = !state.all; show(); } });
@@ -36,7 +36,7 @@ function dataTable({ columns, rows, total, file, link }) {
     body.replaceChildren(...state.order.slice(0, state.shown).map((i) => el("tr", {}, link ? el("td", {}, el("a", { href: `#${link(i)}` }, link(i))) : null, keys.map(({ key }) => {
       const value = rows[key][i];
       const text = typeof value === "string" ? outside(value.length > 160 ? `${value.slice(0, 160)}…` : value) : written(value);
-      return el("td", { class: numeric.has(key) ? "number" : null }, text);
+      return el("td", { class: numeric.has(key) ? "number" : String(value).length > 40 ? "long" : "brief" }, text);
     }))));
     told.textContent = `${grouped(state.order.length)} of ${grouped(count)} rows${total > count ? ` (the stored table has ${grouped(total)})` : ""}`;
     more.hidden = state.order.length <= state.shown;

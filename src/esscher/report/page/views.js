@@ -49,8 +49,8 @@ const AXES = [["horizon2", "two-sided horizon"], ["coupling", "coupling Ψ"], ["
 const MEASURED = [["beta_fit", "rms error", "beta_low", "beta_high"], ["beta_mean", "mean of the output", "beta_mean_low", "beta_mean_high"], ["beta_cov", "covariance of the output", "beta_cov_low", "beta_cov_high"]];
 // Exponents of theory, with the quantity each is a function of.
 const THEORY = [
-  ["beta_sharp_rms", "min(1/2, 1/(1+2h²)), rms (heuristic)", "horizon2", "dashed", 1],
-  ["beta_sharp", "min(1/2, 1/(1+h²)), moments (heuristic)", "horizon2", "dashed", 3],
+  ["beta_sharp_rms", "min(1/2, (√(1+4/h²)−1)/4), rms (heuristic)", "horizon2", "dashed", 1],
+  ["beta_sharp", "min(1/2, 1/(1+2h²)), typical (heuristic)", "horizon2", "dotted", 3],
   ["beta_paper_experimental", "1/(2(1+Ψ)), moments (experimental)", "coupling", "dotted", 4],
   ["beta_paper", "1/(2(1+32Ψ)), moments (proved)", "coupling", "dashdot", 6],
 ];
@@ -97,7 +97,29 @@ function layersOf(atlas) {
   atlas.on((change) => { if ("percent" in change && key === "needed") show(); });
   show();
   return section("layers", "Layers", el("p", {}, "How the heads change with depth: a dot per head, the line through the median of each layer."),
-    el("div", { class: "controls" }, menu("shown", metrics.map((metric) => [metric.key, metric.label]), key, (value) => { key = value; show(); })), box);
+    el("div", { class: "controls" }, menu("shown", metrics.map((metric) => [metric.key, metric.label]), key, (value) => { key = value; show(); })), box, wholesOf(atlas), tokensOf(atlas));
+}
+
+// Sampled errors of the moments of whole layers, where a probe measured them.
+function wholesOf(atlas) {
+  const layers = Object.keys(atlas.wholes || {}), last = Math.max(1, ...layers.map(Number));
+  const metrics = [...new Set(layers.flatMap((layer) => atlas.wholes[layer].map((curve) => curve.metric)))];
+  if (!metrics.length) return null;
+  return el("div", { class: "twocol even" }, metrics.map((metric) => mountChart({
+    title: `Whole layers: ${(CURVES[metric] || { label: metric }).label}`, note: "Monte Carlo, with two standard errors.", height: 280,
+    x: { label: "tokens n", log: true }, y: { label: "rms error", log: true },
+    series: layers.flatMap((layer) => atlas.wholes[layer].filter((curve) => curve.metric === metric).map((curve) => {
+      const wide = curve.stderr || curve.rms.map(() => 0);
+      return { label: `layer ${layer}`, mode: "points", shade: (0.95 * layer) / last, x: atlas.grid(curve.n), y: curve.rms,
+        low: curve.rms.map((y, j) => y - 2 * wide[j]), high: curve.rms.map((y, j) => y + 2 * wide[j]) };
+    })),
+  })));
+}
+
+// What the probe says of the tokens of each layer.
+function tokensOf(atlas) {
+  if (!atlas.layers || !atlas.layers.count) return null;
+  return el("div", {}, el("h3", {}, "Tokens of each layer"), dataTable({ ...atlas.layers, total: atlas.layers.count, file: fileName(atlas.name, "layers"), link: null }));
 }
 
 function profileChart(atlases, key) {

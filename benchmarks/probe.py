@@ -1,0 +1,59 @@
+"""What a probe costs, in fused attention passes over the same query-key pairs."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+
+import torch
+from ratio import ratio_line
+
+import esscher as es
+from esscher.attention.fused import attend_block
+from esscher.models.collect import hold
+from esscher.models.probe import compute, units
+from esscher.models.probe_spec import ProbeSpec
+
+KEYS, QUERIES = 16384, 256
+ROUNDS = 2
+BAR = 80.0
+
+
+def main() -> list[str]:
+    torch.set_num_threads(2)
+    spec = ProbeSpec.read({"threads": 2})
+    work = units(spec)  # the model and the text are loaded here, which is not timed
+    compute(spec, work[0])  # and compiled code is ready
+    layers, heads, width = len(work), 12, 32
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(heads, rows, width, generator=generator) for rows in (QUERIES, KEYS, KEYS))
+    best = {"probe": float("inf"), "forward": float("inf"), "fused": float("inf")}
+    for _ in range(ROUNDS):
+        hold.cache_clear()
+        start = time.perf_counter()
+        hold(spec)
+        best["forward"] = min(best["forward"], time.perf_counter() - start)
+        for unit in work:
+            compute(spec, unit)
+        best["probe"] = min(best["probe"], time.perf_counter() - start)
+        for _ in range(5):
+            start = time.perf_counter()
+            for head in range(heads):
+                attend_block(q[head], k[head], v[head], width**-0.5, None)
+            best["fused"] = min(best["fused"], (time.perf_counter() - start) * layers)
+    passes = best["probe"] / best["fused"]
+    seconds = f"{best['probe']:.1f} s, of it {best['forward']:.1f} s forward passes"
+    return [ratio_line(f"probe of 72 heads / fused attention ({seconds})", passes, BAR), *processes(best["fused"])]
+
+
+def processes(fused: float) -> list[str]:
+    """The whole command's work in two processes, start-up included."""
+    folder = tempfile.mkdtemp()
+    try:
+        start = time.perf_counter()
+        es.probe(out=f"{folder}/run", workers=2)
+        seconds = time.perf_counter() - start
+    finally:
+        shutil.rmtree(folder)
+    return [ratio_line(f"the same in 2 processes, with start-up ({seconds:.0f} s)", seconds / fused, 2 * BAR)]

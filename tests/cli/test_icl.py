@@ -1,0 +1,109 @@
+"""``esscher icl``: runs, figures, and what is said about bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from esscher.cli import icl as commands
+from esscher.icl import figure_runs
+from esscher.icl.concentration import ConcentrationSpec
+from esscher.icl.flow_job import FlowSpec
+from esscher.icl.training_job import TrainSpec
+from tests.cli.commands import run
+
+SMALL = ["--dim", "2", "--covariance", "isotropic"]
+TRAIN = ["icl", "train", *SMALL, "--lengths", "4", "--seeds", "1", "--steps", "30", "--batch", "16"]
+
+
+def test_train_then_risk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "run")
+    code, text, _ = run([*TRAIN, "--out", out, "--json"], capsys)
+    assert code == 0
+    rows = json.loads(text)["final"]
+    assert {(row["length"], row["model"]) for row in rows} == {(4, "softmax"), (4, "linear")}
+    code, text, _ = run(["icl", "risk", out, "--json"], capsys)
+    found = json.loads(text)
+    assert code == 0
+    assert all(row["exact"] > row["flow"] for row in found["beside the flow"] if "exact" in row)
+    assert len(found["trained"]) == 2
+
+
+def test_risk_of_a_block_is_told_in_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    """U11 = I, v = 1, d = 2, Sigma = I, no noise: the limit predicts the label, and all of the error is finite-length."""
+    options = ["--key-query", "1", "--value", "1", "--noise", "0", "--lengths", "10,1000000", "--json"]
+    code, text, _ = run(["icl", "risk", *SMALL, *options], capsys)
+    rows = json.loads(text)["risk"]
+    assert code == 0
+    assert [row["approximation"] for row in rows] == pytest.approx([0.0] * 4, abs=1e-12)
+    for row in rows:
+        assert row["mse"] == pytest.approx(sum(row[name] for name in ("noise", "approximation", "bias", "variance")), rel=1e-6)
+    assert rows[2]["mse"] < rows[0]["mse"]
+
+
+def test_flow_and_concentration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, text, _ = run(["icl", "flow", *SMALL, "--lengths", "10", "--out", str(tmp_path / "flow")], capsys)
+    assert code == 0
+    assert "bayes" in text
+    options = ["--lengths", "10,100,1000", "--repeats", "6", "--prompts", "16", "--out", str(tmp_path / "con")]
+    code, text, _ = run(["icl", "concentration", *SMALL, *options], capsys)
+    assert code == 0
+    assert "risk_gradient" in text
+
+
+def test_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One figure of each sort is drawn from runs, which are made small here."""
+
+    def tiny(figures: list[figure_runs.IclFigure], quick: bool, seed: int = 0) -> dict[str, object]:
+        both = {"covariances": ("isotropic",), "dim": 2}
+        train = TrainSpec(**both, lengths=(4, 8), seeds=2, steps=20, records=6, evaluation=64, final_evaluation=64)
+        concentration = ConcentrationSpec(**both, lengths=(4, 16, 64), repeats=6, prompts=16)
+        specs = {"train": train, "concentration": concentration, "flow": FlowSpec(**both, lengths=(8,), draws=50)}
+        return {name: spec for name, spec in specs.items() if any(name in figure.runs for figure in figures)}
+
+    monkeypatch.setattr(commands, "specs_for", tiny)
+    options = ["--only", "fig1,2,3,4", "--quick", "--out", str(tmp_path), "--formats", "svg", "--json"]
+    code, text, err = run(["icl", "figures", *options], capsys)
+    assert code == 0, err
+    files = [Path(name) for name in json.loads(text)["figures"]]
+    assert [file.name for file in files] == [f"fig{i}.svg" for i in range(1, 5)]
+    assert all("<svg" in file.read_text() for file in files)
+    stored = str(tmp_path / "runs" / "train")
+    code, _, err = run(["icl", "figures", "--only", "fig7", "--train", stored, "--out", str(tmp_path)], capsys)
+    assert code == 2
+    assert "holds no training for kms:0.5" in err
+    code, _, err = run(["icl", "figures", "--only", "fig3", "--train", stored, "--out", str(tmp_path / "again")], capsys)
+    assert code == 0, err
+    assert (tmp_path / "again" / "fig3.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["icl", "figures", "--only", "fig9", "--out", "x"], "figure: expected some of fig1"),
+        (["icl", "train", "--lengths", "0"], "0"),
+        (["icl", "train", "--steps", "0"], "steps"),
+        (["icl", "train", "--batch", "-3"], "batch"),
+        (["icl", "train", "--optimizer", "newton"], "optimizer"),
+        (["icl", "train", "--covariance", "round"], "covariance: expected isotropic"),
+        (["icl", "risk", "--covariance", "kms:7"], "rho: expected a correlation"),
+    ],
+)
+def test_bad_input(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(arguments, capsys)
+    assert code == 2
+    assert err.startswith("esscher: ")
+    assert said in err
+
+
+def test_a_rate_that_diverges_stops_with_step_loss_and_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run([*TRAIN, "--rate", "30", "--out", str(tmp_path / "run")], capsys)
+    assert code == 2
+    assert "linear attention diverged: loss" in err
+    assert "at step" in err
+    assert "try a rate below 30" in err

@@ -1,0 +1,243 @@
+"""``esscher probe``: what it prints and stores, and one line with exit code 2 for whatever a user got wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import esscher as es
+from tests.cli.commands import run
+from tests.models.probe_runs import few_texts, save_tiny, source
+from tests.real_head import model_folder
+
+SMALL = {"max-tokens": 300, "window": 64, "queries": 6, "kept-queries": 2, "layers": 1, "heads": "1-2", "n": "16,64,256"}
+QUICK = [*(part for name, value in SMALL.items() for part in (f"--{name}", str(value))), "--workers", "1"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("models") / "tiny-bert")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "prose.txt"
+    path.write_text("\n".join(few_texts()), encoding="utf-8")
+    return path
+
+
+def test_table_report_and_run(folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    code, shown, err = run(["probe", str(folder), "--text", str(text), "--out", str(out), *QUICK], capsys)
+    assert code == 0
+    assert "1.1" in shown
+    assert "captured 2 of 2 layers, parity" in shown
+    assert "best split" in shown
+    assert "1 layers, 300 keys, 6 queries" in err
+    assert {"manifest.json", "heads.parquet", "curves.parquet", "report.html"} <= {path.name for path in out.iterdir()}
+    assert list(es.load_run(out).table("heads")["head"]) == [1, 2]
+    # the same again is the same run; as JSON it has the tables
+    code, shown, _ = run(
+        ["probe", str(folder), "--text", str(text), "--out", str(out), "--no-report", "--json", *QUICK], capsys
+    )
+    assert code == 0
+    found = json.loads(shown)
+    assert [row["head"] for row in found["heads"]] == [1, 2]
+    assert found["run"] == str(out)
+    assert found["report"] is None
+    assert {"about", "heads", "layers", "budget", "spec"} <= set(found)
+
+
+def test_runs_have_a_name_of_their_own(
+    folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, shown, _ = run(["probe", str(folder), "--text", str(text), "--no-report", "--json", *QUICK], capsys)
+    assert code == 0
+    path = Path(json.loads(shown)["run"])
+    assert path.parent == Path("runs")
+    assert path.name.startswith("tiny-bert-")
+    assert es.load_run(path).status == "complete"
+
+
+def test_text_from_stdin_is_kept(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(few_texts()).encode())))
+    out = tmp_path / "run"
+    code, _, _ = run(["probe", str(folder), "--text", "-", "--out", str(out), "--no-report", *QUICK], capsys)
+    assert code == 0
+    shutil.rmtree(out / "shards")
+    assert run(["resume", str(out)], capsys)[0] == 0
+    assert es.load_run(out).status == "complete"
+
+
+def test_flags_go_before_a_file_and_defaults_behind_it(
+    folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings: dict[str, Any] = {
+        "model": str(folder),
+        "corpus": {"text": [str(text)], "max_tokens": 200},
+        **{"window": 64, "queries": 6, "kept_queries": 2, "layers": [1], "heads": [3], "n": "16,64", "seed": 5},
+    }
+    path = tmp_path / "probe.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    found = tmp_path / "one"
+    assert run(["probe", "--config", str(path), "--out", str(found), "--no-report", "--workers", "1"], capsys)[0] == 0
+    spec = source(es.load_run(found)).spec
+    assert (spec.seed, spec.corpus.max_tokens, spec.heads, spec.queries) == (5, 200, (3,), 6)
+    other = tmp_path / "two"
+    flags = ["--seed", "7", "--max-tokens", "150", "--heads", "0"]
+    assert run(["probe", "--config", str(path), "--out", str(other), "--no-report", "--workers", "1", *flags], capsys)[0] == 0
+    spec = source(es.load_run(other)).spec
+    assert (spec.seed, spec.corpus.max_tokens, spec.heads, spec.queries) == (7, 150, (0,), 6)
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line on stderr."""
+    code, out, err = run(["probe", *arguments], capsys)
+    assert (code, out) == (2, "")
+    assert len(err.strip().splitlines()) == 1, err
+    assert err.startswith("esscher: ")
+    return err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--layers 2", "has layers 0 to 1, got 2"),
+        ("--heads 4", "has heads 0 to 3, got 4"),
+        ("--layers 1-", "--layers: expected numbers such as 0,2-4, got '1-'"),
+        ("--layers one", "--layers: expected numbers such as 0,2-4"),
+        ("--layers -1", "--layers: expected numbers such as 0,2-4"),
+        ("--layers 3-1", "--layers"),
+        ("--heads ,", "--heads: expected numbers such as 0,2-4"),
+        ("--n 16,301", "the pool has 300 keys, got n = 301; give more text (--max-tokens) or smaller n"),
+        ("--n 0,5", "n"),
+        ("--window 65", "at most 64 positions, got 65; use --window 64"),
+        ("--window 1", "take longer windows"),
+        ("--pool everything", "pool: input should be 'corpus' or 'sequence'"),
+        ("--epsilon 1.5", "between 0 and 1"),
+        ("--epsilon 0", "between 0 and 1"),
+        ("--max-tokens -1", "--max-tokens: expected a whole number from 0 (all) on, got -1"),
+        ("--queries 0", "queries"),
+        ("--moments -1", "moments"),
+        ("--dtype int8", "dtype"),
+        ("--device tpu9", "device"),
+        ("--encoding klingon", "encoding"),
+        ("--packaged poems", "packaged"),
+        ("--config nowhere.yaml", "nowhere.yaml"),
+        ("--workers 0", "workers"),
+        ("--colour red", "--colour"),
+    ],
+)
+def test_settings_that_make_no_sense(
+    folder: Path, text: Path, tmp_path: Path, flags: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    source_flags = [] if "packaged" in flags else ["--text", str(text)]
+    line = refused([str(folder), *source_flags, "--out", str(out), "--no-report", *QUICK, *flags.split()], capsys)
+    assert said in line
+    assert not (out / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("missing.txt", None, "missing.txt"),
+        ("empty.txt", b"", "empty.txt"),
+        ("blank.txt", b" \n\t\n", "text"),
+        ("binary.txt", bytes(range(256)) * 40, "binary.txt"),
+        ("wide.txt", "wide letters ".encode("utf-16") * 50, "utf-16"),
+        ("latin.txt", "caf\xe9 na\xefve ".encode("latin-1") * 50, "encoding"),
+    ],
+)
+def test_texts_that_cannot_be_read(
+    folder: Path, tmp_path: Path, name: str, content: bytes | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    line = refused([str(folder), "--text", str(path), "--out", str(tmp_path / "run"), *QUICK], capsys)
+    assert said in line
+
+
+def test_models_that_cannot_be_used(folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from safetensors.torch import load_file, save_file
+
+    rest = ["--text", str(text), "--out", str(tmp_path / "run"), *QUICK]
+    assert "no-such/model" in refused(["no-such/model", *rest], capsys)
+    nans = shutil.copytree(folder, tmp_path / "nans")
+    weights = load_file(nans / "model.safetensors")
+    weights["encoder.layer.0.attention.self.query.weight"][3, 5] = torch.nan
+    save_file(weights, nans / "model.safetensors", metadata={"format": "pt"})
+    line = refused([str(nans), *rest], capsys)
+    assert "1 NaN or infinite" in line
+    assert "get the checkpoint again" in line
+    pickled = shutil.copytree(folder, tmp_path / "pickled")
+    torch.save(load_file(pickled / "model.safetensors"), pickled / "pytorch_model.bin")
+    (pickled / "model.safetensors").unlink()
+    assert "safetensors" in refused([str(pickled), *rest], capsys)
+    (pickled / "pytorch_model.bin").unlink()
+    refused([str(pickled), *rest], capsys)
+    wordless = shutil.copytree(folder, tmp_path / "wordless")
+    for path in wordless.glob("*token*"):
+        path.unlink()
+    assert "no tokenizer" in refused([str(wordless), *rest], capsys)
+
+
+def test_empty_stdin(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b" \n")))
+    line = refused([str(folder), "--text", "-", "--out", str(tmp_path / "run"), *QUICK], capsys)
+    assert "standard input is empty; pipe text into the command" in line
+
+
+def test_two_sources_of_text(folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused([str(folder), "--text", str(text), "--packaged", "prose", "--out", str(tmp_path / "run"), *QUICK], capsys)
+    assert "leave all but one out" in line
+
+
+def test_a_folder_with_other_things_is_not_touched(
+    folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    refused_line = run(["probe", str(folder), "--text", str(text), "--out", str(tmp_path), *QUICK], capsys)
+    assert refused_line[0] == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.slow
+def test_no_arguments_are_the_packaged_model_and_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model_folder()
+    code, shown, _ = run(
+        [
+            "probe",
+            "--max-tokens",
+            "1024",
+            "--queries",
+            "8",
+            "--kept-queries",
+            "2",
+            "--out",
+            str(tmp_path),
+            "--workers",
+            "1",
+            "--json",
+        ],
+        capsys,
+    )
+    assert code == 0
+    found = json.loads(shown)
+    assert len(found["heads"]) == 72
+    assert found["about"][0]["text"] == "packaged prose"

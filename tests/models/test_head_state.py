@@ -1,0 +1,128 @@
+"""The streaming state of one head: parts merge to the whole, bytes give it back, what cannot go on says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import esscher as es
+from esscher.convergence import deposit
+from esscher.diagnostics.tails import finish as finish_tail
+from esscher.models import head_state
+from esscher.models.head_state import HeadState
+
+QUERIES, KEPT, KEYS, WIDTH = 11, 5, 307, 3
+COUNTS = np.array([1, 7, 50, 300])
+
+
+def pool(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    scores = 1.5 * torch.randn(QUERIES, KEYS, generator=generator, dtype=torch.float64)
+    values = torch.randn(KEYS, WIDTH, generator=generator, dtype=torch.float64) + 2.0
+    return scores.to(dtype), values.to(dtype)
+
+
+def state_of(keys: slice, dtype: torch.dtype = torch.float32, center: float = 2.0) -> HeadState:
+    scores, values = pool(dtype)
+    start = head_state.init(QUERIES, KEPT, 40, torch.full((WIDTH,), center, dtype=torch.float64), dtype)
+    return head_state.update(start, scores[:, keys], values[keys])
+
+
+def assert_same(a: HeadState, b: HeadState, rtol: float) -> None:
+    assert a.kept is not None
+    assert b.kept is not None
+    assert a.keys == b.keys
+    for one, other, sampling in ((a.drawn, b.drawn, "replacement"), (a.kept, b.kept, "bernoulli")):
+        left, right = (deposit.finish(x, COUNTS, sampling).mse for x in (one, other))
+        np.testing.assert_allclose(left, right, rtol=rtol)
+    np.testing.assert_allclose(finish_tail(a.top).khat, finish_tail(b.top).khat, rtol=1e-12)
+    assert a.top.count == b.top.count == a.keys
+    assert torch.equal(a.rows, b.rows)
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 3e-5), (torch.float64, 1e-8)])
+def test_errors_of_a_state_are_those_of_the_pool(dtype: torch.dtype, rtol: float) -> None:
+    scores, values = pool(dtype)
+    state = state_of(slice(None), dtype)
+    assert state.kept is not None
+    for known, sampling, rows in ((state.drawn, "replacement", range(QUERIES)), (state.kept, "bernoulli", state.rows.tolist())):
+        found = deposit.finish(known, COUNTS, sampling).mse
+        q = scores[list(rows)].double()
+        truth = es.exact_pool_curve(
+            q, torch.eye(KEYS, dtype=torch.float64), values.double(), COUNTS, sampling=sampling, scale=1.0
+        )
+        np.testing.assert_allclose(found, truth.queries.mse, rtol=rtol)
+
+
+def test_parts_merge_to_the_whole_in_any_order_and_from_other_centres() -> None:
+    whole = state_of(slice(None))
+    a, b, c = state_of(slice(0, 100)), state_of(slice(100, 101), center=-1.0), state_of(slice(101, None), center=5.0)
+    assert_same(head_state.merge(head_state.merge(a, b), c), whole, 1e-5)
+    assert_same(head_state.merge(c, head_state.merge(b, a)), whole, 1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+def test_bytes_give_the_state_back(dtype: torch.dtype, rtol: float) -> None:
+    state = state_of(slice(None), dtype)
+    data = head_state.to_bytes(state)
+    again = head_state.from_bytes(data)
+    assert again.drawn.grid == state.drawn.grid
+    assert torch.equal(again.drawn.first, state.drawn.first)
+    assert again.top.keep == state.top.keep
+    assert_same(again, state, rtol)
+    assert head_state.to_bytes(again) == data
+    assert_same(
+        head_state.merge(again, state_of(slice(0, 5), dtype)), head_state.merge(state, state_of(slice(0, 5), dtype)), rtol
+    )
+
+
+def test_bytes_of_a_state_without_kept_keys() -> None:
+    state = replace(state_of(slice(None)), kept=None)
+    again = head_state.from_bytes(head_state.to_bytes(state))
+    assert again.kept is None
+    assert head_state.merge(again, state_of(slice(0, 5))).kept is None
+
+
+def test_stacked_queries_over_their_own_keys_are_each_their_own_pool() -> None:
+    scores, values = pool(torch.float64)
+    center = values.mean(0)
+    grid = deposit.choose_grid(torch.float64, "replacement")
+    parts = [(slice(0, 4), slice(0, 90), 1.0), (slice(4, 5), slice(90, 290), 6.0), (slice(5, 11), slice(7, 30), 0.1)]
+    states = [
+        deposit.update(deposit.init(len(scores[q]), grid, center + i), size * scores[q, k], values[k])
+        for i, (q, k, size) in enumerate(parts)
+    ]
+    found = deposit.finish(head_state.stack(states), COUNTS, "replacement").mse
+    for rows, keys, size in parts:
+        own = torch.eye(KEYS, dtype=torch.float64)[keys]
+        truth = es.exact_pool_curve(size * scores[rows], own, values[keys], COUNTS, scale=1.0)
+        np.testing.assert_allclose(found[rows], truth.queries.mse, rtol=1e-7)
+
+
+@pytest.mark.parametrize(("queries", "kept"), [(1, 1), (5, 9), (256, 64), (7, 2), (100, 99), (24, 8)])
+def test_kept_rows_are_distinct_and_reach_both_ends(queries: int, kept: int) -> None:
+    rows = head_state.kept_rows(queries, kept)
+    assert len(set(rows.tolist())) == len(rows) == min(queries, kept)
+    assert rows[0] == 0
+    assert rows[-1] == (queries - 1 if kept > 1 else 0)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("where", ["scores", "values"])
+def test_what_is_not_finite_is_refused(bad: float, where: str) -> None:
+    scores, values = pool()
+    (scores if where == "scores" else values)[2, 1] = bad
+    start = head_state.init(QUERIES, KEPT, 40, torch.zeros(WIDTH), torch.float32)
+    with pytest.raises(ValueError, match=r"not finite.*--dtype float32"):
+        head_state.update(start, scores, values)
+
+
+def test_scores_wider_than_the_grid_are_refused() -> None:
+    scores, values = pool()
+    scores[0, 0] = 9000.0
+    start = head_state.init(QUERIES, KEPT, 40, torch.zeros(WIDTH), torch.float32)
+    with pytest.raises(ValueError, match="nats"):
+        head_state.update(start, scores, values)

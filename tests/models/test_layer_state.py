@@ -1,0 +1,162 @@
+"""The streaming state of a layer: key-value heads, capped scores, what the pool leaves out, merging, rows to store."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from esscher.diagnostics import moments as token_moments
+from esscher.models.capture import Captured, forward
+from esscher.models.collect import stream
+from esscher.models.findings import layer_tables
+from esscher.models.layer_state import (
+    LayerInfo,
+    LayerState,
+    capture_queries,
+    layer_from_rows,
+    layer_rows,
+    merge_layers,
+    scores_of,
+)
+from esscher.models.loading import wrap_model
+from esscher.models.probe_spec import ProbeSpec
+from esscher.models.source import TokenSource, keep_object, source_of
+from tests.models.probe_runs import captured_layers, few_texts, tiny_model
+from tests.models.tiny import inputs_of, model_of
+
+
+def spec_of(tmp_path_factory: pytest.TempPathFactory, name: str, **more: object) -> ProbeSpec:
+    path = tmp_path_factory.mktemp("text") / "prose.txt"
+    path.write_text("\n".join(few_texts()), encoding="utf-8")
+    fields = {"window": 64, "queries": 10, "kept_queries": 4, "batch": 256, **more}
+    return ProbeSpec.read(
+        {"model": keep_object(wrap_model(*tiny_model(name))), "corpus": {"text": [str(path)], "max_tokens": 600}, **fields}
+    )
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> TokenSource:
+    return source_of(spec_of(tmp_path_factory, "llama"))
+
+
+@pytest.fixture(scope="module")
+def whole(llama: TokenSource) -> LayerState:
+    (state,) = stream(llama, [1], np.arange(len(llama.windows)))
+    return state
+
+
+def tables_of(source: TokenSource, state: LayerState) -> pd.DataFrame:
+    return pd.DataFrame(layer_tables(source.spec, state, None, source.places.windows).heads)
+
+
+def assert_same_tables(one: pd.DataFrame, other: pd.DataFrame, rtol: float) -> None:
+    numbers = one.select_dtypes("number").columns
+    pd.testing.assert_frame_equal(one[numbers], other[numbers], rtol=rtol, check_exact=False)
+    for name in set(one.columns) - set(numbers) - {"regime_reason"}:  # words with rounded numbers in them
+        assert list(one[name]) == list(other[name]), name
+
+
+def test_parts_of_the_windows_merge_to_one_pass(llama: TokenSource, whole: LayerState) -> None:
+    middle = len(llama.windows) // 3
+    (first,) = stream(llama, [1], np.arange(middle))
+    (second,) = stream(llama, [1], np.arange(middle, len(llama.windows)))
+    merged = merge_layers(first, second)
+    assert merged.keys == whole.keys == llama.keys
+    for name in ("hidden", "q", "k", "v"):
+        a, b = (token_moments.finish(getattr(state.moments, name)) for state in (merged, whole))
+        torch.testing.assert_close(a.cov, b.cov, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(a.mean, b.mean, rtol=1e-6, atol=1e-9)
+    assert_same_tables(tables_of(llama, merged), tables_of(llama, whole), 1e-5)
+
+
+def test_rows_give_the_state_back(llama: TokenSource, whole: LayerState) -> None:
+    rows = layer_rows(whole)
+    assert [row["head"] for row in rows] == [-1, 0, 1, 2, 3]
+    again = layer_from_rows(rows)
+    assert again.info == whole.info
+    assert again.keys == whole.keys
+    assert_same_tables(tables_of(llama, again), tables_of(llama, whole), 1e-5)
+
+
+def test_a_head_that_failed_keeps_its_reason_through_rows_and_merges(llama: TokenSource, whole: LayerState) -> None:
+    broken = replace(whole, heads={**whole.heads, 2: "its scores are too wide"})
+    again = layer_from_rows(layer_rows(broken))
+    assert again.heads[2] == "its scores are too wide"
+    for merged in (merge_layers(again, whole), merge_layers(whole, again)):
+        assert merged.heads[2] == "its scores are too wide"
+        assert not isinstance(merged.heads[1], str)
+    table = tables_of(llama, again)
+    assert list(table["status"]) == ["ok", "ok", "failed", "ok"]
+    assert list(table["kv_head"]) == [0, 0, 1, 1]
+    assert table["reason"][2] == "its scores are too wide"
+    assert math.isnan(table["beta_fit"][2])
+
+
+def test_moments_are_those_of_the_pooled_tokens(llama: TokenSource, whole: LayerState) -> None:
+    seen = captured_layers(llama)[1]
+    for name, letter in (("query", "q"), ("key", "k"), ("value", "v")):
+        rows = torch.cat(
+            [getattr(c, name)[0][:, torch.from_numpy(llama.pooled[w])] for w, c in enumerate(seen)], dim=1
+        ).double()
+        found = token_moments.finish(getattr(whole.moments, letter))
+        centred = rows - rows.mean(1, keepdim=True)
+        torch.testing.assert_close(found.cov, centred.transpose(1, 2) @ centred / rows.shape[1], rtol=1e-5, atol=1e-8)
+
+
+def test_queries_come_from_their_places_in_order(llama: TokenSource) -> None:
+    queries = capture_queries(llama, [0, 1])[1]
+    seen = captured_layers(llama)[1]
+    places = zip(llama.places.windows.tolist(), llama.places.positions.tolist(), strict=True)
+    for i, (window, position) in enumerate(places):
+        torch.testing.assert_close(queries.q[:, i], seen[window].query[0][:, position], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "t5", "gpt_oss"])
+def test_sink_mass_by_hand(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    """Masks, groups, caps, position biases and sink logits are all in the weights of a query's own window."""
+    source = source_of(spec_of(tmp_path_factory, name))
+    queries = capture_queries(source, [0])[0]
+    seen = captured_layers(source, np.unique(source.places.windows))[0]
+    by_window = dict(zip(np.unique(source.places.windows).tolist(), seen, strict=True))
+    for i in range(len(source.places)):
+        window, position = int(source.places.windows[i]), int(source.places.positions[i])
+        captured = by_window[window]
+        for head in range(captured.heads):
+            own = head // (captured.heads // captured.kv_heads)
+            scores = captured.scale * captured.key[0, own] @ captured.query[0, head, position]
+            if captured.softcap is not None:
+                scores = captured.softcap * torch.tanh(scores / captured.softcap)
+            if captured.bias is not None:
+                scores = scores + captured.bias.expand(1, captured.heads, -1, -1)[0, head, position]
+            allowed = torch.from_numpy(~source.windows.padding[window])
+            if captured.allowed is not None:
+                allowed = allowed & captured.allowed[0, 0, position]
+            weights = scores.exp() * allowed
+            extra = 0.0 if captured.sinks is None else float(captured.sinks[head].detach().exp())
+            resting = torch.from_numpy(source.windows.special[window]) | (torch.arange(len(weights)) == 0)
+            mass = (float((weights * resting).sum()) + extra) / (float(weights.sum()) + extra)
+            assert float(queries.sink_mass[head, i]) == pytest.approx(mass, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "note"), [("t5", "position bias of the scores"), ("gpt_oss", "sink logit"), ("llama", ""), ("gemma2", "")]
+)
+def test_what_the_pool_leaves_out_is_said(name: str, note: str) -> None:
+    family, model = model_of(name)
+    seen: list[Captured] = []
+    forward(model, inputs_of(family), seen.append)
+    info = LayerInfo.of(seen[0])
+    assert info.note == (f"left out of the pool: {note}" if note else "")
+    assert [info.kv_head(head) for head in range(4)] == ([0, 0, 1, 1] if family.kv_heads == 2 else [0, 1, 2, 3])
+
+
+def test_capped_scores() -> None:
+    q, k = torch.randn(3, 4), torch.randn(5, 4)
+    plain = LayerInfo(0, 1, 1, 0.5, None, "")
+    torch.testing.assert_close(scores_of(plain, q, k), 0.5 * q @ k.T)
+    torch.testing.assert_close(scores_of(replace(plain, softcap=0.3), q, k), 0.3 * torch.tanh(0.5 * q @ k.T / 0.3))

@@ -1,0 +1,207 @@
+"""es.probe from Python: what a model and texts may be, what is refused, heads that fail, small and odd pools."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import esscher as es
+from esscher.models import head_state
+from esscher.runs import RunError
+from tests.models.probe_runs import CONTRACT, few_texts, save_tiny, source, tiny_model
+from tests.models.tokenizers_for_tests import tokenizer
+
+SMALL: dict[str, Any] = {
+    "max_tokens": 300,
+    "window": 64,
+    "queries": 6,
+    "kept_queries": 2,
+    "layers": (1,),
+    "heads": (1, 2),
+    "n": "16,64,256",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("model"))
+
+
+def test_objects_folders_strings_and_paths_agree(folder: Path, tmp_path: Path) -> None:
+    """One text in three guises through one model in three guises."""
+    text = "\n".join(few_texts())
+    path = tmp_path / "prose.txt"
+    path.write_text(text, encoding="utf-8")
+    model, words = tiny_model("bert")
+    runs = [
+        es.probe(model, [text], tokenizer=words, **SMALL),
+        es.probe(str(folder), text, out=tmp_path / "one", **SMALL),
+        es.probe(folder, path, out=tmp_path / "two", **SMALL),
+        es.probe(folder, [path], out=str(tmp_path / "three"), **SMALL),
+    ]
+    for run in runs:
+        assert run.status == "complete"
+        assert list(run.table("heads")["head"]) == [1, 2]
+        assert source(run).keys == 300
+    first, *others = (run.table("curves") for run in runs)
+    for other in others:
+        np.testing.assert_allclose(first["rms"], other["rms"], rtol=1e-5, atol=1e-12)
+    assert set(runs[0].tables) >= {"heads", "curves", "scores", "tails", "layers", "budget", "about"}
+    again = es.load_run(tmp_path / "two")
+    assert again.table("heads").equals(runs[2].table("heads"))
+
+
+def test_several_documents_and_separate_windows(folder: Path, tmp_path: Path) -> None:
+    run = es.probe(folder, few_texts()[:3], out=tmp_path, documents="separate", **{**SMALL, "max_tokens": None})
+    (about,) = run.table("about").to_dict("records")
+    assert about["documents"] == 3
+    assert about["keys"] == source(run).windows.tokens
+
+
+def test_other_texts_in_the_folder_of_a_run_are_refused(folder: Path, tmp_path: Path) -> None:
+    """Also within one process, which has the first texts in memory."""
+    first = es.probe(folder, few_texts()[:3], out=tmp_path, **SMALL)
+    before = first.table("heads")
+    with pytest.raises(RunError):
+        es.probe(folder, few_texts()[3:6], out=tmp_path, **SMALL)
+    assert es.load_run(tmp_path).table("heads").equals(before)
+    same = es.probe(folder, few_texts()[:3], out=tmp_path, **SMALL)
+    assert same.table("heads").equals(before)
+
+
+def test_a_file_that_changed_is_read_again(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "prose.txt"
+    path.write_text("\n".join(few_texts()[:3]), encoding="utf-8")
+    one = es.probe(folder, path, out=tmp_path / "one", **SMALL)
+    path.write_text("\n".join(few_texts()[5:9]), encoding="utf-8")
+    two = es.probe(folder, path, out=tmp_path / "two", **SMALL)
+    assert one.manifest.hashes["corpus"] != two.manifest.hashes["corpus"]
+
+
+def test_one_model_with_two_tokenizers(tmp_path: Path) -> None:
+    model, words = tiny_model("bert", "gpt2")
+    path = tmp_path / "prose.txt"
+    path.write_text("\n".join(few_texts()), encoding="utf-8")
+    runs = [
+        es.probe(model, path, tokenizer=kind, out=tmp_path / str(i), **SMALL)
+        for i, kind in enumerate((words, tokenizer("llama")))
+    ]
+    assert runs[0].manifest.hashes["corpus"] != runs[1].manifest.hashes["corpus"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ([], "texts: expected strings .* got nothing"),
+        ([3], "texts: .*got int"),
+        (["a", Path("b")], "texts: .*got PosixPath, str"),
+        ("   ", "text"),
+        (Path("nowhere.txt"), "nowhere.txt"),
+    ],
+)
+def test_texts_that_cannot_be_used(folder: Path, tmp_path: Path, texts: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        es.probe(folder, texts, out=tmp_path / "run", **SMALL)
+
+
+def test_settings_that_cannot_be_used(folder: Path, tmp_path: Path) -> None:
+    model, words = tiny_model("bert")
+    text = few_texts()
+    for settings, message in (
+        ({"layers": (2,)}, "layers: .* has layers 0 to 1, got 2"),
+        ({"heads": (4,)}, "heads: .* has heads 0 to 3, got 4"),
+        ({"window": 65}, "at most 64 positions, got 65; use --window 64"),
+        ({"n": "16,301"}, "the pool has 300 keys, got n = 301"),
+        ({"epsilons": (1.5,)}, "between 0 and 1"),
+        ({"pool": "everything"}, "pool"),
+        ({"colour": "red"}, "colour"),
+        ({"layers": ()}, "whole numbers"),
+        ({"moments": 2, "moments_n": "8,400"}, "moments_n: the pool has 300 keys, got n = 400"),
+        ({"moments": 2, "pool": "sequence", "n": "16"}, "moments: .*--pool corpus"),
+        ({"moments": 2, "part": 100}, "moments: .*larger than part"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            es.probe(model, text, tokenizer=words, out=tmp_path / "run", **{**SMALL, **settings})
+    with pytest.raises(ValueError, match="no tokenizer"):
+        es.probe(model, text, out=tmp_path / "run", **SMALL)
+    with pytest.raises(ValueError, match="stays in this process"):
+        es.probe(model, text, tokenizer=words, out=tmp_path / "run", workers=2, **SMALL)
+
+
+# ---- heads that fail -------------------------------------------------------------------------------------------------
+
+
+def check_failed(run: es.Run, head: int, reason: str) -> None:
+    heads = run.table("heads").set_index("head")
+    assert run.status == "complete"
+    assert heads["status"][head] == "failed"
+    assert reason in heads["reason"][head]
+    assert heads["regime"][head] == "unknown"
+    assert math.isnan(heads["beta_fit"][head])
+    assert set(CONTRACT) <= {*heads.columns, "head"}
+    assert heads["n_keys"][head] == 300
+    assert (heads["status"].drop(head) == "ok").all()
+    assert head not in set(run.table("curves")["head"])
+
+
+@pytest.mark.parametrize("part", [1000, 120])
+def test_a_head_that_fails_has_a_row_with_the_reason(
+    folder: Path, tmp_path: Path, part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = head_state.init
+    calls = iter(range(1000))
+
+    def broken(*args: Any) -> head_state.HeadState:
+        state = plain(*args)
+        return state if next(calls) % 2 else head_state.HeadState(state.drawn, state.kept, state.top, torch.tensor([99]))
+
+    def update(state: head_state.HeadState, *args: Any) -> head_state.HeadState:
+        if 99 in state.rows:
+            raise ValueError("nothing to be seen")
+        return real(state, *args)
+
+    real = head_state.update
+    monkeypatch.setattr(head_state, "init", broken)
+    monkeypatch.setattr(head_state, "update", update)
+    run = es.probe(folder, few_texts(), out=tmp_path, **{**SMALL, "part": part})
+    check_failed(run, 1, "nothing to be seen")
+    assert set(run.table("budget")["rule"]) == {"each head its own", "uniform", "best split"}
+
+
+def test_scores_wider_than_the_grid_are_a_failed_head(tmp_path: Path) -> None:
+    model, words = tiny_model("bert")
+    with torch.no_grad():
+        model.encoder.layer[1].attention.self.query.weight[8:16] *= 3e3
+    run = es.probe(model, few_texts(), tokenizer=words, out=tmp_path, **SMALL)
+    check_failed(run, 1, "nats")
+
+
+def test_a_head_whose_values_are_zero(tmp_path: Path) -> None:
+    """A pruned head: no limit, no error, nothing to need."""
+    model, words = tiny_model("bert")
+    value = model.encoder.layer[1].attention.self.value
+    with torch.no_grad():
+        value.weight[8:16] = 0
+        value.bias[8:16] = 0
+    run = es.probe(model, few_texts(), tokenizer=words, out=tmp_path, **SMALL)
+    heads = run.table("heads").set_index("head")
+    assert heads["rms_at_n"][1] == pytest.approx(0, abs=1e-12)
+    assert math.isnan(heads["tokens_needed_10pct"][1])
+    assert heads["status"][2] == "ok"
+    assert "budget" in run.tables
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 9, 40])
+def test_small_pools(folder: Path, tmp_path: Path, tokens: int) -> None:
+    """Too little to say much, but no crash, and what is said is right."""
+    run = es.probe(folder, few_texts(), out=tmp_path, **{**SMALL, "max_tokens": tokens, "n": None})
+    heads = run.table("heads")
+    assert (heads["n_keys"] == tokens).all()
+    assert (heads["n_queries"] == min(tokens, 6)).all()
+    if tokens > 1:
+        assert (heads["rms_at_n"] > 0).all()

@@ -1,0 +1,166 @@
+"""What the page is given: numbers rounded once, words that say what the row says, every column explained."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from esscher.report import render_page, write_report
+from esscher.report.columns import describe
+from esscher.report.packing import Grids, columns_of, number, shortened
+from esscher.report.page import content_of
+from esscher.report.words import demanding, ranked_heads, sentence, text_described, written
+from esscher.runs import Run, load_run
+from tests.report.atlas import ProbeLike, atlas_run, store_run
+
+
+@pytest.mark.parametrize(
+    ("value", "packed"),
+    [(0.123456789, 0.12346), (16384.0, 16384), (math.nan, None), (-math.inf, None), (1e300, 1e300), (0.0, 0)],
+)
+def test_numbers_keep_five_digits(value: float, packed: float | None) -> None:
+    assert number(value) == packed
+
+
+def test_equal_lists_are_kept_once() -> None:
+    grids = Grids()
+    assert [grids.place([1, 2]), grids.place([3]), grids.place([1, 2])] == [0, 1, 0]
+    assert grids.lists == [[1, 2], [3]]
+
+
+def test_cells_that_are_not_numbers_become_text() -> None:
+    frame = pd.DataFrame({"a": [1.5, math.nan], "b": ["x", None], "c": [True, False]})
+    assert columns_of(frame) == {"a": [1.5, None], "b": ["x", ""], "c": ["True", "False"]}
+
+
+def test_long_text_is_shortened_with_its_length() -> None:
+    short = shortened("a" * 9_000 + "b" * 1_000)
+    assert short.startswith("aaa")
+    assert short.endswith("b (10,000 characters)")
+    assert len(short) < 300
+    assert shortened("brief") == "brief"
+
+
+def test_every_stored_column_is_explained(atlas: Run) -> None:
+    for name in (name for table in atlas.tables for name in atlas.table(table).columns):
+        assert name in ("z", "density", "gaussian", "survival") or "stored table" not in describe(name).help, name
+    assert describe("tokens_needed_2.5pct").label == "tokens for 2.5 %"
+    assert describe("strange").help == "Column strange of the stored table."
+
+
+def heads() -> pd.DataFrame:
+    """Head 2 never came down and erred most, head 3 never came down, head 0 needs least."""
+    return pd.DataFrame(
+        {
+            "layer": 0,
+            "head": [0, 1, 2, 3, 4],
+            "status": ["ok", "ok", "ok", "ok", "failed"],
+            "tokens_needed_10pct": [50.0, 900.0, math.nan, math.nan, math.nan],
+            "relative_at_n": [0.01, 0.1, 0.9, 0.4, math.nan],
+            "n_keys": 1000,
+            "beta_fit": [0.5, 0.3, 0.05, 0.1, math.nan],
+            "regime": ["diffuse", "selective", "frozen", "frozen", ""],
+        }
+    )
+
+
+def test_the_most_demanding_heads() -> None:
+    assert ranked_heads(heads(), "tokens_needed_10pct")["head"].tolist() == [0, 1, 3, 2]
+    told = demanding(heads(), "tokens_needed_10pct", "10")
+    assert [entry["head"] for entry in told["most"]] == ["L0H2", "L0H3"]
+    assert [entry["head"] for entry in told["least"]] == ["L0H0", "L0H1"]
+    assert told["most"][0]["text"] == (
+        "never came down to 10 % within what was measured (its error at 1,000 tokens is 90 %); "
+        "its error falls with exponent 0.05. It is frozen."
+    )
+    assert demanding(heads(), "tokens_needed_1pct", "1") == {"most": [], "least": []}
+
+
+def test_a_sentence_says_what_the_row_says() -> None:
+    row = {"layer": 1, "head": 2, "tokens_needed_10pct": 2500.0, "n_keys": 1000, "coupling": 3.14159, "effective_tokens": 41.7}
+    assert sentence(row, "tokens_needed_10pct", "10") == (
+        "needs 2,500 tokens for an error of 10 % (2.5 times the pool); its coupling is 3.14, about 42 keys share its attention."
+    )
+
+
+def test_written_numbers() -> None:
+    assert [written(value) for value in (16384, 0.0432, 1234.5, 3.1e9)] == ["16,384", "0.0432", "1,234", "3.1e+09"]
+
+
+@pytest.mark.parametrize(
+    ("corpus", "text"),
+    [
+        ({"text": ["a.txt"]}, "a.txt"),
+        ({"text": ["a", "b", "c", "d", "e"]}, "a, b, c and 2 more"),
+        ({"text": [], "dataset": "wikitext", "split": "test"}, "the test split of wikitext"),
+        ({"text": [], "packaged": "prose"}, "the packaged prose"),
+    ],
+)
+def test_the_text_in_words(corpus: dict[str, object], text: str) -> None:
+    assert text_described({"corpus": corpus}) == text
+
+
+def test_first_line_from_what_was_measured(tmp_path: Path) -> None:
+    tables = {
+        "heads": [{"layer": 0, "head": 0, "status": "ok", "reason": "", "n_keys": 100, "n_queries": 7}],
+        "about": [{"model": "known-model", "tokens": 4000, "window": 512}],
+    }
+    content = content_of(store_run(tmp_path / "run", ProbeLike(), tables))
+    assert content["lines"][0] == (
+        "known-model on prose.txt, 4,000 tokens in windows of 512: 1 head in 1 layer, 100 keys and 7 queries a head."
+    )
+
+
+def test_the_same_run_gives_the_same_page(atlas: Run) -> None:
+    assert render_page([atlas]) == render_page([load_run(atlas.path)])
+
+
+def test_reading_and_drawing_need_no_torch(atlas: Run, tmp_path: Path) -> None:
+    code = """
+import sys
+sys.modules["torch"] = None
+from esscher.report import write_report
+from esscher.runs import load_run
+from matplotlib.figure import Figure
+write_report([sys.argv[1]], sys.argv[2])
+load_run(sys.argv[1]).plot_map(ax=Figure().subplots())
+"""
+    out = tmp_path / "new" / "page.html"
+    subprocess.run([sys.executable, "-c", code, str(atlas.path), str(out)], check=True)
+    assert out.read_text("utf-8") == render_page([atlas])
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_bad_places(atlas: Run, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="runs: expected at least one run"):
+        write_report([])
+    with pytest.raises(ValueError, match=r"out: expected a file name such as report\.html, got the folder"):
+        write_report([atlas], tmp_path)
+
+
+def test_partial_tables_of_an_unfinished_run(tmp_path: Path) -> None:
+    """A run without final tables is read from its shards."""
+    from esscher.runs.store import Store
+    from esscher.runs.tables import as_tables, encode_shard
+
+    run = store_run(tmp_path / "run", ProbeLike(), {}, status="running", units=3)
+    tables = as_tables({"heads": [{"layer": 1, "head": 0, "status": "ok", "reason": "", "beta_fit": 0.4}]})
+    header = {**run.manifest.header, "index": 1, "unit": {"unit": 1}}
+    Store(run.path).write_shard(1, encode_shard(tables, header))
+    content = content_of(load_run(run.path))
+    assert content["rows"]["layer"] == [1]
+    assert "This run is incomplete: 1 of 3 units are done." in content["warnings"]
+
+
+def test_summary_of_a_run(atlas: Run, tmp_path: Path) -> None:
+    text = atlas._repr_html_()
+    assert "72 of 72 heads measured" in text
+    assert "needed for 10 %: least L" in text
+    broken = atlas_run(tmp_path / "broken", 1, 1)
+    (broken.path / "heads.parquet").write_bytes(b"no")
+    assert "damaged" in load_run(broken.path)._repr_html_()
