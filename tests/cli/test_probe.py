@@ -59,13 +59,17 @@ def test_table_report_and_run(folder: Path, text: Path, tmp_path: Path, capsys: 
 def test_runs_have_a_name_of_their_own(
     folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, shown, _ = run(["probe", str(folder), "--text", str(text), "--no-report", "--json", *QUICK], capsys)
+    monkeypatch.chdir(folder.parent)
+    code, shown, _ = run(["probe", folder.name, "--text", str(text), "--no-report", "--json", *QUICK], capsys)
     assert code == 0
     path = Path(json.loads(shown)["run"])
     assert path.parent == Path("runs")
     assert path.name.startswith("tiny-bert-")
+    path = path.absolute()
     assert es.load_run(path).status == "complete"
+    shutil.rmtree(path / "shards")
+    monkeypatch.chdir(tmp_path)  # the model was named from where the run began
+    assert run(["resume", str(path)], capsys)[0] == 0
 
 
 def test_text_from_stdin_is_kept(
@@ -75,6 +79,10 @@ def test_text_from_stdin_is_kept(
     out = tmp_path / "run"
     code, _, _ = run(["probe", str(folder), "--text", "-", "--out", str(out), "--no-report", *QUICK], capsys)
     assert code == 0
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"other words " * 400)))
+    code, _, err = run(["probe", str(folder), "--text", "-", "--out", str(out), "--no-report", *QUICK], capsys)
+    assert code == 2
+    assert str(out) in err
     shutil.rmtree(out / "shards")
     assert run(["resume", str(out)], capsys)[0] == 0
     assert es.load_run(out).status == "complete"

@@ -30,12 +30,16 @@ from tests.models.probe_runs import captured_layers, few_texts, tiny_model
 from tests.models.tiny import inputs_of, model_of
 
 
-def spec_of(tmp_path_factory: pytest.TempPathFactory, name: str, **more: object) -> ProbeSpec:
+def spec_of(tmp_path_factory: pytest.TempPathFactory, name: str, kind: str = "llama") -> ProbeSpec:
     path = tmp_path_factory.mktemp("text") / "prose.txt"
     path.write_text("\n".join(few_texts()), encoding="utf-8")
-    fields = {"window": 64, "queries": 10, "kept_queries": 4, "batch": 256, **more}
+    fields = {"window": 64, "queries": 10, "kept_queries": 4, "batch": 256}
     return ProbeSpec.read(
-        {"model": keep_object(wrap_model(*tiny_model(name))), "corpus": {"text": [str(path)], "max_tokens": 600}, **fields}
+        {
+            "model": keep_object(wrap_model(*tiny_model(name, kind))),
+            "corpus": {"text": [str(path)], "max_tokens": 600},
+            **fields,
+        }
     )
 
 
@@ -116,10 +120,15 @@ def test_queries_come_from_their_places_in_order(llama: TokenSource) -> None:
         torch.testing.assert_close(queries.q[:, i], seen[window].query[0][:, position], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "t5", "gpt_oss"])
-def test_sink_mass_by_hand(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
-    """Masks, groups, caps, position biases and sink logits are all in the weights of a query's own window."""
-    source = source_of(spec_of(tmp_path_factory, name))
+@pytest.mark.parametrize(
+    ("name", "kind"), [("llama", "llama"), ("gemma2", "llama"), ("t5", "t5"), ("gpt_oss", "llama"), ("gpt2", "gpt2")]
+)
+def test_sink_mass_by_hand(tmp_path_factory: pytest.TempPathFactory, name: str, kind: str) -> None:
+    """Masks, groups, caps, position biases and sink logits are all in the weights of a query's own window.
+
+    The special token comes first (llama), last (t5) or not at all (gpt2), where the first token is text.
+    """
+    source = source_of(spec_of(tmp_path_factory, name, kind))
     queries = capture_queries(source, [0])[0]
     seen = captured_layers(source, np.unique(source.places.windows))[0]
     by_window = dict(zip(np.unique(source.places.windows).tolist(), seen, strict=True))

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import esscher as es
 from esscher.convergence.seeds import generator_for
 from esscher.models.layer_state import LayerInfo
 from esscher.models.moments import WHOLE_LAYER, moment_curves, moment_ladder, moment_row
+from esscher.models.source import TokenSource
+from tests.models.probe_runs import captured_layers, few_texts, pooled_tensors, rows_of, source, tiny_model
 
 HEADS, KV_HEADS, KEYS, WIDTH, VALUE = 4, 2, 97, 5, 3
 COUNTS = np.array([4, 11, 29, 64])
@@ -121,3 +125,32 @@ def test_ladder_of_small_pools_and_given_ones() -> None:
     assert moment_ladder((5, 7), 10).tolist() == [5, 7]
     with pytest.raises(ValueError, match="the pool has 10 keys, got n = 11"):
         moment_ladder((5, 11), 10)
+
+
+def test_a_probe_has_the_moments_of_its_heads_and_of_the_layer(tmp_path: Path) -> None:
+    model, words = tiny_model("llama")
+    settings = {"max_tokens": 300, "window": 64, "queries": 6, "kept_queries": 2, "n": "16,64,256"}
+    run = es.probe(model, few_texts(), tokenizer=words, out=tmp_path, layers=(1,), moments=3, moments_n="8,20,50", **settings)
+    heads, layers = run.table("heads"), run.table("layers")
+    names = {f"beta_{metric}{end}" for metric in ("mean", "cov") for end in ("", "_low", "_high")}
+    assert names <= set(heads.columns)
+    assert names <= set(layers.columns)
+    curves = run.table("curves")
+    moments = curves[curves["metric"].isin(["mean", "cov"])]
+    assert set(moments["head"]) == {WHOLE_LAYER, 0, 1, 2, 3}
+    assert set(moments["kind"]) == {"montecarlo"}
+    assert (moments["stderr"] > 0).all()
+    # the first n tokens of the first draws, from tensors captured window by window
+    found = source(run)
+    _, k, v = (x.double() for x in pooled_tensors(found, 1))
+    seen = _all_queries(found)
+    info = LayerInfo(1, 4, 2, 8**-0.5, None, "")
+    truth = moment_curves(info, seen, k, v, (0, 1, 2, 3), np.array([8, 20, 50]), 3, 0)
+    for (head, metric), curve in truth.items():
+        np.testing.assert_allclose(rows_of(run, 1, head, metric)["rms"], curve.rms, rtol=1e-4)
+
+
+def _all_queries(found: TokenSource) -> torch.Tensor:
+    """Queries of all pooled tokens (H, N, k)."""
+    seen = captured_layers(found)[1]
+    return torch.cat([c.query[0][:, torch.from_numpy(found.pooled[w])] for w, c in enumerate(seen)], dim=1).double()

@@ -65,7 +65,7 @@ def test_windows_are_those_of_the_plain_tokenizer(real_run: Run) -> None:
 def test_curves_equal_the_exact_curve_of_hooked_tensors(
     real_run: Run, layer: int, head: int, sampling: str, metric: str
 ) -> None:
-    rows = rows_of(real_run, layer, head, metric)
+    rows = rows_of(real_run, layer, head, metric).iloc[::-3].iloc[::-1]  # every third n, the last one among them
     q, k, v = head_tensors(real_run, layer, head, kept=sampling == "bernoulli")
     counts = rows["n"].to_numpy()
     truth = es.exact_pool_curve(q, k, v, counts, sampling=sampling)

@@ -79,13 +79,14 @@ def test_a_layer_streamed_is_the_layer_held(
     close(undisturbed.table("curves"), streamed.table("curves"), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_same_bytes(spec: ProbeSpec, undisturbed: Run, tmp_path: Path) -> None:
     both = execute(spec, tmp_path / "two", workers=2)
     assert same_bytes(undisturbed.path, both.path)
 
 
 def test_a_killed_probe_resumes_to_the_same_bytes(spec: ProbeSpec, undisturbed: Run, tmp_path: Path) -> None:
-    """SIGKILL after the first shard, then ``esscher resume``."""
+    """SIGKILL after the first shard, then ``esscher resume`` in a process of its own."""
     out = tmp_path / "killed"
     code = (
         "import sys, time, esscher.models.probe as probe; from esscher.runs import execute\n"
@@ -111,7 +112,7 @@ def test_a_killed_probe_resumes_to_the_same_bytes(spec: ProbeSpec, undisturbed: 
     assert 1 <= kept < undisturbed.manifest.units
     assert load_run(out).status != "complete"
     with pytest.raises(SystemExit) as stop:
-        main(["resume", str(out)])
+        main(["resume", str(out), "--workers", "2"])
     assert not stop.value.code
     resumed = load_run(out)
     assert resumed.status == "complete"

@@ -18,7 +18,7 @@ from esscher.icl.flow_job import FlowSpec, compare_with_flow, flow_ends, trained
 from esscher.icl.limits import flow_limit, start_block
 from esscher.icl.risk import decompose, risk
 from esscher.icl.training_job import TrainSpec, as_task
-from esscher.report.icl_figures import save_concentration, save_distances, save_final_risks, save_training
+from esscher.report.icl_figures import save_concentration, save_distances, save_final_risks, save_flow, save_training
 from esscher.runs import Run, RunSpec, execute, load_run, terminal
 
 __all__ = ["icl"]
@@ -87,6 +87,9 @@ def flow(
     ] = None,
     dim: Dim = 5,
     noise: Noise = 0.1,
+    formats: Annotated[
+        str, typer.Option("--figures", help="Figure formats: svg, png, pdf, separated by commas; empty for none.")
+    ] = "svg,png",
     out: Out = None,
     workers: Workers = 1,
     dask: Dask = None,
@@ -100,7 +103,12 @@ def flow(
     fields = {"covariances": covariance.split(), "lengths": parse_ladder(lengths).tolist(), "alpha": alpha}
     spec = FlowSpec.model_validate(fields | {"dim": dim, "noise": noise, "seed": seed})
     run = _execute(spec, out, workers, dask)
+    files = [run.path / f"flow.{kind}" for kind in formats.split(",") if kind]
+    for file in files:
+        save_flow(run.table("final"), noise, file)
     _show(run, {"final": run.table("final")}, as_json, words=("covariance", "model"))
+    for file in files:
+        log(f"figure: {file}")
 
 
 @icl.command("risk")

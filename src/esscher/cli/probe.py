@@ -77,7 +77,7 @@ def probe(
     if max_tokens is not None and max_tokens < 0:
         raise ValueError(f"--max-tokens: expected a whole number from 0 (all) on, got {max_tokens}")
     flags = {
-        "model": model,
+        "model": str(Path(model).absolute()) if model is not None and Path(model).is_dir() else model,
         "revision": revision,
         "window": window,
         "pool": pool,
@@ -142,9 +142,10 @@ def _keep_stdin(corpus: dict[str, Any], out: Path | None) -> Path:
     data = sys.stdin.buffer.read()
     if not data.strip():
         raise ValueError("--text -: standard input is empty; pipe text into the command")
-    folder = out if out is not None else Path("runs") / f"stdin-{hashlib.sha256(data).hexdigest()[:8]}"
+    digest = hashlib.sha256(data).hexdigest()
+    folder = out if out is not None else Path("runs") / f"stdin-{digest[:8]}"
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / ".stdin.txt"  # hidden: a run begins in an empty folder
+    path = folder / f".stdin-{digest[:16]}.txt"  # hidden: a run begins in an empty folder; other text is another spec
     path.write_bytes(data)
     corpus["text"] = [str(path.absolute()) if name == "-" else name for name in corpus["text"]]
     return folder

@@ -64,6 +64,8 @@ def probe(
     fields_of_text = CorpusSpec.model_fields.keys() - ProbeSpec.model_fields.keys()
     own = {name: settings.pop(name) for name in list(settings) if name in fields_of_text}
     corpus = {"max_tokens": KEYS, **own, **_texts(texts, folder)}
+    if model is not None and Path(model).is_dir():
+        model = Path(model).absolute()  # whoever resumes the run may stand elsewhere
     fields = {"model": "packaged" if model is None else str(model), "corpus": corpus, **settings}
     spec = ProbeSpec.read(fields)
     return execute(spec, folder, workers=workers, dask=dask, progress=progress)

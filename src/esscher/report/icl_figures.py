@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from esscher.report.style import PALETTE, STYLE, save_figure
 
-__all__ = ["save_concentration", "save_distances", "save_final_risks", "save_training"]
+__all__ = ["save_concentration", "save_distances", "save_final_risks", "save_flow", "save_training"]
 
 COLORS = {"softmax": PALETTE[0], "linear": PALETTE[1], "bayes": PALETTE[2]}
 LABELS = {
@@ -66,6 +66,22 @@ def save_final_risks(trained: Any, flow: Any, noise: float, title: str, path: Pa
         _decimal_ticks(ax, flow["mse"])
         ax.legend()
         ax.set_title(title)
+        save_figure(figure, path)
+
+
+def save_flow(flow: Any, noise: float, path: Path) -> None:
+    """Mean squared error above the label noise where gradient flow ends, against L: a panel for each covariance."""
+    names = list(dict.fromkeys(flow["covariance"]))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(3.6 * len(names), 3.0), layout="constrained")
+        for ax, name in zip(np.atleast_1d(figure.subplots(1, len(names), sharey=True)), names, strict=True):
+            for model, color in COLORS.items():
+                line = _where(flow, covariance=name, model=model).sort_values("length")
+                label = "Bayes on L tokens" if model == "bayes" else f"{model} attention"
+                ax.plot(line["length"], line["mse"] - noise, "o-", ms=3, lw=1.2, color=color, label=label)
+            ax.set(xscale="log", yscale="log", xlabel="prompt length L", title=name)
+        figure.axes[0].set_ylabel("mean squared error above the noise")
+        figure.axes[0].legend()
         save_figure(figure, path)
 
 
