@@ -144,22 +144,28 @@ def hashes(spec: ProbeSpec) -> dict[str, str]:
 
 
 def compute(spec: ProbeSpec, unit: Unit) -> Mapping[str, Any]:
-    """The finished tables of one layer, or the states of some layers over one part."""
+    """The finished tables of one layer or some of its heads, or the states of some layers over one part."""
     source = source_of(spec)
     if spec.pool == "sequence":
-        (layer,) = unit["layers"]
-        return _finish(source, sequence_state(source, layer)).finished()
+        return _finish(source, sequence_state(source, unit["layers"][0])).finished()
     if len(source.parts) > 1:
         states = stream(source, unit["layers"], source.parts[unit["part"]])
-        return {"states": [row for state in states for row in layer_rows(state)]}
-    (layer,) = unit["layers"]
+        stored: list[dict[str, Any]] = []
+        while states:
+            stored += layer_rows(states.pop(0))  # gone from memory once it is bytes
+        return {"states": stored}
     if not fits(source):
-        (state,) = stream(source, [layer], source.parts[0])
+        (state,) = stream(source, unit["layers"], source.parts[0])
         return _finish(source, state).finished()
+    return _held(source, unit).finished()
+
+
+def _held(source: TokenSource, unit: Unit) -> Tables:
+    """Heads of a layer whose tokens are in memory, one at a time: a state is small, but there are many heads."""
+    spec, (layer,) = source.spec, unit["layers"]
     pooled = hold(spec)[layer]
     queries, rows = pooled.queries, pooled.rows
     empty = replace(begin(source, queries, rows), moments=pooled.moments, keys=rows.k.shape[1])
-    # One head at a time: a state is only as large as its score grids, but there are many heads.
     wanted = unit.get("heads", source.heads(layer))
     heads = ((head, add_head(empty.heads[head], queries, head, rows.k, rows.v)) for head in wanted)
     tables = layer_tables(spec, empty, _maps(spec)[layer], source.places.windows, heads)
@@ -167,7 +173,7 @@ def compute(spec: ProbeSpec, unit: Unit) -> Mapping[str, Any]:
         tables.layers.clear()  # the layer's row comes with its first heads
     if spec.moments:
         _add_moments(source, pooled, tables)
-    return tables.finished()
+    return tables
 
 
 def _finish(source: TokenSource, state: LayerState) -> Tables:
