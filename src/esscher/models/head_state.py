@@ -55,14 +55,17 @@ def init(queries: int, kept: int, tail: int, center: Tensor, dtype: torch.dtype)
 
 
 def update(state: HeadState, scores: Tensor, values: Tensor) -> HeadState:
-    """The state after one more block of keys: scores (m, B), values (B, d_v). ValueError where scores are not finite."""
+    """The state after one more block of keys: scores (m, B), values (B, d_v). ValueError where scores are not finite.
+
+    The old state's cells may be written to: go on with the new one.
+    """
     if not bool(torch.isfinite(scores).all()) or not bool(torch.isfinite(values).all()):
         raise ValueError("scores or values are not finite: the activations of the model overflow; try --dtype float32")
     some = scores[state.rows.to(scores.device)]
     return replace(
         state,
-        drawn=deposit.update(state.drawn, scores, values),
-        kept=None if state.kept is None else deposit.update(state.kept, some, values),
+        drawn=deposit.update(state.drawn, scores, values, owned=True),
+        kept=None if state.kept is None else deposit.update(state.kept, some, values, owned=True),
         top=tails.update(state.top, some),
     )
 

@@ -153,7 +153,7 @@ def compute(spec: ProbeSpec, unit: Unit) -> Mapping[str, Any]:
         stored: list[dict[str, Any]] = []
         while states:
             stored += layer_rows(states.pop(0))  # gone from memory once it is bytes
-        return {"states": stored}
+        return {"states": {name: [row[name] for row in stored] for name in stored[0]}}
     if not fits(source):
         (state,) = stream(source, unit["layers"], source.parts[0])
         return _finish(source, state).finished()

@@ -38,6 +38,7 @@ NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _NOTHING = "_"
 _MARK = b"sha256:"
 _BLANK = b"0" * 64
+_TAIL = 1 << 16  # bytes at the end of a file in which the checksum is looked for first
 _OPTIONS: dict[str, Any] = {"compression": "zstd", "version": "2.6", "write_statistics": False}
 
 
@@ -157,19 +158,26 @@ def _seal(table: pa.Table, header: Mapping[str, Any]) -> bytes:
     with pq.ParquetWriter(sink, table.schema, **_OPTIONS) as writer:
         writer.write_table(table)
         writer.add_key_value_metadata(metadata)
-    data = bytearray(sink.getvalue())
-    place = data.rfind(_MARK + _BLANK) + len(_MARK)
-    data[place : place + 64] = hashlib.sha256(data).hexdigest().encode()
-    return bytes(data)
+    view = memoryview(sink.getvalue())  # a shard may be large: one copy of it, the one that is returned
+    place = _rfind(view, _MARK + _BLANK) + len(_MARK)
+    return b"".join([view[:place], hashlib.sha256(view).hexdigest().encode(), view[place + 64 :]])
+
+
+def _rfind(view: memoryview, mark: bytes) -> int:
+    """Where the mark stands last, near the end; -1 where it does not."""
+    start = max(0, len(view) - _TAIL)
+    place = bytes(view[start:]).rfind(mark)
+    return place + start if place >= 0 else bytes(view).rfind(mark)
 
 
 def _verify(data: bytes, origin: str) -> None:
-    place = data.rfind(_MARK) + len(_MARK)
+    view = memoryview(data)
+    place = _rfind(view, _MARK) + len(_MARK)
     if place < len(_MARK):
         raise Damaged(f"{origin}: damaged: it ends before its checksum")
-    blank = hashlib.sha256(data[:place])
+    blank = hashlib.sha256(view[:place])
     blank.update(_BLANK)
-    blank.update(data[place + 64 :])
+    blank.update(view[place + 64 :])
     if blank.hexdigest().encode() != data[place : place + 64]:
         raise Damaged(f"{origin}: damaged: its content does not match its checksum")
 
