@@ -14,6 +14,7 @@ from esscher.attention.fused import attend_block
 from esscher.models.collect import hold
 from esscher.models.probe import compute, units
 from esscher.models.probe_spec import ProbeSpec
+from esscher.models.source import source_of
 
 KEYS, QUERIES = 16384, 256
 ROUNDS = 2
@@ -25,7 +26,7 @@ def main() -> list[str]:
     spec = ProbeSpec.read({"threads": 2})
     work = units(spec)  # the model and the text are loaded here, which is not timed
     compute(spec, work[0])  # and compiled code is ready
-    layers, heads, width = len(work), 12, 32
+    layers, heads, width = len(source_of(spec).layers), 12, 32
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(heads, rows, width, generator=generator) for rows in (QUERIES, KEYS, KEYS))
     best = {"probe": float("inf"), "forward": float("inf"), "fused": float("inf")}

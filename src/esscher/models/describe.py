@@ -21,7 +21,7 @@ from esscher.models.loading import positions
 __all__ = ["Cost", "ModelDescription", "describe_model", "estimate_cost"]
 
 KEYS, QUERIES = 16_384, 256  # of a default probe
-PASSES = 80  # a probe costs at most this many fused attention passes over the same pairs
+PASSES = 70  # fused attention passes over the same pairs that a probe costs (benchmarks/probe.py)
 HELD = 1 << 28  # bytes of one block of windows and of scores, roughly
 
 

@@ -65,7 +65,7 @@ def save_final_risks(trained: Any, flow: Any, noise: float, title: str, path: Pa
         ax.set(xscale="log", yscale="log", xlabel="prompt length L", ylabel="mean squared error")
         _decimal_ticks(ax, flow["mse"])
         ax.legend()
-        ax.set_title(title)
+        ax.set_title(title, fontsize=8, wrap=True)
         save_figure(figure, path)
 
 
@@ -97,7 +97,7 @@ def save_distances(distance: Any, title: str, path: Path) -> None:
                 ax.plot(positive["step"], positive["distance2"], color=color, lw=0.9, label=label)
         ax.set(yscale="log", xlabel="step", ylabel=r"$\|\theta_{\rm softmax} - \theta_{\rm linear}\|^2$")
         ax.legend()
-        ax.set_title(title)
+        ax.set_title(title, fontsize=8, wrap=True)
         save_figure(figure, path)
 
 
