@@ -65,6 +65,8 @@ def driving() -> Iterator[Driver]:
 
 
 def main() -> None:
+    # A shell without job control starts background jobs with Ctrl-C ignored, and that is inherited.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Once, for all that are forked: what each would load and look up.
     import pandas  # noqa: F401
 
