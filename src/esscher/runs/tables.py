@@ -38,6 +38,7 @@ NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _NOTHING = "_"
 _MARK = b"sha256:"
 _BLANK = b"0" * 64
+_LARGE = 1 << 24  # bytes
 _TAIL = 1 << 16  # bytes at the end of a file in which the checksum is looked for first
 _OPTIONS: dict[str, Any] = {"compression": "zstd", "version": "2.6", "write_statistics": False}
 
@@ -133,7 +134,9 @@ def encode_table(table: pa.Table, header: Mapping[str, Any]) -> bytes:
 def decode_table(data: bytes, origin: str) -> tuple[dict[str, Any], pa.Table]:
     """Header and table of a file whose checksum holds."""
     header, file = _opened(data, origin)
-    return header, file.read(use_threads=False).replace_schema_metadata(None)
+    table = file.read(use_threads=False).replace_schema_metadata(None)
+    _release(len(data))
+    return header, table
 
 
 def _nested(table: pa.Table) -> pa.Array:
@@ -160,7 +163,16 @@ def _seal(table: pa.Table, header: Mapping[str, Any]) -> bytes:
         writer.add_key_value_metadata(metadata)
     view = memoryview(sink.getvalue())  # a shard may be large: one copy of it, the one that is returned
     place = _rfind(view, _MARK + _BLANK) + len(_MARK)
-    return b"".join([view[:place], hashlib.sha256(view).hexdigest().encode(), view[place + 64 :]])
+    data = b"".join([view[:place], hashlib.sha256(view).hexdigest().encode(), view[place + 64 :]])
+    del writer, view, sink
+    _release(len(data))
+    return data
+
+
+def _release(size: int) -> None:
+    """Arrow keeps what it used for a large file, several times its size, unless it is asked to give it back."""
+    if size > _LARGE:
+        pa.default_memory_pool().release_unused()
 
 
 def _rfind(view: memoryview, mark: bytes) -> int:
