@@ -188,20 +188,22 @@ def _cells(row: dict[str, Any], moments: bool) -> list[str]:
     return [
         f"{row['layer']}.{row['head']}",
         row["regime"],
-        f"{row['beta_fit']:.3f} [{row['beta_low']:.3f}, {row['beta_high']:.3f}]",
+        _interval(row, "beta_fit", "beta"),
         f"{row['beta_sharp']:.3f}",
         *mean,
         _count(row["tokens_needed_10pct"]),
         _count(row["effective_tokens"]),
-        f"{row['khat']:.2f} [{row['khat_low']:.2f}, {row['khat_high']:.2f}]",
+        _interval(row, "khat", digits=2),
         f"{row['sink_mass']:.1%}",
         f"{row['horizon2']:.3g}",
         f"{row['coupling']:.3g}",
     ]
 
 
-def _interval(row: dict[str, Any], name: str) -> str:
-    return f"{row[name]:.3f} [{row[f'{name}_low']:.3f}, {row[f'{name}_high']:.3f}]"
+def _interval(row: dict[str, Any], name: str, ends: str | None = None, *, digits: int = 3) -> str:
+    """A number with its interval, whose columns are called ``ends``_low and _high; by default as the number is."""
+    low, high = (row[f"{ends or name}_{end}"] for end in ("low", "high"))
+    return f"{row[name]:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def _count(value: float) -> str:

@@ -86,6 +86,36 @@ class ErrorCurve:
             queries=queries,
         )
 
+    @classmethod
+    def from_repeats(
+        cls,
+        n: npt.NDArray[np.int64],
+        samples: Floats,
+        *,
+        metric: str = "l2",
+        scale: float = float("nan"),
+        origin: str = "",
+        accuracy: float = 0.0,
+    ) -> ErrorCurve:
+        """The Monte Carlo curve of squared errors (repeats, len n); one repeat has no standard error."""
+        rms = np.sqrt(samples.mean(axis=0))
+        repeats = len(samples)
+        with np.errstate(divide="ignore", invalid="ignore"):  # an error of exactly 0 has no relative spread
+            spread = samples.std(axis=0, ddof=1) if repeats > 1 else np.full_like(rms, np.nan)
+            stderr = spread / np.sqrt(repeats) / (2.0 * rms)
+        return cls(
+            n=n,
+            rms=rms,
+            kind="montecarlo",
+            metric=metric,
+            scale=scale,
+            stderr=stderr,
+            q95=np.sqrt(np.quantile(samples, 0.95, axis=0)),
+            accuracy=accuracy,
+            origin=origin,
+            samples=samples,
+        )
+
     @property
     def relative(self) -> Floats:
         with np.errstate(divide="ignore", invalid="ignore"):  # a limit of size 0 has no relative error

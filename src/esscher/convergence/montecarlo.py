@@ -148,17 +148,13 @@ def _curve(made: Plan, name: str, units: list[Unit]) -> ErrorCurve:
             f"; left out n = {left_out}, where the error of the limit and of rounding ({floor:.2g}) "
             "is above 20 % of the measured error"
         )
-    return ErrorCurve(
-        n=np.array(made.n[:kept], dtype=np.int64),
-        rms=rms,
-        kind="montecarlo",
+    return ErrorCurve.from_repeats(
+        np.array(made.n[:kept], dtype=np.int64),
+        samples,
         metric=name,
         scale=scale,
-        stderr=samples.std(axis=0, ddof=1) / math.sqrt(len(units)) / (2.0 * rms),
-        q95=np.sqrt(np.quantile(samples, 0.95, axis=0)),
         accuracy=float((floor / rms).max()) if kept else 0.0,
         origin=origin,
-        samples=samples,
     )
 
 

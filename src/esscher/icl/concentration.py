@@ -250,11 +250,7 @@ def consolidate(spec: ConcentrationSpec, shards: Sequence[Shard]) -> dict[str, A
 
 def sampled_curve(samples: pd.DataFrame) -> ErrorCurve:
     """A curve from mean squares by repeat (rows) and n (columns)."""
-    squared = samples.to_numpy(np.float64)
-    mean = squared.mean(axis=0)
-    spread = squared.std(axis=0, ddof=1) / np.sqrt(squared.shape[0])
-    n = samples.columns.to_numpy(np.int64)
-    return ErrorCurve(n, np.sqrt(mean), "montecarlo", stderr=spread / (2 * np.sqrt(mean)), samples=squared)
+    return ErrorCurve.from_repeats(samples.columns.to_numpy(np.int64), samples.to_numpy(np.float64))
 
 
 def _append(curves: list[pd.DataFrame], rates: list[dict[str, Any]], identity: dict[str, Any], curve: ErrorCurve) -> None:

@@ -100,22 +100,8 @@ def _curve(
     cov = limit.cov[columns, columns]
     # The mean itself may be 0, so its error is compared with the size of an output.
     size = float(limit.mean[columns].square().sum() + cov.trace()) if metric == "mean" else float(cov.square().sum())
-    rms = np.sqrt(samples.mean(axis=0))
-    stderr = np.full(len(n), math.nan)
-    if len(samples) > 1:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            stderr = samples.std(axis=0, ddof=1) / math.sqrt(len(samples)) / (2 * rms)
-    return ErrorCurve(
-        n=n,
-        rms=rms,
-        kind="montecarlo",
-        metric=metric,
-        scale=math.sqrt(size),
-        stderr=stderr,
-        q95=np.sqrt(np.quantile(samples, 0.95, axis=0)),
-        origin=f"Monte Carlo, {len(samples)} repeats; tokens drawn with replacement from a pool of {keys}, nested prefixes",
-        samples=samples,
-    )
+    origin = f"Monte Carlo, {len(samples)} repeats; tokens drawn with replacement from a pool of {keys}, nested prefixes"
+    return ErrorCurve.from_repeats(n, samples, metric=metric, scale=math.sqrt(size), origin=origin)
 
 
 def moment_row(curves: dict[tuple[int, str], ErrorCurve], head: int) -> dict[str, Any]:

@@ -99,19 +99,32 @@ def units(spec: ProbeSpec) -> list[Unit]:
     source = source_of(spec)
     own_ladder(spec, source.keys if spec.pool == "corpus" else source.windows.length)  # n beyond the pool: refused here
     if spec.moments:
-        if spec.pool == "sequence":
-            raise ValueError("moments: they are of tokens of the whole corpus; use --pool corpus, or leave --moments out")
-        moment_ladder(spec.moments_n, source.keys)
-    if spec.moments and (spec.pool == "sequence" or not fits(source)):
-        what = "a sequence pool has none" if spec.pool == "sequence" else "the tokens do not fit into memory; give --layers"
-        raise ValueError(f"moments: queries and keys come from one pool of the whole corpus, and {what}")
-    if spec.pool == "corpus" and len(source.parts) == 1 and fits(source) and not spec.moments:
+        _check_moments(source)
+    if _in_parts(source):
+        return [{"layers": block, "part": part} for block in _layer_blocks(source) for part in range(len(source.parts))]
+    if spec.pool == "corpus" and fits(source) and not spec.moments:
         return [{"layers": [layer], "part": 0, "heads": heads} for layer in source.layers for heads in _groups(source, layer)]
-    if spec.pool == "sequence" or len(source.parts) == 1:
-        return [{"layers": [layer], "part": 0} for layer in source.layers]
-    if spec.moments:
+    return [{"layers": [layer], "part": 0} for layer in source.layers]
+
+
+def _in_parts(source: TokenSource) -> bool:
+    """Whether units leave states of parts of the corpus, which are merged at the end, and not finished tables."""
+    return source.spec.pool == "corpus" and len(source.parts) > 1
+
+
+def _check_moments(source: TokenSource) -> None:
+    """Refuse moments where a unit would not have the queries and keys of a whole layer."""
+    spec = source.spec
+    if spec.pool == "sequence":
+        raise ValueError("moments: they are of tokens of the whole corpus; use --pool corpus, or leave --moments out")
+    moment_ladder(spec.moments_n, source.keys)
+    if not fits(source):
+        raise ValueError(
+            "moments: queries and keys come from one pool of the whole corpus, and the tokens do not fit into memory; "
+            "give --layers"
+        )
+    if _in_parts(source):
         raise ValueError(f"moments: the pool of {source.keys} tokens is larger than part = {spec.part}; lower --max-tokens")
-    return [{"layers": block, "part": part} for block in _layer_blocks(source) for part in range(len(source.parts))]
 
 
 def _groups(source: TokenSource, layer: int) -> list[list[int]]:
@@ -148,7 +161,7 @@ def compute(spec: ProbeSpec, unit: Unit) -> Mapping[str, Any]:
     source = source_of(spec)
     if spec.pool == "sequence":
         return _finish(source, sequence_state(source, unit["layers"][0])).finished()
-    if len(source.parts) > 1:
+    if _in_parts(source):
         states = stream(source, unit["layers"], source.parts[unit["part"]])
         stored: list[dict[str, Any]] = []
         while states:
@@ -201,7 +214,7 @@ def _add_moments(source: TokenSource, pooled: PooledLayer, tables: Tables) -> No
 def consolidate(spec: ProbeSpec, shards: Sequence[Shard]) -> Mapping[str, Any]:
     """The final tables: parts of the corpus merged, heads in order, those that failed named, budgets, and what was run."""
     source = source_of(spec)
-    parts = _merged(source, shards) if any("states" in shard.tables for shard in shards) else _side_by_side(shards)
+    parts = _merged(source, shards) if _in_parts(source) else _side_by_side(shards)
     parts["heads"] = _with_missing(source, parts["heads"])
     if "curves" in parts and (parts["curves"].query("metric == 'l2_kept'")["rms"] > 0).any():
         parts["budget"] = budget_table(parts["heads"], parts["curves"], spec.epsilons)
