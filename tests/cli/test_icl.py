@@ -11,6 +11,9 @@ from esscher.cli import icl as commands
 from esscher.icl import figure_runs
 from esscher.icl.concentration import ConcentrationSpec
 from esscher.icl.flow_job import FlowSpec
+from esscher.icl.limits import flow_limit, start_block
+from esscher.icl.risk import risk
+from esscher.icl.tasks import LinearTask
 from esscher.icl.training_job import TrainSpec
 from tests.cli.commands import run
 
@@ -41,6 +44,19 @@ def test_risk_of_a_block_is_told_in_parts(capsys: pytest.CaptureFixture[str]) ->
     for row in rows:
         assert row["mse"] == pytest.approx(sum(row[name] for name in ("noise", "approximation", "bias", "variance")), rel=1e-6)
     assert rows[2]["mse"] < rows[0]["mse"]
+
+
+def test_risk_without_weights_is_at_the_end_of_each_models_own_flow(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The rows of ``icl risk`` are those of ``icl flow``; at linear attention's end softmax errs more."""
+    asked = [*SMALL, "--lengths", "10", "--json"]
+    risks = {row["model"]: row["mse"] for row in json.loads(run(["icl", "risk", *asked], capsys)[1])["risk"]}
+    flows = json.loads(run(["icl", "flow", *asked, "--figures", "", "--out", str(tmp_path / "flow")], capsys)[1])["final"]
+    for row in flows:
+        if row["model"] != "bayes":
+            assert risks[row["model"]] == pytest.approx(row["mse"], rel=1e-9)
+    task = LinearTask.isotropic(2)
+    at_linear = 2 * risk(task, flow_limit(task, start_block(task), 10), 10, "softmax").value
+    assert risks["softmax"] < 0.99 * at_linear
 
 
 def test_flow_and_concentration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,8 +14,9 @@ from esscher.convergence.spec import parse_ladder
 from esscher.icl.attention import KINDS, Block
 from esscher.icl.concentration import ConcentrationSpec
 from esscher.icl.figure_runs import IclFigure, choose_figures, specs_for
+from esscher.icl.final import final_parameters
 from esscher.icl.flow_job import FlowSpec, compare_with_flow, flow_ends, trained_risks
-from esscher.icl.limits import flow_limit, start_block
+from esscher.icl.limits import start_block
 from esscher.icl.risk import decompose, risk
 from esscher.icl.training_job import TrainSpec, as_task
 from esscher.report.icl_figures import save_concentration, save_distances, save_final_risks, save_flow, save_training
@@ -117,7 +118,7 @@ def show_risk(
     covariance: Covariance = BOTH,
     lengths: Lengths = "10,100,1000",
     key_query: Annotated[
-        float | None, typer.Option(help="Without a run: U11 is this times I; by default the flow's end.")
+        float | None, typer.Option(help="Without a run: U11 is this times I; by default the end of each model's own flow.")
     ] = None,
     value: Annotated[float, typer.Option(help="Without a run: the value v of the block form.")] = 1.0,
     dim: Dim = 5,
@@ -138,8 +139,9 @@ def show_risk(
         task = as_task(name, dim, noise)
         for length in parse_ladder(lengths).tolist():
             for kind in KINDS:
-                block = flow_limit(task, start_block(task), length)
-                if key_query is not None:
+                if key_query is None:
+                    block = final_parameters(task, start_block(task), length, kind)
+                else:
                     block = Block([[key_query if i == j else 0.0 for j in range(dim)] for i in range(dim)], value)
                 parts = decompose(task, block, length, kind)
                 names = ("noise", "approximation", "bias", "variance")
