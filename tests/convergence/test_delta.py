@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -44,6 +45,30 @@ def test_equals_its_definition_by_sampling(law: Law) -> None:
     standard = products.std(0) / math.sqrt(len(tokens))
     got = es.delta_covariance(head, measure, x)[0]
     assert bool(((products.mean(0) - got).abs() <= 5 * standard + 1e-12).all())
+
+
+def test_single_precision_input_is_not_rounded_again() -> None:
+    """A mixture with a Laplace part, 2 theta up to a thousandth from the edge of its strip, against 40 digits: 1e-12.
+
+    K = log(sum_k pi_k exp K_k), C = exp(K(2 theta) - 2 K(theta)) (K''(2 theta) + (K'(2 theta) - K'(theta))^2) V^2.
+    """
+    scale, slope = 0.4151920974254608, 1.1
+    law = es.Mixture([0.25, 0.75], [es.Laplace(1, scale), es.Gaussian([[0.5]], [0.25])])
+    head = es.Head(torch.tensor([[slope]]), torch.tensor([[0.7]]))
+    a, v = (mpmath.mpf(float(x)) for x in (head.A, head.V))
+    with mpmath.workdps(40):
+        b = mpmath.mpf(scale)
+
+        def K(t: mpmath.mpf) -> mpmath.mpf:
+            return mpmath.log(1 / (1 - (b * t) ** 2) / 4 + 3 * mpmath.exp(t / 4 + t * t / 4) / 4)
+
+        for part in (0.3, 0.9, 0.999):
+            x = torch.tensor([[part / (2 * scale * slope)]])
+            theta = a * mpmath.mpf(float(x))
+            shift = mpmath.diff(K, 2 * theta) - mpmath.diff(K, theta)
+            truth = mpmath.exp(K(2 * theta) - 2 * K(theta)) * (mpmath.diff(K, 2 * theta, 2) + shift**2) * v**2
+            assert float(es.delta_covariance(head, law, x)) == pytest.approx(float(truth), rel=1e-12 / (1 - part))
+            assert es.exact_curve(head, law, x, [9]).delta == pytest.approx(float(truth), rel=1e-12 / (1 - part))
 
 
 def test_infinite_where_the_squared_weight_has_no_mean() -> None:

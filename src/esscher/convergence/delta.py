@@ -30,7 +30,9 @@ def delta_covariance(head: Head, measure: Measure, queries: Any) -> Float64[Tens
     and so is every entry on the diagonal.
     """
     head.check_measure(measure)
-    theta = head.tilt(as_tensor(queries, "queries", ndim=2)).double()
+    theta = head.tilt(
+        as_tensor(queries, "queries", ndim=2, last=head.dim_query).double()
+    )  # near a strip's edge every digit counts
     V = head.V.double()
     try:
         growth = torch.exp(measure.log_laplace(2 * theta) - 2 * measure.log_laplace(theta))

@@ -37,18 +37,18 @@ class Line:
     """Nodes of one law along one tilt.
 
     Node i has score <theta, y> = ``scores[i]``, probability exp(``log_weights[i]``), token mean ``means[i]`` and token
-    covariance ``spread[i] * across``.
+    covariance ``spread[i]`` ``across`` ``across``^T: a root, so that rounding makes no variance negative.
     """
 
     scores: Float64[Tensor, " N"]
     log_weights: Float64[Tensor, " N"]
     means: Float64[Tensor, "N d"]
     spread: Float64[Tensor, " N"]
-    across: Float64[Tensor, "d d"]
+    across: Float64[Tensor, "d r"]
 
     def extra(self, V: Float64[Tensor, "d_out d"]) -> Float64[Tensor, " N"]:
         """Trace of the value's covariance given the score."""
-        return self.spread * float(((V @ self.across) * V).sum())
+        return self.spread * float((V @ self.across).square().sum())
 
 
 def is_line(measure: Measure) -> bool:
@@ -70,18 +70,21 @@ def disintegrate(measure: Measure, theta: Float64[Tensor, " d"]) -> list[Line]:
 
 @disintegrate.register
 def _(measure: Gaussian, theta: Tensor) -> list[Line]:
-    """Score m.theta + s g, token m + Sigma theta g / s with covariance Sigma - Sigma theta theta^T Sigma / s^2."""
-    mean, cov = measure.mean.double(), measure.cov.double()
-    direction = cov @ theta
-    s = math.sqrt(max(0.0, float(theta @ direction)))
+    """Score m.theta + s g, token m + L u g with covariance L (I - u u^T) L^T; L L^T = Sigma, u = L^T theta / s, s its length.
+
+    Whatever unit vector u is, these are two parts of the same Gaussian: rounding of u costs nothing where s nearly vanishes.
+    """
+    mean, root = measure.mean.double(), measure.root
+    u = root.T @ theta
+    s = float(u.norm())
     if s == 0.0:
-        return [_points((theta @ mean)[None], mean[None], cov)]
+        return [_points((theta @ mean)[None], mean[None], root)]
     # weights tilt by up to exp(2 score), which moves the bell to g = 2s
     g = _ladder(-10.0, 2 * s + 10.0, min(0.25, STEP / s)).to(theta.device)
-    direction = direction / s
+    u = u / s
     log_weights = _normalised(-0.5 * g * g)
-    means = mean + g[:, None] * direction
-    across = cov - torch.outer(direction, direction)
+    means = mean + g[:, None] * (root @ u)
+    across = root - torch.outer(root @ u, u)
     return [Line(float(theta @ mean) + s * g, log_weights, means, torch.ones_like(g), across)]
 
 
@@ -123,7 +126,7 @@ def cosine_nodes(measure: Rotational, r: float) -> tuple[Tensor, Tensor, Tensor]
 @disintegrate.register
 def _(measure: Pool, theta: Tensor) -> list[Line]:
     tokens = measure.tokens.double()
-    line = _points(tokens @ theta, tokens, torch.zeros(measure.dim, measure.dim, dtype=theta.dtype, device=theta.device))
+    line = _points(tokens @ theta, tokens, theta.new_zeros(measure.dim, 0))
     return [line if measure.weights is None else _reweighted(line, measure.weights.log())]
 
 
@@ -148,7 +151,7 @@ def _(measure: Laplace, theta: Tensor) -> list[Line]:
     sign = torch.ones_like(z)
     sign[: z.numel() // 2] = -1.0
     tokens = (sign * measure.scale * torch.exp(z))[:, None]
-    line = _points(tokens @ theta, tokens, torch.zeros(1, 1, dtype=theta.dtype, device=theta.device))
+    line = _points(tokens @ theta, tokens, theta.new_zeros(1, 0))
     return [_reweighted(line, _normalised(z - torch.exp(z)))]
 
 

@@ -117,13 +117,16 @@ class _TwoDirections:
 
 
 def _gaussian(head: Head, measure: Gaussian, x: Tensor, n: Counts) -> _TwoDirections:
-    """w = V Sigma theta / s, M = V Sigma V^T, f1 and f2 of ``gaussian_error``; bias -f2 V Sigma theta (Stein)."""
-    theta, V, cov = head.tilt(x), head.V.double(), measure.cov.double()
-    push = theta @ cov
-    s = (theta * push).sum(-1).clamp_min(0.0).sqrt().cpu().numpy()
+    """w = V L u, M = V Sigma V^T, f1 and f2 of ``gaussian_error``; bias -f2 V Sigma theta (Stein).
+
+    L L^T = Sigma, u = L^T theta / s, s its length: so rounding is of the size of Sigma, also where it is singular along theta.
+    """
+    white, root = head.tilt(x) @ measure.root, head.V.double() @ measure.root
+    length = white.norm(dim=-1)
+    s = length.cpu().numpy()
     f = gaussian_error_slopes(n[None, :], s[:, None])
-    w = (push @ V.T).cpu().numpy() / np.where(s > 0, s, 1.0)[:, None]
-    total = (V @ cov @ V.T).cpu().numpy()
+    w = (white / torch.where(length > 0, length, 1.0)[:, None] @ root.T).cpu().numpy()
+    total = (root @ root.T).cpu().numpy()
     return _TwoDirections(w, total, f.f1, f.f2, f.df1_dlogn, f.df2_dlogn, -f.f2 * s[:, None], f.f2, 1e-12)
 
 

@@ -29,6 +29,11 @@ class Gaussian(Measure):
         else:
             self._mean = as_tensor(mean, "mean", ndim=1, last=self.dim).to(self._cov)
 
+    @property
+    def root(self) -> Float64[Tensor, "d d"]:
+        """L with L L^T = Sigma."""
+        return self._root
+
     def _log_laplace(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]:
         return rows @ self._mean + 0.5 * ((rows @ self._cov) * rows).sum(-1)
 
