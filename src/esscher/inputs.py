@@ -9,27 +9,23 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["as_count", "as_counts", "as_positive", "as_tensor"]
+__all__ = ["as_count", "as_counts", "as_positive", "as_tensor", "finite_result"]
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def as_tensor(value: Any, name: str, *, ndim: int | None = None, last: int | None = None) -> Tensor:
-    """A finite floating tensor. Python numbers and lists become float64; tensors keep their dtype and device.
+    """A finite floating tensor. Python numbers and lists become float64; tensors and arrays keep their dtype.
 
-    ``ndim`` fixes the number of axes, ``last`` the length of the last one.
+    ``ndim`` fixes the number of axes, ``last`` the length of the last one. Lists of tensors or of arrays are stacked.
     """
-    if isinstance(value, Tensor):
-        tensor = value
-    elif isinstance(value, np.ndarray):
-        tensor = torch.from_numpy(np.ascontiguousarray(value)) if value.dtype.kind in "fiub" else _refuse(value, name)
-    else:
-        try:
-            tensor = torch.as_tensor(value, dtype=torch.float64)
-        except (TypeError, ValueError, RuntimeError) as cause:
-            raise ValueError(f"{name}: expected numbers, got {type(value).__name__}: {cause}") from cause
-    if not tensor.is_floating_point():
+    tensor = _read(value, name)
+    if tensor.layout != torch.strided:
+        raise ValueError(f"{name}: expected a dense tensor, got layout {tensor.layout}; convert with .to_dense()")
+    if tensor.dtype not in DTYPES:
         raise ValueError(
-            f"{name}: expected floating-point numbers, got {str(tensor.dtype).removeprefix('torch.')}; "
-            "convert with .double() or .float()"
+            f"{name}: expected floating-point numbers (float16, bfloat16, float32, float64), "
+            f"got {str(tensor.dtype).removeprefix('torch.')}; convert to float64 or float32"
         )
     if ndim is not None and tensor.ndim != ndim:
         raise ValueError(f"{name}: expected {ndim} axes, got {tensor.ndim} (shape {tuple(tensor.shape)})")
@@ -41,6 +37,41 @@ def as_tensor(value: Any, name: str, *, ndim: int | None = None, last: int | Non
     return tensor
 
 
+def _read(value: Any, name: str) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, np.ndarray):
+        return _from_array(value, name)
+    try:
+        if isinstance(value, list | tuple) and value:
+            if all(isinstance(item, Tensor) for item in value):
+                return torch.stack(list(value))
+            if any(isinstance(item, np.ndarray) for item in value):
+                return _from_array(np.stack(value), name)
+        return torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as cause:
+        raise ValueError(f"{name}: expected numbers, got {type(value).__name__}: {cause}") from cause
+
+
+def _from_array(array: npt.NDArray[Any], name: str) -> Tensor:
+    """torch reads arrays of native byte order and rising strides that may be written to; others are copied into one."""
+    if array.dtype.kind not in "fiub" or isinstance(array, np.ma.MaskedArray):
+        kind = "a masked array" if isinstance(array, np.ma.MaskedArray) else f"an array of dtype {array.dtype}"
+        raise ValueError(f"{name}: expected floating-point numbers, got {kind}")
+    dtype = np.dtype(np.float64) if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
+    return torch.from_numpy(np.require(array, dtype, ["C", "W", "A"]))
+
+
+def finite_result(result: Tensor, name: str, remedy: str) -> Tensor:
+    """A computed tensor as it is, or a ValueError when it left the floating range on the way: a result is never NaN."""
+    if _is_finite(result):
+        return result
+    bad = int((~torch.isfinite(result)).sum())
+    raise ValueError(
+        f"{name}: {bad} of {result.numel()} numbers leave the range of {str(result.dtype).removeprefix('torch.')}; {remedy}"
+    )
+
+
 def _is_finite(tensor: Tensor) -> bool:
     """One pass without a temporary the size of the tensor; NaN goes through aminmax."""
     if tensor.numel() == 0:
@@ -49,15 +80,11 @@ def _is_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(low) & torch.isfinite(high))
 
 
-def _refuse(value: Any, name: str) -> Tensor:
-    raise ValueError(f"{name}: expected floating-point numbers, got an array of dtype {value.dtype}")
-
-
 def as_positive(value: Any, name: str) -> float:
     """A finite float above zero."""
     try:
-        number = float(value)
-    except (TypeError, ValueError) as cause:
+        number = float(value.detach() if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as cause:
         raise ValueError(f"{name}: expected a number above 0, got {value!r}") from cause
     if not (np.isfinite(number) and number > 0):
         raise ValueError(f"{name}: expected a finite number above 0, got {number}")
@@ -72,8 +99,13 @@ def as_count(value: Any, name: str) -> int:
 def as_counts(value: Any, name: str) -> npt.NDArray[np.int64]:
     """Whole numbers of at least 1, as a flat int64 array. Floats are taken when they are whole and below 2**53."""
     if isinstance(value, Tensor):
-        value = value.detach().cpu().numpy()
-    numbers = np.atleast_1d(np.asarray(value))
+        value = value.tolist()
+    elif isinstance(value, list | tuple):
+        value = [item.tolist() if isinstance(item, Tensor) else item for item in value]
+    try:
+        numbers = np.atleast_1d(np.asarray(value))
+    except ValueError as cause:  # lists of unequal length
+        raise ValueError(f"{name}: expected a number or a flat list of numbers, got {value!r}") from cause
     if numbers.dtype.kind not in "iuf":
         raise ValueError(f"{name}: expected whole numbers of at least 1, got {value!r}")
     if numbers.ndim != 1 or numbers.size == 0:

@@ -12,7 +12,7 @@ from esscher.attention.hardmax import attend_hardmax
 from esscher.attention.head import Head
 from esscher.attention.linear import attend_linear
 from esscher.attention.streaming import AttentionState, attention_state, finish, merge
-from esscher.inputs import as_tensor
+from esscher.inputs import as_tensor, finite_result
 
 __all__ = ["KERNELS", "attend_tokens"]
 
@@ -25,29 +25,36 @@ def attend_tokens(
     """Gamma_n(x) for each row x of ``queries``: the head's output on the given tokens.
 
     ``query_inside`` adds the query itself to its prompt, (n mu_n + delta_x) / (n + 1) [S, Remark 3.2]; it needs queries and
-    tokens of one dimension.
+    tokens of one dimension. Computed in float32 or better, answered in the dtype of the queries.
     """
     if kernel not in KERNELS:
         raise ValueError(f"kernel: expected one of {', '.join(KERNELS)}, got {kernel!r}")
     x, y = as_tensor(queries, "queries", ndim=2), as_tensor(tokens, "tokens", ndim=2, last=head.dim)
     if query_inside and head.dim_query != head.dim:
         raise ValueError(f"query_inside: expected queries and tokens of one dimension, got {head.dim_query} and {head.dim}")
-    y = y.to(x.dtype)
+    if 0 in (x.shape[0], y.shape[0]):
+        raise ValueError(f"queries, tokens: expected at least one of each, got {x.shape[0]} and {y.shape[0]}")
+    dtype = x.dtype
+    common = torch.promote_types(torch.promote_types(dtype, y.dtype), torch.float32)
+    x, y = x.to(common), y.to(common)
     q, k, v = head.queries(x), head.keys(y), head.values(y)
     if kernel == "hardmax":
-        return _hardmax(head, x, q, k, v) if query_inside else attend_hardmax(q, k, v)
-    if kernel == "linear":
-        out = attend_linear(q, k, v, scale=1.0)
-        if not query_inside:
-            return out
-        n = k.shape[0]
-        own_score = (q * head.keys(x)).sum(dim=1, keepdim=True)
-        return (n * out + own_score * head.values(x)) / (n + 1)
-    state = attention_state(q, k, v, 1.0)
-    if query_inside:
-        own_score = (q.double() * head.keys(x).double()).sum(dim=1)
-        state = merge(state, AttentionState(own_score, head.values(x).double()))
-    return finish(state).to(x.dtype)
+        out = _hardmax(head, x, q, k, v) if query_inside else attend_hardmax(q, k, v)
+    elif kernel == "linear":
+        out = _linear(head, x, q, k, v) if query_inside else attend_linear(q, k, v, scale=1.0)
+    else:
+        state = attention_state(q, k, v, 1.0)
+        if query_inside:
+            own_score = finite_result((q.double() * head.keys(x).double()).sum(dim=1), "scores", "scale the head down")
+            state = merge(state, AttentionState(own_score, head.values(x).double()))
+        out = finish(state)
+    return finite_result(out.to(dtype), "attend_tokens", "scale the head or the tokens down, or use float64")
+
+
+def _linear(head: Head, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    n = k.shape[0]
+    own_score = (q * head.keys(x)).sum(dim=1, keepdim=True)
+    return (n * attend_linear(q, k, v, scale=1.0) + own_score * head.values(x)) / (n + 1)
 
 
 def _hardmax(head: Head, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -6,25 +6,61 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from esscher.measures.wide import wide_scores
+
 __all__ = ["attend_block"]
 
 EXPLICIT_SCORES = 1 << 22  # scores the explicit path holds at once
+LARGE = 1024.0  # scores above it are taken again in float64: float32 rounds them by more than 6e-5, and so the weights
 
 
 def attend_block(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """(out, lse): softmax attention over these keys and log sum_j exp(scale <q, k_j>), lse = -inf where no key is visible.
 
-    Half precision is raised to float32 first, so nothing is ever summed in half precision.
+    Half precision is raised to float32 first, so nothing is ever summed in half precision. Blocks with scores that float32
+    cannot hold or hardly resolves are computed in float64; ValueError for scores beyond float64.
     """
     if q.dtype in (torch.float16, torch.bfloat16):
         q, k, v = q.float(), k.float(), v.float()
+    visible = None if mask is None else mask.any(dim=-1)
+    out, lse = _plain(q, k, v, scale, mask)
+    if q.dtype == torch.float32 and _doubtful(out, lse, visible, LARGE):
+        q, k, v = q.double(), k.double(), v.double()
+        out, lse = _plain(q, k, v, scale, mask)
+    if _doubtful(out, lse, visible, torch.inf):
+        out, lse = _explicit(q.double(), k.double(), v.double(), scale, mask, wide=True)
+        _refuse_overflow(out, lse, visible)
+    return out, lse
+
+
+def _plain(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     # the fused kernels do not carry a gradient through lse, and merging blocks needs one
     differentiable = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    if not differentiable and q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64):
+    if not differentiable and q.device.type == "cpu":
         return _fused(q, k, v, scale, mask)
     if not differentiable and q.device.type == "cuda" and q.dtype == torch.float32 and mask is None:
         return _fused(q, k, v, scale, None)
     return _explicit(q, k, v, scale, mask)
+
+
+def _doubtful(out: Tensor, lse: Tensor, visible: Tensor | None, large: float) -> bool:
+    """Whether a query has scores out of range; the CPU kernel answers out = 0 and lse = 0 where it met NaN or infinity."""
+    low, high = torch.aminmax(out.detach())
+    if not bool(torch.isfinite(low) & torch.isfinite(high)):
+        return True
+    right = (lse.detach().abs() < large) & (lse.detach() != 0.0)
+    return not bool((right if visible is None else right | ~visible).all())
+
+
+def _refuse_overflow(out: Tensor, lse: Tensor, visible: Tensor | None) -> None:
+    bad = ~lse.isfinite() if visible is None else ~lse.isfinite() & visible
+    if bool(bad.any()):
+        raise ValueError(
+            f"attention: the scores scale <q, k> of {int(bad.sum())} of {bad.numel()} queries are beyond float64 (1.8e308); "
+            "lower the scale or the size of q and k"
+        )
+    if not bool(out.isfinite().all()):
+        raise ValueError("attention: sums of the values are beyond float64 (1.8e308); scale v down")
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -49,19 +85,22 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None) -
 
 
 def _four_axes(x: Tensor, width: int) -> Tensor:
+    """(batch, 1, rows, width). The kernels read each row as ``width`` neighbouring numbers whatever its last stride is."""
     if x.shape[-1] < width:  # padding by nothing would still copy
         x = F.pad(x, (0, width - x.shape[-1]))
-    return x.reshape(-1, 1, x.shape[-2], width)
+    x = x.reshape(-1, 1, x.shape[-2], width)
+    plain = x.stride(-1) == 1 and x.stride(-2) >= width  # rows may lie apart, not over one another
+    return x if plain else x.clone(memory_format=torch.contiguous_format)
 
 
-def _explicit(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def _explicit(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, wide: bool = False) -> tuple[Tensor, Tensor]:
     step = max(1, EXPLICIT_SCORES // max(1, k[..., 0].numel()))
     outs, lses = [], []
     for start in range(0, q.shape[-2], step):
-        rows = slice(start, start + step)
-        scores = scale * (q[..., rows, :] @ k.mT)
+        rows = q[..., start : start + step, :]
+        scores = wide_scores(rows, k, scale) if wide else scale * (rows @ k.mT)
         if mask is not None:
-            scores = scores.masked_fill(~mask[..., rows, :], -torch.inf)
+            scores = scores.masked_fill(~mask[..., start : start + step, :], -torch.inf)
         lse = torch.logsumexp(scores, dim=-1)
         shift = lse.masked_fill(lse == -torch.inf, 0.0)
         outs.append(torch.exp(scores - shift[..., None]) @ v)

@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from esscher.inputs import as_positive, as_tensor
+from esscher.inputs import as_positive, as_tensor, finite_result
 from esscher.measures.base import Measure
 from esscher.measures.gaussian import check_covariance
+from esscher.measures.wide import shift, split
 
 __all__ = ["Head", "horizon_of_covariances"]
 
@@ -56,6 +57,8 @@ class Head:
             raise ValueError(f"wq, wk: expected the same number k >= 1 of rows, got {wq.shape[0]} and {k}")
         if wv.shape[1] != wk.shape[1]:
             raise ValueError(f"wv: expected {wk.shape[1]} columns as in wk, got {wv.shape[1]}")
+        dtype = torch.promote_types(wq.dtype, wk.dtype)
+        wq, wk = wq.to(dtype), wk.to(dtype)
         if bq is not None:
             bq = as_tensor(bq, "bq", ndim=1, last=k) / math.sqrt(k)
         if bk is not None:
@@ -66,7 +69,9 @@ class Head:
 
     @property
     def A(self) -> Float[Tensor, "d d_query"]:
-        return self.query_map if self.key_map is None else self.key_map.T @ self.query_map
+        if self.key_map is None:
+            return self.query_map
+        return finite_result(self.key_map.T @ self.query_map, "head.A", "scale the weights down or use float64")
 
     @property
     def tilt_bias(self) -> Float[Tensor, " d"] | None:
@@ -90,22 +95,20 @@ class Head:
     def tilt(self, x: Any) -> Float[Tensor, "*batch d"]:
         """theta(x) = A x + a0, row by row."""
         queries = self.queries(x)
-        return queries if self.key_map is None else queries @ self.key_map.to(queries)
+        return queries if self.key_map is None else _map("tilt", queries, self.key_map.T)
 
     def queries(self, x: Any) -> Float[Tensor, "*batch k"]:
         """Queries in key space, 1/sqrt(k) included: the score of key y is <keys(y), queries(x)>."""
         rows = as_tensor(x, "x", last=self.dim_query)
-        out = rows @ self.query_map.T.to(rows)
-        return out if self.query_bias is None else out + self.query_bias.to(rows)
+        return _map("queries", rows, self.query_map, self.query_bias)
 
     def keys(self, tokens: Any) -> Float[Tensor, "*batch k"]:
         rows = as_tensor(tokens, "tokens", last=self.dim)
-        return rows if self.key_map is None else rows @ self.key_map.T.to(rows)
+        return rows if self.key_map is None else _map("keys", rows, self.key_map)
 
     def values(self, tokens: Any) -> Float[Tensor, "*batch d_out"]:
         rows = as_tensor(tokens, "tokens", last=self.dim)
-        out = rows @ self.V.T.to(rows)
-        return out if self.value_bias is None else out + self.value_bias.to(rows)
+        return _map("values", rows, self.V, self.value_bias)
 
     def scaled(self, alpha: Any) -> Head:
         """The same head with its scores multiplied by alpha > 0 (inverse temperature)."""
@@ -139,19 +142,36 @@ class Head:
 
     def coupling(self, measure: Measure) -> float:
         """Attention-reach coupling Psi = ||Sigma||_2 H^2 with the one-sided horizon H [B]."""
-        return measure.reach * self.horizon(measure, sided=1) ** 2
+        horizon = self.horizon(measure, sided=1)
+        return _in_range((horizon * measure.reach) * horizon, "coupling")
 
     def __repr__(self) -> str:
         inner = self.query_map.shape[0]
         return f"Head(dim={self.dim}, dim_query={self.dim_query}, dim_out={self.dim_out}, rank<={inner})"
 
 
+def _map(name: str, rows: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+    """matrix y + bias for each row y, summed in float32 or better and answered in the dtype of the rows."""
+    dtype = torch.promote_types(rows.dtype, torch.float32)
+    out = rows.to(dtype) @ matrix.T.to(rows.device, dtype)
+    out = out if bias is None else out + bias.to(out)
+    return finite_result(out.to(rows.dtype), f"head.{name}", "scale the head or its input down, or use float64")
+
+
+def _in_range(value: float, name: str) -> float:
+    if not math.isfinite(value):
+        raise ValueError(f"{name}: beyond the floating range (1.8e308); scale the head or the tokens down")
+    return value
+
+
 def _product_norm(left: Float64[Tensor, "d r"], right: Float64[Tensor, "r e"]) -> float:
-    """||left right||_2 without forming the product when r is the small side."""
+    """||left right||_2 without forming the product when r is the small side; factors are brought to size one first."""
+    (left, of_left), (right, of_right) = split(left, (0, 1)), split(right, (0, 1))
     if left.shape[1] < min(left.shape[0], right.shape[1]):
         left = torch.linalg.qr(left, mode="r").R
         right = torch.linalg.qr(right.T, mode="r").R.T
-    return float(torch.linalg.matrix_norm(left @ right, ord=2))
+    norm = torch.linalg.matrix_norm(left @ right, ord=2)
+    return _in_range(float(shift(norm, of_left[0, 0] + of_right[0, 0]).detach()), "horizon")
 
 
 def horizon_of_covariances(key_cov: Any, query_cov: Any, scale: Any = 1.0) -> float:
@@ -165,4 +185,4 @@ def horizon_of_covariances(key_cov: Any, query_cov: Any, scale: Any = 1.0) -> fl
     _, query_root = check_covariance(as_tensor(query_cov, "query_cov", ndim=2), "query_cov")
     if key_root.shape != query_root.shape:
         raise ValueError(f"key_cov, query_cov: expected one shape, got {tuple(key_root.shape)} and {tuple(query_root.shape)}")
-    return as_positive(scale, "scale") * _product_norm(key_root.T, query_root)
+    return _product_norm(as_positive(scale, "scale") * key_root.T, query_root)

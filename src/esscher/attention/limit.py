@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from esscher.attention import pushforward as _pushforward
 from esscher.attention.head import Head
 from esscher.attention.pushforward import Pushforward
-from esscher.inputs import as_tensor
+from esscher.inputs import as_tensor, finite_result
 from esscher.measures.base import Measure
 from esscher.measures.gaussian import Gaussian
 from esscher.measures.pool import Pool
@@ -32,7 +33,7 @@ class SoftmaxLimit:
     measure: Measure
 
     def __call__(self, queries: Any) -> Float[Tensor, "*batch d_out"]:
-        return _value_of_mean(self.head, self.measure.tilted_mean(self.head.tilt(queries)))
+        return _values(self.head, self.measure.tilted_mean, queries)
 
     def pushforward(self) -> Pushforward:
         """Mean and covariance of Gamma(x) for x ~ measure, with the error of each and the method that gave it."""
@@ -60,8 +61,8 @@ class LinearLimit:
     measure: Measure
 
     def __call__(self, queries: Any) -> Float[Tensor, "*batch d_out"]:
-        theta = self.head.tilt(queries)
-        return (theta.double() @ self._map().T).to(theta.dtype)
+        x = as_tensor(queries, "queries")
+        return _answer(self.head.tilt(x.double()) @ self._map().T, x)
 
     def pushforward(self) -> Pushforward:
         _queries_from(self.head, self.measure)
@@ -84,7 +85,7 @@ class HardmaxLimit:
     measure: Measure
 
     def __call__(self, queries: Any) -> Float[Tensor, "*batch d_out"]:
-        return _value_of_mean(self.head, self.measure.extreme(self.head.tilt(queries)))
+        return _values(self.head, self.measure.extreme, queries)
 
     def pushforward(self) -> Pushforward:
         _queries_from(self.head, self.measure)
@@ -109,8 +110,14 @@ def hardmax_limit(head: Head, measure: Measure) -> HardmaxLimit:
     return HardmaxLimit(head, measure)
 
 
-def _value_of_mean(head: Head, tokens: Tensor) -> Tensor:
-    return head.values(as_tensor(tokens, "tilted mean"))
+def _values(head: Head, mean: Callable[[Tensor], Tensor], queries: Any) -> Tensor:
+    """The value of the mean token at each query's tilt, in float64 throughout and answered in the dtype of the queries."""
+    x = as_tensor(queries, "queries")
+    return _answer(head.values(mean(head.tilt(x.double()))), x)
+
+
+def _answer(out: Tensor, queries: Tensor) -> Tensor:
+    return finite_result(out.to(queries.dtype), "limit", "scale the head, the law or the queries down, or use float64")
 
 
 def _queries_from(head: Head, measure: Measure) -> None:

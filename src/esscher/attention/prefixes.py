@@ -12,7 +12,7 @@ from torch import Tensor
 
 from esscher.attention.softmax import attention_inputs
 from esscher.attention.streaming import attention_state, init, merge
-from esscher.inputs import as_counts
+from esscher.inputs import as_counts, finite_result
 
 __all__ = ["PrefixOutputs", "attend_prefixes"]
 
@@ -46,7 +46,8 @@ def attend_prefixes(q: Any, k: Any, v: Any, sizes: Any, scale: Any = None, *, ou
     for old, new in itertools.pairwise([0, *ladder.tolist()]):
         state = merge(state, attention_state(q[:largest], k[old:new], v[old:new], scale))
         known = state.out[:new]
-        mean = known.mean(dim=0)
+        mean = finite_result(known.mean(dim=0), "attend_prefixes", "scale v down")
         centred = known - mean
-        result.append(PrefixOutputs(new, mean, centred.T @ centred / new, known.clone() if outputs else None))
+        cov = finite_result(centred.T @ centred / new, "attend_prefixes: the covariance", "scale v down")
+        result.append(PrefixOutputs(new, mean, cov, known.clone() if outputs else None))
     return result

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from esscher.inputs import as_positive, as_tensor
+from esscher.inputs import as_positive, as_tensor, finite_result
 
 __all__ = ["attention_inputs", "softmax_attention"]
 
@@ -24,7 +24,7 @@ def softmax_attention(q: Any, k: Any, v: Any, scale: Any = None, mask: Any = Non
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     out: Tensor = scores.softmax(dim=-1) @ v.double()
-    return out
+    return finite_result(out, "softmax_attention", "lower the scale or the size of q, k and v")
 
 
 def attention_inputs(

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from esscher.attention.fused import attend_block
 from esscher.attention.softmax import attention_inputs
+from esscher.inputs import finite_result
 
 __all__ = ["AttentionState", "attend", "finish", "init", "merge", "update"]
 
@@ -62,10 +63,12 @@ def attend(q: Any, k: Any, v: Any, scale: Any = None, mask: Any = None) -> Float
     """Softmax attention of queries q (m x k) on keys k (n x k) with values v (n x d_v), streamed over blocks of keys.
 
     Memory does not grow with n beyond the inputs. ``scale`` None = 1/sqrt(width of q); ``mask``: booleans, true where a
-    query may see a key. The answer has the dtype of the inputs; sums are carried in float64 between blocks.
+    query may see a key. The answer has the dtype of the inputs; sums are carried in float64 between blocks. Inputs may lie
+    in memory as they like. ValueError where scores are beyond float64.
     """
     q, k, v, scale, mask = attention_inputs(q, k, v, scale, mask)
-    return finish(attention_state(q, k, v, scale, mask)).to(q.dtype)
+    out = finish(attention_state(q, k, v, scale, mask)).to(q.dtype)
+    return finite_result(out, "attend", "scale v down or use float64")
 
 
 def attention_state(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None) -> AttentionState:
