@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import esscher as es
-from esscher.convergence.budget import asymptotic_from
+from esscher.convergence.budget import asymptotic_from, tokens_needed
 from esscher.convergence.curve import ErrorCurve
+from esscher.convergence.shares import share_tokens
 
 
 def power_law(beta: float, n: list[int], scale: float = 1.0, slope: bool = True) -> ErrorCurve:
@@ -78,3 +80,52 @@ def test_frame_is_tidy() -> None:
     assert list(frame.columns) == ["metric", "kind", "n", "rms", "relative", "stderr", "q95"]
     assert frame["stderr"].tolist() == [0.0, 0.0]
     assert frame["rms"].tolist() == [1.0, 0.1]
+
+
+def curve_of(n: list[int], rms: list[float], **fields: Any) -> ErrorCurve:
+    return ErrorCurve(n=np.array(n), rms=np.array(rms, dtype=float), kind="exact", **({"scale": 1.0, "delta": 1.0} | fields))
+
+
+def test_the_order_of_n_and_an_n_given_twice_change_nothing() -> None:
+    n, rms = [1, 4, 16, 64], [1.0, 0.5, 0.25, 0.125]
+    shuffled = curve_of([64, 4, 1, 16, 4], [0.125, 0.5, 1.0, 0.25, 0.5])
+    for given in (curve_of(n, rms), shuffled):
+        assert (tokens_needed(given, 0.5), tokens_needed(given, 0.3), asymptotic_from(given)) == (4, 12, 1)
+    with pytest.raises(ValueError, match=r"n = 4 has two errors, 0\.5 and 0\.4"):
+        tokens_needed(curve_of([4, 4], [0.5, 0.4]), 0.1)
+
+
+def test_errors_of_zero_flat_and_single_points() -> None:
+    """No logarithm of 0 anywhere: warnings are errors here."""
+    nothing = curve_of([1, 10, 100], [0.0, 0.0, 0.0], delta=0.0, scale=0.0)
+    assert nothing.relative.tolist() == [0.0, 0.0, 0.0]
+    assert (tokens_needed(nothing, 0.1), asymptotic_from(nothing)) == (1, 1)
+    assert curve_of([1, 2], [0.5, 0.0], scale=0.0).relative.tolist() == [np.inf, 0.0]
+    assert (tokens_needed(curve_of([7], [0.2]), 0.2), asymptotic_from(curve_of([7], [7**-0.5]))) == (7, 7)
+    assert tokens_needed(curve_of([1, 10, 100], [0.3] * 3, slope=np.zeros(3)), 0.3) == 1
+    for flat in (curve_of([7], [0.2]), curve_of([1, 7], [0.2, 0.2])):
+        with pytest.raises(ValueError, match="not reached"):
+            tokens_needed(flat, 0.1)
+    ends = curve_of([1, 10, 100, 200], [0.6, 0.3, 0.0, 0.0])
+    assert 10 < tokens_needed(ends, 0.1) < tokens_needed(ends, 1e-6) == 100
+    with pytest.raises(ValueError, match="off by a factor inf at the largest n = 200"):
+        asymptotic_from(ends)
+    assert tokens_needed(curve_of([1, 2**53], [1.0, 2**-26.5], slope=np.full(2, -0.5)), 2**-26.5) <= 2**53
+
+
+@pytest.mark.parametrize("bad", [[0.5, float("nan")], [float("inf"), 0.5], [0.5, -0.1]])
+def test_errors_that_are_no_curve_are_refused(bad: list[float]) -> None:
+    for ask in (lambda c: tokens_needed(c, 0.1), asymptotic_from, lambda c: share_tokens([c], 3)):
+        with pytest.raises(ValueError, match="expected finite errors of at least 0"):
+            ask(curve_of([1, 10], bad))
+
+
+def test_curves_with_gaps_are_refused() -> None:
+    with pytest.raises(ValueError, match="above 0 at a larger n"):
+        tokens_needed(curve_of([1, 5, 10], [0.5, 0.0, 0.2]), 0.1)
+    with pytest.raises(ValueError, match="at least one n"):
+        tokens_needed(ErrorCurve(np.zeros(0, dtype=np.int64), np.zeros(0), "exact"), 0.1)
+
+
+def test_repeats_without_error_have_no_standard_error() -> None:
+    assert ErrorCurve.from_repeats(np.array([1, 2]), np.zeros((3, 2))).stderr.tolist() == [0.0, 0.0]

@@ -112,9 +112,32 @@ def test_region_is_the_plug_in_covariance_and_shrinks() -> None:
     assert float(es.confidence_region(q, k, v, level=0.5).half_widths.max()) < float(region.half_widths.max())
 
 
+def test_flat_regions() -> None:
+    """Values that do not vary along one axis, equal values, one key with all the weight: the centre is in, others not."""
+    q, k, v = randn(3, 4), randn(50, 4, seed=1), randn(50, 3, seed=2)
+    line = v.clone()
+    line[:, 2] = 5.0
+    ahead = k.clone()
+    ahead[7] = 1e4 * q[0]
+    for keys, values in ((k, line), (k, torch.full_like(v, 1e4)), (ahead, v)):
+        region = es.confidence_region(q[:1], keys, values)
+        assert bool(region.contains(region.center).all())
+        assert not bool(region.contains(region.center + torch.tensor([[0.0, 0.0, 1e-3]]).double()).any()) or values is v
+        assert not bool(region.contains(region.center + 1e3).any())
+        assert bool(torch.isfinite(region.half_widths).all())
+    with pytest.raises(ValueError, match="one for each of 1 queries"):
+        region.contains(randn(2, 3))
+
+
 @pytest.mark.parametrize(
     ("change", "word"),
-    [({"level": 1.0}, "level"), ({"k": randn(2, 4), "v": randn(2, 3)}, "more keys"), ({"scale": -1.0}, "scale")],
+    [
+        ({"level": 1.0}, "level"),
+        ({"level": "high"}, "level"),
+        ({"level": float("nan")}, "level"),
+        ({"k": randn(2, 4), "v": randn(2, 3)}, "more keys"),
+        ({"scale": -1.0}, "scale"),
+    ],
 )
 def test_bad_input_is_refused(change: dict[str, object], word: str) -> None:
     given = {"q": randn(3, 4), "k": randn(50, 4), "v": randn(50, 3)}

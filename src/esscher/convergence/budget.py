@@ -24,6 +24,9 @@ def tokens_needed(curve: ErrorCurve, epsilon: Any) -> int:
     curve when the error is small enough there already; raises when the curve never gets there.
     """
     epsilon = as_positive(epsilon, "epsilon")
+    curve = curve.ascending()
+    if curve.rms[0] == 0:
+        return int(curve.n[0])
     if not (math.isfinite(curve.scale) and curve.scale > 0):
         raise ValueError(
             f"curve: expected a limit of positive size to compare with, got scale {curve.scale}; compare curve.rms instead"
@@ -40,20 +43,29 @@ def tokens_needed(curve: ErrorCurve, epsilon: Any) -> int:
 
 
 def asymptotic_from(curve: ErrorCurve, tolerance: float = 0.1) -> int:
-    """Smallest n from which on the delta method's rms sqrt(tr C / n) stays within ``tolerance`` of the exact one."""
+    """Smallest n from which on the delta method's rms sqrt(tr C / n) stays within ``tolerance`` of the exact one.
+
+    Where both are 0 they agree. Between two n of the curve the logarithm of their ratio is interpolated.
+    """
     tolerance = as_positive(tolerance, "tolerance")
+    curve = curve.ascending()
     if curve.delta is None or not math.isfinite(curve.delta):
         raise ValueError("curve: the delta method has no finite constant here, so it is never right")
-    apart = np.abs(0.5 * (math.log(curve.delta) - np.log(curve.n)) - np.log(curve.rms)) - math.log1p(tolerance)
-    inside = apart <= 0
-    if not inside[-1]:
-        ratio = math.sqrt(curve.delta / float(curve.n[-1])) / float(curve.rms[-1])
-        raise ValueError(
-            f"curve: the delta method is still off by a factor {ratio:.4g} at the largest n = {int(curve.n[-1])}; give larger n"
-        )
-    start = int(np.flatnonzero(~inside)[-1]) if not inside.all() else -1
-    if start < 0:
+    asymptotic = np.sqrt(max(curve.delta, 0.0) / curve.n)
+    with np.errstate(divide="ignore", invalid="ignore"):  # an error of 0 is infinitely far from any other
+        ratio = np.where(asymptotic == curve.rms, 1.0, asymptotic / curve.rms)
+        apart = np.abs(np.log(ratio)) - math.log1p(tolerance)
+    outside = np.flatnonzero(apart > 0)
+    if outside.size == 0:
         return int(curve.n[0])
+    start = int(outside[-1])
+    if start == curve.n.size - 1:
+        raise ValueError(
+            f"curve: the delta method is still off by a factor {ratio[-1]:.4g} at the largest n = {int(curve.n[-1])}; "
+            "give larger n"
+        )
+    if not math.isfinite(apart[start]):
+        return int(curve.n[start + 1])
     share = apart[start] / (apart[start] - apart[start + 1])
     log_n = np.log(curve.n[start : start + 2].astype(float))
     return math.ceil(math.exp(float(log_n[0] + share * (log_n[1] - log_n[0]))) - 1e-9)
@@ -62,24 +74,44 @@ def asymptotic_from(curve: ErrorCurve, tolerance: float = 0.1) -> int:
 def log_rms(curve: ErrorCurve) -> Callable[[Any], Floats]:
     """log rms as a function of log n between the curve's ends: cubic Hermite with analytic slopes, else monotone cubic.
 
-    A curve that ends in exactly 0 keeps each of N keys with probability n/N. Its error is sqrt(1/n - 1/N) times a factor
-    that varies slowly, and that factor is interpolated, a power of n from the last n below N on.
+    A curve that ends in exactly 0 keeps each of N keys with probability n/N, N the first n without error. Its error is
+    sqrt(1/n - 1/N) times a factor that varies slowly, and that factor is interpolated, a power of n from the last n below
+    N on. A curve that is 0 throughout is 0 in between: -inf here.
     """
-    if curve.rms[-1] == 0 and curve.n.size > 1:
-        n, rms, total = curve.n[:-1].astype(float), curve.rms[:-1], float(curve.n[-1])
-        factor = _spline(np.log(n), np.log(rms) - 0.5 * np.log(1 / n - 1 / total), None)
-        last = math.log(n[-1])
-        rise = 0.0 if n.size == 1 else float((factor(last) - factor(last - 0.01)) / 0.01)
+    curve = curve.ascending()
+    positive = curve.rms > 0
+    last = int(positive.sum())
+    if not positive[:last].all():
+        first = int(np.flatnonzero(~positive)[0])
+        raise ValueError(
+            f"curve: the error is 0 at n = {curve.n[first]} and above 0 at a larger n, so there is no curve in between; "
+            "leave that n out"
+        )
+    if last == 0:
+        return lambda x: np.full_like(np.asarray(x, dtype=float), -np.inf)
+    n, height = curve.n.astype(float), np.log(curve.rms[:last])
+    if last == n.size:
+        return _spline(np.log(n), height, curve.slope)
+    return _until_zero(n[:last], height, n[last])
 
-        def kept(log_n: Any) -> Floats:
-            with np.errstate(divide="ignore", invalid="ignore"):  # log 0 at n = N
-                gap = np.maximum(np.exp(-log_n) - 1 / total, 0.0)
-                gap = np.where(log_n >= math.log(total) * (1 - 1e-15), 0.0, gap)
-                beyond = rise * np.maximum(log_n - last, 0.0)
-                return np.asarray(factor(np.minimum(log_n, last)) + beyond + 0.5 * np.log(gap))
 
-        return kept
-    return _spline(np.log(curve.n.astype(float)), np.log(np.maximum(curve.rms, 1e-300)), curve.slope)
+def _until_zero(n: Floats, height: Floats, total: float) -> Callable[[Any], Floats]:
+    """height = log factor(n) + log(1/n - 1/total) / 2, -inf from ``total`` on."""
+    factor = _spline(np.log(n), height - 0.5 * np.log(1 / n - 1 / total), None)
+    last = math.log(n[-1])
+    rise = 0.0
+    if n.size > 1:
+        step = 0.01 * (last - math.log(n[-2]))
+        rise = float((factor(last) - factor(last - step)) / step)
+
+    def kept(log_n: Any) -> Floats:
+        with np.errstate(divide="ignore"):  # log 0 from n = total on
+            gap = np.maximum(np.exp(-log_n) - 1 / total, 0.0)
+            gap = np.where(log_n >= math.log(total) * (1 - 1e-15), 0.0, gap)
+            beyond = rise * np.maximum(log_n - last, 0.0)
+            return np.asarray(factor(np.minimum(log_n, last)) + beyond + 0.5 * np.log(gap))
+
+    return kept
 
 
 def _spline(log_n: Floats, height: Floats, slope: Floats | None) -> Callable[[Any], Floats]:
@@ -93,15 +125,13 @@ def _spline(log_n: Floats, height: Floats, slope: Floats | None) -> Callable[[An
 def _first_crossing(curve: ErrorCurve, level: float) -> int | None:
     """The smallest n where the interpolated log rms falls to the level, or None."""
     log_n = np.log(curve.n.astype(float))
-    if curve.n.size == 1:
-        return None
     spline = log_rms(curve)
     grid = np.unique(np.concatenate([np.linspace(log_n[0], log_n[-1], GRID), log_n]))
     below = np.flatnonzero(spline(grid) <= level)
     if below.size == 0:
         return None
-    low, high = grid[below[0] - 1], grid[below[0]]
+    low, high = grid[max(int(below[0]) - 1, 0)], grid[below[0]]
     for _ in range(80):
         middle = 0.5 * (low + high)
         low, high = (middle, high) if spline(middle) > level else (low, middle)
-    return math.ceil(math.exp(high) - 1e-6)
+    return min(math.ceil(math.exp(high) - 1e-6), int(curve.n[-1]))

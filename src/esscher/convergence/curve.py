@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -102,7 +102,7 @@ class ErrorCurve:
         repeats = len(samples)
         with np.errstate(divide="ignore", invalid="ignore"):  # an error of exactly 0 has no relative spread
             spread = samples.std(axis=0, ddof=1) if repeats > 1 else np.full_like(rms, np.nan)
-            stderr = spread / np.sqrt(repeats) / (2.0 * rms)
+            stderr = np.where(spread == 0, 0.0, spread / np.sqrt(repeats) / (2.0 * rms))
         return cls(
             n=n,
             rms=rms,
@@ -118,8 +118,33 @@ class ErrorCurve:
 
     @property
     def relative(self) -> Floats:
-        with np.errstate(divide="ignore", invalid="ignore"):  # a limit of size 0 has no relative error
-            return np.asarray(self.rms / np.float64(self.scale))
+        """rms / scale: 0 where there is no error; infinite where there is one and the limit has size 0; NaN: scale unknown."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(np.where(self.rms == 0, 0.0, self.rms / np.float64(self.scale)))
+
+    def ascending(self) -> ErrorCurve:
+        """n, rms, stderr and slope by increasing n, each n once; ValueError where the errors are no curve."""
+        if self.n.size == 0:
+            raise ValueError("curve: expected at least one n, got none")
+        bad = ~(np.isfinite(self.rms) & (self.rms >= 0))
+        if bad.any():
+            raise ValueError(
+                f"curve: expected finite errors of at least 0, got {self.rms[bad][0]} at n = {self.n[bad][0]}; "
+                "leave that n out or compute the error anew"
+            )
+        order = np.argsort(self.n, kind="stable")
+        n, rms = self.n[order], self.rms[order]
+        again = np.flatnonzero(np.diff(n) == 0)
+        apart = again[~np.isclose(rms[again], rms[again + 1], rtol=1e-9, atol=0)]
+        if apart.size:
+            i = int(apart[0])
+            raise ValueError(
+                f"curve: n = {n[i]} has two errors, {rms[i]:g} and {rms[i + 1]:g}; put all repeats at one n into one point"
+            )
+        once = np.delete(order, again + 1)
+        slope = None if self.slope is None else self.slope[once]
+        kept = replace(self, q95=None, effective_tokens=None, queries=None, samples=None)
+        return replace(kept, n=self.n[once], rms=self.rms[once], stderr=self.stderr[once], slope=slope)
 
     def to_frame(self) -> pd.DataFrame:
         """Tidy table: metric kind n rms relative stderr q95."""

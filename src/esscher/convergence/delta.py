@@ -12,12 +12,13 @@ from torch import Tensor
 
 from esscher.attention.head import Head
 from esscher.attention.softmax import attention_inputs
-from esscher.inputs import as_tensor
+from esscher.inputs import as_positive, as_tensor
 from esscher.measures.base import Measure
 
 __all__ = ["ConfidenceRegion", "confidence_region", "delta_covariance"]
 
 BLOCK = 1 << 21  # scores held at once
+ROUNDING = 1e-14  # of the values' size: lengths below it are none
 
 
 def delta_covariance(head: Head, measure: Measure, queries: Any) -> Float64[Tensor, "m d_out d_out"]:
@@ -56,10 +57,21 @@ class ConfidenceRegion:
     effective_tokens: Float64[Tensor, " m"]  # 1 / sum_j p_j^2; the region can be trusted when this is large
 
     def contains(self, points: Any) -> Bool[Tensor, " m"]:
-        """Whether each query's point lies in its region."""
-        apart = as_tensor(points, "points", ndim=2, last=self.center.shape[1]).double() - self.center
-        solved = torch.linalg.solve(self.cov, apart[:, :, None])[:, :, 0]
-        inside: Tensor = (apart * solved).sum(-1) <= self.bound
+        """Whether each query's point lies in its region.
+
+        A region may be flat (values that do not vary in some direction, one key with all the weight): off its plane, by
+        more than rounding, nothing lies in it.
+        """
+        given = as_tensor(points, "points", ndim=2, last=self.center.shape[1]).double()
+        if given.shape != self.center.shape:
+            raise ValueError(f"points: expected one for each of {len(self.center)} queries, got {len(given)}")
+        sizes, axes = torch.linalg.eigh(self.cov)
+        along = (axes.mT @ (given - self.center)[:, :, None])[:, :, 0].square()
+        rounding = (ROUNDING * (given.abs() + self.center.abs()).amax(1, keepdim=True)).square()
+        flat = sizes <= torch.maximum(ROUNDING * sizes[:, -1:], rounding)
+        on_plane = ~(flat & (along > rounding)).any(1)
+        distance = torch.where(flat, 0.0, along / torch.where(flat, 1.0, sizes)).sum(1)
+        inside: Tensor = (distance <= self.bound) & on_plane
         return inside
 
     @property
@@ -68,7 +80,7 @@ class ConfidenceRegion:
         return (self.bound * self.cov.diagonal(dim1=-2, dim2=-1)).sqrt()
 
 
-def confidence_region(q: Any, k: Any, v: Any, level: float = 0.95, scale: Any = None) -> ConfidenceRegion:
+def confidence_region(q: Any, k: Any, v: Any, level: Any = 0.95, scale: Any = None) -> ConfidenceRegion:
     """Regions for the limit Gamma(x) from attention on one sample of n keys, by the plug-in covariance
 
         C_n / n = sum_j p_j^2 (v_j - Gamma_n)(v_j - Gamma_n)^T,     p_j the softmax weights.
@@ -77,7 +89,8 @@ def confidence_region(q: Any, k: Any, v: Any, level: float = 0.95, scale: Any = 
     ``effective_tokens``.
     """
     q, k, v, scale, _ = attention_inputs(q, k, v, scale, None)
-    if not 0.0 < level < 1.0:
+    level = as_positive(level, "level")
+    if level >= 1.0:
         raise ValueError(f"level: expected a number between 0 and 1, got {level}")
     if k.shape[0] <= v.shape[1]:
         raise ValueError(f"k, v: expected more keys than output coordinates, got {k.shape[0]} keys for {v.shape[1]}")

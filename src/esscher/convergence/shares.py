@@ -17,6 +17,7 @@ __all__ = ["Shares", "Sharing", "share_tokens"]
 
 Counts = npt.NDArray[np.int64]
 
+SMALLEST, LARGEST = 1e-140, 1e150  # errors whose squares, and sums of them, are floating-point numbers
 GRID = 512  # token numbers at which a curve is looked at
 
 
@@ -46,7 +47,7 @@ def share_tokens(curves: Sequence[ErrorCurve], total: Any) -> Shares:
     At the optimum of convex curves all heads gain equally from one more token, MSE_i'(n_i) = -lambda. Each curve is
     replaced by the lower convex hull of its interpolation; the hulls' segments, steepest first, then give the exact
     optimum of the hulls, and between the ends of at most one segment a curve may lie above its hull. The squared error
-    given is the curves' own. A curve's first and last n are the least and the most it can get.
+    given is the curves' own. A curve's least and largest n are the least and the most it can get; one point: that many.
     """
     return Sharing(curves).split(total)
 
@@ -57,6 +58,12 @@ class Sharing:
     def __init__(self, curves: Sequence[ErrorCurve]) -> None:
         if not curves:
             raise ValueError("curves: expected at least one, got none")
+        curves = [curve.ascending() for curve in curves]
+        largest = max(float(curve.rms.max()) for curve in curves)
+        if not (SMALLEST < largest < LARGEST or largest == 0):
+            raise ValueError(
+                f"curves: errors of the size {largest:g} have no squares in floating point; divide every rms by one number"
+            )
         self.curves = [log_rms(curve) for curve in curves]
         self.least = np.array([int(curve.n[0]) for curve in curves])
         self.most = np.array([int(curve.n[-1]) for curve in curves])
@@ -79,7 +86,10 @@ class Sharing:
             )
         best, floor = self._steepest_first(total)
         uniform = self._uniform(total)
-        return Shares(total, best, self.squared_error(best), floor, uniform, self.squared_error(uniform))
+        error, uniform_error = self.squared_error(best), self.squared_error(uniform)
+        if uniform_error < error:  # between the corners of a hull, where its curve lies above it
+            best, error = uniform, uniform_error
+        return Shares(total, best, error, min(floor, error), uniform, uniform_error)
 
     def fewest(self, target: float, *, uniform: bool = False) -> int:
         """The smallest total whose split, the best or the uniform one, has at most this summed squared error.
