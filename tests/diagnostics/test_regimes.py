@@ -126,7 +126,9 @@ def test_share_frozen() -> None:
     assert share_frozen([1.0, 4.2, 4.3, 9.0], 10_000) == pytest.approx(0.5)  # sqrt(2 log 10^4) = 4.29
     assert share_frozen(torch.tensor([0.1], dtype=torch.float64), 1) == 1.0
     assert share_frozen([0.0], 1) == 0.0
+    assert share_frozen([3.0, 3.0, 3.0], [50.0, 90.0, 91.0]) == pytest.approx(2 / 3)  # exp(9/2) = 90.02
     with pytest.raises(ValueError, match="at least one"):
         share_frozen([], 10)
-    with pytest.raises(ValueError, match="above 0"):
-        share_frozen([1.0], 0)
+    for n in (0, [10.0, 20.0], [0.0]):
+        with pytest.raises(ValueError, match="above 0"):
+            share_frozen([1.0], n)

@@ -116,10 +116,25 @@ def test_streaming_equals_one_pass_in_any_order(keep: int) -> None:
     parts = [tails.update(tails.init(5, keep), part) for part in scores.tensor_split([2, 40, 41], dim=1)]
     for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
         merged = functools.reduce(tails.merge, (parts[i] for i in order), tails.init(5, keep))
-        assert merged.count == 97
+        assert set(merged.count.tolist()) == {97}
         assert torch.equal(merged.scores, one.scores)
     streamed = functools.reduce(tails.update, scores.tensor_split([5, 50], dim=1), tails.init(5, keep))
     assert torch.equal(streamed.scores, one.scores)
+
+
+def test_queries_with_different_numbers_of_keys_have_their_own_tails() -> None:
+    generator = torch.Generator().manual_seed(2)
+    blocks = [
+        3 * torch.randn(rows, keys, generator=generator, dtype=torch.float64) for rows, keys in ((2, 16), (1, 97), (3, 700))
+    ]
+    states = [tails.update(tails.init(len(x), tails.tail_length(x.shape[1]) + 1), x) for x in blocks]
+    fit = tails.finish(tails.stack(states))
+    alone = [tails.pareto_khat(x, x.shape[1]) for x in blocks]
+    for name in ("khat", "low", "high"):
+        np.testing.assert_array_equal(getattr(fit, name), np.concatenate([getattr(part, name) for part in alone]))
+    assert np.isnan(fit.khat[:2]).all()  # three weights of sixteen are no tail
+    assert np.isfinite(fit.khat[2:]).all()
+    assert (fit.threshold, fit.tail) == (tails.khat_threshold(372), tails.tail_length(372))  # (2 16 + 97 + 3 700) / 6 = 371.5
 
 
 def test_top_mass() -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 
 import esscher as es
 from esscher.convergence import deposit
+from esscher.diagnostics.tails import TopScores
 from esscher.diagnostics.tails import finish as finish_tail
 from esscher.models import head_state
 from esscher.models.head_state import HeadState
+from tests.convergence.pools import by_subsets
 
 QUERIES, KEPT, KEYS, WIDTH = 11, 5, 307, 3
 COUNTS = np.array([1, 7, 50, 300])
@@ -32,14 +32,14 @@ def state_of(keys: slice, dtype: torch.dtype = torch.float32, center: float = 2.
 
 
 def assert_same(a: HeadState, b: HeadState, rtol: float) -> None:
-    assert a.kept is not None
-    assert b.kept is not None
     assert a.keys == b.keys
     for one, other, sampling in ((a.drawn, b.drawn, "replacement"), (a.kept, b.kept, "bernoulli")):
         left, right = (deposit.finish(x, COUNTS, sampling).mse for x in (one, other))
         np.testing.assert_allclose(left, right, rtol=rtol)
     np.testing.assert_allclose(finish_tail(a.top).khat, finish_tail(b.top).khat, rtol=1e-12)
-    assert a.top.count == b.top.count == a.keys
+    assert set(a.top.count.tolist()) == set(b.top.count.tolist()) == {a.keys}
+    for one, other in ((a.drawn, b.drawn), (a.kept, b.kept), (a.top, b.top)):
+        assert torch.equal(*(x.count if isinstance(x, TopScores) else x.keys for x in (one, other)))
     assert torch.equal(a.rows, b.rows)
 
 
@@ -47,7 +47,6 @@ def assert_same(a: HeadState, b: HeadState, rtol: float) -> None:
 def test_errors_of_a_state_are_those_of_the_pool(dtype: torch.dtype, rtol: float) -> None:
     scores, values = pool(dtype)
     state = state_of(slice(None), dtype)
-    assert state.kept is not None
     for known, sampling, rows in ((state.drawn, "replacement", range(QUERIES)), (state.kept, "bernoulli", state.rows.tolist())):
         found = deposit.finish(known, COUNTS, sampling).mse
         q = scores[list(rows)].double()
@@ -79,13 +78,6 @@ def test_bytes_give_the_state_back(dtype: torch.dtype, rtol: float) -> None:
     )
 
 
-def test_bytes_of_a_state_without_kept_keys() -> None:
-    state = replace(state_of(slice(None)), kept=None)
-    again = head_state.from_bytes(head_state.to_bytes(state))
-    assert again.kept is None
-    assert head_state.merge(again, state_of(slice(0, 5))).kept is None
-
-
 def test_stacked_queries_over_their_own_keys_are_each_their_own_pool() -> None:
     scores, values = pool(torch.float64)
     center = values.mean(0)
@@ -100,6 +92,36 @@ def test_stacked_queries_over_their_own_keys_are_each_their_own_pool() -> None:
         own = torch.eye(KEYS, dtype=torch.float64)[keys]
         truth = es.exact_pool_curve(size * scores[rows], own, values[keys], COUNTS, scale=1.0)
         np.testing.assert_allclose(found[rows], truth.queries.mse, rtol=1e-7)
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 1e-5), (torch.float64, 1e-8)])
+def test_stacked_queries_keep_one_fraction_of_their_own_keys(dtype: torch.dtype, rtol: float) -> None:
+    """All subsets of 3, 7 and 11 keys, f = n / 7; the pool of 7 keys alone has the same errors as among the others."""
+    generator = torch.Generator().manual_seed(8)
+    grid = deposit.choose_grid(dtype, "bernoulli")
+    parts, pools = [], []
+    for size in (3, 7, 11):
+        scores = 2 * torch.randn(1, size, generator=generator, dtype=torch.float64)
+        values = torch.randn(size, WIDTH, generator=generator, dtype=torch.float64)
+        pools.append((scores[0].numpy(), values.numpy()))
+        parts.append(deposit.update(deposit.init(1, grid, values.mean(0)), scores.to(dtype), values.to(dtype)))
+    state = head_state.stack(parts)
+    assert state.keys.tolist() == [3, 7, 11]
+    assert state.mean_keys == 7
+    n = np.array([1, 3, 6, 7])
+    found = deposit.finish(state, n, "bernoulli", details=True)
+    for row, (scores_here, values_here) in enumerate(pools):
+        for column, count in enumerate(n[:-1].tolist()):
+            truth = by_subsets(scores_here, values_here, count / 7)
+            np.testing.assert_allclose(found.mse[row, column], truth.mse, rtol=rtol)
+            np.testing.assert_allclose(found.sum_p2[row, column], truth.sum_p2, rtol=rtol)
+            assert found.bias is not None
+            np.testing.assert_allclose(found.bias[row, column], truth.bias, rtol=0, atol=10 * rtol)
+        weights = np.exp(scores_here - scores_here.max())
+        np.testing.assert_allclose(found.sum_p2[row, -1], np.square(weights / weights.sum()).sum(), rtol=rtol)
+    assert (found.mse[:, -1] == 0).all()
+    alone = deposit.finish(parts[1], n, "bernoulli")
+    np.testing.assert_allclose(alone.mse[0], found.mse[1], rtol=rtol)
 
 
 @pytest.mark.parametrize(("queries", "kept"), [(1, 1), (5, 9), (256, 64), (7, 2), (100, 99), (24, 8)])

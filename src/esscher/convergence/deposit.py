@@ -28,7 +28,7 @@ from esscher.convergence.laplace import NodeErrors, step_for
 from esscher.convergence.scatter import scatter
 from esscher.convergence.splines import interpolation_error
 
-__all__ = ["Deposit", "Extent", "Grid", "choose_grid", "finish", "init", "merge", "reach", "recentre", "update"]
+__all__ = ["Deposit", "Extent", "Grid", "choose_grid", "finish", "init", "merge", "reach", "recentre", "take", "update"]
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -57,7 +57,12 @@ class Deposit:
     cells: Tensor  # (d_v + 2, m, L) float64; the last cell of query i is number end_i - 1, L the longest range
     first: Tensor  # (m,) int64: the lowest cell that a key reaches
     end: Tensor  # (m,) int64: past the highest, rounded up to ALIGN
-    keys: int
+    keys: Tensor  # (m,) int64: how many each query has seen
+
+    @property
+    def mean_keys(self) -> int:
+        """The number of keys of a query, on average over the queries, to the nearest whole number."""
+        return round(float(self.keys.double().mean()))
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ def init(queries: int, grid: Grid, center: Tensor) -> Deposit:
     center = center.double()
     cells = torch.zeros(center.shape[0] + 2, queries, 0, dtype=torch.float64, device=center.device)
     far = torch.full((queries,), 2**60, dtype=torch.int64, device=center.device)
-    return Deposit(grid, center, cells, far, -far, 0)
+    return Deposit(grid, center, cells, far, -far, torch.zeros_like(far))
 
 
 def update(
@@ -150,22 +155,25 @@ def finish(
 ) -> NodeErrors:
     """The exact errors of the pool of all keys seen, at every n; ``accuracy`` includes the grid's own error.
 
+    "bernoulli" keeps each key with probability f = n / mean_keys: where queries have seen different numbers of keys, f is
+    the same for all of them, and n is what they keep on average.
+
     That error is measured on a few queries, by the difference between two spacings, unless ``interpolation`` (of a like
     state: the result has it) is given; measuring costs as much again as the errors of few queries.
     """
-    if state.keys == 0:
-        raise ValueError("finish: the state has seen no key; update it first")
-    levels = [_level(state.grid, count / state.keys) if sampling == "bernoulli" else 0 for count in n.tolist()]
-    result = _integrate(state, n, sampling, details, levels)
+    if not bool((state.keys > 0).all()):
+        raise ValueError("finish: a query of the state has seen no key; update it first")
+    of = state.mean_keys
+    levels = [_level(state.grid, count / of) if sampling == "bernoulli" else 0 for count in n.tolist()]
+    result = _integrate(state, n, of, sampling, details, levels)
     if interpolation is not None:
         return replace(result, accuracy=result.accuracy + interpolation / 2, interpolation=interpolation)
     rows = torch.linspace(0, len(state.end) - 1, min(SUBSET, len(state.end)), device=state.end.device).long()
-    few = replace(state, cells=state.cells[:, rows], first=state.first[rows], end=state.end[rows])
-    error = _interpolation(few, result.mse[rows.cpu().numpy()], n, sampling, levels)
+    error = _interpolation(take(state, rows), result.mse[rows.cpu().numpy()], n, of, sampling, levels)
     return replace(result, accuracy=result.accuracy + error / 2, interpolation=error)
 
 
-def _integrate(state: Deposit, n: Counts, sampling: str, details: bool, levels: list[int]) -> NodeErrors:
+def _integrate(state: Deposit, n: Counts, of: int, sampling: str, details: bool, levels: list[int]) -> NodeErrors:
     """The integrals, with the spacing doubled ``levels`` times for each n; replacement has one level for all."""
     grid = state.grid
     step = step_for(grid.tol)
@@ -174,7 +182,7 @@ def _integrate(state: Deposit, n: Counts, sampling: str, details: bool, levels: 
         counts = torch.as_tensor(n, dtype=torch.float64, device=state.cells.device)
         return draw_with_replacement(base.coarser(levels[0]), counts, step=step, tol=grid.tol, details=details)
     parts = [
-        keep_fraction(base.coarser(level), count, state.keys, step=step, tol=grid.tol, details=details)
+        keep_fraction(base.coarser(level), count, of, state.keys, step=step, tol=grid.tol, details=details)
         for count, level in zip(n.tolist(), levels, strict=True)
     ]
     return side_by_side(parts)
@@ -192,7 +200,7 @@ def _level(grid: Grid, fraction: float) -> int:
     return level
 
 
-def _interpolation(few: Deposit, mse: Floats, n: Counts, sampling: str, levels: list[int]) -> float:
+def _interpolation(few: Deposit, mse: Floats, n: Counts, of: int, sampling: str, levels: list[int]) -> float:
     """Relative error of the mean squared error from the grid, by the change at another spacing.
 
     At twice the spacing the error is in the end 2^points times as large; 2^(points/2 + 1) is taken, as the sharpest
@@ -200,10 +208,15 @@ def _interpolation(few: Deposit, mse: Floats, n: Counts, sampling: str, levels: 
     """
     coarser = [few.grid.spacing * 2 ** (level + 1) <= COARSEST for level in levels]
     other = [level + 1 if up else level - 1 for level, up in zip(levels, coarser, strict=True)]
-    change = np.abs(_integrate(few, n, sampling, False, other).mse - mse).mean(axis=0)
+    change = np.abs(_integrate(few, n, of, sampling, False, other).mse - mse).mean(axis=0)
     change = np.where(coarser, change / 2 ** (few.grid.points // 2 + 1), change)
     size = mse.mean(axis=0)
     return float((change / np.where(size > 0, size, 1.0)).max())
+
+
+def take(state: Deposit, rows: Tensor) -> Deposit:
+    """The deposits of these queries, in this order."""
+    return replace(state, cells=state.cells[:, rows], first=state.first[rows], end=state.end[rows], keys=state.keys[rows])
 
 
 def _reframe(state: Deposit, extent: Extent) -> Deposit:

@@ -57,24 +57,30 @@ def _bernoulli_tail(kept: float, dropped: float) -> Family:
     return family
 
 
-def keep_fraction(source: Source, n: int, keys: int, *, step: float, tol: float, details: bool = False) -> NodeErrors:
-    """The error when each of ``keys`` equal keys is kept with probability n / keys; no kept key counts as no error."""
-    sums = _Kept(source, n, keys, step, details)
-    if n == keys:
+def keep_fraction(
+    source: Source, n: int, of: int, keys: Tensor | None = None, *, step: float, tol: float, details: bool = False
+) -> NodeErrors:
+    """The error when each key is kept with probability f = n / of; no kept key counts as no error.
+
+    ``keys`` (m,): how many equal keys each query has; None: ``of`` for all.
+    """
+    sums = _Kept(source, n, of, keys, step, details)
+    if n == of:
         return sums.all_kept()
-    total = math.log(keys) + source.moments.log_first  # log of the largest possible S
-    start = float((0.5 * math.log(2 * tol) - math.log(n / keys) - total).min())
+    total = sums.keys[:, 0].log() + source.moments.log_first  # log of the largest possible S
+    start = float((0.5 * math.log(2 * tol) - math.log(n / of) - total).min())
     march(source, sums, start, -float(total.max()) - 18, step, tol)
     return sums.result((aliasing(step) + 2 * tol) / 2)
 
 
 class _Kept:
-    """Running sums over nodes, for m queries and one fraction f = n / keys."""
+    """Running sums over nodes, for m queries and one fraction f = n / of."""
 
-    def __init__(self, source: Source, n: int, keys: int, step: float, details: bool) -> None:
-        self.source, self.keys, self.step, self.details = source, keys, step, details
-        self.kept, self.dropped = n / keys, (keys - n) / keys
+    def __init__(self, source: Source, n: int, of: int, keys: Tensor | None, step: float, details: bool) -> None:
+        self.source, self.step, self.details = source, step, details
+        self.kept, self.dropped = n / of, (of - n) / of
         limit = source.moments.limit
+        self.keys = (limit.new_full((len(limit),), of) if keys is None else keys.to(limit))[:, None]  # (m, 1)
         self.sums = torch.zeros(3, limit.shape[0], dtype=torch.float64, device=limit.device)
         self.drift = torch.zeros_like(limit)
 
@@ -101,7 +107,7 @@ class _Kept:
         """E[|sum e c|^2 t^2 exp(-tS)] <= t^2 f (1-f) sum_j e_j^2 |c_j|^2, because sum_j e_j c_j = 0."""
         pool = self.source.moments
         square = self.dropped * torch.exp(2 * tau + pool.log_spread)
-        return torch.stack([square, torch.exp(2 * tau + pool.log_pair)]) * (self.kept * self.keys / 2)
+        return torch.stack([square, torch.exp(2 * tau + pool.log_pair)]) * (self.kept * self.keys[:, 0] / 2)
 
     def result(self, accuracy: float) -> NodeErrors:
         pool = self.source.moments
@@ -119,6 +125,6 @@ class _Kept:
     def all_kept(self) -> NodeErrors:
         """f = 1: the pool itself. No error, and no slope of its logarithm."""
         pool = self.source.moments
-        self.sums[1] = torch.exp(pool.log_pair - 2 * pool.log_first) / self.keys
+        self.sums[1] = torch.exp(pool.log_pair - 2 * pool.log_first) / self.keys[:, 0]
         self.sums[2] = math.nan
         return self.result(0.0)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from esscher.diagnostics.tails import gaussian_khat
-from esscher.inputs import as_positive, as_tensor
+from esscher.inputs import as_tensor
 
 __all__ = ["LABELS", "SIGNATURES", "HeadEvidence", "Regime", "classify", "share_frozen"]
 
@@ -77,11 +77,14 @@ class Regime:
 
 
 def share_frozen(s: Any, n: Any) -> float:
-    """Share of the queries with s^2 > 2 log n, ``s`` (m,) their score deviations."""
+    """Share of the queries with s^2 > 2 log n: ``s`` (m,) their score deviations, ``n`` their keys, one number or (m,)."""
     deviation = as_tensor(s, "s", ndim=1).double()
     if deviation.numel() == 0:
         raise ValueError("s: expected the deviation of at least one query, got none")
-    return float((deviation.square() > 2.0 * math.log(as_positive(n, "n"))).double().mean())
+    keys = as_tensor(n, "n").double().to(deviation.device)
+    if keys.shape not in ((), deviation.shape) or not bool((keys > 0).all()):
+        raise ValueError(f"n: expected a number above 0, or one for each of {deviation.numel()} queries, got {n}")
+    return float((deviation.square() > 2.0 * keys.log()).double().mean())
 
 
 def classify(evidence: HeadEvidence) -> Regime:

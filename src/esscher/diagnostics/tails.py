@@ -18,6 +18,7 @@ The M + 1 largest scores of each query are a streaming state: init, update, merg
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +27,7 @@ import numpy.typing as npt
 import scipy.special
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from esscher.inputs import as_count, as_tensor
 
@@ -38,6 +40,7 @@ __all__ = [
     "khat_threshold",
     "merge",
     "pareto_khat",
+    "stack",
     "tail_length",
     "top_mass",
     "update",
@@ -55,11 +58,11 @@ USUAL = 0.7
 
 @dataclass(frozen=True)
 class TopScores:
-    """State: the ``keep`` largest scores of each query, in falling order, and how many keys were seen."""
+    """State: the ``keep`` largest scores of each query, in falling order, and how many keys it has seen."""
 
     keep: int
-    count: int
-    scores: Tensor  # (m, min(keep, count)), in the dtype of the scores
+    count: Tensor  # (m,) int64
+    scores: Tensor  # (m, at most keep), in the dtype of the scores; a query that has seen fewer keys ends in -inf
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,8 @@ def khat_threshold(total: Any) -> float:
 
 def init(queries: int, keep: int, *, dtype: torch.dtype = torch.float64, device: Any = None) -> TopScores:
     """The state before any key. For S keys in all, ``keep`` = tail_length(S) + 1 is what the fit asks for."""
-    return TopScores(as_count(keep, "keep"), 0, torch.empty(queries, 0, dtype=dtype, device=device))
+    count = torch.zeros(queries, dtype=torch.int64, device=device)
+    return TopScores(as_count(keep, "keep"), count, torch.empty(queries, 0, dtype=dtype, device=device))
 
 
 def update(state: TopScores, scores: Tensor) -> TopScores:
@@ -114,7 +118,7 @@ def update(state: TopScores, scores: Tensor) -> TopScores:
     if scores.ndim != 2 or scores.shape[0] != state.scores.shape[0]:
         raise ValueError(f"scores: expected {state.scores.shape[0]} rows, got shape {tuple(scores.shape)}")
     block = scores.topk(min(state.keep, scores.shape[1]), dim=1).values.to(state.scores.dtype)
-    return merge(state, TopScores(state.keep, scores.shape[1], block))
+    return merge(state, TopScores(state.keep, torch.full_like(state.count, scores.shape[1]), block))
 
 
 def merge(a: TopScores, b: TopScores) -> TopScores:
@@ -129,11 +133,31 @@ def merge(a: TopScores, b: TopScores) -> TopScores:
     return replace(a, count=a.count + b.count, scores=top)
 
 
+def stack(states: Sequence[TopScores]) -> TopScores:
+    """States of different queries, each over its own keys, as one."""
+    longest = max(state.scores.shape[1] for state in states)
+    rows = [pad(state.scores, (0, longest - state.scores.shape[1]), value=-math.inf) for state in states]
+    return TopScores(max(state.keep for state in states), torch.cat([state.count for state in states]), torch.cat(rows))
+
+
 def finish(state: TopScores, level: float = 0.95) -> TailFit:
-    """k-hat of every query over all keys seen."""
-    if state.count == 0:
-        raise ValueError("finish: the state has seen no key; update it first")
-    return pareto_khat(state.scores, state.count, level=level)
+    """k-hat of every query over all keys it has seen: the tail and its length are the query's own.
+
+    Threshold, label and reason are for the mean number of keys, to the nearest whole number.
+    """
+    counts = state.count.cpu().numpy()
+    if not counts.size or counts.min() == 0:
+        raise ValueError("finish: a query of the state has seen no key; update it first")
+    khat, low, high = np.empty((3, counts.size))
+    for total in np.unique(counts).tolist():
+        own = counts == total
+        rows = state.scores[torch.from_numpy(own).to(state.scores.device)]
+        fit = pareto_khat(rows[:, torch.isfinite(rows).all(0)], total, level=level)
+        khat[own], low[own], high[own] = fit.khat, fit.low, fit.high
+    mean = round(float(counts.mean()))
+    tail, threshold = min(tail_length(mean), state.scores.shape[1] - 1), khat_threshold(mean)
+    label, reason = _describe(khat, low, high, threshold, tail, mean, level)
+    return TailFit(khat, low, high, threshold, tail, level, label, reason)
 
 
 def top_mass(state: TopScores, log_sum_exp: Any, count: int = 1) -> Floats:

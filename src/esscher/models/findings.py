@@ -42,8 +42,9 @@ METRICS = {"replacement": "l2", "bernoulli": "l2_kept"}  # in curves.parquet
 
 # The columns of heads.parquet, in order; `tokens_needed_*` come once for each epsilon.
 COLUMNS = [
-    *("layer", "head", "kv_head", "status", "reason", "n_keys", "n_queries", "token_space", "reach", "horizon", "horizon2"),
-    *("coupling", "beta_paper", "beta_paper_experimental", "beta_sharp", "beta_sharp_rms", "beta_fit", "beta_low", "beta_high"),
+    *("layer", "head", "kv_head", "status", "reason", "n_keys", "n_keys_least", "n_keys_most", "n_queries"),
+    *("n_kept_queries", "token_space", "reach", "horizon", "horizon2", "coupling"),
+    *("beta_paper", "beta_paper_experimental", "beta_sharp", "beta_sharp_rms", "beta_fit", "beta_low", "beta_high"),
     *("local_slope_at_n", "rms_at_n", "relative_at_n", "q95_at_n", "asymptotic_from", "delta_constant", "limit_rms"),
     *("effective_tokens", "entropy", "score_sd", "share_frozen", "freezing_tokens", "khat", "khat_low", "khat_high"),
     *("khat_label", "sink_mass", "score_verdict", "token_verdict", "regime", "regime_reason", "signatures", "accuracy"),
@@ -59,7 +60,6 @@ WORDS = {
     "regime_reason",
     "signatures",
 }
-NUMBERS = {"layer", "head", "kv_head", "n_keys", "n_queries"}
 
 
 @dataclass
@@ -106,7 +106,8 @@ def failed_row(spec: ProbeSpec, info: LayerInfo, head: int, reason: str, keys: i
     """The row of a head that could not be measured."""
     row = {name: "" if name in WORDS else math.nan for name in columns(spec)}
     kv_head = info.kv_head(head)
-    numbers = {"layer": info.layer, "head": head, "kv_head": kv_head, "n_keys": keys, "n_queries": queries}
+    numbers = {"layer": info.layer, "head": head, "kv_head": kv_head, "n_queries": queries, "n_kept_queries": 0}
+    numbers |= dict.fromkeys(("n_keys", "n_keys_least", "n_keys_most"), keys)
     return row | numbers | {"status": "failed", "reason": reason, "regime": "unknown"}
 
 
@@ -137,7 +138,7 @@ class _Layer:
         largest = math.nan if hidden is None or hidden.largest_z is None else float(hidden.largest_z)
         return {
             "layer": self.info.layer,
-            "tokens": self.state.keys,
+            "tokens": self.q.count,
             "reach": math.nan if hidden is None else _norm(hidden.cov),
             "kurtosis_max": kurtosis,
             "largest_z": largest,
@@ -149,18 +150,18 @@ class _Layer:
     def measure(self, head: int, known: HeadState, tables: Tables) -> None:
         """Append the rows of one head to every table."""
         drawn = self._curve(known.drawn, drawn_ladder(self.spec, known.keys), "replacement")
-        kept = None if known.kept is None else self._curve(known.kept, kept_ladder(self.spec, known.keys), "bernoulli")
+        kept = self._curve(known.kept, kept_ladder(self.spec, known.kept.mean_keys), "bernoulli")
         mass, first, grid = known.drawn.cells[-2], first_centres(known.drawn), known.drawn.grid
         softmax = softmax_statistics(mass, first, grid.spacing, grid.points)
         shape = score_histogram(mass, first, grid.spacing, points=grid.points)
         tail = tails.finish(known.top)
-        row = self._identity(head) | self._theory(head)
+        row = self._identity(head, known) | self._theory(head)
         row |= self._rates(drawn, known.keys)
         row |= {
             "effective_tokens": float(1 / np.mean(1 / softmax.effective_tokens)),
             "entropy": float(softmax.entropy.mean()),
             "score_sd": float(np.median(softmax.sd)),
-            "share_frozen": share_frozen(softmax.sd, known.keys),
+            "share_frozen": share_frozen(softmax.sd, known.drawn.keys.double()),
             "freezing_tokens": freezing_tokens(float(np.median(softmax.sd))),
             "sink_mass": float(self.state.sink_mass[head].double().mean()),
             "score_verdict": shape.verdict,
@@ -169,15 +170,13 @@ class _Layer:
         }
         row |= self._regime(head, row, drawn, tail)
         tables.heads.append({name: row[name] for name in columns(self.spec)})
-        for curve in (drawn, kept):
-            if curve is not None:
-                tables.curves.append(curve_rows(self.info.layer, head, curve))
+        tables.curves += [curve_rows(self.info.layer, head, curve) for curve in (drawn, kept)]
         place = {"layer": self.info.layer, "head": head}
         tables.scores.append(_histogram_rows(shape).assign(**place))
         tables.tails.append(_survival_rows(shape).assign(**place))
 
     def _curve(self, state: Deposit, n: Indices, sampling: str) -> ErrorCurve:
-        """The exact error of n keys drawn with replacement, or of keys kept with probability n / N each."""
+        """The exact error of n keys drawn with replacement, or of keys kept with probability n / (their mean number)."""
         errors = deposit.finish(state, n, sampling, interpolation=self.interpolation.get(sampling))
         self.interpolation.setdefault(sampling, errors.interpolation)
         curve = ErrorCurve.from_queries(
@@ -185,15 +184,18 @@ class _Layer:
         )
         return replace(curve, metric=METRICS[sampling])
 
-    def _identity(self, head: int) -> dict[str, Any]:
+    def _identity(self, head: int, known: HeadState) -> dict[str, Any]:
         return {
             "layer": self.info.layer,
             "head": head,
             "kv_head": self.info.kv_head(head),
             "status": "ok",
             "reason": self.info.note,
-            "n_keys": self.state.keys,
+            "n_keys": known.keys,
+            "n_keys_least": int(known.drawn.keys.min()),
+            "n_keys_most": int(known.drawn.keys.max()),
             "n_queries": len(self.clusters),
+            "n_kept_queries": len(known.rows),
         }
 
     def _theory(self, head: int) -> dict[str, Any]:

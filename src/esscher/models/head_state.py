@@ -2,7 +2,8 @@
 
 Three sums over keys give everything that is measured of a head: deposits on score grids for draws with replacement and, for
 some of the queries, finer ones for kept keys (esscher.convergence.deposit), and each query's largest scores
-(esscher.diagnostics.tails). None of them grows with the number of keys, and states over disjoint keys merge.
+(esscher.diagnostics.tails). None of them grows with the number of keys, and states over disjoint keys
+merge. Queries may also have seen different keys, each its own number of them (``stack``).
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ class HeadState:
     """``drawn``: deposits of all m queries; ``kept``: of the ``rows`` among them; ``top``: the largest scores of these."""
 
     drawn: Deposit
-    kept: Deposit | None
+    kept: Deposit
     top: TopScores
     rows: Tensor  # (m_kept,) int64
 
     @property
     def keys(self) -> int:
-        return self.drawn.keys
+        """The number of keys that a query sees, on average."""
+        return self.drawn.mean_keys
 
 
 def kept_rows(queries: int, kept: int) -> Tensor:
@@ -65,19 +67,19 @@ def update(state: HeadState, scores: Tensor, values: Tensor) -> HeadState:
     return replace(
         state,
         drawn=deposit.update(state.drawn, scores, values, owned=True),
-        kept=None if state.kept is None else deposit.update(state.kept, some, values, owned=True),
+        kept=deposit.update(state.kept, some, values, owned=True),
         top=tails.update(state.top, some),
     )
 
 
 def merge(a: HeadState, b: HeadState) -> HeadState:
     """The state over the union of two disjoint sets of keys, seen by the same queries."""
-    kept = None if a.kept is None or b.kept is None else deposit.merge(a.kept, b.kept)
-    return replace(a, drawn=deposit.merge(a.drawn, b.drawn), kept=kept, top=tails.merge(a.top, b.top))
+    drawn, kept = deposit.merge(a.drawn, b.drawn), deposit.merge(a.kept, b.kept)
+    return replace(a, drawn=drawn, kept=kept, top=tails.merge(a.top, b.top))
 
 
 def stack(states: Sequence[Deposit]) -> Deposit:
-    """Deposits of different queries, each over its own keys, as one. ``keys`` is that of the first."""
+    """Deposits of different queries, each over its own keys, as one."""
     first = states[0]
     aligned = [first, *[deposit.recentre(state, first.center) for state in states[1:]]]
     longest = max(state.cells.shape[2] for state in aligned)
@@ -88,6 +90,7 @@ def stack(states: Sequence[Deposit]) -> Deposit:
         cells=cells,
         first=torch.cat([state.first for state in aligned]),
         end=torch.cat([state.end for state in aligned]),
+        keys=torch.cat([state.keys for state in aligned]),
     )
 
 
@@ -96,26 +99,20 @@ def stack(states: Sequence[Deposit]) -> Deposit:
 
 def to_bytes(state: HeadState) -> bytes:
     """The state as safetensors. Cells are rounded to float32 where the grid itself is no better."""
-    tensors = {"rows": state.rows, "top.scores": state.top.scores, "top.numbers": _numbers(state.top.keep, state.top.count)}
-    tensors |= _pack("drawn", state.drawn)
-    if state.kept is not None:
-        tensors |= _pack("kept", state.kept)
+    top = state.top
+    tensors = {"rows": state.rows, "top.scores": top.scores, "top.count": top.count, "top.keep": torch.tensor([top.keep])}
+    tensors |= _pack("drawn", state.drawn) | _pack("kept", state.kept)
     return save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
 
 
 def from_bytes(data: bytes) -> HeadState:
     tensors = load(data)
-    keep, count = (int(number) for number in tensors["top.numbers"])
     return HeadState(
         drawn=_unpack("drawn", tensors),
-        kept=_unpack("kept", tensors) if "kept.cells" in tensors else None,
-        top=TopScores(keep, count, tensors["top.scores"]),
+        kept=_unpack("kept", tensors),
+        top=TopScores(int(tensors["top.keep"]), tensors["top.count"], tensors["top.scores"]),
         rows=tensors["rows"],
     )
-
-
-def _numbers(*values: int | float) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
 
 
 def _pack(name: str, state: Deposit) -> dict[str, Tensor]:
@@ -125,17 +122,18 @@ def _pack(name: str, state: Deposit) -> dict[str, Tensor]:
         f"{name}.center": state.center.clone(),  # both deposits share theirs, which safetensors refuses
         f"{name}.first": state.first,
         f"{name}.end": state.end,
-        f"{name}.numbers": _numbers(state.keys, state.grid.spacing, state.grid.points, state.grid.tol),
+        f"{name}.keys": state.keys,
+        f"{name}.grid": torch.tensor([state.grid.spacing, state.grid.points, state.grid.tol], dtype=torch.float64),
     }
 
 
 def _unpack(name: str, tensors: dict[str, Any]) -> Deposit:
-    keys, spacing, points, tol = tensors[f"{name}.numbers"].tolist()
+    spacing, points, tol = tensors[f"{name}.grid"].tolist()
     return Deposit(
         grid=Grid(spacing, int(points), tol),
         center=tensors[f"{name}.center"],
         cells=tensors[f"{name}.cells"].double(),
         first=tensors[f"{name}.first"],
         end=tensors[f"{name}.end"],
-        keys=int(keys),
+        keys=tensors[f"{name}.keys"],
     )

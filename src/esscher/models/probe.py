@@ -25,7 +25,7 @@ from esscher.models.moments import WHOLE_LAYER, moment_curves, moment_ladder, mo
 from esscher.models.parity import parity
 from esscher.models.probe_spec import KEYS, ProbeSpec, own_ladder
 from esscher.models.sequence import sequence_state
-from esscher.models.source import TokenSource, forget_source, keep_object, source_of
+from esscher.models.source import Indices, TokenSource, forget_source, keep_object, source_of
 from esscher.runs import Job, Run, Shard, Unit, execute
 
 __all__ = ["PROBE", "about", "probe"]
@@ -160,7 +160,8 @@ def compute(spec: ProbeSpec, unit: Unit) -> Mapping[str, Any]:
     """The finished tables of one layer or some of its heads, or the states of some layers over one part."""
     source = source_of(spec)
     if spec.pool == "sequence":
-        return _finish(source, sequence_state(source, unit["layers"][0])).finished()
+        state, used = sequence_state(source, unit["layers"][0])
+        return _finish(source, state, source.places.windows[used]).finished()
     if _in_parts(source):
         states = stream(source, unit["layers"], source.parts[unit["part"]])
         stored: list[dict[str, Any]] = []
@@ -169,7 +170,7 @@ def compute(spec: ProbeSpec, unit: Unit) -> Mapping[str, Any]:
         return {"states": {name: [row[name] for row in stored] for name in stored[0]}}
     if not fits(source):
         (state,) = stream(source, unit["layers"], source.parts[0])
-        return _finish(source, state).finished()
+        return _finish(source, state, source.places.windows).finished()
     return _held(source, unit).finished()
 
 
@@ -189,8 +190,8 @@ def _held(source: TokenSource, unit: Unit) -> Tables:
     return tables
 
 
-def _finish(source: TokenSource, state: LayerState) -> Tables:
-    return layer_tables(source.spec, state, _maps(source.spec)[state.info.layer], source.places.windows)
+def _finish(source: TokenSource, state: LayerState, clusters: Indices) -> Tables:
+    return layer_tables(source.spec, state, _maps(source.spec)[state.info.layer], clusters)
 
 
 @functools.lru_cache(maxsize=1)
@@ -244,7 +245,7 @@ def _merged(source: TokenSource, shards: Sequence[Shard]) -> dict[str, pd.DataFr
     whole = [layer for layer in sorted(states) if seen[layer] == len(source.parts)]
     finished: dict[str, list[pd.DataFrame]] = {"heads": [], "layers": []}
     for layer in whole:
-        for name, frame in _finish(source, states.pop(layer)).finished().items():
+        for name, frame in _finish(source, states.pop(layer), source.places.windows).finished().items():
             finished.setdefault(name, []).append(frame)
     return {name: pd.concat(frames, ignore_index=True) if frames else pd.DataFrame() for name, frames in finished.items()}
 

@@ -1,14 +1,19 @@
-"""A query's real context as its pool: the keys of its own window that the mask allows it to see."""
+"""A query's real context as its pool: the keys of its own window that the mask allows it to see.
+
+Contexts differ in their number of keys, a causal query's with its place. Every query that sees FEWEST keys is used, with its
+own number of them: keys are kept at one fraction of each context.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from esscher.convergence.deposit import Deposit
+from esscher.convergence import deposit
+from esscher.diagnostics import tails
 from esscher.diagnostics.tails import TopScores, tail_length
 from esscher.models import head_state
 from esscher.models.capture import Captured
@@ -28,11 +33,13 @@ __all__ = ["sequence_state"]
 
 FEWEST = 16  # keys a context must have
 
+Group = tuple[Context, Indices, Tensor]  # queries, by their place in the context, that see the same keys, and these keys
 
-def sequence_state(source: TokenSource, layer: int) -> LayerState:
-    """The state of a layer whose queries each look at their own context.
 
-    ``keys`` is the number of keys that most queries see; only these queries have errors of kept keys.
+def sequence_state(source: TokenSource, layer: int) -> tuple[LayerState, Indices]:
+    """The state of a layer whose queries each look at their own context, and which of the source's queries it has.
+
+    ``keys`` is the mean number of keys that these see.
     """
     collector = QueryCollector(source, contexts=True)
     moments: list[LayerMoments] = []
@@ -47,49 +54,54 @@ def sequence_state(source: TokenSource, layer: int) -> LayerState:
     total = moments[0]
     for more in moments[1:]:
         total = total.merge(more)
+    sizes = np.concatenate([context.allowed.sum(1).cpu().numpy() for context in queries.contexts])
+    used = np.flatnonzero(sizes >= FEWEST)
+    known = _heads(source, queries, used, int(sizes.max()))
+    seen = sizes[used] if used.size else sizes
+    info = replace(queries.info, note=_note(queries.info.note, len(sizes) - used.size, len(sizes)))
+    return LayerState(info, total, known, queries.sink_mass[:, used], round(float(seen.mean()))), used
+
+
+def _note(note: str, short: int, asked: int) -> str:
+    """What the pool leaves out, and how many queries are."""
+    few = f"{short} of {asked} queries see fewer than {FEWEST} keys and are left out" if short else ""
+    return "; ".join(part for part in (note, few) if part)
+
+
+def _heads(source: TokenSource, queries: LayerQueries, used: Indices, most: int) -> dict[int, HeadState | str]:
     heads: dict[int, HeadState | str] = {}
-    for head in source.heads(layer):
+    asked = used[head_state.kept_rows(len(used), source.spec.kept_queries).numpy()]
+    groups = [(c, members, keys) for c in queries.contexts for members, keys in _groups(c) if len(keys) >= FEWEST]
+    for head in source.heads(queries.info.layer):
         try:
-            heads[head] = _head(source, queries, head)
+            if not groups:
+                raise ValueError(f"no query sees {FEWEST} keys, at most {most} of them; use longer windows")
+            heads[head] = _head(queries, groups, used, asked, head)
         except ValueError as reason:
             heads[head] = str(reason)
-    return LayerState(queries.info, total, heads, queries.sink_mass, _usual(queries))
+    return heads
 
 
-def _usual(queries: LayerQueries) -> int:
-    """The number of keys that most queries see."""
-    sizes = Counter(int(size) for context in queries.contexts for size in context.allowed.sum(1))
-    return max(sizes, key=lambda size: (sizes[size], size))
-
-
-def _head(source: TokenSource, queries: LayerQueries, head: int) -> HeadState:
-    """States of groups of queries with one context each, stacked."""
-    usual = _usual(queries)
-    fewest = min(int(context.allowed.sum(1).min()) for context in queries.contexts)
-    if fewest < FEWEST:
-        raise ValueError(f"a query sees {fewest} keys only, at least {FEWEST} are needed; use longer windows")
-    drawn, kept, top, rows = [], [], [], []
-    asked = set(head_state.kept_rows(len(source.places), source.spec.kept_queries).tolist())
-    for context in queries.contexts:
-        for members, keys in _groups(context):
-            numbers = context.rows[members]
-            state = _group(queries, context, head, torch.from_numpy(numbers), keys, tail_length(fewest) + 1)
-            drawn.append(state.drawn)
-            chosen = [place for place, number in enumerate(numbers.tolist()) if number in asked]
-            if chosen:
-                top.append(state.top.scores[chosen])
-            if state.kept is not None and chosen and state.keys == usual:
-                kept.append(_take(state.kept, chosen))
-                rows += [int(numbers[place]) for place in chosen]
-    order = torch.from_numpy(np.argsort(np.concatenate([c.rows[m] for c in queries.contexts for m, _ in _groups(c)])))
-    whole = head_state.stack(drawn)
-    whole = Deposit(whole.grid, whole.center, whole.cells[:, order], whole.first[order], whole.end[order], usual)
-    scores = torch.cat(top)
+def _head(queries: LayerQueries, groups: list[Group], used: Indices, asked: Indices, head: int) -> HeadState:
+    """States of groups of queries with one context each, stacked in the order of the queries."""
+    drawn, kept, top, numbers, rows = [], [], [], [], []
+    for context, members, keys in groups:
+        own = context.rows[members]
+        state = _group(queries, context, head, torch.from_numpy(own), keys)
+        drawn.append(state.drawn)
+        numbers.append(own)
+        chosen = np.flatnonzero(np.isin(own, asked))
+        if chosen.size:
+            kept.append(deposit.take(state.kept, torch.from_numpy(chosen)))
+            top.append(TopScores(state.top.keep, state.top.count[chosen], state.top.scores[chosen]))
+            rows.append(np.searchsorted(used, own[chosen]))
+    order, among = (torch.from_numpy(np.argsort(np.concatenate(x))) for x in (numbers, rows))
+    largest = tails.stack(top)
     return HeadState(
-        drawn=whole,
-        kept=head_state.stack(kept) if kept else None,
-        top=TopScores(scores.shape[1], usual, scores),
-        rows=torch.tensor(rows, dtype=torch.int64),
+        drawn=deposit.take(head_state.stack(drawn), order),
+        kept=deposit.take(head_state.stack(kept), among),
+        top=TopScores(largest.keep, largest.count[among], largest.scores[among]),
+        rows=torch.from_numpy(np.sort(np.concatenate(rows))),
     )
 
 
@@ -99,12 +111,8 @@ def _groups(context: Context) -> list[tuple[Indices, Tensor]]:
     return [(np.flatnonzero((of == i).cpu().numpy()), patterns[i].nonzero()[:, 0]) for i in range(len(patterns))]
 
 
-def _group(queries: LayerQueries, context: Context, head: int, numbers: Tensor, keys: Tensor, tail: int) -> HeadState:
+def _group(queries: LayerQueries, context: Context, head: int, numbers: Tensor, keys: Tensor) -> HeadState:
     own = queries.info.kv_head(head)
     q, k, v = queries.q[head, numbers.to(queries.q.device)], context.k[own, keys], context.v[own, keys]
-    state = head_state.init(len(q), len(q), tail, v.double().mean(0), q.dtype)
+    state = head_state.init(len(q), len(q), tail_length(len(keys)) + 1, v.double().mean(0), q.dtype)
     return head_state.update(state, scores_of(queries.info, q, k), v)
-
-
-def _take(state: Deposit, rows: list[int]) -> Deposit:
-    return Deposit(state.grid, state.center, state.cells[:, rows], state.first[rows], state.end[rows], state.keys)

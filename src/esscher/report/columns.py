@@ -24,8 +24,11 @@ head | head | Head within its layer, counted from 0; -1 is the whole layer.
 kv_head | kv head | Head whose keys and values this one reads; several query heads may share one.
 status | status | ok, failed or refused.
 reason | reason | Why a head was not measured.
-n_keys | keys | Number of keys in the pool the head was measured on.
+n_keys | keys | Number of keys in the pool the head was measured on; where each query has its own context, their mean.
+n_keys_least | keys, least | Fewest keys that a query sees.
+n_keys_most | keys, most | Most keys that a query sees.
 n_queries | queries | Number of queries averaged over.
+n_kept_queries | queries, kept keys | Of them, queries that the errors of kept keys and the tails are of.
 reach | reach | Largest variance of the tokens in any direction, the norm of their covariance.
 horizon | horizon | One-sided horizon: how far the score matrix stretches the tokens' spread.
 horizon2 | two-sided horizon | Horizon with the spread of queries and keys both counted: largest typical size of a score.
@@ -74,7 +77,7 @@ point | point | Place in the sweep.
 value | value | Value of what the sweep varies.
 metric | error of | Which error: l2 the output itself, mean and cov its first two moments, uniform the worst query.
 kind | kind | exact (an integral) or montecarlo (sampled).
-n | n | Number of tokens.
+n | n | Number of tokens; of kept keys, how many are kept on average.
 rms | rms error | Root mean square error.
 relative | relative error | Error divided by the size of the limit.
 stderr | standard error | Standard error of a sampled error; 0 where exact.
