@@ -94,9 +94,9 @@ def test_mistakes_end_with_one_line_and_code_2(arguments: list[str], words: str,
         ("law: {law: gaussian, dim: 3}\nheads: {}\n", "heads: no such field"),
         ("law: {law: gaussian, dim: 3, radius: 1}\n", "radius: no such field"),
         ("law: {law: cauchy, dim: 3}\n", "'gaussian'"),
-        ("[1, 2]", "expected a mapping"),
-        ("law: [", "not readable as YAML"),
-        ("", "expected a mapping"),
+        ("[1, 2]", "expected 'name: value' lines"),
+        ("law: [", "not YAML"),
+        ("", "expected 'name: value' lines"),
     ],
 )
 def test_bad_yaml(content: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,7 +35,7 @@ def test_page_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         (["RUN", "--figures", "gif"], "--figures: expected some of svg, pdf, png, got gif"),
         (["RUN", "--open", "maybe"], "--open: expected yes or no, got 'maybe'"),
         (["RUN", "--out", "."], "out: expected a file name such as report.html, got the folder ."),
-        ([], "Missing argument 'runs'. (see esscher report --help)"),
+        ([], "Missing argument 'RUN'. (see esscher report --help)"),
     ],
 )
 def test_bad_input(arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

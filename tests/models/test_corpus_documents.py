@@ -158,7 +158,7 @@ def test_a_bad_file_in_a_directory_is_named(tmp_path: Path) -> None:
     assert "c.txt: cannot be read: Too many levels of symbolic links" in refusal(tmp_path)
     (tmp_path / "c.txt").unlink()
     os.mkfifo(tmp_path / "d.txt")
-    assert "d.txt: expected a file, got a pipe" in refusal(tmp_path)
+    assert "d.txt: cannot be read: expected a file, got a pipe" in refusal(tmp_path)
 
 
 def test_a_directory_without_text_is_refused(tmp_path: Path) -> None:

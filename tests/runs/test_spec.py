@@ -75,7 +75,7 @@ def test_bad_files_are_named(text: str, words: str, tmp_path: Path) -> None:
     file.write_text(text, "utf-8")
     with pytest.raises(ValueError, match=words):
         read_spec(file)
-    with pytest.raises(ValueError, match="cannot be read: No such file"):
+    with pytest.raises(ValueError, match="no such file"):
         read_spec(tmp_path / "none.yaml")
 
 

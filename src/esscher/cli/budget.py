@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from esscher.cli.output import Json, print_json, print_table
+from esscher.cli.output import Json, number, path_argument, print_json, print_table
 from esscher.cli.probe import show_totals
 from esscher.models.budget import budget_of
 from esscher.runs import load_run
@@ -16,7 +16,7 @@ __all__ = ["budget"]
 
 
 def budget(
-    run: Annotated[Path, typer.Argument(help="Run directory of esscher probe.")],
+    run: Annotated[Path, path_argument("Run directory of esscher probe.")],
     epsilon: Annotated[float, typer.Option(help="Relative root mean square error to allow.")] = 0.1,
     total: Annotated[int | None, typer.Option(help="Tokens to split between all key-value heads, instead of an error.")] = None,
     by: Annotated[str, typer.Option(help="Rows: head, or kv (key-value heads).")] = "kv",
@@ -38,7 +38,7 @@ def budget(
         return
     if by == "head":
         rows = [
-            [f"{row['layer']}.{row['head']}", str(row["kv_head"]), f"{row['tokens']:,}", f"{row['ratio']:.1%}"]
+            [f"{row['layer']}.{row['head']}", str(row["kv_head"]), number(row["tokens"], ","), number(row["ratio"], ".1%")]
             for row in found.heads.to_dict("records")
         ]
         print_table(f"tokens for an error of {epsilon:.1%}", ["head", "kv head", "tokens", "of the cache"], rows)
@@ -47,9 +47,9 @@ def budget(
             [
                 f"{row['layer']}.{row['kv_head']}",
                 str(row["heads"]),
-                f"{row['tokens']:,}",
-                f"{row['ratio']:.1%}",
-                f"{row['best_split']:,}",
+                number(row["tokens"], ","),
+                number(row["ratio"], ".1%"),
+                number(row["best_split"], ","),
             ]
             for row in found.caches.to_dict("records")
         ]

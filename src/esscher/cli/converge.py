@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 import yaml
 
-from esscher.cli.output import Dask, Device, Json, Seed, Workers, log, print_json, print_table, read_yaml
+from esscher.cli.output import (
+    Dask,
+    Device,
+    Json,
+    Seed,
+    Workers,
+    check_device,
+    log,
+    number,
+    path_option,
+    print_json,
+    print_table,
+)
 from esscher.convergence.experiment import ExperimentSpec, preset_names, read_preset
 from esscher.report.figures import save_rates
 from esscher.runs import Run, execute, terminal
+from esscher.runs.spec import read_mapping
 
 __all__ = ["converge"]
 
 
 def converge(
     preset: Annotated[str | None, typer.Argument(help="Name of a preset, or a YAML file.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Run directory; runs/NAME-HASH when left out.")] = None,
+    out: Annotated[Path | None, path_option("--out", "Run directory; runs/NAME-HASH when left out.")] = None,
     n: Annotated[str | None, typer.Option(help="Token numbers: 1e3:3e4:12 or 100,1000.")] = None,
     repeats: Annotated[int | None, typer.Option(help="Draws of the tokens.")] = None,
     metrics: Annotated[str | None, typer.Option(help="Which errors, separated by commas.")] = None,
@@ -43,7 +56,7 @@ def converge(
         _list_presets(as_json)
         return
     name = Path(preset).stem
-    settings = read_yaml(Path(preset)) if preset.endswith((".yaml", ".yml")) else yaml.safe_load(read_preset(preset))
+    settings = read_mapping(Path(preset)) if preset.endswith((".yaml", ".yml")) else yaml.safe_load(read_preset(preset))
     flags = {
         "n": n,
         "repeats": repeats,
@@ -56,6 +69,7 @@ def converge(
         if not isinstance(settings.get("sweep"), dict):
             raise ValueError("--values: this experiment sweeps over nothing")
         settings["sweep"] = settings["sweep"] | {"values": _numbers(values)}
+    check_device(device)
     spec = ExperimentSpec.model_validate(settings | {"seed": seed, "device": device})
     formats = [kind for kind in figures.split(",") if kind]
     path = out if out is not None else Path("runs") / f"{name}-{spec.hash[:8]}"
@@ -79,9 +93,9 @@ def show_rates(run: Run, over: str) -> None:
     columns = ["exponent", "low", "high", "exact_exponent", "sharp", "bohbot_experimental", "bohbot"]
     rows = [
         [
-            "" if not over else f"{row['value']:g}",
+            "" if not over else number(row["value"], "g"),
             row["metric"],
-            *[_cell(row[name]) for name in ["horizon2", "coupling", *columns]],
+            *[number(row[name], ".3g") for name in ["horizon2", "coupling", *columns]],
             row["preferred_law"],
             row["status"],
         ]
@@ -91,10 +105,6 @@ def show_rates(run: Run, over: str) -> None:
     print_table(str(run.path), [*header, "1/(2(1+Psi))", "1/(2(1+32Psi))", "law", "status"], rows, left=2)
     for reason in dict.fromkeys(rates.loc[~rates["status"].isin(["ok", "exact"]), "reason"]):
         log(f"note: {reason}")
-
-
-def _cell(value: Any) -> str:
-    return "" if value != value else f"{value:.3g}"  # NaN is not equal to itself
 
 
 def _numbers(text: str) -> list[float]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from esscher.cli.output import Json, log, print_json
+from esscher.cli.output import Json, log, path_argument, path_option, print_json
 from esscher.runs import export_run
 
 __all__ = ["export"]
@@ -16,9 +16,9 @@ KINDS = {"csv": "csv", "parquet": "parquet", "xarray-netcdf": "netcdf", "netcdf"
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    run: Annotated[Path, path_argument("Run directory.")],
     to: Annotated[str, typer.Option("--to", help="csv, parquet or xarray-netcdf.")] = "csv",
-    out: Annotated[Path, typer.Option("--out", help="Folder to write to.")] = Path("export"),
+    out: Annotated[Path, path_option("--out", "Folder to write to.")] = Path("export"),
     as_json: Json = False,
 ) -> None:
     """Write every table of a finished run into a folder, one file each."""

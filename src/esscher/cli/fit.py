@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from esscher.cli.output import Json, print_json, print_table
+from esscher.cli.output import Json, number, path_argument, print_json, print_table
 from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.experiment import ExperimentSpec, curves_of
 from esscher.convergence.fit import fit_rate
@@ -20,7 +20,7 @@ __all__ = ["fit"]
 
 
 def fit(
-    run: Annotated[Path, typer.Argument(help="Run directory of esscher converge or esscher probe.")],
+    run: Annotated[Path, path_argument("Run directory of esscher converge or esscher probe.")],
     window: Annotated[
         str | None, typer.Option(help="Smallest and largest n, 100:10000; every usable point when left out.")
     ] = None,
@@ -59,7 +59,7 @@ def fit(
         raise ValueError(f"{run}: no curves to fit in this run")
     columns = [name for name in rows[0] if name != "reason"]
     cells = [
-        [value if isinstance(value, str) else f"{value:.4g}" for name, value in row.items() if name in columns] for row in rows
+        [value if isinstance(value, str) else number(value) for name, value in row.items() if name in columns] for row in rows
     ]
     print_table(str(run), columns, cells, left=2)
 

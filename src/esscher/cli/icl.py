@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Annotated, Any
 
 import pandas as pd
 import typer
 
-from esscher.cli.output import Dask, Json, Seed, Workers, log, print_json, print_table
+from esscher.cli.output import Dask, Json, Seed, Workers, log, number, path_argument, path_option, print_json, print_table
 from esscher.convergence.spec import parse_ladder
 from esscher.icl.attention import KINDS, Block
 from esscher.icl.concentration import ConcentrationSpec
@@ -37,7 +36,7 @@ Covariance = Annotated[
 Lengths = Annotated[str, typer.Option("--lengths", help="Prompt lengths: 10,100,1000 or 10:1e4:7.")]
 Dim = Annotated[int, typer.Option("--dim", help="Dimension of the covariates.")]
 Noise = Annotated[float, typer.Option("--noise", help="Variance of the label noise.")]
-Out = Annotated[Path | None, typer.Option("--out", help="Run directory; runs/NAME-HASH when left out.")]
+Out = Annotated[Path | None, path_option("--out", "Run directory; runs/NAME-HASH when left out.")]
 BOTH = "isotropic kms:0.5"
 
 
@@ -114,7 +113,7 @@ def flow(
 
 @icl.command("risk")
 def show_risk(
-    run: Annotated[Path | None, typer.Argument(help="A run of esscher icl train: its models are evaluated exactly.")] = None,
+    run: Annotated[Path | None, path_argument("A run of esscher icl train: its models are evaluated exactly.")] = None,
     covariance: Covariance = BOTH,
     lengths: Lengths = "10,100,1000",
     key_query: Annotated[
@@ -177,10 +176,10 @@ def concentration(
 
 @icl.command()
 def figures(
-    out: Annotated[Path, typer.Option("--out", help="Folder for figures and their runs.")],
+    out: Annotated[Path, path_option("--out", "Folder for figures and their runs.")],
     only: Annotated[str | None, typer.Option(help="Some figures: fig2,fig3; all when left out.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Minutes instead of the paper's size.")] = False,
-    training: Annotated[Path | None, typer.Option("--train", help="A run of esscher icl train to use.")] = None,
+    training: Annotated[Path | None, path_option("--train", "A run of esscher icl train to use.")] = None,
     formats: Annotated[str, typer.Option(help="Figure formats: svg, png, pdf, separated by commas.")] = "svg,png",
     workers: Workers = 1,
     dask: Dask = None,
@@ -266,5 +265,5 @@ def _show(run: Run | None, tables: dict[str, pd.DataFrame], as_json: bool, words
 
 def _cell(value: Any) -> str:
     if isinstance(value, float):
-        return "" if math.isnan(value) else f"{value:.4g}"
+        return number(value)
     return str(value)

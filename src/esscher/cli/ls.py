@@ -5,17 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from esscher.cli.output import Json, log, print_json, print_table
+from esscher.cli.output import Json, log, path_argument, print_json, print_table
 from esscher.runs import list_runs
 
 __all__ = ["ls"]
 
 
-def ls(
-    folder: Annotated[Path, typer.Argument(help="Folder that holds run directories.")] = Path(), as_json: Json = False
-) -> None:
+def ls(folder: Annotated[Path, path_argument("Folder that holds run directories.", "FOLDER")] = Path(), as_json: Json = False) -> None:
     """List runs: job, status, units done, when they started."""
     runs = list_runs(folder)
     records = [

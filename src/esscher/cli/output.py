@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,21 +13,50 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-import yaml
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Dask", "Device", "Dtype", "Json", "Seed", "Workers", "as_dtype", "log", "print_json", "print_table", "read_yaml"]
+from esscher.runs.printable import printable
+
+__all__ = [
+    "Dask",
+    "Device",
+    "Dtype",
+    "Json",
+    "Seed",
+    "Workers",
+    "as_dtype",
+    "as_path",
+    "check_device",
+    "log",
+    "number",
+    "path_argument",
+    "path_option",
+    "print_json",
+    "print_table",
+]
+
+MOST_WORKERS = 1024
+UNPRINTABLE = re.compile("[^\n -~]+")  # at most; letters of other scripts are told apart one by one
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Seed of everything random.")]
 Device = Annotated[str, typer.Option("--device", help="Where tensors live: cpu, cuda, cuda:1 ...")]
 Dtype = Annotated[str, typer.Option("--dtype", help="float32 or float64.")]
 
-Workers = Annotated[int, typer.Option("--workers", help="Local processes; 1 is this one.")]
+Workers = Annotated[int, typer.Option("--workers", min=1, max=MOST_WORKERS, help="Local processes; 1 is this one.")]
 Dask = Annotated[
     str | None, typer.Option("--dask", help="Scheduler of a Dask cluster, tcp://host:8786; or local for one of --workers.")
 ]
+
+
+def path_argument(help: str, shown: str = "RUN") -> Any:
+    return typer.Argument(help=help, parser=as_path, metavar=shown)
+
+
+def path_option(name: str, help: str) -> Any:
+    return typer.Option(name, help=help, parser=as_path, metavar="PATH")
+
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -37,12 +67,43 @@ def as_dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
+def as_path(text: str | Path) -> Path:
+    """A path as a user names it; an empty name would be the working folder."""
+    name = str(text)
+    if not name.strip() or "\0" in name:
+        raise typer.BadParameter(f"expected the name of a file or folder, got {name!r}; the working folder is .")
+    return Path(name)
+
+
+def check_device(name: str) -> str:
+    """A device on which tensors can be made here."""
+    try:
+        if torch.empty(1, device=name).device.type == "meta":
+            raise ValueError(f"--device: expected a device that computes, such as cpu or cuda, got {name!r}")
+    except (RuntimeError, AssertionError) as cause:  # torch's words for a device that is not there
+        raise ValueError(f"--device: {name!r} cannot be used here: {cause}") from cause
+    return name
+
+
 def log(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+    """A line on stderr."""
+    print(printable(message), file=sys.stderr, flush=True)
+
+
+def number(value: float | None, form: str = ".4g") -> str:
+    """A number as people read it; "-" where there is none."""
+    return "-" if value is None or math.isnan(value) else format(value, form)
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(_plain(value), indent=2, allow_nan=False, ensure_ascii=False))
+    """JSON in which every character is printable or escaped; ASCII alone where the stream takes no more."""
+    ascii_only = not (sys.stdout.encoding or "ascii").lower().startswith("utf")
+    text = json.dumps(_plain(value), indent=2, allow_nan=False, ensure_ascii=ascii_only)
+    print(UNPRINTABLE.sub(lambda found: "".join(_escaped(c) for c in found.group()), text))
+
+
+def _escaped(character: str) -> str:
+    return character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1]
 
 
 def _plain(value: Any) -> Any:
@@ -60,24 +121,11 @@ def _plain(value: Any) -> Any:
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> None:
     """A compact table; the first ``left`` columns hold words, the others numbers."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table = Table(title=printable(title), title_justify="left", box=None, pad_edge=False, header_style="bold")
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i < left else "right", overflow="fold")
+        table.add_column(printable(column), justify="left" if i < left else "right", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(printable(cell) for cell in row))
     # off a terminal rich would fold to 80 columns; a pipe can take any width
     console = Console(width=None if sys.stdout.isatty() else 200, markup=False, highlight=False)
     console.print(table)
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file that holds one mapping."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as cause:
-        raise ValueError(f"{path}: no such file; give a YAML file or flags") from cause
-    except (yaml.YAMLError, UnicodeDecodeError) as cause:
-        raise ValueError(f"{path}: not readable as YAML: {cause}") from cause
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: expected a mapping of fields, got {type(content).__name__}")
-    return content

@@ -10,12 +10,28 @@ import torch
 import typer
 from pydantic import Field, field_validator
 
-from esscher.cli.output import Device, Dtype, Json, Seed, as_dtype, log, print_json, print_table, read_yaml
+from esscher.cli.output import (
+    Device,
+    Dtype,
+    Json,
+    Seed,
+    as_dtype,
+    check_device,
+    log,
+    number,
+    path_argument,
+    path_option,
+    print_json,
+    print_table,
+)
 from esscher.convergence.budget import asymptotic_from, tokens_needed
 from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.exact import exact_curve
 from esscher.convergence.spec import HeadSpec, LawSpec, Plain, parse_ladder
+from esscher.convergence.spec import Seed as SeedNumber
 from esscher.report.figures import check_format, save_predictions
+from esscher.runs.files import check_output
+from esscher.runs.spec import read_mapping
 from esscher.theory.catalogue import predictions
 from esscher.theory.prediction import Prediction
 
@@ -32,7 +48,7 @@ class PredictSpec(Plain):
     n: tuple[int, ...] = Field(default_factory=lambda: tuple(parse_ladder("10:1e12:12").tolist()))
     queries: Annotated[int, Field(ge=1, le=1 << 20)] = 256
     epsilon: Annotated[float, Field(gt=0)] = 0.1
-    seed: int = 0
+    seed: SeedNumber = 0
     dtype: Literal["float32", "float64"] = "float64"
 
     @field_validator("n", mode="before")
@@ -42,7 +58,7 @@ class PredictSpec(Plain):
 
 
 def predict(
-    spec: Annotated[Path | None, typer.Argument(help="YAML file with law, head, n ...; flags override it.")] = None,
+    spec: Annotated[Path | None, path_argument("YAML file with law, head, n ...; flags override it.", "FILE")] = None,
     gaussian: Annotated[bool, typer.Option("--gaussian", help="Gaussian tokens.")] = False,
     sphere: Annotated[bool, typer.Option("--sphere", help="Tokens uniform on a sphere.")] = False,
     ball: Annotated[bool, typer.Option("--ball", help="Tokens uniform in a ball.")] = False,
@@ -60,7 +76,7 @@ def predict(
     queries: Annotated[int | None, typer.Option(help="Queries drawn from the law.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Relative error to find the tokens needed for.")] = None,
     figure: Annotated[
-        Path | None, typer.Option(help="Figure file (.svg, .pdf, .png); predict.svg when left out, none with --json.")
+        Path | None, path_option("--figure", "Figure file (.svg, .pdf, .png); predict.svg when left out, none with --json.")
     ] = None,
     no_figure: Annotated[bool, typer.Option("--no-figure", help="Write no figure.")] = False,
     seed: Seed = 0,
@@ -81,7 +97,7 @@ def predict(
         "laplace": laplace,
     }
     chosen = [name for name in LAWS if flags[name]]
-    settings = read_yaml(spec) if spec is not None else {}
+    settings = read_mapping(spec) if spec is not None else {}
     _merge_flags(settings, chosen, dim, size, horizon, scale, random_head, seed)
     for name, value in {"n": n, "queries": queries, "epsilon": epsilon}.items():
         if value is not None:
@@ -94,6 +110,8 @@ def predict(
         figure = None
     if figure is not None:
         check_format(figure)
+        check_output(figure)
+    check_device(device)
     checked = PredictSpec.model_validate(settings)
     curve, found = evaluate(checked, device)
     needed = _needed(curve, checked.epsilon)
@@ -108,10 +126,7 @@ def predict(
 
 def evaluate(spec: PredictSpec, device: str = "cpu") -> tuple[ErrorCurve, list[Prediction]]:
     """The exact curve and all predictions of a spec."""
-    try:
-        measure = spec.law.build(as_dtype(spec.dtype), device)
-    except (RuntimeError, AssertionError) as cause:  # torch's word for a device that is not there
-        raise ValueError(f"--device: {device!r} cannot be used here: {cause}") from cause
+    measure = spec.law.build(as_dtype(spec.dtype), device)
     head = spec.head.build(measure)
     x = measure.sample(spec.queries, torch.Generator().manual_seed(spec.seed)).double()
     curve = exact_curve(head, measure, x, list(spec.n), seed=spec.seed)
@@ -131,6 +146,9 @@ def _merge_flags(
     """Write the flags into the settings of a YAML file (or into empty ones)."""
     if len(chosen) > 1:
         raise ValueError(f"law: expected one of --{', --'.join(LAWS)}, got --{' --'.join(chosen)}")
+    for part in ("law", "head"):
+        if not isinstance(settings.get(part, {}), dict):
+            raise ValueError(f"{part}: expected a mapping of fields, got {type(settings[part]).__name__}")
     law = dict(settings.get("law", {}))
     if chosen:
         law["law"] = chosen[0]
@@ -204,7 +222,7 @@ def _show(spec: PredictSpec, curve: ErrorCurve, found: list[Prediction], needed:
         f"{curve.origin} ({spec.queries} queries from the law, seed {spec.seed})",
         ["n", "rms", "relative", "q95", "slope", "effective tokens"],
         [
-            [f"{n:.6g}", f"{r:.5g}", f"{e:.4g}", f"{q:.5g}", f"{s:+.3f}", f"{t:.4g}"]
+            [f"{n:.6g}", number(r, ".5g"), number(e), number(q, ".5g"), number(s, "+.3f"), number(t)]
             for n, r, e, q, s, t in zip(curve.n, curve.rms, curve.relative, q95, slope, tokens, strict=True)
         ],
         left=0,
@@ -229,8 +247,8 @@ def _show(spec: PredictSpec, curve: ErrorCurve, found: list[Prediction], needed:
                 p.status,
                 p.quantity,
                 p.source,
-                "" if p.exponent is None else f"{p.exponent:.4g}",
-                "" if p.value is None else f"{p.rms(last)[0]:.4g}",
+                number(p.exponent),
+                number(None if p.value is None else p.rms(last)[0]),
                 "yes" if p.applies else "no: " + "; ".join(p.unmet),
             ]
             for p in found

@@ -12,12 +12,14 @@ from typing import Annotated, Any
 import pandas as pd
 import typer
 
-from esscher.cli.output import Dask, Json, log, print_json, print_table, read_yaml
+from esscher.cli.output import MOST_WORKERS, Dask, Json, log, number, path_option, print_json, print_table
 from esscher.models.probe_spec import KEYS, ProbeSpec
 from esscher.models.source import source_of
 from esscher.report import write_report
 from esscher.runs import Run, execute, terminal
 from esscher.runs.job import find_job
+from esscher.runs.spec import read_mapping
+from esscher.runs.store import write_durable
 
 __all__ = ["probe"]
 
@@ -47,13 +49,15 @@ def probe(
     moments: Annotated[int | None, typer.Option(help="Monte Carlo repeats of the outputs' mean and covariance.")] = None,
     moments_n: Annotated[str | None, typer.Option(help="Token numbers of these.")] = None,
     part: Annotated[int | None, typer.Option(help="Tokens of one piece of a large corpus; 131072.")] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file of these settings; flags go before it.")] = None,
+    config: Annotated[Path | None, path_option("--config", "YAML file of these settings; flags go before it.")] = None,
     revision: Annotated[str | None, typer.Option(help="Revision of a hub model.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Run directory; runs/NAME-HASH when left out.")] = None,
+    out: Annotated[Path | None, path_option("--out", "Run directory; runs/NAME-HASH when left out.")] = None,
     page: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into the run.")] = True,
-    workers: Annotated[int | None, typer.Option("--workers", help="Local processes; one a core for small models.")] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, max=MOST_WORKERS, help="Local processes; one a core for small models.")
+    ] = None,
     dask: Dask = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed of everything random; 0.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, max=2**63 - 1, help="Seed of everything random; 0.")] = None,
     device: Annotated[str | None, typer.Option("--device", help="Where tensors live: cpu, cuda, cuda:1 ...")] = None,
     dtype: Annotated[str | None, typer.Option("--dtype", help="float32, float64, bfloat16 or float16.")] = None,
     as_json: Json = False,
@@ -62,9 +66,9 @@ def probe(
 
     Example: esscher probe --text book.txt --max-tokens 100000 --workers 2
     """
-    settings: dict[str, Any] = {} if config is None else read_yaml(config)
+    settings: dict[str, Any] = {} if config is None else read_mapping(config)
     corpus = {
-        "text": [str(Path(name).expanduser().absolute()) if name != "-" else name for name in text] if text else None,
+        "text": [os.path.abspath(os.path.expanduser(name)) if name != "-" else name for name in text] if text else None,
         "dataset": dataset,
         "split": split,
         "field": field,
@@ -131,10 +135,15 @@ def _numbers(text: str, flag: str) -> list[int]:
     found: list[int] = []
     for piece in text.split(","):
         first, dash, last = piece.strip().partition("-")
-        if not first.isdigit() or (dash and (not last.isdigit() or int(last) < int(first))):
-            raise ValueError(f"{flag}: expected numbers such as 0,2-4, got {text!r}")
+        if not _is_place(first) or (dash and (not _is_place(last) or int(last) < int(first))):
+            raise ValueError(f"{flag}: expected numbers such as 0,2-4, below 10000, got {text!r}")
         found += range(int(first), int(last if dash else first) + 1)
     return found
+
+
+def _is_place(text: str) -> bool:
+    """Whether it may be the number of a layer or a head."""
+    return text.isascii() and text.isdigit() and len(text) <= 4
 
 
 def _keep_stdin(corpus: dict[str, Any], out: Path | None) -> Path:
@@ -146,7 +155,7 @@ def _keep_stdin(corpus: dict[str, Any], out: Path | None) -> Path:
     folder = out if out is not None else Path("runs") / f"stdin-{digest[:8]}"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f".stdin-{digest[:16]}.txt"  # hidden: a run begins in an empty folder; other text is another spec
-    path.write_bytes(data)
+    write_durable(path, data)
     corpus["text"] = [str(path.absolute()) if name == "-" else name for name in corpus["text"]]
     return folder
 
@@ -157,8 +166,6 @@ def _short(name: str) -> str:
 
 
 def _workers(given: int | None, model: Any) -> int:
-    if given is not None and given < 1:
-        raise ValueError(f"--workers: expected a whole number of at least 1, got {given}")
     if given is not None:
         return given
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
@@ -171,7 +178,7 @@ def show_heads(run: Run) -> None:
     heads, about = run.table("heads"), run.table("about").iloc[0]
     title = (
         f"{about['model']}, {about['keys']} keys of {about['text']}; captured {about['captured_layers']} of {about['layers']} "
-        f"layers, parity {about['parity']:.1e}"
+        f"layers, parity {number(about['parity'], '.1e')}"
     )
     moments = "beta_mean" in heads
     names = ["head", "regime", "exponent", "sharp", *(["mean"] if moments else []), "tokens 10 %", "effective", "k-hat"]
@@ -189,25 +196,26 @@ def _cells(row: dict[str, Any], moments: bool) -> list[str]:
         f"{row['layer']}.{row['head']}",
         row["regime"],
         _interval(row, "beta_fit", "beta"),
-        f"{row['beta_sharp']:.3f}",
+        number(row["beta_sharp"], ".3f"),
         *mean,
         _count(row["tokens_needed_10pct"]),
         _count(row["effective_tokens"]),
         _interval(row, "khat", digits=2),
-        f"{row['sink_mass']:.1%}",
-        f"{row['horizon2']:.3g}",
-        f"{row['coupling']:.3g}",
+        number(row["sink_mass"], ".1%"),
+        number(row["horizon2"], ".3g"),
+        number(row["coupling"], ".3g"),
     ]
 
 
 def _interval(row: dict[str, Any], name: str, ends: str | None = None, *, digits: int = 3) -> str:
     """A number with its interval, whose columns are called ``ends``_low and _high; by default as the number is."""
     low, high = (row[f"{ends or name}_{end}"] for end in ("low", "high"))
-    return f"{row[name]:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+    value, low, high = (number(end, f".{digits}f") for end in (row[name], low, high))
+    return value if low == high == "-" else f"{value} [{low}, {high}]"
 
 
 def _count(value: float) -> str:
-    return "-" if value != value else f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+    return number(value, ",.0f" if value >= 100 else ".1f")
 
 
 def show_totals(totals: pd.DataFrame) -> None:
@@ -215,11 +223,11 @@ def show_totals(totals: pd.DataFrame) -> None:
     rows = [
         [
             row["rule"],
-            f"{row['epsilon']:.1%}",
-            f"{math.sqrt(row['squared_error']):.2%}",
+            number(row["epsilon"], ".1%"),
+            number(math.sqrt(row["squared_error"]), ".2%"),
             _count(row["tokens"]),
-            f"{row['ratio']:.1%}",
-            f"{row['saved']:.1%}",
+            number(row["ratio"], ".1%"),
+            number(row["saved"], ".1%"),
         ]
         for row in totals.to_dict("records")
     ]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from esscher.cli.output import Json, log, print_json
+from esscher.cli.output import Json, log, path_argument, path_option, print_json
 from esscher.report.page import write_report
 from esscher.report.run_figures import save_figures
 from esscher.report.style import FORMATS
@@ -18,13 +18,13 @@ __all__ = ["report"]
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories; several are set side by side.")],
-    out: Annotated[Path | None, typer.Option("--out", help="The page; report.html in the first run when left out.")] = None,
+    runs: Annotated[list[Path], path_argument("Run directories; several are set side by side.")],
+    out: Annotated[Path | None, path_option("--out", "The page; report.html in the first run when left out.")] = None,
     figures: Annotated[
         str, typer.Option("--figures", help=f"Figure files too: {', '.join(FORMATS)}, separated by commas.")
     ] = "",
     figures_out: Annotated[
-        Path | None, typer.Option("--figures-out", help="Folder of the figures; figures in the run when left out.")
+        Path | None, path_option("--figures-out", "Folder of the figures; figures in the run when left out.")
     ] = None,
     show: Annotated[str, typer.Option("--open", help="yes opens the page in a browser.")] = "no",
     as_json: Json = False,

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from esscher.cli.output import Dask, Json, Workers, log, print_json
+from esscher.cli.output import Dask, Json, Workers, log, path_argument, print_json
 from esscher.runs import resume as resume_run
 from esscher.runs import terminal
 
@@ -15,7 +13,7 @@ __all__ = ["resume"]
 
 
 def resume(
-    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    run: Annotated[Path, path_argument("Run directory.")],
     workers: Workers = 1,
     dask: Dask = None,
     as_json: Json = False,

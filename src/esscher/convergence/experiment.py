@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -28,6 +28,7 @@ from esscher.theory.sharp import l2_exponent_rms, moment_exponent_rms
 __all__ = ["CONVERGE", "ExperimentSpec", "preset_names", "read_preset"]
 
 REPEATS_PER_UNIT = 10  # repeats a unit of work does; seeds do not depend on it
+MOST_REPEATS = 1_000_000
 EXACT_QUERIES = 256
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 MOMENTS = ("mean", "cov", "cov_op")
@@ -37,7 +38,7 @@ class Sweep(Plain):
     """The number that changes from point to point: the head's horizon or scale, the ball's radius, the spectrum's decay."""
 
     over: Literal["horizon", "scale", "radius", "decay"]
-    values: Annotated[tuple[float, ...], Field(min_length=1)]
+    values: Annotated[tuple[float, ...], Field(min_length=1, max_length=1000)]
 
     @model_validator(mode="after")
     def _usable(self) -> Sweep:
@@ -56,11 +57,11 @@ class ExperimentSpec(RunSpec):
     head: HeadSpec = HeadSpec()
     sweep: Sweep | None = None
     n: tuple[int, ...]
-    repeats: Annotated[int, Field(ge=2)] = 100
+    repeats: Annotated[int, Field(ge=2, le=MOST_REPEATS)] = 100
     metrics: tuple[str, ...] = ("mean", "cov", "l2")
     sampling: Literal["nested", "independent"] = "nested"
     query_inside: bool = False
-    queries: Annotated[int, Field(ge=1)] = 64
+    queries: Annotated[int, Field(ge=1, le=1 << 20)] = 64
     radius: Annotated[float, Field(gt=0)] | None = None
     dtype: Literal["float32", "float64"] = "float64"
 
@@ -98,13 +99,11 @@ def read_preset(name: str) -> str:
 # ---- the job ---------------------------------------------------------------------------------------------------------
 
 
-def units(spec: ExperimentSpec) -> list[Unit]:
+def units(spec: ExperimentSpec) -> Iterator[Unit]:
     """Some repeats of one point each."""
-    return [
-        {"point": point, "first": first, "count": min(REPEATS_PER_UNIT, spec.repeats - first)}
-        for point in range(len(spec.points))
-        for first in range(0, spec.repeats, REPEATS_PER_UNIT)
-    ]
+    for point in range(len(spec.points)):
+        for first in range(0, spec.repeats, REPEATS_PER_UNIT):
+            yield {"point": point, "first": first, "count": min(REPEATS_PER_UNIT, spec.repeats - first)}
 
 
 @functools.lru_cache(maxsize=4)

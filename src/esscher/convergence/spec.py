@@ -13,7 +13,6 @@ from pydantic import (
     ConfigDict,
     Field,
     PositiveFloat,
-    PositiveInt,
     TypeAdapter,
     model_validator,
 )
@@ -30,19 +29,24 @@ from esscher.measures.student import Student
 __all__ = ["HeadSpec", "LawSpec", "Plain", "law_adapter", "parse_ladder"]
 
 POINTS_PER_DECADE = 4
+MOST_POINTS = 10_000  # of a ladder
+MOST_DIM = 16_384  # a covariance of this size is 2 GB in float64
+
+Dim = Annotated[int, Field(ge=1, le=MOST_DIM)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Plain(BaseModel):
     """Frozen, and a misspelt field is an error that names the allowed ones."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class GaussianSpec(Plain):
     """N(mean, Sigma): eigenvalues of Sigma fall like variance * i^-decay, or are given one by one in ``spectrum``."""
 
     law: Literal["gaussian"]
-    dim: PositiveInt
+    dim: Dim
     variance: PositiveFloat = 1.0
     decay: float = Field(0.0, ge=0.0)
     spectrum: tuple[float, ...] | None = None
@@ -67,7 +71,7 @@ class GaussianSpec(Plain):
 
 class SphereSpec(Plain):
     law: Literal["sphere"]
-    dim: PositiveInt
+    dim: Dim
     radius: PositiveFloat = 1.0
 
     def build(self, dtype: torch.dtype, device: str) -> Measure:
@@ -76,7 +80,7 @@ class SphereSpec(Plain):
 
 class BallSpec(Plain):
     law: Literal["ball"]
-    dim: PositiveInt
+    dim: Dim
     radius: PositiveFloat = 1.0
 
     def build(self, dtype: torch.dtype, device: str) -> Measure:
@@ -85,7 +89,7 @@ class BallSpec(Plain):
 
 class CubeSpec(Plain):
     law: Literal["cube"]
-    dim: PositiveInt
+    dim: Dim
     half_width: PositiveFloat = 1.0
 
     def build(self, dtype: torch.dtype, device: str) -> Measure:
@@ -94,7 +98,7 @@ class CubeSpec(Plain):
 
 class RademacherSpec(Plain):
     law: Literal["rademacher"]
-    dim: PositiveInt
+    dim: Dim
     scale: PositiveFloat = 1.0
 
     def build(self, dtype: torch.dtype, device: str) -> Measure:
@@ -103,7 +107,7 @@ class RademacherSpec(Plain):
 
 class LaplaceSpec(Plain):
     law: Literal["laplace"]
-    dim: PositiveInt
+    dim: Dim
     scale: PositiveFloat = 1.0
 
     def build(self, dtype: torch.dtype, device: str) -> Measure:
@@ -114,7 +118,7 @@ class StudentSpec(Plain):
     """Heavy tails: no limit exists, and the run says so."""
 
     law: Literal["student"]
-    dim: PositiveInt
+    dim: Dim
     df: PositiveFloat
     scale: PositiveFloat = 1.0
 
@@ -148,7 +152,7 @@ class HeadSpec(Plain):
     kind: Literal["identity", "random"] = "identity"
     horizon: PositiveFloat | None = None
     scale: PositiveFloat | None = None
-    seed: int = 0
+    seed: Seed = 0
 
     @model_validator(mode="after")
     def _one_scaling(self) -> HeadSpec:
@@ -182,11 +186,15 @@ def parse_ladder(text: Any) -> npt.NDArray[np.int64]:
         points = max(2, round(POINTS_PER_DECADE * math.log10(last / first)) + 1) if first < last else 1
         if len(parts) == 3:
             points = int(as_counts([_number(parts[2])], "n (points)")[0])
+        if points > MOST_POINTS:
+            raise ValueError(f"n: expected at most {MOST_POINTS} points, got {points}")
         ladder = np.unique(np.geomspace(float(first), float(last), points).round().astype(np.int64))
         if first > last:
             raise ValueError(f"n: expected first below last, got {text!r}")
     else:
         ladder = as_counts([_number(part) for part in text.split(",")], "n")
+    if ladder.size > MOST_POINTS:
+        raise ValueError(f"n: expected at most {MOST_POINTS} points, got {ladder.size}")
     if (np.diff(ladder) <= 0).any():
         raise ValueError(f"n: expected increasing numbers, got {ladder.tolist()}")
     return ladder

@@ -185,10 +185,10 @@ class ConcentrationSpec(RunSpec):
     job: Literal["icl-concentration"] = "icl-concentration"
     covariances: Annotated[tuple[str, ...], Field(min_length=1)] = ("isotropic", "kms:0.5")
     lengths: tuple[int, ...] = (10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
-    dim: Annotated[int, Field(ge=1)] = 5
+    dim: Annotated[int, Field(ge=1, le=4096)] = 5
     noise: Annotated[float, Field(ge=0)] = 0.1
-    repeats: Annotated[int, Field(ge=2)] = 32
-    prompts: Annotated[int, Field(ge=1)] = 128
+    repeats: Annotated[int, Field(ge=2, le=10**6)] = 32
+    prompts: Annotated[int, Field(ge=1, le=1 << 20)] = 128
 
     @field_validator("lengths", mode="before")
     @classmethod

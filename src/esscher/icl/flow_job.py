@@ -29,10 +29,10 @@ class FlowSpec(RunSpec):
     job: Literal["icl-flow"] = "icl-flow"
     covariances: Annotated[tuple[str, ...], Field(min_length=1)] = ("isotropic", "kms:0.5")
     lengths: tuple[int, ...] = (10, 30, 100, 300, 1000, 10_000, 100_000, 1_000_000)
-    dim: Annotated[int, Field(ge=1)] = 5
+    dim: Annotated[int, Field(ge=1, le=4096)] = 5
     noise: Annotated[float, Field(ge=0)] = 0.1
     alpha: Annotated[float, Field(gt=0)] | None = None
-    draws: Annotated[int, Field(ge=2)] = 4000
+    draws: Annotated[int, Field(ge=2, le=10**9)] = 4000
 
     @field_validator("lengths", mode="before")
     @classmethod

@@ -37,19 +37,19 @@ class TrainSpec(RunSpec):
     job: Literal["icl-train"] = "icl-train"
     covariances: Annotated[tuple[str, ...], Field(min_length=1)] = ("isotropic", "kms:0.5")
     lengths: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = (10, 100, 1000)
-    seeds: Annotated[int, Field(ge=1)] = 3
-    dim: Annotated[int, Field(ge=1)] = 5
+    seeds: Annotated[int, Field(ge=1, le=10_000)] = 3
+    dim: Annotated[int, Field(ge=1, le=4096)] = 5
     noise: Annotated[float, Field(ge=0)] = 0.1
-    steps: Annotated[int, Field(ge=1)] = 500_000
-    batch: Annotated[int, Field(ge=1)] = 128
+    steps: Annotated[int, Field(ge=1, le=10**9)] = 500_000
+    batch: Annotated[int, Field(ge=1, le=1 << 20)] = 128
     rate: Annotated[float, Field(gt=0)] = 1e-3
     optimizer: Literal["sgd", "adam"] = "sgd"
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup: Annotated[int, Field(ge=0)] = 0
-    heads: Annotated[int, Field(ge=1)] = 1
-    records: Annotated[int, Field(ge=1)] = 200
-    evaluation: Annotated[int, Field(ge=2)] = 4096
-    final_evaluation: Annotated[int, Field(ge=2)] = 100_000
+    warmup: Annotated[int, Field(ge=0, le=10**9)] = 0
+    heads: Annotated[int, Field(ge=1, le=1024)] = 1
+    records: Annotated[int, Field(ge=1, le=10**6)] = 200
+    evaluation: Annotated[int, Field(ge=2, le=10**9)] = 4096
+    final_evaluation: Annotated[int, Field(ge=2, le=10**9)] = 100_000
     bound: Annotated[float, Field(gt=0)] = 1e4
 
     @field_validator("lengths")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
 from esscher.models.huggingface import quiet, transformers
+from esscher.runs.files import kind_of
 
 __all__ = ["PACKAGED", "check_folder", "packaged_folder", "read_config", "resolve", "weights_sha256", "why"]
 
@@ -21,7 +23,7 @@ def resolve(name: Any) -> tuple[str, str]:
     if name is None or name in ("packaged", PACKAGED):
         return str(packaged_folder()), PACKAGED
     text = str(name)
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))  # unlike Path's own, it leaves the name of an unknown user as it is
     if path.is_dir():
         return str(path), path.resolve().name
     if path.exists():
@@ -45,13 +47,22 @@ def packaged_folder() -> Path:
 def read_config(source: str, revision: str | None = None) -> Any:
     """The configuration of a model, without its weights."""
     package = transformers()
-    if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
-        raise ValueError(f"{source}: no config.json in this folder; expected a Hugging Face model with model.safetensors")
+    if Path(source).is_dir():
+        _check_files(Path(source))
     try:
         with quiet():
             return package.AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     except Exception as cause:  # whatever the hub, the file or its content made the library raise
         raise ValueError(f"{source}: {why(cause)}") from cause
+
+
+def _check_files(folder: Path) -> None:
+    """A folder with a configuration, and without pipes or devices, on which a reader waits for ever."""
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder}: no config.json in this folder; expected a Hugging Face model with model.safetensors")
+    for entry in sorted(folder.iterdir()):
+        if entry.exists() and not (entry.is_file() or entry.is_dir()):
+            raise ValueError(f"{entry}: expected a file, got {kind_of(entry.stat().st_mode)}; remove it from the model")
 
 
 def why(cause: Exception) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import codecs
 import os
-import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from esscher.models.table_files import TABLES, Piece, csv_rows, json_values, parquet_rows, show
+from esscher.runs.files import open_regular
 
 __all__ = ["TEXTS", "file_pieces", "folder_files", "stdin_pieces"]
 
@@ -68,14 +68,11 @@ def _raise(cause: OSError) -> None:
 def file_pieces(path: Path, encoding: str, field: str | None, *, listed: bool = False) -> Iterator[Piece]:
     """The documents of one file: the whole text, or one per row of a table. ``listed``: found in a directory."""
     try:
-        mode = os.stat(path).st_mode
-        if listed and not stat.S_ISREG(mode):
-            raise ValueError(f"{show(path)}: expected a file, got a pipe, a device or a directory; remove it or name files")
-        if path.suffix.lower() == ".parquet":
-            yield from parquet_rows(path, field)
-            return
-        with open(path, "rb") as stream:
-            blocks = decoded(stream.read, show(path), encoding)
+        with open_regular(path) as stream:
+            if path.suffix.lower() == ".parquet":
+                yield from parquet_rows(path, field)
+                return
+            blocks = decoded(lambda size: stream.read(size) or b"", show(path), encoding)
             match path.suffix.lower():
                 case ".jsonl" | ".ndjson" | ".json":
                     yield from json_values(blocks, show(path), field)
@@ -91,7 +88,8 @@ def file_pieces(path: Path, encoding: str, field: str | None, *, listed: bool = 
                         )
                     yield from _plain(blocks, show(path), must=not listed)
     except OSError as cause:
-        raise ValueError(f"{show(path)}: cannot be read: {cause.strerror or cause}; give a readable text file") from cause
+        advice = "pipe it into '-' instead" if "pipe" in str(cause) else "give a readable text file"
+        raise ValueError(f"{show(path)}: cannot be read: {cause.strerror or cause}; {advice}") from cause
 
 
 def stdin_pieces(encoding: str, field: str | None) -> Iterator[Piece]:

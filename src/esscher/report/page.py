@@ -18,6 +18,8 @@ from esscher.report.packing import safe_json
 from esscher.report.style import PALETTE, SCALE
 from esscher.report.sweep import sweep, tables_page
 from esscher.runs import Run, load_run
+from esscher.runs.files import check_output
+from esscher.runs.store import write_durable
 
 __all__ = ["content_of", "render_page", "write_report"]
 
@@ -66,14 +68,10 @@ def write_report(runs: Sequence[Any], out: str | os.PathLike[str] | None = None)
     path = loaded[0].path / "report.html" if out is None else Path(out)
     if path.is_dir():
         raise ValueError(f"out: expected a file name such as report.html, got the folder {path}")
+    check_output(path)
     text = render_page(loaded)
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        fresh.write_text(text, "utf-8", newline="\n")
-        fresh.replace(path)  # a reader of the old page never sees half of the new one
-    finally:
-        fresh.unlink(missing_ok=True)
+    write_durable(path, text.encode("utf-8", "backslashreplace"))  # a reader of the old page never sees half of the new one
     return path
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+
+from esscher.runs.files import check_output
+from esscher.runs.store import write_durable
 
 __all__ = ["COLUMN", "FORMATS", "PALETTE", "SCALE", "STYLE", "WIDE", "check_format", "save_figure"]
 
@@ -40,5 +44,8 @@ def check_format(path: Path) -> str:
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure in the format its name ends with."""
     kind = check_format(path)
+    check_output(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=200, metadata={"Date": None} if kind == "svg" else None)
+    data = io.BytesIO()
+    figure.savefig(data, format=kind, dpi=200, metadata={"Date": None} if kind == "svg" else None)
+    write_durable(path, data.getvalue())  # takes the place of a link; what the link points to stays as it is

@@ -70,7 +70,8 @@ def resume(
 
     A lost or truncated manifest is written again from the shards.
     """
-    if not (Path(path) / MANIFEST).exists() and Store(Path(path)).count() == 0:
+    Store(Path(path)).refuse_link()
+    if not os.path.lexists(Path(path) / MANIFEST) and Store(Path(path)).count() == 0:
         read_manifest(Path(path))  # raises: there is nothing to go on with, so nothing may be made here
     return _run(Path(path), None, workers, dask, progress, tries)
 
@@ -98,8 +99,8 @@ def _run(path: Path, spec: RunSpec | None, workers: int, dask: str | None, progr
                     with _executor(order, path, workers, dask, len(found.pending)) as where:
                         _compute(found, where, log, tracker, tries)
                 with _patience(tracker):
-                    tables = _consolidate(store, found, log.manifest)
-                log.end("incomplete" if log.failures else "complete", tables=tables)
+                    tables, checksums = _consolidate(store, found, log.manifest)
+                log.end("incomplete" if log.failures else "complete", tables=tables, checksums=checksums)
         run = load_run(path)
     if run.failures:
         raise RunIncomplete(run)
@@ -127,7 +128,7 @@ def _is_finished(store: Store, found: Found) -> bool:
         return False
     try:
         for name in found.previous.tables:
-            store.read_table(name, found.spec.hash)
+            store.read_table(name, found.spec.hash, found.previous.checksums.get(name))
     except Damaged:
         return False
     return True
@@ -145,7 +146,7 @@ def _begun(found: Found, executor: str) -> Manifest:
         manifest = Manifest.begin(found.spec, found.units, found.hashes, start)
     else:
         manifest = found.previous.replaced(
-            status="running", ended=None, failures=(), tables={}, starts=(*found.previous.starts, start)
+            status="running", ended=None, failures=(), tables={}, checksums={}, starts=(*found.previous.starts, start)
         )
     return manifest.replaced(notes=(*manifest.notes, *found.notes))
 
@@ -164,11 +165,19 @@ class _Log:
             self.manifest = self.manifest.replaced(failures=tuple(self.failures))
             self._write()
 
-    def end(self, status: Status, *, tables: dict[str, int] | None = None, note: str | None = None) -> None:
+    def end(
+        self,
+        status: Status,
+        *,
+        tables: dict[str, int] | None = None,
+        checksums: dict[str, str] | None = None,
+        note: str | None = None,
+    ) -> None:
         failures = tuple(sorted(self.failures, key=lambda failure: failure.index))
         notes = (*self.manifest.notes, note) if note else self.manifest.notes
         self.store.settle()
-        self.manifest = self.manifest.replaced(status=status, ended=now(), failures=failures, notes=notes, tables=tables or {})
+        ended = {"status": status, "ended": now(), "failures": failures, "notes": notes}
+        self.manifest = self.manifest.replaced(**ended, tables=tables or {}, checksums=checksums or {})
         self._write()
 
     def _write(self) -> None:
@@ -232,12 +241,20 @@ def _give_up(found: Found, outcome: Outcome, log: _Log, tracker: Tracker, tries:
     log.fail(failure)
 
 
-def _consolidate(store: Store, found: Found, manifest: Manifest) -> dict[str, int]:
-    """Final tables from the shards there are, and their numbers of rows."""
-    shards = store.stored(found.units)
+def _consolidate(store: Store, found: Found, manifest: Manifest) -> tuple[dict[str, int], dict[str, str]]:
+    """Final tables from the shards there are: their numbers of rows and their checksums."""
+    shards = store.stored(found.units, found.spec.hash)
     if not shards:
-        return {}
-    tables = as_tables(found.job.consolidate(found.spec, shards))
-    for name, table in tables.items():
-        store.write_table(name, table, manifest.header)
-    return {name: table.num_rows for name, table in tables.items()}
+        return {}, {}
+    try:
+        tables = as_tables(found.job.consolidate(found.spec, shards))
+    except Exception as cause:
+        if not found.done or isinstance(cause, RunError):
+            raise
+        # The shards were there before this start, and may be what nobody computed.
+        raise RunError(
+            f"{store.path}: the tables cannot be made of its shards ({describe(cause)[0]}); if a shard is not this run's own, "
+            f"remove it from {store.shards}"
+        ) from cause
+    checksums = {name: store.write_table(name, table, manifest.header) for name, table in tables.items()}
+    return {name: table.num_rows for name, table in tables.items()}, checksums

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from esscher.runs.tables import Shard, concatenate
 
 __all__ = ["JOBS", "Job", "entry_of", "find_job", "load_job", "read_spec", "register", "units_of"]
 
+MOST_UNITS = 1_000_000  # each is a file
 JOBS: dict[str, str] = {}
 """Name of a job -> "module:attribute". Only :func:`register` fills it; no file of a run can."""
 
@@ -35,7 +36,7 @@ class Job:
 
     name: str
     spec: type[RunSpec]
-    units: Callable[[Any], Sequence[Unit]]
+    units: Callable[[Any], Iterable[Unit]]
     compute: Callable[[Any, Unit], Mapping[str, Any]]
     consolidate: Callable[[Any, Sequence[Shard]], Mapping[str, Any]] = concatenate
     hashes: Callable[[Any], Mapping[str, str]] = _no_hashes
@@ -86,6 +87,8 @@ def units_of(job: Job, spec: RunSpec) -> list[Unit]:
     """The units of a run, checked: distinct, at least one, and as JSON gives them back to any process."""
     seen: dict[str, int] = {}
     for index, unit in enumerate(job.units(spec)):
+        if index == MOST_UNITS:
+            raise ValueError(f"job {job.name}: expected at most {MOST_UNITS} units of work, got more; ask for less")
         try:
             text = canonical_json(unit)
         except (TypeError, ValueError) as cause:

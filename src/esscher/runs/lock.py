@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from esscher.runs.errors import RunLocked
+from esscher.runs.errors import RunLocked, StoreError
+from esscher.runs.files import descriptor_of, read_json
 from esscher.runs.store import disk_error
 
 __all__ = ["Holder", "held", "holder_of", "start_of"]
 
+_MOST_BYTES = 1 << 16
 _NO_FLOCK = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL}
 
 
@@ -68,9 +70,13 @@ def _answers(pid: int) -> bool:
 def holder_of(path: Path) -> Holder | None:
     """Who the lock file names; None when nobody, or nobody legible. Takes no lock and disturbs no writer."""
     try:
-        return Holder(**json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError):
+        named = read_json(path, _MOST_BYTES)
+    except (OSError, ValueError):
         return None
+    kinds = {"pid": int, "host": str, "start": str}
+    if named.keys() != kinds.keys() or any(type(named[field]) is not kind for field, kind in kinds.items()):
+        return None
+    return Holder(**named) if 0 < named["pid"] < 2**31 else None
 
 
 @contextlib.contextmanager
@@ -118,10 +124,14 @@ def _open(path: Path) -> tuple[int, bool]:
     """A descriptor of the file, and whether this call made it."""
     try:
         with contextlib.suppress(FileExistsError):
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644), True
-        return os.open(path, os.O_RDWR | os.O_CREAT, 0o644), False
+            return descriptor_of(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, follow=False), True
+        descriptor = descriptor_of(path, os.O_RDWR | os.O_CREAT, follow=False)
     except OSError as cause:
         raise disk_error(cause, path) from cause
+    if os.fstat(descriptor).st_nlink > 1:
+        os.close(descriptor)
+        raise StoreError(f"{path}: the same file has another name elsewhere, which a lock has not; remove it")
+    return descriptor, False
 
 
 def _lock(descriptor: int, path: Path) -> bool:
@@ -139,7 +149,7 @@ def _lock(descriptor: int, path: Path) -> bool:
 
 def _is_at(descriptor: int, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:
         return False
 

@@ -7,9 +7,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from esscher.runs.errors import Damaged, RunError, resume_command
+from esscher.runs.files import read_json
+from esscher.runs.job import MOST_UNITS
 from esscher.runs.spec import RunSpec, Unit, digest
 from esscher.runs.store import Store, write_durable
 from esscher.runs.tables import SCHEMA, check_schema
@@ -56,7 +58,7 @@ class Manifest(_Record):
     spec: dict[str, Any]
     spec_hash: str
     hashes: dict[str, str]  # of what the result depends on beside the spec: model, corpus
-    units: int
+    units: int = Field(ge=1, le=MOST_UNITS)
     units_hash: str
     seed: int
     device: str
@@ -65,10 +67,11 @@ class Manifest(_Record):
     status: Status
     started: str
     ended: str | None = None
-    starts: tuple[Start, ...]
+    starts: tuple[Start, ...] = Field(min_length=1)
     failures: tuple[Failure, ...] = ()
     notes: tuple[str, ...] = ()  # what a reader should know: damaged shards done again, a manifest rebuilt
     tables: dict[str, int] = {}  # final tables and their numbers of rows
+    checksums: dict[str, str] = {}  # and the checksum each carries; runs begun by an early esscher have none
 
     @classmethod
     def begin(cls, spec: RunSpec, units: list[Unit], hashes: dict[str, str], start: Start) -> Manifest:
@@ -105,17 +108,18 @@ def read_manifest(path: Path) -> Manifest:
     """The manifest of a run directory, or a RunError that says what is wrong and what to do."""
     file = path / MANIFEST
     try:
-        content = json.loads(file.read_text("utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError(f"expected an object, got {type(content).__name__}")
+        content = read_json(file)
         check_schema(content.get("schema_version"), str(file))
-        return Manifest.model_validate(content)
+        manifest = Manifest.model_validate(content)
     except FileNotFoundError as cause:
         raise Damaged(_missing(path)) from cause
-    except (ValidationError, ValueError) as cause:
+    except ValueError as cause:
         raise Damaged(f"{file}: damaged or truncated ({_short(cause)}); {_remedy(path)}") from cause
     except OSError as cause:
         raise RunError(f"{file}: cannot be read: {cause.strerror or cause}") from cause
+    if digest(manifest.spec) != manifest.spec_hash:
+        raise RunError(f"{file}: the spec in it was changed; start a new run with the spec you want")
+    return manifest
 
 
 def _missing(path: Path) -> str:
@@ -131,4 +135,6 @@ def _remedy(path: Path) -> str:
 
 
 def _short(cause: Exception) -> str:
+    if isinstance(cause, ValidationError):
+        return "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in cause.errors()[:2])
     return str(cause).splitlines()[0]

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from esscher.runs.printable import one_line
+
 __all__ = ["Progress", "Report", "Tracker", "memory_of", "terminal"]
 
 _log = logging.getLogger("esscher.runs")
@@ -98,7 +100,7 @@ class Tracker:
 
     def say(self, message: str) -> None:
         if self._report is None:
-            _log.warning("%s", message)
+            _log.warning("%s", one_line(message))
         self.tick(message=message)
 
 
@@ -117,7 +119,7 @@ class _Lines:
 
     def __call__(self, progress: Progress) -> None:
         if progress.message is not None:
-            print(progress.message, file=self._stream, flush=True)
+            print(one_line(progress.message), file=self._stream, flush=True)
         elif progress.ended or time.monotonic() - self._last >= self._every:
             self._last = time.monotonic()
             print(progress.line(), file=self._stream, flush=True)
@@ -139,7 +141,7 @@ class _Bar:
             self._task = self._bar.add_task("", total=progress.total)
             self._bar.start()
         if progress.message is not None:
-            self._bar.console.print(progress.message, markup=False, highlight=False, soft_wrap=True)
+            self._bar.console.print(one_line(progress.message), markup=False, highlight=False, soft_wrap=True)
         self._bar.update(self._task, completed=progress.done, description=progress.line())
         if progress.ended:
             self._bar.stop()

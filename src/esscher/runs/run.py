@@ -13,6 +13,7 @@ import pyarrow as pa
 from esscher.runs.errors import RunError, resume_command
 from esscher.runs.lock import holder_of
 from esscher.runs.manifest import MANIFEST, Failure, Manifest, Status, read_manifest
+from esscher.runs.printable import one_line
 from esscher.runs.progress import Progress
 from esscher.runs.store import Store
 from esscher.runs.tables import concatenate
@@ -55,7 +56,9 @@ class Run:
     def progress(self) -> Progress:
         """Units finished now, by the shards there are."""
         ended = self.status != "running"
-        return Progress(Store(self.path).count(), self.manifest.units, failed=len(self.failures), ended=ended)
+        return Progress(
+            Store(self.path).count(self.manifest.units), self.manifest.units, failed=len(self.failures), ended=ended
+        )
 
     @property
     def tables(self) -> list[str]:
@@ -66,7 +69,7 @@ class Run:
         """A final table as Arrow, its checksum verified."""
         if name not in self.manifest.tables:
             raise ValueError(self._no_table(name))
-        return Store(self.path).read_table(name, self.manifest.spec_hash)
+        return Store(self.path).read_table(name, self.manifest.spec_hash, self.manifest.checksums.get(name))
 
     def table(self, name: str) -> Any:
         """A final table as a pandas frame, its checksum verified."""
@@ -74,8 +77,9 @@ class Run:
 
     def partial(self, name: str) -> Any:
         """Rows of the units finished so far, in the order of units and before consolidation, as a pandas frame."""
-        store = Store(self.path)
-        found = concatenate(None, [store.read_shard(index) for index in store.indices()])
+        store, spec_hash = Store(self.path), self.manifest.spec_hash
+        indices = store.indices(self.manifest.units)
+        found = concatenate(None, [store.read_shard(index, spec_hash=spec_hash) for index in indices])
         if name not in found:
             raise ValueError(f"{self.path}: no finished unit has a table {name!r}; there are: {', '.join(found) or 'none'}")
         return found[name].to_pandas()
@@ -117,10 +121,10 @@ def list_runs(folder: str | os.PathLike[str] = ".") -> list[Run]:
         raise RunError(f"{root}: no such folder")
     runs = []
     for path in sorted(root.iterdir()):
-        if not (path / MANIFEST).exists() and Store(path).count() == 0:
+        if not os.path.lexists(path / MANIFEST) and Store(path).count() == 0:
             continue
         try:
             runs.append(load_run(path))
         except RunError as cause:
-            _log.warning("%s", cause)
+            _log.warning("%s", one_line(str(cause)))
     return sorted(runs, key=lambda run: run.manifest.started)

@@ -11,9 +11,12 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from esscher.runs.files import read_yaml
+
 __all__ = ["RunSpec", "Unit", "canonical_json", "digest", "read_mapping"]
 
 _S = TypeVar("_S", bound="RunSpec")
+MOST_THREADS = 1024
 Unit = dict[str, Any]  # names one piece of work; whatever JSON can hold
 
 
@@ -37,10 +40,10 @@ class RunSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
 
     job: str
-    seed: int = Field(default=0, ge=0, description="seed of all randomness")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of all randomness")
     device: str = Field(default="cpu", description="where units are computed")
     dtype: str = Field(default="float64", description="floating-point type of the computation")
-    threads: int = Field(default=1, ge=1, description="threads of each unit")
+    threads: int = Field(default=1, ge=1, le=MOST_THREADS, description="threads of each unit")
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values, defaults included."""
@@ -67,7 +70,7 @@ class RunSpec(BaseModel):
             return cls.model_validate_json(canonical_json(fields))
         except ValidationError as cause:
             raise ValueError(f"{origin}: {_lines(cause)}") from cause
-        except (TypeError, ValueError) as cause:
+        except (TypeError, ValueError, RecursionError) as cause:
             raise ValueError(f"{origin}: expected plain values (numbers, strings, lists): {cause}") from cause
 
 
@@ -75,12 +78,7 @@ def read_mapping(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     """Fields from a YAML file (or a mapping, as it is)."""
     if isinstance(source, Mapping):
         return dict(source)
-    try:
-        fields = yaml.safe_load(Path(source).read_text("utf-8"))
-    except OSError as cause:
-        raise ValueError(f"{source}: cannot be read: {cause.strerror or cause}") from cause
-    except (yaml.YAMLError, UnicodeDecodeError) as cause:
-        raise ValueError(f"{source}: not YAML: {' '.join(str(cause).split())}") from cause
+    fields = read_yaml(source)
     if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
         raise ValueError(f"{source}: expected 'name: value' lines, got {type(fields).__name__}")
     return fields

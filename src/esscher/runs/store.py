@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -13,12 +14,15 @@ from typing import Any, overload
 
 import pyarrow as pa
 
-from esscher.runs.errors import Damaged, StoreError, resume_command
+from esscher.runs.errors import Damaged, RunError, StoreError, resume_command
+from esscher.runs.files import read_own
 from esscher.runs.spec import Unit
-from esscher.runs.tables import NAME, Shard, decode_shard, decode_table, encode_table, read_header
+from esscher.runs.tables import NAME, Shard, checksum_of, decode_shard, decode_table, encode_table, read_shard_header
 
 __all__ = ["Shards", "Store", "write_durable"]
 
+_SHARD = re.compile(r"([0-9]{6,7})\.parquet")
+_LEFT = re.compile(r"\.(manifest\.json|[a-z0-9_]+\.parquet)\.[0-9]+\.[0-9a-f]+\.tmp")  # as write_durable names it
 _SETTLE_SECONDS = 1.0
 _REFUSED = {
     errno.ENOSPC: "no space left on the disk",
@@ -75,6 +79,7 @@ class Store:
 
     def create(self) -> None:
         """The folders, durable."""
+        self.refuse_link()
         try:
             for folder in (self.path, self.shards):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -82,27 +87,46 @@ class Store:
         except OSError as cause:
             raise disk_error(cause, self.path) from cause
 
+    def refuse_link(self) -> None:
+        """A run's shards are in its own folder: behind a link are somebody else's files."""
+        if self.shards.is_symlink():
+            raise RunError(f"{self.shards}: expected a folder, got a symbolic link, which is not followed; remove it")
+
     def sweep(self) -> None:
-        """Remove what killed writers left unfinished; only for who holds the lock."""
+        """Remove what killed writers left unfinished; only for who holds the lock. What others put there stays."""
         try:
             for folder in (self.path, self.shards):
-                for left in folder.glob(".*.tmp"):
-                    left.unlink(missing_ok=True)
+                for left in _entries(folder):
+                    if _LEFT.fullmatch(left.name) and left.is_file(follow_symlinks=False):
+                        Path(left.path).unlink(missing_ok=True)
         except OSError as cause:
             raise disk_error(cause, self.path) from cause
 
     def shard_path(self, index: int) -> Path:
         return self.shards / f"{index:06d}.parquet"
 
-    def indices(self) -> list[int]:
-        """Units that have a shard, sound or not."""
-        return sorted(int(path.stem) for path in self.shards.glob("*.parquet") if path.stem.isdecimal())
+    def indices(self, units: int | None = None) -> list[int]:
+        """Units that have a shard, sound or not; those of a plan of so many units where it is known."""
+        found = (index_of(entry.name) for entry in self._shard_entries())
+        return sorted(index for index in found if index is not None and (units is None or index < units))
 
-    def count(self) -> int:
+    def strays(self, units: int) -> list[Path]:
+        """What is among the shards and bears the name of none of so many units."""
+        own = {self.shard_path(index).name for index in self.indices(units)}
+        names = (entry.name for entry in self._shard_entries())
+        return [self.shards / name for name in sorted(names) if name not in own and name[0] != "."]
+
+    def count(self, units: int | None = None) -> int:
+        """How many units have a shard."""
+        return len(self.indices(units))
+
+    def _shard_entries(self) -> list[os.DirEntry[str]]:
+        if self.shards.is_symlink():
+            return []
         try:
-            return sum(entry.name.endswith(".parquet") and entry.name[0] != "." for entry in os.scandir(self.shards))
+            return _entries(self.shards)
         except OSError:
-            return 0
+            return []
 
     def write_shard(self, index: int, data: bytes) -> None:
         """Store a shard. Names are flushed once a second: what a loss of power takes back is computed again."""
@@ -119,46 +143,68 @@ class Store:
             raise disk_error(cause, self.shards) from cause
 
     def remove_shard(self, index: int) -> None:
+        """Remove a damaged shard; of a link the link."""
+        path = self.shard_path(index)
+        if path.is_dir() and not path.is_symlink():
+            raise RunError(f"{path}: expected a file, got a folder; remove it")
         try:
-            self.shard_path(index).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
         except OSError as cause:
-            raise disk_error(cause, self.shard_path(index)) from cause
+            raise disk_error(cause, path) from cause
 
     def read_shard_header(self, index: int) -> dict[str, Any]:
         path = self.shard_path(index)
-        return read_header(_bytes(path), str(path))
+        return _checked(read_shard_header(_bytes(path), str(path)), path)
 
-    def read_shard(self, index: int, unit: Unit | None = None) -> Shard:
+    def read_shard(self, index: int, unit: Unit | None = None, spec_hash: str | None = None) -> Shard:
+        """What a unit produced; Damaged where the shard is another unit's, or of another spec."""
         path = self.shard_path(index)
         header, tables = decode_shard(_bytes(path), str(path))
+        _checked(header, path)
         if header["index"] != index or (unit is not None and header["unit"] != unit):
             raise Damaged(f"{path}: holds unit {header['index']} ({header['unit']}), not unit {index}")
+        if spec_hash is not None and header["spec_hash"] != spec_hash:
+            raise Damaged(f"{path}: belongs to another run; {resume_command(self.path)} computes its unit again")
         return Shard(index, header["unit"], tables)
 
-    def stored(self, units: list[Unit]) -> Shards:
+    def stored(self, units: list[Unit], spec_hash: str) -> Shards:
         """What the units produced, those that are there, in their order."""
-        return Shards(self, [(index, unit) for index, unit in enumerate(units) if self.shard_path(index).exists()])
+        return Shards(self, [(index, units[index], spec_hash) for index in self.indices(len(units))])
 
     def table_path(self, name: str) -> Path:
         if not NAME.fullmatch(name):
             raise ValueError(f"{name!r}: expected the name of a table: small letters, digits and _")
         return self.path / f"{name}.parquet"
 
-    def write_table(self, name: str, table: pa.Table, header: Mapping[str, Any]) -> None:
-        write_durable(self.table_path(name), encode_table(table, {**header, "table": name}))
+    def write_table(self, name: str, table: pa.Table, header: Mapping[str, Any]) -> str:
+        """Store a final table and return its checksum."""
+        data = encode_table(table, {**header, "table": name})
+        write_durable(self.table_path(name), data)
+        return checksum_of(data)
 
-    def read_table(self, name: str, spec_hash: str) -> pa.Table:
+    def read_table(self, name: str, spec_hash: str, checksum: str | None = None) -> pa.Table:
+        """A final table; Damaged where the file is another run's, another table, or not the one that was written."""
         path = self.table_path(name)
-        header, table = decode_table(_bytes(path), str(path))
-        if header.get("spec_hash") != spec_hash:
-            raise Damaged(f"{path}: belongs to another run; {resume_command(self.path)} makes it anew")
+        data = _bytes(path)
+        header, table = decode_table(data, str(path))
+        wrong = (
+            "belongs to another run"
+            if header.get("spec_hash") != spec_hash
+            else f"holds the table {header.get('table')!r}"
+            if header.get("table") != name
+            else "is not the table this run made"
+            if checksum is not None and checksum_of(data) != checksum
+            else None
+        )
+        if wrong is not None:
+            raise Damaged(f"{path}: {wrong}; {resume_command(self.path)} makes it anew")
         return table
 
 
 class Shards(Sequence[Shard]):
     """Shards read when they are asked for, each time anew: a job may hold more in them than fits in memory."""
 
-    def __init__(self, store: Store, known: list[tuple[int, Unit]]) -> None:
+    def __init__(self, store: Store, known: list[tuple[int, Unit, str]]) -> None:
         self._store, self._known = store, known
 
     def __len__(self) -> int:
@@ -176,9 +222,28 @@ class Shards(Sequence[Shard]):
         return self._store.read_shard(*self._known[place])
 
 
+def index_of(name: str) -> int | None:
+    """The unit whose shard has this name; None where it is no shard's name."""
+    found = _SHARD.fullmatch(name)
+    return None if found is None or f"{int(found[1]):06d}" != found[1] else int(found[1])
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return list(entries)
+
+
+def _checked(header: dict[str, Any], path: Path) -> dict[str, Any]:
+    """A header from which the run can be known."""
+    for field, kind in {"job": str, "spec": dict, "spec_hash": str, "hashes": dict}.items():
+        if not isinstance(header.get(field), kind):
+            raise Damaged(f"{path}: damaged: its header has no {field}")
+    return header
+
+
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_own(path)
     except FileNotFoundError as cause:
         raise Damaged(f"{path}: missing") from cause
     except OSError as cause:

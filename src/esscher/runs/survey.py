@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,11 +66,9 @@ def _previous(store: Store) -> tuple[Manifest | None, tuple[str, ...]]:
     try:
         manifest = read_manifest(store.path)
     except Damaged as cause:
-        if store.count() == 0 and not (store.path / MANIFEST).exists():
+        if store.count() == 0 and not os.path.lexists(store.path / MANIFEST):
             return None, ()
         return None, (f"{cause}: done now",)
-    if digest(manifest.spec) != manifest.spec_hash:
-        raise RunError(f"{store.path / MANIFEST}: the spec in it was changed; start a new run with the spec you want")
     return manifest, ()
 
 
@@ -122,17 +121,19 @@ def _sound_shards(
 ) -> tuple[set[int], list[str]]:
     """Units whose shards hold, and a line for each that did not. ``known``: a manifest says whose shards these are."""
     done: set[int] = set()
-    notes = []
-    expected = (spec.hash, hashes)
-    for index in store.indices():
+    notes = [
+        f"{name}: not a shard of this run; left alone, and none of it is in the tables" for name in store.strays(len(units))
+    ]
+    expected = (spec.job, spec.hash, hashes)
+    for index in store.indices(len(units)):
         path = store.shard_path(index)
         try:
             header = store.read_shard_header(index)
-            if (header.get("spec_hash"), header.get("hashes")) != expected:
+            if (header["job"], header["spec_hash"], header["hashes"]) != expected:
                 if not known:
                     raise RunError(f"{path}: belongs to another run, or to one on other data; choose another folder")
                 raise Damaged(f"{path}: damaged: belongs to another run")
-            if index >= len(units) or header.get("index") != index or header.get("unit") != units[index]:
+            if header["index"] != index or header["unit"] != units[index]:
                 raise Damaged(f"{path}: damaged: holds another unit than its name says")
         except Damaged as cause:
             store.remove_shard(index)

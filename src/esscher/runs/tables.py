@@ -6,7 +6,6 @@ The same tables give the same bytes: no time, no host, no order of arrival enter
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from esscher.runs.errors import Damaged, RunError
+from esscher.runs.files import json_object
 from esscher.runs.spec import Unit, canonical_json
 
 __all__ = [
@@ -25,12 +25,13 @@ __all__ = [
     "as_table",
     "as_tables",
     "check_schema",
+    "checksum_of",
     "concatenate",
     "decode_shard",
     "decode_table",
     "encode_shard",
     "encode_table",
-    "read_header",
+    "read_shard_header",
 ]
 
 SCHEMA = 1  # of every file of a run; raised when their meaning changes
@@ -122,7 +123,9 @@ def encode_shard(tables: Mapping[str, pa.Table], header: Mapping[str, Any]) -> b
 
 def decode_shard(data: bytes, origin: str) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     """Header and tables of a shard whose checksum holds."""
-    header, row = decode_table(data, origin)
+    header, file = _opened(data, origin)
+    _check_shard(header, file, origin)
+    row = _table(file, len(data), origin)
     return header, {name: _flat(row.column(name)) for name in row.column_names if name != _NOTHING}
 
 
@@ -134,9 +137,22 @@ def encode_table(table: pa.Table, header: Mapping[str, Any]) -> bytes:
 def decode_table(data: bytes, origin: str) -> tuple[dict[str, Any], pa.Table]:
     """Header and table of a file whose checksum holds."""
     header, file = _opened(data, origin)
-    table = file.read(use_threads=False).replace_schema_metadata(None)
-    _release(len(data))
-    return header, table
+    return header, _table(file, len(data), origin)
+
+
+def _table(file: pq.ParquetFile, size: int, origin: str) -> pa.Table:
+    try:
+        table = file.read(use_threads=False).replace_schema_metadata(None)
+    except (OSError, ValueError, pa.ArrowException) as cause:
+        raise Damaged(f"{origin}: damaged: {cause}") from cause
+    _release(size)
+    return table
+
+
+def checksum_of(data: bytes) -> str:
+    """The checksum a file carries."""
+    place = _rfind(memoryview(data), _MARK) + len(_MARK)
+    return data[place : place + 64].decode("ascii", "replace")
 
 
 def _nested(table: pa.Table) -> pa.Array:
@@ -194,9 +210,23 @@ def _verify(data: bytes, origin: str) -> None:
         raise Damaged(f"{origin}: damaged: its content does not match its checksum")
 
 
-def read_header(data: bytes, origin: str) -> dict[str, Any]:
-    """The header of a file whose checksum holds and whose schema this version reads."""
-    return _opened(data, origin)[0]
+def read_shard_header(data: bytes, origin: str) -> dict[str, Any]:
+    """The header of a shard whose checksum holds and whose schema this version reads."""
+    header, file = _opened(data, origin)
+    _check_shard(header, file, origin)
+    return header
+
+
+def _check_shard(header: dict[str, Any], file: pq.ParquetFile, origin: str) -> None:
+    """A shard names its unit, and has one row, in which each column is a list of the rows of a table."""
+    if type(header.get("index")) is not int or not isinstance(header.get("unit"), dict):
+        raise Damaged(f"{origin}: damaged: it does not name its unit")
+    for field in file.schema_arrow:
+        rows = getattr(field.type, "value_type", None)
+        if field.name != _NOTHING and not (rows is not None and pa.types.is_struct(rows) and NAME.fullmatch(field.name)):
+            raise Damaged(f"{origin}: damaged: expected a list of rows in {field.name!r}, got {field.type}")
+    if file.metadata.num_rows != 1:
+        raise Damaged(f"{origin}: damaged: expected one row, got {file.metadata.num_rows}")
 
 
 def _opened(data: bytes, origin: str) -> tuple[dict[str, Any], pq.ParquetFile]:
@@ -205,8 +235,8 @@ def _opened(data: bytes, origin: str) -> tuple[dict[str, Any], pq.ParquetFile]:
         file = pq.ParquetFile(pa.BufferReader(data))
         metadata = file.metadata.metadata
         check_schema(int(metadata[b"esscher.schema"]), origin)
-        header: dict[str, Any] = json.loads(metadata[b"esscher.header"])
-    except (KeyError, TypeError, ValueError, pa.ArrowException) as cause:
+        header = json_object(metadata[b"esscher.header"])
+    except (KeyError, TypeError, ValueError, OSError, pa.ArrowException) as cause:
         raise Damaged(f"{origin}: damaged: {cause}") from cause
     return header, file
 
