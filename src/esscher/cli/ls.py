@@ -11,7 +11,9 @@ from esscher.runs import list_runs
 __all__ = ["ls"]
 
 
-def ls(folder: Annotated[Path, path_argument("Folder that holds run directories.", "FOLDER")] = Path(), as_json: Json = False) -> None:
+def ls(
+    folder: Annotated[Path, path_argument("Folder that holds run directories.", "FOLDER")] = Path(), as_json: Json = False
+) -> None:
     """List runs: job, status, units done, when they started."""
     runs = list_runs(folder)
     records = [
