@@ -16,7 +16,9 @@ from esscher.models.collect import stream
 from esscher.models.findings import layer_tables
 from esscher.models.layer_state import (
     LayerInfo,
+    LayerMoments,
     LayerState,
+    Rows,
     capture_queries,
     layer_from_rows,
     layer_rows,
@@ -110,6 +112,51 @@ def test_moments_are_those_of_the_pooled_tokens(llama: TokenSource, whole: Layer
         found = token_moments.finish(getattr(whole.moments, letter))
         centred = rows - rows.mean(1, keepdim=True)
         torch.testing.assert_close(found.cov, centred.transpose(1, 2) @ centred / rows.shape[1], rtol=1e-5, atol=1e-8)
+
+
+def joint_reach(source: TokenSource, layer: int) -> list[float]:
+    """Largest eigenvalue of the covariance of (q, k) of every head, from all pooled tokens at once."""
+    seen = captured_layers(source)[layer]
+    q, k = (
+        torch.cat([getattr(c, name)[0][:, torch.from_numpy(source.pooled[w])] for w, c in enumerate(seen)], dim=1).double()
+        for name in ("query", "key")
+    )
+    pairs = [torch.cat([q[head], k[head * len(k) // len(q)]], dim=1) for head in range(len(q))]
+    return [float(torch.linalg.matrix_norm(torch.cov(pair.T, correction=0), 2)) for pair in pairs]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "qwen3"])
+def test_reach_is_that_of_queries_and_keys_together(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    """Rotary positions, norms; key-value heads of their own or shared; in one pass, merged, and through rows."""
+    source = source_of(spec_of(tmp_path_factory, name))
+    windows = np.arange(len(source.windows))
+    (one,) = stream(source, [1], windows)
+    first, second = (stream(source, [1], part)[0] for part in np.split(windows, [3]))
+    merged = merge_layers(layer_from_rows(layer_rows(first)), second)
+    truth = joint_reach(source, 1)
+    for state in (one, merged):
+        table = tables_of(source, state)
+        assert set(table["token_space"]) == {"query-key"}
+        np.testing.assert_allclose(table["reach"], truth, rtol=1e-5)
+        np.testing.assert_allclose(table["coupling"], truth * table["horizon"] ** 2, rtol=1e-5)
+    blocks = [token_moments.finish(getattr(one.moments, letter)).cov for letter in ("q", "k")]
+    apart = [
+        max(float(torch.linalg.matrix_norm(x, 2)) for x in (blocks[0][h], blocks[1][one.info.kv_head(h)])) for h in range(4)
+    ]
+    assert max(np.array(truth) / apart) > 1.05  # queries and keys of one token go together
+
+
+def test_cross_moments_survive_a_large_offset() -> None:
+    generator = torch.Generator().manual_seed(4)
+    q, k = (torch.randn(heads, 300, 5, generator=generator, dtype=torch.float64) + 1e4 for heads in (6, 2))
+    q[:, :, 0] += k[:, :, 1].repeat_interleave(3, 0)
+    states = [
+        LayerMoments.of(Rows(q[:, part], k[:, part], k[:, part], None)) for part in (slice(0, 0), slice(0, 90), slice(90, 300))
+    ]
+    whole = states[0].merge(states[1]).merge(states[2])
+    for head in range(6):
+        truth = torch.cov(torch.cat([q[head], k[head // 3]], dim=1).T, correction=0)
+        torch.testing.assert_close(whole.pair_cov(head, head // 3), truth, rtol=0, atol=1e-7)
 
 
 def test_queries_come_from_their_places_in_order(llama: TokenSource) -> None:

@@ -203,7 +203,8 @@ class _Layer:
 
         Where q and k are affine functions of what enters the layer, tokens are that: A = scale W_k^T W_q. Elsewhere (rotary
         positions, norms) the token is the pair (q, k) itself and A = scale times the map from its one half to the other, so
-        that H = scale ||Sigma_k||^{1/2}. The two-sided horizon is the same in both.
+        that reach is the norm of their joint covariance and H = scale ||Sigma_k||^{1/2}. The two-sided horizon is the same in
+        both.
         """
         own = self.info.kv_head(head)
         key_cov, query_cov, scale = self.k.cov[own], self.q.cov[head], self.info.scale
@@ -214,7 +215,7 @@ class _Layer:
             space, reach, horizon = "hidden", _norm(self.hidden.cov), horizon_of_covariances(key_cov, wq @ wq.T, scale)
         else:
             space = "query-key"
-            reach, horizon = max(_norm(key_cov), _norm(query_cov)), scale * math.sqrt(_norm(key_cov))
+            reach, horizon = _norm(self.state.moments.pair_cov(head, own)), scale * math.sqrt(_norm(key_cov))
         coupling = reach * horizon**2
         return {
             "token_space": space,

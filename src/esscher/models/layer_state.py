@@ -79,12 +79,17 @@ class Rows:
 
 @dataclass(frozen=True)
 class LayerMoments:
-    """Streaming moments of what entered the layer and of its queries, keys and values."""
+    """Streaming moments of what entered the layer and of its queries, keys and values.
+
+    ``cross`` is sum (q - E q)(k - E k)^T over the tokens, q and k of the same one: with the scatters of q and k that of the
+    pair (q, k). States merge as scatters do (esscher.diagnostics.moments).
+    """
 
     hidden: TokenMoments | None
     q: TokenMoments
     k: TokenMoments
     v: TokenMoments
+    cross: Tensor  # (H, k, k) float64: k is that of the key-value head which the head reads
 
     @classmethod
     def of(cls, rows: Rows) -> LayerMoments:
@@ -96,14 +101,32 @@ class LayerMoments:
             token_moments.update(token_moments.init(x.shape[-1], (x.shape[0],), higher=False, device=x.device), x)
             for x in (rows.q, rows.k, rows.v)
         )
-        return cls(hidden, q, k, v)
+        apart = rows.k.double() - k.mean[:, None]  # its sum is 0, so that queries need not be centred
+        cross = _of_each_head(apart, len(rows.q)).transpose(1, 2) @ rows.q.double()
+        return cls(hidden, q, k, v, cross.transpose(1, 2))
 
     def merge(self, other: LayerMoments) -> LayerMoments:
         both = self.hidden is not None and other.hidden is not None
-        return LayerMoments(
-            token_moments.merge(self.hidden, other.hidden) if both else None,  # type: ignore[arg-type]
-            *(token_moments.merge(a, b) for a, b in ((self.q, other.q), (self.k, other.k), (self.v, other.v))),
-        )
+        hidden = token_moments.merge(self.hidden, other.hidden) if both else None  # type: ignore[arg-type]
+        q, k, v = (token_moments.merge(a, b) for a, b in ((self.q, other.q), (self.k, other.k), (self.v, other.v)))
+        return LayerMoments(hidden, q, k, v, self.cross + other.cross + self._apart(other))
+
+    def _apart(self, other: LayerMoments) -> Tensor:
+        """What the distance of two states' means adds to the cross scatter: n_a n_b / n D_q D_k^T."""
+        a, b = self.q.count, other.q.count
+        q, k = other.q.mean - self.q.mean, _of_each_head(other.k.mean - self.k.mean, len(self.q.mean))
+        return a * b / max(a + b, 1) * q[:, :, None] * k[:, None, :]
+
+    def pair_cov(self, head: int, kv_head: int) -> Tensor:
+        """Covariance (2k, 2k) of a head's token (q, k)."""
+        cross = self.cross[head]
+        above = torch.cat([self.q.scatter[head], cross], dim=1)
+        return torch.cat([above, torch.cat([cross.T, self.k.scatter[kv_head]], dim=1)]) / self.q.count
+
+
+def _of_each_head(x: Tensor, heads: int) -> Tensor:
+    """Rows of key-value heads (H_kv, ...) as each of the heads (H, ...) reads them."""
+    return x.repeat_interleave(heads // len(x), dim=0)
 
 
 @dataclass(frozen=True)
@@ -256,7 +279,7 @@ def merge_layers(a: LayerState, b: LayerState) -> LayerState:
 def layer_rows(state: LayerState) -> list[dict[str, Any]]:
     """The state as rows of a table: one for the layer's moments (head -1) and one for each head."""
     info = state.info
-    tensors = {"sink_mass": state.sink_mass.float(), "keys": torch.tensor([state.keys])}
+    tensors = {"sink_mass": state.sink_mass.float(), "keys": torch.tensor([state.keys]), "cross": state.moments.cross}
     for name in ("hidden", "q", "k", "v"):
         moments: TokenMoments | None = getattr(state.moments, name)
         if moments is None:
@@ -287,14 +310,14 @@ def layer_from_rows(rows: list[dict[str, Any]]) -> LayerState:
     tensors = load(first["state"])
     softcap = None if np.isnan(first["softcap"]) else float(first["softcap"])
     info = LayerInfo(first["layer"], first["heads"], first["kv_heads"], first["scale"], softcap, first["note"])
-    moments = LayerMoments(*(_moments(name, tensors) for name in ("hidden", "q", "k", "v")))  # type: ignore[arg-type]
+    hidden = _moments("hidden", tensors) if "hidden.count" in tensors else None
+    q, k, v = (_moments(name, tensors) for name in ("q", "k", "v"))
+    moments = LayerMoments(hidden, q, k, v, tensors["cross"])
     heads = {row["head"]: row["reason"] or head_state.from_bytes(row["state"]) for row in rows if row["head"] >= 0}
     return LayerState(info, moments, heads, tensors["sink_mass"], int(tensors["keys"]))
 
 
-def _moments(name: str, tensors: dict[str, Tensor]) -> TokenMoments | None:
-    if f"{name}.count" not in tensors:
-        return None
+def _moments(name: str, tensors: dict[str, Tensor]) -> TokenMoments:
     higher = None
     if f"{name}.third" in tensors:
         higher = token_moments.Higher(*(tensors[f"{name}.{part}"] for part in ("third", "fourth", "low", "high")))

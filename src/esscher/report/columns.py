@@ -65,7 +65,7 @@ score_sd | score spread | Median over queries of the standard deviation s of the
 delta_constant | delta constant | The error is about this over the square root of n once n is large (delta method).
 freezing_tokens | freezing point | Below about this many tokens the softmax of a typical query rests on its few largest scores.
 limit_rms | size of the limit | Root mean square of the output on infinitely many tokens; relative errors divide by it.
-token_space | token space | Where tokens live: hidden states, or queries and keys after rotation.
+token_space | token space | Where tokens live: hidden states, or pairs of a query and a key after rotation.
 regime | regime | diffuse, selective, frozen or sink-dominated.
 regime_reason | why | The rule that gave the regime, with its numbers.
 signatures | signatures | Signs of failure by name: exploded constants, hardmax regime, distribution mismatch.
