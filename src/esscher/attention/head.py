@@ -136,9 +136,8 @@ class Head:
                 f"sided=2: expected queries and tokens of one dimension, got {self.dim_query} and {self.dim}; use sided=1"
             )
         _, root = check_covariance(measure.cov, "measure.cov")
-        left = root.T if self.key_map is None else root.T @ self.key_map.T.double()
-        right = self.query_map.double()
-        return _product_norm(left, right @ root if sided == 2 else right)
+        left = [root.T] if self.key_map is None else [root.T, self.key_map.T]
+        return _product_norm(left, [self.query_map, root] if sided == 2 else [self.query_map])
 
     def coupling(self, measure: Measure) -> float:
         """Attention-reach coupling Psi = ||Sigma||_2 H^2 with the one-sided horizon H [B]."""
@@ -164,14 +163,24 @@ def _in_range(value: float, name: str) -> float:
     return value
 
 
-def _product_norm(left: Float64[Tensor, "d r"], right: Float64[Tensor, "r e"]) -> float:
-    """||left right||_2 without forming the product when r is the small side; factors are brought to size one first."""
-    (left, of_left), (right, of_right) = split(left, (0, 1)), split(right, (0, 1))
-    if left.shape[1] < min(left.shape[0], right.shape[1]):
-        left = torch.linalg.qr(left, mode="r").R
-        right = torch.linalg.qr(right.T, mode="r").R.T
-    norm = torch.linalg.matrix_norm(left @ right, ord=2)
-    return _in_range(float(shift(norm, of_left[0, 0] + of_right[0, 0]).detach()), "horizon")
+def _product_norm(left: list[Tensor], right: list[Tensor], scale: float = 1.0) -> float:
+    """scale ||left right||_2, each a product itself, without forming the product when the axis between is the small one."""
+    (a, of_a), (b, of_b) = _scaled_product(left), _scaled_product(right)
+    if a.shape[1] < min(a.shape[0], b.shape[1]):
+        a = torch.linalg.qr(a, mode="r").R
+        b = torch.linalg.qr(b.T, mode="r").R.T
+    mantissa, of_scale = math.frexp(scale)
+    norm = mantissa * torch.linalg.matrix_norm(a @ b, ord=2)
+    return _in_range(float(shift(norm, of_a + of_b + float(of_scale))), "horizon")
+
+
+def _scaled_product(factors: list[Tensor]) -> tuple[Float64[Tensor, "d e"], Float64[Tensor, ""]]:
+    """(P, e) with 2^e P the product; every factor is brought to size one, so that nothing overflows on the way."""
+    parts = [split(factor.detach(), (0, 1)) for factor in factors]
+    product = parts[0][0]
+    for factor, _ in parts[1:]:
+        product = product @ factor
+    return product, torch.stack([exponent[0, 0] for _, exponent in parts]).sum()
 
 
 def horizon_of_covariances(key_cov: Any, query_cov: Any, scale: Any = 1.0) -> float:
@@ -185,4 +194,4 @@ def horizon_of_covariances(key_cov: Any, query_cov: Any, scale: Any = 1.0) -> fl
     _, query_root = check_covariance(as_tensor(query_cov, "query_cov", ndim=2), "query_cov")
     if key_root.shape != query_root.shape:
         raise ValueError(f"key_cov, query_cov: expected one shape, got {tuple(key_root.shape)} and {tuple(query_root.shape)}")
-    return _product_norm(as_positive(scale, "scale") * key_root.T, query_root)
+    return _product_norm([key_root.T], [query_root], as_positive(scale, "scale"))

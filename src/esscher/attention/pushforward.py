@@ -14,9 +14,10 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from esscher.attention.head import Head
+from esscher.inputs import finite_result
 from esscher.measures.base import Measure
 from esscher.measures.pool import Pool
-from esscher.measures.radial import radial
+from esscher.measures.radial import scaled_ratio
 from esscher.measures.sphere import Ball, Rotational
 
 __all__ = ["Pushforward", "affine", "pooled", "rotational", "sampled"]
@@ -43,6 +44,8 @@ class Pushforward(tuple[Tensor, Tensor]):
     method: str
 
     def __new__(cls, mean: Tensor, cov: Tensor, mean_error: float, cov_error: float, method: str) -> Pushforward:
+        for name, part in (("mean", mean), ("cov", cov), ("errors", torch.tensor([mean_error, cov_error]))):
+            finite_result(part, f"pushforward: {name}", "scale the head or the law down")
         self = super().__new__(cls, (mean, cov))
         self.mean_error, self.cov_error, self.method = mean_error, cov_error, method
         return self
@@ -93,34 +96,36 @@ def sampled(outputs: Outputs, measure: Measure, samples: int = SAMPLES) -> Pushf
 def rotational(head: Head, measure: Rotational, outputs: Outputs) -> Pushforward:
     """Sphere and ball. Without a tilt bias the output depends on the query through one quadratic form.
 
-    With A = P diag(a) W^T, x = R w and Q = sum_i a_i^2 w_i^2 (w uniform on the unit sphere, in the basis W), the tilted mean
-    is R^3 q_v(R^4 Q) P diag(a) w, so that its mean is 0 and its covariance is
+    With A = a P diag(b) W^T, b_1 = 1 the largest, x = R w and Q = sum_i b_i^2 w_i^2 (w uniform on the unit sphere, in the
+    basis W), S = R^2 a and r = S sqrt(Q), the tilted mean is R S q_v(r) P diag(b) w, so that its mean is 0 and its covariance
 
-        P diag( R^6 a_i^2 E[ q_v(R^4 Q)^2 w_i^2 ] ) P^T.
+        P diag( R^2 b_i^2 E[ (S q_v(r))^2 w_i^2 ] ) P^T.
 
     The expectations are one-dimensional integrals against densities found by Fourier inversion. In the ball x = R t w with
     density d t^(d-1) of the radius t in [0, 1].
     """
     if head.query_bias is not None or measure.dim == 1:
         return _quasi_monte_carlo(outputs, measure)
-    left, singular, _ = torch.linalg.svd(head.A.double().cpu(), full_matrices=False)
-    weights, error = _weighted_moments(singular.numpy() ** 2, _profile(measure))
-    scale = torch.from_numpy(weights) * singular**2 * measure.radius**6
-    factor = head.V.double().cpu() @ left
-    cov = (factor * scale) @ factor.T
+    left, singular, _ = torch.linalg.svd(head.A.detach().double().cpu(), full_matrices=False)
+    largest = float(singular[0])
+    if largest > 0.0:
+        singular = singular / largest
+    weights, error = _weighted_moments(singular.numpy() ** 2, _profile(measure, measure.radius * (measure.radius * largest)))
+    factor = measure.radius * (head.V.detach().double().cpu() @ left) * singular
+    cov = (factor * torch.from_numpy(weights)) @ factor.T
     mean = torch.zeros(head.dim_out, dtype=torch.float64)
     if head.value_bias is not None:
-        mean = head.value_bias.double().cpu()
-    bound = error * float(torch.linalg.matrix_norm(factor * (singular * measure.radius**3), ord="fro") ** 2)
+        mean = head.value_bias.detach().double().cpu()
+    bound = error * float((factor * factor).sum())
     return Pushforward(mean.to(measure.device), cov.to(measure.device), 0.0, bound, "quadrature")
 
 
-def _profile(measure: Rotational) -> Callable[[Array], Array]:
-    """Q -> q_v(R^4 Q)^2 on the sphere, averaged over the radius (with the factor t^2 of the query) in the ball."""
+def _profile(measure: Rotational, size: float) -> Callable[[Array], Array]:
+    """Q -> (S q_v(S sqrt(Q)))^2 on the sphere, averaged over the radius (with the factor t^2 of the query) in the ball."""
 
     def squared_ratio(form: Array) -> Array:
-        rho = torch.from_numpy(measure.radius**4 * form)
-        return np.asarray(radial(measure.order, rho).ratio.numpy() ** 2)
+        root = torch.from_numpy(np.sqrt(form))
+        return np.asarray(scaled_ratio(measure.order, size, root).numpy() ** 2)
 
     if not isinstance(measure, Ball):
         return squared_ratio

@@ -10,9 +10,11 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from esscher.inputs import as_count, as_tensor
+from esscher.inputs import as_count, as_tensor, finite_result
 
 __all__ = ["Measure"]
+
+REMEDY = "scale theta or the law down, or use float64"
 
 
 class Measure(ABC):
@@ -23,7 +25,8 @@ class Measure(ABC):
 
     A new law subclasses this, calls ``super().__init__`` and writes the four methods below the line; they see float64
     rows and need not check anything. Public methods take ``theta`` of shape (..., d), compute in float64 and answer in the
-    dtype of ``theta``; ``mean``, ``cov`` and samples have the dtype the law was given in.
+    dtype of ``theta``; ``mean``, ``cov`` and samples have the dtype the law was given in. What does not fit that dtype
+    is refused with a ValueError.
     """
 
     def __init__(self, dim: Any, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> None:
@@ -34,39 +37,43 @@ class Measure(ABC):
     def log_laplace(self, theta: Any) -> Float[Tensor, "*batch"]:
         """K(theta), one number per row."""
         given, rows = self._rows(theta)
-        return self._log_laplace(rows).to(given.dtype).reshape(given.shape[:-1])
+        return self._answer("log_laplace", self._log_laplace(rows), given.dtype).reshape(given.shape[:-1])
 
     def tilted_mean(self, theta: Any) -> Float[Tensor, "*batch d"]:
         """grad K(theta): the mean of a token under the tilted law."""
         given, rows = self._rows(theta)
-        return self._tilted_mean(rows).to(given.dtype).reshape(given.shape)
+        return self._answer("tilted_mean", self._tilted_mean(rows), given.dtype).reshape(given.shape)
 
     def tilted_cov(self, theta: Any) -> Float[Tensor, "*batch d d"]:
         """Hess K(theta): the covariance of a token under the tilted law."""
         given, rows = self._rows(theta)
-        return self._tilted_cov(rows).to(given.dtype).reshape(*given.shape, self.dim)
+        return self._answer("tilted_cov", self._tilted_cov(rows), given.dtype).reshape(*given.shape, self.dim)
 
     def sample(self, n: Any, generator: torch.Generator | None = None) -> Float[Tensor, "n d"]:
         """n independent tokens as rows. Without a generator torch's own is used."""
-        return self._sample(as_count(n, "n"), generator).to(device=self.device, dtype=self.dtype)
+        tokens = self._sample(as_count(n, "n"), generator).to(self.device)
+        return self._answer("sample", tokens, self.dtype)
 
     def extreme(self, theta: Any) -> Float[Tensor, "*batch d"]:
         """lim tilted_mean(c theta) as c grows without bound: where hardmax attention ends. Bounded laws only."""
         given, rows = self._rows(theta)
-        return self._extreme(rows).to(given.dtype).reshape(given.shape)
+        return self._answer("extreme", self._extreme(rows), given.dtype).reshape(given.shape)
 
     @cached_property
     def mean(self) -> Float[Tensor, " d"]:
-        return self.tilted_mean(self._zero).to(self.dtype)
+        return self._answer("mean", self.tilted_mean(self._zero), self.dtype)
 
     @cached_property
     def cov(self) -> Float[Tensor, "d d"]:
-        return self.tilted_cov(self._zero).to(self.dtype)
+        return self._answer("cov", self.tilted_cov(self._zero), self.dtype)
 
     @cached_property
     def reach(self) -> float:
         """Spectral reach ||Sigma||_2 [B]."""
-        return float(torch.linalg.matrix_norm(self.cov.double(), ord=2))
+        return float(torch.linalg.matrix_norm(self.cov.detach().double(), ord=2))
+
+    def _answer(self, name: str, result: Tensor, dtype: torch.dtype) -> Tensor:
+        return finite_result(result.to(dtype), f"{type(self).__name__}.{name}", REMEDY)
 
     @property
     def _zero(self) -> Tensor:

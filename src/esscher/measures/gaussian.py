@@ -10,8 +10,11 @@ from torch import Tensor
 
 from esscher.inputs import as_tensor
 from esscher.measures.base import Measure, noise_device
+from esscher.measures.wide import shift, wide_scores
 
 __all__ = ["Gaussian", "check_covariance"]
+
+SPREAD = 20.0  # coordinates further apart than 2^20 are brought to one size, or eigh's rounding would drown the smallest
 
 
 class Gaussian(Measure):
@@ -24,6 +27,8 @@ class Gaussian(Measure):
         cov = as_tensor(cov, "cov", ndim=2)
         super().__init__(cov.shape[0], cov.dtype, cov.device)
         self._cov, self._root = check_covariance(cov, "cov")
+        self._sizes = _half_exponents(self._cov)
+        self._unit_cov = shift(self._cov, -(self._sizes[:, None] + self._sizes))
         if mean is None:
             self._mean = self._zero
         else:
@@ -35,10 +40,23 @@ class Gaussian(Measure):
         return self._root
 
     def _log_laplace(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]:
-        return rows @ self._mean + 0.5 * ((rows @ self._cov) * rows).sum(-1)
+        scaled, exponent = self._scaled(rows)
+        square = 0.5 * ((scaled @ self._unit_cov) * scaled).sum(-1)
+        return wide_scores(rows, self._mean[None])[:, 0] + shift(square, 2.0 * exponent[:, 0])
 
     def _tilted_mean(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
-        return self._mean + rows @ self._cov
+        scaled, exponent = self._scaled(rows)
+        return self._mean + shift(scaled @ self._unit_cov, exponent + self._sizes)
+
+    def _scaled(self, rows: Float64[Tensor, "m d"]) -> tuple[Float64[Tensor, "m d"], Float64[Tensor, "m 1"]]:
+        """(u, a) with D theta = 2^a u, |u_i| < 1, where Sigma = D C D, D diagonal of powers of two and |C_ij| <= 1.
+
+        Then Sigma theta = 2^a D C u, and no product leaves the floating range before the answer does.
+        """
+        exponents = torch.frexp(rows.detach()).exponent + self._sizes
+        largest = exponents.masked_fill(rows.detach() == 0.0, -torch.inf).amax(-1, keepdim=True)
+        largest = largest.masked_fill(largest == -torch.inf, 0.0)
+        return shift(rows, self._sizes - largest), largest
 
     def _tilted_cov(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d d"]:
         return self._cov.expand(rows.shape[0], -1, -1)
@@ -55,19 +73,34 @@ def check_covariance(cov: Tensor, name: str) -> tuple[Float64[Tensor, "d d"], Fl
         raise ValueError(f"{name}: expected a square matrix, got shape {tuple(cov.shape)}")
     eps = torch.finfo(cov.dtype).eps
     cov = cov.double()
-    size = float(cov.abs().max())
-    skew = float((cov - cov.T).abs().max())
+    size = float(cov.detach().abs().max())
+    skew = float((cov - cov.T).detach().abs().max())
     if skew > eps**0.5 * size:
         raise ValueError(
             f"{name}: expected a symmetric matrix, got entries that differ from their transpose by up to {skew:.3g}; "
             "pass (cov + cov.T) / 2 if that is rounding"
         )
-    cov = 0.5 * (cov + cov.T)
-    values, vectors = torch.linalg.eigh(cov)
-    lowest = float(values[0])
-    if lowest < -10 * cov.shape[0] * eps * max(float(values[-1]), size):
+    cov = 0.5 * cov + 0.5 * cov.T
+    sizes = _half_exponents(cov)
+    if float(sizes.max() - sizes.min()) <= SPREAD:
+        sizes = sizes.max().expand_as(sizes)
+    scaled = shift(cov, -(sizes[:, None] + sizes))
+    if not bool(scaled.isfinite().all()):
+        raise ValueError(f"{name}: expected a positive semi-definite matrix, got entries larger than their variances allow")
+    values, vectors = torch.linalg.eigh(scaled)
+    lowest, largest = float(values[0].detach()), max(float(values[-1].detach()), float(scaled.detach().abs().max()))
+    if lowest < -10 * cov.shape[0] * eps * largest:
         raise ValueError(
-            f"{name}: expected a positive semi-definite matrix, got the eigenvalue {lowest:.3g}; "
-            "singular is allowed, negative is not"
+            f"{name}: expected a positive semi-definite matrix, got the eigenvalue {lowest / largest:.3g} times the largest "
+            "entry; singular is allowed, negative is not"
         )
-    return cov, vectors * values.clamp_min(0.0).sqrt()
+    return cov, shift(vectors * values.clamp_min(0.0).sqrt(), sizes[:, None])
+
+
+def _half_exponents(cov: Float64[Tensor, "d d"]) -> Float64[Tensor, " d"]:
+    """e_i with Sigma_ii about 4^{e_i}, so that coordinate i has size 2^{e_i}; the largest of all where Sigma_ii is 0."""
+    diagonal = cov.detach().diagonal()
+    exponents = (0.5 * torch.frexp(diagonal).exponent.double()).ceil()
+    positive = diagonal > 0.0
+    largest = exponents[positive].max() if bool(positive.any()) else 0.0
+    return torch.where(positive, exponents, largest)

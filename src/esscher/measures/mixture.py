@@ -11,8 +11,9 @@ from torch import Tensor
 
 from esscher.inputs import as_tensor
 from esscher.measures.base import Measure, noise_device
+from esscher.measures.wide import split
 
-__all__ = ["Mixture", "check_weights"]
+__all__ = ["Mixture", "check_weights", "log_mean_exp"]
 
 
 class Mixture(Measure):
@@ -37,24 +38,34 @@ class Mixture(Measure):
         for component in self.components:
             component._check_domain(rows)
 
-    def _log_tilted_weights(self, rows: Tensor) -> Float64[Tensor, "m k"]:
-        return self.weights.log() + torch.stack([c.log_laplace(rows) for c in self.components], dim=-1)
+    def _transforms(self, rows: Tensor) -> Float64[Tensor, "m k"]:
+        return torch.stack([c.log_laplace(rows) for c in self.components], dim=-1)
+
+    def _tilted_weights(self, rows: Tensor) -> Float64[Tensor, "m k"]:
+        return (self.weights.log() + self._transforms(rows)).softmax(-1)
 
     def _log_laplace(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]:
-        return torch.logsumexp(self._log_tilted_weights(rows), dim=-1)
+        return log_mean_exp(self._transforms(rows), self.weights)
+
+    def _apart(self, rows: Tensor, weights: Tensor) -> tuple[Float64[Tensor, "m d"], Float64[Tensor, "k m d"]]:
+        """The tilted mean, and the components' means seen from it; taken from the heaviest component, which cancels least."""
+        means = torch.stack([c.tilted_mean(rows) for c in self.components])
+        heaviest = means[weights.argmax(-1), torch.arange(rows.shape[0], device=rows.device)]
+        apart = means - heaviest
+        offset = torch.einsum("mk,kmd->md", weights, apart)
+        return heaviest + offset, apart - offset
 
     def _tilted_mean(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
-        weights = self._log_tilted_weights(rows).softmax(-1)
-        return torch.einsum("mk,kmd->md", weights, torch.stack([c.tilted_mean(rows) for c in self.components]))
+        return self._apart(rows, self._tilted_weights(rows))[0]
 
     def _tilted_cov(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d d"]:
-        weights = self._log_tilted_weights(rows).softmax(-1)
-        means = torch.stack([c.tilted_mean(rows) for c in self.components])
-        apart = means - torch.einsum("mk,kmd->md", weights, means)
-        between = torch.einsum("mk,kmi,kmj->mij", weights, apart, apart)
+        weights = self._tilted_weights(rows)
+        apart = weights.T.sqrt()[:, :, None] * self._apart(rows, weights)[1]
+        between = torch.einsum("kmi,kmj->mij", apart, apart)
         return between + sum(weights[:, k, None, None] * c.tilted_cov(rows) for k, c in enumerate(self.components))
 
     def _extreme(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
+        rows, _ = split(rows)
         points = torch.stack([c.extreme(rows) for c in self.components])
         heights = torch.einsum("kmd,md->mk", points, rows)
         best = heights.max(-1, keepdim=True).values
@@ -84,8 +95,18 @@ def check_weights(weights: Any, size: int) -> Float64[Tensor, " k"]:
     if checked.numel() != size:
         raise ValueError(f"weights: expected {size} numbers, got {checked.numel()}")
     if bool((checked < 0).any()):
-        raise ValueError(f"weights: expected no negative number, got {float(checked.min())}")
-    total = float(checked.sum())
-    if total <= 0:
+        raise ValueError(f"weights: expected no negative number, got {float(checked.detach().min())}")
+    largest = checked.max()
+    if float(largest.detach()) <= 0:
         raise ValueError("weights: expected at least one above 0, got only zeros")
-    return checked / total
+    checked = checked / largest  # so that the sum cannot overflow
+    return checked / checked.sum()
+
+
+def log_mean_exp(scores: Float64[Tensor, "m k"], weights: Float64[Tensor, " k"]) -> Float64[Tensor, " m"]:
+    """log sum_k w_k exp(s_k), the weights summing to one; small scores by log1p and expm1, which do not round at one."""
+    large = torch.logsumexp(scores + weights.log(), dim=-1)
+    small = scores.detach().abs().amax(-1) < 0.5
+    if not bool(small.any()):
+        return large
+    return torch.where(small, torch.log1p(torch.expm1(scores.clamp(-1.0, 1.0)) @ weights), large)

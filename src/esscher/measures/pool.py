@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from esscher.inputs import as_tensor
 from esscher.measures.base import Measure, noise_device
 from esscher.measures.mixture import check_weights
+from esscher.measures.wide import split, wide_scores
 
 __all__ = ["Pool"]
 
@@ -47,7 +49,19 @@ class Pool(Measure):
 
     def _log_laplace(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]:
         parts = [torch.logsumexp(scores, dim=-1) for _, scores in self._blocks(rows)]
-        return torch.logsumexp(torch.stack(parts), dim=0)
+        large = torch.logsumexp(torch.stack(parts), dim=0)
+        small = rows.detach().abs().amax(-1) * (self.dim * self._largest) < 0.5
+        if not bool(small.any()):
+            return large
+        # small scores by log1p and expm1, which do not round at one
+        inner = torch.where(small[:, None], rows, 0.0)
+        total = self.size if self.weights is None else 1.0
+        mean = sum(torch.expm1(scores) @ (weights / total) for _, scores, weights in self._plain_blocks(inner))
+        return torch.where(small, torch.log1p(torch.as_tensor(mean)), large)
+
+    @cached_property
+    def _largest(self) -> float:
+        return float(self.tokens.detach().abs().max())
 
     def _tilted_mean(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
         total = self._log_laplace(rows)[:, None]
@@ -69,6 +83,7 @@ class Pool(Measure):
 
     def _extreme(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
         """Mean of the tokens with the largest score, by weight; tokens of weight 0 do not count."""
+        rows, _ = split(rows)  # the longest way along theta is that along any multiple of it
         best = torch.full_like(rows[:, 0], -torch.inf)
         for _, scores, visible in self._plain_blocks(rows):
             best = torch.maximum(best, scores.masked_fill(visible == 0, -torch.inf).max(-1).values)
@@ -81,10 +96,12 @@ class Pool(Measure):
     def _plain_blocks(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Blocks of tokens with their scores <theta, y_j> and weights."""
         step = max(1, BLOCK // max(1, rows.shape[0]))
+        reach = float(rows.detach().abs().max()) * self.dim if rows.numel() else 0.0
+        wide = not reach * self._largest < 1e300
         for start in range(0, self.size, step):
             tokens = self.tokens[start : start + step].double()
             weights = tokens.new_ones(tokens.shape[0]) if self.weights is None else self.weights[start : start + step]
-            yield tokens, rows @ tokens.T, weights
+            yield tokens, wide_scores(rows, tokens) if wide else rows @ tokens.T, weights
 
     def _sample(self, n: int, generator: torch.Generator | None) -> Float[Tensor, "n d"]:
         device = noise_device(generator, self.device)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esscher.inputs import as_positive
 from esscher.measures.base import Measure, noise_device
-from esscher.measures.radial import log_transform, radial
+from esscher.measures.radial import scaled_log, scaled_mean, spread
 
 __all__ = ["Cube", "Laplace", "Product", "Rademacher"]
 
@@ -60,11 +60,10 @@ class Rademacher(Product):
         self.scale = as_positive(scale, "scale")
 
     def _log_laplace_1d(self, x: Tensor) -> Tensor:
-        return log_transform(0.5, (self.scale * x) ** 2)
+        return scaled_log(0.5, self.scale, x[..., None])
 
     def _cumulants_1d(self, x: Tensor) -> Cumulants:
-        curvature = radial(0.5, (self.scale * x) ** 2).curvature
-        return self.scale * torch.tanh(self.scale * x), self.scale**2 * curvature
+        return self.scale * torch.tanh(self.scale * x), spread(0.5, self.scale, x.abs())[1]
 
     def _quantile_1d(self, u: Tensor) -> Tensor:
         return self.scale * (2.0 * (u >= 0.5).to(u.dtype) - 1.0)
@@ -83,11 +82,11 @@ class Cube(Product):
         self.half_width = as_positive(half_width, "half_width")
 
     def _log_laplace_1d(self, x: Tensor) -> Tensor:
-        return log_transform(1.5, (self.half_width * x) ** 2)
+        return scaled_log(1.5, self.half_width, x[..., None])
 
     def _cumulants_1d(self, x: Tensor) -> Cumulants:
-        value = radial(1.5, (self.half_width * x) ** 2)
-        return self.half_width**2 * value.ratio * x, self.half_width**2 * value.curvature
+        mean = scaled_mean(1.5, self.half_width, x[..., None])[..., 0]
+        return mean, spread(1.5, self.half_width, x.abs())[1]
 
     def _quantile_1d(self, u: Tensor) -> Tensor:
         return self.half_width * (2.0 * u - 1.0)
@@ -114,12 +113,14 @@ class Laplace(Product):
             )
 
     def _log_laplace_1d(self, x: Tensor) -> Tensor:
-        return -torch.log1p(-((self.scale * x) ** 2))
+        a = self.scale * x
+        # near the edge (1 - a)(1 + a) does not cancel; far from it log1p does not round at one
+        return -torch.where(a.abs() > 0.5, torch.log((1.0 - a) * (1.0 + a)), torch.log1p(-a * a))
 
     def _cumulants_1d(self, x: Tensor) -> Cumulants:
-        square = (self.scale * x) ** 2
-        slope = 2.0 * self.scale**2 * x / (1.0 - square)
-        return slope, 2.0 * self.scale**2 * (1.0 + square) / (1.0 - square) ** 2
+        a = self.scale * x
+        gap = (1.0 - a) * (1.0 + a)
+        return self.scale * (2.0 * a / gap), self.scale * (self.scale * (2.0 * (1.0 + a * a) / gap**2))
 
     def _quantile_1d(self, u: Tensor) -> Tensor:
         centred = u - 0.5

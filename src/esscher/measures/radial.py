@@ -27,10 +27,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["Radial", "log_transform", "radial"]
+from esscher.measures.wide import norms, units
+
+__all__ = ["Radial", "log_transform", "radial", "scaled_log", "scaled_mean", "scaled_ratio", "spread"]
 
 FLOOR = 30.0  # smallest Debye order; with TERMS = 10 the truncation error is below 1e-15
 TERMS = 10
+FAR = 1e40  # from here on K_v = r, B_v = 1 and B_v' = (v - 1/2) / r^2 to rounding, for orders up to 1e6
 
 Polynomial = list[Fraction]
 
@@ -66,6 +69,45 @@ def log_transform(order: float, rho: Tensor) -> Tensor:
     """K_v as a function of rho = r^2, differentiable twice by autograd (also at r = 0)."""
     out: Tensor = _Log.apply(rho, order)  # type: ignore[no-untyped-call]
     return out
+
+
+def scaled_log(order: float, radius: float, rows: Tensor) -> Tensor:
+    """K_v(R |theta|) for each row theta, differentiable twice."""
+    rho = ((radius * rows) ** 2).sum(-1)
+    near = log_transform(order, rho.clamp(max=FAR**2))
+    far = rho.detach() > FAR**2
+    return torch.where(far, radius * norms(rows), near) if bool(far.any()) else near
+
+
+def scaled_mean(order: float, radius: float, rows: Tensor) -> Tensor:
+    """R B_v(R |theta|) theta / |theta| for each row theta."""
+    r = radius * norms(rows)
+    ratio = radial(order, r.clamp(max=FAR) ** 2).ratio
+    near = radius * ((radius * ratio)[..., None] * rows)
+    far = r.detach() > FAR
+    return torch.where(far[..., None], radius * units(rows), near) if bool(far.any()) else near
+
+
+def scaled_ratio(order: float, radius: float, size: Tensor) -> Tensor:
+    """R q_v(R size) = B_v(r) / size with r = R size."""
+    r = radius * size
+    near = radius * radial(order, r.clamp(max=FAR) ** 2).ratio
+    return torch.where(r > FAR, 1.0 / torch.where(r > FAR, size, 1.0), near)
+
+
+def spread(order: float, radius: float, size: Tensor) -> tuple[Tensor, Tensor]:
+    """R^2 q_v and R^2 B_v' at r = R size: the tilted variances across and along theta, size = |theta|."""
+    r = radius * size
+    value = radial(order, r.clamp(max=FAR) ** 2)
+    across, along = radius * (radius * value.ratio), radius * (radius * value.curvature)
+    if order == 0.5:  # (R / cosh r)^2; in half steps, since R may be as large as exp(-r) is small
+        half = torch.exp(-0.5 * r)
+        along = (2.0 * (radius * half * half) / (1.0 + half**4)) ** 2
+    far = r.detach() > FAR
+    if not bool(far.any()):
+        return across, along
+    safe = torch.where(far, size, 1.0)
+    return torch.where(far, radius / safe, across), torch.where(far, (order - 0.5) / safe / safe, along)
 
 
 class _Log(torch.autograd.Function):

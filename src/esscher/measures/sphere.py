@@ -11,7 +11,8 @@ from torch import Tensor
 
 from esscher.inputs import as_positive
 from esscher.measures.base import Measure, noise_device
-from esscher.measures.radial import log_transform, radial
+from esscher.measures.radial import scaled_log, scaled_mean, spread
+from esscher.measures.wide import norms, units
 
 __all__ = ["Ball", "Rotational", "Sphere"]
 
@@ -34,23 +35,20 @@ class Rotational(Measure):
     def order(self) -> float:
         """Bessel order v."""
 
-    def _rho(self, rows: Tensor) -> Tensor:
-        return self.radius**2 * (rows * rows).sum(-1)
-
     def _log_laplace(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]:
-        return log_transform(self.order, self._rho(rows))
+        return scaled_log(self.order, self.radius, rows)
 
     def _tilted_mean(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
-        return self.radius**2 * radial(self.order, self._rho(rows)).ratio[:, None] * rows
+        return scaled_mean(self.order, self.radius, rows)
 
     def _tilted_cov(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d d"]:
-        value = radial(self.order, self._rho(rows))
-        along = torch.einsum("mi,mj->mij", *(2 * [torch.nn.functional.normalize(rows, eps=1e-300)]))
+        of_across, of_along = spread(self.order, self.radius, norms(rows))
+        along = torch.einsum("mi,mj->mij", *(2 * [units(rows)]))
         across = torch.eye(self.dim, dtype=torch.float64, device=rows.device) - along
-        return self.radius**2 * (value.ratio[:, None, None] * across + value.curvature[:, None, None] * along)
+        return of_across[:, None, None] * across + of_along[:, None, None] * along
 
     def _extreme(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
-        return self.radius * torch.nn.functional.normalize(rows, eps=1e-300)
+        return self.radius * units(rows)
 
     def _directions(self, n: int, generator: torch.Generator | None) -> Float64[Tensor, "n d"]:
         device = noise_device(generator, self.device)

@@ -51,7 +51,7 @@ class Student(Measure):
         if self.df <= 2.0:
             raise ValueError(f"cov: a Student law has a finite one for df > 2, got df = {self.df:g}")
         eye = torch.eye(self.dim, dtype=torch.float64, device=rows.device)
-        return (self.scale**2 * self.df / (self.df - 2.0) * eye).expand(rows.shape[0], -1, -1)
+        return (self.scale * (self.scale * (self.df / (self.df - 2.0))) * eye).expand(rows.shape[0], -1, -1)
 
     def _sample(self, n: int, generator: torch.Generator | None) -> Float64[Tensor, "n d"]:
         device = noise_device(generator, self.device)
