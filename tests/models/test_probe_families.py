@@ -65,7 +65,10 @@ def test_curves_of_tiny_models(name: str, tmp_path: Path) -> None:
 
 
 def test_horizons_where_positions_rotate(tmp_path: Path) -> None:
-    """H2 = scale ||Sigma_k^{1/2} Sigma_q^{1/2}||, H = scale ||Sigma_k||^{1/2} with the pair (q, k) as the token."""
+    """H2 = scale ||Sigma_k^{1/2} Sigma_q^{1/2}||, H = scale ||Sigma_k||^{1/2} with the pair (q, k) as the token.
+
+    Its reach is the norm of its covariance, q and k together.
+    """
     run = probe(*tiny_model("llama"), tmp_path)
     found = source(run)
     seen = captured_layers(found)[1]
@@ -80,8 +83,8 @@ def test_horizons_where_positions_rotate(tmp_path: Path) -> None:
         both = math.sqrt(float(torch.linalg.eigvals(cov_k @ cov_q).real.max())) / math.sqrt(8)
         assert row["horizon2"] == pytest.approx(both, rel=1e-5)
         assert row["horizon"] == pytest.approx(math.sqrt(float(torch.linalg.matrix_norm(cov_k, 2)) / 8), rel=1e-5)
-        reach = max(float(torch.linalg.matrix_norm(cov, 2)) for cov in (cov_q, cov_k))
-        assert row["reach"] == pytest.approx(reach, rel=1e-5)
+        joint = torch.cov(torch.cat([q[head], k[head // 2]], dim=1).T, correction=0)
+        assert row["reach"] == pytest.approx(float(torch.linalg.matrix_norm(joint, 2)), rel=1e-5)
         assert row["coupling"] == pytest.approx(row["reach"] * row["horizon"] ** 2, rel=1e-9)
 
 
