@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import mpmath as mp
 import numpy as np
 import pytest
 import torch
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import esscher as es
+from esscher.theory.boursier_average import equation_16_mended
 from esscher.theory.catalogue import predictions
 from esscher.theory.delta_bound import delta_bound, delta_bound_numbers, delta_constant
 from esscher.theory.gaussian_error import gaussian_error
@@ -388,3 +390,78 @@ def test_citations() -> None:
     assert cited([p for p in found if p.name == "s-c7"]) == [REFERENCES["[S]"]]
     bibliography = (Path(__file__).parents[2] / "docs" / "references.bib").read_text("utf-8")
     assert all(entry in bibliography for entry in REFERENCES.values())
+
+
+# ---- no number of theirs raises, is NaN, or is a rate the theorem does not give --------------------------------------
+
+
+def test_moment_rate_of_a_mixture_is_that_of_its_widest_part() -> None:
+    """Most tokens near 0, one in ten far out: Sigma of [B] Theorem 4.4 is 100, not the covariance 10.009."""
+    law = es.Mixture([0.9, 0.1], [es.Gaussian([[0.01]]), es.Gaussian([[100.0]])])
+    found = by_name(predictions(es.Head([[0.03]], [[1.0]]), law))
+    psi = 100.0 * 0.03**2 * 100.0
+    assert found["b-moments"].applies
+    assert found["b-moments"].exponent == pytest.approx(0.5 / (1 + 32 * psi), rel=1e-12)
+    assert found["b-uniform"].numbers["horizon"] == pytest.approx(0.03 * 10, rel=1e-12)
+    none = by_name(predictions(es.Head([[0.03]], [[1.0]]), es.Laplace(1)))
+    assert none["b-moments"].exponent is None
+    assert not none["b-moments"].applies
+
+
+def _random_setting(seed: int) -> tuple[es.Head, es.Measure]:
+    rng = np.random.default_rng(seed)
+    d = int(2 ** rng.uniform(0, 6))
+    size = float(10 ** rng.uniform(-30, 30)) if seed % 3 == 0 else 1.0
+    law: es.Measure = [
+        lambda: es.Gaussian(torch.diag(size * torch.arange(1, d + 1).double() ** -rng.uniform(0, 3))),
+        lambda: es.Sphere(d, size),
+        lambda: es.Ball(d, size),
+        lambda: es.Cube(d, size),
+        lambda: es.Rademacher(d, size),
+        lambda: es.Mixture([0.9, 0.1], [es.Gaussian(eye(d, 0.01)), es.Gaussian(eye(d, 2.0), torch.ones(d).double())]),
+        lambda: es.Pool(torch.from_numpy(rng.standard_normal((7, d)))),
+    ][seed % 7]()
+    A, V = (torch.from_numpy(rng.standard_normal((d, d))) if seed % 2 else eye(d) for _ in range(2))
+    head = es.Head(A, (0.0 if seed % 11 == 0 else 10 ** rng.uniform(-3, 3)) * V)
+    return head.scaled(float(10 ** rng.uniform(-6, 3)) / head.horizon(law)), law
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_value_is_a_number_or_infinite(seed: int) -> None:
+    """Dimensions 1 to 64, horizons 1e-6 to 1e3, sizes 1e-30 to 1e30, n from 1 to 2^53."""
+    head, law = _random_setting(seed)
+    n = [1, 2, 3, 100, 10**6, 10**12, 2**53]
+    for p in predictions(head, law):
+        assert p.exponent is None or math.isfinite(p.exponent)
+        assert not any(math.isnan(number) for number in p.numbers.values()), p.name
+        if p.value is not None:
+            value = p.value(n)
+            assert value.shape == (len(n),)
+            assert not np.isnan(value).any(), p.name
+            assert (value >= 0).all(), p.name
+
+
+@pytest.mark.parametrize("d", [354, 355, 709, 710, 1000, 4096])
+def test_wide_tokens(d: int) -> None:
+    """e^d and e^{2d} leave float64 at d = 710 and 355; the bounds without them stay finite, no bound raises."""
+    found = by_name(predictions(es.Head(eye(d, 1e-4), eye(d)), es.Gaussian(eye(d))))
+    for p in found.values():
+        assert p.value is None or not np.isnan(p.value([1, 10**6, 2**53])).any()
+    assert np.isfinite(found["s-c4-sharpened"].value([1, 10**6])).all()
+    assert np.isfinite(found["s-16-sharpened"].value([10**6])).all()
+
+
+def test_wide_bounds_against_many_digits() -> None:
+    """Equation (16) at d = 2000, where e^{2d} = 1e1737 meets exp(-n/2 ..): mpmath has no overflow."""
+    d, n, sigma, u, fourth, c_f, limit4 = 2000, 10**7, 1.0, 0.0065, 4.0e6, 1.0, 1e-3
+    mp.mp.dps = 40
+    counts, log_n = mp.mpf(n), mp.log(n)
+    first = 216 * mp.sqrt(fourth) * log_n / mp.cbrt(counts)
+    rate = mp.sqrt(fourth) / (16 * sigma**2 * c_f**2)
+    second = 32 * sigma**2 * counts * mp.exp(2 * d) * mp.exp(-(counts / 2 - mp.cbrt(counts)) * rate)
+    maximum = 64**2 * (1 + 2 * mp.gammainc(2, 4) * mp.e**4 / 16) * sigma**4 * (d**2 + log_n**2)
+    decay = 1 / (192 * (sigma * mp.mpf(u)) ** 2)
+    third = 2 * (c_f**2 * mp.sqrt(2 * maximum) + mp.sqrt(2 * limit4)) * mp.exp(d) * counts**-decay
+    found = equation_16_mended(n, d=d, d_query=d, sigma=sigma, u_norm=u, fourth=fourth, c_f=c_f, limit4=limit4)[0]
+    assert found == pytest.approx(float(first + second + third), rel=1e-10)
+    assert math.isfinite(found)

@@ -9,7 +9,13 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.theory.subgaussian import norm_moment, subgaussian_parameter, support_radius, value_fourth_moment
+from esscher.theory.subgaussian import (
+    norm_moment,
+    subgaussian_matrices,
+    subgaussian_parameter,
+    support_radius,
+    value_fourth_moment,
+)
 from tests.measures.table import LAWS, Law
 
 SHARP = (es.Gaussian, es.Sphere, es.Ball, es.Rademacher, es.Cube)
@@ -92,3 +98,53 @@ def test_mixture_moment_is_exact_for_one_component() -> None:
     for order in (4, 8):
         assert norm_moment(es.Mixture([1.0], [cube]), order) == pytest.approx(norm_moment(cube, order))
     assert np.isfinite(norm_moment(cube, 16) or np.nan)
+
+
+MATRIX_LAWS = [*LAWS, Law("two widths", lambda: es.Mixture([0.9, 0.1], [es.Gaussian([[0.01]]), es.Gaussian([[100.0]])]))]
+
+
+@pytest.mark.parametrize("law", MATRIX_LAWS, ids=lambda law: law.name)
+def test_transform_lies_below_every_matrix(law: Law, generator: torch.Generator) -> None:
+    """K(theta) - <theta, mean> <= theta^T S theta / 2 along random theta and along the eigenvectors of S; S >= Cov."""
+    measure = law.make()
+    matrices = subgaussian_matrices(measure)
+    assert bool(matrices) == (subgaussian_parameter(measure) is not None)
+    for matrix in matrices:
+        values, vectors = torch.linalg.eigh(matrix)
+        assert float(torch.linalg.eigvalsh(matrix - measure.cov.double())[0]) >= -1e-9 * float(values[-1])
+        noise = torch.randn(300, measure.dim, dtype=torch.float64, generator=generator)
+        directions = torch.nn.functional.normalize(torch.cat([noise, vectors.T, -vectors.T]), dim=1)
+        sizes = torch.logspace(-3, 3, 13, dtype=torch.float64)[:, None, None] / float(values[-1]) ** 0.5
+        theta = (sizes * directions).reshape(-1, measure.dim)
+        height = measure.log_laplace(theta)
+        gap = height - theta @ measure.mean.double()
+        rounding = 1e-12 * (1 + height.abs() + (theta @ measure.mean.double()).abs())
+        assert bool((gap <= 0.5 * ((theta @ matrix) * theta).sum(dim=1) * (1 + 1e-9) + rounding).all())
+
+
+def test_random_mixtures_and_pools_lie_below_their_matrices(generator: torch.Generator) -> None:
+    """Unequal covariances and means, in up to four dimensions, and the means alone as a pool."""
+    for case in range(40):
+        d, parts = 1 + case % 4, 2 + case % 3
+        sizes = 10 ** torch.linspace(-1, 1, parts)[:, None, None]
+        roots = sizes * torch.randn(parts, d, d, dtype=torch.float64, generator=generator)
+        means = 2 * torch.randn(parts, d, dtype=torch.float64, generator=generator)
+        weights = torch.rand(parts, generator=generator) ** 3 + 1e-3
+        mixture = es.Mixture(weights, [es.Gaussian(r @ r.T, m) for r, m in zip(roots, means, strict=True)])
+        for measure in (mixture, es.Pool(means)):
+            theta = torch.randn(400, d, dtype=torch.float64, generator=generator) * 10 ** torch.linspace(-2, 1, 400)[:, None]
+            gap = measure.log_laplace(theta) - theta @ measure.mean
+            for matrix in subgaussian_matrices(measure):
+                assert bool((gap <= 0.5 * ((theta @ matrix) * theta).sum(1) * (1 + 1e-9) + 1e-9 * (1 + gap.abs())).all())
+
+
+def test_matrices_are_sharp_where_one_part_is_the_widest() -> None:
+    """Centred parts, one at least the other: S is the wider; two points: S = Delta Delta^T / 4 whatever their weights."""
+    narrow, wide = torch.diag(torch.tensor([0.1, 1.0]).double()), torch.diag(torch.tensor([2.0, 3.0]).double())
+    for parts in ([narrow, wide], [wide, narrow]):
+        found = subgaussian_matrices(es.Mixture([0.5, 0.5], [es.Gaussian(part) for part in parts]))
+        torch.testing.assert_close(found[0], wide)
+    points = torch.tensor([[0.0, 0.0], [2.0, 4.0]], dtype=torch.float64)
+    half = 0.5 * (points[1] - points[0])
+    closest = min(subgaussian_matrices(es.Pool(points)), key=lambda matrix: float(matrix.trace()))
+    torch.testing.assert_close(closest, torch.outer(half, half), rtol=0, atol=1e-4)

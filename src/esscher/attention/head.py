@@ -11,7 +11,8 @@ from torch import Tensor
 
 from esscher.inputs import as_positive, as_tensor, finite_result
 from esscher.measures.base import Measure
-from esscher.measures.gaussian import check_covariance
+from esscher.measures.gaussian import Gaussian, check_covariance
+from esscher.measures.spectrum import product, spectral_norm
 from esscher.measures.wide import shift, split
 
 __all__ = ["Head", "horizon_of_covariances"]
@@ -135,7 +136,7 @@ class Head:
             raise ValueError(
                 f"sided=2: expected queries and tokens of one dimension, got {self.dim_query} and {self.dim}; use sided=1"
             )
-        _, root = check_covariance(measure.cov, "measure.cov")
+        root = measure.root if isinstance(measure, Gaussian) else check_covariance(measure.cov, "measure.cov")[1]
         left = [root.T] if self.key_map is None else [root.T, self.key_map.T]
         return _product_norm(left, [self.query_map, root] if sided == 2 else [self.query_map])
 
@@ -170,17 +171,17 @@ def _product_norm(left: list[Tensor], right: list[Tensor], scale: float = 1.0) -
         a = torch.linalg.qr(a, mode="r").R
         b = torch.linalg.qr(b.T, mode="r").R.T
     mantissa, of_scale = math.frexp(scale)
-    norm = mantissa * torch.linalg.matrix_norm(a @ b, ord=2)
+    norm = torch.full_like(of_a, mantissa * spectral_norm(product(a, b)))
     return _in_range(float(shift(norm, of_a + of_b + float(of_scale))), "horizon")
 
 
 def _scaled_product(factors: list[Tensor]) -> tuple[Float64[Tensor, "d e"], Float64[Tensor, ""]]:
     """(P, e) with 2^e P the product; every factor is brought to size one, so that nothing overflows on the way."""
     parts = [split(factor.detach(), (0, 1)) for factor in factors]
-    product = parts[0][0]
+    out = parts[0][0]
     for factor, _ in parts[1:]:
-        product = product @ factor
-    return product, torch.stack([exponent[0, 0] for _, exponent in parts]).sum()
+        out = product(out, factor)
+    return out, torch.stack([exponent[0, 0] for _, exponent in parts]).sum()
 
 
 def horizon_of_covariances(key_cov: Any, query_cov: Any, scale: Any = 1.0) -> float:

@@ -23,6 +23,7 @@ from esscher.convergence.spec import HeadSpec, LawSpec, Plain, parse_ladder
 from esscher.measures.base import Measure
 from esscher.runs import Job, RunSpec, Shard, Unit, register
 from esscher.theory.bohbot import moment_exponent, moment_exponent_experimental
+from esscher.theory.setting import proved_coupling
 from esscher.theory.sharp import l2_exponent_rms, moment_exponent_rms
 
 __all__ = ["CONVERGE", "ExperimentSpec", "preset_names", "read_preset"]
@@ -217,7 +218,9 @@ def exact_of(spec: ExperimentSpec, point: int) -> ErrorCurve:
 def rate_row(spec: ExperimentSpec, point: int, metric: str, curve: ErrorCurve, exact: ErrorCurve | None) -> dict[str, Any]:
     """Fitted exponent with its interval, beside what theory says for this head and law."""
     measure, head = setting(spec, point)
-    horizon2, coupling = head.horizon(measure), head.coupling(measure)
+    horizon2 = head.horizon(measure)
+    _, proved = proved_coupling(head, measure)
+    psi = proved if proved is not None and metric in MOMENTS else np.nan
     fit = fit_rate(curve, raise_on_failure=False)
     preferred = "" if fit.power_vs_log is None else fit.power_vs_log.preferred
     sharp = moment_exponent_rms(horizon2) if metric in MOMENTS else l2_exponent_rms(horizon2) if metric == "l2" else np.nan
@@ -225,12 +228,12 @@ def rate_row(spec: ExperimentSpec, point: int, metric: str, curve: ErrorCurve, e
         "metric": metric,
         "horizon": head.horizon(measure, sided=1),
         "horizon2": horizon2,
-        "coupling": coupling,
+        "coupling": head.coupling(measure),
         "exponent": fit.exponent,
         "low": fit.interval[0],
         "high": fit.interval[1],
-        "bohbot": moment_exponent(coupling) if metric in MOMENTS else np.nan,
-        "bohbot_experimental": moment_exponent_experimental(coupling) if metric in MOMENTS else np.nan,
+        "bohbot": moment_exponent(psi),
+        "bohbot_experimental": moment_exponent_experimental(psi),
         "sharp": sharp,
         "exact_exponent": np.nan if exact is None else fit_rate(exact, raise_on_failure=False).exponent,
         "preferred_law": preferred,

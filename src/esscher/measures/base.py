@@ -11,6 +11,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from esscher.inputs import as_count, as_tensor, finite_result
+from esscher.measures.spectrum import spectral_norm
 
 __all__ = ["Measure"]
 
@@ -70,7 +71,7 @@ class Measure(ABC):
     @cached_property
     def reach(self) -> float:
         """Spectral reach ||Sigma||_2 [B]."""
-        return float(torch.linalg.matrix_norm(self.cov.detach().double(), ord=2))
+        return spectral_norm(self.cov.double())
 
     def _answer(self, name: str, result: Tensor, dtype: torch.dtype) -> Tensor:
         return finite_result(result.to(dtype), f"{type(self).__name__}.{name}", REMEDY)

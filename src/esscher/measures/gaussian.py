@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from esscher.inputs import as_tensor
 from esscher.measures.base import Measure, noise_device
+from esscher.measures.spectrum import is_diagonal
 from esscher.measures.wide import shift, wide_scores
 
 __all__ = ["Gaussian", "check_covariance"]
@@ -36,8 +38,13 @@ class Gaussian(Measure):
 
     @property
     def root(self) -> Float64[Tensor, "d d"]:
-        """L with L L^T = Sigma."""
+        """L with L L^T = Sigma; diagonal where Sigma is."""
         return self._root
+
+    @cached_property
+    def spectrum(self) -> Float64[Tensor, " d"]:
+        """The eigenvalues of Sigma."""
+        return self._cov.diagonal() if is_diagonal(self._cov) else torch.linalg.eigvalsh(self._cov).clamp_min(0.0)
 
     def _log_laplace(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]:
         scaled, exponent = self._scaled(rows)
@@ -87,14 +94,16 @@ def check_covariance(cov: Tensor, name: str) -> tuple[Float64[Tensor, "d d"], Fl
     scaled = shift(cov, -(sizes[:, None] + sizes))
     if not bool(scaled.isfinite().all()):
         raise ValueError(f"{name}: expected a positive semi-definite matrix, got entries larger than their variances allow")
-    values, vectors = torch.linalg.eigh(scaled)
-    lowest, largest = float(values[0].detach()), max(float(values[-1].detach()), float(scaled.detach().abs().max()))
+    diagonal = is_diagonal(scaled)
+    values, vectors = (scaled.diagonal(), torch.ones_like(scaled[0])) if diagonal else torch.linalg.eigh(scaled)
+    lowest, largest = float(values.detach().min()), max(float(values.detach().max()), float(scaled.detach().abs().max()))
     if lowest < -10 * cov.shape[0] * eps * largest:
         raise ValueError(
             f"{name}: expected a positive semi-definite matrix, got the eigenvalue {lowest / largest:.3g} times the largest "
             "entry; singular is allowed, negative is not"
         )
-    return cov, shift(vectors * values.clamp_min(0.0).sqrt(), sizes[:, None])
+    root = vectors * values.clamp_min(0.0).sqrt()
+    return cov, shift(torch.diag(root) if diagonal else root, sizes[:, None])
 
 
 def _half_exponents(cov: Float64[Tensor, "d d"]) -> Float64[Tensor, " d"]:

@@ -23,4 +23,4 @@ def uniform_log_growth(horizon: float, radius: float) -> float:
 
     Source: [B] section 4.1 after Theorem 3.4. The constant in front is not given in the sources used here.
     """
-    return (radius * horizon) ** 2
+    return (radius * horizon) * (radius * horizon)

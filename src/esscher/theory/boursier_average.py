@@ -20,7 +20,15 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize_scalar
 
-from esscher.theory.boursier_query import SHARPENED, add_terms, counts_of, lemma_d2_maximum_moment, tail_c4
+from esscher.theory.boursier_query import (
+    SHARPENED,
+    counts_of,
+    from_logs,
+    log_maximum_moment,
+    log_of,
+    log_tail_c4,
+    log_tail_c7,
+)
 
 __all__ = [
     "equation_16_mended",
@@ -41,7 +49,7 @@ Floats = npt.NDArray[np.float64]
 
 def lemma_d1(d_query: int, sigma: float, v_norm: float, u_norm: float) -> float:
     """L4 norm of the limit over queries: 4 sigma^2 ||V|| ||U|| sqrt(d). Source: [S] Lemma D.1."""
-    return 4.0 * sigma**2 * v_norm * u_norm * math.sqrt(d_query)
+    return 4.0 * sigma * sigma * v_norm * u_norm * math.sqrt(d_query)
 
 
 def proposition_31_exponent(sigma: float, u_norm: float) -> float:
@@ -49,24 +57,33 @@ def proposition_31_exponent(sigma: float, u_norm: float) -> float:
 
     Source: [S] equation (16), behind the constant c_2 of Proposition 3.1.
     """
-    return 0.5 * min(1.0 / 3.0, 1.0 / (192.0 * (sigma * u_norm) ** 2) if u_norm > 0 else math.inf)
+    return 0.5 * min(1.0 / 3.0, reciprocal(192.0, sigma, u_norm))
 
 
 def sharpened_exponent(sigma: float, u_norm: float) -> float:
     """The same after the best split of ``equation_16_sharpened``: 1 / (2 (1 + 128 sigma^2 u^2))."""
-    return 0.5 / (1.0 + 128.0 * (sigma * u_norm) ** 2)
+    return 0.5 / (1.0 + 128.0 * (sigma * u_norm) * (sigma * u_norm))
+
+
+def reciprocal(constant: float, sigma: float, u_norm: float) -> float:
+    """1 / (constant sigma^2 u^2); infinite for u = 0."""
+    coupling = (sigma * u_norm) * (sigma * u_norm)
+    return 1.0 / (constant * coupling) if coupling > 0.0 else math.inf
 
 
 def equation_17_printed(n: Any, fourth: float, g2: float = 1.0) -> Floats:
     """Part of the mean square error from queries |z| <= B: 216 sqrt(fourth) g2 ln(n) / n^{1/3}. Source: [S] (17)."""
-    counts = counts_of(n)
-    return np.asarray(216.0 * math.sqrt(fourth) * g2 * np.log(counts) / np.cbrt(counts), np.float64)
+    return from_logs(_log_17(counts_of(n), 1.0, fourth, g2))
 
 
 def equation_17_mended(n: Any, fourth: float, g2: float = 1.0) -> Floats:
     """[S] (17) with ln max(n, 2): Lemma C.4 has that logarithm."""
-    counts = counts_of(n)
-    return np.asarray(216.0 * math.sqrt(fourth) * g2 * np.log(np.maximum(counts, 2.0)) / np.cbrt(counts), np.float64)
+    return from_logs(_log_17(counts_of(n), 2.0, fourth, g2))
+
+
+def _log_17(counts: Floats, least: float, fourth: float, g2: float) -> Floats:
+    size = math.log(216.0) + 0.5 * log_of(fourth) + log_of(g2) - np.log(counts) / 3.0
+    return np.asarray(size + log_of(np.log(np.maximum(counts, least))), np.float64)
 
 
 def equation_16_printed(
@@ -94,9 +111,9 @@ def equation_16_printed(
     Source: [S] Lemma C.6 and its equation (16).
     """
     counts = counts_of(n)
-    second = g2 * c_f * _second_16(counts, d, sigma, fourth, c_f, p, eighth)
-    third = _far_queries_16(counts, d, d_query, sigma, u_norm, c_f, limit4, p, g4)
-    return add_terms(add_terms(equation_17_printed(n, fourth, g2), second), third)
+    second = log_of(g2) + log_of(c_f) + _log_second_16(counts, d, sigma, fourth, c_f, p, eighth)
+    third = _log_far_16(counts, d, sigma, c_f, limit4, p, g4) + d_query + _log_decay(counts, 192.0, sigma, u_norm)
+    return from_logs(_log_17(counts, 1.0, fourth, g2), second, third)
 
 
 def equation_16_mended(
@@ -116,9 +133,9 @@ def equation_16_mended(
 ) -> Floats:
     """[S] (16) as its proof gives it: c_f^2 in the second term, ln max(n, 2) in the first."""
     counts = counts_of(n)
-    second = g2 * c_f**2 * _second_16(counts, d, sigma, fourth, c_f, p, eighth)
-    third = _far_queries_16(counts, d, d_query, sigma, u_norm, c_f, limit4, p, g4)
-    return add_terms(add_terms(equation_17_mended(n, fourth, g2), second), third)
+    second = log_of(g2) + 2.0 * log_of(c_f) + _log_second_16(counts, d, sigma, fourth, c_f, p, eighth)
+    third = _log_far_16(counts, d, sigma, c_f, limit4, p, g4) + d_query + _log_decay(counts, 192.0, sigma, u_norm)
+    return from_logs(_log_17(counts, 2.0, fourth, g2), second, third)
 
 
 def equation_16_sharpened(
@@ -143,31 +160,34 @@ def equation_16_sharpened(
     ln n. Source: derived here on [S] section C.3.
     """
     counts = counts_of(n)
-    coupling = (sigma * u_norm) ** 2
-    near = SHARPENED * math.sqrt(fourth) * g2 / counts
+    coupling = (sigma * u_norm) * (sigma * u_norm)
+    near = math.log(SHARPENED) + 0.5 * log_of(fourth) + log_of(g2) - np.log(counts)
     if coupling == 0.0:
-        return np.asarray(near, np.float64)
-    far = _far_constant_16(counts, d, sigma, c_f, limit4, p, g4)
-    return np.array([_best_split(a, b, coupling, d_query) for a, b in zip(near, far, strict=True)], dtype=np.float64)
+        return from_logs(near)
+    far = _log_far_16(counts, d, sigma, c_f, limit4, p, g4) + d_query
+    return from_logs(np.array([_best_split(a, b, coupling) for a, b in zip(near, far, strict=True)]))
 
 
-def _best_split(near: float, far: float, coupling: float, d_query: int) -> float:
-    """min over s = B^2 of near exp(4 coupling s) + far exp(d_query - s/32)."""
-    if near == 0.0:
-        return 0.0
+def _best_split(near: float, far: float, coupling: float) -> float:
+    """Logarithm of min over s = B^2 of exp(near + 4 coupling s) + exp(far - s/32)."""
+    if not (math.isfinite(near) and math.isfinite(far) and math.isfinite(coupling)):
+        return near if near == -math.inf else float(np.logaddexp(near, far))  # B = 0
 
     def logs(square: float) -> float:
-        return float(np.logaddexp(math.log(near) + 4.0 * coupling * square, math.log(far) + d_query - square / 32.0))
+        return float(np.logaddexp(near + 4.0 * coupling * square, far - square / 32.0))
 
-    balance = max((math.log(far / near) + d_query) / (4.0 * coupling + 1.0 / 32.0), 0.0)  # where the two are equal
+    balance = max((far - near) / (4.0 * coupling + 1.0 / 32.0), 0.0)  # where the two are equal
     best = minimize_scalar(logs, bounds=(0.0, 2.0 * balance + 1.0), method="bounded")
-    lowest = min(float(best.fun), logs(0.0))
-    return math.exp(lowest) if lowest < 709.0 else math.inf
+    return min(float(best.fun), logs(0.0))
 
 
 def equation_19(n: Any, fourth: float, g4: float = 1.0) -> Floats:
     """Part of the mean fourth power from queries |z| <= B: 216 fourth g4 / n^{1/6}. Source: [S] (19)."""
-    return np.asarray(216.0 * fourth * g4 / counts_of(n) ** (1.0 / 6.0), np.float64)
+    return from_logs(_log_19(counts_of(n), fourth, g4))
+
+
+def _log_19(counts: Floats, fourth: float, g4: float) -> Floats:
+    return np.asarray(math.log(216.0) + log_of(fourth) + log_of(g4) - np.log(counts) / 6.0, np.float64)
 
 
 def equation_18(
@@ -193,15 +213,11 @@ def equation_18(
     Source: [S] Lemma C.9 and its equation (18).
     """
     counts = counts_of(n)
-    with np.errstate(over="ignore", invalid="ignore"):
-        rate = math.sqrt(fourth) / (16.0 * sigma**2 * c_f**2)
-        factor = 1.0 + np.sqrt(counts * token_fourth) / (32.0 * math.sqrt(2.0) * sigma**2)
-        power = -(np.sqrt(counts / 8.0) - counts ** (1.0 / 6.0)) * rate
-        second = 16.0**3 * sigma**4 * c_f**4 * counts * factor * np.exp(2.0 * d + power) * g4
-        spread = np.sqrt(2.0 * g8 * lemma_d2_maximum_moment(n, d, 8, sigma))
-        far = 8.0 * (c_f**4 * spread + math.sqrt(2.0 * limit8))
-    third = far * math.exp(d_query) * _decay(counts, 384.0, sigma, u_norm)
-    return add_terms(add_terms(equation_19(n, fourth, g4), second), third)
+    second = log_of(g4) + log_tail_c7(counts, d, sigma, np.log(counts) / 6.0, fourth, c_f, token_fourth)
+    spread = 4.0 * log_of(c_f) + 0.5 * (math.log(2.0) + log_of(g8) + log_maximum_moment(counts, d, 8, sigma))
+    far = math.log(8.0) + np.logaddexp(spread, 0.5 * (math.log(2.0) + log_of(limit8)))
+    third = far + d_query + _log_decay(counts, 384.0, sigma, u_norm)
+    return from_logs(_log_19(counts, fourth, g4), second, third)
 
 
 def gradient_u_bound(product: Floats, x4: float, x_error4: Floats, y4: float, y_error4: Floats) -> Floats:
@@ -213,34 +229,25 @@ def gradient_u_bound(product: Floats, x4: float, x_error4: Floats, y4: float, y_
     = E|Y|^4; x_error4, y_error4: (18) for X and Y. Source: [S] equation (21), and |a - b|^2 <= 2|a|^2 + 2|b|^2 for the
     two parts.
     """
-    with np.errstate(over="ignore"):
-        cross = 2.0 * np.sqrt(8.0 * (x4 + x_error4) * y_error4) + 2.0 * np.sqrt(y4 * x_error4)
-    return np.asarray(2.0 * product + 2.0 * cross, np.float64)
+    logs = [log_of(part) for part in (product, x4, x_error4, y4, y_error4)]
+    log_product, log_x, log_x_error, log_y, log_y_error = logs
+    first = 0.5 * (math.log(8.0) + np.logaddexp(log_x, log_x_error) + log_y_error)
+    return from_logs(math.log(2.0) + log_product, math.log(4.0) + first, math.log(4.0) + 0.5 * (log_y + log_x_error))
 
 
-def _second_16(counts: Floats, d: int, sigma: float, fourth: float, c_f: float, p: int, eighth: float) -> Floats:
+def _log_second_16(counts: Floats, d: int, sigma: float, fourth: float, c_f: float, p: int, eighth: float) -> Floats:
     """Second term of Lemma C.4 at the edge sigma^2 |Uz|^2 = ln(n)/6, without its power of c_f."""
     edge = np.sqrt(np.log(counts) / 6.0) / sigma
-    terms = [tail_c4(np.array([m]), d, sigma, float(t), fourth, c_f, p, eighth)[0] for m, t in zip(counts, edge, strict=True)]
-    return np.array(terms, dtype=np.float64)
+    return log_tail_c4(counts, d, sigma, edge, fourth, c_f, p, eighth)
 
 
-def _far_constant_16(counts: Floats, d: int, sigma: float, c_f: float, limit4: float, p: int, g4: float) -> Floats:
-    spread = np.sqrt(2.0 * g4 * lemma_d2_maximum_moment(counts, d, 4 * p, sigma))
-    return np.asarray(2.0 * (c_f**2 * spread + math.sqrt(2.0 * limit4)), np.float64)
+def _log_far_16(counts: Floats, d: int, sigma: float, c_f: float, limit4: float, p: int, g4: float) -> Floats:
+    """2 ( sigma^{2p} c_f^2 sqrt(2 g4 C_{4p} (d^{2p} + ln(n)^{2p})) + sqrt(2 limit4) )."""
+    spread = 2.0 * log_of(c_f) + 0.5 * (math.log(2.0) + log_of(g4) + log_maximum_moment(counts, d, 4 * p, sigma))
+    return np.asarray(math.log(2.0) + np.logaddexp(spread, 0.5 * (math.log(2.0) + log_of(limit4))), np.float64)
 
 
-def _far_queries_16(
-    counts: Floats, d: int, d_query: int, sigma: float, u_norm: float, c_f: float, limit4: float, p: int, g4: float
-) -> Floats:
-    far = _far_constant_16(counts, d, sigma, c_f, limit4, p, g4)
-    return np.asarray(far * math.exp(d_query) * _decay(counts, 192.0, sigma, u_norm), np.float64)
-
-
-def _decay(counts: Floats, constant: float, sigma: float, u_norm: float) -> Floats:
-    """n^{-1/(constant sigma^2 u^2)}; 0 for u = 0, where no query lies beyond B = infinity."""
-    coupling = (sigma * u_norm) ** 2
-    if coupling == 0.0:
-        return np.zeros_like(counts)
-    with np.errstate(under="ignore"):
-        return np.asarray(np.exp(-np.log(counts) / (constant * coupling)), np.float64)
+def _log_decay(counts: Floats, constant: float, sigma: float, u_norm: float) -> Floats:
+    """Logarithm of n^{-1/(constant sigma^2 u^2)}; of 0 for u = 0, where no query lies beyond B = infinity."""
+    rate = reciprocal(constant, sigma, u_norm)
+    return np.full_like(counts, -np.inf) if math.isinf(rate) else -rate * np.log(counts)

@@ -11,12 +11,14 @@ Each bounds the error R_n/S_n - R/S of the softmax average of f over n tokens, w
 
 A name ends in ``_printed`` where the formula is the paper's and its proof does not give it as it stands, in
 ``_mended`` where it is what the proof gives, in ``_sharpened`` where a shorter proof gives more. A name without ending
-is printed and proved. Proofs and counterexamples: "Bounds" in the documentation. Numbers that overflow are infinite,
-which is a true bound.
+is printed and proved. Proofs and counterexamples: "Bounds" in the documentation. Every bound is a sum of products of powers
+and exponentials, added up from the logarithms of its terms: e^{2d} at d = 4096 is 10^3557, and what multiplies it may be as
+small. A bound beyond float64 is infinite, which is true.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -54,34 +56,32 @@ def lemma_c1(n: Any, delta: float, sigma: float, tilt: float, fourth: float) -> 
     Source: [S] Lemma C.1. The paper asks for delta above a threshold, see the two functions below; the statement holds
     for every delta in (0, 1), by the proof in "Bounds".
     """
-    with np.errstate(over="ignore"):
-        return np.asarray(27.0 * _growth(4.0, sigma, tilt) * math.sqrt(fourth) / (_share(delta) * counts_of(n)), np.float64)
+    return from_logs(math.log(27.0) + _growth(4.0, sigma, tilt) + 0.5 * log_of(fourth) - np.log(_share(delta) * counts_of(n)))
 
 
 def lemma_c1_threshold_printed(n: Any, tilt: float) -> Floats:
     """exp(-(n/8) exp(-2 tilt^2)), the least delta in [S] Lemma C.1; its proof needs sigma^2 in the exponent."""
-    return np.exp(-counts_of(n) / 8.0 * math.exp(-2.0 * tilt**2))
+    return np.exp(-counts_of(n) / 8.0 * math.exp(-2.0 * tilt * tilt))
 
 
 def lemma_c1_threshold_mended(n: Any, sigma: float, tilt: float) -> Floats:
     """exp(-(n/8) exp(-2 sigma^2 tilt^2)), the least delta that the paper's proof of Lemma C.1 covers (delta_min)."""
-    return np.exp(-counts_of(n) / 8.0 * math.exp(-2.0 * (sigma * tilt) ** 2))
+    return np.exp(-counts_of(n) / 8.0 * math.exp(-_growth(2.0, sigma, tilt)))
 
 
 def corollary_c3_constant(sigma: float, tilt: float, fourth: float) -> float:
     """C = 108 exp(4 sigma^2 tilt^2) sqrt(fourth). Source: [S] Corollary C.3."""
-    return 108.0 * _growth(4.0, sigma, tilt) * math.sqrt(fourth)
+    return float(from_logs(_log_c3(sigma, tilt, fourth)))
 
 
 def corollary_c3(n: Any, delta: float, sigma: float, tilt: float, fourth: float) -> Floats:
     """Squared error not exceeded with chance at least 1 - delta: C / (delta n). Source: [S] Corollary C.3."""
-    return np.asarray(corollary_c3_constant(sigma, tilt, fourth) / (_share(delta) * counts_of(n)), np.float64)
+    return from_logs(_log_c3(sigma, tilt, fourth) - np.log(_share(delta) * counts_of(n)))
 
 
 def corollary_c3_threshold_printed(n: Any, sigma: float, tilt: float) -> Floats:
     """delta_0 = 64 exp(4 sigma^2 tilt^2) / n^2, the least delta in [S] Corollary C.3."""
-    with np.errstate(over="ignore"):
-        return np.asarray(64.0 * _growth(4.0, sigma, tilt) / counts_of(n) ** 2, np.float64)
+    return from_logs(math.log(64.0) + _growth(4.0, sigma, tilt) - 2.0 * np.log(counts_of(n)))
 
 
 def corollary_c3_threshold_mended(n: Any, sigma: float, tilt: float) -> Floats:
@@ -104,8 +104,8 @@ def lemma_c4_printed(
     large c_f.
     """
     counts = counts_of(n)
-    first = 2.0 * corollary_c3_constant(sigma, tilt, fourth) * np.log(counts) / counts
-    return add_terms(first, c_f * tail_c4(counts, d, sigma, tilt, fourth, c_f, p, eighth))
+    first = _log_c3(sigma, tilt, fourth) + log_of(2.0 * np.log(counts) / counts)
+    return from_logs(first, log_of(c_f) + log_tail_c4(counts, d, sigma, tilt, fourth, c_f, p, eighth))
 
 
 def lemma_c4_mended(
@@ -113,8 +113,8 @@ def lemma_c4_mended(
 ) -> Floats:
     """Mean square error at one query as the proof gives it: [S] Lemma C.4 with c_f^2 for c_f, ln max(n, 2) for ln n."""
     counts = counts_of(n)
-    first = 2.0 * corollary_c3_constant(sigma, tilt, fourth) * np.log(np.maximum(counts, 2.0)) / counts
-    return add_terms(first, c_f**2 * tail_c4(counts, d, sigma, tilt, fourth, c_f, p, eighth))
+    first = _log_c3(sigma, tilt, fourth) + np.log(2.0 * np.log(np.maximum(counts, 2.0)) / counts)
+    return from_logs(first, 2.0 * log_of(c_f) + log_tail_c4(counts, d, sigma, tilt, fourth, c_f, p, eighth))
 
 
 def lemma_c4_sharpened(n: Any, sigma: float, tilt: float, fourth: float) -> Floats:
@@ -124,7 +124,7 @@ def lemma_c4_sharpened(n: Any, sigma: float, tilt: float, fourth: float) -> Floa
     Source: derived here from the estimates of [S] section C.1 (Chebyshev on the centred numerator, Chung-Lu on the
     denominator).
     """
-    return np.asarray(SHARPENED * _growth(4.0, sigma, tilt) * math.sqrt(fourth) / counts_of(n), np.float64)
+    return from_logs(math.log(SHARPENED) + _growth(4.0, sigma, tilt) + 0.5 * log_of(fourth) - np.log(counts_of(n)))
 
 
 def lemma_c7(n: Any, d: int, sigma: float, tilt: float, fourth: float, c_f: float, token_fourth: float) -> Floats:
@@ -136,13 +136,8 @@ def lemma_c7(n: Any, d: int, sigma: float, tilt: float, fourth: float, c_f: floa
     ``token_fourth`` = E|y|^4. Source: [S] Lemma C.7. Its proof drops a term, which the second one absorbs.
     """
     counts = counts_of(n)
-    first = 2.0 * corollary_c3_constant(sigma, tilt, fourth) * math.sqrt(fourth) / np.sqrt(counts)
-    with np.errstate(over="ignore", invalid="ignore"):
-        rate = math.sqrt(fourth) / (16.0 * sigma**2 * c_f**2)
-        power = -(np.sqrt(counts / 8.0) - _growth(2.0, sigma, tilt)) * rate
-        factor = 1.0 + np.sqrt(counts * token_fourth) / (32.0 * math.sqrt(2.0) * sigma**2)
-        second = 16.0**3 * sigma**4 * c_f**4 * counts * factor * np.exp(2.0 * d + power)
-    return add_terms(first, second)
+    first = math.log(2.0) + _log_c3(sigma, tilt, fourth) + 0.5 * (log_of(fourth) - np.log(counts))
+    return from_logs(first, log_tail_c7(counts, d, sigma, _growth(2.0, sigma, tilt), fourth, c_f, token_fourth))
 
 
 def lemma_d2_tail(t: Any, d: int, sigma: float = 1.0) -> Floats:
@@ -158,38 +153,68 @@ def lemma_d2_maximum_moment(n: Any, d: int, p: int, sigma: float = 1.0) -> Float
     The proof needs Gamma(p/2, x) <= c_p e^{-x} x^{p/2} only from x = 4 on, since d >= 1; there x^{-p/2} e^x Gamma(p/2,
     x) falls. Source: [S] Lemma D.2, part 2, which states that C_p exists.
     """
+    return from_logs(log_maximum_moment(n, d, p, sigma))
+
+
+def log_maximum_moment(n: Any, d: int, p: int, sigma: float = 1.0) -> Floats:
+    """Logarithm of ``lemma_d2_maximum_moment``."""
     if p < 2 or p % 2:
         raise ValueError(f"p: expected an even number of at least 2, got {p}")
     half = p // 2
     # Gamma(m, x) e^x = (m-1)! sum_{j<m} x^j / j! at x = 4
     incomplete = math.factorial(half - 1) * sum(4.0**j / math.factorial(j) for j in range(half))
     constant = 64.0**half * (1.0 + half * incomplete / 4.0**half)
-    return np.asarray(constant * sigma**p * (float(as_count(d, "d")) ** half + np.log(counts_of(n)) ** half), np.float64)
+    spread = float(as_count(d, "d")) ** half + np.log(counts_of(n)) ** half
+    return np.asarray(math.log(constant) + p * log_of(sigma) + np.log(spread), np.float64)
 
 
-def tail_c4(counts: Floats, d: int, sigma: float, tilt: float, fourth: float, c_f: float, p: int, eighth: float) -> Floats:
-    """Second term of Lemma C.4 without its power of c_f."""
+def log_tail_c4(counts: Floats, d: int, sigma: float, tilt: Any, fourth: float, c_f: float, p: int, eighth: float) -> Floats:
+    """Logarithm of the second term of Lemma C.4 without its power of c_f."""
     if p not in (1, 2):
         raise ValueError(f"p: expected 1 or 2, got {p!r}")
     if c_f <= 0 or sigma <= 0:
         raise ValueError(f"c_f, sigma: expected numbers above 0, got {c_f} and {sigma}")
-    factor = 1.0 + (np.sqrt(counts) * eighth**0.25 / (22.0 * sigma**2) if p == 2 else 0.0)
+    log_sigma2 = 2.0 * log_of(sigma)
+    factor = 0.0 if p == 1 else np.logaddexp(0.0, 0.5 * np.log(counts) + 0.25 * log_of(eighth) - math.log(22.0) - log_sigma2)
     with np.errstate(over="ignore", invalid="ignore"):
-        rate = fourth ** (0.5 / p) / (16.0 * sigma**2 * c_f ** (2.0 / p))
-        power = -((counts / 2.0) ** (1.0 / p) - _growth(2.0 / p, sigma, tilt)) * rate
-        return np.asarray(2.0 * p * 16.0**p * sigma ** (2 * p) * counts * factor * np.exp(2.0 * d + power), np.float64)
+        rate = np.exp(0.5 / p * log_of(fourth) - math.log(16.0) - log_sigma2 - 2.0 / p * log_of(c_f))
+        power = (np.exp(_growth(2.0 / p, sigma, tilt)) - (counts / 2.0) ** (1.0 / p)) * rate
+        return np.asarray(math.log(2.0 * p * 16.0**p) + p * log_sigma2 + np.log(counts) + factor + 2.0 * d + power, np.float64)
 
 
-def _growth(power: float, sigma: float, tilt: float) -> float:
-    """exp(power sigma^2 tilt^2), infinite instead of an exception."""
-    exponent = power * (sigma * tilt) ** 2
-    return math.exp(exponent) if exponent < 709.0 else math.inf
+def log_tail_c7(counts: Floats, d: int, sigma: float, growth: Any, fourth: float, c_f: float, token_fourth: float) -> Floats:
+    """Logarithm of the second term of Lemma C.7; ``growth`` is 2 sigma^2 tilt^2."""
+    log_sigma2, log_c_f = 2.0 * log_of(sigma), log_of(c_f)
+    factor = np.logaddexp(0.0, 0.5 * (np.log(counts) + log_of(token_fourth)) - math.log(32.0 * math.sqrt(2.0)) - log_sigma2)
+    with np.errstate(over="ignore", invalid="ignore"):
+        rate = np.exp(0.5 * log_of(fourth) - math.log(16.0) - log_sigma2 - 2.0 * log_c_f)
+        power = (np.exp(growth) - np.sqrt(counts / 8.0)) * rate
+        size = math.log(16.0**3) + 2.0 * log_sigma2 + 4.0 * log_c_f + np.log(counts)
+        return np.asarray(size + factor + 2.0 * d + power, np.float64)
 
 
-def add_terms(first: Floats, second: Floats) -> Floats:
-    """A product of 0 and infinity says nothing: infinite."""
-    with np.errstate(invalid="ignore"):
-        return np.asarray(np.nan_to_num(first + second, nan=np.inf, posinf=np.inf), np.float64)
+def _log_c3(sigma: float, tilt: float, fourth: float) -> Floats:
+    """Logarithm of ``corollary_c3_constant``."""
+    return np.asarray(math.log(108.0) + _growth(4.0, sigma, tilt) + 0.5 * log_of(fourth), np.float64)
+
+
+def _growth(power: float, sigma: float, tilt: Any) -> Any:
+    """power sigma^2 tilt^2: the logarithm of exp(power sigma^2 tilt^2)."""
+    with np.errstate(over="ignore"):
+        return power * (sigma * tilt) * (sigma * tilt)
+
+
+def log_of(number: Any) -> Any:
+    """Logarithm of a number or numbers at least 0; -inf at 0."""
+    with np.errstate(divide="ignore"):
+        return np.log(np.asarray(number, np.float64))
+
+
+def from_logs(*terms: Any) -> Floats:
+    """The sum of the exponentials, infinite beyond float64. A product of 0 and infinity (NaN) says nothing: infinite."""
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        total = np.exp(functools.reduce(np.logaddexp, terms))
+    return np.asarray(np.nan_to_num(total, nan=np.inf, posinf=np.inf), np.float64)
 
 
 def counts_of(n: Any) -> Floats:

@@ -13,6 +13,7 @@ from esscher.theory.catalogue_query import PRINTED, token_conditions, zero_witho
 from esscher.theory.prediction import Conditions, Prediction, Status
 from esscher.theory.setting import Setting, tilted_moment
 from esscher.theory.subgaussian import norm_moment
+from esscher.theory.subgaussian import power as raised
 
 __all__ = ["average_predictions"]
 
@@ -50,10 +51,10 @@ def _limit_power(setting: Setting, power: int, sigma: float) -> float:
     """Bound on E|Gamma - V E y|^power over queries: |grad K(theta)| <= 2 sigma^2 |theta|, as in Lemma D.1."""
     d, u, v = setting.head.dim_query, setting.u_norm or 0.0, setting.v_norm
     if power == 4:
-        return paper.lemma_d1(d, sigma, v, u) ** 4
+        return raised(paper.lemma_d1(d, sigma, v, u), 4)
     # E w_i^8 <= 8! exp(lambda^2/2) / lambda^8 at lambda^2 = 8 for a 1-sub-Gaussian coordinate; E|w|^8 <= d^4 max_i E
     # w_i^8
-    return (2.0 * sigma**2 * v * u) ** 8 * float(d) ** 4 * 40320.0 * float(np.exp(4.0)) / 8.0**4
+    return raised(2.0 * sigma * sigma * v * u, 8) * float(d) ** 4 * 40320.0 * float(np.exp(4.0)) / 8.0**4
 
 
 def _second_power(setting: Setting, ready: bool) -> list[Prediction]:
@@ -114,7 +115,7 @@ def _fourth_power(setting: Setting, ready: bool) -> list[Prediction]:
          lambda n: paper.equation_19(n, fourth)),
         ("s-18", "[S] Lemma C.9, equation (18)",
          "(19) + (second term of C.7 at |x| = B) + 8 ( .. ) e^d n^{-1/(384 sigma^2 ||U||^2)}",
-         "l4 mean fourth power", min(1 / 24, 1 / (1536 * (sigma * u) ** 2) if u else 1.0),
+         "l4 mean fourth power", min(1 / 24, paper.reciprocal(1536.0, sigma, u)),
          lambda n: paper.equation_18(n, d=d, d_query=dq, sigma=sigma, u_norm=u, fourth=fourth, c_f=c_f,
                                      token_fourth=token_fourth, limit8=limit8)),
     ]  # fmt: skip
@@ -146,7 +147,7 @@ def _proposition(setting: Setting, ready: bool) -> Prediction:
         status="proved",
         quantity="l2 mean square",
         conditions=(*_conditions(setting), ("n >= 2 (at n = 1 the printed bound is 0)", True)),
-        exponent=0.5 * min(1 / 3, 1 / (192 * u**2) if u else 1.0) / sigma**2 if ready else None,
+        exponent=0.5 * min(1 / 3, paper.reciprocal(192.0, 1.0, u)) / sigma / sigma if ready else None,
         numbers={"sigma": sigma, "u_norm": u} if ready else {},
     )
 
@@ -171,7 +172,7 @@ def _limit(setting: Setting, ready: bool) -> Prediction:
 
 def _gradient_v(setting: Setting, ready: bool) -> Prediction:
     sigma, u, dq = setting.sigma or 1.0, setting.u_norm or 0.0, setting.head.dim_query
-    limit4 = paper.lemma_d1(dq, sigma, 1.0, u) ** 4
+    limit4 = raised(paper.lemma_d1(dq, sigma, 1.0, u), 4)
     args: dict[str, Any] = {
         "d": setting.head.dim,
         "d_query": dq,
@@ -203,7 +204,6 @@ def _gradient_u(setting: Setting, ready: bool) -> Prediction:
     conditions = (*_conditions(setting), ("the moments of Assumption 3.3 and E|y|^8 are known", known))
     value = _gradient_u_value(setting, {k: m or 0.0 for k, m in moments.items()}, [m or 0.0 for m in g]) if known else None
     sigma, u = setting.sigma or 1.0, setting.u_norm or 0.0
-    coupling = (sigma * u) ** 2
     return Prediction(
         name="s-gradient-u",
         statement="The mean square error of the gradient in U (all rows, Frobenius norm) is at most the bound.",
@@ -212,7 +212,7 @@ def _gradient_u(setting: Setting, ready: bool) -> Prediction:
         status="proved",
         quantity="gradient in U, mean square",
         conditions=conditions,
-        exponent=min(1 / 24, 1 / (1536 * coupling) if coupling else 1.0) if known else None,
+        exponent=min(1 / 24, paper.reciprocal(1536.0, sigma, u)) if known else None,
         value=zero_without_values(setting, value) if value is not None else None,
         units="squared" if known else "none",
         numbers={f"tilted_moment_{p}_{q}": m for (p, q), m in moments.items() if m is not None},
@@ -226,15 +226,14 @@ def _gradient_u_value(setting: Setting, moments: dict[tuple[int, int], float], g
     eighth, token_fourth = setting.token_eighth or 0.0, setting.token_fourth or 0.0
 
     def value(n: Any) -> Floats:
-        product = paper.equation_16_mended(
-            n, **base, fourth=v**4 * eighth, c_f=v, limit4=v**4 * moments[8, 4], p=2, eighth=eighth, g2=g[0], g4=g[1]
-        )
+        squares: dict[str, Any] = {"fourth": raised(v, 4) * eighth, "limit4": raised(v, 4) * moments[8, 4]}  # of f(y) = V y y^T
+        product = paper.equation_16_mended(n, **base, **squares, c_f=v, p=2, eighth=eighth, g2=g[0], g4=g[1])
         x_error = paper.equation_18(
-            n, **base, fourth=setting.fourth or 0.0, c_f=v, token_fourth=token_fourth, limit8=v**8 * moments[8, 0]
+            n, **base, fourth=setting.fourth or 0.0, c_f=v, token_fourth=token_fourth, limit8=raised(v, 8) * moments[8, 0]
         )
         y_error = paper.equation_18(
             n, **base, fourth=token_fourth, c_f=1.0, token_fourth=token_fourth, limit8=moments[8, 8], g4=g[1], g8=g[2]
         )
-        return paper.gradient_u_bound(product, v**4 * moments[4, 0], x_error, moments[4, 4], y_error)
+        return paper.gradient_u_bound(product, raised(v, 4) * moments[4, 0], x_error, moments[4, 4], y_error)
 
     return value

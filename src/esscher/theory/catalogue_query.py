@@ -12,6 +12,7 @@ from esscher.theory import boursier_query as paper
 from esscher.theory.delta_bound import delta_bound, delta_bound_numbers
 from esscher.theory.prediction import Conditions, Prediction, Status
 from esscher.theory.setting import Setting
+from esscher.theory.subgaussian import power
 
 __all__ = ["query_predictions"]
 
@@ -140,7 +141,7 @@ def _second_moment(setting: Setting) -> list[Prediction]:
     """Lemma C.4 with p = 2 for f(y) = V y y^T, the first part of the gradient in A."""
     ready = setting.sigma is not None and setting.token_eighth is not None
     sigma, eighth, c_f = setting.sigma or 1.0, setting.token_eighth or 0.0, setting.v_norm
-    args = (setting.head.dim, sigma, setting.tilt, c_f**4 * eighth, c_f, 2, eighth)
+    args = (setting.head.dim, sigma, setting.tilt, power(c_f, 4) * eighth, c_f, 2, eighth)
     rows: list[tuple[str, str, Status, Callable[[Any], Floats]]] = [
         ("s-c4-p2-printed", "[S] Lemma C.4, p = 2", PRINTED, lambda n: paper.lemma_c4_printed(n, *args)),
         ("s-c4-p2-mended", "[S] Lemma C.4, p = 2, mended", "proved", lambda n: paper.lemma_c4_mended(n, *args)),

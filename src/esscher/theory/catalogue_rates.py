@@ -17,20 +17,25 @@ def bohbot_predictions(setting: Setting) -> list[Prediction]:
         ("tokens are sub-Gaussian", setting.sigma is not None),
         ("queries are the tokens (self-attention)", setting.own_queries),
     )
-    psi = setting.coupling
-    growth = bohbot.uniform_log_growth(setting.horizon, setting.radius)
+    psi, horizon = setting.coupling, setting.horizon
+    growth = None if horizon is None else bohbot.uniform_log_growth(horizon, setting.radius)
+    numbers = {} if psi is None else {"coupling": psi}
+    uniform = {"radius": setting.radius}
+    if horizon is not None and growth is not None:
+        uniform |= {"horizon": horizon, "log_growth": growth}
     return [
         Prediction(
             name="b-moments",
             statement="The mean and the covariance of the outputs err by O(n^-beta), "
             "with a constant polynomial in the size of the support.",
             source="[B] Theorem 4.4",
-            formula="beta = 1 / (2 (1 + 32 Psi)), Psi = ||Sigma||_2 ||Sigma^{1/2} A||_2^2",
+            formula="beta = 1 / (2 (1 + 32 Psi)), Psi = ||S||_2 ||S^{1/2} A||_2^2, "
+            "S sub-Gaussian: E exp<u, y - E y> <= exp(u^T S u / 2)",
             status="proved (asymptotic)",
             quantity="mean and cov",
             conditions=conditions,
-            exponent=bohbot.moment_exponent(psi),
-            numbers={"coupling": psi},
+            exponent=None if psi is None else bohbot.moment_exponent(psi),
+            numbers=numbers,
         ),
         Prediction(
             name="b-moments-experimental",
@@ -40,20 +45,20 @@ def bohbot_predictions(setting: Setting) -> list[Prediction]:
             status="experimental",
             quantity="mean and cov",
             conditions=conditions,
-            exponent=bohbot.moment_exponent_experimental(psi),
-            numbers={"coupling": psi},
+            exponent=None if psi is None else bohbot.moment_exponent_experimental(psi),
+            numbers=numbers,
         ),
         Prediction(
             name="b-uniform",
             statement="Uniformly over queries |x| <= R the error is at most C(R)/sqrt(n), C(R) growing like "
-            "exp(R^2 ||Sigma^{1/2} A||^2); the constant in front is not given in the sources used here.",
+            "exp(R^2 ||S^{1/2} A||^2); the constant in front is not given in the sources used here.",
             source="[B] Theorem 3.4 and section 4.1",
-            formula=f"C(R) / sqrt(n), ln C(R) of order R^2 ||Sigma^(1/2) A||^2 = {growth:.4g}",
+            formula="C(R) / sqrt(n), ln C(R) of order R^2 ||S^(1/2) A||^2" + ("" if growth is None else f" = {growth:.4g}"),
             status="proved (asymptotic)",
             quantity="uniform",
             conditions=(("tokens are sub-Gaussian", setting.sigma is not None),),
             exponent=0.5,
-            numbers={"radius": setting.radius, "horizon": setting.horizon, "log_growth": growth},
+            numbers=uniform,
         ),
     ]
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from esscher.attention.head import Head
 from esscher.inputs import as_counts, as_tensor
 from esscher.measures.base import Measure
+from esscher.measures.spectrum import product
 from esscher.theory.subgaussian import value_fourth_moment
 
 __all__ = ["delta_bound", "delta_bound_numbers", "delta_constant"]
@@ -35,10 +36,13 @@ def delta_bound(n: Any, ratio: float, delta: float, fourth: float, centre: float
     delta method's value. Source: derived here.
     """
     counts = as_counts(n, "n").astype(np.float64)[:, None]
-    chance = np.exp(-((1.0 - SHARES) ** 2) * counts / (2.0 * ratio))
-    rare = 2.0 * np.sqrt(counts * fourth * chance) + 2.0 * centre**2 * chance
-    split = (delta / (SHARES**2 * counts) + rare).min(axis=1)
-    return np.asarray(np.minimum(split, 2.0 * np.sqrt(counts[:, 0] * fourth) + 2.0 * centre**2), np.float64)
+    square = centre * centre
+    with np.errstate(over="ignore", under="ignore"):  # infinite where a number is beyond float64
+        chance = np.exp(-((1.0 - SHARES) ** 2) * counts / (2.0 * ratio))
+        rare = 2.0 * np.sqrt(counts * chance) * math.sqrt(fourth) + 2.0 * square * chance
+        split = (delta / (SHARES**2 * counts) + rare).min(axis=1)
+        most = 2.0 * np.sqrt(counts[:, 0]) * math.sqrt(fourth) + 2.0 * square
+    return np.asarray(np.nan_to_num(np.fmin(split, most), nan=np.inf, posinf=np.inf), np.float64)
 
 
 def delta_bound_numbers(head: Head, measure: Measure, query: Any) -> dict[str, float]:
@@ -55,10 +59,10 @@ def delta_bound_numbers(head: Head, measure: Measure, query: Any) -> dict[str, f
     log_ratio = float(measure.log_laplace(2.0 * theta) - 2.0 * measure.log_laplace(theta))
     mean = measure.tilted_mean(theta)
     apart = V @ (measure.tilted_mean(2.0 * theta) - mean)
-    spread = float((V @ measure.tilted_cov(2.0 * theta) @ V.T).trace() + apart @ apart)
+    spread = float((product(V, measure.tilted_cov(2.0 * theta)) * V).sum() + apart @ apart)
     ratio = math.exp(log_ratio) if log_ratio < 700.0 else math.inf
     centre = float((V @ (mean - measure.mean.double())).norm())
-    return {"ratio": ratio, "delta": ratio * spread, "fourth": fourth, "centre": centre}
+    return {"ratio": ratio, "delta": ratio * spread if spread > 0.0 else 0.0, "fourth": fourth, "centre": centre}
 
 
 def delta_constant(head: Head, measure: Measure, query: Any) -> float:

@@ -13,9 +13,17 @@ from esscher.attention.head import Head
 from esscher.inputs import as_positive
 from esscher.measures.base import Measure
 from esscher.measures.gaussian import Gaussian, check_covariance
-from esscher.theory.subgaussian import norm_moment, subgaussian_parameter, support_radius, value_fourth_moment
+from esscher.measures.spectrum import largest_singular, product, spectral_norm
+from esscher.theory.subgaussian import (
+    norm_moment,
+    power,
+    subgaussian_matrices,
+    subgaussian_parameter,
+    support_radius,
+    value_fourth_moment,
+)
 
-__all__ = ["Setting", "setting_of", "tilted_moment"]
+__all__ = ["Setting", "proved_coupling", "setting_of", "tilted_moment"]
 
 SMALLEST = 1e-100  # a point mass is sub-Gaussian for every sigma; the formulas divide by sigma
 
@@ -39,17 +47,14 @@ class Setting:
     token_fourth: float | None
     token_eighth: float | None
     queries_centred: bool
-    horizon: float  # ||Sigma^{1/2} A||_2
+    horizon: float | None  # ||S^{1/2} A||_2, S the sub-Gaussian matrix of the tokens that gives the least
+    coupling: float | None  # ||S||_2 ||S^{1/2} A||_2^2, likewise
     horizon2: float  # ||Sigma^{1/2} A Sigma_q^{1/2}||_2
     score_deviation: float  # root mean square over queries of s(x) = sqrt(theta^T Sigma theta)
 
     @property
     def u_norm(self) -> float | None:
         return None if self.tau is None else self.tau * self.a_norm
-
-    @property
-    def coupling(self) -> float:
-        return self.measure.reach * self.horizon**2
 
 
 def setting_of(head: Head, measure: Measure, queries_law: Measure | None = None, radius: Any = None) -> Setting:
@@ -66,13 +71,13 @@ def setting_of(head: Head, measure: Measure, queries_law: Measure | None = None,
     R = root_mean_square if radius is None else as_positive(radius, "radius")
     A, V = head.A.double(), head.V.double()
     bias = torch.zeros(head.dim, dtype=torch.float64) if head.tilt_bias is None else head.tilt_bias.double()
-    _, root = check_covariance(measure.cov, "measure.cov")
-    _, root_q = check_covariance(queries.cov, "queries_law.cov")
-    singular = torch.linalg.svd(A)
-    direction = singular.Vh[0] * (-1.0 if float((A @ singular.Vh[0]) @ bias) < 0 else 1.0)
-    a_norm = float(singular.S[0])
+    root = root_of(measure)
+    root_q = root if queries is measure else root_of(queries)
+    a_norm, direction = largest_singular(A)
+    direction = direction * (-1.0 if float((A @ direction) @ bias) < 0 else 1.0)
     sigma = subgaussian_parameter(measure)
-    scores = root.T @ torch.cat([A @ root_q, (A @ mean + bias)[:, None]], dim=1)
+    scores, offset = product(product(root.T, A), root_q), root.T @ (A @ mean + bias)
+    horizon, coupling = proved_coupling(head, measure)
     return Setting(
         head=head,
         measure=measure,
@@ -84,15 +89,38 @@ def setting_of(head: Head, measure: Measure, queries_law: Measure | None = None,
         sigma=None if sigma is None else max(sigma, SMALLEST),
         tau=subgaussian_parameter(queries),
         a_norm=a_norm,
-        v_norm=float(torch.linalg.matrix_norm(V, ord=2)),
+        v_norm=spectral_norm(V),
         fourth=value_fourth_moment(measure, V),
         token_fourth=norm_moment(measure, 4),
         token_eighth=norm_moment(measure, 8),
         queries_centred=float(mean.norm()) <= 1e-9 * root_mean_square,
-        horizon=float(torch.linalg.matrix_norm(root.T @ A, ord=2)),
-        horizon2=float(torch.linalg.matrix_norm(root.T @ A @ root_q, ord=2)),
-        score_deviation=float(scores.norm()),
+        horizon=horizon,
+        coupling=coupling,
+        horizon2=spectral_norm(scores),
+        score_deviation=math.hypot(float(scores.norm()), float(offset.norm())),
     )
+
+
+def root_of(measure: Measure) -> Tensor:
+    """L with L L^T the covariance of the law."""
+    return measure.root if isinstance(measure, Gaussian) else check_covariance(measure.cov, "cov")[1]
+
+
+def proved_coupling(head: Head, measure: Measure) -> tuple[float, float] | tuple[None, None]:
+    """The least ||S^{1/2} A||_2 and ||S||_2 ||S^{1/2} A||_2^2 over the sub-Gaussian matrices S of the law; None without one.
+
+    The theorems of [B] hold for these: with the covariance in place of S, as in ``Head.coupling``, they are proved for
+    Gaussian tokens only.
+    """
+    known = [measure.root] if isinstance(measure, Gaussian) else []  # S = Sigma
+    roots = known or [check_covariance(S, "S")[1] for S in subgaussian_matrices(measure)]
+    if not roots:
+        return None, None
+    A = head.A.double()
+    horizons = [spectral_norm(product(root.T, A)) for root in roots]
+    sizes = [spectral_norm(root) for root in roots]
+    couplings = [(size * horizon) * (size * horizon) for size, horizon in zip(sizes, horizons, strict=True)]
+    return min(horizons), min(couplings)
 
 
 def tilted_moment(setting: Setting, p: int, q: int) -> float | None:
@@ -108,10 +136,10 @@ def tilted_moment(setting: Setting, p: int, q: int) -> float | None:
         return None
     rho = support_radius(measure)
     if rho is not None:
-        return float(rho**p * own)
+        return power(rho, p) * own
     if not isinstance(measure, Gaussian):
         return None
     spread, far = norm_moment(measure, p), norm_moment(queries, p + q)
     if spread is None or far is None:
         return None
-    return float(2.0 ** (p - 1) * ((measure.reach * setting.a_norm) ** p * far + spread * own))
+    return 2.0 ** (p - 1) * (power(measure.reach * setting.a_norm, p) * far + spread * own)

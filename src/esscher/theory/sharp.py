@@ -25,7 +25,7 @@ __all__ = [
 
 def l2_exponent_typical(horizon2: float) -> float:
     """min(1/2, 1/(1 + 2 h^2)): the L2(nu) norm of Gamma_n - Gamma in a typical draw of the tokens, and in mean."""
-    return min(0.5, 1.0 / (1.0 + 2.0 * horizon2**2))
+    return min(0.5, 1.0 / (1.0 + 2.0 * horizon2 * horizon2))
 
 
 def l2_exponent_rms(horizon2: float) -> float:
@@ -39,7 +39,7 @@ def l2_exponent_rms(horizon2: float) -> float:
 
 def moment_exponent_typical(horizon2: float) -> float:
     """min(1/2, 1/(1 + h^2)): typical and mean absolute error of the mean and covariance of the outputs."""
-    return min(0.5, 1.0 / (1.0 + horizon2**2))
+    return min(0.5, 1.0 / (1.0 + horizon2 * horizon2))
 
 
 def moment_exponent_rms(horizon2: float) -> float:
@@ -52,12 +52,12 @@ def moment_exponent_rms(horizon2: float) -> float:
 
 def freezing_tokens(score_deviation: float) -> float:
     """n* = exp(s^2/2): below it the softmax of n Gaussian scores of standard deviation s rests on its few largest."""
-    exponent = 0.5 * score_deviation**2
+    exponent = 0.5 * score_deviation * score_deviation
     return math.exp(exponent) if exponent < 709.0 else math.inf
 
 
 def _saddle(constant: float, horizon2: float) -> float:
     if horizon2 <= 0.0:
         return math.inf
-    ratio = constant / horizon2**2
+    ratio = constant / horizon2 / horizon2
     return 0.25 * ratio / (math.sqrt(1.0 + ratio) + 1.0)  # (sqrt(1 + r) - 1)/4 without cancellation

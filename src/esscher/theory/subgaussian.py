@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -16,11 +17,14 @@ from esscher.measures.gaussian import Gaussian
 from esscher.measures.mixture import Mixture
 from esscher.measures.pool import Pool
 from esscher.measures.product import Cube, Laplace, Product, Rademacher
+from esscher.measures.spectrum import product, spectral_norm
 from esscher.measures.sphere import Ball, Rotational, Sphere
 
-__all__ = ["norm_moment", "subgaussian_parameter", "support_radius", "value_fourth_moment"]
+__all__ = ["norm_moment", "power", "subgaussian_matrices", "subgaussian_parameter", "support_radius", "value_fourth_moment"]
 
 Floats = npt.NDArray[np.float64]
+
+FLAT = 1e-6  # share of the trace that makes a flat ellipsoid solid
 
 
 def subgaussian_parameter(measure: Measure) -> float | None:
@@ -64,6 +68,64 @@ def subgaussian_parameter(measure: Measure) -> float | None:
     return None
 
 
+def subgaussian_matrices(measure: Measure) -> list[Tensor]:
+    """Proved matrices S with E exp<theta, y - E y> <= exp(theta^T S theta / 2) for every theta; none where none is known.
+
+    This is the sub-Gaussian Sigma of [B]: the covariance only where the law is Gaussian or as good. Each S is valid, so a
+    statement may take the one that gives it most. Proofs, each for the centred law:
+
+    - Gaussian: equality with S = Sigma. Sphere, ball, Rademacher, cube: sigma^2 I, see ``subgaussian_parameter``.
+    - Pool: where an ellipsoid (y - c)^T E^{-1} (y - c) <= 1 holds the tokens, <theta, y> lies in an interval of length
+      2 sqrt(theta^T E theta), so S = E (Hoeffding). E: a ball, and k (C + eps I) with C the scatter about c and k the largest
+      (y - c)^T (C + eps I)^{-1} (y - c), for c the mean and c the middle of the bounding box.
+    - Mixture: with S_k of the components and U at least every S_k in Loewner's order, exp of the components' transforms is at
+      most exp(theta^T U theta / 2) times the transform of the means, a pool: S = U + E. U is built by U <- U + (S_k - U)_+,
+      the positive part; it is the largest S_k where there is one.
+    - Laplace and other laws: none.
+    """
+    if isinstance(measure, Gaussian):
+        return [measure.cov.double()]
+    if isinstance(measure, Pool):
+        return _ellipsoids(_used_tokens(measure))
+    if isinstance(measure, Mixture):
+        parts = [subgaussian_matrices(component) for _, component in _used_components(measure)]
+        if not all(parts):
+            return []
+        upper = functools.reduce(_above, (min(part, key=spectral_norm) for part in parts))
+        means = torch.stack([component.mean.double() for _, component in _used_components(measure)])
+        return [upper + between for between in _ellipsoids(means)]
+    sigma = subgaussian_parameter(measure)
+    return [] if sigma is None else [sigma * sigma * torch.eye(measure.dim, dtype=torch.float64, device=measure.device)]
+
+
+def _above(first: Tensor, second: Tensor) -> Tensor:
+    """first + (second - first)_+, at least both in Loewner's order."""
+    values, vectors = torch.linalg.eigh(second - first)
+    upper: Tensor = first + (vectors * values.clamp_min(0.0)) @ vectors.T
+    return upper
+
+
+def _ellipsoids(points: Tensor) -> list[Tensor]:
+    """Matrices E with (y - c)^T E^{-1} (y - c) <= 1 for all points and some c."""
+    dim = points.shape[1]
+    eye = torch.eye(dim, dtype=points.dtype, device=points.device)
+    out = [_ball_radius(points) ** 2 * eye]
+    for centre in _centres(points):
+        apart = points - centre
+        scatter = apart.T @ apart / points.shape[0]
+        size = float(scatter.trace())
+        if size > 0.0 and math.isfinite(size):
+            shape = scatter + FLAT * size * eye
+            reach = (apart * torch.linalg.solve(shape, apart.T).T).sum(dim=1).max()
+            out.append(float(reach) * (1.0 + FLAT) * shape)  # the solution's rounding
+    return out
+
+
+def _centres(points: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean and the middle of the bounding box."""
+    return points.mean(dim=0), 0.5 * (points.min(dim=0).values + points.max(dim=0).values)
+
+
 def support_radius(measure: Measure) -> float | None:
     """A radius that |y - E y| never exceeds; None for unbounded or unknown laws."""
     if isinstance(measure, Rotational):
@@ -85,11 +147,11 @@ def norm_moment(measure: Measure, order: int) -> float | None:
     if order < 2 or order % 2:
         raise ValueError(f"order: expected an even number of at least 2, got {order}")
     if isinstance(measure, Gaussian):
-        spectrum = np.linalg.eigvalsh(measure.cov.double().numpy()).clip(min=0.0)
+        spectrum = measure.spectrum
         return _from_cumulants([2.0 ** (r - 1) * math.factorial(r - 1) * float((spectrum**r).sum()) for r in _upto(order)])
     if isinstance(measure, Rotational):
         inside = measure.dim / (measure.dim + order) if isinstance(measure, Ball) else 1.0
-        return measure.radius**order * inside
+        return power(measure.radius, order) * inside
     if isinstance(measure, Product):
         raw = [_raw_moment(measure, 2 * r) for r in _upto(order)]
         if any(math.isnan(moment) for moment in raw):
@@ -110,18 +172,20 @@ def value_fourth_moment(measure: Measure, V: Any) -> float | None:
     """
     V = as_tensor(V, "V", ndim=2, last=measure.dim).double()
     if isinstance(measure, Gaussian):
-        cov = V @ measure.cov.double() @ V.T
+        spread = product(V, measure.root)
+        cov = product(spread, spread.T)
         return float(cov.trace() ** 2 + 2.0 * (cov * cov).sum())
-    G = V.T @ V
+    G = product(V.T, V)
     isotropic = float(G.trace() ** 2 + 2.0 * (G * G).sum())
     if isinstance(measure, Rotational):
         d = measure.dim
         inside = d / (d + 4) if isinstance(measure, Ball) else 1.0
-        return measure.radius**4 * isotropic * inside / (d * (d + 2))
+        return power(measure.radius, 4) * isotropic * inside / (d * (d + 2))
     if isinstance(measure, Product):
         m2, m4 = _raw_moment(measure, 2), _raw_moment(measure, 4)
-        moment = m2**2 * isotropic + (m4 - 3.0 * m2**2) * float((G.diagonal() ** 2).sum())
-        return None if math.isnan(moment) else moment
+        if math.isnan(m2):
+            return None
+        return m2 * m2 * isotropic + (m4 - 3.0 * m2 * m2) * float((G.diagonal() ** 2).sum())
     if isinstance(measure, Pool):
         return _pool_moment(measure, V, 4)
     if isinstance(measure, Mixture):
@@ -129,14 +193,20 @@ def value_fourth_moment(measure: Measure, V: Any) -> float | None:
     return None
 
 
+def power(number: float, order: int) -> float:
+    """number^order, infinite beyond float64: an upper bound, where Python raises."""
+    with np.errstate(over="ignore"):
+        return float(np.float64(number) ** order)
+
+
 def _raw_moment(measure: Product, order: int) -> float:
     """E y_i^order of one coordinate."""
     if isinstance(measure, Rademacher):
-        return measure.scale**order
+        return power(measure.scale, order)
     if isinstance(measure, Cube):
-        return measure.half_width**order / (order + 1)
+        return power(measure.half_width, order) / (order + 1)
     if isinstance(measure, Laplace):
-        return math.factorial(order) * measure.scale**order
+        return math.factorial(order) * power(measure.scale, order)
     return math.nan
 
 
@@ -153,7 +223,7 @@ def _mixture_moment(measure: Mixture, V: Tensor | None, order: int) -> float | N
         if own is None:
             return None
         apart = component.mean.double() - measure.mean.double()
-        total += weight * (float((apart if V is None else V @ apart).norm()) + own ** (1.0 / order)) ** order
+        total += weight * power(float((apart if V is None else V @ apart).norm()) + own ** (1.0 / order), order)
     return total
 
 
@@ -168,8 +238,7 @@ def _used_tokens(measure: Pool) -> Tensor:
 
 def _ball_radius(points: Tensor) -> float:
     """Radius of a ball that holds the points: the better of the centres mean and middle of the bounding box."""
-    centres = (points.mean(dim=0), 0.5 * (points.min(dim=0).values + points.max(dim=0).values))
-    return min(float((points - centre).norm(dim=1).max()) for centre in centres)
+    return min(float((points - centre).norm(dim=1).max()) for centre in _centres(points))
 
 
 def _upto(order: int) -> range:
