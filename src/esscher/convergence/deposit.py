@@ -24,11 +24,11 @@ from esscher.convergence.deposit_source import DepositSource
 from esscher.convergence.draws import draw_with_replacement
 from esscher.convergence.functionals import side_by_side
 from esscher.convergence.kept import keep_fraction
-from esscher.convergence.laplace import NodeErrors, step_for
+from esscher.convergence.laplace import TINY, NodeErrors, step_for
 from esscher.convergence.scatter import scatter
 from esscher.convergence.splines import interpolation_error
 
-__all__ = ["Deposit", "Extent", "Grid", "choose_grid", "finish", "init", "merge", "reach", "recentre", "take", "update"]
+__all__ = ["Deposit", "Extent", "Grid", "choose_grid", "finish", "init", "lost", "merge", "reach", "recentre", "take", "update"]
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -146,7 +146,7 @@ def reach(state: Deposit, scores: Tensor) -> Extent:
     low, high = scores.amin(1), scores.amax(1)
     first = (low.double() / state.grid.spacing).floor().long() - (state.grid.points - 1)
     end = ((high.double() / state.grid.spacing).floor().long() // ALIGN + 1) * ALIGN
-    largest = max(-float(low.min()), float(high.max()))
+    largest = float(torch.maximum(low.abs(), high.abs()).max())  # NaN or infinite where a score is
     return Extent(torch.minimum(first, state.first), torch.maximum(end, state.end), largest)
 
 
@@ -158,26 +158,49 @@ def finish(
     "bernoulli" keeps each key with probability f = n / mean_keys: where queries have seen different numbers of keys, f is
     the same for all of them, and n is what they keep on average.
 
-    That error is measured on a few queries, by the difference between two spacings, unless ``interpolation`` (of a like
-    state: the result has it) is given; measuring costs as much again as the errors of few queries.
+    That error is measured on a few queries, those that make most of the mean, by the difference between two spacings, unless
+    ``interpolation`` (of a like state: the result has it) is given; measuring costs as much again as the errors of few queries.
     """
     if not bool((state.keys > 0).all()):
         raise ValueError("finish: a query of the state has seen no key; update it first")
     of = state.mean_keys
     levels = [_level(state.grid, count / of) if sampling == "bernoulli" else 0 for count in n.tolist()]
-    result = _integrate(state, n, of, sampling, details, levels)
+    base = _source(state)
+    result = _integrate(base, state, n, of, sampling, details, levels)
+    result = replace(result, accuracy=result.accuracy + float(_lost(base, over_queries=True)) / 2)
     if interpolation is not None:
         return replace(result, accuracy=result.accuracy + interpolation / 2, interpolation=interpolation)
-    rows = torch.linspace(0, len(state.end) - 1, min(SUBSET, len(state.end)), device=state.end.device).long()
-    error = _interpolation(take(state, rows), result.mse[rows.cpu().numpy()], n, of, sampling, levels)
+    share = result.mse / np.maximum(result.mse.sum(axis=0), TINY)
+    rows = np.argsort(-share.max(axis=1), kind="stable")[:SUBSET]
+    few = take(state, torch.as_tensor(rows, device=state.end.device))
+    error = _interpolation(few, result.mse[rows], n, of, sampling, levels)
     return replace(result, accuracy=result.accuracy + error / 2, interpolation=error)
 
 
-def _integrate(state: Deposit, n: Counts, of: int, sampling: str, details: bool, levels: list[int]) -> NodeErrors:
+def lost(state: Deposit) -> Tensor:
+    """What rounding may take of each query's mean squared error, relative to it, (m,): near 1 nothing is left."""
+    return _lost(_source(state))
+
+
+def _lost(source: DepositSource, over_queries: bool = False) -> Tensor:
+    moments, rounding = source.moments, source.rounding
+    errors = torch.stack([moments.variance, moments.delta])
+    if over_queries:
+        rounding, errors = rounding.sum(1), errors.sum(1)
+    return torch.where(rounding > 0, rounding / errors, 0.0).amax(0)
+
+
+def _source(state: Deposit) -> DepositSource:
+    grid = state.grid
+    return DepositSource(state.cells, grid.spacing, grid.points, state.center, single=grid.tol > 1e-8)
+
+
+def _integrate(
+    base: DepositSource, state: Deposit, n: Counts, of: int, sampling: str, details: bool, levels: list[int]
+) -> NodeErrors:
     """The integrals, with the spacing doubled ``levels`` times for each n; replacement has one level for all."""
     grid = state.grid
     step = step_for(grid.tol)
-    base = DepositSource(state.cells, grid.spacing, grid.points, state.center, single=grid.tol > 1e-8)
     if sampling == "replacement":
         counts = torch.as_tensor(n, dtype=torch.float64, device=state.cells.device)
         return draw_with_replacement(base.coarser(levels[0]), counts, step=step, tol=grid.tol, details=details)
@@ -204,14 +227,16 @@ def _interpolation(few: Deposit, mse: Floats, n: Counts, of: int, sampling: str,
     """Relative error of the mean squared error from the grid, by the change at another spacing.
 
     At twice the spacing the error is in the end 2^points times as large; 2^(points/2 + 1) is taken, as the sharpest
-    kernels are not there yet. A finer spacing, where there is no coarser, shows the error itself.
+    kernels are not there yet. A finer spacing, where there is no coarser, shows the error itself. Few keys may lie where two
+    spacings agree by chance, so that the answer is at least four times the error for a kernel without sharp bends.
     """
     coarser = [few.grid.spacing * 2 ** (level + 1) <= COARSEST for level in levels]
     other = [level + 1 if up else level - 1 for level, up in zip(levels, coarser, strict=True)]
-    change = np.abs(_integrate(few, n, of, sampling, False, other).mse - mse).mean(axis=0)
+    change = np.abs(_integrate(_source(few), few, n, of, sampling, False, other).mse - mse).mean(axis=0)
     change = np.where(coarser, change / 2 ** (few.grid.points // 2 + 1), change)
     size = mse.mean(axis=0)
-    return float((change / np.where(size > 0, size, 1.0)).max())
+    least = max(interpolation_error(few.grid.points, few.grid.spacing * 2**level, math.pi / 2) for level in levels)
+    return max(float((change / np.where(size > 0, size, 1.0)).max()), 4 * least)
 
 
 def take(state: Deposit, rows: Tensor) -> Deposit:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
 
-from esscher.convergence.laplace import Family, Moments
+from esscher.convergence.laplace import TINY, Family, Moments
 from esscher.convergence.splines import coarsen, exponential_gain, prefilter
 
 __all__ = ["DepositSource"]
 
 BLOCK = 256
+ROUNDING = 16 * torch.finfo(torch.float64).eps  # of a sum over keys, relative to the sum of absolute terms
 
 
 @lru_cache(maxsize=16)
@@ -79,16 +81,34 @@ class DepositSource:
 
     @cached_property
     def spread(self) -> Tensor:
-        """Deposits of |c|^2 + b, (m, L)."""
+        """Deposits of |c|^2 + b, (m, L); what rounding leaves below 0 is 0."""
         along = torch.einsum("md,dml->ml", self.drift, self.cells[:-2])
         square = self.cells[-1] - 2 * along + self.drift.square().sum(1, keepdim=True) * self.cells[-2]
-        return square / self.total
+        return square.clamp_min(0) / self.total
+
+    @cached_property
+    def rounding(self) -> Tensor:
+        """Bounds on the rounding of the mean squared error at n = 1 and, times n, as n grows: (2, m).
+
+        |c|^2 is the difference of numbers of the size of |value - centre|^2 and |drift|^2. Where one key has nearly all the
+        weight its c nearly vanishes, and what is left of it is rounding.
+        """
+        size = (self.cells[-1] + self.drift.square().sum(1, keepdim=True) * self.cells[-2]) / self.total
+        first, pair = self._exponential(1.0), self._exponential(2.0)
+        return ROUNDING * torch.stack([size.sum(1), (size @ pair) / (self.mass @ first).square()])
 
     @cached_property
     def value(self) -> Tensor:
         """Deposits of c, (d, m, L): rounded to float32 when the values themselves are known no better."""
-        value = torch.addcmul(self.cells[:-2], self.drift.T[:, :, None], self.cells[-2], value=-1).div_(self.total)
+        value = torch.addcmul(self.cells[:-2], self.drift.T[:, :, None], self.cells[-2], value=-1)
+        value.div_(self.total * self.unit)
         return value.float() if self.single else value
+
+    @cached_property
+    def unit(self) -> float:
+        """The size of the values, a power of 2 taken out of them: float32 has few small numbers."""
+        size = math.sqrt(float((self.cells[-1].sum(1) / self.total[:, 0]).max()))
+        return 2.0 ** math.frexp(size)[1] if size > 0 else 1.0
 
     def contract(self, tau: Tensor, family: Family) -> dict[str, Tensor]:
         u = tau[:, None] + self._scores(self.reach)
@@ -96,7 +116,9 @@ class DepositSource:
         for name, (channel, kernel) in family(u, tau[:, None]).items():
             weights = self._coefficients(kernel).T  # (L, nodes)
             if channel == "value":
-                out[name] = (self.value @ weights.to(self.value.dtype)).transpose(0, 1)
+                peak = weights.abs().amax(0).clamp_min(TINY)  # as for the unit
+                sums = self.value @ (weights / peak).to(self.value.dtype)
+                out[name] = sums.transpose(0, 1).double() * (peak * self.unit)
             else:
                 out[name] = (self.mass if channel == "mass" else self.spread) @ weights
         return out

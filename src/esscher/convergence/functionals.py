@@ -49,7 +49,10 @@ class KeySource:
         anchor = scores.masked_fill(~inside, -math.inf).amax(1, keepdim=True)
         # a key of weight 0 is put on the anchor, where it costs no range
         score = torch.where(inside, scores - anchor, 0.0)
-        shift = values.mean(1, keepdim=True)  # centred twice, so that a large common offset costs no digits
+        # centred twice: first on the value of the heaviest key, so that neither a common offset nor a limit that is nearly
+        # this value costs digits, and values that are all equal leave exactly nothing
+        heaviest = (log_weights + score).argmax(1)
+        shift = values[torch.arange(len(values), device=values.device), heaviest][:, None]
         near = values - shift
         log_tilt = torch.logsumexp(log_weights + score, 1)
         p = torch.exp(log_weights + score - log_tilt[:, None])

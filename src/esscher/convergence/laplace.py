@@ -61,7 +61,6 @@ class Moments:
 
 
 @runtime_checkable
-@runtime_checkable
 class Source(Protocol):
     """A weighted pool seen from m queries; scores are measured from an anchor that no score of the query exceeds."""
 
@@ -81,7 +80,7 @@ class Source(Protocol):
     def contract(self, tau: Tensor, family: Family) -> dict[str, Tensor]:
         """E[kernel(tau + score) x channel] for each kernel of the family, on nodes ``tau``.
 
-        Channels "mass" 1 and "spread" |c|^2 + b give (m, nodes); "value" c gives (m, d, nodes), maybe in float32.
+        Channels "mass" 1 and "spread" |c|^2 + b give (m, nodes); "value" c gives (m, d, nodes).
         """
         ...
 

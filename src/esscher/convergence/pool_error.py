@@ -23,6 +23,9 @@ Counts = npt.NDArray[np.int64]
 
 FEW_PAIRS = 2**14  # up to here (times the n of "bernoulli") the sum key by key is as fast as the grid
 QUERY_BLOCK = 512
+LOST = 1e-6  # of a query's mean squared error to rounding on its grid: beyond it the query goes key by key
+SMALLEST, LARGEST = 1e-130, 1e150  # distances between values whose squares, over any n, are floating-point numbers
+FAR = 2.0**40  # scores that have no cell numbers, nor digits behind the point in float32
 MEMORY = 2**24  # cells x channels x queries open at once: 128 megabytes
 
 
@@ -55,8 +58,9 @@ def exact_pool_curve(
     are deposited once on each query's score grid (esscher.convergence.deposit): float64 inputs to about 1e-9, float32
     inputs to about 1e-5, in a time of some ten to twenty fused attention passes ("bernoulli": a hundred) and in memory
     that does not depend on N, ``block`` keys at a time. A query whose scores span more than 500 nats ("bernoulli":
-    250 in float32, 125 in float64) goes key by key: exact, but slow. ``.accuracy`` estimates the relative error of
-    ``.rms``.
+    250 in float32, 125 in float64), or of whose error rounding would take more than a millionth because one key has
+    nearly all the weight, goes key by key: exact, but slow. ``.accuracy`` estimates the relative error of ``.rms``, the
+    rounding of scores in float32 included.
     """
     pool = _Pool.check(q, k, v, scale, weights, sampling, as_count(block, "block"))
     counts = as_counts(n, "n")
@@ -92,6 +96,7 @@ class _Pool:
     weights: Tensor | None
     sampling: str
     block: int
+    center: Tensor  # (d_v,) float64: one of the values, so that equal ones are exactly 0 apart from it
 
     @property
     def keys(self) -> int:
@@ -121,7 +126,15 @@ class _Pool:
             weights = weights / weights.sum()
         dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
         dtype = torch.float64 if dtype == torch.float64 else torch.float32  # half precision is computed in float32
-        return cls(query.to(dtype), key.to(dtype), value.to(dtype), factor, weights, sampling, block)
+        value = value.to(dtype)
+        mean = value.mean(0, dtype=torch.float64) if weights is None else weights @ value.double()
+        center = value[(value - mean.to(dtype)).square().sum(1).argmin()].double()
+        size = float(torch.maximum(value.amax(0).double() - center, center - value.amin(0).double()).max())
+        if not (SMALLEST < size < LARGEST or size == 0):
+            raise ValueError(
+                f"v: values {size:g} apart have no squares in floating point; divide them by one number, and multiply rms by it"
+            )
+        return cls(query.to(dtype), key.to(dtype), value, factor, weights, sampling, block, center)
 
     def by_keys(self, q: Tensor, n: Counts, details: bool) -> NodeErrors:
         """Key by key, in float64, a few queries at a time."""
@@ -129,6 +142,8 @@ class _Pool:
         parts = []
         for rows in torch.split(q, max(1, 2**22 // self.keys)):
             scores = rows.double() @ self.k.double().T * self.scale
+            if not bool(torch.isfinite(scores).all()):
+                raise ValueError("q, k, scale: scores are beyond the floating range; make scale smaller")
             part = error_from_nodes(scores, log_weights, self.v, None, n, sampling=self.sampling, details=details)
             parts.append(part)
         return concatenate(parts)
@@ -136,30 +151,41 @@ class _Pool:
     def by_deposit(self, q: Tensor, n: Counts, details: bool) -> NodeErrors:
         """On score grids; in halves where these would take too much memory."""
         grid = deposit.choose_grid(q.dtype, self.sampling)
-        state = deposit.init(len(q), grid, self.v.double().mean(0))
-        largest = 0.0
+        state = deposit.init(len(q), grid, self.center)
         for part, scores in self._blocks(q):
             extent = deposit.reach(state, scores)
+            if not extent.largest < FAR:  # or NaN
+                return self.by_keys(q, n, details)
             if extent.cells > deposit.MAX_CELLS:
                 return self._apart(q, n, details, (deposit.MAX_CELLS - 64) * grid.spacing)
             if extent.cells * state.cells.shape[0] * len(q) > MEMORY and len(q) > 1:
                 return concatenate([self.by_deposit(half, n, details) for half in q.tensor_split(2)])
             weights = None if self.weights is None else self.weights[part]
             state = deposit.update(state, scores, self.v[part], weights, extent=extent)
-            largest = max(largest, extent.largest)
-        errors = deposit.finish(state, n, self.sampling, details=details)
-        rounding = torch.finfo(q.dtype).eps * (1 + largest)  # a score's own rounding, which the softmax exponentiates
-        return replace(errors, accuracy=errors.accuracy + rounding)
+        lost = deposit.lost(state) > LOST
+        if bool(lost.all()):
+            return self.by_keys(q, n, details)
+        errors = deposit.finish(deposit.take(state, (~lost).nonzero()[:, 0]), n, self.sampling, details=details)
+        errors = replace(errors, accuracy=errors.accuracy + self._score_rounding(q))
+        return self._together(q, n, details, lost, errors) if bool(lost.any()) else errors
+
+    def _score_rounding(self, q: Tensor) -> float:
+        """Bound on the rounding of a score, which the softmax exponentiates: eps (1 + |scale q| |k|)."""
+        longest = self.scale * float(q.double().norm(dim=1).max()) * float(self.k.norm(dim=1).max())
+        return torch.finfo(q.dtype).eps * (1 + longest)
+
+    def _together(self, q: Tensor, n: Counts, details: bool, keyed: Tensor, others: NodeErrors | None) -> NodeErrors:
+        """The queries of the mask key by key, joined with the results of the others, each in its place."""
+        rows = torch.cat([keyed.nonzero()[:, 0], (~keyed).nonzero()[:, 0]])
+        parts = [self.by_keys(q[keyed], n, details), *([] if others is None else [others])]
+        return take(concatenate(parts), torch.argsort(rows).cpu().numpy())
 
     def _apart(self, q: Tensor, n: Counts, details: bool, widest: float) -> NodeErrors:
         """Queries whose scores span more than ``widest`` nats go key by key, the others to their grids."""
         ends = torch.stack([torch.stack([scores.amax(1), -scores.amin(1)]) for _, scores in self._blocks(q)])
         wide = ends.amax(0).sum(0) > widest
-        rows = torch.cat([wide.nonzero()[:, 0], (~wide).nonzero()[:, 0]])
-        parts = [self.by_keys(q[wide], n, details)]
-        if not bool(wide.all()):
-            parts.append(self.by_deposit(q[~wide], n, details))
-        return take(concatenate(parts), torch.argsort(rows).cpu().numpy())
+        others = None if bool(wide.all()) else self.by_deposit(q[~wide], n, details)
+        return self._together(q, n, details, wide, others)
 
     def _blocks(self, q: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Slices of ``block`` keys with their scores (m, block)."""
