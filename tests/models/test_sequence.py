@@ -13,6 +13,7 @@ import esscher as es
 from esscher.convergence import deposit
 from esscher.models import sequence
 from esscher.models.layer_state import capture_queries
+from esscher.models.probe_spec import ProbeSpec, kept_ladder
 from esscher.models.sequence import sequence_state
 from tests.models.probe_runs import captured_layers, few_texts, rows_of, source, tiny_model
 
@@ -222,3 +223,11 @@ def test_groups_are_queries_with_the_same_keys() -> None:
     context = sequence.Context(np.array([4, 5, 6]), torch.zeros(1, 3, 2), torch.zeros(1, 3, 2), allowed)
     groups = {tuple(members.tolist()): keys.tolist() for members, keys in sequence._groups(context)}
     assert groups == {(0, 2): [0, 1], (1,): [0, 1, 2]}
+
+
+@pytest.mark.parametrize("keys", [16, 17, 63, 64, 65, 508, 511, 512, 513, 2048, 3000, 16384])
+def test_the_ladder_of_kept_keys_has_every_octave(keys: int) -> None:
+    """A context one key short of a power of two has the octaves of its neighbours."""
+    ladder = kept_ladder(ProbeSpec(), keys)
+    octaves = [16 * 2**i for i in range(20) if 16 * 2**i < 0.7 * keys]
+    assert ladder.tolist() == sorted({*octaves, *(round(f * keys) for f in (0.75, 0.9, 1.0))})

@@ -90,7 +90,7 @@ def kept_ladder(spec: ProbeSpec, keys: int) -> np.ndarray[Any, np.dtype[np.int64
     """For kept keys: those given below the pool's size, or octaves and the last steps; and the pool, where the error is 0."""
     if spec.n is not None:
         return np.unique([*(n for n in spec.n if n < keys), keys])
-    octaves = SMALLEST * 2 ** np.arange(max(int(np.log2(max(keys / SMALLEST, 1))), 0))
+    octaves = SMALLEST * 2 ** np.arange(int(np.ceil(np.log2(max(keys / SMALLEST, 1)))))
     ends = np.array([max(1, round(keys * fraction)) for fraction in FRACTIONS])
     return np.unique(np.concatenate([octaves[octaves < 0.7 * keys], ends]).astype(np.int64))
 
