@@ -45,11 +45,11 @@ def surroundings(folder: Path) -> None:
     (elsewhere / "loop").symlink_to("loop")
 
 
-def tree_hash(folder: Path, *, but: str) -> str:
-    """Hash of names, kinds, modes, links and contents of everything in a folder, except one entry of it."""
+def tree_hash(folder: Path, *, but: str | None = None) -> str:
+    """Hash of names, kinds, modes, links and contents of everything in a folder, except perhaps one entry of it."""
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
-        if path.relative_to(folder).parts[0] == but:
+        if but is not None and path.relative_to(folder).parts[0] == but:
             continue
         about = path.lstat()
         found.update(f"{path.relative_to(folder)} {about.st_mode}\n".encode())

@@ -15,6 +15,7 @@ from esscher.cli.output import (
     Seed,
     Workers,
     check_device,
+    figure_formats,
     log,
     number,
     path_option,
@@ -71,7 +72,7 @@ def converge(
         settings["sweep"] = settings["sweep"] | {"values": _numbers(values)}
     check_device(device)
     spec = ExperimentSpec.model_validate(settings | {"seed": seed, "device": device})
-    formats = [kind for kind in figures.split(",") if kind]
+    formats = figure_formats(figures)
     path = out if out is not None else Path("runs") / f"{name}-{spec.hash[:8]}"
     run = execute(spec, path, workers=workers, dask=dask, progress=terminal())
     rates = run.table("rates")

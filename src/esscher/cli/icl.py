@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
 import pandas as pd
 import typer
 
-from esscher.cli.output import Dask, Json, Seed, Workers, log, number, path_argument, path_option, print_json, print_table
+from esscher.cli.output import (
+    Dask,
+    Json,
+    Seed,
+    Workers,
+    figure_formats,
+    log,
+    number,
+    path_argument,
+    path_option,
+    print_json,
+    print_table,
+)
 from esscher.convergence.spec import parse_ladder
 from esscher.icl.attention import KINDS, Block
 from esscher.icl.concentration import ConcentrationSpec
@@ -102,8 +115,9 @@ def flow(
     """
     fields = {"covariances": covariance.split(), "lengths": parse_ladder(lengths).tolist(), "alpha": alpha}
     spec = FlowSpec.model_validate(fields | {"dim": dim, "noise": noise, "seed": seed})
+    kinds = figure_formats(formats)
     run = _execute(spec, out, workers, dask)
-    files = [run.path / f"flow.{kind}" for kind in formats.split(",") if kind]
+    files = [run.path / f"flow.{kind}" for kind in kinds]
     for file in files:
         save_flow(run.table("final"), noise, file)
     _show(run, {"final": run.table("final")}, as_json, words=("covariance", "model"))
@@ -133,6 +147,8 @@ def show_risk(
         shown = {"trained": tables["trained"], "beside the flow": tables["compared"]}
         _show(None, shown, as_json, words=("covariance", "model", "status"))
         return
+    if not math.isfinite(value):
+        raise ValueError(f"--value: expected a finite number, got {value}")
     rows = []
     for name in covariance.split():
         task = as_task(name, dim, noise)
@@ -190,19 +206,18 @@ def figures(
 
     Example: esscher icl figures --quick --only fig2,fig3 --out figures
     """
-    chosen = choose_figures(only)
-    runs = {}
+    chosen, kinds = choose_figures(only), figure_formats(formats)
+    runs = {} if training is None else {"train": load_run(training)}
+    out.mkdir(parents=True, exist_ok=True)
     for name, spec in specs_for(chosen, quick, seed).items():
-        if name == "train" and training is not None:
-            runs[name] = load_run(training)
+        if name in runs:
             continue
         log(f"{name}: {out / 'runs' / name}")
         runs[name] = execute(spec, out / "runs" / name, workers=workers, dask=dask, progress=terminal())
-    files = [out / f"{figure.name}.{kind}" for figure in chosen for kind in formats.split(",") if kind]
+    files = [out / f"{figure.name}.{kind}" for figure in chosen for kind in kinds]
     for figure in chosen:
-        for kind in formats.split(","):
-            if kind:
-                draw(figure, runs, out / f"{figure.name}.{kind}")
+        for kind in kinds:
+            draw(figure, runs, out / f"{figure.name}.{kind}")
     if as_json:
         print_json({"figures": [str(file) for file in files], "runs": {name: str(run.path) for name, run in runs.items()}})
     for file in files:

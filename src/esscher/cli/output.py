@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from esscher.report.style import FORMATS
 from esscher.runs.printable import printable
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "as_dtype",
     "as_path",
     "check_device",
+    "figure_formats",
     "log",
     "number",
     "path_argument",
@@ -83,6 +85,15 @@ def check_device(name: str) -> str:
     except (RuntimeError, AssertionError) as cause:  # torch's words for a device that is not there
         raise ValueError(f"--device: {name!r} cannot be used here: {cause}") from cause
     return name
+
+
+def figure_formats(text: str) -> list[str]:
+    """Formats of figure files, separated by commas; refused before anything is computed for them."""
+    formats = [kind.strip() for kind in text.split(",") if kind.strip()]
+    unknown = [kind for kind in formats if kind not in FORMATS]
+    if unknown:
+        raise ValueError(f"--figures: expected some of {', '.join(FORMATS)}, got {', '.join(unknown)}")
+    return formats
 
 
 def log(message: str) -> None:

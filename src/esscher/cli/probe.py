@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import pandas as pd
 import typer
 
-from esscher.cli.output import MOST_WORKERS, Dask, Json, log, number, path_option, print_json, print_table
+from esscher.cli.output import MOST_WORKERS, Dask, Json, as_path, log, number, path_option, print_json, print_table
 from esscher.models.probe_spec import KEYS, ProbeSpec
 from esscher.models.source import source_of
 from esscher.report import write_report
@@ -68,7 +68,9 @@ def probe(
     """
     settings: dict[str, Any] = {} if config is None else read_mapping(config)
     corpus = {
-        "text": [os.path.abspath(os.path.expanduser(name)) if name != "-" else name for name in text] if text else None,
+        "text": [os.path.abspath(os.path.expanduser(as_path(name))) if name != "-" else name for name in text]
+        if text
+        else None,
         "dataset": dataset,
         "split": split,
         "field": field,

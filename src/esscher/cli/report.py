@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from esscher.cli.output import Json, log, path_argument, path_option, print_json
+from esscher.cli.output import Json, figure_formats, log, path_argument, path_option, print_json
 from esscher.report.page import write_report
 from esscher.report.run_figures import save_figures
 from esscher.report.style import FORMATS
@@ -36,10 +36,9 @@ def report(
     if show not in ("yes", "no"):
         raise ValueError(f"--open: expected yes or no, got {show!r}")
     loaded = [load_run(path) for path in runs]
-    formats = [kind.strip() for kind in figures.split(",") if kind.strip()]
-    unknown = [kind for kind in formats if kind not in FORMATS]
-    if unknown:
-        raise ValueError(f"--figures: expected some of {', '.join(FORMATS)}, got {', '.join(unknown)}")
+    formats = figure_formats(figures)
+    if formats and figures_out is not None:
+        figures_out.mkdir(parents=True, exist_ok=True)
     page = write_report(loaded, out)
     written: list[Path] = []
     for run in loaded if formats else []:

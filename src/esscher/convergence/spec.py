@@ -128,8 +128,14 @@ class StudentSpec(Plain):
 
 class MixtureSpec(Plain):
     law: Literal["mixture"]
-    weights: tuple[float, ...]
+    weights: Annotated[tuple[float, ...], Field(min_length=1)]
     components: tuple[LawSpec, ...]
+
+    @model_validator(mode="after")
+    def _one_each(self) -> MixtureSpec:
+        if len(self.weights) != len(self.components):
+            raise ValueError(f"weights: expected {len(self.components)} numbers, one per component, got {len(self.weights)}")
+        return self
 
     def build(self, dtype: torch.dtype, device: str) -> Measure:
         return Mixture(list(self.weights), [component.build(dtype, device) for component in self.components])

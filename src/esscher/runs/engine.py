@@ -14,7 +14,7 @@ from typing import Any
 from esscher.runs.cluster import Cluster
 from esscher.runs.errors import Damaged, RunError, RunIncomplete, RunInterrupted, StoreError, resume_command
 from esscher.runs.executor import Executor, InProcess
-from esscher.runs.job import entry_of, find_job, read_spec
+from esscher.runs.job import entry_of, find_job, read_spec, units_of
 from esscher.runs.lock import held
 from esscher.runs.manifest import MANIFEST, Failure, Manifest, Start, Status, now, read_manifest
 from esscher.runs.processes import Processes
@@ -55,6 +55,8 @@ def execute(
     if not isinstance(spec, job.spec):
         raise ValueError(f"spec: job {job.name} expects a {job.spec.__name__}, got a {type(spec).__name__}")
     refuse_foreign(Path(out))
+    if not os.path.lexists(out):
+        units_of(job, spec)  # what leaves no unit is refused before there is a folder
     return _run(Path(out), spec, workers, dask, progress, tries)
 
 
