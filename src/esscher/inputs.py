@@ -108,6 +108,8 @@ def as_counts(value: Any, name: str) -> npt.NDArray[np.int64]:
         raise ValueError(f"{name}: expected a number or a flat list of numbers, got {value!r}") from cause
     if numbers.dtype.kind not in "iuf":
         raise ValueError(f"{name}: expected whole numbers of at least 1, got {value!r}")
+    if numbers.dtype.kind == "f":
+        numbers = numbers.astype(np.float64)  # 2**53 is not a float16
     if numbers.ndim != 1 or numbers.size == 0:
         raise ValueError(f"{name}: expected a number or a flat list of numbers, got shape {numbers.shape}")
     bad = ~np.isfinite(numbers) if numbers.dtype.kind == "f" else np.zeros(numbers.shape, dtype=bool)

@@ -64,7 +64,7 @@ def affine(matrix: Float64[Tensor, "d_out d"], offset: Float64[Tensor, " d_out"]
     mean = matrix @ measure.mean.double() + offset
     cov = matrix @ measure.cov.double() @ matrix.T
     eps = torch.finfo(torch.float64).eps * measure.dim
-    return Pushforward(mean, cov, eps * float(mean.norm()), eps * float(cov.norm()), "closed form")
+    return Pushforward(mean, cov, eps * float(mean.detach().norm()), eps * float(cov.detach().norm()), "closed form")
 
 
 def pooled(outputs: Outputs, pool: Pool) -> Pushforward:
@@ -78,7 +78,8 @@ def pooled(outputs: Outputs, pool: Pool) -> Pushforward:
     mean = weights @ values
     cov = (weights[:, None] * (values - mean)).T @ (values - mean)
     eps = torch.finfo(torch.float64).eps * math.sqrt(pool.size)
-    return Pushforward(mean, cov, eps * float(values.norm(dim=1).max()), eps * float(cov.norm()), "closed form")
+    largest = float(values.detach().norm(dim=1).max())
+    return Pushforward(mean, cov, eps * largest, eps * float(cov.detach().norm()), "closed form")
 
 
 def sampled(outputs: Outputs, measure: Measure, samples: int = SAMPLES) -> Pushforward:
@@ -89,8 +90,8 @@ def sampled(outputs: Outputs, measure: Measure, samples: int = SAMPLES) -> Pushf
     mean = values.mean(dim=0)
     cov = (values - mean).T @ (values - mean) / (samples - 1)
     batch_covs = torch.stack([torch.cov(part.T).reshape(cov.shape) for part in parts])
-    cov_error = float(torch.linalg.vector_norm(batch_covs.std(dim=0))) / math.sqrt(len(parts))
-    return Pushforward(mean, cov, math.sqrt(float(cov.trace()) / samples), cov_error, "sampled")
+    cov_error = float(torch.linalg.vector_norm(batch_covs.detach().std(dim=0))) / math.sqrt(len(parts))
+    return Pushforward(mean, cov, math.sqrt(float(cov.detach().trace()) / samples), cov_error, "sampled")
 
 
 def rotational(head: Head, measure: Rotational, outputs: Outputs) -> Pushforward:
@@ -235,7 +236,7 @@ def _quasi_monte_carlo(outputs: Outputs, measure: Rotational, points: int = 1 <<
         queries = measure.radius * torch.nn.functional.normalize(noise, eps=1e-300)
         if isinstance(measure, Ball):
             queries = queries * torch.from_numpy(uniform[:, :1] ** (1.0 / measure.dim)).to(measure.device)
-        values = outputs(queries)
+        values = outputs(queries).detach()
         means.append(values.mean(dim=0))
         seconds.append(values.T @ values / points)
     mean, second = torch.stack(means).mean(dim=0), torch.stack(seconds).mean(dim=0)

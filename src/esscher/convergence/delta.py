@@ -36,13 +36,14 @@ def delta_covariance(head: Head, measure: Measure, queries: Any) -> Float64[Tens
     )  # near a strip's edge every digit counts
     V = head.V.double()
     try:
-        growth = torch.exp(measure.log_laplace(2 * theta) - 2 * measure.log_laplace(theta))
-        shift = (measure.tilted_mean(2 * theta) - measure.tilted_mean(theta)) @ V.T
-        spread = V @ measure.tilted_cov(2 * theta) @ V.T
+        measure._check_domain(2 * theta)
     except ValueError:
         measure.log_laplace(theta)  # no limit at theta itself: say that instead
         diagonal = torch.full((theta.shape[0], head.dim_out), torch.inf, dtype=torch.float64, device=theta.device)
         return torch.diag_embed(diagonal)
+    growth = torch.exp(measure.log_laplace(2 * theta) - 2 * measure.log_laplace(theta))
+    shift = (measure.tilted_mean(2 * theta) - measure.tilted_mean(theta)) @ V.T
+    spread = V @ measure.tilted_cov(2 * theta) @ V.T
     return growth[:, None, None] * (spread + shift[:, :, None] * shift[:, None, :])
 
 

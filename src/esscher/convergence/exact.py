@@ -33,6 +33,7 @@ CHEBYSHEV = 33  # tilts at which many queries' f1 and f2 are computed, then inte
 INTERPOLATED = 1e-10  # relative accuracy the interpolation must reach
 
 
+@torch.no_grad()
 def exact_curve(
     head: Head,
     measure: Measure,

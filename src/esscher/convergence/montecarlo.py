@@ -40,6 +40,7 @@ class Unit:
     points: Floats | None = None  # (len n, d_query)
 
 
+@torch.no_grad()
 def converge(
     head: Head,
     measure: Measure,
@@ -107,6 +108,7 @@ def converge(
         check = min(most, check + check // 2)
 
 
+@torch.no_grad()
 def converge_unit(made: Plan, repeat: int) -> Unit:
     """One repeat of a plan, the same whoever computes it and when; ``assemble`` makes the curves of them."""
     parts: dict[str, list[Discrepancy]] = {}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from esscher.attention.head import Head
 from esscher.measures.base import Measure
 from esscher.theory.catalogue_average import average_predictions
@@ -15,6 +17,7 @@ from esscher.theory.setting import setting_of
 __all__ = ["predictions"]
 
 
+@torch.no_grad()
 def predictions(head: Head, measure: Measure, *, queries_law: Measure | None = None, radius: Any = None) -> list[Prediction]:
     """Every statement of theory about this head on tokens of this law; ``.applies`` says whether its hypotheses hold.
 

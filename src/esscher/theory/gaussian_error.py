@@ -94,7 +94,7 @@ class _Differentiable(torch.autograd.Function):
 
 def _broadcast(n: Any, s: Any) -> tuple[Floats, Tensor]:
     """Valid counts and standard deviations in float64, expanded to their common shape."""
-    raw = n.detach().cpu().numpy() if isinstance(n, Tensor) else np.asarray(n)
+    raw = np.asarray(n.tolist() if isinstance(n, Tensor) else n)  # bfloat16 has no array
     counts = as_counts(raw.ravel(), "n").astype(np.float64).reshape(raw.shape)
     deviations = as_tensor(s, "s").double()
     bad = (deviations < 0) | (deviations > S_MAX)
