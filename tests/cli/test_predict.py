@@ -124,3 +124,28 @@ def test_cite(capsys: pytest.CaptureFixture[str]) -> None:
     assert out.count("@misc") == 2
     assert "2512.10656" in out
     assert json.loads(run(["cite", "S", "--json"], capsys)[1])["S"].startswith("@misc{boursier")
+
+
+def test_exact_error_does_not_depend_on_the_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    """d = 1, horizon 1, n = 1e9: rare queries carry the mean, and 256 drawn ones gave .0011 to .0036."""
+    asked = ["predict", "--gaussian", "--dim", "1", "--horizon", "1", "--n", "1e9", "--json"]
+    records = [json.loads(run([*asked, "--seed", str(seed)], capsys)[1]) for seed in range(2)]
+    assert records[0]["rms"] == records[1]["rms"] == pytest.approx([0.00187659158], rel=1e-8)
+    assert records[0]["slope"] == pytest.approx([-0.30004993], rel=1e-6)
+    assert records[0]["query_stderr"] == [0.0]
+
+
+def test_drawn_queries_are_named_with_their_error(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["predict", "--cube", "--dim", "2", "--queries", "8", "--n", "10", "--no-figure"]
+    record = json.loads(run([*asked, "--json"], capsys)[1])
+    assert 0 < record["query_stderr"][0] < record["rms"][0]
+    text = run(asked, capsys)[1]
+    assert "+- queries" in text
+    assert "8 queries drawn" in " ".join(text.split())
+
+
+def test_wide_gaussian_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    """e^d is beyond float64: bounds that have it are infinite, and nothing raises."""
+    code, out, _ = run(["predict", "--gaussian", "--dim", "1000", "--n", "100,1e6", "--json"], capsys)
+    assert code == 0
+    assert all(value is not None for value in json.loads(out)["rms"])

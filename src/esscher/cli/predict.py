@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import torch
 import typer
 from pydantic import Field, field_validator
 
@@ -73,7 +72,7 @@ def predict(
     scale: Annotated[float | None, typer.Option(help="Factor on the head's scores, instead of --horizon.")] = None,
     random_head: Annotated[bool, typer.Option("--random-head", help="Random W_q, W_k, W_v instead of A = V = I.")] = False,
     n: Annotated[str | None, typer.Option(help="Token numbers: 1e3:1e12, 1e3:1e12:40 or 100,1000.")] = None,
-    queries: Annotated[int | None, typer.Option(help="Queries drawn from the law.")] = None,
+    queries: Annotated[int | None, typer.Option(help="Queries drawn where their law cannot be integrated.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Relative error to find the tokens needed for.")] = None,
     figure: Annotated[
         Path | None, path_option("--figure", "Figure file (.svg, .pdf, .png); predict.svg when left out, none with --json.")
@@ -128,8 +127,7 @@ def evaluate(spec: PredictSpec, device: str = "cpu") -> tuple[ErrorCurve, list[P
     """The exact curve and all predictions of a spec."""
     measure = spec.law.build(as_dtype(spec.dtype), device)
     head = spec.head.build(measure)
-    x = measure.sample(spec.queries, torch.Generator().manual_seed(spec.seed)).double()
-    curve = exact_curve(head, measure, x, list(spec.n), seed=spec.seed)
+    curve = exact_curve(head, measure, measure, list(spec.n), seed=spec.seed, draws=spec.queries)
     return curve, predictions(head, measure)
 
 
@@ -190,6 +188,7 @@ def _record(spec: PredictSpec, curve: ErrorCurve, found: list[Prediction], neede
         "scale": curve.scale,
         "n": curve.n,
         "rms": curve.rms,
+        "query_stderr": curve.query_stderr,
         "relative": curve.relative,
         "q95": curve.q95,
         "slope": curve.slope,
@@ -219,11 +218,13 @@ def _show(spec: PredictSpec, curve: ErrorCurve, found: list[Prediction], needed:
     q95 = curve.q95 if curve.q95 is not None else np.full(curve.n.size, np.nan)
     tokens = curve.effective_tokens if curve.effective_tokens is not None else np.full(curve.n.size, np.nan)
     print_table(
-        f"{curve.origin} ({spec.queries} queries from the law, seed {spec.seed})",
-        ["n", "rms", "relative", "q95", "slope", "effective tokens"],
+        f"{curve.origin}; relative accuracy {curve.accuracy:.0e}",
+        ["n", "rms", "+- queries", "relative", "q95", "slope", "effective tokens"],
         [
-            [f"{n:.6g}", number(r, ".5g"), number(e), number(q, ".5g"), number(s, "+.3f"), number(t)]
-            for n, r, e, q, s, t in zip(curve.n, curve.rms, curve.relative, q95, slope, tokens, strict=True)
+            [f"{n:.6g}", number(r, ".5g"), number(u, ".2g"), number(e), number(q, ".5g"), number(s, "+.3f"), number(t)]
+            for n, r, u, e, q, s, t in zip(
+                curve.n, curve.rms, curve.query_stderr, curve.relative, q95, slope, tokens, strict=True
+            )
         ],
         left=0,
     )

@@ -34,6 +34,8 @@ class ErrorCurve:
 
     ``rms``: root of the mean over queries (or repeats) of the squared error; ``relative``: rms / ``scale``, where
     ``scale`` is the root mean square norm of the limit; ``stderr``: standard error of ``rms``, 0 where exact;
+    ``query_stderr``: standard error of ``rms`` from drawing the queries of a law, 0 where they are given or their law is
+    integrated; ``accuracy`` is the other error of an exact curve, that of the numbers at each query;
     ``kind``: "exact", "pool" (exact on a stated finite pool) or "montecarlo".
     """
 
@@ -43,6 +45,7 @@ class ErrorCurve:
     metric: str = "l2"
     scale: float = float("nan")
     stderr: Floats = field(default_factory=lambda: np.zeros(0))
+    query_stderr: Floats = field(default_factory=lambda: np.zeros(0))
     q95: Floats | None = None  # 95 % quantile over queries (exact) or repeats (Monte Carlo) of the error's norm
     slope: Floats | None = None  # d log rms / d log n at each n, analytic; None where unknown
     effective_tokens: Floats | None = None  # 1 / E sum_j p_j^2, averaged over queries before inversion
@@ -55,7 +58,9 @@ class ErrorCurve:
     def __post_init__(self) -> None:
         if self.stderr.size == 0:
             object.__setattr__(self, "stderr", np.zeros_like(self.rms))
-        assert self.n.shape == self.rms.shape == self.stderr.shape
+        if self.query_stderr.size == 0:
+            object.__setattr__(self, "query_stderr", np.zeros_like(self.rms))
+        assert self.n.shape == self.rms.shape == self.stderr.shape == self.query_stderr.shape
 
     @classmethod
     def from_queries(
@@ -67,20 +72,22 @@ class ErrorCurve:
         kind: str,
         origin: str,
         accuracy: float = 0.0,
+        weights: Floats | None = None,
     ) -> ErrorCurve:
-        """The curve over all queries from each query's exact errors (and their derivative in log n)."""
-        mse = queries.mse.mean(axis=0)
+        """The curve over all queries from each query's exact errors (and their derivative in log n), alike or weighted."""
+        share = np.full(len(queries.mse), 1.0 / len(queries.mse)) if weights is None else weights
+        mse = queries.mse.mean(axis=0) if weights is None else share @ queries.mse
         with np.errstate(divide="ignore", invalid="ignore"):  # an error of exactly 0 has no slope
-            slope = 0.5 * dmse_dlogn.mean(axis=0) / mse
+            slope = 0.5 * (dmse_dlogn.mean(axis=0) if weights is None else share @ dmse_dlogn) / mse
         return cls(
             n=n,
             rms=np.sqrt(mse),
             kind=kind,
-            scale=float(np.sqrt((queries.limit**2).sum(axis=1).mean())),
-            q95=np.sqrt(np.quantile(queries.mse, 0.95, axis=0)),
+            scale=float(np.sqrt(share @ (queries.limit**2).sum(axis=1))),
+            q95=np.sqrt(np.quantile(queries.mse, 0.95, axis=0)) if weights is None else None,
             slope=slope,
-            effective_tokens=1.0 / queries.sum_p2.mean(axis=0),
-            delta=float(queries.delta.mean()),
+            effective_tokens=1.0 / (share @ queries.sum_p2),
+            delta=float(share[share > 0] @ queries.delta[share > 0]),
             accuracy=accuracy,
             origin=origin,
             queries=queries,
@@ -144,7 +151,8 @@ class ErrorCurve:
         once = np.delete(order, again + 1)
         slope = None if self.slope is None else self.slope[once]
         kept = replace(self, q95=None, effective_tokens=None, queries=None, samples=None)
-        return replace(kept, n=self.n[once], rms=self.rms[once], stderr=self.stderr[once], slope=slope)
+        kept = replace(kept, n=self.n[once], rms=self.rms[once], stderr=self.stderr[once], query_stderr=self.query_stderr[once])
+        return replace(kept, slope=slope)
 
     def to_frame(self) -> pd.DataFrame:
         """Tidy table: metric kind n rms relative stderr q95."""

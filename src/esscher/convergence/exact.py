@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +17,9 @@ from esscher.convergence.curve import ErrorCurve, QueryErrors
 from esscher.convergence.delta import delta_covariance
 from esscher.convergence.disintegration import cosine_nodes, disintegrate, is_line
 from esscher.convergence.functionals import concatenate, error_from_nodes
+from esscher.convergence.gaussian_queries import gaussian_queries_curve
 from esscher.convergence.pool_error import exact_pool_curve
+from esscher.convergence.query_law import drawn, integrated, query_rows
 from esscher.inputs import as_count, as_counts, as_tensor
 from esscher.measures.base import Measure
 from esscher.measures.gaussian import Gaussian
@@ -30,6 +33,7 @@ Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
 CHEBYSHEV = 33  # tilts at which many queries' f1 and f2 are computed, then interpolated in between
+DELTA_BLOCK = 1 << 25  # numbers of covariances held at once
 INTERPOLATED = 1e-10  # relative accuracy the interpolation must reach
 
 
@@ -43,8 +47,9 @@ def exact_curve(
     details: bool = False,
     pool_size: int = 1 << 15,
     seed: int = 0,
+    draws: int = 256,
 ) -> ErrorCurve:
-    """E||Gamma_n - Gamma||^2 at each n, averaged over the rows of ``queries``: ``.rms`` is its root.
+    """E||Gamma_n - Gamma||^2 at each n, averaged over ``queries``, rows or a law: ``.rms`` is its root.
 
     With e = exp<theta, y>, c = V y + v0 - Gamma and phi(t) = E exp(-te),
 
@@ -54,12 +59,57 @@ def exact_curve(
     of these: one-dimensional quadrature along each query's tilt. Any other law: exactly for a stated pool of ``pool_size``
     tokens drawn from it with ``seed``, and then ``kind`` is "pool". Per-query values are in ``.queries``; ``details`` adds each
     query's bias and, for Gaussian tokens and those on the sphere and in the ball, the covariance of its error.
+
+    ``queries`` may be a measure. Its law is integrated for Gaussian queries on Gaussian tokens, rotation-invariant queries on
+    rotation-invariant tokens where A is a multiple of an orthogonal matrix, pools, small Rademacher cubes and intervals; of
+    any other ``draws`` queries are drawn with ``seed``, and ``.query_stderr`` says what that leaves uncertain.
     """
     head.check_measure(measure)
+    counts, size = as_counts(n, "n"), as_count(pool_size, "pool_size")
+
+    def over(head: Head, x: Tensor, weights: Floats | None = None) -> ErrorCurve:
+        return _over_rows(head, measure, x, counts, details, size, seed, weights)
+
+    if isinstance(queries, Measure):
+        if details:
+            raise ValueError("details: expected queries as rows, got a law of queries; draw rows with queries.sample(m)")
+        return _over_law(head, measure, queries, counts, over, as_count(draws, "draws"), seed)
     x = as_tensor(queries, "queries", ndim=2, last=head.dim_query).double().to(measure.device)
     if x.shape[0] == 0:
         raise ValueError("queries: expected at least one row, got none")
-    counts = as_counts(n, "n")
+    return over(head, x)
+
+
+def _over_law(
+    head: Head,
+    measure: Measure,
+    queries: Measure,
+    n: Counts,
+    over: Callable[..., ErrorCurve],
+    draws: int,
+    seed: int,
+) -> ErrorCurve:
+    if queries.dim != head.dim_query:
+        raise ValueError(f"queries: expected a law of dimension {head.dim_query}, the head's queries, got {queries.dim}")
+    if isinstance(measure, Gaussian) and isinstance(queries, Gaussian):
+        return gaussian_queries_curve(head, measure, queries, n)
+    rows = query_rows(head, measure, queries)
+    if rows is not None:
+        return integrated(over(rows.head, rows.x.to(measure.device), rows.weights), rows)
+    x = queries.sample(draws, torch.Generator().manual_seed(seed)).double().to(measure.device)
+    return drawn(over(head, x), seed)
+
+
+def _over_rows(
+    head: Head,
+    measure: Measure,
+    x: Tensor,
+    counts: Counts,
+    details: bool,
+    pool_size: int,
+    seed: int,
+    weights: Floats | None,
+) -> ErrorCurve:
     measure.log_laplace(head.tilt(x))  # outside its strip a law has no limit: refuse before any work
     if isinstance(measure, Gaussian):
         errors, slopes, accuracy = _gaussian(head, measure, x, counts).result(head, measure, x, details)
@@ -74,8 +124,8 @@ def exact_curve(
         errors, slopes, accuracy = _along_tilts(head, measure, x, counts, details)
         origin = f"exact, {type(measure).__name__} tokens: quadrature along each query's tilt"
     else:
-        return _through_pool(head, measure, x, counts, details, as_count(pool_size, "pool_size"), seed)
-    return ErrorCurve.from_queries(counts, errors, slopes, kind="exact", accuracy=accuracy, origin=origin)
+        return _through_pool(head, measure, x, counts, details, pool_size, seed)
+    return ErrorCurve.from_queries(counts, errors, slopes, kind="exact", accuracy=accuracy, origin=origin, weights=weights)
 
 
 Result = tuple[QueryErrors, Floats, float]  # errors, d MSE / d log n, relative accuracy
@@ -217,5 +267,7 @@ def _through_pool(head: Head, measure: Measure, x: Tensor, n: Counts, details: b
 
 
 def _delta_trace(head: Head, measure: Measure, x: Tensor) -> Floats:
-    trace: Floats = delta_covariance(head, measure, x).diagonal(dim1=-2, dim2=-1).sum(-1).cpu().numpy()
+    block = max(1, DELTA_BLOCK // head.dim**2)  # a covariance for each query
+    parts = [delta_covariance(head, measure, x[i : i + block]) for i in range(0, x.shape[0], block)]
+    trace: Floats = torch.cat([part.diagonal(dim1=-2, dim2=-1).sum(-1) for part in parts]).cpu().numpy()
     return trace

@@ -30,7 +30,6 @@ __all__ = ["CONVERGE", "ExperimentSpec", "preset_names", "read_preset"]
 
 REPEATS_PER_UNIT = 10  # repeats a unit of work does; seeds do not depend on it
 MOST_REPEATS = 1_000_000
-EXACT_QUERIES = 256
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 MOMENTS = ("mean", "cov", "cov_op")
 
@@ -185,7 +184,7 @@ def consolidate(spec: ExperimentSpec, shards: Sequence[Shard]) -> dict[str, Any]
         curves = curves_of(spec, point, errors[errors["point"] == point])
         exact = exact_of(spec, point) if "l2" in spec.metrics and not spec.query_inside else None
         for curve in [*curves.values(), *([] if exact is None else [exact])]:
-            curve_rows.append(curve.to_frame().assign(**identity))
+            curve_rows.append(curve.to_frame().assign(query_stderr=curve.query_stderr, **identity))
         for metric, curve in curves.items():
             rate_rows.append(identity | rate_row(spec, point, metric, curve, exact if metric == "l2" else None))
     tables: dict[str, Any] = {"rates": pd.DataFrame(rate_rows)}
@@ -211,8 +210,7 @@ def curves_of(spec: ExperimentSpec, point: int, errors: pd.DataFrame) -> dict[st
 
 def exact_of(spec: ExperimentSpec, point: int) -> ErrorCurve:
     measure, head = setting(spec, point)
-    queries = measure.sample(EXACT_QUERIES, torch.Generator().manual_seed(spec.seed)).double()
-    return exact_curve(head, measure, queries, list(spec.n))
+    return exact_curve(head, measure, measure, list(spec.n), seed=spec.seed)
 
 
 def rate_row(spec: ExperimentSpec, point: int, metric: str, curve: ErrorCurve, exact: ErrorCurve | None) -> dict[str, Any]:

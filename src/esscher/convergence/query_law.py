@@ -1,0 +1,119 @@
+"""A law of queries for an exact curve: as weighted rows where that is exact, drawn with its standard error where it is not."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.special import roots_jacobi
+from torch import Tensor
+
+from esscher.attention.head import Head
+from esscher.convergence.curve import ErrorCurve
+from esscher.measures.base import Measure
+from esscher.measures.gaussian import Gaussian
+from esscher.measures.pool import Pool
+from esscher.measures.product import Cube, Rademacher
+from esscher.measures.spectrum import product
+from esscher.measures.sphere import Ball, Rotational, Sphere
+
+__all__ = ["QueryRows", "drawn", "integrated", "query_rows"]
+
+Floats = npt.NDArray[np.float64]
+
+CORNERS = 6  # Rademacher laws up to this dimension are listed corner by corner
+RADII = 24  # nodes of a radius
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class QueryRows:
+    """Queries and weights whose weighted mean error is the law's, for a head ``head`` with the same mean error.
+
+    ``quantile``: the last row, of weight 0, is a query whose error is the 95 % quantile.
+    """
+
+    head: Head
+    x: Tensor
+    weights: Floats | None
+    quantile: bool
+
+
+def query_rows(head: Head, measure: Measure, queries: Measure) -> QueryRows | None:
+    """The law of queries as finitely many rows, where that is exact; None where it is not.
+
+    Pools of equal weights and small Rademacher cubes: their points. Tokens and queries both rotation-invariant and A a
+    multiple of an orthogonal matrix: the error depends on |x| and on |V u|^2, u uniform and independent of |x|, so V may be
+    replaced by |V|_F I / sqrt(d) and the direction by any; the radius has a Gauss-Jacobi rule. A uniform law on the line is a
+    ball.
+    """
+    if isinstance(queries, Pool) and queries.weights is None:
+        return QueryRows(head, queries.tokens.double(), None, False)
+    if isinstance(queries, Rademacher) and queries.dim <= CORNERS:
+        ends = torch.tensor([-queries.scale, queries.scale], dtype=torch.float64, device=queries.device)
+        return QueryRows(head, torch.cartesian_prod(*queries.dim * [ends]).reshape(-1, queries.dim), None, False)
+    if isinstance(queries, Cube) and queries.dim == 1:
+        queries = Ball(1, queries.half_width, device=queries.device)
+    line = measure.dim == queries.dim == 1 and _even(measure) and head.tilt_bias is None
+    if not isinstance(queries, Rotational) or not (line or _turns_alike(head, measure)):
+        return None
+    radii, weights = _radii(queries)
+    first = torch.eye(1, queries.dim, dtype=torch.float64, device=queries.device)
+    quantile = queries.radius * (LEVEL ** (1.0 / queries.dim) if isinstance(queries, Ball) else 1.0)
+    size = float(head.V.double().norm()) / math.sqrt(head.dim)
+    V = size * torch.eye(head.dim, dtype=torch.float64, device=measure.device)
+    gram = product(head.V.double().T, head.V.double())
+    alike = bool(torch.allclose(gram, size**2 * torch.eye(head.dim).to(gram), rtol=0, atol=1e-12 * size**2))
+    rows = torch.from_numpy(np.append(radii, quantile))[:, None].to(first) * first
+    even = Head(head.A, V) if not line else head
+    return QueryRows(even, rows, np.append(weights, 0.0), alike)
+
+
+def _even(measure: Measure) -> bool:
+    return isinstance(measure, Rotational | Cube | Rademacher) or (
+        isinstance(measure, Gaussian) and not bool(measure.mean.any())
+    )
+
+
+def _turns_alike(head: Head, measure: Measure) -> bool:
+    """The law of the tokens is rotation-invariant, A is a multiple of an orthogonal matrix, and there are no biases."""
+    if not isinstance(measure, Rotational) or head.tilt_bias is not None or head.value_bias is not None:
+        return False
+    A = head.A.double()
+    if A.shape[0] != A.shape[1]:
+        return False
+    gram = product(A.T, A)
+    size = float(gram.diagonal().mean())
+    return bool(torch.allclose(gram, size * torch.eye(A.shape[0]).to(gram), rtol=0, atol=1e-13 * size))
+
+
+def _radii(queries: Rotational) -> tuple[Floats, Floats]:
+    """Nodes and weights of |x|: one on the sphere, density d r^{d-1} in the ball."""
+    if isinstance(queries, Sphere):
+        return np.array([queries.radius]), np.ones(1)
+    nodes, weights = roots_jacobi(RADII, 0.0, queries.dim - 1.0)
+    return queries.radius * 0.5 * (nodes + 1.0), weights / weights.sum()
+
+
+def integrated(curve: ErrorCurve, rows: QueryRows) -> ErrorCurve:
+    """The curve of ``QueryRows`` with its quantile; nodes of a rule are not queries and are left out."""
+    origin = f"{curve.origin}; the law of queries integrated"
+    if rows.weights is None:
+        return replace(curve, origin=origin)
+    assert curve.queries is not None
+    return replace(curve, q95=np.sqrt(curve.queries.mse[-1]) if rows.quantile else None, queries=None, origin=origin)
+
+
+def drawn(curve: ErrorCurve, seed: int) -> ErrorCurve:
+    """A curve over queries drawn from their law, with the standard error that drawing them leaves in rms."""
+    assert curve.queries is not None
+    mse = curve.queries.mse
+    count = len(mse)
+    with np.errstate(divide="ignore", invalid="ignore"):  # an error of exactly 0 has no relative spread
+        spread = mse.std(axis=0, ddof=1) if count > 1 else np.full(curve.n.size, np.nan)
+        stderr = np.where(spread == 0, 0.0, spread / math.sqrt(count) / (2.0 * curve.rms))
+    origin = f"{curve.origin}; mean over {count} queries drawn from their law (seed {seed})"
+    return replace(curve, query_stderr=stderr, origin=origin)

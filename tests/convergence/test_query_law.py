@@ -1,0 +1,152 @@
+"""Exact curves over a law of queries: against quadrature, known densities, and many drawn queries."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, stats
+
+import esscher as es
+from esscher.convergence.gaussian_queries import _frozen
+from esscher.convergence.score_law import score_law
+from esscher.theory.gaussian_error import gaussian_error
+
+
+def eye(d: int, scale: float = 1.0) -> torch.Tensor:
+    return scale * torch.eye(d, dtype=torch.float64)
+
+
+def isotropic_rms(d: int, horizon: float, n: int) -> float:
+    """By adaptive quadrature over s / h ~ chi_d, panel by panel."""
+
+    def density(s: float) -> float:
+        f1, f2 = gaussian_error(n, horizon * s)
+        return float(stats.chi.pdf(s, d)) * (float(f1) + (d - 1) * float(f2))
+
+    ends = np.linspace(0.0, math.sqrt(d) + 14.0, 40)
+    parts = [integrate.quad(density, a, b, epsabs=0, epsrel=1e-10)[0] for a, b in itertools.pairwise(ends)]
+    return math.sqrt(sum(parts))
+
+
+@pytest.mark.parametrize(("d", "horizon", "n"), [(1, 1.0, 10**9), (1, 0.5, 10**15), (3, 1.5, 10**6), (50, 0.3, 10**4)])
+def test_isotropic_gaussian_queries_against_quadrature(d: int, horizon: float, n: int) -> None:
+    law = es.Gaussian(eye(d))
+    curve = es.exact_curve(es.Head(eye(d, horizon), eye(d)), law, law, [n])
+    assert curve.rms[0] == pytest.approx(isotropic_rms(d, horizon, n), rel=1e-10)
+    assert curve.accuracy <= 1e-10
+    assert curve.query_stderr[0] == 0.0
+
+
+def test_slope_over_gaussian_queries() -> None:
+    """The slope against the logarithmic difference quotient of the integrated curve itself."""
+    law, n = es.Gaussian([[1.0]]), 10**9
+    near = [n - 10**5, n, n + 10**5]
+    curve = es.exact_curve(es.Head([[1.0]], [[1.0]]), law, law, near)
+    quotient = math.log(curve.rms[2] / curve.rms[0]) / math.log(near[2] / near[0])
+    assert curve.slope is not None
+    assert curve.slope[1] == pytest.approx(quotient, rel=1e-6)
+
+
+@pytest.mark.parametrize("d", [1, 2, 5, 50, 500])
+def test_score_law_is_chi_square(d: int) -> None:
+    """Relative accuracy of the density from one tail to the other."""
+    law, trace, alike = score_law(es.Head(eye(d), eye(d)), es.Gaussian(eye(d)), es.Gaussian(eye(d)))
+    t = np.append(stats.chi2.ppf([1e-12, 1e-3, 0.5, 0.999], d), stats.chi2.isf(1e-40, d))
+    log_scale, one, form = law.densities(t)
+    assert alike
+    assert trace == pytest.approx(d)
+    np.testing.assert_allclose(np.log(one) + log_scale, stats.chi2.logpdf(t, d), rtol=0, atol=1e-11)
+    np.testing.assert_allclose(form, one * t, rtol=1e-11)
+
+
+@pytest.mark.parametrize("mean", [0.1, 2.3, 30.0])
+def test_score_law_is_noncentral_chi_square(mean: float) -> None:
+    offset = torch.tensor([mean, 0.0, 0.0], dtype=torch.float64)
+    law, _, _ = score_law(es.Head(eye(3), eye(3)), es.Gaussian(eye(3)), es.Gaussian(eye(3), offset))
+    t = (mean + np.array([-0.05, 0.5, 2.0, 8.0])) ** 2
+    log_scale, one, form = law.densities(t)
+    np.testing.assert_allclose(np.log(one) + log_scale, stats.ncx2.logpdf(t, 3, mean**2), rtol=0, atol=1e-9)
+    np.testing.assert_allclose(form, one * t, rtol=1e-9)
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_any_head_and_gaussian_queries_against_drawn_ones(centred: bool, generator: torch.Generator) -> None:
+    """A not square, V not square, singular queries, means and biases; 4000 queries, 5 standard errors (1e-6 false alarms)."""
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+    root, narrow = 0.5 * noise(4, 4), noise(3, 2)
+    law = es.Gaussian(root @ root.T, noise(4))
+    queries = es.Gaussian(narrow @ narrow.T, None if centred else noise(3))
+    head = es.Head(0.4 * noise(4, 3), noise(2, 4), None if centred else 0.3 * noise(4), noise(2))
+    n = [1, 10, 1000]
+    found = es.exact_curve(head, law, queries, n)
+    drawn = es.exact_curve(head, law, queries.sample(4000, generator), n)
+    assert drawn.queries is not None
+    error = drawn.queries.mse.std(axis=0) / math.sqrt(4000)
+    assert (np.abs(found.rms**2 - drawn.rms**2) < 5 * error).all()
+    assert found.accuracy <= 1e-10
+    assert found.scale == pytest.approx(drawn.scale, rel=0.05)
+    np.testing.assert_allclose(found.slope, drawn.slope, atol=0.02)
+    np.testing.assert_allclose(found.effective_tokens, drawn.effective_tokens, rtol=0.1)
+
+
+def test_quantile_and_delta_of_gaussian_queries() -> None:
+    """d = 1: the 95 % quantile of |g|; E exp(s^2)(1 + s^2) at horizon h is (1 - 2h^2)^(-1/2) (1 + h^2/(1 - 2h^2))."""
+    h, law = 0.5, es.Gaussian([[1.0]])
+    curve = es.exact_curve(es.Head([[h]], [[1.0]]), law, law, [1000])
+    f1, _ = gaussian_error(1000, h * stats.norm.ppf(0.975))
+    assert curve.q95 is not None
+    assert curve.q95[0] == pytest.approx(math.sqrt(f1), rel=1e-6)
+    assert curve.delta == pytest.approx((1 - 2 * h**2) ** -0.5 * (1 + h**2 / (1 - 2 * h**2)), rel=1e-12)
+    assert es.exact_curve(es.Head([[1.0]], [[1.0]]), law, law, [10]).delta == math.inf
+
+
+def test_errors_beyond_the_largest_score_deviation() -> None:
+    """n = 1: 1 + s^2 and 1. n = 2: the softmax of two scores is logistic in sqrt(2) s g."""
+    s = np.array([150.0, 1e4])
+    f1, f2, _, _ = _frozen(s, np.array([1, 2]))
+    np.testing.assert_allclose(f1[:, 0], 1 + s**2, rtol=1e-10)
+    np.testing.assert_allclose(f2[:, 0], 1.0, rtol=1e-10)
+    for i, size in enumerate(s):
+        scale = math.sqrt(2.0) * size
+        across = integrate.quad(lambda x, c=scale: stats.norm.pdf(x / c) / c / (2 * math.cosh(x / 2) ** 2), -80, 80)[0]
+        assert f2[i, 1] == pytest.approx(1 - across, rel=1e-8)
+
+
+@pytest.mark.parametrize("make", [es.Sphere, es.Ball])
+def test_rotation_invariant_queries_against_drawn_ones(make: type[es.Sphere] | type[es.Ball]) -> None:
+    """An orthogonal A and any V; 4000 queries, 5 standard errors."""
+    law = make(3, 2.0)
+    turn = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))).Q
+    head = es.Head(1.3 * turn, torch.tensor([[1.0, 0.2, 0.0], [0.0, 0.5, 2.0]], dtype=torch.float64))
+    found = es.exact_curve(head, law, law, [5, 1000])
+    drawn = es.exact_curve(head, law, law.sample(4000, torch.Generator().manual_seed(0)), [5, 1000])
+    assert drawn.queries is not None
+    error = drawn.queries.mse.std(axis=0) / math.sqrt(4000)
+    assert (np.abs(found.rms**2 - drawn.rms**2) < 5 * error).all()
+    assert (found.query_stderr == 0).all()
+
+
+def test_drawn_queries_tell_their_error() -> None:
+    """Ten seeds of 24 queries of a mixture spread as much as the standard error says, within a factor of two."""
+    law = es.Mixture([0.7, 0.3], [es.Gaussian([[1.0]]), es.Gaussian([[0.2]], [1.0])])
+    curves = [es.exact_curve(es.Head([[0.5]], [[1.0]]), law, law, [100], seed=seed, draws=24) for seed in range(10)]
+    spread = np.std([curve.rms[0] for curve in curves], ddof=1)
+    told = np.mean([curve.query_stderr[0] for curve in curves])
+    assert 0.5 < spread / told < 2.0
+    assert "24 queries drawn" in curves[0].origin
+
+
+def test_a_law_of_queries_must_fit() -> None:
+    law = es.Gaussian(eye(2))
+    head = es.Head(eye(2), eye(2))
+    with pytest.raises(ValueError, match="expected a law of dimension 2"):
+        es.exact_curve(head, law, es.Sphere(3), [10])
+    with pytest.raises(ValueError, match="details: expected queries as rows"):
+        es.exact_curve(head, law, law, [10], details=True)
