@@ -98,7 +98,6 @@ REFUSED = [
         for name in ("size", "horizon", "scale")
         for value in ("0", "-1", "nan", "inf", "1e400", "x")
     ],
-
     *[
         f"{PREDICT} --n {n}"
         for n in ("1:10:99999999999999", "1:10:1e300", "10:1", "1:2:3:4", "''", "nan", "1e400", "1:inf", "0")

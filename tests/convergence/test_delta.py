@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import esscher as es
+from esscher.convergence import delta
 from tests.measures.table import LAWS, Law
 
 
@@ -75,6 +76,7 @@ def test_infinite_where_the_squared_weight_has_no_mean() -> None:
     head = es.Head([[1.0]], [[1.0]])
     assert math.isinf(float(es.delta_covariance(head, es.Laplace(1), [[0.7]])[0, 0, 0]))
     assert math.isfinite(float(es.delta_covariance(head, es.Laplace(1), [[0.4]])[0, 0, 0]))
+    assert math.isinf(float(delta.delta_trace(head, es.Laplace(1), [[0.7]])[0]))
     with pytest.raises(ValueError, match="has a limit only where"):
         es.delta_covariance(head, es.Laplace(1), [[1.2]])
 
@@ -151,3 +153,17 @@ def test_curve_reports_the_delta_constant() -> None:
     assert curve.delta is not None
     assert math.sqrt(curve.delta / 1e9) == pytest.approx(float(curve.rms[0]), rel=1e-6)
     assert np.isfinite(curve.delta)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
+def test_the_trace_needs_no_covariance(law: Law, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one block and in a block a query."""
+    measure = law.make()
+    generator = torch.Generator().manual_seed(3)
+    V = torch.randn(3, measure.dim, dtype=torch.float64, generator=generator)
+    head = es.Head(0.1 * law.tilt * torch.eye(measure.dim, dtype=torch.float64), V)
+    x = 0.3 * torch.randn(7, measure.dim, dtype=torch.float64, generator=generator)
+    expected = es.delta_covariance(head, measure, x).diagonal(dim1=-2, dim2=-1).sum(-1)
+    torch.testing.assert_close(delta.delta_trace(head, measure, x), expected, rtol=1e-12, atol=0)
+    monkeypatch.setattr(delta, "BLOCK", 1)
+    torch.testing.assert_close(delta.delta_trace(head, measure, x), expected, rtol=1e-12, atol=0)

@@ -15,7 +15,7 @@ from esscher.attention.softmax import attention_inputs
 from esscher.inputs import as_positive, as_tensor
 from esscher.measures.base import Measure
 
-__all__ = ["ConfidenceRegion", "confidence_region", "delta_covariance"]
+__all__ = ["ConfidenceRegion", "confidence_region", "delta_covariance", "delta_trace"]
 
 BLOCK = 1 << 21  # scores held at once
 ROUNDING = 1e-14  # of the values' size: lengths below it are none
@@ -45,6 +45,27 @@ def delta_covariance(head: Head, measure: Measure, queries: Any) -> Float64[Tens
     shift = (measure.tilted_mean(2 * theta) - measure.tilted_mean(theta)) @ V.T
     spread = V @ measure.tilted_cov(2 * theta) @ V.T
     return growth[:, None, None] * (spread + shift[:, :, None] * shift[:, None, :])
+
+
+def delta_trace(head: Head, measure: Measure, queries: Any) -> Float64[Tensor, " m"]:
+    """tr C(x), to which n * MSE tends, without C: tr(V Cov V^T) is the sum over entries of V^T V times Cov, d^2 work a query.
+
+    Queries go by in blocks, so that memory stays flat in any dimension; infinite where delta_covariance is.
+    """
+    head.check_measure(measure)
+    theta = head.tilt(as_tensor(queries, "queries", ndim=2, last=head.dim_query).double())
+    V = head.V.double()
+    gram = V.T @ V
+    traces = []
+    try:
+        for rows in torch.split(theta, max(1, BLOCK // measure.dim**2)):
+            growth = torch.exp(measure.log_laplace(2 * rows) - 2 * measure.log_laplace(rows))
+            shift = (measure.tilted_mean(2 * rows) - measure.tilted_mean(rows)) @ V.T
+            traces.append(growth * (torch.einsum("ij,mij->m", gram, measure.tilted_cov(2 * rows)) + shift.square().sum(-1)))
+    except ValueError:
+        measure.log_laplace(theta)  # no limit at theta itself: say that instead
+        return torch.full((theta.shape[0],), torch.inf, dtype=torch.float64, device=theta.device)
+    return torch.cat(traces)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from esscher.attention.head import Head
 from esscher.attention.limit import limit
 from esscher.convergence.curve import ErrorCurve, QueryErrors
-from esscher.convergence.delta import delta_covariance
+from esscher.convergence.delta import delta_trace
 from esscher.convergence.disintegration import cosine_nodes, disintegrate, is_line
 from esscher.convergence.functionals import concatenate, error_from_nodes
 from esscher.convergence.gaussian_queries import gaussian_queries_curve
@@ -33,7 +33,6 @@ Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
 CHEBYSHEV = 33  # tilts at which many queries' f1 and f2 are computed, then interpolated in between
-DELTA_BLOCK = 1 << 25  # numbers of covariances held at once
 INTERPOLATED = 1e-10  # relative accuracy the interpolation must reach
 
 
@@ -267,7 +266,5 @@ def _through_pool(head: Head, measure: Measure, x: Tensor, n: Counts, details: b
 
 
 def _delta_trace(head: Head, measure: Measure, x: Tensor) -> Floats:
-    block = max(1, DELTA_BLOCK // head.dim**2)  # a covariance for each query
-    parts = [delta_covariance(head, measure, x[i : i + block]) for i in range(0, x.shape[0], block)]
-    trace: Floats = torch.cat([part.diagonal(dim1=-2, dim2=-1).sum(-1) for part in parts]).cpu().numpy()
+    trace: Floats = delta_trace(head, measure, x).cpu().numpy()
     return trace
