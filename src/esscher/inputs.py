@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["as_count", "as_counts", "as_positive", "as_tensor", "finite_result"]
+__all__ = ["as_count", "as_counts", "as_positive", "as_tensor", "finite_result", "is_finite"]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -31,7 +31,7 @@ def as_tensor(value: Any, name: str, *, ndim: int | None = None, last: int | Non
         raise ValueError(f"{name}: expected {ndim} axes, got {tensor.ndim} (shape {tuple(tensor.shape)})")
     if last is not None and (tensor.ndim == 0 or tensor.shape[-1] != last):
         raise ValueError(f"{name}: expected rows of length {last}, got shape {tuple(tensor.shape)}")
-    if not _is_finite(tensor):
+    if not is_finite(tensor):
         bad = int((~torch.isfinite(tensor)).sum())
         raise ValueError(f"{name}: expected finite numbers, got {bad} NaN or infinite out of {tensor.numel()}")
     return tensor
@@ -64,7 +64,7 @@ def _from_array(array: npt.NDArray[Any], name: str) -> Tensor:
 
 def finite_result(result: Tensor, name: str, remedy: str) -> Tensor:
     """A computed tensor as it is, or a ValueError when it left the floating range on the way: a result is never NaN."""
-    if _is_finite(result):
+    if is_finite(result):
         return result
     bad = int((~torch.isfinite(result)).sum())
     raise ValueError(
@@ -72,7 +72,7 @@ def finite_result(result: Tensor, name: str, remedy: str) -> Tensor:
     )
 
 
-def _is_finite(tensor: Tensor) -> bool:
+def is_finite(tensor: Tensor) -> bool:
     """One pass without a temporary the size of the tensor; NaN goes through aminmax."""
     if tensor.numel() == 0:
         return True

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from esscher.inputs import as_tensor
+from esscher.inputs import as_tensor, is_finite
 from esscher.measures.base import Measure, noise_device
 from esscher.measures.spectrum import is_diagonal
 from esscher.measures.wide import shift, wide_scores
@@ -29,8 +29,6 @@ class Gaussian(Measure):
         cov = as_tensor(cov, "cov", ndim=2)
         super().__init__(cov.shape[0], cov.dtype, cov.device)
         self._cov, self._root = check_covariance(cov, "cov")
-        self._sizes = _half_exponents(self._cov)
-        self._unit_cov = shift(self._cov, -(self._sizes[:, None] + self._sizes))
         if mean is None:
             self._mean = self._zero
         else:
@@ -47,23 +45,31 @@ class Gaussian(Measure):
         return self._cov.diagonal() if is_diagonal(self._cov) else torch.linalg.eigvalsh(self._cov).clamp_min(0.0)
 
     def _log_laplace(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]:
-        scaled, exponent = self._scaled(rows)
-        square = 0.5 * ((scaled @ self._unit_cov) * scaled).sum(-1)
-        return wide_scores(rows, self._mean[None])[:, 0] + shift(square, 2.0 * exponent[:, 0])
+        plain = rows @ self._mean + 0.5 * ((rows @ self._cov) * rows).sum(-1)
+        if is_finite(plain):
+            return plain
+        u, push, exponent, _ = self._wide_push(rows)
+        square = shift(0.5 * (push * u).sum(-1), 2.0 * exponent[:, 0])
+        return wide_scores(rows, self._mean[None])[:, 0] + square
 
     def _tilted_mean(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
-        scaled, exponent = self._scaled(rows)
-        return self._mean + shift(scaled @ self._unit_cov, exponent + self._sizes)
+        plain = self._mean + rows @ self._cov
+        if is_finite(plain):
+            return plain
+        _, push, exponent, sizes = self._wide_push(rows)
+        return self._mean + shift(push, exponent + sizes)
 
-    def _scaled(self, rows: Float64[Tensor, "m d"]) -> tuple[Float64[Tensor, "m d"], Float64[Tensor, "m 1"]]:
-        """(u, a) with D theta = 2^a u, |u_i| < 1, where Sigma = D C D, D diagonal of powers of two and |C_ij| <= 1.
+    def _wide_push(self, rows: Float64[Tensor, "m d"]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(u, C u, a, e) with D theta = 2^a u, |u_i| < 1, where Sigma = D C D, D_ii = 2^{e_i} and |C_ij| <= 1.
 
-        Then Sigma theta = 2^a D C u, and no product leaves the floating range before the answer does.
+        Then Sigma theta = 2^a D C u: where the plain product overflows on the way, this one does only in the answer.
         """
-        exponents = torch.frexp(rows.detach()).exponent + self._sizes
+        sizes = _half_exponents(self._cov)
+        exponents = torch.frexp(rows.detach()).exponent + sizes
         largest = exponents.masked_fill(rows.detach() == 0.0, -torch.inf).amax(-1, keepdim=True)
         largest = largest.masked_fill(largest == -torch.inf, 0.0)
-        return shift(rows, self._sizes - largest), largest
+        u = shift(rows, sizes - largest)
+        return u, u @ shift(self._cov, -(sizes[:, None] + sizes)), largest, sizes
 
     def _tilted_cov(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d d"]:
         return self._cov.expand(rows.shape[0], -1, -1)

@@ -65,7 +65,7 @@ class Mixture(Measure):
         return between + sum(weights[:, k, None, None] * c.tilted_cov(rows) for k, c in enumerate(self.components))
 
     def _extreme(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
-        rows, _ = split(rows)
+        rows, _ = split(rows, ordinary=0.0)
         points = torch.stack([c.extreme(rows) for c in self.components])
         heights = torch.einsum("kmd,md->mk", points, rows)
         best = heights.max(-1, keepdim=True).values

@@ -83,7 +83,7 @@ class Pool(Measure):
 
     def _extreme(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
         """Mean of the tokens with the largest score, by weight; tokens of weight 0 do not count."""
-        rows, _ = split(rows)  # the longest way along theta is that along any multiple of it
+        rows, _ = split(rows, ordinary=0.0)  # the longest way along theta is that along any multiple of it
         best = torch.full_like(rows[:, 0], -torch.inf)
         for _, scores, visible in self._plain_blocks(rows):
             best = torch.maximum(best, scores.masked_fill(visible == 0, -torch.inf).max(-1).values)

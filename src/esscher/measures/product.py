@@ -11,11 +11,9 @@ from torch import Tensor
 
 from esscher.inputs import as_positive
 from esscher.measures.base import Measure, noise_device
-from esscher.measures.radial import scaled_log, scaled_mean, spread
+from esscher.measures.radial import scaled_log, scaled_mean, sech_squared, spread
 
 __all__ = ["Cube", "Laplace", "Product", "Rademacher"]
-
-Cumulants = tuple[Tensor, Tensor]
 
 
 class Product(Measure):
@@ -29,8 +27,12 @@ class Product(Measure):
         """k(x)."""
 
     @abstractmethod
-    def _cumulants_1d(self, x: Tensor) -> Cumulants:
-        """k'(x) and k''(x)."""
+    def _mean_1d(self, x: Tensor) -> Tensor:
+        """k'(x)."""
+
+    @abstractmethod
+    def _variance_1d(self, x: Tensor) -> Tensor:
+        """k''(x)."""
 
     @abstractmethod
     def _quantile_1d(self, u: Tensor) -> Tensor:
@@ -40,10 +42,10 @@ class Product(Measure):
         return self._log_laplace_1d(rows).sum(-1)
 
     def _tilted_mean(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
-        return self._cumulants_1d(rows)[0]
+        return self._mean_1d(rows)
 
     def _tilted_cov(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d d"]:
-        return torch.diag_embed(self._cumulants_1d(rows)[1])
+        return torch.diag_embed(self._variance_1d(rows))
 
     def _sample(self, n: int, generator: torch.Generator | None) -> Float64[Tensor, "n d"]:
         device = noise_device(generator, self.device)
@@ -62,8 +64,11 @@ class Rademacher(Product):
     def _log_laplace_1d(self, x: Tensor) -> Tensor:
         return scaled_log(0.5, self.scale, x[..., None])
 
-    def _cumulants_1d(self, x: Tensor) -> Cumulants:
-        return self.scale * torch.tanh(self.scale * x), spread(0.5, self.scale, x.abs())[1]
+    def _mean_1d(self, x: Tensor) -> Tensor:
+        return self.scale * torch.tanh(self.scale * x)
+
+    def _variance_1d(self, x: Tensor) -> Tensor:
+        return sech_squared(self.scale, x.abs())
 
     def _quantile_1d(self, u: Tensor) -> Tensor:
         return self.scale * (2.0 * (u >= 0.5).to(u.dtype) - 1.0)
@@ -84,9 +89,11 @@ class Cube(Product):
     def _log_laplace_1d(self, x: Tensor) -> Tensor:
         return scaled_log(1.5, self.half_width, x[..., None])
 
-    def _cumulants_1d(self, x: Tensor) -> Cumulants:
-        mean = scaled_mean(1.5, self.half_width, x[..., None])[..., 0]
-        return mean, spread(1.5, self.half_width, x.abs())[1]
+    def _mean_1d(self, x: Tensor) -> Tensor:
+        return scaled_mean(1.5, self.half_width, x[..., None])[..., 0]
+
+    def _variance_1d(self, x: Tensor) -> Tensor:
+        return spread(1.5, self.half_width, x.abs())[1]
 
     def _quantile_1d(self, u: Tensor) -> Tensor:
         return self.half_width * (2.0 * u - 1.0)
@@ -117,10 +124,13 @@ class Laplace(Product):
         # near the edge (1 - a)(1 + a) does not cancel; far from it log1p does not round at one
         return -torch.where(a.abs() > 0.5, torch.log((1.0 - a) * (1.0 + a)), torch.log1p(-a * a))
 
-    def _cumulants_1d(self, x: Tensor) -> Cumulants:
+    def _mean_1d(self, x: Tensor) -> Tensor:
         a = self.scale * x
-        gap = (1.0 - a) * (1.0 + a)
-        return self.scale * (2.0 * a / gap), self.scale * (self.scale * (2.0 * (1.0 + a * a) / gap**2))
+        return self.scale * (2.0 * a / ((1.0 - a) * (1.0 + a)))
+
+    def _variance_1d(self, x: Tensor) -> Tensor:
+        a = self.scale * x
+        return self.scale * (self.scale * (2.0 * (1.0 + a * a) / ((1.0 - a) * (1.0 + a)) ** 2))
 
     def _quantile_1d(self, u: Tensor) -> Tensor:
         centred = u - 0.5

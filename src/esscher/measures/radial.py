@@ -29,7 +29,7 @@ from torch.autograd.function import once_differentiable
 
 from esscher.measures.wide import norms, units
 
-__all__ = ["Radial", "log_transform", "radial", "scaled_log", "scaled_mean", "scaled_ratio", "spread"]
+__all__ = ["Radial", "log_transform", "radial", "scaled_log", "scaled_mean", "scaled_ratio", "sech_squared", "spread"]
 
 FLOOR = 30.0  # smallest Debye order; with TERMS = 10 the truncation error is below 1e-15
 TERMS = 10
@@ -100,14 +100,19 @@ def spread(order: float, radius: float, size: Tensor) -> tuple[Tensor, Tensor]:
     r = radius * size
     value = radial(order, r.clamp(max=FAR) ** 2)
     across, along = radius * (radius * value.ratio), radius * (radius * value.curvature)
-    if order == 0.5:  # (R / cosh r)^2; in half steps, since R may be as large as exp(-r) is small
-        half = torch.exp(-0.5 * r)
-        along = (2.0 * (radius * half * half) / (1.0 + half**4)) ** 2
+    if order == 0.5:
+        along = sech_squared(radius, size)
     far = r.detach() > FAR
     if not bool(far.any()):
         return across, along
     safe = torch.where(far, size, 1.0)
     return torch.where(far, radius / safe, across), torch.where(far, (order - 0.5) / safe / safe, along)
+
+
+def sech_squared(radius: float, size: Tensor) -> Tensor:
+    """R^2 / cosh(R size)^2 in half steps, since R may be as large as exp(-R size) is small."""
+    half = torch.exp(-0.5 * (radius * size))
+    return (2.0 * (radius * half * half) / (1.0 + half**4)) ** 2
 
 
 class _Log(torch.autograd.Function):

@@ -1,6 +1,7 @@
 """Products and norms of numbers as large or as small as float64 allows: powers of two are taken out and put back last.
 
-x = 2^e y with the largest |y| of each row in [1/2, 1), so that nothing overflows or vanishes unless the result does.
+x = 2^e y with the largest |y| of each row in [1/2, 1), so that nothing overflows or vanishes unless the result does. Rows of
+ordinary size are left as they are, e = 0: products of a few of them cannot leave the range.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from torch import Tensor
 
 __all__ = ["norms", "shift", "split", "units", "wide_scores"]
 
+ORDINARY = 100.0  # |e| up to which numbers are left alone
 
-def split(x: Tensor, dim: int | tuple[int, ...] = -1) -> tuple[Tensor, Tensor]:
+
+def split(x: Tensor, dim: int | tuple[int, ...] = -1, ordinary: float = ORDINARY) -> tuple[Tensor, Tensor]:
     """(y, e), both float64, with x = 2^e y; e is shared along ``dim``, which is kept with length one."""
-    largest = x.detach().double().abs().amax(dim, keepdim=True)
+    largest = torch.linalg.vector_norm(x.detach(), torch.inf, dim=dim, keepdim=True).double()
     exponent = torch.frexp(largest).exponent.double()
-    return shift(x.double(), -exponent), exponent
+    exponent = exponent.masked_fill(exponent.abs() <= ordinary, 0.0)
+    return (shift(x.double(), -exponent) if bool(exponent.any()) else x.double()), exponent
 
 
 def shift(x: Tensor, exponent: Tensor) -> Tensor:
@@ -42,4 +46,4 @@ def norms(rows: Tensor) -> Float64[Tensor, "*batch"]:
 
 def units(rows: Tensor) -> Float64[Tensor, "*batch d"]:
     """Each row at length one; rows of zeros stay."""
-    return torch.nn.functional.normalize(split(rows)[0], dim=-1)
+    return torch.nn.functional.normalize(split(rows)[0], dim=-1, eps=1e-300)
