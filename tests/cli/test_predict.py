@@ -148,4 +148,9 @@ def test_wide_gaussian_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     """e^d is beyond float64: bounds that have it are infinite, and nothing raises."""
     code, out, _ = run(["predict", "--gaussian", "--dim", "1000", "--n", "100,1e6", "--json"], capsys)
     assert code == 0
-    assert all(value is not None for value in json.loads(out)["rms"])
+    record = json.loads(out)
+    assert all(value is not None for value in record["rms"])
+    mended = next(p for p in record["predictions"] if p["name"] == "s-16-mended")
+    assert mended["value"] == [None, None]
+    assert mended["vacuous"] == [True, True]
+    assert "vacuous" in run(["predict", "--gaussian", "--dim", "1000", "--n", "100", "--no-figure"], capsys)[1]

@@ -207,6 +207,7 @@ def _record(spec: PredictSpec, curve: ErrorCurve, found: list[Prediction], neede
                 "exponent": p.exponent,
                 "units": p.units,
                 "value": None if p.value is None else p.value(curve.n),
+                "vacuous": None if p.value is None else np.isinf(p.value(curve.n)).tolist(),
             }
             for p in found
         ],
@@ -240,7 +241,7 @@ def _show(spec: PredictSpec, curve: ErrorCurve, found: list[Prediction], needed:
     print()
     last = curve.n[-1:]
     print_table(
-        f"predictions (value at n = {int(last[0])}; bounds on the square are shown as their root)",
+        f"predictions (value at n = {int(last[0])}; bounds on the square are shown as their root; vacuous: beyond 1e308)",
         ["name", "status", "quantity", "source", "exponent", "value", "applies"],
         [
             [
@@ -249,10 +250,18 @@ def _show(spec: PredictSpec, curve: ErrorCurve, found: list[Prediction], needed:
                 p.quantity,
                 p.source,
                 number(p.exponent),
-                number(None if p.value is None else p.rms(last)[0]),
+                _value(p, last),
                 "yes" if p.applies else "no: " + "; ".join(p.unmet),
             ]
             for p in found
         ],
         left=4,
     )
+
+
+def _value(prediction: Prediction, n: Any) -> str:
+    """What a prediction says at n; a bound beyond float64, or a statement that says nothing at this n, is vacuous."""
+    if prediction.value is None:
+        return number(None)
+    value = float(prediction.rms(n)[0])
+    return "vacuous" if np.isinf(value) else number(value)
