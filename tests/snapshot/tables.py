@@ -1,0 +1,56 @@
+"""Tables of a run as they are kept, and how two of them are compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+import esscher as es
+
+LEFT_OUT = {"about"}  # names the machine's own paths and hashes of temporary files
+CLOSE = 1e-12  # relative to the number, or to the largest of its column
+OWN_SIZE = {"accuracy": 1.0}  # a stated relative error is itself only known to rounding of the numbers it speaks of
+
+
+def kept(run: str) -> Path:
+    return Path(__file__).parent / run
+
+
+def tables_of(folder: Path) -> dict[str, pd.DataFrame]:
+    run = es.load_run(folder)
+    return {name: run.table(name) for name in run.tables if name not in LEFT_OUT}
+
+
+def differences(name: str, found: pd.DataFrame, expected: pd.DataFrame) -> list[str]:
+    """What differs in names, order, types or values, a line each."""
+    if list(found.columns) != list(expected.columns):
+        return [f"{name}: columns {list(found.columns)}, expected {list(expected.columns)}"]
+    if len(found) != len(expected):
+        return [f"{name}: {len(found)} rows, expected {len(expected)}"]
+    lines = []
+    for column in expected.columns:
+        new, old = found[column], expected[column]
+        if str(new.dtype) != str(old.dtype):
+            lines.append(f"{name}.{column}: type {new.dtype}, expected {old.dtype}")
+        elif old.dtype.kind == "f":
+            size = OWN_SIZE.get(column, np.abs(old[np.isfinite(old)]).max() if np.isfinite(old).any() else 0.0)
+            off = ~np.isclose(new, old, rtol=CLOSE, atol=CLOSE * size, equal_nan=True)
+            if off.any():
+                row = int(np.flatnonzero(off)[0])
+                lines.append(f"{name}.{column}: {off.sum()} differ, first in row {row}: {new[row]!r}, expected {old[row]!r}")
+        elif not _same_objects(new, old):
+            lines.append(f"{name}.{column}: values differ")
+    return lines
+
+
+def _same_objects(new: pd.Series, old: pd.Series) -> bool:
+    """Whole numbers and words as they are; lists of numbers (a column of objects) as closely as numbers."""
+    for a, b in zip(new, old, strict=True):
+        if isinstance(b, np.ndarray):
+            if not np.allclose(a, b, rtol=CLOSE, atol=CLOSE * float(np.abs(b).max(initial=0.0))):
+                return False
+        elif a != b and not (a is None and b is None):
+            return False
+    return True
