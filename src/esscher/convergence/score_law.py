@@ -29,6 +29,8 @@ from esscher.measures.spectrum import is_diagonal, product
 
 __all__ = ["ScoreLaw", "score_law"]
 
+LARGEST = 1e90  # its cube, which the contour takes, is a number still
+
 Floats = npt.NDArray[np.float64]
 
 
@@ -122,6 +124,12 @@ def score_law(head: Head, measure: Gaussian, queries: Gaussian) -> tuple[ScoreLa
         values, basis = torch.linalg.eigh(product(spread, spread.T))
         values, offset, value = values.clamp_min(0.0), basis.T @ offset, value @ basis
     size = (value * value).sum(dim=0)
+    largest = max(float(numbers.max()) for numbers in (values, offset * offset, size))
+    if not largest < LARGEST:
+        raise ValueError(
+            f"head and measure: expected squared scores and values below {LARGEST:g}, got {largest:.3g}; "
+            "give scales and horizons nearer to 1"
+        )
     gram = product(value.T, value)
     even = size.mean() * torch.eye(size.numel(), dtype=torch.float64, device=size.device)
     alike = float((gram - even).abs().max()) <= 1e-12 * float(size.mean())
