@@ -126,7 +126,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     [
         ("--layers 2", "has layers 0 to 1, got 2"),
         ("--heads 4", "has heads 0 to 3, got 4"),
-        ("--layers 1-", "--layers: expected numbers such as 0,2-4, got '1-'"),
+        ("--layers 1-", "--layers: expected numbers such as 0,2-4, below 10000, got '1-'"),
         ("--layers one", "--layers: expected numbers such as 0,2-4"),
         ("--layers -1", "--layers: expected numbers such as 0,2-4"),
         ("--layers 3-1", "--layers"),

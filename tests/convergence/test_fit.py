@@ -296,8 +296,8 @@ def with_errors(*errors: float) -> ErrorCurve:
 
 
 REFUSED = {
-    "two points": (replace(GOOD, n=N6[:2], rms=GOOD.rms[:2], stderr=np.zeros(2)), "too_few_points", "longer ladder"),
-    "one point": (replace(GOOD, n=N6[:1], rms=GOOD.rms[:1], stderr=np.zeros(1)), "too_few_points", "1 usable point,"),
+    "two points": (ErrorCurve(n=N6[:2], rms=GOOD.rms[:2], kind=GOOD.kind), "too_few_points", "longer ladder"),
+    "one point": (ErrorCurve(n=N6[:1], rms=GOOD.rms[:1], kind=GOOD.kind), "too_few_points", "1 usable point,"),
     "rounding": (replace(GOOD, scale=1e12), "rounding", "give smaller n"),
     "below a third": (replace(GOOD, accuracy=0.4), "rounding", "more accurately"),
     "noise": (replace(GOOD, kind="montecarlo", stderr=0.6 * GOOD.rms), "noisy", "more repeats"),
