@@ -9,9 +9,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["as_count", "as_counts", "as_positive", "as_tensor", "finite_result", "is_finite"]
+__all__ = ["as_count", "as_counts", "as_kind", "as_positive", "as_tensor", "finite_result", "is_finite"]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def as_kind(value: Any, kind: type[Any], name: str) -> Any:
+    """The value itself, if it is one of ours of this class."""
+    if not isinstance(value, kind):
+        raise ValueError(f"{name}: expected a {kind.__name__} of esscher, got {type(value).__name__}")
+    return value
 
 
 def as_tensor(value: Any, name: str, *, ndim: int | None = None, last: int | None = None) -> Tensor:

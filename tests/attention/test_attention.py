@@ -218,3 +218,13 @@ def test_attend_tokens_refuses() -> None:
         es.attend_tokens(head, randn(1, 2), randn(3, 4), query_inside=True)
     with pytest.raises(ValueError, match="tokens: expected rows of length 4"):
         es.attend_tokens(head, randn(1, 2), randn(3, 5))
+
+
+@pytest.mark.parametrize("needs_grad", [False, True])
+@pytest.mark.parametrize("size", [1.0, 1e9, 1e36, 1e200])
+def test_tied_keys_share_their_weight_whatever_the_score(size: float, needs_grad: bool) -> None:
+    """Three equal keys: the mean of their values. exp(score - lse) gave their sum, since lse loses log 3 beside 1e17."""
+    q = torch.full((2, 5), size, dtype=torch.float64, requires_grad=needs_grad)
+    v = torch.tensor([[1.0], [2.0], [6.0]], dtype=torch.float64)
+    out = es.attend(q, torch.ones(3, 5, dtype=torch.float64), v)
+    torch.testing.assert_close(out, torch.full_like(out, 3.0))

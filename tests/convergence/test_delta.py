@@ -167,3 +167,22 @@ def test_the_trace_needs_no_covariance(law: Law, monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(delta.delta_trace(head, measure, x), expected, rtol=1e-12, atol=0)
     monkeypatch.setattr(delta, "BLOCK", 1)
     torch.testing.assert_close(delta.delta_trace(head, measure, x), expected, rtol=1e-12, atol=0)
+
+
+def test_scores_beyond_the_range_are_refused() -> None:
+    big = torch.full((4, 2), 1e200, dtype=torch.float64)
+    with pytest.raises(ValueError, match="q, k: their scores"):
+        es.confidence_region(big, big * torch.tensor([1.0, -1.0]).double(), torch.ones(4, 1).double(), scale=1e10)
+    with pytest.raises(ValueError, match="q, k: their scores"):
+        es.confidence_region(big, big, torch.ones(4, 1).double())
+
+
+def test_the_delta_method_beyond_the_range_is_infinite_and_never_nan() -> None:
+    """s = 40: exp(1600) overflows; a value map that is 0 in one coordinate has no error there, so 0 and not 0 * inf."""
+    head = es.Head(torch.eye(2).double(), torch.tensor([[1.0, 0.0], [0.0, 0.0]]).double())
+    law = es.Gaussian(torch.eye(2).double())
+    found = es.delta_covariance(head, law, torch.tensor([[40.0, 0.0]]).double())[0]
+    assert found[0, 0] == torch.inf
+    assert (found.flatten()[1:] == 0).all()
+    blind = es.Head(torch.eye(2).double(), torch.zeros(1, 2).double())
+    assert es.exact_curve(blind, law, [[40.0, 0.0]], [10]).delta == 0

@@ -12,7 +12,7 @@ from esscher.attention.hardmax import attend_hardmax
 from esscher.attention.head import Head
 from esscher.attention.linear import attend_linear
 from esscher.attention.streaming import AttentionState, attention_state, finish, merge
-from esscher.inputs import as_tensor, finite_result
+from esscher.inputs import as_kind, as_tensor, finite_result
 
 __all__ = ["KERNELS", "attend_tokens"]
 
@@ -27,6 +27,7 @@ def attend_tokens(
     ``query_inside`` adds the query itself to its prompt, (n mu_n + delta_x) / (n + 1) [S, Remark 3.2]; it needs queries and
     tokens of one dimension. Computed in float32 or better, answered in the dtype of the queries.
     """
+    as_kind(head, Head, "head")
     if kernel not in KERNELS:
         raise ValueError(f"kernel: expected one of {', '.join(KERNELS)}, got {kernel!r}")
     x, y = as_tensor(queries, "queries", ndim=2), as_tensor(tokens, "tokens", ndim=2, last=head.dim)

@@ -102,7 +102,8 @@ def _explicit(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None
         if mask is not None:
             scores = scores.masked_fill(~mask[..., start : start + step, :], -torch.inf)
         lse = torch.logsumexp(scores, dim=-1)
-        shift = lse.masked_fill(lse == -torch.inf, 0.0)
-        outs.append(torch.exp(scores - shift[..., None]) @ v)
+        # not exp(scores - lse): beside a large score lse loses the number of keys that share it
+        blind = (lse == -torch.inf)[..., None]
+        outs.append(scores.masked_fill(blind, 0.0).softmax(dim=-1).masked_fill(blind, 0.0) @ v)
         lses.append(lse)
     return torch.cat(outs, dim=-2), torch.cat(lses, dim=-1)

@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from esscher.inputs import as_positive, as_tensor, finite_result
+from esscher.inputs import as_kind, as_positive, as_tensor, finite_result
 from esscher.measures.base import Measure
 from esscher.measures.gaussian import Gaussian, check_covariance
 from esscher.measures.spectrum import product, spectral_norm
 from esscher.measures.wide import shift, split
 
-__all__ = ["Head", "horizon_of_covariances"]
+__all__ = ["Head", "check_pair", "horizon_of_covariances"]
 
 
 class Head:
@@ -121,6 +121,7 @@ class Head:
 
     def check_measure(self, measure: Measure) -> None:
         """Raise when tokens of this law do not fit the head."""
+        as_kind(measure, Measure, "measure")
         if measure.dim != self.dim:
             raise ValueError(f"head and measure: the head takes tokens of dimension {self.dim}, the measure has {measure.dim}")
 
@@ -156,6 +157,11 @@ def _map(name: str, rows: Tensor, matrix: Tensor, bias: Tensor | None = None) ->
     out = rows.to(dtype) @ matrix.T.to(rows.device, dtype)
     out = out if bias is None else out + bias.to(out)
     return finite_result(out.to(rows.dtype), f"head.{name}", "scale the head or its input down, or use float64")
+
+
+def check_pair(head: Any, measure: Any) -> None:
+    """Raise when these are not a head and a law of tokens that fits it."""
+    as_kind(head, Head, "head").check_measure(measure)
 
 
 def _in_range(value: float, name: str) -> float:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from esscher.attention import pushforward as _pushforward
-from esscher.attention.head import Head
+from esscher.attention.head import Head, check_pair
 from esscher.attention.pushforward import Pushforward
 from esscher.inputs import as_tensor, finite_result
 from esscher.measures.base import Measure
@@ -94,19 +94,19 @@ class HardmaxLimit:
 
 def limit(head: Head, measure: Measure) -> SoftmaxLimit:
     """Softmax attention of ``head`` on infinitely many tokens of ``measure``, callable on rows of queries."""
-    head.check_measure(measure)
+    check_pair(head, measure)
     return SoftmaxLimit(head, measure)
 
 
 def linear_limit(head: Head, measure: Measure) -> LinearLimit:
     """(1/n)-normalised linear attention on infinitely many tokens."""
-    head.check_measure(measure)
+    check_pair(head, measure)
     return LinearLimit(head, measure)
 
 
 def hardmax_limit(head: Head, measure: Measure) -> HardmaxLimit:
     """Hardmax attention on infinitely many tokens."""
-    head.check_measure(measure)
+    check_pair(head, measure)
     return HardmaxLimit(head, measure)
 
 

@@ -240,7 +240,7 @@ def _quasi_monte_carlo(outputs: Outputs, measure: Rotational, points: int = 1 <<
         means.append(values.mean(dim=0))
         seconds.append(values.T @ values / points)
     mean, second = torch.stack(means).mean(dim=0), torch.stack(seconds).mean(dim=0)
-    mean_error = float(torch.stack(means).std(dim=0).norm()) / math.sqrt(repeats)
-    cov_error = float(torch.linalg.vector_norm(torch.stack(seconds).std(dim=0))) / math.sqrt(repeats)
-    cov_error += 2.0 * float(mean.norm()) * mean_error
+    mean_error = float(torch.stack(means).detach().std(dim=0).norm()) / math.sqrt(repeats)
+    cov_error = float(torch.linalg.vector_norm(torch.stack(seconds).detach().std(dim=0))) / math.sqrt(repeats)
+    cov_error += 2.0 * float(mean.detach().norm()) * mean_error
     return Pushforward(mean, second - torch.outer(mean, mean), mean_error, cov_error, "quasi-Monte Carlo")

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.interpolate import CubicHermiteSpline, PchipInterpolator
 
 from esscher.convergence.curve import ErrorCurve, Floats
-from esscher.inputs import as_positive
+from esscher.inputs import as_kind, as_positive
 
 __all__ = ["asymptotic_from", "log_rms", "tokens_needed"]
 
@@ -24,7 +24,7 @@ def tokens_needed(curve: ErrorCurve, epsilon: Any) -> int:
     curve when the error is small enough there already; raises when the curve never gets there.
     """
     epsilon = as_positive(epsilon, "epsilon")
-    curve = curve.ascending()
+    curve = as_kind(curve, ErrorCurve, "curve").ascending()
     if curve.rms[0] == 0:
         return int(curve.n[0])
     if not (math.isfinite(curve.scale) and curve.scale > 0):
@@ -48,7 +48,7 @@ def asymptotic_from(curve: ErrorCurve, tolerance: float = 0.1) -> int:
     Where both are 0 they agree. Between two n of the curve the logarithm of their ratio is interpolated.
     """
     tolerance = as_positive(tolerance, "tolerance")
-    curve = curve.ascending()
+    curve = as_kind(curve, ErrorCurve, "curve").ascending()
     if curve.delta is None or not math.isfinite(curve.delta):
         raise ValueError("curve: the delta method has no finite constant here, so it is never right")
     asymptotic = np.sqrt(max(curve.delta, 0.0) / curve.n)
@@ -78,7 +78,7 @@ def log_rms(curve: ErrorCurve) -> Callable[[Any], Floats]:
     sqrt(1/n - 1/N) times a factor that varies slowly, and that factor is interpolated, a power of n from the last n below
     N on. A curve that is 0 throughout is 0 in between: -inf here.
     """
-    curve = curve.ascending()
+    curve = as_kind(curve, ErrorCurve, "curve").ascending()
     positive = curve.rms > 0
     last = int(positive.sum())
     if not positive[:last].all():

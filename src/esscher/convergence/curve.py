@@ -77,13 +77,15 @@ class ErrorCurve:
         """The curve over all queries from each query's exact errors (and their derivative in log n), alike or weighted."""
         share = np.full(len(queries.mse), 1.0 / len(queries.mse)) if weights is None else weights
         mse = queries.mse.mean(axis=0) if weights is None else share @ queries.mse
+        if not np.isfinite(mse).all():
+            raise ValueError("values: their squared errors leave the floating range; scale the values down")
         with np.errstate(divide="ignore", invalid="ignore"):  # an error of exactly 0 has no slope
             slope = 0.5 * (dmse_dlogn.mean(axis=0) if weights is None else share @ dmse_dlogn) / mse
         return cls(
             n=n,
             rms=np.sqrt(mse),
             kind=kind,
-            scale=float(np.sqrt(share @ (queries.limit**2).sum(axis=1))),
+            scale=_root_mean_square(queries.limit, share),
             q95=np.sqrt(np.quantile(queries.mse, 0.95, axis=0)) if weights is None else None,
             slope=slope,
             effective_tokens=1.0 / (share @ queries.sum_p2),
@@ -170,3 +172,9 @@ class ErrorCurve:
                 "q95": q95,
             }
         )
+
+
+def _root_mean_square(rows: Floats, share: Floats) -> float:
+    """Of the rows' norms, weighted; by their largest entry, so that no square leaves the floating range."""
+    largest = float(np.abs(rows).max())
+    return largest * float(np.sqrt(share @ ((rows / largest) ** 2).sum(axis=1))) if largest > 0 else 0.0

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from esscher.attention.head import Head
+from esscher.attention.head import Head, check_pair
 from esscher.attention.softmax import attention_inputs
-from esscher.inputs import as_positive, as_tensor
+from esscher.inputs import as_positive, as_tensor, finite_result
 from esscher.measures.base import Measure
 
 __all__ = ["ConfidenceRegion", "confidence_region", "delta_covariance", "delta_trace"]
@@ -28,9 +28,9 @@ def delta_covariance(head: Head, measure: Measure, queries: Any) -> Float64[Tens
 
     e = exp<theta, y>, c = V y - Gamma; m and Cov are the tilted mean and covariance. For N(m, Sigma):
     exp(s^2) V (Sigma + Sigma theta theta^T Sigma) V^T. Where the law has no transform at 2 theta the variance of e is infinite
-    and so is every entry on the diagonal.
+    and so is every entry on the diagonal. An entry beyond the floating range is infinite too.
     """
-    head.check_measure(measure)
+    check_pair(head, measure)
     theta = head.tilt(
         as_tensor(queries, "queries", ndim=2, last=head.dim_query).double()
     )  # near a strip's edge every digit counts
@@ -41,10 +41,17 @@ def delta_covariance(head: Head, measure: Measure, queries: Any) -> Float64[Tens
         measure.log_laplace(theta)  # no limit at theta itself: say that instead
         diagonal = torch.full((theta.shape[0], head.dim_out), torch.inf, dtype=torch.float64, device=theta.device)
         return torch.diag_embed(diagonal)
-    growth = torch.exp(measure.log_laplace(2 * theta) - 2 * measure.log_laplace(theta))
+    log_growth = measure.log_laplace(2 * theta) - 2 * measure.log_laplace(theta)
     shift = (measure.tilted_mean(2 * theta) - measure.tilted_mean(theta)) @ V.T
     spread = V @ measure.tilted_cov(2 * theta) @ V.T
-    return growth[:, None, None] * (spread + shift[:, :, None] * shift[:, None, :])
+    table = spread + shift[:, :, None] * shift[:, None, :]
+    return _grown(table, log_growth[:, None, None])
+
+
+def _grown(table: Tensor, log_growth: Tensor) -> Tensor:
+    """table exp(log_growth), in two steps, so that a small entry may grow by more than the floating range; 0 does not grow."""
+    half = torch.exp(torch.where(table == 0.0, 0.0, 0.5 * log_growth))
+    return table * half * half
 
 
 def delta_trace(head: Head, measure: Measure, queries: Any) -> Float64[Tensor, " m"]:
@@ -52,16 +59,17 @@ def delta_trace(head: Head, measure: Measure, queries: Any) -> Float64[Tensor, "
 
     Queries go by in blocks, so that memory stays flat in any dimension; infinite where delta_covariance is.
     """
-    head.check_measure(measure)
+    check_pair(head, measure)
     theta = head.tilt(as_tensor(queries, "queries", ndim=2, last=head.dim_query).double())
     V = head.V.double()
     gram = V.T @ V
     traces = []
     try:
         for rows in torch.split(theta, max(1, BLOCK // measure.dim**2)):
-            growth = torch.exp(measure.log_laplace(2 * rows) - 2 * measure.log_laplace(rows))
+            log_growth = measure.log_laplace(2 * rows) - 2 * measure.log_laplace(rows)
             shift = (measure.tilted_mean(2 * rows) - measure.tilted_mean(rows)) @ V.T
-            traces.append(growth * (torch.einsum("ij,mij->m", gram, measure.tilted_cov(2 * rows)) + shift.square().sum(-1)))
+            spread = torch.einsum("ij,mij->m", gram, measure.tilted_cov(2 * rows))
+            traces.append(_grown(spread + shift.square().sum(-1), log_growth))
     except ValueError:
         measure.log_laplace(theta)  # no limit at theta itself: say that instead
         return torch.full((theta.shape[0],), torch.inf, dtype=torch.float64, device=theta.device)
@@ -120,7 +128,8 @@ def confidence_region(q: Any, k: Any, v: Any, level: Any = 0.95, scale: Any = No
     step = max(1, BLOCK // k.shape[0])
     for start in range(0, q.shape[0], step):
         rows = q[start : start + step].double()
-        p = (scale * (rows @ k.double().T)).softmax(-1)
+        scores = finite_result(scale * (rows @ k.double().T), "q, k: their scores", "lower the scale or the size of q and k")
+        p = scores.softmax(-1)
         center = p @ v.double()
         covs += [_weighted_scatter(p[i], v.double() - center[i]) for i in range(rows.shape[0])]
         centers.append(center)

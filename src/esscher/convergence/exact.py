@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from esscher.attention.head import Head
+from esscher.attention.head import Head, check_pair
 from esscher.attention.limit import limit
 from esscher.convergence.curve import ErrorCurve, QueryErrors
 from esscher.convergence.delta import delta_trace
@@ -63,7 +63,7 @@ def exact_curve(
     rotation-invariant tokens where A is a multiple of an orthogonal matrix, pools, small Rademacher cubes and intervals; of
     any other ``draws`` queries are drawn with ``seed``, and ``.query_stderr`` says what that leaves uncertain.
     """
-    head.check_measure(measure)
+    check_pair(head, measure)
     counts, size = as_counts(n, "n"), as_count(pool_size, "pool_size")
 
     def over(head: Head, x: Tensor, weights: Floats | None = None) -> ErrorCurve:

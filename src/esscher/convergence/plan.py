@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from esscher.attention.head import Head
+from esscher.attention.head import Head, check_pair
 from esscher.attention.limit import limit
 from esscher.attention.pushforward import Pushforward
 from esscher.convergence.seeds import generator_for
@@ -148,7 +148,7 @@ def plan(
     device: torch.device | str | None = None,
 ) -> Plan:
     """Check an experiment, or raise ValueError naming the field and what it may be. The fields are those of ``converge``."""
-    head.check_measure(measure)
+    check_pair(head, measure)
     names = _metrics(metrics)
     ladder = as_counts(n, "n")
     if (np.diff(ladder) <= 0).any():
@@ -183,7 +183,7 @@ def _seed(seed: Any) -> int:
 
 
 def _metrics(metrics: Any) -> tuple[str, ...]:
-    names = (metrics,) if isinstance(metrics, str) else tuple(metrics)
+    names = (metrics,) if isinstance(metrics, str) else tuple(metrics) if isinstance(metrics, Iterable) else (metrics,)
     unknown = [name for name in names if name not in METRICS]
     if unknown or not names or len(set(names)) < len(names):
         got = repr(unknown[0]) if unknown else repr(names)
@@ -247,7 +247,8 @@ def _check_limit_exists(made: Plan) -> None:
     probes = [torch.zeros(1, head.dim_query, dtype=torch.float64, device=measure.device)]
     if isinstance(made.queries, Tensor):
         probes.append(made.queries.double().to(measure.device))
-    if head.dim_query == measure.dim:
+    from_law = set(names) & set(SELF_ATTENTION) or (isinstance(made.queries, int) and set(names) & set(WITH_QUERIES))
+    if head.dim_query == measure.dim and (from_law or "hardmax" in made.metrics):
         probes.append(measure.sample(FRESH_QUERIES, torch.Generator().manual_seed(0)).double())
     if "uniform" in names:
         eye = torch.eye(head.dim_query, dtype=torch.float64, device=measure.device)

@@ -120,7 +120,7 @@ class _Pool:
         if weights is not None:
             if sampling == "bernoulli":
                 raise ValueError("weights: keys are kept with one probability in 'bernoulli'; leave weights out")
-            weights = as_tensor(weights, "weights", ndim=1, last=key.shape[0]).double().to(key.device)
+            weights = as_tensor(weights, "weights", ndim=1, last=key.shape[0]).detach().double().to(key.device)
             if bool((weights < 0).any()) or not bool((weights > 0).any()):
                 raise ValueError("weights: expected numbers of at least 0, not all 0")
             weights = weights / weights.sum()

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from esscher.convergence.budget import log_rms
 from esscher.convergence.curve import ErrorCurve, Floats
-from esscher.inputs import as_count
+from esscher.inputs import as_count, as_kind
 
 __all__ = ["Shares", "Sharing", "share_tokens"]
 
@@ -56,9 +56,9 @@ class Sharing:
     """Curves prepared for splits of many totals."""
 
     def __init__(self, curves: Sequence[ErrorCurve]) -> None:
-        if not curves:
-            raise ValueError("curves: expected at least one, got none")
-        curves = [curve.ascending() for curve in curves]
+        if not isinstance(curves, Sequence) or not curves:
+            raise ValueError(f"curves: expected a list of at least one ErrorCurve, got {curves!r}")
+        curves = [as_kind(curve, ErrorCurve, "curves").ascending() for curve in curves]
         largest = max(float(curve.rms.max()) for curve in curves)
         if not (SMALLEST < largest < LARGEST or largest == 0):
             raise ValueError(

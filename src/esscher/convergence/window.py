@@ -12,7 +12,7 @@ import numpy.typing as npt
 from esscher.convergence.curve import ErrorCurve, Floats
 from esscher.convergence.rate import Status, Window
 from esscher.convergence.regression import working_covariance
-from esscher.inputs import as_positive
+from esscher.inputs import as_kind, as_positive
 
 __all__ = ["Points", "as_window", "select_points"]
 
@@ -70,6 +70,7 @@ def as_window(window: Any) -> tuple[float, float] | None:
 
 def select_points(curve: ErrorCurve, limits: tuple[float, float] | None) -> tuple[Points, Window, Status | None]:
     """The usable points, the window with the rule that chose it, and what forbids a fit if anything does."""
+    as_kind(curve, ErrorCurve, "curve")
     shape = (0, curve.n.size) if curve.samples is None else curve.samples.shape
     if len(shape) != 2 or shape[1] != curve.n.size:
         raise ValueError(f"curve.samples: expected squared errors, (repeats, {curve.n.size}), got shape {shape}")

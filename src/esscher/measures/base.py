@@ -62,11 +62,13 @@ class Measure(ABC):
 
     @cached_property
     def mean(self) -> Float[Tensor, " d"]:
-        return self._answer("mean", self.tilted_mean(self._zero), self.dtype)
+        with torch.enable_grad():  # kept, so never without the gradient that a later caller may want
+            return self._answer("mean", self.tilted_mean(self._zero), self.dtype)
 
     @cached_property
     def cov(self) -> Float[Tensor, "d d"]:
-        return self._answer("cov", self.tilted_cov(self._zero), self.dtype)
+        with torch.enable_grad():
+            return self._answer("cov", self.tilted_cov(self._zero), self.dtype)
 
     @cached_property
     def reach(self) -> float:

@@ -24,6 +24,8 @@ class Mixture(Measure):
     """
 
     def __init__(self, weights: Any, components: Sequence[Measure]) -> None:
+        if not isinstance(components, Sequence) or not all(isinstance(component, Measure) for component in components):
+            raise ValueError(f"components: expected a list of measures, got {components!r}")
         if len(components) == 0:
             raise ValueError("components: expected at least one measure, got none")
         dims = {component.dim for component in components}

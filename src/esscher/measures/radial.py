@@ -13,7 +13,7 @@ uniform expansion (DLMF 10.41), rearranged so that no two large numbers are subt
     q_v = 1 / (2v + rho q_{v+1}),    K_v = K_{v+1} + log1p(rho q_{v+1} / 2v),    B_v' = q_v^2 (2v - rho B_{v+1}'),
 
 whose terms are positive and whose rounding errors do not grow. Nothing is truncated, so r from 0 to 1e12 and beyond and
-v from 1/2 to 4096 keep about 14 digits.
+v from 1/2 to 4096 keep about 14 digits, the curvature 12.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esscher.attention.head import Head
+from esscher.attention.head import Head, check_pair
 from esscher.inputs import as_positive
 from esscher.measures.base import Measure
 from esscher.measures.gaussian import Gaussian, check_covariance
@@ -59,7 +59,7 @@ class Setting:
 
 def setting_of(head: Head, measure: Measure, queries_law: Measure | None = None, radius: Any = None) -> Setting:
     """``queries_law`` defaults to the law of the tokens, ``radius`` to the root mean square norm of a query."""
-    head.check_measure(measure)
+    check_pair(head, measure)
     queries = measure if queries_law is None else queries_law
     if queries.dim != head.dim_query:
         raise ValueError(
