@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test probe lint types chromium unit test-slow docs bench format freeze clean distclean
+.PHONY: help install test probe lint types chromium unit test-slow fuzz docs bench format freeze clean distclean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
@@ -48,6 +48,9 @@ unit: $(STAMP) chromium  ## the tests that take seconds
 
 test-slow: $(STAMP) chromium  ## the tests that take minutes
 	$(BIN)/python -m pytest -n $(JOBS) -m slow
+
+fuzz: $(STAMP)  ## 30,000 random calls of the public API against independent references
+	$(BIN)/python -m tests.fuzz --calls 30000 --seed 1
 
 docs: $(STAMP)  ## documentation as HTML; a warning is an error
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html

@@ -1,0 +1,191 @@
+"""From curves to rates and token numbers, against curves whose answer is known."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from tests.fuzz.draw import Draw
+from tests.fuzz.outcome import Finding, Refused
+
+__all__ = ["COVERS", "one"]
+
+COVERS = ("ErrorCurve", "FitError", "RateFit", "asymptotic_from", "fit_rate", "share_tokens", "tokens_needed")
+
+
+def _ladder(draw: Draw, least: int = 1) -> np.ndarray:
+    n = np.array(draw.counts(length=8), dtype=np.int64)
+    while n.size < least:
+        n = np.unique(np.append(n, draw.whole(1, 10**6)))
+    return n
+
+
+def power_curve(draw: Draw, n: np.ndarray, **more: Any) -> tuple[Any, float, float, float]:
+    """rms = constant n^-exponent, and its scale."""
+    exponent = 0.0 if draw.chance(0.1) else float(draw.rng.uniform(0.05, 1.2))
+    constant, scale = draw.size(odds=0.05), draw.size(odds=0.05)
+    with np.errstate(all="ignore"):
+        rms = constant * n.astype(float) ** -exponent
+    if not 1e-250 < rms.min() <= rms.max() < 1e250:
+        draw.extreme = draw.extreme or "errors of extreme size"
+    slope = np.full(n.size, -exponent) if draw.chance(0.5) else None
+    return draw.public("ErrorCurve", n=n, rms=rms, kind="exact", scale=scale, slope=slope, **more), exponent, constant, scale
+
+
+def one(draw: Draw) -> None:
+    kind = draw.pick(["fit", "noisy", "needed", "asymptotic", "share"], p=[0.25, 0.15, 0.25, 0.15, 0.2])
+    {"fit": _fit, "noisy": _noisy, "needed": _needed, "asymptotic": _asymptotic, "share": _share}[kind](draw)
+
+
+def _fit(draw: Draw) -> None:
+    curve, exponent, constant, scale = power_curve(draw, _ladder(draw))
+    usable = int((curve.rms > 1e-12 * scale).sum())
+    failing = usable < 3
+    level = float(draw.rng.uniform(0.5, 0.99))
+    raises = draw.chance(0.7)
+    if failing and raises:
+        draw.extreme = "too few points"
+    given = draw.spoil(
+        {"curve": curve, "level": level, "window": "auto"}, {"curve": "curve", "level": "positive", "window": "choice"}
+    )
+    try:
+        fit = draw.public("fit_rate", **given, raise_on_failure=raises)
+    except Refused as refusal:
+        draw.called.add(type(refusal.__cause__).__name__)
+        raise
+    if draw.junk:
+        return
+    if failing:
+        if not fit.status.failed or raises:
+            raise Finding("wrong", f"{usable} usable points were fitted: {fit.status.code}")
+        draw.checks += 1  # a failed status says why; its numbers are NaN by rule
+        return
+    reach = float(np.log(fit.window.n_max / fit.window.n_min))
+    off = 1e-10 * (1 + 1 / reach)
+    draw.agree("exponent", fit.exponent, exponent, off)
+    with np.errstate(all="ignore"):
+        middle = float(np.exp(np.log(fit.n.astype(float)).mean()))
+        draw.agree(
+            "fitted error", fit.predict(middle), constant * middle**-exponent, 1e-7 * constant * middle**-exponent + 1e-300
+        )
+    low, high = fit.interval
+    if not low - off <= exponent <= high + off:
+        raise Finding("wrong", f"interval [{low}, {high}] without the exponent {exponent}")
+
+
+def _noisy(draw: Draw) -> None:
+    """With standard errors: weighted least squares of numpy. With repeats: finite, in order."""
+    n = _ladder(draw, 3)
+    truth = float(draw.rng.uniform(0.1, 1.0))
+    rms = n.astype(float) ** -truth
+    if draw.chance(0.5):
+        relative = draw.rng.uniform(0.01, 0.2, n.size)
+        rms = rms * np.exp(relative * draw.rng.standard_normal(n.size))
+        curve = draw.public("ErrorCurve", n=n, rms=rms, kind="montecarlo", scale=1.0, stderr=rms * relative)
+        keep = rms > 1e-12
+        if keep.sum() < 3:
+            draw.extreme = "too few points"
+        fit = draw.public("fit_rate", curve)
+        slope = np.polyfit(np.log(n[keep]), np.log(rms[keep]), 1, w=1 / relative[keep])[0]
+        draw.agree("exponent", fit.exponent, -slope, 1e-7 * (1 + abs(slope)))
+        return
+    repeats = draw.pick([2, 4, 20, 60])
+    samples = rms**2 * draw.rng.exponential(size=(repeats, n.size))
+    curve = draw.public("ErrorCurve.from_repeats", n, samples, scale=1.0)
+    if repeats < 20 or (curve.rms <= 1e-12).any():
+        draw.extreme = "few repeats, noisy points"
+    fit = draw.public("fit_rate", curve)
+    values = [fit.exponent, fit.constant, *fit.interval]
+    if not np.isfinite(values).all():
+        raise Finding("silent", f"fit with {repeats} repeats: {values}")
+    if not fit.interval[0] <= fit.exponent <= fit.interval[1]:
+        raise Finding("wrong", f"interval {fit.interval} without its exponent {fit.exponent}")
+    draw.checks += 1
+
+
+def _needed(draw: Draw) -> None:
+    curve, exponent, constant, scale = power_curve(draw, _ladder(draw))
+    epsilon = draw.size(0.1)
+    with np.errstate(all="ignore"):
+        relative = curve.rms / scale
+        reached = relative[-1] * (1 - 1e-9) <= epsilon
+        if not relative[-1] * (1 + 1e-9) <= epsilon:
+            draw.extreme = "not reached"
+        if not np.isfinite(relative).all() or relative.max() == 0:
+            draw.extreme = "relative errors beyond the range"
+    given = draw.spoil({"curve": curve, "epsilon": epsilon}, {"curve": "curve", "epsilon": "positive"})
+    got = draw.public("tokens_needed", **given)
+    if draw.junk:
+        return
+    if not reached:
+        raise Finding("wrong", f"tokens_needed {got} where the error is {relative[-1]} > {epsilon}")
+    if relative[0] <= epsilon:
+        draw.agree("tokens needed", got, np.float64(curve.n[0]), 1e-9)
+        return
+    wanted = np.exp((np.log(constant) - np.log(epsilon) - np.log(scale)) / exponent)
+    draw.agree("tokens needed", got, wanted, 1 + 1e-8 * wanted * (1 + 1 / exponent))
+
+
+def _asymptotic(draw: Draw) -> None:
+    """rms = sqrt(delta / n) exp(a / n): the delta method is off by exp(a / n), within the tolerance from n = a / log1p on."""
+    n = _ladder(draw, 1)
+    delta, a = draw.size(odds=0.05), float(draw.rng.uniform(-20, 20))
+    tolerance = float(draw.rng.uniform(0.01, 0.5))
+    rms = np.sqrt(delta / n) * np.exp(a / n)
+    if not 1e-250 < rms.min() <= rms.max() < 1e250:
+        draw.extreme = "errors of extreme size"
+    inside = np.abs(a / n) <= np.log1p(tolerance)
+    if not inside[-1]:
+        draw.extreme = "not reached"
+    curve = draw.public("ErrorCurve", n=n, rms=rms, kind="exact", scale=1.0, delta=delta)
+    given = draw.spoil({"curve": curve, "tolerance": tolerance}, {"curve": "curve", "tolerance": "positive"})
+    got = draw.public("asymptotic_from", **given)
+    if draw.junk:
+        return
+    last = int(np.flatnonzero(~inside)[-1]) if not inside.all() else -1
+    low, high = (n[0], n[0]) if last < 0 else (n[last], n[last + 1])
+    draw.agree("asymptotic from", got, np.float64(low + high) / 2, (high - low) / 2 + 1)
+
+
+def _share(draw: Draw) -> None:
+    """Two or three curves against every split; one-point and flat curves, a curve that ends in 0, too small totals."""
+    curves, laws = [], []
+    for _ in range(draw.whole(1, 3)):
+        least = draw.whole(1, 4)
+        most = least + (0 if draw.chance(0.15) else draw.whole(1, 40))
+        n = np.unique(np.array([least, (least + most) // 2, most]))
+        exponent = 0.0 if draw.chance(0.15) else float(draw.rng.uniform(0.1, 1.0))
+        constant = draw.size(odds=0.03)
+        rms = constant * n.astype(float) ** -exponent
+        curves.append(draw.public("ErrorCurve", n=n, rms=rms, kind="exact", scale=1.0, slope=np.full(n.size, -exponent)))
+        laws.append((least, most, constant, exponent))
+    if max(law[2] for law in laws) > 1e100 or min(law[2] for law in laws) < 1e-100:
+        draw.extreme = draw.extreme or "errors of extreme size"
+    low, high = sum(law[0] for law in laws), sum(law[1] for law in laws)
+    total = int(draw.rng.integers(low, high + 1))
+    if draw.chance(0.05):
+        total = high + 5
+        draw.extreme = "more tokens than curves"
+    given = draw.spoil({"curves": curves, "total": total}, {"curves": "curve", "total": "count"})
+    got = draw.public("share_tokens", **given)
+    if draw.junk:
+        return
+    if int(got.tokens.sum()) != total or not all(a <= t <= b for t, (a, b, *_) in zip(got.tokens, laws, strict=True)):
+        raise Finding("wrong", f"shares {got.tokens} of {total} for {laws}")
+    values = [got.squared_error, got.floor, got.uniform_squared_error, got.gain]
+    if not np.isfinite(values).all():
+        raise Finding("silent", f"shares: {values}")
+    if draw.extreme:
+        draw.checks += 1
+        return
+    ranges = [range(a, b + 1) for a, b, *_ in laws]
+    best = min(
+        sum((c * float(n) ** -e) ** 2 for n, (_, _, c, e) in zip(split, laws, strict=True))
+        for split in itertools.product(*ranges)
+        if sum(split) == total
+    )
+    draw.agree("summed squared error", got.squared_error, best, 0.02 * best)
+    if got.floor > best * (1 + 1e-9):
+        raise Finding("wrong", f"floor {got.floor} above the best split {best}")

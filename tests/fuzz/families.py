@@ -1,0 +1,32 @@
+"""The table of families: what is called, how often, against which reference."""
+
+from __future__ import annotations
+
+from tests.fuzz import attention, budgets, exact, heads, laws, limits, pools, simulation, theory
+from tests.fuzz.driver import Family
+
+__all__ = ["FAMILIES", "NOT_CALLED", "calls_of"]
+
+FAMILIES = (
+    Family("laws", 0.24, laws.COVERS, laws.one),
+    Family("heads", 0.10, heads.COVERS, heads.one),
+    Family("attention", 0.28, attention.COVERS, attention.one),
+    Family("limits", 0.09, limits.COVERS, limits.one),
+    Family("pool-curves", 0.09, pools.COVERS, pools.one),
+    Family("exact-curves", 0.05, exact.COVERS, exact.one),
+    Family("budgets", 0.10, budgets.COVERS, budgets.one),
+    Family("theory", 0.045, theory.COVERS, theory.one),
+    Family("simulation", 0.005, simulation.COVERS, simulation.one),
+)
+
+NOT_CALLED = {
+    "capture": "needs a model",
+    "probe": "needs a model",
+    "load_run": "needs a stored run",
+    "Run": "needs a stored run",
+}
+
+
+def calls_of(family: Family, calls: int) -> int:
+    """A family's part of all calls."""
+    return max(1, round(family.share * calls))
