@@ -297,3 +297,14 @@ def test_bad_input_is_refused(change: dict[str, object], word: str) -> None:
     given = {"head": es.Head(torch.eye(2), torch.eye(2)), "measure": es.Sphere(2), "queries": [[1.0, 0.0]], "n": [10]}
     with pytest.raises(ValueError, match=word):
         es.exact_curve(**(given | change))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [1e7, 1e20, 1e160])
+@pytest.mark.parametrize(
+    "law", [es.Sphere(3), es.Ball(2), es.Mixture([1.0, 1.0], [es.Sphere(2), es.Sphere(2, 2.0)]), es.Cube(1)]
+)
+def test_scores_too_wide_for_the_nodes_are_refused(law: es.Measure, size: float) -> None:
+    """Beyond 1e17 the search for the edge of the density did not end: 2 r tanh(y) no longer changes with y."""
+    head = es.Head(size * torch.eye(law.dim).double(), torch.eye(law.dim).double())
+    with pytest.raises(ValueError, match="queries: a score range this wide"):
+        es.exact_curve(head, law, torch.ones(1, law.dim).double(), [10])

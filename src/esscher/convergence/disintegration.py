@@ -110,6 +110,7 @@ def cosine_nodes(measure: Rotational, r: float) -> tuple[Tensor, Tensor, Tensor]
     if p == 1:  # two points
         ends = torch.tensor([-1.0, 1.0], dtype=torch.float64, device=measure.device)
         return ends, torch.full_like(ends, -math.log(2.0)), torch.zeros_like(ends)
+    _check_nodes(r / STEP)  # at least so many; beyond them the edge is lost in the rounding of r
     end = _edge(lambda y: (p - 1) * _log_sech(y) + 2 * r * math.tanh(y))  # the weight tilts by up to exp(2 score)
     start = _edge(lambda y: (p - 1) * _log_sech(y))
     # z = y / h + r tanh(y) / STEP: unit steps in z are at most h in y and at most STEP in the score
@@ -179,12 +180,17 @@ def _normalised(log_weights: Tensor) -> Tensor:
 
 
 def _ladder(start: float, end: float, step: float) -> Tensor:
-    count = math.ceil((end - start) / step) + 1
-    if count > MAX_NODES:
+    nodes = (end - start) / step
+    _check_nodes(nodes)
+    count = math.ceil(nodes) + 1
+    return start + step * torch.arange(count, dtype=torch.float64)
+
+
+def _check_nodes(count: float) -> None:
+    if not count < MAX_NODES:
         raise ValueError(
             f"queries: a score range this wide needs {count:.3g} nodes, at most {MAX_NODES} are used; scale the head down"
         )
-    return start + step * torch.arange(count, dtype=torch.float64)
 
 
 def _invert(increasing: Callable[[Tensor], Tensor], target: Tensor, low: float, high: float) -> Tensor:
