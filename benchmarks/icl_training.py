@@ -14,7 +14,7 @@ import torch
 from ratio import best_times, ratio_line
 
 from esscher.icl import LinearTask, default_weights
-from esscher.icl.sgd_loop import CompiledPair
+from esscher.icl.training.loop import CompiledPair
 
 BATCH, DIM, RATE = 128, 5, 1e-3
 STEPS = {10: (400, 40), 100: (200, 20), 1000: (60, 4)}  # by length: steps of the compiled path, of the plain one

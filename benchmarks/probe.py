@@ -11,10 +11,10 @@ from ratio import ratio_line
 
 import esscher as es
 from esscher.attention.fused import attend_block
-from esscher.models.collect import hold
-from esscher.models.probe import compute, units
-from esscher.models.probe_spec import ProbeSpec
-from esscher.models.source import source_of
+from esscher.models.probe.context import source_of
+from esscher.models.probe.job import compute, units
+from esscher.models.probe.passes import hold
+from esscher.models.probe.spec import ProbeSpec
 
 KEYS, QUERIES = 16384, 256
 ROUNDS = 2

@@ -70,6 +70,9 @@ if TYPE_CHECKING:
         fit_rate as fit_rate,
     )
     from esscher.convergence import (
+        gaussian_error as gaussian_error,
+    )
+    from esscher.convergence import (
         share_tokens as share_tokens,
     )
     from esscher.convergence import (
@@ -105,15 +108,12 @@ if TYPE_CHECKING:
     from esscher.measures import (
         Student as Student,
     )
-    from esscher.models.capture import capture as capture
-    from esscher.models.probe import probe as probe
+    from esscher.models.huggingface.capture import capture as capture
+    from esscher.models.probe.job import probe as probe
     from esscher.runs import Run as Run
     from esscher.runs import load_run as load_run
     from esscher.theory import (
         Prediction as Prediction,
-    )
-    from esscher.theory import (
-        gaussian_error as gaussian_error,
     )
     from esscher.theory import (
         hardmax_mean_abs as hardmax_mean_abs,
@@ -148,6 +148,7 @@ _HOME = {
         "exact_curve",
         "exact_pool_curve",
         "fit_rate",
+        "gaussian_error",
         "share_tokens",
         "tokens_needed",
     ),
@@ -163,10 +164,10 @@ _HOME = {
         "Sphere",
         "Student",
     ),
-    "esscher.models.capture": ("capture",),
-    "esscher.models.probe": ("probe",),
+    "esscher.models.huggingface.capture": ("capture",),
+    "esscher.models.probe.job": ("probe",),
     "esscher.runs": ("Run", "load_run"),
-    "esscher.theory": ("Prediction", "gaussian_error", "hardmax_mean_abs", "predictions"),
+    "esscher.theory": ("Prediction", "hardmax_mean_abs", "predictions"),
 }
 
 __all__ = [name for names in _HOME.values() for name in names]

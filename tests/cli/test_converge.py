@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import esscher as es
-from esscher.convergence.experiment import ExperimentSpec, preset_names, read_preset
+from esscher.convergence.montecarlo.job import ExperimentSpec, preset_names, read_preset
 from esscher.runs import RunIncomplete, execute
 from tests.cli.commands import run
 from tests.runs.job import WalkSpec
@@ -152,7 +152,7 @@ def test_the_number_of_repeats_per_unit_does_not_matter(
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     run(["converge", str(quick), "--out", str(one), "--figures", ""], capsys)
-    monkeypatch.setattr("esscher.convergence.experiment.REPEATS_PER_UNIT", 7)
+    monkeypatch.setattr("esscher.convergence.montecarlo.job.REPEATS_PER_UNIT", 7)
     run(["converge", str(quick), "--out", str(two), "--figures", ""], capsys)
     order = ["point", "metric", "repeat", "n"]
     frames = [es.load_run(path).table("errors").sort_values(order, ignore_index=True) for path in (one, two)]

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from esscher.cli import icl as commands
-from esscher.icl import figure_runs
-from esscher.icl.concentration import ConcentrationSpec
-from esscher.icl.flow_job import FlowSpec
-from esscher.icl.limits import flow_limit, start_block
-from esscher.icl.risk import risk
+from esscher.icl import figures as figure_runs
+from esscher.icl.concentration.job import ConcentrationSpec
+from esscher.icl.flow.job import FlowSpec
+from esscher.icl.flow.limit import flow_limit, start_block
+from esscher.icl.risk.risk import risk
 from esscher.icl.tasks import LinearTask
-from esscher.icl.training_job import TrainSpec
+from esscher.icl.training.job import TrainSpec
 from tests.cli.commands import run
 
 SMALL = ["--dim", "2", "--covariance", "isotropic"]

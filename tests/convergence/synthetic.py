@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from esscher.convergence.curve import ErrorCurve
-from esscher.convergence.fit import fit_rate
-from esscher.convergence.rate import RateFit
+from esscher.convergence.rate.fit import fit_rate
+from esscher.convergence.rate.result import RateFit
 
 Floats = npt.NDArray[np.float64]
 Law = Callable[[Floats], Floats]

@@ -12,7 +12,7 @@ import torch
 import esscher as es
 from esscher.convergence.budget import asymptotic_from, tokens_needed
 from esscher.convergence.curve import ErrorCurve
-from esscher.convergence.shares import share_tokens
+from esscher.convergence.split import share_tokens
 
 
 def power_law(beta: float, n: list[int], scale: float = 1.0, slope: bool = True) -> ErrorCurve:

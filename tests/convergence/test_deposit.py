@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from scipy.interpolate import BSpline
 from torch import Tensor
 
-from esscher.convergence import deposit, scatter
-from esscher.convergence.deposit import Deposit, Grid, choose_grid, finish, init, merge, update
-from esscher.convergence.functionals import error_from_nodes
-from esscher.convergence.scatter import scatter_compiled, scatter_tensors
-from esscher.convergence.splines import coarsen, exponential_gain, interpolation_error, prefilter, weight_table
+from esscher.convergence.grid import scatter
+from esscher.convergence.grid import state as deposit
+from esscher.convergence.grid.bspline import coarsen, exponential_gain, interpolation_error, prefilter, weight_table
+from esscher.convergence.grid.scatter import scatter_compiled, scatter_tensors
+from esscher.convergence.grid.state import Deposit, Grid, choose_grid, finish, init, merge, update
+from esscher.convergence.integral.nodes import error_from_nodes
 
 POINTS = [4, 8]
 DRAWN = np.array([1, 2, 7, 100, 3000, 10**6, 10**10])

@@ -11,7 +11,7 @@ import torch
 import esscher as es
 from esscher.convergence import disintegration, exact
 from esscher.convergence.disintegration import disintegrate, is_line
-from esscher.convergence.functionals import error_from_nodes
+from esscher.convergence.integral.nodes import error_from_nodes
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:

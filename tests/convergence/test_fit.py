@@ -13,9 +13,9 @@ import torch
 import esscher as es
 from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.exact import exact_curve
-from esscher.convergence.fit import fit_rate
-from esscher.convergence.rate import FitError
-from esscher.convergence.regression import Resampled
+from esscher.convergence.rate.fit import fit_rate
+from esscher.convergence.rate.regression import Resampled
+from esscher.convergence.rate.result import FitError
 from tests.convergence.synthetic import Floats, Law, bent, covered, fits, ladder, montecarlo, noisy_curve, power, squared_errors
 
 # ---------------------------------------------------------------------------------------------- known laws come back

@@ -10,11 +10,11 @@ import pytest
 import torch
 from scipy.special import gammaincc
 
-from esscher.convergence import functionals
-from esscher.convergence.draws import draw_with_replacement
-from esscher.convergence.functionals import KeySource, error_from_nodes
-from esscher.convergence.kept import keep_fraction
-from esscher.convergence.laplace import aliasing, step_for
+from esscher.convergence.integral import nodes as functionals
+from esscher.convergence.integral.bernoulli import keep_fraction
+from esscher.convergence.integral.formulas import aliasing, step_for
+from esscher.convergence.integral.nodes import KeySource, error_from_nodes
+from esscher.convergence.integral.replacement import draw_with_replacement
 from tests.convergence.pools import by_sequences, by_subsets, softmax
 
 

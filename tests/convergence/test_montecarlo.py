@@ -8,9 +8,9 @@ import scipy.stats
 import torch
 
 import esscher as es
-from esscher.convergence.montecarlo import assemble, converge, converge_unit, log_slope, mean_error
-from esscher.convergence.plan import finite_pool_factor, plan
-from esscher.convergence.seeds import generator_for
+from esscher.convergence.montecarlo.converge import assemble, converge, converge_unit, log_slope, mean_error
+from esscher.convergence.montecarlo.plan import finite_pool_factor, plan
+from esscher.convergence.montecarlo.seeds import generator_for
 from esscher.measures.student import Student
 
 
@@ -220,7 +220,7 @@ def test_auto_goes_on_until_the_slope_is_known() -> None:
 
 
 def test_auto_stops_at_its_cap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esscher.convergence.montecarlo.AUTO_CAP", 40)
+    monkeypatch.setattr("esscher.convergence.montecarlo.converge.AUTO_CAP", 40)
     curve = converge(identity_head(2, 0.3), gaussian(2), [5, 40], "auto", "l2", target=1e-6)["l2"]
     assert len(curve.samples) == 40
 

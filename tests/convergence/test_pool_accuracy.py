@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from esscher.convergence import pool_error
+from esscher.convergence import pool_curve as pool_error
 from esscher.convergence.curve import ErrorCurve
-from esscher.convergence.functionals import error_from_nodes
-from esscher.convergence.pool_error import exact_pool_curve
+from esscher.convergence.integral.nodes import error_from_nodes
+from esscher.convergence.pool_curve import exact_pool_curve
 
 MOST = 2**53
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -83,7 +83,7 @@ def test_random_pools_keep_to_their_stated_accuracy() -> None:
 
 
 def digits(case: Case) -> list[float]:
-    """The root mean square error of one query by the formulas of esscher.convergence.laplace, in 60 digits."""
+    """The root mean square error of one query by the formulas of esscher.convergence.integral.formulas, in 60 digits."""
     with mpmath.workdps(60):
         return [float(mpmath.sqrt(_mean_square(case, n))) for n in case.n]
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from esscher.attention.softmax import softmax_attention
-from esscher.convergence import deposit, pool_error
-from esscher.convergence.functionals import error_from_nodes
-from esscher.convergence.pool_error import exact_pool_curve
-from esscher.convergence.scatter import scatter_tensors
+from esscher.convergence import pool_curve as pool_error
+from esscher.convergence.grid import state as deposit
+from esscher.convergence.grid.scatter import scatter_tensors
+from esscher.convergence.integral.nodes import error_from_nodes
+from esscher.convergence.pool_curve import exact_pool_curve
 from tests.convergence.pools import by_sequences, by_subsets
 
 

@@ -11,9 +11,9 @@ import torch
 from scipy import integrate, stats
 
 import esscher as es
-from esscher.convergence.gaussian_queries import _frozen
-from esscher.convergence.score_law import score_law
-from esscher.theory.gaussian_error import gaussian_error
+from esscher.convergence.integral.gaussian import gaussian_error
+from esscher.convergence.queries.gaussian import _frozen
+from esscher.convergence.queries.score import score_law
 
 
 def eye(d: int, scale: float = 1.0) -> torch.Tensor:

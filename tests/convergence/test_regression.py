@@ -9,8 +9,8 @@ import pytest
 import scipy.optimize
 import scipy.stats
 
-from esscher.convergence.fit import fit_rate
-from esscher.convergence.regression import fit_line, resample, working_covariance
+from esscher.convergence.rate.fit import fit_rate
+from esscher.convergence.rate.regression import fit_line, resample, working_covariance
 from tests.convergence.synthetic import Floats, ladder, noisy_curve, power, squared_errors
 
 

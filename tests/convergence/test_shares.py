@@ -10,7 +10,7 @@ import torch
 
 from esscher.convergence import ErrorCurve, exact_pool_curve
 from esscher.convergence.budget import log_rms, tokens_needed
-from esscher.convergence.shares import share_tokens
+from esscher.convergence.split import share_tokens
 
 
 def power_law(constant: float, exponent: float, n: np.ndarray) -> ErrorCurve:

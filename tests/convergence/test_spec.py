@@ -6,7 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from esscher.convergence.spec import HeadSpec, law_adapter, parse_ladder
+from esscher.convergence.montecarlo.spec import HeadSpec, law_adapter, parse_ladder
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from esscher.convergence import deposit
+from esscher.convergence.grid import state as deposit
 from esscher.diagnostics.scores import ScoreShape, first_centres, score_histogram, softmax_statistics
 
 

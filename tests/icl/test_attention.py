@@ -11,7 +11,7 @@ from torch import Tensor
 
 import esscher as es
 from esscher.icl import KQV, OVKQ, UV, Block, LinearTask, default_weights, predict
-from esscher.icl.attention import as_uv
+from esscher.icl.layer import as_uv
 
 
 def normal(generator: torch.Generator, *shape: int) -> Tensor:

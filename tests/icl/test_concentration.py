@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from esscher.icl import LinearTask, default_weights, predict
-from esscher.icl.attention import OVKQ
-from esscher.icl.concentration import METRICS, bounds, prompt_errors, risk_gradient_errors
+from esscher.icl.concentration.job import METRICS, bounds, prompt_errors, risk_gradient_errors
+from esscher.icl.layer import OVKQ
 from esscher.icl.tasks import Prompts
 
 TASK = LinearTask.kms(2, 0.4, noise=0.2)

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from esscher.convergence.integral.gaussian import gaussian_error
 from esscher.icl import UV, Block, LinearTask, SingleIndexTask, default_weights
-from esscher.icl.attention import Parameters
-from esscher.icl.flow import flatten, unflatten
-from esscher.icl.linear_risk import limit_risk, linear_risk
-from esscher.icl.risk import decompose, risk, risk_gradient, risk_tensor, sampled_gradient, sampled_risk
-from esscher.icl.softmax_risk import general_excess, product_rule
-from esscher.theory.gaussian_error import gaussian_error
+from esscher.icl.flow.flow import flatten, unflatten
+from esscher.icl.layer import Parameters
+from esscher.icl.risk.linear import limit_risk, linear_risk
+from esscher.icl.risk.risk import decompose, risk, risk_gradient, risk_tensor, sampled_gradient, sampled_risk
+from esscher.icl.risk.softmax import general_excess, product_rule
 
 
 def normal(generator: torch.Generator, *shape: int) -> Tensor:

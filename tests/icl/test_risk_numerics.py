@@ -11,13 +11,13 @@ import torch
 from scipy.stats import chi2
 
 import esscher as es
+from esscher.convergence.integral.gaussian import gaussian_error_slopes
 from esscher.icl import Block, CovariateTask, LinearTask, SingleIndexTask
-from esscher.icl.bayes import bayes_risk
-from esscher.icl.cubature import gaussian_cubature
-from esscher.icl.error_table import ErrorTable
-from esscher.icl.risk import sampled_risk
-from esscher.icl.score_law import score_law
-from esscher.theory.gaussian_error import gaussian_error_slopes
+from esscher.icl.risk.bayes import bayes_risk
+from esscher.icl.risk.cubature import gaussian_cubature
+from esscher.icl.risk.error_table import ErrorTable
+from esscher.icl.risk.risk import sampled_risk
+from esscher.icl.risk.score_law import score_law
 
 Floats = npt.NDArray[np.float64]
 

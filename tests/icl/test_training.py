@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from esscher.icl import LinearTask, SingleIndexTask, default_weights
-from esscher.icl.autograd_pair import AutogradPair
-from esscher.icl.risk import risk
-from esscher.icl.sgd_loop import ALIVE, CompiledPair
-from esscher.icl.training import TrainingDiverged, learning_rates, record_steps, train
+from esscher.icl.risk.risk import risk
+from esscher.icl.training.autograd import AutogradPair
+from esscher.icl.training.loop import ALIVE, CompiledPair
+from esscher.icl.training.train import TrainingDiverged, learning_rates, record_steps, train
 
 TASK = LinearTask.kms(3, 0.5)
 FEW = {"records": 4, "evaluation": 64, "final_evaluation": 256}

@@ -8,10 +8,10 @@ import scipy.stats
 import torch
 
 from esscher.icl import UV, LinearTask, Prompts, default_weights, predict
-from esscher.icl.normals import fill_normals, seeded_lanes
-from esscher.icl.sgd_kernel import STATISTICS, add_prompts, reflect, reflector
-from esscher.icl.sgd_loop import CompiledPair, chain, whiten
-from esscher.icl.token_sums import SHORT, chi_square, new_stream
+from esscher.icl.training.kernel import STATISTICS, add_prompts, reflect, reflector
+from esscher.icl.training.loop import CompiledPair, chain, whiten
+from esscher.icl.training.normals import fill_normals, seeded_lanes
+from esscher.icl.training.token_sums import SHORT, chi_square, new_stream
 
 TASKS = {
     "isotropic": LinearTask.isotropic(5),

@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 import torch
 
-from esscher.models.capture import Captured, forward
-from esscher.models.probe_spec import ProbeSpec
-from esscher.models.source import TokenSource, source_of
+from esscher.models.huggingface.capture import Captured, forward
+from esscher.models.probe.context import TokenSource, source_of
+from esscher.models.probe.spec import ProbeSpec
 from esscher.runs import Run, load_run
 from tests.models.tiny import FAMILIES, build
 from tests.models.tokenizers_for_tests import prose, tokenizer

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from esscher.models.budget import budget_of, budget_table
-from esscher.models.stored_curves import stored_curves
+from esscher.models.probe.cache import budget_of, budget_table
+from esscher.models.probe.curves import stored_curves
 from esscher.runs import Run
 
 KEYS = 1024

@@ -11,11 +11,11 @@ import pytest
 import torch
 import transformers
 
-from esscher.models.capture import Captured, StopForward, capture, forward
-from esscher.models.layers import TESTED
+from esscher.models.huggingface.capture import Captured, StopForward, capture, forward
+from esscher.models.huggingface.support import TESTED
 from tests.models.tiny import BATCH, FAMILIES, REFUSED, Family, build, inputs_of, model_of
 
-capturing = importlib.import_module("esscher.models.capture")  # esscher.models.capture is also the function in it
+capturing = importlib.import_module("esscher.models.huggingface.capture")  # the module has a function of its name
 NAMES = [family.name for family in FAMILIES]
 
 

@@ -17,9 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from esscher.models import text_files
-from esscher.models.corpus import CorpusSpec, read_documents
-from esscher.models.documents import read_pieces
+from esscher.models.corpus import CorpusSpec, read_documents, text_files
+from esscher.models.corpus.documents import read_pieces
 from tests.models.tokenizers_for_tests import prose
 
 TEXTS = ["one", "two\nlines", 'a "quoted", field', "  spaces kept\t", "é\u4e2d👩\u2028x", "x" * 200_000]

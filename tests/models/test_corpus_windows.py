@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from esscher.models import windows as windows_module
 from esscher.models.corpus import CorpusSpec, Windows, make_windows
+from esscher.models.corpus import windows as windows_module
 from tests.models.tokenizers_for_tests import KINDS, plain_ids, prose, tokenizer
 
 EDGES = {"bert": (1, 1), "gpt2": (0, 0), "llama": (1, 0), "metaspace": (0, 0), "t5": (0, 1)}

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.convergence import deposit
+from esscher.convergence.grid import state as deposit
 from esscher.diagnostics.tails import TopScores
 from esscher.diagnostics.tails import finish as finish_tail
-from esscher.models import head_state
-from esscher.models.head_state import HeadState
+from esscher.models.probe import head as head_state
+from esscher.models.probe.head import HeadState
 from tests.convergence.pools import by_subsets
 
 QUERIES, KEPT, KEYS, WIDTH = 11, 5, 307, 3

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from esscher.diagnostics import moments as token_moments
-from esscher.models.capture import Captured, forward
-from esscher.models.collect import stream
-from esscher.models.findings import layer_tables
-from esscher.models.layer_state import (
+from esscher.models.huggingface.capture import Captured, forward
+from esscher.models.huggingface.loading import wrap_model
+from esscher.models.probe.context import TokenSource, keep_object, source_of
+from esscher.models.probe.findings import layer_tables
+from esscher.models.probe.layer import (
     LayerInfo,
     LayerMoments,
     LayerState,
@@ -25,9 +26,8 @@ from esscher.models.layer_state import (
     merge_layers,
     scores_of,
 )
-from esscher.models.loading import wrap_model
-from esscher.models.probe_spec import ProbeSpec
-from esscher.models.source import TokenSource, keep_object, source_of
+from esscher.models.probe.passes import stream
+from esscher.models.probe.spec import ProbeSpec
 from tests.models.probe_runs import captured_layers, few_texts, tiny_model
 from tests.models.tiny import inputs_of, model_of
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from esscher.models.checkpoint import PACKAGED, packaged_folder
-from esscher.models.loading import Loaded, load_model, wrap_model
+from esscher.models.huggingface.checkpoint import PACKAGED, packaged_folder
+from esscher.models.huggingface.loading import Loaded, load_model, wrap_model
 from tests.models.tiny import FAMILIES, REFUSED, build, inputs_of, model_of
 
-loading = importlib.import_module("esscher.models.loading")
+loading = importlib.import_module("esscher.models.huggingface.loading")
 safetensors = pytest.importorskip("safetensors.torch")
 
 

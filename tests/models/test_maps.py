@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.models.capture import Captured, forward
-from esscher.models.loading import load_model
-from esscher.models.maps import LinearMaps, linear_maps
+from esscher.models.huggingface.capture import Captured, forward
+from esscher.models.huggingface.loading import load_model
+from esscher.models.huggingface.maps import LinearMaps, linear_maps
 from tests.models.tiny import FAMILIES, inputs_of, model_of
 
 

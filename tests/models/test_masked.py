@@ -8,9 +8,9 @@ import math
 import pytest
 import torch
 
-from esscher.models.masked import attend_masked, causal_mask, split_mask
+from esscher.models.huggingface.attention import attend_masked, causal_mask, split_mask
 
-masked = importlib.import_module("esscher.models.masked")
+masked = importlib.import_module("esscher.models.huggingface.attention")
 
 
 def by_loops(

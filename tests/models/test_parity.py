@@ -7,8 +7,8 @@ import importlib
 import pytest
 import torch
 
-from esscher.models.loading import load_model
-from esscher.models.parity import Parity, parity
+from esscher.models.huggingface.loading import load_model
+from esscher.models.huggingface.parity import Parity, parity
 from tests.models.tiny import FAMILIES, REFUSED, build, inputs_of, model_of
 
 
@@ -36,7 +36,7 @@ def test_the_packaged_model_is_at_parity_on_text() -> None:
 
 def test_a_lost_mask_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number is no formality: without causality gpt2 gives other logits."""
-    capturing = importlib.import_module("esscher.models.capture")
+    capturing = importlib.import_module("esscher.models.huggingface.capture")
     monkeypatch.setattr(capturing, "_mask", lambda *args, **kwargs: None)
     monkeypatch.setattr(capturing, "causal_mask", lambda m, n, device: torch.ones(1, 1, m, n, dtype=torch.bool))
     family, model = model_of("gpt2")
@@ -53,7 +53,7 @@ def test_models_that_cannot_be_captured_are_refused(name: str) -> None:
 
 def test_layers_that_escape_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _, model = model_of("bert")
-    monkeypatch.setattr(importlib.import_module("esscher.models.parity"), "expected_layers", lambda model: 3)
+    monkeypatch.setattr(importlib.import_module("esscher.models.huggingface.parity"), "expected_layers", lambda model: 3)
     with pytest.raises(ValueError, match="has 3 attention layers by its configuration, 2 were captured"):
         parity(model)
 

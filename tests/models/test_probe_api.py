@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.models import head_state
+from esscher.models.probe import head as head_state
 from esscher.runs import RunError
 from tests.models.probe_runs import CONTRACT, few_texts, save_tiny, source, tiny_model
 from tests.models.tokenizers_for_tests import tokenizer

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.models.head_state import kept_rows
+from esscher.models.probe.head import kept_rows
 from esscher.runs import Run
 from tests.models.probe_runs import captured_layers, few_texts, head_row, pooled_tensors, rows_of, source, tiny_model
 

@@ -12,8 +12,8 @@ import torch
 
 import esscher as es
 from esscher.diagnostics.tails import pareto_khat
-from esscher.models.budget import budget_table
-from esscher.models.head_state import kept_rows
+from esscher.models.probe.cache import budget_table
+from esscher.models.probe.head import kept_rows
 from esscher.runs import Run
 from tests.models.probe_runs import (
     CONTRACT,

@@ -16,7 +16,7 @@ import yaml
 
 import esscher as es
 from esscher.cli import main
-from esscher.models.probe_spec import ProbeSpec, drawn_ladder, kept_ladder, own_ladder
+from esscher.models.probe.spec import ProbeSpec, drawn_ladder, kept_ladder, own_ladder
 from esscher.runs import Run, execute, load_run
 from esscher.runs.store import Store
 from tests.models.probe_runs import SETTINGS, few_texts, same_bytes, save_tiny, source, whole_prose
@@ -72,7 +72,7 @@ def test_a_layer_streamed_is_the_layer_held(
     spec: ProbeSpec, undisturbed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the tokens of all layers do not fit into memory each layer streams by."""
-    monkeypatch.setattr("esscher.models.probe.fits", lambda source: False)
+    monkeypatch.setattr("esscher.models.probe.job.fits", lambda source: False)
     streamed = execute(spec, tmp_path / "streamed")
     drop = ["accuracy"]
     close(undisturbed.table("heads").drop(columns=drop), streamed.table("heads").drop(columns=drop), rtol=1e-4)
@@ -89,7 +89,7 @@ def test_a_killed_probe_resumes_to_the_same_bytes(spec: ProbeSpec, undisturbed: 
     """SIGKILL after the first shard, then ``esscher resume`` in a process of its own."""
     out = tmp_path / "killed"
     code = (
-        "import sys, time, esscher.models.probe as probe; from esscher.runs import execute\n"
+        "import sys, time, esscher.models.probe.job as probe; from esscher.runs import execute\n"
         "whole = probe.layer_tables\n"
         "def slow(*args):\n"
         "    time.sleep(0.5)\n"

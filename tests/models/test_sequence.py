@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.convergence import deposit
-from esscher.models import sequence
-from esscher.models.layer_state import capture_queries
-from esscher.models.probe_spec import ProbeSpec, kept_ladder
-from esscher.models.sequence import sequence_state
+from esscher.convergence.grid import state as deposit
+from esscher.models.probe import own_context as sequence
+from esscher.models.probe.layer import capture_queries
+from esscher.models.probe.own_context import sequence_state
+from esscher.models.probe.spec import ProbeSpec, kept_ladder
 from tests.models.probe_runs import captured_layers, few_texts, rows_of, source, tiny_model
 
 SMALL: dict[str, Any] = {

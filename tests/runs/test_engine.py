@@ -28,9 +28,9 @@ from esscher.runs import (
     resume,
     terminal,
 )
+from esscher.runs.executors.work import Order, compute_there
 from esscher.runs.provenance import versions
 from esscher.runs.spec import digest
-from esscher.runs.work import Order, compute_there
 from tests.runs.job import SummarySpec, WalkSpec
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from scipy import integrate
 
-from esscher.theory import boursier_average as average
-from esscher.theory import boursier_query as query
+from esscher.theory.boursier import average, query
 
 CASES = [
     # n, d, sigma, tilt, fourth, c_f, eighth

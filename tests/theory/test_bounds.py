@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from scipy import integrate, special, stats
 
-from esscher.theory import boursier_average as average
-from esscher.theory import boursier_query as query
+from esscher.theory.boursier import average, query
 from tests.theory.finite_laws import mean_square_error, random_law, softmax_errors
 
 

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.interpolate import BarycentricInterpolator
 
-from esscher.theory._gaussian_quadrature import COLUMNS, integrate_pairs
-from esscher.theory.gaussian_error import S_MAX, gaussian_error, gaussian_error_slopes
+from esscher.convergence.integral.gaussian import S_MAX, gaussian_error, gaussian_error_slopes
+from esscher.convergence.integral.gaussian_rule import COLUMNS, integrate_pairs
 
 Floats = npt.NDArray[np.float64]
 ACCURACY = 1e-12  # promised, relative

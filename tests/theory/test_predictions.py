@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import esscher as es
-from esscher.theory.boursier_average import equation_16_mended
+from esscher.convergence.integral.gaussian import gaussian_error
+from esscher.theory.boursier.average import equation_16_mended
 from esscher.theory.catalogue import predictions
 from esscher.theory.delta_bound import delta_bound, delta_bound_numbers, delta_constant
-from esscher.theory.gaussian_error import gaussian_error
 from esscher.theory.prediction import Prediction
 from esscher.theory.references import REFERENCES, cited
 from esscher.theory.setting import setting_of, tilted_moment

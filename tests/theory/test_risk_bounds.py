@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from esscher.theory import boursier_risk as risk
+from esscher.theory.boursier import risk
 from tests.theory.finite_laws import random_law, softmax_errors
 
 

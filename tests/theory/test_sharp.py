@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.special import logsumexp
 
+from esscher.convergence.integral.gaussian import gaussian_error
 from esscher.theory import bohbot, sharp
-from esscher.theory.gaussian_error import gaussian_error
 
 C = np.linspace(1e-3, 1 - 1e-9, 400_001)
 

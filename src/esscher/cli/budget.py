@@ -9,7 +9,7 @@ import typer
 
 from esscher.cli.output import Json, number, path_argument, print_json, print_table
 from esscher.cli.probe import show_totals
-from esscher.models.budget import budget_of
+from esscher.models.probe.cache import budget_of
 from esscher.runs import load_run
 
 __all__ = ["budget"]

@@ -22,7 +22,7 @@ from esscher.cli.output import (
     print_json,
     print_table,
 )
-from esscher.convergence.experiment import ExperimentSpec, preset_names, read_preset
+from esscher.convergence.montecarlo.job import ExperimentSpec, preset_names, read_preset
 from esscher.report.figures import save_rates
 from esscher.runs import Run, execute, terminal
 from esscher.runs.spec import read_mapping

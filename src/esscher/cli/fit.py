@@ -11,9 +11,9 @@ import typer
 
 from esscher.cli.output import Json, number, path_argument, print_json, print_table
 from esscher.convergence.curve import ErrorCurve
-from esscher.convergence.experiment import ExperimentSpec, curves_of
-from esscher.convergence.fit import fit_rate
-from esscher.models.stored_curves import stored_curves
+from esscher.convergence.montecarlo.job import ExperimentSpec, curves_of
+from esscher.convergence.rate.fit import fit_rate
+from esscher.models.probe.curves import stored_curves
 from esscher.runs import Run, load_run
 
 __all__ = ["fit"]

@@ -22,15 +22,15 @@ from esscher.cli.output import (
     print_json,
     print_table,
 )
-from esscher.convergence.spec import parse_ladder
-from esscher.icl.attention import KINDS, Block
-from esscher.icl.concentration import ConcentrationSpec
-from esscher.icl.figure_runs import IclFigure, choose_figures, specs_for
-from esscher.icl.final import final_parameters
-from esscher.icl.flow_job import FlowSpec, compare_with_flow, flow_ends, trained_risks
-from esscher.icl.limits import start_block
-from esscher.icl.risk import decompose, risk
-from esscher.icl.training_job import TrainSpec, as_task
+from esscher.convergence.montecarlo.spec import parse_ladder
+from esscher.icl.concentration.job import ConcentrationSpec
+from esscher.icl.figures import IclFigure, choose_figures, specs_for
+from esscher.icl.flow.end import final_parameters
+from esscher.icl.flow.job import FlowSpec, compare_with_flow, flow_ends, trained_risks
+from esscher.icl.flow.limit import start_block
+from esscher.icl.layer import KINDS, Block
+from esscher.icl.risk.risk import decompose, risk
+from esscher.icl.training.job import TrainSpec, as_task
 from esscher.report.icl_figures import save_concentration, save_distances, save_final_risks, save_flow, save_training
 from esscher.runs import Run, RunSpec, execute, load_run, terminal
 

@@ -26,8 +26,8 @@ from esscher.cli.output import (
 from esscher.convergence.budget import asymptotic_from, tokens_needed
 from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.exact import exact_curve
-from esscher.convergence.spec import HeadSpec, LawSpec, Plain, parse_ladder
-from esscher.convergence.spec import Seed as SeedNumber
+from esscher.convergence.montecarlo.spec import HeadSpec, LawSpec, Plain, parse_ladder
+from esscher.convergence.montecarlo.spec import Seed as SeedNumber
 from esscher.report.figures import check_format, save_predictions
 from esscher.runs.files import check_output
 from esscher.runs.spec import read_mapping

@@ -13,8 +13,8 @@ import pandas as pd
 import typer
 
 from esscher.cli.output import MOST_WORKERS, Dask, Json, as_path, log, number, path_option, print_json, print_table
-from esscher.models.probe_spec import KEYS, ProbeSpec
-from esscher.models.source import source_of
+from esscher.models.probe.context import source_of
+from esscher.models.probe.spec import KEYS, ProbeSpec
 from esscher.report import write_report
 from esscher.runs import Run, execute, terminal
 from esscher.runs.job import find_job

@@ -16,16 +16,16 @@ from esscher.attention.limit import limit
 from esscher.convergence.curve import ErrorCurve, QueryErrors
 from esscher.convergence.delta import delta_trace
 from esscher.convergence.disintegration import cosine_nodes, disintegrate, is_line
-from esscher.convergence.functionals import concatenate, error_from_nodes
-from esscher.convergence.gaussian_queries import gaussian_queries_curve
-from esscher.convergence.pool_error import exact_pool_curve
-from esscher.convergence.query_law import drawn, integrated, query_rows
+from esscher.convergence.integral.gaussian import gaussian_error_slopes
+from esscher.convergence.integral.nodes import concatenate, error_from_nodes
+from esscher.convergence.pool_curve import exact_pool_curve
+from esscher.convergence.queries.gaussian import gaussian_queries_curve
+from esscher.convergence.queries.law import drawn, integrated, query_rows
 from esscher.inputs import as_count, as_counts, as_tensor
 from esscher.measures.base import Measure
 from esscher.measures.gaussian import Gaussian
 from esscher.measures.pool import Pool
 from esscher.measures.sphere import Rotational
-from esscher.theory.gaussian_error import gaussian_error_slopes
 
 __all__ = ["exact_curve"]
 

@@ -1,10 +1,10 @@
 """The shape of a head's scores against the Gaussian of equal variance, and softmax statistics, from binned masses.
 
-The masses are the deposits of keys on each query's uniform score grid (esscher.convergence.deposit: its channel
+The masses are the deposits of keys on each query's uniform score grid (esscher.convergence.grid.state: its channel
 ``cells[-2]``), which are kept anyway for the exact error. A key's unit of mass is spread over ``points`` cells by B-spline
 weights, which is a smoothing of known effect: its mean is 0, its variance w = points spacing^2 / 12, its fourth moment 3 w^2 -
 points spacing^4 / 120 on average over the places in a cell, and it multiplies sums of exp(a score) by a known gain
-(esscher.convergence.splines). All of that is taken out here.
+(esscher.convergence.grid.bspline). All of that is taken out here.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy.typing as npt
 import scipy.special
 from torch import Tensor
 
-from esscher.convergence.deposit import Deposit
-from esscher.convergence.splines import exponential_gain, weight_table
+from esscher.convergence.grid.bspline import exponential_gain, weight_table
+from esscher.convergence.grid.state import Deposit
 from esscher.inputs import as_positive, as_tensor
 
 __all__ = ["ScoreShape", "SoftmaxStatistics", "first_centres", "score_histogram", "softmax_statistics"]

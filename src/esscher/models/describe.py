@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from esscher.models.capture import Captured, forward
-from esscher.models.checkpoint import read_config, resolve
-from esscher.models.examples import example_inputs
-from esscher.models.huggingface import quiet, transformers
-from esscher.models.layers import expected_layers, refusal
-from esscher.models.loading import positions
+from esscher.models.huggingface.capture import Captured, forward
+from esscher.models.huggingface.checkpoint import read_config, resolve
+from esscher.models.huggingface.example import example_inputs
+from esscher.models.huggingface.loading import positions
+from esscher.models.huggingface.package import quiet, transformers
+from esscher.models.huggingface.support import expected_layers, refusal
 
 __all__ = ["Cost", "ModelDescription", "describe_model", "estimate_cost"]
 

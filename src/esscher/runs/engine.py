@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from esscher.runs.cluster import Cluster
 from esscher.runs.errors import Damaged, RunError, RunIncomplete, RunInterrupted, StoreError, resume_command
-from esscher.runs.executor import Executor, InProcess
+from esscher.runs.executors.cluster import Cluster
+from esscher.runs.executors.processes import Processes
+from esscher.runs.executors.serial import Executor, InProcess
+from esscher.runs.executors.work import Order, Outcome, describe
 from esscher.runs.job import entry_of, find_job, read_spec, units_of
 from esscher.runs.lock import held
 from esscher.runs.manifest import MANIFEST, Failure, Manifest, Start, Status, now, read_manifest
-from esscher.runs.processes import Processes
 from esscher.runs.progress import Report, Tracker
 from esscher.runs.provenance import commit, machine, versions
 from esscher.runs.run import LOCK, Run, load_run
@@ -25,7 +26,6 @@ from esscher.runs.spec import RunSpec
 from esscher.runs.store import Store
 from esscher.runs.survey import Found, refuse_foreign, survey
 from esscher.runs.tables import as_tables
-from esscher.runs.work import Order, Outcome, describe
 
 __all__ = ["execute", "resume"]
 

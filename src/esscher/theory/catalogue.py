@@ -8,8 +8,8 @@ import torch
 
 from esscher.attention.head import Head
 from esscher.measures.base import Measure
-from esscher.theory.catalogue_average import average_predictions
-from esscher.theory.catalogue_query import query_predictions
+from esscher.theory.boursier.average_predictions import average_predictions
+from esscher.theory.boursier.query_predictions import query_predictions
 from esscher.theory.catalogue_rates import bohbot_predictions, hardmax_predictions, sharp_predictions
 from esscher.theory.prediction import Prediction
 from esscher.theory.setting import setting_of

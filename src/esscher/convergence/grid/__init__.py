@@ -1,0 +1,1 @@
+"""Keys deposited on score grids: the streaming state of the exact error."""

@@ -1,0 +1,143 @@
+"""Deposits read back: the sums over keys that the integrals ask for, as products of kernels and cells."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor
+
+from esscher.convergence.grid.bspline import coarsen, exponential_gain, prefilter
+from esscher.convergence.integral.formulas import TINY, Family, Moments
+
+__all__ = ["DepositSource"]
+
+BLOCK = 256
+ROUNDING = 16 * torch.finfo(torch.float64).eps  # of a sum over keys, relative to the sum of absolute terms
+
+
+@lru_cache(maxsize=16)
+def _smoother(points: int, spacing: float) -> Tensor:
+    """The prefilter as a matrix: samples on BLOCK grid points, and some on either side -> coefficients on the BLOCK."""
+    taps = torch.as_tensor(prefilter(points, spacing))
+    matrix = torch.zeros(BLOCK + taps.shape[0] - 1, BLOCK, dtype=torch.float64)
+    for shift, tap in enumerate(taps):
+        matrix.diagonal(-shift).fill_(tap)
+    return matrix
+
+
+class DepositSource:
+    """A source (see convergence.integral.formulas) over the cells of a deposit; anchored at the end of each query's grid.
+
+    The limit and all moments are those of the deposited measure itself, so that E[e c] = 0 holds to rounding: what the
+    grid gets wrong is relative to |c|, even where one key takes nearly all the weight and its c nearly vanishes.
+    """
+
+    chunk = 32
+
+    def __init__(self, cells: Tensor, spacing: float, points: int, center: Tensor, single: bool) -> None:
+        self.cells, self.spacing, self.points, self.center, self.single = cells, spacing, points, center, single
+        self.span = cells.shape[2] * spacing
+        self.smooth = _smoother(points, spacing).to(cells.device)
+        self.reach = (self.smooth.shape[0] - BLOCK) // 2
+        self._coarser: dict[int, DepositSource] = {0: self}
+
+    def coarser(self, times: int) -> DepositSource:
+        """The source over the same deposits with the spacing doubled so many times."""
+        if times not in self._coarser:
+            finer = self.coarser(times - 1)
+            cells = coarsen(finer.cells, self.points)
+            self._coarser[times] = DepositSource(cells, 2 * finer.spacing, self.points, self.center, self.single)
+        return self._coarser[times]
+
+    @cached_property
+    def moments(self) -> Moments:
+        first, pair = self._exponential(1.0), self._exponential(2.0)
+        return Moments(
+            limit=self.center + self.drift,
+            mean=self.cells[:-2].sum(2).T / self.total - self.drift,
+            variance=self.spread.sum(1).clamp_min(0),
+            log_first=(self.mass @ first).log(),
+            log_pair=(self.mass @ pair).log(),
+            log_spread=(self.spread @ pair).clamp_min(0).log(),
+        )
+
+    @cached_property
+    def total(self) -> Tensor:
+        """Weight of all keys, (m, 1)."""
+        return self.cells[-2].sum(1, keepdim=True)
+
+    @cached_property
+    def mass(self) -> Tensor:
+        """Deposits of 1 under the law of a key, (m, L)."""
+        return self.cells[-2] / self.total
+
+    @cached_property
+    def drift(self) -> Tensor:
+        """Limit minus centre, (m, d)."""
+        first = self._exponential(1.0)
+        return (self.cells[:-2] @ first).T / (self.cells[-2] @ first)[:, None]
+
+    @cached_property
+    def spread(self) -> Tensor:
+        """Deposits of |c|^2 + b, (m, L); what rounding leaves below 0 is 0."""
+        along = torch.einsum("md,dml->ml", self.drift, self.cells[:-2])
+        square = self.cells[-1] - 2 * along + self.drift.square().sum(1, keepdim=True) * self.cells[-2]
+        return square.clamp_min(0) / self.total
+
+    @cached_property
+    def rounding(self) -> Tensor:
+        """Bounds on the rounding of the mean squared error at n = 1 and, times n, as n grows: (2, m).
+
+        |c|^2 is the difference of numbers of the size of |value - centre|^2 and |drift|^2. Where one key has nearly all the
+        weight its c nearly vanishes, and what is left of it is rounding.
+        """
+        size = (self.cells[-1] + self.drift.square().sum(1, keepdim=True) * self.cells[-2]) / self.total
+        first, pair = self._exponential(1.0), self._exponential(2.0)
+        return ROUNDING * torch.stack([size.sum(1), (size @ pair) / (self.mass @ first).square()])
+
+    @cached_property
+    def value(self) -> Tensor:
+        """Deposits of c, (d, m, L): rounded to float32 when the values themselves are known no better."""
+        value = torch.addcmul(self.cells[:-2], self.drift.T[:, :, None], self.cells[-2], value=-1)
+        value.div_(self.total * self.unit)
+        return value.float() if self.single else value
+
+    @cached_property
+    def unit(self) -> float:
+        """The size of the values, a power of 2 taken out of them: float32 has few small numbers."""
+        size = math.sqrt(float((self.cells[-1].sum(1) / self.total[:, 0]).max()))
+        return 2.0 ** math.frexp(size)[1] if size > 0 else 1.0
+
+    def contract(self, tau: Tensor, family: Family) -> dict[str, Tensor]:
+        u = tau[:, None] + self._scores(self.reach)
+        out = {}
+        for name, (channel, kernel) in family(u, tau[:, None]).items():
+            weights = self._coefficients(kernel).T  # (L, nodes)
+            if channel == "value":
+                peak = weights.abs().amax(0).clamp_min(TINY)  # as for the unit
+                sums = self.value @ (weights / peak).to(self.value.dtype)
+                out[name] = sums.transpose(0, 1).double() * (peak * self.unit)
+            else:
+                out[name] = (self.mass if channel == "mass" else self.spread) @ weights
+        return out
+
+    def _coefficients(self, samples: Tensor) -> Tensor:
+        """B-spline coefficients (nodes, L) of kernels sampled on the grid and ``reach`` further on either side."""
+        length, parts = self.cells.shape[2], []
+        for start in range(0, length, BLOCK):
+            width = min(BLOCK, length - start)
+            window = samples[:, start : start + width + 2 * self.reach]
+            parts.append(window @ self.smooth[: window.shape[1], :width])
+        return torch.cat(parts, dim=1)
+
+    def _scores(self, reach: int) -> Tensor:
+        """Centres of the cells, and ``reach`` more on either side, measured from the anchor."""
+        length = self.cells.shape[2]
+        index = torch.arange(-reach, length + reach, dtype=torch.float64, device=self.cells.device)
+        return (index - length + self.points / 2) * self.spacing
+
+    def _exponential(self, rate: float) -> Tensor:
+        """Coefficients of exp(rate u), which are exact."""
+        return torch.exp(rate * self._scores(0)) / exponential_gain(self.points, rate * self.spacing)

@@ -1,0 +1,266 @@
+"""All n for one pass over the keys: deposits on a score grid as a streaming state (init, update, merge, finish).
+
+Every functional of esscher.convergence.integral.formulas is sum_j h(tau + s_j) v_j with h smooth and v_j among 1, the value and
+its squared norm: a convolution of the keys' measure with h. So each key is deposited once, on its query's score grid, by
+B-spline weights that do not know h (esscher.convergence.grid.bspline); every h, tau and n is then a small matrix product
+shared by all queries. Deposits are sums over keys, hence two states over disjoint keys merge by addition, in any order.
+
+Cells lie at whole multiples of the spacing, the same for every query and every state. A state keeps, for each query,
+the cells from its lowest score to its highest, in float64; memory does not depend on the number of keys. A range that
+needs more than MAX_CELLS is refused: those queries belong to error_from_nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from esscher.convergence.grid.bspline import interpolation_error
+from esscher.convergence.grid.reading import DepositSource
+from esscher.convergence.grid.scatter import scatter
+from esscher.convergence.integral.bernoulli import keep_fraction
+from esscher.convergence.integral.formulas import TINY, NodeErrors, step_for
+from esscher.convergence.integral.nodes import side_by_side
+from esscher.convergence.integral.replacement import draw_with_replacement
+
+__all__ = ["Deposit", "Extent", "Grid", "choose_grid", "finish", "init", "lost", "merge", "reach", "recentre", "take", "update"]
+
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+MAX_CELLS = 4096  # of one query: 512 nats of score range at the spacing 1/8
+ALIGN = 8  # every grid ends on a multiple of this, so that 1/32 can be coarsened to 1/4
+COARSEST = 0.25  # beyond it a kernel that grows as exp(u) has no B-spline coefficients
+SUBSET = 8  # queries on which the interpolation error is measured
+
+
+@dataclass(frozen=True)
+class Grid:
+    """``spacing`` (a power of 2) of the cells, ``points`` (4 or 8) a key is spread over, ``tol`` of the quadrature."""
+
+    spacing: float
+    points: int
+    tol: float
+
+
+@dataclass(frozen=True)
+class Deposit:
+    """State over the keys seen so far. Channels: d_v coordinates of value - ``center``, weight, |value - center|^2."""
+
+    grid: Grid
+    center: Tensor  # (d_v,) float64: near the values, so that a large common offset costs no digits
+    cells: Tensor  # (d_v + 2, m, L) float64; the last cell of query i is number end_i - 1, L the longest range
+    first: Tensor  # (m,) int64: the lowest cell that a key reaches
+    end: Tensor  # (m,) int64: past the highest, rounded up to ALIGN
+    keys: Tensor  # (m,) int64: how many each query has seen
+
+    @property
+    def mean_keys(self) -> int:
+        """The number of keys of a query, on average over the queries, to the nearest whole number."""
+        return round(float(self.keys.double().mean()))
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Where the cells of each query lie, and the ``largest`` absolute score of a block."""
+
+    first: Tensor
+    end: Tensor
+    largest: float = 0.0
+
+    @property
+    def cells(self) -> int:
+        """Length of the longest range."""
+        return int((self.end - self.first).max().clamp_min(0))
+
+
+def choose_grid(dtype: torch.dtype, sampling: str) -> Grid:
+    """float32: relative error of the mean squared error about 1e-5; float64: about 1e-10.
+
+    Keeping a fraction f near 1 makes the kernels sharp, analytic only within atan(pi / log(f/(1-f))): finer cells.
+    """
+    if dtype == torch.float64:
+        return Grid(1 / 8 if sampling == "replacement" else 1 / 32, 8, 1e-10)
+    return Grid(1 / 8, 4, 1e-6) if sampling == "replacement" else Grid(1 / 16, 8, 1e-6)
+
+
+def init(queries: int, grid: Grid, center: Tensor) -> Deposit:
+    """The state of so many queries before any key; ``center`` (d_v,) says the device."""
+    center = center.double()
+    cells = torch.zeros(center.shape[0] + 2, queries, 0, dtype=torch.float64, device=center.device)
+    far = torch.full((queries,), 2**60, dtype=torch.int64, device=center.device)
+    return Deposit(grid, center, cells, far, -far, torch.zeros_like(far))
+
+
+def update(
+    state: Deposit,
+    scores: Tensor,
+    values: Tensor,
+    weights: Tensor | None = None,
+    extra: Tensor | None = None,
+    extent: Extent | None = None,
+    owned: bool = False,
+) -> Deposit:
+    """The state after one more block of keys: scores (m, B), values (B, d_v), weights and extra variances (B,).
+
+    ``extent``: what ``reach`` says of the scores, where it is known already. ``owned``: the caller has no further use for
+    the old state, so its cells may be written to: long streams then leave no trail of copies in memory.
+    """
+    extent = reach(state, scores) if extent is None else extent
+    if extent.cells > MAX_CELLS:
+        raise ValueError(
+            f"scores: a range of {extent.cells * state.grid.spacing:.0f} nats for one query is wider than the grid's "
+            f"{MAX_CELLS * state.grid.spacing:.0f}; use error_from_nodes, which has no grid"
+        )
+    fits = owned and torch.equal(state.first, extent.first) and torch.equal(state.end, extent.end)
+    state = state if fits else _reframe(state, extent)
+    rows = values.double() - state.center
+    square = rows.square().sum(1) + (0.0 if extra is None else extra.double())
+    rows = torch.cat([rows, torch.ones_like(square)[:, None], square[:, None]], dim=1)
+    if weights is not None:
+        rows = rows * weights.double()[:, None]
+    scatter(scores, rows, state.end - state.cells.shape[2], state.cells, state.grid.spacing, state.grid.points)
+    return replace(state, keys=state.keys + scores.shape[1])
+
+
+def merge(a: Deposit, b: Deposit) -> Deposit:
+    """The state over the union of two disjoint sets of keys, seen by the same queries."""
+    if a.grid != b.grid or a.cells.shape[:2] != b.cells.shape[:2]:
+        raise ValueError(
+            f"merge: expected states of one grid and the same queries, got {a.grid} with {tuple(a.cells.shape[:2])} "
+            f"and {b.grid} with {tuple(b.cells.shape[:2])}"
+        )
+    b = recentre(b, a.center)
+    extent = Extent(torch.minimum(a.first, b.first), torch.maximum(a.end, b.end))
+    a, b = _reframe(a, extent), _reframe(b, extent)
+    return replace(a, cells=a.cells + b.cells, keys=a.keys + b.keys)
+
+
+def reach(state: Deposit, scores: Tensor) -> Extent:
+    """Where the state's grids would lie after a block with these scores."""
+    low, high = scores.amin(1), scores.amax(1)
+    first = (low.double() / state.grid.spacing).floor().long() - (state.grid.points - 1)
+    end = ((high.double() / state.grid.spacing).floor().long() // ALIGN + 1) * ALIGN
+    largest = float(torch.maximum(low.abs(), high.abs()).max())  # NaN or infinite where a score is
+    return Extent(torch.minimum(first, state.first), torch.maximum(end, state.end), largest)
+
+
+def finish(
+    state: Deposit, n: Counts, sampling: str = "replacement", *, details: bool = False, interpolation: float | None = None
+) -> NodeErrors:
+    """The exact errors of the pool of all keys seen, at every n; ``accuracy`` includes the grid's own error.
+
+    "bernoulli" keeps each key with probability f = n / mean_keys: where queries have seen different numbers of keys, f is
+    the same for all of them, and n is what they keep on average.
+
+    That error is measured on a few queries, those that make most of the mean, by the difference between two spacings, unless
+    ``interpolation`` (of a like state: the result has it) is given; measuring costs as much again as the errors of few queries.
+    """
+    if not bool((state.keys > 0).all()):
+        raise ValueError("finish: a query of the state has seen no key; update it first")
+    of = state.mean_keys
+    levels = [_level(state.grid, count / of) if sampling == "bernoulli" else 0 for count in n.tolist()]
+    base = _source(state)
+    result = _integrate(base, state, n, of, sampling, details, levels)
+    result = replace(result, accuracy=result.accuracy + float(_lost(base, over_queries=True)) / 2)
+    if interpolation is not None:
+        return replace(result, accuracy=result.accuracy + interpolation / 2, interpolation=interpolation)
+    share = result.mse / np.maximum(result.mse.sum(axis=0), TINY)
+    rows = np.argsort(-share.max(axis=1), kind="stable")[:SUBSET]
+    few = take(state, torch.as_tensor(rows, device=state.end.device))
+    error = _interpolation(few, result.mse[rows], n, of, sampling, levels)
+    return replace(result, accuracy=result.accuracy + error / 2, interpolation=error)
+
+
+def lost(state: Deposit) -> Tensor:
+    """What rounding may take of each query's mean squared error, relative to it, (m,): near 1 nothing is left."""
+    return _lost(_source(state))
+
+
+def _lost(source: DepositSource, over_queries: bool = False) -> Tensor:
+    moments, rounding = source.moments, source.rounding
+    errors = torch.stack([moments.variance, moments.delta])
+    if over_queries:
+        rounding, errors = rounding.sum(1), errors.sum(1)
+    return torch.where(rounding > 0, rounding / errors, 0.0).amax(0)
+
+
+def _source(state: Deposit) -> DepositSource:
+    grid = state.grid
+    return DepositSource(state.cells, grid.spacing, grid.points, state.center, single=grid.tol > 1e-8)
+
+
+def _integrate(
+    base: DepositSource, state: Deposit, n: Counts, of: int, sampling: str, details: bool, levels: list[int]
+) -> NodeErrors:
+    """The integrals, with the spacing doubled ``levels`` times for each n; replacement has one level for all."""
+    grid = state.grid
+    step = step_for(grid.tol)
+    if sampling == "replacement":
+        counts = torch.as_tensor(n, dtype=torch.float64, device=state.cells.device)
+        return draw_with_replacement(base.coarser(levels[0]), counts, step=step, tol=grid.tol, details=details)
+    parts = [
+        keep_fraction(base.coarser(level), count, of, state.keys, step=step, tol=grid.tol, details=details)
+        for count, level in zip(n.tolist(), levels, strict=True)
+    ]
+    return side_by_side(parts)
+
+
+def _level(grid: Grid, fraction: float) -> int:
+    """How often the spacing may be doubled before the kernels of this fraction suffer."""
+    odds = math.log(fraction / (1 - fraction)) if fraction < 1 else math.inf
+    strip = math.atan2(math.pi, odds) if odds > 0 else math.pi / 2
+    level = 0
+    while grid.spacing * 2 ** (level + 1) <= COARSEST:
+        if strip == 0 or interpolation_error(grid.points, grid.spacing * 2 ** (level + 1), strip) > grid.tol / 10:
+            break
+        level += 1
+    return level
+
+
+def _interpolation(few: Deposit, mse: Floats, n: Counts, of: int, sampling: str, levels: list[int]) -> float:
+    """Relative error of the mean squared error from the grid, by the change at another spacing.
+
+    At twice the spacing the error is in the end 2^points times as large; 2^(points/2 + 1) is taken, as the sharpest
+    kernels are not there yet. A finer spacing, where there is no coarser, shows the error itself. Few keys may lie where two
+    spacings agree by chance, so that the answer is at least four times the error for a kernel without sharp bends.
+    """
+    coarser = [few.grid.spacing * 2 ** (level + 1) <= COARSEST for level in levels]
+    other = [level + 1 if up else level - 1 for level, up in zip(levels, coarser, strict=True)]
+    change = np.abs(_integrate(_source(few), few, n, of, sampling, False, other).mse - mse).mean(axis=0)
+    change = np.where(coarser, change / 2 ** (few.grid.points // 2 + 1), change)
+    size = mse.mean(axis=0)
+    least = max(interpolation_error(few.grid.points, few.grid.spacing * 2**level, math.pi / 2) for level in levels)
+    return max(float((change / np.where(size > 0, size, 1.0)).max()), 4 * least)
+
+
+def take(state: Deposit, rows: Tensor) -> Deposit:
+    """The deposits of these queries, in this order."""
+    return replace(state, cells=state.cells[:, rows], first=state.first[rows], end=state.end[rows], keys=state.keys[rows])
+
+
+def _reframe(state: Deposit, extent: Extent) -> Deposit:
+    """The same deposits in a frame that contains the old one. Always a copy."""
+    old, length = state.cells.shape[2], extent.cells
+    cells = state.cells.new_zeros(*state.cells.shape[:2], length)
+    if old:
+        where = torch.arange(length, device=cells.device) + (extent.end - length - (state.end - old))[:, None]
+        inside = (where >= 0) & (where < old)
+        index = where.clamp(0, old - 1).expand_as(cells)
+        cells = torch.where(inside, state.cells.gather(2, index), cells)
+    return replace(state, cells=cells, first=extent.first, end=extent.end)
+
+
+def recentre(state: Deposit, center: Tensor) -> Deposit:
+    """The same deposits, values measured from another centre: |v - c'|^2 = |v - c|^2 + 2 <v - c, c - c'> + |c - c'|^2."""
+    shift = state.center - center
+    if not bool(shift.any()):
+        return state
+    value, mass, square = state.cells[:-2], state.cells[-2:-1], state.cells[-1:]
+    square = square + 2 * (shift[:, None, None] * value).sum(0, keepdim=True) + shift.square().sum() * mass
+    return replace(state, cells=torch.cat([value + shift[:, None, None] * mass, mass, square]), center=center)

@@ -1,0 +1,1 @@
+"""The integrals that give the exact error at n tokens."""

@@ -1,0 +1,1 @@
+"""Monte Carlo on laws: sampled prompts against the limit."""

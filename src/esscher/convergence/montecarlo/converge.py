@@ -1,0 +1,233 @@
+"""converge: the error of a head on n tokens against its limit, measured by drawing tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from esscher.attention.head import Head
+from esscher.convergence.curve import ErrorCurve
+from esscher.convergence.montecarlo.metrics import Discrepancy, discrepancies
+from esscher.convergence.montecarlo.plan import Plan, plan
+from esscher.inputs import as_counts, as_positive
+from esscher.measures.base import Measure
+
+__all__ = ["Unit", "assemble", "converge", "converge_unit", "log_slope", "mean_error"]
+
+Floats = npt.NDArray[np.float64]
+
+LIMIT_SHARE = 0.2  # the ladder of n stops where the limit's own error is above this share of the measured error
+ROUNDING = 8.0  # rounding of an output, in units of its size times the precision
+AUTO_FIRST = 32  # repeats before "auto" looks at the slope; then half as many again each time
+AUTO_CAP = 4096
+AUTO_WIDTH = 0.1  # width of the slope's 95 % interval
+FLOAT64_ONLY = ("uniform", "grad_u", "hardmax")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One repeat: squared error at each n by metric, squared size of the limit, where the uniform error is attained."""
+
+    repeat: int
+    squared: dict[str, Floats]  # (len n,)
+    limit_squared: dict[str, float]
+    points: Floats | None = None  # (len n, d_query)
+
+
+@torch.no_grad()
+def converge(
+    head: Head,
+    measure: Measure,
+    n: Any,
+    repeats: Any,
+    metrics: Any = ("mean", "cov", "l2", "uniform"),
+    seed: Any = 0,
+    *,
+    sampling: str = "nested",
+    query_inside: bool = False,
+    queries: Any = None,
+    radius: Any = None,
+    experiment: str = "",
+    target: Any = None,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> dict[str, ErrorCurve]:
+    """Root mean square error against the limit at each n, over repeated draws of the tokens: one curve for each metric.
+
+    ``mean``, ``cov`` (and ``cov_op``): moments of self-attention's outputs, in L2, Frobenius and operator norm [B].
+    ``l2``: outputs over queries x ~ nu, nu the measure or the given ``queries`` (rows, or how many fresh ones a repeat).
+    ``uniform``: sup over |x| <= ``radius`` (default: the root mean square norm of a token). ``grad_v``, ``grad_u``: gradients
+    in V and U = A over x ~ nu [S, Proposition 3.4]. ``hardmax``: mean output on the line [B, Proposition 5.1], or outputs over
+    x ~ nu for bounded laws; :func:`mean_error` turns a curve into E|error|.
+
+    ``sampling``: "nested" prefixes of i.i.d. tokens, one pass for all n; "independent" tokens for every n; "replacement" and
+    "without_replacement" from a :class:`Pool`. ``query_inside`` adds a query of nu or of the ball to its own prompt
+    [S, Remark 3.2]; self-attention's queries are in it anyway. ``repeats`` "auto" goes on until the 95 % interval of every
+    curve's log-log slope is narrower than ``target`` (0.1), up to 4096 repeats. ``progress`` is called with (done, of how
+    many). Numbers depend on (experiment, seed, n or "nested", repeat) alone. Where the limit's own error is above 20 % of the
+    measured one the ladder of n stops, and ``origin`` says so.
+
+    Heavy tails: Student tokens have no limit, so every metric is refused with the reason unless A = 0. Seen on samples, the
+    outputs grow with n as the largest token does, like n^(1/df), and no rate can be fitted.
+    """
+    made = plan(
+        head,
+        measure,
+        n,
+        metrics,
+        seed,
+        sampling=sampling,
+        query_inside=query_inside,
+        queries=queries,
+        radius=radius,
+        experiment=experiment,
+        dtype=dtype,
+        device=device,
+    )
+    auto = isinstance(repeats, str)
+    most = _repeats(repeats, made)
+    width = AUTO_WIDTH if target is None else as_positive(target, "target")
+    units: list[Unit] = []
+    check = AUTO_FIRST if auto else most
+    while True:
+        units.append(converge_unit(made, len(units)))
+        if progress is not None:
+            progress(len(units), most)
+        if len(units) < check:
+            continue
+        curves = assemble(made, units)
+        if len(units) >= most or _narrow(curves, width):
+            return curves
+        check = min(most, check + check // 2)
+
+
+@torch.no_grad()
+def converge_unit(made: Plan, repeat: int) -> Unit:
+    """One repeat of a plan, the same whoever computes it and when; ``assemble`` makes the curves of them."""
+    parts: dict[str, list[Discrepancy]] = {}
+    for draw in made.draws(repeat):
+        for name, found in discrepancies(draw).items():
+            parts.setdefault(name, []).append(found)
+    points = [part.points for part in parts.get("uniform", []) if part.points is not None]
+    return Unit(
+        repeat=repeat,
+        squared={name: np.concatenate([part.squared for part in found]) for name, found in parts.items()},
+        limit_squared={name: float(np.mean([part.limit_squared for part in found])) for name, found in parts.items()},
+        points=np.concatenate(points) if points else None,
+    )
+
+
+def assemble(made: Plan, units: Iterable[Unit]) -> dict[str, ErrorCurve]:
+    """The curves of some repeats of a plan, in whatever order they come."""
+    ordered = sorted(units, key=lambda unit: unit.repeat)
+    numbers = [unit.repeat for unit in ordered]
+    if len(ordered) < 2 or len(set(numbers)) < len(numbers):
+        raise ValueError(f"units: expected at least 2 repeats, each once, got repeats {numbers}")
+    return {name: _curve(made, name, ordered) for name in ordered[0].squared}
+
+
+def _curve(made: Plan, name: str, units: list[Unit]) -> ErrorCurve:
+    samples = np.stack([unit.squared[name] for unit in units])
+    scale = math.sqrt(float(np.mean([unit.limit_squared[name] for unit in units])))
+    rms = np.sqrt(samples.mean(axis=0))
+    own_error, method = _limit_error(made, name)
+    dtype = torch.float64 if name in FLOAT64_ONLY else made.dtype
+    floor = own_error + ROUNDING * torch.finfo(dtype).eps * scale
+    beyond = np.flatnonzero(~(floor <= LIMIT_SHARE * rms))
+    kept = int(beyond[0]) if beyond.size else len(made.n)
+    samples, rms = samples[:, :kept], rms[:kept]
+    origin = f"Monte Carlo, {len(units)} repeats; {made.describe_sampling()}; {_describe(made, name)}; limit: {method}"
+    if beyond.size:
+        left_out = ", ".join(map(str, made.n[kept:]))
+        origin += (
+            f"; left out n = {left_out}, where the error of the limit and of rounding ({floor:.2g}) "
+            "is above 20 % of the measured error"
+        )
+    return ErrorCurve.from_repeats(
+        np.array(made.n[:kept], dtype=np.int64),
+        samples,
+        metric=name,
+        scale=scale,
+        accuracy=float((floor / rms).max()) if kept else 0.0,
+        origin=origin,
+    )
+
+
+def _limit_error(made: Plan, name: str) -> tuple[float, str]:
+    """Own error of the quantity compared with, and how it was found."""
+    if name not in ("mean", "cov", "cov_op"):
+        return 0.0, "exact"
+    push = made.pushforward
+    own = push.mean_error if name == "mean" else push.cov_error
+    return own, f"{push.method}, own error {own:.2g}"
+
+
+def _describe(made: Plan, name: str) -> str:
+    rows = made.queries
+    queries = f"{rows} fresh queries of the law a repeat" if isinstance(rows, int) else f"{rows.shape[0]} given queries"
+    inside = ", each in its own prompt" if made.query_inside else ""
+    if name == "uniform":
+        return f"queries |x| <= {made.radius:.4g}{inside}, by gradient ascent"
+    if name in ("l2", "grad_v", "grad_u"):
+        return queries + inside
+    if name == "hardmax" and made.measure.dim > 1:
+        return queries
+    return "queries are the tokens"
+
+
+def _repeats(repeats: Any, made: Plan) -> int:
+    if isinstance(repeats, str):
+        if repeats != "auto":
+            raise ValueError(f"repeats: expected 'auto' or a whole number of at least 2, got {repeats!r}")
+        if len(made.n) < 2:
+            raise ValueError(f"repeats: 'auto' needs a slope, so at least 2 values of n, got n = {list(made.n)}")
+        return AUTO_CAP
+    try:
+        count = int(as_counts([repeats], "repeats")[0])
+    except ValueError as cause:
+        raise ValueError(f"repeats: expected 'auto' or a whole number of at least 2, got {repeats!r}") from cause
+    if count < 2:
+        raise ValueError(f"repeats: expected 'auto' or at least 2, since standard errors come from the repeats, got {count}")
+    return count
+
+
+def _narrow(curves: dict[str, ErrorCurve], width: float) -> bool:
+    """Is the 95 % interval of every slope narrow enough? A curve cut below 2 values of n has no slope to wait for."""
+    wide = [curve for curve in curves.values() if curve.n.size >= 2 and 2 * 1.96 * log_slope(curve)[1] > width]
+    return not wide
+
+
+def log_slope(curve: ErrorCurve) -> tuple[float, float]:
+    """Slope of log rms against log n by least squares weighted with the repeats' own variances, and its standard error.
+
+    The slope is sum_i c_i log(M_i) / 2 with M_i the mean squared error at n_i, so repeat r moves it by
+    sum_i c_i (s_ri / M_i - 1) / 2: the spread of that over repeats counts the correlation between nested n.
+    """
+    if curve.samples is None or curve.n.size < 2:
+        raise ValueError(
+            f"curve: expected samples of repeats at 2 or more values of n, got {curve.n.size} values, {curve.kind}"
+        )
+    relative = curve.samples / curve.rms**2
+    variance = relative.var(axis=0, ddof=1)
+    weights = 1.0 / np.maximum(variance, 1e-12 * variance.max() + 1e-300)
+    weights /= weights.sum()
+    x = np.log(curve.n.astype(np.float64))
+    x = x - weights @ x
+    c = weights * x / (weights @ x**2)
+    moves = 0.5 * (relative - 1.0) @ c
+    return float(c @ np.log(curve.rms)), float(moves.std(ddof=1) / math.sqrt(moves.size))
+
+
+def mean_error(curve: ErrorCurve) -> tuple[Floats, Floats]:
+    """E|error| at each n and its standard error, where ``rms`` is the root of E|error|^2: what [B, Prop. 5.1] speaks of."""
+    if curve.samples is None:
+        raise ValueError(f"curve: expected samples of repeats, got none ({curve.kind})")
+    sizes = np.sqrt(curve.samples)
+    return sizes.mean(axis=0), sizes.std(axis=0, ddof=1) / math.sqrt(sizes.shape[0])

@@ -1,0 +1,255 @@
+"""Synthetic experiments as runs: a law, a head, a sweep over one number, Monte Carlo errors, rates beside predictions."""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from pydantic import Field, field_validator, model_validator
+
+from esscher.attention.head import Head
+from esscher.convergence.curve import ErrorCurve
+from esscher.convergence.exact import exact_curve
+from esscher.convergence.montecarlo.converge import Unit as Repeat
+from esscher.convergence.montecarlo.converge import assemble, converge_unit
+from esscher.convergence.montecarlo.plan import METRICS, Plan, plan
+from esscher.convergence.montecarlo.spec import HeadSpec, LawSpec, Plain, parse_ladder
+from esscher.convergence.rate.fit import fit_rate
+from esscher.measures.base import Measure
+from esscher.runs import Job, RunSpec, Shard, Unit, register
+from esscher.theory.bohbot import moment_exponent, moment_exponent_experimental
+from esscher.theory.setting import proved_coupling
+from esscher.theory.sharp import l2_exponent_rms, moment_exponent_rms
+
+__all__ = ["CONVERGE", "ExperimentSpec", "preset_names", "read_preset"]
+
+REPEATS_PER_UNIT = 10  # repeats a unit of work does; seeds do not depend on it
+MOST_REPEATS = 1_000_000
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+MOMENTS = ("mean", "cov", "cov_op")
+
+
+class Sweep(Plain):
+    """The number that changes from point to point: the head's horizon or scale, the ball's radius, the spectrum's decay."""
+
+    over: Literal["horizon", "scale", "radius", "decay"]
+    values: Annotated[tuple[float, ...], Field(min_length=1, max_length=1000)]
+
+    @model_validator(mode="after")
+    def _usable(self) -> Sweep:
+        smallest = min(self.values)
+        if smallest < 0 or (smallest == 0 and self.over != "decay"):
+            raise ValueError(f"values: expected numbers above 0 for {self.over}, got {smallest:g}")
+        return self
+
+
+class ExperimentSpec(RunSpec):
+    """What ``esscher converge`` runs; presets are files of these fields."""
+
+    job: Literal["converge"] = "converge"
+    title: str = ""
+    law: LawSpec
+    head: HeadSpec = HeadSpec()
+    sweep: Sweep | None = None
+    n: tuple[int, ...]
+    repeats: Annotated[int, Field(ge=2, le=MOST_REPEATS)] = 100
+    metrics: tuple[str, ...] = ("mean", "cov", "l2")
+    sampling: Literal["nested", "independent"] = "nested"
+    query_inside: bool = False
+    queries: Annotated[int, Field(ge=1, le=1 << 20)] = 64
+    radius: Annotated[float, Field(gt=0)] | None = None
+    dtype: Literal["float32", "float64"] = "float64"
+
+    @field_validator("n", mode="before")
+    @classmethod
+    def _ladder(cls, value: Any) -> tuple[int, ...]:
+        return tuple(parse_ladder(value).tolist())
+
+    @field_validator("metrics")
+    @classmethod
+    def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        allowed = (*METRICS, "cov_op")
+        unknown = [name for name in value if name not in allowed]
+        if unknown or not value:
+            raise ValueError(f"expected some of {', '.join(allowed)}, got {', '.join(unknown) or 'none'}")
+        return value
+
+    @property
+    def points(self) -> tuple[float, ...]:
+        return (float("nan"),) if self.sweep is None else self.sweep.values
+
+
+def preset_names() -> list[str]:
+    folder = importlib.resources.files("esscher.convergence.montecarlo") / "presets"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def read_preset(name: str) -> str:
+    """The text of a preset."""
+    if name not in preset_names():
+        raise ValueError(f"preset: expected one of {', '.join(preset_names())} or a YAML file, got {name!r}")
+    return (importlib.resources.files("esscher.convergence.montecarlo") / "presets" / f"{name}.yaml").read_text("utf-8")
+
+
+# ---- the job ---------------------------------------------------------------------------------------------------------
+
+
+def units(spec: ExperimentSpec) -> Iterator[Unit]:
+    """Some repeats of one point each."""
+    for point in range(len(spec.points)):
+        for first in range(0, spec.repeats, REPEATS_PER_UNIT):
+            yield {"point": point, "first": first, "count": min(REPEATS_PER_UNIT, spec.repeats - first)}
+
+
+@functools.lru_cache(maxsize=4)
+def setting(spec: ExperimentSpec, point: int) -> tuple[Measure, Head]:
+    """Law and head of one point of the sweep."""
+    law, head, value = spec.law, spec.head, spec.points[point]
+    if spec.sweep is not None and spec.sweep.over == "decay":
+        law = law.model_validate(law.model_dump() | {"decay": value})
+    elif spec.sweep is not None and spec.sweep.over in ("horizon", "scale"):
+        head = HeadSpec.model_validate(head.model_dump() | {"horizon": None, "scale": None, spec.sweep.over: value})
+    measure = law.build(DTYPES[spec.dtype], spec.device)
+    return measure, head.build(measure)
+
+
+@functools.lru_cache(maxsize=4)
+def plan_of(spec: ExperimentSpec, point: int) -> Plan:
+    """The checked experiment of one point; ValueError where its law has no limit."""
+    measure, head = setting(spec, point)
+    radius = spec.points[point] if spec.sweep is not None and spec.sweep.over == "radius" else spec.radius
+    return plan(
+        head,
+        measure,
+        list(spec.n),
+        tuple(dict.fromkeys("cov" if name == "cov_op" else name for name in spec.metrics)),
+        spec.seed,
+        sampling=spec.sampling,
+        query_inside=spec.query_inside,
+        queries=spec.queries,
+        radius=radius if "uniform" in spec.metrics else None,
+        experiment=f"converge/{point}",
+        dtype=DTYPES[spec.dtype],
+        device=spec.device,
+    )
+
+
+def compute(spec: ExperimentSpec, unit: Unit) -> dict[str, Any]:
+    """Squared errors of the unit's repeats, or why there are none."""
+    point = unit["point"]
+    try:
+        made = plan_of(spec, point)
+    except ValueError as reason:
+        return {"refusals": [{"point": point, "reason": str(reason)}]}
+    rows = []
+    for repeat in range(unit["first"], unit["first"] + unit["count"]):
+        found = converge_unit(made, repeat)
+        for metric in spec.metrics:
+            squared = found.squared[metric]
+            rows += [
+                {
+                    "point": point,
+                    "metric": metric,
+                    "repeat": repeat,
+                    "n": n,
+                    "squared": float(squared[i]),
+                    "limit_squared": found.limit_squared[metric],
+                }
+                for i, n in enumerate(spec.n)
+            ]
+    return {"errors": rows}
+
+
+def consolidate(spec: ExperimentSpec, shards: Sequence[Shard]) -> dict[str, Any]:
+    """errors (every repeat), curves (tidy, with the exact one beside l2), rates (a row per point and metric)."""
+    parts = [shard.tables["errors"].to_pandas() for shard in shards if "errors" in shard.tables]
+    errors = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+    refusals = {
+        int(row["point"]): str(row["reason"])
+        for shard in shards
+        if "refusals" in shard.tables
+        for row in shard.tables["refusals"].to_pylist()
+    }
+    curve_rows, rate_rows = [], []
+    for point, value in enumerate(spec.points):
+        identity = {"point": point, "value": value}
+        if point in refusals:
+            rate_rows += [identity | refused(spec, metric, refusals[point]) for metric in spec.metrics]
+            continue
+        curves = curves_of(spec, point, errors[errors["point"] == point])
+        exact = exact_of(spec, point) if "l2" in spec.metrics and not spec.query_inside else None
+        for curve in [*curves.values(), *([] if exact is None else [exact])]:
+            curve_rows.append(curve.to_frame().assign(query_stderr=curve.query_stderr, **identity))
+        for metric, curve in curves.items():
+            rate_rows.append(identity | rate_row(spec, point, metric, curve, exact if metric == "l2" else None))
+    tables: dict[str, Any] = {"rates": pd.DataFrame(rate_rows)}
+    if curve_rows:
+        tables |= {"errors": errors, "curves": pd.concat(curve_rows, ignore_index=True)}
+    return tables
+
+
+def curves_of(spec: ExperimentSpec, point: int, errors: pd.DataFrame) -> dict[str, ErrorCurve]:
+    """The curves of one point from its stored squared errors."""
+    repeats = []
+    for repeat, rows in errors.groupby("repeat", sort=True):
+        by_metric = {metric: part.sort_values("n") for metric, part in rows.groupby("metric")}
+        repeats.append(
+            Repeat(
+                repeat=int(repeat),
+                squared={metric: part["squared"].to_numpy() for metric, part in by_metric.items()},
+                limit_squared={metric: float(part["limit_squared"].iloc[0]) for metric, part in by_metric.items()},
+            )
+        )
+    return assemble(plan_of(spec, point), repeats)
+
+
+def exact_of(spec: ExperimentSpec, point: int) -> ErrorCurve:
+    measure, head = setting(spec, point)
+    return exact_curve(head, measure, measure, list(spec.n), seed=spec.seed)
+
+
+def rate_row(spec: ExperimentSpec, point: int, metric: str, curve: ErrorCurve, exact: ErrorCurve | None) -> dict[str, Any]:
+    """Fitted exponent with its interval, beside what theory says for this head and law."""
+    measure, head = setting(spec, point)
+    horizon2 = head.horizon(measure)
+    _, proved = proved_coupling(head, measure)
+    psi = proved if proved is not None and metric in MOMENTS else np.nan
+    fit = fit_rate(curve, raise_on_failure=False)
+    preferred = "" if fit.power_vs_log is None else fit.power_vs_log.preferred
+    sharp = moment_exponent_rms(horizon2) if metric in MOMENTS else l2_exponent_rms(horizon2) if metric == "l2" else np.nan
+    return {
+        "metric": metric,
+        "horizon": head.horizon(measure, sided=1),
+        "horizon2": horizon2,
+        "coupling": head.coupling(measure),
+        "exponent": fit.exponent,
+        "low": fit.interval[0],
+        "high": fit.interval[1],
+        "bohbot": moment_exponent(psi),
+        "bohbot_experimental": moment_exponent_experimental(psi),
+        "sharp": sharp,
+        "exact_exponent": np.nan if exact is None else fit_rate(exact, raise_on_failure=False).exponent,
+        "preferred_law": preferred,
+        "status": fit.status.code,
+        "reason": fit.status.text,
+    }
+
+
+def refused(spec: ExperimentSpec, metric: str, reason: str) -> dict[str, Any]:
+    nothing = ["horizon", "horizon2", "coupling", "exponent", "low", "high", "bohbot", "bohbot_experimental", "sharp"]
+    return {
+        "metric": metric,
+        **dict.fromkeys([*nothing, "exact_exponent"], float("nan")),
+        "preferred_law": "",
+        "status": "refused",
+        "reason": reason,
+    }
+
+
+CONVERGE = Job("converge", ExperimentSpec, units, compute, consolidate)
+register("converge", "esscher.convergence.montecarlo.job:CONVERGE")

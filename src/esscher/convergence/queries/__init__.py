@@ -1,0 +1,1 @@
+"""Queries that come from a law: the exact error integrated over it."""

@@ -1,0 +1,1 @@
+"""From an error curve to its rate."""

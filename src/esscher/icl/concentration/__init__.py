@@ -1,0 +1,1 @@
+"""How fast softmax attention becomes linear attention."""

@@ -1,0 +1,1 @@
+"""Gradient flow at any prompt length, and where it ends."""

@@ -1,0 +1,132 @@
+"""What gradient flow has learned in the end, against the length of the prompts: Theorem 5.2 of [S] in numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.optimize import minimize
+
+from esscher.icl.flow.flow import Coordinates, flow_times, gradient_flow
+from esscher.icl.flow.limit import flow_limit, start_block
+from esscher.icl.layer import Block
+from esscher.icl.risk.bayes import bayes_risk
+from esscher.icl.risk.risk import Risk, as_length, risk, risk_gradient
+from esscher.icl.tasks import LinearTask
+from esscher.inputs import as_positive
+
+__all__ = ["FinalRisks", "final_parameters", "final_risks", "prompt_length_for"]
+
+Floats = npt.NDArray[np.float64]
+
+HANDOVER = 30.0  # time at which the flow is taken to have chosen its valley
+LONGEST = 10**12
+
+
+@dataclass(frozen=True, eq=False)
+class FinalRisks:
+    """Risk at the end of the flow for each prompt length, for softmax and linear attention, with the Bayes risk on L tokens.
+
+    ``noise_level`` is tau^2 / 2, where all of them go. One row of ``softmax_parameters`` and ``linear_parameters`` a length.
+    """
+
+    lengths: npt.NDArray[np.int64]
+    softmax: Floats
+    linear: Floats
+    bayes: Floats
+    bayes_error: Floats
+    noise_level: float
+    softmax_parameters: tuple[Block, ...]
+    linear_parameters: tuple[Block, ...]
+
+
+def final_parameters(task: LinearTask, start: Block, length: Any = math.inf, kind: str = "softmax") -> Block:
+    """The limit of the gradient flow from ``start`` in the block form.
+
+    Closed form for linear attention and infinite prompts. Softmax attention on L tokens: the flow itself until t = 30, then
+    a quasi-Newton descent down the valley it has reached, to a gradient of 1e-9. The valley is flat: along it v U11 is nearly
+    constant, and the flow alone would need a time that grows with L.
+    """
+    length = as_length(length)
+    if kind == "linear" or math.isinf(length):
+        return flow_limit(task, start, length)
+    flow = gradient_flow(task, start, length, kind, flow_times(HANDOVER, 8), 1e-9, 1e-6, 1e-8)
+    if flow.converged:
+        end = flow.end
+    else:
+        form = Coordinates.of(task, start)
+
+        def objective(state: Floats) -> tuple[float, Floats]:
+            value, gradient = risk_gradient(task, form.unpack(state), length, kind)
+            return value, form.pull(gradient)
+
+        found = minimize(objective, form.pull(flow.end), jac=True, method="BFGS", options={"gtol": 1e-9, "maxiter": 500})
+        end = form.unpack(found.x)
+    assert isinstance(end, Block)
+    return end
+
+
+def final_risks(
+    task: LinearTask,
+    lengths: Any = (10, 100, 1_000, 10_000, 100_000, 1_000_000),
+    start: Block | None = None,
+    draws: int = 4000,
+    generator: torch.Generator | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> FinalRisks:
+    """Final risks of softmax and linear attention for each length: Figures 2 and 6 of [S] without training.
+
+    ``progress(done, total)`` is called after every length.
+    """
+    start = start_block(task) if start is None else start
+    counts = [int(as_length(length)) for length in np.atleast_1d(np.asarray(lengths)).tolist()]
+    rows: list[tuple[Block, Block, Risk]] = []
+    for done, length in enumerate(counts, 1):
+        soft, lin = (final_parameters(task, start, length, kind) for kind in ("softmax", "linear"))
+        rows.append((soft, lin, bayes_risk(task, length, draws, generator)))
+        if progress is not None:
+            progress(done, len(counts))
+    pairs = list(zip(counts, rows, strict=True))
+    return FinalRisks(
+        np.asarray(counts, dtype=np.int64),
+        np.array([float(risk(task, soft, length)) for length, (soft, _, _) in pairs]),
+        np.array([float(risk(task, lin, length, "linear")) for length, (_, lin, _) in pairs]),
+        np.array([bayes.value for _, _, bayes in rows]),
+        np.array([bayes.error for _, _, bayes in rows]),
+        0.5 * task.noise,
+        tuple(soft for soft, _, _ in rows),
+        tuple(lin for _, lin, _ in rows),
+    )
+
+
+def prompt_length_for(
+    task: LinearTask, eps: Any, kind: str = "softmax", start: Block | None = None, precision: float = 0.02
+) -> int:
+    """L(eps) of Theorem 5.2: the shortest prompts on which the flow ends within ``eps`` of the best risk, tau^2 / 2.
+
+    Bisection in log L; the answer is at most the fraction ``precision`` above the shortest. The final risk is taken to fall
+    with L.
+    """
+    goal = 0.5 * task.noise + as_positive(eps, "eps")
+    start = start_block(task) if start is None else start
+
+    def reached(length: int) -> bool:
+        return float(risk(task, final_parameters(task, start, length, kind), length, kind)) <= goal
+
+    low, high = 0, 1
+    while not reached(high):
+        if high >= LONGEST:
+            raise ValueError(f"eps: expected an excess risk that {LONGEST:g} tokens reach, got {float(eps):g}")
+        low, high = high, 10 * high
+    while high - low > max(1.0, precision * low):
+        middle = max(low + 1, round(math.sqrt(max(low, 1) * high)))
+        if reached(middle):
+            high = middle
+        else:
+            low = middle
+    return high

@@ -1,0 +1,1 @@
+"""Exact risks of softmax and linear attention at any prompt length."""

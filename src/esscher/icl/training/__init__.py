@@ -1,0 +1,1 @@
+"""Paired training by SGD."""

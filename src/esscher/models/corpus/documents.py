@@ -1,0 +1,155 @@
+"""Where the text comes from: files, standard input, a dataset by name, or text that is on every machine."""
+
+from __future__ import annotations
+
+import codecs
+import itertools
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, PositiveInt, field_validator, model_validator
+
+from esscher.convergence.montecarlo.spec import Plain
+from esscher.models.corpus.packaged import packaged_documents
+from esscher.models.corpus.table_files import Piece, as_text, chosen_field, show
+from esscher.models.corpus.text_files import file_pieces, folder_files, stdin_pieces
+from esscher.models.huggingface.package import quiet
+
+__all__ = ["CorpusSpec", "read_documents", "read_pieces"]
+
+SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+class CorpusSpec(Plain):
+    """A corpus as plain data: one source (files, a dataset or packaged text), how much of it, how it is cut."""
+
+    text: tuple[str, ...] = Field(default=(), description="files, directories, or '-' for standard input")
+    dataset: str | None = Field(default=None, description="Hugging Face dataset, 'name' or 'name:config', streamed")
+    split: str = Field(default="train", description="split of the dataset")
+    field: str | None = Field(default=None, description="field with the text in tables and datasets; 'text' if not given")
+    packaged: Literal["prose", "code", "legal"] | None = Field(default=None, description="text that needs no file")
+    encoding: str = Field(default="utf-8", description="encoding of files and of standard input")
+    limit: PositiveInt | None = Field(default=None, description="documents at most")
+    max_tokens: PositiveInt | None = Field(default=None, description="tokens of text at most")
+    documents: Literal["joined", "separate"] = Field(default="joined", description="may a window cross documents")
+    special: bool = Field(default=True, description="windows carry the model's special tokens around the text")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prose_if_nothing(cls, fields: Any) -> Any:
+        if isinstance(fields, dict) and not (fields.get("text") or fields.get("dataset") or fields.get("packaged")):
+            return {**fields, "packaged": "prose"}
+        return fields
+
+    @field_validator("encoding")
+    @classmethod
+    def _known(cls, encoding: str) -> str:
+        try:
+            b"a".decode(encoding)
+            codecs.getincrementaldecoder(encoding)
+        except UnicodeDecodeError:
+            pass  # UTF-16 and its like: known, and one byte is no character
+        except (LookupError, ValueError) as cause:
+            raise ValueError(f"expected a text encoding such as utf-8, utf-16 or cp1252, got {encoding!r}") from cause
+        return encoding
+
+    @model_validator(mode="after")
+    def _one_source(self) -> CorpusSpec:
+        given = [name for name in ("text", "dataset", "packaged") if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(f"expected one source of text, got {' and '.join(given)}; leave all but one out")
+        if self.packaged and self.field is not None:
+            raise ValueError(f"field '{self.field}' was asked for, but packaged text has no fields; leave it out")
+        if self.text.count("-") > 1:
+            raise ValueError("text: standard input '-' can be read once, got it twice; leave one out")
+        return self
+
+
+def read_documents(spec: CorpusSpec) -> Iterator[str]:
+    """Documents one by one; a file is read when its turn comes. What cannot be read is a ValueError of one line."""
+    number = 0
+
+    def numbered(piece: Piece) -> int:
+        nonlocal number
+        number += piece[0]
+        return number
+
+    for _, pieces in itertools.groupby(read_pieces(spec), numbered):
+        yield "".join(text for _, text in pieces)
+
+
+def read_pieces(spec: CorpusSpec) -> Iterator[Piece]:
+    """The same in stretches, so that a document need not be in memory whole; documents without text are left out."""
+    count = 0
+    for starts, text in _source(spec):
+        if starts and (not text or text.isspace()):
+            continue
+        count += starts
+        if spec.limit is not None and count > spec.limit:
+            return
+        yield starts, _encodable(text)
+    if count == 0:
+        raise ValueError("corpus: expected text, got documents without any; give a source with text")
+
+
+def _encodable(text: str) -> str:
+    """Half a surrogate pair, which JSON can hold and UTF-8 cannot, becomes the replacement character."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return SURROGATES.sub("\ufffd", text)
+    return text
+
+
+def _source(spec: CorpusSpec) -> Iterator[Piece]:
+    if spec.dataset is not None:
+        yield from _dataset(spec.dataset, spec.split, spec.field)
+    elif spec.packaged is not None:
+        yield from ((True, text) for text in packaged_documents(spec.packaged))
+    for name in spec.text:
+        if name == "-":
+            yield from stdin_pieces(spec.encoding, spec.field)
+        elif os.path.isdir(name):
+            for path in folder_files(Path(name), tables=spec.field is not None):
+                yield from file_pieces(path, spec.encoding, spec.field, listed=True)
+        elif not name or "\0" in name:
+            raise ValueError(f"text: expected the name of a file, got {name!r}; give a file, a directory or '-'")
+        else:
+            yield from file_pieces(Path(name), spec.encoding, spec.field)
+
+
+def _dataset(dataset: str, split: str, field: str | None) -> Iterator[Piece]:
+    """Rows of a dataset as they arrive; only data files are read, never code of the dataset."""
+    try:
+        import datasets
+    except ImportError as cause:
+        raise ValueError("dataset: the package datasets is not installed; pip install 'esscher[hf]'") from cause
+    name, _, config = (dataset, "", "") if os.path.exists(dataset) else dataset.partition(":")
+    failures = (OSError, ValueError, RuntimeError, LookupError, TypeError, ImportError, datasets.exceptions.DatasetsError)
+    try:
+        with quiet():
+            rows = iter(datasets.load_dataset(name, config or None, split=split, streaming=True))
+            row = next(rows, None)
+    except failures as cause:
+        raise ValueError(_not_loaded(dataset, split, cause)) from cause
+    number = 0
+    while row is not None:
+        number += 1
+        place = f"dataset {show(dataset)}, row {number}"
+        chosen = chosen_field(field, list(row), place)
+        yield True, as_text(row[chosen], f"{place}, field '{chosen}'")
+        try:
+            row = next(rows, None)
+        except failures as cause:
+            raise ValueError(_not_loaded(dataset, split, cause)) from cause
+
+
+def _not_loaded(dataset: str, split: str, cause: BaseException) -> str:
+    reason = " ".join(str(cause).split())[:160]
+    return (
+        f"dataset {show(dataset)}: split '{split}' cannot be read ({type(cause).__name__}: {reason}); "
+        "check its name ('name' or 'name:config'), the split and the network, or give files with text"
+    )

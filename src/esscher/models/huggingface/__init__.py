@@ -1,0 +1,1 @@
+"""Hugging Face models: loading, and what their attention is given."""

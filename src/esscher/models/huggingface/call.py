@@ -1,0 +1,58 @@
+"""What one attention call of a model is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from esscher.models.huggingface.attention import attend_masked
+
+__all__ = ["Captured"]
+
+
+@dataclass(frozen=True)
+class Captured:
+    """One attention call: weights are softmax(cap(scale <q, k>) + bias) over the allowed keys and the sink logit.
+
+    ``layer`` counts the model's self-attention layers in order of execution, ``name`` is the module's dotted name. ``query`` is
+    (batch, heads, tokens, width); ``key`` and ``value`` are (batch, kv_heads, tokens, width), not repeated for the heads that
+    share them. ``allowed`` (batch, 1 or heads, tokens, tokens) says which keys a query may see, None is all: causality,
+    windows and padding are in it. ``bias`` holds finite additive scores (T5), ``sinks`` one logit per head without a value
+    (gpt_oss), ``window`` the layer's sliding window as its configuration has it, ``hidden`` (batch, tokens, d) what entered
+    the attention module, if it was asked for.
+    """
+
+    layer: int
+    name: str
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scale: float
+    allowed: Tensor | None = None
+    bias: Tensor | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    hidden: Tensor | None = None
+    window: int | None = None
+
+    @property
+    def heads(self) -> int:
+        return int(self.query.shape[1])
+
+    @property
+    def kv_heads(self) -> int:
+        return int(self.key.shape[1])
+
+    def output(self) -> Tensor:
+        """Attention recomputed from what was captured, (batch, heads, tokens, width of a value)."""
+        return attend_masked(
+            self.query,
+            self.key,
+            self.value,
+            self.scale,
+            allowed=self.allowed,
+            bias=self.bias,
+            softcap=self.softcap,
+            sinks=self.sinks,
+        )

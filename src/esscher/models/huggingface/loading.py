@@ -1,0 +1,208 @@
+"""Models by name or folder, safely: safetensors only, no code of the checkpoint, checked weights, the encoder of a pair."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esscher.models.huggingface.capture import Captured, forward
+from esscher.models.huggingface.checkpoint import PACKAGED, check_folder, read_config, resolve, weights_sha256, why
+from esscher.models.huggingface.example import example_inputs
+from esscher.models.huggingface.package import quiet, transformers
+from esscher.models.huggingface.support import refusal
+
+__all__ = ["LayerShape", "Loaded", "load_model", "positions", "wrap_model"]
+
+PACKAGED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Parts behind the last layer that a checkpoint may lack without any effect on attention.
+BEHIND = ("pooler", "lm_head", "classifier", "qa_outputs")
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """Heads of one self-attention layer as they were seen."""
+
+    name: str
+    heads: int
+    kv_heads: int
+    width: int
+    value_width: int
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready for capture, and what a forward pass showed of it.
+
+    ``heads``, ``kv_heads`` and ``width`` are those of layer 0; ``shapes`` has every layer. ``max_positions`` is None where
+    there is no limit. ``sha256`` is the hash of the weights.
+    """
+
+    model: Any
+    tokenizer: Any | None
+    name: str
+    revision: str | None
+    max_positions: int | None
+    layers: int
+    heads: int
+    kv_heads: int
+    width: int
+    hidden_size: int
+    causal: bool
+    is_encoder_decoder: bool
+    sha256: str
+    shapes: tuple[LayerShape, ...]
+    tokenizer_error: str | None = None
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = next(self.model.parameters()).device
+        return device
+
+
+def load_model(name: Any = None, *, revision: str | None = None, dtype: str = "float32", device: str = "cpu") -> Loaded:
+    """A model of the Hugging Face hub or of a folder, in eval mode; None or "packaged" is the packaged one.
+
+    Only safetensors are read, code of the checkpoint is never run, weights that are not finite are refused. Of an
+    encoder-decoder the encoder is kept.
+    """
+    source, shown = resolve(name)
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+    place = _device(device)
+    config = read_config(source, revision)
+    if Path(source).is_dir():
+        check_folder(Path(source))
+    digest = weights_sha256(source, revision)
+    if shown == PACKAGED and digest != PACKAGED_SHA256:
+        raise ValueError(f"{PACKAGED}: model.safetensors has sha256 {digest}, expected {PACKAGED_SHA256}; install it again")
+    model = _weights(source, config, revision, DTYPES[dtype])
+    paired = bool(getattr(config, "is_encoder_decoder", False))
+    if paired:
+        model = model.get_encoder()
+    tokenizer, reason = _tokenizer(source, revision)
+    return _look(model.eval().to(place), tokenizer, shown, revision, paired, digest, reason)
+
+
+def wrap_model(model: Any, tokenizer: Any = None, *, name: str | None = None) -> Loaded:
+    """A model object the caller already has; its weights are hashed and checked, it is not moved or changed."""
+    reason = refusal(model)
+    if reason is not None:
+        raise ValueError(f"model: {reason}")
+    paired = bool(getattr(model.config, "is_encoder_decoder", False)) and hasattr(model, "get_encoder")
+    if paired:
+        model = model.get_encoder()
+    if model.training:
+        raise ValueError(f"model: {type(model).__name__} is in training mode; call model.eval() first")
+    digest = hashlib.sha256()
+    for key, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    shown = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
+    return _look(model, tokenizer, shown, None, paired, digest.hexdigest(), None)
+
+
+def _weights(source: str, config: Any, revision: str | None, dtype: torch.dtype) -> Any:
+    options = {"revision": revision, "use_safetensors": True, "trust_remote_code": False, "output_loading_info": True}
+    try:
+        with quiet():
+            model, info = transformers().AutoModel.from_pretrained(source, config=config, dtype=dtype, **options)
+    except Exception as cause:
+        raise ValueError(f"{source}: {why(cause)}") from cause
+    missing = sorted(key for key in info["missing_keys"] if not any(part in key for part in BEHIND))
+    if missing:
+        raise ValueError(
+            f"{source}: the checkpoint lacks {len(missing)} tensors of {type(model).__name__}, the first is {missing[0]}; "
+            "they would be random"
+        )
+    return model
+
+
+def _tokenizer(source: str, revision: str | None) -> tuple[Any | None, str | None]:
+    """The tokenizer, or why there is none: a model of images has none, and that is no mistake."""
+    try:
+        with quiet():
+            tokenizer = transformers().AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+            words = len(tokenizer.get_vocab()) - len(set(tokenizer.all_special_tokens))
+    except Exception as cause:
+        return None, " ".join(str(cause).split())[:240]
+    if words <= 0:  # without files the library makes a tokenizer that knows special tokens only
+        return None, "the model comes without the files of a tokenizer"
+    return tokenizer, None
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as cause:
+        raise ValueError(f"device: {name!r} cannot be used here: {str(cause).splitlines()[0]}") from cause
+    return device
+
+
+def _look(model: Any, tokenizer: Any, name: str, revision: str | None, paired: bool, digest: str, reason: str | None) -> Loaded:
+    """Check the weights and run four tokens through: shapes and causality are seen, not read from a configuration."""
+    _check_finite(model, name)
+    shapes: list[LayerShape] = []
+    causal: list[bool] = []
+
+    def see(captured: Captured) -> None:
+        width, value_width = int(captured.query.shape[-1]), int(captured.value.shape[-1])
+        shapes.append(LayerShape(captured.name, captured.heads, captured.kv_heads, width, value_width))
+        causal.append(captured.allowed is not None and not bool(captured.allowed[0, 0, 0, 1]))
+
+    try:
+        forward(model, example_inputs(model), see)
+    except ValueError as cause:
+        raise ValueError(f"{name}: {cause}") from cause
+    first = shapes[0]
+    return Loaded(
+        model=model,
+        tokenizer=tokenizer,
+        name=name,
+        revision=revision,
+        max_positions=positions(model, tokenizer),
+        layers=len(shapes),
+        heads=first.heads,
+        kv_heads=first.kv_heads,
+        width=first.width,
+        hidden_size=int(getattr(model.config.get_text_config(), "hidden_size", first.heads * first.width)),
+        causal=any(causal),
+        is_encoder_decoder=paired,
+        sha256=digest,
+        shapes=tuple(shapes),
+        tokenizer_error=reason,
+    )
+
+
+def _check_finite(model: Any, name: str) -> None:
+    tensors: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
+    for key, tensor in tensors:
+        if not tensor.is_floating_point() or tensor.numel() == 0 or tensor.device.type == "meta":
+            continue
+        low, high = torch.aminmax(tensor.detach())
+        if not bool(torch.isfinite(low) & torch.isfinite(high)):
+            bad = int((~torch.isfinite(tensor)).sum())
+            raise ValueError(
+                f"{name}: weight {key} holds {bad} NaN or infinite of {tensor.numel()} numbers; get the checkpoint again"
+            )
+
+
+def positions(model: Any, tokenizer: Any = None) -> int | None:
+    """Longest sequence the model takes, by its configuration and its tokenizer; None where there is no limit."""
+    config = model.config.get_text_config()
+    found = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_source_positions")]
+    limits = [value for value in found if isinstance(value, int) and value > 0]
+    for key, module in model.named_modules():
+        # the roberta family counts positions from the one after padding
+        if key.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            limits.append(module.num_embeddings - module.padding_idx - 1)
+    longest = getattr(tokenizer, "model_max_length", None)
+    if isinstance(longest, int) and 0 < longest < 10**7:
+        limits.append(longest)
+    return min(limits) if limits else None

@@ -1,0 +1,1 @@
+"""Who does the units of a run: this process, local processes, a Dask cluster."""
