@@ -92,7 +92,7 @@ def test_single_index_labels(generator: torch.Generator) -> None:
     [
         (
             lambda: LinearTask([[1.0, 2.0], [2.0, 1.0]]),
-            "sigma: expected a positive semi-definite matrix, got the eigenvalue -1",
+            "sigma: expected a positive semi-definite matrix, got an eigenvalue -0.333 times the largest",
         ),
         (lambda: LinearTask([[1.0, 2.0], [0.0, 1.0]]), "symmetric"),
         (lambda: LinearTask([[1.0, float("nan")], [0.0, 1.0]]), "finite"),

@@ -105,8 +105,8 @@ def check_covariance(cov: Tensor, name: str) -> tuple[Float64[Tensor, "d d"], Fl
     lowest, largest = float(values.detach().min()), max(float(values.detach().max()), float(scaled.detach().abs().max()))
     if lowest < -10 * cov.shape[0] * eps * largest:
         raise ValueError(
-            f"{name}: expected a positive semi-definite matrix, got the eigenvalue {lowest / largest:.3g} times the largest "
-            "entry; singular is allowed, negative is not"
+            f"{name}: expected a positive semi-definite matrix, got an eigenvalue {lowest / largest:.3g} times the "
+            "largest; singular is allowed, negative is not"
         )
     root = vectors * values.clamp_min(0.0).sqrt()
     return cov, shift(torch.diag(root) if diagonal else root, sizes[:, None])
