@@ -33,7 +33,7 @@ reach | reach | Largest variance of the tokens in any direction, the norm of the
 horizon | horizon | One-sided horizon: how far the score matrix stretches the tokens' spread.
 horizon2 | two-sided horizon | Horizon with the spread of queries and keys both counted: largest typical size of a score.
 coupling | coupling Ψ | Attention-reach coupling: reach times the squared horizon. Large means slow convergence.
-beta_paper | proved exponent | Exponent 1/(2(1+32Ψ)), proved for moments of Gaussian tokens of this covariance.
+beta_paper | exponent proved if Gaussian | Exponent 1/(2(1+32Ψ)), proved for moments of Gaussian tokens of this covariance.
 beta_paper_experimental | experimental exponent | Exponent 1/(2(1+Ψ)) that experiments of the paper are compared with.
 beta_sharp | sharp exponent, typical | Heuristic exponent min(1/2, 1/(1+2h²)) of the error in a typical draw of the tokens.
 beta_sharp_rms | sharp exponent, rms | Heuristic exponent min(1/2, (√(1+4/h²)−1)/4) of the root mean square error.

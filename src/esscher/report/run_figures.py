@@ -29,7 +29,7 @@ REGIMES = {"diffuse": 2, "selective": 0, "frozen": 1, "sink-dominated": 4}
 THEORY = (
     ("beta_sharp_rms", "horizon2", r"$\min(1/2,\,(\sqrt{1+4/h^2}-1)/4)$ (heuristic)", "--", 1),
     ("beta_paper_experimental", "coupling", r"$1/(2(1+\Psi))$ (experimental)", ":", 3),
-    ("beta_paper", "coupling", r"$1/(2(1+32\Psi))$ (proved, moments)", "-.", 6),
+    ("beta_paper", "coupling", r"$1/(2(1+32\Psi))$, moments (proved if Gaussian)", "-.", 6),
 )
 WRITTEN = 150  # cells of a map that still hold their value as text
 

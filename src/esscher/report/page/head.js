@@ -9,7 +9,7 @@ const CURVES = {
 const RATES = [
   ["beta_sharp_rms", "sharp rate of the rms (heuristic)", "dashed", 1],
   ["beta_paper_experimental", "1/(2(1+Ψ)) (experimental)", "dotted", 4],
-  ["beta_paper", "1/(2(1+32Ψ)) (proved, moments)", "dashdot", 6],
+  ["beta_paper", "1/(2(1+32Ψ)), moments (proved if Gaussian)", "dashdot", 6],
 ];
 const SLOW = "The papers' rates and the sharp one have no constant here; each is drawn through the first point of the exact curve.";
 

@@ -52,7 +52,7 @@ const THEORY = [
   ["beta_sharp_rms", "min(1/2, (√(1+4/h²)−1)/4), rms (heuristic)", "horizon2", "dashed", 1],
   ["beta_sharp", "min(1/2, 1/(1+2h²)), typical (heuristic)", "horizon2", "dotted", 3],
   ["beta_paper_experimental", "1/(2(1+Ψ)), moments (experimental)", "coupling", "dotted", 4],
-  ["beta_paper", "1/(2(1+32Ψ)), moments (proved)", "coupling", "dashdot", 6],
+  ["beta_paper", "1/(2(1+32Ψ)), moments (proved if Gaussian)", "coupling", "dashdot", 6],
 ];
 
 function scatterOf(atlas) {
