@@ -165,7 +165,7 @@ CASES = [
 ELSEWHERE = {  # public names that take no numbers of the user's
     **dict.fromkeys(["ErrorCurve", "FitError", "RateFit", "Prediction", "Run"], "a result, made by the functions above"),
     "Measure": "abstract; every law is in the table",
-    "capture": "takes a model; tests/models/test_capture.py",
+    "capture": "takes a model; tests/models/huggingface/test_capture.py",
     "probe": "takes a model and texts; tests/models",
     "load_run": "takes a path; tests/runs/test_reading.py",
 }
