@@ -180,3 +180,14 @@ def test_tree_of_the_readme_exists() -> None:
         path = folder if folder == ROOT / name else folder / name
         missing += [] if path.exists() else [str(path.relative_to(ROOT))]
     assert missing == []
+
+
+def test_the_walk_names_files_and_functions_that_exist() -> None:
+    """docs/developer/architecture.md: every row has files of src/esscher and functions defined in them."""
+    page = (ROOT / "docs" / "developer" / "architecture.md").read_text("utf-8")
+    rows = [line.split("|")[2:4] for line in page.splitlines() if line.startswith("|") and ".py`" in line]
+    assert len(rows) > 15
+    for files, functions in rows:
+        sources = [(ROOT / "src" / "esscher" / name).read_text("utf-8") for name in re.findall(r"`([^`]+)`", files)]
+        for function in re.findall(r"`([^`]+)`", functions):
+            assert any(re.search(rf"^ *def {function}\b", source, re.M) for source in sources), (files, function)
