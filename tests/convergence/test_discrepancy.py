@@ -10,8 +10,10 @@ import torch
 
 import esscher as es
 from esscher.attention.softmax import softmax_attention
-from esscher.convergence.montecarlo.metrics import discrepancies, softmax_scatter
-from esscher.convergence.montecarlo.plan import Plan, plan
+from esscher.convergence.montecarlo.draw import Plan
+from esscher.convergence.montecarlo.metrics import discrepancies
+from esscher.convergence.montecarlo.metrics.grad_u import softmax_scatter
+from esscher.convergence.montecarlo.plan import plan
 from esscher.convergence.montecarlo.uniform import error_and_gradient, uniform_error
 
 LADDER = (7, 19, 53)
@@ -109,7 +111,7 @@ def test_gradients_are_those_of_autograd(inside: bool) -> None:
 def test_scatter_does_not_depend_on_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     theta, y, V = randn(4, 3, seed=1), randn(53, 3, seed=2), randn(2, 3, seed=3)
     whole = list(softmax_scatter(theta, y, V, LADDER))
-    monkeypatch.setattr("esscher.convergence.montecarlo.metrics.KEY_BLOCK", 5)
+    monkeypatch.setattr("esscher.convergence.montecarlo.metrics.grad_u.KEY_BLOCK", 5)
     for one, other in zip(whole, softmax_scatter(theta, y, V, LADDER), strict=True):
         assert torch.allclose(one, other, rtol=1e-12, atol=1e-14)
 

@@ -13,8 +13,9 @@ import torch
 
 from esscher.attention.head import Head
 from esscher.convergence.curve import ErrorCurve
-from esscher.convergence.montecarlo.metrics import Discrepancy, discrepancies
-from esscher.convergence.montecarlo.plan import Plan, plan
+from esscher.convergence.montecarlo.draw import Plan
+from esscher.convergence.montecarlo.metrics import METRICS, Discrepancy, discrepancies
+from esscher.convergence.montecarlo.plan import plan
 from esscher.inputs import as_counts, as_positive
 from esscher.measures.base import Measure
 
@@ -27,17 +28,15 @@ ROUNDING = 8.0  # rounding of an output, in units of its size times the precisio
 AUTO_FIRST = 32  # repeats before "auto" looks at the slope; then half as many again each time
 AUTO_CAP = 4096
 AUTO_WIDTH = 0.1  # width of the slope's 95 % interval
-FLOAT64_ONLY = ("uniform", "grad_u", "hardmax")
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One repeat: squared error at each n by metric, squared size of the limit, where the uniform error is attained."""
+    """One repeat: squared error at each n by metric, and the squared size of the limit."""
 
     repeat: int
     squared: dict[str, Floats]  # (len n,)
     limit_squared: dict[str, float]
-    points: Floats | None = None  # (len n, d_query)
 
 
 @torch.no_grad()
@@ -115,12 +114,10 @@ def converge_unit(made: Plan, repeat: int) -> Unit:
     for draw in made.draws(repeat):
         for name, found in discrepancies(draw).items():
             parts.setdefault(name, []).append(found)
-    points = [part.points for part in parts.get("uniform", []) if part.points is not None]
     return Unit(
         repeat=repeat,
         squared={name: np.concatenate([part.squared for part in found]) for name, found in parts.items()},
         limit_squared={name: float(np.mean([part.limit_squared for part in found])) for name, found in parts.items()},
-        points=np.concatenate(points) if points else None,
     )
 
 
@@ -137,13 +134,14 @@ def _curve(made: Plan, name: str, units: list[Unit]) -> ErrorCurve:
     samples = np.stack([unit.squared[name] for unit in units])
     scale = math.sqrt(float(np.mean([unit.limit_squared[name] for unit in units])))
     rms = np.sqrt(samples.mean(axis=0))
-    own_error, method = _limit_error(made, name)
-    dtype = torch.float64 if name in FLOAT64_ONLY else made.dtype
+    metric = METRICS[name]
+    own_error, method = metric.target_error(made)
+    dtype = torch.float64 if metric.in_float64 else made.dtype
     floor = own_error + ROUNDING * torch.finfo(dtype).eps * scale
     beyond = np.flatnonzero(~(floor <= LIMIT_SHARE * rms))
     kept = int(beyond[0]) if beyond.size else len(made.n)
     samples, rms = samples[:, :kept], rms[:kept]
-    origin = f"Monte Carlo, {len(units)} repeats; {made.describe_sampling()}; {_describe(made, name)}; limit: {method}"
+    origin = f"Monte Carlo, {len(units)} repeats; {made.describe_sampling()}; {metric.describe_queries(made)}; limit: {method}"
     if beyond.size:
         left_out = ", ".join(map(str, made.n[kept:]))
         origin += (
@@ -158,28 +156,6 @@ def _curve(made: Plan, name: str, units: list[Unit]) -> ErrorCurve:
         accuracy=float((floor / rms).max()) if kept else 0.0,
         origin=origin,
     )
-
-
-def _limit_error(made: Plan, name: str) -> tuple[float, str]:
-    """Own error of the quantity compared with, and how it was found."""
-    if name not in ("mean", "cov", "cov_op"):
-        return 0.0, "exact"
-    push = made.pushforward
-    own = push.mean_error if name == "mean" else push.cov_error
-    return own, f"{push.method}, own error {own:.2g}"
-
-
-def _describe(made: Plan, name: str) -> str:
-    rows = made.queries
-    queries = f"{rows} fresh queries of the law a repeat" if isinstance(rows, int) else f"{rows.shape[0]} given queries"
-    inside = ", each in its own prompt" if made.query_inside else ""
-    if name == "uniform":
-        return f"queries |x| <= {made.radius:.4g}{inside}, by gradient ascent"
-    if name in ("l2", "grad_v", "grad_u"):
-        return queries + inside
-    if name == "hardmax" and made.measure.dim > 1:
-        return queries
-    return "queries are the tokens"
 
 
 def _repeats(repeats: Any, made: Plan) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.resources
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -14,24 +15,22 @@ from pydantic import Field, field_validator, model_validator
 
 from esscher.attention.head import Head
 from esscher.convergence.curve import ErrorCurve
-from esscher.convergence.exact import exact_curve
 from esscher.convergence.montecarlo.converge import Unit as Repeat
 from esscher.convergence.montecarlo.converge import assemble, converge_unit
-from esscher.convergence.montecarlo.plan import METRICS, Plan, plan
+from esscher.convergence.montecarlo.draw import Plan
+from esscher.convergence.montecarlo.metrics import METRICS, unknown
+from esscher.convergence.montecarlo.metrics.base import Exponents
+from esscher.convergence.montecarlo.plan import plan
 from esscher.convergence.montecarlo.spec import HeadSpec, LawSpec, Plain, parse_ladder
 from esscher.convergence.rate.fit import fit_rate
 from esscher.measures.base import Measure
 from esscher.runs import Job, RunSpec, Shard, Unit, register
-from esscher.theory.bohbot import moment_exponent, moment_exponent_experimental
-from esscher.theory.setting import proved_coupling
-from esscher.theory.sharp import l2_exponent_rms, moment_exponent_rms
 
 __all__ = ["CONVERGE", "ExperimentSpec", "preset_names", "read_preset"]
 
 REPEATS_PER_UNIT = 10  # repeats a unit of work does; seeds do not depend on it
 MOST_REPEATS = 1_000_000
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-MOMENTS = ("mean", "cov", "cov_op")
 
 
 class Sweep(Plain):
@@ -73,10 +72,9 @@ class ExperimentSpec(RunSpec):
     @field_validator("metrics")
     @classmethod
     def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        allowed = (*METRICS, "cov_op")
-        unknown = [name for name in value if name not in allowed]
-        if unknown or not value:
-            raise ValueError(f"expected some of {', '.join(allowed)}, got {', '.join(unknown) or 'none'}")
+        strange = unknown(value)
+        if strange or not value:
+            raise ValueError(f"expected some of {', '.join(METRICS)}, got {', '.join(map(str, strange)) or 'none'}")
         return value
 
     @property
@@ -127,12 +125,12 @@ def plan_of(spec: ExperimentSpec, point: int) -> Plan:
         head,
         measure,
         list(spec.n),
-        tuple(dict.fromkeys("cov" if name == "cov_op" else name for name in spec.metrics)),
+        tuple(dict.fromkeys(spec.metrics)),
         spec.seed,
         sampling=spec.sampling,
         query_inside=spec.query_inside,
         queries=spec.queries,
-        radius=radius if "uniform" in spec.metrics else None,
+        radius=radius,
         experiment=f"converge/{point}",
         dtype=DTYPES[spec.dtype],
         device=spec.device,
@@ -182,11 +180,11 @@ def consolidate(spec: ExperimentSpec, shards: Sequence[Shard]) -> dict[str, Any]
             rate_rows += [identity | refused(spec, metric, refusals[point]) for metric in spec.metrics]
             continue
         curves = curves_of(spec, point, errors[errors["point"] == point])
-        exact = exact_of(spec, point) if "l2" in spec.metrics and not spec.query_inside else None
-        for curve in [*curves.values(), *([] if exact is None else [exact])]:
+        exact = exact_of(spec, point)
+        for curve in [*curves.values(), *exact.values()]:
             curve_rows.append(curve.to_frame().assign(query_stderr=curve.query_stderr, **identity))
         for metric, curve in curves.items():
-            rate_rows.append(identity | rate_row(spec, point, metric, curve, exact if metric == "l2" else None))
+            rate_rows.append(identity | rate_row(spec, point, metric, curve, exact.get(metric)))
     tables: dict[str, Any] = {"rates": pd.DataFrame(rate_rows)}
     if curve_rows:
         tables |= {"errors": errors, "curves": pd.concat(curve_rows, ignore_index=True)}
@@ -208,31 +206,29 @@ def curves_of(spec: ExperimentSpec, point: int, errors: pd.DataFrame) -> dict[st
     return assemble(plan_of(spec, point), repeats)
 
 
-def exact_of(spec: ExperimentSpec, point: int) -> ErrorCurve:
+def exact_of(spec: ExperimentSpec, point: int) -> dict[str, ErrorCurve]:
+    """Curves without sampling, by metric, of those metrics that have one; none where queries are in their own prompts."""
+    if spec.query_inside:
+        return {}
     measure, head = setting(spec, point)
-    return exact_curve(head, measure, measure, list(spec.n), seed=spec.seed)
+    curves = {name: METRICS[name].exact(head, measure, list(spec.n), spec.seed) for name in spec.metrics}
+    return {name: curve for name, curve in curves.items() if curve is not None}
 
 
 def rate_row(spec: ExperimentSpec, point: int, metric: str, curve: ErrorCurve, exact: ErrorCurve | None) -> dict[str, Any]:
     """Fitted exponent with its interval, beside what theory says for this head and law."""
     measure, head = setting(spec, point)
-    horizon2 = head.horizon(measure)
-    _, proved = proved_coupling(head, measure)
-    psi = proved if proved is not None and metric in MOMENTS else np.nan
     fit = fit_rate(curve, raise_on_failure=False)
     preferred = "" if fit.power_vs_log is None else fit.power_vs_log.preferred
-    sharp = moment_exponent_rms(horizon2) if metric in MOMENTS else l2_exponent_rms(horizon2) if metric == "l2" else np.nan
     return {
         "metric": metric,
         "horizon": head.horizon(measure, sided=1),
-        "horizon2": horizon2,
+        "horizon2": head.horizon(measure),
         "coupling": head.coupling(measure),
         "exponent": fit.exponent,
         "low": fit.interval[0],
         "high": fit.interval[1],
-        "bohbot": moment_exponent(psi),
-        "bohbot_experimental": moment_exponent_experimental(psi),
-        "sharp": sharp,
+        **asdict(METRICS[metric].exponents(head, measure)),
         "exact_exponent": np.nan if exact is None else fit_rate(exact, raise_on_failure=False).exponent,
         "preferred_law": preferred,
         "status": fit.status.code,
@@ -241,10 +237,12 @@ def rate_row(spec: ExperimentSpec, point: int, metric: str, curve: ErrorCurve, e
 
 
 def refused(spec: ExperimentSpec, metric: str, reason: str) -> dict[str, Any]:
-    nothing = ["horizon", "horizon2", "coupling", "exponent", "low", "high", "bohbot", "bohbot_experimental", "sharp"]
+    numbers = ["horizon", "horizon2", "coupling", "exponent", "low", "high"]
     return {
         "metric": metric,
-        **dict.fromkeys([*nothing, "exact_exponent"], float("nan")),
+        **dict.fromkeys(numbers, float("nan")),
+        **asdict(Exponents()),
+        "exact_exponent": float("nan"),
         "preferred_law": "",
         "status": "refused",
         "reason": reason,
