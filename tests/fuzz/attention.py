@@ -213,7 +213,7 @@ def _tokens(draw: Draw) -> None:
             off = (size[:, None] * doubts.value_sizes(inside, i)).mean(axis=0)
             draw.agree("linear output", got[i], wanted[0], 8 * eps * off + 1e-300 + torch.finfo(dtype).tiny)
             continue
-        scores = (keys.astype(plain.LONG) @ q[i].astype(plain.LONG)).astype(float)
+        scores = keys.astype(plain.LONG) @ q[i].astype(plain.LONG)
         if kernel == "hardmax":
             close = scores >= scores.max() - 8 * eps * max(size.max(), 1.0)
             low, high = values[close].min(axis=0), values[close].max(axis=0)

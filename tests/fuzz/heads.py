@@ -203,6 +203,8 @@ def _horizon(draw: Draw, head: Any, maps: Maps, kind: str, eps: float) -> None:
         wanted = np.linalg.norm(product.astype(float), 2) * unit * np.sqrt(scale)
         size = np.abs(maps.sizes).max() * np.sqrt(scale)
     law_eps = torch.finfo(law.dtype).eps
+    off = 1e-12 * maps.dim * zero.cov_size.max()  # a covariance that is only rounding, as of equal tokens
+    floor = 4 * np.abs(maps.sizes).max() * maps.dim * (off if sided == 2 and kind == "horizon" else np.sqrt(off))
     # singular laws: the root of a rounded eigenvalue is the root of the rounding
     slack = maps.dim * (np.sqrt(max(law_eps, 1e-15)) if law_eps > 1e-10 or np.min(values) < 1e-9 else 1e-10) + 16 * eps
     if max(wanted, size, scale) > 1e100 or min(wanted, scale, unit) < 1e-100 or law_eps > 1e-4:
@@ -213,14 +215,14 @@ def _horizon(draw: Draw, head: Any, maps: Maps, kind: str, eps: float) -> None:
             "coupling",
             draw.method(head, "coupling", law),
             reach * wanted**2,
-            4 * slack * (size**2 * maps.dim**2 * scale) * maps.dim + 1e-300,
+            4 * slack * (size**2 * maps.dim**2 * scale) * maps.dim + floor**2 * (reach + off) + 1e-300,
         )
         return
     given = draw.spoil({"measure": law, "sided": sided}, {"measure": "measure", "sided": "choice"}, 0.1)
     if draw.junk and given["sided"] in (1, 2, None) and given["measure"] is law:
         raise Finding("wrong", "junk that is none")
     got = draw.method(head, "horizon", **given)
-    draw.agree("horizon", got, wanted, 4 * slack * size * maps.dim + 1e-300)
+    draw.agree("horizon", got, wanted, 4 * slack * size * maps.dim + floor + 1e-300)
 
 
 def _horizon_of_covariances(draw: Draw) -> None:

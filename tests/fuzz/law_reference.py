@@ -100,7 +100,7 @@ class RadialSpec(Spec):
     order: float
 
     def tilted(self, theta: Array) -> Tilted:
-        t = [mp.mpf(float(x)) for x in theta]
+        t = [_digits(x) for x in theta]
         length = mp.sqrt(sum(x * x for x in t))
         log, ratio, curvature = radial(self.order, self.radius * length)
         square = mp.mpf(self.radius) ** 2
@@ -125,7 +125,7 @@ class ProductSpec(Spec):
         return self.kind != "laplace" or bool((np.abs(theta.astype(LONG)) * LONG(self.scale) < 1).all())
 
     def tilted(self, theta: Array) -> Tilted:
-        rows = [self._coordinate(mp.mpf(float(x))) for x in theta]
+        rows = [self._coordinate(_digits(x)) for x in theta]
         log, mean, cov, size = (_long([row[i] for row in rows]) for i in range(4))
         return Tilted(log.sum(), (log * size).sum(), mean, np.abs(mean) * size, np.diag(cov), np.diag(cov * size))
 
@@ -211,6 +211,11 @@ class MixtureSpec(Spec):
         cov_size = cov_size + 2 * np.einsum("k,ki,kj->ij", p, np.array([t.mean_size for _, t in pairs]), far)
         cov_size = cov_size + np.swapaxes(cov_size, 0, 1)
         return Tilted(log, doubt, mean, mean_size, cov, cov_size)
+
+
+def _digits(x: Any) -> Any:
+    """A long double as it is, also beyond the range of float64."""
+    return mp.mpf(np.format_float_scientific(LONG(x), unique=True))
 
 
 def _long(values: list[Any]) -> Array:
