@@ -51,6 +51,23 @@ except ValueError as refusal:
     assert str(refusal).startswith("v"), refusal
 else:
     raise AssertionError("an error whose square is beyond the range")
+for name, function in {
+    "v": lambda: es.confidence_region([[1.0]], [[1.0], [2.0]], [[1e200], [-1e200]]),
+    "head.V": lambda: es.delta_covariance(es.Head([[1.0]], [[1e200]]), es.Gaussian([[1.0]]), [[1.0]]),
+}.items():
+    try:
+        function()
+    except ValueError as refusal:
+        assert str(refusal).startswith(name + ":"), refusal
+    else:
+        raise AssertionError(name)
+# no warning of numpy: a head without values has no error, a bound beyond float64 is infinite
+assert es.converge(es.Head([[1.0]], [[0.0]]), es.Rademacher(1), [2], 2, metrics=("mean",))["mean"].accuracy == 0
+for size in (1.0, 1e60, 1e100):
+    for law in (es.Ball(2, size), es.Cube(2, size), es.Gaussian(size * np.eye(2))):
+        for prediction in es.predictions(es.Head(np.eye(2), np.eye(2)), law):
+            assert prediction.value is None or not np.isnan(prediction.value([1, 2, 10**6])).any(), prediction.name
+            assert not np.isnan(list(prediction.numbers.values())).any(), prediction.name
 """
 
 

@@ -196,6 +196,7 @@ _JUNK: dict[str, list[Callable[[Any], Any]]] = {
         lambda x: [[1.0, 2.0], [3.0]],
         lambda x: np.array([["a"]]),
     ],
+    "values": [lambda x, y=y: y for y in ([np.nan], [-1.0], [np.inf], "text", object(), {}, [1e9], np.array(["a"]))],
     "rows": [
         _with(np.nan),
         lambda x: _array(x)[..., :0],

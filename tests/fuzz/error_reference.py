@@ -55,7 +55,7 @@ def by_quadrature(atoms: Atoms, n: list[int], step: float = 0.15) -> Errors:
     tau = np.arange(-math.log(max(n)) - 42.0, -s[w > 0].min() + 4.5, step)
     mse, bias, sum_p2 = np.zeros(len(n)), np.zeros((len(n), c.shape[1])), np.zeros(len(n))
     for part in np.array_split(tau, len(tau) * len(s) // 2**19 + 1):
-        te = np.exp(np.minimum(part[:, None] + s, 700.0))
+        te = np.exp(np.minimum(part[:, None] + s, 300.0))
         decay, lost = np.exp(-te), -np.expm1(-te)
         gone = lost @ w
         with np.errstate(divide="ignore"):
@@ -120,7 +120,7 @@ def by_quadrature_kept(atoms: Atoms, n: list[int], copies: int = 1, step: float 
     spread = (c**2).sum(axis=1)
     size = len(s) * copies
     tau = np.arange(-math.log(size) - 42.0, -s.min() + 4.5, step)
-    te = np.exp(np.minimum(tau[:, None] + s, 700.0))
+    te = np.exp(np.minimum(tau[:, None] + s, 300.0))
     decay, lost = np.exp(-te), -np.expm1(-te)
     mse, bias, sum_p2 = [], [], []
     for count in n:

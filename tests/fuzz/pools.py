@@ -70,10 +70,15 @@ def _curve(draw: Draw) -> None:
     if any(not isinstance(given[name], torch.Tensor | np.ndarray) for name in "qkv"):
         single = torch.float64
     rounding = torch.finfo(single).eps * (4 + 4 * size) if times > 1 or single != torch.float64 else 4e-16 * (4 + 4 * size)
+    squares = []
     for i in range(len(q)):
         atoms = _atoms(q[i], k, v, factor, exact_weights)
         found = _reference(draw, atoms, n, sampling, times)
-        _compare(draw, curve, i, found, v, atoms, rounding, np.array(n), keys, sampling)
+        _compare(draw, curve, i, found, v, rounding, sampling)
+        squares.append(np.maximum(found.mse, 0))
+    root = np.sqrt(np.mean(squares, axis=0))
+    offset = 8 * float(np.abs(v).max()) * rounding
+    draw.agree("rms", curve.rms, root, (2 * float(curve.accuracy) + 8 * min(rounding, 1.0) + 1e-9) * root + offset + 1e-150)
 
 
 def q_of(form: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -130,39 +135,21 @@ def _compare(
     i: int,
     found: Errors,
     v: np.ndarray,
-    atoms: Atoms,
     rounding: float,
-    n: np.ndarray,
-    keys: int,
     sampling: str,
 ) -> None:
-    """rms within the accuracy the curve states; the values' own rounding beside their offset counts too."""
-    mse = np.maximum(found.mse, 0)
+    """Within the accuracy that the curve states of its rms, the root of the mean over queries; the values' own rounding
+    beside their offset counts too."""
+    root = np.sqrt(np.maximum(found.mse, 0))
     offset = float(np.abs(v).max()) * rounding  # a value is only known to this
-    stated = float(curve.accuracy)
-    root = np.sqrt(mse)
-    if len(curve.queries.mse) == 1 or sampling == "replacement":
-        worst = float(np.sqrt(curve.queries.mse.mean(axis=0)).max()) if curve.queries.mse.size else 0.0
-    share = np.sqrt(found.sum_p2.astype(float))
-    slack = (
-        (2 * stated + min(rounding, 1.0) * 8 + 1e-9) * root + 8 * offset * share + 1e-12 * worst * share
-        if sampling == "replacement"
-        else (2 * stated + min(rounding, 1.0) * 8 + 1e-9) * root + 8 * offset
-    )
-    draw.agree("rms of a query", np.sqrt(curve.queries.mse[i]), root, slack + 1e-150)
-    draw.agree(
-        "effective tokens of a query",
-        curve.queries.sum_p2[i],
-        found.sum_p2,
-        (4 * stated + 16 * min(rounding, 1) + 1e-9) * found.sum_p2,
-    )
+    doubt = 2 * float(curve.accuracy) + 8 * min(rounding, 1.0) + 1e-9
+    share = np.sqrt(found.sum_p2.astype(float)) if sampling == "replacement" else 1.0
+    slack = doubt * np.maximum(root, curve.rms) + 8 * offset * share + 1e-150
+    draw.agree("rms of a query", np.sqrt(curve.queries.mse[i]), root, slack)
+    draw.agree("effective tokens of a query", curve.queries.sum_p2[i], found.sum_p2, 2 * doubt * found.sum_p2)
     if curve.queries.bias is not None:
-        draw.agree(
-            "bias",
-            curve.queries.bias[i],
-            found.bias,
-            (4 * stated + 16 * min(rounding, 1) + 1e-8) * root[:, None] + 8 * offset + 1e-150,
-        )
+        allowed = (2 * doubt + 1e-8) * np.maximum(root, curve.rms)[:, None] + 8 * offset + 1e-150
+        draw.agree("bias", curve.queries.bias[i], found.bias, allowed)
 
 
 def _region(draw: Draw) -> None:

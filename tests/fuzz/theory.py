@@ -37,7 +37,7 @@ def _gaussian(draw: Draw) -> None:
     if exact.max() > 100:
         draw.extreme = "steeper than 100"
     n: Any = np.array(counts, dtype=float)[:, None] if draw.chance(0.5) else counts[0]
-    given = draw.spoil({"n": n, "s": s}, {"n": "any counts", "s": "array"})
+    given = draw.spoil({"n": n, "s": s}, {"n": "any counts", "s": "values"})
     f1, f2 = draw.public("gaussian_error", **given)
     if draw.junk:
         return

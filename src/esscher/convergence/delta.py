@@ -44,7 +44,7 @@ def delta_covariance(head: Head, measure: Measure, queries: Any) -> Float64[Tens
     log_growth = measure.log_laplace(2 * theta) - 2 * measure.log_laplace(theta)
     shift = (measure.tilted_mean(2 * theta) - measure.tilted_mean(theta)) @ V.T
     spread = V @ measure.tilted_cov(2 * theta) @ V.T
-    table = spread + shift[:, :, None] * shift[:, None, :]
+    table = finite_result(spread + shift[:, :, None] * shift[:, None, :], "head.V: its values' covariance", "scale V down")
     return _grown(table, log_growth[:, None, None])
 
 
@@ -135,7 +135,8 @@ def confidence_region(q: Any, k: Any, v: Any, level: Any = 0.95, scale: Any = No
         centers.append(center)
         sums.append((p * p).sum(-1))
     bound = float(scipy.stats.chi2.ppf(level, v.shape[1]))
-    return ConfidenceRegion(torch.cat(centers), torch.stack(covs), bound, level, 1.0 / torch.cat(sums))
+    cov = finite_result(torch.stack(covs), "v: its covariance", "scale v down")
+    return ConfidenceRegion(torch.cat(centers), cov, bound, level, 1.0 / torch.cat(sums))
 
 
 def _weighted_scatter(p: Tensor, apart: Tensor) -> Tensor:

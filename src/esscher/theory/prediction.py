@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -57,6 +58,8 @@ class Prediction:
         assert self.status in get_args(Status)
         assert self.units in get_args(Units)
         assert (self.value is None) == (self.units == "none")
+        if self.value is not None:
+            object.__setattr__(self, "value", _quietly(self.value))
 
     @property
     def applies(self) -> bool:
@@ -73,3 +76,14 @@ class Prediction:
         if self.value is None:
             raise ValueError(f"{self.name}: this prediction has an exponent and no value; read .exponent and .formula")
         return np.asarray(self.value(as_counts(n, "n")) ** POWER[self.units], dtype=np.float64)
+
+
+def _quietly(value: Callable[[Any], Floats]) -> Callable[[Any], Floats]:
+    """The same numbers without numpy's warnings: a bound beyond float64 is infinite, and 0 times infinity says nothing."""
+
+    @functools.wraps(value)
+    def quiet(n: Any) -> Floats:
+        with np.errstate(all="ignore"):
+            return value(n)
+
+    return quiet

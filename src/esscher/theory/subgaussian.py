@@ -156,7 +156,8 @@ def norm_moment(measure: Measure, order: int) -> float | None:
         raw = [_raw_moment(measure, 2 * r) for r in _upto(order)]
         if any(math.isnan(moment) for moment in raw):
             return None
-        return _from_cumulants([measure.dim * k for k in _to_cumulants(raw)])
+        moment = _from_cumulants([measure.dim * k for k in _to_cumulants(raw)])
+        return math.inf if math.isnan(moment) else moment  # inf - inf: beyond float64
     if isinstance(measure, Pool):
         return _pool_moment(measure, None, order)
     if isinstance(measure, Mixture):
@@ -185,7 +186,8 @@ def value_fourth_moment(measure: Measure, V: Any) -> float | None:
         m2, m4 = _raw_moment(measure, 2), _raw_moment(measure, 4)
         if math.isnan(m2):
             return None
-        return m2 * m2 * isotropic + (m4 - 3.0 * m2 * m2) * float((G.diagonal() ** 2).sum())
+        moment = m2 * m2 * isotropic + (m4 - 3.0 * m2 * m2) * float((G.diagonal() ** 2).sum())
+        return math.inf if math.isnan(moment) else moment  # inf - inf: beyond float64
     if isinstance(measure, Pool):
         return _pool_moment(measure, V, 4)
     if isinstance(measure, Mixture):

@@ -153,7 +153,7 @@ def _curve(made: Plan, name: str, units: list[Unit]) -> ErrorCurve:
         samples,
         metric=name,
         scale=scale,
-        accuracy=float((floor / rms).max()) if kept else 0.0,
+        accuracy=float(np.divide(floor, rms, out=np.zeros_like(rms), where=rms > 0).max(initial=0.0)),  # 0 / 0 is exact
         origin=origin,
     )
 
