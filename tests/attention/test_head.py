@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 
 import pytest
 import torch
@@ -73,9 +74,26 @@ def test_scaled_multiplies_scores_and_leaves_values() -> None:
     torch.testing.assert_close(head.scaled(2.5).values(x), head.values(x))
 
 
+def test_a_head_keeps_its_factors_and_does_not_change() -> None:
+    """Given in key space, from weights or scaled: one constructor, and A is the product only where it is asked for."""
+    wq, wk, wv, bq = randn(2, 5, seed=0), randn(2, 4, seed=1), randn(3, 4, seed=2), randn(2, seed=3)
+    head = es.Head(wq / math.sqrt(2), wv, bq / math.sqrt(2), key_map=wk)
+    same, x = es.Head.from_weights(wq, wk, wv, bq), randn(6, 5, seed=4)
+    for each in (head, same):
+        assert each.query_map.shape == (2, 5)
+        torch.testing.assert_close(each.A, wk.T @ wq / math.sqrt(2))
+        torch.testing.assert_close(each.tilt(x), es.Head(each.A, wv, each.tilt_bias).tilt(x))
+        torch.testing.assert_close(each.scaled(3.0).tilt(x), 3.0 * head.tilt(x))
+        with pytest.raises(AttributeError):
+            each.V = wv  # type: ignore[misc]
+    torch.testing.assert_close(pickle.loads(pickle.dumps(head)).tilt(x), head.tilt(x))
+
+
 @pytest.mark.parametrize(
     ("make", "word"),
     [
+        (lambda: es.Head(torch.eye(3), torch.eye(3)).scaled(1e39), "head.scaled"),
+        (lambda: es.Head(torch.eye(3), torch.eye(3), key_map=torch.zeros(2, 3)), "key_map: expected 3 rows"),
         (lambda: es.Head(torch.eye(3), torch.eye(4)), "V: expected rows of length 3"),
         (lambda: es.Head(torch.eye(3)[0], torch.eye(3)), "A: expected 2 axes"),
         (lambda: es.Head(torch.eye(3, dtype=torch.int32), torch.eye(3)), "floating"),

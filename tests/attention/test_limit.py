@@ -196,6 +196,16 @@ def test_sphere_with_a_tilt_bias_and_other_laws_are_estimated_with_a_stated_erro
     assert es.limit(es.Head([[2.0]], [[1.0]]), es.Sphere(1)).pushforward().cov.item() == pytest.approx(math.tanh(2) ** 2)
 
 
+def test_a_pushforward_is_a_pair_that_does_not_change() -> None:
+    push = es.limit(es.Head(torch.eye(2).double(), torch.eye(2).double()), es.Sphere(2)).pushforward()
+    mean, cov = push
+    assert mean is push.mean is push[0]
+    assert cov is push.cov is push[1]
+    assert len(push) == 2
+    with pytest.raises(AttributeError):
+        push.mean_error = 0.0  # type: ignore[misc]
+
+
 def test_pool_pushforward_is_self_attention_on_the_pool() -> None:
     tokens = randn(23, 3)
     head = es.Head(randn(3, 3, seed=1), randn(2, 3, seed=2))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -184,12 +186,12 @@ def test_ladder_stops_where_the_error_of_the_limit_shows() -> None:
     assert f"sampled, own error {own:.2g}" in curves["mean"].origin
     assert curves["l2"].n.tolist() == ladder
 
-    made.pushforward.mean_error = 0.21 * float(curves["mean"].rms[1])
+    vars(made)["pushforward"] = replace(made.pushforward, mean_error=0.21 * float(curves["mean"].rms[1]))
     cut = assemble(made, [converge_unit(made, repeat) for repeat in range(6)])["mean"]
     assert cut.n.tolist() == [8]
     assert "left out n = 64, 512" in cut.origin
     assert cut.samples.shape == (6, 1)
-    made.pushforward.mean_error = 100.0
+    vars(made)["pushforward"] = replace(made.pushforward, mean_error=100.0)
     none = assemble(made, [converge_unit(made, repeat) for repeat in range(2)])["mean"]
     assert none.n.size == none.rms.size == none.stderr.size == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,32 +19,36 @@ from esscher.measures.wide import shift, split
 __all__ = ["Head", "check_pair", "horizon_of_covariances"]
 
 
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class Head:
     """Attention head: key y scores <y, theta(x)> for query x with tilt theta(x) = A x + a0, and has value V y + v0.
 
     ``A`` (d x d_query) and ``V`` (d_out x d) act on column vectors; queries and tokens are rows everywhere.
     ``tilt_bias`` is a0, ``value_bias`` v0. [B]: A = W_k^T W_q / sqrt(k); [S]: U = K^T Q.
 
-    Inside, the score is <key_map y, query_map x + query_bias>; a head built from weights keeps its k-dimensional factors, so
-    that nothing of size d x d is formed.
+    Inside, the score is <key_map y, query_map x + query_bias>. A head with a ``key_map`` (k x d) keeps its factors, so that
+    nothing of size d x d is formed: ``A`` and ``tilt_bias`` are then given in key space, k x d_query and k.
     """
 
-    def __init__(self, A: Any, V: Any, tilt_bias: Any = None, value_bias: Any = None) -> None:
-        query_map = as_tensor(A, "A", ndim=2)
-        dim = query_map.shape[0]
-        bias = None if tilt_bias is None else as_tensor(tilt_bias, "tilt_bias", ndim=1, last=dim)
-        self._assign(None, query_map, bias, as_tensor(V, "V", ndim=2, last=dim), value_bias)
+    query_map: Float[Tensor, "k d_query"]
+    V: Float[Tensor, "d_out d"]
+    query_bias: Float[Tensor, " k"] | None
+    value_bias: Float[Tensor, " d_out"] | None
+    key_map: Float[Tensor, "k d"] | None  # None: the identity, k = d
 
-    def _assign(self, key_map: Tensor | None, query_map: Tensor, query_bias: Tensor | None, V: Tensor, value_bias: Any) -> None:
+    def __init__(self, A: Any, V: Any, tilt_bias: Any = None, value_bias: Any = None, *, key_map: Any = None) -> None:
+        query_map = as_tensor(A, "A", ndim=2)
+        inner = query_map.shape[0]
+        key_map = None if key_map is None else as_tensor(key_map, "key_map", ndim=2)
+        if key_map is not None and key_map.shape[0] != inner:
+            raise ValueError(f"key_map: expected {inner} rows as in A, got {key_map.shape[0]}")
+        query_bias = None if tilt_bias is None else as_tensor(tilt_bias, "tilt_bias", ndim=1, last=inner)
+        V = as_tensor(V, "V", ndim=2, last=inner if key_map is None else key_map.shape[1])
         if min(*query_map.shape, *V.shape) == 0:
             raise ValueError(f"head: expected non-empty maps, got shapes {tuple(query_map.shape)} and {tuple(V.shape)}")
-        self.key_map = key_map
-        self.query_map = query_map
-        self.query_bias = query_bias
-        self.V = V
-        self.value_bias: Tensor | None = None
         if value_bias is not None:
-            self.value_bias = as_tensor(value_bias, "value_bias", ndim=1, last=V.shape[0])
+            value_bias = as_tensor(value_bias, "value_bias", ndim=1, last=V.shape[0])
+        vars(self).update(query_map=query_map, V=V, query_bias=query_bias, value_bias=value_bias, key_map=key_map)
 
     @classmethod
     def from_weights(cls, wq: Any, wk: Any, wv: Any, bq: Any = None, bk: Any = None, bv: Any = None) -> Head:
@@ -64,9 +69,7 @@ class Head:
             bq = as_tensor(bq, "bq", ndim=1, last=k) / math.sqrt(k)
         if bk is not None:
             as_tensor(bk, "bk", ndim=1, last=k)
-        head = cls.__new__(cls)
-        head._assign(wk, wq / math.sqrt(k), bq, wv, bv)
-        return head
+        return cls(wq / math.sqrt(k), wv, bq, bv, key_map=wk)
 
     @property
     def A(self) -> Float[Tensor, "d d_query"]:
@@ -114,10 +117,12 @@ class Head:
     def scaled(self, alpha: Any) -> Head:
         """The same head with its scores multiplied by alpha > 0 (inverse temperature)."""
         alpha = as_positive(alpha, "alpha")
-        head = Head.__new__(Head)
-        bias = None if self.query_bias is None else alpha * self.query_bias
-        head._assign(self.key_map, alpha * self.query_map, bias, self.V, self.value_bias)
-        return head
+
+        def times(part: Tensor) -> Tensor:
+            return finite_result(alpha * part, "head.scaled", "scale less or use float64")
+
+        bias = None if self.query_bias is None else times(self.query_bias)
+        return Head(times(self.query_map), self.V, bias, self.value_bias, key_map=self.key_map)
 
     def check_measure(self, measure: Measure) -> None:
         """Raise when tokens of this law do not fit the head."""

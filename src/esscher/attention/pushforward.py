@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -32,31 +33,33 @@ TAIL = 36.0
 KINKS_DIM = 24  # up to here the density's kinks at the eigenvalues are rough enough to matter
 
 
-class Pushforward(tuple[Tensor, Tensor]):
-    """(mean, cov) of the outputs, with ``mean_error`` (L2), ``cov_error`` (Frobenius) and the ``method`` that gave them.
+@dataclass(frozen=True, eq=False)
+class Pushforward:
+    """Mean and covariance of the outputs, with their errors (L2, Frobenius) and the method that gave them.
 
-    Errors are bounds from rounding ("closed form"), from comparing two resolutions ("quadrature"), or one standard error
-    ("sampled", "quasi-Monte Carlo").
+    Unpacks as (mean, cov). Errors are bounds from rounding ("closed form"), from comparing two resolutions ("quadrature"), or
+    one standard error ("sampled", "quasi-Monte Carlo").
     """
 
+    mean: Float64[Tensor, " d_out"]
+    cov: Float64[Tensor, "d_out d_out"]
     mean_error: float
     cov_error: float
     method: str
 
-    def __new__(cls, mean: Tensor, cov: Tensor, mean_error: float, cov_error: float, method: str) -> Pushforward:
-        for name, part in (("mean", mean), ("cov", cov), ("errors", torch.tensor([mean_error, cov_error]))):
+    def __post_init__(self) -> None:
+        errors = torch.tensor([self.mean_error, self.cov_error])
+        for name, part in (("mean", self.mean), ("cov", self.cov), ("errors", errors)):
             finite_result(part, f"pushforward: {name}", "scale the head or the law down")
-        self = super().__new__(cls, (mean, cov))
-        self.mean_error, self.cov_error, self.method = mean_error, cov_error, method
-        return self
 
-    @property
-    def mean(self) -> Tensor:
-        return self[0]
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.mean, self.cov))
 
-    @property
-    def cov(self) -> Tensor:
-        return self[1]
+    def __getitem__(self, place: int) -> Tensor:
+        return (self.mean, self.cov)[place]
+
+    def __len__(self) -> int:
+        return 2
 
 
 def affine(matrix: Float64[Tensor, "d_out d"], offset: Float64[Tensor, " d_out"], measure: Measure) -> Pushforward:
