@@ -167,6 +167,7 @@ ELSEWHERE = {  # public names that take no numbers of the user's
     "Measure": "abstract; every law is in the table",
     "capture": "takes a model; tests/models/huggingface/test_capture.py",
     "probe": "takes a model and texts; tests/models",
+    "icl": "a part with functions of its own; tests/icl",
     "load_run": "takes a path; tests/runs/test_reading.py",
 }
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from esscher.cli import icl as commands
 from esscher.icl import figures as figure_runs
 from esscher.icl.concentration.job import ConcentrationSpec
 from esscher.icl.flow.job import FlowSpec
@@ -79,7 +78,7 @@ def test_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
         specs = {"train": train, "concentration": concentration, "flow": FlowSpec(**both, lengths=(8,), draws=50)}
         return {name: spec for name, spec in specs.items() if any(name in figure.runs for figure in figures)}
 
-    monkeypatch.setattr(commands, "specs_for", tiny)
+    monkeypatch.setattr(figure_runs, "specs_for", tiny)
     options = ["--only", "fig1,2,3,4", "--quick", "--out", str(tmp_path), "--formats", "svg", "--json"]
     code, text, err = run(["icl", "figures", *options], capsys)
     assert code == 0, err

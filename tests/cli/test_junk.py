@@ -331,7 +331,7 @@ def test_a_mistake_of_ours_shows_itself(monkeypatch: pytest.MonkeyPatch) -> None
     def broken(folder: Path) -> None:
         raise KeyError("ours")
 
-    monkeypatch.setattr(ls, "list_runs", broken)
+    monkeypatch.setattr("esscher.runs.list_runs", broken)
     with pytest.raises(KeyError, match="ours"):
         main(["ls"])
 

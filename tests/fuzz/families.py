@@ -22,6 +22,7 @@ FAMILIES = (
 NOT_CALLED = {
     "capture": "needs a model",
     "probe": "needs a model",
+    "icl": "a part, not a function",
     "load_run": "needs a stored run",
     "Run": "needs a stored run",
 }

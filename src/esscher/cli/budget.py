@@ -9,8 +9,6 @@ import typer
 
 from esscher.cli.output import Json, number, path_argument, print_json, print_table
 from esscher.cli.probe import show_totals
-from esscher.models.probe.cache import budget_of
-from esscher.runs import load_run
 
 __all__ = ["budget"]
 
@@ -26,6 +24,9 @@ def budget(
 
     Keys are kept at random, each with the same chance: what a smarter choice of keys saves comes on top.
     """
+    from esscher.models.probe.cache import budget_of
+    from esscher.runs import load_run
+
     if by not in ("head", "kv"):
         raise ValueError(f"--by: expected head or kv, got {by!r}")
     stored = load_run(run)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-import yaml
 
 from esscher.cli.output import (
     Dask,
@@ -22,10 +21,9 @@ from esscher.cli.output import (
     print_json,
     print_table,
 )
-from esscher.convergence.montecarlo.job import ExperimentSpec, preset_names, read_preset
-from esscher.report.figures import save_rates
-from esscher.runs import Run, execute, terminal
-from esscher.runs.spec import read_mapping
+
+if TYPE_CHECKING:
+    from esscher.runs import Run
 
 __all__ = ["converge"]
 
@@ -53,6 +51,13 @@ def converge(
 
     Example: esscher converge gaussian --repeats 20 --workers 2
     """
+    import yaml
+
+    from esscher.convergence.montecarlo.job import ExperimentSpec, read_preset
+    from esscher.report.figures import save_rates
+    from esscher.runs import execute, terminal
+    from esscher.runs.spec import read_mapping
+
     if listing or preset is None:
         _list_presets(as_json)
         return
@@ -116,6 +121,10 @@ def _numbers(text: str) -> list[float]:
 
 
 def _list_presets(as_json: bool) -> None:
+    import yaml
+
+    from esscher.convergence.montecarlo.job import preset_names, read_preset
+
     found = {name: yaml.safe_load(read_preset(name)) for name in preset_names()}
     if as_json:
         print_json(found)

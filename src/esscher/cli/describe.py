@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from esscher.cli.output import Json, print_json, print_table
-from esscher.models.describe import ModelDescription, describe_model
+
+if TYPE_CHECKING:
+    from esscher.models.describe import ModelDescription
 
 __all__ = ["describe"]
 
@@ -25,6 +27,8 @@ def describe(
 
     Only the configuration is read. Time and memory are those of a default probe, from a short measurement on this machine.
     """
+    from esscher.models.describe import describe_model
+
     found = describe_model(model, revision=revision)
     if as_json:
         print_json({**asdict(found), "heads_in_all": _in_all(found)})

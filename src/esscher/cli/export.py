@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from esscher.cli.output import Json, log, path_argument, path_option, print_json
-from esscher.runs import export_run
 
 __all__ = ["export"]
 
@@ -22,6 +21,8 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write every table of a finished run into a folder, one file each."""
+    from esscher.runs import export_run
+
     if to not in KINDS:
         raise ValueError(f"--to: expected csv, parquet or xarray-netcdf, got {to!r}")
     files = export_run(run, to=KINDS[to], out=out)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from esscher.cli.output import Json, number, path_argument, print_json, print_table
-from esscher.convergence.curve import ErrorCurve
-from esscher.convergence.montecarlo.job import ExperimentSpec, curves_of
-from esscher.convergence.rate.fit import fit_rate
-from esscher.models.probe.curves import stored_curves
-from esscher.runs import Run, load_run
+
+if TYPE_CHECKING:
+    from esscher.convergence.curve import ErrorCurve
+    from esscher.runs import Run
 
 __all__ = ["fit"]
 
@@ -28,6 +27,9 @@ def fit(
     as_json: Json = False,
 ) -> None:
     """Fit error ~ constant * n^-exponent to every curve of a run, with interval, straightness and the preferred law."""
+    from esscher.convergence.rate.fit import fit_rate
+    from esscher.runs import load_run
+
     stored = load_run(run)
     curves_of_job = {"converge": _of_converge, "probe": _of_probe}
     if stored.manifest.job not in curves_of_job:
@@ -66,6 +68,8 @@ def fit(
 
 def _of_converge(stored: Run) -> Iterator[tuple[dict[str, Any], ErrorCurve]]:
     """Curves of a sweep, from its repeats."""
+    from esscher.convergence.montecarlo.job import ExperimentSpec, curves_of
+
     spec, errors = ExperimentSpec.read(stored.spec), stored.table("errors")
     for point in sorted(set(errors["point"])):
         for curve in curves_of(spec, point, errors[errors["point"] == point]).values():
@@ -74,6 +78,8 @@ def _of_converge(stored: Run) -> Iterator[tuple[dict[str, Any], ErrorCurve]]:
 
 def _of_probe(stored: Run) -> Iterator[tuple[dict[str, Any], ErrorCurve]]:
     """Curves of a model's heads; of draws with replacement only up to the size of the pool."""
+    from esscher.models.probe.curves import stored_curves
+
     curves = stored.table("curves")
     keys = stored.table("heads").set_index(["layer", "head"])["n_keys"].to_dict()
     inside = curves["n"] <= [keys.get(place, math.inf) for place in zip(curves["layer"], curves["head"], strict=True)]

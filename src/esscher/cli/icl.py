@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import pandas as pd
 import typer
 
 from esscher.cli.output import (
@@ -22,17 +21,12 @@ from esscher.cli.output import (
     print_json,
     print_table,
 )
-from esscher.convergence.montecarlo.spec import parse_ladder
-from esscher.icl.concentration.job import ConcentrationSpec
-from esscher.icl.figures import IclFigure, choose_figures, specs_for
-from esscher.icl.flow.end import final_parameters
-from esscher.icl.flow.job import FlowSpec, compare_with_flow, flow_ends, trained_risks
-from esscher.icl.flow.limit import start_block
-from esscher.icl.layer import KINDS, Block
-from esscher.icl.risk.risk import decompose, risk
-from esscher.icl.training.job import TrainSpec, as_task
-from esscher.report.icl_figures import save_concentration, save_distances, save_final_risks, save_flow, save_training
-from esscher.runs import Run, RunSpec, execute, load_run, terminal
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from esscher.icl.figures import IclFigure
+    from esscher.runs import Run, RunSpec
 
 __all__ = ["icl"]
 
@@ -77,6 +71,9 @@ def train(
 
     Example: esscher icl train --lengths 10 --steps 20000 --seeds 1
     """
+    from esscher.convergence.montecarlo.spec import parse_ladder
+    from esscher.icl.training.job import TrainSpec
+
     fields = {"covariances": covariance.split(), "lengths": parse_ladder(lengths).tolist(), "seeds": seeds, "steps": steps}
     fields |= {"batch": batch, "rate": rate, "optimizer": optimizer, "schedule": schedule, "warmup": warmup}
     fields |= {"heads": heads, "dim": dim, "noise": noise, "seed": seed}
@@ -113,6 +110,10 @@ def flow(
 
     Example: esscher icl flow --lengths 10,1000,1e6
     """
+    from esscher.convergence.montecarlo.spec import parse_ladder
+    from esscher.icl.flow.job import FlowSpec
+    from esscher.report.icl_figures import save_flow
+
     fields = {"covariances": covariance.split(), "lengths": parse_ladder(lengths).tolist(), "alpha": alpha}
     spec = FlowSpec.model_validate(fields | {"dim": dim, "noise": noise, "seed": seed})
     kinds = figure_formats(formats)
@@ -142,6 +143,16 @@ def show_risk(
 
     Example: esscher icl risk --lengths 10,1e6 --key-query 0.5 --value 1.5
     """
+    import pandas as pd
+
+    from esscher.convergence.montecarlo.spec import parse_ladder
+    from esscher.icl.flow.end import final_parameters
+    from esscher.icl.flow.limit import start_block
+    from esscher.icl.layer import KINDS, Block
+    from esscher.icl.risk.risk import decompose, risk
+    from esscher.icl.training.job import as_task
+    from esscher.runs import load_run
+
     if run is not None:
         tables = _trained(load_run(run))
         shown = {"trained": tables["trained"], "beside the flow": tables["compared"]}
@@ -183,6 +194,9 @@ def concentration(
 
     Example: esscher icl concentration --lengths 10,100,1000 --covariance isotropic
     """
+    from esscher.convergence.montecarlo.spec import parse_ladder
+    from esscher.icl.concentration.job import ConcentrationSpec
+
     fields = {"covariances": covariance.split(), "lengths": parse_ladder(lengths).tolist(), "repeats": repeats}
     spec = ConcentrationSpec.model_validate(fields | {"prompts": prompts, "dim": dim, "noise": noise, "seed": seed})
     run = _execute(spec, out, workers, dask)
@@ -206,6 +220,9 @@ def figures(
 
     Example: esscher icl figures --quick --only fig2,fig3 --out figures
     """
+    from esscher.icl.figures import choose_figures, specs_for
+    from esscher.runs import execute, load_run, terminal
+
     chosen, kinds = choose_figures(only), figure_formats(formats)
     runs = {} if training is None else {"train": load_run(training)}
     out.mkdir(parents=True, exist_ok=True)
@@ -226,6 +243,7 @@ def figures(
 
 def draw(figure: IclFigure, runs: dict[str, Run], path: Path) -> None:
     """One figure from the tables of its runs."""
+    from esscher.report.icl_figures import save_concentration, save_distances, save_final_risks, save_training
 
     def table(run: str, name: str) -> Any:
         source = runs[run]
@@ -250,6 +268,8 @@ def draw(figure: IclFigure, runs: dict[str, Run], path: Path) -> None:
 
 def _trained(run: Run) -> dict[str, pd.DataFrame]:
     """Exact errors of trained models, and the flow's beside them."""
+    from esscher.icl.flow.job import compare_with_flow, flow_ends, trained_risks
+
     if run.manifest.job != "icl-train":
         raise ValueError(f"{run.path}: expected a run of esscher icl train, got one of job {run.manifest.job}")
     final, path = (run.table(name) if name in run.tables else run.partial(name) for name in ("final", "path"))
@@ -260,6 +280,8 @@ def _trained(run: Run) -> dict[str, pd.DataFrame]:
 
 
 def _execute(spec: RunSpec, out: Path | None, workers: int, dask: str | None) -> Run:
+    from esscher.runs import execute, terminal
+
     path = out if out is not None else Path("runs") / f"{spec.job}-{spec.hash[:8]}"
     return execute(spec, path, workers=workers, dask=dask, progress=terminal())
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 from esscher.cli.output import Json, log, path_argument, print_json, print_table
-from esscher.runs import list_runs
 
 __all__ = ["ls"]
 
@@ -15,6 +14,8 @@ def ls(
     folder: Annotated[Path, path_argument("Folder that holds run directories.", "FOLDER")] = Path(), as_json: Json = False
 ) -> None:
     """List runs: job, status, units done, when they started."""
+    from esscher.runs import list_runs
+
     runs = list_runs(folder)
     records = [
         {

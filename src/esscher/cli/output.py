@@ -1,4 +1,8 @@
-"""What commands print: tables for people, JSON for machines; logs go to stderr."""
+"""What commands print: tables for people, JSON for machines; logs go to stderr.
+
+A command's module says what it takes; what it computes with is imported when it is called, in its function. So help and
+completion wait for nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,15 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-import torch
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from esscher.report.style import FORMATS
+from esscher.report.formats import FORMATS
 from esscher.runs.printable import printable
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "Dask",
@@ -60,13 +63,16 @@ def path_option(name: str, help: str) -> Any:
     return typer.Option(name, help=help, parser=as_path, metavar="PATH")
 
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
+DTYPES = ("float32", "float64")
 
 
 def as_dtype(name: str) -> torch.dtype:
     if name not in DTYPES:
         raise ValueError(f"--dtype: expected {' or '.join(DTYPES)}, got {name!r}")
-    return DTYPES[name]
+    import torch
+
+    found: torch.dtype = getattr(torch, name)
+    return found
 
 
 def as_path(text: str | Path) -> Path:
@@ -79,6 +85,8 @@ def as_path(text: str | Path) -> Path:
 
 def check_device(name: str) -> str:
     """A device on which tensors can be made here."""
+    import torch
+
     try:
         if torch.empty(1, device=name).device.type == "meta":
             raise ValueError(f"--device: expected a device that computes, such as cpu or cuda, got {name!r}")
@@ -121,17 +129,20 @@ def _plain(value: Any) -> Any:
     """Numbers, lists and dictionaries; JSON has no infinity and no NaN, so these become null."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray | list | tuple):
+    if hasattr(value, "tolist"):  # a number or an array of numpy's
+        value = value.tolist()
+    if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    if isinstance(value, np.integer):
-        return int(value)
-    if isinstance(value, float | np.floating):
-        return float(value) if math.isfinite(value) else None
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
     return value
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> None:
     """A compact table; the first ``left`` columns hold words, the others numbers."""
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(title=printable(title), title_justify="left", box=None, pad_edge=False, header_style="bold")
     for i, column in enumerate(columns):
         table.add_column(printable(column), justify="left" if i < left else "right", overflow="fold")

@@ -7,19 +7,16 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import pandas as pd
 import typer
 
 from esscher.cli.output import MOST_WORKERS, Dask, Json, as_path, log, number, path_option, print_json, print_table
-from esscher.models.probe.context import source_of
-from esscher.models.probe.spec import KEYS, ProbeSpec
-from esscher.report import write_report
-from esscher.runs import Run, execute, terminal
-from esscher.runs.job import find_job
-from esscher.runs.spec import read_mapping
-from esscher.runs.store import write_durable
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from esscher.runs import Run
 
 __all__ = ["probe"]
 
@@ -66,6 +63,12 @@ def probe(
 
     Example: esscher probe --text book.txt --max-tokens 100000 --workers 2
     """
+    from esscher.models.probe.context import source_of
+    from esscher.models.probe.spec import KEYS, ProbeSpec
+    from esscher.report import write_report
+    from esscher.runs import execute, find_job, terminal
+    from esscher.runs.spec import read_mapping
+
     settings: dict[str, Any] = {} if config is None else read_mapping(config)
     corpus = {
         "text": [os.path.abspath(os.path.expanduser(as_path(name))) if name != "-" else name for name in text]
@@ -150,6 +153,8 @@ def _is_place(text: str) -> bool:
 
 def _keep_stdin(corpus: dict[str, Any], out: Path | None) -> Path:
     """Put what came on stdin into the run's folder: it can be read once only, a run may need it again."""
+    from esscher.runs.store import write_durable
+
     data = sys.stdin.buffer.read()
     if not data.strip():
         raise ValueError("--text -: standard input is empty; pipe text into the command")

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import webbrowser
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from esscher.cli.output import Json, figure_formats, log, path_argument, path_option, print_json
-from esscher.report.page import write_report
-from esscher.report.run_figures import save_figures
-from esscher.report.style import FORMATS
-from esscher.runs import load_run
+from esscher.report.formats import FORMATS
 
 __all__ = ["report"]
 
@@ -33,6 +29,10 @@ def report(
 
     Example: esscher report runs/mine --figures svg,pdf
     """
+    from esscher.report import write_report
+    from esscher.report.run_figures import save_figures
+    from esscher.runs import load_run
+
     if show not in ("yes", "no"):
         raise ValueError(f"--open: expected yes or no, got {show!r}")
     loaded = [load_run(path) for path in runs]
@@ -51,4 +51,6 @@ def report(
         for file in written:
             log(f"figure: {file}")
     if show == "yes":
+        import webbrowser
+
         webbrowser.open(page.resolve().as_uri())

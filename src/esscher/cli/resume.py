@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Annotated
 
 from esscher.cli.output import Dask, Json, Workers, log, path_argument, print_json
-from esscher.runs import resume as resume_run
-from esscher.runs import terminal
 
 __all__ = ["resume"]
+
+# The modules that register jobs: a run names its job, and only registered names are known.
+JOBS = (
+    "esscher.convergence.montecarlo.job",
+    "esscher.icl.concentration.job",
+    "esscher.icl.flow.job",
+    "esscher.icl.training.job",
+    "esscher.models.probe.spec",
+)
 
 
 def resume(
@@ -19,7 +27,11 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Complete a run: finished units are skipped, failed ones tried again, damaged shards done again and named."""
-    result = resume_run(run, workers=workers, dask=dask, progress=terminal())
+    from esscher import runs
+
+    for module in JOBS:
+        importlib.import_module(module)
+    result = runs.resume(run, workers=workers, dask=dask, progress=runs.terminal())
     if as_json:
         print_json({"path": str(result.path), "status": result.status, "tables": result.tables})
     else:

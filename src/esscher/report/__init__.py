@@ -1,5 +1,5 @@
 """From results to pictures; computes nothing."""
 
-from esscher.report.page import render_page, write_report
+import lazy_loader
 
-__all__ = ["render_page", "write_report"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -11,17 +11,15 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, NullFormatter
 
-from esscher.report.style import FORMATS, PALETTE, STYLE, check_format, save_figure
+from esscher.report.style import PALETTE, STYLE, save_figure
 
 if TYPE_CHECKING:  # so that figures of stored runs need no torch
     from esscher.convergence.curve import ErrorCurve
     from esscher.theory.prediction import Prediction
 
 __all__ = [
-    "FORMATS",
     "PALETTE",
     "STYLE",
-    "check_format",
     "errors_panel",
     "exponents_panel",
     "plot_bounds",

@@ -17,8 +17,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from esscher.report.atlas import epsilons_of, heads_of, is_atlas
 from esscher.report.columns import describe
 from esscher.report.figures import errors_panel, exponents_panel
+from esscher.report.formats import FORMATS
 from esscher.report.reading import read_table
-from esscher.report.style import COLUMN, FORMATS, PALETTE, SCALE, STYLE, WIDE, save_figure
+from esscher.report.style import COLUMN, PALETTE, SCALE, STYLE, WIDE, save_figure
 from esscher.report.words import ranked_heads
 from esscher.runs import Run
 

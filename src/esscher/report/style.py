@@ -8,10 +8,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from esscher.report.formats import check_format
 from esscher.runs.files import check_output
 from esscher.runs.store import write_durable
 
-__all__ = ["COLUMN", "FORMATS", "PALETTE", "SCALE", "STYLE", "WIDE", "check_format", "save_figure"]
+__all__ = ["COLUMN", "PALETTE", "SCALE", "STYLE", "WIDE", "save_figure"]
 
 # Okabe and Ito's colours, told apart by colour-blind readers too
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999", "#000000"]
@@ -28,17 +29,8 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "esscher",
 }
-FORMATS = ("svg", "pdf", "png")
 COLUMN = 3.4  # inches: one column of a paper
 WIDE = 7.0  # both columns
-
-
-def check_format(path: Path) -> str:
-    """The format a figure's name asks for."""
-    kind = path.suffix.removeprefix(".")
-    if kind not in FORMATS:
-        raise ValueError(f"figure: expected a file name ending in .{', .'.join(FORMATS)}, got {path.name!r}")
-    return kind
 
 
 def save_figure(figure: Figure, path: Path) -> None:

@@ -1,7 +1,5 @@
 """What is known about the error in closed form: proved bounds, rates, heuristics."""
 
-from esscher.theory.catalogue import predictions
-from esscher.theory.hardmax import hardmax_mean_abs
-from esscher.theory.prediction import Prediction
+import lazy_loader
 
-__all__ = ["Prediction", "hardmax_mean_abs", "predictions"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from esscher.theory.prediction import Prediction
+if TYPE_CHECKING:  # so that citing needs no torch
+    from esscher.theory.prediction import Prediction
 
 __all__ = ["REFERENCES", "cited"]
 

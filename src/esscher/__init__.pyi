@@ -1,0 +1,46 @@
+from . import icl as icl
+from .attention import (
+    Head as Head,
+    attend as attend,
+    attend_hardmax as attend_hardmax,
+    attend_linear as attend_linear,
+    attend_prefixes as attend_prefixes,
+    attend_tokens as attend_tokens,
+    hardmax_limit as hardmax_limit,
+    horizon_of_covariances as horizon_of_covariances,
+    limit as limit,
+    linear_limit as linear_limit,
+)
+from .convergence import (
+    ErrorCurve as ErrorCurve,
+    FitError as FitError,
+    RateFit as RateFit,
+    asymptotic_from as asymptotic_from,
+    confidence_region as confidence_region,
+    converge as converge,
+    delta_covariance as delta_covariance,
+    exact_curve as exact_curve,
+    exact_pool_curve as exact_pool_curve,
+    fit_rate as fit_rate,
+    gaussian_error as gaussian_error,
+    share_tokens as share_tokens,
+    tokens_needed as tokens_needed,
+)
+from .measures import (
+    Ball as Ball,
+    Cube as Cube,
+    Gaussian as Gaussian,
+    Laplace as Laplace,
+    Measure as Measure,
+    Mixture as Mixture,
+    Pool as Pool,
+    Rademacher as Rademacher,
+    Sphere as Sphere,
+    Student as Student,
+)
+from .models.huggingface.capture import capture as capture
+from .models.probe.job import probe as probe
+from .runs import Run as Run, load_run as load_run
+from .theory import Prediction as Prediction, hardmax_mean_abs as hardmax_mean_abs, predictions as predictions
+
+__version__: str

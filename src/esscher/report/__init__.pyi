@@ -1,0 +1,1 @@
+from .page import render_page as render_page, write_report as write_report

@@ -1,0 +1,72 @@
+"""What a command imports: help, completion and reading wait for nothing that computes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from esscher.cli.app import COMMANDS
+from esscher.cli.resume import JOBS
+
+SRC = Path(__file__).parents[2] / "src"
+HEAVY = ("torch", "pandas", "scipy", "transformers", "matplotlib", "numba", "datasets")
+CALL = f"""
+import sys
+from esscher.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit as stop:
+    code = stop.code or 0
+print("imported:", *[name for name in {HEAVY} if name in sys.modules])
+sys.exit(code)
+"""
+
+
+def imported(arguments: list[str], folder: Path, **environment: str) -> tuple[str, str]:
+    """What a fresh process prints, and what it imported of the heavy packages."""
+    command = [sys.executable, "-c", CALL, *arguments]
+    done = subprocess.run(
+        command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, check=True, timeout=120
+    )
+    said, _, names = done.stdout.rpartition("imported:")
+    return said, names.strip()
+
+
+LIGHT = [
+    ["--help"],
+    ["ls"],
+    ["cite"],
+    ["cite", "S", "--json"],
+    *([name, "--help"] for name in COMMANDS),
+    ["icl", "flow", "--help"],
+]
+
+
+@pytest.mark.parametrize("arguments", LIGHT, ids=" ".join)
+def test_nothing_that_computes_is_imported(arguments: list[str], tmp_path: Path) -> None:
+    _, names = imported(arguments, tmp_path)
+    assert names == ""
+
+
+def test_the_test_sees_an_import(tmp_path: Path) -> None:
+    said, names = imported(["converge", "--list"], tmp_path)
+    assert "gaussian" in said
+    assert "torch" in names.split()
+
+
+@pytest.mark.parametrize(("line", "expected"), [("esscher pr", {"predict", "probe"}), ("esscher icl fl", {"flow"})])
+def test_names_are_completed_without_imports(line: str, expected: set[str], tmp_path: Path) -> None:
+    shell = {"_ESSCHER_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    said, names = imported([], tmp_path, **shell)
+    assert set(said.split()) == expected
+    assert names == ""
+
+
+def test_resume_knows_every_job() -> None:
+    """A fresh process imports none of them by itself."""
+    modules = [path for path in SRC.rglob("*.py") if "\nregister(" in path.read_text("utf-8")]
+    assert sorted(JOBS) == sorted(".".join(path.relative_to(SRC).with_suffix("").parts) for path in modules)
