@@ -140,4 +140,7 @@ def test_hardmax_says_whose_queries_it_takes() -> None:
     line = es.converge(head, es.Gaussian([[1.0]]), [7, 19], 3, "hardmax")["hardmax"]
     bounded = es.converge(head, es.Cube(1), [7, 19], 3, "hardmax", queries=5)["hardmax"]
     assert "queries are the tokens" in line.origin
-    assert "5 fresh queries of the law a repeat" in bounded.origin
+    assert "5 fresh queries of the law a repeat; limit" in bounded.origin
+    inside = es.converge(head, es.Cube(1), [7, 19], 3, "hardmax", queries=5, query_inside=True)["hardmax"]
+    assert np.array_equal(inside.samples, bounded.samples)
+    assert inside.origin == bounded.origin

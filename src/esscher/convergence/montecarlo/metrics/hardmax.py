@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -37,7 +39,9 @@ class Hardmax(Metric):
             plan.measure.extreme(plan.head.tilt(self.probes(plan)))
 
     def describe_queries(self, plan: Plan) -> str:
-        return "queries are the tokens" if on_the_line(plan) else super().describe_queries(plan)
+        if on_the_line(plan):
+            return "queries are the tokens"
+        return super().describe_queries(replace(plan, query_inside=False))  # hardmax leaves a query out of its prompt
 
     def error(self, draw: Draw) -> Discrepancy:
         plan = draw.plan
