@@ -23,6 +23,8 @@ def budget(
     """Tokens each head must keep for an error, and the best split of a total between heads against the uniform one.
 
     Keys are kept at random, each with the same chance: what a smarter choice of keys saves comes on top.
+
+    Example: esscher budget runs/mine --epsilon 0.05 --by head
     """
     from esscher.models.probe.cache import budget_of
     from esscher.runs import load_run

@@ -13,7 +13,10 @@ __all__ = ["cite"]
 
 
 def cite(key: Annotated[str | None, typer.Argument(help="B or S; all when left out.")] = None, as_json: Json = False) -> None:
-    """Print the BibTeX of the results esscher relies on."""
+    """Print the BibTeX of the results esscher relies on.
+
+    Example: esscher cite B
+    """
     chosen = {name.strip("[]"): entry for name, entry in REFERENCES.items()}
     if key is not None:
         if key not in chosen:

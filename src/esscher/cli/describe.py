@@ -26,6 +26,8 @@ def describe(
     """Layers, heads and positions of a model, whether its attention can be captured, and what a probe would cost.
 
     Only the configuration is read. Time and memory are those of a default probe, from a short measurement on this machine.
+
+    Example: esscher describe openai-community/gpt2
     """
     from esscher.models.describe import describe_model
 

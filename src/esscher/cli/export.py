@@ -20,7 +20,10 @@ def export(
     out: Annotated[Path, path_option("--out", "Folder to write to.")] = Path("export"),
     as_json: Json = False,
 ) -> None:
-    """Write every table of a finished run into a folder, one file each."""
+    """Write every table of a finished run into a folder, one file each.
+
+    Example: esscher export runs/mine --to csv --out tables
+    """
     from esscher.runs import export_run
 
     if to not in KINDS:

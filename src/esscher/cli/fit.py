@@ -26,7 +26,10 @@ def fit(
     level: Annotated[float, typer.Option(help="Level of the intervals.")] = 0.95,
     as_json: Json = False,
 ) -> None:
-    """Fit error ~ constant * n^-exponent to every curve of a run, with interval, straightness and the preferred law."""
+    """Fit error ~ constant * n^-exponent to every curve of a run, with interval, straightness and the preferred law.
+
+    Example: esscher fit runs/mine --window 100:10000
+    """
     from esscher.convergence.rate.fit import fit_rate
     from esscher.runs import load_run
 

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["icl"]
 
 icl = typer.Typer(
-    help="In-context learning: softmax against linear attention at any prompt length.",
+    help="In-context learning: softmax against linear attention at any prompt length.\n\n"
+    "Example: esscher icl flow --lengths 10,1000,1e6",
     no_args_is_help=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},

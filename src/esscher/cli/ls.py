@@ -13,7 +13,10 @@ __all__ = ["ls"]
 def ls(
     folder: Annotated[Path, path_argument("Folder that holds run directories.", "FOLDER")] = Path(), as_json: Json = False
 ) -> None:
-    """List runs: job, status, units done, when they started."""
+    """List runs: job, status, units done, when they started.
+
+    Example: esscher ls runs
+    """
     from esscher.runs import list_runs
 
     runs = list_runs(folder)

@@ -26,7 +26,10 @@ def resume(
     dask: Dask = None,
     as_json: Json = False,
 ) -> None:
-    """Complete a run: finished units are skipped, failed ones tried again, damaged shards done again and named."""
+    """Complete a run: finished units are skipped, failed ones tried again, damaged shards done again and named.
+
+    Example: esscher resume runs/mine --workers 2
+    """
     from esscher import runs
 
     for module in JOBS:
