@@ -200,7 +200,7 @@ def test_scatter_names_heads_and_has_theory(visit: Visit, atlas_page: Path) -> N
     page = visit(atlas_page)
     assert page.count("#scatter .series.points circle") == 72
     legend = " ".join(page.texts("#scatter .legend button"))
-    assert all(part in legend for part in ("measured", "(heuristic)", "(experimental)", "(proved)"))
+    assert all(part in legend for part in ("measured", "(heuristic)", "(experimental)", "(proved if Gaussian)"))
     before = page.evaluate("document.querySelector('#scatter svg').innerHTML")
     page.click("#scatter .choice button[data-value='coupling']")
     assert page.evaluate("document.querySelector('#scatter svg').innerHTML") != before
