@@ -11,11 +11,11 @@ from ratio import best_times, ratio_line
 import esscher as es
 
 MEMORY_PROBE = """
-import threading, time, torch, esscher as es
+import psutil, threading, time, torch, esscher as es
 torch.set_num_threads(2)
 
 def resident():
-    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
+    return psutil.Process().memory_info().rss / 2**20
 
 def watch():
     while not done:

@@ -11,10 +11,12 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from esscher.runs import RunLocked
-from esscher.runs.lock import Holder, held, holder_of, start_of
+from esscher.runs.lock import Holder, held, holder_of
+from esscher.runs.process import start_of
 
 
 @pytest.fixture
@@ -62,7 +64,7 @@ def test_a_process_nobody_collected_is_dead(lock: Path) -> None:
     start = start_of(zombie.pid)
     assert zombie.stdout is not None
     zombie.stdout.read()  # its output ends when it does
-    while Path(f"/proc/{zombie.pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] != "Z":
+    while psutil.Process(zombie.pid).status() != psutil.STATUS_ZOMBIE:
         pass
     name(lock, zombie.pid, socket.gethostname(), start or "")
     with held(lock):

@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from esscher.runs import Progress, Run, RunError, RunIncomplete, execute, load_run, resume
+from esscher.runs.process import start_of
 from tests.runs.driver import Driver
 from tests.runs.job import WalkSpec
 from tests.runs.test_survive import kill_and_resume, wait_for_units
@@ -18,14 +20,11 @@ from tests.runs.test_survive import kill_and_resume, wait_for_units
 
 def children(pid: int) -> list[int]:
     """Processes a process has started and not yet collected."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text("utf-8").split()]
+    return [child.pid for child in psutil.Process(pid).children()]
 
 
 def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    return start_of(pid) is not None
 
 
 def test_two_processes_give_the_same_tables(folder: Path, same_tables: Callable[[Run], bool]) -> None:

@@ -173,11 +173,13 @@ def _short(name: str) -> str:
 
 
 def _workers(given: int | None, model: Any) -> int:
+    from esscher.runs.process import cores
+
     if given is not None:
         return given
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
     on_cpu = next(model.parameters()).device.type == "cpu"
-    return min(len(os.sched_getaffinity(0)), 8) if size < SMALL and on_cpu else 1
+    return min(cores(), 8) if size < SMALL and on_cpu else 1
 
 
 def show_heads(run: Run) -> None:

@@ -1,4 +1,8 @@
-"""One writer per run. The lock file names its holder; the kernel drops the lock on it when the holder dies."""
+"""One writer per run. The lock file names its holder; the kernel drops the lock on it when the holder dies.
+
+The lock is flock, which Linux and macOS have. The package filelock takes the same flock, but opens the file in its own way:
+it takes one that has a second name elsewhere, and leaves the file behind, so that a reader of the name is misled.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
+
 from esscher.runs.errors import RunLocked, StoreError
 from esscher.runs.files import descriptor_of, read_json
+from esscher.runs.process import start_of
 from esscher.runs.store import disk_error
 
-__all__ = ["Holder", "held", "holder_of", "start_of"]
+__all__ = ["Holder", "held", "holder_of"]
 
 _MOST_BYTES = 1 << 16
 _NO_FLOCK = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL}
@@ -35,36 +42,13 @@ class Holder:
         return cls(os.getpid(), socket.gethostname(), start_of(os.getpid()) or "")
 
     def is_alive(self) -> bool | None:
-        """None where it cannot be known: on another host."""
+        """None where it cannot be known: on another host, or where the system tells nothing of others' processes."""
         if self.host != socket.gethostname():
             return None
-        start = start_of(self.pid)
-        if start is not None:
-            return start == self.start
-        return False if Path("/proc/self/stat").exists() else _answers(self.pid)
-
-
-def start_of(pid: int) -> str | None:
-    """Boot and clock tick at which a process started; None when it is gone or there is no /proc."""
-    try:
-        # The name in brackets may hold spaces and brackets. Behind it: the state, and as the 20th field the start.
-        fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
-    except OSError:
-        return None
-    if fields[0] in "ZX":  # dead, only not yet collected by its parent
-        return None
-    return f"{boot}:{fields[19]}"
-
-
-def _answers(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+        try:
+            return start_of(self.pid) == self.start
+        except psutil.AccessDenied:
+            return None
 
 
 def holder_of(path: Path) -> Holder | None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from esscher.runs.printable import one_line
+from esscher.runs.process import memory_of
 
-__all__ = ["Progress", "Report", "Tracker", "memory_of", "terminal"]
+__all__ = ["Progress", "Report", "Tracker", "terminal"]
 
 _log = logging.getLogger("esscher.runs")
 
@@ -54,18 +52,6 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def memory_of(pids: Iterable[int] = ()) -> int:
-    """Resident memory now, in bytes, of this process and of those; without /proc, the largest this one ever had."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    total = 0
-    for pid in ("self", *pids):
-        try:
-            total += int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * page
-        except (OSError, IndexError):
-            continue
-    return total or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 class Tracker:

@@ -1,0 +1,56 @@
+"""What the machine says of processes: starts that no clock moves, memory, cores."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from esscher.cli import probe
+from esscher.runs.process import cores, memory_of, start_of
+
+
+def test_a_start_stays_when_the_clock_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The moment of boot is what the clock says now less the time since: setting the clock moves it."""
+    linux = pytest.importorskip("psutil._pslinux")
+    before, moment = start_of(os.getpid()), psutil.Process().create_time()
+    boot = linux.boot_time()
+    monkeypatch.setattr(linux, "boot_time", lambda: boot + 3600.0)
+    assert psutil.Process().create_time() == pytest.approx(moment + 3600.0, abs=0.01)
+    assert start_of(os.getpid()) == before
+
+
+def test_a_later_process_has_another_start() -> None:
+    later = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    assert float(start_of(later.pid) or "nan") > float(start_of(os.getpid()) or "nan") > 0
+    later.communicate(b"\n")
+    assert start_of(later.pid) is None
+
+
+def test_memory_is_that_of_all_which_are_there() -> None:
+    before = memory_of()
+    held = bytearray(os.urandom(1 << 26))
+    assert 0.9 * len(held) < memory_of() - before < 2 * len(held)
+    assert memory_of([os.getpid()]) == pytest.approx(2 * memory_of(), rel=0.1)
+    gone = subprocess.Popen([sys.executable, "-S", "-c", "pass"])
+    gone.wait()
+    assert memory_of([gone.pid]) == pytest.approx(memory_of(), rel=0.1)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no process to cores")
+def test_cores_are_those_a_process_is_bound_to() -> None:
+    bound = f"import os; os.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}}); "
+    asked = "from esscher.runs.process import cores; print(cores())"
+    assert subprocess.check_output([sys.executable, "-c", bound + asked], text=True) == "1\n"
+    assert cores() == len(os.sched_getaffinity(0))
+
+
+def test_workers_are_counted_where_no_process_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.delattr(psutil.Process, "cpu_affinity", raising=False)
+    assert probe._workers(None, torch.nn.Linear(2, 2)) == min(8, psutil.cpu_count())
