@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from esscher.runs import Job, RunSpec, Shard, Unit, register
+from esscher.runs import Column, Job, RunSpec, Shard, Unit, register
 
 __all__ = ["SUMMARY", "WALK", "SummarySpec", "WalkSpec"]
 
@@ -72,7 +72,15 @@ def hashes(spec: WalkSpec) -> dict[str, str]:
     return {"corpus": Path(spec.corpus).read_text("utf-8")} if spec.corpus else {}
 
 
-WALK = Job("walk", WalkSpec, units, compute, hashes=hashes)
+def columns(spec: WalkSpec) -> dict[str, list[Column]]:
+    """Of one table, and not of all its columns."""
+    end = Column("end", "float", "place at the end", "Sum of all steps, ±.", "linear", 2, "end", ends=("low", "high"))
+    return {
+        "ends": [end, Column("name", "word", "name", "Name of the walk.", first=0), Column("far", "int", "far", "Not stored.")]
+    }
+
+
+WALK = Job("walk", WalkSpec, units, compute, hashes=hashes, columns=columns)
 register("walk", "tests.runs.job:WALK")
 
 

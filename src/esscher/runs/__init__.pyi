@@ -1,3 +1,4 @@
+from .columns import Column as Column
 from .engine import execute as execute, resume as resume
 from .errors import (
     Damaged as Damaged,

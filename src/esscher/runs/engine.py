@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from esscher.runs.columns import declare
 from esscher.runs.errors import Damaged, RunError, RunIncomplete, RunInterrupted, StoreError, resume_command
 from esscher.runs.executors.cluster import Cluster
 from esscher.runs.executors.processes import Processes
@@ -249,7 +250,7 @@ def _consolidate(store: Store, found: Found, manifest: Manifest) -> tuple[dict[s
     if not shards:
         return {}, {}
     try:
-        tables = as_tables(found.job.consolidate(found.spec, shards))
+        tables = declare(as_tables(found.job.consolidate(found.spec, shards)), found.job.columns(found.spec))
     except Exception as cause:
         if not found.done or isinstance(cause, RunError):
             raise

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from esscher.runs.columns import Declared
 from esscher.runs.spec import RunSpec, Unit, canonical_json, read_mapping
 from esscher.runs.tables import Shard, concatenate
 
@@ -22,16 +23,21 @@ def _no_hashes(spec: Any) -> dict[str, str]:
     return {}
 
 
+def _no_columns(spec: Any) -> Declared:
+    return {}
+
+
 @dataclass(frozen=True)
 class Job:
-    """A spec class and three functions of a spec.
+    """A spec class and functions of a spec.
 
     ``units`` lists the pieces of work, plain dicts that JSON can hold; the same spec gives the same list.
     ``compute`` does one: tables by name (Arrow, pandas, a mapping of columns, or a list of rows), depending on spec and
     unit alone. ``consolidate`` makes the final tables of the shards, which come in the order of units; by default their
     rows, one unit after the other. ``hashes`` names what is outside the spec and decides the result (a model's files, a
-    corpus), computed once per start and compared on resuming. The module should import what computes at its top:
-    threads are set before a unit begins.
+    corpus), computed once per start and compared on resuming. ``columns`` says what
+    the columns of the tables are, by table (:class:`~esscher.runs.Column`); who shows them reads it from the stored run. The
+    module should import what computes at its top: threads are set before a unit begins.
     """
 
     name: str
@@ -40,6 +46,7 @@ class Job:
     compute: Callable[[Any, Unit], Mapping[str, Any]]
     consolidate: Callable[[Any, Sequence[Shard]], Mapping[str, Any]] = concatenate
     hashes: Callable[[Any], Mapping[str, str]] = _no_hashes
+    columns: Callable[[Any], Declared] = _no_columns
 
 
 def register(name: str, entry: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from esscher.runs.columns import Column, columns_of
 from esscher.runs.errors import RunError, resume_command
 from esscher.runs.lock import holder_of
 from esscher.runs.manifest import MANIFEST, Failure, Manifest, Status, read_manifest
@@ -74,6 +75,17 @@ class Run:
     def table(self, name: str) -> Any:
         """A final table as a pandas frame, its checksum verified."""
         return self.arrow(name).to_pandas()
+
+    def columns(self, name: str) -> dict[str, Column]:
+        """What the columns of a table are, in their order; without final tables, those of the first unit that has the table."""
+        if self.tables:
+            return columns_of(self.arrow(name).schema)
+        store = Store(self.path)
+        for index in store.indices(self.manifest.units):
+            tables = store.read_shard(index, spec_hash=self.manifest.spec_hash).tables
+            if name in tables:
+                return columns_of(tables[name].schema)
+        raise ValueError(self._no_table(name))
 
     def partial(self, name: str) -> Any:
         """Rows of the units finished so far, in the order of units and before consolidation, as a pandas frame."""

@@ -70,7 +70,7 @@ def as_table(value: Any, name: str) -> pa.Table:
     if len(set(table.column_names)) < table.num_columns:
         raise ValueError(f"table {name}: expected distinct column names, got {table.column_names}")
     # A category is stored as its value: which codes it has differs from unit to unit.
-    plain = pa.schema([pa.field(field.name, _plain(field.type)) for field in table.schema])
+    plain = pa.schema([field.with_type(_plain(field.type)) for field in table.schema])
     if plain.types != table.schema.types:
         table = table.cast(plain)
     return table.replace_schema_metadata(None).combine_chunks()

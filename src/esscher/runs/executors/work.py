@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from esscher.runs.columns import declare
 from esscher.runs.job import Job, load_job
 from esscher.runs.provenance import versions
 from esscher.runs.spec import RunSpec, Unit, canonical_json
@@ -51,7 +52,7 @@ class Outcome:
 def compute_shard(job: Job, spec: RunSpec, header: dict[str, Any], index: int, unit: Unit) -> bytes:
     with threads_set(spec.threads):
         tables = job.compute(spec, unit)
-    return encode_shard(as_tables(tables), {**header, "index": index, "unit": unit})
+    return encode_shard(declare(as_tables(tables), job.columns(spec)), {**header, "index": index, "unit": unit})
 
 
 def compute_there(order: str, index: int, unit: Unit, expected: dict[str, str]) -> bytes:
