@@ -11,7 +11,8 @@ import torch
 from ratio import ratio_line
 
 import esscher as es
-from esscher.convergence.montecarlo.converge import converge, log_slope
+from esscher.convergence.montecarlo.converge import converge
+from esscher.convergence.rate.fit import log_slope
 
 DIM = 50
 VARIANCE = 0.1

@@ -10,10 +10,11 @@ import scipy.stats
 import torch
 
 import esscher as es
-from esscher.convergence.montecarlo.converge import assemble, converge, converge_unit, log_slope, mean_error
+from esscher.convergence.montecarlo.converge import assemble, converge, converge_unit, mean_error
 from esscher.convergence.montecarlo.draw import finite_pool_factor
 from esscher.convergence.montecarlo.plan import plan
 from esscher.convergence.montecarlo.seeds import generator_for
+from esscher.convergence.rate.fit import log_slope
 from esscher.measures.student import Student
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,38 +14,61 @@ from esscher.cli.output import Json, number, path_argument, print_json, print_ta
 
 if TYPE_CHECKING:
     from esscher.convergence.curve import ErrorCurve
+    from esscher.convergence.rate.result import RateFit
     from esscher.runs import Run
 
 __all__ = ["fit"]
+
+OWN_LEVEL = 0.95  # of the intervals that runs store
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A curve of a run, the window that the run fits, and (exponent, low, high) where it stored a fit on more evidence."""
+
+    name: dict[str, Any]
+    curve: ErrorCurve
+    window: Any = "auto"
+    own: tuple[float, float, float] | None = None
+
+    def fit(self, window: tuple[float, float] | None, level: float) -> RateFit:
+        """The run's own fit, unless another window or level is asked for."""
+        from esscher.convergence.rate.fit import fit_rate
+
+        found = fit_rate(self.curve, window=window or self.window, level=level, raise_on_failure=False)
+        if self.own is None or window is not None or level != OWN_LEVEL:
+            return found
+        return found.with_exponent(*self.own, "exponent and interval as the run fitted them, on each query or repeat")
 
 
 def fit(
     run: Annotated[Path, path_argument("Run directory of esscher converge or esscher probe.")],
     window: Annotated[
-        str | None, typer.Option(help="Smallest and largest n, 100:10000; every usable point when left out.")
+        str | None, typer.Option(help="Smallest and largest n, 100:10000; those that the run fits when left out.")
     ] = None,
-    level: Annotated[float, typer.Option(help="Level of the intervals.")] = 0.95,
+    level: Annotated[float, typer.Option(help="Level of the intervals.")] = OWN_LEVEL,
     as_json: Json = False,
 ) -> None:
     """Fit error ~ constant * n^-exponent to every curve of a run, with interval, straightness and the preferred law.
 
+    Without --window and --level these are the run's own exponents and intervals.
+
     Example: esscher fit runs/mine --window 100:10000
     """
-    from esscher.convergence.rate.fit import fit_rate
     from esscher.runs import load_run
 
     stored = load_run(run)
     curves_of_job = {"converge": _of_converge, "probe": _of_probe}
     if stored.manifest.job not in curves_of_job:
         raise ValueError(f"{run}: expected a run of esscher converge or probe, got one of {stored.manifest.job}")
-    limits = "auto" if window is None else _limits(window)
+    limits = None if window is None else _limits(window)
     rows: list[dict[str, Any]] = []
-    for name, curve in curves_of_job[stored.manifest.job](stored):
-        found = fit_rate(curve, window=limits, level=level, raise_on_failure=False)
+    for known in curves_of_job[stored.manifest.job](stored):
+        found = known.fit(limits, level)
         rows.append(
             {
-                **name,
-                "metric": curve.metric,
+                **known.name,
+                "metric": known.curve.metric,
                 "exponent": found.exponent,
                 "low": found.interval[0],
                 "high": found.interval[1],
@@ -69,26 +93,42 @@ def fit(
     print_table(str(run), columns, cells, left=2)
 
 
-def _of_converge(stored: Run) -> Iterator[tuple[dict[str, Any], ErrorCurve]]:
+def _of_converge(stored: Run) -> Iterator[_Stored]:
     """Curves of a sweep, from its repeats."""
     from esscher.convergence.montecarlo.job import ExperimentSpec, curves_of
 
     spec, errors = ExperimentSpec.read(stored.spec), stored.table("errors")
     for point in sorted(set(errors["point"])):
         for curve in curves_of(spec, point, errors[errors["point"] == point]).values():
-            yield {"value": spec.points[point]}, curve
+            yield _Stored({"value": spec.points[point]}, curve)
 
 
-def _of_probe(stored: Run) -> Iterator[tuple[dict[str, Any], ErrorCurve]]:
+def _of_probe(stored: Run) -> Iterator[_Stored]:
     """Curves of a model's heads; of draws with replacement only up to the size of the pool."""
+    from esscher.convergence.rate.points import pool_window
     from esscher.models.probe.curves import stored_curves
+    from esscher.models.probe.moments import WHOLE_LAYER
 
     curves = stored.table("curves")
-    keys = stored.table("heads").set_index(["layer", "head"])["n_keys"].to_dict()
-    inside = curves["n"] <= [keys.get(place, math.inf) for place in zip(curves["layer"], curves["head"], strict=True)]
-    for metric in ("l2", "mean", "cov"):
-        for (layer, head), curve in stored_curves(curves[inside], metric).items():
-            yield {"head": f"{layer}.{head}" if head >= 0 else f"{layer}, all"}, curve
+    rows = {(row["layer"], row["head"]): row for row in stored.table("heads").to_dict("records")}
+    if "layers" in stored.tables:
+        rows |= {(row["layer"], WHOLE_LAYER): row for row in stored.table("layers").to_dict("records")}
+    sizes = [rows.get(place, {}).get("n_keys", math.inf) for place in zip(curves["layer"], curves["head"], strict=True)]
+    inside = curves[curves["n"] <= sizes]
+    for metric, beta in (("l2", "fit"), ("mean", "mean"), ("cov", "cov")):
+        for (layer, head), curve in stored_curves(inside, metric).items():
+            name = {"head": f"{layer}.{head}" if head != WHOLE_LAYER else f"{layer}, all"}
+            row = rows.get((layer, head), {})
+            keys = row.get("n_keys", math.inf)
+            window = pool_window(curve.n, keys) if metric == "l2" and math.isfinite(keys) else "auto"
+            yield _Stored(name, curve, window, _own(row, beta))
+
+
+def _own(row: Mapping[Any, Any], beta: str) -> tuple[float, float, float] | None:
+    """The exponent that a row stores, with its interval: beta_fit, beta_low, beta_high; beta_mean, beta_mean_low, ..."""
+    ends = "beta" if beta == "fit" else f"beta_{beta}"
+    found = tuple(float(row.get(key, math.nan)) for key in (f"beta_{beta}", f"{ends}_low", f"{ends}_high"))
+    return None if any(map(math.isnan, found)) else (found[0], found[1], found[2])
 
 
 def _limits(text: str) -> tuple[float, float]:

@@ -26,6 +26,7 @@ class QueryErrors:
     delta: Floats  # lim n * MSE = tr C(x), (m,)
     bias: Floats | None = None  # E Gamma_n(x) - Gamma(x), (m, len n, d_v)
     cov: Floats | None = None  # E (Gamma_n - Gamma)(Gamma_n - Gamma)^T, (m, len n, d_v, d_v)
+    clusters: npt.NDArray[np.int64] | None = None  # (m,) queries of one cluster are alike: a rate's interval resamples clusters
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,11 @@ from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.montecarlo.draw import Plan
 from esscher.convergence.montecarlo.metrics import METRICS, Discrepancy, discrepancies
 from esscher.convergence.montecarlo.plan import plan
+from esscher.convergence.rate.fit import log_slope
 from esscher.inputs import as_counts, as_positive
 from esscher.measures.base import Measure
 
-__all__ = ["Unit", "assemble", "converge", "converge_unit", "log_slope", "mean_error"]
+__all__ = ["Unit", "assemble", "converge", "converge_unit", "mean_error"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -175,30 +176,16 @@ def _repeats(repeats: Any, made: Plan) -> int:
 
 
 def _narrow(curves: dict[str, ErrorCurve], width: float) -> bool:
-    """Is the 95 % interval of every slope narrow enough? A curve cut below 2 values of n has no slope to wait for."""
-    wide = [curve for curve in curves.values() if curve.n.size >= 2 and 2 * 1.96 * log_slope(curve)[1] > width]
-    return not wide
+    """Is the 95 % interval of every slope narrow enough? Curves without a slope have nothing to wait for."""
+    return not any(2 * 1.96 * _slope_stderr(curve) > width for curve in curves.values())
 
 
-def log_slope(curve: ErrorCurve) -> tuple[float, float]:
-    """Slope of log rms against log n by least squares weighted with the repeats' own variances, and its standard error.
-
-    The slope is sum_i c_i log(M_i) / 2 with M_i the mean squared error at n_i, so repeat r moves it by
-    sum_i c_i (s_ri / M_i - 1) / 2: the spread of that over repeats counts the correlation between nested n.
-    """
-    if curve.samples is None or curve.n.size < 2:
-        raise ValueError(
-            f"curve: expected samples of repeats at 2 or more values of n, got {curve.n.size} values, {curve.kind}"
-        )
-    relative = curve.samples / curve.rms**2
-    variance = relative.var(axis=0, ddof=1)
-    weights = 1.0 / np.maximum(variance, 1e-12 * variance.max() + 1e-300)
-    weights /= weights.sum()
-    x = np.log(curve.n.astype(np.float64))
-    x = x - weights @ x
-    c = weights * x / (weights @ x**2)
-    moves = 0.5 * (relative - 1.0) @ c
-    return float(c @ np.log(curve.rms)), float(moves.std(ddof=1) / math.sqrt(moves.size))
+def _slope_stderr(curve: ErrorCurve) -> float:
+    """0 for a curve cut below 2 values of n, or whose repeats are all alike."""
+    try:
+        return log_slope(curve)[1]
+    except ValueError:
+        return 0.0
 
 
 def mean_error(curve: ErrorCurve) -> tuple[Floats, Floats]:

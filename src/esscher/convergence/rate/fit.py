@@ -12,11 +12,11 @@ import scipy.stats
 
 from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.rate.points import Points, as_window, select_points
-from esscher.convergence.rate.regression import Line, fit_line, resample
+from esscher.convergence.rate.regression import Line, fit_line, repeats_stderr, resample, resample_clusters
 from esscher.convergence.rate.result import Curvature, FitError, LawComparison, RateFit, Status, Window
 from esscher.inputs import as_count, as_positive
 
-__all__ = ["FitError", "RateFit", "fit_rate"]
+__all__ = ["FitError", "RateFit", "fit_rate", "log_slope"]
 
 CURVED = 1e-3  # level at which one power law is given up
 STRAIGHT = 1e-2  # level a suggested window must pass
@@ -36,7 +36,8 @@ def fit_rate(
     Left out are errors at rounding level and points whose standard error exceeds half the error.
     ``level``: of the interval. With repeats: generalised least squares, interval by the bootstrap over repeats from ``seed``
     (symmetric percentile-t). With standard errors only: weighted least squares, normal interval, points taken as independent.
-    Exact curves: least squares, and the interval is the range of local slopes.
+    Exact curves: least squares, and the interval is the range of local slopes; where their queries come in clusters
+    (windows of a text), what other clusters could give (percentile bootstrap over clusters from ``seed``).
     Raises ``FitError``, which carries what there is of the fit, unless ``raise_on_failure`` is False.
     """
     level = as_positive(level, "level")
@@ -53,14 +54,12 @@ def fit_rate(
 
 
 def _fit(points: Points, chosen: Window, level: float, seed: int) -> RateFit:
-    x, y = points.x, points.y
-    covariance = points.covariance()
-    line, bend = fit_line(x, y, covariance), fit_line(x, y, covariance, degree=2)
+    line, bend = points.line(), points.line(degree=2)
     doubt = _DOUBT[points.evidence](points, line, bend, level, seed)
     exponent = -float(line.coefficients[1])
     return RateFit(
         exponent=exponent,
-        constant=line.constant(x),
+        constant=line.constant(points.x),
         interval=doubt.ends or (exponent - doubt.half_width, exponent + doubt.half_width),
         level=level,
         window=chosen,
@@ -75,6 +74,17 @@ def _fit(points: Points, chosen: Window, level: float, seed: int) -> RateFit:
         dof=points.n.size - 2,
         p_value=doubt.p_value,
     )
+
+
+def log_slope(curve: ErrorCurve) -> tuple[float, float]:
+    """Slope of the line that ``fit_rate`` takes, and its standard error over the repeats; two points are enough for both."""
+    points, _, _ = select_points(curve, None)
+    if points.z is None or points.n.size < 2:
+        raise ValueError(
+            f"curve: expected repeats that differ at 2 or more usable values of n, got {points.n.size} values, {curve.kind}"
+        )
+    line = points.line()
+    return float(line.coefficients[1]), float(repeats_stderr(points.z, line.weights[1:2])[0])
 
 
 def _partial(points: Points, chosen: Window, level: float, problem: Status) -> RateFit:
@@ -155,7 +165,21 @@ def _from_slopes(points: Points, line: Line, bend: Line, level: float, seed: int
     return _Doubt(0.0, NAN, 0.0, NAN, NAN, ends)
 
 
-_DOUBT = {"repeats": _from_repeats, "stderr": _from_stderr, "none": _from_scatter, "exact": _from_slopes}
+def _from_queries(points: Points, line: Line, bend: Line, level: float, seed: int) -> _Doubt:
+    """No sampling error at each query: what other clusters of queries could give."""
+    assert points.clusters is not None
+    drawn = resample_clusters(points.clusters, np.stack([line.weights[1], bend.weights[2]]), seed)
+    low, high = np.quantile(-drawn[0], [(1 - level) / 2, (1 + level) / 2])
+    return _Doubt(float(drawn[0].std()), NAN, float(drawn[1].std()), NAN, NAN, (float(low), float(high)))
+
+
+_DOUBT = {
+    "queries": _from_queries,
+    "repeats": _from_repeats,
+    "stderr": _from_stderr,
+    "none": _from_scatter,
+    "exact": _from_slopes,
+}
 
 
 def _status(points: Points, p_value: float, seed: int) -> Status:
@@ -163,6 +187,9 @@ def _status(points: Points, p_value: float, seed: int) -> Status:
     notes = []
     if points.evidence == "exact":
         notes.append(("exact", "exact curve: no sampling error; the interval is the range of local slopes over the window"))
+    if points.clusters is not None:
+        text = f"exact at each query; interval from the bootstrap over {len(points.clusters)} clusters of queries"
+        notes.append(("exact", text))
     if points.evidence == "none":
         text = "no standard errors: the scatter about the line stands for them; give repeats to test straightness"
         notes.append(("no_stderr", text))
@@ -196,8 +223,7 @@ def _curved(points: Points, p_value: float, seed: int) -> str:
     )
     for start in range(1, points.n.size - 2):
         upper = points.only(slice(start, None))
-        covariance = upper.covariance()
-        line, bend = (fit_line(upper.x, upper.y, covariance, degree) for degree in (1, 2))
+        line, bend = upper.line(), upper.line(degree=2)
         if _DOUBT[points.evidence](upper, line, bend, 0.5, seed).p_value >= STRAIGHT:
             return text + f"; window=({upper.n[0]}, {upper.n[-1]}) is straight, chosen after the fact; better give larger n"
     return text + "; no upper end of 3 points is straight: give larger n, or read power_vs_log and local_slopes"

@@ -10,16 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from esscher.convergence.curve import ErrorCurve, Floats
-from esscher.convergence.rate.regression import working_covariance
+from esscher.convergence.rate.regression import Line, fit_line, working_covariance
 from esscher.convergence.rate.result import Status, Window
 from esscher.inputs import as_kind, as_positive
 
-__all__ = ["Points", "as_window", "select_points"]
+__all__ = ["Points", "as_window", "pool_window", "select_points"]
 
 ROUNDING = 1e-12  # of the limit's size: errors below it are rounding, not attention
 DISAGREEMENT = 1e-3  # relative difference of rms from the samples' that is taken for rounding
 INACCURATE = 1 / 3  # relative accuracy of the errors from which on they are rounding altogether
 NOISY = 0.5  # standard error over error from which on a point says nothing
+POOL_SPAN = 64  # the rate of a pool of N keys is fitted from N / 64 on
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,10 @@ class Points:
 
     n: npt.NDArray[np.int64]
     y: Floats  # log rms
-    evidence: str  # "exact", "repeats", "stderr" or "none"
+    evidence: str  # "exact", "queries", "repeats", "stderr" or "none"
     stderr: Floats  # of y
     z: Floats | None  # squared errors over their mean, (repeats, points)
+    clusters: Floats | None  # squared errors summed over the queries of each cluster, (clusters, points)
     slope: Floats | None  # analytic d log rms / d log n
     accuracy: float
 
@@ -40,14 +42,20 @@ class Points:
 
     def only(self, kept: Any) -> Points:
         z = None if self.z is None else self.z[:, kept]
+        clusters = None if self.clusters is None else self.clusters[:, kept]
         slope = None if self.slope is None else self.slope[kept]
-        return replace(self, n=self.n[kept], y=self.y[kept], stderr=self.stderr[kept], z=z, slope=slope)
+        part = replace(self, n=self.n[kept], y=self.y[kept], stderr=self.stderr[kept])
+        return replace(part, z=z, clusters=clusters, slope=slope)
 
     def covariance(self) -> Floats:
         """Of y; the identity where nothing is known."""
         if self.z is not None:
             return working_covariance(self.x, self.z)
         return np.diag(self.stderr**2) if self.evidence == "stderr" else np.eye(self.n.size)
+
+    def line(self, degree: int = 1) -> Line:
+        """The one line of every rate: y against x, weighted with what is known of its covariance."""
+        return fit_line(self.x, self.y, self.covariance(), degree)
 
     def local_slopes(self) -> Floats:
         if self.slope is not None and np.isfinite(self.slope).all():
@@ -66,6 +74,16 @@ def as_window(window: Any) -> tuple[float, float] | None:
     if low >= high:
         raise ValueError(f"window: expected n_min < n_max, got {window!r}")
     return low, high
+
+
+def pool_window(n: npt.NDArray[np.int64], keys: int) -> tuple[float, float]:
+    """The window for a pool of N keys: from N / 64 to N, or every n up to N where fewer than 3 lie between.
+
+    Below it errors are those of a few keys, above it those of the pool and not of its law.
+    """
+    low = keys / POOL_SPAN
+    enough = np.count_nonzero((n >= low) & (n <= keys)) >= 3
+    return (low if enough else 0.5), float(max(keys, 1))
 
 
 def select_points(curve: ErrorCurve, limits: tuple[float, float] | None) -> tuple[Points, Window, Status | None]:
@@ -145,7 +163,10 @@ def _points(curve: ErrorCurve, usable: npt.NDArray[np.int64]) -> Points:
         samples = curve.samples[:, usable]
         if (samples.std(axis=0) > 0).all():
             z = samples / samples.mean(axis=0)
-    if z is not None:
+    clusters = _clustered(curve, usable)
+    if clusters is not None:
+        evidence = "queries"
+    elif z is not None:
         evidence = "repeats"
     elif usable.size and (stderr > 0).all():
         evidence = "stderr"
@@ -154,7 +175,16 @@ def _points(curve: ErrorCurve, usable: npt.NDArray[np.int64]) -> Points:
     slope = None if curve.slope is None else curve.slope[usable]
     with np.errstate(divide="ignore", invalid="ignore"):  # nonsense is refused, with what there is of a fit
         y, relative = np.log(rms), stderr / rms
-    return Points(curve.n[usable], y, evidence, relative, z, slope, curve.accuracy)
+    return Points(curve.n[usable], y, evidence, relative, z, clusters, slope, curve.accuracy)
+
+
+def _clustered(curve: ErrorCurve, usable: npt.NDArray[np.int64]) -> Floats | None:
+    """Squared errors summed over the queries of each cluster; None where clusters are not known, or all queries are of one."""
+    if curve.queries is None or curve.queries.clusters is None:
+        return None
+    groups = np.unique(curve.queries.clusters, return_inverse=True)[1]
+    sums = [np.bincount(groups, column) for column in curve.queries.mse[:, usable].T]
+    return np.stack(sums, axis=1) if sums and groups.max() > 0 else None
 
 
 def _listed(n: npt.NDArray[np.int64]) -> str:

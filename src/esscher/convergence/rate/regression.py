@@ -13,9 +13,10 @@ import scipy.stats
 
 from esscher.convergence.curve import Floats
 
-__all__ = ["Line", "Resampled", "fit_line", "resample", "working_covariance"]
+__all__ = ["Line", "Resampled", "fit_line", "repeats_stderr", "resample", "resample_clusters", "working_covariance"]
 
 RESAMPLES = 1999
+CLUSTER_RESAMPLES = 400  # a percentile interval needs fewer than percentile-t
 BLOCK = 1 << 17  # numbers held at once while resampling
 NO_SPREAD = 1e-13  # standard errors below this are rounding: the repeats differ by a factor only
 PER_POINT = 10  # repeats per point below which the sample covariance has no say
@@ -119,12 +120,31 @@ class Resampled:
         return float(scipy.stats.chi2.sf(2 * misfit * mean / variance, 2 * mean**2 / variance))
 
 
+def repeats_stderr(z: Floats, contrasts: Floats) -> Floats:
+    """Standard error of each contrast c of y by the delta method: repeat r moves c y by sum_i c_i (z_ri - 1) / 2.
+
+    The spread of that over repeats counts the correlation between points.
+    """
+    return np.asarray((z @ contrasts.T / 2).std(axis=0, ddof=1) / np.sqrt(z.shape[0]))
+
+
+def resample_clusters(sums: Floats, contrasts: Floats, seed: int) -> Floats:
+    """Contrasts (rows, on y) of clusters drawn with replacement, (contrasts, resamples); ``sums`` (clusters, points).
+
+    A draw of clusters without any error has no logarithm and says nothing: it is left out.
+    """
+    drawn = np.random.default_rng(seed).integers(0, len(sums), size=(CLUSTER_RESAMPLES, len(sums)))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = contrasts @ (0.5 * np.log(sums[drawn].sum(axis=1))).T
+    return np.asarray(found[:, np.isfinite(found).all(axis=0)])
+
+
 def resample(z: Floats, line: Line, contrasts: Floats, seed: int) -> Resampled:
     """Draw repeats with replacement; the weights of ``line`` and of the ``contrasts`` (rows, on y) stay as they are."""
     repeats = z.shape[0]
     generator = np.random.default_rng(seed)
     whitened = line.whitened * np.sqrt(repeats / (repeats - 1))  # a bootstrap of r repeats has (r - 1) / r of the variance
-    stderr = (z @ contrasts.T / 2).std(axis=0, ddof=1) / np.sqrt(repeats)
+    stderr = repeats_stderr(z, contrasts)
     size = max(1, BLOCK // repeats)
     sizes = [min(size, RESAMPLES - start) for start in range(0, RESAMPLES, size)]
     blocks = [_resample_block(z, contrasts, whitened, generator, size) for size in sizes]

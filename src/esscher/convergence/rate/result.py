@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -87,6 +87,13 @@ class RateFit:
     def predict(self, n: Any) -> Floats:
         """The fitted error at n."""
         return np.asarray(self.constant * np.asarray(n, dtype=np.float64) ** -self.exponent)
+
+    def with_exponent(self, exponent: float, low: float, high: float, source: str) -> RateFit:
+        """The same points under an exponent and interval from elsewhere; the line keeps its height in the middle of log n."""
+        middle = np.exp(np.log(self.n.astype(np.float64)).mean()) if self.n.size else np.nan
+        constant = float(self.predict(middle) * middle**exponent)
+        status = replace(self.status, text=source)
+        return replace(self, exponent=exponent, constant=constant, interval=(low, high), status=status)
 
     def __str__(self) -> str:
         low, high = self.interval

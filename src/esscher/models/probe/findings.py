@@ -18,6 +18,8 @@ from esscher.convergence.budget import asymptotic_from, tokens_needed
 from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.grid import state as deposit
 from esscher.convergence.grid.state import Deposit
+from esscher.convergence.rate.fit import fit_rate
+from esscher.convergence.rate.points import pool_window
 from esscher.diagnostics import moments as token_moments
 from esscher.diagnostics import tails
 from esscher.diagnostics.regimes import HeadEvidence, classify, share_frozen
@@ -34,9 +36,6 @@ __all__ = ["COLUMNS", "Tables", "failed_row", "layer_tables"]
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
-
-RESAMPLES = 400  # of the windows the queries stand in, for the interval of the exponent
-FIT_SPAN = 64  # the exponent is fitted from n_keys / 64 on
 
 METRICS = {"replacement": "l2", "bernoulli": "l2_kept"}  # in curves.parquet
 
@@ -231,17 +230,14 @@ class _Layer:
 
     def _rates(self, curve: ErrorCurve, keys: int) -> dict[str, Any]:
         """Fitted exponent with its interval over queries, the error at the pool's size, tokens needed."""
-        inside = curve.n <= keys
-        window = inside & (curve.n >= keys / FIT_SPAN)
-        if window.sum() < 3:
-            window = inside
         assert curve.queries is not None
-        exponent, low, high = fitted(curve.n[window], curve.queries.mse[:, window], self.clusters)
-        last = int(np.flatnonzero(inside)[-1])
+        clustered = replace(curve, queries=replace(curve.queries, clusters=self.clusters))
+        fit = fit_rate(clustered, window=pool_window(curve.n, keys), raise_on_failure=False)
+        last = int(np.flatnonzero(curve.n <= keys)[-1])
         return {
-            "beta_fit": exponent,
-            "beta_low": low,
-            "beta_high": high,
+            "beta_fit": fit.exponent,
+            "beta_low": fit.interval[0],
+            "beta_high": fit.interval[1],
             "local_slope_at_n": math.nan if curve.slope is None else float(curve.slope[last]),
             "rms_at_n": float(curve.rms[last]),
             "relative_at_n": float(curve.relative[last]),
@@ -293,29 +289,6 @@ def curve_rows(layer: int, head: int, curve: ErrorCurve) -> pd.DataFrame:
     frame["effective_tokens"] = empty if curve.effective_tokens is None else curve.effective_tokens
     frame["sampling"] = "bernoulli" if curve.metric == METRICS["bernoulli"] else "replacement"
     return frame
-
-
-def fitted(n: Indices, mse: Floats, clusters: Indices) -> tuple[float, float, float]:
-    """Exponent of rms ~ n^-exponent by least squares, and its 95 % interval.
-
-    ``mse`` (m, len n) is exact for each query; the interval says what other queries of the text could give: windows are
-    resampled with their queries (percentile bootstrap), since queries of one window are alike.
-    """
-    if n.size < 2:
-        return math.nan, math.nan, math.nan
-    x = np.log(n.astype(float))
-    weights = (x - x.mean()) / np.square(x - x.mean()).sum()
-    groups = np.unique(clusters, return_inverse=True)[1]
-    sums = np.stack([np.bincount(groups, column) for column in mse.T], axis=1)  # (windows, len n)
-    generator = np.random.default_rng(0)
-    drawn = generator.integers(0, len(sums), size=(RESAMPLES, len(sums)))
-    with np.errstate(divide="ignore", invalid="ignore"):  # an error of exactly 0 has no exponent
-        exponent = float(-0.5 * np.log(mse.mean(axis=0)) @ weights)
-        exponents = -0.5 * np.log(sums[drawn].sum(axis=1)) @ weights
-    if not math.isfinite(exponent):
-        return math.nan, math.nan, math.nan
-    low, high = np.quantile(exponents, [0.025, 0.975])
-    return exponent, float(low), float(high)
 
 
 def _or_nan(question: Callable[[ErrorCurve, float], int], curve: ErrorCurve, value: float) -> float:

@@ -1,0 +1,88 @@
+"""``esscher fit`` gives the exponents that a run stored, and others where another window or level is asked for."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import esscher as es
+from esscher.cli.fit import _of_probe
+from tests.cli.commands import run
+from tests.snapshot.runs import RUNS
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A probe with moments and a sweep, as the snapshot has them; their numbers are compared with the kept ones there."""
+    made = {name: tmp_path_factory.mktemp("fit") / name for name in ("moments", "converge")}
+    for name, folder in made.items():
+        RUNS[name](folder)
+    return made
+
+
+def fitted(capsys: pytest.CaptureFixture[str], folder: Path, *options: str) -> list[dict[str, Any]]:
+    return json.loads(run(["fit", str(folder), "--json", *options], capsys)[1])  # type: ignore[no-any-return]
+
+
+def test_fit_of_a_probe_is_the_probes_own(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    stored = es.load_run(folders["moments"])
+    expected = {}
+    for row in stored.table("heads").to_dict("records"):
+        head = f"{row['layer']}.{row['head']}"
+        expected[head, "l2"] = [row[key] for key in ("beta_fit", "beta_low", "beta_high")]
+        expected |= {(head, metric): of_moments(row, metric) for metric in ("mean", "cov")}
+    for row in stored.table("layers").to_dict("records"):
+        expected |= {(f"{row['layer']}, all", metric): of_moments(row, metric) for metric in ("mean", "cov")}
+    found = {(row["head"], row["metric"]): row for row in fitted(capsys, folders["moments"])}
+    assert set(found) == set(expected)
+    for key, numbers in expected.items():
+        assert [found[key][part] for part in ("exponent", "low", "high")] == pytest.approx(numbers, rel=1e-12), key
+
+
+def of_moments(row: dict[Any, Any], metric: str) -> list[float]:
+    return [row[f"beta_{metric}{end}"] for end in ("", "_low", "_high")]
+
+
+def test_the_line_through_the_stored_curve_is_the_probes_own(
+    folders: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another level: the interval is computed anew, from the stored curve alone, and the exponent of l2 stays."""
+    (again,) = (row for row in fitted(capsys, folders["moments"], "--level", "0.9") if row["metric"] == "l2")
+    assert again["exponent"] == pytest.approx(float(es.load_run(folders["moments"]).table("heads")["beta_fit"][0]), rel=1e-12)
+    assert "local slopes" in again["reason"]
+    (window,) = (row for row in fitted(capsys, folders["moments"], "--window", "16:70") if row["metric"] == "l2")
+    assert (window["n_min"], window["n_max"]) == (16, 64)
+    assert abs(window["exponent"] - again["exponent"]) > 1e-6
+
+
+def test_fit_of_a_sweep_is_the_sweeps_own(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    found = fitted(capsys, folders["converge"])
+    rates = es.load_run(folders["converge"]).table("rates").to_dict("records")
+    assert len(found) == len(rates) == 8
+    stored = {(row["value"], row["metric"]): row for row in rates}
+    for row in found:
+        own = stored[row["value"], row["metric"]]
+        assert row["status"] == own["status"]
+        for key in ("exponent", "low", "high"):
+            assert math.isclose(row[key], own[key], rel_tol=1e-12), (row, own)
+
+
+def test_a_large_pool_is_fitted_from_a_sixtyfourth_of_its_keys_on() -> None:
+    """The window of the probe, N / 64 to N, on a bent curve of a pool of 4096 keys whose ladder begins below and ends above."""
+    n = 2 ** np.arange(4, 16)
+    rms = n**-0.5 * (1 + 20 / n)
+    curves = pd.DataFrame({"layer": 0, "head": 1, "metric": "l2", "kind": "exact", "n": n, "rms": rms, "relative": rms})
+    curves = curves.assign(stderr=0.0, q95=rms, local_slope=np.nan)
+    tables = {"curves": curves, "heads": pd.DataFrame({"layer": [0], "head": [1], "n_keys": [4096]})}
+    (known,) = _of_probe(SimpleNamespace(table=tables.__getitem__, tables=list(tables)))  # type: ignore[arg-type]
+    found = known.fit(None, 0.95)
+    inside = (n >= 64) & (n <= 4096)
+    assert (found.window.n_min, found.window.n_max) == (64, 4096)
+    assert found.exponent == pytest.approx(-np.polyfit(np.log(n[inside]), np.log(rms[inside]), 1)[0], rel=1e-12)
