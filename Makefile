@@ -33,9 +33,10 @@ test: lint types unit docs  ## lint, types, tests, documentation
 probe: $(STAMP)  ## the main job: every head of the packaged model on the packaged text, and a page to look at
 	$(BIN)/esscher probe
 
-lint: $(STAMP)  ## ruff: rules and layout
+lint: $(STAMP)  ## ruff: rules and layout; vulture: what has no caller
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/vulture
 
 types: $(STAMP)  ## mypy --strict on src
 	$(BIN)/mypy --strict src

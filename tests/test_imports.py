@@ -16,12 +16,13 @@ RANK = {
     "runs": 0,  # and imports nothing of the others at all
     "measures": 1,
     "attention": 2,
-    "theory": 3,
-    "convergence": 4,
-    "diagnostics": 5,
-    "models": 6,
-    "icl": 6,
-    "reproduce": 7,
+    "keep": 3,
+    "theory": 4,
+    "convergence": 5,
+    "diagnostics": 6,
+    "models": 7,
+    "icl": 7,
+    "reproduce": 8,
 }
 EDGES = {"", "cli", "__main__"}  # the package itself and the command line import everything
 PARTS = {*RANK, *EDGES, "report"}
@@ -153,6 +154,7 @@ def test_the_source_is_found() -> None:
 BROKEN = [
     ("esscher.measures.gaussian", "from esscher.attention.head import Head"),
     ("esscher.measures.gaussian", "from ..attention import head"),
+    ("esscher.keep.sinks", "from esscher.convergence import curve"),
     ("esscher.measures", "from .gaussian import Gaussian\nfrom ..theory import rates"),
     ("esscher.inputs", "import esscher.measures"),
     ("esscher.attention.head", "def f():\n    from esscher.convergence import curve"),

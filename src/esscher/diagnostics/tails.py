@@ -42,7 +42,6 @@ __all__ = [
     "pareto_khat",
     "stack",
     "tail_length",
-    "top_mass",
     "update",
 ]
 
@@ -87,12 +86,6 @@ class TailFit:
     def interval(self) -> tuple[float, float]:
         """Medians of the ends. Queries share their keys, so that more of them do not make it narrower."""
         return _median(self.low), _median(self.high)
-
-    @property
-    def share_above(self) -> float:
-        """Share of queries above the threshold, among those with a fit."""
-        known = self.khat[~np.isnan(self.khat)]
-        return float((known > self.threshold).mean()) if known.size else math.nan
 
 
 def tail_length(total: Any) -> int:
@@ -158,15 +151,6 @@ def finish(state: TopScores, level: float = 0.95) -> TailFit:
     tail, threshold = min(tail_length(mean), state.scores.shape[1] - 1), khat_threshold(mean)
     label, reason = _describe(khat, low, high, threshold, tail, mean, level)
     return TailFit(khat, low, high, threshold, tail, level, label, reason)
-
-
-def top_mass(state: TopScores, log_sum_exp: Any, count: int = 1) -> Floats:
-    """Softmax weight of the ``count`` largest keys of each query (m,), given its log sum exp over all keys."""
-    lse = as_tensor(log_sum_exp, "log_sum_exp", ndim=1, last=state.scores.shape[0]).double()
-    if not 1 <= count <= state.scores.shape[1]:
-        raise ValueError(f"count: expected 1 to {state.scores.shape[1]}, the scores kept, got {count}")
-    mass: Floats = (state.scores[:, :count].double() - lse[:, None]).exp().sum(1).clamp(max=1.0).cpu().numpy()
-    return mass
 
 
 def pareto_khat(log_weights: Any, total: Any, *, level: float = 0.95) -> TailFit:

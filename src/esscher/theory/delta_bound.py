@@ -14,7 +14,7 @@ from esscher.measures.base import Measure
 from esscher.measures.spectrum import product
 from esscher.theory.subgaussian import value_fourth_moment
 
-__all__ = ["delta_bound", "delta_bound_numbers", "delta_constant"]
+__all__ = ["delta_bound", "delta_bound_numbers"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -63,8 +63,3 @@ def delta_bound_numbers(head: Head, measure: Measure, query: Any) -> dict[str, f
     ratio = math.exp(log_ratio) if log_ratio < 700.0 else math.inf
     centre = float((V @ (mean - measure.mean.double())).norm())
     return {"ratio": ratio, "delta": ratio * spread if spread > 0.0 else 0.0, "fourth": fourth, "centre": centre}
-
-
-def delta_constant(head: Head, measure: Measure, query: Any) -> float:
-    """lim n E|Gamma_n(x) - Gamma(x)|^2 = tr C(x), the delta method's constant."""
-    return delta_bound_numbers(head, measure, query)["delta"]

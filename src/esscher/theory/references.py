@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:  # so that citing needs no torch
-    from esscher.theory.prediction import Prediction
-
-__all__ = ["REFERENCES", "cited"]
+__all__ = ["REFERENCES"]
 
 REFERENCES: dict[str, str] = {
     "[B]": r"""@misc{bohbot2025token,
@@ -26,9 +20,3 @@ REFERENCES: dict[str, str] = {
   archivePrefix = {arXiv},
 }""",
 }
-
-
-def cited(predictions: Iterable[Prediction]) -> list[str]:
-    """BibTeX entries of the works that the given predictions come from, each once, in the order of first use."""
-    keys = [key for prediction in predictions for key in REFERENCES if key in prediction.source]
-    return [REFERENCES[key] for key in dict.fromkeys(keys)]

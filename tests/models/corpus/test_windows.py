@@ -215,18 +215,5 @@ def test_progress_is_told() -> None:
     assert seen[-1] == (40_000, 40_000)
 
 
-def test_token_text_is_one_printable_line(tmp_path: Path) -> None:
-    text = "a\n\u202eb\x1b[31m\u0085 <script> é \ud7ff👩"
-    for kind in ("bert", "gpt2", "metaspace"):
-        made = make_windows(CorpusSpec(text=files(tmp_path, [text])), tokenizer(kind), 40)
-        shown = [made.token_text(tokenizer(kind), 0, place) for place in range(40)]
-        assert all(part.isprintable() and len(part) <= 40 for part in shown)
-        assert shown[-1] == "[padding]"
-        assert shown[EDGES[kind][0]].lstrip("▁").startswith("a")
-    for window, position in ((1, 0), (-1, 0), (0, 40), (0, -1)):
-        with pytest.raises(ValueError, match="expected 0 to 0 and 0 to 39"):
-            made.token_text(tokenizer(kind), window, position)
-
-
 def test_kinds_are_all_there() -> None:
     assert {*REAL, "words"} == set(KINDS)

@@ -23,7 +23,6 @@ CANDIDATES = 16
 BATCH = 1 << 19  # characters tokenised in one call
 BATCH_ITEMS = 4096
 REPORTED = 1 << 14  # tokens from one call of progress to the next
-SHOWN = 40
 SINGLE_SPACE = re.compile(r"(?<=\S)\s(?=\S)")
 WORD_EDGE = re.compile(r"(?<=\S)\b(?=\S)")
 
@@ -59,18 +58,6 @@ class Windows:
     def tokens(self) -> int:
         """Positions that hold text."""
         return int(np.count_nonzero(self.text))
-
-    def token_text(self, tokenizer: Any, window: int, position: int) -> str:
-        """A token for people: one line of printable characters, at most 40; it is not escaped for HTML."""
-        if not (0 <= window < len(self) and 0 <= position < self.length):
-            raise ValueError(
-                f"window {window}, position {position}: expected 0 to {len(self) - 1} and 0 to {self.length - 1}; choose inside"
-            )
-        if self.padding[window, position]:
-            return "[padding]"
-        raw = str(tokenizer.decode([int(self.ids[window, position])], clean_up_tokenization_spaces=False))
-        shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in raw)
-        return shown if len(shown) <= SHOWN else shown[: SHOWN - 1] + "…"
 
 
 @dataclass(frozen=True)
