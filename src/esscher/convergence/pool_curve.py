@@ -165,7 +165,9 @@ class _Pool:
         lost = deposit.lost(state) > LOST
         if bool(lost.all()):
             return self.by_keys(q, n, details)
-        errors = deposit.finish(deposit.take(state, (~lost).nonzero()[:, 0]), n, self.sampling, details=details)
+        if bool(lost.any()):
+            state = deposit.take(state, (~lost).nonzero()[:, 0])
+        errors = deposit.finish(state, n, self.sampling, details=details)
         errors = replace(errors, accuracy=errors.accuracy + self._score_rounding(q))
         return self._together(q, n, details, lost, errors) if bool(lost.any()) else errors
 

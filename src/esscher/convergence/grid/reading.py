@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from esscher.convergence.grid.bspline import coarsen, exponential_gain, prefilter
-from esscher.convergence.integral.formulas import TINY, Family, Moments
+from esscher.convergence.integral.formulas import TINY, Family, Moments, Sums, Vectors
 
 __all__ = ["DepositSource"]
 
@@ -110,18 +110,22 @@ class DepositSource:
         size = math.sqrt(float((self.cells[-1].sum(1) / self.total[:, 0]).max()))
         return 2.0 ** math.frexp(size)[1] if size > 0 else 1.0
 
-    def contract(self, tau: Tensor, family: Family) -> dict[str, Tensor]:
+    def contract(self, tau: Tensor, family: Family) -> Sums:
         u = tau[:, None] + self._scores(self.reach)
-        out = {}
+        numbers, vectors = {}, {}
         for name, (channel, kernel) in family(u, tau[:, None]).items():
             weights = self._coefficients(kernel).T  # (L, nodes)
             if channel == "value":
-                peak = weights.abs().amax(0).clamp_min(TINY)  # as for the unit
-                sums = self.value @ (weights / peak).to(self.value.dtype)
-                out[name] = sums.transpose(0, 1).double() * (peak * self.unit)
+                vectors[name] = self._vectors(weights)
             else:
-                out[name] = (self.mass if channel == "mass" else self.spread) @ weights
-        return out
+                numbers[name] = (self.mass if channel == "mass" else self.spread) @ weights
+        return Sums(numbers, vectors)
+
+    def _vectors(self, weights: Tensor) -> Vectors:
+        if not self.single:
+            return Vectors(self.value @ weights, self.unit)
+        peak = weights.abs().amax(0).clamp_min(TINY)  # taken out as the unit is
+        return Vectors(self.value @ (weights / peak).float(), peak * self.unit)
 
     def _coefficients(self, samples: Tensor) -> Tensor:
         """B-spline coefficients (nodes, L) of kernels sampled on the grid and ``reach`` further on either side."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +64,11 @@ class Deposit:
     def mean_keys(self) -> int:
         """The number of keys of a query, on average over the queries, to the nearest whole number."""
         return round(float(self.keys.double().mean()))
+
+    @cached_property
+    def source(self) -> DepositSource:
+        """What the integrals read; its moments are computed once."""
+        return DepositSource(self.cells, self.grid.spacing, self.grid.points, self.center, single=self.grid.tol > 1e-8)
 
 
 @dataclass(frozen=True)
@@ -165,7 +171,7 @@ def finish(
         raise ValueError("finish: a query of the state has seen no key; update it first")
     of = state.mean_keys
     levels = [_level(state.grid, count / of) if sampling == "bernoulli" else 0 for count in n.tolist()]
-    base = _source(state)
+    base = state.source
     result = _integrate(base, state, n, of, sampling, details, levels)
     result = replace(result, accuracy=result.accuracy + float(_lost(base, over_queries=True)) / 2)
     if interpolation is not None:
@@ -179,7 +185,7 @@ def finish(
 
 def lost(state: Deposit) -> Tensor:
     """What rounding may take of each query's mean squared error, relative to it, (m,): near 1 nothing is left."""
-    return _lost(_source(state))
+    return _lost(state.source)
 
 
 def _lost(source: DepositSource, over_queries: bool = False) -> Tensor:
@@ -188,11 +194,6 @@ def _lost(source: DepositSource, over_queries: bool = False) -> Tensor:
     if over_queries:
         rounding, errors = rounding.sum(1), errors.sum(1)
     return torch.where(rounding > 0, rounding / errors, 0.0).amax(0)
-
-
-def _source(state: Deposit) -> DepositSource:
-    grid = state.grid
-    return DepositSource(state.cells, grid.spacing, grid.points, state.center, single=grid.tol > 1e-8)
 
 
 def _integrate(
@@ -232,7 +233,7 @@ def _interpolation(few: Deposit, mse: Floats, n: Counts, of: int, sampling: str,
     """
     coarser = [few.grid.spacing * 2 ** (level + 1) <= COARSEST for level in levels]
     other = [level + 1 if up else level - 1 for level, up in zip(levels, coarser, strict=True)]
-    change = np.abs(_integrate(_source(few), few, n, of, sampling, False, other).mse - mse).mean(axis=0)
+    change = np.abs(_integrate(few.source, few, n, of, sampling, False, other).mse - mse).mean(axis=0)
     change = np.where(coarser, change / 2 ** (few.grid.points // 2 + 1), change)
     size = mse.mean(axis=0)
     least = max(interpolation_error(few.grid.points, few.grid.spacing * 2**level, math.pi / 2) for level in levels)

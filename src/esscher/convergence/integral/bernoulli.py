@@ -87,13 +87,14 @@ class _Kept:
     def add(self, tau: Tensor) -> None:
         keys = self.keys
         f = self.source.contract(tau, _bernoulli(self.kept, self.dropped))
-        square = keys * f["square"] + keys**2 * f["single"].square().sum(1)
-        dsquare = keys * f["dsquare"] + 2 * keys**2 * (f["single"] * f["dsingle"]).sum(1)
+        single, dsingle = f.vectors["single"], f.vectors["dsingle"]
+        square = keys * f["square"] + keys**2 * single.dot(single)
+        dsquare = keys * f["dsquare"] + 2 * keys**2 * single.dot(dsingle)
         chance = torch.exp(keys * f["log_d"]) * self.step
         rows = torch.stack([square, keys * f["pair"], dsquare - keys * f["rise"] * square])
         self.sums += (rows * chance).sum(2)
         if self.details:
-            self.drift += keys * (f["single"] @ chance[:, :, None])[:, :, 0]
+            self.drift += keys * single.along(chance[:, :, None])[:, :, 0]
 
     def found(self) -> Tensor:
         return self.sums[:2]

@@ -34,13 +34,26 @@ from torch import Tensor
 
 from esscher.convergence.curve import QueryErrors
 
-__all__ = ["Family", "Integral", "Moments", "NodeErrors", "Source", "aliasing", "as_numpy", "march", "step_for"]
+__all__ = [
+    "Family",
+    "Integral",
+    "Moments",
+    "NodeErrors",
+    "Source",
+    "Sums",
+    "Vectors",
+    "aliasing",
+    "as_numpy",
+    "march",
+    "step_for",
+]
 
 Floats = npt.NDArray[np.float64]
 Family = Callable[[Tensor, Tensor], dict[str, tuple[str, Tensor]]]  # (u, tau) -> name: (channel, kernel)
 
 HIGHEST = 6.5  # exp(-exp(6.5)) = 1e-289: larger u change nothing, and smaller numbers are slow
 TINY = 1e-300
+APART = 2**12  # numbers of one coordinate from which its own pass is worth its start
 
 
 @dataclass(frozen=True)
@@ -60,6 +73,43 @@ class Moments:
         return torch.exp(self.log_spread - 2 * self.log_first)
 
 
+@dataclass(frozen=True)
+class Vectors:
+    """Sums of the channel "value": ``sums`` (d, m, nodes) in the type they were summed in, times ``factor`` (nodes)."""
+
+    sums: Tensor
+    factor: Tensor | float
+
+    def dot(self, other: Vectors) -> Tensor:
+        """Inner products of both at each query and node, (m, nodes), in float64.
+
+        Coordinate by coordinate where that is many numbers: the products stay in the cache, 4 times faster than a float64
+        copy of all sums (512 queries, 32 nodes and coordinates).
+        """
+        if self.sums[0].numel() < APART:
+            out = (self.sums.double() * other.sums).sum(0)
+        else:
+            out = torch.zeros_like(self.sums[0], dtype=torch.float64)
+            for a, b in zip(self.sums, other.sums, strict=True):
+                out.addcmul_(a.double(), b.double())
+        return out * (self.factor * other.factor)
+
+    def along(self, power: Tensor) -> Tensor:
+        """Sums over nodes times ``power`` (m, nodes, n): (m, d, n)."""
+        return (self.sums.transpose(0, 1).double() * self.factor) @ power
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What a source gives for one family of kernels: numbers (m, nodes) and vectors, under the names of the kernels."""
+
+    numbers: dict[str, Tensor]
+    vectors: dict[str, Vectors]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.numbers[name]
+
+
 @runtime_checkable
 class Source(Protocol):
     """A weighted pool seen from m queries; scores are measured from an anchor that no score of the query exceeds."""
@@ -77,10 +127,10 @@ class Source(Protocol):
         """Nodes to ask for at once, between two looks at the tails."""
         ...
 
-    def contract(self, tau: Tensor, family: Family) -> dict[str, Tensor]:
+    def contract(self, tau: Tensor, family: Family) -> Sums:
         """E[kernel(tau + score) x channel] for each kernel of the family, on nodes ``tau``.
 
-        Channels "mass" 1 and "spread" |c|^2 + b give (m, nodes); "value" c gives (m, d, nodes).
+        Channels "mass" 1 and "spread" |c|^2 + b give numbers; "value" c gives vectors.
         """
         ...
 

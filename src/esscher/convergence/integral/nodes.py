@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from esscher.convergence.integral.bernoulli import keep_fraction
-from esscher.convergence.integral.formulas import Family, Moments, NodeErrors, Source
+from esscher.convergence.integral.formulas import Family, Moments, NodeErrors, Source, Sums, Vectors
 from esscher.convergence.integral.replacement import draw_with_replacement
 from esscher.inputs import as_counts, as_tensor
 
@@ -77,13 +77,16 @@ class KeySource:
             span=float(-score.min()),
         )
 
-    def contract(self, tau: Tensor, family: Family) -> dict[str, Tensor]:
+    def contract(self, tau: Tensor, family: Family) -> Sums:
         """Sum over keys, a few nodes at a time so that temporaries stay small."""
         rows = max(1, ELEMENTS // self.score.numel())
         parts = [self._contract(part, family) for part in torch.split(tau, rows)]
-        return {name: torch.cat([part[name] for part in parts], dim=-1) for name in parts[0]}
+        out = {name: torch.cat([part[name] for part in parts], dim=-1) for name in parts[0]}
+        vectors = {name: Vectors(out.pop(name).transpose(0, 1), 1.0) for name, x in list(out.items()) if x.ndim == 3}
+        return Sums(out, vectors)
 
     def _contract(self, tau: Tensor, family: Family) -> dict[str, Tensor]:
+        """Numbers (m, nodes) and vectors (m, d, nodes)."""
         out = {}
         for name, (channel, kernel) in family(tau[:, None] + self.score[:, None, :], tau[:, None]).items():
             if channel == "value":
@@ -114,7 +117,7 @@ class _WideSource:
         self.span = float(-self.score[-1])
         self.chunk = 256
 
-    def contract(self, tau: Tensor, family: Family) -> dict[str, Tensor]:
+    def contract(self, tau: Tensor, family: Family) -> Sums:
         bounds = torch.stack([tau.min() - SHUT, tau.max() + self.reach])  # in -score, which ascends
         first, last = torch.searchsorted(-self.score, bounds.to(self.score)).tolist()
         # kernels are constant above the band and below it: a key at either infinity carries the sums of all those

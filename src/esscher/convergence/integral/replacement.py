@@ -65,12 +65,13 @@ class _Draws:
         f = self.source.contract(tau, _replacement)
         log_phi = torch.where(f["lost"] < 0.5, torch.log1p(-f["lost"].clamp(0, 0.5)), f["left"].clamp_min(TINY).log())
         # |E[e c x]|^2 <= phi E[e^2 |c|^2 x] (Cauchy-Schwarz), which rounding must not break where phi underflows
-        cross = torch.minimum(f["single"].square().sum(1) / f["left"].clamp_min(TINY), f["square"])
+        single = f.vectors["single"]
+        cross = torch.minimum(single.dot(single) / f["left"].clamp_min(TINY), f["square"])
         rows = torch.stack([f["square"], cross, f["pair"], f["square"] * log_phi, cross * log_phi], dim=1)
         power = self._power(log_phi) * self.step
         self.sums += rows @ power
         if self.details:
-            self.drift += f["single"] @ power
+            self.drift += single.along(power)
         self.log_phi = log_phi[:, -1]
 
     def _power(self, log_phi: Tensor) -> Tensor:
