@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import math
+from fractions import Fraction
 from typing import Any
 
+import mpmath
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.interpolate import BSpline
 from torch import Tensor
 
 from esscher.convergence.grid import scatter
@@ -25,13 +27,36 @@ DRAWN = np.array([1, 2, 7, 100, 3000, 10**6, 10**10])
 KEPT = np.array([1, 2, 30, 200, 380, 399, 400])
 
 
+def exact_spline(points: int, x: Fraction) -> Fraction:
+    """beta(x) = sum_k (-1)^k C(points, k) (x - k)_+^(points-1) / (points-1)!, in whole numbers."""
+    powers = (Fraction((-1) ** k * math.comb(points, k)) * (x - k) ** (points - 1) for k in range(points + 1) if k < x)
+    return sum(powers, Fraction(0)) / math.factorial(points - 1)
+
+
 @pytest.mark.parametrize("points", POINTS)
 def test_weights_are_the_b_spline(points: int) -> None:
-    spline = BSpline.basis_element(np.arange(points + 1), extrapolate=False)
-    for r in (0.0, 0.3, 0.999):
-        weights = weight_table(points) @ r ** np.arange(points)
-        np.testing.assert_allclose(weights, np.nan_to_num(spline(r + points - 1 - np.arange(points))), atol=1e-15)
+    for r in (Fraction(0), Fraction(5, 16), Fraction(1, 2), Fraction(1023, 1024)):
+        weights = weight_table(points) @ float(r) ** np.arange(points)
+        expected = [float(exact_spline(points, r + points - 1 - tap)) for tap in range(points)]
+        np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-15)
         assert weights.sum() == pytest.approx(1, abs=1e-14)
+
+
+@pytest.mark.parametrize("points", POINTS)
+@pytest.mark.parametrize("spacing", [1 / 32, 1 / 8, 1 / 4])
+def test_prefilter_is_the_sum_over_poles(points: int, spacing: float) -> None:
+    """g_m = sum over the poles |z| < 1 of z^(|m| + points/2 - 2) / Q'(z), Q(z) = sum_i beta(1 + i) z^i, in 50 digits."""
+    with mpmath.workdps(50):
+        samples = [exact_spline(points, Fraction(1 + i)) for i in range(points - 1)]
+        rising = [mpmath.mpf(x.numerator) / x.denominator for x in samples]
+        poles = [z for z in mpmath.polyroots(rising[::-1], maxsteps=200, extraprec=300) if abs(z) < 1]
+        slopes = [sum(i * c * z ** (i - 1) for i, c in enumerate(rising) if i) for z in poles]
+        taps = prefilter(points, spacing)
+        shifts = [abs(m) + points // 2 - 2 for m in range(-(len(taps) // 2), len(taps) // 2 + 1)]
+        expected = [float(sum(z**m / slope for z, slope in zip(poles, slopes, strict=True))) for m in shifts]
+    np.testing.assert_allclose(taps, expected, rtol=2e-13, atol=0)
+    edge = abs(float(max(poles, key=abs))) ** (len(taps) // 2) * math.exp(2 * spacing * (len(taps) // 2))
+    assert edge <= 1e-17
 
 
 def represent(points: int, spacing: float, kernel: Any, u: np.ndarray) -> np.ndarray:

@@ -13,13 +13,14 @@ binomial sums of deposits at the spacing.
 
 from __future__ import annotations
 
-from fractions import Fraction
 from functools import lru_cache
 from math import comb, factorial, pi
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.interpolate import BSpline, PPoly
+from scipy.linalg import solveh_banded
 from torch import Tensor
 
 __all__ = ["coarsen", "exponential_gain", "interpolation_error", "prefilter", "weight_table"]
@@ -31,40 +32,33 @@ Floats = npt.NDArray[np.float64]
 def weight_table(points: int) -> Floats:
     """Polynomial coefficients of the taps: tap t of a key at the fraction r of its cell weighs sum_k table[t, k] r^k.
 
-    That is beta(r + points - 1 - t), with beta(x) = sum_k (-1)^k C(points, k) (x - k)_+^(points-1) / (points-1)!.
+    That is beta(r + points - 1 - t): the pieces of beta from the last to the first.
     """
-    degree = points - 1
-    table = np.zeros((points, points))
-    for tap in range(points):
-        segment = degree - tap
-        for power in range(points):
-            total = Fraction(0)
-            for k in range(segment + 1):
-                total += (-1) ** k * comb(points, k) * comb(degree, power) * Fraction(segment - k) ** (degree - power)
-            table[tap, power] = float(total / factorial(degree))
-    return table
+    beta = BSpline.basis_element(np.arange(points + 1.0))
+    pieces = PPoly.from_spline(beta)
+    first = int(np.flatnonzero(pieces.x == 0)[-1])  # scipy adds knots on either side
+    return np.ascontiguousarray(pieces.c[::-1, first : first + points][:, ::-1].T)
 
 
 @lru_cache(maxsize=32)
 def prefilter(points: int, spacing: float) -> Floats:
     """The symmetric filter g with sum_m g_m (samples at k + m) = c_k: the inverse of beta sampled at the integers.
 
-    g_m = sum over the poles |z| < 1 of z^(|m| + h - 1) / Q'(z), Q(z) = sum_i beta(1 + i) z^i, h = points / 2 - 1.
-    Cut where its terms fall below 1e-17 of samples that grow as exp(2u), as the kernels do to the left of 0; the length
-    is odd and the middle belongs to shift 0.
+    Far from the ends of a long row it is what solves sum_i beta(points/2 + i) g_(m - i) = 1 at m = 0 and 0 elsewhere. Cut where
+    its terms, which fall as the largest pole of 1 / sum_i beta(1 + i) z^i inside the unit circle, are below 1e-17 of samples
+    that grow as exp(2u), as the kernels do to the left of 0; the length is odd and the middle belongs to shift 0.
     """
     assert points % 2 == 0, "an even number of taps puts the centre of a spline on the grid"
-    polynomial = np.polynomial.Polynomial(weight_table(points)[: points - 1, 0])  # beta at 1 .. points - 1, symmetric
-    poles = np.real(polynomial.roots())
-    poles = poles[np.abs(poles) < 1]
-    decay = np.log(np.abs(poles).max()) + 2 * spacing
+    samples = weight_table(points)[: points - 1, 0]  # beta at 1 .. points - 1, symmetric
+    poles = np.abs(np.roots(samples))
+    decay = np.log(poles[poles < 1].max()) + 2 * spacing
     assert decay < 0, "so coarse a grid has no coefficients for exp(2u)"
     reach = int(np.ceil(np.log(1e-17) / decay))
-    shifts = np.abs(np.arange(-reach, reach + 1))
-    residues = poles ** (points // 2 - 2) / polynomial.deriv()(poles)
-    taps = (residues[:, None] * poles[:, None] ** shifts).sum(axis=0)
-    normalised: Floats = taps / taps.sum()
-    return normalised  # exact on constants, whatever the rounding of the poles
+    impulse = np.zeros(4 * reach + 1)
+    impulse[2 * reach] = 1.0
+    bands = np.repeat(samples[points // 2 - 1 :, None], impulse.size, axis=1)
+    taps = solveh_banded(bands, impulse, lower=True)[reach : 3 * reach + 1]
+    return np.asarray(taps / taps.sum())  # exact on constants, whatever the rounding
 
 
 def exponential_gain(points: int, rate: float) -> float:

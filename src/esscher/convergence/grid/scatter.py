@@ -79,7 +79,10 @@ def _accumulator() -> Any:
 
         out[at + width t : ...] += sum_j weights[stride j + tap + t] rows[width j + channel : ...],   t < TAPS.
 
-    Written in vector instructions, because the loop compiler does not keep the TAPS x WIDTH sums in registers.
+    Written in vector instructions, because the loop compiler does not keep the TAPS x WIDTH sums in registers. Gain over
+    plain numba loops, measured in one process, interleaved, best of nine (8 queries, 8192 keys; 4 and 8 points, spacing 1/8 to
+    1/32, 34 and 66 channels): the whole deposit takes 1.6 to 5.0 ms, 3.9 to 5.6 times less than the fastest plain way (each
+    key straight to its cells, unsorted) and 5.6 to 8.2 times less than these same loops over sorted keys.
     """
     vectors = WIDTH // LANES
 
