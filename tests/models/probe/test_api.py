@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,10 +159,10 @@ def test_a_head_that_fails_has_a_row_with_the_reason(
 
     def broken(*args: Any) -> head_state.HeadState:
         state = plain(*args)
-        return state if next(calls) % 2 else head_state.HeadState(state.drawn, state.kept, state.top, torch.tensor([99]))
+        return state if next(calls) % 2 else replace(state, kept=torch.tensor([99]))
 
     def update(state: head_state.HeadState, *args: Any) -> head_state.HeadState:
-        if 99 in state.rows:
+        if 99 in state.kept:
             raise ValueError("nothing to be seen")
         return real(state, *args)
 

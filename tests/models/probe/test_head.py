@@ -1,4 +1,4 @@
-"""The streaming state of one head: parts merge to the whole, bytes give it back, what cannot go on says so."""
+"""The states of one head: parts merge to the whole, bytes give it back, what cannot go on says so."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 
 import esscher as es
 from esscher.convergence.grid import state as deposit
-from esscher.diagnostics.tails import TopScores
 from esscher.diagnostics.tails import finish as finish_tail
 from esscher.models.probe import head as head_state
 from esscher.models.probe.head import HeadState
+from esscher.models.probe.statistics import STATISTICS, Block, Start
 from tests.convergence.pools import by_subsets
 
 QUERIES, KEPT, KEYS, WIDTH = 11, 5, 307, 3
@@ -27,28 +27,41 @@ def pool(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor
 
 def state_of(keys: slice, dtype: torch.dtype = torch.float32, center: float = 2.0) -> HeadState:
     scores, values = pool(dtype)
-    start = head_state.init(QUERIES, KEPT, 40, torch.full((WIDTH,), center, dtype=torch.float64), dtype)
-    return head_state.update(start, scores[:, keys], values[keys])
+    return head_state.update(begin(dtype, center), block(scores[:, keys], values[keys]))
+
+
+def begin(dtype: torch.dtype = torch.float32, center: float = 0.0) -> HeadState:
+    kept = head_state.kept_rows(QUERIES, KEPT)
+    middle = torch.full((WIDTH,), center, dtype=torch.float64)
+    return head_state.init(STATISTICS, Start(kept, torch.linspace(0, 1, QUERIES), KEYS, middle, dtype))
+
+
+def block(scores: torch.Tensor, values: torch.Tensor) -> Block:
+    kept = head_state.kept_rows(QUERIES, KEPT)
+    return Block(scores, values, torch.zeros(len(values), 2), torch.arange(len(values)), kept)
 
 
 def assert_same(a: HeadState, b: HeadState, rtol: float) -> None:
-    assert a.keys == b.keys
-    for one, other, sampling in ((a.drawn, b.drawn, "replacement"), (a.kept, b.kept, "bernoulli")):
-        left, right = (deposit.finish(x, COUNTS, sampling).mse for x in (one, other))
+    assert list(a.states) == list(b.states) == [statistic.name for statistic in STATISTICS]
+    for sampling in ("replacement", "bernoulli"):
+        left, right = (deposit.finish(head.states[sampling], COUNTS, sampling).mse for head in (a, b))
         np.testing.assert_allclose(left, right, rtol=rtol)
-    np.testing.assert_allclose(finish_tail(a.top).khat, finish_tail(b.top).khat, rtol=1e-12)
-    assert set(a.top.count.tolist()) == set(b.top.count.tolist()) == {a.keys}
-    for one, other in ((a.drawn, b.drawn), (a.kept, b.kept), (a.top, b.top)):
-        assert torch.equal(*(x.count if isinstance(x, TopScores) else x.keys for x in (one, other)))
-    assert torch.equal(a.rows, b.rows)
+        assert torch.equal(a.states[sampling].keys, b.states[sampling].keys)
+    tails = [head.states["tail"] for head in (a, b)]
+    np.testing.assert_allclose(*(finish_tail(tail).khat for tail in tails), rtol=1e-12)
+    assert torch.equal(*(tail.count for tail in tails))
+    assert torch.equal(*(head.states["identity"].keys for head in (a, b)))
+    assert set(tails[0].count.tolist()) == set(a.states["identity"].keys.tolist())
+    assert torch.equal(*(head.states["sinks"].mass for head in (a, b)))
+    assert torch.equal(a.kept, b.kept)
 
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 3e-5), (torch.float64, 1e-8)])
 def test_errors_of_a_state_are_those_of_the_pool(dtype: torch.dtype, rtol: float) -> None:
     scores, values = pool(dtype)
     state = state_of(slice(None), dtype)
-    for known, sampling, rows in ((state.drawn, "replacement", range(QUERIES)), (state.kept, "bernoulli", state.rows.tolist())):
-        found = deposit.finish(known, COUNTS, sampling).mse
+    for sampling, rows in (("replacement", range(QUERIES)), ("bernoulli", state.kept.tolist())):
+        found = deposit.finish(state.states[sampling], COUNTS, sampling).mse
         q = scores[list(rows)].double()
         truth = es.exact_pool_curve(
             q, torch.eye(KEYS, dtype=torch.float64), values.double(), COUNTS, sampling=sampling, scale=1.0
@@ -67,10 +80,11 @@ def test_parts_merge_to_the_whole_in_any_order_and_from_other_centres() -> None:
 def test_bytes_give_the_state_back(dtype: torch.dtype, rtol: float) -> None:
     state = state_of(slice(None), dtype)
     data = head_state.to_bytes(state)
-    again = head_state.from_bytes(data)
-    assert again.drawn.grid == state.drawn.grid
-    assert torch.equal(again.drawn.first, state.drawn.first)
-    assert again.top.keep == state.top.keep
+    again = head_state.from_bytes(data, STATISTICS)
+    assert again.states["replacement"].grid == state.states["replacement"].grid
+    assert again.states["replacement"].cells.dtype == torch.float64
+    assert torch.equal(again.states["replacement"].first, state.states["replacement"].first)
+    assert again.states["tail"].keep == state.states["tail"].keep
     assert_same(again, state, rtol)
     assert head_state.to_bytes(again) == data
     assert_same(
@@ -87,7 +101,7 @@ def test_stacked_queries_over_their_own_keys_are_each_their_own_pool() -> None:
         deposit.update(deposit.init(len(scores[q]), grid, center + i), size * scores[q, k], values[k])
         for i, (q, k, size) in enumerate(parts)
     ]
-    found = deposit.finish(head_state.stack(states), COUNTS, "replacement").mse
+    found = deposit.finish(deposit.stack(states), COUNTS, "replacement").mse
     for rows, keys, size in parts:
         own = torch.eye(KEYS, dtype=torch.float64)[keys]
         truth = es.exact_pool_curve(size * scores[rows], own, values[keys], COUNTS, scale=1.0)
@@ -105,7 +119,7 @@ def test_stacked_queries_keep_one_fraction_of_their_own_keys(dtype: torch.dtype,
         values = torch.randn(size, WIDTH, generator=generator, dtype=torch.float64)
         pools.append((scores[0].numpy(), values.numpy()))
         parts.append(deposit.update(deposit.init(1, grid, values.mean(0)), scores.to(dtype), values.to(dtype)))
-    state = head_state.stack(parts)
+    state = deposit.stack(parts)
     assert state.keys.tolist() == [3, 7, 11]
     assert state.mean_keys == 7
     n = np.array([1, 3, 6, 7])
@@ -137,14 +151,12 @@ def test_kept_rows_are_distinct_and_reach_both_ends(queries: int, kept: int) -> 
 def test_what_is_not_finite_is_refused(bad: float, where: str) -> None:
     scores, values = pool()
     (scores if where == "scores" else values)[2, 1] = bad
-    start = head_state.init(QUERIES, KEPT, 40, torch.zeros(WIDTH), torch.float32)
     with pytest.raises(ValueError, match=r"not finite.*--dtype float32"):
-        head_state.update(start, scores, values)
+        head_state.update(begin(), block(scores, values))
 
 
 def test_scores_wider_than_the_grid_are_refused() -> None:
     scores, values = pool()
     scores[0, 0] = 9000.0
-    start = head_state.init(QUERIES, KEPT, 40, torch.zeros(WIDTH), torch.float32)
     with pytest.raises(ValueError, match="nats"):
-        head_state.update(start, scores, values)
+        head_state.update(begin(), block(scores, values))

@@ -14,20 +14,12 @@ from esscher.diagnostics import moments as token_moments
 from esscher.models.huggingface.capture import Captured, forward
 from esscher.models.huggingface.loading import wrap_model
 from esscher.models.probe.context import TokenSource, keep_object, source_of
-from esscher.models.probe.findings import layer_tables
-from esscher.models.probe.layer import (
-    LayerInfo,
-    LayerMoments,
-    LayerState,
-    Rows,
-    capture_queries,
-    layer_from_rows,
-    layer_rows,
-    merge_layers,
-    scores_of,
-)
+from esscher.models.probe.layer import LayerState, layer_from_rows, layer_rows, merge_layers
 from esscher.models.probe.passes import stream
+from esscher.models.probe.queries import capture_queries
 from esscher.models.probe.spec import ProbeSpec
+from esscher.models.probe.tables import layer_tables
+from esscher.models.probe.tokens import LayerInfo, LayerMoments, Rows, scores_of
 from tests.models.probe_runs import captured_layers, few_texts, tiny_model
 from tests.models.tiny import inputs_of, model_of
 
@@ -83,7 +75,7 @@ def test_parts_of_the_windows_merge_to_one_pass(llama: TokenSource, whole: Layer
 def test_rows_give_the_state_back(llama: TokenSource, whole: LayerState) -> None:
     rows = layer_rows(whole)
     assert [row["head"] for row in rows] == [-1, 0, 1, 2, 3]
-    again = layer_from_rows(rows)
+    again = layer_from_rows(llama.spec, rows)
     assert again.info == whole.info
     assert again.keys == whole.keys
     assert_same_tables(tables_of(llama, again), tables_of(llama, whole), 1e-5)
@@ -91,7 +83,7 @@ def test_rows_give_the_state_back(llama: TokenSource, whole: LayerState) -> None
 
 def test_a_head_that_failed_keeps_its_reason_through_rows_and_merges(llama: TokenSource, whole: LayerState) -> None:
     broken = replace(whole, heads={**whole.heads, 2: "its scores are too wide"})
-    again = layer_from_rows(layer_rows(broken))
+    again = layer_from_rows(llama.spec, layer_rows(broken))
     assert again.heads[2] == "its scores are too wide"
     for merged in (merge_layers(again, whole), merge_layers(whole, again)):
         assert merged.heads[2] == "its scores are too wide"
@@ -132,7 +124,7 @@ def test_reach_is_that_of_queries_and_keys_together(tmp_path_factory: pytest.Tem
     windows = np.arange(len(source.windows))
     (one,) = stream(source, [1], windows)
     first, second = (stream(source, [1], part)[0] for part in np.split(windows, [3]))
-    merged = merge_layers(layer_from_rows(layer_rows(first)), second)
+    merged = merge_layers(layer_from_rows(source.spec, layer_rows(first)), second)
     truth = joint_reach(source, 1)
     for state in (one, merged):
         table = tables_of(source, state)
@@ -151,7 +143,9 @@ def test_cross_moments_survive_a_large_offset() -> None:
     q, k = (torch.randn(heads, 300, 5, generator=generator, dtype=torch.float64) + 1e4 for heads in (6, 2))
     q[:, :, 0] += k[:, :, 1].repeat_interleave(3, 0)
     states = [
-        LayerMoments.of(Rows(q[:, part], k[:, part], k[:, part], None)) for part in (slice(0, 0), slice(0, 90), slice(90, 300))
+        LayerMoments.of(Rows(q[:, part], k[:, part], k[:, part], torch.arange(300)[part], None))
+        for part in (slice(0, 0), slice(0, 90), slice(90, 300))
+        for part in (slice(0, 0), slice(0, 90), slice(90, 300))
     ]
     whole = states[0].merge(states[1]).merge(states[2])
     for head in range(6):

@@ -12,8 +12,8 @@ import torch
 import esscher as es
 from esscher.convergence.montecarlo.seeds import generator_for
 from esscher.models.probe.context import TokenSource
-from esscher.models.probe.layer import LayerInfo
 from esscher.models.probe.moments import WHOLE_LAYER, moment_curves, moment_ladder, moment_row
+from esscher.models.probe.tokens import LayerInfo
 from tests.models.probe_runs import captured_layers, few_texts, pooled_tensors, rows_of, source, tiny_model
 
 HEADS, KV_HEADS, KEYS, WIDTH, VALUE = 4, 2, 97, 5, 3

@@ -12,8 +12,8 @@ import torch
 import esscher as es
 from esscher.convergence.grid import state as deposit
 from esscher.models.probe import own_context as sequence
-from esscher.models.probe.layer import capture_queries
 from esscher.models.probe.own_context import sequence_state
+from esscher.models.probe.queries import capture_queries
 from esscher.models.probe.spec import ProbeSpec, kept_ladder
 from tests.models.probe_runs import captured_layers, few_texts, rows_of, source, tiny_model
 
@@ -57,7 +57,7 @@ def test_the_pool_of_each_query_is_what_its_mask_allows(name: str, sliding: int,
     for head in (1, 2):
         known = state.heads[head]
         assert not isinstance(known, str)
-        errors = deposit.finish(known.drawn, COUNTS, "replacement").mse
+        errors = deposit.finish(known.states["replacement"], COUNTS, "replacement").mse
         for i in range(len(found.places)):
             window, position = int(found.places.windows[i]), int(found.places.positions[i])
             captured = seen[window]
@@ -102,10 +102,10 @@ def test_kept_keys_of_queries_that_see_the_same_number(tmp_path: Path) -> None:
     found = source(run)
     known = sequence_state(found, 1)[0].heads[2]
     assert not isinstance(known, str)
-    assert len(known.rows) == known.kept.cells.shape[1] == 4
+    assert len(known.kept) == known.states["bernoulli"].cells.shape[1] == 4
     seen = dict(zip(*(lambda w: (w.tolist(), captured_layers(found, w)[1]))(np.unique(found.places.windows)), strict=True))
     squares = []
-    for i in known.rows.tolist():
+    for i in known.kept.tolist():
         captured = seen[int(found.places.windows[i])]
         q, k, v = captured.query[0, 2, int(found.places.positions[i])], captured.key[0, 2, 1:], captured.value[0, 2, 1:]
         curve = es.exact_pool_curve(q[None].double(), k.double(), v.double(), rows["n"].to_numpy(), "bernoulli")
@@ -201,10 +201,11 @@ def test_contexts_that_are_too_short_are_left_out_and_counted(tmp_path: Path) ->
     assert (heads["reason"] == f"{short} of {len(sizes)} queries see fewer than 16 keys and are left out").all()
     known = state.heads[1]
     assert not isinstance(known, str)
-    assert known.drawn.keys.tolist() == sizes[used].tolist()
-    assert known.kept.keys.tolist() == known.top.count.tolist() == sizes[used][known.rows].tolist()
+    states = known.states
+    assert states["replacement"].keys.tolist() == states["identity"].keys.tolist() == sizes[used].tolist()
+    assert states["bernoulli"].keys.tolist() == states["tail"].count.tolist() == sizes[used][known.kept].tolist()
     all_sinks = capture_queries(found, [1])[1].sink_mass
-    torch.testing.assert_close(state.sink_mass, all_sinks[:, used], rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(states["sinks"].mass, all_sinks[1, used], rtol=1e-5, atol=1e-7)
 
 
 def test_contexts_that_are_all_too_short_are_a_failed_head_that_says_so(tmp_path: Path) -> None:

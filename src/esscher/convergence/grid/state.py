@@ -13,6 +13,7 @@ needs more than MAX_CELLS is refused: those queries belong to error_from_nodes.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -20,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from esscher.convergence.grid.bspline import interpolation_error
 from esscher.convergence.grid.reading import DepositSource
@@ -29,7 +31,21 @@ from esscher.convergence.integral.formulas import TINY, NodeErrors, step_for
 from esscher.convergence.integral.nodes import side_by_side
 from esscher.convergence.integral.replacement import draw_with_replacement
 
-__all__ = ["Deposit", "Extent", "Grid", "choose_grid", "finish", "init", "lost", "merge", "reach", "recentre", "take", "update"]
+__all__ = [
+    "Deposit",
+    "Extent",
+    "Grid",
+    "choose_grid",
+    "finish",
+    "init",
+    "lost",
+    "merge",
+    "reach",
+    "recentre",
+    "stack",
+    "take",
+    "update",
+]
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -243,6 +259,22 @@ def _interpolation(few: Deposit, mse: Floats, n: Counts, of: int, sampling: str,
 def take(state: Deposit, rows: Tensor) -> Deposit:
     """The deposits of these queries, in this order."""
     return replace(state, cells=state.cells[:, rows], first=state.first[rows], end=state.end[rows], keys=state.keys[rows])
+
+
+def stack(states: Sequence[Deposit]) -> Deposit:
+    """Deposits of different queries, each over its own keys, as one."""
+    first = states[0]
+    aligned = [first, *[recentre(state, first.center) for state in states[1:]]]
+    longest = max(state.cells.shape[2] for state in aligned)
+    # The last cell of a query is number end - 1 whatever the length, so shorter ranges grow at their low end.
+    cells = torch.cat([pad(state.cells, (longest - state.cells.shape[2], 0)) for state in aligned], dim=1)
+    return replace(
+        first,
+        cells=cells,
+        first=torch.cat([state.first for state in aligned]),
+        end=torch.cat([state.end for state in aligned]),
+        keys=torch.cat([state.keys for state in aligned]),
+    )
 
 
 def _reframe(state: Deposit, extent: Extent) -> Deposit:

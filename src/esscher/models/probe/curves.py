@@ -1,15 +1,45 @@
-"""Error curves as a probe stored them."""
+"""Error curves of a probe: from deposits to a curve, from a curve to rows of the table ``curves``, and back."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from esscher.convergence.curve import ErrorCurve
+from esscher.convergence.grid import state as deposit
+from esscher.convergence.grid.state import Deposit
 
-__all__ = ["stored_curves"]
+__all__ = ["METRICS", "curve_rows", "exact_curve_of", "stored_curves"]
+
+METRICS = {"replacement": "l2", "bernoulli": "l2_kept"}  # of the errors of outputs, by sampling
+
+
+def exact_curve_of(state: Deposit, n: npt.NDArray[np.int64], sampling: str, notes: dict[str, Any]) -> ErrorCurve:
+    """The exact error of n keys drawn with replacement, or of keys kept with probability n / (their mean number).
+
+    The error of the score grids is measured on the first head of a layer, and noted for the others.
+    """
+    errors = deposit.finish(state, n, sampling, interpolation=notes.get("interpolation"))
+    notes.setdefault("interpolation", errors.interpolation)
+    curve = ErrorCurve.from_queries(
+        n, errors.queries(), errors.dmse_dlogn, kind="exact", accuracy=errors.accuracy, origin=f"exact, {sampling}"
+    )
+    return replace(curve, metric=METRICS[sampling])
+
+
+def curve_rows(curve: ErrorCurve) -> pd.DataFrame:
+    """The rows of a curve, but for layer and head."""
+    frame = curve.to_frame()
+    empty = np.full(curve.n.size, np.nan)
+    frame["local_slope"] = empty if curve.slope is None else curve.slope
+    frame["effective_tokens"] = empty if curve.effective_tokens is None else curve.effective_tokens
+    frame["sampling"] = "bernoulli" if curve.metric == METRICS["bernoulli"] else "replacement"
+    return frame
 
 
 def stored_curves(curves: pd.DataFrame, metric: str) -> dict[tuple[int, int], ErrorCurve]:

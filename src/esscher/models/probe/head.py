@@ -1,139 +1,100 @@
-"""What one head's queries have seen of its keys, as a streaming state: init, update, merge, stack, and bytes to store.
-
-Three sums over keys give everything that is measured of a head: deposits on score grids for draws with replacement and, for
-some of the queries, finer ones for kept keys (esscher.convergence.grid.state), and each query's largest scores
-(esscher.diagnostics.tails). None of them grows with the number of keys, and states over disjoint keys
-merge. Queries may also have seen different keys, each its own number of them (``stack``).
-"""
+"""A head's states, one of each statistic, while keys stream by: init, update, merge, stack, finish, and bytes to store."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pandas as pd
 import torch
-from safetensors.torch import load, save
 from torch import Tensor
-from torch.nn.functional import pad
 
-from esscher.convergence.grid import state as deposit
-from esscher.convergence.grid.state import Deposit, Grid
-from esscher.diagnostics import tails
-from esscher.diagnostics.tails import TopScores
+from esscher.models.probe.packing import pack, unpack
+from esscher.models.probe.statistics.statistic import Block, Findings, Found, Order, Start, Statistic
 
-__all__ = ["HeadState", "from_bytes", "init", "kept_rows", "merge", "stack", "to_bytes", "update"]
+__all__ = ["HeadState", "finish", "from_bytes", "init", "kept_rows", "merge", "stack", "to_bytes", "update"]
+
+Statistics = tuple[Statistic, ...]
 
 
 @dataclass(frozen=True)
 class HeadState:
-    """``drawn``: deposits of all m queries; ``kept``: of the ``rows`` among them; ``top``: the largest scores of these."""
+    """``states``: by name of their statistic, in the order of ``statistics``. ``kept``: numbers of the kept queries."""
 
-    drawn: Deposit
-    kept: Deposit
-    top: TopScores
-    rows: Tensor  # (m_kept,) int64
-
-    @property
-    def keys(self) -> int:
-        """The number of keys that a query sees, on average."""
-        return self.drawn.mean_keys
+    statistics: Statistics
+    states: Mapping[str, Any]
+    kept: Tensor  # (m_kept,) int64
 
 
 def kept_rows(queries: int, kept: int) -> Tensor:
-    """The queries, evenly spread, whose errors are also computed for kept keys, and whose tails are fitted."""
+    """The queries, evenly spread, that costly statistics are of."""
     return torch.linspace(0, queries - 1, min(kept, queries)).round().long()
 
 
-def init(queries: int, kept: int, tail: int, center: Tensor, dtype: torch.dtype) -> HeadState:
-    """The state before any key; ``tail``: scores to remember of a query; ``center`` (d_v,): near the values."""
-    rows = kept_rows(queries, kept)
-    return HeadState(
-        drawn=deposit.init(queries, deposit.choose_grid(dtype, "replacement"), center),
-        kept=deposit.init(len(rows), deposit.choose_grid(dtype, "bernoulli"), center),
-        top=tails.init(len(rows), tail, device=center.device),
-        rows=rows,
-    )
+def init(statistics: Statistics, start: Start) -> HeadState:
+    """The states before any key."""
+    return HeadState(statistics, {statistic.name: statistic.init(start) for statistic in statistics}, start.kept)
 
 
-def update(state: HeadState, scores: Tensor, values: Tensor) -> HeadState:
-    """The state after one more block of keys: scores (m, B), values (B, d_v). ValueError where scores are not finite.
-
-    The old state's cells may be written to: go on with the new one.
-    """
-    if not bool(torch.isfinite(scores).all()) or not bool(torch.isfinite(values).all()):
+def update(head: HeadState, block: Block) -> HeadState:
+    """The states after one more block of keys; the old ones must not be used again. ValueError: the head cannot go on."""
+    if not bool(torch.isfinite(block.scores).all()) or not bool(torch.isfinite(block.values).all()):
         raise ValueError("scores or values are not finite: the activations of the model overflow; try --dtype float32")
-    some = scores[state.rows.to(scores.device)]
-    return replace(
-        state,
-        drawn=deposit.update(state.drawn, scores, values, owned=True),
-        kept=deposit.update(state.kept, some, values, owned=True),
-        top=tails.update(state.top, some),
-    )
+    return replace(head, states={each.name: each.update(head.states[each.name], block) for each in head.statistics})
 
 
 def merge(a: HeadState, b: HeadState) -> HeadState:
-    """The state over the union of two disjoint sets of keys, seen by the same queries."""
-    drawn, kept = deposit.merge(a.drawn, b.drawn), deposit.merge(a.kept, b.kept)
-    return replace(a, drawn=drawn, kept=kept, top=tails.merge(a.top, b.top))
+    """The states over the union of two disjoint sets of keys, seen by the same queries."""
+    return replace(a, states={each.name: each.merge(a.states[each.name], b.states[each.name]) for each in a.statistics})
 
 
-def stack(states: Sequence[Deposit]) -> Deposit:
-    """Deposits of different queries, each over its own keys, as one."""
-    first = states[0]
-    aligned = [first, *[deposit.recentre(state, first.center) for state in states[1:]]]
-    longest = max(state.cells.shape[2] for state in aligned)
-    # The last cell of a query is number end - 1 whatever the length, so shorter ranges grow at their low end.
-    cells = torch.cat([pad(state.cells, (longest - state.cells.shape[2], 0)) for state in aligned], dim=1)
-    return replace(
-        first,
-        cells=cells,
-        first=torch.cat([state.first for state in aligned]),
-        end=torch.cat([state.end for state in aligned]),
-        keys=torch.cat([state.keys for state in aligned]),
-    )
+def stack(heads: Sequence[HeadState], numbers: Sequence[Tensor]) -> HeadState:
+    """The states of different queries, each over its own keys, as one; ``numbers`` are those of each head's queries."""
+    every = torch.cat(list(numbers))
+    kept = torch.cat([own[head.kept] for head, own in zip(heads, numbers, strict=True)])
+    order = Order(every.argsort(), kept.argsort())
+    states = {each.name: each.stack([head.states[each.name] for head in heads], order) for each in heads[0].statistics}
+    return HeadState(heads[0].statistics, states, torch.searchsorted(every.sort().values, kept.sort().values))
 
 
-# ---- bytes -----------------------------------------------------------------------------------------------------------
+def finish(
+    head: HeadState, known: Found, notes: dict[str, dict[str, Any]]
+) -> tuple[dict[str, Any], dict[str, list[pd.DataFrame]]]:
+    """The row of a head and its rows of long tables. ``known``: as the first statistic sees it; ``notes`` by name."""
+    found: dict[str, Findings] = {}
+    row: dict[str, Any] = {}
+    long: dict[str, list[pd.DataFrame]] = {}
+    for statistic in head.statistics:
+        reads = {name: found[name] for name in statistic.reads}
+        own = replace(
+            known,
+            states={name: head.states[name] for name in reads},
+            values={name: findings.value for name, findings in reads.items()},
+            row={key: value for findings in reads.values() for key, value in findings.columns.items()},
+            notes=notes.setdefault(statistic.name, {}),
+        )
+        found[statistic.name] = findings = statistic.finish(head.states[statistic.name], own)
+        keys = [column.key for column in statistic.columns(known.spec)]
+        _expect(statistic, "columns", findings.columns, keys)
+        _expect(statistic, "tables", findings.tables, statistic.tables(known.spec))
+        row |= {key: findings.columns[key] for key in keys}
+        for table, rows in findings.tables.items():
+            long.setdefault(table, []).append(rows)
+    return row, long
 
 
-def to_bytes(state: HeadState) -> bytes:
-    """The state as safetensors. Cells are rounded to float32 where the grid itself is no better."""
-    top = state.top
-    tensors = {"rows": state.rows, "top.scores": top.scores, "top.count": top.count, "top.keep": torch.tensor([top.keep])}
-    tensors |= _pack("drawn", state.drawn) | _pack("kept", state.kept)
-    return save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+def _expect(statistic: Statistic, what: str, given: Collection[str], declared: Collection[str]) -> None:
+    """Neither more nor less than what was declared: a mistake of the statistic, not of the head."""
+    if set(given) != set(declared):
+        raise TypeError(f"statistic {statistic.name}: declares the {what} {sorted(declared)}, gave {sorted(given)}")
 
 
-def from_bytes(data: bytes) -> HeadState:
-    tensors = load(data)
-    return HeadState(
-        drawn=_unpack("drawn", tensors),
-        kept=_unpack("kept", tensors),
-        top=TopScores(int(tensors["top.keep"]), tensors["top.count"], tensors["top.scores"]),
-        rows=tensors["rows"],
-    )
+def to_bytes(head: HeadState) -> bytes:
+    single = [f".states.{each.name}{place}" for each in head.statistics for place in each.single(head.states[each.name])]
+    return pack({"states": head.states, "kept": head.kept}, single)
 
 
-def _pack(name: str, state: Deposit) -> dict[str, Tensor]:
-    single = state.grid.tol > 1e-8
-    return {
-        f"{name}.cells": state.cells.float() if single else state.cells,
-        f"{name}.center": state.center.clone(),  # both deposits share theirs, which safetensors refuses
-        f"{name}.first": state.first,
-        f"{name}.end": state.end,
-        f"{name}.keys": state.keys,
-        f"{name}.grid": torch.tensor([state.grid.spacing, state.grid.points, state.grid.tol], dtype=torch.float64),
-    }
-
-
-def _unpack(name: str, tensors: dict[str, Any]) -> Deposit:
-    spacing, points, tol = tensors[f"{name}.grid"].tolist()
-    return Deposit(
-        grid=Grid(spacing, int(points), tol),
-        center=tensors[f"{name}.center"],
-        cells=tensors[f"{name}.cells"].double(),
-        first=tensors[f"{name}.first"],
-        end=tensors[f"{name}.end"],
-        keys=tensors[f"{name}.keys"],
-    )
+def from_bytes(data: bytes, statistics: Statistics) -> HeadState:
+    kinds = {"states": {statistic.name: statistic.state for statistic in statistics}, "kept": Tensor}
+    return HeadState(statistics, **unpack(data, kinds))

@@ -14,18 +14,21 @@ from typing import Any
 import pandas as pd
 import pyarrow.compute as compute_arrow
 
+from esscher.convergence.curve import ErrorCurve
 from esscher.models.corpus import CorpusSpec
 from esscher.models.huggingface.loading import wrap_model
 from esscher.models.huggingface.maps import LinearMaps, linear_maps
 from esscher.models.huggingface.parity import parity
 from esscher.models.probe.cache import budget_table
 from esscher.models.probe.context import Indices, TokenSource, forget_source, keep_object, source_of
-from esscher.models.probe.findings import Tables, curve_rows, failed_row, layer_tables
-from esscher.models.probe.layer import LayerInfo, LayerState, add_head, begin, layer_from_rows, layer_rows, merge_layers
-from esscher.models.probe.moments import WHOLE_LAYER, moment_curves, moment_ladder, moment_row
+from esscher.models.probe.layer import LayerState, add_head, begin, layer_from_rows, layer_rows, merge_layers
+from esscher.models.probe.moments import moment_curves, moment_ladder
 from esscher.models.probe.own_context import sequence_state
 from esscher.models.probe.passes import PooledLayer, fits, forget_tokens, hold, stream
 from esscher.models.probe.spec import KEYS, ProbeSpec, own_ladder
+from esscher.models.probe.statistics.statistic import Failure
+from esscher.models.probe.tables import Tables, columns, failed_row, layer_tables
+from esscher.models.probe.tokens import LayerInfo
 from esscher.runs import Job, Run, Shard, Unit, execute
 
 __all__ = ["PROBE", "about", "probe"]
@@ -181,12 +184,11 @@ def _held(source: TokenSource, unit: Unit) -> Tables:
     queries, rows = pooled.queries, pooled.rows
     empty = replace(begin(source, queries, rows), moments=pooled.moments, keys=rows.k.shape[1])
     wanted = unit.get("heads", source.heads(layer))
-    heads = ((head, add_head(empty.heads[head], queries, head, rows.k, rows.v)) for head in wanted)
-    tables = layer_tables(spec, empty, _maps(spec)[layer], source.places.windows, heads)
+    heads = ((head, add_head(empty.heads[head], queries, head, rows)) for head in wanted)
+    sampled = _sampled(source, pooled) if spec.moments else None
+    tables = layer_tables(spec, empty, _maps(spec)[layer], source.places.windows, heads, sampled)
     if wanted[0] != source.heads(layer)[0]:
         tables.layers.clear()  # the layer's row comes with its first heads
-    if spec.moments:
-        _add_moments(source, pooled, tables)
     return tables
 
 
@@ -201,15 +203,11 @@ def _maps(spec: ProbeSpec) -> dict[int, LinearMaps]:
     return {maps.layer: maps for maps in linear_maps(source.loaded.model, layers=source.layers)}
 
 
-def _add_moments(source: TokenSource, pooled: PooledLayer, tables: Tables) -> None:
-    """Monte Carlo errors of the outputs' moments, into the tables of a layer."""
+def _sampled(source: TokenSource, pooled: PooledLayer) -> dict[tuple[int, str], ErrorCurve]:
+    """Monte Carlo errors of the outputs' moments of a layer."""
     spec, info, rows = source.spec, pooled.queries.info, pooled.rows
     n = moment_ladder(spec.moments_n, rows.k.shape[1])
-    curves = moment_curves(info, rows.q, rows.k, rows.v, source.heads(info.layer), n, spec.moments, spec.seed)
-    tables.curves += [curve_rows(info.layer, head, curve) for (head, _), curve in curves.items()]
-    for row in tables.heads:
-        row |= moment_row(curves, row["head"])
-    tables.layers[0] |= moment_row(curves, WHOLE_LAYER)
+    return moment_curves(info, rows.q, rows.k, rows.v, source.heads(info.layer), n, spec.moments, spec.seed)
 
 
 def consolidate(spec: ProbeSpec, shards: Sequence[Shard]) -> Mapping[str, Any]:
@@ -238,7 +236,7 @@ def _merged(source: TokenSource, shards: Sequence[Shard]) -> dict[str, pd.DataFr
     for shard in shards:
         table = shard.tables["states"]
         for layer in shard.unit["layers"]:
-            part = layer_from_rows(table.filter(compute_arrow.equal(table["layer"], layer)).to_pylist())
+            part = layer_from_rows(source.spec, table.filter(compute_arrow.equal(table["layer"], layer)).to_pylist())
             states[layer] = merge_layers(states[layer], part) if layer in states else part
             seen[layer] += 1
         del table, part
@@ -259,7 +257,7 @@ def _with_missing(source: TokenSource, heads: pd.DataFrame) -> pd.DataFrame:
         shape = source.loaded.shapes[layer]
         info = LayerInfo(layer, shape.heads, shape.kv_heads, 1.0, None, "")
         missing = [head for head in source.heads(layer) if (layer, head) not in known]
-        rows += [failed_row(source.spec, info, head, reason, source.keys, len(source.places)) for head in missing]
+        rows += [failed_row(source.spec, Failure(info, head, reason, source.keys, len(source.places))) for head in missing]
     if rows:
         heads = pd.concat([heads, pd.DataFrame(rows)], ignore_index=True) if len(heads) else pd.DataFrame(rows)
     return heads.sort_values(["layer", "head"], ignore_index=True)
@@ -297,4 +295,4 @@ def about(source: TokenSource) -> pd.DataFrame:
     )
 
 
-PROBE = Job("probe", ProbeSpec, units, compute, consolidate, hashes)
+PROBE = Job("probe", ProbeSpec, units, compute, consolidate, hashes, columns)

@@ -8,6 +8,7 @@ layer's heads side by side. One draw of the largest n serves every n: its prefix
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from esscher.attention.streaming import attend
 from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.montecarlo.seeds import generator_for
 from esscher.convergence.rate.fit import fit_rate
-from esscher.models.probe.layer import LayerInfo
+from esscher.models.probe.tokens import LayerInfo
 
 __all__ = ["WHOLE_LAYER", "moment_curves", "moment_ladder", "moment_row"]
 
@@ -104,7 +105,7 @@ def _curve(
     return ErrorCurve.from_repeats(n, samples, metric=metric, scale=math.sqrt(size), origin=origin)
 
 
-def moment_row(curves: dict[tuple[int, str], ErrorCurve], head: int) -> dict[str, Any]:
+def moment_row(curves: Mapping[tuple[int, str], ErrorCurve], head: int) -> dict[str, Any]:
     """Fitted exponents of a head's moments with their intervals: beta_mean, beta_mean_low, ..., beta_cov_high."""
     row: dict[str, Any] = {}
     for metric in ("mean", "cov"):

@@ -12,22 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esscher.convergence.grid import state as deposit
-from esscher.diagnostics import tails
-from esscher.diagnostics.tails import TopScores, tail_length
 from esscher.models.huggingface.capture import Captured
 from esscher.models.probe import head as head_state
 from esscher.models.probe.context import Indices, TokenSource
-from esscher.models.probe.head import HeadState
-from esscher.models.probe.layer import (
-    Context,
-    LayerMoments,
-    LayerQueries,
-    LayerState,
-    QueryCollector,
-    Rows,
-    scores_of,
-)
+from esscher.models.probe.head import HeadState, kept_rows
+from esscher.models.probe.layer import LayerState
+from esscher.models.probe.queries import Context, LayerQueries, QueryCollector
+from esscher.models.probe.statistics import Block, Start, Statistic, statistics_of
+from esscher.models.probe.tokens import LayerMoments, Rows, scores_of
 
 __all__ = ["sequence_state"]
 
@@ -59,7 +51,7 @@ def sequence_state(source: TokenSource, layer: int) -> tuple[LayerState, Indices
     known = _heads(source, queries, used, int(sizes.max()))
     seen = sizes[used] if used.size else sizes
     info = replace(queries.info, note=_note(queries.info.note, len(sizes) - used.size, len(sizes)))
-    return LayerState(info, total, known, queries.sink_mass[:, used], round(float(seen.mean()))), used
+    return LayerState(info, total, known, round(float(seen.mean()))), used
 
 
 def _note(note: str, short: int, asked: int) -> str:
@@ -70,39 +62,19 @@ def _note(note: str, short: int, asked: int) -> str:
 
 def _heads(source: TokenSource, queries: LayerQueries, used: Indices, most: int) -> dict[int, HeadState | str]:
     heads: dict[int, HeadState | str] = {}
-    asked = used[head_state.kept_rows(len(used), source.spec.kept_queries).numpy()]
-    groups = [(c, members, keys) for c in queries.contexts for members, keys in _groups(c) if len(keys) >= FEWEST]
+    asked = used[kept_rows(len(used), source.spec.kept_queries).numpy()]
+    groups: list[Group] = [(c, members, keys) for c in queries.contexts for members, keys in _groups(c) if len(keys) >= FEWEST]
+    statistics = statistics_of(source.spec)
     for head in source.heads(queries.info.layer):
         try:
             if not groups:
                 raise ValueError(f"no query sees {FEWEST} keys, at most {most} of them; use longer windows")
-            heads[head] = _head(queries, groups, used, asked, head)
+            numbers = [torch.from_numpy(context.rows[members]) for context, members, _ in groups]
+            parts = [_group(statistics, queries, group, head, asked) for group in groups]
+            heads[head] = head_state.stack(parts, numbers)
         except ValueError as reason:
             heads[head] = str(reason)
     return heads
-
-
-def _head(queries: LayerQueries, groups: list[Group], used: Indices, asked: Indices, head: int) -> HeadState:
-    """States of groups of queries with one context each, stacked in the order of the queries."""
-    drawn, kept, top, numbers, rows = [], [], [], [], []
-    for context, members, keys in groups:
-        own = context.rows[members]
-        state = _group(queries, context, head, torch.from_numpy(own), keys)
-        drawn.append(state.drawn)
-        numbers.append(own)
-        chosen = np.flatnonzero(np.isin(own, asked))
-        if chosen.size:
-            kept.append(deposit.take(state.kept, torch.from_numpy(chosen)))
-            top.append(TopScores(state.top.keep, state.top.count[chosen], state.top.scores[chosen]))
-            rows.append(np.searchsorted(used, own[chosen]))
-    order, among = (torch.from_numpy(np.argsort(np.concatenate(x))) for x in (numbers, rows))
-    largest = tails.stack(top)
-    return HeadState(
-        drawn=deposit.take(head_state.stack(drawn), order),
-        kept=deposit.take(head_state.stack(kept), among),
-        top=TopScores(largest.keep, largest.count[among], largest.scores[among]),
-        rows=torch.from_numpy(np.sort(np.concatenate(rows))),
-    )
 
 
 def _groups(context: Context) -> list[tuple[Indices, Tensor]]:
@@ -111,8 +83,12 @@ def _groups(context: Context) -> list[tuple[Indices, Tensor]]:
     return [(np.flatnonzero((of == i).cpu().numpy()), patterns[i].nonzero()[:, 0]) for i in range(len(patterns))]
 
 
-def _group(queries: LayerQueries, context: Context, head: int, numbers: Tensor, keys: Tensor) -> HeadState:
-    own = queries.info.kv_head(head)
-    q, k, v = queries.q[head, numbers.to(queries.q.device)], context.k[own, keys], context.v[own, keys]
-    state = head_state.init(len(q), len(q), tail_length(len(keys)) + 1, v.double().mean(0), q.dtype)
-    return head_state.update(state, scores_of(queries.info, q, k), v)
+def _group(statistics: tuple[Statistic, ...], queries: LayerQueries, group: Group, head: int, asked: Indices) -> HeadState:
+    """The states of queries that share one context; those asked for are the kept ones."""
+    context, members, keys = group
+    numbers = context.rows[members]
+    own, rows = queries.info.kv_head(head), torch.from_numpy(numbers).to(queries.q.device)
+    q, k, v = queries.q[head, rows], context.k[own, keys], context.v[own, keys]
+    kept = torch.from_numpy(np.flatnonzero(np.isin(numbers, asked)))
+    start = Start(kept, queries.sink_mass[head, rows], len(keys), v.double().mean(0), q.dtype)
+    return head_state.update(head_state.init(statistics, start), Block(scores_of(queries.info, q, k), v, k, keys, kept))

@@ -10,18 +10,10 @@ import torch
 
 from esscher.models.huggingface.capture import Captured
 from esscher.models.probe.context import Indices, TokenSource, source_of
-from esscher.models.probe.layer import (
-    LayerMoments,
-    LayerQueries,
-    LayerState,
-    QueryCollector,
-    Rows,
-    add_keys,
-    add_moments,
-    begin,
-    capture_queries,
-)
+from esscher.models.probe.layer import LayerState, add_keys, add_moments, begin
+from esscher.models.probe.queries import LayerQueries, QueryCollector, capture_queries
 from esscher.models.probe.spec import ProbeSpec
+from esscher.models.probe.tokens import LayerMoments, Rows
 
 __all__ = ["PooledLayer", "fits", "forget_tokens", "hold", "stream"]
 
@@ -62,15 +54,15 @@ def hold(spec: ProbeSpec) -> dict[int, PooledLayer]:
         own = LayerMoments.of(rows)
         moments[layer] = moments[layer].merge(own) if layer in moments else own
         q = rows.q if spec.moments else rows.q[:, :0]
-        parts.setdefault(layer, []).append(Rows(q, rows.k, rows.v, None))
+        parts.setdefault(layer, []).append(Rows(q, rows.k, rows.v, rows.positions, None))
 
     (windows,) = source.parts
     source.run(windows, source.layers, sink)
     found = {}
     for layer in source.layers:
         q, k, v = (torch.cat([getattr(rows, name) for rows in parts[layer]], dim=1) for name in ("q", "k", "v"))
-        del parts[layer]
-        found[layer] = PooledLayer(collector.result(layer), moments[layer], Rows(q, k, v, None))
+        positions = torch.cat([rows.positions for rows in parts.pop(layer)])
+        found[layer] = PooledLayer(collector.result(layer), moments[layer], Rows(q, k, v, positions, None))
     return found
 
 
@@ -92,7 +84,7 @@ def stream(source: TokenSource, layers: Sequence[int], windows: Indices) -> list
     def sink(captured: Captured, batch: Indices) -> None:
         layer, rows = captured.layer, _rows(source, captured, batch)
         state = states[layer] if layer in states else begin(source, queries[layer], rows)
-        states[layer] = add_keys(add_moments(state, rows), queries[layer], rows.k, rows.v)
+        states[layer] = add_keys(add_moments(state, rows), queries[layer], rows)
 
     source.run(windows, layers, sink)
     return [states[layer] for layer in layers]

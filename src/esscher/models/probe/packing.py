@@ -1,0 +1,80 @@
+"""States to bytes and back: any tree of dataclasses, mappings, tensors, numbers, words and None, as safetensors.
+
+Tensors are stored under their place in the tree, ``.top.scores``; one more tensor holds the rest as JSON. Classes are never
+read from the bytes: whoever reads says what they are.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Collection, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+__all__ = ["pack", "unpack"]
+
+TREE = "tree"  # places begin with a point, so that none is this one
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
+}
+
+
+def pack(value: Any, single: Collection[str] = ()) -> bytes:
+    """``single``: places of float64 tensors that are known no better than float32, and stored as that."""
+    tensors: dict[str, Tensor] = {}
+    text = json.dumps(_tree("", value, tensors, frozenset(single)))
+    tensors[TREE] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    return save(tensors)
+
+
+def unpack(data: bytes, kind: Any) -> Any:
+    """``kind``: the class of what was packed, or classes by name where it was a mapping."""
+    tensors = load(data)
+    return _value("", json.loads(bytes(tensors[TREE].numpy())), kind, tensors)
+
+
+def _tree(place: str, value: Any, tensors: dict[str, Tensor], single: frozenset[str]) -> dict[str, Any]:
+    if isinstance(value, Tensor):
+        tensors[place] = _stored(value.float() if place in single else value, tensors)
+        return {"tensor": str(value.dtype).removeprefix("torch.")}
+    if is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {"of": {name: _tree(f"{place}.{name}", part, tensors, single) for name, part in value.items()}}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"plain": value}
+    raise TypeError(
+        f"{place[1:]}: expected a dataclass, a mapping, a tensor, a number, a word or None, got {type(value).__name__}"
+    )
+
+
+def _stored(value: Tensor, tensors: dict[str, Tensor]) -> Tensor:
+    """In ordinary memory of its own: safetensors refuses tensors that share theirs."""
+    value = value.detach().cpu().contiguous()
+    taken = {other.untyped_storage().data_ptr() for other in tensors.values()}
+    return value.clone() if value.untyped_storage().data_ptr() in taken else value
+
+
+def _value(place: str, tree: dict[str, Any], kind: Any, tensors: dict[str, Tensor]) -> Any:
+    if "tensor" in tree:
+        return tensors[place].to(DTYPES[tree["tensor"]])
+    if "plain" in tree:
+        return tree["plain"]
+    kind = _structure(kind)
+    whole = is_dataclass(kind)
+    kinds = get_type_hints(kind) if whole else kind
+    parts = {name: _value(f"{place}.{name}", part, kinds[name], tensors) for name, part in tree["of"].items()}
+    return kind(**parts) if whole else parts
+
+
+def _structure(kind: Any) -> Any:
+    """What a mapping of parts is of: a dataclass, the one of an optional one, or kinds by name."""
+    if get_origin(kind) in (Union, types.UnionType):
+        (kind,) = (option for option in get_args(kind) if is_dataclass(option))
+    return kind

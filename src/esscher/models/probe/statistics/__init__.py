@@ -1,0 +1,67 @@
+"""What is measured of a head: a list of statistics, one file each; docs/developer/new_statistic.md shows how to add one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from esscher.models.probe.spec import ProbeSpec
+from esscher.models.probe.statistics.accuracy import Accuracy
+from esscher.models.probe.statistics.bernoulli import Bernoulli
+from esscher.models.probe.statistics.identity import Identity
+from esscher.models.probe.statistics.output_moments import OutputMoments
+from esscher.models.probe.statistics.regime import Regime
+from esscher.models.probe.statistics.replacement import Replacement
+from esscher.models.probe.statistics.score_shape import ScoreShape
+from esscher.models.probe.statistics.sinks import Sinks
+from esscher.models.probe.statistics.softmax import Softmax
+from esscher.models.probe.statistics.statistic import Block, Findings, Found, Order, Start, Statistic
+from esscher.models.probe.statistics.tail import Tail
+from esscher.models.probe.statistics.theory import Theory
+from esscher.models.probe.statistics.token_shape import TokenShape
+from esscher.runs.columns import Column
+
+__all__ = ["STATISTICS", "Block", "Column", "Findings", "Found", "Order", "Start", "Statistic", "checked", "statistics_of"]
+
+# In the order of the columns; a statistic reads those before it.
+STATISTICS: tuple[Statistic, ...] = (
+    Identity(),
+    Theory(),
+    Replacement(),
+    Bernoulli(),
+    Softmax(),
+    Tail(),
+    Sinks(),
+    ScoreShape(),
+    TokenShape(),
+    Regime(),
+    Accuracy(),
+    OutputMoments(),
+)
+
+
+def statistics_of(spec: ProbeSpec) -> tuple[Statistic, ...]:
+    """The statistics of a probe, checked."""
+    return checked(STATISTICS, spec)
+
+
+def checked(statistics: Sequence[Statistic], spec: ProbeSpec) -> tuple[Statistic, ...]:
+    """The same, if each has a name and columns of its own, reads only earlier ones, and tables are declared alike."""
+    columns: dict[str, str] = {}
+    tables: dict[str, tuple[Column, ...]] = {}
+    names: list[str] = []
+    for statistic in statistics:
+        name = statistic.name
+        if name in names:
+            raise ValueError(f"statistic {name}: there are two of this name; rename one")
+        late = [other for other in statistic.reads if other not in names]
+        if late:
+            raise ValueError(f"statistic {name}: it reads {late}, expected some of those before it, {names}")
+        for column in statistic.columns(spec):
+            if column.key in columns:
+                raise ValueError(f"statistic {name}: column {column.key} is {columns[column.key]}'s already; rename it")
+            columns[column.key] = name
+        for table, declared in statistic.tables(spec).items():
+            if tables.setdefault(table, declared) != declared:
+                raise ValueError(f"statistic {name}: table {table} is declared with other columns already; use another name")
+        names.append(name)
+    return tuple(statistics)

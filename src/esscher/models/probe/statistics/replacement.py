@@ -1,0 +1,158 @@
+"""The exact error of keys drawn with replacement: its curve, the fitted exponent and the tokens needed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from esscher.convergence.budget import asymptotic_from, tokens_needed
+from esscher.convergence.curve import ErrorCurve
+from esscher.convergence.grid import state as deposit
+from esscher.convergence.grid.state import Deposit
+from esscher.convergence.rate.fit import fit_rate
+from esscher.convergence.rate.points import pool_window
+from esscher.models.probe.curves import curve_rows, exact_curve_of
+from esscher.models.probe.spec import ProbeSpec, drawn_ladder
+from esscher.models.probe.statistics.curve_table import CURVES
+from esscher.models.probe.statistics.statistic import Block, Findings, Found, Order, Start, Statistic
+from esscher.runs.columns import Column
+
+__all__ = ["Replacement", "needed_column"]
+
+Indices = npt.NDArray[np.int64]
+
+
+class Replacement(Statistic):
+    """The state is the deposits of all queries; who reads this statistic finds its curve."""
+
+    name = "replacement"
+    reads = ("identity",)
+    state = Deposit
+
+    def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
+        return (
+            *FITTED,
+            *(_needed(epsilon, first) for first, epsilon in enumerate(spec.epsilons, start=3)),
+            *FINAL,
+        )
+
+    def tables(self, spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
+        return {"curves": CURVES}
+
+    def init(self, start: Start) -> Deposit:
+        return deposit.init(start.queries, deposit.choose_grid(start.dtype, self.name), start.center)
+
+    def update(self, state: Deposit, block: Block) -> Deposit:
+        return deposit.update(state, block.scores, block.values, owned=True)
+
+    def merge(self, a: Deposit, b: Deposit) -> Deposit:
+        return deposit.merge(a, b)
+
+    def stack(self, states: Sequence[Deposit], order: Order) -> Deposit:
+        return deposit.take(deposit.stack(states), order.queries)
+
+    def single(self, state: Deposit) -> tuple[str, ...]:
+        return (".cells",) if state.grid.tol > 1e-8 else ()
+
+    def finish(self, state: Deposit, found: Found) -> Findings:
+        keys = found.row["n_keys"]
+        curve = exact_curve_of(state, drawn_ladder(found.spec, keys), self.name, found.notes)
+        row = self._fitted(curve, keys, found.windows) | self._at_pool(curve, keys)
+        row |= {needed_column(epsilon): _or_nan(tokens_needed, curve, epsilon) for epsilon in found.spec.epsilons}
+        row |= {
+            "asymptotic_from": _or_nan(asymptotic_from, curve, 0.1),
+            "delta_constant": math.nan if curve.delta is None else math.sqrt(curve.delta),
+            "limit_rms": curve.scale,
+        }
+        return Findings(row, {"curves": curve_rows(curve)}, curve)
+
+    def _fitted(self, curve: ErrorCurve, keys: int, windows: Indices) -> dict[str, float]:
+        """Exponent with its interval over windows: queries of one window are alike."""
+        assert curve.queries is not None
+        clustered = replace(curve, queries=replace(curve.queries, clusters=windows))
+        fit = fit_rate(clustered, window=pool_window(curve.n, keys), raise_on_failure=False)
+        return {"beta_fit": fit.exponent, "beta_low": fit.interval[0], "beta_high": fit.interval[1]}
+
+    def _at_pool(self, curve: ErrorCurve, keys: int) -> dict[str, float]:
+        """The error at the pool's size."""
+        last = int(np.flatnonzero(curve.n <= keys)[-1])
+        return {
+            "local_slope_at_n": math.nan if curve.slope is None else float(curve.slope[last]),
+            "rms_at_n": float(curve.rms[last]),
+            "relative_at_n": float(curve.relative[last]),
+            "q95_at_n": math.nan if curve.q95 is None else float(curve.q95[last]),
+        }
+
+
+def needed_column(epsilon: float) -> str:
+    """tokens_needed_10pct for 0.1; 2.5 % is written 2_5pct."""
+    return f"tokens_needed_{_percent(epsilon)}pct".replace(".", "_")
+
+
+def _percent(epsilon: float) -> str:
+    return f"{100 * epsilon:g}"
+
+
+def _or_nan(question: Callable[[ErrorCurve, float], int], curve: ErrorCurve, value: float) -> float:
+    try:
+        return float(question(curve, value))
+    except ValueError:  # not reached within the ladder
+        return math.nan
+
+
+# ---- columns ---------------------------------------------------------------------------------------------------------
+
+
+def _needed(epsilon: float, first: int) -> Column:
+    percent = _percent(epsilon)
+    help_text = f"Fewest tokens whose relative error is at most {percent} %."
+    return Column(needed_column(epsilon), "float", f"tokens for {percent} %", help_text, scale="log", first=first)
+
+
+FITTED = (
+    Column(
+        "beta_fit",
+        "float",
+        "measured exponent",
+        "Exponent fitted to the exact error: 0.5 is the usual square-root law, less is slower.",
+        scale="linear",
+        first=6,
+        ends=("beta_low", "beta_high"),
+    ),
+    Column("beta_low", "float", "exponent, low", "Lower end of the measured exponent's interval.", first=7),
+    Column("beta_high", "float", "exponent, high", "Upper end of the measured exponent's interval.", first=8),
+    Column(
+        "local_slope_at_n",
+        "float",
+        "local slope",
+        "Slope of log error against log n at the size of the pool; -0.5 is the square-root law.",
+    ),
+    Column("rms_at_n", "float", "rms error", "Root mean square error when as many keys are drawn as the pool has."),
+    Column("relative_at_n", "float", "relative error", "The same error divided by the size of the limit.", scale="log"),
+    Column(
+        "q95_at_n",
+        "float",
+        "95 % quantile",
+        "Error that 95 % of the queries stay below with as many keys as the pool has.",
+    ),
+)
+
+FINAL = (
+    Column("asymptotic_from", "float", "asymptotic from", "Tokens from which the error follows its final square-root law."),
+    Column(
+        "delta_constant",
+        "float",
+        "delta constant",
+        "The error is about this over the square root of n once n is large (delta method).",
+    ),
+    Column(
+        "limit_rms",
+        "float",
+        "size of the limit",
+        "Root mean square of the output on infinitely many tokens; relative errors divide by it.",
+    ),
+)

@@ -1,0 +1,164 @@
+"""The contract of a statistic: what it keeps of a head's keys while they stream by, and what it says of the head at the end.
+
+    state = init(start)                      before any key
+    state = update(state, block)             for every block of keys
+    state = merge(a, b)                      of the same queries over disjoint keys
+    state = stack(states, order)             of different queries, each over keys of its own
+    columns, rows = finish(state, found)     columns of the head's row, rows of long tables
+
+None of these may depend on how keys came in blocks or parts, but for rounding, and a state must not grow with the number of
+keys. A state is a dataclass of tensors, numbers, words and dataclasses, or None where a statistic only reads others; that is
+all it takes to be stored (esscher.models.probe.packing).
+
+Statistics stand in a list; one may read what those before it found, if it names them in ``reads``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from torch import Tensor
+
+from esscher.models.probe.spec import ProbeSpec
+from esscher.models.probe.tokens import LayerInfo, LayerSummary
+from esscher.runs.columns import Column
+
+__all__ = ["Block", "Failure", "Findings", "Found", "Order", "Start", "Statistic"]
+
+
+@dataclass(frozen=True)
+class Start:
+    """What is known of a head before its first key."""
+
+    kept: Tensor  # (m_kept,) int64: numbers of the queries that costly statistics are of, `kept_queries` of the spec
+    sink_mass: Tensor  # (m,): the weight that each query puts on sink tokens of its own window
+    keys: int  # how many will come
+    center: Tensor  # (d_v,) float64: near the values
+    dtype: torch.dtype  # of scores and values
+
+    @property
+    def queries(self) -> int:
+        """m."""
+        return len(self.sink_mass)
+
+
+@dataclass(frozen=True)
+class Block:
+    """B keys as the head's queries see them."""
+
+    scores: Tensor  # (m, B)
+    values: Tensor  # (B, d_v)
+    keys: Tensor  # (B, k)
+    positions: Tensor  # (B,) int64: the place of each key in its window
+    kept: Tensor  # as in Start
+
+    @cached_property
+    def kept_scores(self) -> Tensor:
+        """(m_kept, B)."""
+        return self.scores[self.kept.to(self.scores.device)]
+
+
+@dataclass(frozen=True)
+class Order:
+    """The places that stacked queries take: query i of the result is number ``queries[i]`` of those side by side."""
+
+    queries: Tensor  # (m,)
+    kept: Tensor  # (m_kept,): the same among the kept ones
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a statistic may know at the end. Of the others it has those that it reads, by name."""
+
+    spec: ProbeSpec
+    layer: LayerSummary
+    head: int
+    windows: npt.NDArray[np.int64]  # (m,): the window each query stands in
+    states: Mapping[str, Any]
+    values: Mapping[str, Any]
+    row: Mapping[str, Any]  # columns
+    notes: dict[str, Any]  # the statistic's own, from one head of a layer to the next
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Columns of the head's row, rows of long tables (layer and head are added), and a value for who reads it."""
+
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A head that could not be measured."""
+
+    info: LayerInfo
+    head: int
+    reason: str
+    keys: int
+    queries: int
+
+
+class Statistic(ABC):
+    """One thing to measure of a head. Only ``finish`` must be written; a statistic with a state writes the others too."""
+
+    name: ClassVar[str]
+    reads: ClassVar[tuple[str, ...]] = ()
+    state: ClassVar[Any] = None  # the dataclass of its states
+
+    def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
+        """What it adds to the row of a head."""
+        return ()
+
+    def tables(self, spec: ProbeSpec) -> Mapping[str, tuple[Column, ...]]:
+        """The columns of the long tables it adds rows to, ``layer`` and ``head`` among them."""
+        return {}
+
+    def init(self, start: Start) -> Any:
+        return None
+
+    def update(self, state: Any, block: Block) -> Any:
+        """The state after one more block of keys. The old one is not used again: its tensors may be written to."""
+        return state
+
+    def merge(self, a: Any, b: Any) -> Any:
+        if a is not None:
+            raise TypeError(f"statistic {self.name}: a state that cannot merge; write merge")
+        return None
+
+    def stack(self, states: Sequence[Any], order: Order) -> Any:
+        """By default every tensor of a state has a row for each query, and the rest is the same for all."""
+        return _stacked(states, order.queries)
+
+    def single(self, state: Any) -> tuple[str, ...]:
+        """Places of float64 tensors, as ``.cells``, that are stored as float32 since they are known no better."""
+        return ()
+
+    @abstractmethod
+    def finish(self, state: Any, found: Found) -> Findings:
+        """All declared columns, and rows of declared tables alone. ValueError: the head cannot be measured, and why."""
+
+    def failed(self, failure: Failure) -> dict[str, Any]:
+        """Columns of a head that could not be measured, where they are not NaN or an empty word."""
+        return {}
+
+
+def _stacked(states: Sequence[Any], order: Tensor) -> Any:
+    first = states[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(states))[order.to(first.device)]
+    if is_dataclass(first) and not isinstance(first, type):
+        parts = {part.name: _stacked([getattr(state, part.name) for state in states], order) for part in fields(first)}
+        return replace(first, **parts)
+    if any(state != first for state in states):
+        raise TypeError(f"expected the same number for all queries, got {list(states)}; write stack")
+    return first

@@ -1,0 +1,106 @@
+"""Reach, horizons and coupling of a head's tokens, and the exponents that theory gives for them."""
+
+from __future__ import annotations
+
+import math
+
+from esscher.attention.head import horizon_of_covariances
+from esscher.models.probe.spec import ProbeSpec
+from esscher.models.probe.statistics.statistic import Findings, Found, Statistic
+from esscher.models.probe.tokens import largest_variance
+from esscher.runs.columns import Column
+from esscher.theory.bohbot import moment_exponent, moment_exponent_experimental
+from esscher.theory.sharp import l2_exponent_rms, l2_exponent_typical
+
+__all__ = ["REACH", "Theory"]
+
+REACH = Column("reach", "float", "reach", "Largest variance of the tokens in any direction, the norm of their covariance.")
+
+
+class Theory(Statistic):
+    """From the moments of the layer's tokens.
+
+    Where q and k are affine functions of what enters the layer, tokens are that: A = scale W_k^T W_q. Elsewhere (rotary
+    positions, norms) the token is the pair (q, k) itself and A = scale times the map from its one half to the other, so
+    that reach is the norm of their joint covariance and H = scale ||Sigma_k||^{1/2}. The two-sided horizon is the same in
+    both.
+    """
+
+    name = "theory"
+
+    def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
+        return (
+            Column(
+                "token_space",
+                "word",
+                "token space",
+                "Where tokens live: hidden states, or pairs of a query and a key after rotation.",
+            ),
+            REACH,
+            Column(
+                "horizon",
+                "float",
+                "horizon",
+                "One-sided horizon: how far the score matrix stretches the tokens' spread.",
+                scale="log",
+                first=10,
+            ),
+            Column(
+                "horizon2",
+                "float",
+                "two-sided horizon",
+                "Horizon with the spread of queries and keys both counted: largest typical size of a score.",
+                scale="log",
+                first=11,
+            ),
+            Column(
+                "coupling",
+                "float",
+                "coupling Ψ",
+                "Attention-reach coupling: reach times the squared horizon. Large means slow convergence.",
+                scale="log",
+                first=9,
+            ),
+            Column(
+                "beta_paper",
+                "float",
+                "exponent proved if Gaussian",
+                "Exponent 1/(2(1+32Ψ)), proved for moments of Gaussian tokens of this covariance.",
+            ),
+            Column(
+                "beta_paper_experimental",
+                "float",
+                "experimental exponent",
+                "Exponent 1/(2(1+Ψ)) that experiments of the paper are compared with.",
+            ),
+            Column(
+                "beta_sharp",
+                "float",
+                "sharp exponent, typical",
+                "Heuristic exponent min(1/2, 1/(1+2h²)) of the error in a typical draw of the tokens.",
+            ),
+            Column(
+                "beta_sharp_rms",
+                "float",
+                "sharp exponent, rms",
+                "Heuristic exponent min(1/2, (√(1+4/h²)−1)/4) of the root mean square error.",
+            ),
+        )
+
+    def finish(self, state: None, found: Found) -> Findings:
+        layer, head = found.layer, found.head
+        own = layer.info.kv_head(head)
+        key_cov, query_cov, scale, maps = layer.k.cov[own], layer.q.cov[head], layer.info.scale, layer.maps
+        horizon2 = horizon_of_covariances(key_cov, query_cov, scale)
+        if maps is not None and maps.affine and layer.hidden is not None and maps.wq is not None:
+            width = maps.wq.shape[0] // layer.info.heads
+            wq = maps.wq[head * width : (head + 1) * width].double().to(key_cov.device)
+            space, reach = "hidden", largest_variance(layer.hidden.cov)
+            horizon = horizon_of_covariances(key_cov, wq @ wq.T, scale)
+        else:
+            space, reach = "query-key", largest_variance(layer.moments.pair_cov(head, own))
+            horizon = scale * math.sqrt(largest_variance(key_cov))
+        coupling = reach * horizon**2
+        row = {"token_space": space, "reach": reach, "horizon": horizon, "horizon2": horizon2, "coupling": coupling}
+        row |= {"beta_paper": moment_exponent(coupling), "beta_paper_experimental": moment_exponent_experimental(coupling)}
+        return Findings(row | {"beta_sharp": l2_exponent_typical(horizon2), "beta_sharp_rms": l2_exponent_rms(horizon2)})

@@ -1,0 +1,161 @@
+"""From the final state of a layer to its rows: what the statistics find of every head, and what is known of the tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from esscher.convergence.curve import ErrorCurve
+from esscher.models.huggingface.maps import LinearMaps
+from esscher.models.probe import head as head_state
+from esscher.models.probe.curves import curve_rows
+from esscher.models.probe.head import HeadState
+from esscher.models.probe.layer import LayerState
+from esscher.models.probe.moments import WHOLE_LAYER, moment_row
+from esscher.models.probe.spec import ProbeSpec
+from esscher.models.probe.statistics import statistics_of
+from esscher.models.probe.statistics.identity import LAYER
+from esscher.models.probe.statistics.output_moments import moment_columns
+from esscher.models.probe.statistics.statistic import Failure, Found
+from esscher.models.probe.statistics.theory import REACH
+from esscher.models.probe.tokens import LayerSummary, largest_variance
+from esscher.runs.columns import Column
+
+__all__ = ["Tables", "columns", "failed_row", "layer_tables"]
+
+Indices = npt.NDArray[np.int64]
+Moments = Mapping[tuple[int, str], ErrorCurve]  # sampled, by head and metric
+
+
+def columns(spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
+    """The columns of every table that a layer gives rows to, in their order."""
+    statistics = statistics_of(spec)
+    found = {"heads": tuple(column for statistic in statistics for column in statistic.columns(spec))}
+    found["layers"] = (*LAYERS, *moment_columns(spec))
+    for statistic in statistics:
+        found |= statistic.tables(spec)
+    return found
+
+
+@dataclass
+class Tables:
+    """Rows by table, as they are found; ``long``: tables that have several rows of a head."""
+
+    heads: list[dict[str, Any]] = field(default_factory=list)
+    layers: list[dict[str, Any]] = field(default_factory=list)
+    long: dict[str, list[pd.DataFrame]] = field(default_factory=dict)
+
+    def finished(self) -> dict[str, pd.DataFrame]:
+        found = {"heads": pd.DataFrame(self.heads)}
+        if self.layers:
+            found["layers"] = pd.DataFrame(self.layers)
+        return found | {name: pd.concat(frames, ignore_index=True) for name, frames in self.long.items()}
+
+
+def layer_tables(
+    spec: ProbeSpec,
+    state: LayerState,
+    maps: LinearMaps | None,
+    windows: Indices,
+    heads: Iterable[tuple[int, HeadState | str]] | None = None,
+    moments: Moments | None = None,
+) -> Tables:
+    """Every table's rows of one layer. ``windows`` (m,): that of each query; ``heads`` come instead of the state's."""
+    layer = _Layer(spec, LayerSummary.of(state.info, state.moments, maps, {} if moments is None else moments), windows)
+    for head, known in state.heads.items() if heads is None else heads:
+        try:
+            if isinstance(known, str):
+                raise ValueError(known)
+            layer.measure(head, known)
+        except ValueError as reason:
+            layer.give_up(Failure(state.info, head, str(reason), state.keys, len(windows)))
+    layer.add_moments()
+    return layer.tables
+
+
+def failed_row(spec: ProbeSpec, failure: Failure) -> dict[str, Any]:
+    """The row of a head that could not be measured."""
+    row: dict[str, Any] = {}
+    for statistic in statistics_of(spec):
+        row |= {column.key: "" if column.kind == "word" else math.nan for column in statistic.columns(spec)}
+        row |= statistic.failed(failure)
+    return row
+
+
+class _Layer:
+    """One layer's tables while its heads come by."""
+
+    def __init__(self, spec: ProbeSpec, layer: LayerSummary, windows: Indices) -> None:
+        self.spec, self.layer, self.windows = spec, layer, windows
+        self.columns = columns(spec)
+        self.notes: dict[str, dict[str, Any]] = {}
+        self.tables = Tables(layers=[_layer_row(spec, layer)])
+
+    def measure(self, head: int, known: HeadState) -> None:
+        """Append the rows of one head to every table."""
+        row, long = head_state.finish(known, Found(self.spec, self.layer, head, self.windows, {}, {}, {}, {}), self.notes)
+        self.tables.heads.append(row)
+        for table, frames in long.items():
+            for frame in frames:
+                self.append(table, head, frame)
+
+    def append(self, table: str, head: int, rows: pd.DataFrame) -> None:
+        """Rows of one head to a long table, their columns in the declared order."""
+        whole = rows.assign(layer=self.layer.info.layer, head=head)
+        keys = [column.key for column in self.columns[table]]
+        if set(whole.columns) != set(keys):
+            raise TypeError(f"table {table}: declared with the columns {sorted(keys)}, got {sorted(whole.columns)}")
+        self.tables.long.setdefault(table, []).append(whole[keys])
+
+    def give_up(self, failure: Failure) -> None:
+        sampled = moment_row(self.layer.sampled, failure.head) if self.spec.moments else {}
+        self.tables.heads.append(failed_row(self.spec, failure) | sampled)
+
+    def add_moments(self) -> None:
+        """Sampled curves, those of the whole layer included, after the exact ones."""
+        for (head, _), curve in self.layer.sampled.items():
+            self.append("curves", head, curve_rows(curve))
+
+
+# ---- layers ----------------------------------------------------------------------------------------------------------
+
+LAYERS = (
+    LAYER,
+    Column("tokens", "int", "tokens", "Number of tokens that entered the layer."),
+    REACH,
+    Column(
+        "kurtosis_max",
+        "float",
+        "largest kurtosis",
+        "Largest fourth standardised moment of a token coordinate; 3 for a Gaussian.",
+    ),
+    Column("largest_z", "float", "largest deviation", "Largest token coordinate in standard deviations."),
+    Column("gaussian_z", "float", "Gaussian deviation", "Largest deviation that as many Gaussian tokens would show."),
+    Column("verdict", "word", "verdict", "Whether the tokens of the layer are sub-Gaussian, heavier-tailed or lighter-tailed."),
+    Column("reason", "word", "reason", "The numbers behind the verdict."),
+)
+
+
+def _layer_row(spec: ProbeSpec, layer: LayerSummary) -> dict[str, Any]:
+    """What is known of the tokens that enter the layer."""
+    hidden, kurtosis = layer.hidden, math.nan
+    if hidden is not None and hidden.kurtosis is not None and not bool(hidden.kurtosis.isnan().all()):
+        kurtosis = float(hidden.kurtosis.nan_to_num(-math.inf).max())
+    largest = math.nan if hidden is None or hidden.largest_z is None else float(hidden.largest_z)
+    return {
+        "layer": layer.info.layer,
+        "tokens": layer.q.count,
+        "reach": math.nan if hidden is None else largest_variance(hidden.cov),
+        "kurtosis_max": kurtosis,
+        "largest_z": largest,
+        "gaussian_z": math.nan if hidden is None else hidden.gaussian_z,
+        "verdict": "unknown" if hidden is None else hidden.verdict,
+        "reason": "" if hidden is None else hidden.reason,
+        **(moment_row(layer.sampled, WHOLE_LAYER) if spec.moments else {}),
+    }
