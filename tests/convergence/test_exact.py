@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.convergence import disintegration, exact
-from esscher.convergence.disintegration import disintegrate, is_line
+from esscher.convergence import exact
 from esscher.convergence.integral.nodes import error_from_nodes
+from esscher.measures import line as nodes_along
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -73,7 +73,7 @@ LINES = [
 def test_laws_with_nodes_agree_with_monte_carlo(name: str, make: object) -> None:
     """4 standard errors at three n: false alarm below 0.0002 a law."""
     law = make()  # type: ignore[operator]
-    assert is_line(law)
+    assert law.along(torch.zeros(law.dim).double()) is not None
     head = head_for(law.dim, 7, size=0.5)
     x = law.sample(4, torch.Generator().manual_seed(3)).double()
     curve = es.exact_curve(head, law, x, [1, 4, 60])
@@ -87,7 +87,7 @@ def test_nodes_reproduce_the_law(name: str, make: object) -> None:
     """Nodes along a tilt have the law's mean, covariance and log-Laplace transform along that tilt, at theta and 2 theta."""
     law = make()  # type: ignore[operator]
     theta = 0.6 * randn(law.dim, seed=9)
-    lines = disintegrate(law, theta)
+    lines = law.along(theta)
     weights = torch.cat([line.log_weights for line in lines])
     scores = torch.cat([line.scores for line in lines])
     for factor in (0.0, 1.0, 2.0):
@@ -249,7 +249,7 @@ def test_halving_the_step_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     head, x = es.Head(8 * torch.eye(3).double(), torch.eye(3).double()), randn(3, 3, seed=1)
     for law in (es.Sphere(3, 4.0), es.Ball(3, 4.0), es.Mixture([1.0], [es.Gaussian(torch.eye(3).double())])):
         before = es.exact_curve(head, law, x, [3, 300, 10**9]).queries.mse
-        monkeypatch.setattr(disintegration, "STEP", 0.15)
+        monkeypatch.setattr(nodes_along, "STEP", 0.15)
         np.testing.assert_allclose(before, es.exact_curve(head, law, x, [3, 300, 10**9]).queries.mse, rtol=1e-9)
         monkeypatch.undo()
 

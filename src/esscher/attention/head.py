@@ -12,7 +12,7 @@ from torch import Tensor
 
 from esscher.inputs import as_kind, as_positive, as_tensor, finite_result
 from esscher.measures.base import Measure
-from esscher.measures.gaussian import Gaussian, check_covariance
+from esscher.measures.covariance import check_covariance
 from esscher.measures.spectrum import product, spectral_norm
 from esscher.measures.wide import shift, split
 
@@ -142,7 +142,7 @@ class Head:
             raise ValueError(
                 f"sided=2: expected queries and tokens of one dimension, got {self.dim_query} and {self.dim}; use sided=1"
             )
-        root = measure.root if isinstance(measure, Gaussian) else check_covariance(measure.cov, "measure.cov")[1]
+        root = measure.root
         left = [root.T] if self.key_map is None else [root.T, self.key_map.T]
         return _product_norm(left, [self.query_map, root] if sided == 2 else [self.query_map])
 

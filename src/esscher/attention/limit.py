@@ -15,9 +15,6 @@ from esscher.attention.head import Head, check_pair
 from esscher.attention.pushforward import Pushforward
 from esscher.inputs import as_tensor, finite_result
 from esscher.measures.base import Measure
-from esscher.measures.gaussian import Gaussian
-from esscher.measures.pool import Pool
-from esscher.measures.sphere import Rotational
 
 __all__ = ["HardmaxLimit", "LinearLimit", "SoftmaxLimit", "hardmax_limit", "limit", "linear_limit"]
 
@@ -38,15 +35,16 @@ class SoftmaxLimit:
     def pushforward(self) -> Pushforward:
         """Mean and covariance of Gamma(x) for x ~ measure, with the error of each and the method that gave it."""
         _queries_from(self.head, self.measure)
-        if isinstance(self.measure, Gaussian):
+        rotational, pool = self.measure.as_rotational(), self.measure.as_pool()
+        if self.measure.is_gaussian:
             head, cov = self.head, self.measure.cov.double()
             matrix = head.V.double() @ cov @ head.A.double()
             zero = torch.zeros(head.dim_query, dtype=torch.float64, device=cov.device)
             return _pushforward.affine(matrix, self(zero), self.measure)
-        if isinstance(self.measure, Rotational):
-            return _pushforward.rotational(self.head, self.measure, self)
-        if isinstance(self.measure, Pool):
-            return _pushforward.pooled(self, self.measure)
+        if rotational is not None:
+            return _pushforward.rotational(self.head, rotational, self)
+        if pool is not None:
+            return _pushforward.pooled(self, pool)
         return _pushforward.sampled(self, self.measure)
 
 

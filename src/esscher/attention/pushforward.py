@@ -19,7 +19,7 @@ from esscher.inputs import finite_result
 from esscher.measures.base import Measure
 from esscher.measures.pool import Pool
 from esscher.measures.radial import scaled_ratio
-from esscher.measures.sphere import Ball, Rotational
+from esscher.measures.rotational import Rotational
 
 __all__ = ["Pushforward", "affine", "pooled", "rotational", "sampled"]
 
@@ -30,6 +30,7 @@ SAMPLES = 1 << 16  # queries of a sampled estimate
 POOL_QUERIES = 1 << 14  # a larger pool is sampled, not enumerated
 NODES = 200  # of the tanh-sinh rule, half as many for the inversion; every other node gives the error estimate
 TAIL = 36.0
+LENGTHS = 48  # nodes of a query's length, where it varies
 KINKS_DIM = 24  # up to here the density's kinks at the eigenvalues are rough enough to matter
 
 
@@ -125,17 +126,14 @@ def rotational(head: Head, measure: Rotational, outputs: Outputs) -> Pushforward
 
 
 def _profile(measure: Rotational, size: float) -> Callable[[Array], Array]:
-    """Q -> (S q_v(S sqrt(Q)))^2 on the sphere, averaged over the radius (with the factor t^2 of the query) in the ball."""
+    """Q -> E[ (S q_v(S t sqrt(Q)))^2 t^2 ] over the length R t of the query; t = 1 on the sphere."""
 
     def squared_ratio(form: Array) -> Array:
         root = torch.from_numpy(np.sqrt(form))
         return np.asarray(scaled_ratio(measure.order, size, root).numpy() ** 2)
 
-    if not isinstance(measure, Ball):
-        return squared_ratio
-    # Gauss-Jacobi in the radius for the density d t^(d-1)
-    nodes, weights = scipy.special.roots_jacobi(48, 0.0, measure.dim - 1.0)
-    radii, weights = 0.5 * (1.0 + nodes), weights / weights.sum()
+    lengths, weights = measure.lengths(LENGTHS)
+    radii = lengths / measure.radius
     return lambda form: squared_ratio(radii**2 * form[..., None]) @ (weights * radii**2)
 
 
@@ -236,9 +234,8 @@ def _quasi_monte_carlo(outputs: Outputs, measure: Rotational, points: int = 1 <<
         sobol = scipy.stats.qmc.Sobol(measure.dim + 1, scramble=True, rng=np.random.default_rng(repeat))
         uniform = np.clip(sobol.random(points), 1e-15, 1.0 - 1e-15)
         noise = torch.from_numpy(scipy.special.ndtri(uniform[:, 1:])).to(measure.device)
-        queries = measure.radius * torch.nn.functional.normalize(noise, eps=1e-300)
-        if isinstance(measure, Ball):
-            queries = queries * torch.from_numpy(uniform[:, :1] ** (1.0 / measure.dim)).to(measure.device)
+        lengths = torch.from_numpy(measure.quantile(uniform[:, :1])).to(measure.device)
+        queries = lengths * torch.nn.functional.normalize(noise, eps=1e-300)
         values = outputs(queries).detach()
         means.append(values.mean(dim=0))
         seconds.append(values.T @ values / points)

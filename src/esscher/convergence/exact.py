@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from esscher.attention.head import Head, check_pair
 from esscher.attention.limit import limit
 from esscher.convergence.curve import ErrorCurve, QueryErrors
 from esscher.convergence.delta import delta_trace
-from esscher.convergence.disintegration import cosine_nodes, disintegrate, is_line
 from esscher.convergence.integral.gaussian import gaussian_error_slopes
 from esscher.convergence.integral.nodes import concatenate, error_from_nodes
 from esscher.convergence.pool_curve import exact_pool_curve
@@ -23,9 +23,8 @@ from esscher.convergence.queries.gaussian import gaussian_queries_curve
 from esscher.convergence.queries.law import drawn, integrated, query_rows
 from esscher.inputs import as_count, as_counts, as_tensor
 from esscher.measures.base import Measure
-from esscher.measures.gaussian import Gaussian
-from esscher.measures.pool import Pool
-from esscher.measures.sphere import Rotational
+from esscher.measures.line import Line
+from esscher.measures.rotational import Rotational
 
 __all__ = ["exact_curve"]
 
@@ -90,7 +89,7 @@ def _over_law(
 ) -> ErrorCurve:
     if queries.dim != head.dim_query:
         raise ValueError(f"queries: expected a law of dimension {head.dim_query}, the head's queries, got {queries.dim}")
-    if isinstance(measure, Gaussian) and isinstance(queries, Gaussian):
+    if measure.is_gaussian and queries.is_gaussian:
         return gaussian_queries_curve(head, measure, queries, n)
     rows = query_rows(head, measure, queries)
     if rows is not None:
@@ -110,20 +109,23 @@ def _over_rows(
     weights: Floats | None,
 ) -> ErrorCurve:
     measure.log_laplace(head.tilt(x))  # outside its strip a law has no limit: refuse before any work
-    if isinstance(measure, Gaussian):
+    pool, rotational, law = measure.as_pool(), measure.as_rotational(), type(measure).__name__
+    if measure.is_gaussian:
         errors, slopes, accuracy = _gaussian(head, measure, x, counts).result(head, measure, x, details)
         origin = "exact, Gaussian tokens: f1 and f2 of the score's standard deviation"
-    elif isinstance(measure, Rotational):
-        errors, slopes, accuracy = _rotational(head, measure, x, counts).result(head, measure, x, details)
-        origin = f"exact, {type(measure).__name__} tokens: quadrature over the cosine"
-    elif isinstance(measure, Pool):
-        q, k, v = head.queries(x), head.keys(measure.tokens.double()), head.values(measure.tokens.double())
-        return exact_pool_curve(q, k, v, counts, scale=1.0, weights=measure.weights, details=details)
-    elif is_line(measure):
-        errors, slopes, accuracy = _along_tilts(head, measure, x, counts, details)
-        origin = f"exact, {type(measure).__name__} tokens: quadrature along each query's tilt"
+    elif rotational is not None:
+        errors, slopes, accuracy = _rotational(head, rotational, x, counts).result(head, measure, x, details)
+        origin = f"exact, {law} tokens: quadrature over the cosine"
+    elif pool is not None:
+        q, k, v = head.queries(x), head.keys(pool.tokens.double()), head.values(pool.tokens.double())
+        return exact_pool_curve(q, k, v, counts, scale=1.0, weights=pool.weights, details=details)
     else:
-        return _through_pool(head, measure, x, counts, details, pool_size, seed)
+        lines = (measure.along(theta) for theta in head.tilt(x).double())
+        first = next(lines)
+        if first is None:
+            return _through_pool(head, measure, x, counts, details, pool_size, seed)
+        errors, slopes, accuracy = _along_tilts(head, measure, x, counts, details, chain([first], lines))
+        origin = f"exact, {law} tokens: quadrature along each query's tilt"
     return ErrorCurve.from_queries(counts, errors, slopes, kind="exact", accuracy=accuracy, origin=origin, weights=weights)
 
 
@@ -166,7 +168,7 @@ class _TwoDirections:
         return errors, along * self.df1_dlogn + across * self.df2_dlogn, self.accuracy
 
 
-def _gaussian(head: Head, measure: Gaussian, x: Tensor, n: Counts) -> _TwoDirections:
+def _gaussian(head: Head, measure: Measure, x: Tensor, n: Counts) -> _TwoDirections:
     """w = V L u, M = V Sigma V^T, f1 and f2 of ``gaussian_error``; bias -f2 V Sigma theta (Stein).
 
     L L^T = Sigma, u = L^T theta / s, s its length: so rounding is of the size of Sigma, also where it is singular along theta.
@@ -225,7 +227,7 @@ def _over_tilts(measure: Rotational, r: Floats, n: Counts) -> tuple[Floats, floa
             return np.tensordot(basis, coefficients, axes=1), accuracy + 10.0 * tail
     out, accuracy = np.empty((r.size, n.size, 6)), 0.0
     for i, radius in enumerate(r):
-        x, log_weights, spread = cosine_nodes(measure, float(radius))
+        x, log_weights, spread = measure.cosine(float(radius))
         scores = (radius * x)[None]
         along = error_from_nodes(scores, log_weights, x[:, None], None, n, details=True)
         across = error_from_nodes(scores, log_weights, torch.zeros_like(x)[:, None], spread, n)
@@ -236,12 +238,13 @@ def _over_tilts(measure: Rotational, r: Floats, n: Counts) -> tuple[Floats, floa
     return out, accuracy
 
 
-def _along_tilts(head: Head, measure: Measure, x: Tensor, n: Counts, details: bool) -> Result:
+def _along_tilts(
+    head: Head, measure: Measure, x: Tensor, n: Counts, details: bool, tilts: Iterable[list[Line] | None]
+) -> Result:
     """One query at a time: nodes along its tilt, values V y given the score, and what they spread across it."""
-    theta, V = head.tilt(x).double(), head.V.double()
-    parts = []
-    for row in theta:
-        lines = disintegrate(measure, row)
+    V, parts = head.V.double(), []
+    for lines in tilts:
+        assert lines is not None  # a law has nodes along every tilt or along none
         parts.append(
             error_from_nodes(
                 torch.cat([line.scores for line in lines])[None],

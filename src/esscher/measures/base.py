@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
 from esscher.inputs import as_count, as_tensor, finite_result
+from esscher.measures.covariance import check_covariance
+from esscher.measures.line import Line
+from esscher.measures.moments import power
 from esscher.measures.spectrum import spectral_norm
+
+if TYPE_CHECKING:  # these are laws themselves
+    from esscher.measures.pool import Pool
+    from esscher.measures.rotational import Rotational
 
 __all__ = ["Measure"]
 
@@ -24,11 +31,16 @@ class Measure(ABC):
     K(theta) = log E exp<theta, y>;  tilted mean = grad K(theta);  tilted covariance = Hess K(theta):
     mean and covariance of y under the Esscher transform d mu_theta ~ exp<theta, y> d mu.
 
-    A new law subclasses this, calls ``super().__init__`` and writes the four methods below the line; they see float64
+    A new law subclasses this, calls ``super().__init__`` and writes the four methods below the last line; they see float64
     rows and need not check anything. Public methods take ``theta`` of shape (..., d), compute in float64 and answer in the
     dtype of ``theta``; ``mean``, ``cov`` and samples have the dtype the law was given in. What does not fit that dtype
     is refused with a ValueError.
+
+    Between the lines are facts that a law may know. Each is None, or False, until the law says more; what is not known is
+    not used: no exact curve but that of a drawn pool, no bound that is called proved.
     """
+
+    is_gaussian: ClassVar[bool] = False  # the law is N(mean, cov)
 
     def __init__(self, dim: Any, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> None:
         self.dim = as_count(dim, "dim")
@@ -75,6 +87,85 @@ class Measure(ABC):
         """Spectral reach ||Sigma||_2 [B]."""
         return spectral_norm(self.cov.double())
 
+    @cached_property
+    def root(self) -> Float64[Tensor, "d d"]:
+        """L with L L^T = Sigma; diagonal where Sigma is."""
+        return check_covariance(self.cov, "cov")[1]
+
+    # ---- facts a law may know --------------------------------------------------------------------------------------
+
+    @property
+    def is_even(self) -> bool:
+        """Whether y and -y have the same law."""
+        return False
+
+    def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
+        """The law along one tilt as one or several sets of nodes whose weights sum to one together."""
+        return None
+
+    def as_rotational(self) -> Rotational | None:
+        """The same law as one that every rotation turns into itself."""
+        return None
+
+    def as_pool(self) -> Pool | None:
+        """The same law as tokens drawn from a list."""
+        return None
+
+    def points(self) -> Float64[Tensor, "N d"] | None:
+        """All tokens of the law, where they are equally likely and few enough to look at each."""
+        return None
+
+    @cached_property
+    def subgaussian_roots(self) -> list[Float64[Tensor, "d r"]] | None:
+        """Proved roots L of matrices S = L L^T with E exp<theta, y - E y> <= exp(theta^T S theta / 2) for every theta.
+
+        S is the sub-Gaussian Sigma of [B]: the covariance only where the law is Gaussian or as good. Every S is valid, so a
+        statement may take the one that gives it most.
+        """
+        return None
+
+    @cached_property
+    def sigma(self) -> float | None:
+        """The least sub-Gaussian parameter known: E exp<theta, y - E y> <= exp(sigma^2 |theta|^2 / 2) for every theta.
+
+        This is the definition used throughout [S] (its section C.1; "sigma sub-Gaussian" there means this sigma).
+        """
+        roots = self.subgaussian_roots
+        return min(spectral_norm(root) for root in roots) if roots else None
+
+    def support_radius(self) -> float | None:
+        """A radius that |y - E y| never exceeds."""
+        return None
+
+    def norm_moment(self, order: int) -> float | None:
+        """E|y - E y|^order, ``order`` even, or a number above it."""
+        if order < 2 or order % 2:
+            raise ValueError(f"order: expected an even number of at least 2, got {order}")
+        return self._norm_moment(order)
+
+    def _norm_moment(self, order: int) -> float | None:
+        return None
+
+    def value_fourth_moment(self, V: Any) -> float | None:
+        """E|V (y - E y)|^4, or a number above it."""
+        return self._value_fourth_moment(as_tensor(V, "V", ndim=2, last=self.dim).double())
+
+    def _value_fourth_moment(self, V: Float64[Tensor, "d_out d"]) -> float | None:
+        return None
+
+    def tilted_moment(self, order: int) -> tuple[float, float] | None:
+        """(a, b) with E|y - E y|^order at most (a |theta|)^order + b under every tilt theta, E y of the law untilted."""
+        radius = self.support_radius()
+        return None if radius is None else (0.0, power(radius, order))
+
+    def _extreme(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
+        raise ValueError(
+            f"hardmax limit: {type(self).__name__} has unbounded support, so the largest score grows without limit; "
+            "use a bounded law (Sphere, Ball, Cube, Rademacher, Pool)"
+        )
+
+    # ---- of use inside ---------------------------------------------------------------------------------------------
+
     def _answer(self, name: str, result: Tensor, dtype: torch.dtype) -> Tensor:
         return finite_result(result.to(dtype), f"{type(self).__name__}.{name}", REMEDY)
 
@@ -92,12 +183,6 @@ class Measure(ABC):
     def _check_domain(self, rows: Float64[Tensor, "m d"]) -> None:
         """Raise ValueError where the transform is infinite. Most laws have it everywhere."""
         return None
-
-    def _extreme(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
-        raise ValueError(
-            f"hardmax limit: {type(self).__name__} has unbounded support, so the largest score grows without limit; "
-            "use a bounded law (Sphere, Ball, Cube, Rademacher, Pool)"
-        )
 
     # ---- a law writes these ----------------------------------------------------------------------------------------
 

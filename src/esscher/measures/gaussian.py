@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
 from esscher.inputs import as_tensor, is_finite
+from esscher.measures import line
 from esscher.measures.base import Measure, noise_device
-from esscher.measures.spectrum import is_diagonal
+from esscher.measures.covariance import check_covariance, half_exponents
+from esscher.measures.line import Line, ladder, normalised
+from esscher.measures.moments import from_cumulants
+from esscher.measures.spectrum import is_diagonal, product
 from esscher.measures.wide import shift, wide_scores
 
-__all__ = ["Gaussian", "check_covariance"]
-
-SPREAD = 20.0  # coordinates further apart than 2^20 are brought to one size, or eigh's rounding would drown the smallest
+__all__ = ["Gaussian"]
 
 
 class Gaussian(Measure):
@@ -25,19 +28,16 @@ class Gaussian(Measure):
     K(theta) = <m, theta> + theta^T Sigma theta / 2;  tilted mean m + Sigma theta;  tilted covariance Sigma.
     """
 
+    is_gaussian: ClassVar[bool] = True
+
     def __init__(self, cov: Any, mean: Any = None) -> None:
         cov = as_tensor(cov, "cov", ndim=2)
         super().__init__(cov.shape[0], cov.dtype, cov.device)
-        self._cov, self._root = check_covariance(cov, "cov")
+        self._cov, self.root = check_covariance(cov, "cov")
         if mean is None:
             self._mean = self._zero
         else:
             self._mean = as_tensor(mean, "mean", ndim=1, last=self.dim).to(self._cov)
-
-    @property
-    def root(self) -> Float64[Tensor, "d d"]:
-        """L with L L^T = Sigma; diagonal where Sigma is."""
-        return self._root
 
     @cached_property
     def spectrum(self) -> Float64[Tensor, " d"]:
@@ -64,7 +64,7 @@ class Gaussian(Measure):
 
         Then Sigma theta = 2^a D C u: where the plain product overflows on the way, this one does only in the answer.
         """
-        sizes = _half_exponents(self._cov)
+        sizes = half_exponents(self._cov)
         exponents = torch.frexp(rows.detach()).exponent + sizes
         largest = exponents.masked_fill(rows.detach() == 0.0, -torch.inf).amax(-1, keepdim=True)
         largest = largest.masked_fill(largest == -torch.inf, 0.0)
@@ -77,45 +77,49 @@ class Gaussian(Measure):
     def _sample(self, n: int, generator: torch.Generator | None) -> Float64[Tensor, "n d"]:
         device = noise_device(generator, self.device)
         noise = torch.randn(n, self.dim, dtype=torch.float64, device=device, generator=generator)
-        return self._mean + noise.to(self.device) @ self._root.T
+        return self._mean + noise.to(self.device) @ self.root.T
 
+    @property
+    def is_even(self) -> bool:
+        return not bool(self._mean.any())
 
-def check_covariance(cov: Tensor, name: str) -> tuple[Float64[Tensor, "d d"], Float64[Tensor, "d d"]]:
-    """A covariance in float64 and a root L with L L^T = Sigma; ValueError when it is not symmetric or not positive."""
-    if cov.ndim != 2 or cov.shape[0] != cov.shape[1]:
-        raise ValueError(f"{name}: expected a square matrix, got shape {tuple(cov.shape)}")
-    eps = torch.finfo(cov.dtype).eps
-    cov = cov.double()
-    size = float(cov.detach().abs().max())
-    skew = float((cov - cov.T).detach().abs().max())
-    if skew > eps**0.5 * size:
-        raise ValueError(
-            f"{name}: expected a symmetric matrix, got entries that differ from their transpose by up to {skew:.3g}; "
-            "pass (cov + cov.T) / 2 if that is rounding"
-        )
-    cov = 0.5 * cov + 0.5 * cov.T
-    sizes = _half_exponents(cov)
-    if float(sizes.max() - sizes.min()) <= SPREAD:
-        sizes = sizes.max().expand_as(sizes)
-    scaled = shift(cov, -(sizes[:, None] + sizes))
-    if not bool(scaled.isfinite().all()):
-        raise ValueError(f"{name}: expected a positive semi-definite matrix, got entries larger than their variances allow")
-    diagonal = is_diagonal(scaled)
-    values, vectors = (scaled.diagonal(), torch.ones_like(scaled[0])) if diagonal else torch.linalg.eigh(scaled)
-    lowest, largest = float(values.detach().min()), max(float(values.detach().max()), float(scaled.detach().abs().max()))
-    if lowest < -10 * cov.shape[0] * eps * largest:
-        raise ValueError(
-            f"{name}: expected a positive semi-definite matrix, got an eigenvalue {lowest / largest:.3g} times the "
-            "largest; singular is allowed, negative is not"
-        )
-    root = vectors * values.clamp_min(0.0).sqrt()
-    return cov, shift(torch.diag(root) if diagonal else root, sizes[:, None])
+    def along(self, theta: Float64[Tensor, " d"]) -> list[Line]:
+        """Score m.theta + s g, token m + L u g with covariance L (I - u u^T) L^T; L = root, u = L^T theta / s, s its length.
 
+        Whatever unit vector u is, these are two parts of the same Gaussian: rounding of u costs nothing where s nearly
+        vanishes.
+        """
+        u = self.root.T @ theta
+        s = float(u.norm())
+        centre = theta @ self.mean.double()
+        if s == 0.0:
+            one = torch.ones_like(centre)[None]
+            return [Line(centre[None], torch.zeros_like(one), self.mean.double()[None], one, self.root)]
+        # weights tilt by up to exp(2 score), which moves the bell to g = 2s
+        g = ladder(-10.0, 2 * s + 10.0, min(0.25, line.STEP / s)).to(theta.device)
+        u = u / s
+        step = self.root @ u
+        means = self.mean.double() + g[:, None] * step
+        across = self.root - torch.outer(step, u)
+        return [Line(float(centre) + s * g, normalised(-0.5 * g * g), means, torch.ones_like(g), across)]
 
-def _half_exponents(cov: Float64[Tensor, "d d"]) -> Float64[Tensor, " d"]:
-    """e_i with Sigma_ii about 4^{e_i}, so that coordinate i has size 2^{e_i}; the largest of all where Sigma_ii is 0."""
-    diagonal = cov.detach().diagonal()
-    exponents = (0.5 * torch.frexp(diagonal).exponent.double()).ceil()
-    positive = diagonal > 0.0
-    largest = exponents[positive].max() if bool(positive.any()) else 0.0
-    return torch.where(positive, exponents, largest)
+    @cached_property
+    def subgaussian_roots(self) -> list[Float64[Tensor, "d d"]]:
+        """Equality with S = Sigma."""
+        return [self.root]
+
+    def _norm_moment(self, order: int) -> float:
+        """|y - m|^2 has the cumulants 2^{r-1} (r-1)! tr Sigma^r."""
+        sums = [float((self.spectrum**r).sum()) for r in range(1, order // 2 + 1)]
+        return from_cumulants([2.0**r * math.factorial(r) * total for r, total in enumerate(sums)])
+
+    def _value_fourth_moment(self, V: Float64[Tensor, "d_out d"]) -> float:
+        """(tr G Sigma)^2 + 2 tr (G Sigma)^2, G = V^T V."""
+        spread = product(V, self.root)
+        cov = product(spread, spread.T)
+        return float(cov.trace() ** 2 + 2.0 * (cov * cov).sum())
+
+    def tilted_moment(self, order: int) -> tuple[float, float]:
+        """y - m = Sigma theta + centred: 2^{p-1} (||Sigma||^p |theta|^p + E|y - m|^p), as in [S] Lemma F.1."""
+        double = 2.0 ** (order - 1)
+        return double ** (1.0 / order) * self.reach, double * self._norm_moment(order)

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from esscher.inputs import as_tensor
 from esscher.measures.base import Measure, noise_device
+from esscher.measures.covariance import check_covariance
+from esscher.measures.ellipsoid import above, ellipsoids
+from esscher.measures.line import Line
+from esscher.measures.moments import power
+from esscher.measures.spectrum import spectral_norm
+from esscher.measures.weights import check_weights, log_mean_exp
 from esscher.measures.wide import split
 
-__all__ = ["Mixture", "check_weights", "log_mean_exp"]
+__all__ = ["Mixture"]
 
 
 class Mixture(Measure):
@@ -90,25 +99,57 @@ class Mixture(Measure):
                 tokens[chosen] = component.sample(count, generator).double()
         return tokens
 
+    def _used(self) -> list[tuple[float, Measure]]:
+        """Components of weight above 0."""
+        return [(float(w), c) for w, c in zip(self.weights, self.components, strict=True) if float(w) > 0]
 
-def check_weights(weights: Any, size: int) -> Float64[Tensor, " k"]:
-    """Non-negative weights of the given number, normalised to sum to one."""
-    checked = as_tensor(weights, "weights", ndim=1).double()
-    if checked.numel() != size:
-        raise ValueError(f"weights: expected {size} numbers, got {checked.numel()}")
-    if bool((checked < 0).any()):
-        raise ValueError(f"weights: expected no negative number, got {float(checked.detach().min())}")
-    largest = checked.max()
-    if float(largest.detach()) <= 0:
-        raise ValueError("weights: expected at least one above 0, got only zeros")
-    checked = checked / largest  # so that the sum cannot overflow
-    return checked / checked.sum()
+    def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
+        lines: list[Line] = []
+        for weight, component in self._used():
+            parts = component.along(theta)
+            if parts is None:
+                return None
+            lines += [replace(line, log_weights=line.log_weights + math.log(weight)) for line in parts]
+        return lines
 
+    @cached_property
+    def subgaussian_roots(self) -> list[Float64[Tensor, "d d"]] | None:
+        """With S_k of the components and U at least every S_k in Loewner's order, exp of the components' transforms is at most
+        exp(theta^T U theta / 2) times the transform of the means, a pool: S = U + E. U is built by U <- U + (S_k - U)_+; it
+        is the largest S_k where there is one. Also U = max_k ||S_k|| I with a ball for E."""
+        parts = [component.subgaussian_roots for _, component in self._used()]
+        known = [min(part, key=spectral_norm) for part in parts if part]
+        if len(known) < len(parts):
+            return None
+        upper = functools.reduce(above, (root @ root.T for root in known))
+        between = ellipsoids(torch.stack([component.mean.double() for _, component in self._used()]))
+        largest = max(spectral_norm(root) for root in known)
+        ball = between[0] + largest * largest * torch.eye(self.dim).to(between[0])
+        return [check_covariance(S, "S")[1] for S in (*(upper + E for E in between), ball)]
 
-def log_mean_exp(scores: Float64[Tensor, "m k"], weights: Float64[Tensor, " k"]) -> Float64[Tensor, " m"]:
-    """log sum_k w_k exp(s_k), the weights summing to one; small scores by log1p and expm1, which do not round at one."""
-    large = torch.logsumexp(scores + weights.log(), dim=-1)
-    small = scores.detach().abs().amax(-1) < 0.5
-    if not bool(small.any()):
-        return large
-    return torch.where(small, torch.log1p(torch.expm1(scores.clamp(-1.0, 1.0)) @ weights), large)
+    def support_radius(self) -> float | None:
+        radii = []
+        for _, component in self._used():
+            radius = component.support_radius()
+            if radius is None:
+                return None
+            radii.append(radius + float((component.mean.double() - self.mean.double()).norm()))
+        return max(radii)
+
+    def _norm_moment(self, order: int) -> float | None:
+        """From above (Minkowski)."""
+        return self._moment(order, lambda component: component.norm_moment(order), lambda apart: apart)
+
+    def _value_fourth_moment(self, V: Float64[Tensor, "d_out d"]) -> float | None:
+        """From above (Minkowski)."""
+        return self._moment(4, lambda component: component.value_fourth_moment(V), lambda apart: V @ apart)
+
+    def _moment(self, order: int, of: Callable[[Measure], float | None], value: Callable[[Tensor], Tensor]) -> float | None:
+        total = 0.0
+        for weight, component in self._used():
+            own = of(component)
+            if own is None:
+                return None
+            apart = value(component.mean.double() - self.mean.double())
+            total += weight * power(float(apart.norm()) + own ** (1.0 / order), order)
+        return total

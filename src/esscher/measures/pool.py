@@ -12,7 +12,10 @@ from torch import Tensor
 
 from esscher.inputs import as_tensor
 from esscher.measures.base import Measure, noise_device
-from esscher.measures.mixture import check_weights
+from esscher.measures.covariance import check_covariance
+from esscher.measures.ellipsoid import ellipsoids
+from esscher.measures.line import Line, points
+from esscher.measures.weights import check_weights
 from esscher.measures.wide import split, wide_scores
 
 __all__ = ["Pool"]
@@ -110,3 +113,35 @@ class Pool(Measure):
         else:
             chosen = torch.multinomial(self.weights.to(device), n, replacement=True, generator=generator)
         return self.tokens[chosen.to(self.device)]
+
+    def _used(self) -> Float64[Tensor, "k d"]:
+        """Tokens of weight above 0."""
+        tokens = self.tokens.double()
+        return tokens if self.weights is None else tokens[self.weights > 0]
+
+    def as_pool(self) -> Pool:
+        return self
+
+    def points(self) -> Float64[Tensor, "N d"] | None:
+        return self.tokens.double() if self.weights is None else None
+
+    def along(self, theta: Float64[Tensor, " d"]) -> list[Line]:
+        return [points(theta, self.tokens.double(), None if self.weights is None else self.weights.log())]
+
+    @cached_property
+    def subgaussian_roots(self) -> list[Float64[Tensor, "d d"]]:
+        """Where an ellipsoid (y - c)^T E^{-1} (y - c) <= 1 holds the tokens, <theta, y> lies in an interval of length
+        2 sqrt(theta^T E theta), so S = E (Hoeffding)."""
+        return [check_covariance(E, "S")[1] for E in ellipsoids(self._used())]
+
+    def support_radius(self) -> float:
+        return float((self._used() - self.mean.double()).norm(dim=1).max())
+
+    def _norm_moment(self, order: int) -> float:
+        return self._average((self.tokens.double() - self.mean.double()).norm(dim=1) ** order)
+
+    def _value_fourth_moment(self, V: Float64[Tensor, "d_out d"]) -> float:
+        return self._average(((self.tokens.double() - self.mean.double()) @ V.T).norm(dim=1) ** 4)
+
+    def _average(self, sizes: Float64[Tensor, " N"]) -> float:
+        return float(sizes.mean() if self.weights is None else sizes @ self.weights)

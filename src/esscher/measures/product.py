@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+from functools import cached_property
 from typing import Any
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from esscher.inputs import as_positive
 from esscher.measures.base import Measure, noise_device
-from esscher.measures.radial import scaled_log, scaled_mean, sech_squared, spread
+from esscher.measures.moments import from_cumulants, to_cumulants
+from esscher.measures.spectrum import product
 
-__all__ = ["Cube", "Laplace", "Product", "Rademacher"]
+__all__ = ["Product"]
 
 
 class Product(Measure):
@@ -38,6 +40,18 @@ class Product(Measure):
     def _quantile_1d(self, u: Tensor) -> Tensor:
         """The token whose distribution function is u."""
 
+    @abstractmethod
+    def _moment_1d(self, order: int) -> float:
+        """E y_i^order, ``order`` even; infinite beyond float64."""
+
+    def _sigma_1d(self) -> float | None:
+        """A sub-Gaussian parameter of one coordinate: k(x) <= sigma^2 x^2 / 2 for every x."""
+        return None
+
+    def _edge_1d(self) -> float | None:
+        """Largest |y_i|, of a bounded law."""
+        return None
+
     def _log_laplace(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]:
         return self._log_laplace_1d(rows).sum(-1)
 
@@ -51,88 +65,37 @@ class Product(Measure):
         device = noise_device(generator, self.device)
         return self._quantile_1d(torch.rand(n, self.dim, dtype=torch.float64, device=device, generator=generator))
 
-
-class Rademacher(Product):
-    """Each coordinate is +scale or -scale with equal chance: k(x) = log cosh(scale x), tilted mean scale tanh."""
-
-    def __init__(
-        self, dim: Any, scale: Any = 1.0, *, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
-    ) -> None:
-        super().__init__(dim, dtype, device)
-        self.scale = as_positive(scale, "scale")
-
-    def _log_laplace_1d(self, x: Tensor) -> Tensor:
-        return scaled_log(0.5, self.scale, x[..., None])
-
-    def _mean_1d(self, x: Tensor) -> Tensor:
-        return self.scale * torch.tanh(self.scale * x)
-
-    def _variance_1d(self, x: Tensor) -> Tensor:
-        return sech_squared(self.scale, x.abs())
-
-    def _quantile_1d(self, u: Tensor) -> Tensor:
-        return self.scale * (2.0 * (u >= 0.5).to(u.dtype) - 1.0)
+    @property
+    def is_even(self) -> bool:
+        return True
 
     def _extreme(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
-        return self.scale * rows.sign()
+        edge = self._edge_1d()
+        return super()._extreme(rows) if edge is None else edge * rows.sign()
+
+    def support_radius(self) -> float | None:
+        edge = self._edge_1d()
+        return None if edge is None else edge * math.sqrt(self.dim)
+
+    @cached_property
+    def subgaussian_roots(self) -> list[Float64[Tensor, "d d"]] | None:
+        """S = sigma^2 I, coordinates being independent."""
+        sigma = self._sigma_1d()
+        return None if sigma is None else [sigma * torch.eye(self.dim, dtype=torch.float64, device=self.device)]
+
+    def _norm_moment(self, order: int) -> float:
+        """Cumulants of |y|^2 are d times those of y_i^2."""
+        cumulants = to_cumulants([self._moment_1d(2 * r) for r in range(1, order // 2 + 1)])
+        return _or_infinite(from_cumulants([self.dim * k for k in cumulants]))
+
+    def _value_fourth_moment(self, V: Float64[Tensor, "d_out d"]) -> float:
+        """m_2^2 ((tr G)^2 + 2 tr G^2) + (m_4 - 3 m_2^2) sum_i G_ii^2, G = V^T V."""
+        G = product(V.T, V)
+        isotropic = float(G.trace() ** 2 + 2.0 * (G * G).sum())
+        m2, m4 = self._moment_1d(2), self._moment_1d(4)
+        return _or_infinite(m2 * m2 * isotropic + (m4 - 3.0 * m2 * m2) * float((G.diagonal() ** 2).sum()))
 
 
-class Cube(Product):
-    """Uniform on [-half_width, half_width]^dim: k(x) = log(sinh(ax) / (ax)), tilted mean by Langevin's function."""
-
-    def __init__(
-        self, dim: Any, half_width: Any = 1.0, *, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
-    ) -> None:
-        super().__init__(dim, dtype, device)
-        self.half_width = as_positive(half_width, "half_width")
-
-    def _log_laplace_1d(self, x: Tensor) -> Tensor:
-        return scaled_log(1.5, self.half_width, x[..., None])
-
-    def _mean_1d(self, x: Tensor) -> Tensor:
-        return scaled_mean(1.5, self.half_width, x[..., None])[..., 0]
-
-    def _variance_1d(self, x: Tensor) -> Tensor:
-        return spread(1.5, self.half_width, x.abs())[1]
-
-    def _quantile_1d(self, u: Tensor) -> Tensor:
-        return self.half_width * (2.0 * u - 1.0)
-
-    def _extreme(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
-        return self.half_width * rows.sign()
-
-
-class Laplace(Product):
-    """Two-sided exponential coordinates of scale b: k(x) = -log(1 - b^2 x^2), finite only for |x| < 1/b."""
-
-    def __init__(
-        self, dim: Any, scale: Any = 1.0, *, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
-    ) -> None:
-        super().__init__(dim, dtype, device)
-        self.scale = as_positive(scale, "scale")
-
-    def _check_domain(self, rows: Float64[Tensor, "m d"]) -> None:
-        worst = float(rows.detach().abs().max()) if rows.numel() else 0.0
-        if worst * self.scale >= 1.0:
-            raise ValueError(
-                f"theta: a Laplace law of scale {self.scale:g} has a limit only where every |theta_i| < {1 / self.scale:g}, "
-                f"got {worst:g}; its transform is infinite there, so attention does not converge"
-            )
-
-    def _log_laplace_1d(self, x: Tensor) -> Tensor:
-        a = self.scale * x
-        # near the edge (1 - a)(1 + a) does not cancel; far from it log1p does not round at one
-        return -torch.where(a.abs() > 0.5, torch.log((1.0 - a) * (1.0 + a)), torch.log1p(-a * a))
-
-    def _mean_1d(self, x: Tensor) -> Tensor:
-        a = self.scale * x
-        return self.scale * (2.0 * a / ((1.0 - a) * (1.0 + a)))
-
-    def _variance_1d(self, x: Tensor) -> Tensor:
-        a = self.scale * x
-        return self.scale * (self.scale * (2.0 * (1.0 + a * a) / ((1.0 - a) * (1.0 + a)) ** 2))
-
-    def _quantile_1d(self, u: Tensor) -> Tensor:
-        centred = u - 0.5
-        # clamp: u = 0 has chance 2^-53 per draw and would give an infinite token
-        return -self.scale * centred.sign() * torch.log1p((-2.0 * centred.abs()).clamp_min(-1.0 + 2.0**-53))
+def _or_infinite(moment: float) -> float:
+    """inf - inf: beyond float64."""
+    return math.inf if math.isnan(moment) else moment

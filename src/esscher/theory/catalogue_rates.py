@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from esscher.measures.gaussian import Gaussian
 from esscher.theory import bohbot, sharp
 from esscher.theory.hardmax import hardmax_mean_abs, hardmax_mean_abs_asymptotic
 from esscher.theory.prediction import Conditions, Prediction
@@ -72,7 +71,7 @@ def hardmax_predictions(setting: Setting) -> list[Prediction]:
     mean = float(measure.mean.double()[0])
     scale = abs(float(head.V.double()[0, 0])) * float(measure.cov.double()[0, 0]) ** 0.5
     conditions: Conditions = (
-        ("d = 1 and tokens are N(0, sigma^2)", isinstance(measure, Gaussian) and mean == 0.0 and scale > 0.0),
+        ("d = 1 and tokens are N(0, sigma^2)", measure.is_gaussian and mean == 0.0 and scale > 0.0),
         ("queries are the tokens (self-attention)", setting.own_queries),
         ("no tilt bias and A is not 0", head.tilt_bias is None and a != 0.0),
     )
@@ -110,8 +109,8 @@ def sharp_predictions(setting: Setting) -> list[Prediction]:
     """Exponents of the random energy model and the freezing threshold; heuristic."""
     h, s = setting.horizon2, setting.score_deviation
     gaussian: Conditions = (
-        ("tokens are Gaussian", isinstance(setting.measure, Gaussian)),
-        ("queries are Gaussian and centred", isinstance(setting.queries, Gaussian) and setting.queries_centred),
+        ("tokens are Gaussian", setting.measure.is_gaussian),
+        ("queries are Gaussian and centred", setting.queries.is_gaussian and setting.queries_centred),
     )
     rows = [
         ("sharp-l2", "typical l2", "min(1/2, 1/(1 + 2 h^2))", sharp.l2_exponent_typical(h),

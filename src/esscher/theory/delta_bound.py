@@ -12,7 +12,6 @@ from esscher.attention.head import Head
 from esscher.inputs import as_counts, as_tensor
 from esscher.measures.base import Measure
 from esscher.measures.spectrum import product
-from esscher.theory.subgaussian import value_fourth_moment
 
 __all__ = ["delta_bound", "delta_bound_numbers"]
 
@@ -53,7 +52,7 @@ def delta_bound_numbers(head: Head, measure: Measure, query: Any) -> dict[str, f
     """
     theta = head.tilt(as_tensor(query, "query", ndim=1).double())
     V = head.V.double()
-    fourth = value_fourth_moment(measure, V)
+    fourth = measure.value_fourth_moment(V)
     if fourth is None:
         raise ValueError(f"measure: the fourth moment of {type(measure).__name__} is not known")
     log_ratio = float(measure.log_laplace(2.0 * theta) - 2.0 * measure.log_laplace(theta))

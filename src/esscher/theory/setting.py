@@ -12,16 +12,8 @@ from torch import Tensor
 from esscher.attention.head import Head, check_pair
 from esscher.inputs import as_positive
 from esscher.measures.base import Measure
-from esscher.measures.gaussian import Gaussian, check_covariance
+from esscher.measures.moments import power
 from esscher.measures.spectrum import largest_singular, product, spectral_norm
-from esscher.theory.subgaussian import (
-    norm_moment,
-    power,
-    subgaussian_matrices,
-    subgaussian_parameter,
-    support_radius,
-    value_fourth_moment,
-)
 
 __all__ = ["Setting", "proved_coupling", "setting_of", "tilted_moment"]
 
@@ -71,13 +63,10 @@ def setting_of(head: Head, measure: Measure, queries_law: Measure | None = None,
     R = root_mean_square if radius is None else as_positive(radius, "radius")
     A, V = head.A.detach().double(), head.V.detach().double()
     bias = torch.zeros(head.dim, dtype=torch.float64) if head.tilt_bias is None else head.tilt_bias.detach().double()
-    root = root_of(measure)
-    root_q = root if queries is measure else root_of(queries)
     a_norm, direction = largest_singular(A)
     direction = direction * (-1.0 if float((A @ direction) @ bias) < 0 else 1.0)
-    sigma = subgaussian_parameter(measure)
-    scores, offset = product(product(root.T, A), root_q), root.T @ (A @ mean + bias)
     horizon, coupling = proved_coupling(head, measure)
+    scores, offset = product(product(measure.root.T, A), queries.root), measure.root.T @ (A @ mean + bias)
     return Setting(
         head=head,
         measure=measure,
@@ -86,13 +75,13 @@ def setting_of(head: Head, measure: Measure, queries_law: Measure | None = None,
         radius=R,
         query=R * direction,
         tilt=a_norm * R + float(bias.norm()),
-        sigma=None if sigma is None else max(sigma, SMALLEST),
-        tau=subgaussian_parameter(queries),
+        sigma=None if measure.sigma is None else max(measure.sigma, SMALLEST),
+        tau=queries.sigma,
         a_norm=a_norm,
         v_norm=spectral_norm(V),
-        fourth=value_fourth_moment(measure, V),
-        token_fourth=norm_moment(measure, 4),
-        token_eighth=norm_moment(measure, 8),
+        fourth=measure.value_fourth_moment(V),
+        token_fourth=measure.norm_moment(4),
+        token_eighth=measure.norm_moment(8),
         queries_centred=float(mean.norm()) <= 1e-9 * root_mean_square,
         horizon=horizon,
         coupling=coupling,
@@ -101,19 +90,13 @@ def setting_of(head: Head, measure: Measure, queries_law: Measure | None = None,
     )
 
 
-def root_of(measure: Measure) -> Tensor:
-    """L with L L^T the covariance of the law."""
-    return measure.root if isinstance(measure, Gaussian) else check_covariance(measure.cov, "cov")[1]
-
-
 def proved_coupling(head: Head, measure: Measure) -> tuple[float, float] | tuple[None, None]:
     """The least ||S^{1/2} A||_2 and ||S||_2 ||S^{1/2} A||_2^2 over the sub-Gaussian matrices S of the law; None without one.
 
     The theorems of [B] hold for these: with the covariance in place of S, as in ``Head.coupling``, they are proved for
     Gaussian tokens only.
     """
-    known = [measure.root] if isinstance(measure, Gaussian) else []  # S = Sigma
-    roots = known or [check_covariance(S, "S")[1] for S in subgaussian_matrices(measure)]
+    roots = measure.subgaussian_roots
     if not roots:
         return None, None
     A = head.A.double()
@@ -127,19 +110,13 @@ def tilted_moment(setting: Setting, p: int, q: int) -> float | None:
     """Upper bound on E_x[ |x|^q E_{tilted by A x} |y - E y|^p ], the left side of [S] Assumption 3.3; None where
     unknown.
 
-    Gaussian tokens: 2^{p-1} (||Sigma||^p ||A||^p E|x|^{p+q} + E|y - E y|^p E|x|^q), as in [S] Lemma F.1; bounded
-    tokens: rho^p E|x|^q. The paper's M_{p,q} is this over sigma^{2p}.
+    With (a, b) of ``Measure.tilted_moment``: (a ||A||)^p E|x|^{p+q} + b E|x|^q. The paper's M_{p,q} is this over sigma^{2p}.
     """
-    measure, queries = setting.measure, setting.queries
-    own = 1.0 if q == 0 else norm_moment(queries, q)
-    if own is None or not setting.queries_centred:
+    known, own = setting.measure.tilted_moment(p), 1.0 if q == 0 else setting.queries.norm_moment(q)
+    if known is None or own is None or not setting.queries_centred:
         return None
-    rho = support_radius(measure)
-    if rho is not None:
-        return power(rho, p) * own
-    if not isinstance(measure, Gaussian):
-        return None
-    spread, far = norm_moment(measure, p), norm_moment(queries, p + q)
-    if spread is None or far is None:
-        return None
-    return 2.0 ** (p - 1) * (power(measure.reach * setting.a_norm, p) * far + spread * own)
+    slope, constant = known
+    if slope == 0.0:
+        return constant * own
+    far = setting.queries.norm_moment(p + q)
+    return None if far is None else power(slope * setting.a_norm, p) * far + constant * own

@@ -19,7 +19,6 @@ from esscher.attention.pushforward import Pushforward
 from esscher.convergence.montecarlo.seeds import generator_for
 from esscher.inputs import as_count, as_counts
 from esscher.measures.base import Measure
-from esscher.measures.pool import Pool
 
 __all__ = ["Draw", "Plan", "finite_pool_factor"]
 
@@ -40,9 +39,10 @@ class Draw:
     def tokens(self) -> Tensor:
         measure, n = self.plan.measure, self.ladder[-1]
         if self.plan.sampling == "without_replacement":
-            assert isinstance(measure, Pool)
-            chosen = torch.randperm(measure.size, generator=self.generator("tokens"))[:n]
-            rows = measure.tokens[chosen.to(measure.device)]
+            pool = measure.as_pool()
+            assert pool is not None
+            chosen = torch.randperm(pool.size, generator=self.generator("tokens"))[:n]
+            rows = pool.tokens[chosen.to(pool.device)]
         else:
             rows = measure.sample(n, self.generator("tokens"))
         return rows.to(dtype=self.plan.dtype, device=self.plan.device)
@@ -108,8 +108,9 @@ class Plan:
             return f"i.i.d. tokens of {law}, {nested}"
         if self.sampling == "independent":
             return f"i.i.d. tokens of {law}, drawn afresh for every n"
-        assert isinstance(self.measure, Pool)
-        size = self.measure.size
+        pool = self.measure.as_pool()
+        assert pool is not None
+        size = pool.size
         if self.sampling == "replacement":
             return f"tokens drawn with replacement from a pool of {size}, {nested}"
         factors = ", ".join(f"{factor:.3g}" for factor in finite_pool_factor(self.n, size))

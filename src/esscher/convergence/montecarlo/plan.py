@@ -16,7 +16,6 @@ from esscher.convergence.montecarlo.draw import Plan
 from esscher.convergence.montecarlo.metrics import METRICS, unknown
 from esscher.inputs import as_count, as_counts, as_positive, as_tensor
 from esscher.measures.base import Measure
-from esscher.measures.pool import Pool
 
 __all__ = ["SAMPLINGS", "plan"]
 
@@ -88,13 +87,14 @@ def _check_sampling(sampling: str, measure: Measure, largest: int) -> None:
         raise ValueError(f"sampling: expected one of {', '.join(SAMPLINGS)}, got {sampling!r}")
     if sampling in ("nested", "independent"):
         return
-    if not isinstance(measure, Pool):
+    pool = measure.as_pool()
+    if pool is None:
         raise ValueError(f"sampling: {sampling} draws from a Pool, the measure is {type(measure).__name__}; use nested")
     if sampling == "without_replacement":
-        if measure.weights is not None:
+        if pool.weights is not None:
             raise ValueError("sampling: without_replacement expects a Pool of equal weights, this one has weights")
-        if largest > measure.size:
-            raise ValueError(f"n: expected at most the {measure.size} tokens of the pool, got {largest}")
+        if largest > pool.size:
+            raise ValueError(f"n: expected at most the {pool.size} tokens of the pool, got {largest}")
 
 
 def _check_queries_from_law(

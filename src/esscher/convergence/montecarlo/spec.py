@@ -19,11 +19,14 @@ from pydantic import (
 
 from esscher.attention.head import Head
 from esscher.inputs import as_counts
+from esscher.measures.ball import Ball
 from esscher.measures.base import Measure
+from esscher.measures.cube import Cube
 from esscher.measures.gaussian import Gaussian
+from esscher.measures.laplace import Laplace
 from esscher.measures.mixture import Mixture
-from esscher.measures.product import Cube, Laplace, Rademacher
-from esscher.measures.sphere import Ball, Sphere
+from esscher.measures.rademacher import Rademacher
+from esscher.measures.sphere import Sphere
 from esscher.measures.student import Student
 
 __all__ = ["HeadSpec", "LawSpec", "Plain", "law_adapter", "parse_ladder"]

@@ -18,7 +18,7 @@ from esscher.attention.head import Head
 from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.integral.gaussian import S_MAX, gaussian_error_slopes
 from esscher.convergence.queries.score import ScoreLaw, score_law
-from esscher.measures.gaussian import Gaussian
+from esscher.measures.base import Measure
 from esscher.measures.spectrum import product
 
 __all__ = ["gaussian_queries_curve"]
@@ -37,7 +37,7 @@ FROZEN, DEGREE = 20.0, 10  # f1/s^2 and f2 beyond S_MAX: polynomials in 1/s thro
 EXTRAPOLATED = 1e-9  # their relative error for n up to 2^53
 
 
-def gaussian_queries_curve(head: Head, measure: Gaussian, queries: Gaussian, n: Counts) -> ErrorCurve:
+def gaussian_queries_curve(head: Head, measure: Measure, queries: Measure, n: Counts) -> ErrorCurve:
     """The curve over Gaussian queries of any mean and covariance, on Gaussian tokens."""
     law, trace, alike = score_law(head, measure, queries)
     parts, accuracy = _integrate(law, trace, n)

@@ -8,23 +8,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.special import roots_jacobi
 from torch import Tensor
 
 from esscher.attention.head import Head
 from esscher.convergence.curve import ErrorCurve
 from esscher.measures.base import Measure
-from esscher.measures.gaussian import Gaussian
-from esscher.measures.pool import Pool
-from esscher.measures.product import Cube, Rademacher
 from esscher.measures.spectrum import product
-from esscher.measures.sphere import Ball, Rotational, Sphere
 
 __all__ = ["QueryRows", "drawn", "integrated", "query_rows"]
 
 Floats = npt.NDArray[np.float64]
 
-CORNERS = 6  # Rademacher laws up to this dimension are listed corner by corner
 RADII = 24  # nodes of a radius
 LEVEL = 0.95
 
@@ -50,19 +44,16 @@ def query_rows(head: Head, measure: Measure, queries: Measure) -> QueryRows | No
     replaced by |V|_F I / sqrt(d) and the direction by any; the radius has a Gauss-Jacobi rule. A uniform law on the line is a
     ball.
     """
-    if isinstance(queries, Pool) and queries.weights is None:
-        return QueryRows(head, queries.tokens.double(), None, False)
-    if isinstance(queries, Rademacher) and queries.dim <= CORNERS:
-        ends = torch.tensor([-queries.scale, queries.scale], dtype=torch.float64, device=queries.device)
-        return QueryRows(head, torch.cartesian_prod(*queries.dim * [ends]).reshape(-1, queries.dim), None, False)
-    if isinstance(queries, Cube) and queries.dim == 1:
-        queries = Ball(1, queries.half_width, device=queries.device)
-    line = measure.dim == queries.dim == 1 and _even(measure) and head.tilt_bias is None
-    if not isinstance(queries, Rotational) or not (line or _turns_alike(head, measure)):
+    points, turned = queries.points(), queries.as_rotational()
+    if points is not None:
+        return QueryRows(head, points, None, False)
+    entire = measure.is_even and measure.subgaussian_roots is not None  # the error is analytic in x^2 on the whole line
+    line = measure.dim == queries.dim == 1 and entire and head.tilt_bias is None
+    if turned is None or not (line or _turns_alike(head, measure)):
         return None
-    radii, weights = _radii(queries)
+    radii, weights = turned.lengths(RADII)
     first = torch.eye(1, queries.dim, dtype=torch.float64, device=queries.device)
-    quantile = queries.radius * (LEVEL ** (1.0 / queries.dim) if isinstance(queries, Ball) else 1.0)
+    quantile = turned.quantile(np.array(LEVEL))
     size = float(head.V.double().norm()) / math.sqrt(head.dim)
     V = size * torch.eye(head.dim, dtype=torch.float64, device=measure.device)
     gram = product(head.V.double().T, head.V.double())
@@ -72,15 +63,9 @@ def query_rows(head: Head, measure: Measure, queries: Measure) -> QueryRows | No
     return QueryRows(even, rows, np.append(weights, 0.0), alike)
 
 
-def _even(measure: Measure) -> bool:
-    return isinstance(measure, Rotational | Cube | Rademacher) or (
-        isinstance(measure, Gaussian) and not bool(measure.mean.any())
-    )
-
-
 def _turns_alike(head: Head, measure: Measure) -> bool:
     """The law of the tokens is rotation-invariant, A is a multiple of an orthogonal matrix, and there are no biases."""
-    if not isinstance(measure, Rotational) or head.tilt_bias is not None or head.value_bias is not None:
+    if measure.as_rotational() is None or head.tilt_bias is not None or head.value_bias is not None:
         return False
     A = head.A.double()
     if A.shape[0] != A.shape[1]:
@@ -88,14 +73,6 @@ def _turns_alike(head: Head, measure: Measure) -> bool:
     gram = product(A.T, A)
     size = float(gram.diagonal().mean())
     return bool(torch.allclose(gram, size * torch.eye(A.shape[0]).to(gram), rtol=0, atol=1e-13 * size))
-
-
-def _radii(queries: Rotational) -> tuple[Floats, Floats]:
-    """Nodes and weights of |x|: one on the sphere, density d r^{d-1} in the ball."""
-    if isinstance(queries, Sphere):
-        return np.array([queries.radius]), np.ones(1)
-    nodes, weights = roots_jacobi(RADII, 0.0, queries.dim - 1.0)
-    return queries.radius * 0.5 * (nodes + 1.0), weights / weights.sum()
 
 
 def integrated(curve: ErrorCurve, rows: QueryRows) -> ErrorCurve:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 
 from esscher.attention.head import Head
-from esscher.measures.gaussian import Gaussian
+from esscher.measures.base import Measure
 from esscher.measures.spectrum import is_diagonal, product
 
 __all__ = ["ScoreLaw", "score_law"]
@@ -111,7 +111,7 @@ class ScoreLaw:
         return np.asarray(np.exp(0.5 * (low + high)), np.float64)
 
 
-def score_law(head: Head, measure: Gaussian, queries: Gaussian) -> tuple[ScoreLaw, float, bool]:
+def score_law(head: Head, measure: Measure, queries: Measure) -> tuple[ScoreLaw, float, bool]:
     """The law of the score's vector, tr G, and whether G is a multiple of the identity."""
     root, A = measure.root, head.A.double()
     bias = torch.zeros_like(A[:, 0]) if head.tilt_bias is None else head.tilt_bias.double()

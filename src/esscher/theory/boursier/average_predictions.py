@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from esscher.measures.moments import power as raised
 from esscher.theory.boursier import average as paper
 from esscher.theory.boursier.query_predictions import PRINTED, token_conditions, zero_without_values
 from esscher.theory.prediction import Conditions, Prediction, Status
 from esscher.theory.setting import Setting, tilted_moment
-from esscher.theory.subgaussian import norm_moment
-from esscher.theory.subgaussian import power as raised
 
 __all__ = ["average_predictions"]
 
@@ -199,7 +198,7 @@ def _gradient_v(setting: Setting, ready: bool) -> Prediction:
 
 def _gradient_u(setting: Setting, ready: bool) -> Prediction:
     moments = {pq: tilted_moment(setting, *pq) for pq in ((4, 0), (8, 0), (4, 4), (8, 4), (8, 8))}
-    g = [norm_moment(setting.queries, q) for q in (2, 4, 8)]
+    g = [setting.queries.norm_moment(q) for q in (2, 4, 8)]
     known = ready and None not in moments.values() and None not in g and setting.token_eighth is not None
     conditions = (*_conditions(setting), ("the moments of Assumption 3.3 and E|y|^8 are known", known))
     value = _gradient_u_value(setting, {k: m or 0.0 for k, m in moments.items()}, [m or 0.0 for m in g]) if known else None

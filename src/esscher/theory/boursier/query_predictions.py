@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from esscher.measures.moments import power
 from esscher.theory.boursier import query as paper
 from esscher.theory.delta_bound import delta_bound, delta_bound_numbers
 from esscher.theory.prediction import Conditions, Prediction, Status
 from esscher.theory.setting import Setting
-from esscher.theory.subgaussian import power
 
 __all__ = ["query_predictions"]
 

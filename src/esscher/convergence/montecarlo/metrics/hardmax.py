@@ -12,7 +12,6 @@ from esscher.attention.hardmax import attend_hardmax
 from esscher.attention.limit import hardmax_limit
 from esscher.convergence.montecarlo.draw import Draw, Plan
 from esscher.convergence.montecarlo.metrics.base import Discrepancy, Metric, as_floats
-from esscher.measures.gaussian import Gaussian
 
 __all__ = ["Hardmax"]
 
@@ -68,7 +67,7 @@ def _on_the_line(draw: Draw) -> Discrepancy:
 def on_the_line(plan: Plan) -> bool:
     """The setting of [B, Proposition 5.1]: centred Gaussian tokens in d = 1, where hardmax takes an extreme token."""
     head, measure = plan.head, plan.measure
-    if not isinstance(measure, Gaussian) or measure.dim != 1 or head.dim_query != 1:
+    if not measure.is_gaussian or measure.dim != 1 or head.dim_query != 1:
         return False
     bias = head.tilt_bias
     centred = float(measure.mean) == 0.0 and (bias is None or float(bias) == 0.0)

@@ -9,14 +9,12 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.theory.subgaussian import (
-    norm_moment,
-    subgaussian_matrices,
-    subgaussian_parameter,
-    support_radius,
-    value_fourth_moment,
-)
 from tests.measures.table import LAWS, Law
+
+
+def subgaussian_matrices(measure: es.Measure) -> list[torch.Tensor]:
+    return [root @ root.T for root in measure.subgaussian_roots or []]
+
 
 SHARP = (es.Gaussian, es.Sphere, es.Ball, es.Rademacher, es.Cube)
 
@@ -25,7 +23,7 @@ SHARP = (es.Gaussian, es.Sphere, es.Ball, es.Rademacher, es.Cube)
 def test_transform_lies_below_the_parabola(law: Law, generator: torch.Generator) -> None:
     """K(theta) - <theta, mean> <= sigma^2 |theta|^2 / 2 over six orders of magnitude of theta."""
     measure = law.make()
-    sigma = subgaussian_parameter(measure)
+    sigma = measure.sigma
     if sigma is None:
         assert law.tilt < 1.0  # the table marks laws whose transform has a strip
         return
@@ -51,9 +49,9 @@ def test_moments_against_simulation(law: Law, generator: torch.Generator) -> Non
     V = torch.randn(2, measure.dim, dtype=torch.float64, generator=generator)
     apart = measure.sample(200_000, generator).double() - measure.mean.double()
     cases = [
-        (norm_moment(measure, 4), apart.norm(dim=1) ** 4),
-        (norm_moment(measure, 8), apart.norm(dim=1) ** 8),
-        (value_fourth_moment(measure, V), (apart @ V.T).norm(dim=1) ** 4),
+        (measure.norm_moment(4), apart.norm(dim=1) ** 4),
+        (measure.norm_moment(8), apart.norm(dim=1) ** 8),
+        (measure.value_fourth_moment(V), (apart @ V.T).norm(dim=1) ** 4),
     ]
     for known, sampled in cases:
         assert known is not None
@@ -62,7 +60,7 @@ def test_moments_against_simulation(law: Law, generator: torch.Generator) -> Non
             assert known >= mean - 5 * error
         else:
             assert abs(known - mean) <= 5 * error + 1e-9 * known
-    radius = support_radius(measure)
+    radius = measure.support_radius()
     assert radius is None or float(apart.norm(dim=1).max()) <= radius * (1 + 1e-9)
 
 
@@ -70,9 +68,9 @@ def test_high_moments_of_a_gaussian_norm() -> None:
     """|g|^2 is chi-square with d degrees: E|g|^{2r} = d (d+2) .. (d+2r-2)."""
     for order in (2, 4, 8, 16):
         expected = math.prod(range(3, 3 + order, 2))
-        assert norm_moment(es.Gaussian(torch.eye(3, dtype=torch.float64)), order) == pytest.approx(expected, rel=1e-12)
+        assert es.Gaussian(torch.eye(3, dtype=torch.float64)).norm_moment(order) == pytest.approx(expected, rel=1e-12)
     with pytest.raises(ValueError, match="order"):
-        norm_moment(es.Cube(2), 3)
+        es.Cube(2).norm_moment(3)
 
 
 def test_two_sided_mixture_is_sharp() -> None:
@@ -80,24 +78,24 @@ def test_two_sided_mixture_is_sharp() -> None:
     m = torch.tensor([0.6, 0.8], dtype=torch.float64)
     noise = 0.25 * torch.eye(2, dtype=torch.float64)
     mixture = es.Mixture([0.5, 0.5], [es.Gaussian(noise, m), es.Gaussian(noise, -m)])
-    assert subgaussian_parameter(mixture) == pytest.approx(math.sqrt(1.25), rel=1e-12)
+    assert mixture.sigma == pytest.approx(math.sqrt(1.25), rel=1e-12)
 
 
 def test_weightless_parts_do_not_count() -> None:
     far = es.Pool(torch.tensor([[-1.0], [1.0], [50.0]], dtype=torch.float64), weights=[0.5, 0.5, 0.0])
-    assert subgaussian_parameter(far) == pytest.approx(1.0)
-    assert support_radius(far) == pytest.approx(1.0)
+    assert far.sigma == pytest.approx(1.0)
+    assert far.support_radius() == pytest.approx(1.0)
     mixture = es.Mixture([1.0, 0.0], [es.Rademacher(1), es.Laplace(1)])
-    assert subgaussian_parameter(mixture) == pytest.approx(1.0)
-    assert subgaussian_parameter(es.Mixture([0.5, 0.5], [es.Rademacher(1), es.Laplace(1)])) is None
-    assert support_radius(es.Mixture([0.5, 0.5], [es.Rademacher(1), es.Laplace(1)])) is None
+    assert mixture.sigma == pytest.approx(1.0)
+    assert es.Mixture([0.5, 0.5], [es.Rademacher(1), es.Laplace(1)]).sigma is None
+    assert es.Mixture([0.5, 0.5], [es.Rademacher(1), es.Laplace(1)]).support_radius() is None
 
 
 def test_mixture_moment_is_exact_for_one_component() -> None:
     cube = es.Cube(3, 1.9)
     for order in (4, 8):
-        assert norm_moment(es.Mixture([1.0], [cube]), order) == pytest.approx(norm_moment(cube, order))
-    assert np.isfinite(norm_moment(cube, 16) or np.nan)
+        assert es.Mixture([1.0], [cube]).norm_moment(order) == pytest.approx(cube.norm_moment(order))
+    assert np.isfinite(cube.norm_moment(16) or np.nan)
 
 
 MATRIX_LAWS = [*LAWS, Law("two widths", lambda: es.Mixture([0.9, 0.1], [es.Gaussian([[0.01]]), es.Gaussian([[100.0]])]))]
@@ -108,7 +106,7 @@ def test_transform_lies_below_every_matrix(law: Law, generator: torch.Generator)
     """K(theta) - <theta, mean> <= theta^T S theta / 2 along random theta and along the eigenvectors of S; S >= Cov."""
     measure = law.make()
     matrices = subgaussian_matrices(measure)
-    assert bool(matrices) == (subgaussian_parameter(measure) is not None)
+    assert bool(matrices) == (measure.sigma is not None)
     for matrix in matrices:
         values, vectors = torch.linalg.eigh(matrix)
         assert float(torch.linalg.eigvalsh(matrix - measure.cov.double())[0]) >= -1e-9 * float(values[-1])
