@@ -14,7 +14,8 @@ import torch
 from ratio import best_times, ratio_line
 
 from esscher.icl import LinearTask, default_weights
-from esscher.icl.training.loop import CompiledPair
+from esscher.icl.training.compiled_pair import CompiledPair
+from esscher.icl.training.pair import Step
 
 BATCH, DIM, RATE = 128, 5, 1e-3
 STEPS = {10: (400, 40), 100: (200, 20), 1000: (60, 4)}  # by length: steps of the compiled path, of the plain one
@@ -54,7 +55,7 @@ def main() -> list[str]:
     task, threads = LinearTask.isotropic(DIM), torch.get_num_threads()
     for length, (ours_steps, steps) in STEPS.items():
         start = default_weights(DIM, torch.Generator().manual_seed(0))
-        pair = CompiledPair(task, length, start, batch=BATCH, adam=False, bound=1e4, seed=0)
+        pair = CompiledPair(task, length, start, Step(BATCH, adam=False, bound=1e4, seed=0))
         works = [partial(pair.advance, np.full(ours_steps, RATE))]
         works += [partial(plain_steps, task, length, steps, count) for count in (1, threads)]
         ours, one, all_threads = best_times(*works, repeats=4)

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from esscher.icl.concentration.job import ConcentrationSpec
 from esscher.icl.figures import FIGURES, choose_figures, specs_for
 from esscher.icl.flow.job import FlowSpec, compare_with_flow, flow_ends, trained_risks
-from esscher.icl.training.job import TrainSpec, as_task, units
+from esscher.icl.tasks import as_task
+from esscher.icl.training.job import TrainSpec, units
 from esscher.runs import execute, resume
 
 SMALL = {"dim": 2, "covariances": ("kms:0.3",), "lengths": (8, 4), "seeds": 2, "steps": 60, "rate": 0.02}

@@ -151,7 +151,7 @@ def show_risk(
     from esscher.icl.flow.limit import start_block
     from esscher.icl.layer import KINDS, Block
     from esscher.icl.risk.risk import decompose, risk
-    from esscher.icl.training.job import as_task
+    from esscher.icl.tasks import as_task
     from esscher.runs import load_run
 
     if run is not None:

@@ -14,7 +14,7 @@ from esscher.inputs import as_count, as_tensor
 from esscher.measures import Measure
 from esscher.measures.covariance import check_covariance
 
-__all__ = ["LINKS", "CovariateTask", "LinearTask", "Prompts", "SingleIndexTask", "Task"]
+__all__ = ["LINKS", "CovariateTask", "LinearTask", "Prompts", "SingleIndexTask", "Task", "as_task"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,6 +167,22 @@ class SingleIndexTask:
         x = torch.cat([plain.x, plain.query[:, None]], dim=1)
         index = torch.cat([plain.y, plain.target[:, None]], dim=1)
         return _label(link(index), x, self.noise, generator)
+
+
+def as_task(covariance: str, dim: int, noise: float = 0.1) -> LinearTask:
+    """The task of a covariance given in words: isotropic, kms:RHO (rho^|i-j|) or diag:A,B,...; W = I/d."""
+    name, _, numbers = covariance.partition(":")
+    try:
+        values = [float(number) for number in numbers.split(",")] if numbers else []
+    except ValueError as cause:
+        raise ValueError(f"covariance: expected numbers after the colon, got {covariance!r}") from cause
+    if name == "isotropic" and not values:
+        return LinearTask.isotropic(dim, noise=noise)
+    if name == "kms" and len(values) <= 1:
+        return LinearTask.kms(dim, values[0] if values else 0.5, noise=noise)
+    if name == "diag" and len(values) == dim:
+        return LinearTask([[value if i == j else 0.0 for j in range(dim)] for i, value in enumerate(values)], noise=noise)
+    raise ValueError(f"covariance: expected isotropic, kms:RHO or diag: with {dim} numbers, got {covariance!r}")
 
 
 def _label(mean: Tensor, x: Tensor, noise: float, generator: torch.Generator | None) -> Prompts:

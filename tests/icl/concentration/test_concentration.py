@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from esscher.icl import LinearTask, default_weights, predict
-from esscher.icl.concentration.job import METRICS, bounds, prompt_errors, risk_gradient_errors
+from esscher.icl import UV, LinearTask, default_weights, predict
+from esscher.icl.concentration.bounds import bounds
+from esscher.icl.concentration.errors import METRICS, prompt_errors, risk_gradient_errors
 from esscher.icl.layer import OVKQ
 from esscher.icl.tasks import Prompts
 
@@ -36,8 +37,6 @@ def direct_errors(weights: OVKQ, length: int, count: int) -> np.ndarray:
             if kind == "limit":
                 f = value[-1] @ gamma @ U[:, :-1] @ x[-1]
             else:
-                from esscher.icl import UV
-
                 f = predict(UV(U, value), prompts, kind)[0]
             by_u, by_v = torch.autograd.grad(f, (U, value), retain_graph=True)
             by_all = torch.autograd.grad((f - y[-1]) ** 2, parts)

@@ -8,9 +8,11 @@ import torch
 
 from esscher.icl import LinearTask, SingleIndexTask, default_weights
 from esscher.icl.risk.risk import risk
-from esscher.icl.training.autograd import AutogradPair
-from esscher.icl.training.loop import ALIVE, CompiledPair
-from esscher.icl.training.train import TrainingDiverged, learning_rates, record_steps, train
+from esscher.icl.training.autograd_pair import AutogradPair
+from esscher.icl.training.compiled_pair import CompiledPair
+from esscher.icl.training.pair import ALIVE, Pair, Step
+from esscher.icl.training.schedule import learning_rates, record_steps
+from esscher.icl.training.train import TrainingDiverged, train
 
 TASK = LinearTask.kms(3, 0.5)
 FEW = {"records": 4, "evaluation": 64, "final_evaluation": 256}
@@ -18,8 +20,8 @@ FEW = {"records": 4, "evaluation": 64, "final_evaluation": 256}
 
 def pairs(seed: int, adam: bool = False, batch: int = 32, length: int = 12) -> tuple[CompiledPair, AutogradPair]:
     start = default_weights(3, torch.Generator().manual_seed(5))
-    options = {"batch": batch, "adam": adam, "bound": 1e4, "seed": seed}
-    return CompiledPair(TASK, length, start, **options), AutogradPair(TASK, length, [start], **options)
+    step = Step(batch, adam, 1e4, seed)
+    return CompiledPair(TASK, length, start, step), AutogradPair(TASK, length, [start], step)
 
 
 @pytest.mark.parametrize("adam", [False, True])
@@ -38,7 +40,7 @@ def test_both_paths_train_alike(adam: bool):
     assert (np.abs(ours.mean(axis=0) - theirs.mean(axis=0)) < 5 * spread).all()
 
 
-def _joined(pair: CompiledPair | AutogradPair, model: int) -> np.ndarray:
+def _joined(pair: Pair, model: int) -> np.ndarray:
     uv = pair.uv(model)[0]
     return torch.cat([uv.U[:, :-1], uv.V[-1][:, None]], dim=1).numpy()
 

@@ -17,7 +17,7 @@ from esscher.icl.flow.limit import start_block
 from esscher.icl.layer import KINDS, UV
 from esscher.icl.risk.bayes import bayes_risk
 from esscher.icl.risk.risk import risk
-from esscher.icl.training.job import as_task
+from esscher.icl.tasks import as_task
 from esscher.runs import Job, RunSpec, Unit, register
 
 __all__ = ["FLOW", "FlowSpec", "as_uv", "compare_with_flow", "flow_ends", "trained_risks"]

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 import pandas as pd
 from pydantic import Field, field_validator
 
-from esscher.icl.tasks import LinearTask
-from esscher.icl.training.train import train
+from esscher.icl.tasks import as_task
+from esscher.icl.training.schedule import Schedule
+from esscher.icl.training.train import Optimizer, Settings, train
 from esscher.runs import Job, RunSpec, Shard, Unit, register
 
-__all__ = ["TRAIN", "TrainSpec", "as_task"]
+__all__ = ["TRAIN", "TrainSpec"]
 
-
-def as_task(covariance: str, dim: int, noise: float = 0.1) -> LinearTask:
-    """The task of a covariance given in words: isotropic, kms:RHO (rho^|i-j|) or diag:A,B,...; W = I/d."""
-    name, _, numbers = covariance.partition(":")
-    try:
-        values = [float(number) for number in numbers.split(",")] if numbers else []
-    except ValueError as cause:
-        raise ValueError(f"covariance: expected numbers after the colon, got {covariance!r}") from cause
-    if name == "isotropic" and not values:
-        return LinearTask.isotropic(dim, noise=noise)
-    if name == "kms" and len(values) <= 1:
-        return LinearTask.kms(dim, values[0] if values else 0.5, noise=noise)
-    if name == "diag" and len(values) == dim:
-        return LinearTask([[value if i == j else 0.0 for j in range(dim)] for i, value in enumerate(values)], noise=noise)
-    raise ValueError(f"covariance: expected isotropic, kms:RHO or diag: with {dim} numbers, got {covariance!r}")
+TABLES = ("curve", "distance", "path", "final")
 
 
 class TrainSpec(RunSpec):
@@ -40,17 +28,17 @@ class TrainSpec(RunSpec):
     seeds: Annotated[int, Field(ge=1, le=10_000)] = 3
     dim: Annotated[int, Field(ge=1, le=4096)] = 5
     noise: Annotated[float, Field(ge=0)] = 0.1
-    steps: Annotated[int, Field(ge=1, le=10**9)] = 500_000
-    batch: Annotated[int, Field(ge=1, le=1 << 20)] = 128
-    rate: Annotated[float, Field(gt=0)] = 1e-3
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup: Annotated[int, Field(ge=0, le=10**9)] = 0
-    heads: Annotated[int, Field(ge=1, le=1024)] = 1
-    records: Annotated[int, Field(ge=1, le=10**6)] = 200
-    evaluation: Annotated[int, Field(ge=2, le=10**9)] = 4096
-    final_evaluation: Annotated[int, Field(ge=2, le=10**9)] = 100_000
-    bound: Annotated[float, Field(gt=0)] = 1e4
+    steps: Annotated[int, Field(ge=1, le=10**9)] = Settings.steps
+    batch: Annotated[int, Field(ge=1, le=1 << 20)] = Settings.batch
+    rate: Annotated[float, Field(gt=0)] = Settings.rate
+    optimizer: Optimizer = Settings.optimizer
+    schedule: Schedule = Settings.schedule
+    warmup: Annotated[int, Field(ge=0, le=10**9)] = Settings.warmup
+    heads: Annotated[int, Field(ge=1, le=1024)] = Settings.heads
+    records: Annotated[int, Field(ge=1, le=10**6)] = Settings.records
+    evaluation: Annotated[int, Field(ge=2, le=10**9)] = Settings.evaluation
+    final_evaluation: Annotated[int, Field(ge=2, le=10**9)] = Settings.final_evaluation
+    bound: Annotated[float, Field(gt=0)] = Settings.bound
 
     @field_validator("lengths")
     @classmethod
@@ -77,36 +65,17 @@ def units(spec: TrainSpec) -> list[Unit]:
 
 def compute(spec: TrainSpec, unit: Unit) -> dict[str, Any]:
     """Train one pair; the seed alone decides the first weights, so all lengths and covariances share them."""
-    training = train(
-        as_task(unit["covariance"], spec.dim, spec.noise),
-        unit["length"],
-        seed=spec.seed + unit["seed"],
-        prompt_seed=spec.unit_seed(unit),
-        raise_on_divergence=False,
-        **spec.model_dump(
-            include={
-                "steps",
-                "batch",
-                "rate",
-                "optimizer",
-                "schedule",
-                "warmup",
-                "heads",
-                "records",
-                "evaluation",
-                "final_evaluation",
-                "bound",
-            }
-        ),
-    )
-    tables = {"curve": training.curve, "distance": training.distance, "path": training.path, "final": training.final}
-    return {name: table.assign(**unit) for name, table in tables.items()}
+    shared = {field.name for field in fields(Settings)} & set(TrainSpec.model_fields) - {"seed"}
+    seeds = {"seed": spec.seed + unit["seed"], "prompt_seed": spec.unit_seed(unit)}
+    settings = Settings(**spec.model_dump(include=shared), **seeds)
+    task = as_task(unit["covariance"], spec.dim, spec.noise)
+    training = train(task, unit["length"], settings, raise_on_divergence=False)
+    return {name: getattr(training, name).assign(**unit) for name in TABLES}
 
 
 def consolidate(spec: TrainSpec, shards: Sequence[Shard]) -> dict[str, Any]:
     """curve, distance, path and final of all units."""
-    names = ("curve", "distance", "path", "final")
-    return {name: pd.concat([shard.tables[name].to_pandas() for shard in shards], ignore_index=True) for name in names}
+    return {name: pd.concat([shard.tables[name].to_pandas() for shard in shards], ignore_index=True) for name in TABLES}
 
 
 TRAIN = Job("icl-train", TrainSpec, units, compute, consolidate)

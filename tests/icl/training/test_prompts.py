@@ -8,10 +8,13 @@ import scipy.stats
 import torch
 
 from esscher.icl import UV, LinearTask, Prompts, default_weights, predict
-from esscher.icl.training.kernel import STATISTICS, add_prompts, reflect, reflector
-from esscher.icl.training.loop import CompiledPair, chain, whiten
+from esscher.icl.training.compiled_pair import CompiledPair
 from esscher.icl.training.normals import fill_normals, seeded_lanes
-from esscher.icl.training.token_sums import SHORT, chi_square, new_stream
+from esscher.icl.training.pair import Step
+from esscher.icl.training.prompts import add_prompts, new_totals, reflect, reflector
+from esscher.icl.training.stream import chi_square, new_stream
+from esscher.icl.training.tokens import SHORT
+from esscher.icl.training.white import chain, weights_of, white_task, whiten
 
 TASKS = {
     "isotropic": LinearTask.isotropic(5),
@@ -21,8 +24,8 @@ TASKS = {
 }
 
 
-def settings(task: LinearTask, seed: int = 3, scale: float = 1.0) -> tuple[np.ndarray, list[UV], np.ndarray, np.ndarray]:
-    """White parameters of two different models, the models, and the roots the kernel takes."""
+def settings(task: LinearTask, seed: int = 3, scale: float = 1.0) -> tuple[np.ndarray, list[UV], np.ndarray]:
+    """White parameters of two different models, the models, and the root of Sigma beside 1."""
     e = task.dim + 1
     random = np.random.default_rng(seed)
     root = np.eye(e)
@@ -33,7 +36,7 @@ def settings(task: LinearTask, seed: int = 3, scale: float = 1.0) -> tuple[np.nd
         joined = np.column_stack([U[:, :-1], V[-1]])
         white[model] = root.T @ joined @ root
         models.append(UV(U, V))
-    return white, models, root, np.ascontiguousarray((task.root.T @ task.task_root).numpy())
+    return white, models, root
 
 
 def by_autograd(models: list[UV], prompts: Prompts) -> np.ndarray:
@@ -57,7 +60,7 @@ def by_autograd(models: list[UV], prompts: Prompts) -> np.ndarray:
 
 def test_the_loss_used_here_is_that_of_predict():
     task = TASKS["kms"]
-    _, models, _, _ = settings(task)
+    _, models, _ = settings(task)
     prompts = task.sample(7, 11, torch.Generator().manual_seed(1))
     found = by_autograd(models, prompts)
     for model, kind in enumerate(("softmax", "linear")):
@@ -68,7 +71,7 @@ def test_the_loss_used_here_is_that_of_predict():
 def replayed(task: LinearTask, white: np.ndarray, length: int, seed: int) -> Prompts:
     """The tokens of the first (short) prompt of a stream, from the same normals in the same order."""
     d, e = task.dim, task.dim + 1
-    lanes, buffer, _ = new_stream(seeded_lanes(seed), e)
+    lanes, buffer, _ = new_stream(seed, e)
     fill_normals(lanes, buffer)
     normals = iter(np.split(buffer.astype(np.float64), np.cumsum([2 * d + 1, 2 * length] + [e - 2] * length)))
     drawn, pair = next(normals), next(normals)
@@ -96,15 +99,15 @@ def replayed(task: LinearTask, white: np.ndarray, length: int, seed: int) -> Pro
 def test_gradient_equals_autograd_on_the_same_tokens(name: str, length: int):
     """Tolerance: float32 sums of up to 31 tokens."""
     task = TASKS[name]
-    white, models, root, task_root = settings(task)
+    white, models, root = settings(task)
     prompts = replayed(task, white, length, seed=11)
-    gradient, statistics = np.zeros_like(white), np.zeros(STATISTICS)
-    stream = new_stream(seeded_lanes(11), task.dim + 1)
-    add_prompts(stream, 1, length, white, task_root, task.noise**0.5, gradient, statistics)
+    totals = new_totals(task.dim + 1)
+    stream = new_stream(11, task.dim + 1)
+    add_prompts(stream, 1, length, white, white_task(task), totals)
     expected = by_autograd(models, prompts)
-    np.testing.assert_allclose(statistics[[0, 2]], expected[:, 0, 0], rtol=3e-5, atol=1e-6)
+    np.testing.assert_allclose(totals.loss, expected[:, 0, 0], rtol=3e-5, atol=1e-6)
     for model in range(2):
-        ours = root @ gradient[model] @ root.T
+        ours = root @ totals.gradient[model] @ root.T
         theirs = expected[model, 0, 1:].reshape(ours.shape)
         np.testing.assert_allclose(ours, theirs, atol=3e-5 * np.abs(theirs).max())
 
@@ -113,20 +116,16 @@ def test_chain_rule_through_o_v_k_q():
     """Against autograd through a product loss that depends on U and c in a known linear way."""
     task = TASKS["kms"]
     weights = default_weights(5, torch.Generator().manual_seed(2), width=4)
-    _, _, root, _ = settings(task)
+    _, _, root = settings(task)
     parts = [weights.O[-1], weights.V, weights.K, weights.Q]
     o, V, K, Q = (part.clone().requires_grad_() for part in parts)
     slope = torch.randn(6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     R = torch.from_numpy(root)
     joined = torch.cat([(K.T @ Q)[:, :-1], (V.T @ o)[:, None]], dim=1)
     ((R.T @ joined @ R) * slope).sum().backward()
-    arrays = [part.numpy() for part in parts]
-    white, half, work = np.zeros((6, 6)), np.zeros((6, 6)), np.zeros((6, 6))
-    whiten(*arrays, root, work, half, white)
-    np.testing.assert_allclose(white, (R.T @ joined @ R).detach().numpy(), atol=1e-14)
-    slopes = tuple(np.full(part.shape, np.nan) for part in arrays)
-    chain(*arrays, root, slope.numpy(), half, work, slopes)
-    for ours, theirs in zip(slopes, (o, V, K, Q), strict=True):
+    arrays = weights_of(weights)
+    np.testing.assert_allclose(whiten(arrays, root), (R.T @ joined @ R).detach().numpy(), atol=1e-14)
+    for ours, theirs in zip(chain(arrays, root, slope.numpy()), (o, V, K, Q), strict=True):
         np.testing.assert_allclose(ours, theirs.grad.numpy(), atol=1e-13)
 
 
@@ -136,8 +135,8 @@ def test_a_step_of_the_optimiser_is_torchs(adam: bool):
     moved, so torch is given that gradient and must move alike."""
     task = TASKS["isotropic"]
     start = default_weights(5, torch.Generator().manual_seed(0))
-    plain = CompiledPair(task, 8, start, batch=16, adam=False, bound=1e6, seed=1)
-    tested = CompiledPair(task, 8, start, batch=16, adam=adam, bound=1e6, seed=1)
+    plain = CompiledPair(task, 8, start, Step(16, False, 1e6, 1))
+    tested = CompiledPair(task, 8, start, Step(16, adam, 1e6, 1))
     plain.advance(np.array([1.0]))
     tested.advance(np.array([0.01]))
     for model in range(2):
@@ -172,20 +171,20 @@ def test_joint_law_of_both_models(name: str, length: int, scale: float):
     """Means and products of ten features (loss and gradient of softmax and of linear attention with other parameters on
     the same prompts) against prompts drawn token by token. 65 z-scores a case below 4.6: false alarms 3e-4 a case."""
     task = TASKS[name]
-    white, models, root, task_root = settings(task, seed=length)
+    white, models, root = settings(task, seed=length)
     if scale != 1.0:
         white[0, :, :-1] *= scale
         models[0] = UV(scale * models[0].U, models[0].V)
     count = 6000 if length > 500 else 16000
     e = task.dim + 1
     directions = np.random.default_rng(5).normal(size=(2, 4, e * e))
-    stream = new_stream(seeded_lanes(7), e)
+    stream = new_stream(7, e)
     losses, gradients = np.zeros((2, count)), np.zeros((2, count, e * e))
     for i in range(count):
-        gradient, statistics = np.zeros_like(white), np.zeros(STATISTICS)
-        add_prompts(stream, 1, length, white, task_root, task.noise**0.5, gradient, statistics)
-        losses[:, i] = statistics[[0, 2]]
-        gradients[:, i] = (root @ gradient @ root.T).reshape(2, -1)
+        totals = new_totals(task.dim + 1)
+        add_prompts(stream, 1, length, white, white_task(task), totals)
+        losses[:, i] = totals.loss
+        gradients[:, i] = (root @ totals.gradient @ root.T).reshape(2, -1)
     generator = torch.Generator().manual_seed(length)
     parts = [by_autograd(models, task.sample(1000, length, generator)) for _ in range(count // 1000)]
     direct = np.concatenate(parts, axis=1)
@@ -212,6 +211,6 @@ def test_normals_are_normal():
 @pytest.mark.parametrize("freedom", [1, 8, 9, 60])
 def test_chi_square(freedom: int):
     """Kolmogorov-Smirnov at 1e-4."""
-    stream = new_stream(seeded_lanes(freedom), 6)
+    stream = new_stream(freedom, 6)
     drawn = np.array([chi_square(stream, freedom) for _ in range(20000)])
     assert scipy.stats.kstest(drawn, scipy.stats.chi2(freedom).cdf).pvalue > 1e-4

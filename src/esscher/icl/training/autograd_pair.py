@@ -9,9 +9,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from esscher.icl.layer import OVKQ, UV, predict
+from esscher.icl.layer import KINDS, OVKQ, UV, predict
 from esscher.icl.tasks import Prompts, Task
-from esscher.icl.training.loop import ALIVE
+from esscher.icl.training.pair import ALIVE, Step
 
 __all__ = ["AutogradPair"]
 
@@ -22,30 +22,29 @@ EVALUATED = 4096  # tokens times prompts held at once while evaluating, in thous
 class AutogradPair:
     """Softmax and linear attention with one or more heads, whose outputs are added, on the same prompts.
 
-    The interface is that of ``CompiledPair``, which is faster and covers one head on a ``LinearTask``.
+    A ``Pair``, as ``CompiledPair`` is, which is faster and covers one head on a ``LinearTask``.
     """
 
-    def __init__(self, task: Task, length: int, start: list[OVKQ], *, batch: int, adam: bool, bound: float, seed: int) -> None:
-        self.task, self.length, self.batch, self.bound = task, length, batch, bound
+    def __init__(self, task: Task, length: int, start: list[OVKQ], step: Step) -> None:
+        self.task, self.length, self.step = task, length, step
         self.heads = [[_leaves(head) for head in start] for _ in range(2)]
-        kind: Any = torch.optim.Adam if adam else torch.optim.SGD
+        kind: Any = torch.optim.Adam if step.adam else torch.optim.SGD
         self.optimizers = [kind([part for head in heads for part in head], lr=1.0) for heads in self.heads]
         self.diverged = np.full(2, ALIVE, np.int64)
         self.begun = 0
-        self.generator = torch.Generator().manual_seed(seed % 2**63)
-        self.fresh = torch.Generator().manual_seed((seed + 1) % 2**63)
+        self.generator = torch.Generator().manual_seed(step.seed % 2**63)
+        self.fresh = torch.Generator().manual_seed((step.seed + 1) % 2**63)
 
     def advance(self, rates: Floats) -> Floats:
-        """Train for one step per rate; batch losses (2, steps)."""
         losses = np.full((2, rates.size), np.nan)
         for i, rate in enumerate(rates):
             if (self.diverged != ALIVE).all():
                 break
-            prompts = self.task.sample(self.batch, self.length, self.generator)
+            prompts = self.task.sample(self.step.batch, self.length, self.generator)
             for model in np.flatnonzero(self.diverged == ALIVE):
                 loss = self._loss(int(model), prompts)
                 losses[model, i] = float(loss.detach())
-                if not losses[model, i] <= self.bound:
+                if not losses[model, i] <= self.step.bound:
                     self.diverged[model] = self.begun + i + 1
                     continue
                 optimizer = self.optimizers[model]
@@ -57,7 +56,6 @@ class AutogradPair:
         return losses
 
     def evaluate(self, prompts: int) -> tuple[Floats, Floats]:
-        """Mean squared error of both models on the same fresh prompts, and its standard error."""
         at_once = max(1, EVALUATED * 1000 // (self.length * (self.task.dim + 1)))
         squared = []
         with torch.no_grad():
@@ -68,7 +66,6 @@ class AutogradPair:
         return values.mean(axis=1), values.std(axis=1) / np.sqrt(prompts)
 
     def distance(self) -> float:
-        """Squared distance between the parameters of the two models."""
         pairs = zip(*([part.detach() for head in heads for part in head] for heads in self.heads), strict=True)
         return float(sum(((a - b) ** 2).sum() for a, b in pairs))
 
@@ -79,8 +76,7 @@ class AutogradPair:
         return [head.uv() for head in self.parameters(model)]
 
     def _output(self, model: int, prompts: Prompts) -> Tensor:
-        kind = ("softmax", "linear")[model]
-        outputs = [predict(OVKQ(*head), prompts, kind) for head in self.heads[model]]
+        outputs = [predict(OVKQ(*head), prompts, KINDS[model]) for head in self.heads[model]]
         return torch.stack(outputs).sum(dim=0)
 
     def _loss(self, model: int, prompts: Prompts) -> Tensor:

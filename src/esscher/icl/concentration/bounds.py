@@ -1,0 +1,57 @@
+"""What [S] proves of the distance between softmax attention and its limit: Propositions 3.1 and 3.4 at given weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+
+from esscher.attention.head import Head
+from esscher.icl.layer import OVKQ
+from esscher.icl.tasks import LinearTask
+from esscher.measures.gaussian import Gaussian
+from esscher.theory.boursier.average_predictions import average_predictions
+from esscher.theory.setting import setting_of
+
+__all__ = ["bounds"]
+
+Floats = npt.NDArray[np.float64]
+BOUNDS = {
+    "output": ("s-16-mended", "s-16-sharpened"),
+    "gradient_U": ("s-gradient-u",),
+    "gradient_V": ("s-gradient-v",),
+}
+TASKS = 16  # drawn to average the bounds, which hold task by task
+
+
+def bounds(task: LinearTask, weights: OVKQ, lengths: Any, seed: int = 0) -> pd.DataFrame:
+    """[S] Propositions 3.1 and 3.4 for these weights: root mean square over tasks of the proved bounds on the distance to
+    the limit. Columns metric, name, n, rms, exponent; infinite where the proof says nothing.
+    """
+    uv = weights.uv()
+    n = np.asarray(lengths, np.int64)
+    head = Head(uv.U[:, :-1], uv.V[-1:])
+    w = torch.randn(TASKS, task.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) @ task.task_root.T
+    found: dict[tuple[str, str], list[tuple[Floats, float]]] = {}
+    for row in w:
+        gram = torch.cat([torch.eye(task.dim, dtype=torch.float64), row[None]])
+        cov = gram @ task.sigma @ gram.T
+        cov[-1, -1] += task.noise
+        setting = setting_of(head, Gaussian(cov), Gaussian(task.sigma))
+        by_name = {prediction.name: prediction for prediction in average_predictions(setting)}
+        for metric, names in BOUNDS.items():
+            for name in names:
+                prediction = by_name[name]
+                found.setdefault((metric, name), []).append((prediction.rms(n) ** 2, prediction.exponent or 0.0))
+    rows = []
+    for (metric, name), values in found.items():
+        rms = np.sqrt(np.mean([value for value, _ in values], axis=0))
+        exponent = min(exponent for _, exponent in values)
+        rows += [
+            {"metric": metric, "name": name, "n": int(m), "rms": float(height), "exponent": exponent}
+            for m, height in zip(n, rms, strict=True)
+        ]
+    return pd.DataFrame(rows)
