@@ -39,7 +39,7 @@ from .measures import (
     Student as Student,
 )
 from .models.huggingface.capture import capture as capture
-from .models.probe.job import probe as probe
+from .models.probe.api import probe as probe
 from .runs import Run as Run, load_run as load_run
 from .theory import Prediction as Prediction, hardmax_mean_abs as hardmax_mean_abs, predictions as predictions
 

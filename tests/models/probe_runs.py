@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from esscher.models.huggingface.capture import Captured, forward
-from esscher.models.probe.context import TokenSource, source_of
+from esscher.models.probe.context import ProbeContext
+from esscher.models.probe.memory import context_of
 from esscher.models.probe.spec import ProbeSpec
 from esscher.runs import Run, load_run
 from tests.models.tiny import FAMILIES, build
@@ -42,10 +43,10 @@ def whole_prose() -> str:
     return "\n".join(prose())
 
 
-def source(run: Run) -> TokenSource:
+def source(run: Run) -> ProbeContext:
     """The tokens a run in this process had."""
     spec = run.manifest.spec
-    return source_of(spec if isinstance(spec, ProbeSpec) else ProbeSpec.read(dict(spec)))
+    return context_of(spec if isinstance(spec, ProbeSpec) else ProbeSpec.read(dict(spec)))
 
 
 def rows_of(run: Run, layer: int, head: int, metric: str = "l2") -> pd.DataFrame:
@@ -121,7 +122,7 @@ def few_texts() -> list[str]:
     return list(prose()[20:40])
 
 
-def captured_layers(found: TokenSource, windows: Any = None) -> dict[int, list[Captured]]:
+def captured_layers(found: ProbeContext, windows: Any = None) -> dict[int, list[Captured]]:
     """Every capture of each layer over windows (all when not given), one window at a time."""
     seen: dict[int, list[Captured]] = {}
     for window in range(len(found.windows)) if windows is None else windows:
@@ -134,7 +135,7 @@ def captured_layers(found: TokenSource, windows: Any = None) -> dict[int, list[C
     return seen
 
 
-def pooled_tensors(found: TokenSource, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def pooled_tensors(found: ProbeContext, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Queries (H, m, k), keys and values (H_kv, N, .) of a layer's corpus pool, gathered window by window."""
     seen = captured_layers(found)[layer]
     keys, values = [], []

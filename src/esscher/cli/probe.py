@@ -63,10 +63,12 @@ def probe(
 
     Example: esscher probe --text book.txt --max-tokens 100000 --workers 2
     """
-    from esscher.models.probe.context import source_of
+    import esscher as es
+    from esscher.models.probe.job import units
+    from esscher.models.probe.memory import context_of
     from esscher.models.probe.spec import KEYS, ProbeSpec
     from esscher.report import write_report
-    from esscher.runs import execute, find_job, terminal
+    from esscher.runs import terminal
     from esscher.runs.spec import read_mapping
 
     settings: dict[str, Any] = {} if config is None else read_mapping(config)
@@ -117,12 +119,12 @@ def probe(
     spec = ProbeSpec.read(settings)
     if sys.stderr.isatty():  # in a log a mistake is one line, with nothing before it
         log(f"reading the model {spec.model} and the text")
-    source = source_of(spec)
-    find_job(spec.job).units(spec)  # what this pool cannot give is refused before anything is said
-    processes = _workers(workers, source.loaded.model)
-    path = out if out is not None else Path("runs") / f"{_short(source.loaded.name)}-{spec.hash[:8]}"
-    log(f"{source.loaded.name}: {len(source.layers)} layers, {source.keys} keys, {len(source.places)} queries; run {path}")
-    run = execute(spec, path, workers=processes, dask=dask, progress=terminal())
+    context = context_of(spec, starts=True)
+    units(spec)  # what this pool cannot give is refused before anything is said
+    processes = _workers(workers, context.loaded.model)
+    path = out if out is not None else Path("runs") / f"{_short(context.loaded.name)}-{spec.hash[:8]}"
+    log(f"{context.loaded.name}: {len(context.layers)} layers, {context.keys} keys, {len(context.places)} queries; run {path}")
+    run = es.probe(**spec.as_dict(), out=path, workers=processes, dask=dask, progress=terminal())
     report = write_report([run]) if page else None
     if as_json:
         tables = {

@@ -128,7 +128,7 @@ def test_a_query_bias_is_in_and_a_key_bias_cancels(tmp_path: Path) -> None:
     """<b_q, k> tilts every score of a head; <q, b_k> is the same for all keys of a query and leaves the softmax alone."""
     runs = {
         name: probe(*biased(part, size), tmp_path / name, queries=16, kept_queries=1)
-        for name, part, size in (("none", "query", 0.0), ("query", "query", 8.0), ("key", "key", 8.0))
+        for name, part, size in (("none", "query", 0.0), ("key", "key", 8.0), ("query", "query", 8.0))
     }
     plain = runs["none"].table("heads")
     with_query, with_key = runs["query"].table("heads"), runs["key"].table("heads")

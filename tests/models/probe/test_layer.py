@@ -13,7 +13,7 @@ import torch
 from esscher.diagnostics import moments as token_moments
 from esscher.models.huggingface.capture import Captured, forward
 from esscher.models.huggingface.loading import wrap_model
-from esscher.models.probe.context import TokenSource, keep_object, source_of
+from esscher.models.probe.context import ProbeContext, make_context
 from esscher.models.probe.layer import LayerState, layer_from_rows, layer_rows, merge_layers
 from esscher.models.probe.passes import stream
 from esscher.models.probe.queries import capture_queries
@@ -24,31 +24,27 @@ from tests.models.probe_runs import captured_layers, few_texts, tiny_model
 from tests.models.tiny import inputs_of, model_of
 
 
-def spec_of(tmp_path_factory: pytest.TempPathFactory, name: str, kind: str = "llama") -> ProbeSpec:
+def context_on(tmp_path_factory: pytest.TempPathFactory, name: str, kind: str = "llama") -> ProbeContext:
+    """A tiny model of a family on 600 tokens of prose."""
     path = tmp_path_factory.mktemp("text") / "prose.txt"
     path.write_text("\n".join(few_texts()), encoding="utf-8")
     fields = {"window": 64, "queries": 10, "kept_queries": 4, "batch": 256}
-    return ProbeSpec.read(
-        {
-            "model": keep_object(wrap_model(*tiny_model(name, kind))),
-            "corpus": {"text": [str(path)], "max_tokens": 600},
-            **fields,
-        }
-    )
+    spec = ProbeSpec.read({"model": "tiny", "corpus": {"text": [str(path)], "max_tokens": 600}, **fields})
+    return make_context(spec, wrap_model(*tiny_model(name, kind)))
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> TokenSource:
-    return source_of(spec_of(tmp_path_factory, "llama"))
+def llama(tmp_path_factory: pytest.TempPathFactory) -> ProbeContext:
+    return context_on(tmp_path_factory, "llama")
 
 
 @pytest.fixture(scope="module")
-def whole(llama: TokenSource) -> LayerState:
+def whole(llama: ProbeContext) -> LayerState:
     (state,) = stream(llama, [1], np.arange(len(llama.windows)))
     return state
 
 
-def tables_of(source: TokenSource, state: LayerState) -> pd.DataFrame:
+def tables_of(source: ProbeContext, state: LayerState) -> pd.DataFrame:
     return pd.DataFrame(layer_tables(source.spec, state, None, source.places.windows).heads)
 
 
@@ -59,7 +55,7 @@ def assert_same_tables(one: pd.DataFrame, other: pd.DataFrame, rtol: float) -> N
         assert list(one[name]) == list(other[name]), name
 
 
-def test_parts_of_the_windows_merge_to_one_pass(llama: TokenSource, whole: LayerState) -> None:
+def test_parts_of_the_windows_merge_to_one_pass(llama: ProbeContext, whole: LayerState) -> None:
     middle = len(llama.windows) // 3
     (first,) = stream(llama, [1], np.arange(middle))
     (second,) = stream(llama, [1], np.arange(middle, len(llama.windows)))
@@ -72,7 +68,7 @@ def test_parts_of_the_windows_merge_to_one_pass(llama: TokenSource, whole: Layer
     assert_same_tables(tables_of(llama, merged), tables_of(llama, whole), 1e-5)
 
 
-def test_rows_give_the_state_back(llama: TokenSource, whole: LayerState) -> None:
+def test_rows_give_the_state_back(llama: ProbeContext, whole: LayerState) -> None:
     rows = layer_rows(whole)
     assert [row["head"] for row in rows] == [-1, 0, 1, 2, 3]
     again = layer_from_rows(llama.spec, rows)
@@ -81,7 +77,7 @@ def test_rows_give_the_state_back(llama: TokenSource, whole: LayerState) -> None
     assert_same_tables(tables_of(llama, again), tables_of(llama, whole), 1e-5)
 
 
-def test_a_head_that_failed_keeps_its_reason_through_rows_and_merges(llama: TokenSource, whole: LayerState) -> None:
+def test_a_head_that_failed_keeps_its_reason_through_rows_and_merges(llama: ProbeContext, whole: LayerState) -> None:
     broken = replace(whole, heads={**whole.heads, 2: "its scores are too wide"})
     again = layer_from_rows(llama.spec, layer_rows(broken))
     assert again.heads[2] == "its scores are too wide"
@@ -95,7 +91,7 @@ def test_a_head_that_failed_keeps_its_reason_through_rows_and_merges(llama: Toke
     assert math.isnan(table["beta_fit"][2])
 
 
-def test_moments_are_those_of_the_pooled_tokens(llama: TokenSource, whole: LayerState) -> None:
+def test_moments_are_those_of_the_pooled_tokens(llama: ProbeContext, whole: LayerState) -> None:
     seen = captured_layers(llama)[1]
     for name, letter in (("query", "q"), ("key", "k"), ("value", "v")):
         rows = torch.cat(
@@ -106,7 +102,7 @@ def test_moments_are_those_of_the_pooled_tokens(llama: TokenSource, whole: Layer
         torch.testing.assert_close(found.cov, centred.transpose(1, 2) @ centred / rows.shape[1], rtol=1e-5, atol=1e-8)
 
 
-def joint_reach(source: TokenSource, layer: int) -> list[float]:
+def joint_reach(source: ProbeContext, layer: int) -> list[float]:
     """Largest eigenvalue of the covariance of (q, k) of every head, from all pooled tokens at once."""
     seen = captured_layers(source)[layer]
     q, k = (
@@ -120,7 +116,7 @@ def joint_reach(source: TokenSource, layer: int) -> list[float]:
 @pytest.mark.parametrize("name", ["llama", "gpt_neox", "qwen3"])
 def test_reach_is_that_of_queries_and_keys_together(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     """Rotary positions, norms; key-value heads of their own or shared; in one pass, merged, and through rows."""
-    source = source_of(spec_of(tmp_path_factory, name))
+    source = context_on(tmp_path_factory, name)
     windows = np.arange(len(source.windows))
     (one,) = stream(source, [1], windows)
     first, second = (stream(source, [1], part)[0] for part in np.split(windows, [3]))
@@ -153,7 +149,7 @@ def test_cross_moments_survive_a_large_offset() -> None:
         torch.testing.assert_close(whole.pair_cov(head, head // 3), truth, rtol=0, atol=1e-7)
 
 
-def test_queries_come_from_their_places_in_order(llama: TokenSource) -> None:
+def test_queries_come_from_their_places_in_order(llama: ProbeContext) -> None:
     queries = capture_queries(llama, [0, 1])[1]
     seen = captured_layers(llama)[1]
     places = zip(llama.places.windows.tolist(), llama.places.positions.tolist(), strict=True)
@@ -169,7 +165,7 @@ def test_sink_mass_by_hand(tmp_path_factory: pytest.TempPathFactory, name: str, 
 
     The special token comes first (llama), last (t5) or not at all (gpt2), where the first token is text.
     """
-    source = source_of(spec_of(tmp_path_factory, name, kind))
+    source = context_on(tmp_path_factory, name, kind)
     queries = capture_queries(source, [0])[0]
     seen = captured_layers(source, np.unique(source.places.windows))[0]
     by_window = dict(zip(np.unique(source.places.windows).tolist(), seen, strict=True))

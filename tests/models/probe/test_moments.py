@@ -11,7 +11,7 @@ import torch
 
 import esscher as es
 from esscher.convergence.montecarlo.seeds import generator_for
-from esscher.models.probe.context import TokenSource
+from esscher.models.probe.context import ProbeContext
 from esscher.models.probe.moments import WHOLE_LAYER, moment_curves, moment_ladder, moment_row
 from esscher.models.probe.tokens import LayerInfo
 from tests.models.probe_runs import captured_layers, few_texts, pooled_tensors, rows_of, source, tiny_model
@@ -150,7 +150,7 @@ def test_a_probe_has_the_moments_of_its_heads_and_of_the_layer(tmp_path: Path) -
         np.testing.assert_allclose(rows_of(run, 1, head, metric)["rms"], curve.rms, rtol=1e-4)
 
 
-def _all_queries(found: TokenSource) -> torch.Tensor:
+def _all_queries(found: ProbeContext) -> torch.Tensor:
     """Queries of all pooled tokens (H, N, k)."""
     seen = captured_layers(found)[1]
     return torch.cat([c.query[0][:, torch.from_numpy(found.pooled[w])] for w, c in enumerate(seen)], dim=1).double()

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,9 @@ import yaml
 
 import esscher as es
 from esscher.cli import main
+from esscher.models.probe import memory
+from esscher.models.probe.context import Mode
+from esscher.models.probe.memory import context_of
 from esscher.models.probe.spec import ProbeSpec, drawn_ladder, kept_ladder, own_ladder
 from esscher.runs import Run, execute, load_run
 from esscher.runs.store import Store
@@ -72,7 +76,8 @@ def test_a_layer_streamed_is_the_layer_held(
     spec: ProbeSpec, undisturbed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the tokens of all layers do not fit into memory each layer streams by."""
-    monkeypatch.setattr("esscher.models.probe.job.fits", lambda source: False)
+    small = replace(context_of(spec), mode=Mode.LAYERS)
+    monkeypatch.setattr(memory, "_latest", (small, memory._stamp(spec)))
     streamed = execute(spec, tmp_path / "streamed")
     drop = ["accuracy"]
     close(undisturbed.table("heads").drop(columns=drop), streamed.table("heads").drop(columns=drop), rtol=1e-4)

@@ -18,7 +18,7 @@ from esscher.models.corpus.table_files import Piece, as_text, chosen_field, show
 from esscher.models.corpus.text_files import file_pieces, folder_files, stdin_pieces
 from esscher.models.huggingface.package import quiet
 
-__all__ = ["CorpusSpec", "read_documents", "read_pieces"]
+__all__ = ["CorpusSpec", "files_of_text", "read_documents", "read_pieces"]
 
 SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -66,6 +66,16 @@ class CorpusSpec(Plain):
         if self.text.count("-") > 1:
             raise ValueError("text: standard input '-' can be read once, got it twice; leave one out")
         return self
+
+
+def files_of_text(spec: CorpusSpec) -> list[Path]:
+    """The files a corpus is read from; none for standard input, packaged text and datasets that are not here."""
+    found: list[Path] = []
+    for name in [*spec.text, *([spec.dataset] if spec.dataset is not None and os.path.exists(spec.dataset) else [])]:
+        if name == "-" or "\0" in name:
+            continue
+        found += sorted(Path(name).rglob("*")) if os.path.isdir(name) else [Path(name)]
+    return found
 
 
 def read_documents(spec: CorpusSpec) -> Iterator[str]:

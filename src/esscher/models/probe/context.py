@@ -1,10 +1,13 @@
-"""From a probe's spec to tokens: the model, the windows of text, which tokens ask, and forward passes over windows."""
+"""What a probe works on: the model, the windows of text, which tokens ask, and how tokens meet queries, decided once."""
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,16 +17,29 @@ from torch import Tensor
 from esscher.models.corpus.windows import Windows, make_windows
 from esscher.models.huggingface.capture import Captured, forward
 from esscher.models.huggingface.loading import Loaded, load_model
+from esscher.models.huggingface.maps import LinearMaps, linear_maps
 from esscher.models.probe.spec import WINDOW, ProbeSpec
 
-__all__ = ["Places", "TokenSource", "forget_source", "keep_object", "source_of"]
+__all__ = ["Mode", "Places", "ProbeContext", "make_context"]
+
+_T = TypeVar("_T")
 
 Indices = npt.NDArray[np.int64]
 WindowSink = Callable[[Captured, Indices], None]
 
 QUERY_WINDOWS = 16  # windows the queries come from: each process runs these through the model
 SEQUENCE_WINDOWS = 32  # the same where a window is the pool
-OBJECTS: dict[str, Loaded] = {}  # models given as objects, by the name their spec has
+OBJECT = "object:"  # begins the name, in a spec, of a model given as an object: no other process can load it
+MEMORY = 1.5e9  # bytes of captured queries, keys and values that a process may hold
+
+
+class Mode(Enum):
+    """How the tokens of a probe meet its queries."""
+
+    HELD = "tokens of all layers are held, from one pass over the corpus; a unit of work is some heads"
+    LAYERS = "the corpus streams by once for each layer; a unit is a layer"
+    PARTS = "the corpus streams by part by part; a unit leaves states of some layers, and states of parts merge"
+    OWN = "each query meets the keys of its own window; a unit is a layer"
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,14 +58,18 @@ class Places:
 
 
 @dataclass(frozen=True, eq=False)
-class TokenSource:
-    """Everything a unit of work needs besides its number."""
+class ProbeContext:
+    """Everything a unit of work needs besides its number; made by :func:`make_context`."""
 
     spec: ProbeSpec
     loaded: Loaded
     windows: Windows
     pooled: npt.NDArray[np.bool_]  # (W, T): tokens that are part of a pool
     places: Places
+    parts: tuple[Indices, ...]  # windows of each part of the corpus
+    mode: Mode
+    _made: dict[Any, tuple[Any, Any]] = field(default_factory=dict, init=False, repr=False)
+    _lock: Any = field(default_factory=threading.RLock, init=False, repr=False)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -58,12 +78,20 @@ class TokenSource:
     def heads(self, layer: int) -> tuple[int, ...]:
         return self.spec.heads if self.spec.heads is not None else tuple(range(self.loaded.shapes[layer].heads))
 
-    @property
-    def parts(self) -> list[Indices]:
-        """Windows of each part of the corpus; a part holds about ``spec.part`` pooled tokens."""
-        counts = np.cumsum(self.pooled.sum(axis=1))
-        part = np.minimum((counts - 1) // self.spec.part, max(int(np.ceil(counts[-1] / self.spec.part)) - 1, 0))
-        return [np.flatnonzero(part == number) for number in np.unique(part)]
+    @functools.cached_property
+    def maps(self) -> dict[int, LinearMaps]:
+        """The linear maps of the layers to be measured."""
+        return {maps.layer: maps for maps in linear_maps(self.loaded.model, layers=self.layers)}
+
+    def once(self, make: Callable[..., _T], *arguments: Any) -> _T:
+        """``make(self, *arguments)``, made once: the last result of each function is kept as long as the context is."""
+        with self._lock:
+            known = self._made.get(make)
+            if known is None or known[0] != arguments:
+                self._made.pop(make, None)  # not two of them in memory
+                known = self._made[make] = (arguments, make(self, *arguments))
+        found: _T = known[1]
+        return found
 
     @property
     def keys(self) -> int:
@@ -97,43 +125,42 @@ def _give(sink: WindowSink, batch: Indices, captured: Captured) -> None:
     sink(captured, batch)
 
 
-def keep_object(loaded: Loaded) -> str:
-    """Remember a model that has no name a process could load; the name to put in the spec."""
-    name = f"object:{loaded.sha256[:16]}"
-    OBJECTS[name] = loaded
-    return name
-
-
-@functools.lru_cache(maxsize=1)
-def source_of(spec: ProbeSpec) -> TokenSource:
-    """Model and text of a spec, loaded once in a process. Every mistake in them is a ValueError of one line."""
-    loaded = _model(spec)
+def make_context(spec: ProbeSpec, loaded: Loaded | None = None) -> ProbeContext:
+    """Read the model (unless it is given) and the text of a spec. Every mistake in them is a ValueError of one line."""
+    loaded = _model(spec) if loaded is None else loaded
     windows = make_windows(spec.corpus, _tokenizer(loaded), _window(spec, loaded))
     _check_heads(spec, loaded)
     pooled = windows.text | windows.special if spec.special else windows.text
-    return TokenSource(spec, loaded, windows, pooled, _places(spec, windows, pooled, loaded.causal))
-
-
-def forget_source() -> None:
-    """Files, models and tokenizers may be others the next time, under the same names."""
-    source_of.cache_clear()
-    _load.cache_clear()
-
-
-@functools.lru_cache(maxsize=1)
-def _load(model: str, revision: str | None, dtype: str, device: str) -> Loaded:
-    return load_model(model, revision=revision, dtype=dtype, device=device)
+    places, parts = _places(spec, windows, pooled, loaded.causal), _parts(spec, pooled)
+    return ProbeContext(spec, loaded, windows, pooled, places, parts, _mode(spec, loaded, parts, int(pooled.sum())))
 
 
 def _model(spec: ProbeSpec) -> Loaded:
-    if not spec.model.startswith("object:"):
-        return _load(spec.model, spec.revision, spec.dtype, spec.device)
-    if spec.model not in OBJECTS:
+    if spec.model.startswith(OBJECT):
         raise ValueError(
-            f"model: {spec.model} was given as a Python object and is not in this process; call esscher.probe with that model "
-            "and the same out, or save the model in a folder and probe that"
+            f"model: {spec.model} was given as a Python object, which this process does not have now; call esscher.probe with "
+            "that model and the same out, or save the model in a folder and probe that"
         )
-    return OBJECTS[spec.model]
+    return load_model(spec.model, revision=spec.revision, dtype=spec.dtype, device=spec.device)
+
+
+def _parts(spec: ProbeSpec, pooled: npt.NDArray[np.bool_]) -> tuple[Indices, ...]:
+    """A part holds about ``spec.part`` pooled tokens."""
+    counts = np.cumsum(pooled.sum(axis=1))
+    part = np.minimum((counts - 1) // spec.part, max(int(np.ceil(counts[-1] / spec.part)) - 1, 0))
+    return tuple(np.flatnonzero(part == number) for number in np.unique(part))
+
+
+def _mode(spec: ProbeSpec, loaded: Loaded, parts: Sequence[Indices], keys: int) -> Mode:
+    if spec.pool == "sequence":
+        return Mode.OWN
+    if len(parts) > 1:
+        return Mode.PARTS
+    shapes = [loaded.shapes[layer] for layer in (range(loaded.layers) if spec.layers is None else spec.layers)]
+    numbers = sum(shape.kv_heads * (shape.width + shape.value_width) for shape in shapes)
+    if spec.moments:
+        numbers += sum(shape.heads * shape.width for shape in shapes)
+    return Mode.HELD if 4 * numbers * keys <= MEMORY else Mode.LAYERS
 
 
 def _tokenizer(loaded: Loaded) -> object:

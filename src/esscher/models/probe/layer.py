@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from esscher.models.probe import head as head_state
-from esscher.models.probe.context import TokenSource
+from esscher.models.probe.context import ProbeContext
 from esscher.models.probe.head import HeadState, kept_rows
 from esscher.models.probe.packing import pack, unpack
 from esscher.models.probe.queries import LayerQueries
@@ -36,7 +36,7 @@ class LayerState:
 # ---- keys ------------------------------------------------------------------------------------------------------------
 
 
-def begin(source: TokenSource, queries: LayerQueries, rows: Rows) -> LayerState:
+def begin(source: ProbeContext, queries: LayerQueries, rows: Rows) -> LayerState:
     """The state of a layer before its first block of rows; the block says where the values lie."""
     statistics, kept = statistics_of(source.spec), kept_rows(queries.q.shape[1], source.spec.kept_queries)
     heads: dict[int, HeadState | str] = {}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from esscher.models.huggingface.capture import Captured
 from esscher.models.probe import head as head_state
-from esscher.models.probe.context import Indices, TokenSource
+from esscher.models.probe.context import Indices, ProbeContext
 from esscher.models.probe.head import HeadState, kept_rows
 from esscher.models.probe.layer import LayerState
 from esscher.models.probe.queries import Context, LayerQueries, QueryCollector
@@ -28,27 +28,27 @@ FEWEST = 16  # keys a context must have
 Group = tuple[Context, Indices, Tensor]  # queries, by their place in the context, that see the same keys, and these keys
 
 
-def sequence_state(source: TokenSource, layer: int) -> tuple[LayerState, Indices]:
-    """The state of a layer whose queries each look at their own context, and which of the source's queries it has.
+def sequence_state(probe: ProbeContext, layer: int) -> tuple[LayerState, Indices]:
+    """The state of a layer whose queries each look at their own context, and which of the probe's queries it has.
 
     ``keys`` is the mean number of keys that these see.
     """
-    collector = QueryCollector(source, contexts=True)
+    collector = QueryCollector(probe, contexts=True)
     moments: list[LayerMoments] = []
 
     def sink(captured: Captured, batch: Indices) -> None:
         collector(captured, batch)
-        pooled = torch.from_numpy(source.pooled[batch]).to(captured.query.device)
+        pooled = torch.from_numpy(probe.pooled[batch]).to(captured.query.device)
         moments.append(LayerMoments.of(Rows.of(captured, pooled)))
 
-    source.run(np.unique(source.places.windows), [layer], sink)
+    probe.run(np.unique(probe.places.windows), [layer], sink)
     queries = collector.result(layer)
     total = moments[0]
     for more in moments[1:]:
         total = total.merge(more)
     sizes = np.concatenate([context.allowed.sum(1).cpu().numpy() for context in queries.contexts])
     used = np.flatnonzero(sizes >= FEWEST)
-    known = _heads(source, queries, used, int(sizes.max()))
+    known = _heads(probe, queries, used, int(sizes.max()))
     seen = sizes[used] if used.size else sizes
     info = replace(queries.info, note=_note(queries.info.note, len(sizes) - used.size, len(sizes)))
     return LayerState(info, total, known, round(float(seen.mean()))), used
@@ -60,12 +60,12 @@ def _note(note: str, short: int, asked: int) -> str:
     return "; ".join(part for part in (note, few) if part)
 
 
-def _heads(source: TokenSource, queries: LayerQueries, used: Indices, most: int) -> dict[int, HeadState | str]:
+def _heads(probe: ProbeContext, queries: LayerQueries, used: Indices, most: int) -> dict[int, HeadState | str]:
     heads: dict[int, HeadState | str] = {}
-    asked = used[kept_rows(len(used), source.spec.kept_queries).numpy()]
+    asked = used[kept_rows(len(used), probe.spec.kept_queries).numpy()]
     groups: list[Group] = [(c, members, keys) for c in queries.contexts for members, keys in _groups(c) if len(keys) >= FEWEST]
-    statistics = statistics_of(source.spec)
-    for head in source.heads(queries.info.layer):
+    statistics = statistics_of(probe.spec)
+    for head in probe.heads(queries.info.layer):
         try:
             if not groups:
                 raise ValueError(f"no query sees {FEWEST} keys, at most {most} of them; use longer windows")

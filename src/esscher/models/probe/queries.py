@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from esscher.models.huggingface.capture import Captured
-from esscher.models.probe.context import Indices, TokenSource
+from esscher.models.probe.context import Indices, ProbeContext
 from esscher.models.probe.tokens import LayerInfo, scores_of
 
 __all__ = ["Context", "LayerQueries", "QueryCollector", "capture_queries"]
@@ -39,7 +39,7 @@ class LayerQueries:
 class QueryCollector:
     """Takes the queries of each layer out of the windows they stand in, whichever batches these come in."""
 
-    def __init__(self, source: TokenSource, contexts: bool) -> None:
+    def __init__(self, source: ProbeContext, contexts: bool) -> None:
         self.source, self.contexts = source, contexts
         self.found: dict[int, dict[int, tuple[Tensor, Tensor, Context | None]]] = {}
         self.info: dict[int, LayerInfo] = {}
@@ -89,7 +89,7 @@ class QueryCollector:
         )
 
 
-def capture_queries(source: TokenSource, layers: Sequence[int], *, contexts: bool = False) -> dict[int, LayerQueries]:
+def capture_queries(source: ProbeContext, layers: Sequence[int], *, contexts: bool = False) -> dict[int, LayerQueries]:
     """The queries of some layers, by forward passes over their windows."""
     collector = QueryCollector(source, contexts)
     source.run(np.unique(source.places.windows), layers, collector)
