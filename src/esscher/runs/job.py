@@ -6,11 +6,13 @@ import importlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from esscher.runs.columns import Declared
 from esscher.runs.spec import RunSpec, Unit, canonical_json, read_mapping
-from esscher.runs.tables import Shard, concatenate
+
+if TYPE_CHECKING:
+    from esscher.runs.columns import Declared
+    from esscher.runs.tables import Shard
 
 __all__ = ["JOBS", "Job", "entry_of", "find_job", "load_job", "read_spec", "register", "units_of"]
 
@@ -25,6 +27,12 @@ def _no_hashes(spec: Any) -> dict[str, str]:
 
 def _no_columns(spec: Any) -> Declared:
     return {}
+
+
+def _one_after_the_other(spec: Any, shards: Sequence[Shard]) -> Mapping[str, Any]:
+    from esscher.runs.tables import concatenate  # to name a job takes no tables
+
+    return concatenate(spec, shards)
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,7 @@ class Job:
     spec: type[RunSpec]
     units: Callable[[Any], Iterable[Unit]]
     compute: Callable[[Any, Unit], Mapping[str, Any]]
-    consolidate: Callable[[Any, Sequence[Shard]], Mapping[str, Any]] = concatenate
+    consolidate: Callable[[Any, Sequence[Shard]], Mapping[str, Any]] = _one_after_the_other
     hashes: Callable[[Any], Mapping[str, str]] = _no_hashes
     columns: Callable[[Any], Declared] = _no_columns
 

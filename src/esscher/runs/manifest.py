@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from esscher.runs.errors import Damaged, RunError, resume_command
 from esscher.runs.files import read_json
 from esscher.runs.job import MOST_UNITS
+from esscher.runs.schema import SCHEMA, check_schema
 from esscher.runs.spec import RunSpec, Unit, digest
 from esscher.runs.store import Store, write_durable
-from esscher.runs.tables import SCHEMA, check_schema
 
 __all__ = ["MANIFEST", "Failure", "Manifest", "Start", "Status", "now", "read_manifest"]
 

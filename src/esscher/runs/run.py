@@ -6,19 +6,20 @@ import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
-from esscher.runs.columns import Column, columns_of
 from esscher.runs.errors import RunError, resume_command
 from esscher.runs.lock import holder_of
 from esscher.runs.manifest import MANIFEST, Failure, Manifest, Status, read_manifest
 from esscher.runs.printable import one_line
 from esscher.runs.progress import Progress
 from esscher.runs.store import Store
-from esscher.runs.tables import concatenate
 from esscher.runs.views import find_view
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from esscher.runs.columns import Column
 
 __all__ = ["LOCK", "Run", "list_runs", "load_run"]
 
@@ -78,6 +79,8 @@ class Run:
 
     def columns(self, name: str) -> dict[str, Column]:
         """What the columns of a table are, in their order; without final tables, those of the first unit that has the table."""
+        from esscher.runs.columns import columns_of
+
         if self.tables:
             return columns_of(self.arrow(name).schema)
         store = Store(self.path)
@@ -89,6 +92,8 @@ class Run:
 
     def partial(self, name: str) -> Any:
         """Rows of the units finished so far, in the order of units and before consolidation, as a pandas frame."""
+        from esscher.runs.tables import concatenate
+
         store, spec_hash = Store(self.path), self.manifest.spec_hash
         indices = store.indices(self.manifest.units)
         found = concatenate(None, [store.read_shard(index, spec_hash=spec_hash) for index in indices])

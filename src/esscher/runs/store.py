@@ -1,4 +1,7 @@
-"""The files of a run directory. A file is there whole or not at all, whenever the power goes."""
+"""The files of a run directory. A file is there whole or not at all, whenever the power goes.
+
+What reads Parquet is imported when a file is read: to list runs and to count their units takes the names alone.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,17 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, overload
 
 from esscher.runs.errors import Damaged, RunError, StoreError, resume_command
 from esscher.runs.files import read_own
+from esscher.runs.schema import NAME
 from esscher.runs.spec import Unit
-from esscher.runs.tables import NAME, Shard, checksum_of, decode_shard, decode_table, encode_table, read_shard_header
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from esscher.runs.tables import Shard
 
 __all__ = ["Shards", "Store", "write_durable"]
 
@@ -153,11 +159,15 @@ class Store:
             raise disk_error(cause, path) from cause
 
     def read_shard_header(self, index: int) -> dict[str, Any]:
+        from esscher.runs.tables import read_shard_header
+
         path = self.shard_path(index)
         return _checked(read_shard_header(_bytes(path), str(path)), path)
 
     def read_shard(self, index: int, unit: Unit | None = None, spec_hash: str | None = None) -> Shard:
         """What a unit produced; Damaged where the shard is another unit's, or of another spec."""
+        from esscher.runs.tables import Shard, decode_shard
+
         path = self.shard_path(index)
         header, tables = decode_shard(_bytes(path), str(path))
         _checked(header, path)
@@ -178,12 +188,16 @@ class Store:
 
     def write_table(self, name: str, table: pa.Table, header: Mapping[str, Any]) -> str:
         """Store a final table and return its checksum."""
+        from esscher.runs.tables import checksum_of, encode_table
+
         data = encode_table(table, {**header, "table": name})
         write_durable(self.table_path(name), data)
         return checksum_of(data)
 
     def read_table(self, name: str, spec_hash: str, checksum: str | None = None) -> pa.Table:
         """A final table; Damaged where the file is another run's, another table, or not the one that was written."""
+        from esscher.runs.tables import checksum_of, decode_table
+
         path = self.table_path(name)
         data = _bytes(path)
         header, table = decode_table(data, str(path))
@@ -201,7 +215,7 @@ class Store:
         return table
 
 
-class Shards(Sequence[Shard]):
+class Shards(Sequence["Shard"]):
     """Shards read when they are asked for, each time anew: a job may hold more in them than fits in memory."""
 
     def __init__(self, store: Store, known: list[tuple[int, Unit, str]]) -> None:

@@ -10,7 +10,6 @@ without them 1046 of 3149), a checksum of the whole file none of its 3241.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,16 +18,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from esscher.runs.errors import Damaged, RunError
+from esscher.runs.errors import Damaged
 from esscher.runs.files import json_object
+from esscher.runs.schema import NAME, SCHEMA, check_schema
 from esscher.runs.spec import Unit, canonical_json
 
 __all__ = [
-    "SCHEMA",
     "Shard",
     "as_table",
     "as_tables",
-    "check_schema",
     "checksum_of",
     "concatenate",
     "decode_shard",
@@ -38,8 +36,6 @@ __all__ = [
     "read_shard_header",
 ]
 
-SCHEMA = 1  # of every file of a run; raised when their meaning changes
-NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _NOTHING = "_"
 _MARK = b"sha256:"
 _BLANK = b"0" * 64
@@ -243,14 +239,3 @@ def _opened(data: bytes, origin: str) -> tuple[dict[str, Any], pq.ParquetFile]:
     except (KeyError, TypeError, ValueError, OSError, pa.ArrowException) as cause:
         raise Damaged(f"{origin}: damaged: {cause}") from cause
     return header, file
-
-
-def check_schema(schema: Any, origin: str) -> None:
-    """Refuse what another version of the format wrote; schema 1 is the first, so there is none older to read."""
-    if schema == SCHEMA:
-        return
-    if isinstance(schema, int) and schema > SCHEMA:
-        raise RunError(
-            f"{origin}: written in schema {schema} by a newer esscher; this one reads up to {SCHEMA}. Upgrade esscher"
-        )
-    raise RunError(f"{origin}: written in schema {schema}, which this esscher no longer reads (it reads {SCHEMA})")
