@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from esscher.runs.files import read_yaml
 
-__all__ = ["RunSpec", "Unit", "canonical_json", "digest", "read_mapping"]
+__all__ = ["Plain", "RunSpec", "Unit", "canonical_json", "digest", "read_mapping"]
 
 _S = TypeVar("_S", bound="RunSpec")
 MOST_THREADS = 1024
@@ -28,6 +28,12 @@ def canonical_json(value: Any) -> str:
 def digest(value: Any) -> str:
     """sha256 of the canonical JSON, as 64 hexadecimal digits."""
     return hashlib.sha256(canonical_json(value).encode("utf-8")).hexdigest()
+
+
+class Plain(BaseModel):
+    """A part of a spec: frozen, and a misspelt field is an error that names the allowed ones."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class RunSpec(BaseModel):

@@ -21,10 +21,11 @@ from esscher.convergence.montecarlo.draw import Plan
 from esscher.convergence.montecarlo.metrics import METRICS, unknown
 from esscher.convergence.montecarlo.metrics.base import Exponents
 from esscher.convergence.montecarlo.plan import plan
-from esscher.convergence.montecarlo.spec import HeadSpec, LawSpec, Plain, parse_ladder
+from esscher.convergence.montecarlo.spec import HeadSpec, LawSpec, parse_ladder
 from esscher.convergence.rate.fit import fit_rate
 from esscher.measures.base import Measure
 from esscher.runs import Job, RunSpec, Shard, Unit, register
+from esscher.runs.spec import Plain
 
 __all__ = ["CONVERGE", "ExperimentSpec", "preset_names", "read_preset"]
 

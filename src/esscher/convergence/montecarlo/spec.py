@@ -9,8 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     PositiveFloat,
     TypeAdapter,
@@ -28,8 +26,9 @@ from esscher.measures.mixture import Mixture
 from esscher.measures.rademacher import Rademacher
 from esscher.measures.sphere import Sphere
 from esscher.measures.student import Student
+from esscher.runs.spec import Plain
 
-__all__ = ["HeadSpec", "LawSpec", "Plain", "law_adapter", "parse_ladder"]
+__all__ = ["HeadSpec", "LawSpec", "law_adapter", "parse_ladder"]
 
 POINTS_PER_DECADE = 4
 MOST_POINTS = 10_000  # of a ladder
@@ -37,12 +36,6 @@ MOST_DIM = 16_384  # a covariance of this size is 2 GB in float64
 
 Dim = Annotated[int, Field(ge=1, le=MOST_DIM)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-
-
-class Plain(BaseModel):
-    """Frozen, and a misspelt field is an error that names the allowed ones."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class GaussianSpec(Plain):

@@ -1,8 +1,5 @@
 """Text to measure on: where it comes from, and how it becomes windows of token ids."""
 
-from __future__ import annotations
+import lazy_loader
 
-from esscher.models.corpus.documents import CorpusSpec, read_documents
-from esscher.models.corpus.windows import Windows, make_windows
-
-__all__ = ["CorpusSpec", "Windows", "make_windows", "read_documents"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

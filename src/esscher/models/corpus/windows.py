@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from esscher.inputs import as_count
-from esscher.models.corpus.documents import CorpusSpec, read_pieces
+from esscher.models.corpus.documents import read_pieces
+from esscher.models.corpus.spec import CorpusSpec
 from esscher.models.corpus.table_files import Piece
 
 __all__ = ["Windows", "make_windows"]

@@ -1,0 +1,10 @@
+from .huggingface.capture import (
+    Captured as Captured,
+    CaptureReport as CaptureReport,
+    StopForward as StopForward,
+    capture as capture,
+    forward as forward,
+)
+from .huggingface.loading import Loaded as Loaded, load_model as load_model, wrap_model as wrap_model
+from .huggingface.maps import LinearMaps as LinearMaps, linear_maps as linear_maps
+from .huggingface.parity import Parity as Parity, parity as parity

@@ -1,0 +1,57 @@
+"""A corpus as plain data: which text, how much of it, how it is cut."""
+
+from __future__ import annotations
+
+import codecs
+from typing import Any, Literal
+
+from pydantic import Field, PositiveInt, field_validator, model_validator
+
+from esscher.runs.spec import Plain
+
+__all__ = ["CorpusSpec"]
+
+
+class CorpusSpec(Plain):
+    """A corpus as plain data: one source (files, a dataset or packaged text), how much of it, how it is cut."""
+
+    text: tuple[str, ...] = Field(default=(), description="files, directories, or '-' for standard input")
+    dataset: str | None = Field(default=None, description="Hugging Face dataset, 'name' or 'name:config', streamed")
+    split: str = Field(default="train", description="split of the dataset")
+    field: str | None = Field(default=None, description="field with the text in tables and datasets; 'text' if not given")
+    packaged: Literal["prose", "code", "legal"] | None = Field(default=None, description="text that needs no file")
+    encoding: str = Field(default="utf-8", description="encoding of files and of standard input")
+    limit: PositiveInt | None = Field(default=None, description="documents at most")
+    max_tokens: PositiveInt | None = Field(default=None, description="tokens of text at most")
+    documents: Literal["joined", "separate"] = Field(default="joined", description="may a window cross documents")
+    special: bool = Field(default=True, description="windows carry the model's special tokens around the text")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prose_if_nothing(cls, fields: Any) -> Any:
+        if isinstance(fields, dict) and not (fields.get("text") or fields.get("dataset") or fields.get("packaged")):
+            return {**fields, "packaged": "prose"}
+        return fields
+
+    @field_validator("encoding")
+    @classmethod
+    def _known(cls, encoding: str) -> str:
+        try:
+            b"a".decode(encoding)
+            codecs.getincrementaldecoder(encoding)
+        except UnicodeDecodeError:
+            pass  # UTF-16 and its like: known, and one byte is no character
+        except (LookupError, ValueError) as cause:
+            raise ValueError(f"expected a text encoding such as utf-8, utf-16 or cp1252, got {encoding!r}") from cause
+        return encoding
+
+    @model_validator(mode="after")
+    def _one_source(self) -> CorpusSpec:
+        given = [name for name in ("text", "dataset", "packaged") if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(f"expected one source of text, got {' and '.join(given)}; leave all but one out")
+        if self.packaged and self.field is not None:
+            raise ValueError(f"field '{self.field}' was asked for, but packaged text has no fields; leave it out")
+        if self.text.count("-") > 1:
+            raise ValueError("text: standard input '-' can be read once, got it twice; leave one out")
+        return self
