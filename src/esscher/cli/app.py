@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import io
 import sys
 from collections.abc import Iterator, MutableMapping, Sequence
@@ -11,7 +12,9 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+
+from esscher.cli.options import with_fields
 
 __all__ = ["COMMANDS", "OUTSIDE", "main"]
 
@@ -45,11 +48,7 @@ class Commands(MutableMapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._loaded:
-            if name in COMMANDS:
-                found = getattr(importlib.import_module(f"esscher.cli.{name}"), name)
-            else:
-                found = _outside()[name].load()
-            self._loaded[name] = _as_click(name, found)
+            self._loaded[name] = _as_click(name, _found(name))
         return self._loaded[name]
 
     def __setitem__(self, name: str, command: Any) -> None:
@@ -75,6 +74,26 @@ class Root(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The list in help: names and first sentences; flags of a command are not looked at, nor the spec they come from."""
+        names = self.list_commands(ctx)
+        limit = formatter.width - 6 - max(map(len, names))
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _titled(name).get_short_help_str(limit)) for name in names])
+
+
+def _found(name: str) -> Any:
+    """The function or the Typer behind a name."""
+    if name in COMMANDS:
+        return getattr(importlib.import_module(f"esscher.cli.{name}"), name)
+    return _outside()[name].load()
+
+
+def _titled(name: str) -> TyperCommand:
+    """A command that has its help alone."""
+    found = _found(name)
+    return TyperCommand(name, help=found.info.help if isinstance(found, typer.Typer) else inspect.getdoc(found))
+
 
 def _as_click(name: str, found: Any) -> Any:
     """A function, or a Typer of several, as a click command of this name."""
@@ -83,7 +102,7 @@ def _as_click(name: str, found: Any) -> Any:
         group.name = name
         return group
     single = typer.Typer(add_completion=False, **SETTINGS)
-    single.command(name)(found)
+    single.command(name)(with_fields(found))
     return typer.main.get_command(single)
 
 

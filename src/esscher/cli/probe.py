@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from esscher.cli.options import Fields, Given
 from esscher.cli.output import MOST_WORKERS, Dask, Json, as_path, log, number, path_option, print_json, print_table
 
 if TYPE_CHECKING:
@@ -21,42 +22,34 @@ if TYPE_CHECKING:
 __all__ = ["probe"]
 
 SMALL = 2e9  # bytes of weights up to which every core gets a process of its own
+TEXT = Fields(
+    "esscher.models.corpus.spec:CorpusSpec",
+    ("text", "dataset", "split", "field", "packaged", "encoding", "max_tokens", "limit"),
+    left_out={"max_tokens": "16384, 0 takes all"},
+)
+MEASURED = Fields(
+    "esscher.models.probe.spec:ProbeSpec",
+    (
+        *("window", "pool", "special", "queries", "kept_queries", "layers", "heads", "n", "epsilons", "moments", "moments_n"),
+        *("part", "revision", "seed", "device", "dtype"),
+    ),
+    flags={"epsilons": "epsilon"},
+    left_out={"window": "512 or what the model takes"},
+)
 
 
 def probe(
+    corpus: Annotated[Given, TEXT],
+    settings: Annotated[Given, MEASURED],
     model: Annotated[str | None, typer.Argument(help="Hub name or folder; the packaged model when left out.")] = None,
-    text: Annotated[list[str] | None, typer.Option(help="File or folder of text, or - for stdin; may be repeated.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="Hugging Face dataset, name or name:config.")] = None,
-    split: Annotated[str | None, typer.Option(help="Split of the dataset.")] = None,
-    field: Annotated[str | None, typer.Option(help="Field with the text in JSONL, CSV, Parquet, datasets.")] = None,
-    packaged: Annotated[str | None, typer.Option(help="Text that needs no file: prose, code or legal.")] = None,
-    encoding: Annotated[str | None, typer.Option(help="Encoding of text files.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Tokens of text at most; 16384, 0 takes all.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Documents at most.")] = None,
     separate: Annotated[bool, typer.Option("--separate", help="No window crosses documents.")] = False,
-    window: Annotated[int | None, typer.Option(help="Tokens of a window; 512 or what the model takes.")] = None,
-    pool: Annotated[str | None, typer.Option(help="corpus (tokens of all windows) or sequence (own context).")] = None,
-    special: Annotated[bool, typer.Option("--special", help="Special tokens are part of the pool.")] = False,
-    queries: Annotated[int | None, typer.Option(help="Queries of each head; 256.")] = None,
-    kept_queries: Annotated[int | None, typer.Option(help="Of them, queries with errors of kept keys; 64.")] = None,
-    layers: Annotated[str | None, typer.Option(help="Layers, 0,2-4; all when left out.")] = None,
-    heads: Annotated[str | None, typer.Option(help="Heads, 0,2-4; all when left out.")] = None,
-    n: Annotated[str | None, typer.Option(help="Token numbers: 16:4096:9 or 100,1000; up to the pool.")] = None,
-    epsilon: Annotated[list[float] | None, typer.Option(help="Relative error to count tokens for; may be repeated.")] = None,
-    moments: Annotated[int | None, typer.Option(help="Monte Carlo repeats of the outputs' mean and covariance.")] = None,
-    moments_n: Annotated[str | None, typer.Option(help="Token numbers of these.")] = None,
-    part: Annotated[int | None, typer.Option(help="Tokens of one piece of a large corpus; 131072.")] = None,
     config: Annotated[Path | None, path_option("--config", "YAML file of these settings; flags go before it.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Revision of a hub model.")] = None,
     out: Annotated[Path | None, path_option("--out", "Run directory; runs/NAME-HASH when left out.")] = None,
     page: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into the run.")] = True,
     workers: Annotated[
         int | None, typer.Option("--workers", min=1, max=MOST_WORKERS, help="Local processes; one a core for small models.")
     ] = None,
     dask: Dask = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, max=2**63 - 1, help="Seed of everything random; 0.")] = None,
-    device: Annotated[str | None, typer.Option("--device", help="Where tensors live: cpu, cuda, cuda:1 ...")] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="float32, float64, bfloat16 or float16.")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure every head of a model on text: how fast it converges, why, and how many tokens it needs.
@@ -66,57 +59,18 @@ def probe(
     import esscher as es
     from esscher.models.probe.job import units
     from esscher.models.probe.memory import context_of
-    from esscher.models.probe.spec import KEYS, ProbeSpec
+    from esscher.models.probe.spec import ProbeSpec
     from esscher.report import write_report
     from esscher.runs import terminal
-    from esscher.runs.spec import read_mapping
 
-    settings: dict[str, Any] = {} if config is None else read_mapping(config)
-    corpus = {
-        "text": [os.path.abspath(os.path.expanduser(as_path(name))) if name != "-" else name for name in text]
-        if text
-        else None,
-        "dataset": dataset,
-        "split": split,
-        "field": field,
-        "packaged": packaged,
-        "encoding": encoding,
-        "max_tokens": max_tokens,
-        "limit": limit,
-        "documents": "separate" if separate else None,
-    }
-    if max_tokens is not None and max_tokens < 0:
-        raise ValueError(f"--max-tokens: expected a whole number from 0 (all) on, got {max_tokens}")
-    flags = {
-        "model": str(Path(model).absolute()) if model is not None and Path(model).is_dir() else model,
-        "revision": revision,
-        "window": window,
-        "pool": pool,
-        "special": special or None,
-        "queries": queries,
-        "kept_queries": kept_queries,
-        "layers": None if layers is None else _numbers(layers, "--layers"),
-        "heads": None if heads is None else _numbers(heads, "--heads"),
-        "n": n,
-        "epsilons": epsilon,
-        "moments": moments,
-        "moments_n": moments_n,
-        "part": part,
-        "seed": seed,
-        "device": device,
-        "dtype": dtype,
-    }
-    settings |= {name: value for name, value in flags.items() if value is not None}
-    given = settings.get("corpus", {})
-    if not isinstance(given, dict):
-        raise ValueError(f"{config}: corpus: expected a mapping of fields, got {type(given).__name__}")
-    text_flags = {name: value for name, value in corpus.items() if value is not None}
-    settings["corpus"] = {"max_tokens": KEYS, **given, **text_flags}
-    if max_tokens == 0:
-        settings["corpus"]["max_tokens"] = None
-    if "-" in settings["corpus"].get("text", ()):
-        out = _keep_stdin(settings["corpus"], out)
-    spec = ProbeSpec.read(settings)
+    if model is not None:
+        settings["model"] = str(Path(model).absolute()) if Path(model).is_dir() else model
+    if separate:
+        corpus["documents"] = "separate"
+    fields = _settings(settings, corpus, config)
+    if "-" in fields["corpus"].get("text", ()):
+        out = _keep_stdin(fields["corpus"], out)
+    spec = ProbeSpec.read(fields)
     if sys.stderr.isatty():  # in a log a mistake is one line, with nothing before it
         log(f"reading the model {spec.model} and the text")
     context = context_of(spec, starts=True)
@@ -135,6 +89,34 @@ def probe(
         show_heads(run)
         if report is not None:
             log(f"report: {report}")
+
+
+def _settings(flags: Given, corpus: Given, config: Path | None) -> dict[str, Any]:
+    """Fields of the spec: flags before the file, the file before a probe's own amount of text."""
+    from esscher.models.probe.spec import KEYS
+    from esscher.runs.spec import read_mapping
+
+    found = {} if config is None else read_mapping(config)
+    given = found.get("corpus", {})
+    if not isinstance(given, dict):
+        raise ValueError(f"{config}: corpus: expected a mapping of fields, got {type(given).__name__}")
+    for name in ("layers", "heads"):
+        if name in flags:
+            flags[name] = _numbers(flags[name], f"--{name}")
+    if "text" in corpus:
+        corpus["text"] = [
+            name if name == "-" else os.path.abspath(os.path.expanduser(as_path(name))) for name in corpus["text"]
+        ]
+    if corpus.get("max_tokens", 0) < 0:
+        raise ValueError(f"--max-tokens: expected a whole number from 0 (all) on, got {corpus['max_tokens']}")
+    if corpus.get("max_tokens") == 0:
+        corpus["max_tokens"] = None
+    return {**found, **flags, "corpus": {"max_tokens": KEYS, **given, **corpus}}
+
+
+def _absolute(name: str) -> str:
+    """Whoever resumes the run may stand elsewhere."""
+    return os.path.abspath(os.path.expanduser(as_path(name)))
 
 
 def _numbers(text: str, flag: str) -> list[int]:

@@ -46,8 +46,8 @@ class RunSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
 
     job: str
-    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of all randomness")
-    device: str = Field(default="cpu", description="where units are computed")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of everything random")
+    device: str = Field(default="cpu", description="where tensors live: cpu, cuda, cuda:1 ...")
     dtype: str = Field(default="float64", description="floating-point type of the computation")
     threads: int = Field(default=1, ge=1, le=MOST_THREADS, description="threads of each unit")
 

@@ -15,12 +15,14 @@ __all__ = ["CorpusSpec"]
 class CorpusSpec(Plain):
     """A corpus as plain data: one source (files, a dataset or packaged text), how much of it, how it is cut."""
 
-    text: tuple[str, ...] = Field(default=(), description="files, directories, or '-' for standard input")
-    dataset: str | None = Field(default=None, description="Hugging Face dataset, 'name' or 'name:config', streamed")
+    text: tuple[str, ...] = Field(default=(), description="file or folder of text, or - for stdin; may be repeated")
+    dataset: str | None = Field(default=None, description="Hugging Face dataset, name or name:config, streamed")
     split: str = Field(default="train", description="split of the dataset")
-    field: str | None = Field(default=None, description="field with the text in tables and datasets; 'text' if not given")
-    packaged: Literal["prose", "code", "legal"] | None = Field(default=None, description="text that needs no file")
-    encoding: str = Field(default="utf-8", description="encoding of files and of standard input")
+    field: str | None = Field(default=None, description="field with the text in JSONL, CSV, Parquet, datasets")
+    packaged: Literal["prose", "code", "legal"] | None = Field(
+        default=None, description="text that needs no file: prose, code or legal"
+    )
+    encoding: str = Field(default="utf-8", description="encoding of text files and of stdin")
     limit: PositiveInt | None = Field(default=None, description="documents at most")
     max_tokens: PositiveInt | None = Field(default=None, description="tokens of text at most")
     documents: Literal["joined", "separate"] = Field(default="joined", description="may a window cross documents")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field, PositiveInt, field_validator
 
-from esscher.convergence.montecarlo.spec import parse_ladder
-from esscher.models.corpus import CorpusSpec
+from esscher.models.corpus.spec import CorpusSpec
 from esscher.runs import RunSpec, register
 
 __all__ = ["ProbeSpec", "drawn_ladder", "kept_ladder", "own_ladder"]
@@ -24,31 +23,40 @@ class ProbeSpec(RunSpec):
     """What ``esscher probe`` runs."""
 
     job: Literal["probe"] = "probe"
-    model: str = Field(default="packaged", description="hub name, folder, or 'packaged'")
+    model: str = Field(default="packaged", description="hub name or folder; packaged is the model that comes as a package")
     revision: str | None = Field(default=None, description="revision of a hub model")
     corpus: CorpusSpec = CorpusSpec(max_tokens=KEYS)
     window: PositiveInt | None = Field(default=None, description="tokens of a window, special ones included")
     pool: Literal["corpus", "sequence"] = Field(
-        default="corpus", description="corpus: tokens of all windows; sequence: the keys that the mask allows each query"
+        default="corpus",
+        description="whose keys: corpus (of all windows) or sequence (of a query's own, as the mask allows)",
     )
     special: bool = Field(default=False, description="special tokens are part of the pool")
     queries: PositiveInt = Field(default=256, description="queries of each head")
     kept_queries: PositiveInt = Field(default=64, description="of them, queries with errors of kept keys, and with tails")
-    layers: tuple[int, ...] | None = Field(default=None, description="layers to measure; all if not given")
-    heads: tuple[int, ...] | None = Field(default=None, description="heads to measure; all if not given")
-    n: tuple[int, ...] | None = Field(default=None, description="numbers of tokens")
-    epsilons: tuple[float, ...] = Field(default=(0.05, 0.1, 0.2), description="relative errors whose tokens are counted")
-    moments: Annotated[int, Field(ge=0)] = Field(default=0, description="Monte Carlo repeats of the outputs' moments")
-    moments_n: tuple[int, ...] | None = Field(default=None, description="numbers of tokens of these")
+    layers: tuple[int, ...] | None = Field(default=None, description="layers, 0,2-4; all when left out")
+    heads: tuple[int, ...] | None = Field(default=None, description="heads, 0,2-4; all when left out")
+    n: tuple[int, ...] | None = Field(default=None, description="token numbers: 16:4096:9 or 100,1000; up to the pool")
+    epsilons: tuple[float, ...] = Field(
+        default=(0.05, 0.1, 0.2), description="relative error to count tokens for; may be repeated"
+    )
+    moments: int = Field(default=0, ge=0, description="Monte Carlo repeats of the outputs' mean and covariance")
+    moments_n: tuple[int, ...] | None = Field(default=None, description="token numbers of these")
     batch: PositiveInt = Field(default=4096, description="tokens of one forward pass")
     part: PositiveInt = Field(default=131072, description="tokens of one piece of a large corpus")
-    dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
+    dtype: Literal["float32", "float64", "bfloat16", "float16"] = Field(
+        default="float32", description="floating point of the model: float32, float64, bfloat16 or float16"
+    )
     threads: PositiveInt = 1
 
     @field_validator("n", "moments_n", mode="before")
     @classmethod
     def _ladder(cls, value: Any) -> tuple[int, ...] | None:
-        return None if value is None else tuple(parse_ladder(value).tolist())
+        if value is None:
+            return None
+        from esscher.convergence.montecarlo.spec import parse_ladder  # help and flags do not wait for torch
+
+        return tuple(parse_ladder(value).tolist())
 
     @field_validator("layers", "heads")
     @classmethod

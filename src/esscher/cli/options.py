@@ -1,0 +1,130 @@
+"""Options of a command from the fields of its spec: a flag's name, kind, help and default are those of the field.
+
+A parameter annotated ``Annotated[Given, Fields("module:Class", ("field", ...))]`` stands for a flag for each field; the command
+gets the flags that were given, by field. The class is imported when the command is looked up, not before.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import typer
+
+__all__ = ["Fields", "Given", "with_fields"]
+
+Given = dict[str, Any]
+"""Values by field."""
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Fields of a spec that are flags, in the order of help.
+
+    A flag has the field's name, or the one in ``flags``; with ``defaults`` its default too, else a field whose flag was not
+    given is left to the spec, and help says what that takes: the field's default, or the words in ``left_out``. A tuple of
+    numbers is text, which the spec or the command reads; one of words or fractions is a flag that may be repeated, unless
+    ``as_text`` has it.
+    """
+
+    spec: str
+    names: tuple[str, ...]
+    flags: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    as_text: Mapping[str, str] = field(default_factory=dict)  # and what separates its parts
+    defaults: bool = False
+
+    def parameters(self) -> list[inspect.Parameter]:
+        """What typer makes flags of."""
+        module, _, name = self.spec.partition(":")
+        known = getattr(importlib.import_module(module), name).model_fields
+        return [self._parameter(field, known[field]) for field in self.names]
+
+    def _parameter(self, name: str, about: Any) -> inspect.Parameter:
+        kind = str if name in self.as_text else _kind(about.annotation)
+        default: Any = False if kind is bool else None
+        if self.defaults and about.default is not None:
+            default = self._text(name, about.default) if isinstance(about.default, tuple) else about.default
+        flag = f"--{self.flags.get(name, name).replace('_', '-')}"
+        help = about.description[:1].upper() + about.description[1:]
+        if default is None and (note := self.left_out.get(name, _shown(about.default))):
+            help += f"; {note}"
+        least, most = _bounds(about.metadata)
+        option = typer.Option(flag, help=f"{help}.", min=least, max=most)
+        annotation = Annotated[kind if default is not None else kind | None, option]  # type: ignore[valid-type]
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+    def _text(self, name: str, values: Sequence[Any]) -> str:
+        return self.as_text.get(name, ",").join(map(_number, values))
+
+
+def with_fields(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command as typer takes it: each parameter that stands for fields replaced by a flag for each of them."""
+    hints = typing.get_type_hints(command, include_extras=True)
+    groups = {name: found for name, hint in hints.items() if (found := _fields_of(hint)) is not None}
+    if not groups:
+        return command
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        if parameter.name in groups:
+            parameters += groups[parameter.name].parameters()
+        else:
+            own = {"kind": inspect.Parameter.KEYWORD_ONLY, "annotation": hints[parameter.name]}
+            parameters.append(parameter.replace(**own))
+
+    @functools.wraps(command)
+    def called(**values: Any) -> Any:
+        for name, group in groups.items():
+            given = {known: values.pop(known) for known in group.names}
+            values[name] = {known: value for known, value in given.items() if value is not None and value is not False}
+        return command(**values)
+
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    del called.__wrapped__  # typer would look behind it
+    return called
+
+
+def _fields_of(hint: Any) -> Fields | None:
+    return next((extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Fields)), None)
+
+
+def _kind(annotation: Any) -> Any:
+    """The kind of a flag for values of a field."""
+    origin, inside = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (types.UnionType, typing.Union):
+        return _kind(next(part for part in inside if part is not type(None)))
+    if origin is Annotated:
+        return _kind(inside[0])
+    if origin is Literal:
+        return str
+    if origin is tuple:
+        part = _kind(inside[0])
+        return str if part is int else list[part]  # type: ignore[valid-type]
+    assert annotation in (bool, int, float, str), annotation
+    return annotation
+
+
+def _bounds(metadata: Sequence[Any]) -> tuple[int | None, int | None]:
+    """Of a seed; what else a field refuses, the spec refuses in its own words."""
+    below = next((bound.lt for bound in metadata if hasattr(bound, "lt")), None)
+    least = next((bound.ge for bound in metadata if hasattr(bound, "ge")), None)
+    return (None, None) if below is None or least is None else (least, below - 1)
+
+
+def _shown(default: Any) -> str:
+    """What a field takes when it is left out, where that is one value."""
+    return str(default) if isinstance(default, int | float | str) and not isinstance(default, bool) and default != "" else ""
+
+
+def _number(value: Any) -> str:
+    """As people write it: 3e4 for 30000."""
+    text = str(value)
+    first, zeros = text.rstrip("0"), len(text) - len(text.rstrip("0"))
+    return f"{first}e{zeros}" if isinstance(value, int) and zeros > 3 else text
