@@ -21,7 +21,7 @@ SIZE = (1280, 1540)
 
 
 def probed(folder: Path) -> Run:
-    from esscher.models.probe.job import probe
+    from esscher.models.probe.api import probe
 
     return probe(out=folder, progress=terminal())
 

@@ -104,9 +104,7 @@ def _settings(flags: Given, corpus: Given, config: Path | None) -> dict[str, Any
         if name in flags:
             flags[name] = _numbers(flags[name], f"--{name}")
     if "text" in corpus:
-        corpus["text"] = [
-            name if name == "-" else os.path.abspath(os.path.expanduser(as_path(name))) for name in corpus["text"]
-        ]
+        corpus["text"] = [name if name == "-" else _absolute(name) for name in corpus["text"]]
     if corpus.get("max_tokens", 0) < 0:
         raise ValueError(f"--max-tokens: expected a whole number from 0 (all) on, got {corpus['max_tokens']}")
     if corpus.get("max_tokens") == 0:
