@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from esscher.attention.head import Head, check_pair
+from esscher.attention.second_tilt import second_tilt
 from esscher.attention.softmax import attention_inputs
 from esscher.inputs import as_positive, as_tensor, finite_result
 from esscher.measures.base import Measure
@@ -41,11 +42,10 @@ def delta_covariance(head: Head, measure: Measure, queries: Any) -> Float64[Tens
         measure.log_laplace(theta)  # no limit at theta itself: say that instead
         diagonal = torch.full((theta.shape[0], head.dim_out), torch.inf, dtype=torch.float64, device=theta.device)
         return torch.diag_embed(diagonal)
-    log_growth = measure.log_laplace(2 * theta) - 2 * measure.log_laplace(theta)
-    shift = (measure.tilted_mean(2 * theta) - measure.tilted_mean(theta)) @ V.T
-    spread = V @ measure.tilted_cov(2 * theta) @ V.T
-    table = finite_result(spread + shift[:, :, None] * shift[:, None, :], "head.V: its values' covariance", "scale V down")
-    return _grown(table, log_growth[:, None, None])
+    twice = second_tilt(head, measure, theta)
+    table = V @ twice.cov @ V.T + twice.shift[:, :, None] * twice.shift[:, None, :]
+    table = finite_result(table, "head.V: its values' covariance", "scale V down")
+    return _grown(table, twice.log_growth[:, None, None])
 
 
 def _grown(table: Tensor, log_growth: Tensor) -> Tensor:
@@ -66,10 +66,9 @@ def delta_trace(head: Head, measure: Measure, queries: Any) -> Float64[Tensor, "
     traces = []
     try:
         for rows in torch.split(theta, max(1, BLOCK // measure.dim**2)):
-            log_growth = measure.log_laplace(2 * rows) - 2 * measure.log_laplace(rows)
-            shift = (measure.tilted_mean(2 * rows) - measure.tilted_mean(rows)) @ V.T
-            spread = torch.einsum("ij,mij->m", gram, measure.tilted_cov(2 * rows))
-            traces.append(_grown(spread + shift.square().sum(-1), log_growth))
+            twice = second_tilt(head, measure, rows)
+            spread = torch.einsum("ij,mij->m", gram, twice.cov)
+            traces.append(_grown(spread + twice.shift.square().sum(-1), twice.log_growth))
     except ValueError:
         measure.log_laplace(theta)  # no limit at theta itself: say that instead
         return torch.full((theta.shape[0],), torch.inf, dtype=torch.float64, device=theta.device)

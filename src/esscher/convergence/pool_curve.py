@@ -15,6 +15,7 @@ from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.grid import state as deposit
 from esscher.convergence.integral.formulas import NodeErrors
 from esscher.convergence.integral.nodes import concatenate, error_from_nodes, take
+from esscher.convergence.sampling import check_sampling
 from esscher.inputs import as_count, as_counts, as_positive, as_tensor
 
 __all__ = ["exact_pool_curve"]
@@ -66,8 +67,7 @@ def exact_pool_curve(
     counts = as_counts(n, "n")
     if empty not in ("zero", "exclude"):
         raise ValueError(f"empty: expected 'zero' or 'exclude', got {empty!r}")
-    if sampling == "bernoulli" and counts.max() > pool.keys:
-        raise ValueError(f"n: keeping keys of a pool of {pool.keys} gives at most {pool.keys} tokens, got {counts.max()}")
+    check_sampling(sampling, counts, pool.keys)
     pairs = len(pool.q) * pool.keys * (len(counts) if sampling == "bernoulli" else 1)
     if pairs <= FEW_PAIRS:
         errors = pool.by_keys(pool.q, counts, details)
@@ -104,8 +104,6 @@ class _Pool:
 
     @classmethod
     def check(cls, q: Any, k: Any, v: Any, scale: Any, weights: Any, sampling: str, block: int) -> _Pool:
-        if sampling not in ("replacement", "bernoulli"):
-            raise ValueError(f"sampling: expected 'replacement' or 'bernoulli', got {sampling!r}")
         query = as_tensor(q, "q", ndim=2).detach()
         key = as_tensor(k, "k", ndim=2, last=query.shape[1]).detach()
         value = as_tensor(v, "v", ndim=2).detach()

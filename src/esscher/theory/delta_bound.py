@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from esscher.attention.head import Head
+from esscher.attention.second_tilt import second_tilt
 from esscher.inputs import as_counts, as_tensor
 from esscher.measures.base import Measure
 from esscher.measures.spectrum import product
@@ -55,10 +56,9 @@ def delta_bound_numbers(head: Head, measure: Measure, query: Any) -> dict[str, f
     fourth = measure.value_fourth_moment(V)
     if fourth is None:
         raise ValueError(f"measure: the fourth moment of {type(measure).__name__} is not known")
-    log_ratio = float(measure.log_laplace(2.0 * theta) - 2.0 * measure.log_laplace(theta))
-    mean = measure.tilted_mean(theta)
-    apart = V @ (measure.tilted_mean(2.0 * theta) - mean)
-    spread = float((product(V, measure.tilted_cov(2.0 * theta)) * V).sum() + apart @ apart)
+    twice = second_tilt(head, measure, theta)
+    log_ratio = float(twice.log_growth)
+    spread = float((product(V, twice.cov) * V).sum() + twice.shift @ twice.shift)
     ratio = math.exp(log_ratio) if log_ratio < 700.0 else math.inf
-    centre = float((V @ (mean - measure.mean.double())).norm())
+    centre = float((V @ (measure.tilted_mean(theta) - measure.mean.double())).norm())
     return {"ratio": ratio, "delta": ratio * spread if spread > 0.0 else 0.0, "fourth": fourth, "centre": centre}

@@ -11,10 +11,10 @@ import torch
 from scipy.special import gammaincc
 
 from esscher.convergence.integral import nodes as functionals
-from esscher.convergence.integral.bernoulli import keep_fraction
+from esscher.convergence.integral.bernoulli import bernoulli_errors
 from esscher.convergence.integral.formulas import aliasing, step_for
 from esscher.convergence.integral.nodes import KeySource, error_from_nodes
-from esscher.convergence.integral.replacement import draw_with_replacement
+from esscher.convergence.integral.replacement import replacement_errors
 from tests.convergence.pools import by_sequences, by_subsets, softmax
 
 
@@ -164,7 +164,7 @@ def test_slope_of_draws_against_differences(n: float) -> None:
     source = KeySource.build(*_tensors(2 * random.normal(size=(2, 40)), random.normal(size=(40, 3))))
     h = 1e-4
     around = torch.tensor([n * math.exp(k * h) for k in (-2, -1, 0, 1, 2)], dtype=torch.float64)
-    result = draw_with_replacement(source, around, step=0.25, tol=1e-14)
+    result = replacement_errors(source, around, step=0.25, tol=1e-14)
     mse = result.mse
     difference = (mse[:, 0] - 8 * mse[:, 1] + 8 * mse[:, 3] - mse[:, 4]) / (12 * h)
     np.testing.assert_allclose(result.dmse_dlogn[:, 2], difference, rtol=1e-8)
@@ -176,7 +176,7 @@ def test_slope_of_kept_keys_against_the_polynomial(n: int) -> None:
     random = np.random.default_rng(10)
     scores, values = random.normal(size=7), random.normal(size=(7, 2))
     source = KeySource.build(*_tensors(scores[None], values))
-    result = keep_fraction(source, n, 7, step=0.28, tol=1e-13)
+    result = bernoulli_errors(source, n, 7, step=0.28, tol=1e-13)
     h = 1e-4
     around = [by_subsets(scores, values, n / 7 * math.exp(k * h)).mse for k in (-2, -1, 1, 2)]
     difference = (around[0] - 8 * around[1] + 8 * around[2] - around[3]) / (12 * h)
@@ -189,7 +189,7 @@ def test_aliasing_is_reached_and_never_exceeded() -> None:
     source = KeySource.build(*_tensors(np.zeros((1, 5)), values))
     n = torch.logspace(6, 7, 60, dtype=torch.float64)
     for step in (0.5, 0.7):
-        mse = draw_with_replacement(source, n, step=step, tol=1e-13).mse[0]
+        mse = replacement_errors(source, n, step=step, tol=1e-13).mse[0]
         error = np.abs(mse * n.numpy() / values.var(0).sum() - 1)
         assert 0.9 * aliasing(step) < error.max() < aliasing(step) * (1 + 1e-6) + 1e-12
 
@@ -208,8 +208,8 @@ def test_what_is_cut_off_is_within_tol(tol: float, sampling: str) -> None:
 
         def run(limit: float, n: int = n) -> Any:
             if sampling == "bernoulli":
-                return keep_fraction(source, n, 60, step=0.25, tol=limit).mse
-            return draw_with_replacement(source, torch.tensor([float(n)]).double(), step=0.25, tol=limit).mse
+                return bernoulli_errors(source, n, 60, step=0.25, tol=limit).mse
+            return replacement_errors(source, torch.tensor([float(n)]).double(), step=0.25, tol=limit).mse
 
         cut = 1 - run(tol) / run(1e-14)
         assert cut.max() <= 2 * tol

@@ -26,10 +26,10 @@ from torch.nn.functional import pad
 from esscher.convergence.grid.bspline import interpolation_error
 from esscher.convergence.grid.reading import DepositSource
 from esscher.convergence.grid.scatter import scatter
-from esscher.convergence.integral.bernoulli import keep_fraction
+from esscher.convergence.integral.bernoulli import bernoulli_errors
 from esscher.convergence.integral.formulas import TINY, NodeErrors, step_for
 from esscher.convergence.integral.nodes import side_by_side
-from esscher.convergence.integral.replacement import draw_with_replacement
+from esscher.convergence.integral.replacement import replacement_errors
 
 __all__ = [
     "Deposit",
@@ -220,9 +220,9 @@ def _integrate(
     step = step_for(grid.tol)
     if sampling == "replacement":
         counts = torch.as_tensor(n, dtype=torch.float64, device=state.cells.device)
-        return draw_with_replacement(base.coarser(levels[0]), counts, step=step, tol=grid.tol, details=details)
+        return replacement_errors(base.coarser(levels[0]), counts, step=step, tol=grid.tol, details=details)
     parts = [
-        keep_fraction(base.coarser(level), count, of, state.keys, step=step, tol=grid.tol, details=details)
+        bernoulli_errors(base.coarser(level), count, of, state.keys, step=step, tol=grid.tol, details=details)
         for count, level in zip(n.tolist(), levels, strict=True)
     ]
     return side_by_side(parts)

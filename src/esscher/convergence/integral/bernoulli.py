@@ -9,7 +9,7 @@ from torch import Tensor
 
 from esscher.convergence.integral.formulas import HIGHEST, Family, NodeErrors, Source, aliasing, as_numpy, march
 
-__all__ = ["keep_fraction"]
+__all__ = ["bernoulli_errors"]
 
 
 def _bernoulli(kept: float, dropped: float) -> Family:
@@ -57,7 +57,7 @@ def _bernoulli_tail(kept: float, dropped: float) -> Family:
     return family
 
 
-def keep_fraction(
+def bernoulli_errors(
     source: Source, n: int, of: int, keys: Tensor | None = None, *, step: float, tol: float, details: bool = False
 ) -> NodeErrors:
     """The error when each key is kept with probability f = n / of; no kept key counts as no error.

@@ -141,7 +141,7 @@ class NodeErrors:
 
     mse: Floats
     sum_p2: Floats
-    dmse_dlogn: Floats  # n d mse / d n; at n = N of keep_fraction the mse is 0 and this is nan
+    dmse_dlogn: Floats  # n d mse / d n; at n = N of bernoulli_errors the mse is 0 and this is nan
     limit: Floats
     delta: Floats
     bias: Floats | None

@@ -16,9 +16,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from esscher.convergence.integral.bernoulli import keep_fraction
+from esscher.convergence.integral.bernoulli import bernoulli_errors
 from esscher.convergence.integral.formulas import Family, Moments, NodeErrors, Source, Sums, Vectors
-from esscher.convergence.integral.replacement import draw_with_replacement
+from esscher.convergence.integral.replacement import replacement_errors
+from esscher.convergence.sampling import check_sampling
 from esscher.inputs import as_counts, as_tensor
 
 __all__ = ["KeySource", "concatenate", "error_from_nodes", "side_by_side", "take"]
@@ -153,13 +154,9 @@ def error_from_nodes(
     score, log_weight, value, spare = _nodes(scores, log_weights, values, extra)
     counts = as_counts(n, "n")
     keys = score.shape[1]
-    if sampling not in ("replacement", "bernoulli"):
-        raise ValueError(f"sampling: expected 'replacement' or 'bernoulli', got {sampling!r}")
-    if sampling == "bernoulli":
-        if log_weights is not None or extra is not None:
-            raise ValueError("sampling='bernoulli': expected equal weights and no extra variance; pass None for both")
-        if counts.max() > keys:
-            raise ValueError(f"n: keeping keys of a pool of {keys} gives at most {keys} tokens, got {counts.max()}")
+    check_sampling(sampling, counts, keys)
+    if sampling == "bernoulli" and not (log_weights is None and extra is None):
+        raise ValueError("sampling='bernoulli': expected equal weights and no extra variance; pass None for both")
     spans = (score.amax(1) - score.amin(1)).tolist()
     group = max(1, ELEMENTS // (16 * keys))
     parts: list[NodeErrors] = []
@@ -179,8 +176,8 @@ def error_from_nodes(
 def _integrate(source: Source, counts: Any, keys: int, sampling: str, details: bool) -> NodeErrors:
     if sampling == "replacement":
         n = torch.as_tensor(counts, dtype=torch.float64, device=source.moments.limit.device)
-        return draw_with_replacement(source, n, step=STEP, tol=TOL, details=details)
-    return side_by_side([keep_fraction(source, int(c), keys, step=STEP, tol=TOL, details=details) for c in counts])
+        return replacement_errors(source, n, step=STEP, tol=TOL, details=details)
+    return side_by_side([bernoulli_errors(source, int(c), keys, step=STEP, tol=TOL, details=details) for c in counts])
 
 
 def concatenate(parts: list[NodeErrors]) -> NodeErrors:

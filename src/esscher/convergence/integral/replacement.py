@@ -9,7 +9,7 @@ from torch import Tensor
 
 from esscher.convergence.integral.formulas import HIGHEST, TINY, NodeErrors, Source, aliasing, as_numpy, march
 
-__all__ = ["draw_with_replacement"]
+__all__ = ["replacement_errors"]
 
 LEAST = -700.0  # logarithm of the smallest power worth telling from 0: smaller numbers are slow
 
@@ -41,16 +41,16 @@ def _replacement_tail(u: Tensor, tau: Tensor) -> dict[str, tuple[str, Tensor]]:
     return {"square": ("spread", tail), "pair": ("mass", tail)}
 
 
-def draw_with_replacement(source: Source, n: Tensor, *, step: float, tol: float, details: bool = False) -> NodeErrors:
+def replacement_errors(source: Source, n: Tensor, *, step: float, tol: float, details: bool = False) -> NodeErrors:
     """The error for n keys drawn independently, every n at once. ``n``: float64, at least 1."""
-    sums = _Draws(source, n, step, details)
+    sums = _Replacement(source, n, step, details)
     most = math.log(float(n.max()))
     start = float((0.5 * math.log(2 * tol) - most - source.moments.log_first).min())
     march(source, sums, start, -most - 18, step, tol)
     return sums.result((aliasing(step) + 2 * tol) / 2)
 
 
-class _Draws:
+class _Replacement:
     """Running sums over nodes, for m queries and all n."""
 
     def __init__(self, source: Source, n: Tensor, step: float, details: bool) -> None:
