@@ -19,9 +19,9 @@ MISSING = (
 )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """One headless Chromium for all tests of a process."""
+    """One headless Chromium for the tests of this folder; not for longer, as its event loop is in the way of others."""
     command = find_chromium()
     if command is None:
         pytest.skip(MISSING)

@@ -180,15 +180,12 @@ def test_every_column_is_explained(visit: Visit, atlas_page: Path, atlas: Run) -
     assert all(page.evaluate("[...document.querySelectorAll('#table th')].map((cell) => cell.title)"))
 
 
-def test_csv_downloads(browser: Browser, visit: Visit, atlas_page: Path, atlas: Run, tmp_path: Path) -> None:
-    browser.downloads.clear()
-    browser.save_downloads(tmp_path)
+def test_csv_downloads(visit: Visit, atlas_page: Path, atlas: Run, tmp_path: Path) -> None:
     page = visit(atlas_page)
     page.click("#table th button[data-key='coupling']")
-    page.click("#table .csv")
-    name = page.downloaded()
-    assert name == "esscher-six-by-twelve-heads.csv"
-    rows = list(csv.DictReader(io.StringIO((tmp_path / name).read_text("utf-8"))))
+    file = page.download("#table .csv", tmp_path)
+    assert file.name == "esscher-six-by-twelve-heads.csv"
+    rows = list(csv.DictReader(io.StringIO(file.read_text("utf-8"))))
     heads = atlas.table("heads").sort_values("coupling")
     assert set(rows[0]) == set(heads.columns)
     assert [(int(row["layer"]), int(row["head"])) for row in rows] == list(zip(heads["layer"], heads["head"], strict=True))
@@ -235,7 +232,7 @@ def test_light_and_dark_switch(visit: Visit, atlas_page: Path) -> None:
 
 def test_prints_on_white(visit: Visit, atlas_page: Path, artefacts: Path) -> None:
     page = visit(atlas_page, "#L3H5", dark=True, width=760)
-    page.ask("Emulation.setEmulatedMedia", media="print")
+    page.tab.emulate_media(media="print")
     assert page.evaluate("document.documentElement.scrollWidth") <= 760
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert page.evaluate("getComputedStyle(document.querySelector('nav')).display") == "none"
