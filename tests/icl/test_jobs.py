@@ -9,9 +9,10 @@ import pandas as pd
 import pytest
 from pydantic import ValidationError
 
+from esscher.icl.comparison import compare_with_flow, flow_ends, trained_risks
 from esscher.icl.concentration.job import ConcentrationSpec
 from esscher.icl.figures import FIGURES, choose_figures, specs_for
-from esscher.icl.flow.job import FlowSpec, compare_with_flow, flow_ends, trained_risks
+from esscher.icl.flow.job import FlowSpec
 from esscher.icl.tasks import as_task
 from esscher.icl.training.job import TrainSpec, units
 from esscher.runs import execute, resume

@@ -269,7 +269,7 @@ def draw(figure: IclFigure, runs: dict[str, Run], path: Path) -> None:
 
 def _trained(run: Run) -> dict[str, pd.DataFrame]:
     """Exact errors of trained models, and the flow's beside them."""
-    from esscher.icl.flow.job import compare_with_flow, flow_ends, trained_risks
+    from esscher.icl.comparison import compare_with_flow, flow_ends, trained_risks
 
     if run.manifest.job != "icl-train":
         raise ValueError(f"{run.path}: expected a run of esscher icl train, got one of job {run.manifest.job}")

@@ -13,13 +13,50 @@ from pydantic import Field, field_validator
 from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.montecarlo.spec import parse_ladder
 from esscher.convergence.rate.fit import fit_rate
+from esscher.icl.columns import COVARIANCE, LENGTH, STATUS, STDERR
 from esscher.icl.concentration.bounds import bounds
 from esscher.icl.concentration.errors import AGAINST, METRICS, prompt_errors, risk_gradient_errors
 from esscher.icl.layer import OVKQ, default_weights
 from esscher.icl.tasks import as_task
 from esscher.runs import Job, RunSpec, Shard, Unit, register
+from esscher.runs.columns import Column
 
 __all__ = ["CONCENTRATION", "ConcentrationSpec"]
+
+N = Column("n", "int", "prompt length", LENGTH.help, "log")
+AGAINST_WHAT = Column("against", "word", "against", "linear attention on the same prompt, or the limit of both.", "words")
+METRIC = Column(
+    "metric", "word", "difference of", "The output, its gradients, the gradient of the loss, or that of the risk.", "words"
+)
+RMS = Column(
+    "rms", "float", "rms difference", "Root mean square over prompts of the difference; of a bound, its height.", "log"
+)
+EXPONENT = Column(
+    "exponent", "float", "exponent", "The difference, or the bound, falls as n to minus this.", ends=("low", "high")
+)
+TABLES = {
+    "errors": (
+        *(COVARIANCE, N, AGAINST_WHAT, METRIC),
+        Column("repeat", "int", "repeat", "Number of the group of prompts."),
+        Column("squared", "float", "squared difference", "Mean over a group of prompts of the squared difference.", "log"),
+    ),
+    "exact": (
+        *(COVARIANCE, N, AGAINST_WHAT),
+        Column(
+            "error", "float", "difference", "Norm of the difference of the exact gradients of the mean squared error.", "log"
+        ),
+    ),
+    "curves": (N, RMS, STDERR, COVARIANCE, AGAINST_WHAT, METRIC),
+    "rates": (
+        *(COVARIANCE, AGAINST_WHAT, METRIC, EXPONENT),
+        Column("low", "float", "exponent, low", "Lower end of the exponent's interval."),
+        Column("high", "float", "exponent, high", "Upper end of the exponent's interval."),
+        Column("constant", "float", "constant", "The difference is about this times n to minus the exponent.", "log"),
+        STATUS,
+        Column("reason", "word", "reason", "What the status of the fit means."),
+    ),
+    "bounds": (METRIC, Column("name", "word", "bound", "Name of the bound."), N, RMS, EXPONENT, COVARIANCE),
+}
 
 
 class ConcentrationSpec(RunSpec):
@@ -112,5 +149,5 @@ def _append(curves: list[pd.DataFrame], rates: list[dict[str, Any]], identity: d
     )
 
 
-CONCENTRATION = Job("icl-concentration", ConcentrationSpec, units, compute, consolidate)
+CONCENTRATION = Job("icl-concentration", ConcentrationSpec, units, compute, consolidate, columns=lambda _: TABLES)
 register("icl-concentration", "esscher.icl.concentration.job:CONCENTRATION")

@@ -9,14 +9,43 @@ from typing import Annotated, Any, Literal
 import pandas as pd
 from pydantic import Field, field_validator
 
+from esscher.icl.columns import COVARIANCE, LENGTH, MODEL, MSE, SEED, STATUS, STDERR
 from esscher.icl.tasks import as_task
 from esscher.icl.training.schedule import Schedule
 from esscher.icl.training.train import Optimizer, Settings, train
 from esscher.runs import Job, RunSpec, Shard, Unit, register
+from esscher.runs.columns import Column
 
 __all__ = ["TRAIN", "TrainSpec"]
 
-TABLES = ("curve", "distance", "path", "final")
+UNIT = (COVARIANCE, LENGTH, SEED)
+STEP = Column("step", "int", "step", "Steps of training so far; of a model that diverged, the step at which it did.", "log")
+LOSS = Column(
+    "loss", "float", "loss", "Mean loss of the batches since the last record; at the end, that of the last batch.", "log"
+)
+TABLES = {
+    "curve": (STEP, MODEL, LOSS, MSE, STDERR, *UNIT),
+    "distance": (
+        STEP,
+        Column("distance2", "float", "squared distance", "Squared distance between the parameters of the two models.", "log"),
+        *UNIT,
+    ),
+    "path": (
+        STEP,
+        MODEL,
+        Column("values", "list", "parameters", "U without its last column and the last row of OV, row by row, head by head."),
+        *UNIT,
+    ),
+    "final": (
+        *(MODEL, MSE, STDERR, STATUS, STEP, LOSS),
+        Column("advice", "word", "advice", "What happened to a model that diverged, and what helps."),
+        Column("O", "list", "O", "Output map, flattened, head by head."),
+        Column("V", "list", "V", "Value map, flattened, head by head."),
+        Column("K", "list", "K", "Key map, flattened, head by head."),
+        Column("Q", "list", "Q", "Query map, flattened, head by head."),
+        *UNIT,
+    ),
+}
 
 
 class TrainSpec(RunSpec):
@@ -78,5 +107,5 @@ def consolidate(spec: TrainSpec, shards: Sequence[Shard]) -> dict[str, Any]:
     return {name: pd.concat([shard.tables[name].to_pandas() for shard in shards], ignore_index=True) for name in TABLES}
 
 
-TRAIN = Job("icl-train", TrainSpec, units, compute, consolidate)
+TRAIN = Job("icl-train", TrainSpec, units, compute, consolidate, columns=lambda _: TABLES)
 register("icl-train", "esscher.icl.training.job:TRAIN")
