@@ -20,6 +20,7 @@ from esscher.models.probe.moments import moment_curves, moment_ladder
 from esscher.models.probe.own_context import sequence_state
 from esscher.models.probe.passes import PooledLayer, hold, stream
 from esscher.models.probe.spec import ProbeSpec, own_ladder
+from esscher.models.probe.statistics import check_registered
 from esscher.models.probe.statistics.statistic import Failure
 from esscher.models.probe.tables import Tables, columns, failed_row, layer_tables
 from esscher.models.probe.tokens import LayerInfo
@@ -36,6 +37,7 @@ def units(spec: ProbeSpec) -> list[Unit]:
     """A few heads of a layer each where all tokens can be held; a layer each where the corpus is one part; else some layers
     over one part, whose states are merged at the end.
     """
+    check_registered(spec)
     context = context_of(spec, starts=True)
     own_ladder(spec, context.keys if spec.pool == "corpus" else context.windows.length)  # n beyond the pool: refused here
     if spec.moments:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +17,7 @@ WINDOW = 512  # tokens of a window unless the model takes fewer
 KEYS = 16384  # tokens of text unless told otherwise
 SMALLEST = 16  # first n of a ladder
 BEYOND = 1024  # how far beyond the pool the errors of draws with replacement are followed
+ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # a class in a module
 FRACTIONS = (0.75, 0.9, 1.0)  # of the pool, at the end of the ladder of kept keys
 
 
@@ -42,6 +44,7 @@ class ProbeSpec(RunSpec):
     )
     moments: int = Field(default=0, ge=0, description="Monte Carlo repeats of the outputs' mean and covariance")
     moments_n: tuple[int, ...] | None = Field(default=None, description="token numbers of these")
+    statistics: tuple[str, ...] = Field(default=(), description="statistics from elsewhere, 'module:Class' each")
     batch: PositiveInt = Field(default=4096, description="tokens of one forward pass")
     part: PositiveInt = Field(default=131072, description="tokens of one piece of a large corpus")
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = Field(
@@ -57,6 +60,14 @@ class ProbeSpec(RunSpec):
         from esscher.convergence.montecarlo.spec import parse_ladder  # help and flags do not wait for torch
 
         return tuple(parse_ladder(value).tolist())
+
+    @field_validator("statistics")
+    @classmethod
+    def _entries(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for entry in value:
+            if not ENTRY.fullmatch(entry):
+                raise ValueError(f"expected 'module:Class', got {entry!r}")
+        return value
 
     @field_validator("layers", "heads")
     @classmethod

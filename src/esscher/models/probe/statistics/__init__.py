@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
+from importlib.metadata import entry_points
+from typing import TypeVar
 
 from esscher.models.probe.spec import ProbeSpec
 from esscher.models.probe.statistics.accuracy import Accuracy
@@ -20,7 +23,22 @@ from esscher.models.probe.statistics.theory import Theory
 from esscher.models.probe.statistics.token_shape import TokenShape
 from esscher.runs.columns import Column
 
-__all__ = ["STATISTICS", "Block", "Column", "Findings", "Found", "Order", "Start", "Statistic", "checked", "statistics_of"]
+__all__ = [
+    "STATISTICS",
+    "Block",
+    "Column",
+    "Findings",
+    "Found",
+    "Order",
+    "Start",
+    "Statistic",
+    "check_registered",
+    "checked",
+    "register",
+    "statistics_of",
+]
+
+_S = TypeVar("_S", bound=Statistic)
 
 # In the order of the columns; a statistic reads those before it.
 STATISTICS: tuple[Statistic, ...] = (
@@ -39,9 +57,42 @@ STATISTICS: tuple[Statistic, ...] = (
 )
 
 
+REGISTERED: dict[str, type[Statistic]] = {}
+"""Statistics from elsewhere by "module:Class". Only :func:`register` fills it; no file of a run can."""
+OUTSIDE = "esscher.statistics"  # entry points of installed packages
+
+
+def register(statistic: type[_S]) -> type[_S]:
+    """Decorator: let probes name a statistic from outside this package, ``statistics=["module:Class"]``."""
+    REGISTERED[f"{statistic.__module__}:{statistic.__name__}"] = statistic
+    return statistic
+
+
 def statistics_of(spec: ProbeSpec) -> tuple[Statistic, ...]:
-    """The statistics of a probe, checked."""
-    return checked(STATISTICS, spec)
+    """The statistics of a probe, checked: those of this package and those that the spec names."""
+    return checked([*STATISTICS, *(_found(entry)() for entry in spec.statistics)], spec)
+
+
+def check_registered(spec: ProbeSpec) -> None:
+    """Refuse names that only the file of a run has: a process imports what a spec names after this alone."""
+    known = {*REGISTERED, *(point.value for point in entry_points(group=OUTSIDE))} if spec.statistics else set()
+    for entry in spec.statistics:
+        if entry not in known:
+            raise ValueError(
+                f"statistics: {entry} is not registered (registered: {', '.join(sorted(known)) or 'none'}); import the module "
+                f"that registers it, or list it among the entry points {OUTSIDE}"
+            )
+
+
+def _found(entry: str) -> type[Statistic]:
+    """The class of an entry; a worker imports its module, since whoever started it has checked the name."""
+    if entry not in REGISTERED:
+        module, _, name = entry.partition(":")
+        found = getattr(importlib.import_module(module), name, None)
+        if not (isinstance(found, type) and issubclass(found, Statistic)):
+            raise ValueError(f"statistics: {entry} is not a class of Statistic")
+        register(found)
+    return REGISTERED[entry]
 
 
 def checked(statistics: Sequence[Statistic], spec: ProbeSpec) -> tuple[Statistic, ...]:
