@@ -26,7 +26,7 @@ class ClusterProcesses:
     def __init__(self, folder: Path, workers: int) -> None:
         self._folder = folder
         self._file = folder / "scheduler.json"
-        self._environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        self._environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}", "OMP_NUM_THREADS": "1"}
         self.scheduler = self._start(
             "dask_scheduler",
             "--host",

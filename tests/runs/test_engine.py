@@ -28,7 +28,7 @@ from esscher.runs import (
     resume,
     terminal,
 )
-from esscher.runs.executors.work import Order, compute_there
+from esscher.runs.executors.order import Order, compute_there
 from esscher.runs.provenance import versions
 from esscher.runs.spec import digest
 from tests.runs.job import SummarySpec, WalkSpec

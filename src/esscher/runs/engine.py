@@ -13,10 +13,11 @@ from typing import Any
 
 from esscher.runs.columns import declare
 from esscher.runs.errors import Damaged, RunError, RunIncomplete, RunInterrupted, StoreError, resume_command
+from esscher.runs.executors.base import Executor
 from esscher.runs.executors.cluster import Cluster
+from esscher.runs.executors.order import Order, Outcome, describe
 from esscher.runs.executors.processes import Processes
-from esscher.runs.executors.serial import Executor, InProcess
-from esscher.runs.executors.work import Order, Outcome, describe
+from esscher.runs.executors.serial import InProcess
 from esscher.runs.job import entry_of, find_job, read_spec, units_of
 from esscher.runs.lock import held
 from esscher.runs.manifest import MANIFEST, Failure, Manifest, Start, Status, now, read_manifest

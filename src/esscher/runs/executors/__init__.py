@@ -1,1 +1,1 @@
-"""Who does the units of a run: this process, local processes, a Dask cluster."""
+"""Who does the units of a run: this process (serial), local processes, a Dask cluster; base has the interface of all."""

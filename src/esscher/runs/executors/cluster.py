@@ -12,8 +12,8 @@ import secrets
 from typing import Any
 
 from esscher.runs.errors import RunError
-from esscher.runs.executors.serial import Executor
-from esscher.runs.executors.work import Order, Outcome, compute_there, describe
+from esscher.runs.executors.base import Executor
+from esscher.runs.executors.order import Order, Outcome, compute_there, describe
 from esscher.runs.provenance import versions
 from esscher.runs.spec import Unit
 
@@ -27,7 +27,6 @@ class Cluster(Executor):
 
     def __init__(self, order: Order, address: str, workers: int = 1) -> None:
         distributed = _distributed()
-        self.name = f"dask {address}"
         self._order = order.as_json()
         self._address = address
         self._local: Any = None

@@ -14,8 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from esscher.runs.errors import RunError, StoreError
-from esscher.runs.executors.serial import Executor
-from esscher.runs.executors.work import Order, Outcome
+from esscher.runs.executors.base import Executor
+from esscher.runs.executors.order import Order, Outcome
 from esscher.runs.spec import Unit
 
 __all__ = ["Processes"]
@@ -78,7 +78,6 @@ class Processes(Executor):
     """So many fresh processes, each with the threads of the spec, each storing the shards it computes."""
 
     def __init__(self, order: Order, path: Path, workers: int) -> None:
-        self.name = f"{workers} processes"
         _, spec = order.load()
         limits = dict.fromkeys(_THREAD_VARIABLES, str(spec.threads))
         # The path of this process, so that a worker finds the same modules, and (-P) no others.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from esscher.runs.errors import StoreError
-from esscher.runs.executors.work import Order, compute_shard, describe
+from esscher.runs.executors.order import Order, compute_shard, describe
 from esscher.runs.store import Store
 
 __all__ = ["main"]
