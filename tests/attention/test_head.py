@@ -9,7 +9,9 @@ import pytest
 import torch
 
 import esscher as es
+from esscher.attention.head import coupling_of
 from esscher.attention.softmax import softmax_attention
+from esscher.theory.setting import proved_coupling
 
 
 def randn(*shape: int, seed: int) -> torch.Tensor:
@@ -118,3 +120,15 @@ def test_a_head_keeps_its_factors_and_does_not_change() -> None:
 def test_bad_heads_are_refused(make: object, word: str) -> None:
     with pytest.raises(ValueError, match=word):
         make()  # type: ignore[operator]
+
+
+def test_coupling_is_reach_times_the_squared_horizon_wherever_it_is_taken() -> None:
+    """Head, theory and the key space of a probe: one formula; its parts may be beyond the range that Psi itself is in."""
+    cov = torch.diag(torch.tensor([4.0, 0.25, 1.0])).double()
+    head, law = es.Head(torch.diag(torch.tensor([0.5, 3.0, 0.1])).double(), torch.eye(3).double()), es.Gaussian(cov)
+    psi = 4.0 * max(2.0 * 0.5, 0.5 * 3.0, 1.0 * 0.1) ** 2
+    assert head.coupling(law) == pytest.approx(psi, rel=1e-14)
+    assert proved_coupling(head, law)[1] == pytest.approx(psi, rel=1e-14)
+    assert coupling_of(1e200, 1e-190) == pytest.approx(1e20, rel=1e-14)
+    keys = es.horizon_of_covariances(cov, torch.eye(3).double(), 0.3)
+    assert keys == pytest.approx(0.3 * 2.0, rel=1e-14)

@@ -16,7 +16,7 @@ from esscher.measures.covariance import check_covariance
 from esscher.measures.spectrum import product, spectral_norm
 from esscher.measures.wide import shift, split
 
-__all__ = ["Head", "check_pair", "horizon_of_covariances"]
+__all__ = ["Head", "check_pair", "coupling_of", "horizon_of_covariances"]
 
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
@@ -148,8 +148,7 @@ class Head:
 
     def coupling(self, measure: Measure) -> float:
         """Attention-reach coupling Psi = ||Sigma||_2 H^2 with the one-sided horizon H [B]."""
-        horizon = self.horizon(measure, sided=1)
-        return _in_range((horizon * measure.reach) * horizon, "coupling")
+        return _in_range(coupling_of(math.sqrt(measure.reach), self.horizon(measure, sided=1)), "coupling")
 
     def __repr__(self) -> str:
         inner = self.query_map.shape[0]
@@ -195,12 +194,18 @@ def _scaled_product(factors: list[Tensor]) -> tuple[Float64[Tensor, "d e"], Floa
     return out, torch.stack([exponent[0, 0] for _, exponent in parts]).sum()
 
 
+def coupling_of(root_reach: float, horizon: float) -> float:
+    """Psi = ||Sigma||_2 H^2 = (||Sigma^{1/2}||_2 H)^2 [B]: the square is taken last, so nothing overflows before Psi."""
+    size = root_reach * horizon
+    return size * size
+
+
 def horizon_of_covariances(key_cov: Any, query_cov: Any, scale: Any = 1.0) -> float:
     """Two-sided horizon in key space: scale * ||Sigma_k^{1/2} Sigma_q^{1/2}||_2.
 
     Sigma_k, Sigma_q: k x k covariances of keys W_k y and queries W_q x; scale is the softmax scale, 1/sqrt(k). Equal to
     ||Sigma^{1/2} A Sigma^{1/2}||_2 when keys and queries come from tokens of covariance Sigma. With the query covariance
-    replaced by W_q W_q^T it is the one-sided horizon.
+    replaced by W_q W_q^T it is the one-sided horizon; by the identity where queries are the tokens themselves.
     """
     _, key_root = check_covariance(as_tensor(key_cov, "key_cov", ndim=2), "key_cov")
     _, query_root = check_covariance(as_tensor(query_cov, "query_cov", ndim=2), "query_cov")

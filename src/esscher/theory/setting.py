@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esscher.attention.head import Head, check_pair
+from esscher.attention.head import Head, check_pair, coupling_of
 from esscher.inputs import as_positive
 from esscher.measures.base import Measure
 from esscher.measures.moments import power
@@ -102,8 +102,7 @@ def proved_coupling(head: Head, measure: Measure) -> tuple[float, float] | tuple
     A = head.A.double()
     horizons = [spectral_norm(product(root.T, A)) for root in roots]
     sizes = [spectral_norm(root) for root in roots]
-    couplings = [(size * horizon) * (size * horizon) for size, horizon in zip(sizes, horizons, strict=True)]
-    return min(horizons), min(couplings)
+    return min(horizons), min(map(coupling_of, sizes, horizons))
 
 
 def tilted_moment(setting: Setting, p: int, q: int) -> float | None:

@@ -12,7 +12,7 @@ import torch
 import esscher as es
 from esscher.convergence.montecarlo.converge import assemble, converge, converge_unit, mean_error
 from esscher.convergence.montecarlo.draw import finite_pool_factor
-from esscher.convergence.montecarlo.plan import plan
+from esscher.convergence.montecarlo.plan import Design, plan
 from esscher.convergence.montecarlo.seeds import generator_for
 from esscher.convergence.rate.fit import log_slope
 from esscher.measures.student import Student
@@ -92,8 +92,8 @@ ALL = ("mean", "cov", "l2", "uniform", "grad_v", "grad_u")
 def test_any_split_order_and_choice_of_metrics_gives_the_same_numbers(sampling: str) -> None:
     head, law = identity_head(2, 0.6), gaussian(2)
     whole = converge(head, law, [6, 17], 5, ALL, seed=3, sampling=sampling)
-    made = plan(head, law, [6, 17], ALL, 3, sampling=sampling)
-    again = plan(head, law, [6, 17], ALL, 3, sampling=sampling)
+    made = plan(head, law, [6, 17], ALL, 3, design=Design(sampling=sampling))
+    again = plan(head, law, [6, 17], ALL, 3, design=Design(sampling=sampling))
     units = [converge_unit(again if repeat % 2 else made, repeat) for repeat in (4, 1, 3, 0, 2)]
     for name, curve in assemble(again, units).items():
         assert np.array_equal(curve.samples, whole[name].samples), name

@@ -13,7 +13,7 @@ from esscher.attention.softmax import softmax_attention
 from esscher.convergence.montecarlo.draw import Plan
 from esscher.convergence.montecarlo.metrics import discrepancies
 from esscher.convergence.montecarlo.metrics.grad_u import softmax_scatter
-from esscher.convergence.montecarlo.plan import plan
+from esscher.convergence.montecarlo.plan import Design, plan
 from esscher.convergence.montecarlo.uniform import error_and_gradient, uniform_error
 
 LADDER = (7, 19, 53)
@@ -63,7 +63,7 @@ def test_moments_are_those_of_explicit_self_attention(make: object) -> None:
 def test_l2_is_that_of_explicit_attention(make: object, inside: bool) -> None:
     law = make()  # type: ignore[operator]
     head = head_for(3)
-    made = plan(head, law, LADDER, "l2", queries=11, query_inside=inside)
+    made = plan(head, law, LADDER, "l2", design=Design(queries=11, query_inside=inside))
     (draw,) = made.draws(0)
     x = draw.queries
     assert x.shape == (11, 3)
@@ -77,7 +77,7 @@ def test_gradients_are_those_of_autograd(inside: bool) -> None:
     """d/dV and d/dA of V m(theta) on n tokens by autograd, against the limit's by autograd through the tilted mean."""
     law, x = es.Cube(3, 1.4), randn(5, 3, seed=6)
     head = head_for(3)
-    made = plan(head, law, LADDER, ("grad_v", "grad_u"), queries=x, query_inside=inside)
+    made = plan(head, law, LADDER, ("grad_v", "grad_u"), design=Design(queries=x, query_inside=inside))
     (draw,) = made.draws(0)
     found = discrepancies(draw)
     bias = head.tilt_bias
@@ -169,7 +169,7 @@ def test_uniform_error_in_many_dimensions_does_not_depend_on_the_random_starts()
 
 def test_uniform_keeps_the_points() -> None:
     law = es.Sphere(3)
-    (draw,) = plan(head_for(3), law, LADDER, "uniform", radius=1.2).draws(0)
+    (draw,) = plan(head_for(3), law, LADDER, "uniform", design=Design(radius=1.2)).draws(0)
     found = discrepancies(draw)["uniform"]
     assert found.points is not None
     assert found.points.shape == (3, 3)
@@ -194,7 +194,7 @@ def test_hardmax_of_a_bounded_law_goes_to_its_limit() -> None:
     found = squared(plan(head_for(2), es.Rademacher(2), LADDER, "hardmax"), "hardmax")
     assert found[-1] == pytest.approx(0.0, abs=1e-20)
     x = randn(9, 3, seed=4)
-    made = plan(head_for(3), es.Ball(3), LADDER, "hardmax", queries=x)
+    made = plan(head_for(3), es.Ball(3), LADDER, "hardmax", design=Design(queries=x))
     (draw,) = made.draws(0)
     limit = es.hardmax_limit(head_for(3), es.Ball(3))(x)
     errors = [es.attend_tokens(head_for(3), x, draw.tokens[:n], kernel="hardmax") - limit for n in LADDER]

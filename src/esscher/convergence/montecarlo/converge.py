@@ -15,7 +15,7 @@ from esscher.attention.head import Head
 from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.montecarlo.draw import Plan
 from esscher.convergence.montecarlo.metrics import METRICS, Discrepancy, discrepancies
-from esscher.convergence.montecarlo.plan import plan
+from esscher.convergence.montecarlo.plan import Design, plan
 from esscher.convergence.rate.fit import log_slope
 from esscher.inputs import as_counts, as_positive
 from esscher.measures.base import Measure
@@ -77,20 +77,8 @@ def converge(
     Heavy tails: Student tokens have no limit, so every metric is refused with the reason unless A = 0. Seen on samples, the
     outputs grow with n as the largest token does, like n^(1/df), and no rate can be fitted.
     """
-    made = plan(
-        head,
-        measure,
-        n,
-        metrics,
-        seed,
-        sampling=sampling,
-        query_inside=query_inside,
-        queries=queries,
-        radius=radius,
-        experiment=experiment,
-        dtype=dtype,
-        device=device,
-    )
+    design = Design(sampling, query_inside, queries, radius, experiment, dtype, device)
+    made = plan(head, measure, n, metrics, seed, design)
     auto = isinstance(repeats, str)
     most = _repeats(repeats, made)
     width = AUTO_WIDTH if target is None else as_positive(target, "target")

@@ -20,7 +20,7 @@ from esscher.convergence.montecarlo.converge import assemble, converge_unit
 from esscher.convergence.montecarlo.draw import Plan
 from esscher.convergence.montecarlo.metrics import METRICS, unknown
 from esscher.convergence.montecarlo.metrics.base import Exponents
-from esscher.convergence.montecarlo.plan import plan
+from esscher.convergence.montecarlo.plan import Design, plan
 from esscher.convergence.montecarlo.spec import HeadSpec, LawSpec, parse_ladder
 from esscher.convergence.rate.fit import fit_rate
 from esscher.measures.base import Measure
@@ -122,12 +122,7 @@ def plan_of(spec: ExperimentSpec, point: int) -> Plan:
     """The checked experiment of one point; ValueError where its law has no limit."""
     measure, head = setting(spec, point)
     radius = spec.points[point] if spec.sweep is not None and spec.sweep.over == "radius" else spec.radius
-    return plan(
-        head,
-        measure,
-        list(spec.n),
-        tuple(dict.fromkeys(spec.metrics)),
-        spec.seed,
+    design = Design(
         sampling=spec.sampling,
         query_inside=spec.query_inside,
         queries=spec.queries,
@@ -136,6 +131,7 @@ def plan_of(spec: ExperimentSpec, point: int) -> Plan:
         dtype=DTYPES[spec.dtype],
         device=spec.device,
     )
+    return plan(head, measure, list(spec.n), tuple(dict.fromkeys(spec.metrics)), spec.seed, design)
 
 
 def compute(spec: ExperimentSpec, unit: Unit) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,26 @@ from esscher.convergence.montecarlo.metrics import METRICS, unknown
 from esscher.inputs import as_count, as_counts, as_positive, as_tensor
 from esscher.measures.base import Measure
 
-__all__ = ["SAMPLINGS", "plan"]
+__all__ = ["SAMPLINGS", "Design", "plan"]
 
 SAMPLINGS = ("nested", "independent", "replacement", "without_replacement")
 FRESH_QUERIES = 64  # drawn from the law in each repeat, where no queries are given
+
+
+@dataclass(frozen=True)
+class Design:
+    """How tokens and queries are drawn and computed, as given to ``converge``, whose fields of these names they are."""
+
+    sampling: str = "nested"
+    query_inside: bool = False
+    queries: Any = None
+    radius: Any = None
+    experiment: str = ""
+    dtype: torch.dtype = torch.float64
+    device: torch.device | str | None = None
+
+
+USUAL = Design()
 
 
 def plan(
@@ -29,14 +46,7 @@ def plan(
     n: Any,
     metrics: Any = ("mean", "cov", "l2", "uniform"),
     seed: Any = 0,
-    *,
-    sampling: str = "nested",
-    query_inside: bool = False,
-    queries: Any = None,
-    radius: Any = None,
-    experiment: str = "",
-    dtype: torch.dtype = torch.float64,
-    device: torch.device | str | None = None,
+    design: Design = USUAL,
 ) -> Plan:
     """Check an experiment, or raise ValueError naming the field and what it may be. The fields are those of ``converge``."""
     check_pair(head, measure)
@@ -44,23 +54,23 @@ def plan(
     ladder = as_counts(n, "n")
     if (np.diff(ladder) <= 0).any():
         raise ValueError(f"n: expected increasing numbers, each once, got {ladder.tolist()}")
-    if dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"dtype: expected torch.float32 or torch.float64, got {dtype}")
-    _check_sampling(sampling, measure, int(ladder[-1]))
-    _check_queries_from_law(head, measure, names, queries, radius, query_inside)
+    if design.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"dtype: expected torch.float32 or torch.float64, got {design.dtype}")
+    _check_sampling(design.sampling, measure, int(ladder[-1]))
+    _check_queries_from_law(head, measure, names, design)
     made = Plan(
         head=head,
         measure=measure,
         n=tuple(ladder.tolist()),
         metrics=names,
         seed=_seed(seed),
-        sampling=sampling,
-        query_inside=query_inside,
-        queries=_queries(queries, head),
-        radius=_radius(radius, measure) if _ball(names) else math.nan,
-        experiment=str(experiment),
-        dtype=dtype,
-        device=measure.device if device is None else torch.device(device),
+        sampling=design.sampling,
+        query_inside=design.query_inside,
+        queries=_queries(design.queries, head),
+        radius=_radius(design.radius, measure) if _ball(names) else math.nan,
+        experiment=str(design.experiment),
+        dtype=design.dtype,
+        device=measure.device if design.device is None else torch.device(design.device),
     )
     _check_limit_exists(made)
     return made
@@ -97,9 +107,7 @@ def _check_sampling(sampling: str, measure: Measure, largest: int) -> None:
             raise ValueError(f"n: expected at most the {pool.size} tokens of the pool, got {largest}")
 
 
-def _check_queries_from_law(
-    head: Head, measure: Measure, names: tuple[str, ...], queries: Any, radius: Any, query_inside: bool
-) -> None:
+def _check_queries_from_law(head: Head, measure: Measure, names: tuple[str, ...], design: Design) -> None:
     if head.dim_query == measure.dim:
         return
     dims = f"the head takes queries of dimension {head.dim_query}, the tokens have {measure.dim}"
@@ -107,11 +115,11 @@ def _check_queries_from_law(
         asked_by = METRICS[name].asked_by
         if asked_by == "tokens":
             raise ValueError(f"metrics: {name} is of self-attention, where queries are tokens; {dims}")
-        if asked_by == "queries" and (queries is None or np.ndim(queries) == 0):
-            raise ValueError(f"queries: expected rows of length {head.dim_query} for {name}, got {queries!r}; {dims}")
-    if _ball(names) and radius is None:
+        if asked_by == "queries" and (design.queries is None or np.ndim(design.queries) == 0):
+            raise ValueError(f"queries: expected rows of length {head.dim_query} for {name}, got {design.queries!r}; {dims}")
+    if _ball(names) and design.radius is None:
         raise ValueError(f"radius: expected a number above 0, got None; {dims}")
-    if query_inside:
+    if design.query_inside:
         raise ValueError(f"query_inside: expected False, since {dims}")
 
 

@@ -14,7 +14,7 @@ from esscher.convergence.budget import tokens_needed
 from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.split import Shares, Sharing
 from esscher.inputs import as_positive
-from esscher.models.probe.curves import stored_curves
+from esscher.models.probe.curves import METRICS, stored_curves
 
 __all__ = ["Budget", "budget_of", "budget_table"]
 
@@ -40,7 +40,7 @@ def budget_of(heads: pd.DataFrame, curves: pd.DataFrame, epsilon: Any, total: An
     if epsilon >= 1:
         raise ValueError(f"epsilon: expected a relative error between 0 and 1, got {epsilon:g}")
     # a head whose values are all alike has no error at any n: it needs no token, and there is nothing to compare
-    known = {place: curve for place, curve in stored_curves(curves, "l2_kept").items() if curve.rms[0] > 0}
+    known = {place: curve for place, curve in stored_curves(curves, METRICS["bernoulli"]).items() if curve.rms[0] > 0}
     if not known:
         raise ValueError("curves: no errors of kept keys in this run; were all of its heads refused?")
     kv_of = {(int(row.layer), int(row.head)): int(row.kv_head) for row in heads.itertuples()}
@@ -81,7 +81,7 @@ def _together(curves: list[ErrorCurve]) -> ErrorCurve:
     """The summed squared error of heads that share their keys."""
     rms = np.sqrt(sum(curve.rms**2 for curve in curves))
     scale = math.sqrt(sum(curve.scale**2 for curve in curves))
-    return ErrorCurve(n=curves[0].n, rms=np.asarray(rms), kind="exact", metric="l2_kept", scale=scale)
+    return ErrorCurve(n=curves[0].n, rms=np.asarray(rms), kind="exact", metric=METRICS["bernoulli"], scale=scale)
 
 
 def _totals(pools: list[ErrorCurve], own: Any, epsilon: float, total: Any) -> tuple[pd.DataFrame, Shares]:

@@ -14,6 +14,7 @@ from esscher.convergence.curve import ErrorCurve
 from esscher.models.huggingface.parity import parity
 from esscher.models.probe.cache import budget_table
 from esscher.models.probe.context import Indices, Mode, ProbeContext
+from esscher.models.probe.curves import METRICS
 from esscher.models.probe.layer import LayerState, add_head, begin, layer_from_rows, layer_rows, merge_layers
 from esscher.models.probe.memory import context_of
 from esscher.models.probe.moments import moment_curves, moment_ladder
@@ -151,7 +152,7 @@ def consolidate(spec: ProbeSpec, shards: Sequence[Shard]) -> Mapping[str, Any]:
     context = context_of(spec)
     parts = _merged(context, shards) if context.mode is Mode.PARTS else _side_by_side(shards)
     parts["heads"] = _with_missing(context, parts["heads"])
-    if "curves" in parts and (parts["curves"].query("metric == 'l2_kept'")["rms"] > 0).any():
+    if "curves" in parts and (parts["curves"]["rms"][parts["curves"]["metric"] == METRICS["bernoulli"]] > 0).any():
         parts["budget"] = budget_table(parts["heads"], parts["curves"], spec.epsilons)
     parts["about"] = about(context)
     return parts

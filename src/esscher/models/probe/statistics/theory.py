@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
-from esscher.attention.head import horizon_of_covariances
+import torch
+
+from esscher.attention.head import coupling_of, horizon_of_covariances
 from esscher.models.probe.spec import ProbeSpec
 from esscher.models.probe.statistics.statistic import Findings, Found, Statistic
 from esscher.models.probe.tokens import largest_variance
@@ -99,8 +101,8 @@ class Theory(Statistic):
             horizon = horizon_of_covariances(key_cov, wq @ wq.T, scale)
         else:
             space, reach = "query-key", largest_variance(layer.moments.pair_cov(head, own))
-            horizon = scale * math.sqrt(largest_variance(key_cov))
-        coupling = reach * horizon**2
+            horizon = horizon_of_covariances(key_cov, torch.eye(len(key_cov)).to(key_cov), scale)
+        coupling = coupling_of(math.sqrt(reach), horizon)
         row = {"token_space": space, "reach": reach, "horizon": horizon, "horizon2": horizon2, "coupling": coupling}
         row |= {"beta_paper": moment_exponent(coupling), "beta_paper_experimental": moment_exponent_experimental(coupling)}
         return Findings(row | {"beta_sharp": l2_exponent_typical(horizon2), "beta_sharp_rms": l2_exponent_rms(horizon2)})
