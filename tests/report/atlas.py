@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from esscher.runs import Run, RunSpec, load_run
+from esscher.runs import JOBS, Run, RunSpec, find_job, load_run
+from esscher.runs.columns import declare
 from esscher.runs.manifest import Failure, Manifest, Start
 from esscher.runs.store import Store
 from esscher.runs.tables import as_tables
@@ -45,7 +46,7 @@ def store_run(
     versions = {"python": "3.11.7", "esscher": "0.1.0", "torch": "2.13.0"}
     start = Start(started="2026-01-02T03:04:05+00:00", executor="this process", machine={}, versions=versions, commit="c0ffee")
     manifest = Manifest.begin(spec, [{"unit": i} for i in range(units)], {}, start)
-    arrow = as_tables(tables)
+    arrow = declare(as_tables(tables), find_job(spec.job).columns(spec) if spec.job in JOBS else {})
     for name, table in arrow.items():
         store.write_table(name, table, manifest.header)
     changes: dict[str, Any] = {"status": status, "failures": failures, "ended": "2026-01-02T03:05:05+00:00"}

@@ -74,9 +74,12 @@ def hashes(spec: WalkSpec) -> dict[str, str]:
 
 def columns(spec: WalkSpec) -> dict[str, list[Column]]:
     """Of one table, and not of all its columns."""
-    end = Column("end", "float", "place at the end", "Sum of all steps, ±.", "linear", 2, "end", ends=("low", "high"))
     return {
-        "ends": [end, Column("name", "word", "name", "Name of the walk.", first=0), Column("far", "int", "far", "Not stored.")]
+        "ends": [
+            Column("end", "float", "place at the end", "Sum of all steps, ±.", "linear", 2, "end", ends=("low", "high")),
+            Column("name", "word", "name", "Name of the walk.", "words", 0, words=("w0", "a word")),
+            Column("far", "int", "far", "Not stored."),
+        ]
     }
 
 

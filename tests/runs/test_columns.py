@@ -35,7 +35,7 @@ def test_finished_units_say_it_before_there_are_tables(tmp_path: Path) -> None:
     done = execute(WalkSpec(walks=3), tmp_path / "run")
     run = replace(done, manifest=done.manifest.model_copy(update={"tables": {}}))
     assert run.columns("ends")["end"] == END
-    with pytest.raises(ValueError, match="no tables yet"):
+    with pytest.raises(ValueError, match="no finished unit has a table 'none'"):
         run.columns("none")
 
 

@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from esscher.report.columns import FIRST, described
 from esscher.report.packing import Grids, columns_of, numbers, shortened, text_of
-from esscher.report.reading import overview, read_table, settings_line
+from esscher.report.reading import described, overview, read_table, settings_line
 from esscher.report.words import demanding, model_described, text_described, written
 from esscher.runs import Run
 
 __all__ = ["atlas", "epsilons_of", "heads_of", "is_atlas"]
 
+LAST = 1 << 30  # place of a column that says nothing of its place
 _NEEDED = re.compile(r"tokens_needed_(\d+(?:[._]\d+)?)pct")
 
 
@@ -52,7 +52,7 @@ def atlas(run: Run) -> dict[str, Any]:
     epsilons = epsilons_of(heads)
     curves = _curves(read_table(run, "curves"), grids)
     content |= {
-        "columns": described([str(name) for name in heads.columns], FIRST),
+        "columns": sorted(described(run, "heads", map(str, heads.columns)), key=lambda column: column.get("first", LAST)),
         "rows": columns_of(heads),
         "epsilons": epsilons,
         "words": {percent: demanding(heads, column, percent) for percent, column in epsilons.items()},
@@ -61,7 +61,7 @@ def atlas(run: Run) -> dict[str, Any]:
         "scores": _by_head(read_table(run, "scores"), ("z", "density", "gaussian"), places, grids),
         "tails": _by_head(read_table(run, "tails"), ("z", "survival", "gaussian"), places, grids),
         "budget": _records(read_table(run, "budget")),
-        "layers": _described(read_table(run, "layers")),
+        "layers": _described(run, "layers"),
         "grids": grids.lists,
     }
     return content
@@ -131,11 +131,12 @@ def _by_head(frame: Any | None, names: tuple[str, ...], places: list[tuple[int, 
     return [found.get(place) for place in places]
 
 
-def _described(frame: Any | None) -> dict[str, Any]:
+def _described(run: Run, name: str) -> dict[str, Any]:
     """A table with its columns explained."""
+    frame = read_table(run, name)
     if frame is None or frame.empty:
         return {}
-    return {"columns": described([str(name) for name in frame.columns]), "rows": columns_of(frame), "count": len(frame)}
+    return {"columns": described(run, name, map(str, frame.columns)), "rows": columns_of(frame), "count": len(frame)}
 
 
 def _records(frame: Any | None) -> list[dict[str, Any]]:

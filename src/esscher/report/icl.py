@@ -25,7 +25,7 @@ def is_icl(run: Run) -> bool:
 
 def icl_page(run: Run) -> dict[str, Any]:
     """Charts by what the run measured, then its tables."""
-    charts = [*_risks(read_table(run, "final")), *_training(run), *_concentration(run)]
+    charts = [*_risks(run), *_training(run), *_concentration(run)]
     noise, dim = run.spec.get("noise"), run.spec.get("dim")
     told = f" in dimension {dim} with label noise {noise:g}" if isinstance(noise, float) and dim is not None else ""
     line = f"Softmax against linear attention on linear regression in context{told}."
@@ -35,8 +35,9 @@ def icl_page(run: Run) -> dict[str, Any]:
     return charts_page(run, title, line, charts, first=["final", "rates"])
 
 
-def _risks(final: Any | None) -> list[dict[str, Any]]:
+def _risks(run: Run) -> list[dict[str, Any]]:
     """Risk at the end of training against the prompt length, a point per seed."""
+    final = read_table(run, "final")
     if final is None or not {"model", "mse", "length"} <= set(final.columns):
         return []
     charts = []
@@ -47,7 +48,7 @@ def _risks(final: Any | None) -> list[dict[str, Any]]:
             if "stderr" in part.columns:
                 points |= {"low": numbers(part["mse"] - 2 * part["stderr"]), "high": numbers(part["mse"] + 2 * part["stderr"])}
             series.append({"label": str(model), "mode": "points", "color": MODELS.get(str(model), 2), **points})
-        y = {"label": "mean squared error", "log": True}
+        y = {"label": run.columns("final")["mse"].label, "log": True}
         note = "A point per seed, with two standard errors."
         charts.append(
             {"title": _titled("Risk after training", covariance), "note": note, "x": PROMPT, "y": y, "series": series}
@@ -58,7 +59,7 @@ def _risks(final: Any | None) -> list[dict[str, Any]]:
 def _training(run: Run) -> list[dict[str, Any]]:
     """Risk, and the distance between the two models, along training; means over seeds."""
     charts = []
-    for name, column, label in (("curve", "mse", "mean squared error"), ("distance", "distance2", "squared distance")):
+    for name, column in (("curve", "mse"), ("distance", "distance2")):
         frame = read_table(run, name)
         if frame is None or not {"step", column, "length"} <= set(frame.columns):
             continue
@@ -72,7 +73,7 @@ def _training(run: Run) -> list[dict[str, Any]]:
                 style = {"color": MODELS.get(str(model), 2), "dash": DASHES[lengths.index(length) % len(DASHES)]}
                 series.append({"label": f"{model}, L = {length}", "x": numbers(mean.index), "y": numbers(mean), **style})
             title = "Risk along training" if name == "curve" else "Distance between the two models"
-            x, y = {"label": "step", "log": True}, {"label": label, "log": True}
+            x, y = {"label": "step", "log": True}, {"label": run.columns(name)[column].label, "log": True}
             charts.append({"title": _titled(title, covariance), "note": "Means over seeds.", "x": x, "y": y, "series": series})
     return charts
 

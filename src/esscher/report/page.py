@@ -15,7 +15,7 @@ import matplotlib
 from esscher.report.atlas import atlas, is_atlas
 from esscher.report.icl import icl_page, is_icl
 from esscher.report.packing import safe_json
-from esscher.report.style import PALETTE, SCALE
+from esscher.report.style import PALETTE, SCALE, WORDS
 from esscher.report.sweep import sweep, tables_page
 from esscher.runs import Run, load_run
 from esscher.runs.files import check_output
@@ -52,7 +52,7 @@ def render_page(runs: Sequence[Run]) -> str:
     return environment.from_string(_source("page.html.j2")).render(
         runs=contents,
         title=" and ".join(content["title"] for content in contents[:3]),
-        data=safe_json({"runs": contents, "scale": scale, "palette": PALETTE}),
+        data=safe_json({"runs": contents, "scale": scale, "palette": PALETTE, "words": WORDS}),
         style=style,
         script=script,
         style_hash=_fingerprint(style),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 from esscher.report.packing import shortened, text_of
 from esscher.runs import Run, RunError
 
-__all__ = ["overview", "read_table", "settings_line", "warnings_of"]
+__all__ = ["described", "overview", "read_table", "settings_line", "warnings_of"]
 
 _NOT_SETTINGS = {"job", "model", "title", "text", "texts", "dataset", "corpus", "threads", "n"}
 
@@ -22,6 +24,12 @@ def read_table(run: Run, name: str) -> Any | None:
         return run.partial(name)
     except (ValueError, RunError):
         return None
+
+
+def described(run: Run, name: str, keys: Iterable[str]) -> list[dict[str, Any]]:
+    """The columns of a table that a page shows, as it takes them: what is not said of one is left out."""
+    known = run.columns(name)
+    return [{field: value for field, value in asdict(known[key]).items() if value not in (None, "", ())} for key in keys]
 
 
 def overview(run: Run, kind: str, title: str, lines: list[str]) -> dict[str, Any]:

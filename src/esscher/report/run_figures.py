@@ -15,18 +15,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from esscher.report.atlas import epsilons_of, heads_of, is_atlas
-from esscher.report.columns import describe
 from esscher.report.figures import errors_panel, exponents_panel
 from esscher.report.formats import FORMATS
 from esscher.report.reading import read_table
-from esscher.report.style import COLUMN, PALETTE, SCALE, STYLE, WIDE, save_figure
+from esscher.report.style import COLUMN, PALETTE, SCALE, STYLE, WIDE, WORDS, save_figure
 from esscher.report.words import ranked_heads
 from esscher.runs import Run
+from esscher.runs.columns import Column
 
 __all__ = ["plot_curve", "plot_layers", "plot_map", "plot_rates", "save_figures"]
 
-LOGARITHMIC = ("coupling", "horizon", "horizon2", "effective_tokens", "relative_at_n", "rms_at_n")
-REGIMES = {"diffuse": 2, "selective": 0, "frozen": 1, "sink-dominated": 4}
 THEORY = (
     ("beta_sharp_rms", "horizon2", r"$\min(1/2,\,(\sqrt{1+4/h^2}-1)/4)$ (heuristic)", "--", 1),
     ("beta_paper_experimental", "coupling", r"$1/(2(1+\Psi))$ (experimental)", ":", 3),
@@ -83,32 +81,42 @@ def plot_map(run: Run, column: str = "tokens_needed_10pct", *, ax: Any = None) -
     ax = _axes(ax)
     layers, across = sorted(set(heads["layer"])), sorted(set(heads["head"]))
     good = heads["status"] == "ok"
-    words = column == "regime"
-    values = heads[column].map(REGIMES).where(good) if words else heads[column].where(good)
+    what, values = run.columns("heads")[column], heads[column].where(good)
+    words = _colours(what, values) if what.kind == "word" else {}
+    if words:
+        values = values.map(words)
     grid = np.full((len(layers), len(across)), np.nan)
     for layer, head, value in zip(heads["layer"], heads["head"], values, strict=True):
         grid[layers.index(layer), across.index(head)] = value
-    _draw_map(ax, grid, heads, column)
+    _draw_map(ax, grid, words, what.scale == "log")
     gaps = "" if np.isfinite(grid).all() else " (grey: not reached or not measured)"
-    ax.set(xlabel=f"head{gaps}", ylabel="layer", title=describe(column).label)
+    ax.set(xlabel=f"head{gaps}", ylabel="layer", title=what.label)
     for axis, names in ((ax.xaxis, across), (ax.yaxis, layers)):
         step = -(-len(names) // 16)
         axis.set_ticks(range(0, len(names), step), [str(name) for name in names[::step]])
     return ax
 
 
-def _draw_map(ax: Any, grid: Any, heads: Any, column: str) -> None:
+def _colours(column: Column, values: Any) -> dict[str, int]:
+    """The words that are there, those the column names first, and the place of each in the palette."""
+    seen = {value for value in values if isinstance(value, str) and value}
+    order = [*column.words, *sorted(seen - set(column.words))]
+    return {word: WORDS[min(place, len(WORDS) - 1)] for place, word in enumerate(order) if word in seen}
+
+
+def _draw_map(ax: Any, grid: Any, words: dict[str, int], log: bool) -> None:
+    """Numbers on a scale, or the colours of words."""
     ax.grid(False)
     ax.set_facecolor("0.85")  # what was never reached or not measured
     usable = grid[np.isfinite(grid)]
-    if column == "regime":
+    if words:
         colors = matplotlib.colors.ListedColormap(PALETTE)
         ax.imshow(grid, cmap=colors, vmin=-0.5, vmax=len(PALETTE) - 0.5, aspect="auto")
-        for name in [name for name in REGIMES if name in set(heads["regime"])]:
-            ax.plot([], [], "s", color=PALETTE[REGIMES[name]], label=name)
+        for word, color in words.items():
+            ax.plot([], [], "s", color=PALETTE[color], label=word)
         ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
         return
-    logarithmic = (column in LOGARITHMIC or column.startswith("tokens_needed")) and usable.size > 0 and usable.min() > 0
+    logarithmic = log and usable.size > 0 and usable.min() > 0
     norm = LogNorm(usable.min(), max(usable.max(), usable.min() * 1.01)) if logarithmic else None
     image = ax.imshow(grid, cmap=SCALE, norm=norm, aspect="auto")
     if usable.size:
@@ -136,7 +144,7 @@ def plot_rates(run: Run, against: str = "horizon2", *, metric: str | None = None
     if against not in ("horizon2", "horizon", "coupling"):
         raise ValueError(f"against: expected horizon2, horizon or coupling, got {against!r}")
     ax = _axes(ax)
-    ax.set(xscale="log", xlabel=describe(against).label.replace("Ψ", r"$\Psi$"), ylabel="exponent", ylim=(0.0, 0.6))
+    ax.set(xscale="log", xlabel=run.columns("heads")[against].label.replace("Ψ", r"$\Psi$"), ylabel="exponent", ylim=(0.0, 0.6))
     ax.axhline(0.5, color=PALETTE[6], lw=0.8, ls=":")
     heads = heads[(heads["status"] == "ok") & heads[against].gt(0)].sort_values(against)
     if heads.empty:
@@ -161,9 +169,8 @@ def plot_layers(run: Run, column: str = "tokens_needed_10pct", *, ax: Any = None
     heads = _heads(run)
     heads = heads[heads["status"] == "ok"]
     ax = _axes(ax)
-    ax.set(xlabel="layer", ylabel=describe(column).label)
-    if column in LOGARITHMIC or column.startswith("tokens_needed"):
-        ax.set_yscale("log")
+    what = run.columns("heads")[column]
+    ax.set(xlabel="layer", ylabel=what.label, yscale="log" if what.scale == "log" else "linear")
     ax.plot(heads["layer"], heads[column], "o", ms=2.5, alpha=0.5, color=PALETTE[0], label="a head")
     never = math.inf if column.startswith("tokens_needed") else math.nan
     middle = heads.assign(_value=heads[column].fillna(never)).groupby("layer")["_value"].median().replace(math.inf, math.nan)

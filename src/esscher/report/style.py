@@ -12,11 +12,12 @@ from esscher.report.formats import check_format
 from esscher.runs.files import check_output
 from esscher.runs.store import write_durable
 
-__all__ = ["COLUMN", "PALETTE", "SCALE", "STYLE", "WIDE", "save_figure"]
+__all__ = ["COLUMN", "PALETTE", "SCALE", "STYLE", "WIDE", "WORDS", "save_figure"]
 
 # Okabe and Ito's colours, told apart by colour-blind readers too
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999", "#000000"]
 SCALE = "cividis"  # for whatever has an order; the same to colour-blind readers, and in grey
+WORDS = (2, 0, 1, 4, 6, 3, 5)  # places in the palette of the words a column may hold, in their order; then the last again
 STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.spines.top": False,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from esscher.report.columns import describe, described
 from esscher.report.packing import columns_of, numbers, shortened
-from esscher.report.reading import overview, read_table, settings_line
+from esscher.report.reading import described, overview, read_table, settings_line
 from esscher.runs import Run
 
 __all__ = ["MOST_ROWS", "charts_page", "sweep", "tables_page"]
@@ -29,7 +28,7 @@ def sweep(run: Run) -> dict[str, Any]:
         assert rates is not None
         if curves is not None:
             charts.append(_errors(curves[curves["metric"] == metric], str(metric), over))
-        charts.append(_exponents(rates[rates["metric"] == metric], str(metric)))
+        charts.append(_exponents(rates[rates["metric"] == metric], str(metric), run.columns("rates")["horizon2"].label))
     law = run.spec.get("law") or {}
     what = ", ".join(f"{key} {value}" for key, value in law.items() if value not in (None, 0.0)) or "a law"
     swept = f", swept over {over}" if over else ""
@@ -79,7 +78,7 @@ def _errors(curves: Any, metric: str, over: str) -> dict[str, Any]:
     }
 
 
-def _exponents(rates: Any, metric: str) -> dict[str, Any]:
+def _exponents(rates: Any, metric: str, along: str) -> dict[str, Any]:
     rates = rates[rates["exponent"].notna()].sort_values("horizon2")
     x = numbers(rates["horizon2"])
     series: list[dict[str, Any]] = []
@@ -93,7 +92,7 @@ def _exponents(rates: Any, metric: str) -> dict[str, Any]:
     return {
         "title": f"Exponent of {metric} against the horizon",
         "note": "The error falls as n to minus the exponent; 0.5 is the square-root law.",
-        "x": {"label": "two-sided horizon", "log": True},
+        "x": {"label": along, "log": True},
         "y": {"label": "exponent", "log": False, "low": 0},
         "marks": [{"y": 0.5, "label": "1/2"}],
         "series": series,
@@ -107,8 +106,8 @@ def _tables(run: Run, first: list[str]) -> list[dict[str, Any]]:
         frame = run.table(name)
         shown = frame.head(MOST_ROWS)
         shown = shown[[column for column in shown.columns if not _holds_lists(shown[column])]]
-        columns = described([str(column) for column in shown.columns])
-        found.append({"name": describe(name).label, "columns": columns, "rows": columns_of(shown), "count": len(frame)})
+        columns = described(run, name, map(str, shown.columns))
+        found.append({"name": name.replace("_", " "), "columns": columns, "rows": columns_of(shown), "count": len(frame)})
     return found
 
 

@@ -24,7 +24,7 @@ class Column:
 
     ``scale``: how a picture shows it by colour or along an axis; None where none does. ``first``: columns that have one
     come before the others, the smallest first. ``short``: the label where there is little room. ``ends``: the columns that
-    hold the lower and the upper end of its interval.
+    hold the lower and the upper end of its interval. ``words``: of a scale of words, those it may hold, in their order.
     """
 
     key: str
@@ -35,6 +35,7 @@ class Column:
     first: int | None = None
     short: str = ""
     ends: tuple[str, str] | None = None
+    words: tuple[str, ...] = ()
 
     @property
     def header(self) -> str:
@@ -70,6 +71,7 @@ def _metadata(column: Column) -> dict[str, str]:
     known = {"label": column.label, "help": column.help, "scale": column.scale, "short": column.short}
     known["first"] = None if column.first is None else str(column.first)
     known["ends"] = None if column.ends is None else " ".join(column.ends)
+    known["words"] = "\n".join(column.words)
     return {name: text for name, text in known.items() if text}
 
 
@@ -87,6 +89,7 @@ def _column(field: pa.Field) -> Column:
         first=int(known["first"]) if known.get("first", "").isdecimal() else None,
         short=known.get("short", ""),
         ends=(ends[0], ends[1]) if len(ends) == 2 else None,
+        words=tuple(known.get("words", "").splitlines()),
     )
 
 

@@ -78,20 +78,16 @@ class Run:
         return self.arrow(name).to_pandas()
 
     def columns(self, name: str) -> dict[str, Column]:
-        """What the columns of a table are, in their order; without final tables, those of the first unit that has the table."""
+        """What the columns of a table are, in their order; before there are tables, of the rows there are."""
         from esscher.runs.columns import columns_of
 
-        if self.tables:
-            return columns_of(self.arrow(name).schema)
-        store = Store(self.path)
-        for index in store.indices(self.manifest.units):
-            tables = store.read_shard(index, spec_hash=self.manifest.spec_hash).tables
-            if name in tables:
-                return columns_of(tables[name].schema)
-        raise ValueError(self._no_table(name))
+        return columns_of((self.arrow(name) if self.tables else self._finished(name)).schema)
 
     def partial(self, name: str) -> Any:
         """Rows of the units finished so far, in the order of units and before consolidation, as a pandas frame."""
+        return self._finished(name).to_pandas()
+
+    def _finished(self, name: str) -> pa.Table:
         from esscher.runs.tables import concatenate
 
         store, spec_hash = Store(self.path), self.manifest.spec_hash
@@ -99,7 +95,7 @@ class Run:
         found = concatenate(None, [store.read_shard(index, spec_hash=spec_hash) for index in indices])
         if name not in found:
             raise ValueError(f"{self.path}: no finished unit has a table {name!r}; there are: {', '.join(found) or 'none'}")
-        return found[name].to_pandas()
+        return found[name]
 
     def plot_curve(self, layer: int, head: int, *, ax: Any = None) -> Any:
         """Error of one head of a probe against the number of tokens, with theory; returns the matplotlib axes."""

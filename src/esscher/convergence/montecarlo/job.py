@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 
 from esscher.attention.head import Head
 from esscher.convergence.curve import ErrorCurve
+from esscher.convergence.montecarlo.columns import columns
 from esscher.convergence.montecarlo.converge import Unit as Repeat
 from esscher.convergence.montecarlo.converge import assemble, converge_unit
 from esscher.convergence.montecarlo.draw import Plan
@@ -246,5 +247,5 @@ def refused(spec: ExperimentSpec, metric: str, reason: str) -> dict[str, Any]:
     }
 
 
-CONVERGE = Job("converge", ExperimentSpec, units, compute, consolidate)
+CONVERGE = Job("converge", ExperimentSpec, units, compute, consolidate, columns=columns)
 register("converge", "esscher.convergence.montecarlo.job:CONVERGE")

@@ -15,8 +15,23 @@ from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.split import Shares, Sharing
 from esscher.inputs import as_positive
 from esscher.models.probe.curves import METRICS, stored_curves
+from esscher.runs.columns import Column
 
-__all__ = ["Budget", "budget_of", "budget_table"]
+__all__ = ["BUDGET", "Budget", "budget_of", "budget_table"]
+
+BUDGET = (  # of budget_table
+    Column("epsilon", "float", "relative error allowed", "Relative error that is allowed.", short="asked"),
+    Column("rule", "word", "rule", "How tokens are shared between heads."),
+    Column("tokens", "int", "tokens", "Number of tokens kept."),
+    Column("ratio", "float", "share kept", "Share of the cache that is kept.", short="of the cache"),
+    Column("saved", "float", "saved", "Share of the cache that is dropped."),
+    Column(
+        "squared_error",
+        "float",
+        "squared error",
+        "Squared error summed over the heads, relative to their summed squared limits.",
+    ),
+)
 
 
 @dataclass(frozen=True)

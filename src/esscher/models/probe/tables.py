@@ -14,6 +14,7 @@ import pandas as pd
 from esscher.convergence.curve import ErrorCurve
 from esscher.models.huggingface.maps import LinearMaps
 from esscher.models.probe import head as head_state
+from esscher.models.probe.cache import BUDGET
 from esscher.models.probe.curves import curve_rows
 from esscher.models.probe.head import HeadState
 from esscher.models.probe.layer import LayerState
@@ -34,10 +35,10 @@ Moments = Mapping[tuple[int, str], ErrorCurve]  # sampled, by head and metric
 
 
 def columns(spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
-    """The columns of every table that a layer gives rows to, in their order."""
+    """The columns of every table, in their order."""
     statistics = statistics_of(spec)
     found = {"heads": tuple(column for statistic in statistics for column in statistic.columns(spec))}
-    found["layers"] = (*LAYERS, *moment_columns(spec))
+    found |= {"layers": (*LAYERS, *moment_columns(spec)), "budget": BUDGET}
     for statistic in statistics:
         found |= statistic.tables(spec)
     return found

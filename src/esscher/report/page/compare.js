@@ -2,7 +2,7 @@
 
 function compareOf(atlases) {
   if (atlases.length < 2) return null;
-  const common = METRICS.filter(({ key, words }) => !words && atlases.every((atlas) => atlas.metrics().some((metric) => metric.key === key)));
+  const common = atlases[0].metrics().filter(({ key, scale }) => scale !== "words" && atlases.every((atlas) => atlas.metrics().some((metric) => metric.key === key)));
   if (!common.length) return null;
   let key = common.some((metric) => metric.key === "beta_fit") ? "beta_fit" : common[0].key;
   const box = el("div", { class: "twocol even" });
@@ -39,7 +39,7 @@ function regimesSideBySide(atlases) {
 
 // Every other run against the first, head by head; on the diagonal nothing changed.
 function pairCharts(atlases, key) {
-  const log = Boolean(metricOf(key).log), first = atlases[0];
+  const first = atlases[0], log = first.log(key);
   const series = [];
   atlases.slice(1).forEach((other, number) => {
     const pairs = [];

@@ -35,15 +35,15 @@ function headMap(atlas) {
   });
   const key = el("div", { class: "key" });
   function paint() {
-    const metric = metricOf(atlas.metric), values = atlas.column(atlas.metric);
-    const scale = metric.words ? null : scaleOf(values.filter((_, i) => atlas.ok(i)), metric.log);
+    const metric = atlas.named(atlas.metric), values = atlas.column(atlas.metric);
+    const words = metric.scale === "words", scale = words ? null : scaleOf(values.filter((_, i) => atlas.ok(i)), metric.scale === "log");
     cells.forEach(({ rect, text }, i) => {
       const value = atlas.ok(i) ? values[i] : null;
-      const color = cellColor(metric, scale, value);
+      const color = cellColor(atlas, metric, scale, value);
       const beyond = atlas.ok(i) && atlas.metric === "needed" && value === null;
       rect.setAttribute("fill", color ? color.css : beyond ? "var(--beyond)" : `url(#${hatch})`);
       if (!text) return;
-      text.textContent = color ? (metric.words ? value.slice(0, 4) : brief(value)) : beyond ? "never" : atlas.ok(i) ? "–" : "×";
+      text.textContent = color ? (words ? value.slice(0, 4) : brief(value)) : beyond ? "never" : atlas.ok(i) ? "–" : "×";
       text.setAttribute("class", `celltext${color ? (color.dark ? " light" : " dark") : beyond ? " dark" : ""}`);
     });
     key.replaceChildren(...mapKey(atlas, metric, scale));
@@ -66,9 +66,9 @@ function cellName(atlas, i) {
   return `${atlas.name_of(i)}: ${atlas.label(atlas.metric)} ${shown}`;
 }
 
-function cellColor(metric, scale, value) {
+function cellColor(atlas, metric, scale, value) {
   if (value === null || value === "" || value === undefined) return null;
-  if (metric.words) return { css: `var(--c${regimeColor(value)})`, dark: regimeColor(value) !== 4 };
+  if (!scale) return { css: `var(--c${atlas.wordColor(metric.key, value)})`, dark: atlas.wordColor(metric.key, value) !== 4 };
   const share = scale.share(value);
   return share === null ? null : shade(share);
 }
@@ -78,11 +78,11 @@ function mapKey(atlas, metric, scale) {
   const some = (test) => atlas.rows.layer.some((_, i) => test(i));
   if (needed && some((i) => atlas.ok(i) && atlas.value("needed", i) === null)) missing.push(el("span", { class: "swatch" }, el("i", { class: "beyond" }), "never within what was measured"));
   if (some((i) => !atlas.ok(i) || (!needed && atlas.value(atlas.metric, i) === null))) missing.push(el("span", { class: "swatch" }, el("i", { class: "hatched" }), "not measured"));
-  if (metric.words) {
-    const seen = [...new Set(atlas.column("regime").filter((word, i) => atlas.ok(i) && word))];
+  if (!scale) {
+    const seen = [...new Set(atlas.column(metric.key).filter((word, i) => atlas.ok(i) && word))];
     return [...seen.map((word) => {
       const dot = el("i", {});
-      dot.style.background = `var(--c${regimeColor(word)})`;
+      dot.style.background = `var(--c${atlas.wordColor(metric.key, word)})`;
       return el("span", { class: "swatch" }, dot, outside(word));
     }), ...missing];
   }
@@ -90,5 +90,5 @@ function mapKey(atlas, metric, scale) {
   const bar = el("span", { class: "ramp" });
   bar.style.background = `linear-gradient(to right, ${[0, 0.2, 0.4, 0.6, 0.8, 1].map((share) => shade(share).css).join(",")})`;
   return [el("span", {}, written(scale.low)), bar, el("span", {}, written(scale.high)),
-    el("span", { class: "soft" }, `${atlas.label(atlas.metric)}${metric.log ? ", log scale" : ""}`), ...missing];
+    el("span", { class: "soft" }, `${atlas.label(atlas.metric)}${metric.scale === "log" ? ", log scale" : ""}`), ...missing];
 }

@@ -1,18 +1,6 @@
-// What a head can be coloured and compared by. "log": on a logarithmic scale; "good": which end is the easy one.
+// What a head can be coloured and compared by: the columns that have a scale, and the tokens needed for the error allowed.
 
-const REGIMES = ["diffuse", "selective", "frozen", "sink-dominated"];
-const METRICS = [
-  { key: "needed", label: "tokens needed", log: true },
-  { key: "beta_fit", label: "measured exponent" },
-  { key: "coupling", label: "coupling Ψ", log: true },
-  { key: "horizon2", label: "two-sided horizon", log: true },
-  { key: "horizon", label: "horizon", log: true },
-  { key: "effective_tokens", label: "effective tokens", log: true },
-  { key: "khat", label: "k-hat" },
-  { key: "regime", label: "regime", words: true },
-  { key: "sink_mass", label: "sink mass" },
-  { key: "relative_at_n", label: "relative error", log: true },
-];
+const NEEDED = { key: "needed", label: "tokens needed", scale: "log" };
 
 class Atlas {
   constructor(run, number) {
@@ -21,6 +9,9 @@ class Atlas {
     this.count = this.rows.layer.length;
     this.percents = Object.keys(this.epsilons).sort((a, b) => a - b);
     this.percent = this.percents.includes("10") ? "10" : this.percents[0];
+    this.known = new Map(this.columns.map((column) => [column.key, column]));
+    this.known.set(NEEDED.key, NEEDED);
+    this.orders = new Map();
     this.metric = this.metrics()[0] && this.metrics()[0].key;
     this.open = null;
     this.listeners = [];
@@ -28,7 +19,9 @@ class Atlas {
     for (let i = 0; i < this.count; i++) this.place.set(this.name_of(i), i);
   }
   metrics() {
-    return METRICS.filter(({ key }) => (key === "needed" ? this.percents.length : this.rows[key] && (key === "regime" || finite(this.rows[key]).length)));
+    const needed = new Set(Object.values(this.epsilons));
+    const own = this.columns.filter(({ key, scale }) => scale && !needed.has(key) && (scale === "words" || finite(this.rows[key]).length));
+    return [...(this.percents.length ? [NEEDED] : []), ...own];
   }
   name_of(i) { return `L${this.rows.layer[i]}H${this.rows.head[i]}`; }
   hash_of(i) { return (this.number ? `R${this.number + 1}-` : "") + this.name_of(i); }
@@ -37,20 +30,18 @@ class Atlas {
   value(key, i) { const value = this.column(key)[i]; return value === undefined ? null : value; }
   // For medians: a head that never came down to the error needs more than any other.
   ranked(key) { return this.column(key).map((value, i) => (!this.ok(i) ? null : value === null && key === "needed" ? Infinity : value)); }
-  label(key) {
-    const metric = METRICS.find((candidate) => candidate.key === key);
-    return key === "needed" ? `tokens needed for ${this.percent} %` : metric ? metric.label : key;
+  label(key) { return key === NEEDED.key ? `${NEEDED.label} for ${this.percent} %` : this.named(key).label; }
+  named(key) { return this.known.get(key) || { key, label: key }; }
+  log(key) { return this.named(key).scale === "log"; }
+  // The colour of a word: by its place among those its column may hold, then among the others that are there.
+  wordColor(key, word) {
+    if (!this.orders.has(key)) this.orders.set(key, [...new Set([...(this.named(key).words || []), ...this.column(key).filter(Boolean).sort()])]);
+    const place = this.orders.get(key).indexOf(word);
+    return place < 0 ? 6 : DATA.words[Math.min(place, DATA.words.length - 1)];
   }
   grid(place) { return this.grids[place]; }
   on(listener) { this.listeners.push(listener); }
   set(change) { Object.assign(this, change); for (const listener of this.listeners) listener(change); }
-}
-
-function metricOf(key) { return METRICS.find((metric) => metric.key === key); }
-
-function regimeColor(word) {
-  const place = REGIMES.indexOf(word);
-  return place < 0 ? 6 : [2, 0, 1, 4][place];
 }
 
 // The share of the scale that a value takes, or null.

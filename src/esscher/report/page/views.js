@@ -45,8 +45,8 @@ function cacheOf(atlas) {
   return box;
 }
 
-const AXES = [["horizon2", "two-sided horizon"], ["coupling", "coupling Ψ"], ["horizon", "horizon"]];
-const MEASURED = [["beta_fit", "rms error", "beta_low", "beta_high"], ["beta_mean", "mean of the output", "beta_mean_low", "beta_mean_high"], ["beta_cov", "covariance of the output", "beta_cov_low", "beta_cov_high"]];
+const AXES = ["horizon2", "coupling", "horizon"];
+const MEASURED = [["beta_fit", "rms error"], ["beta_mean", CURVES.mean.label], ["beta_cov", CURVES.cov.label]];
 // Exponents of theory, with the quantity each is a function of.
 const THEORY = [
   ["beta_sharp_rms", "min(1/2, (√(1+4/h²)−1)/4), rms (heuristic)", "horizon2", "dashed", 1],
@@ -57,11 +57,11 @@ const THEORY = [
 
 function scatterOf(atlas) {
   const has = (key) => atlas.rows[key] && finite(atlas.rows[key]).length > 0;
-  const axes = AXES.filter(([key]) => has(key)), kinds = MEASURED.filter(([key]) => has(key));
+  const axes = AXES.filter(has).map((key) => [key, atlas.label(key)]), kinds = MEASURED.filter(([key]) => has(key));
   if (!axes.length || !kinds.length) return null;
   let axis = axes[0][0], kind = kinds[0], colour = "layer";
   const box = el("div", {});
-  function show() { box.replaceChildren(mountChart(scatterChart(atlas, axis, axes.find(([key]) => key === axis)[1], kind, colour))); }
+  function show() { box.replaceChildren(mountChart(scatterChart(atlas, axis, kind, colour))); }
   const controls = el("div", { class: "controls" },
     choice("against", axes, axis, (value) => { axis = value; show(); }),
     kinds.length > 1 ? menu("exponent of", kinds.map(([key, label]) => [key, label]), kind[0], (value) => { kind = kinds.find(([key]) => key === value); show(); }) : null,
@@ -70,12 +70,12 @@ function scatterOf(atlas) {
   return section("scatter", "Measured exponents beside theory", el("p", {}, "A point per head; the higher, the faster its error falls with more tokens. Theory is evaluated at every head."), controls, box);
 }
 
-function scatterChart(atlas, axis, label, [key, title, low, high], colour) {
+function scatterChart(atlas, axis, [key, title], colour) {
   const chosen = [...Array(atlas.count).keys()].filter((i) => atlas.ok(i) && atlas.value(axis, i) > 0 && atlas.value(key, i) !== null);
   const pick = (name) => chosen.map((i) => atlas.value(name, i));
   const last = Math.max(1, ...finite(atlas.rows.layer));
-  const shades = chosen.map((i) => (colour === "layer" ? shade((0.95 * atlas.rows.layer[i]) / last).css : `var(--c${regimeColor(atlas.value("regime", i))})`));
-  const few = atlas.count <= 300; // intervals of more would hide the points
+  const shades = chosen.map((i) => (colour === "layer" ? shade((0.95 * atlas.rows.layer[i]) / last).css : `var(--c${atlas.wordColor("regime", atlas.value("regime", i))})`));
+  const [low, high] = atlas.named(key).ends || [], few = atlas.count <= 300; // intervals of more would hide the points
   const series = [{ label: `measured (${title})`, mode: "points", x: pick(axis), y: pick(key), shades, names: chosen.map((i) => `${atlas.name_of(i)} (${atlas.value("regime", i) || "no regime"})`),
     links: chosen.map((i) => atlas.hash_of(i)), radius: atlas.count > 300 ? 2.5 : 4, low: few && atlas.rows[low] && pick(low), high: few && atlas.rows[high] && pick(high) }];
   for (const [name, text, natural, dash, color] of THEORY) {
@@ -85,11 +85,11 @@ function scatterChart(atlas, axis, label, [key, title, low, high], colour) {
     series.push({ label: text, mode: line ? "line" : "points", tick: !line, dash, color, x: points.map(([x]) => x), y: points.map(([, y]) => y) });
   }
   const note = colour === "layer" ? "Dark points: early layers; light points: late ones." : "Colours: regimes, as on the map.";
-  return { note: `${note} Click a point to open its head.`, height: 380, x: { label, log: true }, y: { label: "exponent", low: 0 }, marks: [{ y: 0.5, label: "1/2" }], series };
+  return { note: `${note} Click a point to open its head.`, height: 380, x: { label: atlas.label(axis), log: true }, y: { label: "exponent", low: 0 }, marks: [{ y: 0.5, label: "1/2" }], series };
 }
 
 function layersOf(atlas) {
-  const metrics = atlas.metrics().filter(({ words }) => !words);
+  const metrics = atlas.metrics().filter(({ scale }) => scale !== "words");
   if (!metrics.length || new Set(atlas.rows.layer).size < 2) return null;
   let key = metrics[0].key;
   const box = el("div", {});
@@ -123,7 +123,7 @@ function tokensOf(atlas) {
 }
 
 function profileChart(atlases, key) {
-  const series = [], log = Boolean(metricOf(key).log);
+  const series = [], log = atlases[0].log(key);
   atlases.forEach((atlas, number) => {
     const layers = [...new Set(atlas.rows.layer)].sort((a, b) => a - b), values = atlas.column(key), ranked = atlas.ranked(key);
     const chosen = values.map((_, i) => i).filter((i) => atlas.ok(i) && values[i] !== null);

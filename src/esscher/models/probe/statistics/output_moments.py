@@ -33,6 +33,7 @@ _COLUMNS = (
         "float",
         "exponent of the mean",
         "Exponent fitted to the sampled error of the mean output.",
+        short="mean",
         ends=("beta_mean_low", "beta_mean_high"),
     ),
     Column("beta_mean_low", "float", "exponent of the mean, low", "Lower end of its interval."),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from esscher.diagnostics.regimes import HeadEvidence, classify
+from esscher.diagnostics.regimes import LABELS, HeadEvidence, classify
 from esscher.models.probe.spec import ProbeSpec
 from esscher.models.probe.statistics.statistic import Failure, Findings, Found, Statistic
 from esscher.runs.columns import Column
@@ -21,7 +21,15 @@ class Regime(Statistic):
 
     def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
         return (
-            Column("regime", "word", "regime", "diffuse, selective, frozen or sink-dominated.", scale="words", first=15),
+            Column(
+                "regime",
+                "word",
+                "regime",
+                "diffuse, selective, frozen or sink-dominated.",
+                scale="words",
+                first=15,
+                words=LABELS,
+            ),
             Column("regime_reason", "word", "why", "The rule that gave the regime, with its numbers."),
             Column(
                 "signatures",

@@ -110,7 +110,15 @@ def _or_nan(question: Callable[[ErrorCurve, float], int], curve: ErrorCurve, val
 def _needed(epsilon: float, first: int) -> Column:
     percent = _percent(epsilon)
     help_text = f"Fewest tokens whose relative error is at most {percent} %."
-    return Column(needed_column(epsilon), "float", f"tokens for {percent} %", help_text, scale="log", first=first)
+    return Column(
+        needed_column(epsilon),
+        "float",
+        f"tokens for {percent} %",
+        help_text,
+        scale="log",
+        first=first,
+        short=f"tokens {percent} %",
+    )
 
 
 FITTED = (
@@ -121,6 +129,7 @@ FITTED = (
         "Exponent fitted to the exact error: 0.5 is the usual square-root law, less is slower.",
         scale="linear",
         first=6,
+        short="exponent",
         ends=("beta_low", "beta_high"),
     ),
     Column("beta_low", "float", "exponent, low", "Lower end of the measured exponent's interval.", first=7),
@@ -131,7 +140,7 @@ FITTED = (
         "local slope",
         "Slope of log error against log n at the size of the pool; -0.5 is the square-root law.",
     ),
-    Column("rms_at_n", "float", "rms error", "Root mean square error when as many keys are drawn as the pool has."),
+    Column("rms_at_n", "float", "rms error", "Root mean square error when as many keys are drawn as the pool has.", "log"),
     Column("relative_at_n", "float", "relative error", "The same error divided by the size of the limit.", scale="log"),
     Column(
         "q95_at_n",

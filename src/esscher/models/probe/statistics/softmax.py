@@ -20,6 +20,7 @@ EFFECTIVE_TOKENS = Column(
     "One over the summed squared weights: how many keys share the attention.",
     scale="log",
     first=12,
+    short="effective",
 )
 
 

@@ -7,6 +7,7 @@ import math
 import torch
 
 from esscher.attention.head import coupling_of, horizon_of_covariances
+from esscher.convergence.columns import HORIZONS
 from esscher.models.probe.spec import ProbeSpec
 from esscher.models.probe.statistics.statistic import Findings, Found, Statistic
 from esscher.models.probe.tokens import largest_variance
@@ -39,30 +40,7 @@ class Theory(Statistic):
                 "Where tokens live: hidden states, or pairs of a query and a key after rotation.",
             ),
             REACH,
-            Column(
-                "horizon",
-                "float",
-                "horizon",
-                "One-sided horizon: how far the score matrix stretches the tokens' spread.",
-                scale="log",
-                first=10,
-            ),
-            Column(
-                "horizon2",
-                "float",
-                "two-sided horizon",
-                "Horizon with the spread of queries and keys both counted: largest typical size of a score.",
-                scale="log",
-                first=11,
-            ),
-            Column(
-                "coupling",
-                "float",
-                "coupling Ψ",
-                "Attention-reach coupling: reach times the squared horizon. Large means slow convergence.",
-                scale="log",
-                first=9,
-            ),
+            *HORIZONS,
             Column(
                 "beta_paper",
                 "float",
@@ -80,6 +58,7 @@ class Theory(Statistic):
                 "float",
                 "sharp exponent, typical",
                 "Heuristic exponent min(1/2, 1/(1+2h²)) of the error in a typical draw of the tokens.",
+                short="sharp",
             ),
             Column(
                 "beta_sharp_rms",
