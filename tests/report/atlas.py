@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
+from esscher.models.probe.spec import ProbeSpec
 from esscher.runs import JOBS, Run, RunSpec, find_job, load_run
-from esscher.runs.columns import declare
+from esscher.runs.columns import Declared, declare
 from esscher.runs.manifest import Failure, Manifest, Start
 from esscher.runs.store import Store
 from esscher.runs.tables import as_tables
@@ -46,12 +47,18 @@ def store_run(
     versions = {"python": "3.11.7", "esscher": "0.1.0", "torch": "2.13.0"}
     start = Start(started="2026-01-02T03:04:05+00:00", executor="this process", machine={}, versions=versions, commit="c0ffee")
     manifest = Manifest.begin(spec, [{"unit": i} for i in range(units)], {}, start)
-    arrow = declare(as_tables(tables), find_job(spec.job).columns(spec) if spec.job in JOBS else {})
+    arrow = declare(as_tables(tables), declared(spec))
     for name, table in arrow.items():
         store.write_table(name, table, manifest.header)
     changes: dict[str, Any] = {"status": status, "failures": failures, "ended": "2026-01-02T03:05:05+00:00"}
     manifest.replaced(**changes, tables={name: table.num_rows for name, table in arrow.items()}).write(store)
     return load_run(path)
+
+
+def declared(spec: RunSpec) -> Declared:
+    """What the job of that name says its columns are."""
+    given = ProbeSpec(epsilons=getattr(spec, "epsilons", (0.1,))) if spec.job == "probe" else spec
+    return find_job(spec.job).columns(given) if spec.job in JOBS else {}
 
 
 def atlas_run(path: Path, layers: int = 6, heads: int = 12, *, failed: float = 0.0, seed: int = 0, **fields: Any) -> Run:
@@ -134,7 +141,6 @@ def _head(layer: int, head: int, layers: int, generator: np.random.Generator) ->
         "beta_fit": beta,
         "beta_low": beta - 0.02,
         "beta_high": beta + 0.02,
-        "fit_status": "exact",
         "rms_at_n": limit * math.exp(s / 2) * KEYS**-beta,
         "relative_at_n": math.exp(s / 2) * KEYS**-beta,
         **needed,

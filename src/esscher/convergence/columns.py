@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from esscher.runs.columns import Column
 
-__all__ = ["CURVE", "HORIZONS", "RATE", "STATUS"]
+__all__ = ["CURVE", "HORIZONS", "RATE", "STATUS", "STDERR"]
 
+STDERR = Column("stderr", "float", "standard error", "Standard error of a sampled error; 0 where exact.")
 CURVE = (  # of ErrorCurve.to_frame
     Column(
         "metric",
@@ -18,7 +19,7 @@ CURVE = (  # of ErrorCurve.to_frame
     Column("n", "int", "n", "Number of tokens; of kept keys, how many are kept on average.", "log"),
     Column("rms", "float", "rms error", "Root mean square error.", "log"),
     Column("relative", "float", "relative error", "Error divided by the size of the limit.", "log"),
-    Column("stderr", "float", "standard error", "Standard error of a sampled error; 0 where exact."),
+    STDERR,
     Column("q95", "float", "95 % quantile", "Error that 95 % of the queries stay below.", "log"),
 )
 RATE = (  # of a RateFit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from esscher.convergence.columns import STDERR
 from esscher.runs.columns import Column
 
 __all__ = ["COVARIANCE", "LENGTH", "MODEL", "MSE", "SEED", "STATUS", "STDERR"]
@@ -13,5 +14,4 @@ MODEL = Column("model", "word", "model", "softmax or linear attention; bayes is 
 MSE = Column(
     "mse", "float", "mean squared error", "Mean squared error of the query's noisy label; the risk is half of it.", "log"
 )
-STDERR = Column("stderr", "float", "standard error", "Standard error of a sampled error; 0 where exact.")
 STATUS = Column("status", "word", "status", "ok, or what went wrong.", "words")

@@ -97,7 +97,7 @@ def _concentration(run: Run) -> list[dict[str, Any]]:
             if "stderr" in part.columns and part["stderr"].any():
                 entry["low"], entry["high"] = (numbers(part["rms"] + sign * 2 * part["stderr"]) for sign in (-1, 1))
             series.append(entry)
-        name, y = METRICS.get(str(metric), str(metric)), {"label": "rms difference", "log": True}
+        name, y = METRICS.get(str(metric), str(metric)), {"label": run.columns("curves")["rms"].label, "log": True}
         charts.append({"title": f"Concentration: {name}", "note": "", "x": PROMPT, "y": y, "series": series})
     return charts
 
