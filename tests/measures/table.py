@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 import esscher as es
+from tests.measures.triangular import Triangular
 
 
 def _tokens(rows: int, dim: int, seed: int) -> torch.Tensor:
@@ -37,6 +38,7 @@ LAWS = [
     Law("cube", lambda: es.Cube(3, 1.9)),
     Law("rademacher", lambda: es.Rademacher(3, 0.8)),
     Law("laplace", lambda: es.Laplace(3, 0.5), tilt=0.5),
+    Law("triangular-outside", lambda: Triangular(2, 1.7)),
     Law("pool", lambda: es.Pool(_tokens(41, 3, 4))),
     Law("pool-weighted", lambda: es.Pool(_tokens(11, 2, 5), torch.arange(11.0, dtype=torch.float64))),
     Law("mixture", lambda: es.Mixture([0.3, 0.7], [es.Gaussian(torch.eye(2).double(), [2.0, -1.0]), es.Sphere(2)])),

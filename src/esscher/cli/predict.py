@@ -122,8 +122,10 @@ def _merge_flags(
     if dim is not None:
         law["dim"] = dim
     if size is not None:
-        names = {"gaussian": "variance", "sphere": "radius", "ball": "radius", "cube": "half_width"}
-        law[names.get(str(law.get("law")), "scale")] = size
+        from esscher.measures.fields import LAWS as FIELDS
+        from esscher.measures.fields import LawFields
+
+        law[FIELDS.get(str(law.get("law")), LawFields).size] = size
     settings["law"] = law
     head = dict(settings.get("head", {}))
     head |= {key: value for key, value in {"horizon": horizon, "scale": scale}.items() if value is not None}

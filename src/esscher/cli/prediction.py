@@ -11,7 +11,8 @@ from esscher.cli.output import as_dtype, number, print_table
 from esscher.convergence.budget import asymptotic_from, tokens_needed
 from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.exact import exact_curve
-from esscher.convergence.montecarlo.spec import HeadSpec, LawSpec, Seed, parse_ladder
+from esscher.convergence.montecarlo.spec import HeadSpec, Seed, parse_ladder
+from esscher.measures.fields import LawSpec
 from esscher.runs.spec import Plain
 from esscher.theory.catalogue import predictions
 from esscher.theory.prediction import Prediction

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from typing import ClassVar, Literal
+
 import numpy as np
 import numpy.typing as npt
 import scipy.special
 import torch
 from jaxtyping import Float64
+from pydantic import PositiveFloat
 from torch import Tensor
 
+from esscher.measures.fields import Dim, LawFields
 from esscher.measures.rotational import Rotational
 
-__all__ = ["Ball"]
+__all__ = ["Ball", "BallFields"]
 
 Floats = npt.NDArray[np.float64]
+
+
+class BallFields(LawFields):
+    size: ClassVar[str] = "radius"
+
+    law: Literal["ball"]
+    dim: Dim
+    radius: PositiveFloat = 1.0
+
+    def build(self, dtype: torch.dtype, device: str) -> Ball:
+        return Ball(self.dim, self.radius, dtype=dtype, device=device)
 
 
 class Ball(Rotational):

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float64
+from pydantic import PositiveFloat
 from torch import Tensor
 
 from esscher.inputs import as_positive
 from esscher.measures.ball import Ball
+from esscher.measures.fields import Dim, LawFields
 from esscher.measures.line import Line
 from esscher.measures.moments import power
 from esscher.measures.product import Product
 from esscher.measures.radial import scaled_log, scaled_mean, spread
 
-__all__ = ["Cube"]
+__all__ = ["Cube", "CubeFields"]
+
+
+class CubeFields(LawFields):
+    size: ClassVar[str] = "half_width"
+
+    law: Literal["cube"]
+    dim: Dim
+    half_width: PositiveFloat = 1.0
+
+    def build(self, dtype: torch.dtype, device: str) -> Cube:
+        return Cube(self.dim, self.half_width, dtype=dtype, device=device)
 
 
 class Cube(Product):

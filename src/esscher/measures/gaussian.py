@@ -4,22 +4,53 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float64
+from pydantic import Field, PositiveFloat, model_validator
 from torch import Tensor
 
 from esscher.inputs import as_tensor, is_finite
 from esscher.measures import line
 from esscher.measures.base import Measure, noise_device
 from esscher.measures.covariance import check_covariance, half_exponents
+from esscher.measures.fields import Dim, LawFields
 from esscher.measures.line import Line, ladder, normalised
 from esscher.measures.moments import from_cumulants
 from esscher.measures.spectrum import is_diagonal, product
 from esscher.measures.wide import shift, wide_scores
 
-__all__ = ["Gaussian"]
+__all__ = ["Gaussian", "GaussianFields"]
+
+
+class GaussianFields(LawFields):
+    """N(mean, Sigma): eigenvalues of Sigma fall like variance * i^-decay, or are given one by one in ``spectrum``."""
+
+    size: ClassVar[str] = "variance"
+
+    law: Literal["gaussian"]
+    dim: Dim
+    variance: PositiveFloat = 1.0
+    decay: float = Field(0.0, ge=0.0)
+    spectrum: tuple[float, ...] | None = None
+    mean: float | tuple[float, ...] = 0.0
+
+    @model_validator(mode="after")
+    def _lengths(self) -> GaussianFields:
+        for name in ("spectrum", "mean"):
+            given = getattr(self, name)
+            if isinstance(given, tuple) and len(given) != self.dim:
+                raise ValueError(f"{name}: expected {self.dim} numbers, one per dimension, got {len(given)}")
+        return self
+
+    def build(self, dtype: torch.dtype, device: str) -> Gaussian:
+        indices = torch.arange(1, self.dim + 1, dtype=torch.float64)
+        values = self.variance * indices**-self.decay
+        if self.spectrum is not None:
+            values = torch.tensor(self.spectrum, dtype=torch.float64)
+        mean = torch.full((self.dim,), self.mean) if isinstance(self.mean, float) else torch.tensor(self.mean)
+        return Gaussian(torch.diag(values).to(device, dtype), mean.to(device, dtype))
 
 
 class Gaussian(Measure):

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float64
+from pydantic import PositiveFloat
 from torch import Tensor
 
 from esscher.inputs import as_positive
 from esscher.measures import line
+from esscher.measures.fields import Dim, LawFields
 from esscher.measures.line import NEGLIGIBLE, Line, ladder, normalised, points
 from esscher.measures.moments import power
 from esscher.measures.product import Product
 
-__all__ = ["Laplace"]
+__all__ = ["Laplace", "LaplaceFields"]
+
+
+class LaplaceFields(LawFields):
+    law: Literal["laplace"]
+    dim: Dim
+    scale: PositiveFloat = 1.0
+
+    def build(self, dtype: torch.dtype, device: str) -> Laplace:
+        return Laplace(self.dim, self.scale, dtype=dtype, device=device)
 
 
 class Laplace(Product):

@@ -7,22 +7,39 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float64
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from esscher.measures.base import Measure, noise_device
 from esscher.measures.covariance import check_covariance
 from esscher.measures.ellipsoid import above, ellipsoids
+from esscher.measures.fields import LawFields, LawSpec
 from esscher.measures.line import Line
 from esscher.measures.moments import power
 from esscher.measures.spectrum import spectral_norm
 from esscher.measures.weights import check_weights, log_mean_exp
 from esscher.measures.wide import split
 
-__all__ = ["Mixture"]
+__all__ = ["Mixture", "MixtureFields"]
+
+
+class MixtureFields(LawFields):
+    law: Literal["mixture"]
+    weights: Annotated[tuple[float, ...], Field(min_length=1)]
+    components: tuple[LawSpec, ...]
+
+    @model_validator(mode="after")
+    def _one_each(self) -> MixtureFields:
+        if len(self.weights) != len(self.components):
+            raise ValueError(f"weights: expected {len(self.components)} numbers, one per component, got {len(self.weights)}")
+        return self
+
+    def build(self, dtype: torch.dtype, device: str) -> Mixture:
+        return Mixture(list(self.weights), [component.build(dtype, device) for component in self.components])
 
 
 class Mixture(Measure):

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float64
+from pydantic import PositiveFloat
 from torch import Tensor
 
 from esscher.inputs import as_positive
+from esscher.measures.fields import Dim, LawFields
 from esscher.measures.line import Line, points
 from esscher.measures.moments import power
 from esscher.measures.product import Product
 from esscher.measures.radial import scaled_log, sech_squared
 
-__all__ = ["Rademacher"]
+__all__ = ["Rademacher", "RademacherFields"]
 
 CORNERS = 12  # up to this dimension the law along a tilt is listed corner by corner
 FEW = 6  # and up to this one its corners are few
+
+
+class RademacherFields(LawFields):
+    law: Literal["rademacher"]
+    dim: Dim
+    scale: PositiveFloat = 1.0
+
+    def build(self, dtype: torch.dtype, device: str) -> Rademacher:
+        return Rademacher(self.dim, self.scale, dtype=dtype, device=device)
 
 
 class Rademacher(Product):

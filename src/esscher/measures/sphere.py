@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from typing import ClassVar, Literal
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from jaxtyping import Float64
+from pydantic import PositiveFloat
 from torch import Tensor
 
+from esscher.measures.fields import Dim, LawFields
 from esscher.measures.rotational import Rotational
 
-__all__ = ["Sphere"]
+__all__ = ["Sphere", "SphereFields"]
 
 Floats = npt.NDArray[np.float64]
+
+
+class SphereFields(LawFields):
+    size: ClassVar[str] = "radius"
+
+    law: Literal["sphere"]
+    dim: Dim
+    radius: PositiveFloat = 1.0
+
+    def build(self, dtype: torch.dtype, device: str) -> Sphere:
+        return Sphere(self.dim, self.radius, dtype=dtype, device=device)
 
 
 class Sphere(Rotational):

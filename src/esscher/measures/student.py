@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import scipy.special
 import torch
 from jaxtyping import Float64
+from pydantic import PositiveFloat
 from torch import Tensor
 
 from esscher.inputs import as_positive
 from esscher.measures.base import Measure, noise_device
+from esscher.measures.fields import Dim, LawFields
 
-__all__ = ["Student"]
+__all__ = ["Student", "StudentFields"]
+
+
+class StudentFields(LawFields):
+    """Heavy tails: no limit exists, and the run says so."""
+
+    law: Literal["student"]
+    dim: Dim
+    df: PositiveFloat
+    scale: PositiveFloat = 1.0
+
+    def build(self, dtype: torch.dtype, device: str) -> Student:
+        return Student(self.dim, self.df, self.scale, dtype=dtype, device=device)
 
 
 class Student(Measure):

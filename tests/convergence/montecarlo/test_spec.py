@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from esscher.convergence.montecarlo.spec import HeadSpec, law_adapter, parse_ladder
+from esscher.convergence.montecarlo.spec import HeadSpec, parse_ladder
+from esscher.measures.fields import LawSpec
+
+law_adapter = TypeAdapter(LawSpec)
 
 
 @pytest.mark.parametrize(

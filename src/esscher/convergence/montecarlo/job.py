@@ -22,9 +22,10 @@ from esscher.convergence.montecarlo.draw import Plan
 from esscher.convergence.montecarlo.metrics import METRICS, unknown
 from esscher.convergence.montecarlo.metrics.base import Exponents
 from esscher.convergence.montecarlo.plan import Design, plan
-from esscher.convergence.montecarlo.spec import HeadSpec, LawSpec, parse_ladder
+from esscher.convergence.montecarlo.spec import HeadSpec, parse_ladder
 from esscher.convergence.rate.fit import fit_rate
 from esscher.measures.base import Measure
+from esscher.measures.fields import LawSpec
 from esscher.runs import Job, RunSpec, Shard, Unit, register
 from esscher.runs.spec import Plain
 

@@ -1,4 +1,4 @@
-"""A law, a head and a ladder of n written as plain data: what YAML files, flags and Python calls have in common."""
+"""A head and a ladder of n written as plain data: what YAML files, flags and Python calls have in common."""
 
 from __future__ import annotations
 
@@ -8,141 +8,19 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from pydantic import (
-    Field,
-    PositiveFloat,
-    TypeAdapter,
-    model_validator,
-)
+from pydantic import Field, PositiveFloat, model_validator
 
 from esscher.attention.head import Head
 from esscher.inputs import as_counts
-from esscher.measures.ball import Ball
 from esscher.measures.base import Measure
-from esscher.measures.cube import Cube
-from esscher.measures.gaussian import Gaussian
-from esscher.measures.laplace import Laplace
-from esscher.measures.mixture import Mixture
-from esscher.measures.rademacher import Rademacher
-from esscher.measures.sphere import Sphere
-from esscher.measures.student import Student
 from esscher.runs.spec import Plain
 
-__all__ = ["HeadSpec", "LawSpec", "law_adapter", "parse_ladder"]
+__all__ = ["HeadSpec", "Seed", "parse_ladder"]
 
 POINTS_PER_DECADE = 4
 MOST_POINTS = 10_000  # of a ladder
-MOST_DIM = 16_384  # a covariance of this size is 2 GB in float64
 
-Dim = Annotated[int, Field(ge=1, le=MOST_DIM)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-
-
-class GaussianSpec(Plain):
-    """N(mean, Sigma): eigenvalues of Sigma fall like variance * i^-decay, or are given one by one in ``spectrum``."""
-
-    law: Literal["gaussian"]
-    dim: Dim
-    variance: PositiveFloat = 1.0
-    decay: float = Field(0.0, ge=0.0)
-    spectrum: tuple[float, ...] | None = None
-    mean: float | tuple[float, ...] = 0.0
-
-    @model_validator(mode="after")
-    def _lengths(self) -> GaussianSpec:
-        for name in ("spectrum", "mean"):
-            given = getattr(self, name)
-            if isinstance(given, tuple) and len(given) != self.dim:
-                raise ValueError(f"{name}: expected {self.dim} numbers, one per dimension, got {len(given)}")
-        return self
-
-    def build(self, dtype: torch.dtype, device: str) -> Measure:
-        indices = torch.arange(1, self.dim + 1, dtype=torch.float64)
-        values = self.variance * indices**-self.decay
-        if self.spectrum is not None:
-            values = torch.tensor(self.spectrum, dtype=torch.float64)
-        mean = torch.full((self.dim,), self.mean) if isinstance(self.mean, float) else torch.tensor(self.mean)
-        return Gaussian(torch.diag(values).to(device, dtype), mean.to(device, dtype))
-
-
-class SphereSpec(Plain):
-    law: Literal["sphere"]
-    dim: Dim
-    radius: PositiveFloat = 1.0
-
-    def build(self, dtype: torch.dtype, device: str) -> Measure:
-        return Sphere(self.dim, self.radius, dtype=dtype, device=device)
-
-
-class BallSpec(Plain):
-    law: Literal["ball"]
-    dim: Dim
-    radius: PositiveFloat = 1.0
-
-    def build(self, dtype: torch.dtype, device: str) -> Measure:
-        return Ball(self.dim, self.radius, dtype=dtype, device=device)
-
-
-class CubeSpec(Plain):
-    law: Literal["cube"]
-    dim: Dim
-    half_width: PositiveFloat = 1.0
-
-    def build(self, dtype: torch.dtype, device: str) -> Measure:
-        return Cube(self.dim, self.half_width, dtype=dtype, device=device)
-
-
-class RademacherSpec(Plain):
-    law: Literal["rademacher"]
-    dim: Dim
-    scale: PositiveFloat = 1.0
-
-    def build(self, dtype: torch.dtype, device: str) -> Measure:
-        return Rademacher(self.dim, self.scale, dtype=dtype, device=device)
-
-
-class LaplaceSpec(Plain):
-    law: Literal["laplace"]
-    dim: Dim
-    scale: PositiveFloat = 1.0
-
-    def build(self, dtype: torch.dtype, device: str) -> Measure:
-        return Laplace(self.dim, self.scale, dtype=dtype, device=device)
-
-
-class StudentSpec(Plain):
-    """Heavy tails: no limit exists, and the run says so."""
-
-    law: Literal["student"]
-    dim: Dim
-    df: PositiveFloat
-    scale: PositiveFloat = 1.0
-
-    def build(self, dtype: torch.dtype, device: str) -> Measure:
-        return Student(self.dim, self.df, self.scale, dtype=dtype, device=device)
-
-
-class MixtureSpec(Plain):
-    law: Literal["mixture"]
-    weights: Annotated[tuple[float, ...], Field(min_length=1)]
-    components: tuple[LawSpec, ...]
-
-    @model_validator(mode="after")
-    def _one_each(self) -> MixtureSpec:
-        if len(self.weights) != len(self.components):
-            raise ValueError(f"weights: expected {len(self.components)} numbers, one per component, got {len(self.weights)}")
-        return self
-
-    def build(self, dtype: torch.dtype, device: str) -> Measure:
-        return Mixture(list(self.weights), [component.build(dtype, device) for component in self.components])
-
-
-LawSpec = Annotated[
-    GaussianSpec | SphereSpec | BallSpec | CubeSpec | RademacherSpec | LaplaceSpec | StudentSpec | MixtureSpec,
-    Field(discriminator="law"),
-]
-MixtureSpec.model_rebuild()
-law_adapter: TypeAdapter[Any] = TypeAdapter(LawSpec)
 
 
 class HeadSpec(Plain):

@@ -1,0 +1,102 @@
+"""A law from outside, in one file (``triangular.py``) and one row of the table, gets all that the laws of the package get."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.integrate
+import torch
+
+import esscher as es
+from tests.cli.commands import run
+from tests.measures.triangular import Triangular
+
+WIDTH, TILT = 2.0, 1.5  # of the tokens, of the query
+HEAD = es.Head([[TILT]], [[1.0]])
+
+
+def density(y: float) -> float:
+    return (WIDTH - abs(y)) / WIDTH**2
+
+
+def limit_by_quadrature() -> float:
+    top, bottom = (
+        scipy.integrate.quad(
+            lambda y, p=power: y**p * np.exp(TILT * y) * density(y), -WIDTH, WIDTH, points=[0.0], epsabs=1e-12, epsrel=1e-12
+        )[0]
+        for power in (1, 0)
+    )
+    return top / bottom
+
+
+def test_its_limit() -> None:
+    assert float(es.limit(HEAD, Triangular(1, WIDTH))([[1.0]])) == pytest.approx(limit_by_quadrature(), rel=1e-10)
+
+
+def test_its_exact_curve_at_one_and_two_tokens() -> None:
+    """E|Gamma_n - Gamma|^2 as an integral over the tokens themselves, and many tokens against the delta method."""
+    limit = limit_by_quadrature()
+
+    def two(y: float, z: float) -> float:
+        share = 1.0 / (1.0 + np.exp(TILT * (z - y)))
+        return (share * y + (1.0 - share) * z - limit) ** 2 * density(y) * density(z)
+
+    corners = [(low, low + WIDTH) for low in (-WIDTH, 0.0)]
+    squared = sum(
+        scipy.integrate.dblquad(two, *first, *second, epsabs=1e-10, epsrel=1e-10)[0] for first in corners for second in corners
+    )
+    curve = es.exact_curve(HEAD, Triangular(1, WIDTH), [[1.0]], [1, 2, 10**9])
+    assert curve.kind == "exact"
+    assert curve.rms[0] ** 2 == pytest.approx(WIDTH**2 / 6 + limit**2, rel=1e-9)
+    assert curve.rms[1] ** 2 == pytest.approx(squared, rel=1e-8)
+    assert curve.rms[2] ** 2 * 1e9 == pytest.approx(float(es.delta_covariance(HEAD, Triangular(1, WIDTH), [[1.0]])), rel=1e-6)
+
+
+def test_its_bounds_are_proved_and_hold() -> None:
+    found = {p.name: p for p in es.predictions(HEAD, Triangular(1, WIDTH), radius=1.0)}
+    error = es.exact_curve(HEAD, Triangular(1, WIDTH), [[1.0]], n := [1, 10, 10**4, 10**8]).rms
+    at_a_query = [p for p in found.values() if p.status == "proved" and p.quantity == "mean square error at one query"]
+    assert {p.name for p in at_a_query} == {"s-c4-mended", "s-c4-sharpened", "delta-bound"}
+    for prediction in at_a_query:
+        assert prediction.applies
+        assert bool((prediction.rms(n) >= error).all()), prediction.name
+    psi = (WIDTH**2 / 6) ** 2 * TILT**2
+    assert found["b-moments"].exponent == pytest.approx(0.5 / (1 + 32 * psi))
+    assert all(found[name].applies for name in ("b-moments", "s-16-mended", "s-gradient-u"))
+
+
+def test_without_a_parameter_nothing_is_called_proved() -> None:
+    class Unknown(Triangular):
+        def _sigma_1d(self) -> None:  # type: ignore[override]
+            return None
+
+    for prediction in es.predictions(HEAD, Unknown(1, WIDTH), radius=1.0):
+        if prediction.status.startswith("proved") and prediction.name != "delta-bound":  # which needs no parameter
+            assert not prediction.applies, prediction.name
+            assert prediction.exponent is None or prediction.name not in ("b-moments", "s-16-mended", "s-prop31")
+
+
+def test_it_runs_from_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "outside.yaml"
+    file.write_text(
+        "job: converge\nlaw: {law: triangular, dim: 1, half_width: 2}\nhead: {scale: 0.7}\n"
+        "n: 20,50,120\nrepeats: 24\nmetrics: [l2]\nqueries: 5\n"
+    )
+    code, _, err = run(["converge", str(file), "--out", str(tmp_path / "run"), "--json"], capsys)
+    assert code == 0, err
+    curves = es.load_run(tmp_path / "run").table("curves")
+    assert "exact" in set(curves["kind"])
+    file.write_text("law: {law: triangular, dim: 1}\nn: 10,1000\nqueries: 4\n")
+    code, out, err = run(["predict", str(file), "--size", "2", "--json"], capsys)
+    assert code == 0, err
+    assert json.loads(out)["spec"]["law"] == {"law": "triangular", "dim": 1, "half_width": 2.0}
+    assert json.loads(out)["kind"] == "exact"
+
+
+def test_it_mixes_with_others() -> None:
+    law = es.Mixture([1, 2], [Triangular(1, WIDTH), es.Gaussian([[0.5]], [0.3])])
+    assert es.exact_curve(HEAD, law, torch.ones(1, 1).double(), [10]).kind == "exact"
+    assert law.sigma is not None
