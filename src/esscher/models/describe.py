@@ -17,10 +17,11 @@ from esscher.models.huggingface.example import example_inputs
 from esscher.models.huggingface.loading import positions
 from esscher.models.huggingface.package import quiet, transformers
 from esscher.models.huggingface.support import expected_layers, refusal
+from esscher.models.probe.spec import KEYS, ProbeSpec
 
 __all__ = ["Cost", "ModelDescription", "describe_model", "estimate_cost"]
 
-KEYS, QUERIES = 16_384, 256  # of a default probe
+QUERIES: int = ProbeSpec.model_fields["queries"].default  # of a default probe, as KEYS are
 PASSES = 70  # fused attention passes over the same pairs that a probe costs (benchmarks/probe.py)
 HELD = 1 << 28  # bytes of one block of windows and of scores, roughly
 
@@ -165,7 +166,7 @@ def _position_kind(model: Any, seen: Sequence[Captured]) -> str:
 
 
 def estimate_cost(model: Any, captured: Captured, layers: int) -> Cost:
-    """Forward passes over the keys at the measured speed of matrix products, and 80 fused attention passes over the pairs.
+    """Forward passes over the keys at the measured speed of matrix products, and PASSES fused attention passes over the pairs.
 
     Memory is weights in float32, keys and values of the pool, and one block of windows and scores.
     """

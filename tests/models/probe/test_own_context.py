@@ -221,7 +221,7 @@ def test_contexts_that_are_all_too_short_are_a_failed_head_that_says_so(tmp_path
 
 def test_groups_are_queries_with_the_same_keys() -> None:
     allowed = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 1, 0]], dtype=torch.bool)
-    context = sequence.Context(np.array([4, 5, 6]), torch.zeros(1, 3, 2), torch.zeros(1, 3, 2), allowed)
+    context = sequence.Context(np.array([4, 5, 6]), torch.zeros(1, 3, 2), torch.zeros(1, 3, 2), allowed[None])
     groups = {tuple(members.tolist()): keys.tolist() for members, keys in sequence._groups(context)}
     assert groups == {(0, 2): [0, 1], (1,): [0, 1, 2]}
 

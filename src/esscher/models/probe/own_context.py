@@ -24,6 +24,7 @@ from esscher.models.probe.tokens import LayerMoments, Rows, scores_of
 __all__ = ["sequence_state"]
 
 FEWEST = 16  # keys a context must have
+FIRST = 0  # the head whose mask says what a query sees: groups of queries are those of all heads
 
 Group = tuple[Context, Indices, Tensor]  # queries, by their place in the context, that see the same keys, and these keys
 
@@ -46,7 +47,7 @@ def sequence_state(probe: ProbeContext, layer: int) -> tuple[LayerState, Indices
     total = moments[0]
     for more in moments[1:]:
         total = total.merge(more)
-    sizes = np.concatenate([context.allowed.sum(1).cpu().numpy() for context in queries.contexts])
+    sizes = np.concatenate([context.allowed_to(FIRST).sum(1).cpu().numpy() for context in queries.contexts])
     used = np.flatnonzero(sizes >= FEWEST)
     known = _heads(probe, queries, used, int(sizes.max()))
     seen = sizes[used] if used.size else sizes
@@ -79,7 +80,7 @@ def _heads(probe: ProbeContext, queries: LayerQueries, used: Indices, most: int)
 
 def _groups(context: Context) -> list[tuple[Indices, Tensor]]:
     """Queries of a window that see the same keys, and these keys."""
-    patterns, of = torch.unique(context.allowed, dim=0, return_inverse=True)
+    patterns, of = torch.unique(context.allowed_to(FIRST), dim=0, return_inverse=True)
     return [(np.flatnonzero((of == i).cpu().numpy()), patterns[i].nonzero()[:, 0]) for i in range(len(patterns))]
 
 

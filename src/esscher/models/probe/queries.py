@@ -18,12 +18,16 @@ __all__ = ["Context", "LayerQueries", "QueryCollector", "capture_queries"]
 
 @dataclass(frozen=True)
 class Context:
-    """A window as the pool of its own queries: their numbers, keys and values (H_kv, T, .), allowed (m, T)."""
+    """A window as the pool of its own queries: their numbers, keys and values (H_kv, T, .), allowed (1 or H, m, T)."""
 
     rows: Indices
     k: Tensor
     v: Tensor
     allowed: Tensor
+
+    def allowed_to(self, head: int) -> Tensor:
+        """Which keys (m, T) the queries of a head may see; most masks are one for all heads."""
+        return self.allowed[head if len(self.allowed) > 1 else 0]
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class QueryCollector:
         context = None
         if self.contexts:
             pooled = torch.from_numpy(self.source.pooled[window]).to(q.device)
-            context = Context(rows, k, v, visible[0] & pooled)
+            context = Context(rows, k, v, visible & pooled)
         return q, (mass - total).exp(), context
 
     def _visible(self, captured: Captured, place: int, window: int, at: Tensor) -> Tensor:
