@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 import esscher as es
+from esscher.models.corpus.documents import files_of_text
+from esscher.models.corpus.spec import CorpusSpec
+from esscher.models.huggingface.checkpoint import files_of_model
 from esscher.models.huggingface.loading import wrap_model
 from esscher.models.probe import context as probe_context
 from esscher.models.probe.context import Mode, ProbeContext, make_context
@@ -64,6 +67,26 @@ def test_changed_files_are_seen_when_a_run_starts(what: str, text: Path, tmp_pat
     one, two = ((c.loaded.sha256, c.windows.sha256) for c in (first, second))
     assert [a == b for a, b in zip(one, two, strict=True)] == [what == "text", what == "model"]
     assert context_of(spec, starts=True) is second
+
+
+def test_what_a_run_writes_beside_text_and_model_is_no_change(tmp_path: Path) -> None:
+    """Who stands in the folder of the model or of the text has the run below it."""
+    folder = save_tiny(tmp_path / "model")
+    (folder / "prose.txt").write_text("\n".join(few_texts()[:5]), encoding="utf-8")
+    spec = spec_of(folder, folder)
+    first = context_of(spec)
+    (folder / "runs" / "mine").mkdir(parents=True)
+    (folder / "runs" / "mine" / "heads.parquet").write_bytes(b"")
+    assert context_of(spec, starts=True) is first
+
+
+def test_names_of_no_file_here() -> None:
+    """What is wrong with them is said by who reads them."""
+    for name in ("no-such/model", "not a name!", "a--b/c..d"):
+        assert files_of_model(name) == []
+    for fields in ({"dataset": "no-such/dataset"}, {"packaged": "code"}, {"text": ["-"]}):
+        assert files_of_text(CorpusSpec.model_validate(fields)) == []
+    assert files_of_text(CorpusSpec(text=("nowhere.txt",))) == [Path("nowhere.txt")]
 
 
 def test_two_commands_in_a_process_read_a_text_that_changed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -22,10 +23,15 @@ SURROGATES = re.compile("[\ud800-\udfff]")
 def files_of_text(spec: CorpusSpec) -> list[Path]:
     """The files a corpus is read from; none for standard input, packaged text and datasets that are not here."""
     found: list[Path] = []
-    for name in [*spec.text, *([spec.dataset] if spec.dataset is not None and os.path.exists(spec.dataset) else [])]:
-        if name == "-" or "\0" in name:
-            continue
-        found += sorted(Path(name).rglob("*")) if os.path.isdir(name) else [Path(name)]
+    local = [spec.dataset] if spec.dataset is not None and os.path.exists(spec.dataset) else []
+    for name in [name for name in (*spec.text, *local) if name != "-" and "\0" not in name]:
+        if not os.path.isdir(name):
+            found.append(Path(name))
+        elif name in local:
+            found += sorted(path for path in Path(name).rglob("*") if path.is_file())
+        else:
+            with contextlib.suppress(ValueError):  # who reads the folder says what is wrong with it
+                found += folder_files(Path(name), tables=spec.field is not None)
     return found
 
 

@@ -37,8 +37,12 @@ def files_of_model(name: Any, revision: str | None = None) -> list[Path]:
     """The files that a name stands for now; of a model on the hub the configuration in its cache, which names the commit."""
     source, _ = resolve(name)
     if Path(source).is_dir():
-        return sorted(Path(source).iterdir())
-    cached = importlib.import_module("huggingface_hub").try_to_load_from_cache(source, "config.json", revision=revision)
+        return sorted(path for path in Path(source).iterdir() if path.is_file())
+    try:
+        hub = importlib.import_module("huggingface_hub")
+        cached = hub.try_to_load_from_cache(source, "config.json", revision=revision)
+    except (ImportError, ValueError):  # no such package, or no name for the hub: who loads the model says it
+        return []
     return [Path(cached)] if isinstance(cached, str) else []
 
 
