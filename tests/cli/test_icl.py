@@ -11,7 +11,7 @@ from esscher.icl import figures as figure_runs
 from esscher.icl.concentration.job import ConcentrationSpec
 from esscher.icl.flow.job import FlowSpec
 from esscher.icl.flow.limit import flow_limit, start_block
-from esscher.icl.risk.risk import risk
+from esscher.icl.risk.exact import risk
 from esscher.icl.tasks import LinearTask
 from esscher.icl.training.job import TrainSpec
 from tests.cli.commands import run

@@ -150,7 +150,7 @@ def show_risk(
     from esscher.icl.flow.end import final_parameters
     from esscher.icl.flow.limit import start_block
     from esscher.icl.layer import KINDS, Block
-    from esscher.icl.risk.risk import decompose, risk
+    from esscher.icl.risk.exact import decompose, risk
     from esscher.icl.tasks import as_task
     from esscher.runs import load_run
 

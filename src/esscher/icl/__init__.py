@@ -1,13 +1,34 @@
 """In-context learning by one attention layer: tasks, risks, gradient flow."""
 
-from esscher.icl.flow.end import FinalRisks, final_parameters, final_risks, prompt_length_for
-from esscher.icl.flow.flow import Flow, flow_times, gradient_flow
-from esscher.icl.flow.gronwall import FlowBound, flow_bound
-from esscher.icl.flow.limit import alpha_limit, flow_limit, prompt_covariance, start_block
+from esscher.icl.flow import (
+    FinalRisks,
+    Flow,
+    FlowBound,
+    alpha_limit,
+    final_parameters,
+    final_risks,
+    flow_bound,
+    flow_limit,
+    flow_times,
+    gradient_flow,
+    prompt_covariance,
+    prompt_length_for,
+    start_block,
+)
 from esscher.icl.layer import KQV, OVKQ, UV, Block, Parameters, default_weights, predict
-from esscher.icl.risk.bayes import bayes_risk
-from esscher.icl.risk.risk import Risk, RiskParts, decompose, risk, risk_gradient, risk_tensor, sampled_gradient, sampled_risk
-from esscher.icl.risk.softmax import Rule, product_rule
+from esscher.icl.risk import (
+    Risk,
+    RiskParts,
+    Rule,
+    bayes_risk,
+    decompose,
+    product_rule,
+    risk,
+    risk_gradient,
+    risk_tensor,
+    sampled_gradient,
+    sampled_risk,
+)
 from esscher.icl.tasks import CovariateTask, LinearTask, Prompts, SingleIndexTask, Task
 
 __all__ = [

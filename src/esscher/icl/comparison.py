@@ -12,7 +12,7 @@ from scipy.stats import t as student
 
 from esscher.icl.flow.job import FlowSpec, compute
 from esscher.icl.layer import UV
-from esscher.icl.risk.risk import risk
+from esscher.icl.risk.exact import risk
 from esscher.icl.tasks import as_task
 
 __all__ = ["compare_with_flow", "flow_ends", "path_uv", "trained_risks"]

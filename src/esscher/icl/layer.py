@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from esscher.icl.tasks import Prompts
 from esscher.inputs import as_count, as_tensor
 
-__all__ = ["KINDS", "KQV", "OVKQ", "UV", "Block", "Parameters", "as_uv", "default_weights", "predict"]
+__all__ = ["KINDS", "KQV", "OVKQ", "UV", "Block", "Parameters", "as_uv", "default_weights", "predict", "tensors"]
 
 KINDS = ("softmax", "linear")
 
@@ -115,6 +115,11 @@ def as_uv(params: Parameters) -> UV:
             f"params: expected U and V square of one size d + 1 >= 2, got {tuple(uv.U.shape)} and {tuple(uv.V.shape)}"
         )
     return uv
+
+
+def tensors(params: Parameters) -> list[Tensor]:
+    """The tensors of a parametrisation, in the order of its fields."""
+    return [getattr(params, field.name) for field in fields(params)]
 
 
 def default_weights(dim: Any, generator: torch.Generator | None = None, width: Any = None) -> OVKQ:

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from esscher.icl import UV, Block, LinearTask, default_weights
+from esscher.icl.flow.coordinates import Coordinates, flatten, unflatten
 from esscher.icl.flow.end import final_parameters, final_risks, prompt_length_for
-from esscher.icl.flow.flow import Coordinates, flatten, flow_times, gradient_flow, unflatten
 from esscher.icl.flow.gronwall import flow_bound
 from esscher.icl.flow.limit import alpha_limit, flow_limit, prompt_covariance, start_block
-from esscher.icl.risk.risk import risk, risk_gradient
+from esscher.icl.flow.trajectory import flow_times, gradient_flow
+from esscher.icl.risk.exact import risk, risk_gradient
 
 EYE = {d: torch.eye(d, dtype=torch.float64) for d in (2, 3)}
 PAPER = LinearTask.kms(3, 0.5, task_cov=EYE[3], noise=0)  # equation (11) of [S]

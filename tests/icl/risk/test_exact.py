@@ -11,11 +11,12 @@ from torch import Tensor
 
 from esscher.convergence.integral.gaussian import gaussian_error
 from esscher.icl import UV, Block, LinearTask, SingleIndexTask, default_weights
-from esscher.icl.flow.flow import flatten, unflatten
+from esscher.icl.flow.coordinates import flatten, unflatten
 from esscher.icl.layer import Parameters
+from esscher.icl.risk.exact import decompose, risk, risk_gradient, risk_tensor
 from esscher.icl.risk.linear import limit_risk, linear_risk
-from esscher.icl.risk.risk import decompose, risk, risk_gradient, risk_tensor, sampled_gradient, sampled_risk
-from esscher.icl.risk.softmax import general_excess, product_rule
+from esscher.icl.risk.sampled import sampled_gradient, sampled_risk
+from esscher.icl.risk.softmax_general import general_excess, product_rule
 
 
 def normal(generator: torch.Generator, *shape: int) -> Tensor:

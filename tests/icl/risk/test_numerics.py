@@ -16,7 +16,7 @@ from esscher.icl import Block, CovariateTask, LinearTask, SingleIndexTask
 from esscher.icl.risk.bayes import bayes_risk
 from esscher.icl.risk.cubature import gaussian_cubature
 from esscher.icl.risk.error_table import ErrorTable
-from esscher.icl.risk.risk import sampled_risk
+from esscher.icl.risk.sampled import sampled_risk
 from esscher.icl.risk.score_law import score_law
 
 Floats = npt.NDArray[np.float64]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from esscher.icl import LinearTask, SingleIndexTask, default_weights
-from esscher.icl.risk.risk import risk
+from esscher.icl.risk.exact import risk
 from esscher.icl.training.autograd_pair import AutogradPair
 from esscher.icl.training.compiled_pair import CompiledPair
 from esscher.icl.training.pair import ALIVE, Pair, Step

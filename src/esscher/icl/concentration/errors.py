@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from esscher.icl.layer import OVKQ
-from esscher.icl.risk.risk import risk_gradient, tensors
-from esscher.icl.risk.softmax import product_rule
+from esscher.icl.layer import OVKQ, tensors
+from esscher.icl.risk.exact import risk_gradient
+from esscher.icl.risk.softmax_general import product_rule
 from esscher.icl.tasks import LinearTask
 from esscher.icl.training.normals import compiled
 from esscher.icl.training.prompts import draw_prompt, new_prompt

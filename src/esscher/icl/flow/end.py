@@ -12,11 +12,13 @@ import numpy.typing as npt
 import torch
 from scipy.optimize import minimize
 
-from esscher.icl.flow.flow import Coordinates, flow_times, gradient_flow
+from esscher.icl.flow.coordinates import Coordinates
 from esscher.icl.flow.limit import flow_limit, start_block
+from esscher.icl.flow.trajectory import flow_times, gradient_flow
 from esscher.icl.layer import Block
 from esscher.icl.risk.bayes import bayes_risk
-from esscher.icl.risk.risk import Risk, as_length, risk, risk_gradient
+from esscher.icl.risk.exact import risk, risk_gradient
+from esscher.icl.risk.value import Risk, as_length
 from esscher.icl.tasks import LinearTask
 from esscher.inputs import as_positive
 
@@ -55,7 +57,7 @@ def final_parameters(task: LinearTask, start: Block, length: Any = math.inf, kin
     length = as_length(length)
     if kind == "linear" or math.isinf(length):
         return flow_limit(task, start, length)
-    flow = gradient_flow(task, start, length, kind, flow_times(HANDOVER, 8), 1e-9, 1e-6, 1e-8)
+    flow = gradient_flow(task, start, length, kind, flow_times(HANDOVER, 8), rtol=1e-6, atol=1e-8)
     if flow.converged:
         end = flow.end
     else:

@@ -10,9 +10,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from esscher.icl.flow.flow import Flow, flatten, unflatten
-from esscher.icl.layer import Parameters
-from esscher.icl.risk.risk import risk_gradient, risk_tensor, tensors
+from esscher.icl.flow.coordinates import flatten, unflatten
+from esscher.icl.flow.trajectory import Flow
+from esscher.icl.layer import Parameters, tensors
+from esscher.icl.risk.exact import risk_gradient, risk_tensor
 from esscher.icl.tasks import LinearTask
 
 __all__ = ["FlowBound", "flow_bound"]

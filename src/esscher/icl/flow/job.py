@@ -13,7 +13,7 @@ from esscher.icl.flow.end import final_parameters
 from esscher.icl.flow.limit import start_block
 from esscher.icl.layer import KINDS
 from esscher.icl.risk.bayes import bayes_risk
-from esscher.icl.risk.risk import risk
+from esscher.icl.risk.exact import risk
 from esscher.icl.tasks import as_task
 from esscher.runs import Job, RunSpec, Unit, register
 

@@ -11,7 +11,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from esscher.icl.layer import Block
-from esscher.icl.risk.risk import as_length
+from esscher.icl.risk.value import as_length
 from esscher.icl.tasks import LinearTask
 from esscher.inputs import as_positive, as_tensor
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from esscher.icl.risk.risk import CLOSED, SIMULATION, Risk, as_length
+from esscher.icl.risk.value import CLOSED, SIMULATION, Risk, as_length
 from esscher.icl.tasks import LinearTask, Task
 from esscher.inputs import as_count
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numba
@@ -15,7 +16,7 @@ from torch.autograd.function import FunctionCtx
 from esscher.convergence.integral.gaussian import S_MAX, gaussian_error_slopes
 from esscher.inputs import as_count
 
-__all__ = ["ErrorTable"]
+__all__ = ["ErrorTable", "table"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -67,6 +68,12 @@ class ErrorTable:
         fits = [chebyshev.chebfit(points, np.log(values).T, DEGREE) for values in (value.f1, value.f2)]
         powers = np.stack([fit.T @ TO_POWERS for fit in fits], axis=1)
         self._coefficients = np.concatenate([self._coefficients, powers])
+
+
+@lru_cache(maxsize=64)
+def table(length: int) -> ErrorTable:
+    """One table of f1, f2 for each prompt length."""
+    return ErrorTable(length)
 
 
 class _Tabulated(torch.autograd.Function):

@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from scipy.integrate import solve_ivp
 
-from esscher.icl.layer import Block, Parameters
-from esscher.icl.risk.risk import as_length, risk_gradient, tensors
-from esscher.icl.risk.softmax import Rule
+from esscher.icl.flow.coordinates import Coordinates, flatten, unflatten
+from esscher.icl.layer import Parameters
+from esscher.icl.risk.exact import risk_gradient
+from esscher.icl.risk.softmax_general import Rule
+from esscher.icl.risk.value import as_length
 from esscher.icl.tasks import LinearTask
 from esscher.inputs import as_positive, as_tensor
 
-__all__ = ["Flow", "flow_times", "gradient_flow"]
+__all__ = ["Flow", "Solver", "flow_times", "gradient_flow"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -57,6 +58,16 @@ class Flow:
         return np.asarray(np.linalg.norm(self.states - other.states, axis=1))
 
 
+@dataclass(frozen=True)
+class Solver:
+    """How a flow is solved: it ends when the norm of the gradient falls below ``tolerance``; the rest is ``solve_ivp``'s."""
+
+    tolerance: float = 1e-9
+    rtol: float = 1e-8
+    atol: float = 1e-10
+    method: str = "LSODA"
+
+
 def flow_times(until: Any = 1e4, points: int = 120) -> Floats:
     """0, then ``points`` times in geometric progression from until/1e6 to ``until``."""
     end = as_positive(until, "until")
@@ -69,18 +80,15 @@ def gradient_flow(
     length: Any = math.inf,
     kind: str = "softmax",
     times: Any = None,
-    tolerance: float = 1e-9,
-    rtol: float = 1e-8,
-    atol: float = 1e-10,
-    method: str = "LSODA",
     rule: Rule | None = None,
+    **solver: Any,
 ) -> Flow:
     """Solve d theta / dt = -grad R_L(theta) from ``start``, in its own parametrisation, by an adaptive solver.
 
     [S], equations (7) for finite ``length`` and (10) for an infinite one. ``times`` are where the flow is recorded
-    (``flow_times()`` unless given); it stops when the norm of the gradient falls below ``tolerance``. ``method``: any of
-    scipy's ``solve_ivp``.
+    (``flow_times()`` unless given); ``rule`` is that of ``risk``; ``solver``: fields of ``Solver``, as in ``rtol=1e-6``.
     """
+    chosen = Solver(**solver)
     length = as_length(length)
     grid = flow_times() if times is None else as_tensor(times, "times", ndim=1).double().numpy()
     if grid.size < 2 or grid[0] != 0 or (np.diff(grid) <= 0).any():
@@ -91,11 +99,11 @@ def gradient_flow(
         return -form.pull(risk_gradient(task, form.unpack(state), length, kind, rule)[1])
 
     def still(t: float, state: Floats) -> float:
-        return float(np.linalg.norm(slope(t, state))) - tolerance
+        return float(np.linalg.norm(slope(t, state))) - chosen.tolerance
 
     still.terminal = True  # type: ignore[attr-defined]
-    begin = form.pull(start)
-    solution = solve_ivp(slope, (0.0, grid[-1]), begin, method, t_eval=grid, events=still, rtol=rtol, atol=atol)
+    accuracy = {"method": chosen.method, "rtol": chosen.rtol, "atol": chosen.atol}
+    solution = solve_ivp(slope, (0.0, grid[-1]), form.pull(start), t_eval=grid, events=still, **accuracy)
     if not solution.success:
         raise RuntimeError(f"gradient flow: the solver stopped at t = {solution.t[-1]:g}: {solution.message}")
     stopped = bool(solution.status == 1)
@@ -105,57 +113,7 @@ def gradient_flow(
     states = _extend([flatten(each) for each in params], grid.size)
     risks = _extend([np.float64(value) for value, _ in found], grid.size)
     gradients = _extend([np.linalg.norm(flatten(gradient)) for _, gradient in found], grid.size)
-    return Flow(grid, states, risks, gradients, length, kind, stopped or bool(gradients[-1] <= tolerance), start)
-
-
-@dataclass(frozen=True, eq=False)
-class Coordinates:
-    """The vector that the solver sees: all parameters, or d + 1 numbers where the flow keeps U11 diagonal.
-
-    When U11(0), Sigma and W share an eigenbasis, the columns of ``basis``, so do U11(t) and every gradient.
-    """
-
-    like: Parameters
-    basis: Floats | None
-
-    @classmethod
-    def of(cls, task: LinearTask, start: Parameters) -> Coordinates:
-        if not isinstance(start, Block):
-            return cls(start, None)
-        matrices = [start.U11.detach().double().numpy(), task.sigma.numpy(), task.task_cov.numpy()]
-        mixture = matrices[0] + 0.7310 * matrices[1] + 0.5170 * matrices[2]  # so that its eigenbasis is that of all three
-        basis = np.linalg.eigh(0.5 * (mixture + mixture.T))[1]
-        turned = [basis.T @ matrix @ basis for matrix in matrices]
-        shared = all(np.abs(m - np.diag(np.diag(m))).max() <= 1e-13 * np.abs(m).max() for m in turned)
-        return cls(start, basis if shared else None)
-
-    def pull(self, params: Parameters) -> Floats:
-        """Coordinates of parameters, or of a gradient."""
-        if self.basis is None or not isinstance(params, Block):
-            return flatten(params)
-        U = params.U11.detach().double().numpy()
-        return np.append(np.einsum("ik,ij,jk->k", self.basis, U, self.basis), float(params.v))
-
-    def unpack(self, state: Floats) -> Parameters:
-        if self.basis is None:
-            return unflatten(state, self.like)
-        U = (self.basis * state[:-1]) @ self.basis.T
-        return Block(torch.from_numpy(U), torch.tensor(state[-1], dtype=torch.float64))
-
-
-def flatten(params: Parameters) -> Floats:
-    """All parameters in one vector."""
-    return np.concatenate([tensor.detach().double().numpy().ravel() for tensor in tensors(params)])
-
-
-def unflatten(state: Floats, like: Parameters) -> Parameters:
-    """The inverse of ``flatten``, for the parametrisation of ``like``."""
-    parts, first = [], 0
-    for tensor in tensors(like):
-        last = first + tensor.numel()
-        parts.append(torch.from_numpy(state[first:last].copy()).reshape(tensor.shape))
-        first = last
-    return type(like)(*parts)
+    return Flow(grid, states, risks, gradients, length, kind, stopped or bool(gradients[-1] <= chosen.tolerance), start)
 
 
 def _extend(rows: list[Any], size: int) -> Floats:

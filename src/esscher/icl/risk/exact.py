@@ -1,87 +1,25 @@
-"""Population risks of in-context prediction: exact where the task allows it, sampled for every task."""
+"""Population risks of in-context prediction without sampling: closed forms, quadrature, cubature."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from esscher.icl.layer import KINDS, UV, Block, Parameters, as_uv, predict
+from esscher.icl.layer import KINDS, UV, Block, Parameters, as_uv, tensors
 from esscher.icl.risk.linear import active, block_linear_gradient, limit_risk, linear_risk, linear_variance
-from esscher.icl.risk.softmax import (
-    Rule,
-    block_excess,
-    block_excess_gradient,
-    block_shrinkage,
-    general_excess,
-    general_shrinkage,
-    product_rule,
-)
+from esscher.icl.risk.softmax_block import block_excess, block_excess_gradient, block_shrinkage
+from esscher.icl.risk.softmax_general import Rule, general_excess, general_shrinkage, product_rule
+from esscher.icl.risk.value import CLOSED, CUBATURE, QUADRATURE, Risk, RiskParts, as_length
 from esscher.icl.tasks import LinearTask, Task
-from esscher.inputs import as_count
 
-__all__ = [
-    "Risk",
-    "RiskParts",
-    "as_length",
-    "decompose",
-    "risk",
-    "risk_gradient",
-    "risk_tensor",
-    "sampled_gradient",
-    "sampled_risk",
-]
+__all__ = ["decompose", "risk", "risk_gradient", "risk_tensor"]
 
-CLOSED, QUADRATURE, CUBATURE, SIMULATION = "closed form", "quadrature", "cubature", "simulation"
 NUMERICAL = 1e-9  # error of the quadratures, relative to what finitely many tokens add to the risk
 RADIAL = 1e-4  # the same for the shells of a cubature
-CHUNK = 4_000_000  # numbers in the tokens of one batch of prompts
-
-
-@dataclass(frozen=True)
-class Risk:
-    """A risk, its error, and where it comes from.
-
-    ``error`` is 0 for a closed form, a bound on the numerical error for a quadrature, one standard error for a cubature
-    (over its random rotations) and for a simulation.
-    """
-
-    value: float
-    error: float
-    origin: str
-
-    def __float__(self) -> float:
-        return self.value
-
-
-@dataclass(frozen=True)
-class RiskParts:
-    """risk = noise + approximation + bias + variance.
-
-    noise: tau^2 / 2, which nobody avoids. approximation: what the layer misses with infinitely many tokens. bias: the change
-    of the squared bias 1/2 E (E[prediction | w, x_q] - <w, x_q>)^2 from there to L tokens, which may be negative. variance:
-    1/2 E Var(prediction | w, x_q) on L tokens.
-    """
-
-    noise: float
-    approximation: float
-    bias: float
-    variance: float
-
-    @property
-    def total(self) -> float:
-        return self.noise + self.approximation + self.bias + self.variance
-
-
-def as_length(length: Any) -> float | int:
-    """A prompt length: a whole number of at least 1, or infinity."""
-    if isinstance(length, float) and math.isinf(length) and length > 0:
-        return math.inf
-    return as_count(length, "length")
 
 
 def risk(task: Task, params: Parameters, length: Any, kind: str = "softmax", rule: Rule | None = None) -> Risk:
@@ -141,11 +79,6 @@ def _block_gradient(task: Task, block: Block, length: Any, kind: str) -> tuple[f
     return value, Block(torch.from_numpy(grad_U), torch.tensor(grad_v, dtype=torch.float64))
 
 
-def tensors(params: Parameters) -> list[Tensor]:
-    """The tensors of a parametrisation, in the order of its fields."""
-    return [getattr(params, field.name) for field in fields(params)]
-
-
 def decompose(task: Task, params: Parameters, length: Any, kind: str = "softmax", rule: Rule | None = None) -> RiskParts:
     """The risk on ``length`` tokens in four parts; their sum is ``risk``."""
     task, length, uv = _check(task, params, length, kind)
@@ -163,58 +96,6 @@ def decompose(task: Task, params: Parameters, length: Any, kind: str = "softmax"
             bias = float(general_shrinkage(uv, task, int(length), rule).mean())
         total = float(risk(task, params, length, kind, rule))
     return RiskParts(noise, approximation, bias, total - noise - approximation - bias)
-
-
-def sampled_risk(
-    task: Task,
-    params: Parameters,
-    length: Any,
-    kind: str = "softmax",
-    prompts: Any = 20_000,
-    generator: torch.Generator | None = None,
-    query_inside: bool = False,
-) -> Risk:
-    """The risk on drawn prompts, with its standard error: for every task, and with the query inside the prompt."""
-    losses = []
-    with torch.no_grad():
-        for size in _batches(task, prompts, length):
-            batch = task.sample(size, length, generator)
-            losses.append(0.5 * (predict(params, batch, kind, query_inside) - batch.target) ** 2)
-    loss = torch.cat(losses).double()
-    return Risk(float(loss.mean()), float(loss.std() / math.sqrt(loss.numel())), SIMULATION)
-
-
-def sampled_gradient(
-    task: Task,
-    params: Parameters,
-    length: Any,
-    kind: str = "softmax",
-    prompts: Any = 20_000,
-    generator: torch.Generator | None = None,
-    groups: int = 50,
-) -> tuple[Parameters, Parameters]:
-    """Mean gradient of the loss over drawn prompts and its standard error, entry by entry, from ``groups`` groups."""
-    size = max(1, as_count(prompts, "prompts") // groups)
-    leaves = [tensor.detach().requires_grad_(True) for tensor in tensors(params)]
-    rows: list[list[Tensor]] = []
-    for _ in range(groups):
-        total = [torch.zeros_like(leaf) for leaf in leaves]
-        for part in _batches(task, size, length):
-            batch = task.sample(part, length, generator)
-            loss = 0.5 * ((predict(type(params)(*leaves), batch, kind) - batch.target) ** 2).sum() / size
-            total = [a + b for a, b in zip(total, torch.autograd.grad(loss, leaves), strict=True)]
-        rows.append(total)
-    stacked = [torch.stack(column) for column in zip(*rows, strict=True)]
-    mean = [column.mean(dim=0) for column in stacked]
-    error = [column.std(dim=0) / math.sqrt(groups) for column in stacked]
-    return type(params)(*mean), type(params)(*error)
-
-
-def _batches(task: Task, prompts: Any, length: Any) -> list[int]:
-    """Sizes of batches that fit in memory."""
-    total, per_prompt = as_count(prompts, "prompts"), as_count(length, "length") * (task.dim + 1)
-    size = max(1, CHUNK // per_prompt)
-    return [min(size, total - first) for first in range(0, total, size)]
 
 
 def _check(task: Task, params: Parameters, length: Any, kind: str) -> tuple[LinearTask, float | int, UV]:

@@ -1,4 +1,4 @@
-"""The risk of softmax attention on L tokens, exact: what a prompt of L tokens adds to R_infinity.
+"""The risk of softmax attention on L tokens in the block form, exact: what a prompt of L tokens adds to R_infinity.
 
 Given w and x_q, with f1, f2 of ``gaussian_error`` at (L, s), s^2 = theta^T Gamma_w theta, kappa = r^T Gamma_w theta,
 theta = U z_q, the output has mean (1 - f2) kappa and mean square error f1 kappa^2/s^2 + f2 (r^T Gamma_w r - kappa^2/s^2)
@@ -7,13 +7,12 @@ about kappa, so that
     R_L - R_infinity = 1/2 E[ f2 r^T Gamma_w r + (f1 - f2) kappa^2 / s^2 - 2 f2 kappa (kappa - <w, x_q>) ] .
 
 In the block form s does not depend on w, the average over w is a trace, and the average over x_q is a sum over ``score_law``:
-no sampling. In general it is a cubature over (w, x_q).
+no sampling. In general (``softmax_general``) it is a cubature over (w, x_q).
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,33 +21,16 @@ from jaxtyping import Float64
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from esscher.icl.layer import UV, Block
-from esscher.icl.risk.cubature import Cubature, gaussian_cubature
-from esscher.icl.risk.error_table import ErrorTable
-from esscher.icl.risk.linear import active
+from esscher.icl.layer import Block
+from esscher.icl.risk.error_table import table
 from esscher.icl.risk.score_law import ScoreLaw, score_law
 from esscher.icl.tasks import LinearTask
 
-__all__ = [
-    "Rule",
-    "block_excess",
-    "block_excess_gradient",
-    "block_shrinkage",
-    "general_excess",
-    "general_shrinkage",
-    "product_rule",
-    "table",
-]
+__all__ = ["block_excess", "block_excess_gradient", "block_shrinkage"]
 
 Floats = npt.NDArray[np.float64]
 
-SMALL = 0.05
-
-
-@lru_cache(maxsize=64)
-def table(length: int) -> ErrorTable:
-    """One table of f1, f2 for each prompt length."""
-    return ErrorTable(length)
+SMALL = 0.05  # score deviation below which profiles are continued
 
 
 def block_excess(block: Block, task: LinearTask, length: int) -> Float64[Tensor, ""]:
@@ -141,57 +123,3 @@ def _fourth_moment(law: ScoreLaw, psi: Floats, N: Floats) -> Floats:
     turned = law.basis.T @ N @ law.basis
     inner = 2.0 * pairs * turned + np.diag(pairs @ np.diag(turned))
     return np.asarray(law.basis @ inner @ law.basis.T)
-
-
-class Rule(NamedTuple):
-    """A cubature over tasks and one over queries, rotated together."""
-
-    tasks: Cubature
-    queries: Cubature
-
-    def average(self, values: Float64[Tensor, "rotations tasks queries"]) -> Float64[Tensor, " rotations"]:
-        """One estimate of the mean for each rotation."""
-        return (values @ self.queries.weights) @ self.tasks.weights
-
-
-def product_rule(dim: int, rotations: int = 8, seed: int = 0) -> Rule:
-    """The rule behind ``general_excess``: 6 shells of tasks, on which the excess is nearly a polynomial, 16 of queries."""
-    tasks = gaussian_cubature(dim, rotations, 6, seed)
-    return Rule(tasks, gaussian_cubature(dim, rotations, 16, seed + 1, True))
-
-
-class Terms(NamedTuple):
-    """s, kappa, r^T Gamma_w r and <w, x_q>, each for every task and query of a rule."""
-
-    s: Tensor
-    kappa: Tensor
-    spread: Tensor
-    label: Tensor
-
-
-def general_terms(uv: UV, task: LinearTask, rule: Rule) -> Terms:
-    """theta^T z = (A1 x_q + w <a, x_q>)^T x + <a, x_q> noise, and r^T z = (r1 + v w)^T x + v noise."""
-    A1, a, r1, v = active(uv)
-    w, x = rule.tasks.points @ task.task_root.mT, rule.queries.points @ task.root.mT
-    value, moved, own = r1 + v * w, x @ A1.mT, (x @ a)[:, None, :]
-    w_sigma, value_sigma = w @ task.sigma, value @ task.sigma
-    plain = torch.sum((moved @ task.sigma) * moved, dim=-1)[:, None, :]
-    label_square = (torch.sum(w_sigma * w, dim=-1) + task.noise)[:, :, None]
-    square = plain + 2.0 * own * (w_sigma @ moved.mT) + own**2 * label_square
-    kappa = value_sigma @ moved.mT + own * (torch.sum(value_sigma * w, dim=-1) + task.noise * v)[:, :, None]
-    spread = (torch.sum(value_sigma * value, dim=-1) + task.noise * v * v)[:, :, None]
-    return Terms(square.clamp_min(1e-24).sqrt(), kappa, spread, w @ x.mT)
-
-
-def general_excess(uv: UV, task: LinearTask, length: int, rule: Rule) -> Float64[Tensor, " rotations"]:
-    """R_L - R_infinity for any (U, V), one estimate for each rotation of the rule; differentiable once."""
-    s, kappa, spread, label = general_terms(uv, task, rule)
-    f1, f2 = table(length)(s)
-    return 0.5 * rule.average(f2 * spread + (f1 - f2) * (kappa / s) ** 2 - 2.0 * f2 * kappa * (kappa - label))
-
-
-def general_shrinkage(uv: UV, task: LinearTask, length: int, rule: Rule) -> Float64[Tensor, " rotations"]:
-    """``block_shrinkage`` for any (U, V)."""
-    s, kappa, _, label = general_terms(uv, task, rule)
-    _, f2 = table(length)(s)
-    return 0.5 * rule.average((f2 * kappa) ** 2 - 2.0 * f2 * kappa * (kappa - label))
