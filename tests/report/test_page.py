@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from esscher.runs import Run
+from esscher.report import write_report
+from esscher.runs import Column, Run
+from tests.report.atlas import ProbeLike, atlas_tables, declared, store_run
 from tests.report.browser import Browser, Page
 
 Visit = Callable[..., Page]
@@ -246,3 +248,20 @@ def test_layers(visit: Visit, atlas_page: Path) -> None:
     page.choose("#layers select", "coupling")
     assert page.evaluate("document.querySelector('#layers .plot svg').innerHTML") != before
     assert "Whole layers: mean of the output" in page.texts("#layers h3")
+
+
+def test_a_column_from_outside_is_shown(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the table, among the colours of the map, and among the meanings: by what the run says of it alone."""
+    own = Column("charm", "float", "charm of a head", "What nobody measured before.", "log")
+    monkeypatch.setattr("tests.report.atlas.declared", lambda spec: {"heads": (*declared(spec)["heads"], own)})
+    tables = atlas_tables(2, 3)
+    tables["heads"] = tables["heads"].assign(charm=[1.0, 2.0, 4.0, 8.0, 16.0, 32.0], plain=1.0)
+    page = visit(write_report([store_run(tmp_path / "run", ProbeLike(), tables)]))
+    options = page.evaluate("[...document.querySelectorAll('#map select option')].map((option) => option.value)")
+    assert "charm" in options
+    assert "plain" not in options
+    page.choose("#map select", "charm")
+    assert "charm of a head, log scale" in page.text(".key")
+    assert own.label in page.texts("#table details dt")
+    assert own.help in page.texts("#table details dd")
+    assert own.label in page.text("#map select")

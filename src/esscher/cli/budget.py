@@ -26,7 +26,7 @@ def budget(
 
     Example: esscher budget runs/mine --epsilon 0.05 --by head
     """
-    from esscher.models.probe.cache import budget_of
+    from esscher.models.probe.cache import BUDGET, budget_of
     from esscher.runs import load_run
 
     if by not in ("head", "kv"):
@@ -39,12 +39,15 @@ def budget(
         tables = {name: getattr(found, name).to_dict("records") for name in ("heads", "caches", "totals")}
         print_json({"run": str(run), "epsilon": epsilon, "total": total, **tables})
         return
+    columns = {column.key: column for column in BUDGET}
+    kept = [columns[key].header for key in ("tokens", "ratio")]
+    cache = stored.columns("heads")["kv_head"].header
     if by == "head":
         rows = [
             [f"{row['layer']}.{row['head']}", str(row["kv_head"]), number(row["tokens"], ","), number(row["ratio"], ".1%")]
             for row in found.heads.to_dict("records")
         ]
-        print_table(f"tokens for an error of {epsilon:.1%}", ["head", "kv head", "tokens", "of the cache"], rows)
+        print_table(f"tokens for an error of {epsilon:.1%}", ["head", cache, *kept], rows)
     else:
         rows = [
             [
@@ -56,6 +59,5 @@ def budget(
             ]
             for row in found.caches.to_dict("records")
         ]
-        columns = ["kv head", "heads", "tokens", "of the cache", "best split"]
-        print_table(f"tokens for an error of {epsilon:.1%}", columns, rows)
-    show_totals(found.totals)
+        print_table(f"tokens for an error of {epsilon:.1%}", [cache, "heads", *kept, "best split"], rows)
+    show_totals(found.totals, columns)

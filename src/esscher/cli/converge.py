@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +22,7 @@ from esscher.cli.output import (
     print_json,
     print_table,
 )
+from esscher.cli.tables import Shown, show_table, shown
 
 if TYPE_CHECKING:
     from esscher.runs import Run
@@ -93,22 +95,17 @@ def converge(
             log(f"figure: {file}")
 
 
+THEORY = ("exact_exponent", "sharp", "bohbot_experimental", "bohbot")
+
+
 def show_rates(run: Run, over: str) -> None:
     """The table of a run's rates, and the reasons of what could not be fitted."""
-    rates = run.table("rates")
-    columns = ["exponent", "low", "high", "exact_exponent", "sharp", "bohbot_experimental", "bohbot"]
-    rows = [
-        [
-            "" if not over else number(row["value"], "g"),
-            row["metric"],
-            *[number(row[name], ".3g") for name in ["horizon2", "coupling", *columns]],
-            row["preferred_law"],
-            row["status"],
-        ]
-        for row in rates.to_dict("records")
-    ]
-    header = [over or "-", "metric", "horizon2", "coupling", "exponent", "low", "high", "exact", "sharp (heuristic)"]
-    print_table(str(run.path), [*header, "1/(2(1+Psi))", "1/(2(1+32Psi))", "law", "status"], rows, left=2)
+    rates, columns = run.table("rates"), run.columns("rates")
+    rows = rates.to_dict("records")
+    point = Shown(over or "-", tuple(number(row["value"], "g") if over else "" for row in rows), words=True)
+    names = ["metric", "horizon2", "coupling", "exponent", "low", "high", *THEORY, "preferred_law", "status"]
+    # the ends of the interval have columns of their own
+    show_table(str(run.path), [point, *(shown(replace(columns[name], ends=None), rows, ".3g") for name in names)])
     for reason in dict.fromkeys(rates.loc[~rates["status"].isin(["ok", "exact"]), "reason"]):
         log(f"note: {reason}")
 

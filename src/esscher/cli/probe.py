@@ -6,18 +6,20 @@ import hashlib
 import math
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from esscher.cli.options import Fields, Given
-from esscher.cli.output import MOST_WORKERS, Dask, Json, as_path, log, number, path_option, print_json, print_table
+from esscher.cli.output import MOST_WORKERS, Dask, Json, as_path, log, number, path_option, print_json
+from esscher.cli.tables import Form, Shown, count, show_table, shown
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from esscher.runs import Run
+    from esscher.runs import Column, Run
 
 __all__ = ["probe"]
 
@@ -164,6 +166,21 @@ def _workers(given: int | None, model: Any) -> int:
     return min(cores(), 8) if size < SMALL and on_cpu else 1
 
 
+# The columns of the table of heads, how their numbers are written, and which give way where there is no room
+HEADS: tuple[tuple[str, Form, int], ...] = (
+    ("regime", "", 0),
+    ("beta_fit", ".3f", 0),
+    ("beta_sharp", ".3f", 4),
+    ("beta_mean", ".3f", 3),
+    ("tokens_needed_10pct", count, 0),
+    ("effective_tokens", count, 2),
+    ("khat", ".2f", 5),
+    ("sink_mass", ".1%", 6),
+    ("horizon2", ".3g", 7),
+    ("coupling", ".3g", 1),
+)
+
+
 def show_heads(run: Run) -> None:
     """The table of a probe, its budget, and what failed."""
     heads, about = run.table("heads"), run.table("about").iloc[0]
@@ -171,55 +188,20 @@ def show_heads(run: Run) -> None:
         f"{about['model']}, {about['keys']} keys of {about['text']}; captured {about['captured_layers']} of {about['layers']} "
         f"layers, parity {number(about['parity'], '.1e')}"
     )
-    moments = "beta_mean" in heads
-    names = ["head", "regime", "exponent", "sharp", *(["mean"] if moments else []), "tokens 10 %", "effective", "k-hat"]
-    rows = [_cells(row, moments) for row in heads.to_dict("records")]
-    print_table(title, [*names, "sinks", "horizon", "coupling"], rows, left=2)
+    columns, rows = run.columns("heads"), heads.to_dict("records")
+    place = Shown("head", tuple(f"{row['layer']}.{row['head']}" for row in rows), words=True)
+    found = [shown(columns[key], rows, form, gives_way=last) for key, form, last in HEADS if key in columns]
+    show_table(title, [place, *found])
     if "budget" in run.tables:
-        show_totals(run.table("budget"))
+        show_totals(run.table("budget"), run.columns("budget"))
     for row in heads[heads["status"] != "ok"].to_dict("records"):
         log(f"layer {row['layer']} head {row['head']}: {row['status']}, {row['reason']}")
 
 
-def _cells(row: dict[str, Any], moments: bool) -> list[str]:
-    mean = [_interval(row, "beta_mean")] if moments else []
-    return [
-        f"{row['layer']}.{row['head']}",
-        row["regime"],
-        _interval(row, "beta_fit", "beta"),
-        number(row["beta_sharp"], ".3f"),
-        *mean,
-        _count(row["tokens_needed_10pct"]),
-        _count(row["effective_tokens"]),
-        _interval(row, "khat", digits=2),
-        number(row["sink_mass"], ".1%"),
-        number(row["horizon2"], ".3g"),
-        number(row["coupling"], ".3g"),
-    ]
-
-
-def _interval(row: dict[str, Any], name: str, ends: str | None = None, *, digits: int = 3) -> str:
-    """A number with its interval, whose columns are called ``ends``_low and _high; by default as the number is."""
-    low, high = (row[f"{ends or name}_{end}"] for end in ("low", "high"))
-    value, low, high = (number(end, f".{digits}f") for end in (row[name], low, high))
-    return value if low == high == "-" else f"{value} [{low}, {high}]"
-
-
-def _count(value: float) -> str:
-    return number(value, ",.0f" if value >= 100 else ".1f")
-
-
-def show_totals(totals: pd.DataFrame) -> None:
+def show_totals(totals: pd.DataFrame, columns: Mapping[str, Column]) -> None:
     """Cache to keep under each rule."""
-    rows = [
-        [
-            row["rule"],
-            number(row["epsilon"], ".1%"),
-            number(math.sqrt(row["squared_error"]), ".2%"),
-            _count(row["tokens"]),
-            number(row["ratio"], ".1%"),
-            number(row["saved"], ".1%"),
-        ]
-        for row in totals.to_dict("records")
-    ]
-    print_table("key-value cache", ["rule", "asked", "total error", "tokens", "of the cache", "saved"], rows)
+    rows = totals.to_dict("records")
+    error = Shown("total error", tuple(number(math.sqrt(row["squared_error"]), ".2%") for row in rows))
+    forms: dict[str, Form] = {"rule": "", "epsilon": ".1%", "tokens": count, "ratio": ".1%", "saved": ".1%"}
+    rule, asked, *rest = (shown(columns[key], rows, form) for key, form in forms.items())
+    show_table("key-value cache", [rule, asked, error, *rest])

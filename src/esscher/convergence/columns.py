@@ -29,9 +29,6 @@ RATE = (  # of a RateFit
     Column("low", "float", "low", "Lower end of the interval."),
     Column("high", "float", "high", "Upper end of the interval."),
     Column("constant", "float", "constant", "The error is about this times n to minus the exponent."),
-    Column("n_min", "int", "from n", "First n of the fit."),
-    Column("n_max", "int", "to n", "Last n of the fit."),
-    Column("straightness_p", "float", "straightness", "Chance of points as crooked as these, if the error is a power of n."),
     Column(
         "preferred_law", "word", "law", "Whether a power or a logarithm describes the decay better; empty where none is told."
     ),
