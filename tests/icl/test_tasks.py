@@ -8,6 +8,7 @@ import torch
 
 import esscher as es
 from esscher.icl import CovariateTask, LinearTask, Prompts, SingleIndexTask, Task
+from esscher.icl.tasks import as_task
 
 EYE3 = torch.eye(3, dtype=torch.float64)
 TASKS: list[Task] = [
@@ -108,3 +109,9 @@ def test_bad_input(make: object, match: str) -> None:
     assert callable(make)
     with pytest.raises(ValueError, match=match):
         make()
+
+
+@pytest.mark.parametrize("name", ["round", "kms:x", "kms:1,2", "diag:1", "isotropic:3", "kms:2"])
+def test_unknown_covariances(name: str):
+    with pytest.raises(ValueError, match=r"covariance|rho"):
+        as_task(name, 3)

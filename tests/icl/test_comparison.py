@@ -1,0 +1,37 @@
+"""Trained models beside the end of the flow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from esscher.icl.comparison import compare_with_flow, flow_ends, trained_risks
+from esscher.icl.training.job import TrainSpec
+from esscher.runs import execute
+
+SMALL = {"dim": 2, "covariances": ("kms:0.3",), "lengths": (8, 4), "seeds": 2, "steps": 60, "rate": 0.02}
+SPEC = TrainSpec(**SMALL, records=4, evaluation=64, final_evaluation=20_000)
+
+
+def test_trained_models_beside_the_flow(tmp_path: Path):
+    """Sampled errors within 4.5 standard errors of the exact ones (8 of them, false alarms 5e-5), all above the flow's."""
+    run = execute(SPEC, tmp_path / "run")
+    trained = trained_risks(run.table("final"), run.table("path"), 2, 0.1)
+    assert (np.abs(trained["sampled"] - trained["exact"]) < 4.5 * trained["stderr"]).all()
+    compared = compare_with_flow(trained, flow_ends(trained, 2, 0.1), stuck=9.0)
+    assert len(compared) == 4
+    assert (compared["excess"] > 0).all()
+    assert (compared["high"] > compared["low"]).all()
+
+
+def test_seeds_far_above_the_flow_are_counted_apart():
+    key = {"covariance": "isotropic", "length": 10, "model": "linear"}
+    errors = enumerate([1.01, 1.03, 1.2])
+    trained = pd.DataFrame([key | {"seed": i, "exact": e, "sampled": e, "stderr": 0.01} for i, e in errors])
+    found = compare_with_flow(trained, pd.DataFrame([key | {"mse": 1.0}])).iloc[0]
+    assert (found["seeds"], found["stuck"]) == (2, 1)
+    assert found["trained"] == pytest.approx(1.02)
+    assert found["excess"] == pytest.approx(0.02)
