@@ -13,9 +13,9 @@ __all__ = ["cores", "memory_of", "start_of"]
 def start_of(pid: int) -> str | None:
     """Seconds from the boot of the machine to the start of a process, to the hundredth; None when it is gone.
 
-    psutil gives both moments by the clock as it is set now, so their difference stays when the clock is set anew. It tells
-    a process from a later one of the same number. After a reboot one of the same number and the same hundredth of a
-    second would pass for it: what asks here then takes the dead for living, never the living for dead.
+    On Linux psutil 7.2 gives both moments by the clock as it is set now, so their difference stays when the clock is set
+    anew (unless between the two readings). It tells a process from a later one of the same number. After a reboot one of the
+    same number and the same hundredth of a second would pass for it.
     """
     try:
         process = psutil.Process(pid)
