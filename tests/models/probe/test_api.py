@@ -14,7 +14,7 @@ import torch
 import esscher as es
 from esscher.models.probe import head as head_state
 from esscher.runs import RunError
-from tests.models.probe_runs import CONTRACT, few_texts, save_tiny, source, tiny_model
+from tests.models.probe_runs import CONTRACT, few_texts, pooled_tensors, save_tiny, source, tiny_model
 from tests.models.tokenizers_for_tests import tokenizer
 
 SMALL: dict[str, Any] = {
@@ -174,12 +174,46 @@ def test_a_head_that_fails_has_a_row_with_the_reason(
     assert set(run.table("budget")["rule"]) == {"each head its own", "uniform", "best split"}
 
 
-def test_scores_wider_than_the_grid_are_a_failed_head(tmp_path: Path) -> None:
+def wide_model() -> tuple[Any, Any]:
+    """A head whose scores are so far apart that each query sees its largest alone."""
     model, words = tiny_model("bert")
     with torch.no_grad():
-        model.encoder.layer[1].attention.self.query.weight[8:16] *= 3e3
-    run = es.probe(model, few_texts(), tokenizer=words, out=tmp_path, **SMALL)
+        query = model.encoder.layer[1].attention.self.query
+        query.weight[8:16] *= 1e8
+        query.bias[8:16] *= 1e8
+    return model, words
+
+
+def test_scores_wider_than_the_grid_are_a_failed_head_where_keys_stream(tmp_path: Path) -> None:
+    model, words = wide_model()
+    run = es.probe(model, few_texts(), tokenizer=words, out=tmp_path, **{**SMALL, "part": 120})
     check_failed(run, 1, "nats")
+
+
+def test_scores_wider_than_the_grid_are_measured_where_keys_are_held(tmp_path: Path) -> None:
+    """Against hardmax: of n draws from N keys the one of rank r decides with chance ((N-r)/N)^n - ((N-r-1)/N)^n."""
+    model, words = wide_model()
+    run = es.probe(model, few_texts(), tokenizer=words, out=tmp_path, **SMALL)
+    row = run.table("heads").set_index("head").loc[1]
+    assert row["status"] == "ok"
+    q, k, v = (x[1].detach().double() for x in pooled_tensors(source(run), 1))
+    scores = q @ k.T / q.shape[-1] ** 0.5
+    order = scores.argsort(1, descending=True)
+    assert float(scores.gather(1, order).diff(dim=1).abs().quantile(0.02)) > 50
+    rest = torch.arange(300, -1, -1, dtype=torch.float64) / 300
+    away = (v[order] - v[order[:, :1]]).square().sum(2)  # (m, N)
+    curves = run.table("curves").query("head == 1")
+    for n, rms in curves.query("metric == 'l2' and n <= 256")[["n", "rms"]].to_numpy():
+        chance = rest[:-1] ** n - rest[1:] ** n
+        assert rms**2 == pytest.approx(float((away @ chance).mean()), rel=0.02)
+    for n, rms in curves.query("metric == 'l2_kept' and n < 300")[["n", "rms"]].to_numpy():
+        chance = n / 300 * (1 - n / 300) ** torch.arange(300, dtype=torch.float64)
+        assert rms**2 == pytest.approx(float((away[[0, 5]] @ chance).mean()), rel=0.05)
+    assert row["effective_tokens"] == pytest.approx(1, abs=0.05)
+    assert row["score_sd"] == pytest.approx(np.median(scores.std(1, correction=0)), rel=1e-4)
+    assert row["share_frozen"] == 1
+    assert row["regime"] in ("frozen", "sink-dominated")
+    assert run.table("scores").query("head == 1")["density"].notna().all()
 
 
 def test_a_head_whose_values_are_zero(tmp_path: Path) -> None:

@@ -13,17 +13,22 @@ import pandas as pd
 from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.grid import state as deposit
 from esscher.convergence.grid.state import Deposit
+from esscher.convergence.pool_curve import exact_pool_curve
+from esscher.models.probe.wide import Held
 
 __all__ = ["METRICS", "curve_rows", "exact_curve_of", "stored_curves"]
 
 METRICS = {"replacement": "l2", "bernoulli": "l2_kept"}  # of the errors of outputs, by sampling
 
 
-def exact_curve_of(state: Deposit, n: npt.NDArray[np.int64], sampling: str, notes: dict[str, Any]) -> ErrorCurve:
+def exact_curve_of(state: Deposit | Held, n: npt.NDArray[np.int64], sampling: str, notes: dict[str, Any]) -> ErrorCurve:
     """The exact error of n keys drawn with replacement, or of keys kept with probability n / (their mean number).
 
     The error of the score grids is measured on the first head of a layer, and noted for the others.
     """
+    if isinstance(state, Held):
+        curve = exact_pool_curve(state.q, state.k, state.v, n, sampling, state.scale)
+        return replace(curve, metric=METRICS[sampling])
     errors = deposit.finish(state, n, sampling, interpolation=notes.get("interpolation"))
     notes.setdefault("interpolation", errors.interpolation)
     curve = ErrorCurve.from_queries(

@@ -125,7 +125,7 @@ def _held(context: ProbeContext, unit: Unit) -> Mapping[str, Any]:
     queries, rows = pooled.queries, pooled.rows
     empty = replace(begin(context, queries, rows), moments=pooled.moments, keys=rows.k.shape[1])
     wanted = unit.get("heads", context.heads(layer))
-    heads = ((head, add_head(empty.heads[head], queries, head, rows)) for head in wanted)
+    heads = ((head, add_head(empty.heads[head], queries, head, rows, whole=True)) for head in wanted)
     sampled = _sampled(context, pooled) if spec.moments else None
     tables = layer_tables(spec, empty, context.maps[layer], context.places.windows, heads, sampled)
     if wanted[0] != context.heads(layer)[0]:

@@ -17,6 +17,7 @@ from esscher.models.probe.queries import LayerQueries
 from esscher.models.probe.spec import ProbeSpec
 from esscher.models.probe.statistics import Block, Start, statistics_of
 from esscher.models.probe.tokens import LayerInfo, LayerMoments, Rows, scores_of
+from esscher.models.probe.wide import Held
 
 __all__ = ["LayerState", "add_head", "add_keys", "add_moments", "begin", "layer_from_rows", "layer_rows", "merge_layers"]
 
@@ -57,15 +58,18 @@ def add_keys(state: LayerState, queries: LayerQueries, rows: Rows) -> LayerState
     return replace(state, heads=heads, keys=state.keys + rows.k.shape[1])
 
 
-def add_head(known: HeadState | str, queries: LayerQueries, head: int, rows: Rows) -> HeadState | str:
-    """One head's state after keys and values, or the reason why it has none."""
+def add_head(known: HeadState | str, queries: LayerQueries, head: int, rows: Rows, *, whole: bool = False) -> HeadState | str:
+    """One head's state after keys and values, or the reason why it has none. ``whole``: they are all there will be."""
     own, q = queries.info.kv_head(head), queries.q[head]
+    pool = None
+    if whole and queries.info.softcap is None:  # a cap keeps scores on the grid
+        pool = Held(q, rows.k[own], rows.v[own], queries.info.scale)
     try:
         for start in range(0, rows.k.shape[1], KEY_BLOCK):
             if not isinstance(known, str):
                 some = slice(start, start + KEY_BLOCK)
                 k, v = rows.k[own, some], rows.v[own, some]
-                block = Block(scores_of(queries.info, q, k), v, k, rows.positions[some], known.kept)
+                block = Block(scores_of(queries.info, q, k), v, k, rows.positions[some], known.kept, pool)
                 known = head_state.update(known, block)
     except ValueError as reason:
         return str(reason)

@@ -19,6 +19,7 @@ from esscher.models.probe.curves import curve_rows, exact_curve_of
 from esscher.models.probe.spec import ProbeSpec, drawn_ladder
 from esscher.models.probe.statistics.curve_table import CURVES
 from esscher.models.probe.statistics.statistic import Block, Findings, Found, Order, Start, Statistic
+from esscher.models.probe.wide import Held, add_keys_or_hold
 from esscher.runs.columns import Column
 
 __all__ = ["Replacement", "needed_column"]
@@ -27,7 +28,7 @@ Indices = npt.NDArray[np.int64]
 
 
 class Replacement(Statistic):
-    """The state is the deposits of all queries; who reads this statistic finds its curve."""
+    """The state is the deposits of all queries, or all keys; who reads this statistic finds its curve."""
 
     name = "replacement"
     reads = ("identity",)
@@ -46,8 +47,8 @@ class Replacement(Statistic):
     def init(self, start: Start) -> Deposit:
         return deposit.init(start.queries, deposit.choose_grid(start.dtype, self.name), start.center)
 
-    def update(self, state: Deposit, block: Block) -> Deposit:
-        return deposit.update(state, block.scores, block.values, owned=True)
+    def update(self, state: Deposit | Held, block: Block) -> Deposit | Held:
+        return add_keys_or_hold(state, block.scores, block.values, block.pool)
 
     def merge(self, a: Deposit, b: Deposit) -> Deposit:
         return deposit.merge(a, b)
@@ -58,7 +59,7 @@ class Replacement(Statistic):
     def single(self, state: Deposit) -> tuple[str, ...]:
         return (".cells",) if state.grid.tol > 1e-8 else ()
 
-    def finish(self, state: Deposit, found: Found) -> Findings:
+    def finish(self, state: Deposit | Held, found: Found) -> Findings:
         keys = found.row["n_keys"]
         curve = exact_curve_of(state, drawn_ladder(found.spec, keys), self.name, found.notes)
         row = self._fitted(curve, keys, found.windows) | self._at_pool(curve, keys)

@@ -8,6 +8,7 @@ from esscher.diagnostics.regimes import share_frozen
 from esscher.diagnostics.scores import first_centres, softmax_statistics
 from esscher.models.probe.spec import ProbeSpec
 from esscher.models.probe.statistics.statistic import Findings, Found, Statistic
+from esscher.models.probe.wide import Held
 from esscher.runs.columns import Column
 from esscher.theory.sharp import freezing_tokens
 
@@ -54,7 +55,10 @@ class Softmax(Statistic):
 
     def finish(self, state: None, found: Found) -> Findings:
         drawn = found.states["replacement"]
-        softmax = softmax_statistics(drawn.cells[-2], first_centres(drawn), drawn.grid.spacing, drawn.grid.points)
+        if isinstance(drawn, Held):
+            softmax = drawn.softmax()
+        else:
+            softmax = softmax_statistics(drawn.cells[-2], first_centres(drawn), drawn.grid.spacing, drawn.grid.points)
         spread = float(np.median(softmax.sd))
         row = {"effective_tokens": float(1 / np.mean(1 / softmax.effective_tokens)), "entropy": float(softmax.entropy.mean())}
         row |= {"score_sd": spread, "share_frozen": share_frozen(softmax.sd, drawn.keys.double())}

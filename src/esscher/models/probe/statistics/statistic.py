@@ -29,6 +29,7 @@ from torch import Tensor
 
 from esscher.models.probe.spec import ProbeSpec
 from esscher.models.probe.tokens import LayerInfo, LayerSummary
+from esscher.models.probe.wide import Held
 from esscher.runs.columns import Column
 
 __all__ = ["Block", "Failure", "Findings", "Found", "Order", "Start", "Statistic"]
@@ -59,6 +60,7 @@ class Block:
     keys: Tensor  # (B, k)
     positions: Tensor  # (B,) int64: the place of each key in its window
     kept: Tensor  # as in Start
+    pool: Held | None = None  # all keys of the head, where they are held
 
     @cached_property
     def kept_scores(self) -> Tensor:
