@@ -17,6 +17,7 @@ import esscher as es
 from esscher.models.probe.spec import ProbeSpec
 from esscher.models.probe.statistics import STATISTICS, Block, Column, Findings, Found, Start, Statistic, checked, register
 from esscher.models.probe.statistics.identity import HEAD, LAYER
+from esscher.report.page import write_report
 from esscher.runs import RunError
 from tests.models.probe_runs import few_texts, pooled_tensors, save_tiny, source
 
@@ -99,9 +100,12 @@ def test_a_new_column_and_a_new_table(whole: es.Run) -> None:
     assert heads.columns[-1] == "largest_score"
 
 
-def test_its_words_are_stored_with_the_run(whole: es.Run) -> None:
+def test_its_words_are_stored_with_the_run_and_shown_by_the_report(whole: es.Run, tmp_path: Path) -> None:
     assert whole.columns("heads")["largest_score"] == LARGEST
     assert whole.columns("best")["score"] == OF_QUERY
+    page = write_report([whole], tmp_path / "page.html").read_text("utf-8")
+    assert LARGEST.label in page
+    assert LARGEST.help in page
 
 
 def test_parts_stopped_and_resumed_by_two_workers_give_the_same(
