@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import integrate
 
-from esscher.theory.boursier import average, query
+from esscher.theory.boursier import average, gradient, query
 
 CASES = [
     # n, d, sigma, tilt, fourth, c_f, eighth
@@ -102,9 +102,9 @@ def test_averages_from_the_page(case: tuple[float, ...], p: int) -> None:
             "u_norm": u, "fourth": case[4], "c_f": case[5],
         }  # fmt: skip
         extra = {"limit4": limit4, "p": p, "eighth": case[6], "g2": g2, "g4": g4}
-        found = average.equation_16_printed(int(case[0]), **numbers, **extra)[0]
+        found = average.equation_16_printed(int(case[0]), average.Numbers(**numbers, **extra))[0]
         assert found == pytest.approx(float(first + c_f * second + third), rel=1e-11)
-        found = average.equation_16_mended(int(case[0]), **numbers, **extra)[0]
+        found = average.equation_16_mended(int(case[0]), average.Numbers(**numbers, **extra))[0]
         assert found == pytest.approx(float(first + c_f**2 * second + third), rel=1e-11)
         assert average.equation_17_printed(int(case[0]), case[4], g2)[0] == pytest.approx(float(first), rel=1e-12)
 
@@ -116,7 +116,7 @@ def test_averages_from_the_page(case: tuple[float, ...], p: int) -> None:
         spread4 = sigma**4 * mp.sqrt(2 * g8 * c_f**8 * constant(8) * (d**4 + mp.log(n) ** 4))
         third4 = 8 * (spread4 + mp.sqrt(2 * mp.mpf(limit8))) * mp.exp(dq - B2 / 2 / 32)
         extra = {"token_fourth": token, "limit8": limit8, "g4": g4, "g8": g8}
-        found = average.equation_18(int(case[0]), **numbers, **extra)[0]
+        found = average.equation_18(int(case[0]), average.Numbers(**numbers, **extra))[0]
         assert found == pytest.approx(float(first4 + second4 + third4), rel=1e-11)
         assert average.equation_19(int(case[0]), case[4], g4)[0] == pytest.approx(float(first4), rel=1e-12)
 
@@ -129,5 +129,5 @@ def test_small_formulas_from_the_page() -> None:
     assert average.proposition_31_exponent(2.0, 1.0) == pytest.approx(1 / (2 * 192 * 4))
     assert average.sharpened_exponent(2.0, 0.5) == pytest.approx(1 / 258)
     assert query.lemma_c4_sharpened(10, 2.0, 0.5, 16.0)[0] == pytest.approx(6 * math.e**4 * 4)
-    found = average.gradient_u_bound(np.array([5.0]), 2.0, np.array([0.5]), 3.0, np.array([0.1]))
+    found = gradient.gradient_u_bound(np.array([5.0]), 2.0, np.array([0.5]), 3.0, np.array([0.1]))
     assert found[0] == pytest.approx(10 + 4 * math.sqrt(8 * 2.5 * 0.1) + 4 * math.sqrt(1.5))

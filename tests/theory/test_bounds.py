@@ -76,8 +76,8 @@ def test_printed_lemma_c4_fails_at_one_token() -> None:
     assert query.lemma_c4_printed(*args)[0] < 0.3e6
     assert query.lemma_c4_mended(*args)[0] > 1e6
     numbers = {"d": 1, "d_query": 1, "sigma": 1.0, "u_norm": 0.0, "fourth": 1e12, "c_f": 1000.0, "limit4": 0.0}
-    assert average.equation_16_printed(1, **numbers)[0] < 0.3e6
-    assert average.equation_16_mended(1, **numbers)[0] > 1e6
+    assert average.equation_16_printed(1, average.Numbers(**numbers))[0] < 0.3e6
+    assert average.equation_16_mended(1, average.Numbers(**numbers))[0] > 1e6
     assert average.equation_17_printed(1, 1e12)[0] == 0.0
     assert average.equation_17_mended(1, 1e12)[0] > 1e6
 
@@ -183,14 +183,14 @@ def test_sharpened_average_takes_the_best_split() -> None:
     """No other split of the queries does better, and the slope tends to the stated exponent."""
     numbers = {"d": 2, "d_query": 2, "sigma": 1.2, "u_norm": 0.3, "fourth": 5.0, "c_f": 0.8, "limit4": 0.4}
     n = np.array([1, 2, 50, 10**4, 10**9])
-    best = average.equation_16_sharpened(n, **numbers)
+    best = average.equation_16_sharpened(n, average.Numbers(**numbers))
     coupling = (1.2 * 0.3) ** 2
     spread = 0.8**2 * np.sqrt(2 * query.lemma_d2_maximum_moment(n, 2, 4, 1.2)) + math.sqrt(0.8)
     for square in np.linspace(0, 400, 4001):
         split = 60 * math.exp(min(4 * coupling * square, 700)) * math.sqrt(5.0) / n + 2 * spread * math.exp(2 - square / 32)
         assert np.all(best <= split * (1 + 1e-4))
     # c_f = 0 leaves out the ln n of the largest token
-    far = average.equation_16_sharpened([10**13, 10**15], **(numbers | {"c_f": 0.0}))
+    far = average.equation_16_sharpened([10**13, 10**15], average.Numbers(**(numbers | {"c_f": 0.0})))
     slope = -math.log(far[1] / far[0]) / math.log(100) / 2
     assert slope == pytest.approx(average.sharpened_exponent(1.2, 0.3), abs=0.003)
     assert average.sharpened_exponent(1.0, 0.5) > average.proposition_31_exponent(1.0, 0.5)

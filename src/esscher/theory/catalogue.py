@@ -8,13 +8,14 @@ import torch
 
 from esscher.attention.head import Head
 from esscher.measures.base import Measure
-from esscher.theory.boursier.average_predictions import average_predictions
-from esscher.theory.boursier.query_predictions import query_predictions
-from esscher.theory.catalogue_rates import bohbot_predictions, hardmax_predictions, sharp_predictions
+from esscher.theory import bohbot, delta_bound, hardmax, sharp
+from esscher.theory.boursier import average, gradient, query
 from esscher.theory.prediction import Prediction
 from esscher.theory.setting import setting_of
 
 __all__ = ["predictions"]
+
+THEORIES = (sharp, bohbot, hardmax, query, delta_bound, average, gradient)  # each ends with its predictions
 
 
 @torch.no_grad()
@@ -27,10 +28,4 @@ def predictions(head: Head, measure: Measure, *, queries_law: Measure | None = N
     they apply; heuristics carry that status and nothing else does.
     """
     setting = setting_of(head, measure, queries_law, radius)
-    return [
-        *sharp_predictions(setting),
-        *bohbot_predictions(setting),
-        *hardmax_predictions(setting),
-        *query_predictions(setting),
-        *average_predictions(setting),
-    ]
+    return [prediction for theory in THEORIES for prediction in theory.predictions(setting)]

@@ -13,6 +13,8 @@ from esscher.attention.second_tilt import second_tilt
 from esscher.inputs import as_counts, as_tensor
 from esscher.measures.base import Measure
 from esscher.measures.spectrum import product
+from esscher.theory.prediction import Prediction
+from esscher.theory.setting import Setting
 
 __all__ = ["delta_bound", "delta_bound_numbers"]
 
@@ -62,3 +64,27 @@ def delta_bound_numbers(head: Head, measure: Measure, query: Any) -> dict[str, f
     ratio = math.exp(log_ratio) if log_ratio < 700.0 else math.inf
     centre = float((V @ (measure.tilted_mean(theta) - measure.mean.double())).norm())
     return {"ratio": ratio, "delta": ratio * spread if spread > 0.0 else 0.0, "fourth": fourth, "centre": centre}
+
+
+def predictions(setting: Setting) -> list[Prediction]:
+    """The bound at ``setting.query``."""
+    try:
+        numbers = delta_bound_numbers(setting.head, setting.measure, setting.query)
+        reason = True
+    except ValueError:  # the transform is infinite at twice the tilt, or a moment is not known
+        numbers, reason = {}, False
+    found = Prediction(
+        name="delta-bound",
+        statement="The mean square error at the query R v, v the direction A stretches most, is at most the bound.",
+        source="derived here",
+        formula="min over a of delta/(a^2 n) + 2 sqrt(n E|V y|^4 P) + 2 |Gamma - V E y|^2 P, "
+        "P = exp(-(1-a)^2 n (E e)^2 / (2 E e^2))",
+        status="proved",
+        quantity="mean square error at one query",
+        conditions=(("E exp<2 theta, y> is finite and E|V (y - E y)|^4 is known", reason),),
+        exponent=0.5,
+        value=(lambda n: delta_bound(n, **numbers)) if numbers else None,
+        units="squared" if numbers else "none",
+        numbers=numbers,
+    )
+    return [found]

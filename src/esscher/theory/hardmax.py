@@ -10,8 +10,10 @@ import numpy.typing as npt
 from scipy.special import erf, erfc, gammaln
 
 from esscher.inputs import as_counts, as_positive
+from esscher.theory.prediction import Conditions, Prediction
+from esscher.theory.setting import Setting
 
-__all__ = ["hardmax_mean_abs", "hardmax_mean_abs_asymptotic"]
+__all__ = ["hardmax_mean_abs", "hardmax_mean_abs_asymptotic", "predictions"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -122,3 +124,46 @@ def _log_erf(u: Floats) -> Floats:
     root = u / math.sqrt(2.0)
     with np.errstate(divide="ignore"):
         return np.asarray(np.where(root < 0.5, np.log(erf(root)), np.log1p(-erfc(root))), dtype=np.float64)
+
+
+def predictions(setting: Setting) -> list[Prediction]:
+    """[B] Proposition 5.1 beside the exact expectation; only for d = 1."""
+    head, measure = setting.head, setting.measure
+    if head.dim != 1 or head.dim_query != 1 or head.dim_out != 1:
+        return []
+    a = float(head.A.double()[0, 0])
+    mean = float(measure.mean.double()[0])
+    scale = abs(float(head.V.double()[0, 0])) * float(measure.cov.double()[0, 0]) ** 0.5
+    conditions: Conditions = (
+        ("d = 1 and tokens are N(0, sigma^2)", measure.is_gaussian and mean == 0.0 and scale > 0.0),
+        ("queries are the tokens (self-attention)", setting.own_queries),
+        ("no tilt bias and A is not 0", head.tilt_bias is None and a != 0.0),
+    )
+    known = scale > 0.0
+    exact = Prediction(
+        name="hardmax-exact",
+        statement="The mean over all tokens of the hardmax output has this mean absolute value; its limit is 0.",
+        source="derived here; the quantity of [B] Proposition 5.1",
+        formula="sum_k C(n,k) 2^-n |V| E|(k/n) M_k - ((n-k)/n) M'_{n-k}|, M_k the largest of k half-normals",
+        status="exact",
+        quantity="hardmax mean",
+        conditions=conditions,
+        exponent=0.0,
+        value=(lambda n: hardmax_mean_abs(n, scale, positive=a > 0)) if known else None,
+        units="mean absolute" if known else "none",
+        numbers={"sigma": scale, "A": a},
+    )
+    asymptote = Prediction(
+        name="b-hardmax",
+        statement="The mean over all tokens of the hardmax output falls only like 1/sqrt(ln n).",
+        source="[B] Proposition 5.1",
+        formula="ln(4) sigma |V| / (2 sqrt(2 ln n)) (1 + o(1))",
+        status="proved (asymptotic)",
+        quantity="hardmax mean",
+        conditions=conditions,
+        exponent=0.0,
+        value=(lambda n: hardmax_mean_abs_asymptotic(n, scale)) if known else None,
+        units="mean absolute" if known else "none",
+        numbers={"sigma": scale},
+    )
+    return [asymptote, exact]

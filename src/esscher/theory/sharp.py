@@ -14,12 +14,16 @@ from __future__ import annotations
 
 import math
 
+from esscher.theory.prediction import Conditions, Prediction
+from esscher.theory.setting import Setting
+
 __all__ = [
     "freezing_tokens",
     "l2_exponent_rms",
     "l2_exponent_typical",
     "moment_exponent_rms",
     "moment_exponent_typical",
+    "predictions",
 ]
 
 
@@ -61,3 +65,47 @@ def _saddle(constant: float, horizon2: float) -> float:
         return math.inf
     ratio = constant / horizon2 / horizon2
     return 0.25 * ratio / (math.sqrt(1.0 + ratio) + 1.0)  # (sqrt(1 + r) - 1)/4 without cancellation
+
+
+def predictions(setting: Setting) -> list[Prediction]:
+    """Exponents of the random energy model and the freezing threshold; heuristic."""
+    h, s = setting.horizon2, setting.score_deviation
+    gaussian: Conditions = (
+        ("tokens are Gaussian", setting.measure.is_gaussian),
+        ("queries are Gaussian and centred", setting.queries.is_gaussian and setting.queries_centred),
+    )
+    rows = [
+        ("sharp-l2", "typical l2", "min(1/2, 1/(1 + 2 h^2))", l2_exponent_typical(h),
+         "The L2 norm over queries of the error falls like n^-beta in a typical draw and in mean."),
+        ("sharp-l2-rms", "l2 mean square", "min(1/2, (sqrt(1 + 4/h^2) - 1)/4)", l2_exponent_rms(h),
+         "The root of the mean square error averaged over queries falls like n^-beta; rare draws carry it."),
+        ("sharp-moments", "typical mean and cov", "min(1/2, 1/(1 + h^2))", moment_exponent_typical(h),
+         "The mean and the covariance of the outputs err like n^-beta in a typical draw and in mean absolute value."),
+        ("sharp-moments-rms", "mean and cov", "min(1/2, (sqrt(1 + 8/h^2) - 1)/4)", moment_exponent_rms(h),
+         "The mean and the covariance of the outputs have root mean square error like n^-beta; rare draws carry it."),
+    ]  # fmt: skip
+    exponents = [
+        Prediction(
+            name=name,
+            statement=statement,
+            source="random energy model, derived here",
+            formula=f"beta = {formula}, h = ||Sigma^(1/2) A Sigma_q^(1/2)||_2",
+            status="heuristic",
+            quantity=quantity,
+            conditions=gaussian,
+            exponent=exponent,
+            numbers={"horizon2": h},
+        )
+        for name, quantity, formula, exponent, statement in rows
+    ]
+    freezing = Prediction(
+        name="freezing",
+        statement="Below n* tokens the softmax of a query with score deviation s rests on its few largest scores.",
+        source="random energy model",
+        formula="n* = exp(s^2/2), s the root mean square score deviation over queries",
+        status="heuristic",
+        quantity="freezing threshold",
+        conditions=gaussian[:1],
+        numbers={"score_deviation": s, "n_star": freezing_tokens(s)},
+    )
+    return [*exponents, freezing]

@@ -13,7 +13,7 @@ from esscher.attention.head import Head
 from esscher.icl.layer import OVKQ
 from esscher.icl.tasks import LinearTask
 from esscher.measures.gaussian import Gaussian
-from esscher.theory.boursier.average_predictions import average_predictions
+from esscher.theory.boursier import average, gradient
 from esscher.theory.setting import setting_of
 
 __all__ = ["bounds"]
@@ -41,7 +41,8 @@ def bounds(task: LinearTask, weights: OVKQ, lengths: Any, seed: int = 0) -> pd.D
         cov = gram @ task.sigma @ gram.T
         cov[-1, -1] += task.noise
         setting = setting_of(head, Gaussian(cov), Gaussian(task.sigma))
-        by_name = {prediction.name: prediction for prediction in average_predictions(setting)}
+        predictions = [*average.predictions(setting), *gradient.predictions(setting)]
+        by_name = {prediction.name: prediction for prediction in predictions}
         for metric, names in BOUNDS.items():
             for name in names:
                 prediction = by_name[name]
