@@ -11,9 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from esscher.convergence.montecarlo.job import CONVERGE
-from esscher.icl.concentration.job import CONCENTRATION, ConcentrationSpec
-from esscher.icl.flow.job import FLOW, FlowSpec
-from esscher.icl.training.job import TRAIN, TrainSpec
+from esscher.icl.concentration.job import CONCENTRATION
+from esscher.icl.concentration.spec import ConcentrationSpec
+from esscher.icl.flow.job import FLOW
+from esscher.icl.flow.spec import FlowSpec
+from esscher.icl.training.job import TRAIN
+from esscher.icl.training.spec import TrainSpec
 from esscher.models.probe.job import PROBE
 from esscher.models.probe.spec import ProbeSpec
 from esscher.runs import Column

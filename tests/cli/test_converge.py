@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 import esscher as es
-from esscher.convergence.montecarlo.job import ExperimentSpec, preset_names, read_preset
+from esscher.convergence.montecarlo.job import preset_names, read_preset
+from esscher.convergence.montecarlo.spec import ExperimentSpec
 from esscher.runs import RunIncomplete, execute
 from tests.cli.commands import run
 from tests.runs.job import WalkSpec

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from esscher.icl import figures as figure_runs
-from esscher.icl.concentration.job import ConcentrationSpec
-from esscher.icl.flow.job import FlowSpec
+from esscher.icl.concentration.spec import ConcentrationSpec
 from esscher.icl.flow.limit import flow_limit, start_block
+from esscher.icl.flow.spec import FlowSpec
 from esscher.icl.risk.exact import risk
 from esscher.icl.tasks import LinearTask
-from esscher.icl.training.job import TrainSpec
+from esscher.icl.training.spec import TrainSpec
 from tests.cli.commands import run
 
 SMALL = ["--dim", "2", "--covariance", "isotropic"]

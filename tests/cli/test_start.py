@@ -11,7 +11,7 @@ import pytest
 
 from esscher.cli.app import COMMANDS
 from esscher.cli.resume import JOBS
-from esscher.icl.flow.job import FlowSpec
+from esscher.icl.flow.spec import FlowSpec
 from esscher.runs.manifest import Manifest, Start
 from esscher.runs.store import Store
 
@@ -78,6 +78,26 @@ def test_names_are_completed_without_imports(line: str, expected: set[str], tmp_
     said, names = imported([], tmp_path, **shell)
     assert set(said.split()) == expected
     assert names == ""
+
+
+def printed(script: str) -> str:
+    """What a fresh process prints."""
+    return subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
+    ).stdout.strip()
+
+
+def test_specs_are_read_without_what_computes_them() -> None:
+    """Flags come from their fields, so help would wait for it."""
+    names = [*JOBS, "esscher.cli.prediction_spec", "esscher.icl.figures"]
+    script = f"import sys, importlib\nfor name in {names}: importlib.import_module(name)\n"
+    assert printed(f"{script}print(*[name for name in {HEAVY} if name in sys.modules])") == ""
+
+
+def test_a_function_stays_itself_when_the_module_of_its_name_is_imported() -> None:
+    """``icl.risk`` and ``icl.training.train`` are functions, and modules of these names hold them."""
+    modules = "import esscher.icl.risk.exact, esscher.icl.training.job, esscher.icl.training.train, esscher.icl as icl"
+    assert printed(f"{modules}\nprint(callable(icl.risk), callable(icl.training.train))") == "True True"
 
 
 def test_resume_knows_every_job() -> None:

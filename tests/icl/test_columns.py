@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from esscher.icl.concentration.job import ConcentrationSpec
-from esscher.icl.flow.job import FlowSpec
-from esscher.icl.training.job import TrainSpec
+from esscher.icl.concentration.spec import ConcentrationSpec
+from esscher.icl.flow.spec import FlowSpec
+from esscher.icl.training.spec import TrainSpec
 from esscher.runs import RunSpec, execute
 from esscher.runs.columns import undeclared
 from esscher.runs.job import find_job

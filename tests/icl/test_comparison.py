@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from esscher.icl.comparison import compare_with_flow, flow_ends, trained_risks
-from esscher.icl.training.job import TrainSpec
+from esscher.icl.training.spec import TrainSpec
 from esscher.runs import execute
 
 SMALL = {"dim": 2, "covariances": ("kms:0.3",), "lengths": (8, 4), "seeds": 2, "steps": 60, "rate": 0.02}

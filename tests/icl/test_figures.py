@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from esscher.icl.figures import FIGURES, choose_figures, specs_for
-from esscher.icl.training.job import TrainSpec
+from esscher.icl.training.spec import TrainSpec
 
 
 def test_figures_by_name():

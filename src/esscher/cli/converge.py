@@ -55,7 +55,8 @@ def converge(
     """
     import yaml
 
-    from esscher.convergence.montecarlo.job import ExperimentSpec, read_preset
+    from esscher.convergence.montecarlo.job import read_preset
+    from esscher.convergence.montecarlo.spec import ExperimentSpec
     from esscher.report.figures import save_rates
     from esscher.runs import execute, terminal
     from esscher.runs.spec import read_mapping

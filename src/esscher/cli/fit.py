@@ -95,7 +95,8 @@ def fit(
 
 def _of_converge(stored: Run) -> Iterator[_Stored]:
     """Curves of a sweep, from its repeats."""
-    from esscher.convergence.montecarlo.job import ExperimentSpec, curves_of
+    from esscher.convergence.montecarlo.job import curves_of
+    from esscher.convergence.montecarlo.spec import ExperimentSpec
 
     spec, errors = ExperimentSpec.read(stored.spec), stored.table("errors")
     for point in sorted(set(errors["point"])):

@@ -72,8 +72,8 @@ def train(
 
     Example: esscher icl train --lengths 10 --steps 20000 --seeds 1
     """
-    from esscher.convergence.montecarlo.spec import parse_ladder
-    from esscher.icl.training.job import TrainSpec
+    from esscher.convergence.montecarlo.ladder import parse_ladder
+    from esscher.icl.training.spec import TrainSpec
 
     fields = {"covariances": covariance.split(), "lengths": parse_ladder(lengths).tolist(), "seeds": seeds, "steps": steps}
     fields |= {"batch": batch, "rate": rate, "optimizer": optimizer, "schedule": schedule, "warmup": warmup}
@@ -111,8 +111,8 @@ def flow(
 
     Example: esscher icl flow --lengths 10,1000,1e6
     """
-    from esscher.convergence.montecarlo.spec import parse_ladder
-    from esscher.icl.flow.job import FlowSpec
+    from esscher.convergence.montecarlo.ladder import parse_ladder
+    from esscher.icl.flow.spec import FlowSpec
     from esscher.report.icl_figures import save_flow
 
     fields = {"covariances": covariance.split(), "lengths": parse_ladder(lengths).tolist(), "alpha": alpha}
@@ -146,7 +146,7 @@ def show_risk(
     """
     import pandas as pd
 
-    from esscher.convergence.montecarlo.spec import parse_ladder
+    from esscher.convergence.montecarlo.ladder import parse_ladder
     from esscher.icl.flow.end import final_parameters
     from esscher.icl.flow.limit import start_block
     from esscher.icl.layer import KINDS, Block
@@ -195,8 +195,8 @@ def concentration(
 
     Example: esscher icl concentration --lengths 10,100,1000 --covariance isotropic
     """
-    from esscher.convergence.montecarlo.spec import parse_ladder
-    from esscher.icl.concentration.job import ConcentrationSpec
+    from esscher.convergence.montecarlo.ladder import parse_ladder
+    from esscher.icl.concentration.spec import ConcentrationSpec
 
     fields = {"covariances": covariance.split(), "lengths": parse_ladder(lengths).tolist(), "repeats": repeats}
     spec = ConcentrationSpec.model_validate(fields | {"prompts": prompts, "dim": dim, "noise": noise, "seed": seed})

@@ -56,7 +56,8 @@ def predict(
 
     Example: esscher predict --gaussian --dim 50 --horizon 1.5 --n 1e3:1e12
     """
-    from esscher.cli.prediction import PredictSpec, evaluate, needed_tokens, record, show
+    from esscher.cli.prediction import evaluate, needed_tokens, record, show
+    from esscher.cli.prediction_spec import PredictSpec
     from esscher.report.figures import save_predictions
     from esscher.report.formats import check_format
     from esscher.runs.files import check_output

@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
-from pydantic import Field, field_validator
 
 from esscher.cli.output import as_dtype, number, print_table
+from esscher.cli.prediction_spec import PredictSpec
 from esscher.convergence.budget import asymptotic_from, tokens_needed
 from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.exact import exact_curve
-from esscher.convergence.montecarlo.spec import HeadSpec, Seed, parse_ladder
-from esscher.measures.fields import LawSpec
-from esscher.runs.spec import Plain
+from esscher.convergence.montecarlo.head import build_head
 from esscher.theory.catalogue import predictions
 from esscher.theory.prediction import Prediction
 
-__all__ = ["PredictSpec", "evaluate", "needed_tokens", "record", "show"]
-
-
-class PredictSpec(Plain):
-    """Everything ``esscher predict`` needs; a YAML file has these fields."""
-
-    law: LawSpec
-    head: HeadSpec = HeadSpec()
-    n: tuple[int, ...] = Field(default_factory=lambda: tuple(parse_ladder("10:1e12:12").tolist()))
-    queries: Annotated[int, Field(ge=1, le=1 << 20)] = 256
-    epsilon: Annotated[float, Field(gt=0)] = 0.1
-    seed: Seed = 0
-    dtype: Literal["float32", "float64"] = "float64"
-
-    @field_validator("n", mode="before")
-    @classmethod
-    def _ladder(cls, value: Any) -> tuple[int, ...]:
-        return tuple(parse_ladder(value).tolist())
+__all__ = ["evaluate", "needed_tokens", "record", "show"]
 
 
 def evaluate(spec: PredictSpec, device: str = "cpu") -> tuple[ErrorCurve, list[Prediction]]:
     """The exact curve and all predictions of a spec."""
     measure = spec.law.build(as_dtype(spec.dtype), device)
-    head = spec.head.build(measure)
+    head = build_head(spec.head, measure)
     curve = exact_curve(head, measure, measure, list(spec.n), seed=spec.seed, draws=spec.queries)
     return curve, predictions(head, measure)
 

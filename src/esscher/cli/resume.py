@@ -12,10 +12,10 @@ __all__ = ["resume"]
 
 # The modules that register jobs: a run names its job, and only registered names are known.
 JOBS = (
-    "esscher.convergence.montecarlo.job",
-    "esscher.icl.concentration.job",
-    "esscher.icl.flow.job",
-    "esscher.icl.training.job",
+    "esscher.convergence.montecarlo.spec",
+    "esscher.icl.concentration.spec",
+    "esscher.icl.flow.spec",
+    "esscher.icl.training.spec",
     "esscher.models.probe.spec",
 )
 

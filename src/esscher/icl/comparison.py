@@ -10,7 +10,8 @@ import pandas as pd
 import torch
 from scipy.stats import t as student
 
-from esscher.icl.flow.job import FlowSpec, compute
+from esscher.icl.flow.job import compute
+from esscher.icl.flow.spec import FlowSpec
 from esscher.icl.layer import UV
 from esscher.icl.risk.exact import risk
 from esscher.icl.tasks import as_task

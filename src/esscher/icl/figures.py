@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from esscher.icl.concentration.job import ConcentrationSpec
-from esscher.icl.flow.job import FlowSpec
-from esscher.icl.training.job import TrainSpec
+from esscher.icl.concentration.spec import ConcentrationSpec
+from esscher.icl.flow.spec import FlowSpec
+from esscher.icl.training.spec import TrainSpec
 from esscher.runs import RunSpec
 
 __all__ = ["FIGURES", "IclFigure", "choose_figures", "specs_for"]

@@ -12,7 +12,7 @@ from esscher.runs.spec import Plain
 if TYPE_CHECKING:  # laws declare their fields, so these cannot import laws
     from esscher.measures.base import Measure
 
-__all__ = ["LAWS", "Dim", "LawFields", "LawSpec"]
+__all__ = ["LAWS", "Dim", "LawFields", "LawSpec", "read_law"]
 
 MOST_DIM = 16_384  # a covariance of this size is 2 GB in float64
 
@@ -50,7 +50,7 @@ LAWS: dict[str, type[LawFields]] = {}
 """Name -> fields of every law that Python has read."""
 
 
-def _of_its_law(value: Any) -> Any:
+def read_law(value: Any) -> Any:
     """Check data as the fields of the law it names; what is wrong is said with the law's name before the field's."""
     if isinstance(value, LawFields):
         return value
@@ -69,4 +69,4 @@ def _of_its_law(value: Any) -> Any:
         raise ValidationError.from_exception_data(wrong.title, details) from wrong
 
 
-LawSpec = Annotated[SerializeAsAny[LawFields], BeforeValidator(_of_its_law)]
+LawSpec = Annotated[SerializeAsAny[LawFields], BeforeValidator(read_law)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from esscher.icl.concentration.job import ConcentrationSpec
+from esscher.icl.concentration.spec import ConcentrationSpec
 from esscher.runs import execute
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from esscher.icl.flow.job import FlowSpec
+from esscher.icl.flow.spec import FlowSpec
 from esscher.runs import execute
 
 

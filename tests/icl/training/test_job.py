@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from esscher.icl.training.job import TrainSpec, units
+from esscher.icl.training.job import units
+from esscher.icl.training.spec import TrainSpec
 from esscher.runs import execute, resume
 
 SMALL = {"dim": 2, "covariances": ("kms:0.3",), "lengths": (8, 4), "seeds": 2, "steps": 60, "rate": 0.02}

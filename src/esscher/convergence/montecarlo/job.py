@@ -6,12 +6,11 @@ import functools
 import importlib.resources
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from pydantic import Field, field_validator, model_validator
 
 from esscher.attention.head import Head
 from esscher.convergence.curve import ErrorCurve
@@ -19,70 +18,19 @@ from esscher.convergence.montecarlo.columns import columns
 from esscher.convergence.montecarlo.converge import Unit as Repeat
 from esscher.convergence.montecarlo.converge import assemble, converge_unit
 from esscher.convergence.montecarlo.draw import Plan
-from esscher.convergence.montecarlo.metrics import METRICS, unknown
+from esscher.convergence.montecarlo.head import build_head
+from esscher.convergence.montecarlo.metrics import METRICS
 from esscher.convergence.montecarlo.metrics.base import Exponents
 from esscher.convergence.montecarlo.plan import Design, plan
-from esscher.convergence.montecarlo.spec import HeadSpec, parse_ladder
+from esscher.convergence.montecarlo.spec import ExperimentSpec, HeadSpec
 from esscher.convergence.rate.fit import fit_rate
 from esscher.measures.base import Measure
-from esscher.measures.fields import LawSpec
-from esscher.runs import Job, RunSpec, Shard, Unit, register
-from esscher.runs.spec import Plain
+from esscher.runs import Job, Shard, Unit
 
-__all__ = ["CONVERGE", "ExperimentSpec", "preset_names", "read_preset"]
+__all__ = ["CONVERGE", "preset_names", "read_preset"]
 
 REPEATS_PER_UNIT = 10  # repeats a unit of work does; seeds do not depend on it
-MOST_REPEATS = 1_000_000
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-
-
-class Sweep(Plain):
-    """The number that changes from point to point: the head's horizon or scale, the ball's radius, the spectrum's decay."""
-
-    over: Literal["horizon", "scale", "radius", "decay"]
-    values: Annotated[tuple[float, ...], Field(min_length=1, max_length=1000)]
-
-    @model_validator(mode="after")
-    def _usable(self) -> Sweep:
-        smallest = min(self.values)
-        if smallest < 0 or (smallest == 0 and self.over != "decay"):
-            raise ValueError(f"values: expected numbers above 0 for {self.over}, got {smallest:g}")
-        return self
-
-
-class ExperimentSpec(RunSpec):
-    """What ``esscher converge`` runs; presets are files of these fields."""
-
-    job: Literal["converge"] = "converge"
-    title: str = ""
-    law: LawSpec
-    head: HeadSpec = HeadSpec()
-    sweep: Sweep | None = None
-    n: tuple[int, ...]
-    repeats: Annotated[int, Field(ge=2, le=MOST_REPEATS)] = 100
-    metrics: tuple[str, ...] = ("mean", "cov", "l2")
-    sampling: Literal["nested", "independent"] = "nested"
-    query_inside: bool = False
-    queries: Annotated[int, Field(ge=1, le=1 << 20)] = 64
-    radius: Annotated[float, Field(gt=0)] | None = None
-    dtype: Literal["float32", "float64"] = "float64"
-
-    @field_validator("n", mode="before")
-    @classmethod
-    def _ladder(cls, value: Any) -> tuple[int, ...]:
-        return tuple(parse_ladder(value).tolist())
-
-    @field_validator("metrics")
-    @classmethod
-    def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        strange = unknown(value)
-        if strange or not value:
-            raise ValueError(f"expected some of {', '.join(METRICS)}, got {', '.join(map(str, strange)) or 'none'}")
-        return value
-
-    @property
-    def points(self) -> tuple[float, ...]:
-        return (float("nan"),) if self.sweep is None else self.sweep.values
 
 
 def preset_names() -> list[str]:
@@ -116,7 +64,7 @@ def setting(spec: ExperimentSpec, point: int) -> tuple[Measure, Head]:
     elif spec.sweep is not None and spec.sweep.over in ("horizon", "scale"):
         head = HeadSpec.model_validate(head.model_dump() | {"horizon": None, "scale": None, spec.sweep.over: value})
     measure = law.build(DTYPES[spec.dtype], spec.device)
-    return measure, head.build(measure)
+    return measure, build_head(head, measure)
 
 
 @functools.lru_cache(maxsize=4)
@@ -249,4 +197,3 @@ def refused(spec: ExperimentSpec, metric: str, reason: str) -> dict[str, Any]:
 
 
 CONVERGE = Job("converge", ExperimentSpec, units, compute, consolidate, columns=columns)
-register("converge", "esscher.convergence.montecarlo.job:CONVERGE")

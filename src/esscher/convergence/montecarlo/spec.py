@@ -1,26 +1,37 @@
-"""A head and a ladder of n written as plain data: what YAML files, flags and Python calls have in common."""
+"""What ``esscher converge`` runs, as plain data: what YAML files, flags and Python calls have in common."""
 
 from __future__ import annotations
 
-import math
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-import torch
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, SerializeAsAny, field_validator, model_validator
 
-from esscher.attention.head import Head
-from esscher.inputs import as_counts
-from esscher.measures.base import Measure
+from esscher.runs import RunSpec, register
 from esscher.runs.spec import Plain
 
-__all__ = ["HeadSpec", "Seed", "parse_ladder"]
+__all__ = ["Count", "Dtype", "ExperimentSpec", "HeadSpec", "Ladder", "Law", "Seed", "Sweep", "read_ladder"]
 
-POINTS_PER_DECADE = 4
-MOST_POINTS = 10_000  # of a ladder
 
+def read_ladder(value: Any) -> tuple[int, ...]:
+    from esscher.convergence.montecarlo.ladder import parse_ladder  # help and flags do not wait for torch
+
+    return tuple(parse_ladder(value).tolist())
+
+
+def _read_law(value: Any) -> Any:
+    from esscher.measures.fields import read_law
+
+    return read_law(value)
+
+
+Ladder = Annotated[tuple[int, ...], BeforeValidator(read_ladder)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Count = Annotated[int, Field(ge=1, le=1 << 20)]
+Dtype = Annotated[Literal["float32", "float64"], Field(description="float32 or float64")]
+if TYPE_CHECKING:
+    from esscher.measures.fields import LawSpec as Law
+else:  # read with the laws, which are imported when the first one is
+    Law = Annotated[SerializeAsAny[Plain], BeforeValidator(_read_law)]
 
 
 class HeadSpec(Plain):
@@ -30,8 +41,8 @@ class HeadSpec(Plain):
     """
 
     kind: Literal["identity", "random"] = "identity"
-    horizon: PositiveFloat | None = None
-    scale: PositiveFloat | None = None
+    horizon: PositiveFloat | None = Field(default=None, description="two-sided horizon the head is scaled to")
+    scale: PositiveFloat | None = Field(default=None, description="factor on the head's scores, instead of --horizon")
     seed: Seed = 0
 
     @model_validator(mode="after")
@@ -40,48 +51,52 @@ class HeadSpec(Plain):
             raise ValueError("horizon and scale: expected one of the two, got both")
         return self
 
-    def build(self, measure: Measure) -> Head:
-        d = measure.dim
-        if self.kind == "identity":
-            eye = torch.eye(d, dtype=torch.float64, device=measure.device)
-            head = Head(eye, eye)
-        else:
-            generator = torch.Generator().manual_seed(self.seed)
-            weights = torch.randn(3, d, d, dtype=torch.float64, generator=generator) / math.sqrt(d)
-            head = Head.from_weights(*weights.to(measure.device))
-        if self.horizon is not None:
-            return head.scaled(self.horizon / head.horizon(measure))
-        return head if self.scale is None else head.scaled(self.scale)
+
+class Sweep(Plain):
+    """The number that changes from point to point: the head's horizon or scale, the ball's radius, the spectrum's decay."""
+
+    over: Literal["horizon", "scale", "radius", "decay"]
+    values: tuple[float, ...] = Field(min_length=1, max_length=1000, description="values of the sweep, separated by commas")
+
+    @model_validator(mode="after")
+    def _usable(self) -> Sweep:
+        smallest = min(self.values)
+        if smallest < 0 or (smallest == 0 and self.over != "decay"):
+            raise ValueError(f"values: expected numbers above 0 for {self.over}, got {smallest:g}")
+        return self
 
 
-def parse_ladder(text: Any) -> npt.NDArray[np.int64]:
-    """Whole numbers from "1e3:1e12" (4 a decade), "1e3:1e12:40", "100,1000", a number or a list; increasing, each once."""
-    if not isinstance(text, str):
-        ladder = as_counts(text, "n")
-    elif ":" in text:
-        parts = text.split(":")
-        if len(parts) not in (2, 3):
-            raise ValueError(f"n: expected first:last or first:last:points, got {text!r}")
-        first, last = as_counts([_number(part) for part in parts[:2]], "n")
-        points = max(2, round(POINTS_PER_DECADE * math.log10(last / first)) + 1) if first < last else 1
-        if len(parts) == 3:
-            points = int(as_counts([_number(parts[2])], "n (points)")[0])
-        if points > MOST_POINTS:
-            raise ValueError(f"n: expected at most {MOST_POINTS} points, got {points}")
-        ladder = np.unique(np.geomspace(float(first), float(last), points).round().astype(np.int64))
-        if first > last:
-            raise ValueError(f"n: expected first below last, got {text!r}")
-    else:
-        ladder = as_counts([_number(part) for part in text.split(",")], "n")
-    if ladder.size > MOST_POINTS:
-        raise ValueError(f"n: expected at most {MOST_POINTS} points, got {ladder.size}")
-    if (np.diff(ladder) <= 0).any():
-        raise ValueError(f"n: expected increasing numbers, got {ladder.tolist()}")
-    return ladder
+class ExperimentSpec(RunSpec):
+    """What ``esscher converge`` runs; presets are files of these fields."""
+
+    job: Literal["converge"] = "converge"
+    title: str = ""
+    law: Law
+    head: HeadSpec = HeadSpec()
+    sweep: Sweep | None = None
+    n: Ladder = Field(description="token numbers: 1e3:3e4:12 or 100,1000")
+    repeats: int = Field(default=100, ge=2, le=1_000_000, description="draws of the tokens")
+    metrics: tuple[str, ...] = Field(default=("mean", "cov", "l2"), description="which errors, separated by commas")
+    sampling: Literal["nested", "independent"] = Field(default="nested", description="nested or independent")
+    query_inside: bool = False
+    queries: Count = 64
+    radius: Annotated[float, Field(gt=0)] | None = None
+    dtype: Dtype = "float64"
+
+    @field_validator("metrics")
+    @classmethod
+    def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        from esscher.convergence.montecarlo.metrics import METRICS, unknown
+
+        strange = unknown(value)
+        if strange or not value:
+            raise ValueError(f"expected some of {', '.join(METRICS)}, got {', '.join(map(str, strange)) or 'none'}")
+        return value
+
+    @property
+    def points(self) -> tuple[float, ...]:
+        return (float("nan"),) if self.sweep is None else self.sweep.values
 
 
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError as cause:
-        raise ValueError(f"n: expected numbers such as 100,1000 or 1e3:1e12, got {text!r}") from cause
+# here, so that naming the job does not import what computes it
+register("converge", "esscher.convergence.montecarlo.job:CONVERGE")

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from pydantic import Field, field_validator
 
 from esscher.convergence.curve import ErrorCurve
-from esscher.convergence.montecarlo.spec import parse_ladder
 from esscher.convergence.rate.fit import fit_rate
 from esscher.icl.columns import COVARIANCE, LENGTH, STATUS, STDERR
 from esscher.icl.concentration.bounds import bounds
 from esscher.icl.concentration.errors import AGAINST, METRICS, prompt_errors, risk_gradient_errors
+from esscher.icl.concentration.spec import ConcentrationSpec
 from esscher.icl.layer import OVKQ, default_weights
 from esscher.icl.tasks import as_task
-from esscher.runs import Job, RunSpec, Shard, Unit, register
+from esscher.runs import Job, Shard, Unit
 from esscher.runs.columns import Column
 
-__all__ = ["CONCENTRATION", "ConcentrationSpec"]
+__all__ = ["CONCENTRATION"]
 
 N = Column("n", "int", "prompt length", LENGTH.help, "log")
 AGAINST_WHAT = Column("against", "word", "against", "linear attention on the same prompt, or the limit of both.", "words")
@@ -59,37 +58,20 @@ TABLES = {
 }
 
 
-class ConcentrationSpec(RunSpec):
-    """What ``esscher icl concentration`` runs."""
-
-    job: Literal["icl-concentration"] = "icl-concentration"
-    covariances: Annotated[tuple[str, ...], Field(min_length=1)] = ("isotropic", "kms:0.5")
-    lengths: tuple[int, ...] = (10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
-    dim: Annotated[int, Field(ge=1, le=4096)] = 5
-    noise: Annotated[float, Field(ge=0)] = 0.1
-    repeats: Annotated[int, Field(ge=2, le=10**6)] = 32
-    prompts: Annotated[int, Field(ge=1, le=1 << 20)] = 128
-
-    @field_validator("lengths", mode="before")
-    @classmethod
-    def _ladder(cls, value: Any) -> tuple[int, ...]:
-        return tuple(parse_ladder(value).tolist())
-
-    @property
-    def weights(self) -> OVKQ:
-        """The weights of seed ``seed``, where training of that seed begins."""
-        return default_weights(self.dim, torch.Generator().manual_seed(self.seed))
-
-
 def units(spec: ConcentrationSpec) -> list[Unit]:
     for covariance in spec.covariances:
         as_task(covariance, spec.dim, spec.noise)
     return [{"covariance": covariance, "n": n} for n in sorted(spec.lengths) for covariance in spec.covariances]
 
 
+def first_weights(spec: ConcentrationSpec) -> OVKQ:
+    """Where training of the spec's seed begins."""
+    return default_weights(spec.dim, torch.Generator().manual_seed(spec.seed))
+
+
 def compute(spec: ConcentrationSpec, unit: Unit) -> dict[str, Any]:
     """Mean squares of each repeat, and the exact difference of the risks' gradients."""
-    task, weights, n = as_task(unit["covariance"], spec.dim, spec.noise), spec.weights, unit["n"]
+    task, weights, n = as_task(unit["covariance"], spec.dim, spec.noise), first_weights(spec), unit["n"]
     squared = prompt_errors(task, weights, n, spec.repeats * spec.prompts, spec.unit_seed(unit))
     means = squared.reshape(spec.repeats, spec.prompts, 2, len(METRICS)).mean(axis=1)
     rows = [
@@ -121,7 +103,9 @@ def consolidate(spec: ConcentrationSpec, shards: Sequence[Shard]) -> dict[str, A
         curve = ErrorCurve(ordered["n"].to_numpy(np.int64), ordered["error"].to_numpy(), "exact", "risk_gradient")
         _append(curves, rates, {"covariance": covariance, "against": against, "metric": "risk_gradient"}, curve)
     limits = [
-        bounds(as_task(name, spec.dim, spec.noise), spec.weights, sorted(spec.lengths), spec.seed).assign(covariance=name)
+        bounds(as_task(name, spec.dim, spec.noise), first_weights(spec), sorted(spec.lengths), spec.seed).assign(
+            covariance=name
+        )
         for name in spec.covariances
     ]
     frames = {"errors": errors, "exact": exact, "curves": pd.concat(curves, ignore_index=True), "rates": pd.DataFrame(rates)}
@@ -150,4 +134,3 @@ def _append(curves: list[pd.DataFrame], rates: list[dict[str, Any]], identity: d
 
 
 CONCENTRATION = Job("icl-concentration", ConcentrationSpec, units, compute, consolidate, columns=lambda _: TABLES)
-register("icl-concentration", "esscher.icl.concentration.job:CONCENTRATION")

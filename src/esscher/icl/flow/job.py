@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-from pydantic import Field, field_validator
 
-from esscher.convergence.montecarlo.spec import parse_ladder
 from esscher.icl.columns import COVARIANCE, LENGTH, MODEL, MSE, STDERR
 from esscher.icl.flow.end import final_parameters
 from esscher.icl.flow.limit import start_block
+from esscher.icl.flow.spec import FlowSpec
 from esscher.icl.layer import KINDS
 from esscher.icl.risk.bayes import bayes_risk
 from esscher.icl.risk.exact import risk
 from esscher.icl.tasks import as_task
-from esscher.runs import Job, RunSpec, Unit, register
+from esscher.runs import Job, Unit
 
-__all__ = ["FLOW", "FlowSpec", "compute"]
-
-
-class FlowSpec(RunSpec):
-    """What ``esscher icl flow`` runs. The flow starts where Theorem 5.2 of [S] does."""
-
-    job: Literal["icl-flow"] = "icl-flow"
-    covariances: Annotated[tuple[str, ...], Field(min_length=1)] = ("isotropic", "kms:0.5")
-    lengths: tuple[int, ...] = (10, 30, 100, 300, 1000, 10_000, 100_000, 1_000_000)
-    dim: Annotated[int, Field(ge=1, le=4096)] = 5
-    noise: Annotated[float, Field(ge=0)] = 0.1
-    alpha: Annotated[float, Field(gt=0)] | None = None
-    draws: Annotated[int, Field(ge=2, le=10**9)] = 4000
-
-    @field_validator("lengths", mode="before")
-    @classmethod
-    def _ladder(cls, value: Any) -> tuple[int, ...]:
-        return tuple(parse_ladder(value).tolist())
+__all__ = ["FLOW", "compute"]
 
 
 def units(spec: FlowSpec) -> list[Unit]:
@@ -59,4 +41,3 @@ def compute(spec: FlowSpec, unit: Unit) -> dict[str, Any]:
 
 TABLES = {"final": (COVARIANCE, LENGTH, MODEL, MSE, STDERR)}
 FLOW = Job("icl-flow", FlowSpec, units, compute, columns=lambda _: TABLES)
-register("icl-flow", "esscher.icl.flow.job:FLOW")

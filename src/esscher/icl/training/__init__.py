@@ -1,5 +1,5 @@
 """Paired training by SGD."""
 
-from esscher.icl.training.train import Settings, Training, TrainingDiverged, train
+import lazy_loader
 
-__all__ = ["Settings", "Training", "TrainingDiverged", "train"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import pandas as pd
-from pydantic import Field, field_validator
 
 from esscher.icl.columns import COVARIANCE, LENGTH, MODEL, MSE, SEED, STATUS, STDERR
 from esscher.icl.tasks import as_task
-from esscher.icl.training.schedule import Schedule
-from esscher.icl.training.train import Optimizer, Settings, train
-from esscher.runs import Job, RunSpec, Shard, Unit, register
+from esscher.icl.training.spec import TrainSpec
+from esscher.icl.training.train import Settings, train
+from esscher.runs import Job, Shard, Unit
 from esscher.runs.columns import Column
 
-__all__ = ["TRAIN", "TrainSpec"]
+__all__ = ["TRAIN"]
 
 UNIT = (COVARIANCE, LENGTH, SEED)
 STEP = Column("step", "int", "step", "Steps of training so far; of a model that diverged, the step at which it did.", "log")
@@ -48,38 +47,6 @@ TABLES = {
 }
 
 
-class TrainSpec(RunSpec):
-    """What ``esscher icl train`` runs; the defaults are the experiments of [S], appendix A."""
-
-    job: Literal["icl-train"] = "icl-train"
-    covariances: Annotated[tuple[str, ...], Field(min_length=1)] = ("isotropic", "kms:0.5")
-    lengths: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = (10, 100, 1000)
-    seeds: Annotated[int, Field(ge=1, le=10_000)] = 3
-    dim: Annotated[int, Field(ge=1, le=4096)] = 5
-    noise: Annotated[float, Field(ge=0)] = 0.1
-    steps: Annotated[int, Field(ge=1, le=10**9)] = Settings.steps
-    batch: Annotated[int, Field(ge=1, le=1 << 20)] = Settings.batch
-    rate: Annotated[float, Field(gt=0)] = Settings.rate
-    optimizer: Optimizer = Settings.optimizer
-    schedule: Schedule = Settings.schedule
-    warmup: Annotated[int, Field(ge=0, le=10**9)] = Settings.warmup
-    heads: Annotated[int, Field(ge=1, le=1024)] = Settings.heads
-    records: Annotated[int, Field(ge=1, le=10**6)] = Settings.records
-    evaluation: Annotated[int, Field(ge=2, le=10**9)] = Settings.evaluation
-    final_evaluation: Annotated[int, Field(ge=2, le=10**9)] = Settings.final_evaluation
-    bound: Annotated[float, Field(gt=0)] = Settings.bound
-
-    @field_validator("lengths")
-    @classmethod
-    def _small_first(cls, value: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(sorted(set(value)))
-
-    @field_validator("covariances")
-    @classmethod
-    def _named(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(value))
-
-
 def units(spec: TrainSpec) -> list[Unit]:
     """Short prompts first: they take the least time."""
     for covariance in spec.covariances:
@@ -108,4 +75,3 @@ def consolidate(spec: TrainSpec, shards: Sequence[Shard]) -> dict[str, Any]:
 
 
 TRAIN = Job("icl-train", TrainSpec, units, compute, consolidate, columns=lambda _: TABLES)
-register("icl-train", "esscher.icl.training.job:TRAIN")

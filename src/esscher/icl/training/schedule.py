@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Schedule", "learning_rates", "record_steps"]
+from esscher.icl.training.spec import Schedule
+
+__all__ = ["learning_rates", "record_steps"]
 
 Floats = npt.NDArray[np.float64]
-Schedule = Literal["constant", "linear", "cosine"]
 
 
 def learning_rates(rate: float, steps: int, schedule: str = "constant", warmup: int = 0) -> Floats:

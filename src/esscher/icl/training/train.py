@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 
@@ -19,11 +19,11 @@ from esscher.icl.training.compiled_pair import CompiledPair
 from esscher.icl.training.pair import ALIVE, Pair, Step
 from esscher.icl.training.record import Recorder, Training, TrainingDiverged
 from esscher.icl.training.schedule import learning_rates, record_steps
+from esscher.icl.training.spec import PAPER, Optimizer
 from esscher.inputs import as_count, as_positive
 
-__all__ = ["Optimizer", "Settings", "Training", "TrainingDiverged", "train"]
+__all__ = ["Settings", "Training", "TrainingDiverged", "train"]
 
-Optimizer = Literal["sgd", "adam"]
 TOKENS_PER_CALL = 2**26  # between two looks at the clock and at Ctrl-C
 
 
@@ -37,19 +37,19 @@ class Settings:
     here, so they may come as anything.
     """
 
-    steps: Any = 500_000
-    batch: Any = 128
-    rate: Any = 1e-3
-    optimizer: Any = "sgd"
-    schedule: Any = "constant"
-    warmup: Any = 0
-    heads: Any = 1
+    steps: Any = PAPER.steps
+    batch: Any = PAPER.batch
+    rate: Any = PAPER.rate
+    optimizer: Any = PAPER.optimizer
+    schedule: Any = PAPER.schedule
+    warmup: Any = PAPER.warmup
+    heads: Any = PAPER.heads
     seed: int = 0
     prompt_seed: int | None = None
-    records: Any = 200
-    evaluation: Any = 4096
-    final_evaluation: Any = 100_000
-    bound: Any = 1e4
+    records: Any = PAPER.records
+    evaluation: Any = PAPER.evaluation
+    final_evaluation: Any = PAPER.final_evaluation
+    bound: Any = PAPER.bound
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "heads", "records", "evaluation", "final_evaluation"):

@@ -57,7 +57,7 @@ class ProbeSpec(RunSpec):
     def _ladder(cls, value: Any) -> tuple[int, ...] | None:
         if value is None:
             return None
-        from esscher.convergence.montecarlo.spec import parse_ladder  # help and flags do not wait for torch
+        from esscher.convergence.montecarlo.ladder import parse_ladder  # help and flags do not wait for torch
 
         return tuple(parse_ladder(value).tolist())
 

@@ -1,0 +1,44 @@
+from .flow import (
+    FinalRisks as FinalRisks,
+    Flow as Flow,
+    FlowBound as FlowBound,
+    alpha_limit as alpha_limit,
+    final_parameters as final_parameters,
+    final_risks as final_risks,
+    flow_bound as flow_bound,
+    flow_limit as flow_limit,
+    flow_times as flow_times,
+    gradient_flow as gradient_flow,
+    prompt_covariance as prompt_covariance,
+    prompt_length_for as prompt_length_for,
+    start_block as start_block,
+)
+from .layer import (
+    KQV as KQV,
+    OVKQ as OVKQ,
+    UV as UV,
+    Block as Block,
+    Parameters as Parameters,
+    default_weights as default_weights,
+    predict as predict,
+)
+from .risk import (
+    Risk as Risk,
+    RiskParts as RiskParts,
+    Rule as Rule,
+    bayes_risk as bayes_risk,
+    decompose as decompose,
+    product_rule as product_rule,
+    risk as risk,
+    risk_gradient as risk_gradient,
+    risk_tensor as risk_tensor,
+    sampled_gradient as sampled_gradient,
+    sampled_risk as sampled_risk,
+)
+from .tasks import (
+    CovariateTask as CovariateTask,
+    LinearTask as LinearTask,
+    Prompts as Prompts,
+    SingleIndexTask as SingleIndexTask,
+    Task as Task,
+)

@@ -1,0 +1,1 @@
+from .train import Settings as Settings, Training as Training, TrainingDiverged as TrainingDiverged, train as train
