@@ -57,6 +57,7 @@ def converge(
 
     from esscher.convergence.montecarlo.job import read_preset
     from esscher.convergence.montecarlo.spec import ExperimentSpec
+    from esscher.report.exponents import theory_lines
     from esscher.report.figures import save_rates
     from esscher.runs import execute, terminal
     from esscher.runs.spec import read_mapping
@@ -83,11 +84,11 @@ def converge(
     formats = figure_formats(figures)
     path = out if out is not None else Path("runs") / f"{name}-{spec.hash[:8]}"
     run = execute(spec, path, workers=workers, dask=dask, progress=terminal())
-    rates = run.table("rates")
+    rates, curves = run.table("rates"), run.table("curves") if "curves" in run.tables else None
     files = [path / f"rates.{kind}" for kind in formats]
     over = spec.sweep.over if spec.sweep is not None else ""
     for file in files:
-        save_rates(run.table("curves") if "curves" in run.tables else None, rates, spec.title or name, over, file)
+        save_rates(curves, rates, theory_lines(run.columns("rates")), spec.title or name, over, file)
     if as_json:
         print_json({"run": str(path), "spec": spec.as_dict(), "rates": rates.to_dict("records")})
     else:

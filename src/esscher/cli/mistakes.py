@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from pydantic import ValidationError
 
-from esscher.runs.errors import RunError, RunIncomplete, RunInterrupted
+from esscher.runs.errors import RunError, RunIncomplete, RunInterrupted, field_lines
 from esscher.runs.printable import one_line
 
 __all__ = ["answer"]
@@ -38,7 +38,7 @@ def answer(mistake: BaseException) -> int | None:
     if isinstance(mistake, RunInterrupted):
         return _complain(str(mistake), code=130)
     if isinstance(mistake, ValidationError):
-        return _complain("; ".join(_field_line(error) for error in mistake.errors()))
+        return _complain(field_lines(mistake))
     if isinstance(mistake, BrokenPipeError):  # the reader of a pipe has had enough
         _drop_stdout()
         return 0
@@ -91,15 +91,3 @@ def _usage(mistake: Any) -> int:
 def _complain(message: str, code: int = 2) -> int:
     print(one_line(f"esscher: {message}"), file=sys.stderr)
     return code
-
-
-def _field_line(error: object) -> str:
-    """One pydantic complaint as "field: what is wrong, got what"."""
-    assert isinstance(error, dict)
-    where = ".".join(str(part) for part in error["loc"]) or "input"
-    text = str(error["msg"]).removeprefix("Value error, ")
-    if error["type"] == "extra_forbidden":
-        text = "no such field"
-    given = error.get("input")
-    shown = "" if isinstance(given, dict | list | tuple) or error["type"] == "extra_forbidden" else f", got {given!r}"
-    return f"{where}: {text[:1].lower() + text[1:]}{shown}"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
+from esscher.report.exponents import theory_lines
 from esscher.report.packing import Grids, columns_of, numbers, shortened, text_of
 from esscher.report.reading import described, overview, read_table, settings_line
 from esscher.report.words import demanding, model_described, text_described, written
@@ -45,7 +47,15 @@ def atlas(run: Run) -> dict[str, Any]:
     content = overview(run, "atlas", model, [_what(run, heads, model, known), settings_line(run)])
     if heads is None:
         content["warnings"].append("There is no head in this run yet, so there is nothing to draw.")
-        return content | {"rows": {"layer": [], "head": []}, "columns": [], "epsilons": {}, "words": {}, "budget": []}
+        return content | {
+            "rows": {"layer": [], "head": []},
+            "columns": [],
+            "epsilons": {},
+            "words": {},
+            "budget": [],
+            "theory": [],
+            "errors": {},
+        }
     content["warnings"] += _incomplete(heads)
     grids = Grids()
     places = list(zip(heads["layer"].astype(int), heads["head"].astype(int), strict=True))
@@ -62,6 +72,8 @@ def atlas(run: Run) -> dict[str, Any]:
         "tails": _by_head(read_table(run, "tails"), ("z", "survival", "gaussian"), places, grids),
         "budget": _records(read_table(run, "budget")),
         "layers": _described(run, "layers"),
+        "theory": [asdict(line) for line in theory_lines(run.columns("heads"))],
+        "errors": _meanings(run),
         "grids": grids.lists,
     }
     return content
@@ -137,6 +149,13 @@ def _described(run: Run, name: str) -> dict[str, Any]:
     if frame is None or frame.empty:
         return {}
     return {"columns": described(run, name, map(str, frame.columns)), "rows": columns_of(frame), "count": len(frame)}
+
+
+def _meanings(run: Run) -> dict[str, str]:
+    """What the names of errors stand for."""
+    columns = run.columns("curves") if "curves" in run.tables else {}
+    metric = columns.get("metric")
+    return {} if metric is None else dict(zip(metric.words, metric.meanings, strict=False))
 
 
 def _records(frame: Any | None) -> list[dict[str, Any]]:

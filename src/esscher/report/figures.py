@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, NullFormatter
 
+from esscher.report.exponents import TheoryLine
 from esscher.report.style import PALETTE, STYLE, save_figure
 
 if TYPE_CHECKING:  # so that figures of stored runs need no torch
@@ -97,18 +98,18 @@ def save_predictions(curve: ErrorCurve, found: Sequence[Prediction], path: Path)
         save_figure(figure, path)
 
 
-def save_rates(curves: Any, rates: Any, title: str, over: str, path: Path) -> None:
+def save_rates(curves: Any, rates: Any, theory: Sequence[TheoryLine], title: str, over: str, path: Path) -> None:
     """Left: measured errors (points, two standard errors) and the exact ones (lines). Right: exponents against the horizon.
 
-    ``curves`` and ``rates`` are a run's tables as pandas frames, ``over`` names what the points differ in; ``curves`` is None
-    where nothing could be measured.
+    ``curves`` and ``rates`` are a run's tables as pandas frames, ``theory`` the exponents to draw beside the measured ones,
+    ``over`` names what the points differ in; ``curves`` is None where nothing could be measured.
     """
     metrics = list(dict.fromkeys(rates["metric"]))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.2, 2.6 * len(metrics) + 0.4), layout="constrained")
         for row, metric in zip(figure.subplots(len(metrics), 2, squeeze=False), metrics, strict=True):
             errors_panel(row[0], None if curves is None else curves[curves["metric"] == metric], metric, over)
-            exponents_panel(row[1], rates[rates["metric"] == metric])
+            exponents_panel(row[1], rates[rates["metric"] == metric], theory)
         figure.suptitle(title)
         save_figure(figure, path)
 
@@ -132,7 +133,7 @@ def errors_panel(ax: Any, curves: Any, metric: str, over: str) -> None:
         ax.set_title(f"{over} {low:g} (dark) to {high:g} (light)", fontsize=7)
 
 
-def exponents_panel(ax: Any, rates: Any) -> None:
+def exponents_panel(ax: Any, rates: Any, theory: Sequence[TheoryLine]) -> None:
     """Measured exponents of a sweep against the horizon, beside those of theory."""
     measured = rates[rates["exponent"].notna()].sort_values("horizon2")
     ax.set(xlabel="two-sided horizon", ylabel="exponent", ylim=(0.0, 0.65))
@@ -145,15 +146,10 @@ def exponents_panel(ax: Any, rates: Any) -> None:
     ax.errorbar(
         measured["horizon2"], measured["exponent"], yerr=ends, fmt="o", ms=3, lw=0.8, color=PALETTE[0], label="measured"
     )
-    lines = {
-        "exact_exponent": ("exact", "-"),
-        "sharp": ("sharp (heuristic)", "--"),
-        "bohbot_experimental": (r"$1/(2(1+\Psi))$ (experimental)", ":"),
-        "bohbot": (r"$1/(2(1+32\Psi))$ (proved)", "-."),
-    }
-    for i, (column, (label, dashes)) in enumerate(lines.items()):
-        if measured[column].notna().any():
-            ax.plot(measured["horizon2"], measured[column], color=PALETTE[1 + i], ls=dashes, lw=1.0, label=label)
+    for line in theory:
+        if measured[line.key].notna().any():
+            style = {"color": PALETTE[line.color], "ls": line.dash, "lw": 1.0}
+            ax.plot(measured["horizon2"], measured[line.key], label=line.label, **style)
     ax.legend()
 
 

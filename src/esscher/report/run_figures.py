@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from esscher.report.atlas import epsilons_of, heads_of, is_atlas
+from esscher.report.exponents import TheoryLine, theory_lines
 from esscher.report.figures import errors_panel, exponents_panel
 from esscher.report.formats import FORMATS
 from esscher.report.reading import read_table
@@ -25,11 +26,6 @@ from esscher.runs.columns import Column
 
 __all__ = ["plot_curve", "plot_layers", "plot_map", "plot_rates", "save_figures"]
 
-THEORY = (
-    ("beta_sharp_rms", "horizon2", r"$\min(1/2,\,(\sqrt{1+4/h^2}-1)/4)$ (heuristic)", "--", 1),
-    ("beta_paper_experimental", "coupling", r"$1/(2(1+\Psi))$ (experimental)", ":", 3),
-    ("beta_paper", "coupling", r"$1/(2(1+32\Psi))$, moments (proved if Gaussian)", "-.", 6),
-)
 WRITTEN = 150  # cells of a map that still hold their value as text
 
 
@@ -42,7 +38,8 @@ def plot_curve(run: Run, layer: int, head: int, *, ax: Any = None) -> Any:
     if curves is None or row["status"] != "ok":
         return _say(ax, str(row.get("reason") or "no curve was stored"))
     own = curves[(curves["layer"] == layer) & (curves["head"] == head)]
-    labels = {"l2": "exact, with replacement", "l2_kept": "exact, keys kept", "mean": "mean", "cov": "covariance"}
+    metrics = run.columns("curves")["metric"]
+    labels = dict(zip(metrics.words, metrics.meanings, strict=False))
     for i, ((metric, kind), part) in enumerate(own.groupby(["metric", "kind"], sort=False)):
         part, color, label = part.sort_values("n"), PALETTE[i % 6], labels.get(metric, str(metric))
         if kind == "montecarlo":
@@ -52,18 +49,19 @@ def plot_curve(run: Run, layer: int, head: int, *, ax: Any = None) -> Any:
         ax.plot(part["n"], part["rms"], color=color, lw=1.5, label=label)
         if metric == "l2":
             ax.plot(part["n"], part["q95"], color=color, lw=0.8, ls=":", label="95 % of queries below")
-            _theory_lines(ax, row, part)
+            _theory_lines(ax, theory_lines(run.columns("heads")), row, part)
     ax.legend()
     return ax
 
 
-def _theory_lines(ax: Any, row: Any, exact: Any) -> None:
+def _theory_lines(ax: Any, lines: Sequence[TheoryLine], row: Any, exact: Any) -> None:
     """Rates through the first point, the delta method with its own constant; the view stays on the exact curve."""
     n, rms = exact["n"].to_numpy(float), exact["rms"].to_numpy(float)
     low, high = rms.min() / 2, rms.max() * 4
-    for column, _, label, dashes, color in THEORY:
-        if math.isfinite(row.get(column, math.nan)):
-            ax.plot(n, rms[0] * (n / n[0]) ** -row[column], color=PALETTE[color], ls=dashes, lw=1.0, label=label)
+    for line in lines:
+        if math.isfinite(row.get(line.key, math.nan)):
+            style = {"color": PALETTE[line.color], "ls": line.dash, "lw": 1.0}
+            ax.plot(n, rms[0] * (n / n[0]) ** -row[line.key], label=line.label, **style)
     if math.isfinite(row.get("delta_constant", math.nan)):
         ax.plot(n, row["delta_constant"] / np.sqrt(n), color=PALETTE[7], ls="-.", lw=0.8, label="delta method")
     freezing = row.get("freezing_tokens", math.nan)
@@ -138,13 +136,13 @@ def plot_rates(run: Run, against: str = "horizon2", *, metric: str | None = None
             )
         chosen = metric if metric is not None else rates["metric"].iloc[0]
         ax = _axes(ax)
-        exponents_panel(ax, rates[rates["metric"] == chosen])
+        exponents_panel(ax, rates[rates["metric"] == chosen], theory_lines(run.columns("rates")))
         return ax
     heads = _heads(run)
     if against not in ("horizon2", "horizon", "coupling"):
         raise ValueError(f"against: expected horizon2, horizon or coupling, got {against!r}")
     ax = _axes(ax)
-    ax.set(xscale="log", xlabel=run.columns("heads")[against].label.replace("Ψ", r"$\Psi$"), ylabel="exponent", ylim=(0.0, 0.6))
+    ax.set(xscale="log", xlabel=run.columns("heads")[against].label, ylabel="exponent", ylim=(0.0, 0.6))
     ax.axhline(0.5, color=PALETTE[6], lw=0.8, ls=":")
     heads = heads[(heads["status"] == "ok") & heads[against].gt(0)].sort_values(against)
     if heads.empty:
@@ -154,10 +152,9 @@ def plot_rates(run: Run, against: str = "horizon2", *, metric: str | None = None
         ends = np.clip([y - heads["beta_low"], heads["beta_high"] - y], 0.0, None)
         ax.errorbar(x, y, yerr=ends, fmt="none", ecolor="0.7", lw=0.6)
     ax.scatter(x, y, c=heads["layer"], cmap=SCALE, s=9, zorder=3, label="a head (dark: early layer)")
-    for column, natural, label, dashes, color in THEORY:
-        if column in heads.columns:
-            style = {"ls": dashes, "lw": 1.0} if natural == against else {"ls": "", "marker": "_", "ms": 3}
-            ax.plot(x, heads[column], color=PALETTE[color], label=label, **style)
+    for line in theory_lines(run.columns("heads")):
+        style = {"ls": line.dash, "lw": 1.0} if line.of == against else {"ls": "", "marker": "_", "ms": 3}
+        ax.plot(x, heads[line.key], color=PALETTE[line.color], label=line.label, **style)
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.xaxis.set_minor_formatter(NullFormatter())
     ax.legend()

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from esscher.report.exponents import theory_lines
 from esscher.report.packing import columns_of, numbers, shortened
 from esscher.report.reading import described, overview, read_table, settings_line
 from esscher.runs import Run
+from esscher.runs.columns import Column
 
 __all__ = ["MOST_ROWS", "charts_page", "sweep", "tables_page"]
 
 MOST_ROWS = 5000  # of a table on the page; the rest stays in the run
-THEORY = (
-    ("exact_exponent", "exact", "solid", 1),
-    ("sharp", "sharp (heuristic)", "dashed", 2),
-    ("bohbot_experimental", "1/(2(1+Ψ)) (experimental)", "dotted", 3),
-    ("bohbot", "1/(2(1+32Ψ)) (proved)", "dashdot", 4),
-)
 
 
 def sweep(run: Run) -> dict[str, Any]:
@@ -28,7 +25,7 @@ def sweep(run: Run) -> dict[str, Any]:
         assert rates is not None
         if curves is not None:
             charts.append(_errors(curves[curves["metric"] == metric], str(metric), over))
-        charts.append(_exponents(rates[rates["metric"] == metric], str(metric), run.columns("rates")["horizon2"].label))
+        charts.append(_exponents(rates[rates["metric"] == metric], str(metric), run.columns("rates")))
     law = run.spec.get("law") or {}
     what = ", ".join(f"{key} {value}" for key, value in law.items() if value not in (None, 0.0)) or "a law"
     swept = f", swept over {over}" if over else ""
@@ -78,7 +75,7 @@ def _errors(curves: Any, metric: str, over: str) -> dict[str, Any]:
     }
 
 
-def _exponents(rates: Any, metric: str, along: str) -> dict[str, Any]:
+def _exponents(rates: Any, metric: str, columns: Mapping[str, Column]) -> dict[str, Any]:
     rates = rates[rates["exponent"].notna()].sort_values("horizon2")
     x = numbers(rates["horizon2"])
     series: list[dict[str, Any]] = []
@@ -86,13 +83,13 @@ def _exponents(rates: Any, metric: str, along: str) -> dict[str, Any]:
         low, high = numbers(rates["low"]), numbers(rates["high"])
         y = numbers(rates["exponent"])
         series.append({"label": "measured", "mode": "points", "color": 0, "x": x, "y": y, "low": low, "high": high})
-    for column, label, dash, color in THEORY:
-        if column in rates.columns and rates[column].notna().any():
-            series.append({"label": label, "dash": dash, "color": color, "x": x, "y": numbers(rates[column])})
+    for line in theory_lines(columns):
+        if rates[line.key].notna().any():
+            series.append({"label": line.label, "dash": line.dash, "color": line.color, "x": x, "y": numbers(rates[line.key])})
     return {
         "title": f"Exponent of {metric} against the horizon",
         "note": "The error falls as n to minus the exponent; 0.5 is the square-root law.",
-        "x": {"label": along, "log": True},
+        "x": {"label": columns["horizon2"].label, "log": True},
         "y": {"label": "exponent", "log": False, "low": 0},
         "marks": [{"y": 0.5, "label": "1/2"}],
         "series": series,

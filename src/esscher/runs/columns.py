@@ -16,6 +16,7 @@ __all__ = ["Column", "Declared", "Kind", "Scale", "columns_of", "declare", "unde
 
 Kind = Literal["int", "float", "word", "bool", "list"]
 Scale = Literal["log", "linear", "words"]
+TEXTS = ("label", "help", "short", "metric", "of", "status", "formula")  # fields that are one text, stored as it is
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,10 @@ class Column:
 
     ``scale``: how a picture shows it by colour or along an axis; None where none does. ``first``: columns that have one
     come before the others, the smallest first. ``short``: the label where there is little room. ``ends``: the columns that
-    hold the lower and the upper end of its interval. ``words``: of a scale of words, those it may hold, in their order.
+    hold the lower and the upper end of its interval. ``words``: those a column of words may hold, in their order;
+    ``meanings``: what each stands for. Of exponents: ``metric``, of a measured one, is the error it was fitted to; ``of``,
+    of one that theory gives, is the column it is a function of, ``status`` how it is known (proved, heuristic,
+    experimental, exact) and ``formula`` what a picture calls it.
     """
 
     key: str
@@ -36,6 +40,11 @@ class Column:
     short: str = ""
     ends: tuple[str, str] | None = None
     words: tuple[str, ...] = ()
+    meanings: tuple[str, ...] = ()
+    metric: str = ""
+    of: str = ""
+    status: str = ""
+    formula: str = ""
 
     @property
     def header(self) -> str:
@@ -68,10 +77,10 @@ def columns_of(schema: pa.Schema) -> dict[str, Column]:
 
 
 def _metadata(column: Column) -> dict[str, str]:
-    known = {"label": column.label, "help": column.help, "scale": column.scale, "short": column.short}
+    known = {"scale": column.scale} | {name: getattr(column, name) for name in TEXTS}
     known["first"] = None if column.first is None else str(column.first)
     known["ends"] = None if column.ends is None else " ".join(column.ends)
-    known["words"] = "\n".join(column.words)
+    known |= {"words": "\n".join(column.words), "meanings": "\n".join(column.meanings)}
     return {name: text for name, text in known.items() if text}
 
 
@@ -87,9 +96,10 @@ def _column(field: pa.Field) -> Column:
         help=known.get("help", plain.help),
         scale=next((scale for scale in get_args(Scale) if scale == known.get("scale")), None),
         first=int(known["first"]) if known.get("first", "").isdecimal() else None,
-        short=known.get("short", ""),
         ends=(ends[0], ends[1]) if len(ends) == 2 else None,
         words=tuple(known.get("words", "").splitlines()),
+        meanings=tuple(known.get("meanings", "").splitlines()),
+        **{name: known.get(name, "") for name in TEXTS[2:]},
     )
 
 

@@ -7,14 +7,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pydantic import ValidationError
+
     from esscher.runs.run import Run
 
-__all__ = ["Damaged", "RunError", "RunIncomplete", "RunInterrupted", "RunLocked", "StoreError", "resume_command"]
+__all__ = ["Damaged", "RunError", "RunIncomplete", "RunInterrupted", "RunLocked", "StoreError", "field_lines", "resume_command"]
 
 
 def resume_command(path: Path) -> str:
     """The shell command that continues a run."""
     return f"esscher resume {shlex.quote(str(path))}"
+
+
+def field_lines(cause: ValidationError, most: int | None = None) -> str:
+    """pydantic's complaints on one line, each as "field: what is wrong, got what"."""
+    return "; ".join(_field_line(dict(error)) for error in cause.errors(include_url=False)[:most])
+
+
+def _field_line(error: dict[str, Any]) -> str:
+    *path, field = error["loc"] or ("input",)
+    if error["type"] == "extra_forbidden":
+        return f"{'.'.join(map(str, error['loc']))}: no such field"
+    text, given = str(error["msg"]).removeprefix("Value error, "), error.get("input")
+    if not text.startswith(f"{field}: "):  # our own words may name the field already
+        text = f"{field}: {text[:1].lower()}{text[1:]}"
+    shown = "" if "got " in text or isinstance(given, dict | list | tuple) else f", got {given!r}"
+    return ".".join([*map(str, path), text]) + shown
 
 
 class RunError(Exception):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from esscher.runs.errors import Damaged, RunError, resume_command
+from esscher.runs.errors import Damaged, RunError, field_lines, resume_command
 from esscher.runs.files import read_json
 from esscher.runs.job import MOST_UNITS
 from esscher.runs.schema import SCHEMA, check_schema
@@ -136,5 +136,5 @@ def _remedy(path: Path) -> str:
 
 def _short(cause: Exception) -> str:
     if isinstance(cause, ValidationError):
-        return "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in cause.errors()[:2])
+        return field_lines(cause, most=2)
     return str(cause).splitlines()[0]

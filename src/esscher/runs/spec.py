@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from esscher.runs.errors import field_lines
 from esscher.runs.files import read_yaml
 
 __all__ = ["Plain", "RunSpec", "Unit", "canonical_json", "digest", "read_mapping"]
@@ -75,7 +76,7 @@ class RunSpec(BaseModel):
         try:
             return cls.model_validate_json(canonical_json(fields))
         except ValidationError as cause:
-            raise ValueError(f"{origin}: {_lines(cause)}") from cause
+            raise ValueError(f"{origin}: {field_lines(cause)}") from cause
         except (TypeError, ValueError, RecursionError) as cause:
             raise ValueError(f"{origin}: expected plain values (numbers, strings, lists): {cause}") from cause
 
@@ -88,12 +89,3 @@ def read_mapping(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
         raise ValueError(f"{source}: expected 'name: value' lines, got {type(fields).__name__}")
     return fields
-
-
-def _lines(cause: ValidationError) -> str:
-    """pydantic's findings on one line: field, what is wrong, what came."""
-    found = []
-    for error in cause.errors(include_url=False):
-        place = ".".join(str(step) for step in error["loc"]) or "spec"
-        found.append(f"{place}: {error['msg'][:1].lower()}{error['msg'][1:]} (got {error['input']!r})")
-    return "; ".join(found)

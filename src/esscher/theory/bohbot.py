@@ -5,7 +5,10 @@ from __future__ import annotations
 from esscher.theory.prediction import Conditions, Prediction
 from esscher.theory.setting import Setting
 
-__all__ = ["moment_exponent", "moment_exponent_experimental", "predictions", "uniform_log_growth"]
+__all__ = ["EXPERIMENTAL", "PROVED", "moment_exponent", "moment_exponent_experimental", "predictions", "uniform_log_growth"]
+
+PROVED = "1/(2(1+32Ψ))"  # the exponent as pictures and tables write it
+EXPERIMENTAL = "1/(2(1+Ψ))"
 
 
 def moment_exponent(coupling: float) -> float:

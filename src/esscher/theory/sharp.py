@@ -18,6 +18,8 @@ from esscher.theory.prediction import Conditions, Prediction
 from esscher.theory.setting import Setting
 
 __all__ = [
+    "RMS",
+    "TYPICAL",
     "freezing_tokens",
     "l2_exponent_rms",
     "l2_exponent_typical",
@@ -25,6 +27,9 @@ __all__ = [
     "moment_exponent_typical",
     "predictions",
 ]
+
+RMS = "min(1/2, (√(1+4/h²)−1)/4)"  # the exponents as pictures write them
+TYPICAL = "min(1/2, 1/(1+2h²))"
 
 
 def l2_exponent_typical(horizon2: float) -> float:

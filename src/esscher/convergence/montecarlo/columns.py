@@ -6,6 +6,7 @@ from typing import Any
 
 from esscher.convergence.columns import CURVE, HORIZONS, RATE, STATUS
 from esscher.runs.columns import Column, Declared
+from esscher.theory import bohbot
 
 __all__ = ["columns"]
 
@@ -22,10 +23,46 @@ QUERY_STDERR = Column(
     "query_stderr", "float", "standard error, queries", "The part of the standard error that comes of the choice of queries."
 )
 THEORY = (
-    Column("exact_exponent", "float", "exact exponent", "Exponent of the exact error over the same n.", short="exact"),
-    Column("sharp", "float", "sharp exponent", "Heuristic exponent of random-energy type.", short="sharp (heuristic)"),
-    Column("bohbot_experimental", "float", "experimental exponent", "Exponent 1/(2(1+Ψ)).", short="1/(2(1+Psi))"),
-    Column("bohbot", "float", "proved exponent", "Exponent 1/(2(1+32Ψ)) proved for the moments.", short="1/(2(1+32Psi))"),
+    Column(
+        "exact_exponent",
+        "float",
+        "exact exponent",
+        "Exponent of the exact error over the same n.",
+        short="exact",
+        of="horizon2",
+        status="exact",
+        formula="over the same n",
+    ),
+    Column(
+        "sharp",
+        "float",
+        "sharp exponent",
+        "Heuristic exponent of random-energy type.",
+        short="sharp (heuristic)",
+        of="horizon2",
+        status="heuristic",
+        formula="sharp",
+    ),
+    Column(
+        "bohbot_experimental",
+        "float",
+        "experimental exponent",
+        "Exponent that experiments of the paper are compared with.",
+        short=bohbot.EXPERIMENTAL,
+        of="coupling",
+        status="experimental",
+        formula=bohbot.EXPERIMENTAL,
+    ),
+    Column(
+        "bohbot",
+        "float",
+        "proved exponent",
+        "Exponent proved for the moments.",
+        short=bohbot.PROVED,
+        of="coupling",
+        status="proved",
+        formula=bohbot.PROVED,
+    ),
 )
 
 

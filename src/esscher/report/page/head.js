@@ -1,16 +1,14 @@
 // One head: its error curve with what theory says, local slope, scores, tail, sentence, numbers.
 
-const CURVES = {
-  l2: { label: "exact, keys drawn with replacement", color: 0, dash: "solid" },
-  l2_kept: { label: "exact, each key kept at random", color: 5, dash: "dashed" },
-  mean: { label: "mean of the output", color: 2 },
-  cov: { label: "covariance of the output", color: 3 },
-};
-const RATES = [
-  ["beta_sharp_rms", "sharp rate of the rms (heuristic)", "dashed", 1],
-  ["beta_paper_experimental", "1/(2(1+Ψ)) (experimental)", "dotted", 4],
-  ["beta_paper", "1/(2(1+32Ψ)), moments (proved if Gaussian)", "dashdot", 6],
-];
+// Errors take colours by their place among those a run has words for, the second and every other one dashed.
+const CURVE_COLORS = [0, 5, 2, 3];
+
+function curveStyle(atlas, metric) {
+  const place = Object.keys(atlas.errors).indexOf(metric);
+  return place < 0 ? { label: metric, color: 7, dash: "solid" }
+    : { label: atlas.errors[metric], color: CURVE_COLORS[place % CURVE_COLORS.length], dash: place % 2 ? "dashed" : "solid" };
+}
+
 const SLOW = "The papers' rates and the sharp one have no constant here; each is drawn through the first point of the exact curve.";
 
 function headView(atlas) {
@@ -64,7 +62,7 @@ function exactOf(curves) {
 function errorChart(atlas, i, curves) {
   const series = [];
   for (const curve of curves) {
-    const style = CURVES[curve.metric] || { label: curve.metric, color: 7 };
+    const style = curveStyle(atlas, curve.metric);
     if (curve.stderr || curve.kind === "montecarlo") {
       const wide = curve.stderr || curve.rms.map(() => 0);
       series.push({ label: `${curve.metric === "l2" ? "output" : style.label}, Monte Carlo`, mode: "points", color: curve.metric === "l2" ? 1 : style.color,
@@ -77,7 +75,7 @@ function errorChart(atlas, i, curves) {
   const exact = exactOf(curves);
   if (exact) {
     const [n0, y0] = [exact.n[0], exact.rms[0]];
-    for (const [key, label, dash, color] of RATES) {
+    for (const { key, label, dash, color } of atlas.theory) {
       const beta = atlas.value(key, i);
       if (beta !== null) series.push({ label, dash, color, thick: 1.3, unscaled: true, x: exact.n, y: exact.n.map((n) => y0 * (n / n0) ** -beta) });
     }
@@ -94,12 +92,12 @@ function slopeOf(atlas, i, curves) {
   const exact = curves.filter((curve) => curve.slope && curve.kind === "exact");
   if (!exact.length) return null;
   const series = exact.map((curve) => {
-    const style = CURVES[curve.metric] || { label: curve.metric, color: 7 };
+    const style = curveStyle(atlas, curve.metric);
     return { label: style.label, color: style.color, dash: style.dash, x: curve.n, y: curve.slope.map((value) => (value === null ? null : -value)) };
   });
-  series.forEach((one) => { one.hidden = one.label === CURVES.l2_kept.label && series.length > 1; });
+  series.forEach((one, j) => { one.hidden = j > 0; });
   const n = exact[0].n, ends = [n[0], n[n.length - 1]];
-  for (const [key, label, dash, color] of RATES) {
+  for (const { key, label, dash, color } of atlas.theory) {
     const beta = atlas.value(key, i);
     if (beta !== null) series.push({ label, dash, color, thick: 1.3, x: ends, y: [beta, beta] });
   }

@@ -46,25 +46,17 @@ function cacheOf(atlas) {
 }
 
 const AXES = ["horizon2", "coupling", "horizon"];
-const MEASURED = [["beta_fit", "rms error"], ["beta_mean", CURVES.mean.label], ["beta_cov", CURVES.cov.label]];
-// Exponents of theory, with the quantity each is a function of.
-const THEORY = [
-  ["beta_sharp_rms", "min(1/2, (√(1+4/h²)−1)/4), rms (heuristic)", "horizon2", "dashed", 1],
-  ["beta_sharp", "min(1/2, 1/(1+2h²)), typical (heuristic)", "horizon2", "dotted", 3],
-  ["beta_paper_experimental", "1/(2(1+Ψ)), moments (experimental)", "coupling", "dotted", 4],
-  ["beta_paper", "1/(2(1+32Ψ)), moments (proved if Gaussian)", "coupling", "dashdot", 6],
-];
 
 function scatterOf(atlas) {
   const has = (key) => atlas.rows[key] && finite(atlas.rows[key]).length > 0;
-  const axes = AXES.filter(has).map((key) => [key, atlas.label(key)]), kinds = MEASURED.filter(([key]) => has(key));
+  const axes = AXES.filter(has).map((key) => [key, atlas.label(key)]), kinds = atlas.columns.filter(({ key, metric }) => metric && has(key)).map(({ key, label }) => [key, label]);
   if (!axes.length || !kinds.length) return null;
   let axis = axes[0][0], kind = kinds[0], colour = "layer";
   const box = el("div", {});
   function show() { box.replaceChildren(mountChart(scatterChart(atlas, axis, kind, colour))); }
   const controls = el("div", { class: "controls" },
     choice("against", axes, axis, (value) => { axis = value; show(); }),
-    kinds.length > 1 ? menu("exponent of", kinds.map(([key, label]) => [key, label]), kind[0], (value) => { kind = kinds.find(([key]) => key === value); show(); }) : null,
+    kinds.length > 1 ? menu("exponent", kinds.map(([key, label]) => [key, label]), kind[0], (value) => { kind = kinds.find(([key]) => key === value); show(); }) : null,
     choice("colour", [["layer", "layer"], ["regime", "regime"]], colour, (value) => { colour = value; show(); }));
   show();
   return section("scatter", "Measured exponents beside theory", el("p", {}, "A point per head; the higher, the faster its error falls with more tokens. Theory is evaluated at every head."), controls, box);
@@ -78,11 +70,11 @@ function scatterChart(atlas, axis, [key, title], colour) {
   const [low, high] = atlas.named(key).ends || [], few = atlas.count <= 300; // intervals of more would hide the points
   const series = [{ label: `measured (${title})`, mode: "points", x: pick(axis), y: pick(key), shades, names: chosen.map((i) => `${atlas.name_of(i)} (${atlas.value("regime", i) || "no regime"})`),
     links: chosen.map((i) => atlas.hash_of(i)), radius: atlas.count > 300 ? 2.5 : 4, low: few && atlas.rows[low] && pick(low), high: few && atlas.rows[high] && pick(high) }];
-  for (const [name, text, natural, dash, color] of THEORY) {
+  for (const { key: name, label, of, dash, color } of atlas.theory) {
     const points = chosen.map((i) => [atlas.value(axis, i), atlas.value(name, i)]).filter(([, y]) => y !== null).sort((a, b) => a[0] - b[0]);
     if (!points.length) continue;
-    const line = natural === axis && points.length > 1;
-    series.push({ label: text, mode: line ? "line" : "points", tick: !line, dash, color, x: points.map(([x]) => x), y: points.map(([, y]) => y) });
+    const line = of === axis && points.length > 1;
+    series.push({ label, mode: line ? "line" : "points", tick: !line, dash, color, x: points.map(([x]) => x), y: points.map(([, y]) => y) });
   }
   const note = colour === "layer" ? "Dark points: early layers; light points: late ones." : "Colours: regimes, as on the map.";
   return { note: `${note} Click a point to open its head.`, height: 380, x: { label: atlas.label(axis), log: true }, y: { label: "exponent", low: 0 }, marks: [{ y: 0.5, label: "1/2" }], series };
@@ -106,7 +98,7 @@ function wholesOf(atlas) {
   const metrics = [...new Set(layers.flatMap((layer) => atlas.wholes[layer].map((curve) => curve.metric)))];
   if (!metrics.length) return null;
   return el("div", { class: "twocol even" }, metrics.map((metric) => mountChart({
-    title: `Whole layers: ${(CURVES[metric] || { label: metric }).label}`, note: "Monte Carlo, with two standard errors.", height: 280,
+    title: `Whole layers: ${curveStyle(atlas, metric).label}`, note: "Monte Carlo, with two standard errors.", height: 280,
     x: { label: "tokens n", log: true }, y: { label: "rms error", log: true },
     series: layers.flatMap((layer) => atlas.wholes[layer].filter((curve) => curve.metric === metric).map((curve) => {
       const wide = curve.stderr || curve.rms.map(() => 0);

@@ -15,7 +15,7 @@ from esscher.convergence.grid import state as deposit
 from esscher.convergence.grid.state import Deposit
 from esscher.convergence.rate.fit import fit_rate
 from esscher.convergence.rate.points import pool_window
-from esscher.models.probe.curves import curve_rows, exact_curve_of
+from esscher.models.probe.curves import METRICS, curve_rows, exact_curve_of
 from esscher.models.probe.spec import ProbeSpec, drawn_ladder
 from esscher.models.probe.statistics.curve_table import CURVES
 from esscher.models.probe.statistics.statistic import Block, Findings, Found, Order, Start, Statistic
@@ -130,6 +130,7 @@ FITTED = (
         "Exponent fitted to the exact error: 0.5 is the usual square-root law, less is slower.",
         scale="linear",
         first=6,
+        metric=METRICS["replacement"],
         short="exponent",
         ends=("beta_low", "beta_high"),
     ),

@@ -12,8 +12,7 @@ from esscher.models.probe.spec import ProbeSpec
 from esscher.models.probe.statistics.statistic import Findings, Found, Statistic
 from esscher.models.probe.tokens import largest_variance
 from esscher.runs.columns import Column
-from esscher.theory.bohbot import moment_exponent, moment_exponent_experimental
-from esscher.theory.sharp import l2_exponent_rms, l2_exponent_typical
+from esscher.theory import bohbot, sharp
 
 __all__ = ["REACH", "Theory"]
 
@@ -45,26 +44,38 @@ class Theory(Statistic):
                 "beta_paper",
                 "float",
                 "exponent proved if Gaussian",
-                "Exponent 1/(2(1+32Ψ)), proved for moments of Gaussian tokens of this covariance.",
+                "Exponent proved for moments of Gaussian tokens of this covariance.",
+                of="coupling",
+                status="proved if Gaussian",
+                formula=f"{bohbot.PROVED}, moments",
             ),
             Column(
                 "beta_paper_experimental",
                 "float",
                 "experimental exponent",
-                "Exponent 1/(2(1+Ψ)) that experiments of the paper are compared with.",
+                "Exponent that experiments of the paper are compared with.",
+                of="coupling",
+                status="experimental",
+                formula=f"{bohbot.EXPERIMENTAL}, moments",
             ),
             Column(
                 "beta_sharp",
                 "float",
                 "sharp exponent, typical",
-                "Heuristic exponent min(1/2, 1/(1+2h²)) of the error in a typical draw of the tokens.",
+                "Heuristic exponent of the error in a typical draw of the tokens.",
                 short="sharp",
+                of="horizon2",
+                status="heuristic",
+                formula=f"{sharp.TYPICAL}, typical",
             ),
             Column(
                 "beta_sharp_rms",
                 "float",
                 "sharp exponent, rms",
-                "Heuristic exponent min(1/2, (√(1+4/h²)−1)/4) of the root mean square error.",
+                "Heuristic exponent of the root mean square error.",
+                of="horizon2",
+                status="heuristic",
+                formula=f"{sharp.RMS}, rms",
             ),
         )
 
@@ -83,5 +94,10 @@ class Theory(Statistic):
             horizon = horizon_of_covariances(key_cov, torch.eye(len(key_cov)).to(key_cov), scale)
         coupling = coupling_of(math.sqrt(reach), horizon)
         row = {"token_space": space, "reach": reach, "horizon": horizon, "horizon2": horizon2, "coupling": coupling}
-        row |= {"beta_paper": moment_exponent(coupling), "beta_paper_experimental": moment_exponent_experimental(coupling)}
-        return Findings(row | {"beta_sharp": l2_exponent_typical(horizon2), "beta_sharp_rms": l2_exponent_rms(horizon2)})
+        row |= {
+            "beta_paper": bohbot.moment_exponent(coupling),
+            "beta_paper_experimental": bohbot.moment_exponent_experimental(coupling),
+        }
+        return Findings(
+            row | {"beta_sharp": sharp.l2_exponent_typical(horizon2), "beta_sharp_rms": sharp.l2_exponent_rms(horizon2)}
+        )
