@@ -31,6 +31,16 @@ SETTINGS: dict[str, Any] = {
     "heads": HEADS,
 }
 
+SMALL: dict[str, Any] = {
+    "max_tokens": 300,
+    "window": 64,
+    "queries": 6,
+    "kept_queries": 2,
+    "layers": (1,),
+    "heads": (1, 2),
+    "n": "16,64,256",
+}
+
 CONTRACT = [
     *("layer", "head", "kv_head", "status", "reason", "n_keys", "n_queries", "reach"),
     *("horizon", "horizon2", "coupling", "beta_paper", "beta_sharp", "beta_fit", "beta_low", "beta_high"),

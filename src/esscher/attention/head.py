@@ -148,7 +148,8 @@ class Head:
 
     def coupling(self, measure: Measure) -> float:
         """Attention-reach coupling Psi = ||Sigma||_2 H^2 with the one-sided horizon H [B]."""
-        return _in_range(coupling_of(math.sqrt(measure.reach), self.horizon(measure, sided=1)), "coupling")
+        horizon = self.horizon(measure, sided=1)
+        return _in_range(coupling_of(math.sqrt(measure.reach), horizon), "coupling")
 
     def __repr__(self) -> str:
         inner = self.query_map.shape[0]

@@ -14,18 +14,8 @@ import torch
 import esscher as es
 from esscher.models.probe import head as head_state
 from esscher.runs import RunError
-from tests.models.probe_runs import CONTRACT, few_texts, pooled_tensors, save_tiny, source, tiny_model
+from tests.models.probe_runs import CONTRACT, SMALL, few_texts, pooled_tensors, save_tiny, source, tiny_model
 from tests.models.tokenizers_for_tests import tokenizer
-
-SMALL: dict[str, Any] = {
-    "max_tokens": 300,
-    "window": 64,
-    "queries": 6,
-    "kept_queries": 2,
-    "layers": (1,),
-    "heads": (1, 2),
-    "n": "16,64,256",
-}
 
 
 @pytest.fixture(scope="module")

@@ -19,17 +19,8 @@ from esscher.models.probe.statistics import STATISTICS, Block, Column, Findings,
 from esscher.models.probe.statistics.identity import HEAD, LAYER
 from esscher.report.page import write_report
 from esscher.runs import RunError
-from tests.models.probe_runs import few_texts, pooled_tensors, save_tiny, source
+from tests.models.probe_runs import SMALL, few_texts, pooled_tensors, save_tiny, source
 
-SMALL: dict[str, Any] = {
-    "max_tokens": 300,
-    "window": 64,
-    "queries": 6,
-    "kept_queries": 2,
-    "layers": (1,),
-    "heads": (1, 2),
-    "n": "16,64,256",
-}
 LARGEST = Column("largest_score", "float", "largest score of all", "Largest score of any query for any key.", scale="linear")
 OF_QUERY = Column("score", "float", "score at its best", "Largest score of the query.")
 
