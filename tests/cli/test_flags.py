@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,3 +35,11 @@ def lines() -> list[str]:
 
 def test_flags_are_those_that_users_know() -> None:
     assert sorted(lines()) == sorted(KNOWN.read_text("utf-8").splitlines())
+
+
+def test_help_of_a_flag_is_a_sentence() -> None:
+    """A capital letter, one full stop; and a value that users type is not written with a capital."""
+    helps = {f"{words} {parameter.name}": parameter.help for words, command in commands() for parameter in command.params}
+    assert {name: text for name, text in helps.items() if not re.fullmatch(r"[A-Z].*[^.]\.", text or "")} == {}
+    typed = re.compile(r"Sgd|Constant,|Nested or|Float32|Isotropic|Cpu")
+    assert {name: text for name, text in helps.items() if typed.match(text)} == {}

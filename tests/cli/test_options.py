@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -9,6 +10,7 @@ import typer
 from pydantic import Field
 from typer.testing import CliRunner
 
+from esscher.cli.app import _as_click
 from esscher.cli.options import Fields, Given, with_fields
 from esscher.runs.spec import RunSpec
 
@@ -30,7 +32,7 @@ HERE = f"{__name__}:TeaSpec"
 ALL = ("cups", "heat", "kind", "milk", "times", "guests", "shares", "seed")
 
 
-def called(fields: Fields, line: str) -> Any:
+def called(fields: Fields | tuple[Fields, ...], line: str) -> Any:
     """What a command is given for a line of flags; what it prints where it refuses or helps."""
     given: list[Given] = []
 
@@ -38,7 +40,8 @@ def called(fields: Fields, line: str) -> Any:
         """Make tea."""
         given.append({**first, "sugar": sugar})
 
-    tea.__annotations__["first"] = Annotated[Given, fields]
+    groups = fields if isinstance(fields, tuple) else (fields,)
+    tea.__annotations__["first"] = functools.reduce(lambda hint, group: Annotated[hint, group], groups, Given)
     app = typer.Typer(rich_markup_mode=None)
     app.command()(with_fields(tea))
     done = CliRunner().invoke(app, line.split(), env={"COLUMNS": "80"})
@@ -52,6 +55,26 @@ def test_only_what_was_given_is_given() -> None:
         **{"cups": 3, "heat": 90.0, "kind": "black", "milk": True, "times": "5:9", "guests": ["x", "y"]},
         **{"shares": [0.25], "seed": 0, "sugar": 2},
     }
+
+
+def test_fields_of_several_specs_are_one_parameter() -> None:
+    first, second = Fields(HERE, ("kind",), defaults=True), Fields(HERE, ("heat", "seed"))
+    assert called((first, second), "--seed 3") == {"kind": "green", "seed": 3, "sugar": 1}
+
+
+def test_commands_of_a_group_have_flags_too() -> None:
+    given: list[Given] = []
+    group = typer.Typer(rich_markup_mode=None)
+    for name in ("cup", "pot"):
+
+        def brew(settings: Given) -> None:
+            given.append(settings)
+
+        brew.__annotations__["settings"] = Annotated[Given, Fields(HERE, ("cups", "milk"))]
+        group.command(name)(brew)
+    for _ in range(2):  # looked up again, it is the same
+        _as_click("tea", group)(args=["pot", "--cups", "4", "--milk"], standalone_mode=False)
+    assert given == [{"cups": 4, "milk": True}] * 2
 
 
 def test_zero_is_given() -> None:

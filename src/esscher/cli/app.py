@@ -98,6 +98,9 @@ def _titled(name: str) -> TyperCommand:
 def _as_click(name: str, found: Any) -> Any:
     """A function, or a Typer of several, as a click command of this name."""
     if isinstance(found, typer.Typer):
+        for part in found.registered_commands:
+            if part.callback is not None:
+                part.callback = with_fields(part.callback)  # once more changes nothing
         group = typer.main.get_group(found)
         group.name = name
         return group

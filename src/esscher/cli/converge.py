@@ -4,24 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esscher.cli.output import (
-    Dask,
-    Device,
-    Json,
-    Seed,
-    Workers,
-    check_device,
-    figure_formats,
-    log,
-    number,
-    path_option,
-    print_json,
-    print_table,
-)
+from esscher.cli.options import Execution, Fields, Given
+from esscher.cli.output import Figures, Json, Out, check_device, figure_formats, log, number, print_json, print_table
 from esscher.cli.tables import Shown, show_table, shown
 
 if TYPE_CHECKING:
@@ -29,61 +17,39 @@ if TYPE_CHECKING:
 
 __all__ = ["converge"]
 
+SPEC = "esscher.convergence.montecarlo.spec:ExperimentSpec"
+CHANGES = ("n", "repeats", "metrics", "sampling", "dtype")
+EXPERIMENT = Fields(SPEC, CHANGES, as_text={"metrics": ","}, left_out=dict.fromkeys(CHANGES, ""))
+SWEEP = Fields("esscher.convergence.montecarlo.spec:Sweep", ("values",), as_text={"values": ","})
+GIVEN = Fields(SPEC, ("seed", "device"), defaults=True)  # before what the preset says
+
 
 def converge(
+    changes: Annotated[Given, EXPERIMENT, SWEEP, GIVEN],
+    where: Execution,
     preset: Annotated[str | None, typer.Argument(help="Name of a preset, or a YAML file.")] = None,
-    out: Annotated[Path | None, path_option("--out", "Run directory; runs/NAME-HASH when left out.")] = None,
-    n: Annotated[str | None, typer.Option(help="Token numbers: 1e3:3e4:12 or 100,1000.")] = None,
-    repeats: Annotated[int | None, typer.Option(help="Draws of the tokens.")] = None,
-    metrics: Annotated[str | None, typer.Option(help="Which errors, separated by commas.")] = None,
-    sampling: Annotated[str | None, typer.Option(help="nested or independent.")] = None,
-    values: Annotated[str | None, typer.Option(help="Values of the sweep, separated by commas.")] = None,
-    figures: Annotated[
-        str, typer.Option(help="Figure formats: svg, png, pdf, separated by commas; empty for none.")
-    ] = "svg,png",
+    out: Out = None,
+    figures: Figures = "svg,png",
     listing: Annotated[bool, typer.Option("--list", help="Name the presets and stop.")] = False,
-    workers: Workers = 1,
-    dask: Dask = None,
-    seed: Seed = 0,
-    device: Device = "cpu",
-    dtype: Annotated[str | None, typer.Option("--dtype", help="float32 or float64.")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure how fast attention converges on tokens of a law, fit the rates, and set them beside theory.
 
     Example: esscher converge gaussian --repeats 20 --workers 2
     """
-    import yaml
-
-    from esscher.convergence.montecarlo.job import read_preset
     from esscher.convergence.montecarlo.spec import ExperimentSpec
     from esscher.report.exponents import theory_lines
     from esscher.report.figures import save_rates
     from esscher.runs import execute, terminal
-    from esscher.runs.spec import read_mapping
 
     if listing or preset is None:
         _list_presets(as_json)
         return
     name = Path(preset).stem
-    settings = read_mapping(Path(preset)) if preset.endswith((".yaml", ".yml")) else yaml.safe_load(read_preset(preset))
-    flags = {
-        "n": n,
-        "repeats": repeats,
-        "metrics": metrics.split(",") if metrics is not None else None,
-        "sampling": sampling,
-        "dtype": dtype,
-    }
-    settings |= {key: value for key, value in flags.items() if value is not None}
-    if values is not None:
-        if not isinstance(settings.get("sweep"), dict):
-            raise ValueError("--values: this experiment sweeps over nothing")
-        settings["sweep"] = settings["sweep"] | {"values": _numbers(values)}
-    check_device(device)
-    spec = ExperimentSpec.model_validate(settings | {"seed": seed, "device": device})
+    spec = ExperimentSpec.model_validate(_settings(preset, changes))
     formats = figure_formats(figures)
     path = out if out is not None else Path("runs") / f"{name}-{spec.hash[:8]}"
-    run = execute(spec, path, workers=workers, dask=dask, progress=terminal())
+    run = execute(spec, path, **where, progress=terminal())
     rates, curves = run.table("rates"), run.table("curves") if "curves" in run.tables else None
     files = [path / f"rates.{kind}" for kind in formats]
     over = spec.sweep.over if spec.sweep is not None else ""
@@ -95,6 +61,24 @@ def converge(
         show_rates(run, over)
         for file in files:
             log(f"figure: {file}")
+
+
+def _settings(preset: str, changes: Given) -> dict[str, Any]:
+    """Fields of the spec: flags before the preset or the file."""
+    import yaml
+
+    from esscher.convergence.montecarlo.job import read_preset
+    from esscher.runs.spec import read_mapping
+
+    found = read_mapping(Path(preset)) if preset.endswith((".yaml", ".yml")) else yaml.safe_load(read_preset(preset))
+    if "metrics" in changes:
+        changes["metrics"] = changes["metrics"].split(",")
+    if "values" in changes:
+        if not isinstance(found.get("sweep"), dict):
+            raise ValueError("--values: this experiment sweeps over nothing")
+        changes["sweep"] = found["sweep"] | {"values": _numbers(changes.pop("values"))}
+    check_device(changes["device"])
+    return {**found, **changes}
 
 
 THEORY = ("exact_exponent", "sharp", "bohbot_experimental", "bohbot")

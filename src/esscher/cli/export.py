@@ -16,7 +16,7 @@ KINDS = {"csv": "csv", "parquet": "parquet", "xarray-netcdf": "netcdf", "netcdf"
 
 def export(
     run: Annotated[Path, path_argument("Run directory.")],
-    to: Annotated[str, typer.Option("--to", help="csv, parquet or xarray-netcdf.")] = "csv",
+    to: Annotated[str, typer.Option("--to", help="Format: csv, parquet or xarray-netcdf.")] = "csv",
     out: Annotated[Path, path_option("--out", "Folder to write to.")] = Path("export"),
     as_json: Json = False,
 ) -> None:

@@ -1,7 +1,8 @@
 """Options of a command from the fields of its spec: a flag's name, kind, help and default are those of the field.
 
-A parameter annotated ``Annotated[Given, Fields("module:Class", ("field", ...))]`` stands for a flag for each field; the command
-gets the flags that were given, by field. The class is imported when the command is looked up, not before.
+A parameter annotated ``Annotated[Given, Fields("module:Class", ("field", ...))]`` stands for a flag for each field, of one spec
+or of several; the command gets the flags that were given, by field. The class is imported when the command is looked up, not
+before.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-__all__ = ["Fields", "Given", "with_fields"]
+__all__ = ["EXECUTION", "Execution", "Fields", "Given", "with_fields"]
 
 Given = dict[str, Any]
 """Values by field."""
@@ -64,24 +65,29 @@ class Fields:
         return self.as_text.get(name, ",").join(map(_number, values))
 
 
+EXECUTION = "esscher.cli.execution:Executed"
+Execution = Annotated[Given, Fields(EXECUTION, ("workers", "dask"), defaults=True)]
+"""Where a run is computed, as :func:`esscher.runs.execute` takes it."""
+
+
 def with_fields(command: Callable[..., Any]) -> Callable[..., Any]:
     """The command as typer takes it: each parameter that stands for fields replaced by a flag for each of them."""
     hints = typing.get_type_hints(command, include_extras=True)
-    groups = {name: found for name, hint in hints.items() if (found := _fields_of(hint)) is not None}
+    groups = {name: found for name, hint in hints.items() if (found := _fields_of(hint))}
     if not groups:
         return command
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
         if parameter.name in groups:
-            parameters += groups[parameter.name].parameters()
+            parameters += [flag for group in groups[parameter.name] for flag in group.parameters()]
         else:
             own = {"kind": inspect.Parameter.KEYWORD_ONLY, "annotation": hints[parameter.name]}
             parameters.append(parameter.replace(**own))
 
     @functools.wraps(command)
     def called(**values: Any) -> Any:
-        for name, group in groups.items():
-            given = {known: values.pop(known) for known in group.names}
+        for name, found in groups.items():
+            given = {known: values.pop(known) for group in found for known in group.names}
             values[name] = {known: value for known, value in given.items() if value is not None and value is not False}
         return command(**values)
 
@@ -91,8 +97,8 @@ def with_fields(command: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def _fields_of(hint: Any) -> Fields | None:
-    return next((extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Fields)), None)
+def _fields_of(hint: Any) -> list[Fields]:
+    return [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Fields)]
 
 
 def _kind(annotation: Any) -> Any:

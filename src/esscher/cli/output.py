@@ -23,12 +23,9 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "Dask",
-    "Device",
-    "Dtype",
+    "Figures",
     "Json",
-    "Seed",
-    "Workers",
+    "Out",
     "as_dtype",
     "as_path",
     "check_device",
@@ -41,18 +38,9 @@ __all__ = [
     "print_table",
 ]
 
-MOST_WORKERS = 1024
 UNPRINTABLE = re.compile("[^\n -~]+")  # at most; letters of other scripts are told apart one by one
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Seed of everything random.")]
-Device = Annotated[str, typer.Option("--device", help="Where tensors live: cpu, cuda, cuda:1 ...")]
-Dtype = Annotated[str, typer.Option("--dtype", help="float32 or float64.")]
-
-Workers = Annotated[int, typer.Option("--workers", min=1, max=MOST_WORKERS, help="Local processes; 1 is this one.")]
-Dask = Annotated[
-    str | None, typer.Option("--dask", help="Scheduler of a Dask cluster, tcp://host:8786; or local for one of --workers.")
-]
 
 
 def path_argument(help: str, shown: str = "RUN") -> Any:
@@ -81,6 +69,10 @@ def as_path(text: str | Path) -> Path:
     if not name.strip() or "\0" in name:
         raise typer.BadParameter(f"expected the name of a file or folder, got {name!r}; the working folder is .")
     return Path(name)
+
+
+Out = Annotated[Path | None, path_option("--out", "Run directory; runs/NAME-HASH when left out.")]
+Figures = Annotated[str, typer.Option("--figures", help="Figure formats: svg, png, pdf, separated by commas; empty for none.")]
 
 
 def check_device(name: str) -> str:

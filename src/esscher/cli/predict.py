@@ -7,49 +7,29 @@ from typing import Annotated, Any
 
 import typer
 
-from esscher.cli.output import (
-    Device,
-    Dtype,
-    Json,
-    Seed,
-    as_dtype,
-    check_device,
-    log,
-    path_argument,
-    path_option,
-    print_json,
-)
+from esscher.cli.options import Fields, Given
+from esscher.cli.output import Json, as_dtype, check_device, log, path_argument, path_option, print_json
 
 __all__ = ["predict"]
 
+SPEC, SETTING = "esscher.cli.prediction_spec:PredictSpec", "esscher.cli.prediction_spec:SettingFlags"
 LAWS = ("gaussian", "sphere", "ball", "cube", "rademacher", "laplace")
+LAW = Fields(SETTING, (*LAWS, "dim", "size"))
+HEAD = Fields("esscher.convergence.montecarlo.spec:HeadSpec", ("horizon", "scale"))
+RANDOM = Fields(SETTING, ("random_head",))
+ASKED = Fields(SPEC, ("n", "queries", "epsilon"))
+GIVEN = Fields(SPEC, ("seed", "dtype"), defaults=True)  # before what the file says
+DEVICE = Fields("esscher.runs.spec:RunSpec", ("device",), defaults=True)
 
 
 def predict(
+    setting: Annotated[Given, LAW, HEAD, RANDOM],
+    asked: Annotated[Given, ASKED, GIVEN, DEVICE],
     spec: Annotated[Path | None, path_argument("YAML file with law, head, n ...; flags override it.", "FILE")] = None,
-    gaussian: Annotated[bool, typer.Option("--gaussian", help="Gaussian tokens.")] = False,
-    sphere: Annotated[bool, typer.Option("--sphere", help="Tokens uniform on a sphere.")] = False,
-    ball: Annotated[bool, typer.Option("--ball", help="Tokens uniform in a ball.")] = False,
-    cube: Annotated[bool, typer.Option("--cube", help="Tokens uniform in a cube.")] = False,
-    rademacher: Annotated[bool, typer.Option("--rademacher", help="Tokens with coordinates +-scale.")] = False,
-    laplace: Annotated[bool, typer.Option("--laplace", help="Tokens with Laplace coordinates.")] = False,
-    dim: Annotated[int | None, typer.Option(help="Dimension of a token.")] = None,
-    size: Annotated[
-        float | None, typer.Option(help="Variance, radius, half width or scale of the law, whichever it has.")
-    ] = None,
-    horizon: Annotated[float | None, typer.Option(help="Two-sided horizon the head is scaled to.")] = None,
-    scale: Annotated[float | None, typer.Option(help="Factor on the head's scores, instead of --horizon.")] = None,
-    random_head: Annotated[bool, typer.Option("--random-head", help="Random W_q, W_k, W_v instead of A = V = I.")] = False,
-    n: Annotated[str | None, typer.Option(help="Token numbers: 1e3:1e12, 1e3:1e12:40 or 100,1000.")] = None,
-    queries: Annotated[int | None, typer.Option(help="Queries drawn where their law cannot be integrated.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Relative error to find the tokens needed for.")] = None,
     figure: Annotated[
         Path | None, path_option("--figure", "Figure file (.svg, .pdf, .png); predict.svg when left out, none with --json.")
     ] = None,
     no_figure: Annotated[bool, typer.Option("--no-figure", help="Write no figure.")] = False,
-    seed: Seed = 0,
-    device: Device = "cpu",
-    dtype: Dtype = "float64",
     as_json: Json = False,
 ) -> None:
     """Exact error, local slope and every bound and rate that applies, for a law of tokens and a head, at any n.
@@ -63,22 +43,10 @@ def predict(
     from esscher.runs.files import check_output
     from esscher.runs.spec import read_mapping
 
-    flags = {
-        "gaussian": gaussian,
-        "sphere": sphere,
-        "ball": ball,
-        "cube": cube,
-        "rademacher": rademacher,
-        "laplace": laplace,
-    }
-    chosen = [name for name in LAWS if flags[name]]
-    settings = read_mapping(spec) if spec is not None else {}
-    _merge_flags(settings, chosen, dim, size, horizon, scale, random_head, seed)
-    for name, value in {"n": n, "queries": queries, "epsilon": epsilon}.items():
-        if value is not None:
-            settings[name] = value
-    settings |= {"seed": seed, "dtype": dtype}
-    as_dtype(dtype)
+    device = asked.pop("device")
+    found = read_mapping(spec) if spec is not None else {}
+    parts = {"law": _law(_mapping(found, "law"), setting), "head": _head(_mapping(found, "head"), setting, asked["seed"])}
+    as_dtype(asked["dtype"])
     if figure is None and not as_json:
         figure = Path("predict.svg")
     if no_figure:
@@ -87,49 +55,46 @@ def predict(
         check_format(figure)
         check_output(figure)
     check_device(device)
-    checked = PredictSpec.model_validate(settings)
-    curve, found = evaluate(checked, device)
+    checked = PredictSpec.model_validate({**found, **parts, **asked})
+    curve, predicted = evaluate(checked, device)
     needed = needed_tokens(curve, checked.epsilon)
     if as_json:
-        print_json(record(checked, curve, found, needed))
+        print_json(record(checked, curve, predicted, needed))
     else:
-        show(checked, curve, found, needed)
+        show(checked, curve, predicted, needed)
     if figure is not None:
-        save_predictions(curve, found, figure)
+        save_predictions(curve, predicted, figure)
         log(f"figure: {figure}")
 
 
-def _merge_flags(
-    settings: dict[str, Any],
-    chosen: list[str],
-    dim: int | None,
-    size: float | None,
-    horizon: float | None,
-    scale: float | None,
-    random_head: bool,
-    seed: int,
-) -> None:
-    """Write the flags into the settings of a YAML file (or into empty ones)."""
+def _mapping(found: dict[str, Any], part: str) -> dict[str, Any]:
+    """The law or the head of a YAML file; empty where it has none."""
+    fields = found.get(part, {})
+    if not isinstance(fields, dict):
+        raise ValueError(f"{part}: expected a mapping of fields, got {type(fields).__name__}")
+    return dict(fields)
+
+
+def _law(law: dict[str, Any], flags: Given) -> dict[str, Any]:
+    """Fields of the law, flags before the file."""
+    chosen = [name for name in LAWS if name in flags]
     if len(chosen) > 1:
         raise ValueError(f"law: expected one of --{', --'.join(LAWS)}, got --{' --'.join(chosen)}")
-    for part in ("law", "head"):
-        if not isinstance(settings.get(part, {}), dict):
-            raise ValueError(f"{part}: expected a mapping of fields, got {type(settings[part]).__name__}")
-    law = dict(settings.get("law", {}))
     if chosen:
         law["law"] = chosen[0]
     if not law:
         raise ValueError(f"law: expected one of --{', --'.join(LAWS)} with --dim, or a YAML file")
-    if dim is not None:
-        law["dim"] = dim
-    if size is not None:
+    if "dim" in flags:
+        law["dim"] = flags["dim"]
+    if "size" in flags:
         from esscher.measures.fields import LAWS as FIELDS
         from esscher.measures.fields import LawFields
 
-        law[FIELDS.get(str(law.get("law")), LawFields).size] = size
-    settings["law"] = law
-    head = dict(settings.get("head", {}))
-    head |= {key: value for key, value in {"horizon": horizon, "scale": scale}.items() if value is not None}
-    if random_head:
-        head |= {"kind": "random", "seed": seed}
-    settings["head"] = head
+        law[FIELDS.get(str(law.get("law")), LawFields).size] = flags["size"]
+    return law
+
+
+def _head(head: dict[str, Any], flags: Given, seed: int) -> dict[str, Any]:
+    """Fields of the head, flags before the file."""
+    head |= {name: flags[name] for name in ("horizon", "scale") if name in flags}
+    return head | {"kind": "random", "seed": seed} if "random_head" in flags else head

@@ -6,10 +6,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from esscher.convergence.montecarlo.spec import Count, Dtype, HeadSpec, Ladder, Law, Seed, read_ladder
-from esscher.runs.spec import Plain
+from esscher.convergence.montecarlo.spec import Count, Dtype, HeadSpec, Ladder, Law, read_ladder
+from esscher.runs.spec import Plain, Seed
 
-__all__ = ["PredictSpec"]
+__all__ = ["PredictSpec", "SettingFlags"]
 
 
 class PredictSpec(Plain):
@@ -25,3 +25,17 @@ class PredictSpec(Plain):
     epsilon: Annotated[float, Field(gt=0)] = Field(default=0.1, description="relative error to find the tokens needed for")
     seed: Seed = 0
     dtype: Dtype = "float64"
+
+
+class SettingFlags(Plain):
+    """Flags that stand for fields of the law and of the head: the law's name, and fields whose name depends on the law."""
+
+    gaussian: bool = Field(default=False, description="Gaussian tokens")
+    sphere: bool = Field(default=False, description="tokens uniform on a sphere")
+    ball: bool = Field(default=False, description="tokens uniform in a ball")
+    cube: bool = Field(default=False, description="tokens uniform in a cube")
+    rademacher: bool = Field(default=False, description="tokens with coordinates +-scale")
+    laplace: bool = Field(default=False, description="tokens with Laplace coordinates")
+    dim: int | None = Field(default=None, description="dimension of a token")
+    size: float | None = Field(default=None, description="variance, radius, half width or scale of the law, whichever it has")
+    random_head: bool = Field(default=False, description="random W_q, W_k, W_v instead of A = V = I")

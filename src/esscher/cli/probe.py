@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esscher.cli.options import Fields, Given
-from esscher.cli.output import MOST_WORKERS, Dask, Json, as_path, log, number, path_option, print_json
+from esscher.cli.options import EXECUTION, Fields, Given
+from esscher.cli.output import Json, Out, as_path, log, number, path_option, print_json
 from esscher.cli.tables import Form, Shown, count, show_table, shown
 
 if TYPE_CHECKING:
@@ -38,20 +38,18 @@ MEASURED = Fields(
     flags={"epsilons": "epsilon"},
     left_out={"window": "512 or what the model takes"},
 )
+WHERE = Fields(EXECUTION, ("workers", "dask"), left_out={"workers": "one a core for small models"})
 
 
 def probe(
     corpus: Annotated[Given, TEXT],
     settings: Annotated[Given, MEASURED],
+    where: Annotated[Given, WHERE],
     model: Annotated[str | None, typer.Argument(help="Hub name or folder; the packaged model when left out.")] = None,
     separate: Annotated[bool, typer.Option("--separate", help="No window crosses documents.")] = False,
     config: Annotated[Path | None, path_option("--config", "YAML file of these settings; flags go before it.")] = None,
-    out: Annotated[Path | None, path_option("--out", "Run directory; runs/NAME-HASH when left out.")] = None,
+    out: Out = None,
     page: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into the run.")] = True,
-    workers: Annotated[
-        int | None, typer.Option("--workers", min=1, max=MOST_WORKERS, help="Local processes; one a core for small models.")
-    ] = None,
-    dask: Dask = None,
     as_json: Json = False,
 ) -> None:
     """Measure every head of a model on text: how fast it converges, why, and how many tokens it needs.
@@ -77,10 +75,10 @@ def probe(
         log(f"reading the model {spec.model} and the text")
     context = context_of(spec, starts=True)
     units(spec)  # what this pool cannot give is refused before anything is said
-    processes = _workers(workers, context.loaded.model)
+    where.setdefault("workers", _workers(context.loaded.model))
     path = out if out is not None else Path("runs") / f"{_short(context.loaded.name)}-{spec.hash[:8]}"
     log(f"{context.loaded.name}: {len(context.layers)} layers, {context.keys} keys, {len(context.places)} queries; run {path}")
-    run = es.probe(**spec.as_dict(), out=path, workers=processes, dask=dask, progress=terminal())
+    run = es.probe(**spec.as_dict(), out=path, **where, progress=terminal())
     report = write_report([run]) if page else None
     if as_json:
         tables = {
@@ -156,11 +154,10 @@ def _short(name: str) -> str:
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in name.rsplit("/", 1)[-1])[:60].strip(".") or "model"
 
 
-def _workers(given: int | None, model: Any) -> int:
+def _workers(model: Any) -> int:
+    """A process a core where the model is small and on the CPU."""
     from esscher.runs.process import cores
 
-    if given is not None:
-        return given
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
     on_cpu = next(model.parameters()).device.type == "cpu"
     return min(cores(), 8) if size < SMALL and on_cpu else 1

@@ -22,7 +22,7 @@ def report(
     figures_out: Annotated[
         Path | None, path_option("--figures-out", "Folder of the figures; figures in the run when left out.")
     ] = None,
-    show: Annotated[str, typer.Option("--open", help="yes opens the page in a browser.")] = "no",
+    show: Annotated[str, typer.Option("--open", help="With yes the page opens in a browser.")] = "no",
     as_json: Json = False,
 ) -> None:
     """Turn stored runs into one page that needs nothing else: mail it, archive it, open it offline.

@@ -6,7 +6,8 @@ import importlib
 from pathlib import Path
 from typing import Annotated
 
-from esscher.cli.output import Dask, Json, Workers, log, path_argument, print_json
+from esscher.cli.options import Execution
+from esscher.cli.output import Json, log, path_argument, print_json
 
 __all__ = ["resume"]
 
@@ -22,8 +23,7 @@ JOBS = (
 
 def resume(
     run: Annotated[Path, path_argument("Run directory.")],
-    workers: Workers = 1,
-    dask: Dask = None,
+    where: Execution,
     as_json: Json = False,
 ) -> None:
     """Complete a run: finished units are skipped, failed ones tried again, damaged shards done again and named.
@@ -34,7 +34,7 @@ def resume(
 
     for module in JOBS:
         importlib.import_module(module)
-    result = runs.resume(run, workers=workers, dask=dask, progress=runs.terminal())
+    result = runs.resume(run, **where, progress=runs.terminal())
     if as_json:
         print_json({"path": str(result.path), "status": result.status, "tables": result.tables})
     else:

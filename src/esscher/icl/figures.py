@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import Field
+
 from esscher.icl.concentration.spec import ConcentrationSpec
 from esscher.icl.flow.spec import FlowSpec
 from esscher.icl.training.spec import TrainSpec
 from esscher.runs import RunSpec
+from esscher.runs.spec import Plain, Seed
 
-__all__ = ["FIGURES", "IclFigure", "choose_figures", "specs_for"]
+__all__ = ["FIGURES", "FigureFlags", "IclFigure", "choose_figures", "specs_for"]
 
 ISOTROPIC, KMS = "isotropic", "kms:0.5"
 
@@ -46,6 +49,14 @@ FIGURES = {
         key=lambda figure: figure.name,
     )
 }
+
+
+class FigureFlags(Plain):
+    """Which figures, and of what size."""
+
+    only: str | None = Field(default=None, description="some figures: fig2,fig3; all when left out")
+    quick: bool = Field(default=False, description="minutes instead of the paper's size")
+    seed: Seed = 0
 
 
 def choose_figures(names: str | None) -> list[IclFigure]:

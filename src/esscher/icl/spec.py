@@ -14,7 +14,7 @@ LENGTHS = Field(description="prompt lengths: 10,100,1000 or 10:1e4:7")
 
 Covariances = Annotated[
     tuple[str, ...],
-    Field(min_length=1, description="isotropic, kms:RHO or diag:A,B,...; several separated by spaces"),
+    Field(min_length=1, description="of x: isotropic, kms:RHO or diag:A,B,...; several separated by spaces"),
 ]
 Lengths = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), LENGTHS]
 OrderedLengths = Annotated[Ladder, LENGTHS]

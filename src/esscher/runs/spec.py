@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -14,10 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from esscher.runs.errors import field_lines
 from esscher.runs.files import read_yaml
 
-__all__ = ["Plain", "RunSpec", "Unit", "canonical_json", "digest", "read_mapping"]
+__all__ = ["Plain", "RunSpec", "Seed", "Unit", "canonical_json", "digest", "read_mapping"]
 
 _S = TypeVar("_S", bound="RunSpec")
 MOST_THREADS = 1024
+Seed = Annotated[int, Field(ge=0, lt=2**63, description="seed of everything random")]
 Unit = dict[str, Any]  # names one piece of work; whatever JSON can hold
 
 
@@ -47,8 +48,8 @@ class RunSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
 
     job: str
-    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of everything random")
-    device: str = Field(default="cpu", description="where tensors live: cpu, cuda, cuda:1 ...")
+    seed: Seed = 0
+    device: str = Field(default="cpu", description="where tensors live, such as cpu, cuda or cuda:1")
     dtype: str = Field(default="float64", description="floating-point type of the computation")
     threads: int = Field(default=1, ge=1, le=MOST_THREADS, description="threads of each unit")
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PositiveFloat, SerializeAsAny, field_validator, model_validator
 
 from esscher.runs import RunSpec, register
-from esscher.runs.spec import Plain
+from esscher.runs.spec import Plain, Seed
 
-__all__ = ["Count", "Dtype", "ExperimentSpec", "HeadSpec", "Ladder", "Law", "Seed", "Sweep", "read_ladder"]
+__all__ = ["Count", "Dtype", "ExperimentSpec", "HeadSpec", "Ladder", "Law", "Sweep", "read_ladder"]
 
 
 def read_ladder(value: Any) -> tuple[int, ...]:
@@ -25,9 +25,8 @@ def _read_law(value: Any) -> Any:
 
 
 Ladder = Annotated[tuple[int, ...], BeforeValidator(read_ladder)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
-Dtype = Annotated[Literal["float32", "float64"], Field(description="float32 or float64")]
+Dtype = Annotated[Literal["float32", "float64"], Field(description="floating point: float32 or float64")]
 if TYPE_CHECKING:
     from esscher.measures.fields import LawSpec as Law
 else:  # read with the laws, which are imported when the first one is
@@ -42,7 +41,7 @@ class HeadSpec(Plain):
 
     kind: Literal["identity", "random"] = "identity"
     horizon: PositiveFloat | None = Field(default=None, description="two-sided horizon the head is scaled to")
-    scale: PositiveFloat | None = Field(default=None, description="factor on the head's scores, instead of --horizon")
+    scale: PositiveFloat | None = Field(default=None, description="factor on the head's scores, instead of a horizon")
     seed: Seed = 0
 
     @model_validator(mode="after")
@@ -77,7 +76,9 @@ class ExperimentSpec(RunSpec):
     n: Ladder = Field(description="token numbers: 1e3:3e4:12 or 100,1000")
     repeats: int = Field(default=100, ge=2, le=1_000_000, description="draws of the tokens")
     metrics: tuple[str, ...] = Field(default=("mean", "cov", "l2"), description="which errors, separated by commas")
-    sampling: Literal["nested", "independent"] = Field(default="nested", description="nested or independent")
+    sampling: Literal["nested", "independent"] = Field(
+        default="nested", description="sampling of the tokens: nested or independent"
+    )
     query_inside: bool = False
     queries: Count = 64
     radius: Annotated[float, Field(gt=0)] | None = None

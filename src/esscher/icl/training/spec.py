@@ -21,14 +21,14 @@ class TrainSpec(RunSpec):
     job: Literal["icl-train"] = "icl-train"
     covariances: Covariances = ("isotropic", "kms:0.5")
     lengths: Lengths = (10, 100, 1000)
-    seeds: int = Field(default=3, ge=1, le=10_000, description="numbers of first weights")
+    seeds: int = Field(default=3, ge=1, le=10_000, description="how many first weights are trained from")
     dim: Dim = 5
     noise: Noise = 0.1
-    steps: int = Field(default=500_000, ge=1, le=10**9, description="steps of SGD")
+    steps: int = Field(default=500_000, ge=1, le=10**9, description="steps of training")
     batch: int = Field(default=128, ge=1, le=1 << 20, description="prompts in a step")
     rate: float = Field(default=1e-3, gt=0, description="learning rate")
-    optimizer: Optimizer = Field(default="sgd", description="sgd or adam")
-    schedule: Schedule = Field(default="constant", description="constant, linear or cosine")
+    optimizer: Optimizer = Field(default="sgd", description="optimizer: sgd or adam")
+    schedule: Schedule = Field(default="constant", description="course of the rate: constant, linear or cosine")
     warmup: int = Field(default=0, ge=0, le=10**9, description="steps over which the rate rises")
     heads: int = Field(default=1, ge=1, le=1024, description="heads of each model; more than one is slower")
     records: int = Field(default=200, ge=1, le=10**6, description="steps at which training is recorded, about")
