@@ -143,6 +143,7 @@ CASES = [
         lambda i: of_curve(es.exact_curve(head(i), es.Pool(i["tokens"], i["weights"]), i["x"], i["n"])),
     ),
     Case("exact_pool_curve", QKV | N, lambda i: of_curve(pool_curve(i)), 1e-4),
+    Case("exact_pool_curve", QKV, lambda i: es.exact_pool_curve(i["q"], i["k"], i["v"], keep="sinks:2+random:0.5").rms, 1e-4),
     Case("converge", MAPS | LAW, lambda i: es.converge(head(i), gaussian(i), [4, 8], 3, metrics=["l2"])["l2"].rms),
     Case("asymptotic_from", QKV | N, lambda i: es.asymptotic_from(pool_curve(i), 0.2), 1e-4),
     Case("fit_rate", QKV | N, lambda i: es.fit_rate(pool_curve(i), raise_on_failure=False).exponent, 1e-4),
@@ -168,6 +169,7 @@ ELSEWHERE = {  # public names that take no numbers of the user's
     "capture": "takes a model; tests/models/huggingface/test_capture.py",
     "probe": "takes a model and texts; tests/models",
     "icl": "a part with functions of its own; tests/icl",
+    "keep": "a part with rules of its own; tests/keep",
     "load_run": "takes a path; tests/runs/test_reading.py",
 }
 

@@ -1,4 +1,4 @@
-from . import icl as icl
+from . import icl as icl, keep as keep
 from .attention import (
     Head as Head,
     attend as attend,

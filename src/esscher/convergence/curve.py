@@ -54,6 +54,7 @@ class ErrorCurve:
     accuracy: float = 0.0  # estimated relative error of rms from quadrature and rounding
     origin: str = ""  # one sentence: which formula, which pool, which sampling
     queries: QueryErrors | None = None
+    kept: Floats | None = None  # keys kept on average over the queries, where a keep rule decides
     samples: Floats | None = None  # Monte Carlo: squared error of each repeat, (repeats, len n)
 
     def __post_init__(self) -> None:
@@ -68,20 +69,23 @@ class ErrorCurve:
         cls,
         n: npt.NDArray[np.int64],
         queries: QueryErrors,
-        dmse_dlogn: Floats,
+        dmse_dlogn: Floats | None,
         *,
         kind: str,
         origin: str,
         accuracy: float = 0.0,
         weights: Floats | None = None,
+        kept: Floats | None = None,
     ) -> ErrorCurve:
         """The curve over all queries from each query's exact errors (and their derivative in log n), alike or weighted."""
         share = np.full(len(queries.mse), 1.0 / len(queries.mse)) if weights is None else weights
         mse = queries.mse.mean(axis=0) if weights is None else share @ queries.mse
         if not np.isfinite(mse).all():
             raise ValueError("values: their squared errors leave the floating range; scale the values down")
-        with np.errstate(divide="ignore", invalid="ignore"):  # an error of exactly 0 has no slope
-            slope = 0.5 * (dmse_dlogn.mean(axis=0) if weights is None else share @ dmse_dlogn) / mse
+        slope = None
+        if dmse_dlogn is not None:
+            with np.errstate(divide="ignore", invalid="ignore"):  # an error of exactly 0 has no slope
+                slope = 0.5 * (dmse_dlogn.mean(axis=0) if weights is None else share @ dmse_dlogn) / mse
         return cls(
             n=n,
             rms=np.sqrt(mse),
@@ -90,10 +94,11 @@ class ErrorCurve:
             q95=np.sqrt(np.quantile(queries.mse, 0.95, axis=0)) if weights is None else None,
             slope=slope,
             effective_tokens=1.0 / (share @ queries.sum_p2),
-            delta=float(share[share > 0] @ queries.delta[share > 0]),
+            delta=None if kept is not None else float(share[share > 0] @ queries.delta[share > 0]),
             accuracy=accuracy,
             origin=origin,
             queries=queries,
+            kept=kept,
         )
 
     @classmethod

@@ -15,8 +15,10 @@ from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.grid import state as deposit
 from esscher.convergence.integral.formulas import NodeErrors
 from esscher.convergence.integral.nodes import concatenate, error_from_nodes, take
+from esscher.convergence.keep_curve import keep_curve
 from esscher.convergence.sampling import check_sampling
 from esscher.inputs import as_count, as_counts, as_positive, as_tensor
+from esscher.keep import Context, parse
 
 __all__ = ["exact_pool_curve"]
 
@@ -34,10 +36,12 @@ def exact_pool_curve(
     q: Any,
     k: Any,
     v: Any,
-    n: Any,
+    n: Any = None,
     sampling: str = "replacement",
     scale: Any = None,
     *,
+    keep: Any = None,
+    positions: Any = None,
     weights: Any = None,
     empty: str = "zero",
     details: bool = False,
@@ -62,7 +66,20 @@ def exact_pool_curve(
     250 in float32, 125 in float64), or of whose error rounding would take more than a millionth because one key has
     nearly all the weight, goes key by key: exact, but slow. ``.accuracy`` estimates the relative error of ``.rms``, the
     rounding of scores in float32 included.
+
+    ``keep``: a rule that chooses the keys instead of ``sampling`` (esscher.keep, or its text), key by key in float64. Keys come
+    in the order of their positions; queries stand at the last one, or at ``positions`` (m,), and see no later key. ``n`` is
+    then how many keys are kept in all, for the part of the rule without a number; None where every number is given.
+    ``.kept``: how many were, on average over the queries.
     """
+    if keep is not None:
+        if sampling != "replacement" or weights is not None or empty != "zero":
+            raise ValueError("keep: a rule says by itself which keys are kept; leave sampling, weights and empty out")
+        return keep_curve(Context.of(q, k, v, scale, positions), parse(keep), n, details=details)
+    if positions is not None:
+        raise ValueError("positions: where queries stand matters to a rule; give keep too, or leave positions out")
+    if n is None:
+        raise ValueError("n: expected numbers of tokens, got None; only a keep rule with all its numbers goes without")
     pool = _Pool.check(q, k, v, scale, weights, sampling, as_count(block, "block"))
     counts = as_counts(n, "n")
     if empty not in ("zero", "exclude"):

@@ -39,6 +39,7 @@ __all__ = [
     "Integral",
     "Moments",
     "NodeErrors",
+    "Reach",
     "Source",
     "Sums",
     "Vectors",
@@ -111,11 +112,8 @@ class Sums:
 
 
 @runtime_checkable
-class Source(Protocol):
-    """A weighted pool seen from m queries; scores are measured from an anchor that no score of the query exceeds."""
-
-    @property
-    def moments(self) -> Moments: ...
+class Reach(Protocol):
+    """What the march over nodes must know; scores are measured from an anchor that no score of the query exceeds."""
 
     @property
     def span(self) -> float:
@@ -126,6 +124,14 @@ class Source(Protocol):
     def chunk(self) -> int:
         """Nodes to ask for at once, between two looks at the tails."""
         ...
+
+
+@runtime_checkable
+class Source(Reach, Protocol):
+    """A weighted pool seen from m queries."""
+
+    @property
+    def moments(self) -> Moments: ...
 
     def contract(self, tau: Tensor, family: Family) -> Sums:
         """E[kernel(tau + score) x channel] for each kernel of the family, on nodes ``tau``.
@@ -182,13 +188,13 @@ class Integral(Protocol):
     def below(self, tau: float) -> Tensor: ...
 
 
-def march(source: Source, integral: Integral, start: float, lowest: float, step: float, tol: float) -> None:
+def march(reach: Reach, integral: Integral, start: float, lowest: float, step: float, tol: float) -> None:
     """Add lattice nodes upward from ``start``, then downward, until what is cut off is below ``tol`` of what is found.
 
     Whatever the bounds say, nothing is left below ``lowest``, nor where t e > exp(4) for every key.
     """
-    highest = source.span + 4
-    chunk, device = source.chunk, source.moments.limit.device
+    highest = reach.span + 4
+    chunk, device = reach.chunk, integral.found().device
 
     def add(first: int) -> None:
         integral.add(step * torch.arange(first, first + chunk, dtype=torch.float64, device=device))

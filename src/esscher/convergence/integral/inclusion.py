@@ -1,0 +1,180 @@
+"""The integral for keys kept with probabilities and weights of their own: any keep rule.
+
+e_j = exp(score_j), c_j = value_j - limit, each key kept with probability p_j and then counted w_j times; eps_j = w_j e_j,
+x_j = exp(-t eps_j), D_j = 1 - p_j + p_j x_j, g_j = p_j eps_j x_j / D_j. Sure keys (p = 1) are two numbers of a query,
+S = sum eps_j and M = sum eps_j c_j. With P = exp(-t S) prod_j D_j, products and sums over the others,
+
+    E||Gamma_keep - Gamma||^2  = int t P ( |M + sum_j g_j c_j|^2 + sum_j p_j (1-p_j) eps_j^2 x_j / D_j^2 |c_j|^2 ) dt
+    E Gamma_keep - Gamma       = int P (M + sum_j g_j c_j) dt
+    E sum_j (softmax weight)^2 = int t P (sum_sure eps_j^2 + sum_j p_j eps_j^2 x_j / D_j) dt
+
+where no kept key counts as no error. Trapezoid rule in log t, and its error, as in integral.formulas. The vector may lose its
+digits while t is small (reweighted by 1/p, M + sum_j p_j eps_j c_j = 0 exactly); B = M + sum_j p_j eps_j c_j taken out,
+
+    M + sum_j g_j c_j = B + sum_j p_j (1-p_j) eps_j (x_j - 1) / D_j c_j,
+
+and of the two ways to sum it the one with the smaller terms is taken at each t.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esscher.convergence.integral.formulas import HIGHEST, aliasing, march, step_for
+
+__all__ = ["InclusionErrors", "inclusion_error"]
+
+TOL = 1e-13
+ELEMENTS = 2**21  # queries x keys x nodes in one temporary
+LEAST = -700.0
+
+
+@dataclass(frozen=True)
+class InclusionErrors:
+    """Of each query: mean squared error (m,), bias (m, d), E sum p^2 (m,); relative ``accuracy`` of the root."""
+
+    mse: Tensor
+    bias: Tensor
+    sum_p2: Tensor
+    accuracy: float
+
+
+def inclusion_error(
+    scores: Tensor, values: Tensor, probability: Tensor, weight: Tensor | None = None, *, tol: float = TOL
+) -> InclusionErrors:
+    """Key by key, in float64: ``scores``, ``probability``, ``weight`` (m, N), ``values`` (N, d).
+
+    A key that a query does not see has the score -inf and probability 0. A query that keeps no key counts as no error.
+    """
+    rows = max(1, ELEMENTS // (8 * scores.shape[1]))
+    centre = values[len(values) // 2].double()
+    near = values.double() - centre  # a large common offset costs no digits
+    parts = []
+    for at in range(0, len(scores), rows):
+        part = slice(at, at + rows)
+        limit = torch.softmax(scores[part], 1) @ near
+        weights = None if weight is None else weight[part]
+        parts.append(_rows(scores[part], near, limit, probability[part], weights, tol))
+    mse, bias, sum_p2 = (torch.cat([getattr(part, name) for part in parts]) for name in ("mse", "bias", "sum_p2"))
+    return InclusionErrors(mse, bias, sum_p2, max(part.accuracy for part in parts))
+
+
+def _rows(s: Tensor, v: Tensor, limit: Tensor, p: Tensor, w: Tensor | None, tol: float) -> InclusionErrors:
+    some = p > 0
+    log_eps = torch.where(some, s if w is None else s + torch.where(some, w, 1.0).log(), -torch.inf)
+    anchor = log_eps.amax(1, keepdim=True)
+    log_eps = log_eps - torch.where(anchor > -torch.inf, anchor, 0.0)
+    integral = _Included(log_eps, v, limit, p, step_for(tol))
+    if not bool(((p > 0) & (p < 1)).any()):
+        return integral.certain()
+    march(integral, integral, integral.start(tol), integral.lowest(), integral.step, tol)
+    return integral.result(aliasing(integral.step) / 2 + tol)
+
+
+class _Included:
+    """Running sums over nodes for a few queries; it knows its own reach."""
+
+    def __init__(self, log_eps: Tensor, v: Tensor, limit: Tensor, p: Tensor, step: float) -> None:
+        self.step, self.v, self.gamma = step, v.double(), limit
+        sure = p == 1
+        eps = log_eps.exp()
+        distance = torch.cdist(limit, self.v, compute_mode="donot_use_mm_for_euclid_dist")
+        self.rest = (~sure & (p > 0)).any(0).nonzero()[:, 0]  # keys that chance decides for some query
+        fixed = torch.where(sure, eps, 0.0)
+        self.sum, self.square = fixed.sum(1), fixed.square().sum(1)
+        self.vector = fixed @ self.v - self.sum[:, None] * limit
+        self.size = (fixed * distance).sum(1)
+        self.sure_spread = torch.where(sure, distance.square(), 0.0).sum(1)
+        self.sure_count = sure.sum(1).double()
+        self.p = torch.where(sure, 0.0, p)[:, self.rest]
+        self.log_eps = torch.where(self.p > 0, log_eps[:, self.rest], -torch.inf)
+        self.distance = distance[:, self.rest]
+        self.near = self.v[self.rest]
+        once = self.p * self.log_eps.exp()
+        self.first = self.vector + once @ self.near - once.sum(1, keepdim=True) * limit  # B
+        self.log_most = float((self.sum + self.log_eps.exp().sum(1)).max().clamp_min(1e-300).log())  # of the largest S
+        self.second = self.first.square().sum(1) + ((1 - self.p) * once * self.log_eps.exp() * self.distance.square()).sum(1)
+        self.pair = self.square + (once * self.log_eps.exp()).sum(1)
+        m, d = limit.shape
+        self.sums = torch.zeros(2, m, dtype=torch.float64, device=v.device)
+        self.drift = torch.zeros(m, d, dtype=torch.float64, device=v.device)
+        self.bottom = math.inf  # the lowest node added
+
+    @property
+    def span(self) -> float:
+        """How far below the anchor the logarithm of the smallest S lies: that of the sure keys, or of one key alone."""
+        lightest = torch.where(self.log_eps > -torch.inf, self.log_eps, torch.inf).amin(1)
+        least = torch.where(self.sum > 0, self.sum.log(), lightest)
+        return -float(least.clamp(max=0).min())
+
+    @property
+    def chunk(self) -> int:
+        return 16
+
+    def start(self, tol: float) -> float:
+        """Where the nodes begin, before the march goes on to both sides."""
+        return 0.5 * math.log(2 * tol) - self.log_most
+
+    def lowest(self) -> float:
+        return -self.log_most - 18
+
+    def add(self, tau: Tensor) -> None:
+        self.bottom = min(self.bottom, float(tau.min()))
+        rows = max(1, ELEMENTS // max(1, self.p.numel()))
+        for nodes in torch.split(tau, rows):
+            self._add(nodes)
+
+    def _add(self, tau: Tensor) -> None:
+        t = tau.exp()
+        p = self.p[:, None]  # (m, 1, N)
+        y = torch.exp((tau[:, None] + self.log_eps[:, None]).clamp(max=HIGHEST))  # t eps, (m, nodes, N)
+        x, lost = torch.exp(-y), torch.expm1(-y)
+        d = (1 - p) + p * x
+        log_d = torch.where(p * lost > -0.5, torch.log1p(p * lost), d.log()).sum(2)
+        chance = torch.exp((log_d - t * self.sum[:, None]).clamp_min(LEAST)) * self.step
+        late = p * y * x / d
+        early = p * (1 - p) * y * lost / d
+        far = self.distance[:, None]
+        is_late = t * self.size[:, None] + (late * far).sum(2) < t * self.first.norm(dim=1)[:, None] - (early * far).sum(2)
+        is_late |= tau + self.log_eps.amax(1, keepdim=True) > HIGHEST  # y was cut there, t was not
+        terms = torch.where(is_late[:, :, None], late, early)
+        base = torch.where(is_late[:, :, None], self.vector[:, None], self.first[:, None]) * t[:, None]
+        vector = base + terms @ self.near - terms.sum(2, keepdim=True) * self.gamma[:, None]
+        pairs = p * y * y * x / d
+        spread = ((1 - p) * pairs / d * far.square()).sum(2)
+        mse = vector.square().sum(2) + spread
+        sum_p2 = t.square() * self.square[:, None] + pairs.sum(2)
+        self.sums += torch.stack([(chance * mse).sum(1), (chance * sum_p2).sum(1)])
+        self.drift += (chance[:, :, None] * vector).sum(1)
+
+    def found(self) -> Tensor:
+        return self.sums
+
+    def above(self, tau: float) -> Tensor:
+        """E[|Gamma_keep - Gamma|^2 (1 + tS) exp(-tS)] <= 2 P(t/2) times a sum of |c|^2: sure keys, and others times p x / D."""
+        half = torch.exp((tau + self.log_eps).clamp(max=HIGHEST)) / 2
+        x = torch.exp(-half)
+        d = 1 - self.p + self.p * x
+        log_d = torch.log1p(self.p * torch.expm1(-half)).where(half < 0.5, d.log()).sum(1)
+        chance = 2 * torch.exp((log_d - math.exp(min(tau, 700.0)) / 2 * self.sum).clamp_min(LEAST))
+        kept = self.p * x / d
+        return chance * torch.stack([self.sure_spread + (kept * self.distance.square()).sum(1), self.sure_count + kept.sum(1)])
+
+    def below(self, tau: float) -> Tensor:
+        return math.exp(2 * tau) / 2 * torch.stack([self.second, self.pair])
+
+    def certain(self) -> InclusionErrors:
+        """No chance: softmax over what is kept."""
+        kept = self.sum > 0
+        total = torch.where(kept, self.sum, 1.0)
+        bias = self.vector / total[:, None]
+        return InclusionErrors(bias.square().sum(1), bias, self.square / total.square(), 0.0)
+
+    def result(self, accuracy: float) -> InclusionErrors:
+        """Below the lowest node the bias has t B left, a geometric series; the squares have t^2 of it."""
+        rest = math.exp(self.bottom) * self.step / math.expm1(self.step)
+        return InclusionErrors(self.sums[0], self.drift + rest * self.first, self.sums[1], accuracy)

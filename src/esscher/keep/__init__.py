@@ -1,0 +1,30 @@
+"""Which keys a query keeps: rules give inclusion probabilities and weights, one rule a file, and combine with |."""
+
+from esscher.keep.chosen import Global
+from esscher.keep.context import Context
+from esscher.keep.expected_attention import ExpectedAttention
+from esscher.keep.heavy import Heavy
+from esscher.keep.importance import Importance, MagicPIG
+from esscher.keep.key_norm import KeyNorm
+from esscher.keep.named import BigBird, Longformer, StreamingLLM
+from esscher.keep.neyman import Neyman
+from esscher.keep.random import Random
+from esscher.keep.recent import Recent
+from esscher.keep.rule import Chance, Inclusion, Pattern, Ranked, Rule, Union
+from esscher.keep.sinks import Sinks
+from esscher.keep.strided import Strided
+from esscher.keep.text import parse, register, rules
+from esscher.keep.topk import TopK
+from esscher.keep.window import Window
+
+__all__ = [
+    "BigBird", "Chance", "Context", "ExpectedAttention", "Global", "Heavy", "Importance", "Inclusion", "KeyNorm",
+    "Longformer", "MagicPIG", "Neyman", "Pattern", "Random", "Ranked", "Recent", "Rule", "Sinks", "StreamingLLM",
+    "Strided", "TopK", "Union", "Window", "parse", "register", "rules",
+]  # fmt: skip
+
+for _rule in (Random, Sinks, Recent, Window, Strided, Global, TopK, Heavy, KeyNorm, ExpectedAttention, Neyman, MagicPIG):
+    register(_rule.name, _rule)
+register("bigbird", BigBird)
+register("longformer", Longformer)
+register("streamingllm", StreamingLLM)

@@ -1,0 +1,35 @@
+"""Global: keys at given positions, which every query keeps (Longformer's global tokens)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from esscher.keep.context import Context
+from esscher.keep.rule import Pattern
+
+__all__ = ["Global"]
+
+
+@dataclass(frozen=True)
+class Global(Pattern):
+    """Keys at the positions ``at``."""
+
+    name: ClassVar[str] = "global"
+    at: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        at = (self.at,) if isinstance(self.at, int) else tuple(self.at)
+        if not at or any(isinstance(x, bool) or not isinstance(x, int) or x < 0 for x in at):
+            raise ValueError(f"global: expected positions from 0 on, got {self.at!r}")
+        object.__setattr__(self, "at", at)
+
+    def surely(self, context: Context) -> Tensor:
+        if max(self.at) >= context.keys:
+            raise ValueError(f"global: expected positions below {context.keys}, the number of keys, got {max(self.at)}")
+        mask = torch.zeros(context.keys, dtype=torch.bool, device=context.k.device)
+        mask[list(self.at)] = True
+        return mask.expand_as(context.visible)

@@ -1,0 +1,60 @@
+"""Neyman: the chances that make the reweighted error least, to first order, at a given number of keys.
+
+Reweighted by 1/p, the mean squared error is sum_j (1/p_j - 1) pi_j^2 |c_j|^2 to first order. Given sum_j p_j it is least at
+p_j = min(1, lambda pi_j |c_j|): the rule finds by itself which keys to keep surely. One set of keys for many queries:
+p_j = min(1, lambda sqrt(E_q pi_qj^2 |c_qj|^2)).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from esscher.keep.context import Context
+from esscher.keep.rule import Chance
+from esscher.keep.sizes import as_size
+
+__all__ = ["Neyman", "fill_up"]
+
+
+@dataclass(frozen=True)
+class Neyman(Chance):
+    """``size`` keys on average, each query its own chances; ``shared``: one set of keys for all queries."""
+
+    name: ClassVar[str] = "neyman"
+    size: int | None = None
+    shared: bool = False
+    reweight: ClassVar[bool] = True  # type: ignore[misc]
+
+    def __post_init__(self) -> None:
+        as_size(self.size, "neyman")
+
+    @property
+    def number(self) -> float | None:
+        return None if self.size is None else float(self.size)
+
+    def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
+        count = torch.full((len(rest),), float(self.size or 0), dtype=torch.float64, device=rest.device)
+        count = count if wanted is None else wanted
+        gain = context.attention * context.distance * rest
+        if not self.shared:
+            return fill_up(gain, count)
+        together = gain.square().mean(0, keepdim=True).sqrt()
+        return fill_up(together, count.mean()[None]).expand_as(gain) * rest
+
+
+def fill_up(gain: Tensor, count: Tensor) -> Tensor:
+    """p = min(1, lambda gain) in each row, with sum p = count, or 1 where gain > 0 if there are fewer such keys."""
+    order, index = gain.sort(1, descending=True)
+    left = order.flip(1).cumsum(1).flip(1)  # gain of this key and all behind it
+    surely = torch.arange(gain.shape[1], device=gain.device)
+    count = count.clamp_min(0)[:, None]
+    wants = (count - surely) / left  # lambda, if all keys before this one are kept surely
+    enough = (wants * order <= 1) & (left > 0)
+    first = torch.where(enough.any(1), enough.double().argmax(1), gain.shape[1])[:, None]
+    factor = torch.where(first < gain.shape[1], wants.gather(1, first.clamp(max=gain.shape[1] - 1)), 0.0)
+    p = torch.where(surely < first, (order > 0).double(), (factor * order).clamp(0, 1))
+    return torch.zeros_like(gain).scatter(1, index, p)

@@ -1,0 +1,42 @@
+"""Random: every key with one probability."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from esscher.keep.context import Context
+from esscher.keep.rule import Chance
+from esscher.keep.sizes import as_fraction
+
+__all__ = ["Random"]
+
+
+@dataclass(frozen=True)
+class Random(Chance):
+    """Each of the other keys with probability ``share``; without it, with the one that makes queries keep n on average.
+
+    ``reweight``: a kept key counts 1/share, so that the sums of the softmax keep their means (Horvitz-Thompson).
+    """
+
+    name: ClassVar[str] = "random"
+    share: float | None = None
+    reweight: bool = False
+
+    def __post_init__(self) -> None:
+        as_fraction(self.share, "random")
+
+    @property
+    def number(self) -> float | None:
+        return self.share
+
+    def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
+        if self.share is not None:
+            return rest * self.share
+        assert wanted is not None
+        others = rest.sum(1).double().mean()
+        share = (wanted.mean() / others).clamp(0, 1) if float(others) else torch.zeros_like(others)
+        return rest * share

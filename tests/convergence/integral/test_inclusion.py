@@ -1,0 +1,100 @@
+"""inclusion_error against the enumeration of all subsets, and against the integral for one probability."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import esscher.keep as keep
+from esscher.convergence.integral.inclusion import inclusion_error
+from esscher.convergence.integral.nodes import error_from_nodes
+from tests.keep.table import RULES
+from tests.keep.test_rules import KEYS, PLACES, context
+
+
+def by_enumeration(scores: Tensor, values: Tensor, p: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean squared error, bias and E sum p^2 as sums over all subsets of the keys; no key kept: no error."""
+    m, keys = scores.shape
+    near = values - values[0]
+    limit = torch.softmax(scores, 1) @ near
+    e = torch.exp(scores - scores.amax(1, keepdim=True)) * (1.0 if w is None else w)
+    mse, bias, sum_p2 = torch.zeros(m, dtype=torch.float64), torch.zeros(m, values.shape[1], dtype=torch.float64), 0.0
+    for bits in itertools.product([False, True], repeat=keys):
+        kept = torch.tensor(bits)
+        chance = torch.where(kept, p, 1 - p).prod(1)
+        total = torch.where(kept, e, 0.0).sum(1, keepdim=True)
+        share = torch.where(kept, e, 0.0) / torch.where(total > 0, total, 1.0)
+        error = torch.where(total > 0, share @ near - limit, 0.0)
+        mse += chance * error.square().sum(1)
+        bias += chance[:, None] * error
+        sum_p2 = sum_p2 + chance * share.square().sum(1)
+    return mse, bias, torch.as_tensor(sum_p2)
+
+
+def check(scores: Tensor, values: Tensor, p: Tensor, w: Tensor | None = None) -> None:
+    found = inclusion_error(scores, values, p, w)
+    mse, bias, sum_p2 = by_enumeration(scores, values, p, w)
+    size = float((values - values[0]).norm(dim=1).max())  # an error far below it has the rounding of the values in it
+    torch.testing.assert_close(found.mse.sqrt(), mse.sqrt(), rtol=1e-11, atol=1e-14 * size)
+    torch.testing.assert_close(found.bias, bias, rtol=1e-9, atol=1e-12 * size)
+    torch.testing.assert_close(found.sum_p2, sum_p2, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize(("text", "is_open"), RULES)
+def test_every_rule_equals_the_sum_over_all_subsets(text: str, is_open: bool, places: list[int] | None) -> None:
+    seen = context(places)
+    for n in (4, 5, 7) if is_open else (None,):
+        kept = keep.parse(text).include(seen, n)
+        check(seen.scores, seen.v, kept.probability, kept.weight)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_scores_values_probabilities_and_weights(data: st.DataObject) -> None:
+    keys = data.draw(st.integers(1, 7))
+    numbers = st.floats(-30, 30, width=32)
+    chances = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0.001, 0.999))
+    weights = st.floats(0.01, 100)
+    scores = torch.tensor([[data.draw(numbers) for _ in range(keys)]], dtype=torch.float64)
+    values = torch.tensor([[data.draw(numbers), data.draw(numbers)] for _ in range(keys)], dtype=torch.float64)
+    p = torch.tensor([[data.draw(chances) for _ in range(keys)]], dtype=torch.float64)
+    w = torch.tensor([[data.draw(weights) for _ in range(keys)]], dtype=torch.float64)
+    check(scores, values, p, w)
+
+
+def test_one_probability_for_all_is_the_bernoulli_integral() -> None:
+    seen = context()
+    n = [1, 3, 8]
+    known = error_from_nodes(seen.scores, None, seen.v, None, n, sampling="bernoulli", details=True)
+    assert known.bias is not None
+    for j, count in enumerate(n):
+        kept = keep.Random().include(seen, count)
+        found = inclusion_error(seen.scores, seen.v, kept.probability)
+        np.testing.assert_allclose(found.mse.numpy(), known.mse[:, j], rtol=1e-12)
+        np.testing.assert_allclose(found.sum_p2.numpy(), known.sum_p2[:, j], rtol=1e-12)
+        np.testing.assert_allclose(found.bias.numpy(), known.bias[:, j], rtol=1e-9, atol=1e-12)
+
+
+def test_a_sure_set_is_the_softmax_over_it() -> None:
+    seen = context()
+    kept = keep.parse("sinks:2+recent:3").include(seen)
+    found = inclusion_error(seen.scores, seen.v, kept.probability)
+    alone = torch.softmax(seen.scores.masked_fill(~kept.sure, -torch.inf), 1)
+    torch.testing.assert_close(found.bias, alone @ seen.v - seen.limit, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(found.mse, found.bias.square().sum(1))
+
+
+def test_a_common_offset_costs_no_digits() -> None:
+    generator = torch.Generator().manual_seed(2)
+    values = torch.round(torch.randn(KEYS, 3, generator=generator, dtype=torch.float64) * 2**20) / 2**20
+    seen = context()
+    p = torch.rand(5, KEYS, generator=generator, dtype=torch.float64)
+    here, there = (inclusion_error(seen.scores, values + offset, p, 1 / p).mse for offset in (0, 2.0**30))
+    torch.testing.assert_close(here, there, rtol=1e-11, atol=0)

@@ -1,0 +1,52 @@
+"""One table of rules for the tests that hold for all of them: the text, and whether it leaves a number open."""
+
+from __future__ import annotations
+
+__all__ = ["FIXED", "OPEN", "RULES"]
+
+OPEN = (
+    "random",
+    "random:reweight",
+    "sinks",
+    "recent",
+    "topk",
+    "heavy",
+    "heavy:last=2",
+    "keynorm",
+    "expected",
+    "neyman",
+    "neyman:shared",
+    "sinks:1+recent",
+    "sinks:1+recent:1+random",
+    "sinks:1+recent:1+random:reweight",
+    "topk:2+random:reweight",
+    "topk+random:0.3:reweight",
+    "window:1+neyman",
+    "streamingllm:1",
+    "bigbird:1",
+    "recent:2+heavy",
+)
+FIXED = (
+    "random:0.3",
+    "random:0.3:reweight",
+    "random:1",
+    "sinks:2",
+    "recent:3",
+    "window:2",
+    "strided:3",
+    "global:0,3",
+    "topk:2",
+    "heavy:3",
+    "keynorm:2",
+    "expected:2",
+    "neyman:3",
+    "neyman:3:shared",
+    "magicpig:2:5",
+    "magicpig:2:tables=5",
+    "streamingllm:1:2",
+    "longformer:1",
+    "longformer:1:at=0,2",
+    "bigbird:1:0.2",
+    "sinks:1+recent:1+random:0.2+random:0.3",
+)
+RULES = (*((text, True) for text in OPEN), *((text, False) for text in FIXED))

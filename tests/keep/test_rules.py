@@ -1,0 +1,173 @@
+"""What every keep rule promises, over one table; and each rule's own choice of keys."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import esscher.keep as keep
+from tests.keep.table import OPEN, RULES
+
+KEYS = 9
+PLACES = (None, [8, 8, 5, 3, 7])
+
+
+def context(places: list[int] | None = None, seed: int = 0, sharp: float = 3.0) -> keep.Context:
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(rows, 4, generator=generator, dtype=torch.float64) for rows in (5, KEYS, KEYS))
+    return keep.Context.of(sharp * q, k, v[:, :3], positions=places)
+
+
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize(("text", "is_open"), RULES)
+def test_probabilities_and_weights(text: str, is_open: bool, places: list[int] | None) -> None:
+    seen = context(places)
+    kept = keep.parse(text).include(seen, 5 if is_open else None)
+    p = kept.probability
+    assert p.shape == (5, KEYS)
+    assert bool(((p >= 0) & (p <= 1)).all())
+    assert not bool(p[~seen.visible].any()), "no query keeps a key that it does not see"
+    if kept.weight is not None:
+        chance = (p > 0) & (p < 1)
+        torch.testing.assert_close(kept.weight[chance] * p[chance], torch.ones_like(p[chance]))
+        assert bool((kept.weight[p == 1] == 1).all()), "a sure key counts once"
+
+
+@pytest.mark.parametrize("text", OPEN)
+@pytest.mark.parametrize("n", [3, 5, KEYS])
+def test_n_keys_are_kept_in_all(text: str, n: int) -> None:
+    kept = keep.parse(text).include(context(), n)
+    if text.startswith("topk+random"):  # chance comes on top of the n
+        assert float(kept.sure.sum(1).double().mean()) == n
+    elif not text.startswith(("bigbird", "window")) or n >= 5:  # their patterns alone keep up to 3 or 4
+        assert float(kept.size.mean()) == pytest.approx(n, abs=1e-9)
+    if n == KEYS:
+        assert bool((kept.probability == 1).all()) or text.startswith("neyman")
+
+
+@pytest.mark.parametrize(("text", "is_open"), RULES)
+def test_text_there_and_back(text: str, is_open: bool) -> None:
+    rule = keep.parse(text)
+    assert keep.parse(str(rule)) == rule
+    assert (rule.free is not None) == is_open
+
+
+def test_python_and_text_write_the_same() -> None:
+    rule = keep.Sinks(4) | keep.Recent(256) | keep.Random(0.1, reweight=True)
+    assert str(rule) == "sinks:4+recent:256+random:0.1:reweight"
+    assert keep.parse("sinks:4+recent:256+random:0.1:reweight") == rule
+
+
+def test_each_rule_chooses_its_keys() -> None:
+    seen = context([8, 8, 5, 3, 7])
+
+    def kept(text: str, n: int | None = None) -> list[list[int]]:
+        return [row.nonzero()[:, 0].tolist() for row in keep.parse(text).include(seen, n).sure]
+
+    assert kept("sinks:2") == [[0, 1]] * 5
+    assert kept("recent:2") == [[7, 8], [7, 8], [4, 5], [2, 3], [6, 7]]
+    assert kept("window:1") == [[7, 8], [7, 8], [4, 5], [2, 3], [6, 7]]
+    assert kept("strided:3") == [[2, 5, 8], [2, 5, 8], [2, 5], [0, 3], [1, 4, 7]]
+    assert kept("global:0,7") == [[0, 7], [0, 7], [0], [0], [0, 7]]
+    scores = seen.scores.numpy()
+    assert kept("topk:2") == [sorted(np.argsort(-row)[:2].tolist()) for row in scores]
+    mean = seen.attention.mean(0).numpy()
+    heavy = set(np.argsort(-mean)[:3].tolist())
+    assert set(kept("heavy:3")[0]) == heavy
+    last = seen.attention[:2].mean(0).numpy()  # the queries at the last place
+    assert set(kept("heavy:2:last=1")[0]) == set(np.argsort(-last)[:2].tolist())
+    norm = seen.k.norm(dim=1).numpy()
+    assert set(kept("keynorm:3")[0]) == set(np.argsort(norm)[:3].tolist())
+    assert kept("sinks:1+recent", 3) == [[0, 7, 8], [0, 7, 8], [0, 4, 5], [0, 2, 3], [0, 6, 7]]
+
+
+def test_expected_attention_is_the_gaussian_laplace_transform() -> None:
+    """Against drawn queries: the mean of exp(score) over 10^6 queries of the fitted law; 5 standard errors, 3e-6 for 9 keys."""
+    seen = context(sharp=0.8)
+    q = seen.q * seen.scale
+    cov = torch.cov(q.T, correction=0) + 0 * torch.eye(4)
+    generator = torch.Generator().manual_seed(3)
+    root = torch.linalg.cholesky(cov + 1e-14 * torch.eye(4))
+    drawn = q.mean(0) + torch.randn(10**6, 4, generator=generator, dtype=torch.float64) @ root.T
+    growth = torch.exp(drawn @ seen.k.T)
+    simulated, stderr = growth.mean(0), growth.std(0) / 1000
+    order = keep.ExpectedAttention().order(seen)
+    size = seen.v.norm(dim=1)
+    factor = torch.exp(order) / size
+    ratio = simulated / factor
+    assert bool(((ratio / ratio.mean() - 1).abs() < 5 * stderr / simulated + 5 * (stderr / simulated).mean()).all())
+
+
+def test_neyman_is_the_least_first_order_error() -> None:
+    """No move of chance from one key to another makes sum (1/p - 1) pi^2 |c|^2 smaller, and the chances sum to n."""
+    seen = context(sharp=1.0)
+    gain = (seen.attention * seen.distance).square()
+    p = keep.Neyman(4).include(seen).probability
+    assert p.sum(1).numpy() == pytest.approx(4)
+
+    def error(p: torch.Tensor) -> torch.Tensor:
+        return ((1 / p - 1) * gain).sum(1)
+
+    best = error(p)
+    for i in range(KEYS):
+        for j in range(KEYS):
+            move = torch.zeros_like(p)
+            move[:, i] += 1e-4
+            move[:, j] -= 1e-4
+            there = p + move
+            allowed = ((there > 0) & (there <= 1)).all(1)
+            assert bool((error(there.clamp(1e-9, 1))[allowed] >= best[allowed] * (1 - 1e-9)).all())
+
+
+def test_collisions_of_magicpig() -> None:
+    """Probabilities against drawn hyperplanes: 4000 sets of tables, error below .008; 5 of them, 3e-5 over 45 pairs."""
+    seen = context(sharp=1.0)
+    p = keep.MagicPIG(bits=2, tables=4).include(seen).probability
+    generator = torch.Generator().manual_seed(1)
+    hits = torch.zeros_like(p)
+    k = seen.k - seen.k.mean(0)
+    for _ in range(4000):
+        planes = torch.randn(4, 2, 4, generator=generator, dtype=torch.float64)
+        ours, theirs = torch.einsum("tbk,mk->tbm", planes, seen.q) > 0, torch.einsum("tbk,nk->tbn", planes, k) > 0
+        same = ours[..., None] == theirs[:, :, None]
+        hits += (same.all(1).sum(0) >= 2).double()
+    assert float((hits / 4000 - p).abs().max()) < 5 * 0.5 / math.sqrt(4000)
+
+
+BAD = (
+    ("window:0", "window: expected a whole number of at least 1, got 0"),
+    ("recent:10", "recent: expected at most 9, the number of keys, got 10"),
+    ("random:1.5", "random: expected a probability above 0 and up to 1, got 1.5"),
+    ("random:0", "random: expected a probability above 0 and up to 1, got 0"),
+    ("global:12", "global: expected positions below 9"),
+    ("nearest:3", "keep: no rule 'nearest' in 'nearest:3'; rules: bigbird"),
+    ("sinks:", "keep: expected a number, got '' in 'sinks:'"),
+    ("sinks:4:4", "keep: 'sinks:4:4' is not how sinks is written: sinks:SIZE"),
+    ("sinks:2++recent:3", "keep: no rule ''"),
+    ("topk+recent", "keep: one part at most may leave its number open, got topk and recent"),
+    ("random:0.2+random:0.2:reweight", "either all reweight or none"),
+    ("topk:reweight", "keep: 'topk:reweight' is not how topk is written"),
+    ("", "keep: expected a rule such as"),
+)
+
+
+@pytest.mark.parametrize(("text", "message"), BAD)
+def test_bad_rules_are_refused_in_one_line(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=r".") as refused:
+        keep.parse(text).include(context(), None)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_n_where_it_belongs() -> None:
+    with pytest.raises(ValueError, match=r"random has no number of its own; got none"):
+        keep.Random().include(context())
+    with pytest.raises(ValueError, match=r"every number of the rule is given; got 3"):
+        keep.Sinks(2).include(context(), 3)
+    with pytest.raises(ValueError, match=r"expected 1 to 9 keys, got 10"):
+        keep.Random().include(context(), 10)
+    with pytest.raises(ValueError, match=r"keeps 4 keys surely; expected at least as many, got 2"):
+        (keep.Sinks(4) | keep.Random()).include(context(), 2)
