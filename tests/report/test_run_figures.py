@@ -30,11 +30,11 @@ def test_curve_shows_the_stored_numbers(atlas: Run) -> None:
     assert es.load_run(atlas.path).plot_curve(0, 2, ax=ax) is ax
     curves = atlas.table("curves")
     stored = curves[(curves["layer"] == 0) & (curves["head"] == 2) & (curves["metric"] == "l2")].sort_values("n")
-    exact = next(line for line in ax.get_lines() if line.get_label() == "exact, with replacement")
+    exact = next(line for line in ax.get_lines() if line.get_label() == "exact, keys drawn with replacement")
     assert np.array_equal(exact.get_xdata(), stored["n"])
     assert np.array_equal(exact.get_ydata(), stored["rms"])
     labels = ax.get_legend_handles_labels()[1]
-    assert {"mean", "covariance", "delta method", "95 % of queries below"} <= set(labels)
+    assert {"mean of the output", "covariance of the output", "delta method", "95 % of queries below"} <= set(labels)
     assert any("heuristic" in label for label in labels)
 
 

@@ -10,7 +10,7 @@ from esscher.runs.columns import Column
 __all__ = ["DASHES", "TheoryLine", "theory_lines"]
 
 DASHES = {"proved": "dashdot", "heuristic": "dashed", "experimental": "dotted", "exact": "solid"}
-COLORS = (1, 3, 4, 6, 2, 5)
+COLORS = (1, 2, 3, 4, 6, 5)
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,13 @@ def theory_lines(columns: Mapping[str, Column]) -> list[TheoryLine]:
     """The lines of a table, in the order of its columns."""
     found = [column for column in columns.values() if column.of]
     return [
-        TheoryLine(column.key, f"{column.formula} ({column.status})", column.of, _dash(column.status), COLORS[i % len(COLORS)])
+        TheoryLine(column.key, _label(column), column.of, _dash(column.status), COLORS[i % len(COLORS)])
         for i, column in enumerate(found)
     ]
+
+
+def _label(column: Column) -> str:
+    return f"{column.formula} ({column.status})" if column.formula else column.status
 
 
 def _dash(status: str) -> str:

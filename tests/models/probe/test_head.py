@@ -38,7 +38,8 @@ def begin(dtype: torch.dtype = torch.float32, center: float = 0.0) -> HeadState:
 
 def block(scores: torch.Tensor, values: torch.Tensor) -> Block:
     kept = head_state.kept_rows(QUERIES, KEPT)
-    return Block(scores, values, torch.zeros(len(values), 2), torch.arange(len(values)), kept)
+    rows = torch.zeros(len(scores), 2), torch.zeros(len(values), 2)
+    return Block(scores, *rows, values, torch.arange(len(values)), kept)
 
 
 def assert_same(a: HeadState, b: HeadState, rtol: float) -> None:

@@ -49,6 +49,8 @@ class LargestScore(Statistic):
 
     def update(self, state: Highest, block: Block) -> Highest:
         assert len(block.positions) == len(block.keys) == block.scores.shape[1]
+        assert len(block.queries) == len(block.scores)
+        assert block.hidden is None or len(block.hidden) == len(block.keys)
         return Highest(torch.maximum(state.scores, block.scores.amax(1)))
 
     def merge(self, a: Highest, b: Highest) -> Highest:

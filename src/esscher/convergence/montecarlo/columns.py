@@ -31,7 +31,6 @@ THEORY = (
         short="exact",
         of="horizon2",
         status="exact",
-        formula="over the same n",
     ),
     Column(
         "sharp",

@@ -69,7 +69,8 @@ def add_head(known: HeadState | str, queries: LayerQueries, head: int, rows: Row
             if not isinstance(known, str):
                 some = slice(start, start + KEY_BLOCK)
                 k, v = rows.k[own, some], rows.v[own, some]
-                block = Block(scores_of(queries.info, q, k), v, k, rows.positions[some], known.kept, pool)
+                hidden = None if rows.hidden is None else rows.hidden[some]
+                block = Block(scores_of(queries.info, q, k), q, k, v, rows.positions[some], known.kept, hidden, pool)
                 known = head_state.update(known, block)
     except ValueError as reason:
         return str(reason)

@@ -92,4 +92,4 @@ def _group(statistics: tuple[Statistic, ...], queries: LayerQueries, group: Grou
     q, k, v = queries.q[head, rows], context.k[own, keys], context.v[own, keys]
     kept = torch.from_numpy(np.flatnonzero(np.isin(numbers, asked)))
     start = Start(kept, queries.sink_mass[head, rows], len(keys), v.double().mean(0), q.dtype)
-    return head_state.update(head_state.init(statistics, start), Block(scores_of(queries.info, q, k), v, k, keys, kept))
+    return head_state.update(head_state.init(statistics, start), Block(scores_of(queries.info, q, k), q, k, v, keys, kept))

@@ -56,10 +56,12 @@ class Block:
     """B keys as the head's queries see them."""
 
     scores: Tensor  # (m, B)
-    values: Tensor  # (B, d_v)
+    queries: Tensor  # (m, k)
     keys: Tensor  # (B, k)
+    values: Tensor  # (B, d_v)
     positions: Tensor  # (B,) int64: the place of each key in its window
     kept: Tensor  # as in Start
+    hidden: Tensor | None = None  # (B, d): what entered the layer at each key, where the corpus is the pool
     pool: Held | None = None  # all keys of the head, where they are held
 
     @cached_property
