@@ -23,6 +23,7 @@ NOT_CALLED = {
     "capture": "needs a model",
     "probe": "needs a model",
     "icl": "a part, not a function",
+    "keep": "a part; tests/keep and tests/convergence/test_keep_curve.py",
     "load_run": "needs a stored run",
     "Run": "needs a stored run",
 }

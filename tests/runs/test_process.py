@@ -53,4 +53,4 @@ def test_workers_are_counted_where_no_process_is_bound(monkeypatch: pytest.Monke
     torch = pytest.importorskip("torch")
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.delattr(psutil.Process, "cpu_affinity", raising=False)
-    assert probe._workers(None, torch.nn.Linear(2, 2)) == min(8, psutil.cpu_count())
+    assert probe._workers(torch.nn.Linear(2, 2)) == min(8, psutil.cpu_count())

@@ -51,7 +51,7 @@ def test_a_spec_cannot_be_changed() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"walsk": 3}, "walsk: extra inputs"),
+        ({"walsk": 3}, "walsk: no such field"),
         ({"walks": "many"}, "walks: .*integer.*'many'"),
         ({"seed": -1}, "seed: .*greater than or equal to 0"),
         ({"threads": 0}, "threads"),
