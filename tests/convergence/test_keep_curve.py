@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 import esscher as es
+from esscher.convergence.grid import state as deposit
+from esscher.convergence.integral.inclusion import inclusion_error
+from esscher.convergence.keep_curve import keep_curve
 
 KEYS = 40
 
@@ -53,6 +56,41 @@ def test_a_rule_against_drawn_subsets(rule: str) -> None:
     assert curve.queries is not None
     assert bool(((drawn.mean(0) - torch.from_numpy(curve.queries.mse[:, 0])).abs() <= 5 * stderr + 1e-14).all())
     assert curve.kept == pytest.approx(float(kept.size.mean()))
+
+
+RULES = (
+    *("random:0.02", "random:0.5", "random:0.99", "random:0.3:reweight", "sinks:4+recent:64+random:0.1:reweight"),
+    *("topk:16+random:0.05:reweight", "topk:16+random:0.3", "topk:300+random:0.9:reweight", "strided:7+random:0.2"),
+)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("dtype", "within"), [(torch.float64, 1e-8), (torch.float32, 1e-4)], ids=["float64", "float32"])
+def test_deposits_give_what_keys_give(rule: str, dtype: torch.dtype, within: float) -> None:
+    """Queries at several places, one of them so sharp that one key has nearly all its weight."""
+    q, k, v = (x.to(dtype) for x in tensors(3, 3000))
+    q[0] *= 12
+    context = es.keep.Context.of(q, k, v + 100, positions=[2999, 2999, 2500, 2000, 1500, 1000])
+    kept = es.keep.parse(rule).include(context)
+    by_keys = inclusion_error(context.scores, context.v, kept.probability, kept.weight)
+    curve = keep_curve(context, es.keep.parse(rule), details=True)
+    assert curve.queries is not None
+    assert curve.queries.bias is not None
+    assert curve.accuracy > 1e-11, "by deposits"
+    np.testing.assert_allclose(np.sqrt(curve.queries.mse[:, 0]), by_keys.mse.sqrt().numpy(), rtol=within, atol=1e-12)
+    np.testing.assert_allclose(curve.queries.sum_p2[:, 0], by_keys.sum_p2.numpy(), rtol=within)
+    size = float(by_keys.mse.sqrt().max())
+    np.testing.assert_allclose(curve.queries.bias[:, 0], by_keys.bias.numpy(), atol=10 * within * size)
+
+
+def test_one_deposit_serves_every_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    update = deposit.update
+    monkeypatch.setattr(deposit, "update", lambda *args, **more: made.append(1) or update(*args, **more))
+    q, k, v = tensors(4, 3000)
+    curve = es.exact_pool_curve(q, k, v, [20, 100, 500, 2000], keep="topk:8+random:reweight")
+    assert len(made) == 1
+    assert (np.diff(curve.rms) < 0).all()
 
 
 def test_a_rule_with_all_its_numbers_has_one_point() -> None:

@@ -67,8 +67,8 @@ def exact_pool_curve(
     nearly all the weight, goes key by key: exact, but slow. ``.accuracy`` estimates the relative error of ``.rms``, the
     rounding of scores in float32 included.
 
-    ``keep``: a rule that chooses the keys instead of ``sampling`` (esscher.keep, or its text), key by key in float64. Keys come
-    in the order of their positions; queries stand at the last one, or at ``positions`` (m,), and see no later key. ``n`` is
+    ``keep``: a rule that chooses the keys instead of ``sampling`` (esscher.keep, or its text). Keys come in the order of their
+    positions; queries stand at the last one, or at ``positions`` (m,), and see no later key. ``n`` is
     then how many keys are kept in all, for the part of the rule without a number; None where every number is given.
     ``.kept``: how many were, on average over the queries.
     """

@@ -44,6 +44,11 @@ class Context:
         return cls(query, key, value, factor, _positions(positions, query.shape[0], key.shape[0]).to(key.device))
 
     @property
+    def dtype(self) -> torch.dtype:
+        """What q, k and v are known in: float64, or float32 and less."""
+        return torch.float64 if torch.float64 in (self.q.dtype, self.k.dtype, self.v.dtype) else torch.float32
+
+    @property
     def keys(self) -> int:
         return self.k.shape[0]
 

@@ -37,6 +37,14 @@ class Inclusion:
         return bool(((self.probability == 0) | (self.probability == 1)).all())
 
     @property
+    def share(self) -> float | None:
+        """The one probability of all keys that chance decides; None where there are none, or several."""
+        by_chance = self.probability[(self.probability > 0) & (self.probability < 1)]
+        if by_chance.numel() == 0 or not bool((by_chance == by_chance[0]).all()):
+            return None
+        return float(by_chance[0])
+
+    @property
     def size(self) -> Tensor:
         """Keys kept on average by each query, (m,)."""
         return self.probability.sum(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -126,6 +127,28 @@ def test_compiled_and_tensor_scatter_agree(points: int, dtype: torch.dtype, quer
     torch.testing.assert_close(compiled.sum(2), rows.sum(0)[:, None].expand(-1, queries), rtol=0, atol=1e-11)
     centres = (first[:, None] + torch.arange(length) + points / 2) / 8
     torch.testing.assert_close((compiled * centres).sum(2), (scores.double() @ rows).T, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("sampling", ["replacement", "bernoulli"])
+@pytest.mark.parametrize("work", [scatter_compiled, scatter_tensors])
+def test_keys_that_a_query_does_not_see_leave_no_trace(
+    sampling: str, work: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each query beside a state of its own over the keys it sees; the last sees nothing of the first block."""
+    monkeypatch.setattr(deposit, "scatter", work)
+    scores, values = keys(7, 5, 700, 3, 3.0)
+    seen = torch.rand(5, 700, generator=torch.Generator().manual_seed(8)) < 0.6
+    seen[4, :350] = False
+    grid = choose_grid(torch.float64, sampling)
+    together = init(5, grid, values[0])
+    for part in (slice(0, 350), slice(350, None)):
+        together = update(together, scores[:, part].masked_fill(~seen[:, part], -torch.inf), values[part])
+    for i in range(5):
+        alone = update(init(1, grid, values[0]), scores[i : i + 1, seen[i]], values[seen[i]])
+        own = deposit.take(together, torch.tensor([i])).source.moments
+        assert int(together.keys[i]) == int(seen[i].sum())
+        torch.testing.assert_close(own.limit, alone.source.moments.limit, rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(own.delta, alone.source.moments.delta, rtol=1e-11, atol=0)
 
 
 def test_the_device_chooses_the_scatter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,8 +36,13 @@ class DepositSource:
 
     chunk = 32
 
-    def __init__(self, cells: Tensor, spacing: float, points: int, center: Tensor, single: bool) -> None:
+    def __init__(
+        self, cells: Tensor, spacing: float, points: int, center: Tensor, single: bool, drift: Tensor | None = None
+    ) -> None:
+        """``drift``: the limit minus the centre, (m, d), where it is not that of these deposits."""
         self.cells, self.spacing, self.points, self.center, self.single = cells, spacing, points, center, single
+        if drift is not None:
+            self.drift = drift
         self.span = cells.shape[2] * spacing
         self.smooth = _smoother(points, spacing).to(cells.device)
         self.reach = (self.smooth.shape[0] - BLOCK) // 2
@@ -48,7 +53,9 @@ class DepositSource:
         if times not in self._coarser:
             finer = self.coarser(times - 1)
             cells = coarsen(finer.cells, self.points)
-            self._coarser[times] = DepositSource(cells, 2 * finer.spacing, self.points, self.center, self.single)
+            self._coarser[times] = DepositSource(
+                cells, 2 * finer.spacing, self.points, self.center, self.single, self.__dict__.get("drift")
+            )
         return self._coarser[times]
 
     @cached_property

@@ -34,7 +34,8 @@ OPEN = 2**16  # cells x channels that one task keeps open
 def scatter(scores: Tensor, rows: Tensor, first: Tensor, cells: Tensor, spacing: float, points: int) -> None:
     """Add to ``cells`` (channels, m, L), in place, the keys with ``scores`` (m, B) and ``rows`` (B, channels).
 
-    cells[:, i, k - first_i] += rows[j] beta(scores_ij / spacing - k) for every k; the caller has made room.
+    cells[:, i, k - first_i] += rows[j] beta(scores_ij / spacing - k) for every k; the caller has made room. A score of -inf is
+    a key that the query does not see.
     """
     work = scatter_compiled if cells.device.type == "cpu" else scatter_tensors
     work(scores, rows, first, cells, spacing, points)
@@ -47,13 +48,15 @@ def scatter_tensors(scores: Tensor, rows: Tensor, first: Tensor, cells: Tensor, 
     group = max(1, 2**24 // rows.numel())
     for i in range(0, scores.shape[0], group):
         x = scores[i : i + group].double() / spacing
+        seen = x > -torch.inf
+        x = torch.where(seen, x, (first[i : i + group, None] + points - 1).double())
         cell = x.floor()
         powers = (x - cell)[:, :, None] ** torch.arange(points, device=x.device)
         low = cell.long() - (points - 1) - first[i : i + group, None]
         low += length * torch.arange(low.shape[0], device=low.device)[:, None]
         total = cells.new_zeros(low.shape[0] * length, rows.shape[1])
         for tap in range(points):
-            weight = powers @ table[tap]
+            weight = (powers @ table[tap]) * seen
             total.index_add_(0, (low + tap).flatten(), (weight[:, :, None] * rows).flatten(0, 1))
         cells[:, i : i + group] += total.T.reshape(-1, low.shape[0], length)
 
@@ -207,12 +210,19 @@ def _deposit(scores: Any, rows: Any, first: Any, inverse: float, points: int, ce
         tile_rows = rows[tile * width : (tile + size) * width]
         for i in range(queries):
             lowest = first[i] + points - 1
+            hidden = False
             for j in range(size):
                 x = np.float64(scores[i, tile + j]) * inverse
+                if x == -np.inf:
+                    x, hidden = np.float64(lowest), True
                 floor = np.floor(x)
                 cell[j] = np.int64(floor) - lowest
                 part[j] = x - floor
             _weigh(part, points, size, weights)
+            if hidden:
+                for j in range(size):
+                    if scores[i, tile + j] == -np.inf:
+                        weights[points * j : points * (j + 1)] = 0.0
             _sort(cell, size, length, order, ends)
             _sum_sorted(grid[i], tile_rows, order, weights, ends, length, width, points)
     for channel in range(channels):

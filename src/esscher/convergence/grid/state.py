@@ -38,6 +38,7 @@ __all__ = [
     "choose_grid",
     "finish",
     "init",
+    "level_for",
     "lost",
     "merge",
     "reach",
@@ -89,11 +90,12 @@ class Deposit:
 
 @dataclass(frozen=True)
 class Extent:
-    """Where the cells of each query lie, and the ``largest`` absolute score of a block."""
+    """Where the cells of each query lie, the ``largest`` absolute score of a block, and whether some keys are not seen."""
 
     first: Tensor
     end: Tensor
     largest: float = 0.0
+    partial: bool = False
 
     @property
     def cells(self) -> int:
@@ -147,7 +149,8 @@ def update(
     if weights is not None:
         rows = rows * weights.double()[:, None]
     scatter(scores, rows, state.end - state.cells.shape[2], state.cells, state.grid.spacing, state.grid.points)
-    return replace(state, keys=state.keys + scores.shape[1])
+    seen = (scores > -torch.inf).sum(1) if extent.partial else scores.shape[1]
+    return replace(state, keys=state.keys + seen)
 
 
 def merge(a: Deposit, b: Deposit) -> Deposit:
@@ -164,12 +167,26 @@ def merge(a: Deposit, b: Deposit) -> Deposit:
 
 
 def reach(state: Deposit, scores: Tensor) -> Extent:
-    """Where the state's grids would lie after a block with these scores."""
+    """Where the state's grids would lie after a block with these scores; -inf: a key that a query does not see."""
     low, high = scores.amin(1), scores.amax(1)
+    if bool((low == -torch.inf).any()):
+        return _reach_of_some(state, scores)
     first = (low.double() / state.grid.spacing).floor().long() - (state.grid.points - 1)
     end = ((high.double() / state.grid.spacing).floor().long() // ALIGN + 1) * ALIGN
     largest = float(torch.maximum(low.abs(), high.abs()).max())  # NaN or infinite where a score is
     return Extent(torch.minimum(first, state.first), torch.maximum(end, state.end), largest)
+
+
+def _reach_of_some(state: Deposit, scores: Tensor) -> Extent:
+    """The same where some keys are not seen; a query that sees none of the block stays where it is."""
+    seen = scores > -torch.inf
+    some = seen.any(1)
+    low, high = torch.where(seen, scores, torch.inf).amin(1)[some], scores.amax(1)[some]
+    part = replace(state, first=state.first[some], end=state.end[some])
+    inner = reach(part, torch.stack([low, high], dim=1))
+    first, end = state.first.clone(), state.end.clone()
+    first[some], end[some] = inner.first, inner.end
+    return Extent(first, end, inner.largest, partial=True)
 
 
 def finish(
@@ -186,7 +203,7 @@ def finish(
     if not bool((state.keys > 0).all()):
         raise ValueError("finish: a query of the state has seen no key; update it first")
     of = state.mean_keys
-    levels = [_level(state.grid, count / of) if sampling == "bernoulli" else 0 for count in n.tolist()]
+    levels = [level_for(state.grid, count / of) if sampling == "bernoulli" else 0 for count in n.tolist()]
     base = state.source
     result = _integrate(base, state, n, of, sampling, details, levels)
     result = replace(result, accuracy=result.accuracy + float(_lost(base, over_queries=True)) / 2)
@@ -228,7 +245,7 @@ def _integrate(
     return side_by_side(parts)
 
 
-def _level(grid: Grid, fraction: float) -> int:
+def level_for(grid: Grid, fraction: float) -> int:
     """How often the spacing may be doubled before the kernels of this fraction suffer."""
     odds = math.log(fraction / (1 - fraction)) if fraction < 1 else math.inf
     strip = math.atan2(math.pi, odds) if odds > 0 else math.pi / 2
