@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["as_count", "as_counts", "as_kind", "as_positive", "as_tensor", "finite_result", "is_finite"]
+__all__ = ["as_attention", "as_count", "as_counts", "as_kind", "as_positive", "as_tensor", "finite_result", "is_finite"]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -42,6 +42,21 @@ def as_tensor(value: Any, name: str, *, ndim: int | None = None, last: int | Non
         bad = int((~torch.isfinite(tensor)).sum())
         raise ValueError(f"{name}: expected finite numbers, got {bad} NaN or infinite out of {tensor.numel()}")
     return tensor
+
+
+def as_attention(q: Any, k: Any, v: Any, scale: Any) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Queries (m, k), keys (N, k) and values (N, d_v) on one device, none empty; ``scale`` None = 1/sqrt(width of q)."""
+    query = as_tensor(q, "q", ndim=2).detach()
+    key = as_tensor(k, "k", ndim=2, last=query.shape[1]).detach()
+    value = as_tensor(v, "v", ndim=2).detach()
+    if 0 in query.shape or 0 in key.shape or 0 in value.shape:
+        shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
+        raise ValueError(f"q, k, v: expected at least one query, one key and one coordinate, got shapes {shapes}")
+    if value.shape[0] != key.shape[0]:
+        raise ValueError(f"v: expected one value for each of {key.shape[0]} keys, got {value.shape[0]}")
+    if not query.device == key.device == value.device:
+        raise ValueError(f"q, k, v: expected one device, got {query.device}, {key.device}, {value.device}")
+    return query, key, value, query.shape[1] ** -0.5 if scale is None else as_positive(scale, "scale")
 
 
 def _read(value: Any, name: str) -> Tensor:

@@ -17,7 +17,7 @@ from esscher.convergence.integral.formulas import NodeErrors
 from esscher.convergence.integral.nodes import concatenate, error_from_nodes, take
 from esscher.convergence.keep_curve import keep_curve
 from esscher.convergence.sampling import check_sampling
-from esscher.inputs import as_count, as_counts, as_positive, as_tensor
+from esscher.inputs import as_attention, as_count, as_counts, as_tensor
 from esscher.keep import Context, parse
 
 __all__ = ["exact_pool_curve"]
@@ -121,17 +121,7 @@ class _Pool:
 
     @classmethod
     def check(cls, q: Any, k: Any, v: Any, scale: Any, weights: Any, sampling: str, block: int) -> _Pool:
-        query = as_tensor(q, "q", ndim=2).detach()
-        key = as_tensor(k, "k", ndim=2, last=query.shape[1]).detach()
-        value = as_tensor(v, "v", ndim=2).detach()
-        if 0 in query.shape or 0 in key.shape or 0 in value.shape:
-            shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
-            raise ValueError(f"q, k, v: expected at least one query, one key and one coordinate, got shapes {shapes}")
-        if value.shape[0] != key.shape[0]:
-            raise ValueError(f"v: expected one value for each of {key.shape[0]} keys, got {value.shape[0]}")
-        if not query.device == key.device == value.device:
-            raise ValueError(f"q, k, v: expected one device, got {query.device}, {key.device}, {value.device}")
-        factor = query.shape[1] ** -0.5 if scale is None else as_positive(scale, "scale")
+        query, key, value, factor = as_attention(q, k, v, scale)
         if weights is not None:
             if sampling == "bernoulli":
                 raise ValueError("weights: keys are kept with one probability in 'bernoulli'; leave weights out")

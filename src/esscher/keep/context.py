@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esscher.inputs import as_positive, as_tensor
+from esscher.inputs import as_attention
 
 __all__ = ["Context"]
 
@@ -32,15 +32,7 @@ class Context:
     @classmethod
     def of(cls, q: Any, k: Any, v: Any, scale: Any = None, positions: Any = None) -> Context:
         """``scale`` None = 1/sqrt(width of q); ``positions`` None: every query stands at the last key, and sees them all."""
-        query = as_tensor(q, "q", ndim=2).detach()
-        key = as_tensor(k, "k", ndim=2, last=query.shape[1]).detach()
-        value = as_tensor(v, "v", ndim=2).detach()
-        if 0 in query.shape or 0 in key.shape or 0 in value.shape:
-            shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
-            raise ValueError(f"q, k, v: expected at least one query, one key and one coordinate, got shapes {shapes}")
-        if value.shape[0] != key.shape[0]:
-            raise ValueError(f"v: expected one value for each of {key.shape[0]} keys, got {value.shape[0]}")
-        factor = query.shape[1] ** -0.5 if scale is None else as_positive(scale, "scale")
+        query, key, value, factor = as_attention(q, k, v, scale)
         return cls(query, key, value, factor, _positions(positions, query.shape[0], key.shape[0]).to(key.device))
 
     @property

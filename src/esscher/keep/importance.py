@@ -31,10 +31,6 @@ class Importance(Chance):
             raise ValueError("importance: expected probabilities from 0 to 1, one for each key (and query)")
         object.__setattr__(self, "given", given)
 
-    @property
-    def number(self) -> float | None:
-        return float(self.given.sum(-1).mean())
-
     def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
         if self.given.shape not in ((context.keys,), tuple(rest.shape)):
             raise ValueError(
@@ -64,10 +60,6 @@ class MagicPIG(Chance):
     def __post_init__(self) -> None:
         as_size(self.bits, "magicpig, bits")
         as_size(self.tables, "magicpig, tables", least=2)
-
-    @property
-    def number(self) -> float | None:
-        return float(self.tables)
 
     def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
         k = context.k.double() - context.k.double().mean(0)

@@ -33,8 +33,8 @@ class Neyman(Chance):
         as_size(self.size, "neyman")
 
     @property
-    def number(self) -> float | None:
-        return None if self.size is None else float(self.size)
+    def is_open(self) -> bool:
+        return self.size is None
 
     def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
         count = torch.full((len(rest),), float(self.size or 0), dtype=torch.float64, device=rest.device)

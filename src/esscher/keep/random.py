@@ -30,8 +30,8 @@ class Random(Chance):
         as_fraction(self.share, "random")
 
     @property
-    def number(self) -> float | None:
-        return self.share
+    def is_open(self) -> bool:
+        return self.share is None
 
     def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
         if self.share is not None:

@@ -32,11 +32,6 @@ class Inclusion:
         return self.probability == 1
 
     @property
-    def certain(self) -> bool:
-        """Nothing is left to chance."""
-        return bool(((self.probability == 0) | (self.probability == 1)).all())
-
-    @property
     def share(self) -> float | None:
         """The one probability of all keys that chance decides; None where there are none, or several."""
         by_chance = self.probability[(self.probability > 0) & (self.probability < 1)]
@@ -65,7 +60,7 @@ class Rule(ABC):
     @property
     def free(self) -> Part | None:
         """The part whose size is not given: n is for it."""
-        return next((part for part in self.parts if part.number is None), None)
+        return next((part for part in self.parts if part.is_open), None)
 
     def include(self, context: Context, n: int | None = None) -> Inclusion:
         """Probabilities and weights for the queries of a context; ``n``: keys kept in all, where a part has no number."""
@@ -95,7 +90,7 @@ def _with_chance(rule: Rule, context: Context, sure: Tensor, n: int | None) -> I
     dropped = torch.ones_like(context.scores)
     for part in chances:
         wanted = None
-        if part.number is None and n is not None:
+        if part.is_open and n is not None:
             wanted = n - sure.sum(1).double()
             if float(wanted.mean()) < 0:
                 held = float(sure.sum(1).double().mean())
@@ -117,9 +112,9 @@ class Part(Rule):
         return (self,)
 
     @property
-    @abstractmethod
-    def number(self) -> float | None:
-        """Its own size; None: free."""
+    def is_open(self) -> bool:
+        """Whether its number was left out: n is for it."""
+        return False
 
     def surely(self, context: Context) -> Tensor:
         """Keys it keeps whatever happens, (m, N) or (N,), as far as its own number says."""
@@ -150,10 +145,6 @@ def _written(value: object) -> str:
 class Pattern(Part):
     """Keys by their places alone, all of them kept."""
 
-    @property
-    def number(self) -> float | None:
-        return 0.0
-
     @abstractmethod
     def surely(self, context: Context) -> Tensor: ...
 
@@ -164,8 +155,8 @@ class Ranked(Part):
     size: int | None
 
     @property
-    def number(self) -> float | None:
-        return None if self.size is None else float(self.size)
+    def is_open(self) -> bool:
+        return self.size is None
 
     @abstractmethod
     def order(self, context: Context) -> Tensor:
@@ -207,7 +198,7 @@ class Union(Rule):
     members: tuple[Part, ...]
 
     def __post_init__(self) -> None:
-        free = [part.text() for part in self.members if part.number is None]
+        free = [part.text() for part in self.members if part.is_open]
         if len(free) > 1:
             raise ValueError(
                 f"keep: one part at most may leave its number open, got {' and '.join(free)}; give the others theirs"
