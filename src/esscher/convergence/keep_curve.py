@@ -18,8 +18,8 @@ from esscher.convergence.curve import ErrorCurve, QueryErrors
 from esscher.convergence.grid import state as deposit
 from esscher.convergence.grid.reading import DepositSource
 from esscher.convergence.integral.formulas import step_for
-from esscher.convergence.integral.inclusion import InclusionErrors, inclusion_error
-from esscher.convergence.integral.sure_and_rest import SureKeys, sure_and_rest_error
+from esscher.convergence.integral.inclusion import InclusionErrors, SureKeys, inclusion_error, joined
+from esscher.convergence.integral.sure_and_rest import sure_and_rest_error
 from esscher.inputs import as_counts
 from esscher.keep.context import Context
 from esscher.keep.rule import Inclusion, Rule
@@ -94,10 +94,7 @@ class _Errors:
         weight = None if kept.weight is None else kept.weight[sharp]
         others = inclusion_error(context.scores[sharp], context.v, kept.probability[sharp], weight)
         order = torch.cat([self.blunt, sharp.nonzero()[:, 0]]).argsort()
-        mse, bias, sum_p2 = (
-            torch.cat([getattr(found, name), getattr(others, name)])[order] for name in ("mse", "bias", "sum_p2")
-        )
-        return InclusionErrors(mse, bias, sum_p2, max(found.accuracy, others.accuracy))
+        return joined([found, others], order)
 
     def _rest(self, sure: Tensor) -> _Rest | None:
         if self._last is None or not torch.equal(self._last[0], sure):
@@ -126,12 +123,10 @@ class _Rest:
         for start in range(0, context.keys, BLOCK):
             part = slice(start, start + BLOCK)
             state = deposit.update(state, scores[:, part], near[part], owned=True)
-        e = torch.where(sure, torch.exp(context.scores - (state.end.double() * grid.spacing)[:, None]), 0.0)
-        if not bool(torch.isfinite(e).all()):
+        anchor = (state.end.double() * grid.spacing)[:, None]
+        held = SureKeys.of(sure, context.scores - anchor, near, drift, context.distance)
+        if not bool(torch.isfinite(held.pair).all()):
             return None
-        total = e.sum(1)
-        spread = torch.where(sure, context.distance.square(), 0.0).sum(1)
-        held = SureKeys(total, e.square().sum(1), e @ near - total[:, None] * drift, spread, sure.sum(1).double())
         longest = float(context.scores[context.visible].abs().max())
         return cls(state, held, drift, torch.finfo(context.dtype).eps * (1 + longest))
 

@@ -19,6 +19,7 @@ and of the two ways to sum it the one with the smaller terms is taken at each t.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from esscher.convergence.integral.formulas import HIGHEST, aliasing, march, step_for
 
-__all__ = ["InclusionErrors", "inclusion_error"]
+__all__ = ["InclusionErrors", "Sums", "SureKeys", "inclusion_error", "joined"]
 
 TOL = 1e-13
 ELEMENTS = 2**21  # queries x keys x nodes in one temporary
@@ -41,6 +42,76 @@ class InclusionErrors:
     bias: Tensor
     sum_p2: Tensor
     accuracy: float
+
+
+def joined(parts: Sequence[InclusionErrors], order: Tensor | None = None) -> InclusionErrors:
+    """Results of disjoint groups of queries as one; ``order``: the place of each query among them."""
+    mse, bias, sum_p2 = (torch.cat([getattr(part, name) for part in parts]) for name in ("mse", "bias", "sum_p2"))
+    if order is not None:
+        mse, bias, sum_p2 = mse[order], bias[order], sum_p2[order]
+    return InclusionErrors(mse, bias, sum_p2, max(part.accuracy for part in parts))
+
+
+@dataclass(frozen=True)
+class SureKeys:
+    """Sums over the sure keys of each query; e is what a key counts, measured from an anchor of the query."""
+
+    total: Tensor  # of e, (m,)
+    pair: Tensor  # of e^2, (m,)
+    vector: Tensor  # of e c, (m, d)
+    spread: Tensor  # of |c|^2, (m,)
+    count: Tensor  # (m,)
+
+    @classmethod
+    def of(cls, sure: Tensor, log_e: Tensor, v: Tensor, limit: Tensor, distance: Tensor) -> SureKeys:
+        """``sure``, ``log_e`` and ``distance`` |c| (m, N); ``v`` (N, d) and ``limit`` (m, d) from one origin."""
+        e = torch.where(sure, log_e, -torch.inf).exp()
+        total = e.sum(1)
+        spread = torch.where(sure, distance.square(), 0.0).sum(1)
+        return cls(total, e.square().sum(1), e @ v - total[:, None] * limit, spread, sure.sum(1).double())
+
+
+class Sums:
+    """Running sums over nodes of an integral over kept keys, and where its nodes lie; it knows its own reach.
+
+    ``total``: what the sure keys of each query sum to; ``first``: B; ``log_most``: logarithm of the largest S.
+    """
+
+    chunk = 16
+
+    def __init__(self, total: Tensor, first: Tensor, log_most: float, step: float) -> None:
+        self.total, self.first, self.log_most, self.step = total, first, log_most, step
+        self.sums = torch.zeros(2, len(first), dtype=torch.float64, device=first.device)
+        self.drift = torch.zeros_like(first)
+        self.bottom = math.inf  # the lowest node added
+
+    def lightest(self) -> Tensor:
+        """Logarithm of the smallest S of a query that keeps no key surely."""
+        raise NotImplementedError
+
+    @property
+    def span(self) -> float:
+        """How far below the anchor the logarithm of the smallest S lies: that of the sure keys, or of one key alone."""
+        least = torch.where(self.total > 0, self.total.log(), self.lightest())
+        return -float(least.clamp(max=0).min())
+
+    def add(self, tau: Tensor) -> None:
+        raise NotImplementedError
+
+    def found(self) -> Tensor:
+        return self.sums
+
+    def above(self, tau: float) -> Tensor:
+        raise NotImplementedError
+
+    def below(self, tau: float) -> Tensor:
+        raise NotImplementedError
+
+    def integrate(self, tol: float) -> InclusionErrors:
+        """The march over all nodes. Below the lowest the bias has t B left, a geometric series; the squares have t^2 of it."""
+        march(self, self, 0.5 * math.log(2 * tol) - self.log_most, -self.log_most - 18, self.step, tol)
+        rest = math.exp(self.bottom) * self.step / math.expm1(self.step)
+        return InclusionErrors(self.sums[0], self.drift + rest * self.first, self.sums[1], aliasing(self.step) / 2 + tol)
 
 
 def inclusion_error(
@@ -59,8 +130,7 @@ def inclusion_error(
         limit = torch.softmax(scores[part], 1) @ near
         weights = None if weight is None else weight[part]
         parts.append(_rows(scores[part], near, limit, probability[part], weights, tol))
-    mse, bias, sum_p2 = (torch.cat([getattr(part, name) for part in parts]) for name in ("mse", "bias", "sum_p2"))
-    return InclusionErrors(mse, bias, sum_p2, max(part.accuracy for part in parts))
+    return joined(parts)
 
 
 def _rows(s: Tensor, v: Tensor, limit: Tensor, p: Tensor, w: Tensor | None, tol: float) -> InclusionErrors:
@@ -68,59 +138,42 @@ def _rows(s: Tensor, v: Tensor, limit: Tensor, p: Tensor, w: Tensor | None, tol:
     log_eps = torch.where(some, s if w is None else s + torch.where(some, w, 1.0).log(), -torch.inf)
     anchor = log_eps.amax(1, keepdim=True)
     log_eps = log_eps - torch.where(anchor > -torch.inf, anchor, 0.0)
-    integral = _Included(log_eps, v, limit, p, step_for(tol))
+    distance = torch.cdist(limit, v, compute_mode="donot_use_mm_for_euclid_dist")
+    sure = SureKeys.of(p == 1, log_eps, v, limit, distance)
     if not bool(((p > 0) & (p < 1)).any()):
-        return integral.certain()
-    march(integral, integral, integral.start(tol), integral.lowest(), integral.step, tol)
-    return integral.result(aliasing(integral.step) / 2 + tol)
+        return _softmax(sure)
+    return _Included(log_eps, v, limit, p, distance, sure, step_for(tol)).integrate(tol)
 
 
-class _Included:
-    """Running sums over nodes for a few queries; it knows its own reach."""
+def _softmax(sure: SureKeys) -> InclusionErrors:
+    """No chance: softmax over what is kept."""
+    total = torch.where(sure.total > 0, sure.total, 1.0)
+    bias = sure.vector / total[:, None]
+    return InclusionErrors(bias.square().sum(1), bias, sure.pair / total.square(), 0.0)
 
-    def __init__(self, log_eps: Tensor, v: Tensor, limit: Tensor, p: Tensor, step: float) -> None:
-        self.step, self.v, self.gamma = step, v.double(), limit
-        sure = p == 1
-        eps = log_eps.exp()
-        distance = torch.cdist(limit, self.v, compute_mode="donot_use_mm_for_euclid_dist")
-        self.rest = (~sure & (p > 0)).any(0).nonzero()[:, 0]  # keys that chance decides for some query
-        fixed = torch.where(sure, eps, 0.0)
-        self.sum, self.square = fixed.sum(1), fixed.square().sum(1)
-        self.vector = fixed @ self.v - self.sum[:, None] * limit
-        self.size = (fixed * distance).sum(1)
-        self.sure_spread = torch.where(sure, distance.square(), 0.0).sum(1)
-        self.sure_count = sure.sum(1).double()
-        self.p = torch.where(sure, 0.0, p)[:, self.rest]
-        self.log_eps = torch.where(self.p > 0, log_eps[:, self.rest], -torch.inf)
-        self.distance = distance[:, self.rest]
-        self.near = self.v[self.rest]
-        once = self.p * self.log_eps.exp()
-        self.first = self.vector + once @ self.near - once.sum(1, keepdim=True) * limit  # B
-        self.log_most = float((self.sum + self.log_eps.exp().sum(1)).max().clamp_min(1e-300).log())  # of the largest S
-        self.second = self.first.square().sum(1) + ((1 - self.p) * once * self.log_eps.exp() * self.distance.square()).sum(1)
-        self.pair = self.square + (once * self.log_eps.exp()).sum(1)
-        m, d = limit.shape
-        self.sums = torch.zeros(2, m, dtype=torch.float64, device=v.device)
-        self.drift = torch.zeros(m, d, dtype=torch.float64, device=v.device)
-        self.bottom = math.inf  # the lowest node added
 
-    @property
-    def span(self) -> float:
-        """How far below the anchor the logarithm of the smallest S lies: that of the sure keys, or of one key alone."""
-        lightest = torch.where(self.log_eps > -torch.inf, self.log_eps, torch.inf).amin(1)
-        least = torch.where(self.sum > 0, self.sum.log(), lightest)
-        return -float(least.clamp(max=0).min())
+class _Included(Sums):
+    """For a few queries, key by key."""
 
-    @property
-    def chunk(self) -> int:
-        return 16
+    def __init__(
+        self, log_eps: Tensor, v: Tensor, limit: Tensor, p: Tensor, distance: Tensor, sure: SureKeys, step: float
+    ) -> None:
+        by_chance = (p > 0) & (p < 1)
+        rest = by_chance.any(0).nonzero()[:, 0]  # keys that chance decides for some query
+        self.p = torch.where(by_chance, p, 0.0)[:, rest]
+        self.log_eps = torch.where(self.p > 0, log_eps[:, rest], -torch.inf)
+        self.distance, self.near, self.gamma, self.sure = distance[:, rest], v[rest], limit, sure
+        self.size = (torch.where(p == 1, log_eps, -torch.inf).exp() * distance).sum(1)
+        eps = self.log_eps.exp()
+        once = self.p * eps
+        first = sure.vector + once @ self.near - once.sum(1, keepdim=True) * limit
+        self.second = first.square().sum(1) + ((1 - self.p) * once * eps * self.distance.square()).sum(1)
+        self.pair = sure.pair + (once * eps).sum(1)
+        log_most = float((sure.total + eps.sum(1)).max().clamp_min(1e-300).log())
+        super().__init__(sure.total, first, log_most, step)
 
-    def start(self, tol: float) -> float:
-        """Where the nodes begin, before the march goes on to both sides."""
-        return 0.5 * math.log(2 * tol) - self.log_most
-
-    def lowest(self) -> float:
-        return -self.log_most - 18
+    def lightest(self) -> Tensor:
+        return torch.where(self.log_eps > -torch.inf, self.log_eps, torch.inf).amin(1)
 
     def add(self, tau: Tensor) -> None:
         self.bottom = min(self.bottom, float(tau.min()))
@@ -135,24 +188,21 @@ class _Included:
         x, lost = torch.exp(-y), torch.expm1(-y)
         d = (1 - p) + p * x
         log_d = torch.where(p * lost > -0.5, torch.log1p(p * lost), d.log()).sum(2)
-        chance = torch.exp((log_d - t * self.sum[:, None]).clamp_min(LEAST)) * self.step
+        chance = torch.exp((log_d - t * self.total[:, None]).clamp_min(LEAST)) * self.step
         late = p * y * x / d
         early = p * (1 - p) * y * lost / d
         far = self.distance[:, None]
         is_late = t * self.size[:, None] + (late * far).sum(2) < t * self.first.norm(dim=1)[:, None] - (early * far).sum(2)
         is_late |= tau + self.log_eps.amax(1, keepdim=True) > HIGHEST  # y was cut there, t was not
         terms = torch.where(is_late[:, :, None], late, early)
-        base = torch.where(is_late[:, :, None], self.vector[:, None], self.first[:, None]) * t[:, None]
+        base = torch.where(is_late[:, :, None], self.sure.vector[:, None], self.first[:, None]) * t[:, None]
         vector = base + terms @ self.near - terms.sum(2, keepdim=True) * self.gamma[:, None]
         pairs = p * y * y * x / d
         spread = ((1 - p) * pairs / d * far.square()).sum(2)
         mse = vector.square().sum(2) + spread
-        sum_p2 = t.square() * self.square[:, None] + pairs.sum(2)
+        sum_p2 = t.square() * self.sure.pair[:, None] + pairs.sum(2)
         self.sums += torch.stack([(chance * mse).sum(1), (chance * sum_p2).sum(1)])
         self.drift += (chance[:, :, None] * vector).sum(1)
-
-    def found(self) -> Tensor:
-        return self.sums
 
     def above(self, tau: float) -> Tensor:
         """E[|Gamma_keep - Gamma|^2 (1 + tS) exp(-tS)] <= 2 P(t/2) times a sum of |c|^2: sure keys, and others times p x / D."""
@@ -160,21 +210,9 @@ class _Included:
         x = torch.exp(-half)
         d = 1 - self.p + self.p * x
         log_d = torch.log1p(self.p * torch.expm1(-half)).where(half < 0.5, d.log()).sum(1)
-        chance = 2 * torch.exp((log_d - math.exp(min(tau, 700.0)) / 2 * self.sum).clamp_min(LEAST))
+        chance = 2 * torch.exp((log_d - math.exp(min(tau, 700.0)) / 2 * self.total).clamp_min(LEAST))
         kept = self.p * x / d
-        return chance * torch.stack([self.sure_spread + (kept * self.distance.square()).sum(1), self.sure_count + kept.sum(1)])
+        return chance * torch.stack([self.sure.spread + (kept * self.distance.square()).sum(1), self.sure.count + kept.sum(1)])
 
     def below(self, tau: float) -> Tensor:
         return math.exp(2 * tau) / 2 * torch.stack([self.second, self.pair])
-
-    def certain(self) -> InclusionErrors:
-        """No chance: softmax over what is kept."""
-        kept = self.sum > 0
-        total = torch.where(kept, self.sum, 1.0)
-        bias = self.vector / total[:, None]
-        return InclusionErrors(bias.square().sum(1), bias, self.square / total.square(), 0.0)
-
-    def result(self, accuracy: float) -> InclusionErrors:
-        """Below the lowest node the bias has t B left, a geometric series; the squares have t^2 of it."""
-        rest = math.exp(self.bottom) * self.step / math.expm1(self.step)
-        return InclusionErrors(self.sums[0], self.drift + rest * self.first, self.sums[1], accuracy)

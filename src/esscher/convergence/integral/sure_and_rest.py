@@ -9,35 +9,21 @@ does not change. Since sum e c over all keys is 0, B = M (1/w - f), M the sum ov
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from esscher.convergence.integral.formulas import HIGHEST, Family, Source, Vectors, aliasing, march
-from esscher.convergence.integral.inclusion import LEAST, InclusionErrors
+from esscher.convergence.integral.formulas import HIGHEST, Family, Source, Vectors
+from esscher.convergence.integral.inclusion import LEAST, InclusionErrors, Sums, SureKeys
 
-__all__ = ["SureKeys", "sure_and_rest_error"]
-
-
-@dataclass(frozen=True)
-class SureKeys:
-    """Sums over the sure keys of each query, e measured from the anchor of its rest."""
-
-    total: Tensor  # of e, (m,)
-    pair: Tensor  # of e^2, (m,)
-    vector: Tensor  # of e c, (m, d)
-    spread: Tensor  # of |c|^2, (m,)
-    count: Tensor  # (m,)
+__all__ = ["sure_and_rest_error"]
 
 
 def sure_and_rest_error(
     source: Source, keys: Tensor, sure: SureKeys, share: float, reweight: bool, *, step: float, tol: float
 ) -> InclusionErrors:
     """``source`` and ``keys`` (m,): the others; c is measured from the limit of all keys. ``share``: f, below 1."""
-    sums = _Sums(source, keys.double()[:, None], sure, share, reweight, step)
-    march(sums, sums, sums.start(tol), sums.lowest(), step, tol)
-    return sums.result(aliasing(step) / 2 + tol)
+    return _Rest(source, keys.double()[:, None], sure, share, reweight, step).integrate(tol)
 
 
 def _kernels(kept: float) -> tuple[Family, float]:
@@ -71,35 +57,20 @@ def _tail(kept: float) -> Family:
     return family
 
 
-class _Sums:
-    """Running sums over nodes, for m queries and one share."""
+class _Rest(Sums):
+    """For m queries and one share."""
 
     def __init__(self, source: Source, keys: Tensor, sure: SureKeys, share: float, reweight: bool, step: float) -> None:
-        self.source, self.keys, self.kept, self.step = source, keys, share, step
+        self.source, self.keys, self.sure, self.kept = source, keys, sure, share
         self.family, self.early = _kernels(share)
         light = share if reweight else 1.0  # 1/w
-        self.total, self.pair, self.vector = sure.total * light, sure.pair * light**2, sure.vector * light
-        self.sure = sure
-        self.first = sure.vector * (light - share)  # B
-        self.sums = torch.zeros(2, len(keys), dtype=torch.float64, device=keys.device)
-        self.drift = torch.zeros_like(sure.vector)
-        self.bottom = math.inf
-        self.log_most = float((self.total + keys[:, 0] * source.moments.log_first.exp()).log().max())
+        self.pair, self.vector = sure.pair * light**2, sure.vector * light
+        total = sure.total * light
+        log_most = float((total + keys[:, 0] * source.moments.log_first.exp()).log().max())
+        super().__init__(total, sure.vector * (light - share), log_most, step)
 
-    @property
-    def span(self) -> float:
-        least = torch.where(self.total > 0, self.total.log(), -self.source.span)
-        return -float(least.clamp(max=0).min())
-
-    @property
-    def chunk(self) -> int:
-        return 16
-
-    def start(self, tol: float) -> float:
-        return 0.5 * math.log(2 * tol) - self.log_most
-
-    def lowest(self) -> float:
-        return -self.log_most - 18
+    def lightest(self) -> Tensor:
+        return torch.full_like(self.total, -self.source.span)
 
     def add(self, tau: Tensor) -> None:
         self.bottom = min(self.bottom, float(tau.min()))
@@ -121,9 +92,6 @@ class _Sums:
             self.drift[:, i] += (x * chance).sum(1)
         return out
 
-    def found(self) -> Tensor:
-        return self.sums
-
     def above(self, tau: float) -> Tensor:
         f = self.source.contract(self.sums.new_full((1,), tau), _tail(self.kept))
         log_chance = self.keys[:, 0] * f["log_d"][:, 0] - math.exp(min(tau, 700.0)) / 2 * self.total
@@ -135,7 +103,3 @@ class _Sums:
         pool, keys = self.source.moments, self.keys[:, 0]
         square = self.first.square().sum(1) + self.kept * (1 - self.kept) * keys * pool.log_spread.exp()
         return math.exp(2 * tau) / 2 * torch.stack([square, self.pair + self.kept * keys * pool.log_pair.exp()])
-
-    def result(self, accuracy: float) -> InclusionErrors:
-        rest = math.exp(self.bottom) * self.step / math.expm1(self.step)
-        return InclusionErrors(self.sums[0], self.drift + rest * self.first, self.sums[1], accuracy)
