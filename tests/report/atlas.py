@@ -21,7 +21,7 @@ from esscher.runs.manifest import Failure, Manifest, Start
 from esscher.runs.store import Store
 from esscher.runs.tables import as_tables
 
-__all__ = ["ProbeLike", "atlas_run", "atlas_tables", "sparse_run", "store_run"]
+__all__ = ["ProbeLike", "atlas_run", "atlas_tables", "declared", "sparse_run", "store_run"]
 
 KEYS = 16384
 

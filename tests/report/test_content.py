@@ -15,7 +15,8 @@ from esscher.report.packing import Grids, columns_of, number, shortened
 from esscher.report.page import content_of
 from esscher.report.words import demanding, ranked_heads, sentence, text_described, written
 from esscher.runs import Run, load_run
-from tests.report.atlas import ProbeLike, atlas_run, store_run
+from esscher.runs.columns import declare
+from tests.report.atlas import ProbeLike, atlas_run, declared, store_run
 
 
 @pytest.mark.parametrize(
@@ -160,11 +161,14 @@ def test_partial_tables_of_an_unfinished_run(tmp_path: Path) -> None:
     from esscher.runs.tables import as_tables, encode_shard
 
     run = store_run(tmp_path / "run", ProbeLike(), {}, status="running", units=3)
-    tables = as_tables({"heads": [{"layer": 1, "head": 0, "status": "ok", "reason": "", "beta_fit": 0.4}]})
+    curve = {"layer": 1, "head": 0, "metric": "l2", "kind": "exact", "n": 10, "rms": 0.1}
+    row = {"layer": 1, "head": 0, "status": "ok", "reason": "", "beta_fit": 0.4}
+    tables = declare(as_tables({"heads": [row], "curves": [curve]}), declared(ProbeLike()))
     header = {**run.manifest.header, "index": 1, "unit": {"unit": 1}}
     Store(run.path).write_shard(1, encode_shard(tables, header))
     content = content_of(load_run(run.path))
     assert content["rows"]["layer"] == [1]
+    assert content["errors"]["l2"] == "exact, keys drawn with replacement"
     assert "This run is incomplete: 1 of 3 units are done." in content["warnings"]
 
 

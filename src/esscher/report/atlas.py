@@ -60,7 +60,8 @@ def atlas(run: Run) -> dict[str, Any]:
     grids = Grids()
     places = list(zip(heads["layer"].astype(int), heads["head"].astype(int), strict=True))
     epsilons = epsilons_of(heads)
-    curves = _curves(read_table(run, "curves"), grids)
+    frame = read_table(run, "curves")
+    curves = _curves(frame, grids)
     content |= {
         "columns": sorted(described(run, "heads", map(str, heads.columns)), key=lambda column: column.get("first", LAST)),
         "rows": columns_of(heads),
@@ -73,7 +74,7 @@ def atlas(run: Run) -> dict[str, Any]:
         "budget": _records(read_table(run, "budget")),
         "layers": _described(run, "layers"),
         "theory": [asdict(line) for line in theory_lines(run.columns("heads"))],
-        "errors": _meanings(run),
+        "errors": {} if frame is None else _meanings(run),
         "grids": grids.lists,
     }
     return content
@@ -152,10 +153,9 @@ def _described(run: Run, name: str) -> dict[str, Any]:
 
 
 def _meanings(run: Run) -> dict[str, str]:
-    """What the names of errors stand for."""
-    columns = run.columns("curves") if "curves" in run.tables else {}
-    metric = columns.get("metric")
-    return {} if metric is None else dict(zip(metric.words, metric.meanings, strict=False))
+    """What the names of errors stand for, in unfinished runs too."""
+    metric = run.columns("curves")["metric"]
+    return dict(zip(metric.words, metric.meanings, strict=False))
 
 
 def _records(frame: Any | None) -> list[dict[str, Any]]:
