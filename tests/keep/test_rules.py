@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -171,3 +172,19 @@ def test_n_where_it_belongs() -> None:
         keep.Random().include(context(), 10)
     with pytest.raises(ValueError, match=r"keeps 4 keys surely; expected at least as many, got 2"):
         (keep.Sinks(4) | keep.Random()).include(context(), 2)
+
+
+def test_a_mask_and_the_models_own_scores_take_the_place_of_positions_and_products():
+    generator = torch.Generator().manual_seed(5)
+    q, k, v = (torch.randn(size, 3, generator=generator, dtype=torch.float64) for size in (2, 6, 6))
+    mask = torch.tensor([[1, 1, 1, 0, 1, 1], [0, 1, 1, 1, 1, 0]], dtype=torch.bool)
+    logits = 3 * torch.tanh(q @ k.T / 3)
+    seen = dataclasses.replace(keep.Context.of(q, k, v, positions=[1, 4]), mask=mask, logits=logits)
+    assert torch.equal(seen.attention, torch.softmax(logits.masked_fill(~mask, -torch.inf), 1))
+    near = keep.Recent(3).include(seen).probability
+    assert near.tolist() == [[1, 1, 1, 0, 0, 0], [0, 0, 1, 1, 1, 0]]  # nearest to 1 and to 4, of what is seen
+    second = seen.take(torch.tensor([1]))
+    assert torch.equal(second.scores, seen.scores[1:])
+    with pytest.raises(ValueError, match="keeps 3 keys surely; expected at least as many, got 2"):
+        (keep.Recent(3) | keep.TopK()).include(seen, 2)
+    assert (keep.Recent(3) | keep.TopK()).least(seen) == 3

@@ -77,7 +77,7 @@ class _Errors:
         wide = context.scores.amax(1) - lowest > 0.9 * deposit.MAX_CELLS * self.grid.spacing
         self.blunt = (~wide & (context.attention.amax(1) <= SHARP)).nonzero()[:, 0]
         whole = len(self.blunt) == len(context.q)
-        self.near = context if whole else replace(context, q=context.q[self.blunt], positions=context.positions[self.blunt])
+        self.near = context if whole else context.take(self.blunt)
         self._last: tuple[Tensor, _Rest | None] | None = None
 
     def of(self, kept: Inclusion) -> InclusionErrors:

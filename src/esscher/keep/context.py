@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,8 @@ class Context:
     """Checked queries (m, k), keys (N, k), values (N, d_v) of one key-value head; query i sees the keys 0 .. positions_i.
 
     The queries of all heads that share the keys stand below each other: a rule that decides once for all of them sums over
-    the rows.
+    the rows. ``mask``: what each query sees, where that is something else (an encoder's queries see later keys too).
+    ``logits``: the model's own scores, where they are more than scale <q, k>.
     """
 
     q: Tensor
@@ -28,6 +29,8 @@ class Context:
     v: Tensor
     scale: float
     positions: Tensor  # (m,) int64
+    mask: Tensor | None = None  # (m, N) bool
+    logits: Tensor | None = None  # (m, N)
 
     @classmethod
     def of(cls, q: Any, k: Any, v: Any, scale: Any = None, positions: Any = None) -> Context:
@@ -40,19 +43,26 @@ class Context:
         """What q, k and v are known in: float64, or float32 and less."""
         return torch.float64 if torch.float64 in (self.q.dtype, self.k.dtype, self.v.dtype) else torch.float32
 
+    def take(self, rows: Tensor) -> Context:
+        """The same keys for some of the queries."""
+        mask, logits = (None if x is None else x[rows] for x in (self.mask, self.logits))
+        return replace(self, q=self.q[rows], positions=self.positions[rows], mask=mask, logits=logits)
+
     @property
     def keys(self) -> int:
         return self.k.shape[0]
 
     @cached_property
     def visible(self) -> Tensor:
-        """(m, N): no key after the query."""
+        """(m, N): no key after the query, or what the mask says."""
+        if self.mask is not None:
+            return self.mask
         return torch.arange(self.keys, device=self.k.device) <= self.positions[:, None]
 
     @cached_property
     def scores(self) -> Tensor:
         """(m, N) float64; -inf where the query does not see the key."""
-        scores = self.q.double() @ self.k.double().T * self.scale
+        scores = self.q.double() @ self.k.double().T * self.scale if self.logits is None else self.logits.double()
         if not bool(torch.isfinite(scores).all()):
             raise ValueError("q, k, scale: scores are beyond the floating range; make scale smaller")
         return scores.masked_fill(~self.visible, -torch.inf)

@@ -1,4 +1,4 @@
-"""Recent: the last keys that a query sees, its own among them."""
+"""Recent: the keys nearest to a query, its own among them; for a causal query the last that it sees."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Recent"]
 
 @dataclass(frozen=True)
 class Recent(Ranked):
-    """The last ``size`` keys up to the query's position."""
+    """The ``size`` keys nearest to the query's position: the last ones, where it sees no later key."""
 
     name: ClassVar[str] = "recent"
     size: int | None = None
@@ -26,4 +26,5 @@ class Recent(Ranked):
         as_size(self.size, "recent")
 
     def order(self, context: Context) -> Tensor:
-        return torch.arange(context.keys, device=context.k.device)
+        index = torch.arange(context.keys, device=context.k.device)
+        return index if context.mask is None else -(index - context.positions[:, None]).abs()

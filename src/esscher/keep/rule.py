@@ -7,6 +7,7 @@ that several parts may keep is dropped when all of them drop it.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from typing import ClassVar
@@ -71,12 +72,23 @@ class Rule(ABC):
             raise ValueError(f"n: the rule {self} expects {wanted}; {came}")
         if n is not None and not 1 <= n <= context.keys:
             raise ValueError(f"n: expected 1 to {context.keys} keys, got {n}")
+        sure = self._held(context)
+        if n is not None and n < (least := self.least(context)):
+            raise ValueError(f"n: {self} keeps {least} keys surely; expected at least as many, got {n}")
+        if isinstance(free, Ranked):
+            sure |= free.fill(context, sure, n or 0)
+        return _with_chance(self, context, sure, n)
+
+    def _held(self, context: Context) -> Tensor:
+        """Keys that the parts with numbers keep whatever happens, (m, N)."""
         sure = torch.zeros_like(context.visible)
         for part in self.parts:
             sure |= part.surely(context)
-        if isinstance(free, Ranked):
-            sure |= free.fill(context, sure, n or 0)
-        return _with_chance(self, context, sure & context.visible, n)
+        return sure & context.visible
+
+    def least(self, context: Context) -> int:
+        """The smallest n of its ladder: what it keeps surely, on average over the queries, and one key at least."""
+        return max(1, math.ceil(float(self._held(context).sum(1).double().mean()) - 1e-9))
 
     def __str__(self) -> str:
         return "+".join(part.text() for part in self.parts)
@@ -92,9 +104,6 @@ def _with_chance(rule: Rule, context: Context, sure: Tensor, n: int | None) -> I
         wanted = None
         if part.is_open and n is not None:
             wanted = n - sure.sum(1).double()
-            if float(wanted.mean()) < 0:
-                held = float(sure.sum(1).double().mean())
-                raise ValueError(f"n: {rule} keeps {held:g} keys surely; expected at least as many, got {n}")
         dropped = dropped * (1 - part.probability(context, rest, wanted))
     probability = torch.where(sure, 1.0, torch.where(rest, 1 - dropped, 0.0))
     if not chances[0].reweight:
