@@ -88,6 +88,11 @@ def of_region(i: Inputs) -> list[Any]:
     return [region.center, region.cov, region.effective_tokens, region.contains(region.center).double()]
 
 
+def of_coverage(i: Inputs) -> list[Any]:
+    found = es.coverage(i["q"], i["k"], i["v"], "sinks:2+random:0.5", 0.2 * i["numbers"][1], repeats=400)
+    return [found.denominator, found.output, found.kept]
+
+
 def of_predictions(i: Inputs) -> list[Any]:
     found = es.predictions(head(i), gaussian(i))
     return [list(p.numbers.values()) for p in found] + [p.exponent for p in found if p.exponent is not None]
@@ -144,6 +149,7 @@ CASES = [
     ),
     Case("exact_pool_curve", QKV | N, lambda i: of_curve(pool_curve(i)), 1e-4),
     Case("exact_pool_curve", QKV, lambda i: es.exact_pool_curve(i["q"], i["k"], i["v"], keep="sinks:2+random:0.5").rms, 1e-4),
+    Case("coverage", QKV | NUMBERS, of_coverage, 1e-4),
     Case("converge", MAPS | LAW, lambda i: es.converge(head(i), gaussian(i), [4, 8], 3, metrics=["l2"])["l2"].rms),
     Case("asymptotic_from", QKV | N, lambda i: es.asymptotic_from(pool_curve(i), 0.2), 1e-4),
     Case("fit_rate", QKV | N, lambda i: es.fit_rate(pool_curve(i), raise_on_failure=False).exponent, 1e-4),
@@ -164,7 +170,9 @@ CASES = [
 ]
 
 ELSEWHERE = {  # public names that take no numbers of the user's
-    **dict.fromkeys(["ErrorCurve", "FitError", "RateFit", "Prediction", "Run"], "a result, made by the functions above"),
+    **dict.fromkeys(
+        ["Coverage", "ErrorCurve", "FitError", "RateFit", "Prediction", "Run"], "a result, made by the functions above"
+    ),
     "Measure": "abstract; every law is in the table",
     "capture": "takes a model; tests/models/huggingface/test_capture.py",
     "probe": "takes a model and texts; tests/models",

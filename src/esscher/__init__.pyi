@@ -12,12 +12,14 @@ from .attention import (
     linear_limit as linear_limit,
 )
 from .convergence import (
+    Coverage as Coverage,
     ErrorCurve as ErrorCurve,
     FitError as FitError,
     RateFit as RateFit,
     asymptotic_from as asymptotic_from,
     confidence_region as confidence_region,
     converge as converge,
+    coverage as coverage,
     delta_covariance as delta_covariance,
     exact_curve as exact_curve,
     exact_pool_curve as exact_pool_curve,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["as_attention", "as_count", "as_counts", "as_kind", "as_positive", "as_tensor", "finite_result", "is_finite"]
+__all__ = [
+    "as_attention",
+    "as_count",
+    "as_counts",
+    "as_kind",
+    "as_positive",
+    "as_seed",
+    "as_tensor",
+    "finite_result",
+    "is_finite",
+]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -111,6 +122,14 @@ def as_positive(value: Any, name: str) -> float:
     if not (np.isfinite(number) and number > 0):
         raise ValueError(f"{name}: expected a finite number above 0, got {number}")
     return number
+
+
+def as_seed(value: Any) -> int:
+    """A whole number, of either sign."""
+    try:
+        return operator.index(value)
+    except TypeError as cause:
+        raise ValueError(f"seed: expected a whole number, got {value!r}") from cause
 
 
 def as_count(value: Any, name: str) -> int:

@@ -24,6 +24,8 @@ NOT_CALLED = {
     "probe": "needs a model",
     "icl": "a part, not a function",
     "keep": "a part; tests/keep and tests/convergence/test_keep_curve.py",
+    "Coverage": "a result of coverage",
+    "coverage": "simulates; tests/convergence/test_coverage.py",
     "load_run": "needs a stored run",
     "Run": "needs a stored run",
 }

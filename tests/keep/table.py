@@ -25,6 +25,7 @@ OPEN = (
     "streamingllm:1",
     "bigbird:1",
     "recent:2+heavy",
+    "vattention:0.7:delta=0.2:sinks=1:recent=1",
 )
 FIXED = (
     "random:0.3",
@@ -48,5 +49,8 @@ FIXED = (
     "longformer:1:at=0,2",
     "bigbird:1:0.2",
     "sinks:1+recent:1+random:0.2+random:0.3",
+    "adaptive:0.9:base=0",
+    "sinks:1+recent:1+adaptive:0.9:delta=0.3",
+    "vattention:0.9:0.4:sinks=1:recent=1:topk=2:base=0.3",
 )
 RULES = (*((text, True) for text in OPEN), *((text, False) for text in FIXED))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ def test_probabilities_and_weights(text: str, is_open: bool, places: list[int] |
 @pytest.mark.parametrize("n", [3, 5, KEYS])
 def test_n_keys_are_kept_in_all(text: str, n: int) -> None:
     kept = keep.parse(text).include(context(), n)
-    if text.startswith("topk+random"):  # chance comes on top of the n
+    if text.startswith(("topk+random", "vattention")):  # chance comes on top of the n
         assert float(kept.sure.sum(1).double().mean()) == n
     elif not text.startswith(("bigbird", "window")) or n >= 5:  # their patterns alone keep up to 3 or 4
         assert float(kept.size.mean()) == pytest.approx(n, abs=1e-9)
@@ -138,13 +139,39 @@ def test_collisions_of_magicpig() -> None:
     assert float((hits / 4000 - p).abs().max()) < 5 * 0.5 / math.sqrt(4000)
 
 
+def test_a_share_is_written_with_all_its_digits() -> None:
+    rule = keep.Random(0.123456789012345) | keep.Sinks(2)
+    assert keep.parse(str(rule)) == rule
+
+
+def test_the_adaptive_budget() -> None:
+    """b = (z sigma n / (epsilon D))^2, key by key: 4 of 9 keys are sure, and the budget stays between the base and n."""
+    seen = context(sharp=1.0)
+    rule = keep.VAttention(0.1, 0.2, sinks=1, recent=1, topk=2, base=0.3)
+    sure = (keep.Sinks(1) | keep.Recent(1) | keep.TopK(2)).include(seen).sure
+    p = rule.include(seen).probability
+    budgets = []
+    for i in range(5):
+        e = [math.exp(x) for x in seen.scores[i].tolist()]
+        rest = [x for x, held in zip(e, sure[i].tolist(), strict=True) if not held]
+        budget = (0.8416212335729143 * statistics.pstdev(rest) * len(rest) / (0.1 * sum(e))) ** 2
+        budgets.append(min(max(math.floor(budget), 2), len(rest)))
+        np.testing.assert_allclose(p[i, ~sure[i]].numpy(), budgets[-1] / len(rest), rtol=1e-12)
+    assert len(set(budgets)) > 1
+    assert str(rule) == "sinks:1+recent:1+topk:2+adaptive:delta=0.2:base=0.3"
+
+
 BAD = (
+    ("adaptive:0", "adaptive, epsilon: expected a number above 0 and below 1, got 0"),
+    ("adaptive:0.1:delta=0.5", "adaptive, delta: expected a number above 0 and below 0.5, got 0.5"),
+    ("adaptive:0.1:base=1", "adaptive, base: expected a number above 0 and below 1, got 1"),
+    ("adaptive:0.1+random:0.2", "either all reweight or none"),
     ("window:0", "window: expected a whole number of at least 1, got 0"),
     ("recent:10", "recent: expected at most 9, the number of keys, got 10"),
     ("random:1.5", "random: expected a probability above 0 and up to 1, got 1.5"),
     ("random:0", "random: expected a probability above 0 and up to 1, got 0"),
     ("global:12", "global: expected positions below 9"),
-    ("nearest:3", "keep: no rule 'nearest' in 'nearest:3'; rules: bigbird"),
+    ("nearest:3", "keep: no rule 'nearest' in 'nearest:3'; rules: adaptive, bigbird"),
     ("sinks:", "keep: expected a number, got '' in 'sinks:'"),
     ("sinks:4:4", "keep: 'sinks:4:4' is not how sinks is written: sinks:SIZE"),
     ("sinks:2++recent:3", "keep: no rule ''"),

@@ -1,4 +1,5 @@
 from .budget import asymptotic_from as asymptotic_from, tokens_needed as tokens_needed
+from .coverage import Coverage as Coverage, coverage as coverage
 from .curve import ErrorCurve as ErrorCurve
 from .delta import confidence_region as confidence_region, delta_covariance as delta_covariance
 from .exact import exact_curve as exact_curve

@@ -15,16 +15,21 @@ from esscher.keep.sinks import Sinks
 from esscher.keep.strided import Strided
 from esscher.keep.text import parse, register, rules
 from esscher.keep.topk import TopK
+from esscher.keep.vattention import AdaptiveRest, VAttention
 from esscher.keep.window import Window
 
 __all__ = [
-    "BigBird", "Chance", "Context", "ExpectedAttention", "Global", "Heavy", "Importance", "Inclusion", "KeyNorm",
-    "Longformer", "MagicPIG", "Neyman", "Pattern", "Random", "Ranked", "Recent", "Rule", "Sinks", "StreamingLLM",
-    "Strided", "TopK", "Union", "Window", "parse", "register", "rules",
+    "AdaptiveRest", "BigBird", "Chance", "Context", "ExpectedAttention", "Global", "Heavy", "Importance", "Inclusion",
+    "KeyNorm", "Longformer", "MagicPIG", "Neyman", "Pattern", "Random", "Ranked", "Recent", "Rule", "Sinks", "StreamingLLM",
+    "Strided", "TopK", "Union", "VAttention", "Window", "parse", "register", "rules",
 ]  # fmt: skip
 
-for _rule in (Random, Sinks, Recent, Window, Strided, Global, TopK, Heavy, KeyNorm, ExpectedAttention, Neyman, MagicPIG):
+for _rule in (
+    *(Random, Sinks, Recent, Window, Strided, Global, TopK, Heavy, KeyNorm, ExpectedAttention),
+    *(Neyman, MagicPIG, AdaptiveRest),
+):
     register(_rule.name, _rule)
 register("bigbird", BigBird)
 register("longformer", Longformer)
 register("streamingllm", StreamingLLM)
+register("vattention", VAttention)

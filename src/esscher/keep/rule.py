@@ -148,7 +148,7 @@ class Part(Rule):
 def _written(value: object) -> str:
     if isinstance(value, tuple):
         return ",".join(str(x) for x in value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 class Pattern(Part):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-__all__ = ["as_fraction", "as_size"]
+__all__ = ["as_between", "as_fraction", "as_size"]
 
 
 def as_size(value: Any, name: str, *, least: int = 1) -> int | None:
@@ -23,4 +23,11 @@ def as_fraction(value: Any, name: str) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1 or math.isnan(value):
         raise ValueError(f"{name}: expected a probability above 0 and up to 1, got {value!r}")
+    return float(value)
+
+
+def as_between(value: Any, name: str, low: float, high: float) -> float:
+    """A number above ``low`` and below ``high``."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low < value < high:
+        raise ValueError(f"{name}: expected a number above {low:g} and below {high:g}, got {value!r}")
     return float(value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor
 from esscher.attention.head import Head, check_pair
 from esscher.convergence.montecarlo.draw import Plan
 from esscher.convergence.montecarlo.metrics import METRICS, unknown
-from esscher.inputs import as_count, as_counts, as_positive, as_tensor
+from esscher.inputs import as_count, as_counts, as_positive, as_seed, as_tensor
 from esscher.measures.base import Measure
 
 __all__ = ["SAMPLINGS", "Design", "plan"]
@@ -63,7 +62,7 @@ def plan(
         measure=measure,
         n=tuple(ladder.tolist()),
         metrics=names,
-        seed=_seed(seed),
+        seed=as_seed(seed),
         sampling=design.sampling,
         query_inside=design.query_inside,
         queries=_queries(design.queries, head),
@@ -74,13 +73,6 @@ def plan(
     )
     _check_limit_exists(made)
     return made
-
-
-def _seed(seed: Any) -> int:
-    try:
-        return operator.index(seed)
-    except TypeError as cause:
-        raise ValueError(f"seed: expected a whole number, got {seed!r}") from cause
 
 
 def _metrics(metrics: Any) -> tuple[str, ...]:
