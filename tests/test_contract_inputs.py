@@ -119,6 +119,11 @@ HEAD = MAPS | LAW | QUERIES
 CASES = [
     Case("Head", HEAD, of_head),
     Case("attend", WIDE, lambda i: es.attend(i["q"], i["k"], i["v"])),
+    *(
+        Case("attend", given, lambda i, rule=rule: es.attend(i["q"], i["k"], i["v"], keep=rule, positions=np.arange(12)))
+        for given in (QKV, WIDE)
+        for rule in ("window:3", "sinks:1+recent:2", "strided:3+window:1", "topk:4", "heavy:3+recent:1")
+    ),
     Case("attend_hardmax", QKV, lambda i: es.attend_hardmax(i["q"], i["k"], i["v"])),
     Case("attend_linear", QKV, lambda i: es.attend_linear(i["q"], i["k"], i["v"])),
     Case("attend_prefixes", WIDE | SIZES, of_prefixes),

@@ -15,8 +15,8 @@ RANK = {
     "inputs": 0,
     "runs": 0,  # and imports nothing of the others at all
     "measures": 1,
-    "attention": 2,
-    "keep": 3,
+    "keep": 2,
+    "attention": 3,
     "theory": 4,
     "convergence": 5,
     "diagnostics": 6,

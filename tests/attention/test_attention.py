@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import esscher as es
-from esscher.attention import fused, streaming
+from esscher.attention import fused
+from esscher.attention import state as states
 from esscher.attention.softmax import softmax_attention
-from esscher.attention.streaming import finish, init, merge, update
+from esscher.attention.state import finish, init, merge, update
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -38,7 +39,7 @@ def test_attend_equals_the_reference(dtype: torch.dtype, path: str, masked: bool
     if path == "explicit":
         monkeypatch.setattr(fused, "_fused", fused._explicit)
         monkeypatch.setattr(fused, "EXPLICIT_SCORES", 53 * 4)
-    monkeypatch.setattr(streaming, "KEY_BLOCK", 11)
+    monkeypatch.setattr(states, "KEY_BLOCK", 11)
     q, k, v = qkv(dtype)
     mask = torch.rand(13, 53, generator=torch.Generator().manual_seed(4)) < 0.3 if masked else None
     if mask is not None:
@@ -110,7 +111,7 @@ def test_a_state_that_has_seen_no_key_cannot_finish() -> None:
 
 def test_gradients_flow_through_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fused kernel's log-sum-exp carries no gradient; merging blocks needs it."""
-    monkeypatch.setattr(streaming, "KEY_BLOCK", 11)
+    monkeypatch.setattr(states, "KEY_BLOCK", 11)
     q, k, v = (x.requires_grad_(True) for x in qkv())
     ours = torch.autograd.grad(es.attend(q, k, v).square().sum(), (q, k, v))
     theirs = torch.autograd.grad(softmax_attention(q, k, v).square().sum(), (q, k, v))

@@ -65,6 +65,8 @@ def _attend(draw: Draw) -> None:
         return _batched(draw, dtype)
     given, (q, k, v) = any_inputs(draw, dtype)
     scale, factor = any_scale(draw, q.shape[1])
+    if draw.chance(0.2):
+        return _kept(draw, given | {"scale": scale}, (q, k, v, factor), dtype)
     mask = None
     if draw.chance(0.3):
         mask = draw.rng.random((len(q), len(k))) < draw.pick([0.1, 0.5, 0.9])
@@ -78,6 +80,27 @@ def _attend(draw: Draw) -> None:
     arguments = draw.spoil(given | {"scale": scale, "mask": form}, kinds)
     got = draw.public("attend", **arguments)
     _in_hull(draw, got, found, dtype)
+
+
+def _kept(draw: Draw, given: dict[str, Any], exact: tuple[Any, ...], dtype: torch.dtype) -> None:
+    """Rules of which the places alone say the mask."""
+    q, k, v, factor = exact
+    positions = draw.rng.integers(0, len(k), len(q))
+    size, stride = draw.whole(1, len(k)), draw.whole(1, 2 * len(k))
+    ago = positions[:, None] - np.arange(len(k))
+    keep, mask = draw.pick(
+        [
+            (f"window:{stride}", ago <= stride),
+            (f"recent:{size}", ago < size),
+            (f"sinks:{size}", (ago >= 0) & (np.arange(len(k)) < size)),
+            (f"strided:{stride}", ago % stride == 0),
+            (f"strided:{stride}+sinks:1+recent:{size}", (ago % stride == 0) | (ago < size) | (np.arange(len(k)) == 0)),
+        ]
+    )
+    found = plain.softmax(q, k, v, factor, mask & (ago >= 0))
+    _note_range(draw, found.size, dtype)
+    arguments = draw.spoil(given | {"keep": keep, "positions": positions}, {"q": "array", "k": "array", "v": "array"})
+    _in_hull(draw, draw.public("attend", **arguments), found, dtype)
 
 
 def _note_range(draw: Draw, size: float, dtype: torch.dtype) -> None:

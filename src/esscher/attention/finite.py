@@ -11,7 +11,7 @@ from torch import Tensor
 from esscher.attention.hardmax import attend_hardmax
 from esscher.attention.head import Head
 from esscher.attention.linear import attend_linear
-from esscher.attention.streaming import AttentionState, attention_state, finish, merge
+from esscher.attention.state import AttentionState, attention_state, finish, merge
 from esscher.inputs import as_kind, as_tensor, finite_result
 
 __all__ = ["KERNELS", "attend_tokens"]

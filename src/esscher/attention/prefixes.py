@@ -11,7 +11,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from esscher.attention.softmax import attention_inputs
-from esscher.attention.streaming import attention_state, init, merge
+from esscher.attention.state import attention_state, init, merge
 from esscher.inputs import as_counts, finite_result
 
 __all__ = ["PrefixOutputs", "attend_prefixes"]

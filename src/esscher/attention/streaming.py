@@ -1,88 +1,71 @@
-"""Softmax attention over any number of keys in flat memory: init, update, merge, finish on a frozen state.
-
-A state is (lse, out) for each query: lse = log sum_j exp(score_j) and out = sum_j softmax_j v_j over the keys seen so far.
-Two states over disjoint keys merge exactly:
-
-    lse = log(exp lse_a + exp lse_b),      out = (1 - w) out_a + w out_b,      w = exp(lse_b - lse) = sigmoid(lse_b - lse_a).
-
-The merge is associative and commutative up to rounding. States are float64 whatever the inputs are.
-"""
+"""Softmax attention over any number of keys in flat memory, over all of them or over those that a rule keeps."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float
 from torch import Tensor
 
-from esscher.attention.fused import attend_block
+from esscher.attention.kept import attend_kept
 from esscher.attention.softmax import attention_inputs
-from esscher.inputs import finite_result
+from esscher.attention.state import attention_state, finish
+from esscher.inputs import as_count, finite_result
+from esscher.keep.context import Context
+from esscher.keep.text import parse
 
-__all__ = ["AttentionState", "attend", "finish", "init", "merge", "update"]
-
-KEY_BLOCK = 1 << 16  # keys per block: long sums are carried in float64 between blocks
-
-
-@dataclass(frozen=True)
-class AttentionState:
-    lse: Float64[Tensor, "*batch m"]
-    out: Float64[Tensor, "*batch m d_v"]
+__all__ = ["attend"]
 
 
-def init(q: Tensor, d_v: int) -> AttentionState:
-    """The state of the queries q before any key."""
-    rows = q.shape[:-1]
-    lse = torch.full(rows, -torch.inf, dtype=torch.float64, device=q.device)
-    return AttentionState(lse, torch.zeros(*rows, d_v, dtype=torch.float64, device=q.device))
-
-
-def update(state: AttentionState, q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None) -> AttentionState:
-    """The state after one more block of keys; ``mask`` is true where a query may see a key of the block."""
-    return merge(state, _block_state(q, k, v, scale, mask))
-
-
-def merge(a: AttentionState, b: AttentionState) -> AttentionState:
-    """The state over the union of two disjoint sets of keys."""
-    weight = torch.sigmoid(b.lse - a.lse)
-    weight = weight.nan_to_num(0.0)  # -inf on both sides: neither has seen a key
-    return AttentionState(torch.logaddexp(a.lse, b.lse), torch.lerp(a.out, b.out, weight[..., None]))
-
-
-def finish(state: AttentionState) -> Float64[Tensor, "*batch m d_v"]:
-    """The outputs; every query must have seen a key."""
-    blind = int((state.lse == -torch.inf).sum())
-    if blind:
-        raise ValueError(f"attention: {blind} queries have seen no key; update the state with visible keys first")
-    return state.out
-
-
-def attend(q: Any, k: Any, v: Any, scale: Any = None, mask: Any = None) -> Float[Tensor, "*batch m d_v"]:
+def attend(
+    q: Any,
+    k: Any,
+    v: Any,
+    scale: Any = None,
+    mask: Any = None,
+    *,
+    keep: Any = None,
+    positions: Any = None,
+    n: Any = None,
+    generator: Any = None,
+) -> Float[Tensor, "*batch m d_v"]:
     """Softmax attention of queries q (m x k) on keys k (n x k) with values v (n x d_v), streamed over blocks of keys.
 
     Memory does not grow with n beyond the inputs. ``scale`` None = 1/sqrt(width of q); ``mask``: booleans, true where a
     query may see a key. The answer has the dtype of the inputs; sums are carried in float64 between blocks. Inputs may lie
     in memory as they like. ValueError where scores are beyond float64.
+
+    ``keep``: a rule that chooses the keys (esscher.keep, or its text), for each head of the leading axes by itself; attention
+    runs on those it keeps, each with its weight: softmax of score + log w. Keys come in the order of their positions; queries
+    stand at the last one, or at ``positions`` (m,), and see no later key, or what ``mask`` says. ``n``: keys kept in all, for
+    the part of the rule without a number. A rule with chance draws from ``generator``: for query after query and key after
+    key u_ij uniform on [0, 1), kept where u_ij < p_ij; parts that are shared by the queries draw one u_j for each key. Time
+    and memory follow the keys kept where places decide (window, sinks, recent, strided, global and their unions; heavy,
+    keynorm and expected beside the one pass that ranks the keys); where scores or chance of each query decide, all pairs are
+    looked at, a block of queries at a time.
     """
     q, k, v, scale, mask = attention_inputs(q, k, v, scale, mask)
-    out = finish(attention_state(q, k, v, scale, mask)).to(q.dtype)
-    return finite_result(out, "attend", "scale v down or use float64")
+    if keep is None:
+        for name, given in (("positions", positions), ("n", n), ("generator", generator)):
+            if given is not None:
+                raise ValueError(f"{name}: matters to a rule that keeps keys; give keep too, or leave {name} out")
+        out = finish(attention_state(q, k, v, scale, mask))
+    else:
+        out = _kept(q, k, v, scale, mask, keep=keep, positions=positions, n=n, generator=generator)
+    return finite_result(out.to(q.dtype), "attend", "scale v down or use float64")
 
 
-def attention_state(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None) -> AttentionState:
-    """The state of checked queries after all keys."""
-    if k.shape[-2] <= KEY_BLOCK:
-        return _block_state(q, k, v, scale, mask)
-    state = init(q, v.shape[-1])
-    for start in range(0, k.shape[-2], KEY_BLOCK):
-        block = slice(start, start + KEY_BLOCK)
-        visible = None if mask is None else mask[..., block]
-        state = update(state, q, k[..., block, :], v[..., block, :], scale, visible)
-    return state
-
-
-def _block_state(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None) -> AttentionState:
-    out, lse = attend_block(q, k, v, scale, mask)
-    return AttentionState(lse.double(), out.double())
+def _kept(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, **options: Any) -> Tensor:
+    """Head by head, in the order of the leading axes."""
+    rule, count = parse(options["keep"]), None if options["n"] is None else as_count(options["n"], "n")
+    heads = [x.reshape(-1, *x.shape[-2:]) for x in (q, k, v)]
+    seen = None if mask is None else mask.reshape(-1, *mask.shape[-2:])
+    outs = []
+    for number, (queries, keys, values) in enumerate(zip(*heads, strict=True)):
+        context = Context.of(queries, keys, values, scale, options["positions"])
+        if seen is not None:
+            context = replace(context, mask=seen[number].to(keys.device))
+        outs.append(attend_kept((queries, keys, values), context, rule, count, options["generator"]))
+    return torch.cat(outs).reshape(*q.shape[:-1], v.shape[-1])

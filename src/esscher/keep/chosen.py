@@ -27,9 +27,12 @@ class Global(Pattern):
             raise ValueError(f"global: expected positions from 0 on, got {self.at!r}")
         object.__setattr__(self, "at", at)
 
-    def surely(self, context: Context) -> Tensor:
+    def check_numbers(self, context: Context) -> None:
         if max(self.at) >= context.keys:
             raise ValueError(f"global: expected positions below {context.keys}, the number of keys, got {max(self.at)}")
-        mask = torch.zeros(context.keys, dtype=torch.bool, device=context.k.device)
-        mask[list(self.at)] = True
-        return mask.expand_as(context.visible)
+
+    def keeps(self, position: Tensor, key: Tensor) -> Tensor:
+        return torch.isin(key, torch.tensor(self.at, device=key.device)) & (position >= 0)
+
+    def reach(self, positions: Tensor, n: int | None) -> Tensor:
+        return torch.tensor(sorted(set(self.at)), device=positions.device)

@@ -32,6 +32,6 @@ class ExpectedAttention(Ranked):
     def order(self, context: Context) -> Tensor:
         q, k = context.q.double() * context.scale, context.k.double()
         mean = q.mean(0)
-        spread = (q - mean) @ k.T / len(q) ** 0.5  # k'Sk is the square of a column's norm
-        exponent = k @ mean + spread.square().sum(0) / 2
+        spread = (q - mean).T @ (q - mean) / len(q)
+        exponent = k @ mean + (k @ spread * k).sum(1) / 2
         return torch.log_softmax(exponent, 0) + context.v.double().square().sum(1).log() / 2

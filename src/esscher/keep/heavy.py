@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from esscher.keep.blocks import blocks
 from esscher.keep.context import Context
 from esscher.keep.rule import Ranked
 from esscher.keep.sizes import as_size
@@ -31,7 +32,11 @@ class Heavy(Ranked):
         as_size(self.last, "heavy, last")
 
     def order(self, context: Context) -> Tensor:
-        return context.attention[self._observed(context)].mean(0)
+        observed = self._observed(context)
+        total = torch.zeros(context.keys, dtype=torch.float64, device=context.k.device)
+        for rows, part in blocks(context):
+            total += part.attention[observed[rows]].sum(0)
+        return total / observed.sum()
 
     def _observed(self, context: Context) -> Tensor:
         places = torch.unique(context.positions)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -19,26 +19,34 @@ __all__ = ["Importance", "MagicPIG"]
 
 @dataclass(frozen=True, eq=False)
 class Importance(Chance):
-    """Key j with the given probability, (N,) or (m, N)."""
+    """Key j with the given probability, (N,) or (m, N); ``shared``: one draw of a key for all queries."""
 
     name: ClassVar[str] = "importance"
     given: Any = field(repr=False)
     reweight: bool = True
+    shared: bool = False
 
     def __post_init__(self) -> None:
         given = as_tensor(self.given, "importance").detach().double()
         if given.ndim not in (1, 2) or bool((given < 0).any()) or bool((given > 1).any()):
             raise ValueError("importance: expected probabilities from 0 to 1, one for each key (and query)")
+        if self.shared and given.ndim == 2:
+            raise ValueError(f"importance: what queries share has one probability for each key, got shape {tuple(given.shape)}")
         object.__setattr__(self, "given", given)
 
-    def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
-        if self.given.shape not in ((context.keys,), tuple(rest.shape)):
+    def check_numbers(self, context: Context) -> None:
+        shapes = (context.keys,), (len(context.q), context.keys)
+        if self.given.shape not in shapes:
             raise ValueError(
-                f"importance: expected probabilities of shape ({context.keys},) or {tuple(rest.shape)}, "
-                f"got {tuple(self.given.shape)}"
+                f"importance: expected probabilities of shape {shapes[0]} or {shapes[1]}, got {tuple(self.given.shape)}"
             )
+
+    def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
         given: Tensor = self.given.to(rest.device)
         return rest * given
+
+    def take(self, rows: Tensor) -> Chance:
+        return self if self.given.ndim == 1 else replace(self, given=self.given[rows.to(self.given.device)])
 
     def text(self) -> str:
         raise ValueError("importance: probabilities given as numbers have no text; use the rule from Python")

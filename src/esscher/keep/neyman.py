@@ -7,6 +7,7 @@ p_j = min(1, lambda sqrt(E_q pi_qj^2 |c_qj|^2)).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from esscher.keep.context import Context
+from esscher.keep.importance import Importance
 from esscher.keep.rule import Chance
 from esscher.keep.sizes import as_size
 
@@ -44,6 +46,19 @@ class Neyman(Chance):
             return fill_up(gain, count)
         together = gain.square().mean(0, keepdim=True).sqrt()
         return fill_up(together, count.mean()[None]).expand_as(gain) * rest
+
+    def settle(self, seen: Iterable[tuple[Context, Tensor, Tensor | None]]) -> Chance:
+        if not self.shared:
+            return self
+        squares: Tensor | float = 0.0
+        count, queries = 0.0, 0
+        for context, rest, wanted in seen:
+            squares = squares + (context.attention * context.distance * rest).square().sum(0, keepdim=True)
+            count += float(self.size or 0) * len(rest) if wanted is None else float(wanted.sum())
+            queries += len(rest)
+        assert isinstance(squares, Tensor)
+        together = (squares / queries).sqrt()
+        return Importance(fill_up(together, together.new_tensor([count / queries]))[0], shared=True)
 
 
 def fill_up(gain: Tensor, count: Tensor) -> Tensor:

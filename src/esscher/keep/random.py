@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from esscher.keep.context import Context
+from esscher.keep.importance import Importance
 from esscher.keep.rule import Chance
 from esscher.keep.sizes import as_fraction
 
@@ -37,6 +39,21 @@ class Random(Chance):
         if self.share is not None:
             return rest * self.share
         assert wanted is not None
-        others = rest.sum(1).double().mean()
-        share = (wanted.mean() / others).clamp(0, 1) if float(others) else torch.zeros_like(others)
-        return rest * share
+        return rest * _share(wanted, rest.sum(1))
+
+    def settle(self, seen: Iterable[tuple[Context, Tensor, Tensor | None]]) -> Chance:
+        if self.share is not None:
+            return self
+        keys, counts = 0, []
+        for context, rest, wanted in seen:
+            assert wanted is not None
+            keys = context.keys
+            counts.append(torch.stack([wanted, rest.sum(1).double()]))
+        share = _share(*torch.cat(counts, 1))
+        return Importance(share.expand(keys), self.reweight)
+
+
+def _share(wanted: Tensor, rest: Tensor) -> Tensor:
+    """The chance of each other key that makes queries keep as many as wanted, on average."""
+    others = rest.double().mean()
+    return (wanted.mean() / others).clamp(0, 1) if float(others) else torch.zeros_like(others)

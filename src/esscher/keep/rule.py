@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -17,7 +18,9 @@ from torch import Tensor
 
 from esscher.keep.context import Context
 
-__all__ = ["Chance", "Inclusion", "Part", "Pattern", "Ranked", "Rule", "Union"]
+__all__ = [
+    "Chance", "Inclusion", "Part", "Pattern", "Placed", "PlacedOrder", "Ranked", "Rule", "Union", "first_of", "later_first",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,13 @@ class Rule(ABC):
 
     def include(self, context: Context, n: int | None = None) -> Inclusion:
         """Probabilities and weights for the queries of a context; ``n``: keys kept in all, where a part has no number."""
+        self.check(context, n)
+        sure = self.held(context)
+        self.check_least(n, float(sure.sum(1).double().mean()))
+        return self.decide(context, self.filled(context, sure, n), n)
+
+    def check(self, context: Context, n: int | None) -> None:
+        """ValueError where n is missing, too much or too many, or the numbers of a part do not fit the context."""
         free = self.free
         if (n is None) != (free is None):
             came = "got none" if n is None else f"got {n}"
@@ -72,14 +82,37 @@ class Rule(ABC):
             raise ValueError(f"n: the rule {self} expects {wanted}; {came}")
         if n is not None and not 1 <= n <= context.keys:
             raise ValueError(f"n: expected 1 to {context.keys} keys, got {n}")
-        sure = self._held(context)
-        if n is not None and n < (least := self.least(context)):
-            raise ValueError(f"n: {self} keeps {least} keys surely; expected at least as many, got {n}")
-        if isinstance(free, Ranked):
-            sure |= free.fill(context, sure, n or 0)
-        return _with_chance(self, context, sure, n)
+        for part in self.parts:
+            part.check_numbers(context)
 
-    def _held(self, context: Context) -> Tensor:
+    def check_least(self, n: int | None, held: float) -> None:
+        """ValueError where n is less than what the parts with numbers keep surely, ``held`` keys on average."""
+        if n is not None and n < (least := _least(held)):
+            raise ValueError(f"n: {self} keeps {least} keys surely; expected at least as many, got {n}")
+
+    def filled(self, context: Context, sure: Tensor, n: int | None) -> Tensor:
+        """What is held, and with it what a ranking without number adds so that every query keeps n."""
+        free = self.free
+        return sure | free.fill(context, sure, n or 0) if isinstance(free, Ranked) else sure
+
+    def decide(self, context: Context, sure: Tensor, n: int | None) -> Inclusion:
+        """Probabilities and weights, given all keys that are kept surely."""
+        chances = [part for part in self.parts if isinstance(part, Chance)]
+        if not chances:
+            return Inclusion(sure.double())
+        rest = context.visible & ~sure
+        dropped = torch.ones_like(context.visible, dtype=torch.float64)
+        for part in chances:
+            wanted = None
+            if part.is_open and n is not None:
+                wanted = n - sure.sum(1).double()
+            dropped = dropped * (1 - part.probability(context, rest, wanted))
+        probability = torch.where(sure, 1.0, torch.where(rest, 1 - dropped, 0.0))
+        if not chances[0].reweight:
+            return Inclusion(probability)
+        return Inclusion(probability, torch.where(probability > 0, 1 / probability, 1.0))
+
+    def held(self, context: Context) -> Tensor:
         """Keys that the parts with numbers keep whatever happens, (m, N)."""
         sure = torch.zeros_like(context.visible)
         for part in self.parts:
@@ -88,27 +121,14 @@ class Rule(ABC):
 
     def least(self, context: Context) -> int:
         """The smallest n of its ladder: what it keeps surely, on average over the queries, and one key at least."""
-        return max(1, math.ceil(float(self._held(context).sum(1).double().mean()) - 1e-9))
+        return _least(float(self.held(context).sum(1).double().mean()))
 
     def __str__(self) -> str:
         return "+".join(part.text() for part in self.parts)
 
 
-def _with_chance(rule: Rule, context: Context, sure: Tensor, n: int | None) -> Inclusion:
-    chances = [part for part in rule.parts if isinstance(part, Chance)]
-    if not chances:
-        return Inclusion(sure.double())
-    rest = context.visible & ~sure
-    dropped = torch.ones_like(context.scores)
-    for part in chances:
-        wanted = None
-        if part.is_open and n is not None:
-            wanted = n - sure.sum(1).double()
-        dropped = dropped * (1 - part.probability(context, rest, wanted))
-    probability = torch.where(sure, 1.0, torch.where(rest, 1 - dropped, 0.0))
-    if not chances[0].reweight:
-        return Inclusion(probability)
-    return Inclusion(probability, torch.where(probability > 0, 1 / probability, 1.0))
+def _least(held: float) -> int:
+    return max(1, math.ceil(held - 1e-9))
 
 
 class Part(Rule):
@@ -124,6 +144,9 @@ class Part(Rule):
     def is_open(self) -> bool:
         """Whether its number was left out: n is for it."""
         return False
+
+    def check_numbers(self, context: Context) -> None:
+        """ValueError where its numbers do not fit the context."""
 
     def surely(self, context: Context) -> Tensor:
         """Keys it keeps whatever happens, (m, N) or (N,), as far as its own number says."""
@@ -151,17 +174,54 @@ def _written(value: object) -> str:
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
-class Pattern(Part):
+class Placed(Part):
+    """Keys by their places, or by one order for all queries: known without any score.
+
+    For queries that see no later key. Attention on the keys kept (attention.kept) asks a few neighbouring queries for the keys
+    that any of them may keep, and looks at no others.
+    """
+
+    @property
+    def is_local(self) -> bool:
+        """Whether ``keeps`` alone decides, whatever other keys there are."""
+        return True
+
+    @property
+    def back(self) -> int | None:
+        """How far before the query its keys begin, if where they lie depends on that distance alone."""
+        return None
+
+    @property
+    def period(self) -> int:
+        """Queries that lie so far apart share keys."""
+        return 1
+
+    def keeps(self, position: Tensor, key: Tensor) -> Tensor:
+        """Whether a query at a position keeps a key that it sees; both broadcast. For parts that are local."""
+        raise NotImplementedError
+
+    def reach(self, positions: Tensor, n: int | None) -> Tensor:
+        """Keys that queries at these rising positions may keep, more are allowed; ``n``: the number of a part without one."""
+        last = int(positions[-1])
+        first = 0 if self.back is None else max(0, int(positions[0]) - self.back)
+        return torch.arange(first, last + 1, device=positions.device)
+
+
+class Pattern(Placed):
     """Keys by their places alone, all of them kept."""
 
     @abstractmethod
-    def surely(self, context: Context) -> Tensor: ...
+    def keeps(self, position: Tensor, key: Tensor) -> Tensor: ...
+
+    def surely(self, context: Context) -> Tensor:
+        return self.keeps(context.positions[:, None], torch.arange(context.keys, device=context.k.device))
 
 
 class Ranked(Part):
     """The ``size`` first keys of an order; without a size, as many as n leaves to it."""
 
     size: int | None
+    per_query: ClassVar[bool] = False  # whether each query has an order of its own, by its own scores
 
     @property
     def is_open(self) -> bool:
@@ -171,33 +231,68 @@ class Ranked(Part):
     def order(self, context: Context) -> Tensor:
         """Larger is kept sooner: (N,) for all queries alike, or (m, N). Equal ones: the later key first."""
 
+    def check_numbers(self, context: Context) -> None:
+        if self.size is not None and self.size > context.keys:
+            raise ValueError(f"{self.name}: expected at most {context.keys}, the number of keys, got {self.size}")
+
     def surely(self, context: Context) -> Tensor:
         if self.size is None:
             return torch.zeros_like(context.visible)
-        if self.size > context.keys:
-            raise ValueError(f"{self.name}: expected at most {context.keys}, the number of keys, got {self.size}")
-        return self._first(context, context.visible, torch.full_like(context.positions, self.size))
+        return first_of(self.order(context), context.visible, torch.full_like(context.positions, self.size))
 
     def fill(self, context: Context, sure: Tensor, n: int) -> Tensor:
         """The first of the keys that are not kept anyway, so that every query keeps n."""
-        return self._first(context, context.visible & ~sure, n - (sure & context.visible).sum(1))
+        return first_of(self.order(context), context.visible & ~sure, n - (sure & context.visible).sum(1))
 
-    def _first(self, context: Context, among: Tensor, count: Tensor) -> Tensor:
-        order = self.order(context).double().expand_as(among).masked_fill(~among, -torch.inf)
-        place = (
-            order.flip(1).argsort(dim=1, descending=True, stable=True).argsort(dim=1).flip(1)
-        )  # the later of equal ones first
-        return among & (place < count[:, None])
+
+def first_of(order: Tensor, among: Tensor, count: Tensor) -> Tensor:
+    """The ``count`` (m,) keys that come first among those allowed, (m, N); of equal ones the later first."""
+    if order.ndim == 1:  # one order for all queries: count along it
+        along = later_first(order)
+        taken = among[:, along]
+        return (taken & (taken.cumsum(1) <= count[:, None]))[:, along.argsort()]
+    order = order.double().expand_as(among).masked_fill(~among, -torch.inf)
+    place = order.flip(1).argsort(dim=1, descending=True, stable=True).argsort(dim=1).flip(1)
+    return among & (place < count[:, None])
+
+
+def later_first(order: Tensor) -> Tensor:
+    """Keys from the first in the order to the last, of equal ones the later first."""
+    return len(order) - 1 - order.flip(0).argsort(descending=True, stable=True)
+
+
+class PlacedOrder(Placed, Ranked):
+    """The first keys of an order that is one for all queries and known of each key by itself."""
+
+    @property
+    def is_local(self) -> bool:
+        return False
+
+    @abstractmethod
+    def rank(self, keys: Tensor) -> Tensor:
+        """Larger is kept sooner."""
+
+    def order(self, context: Context) -> Tensor:
+        return self.rank(torch.arange(context.keys, device=context.k.device))
 
 
 class Chance(Part):
     """Keys kept by chance, among those that no part keeps surely."""
 
     reweight: bool
+    shared: bool = False  # whether one draw of a key serves all queries
 
     @abstractmethod
     def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
         """(m, N) on ``rest``; ``wanted`` (m,): keys to keep on average, None where the part has its own number."""
+
+    def settle(self, seen: Iterable[tuple[Context, Tensor, Tensor | None]]) -> Chance:
+        """The part with that decided which it decides for all queries together, from what ``probability`` takes, in blocks."""
+        return self
+
+    def take(self, rows: Tensor) -> Chance:
+        """The part for some of the queries."""
+        return self
 
 
 @dataclass(frozen=True)

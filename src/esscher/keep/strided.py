@@ -8,7 +8,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from esscher.keep.context import Context
 from esscher.keep.rule import Pattern
 from esscher.keep.sizes import as_size
 
@@ -25,6 +24,14 @@ class Strided(Pattern):
     def __post_init__(self) -> None:
         as_size(self.stride, "strided")
 
-    def surely(self, context: Context) -> Tensor:
-        index = torch.arange(context.keys, device=context.k.device)
-        return (context.positions[:, None] - index) % self.stride == 0
+    @property
+    def period(self) -> int:
+        return self.stride
+
+    def keeps(self, position: Tensor, key: Tensor) -> Tensor:
+        return (position - key) % self.stride == 0
+
+    def reach(self, positions: Tensor, n: int | None) -> Tensor:
+        turns = torch.arange(0, int(positions[-1]) + 1, self.stride, device=positions.device)
+        residues = torch.unique(positions % self.stride)
+        return torch.flatten(turns[:, None] + residues)

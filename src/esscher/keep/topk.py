@@ -20,6 +20,7 @@ class TopK(Ranked):
 
     name: ClassVar[str] = "topk"
     size: int | None = None
+    per_query: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         as_size(self.size, "topk")

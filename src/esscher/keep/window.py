@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from esscher.keep.context import Context
 from esscher.keep.rule import Pattern
 from esscher.keep.sizes import as_size
 
@@ -25,6 +23,9 @@ class Window(Pattern):
     def __post_init__(self) -> None:
         as_size(self.width, "window")
 
-    def surely(self, context: Context) -> Tensor:
-        index = torch.arange(context.keys, device=context.k.device)
-        return (index - context.positions[:, None]).abs() <= self.width
+    @property
+    def back(self) -> int:
+        return self.width
+
+    def keeps(self, position: Tensor, key: Tensor) -> Tensor:
+        return (key - position).abs() <= self.width

@@ -62,7 +62,7 @@ def by_hand(heads: tuple[int, ...]) -> dict[tuple[int, str], np.ndarray]:
 @pytest.mark.parametrize("heads", [(0, 1, 2, 3), (1, 2)])
 def test_curves_equal_a_plain_loop(heads: tuple[int, ...]) -> None:
     info = LayerInfo(3, HEADS, KV_HEADS, 0.7, None, "")
-    curves = moment_curves(info, *tensors(), heads, COUNTS, REPEATS, SEED)
+    curves = moment_curves(info, tensors(), heads, COUNTS, REPEATS, SEED)
     truth = by_hand(heads)
     assert curves.keys() == truth.keys()
     for key, squares in truth.items():
@@ -78,7 +78,7 @@ def test_curves_equal_a_plain_loop(heads: tuple[int, ...]) -> None:
 def test_the_layer_is_its_heads_side_by_side() -> None:
     """Squared errors of means add up over heads; those of covariances have cross terms on top."""
     info = LayerInfo(3, HEADS, KV_HEADS, 0.7, None, "")
-    curves = moment_curves(info, *tensors(), (0, 1, 2, 3), COUNTS, REPEATS, SEED)
+    curves = moment_curves(info, tensors(), (0, 1, 2, 3), COUNTS, REPEATS, SEED)
     total = {metric: sum(curves[head, metric].samples for head in range(HEADS)) for metric in ("mean", "cov")}
     np.testing.assert_allclose(curves[WHOLE_LAYER, "mean"].samples, total["mean"], rtol=1e-9)
     assert (curves[WHOLE_LAYER, "cov"].samples > total["cov"]).all()
@@ -89,7 +89,7 @@ def test_the_layer_is_its_heads_side_by_side() -> None:
 
 def test_relative_errors_are_of_the_outputs_own_size() -> None:
     info = LayerInfo(3, HEADS, KV_HEADS, 0.7, None, "")
-    curves = moment_curves(info, *tensors(), (2,), COUNTS, REPEATS, SEED)
+    curves = moment_curves(info, tensors(), (2,), COUNTS, REPEATS, SEED)
     q, k, v = tensors()
     rows = (0.7 * q[2] @ k[1].T).softmax(-1) @ v[1]
     cov = torch.cov(rows.T, correction=0)
@@ -99,14 +99,14 @@ def test_relative_errors_are_of_the_outputs_own_size() -> None:
 
 def test_one_repeat_has_no_standard_error_and_no_complaint() -> None:
     info = LayerInfo(3, HEADS, KV_HEADS, 0.7, None, "")
-    curves = moment_curves(info, *tensors(), (0,), COUNTS, 1, SEED)
+    curves = moment_curves(info, tensors(), (0,), COUNTS, 1, SEED)
     assert np.isnan(curves[0, "mean"].stderr).all()
     moment_row(curves, 0)
 
 
 def test_capped_scores_are_refused() -> None:
     with pytest.raises(ValueError, match="without --moments"):
-        moment_curves(LayerInfo(3, HEADS, KV_HEADS, 0.7, 5.0, ""), *tensors(), (0,), COUNTS, REPEATS, SEED)
+        moment_curves(LayerInfo(3, HEADS, KV_HEADS, 0.7, 5.0, ""), tensors(), (0,), COUNTS, REPEATS, SEED)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_probe_has_the_moments_of_its_heads_and_of_the_layer(tmp_path: Path) -
     _, k, v = (x.double() for x in pooled_tensors(found, 1))
     seen = _all_queries(found)
     info = LayerInfo(1, 4, 2, 8**-0.5, None, "")
-    truth = moment_curves(info, seen, k, v, (0, 1, 2, 3), np.array([8, 20, 50]), 3, 0)
+    truth = moment_curves(info, (seen, k, v), (0, 1, 2, 3), np.array([8, 20, 50]), 3, 0)
     for (head, metric), curve in truth.items():
         np.testing.assert_allclose(rows_of(run, 1, head, metric)["rms"], curve.rms, rtol=1e-4)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esscher.attention.head import Head
 from esscher.attention.limit import limit
-from esscher.attention.streaming import attention_state
+from esscher.attention.state import attention_state
 from esscher.inputs import as_positive, as_tensor
 from esscher.measures.base import Measure
 

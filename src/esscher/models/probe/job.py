@@ -144,7 +144,7 @@ def _sampled(context: ProbeContext, pooled: PooledLayer) -> dict[tuple[int, str]
     """Monte Carlo errors of the outputs' moments of a layer."""
     spec, info, rows = context.spec, pooled.queries.info, pooled.rows
     n = moment_ladder(spec.moments_n, rows.k.shape[1])
-    return moment_curves(info, rows.q, rows.k, rows.v, context.heads(info.layer), n, spec.moments, spec.seed)
+    return moment_curves(info, (rows.q, rows.k, rows.v), context.heads(info.layer), n, spec.moments, spec.seed)
 
 
 def consolidate(spec: ProbeSpec, shards: Sequence[Shard]) -> Mapping[str, Any]:

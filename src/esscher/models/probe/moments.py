@@ -55,9 +55,10 @@ def moment_ladder(given: tuple[int, ...] | None, keys: int) -> Indices:
 
 
 def moment_curves(
-    info: LayerInfo, q: Tensor, k: Tensor, v: Tensor, heads: tuple[int, ...], n: Indices, repeats: int, seed: int
+    info: LayerInfo, tensors: tuple[Tensor, Tensor, Tensor], heads: tuple[int, ...], n: Indices, repeats: int, seed: int
 ) -> dict[tuple[int, str], ErrorCurve]:
-    """Curves by (head, "mean" or "cov"); head WHOLE_LAYER is the layer. q (H, N, k), k and v (H_kv, N, .)."""
+    """Curves by (head, "mean" or "cov"); head WHOLE_LAYER is the layer. Tensors q (H, N, k), k and v (H_kv, N, .)."""
+    q, k, v = tensors
     if info.softcap is not None:
         raise ValueError("moments: capped scores have no fused attention; probe this model without --moments")
     outputs = torch.cat([attend(q[h], k[info.kv_head(h)], v[info.kv_head(h)], info.scale).double() for h in heads], dim=1)

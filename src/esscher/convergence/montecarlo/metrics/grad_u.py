@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from esscher.attention.streaming import AttentionState, init, merge
+from esscher.attention.state import AttentionState, init, merge
 from esscher.convergence.montecarlo.draw import Draw, Plan
 from esscher.convergence.montecarlo.metrics.base import Discrepancy, Metric, as_floats
 from esscher.convergence.montecarlo.metrics.softmax_mean import segments

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from esscher.attention.streaming import AttentionState, attention_state, init, merge
+from esscher.attention.state import AttentionState, attention_state, init, merge
 from esscher.convergence.montecarlo.draw import Draw
 from esscher.convergence.montecarlo.metrics.base import Discrepancy, as_floats
 
