@@ -225,6 +225,7 @@ BAD = (
     ({"keep": "global:67"}, r"global: expected positions below 67"),
     ({"keep": "window:0"}, r"window: expected a whole number of at least 1, got 0"),
     ({"keep": "nearest:3"}, r"keep: no rule 'nearest' in 'nearest:3'; rules: adaptive"),
+    ({"keep": "lowrank:3"}, r"lowrank: it mixes all keys and keeps none"),
     ({"keep": 3}, r"keep: expected a rule such as sinks:4\+recent:256, got 3"),
     ({"keep": "random:0.1"}, r"generator: random keeps keys by chance; expected a torch.Generator, got None"),
     ({"keep": "random:0.1", "generator": 3}, r"expected a torch.Generator, got 3"),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
 import esscher.keep as keep
+from esscher import exact_pool_curve
 from tests.keep.table import OPEN, RULES
 
 KEYS = 9
@@ -179,15 +181,72 @@ BAD = (
     ("random:0.2+random:0.2:reweight", "either all reweight or none"),
     ("topk:reweight", "keep: 'topk:reweight' is not how topk is written"),
     ("", "keep: expected a rule such as"),
+    ("sinks:4:reweight", "keep: 'sinks:4:reweight' is not how sinks is written: sinks:SIZE"),
+    ("random:0.5:reweight=3", "is not how random is written: random:SHARE:reweight"),
+    ("random:reweight:reweight", "keep: reweight is given twice in 'random:reweight:reweight'"),
+    ("heavy:3:last=2:last=5", "keep: last is given twice"),
+    ("sinks:size", "keep: 'sinks:size' is not how sinks is written: sinks:SIZE"),
+    ("sinks:4:size=3", "is not how sinks is written"),
+    ("sinks:1e400", "sinks: expected a whole number of at least 1, got inf"),
+    ("random:share=nan", "random: expected a probability above 0 and up to 1, got nan"),
+    ("recent:-3", "recent: expected a whole number of at least 1, got -3"),
+    ("strided:0", "strided: expected a whole number of at least 1, got 0"),
+    ("magicpig:2:1", "magicpig, tables: expected a whole number of at least 2, got 1"),
+    ("bigbird", "is not how bigbird is written: bigbird:WINDOW:SHARE:AT"),
+    ("lowrank:3", "lowrank: it mixes all keys and keeps none"),
+    ("lowrank:0", "lowrank: expected a whole number of at least 1, got 0"),
+    ("+", "keep: no rule ''"),
 )
 
 
+LIST = "; rules: " + ", ".join(sorted(keep.rules()))
+
+
 @pytest.mark.parametrize(("text", "message"), BAD)
-def test_bad_rules_are_refused_in_one_line(text: str, message: str) -> None:
+def test_bad_rules_are_refused_in_one_line_with_the_list(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=r".") as refused:
         keep.parse(text).include(context(), None)
     assert message in str(refused.value)
+    assert str(refused.value).endswith(LIST)
     assert "\n" not in str(refused.value)
+
+
+BAD_IN_PYTHON: tuple[tuple[Callable[[], object], str], ...] = (
+    (lambda: keep.Window(0), "window: expected a whole number of at least 1, got 0"),
+    (lambda: keep.Sinks(True), "sinks: expected a whole number of at least 1, got True"),
+    (lambda: keep.TopK(2.0), "topk: expected a whole number of at least 1, got 2.0"),  # type: ignore[arg-type]
+    (lambda: keep.Recent(10).include(context()), "recent: expected at most 9, the number of keys, got 10"),
+    (lambda: keep.Random(-0.1), "random: expected a probability above 0 and up to 1, got -0.1"),
+    (lambda: keep.Random(float("nan")), "random: expected a probability above 0 and up to 1, got nan"),
+    (lambda: keep.Importance([0.5, 1.2]), "importance: expected probabilities from 0 to 1"),
+    (lambda: keep.Importance([0.5]).include(context()), "importance: expected probabilities of shape (9,) or (5, 9), got (1,)"),
+    (lambda: str(keep.Importance([0.5])), "importance: probabilities given as numbers have no text"),
+    (lambda: keep.Global((-1,)), "global: expected positions from 0 on, got (-1,)"),
+    (lambda: keep.Sinks() | keep.Recent(), "keep: one part at most may leave its number open, got sinks and recent"),
+    (lambda: keep.Random(0.1) | keep.MagicPIG(), "either all reweight or none"),
+    (lambda: keep.Sinks(2) | keep.LowRank(3), "keep: lowrank:3 mixes all keys and joins no other part"),
+    (lambda: keep.LowRank(3).include(context()), "lowrank: it mixes all keys and keeps none"),
+    (
+        lambda: exact_pool_curve(context().q, context().k, context().v, keep=keep.LowRank(10)),
+        "lowrank: expected ranks of at most 9",
+    ),
+    (lambda: keep.VAttention(delta=0.7, topk=3), "adaptive, delta: expected a number above 0 and below 0.5, got 0.7"),
+)
+
+
+@pytest.mark.parametrize(("make", "message"), BAD_IN_PYTHON)
+def test_bad_rules_in_python(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=r".") as refused:
+        make()
+    assert message in str(refused.value)
+    assert str(refused.value).endswith(LIST)
+    assert "\n" not in str(refused.value)
+
+
+def test_every_rule_with_a_name_is_in_the_table() -> None:
+    """And so is enumerated in tests/convergence/integral/test_inclusion.py; lowrank keeps no keys."""
+    written = {piece.split(":")[0] for text, _ in RULES for piece in text.split("+")}
+    assert written == set(keep.rules()) - {"lowrank"}
 
 
 def test_n_where_it_belongs() -> None:

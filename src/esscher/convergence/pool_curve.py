@@ -16,9 +16,10 @@ from esscher.convergence.grid import state as deposit
 from esscher.convergence.integral.formulas import NodeErrors
 from esscher.convergence.integral.nodes import concatenate, error_from_nodes, take
 from esscher.convergence.keep_curve import keep_curve
+from esscher.convergence.low_rank import low_rank_curve
 from esscher.convergence.sampling import check_sampling
 from esscher.inputs import as_attention, as_count, as_counts, as_tensor
-from esscher.keep import Context, parse
+from esscher.keep import Context, LowRank, parse
 
 __all__ = ["exact_pool_curve"]
 
@@ -70,12 +71,15 @@ def exact_pool_curve(
     ``keep``: a rule that chooses the keys instead of ``sampling`` (esscher.keep, or its text). Keys come in the order of their
     positions; queries stand at the last one, or at ``positions`` (m,), and see no later key. ``n`` is
     then how many keys are kept in all, for the part of the rule without a number; None where every number is given.
-    ``.kept``: how many were, on average over the queries.
+    ``.kept``: how many were, on average over the queries. ``lowrank`` mixes keys instead; its ``n`` are ranks.
     """
     if keep is not None:
         if sampling != "replacement" or weights is not None or empty != "zero":
             raise ValueError("keep: a rule says by itself which keys are kept; leave sampling, weights and empty out")
-        return keep_curve(Context.of(q, k, v, scale, positions), parse(keep), n, details=details)
+        context, rule = Context.of(q, k, v, scale, positions), parse(keep)
+        if isinstance(rule, LowRank):
+            return low_rank_curve(context, rule, n)
+        return keep_curve(context, rule, n, details=details)
     if positions is not None:
         raise ValueError("positions: where queries stand matters to a rule; give keep too, or leave positions out")
     if n is None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from esscher.keep.context import Context
+from esscher.keep.registry import refused
 from esscher.keep.rule import Pattern
 
 __all__ = ["Global"]
@@ -24,12 +25,12 @@ class Global(Pattern):
     def __post_init__(self) -> None:
         at = (self.at,) if isinstance(self.at, int) else tuple(self.at)
         if not at or any(isinstance(x, bool) or not isinstance(x, int) or x < 0 for x in at):
-            raise ValueError(f"global: expected positions from 0 on, got {self.at!r}")
+            raise refused(f"global: expected positions from 0 on, got {self.at!r}")
         object.__setattr__(self, "at", at)
 
     def check_numbers(self, context: Context) -> None:
         if max(self.at) >= context.keys:
-            raise ValueError(f"global: expected positions below {context.keys}, the number of keys, got {max(self.at)}")
+            raise refused(f"global: expected positions below {context.keys}, the number of keys, got {max(self.at)}")
 
     def keeps(self, position: Tensor, key: Tensor) -> Tensor:
         return torch.isin(key, torch.tensor(self.at, device=key.device)) & (position >= 0)

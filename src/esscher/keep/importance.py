@@ -11,6 +11,7 @@ from torch import Tensor
 
 from esscher.inputs import as_tensor
 from esscher.keep.context import Context
+from esscher.keep.registry import refused
 from esscher.keep.rule import Chance
 from esscher.keep.sizes import as_size
 
@@ -29,15 +30,15 @@ class Importance(Chance):
     def __post_init__(self) -> None:
         given = as_tensor(self.given, "importance").detach().double()
         if given.ndim not in (1, 2) or bool((given < 0).any()) or bool((given > 1).any()):
-            raise ValueError("importance: expected probabilities from 0 to 1, one for each key (and query)")
+            raise refused("importance: expected probabilities from 0 to 1, one for each key (and query)")
         if self.shared and given.ndim == 2:
-            raise ValueError(f"importance: what queries share has one probability for each key, got shape {tuple(given.shape)}")
+            raise refused(f"importance: what queries share has one probability for each key, got shape {tuple(given.shape)}")
         object.__setattr__(self, "given", given)
 
     def check_numbers(self, context: Context) -> None:
         shapes = (context.keys,), (len(context.q), context.keys)
         if self.given.shape not in shapes:
-            raise ValueError(
+            raise refused(
                 f"importance: expected probabilities of shape {shapes[0]} or {shapes[1]}, got {tuple(self.given.shape)}"
             )
 
@@ -49,7 +50,7 @@ class Importance(Chance):
         return self if self.given.ndim == 1 else replace(self, given=self.given[rows.to(self.given.device)])
 
     def text(self) -> str:
-        raise ValueError("importance: probabilities given as numbers have no text; use the rule from Python")
+        raise refused("importance: probabilities given as numbers have no text; use the rule from Python")
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from esscher.keep.context import Context
+from esscher.keep.registry import refused
 
 __all__ = [
     "Chance", "Inclusion", "Part", "Pattern", "Placed", "PlacedOrder", "Ranked", "Rule", "Union", "first_of", "later_first",
@@ -135,6 +136,7 @@ class Part(Rule):
     """One part of a rule: a frozen dataclass whose fields are the numbers of its text."""
 
     name: ClassVar[str]
+    alone: ClassVar[bool] = False  # whether it joins no other part
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -233,7 +235,7 @@ class Ranked(Part):
 
     def check_numbers(self, context: Context) -> None:
         if self.size is not None and self.size > context.keys:
-            raise ValueError(f"{self.name}: expected at most {context.keys}, the number of keys, got {self.size}")
+            raise refused(f"{self.name}: expected at most {context.keys}, the number of keys, got {self.size}")
 
     def surely(self, context: Context) -> Tensor:
         if self.size is None:
@@ -302,13 +304,14 @@ class Union(Rule):
     members: tuple[Part, ...]
 
     def __post_init__(self) -> None:
+        lone = [part.text() for part in self.members if part.alone]
+        if lone and len(self.members) > 1:
+            raise refused(f"keep: {lone[0]} mixes all keys and joins no other part, got {self}")
         free = [part.text() for part in self.members if part.is_open]
         if len(free) > 1:
-            raise ValueError(
-                f"keep: one part at most may leave its number open, got {' and '.join(free)}; give the others theirs"
-            )
+            raise refused(f"keep: one part at most may leave its number open, got {' and '.join(free)}; give the others theirs")
         if len({part.reweight for part in self.members if isinstance(part, Chance)}) > 1:
-            raise ValueError(f"keep: of the parts that keep by chance either all reweight or none, got {self}")
+            raise refused(f"keep: of the parts that keep by chance either all reweight or none, got {self}")
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
 
+from esscher.keep.registry import refused, rules
 from esscher.keep.rule import Rule
 
-__all__ = ["parse", "register", "rules"]
-
-_RULES: dict[str, Callable[..., Rule]] = {}
-
-
-def register(name: str, make: Callable[..., Rule]) -> None:
-    """Let ``make`` be called by this name in texts."""
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise ValueError(f"keep: expected a name of small letters, digits and _, got {name!r}")
-    _RULES[name] = make
-
-
-def rules() -> dict[str, Callable[..., Rule]]:
-    """What may be written, by name."""
-    return dict(_RULES)
+__all__ = ["parse"]
 
 
 def parse(text: str | Rule) -> Rule:
@@ -30,7 +17,7 @@ def parse(text: str | Rule) -> Rule:
     if isinstance(text, Rule):
         return text
     if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"keep: expected a rule such as sinks:4+recent:256, got {text!r}; rules: {_known()}")
+        raise refused(f"keep: expected a rule such as sinks:4+recent:256, got {text!r}")
     rule: Rule | None = None
     for piece in text.split("+"):
         part = _part(piece.strip(), text)
@@ -41,23 +28,28 @@ def parse(text: str | Rule) -> Rule:
 
 def _part(piece: str, text: str) -> Rule:
     name, *words = piece.split(":")
-    if name not in _RULES:
-        raise ValueError(f"keep: no rule {name!r} in {text!r}; rules: {_known()}")
-    make = _RULES[name]
+    make = rules().get(name)
+    if make is None:
+        raise refused(f"keep: no rule {name!r} in {text!r}")
     numbers: list[object] = []
     named: dict[str, object] = {}
     for word in words:
         key, equals, value = word.partition("=")
-        if equals:
-            named[key.strip()] = _value(value, text)
-        elif re.fullmatch(r"[a-z_]+", word):
-            named[word] = True
-        else:
+        is_flag = not equals and re.fullmatch(r"[a-z_]+", word)
+        if not equals and not is_flag:
             numbers.append(_value(word, text))
+        elif key.strip() in named:
+            raise refused(f"keep: {key.strip()} is given twice in {piece!r}")
+        else:
+            named[key.strip()] = True if is_flag else _value(value, text)
+    parameters = inspect.signature(make).parameters
     try:
-        inspect.signature(make).bind(*numbers, **named)
+        given = inspect.signature(make).bind(*numbers, **named).arguments
     except TypeError as cause:
-        raise ValueError(f"keep: {piece!r} is not how {name} is written: {_usage(name)} ({cause})") from None
+        raise refused(f"keep: {piece!r} is not how {name} is written: {_usage(name, parameters)} ({cause})") from None
+    for field, value in given.items():
+        if isinstance(parameters[field].default, bool) != isinstance(value, bool):
+            raise refused(f"keep: {piece!r} is not how {name} is written: {_usage(name, parameters)}")
     return make(*numbers, **named)
 
 
@@ -70,16 +62,8 @@ def _value(word: str, text: str) -> object:
     try:
         return float(word)
     except ValueError:
-        raise ValueError(f"keep: expected a number, got {word!r} in {text!r}") from None
+        raise refused(f"keep: expected a number, got {word!r} in {text!r}") from None
 
 
-def _usage(name: str) -> str:
-    words = [name]
-    for field in inspect.signature(_RULES[name]).parameters.values():
-        is_flag = field.default is False or field.default is True
-        words.append(field.name if is_flag else field.name.upper())
-    return ":".join(words)
-
-
-def _known() -> str:
-    return ", ".join(sorted(_RULES))
+def _usage(name: str, parameters: Mapping[str, inspect.Parameter]) -> str:
+    return ":".join([name, *(key if isinstance(field.default, bool) else key.upper() for key, field in parameters.items())])

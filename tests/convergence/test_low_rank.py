@@ -1,0 +1,101 @@
+"""LowRank: against drawn matrices, against numpy's singular values, at full rank; and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import esscher as es
+
+KEYS = 30
+
+
+def tensors() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(rows, 4, generator=generator, dtype=torch.float64) for rows in (7, KEYS, KEYS))
+    return 2 * q, k, v[:, :3] + 0.5
+
+
+def test_random_mixtures_against_drawn_matrices() -> None:
+    """20,000 Gaussian matrices: each query within 4.5 standard errors; 5e-5 for 7 queries."""
+    q, k, v = tensors()
+    curve = es.exact_pool_curve(q, k, v, [2, 5], keep="lowrank")
+    context = es.keep.Context.of(q, k, v)
+    generator = torch.Generator().manual_seed(1)
+    assert curve.queries is not None
+    for j, rank in enumerate([2, 5]):
+        matrices = torch.randn(20_000, rank, KEYS, generator=generator, dtype=torch.float64) / rank**0.5
+        out = (context.attention @ matrices.mT) @ (matrices @ v)
+        drawn = (out - context.limit).square().sum(2).numpy()
+        stderr = drawn.std(0) / 20_000**0.5
+        assert (np.abs(curve.queries.mse[:, j] - drawn.mean(0)) < 4.5 * stderr).all()
+    assert curve.kind == "exact"
+    assert curve.kept is not None
+    assert curve.kept.tolist() == [2, 5]
+    np.testing.assert_allclose(curve.rms[0] / curve.rms[1], (5 / 2) ** 0.5)
+
+
+def test_the_nearest_weights_of_a_rank() -> None:
+    q, k, v = tensors()
+    context = es.keep.Context.of(q, k, v)
+    left, size, right = np.linalg.svd(context.attention.numpy(), full_matrices=False)
+    ranks = [1, 3, 7]
+    curve = es.exact_pool_curve(q, k, v, ranks, keep=es.keep.LowRank(svd=True))
+    assert curve.queries is not None
+    for j, r in enumerate(ranks):
+        near = (left[:, :r] * size[:r]) @ right[:r] @ v.numpy()
+        expected = np.square(near - context.limit.numpy()).sum(1)
+        np.testing.assert_allclose(curve.queries.mse[:, j], expected, rtol=1e-9, atol=1e-25)
+    assert curve.rms[-1] == 0, "the rank of the weights"
+    assert curve.effective_tokens is None
+    one = es.exact_pool_curve(q, k, v, keep="lowrank:3:svd")
+    assert one.n.tolist() == [3]
+    assert one.rms[0] == curve.rms[1]
+
+
+def test_projected_keys_against_other_draws() -> None:
+    """400 projections of another generator: 4.5 standard errors of the difference, 7e-6."""
+    q, k, v = tensors()
+    curve = es.exact_pool_curve(q, k, v, [4, 16], keep="lowrank:projected")
+    assert curve.kind == "montecarlo"
+    random = np.random.default_rng(3)
+    limit = es.keep.Context.of(q, k, v).limit.numpy()
+    for j, rank in enumerate([4, 16]):
+        drawn = []
+        for _ in range(400):
+            matrix = random.standard_normal((rank, KEYS)) / rank**0.5
+            scores = q.numpy() @ (matrix @ k.numpy()).T / 2
+            weights = np.exp(scores - scores.max(1, keepdims=True))
+            out = weights @ (matrix @ v.numpy()) / weights.sum(1, keepdims=True)
+            drawn.append(np.square(out - limit).sum(1).mean())
+        rms = np.sqrt(np.mean(drawn))
+        stderr = np.std(drawn) / 20 / (2 * rms)
+        assert abs(curve.rms[j] - rms) < 4.5 * np.hypot(stderr, curve.stderr[j])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"keep": "lowrank", "n": [KEYS + 1]}, "expected ranks of at most 30, the number of keys, got 31"),
+        ({"keep": "lowrank:31"}, "expected ranks of at most 30, the number of keys, got 31"),
+        ({"keep": "lowrank:8:svd"}, "at most 7, the smaller of the numbers of queries and keys, got 8"),
+        ({"keep": "lowrank"}, "lowrank expects n, the ranks"),
+        ({"keep": "lowrank:3", "n": 3}, "lowrank:3 expects no n"),
+        ({"keep": "lowrank:0"}, "lowrank: expected a whole number of at least 1, got 0"),
+        ({"keep": "lowrank:3:svd:projected"}, "expected svd or projected, got both"),
+        ({"keep": "lowrank:3+sinks:2"}, "joins no other part"),
+        ({"keep": "lowrank", "n": 3, "positions": [KEYS - 2] * 7}, "expected queries that see every key"),
+    ],
+)
+def test_refusals(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        es.exact_pool_curve(*tensors(), **given)  # type: ignore[arg-type]
+
+
+def test_it_is_no_keep_rule() -> None:
+    with pytest.raises(ValueError, match="lowrank is for exact_pool_curve"):
+        es.coverage(*tensors(), "lowrank:3", 0.1)
+    assert es.keep.parse("lowrank:svd") == es.keep.LowRank(svd=True)
+    assert str(es.keep.LowRank(5, projected=True)) == "lowrank:5:projected"
