@@ -30,7 +30,8 @@ DECLARED: dict[str, Declared] = {
     "converge": CONVERGE.columns(None),
     "icl_train": TRAIN.columns(TrainSpec()),
     "icl_flow": FLOW.columns(FlowSpec()),
-    **dict.fromkeys(("corpus", "moments", "parts", "sequence"), PROBE.columns(ProbeSpec(epsilons=(0.1, 0.3), moments=4))),
+    **dict.fromkeys(("corpus", "moments", "parts"), PROBE.columns(ProbeSpec(epsilons=(0.1, 0.3), moments=4))),
+    "sequence": PROBE.columns(ProbeSpec(epsilons=(0.1, 0.3), pool="sequence")),
     "icl_concentration": CONCENTRATION.columns(ConcentrationSpec()),
 }
 

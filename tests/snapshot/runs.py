@@ -93,7 +93,7 @@ def converge(folder: Path) -> None:
 RUNS: dict[str, Callable[[Path], None]] = {
     "corpus": lambda folder: probe(folder, encoder, heads=(0, 3)),
     "parts": lambda folder: probe(folder, encoder, heads=(1,), part=80),
-    "sequence": lambda folder: probe(folder, causal, heads=(0, 1, 3), pool="sequence", window=40),
+    "sequence": lambda folder: probe(folder, causal, heads=(0, 1, 3), pool="sequence", window=40, rules="none"),
     "moments": lambda folder: probe(folder, encoder, heads=(2,), layers=(1,), moments=4, moments_n=(16, 32, 64)),
     "converge": converge,
     "icl_train": lambda folder: command(

@@ -32,11 +32,11 @@ TEXT = Fields(
 MEASURED = Fields(
     "esscher.models.probe.spec:ProbeSpec",
     (
-        *("window", "pool", "special", "queries", "kept_queries", "layers", "heads", "n", "epsilons", "moments", "moments_n"),
-        *("part", "revision", "seed", "device", "dtype"),
+        *("window", "pool", "special", "queries", "kept_queries", "layers", "heads", "n", "epsilons", "rules", "moments"),
+        *("moments_n", "part", "revision", "seed", "device", "dtype"),
     ),
     flags={"epsilons": "epsilon"},
-    left_out={"window": "512 or what the model takes"},
+    left_out={"window": "512 or what the model takes", "rules": "ten of them"},
 )
 WHERE = Fields(EXECUTION, ("workers", "dask"), left_out={"workers": "one a core for small models"})
 

@@ -70,6 +70,10 @@ class MagicPIG(Chance):
         as_size(self.bits, "magicpig, bits")
         as_size(self.tables, "magicpig, tables", least=2)
 
+    @property
+    def per_query(self) -> bool:
+        return True
+
     def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
         k = context.k.double() - context.k.double().mean(0)
         cosine = torch.nn.functional.normalize(context.q.double(), dim=1) @ torch.nn.functional.normalize(k, dim=1).T

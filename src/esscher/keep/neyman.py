@@ -38,6 +38,10 @@ class Neyman(Chance):
     def is_open(self) -> bool:
         return self.size is None
 
+    @property
+    def per_query(self) -> bool:
+        return not self.shared
+
     def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
         count = torch.full((len(rest),), float(self.size or 0), dtype=torch.float64, device=rest.device)
         count = count if wanted is None else wanted

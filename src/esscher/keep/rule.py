@@ -150,6 +150,11 @@ class Part(Rule):
     def check_numbers(self, context: Context) -> None:
         """ValueError where its numbers do not fit the context."""
 
+    @property
+    def per_query(self) -> bool:
+        """Whether every query chooses keys by its own scores: then all keys must stay in the cache."""
+        return False
+
     def surely(self, context: Context) -> Tensor:
         """Keys it keeps whatever happens, (m, N) or (N,), as far as its own number says."""
         return torch.zeros_like(context.visible)
@@ -223,7 +228,6 @@ class Ranked(Part):
     """The ``size`` first keys of an order; without a size, as many as n leaves to it."""
 
     size: int | None
-    per_query: ClassVar[bool] = False  # whether each query has an order of its own, by its own scores
 
     @property
     def is_open(self) -> bool:

@@ -20,10 +20,13 @@ class TopK(Ranked):
 
     name: ClassVar[str] = "topk"
     size: int | None = None
-    per_query: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         as_size(self.size, "topk")
+
+    @property
+    def per_query(self) -> bool:
+        return True
 
     def order(self, context: Context) -> Tensor:
         return context.scores

@@ -44,6 +44,10 @@ class AdaptiveRest(Chance):
     base: float = 0.02
     reweight: ClassVar[bool] = True  # type: ignore[misc]
 
+    @property
+    def per_query(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         as_between(self.epsilon, "adaptive, epsilon", 0, 1)
         as_between(self.delta, "adaptive, delta", 0, 0.5)

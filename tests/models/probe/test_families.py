@@ -102,7 +102,7 @@ def test_capped_scores_stay_under_the_cap(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pool", ["corpus", "sequence"])
 def test_reason_says_what_the_pool_leaves_out(name: str, kind: str, note: str, pool: str, tmp_path: Path) -> None:
     model, words = tiny_model(name, kind, **({"sliding_window": 40} if name == "gpt_oss" else {}))
-    run = probe(model, words, tmp_path, pool=pool, n=None, heads=(1,))
+    run = probe(model, words, tmp_path, pool=pool, n=None, heads=(1,), rules="none")
     (row,) = run.table("heads").to_dict("records")
     assert row["status"] == "ok"
     assert row["reason"] == f"left out of the pool: {note}"

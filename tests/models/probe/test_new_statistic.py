@@ -125,7 +125,7 @@ def test_parts_stopped_and_resumed_by_two_workers_give_the_same(
 
 def test_queries_with_contexts_of_their_own(folder: Path, whole: es.Run, tmp_path: Path) -> None:
     """No query sees more than in the whole corpus; tensors with a row for each query stack by themselves."""
-    run = probe(folder, tmp_path / "own", pool="sequence", n="8,16,32")
+    run = probe(folder, tmp_path / "own", pool="sequence", n="8,16,32", rules="none")
     assert (run.table("heads")["status"] == "ok").all()
     assert len(run.table("best")) == 12
     largest = [frame.table("heads")["largest_score"].to_numpy() for frame in (run, whole)]

@@ -26,6 +26,7 @@ SMALL: dict[str, Any] = {
     "n": "16,32,48",
     "layers": (1,),
     "heads": (1, 2),
+    "rules": "none",
 }
 COUNTS = np.array([2, 9, 30])
 

@@ -32,6 +32,8 @@ def probe(
 ) -> Run:
     """Measure every head of a model on text; the run has tables heads, curves, scores, tails, layers, budget and about.
 
+    A run whose pool is the query's own context has a table frontier too: the errors of keep rules.
+
     ``model``: a hub name, a folder, a transformers model (with its ``tokenizer``), or None for the packaged model.
     ``texts``: a document or a list of them, or paths (``pathlib.Path``) of files and folders; None for the packaged prose.
     ``out``: the run's folder; one in the system's temporary folder when left out. The other settings are the fields of
@@ -51,6 +53,8 @@ def probe(
     fields_of_text = CorpusSpec.model_fields.keys() - ProbeSpec.model_fields.keys()
     own = {name: settings.pop(name) for name in list(settings) if name in fields_of_text}
     corpus = {"max_tokens": KEYS, **settings.pop("corpus", {}), **own, **_texts(texts, folder)}
+    if isinstance(rules := settings.get("rules"), list | tuple):
+        settings["rules"] = [str(rule) for rule in rules]  # a rule may be given as an object
     spec = ProbeSpec.read({"model": "packaged" if model is None else str(model), "corpus": corpus, **settings})
     if loaded is not None:
         context_of(spec, loaded=loaded)  # the units find it there

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from esscher.models.probe.packing import pack, unpack
 from esscher.models.probe.statistics.statistic import Block, Findings, Found, Order, Start, Statistic
+from esscher.models.probe.window import OVERFLOW
 
 __all__ = ["HeadState", "finish", "from_bytes", "init", "kept_rows", "merge", "stack", "to_bytes", "update"]
 
@@ -40,7 +41,7 @@ def init(statistics: Statistics, start: Start) -> HeadState:
 def update(head: HeadState, block: Block) -> HeadState:
     """The states after one more block of keys; the old ones must not be used again. ValueError: the head cannot go on."""
     if not bool(torch.isfinite(block.scores).all()) or not bool(torch.isfinite(block.values).all()):
-        raise ValueError("scores or values are not finite: the activations of the model overflow; try --dtype float32")
+        raise ValueError(OVERFLOW)
     return replace(head, states={each.name: each.update(head.states[each.name], block) for each in head.statistics})
 
 

@@ -25,6 +25,7 @@ from esscher.models.probe.statistics import check_registered
 from esscher.models.probe.statistics.statistic import Failure
 from esscher.models.probe.tables import Tables, columns, failed_row, layer_tables
 from esscher.models.probe.tokens import LayerInfo
+from esscher.models.probe.window import check_rules
 from esscher.runs import Job, Shard, Unit
 
 __all__ = ["PROBE", "about"]
@@ -43,6 +44,7 @@ def units(spec: ProbeSpec) -> list[Unit]:
     own_ladder(spec, context.keys if spec.pool == "corpus" else context.windows.length)  # n beyond the pool: refused here
     if spec.moments:
         _check_moments(context)
+    check_rules(spec, int(context.pooled.sum(1).max()))
     if context.mode is Mode.PARTS:
         return [{"layers": block, "part": part} for block in _layer_blocks(context) for part in range(len(context.parts))]
     if context.mode is Mode.HELD and not spec.moments:

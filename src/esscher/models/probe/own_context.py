@@ -6,12 +6,17 @@ own number of them: keys are kept at one fraction of each context.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from esscher.keep import parse
 from esscher.models.huggingface.capture import Captured
 from esscher.models.probe import head as head_state
 from esscher.models.probe.context import Indices, ProbeContext
@@ -20,13 +25,21 @@ from esscher.models.probe.layer import LayerState
 from esscher.models.probe.queries import Context, LayerQueries, QueryCollector
 from esscher.models.probe.statistics import Block, Start, Statistic, statistics_of
 from esscher.models.probe.tokens import LayerMoments, Rows, scores_of
+from esscher.models.probe.window import Seen, Window
 
 __all__ = ["sequence_state"]
 
 FEWEST = 16  # keys a context must have
 FIRST = 0  # the head whose mask says what a query sees: groups of queries are those of all heads
 
-Group = tuple[Context, Indices, Tensor]  # queries, by their place in the context, that see the same keys, and these keys
+
+class Group(NamedTuple):
+    """Queries, by their numbers, that see the same keys of a context, and these keys; ``place``: of it among all contexts."""
+
+    place: int
+    context: Context
+    numbers: Indices
+    keys: Tensor
 
 
 def sequence_state(probe: ProbeContext, layer: int) -> tuple[LayerState, Indices]:
@@ -62,19 +75,26 @@ def _note(note: str, short: int, asked: int) -> str:
 
 
 def _heads(probe: ProbeContext, queries: LayerQueries, used: Indices, most: int) -> dict[int, HeadState | str]:
-    heads: dict[int, HeadState | str] = {}
+    """The states of every head. Heads that share keys come one after the other: what keep rules cost them is found once."""
+    layer, statistics = queries.info.layer, statistics_of(probe.spec)
+    groups = [
+        Group(place, context, context.rows[members], keys)
+        for place, context in enumerate(queries.contexts)
+        for members, keys in _groups(context)
+        if len(keys) >= FEWEST
+    ]
+    if not groups:
+        return dict.fromkeys(probe.heads(layer), f"no query sees {FEWEST} keys, at most {most} of them; use longer windows")
     asked = used[kept_rows(len(used), probe.spec.kept_queries).numpy()]
-    groups: list[Group] = [(c, members, keys) for c in queries.contexts for members, keys in _groups(c) if len(keys) >= FEWEST]
-    statistics = statistics_of(probe.spec)
-    for head in probe.heads(queries.info.layer):
-        try:
-            if not groups:
-                raise ValueError(f"no query sees {FEWEST} keys, at most {most} of them; use longer windows")
-            numbers = [torch.from_numpy(context.rows[members]) for context, members, _ in groups]
-            parts = [_group(statistics, queries, group, head, asked) for group in groups]
-            heads[head] = head_state.stack(parts, numbers)
-        except ValueError as reason:
-            heads[head] = str(reason)
+    heads: dict[int, HeadState | str] = {}
+    for kv_head, sharing in groupby(probe.heads(layer), queries.info.kv_head):
+        windows = _windows(probe, queries, kv_head)
+        for head in sharing:
+            try:
+                parts = [_group(statistics, queries, group, head, asked, windows[group.place]) for group in groups]
+                heads[head] = head_state.stack(parts, [torch.from_numpy(group.numbers) for group in groups])
+            except ValueError as reason:
+                heads[head] = str(reason)
     return heads
 
 
@@ -84,12 +104,30 @@ def _groups(context: Context) -> list[tuple[Indices, Tensor]]:
     return [(np.flatnonzero((of == i).cpu().numpy()), patterns[i].nonzero()[:, 0]) for i in range(len(patterns))]
 
 
-def _group(statistics: tuple[Statistic, ...], queries: LayerQueries, group: Group, head: int, asked: Indices) -> HeadState:
+def _windows(probe: ProbeContext, queries: LayerQueries, kv_head: int) -> Sequence[Window | None]:
+    """Each context for keep rules, where the probe compares some."""
+    rules = [parse(text) for text in probe.spec.compared]
+    if not rules:
+        return [None] * len(queries.contexts)
+    windows = []
+    for context in queries.contexts:
+        allowed = context.allowed_to(FIRST)
+        enough = allowed.sum(1) >= FEWEST
+        rows = context.rows[enough.cpu().numpy()]
+        seen = Seen(rows, probe.places.positions[rows], allowed[enough])
+        windows.append(Window(queries, context.k[kv_head], context.v[kv_head], kv_head, seen, rules))
+    return windows
+
+
+def _group(
+    statistics: tuple[Statistic, ...], queries: LayerQueries, group: Group, head: int, asked: Indices, window: Window | None
+) -> HeadState:
     """The states of queries that share one context; those asked for are the kept ones."""
-    context, members, keys = group
-    numbers = context.rows[members]
+    context, numbers, keys = group.context, group.numbers, group.keys
     own, rows = queries.info.kv_head(head), torch.from_numpy(numbers).to(queries.q.device)
     q, k, v = queries.q[head, rows], context.k[own, keys], context.v[own, keys]
     kept = torch.from_numpy(np.flatnonzero(np.isin(numbers, asked)))
     start = Start(kept, queries.sink_mass[head, rows], len(keys), v.double().mean(0), q.dtype)
-    return head_state.update(head_state.init(statistics, start), Block(scores_of(queries.info, q, k), q, k, v, keys, kept))
+    by_rule = None if window is None else partial(window.errors, head, numbers)
+    block = Block(scores_of(queries.info, q, k), q, k, v, keys, kept, by_rule=by_rule)
+    return head_state.update(head_state.init(statistics, start), block)

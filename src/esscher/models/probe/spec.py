@@ -11,7 +11,7 @@ from pydantic import Field, PositiveInt, field_validator
 from esscher.models.corpus.spec import CorpusSpec
 from esscher.runs import RunSpec, register
 
-__all__ = ["ProbeSpec", "drawn_ladder", "kept_ladder", "own_ladder"]
+__all__ = ["FLOOR", "SHARES", "ProbeSpec", "drawn_ladder", "kept_ladder", "kept_sizes", "own_ladder"]
 
 WINDOW = 512  # tokens of a window unless the model takes fewer
 KEYS = 16384  # tokens of text unless told otherwise
@@ -19,6 +19,13 @@ SMALLEST = 16  # first n of a ladder
 BEYOND = 1024  # how far beyond the pool the errors of draws with replacement are followed
 ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # a class in a module
 FRACTIONS = (0.75, 0.9, 1.0)  # of the pool, at the end of the ladder of kept keys
+FLOOR = "neyman"  # the keep rule of least error, to first order, that no other goes below
+RULES = (  # keep rules that are compared unless told otherwise
+    *("random", "sinks:4+recent", "sinks:4+recent:16+random:reweight", "heavy", "keynorm", "expected", "topk"),
+    *("topk:16+random:reweight", "neyman:shared", FLOOR),
+)
+SHARES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.4, 0.6)  # of a window's keys, that they keep
+NO_RULES = ("none",)  # as a flag, which has no empty list
 
 
 class ProbeSpec(RunSpec):
@@ -44,6 +51,10 @@ class ProbeSpec(RunSpec):
     )
     moments: int = Field(default=0, ge=0, description="Monte Carlo repeats of the outputs' mean and covariance")
     moments_n: tuple[int, ...] | None = Field(default=None, description="token numbers of these")
+    rules: tuple[str, ...] | None = Field(
+        default=None,
+        description="keep rules to compare where the pool is a query's own, such as sinks:4+recent or none; may be repeated",
+    )
     statistics: tuple[str, ...] = Field(default=(), description="statistics from elsewhere, 'module:Class' each")
     batch: PositiveInt = Field(default=4096, description="tokens of one forward pass")
     part: PositiveInt = Field(default=131072, description="tokens of one piece of a large corpus")
@@ -60,6 +71,30 @@ class ProbeSpec(RunSpec):
         from esscher.convergence.montecarlo.ladder import parse_ladder  # help and flags do not wait for torch
 
         return tuple(parse_ladder(value).tolist())
+
+    @field_validator("rules", mode="before")
+    @classmethod
+    def _rules(cls, value: Any) -> tuple[str, ...] | None:
+        """Each once and as it is written in short, its size left open: the ladder of shares is for it."""
+        if value is None:
+            return None
+        texts = (value,) if isinstance(value, str) else value
+        if not isinstance(texts, list | tuple):
+            raise ValueError(f"expected a list of keep rules, got {value!r}")
+        if tuple(texts) == NO_RULES:
+            return ()
+        from esscher.keep import parse  # help and flags do not wait for torch
+
+        rules = [parse(text) for text in texts]
+        for rule in rules:
+            if rule.free is None:
+                raise ValueError(f"expected rules with one part that has no number, which keeps what is left; got {rule}")
+        return tuple(dict.fromkeys(str(rule) for rule in rules))
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """The keep rules whose errors are found; none where the pool is the corpus, whose keys have no place."""
+        return () if self.pool != "sequence" else RULES if self.rules is None else self.rules
 
     @field_validator("statistics")
     @classmethod
@@ -112,6 +147,11 @@ def kept_ladder(spec: ProbeSpec, keys: int) -> np.ndarray[Any, np.dtype[np.int64
     octaves = SMALLEST * 2 ** np.arange(int(np.ceil(np.log2(max(keys / SMALLEST, 1)))))
     ends = np.array([max(1, round(keys * fraction)) for fraction in FRACTIONS])
     return np.unique(np.concatenate([octaves[octaves < 0.7 * keys], ends]).astype(np.int64))
+
+
+def kept_sizes(keys: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """For keep rules: the numbers of keys that are SHARES of a window's, one at least."""
+    return np.maximum(1, np.round(np.array(SHARES) * keys)).astype(np.int64)
 
 
 register("probe", "esscher.models.probe.job:PROBE")  # here, so that naming the job does not import what computes it

@@ -10,6 +10,7 @@ from typing import TypeVar
 from esscher.models.probe.spec import ProbeSpec
 from esscher.models.probe.statistics.accuracy import Accuracy
 from esscher.models.probe.statistics.bernoulli import Bernoulli
+from esscher.models.probe.statistics.frontier import Frontier
 from esscher.models.probe.statistics.identity import Identity
 from esscher.models.probe.statistics.output_moments import OutputMoments
 from esscher.models.probe.statistics.regime import Regime
@@ -54,6 +55,7 @@ STATISTICS: tuple[Statistic, ...] = (
     Regime(),
     Accuracy(),
     OutputMoments(),
+    Frontier(),
 )
 
 

@@ -6,7 +6,11 @@ from esscher.models.probe.spec import ProbeSpec
 from esscher.models.probe.statistics.statistic import Findings, Found, Statistic
 from esscher.runs.columns import Column
 
-__all__ = ["Accuracy"]
+__all__ = ["ACCURACY", "Accuracy"]
+
+ACCURACY = Column(
+    "accuracy", "float", "accuracy", "Estimated relative error of the numerical integrals behind the exact curve."
+)
 
 
 class Accuracy(Statistic):
@@ -14,8 +18,7 @@ class Accuracy(Statistic):
     reads = ("replacement",)
 
     def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
-        help_text = "Estimated relative error of the numerical integrals behind the exact curve."
-        return (Column("accuracy", "float", "accuracy", help_text),)
+        return (ACCURACY,)
 
     def finish(self, state: None, found: Found) -> Findings:
         return Findings({"accuracy": found.values["replacement"].accuracy})

@@ -13,10 +13,11 @@ from esscher.models.probe.statistics.statistic import Block, Failure, Findings, 
 from esscher.models.probe.tokens import LayerInfo
 from esscher.runs.columns import Column
 
-__all__ = ["HEAD", "LAYER", "Identity", "Seen"]
+__all__ = ["HEAD", "KV_HEAD", "LAYER", "Identity", "Seen"]
 
 LAYER = Column("layer", "int", "layer", "Layer of the model, counted from 0.", first=0)
 HEAD = Column("head", "int", "head", "Head within its layer, counted from 0; -1 is the whole layer.", first=1)
+KV_HEAD = Column("kv_head", "int", "kv head", "Head whose keys and values this one reads; several query heads may share one.")
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,7 @@ class Identity(Statistic):
         return (
             LAYER,
             HEAD,
-            Column(
-                "kv_head", "int", "kv head", "Head whose keys and values this one reads; several query heads may share one."
-            ),
+            KV_HEAD,
             Column("status", "word", "status", "ok, failed or refused.", first=2),
             Column("reason", "word", "reason", "Why a head was not measured."),
             Column(

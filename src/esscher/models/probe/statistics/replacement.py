@@ -22,7 +22,7 @@ from esscher.models.probe.statistics.statistic import Block, Findings, Found, Or
 from esscher.models.probe.wide import Held, add_keys_or_hold
 from esscher.runs.columns import Column
 
-__all__ = ["Replacement", "needed_column"]
+__all__ = ["Replacement", "at_error", "needed_column", "percent"]
 
 Indices = npt.NDArray[np.int64]
 
@@ -91,10 +91,15 @@ class Replacement(Statistic):
 
 def needed_column(epsilon: float) -> str:
     """tokens_needed_10pct for 0.1; 2.5 % is written 2_5pct."""
-    return f"tokens_needed_{_percent(epsilon)}pct".replace(".", "_")
+    return at_error("tokens_needed", epsilon)
 
 
-def _percent(epsilon: float) -> str:
+def at_error(name: str, epsilon: float) -> str:
+    """What a column is called that there is one of for each relative error."""
+    return f"{name}_{percent(epsilon)}pct".replace(".", "_")
+
+
+def percent(epsilon: float) -> str:
     return f"{100 * epsilon:g}"
 
 
@@ -109,16 +114,16 @@ def _or_nan(question: Callable[[ErrorCurve, float], int], curve: ErrorCurve, val
 
 
 def _needed(epsilon: float, first: int) -> Column:
-    percent = _percent(epsilon)
-    help_text = f"Fewest tokens whose relative error is at most {percent} %."
+    error = percent(epsilon)
+    help_text = f"Fewest tokens whose relative error is at most {error} %."
     return Column(
         needed_column(epsilon),
         "float",
-        f"tokens for {percent} %",
+        f"tokens for {error} %",
         help_text,
         scale="log",
         first=first,
-        short=f"tokens {percent} %",
+        short=f"tokens {error} %",
     )
 
 

@@ -16,7 +16,7 @@ Statistics stand in a list; one may read what those before it found, if it names
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -30,6 +30,7 @@ from torch import Tensor
 from esscher.models.probe.spec import ProbeSpec
 from esscher.models.probe.tokens import LayerInfo, LayerSummary
 from esscher.models.probe.wide import Held
+from esscher.models.probe.window import RuleErrors
 from esscher.runs.columns import Column
 
 __all__ = ["Block", "Failure", "Findings", "Found", "Order", "Start", "Statistic"]
@@ -63,6 +64,7 @@ class Block:
     kept: Tensor  # as in Start
     hidden: Tensor | None = None  # (B, d): what entered the layer at each key, where the corpus is the pool
     pool: Held | None = None  # all keys of the head, where they are held
+    by_rule: Callable[[], RuleErrors] | None = None  # what keep rules cost the queries, where they see their own context
 
     @cached_property
     def kept_scores(self) -> Tensor:

@@ -1,0 +1,219 @@
+"""The exact error of every keep rule against the keys it keeps, in the queries' own contexts; what it takes to reach an error.
+
+Whether a head streams, retrieves or is diffuse follows from three of them: sinks:4+recent, random, and the floor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from esscher.convergence.columns import CURVE
+from esscher.keep import parse
+from esscher.models.probe.spec import FLOOR, SHARES, ProbeSpec
+from esscher.models.probe.statistics.accuracy import ACCURACY
+from esscher.models.probe.statistics.identity import HEAD, KV_HEAD, LAYER
+from esscher.models.probe.statistics.replacement import at_error, percent
+from esscher.models.probe.statistics.statistic import Block, Findings, Found, Statistic
+from esscher.models.probe.window import RuleErrors
+from esscher.runs.columns import Column
+
+__all__ = ["Frontier"]
+
+Floats = npt.NDArray[np.float64]
+
+KINDS = {
+    "streams": "sinks and recent keys suffice",
+    "retrieves": "needs chosen keys",
+    "diffuse": "choosing keys saves little",
+}
+STREAM, CHANCE = "sinks:4+recent", "random"  # they and the floor tell a head's kind
+STREAMS, DIFFUSE = 0.25, 2.0
+ERROR = 0.1  # relative, at which kinds are told
+NONE = "none"  # in place of a rule, where none reaches an error
+
+
+class Frontier(Statistic):
+    """The state is the errors of all queries; there is none where the pool is the corpus."""
+
+    name = "frontier"
+    reads = ("identity",)
+    state = RuleErrors
+
+    def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
+        if not spec.compared:
+            return ()
+        return (*KIND, *(column for epsilon in spec.epsilons for column in _reached(epsilon)))
+
+    def tables(self, spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
+        return {"frontier": FRONTIER} if spec.compared else {}
+
+    def update(self, state: None, block: Block) -> RuleErrors | None:
+        """A query's own context is one block."""
+        return None if block.by_rule is None else block.by_rule()
+
+    def finish(self, state: RuleErrors | None, found: Found) -> Findings:
+        if state is None:
+            return Findings()
+        keys = float(found.states["identity"].keys.double().mean())
+        rows = _rows(state, found.spec.compared).assign(kv_head=found.row["kv_head"], keys=keys)
+        curves = {str(rule): own for rule, own in rows.groupby("rule", sort=False)}
+        columns = _kind(curves, keys)
+        for epsilon in found.spec.epsilons:
+            needed = {rule: _needed(own, epsilon) for rule, own in curves.items()}
+            columns |= {at_error(name, epsilon): value for name, value in _fewest(needed).items()}
+        return Findings(columns, {"frontier": rows})
+
+
+def _rows(state: RuleErrors, rules: tuple[str, ...]) -> pd.DataFrame:
+    """A row for each rule and share that every query's window has keys enough for; the same sizes once."""
+    mse, kept = state.mse.numpy(), state.kept.numpy()
+    again = np.zeros(mse.shape[1:], dtype=bool)
+    again[:, 1:] = ((mse[..., 1:] == mse[..., :-1]) & (kept[..., 1:] == kept[..., :-1])).all(0)
+    rms = np.sqrt(mse.mean(0))
+    rule, share = np.nonzero(np.isfinite(rms) & ~again)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        relative = np.where(rms == 0, 0.0, rms / np.sqrt(state.limit.double().mean().numpy()))
+    return pd.DataFrame(
+        {
+            "rule": np.array(rules, dtype=object)[rule],
+            "share": np.array(SHARES)[share],
+            "kept": kept.mean(0)[rule, share],
+            "rms": rms[rule, share],
+            "relative": relative[rule, share],
+            "q95": np.sqrt(np.quantile(mse, 0.95, axis=0))[rule, share],
+            "accuracy": state.accuracy.numpy().max(0)[rule],
+        }
+    )
+
+
+def _needed(rows: pd.DataFrame, epsilon: float) -> float:
+    """Fewest keys with a relative error of at most epsilon, log error linear in log keys; infinite where none is enough.
+
+    Where the error is 0 there is no logarithm: then it is the first size on the ladder.
+    """
+    kept, error = rows["kept"].to_numpy(), rows["relative"].to_numpy()
+    below = np.flatnonzero(error <= epsilon)
+    if below.size == 0:
+        return math.inf
+    i = int(below[0])
+    if i == 0 or error[i] == 0 or not math.isfinite(error[i - 1]):
+        return float(kept[i])
+    share = math.log(error[i - 1] / epsilon) / math.log(error[i - 1] / error[i])
+    return float(kept[i - 1] * (kept[i] / kept[i - 1]) ** share)
+
+
+def _fewest(needed: Mapping[str, float]) -> dict[str, Any]:
+    """The rule that needs the fewest keys, the floor left out; the same of rules for a cache; and the floor."""
+    rules = {rule: keys for rule, keys in needed.items() if rule != FLOOR and math.isfinite(keys)}
+    cached = {rule: keys for rule, keys in rules.items() if not any(part.per_query for part in parse(rule).parts)}
+    best, cache = min(rules, key=rules.__getitem__, default=NONE), min(cached, key=cached.__getitem__, default=NONE)
+    floor = needed.get(FLOOR, math.nan)
+    return {
+        "best_rule": best,
+        "best_kept": rules.get(best, math.nan),
+        "cache_rule": cache,
+        "cache_kept": cached.get(cache, math.nan),
+        "floor_kept": floor if math.isfinite(floor) else math.nan,
+    }
+
+
+def _kind(curves: Mapping[str, pd.DataFrame], keys: float) -> dict[str, Any]:
+    """Which keys a head needs for a relative error of ERROR, in these contexts; sizes beyond the ladder count as all keys.
+
+    streams: sinks:4+recent need at most STREAMS of the keys, and no more than random keys;
+    diffuse: random keys are at most DIFFUSE times as many as the floor's, so that choosing saves little;
+    retrieves: neither. Nothing is said where one of these rules was not measured.
+    """
+    if not {STREAM, CHANCE, FLOOR} <= curves.keys():
+        return {"kind": "", "kind_reason": ""}
+    shares = {rule: _needed(curves[rule], ERROR) / keys for rule in (STREAM, CHANCE, FLOOR)}
+    stream, chance, floor = (min(share, 1.0) for share in shares.values())
+    kind = "streams" if stream <= min(STREAMS, chance) else "diffuse" if chance <= DIFFUSE * floor else "retrieves"
+    needs = ", ".join(f"{rule} {_share(share)}" for rule, share in shares.items())
+    return {"kind": kind, "kind_reason": f"{KINDS[kind]}; of the keys, for an error of {percent(ERROR)} %: {needs}"}
+
+
+def _share(share: float) -> str:
+    return f"{share:.1%}" if math.isfinite(share) else f"more than {SHARES[-1]:.0%}"
+
+
+# ---- columns ---------------------------------------------------------------------------------------------------------
+
+KIND = (
+    Column(
+        "kind",
+        "word",
+        "kind of head",
+        f"For a relative error of {percent(ERROR)} %, on this text and window: streams if {STREAM} need at most {STREAMS:.0%} "
+        f"of the keys and no more than random ones; diffuse if random keys are at most {DIFFUSE:g} times those of the floor "
+        f"({FLOOR}), so that choosing saves little; else retrieves: it needs chosen keys.",
+        scale="words",
+        first=16,
+        short="kind",
+        words=tuple(KINDS),
+        meanings=tuple(KINDS.values()),
+    ),
+    Column("kind_reason", "word", "why this kind", "What the three rules that tell the kind of a head need."),
+)
+
+
+def _reached(epsilon: float) -> tuple[Column, ...]:
+    error = f"{percent(epsilon)} %"
+    return (
+        Column(
+            at_error("best_rule", epsilon),
+            "word",
+            f"best rule, {error}",
+            f"Keep rule that reaches a relative error of {error} with the fewest keys, the floor left out; none: no rule does.",
+        ),
+        Column(
+            at_error("best_kept", epsilon),
+            "float",
+            f"keys of the best rule, {error}",
+            f"Keys that the best rule for {error} keeps, on average over the queries.",
+            scale="log",
+            short=f"best {error}",
+        ),
+        Column(
+            at_error("cache_rule", epsilon),
+            "word",
+            f"best rule for a cache, {error}",
+            f"The same among rules that drop keys for good: no query chooses by its own scores ({error}).",
+        ),
+        Column(
+            at_error("cache_kept", epsilon),
+            "float",
+            f"keys of the cache, {error}",
+            f"Keys that the best rule for a cache keeps at {error}.",
+            scale="log",
+            first=17,
+            short=f"cache {error}",
+        ),
+        Column(
+            at_error("floor_kept", epsilon),
+            "float",
+            f"keys of the floor, {error}",
+            f"Keys that chances of least error (Neyman) keep on average for {error}: about the fewest of any rule.",
+            scale="log",
+            short=f"floor {error}",
+        ),
+    )
+
+
+FRONTIER = (
+    LAYER,
+    HEAD,
+    KV_HEAD,
+    Column("rule", "word", "keep rule", "Which keys are kept, as esscher.keep writes it."),
+    Column("share", "float", "share", "Share of the window's keys that the rule was given.", "log"),
+    Column("kept", "float", "keys kept", "Keys kept, on average over the queries of the key-value head.", "log"),
+    Column("keys", "float", "keys seen", "Keys that a query sees, on average."),
+    *(column for column in CURVE if column.key in ("rms", "relative", "q95")),
+    ACCURACY,
+)

@@ -1,0 +1,127 @@
+"""What keep rules cost the queries of one window: exact errors of all heads that share its keys, found once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esscher.convergence.keep_curve import keep_curve
+from esscher.keep import parse
+from esscher.keep.context import Context
+from esscher.keep.rule import Rule
+from esscher.models.probe.context import Indices
+from esscher.models.probe.queries import LayerQueries
+from esscher.models.probe.spec import SHARES, ProbeSpec, kept_sizes
+from esscher.models.probe.tokens import scores_of
+
+__all__ = ["OVERFLOW", "RuleErrors", "Seen", "Window", "check_rules"]
+
+OVERFLOW = "scores or values are not finite: the activations of the model overflow; try --dtype float32"
+
+
+@dataclass(frozen=True)
+class RuleErrors:
+    """Of m queries, R rules and S shares of the keys; NaN where the window has too few keys for what a rule keeps surely.
+
+    Heads that share keys are one cache: ``kept`` is the mean over the queries of all of them.
+    """
+
+    mse: Tensor  # (m, R, S): E|output - limit|^2
+    kept: Tensor  # (m, R, S)
+    limit: Tensor  # (m,): |limit|^2
+    accuracy: Tensor  # (m, R): relative, of the roots of mse
+
+    def take(self, rows: Tensor) -> RuleErrors:
+        """Those of some queries."""
+        return RuleErrors(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Queries of a window: their numbers, rising, their places in it, and what each may see, (m, T)."""
+
+    rows: Indices
+    positions: Indices
+    allowed: Tensor
+
+
+class Window:
+    """The keys of a window for the queries of all heads that share them; nothing but the errors is held."""
+
+    def __init__(self, queries: LayerQueries, k: Tensor, v: Tensor, kv_head: int, seen: Seen, rules: Sequence[Rule]) -> None:
+        self.queries, self.k, self.v, self.seen, self.rules = queries, k, v, seen, rules
+        self.sharing = [head for head in range(queries.info.heads) if queries.info.kv_head(head) == kv_head]
+
+    def errors(self, head: int, numbers: Indices) -> RuleErrors:
+        """Of some queries of one head."""
+        heads, found = self._found
+        if found is None or head not in heads:
+            raise ValueError(OVERFLOW)
+        members = np.searchsorted(self.seen.rows, numbers)
+        return found.take(torch.from_numpy(heads.index(head) * len(self.seen.rows) + members))
+
+    @cached_property
+    def _found(self) -> tuple[list[int], RuleErrors | None]:
+        """A head whose scores overflow has no errors, and no say in what the others keep."""
+        info, device = self.queries.info, self.k.device
+        keys = self.seen.allowed.any(0).nonzero()[:, 0]
+        k, v, allowed = self.k[keys], self.v[keys], self.seen.allowed[:, keys]
+        q = self.queries.q[self.sharing][:, torch.from_numpy(self.seen.rows).to(device)]  # (heads, m, k)
+        logits = scores_of(info, q, k)
+        finite = torch.isfinite(logits).flatten(1).all(1)
+        q, logits = q[finite], logits[finite]
+        at = torch.from_numpy(self.seen.positions).to(device)
+        place = (torch.searchsorted(keys, at, right=True) - 1).clamp_min(0)
+        mask = None
+        if not torch.equal(allowed, torch.arange(len(keys), device=device) <= place[:, None]):
+            mask = allowed.repeat(len(q), 1)
+        context = Context(q.flatten(0, 1), k, v, info.scale, place.repeat(len(q)), mask, logits.flatten(0, 1))
+        heads = [head for head, fine in zip(self.sharing, finite.tolist(), strict=True) if fine]
+        return heads, _errors(context, self.rules) if heads and bool(torch.isfinite(v).all()) else None
+
+
+def _errors(context: Context, rules: Sequence[Rule]) -> RuleErrors:
+    ladder = kept_sizes(context.keys)
+    n, place = np.unique(ladder, return_inverse=True)
+    mse = np.full((len(context.q), len(rules), len(n)), np.nan)
+    kept, accuracy = np.full_like(mse, np.nan), np.full(mse.shape[:2], np.nan)
+    for i, rule in enumerate(rules):
+        possible = n >= _least(rule, context)
+        if possible.any():
+            curve = keep_curve(context, rule, n[possible])
+            assert curve.queries is not None
+            assert curve.kept is not None
+            mse[:, i, possible], kept[:, i, possible], accuracy[:, i] = curve.queries.mse, curve.kept, curve.accuracy
+    limit = context.limit.square().sum(1).cpu()
+    return RuleErrors(torch.from_numpy(mse[..., place]), torch.from_numpy(kept[..., place]), limit, torch.from_numpy(accuracy))
+
+
+def check_rules(spec: ProbeSpec, keys: int) -> None:
+    """Refuse rules where the pool is the corpus, and those that keep more keys surely than the largest window's ladder has."""
+    if spec.rules and spec.pool != "sequence":
+        raise ValueError("rules: they are of a query's own context; use --pool sequence, or leave --rules out")
+    one = torch.ones(keys, 1, dtype=torch.float64)
+    context = Context(one[:1], one, one, 1.0, torch.tensor([keys - 1]))
+    most = int(kept_sizes(keys).max())
+    for text in spec.rules or ():
+        rule = parse(text)
+        rule.check(context, most)
+        if most < rule.least(context):
+            raise ValueError(
+                f"rules: {text} keeps more keys surely than {most}, {SHARES[-1]:.0%} of the {keys} that a window has; "
+                "use smaller numbers or a larger --window"
+            )
+
+
+def _least(rule: Rule, context: Context) -> float:
+    try:
+        rule.check(context, context.keys)
+        return float(rule.least(context))
+    except ValueError:  # a number of the rule is larger than the number of keys
+        return math.inf

@@ -1,0 +1,298 @@
+"""Keep rules on the heads of a model: the errors by hand, who decides together, and what is said of a head."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import esscher as es
+from esscher.convergence.keep_curve import keep_curve
+from esscher.keep.context import Context
+from esscher.models.probe import head as head_state
+from esscher.models.probe.own_context import sequence_state
+from esscher.models.probe.queries import LayerQueries
+from esscher.models.probe.spec import RULES, SHARES, ProbeSpec, kept_sizes
+from esscher.models.probe.statistics import frontier, statistics_of
+from esscher.models.probe.tokens import LayerInfo
+from esscher.models.probe.window import Seen, Window
+from tests.models.probe_runs import captured_layers, few_texts, same_bytes, source, tiny_model
+
+SMALL: dict[str, Any] = {
+    "max_tokens": 400,
+    "window": 64,
+    "queries": 12,
+    "kept_queries": 4,
+    "pool": "sequence",
+    "n": "16,32,48",
+    "layers": (1,),
+    "heads": (1, 2),
+}
+ONE_SET = ("sinks:4+recent", "heavy", "keynorm", "topk")  # nothing is left to chance
+CHANCES = ("random", "topk:8+random:reweight", "neyman:shared")
+
+
+def probe(name: str, out: Path, **more: Any) -> Any:
+    model, words = tiny_model(name, **more.pop("options", {}))
+    return es.probe(model, few_texts(), tokenizer=words, out=out, **{**SMALL, **more})
+
+
+class ByHand:
+    """Queries, keys and values of one window for the heads that share a key-value head, in float64."""
+
+    def __init__(self, run: Any, window: int, head: int) -> None:
+        found = source(run)
+        captured = captured_layers(found, [window])[1][0]
+        self.share = captured.heads // captured.kv_heads
+        self.first = head // self.share * self.share
+        own = found.places.inside(window)
+        text = np.flatnonzero(found.windows.text[window])
+        self.places = np.searchsorted(text, found.places.positions[own])
+        sharing = range(self.first, self.first + self.share)
+        q = [captured.query[0, other, found.places.positions[own]] for other in sharing]
+        self.q = torch.cat(q).double()
+        self.k, self.v = (x[0, head // self.share, text].double() for x in (captured.key, captured.value))
+        self.scale, self.queries = captured.scale, len(own)
+        seen = np.arange(len(text)) <= self.places[:, None] if found.loaded.causal else np.ones((len(own), len(text)), bool)
+        self.visible = torch.from_numpy(np.tile(seen, (self.share, 1)))
+        scores = (self.q @ self.k.T * self.scale).masked_fill(~self.visible, -torch.inf)
+        self.weights = torch.softmax(scores, 1)
+        self.limit = self.weights @ self.v
+
+    def rows(self, head: int) -> slice:
+        return slice((head - self.first) * self.queries, (head - self.first + 1) * self.queries)
+
+    def set_of(self, rule: str, i: int, n: int) -> list[int]:
+        """The n keys that query i keeps."""
+        keys = np.flatnonzero(self.visible[i])
+        place = int(np.tile(self.places, self.share)[i])
+        if rule == "sinks:4+recent":
+            last = sorted(set(keys) - set(keys[:4]), key=lambda key: (abs(key - place), -key))
+            return [*keys[:4], *last[: n - 4]]
+        order = {"heavy": self.weights.mean(0), "keynorm": -self.k.square().sum(1), "topk": self.weights[i]}[rule].numpy()
+        return sorted(keys, key=lambda key: -order[key])[:n]
+
+    def squared(self, rule: str, head: int, n: int) -> list[float]:
+        errors = []
+        for i in range(*self.rows(head).indices(len(self.q))):
+            kept = self.set_of(rule, i, n)
+            out = self.weights[i, kept] @ self.v[kept] / self.weights[i, kept].sum()
+            errors.append(float((out - self.limit[i]).square().sum()))
+        return errors
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt2", "bert"])
+def measured(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Any, dict[int, list[ByHand]]]:
+    """A family, a run of two of its heads, and their windows by hand."""
+    run = probe(request.param, tmp_path_factory.mktemp(request.param), rules=(*ONE_SET, *CHANCES))
+    windows = np.unique(source(run).places.windows).tolist()
+    return request.param, run, {head: [ByHand(run, window, head) for window in windows] for head in (1, 2)}
+
+
+def rows_of(run: Any, head: int, rule: str) -> pd.DataFrame:
+    table = run.table("frontier")
+    return table[(table["head"] == head) & (table["rule"] == rule)]
+
+
+def test_sets_of_keys_by_hand(measured: Any) -> None:
+    """Shared rules look at the queries of all heads of a key-value head, asked for or not: llama has two of four."""
+    name, run, of_heads = measured
+    for head, hands in of_heads.items():
+        assert hands[0].share == (2 if name == "llama" else 1)
+        limits = np.concatenate([hand.limit[hand.rows(head)].square().sum(1).numpy() for hand in hands])
+        for rule in ONE_SET:
+            rows = rows_of(run, head, rule)
+            assert len(rows) >= 6
+            for row in rows.itertuples():
+                sizes = [kept_sizes(len(hand.k))[SHARES.index(row.share)] for hand in hands]
+                squared = np.concatenate([hand.squared(rule, head, n) for hand, n in zip(hands, sizes, strict=True)])
+                weights = np.concatenate([np.full(hand.queries, n) for hand, n in zip(hands, sizes, strict=True)])
+                assert row.rms == pytest.approx(np.sqrt(squared.mean()), rel=1e-4)
+                assert row.relative == pytest.approx(np.sqrt(squared.mean() / limits.mean()), rel=1e-4)
+                assert row.q95 == pytest.approx(np.sqrt(np.quantile(squared, 0.95)), rel=1e-4)
+                assert row.kept == pytest.approx(weights.mean(), rel=1e-12)
+                assert row.accuracy == 0
+
+
+def test_chances_by_the_public_function(measured: Any) -> None:
+    name, run, of_heads = measured
+    for head, hands in of_heads.items():
+        for rule in CHANCES:
+            squares = []
+            for hand in hands:
+                n = kept_sizes(len(hand.k))
+                places = np.tile(hand.places, hand.share)
+                if name == "bert":
+                    mask = torch.ones(len(hand.q), len(hand.k), dtype=torch.bool)
+                    context = Context(hand.q, hand.k, hand.v, hand.scale, torch.from_numpy(places), mask)
+                    curve = keep_curve(context, es.keep.parse(rule), n[n >= 8])
+                else:
+                    curve = es.exact_pool_curve(
+                        hand.q, hand.k, hand.v, n[n >= 8], keep=rule, positions=places, scale=hand.scale
+                    )
+                squares.append(curve.queries.mse[hand.rows(head)])
+            expected = np.sqrt(np.concatenate(squares).mean(0))
+            rows = rows_of(run, head, rule)
+            np.testing.assert_allclose(rows["rms"].to_numpy()[-len(expected) :], expected, rtol=2e-4)
+
+
+REPEATS = 2000
+
+
+def test_random_keys_dropped_by_hand(measured: Any) -> None:
+    """2000 draws at two sizes, two heads, three models: four standard errors, 12 comparisons, once in 1300 seeds by chance."""
+    _, run, of_heads = measured
+    generator = torch.Generator().manual_seed(3)
+    for head, hands in of_heads.items():
+        for row in rows_of(run, head, "random").iloc[[3, -2]].itertuples():
+            squared = torch.zeros(REPEATS, dtype=torch.float64)
+            for hand in hands:
+                own, seen = hand.weights[hand.rows(head)], hand.visible[hand.rows(head)]
+                n = kept_sizes(len(hand.k))[SHARES.index(row.share)]
+                uniform = torch.rand(REPEATS, *own.shape, generator=generator, dtype=torch.float64)
+                weights = own * (uniform < n / seen.sum(1).double().mean())
+                total = weights.sum(2, keepdim=True)
+                out = weights @ hand.v / total.clamp_min(1e-300)
+                errors = torch.where(total > 0, out - hand.limit[hand.rows(head)], 0.0).square().sum(2)
+                squared += errors.sum(1)
+            squared /= sum(hand.queries for hand in hands)
+            assert abs(row.rms**2 - float(squared.mean())) < 4 * float(squared.std()) / REPEATS**0.5
+
+
+# ---- what a run has --------------------------------------------------------------------------------------------------
+
+
+def test_rules_by_default_as_objects_and_none(tmp_path: Path) -> None:
+    assert ProbeSpec(pool="sequence").compared == RULES
+    assert ProbeSpec(pool="sequence", rules=()).compared == ProbeSpec().compared == ()
+    assert ProbeSpec.read({"pool": "sequence", "rules": "none"}).compared == ()
+    assert ProbeSpec.read({"pool": "sequence", "rules": ["streamingllm", "topk", "sinks:4+recent"]}).rules == (
+        *("sinks:4+recent", "topk"),  # as it is written in short, and once
+    )
+    run = probe("bert", tmp_path / "given", heads=(1,), rules=[es.keep.Sinks(2) | es.keep.Recent(), es.keep.TopK()])
+    assert run.table("frontier")["rule"].unique().tolist() == ["sinks:2+recent", "topk"]
+    (row,) = run.table("heads").to_dict("records")
+    assert (row["kind"], row["kind_reason"]) == ("", "")  # the rules that tell it are not there
+    assert np.isnan(row["floor_kept_10pct"])
+    none = probe("bert", tmp_path / "none", heads=(1,), rules=())
+    assert "frontier" not in none.tables
+    assert "kind" not in none.table("heads")
+
+
+def test_sizes_that_a_window_is_too_short_for_have_no_row(tmp_path: Path) -> None:
+    """31 keys: 1, 2, 3, 5, 6, 8, 12 and 19 of them are kept, equal sizes once; 16 keys surely fit into the last only."""
+    rules = ("topk", "sinks:4+recent", "topk:16+random")
+    run = probe("bert", tmp_path, window=32, max_tokens=310, n="16,24", heads=(1,), rules=rules)
+    kept = {rule: rows["kept"].tolist() for rule, rows in run.table("frontier").groupby("rule")}
+    assert kept == {
+        "topk": [1, 2, 3, 5, 6, 8, 12, 19],
+        "sinks:4+recent": [5, 6, 8, 12, 19],
+        "topk:16+random": [pytest.approx(19)],
+    }
+
+
+def test_states_are_stored_as_they_are(tmp_path: Path) -> None:
+    run = probe("llama", tmp_path, rules=("topk", "topk:30+recent:2+random"))
+    found = source(run)
+    known = sequence_state(found, 1)[0].heads[1]
+    assert not isinstance(known, str)
+    again = head_state.from_bytes(head_state.to_bytes(known), statistics_of(found.spec))
+    for name in ("mse", "kept", "limit", "accuracy"):
+        one, other = (getattr(head.states["frontier"], name) for head in (known, again))
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_head_that_overflows_leaves_the_others_alone() -> None:
+    """Two heads share their keys: where the first is beyond the floating range the second decides alone."""
+    generator = torch.Generator().manual_seed(2)
+    q, k, v = (torch.randn(2, 20, 4, generator=generator) for _ in range(3))
+    q[0, 3, 1] = torch.inf
+    info = LayerInfo(0, 2, 1, 0.5, None, "")
+    seen = Seen(np.arange(20), np.arange(20), torch.ones(20, 20).tril().bool())
+    window = Window(LayerQueries(info, q, torch.zeros(2, 20)), k[0], v[0], 0, seen, [es.keep.Heavy()])
+    with pytest.raises(ValueError, match="scores or values are not finite"):
+        window.errors(0, np.arange(2))
+    alone = es.exact_pool_curve(q[1], k[0], v[0], [5, 8, 12], keep="heavy", positions=np.arange(20), scale=0.5)
+    np.testing.assert_allclose(window.errors(1, np.arange(20)).mse[:, 0, -3:], alone.queries.mse, rtol=1e-4, atol=1e-9)
+    v[0, 0, 0] = torch.nan
+    with pytest.raises(ValueError, match="scores or values are not finite"):
+        Window(LayerQueries(info, q, torch.zeros(2, 20)), k[0], v[0], 0, seen, [es.keep.Heavy()]).errors(1, np.arange(2))
+
+
+def test_a_run_that_lost_its_work_finds_the_same_bytes(tmp_path: Path) -> None:
+    model, words = tiny_model("llama")
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(few_texts()), encoding="utf-8")
+    settings = {**SMALL, "layers": (0, 1), "heads": (1,), "queries": 4, "rules": ("random", "heavy")}
+    runs = [es.probe(model, text, tokenizer=words, out=tmp_path / name, **settings) for name in ("one", "two")]
+    sorted((runs[1].path / "shards").iterdir())[0].unlink()
+    for path in runs[1].path.glob("*.parquet"):
+        path.unlink()
+    again = es.probe(model, text, tokenizer=words, out=runs[1].path, **settings)
+    assert again.status == "complete"
+    assert same_bytes(runs[0].path, again.path, ("heads", "curves", "frontier"))
+
+
+# ---- what is said of a head ------------------------------------------------------------------------------------------
+
+
+def curve(*points: tuple[float, float]) -> pd.DataFrame:
+    return pd.DataFrame(points, columns=["kept", "relative"])
+
+
+def test_keys_needed_by_interpolation() -> None:
+    law = curve(*((n, 3 / n**0.5) for n in (10.0, 100.0, 1000.0)))
+    assert frontier._needed(law, 0.1) == pytest.approx(900)
+    assert frontier._needed(law, 0.95) == 10
+    assert frontier._needed(law, 0.05) == np.inf
+    assert frontier._needed(curve((10, 0.5), (20, 0.0)), 0.1) == 20  # no logarithm of 0
+    assert frontier._needed(curve((10, 0.0), (20, 0.0)), 0.1) == 10
+    assert frontier._needed(curve((10, np.inf), (20, 0.05)), 0.1) == 20
+
+
+@pytest.mark.parametrize(
+    ("stream", "random", "floor", "kind"),
+    [
+        (0.20, 0.40, 0.01, "streams"),
+        (0.25, 0.25, 0.25, "streams"),
+        (0.26, 0.55, 0.20, "retrieves"),
+        (0.20, 0.15, 0.10, "diffuse"),  # random keys do with fewer
+        (0.20, 0.15, 0.05, "retrieves"),
+        (0.50, 0.40, 0.20, "diffuse"),
+        (np.inf, np.inf, 0.49, "retrieves"),  # beyond the ladder is all keys
+        (np.inf, np.inf, 0.50, "diffuse"),
+        (np.inf, np.inf, np.inf, "diffuse"),
+    ],
+)
+def test_kinds(stream: float, random: float, floor: float, kind: str) -> None:
+    curves = {}
+    for rule, share in (("sinks:4+recent", stream), ("random", random), ("neyman", floor)):
+        curves[rule] = curve((1, 0.5), (100 * share, 0.1)) if np.isfinite(share) else curve((1, 0.5), (60, 0.2))
+    found = frontier._kind(curves, 100.0)
+    assert found["kind"] == kind
+    assert found["kind_reason"].startswith(frontier.KINDS[kind])
+    assert found["kind_reason"].count("%") == 4
+    assert ("more than 60%" in found["kind_reason"]) == (not np.isfinite(stream))
+
+
+def test_the_best_rule_and_the_best_for_a_cache() -> None:
+    found = frontier._fewest(
+        {"random": 80.0, "heavy": 12.0, "topk": 4.0, "neyman:shared": 9.0, "neyman": 3.0, "keynorm": np.inf}
+    )
+    assert found == {"best_rule": "topk", "best_kept": 4, "cache_rule": "neyman:shared", "cache_kept": 9, "floor_kept": 3}
+    found = frontier._fewest({"random": np.inf, "topk": 4.0})
+    assert (found["best_rule"], found["cache_rule"]) == ("topk", "none")
+    assert np.isnan([found["cache_kept"], found["floor_kept"]]).all()
+
+
+def test_the_page_lists_the_rules_of_a_probe() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "keep.md").read_text("utf-8")
+    listed = page.split("## On real heads")[1].split("compares")[1].split(".\n")[0]
+    assert tuple(re.findall("`([^`]+)`", listed)) == RULES
