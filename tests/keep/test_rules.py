@@ -105,6 +105,32 @@ def test_expected_attention_is_the_gaussian_laplace_transform() -> None:
     assert bool(((ratio / ratio.mean() - 1).abs() < 5 * stderr / simulated + 5 * (stderr / simulated).mean()).all())
 
 
+@pytest.mark.parametrize("text", ["heavy:3", "heavy:3:last=2", "neyman:3:shared", "expected:3"])
+def test_heads_below_each_other_decide_together(text: str) -> None:
+    """Two query heads of one key-value head, their queries at the same places: one set of keys, from the sums over both."""
+    places = [4, 6, 8]
+    generator = torch.Generator().manual_seed(6)
+    k, v = (torch.randn(KEYS, 4, generator=generator, dtype=torch.float64) for _ in range(2))
+    heads = [3 * torch.randn(3, 4, generator=generator, dtype=torch.float64) for _ in range(2)]
+    both = keep.Context.of(torch.cat(heads), k, v, positions=places * 2)
+    each = [keep.Context.of(q, k, v, positions=places) for q in heads]
+    p = keep.parse(text).include(both).probability
+    torch.testing.assert_close(p[:3], p[3:], rtol=0, atol=0)
+    alone = [keep.parse(text).include(one).probability for one in each]
+    if text.startswith("heavy"):
+        some = slice(1, 3) if "last" in text else slice(None)
+        mean = sum(one.attention[some].sum(0) for one in each)
+        assert set(p[2].nonzero()[:, 0].tolist()) == set(mean.topk(3).indices.tolist())
+    if text.startswith("neyman"):
+        gain = sum((one.attention * one.distance).square().sum(0) for one in each).sqrt()
+        factor = p[2] / gain
+        below = p[2] < 1
+        torch.testing.assert_close(factor[below], factor[below].mean().expand(int(below.sum())))
+        assert bool((p[2, ~below] <= factor[below].mean() * gain[~below]).all())
+        assert float(p[2].sum()) == pytest.approx(3)
+    assert not all(torch.equal(p[:3], one) for one in alone), "neither head decides for both"
+
+
 def test_neyman_is_the_least_first_order_error() -> None:
     """No move of chance from one key to another makes sum (1/p - 1) pi^2 |c|^2 smaller, and the chances sum to n."""
     seen = context(sharp=1.0)

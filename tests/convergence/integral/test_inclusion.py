@@ -20,21 +20,16 @@ from tests.keep.test_rules import KEYS, PLACES, context
 
 def by_enumeration(scores: Tensor, values: Tensor, p: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Mean squared error, bias and E sum p^2 as sums over all subsets of the keys; no key kept: no error."""
-    m, keys = scores.shape
     near = values - values[0]
     limit = torch.softmax(scores, 1) @ near
     e = torch.exp(scores - scores.amax(1, keepdim=True)) * (1.0 if w is None else w)
-    mse, bias, sum_p2 = torch.zeros(m, dtype=torch.float64), torch.zeros(m, values.shape[1], dtype=torch.float64), 0.0
-    for bits in itertools.product([False, True], repeat=keys):
-        kept = torch.tensor(bits)
-        chance = torch.where(kept, p, 1 - p).prod(1)
-        total = torch.where(kept, e, 0.0).sum(1, keepdim=True)
-        share = torch.where(kept, e, 0.0) / torch.where(total > 0, total, 1.0)
-        error = torch.where(total > 0, share @ near - limit, 0.0)
-        mse += chance * error.square().sum(1)
-        bias += chance[:, None] * error
-        sum_p2 = sum_p2 + chance * share.square().sum(1)
-    return mse, bias, torch.as_tensor(sum_p2)
+    kept = torch.tensor(list(itertools.product([False, True], repeat=scores.shape[1])))[:, None]  # (subsets, 1, keys)
+    chance = torch.where(kept, p, 1 - p).prod(2)
+    total = torch.where(kept, e, 0.0).sum(2, keepdim=True)
+    share = torch.where(kept, e, 0.0) / torch.where(total > 0, total, 1.0)
+    error = torch.where(total > 0, share @ near - limit, 0.0)
+    mse = (chance * error.square().sum(2)).sum(0)
+    return mse, (chance[:, :, None] * error).sum(0), (chance * share.square().sum(2)).sum(0)
 
 
 def check(scores: Tensor, values: Tensor, p: Tensor, w: Tensor | None = None) -> None:
@@ -67,6 +62,28 @@ def test_any_scores_values_probabilities_and_weights(data: st.DataObject) -> Non
     p = torch.tensor([[data.draw(chances) for _ in range(keys)]], dtype=torch.float64)
     w = torch.tensor([[data.draw(weights) for _ in range(keys)]], dtype=torch.float64)
     check(scores, values, p, w)
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.data())
+def test_any_rule_in_any_context(data: st.DataObject) -> None:
+    """Queries, keys and values of any size, queries at any places, up to ten keys, and any size a rule can have there."""
+    keys, queries = data.draw(st.integers(1, 10)), data.draw(st.integers(1, 3))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
+    q, k, v = (torch.randn(rows, 3, generator=generator, dtype=torch.float64) for rows in (queries, keys, keys))
+    places = data.draw(st.none() | st.lists(st.integers(0, keys - 1), min_size=queries, max_size=queries))
+    sharp, size = data.draw(st.sampled_from([0.0, 0.5, 3.0, 20.0])), data.draw(st.sampled_from([1e-3, 1.0, 1e3]))
+    seen = keep.Context.of(sharp * q, k, size * v, positions=places)
+    given = torch.rand(keys, generator=generator, dtype=torch.float64)
+    rules = [keep.Importance(given), keep.Importance(given, reweight=False), *(keep.parse(text) for text, _ in RULES)]
+    rule = data.draw(st.sampled_from(rules))
+    try:
+        rule.check(seen, 1 if rule.free else None)
+    except ValueError:
+        return  # a number of the rule is more than there are keys
+    n = data.draw(st.integers(rule.least(seen), keys)) if rule.free else None
+    kept = rule.include(seen, n)
+    check(seen.scores, seen.v, kept.probability, kept.weight)
 
 
 def test_one_probability_for_all_is_the_bernoulli_integral() -> None:
