@@ -31,6 +31,8 @@ MORE = (
     ("recent:1+neyman:5+random:0.2:reweight", False),
     ("topk:2+neyman:4:shared", False),
     ("window:1+random:0.5", False),
+    ("window:1000000000000", False),
+    ("strided:1000000000000+recent:2", False),
 )
 
 

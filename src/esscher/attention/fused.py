@@ -24,7 +24,9 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | N
         q, k, v = q.float(), k.float(), v.float()
     visible = None if mask is None else mask.any(dim=-1)
     out, lse = _plain(q, k, v, scale, mask)
-    if q.dtype == torch.float32 and _doubtful(out, lse, visible, LARGE):
+    if q.dtype == torch.float32:
+        if not _doubtful(out, lse, visible, LARGE):
+            return out, lse
         q, k, v = q.double(), k.double(), v.double()
         out, lse = _plain(q, k, v, scale, mask)
     if _doubtful(out, lse, visible, torch.inf):

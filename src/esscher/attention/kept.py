@@ -18,9 +18,9 @@ from torch import Tensor
 
 from esscher.attention.fused import attend_block
 from esscher.attention.state import AttentionState, merge
-from esscher.keep.blocks import blocks
+from esscher.keep.blocks import PAIRS, blocks
 from esscher.keep.context import Context
-from esscher.keep.rule import Chance, Placed, PlacedOrder, Rule, Union, first_of
+from esscher.keep.rule import Chance, Placed, PlacedOrder, Rule, Union, first_of, later_first
 from esscher.keep.settled import settled
 
 __all__ = ["attend_kept"]
@@ -150,7 +150,7 @@ class _Places:
 
     def _group(self, parts: Sequence[Placed], before: Sequence[Placed]) -> State:
         period = parts[0].period if len(parts) == 1 and parts[0].is_local else 1
-        rows, sizes = _neighbours(self.positions, period)
+        rows, sizes = _neighbours(self.positions, period, self._block(parts))
         in_order = bool((rows.diff() > 0).all())
         q, places = (self.head.q, self.positions) if in_order else (self.head.q[rows], self.positions[rows])
         backs = [part.back for part in parts if part.back is not None]
@@ -164,6 +164,13 @@ class _Places:
             return out, lse
         there = rows.argsort()
         return out[there], lse[there]
+
+    def _block(self, parts: Sequence[Placed]) -> int:
+        """How many positions go together: more where all queries have the same few keys to choose from."""
+        if self.drawn is not None or not all(part.is_local and part.back is None and part.period == 1 for part in parts):
+            return BLOCK
+        every = self._reach(parts, self.positions.max()[None])
+        return max(BLOCK, min(MOST, PAIRS // max(1, len(every))))
 
     def _fixed(
         self, parts: Sequence[Placed], before: Sequence[Placed], q: Tensor, places: Tensor, sizes: list[int]
@@ -196,7 +203,9 @@ class _Places:
         if self.drawn is not None:
             found.append(self.drawn.kept.nonzero()[:, 0])
         keys = found[0] if len(found) == 1 else torch.unique(torch.cat(found))
-        return keys[keys <= at[-1]]
+        keys = keys[keys <= at[-1]]
+        ranked = [part for part in parts if isinstance(part, PlacedOrder) and not part.is_local]
+        return keys[later_first(ranked[0].rank(keys))] if ranked else keys  # in order already, they are counted at once
 
     def _mask(
         self, parts: Sequence[Placed], at: Tensor, keys: Tensor, before: Sequence[Placed]
@@ -226,12 +235,14 @@ class _Places:
         return sure | extra, weight
 
 
-def _neighbours(positions: Tensor, period: int) -> tuple[Tensor, list[int]]:
+def _neighbours(positions: Tensor, period: int, block: int) -> tuple[Tensor, list[int]]:
     """Rows in an order in which those that share keys lie together, and the sizes of their blocks."""
     turns = int(positions.max()) // period + 1
-    place = positions % period * (-(-turns // BLOCK) * BLOCK) + positions // period
-    place, rows = place.sort(stable=True)
-    counts = torch.unique_consecutive(place // BLOCK, return_counts=True)[1].tolist()
+    place = positions % period * (-(-turns // block) * block) + positions // period
+    rows = torch.arange(len(place), device=place.device)
+    if bool((place.diff() < 0).any()):
+        place, rows = place.sort(stable=True)
+    counts = torch.unique_consecutive(place // block, return_counts=True)[1].tolist()
     return rows, [min(MOST, count - start) for count in counts for start in range(0, count, MOST)]
 
 

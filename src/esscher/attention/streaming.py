@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -62,10 +61,11 @@ def _kept(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, **
     rule, count = parse(options["keep"]), None if options["n"] is None else as_count(options["n"], "n")
     heads = [x.reshape(-1, *x.shape[-2:]) for x in (q, k, v)]
     seen = None if mask is None else mask.reshape(-1, *mask.shape[-2:])
+    one, other, third = (x[0].detach()[:, :1] for x in heads)  # their numbers are checked already: a column is enough
+    places = Context.of(one, other, third, 1.0, options["positions"]).positions
     outs = []
     for number, (queries, keys, values) in enumerate(zip(*heads, strict=True)):
-        context = Context.of(queries, keys, values, scale, options["positions"])
-        if seen is not None:
-            context = replace(context, mask=seen[number].to(keys.device))
+        visible = None if seen is None else seen[number].to(keys.device)
+        context = Context(queries.detach(), keys.detach(), values.detach(), scale, places, visible)
         outs.append(attend_kept((queries, keys, values), context, rule, count, options["generator"]))
-    return torch.cat(outs).reshape(*q.shape[:-1], v.shape[-1])
+    return (outs[0] if len(outs) == 1 else torch.stack(outs)).reshape(*q.shape[:-1], v.shape[-1])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from esscher.keep.context import Context
 
-__all__ = ["blocks"]
+__all__ = ["PAIRS", "blocks"]
 
 PAIRS = 1 << 19  # of queries and keys open at once: four megabytes for each matrix that a rule makes of them
 

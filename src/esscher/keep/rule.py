@@ -255,8 +255,10 @@ def first_of(order: Tensor, among: Tensor, count: Tensor) -> Tensor:
     """The ``count`` (m,) keys that come first among those allowed, (m, N); of equal ones the later first."""
     if order.ndim == 1:  # one order for all queries: count along it
         along = later_first(order)
+        if bool((along.diff() > 0).all()):
+            return among & (among.cumsum(1, dtype=torch.int32) <= count[:, None])
         taken = among[:, along]
-        return (taken & (taken.cumsum(1) <= count[:, None]))[:, along.argsort()]
+        return (taken & (taken.cumsum(1, dtype=torch.int32) <= count[:, None]))[:, along.argsort()]
     order = order.double().expand_as(among).masked_fill(~among, -torch.inf)
     place = order.flip(1).argsort(dim=1, descending=True, stable=True).argsort(dim=1).flip(1)
     return among & (place < count[:, None])
