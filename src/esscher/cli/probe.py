@@ -166,6 +166,9 @@ def _workers(model: Any) -> int:
 # The columns of the table of heads, how their numbers are written, and which give way where there is no room
 HEADS: tuple[tuple[str, Form, int], ...] = (
     ("regime", "", 0),
+    ("kind", "", 0),
+    ("cache_rule_10pct", "", 9),
+    ("cache_kept_10pct", count, 8),
     ("beta_fit", ".3f", 0),
     ("beta_sharp", ".3f", 4),
     ("beta_mean", ".3f", 3),

@@ -24,7 +24,7 @@ from esscher.models.probe.window import Seen, Window
 from tests.models.probe_runs import captured_layers, few_texts, same_bytes, source, tiny_model
 
 SMALL: dict[str, Any] = {
-    "max_tokens": 400,
+    "max_tokens": 126,
     "window": 64,
     "queries": 12,
     "kept_queries": 4,

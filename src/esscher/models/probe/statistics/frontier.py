@@ -185,6 +185,7 @@ def _reached(epsilon: float) -> tuple[Column, ...]:
             "word",
             f"best rule for a cache, {error}",
             f"The same among rules that drop keys for good: no query chooses by its own scores ({error}).",
+            short=f"cache rule {error}",
         ),
         Column(
             at_error("cache_kept", epsilon),
