@@ -34,6 +34,7 @@ SMALL: dict[str, Any] = {
     "heads": (1, 2),
 }
 ONE_SET = ("sinks:4+recent", "heavy", "keynorm", "topk")  # nothing is left to chance
+SLIDING = 50  # keys that a query of one of the models sees
 CHANCES = ("random", "topk:8+random:reweight", "neyman:shared")
 
 
@@ -51,14 +52,16 @@ class ByHand:
         self.share = captured.heads // captured.kv_heads
         self.first = head // self.share * self.share
         own = found.places.inside(window)
-        text = np.flatnonzero(found.windows.text[window])
-        self.places = np.searchsorted(text, found.places.positions[own])
+        positions, text = found.places.positions[own][:, None], np.flatnonzero(found.windows.text[window])
+        seen = text <= positions if found.loaded.causal else np.ones((len(own), len(text)), bool)
+        if "sliding_window" in found.loaded.model.config.to_dict():
+            seen &= text > positions - SLIDING
+        text, seen = text[seen.any(0)], seen[:, seen.any(0)]  # a key that nobody sees is no key
+        self.places = np.searchsorted(text, positions[:, 0])
         sharing = range(self.first, self.first + self.share)
-        q = [captured.query[0, other, found.places.positions[own]] for other in sharing]
-        self.q = torch.cat(q).double()
+        self.q = torch.cat([captured.query[0, other, positions[:, 0]] for other in sharing]).double()
         self.k, self.v = (x[0, head // self.share, text].double() for x in (captured.key, captured.value))
         self.scale, self.queries = captured.scale, len(own)
-        seen = np.arange(len(text)) <= self.places[:, None] if found.loaded.causal else np.ones((len(own), len(text)), bool)
         self.visible = torch.from_numpy(np.tile(seen, (self.share, 1)))
         scores = (self.q @ self.k.T * self.scale).masked_fill(~self.visible, -torch.inf)
         self.weights = torch.softmax(scores, 1)
@@ -86,12 +89,13 @@ class ByHand:
         return errors
 
 
-@pytest.fixture(scope="module", params=["llama", "gpt2", "bert"])
+@pytest.fixture(scope="module", params=["llama", "gpt2", "bert", "mistral"])
 def measured(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, Any, dict[int, list[ByHand]]]:
     """A family, a run of two of its heads, and their windows by hand."""
-    run = probe(request.param, tmp_path_factory.mktemp(request.param), rules=(*ONE_SET, *CHANCES))
+    sliding = {"sliding_window": SLIDING} if request.param == "mistral" else {}
+    run = probe(request.param, tmp_path_factory.mktemp(request.param), rules=(*ONE_SET, *CHANCES), options=sliding)
     windows = np.unique(source(run).places.windows).tolist()
     return request.param, run, {head: [ByHand(run, window, head) for window in windows] for head in (1, 2)}
 
@@ -105,7 +109,7 @@ def test_sets_of_keys_by_hand(measured: Any) -> None:
     """Shared rules look at the queries of all heads of a key-value head, asked for or not: llama has two of four."""
     name, run, of_heads = measured
     for head, hands in of_heads.items():
-        assert hands[0].share == (2 if name == "llama" else 1)
+        assert hands[0].share == (2 if name in ("llama", "mistral") else 1)
         limits = np.concatenate([hand.limit[hand.rows(head)].square().sum(1).numpy() for hand in hands])
         for rule in ONE_SET:
             rows = rows_of(run, head, rule)
@@ -129,9 +133,8 @@ def test_chances_by_the_public_function(measured: Any) -> None:
             for hand in hands:
                 n = kept_sizes(len(hand.k))
                 places = np.tile(hand.places, hand.share)
-                if name == "bert":
-                    mask = torch.ones(len(hand.q), len(hand.k), dtype=torch.bool)
-                    context = Context(hand.q, hand.k, hand.v, hand.scale, torch.from_numpy(places), mask)
+                if name in ("bert", "mistral"):
+                    context = Context(hand.q, hand.k, hand.v, hand.scale, torch.from_numpy(places), hand.visible)
                     curve = keep_curve(context, es.keep.parse(rule), n[n >= 8])
                 else:
                     curve = es.exact_pool_curve(
