@@ -43,7 +43,7 @@ def tensors(rows: int = KEYS, width: int = 5, seed: int = 0, dtype: torch.dtype 
 
 
 PLACES: dict[str, Any] = {
-    "at the end": (6, None),
+    "at the end": (11, None),
     "one each": (KEYS, torch.arange(KEYS)),
     "anywhere": (9, [66, 3, 3, 17, 40, 40, 66, 12, 9]),
     "backwards": (KEYS, torch.arange(KEYS - 1, -1, -1)),
@@ -68,7 +68,7 @@ def dense(text: str, n: int | None, q: Any, k: Any, v: Any, **options: Any) -> t
 def several(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "many blocks":
         monkeypatch.setattr(by_places, "BLOCK", 8)
-        monkeypatch.setattr(by_places, "MOST", 3)
+        monkeypatch.setattr(by_places, "MOST", 8)
         monkeypatch.setattr(by_places, "STACKED", 40)
         monkeypatch.setattr(blocks, "PAIRS", 5 * KEYS)
 
