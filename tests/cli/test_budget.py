@@ -26,7 +26,7 @@ def test_json_has_heads_caches_and_totals(probed: Path, capsys: pytest.CaptureFi
     code, out, err = run(["budget", str(probed), "--epsilon", ".1", "--json"], capsys)
     assert (code, err) == (0, "")
     found = json.loads(out)
-    assert found["epsilon"] == 0.1
+    assert (found["rule"], found["epsilon"], found["total"], found["window"]) == ("random", 0.1, None, 64)
     assert [(row["layer"], row["head"], row["kv_head"]) for row in found["heads"]] == [
         (1, 0, 0),
         (1, 1, 0),
@@ -70,6 +70,26 @@ def test_a_total_is_split(probed: Path, capsys: pytest.CaptureFixture[str]) -> N
         == 200
     )
     assert totals["best split"]["squared_error"] <= totals["uniform"]["squared_error"] * (1 + 1e-9)
+    assert set(totals) == {"uniform", "best split"}  # nothing is said of an error that nobody asked for
+    assert found["epsilon"] is None
+    for by in ("kv", "head"):
+        code, out, _ = run(["budget", str(probed), "--total", "200", "--by", by], capsys)
+        assert code == 0
+        assert out.startswith("keys kept at random, tokens in the best split of 200; ")
+        assert "10.0%" not in out
+
+
+def test_a_run_of_the_corpus_has_random_keys_alone(probed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(["budget", str(probed), "--rule", "random", "--json"], capsys)
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert all(row["error"] <= 0.1 * (1 + 1e-6) for row in found["caches"])
+    code, out, err = run(["budget", str(probed), "--rule", "heavy"], capsys)
+    assert (code, out) == (2, "")
+    assert "no errors of heavy; it has those of random" in err
+    code, out, err = run(["budget", str(probed), "--export", "kvpress"], capsys)
+    assert (code, out) == (2, "")
+    assert "this run has layers 1, without 0.0" in err
 
 
 @pytest.mark.parametrize(
@@ -81,6 +101,12 @@ def test_a_total_is_split(probed: Path, capsys: pytest.CaptureFixture[str]) -> N
         (["--epsilon", "nan"], "epsilon"),
         (["--epsilon", "much"], "--epsilon"),
         (["--by", "layer"], "--by: expected head or kv"),
+        (["--total", "200", "--epsilon", ".1"], "expected an error or a total"),
+        (["--rule", "best"], "no rule 'best' in 'best'; rules: adaptive"),
+        (["--export", "xml"], "--export: expected json, yaml, kvpress, got 'xml'"),
+        (["--out", "x.json"], "--out: it names the file of --export"),
+        (["--export", "json", "--json"], "--json"),
+        (["--export", "kvpress", "--total", "200"], "leave --epsilon and --total out"),
         (["--total", "5"], "total: expected between"),
         (["--total", "100000"], "total: expected between"),
     ],

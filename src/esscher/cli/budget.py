@@ -1,63 +1,188 @@
-"""``esscher budget``: how much of the key-value cache a probed model needs."""
+"""``esscher budget``: how much of the key-value cache a keep rule needs in a probed model."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esscher.cli.output import Json, number, path_argument, print_json, print_table
+from esscher.cli.options import Fields, Given
+from esscher.cli.output import Json, log, number, path_argument, path_option, print_json, print_table
 from esscher.cli.probe import show_totals
+from esscher.cli.rule_totals import show_rules, show_splits
+from esscher.cli.tables import Form, Shown, show_table, shown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from esscher.models.probe.cache import Budget
+    from esscher.models.probe.rule_budget import RuleBudget
+    from esscher.runs import Run
 
 __all__ = ["budget"]
+
+ERROR = 0.1  # allowed where neither an error nor a total is given
+ASKED = Fields(
+    "esscher.cli.budget_spec:BudgetFlags",
+    ("rule", "epsilon", "total"),
+    left_out={"rule": "every rule of the run", "epsilon": f"{ERROR:g}"},
+)
 
 
 def budget(
     run: Annotated[Path, path_argument("Run directory of esscher probe.")],
-    epsilon: Annotated[float, typer.Option(help="Relative root mean square error to allow.")] = 0.1,
-    total: Annotated[int | None, typer.Option(help="Tokens to split between all key-value heads, instead of an error.")] = None,
+    asked: Annotated[Given, ASKED],
     by: Annotated[str, typer.Option(help="Rows: head, or kv (key-value heads).")] = "kv",
+    export: Annotated[str | None, typer.Option(help="Write the budget of the rule: json, yaml or kvpress.")] = None,
+    out: Annotated[Path | None, path_option("--out", "New file of the export; stdout when left out.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Tokens each head must keep for an error, and the best split of a total between heads against the uniform one.
+    """Keys each head must keep for an error, and the best split of a total between heads against the uniform one.
 
-    Keys are kept at random, each with the same chance: what a smarter choice of keys saves comes on top.
+    For the keep rule you name; without one, the totals of every rule that the run measured. A run whose pool is the corpus
+    has one rule: random keys.
 
-    Example: esscher budget runs/mine --epsilon 0.05 --by head
+    Example: esscher budget runs/mine --rule heavy --epsilon 0.1 --export json --out heavy.json
     """
-    from esscher.models.probe.cache import BUDGET, budget_of
+    from esscher.models.probe.cache import budget_of
+    from esscher.models.probe.rule_budget import find_rule, random_frontier, rule_budget
     from esscher.runs import load_run
 
-    if by not in ("head", "kv"):
-        raise ValueError(f"--by: expected head or kv, got {by!r}")
+    _check(by, export, out, as_json)
     stored = load_run(run)
     if stored.manifest.job != "probe":
         raise ValueError(f"{run}: expected a run of esscher probe, got one of {stored.manifest.job}")
-    found = budget_of(stored.table("heads"), stored.table("curves"), epsilon, total)
-    if as_json:
-        tables = {name: getattr(found, name).to_dict("records") for name in ("heads", "caches", "totals")}
-        print_json({"run": str(run), "epsilon": epsilon, "total": total, **tables})
-        return
+    rule, epsilon, total = (asked.get(name) for name in ("rule", "epsilon", "total"))
+    if export == "kvpress" and (epsilon is not None or total is not None):
+        raise ValueError("--export kvpress: it holds a split for every share to drop; leave --epsilon and --total out")
+    epsilon = ERROR if epsilon is None and total is None else epsilon
+    several = "frontier" in stored.tables
+    if rule is None and export is None and not several:
+        found = budget_of(stored.table("heads"), stored.table("curves"), epsilon, total)
+        return _print(stored, found, epsilon, total) if as_json else _show_random(found, stored, by)
+    frontier = stored.table("frontier") if several else random_frontier(stored.table("heads"), stored.table("curves"))
+    if rule is None and export is None:
+        return _every_rule(stored, frontier, epsilon, total, as_json)
+    if rule is None and several:
+        raise ValueError(f"--export: give the rule, one of {', '.join(dict.fromkeys(frontier['rule']))}")
+    rule = find_rule(frontier, "random" if rule is None else rule)
+    if export is not None:
+        return _export(stored, frontier, rule, (epsilon, total), export, out)
+    chosen = rule_budget(frontier, rule, epsilon, total)
+    return _print(stored, chosen, epsilon, total) if as_json else _show_rule(chosen, stored, by)
+
+
+def _check(by: str, export: str | None, out: Path | None, as_json: bool) -> None:
+    from esscher.models.probe.budget_file import KINDS
+
+    if by not in ("head", "kv"):
+        raise ValueError(f"--by: expected head or kv, got {by!r}")
+    if export is not None and export not in KINDS:
+        raise ValueError(f"--export: expected {', '.join(KINDS)}, got {export!r}")
+    if export is None and out is not None:
+        raise ValueError("--out: it names the file of --export; give --export json, yaml or kvpress")
+    if export is not None and as_json:
+        raise ValueError("--json: --export prints or writes the budget already; leave one of them out")
+
+
+def _about(stored: Run) -> dict[str, Any]:
+    """What a budget holds for."""
+    row = stored.table("about").iloc[0]
+    return {"run": str(stored.path), "model": str(row["model"]), "text": str(row["text"]), "window": int(row["window"])}
+
+
+def _where(stored: Run) -> str:
+    about = _about(stored)
+    return f"{about['text']}, windows of {about['window']} tokens"
+
+
+def _print(stored: Run, found: Budget | RuleBudget, epsilon: float | None, total: int | None) -> None:
+    tables = {name: getattr(found, name).to_dict("records") for name in ("heads", "caches", "totals")}
+    print_json({**_about(stored), "rule": getattr(found, "rule", "random"), "epsilon": epsilon, "total": total, **tables})
+
+
+def _asked(epsilon: float | None, total: int | None) -> str:
+    return f"for an error of {epsilon:.1%}" if epsilon is not None else f"in the best split of {total:,}"
+
+
+def _show_random(found: Budget, stored: Run, by: str) -> None:
+    """Today's question to a pool of the corpus: keys kept at random."""
+    from esscher.models.probe.cache import BUDGET
+
     columns = {column.key: column for column in BUDGET}
     kept = [columns[key].header for key in ("tokens", "ratio")]
     cache = stored.columns("heads")["kv_head"].header
+    total = int(found.totals["tokens"].iloc[-1])
+    title = f"keys kept at random, tokens {_asked(found.epsilon, total)}; {_where(stored)}"
     if by == "head":
         rows = [
             [f"{row['layer']}.{row['head']}", str(row["kv_head"]), number(row["tokens"], ","), number(row["ratio"], ".1%")]
             for row in found.heads.to_dict("records")
         ]
-        print_table(f"tokens for an error of {epsilon:.1%}", ["head", cache, *kept], rows)
+        print_table(title, ["head", cache, *kept], rows)
     else:
+        also = ("best_split",) if found.epsilon is not None else ()
         rows = [
-            [
-                f"{row['layer']}.{row['kv_head']}",
-                str(row["heads"]),
-                number(row["tokens"], ","),
-                number(row["ratio"], ".1%"),
-                number(row["best_split"], ","),
-            ]
+            [f"{row['layer']}.{row['kv_head']}", str(row["heads"]), number(row["tokens"], ","), number(row["ratio"], ".1%")]
+            + [number(row[key], ",") for key in also]
             for row in found.caches.to_dict("records")
         ]
-        print_table(f"tokens for an error of {epsilon:.1%}", [cache, "heads", *kept, "best split"], rows)
+        print_table(title, [cache, "heads", *kept, *(key.replace("_", " ") for key in also)], rows)
     show_totals(found.totals, columns)
+
+
+def _show_rule(found: RuleBudget, stored: Run, by: str) -> None:
+    from esscher.models.probe.rule_budget import RULE_BUDGET, per_query
+
+    columns, place = {column.key: column for column in RULE_BUDGET}, "head" if by == "head" else "kv_head"
+    rows = (found.heads if by == "head" else found.caches).to_dict("records")
+    names = Shown(stored.columns("heads")[place].header, tuple(f"{row['layer']}.{row[place]}" for row in rows), words=True)
+    forms: dict[str, Form] = {"keys": ",.1f", "ratio": ".1%", "error": ".1%", "q95": ".1%"}
+    also = {"keys_q95": "keys for q95", "best_split": "best split"} if found.epsilon is not None else {}
+    more = [Shown(also[key], tuple(number(row[key], ",.1f") for row in rows)) for key in also if key in rows[0]]
+    reads = " (what a query reads: the cache holds all)" if per_query(found.rule) else ""
+    title = f"{found.rule}{reads}, keys {_asked(found.epsilon, found.total)}; {_where(stored)}"
+    show_table(title, [names, *(shown(columns[key], rows, form) for key, form in forms.items()), *more])
+    show_splits(found.totals, columns, f"{found.rule}, all heads; the best split has the least summed squared relative error")
+
+
+def _every_rule(stored: Run, frontier: pd.DataFrame, epsilon: float | None, total: int | None, as_json: bool) -> None:
+    from esscher.models.probe.rule_budget import RULE_BUDGET, rule_table
+
+    found = rule_table(frontier, [(epsilon, total)])
+    if as_json:
+        print_json({**_about(stored), "epsilon": epsilon, "total": total, "rules": found.to_dict("records")})
+        return
+    title = f"share of the cache kept {_asked(epsilon, total)}" if total is None else f"error of {total:,} keys in all"
+    show_rules(found, {column.key: column for column in RULE_BUDGET}, f"{title}, by keep rule; {_where(stored)}")
+
+
+def _export(
+    stored: Run,
+    frontier: pd.DataFrame,
+    rule: str,
+    asked: tuple[float | None, int | None],
+    kind: str,
+    out: Path | None,
+) -> None:
+    from esscher.models.probe.budget_file import as_bytes, budget_record, prune_ratios
+    from esscher.models.probe.rule_budget import rule_budget
+    from esscher.runs.store import write_durable
+
+    if out is not None and os.path.lexists(out):
+        raise ValueError(f"{out}: it exists already; give another name")
+    about = stored.table("about").iloc[0]
+    content: Any
+    if kind == "kvpress":
+        content = prune_ratios(frontier, rule, int(about["layers"]), int(about["kv_heads"]))
+    else:
+        content = budget_record(rule_budget(frontier, rule, *asked), _about(stored))
+    data = as_bytes(content, kind, "" if out is None else out.suffix)
+    if out is None:
+        print(data.decode(), end="")
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_durable(out, data)
+    log(str(out))

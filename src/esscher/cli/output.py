@@ -131,15 +131,16 @@ def _plain(value: Any) -> Any:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> None:
-    """A compact table; the first ``left`` columns hold words, the others numbers."""
+    """A compact table below its title; the first ``left`` columns hold words, the others numbers."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=printable(title), title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
     for i, column in enumerate(columns):
         table.add_column(printable(column), justify="left" if i < left else "right", overflow="fold")
     for row in rows:
         table.add_row(*(printable(cell) for cell in row))
     # off a terminal rich would fold to 80 columns; a pipe can take any width
     console = Console(width=None if sys.stdout.isatty() else 200, markup=False, highlight=False)
+    console.print(printable(title), style="italic", soft_wrap=True)  # as a table's own it would fold to the table's width
     console.print(table)

@@ -14,6 +14,7 @@ import typer
 
 from esscher.cli.options import EXECUTION, Fields, Given
 from esscher.cli.output import Json, Out, as_path, log, number, path_option, print_json
+from esscher.cli.rule_totals import show_rules
 from esscher.cli.tables import Form, Shown, count, show_table, shown
 
 if TYPE_CHECKING:
@@ -82,7 +83,9 @@ def probe(
     report = write_report([run]) if page else None
     if as_json:
         tables = {
-            name: run.table(name).to_dict("records") for name in ("about", "heads", "layers", "budget") if name in run.tables
+            name: run.table(name).to_dict("records")
+            for name in ("about", "heads", "layers", "budget", "rule_budget")
+            if name in run.tables
         }
         print_json({"run": str(path), "report": None if report is None else str(report), "spec": spec.as_dict(), **tables})
     else:
@@ -194,14 +197,19 @@ def show_heads(run: Run) -> None:
     show_table(title, [place, *found])
     if "budget" in run.tables:
         show_totals(run.table("budget"), run.columns("budget"))
+    if "rule_budget" in run.tables:
+        totals = run.table("rule_budget")
+        for epsilon, rows in totals.groupby("epsilon"):
+            title = f"share of the cache kept for an error of {epsilon:.1%}, by keep rule; windows of {about['window']} tokens"
+            show_rules(rows, run.columns("rule_budget"), title)
     for row in heads[heads["status"] != "ok"].to_dict("records"):
         log(f"layer {row['layer']} head {row['head']}: {row['status']}, {row['reason']}")
 
 
 def show_totals(totals: pd.DataFrame, columns: Mapping[str, Column]) -> None:
-    """Cache to keep under each rule."""
+    """Cache to keep where keys are kept at random, under each split between heads."""
     rows = totals.to_dict("records")
     error = Shown("total error", tuple(number(math.sqrt(row["squared_error"]), ".2%") for row in rows))
     forms: dict[str, Form] = {"rule": "", "epsilon": ".1%", "tokens": count, "ratio": ".1%", "saved": ".1%"}
     rule, asked, *rest = (shown(columns[key], rows, form) for key, form in forms.items())
-    show_table("key-value cache", [rule, asked, error, *rest])
+    show_table("key-value cache, keys kept at random", [rule, asked, error, *rest])

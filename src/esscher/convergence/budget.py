@@ -15,6 +15,7 @@ from esscher.inputs import as_kind, as_positive
 __all__ = ["asymptotic_from", "log_rms", "tokens_needed"]
 
 GRID = 4001  # points of log n on which a crossing is first looked for
+PIECES, ROUNDS = 256, 5  # then in pieces of an interval, again and again: to the last digit
 
 
 def tokens_needed(curve: ErrorCurve, epsilon: Any) -> int:
@@ -131,7 +132,8 @@ def _first_crossing(curve: ErrorCurve, level: float) -> int | None:
     if below.size == 0:
         return None
     low, high = grid[max(int(below[0]) - 1, 0)], grid[below[0]]
-    for _ in range(80):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if spline(middle) > level else (low, middle)
+    for _ in range(ROUNDS):
+        grid = np.linspace(low, high, PIECES + 1)
+        first = max(int(np.argmax(spline(grid) <= level)), 1)
+        low, high = grid[first - 1], grid[first]
     return min(math.ceil(math.exp(high) - 1e-6), int(curve.n[-1]))

@@ -13,7 +13,7 @@ from esscher.convergence.budget import log_rms
 from esscher.convergence.curve import ErrorCurve, Floats
 from esscher.inputs import as_count, as_kind
 
-__all__ = ["Shares", "Sharing", "share_tokens"]
+__all__ = ["Counts", "Shares", "Sharing", "share_tokens"]
 
 Counts = npt.NDArray[np.int64]
 
@@ -84,7 +84,7 @@ class Sharing:
                 f"total: expected between {self.least.sum()} (the first n of every curve) and {self.most.sum()} (the last), "
                 f"got {total}"
             )
-        best, floor = self._steepest_first(total)
+        best, floor = self.steepest_first(total)
         uniform = self._uniform(total)
         error, uniform_error = self.squared_error(best), self.squared_error(uniform)
         if uniform_error < error:  # between the corners of a hull, where its curve lies above it
@@ -99,7 +99,7 @@ class Sharing:
         low, high = int(self.least.sum()), int(self.most.sum())
 
         def error(total: int) -> float:
-            return self.squared_error(self._uniform(total) if uniform else self._steepest_first(total)[0])
+            return self.squared_error(self._uniform(total) if uniform else self.steepest_first(total)[0])
 
         if error(low) <= target:
             return low
@@ -114,8 +114,8 @@ class Sharing:
         logs = np.log(tokens.astype(float))
         return float(sum(np.exp(2 * spline(x)) for spline, x in zip(self.curves, logs, strict=True)))
 
-    def _steepest_first(self, total: int) -> tuple[Counts, float]:
-        """Whole token numbers, and the hulls' own squared error there."""
+    def steepest_first(self, total: int) -> tuple[Counts, float]:
+        """Whole token numbers, and the hulls' own squared error there; with a larger total no curve gets fewer."""
         left = total - int(self.least.sum())
         before = np.cumsum(self.steps) - self.steps
         steps = np.clip(left - before, 0, self.steps)

@@ -89,7 +89,7 @@ def test_totals_meet_the_error_with_the_fewest_tokens(epsilon: float) -> None:
 def test_the_best_split_follows_the_square_root_rule() -> None:
     """min sum C_i / n_i with sum n_i = T: n_i proportional to sqrt(C_i)."""
     total = 1200
-    found = budget_of(*tables(), 0.1, total)
+    found = budget_of(*tables(), total=total)
     roots = np.sqrt([1 + 4, 16 + 0.09, 2, 64.25])
     np.testing.assert_allclose(found.caches["best_split"], total * roots / roots.sum(), rtol=0.02)
     totals = found.totals.set_index("rule")
@@ -136,7 +136,7 @@ def test_errors_outside_0_and_1_are_refused(epsilon: Any) -> None:
 def test_totals_out_of_reach_are_refused() -> None:
     for total in (63, 4 * KEYS + 1):
         with pytest.raises(ValueError, match=r"total: expected between 64 .* and 4096"):
-            budget_of(*tables(), 0.1, total)
+            budget_of(*tables(), total=total)
 
 
 def test_curves_without_kept_keys_are_refused() -> None:
@@ -154,5 +154,5 @@ def test_budget_of_real_heads_meets_its_error(real_run: Run) -> None:
     found = budget_of(heads, curves, 0.1)
     totals = found.totals.set_index("rule")["squared_error"]
     assert (totals <= 0.01 * (1 + 1e-6)).all()
-    split = budget_of(heads, curves, 0.1, int(0.3 * 6 * 2048)).totals.set_index("rule")["squared_error"]
+    split = budget_of(heads, curves, total=int(0.3 * 6 * 2048)).totals.set_index("rule")["squared_error"]
     assert split["best split"] <= split["uniform"]

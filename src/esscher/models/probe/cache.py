@@ -12,19 +12,35 @@ import pandas as pd
 
 from esscher.convergence.budget import tokens_needed
 from esscher.convergence.curve import ErrorCurve
-from esscher.convergence.split import Shares, Sharing
-from esscher.inputs import as_positive
+from esscher.convergence.split import Counts, Sharing
+from esscher.inputs import as_count, as_positive
 from esscher.models.probe.curves import METRICS, stored_curves
 from esscher.runs.columns import Column
 
-__all__ = ["BUDGET", "Budget", "budget_of", "budget_table"]
+__all__ = [
+    "BEST",
+    "BUDGET",
+    "OWN",
+    "RATIO",
+    "SAVED",
+    "WANTED",
+    "Budget",
+    "budget_of",
+    "budget_table",
+    "error_or_total",
+    "shared",
+]
 
+OWN, UNIFORM, BEST = ("each head its own", "uniform", "best split")
+WANTED = Column("epsilon", "float", "relative error allowed", "Relative error that is allowed.", short="asked")
+RATIO = Column("ratio", "float", "share kept", "Share of the cache that is kept.", short="of the cache")
+SAVED = Column("saved", "float", "saved", "Share of the cache that is dropped.")
 BUDGET = (  # of budget_table
-    Column("epsilon", "float", "relative error allowed", "Relative error that is allowed.", short="asked"),
-    Column("rule", "word", "rule", "How tokens are shared between heads."),
+    WANTED,
+    Column("rule", "word", "split", "How tokens are shared between heads."),
     Column("tokens", "int", "tokens", "Number of tokens kept."),
-    Column("ratio", "float", "share kept", "Share of the cache that is kept.", short="of the cache"),
-    Column("saved", "float", "saved", "Share of the cache that is dropped."),
+    RATIO,
+    SAVED,
     Column(
         "squared_error",
         "float",
@@ -36,60 +52,67 @@ BUDGET = (  # of budget_table
 
 @dataclass(frozen=True)
 class Budget:
-    """Tokens to keep for a relative error of ``epsilon``.
+    """Tokens to keep, at random, for a relative error of ``epsilon``, or the best split of ``total``.
 
     ``heads``: a row per head (n_keys, tokens, ratio). ``caches``: a row per key-value head, whose heads share its keys: the
-    most that one of them needs, and its share of the best split. ``totals``: a row per rule, with tokens, ratio, saved
-    (share of the cache that goes) and squared_error (summed over heads, relative to the summed squared limits).
+    most that one of them needs, and its share of the best split. ``totals``: a row per split, with tokens, ratio, saved
+    (share of the cache that goes) and squared_error (summed over heads, relative to the summed squared limits). Of a total
+    the tokens are those of the best split.
     """
 
-    epsilon: float
+    epsilon: float | None
     heads: pd.DataFrame
     caches: pd.DataFrame
     totals: pd.DataFrame
 
 
-def budget_of(heads: pd.DataFrame, curves: pd.DataFrame, epsilon: Any, total: Any = None) -> Budget:
-    """The budget at one error from the tables of a probe; with ``total`` that many tokens are split instead."""
+def error_or_total(epsilon: Any, total: Any) -> tuple[float | None, int | None]:
+    """What a budget is asked for: one of the two, checked."""
+    if (epsilon is None) == (total is None):
+        raise ValueError(f"budget: expected an error or a total, got epsilon {epsilon} and total {total}")
+    if epsilon is None:
+        return None, as_count(total, "total")
     epsilon = as_positive(epsilon, "epsilon")
     if epsilon >= 1:
         raise ValueError(f"epsilon: expected a relative error between 0 and 1, got {epsilon:g}")
+    return epsilon, None
+
+
+def budget_of(heads: pd.DataFrame, curves: pd.DataFrame, epsilon: Any = None, total: Any = None) -> Budget:
+    """The budget at one error, or of a total number of tokens, from the tables of a probe; keys are kept at random."""
+    epsilon, total = error_or_total(epsilon, total)
     # a head whose values are all alike has no error at any n: it needs no token, and there is nothing to compare
     known = {place: curve for place, curve in stored_curves(curves, METRICS["bernoulli"]).items() if curve.rms[0] > 0}
     if not known:
         raise ValueError("curves: no errors of kept keys in this run; were all of its heads refused?")
     kv_of = {(int(row.layer), int(row.head)): int(row.kv_head) for row in heads.itertuples()}
-    per_head = pd.DataFrame([_head_row(place, kv_of[place], curve, epsilon) for place, curve in known.items()])
-    groups = [(place, rows) for place, rows in per_head.groupby(["layer", "kv_head"], sort=True)]
-    pools = [_together([known[int(layer), int(head)] for head in rows["head"]]) for (layer, _), rows in groups]
-    caches = pd.DataFrame(
+    per_head = pd.DataFrame(
         [
-            {"layer": layer, "kv_head": kv, "heads": len(rows), "n_keys": rows["n_keys"].max(), "tokens": rows["tokens"].max()}
-            for (layer, kv), rows in groups
+            {"layer": layer, "head": head, "kv_head": kv_of[layer, head], "n_keys": int(curve.n[-1])}
+            for (layer, head), curve in known.items()
         ]
     )
-    caches["ratio"] = caches["tokens"] / caches["n_keys"]
-    totals, shares = _totals(pools, caches["tokens"].to_numpy(), epsilon, total)
-    caches["best_split"] = shares.tokens
-    return Budget(epsilon, per_head, caches, totals)
+    groups = per_head.groupby(["layer", "kv_head"], sort=True)
+    pools = [_together([known[int(layer), int(head)] for head in rows["head"]]) for (layer, _), rows in groups]
+    caches = groups.agg(heads=("head", "size"), n_keys=("n_keys", "max")).reset_index()
+    sharing, size = Sharing(pools), sum(curve.scale**2 for curve in pools)
+    if epsilon is None:
+        splits = shared(sharing, total=total)
+        caches["tokens"] = splits[BEST]
+        per_head["tokens"] = splits[BEST][groups.ngroup()]
+    else:
+        per_head["tokens"] = [tokens_needed(curve, epsilon) for curve in known.values()]
+        caches["tokens"] = per_head["tokens"].groupby(groups.ngroup()).max()
+        splits = {OWN: caches["tokens"].to_numpy(), **shared(sharing, size * epsilon**2)}
+    for table in (per_head, caches):
+        table["ratio"] = table["tokens"] / table["n_keys"]
+    caches["best_split"] = splits[BEST]
+    return Budget(epsilon, per_head, caches, _totals(sharing, size, epsilon, splits))
 
 
 def budget_table(heads: pd.DataFrame, curves: pd.DataFrame, epsilons: Sequence[float]) -> pd.DataFrame:
     """budget.parquet: the totals at several errors."""
     return pd.concat([budget_of(heads, curves, epsilon).totals for epsilon in epsilons], ignore_index=True)
-
-
-def _head_row(place: tuple[int, int], kv_head: int, curve: ErrorCurve, epsilon: float) -> dict[str, Any]:
-    keys = int(curve.n[-1])
-    tokens = tokens_needed(curve, epsilon)
-    return {
-        "layer": place[0],
-        "head": place[1],
-        "kv_head": kv_head,
-        "n_keys": keys,
-        "tokens": tokens,
-        "ratio": tokens / keys,
-    }
 
 
 def _together(curves: list[ErrorCurve]) -> ErrorCurve:
@@ -99,35 +122,24 @@ def _together(curves: list[ErrorCurve]) -> ErrorCurve:
     return ErrorCurve(n=curves[0].n, rms=np.asarray(rms), kind="exact", metric=METRICS["bernoulli"], scale=scale)
 
 
-def _totals(pools: list[ErrorCurve], own: Any, epsilon: float, total: Any) -> tuple[pd.DataFrame, Shares]:
-    """Three rules: each cache what its own heads need, the same for all, and the best split.
+def shared(sharing: Sharing, target: float = math.nan, total: Any = None) -> dict[str, Counts]:
+    """The same for all and the best split: of a total, or of the fewest tokens with a summed squared error of ``target``."""
+    even = sharing.split(sharing.fewest(target, uniform=True) if total is None else total)
+    best = sharing.split(sharing.fewest(target)) if total is None else even
+    return {UNIFORM: even.uniform, BEST: best.tokens}
 
-    The last two take the fewest tokens with which the summed squared error is epsilon^2 of the summed squared limits; or,
-    where a total is given, that total.
-    """
-    size = sum(curve.scale**2 for curve in pools)
-    most = sum(int(curve.n[-1]) for curve in pools)
-    sharing = Sharing(pools)
-    if total is None:
-        best = sharing.split(sharing.fewest(size * epsilon**2))
-        even = sharing.split(sharing.fewest(size * epsilon**2, uniform=True))
-    else:
-        best = even = sharing.split(total)
-    own_error = sharing.squared_error(own)
-    rules = [
-        ("each head its own", int(own.sum()), own_error),
-        ("uniform", even.total, even.uniform_squared_error),
-        ("best split", best.total, best.squared_error),
-    ]
+
+def _totals(sharing: Sharing, size: float, epsilon: float | None, splits: dict[str, Counts]) -> pd.DataFrame:
+    most = int(sharing.most.sum())
     rows = [
         {
-            "epsilon": epsilon,
-            "rule": rule,
-            "tokens": tokens,
-            "ratio": tokens / most,
-            "saved": 1 - tokens / most,
-            "squared_error": error / size,
+            "epsilon": math.nan if epsilon is None else epsilon,
+            "rule": split,
+            "tokens": int(tokens.sum()),
+            "ratio": int(tokens.sum()) / most,
+            "saved": 1 - int(tokens.sum()) / most,
+            "squared_error": sharing.squared_error(tokens) / size,
         }
-        for rule, tokens, error in rules
+        for split, tokens in splits.items()
     ]
-    return pd.DataFrame(rows), best
+    return pd.DataFrame(rows)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow.compute as compute_arrow
 
@@ -20,6 +21,7 @@ from esscher.models.probe.memory import context_of
 from esscher.models.probe.moments import moment_curves, moment_ladder
 from esscher.models.probe.own_context import sequence_state
 from esscher.models.probe.passes import PooledLayer, hold, stream
+from esscher.models.probe.rule_budget import rule_table
 from esscher.models.probe.spec import ProbeSpec, own_ladder
 from esscher.models.probe.statistics import check_registered
 from esscher.models.probe.statistics.statistic import Failure
@@ -156,6 +158,8 @@ def consolidate(spec: ProbeSpec, shards: Sequence[Shard]) -> Mapping[str, Any]:
     parts["heads"] = _with_missing(context, parts["heads"])
     if "curves" in parts and (parts["curves"]["rms"][parts["curves"]["metric"] == METRICS["bernoulli"]] > 0).any():
         parts["budget"] = budget_table(parts["heads"], parts["curves"], spec.epsilons)
+    if "frontier" in parts and np.isfinite(parts["frontier"]["relative"]).any():
+        parts["rule_budget"] = rule_table(parts["frontier"], [(epsilon, None) for epsilon in spec.epsilons])
     parts["about"] = about(context)
     return parts
 

@@ -19,6 +19,7 @@ from esscher.models.probe.curves import curve_rows
 from esscher.models.probe.head import HeadState
 from esscher.models.probe.layer import LayerState
 from esscher.models.probe.moments import WHOLE_LAYER, moment_row
+from esscher.models.probe.rule_budget import RULE_BUDGET
 from esscher.models.probe.spec import ProbeSpec
 from esscher.models.probe.statistics import statistics_of
 from esscher.models.probe.statistics.identity import LAYER
@@ -38,7 +39,7 @@ def columns(spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
     """The columns of every table, in their order."""
     statistics = statistics_of(spec)
     found = {"heads": tuple(column for statistic in statistics for column in statistic.columns(spec))}
-    found |= {"layers": (*LAYERS, *moment_columns(spec)), "budget": BUDGET}
+    found |= {"layers": (*LAYERS, *moment_columns(spec)), "budget": BUDGET, "rule_budget": RULE_BUDGET}
     for statistic in statistics:
         found |= statistic.tables(spec)
     return found

@@ -1,0 +1,17 @@
+"""What ``esscher budget`` is asked, as its flags."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from esscher.runs.spec import Plain
+
+__all__ = ["BudgetFlags"]
+
+
+class BudgetFlags(Plain):
+    """A keep rule, and an error or a total."""
+
+    rule: str | None = Field(default=None, description="keep rule, such as heavy or sinks:4+recent")
+    epsilon: float | None = Field(default=None, description="relative root mean square error to allow")
+    total: int | None = Field(default=None, description="keys to split between all key-value heads, instead of an error")

@@ -1,0 +1,91 @@
+"""A budget as others read it: a record of every key-value head (JSON, YAML), and the array of kvpress's per-head press."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import yaml
+
+from esscher.convergence.curve import ErrorCurve
+from esscher.convergence.split import Sharing
+from esscher.models.probe.rule_budget import Cache, RuleBudget, caches_of, per_query
+
+__all__ = ["KINDS", "as_bytes", "budget_record", "prune_ratios"]
+
+KINDS = ("json", "yaml", "kvpress")
+PARTS = 10**6  # of a cache: shares as whole numbers
+
+
+def budget_record(found: RuleBudget, about: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of every cache, with the error it leaves, and what that holds for."""
+    split = "best split" if found.epsilon is None else "each head its own"
+    (total,) = found.totals[found.totals["split"] == split].to_dict("records")
+    kept = ("layer", "kv_head", "n_keys", "keys", "ratio", "error", "q95")
+    return {
+        **about,
+        "rule": found.rule,
+        "chosen": total["chosen"],
+        "epsilon": found.epsilon,
+        "total": found.total,
+        "split": split,
+        **{name: _plain(total[name]) for name in ("keys", "ratio", "error", "q95", "worst", "worst_head")},
+        "caches": [{name: _plain(row[name]) for name in kept} for row in found.caches.to_dict("records")],
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Neither JSON nor kvpress knows NaN."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def as_bytes(content: dict[str, Any] | npt.NDArray[np.float32], kind: str, ending: str) -> bytes:
+    """The content of a file: an array is .npy where its name ends so, else nested lists."""
+    if isinstance(content, np.ndarray) and ending == ".npy":
+        file = io.BytesIO()
+        np.save(file, content, allow_pickle=False)
+        return file.getvalue()
+    if isinstance(content, np.ndarray):
+        return (json.dumps(content.astype(float).round(6).tolist()) + "\n").encode()
+    text = yaml.safe_dump(content, sort_keys=False) if kind == "yaml" else json.dumps(content, indent=2, allow_nan=False) + "\n"
+    return text.encode()
+
+
+def prune_ratios(frontier: pd.DataFrame, rule: str, layers: int, kv_heads: int) -> npt.NDArray[np.float32]:
+    """Shares to drop, (99, layers, kv_heads): row i is the best split that drops (i + 1) % of all keys.
+
+    Steepest first (:class:`esscher.convergence.split.Sharing`), so that no cache gets fewer keys where more are kept in all.
+    Below the smallest size that was measured every cache shrinks in proportion.
+    """
+    if per_query(rule):
+        raise ValueError(f"kvpress: {rule} chooses keys for each query, and a press chooses once; give another rule")
+    caches = {(cache.layer, cache.kv_head): cache for cache in caches_of(frontier, rule)}
+    wanted = [(layer, kv) for layer in range(layers) for kv in range(kv_heads)]
+    missing = [f"{layer}.{kv}" for layer, kv in wanted if (layer, kv) not in caches]
+    if missing:
+        measured = ", ".join(str(layer) for layer in sorted({layer for layer, _ in caches}))
+        raise ValueError(
+            f"kvpress: expected every key-value head of {layers} layers; this run has layers {measured}, without "
+            f"{', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}"
+        )
+    shares = [_by_share(caches[place]) for place in wanted]
+    sharing = Sharing(shares)
+    least = int(sharing.least.sum())
+    found = np.empty((99, len(wanted)))
+    for percent in range(1, 100):
+        total = round((100 - percent) / 100 * PARTS * len(wanted))
+        kept = sharing.steepest_first(total)[0] if total >= least else sharing.least * (total / least)
+        found[percent - 1] = 1 - kept / PARTS
+    return found.reshape(99, layers, kv_heads).astype(np.float32)
+
+
+def _by_share(cache: Cache) -> ErrorCurve:
+    """The curve in parts of a cache, whatever its length."""
+    shares = np.round(cache.sizes / cache.sizes[-1] * PARTS).astype(np.int64)
+    return ErrorCurve(n=shares, rms=cache.together.rms, kind="exact", scale=math.sqrt(len(cache.heads)))

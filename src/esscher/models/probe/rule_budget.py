@@ -1,0 +1,274 @@
+"""Keys that a keep rule needs: of each key-value cache at an error, and the best split of a total between caches.
+
+Read from the table ``frontier`` of a probe: relative errors of every head at a ladder of sizes. All keys kept is no error, the
+last size of every ladder; between sizes log errors are interpolated. A size counts for the largest error from it on, so that
+more keys never cost: a budget is the size from which the error stays below.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from esscher.convergence.budget import log_rms, tokens_needed
+from esscher.convergence.curve import ErrorCurve, Floats
+from esscher.convergence.split import Counts, Sharing
+from esscher.keep import parse
+from esscher.models.probe.cache import BEST, OWN, RATIO, SAVED, WANTED, error_or_total, shared
+from esscher.models.probe.curves import METRICS, stored_curves
+from esscher.runs.columns import Column
+
+__all__ = [
+    "RULE_BUDGET",
+    "Cache",
+    "RuleBudget",
+    "caches_of",
+    "find_rule",
+    "per_query",
+    "random_frontier",
+    "rule_budget",
+    "rule_table",
+]
+
+UNIT = 1000  # sizes are counted in thousandths of a key: contexts differ, and a mean number of keys is no whole one
+FEWEST = 1e-9  # relative errors below are rounding; a curve is 0 at its last size only
+
+RULE_BUDGET = (  # of rule_table
+    WANTED,
+    Column("rule", "word", "keep rule", "Rule that says which keys are kept."),
+    Column("split", "word", "split", "How the keys that are kept are shared between heads."),
+    Column(
+        "chosen",
+        "word",
+        "chosen",
+        "Whether keys are chosen once for all queries, as a cache must, or for each query: then a query reads so few, and the "
+        "cache holds all.",
+        words=("once", "for each query"),
+    ),
+    Column("keys", "float", "keys in all", "Keys kept in all caches of one context of mean length.", short="keys"),
+    RATIO,
+    SAVED,
+    Column("error", "float", "error", "Relative error: root of the mean square over heads."),
+    Column("q95", "float", "error, 95 %", "Error that 95 % of the queries stay below, in the head where it is largest."),
+    Column("worst", "float", "largest error", "Relative error of the head that has the largest.", short="worst"),
+    Column("worst_head", "word", "worst head", "Layer and head of the largest error.", short="worst head"),
+)
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A key-value head under a rule, at a ladder of sizes that ends with all keys; a row for each query head that reads it."""
+
+    layer: int
+    kv_head: int
+    heads: tuple[int, ...]
+    keys: float  # that a query sees, on average
+    sizes: Counts  # kept, in thousandths of a key
+    rms: Floats  # (heads, sizes), relative
+    q95: Floats
+
+    @cached_property
+    def together(self) -> ErrorCurve:
+        """Squared relative errors summed over the heads."""
+        return _curve(self.sizes, np.sqrt(np.square(self.rms).sum(0)), math.sqrt(len(self.heads)))
+
+    @cached_property
+    def quantile(self) -> ErrorCurve:
+        """The 95 % quantile over queries, of the head where it is largest."""
+        return _curve(self.sizes, self.q95.max(0))
+
+    def each(self) -> Iterator[Cache]:
+        """Its query heads, as if each had the cache for itself."""
+        for i, head in enumerate(self.heads):
+            yield replace(self, heads=(head,), rms=self.rms[[i]], q95=self.q95[[i]])
+
+    def at(self, size: int) -> tuple[Floats, float]:
+        """Errors of the heads at a size, and the quantile."""
+        own, quantile = self._between
+        return np.exp([float(height(math.log(size))) for height in own]), math.exp(float(quantile(math.log(size))))
+
+    @cached_property
+    def _between(self) -> tuple[list[Callable[[Any], Floats]], Callable[[Any], Floats]]:
+        return [log_rms(_curve(self.sizes, row)) for row in self.rms], log_rms(self.quantile)
+
+
+@dataclass(frozen=True)
+class RuleBudget:
+    """What a rule needs. ``caches``: a row per key-value head; ``heads``: per query head; ``totals``: per split, summed.
+
+    ``keys``, ``ratio``: kept for a root mean square error of ``epsilon`` over the queries of the heads that read the cache, or
+    the best split of ``total``; ``error``, ``q95``: then; ``keys_q95``: for which 95 % of the queries stay below epsilon.
+    """
+
+    rule: str
+    epsilon: float | None
+    total: int | None
+    caches: pd.DataFrame
+    heads: pd.DataFrame
+    totals: pd.DataFrame
+
+
+def find_rule(frontier: pd.DataFrame, text: str) -> str:
+    """The rule as the frontier names it; ValueError for what is no rule, and for one that was not measured."""
+    wanted = str(parse(text))
+    known = list(dict.fromkeys(frontier["rule"]))
+    found = next((name for name in known if str(parse(name)) == wanted), None)
+    if found is None:
+        raise ValueError(f"rule: this run has no errors of {wanted}; it has those of {', '.join(known)}")
+    return str(found)
+
+
+def per_query(rule: str) -> bool:
+    """Whether every query has keys of its own: then a rule says what is read, not what a cache may drop."""
+    return any(part.per_query for part in parse(rule).parts)
+
+
+def random_frontier(heads: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
+    """The frontier of random keys from the curves of kept keys, for runs that measured no other rule."""
+    kv_of = {(int(row.layer), int(row.head)): int(row.kv_head) for row in heads.itertuples()}
+    frames = [
+        pd.DataFrame(
+            {
+                **{"layer": layer, "head": head, "kv_head": kv_of[layer, head], "rule": "random"},
+                **{"share": curve.n / curve.n[-1], "kept": curve.n.astype(float), "keys": float(curve.n[-1])},
+                **{"rms": curve.rms, "relative": curve.relative, "q95": curve.q95},
+            }
+        )
+        for (layer, head), curve in stored_curves(curves, METRICS["bernoulli"]).items()
+        if curve.rms[0] > 0
+    ]
+    if not frames:
+        raise ValueError("curves: no errors of kept keys in this run; were all of its heads refused?")
+    return pd.concat(frames, ignore_index=True)
+
+
+def rule_budget(frontier: pd.DataFrame, rule: str, epsilon: Any = None, total: Any = None) -> RuleBudget:
+    """The budget of a rule of the frontier at an error, or the best split of a total number of keys."""
+    epsilon, total = error_or_total(epsilon, total)
+    errors = _Errors(frontier, rule)
+    splits = errors.splits(epsilon, total)
+    sizes = splits[BEST if epsilon is None else OWN]
+    caches = pd.DataFrame(errors.cache_rows(sizes, epsilon))
+    caches["best_split"] = splits[BEST] / UNIT
+    heads = pd.DataFrame(errors.head_rows(sizes, epsilon))
+    return RuleBudget(rule, epsilon, total, caches, heads, errors.totals(epsilon, splits))
+
+
+def rule_table(frontier: pd.DataFrame, asked: Sequence[tuple[Any, Any]]) -> pd.DataFrame:
+    """The totals of every rule, for errors or totals (the other None); rule_budget.parquet has them for some errors."""
+    wanted = [error_or_total(epsilon, total) for epsilon, total in asked]
+    frames = []
+    for rule in dict.fromkeys(frontier["rule"]):
+        errors = _Errors(frontier, rule)
+        for epsilon, total in wanted:
+            frames.append(errors.totals(epsilon, errors.splits(epsilon, total)))
+    return pd.concat(frames, ignore_index=True)
+
+
+class _Errors:
+    """The caches of a rule, prepared for many sizes and totals."""
+
+    def __init__(self, frontier: pd.DataFrame, rule: str) -> None:
+        self.rule, self.caches = rule, caches_of(frontier, rule)
+        self.sharing = Sharing([cache.together for cache in self.caches])
+
+    def splits(self, epsilon: float | None, total: int | None = None) -> dict[str, Counts]:
+        """At an error: each cache what its own heads need on average, the same for all, and the best split, these two with
+        that error over all heads. Of a total: these two.
+        """
+        if epsilon is not None:
+            own = np.array([tokens_needed(cache.together, epsilon) for cache in self.caches])
+            return {OWN: own, **shared(self.sharing, epsilon**2 * sum(len(cache.heads) for cache in self.caches))}
+        assert total is not None
+        low, high = math.ceil(self.sharing.least.sum() / UNIT), math.floor(self.sharing.most.sum() / UNIT)
+        if not low <= total <= high:
+            raise ValueError(
+                f"total: expected {low} (the smallest sizes of {self.rule} measured) to {high} keys (all), got {total}"
+            )
+        return shared(self.sharing, total=total * UNIT)
+
+    def cache_rows(self, sizes: Counts, epsilon: float | None) -> Iterator[dict[str, Any]]:
+        for cache, size in zip(self.caches, sizes.tolist(), strict=True):
+            rms, q95 = cache.at(size)
+            row = {"layer": cache.layer, "kv_head": cache.kv_head, "heads": len(cache.heads), **_kept(cache, size)}
+            row |= {"error": math.sqrt(float(np.square(rms).mean())), "q95": q95}
+            yield row if epsilon is None else {**row, "keys_q95": tokens_needed(cache.quantile, epsilon) / UNIT}
+
+    def head_rows(self, sizes: Counts, epsilon: float | None) -> Iterator[dict[str, Any]]:
+        """Query heads: with the keys of their cache, or at an error with those that each by itself would need."""
+        for cache, size in zip(self.caches, sizes.tolist(), strict=True):
+            for alone in cache.each():
+                own = size if epsilon is None else tokens_needed(alone.together, epsilon)
+                row = {"layer": cache.layer, "head": alone.heads[0], "kv_head": cache.kv_head, **_kept(cache, own)}
+                (error,), q95 = alone.at(own)
+                row |= {"error": float(error), "q95": q95}
+                yield row if epsilon is None else {**row, "keys_q95": tokens_needed(alone.quantile, epsilon) / UNIT}
+
+    def totals(self, epsilon: float | None, splits: dict[str, Counts]) -> pd.DataFrame:
+        return pd.DataFrame([self._total(epsilon, split, sizes) for split, sizes in splits.items()])
+
+    def _total(self, epsilon: float | None, split: str, sizes: Counts) -> dict[str, Any]:
+        found = [(cache, *cache.at(size)) for cache, size in zip(self.caches, sizes.tolist(), strict=True)]
+        errors = [
+            (float(e), f"{cache.layer}.{head}") for cache, rms, _ in found for head, e in zip(cache.heads, rms, strict=True)
+        ]
+        worst, worst_head = max(errors)
+        keys, most = float(sizes.sum()) / UNIT, float(self.sharing.most.sum()) / UNIT
+        return {
+            "epsilon": math.nan if epsilon is None else epsilon,
+            "rule": self.rule,
+            "split": split,
+            "chosen": "for each query" if per_query(self.rule) else "once",
+            "keys": keys,
+            "ratio": keys / most,
+            "saved": 1 - keys / most,
+            "error": math.sqrt(sum(error**2 for error, _ in errors) / len(errors)),
+            "q95": max(q95 for _, _, q95 in found),
+            "worst": worst,
+            "worst_head": worst_head,
+        }
+
+
+def caches_of(frontier: pd.DataFrame, rule: str) -> list[Cache]:
+    """The key-value heads that have errors of any rule; one that this rule has no size for needs all of its keys."""
+    known = frontier[np.isfinite(frontier["relative"])]
+    with np.errstate(invalid="ignore"):  # no error, no quantile
+        q95 = np.where(known["rms"] > 0, known["q95"] * known["relative"] / known["rms"], 0.0)
+    groups = known.assign(q95=q95).groupby(["layer", "kv_head"], sort=True)
+    if not len(known):
+        raise ValueError("frontier: no errors of kept keys in this run; were all of its heads refused?")
+    return [_cache(int(layer), int(kv_head), rows, rule) for (layer, kv_head), rows in groups]
+
+
+def _cache(layer: int, kv_head: int, rows: pd.DataFrame, rule: str) -> Cache:
+    """Heads that read one cache, at the sizes that all of them have."""
+    heads, keys = sorted(set(rows["head"])), float(rows["keys"].mean())
+    own = rows[rows["rule"] == rule]
+    shares = np.unique(own["share"])
+    values = np.full((3, len(heads), len(shares)), np.nan)
+    values[:, np.searchsorted(heads, own["head"]), np.searchsorted(shares, own["share"])] = own[["kept", "relative", "q95"]].T
+    kept, relative, q95 = values[..., np.isfinite(values).all((0, 1))]
+    sizes, first = np.unique(np.round(kept.mean(0) * UNIT).astype(np.int64), return_index=True)
+    below = (sizes > 0) & (sizes < round(keys * UNIT))
+    errors = [_falling(values[:, first[below]]) for values in (relative, q95)]
+    return Cache(layer, kv_head, tuple(map(int, heads)), keys, np.append(sizes[below], round(keys * UNIT)), *errors)
+
+
+def _falling(errors: Floats) -> Floats:
+    """The largest error from each size on, (heads, sizes), and 0 where all keys are kept."""
+    largest = np.maximum.accumulate(np.maximum(errors, FEWEST)[:, ::-1], axis=1)[:, ::-1]
+    return np.concatenate([largest, np.zeros((len(errors), 1))], axis=1)
+
+
+def _curve(sizes: Counts, rms: Floats, scale: float = 1.0) -> ErrorCurve:
+    return ErrorCurve(n=sizes, rms=rms, kind="exact", scale=scale)
+
+
+def _kept(cache: Cache, size: int) -> dict[str, float]:
+    return {"n_keys": cache.keys, "keys": size / UNIT, "ratio": size / float(cache.sizes[-1])}

@@ -1,0 +1,129 @@
+"""``esscher budget`` of keep rules, on a stored probe whose frontier is known in closed form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from esscher.models.probe.budget_file import prune_ratios
+from esscher.models.probe.rule_budget import rule_budget
+from tests.cli.commands import run
+from tests.models.frontiers import KEYS, frontier, frontier_run
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return frontier_run(tmp_path_factory.mktemp("rules") / "run").path
+
+
+def test_the_budget_of_a_rule(probed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(["budget", str(probed), "--rule", "heavy", "--epsilon", ".1"], capsys)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "heavy, keys for an error of 10.0%; prose.txt, windows of 512 tokens"
+    assert " ".join(lines[1].split()) == "kv head keys of the cache error error, 95 % keys for q95 best split"
+    want = rule_budget(frontier(), "heavy", 0.1)
+    assert lines[2].split()[:4] == ["0.0", f"{want.caches['keys'][0]:.1f}", f"{want.caches['ratio'][0]:.1%}", "10.0%"]
+    assert "worst head" in out
+    worst = want.totals.set_index("split").loc["uniform"]
+    assert f"{worst['worst_head']} {worst['worst']:.1%}" in out
+    code, out, _ = run(["budget", str(probed), "--rule", "heavy", "--by", "head", "--json"], capsys)
+    found = json.loads(out)
+    assert code == 0
+    assert (found["rule"], found["epsilon"], found["text"], found["window"]) == ("heavy", 0.1, "prose.txt", 512)
+    assert [row["keys"] for row in found["heads"]] == want.heads["keys"].tolist()
+    assert [row["keys"] for row in found["caches"]] == want.caches["keys"].tolist()
+
+
+def test_a_total_is_not_headed_by_an_error(probed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--rule", "heavy"], ["--rule", "heavy", "--by", "head"], []):
+        code, out, _ = run(["budget", str(probed), "--total", "300", *arguments], capsys)
+        assert code == 0
+        assert ("in the best split of 300" if arguments else "error of 300 keys in all") in out.splitlines()[0]
+        assert "for an error" not in out
+        assert "each head its own" not in out
+
+
+def test_without_a_rule_every_rule_is_named_with_its_total(probed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(["budget", str(probed)], capsys)
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0] == "share of the cache kept for an error of 10.0%, by keep rule; prose.txt, windows of 512 tokens"
+    rows = {line.split()[0]: line for line in lines[2:]}
+    assert list(rows) == ["random", "sinks:4+recent", "heavy", "topk", "neyman"]
+    want = rule_budget(frontier(), "heavy", 0.1).totals
+    assert rows["heavy"].split()[1:5] == ["once", *(f"{ratio:.1%}" for ratio in want["ratio"])]
+    assert "for each query" in rows["topk"]
+    code, out, _ = run(["budget", str(probed), "--json"], capsys)
+    assert {(row["rule"], row["split"]) for row in json.loads(out)["rules"]} == {
+        (rule, split) for rule in rows for split in ("each head its own", "uniform", "best split")
+    }
+
+
+def test_a_rule_of_each_query_says_that_the_cache_holds_all(probed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(["budget", str(probed), "--rule", "topk"], capsys)[1]
+    assert out.startswith("topk (what a query reads: the cache holds all), keys for an error of 10.0%")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--rule", "best"], "no rule 'best' in 'best'; rules: adaptive"),
+        (["--rule", "random:1.5"], "random"),
+        (["--rule", ""], "expected a rule such as"),
+        (["--rule", "keynorm"], "no errors of keynorm; it has those of random, sinks:4+recent, heavy, topk, neyman"),
+        (["--rule", "heavy:32"], "no errors of heavy:32"),
+        (["--rule", "heavy", "--total", "7"], "total: expected 8 (the smallest sizes of heavy measured) to 1600"),
+        (["--total", "20"], "total: expected 32 (the smallest sizes of sinks:4+recent measured)"),
+        (["--rule", "heavy", "--total", "1601"], "total: expected 8"),
+        (["--rule", "heavy", "--epsilon", "1"], "between 0 and 1"),
+        (["--export", "json"], "--export: give the rule, one of random, sinks:4+recent"),
+        (["--rule", "topk", "--export", "kvpress"], "topk chooses keys for each query"),
+    ],
+)
+def test_bad_input(probed: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(["budget", str(probed), *arguments], capsys)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+
+
+# ---- exports ---------------------------------------------------------------------------------------------------------
+
+
+def test_exports_on_stdout_and_in_files_are_the_same(probed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    want = rule_budget(frontier(), "heavy", 0.1).caches
+    for kind, read in (("json", json.loads), ("yaml", yaml.safe_load)):
+        asked = ["budget", str(probed), "--rule", "heavy", "--epsilon", ".1", "--export", kind]
+        code, out, err = run(asked, capsys)
+        assert (code, err) == (0, "")
+        file = tmp_path / f"heavy.{kind}"
+        assert run([*asked, "--out", str(file)], capsys) == (0, "", f"{file}\n")
+        assert file.read_text("utf-8") == out
+        record = read(out)
+        assert (record["rule"], record["epsilon"], record["text"], record["window"]) == ("heavy", 0.1, "prose.txt", 512)
+        assert [row["keys"] for row in record["caches"]] == want["keys"].tolist()
+        assert [row["ratio"] for row in record["caches"]] == pytest.approx((want["keys"] / KEYS).tolist())
+        code, out, err = run([*asked, "--out", str(file)], capsys)
+        assert (code, out) == (2, "")
+        assert "it exists already; give another name" in err
+
+
+def test_the_array_of_kvpress(probed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    want = prune_ratios(frontier(), "heavy", 2, 2)
+    asked = ["budget", str(probed), "--rule", "heavy", "--export", "kvpress"]
+    file = tmp_path / "new" / "heavy.npy"
+    assert run([*asked, "--out", str(file)], capsys)[0] == 0
+    np.testing.assert_array_equal(np.load(file, allow_pickle=False), want)
+    np.testing.assert_allclose(json.loads(run(asked, capsys)[1]), want, atol=1e-6)
+
+
+def test_a_run_of_some_layers_says_which_it_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = frontier_run(tmp_path / "run", layers=30).path
+    code, out, err = run(["budget", str(path), "--rule", "heavy", "--export", "kvpress"], capsys)
+    assert (code, out) == (2, "")
+    assert "expected every key-value head of 30 layers; this run has layers 0, 1, without 2.0, 2.1" in err

@@ -1,0 +1,209 @@
+"""Budgets of keep rules from a frontier that is known in closed form, and the files that others read."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from esscher.models.probe.budget_file import as_bytes, budget_record, prune_ratios
+from esscher.models.probe.rule_budget import find_rule, per_query, random_frontier, rule_budget, rule_table
+from tests.models.frontiers import CONSTANTS, KEYS, SHARES, frontier
+from tests.models.probe.test_cache import tables
+
+PLACES = [(0, 0), (0, 1), (1, 0), (1, 1)]
+SQUARES = np.array([[CONSTANTS[layer, 2 * kv + i] ** 2 for i in (0, 1)] for layer, kv in PLACES])  # by cache and head
+
+
+def needed(square: float, epsilon: float) -> float:
+    """c^2 (1/n - 1/N) = eps^2, from the first size on."""
+    return max(1 / (epsilon**2 / square + 1 / KEYS), SHARES[0] * KEYS)
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 0.1, 0.3])
+def test_keys_of_caches_and_heads(epsilon: float) -> None:
+    found = rule_budget(frontier(), "heavy", epsilon)
+    assert [(row.layer, row.kv_head) for row in found.caches.itertuples()] == PLACES
+    for row, squares in zip(found.caches.itertuples(), 0.25 * SQUARES, strict=True):
+        assert row.keys == pytest.approx(needed(squares.mean(), epsilon), abs=2e-3)
+        assert row.ratio == pytest.approx(row.keys / KEYS)
+        assert row.error == pytest.approx(math.sqrt(squares.mean() * (1 / row.keys - 1 / KEYS)), rel=1e-6)
+        assert row.q95 == pytest.approx(2 * math.sqrt(squares.max() * (1 / row.keys - 1 / KEYS)), rel=1e-6)
+        assert row.keys_q95 == pytest.approx(needed(4 * squares.max(), epsilon), abs=2e-3)
+    for row in found.heads.itertuples():
+        square = 0.25 * CONSTANTS[row.layer, row.head] ** 2
+        assert row.keys == pytest.approx(needed(square, epsilon), abs=2e-3)
+        assert row.keys_q95 == pytest.approx(needed(4 * square, epsilon), abs=2e-3)
+
+
+def test_totals_at_an_error() -> None:
+    found = rule_budget(frontier(), "heavy", 0.1)
+    totals = found.totals.set_index("split")
+    assert list(totals.index) == ["each head its own", "uniform", "best split"]
+    assert totals["keys"]["each head its own"] == pytest.approx(found.caches["keys"].sum())
+    uniform = 4 * needed(0.25 * SQUARES.mean(), 0.1)
+    assert totals["keys"]["uniform"] == pytest.approx(uniform, rel=1e-3)
+    assert totals["keys"]["best split"] == pytest.approx(found.caches["best_split"].sum())
+    assert totals["keys"]["best split"] < totals["keys"]["uniform"]
+    for row in totals.itertuples():
+        assert row.error <= 0.1 * (1 + 1e-6)
+        assert row.ratio == pytest.approx(row.keys / (4 * KEYS))
+        assert row.saved == pytest.approx(1 - row.ratio)
+        assert (row.rule, row.chosen) == ("heavy", "once")
+    worst = 0.5 * 6 * math.sqrt(4 / totals["keys"]["uniform"] - 1 / KEYS)
+    assert totals["worst_head"]["uniform"] == "1.2"
+    assert totals["worst"]["uniform"] == pytest.approx(worst, rel=1e-3)
+    assert totals["q95"]["uniform"] == pytest.approx(2 * worst, rel=1e-3)
+
+
+def test_the_best_split_of_a_total_follows_the_square_root_rule() -> None:
+    """min sum C_i / n_i with sum n_i = T: n_i proportional to sqrt(C_i)."""
+    found = rule_budget(frontier(), "heavy", total=300)
+    roots = np.sqrt(SQUARES.sum(1))
+    np.testing.assert_allclose(found.caches["keys"], 300 * roots / roots.sum(), rtol=0.03)
+    assert found.caches["keys"].sum() == pytest.approx(300)
+    totals = found.totals.set_index("split")
+    assert list(totals.index) == ["uniform", "best split"]
+    assert totals["epsilon"].isna().all()
+    np.testing.assert_allclose(totals["keys"], 300)
+    assert totals["error"]["uniform"] == pytest.approx(math.sqrt(0.25 * SQUARES.mean() * (1 / 75 - 1 / KEYS)), rel=1e-4)
+    best = 0.25 * (roots.sum() ** 2 / 300 - SQUARES.sum() / KEYS) / SQUARES.size
+    assert totals["error"]["best split"] == pytest.approx(math.sqrt(best), rel=1e-3)
+    assert "keys_q95" not in found.caches
+    for row in found.heads.itertuples():
+        assert row.keys == found.caches.set_index(["layer", "kv_head"])["keys"][row.layer, row.kv_head]
+
+
+def test_every_rule_in_one_table() -> None:
+    table = rule_table(frontier(), [(0.1, None), (0.2, None)])
+    assert len(table) == 5 * 2 * 3
+    own = table[(table["epsilon"] == 0.1) & (table["split"] == "uniform")].set_index("rule")["ratio"]
+    assert list(own.index) == ["random", "sinks:4+recent", "heavy", "topk", "neyman"]
+    assert (np.diff(own[["random", "sinks:4+recent", "heavy", "topk"]]) < 0).all()
+    chosen = table.drop_duplicates("rule").set_index("rule")["chosen"]
+    assert dict(chosen) == {
+        **dict.fromkeys(("random", "sinks:4+recent", "heavy"), "once"),
+        **dict.fromkeys(("topk", "neyman"), "for each query"),
+    }
+    pd.testing.assert_frame_equal(
+        table[(table["rule"] == "heavy") & (table["epsilon"] == 0.1)].reset_index(drop=True),
+        rule_budget(frontier(), "heavy", 0.1).totals,
+    )
+
+
+def test_an_error_that_rises_with_more_keys_is_not_a_saving() -> None:
+    """No kept key counts as no error, so that few random keys may seem to be enough: what counts is where it stays below."""
+    table = frontier()
+    few = (table["rule"] == "heavy") & (table["share"] <= 0.01)
+    table.loc[few, ["rms", "relative", "q95"]] = 0.0
+    found, whole = rule_budget(table, "heavy", 0.05), rule_budget(frontier(), "heavy", 0.05)
+    big = whole.caches["keys"] > 0.02 * KEYS
+    np.testing.assert_allclose(found.caches["keys"][big], whole.caches["keys"][big], rtol=0.02)
+
+
+def test_a_cache_without_sizes_of_a_rule_needs_all_of_its_keys() -> None:
+    table = frontier()
+    table = table[(table["rule"] != "heavy") | (table["layer"] != 1) | (table["kv_head"] != 0)]
+    found = rule_budget(table, "heavy", 0.1).caches.set_index(["layer", "kv_head"])
+    assert found["ratio"][1, 0] == 1
+    assert found["error"][1, 0] == found["q95"][1, 0] == 0
+    assert (found["ratio"].drop((1, 0)) < 1).all()
+
+
+def test_heads_without_a_relative_error_are_left_out() -> None:
+    table = frontier()
+    table.loc[(table["layer"] == 1) & (table["head"] == 2), "relative"] = np.inf
+    found = rule_budget(table, "heavy", 0.1)
+    assert list(found.caches["heads"]) == [2, 2, 2, 1]
+    assert np.isfinite(found.totals.drop(columns=["rule", "split", "chosen", "worst_head"])).all(axis=None)
+
+
+def test_random_keys_of_a_corpus_are_a_frontier_too() -> None:
+    """c sqrt(1/n - 1/N) with N = 1024 again, from curves."""
+    heads, curves = tables()
+    found = rule_budget(random_frontier(heads, curves), "random", 0.1).caches
+    squares = [(1 + 4) / 2, (16 + 0.09) / 2, 1, (64 + 0.25) / 2]
+    want = [max(1 / (0.01 / square + 1 / 1024), 16) for square in squares]
+    np.testing.assert_allclose(found["keys"], want, rtol=1e-3)
+
+
+def test_rules_are_found_however_they_are_written() -> None:
+    table = frontier({"sinks:4+recent": 1.0, "heavy:last=32": 1.0})
+    assert find_rule(table, " sinks:4 + recent") == "sinks:4+recent"
+    assert find_rule(table, "heavy:last=32") == "heavy:last=32"
+    with pytest.raises(ValueError, match=r"no errors of heavy; it has those of sinks:4\+recent, heavy:last=32"):
+        find_rule(table, "heavy")
+    with pytest.raises(ValueError, match="no rule 'best' in 'best'; rules: adaptive"):
+        find_rule(table, "best")
+    assert per_query("topk:8+random:reweight")
+    assert not per_query("neyman:shared")
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"epsilon": 0.1, "total": 300}, {"epsilon": 1}, {"epsilon": 0}, {"total": 7}, {"total": 1601}]
+)
+def test_bad_questions_are_refused(asked: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        rule_budget(frontier(), "heavy", **asked)
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+ABOUT = {"run": "runs/mine", "model": "m", "text": "prose.txt", "window": 512}
+
+
+@pytest.mark.parametrize(("kind", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
+@pytest.mark.parametrize("asked", [{"epsilon": 0.1}, {"total": 300}])
+def test_a_record_is_read_back(kind: str, read: Any, asked: dict[str, Any]) -> None:
+    found = rule_budget(frontier(), "heavy", **asked)
+    record = read(as_bytes(budget_record(found, ABOUT), kind, ""))
+    assert {key: record[key] for key in ABOUT} == ABOUT
+    assert (record["rule"], record["epsilon"], record["total"]) == ("heavy", asked.get("epsilon"), asked.get("total"))
+    assert record["split"] == ("each head its own" if "epsilon" in asked else "best split")
+    frame = pd.DataFrame(record["caches"])
+    assert list(frame.columns) == ["layer", "kv_head", "n_keys", "keys", "ratio", "error", "q95"]
+    pd.testing.assert_frame_equal(frame, found.caches[frame.columns])
+    assert record["keys"] == pytest.approx(frame["keys"].sum())
+
+
+def test_prune_ratios_are_splits_of_every_share() -> None:
+    """Row i drops (i + 1) % of all keys, and no cache gets fewer keys where more are kept."""
+    array = np.load(io.BytesIO(as_bytes(prune_ratios(frontier(), "heavy", 2, 2), "kvpress", ".npy")), allow_pickle=False)
+    assert array.shape == (99, 2, 2)
+    assert array.dtype == np.float32
+    np.testing.assert_allclose(array.mean((1, 2)), np.arange(1, 100) / 100, atol=1e-6)
+    assert (array >= 0).all()
+    assert (array <= 1).all()
+    assert (np.diff(array, axis=0) >= -1e-7).all()
+    roots = np.sqrt(SQUARES.sum(1))
+    kept = 1 - array[round(100 * 0.9) - 1].reshape(-1)
+    np.testing.assert_allclose(kept, 0.4 * roots / roots.sum(), rtol=0.03)
+    listed = json.loads(as_bytes(prune_ratios(frontier(), "heavy", 2, 2), "kvpress", ".json"))
+    np.testing.assert_allclose(listed, array, atol=1e-6)
+
+
+def test_prune_ratios_below_what_was_measured_shrink_alike() -> None:
+    array = prune_ratios(frontier(), "sinks:4+recent", 2, 2)  # from 2 % on
+    np.testing.assert_allclose(array[98], 0.99, atol=1e-6)
+    np.testing.assert_allclose(array.mean((1, 2)), np.arange(1, 100) / 100, atol=1e-6)
+
+
+def test_prune_ratios_of_contexts_that_differ_are_shares() -> None:
+    table = frontier()
+    short = table["layer"] == 1
+    table.loc[short, ["kept", "keys"]] *= 0.25  # a window that slides
+    array = prune_ratios(table, "heavy", 2, 2)
+    np.testing.assert_allclose(array.mean((1, 2)), np.arange(1, 100) / 100, atol=1e-6)
+
+
+def test_prune_ratios_need_every_layer_and_one_choice() -> None:
+    with pytest.raises(ValueError, match=r"every key-value head of 3 layers; this run has layers 0, 1, without 2\.0, 2\.1"):
+        prune_ratios(frontier(), "heavy", 3, 2)
+    with pytest.raises(ValueError, match="topk chooses keys for each query"):
+        prune_ratios(frontier(), "topk", 2, 2)
