@@ -14,6 +14,7 @@ import esscher.convergence.montecarlo.spec
 import esscher.icl.concentration.spec
 import esscher.icl.flow.spec
 import esscher.icl.training.spec  # noqa: F401  (each names its job)
+from esscher.models.probe.rule_budget import rule_table
 from esscher.models.probe.spec import ProbeSpec
 from esscher.runs import JOBS, Run, RunSpec, find_job, load_run
 from esscher.runs.columns import Declared, declare
@@ -21,7 +22,7 @@ from esscher.runs.manifest import Failure, Manifest, Start
 from esscher.runs.store import Store
 from esscher.runs.tables import as_tables
 
-__all__ = ["ProbeLike", "atlas_run", "atlas_tables", "declared", "sparse_run", "store_run"]
+__all__ = ["ProbeLike", "atlas_run", "atlas_tables", "declared", "rules_run", "rules_tables", "sparse_run", "store_run"]
 
 KEYS = 16384
 
@@ -34,6 +35,12 @@ class ProbeLike(RunSpec):
     corpus: dict[str, Any] = Field(default={"text": ["prose.txt"], "max_tokens": KEYS})
     queries: int = 256
     epsilons: tuple[float, ...] = (0.05, 0.1, 0.2)
+
+
+class OwnContexts(ProbeLike):
+    """The same of a probe that compared keep rules."""
+
+    pool: Literal["sequence"] = "sequence"
 
 
 def store_run(
@@ -61,13 +68,22 @@ def store_run(
 
 def declared(spec: RunSpec) -> Declared:
     """What the job of that name says its columns are."""
-    given = ProbeSpec(epsilons=getattr(spec, "epsilons", (0.1,))) if spec.job == "probe" else spec
+    given = (
+        ProbeSpec(epsilons=getattr(spec, "epsilons", (0.1,)), pool=getattr(spec, "pool", "corpus"))
+        if spec.job == "probe"
+        else spec
+    )
     return find_job(spec.job).columns(given) if spec.job in JOBS else {}
 
 
 def atlas_run(path: Path, layers: int = 6, heads: int = 12, *, failed: float = 0.0, seed: int = 0, **fields: Any) -> Run:
     """A stored probe of a made-up model."""
     return store_run(path, ProbeLike(**fields), atlas_tables(layers, heads, failed=failed, seed=seed))
+
+
+def rules_run(path: Path, layers: int = 4, heads: int = 6) -> Run:
+    """A stored probe of a made-up model that compared keep rules."""
+    return store_run(path, OwnContexts(), rules_tables(layers, heads))
 
 
 def sparse_run(path: Path) -> Run:
@@ -97,6 +113,44 @@ def atlas_tables(layers: int, heads: int, *, failed: float = 0.0, seed: int = 0)
     if curves:
         found |= {"curves": _joined(curves), "scores": _joined(scores), "tails": _joined(tails), "budget": _budget(frame)}
     return found
+
+
+# what a rule's error is of that of random keys, for heads of each kind, and how fast it falls with the share kept
+RULES = {
+    "random": {"streams": (1.0, 0.5), "retrieves": (1.2, 0.45), "diffuse": (0.2, 0.5)},
+    "sinks:4+recent": {"streams": (0.02, 0.6), "retrieves": (0.7, 0.5), "diffuse": (0.3, 0.4)},
+    "heavy": {"streams": (0.02, 0.9), "retrieves": (0.03, 0.9), "diffuse": (0.1, 0.5)},
+    "topk": {"streams": (0.015, 1.0), "retrieves": (0.01, 1.0), "diffuse": (0.05, 0.5)},
+    "neyman": {"streams": (0.012, 1.0), "retrieves": (0.008, 1.0), "diffuse": (0.04, 0.5)},
+}
+SHARES = np.array([0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.4, 0.6])
+
+
+def rules_tables(layers: int, heads: int, seed: int = 1) -> dict[str, Any]:
+    """Tables of a probe that compared keep rules: its frontier, the kinds of its heads, and the totals of every rule."""
+    found = atlas_tables(layers, heads, seed=seed)
+    generator, frame = np.random.default_rng(seed), found["heads"]
+    kinds = [("streams", "retrieves", "diffuse")[k] for k in generator.choice(3, len(frame), p=[0.6, 0.25, 0.15])]
+    parts = []
+    for row, kind in zip(frame.to_dict("records"), kinds, strict=True):
+        for rule, own in RULES.items():
+            factor, power = own[kind]
+            error = factor * generator.lognormal(0, 0.2) * SHARES**-power * np.sqrt(1 - SHARES) * 0.2**power
+            place = {"layer": row["layer"], "head": row["head"], "kv_head": row["kv_head"], "rule": rule}
+            parts.append({**place, "share": SHARES, "kept": 400 * SHARES, "keys": 400.0, "rms": 2 * error, "relative": error})
+            parts[-1] |= {"q95": 4 * error, "accuracy": 1e-9}
+    table = pd.DataFrame(_joined(parts))
+    needs = {"kind": kinds, "kind_reason": [f"{kind}, as the numbers say" for kind in kinds]}
+    curves = {rule: np.array([part["relative"] for part in parts if part["rule"] == rule]) for rule in ("heavy", "neyman")}
+    for percent in (5, 10, 20):
+        heavy, floor = (
+            [math.exp(np.interp(-math.log(percent / 100), -np.log(row), np.log(400 * SHARES))) for row in curves[rule]]
+            for rule in ("heavy", "neyman")
+        )
+        needs |= {f"{which}_rule_{percent}pct": ["heavy"] * len(frame) for which in ("best", "cache")}
+        needs |= {f"best_kept_{percent}pct": heavy, f"cache_kept_{percent}pct": heavy, f"floor_kept_{percent}pct": floor}
+    asked = [(epsilon, None) for epsilon in (0.05, 0.1, 0.2)]
+    return {**found, "heads": frame.assign(**needs), "frontier": table, "rule_budget": rule_table(table, asked)}
 
 
 Columns = dict[str, Any]

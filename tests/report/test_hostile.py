@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ from esscher.report import write_report
 from esscher.report.packing import safe_json
 from esscher.report.summary import html_summary
 from esscher.runs import load_run
-from tests.report.atlas import ProbeLike, atlas_tables, store_run
+from tests.report.atlas import ProbeLike, atlas_tables, rules_tables, store_run
 from tests.report.browser import Page
 
 SCRIPT = "<script>window.hacked = 1</script>"
@@ -28,7 +30,7 @@ HOSTILE = [SCRIPT, ENDING, QUOTES, RIGHT_TO_LEFT, SEPARATORS, LONG]
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Hostile text wherever text can be: model, files, reasons, regimes, signatures, rules, the folder's own name."""
+    """Hostile text wherever text can be: model, files, reasons, regimes, signatures, splits, rules, the folder's name."""
     tables = atlas_tables(2, 4, failed=0.3, seed=5)
     heads = tables["heads"]
     heads["reason"] = heads["reason"].where(heads["status"] == "ok", SCRIPT + ENDING)
@@ -39,10 +41,22 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     heads.loc[measured, "score_verdict"] = '=HYPERLINK("http://127.0.0.1/")'
     heads[SCRIPT] = 1.0
     tables["budget"]["rule"] = tables["budget"]["rule"] + SCRIPT
+    tables |= hostile_rules()
+    heads["kind"], heads["best_rule_10pct"], heads["best_kept_10pct"] = QUOTES, SCRIPT, 7.0
     spec = ProbeLike(model="".join(HOSTILE), corpus={"text": HOSTILE})
     folder = tmp_path_factory.mktemp("hostile") / "run <script>window.hacked=4<script>'\" \u202e"
     run = store_run(folder, spec, tables)
     return write_report([run, run], folder.parent / "report.html")
+
+
+def hostile_rules() -> dict[str, Any]:
+    """Keep rules of such names, and totals that no rule of the frontier has."""
+    tables = rules_tables(2, 4)
+    names = dict(zip(dict.fromkeys(tables["frontier"]["rule"]), HOSTILE, strict=False))
+    for table in ("frontier", "rule_budget"):
+        tables[table] = tables[table].assign(rule=tables[table]["rule"].map(names))
+    totals = tables["rule_budget"].assign(worst_head=ENDING, chosen=QUOTES)
+    return {"frontier": tables["frontier"], "rule_budget": pd.concat([totals, totals.assign(rule="__proto__")])}
 
 
 def unharmed(page: Page) -> None:

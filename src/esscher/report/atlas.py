@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
 from esscher.report.exponents import theory_lines
-from esscher.report.packing import Grids, columns_of, numbers, shortened, text_of
+from esscher.report.frontier import frontier_content
+from esscher.report.packing import Grids, columns_of, numbers, parts_of, records_of, shortened, text_of
 from esscher.report.reading import described, overview, read_table, settings_line
 from esscher.report.words import demanding, model_described, text_described, written
 from esscher.runs import Run
@@ -71,10 +71,11 @@ def atlas(run: Run) -> dict[str, Any]:
         "wholes": {str(layer): found for (layer, head), found in curves.items() if head == -1},
         "scores": _by_head(read_table(run, "scores"), ("z", "density", "gaussian"), places, grids),
         "tails": _by_head(read_table(run, "tails"), ("z", "survival", "gaussian"), places, grids),
-        "budget": _records(read_table(run, "budget")),
+        "budget": records_of(read_table(run, "budget")),
         "layers": _described(run, "layers"),
         "theory": [asdict(line) for line in theory_lines(run.columns("heads"))],
         "errors": {} if frame is None else _meanings(run),
+        **frontier_content(run, places, grids),
         "grids": grids.lists,
     }
     return content
@@ -115,7 +116,9 @@ def _curves(frame: Any | None, grids: Grids) -> dict[tuple[int, int], list[dict[
         return {}
     optional = [name for name in ("sampling",) if name in frame.columns]
     found: dict[tuple[int, int], list[dict[str, Any]]] = {}
-    for (layer, head, metric, kind), part in _parts(frame.sort_values("n", kind="stable"), ["layer", "head", "metric", "kind"]):
+    for (layer, head, metric, kind), part in parts_of(
+        frame.sort_values("n", kind="stable"), ["layer", "head", "metric", "kind"]
+    ):
         curve: dict[str, Any] = {"metric": str(metric), "kind": str(kind), "n": grids.place(numbers(part["n"]))}
         for key, name in (("rms", "rms"), ("q95", "q95"), ("stderr", "stderr"), ("slope", "local_slope")):
             if name in part and any(value == value and (value or name != "stderr") for value in part[name]):
@@ -125,20 +128,12 @@ def _curves(frame: Any | None, grids: Grids) -> dict[tuple[int, int], list[dict[
     return found
 
 
-def _parts(frame: Any, keys: list[str]) -> Iterator[tuple[tuple[Any, ...], dict[str, list[Any]]]]:
-    """The rows of each group as lists by column: for thousands of small groups much faster than frames."""
-    rows = frame.groupby(keys, sort=False).indices
-    columns = {str(name): frame[name].to_numpy() for name in frame.columns}
-    for group, places in rows.items():
-        yield group, {name: values[places].tolist() for name, values in columns.items()}
-
-
 def _by_head(frame: Any | None, names: tuple[str, ...], places: list[tuple[int, int]], grids: Grids) -> list[Any]:
     """Columns of a tidy table for each head, None where it has none; all but the middle one are shared."""
     if frame is None or frame.empty:
         return []
     found = {}
-    for (layer, head), part in _parts(frame, ["layer", "head"]):
+    for (layer, head), part in parts_of(frame, ["layer", "head"]):
         first, own, last = (numbers(part[name]) for name in names)
         found[int(layer), int(head)] = [grids.place(first), own, grids.place(last)]
     return [found.get(place) for place in places]
@@ -156,10 +151,3 @@ def _meanings(run: Run) -> dict[str, str]:
     """What the names of errors stand for, in unfinished runs too."""
     metric = run.columns("curves")["metric"]
     return dict(zip(metric.words, metric.meanings, strict=False))
-
-
-def _records(frame: Any | None) -> list[dict[str, Any]]:
-    if frame is None:
-        return []
-    columns = columns_of(frame)
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

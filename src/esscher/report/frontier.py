@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from esscher.report.packing import Grids, numbers, parts_of, records_of
+from esscher.report.packing import Grids, numbers, parts_of, records_of, shortened
 from esscher.report.reading import read_table
 from esscher.runs import Run
 
 __all__ = ["frontier_content"]
 
 FLOOR = "neyman"  # the rule that no other goes below, to first order: drawn dashed
+LONGEST = 80  # characters of a rule's name
 DIGITS = 3  # of an error on a curve; a head has a dozen of them for each of ten rules
 
 
@@ -19,15 +20,17 @@ def frontier_content(run: Run, places: list[tuple[int, int]], grids: Grids) -> d
     frame = read_table(run, "frontier")
     if frame is None or frame.empty:
         return {}
-    rules = list(dict.fromkeys(str(rule) for rule in frame["rule"]))
+    totals = records_of(read_table(run, "rule_budget"))
+    names = {str(rule): shortened(str(rule), LONGEST) for rule in dict.fromkeys(frame["rule"])}
+    rules = list(names)
     curves: dict[tuple[int, int], list[Any]] = {}
     for (layer, head, rule), part in parts_of(frame, ["layer", "head", "rule"]):
         own = curves.setdefault((int(layer), int(head)), [None] * len(rules))
         own[rules.index(str(rule))] = [grids.place(numbers(part["kept"])), numbers(part["relative"], DIGITS)]
     return {
-        "rules": rules,
+        "rules": list(names.values()),
         "labels": {key: column.label for key, column in run.columns("frontier").items()},
         "floor": FLOOR,
         "frontier": [curves.get(place) for place in places],
-        "totals": records_of(read_table(run, "rule_budget")),
+        "totals": [{**row, "rule": names.get(row["rule"], "")} for row in totals],
     }

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-__all__ = ["Grids", "columns_of", "number", "numbers", "safe_json", "shortened", "text_of"]
+__all__ = ["Grids", "columns_of", "number", "numbers", "parts_of", "records_of", "safe_json", "shortened", "text_of"]
 
 DIGITS = 5
 LONGEST = 300  # characters of a text from outside, where it stands in a sentence
 
 
-def number(value: Any) -> float | int | None:
+def number(value: Any, digits: int = DIGITS) -> float | int | None:
     """Five digits; None for what is missing or infinite."""
     value = float(value)
     if not math.isfinite(value):
         return None
     if value.is_integer() and abs(value) < 2**53:
         return int(value)
-    return float(f"{value:.{DIGITS}g}")
+    return float(f"{value:.{digits}g}")
 
 
-def numbers(values: Iterable[Any]) -> list[float | int | None]:
-    return [number(value) for value in values]
+def numbers(values: Iterable[Any], digits: int = DIGITS) -> list[float | int | None]:
+    return [number(value, digits) for value in values]
 
 
 def text_of(value: Any) -> str:
@@ -49,6 +49,22 @@ def columns_of(frame: Any) -> dict[str, list[Any]]:
         else:
             columns[str(name)] = [text_of(value) for value in column]
     return columns
+
+
+def records_of(frame: Any | None) -> list[dict[str, Any]]:
+    """The rows of a frame, if there is one."""
+    if frame is None:
+        return []
+    columns = columns_of(frame)
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def parts_of(frame: Any, keys: list[str]) -> Iterator[tuple[tuple[Any, ...], dict[str, list[Any]]]]:
+    """The rows of each group as lists by column: for thousands of small groups much faster than frames."""
+    rows = frame.groupby(keys, sort=False).indices
+    columns = {str(name): frame[name].to_numpy() for name in frame.columns}
+    for group, places in rows.items():
+        yield group, {name: values[places].tolist() for name, values in columns.items()}
 
 
 class Grids:

@@ -31,7 +31,7 @@ function legend(spec, redraw) {
       ? svg("circle", { cx: 11, cy: 6, r: 3.5, fill: colorOf(series) })
       : svg("line", { x1: 1, x2: 21, y1: 6, y2: 6, stroke: colorOf(series), "stroke-width": 2, "stroke-dasharray": DASH[series.dash] });
     const button = el("button", { type: "button", "aria-pressed": String(!series.hidden), title: "show or hide" },
-      svg("svg", { width: 22, height: 12, "aria-hidden": "true" }, mark), series.label);
+      svg("svg", { width: 22, height: 12, "aria-hidden": "true" }, mark), outside(series.label));
     button.addEventListener("click", () => {
       series.hidden = !series.hidden;
       button.setAttribute("aria-pressed", String(!series.hidden));
@@ -208,7 +208,7 @@ function hover(plot, picture, spec, hits) {
     const { series, i } = hit;
     const lines = [series.names ? series.names[i] : series.label, `${spec.x.label}: ${written(series.x[i], 4)}`, `${spec.y.label}: ${written(series.y[i], 4)}`];
     if (series.low && series.low[i] !== null) lines.push(`interval ${written(series.low[i])} to ${written(series.high[i])}`);
-    tip.replaceChildren(...lines.filter(Boolean).map((line) => el("div", {}, line)));
+    tip.replaceChildren(...lines.filter(Boolean).map((line) => el("div", {}, outside(line))));
     tip.style.left = `${Math.min(hit.x + 12, plot.clientWidth - tip.offsetWidth - 4)}px`;
     tip.style.top = `${Math.max(0, hit.y - tip.offsetHeight - 10)}px`;
   });

@@ -25,7 +25,7 @@ function reached(atlas, percent, name, i) {
 }
 
 function reachedOf(atlas, i) {
-  const words = (rule, keys) => (keys === null ? "no rule measured" : [outside(rule), ` ${written(keys)}`]);
+  const words = (rule, keys) => (keys === null ? "none that was measured" : [outside(rule), ` ${written(keys)}`]);
   const lines = atlas.percents.filter((percent) => reached(atlas, percent, "best_rule", i)).map((percent) => {
     const [best, cache] = ["best", "cache"].map((kind) => words(reached(atlas, percent, `${kind}_rule`, i), reached(atlas, percent, `${kind}_kept`, i)));
     const floor = reached(atlas, percent, "floor_kept", i);

@@ -36,7 +36,7 @@ function headContent(atlas, i) {
   if (curves.length) charts.push(el("div", { class: "tall" }, mountChart(errorChart(atlas, i, curves)), slopeOf(atlas, i, curves)));
   else charts.push(el("p", { class: "soft" }, "No error curve was stored for this head."));
   const side = el("div", { class: "side" }, sentencesOf(atlas, i), scoreChart(atlas, i), tailChart(atlas, i));
-  return [bar, el("div", { class: "headgrid" }, ...charts, side), numbersOf(atlas, i)];
+  return [bar, el("div", { class: "headgrid" }, ...charts, side), frontierOf(atlas, i), numbersOf(atlas, i)].filter(Boolean);
 }
 
 function sentencesOf(atlas, i) {
@@ -47,6 +47,8 @@ function sentencesOf(atlas, i) {
     const value = atlas.rows[atlas.epsilons[percent]][i];
     return value === null ? `not reached for ${percent} %` : `${written(value)} for ${percent} %`;
   });
+  const kind = atlas.value("kind", i), why = atlas.value("kind_reason", i);
+  if (kind) text.append(el("p", {}, "Kind: ", el("strong", {}, outside(kind)), why ? ". " : "", why ? outside(why) : null));
   if (needed.length) text.append(el("p", {}, `Tokens needed: ${needed.join(", ")}.`));
   const frozen = atlas.value("freezing_tokens", i);
   if (frozen !== null) text.append(el("p", {}, `Freezing point: about ${written(frozen)} tokens; below it the softmax of a typical query rests on its few largest scores.`));

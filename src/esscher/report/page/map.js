@@ -1,6 +1,7 @@
 // The map: a row per layer, a column per head. Cells are made once; a switch only changes their colours and texts.
 
-function headMap(atlas) {
+// Without a key it shows what the menu says.
+function headMap(atlas, key = null) {
   const layers = [...new Set(atlas.rows.layer)].sort((a, b) => a - b), heads = [...new Set(atlas.rows.head)].sort((a, b) => a - b);
   const size = heads.length > 24 || layers.length > 40 ? 17 : heads.length > 14 ? 28 : 38;
   const tall = layers.length > 24 ? 17 : 26, left = 34, top = 22;
@@ -9,7 +10,7 @@ function headMap(atlas) {
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "map", role: "grid", "aria-label": "map of layers and heads" });
   picture.style.maxWidth = `${Math.max(width * 1.25, 120)}px`;
   picture.style.minWidth = `${width * 0.88}px`; // on a phone it scrolls sideways, so that its numbers stay readable
-  const hatch = `hatch${atlas.number}`;
+  const shown = () => key || atlas.metric, hatch = `hatch${atlas.number}${key || ""}`;
   picture.append(svg("defs", {}, svg("pattern", { id: hatch, width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
     svg("rect", { width: 6, height: 6, class: "hatchback" }), svg("line", { x1: 0, y1: 0, x2: 0, y2: 6, class: "hatchline" }))));
   const every = (list, room) => Math.max(1, Math.ceil(list.length / room));
@@ -31,39 +32,39 @@ function headMap(atlas) {
   });
   picture.addEventListener("pointerover", (event) => {
     const cell = event.target.closest(".cell");
-    if (cell) cell.firstChild.textContent = cellName(atlas, atlas.place.get(cell.dataset.head));
+    if (cell) cell.firstChild.textContent = cellName(atlas, shown(), atlas.place.get(cell.dataset.head));
   });
-  const key = el("div", { class: "key" });
+  const legend = el("div", { class: "key" });
   function paint() {
-    const metric = atlas.named(atlas.metric), values = atlas.column(atlas.metric);
+    const metric = atlas.named(shown()), values = atlas.column(shown());
     const words = metric.scale === "words", scale = words ? null : scaleOf(values.filter((_, i) => atlas.ok(i)), metric.scale === "log");
     cells.forEach(({ rect, text }, i) => {
       const value = atlas.ok(i) ? values[i] : null;
       const color = cellColor(atlas, metric, scale, value);
-      const beyond = atlas.ok(i) && atlas.metric === "needed" && value === null;
+      const beyond = atlas.ok(i) && metric.key === "needed" && value === null;
       rect.setAttribute("fill", color ? color.css : beyond ? "var(--beyond)" : `url(#${hatch})`);
       if (!text) return;
       text.textContent = color ? (words ? value.slice(0, 4) : brief(value)) : beyond ? "never" : atlas.ok(i) ? "–" : "×";
       text.setAttribute("class", `celltext${color ? (color.dark ? " light" : " dark") : beyond ? " dark" : ""}`);
     });
-    key.replaceChildren(...mapKey(atlas, metric, scale));
+    legend.replaceChildren(...mapKey(atlas, metric, scale));
   }
   function mark() {
     cells.forEach(({ rect }, i) => rect.classList.toggle("open", i === atlas.open));
   }
   atlas.on((change) => {
-    if ("metric" in change || ("percent" in change && atlas.metric === "needed")) paint();
+    if (!key && ("metric" in change || ("percent" in change && atlas.metric === "needed"))) paint();
     if ("open" in change) mark();
   });
   paint();
-  return el("div", { class: "mapbox" }, el("div", { class: "axisname" }, "layers down, heads across; click a cell to open its head"), el("div", { class: "scroll" }, picture), key);
+  return el("div", { class: "mapbox" }, el("div", { class: "axisname" }, "layers down, heads across; click a cell to open its head"), el("div", { class: "scroll" }, picture), legend);
 }
 
 // Written when the mouse comes: for all cells at once it would cost more than their colours.
-function cellName(atlas, i) {
-  const value = atlas.value(atlas.metric, i);
-  const shown = !atlas.ok(i) ? "not measured" : typeof value === "string" ? value || "–" : value === null && atlas.metric === "needed" ? "not reached" : written(value);
-  return `${atlas.name_of(i)}: ${atlas.label(atlas.metric)} ${shown}`;
+function cellName(atlas, key, i) {
+  const value = atlas.value(key, i);
+  const shown = !atlas.ok(i) ? "not measured" : typeof value === "string" ? value || "–" : value === null && key === "needed" ? "not reached" : written(value);
+  return `${atlas.name_of(i)}: ${atlas.label(key)} ${shown}`;
 }
 
 function cellColor(atlas, metric, scale, value) {
@@ -74,21 +75,23 @@ function cellColor(atlas, metric, scale, value) {
 }
 
 function mapKey(atlas, metric, scale) {
-  const needed = atlas.metric === "needed", missing = [];
+  const needed = metric.key === "needed", missing = [];
   const some = (test) => atlas.rows.layer.some((_, i) => test(i));
   if (needed && some((i) => atlas.ok(i) && atlas.value("needed", i) === null)) missing.push(el("span", { class: "swatch" }, el("i", { class: "beyond" }), "never within what was measured"));
-  if (some((i) => !atlas.ok(i) || (!needed && atlas.value(atlas.metric, i) === null))) missing.push(el("span", { class: "swatch" }, el("i", { class: "hatched" }), "not measured"));
+  if (some((i) => !atlas.ok(i) || (!needed && atlas.value(metric.key, i) === null))) missing.push(el("span", { class: "swatch" }, el("i", { class: "hatched" }), "not measured"));
   if (!scale) {
-    const seen = [...new Set(atlas.column(metric.key).filter((word, i) => atlas.ok(i) && word))];
+    const order = (word) => (metric.words || []).indexOf(word) + 1 || Infinity;
+    const seen = [...new Set(atlas.column(metric.key).filter((word, i) => atlas.ok(i) && word))].sort((a, b) => order(a) - order(b) || 0);
     return [...seen.map((word) => {
       const dot = el("i", {});
       dot.style.background = `var(--c${atlas.wordColor(metric.key, word)})`;
-      return el("span", { class: "swatch" }, dot, outside(word));
+      const meaning = (metric.meanings || [])[(metric.words || []).indexOf(word)];
+      return el("span", { class: "swatch" }, dot, outside(meaning ? `${word}: ${meaning}` : word));
     }), ...missing];
   }
   if (scale.low === null) return missing;
   const bar = el("span", { class: "ramp" });
   bar.style.background = `linear-gradient(to right, ${[0, 0.2, 0.4, 0.6, 0.8, 1].map((share) => shade(share).css).join(",")})`;
   return [el("span", {}, written(scale.low)), bar, el("span", {}, written(scale.high)),
-    el("span", { class: "soft" }, `${atlas.label(atlas.metric)}${metric.scale === "log" ? ", log scale" : ""}`), ...missing];
+    el("span", { class: "soft" }, `${atlas.label(metric.key)}${metric.scale === "log" ? ", log scale" : ""}`), ...missing];
 }

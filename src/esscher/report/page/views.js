@@ -23,7 +23,7 @@ function wordsOf(atlas) {
 
 function cacheOf(atlas) {
   const box = el("div", { class: "cache" });
-  if (!atlas.budget.length) return box;
+  if (!atlas.budget.length || (atlas.totals || []).length) return box; // random keys are one of the rules then
   function show() {
     const rows = atlas.budget.filter(({ epsilon }) => Math.abs(100 * epsilon - atlas.percent) < 1e-6);
     const saved = (row) => Math.min(1, Math.max(0, row.saved === null ? 0 : row.saved));
@@ -32,12 +32,12 @@ function cacheOf(atlas) {
       bar.firstChild.style.width = `${100 * saved(row)}%`;
       return el("div", { class: "barrow", "data-rule": row.rule }, el("span", { class: "rule" }, outside(row.rule)), bar, el("span", { class: "amount" }, percent(row.saved)));
     });
-    const title = el("h3", {}, "Cache that could be dropped");
+    const title = el("h3", {}, "Keys dropped at random");
     if (!rows.length) return box.replaceChildren(title, el("p", { class: "soft" }, `No budget was stored for ${atlas.percent} %.`));
     const uniform = rows.find(({ rule }) => rule === "uniform"), best = rows.find(({ rule }) => rule === "best split");
     const text = uniform && best
-      ? `For an error of ${atlas.percent} % the model could drop ${percent(uniform.saved)} of its keys if every head keeps as many, ${percent(best.saved)} if the rest is split best between the heads.`
-      : `Share of the keys that could be dropped for an error of ${atlas.percent} %.`;
+      ? `On this text, for an error of ${atlas.percent} %, random keys may go: ${percent(uniform.saved)} of them if every head keeps as many, ${percent(best.saved)} if the rest is split best between the heads. A rule that chooses its keys has other numbers.`
+      : `Share of the keys that may go at random, on this text, for an error of ${atlas.percent} %.`;
     box.replaceChildren(title, ...bars, el("p", {}, text));
   }
   atlas.on((change) => { if ("percent" in change) show(); });

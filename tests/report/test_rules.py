@@ -1,0 +1,100 @@
+"""Keep rules on the page of a probe: the curves of a head, the kinds of heads, and the totals of every rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from esscher.report import write_report
+from esscher.report.page import content_of
+from esscher.runs import Run
+from tests.report.atlas import RULES, rules_run
+from tests.report.browser import Page
+
+Visit = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return rules_run(tmp_path_factory.mktemp("rules") / "run")
+
+
+@pytest.fixture(scope="module")
+def rules_page(run: Run) -> Path:
+    return write_report([run])
+
+
+def test_content_holds_the_frontier_once(run: Run) -> None:
+    content = content_of(run)
+    assert content["rules"] == list(RULES)
+    table = run.table("frontier")
+    own = table[(table["layer"] == 1) & (table["head"] == 2) & (table["rule"] == "heavy")]
+    place, errors = content["frontier"][1 * 6 + 2][content["rules"].index("heavy")]
+    assert content["grids"][place] == pytest.approx(own["kept"].tolist())
+    assert errors == pytest.approx(own["relative"].tolist(), rel=1e-2)
+    assert len({curve[0] for head in content["frontier"] for curve in head}) == 1  # one ladder for all of them
+
+
+def test_totals_follow_the_error_and_name_their_rule(visit: Visit, rules_page: Path, run: Run) -> None:
+    page = visit(rules_page)
+    totals = run.table("rule_budget")
+    seen = set()
+    for percent in ("5", "10", "20"):
+        page.click(f"#map .choice button[data-value='{percent}']")
+        assert page.text("#rules .totals h3") == f"Keys kept for an error of {percent} %, by rule"
+        assert page.texts("#rules tbody th bdi") == list(RULES)
+        (row,) = totals.query(f"rule == 'heavy' and split == 'best split' and epsilon == {int(percent) / 100}").to_dict(
+            "records"
+        )
+        cells = page.texts("#rules tr[data-rule='heavy'] td.number")
+        assert float(cells[0].removesuffix(" %")) == pytest.approx(100 * row["ratio"], rel=0.06)
+        assert cells[3].startswith(f"{row['worst_head']} ")
+        seen.add(tuple(cells))
+    assert len(seen) == 3
+    assert [text.endswith("*") for text in page.texts("#rules tbody th")] == [False, False, False, True, True]
+    assert "could" not in page.text("main")  # nothing is said of a cache without the rule
+
+
+def test_the_map_of_kinds_has_words(visit: Visit, rules_page: Path, run: Run) -> None:
+    page = visit(rules_page)
+    heads = run.table("heads")
+    assert page.texts("#rules .celltext") == [kind[:4] for kind in heads["kind"]]
+    kind = run.columns("heads")["kind"]
+    want = [f"{word}: {meaning}" for word, meaning in zip(kind.words, kind.meanings, strict=True) if word in set(heads["kind"])]
+    assert page.texts("#rules .key .swatch") == want
+    fills = page.evaluate("[...document.querySelectorAll('#rules .cell')].map((cell) => cell.getAttribute('fill'))")
+    assert len(set(fills)) == len(want)
+    page.click("#rules .cell[data-head='L2H3']")
+    assert page.text("#head h2") == "Layer 2, head 3"
+
+
+def test_a_head_shows_its_frontier(visit: Visit, rules_page: Path, run: Run) -> None:
+    page = visit(rules_page, "#L1H2")
+    chart = "#head figure[data-title='Which keys: error against keys kept, by rule']"
+    assert page.texts(f"{chart} .legend button") == [*list(RULES)[:-1], "neyman (floor)", "fewest keys for an error"]
+    assert page.count(f"{chart} .series.line path") == len(RULES)
+    assert page.count(f"{chart} .series.line path[stroke-dasharray]") == 1  # the floor
+    assert page.count(f"{chart} .series.points circle") == 3
+    row = run.table("heads").query("layer == 1 and head == 2").iloc[0]
+    cells = page.texts(".frontier tbody tr:nth-child(2) td")
+    assert cells[0] == f"heavy {row['best_kept_10pct']:.3g}"
+    assert row["kind_reason"] in page.text("#head .told")
+    page.click(f"{chart} .legend button")
+    assert page.count(f"{chart} .series.line path") == len(RULES) - 1
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_fits_its_width(visit: Visit, rules_page: Path, artefacts: Path, width: int) -> None:
+    page = visit(rules_page, "#L0H0", width=width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.screenshot(artefacts / f"rules_{width}.png")
+
+
+def test_random_keys_are_named_where_no_rule_was_compared(visit: Visit, atlas_page: Path) -> None:
+    page = visit(atlas_page)
+    assert page.count("#rules") == 0
+    assert page.text(".cache h3") == "Keys dropped at random"
+    assert "random keys may go" in page.text(".cache")
+    assert "could" not in page.text(".cache")
