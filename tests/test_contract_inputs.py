@@ -152,6 +152,12 @@ CASES = [
         HEAD | N | TOKENS,
         lambda i: of_curve(es.exact_curve(head(i), es.Pool(i["tokens"], i["weights"]), i["x"], i["n"])),
     ),
+    Case(
+        "exact_curve",
+        HEAD | N,
+        lambda i: es.exact_curve(head(i), gaussian(i), i["x"], i["n"], keep="topk", context=16 * np.array([1, 4, 16, 64])).rms,
+    ),
+    Case("exact_curve", HEAD | N, lambda i: of_curve(es.exact_curve(head(i), gaussian(i), i["x"], i["n"], keep="neyman"))),
     Case("exact_pool_curve", QKV | N, lambda i: of_curve(pool_curve(i)), 1e-4),
     Case("exact_pool_curve", QKV, lambda i: es.exact_pool_curve(i["q"], i["k"], i["v"], keep="sinks:2+random:0.5").rms, 1e-4),
     Case("coverage", QKV | NUMBERS, of_coverage, 1e-4),

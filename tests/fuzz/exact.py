@@ -33,7 +33,28 @@ def one(draw: Draw) -> None:
         draw.extreme = draw.extreme or "extreme size"
     if draw.chance(0.3):
         return _delta(draw, head, maps, law, spec, x, exact)
+    if draw.chance(0.1):
+        return _kept(draw, head, maps, law, x)
     _curve(draw, head, maps, law, spec, x, exact)
+
+
+def _kept(draw: Draw, head: Any, maps: Maps, law: Any, x: Any) -> None:
+    """Every rule keeps all of a context at n = N, and then has the error of N tokens; Neyman's keys have a finite one."""
+    tokens, rule = draw.whole(1, 500), draw.pick(["random", "random:reweight", "topk", "topk:1+random:reweight", "neyman"])
+    context = None if rule == "neyman" else tokens
+    draw.extreme = draw.extreme or "a law without scores to cut, or ties"
+    plain = draw.public("exact_curve", head, law, x, [tokens], pool_size=300)
+    kept = draw.public("exact_curve", head, law, x, [tokens], keep=rule, context=context, pool_size=300)
+    for name in ("rms", "effective_tokens", "accuracy", "scale", "kept"):
+        if not np.isfinite(numbers(getattr(kept, name))).all():
+            raise Finding("silent", f"{name}: {getattr(kept, name)}")
+    if rule == "neyman":
+        draw.checks += 1
+        return
+    far = float(np.abs(maps.V).max()) * float(law.cov.double().diagonal().max()) ** 0.5
+    rounding = 1e-12 * (far + float(np.abs(plain.queries.limit).max()))
+    slack = (4 * kept.accuracy + 1e-7 + 64 * torch.finfo(law.dtype).eps) * plain.rms + rounding
+    draw.agree("rms of all keys kept", kept.rms, plain.rms, slack + 1e-150)
 
 
 def _deviation(maps: Maps, spec: Spec, x: np.ndarray) -> float:

@@ -45,6 +45,7 @@ NAMES = [
     "s-c7",
     "s-d2",
     "delta-bound",
+    "keep-random",
     "s-17-printed",
     "s-17-mended",
     "s-16-printed",
@@ -56,6 +57,10 @@ NAMES = [
     "s-d1",
     "s-gradient-v",
     "s-gradient-u",
+    "keep-neyman",
+    "keep-neyman-bound",
+    "keep-topk",
+    "keep-topk-rest",
 ]
 AT_ONE_QUERY = "mean square error at one query"
 

@@ -18,10 +18,12 @@ from esscher.convergence.curve import ErrorCurve, QueryErrors
 from esscher.convergence.delta import delta_trace
 from esscher.convergence.integral.gaussian import gaussian_error_slopes
 from esscher.convergence.integral.nodes import concatenate, error_from_nodes
+from esscher.convergence.keep_law import law_rule
 from esscher.convergence.pool_curve import exact_pool_curve
 from esscher.convergence.queries.gaussian import gaussian_queries_curve
 from esscher.convergence.queries.law import drawn, integrated, query_rows
 from esscher.inputs import as_count, as_counts, as_tensor
+from esscher.keep.text import parse
 from esscher.measures.base import Measure
 from esscher.measures.line import Line
 from esscher.measures.rotational import Rotational
@@ -40,8 +42,10 @@ def exact_curve(
     head: Head,
     measure: Measure,
     queries: Any,
-    n: Any,
+    n: Any = None,
     *,
+    keep: Any = None,
+    context: Any = None,
     details: bool = False,
     pool_size: int = 1 << 15,
     seed: int = 0,
@@ -61,41 +65,49 @@ def exact_curve(
     ``queries`` may be a measure. Its law is integrated for Gaussian queries on Gaussian tokens, rotation-invariant queries on
     rotation-invariant tokens where A is a multiple of an orthogonal matrix, pools, small Rademacher cubes and intervals; of
     any other ``draws`` queries are drawn with ``seed``, and ``.query_stderr`` says what that leaves uncertain.
+
+    ``keep``: a rule of ``es.keep`` or its text: "random", "topk", "topk:K+random:reweight" (reweight or not), "neyman". The
+    error is then that of the n keys it keeps on average of ``context`` independent tokens (one number, or one for each n),
+    each kept with a chance that depends on its score and value. ``context`` None: n keys are kept of a context without end
+    ("random", which is the curve above, or "neyman"). Formulas: esscher.convergence.keep_law. Neyman's curve without end is
+    exact for Gaussian tokens, for mixtures of Gaussians where each V Sigma V^T has one eigenvalue beside 0, for spheres and
+    balls where V^T V is a multiple of the identity, and for pools; elsewhere, and in a context, ``kind`` is "pool".
     """
     check_pair(head, measure)
-    counts, size = as_counts(n, "n"), as_count(pool_size, "pool_size")
+    size = as_count(pool_size, "pool_size")
+    if keep is None and context is not None:
+        raise ValueError("context: only a keep rule has one; give keep too, or leave context out")
+    kept = None if keep is None else law_rule(parse(keep), n, context)
+    counts = as_counts(n, "n") if kept is None else kept.n
 
     def over(head: Head, x: Tensor, weights: Floats | None = None) -> ErrorCurve:
-        return _over_rows(head, measure, x, counts, details, size, seed, weights)
+        if kept is None or kept.plain:
+            return _over_rows(head, measure, x, counts, details, size, seed, weights)
+        measure.log_laplace(head.tilt(x))  # outside its strip a law has no limit: refuse before any work
+        return kept.curve(head, measure, x, details, size, seed)
 
     if isinstance(queries, Measure):
         if details:
             raise ValueError("details: expected queries as rows, got a law of queries; draw rows with queries.sample(m)")
-        return _over_law(head, measure, queries, counts, over, as_count(draws, "draws"), seed)
+        if queries.dim != head.dim_query:
+            raise ValueError(f"queries: expected a law of dimension {head.dim_query}, the head's queries, got {queries.dim}")
+        known = _over_law(head, measure, queries, counts, over) if kept is None or kept.plain else None
+        if known is not None:
+            return known
+        x = queries.sample(as_count(draws, "draws"), torch.Generator().manual_seed(seed)).double().to(measure.device)
+        return drawn(over(head, x), seed)
     x = as_tensor(queries, "queries", ndim=2, last=head.dim_query).double().to(measure.device)
     if x.shape[0] == 0:
         raise ValueError("queries: expected at least one row, got none")
     return over(head, x)
 
 
-def _over_law(
-    head: Head,
-    measure: Measure,
-    queries: Measure,
-    n: Counts,
-    over: Callable[..., ErrorCurve],
-    draws: int,
-    seed: int,
-) -> ErrorCurve:
-    if queries.dim != head.dim_query:
-        raise ValueError(f"queries: expected a law of dimension {head.dim_query}, the head's queries, got {queries.dim}")
+def _over_law(head: Head, measure: Measure, queries: Measure, n: Counts, over: Callable[..., ErrorCurve]) -> ErrorCurve | None:
+    """The curve over a law of queries that can be integrated; None where they must be drawn."""
     if measure.is_gaussian and queries.is_gaussian:
         return gaussian_queries_curve(head, measure, queries, n)
     rows = query_rows(head, measure, queries)
-    if rows is not None:
-        return integrated(over(rows.head, rows.x.to(measure.device), rows.weights), rows)
-    x = queries.sample(draws, torch.Generator().manual_seed(seed)).double().to(measure.device)
-    return drawn(over(head, x), seed)
+    return None if rows is None else integrated(over(rows.head, rows.x.to(measure.device), rows.weights), rows)
 
 
 def _over_rows(

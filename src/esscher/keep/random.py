@@ -37,7 +37,7 @@ class Random(Chance):
 
     def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
         if self.share is not None:
-            return rest * self.share
+            return rest.double() * self.share
         assert wanted is not None
         return rest * _share(wanted, rest.sum(1))
 

@@ -17,6 +17,7 @@ from esscher.measures.moments import power
 from esscher.measures.spectrum import spectral_norm
 
 if TYPE_CHECKING:  # these are laws themselves
+    from esscher.measures.gaussian import Gaussian
     from esscher.measures.pool import Pool
     from esscher.measures.rotational import Rotational
 
@@ -101,6 +102,18 @@ class Measure(ABC):
 
     def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
         """The law along one tilt as one or several sets of nodes whose weights sum to one together."""
+        return None
+
+    def pieces(self, theta: Float64[Tensor, " d"], cut: float) -> list[Line] | None:
+        """As ``along``; no node stands for tokens on both sides of the score ``cut``, where a function may jump."""
+        return None
+
+    def score_tail(self, theta: Float64[Tensor, " d"], cut: float) -> float | None:
+        """P(<theta, y> > cut), with its relative digits; asked where there are ``pieces``."""
+        return None
+
+    def gaussian_parts(self) -> list[tuple[float, Gaussian]] | None:
+        """The same law as a mixture of Gaussians: their weights and themselves."""
         return None
 
     def as_rotational(self) -> Rotational | None:

@@ -16,8 +16,9 @@ from esscher.measures import line
 from esscher.measures.base import Measure, noise_device
 from esscher.measures.covariance import check_covariance, half_exponents
 from esscher.measures.fields import Dim, LawFields
-from esscher.measures.line import Line, ladder, normalised
+from esscher.measures.line import Line, check_nodes, ladder, normalised
 from esscher.measures.moments import from_cumulants
+from esscher.measures.panels import panels
 from esscher.measures.spectrum import is_diagonal, product
 from esscher.measures.wide import shift, wide_scores
 
@@ -114,6 +115,9 @@ class Gaussian(Measure):
     def is_even(self) -> bool:
         return not bool(self._mean.any())
 
+    def gaussian_parts(self) -> list[tuple[float, Gaussian]]:
+        return [(1.0, self)]
+
     def along(self, theta: Float64[Tensor, " d"]) -> list[Line]:
         """Score m.theta + s g, token m + L u g with covariance L (I - u u^T) L^T; L = root, u = L^T theta / s, s its length.
 
@@ -122,17 +126,35 @@ class Gaussian(Measure):
         """
         u = self.root.T @ theta
         s = float(u.norm())
-        centre = theta @ self.mean.double()
         if s == 0.0:
-            one = torch.ones_like(centre)[None]
-            return [Line(centre[None], torch.zeros_like(one), self.mean.double()[None], one, self.root)]
+            one = theta.new_ones(1)
+            return [Line(theta[None] @ self.mean.double(), torch.zeros_like(one), self.mean.double()[None], one, self.root)]
         # weights tilt by up to exp(2 score), which moves the bell to g = 2s
-        g = ladder(-10.0, 2 * s + 10.0, min(0.25, line.STEP / s)).to(theta.device)
-        u = u / s
+        g = ladder(-10.0, 2 * s + 10.0, _step(s)).to(theta.device)
+        return [self._line(theta, u / s, s, g, normalised(-0.5 * g * g))]
+
+    def pieces(self, theta: Float64[Tensor, " d"], cut: float) -> list[Line]:
+        """Panels of g that end where the score is ``cut``."""
+        u = self.root.T @ theta
+        s = float(u.norm())
+        if s == 0.0:
+            return self.along(theta)
+        step, place = _step(s), (cut - float(theta @ self.mean.double())) / s
+        check_nodes(2.0 * (2 * s + 26.0) / step)
+        z, weights = (x.to(theta.device) for x in panels(-10.0 / step, (2 * s + 16.0) / step, place / step))
+        return [self._line(theta, u / s, s, step * z, normalised(weights.log() - 0.5 * (step * z) ** 2))]
+
+    def score_tail(self, theta: Float64[Tensor, " d"], cut: float) -> float:
+        s, centre = float((self.root.T @ theta).norm()), float(theta @ self.mean.double())
+        if s == 0.0:
+            return float(centre > cut)
+        return 0.5 * math.erfc((cut - centre) / s / math.sqrt(2.0))
+
+    def _line(self, theta: Tensor, u: Tensor, s: float, g: Tensor, log_weights: Tensor) -> Line:
         step = self.root @ u
         means = self.mean.double() + g[:, None] * step
         across = self.root - torch.outer(step, u)
-        return [Line(float(centre) + s * g, normalised(-0.5 * g * g), means, torch.ones_like(g), across)]
+        return Line(float(theta @ self.mean.double()) + s * g, log_weights, means, torch.ones_like(g), across)
 
     @cached_property
     def subgaussian_roots(self) -> list[Float64[Tensor, "d d"]]:
@@ -154,3 +176,8 @@ class Gaussian(Measure):
         """y - m = Sigma theta + centred: 2^{p-1} (||Sigma||^p |theta|^p + E|y - m|^p), as in [S] Lemma F.1."""
         double = 2.0 ** (order - 1)
         return double ** (1.0 / order) * self.reach, double * self._norm_moment(order)
+
+
+def _step(s: float) -> float:
+    """In g: at most ``line.STEP`` in the score."""
+    return min(0.25, line.STEP / s)

@@ -18,6 +18,7 @@ from esscher.measures.base import Measure, noise_device
 from esscher.measures.covariance import check_covariance
 from esscher.measures.ellipsoid import above, ellipsoids
 from esscher.measures.fields import LawFields, LawSpec
+from esscher.measures.gaussian import Gaussian
 from esscher.measures.line import Line
 from esscher.measures.moments import power
 from esscher.measures.spectrum import spectral_norm
@@ -120,10 +121,31 @@ class Mixture(Measure):
         """Components of weight above 0."""
         return [(float(w), c) for w, c in zip(self.weights, self.components, strict=True) if float(w) > 0]
 
+    def gaussian_parts(self) -> list[tuple[float, Gaussian]] | None:
+        parts: list[tuple[float, Gaussian]] = []
+        for weight, component in self._used():
+            own = component.gaussian_parts()
+            if own is None:
+                return None
+            parts += [(weight * share, part) for share, part in own]
+        return parts
+
     def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
+        return self._joined(lambda component: component.along(theta))
+
+    def pieces(self, theta: Float64[Tensor, " d"], cut: float) -> list[Line] | None:
+        return self._joined(lambda component: component.pieces(theta, cut))
+
+    def score_tail(self, theta: Float64[Tensor, " d"], cut: float) -> float | None:
+        tails = [component.score_tail(theta, cut) for _, component in self._used()]
+        shares = [weight for weight, _ in self._used()]
+        known = [share * tail for share, tail in zip(shares, tails, strict=True) if tail is not None]
+        return sum(known) if len(known) == len(tails) else None
+
+    def _joined(self, nodes: Callable[[Measure], list[Line] | None]) -> list[Line] | None:
         lines: list[Line] = []
         for weight, component in self._used():
-            parts = component.along(theta)
+            parts = nodes(component)
             if parts is None:
                 return None
             lines += [replace(line, log_weights=line.log_weights + math.log(weight)) for line in parts]

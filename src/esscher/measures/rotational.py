@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import scipy.special
 import torch
 from jaxtyping import Float64
 from torch import Tensor
@@ -18,6 +19,7 @@ from esscher.measures import line
 from esscher.measures.base import Measure, noise_device
 from esscher.measures.line import Line, check_nodes, edge, invert, ladder, normalised
 from esscher.measures.moments import power
+from esscher.measures.panels import panels
 from esscher.measures.radial import scaled_log, scaled_mean, spread
 from esscher.measures.spectrum import product
 from esscher.measures.wide import norms, units
@@ -86,19 +88,35 @@ class Rotational(Measure):
 
     def along(self, theta: Float64[Tensor, " d"]) -> list[Line]:
         """Token R (x u + sqrt(1 - x^2) w): x the cosine, w uniform across u."""
+        return self._lines(theta, None)
+
+    def pieces(self, theta: Float64[Tensor, " d"], cut: float) -> list[Line]:
+        """Panels of the cosine that end where the score is ``cut``."""
+        return self._lines(theta, cut)
+
+    def score_tail(self, theta: Float64[Tensor, " d"], cut: float) -> float:
+        """P(x > cut / r) = I(1 - x^2; (p - 1)/2, 1/2) / 2 for x >= 0, I the regularised incomplete beta function."""
+        r, p = self.radius * float(theta.norm()), round(2 * self.order)
+        if abs(cut) >= r or p == 1:
+            return float(cut < 0.0) if abs(cut) >= r else 0.5
+        tail = 0.5 * float(scipy.special.betainc(0.5 * (p - 1), 0.5, (1.0 - cut / r) * (1.0 + cut / r)))
+        return tail if cut >= 0 else 1.0 - tail
+
+    def _lines(self, theta: Tensor, cut: float | None) -> list[Line]:
         size = float(theta.norm())
         eye = torch.eye(self.dim, dtype=theta.dtype, device=theta.device)
         u = theta / size if size > 0 else eye[0]
         r = self.radius * size
-        x, log_weights, spread = self.cosine(r)
+        x, log_weights, spread = self.cosine(r, cut)
         across = eye - torch.outer(u, u)
         return [Line(r * x, log_weights, self.radius * x[:, None] * u, self.radius**2 * spread, across)]
 
-    def cosine(self, r: float) -> tuple[Tensor, Tensor, Tensor]:
+    def cosine(self, r: float, cut: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Nodes of the cosine x = <y, u> / R for tilts up to r = R |theta|: x, log-weights, variance of a coordinate across u.
 
         x has density (1 - x^2)^((p-3)/2), p = 2v: d on the sphere and d + 2 in the ball. With x = tanh y the weight is
-        sech(y)^(p-1), smooth on the whole line; given x each coordinate across has variance (1 - x^2) / (p - 1).
+        sech(y)^(p-1), smooth on the whole line; given x each coordinate across has variance (1 - x^2) / (p - 1). With a
+        ``cut`` the nodes are those of panels that end at the score r x = cut.
         """
         p = round(2 * self.order)
         if p == 1:  # two points
@@ -110,11 +128,16 @@ class Rotational(Measure):
         # z = y / h + r tanh(y) / STEP: unit steps in z are at most h in y and at most STEP in the score
         h = min(0.2, 0.5 / math.sqrt(p))
         first, last = (y / h + r * math.tanh(y) / line.STEP for y in (-start, end))
-        z = ladder(first, last, 1.0).to(self.device)
+        if cut is None:
+            z = ladder(first, last, 1.0).to(self.device)
+            lengths = torch.ones_like(z)
+        else:
+            place = math.atanh(cut / r) / h + cut / line.STEP if abs(cut) < r else math.copysign(math.inf, cut)
+            z, lengths = (nodes.to(self.device) for nodes in panels(first, last, place))
         y = invert(lambda y: y / h + r * torch.tanh(y) / line.STEP, z, -start - 1.0, end + 1.0)
         sech2 = 1.0 / torch.cosh(y) ** 2
         log_density = -(p - 1) * (y.abs() + torch.log1p(torch.exp(-2 * y.abs())))
-        log_weights = normalised(log_density - torch.log(1.0 / h + r * sech2 / line.STEP))
+        log_weights = normalised(lengths.log() + log_density - torch.log(1.0 / h + r * sech2 / line.STEP))
         return torch.tanh(y), log_weights, sech2 / (p - 1)
 
     @cached_property

@@ -67,13 +67,14 @@ def delta_bound_numbers(head: Head, measure: Measure, query: Any) -> dict[str, f
 
 
 def predictions(setting: Setting) -> list[Prediction]:
-    """The bound at ``setting.query``."""
+    """The bound at ``setting.query``, and the limit it proves: the rate of keys taken as they come."""
     try:
         numbers = delta_bound_numbers(setting.head, setting.measure, setting.query)
         reason = True
     except ValueError:  # the transform is infinite at twice the tilt, or a moment is not known
         numbers, reason = {}, False
-    found = Prediction(
+    conditions = (("E exp<2 theta, y> is finite and E|V (y - E y)|^4 is known", reason),)
+    bound = Prediction(
         name="delta-bound",
         statement="The mean square error at the query R v, v the direction A stretches most, is at most the bound.",
         source="derived here",
@@ -81,10 +82,21 @@ def predictions(setting: Setting) -> list[Prediction]:
         "P = exp(-(1-a)^2 n (E e)^2 / (2 E e^2))",
         status="proved",
         quantity="mean square error at one query",
-        conditions=(("E exp<2 theta, y> is finite and E|V (y - E y)|^4 is known", reason),),
+        conditions=conditions,
         exponent=0.5,
         value=(lambda n: delta_bound(n, **numbers)) if numbers else None,
         units="squared" if numbers else "none",
         numbers=numbers,
     )
-    return [found]
+    limit = Prediction(
+        name="keep-random",
+        statement="n keys taken as they come err by sqrt(constant/n) at large n; the constant is exponential in s^2.",
+        source="derived here",
+        formula="n MSE -> E[e^2 |c|^2]/(E e)^2; Gaussian tokens: exp(s^2) (tr V Sigma V^T + |V Sigma theta|^2)",
+        status="proved (asymptotic)",
+        quantity="kept keys at one query: random",
+        conditions=conditions,
+        exponent=0.5,
+        numbers={"constant": numbers["delta"]} if numbers else {},
+    )
+    return [bound, limit]

@@ -67,6 +67,7 @@ class Moments:
     log_first: Tensor  # log E e, (m,)
     log_pair: Tensor  # log E e^2, (m,)
     log_spread: Tensor  # log E[e^2 (|c|^2 + b)], (m,)
+    missing: Tensor | float = 0.0  # share of tokens that are not kept: e = 0
 
     @property
     def delta(self) -> Tensor:

@@ -8,7 +8,7 @@ value still has once the key's score is known). ``error_from_nodes`` integrates 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from esscher.convergence.integral.replacement import replacement_errors
 from esscher.convergence.sampling import check_sampling
 from esscher.inputs import as_counts, as_tensor
 
-__all__ = ["KeySource", "concatenate", "error_from_nodes", "side_by_side", "take"]
+__all__ = ["KeySource", "concatenate", "error_from_nodes", "error_of_kept", "side_by_side", "take"]
 
 STEP, TOL = 0.28, 1e-13  # aliasing(0.28) is 3e-13
 ELEMENTS = 2**17  # of one temporary array: a megabyte
@@ -171,6 +171,24 @@ def error_from_nodes(
         parts.append(_integrate(source, counts, keys, sampling, details))
         i = j
     return concatenate(parts)
+
+
+def error_of_kept(score: Tensor, log_mass: Tensor, value: Tensor, extra: Tensor, tokens: int, limit: Tensor) -> NodeErrors:
+    """The error of one query, against ``limit`` (d,), of n tokens of which each is kept with a chance of its own.
+
+    A token that is not kept has e = 0, so the formulas for n draws hold with sums over the kept ones alone. ``score``: log of
+    what a kept token counts, (N,); ``log_mass``: log of weight times chance; ``value``, ``extra`` as in ``error_from_nodes``.
+    Around the limit g' of what is kept, E|Gamma - g|^2 = E|Gamma - g'|^2 + 2 <bias', g' - g> + |g' - g|^2 P(one is kept).
+    """
+    near = KeySource.build(score[None], log_mass[None], value[None], extra[None])
+    kept = float(near.mass.sum())
+    near = replace(near, moments=replace(near.moments, missing=near.mass.new_tensor([[max(0.0, 1.0 - kept)]])))
+    found = _integrate(_WideSource(near) if near.span > WIDE else near, [tokens], tokens, "replacement", True)
+    assert found.bias is not None
+    gap = (near.moments.limit[0] - limit).cpu().numpy()
+    some = -math.expm1(tokens * math.log1p(-kept)) if kept < 1.0 else 1.0
+    mse = found.mse[0, 0] + 2.0 * found.bias[0, 0] @ gap + gap @ gap * some
+    return replace(found, mse=np.array([[max(mse, 0.0)]]), bias=found.bias + gap * some, limit=limit.cpu().numpy()[None])
 
 
 def _integrate(source: Source, counts: Any, keys: int, sampling: str, details: bool) -> NodeErrors:

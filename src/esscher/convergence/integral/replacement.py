@@ -63,10 +63,11 @@ class _Replacement:
 
     def add(self, tau: Tensor) -> None:
         f = self.source.contract(tau, _replacement)
-        log_phi = torch.where(f["lost"] < 0.5, torch.log1p(-f["lost"].clamp(0, 0.5)), f["left"].clamp_min(TINY).log())
+        phi = (f["left"] + self.source.moments.missing).clamp_min(TINY)
+        log_phi = torch.where(f["lost"] < 0.5, torch.log1p(-f["lost"].clamp(0, 0.5)), phi.log())
         # |E[e c x]|^2 <= phi E[e^2 |c|^2 x] (Cauchy-Schwarz), which rounding must not break where phi underflows
         single = f.vectors["single"]
-        cross = torch.minimum(single.dot(single) / f["left"].clamp_min(TINY), f["square"])
+        cross = torch.minimum(single.dot(single) / phi, f["square"])
         rows = torch.stack([f["square"], cross, f["pair"], f["square"] * log_phi, cross * log_phi], dim=1)
         power = self._power(log_phi) * self.step
         self.sums += rows @ power
@@ -101,7 +102,7 @@ class _Replacement:
         bias = torch.where(one, pool.mean[:, :, None], n * self.drift).transpose(1, 2)
         return NodeErrors(
             mse=as_numpy(torch.where(one, pool.variance[:, None], self.found()[0])),
-            sum_p2=as_numpy(torch.where(one, 1.0, n * pair)),
+            sum_p2=as_numpy(torch.where(one, 1.0 - pool.missing, n * pair)),
             dmse_dlogn=as_numpy(slope),
             limit=as_numpy(pool.limit),
             delta=as_numpy(pool.delta),
