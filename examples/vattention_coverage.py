@@ -1,6 +1,6 @@
 """How often vAttention misses: the true probability beside the delta it was asked for, on Gaussian scores and on real heads.
 
-``python examples/vattention_coverage.py`` (a minute). Epsilon and delta are .1, the base sample is 2 % of the rest.
+``python examples/vattention_coverage.py`` (a minute or two). Epsilon and delta are .1, the base sample is 2 % of the rest.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from esscher.convergence.integral.interval import interval_probability
+from esscher.convergence.integral.interval import Exponentials, interval_probability
 from esscher.convergence.montecarlo.seeds import generator_for
 from esscher.inputs import as_count, as_positive, as_seed
 from esscher.keep import AdaptiveRest, Chance, Context, Rule, Union, parse
@@ -30,7 +30,7 @@ __all__ = ["Coverage", "coverage"]
 
 Floats = npt.NDArray[np.float64]
 ELEMENTS = 2**21  # numbers in one temporary
-NODES, PAIRS = 2**15, 2**26  # of one inversion, and times keys
+NODES, PAIRS = 2**13, 2**26  # of one inversion, and times keys
 STRAY = 6.0  # standard errors of its own simulation by which an inverted probability may differ
 SUBSETS = 16  # keys left to chance up to which all subsets are summed
 DRAWS = 8  # with fewer a sum has atoms too large for an inversion
@@ -142,7 +142,7 @@ class _Design(ABC):
         """Probability that the rest's sum lies between, (1,), or one for each base sample; None where there is none."""
 
     def between(
-        self, log_m: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, reach: Tensor, terms: int = DRAWS
+        self, transform: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, reach: Tensor, terms: int = DRAWS
     ) -> Tensor | None:
         """For sums of ``terms`` from 0 to ``reach``: all of them, or none, or as many as their transform says."""
         if bool((high < 0).all()):
@@ -151,7 +151,7 @@ class _Design(ABC):
             return torch.ones_like(high)
         if terms < DRAWS or len(torch.unique(self.e)) < FEW * len(self.e):
             return None
-        return interval_probability(log_m, low, torch.minimum(high, 1.01 * reach), self.nodes)
+        return interval_probability(transform, low, torch.minimum(high, 1.01 * reach), self.nodes)
 
     def missed(self, epsilon: float) -> Tensor | None:
         """P(|Z/D - 1| > epsilon)."""
@@ -181,10 +181,13 @@ class _Included(_Design):
         if len(eps) <= SUBSETS:
             return _over_subsets(self.p, eps, low, high)
 
-        def log_m(z: Tensor) -> Tensor:
-            return (self.p * torch.expm1(-z[:, None] * eps) + 1).log().sum(1, keepdim=True)
+        grown = Exponentials(eps)
 
-        return self.between(log_m, eps.new_tensor([low]), eps.new_tensor([high]), eps.sum()[None])
+        def transform(z: Tensor) -> Tensor:
+            first, powers = grown.at(z)
+            return torch.addcmul((1 - self.p).to(powers.dtype), powers, self.p * first).prod(1, keepdim=True)
+
+        return self.between(transform, eps.new_tensor([low]), eps.new_tensor([high]), eps.sum()[None])
 
 
 class _Drawn(_Design):
@@ -218,13 +221,14 @@ class _Drawn(_Design):
         b, place = torch.unique(self.budgets, return_inverse=True)
         least = self.e.min()
         near = self.e - least
+        grown = Exponentials(near)
 
-        def log_m(z: Tensor) -> Tensor:
-            log_phi = torch.exp(-z[:, None] * near).mean(1).log()
-            return log_phi[:, None] * b
+        def transform(z: Tensor) -> Tensor:
+            first, powers = grown.at(z)
+            return torch.exp((powers @ first / len(near)).log()[:, None] * b)
 
         lowest, highest = (b * (bound / len(self.e) - least) for bound in (low, high))
-        inside = self.between(log_m, lowest, highest, b * near.max(), terms=int(b[0]))
+        inside = self.between(transform, lowest, highest, b * near.max(), terms=int(b[0]))
         return None if inside is None else inside[place]
 
 
