@@ -155,9 +155,9 @@ CASES = [
     Case(
         "exact_curve",
         HEAD | N,
-        lambda i: es.exact_curve(head(i), gaussian(i), i["x"], i["n"], keep="topk", context=16 * np.array([1, 4, 16, 64])).rms,
+        lambda i: es.exact_curve(head(i), gaussian(i), i["x"][:1], i["n"][1:2], keep="topk", context=64).rms,
     ),
-    Case("exact_curve", HEAD | N, lambda i: of_curve(es.exact_curve(head(i), gaussian(i), i["x"], i["n"], keep="neyman"))),
+    Case("exact_curve", HEAD | N, lambda i: of_curve(es.exact_curve(head(i), gaussian(i), i["x"][:1], i["n"], keep="neyman"))),
     Case("exact_pool_curve", QKV | N, lambda i: of_curve(pool_curve(i)), 1e-4),
     Case("exact_pool_curve", QKV, lambda i: es.exact_pool_curve(i["q"], i["k"], i["v"], keep="sinks:2+random:0.5").rms, 1e-4),
     Case("coverage", QKV | NUMBERS, of_coverage, 1e-4),
