@@ -1,13 +1,15 @@
 """The exact error of attention on the keys that a rule keeps, for a ladder of sizes. Formulas: integral.inclusion.
 
-Three roads, by what a rule leaves to chance. Nothing: the softmax over what is kept. One probability for all keys it does not
-keep surely: one deposit of these on score grids serves every probability (integral.sure_and_rest). Probabilities of their own:
-key by key.
+Four roads, by what a rule leaves to chance. Nothing: sums over a ranking (integral.ranked). One probability for all keys it
+does not keep surely: one deposit of these on score grids serves every probability (integral.sure_and_rest). Probabilities of
+their own: in float32 by cumulants (integral.cumulants), and key by key where these do not answer and in float64.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,18 +19,23 @@ from torch import Tensor
 from esscher.convergence.curve import ErrorCurve, QueryErrors
 from esscher.convergence.grid import state as deposit
 from esscher.convergence.grid.reading import DepositSource
+from esscher.convergence.integral.cumulants import cumulant_errors
 from esscher.convergence.integral.formulas import step_for
-from esscher.convergence.integral.inclusion import InclusionErrors, SureKeys, inclusion_error, joined
+from esscher.convergence.integral.inclusion import TOL, InclusionErrors, SureKeys, inclusion_error, joined
+from esscher.convergence.integral.ranked import ranked_errors
 from esscher.convergence.integral.sure_and_rest import sure_and_rest_error
 from esscher.inputs import as_counts
 from esscher.keep.context import Context
-from esscher.keep.rule import Inclusion, Rule
+from esscher.keep.random import Random, share_of
+from esscher.keep.ranking import ranking
+from esscher.keep.rule import Chance, Inclusion, Ranked, Rule
 
-__all__ = ["keep_curve"]
+__all__ = ["KeepErrors", "keep_curve"]
 
-FEW_PAIRS = 2**14  # queries x keys up to which the sum key by key is as fast as the grid
+FEW_PAIRS = 2**14  # queries x keys up to which the sum key by key is as fast as the others
 BLOCK = 8192  # keys deposited at once
 SHARP = 0.999
+SINGLE = 1e-6  # tolerance of integrals over float32 inputs
 
 
 def keep_curve(context: Context, rule: Rule, n: Any = None, *, details: bool = False) -> ErrorCurve:
@@ -36,70 +43,150 @@ def keep_curve(context: Context, rule: Rule, n: Any = None, *, details: bool = F
 
     A rule whose numbers are all given has one point, at the keys it keeps on average.
     """
-    counts = [None] if n is None else as_counts(n, "n").tolist()
-    errors = _Errors(context)
-    found, sizes = [], []
-    for count in counts:
-        kept = rule.include(context, count)
-        found.append(errors.of(kept))
-        sizes.append(kept.size.cpu().numpy())
-    queries = QueryErrors(
-        mse=np.stack([part.mse.cpu().numpy() for part in found], axis=1),
-        sum_p2=np.stack([part.sum_p2.cpu().numpy() for part in found], axis=1),
-        limit=context.limit.cpu().numpy(),
-        delta=np.full(len(context.q), np.nan),
-        bias=np.stack([part.bias.cpu().numpy() for part in found], axis=1) if details else None,
-    )
-    size = np.stack(sizes, axis=1)
-    ladder = np.asarray([max(1, round(float(size.mean())))] if n is None else counts, dtype=np.int64)
-    return ErrorCurve.from_queries(
-        ladder,
-        queries,
-        None,
-        kind="exact",
-        accuracy=max(part.accuracy for part in found),
-        origin=f"exact error on the keys that {rule} keeps of {context.keys}",
-        kept=size.mean(axis=0),
-    )
+    return KeepErrors(context).curve(rule, n, details=details)
 
 
-class _Errors:
-    """The errors of inclusions of one context; the deposit of what is not kept surely stays for the next of them.
-
-    Queries go key by key whose largest weight is above SHARP (that key's c nearly vanishes, and a grid of sums has no digits
-    left for it) or whose scores span more than a grid.
-    """
+class KeepErrors:
+    """The errors of rules on one context; what several of them need is found once."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.grid = deposit.choose_grid(context.dtype, "bernoulli")
+
+    def curve(self, rule: Rule, n: Any = None, *, details: bool = False) -> ErrorCurve:
+        """As ``keep_curve``."""
+        context = self.context
+        counts = [None] if n is None else as_counts(n, "n").tolist()
+        found, sizes = self._found(rule, counts)
+        queries = QueryErrors(
+            mse=np.stack([part.mse.cpu().numpy() for part in found], axis=1),
+            sum_p2=np.stack([part.sum_p2.cpu().numpy() for part in found], axis=1),
+            limit=context.limit.cpu().numpy(),
+            delta=np.full(len(context.q), np.nan),
+            bias=np.stack([part.bias.cpu().numpy() for part in found], axis=1) if details else None,
+        )
+        size = torch.stack(sizes, dim=1).cpu().numpy()
+        ladder = np.asarray([max(1, round(float(size.mean())))] if n is None else counts, dtype=np.int64)
+        return ErrorCurve.from_queries(
+            ladder,
+            queries,
+            None,
+            kind="exact",
+            accuracy=max(part.accuracy for part in found),
+            origin=f"exact error on the keys that {rule} keeps of {context.keys}",
+            kept=size.mean(axis=0),
+        )
+
+    def _found(self, rule: Rule, counts: Sequence[int | None]) -> tuple[list[InclusionErrors], list[Tensor]]:
+        """For each n: the errors, and the keys (m,) that each query keeps on average."""
+        chances = [part for part in rule.parts if isinstance(part, Chance)]
+        large = self.context.scores.numel() > FEW_PAIRS
+        if isinstance(rule.free, Ranked) and not chances:
+            return self._ranked(rule, rule.free, counts)
+        if large and len(chances) == 1 and isinstance(rule.free, Random):
+            return self._one_probability(rule, rule.free, counts)
+        found = [(self._of(kept), kept.size) for kept in rule.ladder(self.context, counts)]
+        return [errors for errors, _ in found], [size for _, size in found]
+
+    def _ranked(self, rule: Rule, free: Ranked, counts: Sequence[int | None]) -> tuple[list[InclusionErrors], list[Tensor]]:
+        held = rule.start(self.context, counts)
+        ladder = torch.tensor(counts, device=held.device)
+        seen, sure = self.context.visible.sum(1), held.sum(1)
+        sizes = [torch.maximum(sure, seen.clamp(max=n)).double() for n in ladder.tolist()]
+        return ranked_errors(self.context, held, ranking(free.order(self.context)), ladder), sizes
+
+    def _one_probability(
+        self, rule: Rule, free: Random, counts: Sequence[int | None]
+    ) -> tuple[list[InclusionErrors], list[Tensor]]:
+        held = rule.start(self.context, counts)
+        sure, rest = held.sum(1).double(), (self.context.visible & ~held).sum(1).double()
+        found, sizes = [], []
+        for n in counts:
+            assert n is not None
+            share = share_of(n - sure, rest)
+            found.append(self._shared(held, share, free.reweight))
+            sizes.append(sure + share * rest)
+        return found, sizes
+
+    def _shared(self, sure: Tensor, share: float, reweight: bool) -> InclusionErrors:
+        """Every key that is not sure is kept with one probability."""
+        rest = self._rest(sure[self.blunt]) if len(self.blunt) and 0 < share < 1 else None
+        near = None if rest is None else rest.errors(share, reweight=reweight)
+        if near is not None and len(self.blunt) == len(sure):
+            return near
+        others = torch.ones(len(sure), dtype=torch.bool, device=sure.device)
+        if near is not None:
+            others[self.blunt] = False
+        kept = self._inclusion(sure, share, reweight, others)
+        far = self._by_keys(kept, others)
+        if near is None:
+            return far
+        return joined([near, far], torch.cat([self.blunt, others.nonzero()[:, 0]]).argsort())
+
+    def _inclusion(self, sure: Tensor, share: float, reweight: bool, rows: Tensor) -> Inclusion:
+        probability = torch.where(sure[rows], 1.0, self.context.visible[rows].double() * share)
+        return Inclusion(probability, torch.where(sure[rows], 1.0, 1 / share) if reweight and share > 0 else None)
+
+    def _of(self, kept: Inclusion) -> InclusionErrors:
+        context, share = self.context, kept.share
+        large = context.scores.numel() > FEW_PAIRS
+        everyone = torch.ones(len(context.q), dtype=torch.bool, device=context.q.device)
+        if large and share is not None:
+            return self._shared(kept.sure, share, kept.weight is not None)
+        if not large or context.dtype == torch.float64 or not bool(kept.by_chance.any()):
+            return self._by_keys(kept, everyone)
+        weight = None if kept.weight is None else kept.weight.float()
+        answer = cumulant_errors(*self._single, kept.probability.float(), weight)
+        if bool(answer.known.all()):
+            return answer.errors
+        unknown = ~answer.known
+        weight = None if kept.weight is None else kept.weight[unknown]
+        others = self._by_keys(Inclusion(kept.probability[unknown], weight), unknown)
+        order = torch.cat([answer.known.nonzero()[:, 0], unknown.nonzero()[:, 0]]).argsort()
+        return joined([answer.errors.take(answer.known), others], order)
+
+    def _by_keys(self, kept: Inclusion, rows: Tensor) -> InclusionErrors:
+        context = self.context
+        tol = TOL if context.dtype == torch.float64 else SINGLE
+        return inclusion_error(context.scores[rows], context.v, kept.probability, kept.weight, tol=tol)
+
+    @cached_property
+    def _single(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        context = self.context
+        return context.attention.float(), context.near.float(), context.drift.float(), context.distance.float()
+
+    @cached_property
+    def grid(self) -> deposit.Grid:
+        return deposit.choose_grid(self.context.dtype, "bernoulli")
+
+    @cached_property
+    def blunt(self) -> Tensor:
+        """Queries for the grid. The others go key by key: their largest weight is above SHARP (that key's c nearly vanishes,
+        and a grid of sums has no digits left for it), or their scores span more than a grid."""
+        context = self.context
         lowest = torch.where(context.visible, context.scores, torch.inf).amin(1)
         wide = context.scores.amax(1) - lowest > 0.9 * deposit.MAX_CELLS * self.grid.spacing
-        self.blunt = (~wide & (context.attention.amax(1) <= SHARP)).nonzero()[:, 0]
-        whole = len(self.blunt) == len(context.q)
-        self.near = context if whole else context.take(self.blunt)
-        self._last: tuple[Tensor, _Rest | None] | None = None
+        return (~wide & (context.attention.amax(1) <= SHARP)).nonzero()[:, 0]
 
-    def of(self, kept: Inclusion) -> InclusionErrors:
-        context, share = self.context, kept.share
-        large = share is not None and context.scores.numel() > FEW_PAIRS and len(self.blunt) > 0
-        rest = self._rest(kept.sure[self.blunt]) if large else None
-        if rest is None or share is None:
-            return inclusion_error(context.scores, context.v, kept.probability, kept.weight)
-        found = rest.errors(share, reweight=kept.weight is not None)
-        if len(self.blunt) == len(context.q):
-            return found
-        sharp = torch.ones(len(context.q), dtype=torch.bool, device=self.blunt.device)
-        sharp[self.blunt] = False
-        weight = None if kept.weight is None else kept.weight[sharp]
-        others = inclusion_error(context.scores[sharp], context.v, kept.probability[sharp], weight)
-        order = torch.cat([self.blunt, sharp.nonzero()[:, 0]]).argsort()
-        return joined([found, others], order)
+    @cached_property
+    def _near(self) -> Context:
+        return self.context if len(self.blunt) == len(self.context.q) else self.context.take(self.blunt)
+
+    @cached_property
+    def _all(self) -> deposit.Deposit:
+        """Every key that a query sees."""
+        near = self._near
+        state = deposit.init(len(near.q), self.grid, torch.zeros_like(near.near[0]))
+        for start in range(0, near.keys, BLOCK):
+            part = slice(start, start + BLOCK)
+            state = deposit.update(state, near.scores[:, part], near.near[part], owned=True)
+        return state
 
     def _rest(self, sure: Tensor) -> _Rest | None:
-        if self._last is None or not torch.equal(self._last[0], sure):
-            self._last = sure, _Rest.deposited(self.near, sure, self.grid)
-        return self._last[1]
+        known = self.__dict__.get("_last")
+        if known is None or not torch.equal(known[0], sure):
+            self._last = known = sure, _Rest.deposited(self._near, sure, self._all)
+        found: _Rest | None = known[1]
+        return found
 
 
 class _Rest:
@@ -111,24 +198,21 @@ class _Rest:
         self.source = DepositSource(state.cells, grid.spacing, grid.points, state.center, grid.tol > 1e-8, drift)
 
     @classmethod
-    def deposited(cls, context: Context, sure: Tensor, grid: deposit.Grid) -> _Rest | None:
+    def deposited(cls, context: Context, sure: Tensor, everything: deposit.Deposit) -> _Rest | None:
         """None where a query keeps all its keys surely, or one so far above the others that they have no weight."""
         others = context.visible & ~sure
         if not bool(others.any(1).all()):
             return None
-        near = context.v.double() - context.v[len(context.v) // 2].double()
-        drift = context.attention @ near
-        state = deposit.init(len(others), grid, torch.zeros_like(near[0]))
-        scores = context.scores.masked_fill(~others, -torch.inf)
-        for start in range(0, context.keys, BLOCK):
-            part = slice(start, start + BLOCK)
-            state = deposit.update(state, scores[:, part], near[part], owned=True)
+        grid, state = everything.grid, everything
+        if bool(sure.any()):
+            scores, kept = context.scores.masked_fill(~others, -torch.inf), context.scores.masked_fill(~sure, -torch.inf)
+            state = deposit.without(everything, kept, context.near, deposit.reach(deposit.blank(everything), scores))
         anchor = (state.end.double() * grid.spacing)[:, None]
-        held = SureKeys.of(sure, context.scores - anchor, near, drift, context.distance)
+        held = SureKeys.of(sure, context.scores - anchor, context.near, context.drift, context.distance)
         if not bool(torch.isfinite(held.pair).all()):
             return None
         longest = float(context.scores[context.visible].abs().max())
-        return cls(state, held, drift, torch.finfo(context.dtype).eps * (1 + longest))
+        return cls(state, held, context.drift, torch.finfo(context.dtype).eps * (1 + longest))
 
     def errors(self, share: float, reweight: bool) -> InclusionErrors:
         grid = self.state.grid

@@ -73,15 +73,28 @@ class Context:
         return torch.softmax(self.scores, 1)
 
     @cached_property
+    def near(self) -> Tensor:
+        """Values measured from one of them, (N, d_v): a large common offset costs no digits."""
+        return self.v.double() - self.v[len(self.v) // 2].double()
+
+    @cached_property
+    def drift(self) -> Tensor:
+        """The limit measured from that value, (m, d_v)."""
+        return self.attention @ self.near
+
+    @cached_property
     def limit(self) -> Tensor:
         """Attention on all visible keys, (m, d_v)."""
-        return self.attention @ self.v.double()
+        return self.drift + self.v[len(self.v) // 2].double()
 
     @cached_property
     def distance(self) -> Tensor:
         """|c| = |value - limit|, (m, N)."""
-        near = self.v.double() - self.v[0].double()  # a large common offset costs no digits
-        return torch.cdist(self.attention @ near, near, compute_mode="donot_use_mm_for_euclid_dist")
+        if self.dtype == torch.float64:
+            return torch.cdist(self.drift, self.near, compute_mode="donot_use_mm_for_euclid_dist")
+        # float32 values are known no better than this difference of squares in float64, which costs a fifth
+        square = self.near.square().sum(1) - 2 * self.drift @ self.near.T + self.drift.square().sum(1, keepdim=True)
+        return square.clamp_(min=0).sqrt_()
 
 
 def _positions(value: Any, queries: int, keys: int) -> Tensor:

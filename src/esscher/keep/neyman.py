@@ -7,7 +7,7 @@ p_j = min(1, lambda sqrt(E_q pi_qj^2 |c_qj|^2)).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from esscher.keep.context import Context
 from esscher.keep.importance import Importance
+from esscher.keep.ranking import ordered
 from esscher.keep.rule import Chance
 from esscher.keep.sizes import as_size
 
@@ -44,12 +45,15 @@ class Neyman(Chance):
 
     def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
         count = torch.full((len(rest),), float(self.size or 0), dtype=torch.float64, device=rest.device)
-        count = count if wanted is None else wanted
+        return next(self.probabilities(context, rest, [count if wanted is None else wanted]))
+
+    def probabilities(self, context: Context, rest: Tensor, wanted: Sequence[Tensor]) -> Iterator[Tensor]:
         gain = context.attention * context.distance * rest
-        if not self.shared:
-            return fill_up(gain, count)
-        together = gain.square().mean(0, keepdim=True).sqrt()
-        return fill_up(together, count.mean()[None]).expand_as(gain) * rest
+        counts = torch.stack(list(wanted), dim=1)
+        if self.shared:
+            gain, counts = gain.square().mean(0, keepdim=True).sqrt(), counts.mean(0, keepdim=True)
+        for p in fill_up(gain, counts):
+            yield p * rest
 
     def settle(self, seen: Iterable[tuple[Context, Tensor, Tensor | None]]) -> Chance:
         if not self.shared:
@@ -62,18 +66,21 @@ class Neyman(Chance):
             queries += len(rest)
         assert isinstance(squares, Tensor)
         together = (squares / queries).sqrt()
-        return Importance(fill_up(together, together.new_tensor([count / queries]))[0], shared=True)
+        return Importance(next(fill_up(together, together.new_tensor([[count / queries]])))[0], shared=True)
 
 
-def fill_up(gain: Tensor, count: Tensor) -> Tensor:
-    """p = min(1, lambda gain) in each row, with sum p = count, or 1 where gain > 0 if there are fewer such keys."""
-    order, index = gain.sort(1, descending=True)
-    left = order.flip(1).cumsum(1).flip(1)  # gain of this key and all behind it
-    surely = torch.arange(gain.shape[1], device=gain.device)
-    count = count.clamp_min(0)[:, None]
-    wants = (count - surely) / left  # lambda, if all keys before this one are kept surely
-    enough = (wants * order <= 1) & (left > 0)
-    first = torch.where(enough.any(1), enough.double().argmax(1), gain.shape[1])[:, None]
-    factor = torch.where(first < gain.shape[1], wants.gather(1, first.clamp(max=gain.shape[1] - 1)), 0.0)
-    p = torch.where(surely < first, (order > 0).double(), (factor * order).clamp(0, 1))
-    return torch.zeros_like(gain).scatter(1, index, p)
+def fill_up(gain: Tensor, counts: Tensor) -> Iterator[Tensor]:
+    """p = min(1, lambda gain) in each row (m, N), with sum p = count, or 1 where gain > 0 if there are fewer such keys.
+
+    For each column of ``counts`` (m, S) one p.
+    """
+    order = ordered(gain)
+    behind = order.flip(1).cumsum(1).flip(1)  # gain of this key and all behind it
+    surely = torch.arange(gain.shape[1], dtype=gain.dtype, device=gain.device)
+    # Key i is kept surely while i + behind_i / order_i, what would be kept were its own p just 1, stays below the count.
+    reached = torch.where(order > 0, surely + behind / order, torch.inf)
+    first = torch.searchsorted(reached, counts.contiguous())  # keys kept surely
+    left = behind.gather(1, first.clamp(max=gain.shape[1] - 1))
+    factor = torch.where(first < (order > 0).sum(1, keepdim=True), (counts - first).clamp_min(0) / left, torch.inf)
+    for scale in factor.where(counts > 0, 0.0).unbind(1):
+        yield (gain * scale[:, None]).nan_to_num(0.0, posinf=1.0).clamp(max=1)  # 0 times infinity: never kept

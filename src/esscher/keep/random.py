@@ -14,7 +14,7 @@ from esscher.keep.importance import Importance
 from esscher.keep.rule import Chance
 from esscher.keep.sizes import as_fraction
 
-__all__ = ["Random"]
+__all__ = ["Random", "share_of"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Random(Chance):
         if self.share is not None:
             return rest.double() * self.share
         assert wanted is not None
-        return rest * _share(wanted, rest.sum(1))
+        return rest.double() * share_of(wanted, rest.sum(1))
 
     def settle(self, seen: Iterable[tuple[Context, Tensor, Tensor | None]]) -> Chance:
         if self.share is not None:
@@ -49,11 +49,11 @@ class Random(Chance):
             assert wanted is not None
             keys = context.keys
             counts.append(torch.stack([wanted, rest.sum(1).double()]))
-        share = _share(*torch.cat(counts, 1))
-        return Importance(share.expand(keys), self.reweight)
+        share = share_of(*torch.cat(counts, 1))
+        return Importance(torch.full((keys,), share, dtype=torch.float64), self.reweight)
 
 
-def _share(wanted: Tensor, rest: Tensor) -> Tensor:
-    """The chance of each other key that makes queries keep as many as wanted, on average."""
-    others = rest.double().mean()
-    return (wanted.mean() / others).clamp(0, 1) if float(others) else torch.zeros_like(others)
+def share_of(wanted: Tensor, rest: Tensor) -> float:
+    """The chance of each other key that makes queries keep as many as wanted (m,) of the rest (m,), on average."""
+    others = float(rest.double().mean())
+    return min(max(float(wanted.mean()) / others, 0.0), 1.0) if others else 0.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from esscher.keep.context import Context
+from esscher.keep.ranking import ranking
 from esscher.keep.registry import refused
 
 __all__ = [
-    "Chance", "Inclusion", "Part", "Pattern", "Placed", "PlacedOrder", "Ranked", "Rule", "Union", "first_of", "later_first",
+    "Chance", "Inclusion", "Part", "Pattern", "Placed", "PlacedOrder", "Ranked", "Rule", "Union", "first_of",
 ]  # fmt: skip
 
 
@@ -37,9 +38,14 @@ class Inclusion:
         return self.probability == 1
 
     @property
+    def by_chance(self) -> Tensor:
+        """Keys that may be kept and may be dropped, (m, N)."""
+        return (self.probability > 0) & (self.probability < 1)
+
+    @property
     def share(self) -> float | None:
         """The one probability of all keys that chance decides; None where there are none, or several."""
-        by_chance = self.probability[(self.probability > 0) & (self.probability < 1)]
+        by_chance = self.probability[self.by_chance]
         if by_chance.numel() == 0 or not bool((by_chance == by_chance[0]).all()):
             return None
         return float(by_chance[0])
@@ -69,10 +75,30 @@ class Rule(ABC):
 
     def include(self, context: Context, n: int | None = None) -> Inclusion:
         """Probabilities and weights for the queries of a context; ``n``: keys kept in all, where a part has no number."""
-        self.check(context, n)
-        sure = self.held(context)
-        self.check_least(n, float(sure.sum(1).double().mean()))
-        return self.decide(context, self.filled(context, sure, n), n)
+        return next(self.ladder(context, [n]))
+
+    def ladder(self, context: Context, counts: Sequence[int | None]) -> Iterator[Inclusion]:
+        """``include`` for each n of a ladder; what does not depend on n is found once."""
+        held, free = self.start(context, counts), self.free
+        if not isinstance(free, Chance):
+            for n in counts:
+                yield self.decide(context, self.filled(context, held, n), n)
+            return
+        rest, kept = context.visible & ~held, held.sum(1).double()
+        others = [part for part in self.parts if isinstance(part, Chance) and part is not free]
+        dropped = [1 - part.probability(context, rest, None) for part in others]
+        for p in free.probabilities(context, rest, [n - kept for n in counts if n is not None]):
+            yield _inclusion(held, rest, math.prod(dropped, start=1 - p), free.reweight)
+
+    def start(self, context: Context, counts: Sequence[int | None]) -> Tensor:
+        """What is held, (m, N), if the rule can have every n of a ladder."""
+        for n in counts:
+            self.check(context, n)
+        held = self.held(context)
+        count = float(held.sum(1).double().mean())
+        for n in counts:
+            self.check_least(n, count)
+        return held
 
     def check(self, context: Context, n: int | None) -> None:
         """ValueError where n is missing, too much or too many, or the numbers of a part do not fit the context."""
@@ -108,10 +134,7 @@ class Rule(ABC):
             if part.is_open and n is not None:
                 wanted = n - sure.sum(1).double()
             dropped = dropped * (1 - part.probability(context, rest, wanted))
-        probability = torch.where(sure, 1.0, torch.where(rest, 1 - dropped, 0.0))
-        if not chances[0].reweight:
-            return Inclusion(probability)
-        return Inclusion(probability, torch.where(probability > 0, 1 / probability, 1.0))
+        return _inclusion(sure, rest, dropped, chances[0].reweight)
 
     def held(self, context: Context) -> Tensor:
         """Keys that the parts with numbers keep whatever happens, (m, N)."""
@@ -126,6 +149,12 @@ class Rule(ABC):
 
     def __str__(self) -> str:
         return "+".join(part.text() for part in self.parts)
+
+
+def _inclusion(sure: Tensor, rest: Tensor, dropped: Tensor, reweight: bool) -> Inclusion:
+    """``dropped``: the chance that every part that keeps by chance drops the key."""
+    probability = torch.where(sure, 1.0, torch.where(rest, 1 - dropped, 0.0))
+    return Inclusion(probability, torch.where(probability > 0, 1 / probability, 1.0) if reweight else None)
 
 
 def _least(held: float) -> int:
@@ -253,20 +282,15 @@ class Ranked(Part):
 
 def first_of(order: Tensor, among: Tensor, count: Tensor) -> Tensor:
     """The ``count`` (m,) keys that come first among those allowed, (m, N); of equal ones the later first."""
-    if order.ndim == 1:  # one order for all queries: count along it
-        along = later_first(order)
+    along = ranking(order)
+    if len(along) == 1:  # one order for all queries: count along it
         if bool((along.diff() > 0).all()):
             return among & (among.cumsum(1, dtype=torch.int32) <= count[:, None])
-        taken = among[:, along]
-        return (taken & (taken.cumsum(1, dtype=torch.int32) <= count[:, None]))[:, along.argsort()]
-    order = order.double().expand_as(among).masked_fill(~among, -torch.inf)
-    place = order.flip(1).argsort(dim=1, descending=True, stable=True).argsort(dim=1).flip(1)
-    return among & (place < count[:, None])
-
-
-def later_first(order: Tensor) -> Tensor:
-    """Keys from the first in the order to the last, of equal ones the later first."""
-    return len(order) - 1 - order.flip(0).argsort(descending=True, stable=True)
+        taken = among[:, along[0]]
+        return (taken & (taken.cumsum(1, dtype=torch.int32) <= count[:, None]))[:, along[0].argsort()]
+    taken = among.gather(1, along)
+    first = taken & (taken.cumsum(1, dtype=torch.int32) <= count[:, None])
+    return torch.zeros_like(first).scatter(1, along, first)
 
 
 class PlacedOrder(Placed, Ranked):
@@ -293,6 +317,11 @@ class Chance(Part):
     @abstractmethod
     def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
         """(m, N) on ``rest``; ``wanted`` (m,): keys to keep on average, None where the part has its own number."""
+
+    def probabilities(self, context: Context, rest: Tensor, wanted: Sequence[Tensor]) -> Iterator[Tensor]:
+        """``probability`` for each of several numbers of keys; a part that can use again what it found does so."""
+        for count in wanted:
+            yield self.probability(context, rest, count)
 
     def settle(self, seen: Iterable[tuple[Context, Tensor, Tensor | None]]) -> Chance:
         """The part with that decided which it decides for all queries together, from what ``probability`` takes, in blocks."""

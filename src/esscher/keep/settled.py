@@ -11,7 +11,8 @@ from torch import Tensor
 
 from esscher.keep.blocks import blocks
 from esscher.keep.context import Context
-from esscher.keep.rule import Chance, Part, Placed, PlacedOrder, Ranked, Rule, Union, later_first
+from esscher.keep.ranking import ranking
+from esscher.keep.rule import Chance, Part, Placed, PlacedOrder, Ranked, Rule, Union
 
 __all__ = ["settled"]
 
@@ -61,7 +62,7 @@ def _ordered(part: Part, context: Context) -> Part:
     if order.ndim == 2:
         return part
     given = torch.empty_like(order, dtype=torch.int64)
-    given[later_first(order)] = -torch.arange(len(order), device=order.device)
+    given[ranking(order)[0]] = -torch.arange(len(order), device=order.device)
     return _Ordered(part.text(), given, part.size)
 
 

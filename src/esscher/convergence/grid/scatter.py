@@ -170,16 +170,18 @@ def _weigh(part: Any, points: int, size: int, weights: Any) -> None:
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def _sort(cell: Any, size: int, length: int, order: Any, ends: Any) -> None:
-    """Counting sort of the keys by cell: their ``order``, and ``ends[k]``, where the keys of cell k end."""
+    """Counting sort of the keys by cell: their ``order``, and ``ends[k]``, where the keys of cell k end; cell -1: no key."""
     ends[:] = 0
     for j in range(size):
-        ends[cell[j] + 1] += 1
+        if cell[j] >= 0:
+            ends[cell[j] + 1] += 1
     for k in range(length):
         ends[k + 1] += ends[k]
     for j in range(size):
-        place = ends[cell[j]]
-        order[place] = j
-        ends[cell[j]] = place + 1
+        if cell[j] >= 0:
+            place = ends[cell[j]]
+            order[place] = j
+            ends[cell[j]] = place + 1
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
@@ -210,19 +212,13 @@ def _deposit(scores: Any, rows: Any, first: Any, inverse: float, points: int, ce
         tile_rows = rows[tile * width : (tile + size) * width]
         for i in range(queries):
             lowest = first[i] + points - 1
-            hidden = False
             for j in range(size):
                 x = np.float64(scores[i, tile + j]) * inverse
-                if x == -np.inf:
-                    x, hidden = np.float64(lowest), True
-                floor = np.floor(x)
-                cell[j] = np.int64(floor) - lowest
-                part[j] = x - floor
+                seen = x > -np.inf
+                floor = np.floor(x) if seen else 0.0
+                cell[j] = np.int64(floor) - lowest if seen else -1
+                part[j] = x - floor if seen else 0.0
             _weigh(part, points, size, weights)
-            if hidden:
-                for j in range(size):
-                    if scores[i, tile + j] == -np.inf:
-                        weights[points * j : points * (j + 1)] = 0.0
             _sort(cell, size, length, order, ends)
             _sum_sorted(grid[i], tile_rows, order, weights, ends, length, width, points)
     for channel in range(channels):

@@ -35,6 +35,7 @@ __all__ = [
     "Deposit",
     "Extent",
     "Grid",
+    "blank",
     "choose_grid",
     "finish",
     "init",
@@ -46,6 +47,7 @@ __all__ = [
     "stack",
     "take",
     "update",
+    "without",
 ]
 
 Floats = npt.NDArray[np.float64]
@@ -164,6 +166,23 @@ def merge(a: Deposit, b: Deposit) -> Deposit:
     extent = Extent(torch.minimum(a.first, b.first), torch.maximum(a.end, b.end))
     a, b = _reframe(a, extent), _reframe(b, extent)
     return replace(a, cells=a.cells + b.cells, keys=a.keys + b.keys)
+
+
+def blank(state: Deposit) -> Deposit:
+    """The state of the same queries before any key."""
+    return init(len(state.keys), state.grid, state.center)
+
+
+def without(state: Deposit, scores: Tensor, values: Tensor, extent: Extent) -> Deposit:
+    """The state without keys that it has seen: their ``scores`` (m, B), -inf for keys that stay, and values (B, d_v).
+
+    ``extent``: where the keys that stay lie. Deposits subtract as they add; what rounding leaves of keys far above all that
+    stay is cut off with their cells.
+    """
+    some = (scores > -torch.inf).any(0)
+    gone = update(blank(state), scores[:, some], values[some], owned=True)
+    kept, gone = _reframe(state, extent), _reframe(gone, extent)
+    return replace(kept, cells=kept.cells - gone.cells, keys=state.keys - gone.keys)
 
 
 def reach(state: Deposit, scores: Tensor) -> Extent:
@@ -295,7 +314,7 @@ def stack(states: Sequence[Deposit]) -> Deposit:
 
 
 def _reframe(state: Deposit, extent: Extent) -> Deposit:
-    """The same deposits in a frame that contains the old one. Always a copy."""
+    """The same deposits in another frame, cut off where that ends. Always a copy."""
     old, length = state.cells.shape[2], extent.cells
     cells = state.cells.new_zeros(*state.cells.shape[:2], length)
     if old:

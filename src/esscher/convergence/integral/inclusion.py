@@ -27,7 +27,7 @@ from torch import Tensor
 
 from esscher.convergence.integral.formulas import HIGHEST, aliasing, march, step_for
 
-__all__ = ["InclusionErrors", "Sums", "SureKeys", "inclusion_error", "joined"]
+__all__ = ["TOL", "InclusionErrors", "Sums", "SureKeys", "inclusion_error", "joined"]
 
 TOL = 1e-13
 ELEMENTS = 2**21  # queries x keys x nodes in one temporary
@@ -42,6 +42,10 @@ class InclusionErrors:
     bias: Tensor
     sum_p2: Tensor
     accuracy: float
+
+    def take(self, rows: Tensor) -> InclusionErrors:
+        """Those of some queries."""
+        return InclusionErrors(self.mse[rows], self.bias[rows], self.sum_p2[rows], self.accuracy)
 
 
 def joined(parts: Sequence[InclusionErrors], order: Tensor | None = None) -> InclusionErrors:

@@ -83,14 +83,12 @@ class _Rest(Sums):
         self.sums += torch.stack([(chance * mse).sum(1), (chance * sum_p2).sum(1)])
 
     def _vector(self, single: Vectors, late: Tensor, early: Tensor, chance: Tensor) -> Tensor:
-        """|t M + sum g c|^2 at each query and node, coordinate by coordinate; its sums with the chances are the bias."""
-        factor = self.keys * single.factor
-        out = torch.zeros_like(chance)
-        for i, sums in enumerate(single.sums):
-            x = sums.double() * factor + self.vector[:, i, None] * late + self.first[:, i, None] * early
-            out.addcmul_(x, x)
-            self.drift[:, i] += (x * chance).sum(1)
-        return out
+        """|t M + sum g c|^2 at each query and node; its sums with the chances are the bias."""
+        x = single.sums.double().mul_(self.keys * single.factor)  # (d, m, nodes)
+        x += self.vector.T[:, :, None] * late
+        x += self.first.T[:, :, None] * early
+        self.drift += torch.einsum("dmt,mt->md", x, chance)
+        return x.square_().sum(0)
 
     def above(self, tau: float) -> Tensor:
         f = self.source.contract(self.sums.new_full((1,), tau), _tail(self.kept))
