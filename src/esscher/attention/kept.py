@@ -20,7 +20,8 @@ from esscher.attention.fused import attend_block
 from esscher.attention.state import AttentionState, merge
 from esscher.keep.blocks import PAIRS, blocks
 from esscher.keep.context import Context
-from esscher.keep.rule import Chance, Placed, PlacedOrder, Rule, Union, first_of, later_first
+from esscher.keep.ranking import ranking
+from esscher.keep.rule import Chance, Placed, PlacedOrder, Rule, Union, first_of
 from esscher.keep.settled import settled
 
 __all__ = ["attend_kept"]
@@ -205,7 +206,7 @@ class _Places:
         keys = found[0] if len(found) == 1 else torch.unique(torch.cat(found))
         keys = keys[keys <= at[-1]]
         ranked = [part for part in parts if isinstance(part, PlacedOrder) and not part.is_local]
-        return keys[later_first(ranked[0].rank(keys))] if ranked else keys  # in order already, they are counted at once
+        return keys[ranking(ranked[0].rank(keys))[0]] if ranked else keys  # in order already, they are counted at once
 
     def _mask(
         self, parts: Sequence[Placed], at: Tensor, keys: Tensor, before: Sequence[Placed]

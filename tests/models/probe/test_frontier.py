@@ -122,7 +122,7 @@ def test_sets_of_keys_by_hand(measured: Any) -> None:
                 assert row.relative == pytest.approx(np.sqrt(squared.mean() / limits.mean()), rel=1e-4)
                 assert row.q95 == pytest.approx(np.sqrt(np.quantile(squared, 0.95)), rel=1e-4)
                 assert row.kept == pytest.approx(weights.mean(), rel=1e-12)
-                assert row.accuracy == 0
+                assert row.accuracy < 1e-5
 
 
 def test_chances_by_the_public_function(measured: Any) -> None:
