@@ -151,7 +151,9 @@ def _by_size(head: Head, pool: Tensor, theta: Tensor, share: float, tokens: int)
     """Neyman's keys, p = min(1, lambda e |c|), of a context of so many tokens drawn from the pool."""
     sizes = drawn_sizes(head, pool, theta)
     gain = sizes.log_weights.exp() * sizes.size
-    chance = fill_up(gain[None], gain.new_tensor([share * len(pool)]))[0] if bool(gain.any()) else torch.full_like(gain, share)
+    chance = torch.full_like(gain, share)
+    if bool(gain.any()):
+        chance = next(fill_up(gain[None], gain.new_tensor([[share * len(pool)]])))[0]
     used = chance > 0
     log_p, centre = chance[used].log(), sizes.centre[used]
     mass, zero = log_p - math.log(len(pool)), torch.zeros_like(centre[0])
