@@ -219,7 +219,16 @@ def _atlas_plans(run: Run) -> Plans:
     heads = _heads(run)
     tall = 0.9 + 0.16 * heads["layer"].nunique()
     plans: Plans = {}
-    for column in [*epsilons_of(heads).values(), "beta_fit", "coupling", "effective_tokens", "khat", "sink_mass", "regime"]:
+    for column in [
+        *epsilons_of(heads).values(),
+        "beta_fit",
+        "coupling",
+        "effective_tokens",
+        "khat",
+        "sink_mass",
+        "regime",
+        "kind",
+    ]:
         if column in heads.columns:
             plans[f"map_{column}"] = ((COLUMN, tall), partial(plot_map, run, column))
     measured = heads[heads["status"] == "ok"]
