@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esscher.convergence.keep_curve import keep_curve
+from esscher.convergence.keep_curve import KeepErrors
 from esscher.keep import parse
 from esscher.keep.context import Context
 from esscher.keep.rule import Rule
@@ -91,10 +91,11 @@ def _errors(context: Context, rules: Sequence[Rule]) -> RuleErrors:
     n, place = np.unique(ladder, return_inverse=True)
     mse = np.full((len(context.q), len(rules), len(n)), np.nan)
     kept, accuracy = np.full_like(mse, np.nan), np.full(mse.shape[:2], np.nan)
+    errors = KeepErrors(context)
     for i, rule in enumerate(rules):
         possible = n >= _least(rule, context)
         if possible.any():
-            curve = keep_curve(context, rule, n[possible])
+            curve = errors.curve(rule, n[possible])
             assert curve.queries is not None
             assert curve.kept is not None
             mse[:, i, possible], kept[:, i, possible], accuracy[:, i] = curve.queries.mse, curve.kept, curve.accuracy
