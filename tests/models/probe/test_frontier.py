@@ -258,31 +258,38 @@ def test_keys_needed_by_interpolation() -> None:
     assert frontier._needed(curve((10, 0.5), (20, 0.0)), 0.1) == 20  # no logarithm of 0
     assert frontier._needed(curve((10, 0.0), (20, 0.0)), 0.1) == 10
     assert frontier._needed(curve((10, np.inf), (20, 0.05)), 0.1) == 20
+    assert frontier._needed(curve((10, 0.5), (60, 0.2)), 0.1, keys=100.0) == pytest.approx(1 / (0.01 + (1 / 60 - 0.01) / 4))
+    assert frontier._needed(curve((10, 0.5), (60, np.inf)), 0.1, keys=100.0) == 100
 
 
 @pytest.mark.parametrize(
-    ("stream", "random", "floor", "kind"),
+    ("stream", "random", "best", "kind"),
     [
         (0.20, 0.40, 0.01, "streams"),
         (0.25, 0.25, 0.25, "streams"),
-        (0.26, 0.55, 0.20, "retrieves"),
-        (0.20, 0.15, 0.10, "diffuse"),  # random keys do with fewer
-        (0.20, 0.15, 0.05, "retrieves"),
-        (0.50, 0.40, 0.20, "diffuse"),
-        (np.inf, np.inf, 0.49, "retrieves"),  # beyond the ladder is all keys
-        (np.inf, np.inf, 0.50, "diffuse"),
-        (np.inf, np.inf, np.inf, "diffuse"),
+        (0.26, 0.55, 0.10, "retrieves"),
+        (0.20, 0.15, 0.05, "diffuse"),  # random keys do with fewer
+        (0.20, 0.15, 0.03, "retrieves"),
+        (0.50, 0.40, 0.11, "diffuse"),
+        (0.90, 0.90, 0.22, "retrieves"),
+        (0.90, 0.90, 0.23, "diffuse"),
+        (0.95, 0.98, 0.97, "diffuse"),
     ],
 )
-def test_kinds(stream: float, random: float, floor: float, kind: str) -> None:
+@pytest.mark.parametrize("chosen", ["neyman", "topk"])
+def test_kinds(stream: float, random: float, best: float, kind: str, chosen: str) -> None:
+    """Errors sqrt(1/n - 1/N), scaled to be 10 % at the share that is asked for, on a ladder that ends at 60 %."""
+    ladder = np.array([1.0, 2, 3, 5, 8, 10, 11, 15, 20, 22, 23, 25, 26, 40, 55, 60])
+    shares = {"sinks:4+recent": stream, "random": random, "neyman": 0.98, chosen: best}
     curves = {}
-    for rule, share in (("sinks:4+recent", stream), ("random", random), ("neyman", floor)):
-        curves[rule] = curve((1, 0.5), (100 * share, 0.1)) if np.isfinite(share) else curve((1, 0.5), (60, 0.2))
+    for rule, share in shares.items():
+        scale = 0.1 / np.sqrt(1 / share - 1)
+        curves[rule] = curve(*zip(ladder, scale * np.sqrt(100 / ladder - 1) * (1 - 1e-9), strict=True))
     found = frontier._kind(curves, 100.0)
     assert found["kind"] == kind
-    assert found["kind_reason"].startswith(frontier.KINDS[kind])
-    assert found["kind_reason"].count("%") == 4
-    assert ("more than 60%" in found["kind_reason"]) == (not np.isfinite(stream))
+    assert found["kind_reason"].startswith(f"{frontier.KINDS[kind]}; of the keys, for an error of 10 %: sinks:4+recent ")
+    if (stream, chosen) == (0.90, "topk"):
+        assert f"sinks:4+recent 90.0%, random 90.0%, topk {best:.1%}" in found["kind_reason"]
 
 
 def test_the_best_rule_and_the_best_for_a_cache() -> None:

@@ -90,6 +90,7 @@ def _errors(context: Context, rules: Sequence[Rule]) -> RuleErrors:
     ladder = kept_sizes(context.keys)
     n, place = np.unique(ladder, return_inverse=True)
     mse = np.full((len(context.q), len(rules), len(n)), np.nan)
+    errors = KeepErrors(context)
     kept, accuracy = np.full_like(mse, np.nan), np.full(mse.shape[:2], np.nan)
     errors = KeepErrors(context)
     for i, rule in enumerate(rules):

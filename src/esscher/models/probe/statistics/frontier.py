@@ -1,6 +1,6 @@
 """The exact error of every keep rule against the keys it keeps, in the queries' own contexts; what it takes to reach an error.
 
-Whether a head streams, retrieves or is diffuse follows from three of them: sinks:4+recent, random, and the floor.
+Whether a head streams, retrieves or is diffuse follows from three of them: sinks:4+recent, random, and the best.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ KINDS = {
     "retrieves": "needs chosen keys",
     "diffuse": "choosing keys saves little",
 }
-STREAM, CHANCE = "sinks:4+recent", "random"  # they and the floor tell a head's kind
-STREAMS, DIFFUSE = 0.25, 2.0
+STREAM, CHANCE = "sinks:4+recent", "random"  # they and the best rule tell a head's kind
+STREAMS, DIFFUSE = 0.25, 4.0
 ERROR = 0.1  # relative, at which kinds are told
 NONE = "none"  # in place of a rule, where none reaches an error
 
@@ -92,15 +92,18 @@ def _rows(state: RuleErrors, rules: tuple[str, ...]) -> pd.DataFrame:
     )
 
 
-def _needed(rows: pd.DataFrame, epsilon: float) -> float:
+def _needed(rows: pd.DataFrame, epsilon: float, keys: float = math.inf) -> float:
     """Fewest keys with a relative error of at most epsilon, log error linear in log keys; infinite where none is enough.
 
-    Where the error is 0 there is no logarithm: then it is the first size on the ladder.
+    Where the error is 0 there is no logarithm: then it is the first size on the ladder. ``keys``: all there are. With them
+    no error is left, and beyond the ladder it falls as that of random keys does at last, as sqrt(1/n - 1/keys).
     """
     kept, error = rows["kept"].to_numpy(), rows["relative"].to_numpy()
     below = np.flatnonzero(error <= epsilon)
-    if below.size == 0:
+    if below.size == 0 and math.isinf(keys):
         return math.inf
+    if below.size == 0:
+        return float(1 / (1 / keys + (epsilon / error[-1]) ** 2 * max(1 / kept[-1] - 1 / keys, 0.0)))
     i = int(below[0])
     if i == 0 or error[i] == 0 or not math.isfinite(error[i - 1]):
         return float(kept[i])
@@ -124,23 +127,19 @@ def _fewest(needed: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _kind(curves: Mapping[str, pd.DataFrame], keys: float) -> dict[str, Any]:
-    """Which keys a head needs for a relative error of ERROR, in these contexts; sizes beyond the ladder count as all keys.
+    """Which keys a head needs for a relative error of ERROR, in these contexts.
 
     streams: sinks:4+recent need at most STREAMS of the keys, and no more than random keys;
-    diffuse: random keys are at most DIFFUSE times as many as the floor's, so that choosing saves little;
-    retrieves: neither. Nothing is said where one of these rules was not measured.
+    diffuse: random keys are at most DIFFUSE times as many as those of the best rule, floor included: choosing saves little;
+    retrieves: neither. Nothing is said where one of the two rules, or the floor, was not measured.
     """
     if not {STREAM, CHANCE, FLOOR} <= curves.keys():
         return {"kind": "", "kind_reason": ""}
-    shares = {rule: _needed(curves[rule], ERROR) / keys for rule in (STREAM, CHANCE, FLOOR)}
-    stream, chance, floor = (min(share, 1.0) for share in shares.values())
-    kind = "streams" if stream <= min(STREAMS, chance) else "diffuse" if chance <= DIFFUSE * floor else "retrieves"
-    needs = ", ".join(f"{rule} {_share(share)}" for rule, share in shares.items())
+    shares = {rule: _needed(own, ERROR, keys) / keys for rule, own in curves.items()}
+    stream, chance, best = shares[STREAM], shares[CHANCE], min(shares, key=shares.__getitem__)
+    kind = "streams" if stream <= min(STREAMS, chance) else "diffuse" if chance <= DIFFUSE * shares[best] else "retrieves"
+    needs = ", ".join(f"{rule} {shares[rule]:.1%}" for rule in dict.fromkeys((STREAM, CHANCE, best)))
     return {"kind": kind, "kind_reason": f"{KINDS[kind]}; of the keys, for an error of {percent(ERROR)} %: {needs}"}
-
-
-def _share(share: float) -> str:
-    return f"{share:.1%}" if math.isfinite(share) else f"more than {SHARES[-1]:.0%}"
 
 
 # ---- columns ---------------------------------------------------------------------------------------------------------
@@ -151,8 +150,8 @@ KIND = (
         "word",
         "kind of head",
         f"For a relative error of {percent(ERROR)} %, on this text and window: streams if {STREAM} need at most {STREAMS:.0%} "
-        f"of the keys and no more than random ones; diffuse if random keys are at most {DIFFUSE:g} times those of the floor "
-        f"({FLOOR}), so that choosing saves little; else retrieves: it needs chosen keys.",
+        f"of the keys and no more than random ones; diffuse if random keys are at most {DIFFUSE:g} times those of the best "
+        "rule, so that choosing saves little; else retrieves: it needs chosen keys.",
         scale="words",
         first=16,
         short="kind",
