@@ -6,13 +6,16 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
+import esscher as es
 from esscher.models.probe.budget_file import prune_ratios
-from esscher.models.probe.rule_budget import rule_budget
+from esscher.models.probe.rule_budget import rule_budget, rule_table
 from tests.cli.commands import run
 from tests.models.frontiers import KEYS, frontier, frontier_run
+from tests.models.probe_runs import few_texts, tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -127,3 +130,22 @@ def test_a_run_of_some_layers_says_which_it_has(tmp_path: Path, capsys: pytest.C
     code, out, err = run(["budget", str(path), "--rule", "heavy", "--export", "kvpress"], capsys)
     assert (code, out) == (2, "")
     assert "expected every key-value head of 30 layers; this run has layers 0, 1, without 2.0, 2.1" in err
+
+
+def test_a_model_whose_heads_share_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From a probe to the array: a row of totals for every rule and error, and a share for every key-value head."""
+    model, words = tiny_model("llama")
+    settings = {"max_tokens": 96, "window": 48, "queries": 4, "kept_queries": 2, "rules": ("random", "heavy")}
+    stored = es.probe(model, few_texts(), tokenizer=words, out=tmp_path / "run", pool="sequence", **settings)
+    about, totals = stored.table("about").iloc[0], stored.table("rule_budget")
+    assert len(totals) == 2 * 3 * 3
+    pd.testing.assert_frame_equal(totals, rule_table(stored.table("frontier"), [(e, None) for e in (0.05, 0.1, 0.2)]))
+    assert all(column.help and column.label for column in stored.columns("rule_budget").values())
+    array = json.loads(run(["budget", str(stored.path), "--rule", "heavy", "--export", "kvpress"], capsys)[1])
+    assert np.shape(array) == (99, about["layers"], about["kv_heads"])
+    np.testing.assert_allclose(np.mean(array, (1, 2)), np.arange(1, 100) / 100, atol=1e-5)
+    found = json.loads(run(["budget", str(stored.path), "--rule", "heavy", "--json"], capsys)[1])
+    assert [(row["layer"], row["kv_head"]) for row in found["caches"]] == [
+        (layer, kv) for layer in range(about["layers"]) for kv in range(about["kv_heads"])
+    ]
+    assert all(row["heads"] == about["heads"] // about["kv_heads"] for row in found["caches"])

@@ -10,7 +10,7 @@ import pytest
 from esscher.report import write_report
 from esscher.report.page import content_of
 from esscher.runs import Run
-from tests.report.atlas import RULES, rules_run
+from tests.report.atlas import RULES, OwnContexts, rules_run, rules_tables, store_run
 from tests.report.browser import Page
 
 Visit = Callable[..., Page]
@@ -83,6 +83,16 @@ def test_a_head_shows_its_frontier(visit: Visit, rules_page: Path, run: Run) -> 
     assert row["kind_reason"] in page.text("#head .told")
     page.click(f"{chart} .legend button")
     assert page.count(f"{chart} .series.line path") == len(RULES) - 1
+
+
+def test_errors_of_rounding_do_not_stretch_the_picture(visit: Visit, tmp_path: Path) -> None:
+    tables = rules_tables(1, 2)
+    exact = (tables["frontier"]["rule"] == "topk") & (tables["frontier"]["share"] > 0.05)
+    tables["frontier"].loc[exact, ["rms", "relative", "q95"]] = 1e-17
+    page = visit(write_report([store_run(tmp_path / "run", OwnContexts(), tables)]), "#L0H0")
+    ticks = page.texts("#head .frontier .plot text")
+    assert "0.01" in ticks
+    assert {tick for tick in ticks if "10⁻" in tick} == {"10⁻⁴"}  # where curves leave the picture
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -1,5 +1,7 @@
 // Which keys: a head's error against the keys that each rule keeps, the kinds of heads, and what the whole cache keeps.
 
+const EXACT = 1e-4; // a relative error below is as good as none: where curves leave the picture
+
 function ruleStyle(atlas, rule) {
   if (rule === atlas.floor) return { color: 7, dash: "dashed", thick: 2.2 };
   const place = atlas.rules.filter((other) => other !== atlas.floor).indexOf(rule);
@@ -14,8 +16,9 @@ function frontierOf(atlas, i) {
   if (kept.length) series.push({ label: "fewest keys for an error", mode: "points", color: 7, radius: 4.5, x: kept.map(([, , keys]) => keys), y: kept.map(([percent]) => percent / 100),
     names: kept.map(([percent, rule, keys]) => `${percent} %: ${rule} keeps ${written(keys)} keys`) });
   const marks = atlas.percents.map((percent) => ({ y: percent / 100, label: `${percent} %`, scaled: true }));
-  const chart = mountChart({ title: "Which keys: error against keys kept, by rule", height: 340, x: { label: atlas.labels.kept, log: true }, y: { label: atlas.labels.relative, log: true }, series, marks,
-    note: "Keys kept on average over the queries. Dashed: the chances of least error to first order, about the fewest keys of any rule." });
+  const least = series.flatMap(({ y }) => finite(y)).filter((error) => error > 0).reduce((a, b) => Math.min(a, b), 1);
+  const chart = mountChart({ title: "Which keys: error against keys kept, by rule", height: 340, x: { label: atlas.labels.kept, log: true }, y: { label: atlas.labels.relative, log: true, low: least < EXACT ? EXACT : undefined }, series, marks,
+    note: `Keys kept on average over the queries.${atlas.rules.includes(atlas.floor) ? " Dashed: the chances of least error to first order, about the fewest keys of any rule." : ""}` });
   return el("div", { class: "frontier" }, chart, reachedOf(atlas, i));
 }
 
