@@ -27,7 +27,7 @@ SMALL: dict[str, Any] = {
     "max_tokens": 126,
     "window": 64,
     "queries": 12,
-    "kept_queries": 4,
+    "kept_queries": 12,
     "pool": "sequence",
     "n": "16,32,48",
     "layers": (1,),
@@ -201,13 +201,25 @@ def test_sizes_that_a_window_is_too_short_for_have_no_row(tmp_path: Path) -> Non
     }
 
 
+def test_errors_are_of_whole_windows_that_hold_the_queries_asked_for(tmp_path: Path) -> None:
+    """Two windows of six queries: four or six are asked of the first, seven of both."""
+    both = probe("bert", tmp_path / "both", heads=(1,), rules="topk", kept_queries=7)
+    assert set(both.table("frontier")["queries"]) == {12}
+    one = probe("bert", tmp_path / "one", heads=(1,), rules="topk", kept_queries=4)
+    assert set(one.table("frontier")["queries"]) == {6}
+    hand = ByHand(one, int(source(one).places.windows[0]), 1)
+    row = rows_of(one, 1, "topk").iloc[-2]
+    squared = hand.squared("topk", 1, kept_sizes(63)[SHARES.index(row["share"])])
+    assert row["rms"] == pytest.approx(np.sqrt(np.mean(squared)), rel=1e-4)
+
+
 def test_states_are_stored_as_they_are(tmp_path: Path) -> None:
     run = probe("llama", tmp_path, rules=("topk", "topk:30+recent:2+random"))
     found = source(run)
     known = sequence_state(found, 1)[0].heads[1]
     assert not isinstance(known, str)
     again = head_state.from_bytes(head_state.to_bytes(known), statistics_of(found.spec))
-    for name in ("mse", "kept", "limit", "accuracy"):
+    for name in ("mse", "kept", "keys", "limit", "accuracy"):
         one, other = (getattr(head.states["frontier"], name) for head in (known, again))
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 

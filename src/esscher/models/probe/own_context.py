@@ -6,7 +6,7 @@ own number of them: keys are kept at one fraction of each context.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -104,18 +104,21 @@ def _groups(context: Context) -> list[tuple[Indices, Tensor]]:
     return [(np.flatnonzero((of == i).cpu().numpy()), patterns[i].nonzero()[:, 0]) for i in range(len(patterns))]
 
 
-def _windows(probe: ProbeContext, queries: LayerQueries, kv_head: int) -> Sequence[Window | None]:
-    """Each context for keep rules, where the probe compares some."""
+def _windows(probe: ProbeContext, queries: LayerQueries, kv_head: int) -> list[Window | None]:
+    """Contexts for keep rules, where the probe compares some: whole ones, as queries of a window decide together, evenly
+    spread, as many as hold the queries that errors of kept keys are asked of; None for the others.
+    """
     rules = [parse(text) for text in probe.spec.compared]
-    if not rules:
-        return [None] * len(queries.contexts)
-    windows = []
-    for context in queries.contexts:
+    windows: list[Window | None] = [None] * len(queries.contexts)
+    long = [i for i, context in enumerate(queries.contexts) if int(context.allowed_to(FIRST).sum(1).max()) >= FEWEST]
+    share = min(1.0, probe.spec.kept_queries / len(probe.places))
+    for place in kept_rows(len(long), math.ceil(share * len(long))).tolist() if rules else ():
+        context = queries.contexts[long[place]]
         allowed = context.allowed_to(FIRST)
         enough = allowed.sum(1) >= FEWEST
         rows = context.rows[enough.cpu().numpy()]
         seen = Seen(rows, probe.places.positions[rows], allowed[enough])
-        windows.append(Window(queries, context.k[kv_head], context.v[kv_head], kv_head, seen, rules))
+        windows[long[place]] = Window(queries, context.k[kv_head], context.v[kv_head], kv_head, seen, rules)
     return windows
 
 

@@ -34,6 +34,7 @@ class RuleErrors:
 
     mse: Tensor  # (m, R, S): E|output - limit|^2
     kept: Tensor  # (m, R, S)
+    keys: Tensor  # (m,): that each query sees
     limit: Tensor  # (m,): |limit|^2
     accuracy: Tensor  # (m, R): relative, of the roots of mse
 
@@ -100,8 +101,9 @@ def _errors(context: Context, rules: Sequence[Rule]) -> RuleErrors:
             assert curve.queries is not None
             assert curve.kept is not None
             mse[:, i, possible], kept[:, i, possible], accuracy[:, i] = curve.queries.mse, curve.kept, curve.accuracy
-    limit = context.limit.square().sum(1).cpu()
-    return RuleErrors(torch.from_numpy(mse[..., place]), torch.from_numpy(kept[..., place]), limit, torch.from_numpy(accuracy))
+    seen, limit = context.visible.sum(1).cpu(), context.limit.square().sum(1).cpu()
+    mse, kept = mse[..., place], kept[..., place]
+    return RuleErrors(torch.from_numpy(mse), torch.from_numpy(kept), seen, limit, torch.from_numpy(accuracy))
 
 
 def check_rules(spec: ProbeSpec, keys: int) -> None:

@@ -6,12 +6,14 @@ Whether a head streams, retrieves or is diffuse follows from three of them: sink
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import torch
 
 from esscher.convergence.columns import CURVE
 from esscher.keep import parse
@@ -19,7 +21,7 @@ from esscher.models.probe.spec import FLOOR, SHARES, ProbeSpec
 from esscher.models.probe.statistics.accuracy import ACCURACY
 from esscher.models.probe.statistics.identity import HEAD, KV_HEAD, LAYER
 from esscher.models.probe.statistics.replacement import at_error, percent
-from esscher.models.probe.statistics.statistic import Block, Findings, Found, Statistic
+from esscher.models.probe.statistics.statistic import Block, Findings, Found, Order, Statistic
 from esscher.models.probe.window import RuleErrors
 from esscher.runs.columns import Column
 
@@ -39,7 +41,7 @@ NONE = "none"  # in place of a rule, where none reaches an error
 
 
 class Frontier(Statistic):
-    """The state is the errors of all queries; there is none where the pool is the corpus."""
+    """The state is the errors of the queries of some windows; none for the others, nor where the pool is the corpus."""
 
     name = "frontier"
     reads = ("identity",)
@@ -57,11 +59,20 @@ class Frontier(Statistic):
         """A query's own context is one block."""
         return None if block.by_rule is None else block.by_rule()
 
+    def stack(self, states: Sequence[RuleErrors | None], order: Order) -> RuleErrors | None:
+        """Those that there are; which query is which is no matter any more."""
+        known = [state for state in states if state is not None]
+        return (
+            RuleErrors(*(torch.cat([getattr(one, part.name) for one in known]) for part in fields(RuleErrors)))
+            if known
+            else None
+        )
+
     def finish(self, state: RuleErrors | None, found: Found) -> Findings:
         if state is None:
             return Findings()
-        keys = float(found.states["identity"].keys.double().mean())
-        rows = _rows(state, found.spec.compared).assign(kv_head=found.row["kv_head"], keys=keys)
+        keys = float(state.keys.double().mean())
+        rows = _rows(state, found.spec.compared).assign(kv_head=found.row["kv_head"], keys=keys, queries=len(state.keys))
         curves = {str(rule): own for rule, own in rows.groupby("rule", sort=False)}
         columns = _kind(curves, keys)
         for epsilon in found.spec.epsilons:
@@ -215,5 +226,6 @@ FRONTIER = (
     Column("kept", "float", "keys kept", "Keys kept, on average over the queries of the key-value head.", "log"),
     Column("keys", "float", "keys seen", "Keys that a query sees, on average."),
     *(column for column in CURVE if column.key in ("rms", "relative", "q95")),
+    Column("queries", "int", "queries", "Number of queries that the error is the mean over."),
     ACCURACY,
 )
