@@ -32,7 +32,7 @@ def probe(
 ) -> Run:
     """Measure every head of a model on text; the run has tables heads, curves, scores, tails, layers, budget and about.
 
-    A run whose pool is the query's own context has a table frontier too: the errors of keep rules.
+    A run whose pool is the query's own context has frontier too, the errors of keep rules, and rule_budget, what each needs.
 
     ``model``: a hub name, a folder, a transformers model (with its ``tokenizer``), or None for the packaged model.
     ``texts``: a document or a list of them, or paths (``pathlib.Path``) of files and folders; None for the packaged prose.
