@@ -19,18 +19,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esscher.convergence.integral.formulas import aliasing, step_for
+from esscher.convergence.integral.formulas import TINY, aliasing, step_for
 from esscher.convergence.integral.inclusion import InclusionErrors
 
 __all__ = ["Answered", "cumulant_errors"]
 
 REACH = ((3, 0.004), (4, 0.012), (6, 0.04), (8, 0.08))  # terms of a series, and the largest eps it is for
-FEW = 48  # keys of a query that may stay outside of the series
+FEW, MANY = 48, 1024  # keys of a query that may stay outside of the series; the same for the queries that FEW do not do
 TOL = 2e-5
 DOUBTFUL = 0.1  # a last term of log P so large says that the series has no more to say
 EDGE = 5.0  # what lies above the last node, relative to what that adds
-LEAST = 0.02  # of all the weight, what the series must keep on average: with less the keys outside decide
-LOWEST, HIGHEST = -7.0, 3.9  # of log t, measured from 1 / what the series keeps on average
+NODES = 40
+ELEMENTS = 2**22  # queries x nodes x keys outside in one temporary
+LOWEST, HIGHEST = -7.0, 3.9  # of log t, measured from 1 / what all keys and what those of the series keep on average
 
 
 @dataclass(frozen=True)
@@ -43,25 +44,37 @@ class Answered:
 
 def cumulant_errors(weight: Tensor, near: Tensor, drift: Tensor, distance: Tensor, p: Tensor, w: Tensor | None) -> Answered:
     """float32: softmax weights (m, N), values (N, d) and limits (m, d) from one origin, |c| (m, N), p and w (m, N)."""
+    answer = _answer(weight, near, drift, distance, p, w, FEW)
+    rows = (~answer.known).nonzero()[:, 0]
+    most = max(1, ELEMENTS // (MANY * NODES))
+    for some in torch.split(rows, most) if len(rows) else ():
+        again = _answer(weight[some], near, drift[some], distance[some], p[some], None if w is None else w[some], MANY)
+        errors = answer.errors
+        errors.mse[some], errors.bias[some], errors.sum_p2[some] = again.errors.mse, again.errors.bias, again.errors.sum_p2
+        answer.known[some] = again.known
+    return answer
+
+
+def _answer(weight: Tensor, near: Tensor, drift: Tensor, distance: Tensor, p: Tensor, w: Tensor | None, few: int) -> Answered:
     eps = weight if w is None else weight * w
     by_chance = (p > 0) & (p < 1)
-    terms, inside = _reach(eps, p * eps, by_chance)
+    terms, inside = _reach(eps, p * eps, by_chance, few)
     # As sum pi c = 0, B = sum p eps c is that of (p w - 1) pi c too, which has no digits to lose where the rule reweights.
     lacking = (p - 1) * weight if w is None else torch.where(p > 0, 0.0, -weight)
     first = (lacking @ near).double() - lacking.sum(1, keepdim=True).double() * drift.double()
     series = _Series(eps, near, drift, distance, p, inside, terms)
-    outside = _Outside(eps, near, drift, distance, p, by_chance & ~inside)
+    outside = _Outside(eps, near, drift, distance, p, by_chance & ~inside, few)
     return _integral(series, outside, first)
 
 
-def _reach(eps: Tensor, mean: Tensor, by_chance: Tensor) -> tuple[int, Tensor]:
+def _reach(eps: Tensor, mean: Tensor, by_chance: Tensor, few: int) -> tuple[int, Tensor]:
     """The shortest series that leaves few keys of every query outside, and which it has. ``mean``: p eps."""
     for terms, largest in REACH:
         inside = by_chance & (eps <= largest * mean.sum(1, keepdim=True))
-        outside = by_chance & ~inside
-        kept = torch.where(outside, 0.0, mean).sum(1, keepdim=True)  # the series is measured against what it keeps itself
-        inside &= eps <= largest * kept
-        if terms == REACH[-1][0] or int((by_chance & ~inside).sum(1).max()) <= FEW // 2:
+        for _ in range(2):  # the series is measured against what it keeps itself
+            kept = torch.where(by_chance & ~inside, 0.0, mean).sum(1, keepdim=True)
+            inside &= eps <= largest * kept
+        if terms == REACH[-1][0] or int((by_chance & ~inside).sum(1).max()) <= few // 2:
             break
     return terms, inside
 
@@ -100,17 +113,20 @@ class _Series:
 
 
 class _Outside:
-    """The keys of each query that are summed by themselves, at most FEW of them: (m, r)."""
+    """The keys of each query that are summed by themselves, at most ``few`` of them: (m, r)."""
 
-    def __init__(self, eps: Tensor, near: Tensor, drift: Tensor, distance: Tensor, p: Tensor, outside: Tensor) -> None:
+    def __init__(
+        self, eps: Tensor, near: Tensor, drift: Tensor, distance: Tensor, p: Tensor, outside: Tensor, few: int
+    ) -> None:
         count = outside.sum(1)
-        self.known = count <= FEW
-        found = outside.int().topk(min(int(count.max()), FEW), dim=1).indices
+        self.known = count <= few
+        found = outside.int().topk(min(int(count.max()), few), dim=1).indices
         some = outside.gather(1, found)
         self.p = torch.where(some, p.gather(1, found), 0.0).double()[:, None]
         self.eps = torch.where(some, eps.gather(1, found), 0.0).double()[:, None]
         self.square = distance.gather(1, found).double().square()[:, None]
         self.c = near[found].double() - drift[:, None]
+        self.mean = (self.p * self.eps).sum(2)[:, 0]
 
     def at(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """log D, (g - p eps) c, (g eps - g^2) |c|^2 and g eps, summed, at ``t`` (m, nodes)."""
@@ -124,11 +140,10 @@ class _Outside:
 
 def _integral(series: _Series, outside: _Outside, first: Tensor) -> Answered:
     step = step_for(TOL)
-    lattice = (
-        torch.arange(math.floor(LOWEST / step), math.ceil(HIGHEST / step), dtype=torch.float64, device=first.device) * step
-    )
-    kept = series.kept.clamp_min(1e-30)
-    t = lattice.exp() / kept[:, None]  # (m, nodes)
+    kept = series.kept.clamp_min(TINY)
+    low, high = LOWEST - (kept + outside.mean).log(), HIGHEST - kept.log()
+    nodes = min(NODES, math.ceil(float((high - low).max()) / step) + 1)
+    t = (low[:, None] + step * torch.arange(nodes, dtype=torch.float64, device=low.device)).exp()  # (m, nodes)
     terms = series.mass.shape[1] + 1
     order = torch.arange(1, terms + 1, dtype=torch.float64, device=t.device)
     f = torch.cat([torch.ones_like(t)[:, :, None], (-t[:, :, None] / order).cumprod(2)], dim=2)  # f_0 .. f_terms
@@ -147,6 +162,6 @@ def _integral(series: _Series, outside: _Outside, first: Tensor) -> Answered:
     edge = each.gather(1, (good.sum(1, keepdim=True).long() - 1).clamp_min(0))[:, 0]
     cut = (each * last).abs().sum(1) + EDGE * edge.abs() + each[:, 0].abs()
     size = torch.where(mse > 0, mse, 1.0)
-    known = outside.known & (cut <= TOL * size) & (series.kept > LEAST)
+    known = outside.known & (cut <= TOL * size) & (high <= t[:, -1].log() + step)
     accuracy = aliasing(step) / 2 + TOL
     return Answered(InclusionErrors(mse, bias, (t * chance * pairs).sum(1), accuracy), known)
