@@ -24,7 +24,7 @@ RULES = (  # keep rules that are compared unless told otherwise
     *("random", "sinks:4+recent", "sinks:4+recent:16+random:reweight", "heavy", "keynorm", "expected", "topk"),
     *("topk:16+random:reweight", "neyman:shared", FLOOR),
 )
-SHARES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.4, 0.6)  # of a window's keys, that they keep
+SHARES = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.4, 0.6, 0.8)  # of a window's keys, that they keep
 NO_RULES = ("none",)  # as a flag, which has no empty list
 
 
