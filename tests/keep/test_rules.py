@@ -129,13 +129,46 @@ def test_heads_below_each_other_decide_together(text: str) -> None:
         mean = sum(one.attention[some].sum(0) for one in each)
         assert set(p[2].nonzero()[:, 0].tolist()) == set(mean.topk(3).indices.tolist())
     if text.startswith("neyman"):
-        gain = sum((one.attention * one.distance).square().sum(0) for one in each).sqrt()
+        lost = [torch.where(one.attention > 0.5, 1 - one.attention, 1.0) for one in each]  # see the heavy key below
+        gains = [one.attention * one.distance / scale for one, scale in zip(each, lost, strict=True)]
+        gain = sum(one.square().sum(0) for one in gains).sqrt()
         factor = p[2] / gain
         below = p[2] < 1
         torch.testing.assert_close(factor[below], factor[below].mean().expand(int(below.sum())))
         assert bool((p[2, ~below] <= factor[below].mean() * gain[~below]).all())
         assert float(p[2].sum()) == pytest.approx(3)
     assert not all(torch.equal(p[:3], one) for one in alone), "neither head decides for both"
+
+
+@pytest.mark.parametrize("text", ["neyman", "neyman:shared"])
+def test_neyman_does_not_lose_the_key_that_has_all_the_weight(text: str) -> None:
+    """Its |c| is 0 in any arithmetic, and to first order nothing hangs on it."""
+    generator = torch.Generator().manual_seed(6)
+    q, k, v = (torch.randn(size, 4, generator=generator, dtype=torch.float64) for size in (1, 9, 9))
+    k[3] = 400 * q[0]
+    seen = keep.Context.of(q, k, v)
+    assert float(seen.attention[0, 3]) == 1
+    assert float(seen.distance[0, 3]) == 0
+    assert float(keep.parse(text).include(seen, 3).probability[0, 3]) == 1
+    only = keep.Context.of(q, k, v, positions=[0])
+    assert torch.isfinite(keep.parse(text).include(only, 1).probability).all()
+
+
+def test_neyman_gains_of_a_heavy_key() -> None:
+    """pi |c| / (1 - pi) where pi > 1/2, pi |c| elsewhere."""
+    generator = torch.Generator().manual_seed(7)
+    q, k, v = (torch.randn(size, 4, generator=generator, dtype=torch.float64) for size in (1, 9, 9))
+    k[3] = 1.5 * q[0]
+    seen = keep.Context.of(3 * q, k, v)
+    pi = seen.attention[0]
+    assert 0.5 < float(pi[3]) < 1
+    gain = pi * seen.distance[0]
+    gain[3] /= 1 - pi[3]
+    p = keep.Neyman(1).include(seen).probability[0]
+    inside = p < 1
+    ratio = (p / gain)[inside]
+    torch.testing.assert_close(ratio, ratio[:1].expand_as(ratio))
+    assert float(p.sum()) == pytest.approx(1)
 
 
 def test_neyman_is_the_least_first_order_error() -> None:

@@ -32,7 +32,7 @@ from esscher.keep.rule import Chance, Inclusion, Ranked, Rule
 
 __all__ = ["KeepErrors", "keep_curve"]
 
-FEW_PAIRS = 2**14  # queries x keys up to which the sum key by key is as fast as the others
+FEW_PAIRS = 2**12  # queries x keys up to which the sum key by key is as fast as the others
 BLOCK = 8192  # keys deposited at once
 SHARP = 0.999
 SINGLE = 1e-6  # tolerance of integrals over float32 inputs

@@ -48,7 +48,7 @@ class Neyman(Chance):
         return next(self.probabilities(context, rest, [count if wanted is None else wanted]))
 
     def probabilities(self, context: Context, rest: Tensor, wanted: Sequence[Tensor]) -> Iterator[Tensor]:
-        gain = context.attention * context.distance * rest
+        gain = _gain(context) * rest
         counts = torch.stack(list(wanted), dim=1)
         if self.shared:
             gain, counts = gain.square().mean(0, keepdim=True).sqrt(), counts.mean(0, keepdim=True)
@@ -61,12 +61,30 @@ class Neyman(Chance):
         squares: Tensor | float = 0.0
         count, queries = 0.0, 0
         for context, rest, wanted in seen:
-            squares = squares + (context.attention * context.distance * rest).square().sum(0, keepdim=True)
+            squares = squares + (_gain(context) * rest).square().sum(0, keepdim=True)
             count += float(self.size or 0) * len(rest) if wanted is None else float(wanted.sum())
             queries += len(rest)
         assert isinstance(squares, Tensor)
         together = (squares / queries).sqrt()
         return Importance(next(fill_up(together, together.new_tensor([[count / queries]])))[0], shared=True)
+
+
+def _gain(context: Context) -> Tensor:
+    """pi |c|, (m, N); of a key with more than half of the weight what its loss would cost, pi |c| / (1 - pi).
+
+    The first order knows only small changes: of a key that has nearly all the weight it sees that |c| nearly vanishes, where
+    without it nothing would be left. pi c / (1 - pi) is exact for the loss of one key; c / (1 - pi) is measured as the value's
+    distance from the limit of the others.
+    """
+    gain = context.attention * context.distance
+    weight, top = context.attention.max(1)
+    rows = (weight > 0.5).nonzero()[:, 0]
+    if len(rows):
+        others = context.scores[rows].scatter(1, top[rows, None], -torch.inf)
+        alone = (others == -torch.inf).all(1, keepdim=True)  # it sees no other key
+        limit = torch.softmax(others.masked_fill(alone, 0.0), 1) @ context.near
+        gain[rows, top[rows]] = weight[rows] * (context.near[top[rows]] - limit).norm(dim=1)
+    return gain
 
 
 def fill_up(gain: Tensor, counts: Tensor) -> Iterator[Tensor]:
