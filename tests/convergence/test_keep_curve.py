@@ -117,3 +117,10 @@ def test_a_rule_with_all_its_numbers_has_one_point() -> None:
 def test_refusals(given: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         es.exact_pool_curve(*tensors(), **given)  # type: ignore[arg-type]
+
+
+def test_given_probabilities_have_a_curve() -> None:
+    q, k, v = tensors()
+    curve = es.exact_pool_curve(q, k, v, keep=es.keep.Importance(np.full(KEYS, 0.5)))
+    assert "importance" in curve.origin
+    np.testing.assert_allclose(curve.rms, es.exact_pool_curve(q, k, v, keep="random:0.5:reweight").rms, rtol=1e-12)

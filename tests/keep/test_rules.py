@@ -286,7 +286,7 @@ BAD_IN_PYTHON: tuple[tuple[Callable[[], object], str], ...] = (
     (lambda: keep.Random(float("nan")), "random: expected a probability above 0 and up to 1, got nan"),
     (lambda: keep.Importance([0.5, 1.2]), "importance: expected probabilities from 0 to 1"),
     (lambda: keep.Importance([0.5]).include(context()), "importance: expected probabilities of shape (9,) or (5, 9), got (1,)"),
-    (lambda: str(keep.Importance([0.5])), "importance: probabilities given as numbers have no text"),
+    (lambda: keep.parse(str(keep.Importance([0.5]))), "keep: no rule 'importance' in 'importance'"),
     (lambda: keep.Global((-1,)), "global: expected positions from 0 on, got (-1,)"),
     (lambda: keep.Sinks() | keep.Recent(), "keep: one part at most may leave its number open, got sinks and recent"),
     (lambda: keep.Random(0.1) | keep.MagicPIG(), "either all reweight or none"),

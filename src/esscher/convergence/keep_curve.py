@@ -84,7 +84,8 @@ class KeepErrors:
             return self._ranked(rule, rule.free, counts)
         if large and len(chances) == 1 and isinstance(rule.free, Random):
             return self._one_probability(rule, rule.free, counts)
-        found = [(self._of(kept), kept.size) for kept in rule.ladder(self.context, counts)]
+        alike = large and all(isinstance(part, Random) for part in chances)
+        found = [(self._of(kept, alike), kept.size) for kept in rule.ladder(self.context, counts)]
         return [errors for errors, _ in found], [size for _, size in found]
 
     def _ranked(self, rule: Rule, free: Ranked, counts: Sequence[int | None]) -> tuple[list[InclusionErrors], list[Tensor]]:
@@ -126,13 +127,15 @@ class KeepErrors:
         probability = torch.where(sure[rows], 1.0, self.context.visible[rows].double() * share)
         return Inclusion(probability, torch.where(sure[rows], 1.0, 1 / share) if reweight and share > 0 else None)
 
-    def _of(self, kept: Inclusion) -> InclusionErrors:
-        context, share = self.context, kept.share
-        large = context.scores.numel() > FEW_PAIRS
-        everyone = torch.ones(len(context.q), dtype=torch.bool, device=context.q.device)
-        if large and share is not None:
+    def _of(self, kept: Inclusion, alike: bool) -> InclusionErrors:
+        """``alike``: worth a look whether the chances are all the same."""
+        context = self.context
+        share = kept.share if alike else None
+        if share is not None:
             return self._shared(kept.sure, share, kept.weight is not None)
-        if not large or context.dtype == torch.float64 or not bool(kept.by_chance.any()):
+        everyone = torch.ones(len(context.q), dtype=torch.bool, device=context.q.device)
+        small = context.scores.numel() <= FEW_PAIRS
+        if small or context.dtype == torch.float64 or not bool(kept.by_chance.any()):
             return self._by_keys(kept, everyone)
         weight = None if kept.weight is None else kept.weight.float()
         answer = cumulant_errors(*self._single, kept.probability.float(), weight)

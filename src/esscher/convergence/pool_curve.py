@@ -29,7 +29,6 @@ FEW_PAIRS = 2**14  # up to here (times the n of "bernoulli") the sum key by key 
 QUERY_BLOCK = 512
 LOST = 1e-6  # of a query's mean squared error to rounding on its grid: beyond it the query goes key by key
 SMALLEST, LARGEST = 1e-130, 1e150  # distances between values whose squares, over any n, are floating-point numbers
-FAR = 2.0**40  # scores that have no cell numbers, nor digits behind the point in float32
 MEMORY = 2**24  # cells x channels x queries open at once: 128 megabytes
 
 
@@ -163,7 +162,7 @@ class _Pool:
         state = deposit.init(len(q), grid, self.center)
         for part, scores in self._blocks(q):
             extent = deposit.reach(state, scores)
-            if not extent.largest < FAR:  # or NaN
+            if not extent.largest < deposit.FAR:  # or NaN
                 return self.by_keys(q, n, details)
             if extent.cells > deposit.MAX_CELLS:
                 return self._apart(q, n, details, (deposit.MAX_CELLS - 64) * grid.spacing)

@@ -50,7 +50,8 @@ class Importance(Chance):
         return self if self.given.ndim == 1 else replace(self, given=self.given[rows.to(self.given.device)])
 
     def text(self) -> str:
-        raise refused("importance: probabilities given as numbers have no text; use the rule from Python")
+        """Its name: given probabilities cannot be written, and no text is read as them."""
+        return self.name
 
 
 @dataclass(frozen=True)

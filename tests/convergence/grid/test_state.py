@@ -334,3 +334,29 @@ def test_bad_states_are_refused() -> None:
         with pytest.raises(ValueError, match="one grid and the same queries"):
             merge(state, other)
     assert deposit.reach(state, torch.tensor([[0.0, 600.0]])).cells > deposit.MAX_CELLS
+
+
+@pytest.mark.parametrize("size", [1e15, 1e30, float("inf"), float("nan")])
+def test_scores_without_cell_numbers_are_refused(size: float) -> None:
+    state = deposit.init(2, deposit.choose_grid(torch.float64, "replacement"), torch.zeros(3))
+    with pytest.raises(ValueError, match="scores: expected numbers below 1e\\+12 in size"):
+        deposit.update(state, torch.full((2, 5), size, dtype=torch.float64), torch.ones(5, 3))
+
+
+def test_keys_taken_out_again() -> None:
+    """What is left is the state over the others, also where the keys taken out lie far above them."""
+    generator = torch.Generator().manual_seed(8)
+    scores = torch.randn(3, 40, generator=generator, dtype=torch.float64)
+    scores[:, :4] += 60
+    values = torch.randn(40, 2, generator=generator, dtype=torch.float64)
+    grid = deposit.choose_grid(torch.float64, "bernoulli")
+    everything = deposit.update(deposit.init(3, grid, torch.zeros(2)), scores, values)
+    gone = scores.clone()
+    gone[:, 4:] = -torch.inf
+    gone[1, 0] = -torch.inf  # one query keeps one of them
+    left = scores.masked_fill(gone > -torch.inf, -torch.inf)
+    others = deposit.update(deposit.init(3, grid, torch.zeros(2)), left, values)
+    found = deposit.without(everything, gone, values, deposit.reach(deposit.blank(everything), left))
+    assert torch.equal(found.keys, others.keys)
+    assert torch.equal(found.end, others.end)
+    torch.testing.assert_close(found.cells, others.cells, rtol=0, atol=1e-13)

@@ -32,6 +32,7 @@ from esscher.convergence.integral.nodes import side_by_side
 from esscher.convergence.integral.replacement import replacement_errors
 
 __all__ = [
+    "FAR",
     "Deposit",
     "Extent",
     "Grid",
@@ -54,6 +55,7 @@ Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
 MAX_CELLS = 4096  # of one query: 512 nats of score range at the spacing 1/8
+FAR = 2.0**40  # scores from here on have no cell numbers, nor digits behind the point in float32
 ALIGN = 8  # every grid ends on a multiple of this, so that 1/32 can be coarsened to 1/4
 COARSEST = 0.25  # beyond it a kernel that grows as exp(u) has no B-spline coefficients
 SUBSET = 8  # queries on which the interpolation error is measured
@@ -138,6 +140,8 @@ def update(
     the old state, so its cells may be written to: long streams then leave no trail of copies in memory.
     """
     extent = reach(state, scores) if extent is None else extent
+    if not extent.largest < FAR:  # or NaN
+        raise ValueError(f"scores: expected numbers below {FAR:.0e} in size, got {extent.largest:g}; make scale smaller")
     if extent.cells > MAX_CELLS:
         raise ValueError(
             f"scores: a range of {extent.cells * state.grid.spacing:.0f} nats for one query is wider than the grid's "

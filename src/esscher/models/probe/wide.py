@@ -16,7 +16,6 @@ from esscher.diagnostics.scores import SoftmaxStatistics
 __all__ = ["Held", "add_keys_or_hold"]
 
 ELEMENTS = 2**22  # scores computed at once
-FAR = 2.0**40  # scores that have no cell numbers
 GRID = Grid(1 / 8, 4, 1e-6)  # for the shape of scores
 WIDEST = 0.9 * deposit.MAX_CELLS * GRID.spacing
 
@@ -79,6 +78,6 @@ def add_keys_or_hold(state: Deposit | Held, scores: Tensor, values: Tensor, pool
     if isinstance(state, Held):
         return state
     extent = deposit.reach(state, scores)
-    if pool is not None and (extent.cells > deposit.MAX_CELLS or not extent.largest < FAR):
+    if pool is not None and (extent.cells > deposit.MAX_CELLS or not extent.largest < deposit.FAR):
         return pool
     return deposit.update(state, scores, values, extent=extent, owned=True)
