@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
+import weakref
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -360,3 +362,17 @@ def test_keys_taken_out_again() -> None:
     assert torch.equal(found.keys, others.keys)
     assert torch.equal(found.end, others.end)
     torch.testing.assert_close(found.cells, others.cells, rtol=0, atol=1e-13)
+
+
+def test_deposits_do_not_wait_for_the_collector_of_cycles() -> None:
+    """A probe makes thousands of them, too few objects for a collection and too many bytes to keep."""
+    state = update(init(2, choose_grid(torch.float64, "bernoulli"), torch.zeros(3)), torch.randn(2, 50), torch.randn(50, 3))
+    source = state.source
+    source.coarser(2)
+    gone = weakref.ref(source)
+    gc.disable()
+    try:
+        del source, state
+        assert gone() is None
+    finally:
+        gc.enable()

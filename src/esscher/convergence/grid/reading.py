@@ -46,10 +46,12 @@ class DepositSource:
         self.span = cells.shape[2] * spacing
         self.smooth = _smoother(points, spacing).to(cells.device)
         self.reach = (self.smooth.shape[0] - BLOCK) // 2
-        self._coarser: dict[int, DepositSource] = {0: self}
+        self._coarser: dict[int, DepositSource] = {}  # without itself: large tensors must not wait for the collector of cycles
 
     def coarser(self, times: int) -> DepositSource:
         """The source over the same deposits with the spacing doubled so many times."""
+        if times == 0:
+            return self
         if times not in self._coarser:
             finer = self.coarser(times - 1)
             cells = coarsen(finer.cells, self.points)
