@@ -200,7 +200,8 @@ def show_heads(run: Run) -> None:
     if "rule_budget" in run.tables:
         totals = run.table("rule_budget")
         for epsilon, rows in totals.groupby("epsilon"):
-            title = f"share of the cache kept for an error of {epsilon:.1%}, by keep rule; windows of {about['window']} tokens"
+            where = f"{about['text']}, windows of {about['window']} tokens"
+            title = f"share of the cache kept for an error of {epsilon:.1%}, by keep rule; {where}"
             show_rules(rows, run.columns("rule_budget"), title)
     for row in heads[heads["status"] != "ok"].to_dict("records"):
         log(f"layer {row['layer']} head {row['head']}: {row['status']}, {row['reason']}")
