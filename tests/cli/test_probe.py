@@ -145,7 +145,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("--pool sequence --rules random:2+recent", "expected a probability above 0 and up to 1, got 2; rules: "),
         ("--pool sequence --rules topk+recent", "one part at most may leave its number open"),
         ("--pool sequence --rules recent:4", "expected rules with one part that has no number, which keeps what is left"),
-        ("--pool sequence --n 16 --rules topk:40+recent", "topk:40+recent keeps more keys surely than 38, 60% of the 63"),
+        ("--pool sequence --n 16 --rules topk:55+recent", "topk:55+recent keeps more keys surely than 50, 80% of the 63"),
         ("--pool sequence --n 16 --rules topk:70+recent", "topk: expected at most 63, the number of keys, got 70; rules: "),
         ("--pool sequence --n 16 --rules lowrank", "lowrank: it mixes all keys and keeps none"),
         ("--rules topk", "rules: they are of a query's own context; use --pool sequence"),
