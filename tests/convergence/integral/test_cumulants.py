@@ -53,6 +53,16 @@ def test_given_probabilities_some_of_them_zero() -> None:
         torch.testing.assert_close(found.bias, exact.bias, rtol=0, atol=1e-5)
 
 
+def test_weights_that_are_not_those_of_the_chances() -> None:
+    seen = context(1.0)
+    generator = torch.Generator().manual_seed(3)
+    p, weight = (torch.rand(8, 1024, generator=generator, dtype=torch.float64) for _ in range(2))
+    found, known, exact = both(seen, keep.Inclusion(p, weight + 0.5))
+    assert bool(known.all())
+    torch.testing.assert_close(found.mse.sqrt(), exact.mse.sqrt(), rtol=5e-5, atol=0)
+    torch.testing.assert_close(found.bias, exact.bias, rtol=0, atol=1e-5)
+
+
 def test_a_query_that_a_few_keys_decide_is_not_answered() -> None:
     seen = context(1.0)
     _, known, _ = both(seen, keep.parse("random").include(seen, 5))

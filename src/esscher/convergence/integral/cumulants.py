@@ -27,6 +27,7 @@ __all__ = ["Answered", "cumulant_errors"]
 REACH = ((3, 0.004), (4, 0.012), (6, 0.04), (8, 0.08))  # terms of a series, and the largest eps it is for
 FEW, MANY = 48, 1024  # keys of a query that may stay outside of the series; the same for the queries that FEW do not do
 TOL = 2e-5
+ROUNDING = 1e-6  # of p w in float32: below it p w is 1
 DOUBTFUL = 0.1  # a last term of log P so large says that the series has no more to say
 EDGE = 5.0  # what lies above the last node, relative to what that adds
 NODES = 40
@@ -60,7 +61,8 @@ def _answer(weight: Tensor, near: Tensor, drift: Tensor, distance: Tensor, p: Te
     by_chance = (p > 0) & (p < 1)
     terms, inside = _reach(eps, p * eps, by_chance, few)
     # As sum pi c = 0, B = sum p eps c is that of (p w - 1) pi c too, which has no digits to lose where the rule reweights.
-    lacking = (p - 1) * weight if w is None else torch.where(p > 0, 0.0, -weight)
+    lack = (p if w is None else p * w) - 1
+    lacking = torch.where(lack.abs() > ROUNDING, lack * weight, 0.0)
     first = (lacking @ near).double() - lacking.sum(1, keepdim=True).double() * drift.double()
     series = _Series(eps, near, drift, distance, p, inside, terms)
     outside = _Outside(eps, near, drift, distance, p, by_chance & ~inside, few)
