@@ -51,7 +51,7 @@ def _kept(draw: Draw, head: Any, maps: Maps, law: Any, x: Any) -> None:
     if rule == "neyman":
         draw.checks += 1
         return
-    far = float(np.abs(maps.V).max()) * float(law.cov.double().diagonal().max()) ** 0.5
+    far = float(np.abs(maps.V).max()) * float(law.cov.detach().double().diagonal().max()) ** 0.5
     rounding = 1e-12 * (far + float(np.abs(plain.queries.limit).max()))
     slack = (4 * kept.accuracy + 1e-7 + 64 * torch.finfo(law.dtype).eps) * plain.rms + rounding
     draw.agree("rms of all keys kept", kept.rms, plain.rms, slack + 1e-150)
