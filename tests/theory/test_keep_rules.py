@@ -106,3 +106,16 @@ def test_what_needs_gaussian_tokens_says_so() -> None:
     assert found["keep-topk"].unmet == ("tokens are Gaussian",)
     assert found["keep-neyman"].applies
     assert not found["keep-random"].unmet
+
+
+@pytest.mark.parametrize("size", [1e-150, 1.0, 1e100, 1e213])
+def test_a_bound_beyond_the_floating_range_is_infinite_and_never_nan(size: float) -> None:
+    V = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
+    pool = es.Pool(randn(40, 2))
+    head = es.Head(0.0 * V, size * V)
+    most = {p.name: p for p in es.predictions(head, pool)}["keep-neyman"].numbers["most"]
+    unit = {p.name: p for p in es.predictions(es.Head(0.0 * V, V), pool)}["keep-neyman"].numbers["most"]
+    assert most == pytest.approx(unit * size * size, rel=1e-12)
+    for name in ("keep-neyman", "keep-neyman-bound"):
+        numbers = {p.name: p for p in es.predictions(head, es.Gaussian(torch.eye(2)))}[name].numbers
+        assert not any(math.isnan(value) for value in numbers.values())

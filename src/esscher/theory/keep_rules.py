@@ -110,19 +110,17 @@ def predictions(setting: Setting) -> list[Prediction]:
 
 def _neyman(setting: Setting, theta: Tensor) -> list[Prediction]:
     V, measure = setting.head.V.double(), setting.measure
-    numbers, sized = {}, {}
+    numbers: dict[str, float] = {}
+    sized: dict[str, float] = {}
     moments: bool | None = False
     try:
         measure.log_laplace(1.001 * theta)
         if measure.is_gaussian:
             spread = product(V, measure.root)
-            values = _squares(spread)
-            sized["first"], sized["second"] = gaussian_mean_norm(values), float(values.sum())
-            uneven = 2.0 * float(((values / (sized["second"] or 1.0)) ** 2).sum())
-            sized["third"] = sized["second"] * math.sqrt(sized["second"]) * math.sqrt(1.0 + uneven)  # sqrt(M_2 M_4) >= M_3
-            numbers = {"constant": sized["first"] * sized["first"], "most": sized["second"]}
+            sized = _sizes(_squares(spread))
+            numbers = {"constant": sized["first"] * sized["first"], "most": sized["second"]} if sized else {"most": math.inf}
         else:
-            numbers = {"most": float((product(V, measure.tilted_cov(theta)) * V).sum())}
+            numbers = {"most": _trace(V, measure.tilted_cov(theta))}
         moments = True if setting.sigma is not None or bool(theta.any()) else None
     except ValueError:  # no limit at this query, or none beyond it
         pass
@@ -155,6 +153,28 @@ def _neyman(setting: Setting, theta: Tensor) -> list[Prediction]:
             numbers=sized,
         ),
     ]
+
+
+def _sizes(values: Floats) -> dict[str, float]:
+    """M_1, and numbers above M_2 and M_3, of N(0, C) with these eigenvalues; nothing where they leave the floating range."""
+    second = float(values.sum())
+    if not math.isfinite(second):
+        return {}
+    uneven = 2.0 * float(((values / (second or 1.0)) ** 2).sum())
+    third = second * math.sqrt(second) * math.sqrt(1.0 + uneven)  # sqrt(M_2 M_4) >= M_3
+    return {"first": gaussian_mean_norm(values), "second": second, "third": third}
+
+
+def _trace(V: Tensor, cov: Tensor) -> float:
+    """tr V C V^T, infinite where it leaves the floating range: of V and C over their largest entries, then times these."""
+    wide, spread = float(V.abs().max()), float(cov.abs().max())
+    if not math.isfinite(spread):
+        return math.inf
+    if wide == 0.0 or spread == 0.0:
+        return 0.0
+    unit = V / wide
+    trace = max(0.0, float((product(unit, cov.double() / spread) * unit).sum()))
+    return trace * wide * spread * wide if trace else 0.0
 
 
 def _squares(spread: Tensor) -> Floats:
