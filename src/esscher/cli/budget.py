@@ -11,7 +11,7 @@ import typer
 from esscher.cli.options import Fields, Given
 from esscher.cli.output import Json, log, number, path_argument, path_option, print_json, print_table
 from esscher.cli.probe import show_totals
-from esscher.cli.rule_totals import show_rules, show_splits
+from esscher.cli.rule_totals import show_rules, show_splits, where
 from esscher.cli.tables import Form, Shown, show_table, shown
 
 if TYPE_CHECKING:
@@ -93,11 +93,6 @@ def _about(stored: Run) -> dict[str, Any]:
     return {"run": str(stored.path), "model": str(row["model"]), "text": str(row["text"]), "window": int(row["window"])}
 
 
-def _where(stored: Run) -> str:
-    about = _about(stored)
-    return f"{about['text']}, windows of {about['window']} tokens"
-
-
 def _print(stored: Run, found: Budget | RuleBudget, epsilon: float | None, total: int | None) -> None:
     tables = {name: getattr(found, name).to_dict("records") for name in ("heads", "caches", "totals")}
     print_json({**_about(stored), "rule": getattr(found, "rule", "random"), "epsilon": epsilon, "total": total, **tables})
@@ -115,7 +110,7 @@ def _show_random(found: Budget, stored: Run, by: str) -> None:
     kept = [columns[key].header for key in ("tokens", "ratio")]
     cache = stored.columns("heads")["kv_head"].header
     total = int(found.totals["tokens"].iloc[-1])
-    title = f"keys kept at random, tokens {_asked(found.epsilon, total)}; {_where(stored)}"
+    title = f"keys kept at random, tokens {_asked(found.epsilon, total)}; {where(_about(stored))}"
     if by == "head":
         rows = [
             [f"{row['layer']}.{row['head']}", str(row["kv_head"]), number(row["tokens"], ","), number(row["ratio"], ".1%")]
@@ -143,7 +138,7 @@ def _show_rule(found: RuleBudget, stored: Run, by: str) -> None:
     also = {"keys_q95": "keys for q95", "best_split": "best split"} if found.epsilon is not None else {}
     more = [Shown(also[key], tuple(number(row[key], ",.1f") for row in rows)) for key in also if key in rows[0]]
     reads = " (what a query reads: the cache holds all)" if per_query(found.rule) else ""
-    title = f"{found.rule}{reads}, keys {_asked(found.epsilon, found.total)}; {_where(stored)}"
+    title = f"{found.rule}{reads}, keys {_asked(found.epsilon, found.total)}; {where(_about(stored))}"
     show_table(title, [names, *(shown(columns[key], rows, form) for key, form in forms.items()), *more])
     show_splits(found.totals, columns, f"{found.rule}, all heads; the best split has the least summed squared relative error")
 
@@ -156,7 +151,7 @@ def _every_rule(stored: Run, frontier: pd.DataFrame, epsilon: float | None, tota
         print_json({**_about(stored), "epsilon": epsilon, "total": total, "rules": found.to_dict("records")})
         return
     title = f"share of the cache kept {_asked(epsilon, total)}" if total is None else f"error of {total:,} keys in all"
-    show_rules(found, {column.key: column for column in RULE_BUDGET}, f"{title}, by keep rule; {_where(stored)}")
+    show_rules(found, {column.key: column for column in RULE_BUDGET}, f"{title}, by keep rule; {where(_about(stored))}")
 
 
 def _export(

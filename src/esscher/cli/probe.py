@@ -14,7 +14,7 @@ import typer
 
 from esscher.cli.options import EXECUTION, Fields, Given
 from esscher.cli.output import Json, Out, as_path, log, number, path_option, print_json
-from esscher.cli.rule_totals import show_rules
+from esscher.cli.rule_totals import show_rules, where
 from esscher.cli.tables import Form, Shown, count, show_table, shown
 
 if TYPE_CHECKING:
@@ -200,8 +200,7 @@ def show_heads(run: Run) -> None:
     if "rule_budget" in run.tables:
         totals = run.table("rule_budget")
         for epsilon, rows in totals.groupby("epsilon"):
-            where = f"{about['text']}, windows of {about['window']} tokens"
-            title = f"share of the cache kept for an error of {epsilon:.1%}, by keep rule; {where}"
+            title = f"share of the cache kept for an error of {epsilon:.1%}, by keep rule; {where(about)}"
             show_rules(rows, run.columns("rule_budget"), title)
     for row in heads[heads["status"] != "ok"].to_dict("records"):
         log(f"layer {row['layer']} head {row['head']}: {row['status']}, {row['reason']}")

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 
     from esscher.runs import Column
 
-__all__ = ["show_rules", "show_splits"]
+__all__ = ["show_rules", "show_splits", "where"]
+
+
+def where(about: Mapping[str, Any]) -> str:
+    """What totals hold for, from what a run says about itself."""
+    return f"{about['text']}, windows of {about['window']} tokens"
 
 
 def show_rules(totals: pd.DataFrame, columns: Mapping[str, Column], title: str) -> None:

@@ -51,6 +51,7 @@ class KeepErrors:
 
     def __init__(self, context: Context) -> None:
         self.context = context
+        self._last: tuple[Tensor, _Rest | None] | None = None
 
     def curve(self, rule: Rule, n: Any = None, *, details: bool = False) -> ErrorCurve:
         """As ``keep_curve``."""
@@ -114,18 +115,12 @@ class KeepErrors:
         near = None if rest is None else rest.errors(share, reweight=reweight)
         if near is not None and len(self.blunt) == len(sure):
             return near
-        others = torch.ones(len(sure), dtype=torch.bool, device=sure.device)
+        known = torch.zeros(len(sure), dtype=torch.bool, device=sure.device)
         if near is not None:
-            others[self.blunt] = False
-        kept = self._inclusion(sure, share, reweight, others)
-        far = self._by_keys(kept, others)
-        if near is None:
-            return far
-        return joined([near, far], torch.cat([self.blunt, others.nonzero()[:, 0]]).argsort())
-
-    def _inclusion(self, sure: Tensor, share: float, reweight: bool, rows: Tensor) -> Inclusion:
-        probability = torch.where(sure[rows], 1.0, self.context.visible[rows].double() * share)
-        return Inclusion(probability, torch.where(sure[rows], 1.0, 1 / share) if reweight and share > 0 else None)
+            known[self.blunt] = True
+        probability = torch.where(sure, 1.0, self.context.visible.double() * share)
+        weight = torch.where(sure, 1.0, 1 / share) if reweight and share > 0 else None
+        return self._completed(near, known, Inclusion(probability, weight))
 
     def _of(self, kept: Inclusion, alike: bool) -> InclusionErrors:
         """``alike``: worth a look whether the chances are all the same."""
@@ -133,24 +128,25 @@ class KeepErrors:
         share = kept.share if alike else None
         if share is not None:
             return self._shared(kept.sure, share, kept.weight is not None)
-        everyone = torch.ones(len(context.q), dtype=torch.bool, device=context.q.device)
+        none = torch.zeros(len(context.q), dtype=torch.bool, device=context.q.device)
         small = context.scores.numel() <= FEW_PAIRS
         if small or context.dtype == torch.float64 or not bool(kept.by_chance.any()):
-            return self._by_keys(kept, everyone)
+            return self._completed(None, none, kept)
         weight = None if kept.weight is None else kept.weight.float()
         answer = cumulant_errors(*self._single, kept.probability.float(), weight)
         if bool(answer.known.all()):
             return answer.errors
-        unknown = ~answer.known
-        weight = None if kept.weight is None else kept.weight[unknown]
-        others = self._by_keys(Inclusion(kept.probability[unknown], weight), unknown)
-        order = torch.cat([answer.known.nonzero()[:, 0], unknown.nonzero()[:, 0]]).argsort()
-        return joined([answer.errors.take(answer.known), others], order)
+        return self._completed(answer.errors.take(answer.known), answer.known, kept)
 
-    def _by_keys(self, kept: Inclusion, rows: Tensor) -> InclusionErrors:
-        context = self.context
+    def _completed(self, found: InclusionErrors | None, known: Tensor, kept: Inclusion) -> InclusionErrors:
+        """Errors of all queries: those found, of the queries that are known, and of the others key by key."""
+        context, others = self.context, ~known
+        weight = None if kept.weight is None else kept.weight[others]
         tol = TOL if context.dtype == torch.float64 else SINGLE
-        return inclusion_error(context.scores[rows], context.v, kept.probability, kept.weight, tol=tol)
+        rest = inclusion_error(context.scores[others], context.v, kept.probability[others], weight, tol=tol)
+        if found is None:
+            return rest
+        return joined([found, rest], torch.cat([known.nonzero()[:, 0], others.nonzero()[:, 0]]).argsort())
 
     @cached_property
     def _single(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -185,11 +181,9 @@ class KeepErrors:
         return state
 
     def _rest(self, sure: Tensor) -> _Rest | None:
-        known = self.__dict__.get("_last")
-        if known is None or not torch.equal(known[0], sure):
-            self._last = known = sure, _Rest.deposited(self._near, sure, self._all)
-        found: _Rest | None = known[1]
-        return found
+        if self._last is None or not torch.equal(self._last[0], sure):
+            self._last = sure, _Rest.deposited(self._near, sure, self._all)
+        return self._last[1]
 
 
 class _Rest:
