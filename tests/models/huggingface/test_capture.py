@@ -122,6 +122,32 @@ def test_causality_and_windows_are_in_the_mask(name: str) -> None:
         assert torch.equal(seen, near & lower if family.causal else near)
 
 
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_of_single_queries_give_the_models_own_weights(name: str, padded: bool) -> None:
+    """``visible`` and ``bias_at`` of three positions, asked for out of order, against explicit attention to 1e-5."""
+    family, model = model_of(name)
+    inputs, at = inputs_of(family, padded=padded), torch.tensor([7, 0, 5])
+    found = caught(model, inputs)
+    for captured, theirs in zip(found, eager_weights(model, inputs), strict=True):
+        key = captured.key.double().repeat_interleave(captured.heads // captured.kv_heads, dim=1)
+        scores = captured.scale * captured.query[:, :, at].double() @ key.mT
+        if captured.softcap is not None:
+            scores = captured.softcap * torch.tanh(scores / captured.softcap)
+        bias, visible = captured.bias_at(at), captured.visible(at)
+        assert visible.shape in [(BATCH, heads, 3, family.tokens) for heads in (1, family.heads)]
+        assert visible.dtype == torch.bool
+        assert (bias is None) == (captured.bias is None)
+        if bias is not None:
+            assert bias.shape in [(BATCH, heads, 3, family.tokens) for heads in (1, family.heads)]
+            scores = scores + bias
+        weights = torch.exp(scores) * visible
+        total = weights.sum(dim=-1, keepdim=True)
+        if captured.sinks is not None:
+            total = total + torch.exp(captured.sinks.double())[None, :, None, None]
+        torch.testing.assert_close(weights / total, theirs[:, :, at].double(), rtol=0, atol=1e-5)
+
+
 def test_padding_is_in_the_mask() -> None:
     family, model = model_of("bert")
     inputs = inputs_of(family, padded=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from esscher.models.huggingface.attention import attend_masked
@@ -43,6 +45,19 @@ class Captured:
     @property
     def kv_heads(self) -> int:
         return int(self.key.shape[1])
+
+    def visible(self, at: Int[Tensor, " m"]) -> Bool[Tensor, "batch heads m tokens"]:
+        """Which keys the queries at these positions may see; one head stands for all where they do not differ."""
+        if self.allowed is not None:
+            return self.allowed[:, :, at].expand(len(self.query), -1, -1, -1)
+        return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=at.device).expand(len(self.query), 1, len(at), self.key.shape[2])
+
+    def bias_at(self, at: Int[Tensor, " m"]) -> Float[Tensor, "batch heads m tokens"] | None:
+        """What is added to the scores of the queries at these positions; one head stands for all where they do not differ."""
+        if self.bias is None:
+            return None
+        rows = self.bias if self.bias.shape[2] == 1 else self.bias[:, :, at]
+        return rows.expand(len(self.query), -1, len(at), -1)
 
     def output(self) -> Tensor:
         """Attention recomputed from what was captured, (batch, heads, tokens, width of a value)."""
