@@ -56,6 +56,30 @@ def test_table_report_and_run(folder: Path, text: Path, tmp_path: Path, capsys: 
     assert {"about", "heads", "layers", "budget", "spec"} <= set(found)
 
 
+def test_predicted_beside_measured(folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without moments one line says what the exponent is of; with them both forms of [B] and the rank correlations."""
+    given = ["probe", str(folder), "--text", str(text), *QUICK, "--heads", "0-3", "--layers", "0-1", "--no-report"]
+    code, shown, _ = run([*given, "--out", str(tmp_path / "plain")], capsys)
+    assert code == 0
+    assert "L2 error of outputs, of which the rate of [B] does not speak" in shown
+    assert "--moments 100 measures these" in shown
+    moments = ["--moments", "3", "--moments-n", "8,20,50", "--out", str(tmp_path / "moments")]
+    code, shown, _ = run([*given, *moments], capsys)
+    assert code == 0
+    for word in ("mean", "covariance", "[B] proved", "[B] experimental", "coupling", "1.all", "over 8 heads", "(L2)"):
+        assert word in shown, word
+    stored = es.load_run(tmp_path / "moments")
+    row = stored.table("heads").iloc[5]
+    (line,) = (line for line in shown.splitlines() if line.startswith("1.1 ") and f"{row['beta_cov']:.3f} [" in line)
+    assert f"{row['beta_paper']:.4f}" in line
+    code, shown, _ = run([*given, *moments, "--json"], capsys)
+    ranks = json.loads(shown)["agreement"]
+    assert {rank["measured"] for rank in ranks} == {"beta_fit", "beta_mean", "beta_cov"}
+    assert {rank["count"] for rank in ranks} == {8}  # two layers are too few to put in order
+    ranked = [rank for rank in ranks if rank["predicted"] == "beta_paper"]  # the sharp exponent is 1/2 for all of them: no rank
+    assert all(rank["rho_low"] <= rank["rho"] <= rank["rho_high"] for rank in ranked)
+
+
 def test_runs_have_a_name_of_their_own(
     folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

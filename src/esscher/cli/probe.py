@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from esscher.cli.agreement import show_agreement
 from esscher.cli.options import EXECUTION, Fields, Given
 from esscher.cli.output import Json, Out, as_path, log, number, path_option, print_json
 from esscher.cli.rule_totals import show_rules, where
@@ -84,7 +85,7 @@ def probe(
     if as_json:
         tables = {
             name: run.table(name).to_dict("records")
-            for name in ("about", "heads", "layers", "budget", "rule_budget")
+            for name in ("about", "heads", "layers", "budget", "rule_budget", "agreement")
             if name in run.tables
         }
         print_json({"run": str(path), "report": None if report is None else str(report), "spec": spec.as_dict(), **tables})
@@ -174,7 +175,6 @@ HEADS: tuple[tuple[str, Form, int], ...] = (
     ("cache_kept_10pct", count, 8),
     ("beta_fit", ".3f", 0),
     ("beta_sharp", ".3f", 4),
-    ("beta_mean", ".3f", 3),
     ("tokens_needed_10pct", count, 0),
     ("effective_tokens", count, 2),
     ("khat", ".2f", 5),
@@ -195,6 +195,7 @@ def show_heads(run: Run) -> None:
     place = Shown("head", tuple(f"{row['layer']}.{row['head']}" for row in rows), words=True)
     found = [shown(columns[key], rows, form, gives_way=last) for key, form, last in HEADS if key in columns]
     show_table(title, [place, *found])
+    show_agreement(run)
     if "budget" in run.tables:
         show_totals(run.table("budget"), run.columns("budget"))
     if "rule_budget" in run.tables:

@@ -73,6 +73,7 @@ def atlas(run: Run) -> dict[str, Any]:
         "tails": _by_head(read_table(run, "tails"), ("z", "survival", "gaussian"), places, grids),
         "budget": records_of(read_table(run, "budget")),
         "layers": _described(run, "layers"),
+        "agreement": _agreement(run),
         "theory": [asdict(line) for line in theory_lines(run.columns("heads"))],
         "errors": {} if frame is None else _meanings(run),
         **frontier_content(run, places, grids),
@@ -145,6 +146,15 @@ def _described(run: Run, name: str) -> dict[str, Any]:
     if frame is None or frame.empty:
         return {}
     return {"columns": described(run, name, map(str, frame.columns)), "rows": columns_of(frame), "count": len(frame)}
+
+
+def _agreement(run: Run) -> dict[str, Any]:
+    """Rank correlations, their exponents by label instead of by column."""
+    found, labels = _described(run, "agreement"), {key: column.label for key, column in run.columns("heads").items()}
+    for key in ("predicted", "measured"):
+        if key in found.get("rows", {}):
+            found["rows"][key] = [labels.get(name, name) for name in found["rows"][key]]
+    return found
 
 
 def _meanings(run: Run) -> dict[str, str]:

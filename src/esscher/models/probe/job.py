@@ -13,6 +13,7 @@ import pyarrow.compute as compute_arrow
 
 from esscher.convergence.curve import ErrorCurve
 from esscher.models.huggingface.parity import parity
+from esscher.models.probe.agreement import agreement_table
 from esscher.models.probe.cache import budget_table
 from esscher.models.probe.context import Indices, Mode, ProbeContext
 from esscher.models.probe.curves import METRICS
@@ -160,6 +161,8 @@ def consolidate(spec: ProbeSpec, shards: Sequence[Shard]) -> Mapping[str, Any]:
         parts["budget"] = budget_table(parts["heads"], parts["curves"], spec.epsilons)
     if "frontier" in parts and np.isfinite(parts["frontier"]["relative"]).any():
         parts["rule_budget"] = rule_table(parts["frontier"], [(epsilon, None) for epsilon in spec.epsilons])
+    if spec.moments and len(agreement := agreement_table(parts, columns(spec)["heads"], spec.seed)):
+        parts["agreement"] = agreement
     parts["about"] = about(context)
     return parts
 

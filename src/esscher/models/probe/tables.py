@@ -14,6 +14,7 @@ import pandas as pd
 from esscher.convergence.curve import ErrorCurve
 from esscher.models.huggingface.maps import LinearMaps
 from esscher.models.probe import head as head_state
+from esscher.models.probe.agreement import AGREEMENT
 from esscher.models.probe.cache import BUDGET
 from esscher.models.probe.curves import curve_rows
 from esscher.models.probe.head import HeadState
@@ -40,6 +41,7 @@ def columns(spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
     statistics = statistics_of(spec)
     found = {"heads": tuple(column for statistic in statistics for column in statistic.columns(spec))}
     found |= {"layers": (*LAYERS, *moment_columns(spec)), "budget": BUDGET, "rule_budget": RULE_BUDGET}
+    found |= {"agreement": AGREEMENT} if spec.moments else {}
     for statistic in statistics:
         found |= statistic.tables(spec)
     return found

@@ -44,6 +44,7 @@ _COLUMNS = (
         "float",
         "exponent of the covariance",
         "Exponent fitted to the sampled error of the output covariance.",
+        short="covariance",
         ends=("beta_cov_low", "beta_cov_high"),
         metric="cov",
     ),
