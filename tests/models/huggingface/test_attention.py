@@ -8,7 +8,8 @@ import math
 import pytest
 import torch
 
-from esscher.models.huggingface.attention import attend_masked, causal_mask, split_mask
+from esscher.models.huggingface.attention import attend_masked, split_mask
+from esscher.models.huggingface.masks import causal_mask, given_mask
 
 masked = importlib.import_module("esscher.models.huggingface.attention")
 
@@ -62,6 +63,7 @@ def test_every_combination_agrees_with_loops(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(masked, "EXPLICIT_SCORES", block)
+    monkeypatch.setattr(masked, "ROWS", block)
     batch, heads, m, n = 2, 6, 3, 5
     query = torch.randn(batch, heads, m, 7, generator=generator, dtype=torch.float64)
     key = torch.randn(batch, kv_heads, n, 7, generator=generator, dtype=torch.float64)
@@ -69,7 +71,8 @@ def test_every_combination_agrees_with_loops(
     allowed = torch.rand(batch, 1, m, n, generator=generator) < 0.6 if with_mask else None
     bias = torch.randn(1, heads, m, n, generator=generator, dtype=torch.float64) if with_bias else None
     sinks = torch.randn(heads, generator=generator, dtype=torch.float64) if with_sinks else None
-    out = attend_masked(query, key, value, 0.6, allowed=allowed, bias=bias, softcap=softcap, sinks=sinks)
+    mask = None if allowed is None else given_mask(allowed, m, n)
+    out = attend_masked(query, key, value, 0.6, mask=mask, bias=bias, softcap=softcap, sinks=sinks)
     expected = by_loops(query, key, value, 0.6, allowed, bias, softcap, sinks)
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
 
@@ -78,10 +81,10 @@ def test_every_combination_agrees_with_loops(
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_a_query_that_sees_nothing_gets_zero(softcap: float | None, with_bias: bool) -> None:
     query = torch.ones(1, 2, 3, 4)
-    allowed = causal_mask(3, 3, torch.device("cpu")).clone()
+    allowed = causal_mask(3, 3, torch.device("cpu")).whole().clone()
     allowed[..., 0, 0] = False
     bias = torch.ones(1, 2, 3, 3) if with_bias else None
-    out = attend_masked(query, query, query, 0.5, allowed=allowed, bias=bias, softcap=softcap)
+    out = attend_masked(query, query, query, 0.5, mask=given_mask(allowed, 3, 3), bias=bias, softcap=softcap)
     assert torch.equal(out[:, :, 0], torch.zeros(1, 2, 4))
     torch.testing.assert_close(out[:, :, 1:], torch.ones(1, 2, 2, 4))
 

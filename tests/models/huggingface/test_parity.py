@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 
 import pytest
-import torch
 
 from esscher.models.huggingface.loading import load_model
 from esscher.models.huggingface.parity import Parity, parity
@@ -37,8 +36,8 @@ def test_the_packaged_model_is_at_parity_on_text() -> None:
 def test_a_lost_mask_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number is no formality: without causality gpt2 gives other logits."""
     capturing = importlib.import_module("esscher.models.huggingface.capture")
-    monkeypatch.setattr(capturing, "_mask", lambda *args, **kwargs: None)
-    monkeypatch.setattr(capturing, "causal_mask", lambda m, n, device: torch.ones(1, 1, m, n, dtype=torch.bool))
+    monkeypatch.setattr(capturing, "model_mask", lambda **given: None)
+    monkeypatch.setattr(capturing, "causal_mask", lambda m, n, device: None)
     family, model = model_of("gpt2")
     found = parity(model, inputs_of(family))
     assert found.max_difference > 0.01

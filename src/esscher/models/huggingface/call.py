@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from esscher.models.huggingface.attention import attend_masked
+from esscher.models.huggingface.masks import Mask
 
 __all__ = ["Captured"]
 
@@ -19,10 +20,9 @@ class Captured:
 
     ``layer`` counts the model's self-attention layers in order of execution, ``name`` is the module's dotted name. ``query`` is
     (batch, heads, tokens, width); ``key`` and ``value`` are (batch, kv_heads, tokens, width), not repeated for the heads that
-    share them. ``allowed`` (batch, 1 or heads, tokens, tokens) says which keys a query may see, None is all: causality,
-    windows and padding are in it. ``bias`` holds finite additive scores (T5), ``sinks`` one logit per head without a value
-    (gpt_oss), ``window`` the layer's sliding window as its configuration has it, ``hidden`` (batch, tokens, d) what entered
-    the attention module, if it was asked for.
+    share them. ``mask`` says which keys a query may see, None is all: causality, windows and padding are in it. ``bias`` holds
+    finite additive scores (T5), ``sinks`` one logit per head without a value (gpt_oss), ``window`` the sliding window as the
+    layer's configuration has it, ``hidden`` (batch, tokens, d) what entered the attention module, if it was asked for.
     """
 
     layer: int
@@ -31,7 +31,7 @@ class Captured:
     key: Tensor
     value: Tensor
     scale: float
-    allowed: Tensor | None = None
+    mask: Mask | None = None
     bias: Tensor | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
@@ -46,13 +46,19 @@ class Captured:
     def kv_heads(self) -> int:
         return int(self.key.shape[1])
 
-    def visible(self, at: Int[Tensor, " m"]) -> Bool[Tensor, "batch heads m tokens"]:
-        """Which keys the queries at these positions may see; one head stands for all where they do not differ."""
-        if self.allowed is not None:
-            return self.allowed[:, :, at].expand(len(self.query), -1, -1, -1)
-        return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=at.device).expand(len(self.query), 1, len(at), self.key.shape[2])
+    @property
+    def allowed(self) -> Bool[Tensor, "batch heads tokens keys"] | None:
+        """The mask spelled out, for short sequences."""
+        return None if self.mask is None else self.mask.whole().expand(len(self.query), -1, -1, -1)
 
-    def bias_at(self, at: Int[Tensor, " m"]) -> Float[Tensor, "batch heads m tokens"] | None:
+    def visible(self, at: Int[Tensor, " m"]) -> Bool[Tensor, "batch heads m keys"]:
+        """Which keys the queries at these positions may see; one head stands for all where they do not differ."""
+        if self.mask is not None:
+            return self.mask.rows(at).expand(len(self.query), -1, -1, -1)
+        every = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=at.device)
+        return every.expand(len(self.query), 1, len(at), self.key.shape[2])
+
+    def bias_at(self, at: Int[Tensor, " m"]) -> Float[Tensor, "batch heads m keys"] | None:
         """What is added to the scores of the queries at these positions; one head stands for all where they do not differ."""
         if self.bias is None:
             return None
@@ -66,7 +72,7 @@ class Captured:
             self.key,
             self.value,
             self.scale,
-            allowed=self.allowed,
+            mask=self.mask,
             bias=self.bias,
             softcap=self.softcap,
             sinks=self.sinks,

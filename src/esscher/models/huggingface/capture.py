@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esscher.models.huggingface.attention import attend_masked, causal_mask, split_mask
+from esscher.models.huggingface.attention import attend_masked, split_mask
 from esscher.models.huggingface.call import Captured
+from esscher.models.huggingface.masks import Mask, MaskTensor, causal_mask, given_mask, model_mask
 from esscher.models.huggingface.package import quiet, transformers
 from esscher.models.huggingface.support import WORKS, expected_layers, refusal
 
@@ -196,15 +197,7 @@ def open_session(
 def _register() -> None:
     package = transformers()
     package.AttentionInterface.register(NAME, _attention)
-    package.AttentionMaskInterface.register(NAME, _mask)
-
-
-def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """The boolean mask, always spelled out where it is causal: None would leave causality to be guessed."""
-    from transformers.masking_utils import sdpa_mask
-
-    mask: Tensor | None = sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False})
-    return mask
+    package.AttentionMaskInterface.register(NAME, model_mask)
 
 
 def _attention(
@@ -225,11 +218,11 @@ def _attention(
     session = _SESSIONS.get(id(module))
     if session is None:
         raise ValueError(f"capture: {type(module).__name__} is not part of a model under capture; was the model changed?")
-    allowed, bias = split_mask(attention_mask)
+    mask, bias = _mask_and_bias(attention_mask, query, key)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     was_eager = session.was_eager.get(id(getattr(module, "config", None)), False)
     if attention_mask is None and causal and query.shape[2] > 1 and not was_eager:
-        allowed = causal_mask(query.shape[2], key.shape[2], query.device)
+        mask = causal_mask(query.shape[2], key.shape[2], query.device)
     if position_bias is not None:
         bias = position_bias if bias is None else bias + position_bias
     name = session.names[id(module)]
@@ -243,7 +236,7 @@ def _attention(
         key=shown[1],
         value=shown[2],
         scale=1.0 / math.sqrt(query.shape[-1]) if scaling is None else float(scaling),
-        allowed=None if allowed is None else allowed.expand(query.shape[0], -1, -1, -1),
+        mask=mask,
         bias=bias,
         softcap=softcap,
         sinks=s_aux,
@@ -254,8 +247,16 @@ def _attention(
         session.report.cross += 1
     else:
         session.see(captured)
-    out = attend_masked(query, key, value, captured.scale, allowed=captured.allowed, bias=bias, softcap=softcap, sinks=s_aux)
+    out = attend_masked(query, key, value, captured.scale, mask=mask, bias=bias, softcap=softcap, sinks=s_aux)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _mask_and_bias(attention_mask: Tensor | None, query: Tensor, key: Tensor) -> tuple[Mask | None, Tensor | None]:
+    """Who is seen, and what is added to scores."""
+    if isinstance(attention_mask, MaskTensor):
+        return attention_mask.mask, None
+    allowed, bias = split_mask(attention_mask)
+    return None if allowed is None else given_mask(allowed, query.shape[2], key.shape[2]), bias
 
 
 def _is_cross(module: Any, name: str) -> bool:
