@@ -107,6 +107,8 @@ def test_a_captured_call_recomputes_its_own_output(name: str) -> None:
         groups = captured.heads // captured.kv_heads
         expected = weights_by_hand(captured) @ captured.value.double().repeat_interleave(groups, dim=1)
         torch.testing.assert_close(captured.output().double(), expected, rtol=0, atol=1e-5)
+        at = torch.tensor([8, 0, 3])
+        torch.testing.assert_close(captured.output(at).double(), expected[:, :, at], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)

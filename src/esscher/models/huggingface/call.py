@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from esscher.models.huggingface.attention import attend_masked
-from esscher.models.huggingface.masks import Mask
+from esscher.models.huggingface.masks import Mask, given_mask
 
 __all__ = ["Captured"]
 
@@ -65,15 +65,12 @@ class Captured:
         rows = self.bias if self.bias.shape[2] == 1 else self.bias[:, :, at]
         return rows.expand(len(self.query), -1, len(at), -1)
 
-    def output(self) -> Tensor:
-        """Attention recomputed from what was captured, (batch, heads, tokens, width of a value)."""
+    def output(self, at: Int[Tensor, " m"] | None = None) -> Float[Tensor, "batch heads m width"]:
+        """Attention recomputed from what was captured, of all queries or of those at some positions."""
+        query, mask, bias = self.query, self.mask, self.bias
+        if at is not None:
+            query, bias = query[:, :, at], self.bias_at(at)
+            mask = None if mask is None else given_mask(self.visible(at), len(at), self.key.shape[2])
         return attend_masked(
-            self.query,
-            self.key,
-            self.value,
-            self.scale,
-            mask=self.mask,
-            bias=self.bias,
-            softcap=self.softcap,
-            sinks=self.sinks,
+            query, self.key, self.value, self.scale, mask=mask, bias=bias, softcap=self.softcap, sinks=self.sinks
         )
