@@ -75,6 +75,11 @@ def pool_curve(i: Inputs, n: Any = None) -> es.ErrorCurve:
     return es.exact_pool_curve(i["q"], i["k"], i["v"], i["n"] if n is None else n)
 
 
+def of_dispersion(i: Inputs) -> list[Any]:
+    found = es.dispersion_curve(i["q"], i["k"], i["n"], temperature=i["n"][:2], planted=3)
+    return [found.effective_tokens, found.entropy, found.largest_weight, found.planted_weight]
+
+
 def of_prefixes(i: Inputs) -> list[Any]:
     return [
         part
@@ -160,6 +165,7 @@ CASES = [
     Case("exact_curve", HEAD | N, lambda i: of_curve(es.exact_curve(head(i), gaussian(i), i["x"][:1], i["n"], keep="neyman"))),
     Case("exact_pool_curve", QKV | N, lambda i: of_curve(pool_curve(i)), 1e-4),
     Case("exact_pool_curve", QKV, lambda i: es.exact_pool_curve(i["q"], i["k"], i["v"], keep="sinks:2+random:0.5").rms, 1e-4),
+    Case("dispersion_curve", QKV | N, of_dispersion, 1e-4),
     Case("coverage", QKV | NUMBERS, of_coverage, 1e-4),
     Case("converge", MAPS | LAW, lambda i: es.converge(head(i), gaussian(i), [4, 8], 3, metrics=["l2"])["l2"].rms),
     Case("asymptotic_from", QKV | N, lambda i: es.asymptotic_from(pool_curve(i), 0.2), 1e-4),
@@ -182,7 +188,8 @@ CASES = [
 
 ELSEWHERE = {  # public names that take no numbers of the user's
     **dict.fromkeys(
-        ["Coverage", "ErrorCurve", "FitError", "RateFit", "Prediction", "Run"], "a result, made by the functions above"
+        ["Coverage", "DispersionCurve", "ErrorCurve", "FitError", "RateFit", "Prediction", "Run"],
+        "a result, made by the functions above",
     ),
     "Measure": "abstract; every law is in the table",
     "capture": "takes a model; tests/models/huggingface/test_capture.py",

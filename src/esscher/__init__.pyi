@@ -13,6 +13,7 @@ from .attention import (
 )
 from .convergence import (
     Coverage as Coverage,
+    DispersionCurve as DispersionCurve,
     ErrorCurve as ErrorCurve,
     FitError as FitError,
     RateFit as RateFit,
@@ -21,6 +22,7 @@ from .convergence import (
     converge as converge,
     coverage as coverage,
     delta_covariance as delta_covariance,
+    dispersion_curve as dispersion_curve,
     exact_curve as exact_curve,
     exact_pool_curve as exact_pool_curve,
     fit_rate as fit_rate,

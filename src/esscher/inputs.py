@@ -15,6 +15,8 @@ __all__ = [
     "as_count",
     "as_counts",
     "as_kind",
+    "as_pair",
+    "as_place",
     "as_positive",
     "as_seed",
     "as_tensor",
@@ -122,6 +124,23 @@ def as_positive(value: Any, name: str) -> float:
     if not (np.isfinite(number) and number > 0):
         raise ValueError(f"{name}: expected a finite number above 0, got {number}")
     return number
+
+
+def as_pair(value: Any, name: str) -> tuple[float, float]:
+    """Two finite numbers."""
+    pair = as_tensor(value, name, ndim=1, last=2).double().tolist()
+    return pair[0], pair[1]
+
+
+def as_place(value: Any, name: str, size: int) -> int:
+    """The number of a row, from 0 to size - 1."""
+    try:
+        place = operator.index(value)
+    except TypeError as cause:
+        raise ValueError(f"{name}: expected the number of a row, got {value!r}") from cause
+    if not 0 <= place < size:
+        raise ValueError(f"{name}: expected the number of a row, from 0 to {size - 1}, got {place}")
+    return place
 
 
 def as_seed(value: Any) -> int:

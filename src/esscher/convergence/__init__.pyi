@@ -2,6 +2,7 @@ from .budget import asymptotic_from as asymptotic_from, tokens_needed as tokens_
 from .coverage import Coverage as Coverage, coverage as coverage
 from .curve import ErrorCurve as ErrorCurve
 from .delta import confidence_region as confidence_region, delta_covariance as delta_covariance
+from .dispersion import DispersionCurve as DispersionCurve, dispersion_curve as dispersion_curve
 from .exact import exact_curve as exact_curve
 from .integral.gaussian import gaussian_error as gaussian_error
 from .montecarlo.converge import converge as converge

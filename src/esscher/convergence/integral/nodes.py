@@ -8,6 +8,7 @@ value still has once the key's score is known). ``error_from_nodes`` integrates 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +23,7 @@ from esscher.convergence.integral.replacement import replacement_errors
 from esscher.convergence.sampling import check_sampling
 from esscher.inputs import as_counts, as_tensor
 
-__all__ = ["KeySource", "concatenate", "error_from_nodes", "error_of_kept", "side_by_side", "take"]
+__all__ = ["REACH", "WIDE", "KeySource", "concatenate", "error_from_nodes", "error_of_kept", "side_by_side", "sources", "take"]
 
 STEP, TOL = 0.28, 1e-13  # aliasing(0.28) is 3e-13
 ELEMENTS = 2**17  # of one temporary array: a megabyte
@@ -157,20 +158,23 @@ def error_from_nodes(
     check_sampling(sampling, counts, keys)
     if sampling == "bernoulli" and not (log_weights is None and extra is None):
         raise ValueError("sampling='bernoulli': expected equal weights and no extra variance; pass None for both")
+    parts = [_integrate(near, counts, keys, sampling, details) for _, near in sources(score, log_weight, value, spare)]
+    return concatenate(parts)
+
+
+def sources(score: Tensor, log_weight: Tensor, value: Tensor, extra: Tensor) -> Iterator[tuple[slice, Source]]:
+    """Some queries at a time, a wide one alone: scores, log-weights, extra (m, N), values (N, d) or (m, N, d), in float64."""
     spans = (score.amax(1) - score.amin(1)).tolist()
-    group = max(1, ELEMENTS // (16 * keys))
-    parts: list[NodeErrors] = []
+    group = max(1, ELEMENTS // (16 * score.shape[1]))
     i = 0
     while i < len(spans):
         j = i + 1
         while j < min(i + group, len(spans)) and spans[i] <= WIDE and spans[j] <= WIDE:
             j += 1
-        values_here = value[i:j] if value.ndim == 3 else value.expand(j - i, -1, -1)
-        near = KeySource.build(score[i:j], log_weight[i:j], values_here, spare[i:j])
-        source: Source = _WideSource(near) if spans[i] > WIDE else near
-        parts.append(_integrate(source, counts, keys, sampling, details))
+        own = value[i:j] if value.ndim == 3 else value.expand(j - i, -1, -1)
+        near = KeySource.build(score[i:j], log_weight[i:j], own, extra[i:j])
+        yield slice(i, j), _WideSource(near) if spans[i] > WIDE else near
         i = j
-    return concatenate(parts)
 
 
 def error_of_kept(score: Tensor, log_mass: Tensor, value: Tensor, extra: Tensor, tokens: int, limit: Tensor) -> NodeErrors:
