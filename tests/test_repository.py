@@ -133,7 +133,7 @@ def test_constraints_are_exact_and_complete() -> None:
         *(name for extra in project["optional-dependencies"].values() for name in extra),
     ]
     assert {canonical(name) for name in wanted} - pinned == set()
-    assert set(project["optional-dependencies"]) == {"hf", "dask", "netcdf", "demo", "test", "docs"}
+    assert set(project["optional-dependencies"]) == {"hf", "gguf", "dask", "netcdf", "demo", "demo-llm", "test", "docs"}
 
 
 def test_every_install_is_constrained() -> None:

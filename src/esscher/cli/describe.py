@@ -1,4 +1,4 @@
-"""``esscher describe``: a dry run on a model, from its configuration alone."""
+"""``esscher describe``: a dry run on a model, from its configuration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esscher.cli.output import Json, print_json, print_table
+from esscher.cli.output import MODEL, Json, print_json, print_table
 
 if TYPE_CHECKING:
     from esscher.models.describe import ModelDescription
@@ -17,15 +17,14 @@ __all__ = ["describe"]
 
 
 def describe(
-    model: Annotated[
-        str, typer.Argument(help="Hub name or folder; packaged is the model that comes as a package.")
-    ] = "packaged",
+    model: Annotated[str, typer.Argument(help=MODEL)] = "minilm",
     revision: Annotated[str | None, typer.Option(help="Revision of a hub model.")] = None,
     as_json: Json = False,
 ) -> None:
     """Layers, heads and positions of a model, whether its attention can be captured, and what a probe would cost.
 
-    Only the configuration is read. Time and memory are those of a default probe, from a short measurement on this machine.
+    Only the configuration is read, and of the weights how they are stored. Time and memory are those of a default probe, from
+    a short measurement on this machine.
 
     Example: esscher describe openai-community/gpt2
     """
@@ -49,6 +48,7 @@ def _lines(found: ModelDescription) -> list[tuple[str, str]]:
         ("family", f"{found.family} ({found.architecture}{', encoder only' if found.encoder_of_pair else ''})"),
         ("supported", "yes" if found.supported else f"no: {found.reason}"),
         ("parameters", f"{found.parameters:,}"),
+        ("weights", found.weights or ""),
         ("layers", _number(found.layers)),
         ("heads a layer", _number(found.heads)),
         ("key heads a layer", _number(found.kv_heads)),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from esscher.models.huggingface.packaged import PACKAGED
 from esscher.report.formats import FORMATS
 from esscher.runs.printable import printable
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "MODEL",
     "Figures",
     "Json",
     "Out",
@@ -40,6 +42,10 @@ __all__ = [
 
 UNPRINTABLE = re.compile("[^\n -~]+")  # at most; letters of other scripts are told apart one by one
 
+MODEL = (
+    f"A folder, a GGUF file, a hub name, or {' or '.join(known.name for known in PACKAGED)} (models that come as packages); "
+    f"{PACKAGED[0].name} when left out."
+)
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]
 
 

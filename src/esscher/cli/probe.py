@@ -14,7 +14,7 @@ import typer
 
 from esscher.cli.agreement import show_agreement
 from esscher.cli.options import EXECUTION, Fields, Given
-from esscher.cli.output import Json, Out, as_path, log, number, path_option, print_json
+from esscher.cli.output import MODEL, Json, Out, as_path, log, number, path_option, print_json
 from esscher.cli.rule_totals import show_rules, where
 from esscher.cli.tables import Form, Shown, count, show_table, shown
 
@@ -47,7 +47,7 @@ def probe(
     corpus: Annotated[Given, TEXT],
     settings: Annotated[Given, MEASURED],
     where: Annotated[Given, WHERE],
-    model: Annotated[str | None, typer.Argument(help="Hub name or folder; the packaged model when left out.")] = None,
+    model: Annotated[str | None, typer.Argument(help=MODEL)] = None,
     separate: Annotated[bool, typer.Option("--separate", help="No window crosses documents.")] = False,
     config: Annotated[Path | None, path_option("--config", "YAML file of these settings; flags go before it.")] = None,
     out: Out = None,
@@ -59,6 +59,7 @@ def probe(
     Example: esscher probe --text book.txt --max-tokens 100000 --workers 2
     """
     import esscher as es
+    from esscher.models.huggingface.checkpoint import written
     from esscher.models.probe.job import units
     from esscher.models.probe.memory import context_of
     from esscher.models.probe.spec import ProbeSpec
@@ -66,7 +67,7 @@ def probe(
     from esscher.runs import terminal
 
     if model is not None:
-        settings["model"] = str(Path(model).absolute()) if Path(model).is_dir() else model
+        settings["model"] = written(model)
     if separate:
         corpus["documents"] = "separate"
     fields = _settings(settings, corpus, config)

@@ -1,10 +1,11 @@
-"""What a model's attention looks like and what a probe of it costs, from the configuration alone: no weights are read."""
+"""What a model's attention looks like and what a probe of it costs, from its configuration: no weights are read."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,10 +13,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from esscher.models.huggingface.capture import Captured, forward
-from esscher.models.huggingface.checkpoint import read_config, resolve
+from esscher.models.huggingface.checkpoint import Source, read_config, resolve, stored_as, weight_files
 from esscher.models.huggingface.example import example_inputs
+from esscher.models.huggingface.gguf_model import skeleton
 from esscher.models.huggingface.loading import positions
-from esscher.models.huggingface.package import quiet, transformers
 from esscher.models.huggingface.support import expected_layers, refusal
 from esscher.models.probe.spec import KEYS, ProbeSpec
 
@@ -43,11 +44,14 @@ class Cost:
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """A model's attention by its configuration. ``windows`` lists the sliding windows of its layers, None is no window."""
+    """A model's attention by its configuration. ``windows`` lists the sliding windows of its layers, None is no window;
+    ``weights`` says what its files hold, where they are here.
+    """
 
     name: str
     family: str
     architecture: str
+    weights: str | None
     supported: bool
     reason: str | None
     parameters: int
@@ -68,10 +72,10 @@ class ModelDescription:
 
 def describe_model(name: Any = None, *, revision: str | None = None, cost: bool = True) -> ModelDescription:
     """Build the model without memory for its weights, let it run on shapes only, and report what its attention is given."""
-    source, shown = resolve(name)
+    source = resolve(name)
     config = read_config(source, revision)
     paired = bool(getattr(config, "is_encoder_decoder", False))
-    model = _skeleton(config, shown)
+    model = skeleton(config, source.shown)
     if paired:
         model = model.get_encoder()
     reason = refusal(model)
@@ -83,9 +87,10 @@ def describe_model(name: Any = None, *, revision: str | None = None, cost: bool 
     parameters = sum(parameter.numel() for parameter in model.parameters())
     wanted = cost and reason is None and layers is not None and bool(seen)
     return ModelDescription(
-        name=shown,
+        name=source.shown,
         family=str(config.model_type),
         architecture=type(model).__name__,
+        weights=_weights(source),
         supported=reason is None,
         reason=reason,
         parameters=parameters,
@@ -99,13 +104,9 @@ def describe_model(name: Any = None, *, revision: str | None = None, cost: bool 
     )
 
 
-def _skeleton(config: Any, name: str) -> Any:
-    try:
-        with quiet(), torch.device("meta"):
-            return transformers().AutoModel.from_config(config, trust_remote_code=False).eval()
-    except Exception as cause:  # a configuration may be wrong in any way
-        line = " ".join(str(cause).split())
-        raise ValueError(f"{name}: no model can be built from this configuration: {line[:240]}") from cause
+def _weights(source: Source) -> str | None:
+    files = weight_files(source, None) if Path(source.where).exists() else []
+    return stored_as(files) if files else None
 
 
 def _run(model: Any, seen: list[Captured]) -> str | None:

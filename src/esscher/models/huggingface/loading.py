@@ -1,4 +1,4 @@
-"""Models by name or folder, safely: safetensors only, no code of the checkpoint, checked weights, the encoder of a pair."""
+"""Models by name, folder or file, safely: safetensors and GGUF only, no code of the checkpoint, the encoder of a pair."""
 
 from __future__ import annotations
 
@@ -11,14 +11,22 @@ import torch
 from torch import Tensor, nn
 
 from esscher.models.huggingface.capture import Captured, forward
-from esscher.models.huggingface.checkpoint import PACKAGED, check_folder, read_config, resolve, weights_sha256, why
+from esscher.models.huggingface.checkpoint import (
+    Source,
+    check_folder,
+    read_config,
+    resolve,
+    sha256_of,
+    stored_as,
+    weight_files,
+)
 from esscher.models.huggingface.example import example_inputs
-from esscher.models.huggingface.package import quiet, transformers
+from esscher.models.huggingface.gguf_model import gguf_tokenizer, gguf_weights
+from esscher.models.huggingface.package import quiet, transformers, why
 from esscher.models.huggingface.support import refusal
 
 __all__ = ["LayerShape", "Loaded", "load_model", "positions", "wrap_model"]
 
-PACKAGED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Parts behind the last layer that a checkpoint may lack without any effect on attention.
 BEHIND = ("pooler", "lm_head", "classifier", "qa_outputs")
@@ -40,7 +48,7 @@ class Loaded:
     """A model ready for capture, and what a forward pass showed of it.
 
     ``heads``, ``kv_heads`` and ``width`` are those of layer 0; ``shapes`` has every layer. ``max_positions`` is None where
-    there is no limit. ``sha256`` is the hash of the weights.
+    there is no limit. ``sha256`` is the hash of the weights, ``weights`` what they were before they were read.
     """
 
     model: Any
@@ -57,6 +65,7 @@ class Loaded:
     is_encoder_decoder: bool
     sha256: str
     shapes: tuple[LayerShape, ...]
+    weights: str
     tokenizer_error: str | None = None
 
     @property
@@ -66,27 +75,29 @@ class Loaded:
 
 
 def load_model(name: Any = None, *, revision: str | None = None, dtype: str = "float32", device: str = "cpu") -> Loaded:
-    """A model of the Hugging Face hub or of a folder, in eval mode; None or "packaged" is the packaged one.
+    """A packaged model by its name (minilm, smollm2), or one of a folder, a GGUF file or the Hugging Face hub, in eval mode.
 
-    Only safetensors are read, code of the checkpoint is never run, weights that are not finite are refused. Of an
-    encoder-decoder the encoder is kept.
+    None or "packaged" is minilm. Only safetensors and GGUF files are read, the latter dequantised; code of the checkpoint is
+    never run, weights that are not finite are refused. Of an encoder-decoder the encoder is kept.
     """
-    source, shown = resolve(name)
+    source = resolve(name)
     if dtype not in DTYPES:
         raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
     place = _device(device)
     config = read_config(source, revision)
-    if Path(source).is_dir():
-        check_folder(Path(source))
-    digest = weights_sha256(source, revision)
-    if shown == PACKAGED and digest != PACKAGED_SHA256:
-        raise ValueError(f"{PACKAGED}: model.safetensors has sha256 {digest}, expected {PACKAGED_SHA256}; install it again")
+    if Path(source.where).is_dir():
+        check_folder(Path(source.where))
+    files = weight_files(source, revision)
+    digest = sha256_of(files)
+    if source.packaged is not None:
+        source.packaged.check(digest)
     model = _weights(source, config, revision, DTYPES[dtype])
     paired = bool(getattr(config, "is_encoder_decoder", False))
     if paired:
         model = model.get_encoder()
     tokenizer, reason = _tokenizer(source, revision)
-    return _look(model.eval().to(place), tokenizer, shown, revision, paired, digest, reason)
+    found = _Found(source.shown, revision, paired, digest, stored_as(files, dtype), reason)
+    return _look(model.eval().to(place), tokenizer, found)
 
 
 def wrap_model(model: Any, tokenizer: Any = None, *, name: str | None = None) -> Loaded:
@@ -104,30 +115,44 @@ def wrap_model(model: Any, tokenizer: Any = None, *, name: str | None = None) ->
         digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     shown = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
-    return _look(model, tokenizer, shown, None, paired, digest.hexdigest(), None)
+    weights = f"a model object, {str(next(model.parameters()).dtype).removeprefix('torch.')}"
+    return _look(model, tokenizer, _Found(shown, None, paired, digest.hexdigest(), weights, None))
 
 
-def _weights(source: str, config: Any, revision: str | None, dtype: torch.dtype) -> Any:
-    options = {"revision": revision, "use_safetensors": True, "trust_remote_code": False, "output_loading_info": True}
-    try:
-        with quiet():
-            model, info = transformers().AutoModel.from_pretrained(source, config=config, dtype=dtype, **options)
-    except Exception as cause:
-        raise ValueError(f"{source}: {why(cause)}") from cause
+def _weights(source: Source, config: Any, revision: str | None, dtype: torch.dtype) -> Any:
+    if source.file is not None:
+        model, info = gguf_weights(source.file, config, dtype)
+    else:
+        model, info = _safetensors(source.where, config, revision, dtype)
     missing = sorted(key for key in info["missing_keys"] if not any(part in key for part in BEHIND))
     if missing:
         raise ValueError(
-            f"{source}: the checkpoint lacks {len(missing)} tensors of {type(model).__name__}, the first is {missing[0]}; "
-            "they would be random"
+            f"{source.where}: the checkpoint lacks {len(missing)} tensors of {type(model).__name__}, the first is "
+            f"{missing[0]}; they would be random"
         )
     return model
 
 
-def _tokenizer(source: str, revision: str | None) -> tuple[Any | None, str | None]:
+def _safetensors(where: str, config: Any, revision: str | None, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
+    options = {"revision": revision, "use_safetensors": True, "trust_remote_code": False, "output_loading_info": True}
+    try:
+        with quiet():
+            model, info = transformers().AutoModel.from_pretrained(where, config=config, dtype=dtype, **options)
+    except Exception as cause:
+        raise ValueError(f"{where}: {why(cause)}") from cause
+    return model, info
+
+
+def _tokenizer(source: Source, revision: str | None) -> tuple[Any | None, str | None]:
     """The tokenizer, or why there is none: a model of images has none, and that is no mistake."""
     try:
         with quiet():
-            tokenizer = transformers().AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+            if source.file is not None:
+                tokenizer = gguf_tokenizer(source.file)
+            else:
+                tokenizer = transformers().AutoTokenizer.from_pretrained(
+                    source.where, revision=revision, trust_remote_code=False
+                )
             words = len(tokenizer.get_vocab()) - len(set(tokenizer.all_special_tokens))
     except Exception as cause:
         return None, " ".join(str(cause).split())[:240]
@@ -145,9 +170,21 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _look(model: Any, tokenizer: Any, name: str, revision: str | None, paired: bool, digest: str, reason: str | None) -> Loaded:
+@dataclass(frozen=True)
+class _Found:
+    """What is known of a model without running it; the names are those of :class:`Loaded`."""
+
+    name: str
+    revision: str | None
+    is_encoder_decoder: bool
+    sha256: str
+    weights: str
+    tokenizer_error: str | None
+
+
+def _look(model: Any, tokenizer: Any, found: _Found) -> Loaded:
     """Check the weights and run four tokens through: shapes and causality are seen, not read from a configuration."""
-    _check_finite(model, name)
+    _check_finite(model, found.name)
     shapes: list[LayerShape] = []
     causal: list[bool] = []
 
@@ -159,13 +196,11 @@ def _look(model: Any, tokenizer: Any, name: str, revision: str | None, paired: b
     try:
         forward(model, example_inputs(model), see)
     except ValueError as cause:
-        raise ValueError(f"{name}: {cause}") from cause
+        raise ValueError(f"{found.name}: {cause}") from cause
     first = shapes[0]
     return Loaded(
         model=model,
         tokenizer=tokenizer,
-        name=name,
-        revision=revision,
         max_positions=positions(model, tokenizer),
         layers=len(shapes),
         heads=first.heads,
@@ -173,10 +208,8 @@ def _look(model: Any, tokenizer: Any, name: str, revision: str | None, paired: b
         width=first.width,
         hidden_size=int(getattr(model.config.get_text_config(), "hidden_size", first.heads * first.width)),
         causal=any(causal),
-        is_encoder_decoder=paired,
-        sha256=digest,
         shapes=tuple(shapes),
-        tokenizer_error=reason,
+        **vars(found),
     )
 
 

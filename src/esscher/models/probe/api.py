@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from esscher.models.corpus import CorpusSpec
+from esscher.models.huggingface.checkpoint import written
 from esscher.models.huggingface.loading import wrap_model
 from esscher.models.probe.context import OBJECT
 from esscher.models.probe.memory import context_of
@@ -34,7 +35,8 @@ def probe(
 
     A run whose pool is the query's own context has frontier too, the errors of keep rules, and rule_budget, what each needs.
 
-    ``model``: a hub name, a folder, a transformers model (with its ``tokenizer``), or None for the packaged model.
+    ``model``: a packaged model ("minilm", which None is too, or "smollm2"), a hub name, a folder, a GGUF file, or a
+    transformers model (with its ``tokenizer``).
     ``texts``: a document or a list of them, or paths (``pathlib.Path``) of files and folders; None for the packaged prose.
     ``out``: the run's folder; one in the system's temporary folder when left out. The other settings are the fields of
     :class:`ProbeSpec` and of its corpus: ``max_tokens=100_000``, ``layers=(0, 1)``, ``queries=64``, ``dataset="name"`` ...
@@ -46,8 +48,8 @@ def probe(
             raise ValueError("workers: a model given as an object stays in this process; save it in a folder and give that")
         loaded = wrap_model(model, tokenizer)
         model = f"{OBJECT}{loaded.sha256[:16]}"
-    elif model is not None and Path(model).is_dir():
-        model = Path(model).absolute()  # whoever resumes the run may stand elsewhere
+    else:
+        model = written(model)
     folder = Path(tempfile.mkdtemp(prefix="esscher-")) if out is None else Path(out)
     # `special` is a field of both: here it says, as the flag does, that special tokens are part of the pool
     fields_of_text = CorpusSpec.model_fields.keys() - ProbeSpec.model_fields.keys()
@@ -55,7 +57,7 @@ def probe(
     corpus = {"max_tokens": KEYS, **settings.pop("corpus", {}), **own, **_texts(texts, folder)}
     if isinstance(rules := settings.get("rules"), list | tuple):
         settings["rules"] = [str(rule) for rule in rules]  # a rule may be given as an object
-    spec = ProbeSpec.read({"model": "packaged" if model is None else str(model), "corpus": corpus, **settings})
+    spec = ProbeSpec.read({"model": model, "corpus": corpus, **settings})
     if loaded is not None:
         context_of(spec, loaded=loaded)  # the units find it there
     return execute(spec, folder, workers=workers, dask=dask, progress=progress)

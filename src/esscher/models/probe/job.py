@@ -219,6 +219,7 @@ def about(context: ProbeContext) -> pd.DataFrame:
             {
                 "model": loaded.name,
                 "model_sha256": loaded.sha256,
+                "weights": loaded.weights,
                 "layers": loaded.layers,
                 "heads": loaded.heads,
                 "kv_heads": loaded.kv_heads,

@@ -1,0 +1,167 @@
+"""A GGUF file as a transformers model: its reader, and a proof that what was made is the model of the file.
+
+The reader leaves out, without a word, settings it does not know (scaled positions, sliding windows) and tensors that have no
+place. So every setting of the architecture must be found again in the configuration, every number of the file in the
+model, and only architectures are read whose attention the tests compare with the same model in safetensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import math
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from esscher.models.huggingface.gguf_header import GgufHeader, read_header
+from esscher.models.huggingface.package import gguf, quiet, transformers, why
+
+__all__ = ["ARCHITECTURES", "gguf_config", "gguf_tokenizer", "gguf_weights", "skeleton"]
+
+ARCHITECTURES = ("gemma2", "gemma3", "gpt2", "llama", "qwen2", "qwen3")
+# What the architecture is without a setting: llama.cpp's defaults
+UNSAID: dict[str, Any] = {"rope.freq_base": 10000.0, "attention.sliding_window": None, "attn_logit_softcapping": None}
+# Settings that change nothing up to the last layer, or that the sizes of tensors prove
+OTHER = ("final_logit_softcapping", "tensor_data_layout")
+BEGINS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2")  # a text begins with BOS
+HEAD = ("output.weight", "output.bias")  # behind the last layer, which attention does not see
+
+
+def gguf_config(path: Path) -> Any:
+    """The configuration of the model in a file, found to be what the file says."""
+    header = read_header(path)
+    kind = header.architecture
+    if kind not in ARCHITECTURES:
+        raise ValueError(f"{path}: the architecture {kind[:40]!r} is not read from GGUF; these are: {', '.join(ARCHITECTURES)}")
+    blocks = header.settings.get(f"{kind}.block_count")
+    if not isinstance(blocks, int) or not 1 <= blocks <= len(header.tensors):
+        raise ValueError(f"{path}: expected a number of layers that {len(header.tensors)} tensors can make, got {blocks!r}")
+    with _alone(path) as options:
+        config = transformers().AutoConfig.from_pretrained(**options)
+    for name, (given, made) in _settings(header, config).items():
+        if not _same(given, made):
+            raise ValueError(
+                f"{path}: the file says {name} = {given!r}, transformers {transformers().__version__} makes {made!r} of it; "
+                "attention would not be the file's: take the model's safetensors"
+            )
+    if isinstance(words := header.settings.get("tokenizer.ggml.tokens"), int) and words > config.vocab_size:
+        raise ValueError(f"{path}: its tokenizer has {words} words, its embedding {config.vocab_size}; the file is damaged")
+    _check_tensors(path, header, skeleton(config, str(path)))
+    return config
+
+
+def skeleton(config: Any, name: str) -> Any:
+    """The model of a configuration, without memory for its weights."""
+    try:
+        with quiet(), torch.device("meta"):
+            return transformers().AutoModel.from_config(config, trust_remote_code=False).eval()
+    except Exception as cause:  # a configuration may be wrong in any way
+        line = " ".join(str(cause).split())
+        raise ValueError(f"{name}: no model can be built from this configuration: {line[:240]}") from cause
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[dict[str, Any]]:
+    """Arguments that read this file and nothing beside it; what lies in its folder may be of another model, or code."""
+    gguf()
+    try:
+        # the reader draws a bar of its own on stderr
+        with quiet(), tempfile.TemporaryDirectory() as empty, contextlib.redirect_stderr(io.StringIO()):
+            yield {"pretrained_model_name_or_path": empty, "gguf_file": str(path.absolute()), "trust_remote_code": False}
+    except Exception as cause:  # whatever the file made the libraries raise
+        raise ValueError(f"{path}: {why(cause)}") from cause
+
+
+def _settings(header: GgufHeader, config: Any) -> dict[str, tuple[Any, Any]]:
+    """By name, what the file says and what the configuration says; every setting of the architecture is one of them."""
+    prefix = f"{header.architecture}."
+    said = {name.removeprefix(prefix): value for name, value in header.settings.items() if name.startswith(prefix)}
+    if said.get("rope.scaling.type", "none") == "none":  # the other numbers of a scaling are idle then
+        said = {name: value for name, value in said.items() if not name.startswith("rope.scaling.")}
+    made = _made(config)
+    if "attention.scale" in made and isinstance(width := said.get("attention.key_length"), int):
+        said.setdefault("attention.scale", width**-0.5)
+    reach = said.get("attention.sliding_window")
+    if isinstance(reach, int) and (reach == 0 or reach >= said.get("context_length", math.inf)):
+        del said["attention.sliding_window"]  # a window that nothing is outside of
+    names = [name for name in UNSAID if name not in said and name in made] + [name for name in said if name not in OTHER]
+    return {prefix + name: (said.get(name, UNSAID.get(name)), made.get(name, "nothing")) for name in names}
+
+
+def _made(config: Any) -> dict[str, Any]:
+    """A configuration in the words of GGUF."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    rope = rope.get("full_attention", rope)  # one for each kind of layer, in some
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    found = {
+        "vocab_size": config.vocab_size,
+        "context_length": config.max_position_embeddings,
+        "block_count": config.num_hidden_layers,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        "attention.head_count": heads,
+        "attention.head_count_kv": getattr(config, "num_key_value_heads", None) or heads,
+        "attention.key_length": width,
+        "attention.value_length": width,
+        "attention.sliding_window": getattr(config, "sliding_window", None),
+        "attn_logit_softcapping": getattr(config, "attn_logit_softcapping", None),
+        "attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", None),
+        "attention.layer_norm_epsilon": getattr(config, "layer_norm_epsilon", None),
+    }
+    if hasattr(config, "query_pre_attn_scalar"):
+        found["attention.scale"] = config.query_pre_attn_scalar**-0.5
+    if rope:
+        found["rope.freq_base"] = rope.get("rope_theta")
+        found["rope.dimension_count"] = int(width * rope.get("partial_rotary_factor", 1.0))
+    return found
+
+
+def _same(given: Any, made: Any) -> bool:
+    if isinstance(given, float) and isinstance(made, float | int):
+        return math.isclose(given, made, rel_tol=1e-6)  # float32 in the file
+    return type(given) is type(made) and bool(given == made)
+
+
+def _check_tensors(path: Path, header: GgufHeader, model: Any) -> None:
+    """Refuse a file with numbers that have no place in the model, or a model with more than the file has."""
+    held = sum(tensor.numbers for tensor in header.tensors if tensor.name not in HEAD)
+    taken = sum(parameter.numel() for parameter in model.parameters())
+    if held != taken:
+        raise ValueError(
+            f"{path}: the file holds {held} numbers and {type(model).__name__} {taken}{_without_place(header, model)}; "
+            "transformers does not make the model of this file"
+        )
+
+
+def _without_place(header: GgufHeader, model: Any) -> str:
+    """The first tensor that the reader would leave out."""
+    reader = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
+    process = reader.TENSOR_PROCESSORS.get(header.architecture, reader.TensorProcessor)
+    placed = reader.get_gguf_hf_weights_map(model, process(config=model.config.to_dict()))
+    left = [tensor.name for tensor in header.tensors if tensor.name not in placed and tensor.name not in HEAD]
+    return f", with no place for {left[0]}" if left else ""
+
+
+def gguf_weights(path: Path, config: Any, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
+    """The model, dequantised to this dtype, and what the reader said of it."""
+    with _alone(path) as options:
+        model, info = transformers().AutoModel.from_pretrained(**options, config=config, dtype=dtype, output_loading_info=True)
+    return model, info
+
+
+def gguf_tokenizer(path: Path) -> Any:
+    """The tokenizer that the file describes, with the tokens it puts before and after a text; the reader forgets these."""
+    settings = read_header(path).settings
+    with _alone(path) as options:
+        tokenizer = transformers().AutoTokenizer.from_pretrained(**options)
+    begins = settings.get("tokenizer.ggml.model") == "llama" or settings.get("tokenizer.ggml.pre") in BEGINS
+    around = {"add_bos_token": begins, "add_eos_token": False}
+    for name, usual in around.items():
+        setattr(tokenizer, name, bool(settings.get(f"tokenizer.ggml.{name}", usual)))
+    return tokenizer
