@@ -246,6 +246,18 @@ def test_without_a_mask_explicit_attention_is_not_made_causal() -> None:
             module.is_causal = False
 
 
+@pytest.mark.parametrize("name", ["bert", "t5", "gpt_oss"])
+def test_nothing_that_is_shown_asks_for_gradients(name: str) -> None:
+    """Position biases and sink logits are parameters of the model, or made of some."""
+    family, model = model_of(name)
+    found: list[Captured] = []
+    with capture(model, found.append, hidden=True):
+        model(**inputs_of(family))
+    shown = [x for one in found for x in vars(one).values() if isinstance(x, torch.Tensor)]
+    assert len(shown) >= 4 * family.layers
+    assert not any(x.requires_grad for x in shown)
+
+
 def test_nothing_is_kept_once_the_sink_returns() -> None:
     family, model = model_of("gpt2")
     alive: list[weakref.ref[torch.Tensor]] = []

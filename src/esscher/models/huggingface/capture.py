@@ -109,10 +109,14 @@ class _Session:
         if not isinstance(tensor, Tensor):
             return None
         if self.replace is None:
-            self.entered[id(module)] = tensor.detach() if self.detach else tensor
+            self.entered[id(module)] = self.shown(tensor)
             return None
         tensor = self.entered[id(module)] = self.replace(tensor)
         return (args, {**kwargs, "hidden_states": tensor}) if named else ((tensor, *args[1:]), kwargs)
+
+    def shown(self, tensor: Tensor) -> Tensor:
+        """What the sink is given of a tensor."""
+        return tensor.detach() if self.detach else tensor
 
     def hidden_of(self, module: Any) -> Tensor | None:
         """What entered this module; the inputs of modules around it are forgotten with it."""
@@ -227,19 +231,18 @@ def _attention(
         bias = position_bias if bias is None else bias + position_bias
     name = session.names[id(module)]
     cross = _is_cross(module, name)
-    hidden = session.hidden_of(module)
-    shown = (query.detach(), key.detach(), value.detach()) if session.detach else (query, key, value)
+    hidden, shown = session.hidden_of(module), session.shown
     captured = Captured(
         layer=session.next_layer,
         name=name,
-        query=shown[0],
-        key=shown[1],
-        value=shown[2],
+        query=shown(query),
+        key=shown(key),
+        value=shown(value),
         scale=1.0 / math.sqrt(query.shape[-1]) if scaling is None else float(scaling),
         mask=mask,
-        bias=bias,
+        bias=None if bias is None else shown(bias),
         softcap=softcap,
-        sinks=s_aux,
+        sinks=None if s_aux is None else shown(s_aux),
         hidden=hidden,
         window=sliding_window,
     )
