@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from esscher.cli.agreement import show_agreement
+from esscher.cli.layer_tails import show_tails
 from esscher.cli.options import EXECUTION, Fields, Given
 from esscher.cli.output import MODEL, Json, Out, as_path, log, number, path_option, print_json
 from esscher.cli.rule_totals import show_rules, where
@@ -197,6 +198,7 @@ def show_heads(run: Run) -> None:
     found = [shown(columns[key], rows, form, gives_way=last) for key, form, last in HEADS if key in columns]
     show_table(title, [place, *found])
     show_agreement(run)
+    show_tails(run)
     if "budget" in run.tables:
         show_totals(run.table("budget"), run.columns("budget"))
     if "rule_budget" in run.tables:

@@ -52,8 +52,10 @@ def sequence_state(probe: ProbeContext, layer: int) -> tuple[LayerState, Indices
 
     def sink(captured: Captured, batch: Indices) -> None:
         collector(captured, batch)
-        pooled = torch.from_numpy(probe.pooled[batch]).to(captured.query.device)
-        moments.append(LayerMoments.of(Rows.of(captured, pooled)))
+        masks = probe.pooled, probe.windows.special
+        moments.append(
+            LayerMoments.of(Rows.of(captured, *(torch.from_numpy(mask[batch]).to(captured.query.device) for mask in masks)))
+        )
 
     probe.run(np.unique(probe.places.windows), [layer], sink)
     queries = collector.result(layer)

@@ -64,4 +64,7 @@ def stream(context: ProbeContext, layers: Sequence[int], windows: Indices) -> li
 
 
 def _rows(context: ProbeContext, captured: Captured, batch: Indices) -> Rows:
-    return Rows.of(captured, torch.from_numpy(context.pooled[batch]).to(captured.query.device))
+    pooled, special = (
+        torch.from_numpy(mask[batch]).to(captured.query.device) for mask in (context.pooled, context.windows.special)
+    )
+    return Rows.of(captured, pooled, special)

@@ -27,6 +27,7 @@ from esscher.models.probe.statistics.identity import LAYER
 from esscher.models.probe.statistics.output_moments import moment_columns
 from esscher.models.probe.statistics.statistic import Failure, Found
 from esscher.models.probe.statistics.theory import REACH
+from esscher.models.probe.token_tails import TAIL_COLUMNS, tail_row
 from esscher.models.probe.tokens import LayerSummary, largest_variance
 from esscher.runs.columns import Column
 
@@ -40,7 +41,7 @@ def columns(spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
     """The columns of every table, in their order."""
     statistics = statistics_of(spec)
     found = {"heads": tuple(column for statistic in statistics for column in statistic.columns(spec))}
-    found |= {"layers": (*LAYERS, *moment_columns(spec)), "budget": BUDGET, "rule_budget": RULE_BUDGET}
+    found |= {"layers": (*LAYERS, *TAIL_COLUMNS, *moment_columns(spec)), "budget": BUDGET, "rule_budget": RULE_BUDGET}
     found |= {"agreement": AGREEMENT} if spec.moments else {}
     for statistic in statistics:
         found |= statistic.tables(spec)
@@ -161,5 +162,6 @@ def _layer_row(spec: ProbeSpec, layer: LayerSummary) -> dict[str, Any]:
         "gaussian_z": math.nan if hidden is None else hidden.gaussian_z,
         "verdict": "unknown" if hidden is None else hidden.verdict,
         "reason": "" if hidden is None else hidden.reason,
+        **tail_row(layer.tails, "unknown" if hidden is None else hidden.verdict),
         **(moment_row(layer.sampled, WHOLE_LAYER) if spec.moments else {}),
     }

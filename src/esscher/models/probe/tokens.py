@@ -13,6 +13,7 @@ from esscher.diagnostics import moments as token_moments
 from esscher.diagnostics.moments import TokenMoments, TokenSummary
 from esscher.models.huggingface.capture import Captured
 from esscher.models.huggingface.maps import LinearMaps
+from esscher.models.probe.token_tails import SplitExtremes, SplitTails
 
 __all__ = ["LayerInfo", "LayerMoments", "LayerSummary", "Rows", "largest_variance", "scores_of"]
 
@@ -51,21 +52,31 @@ def scores_of(info: LayerInfo, q: Tensor, k: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Rows:
-    """Pooled tokens of a block: q (H, B, k), k and v (H_kv, B, .), positions in their windows (B,), hidden (B, d) or None."""
+    """Pooled tokens of a block: q (H, B, k), k and v (H_kv, B, .), positions in their windows (B,), hidden (B, d) or None.
+
+    ``special`` (B,): the special tokens among them; None where none is known.
+    """
 
     q: Tensor
     k: Tensor
     v: Tensor
     positions: Tensor
     hidden: Tensor | None
+    special: Tensor | None = None
 
     @classmethod
-    def of(cls, captured: Captured, pooled: Tensor) -> Rows:
-        """``pooled`` (batch, tokens): which tokens to take."""
+    def of(cls, captured: Captured, pooled: Tensor, special: Tensor | None = None) -> Rows:
+        """``pooled`` (batch, tokens): which tokens to take; ``special``, alike: which are special."""
         wide = torch.float64 if captured.query.dtype == torch.float64 else torch.float32
         q, k, v = (x.to(wide).transpose(0, 1)[:, pooled] for x in (captured.query, captured.key, captured.value))
         hidden = None if captured.hidden is None else captured.hidden.to(wide)[pooled]
-        return cls(q, k, v, pooled.nonzero()[:, 1], hidden)
+        return cls(q, k, v, pooled.nonzero()[:, 1], hidden, None if special is None else special[pooled])
+
+    @property
+    def sinks(self) -> Tensor:
+        """(B,): first tokens of their windows, and special ones."""
+        first = self.positions == 0
+        return first if self.special is None else first | self.special.to(first.device)
 
     def none(self) -> Rows:
         """No token of the same kind."""
@@ -86,26 +97,29 @@ class LayerMoments:
     k: TokenMoments
     v: TokenMoments
     cross: Tensor  # (H, k, k) float64: k is that of the key-value head which the head reads
+    extremes: SplitExtremes | None = None  # of what entered the layer
 
     @classmethod
     def of(cls, rows: Rows) -> LayerMoments:
-        hidden = None
+        hidden = extremes = None
         if rows.hidden is not None:
             start = token_moments.init(rows.hidden.shape[-1], device=rows.hidden.device)
-            hidden = token_moments.update(start, rows.hidden)
+            hidden, extremes = token_moments.update(start, rows.hidden), SplitExtremes.of(rows.hidden, rows.sinks)
         q, k, v = (
             token_moments.update(token_moments.init(x.shape[-1], (x.shape[0],), higher=False, device=x.device), x)
             for x in (rows.q, rows.k, rows.v)
         )
         apart = rows.k.double() - k.mean[:, None]  # its sum is 0, so that queries need not be centred
         cross = _of_each_head(apart, len(rows.q)).transpose(1, 2) @ rows.q.double()
-        return cls(hidden, q, k, v, cross.transpose(1, 2))
+        return cls(hidden, q, k, v, cross.transpose(1, 2), extremes)
 
     def merge(self, other: LayerMoments) -> LayerMoments:
         both = self.hidden is not None and other.hidden is not None
         hidden = token_moments.merge(self.hidden, other.hidden) if both else None  # type: ignore[arg-type]
         q, k, v = (token_moments.merge(a, b) for a, b in ((self.q, other.q), (self.k, other.k), (self.v, other.v)))
-        return LayerMoments(hidden, q, k, v, self.cross + other.cross + self._apart(other))
+        both = self.extremes is not None and other.extremes is not None
+        extremes = self.extremes.merge(other.extremes) if both else None  # type: ignore[union-attr, arg-type]
+        return LayerMoments(hidden, q, k, v, self.cross + other.cross + self._apart(other), extremes)
 
     def _apart(self, other: LayerMoments) -> Tensor:
         """What the distance of two states' means adds to the cross scatter: n_a n_b / n D_q D_k^T."""
@@ -135,6 +149,7 @@ class LayerSummary:
     k: TokenSummary
     v: TokenSummary
     hidden: TokenSummary | None
+    tails: SplitTails | None
     maps: LinearMaps | None
     sampled: Mapping[tuple[int, str], Any]
 
@@ -144,7 +159,8 @@ class LayerSummary:
     ) -> LayerSummary:
         q, k, v = (token_moments.finish(part) for part in (moments.q, moments.k, moments.v))
         hidden = None if moments.hidden is None else token_moments.finish(moments.hidden)
-        return cls(info, moments, q, k, v, hidden, maps, sampled)
+        tails = None if moments.extremes is None else moments.extremes.finish()
+        return cls(info, moments, q, k, v, hidden, tails, maps, sampled)
 
 
 def largest_variance(cov: Tensor) -> float:
