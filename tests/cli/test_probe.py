@@ -16,6 +16,8 @@ import yaml
 import esscher as es
 from tests.cli.commands import run
 from tests.models.probe_runs import few_texts, save_tiny, source
+from tests.models.tiny import REFUSED, build
+from tests.models.tokenizers_for_tests import tokenizer
 from tests.real_head import model_folder
 
 SMALL = {"max-tokens": 300, "window": 64, "queries": 6, "kept-queries": 2, "layers": 1, "heads": "1-2", "n": "16,64,256"}
@@ -236,6 +238,21 @@ def test_models_that_cannot_be_used(folder: Path, text: Path, tmp_path: Path, ca
     for path in wordless.glob("*token*"):
         path.unlink()
     assert "no tokenizer" in refused([str(wordless), *rest], capsys)
+
+
+@pytest.mark.parametrize("name", ["bloom", "mpt", "falcon", "falcon alibi", "gptj"])
+def test_models_that_attend_in_their_own_code(
+    name: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Among them those whose position bias is ALiBi. Nothing is begun."""
+    family, *more = name.split()
+    config, options = REFUSED[family]
+    build(config, {**options, **dict.fromkeys(more, True)}).save_pretrained(tmp_path / "model")
+    tokenizer("gpt2").save_pretrained(tmp_path / "model")
+    capsys.readouterr()
+    line = refused([str(tmp_path / "model"), "--text", str(text), "--out", str(tmp_path / "run"), *QUICK], capsys)
+    assert "computes attention in its own code" in line
+    assert not (tmp_path / "run").exists()
 
 
 def test_empty_stdin(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

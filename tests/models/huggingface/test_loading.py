@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -168,6 +169,13 @@ def test_a_device_that_is_not_there_is_refused(bert: Path) -> None:
 def test_models_that_cannot_be_captured_are_refused_when_loaded(name: str, tmp_path: Path) -> None:
     build(*REFUSED[name]).save_pretrained(tmp_path)
     assert "what works: albert, bert" in refused(tmp_path)
+
+
+def test_a_model_of_which_layers_escape_is_refused_when_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not after a run over all its other layers."""
+    build(*family_options("bert")).save_pretrained(tmp_path)
+    monkeypatch.setattr(importlib.import_module("esscher.models.huggingface.support"), "expected_layers", lambda model: 3)
+    assert "has 3 attention layers by its configuration, 2 were captured" in refused(tmp_path)
 
 
 def test_several_weight_files_have_one_hash(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_models_that_cannot_be_captured_are_refused(name: str) -> None:
 
 def test_layers_that_escape_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _, model = model_of("bert")
-    monkeypatch.setattr(importlib.import_module("esscher.models.huggingface.parity"), "expected_layers", lambda model: 3)
+    monkeypatch.setattr(importlib.import_module("esscher.models.huggingface.support"), "expected_layers", lambda model: 3)
     with pytest.raises(ValueError, match="has 3 attention layers by its configuration, 2 were captured"):
         parity(model)
 

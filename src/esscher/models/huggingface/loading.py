@@ -23,7 +23,7 @@ from esscher.models.huggingface.checkpoint import (
 from esscher.models.huggingface.example import example_inputs
 from esscher.models.huggingface.gguf_model import gguf_tokenizer, gguf_weights
 from esscher.models.huggingface.package import quiet, transformers, why
-from esscher.models.huggingface.support import refusal
+from esscher.models.huggingface.support import escaped, refusal
 
 __all__ = ["LayerShape", "Loaded", "load_model", "positions", "wrap_model"]
 
@@ -197,6 +197,9 @@ def _look(model: Any, tokenizer: Any, found: _Found) -> Loaded:
         forward(model, example_inputs(model), see)
     except ValueError as cause:
         raise ValueError(f"{found.name}: {cause}") from cause
+    reason = escaped(model, len(shapes))
+    if reason is not None:
+        raise ValueError(f"{found.name}: {reason}")
     first = shapes[0]
     return Loaded(
         model=model,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esscher.models.huggingface.capture import Captured, forward, without_cache
 from esscher.models.huggingface.example import example_inputs
-from esscher.models.huggingface.support import WORKS, expected_layers, refusal
+from esscher.models.huggingface.support import escaped, expected_layers, refusal
 
 __all__ = ["Parity", "parity"]
 
@@ -55,17 +55,14 @@ def parity(model: Any, inputs: Mapping[str, Any] | None = None) -> Parity:
     ours = _output(forward(model, inputs, count))
     with torch.no_grad():
         theirs = _output(model(**inputs, **without_cache(model)))
-    expected = expected_layers(model)
-    if expected is not None and len(seen) != expected:
-        raise ValueError(
-            f"parity: {type(model).__name__} has {expected} attention layers by its configuration, {len(seen)} were captured; "
-            f"the others compute attention in their own code; what works: {WORKS}"
-        )
+    reason = escaped(model, len(seen))
+    if reason is not None:
+        raise ValueError(f"parity: {reason}")
     mask = inputs.get("attention_mask")
     if isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape == ours.shape[:2]:
         ours, theirs = ours[mask.bool()], theirs[mask.bool()]
     difference = float((ours.double() - theirs.double()).abs().max())
-    return Parity(difference, difference / max(float(theirs.double().abs().max()), 1e-300), len(seen), expected)
+    return Parity(difference, difference / max(float(theirs.double().abs().max()), 1e-300), len(seen), expected_layers(model))
 
 
 def _output(result: Any) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 from esscher.models.huggingface.package import transformers
 
-__all__ = ["TESTED", "WORKS", "expected_layers", "refusal"]
+__all__ = ["TESTED", "WORKS", "escaped", "expected_layers", "refusal"]
 
 # Families this is tested on; others that use the attention interface work as well.
 TESTED = (
@@ -49,6 +49,17 @@ def refusal(model: Any) -> str | None:
                 f"transformers, so nothing would be captured; what works: {WORKS}"
             )
     return None
+
+
+def escaped(model: Any, captured: int) -> str | None:
+    """Why a forward pass of which so many layers were captured is not the whole model's, or None."""
+    expected = expected_layers(model)
+    if expected is None or captured == expected:
+        return None
+    return (
+        f"{type(model).__name__} has {expected} attention layers by its configuration, {captured} were captured; "
+        f"the others compute attention in their own code; what works: {WORKS}"
+    )
 
 
 def expected_layers(model: Any) -> int | None:
