@@ -60,7 +60,7 @@ def probe(
     Example: esscher probe --text book.txt --max-tokens 100000 --workers 2
     """
     import esscher as es
-    from esscher.models.huggingface.checkpoint import written
+    from esscher.models.huggingface.checkpoint import as_read, written
     from esscher.models.probe.job import units
     from esscher.models.probe.memory import context_of
     from esscher.models.probe.spec import ProbeSpec
@@ -76,7 +76,7 @@ def probe(
         out = _keep_stdin(fields["corpus"], out)
     spec = ProbeSpec.read(fields)
     if sys.stderr.isatty():  # in a log a mistake is one line, with nothing before it
-        log(f"reading the model {spec.model} and the text")
+        log(f"reading {as_read(spec.model)} and the text")
     context = context_of(spec, starts=True)
     units(spec)  # what this pool cannot give is refused before anything is said
     where.setdefault("workers", _workers(context.loaded.model))

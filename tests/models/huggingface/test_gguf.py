@@ -16,7 +16,7 @@ from esscher.models.huggingface.checkpoint import files_of_model, sha256_of
 from esscher.models.huggingface.gguf_header import read_header
 from esscher.models.huggingface.gguf_model import ARCHITECTURES
 from esscher.models.huggingface.loading import load_model
-from tests.models.tiny import transformers
+from tests.models.tiny import build, transformers
 from tests.models.tiny_gguf import VOCABULARY, WRITTEN, gguf, model_of, write_gguf
 from tests.models.tokenizers_for_tests import prose
 
@@ -190,6 +190,40 @@ def test_settings_without_effect_are_no_reason(tmp_path: Path) -> None:
 def test_a_tensor_without_a_place_is_refused(name: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", "llama", model_of("llama"), more={name: np.ones(16, np.float32)})
     assert f"with no place for {name}" in refused(path)
+
+
+def test_factors_of_frequencies_are_used(tmp_path: Path) -> None:
+    """Llama 3.1 and later: positions are scaled by a tensor of factors, which the reader leaves out."""
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 5000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
+    model = build("LlamaConfig", {**WRITTEN["llama"].options, "rope_parameters": rope})
+    usual = 5000.0 ** (-torch.arange(0, 16, 2, dtype=torch.float64) / 16)
+    factors = (usual / model.rotary_emb.inv_freq.double()).float().numpy()
+    assert (factors.min(), factors.max()) == pytest.approx((1, 8), rel=1e-5)
+    loaded = load_model(write_gguf(tmp_path / "model.gguf", "llama", model, more={"rope_freqs.weight": factors}))
+    for mine, theirs in zip(attention(loaded.model), attention(model), strict=True):
+        for left, right in zip(mine, theirs, strict=True):
+            assert (left - right).abs().max() <= 1e-5 * right.abs().max()
+    path = write_gguf(tmp_path / "bad.gguf", "llama", model, more={"rope_freqs.weight": 0 * factors})
+    assert "rope_freqs.weight holds numbers that are not positive" in refused(path)
+
+
+def test_a_folder_of_a_file_names_the_file(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", "llama", model_of("llama"))
+    assert f"no config.json in this folder; give the file: {path}" in refused(tmp_path)
+    model_of("llama").config.save_pretrained(tmp_path)
+    assert f"no model.safetensors in this folder; give the file: {path}" in refused(tmp_path)
+
+
+def test_a_file_has_no_revisions(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", "llama", model_of("llama"))
+    assert "revision: model is on this machine and has no revisions, got 'main'" in refused(path, revision="main")
 
 
 def test_an_output_head_is_left_out(tmp_path: Path) -> None:

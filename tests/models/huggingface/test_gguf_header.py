@@ -59,6 +59,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "long list": (header(0, 2, array("a", 0, BIG), ROOM), f"the header counts {BIG} numbers of a list"),
     "list of words": (header(0, 2, array("a", 8, BIG), ROOM), f"the header counts {BIG} words of a list"),
     "long word": (header(0, 2, array("a", 8, 1, struct.pack("<Q", BIG)), ROOM), f"the header asks for {BIG} bytes"),
+    "word of bytes": (header(0, 2, array("a", 8, 1, struct.pack("<Q", 2) + b"\xff\xff"), ROOM), "is not text"),
     "list of lists": (header(0, 2, array("a", 9, 1), ROOM), "a list of type 9"),
     "type of a setting": (header(0, 2, text("a") + struct.pack("<I", 77), ROOM), "a setting of type 77"),
     "no text": (header(0, 2, struct.pack("<Q", 2) + b"\xff\xff", ROOM), "is not text"),

@@ -20,6 +20,7 @@ from esscher.runs.files import kind_of
 
 __all__ = [
     "Source",
+    "as_read",
     "check_folder",
     "files_of_model",
     "read_config",
@@ -94,6 +95,14 @@ def written(name: Any) -> str:
     return str(name) if packaged_model(name) is not None or not path.exists() else str(path.absolute())
 
 
+def as_read(name: Any) -> str:
+    """A model as a user is told of it while it is read: a GGUF file takes its time."""
+    source = resolve(name)
+    if source.file is None:
+        return f"the model {source.shown}"
+    return f"{source.shown} ({source.file.stat().st_size / 1e6:.0f} MB of GGUF, to be dequantised; half a minute for 100 MB)"
+
+
 def files_of_model(name: Any, revision: str | None = None) -> list[Path]:
     """The files that a name stands for now; of a model on the hub the configuration in its cache, which names the commit."""
     source = resolve(name)
@@ -112,6 +121,8 @@ def files_of_model(name: Any, revision: str | None = None) -> list[Path]:
 def read_config(source: Source, revision: str | None = None) -> Any:
     """The configuration of a model, without its weights; what cannot be loaded as it is meant is refused here."""
     package = transformers()
+    if revision is not None and Path(source.where).exists():
+        raise ValueError(f"revision: {source.shown} is on this machine and has no revisions, got {revision!r}; leave it out")
     if source.file is not None:
         return gguf_config(source.file)
     if Path(source.where).is_dir():
@@ -141,7 +152,7 @@ def _check_quantisation(where: str, config: Any) -> None:
 def _check_files(folder: Path) -> None:
     """A folder with a configuration, and without pipes or devices, on which a reader waits for ever."""
     if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder}: no config.json in this folder; expected a Hugging Face model with model.safetensors")
+        raise ValueError(f"{folder}: no config.json in this folder; {_file_instead(folder)}")
     for entry in sorted(folder.iterdir()):
         if entry.exists() and not (entry.is_file() or entry.is_dir()):
             raise ValueError(f"{entry}: expected a file, got {kind_of(entry.stat().st_mode)}; remove it from the model")
@@ -153,7 +164,13 @@ def check_folder(folder: Path) -> None:
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if pickles:
         raise ValueError(f"{folder}: " + pickle_advice(f"the folder holds {pickles[0]} and no safetensors"))
-    raise ValueError(f"{folder}: no model.safetensors in this folder")
+    raise ValueError(f"{folder}: no model.safetensors in this folder; {_file_instead(folder)}")
+
+
+def _file_instead(folder: Path) -> str:
+    """What to give in place of a folder without safetensors."""
+    files = sorted(folder.glob("*.gguf"))
+    return f"give the file: {files[0]}" if files else "expected a Hugging Face model with model.safetensors"
 
 
 def weight_files(source: Source, revision: str | None) -> list[Path]:

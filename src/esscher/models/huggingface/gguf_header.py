@@ -10,7 +10,7 @@ import math
 import mmap
 import struct
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,12 @@ ALIGNMENT = 32  # of the data, where the file does not say
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """A tensor of the file: its type by name (F32, Q4_1, ...), sizes as in the file (the fastest first), number of bytes."""
+    """A tensor of the file: sizes as there (the fastest first), its type by name (F32, Q4_1, ...), and where its bytes are."""
 
     name: str
     shape: tuple[int, ...]
     kind: str
+    begin: int
     bytes: int
 
     @property
@@ -89,7 +90,7 @@ class _Cursor:
         try:
             return self.data[begin : begin + size].decode("utf-8")
         except UnicodeDecodeError as cause:
-            raise ValueError(f"the name at byte {begin} is not text; the file is damaged") from cause
+            raise ValueError(f"the word at byte {begin} is not text; the file is damaged") from cause
 
     def value(self, kind: int) -> Any:
         if kind in SCALARS:
@@ -110,7 +111,7 @@ class _Cursor:
             raise ValueError(f"a list of type {kind} at byte {self.at}, which is not read")
         count = self.count("words of a list", 8)
         for _ in range(count):
-            self.skip(self.number("<Q"))
+            self.text()
         return count
 
 
@@ -159,21 +160,23 @@ def _table(cursor: _Cursor, count: int, alignment: Any) -> tuple[GgufTensor, ...
         raise ValueError(f"general.alignment: expected a power of two, got {alignment!r}; the file is damaged")
     library = gguf()
     found = [_tensor(cursor, library) for _ in range(count)]
-    if len({tensor.name for tensor, _ in found}) < count:
+    if len({tensor.name for tensor in found}) < count:
         raise ValueError("a tensor is there twice; the file is damaged")
-    start = -(-cursor.at // alignment) * alignment
-    end, size = start, len(cursor.data)
-    for tensor, offset in sorted(found, key=lambda pair: pair[1]):
-        if start + offset < end:
+    end = start = -(-cursor.at // alignment) * alignment
+    placed = tuple(replace(tensor, begin=start + tensor.begin) for tensor in found)
+    for tensor in sorted(placed, key=lambda tensor: tensor.begin):
+        if tensor.begin < end:
             raise ValueError(f"the tensor {tensor.name} lies in the place of another; the file is damaged")
-        end = start + offset + tensor.bytes
-        if end > size:
-            raise ValueError(f"the tensor {tensor.name} ends at byte {end} of {size}; the file is cut off or damaged")
-    return tuple(tensor for tensor, _ in found)
+        end = tensor.begin + tensor.bytes
+        if end > len(cursor.data):
+            raise ValueError(
+                f"the tensor {tensor.name} ends at byte {end} of {len(cursor.data)}; the file is cut off or damaged"
+            )
+    return placed
 
 
-def _tensor(cursor: _Cursor, library: Any) -> tuple[GgufTensor, int]:
-    """A tensor, and its offset in the data."""
+def _tensor(cursor: _Cursor, library: Any) -> GgufTensor:
+    """A tensor; it begins where it does in the data, whose place is not known yet."""
     name = cursor.text()
     dimensions = cursor.number("<I")
     if dimensions > DIMENSIONS:
@@ -187,4 +190,4 @@ def _tensor(cursor: _Cursor, library: Any) -> tuple[GgufTensor, int]:
     numbers, width = library.GGML_QUANT_SIZES[kind]
     if math.prod(shape) < 1 or (shape and shape[0] % numbers):
         raise ValueError(f"the tensor {name[:80]!r} of sizes {shape} cannot be of type {kind.name}; the file is damaged")
-    return GgufTensor(name, shape, kind.name, math.prod(shape) // numbers * width), offset
+    return GgufTensor(name, shape, kind.name, offset, math.prod(shape) // numbers * width)

@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from esscher.models.huggingface.gguf_header import GgufHeader, read_header
+from esscher.models.huggingface.gguf_header import GgufHeader, GgufTensor, read_header
 from esscher.models.huggingface.package import gguf, quiet, transformers, why
 
 __all__ = ["ARCHITECTURES", "gguf_config", "gguf_tokenizer", "gguf_weights", "skeleton"]
@@ -30,6 +31,7 @@ UNSAID: dict[str, Any] = {"rope.freq_base": 10000.0, "attention.sliding_window":
 OTHER = ("final_logit_softcapping", "tensor_data_layout")
 BEGINS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2")  # a text begins with BOS
 HEAD = ("output.weight", "output.bias")  # behind the last layer, which attention does not see
+FACTORS = "rope_freqs.weight"  # of llama: each frequency of a rotation is divided by one of these
 
 
 def gguf_config(path: Path) -> Any:
@@ -118,6 +120,7 @@ def _made(config: Any) -> dict[str, Any]:
         found["attention.scale"] = config.query_pre_attn_scalar**-0.5
     if rope:
         found["rope.freq_base"] = rope.get("rope_theta")
+        found["rope.freq_base_swa"] = getattr(config, "rope_parameters", {}).get("sliding_attention", rope).get("rope_theta")
         found["rope.dimension_count"] = int(width * rope.get("partial_rotary_factor", 1.0))
     return found
 
@@ -130,7 +133,7 @@ def _same(given: Any, made: Any) -> bool:
 
 def _check_tensors(path: Path, header: GgufHeader, model: Any) -> None:
     """Refuse a file with numbers that have no place in the model, or a model with more than the file has."""
-    held = sum(tensor.numbers for tensor in header.tensors if tensor.name not in HEAD)
+    held = sum(tensor.numbers for tensor in header.tensors if tensor.name not in HEAD and tensor != _factors(header))
     taken = sum(parameter.numel() for parameter in model.parameters())
     if held != taken:
         raise ValueError(
@@ -148,10 +151,23 @@ def _without_place(header: GgufHeader, model: Any) -> str:
     return f", with no place for {left[0]}" if left else ""
 
 
+def _factors(header: GgufHeader) -> GgufTensor | None:
+    """Where the factors of frequencies are, if a llama has them and one for each."""
+    width = header.settings.get("llama.rope.dimension_count")
+    plain = [tensor for tensor in header.tensors if (tensor.name, tensor.kind) == (FACTORS, "F32")]
+    return plain[0] if plain and isinstance(width, int) and plain[0].shape == (width // 2,) else None
+
+
 def gguf_weights(path: Path, config: Any, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
     """The model, dequantised to this dtype, and what the reader said of it."""
     with _alone(path) as options:
         model, info = transformers().AutoModel.from_pretrained(**options, config=config, dtype=dtype, output_loading_info=True)
+    factors = _factors(read_header(path))
+    if factors is not None:  # the reader leaves them out
+        values = torch.from_numpy(np.fromfile(path, "<f4", factors.shape[0], offset=factors.begin))
+        if not bool((torch.isfinite(values) & (values > 0)).all()):
+            raise ValueError(f"{path}: {FACTORS} holds numbers that are not positive; get the file again")
+        model.rotary_emb.inv_freq.div_(values)
     return model, info
 
 
@@ -159,7 +175,7 @@ def gguf_tokenizer(path: Path) -> Any:
     """The tokenizer that the file describes, with the tokens it puts before and after a text; the reader forgets these."""
     settings = read_header(path).settings
     with _alone(path) as options:
-        tokenizer = transformers().AutoTokenizer.from_pretrained(**options)
+        tokenizer = transformers().PreTrainedTokenizerFast.from_pretrained(**options)
     begins = settings.get("tokenizer.ggml.model") == "llama" or settings.get("tokenizer.ggml.pre") in BEGINS
     around = {"add_bos_token": begins, "add_eos_token": False}
     for name, usual in around.items():
