@@ -36,7 +36,7 @@ MEASURED = Fields(
     "esscher.models.probe.spec:ProbeSpec",
     (
         *("window", "pool", "special", "queries", "kept_queries", "layers", "heads", "n", "epsilons", "rules", "moments"),
-        *("moments_n", "part", "revision", "seed", "device", "dtype"),
+        *("moments_n", "moments_queries", "part", "revision", "seed", "device", "dtype"),
     ),
     flags={"epsilons": "epsilon"},
     left_out={"window": "512 or what the model takes", "rules": "ten of them"},

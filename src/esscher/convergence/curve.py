@@ -125,7 +125,7 @@ class ErrorCurve:
             metric=metric,
             scale=scale,
             stderr=stderr,
-            q95=np.sqrt(np.quantile(samples, 0.95, axis=0)),
+            q95=np.sqrt(np.quantile(samples, 0.95, axis=0).clip(min=0)),  # the limit's own error may have been taken off
             accuracy=accuracy,
             origin=origin,
             samples=samples,

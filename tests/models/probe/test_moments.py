@@ -29,7 +29,7 @@ def tensors() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return q, k, v
 
 
-def by_hand(heads: tuple[int, ...]) -> dict[tuple[int, str], np.ndarray]:
+def by_hand(heads: tuple[int, ...], cap: float = math.inf) -> dict[tuple[int, str], np.ndarray]:
     """Squared errors (repeats, len n): draw n tokens, softmax among them, mean and covariance of the n outputs."""
     q, k, v = (x.numpy() for x in tensors())
     scale = 0.7
@@ -37,6 +37,7 @@ def by_hand(heads: tuple[int, ...]) -> dict[tuple[int, str], np.ndarray]:
     def outputs(chosen: np.ndarray, head: int) -> np.ndarray:
         own = head // 2
         scores = scale * q[head, chosen] @ k[own, chosen].T
+        scores = scores if math.isinf(cap) else cap * np.tanh(scores / cap)
         p = np.exp(scores - scores.max(1, keepdims=True))
         return (p / p.sum(1, keepdims=True)) @ v[own, chosen]
 
@@ -66,7 +67,7 @@ def test_curves_equal_a_plain_loop(heads: tuple[int, ...]) -> None:
     truth = by_hand(heads)
     assert curves.keys() == truth.keys()
     for key, squares in truth.items():
-        curve = curves[key]
+        curve = curves[key].curve
         np.testing.assert_allclose(curve.samples, squares, rtol=1e-8)
         np.testing.assert_allclose(curve.rms, np.sqrt(squares.mean(0)), rtol=1e-8)
         error = squares.std(0, ddof=1) / math.sqrt(REPEATS) / (2 * np.sqrt(squares.mean(0)))
@@ -79,9 +80,9 @@ def test_the_layer_is_its_heads_side_by_side() -> None:
     """Squared errors of means add up over heads; those of covariances have cross terms on top."""
     info = LayerInfo(3, HEADS, KV_HEADS, 0.7, None, "")
     curves = moment_curves(info, tensors(), (0, 1, 2, 3), COUNTS, REPEATS, SEED)
-    total = {metric: sum(curves[head, metric].samples for head in range(HEADS)) for metric in ("mean", "cov")}
-    np.testing.assert_allclose(curves[WHOLE_LAYER, "mean"].samples, total["mean"], rtol=1e-9)
-    assert (curves[WHOLE_LAYER, "cov"].samples > total["cov"]).all()
+    total = {metric: sum(curves[head, metric].curve.samples for head in range(HEADS)) for metric in ("mean", "cov")}
+    np.testing.assert_allclose(curves[WHOLE_LAYER, "mean"].curve.samples, total["mean"], rtol=1e-9)
+    assert (curves[WHOLE_LAYER, "cov"].curve.samples > total["cov"]).all()
     row = moment_row(curves, WHOLE_LAYER)
     assert set(row) == {f"beta_{metric}{end}" for metric in ("mean", "cov") for end in ("", "_low", "_high")}
     assert row["beta_mean_low"] < row["beta_mean"] < row["beta_mean_high"]
@@ -93,20 +94,23 @@ def test_relative_errors_are_of_the_outputs_own_size() -> None:
     q, k, v = tensors()
     rows = (0.7 * q[2] @ k[1].T).softmax(-1) @ v[1]
     cov = torch.cov(rows.T, correction=0)
-    assert curves[2, "mean"].scale == pytest.approx(float(rows.square().sum(1).mean().sqrt()), rel=1e-9)
-    assert curves[2, "cov"].scale == pytest.approx(float(cov.norm()), rel=1e-9)
+    assert curves[2, "mean"].curve.scale == pytest.approx(float(rows.square().sum(1).mean().sqrt()), rel=1e-9)
+    assert curves[2, "cov"].curve.scale == pytest.approx(float(cov.norm()), rel=1e-9)
 
 
 def test_one_repeat_has_no_standard_error_and_no_complaint() -> None:
     info = LayerInfo(3, HEADS, KV_HEADS, 0.7, None, "")
     curves = moment_curves(info, tensors(), (0,), COUNTS, 1, SEED)
-    assert np.isnan(curves[0, "mean"].stderr).all()
+    assert np.isnan(curves[0, "mean"].curve.stderr).all()
     moment_row(curves, 0)
 
 
-def test_capped_scores_are_refused() -> None:
-    with pytest.raises(ValueError, match="without --moments"):
-        moment_curves(LayerInfo(3, HEADS, KV_HEADS, 0.7, 5.0, ""), tensors(), (0,), COUNTS, REPEATS, SEED)
+def test_capped_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a plain loop whose scores are capped in the same way; blocks of queries change nothing."""
+    monkeypatch.setattr("esscher.models.probe.moments.SCORES", 211)
+    curves = moment_curves(LayerInfo(3, HEADS, KV_HEADS, 0.7, 1.3, ""), tensors(), (0, 1, 2, 3), COUNTS, REPEATS, SEED)
+    for key, squares in by_hand((0, 1, 2, 3), cap=1.3).items():
+        np.testing.assert_allclose(curves[key].curve.samples, squares, rtol=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +133,7 @@ def test_ladder_of_small_pools_and_given_ones() -> None:
 
 def test_a_probe_has_the_moments_of_its_heads_and_of_the_layer(tmp_path: Path) -> None:
     model, words = tiny_model("llama")
-    settings = {"max_tokens": 300, "window": 64, "queries": 6, "kept_queries": 2, "n": "16,64,256"}
+    settings = {"max_tokens": 300, "window": 64, "queries": 6, "kept_queries": 2, "n": "16,64,256", "pool": "corpus"}
     run = es.probe(model, few_texts(), tokenizer=words, out=tmp_path, layers=(1,), moments=3, moments_n="8,20,50", **settings)
     heads, layers = run.table("heads"), run.table("layers")
     names = {f"beta_{metric}{end}" for metric in ("mean", "cov") for end in ("", "_low", "_high")}
@@ -146,8 +150,8 @@ def test_a_probe_has_the_moments_of_its_heads_and_of_the_layer(tmp_path: Path) -
     seen = _all_queries(found)
     info = LayerInfo(1, 4, 2, 8**-0.5, None, "")
     truth = moment_curves(info, (seen, k, v), (0, 1, 2, 3), np.array([8, 20, 50]), 3, 0)
-    for (head, metric), curve in truth.items():
-        np.testing.assert_allclose(rows_of(run, 1, head, metric)["rms"], curve.rms, rtol=1e-4)
+    for (head, metric), sampled in truth.items():
+        np.testing.assert_allclose(rows_of(run, 1, head, metric)["rms"], sampled.curve.rms, rtol=1e-4)
 
 
 def _all_queries(found: ProbeContext) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 import pyarrow.compute as compute_arrow
 
-from esscher.convergence.curve import ErrorCurve
 from esscher.models.huggingface.parity import parity
 from esscher.models.probe.agreement import agreement_table
 from esscher.models.probe.cache import budget_table
@@ -19,7 +18,8 @@ from esscher.models.probe.context import Indices, Mode, ProbeContext
 from esscher.models.probe.curves import METRICS
 from esscher.models.probe.layer import LayerState, add_head, begin, layer_from_rows, layer_rows, merge_layers
 from esscher.models.probe.memory import context_of
-from esscher.models.probe.moments import moment_curves, moment_ladder
+from esscher.models.probe.moment_stream import moment_units, stream_moments, with_moments
+from esscher.models.probe.moments import Sampled, moment_curves, moment_ladder
 from esscher.models.probe.own_context import sequence_state
 from esscher.models.probe.passes import PooledLayer, hold, stream
 from esscher.models.probe.rule_budget import rule_table
@@ -40,7 +40,7 @@ HEADS = 4  # heads of a unit of work, where the tokens of all layers are held
 
 def units(spec: ProbeSpec) -> list[Unit]:
     """A few heads of a layer each where all tokens can be held; a layer each where the corpus is one part; else some layers
-    over one part, whose states are merged at the end.
+    over one part, whose states are merged at the end. Moments of tokens that are not held have units of their own.
     """
     check_registered(spec)
     context = context_of(spec, starts=True)
@@ -48,26 +48,21 @@ def units(spec: ProbeSpec) -> list[Unit]:
     if spec.moments:
         _check_moments(context)
     check_rules(spec, int(context.pooled.sum(1).max()))
+    streamed = moment_units(context) if spec.moments and context.mode is not Mode.HELD else []
     if context.mode is Mode.PARTS:
-        return [{"layers": block, "part": part} for block in _layer_blocks(context) for part in range(len(context.parts))]
+        blocks = _layer_blocks(context)
+        return [{"layers": block, "part": part} for block in blocks for part in range(len(context.parts))] + streamed
     if context.mode is Mode.HELD and not spec.moments:
         return [{"layers": [layer], "part": 0, "heads": heads} for layer in context.layers for heads in _groups(context, layer)]
-    return [{"layers": [layer], "part": 0} for layer in context.layers]
+    return [{"layers": [layer], "part": 0} for layer in context.layers] + streamed
 
 
 def _check_moments(context: ProbeContext) -> None:
-    """Refuse moments where a unit would not have the queries and keys of a whole layer."""
+    """Refuse moments of what is no pool of the whole corpus, and of more tokens than it has."""
     spec, mode = context.spec, context.mode
     if mode is Mode.OWN:
         raise ValueError("moments: they are of tokens of the whole corpus; use --pool corpus, or leave --moments out")
     moment_ladder(spec.moments_n, context.keys)
-    if mode is Mode.LAYERS:
-        raise ValueError(
-            "moments: queries and keys come from one pool of the whole corpus, and the tokens do not fit into memory; "
-            "give --layers"
-        )
-    if mode is Mode.PARTS:
-        raise ValueError(f"moments: the pool of {context.keys} tokens is larger than part = {spec.part}; lower --max-tokens")
 
 
 def _groups(context: ProbeContext, layer: int) -> list[list[int]]:
@@ -102,7 +97,7 @@ def hashes(spec: ProbeSpec) -> dict[str, str]:
 def compute(spec: ProbeSpec, unit: Unit) -> Mapping[str, Any]:
     """The finished tables of one layer or some of its heads, or the states of some layers over one part."""
     context = context_of(spec)
-    return COMPUTE[context.mode](context, unit)
+    return stream_moments(context, unit) if "moments" in unit else COMPUTE[context.mode](context, unit)
 
 
 def _own(context: ProbeContext, unit: Unit) -> Mapping[str, Any]:
@@ -145,7 +140,7 @@ def _finish(context: ProbeContext, state: LayerState, clusters: Indices) -> Tabl
     return layer_tables(context.spec, state, context.maps[state.info.layer], clusters)
 
 
-def _sampled(context: ProbeContext, pooled: PooledLayer) -> dict[tuple[int, str], ErrorCurve]:
+def _sampled(context: ProbeContext, pooled: PooledLayer) -> dict[tuple[int, str], Sampled]:
     """Monte Carlo errors of the outputs' moments of a layer."""
     spec, info, rows = context.spec, pooled.queries.info, pooled.rows
     n = moment_ladder(spec.moments_n, rows.k.shape[1])
@@ -155,8 +150,12 @@ def _sampled(context: ProbeContext, pooled: PooledLayer) -> dict[tuple[int, str]
 def consolidate(spec: ProbeSpec, shards: Sequence[Shard]) -> Mapping[str, Any]:
     """The final tables: parts of the corpus merged, heads in order, those that failed named, budgets, and what was run."""
     context = context_of(spec)
-    parts = _merged(context, shards) if context.mode is Mode.PARTS else _side_by_side(shards)
-    parts["heads"] = _with_missing(context, parts["heads"])
+    sampled: list[Shard] = []
+    own = _without(sampled, shards)
+    parts = _merged(context, own) if context.mode is Mode.PARTS else _side_by_side(own)
+    parts["heads"] = _with_missing(context, parts.get("heads", pd.DataFrame()))
+    if sampled:
+        parts = with_moments(parts, _side_by_side(sampled))
     if "curves" in parts and (parts["curves"]["rms"][parts["curves"]["metric"] == METRICS["bernoulli"]] > 0).any():
         parts["budget"] = budget_table(parts["heads"], parts["curves"], spec.epsilons)
     if "frontier" in parts and np.isfinite(parts["frontier"]["relative"]).any():
@@ -167,7 +166,16 @@ def consolidate(spec: ProbeSpec, shards: Sequence[Shard]) -> Mapping[str, Any]:
     return parts
 
 
-def _side_by_side(shards: Sequence[Shard]) -> dict[str, pd.DataFrame]:
+def _without(sampled: list[Shard], shards: Iterable[Shard]) -> Iterator[Shard]:
+    """The shards one at a time, but for those of moments, which are small and go to the list."""
+    for shard in shards:
+        if "moments" in shard.unit:
+            sampled.append(shard)
+        else:
+            yield shard
+
+
+def _side_by_side(shards: Iterable[Shard]) -> dict[str, pd.DataFrame]:
     frames: dict[str, list[pd.DataFrame]] = {}
     for shard in shards:
         for name, table in shard.tables.items():
@@ -175,7 +183,7 @@ def _side_by_side(shards: Sequence[Shard]) -> dict[str, pd.DataFrame]:
     return {name: pd.concat(rows, ignore_index=True) for name, rows in frames.items()}
 
 
-def _merged(context: ProbeContext, shards: Sequence[Shard]) -> dict[str, pd.DataFrame]:
+def _merged(context: ProbeContext, shards: Iterable[Shard]) -> dict[str, pd.DataFrame]:
     """Tables of layers whose parts are all there; one shard is in memory at a time."""
     states: dict[int, LayerState] = {}
     seen: Counter[int] = Counter()

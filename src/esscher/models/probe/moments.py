@@ -3,13 +3,22 @@
 n tokens are drawn with replacement from all pooled tokens of the corpus; they are queries and keys. The mean (L2) and the
 covariance (Frobenius) of the n outputs are compared with those of attention on the whole pool, for each head and for the
 layer's heads side by side. One draw of the largest n serves every n: its prefixes are the smaller draws.
+
+A limit that is itself estimated (esscher.models.probe.moment_limit) is off by a delta that all draws share. Errors against it
+are too large by E|delta|^2, the square of its standard error, which is taken off; what is left,
+
+    mean_r |e_r - delta|^2 - E|delta|^2 = mean_r |e_r|^2 - 2 <mean_r e_r, delta> + ...,
+
+has the standard error that delta's own spread gives in the direction of the mean error.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,29 +26,57 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from esscher.attention.prefixes import attend_prefixes
-from esscher.attention.streaming import attend
+from esscher.attention.state import AttentionState, attention_state, finish, init, merge
 from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.montecarlo.seeds import generator_for
 from esscher.convergence.rate.fit import fit_rate
-from esscher.models.probe.tokens import LayerInfo
+from esscher.models.probe.moment_limit import Limit
+from esscher.models.probe.tokens import LayerInfo, scores_of
 
-__all__ = ["WHOLE_LAYER", "moment_curves", "moment_ladder", "moment_row"]
+__all__ = [
+    "WHOLE_LAYER",
+    "Errors",
+    "Sampled",
+    "Tensors",
+    "block_state",
+    "drawn_tokens",
+    "moment_curves",
+    "moment_ladder",
+    "moment_row",
+    "of_heads",
+]
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
+Tensors = tuple[Tensor, Tensor, Tensor]  # q (H, N, k), k and v (H_kv, N, .)
 
 WHOLE_LAYER = -1  # the "head" of a layer's heads side by side
 LARGEST = 2048  # n unless told otherwise: pairs grow as its square
 SMALLEST = 64
+SCORES = 2**22  # capped scores computed at once
+NORMAL = 1.959963984540054  # a 95 % interval's end in standard errors
 
 
 @dataclass(frozen=True)
-class _Limit:
-    """Mean (d,) and covariance (d, d) of the outputs on the whole pool."""
+class Sampled:
+    """A curve, the standard error of its limit, and what that adds to the covariance of log rms over n."""
 
-    mean: Tensor
-    cov: Tensor
+    curve: ErrorCurve
+    limit_stderr: float = 0.0
+    limit_cov: Floats | None = None
+
+    def row(self) -> dict[str, float]:
+        """The fitted exponent with its interval, the limit's part in it."""
+        fit = fit_rate(self.curve, raise_on_failure=False)
+        ends = np.array(fit.interval)
+        if self.limit_cov is not None and fit.n.size > 1:
+            used = np.isin(self.curve.n, fit.n)
+            x = np.log(fit.n) - np.log(fit.n).mean()
+            slope = x / (x**2).sum()
+            added = NORMAL**2 * float(slope @ self.limit_cov[np.ix_(used, used)] @ slope)
+            ends = fit.exponent + np.array([-1.0, 1.0]) * np.hypot(ends - fit.exponent, math.sqrt(added))
+        metric = self.curve.metric
+        return {f"beta_{metric}": fit.exponent, f"beta_{metric}_low": float(ends[0]), f"beta_{metric}_high": float(ends[1])}
 
 
 def moment_ladder(given: tuple[int, ...] | None, keys: int) -> Indices:
@@ -54,62 +91,111 @@ def moment_ladder(given: tuple[int, ...] | None, keys: int) -> Indices:
     return ladder if ladder.size >= 3 else np.unique(np.geomspace(4, largest, 6).round().astype(np.int64))
 
 
+def drawn_tokens(layer: int, keys: int, largest: int, repeat: int, seed: int) -> Indices:
+    """Numbers (largest,) of the tokens that a repeat draws, with replacement, known before any token is seen."""
+    generator = generator_for(f"moments/{layer}", seed, "nested", repeat, "tokens")
+    found: Indices = torch.randint(keys, (largest,), generator=generator).numpy()
+    return found
+
+
+def block_state(info: LayerInfo, q: Tensor, k: Tensor, v: Tensor) -> AttentionState:
+    """Attention of queries (H, m, k) on keys and values (H, B, .), by the fused kernel where scores are not capped."""
+    if info.softcap is None:
+        return attention_state(q, k, v, info.scale)
+    parts = []
+    for rows in torch.split(q, max(1, SCORES // max(1, k[..., 0].numel())), dim=-2):
+        scores = scores_of(info, rows, k).double()  # a cap keeps them small
+        parts.append(AttentionState(scores.logsumexp(-1), scores.softmax(-1) @ v.double()))
+    return AttentionState(torch.cat([part.lse for part in parts], -1), torch.cat([part.out for part in parts], -2))
+
+
 def moment_curves(
-    info: LayerInfo, tensors: tuple[Tensor, Tensor, Tensor], heads: tuple[int, ...], n: Indices, repeats: int, seed: int
-) -> dict[tuple[int, str], ErrorCurve]:
-    """Curves by (head, "mean" or "cov"); head WHOLE_LAYER is the layer. Tensors q (H, N, k), k and v (H_kv, N, .)."""
-    q, k, v = tensors
-    if info.softcap is not None:
-        raise ValueError("moments: capped scores have no fused attention; probe this model without --moments")
-    outputs = torch.cat([attend(q[h], k[info.kv_head(h)], v[info.kv_head(h)], info.scale).double() for h in heads], dim=1)
-    limit = _limit(outputs)
-    width = v.shape[-1]
-    squared: dict[tuple[int, str], list[list[float]]] = {}
+    info: LayerInfo, tensors: Tensors, heads: tuple[int, ...], n: Indices, repeats: int, seed: int
+) -> dict[tuple[int, str], Sampled]:
+    """Errors by (head, "mean" or "cov") where all tokens are held; head WHOLE_LAYER is the layer."""
+    q, k, v = of_heads(info, tensors, heads)
+    outputs = torch.cat([finish(block_state(info, q[i : i + 1], k[i : i + 1], v[i : i + 1]))[0] for i in range(len(heads))], 1)
+    errors = Errors(Limit.of(outputs), heads, n)
     for repeat in range(repeats):
-        generator = generator_for(f"moments/{info.layer}", seed, "nested", repeat, "tokens")
-        chosen = torch.randint(k.shape[1], (int(n[-1]),), generator=generator).to(k.device)
-        parts = [
-            attend_prefixes(q[h, chosen], k[own, chosen], v[own, chosen], n, info.scale, outputs=True)
-            for h, own in ((h, info.kv_head(h)) for h in heads)
-        ]
+        chosen = torch.from_numpy(drawn_tokens(info.layer, k.shape[1], int(n[-1]), repeat, seed)).to(k.device)
+        errors.add(info, (q[:, chosen], k[:, chosen], v[:, chosen]))
+    return errors.curves(f"tokens drawn with replacement from a pool of {k.shape[1]}, nested prefixes")
+
+
+def of_heads(info: LayerInfo, tensors: Tensors, heads: tuple[int, ...]) -> Tensors:
+    """The tokens of some heads, each with the keys and values that it reads; all alike are not copied."""
+    q, k, v = tensors
+    own = [info.kv_head(head) for head in heads]
+    alike = len(heads) == len(q) == len(k)
+    return (q, k, v) if alike else (q[list(heads)], k[own], v[own])
+
+
+class Errors:
+    """Squared errors of the moments of draws, as they come, against one limit."""
+
+    def __init__(self, limit: Limit, heads: tuple[int, ...], n: Indices) -> None:
+        self.limit, self.heads, self.n = limit, heads, n
+        self.width = len(limit.mean) // len(heads)
+        self.squared: dict[tuple[int, str], list[list[float]]] = {}
+        self.mean = torch.zeros(len(n), *limit.mean.shape, dtype=torch.float64, device=limit.mean.device)
+        self.cov = torch.zeros(len(n), *limit.cov.shape, dtype=torch.float64, device=limit.mean.device)
+
+    def add(self, info: LayerInfo, tensors: Tensors) -> None:
+        """One more draw: q, k and v (H, n, .) of its tokens for these heads."""
+        q, k, v = tensors
+        state = init(q, v.shape[-1])
         errors: dict[tuple[int, str], list[float]] = {}
-        for i in range(len(n)):
-            outs = [part[i].outputs for part in parts]
-            here = _limit(torch.cat([out for out in outs if out is not None], dim=1))
-            for place, head in enumerate((*heads, WHOLE_LAYER)):
-                columns = slice(None) if head == WHOLE_LAYER else slice(place * width, (place + 1) * width)
-                mean = (here.mean - limit.mean)[columns]
-                cov = (here.cov - limit.cov)[columns, columns]
-                errors.setdefault((head, "mean"), []).append(float(mean.square().sum()))
-                errors.setdefault((head, "cov"), []).append(float(cov.square().sum()))
+        for place, (old, new) in enumerate(itertools.pairwise([0, *self.n.tolist()])):
+            state = merge(state, block_state(info, q, k[:, old:new], v[:, old:new]))
+            here = Limit.of(torch.cat(list(state.out[:, :new]), dim=1))
+            mean, cov = here.mean - self.limit.mean, here.cov - self.limit.cov
+            self.mean[place] += mean
+            self.cov[place] += cov
+            for head in (*self.heads, WHOLE_LAYER):
+                own = self.columns(head)
+                errors.setdefault((head, "mean"), []).append(float(mean[own].square().sum()))
+                errors.setdefault((head, "cov"), []).append(float(cov[own, own].square().sum()))
         for key, values in errors.items():
-            squared.setdefault(key, []).append(values)
-    return {key: _curve(key, n, np.array(values), limit, heads, width, k.shape[1]) for key, values in squared.items()}
+            self.squared.setdefault(key, []).append(values)
+
+    def columns(self, head: int) -> slice:
+        """Those of a head among the outputs side by side."""
+        place = 0 if head == WHOLE_LAYER else self.heads.index(head) * self.width
+        return slice(None) if head == WHOLE_LAYER else slice(place, place + self.width)
+
+    def curves(self, origin: str) -> dict[tuple[int, str], Sampled]:
+        return {key: self._curve(*key, np.array(values), origin) for key, values in self.squared.items()}
+
+    def _curve(self, head: int, metric: str, samples: Floats, origin: str) -> Sampled:
+        own, limit = self.columns(head), self.limit
+        cov = limit.cov[own, own]
+        # The mean itself may be 0, so its error is compared with the size of an output.
+        size = float(limit.mean[own].square().sum() + cov.trace()) if metric == "mean" else float(cov.square().sum())
+        origin = f"Monte Carlo, {len(samples)} repeats; {origin}"
+        plain = functools.partial(ErrorCurve.from_repeats, self.n, metric=metric, scale=math.sqrt(size))
+        if limit.spread is None:
+            return Sampled(plain(samples, origin=origin))
+        error = (self.mean[:, own] if metric == "mean" else self.cov[:, own, own]) / len(samples)
+        square, crossed = limit.spread.square(metric, own), limit.spread.along(metric, own, error)
+        raw = samples.mean(axis=0)
+        drowned = raw < 2 * square  # what is left after the correction is less than the correction
+        left = np.where(drowned, raw, raw - square)
+        # d log rms = - <mean error, delta> / left, and the square itself is known from some windows only
+        doubt = crossed / np.outer(left, left) + np.diag((limit.spread.doubt * square / left / 2) ** 2)
+        rms = np.sqrt(left)
+        origin += (
+            f"; against a limit of {limit.spread.queries} sampled queries, its standard error {math.sqrt(square):.3g} taken off"
+        )
+        curve = plain(np.where(drowned, samples, samples - square), origin=origin)
+        stderr = np.where(drowned, rms, np.hypot(curve.stderr, rms * np.sqrt(doubt.diagonal())))
+        curve = replace(curve, stderr=stderr)
+        return Sampled(curve, math.sqrt(square), doubt)
 
 
-def _limit(outputs: Tensor) -> _Limit:
-    mean = outputs.mean(0)
-    centred = outputs - mean
-    return _Limit(mean, centred.T @ centred / len(outputs))
-
-
-def _curve(
-    key: tuple[int, str], n: Indices, samples: Floats, limit: _Limit, heads: tuple[int, ...], width: int, keys: int
-) -> ErrorCurve:
-    head, metric = key
-    place = None if head == WHOLE_LAYER else heads.index(head)
-    columns = slice(None) if place is None else slice(place * width, (place + 1) * width)
-    cov = limit.cov[columns, columns]
-    # The mean itself may be 0, so its error is compared with the size of an output.
-    size = float(limit.mean[columns].square().sum() + cov.trace()) if metric == "mean" else float(cov.square().sum())
-    origin = f"Monte Carlo, {len(samples)} repeats; tokens drawn with replacement from a pool of {keys}, nested prefixes"
-    return ErrorCurve.from_repeats(n, samples, metric=metric, scale=math.sqrt(size), origin=origin)
-
-
-def moment_row(curves: Mapping[tuple[int, str], ErrorCurve], head: int) -> dict[str, Any]:
+def moment_row(curves: Mapping[tuple[int, str], Sampled], head: int) -> dict[str, Any]:
     """Fitted exponents of a head's moments with their intervals: beta_mean, beta_mean_low, ..., beta_cov_high."""
     row: dict[str, Any] = {}
     for metric in ("mean", "cov"):
-        fit = fit_rate(curves[head, metric], raise_on_failure=False)
-        row |= {f"beta_{metric}": fit.exponent, f"beta_{metric}_low": fit.interval[0], f"beta_{metric}_high": fit.interval[1]}
+        missing = {f"beta_{metric}{end}": math.nan for end in ("", "_low", "_high")}
+        row |= curves[head, metric].row() if (head, metric) in curves else missing
     return row

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from esscher.convergence.curve import ErrorCurve
 from esscher.models.huggingface.maps import LinearMaps
 from esscher.models.probe import head as head_state
 from esscher.models.probe.agreement import AGREEMENT
@@ -19,7 +18,8 @@ from esscher.models.probe.cache import BUDGET
 from esscher.models.probe.curves import curve_rows
 from esscher.models.probe.head import HeadState
 from esscher.models.probe.layer import LayerState
-from esscher.models.probe.moments import WHOLE_LAYER, moment_row
+from esscher.models.probe.moment_stream import LIMITS
+from esscher.models.probe.moments import WHOLE_LAYER, Sampled, moment_row
 from esscher.models.probe.rule_budget import RULE_BUDGET
 from esscher.models.probe.spec import ProbeSpec
 from esscher.models.probe.statistics import statistics_of
@@ -34,7 +34,7 @@ from esscher.runs.columns import Column
 __all__ = ["Tables", "columns", "failed_row", "layer_tables"]
 
 Indices = npt.NDArray[np.int64]
-Moments = Mapping[tuple[int, str], ErrorCurve]  # sampled, by head and metric
+Moments = Mapping[tuple[int, str], Sampled]  # sampled, by head and metric
 
 
 def columns(spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
@@ -43,6 +43,7 @@ def columns(spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
     found = {"heads": tuple(column for statistic in statistics for column in statistic.columns(spec))}
     found |= {"layers": (*LAYERS, *TAIL_COLUMNS, *moment_columns(spec)), "budget": BUDGET, "rule_budget": RULE_BUDGET}
     found |= {"agreement": AGREEMENT} if spec.moments else {}
+    found |= {"limits": LIMITS} if spec.moments else {}
     for statistic in statistics:
         found |= statistic.tables(spec)
     return found
@@ -124,8 +125,8 @@ class _Layer:
 
     def add_moments(self) -> None:
         """Sampled curves, those of the whole layer included, after the exact ones."""
-        for (head, _), curve in self.layer.sampled.items():
-            self.append("curves", head, curve_rows(curve))
+        for (head, _), sampled in self.layer.sampled.items():
+            self.append("curves", head, curve_rows(sampled.curve))
 
 
 # ---- layers ----------------------------------------------------------------------------------------------------------
