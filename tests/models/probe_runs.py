@@ -13,7 +13,9 @@ import torch
 
 from esscher.models.huggingface.capture import Captured, forward
 from esscher.models.probe.context import ProbeContext
+from esscher.models.probe.layer import LayerState
 from esscher.models.probe.memory import context_of
+from esscher.models.probe.own_context import stack_windows, window_states
 from esscher.models.probe.spec import ProbeSpec
 from esscher.runs import Run, load_run
 from tests.models.tiny import FAMILIES, build
@@ -57,6 +59,13 @@ def source(run: Run) -> ProbeContext:
     """The tokens a run in this process had."""
     spec = run.manifest.spec
     return context_of(spec if isinstance(spec, ProbeSpec) else ProbeSpec.read(dict(spec)))
+
+
+def own_state(found: ProbeContext, layer: int) -> LayerState:
+    """The state of a layer whose queries each look at their own context."""
+    windows = np.unique(found.places.windows).tolist()
+    states = [state for window in windows for state in window_states(found, window) if state.info.layer == layer]
+    return stack_windows(found, states)
 
 
 def rows_of(run: Run, layer: int, head: int, metric: str = "l2") -> pd.DataFrame:

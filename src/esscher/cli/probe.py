@@ -22,10 +22,12 @@ from esscher.cli.tables import Form, Shown, count, show_table, shown
 if TYPE_CHECKING:
     import pandas as pd
 
+    from esscher.models.probe.context import ProbeContext
     from esscher.runs import Column, Run
 
 __all__ = ["probe"]
 
+PLACES = 7  # digits of the number of a layer, a head or a token
 SMALL = 2e9  # bytes of weights up to which every core gets a process of its own
 TEXT = Fields(
     "esscher.models.corpus.spec:CorpusSpec",
@@ -35,11 +37,15 @@ TEXT = Fields(
 MEASURED = Fields(
     "esscher.models.probe.spec:ProbeSpec",
     (
-        *("window", "pool", "special", "queries", "kept_queries", "layers", "heads", "n", "epsilons", "rules", "moments"),
-        *("moments_n", "moments_queries", "part", "revision", "seed", "device", "dtype"),
+        *("window", "pool", "positions", "special", "queries", "kept_queries", "layers", "heads", "n", "epsilons", "rules"),
+        *("moments", "moments_n", "moments_queries", "part", "revision", "seed", "device", "dtype"),
     ),
     flags={"epsilons": "epsilon"},
-    left_out={"window": "512 or what the model takes", "rules": "ten of them"},
+    left_out={
+        "window": "512, or 2048 for a sequence, or what the model takes",
+        "rules": "ten of them",
+        "positions": "at each quarter",
+    },
 )
 WHERE = Fields(EXECUTION, ("workers", "dask"), left_out={"workers": "one a core for small models"})
 
@@ -78,10 +84,11 @@ def probe(
     if sys.stderr.isatty():  # in a log a mistake is one line, with nothing before it
         log(f"reading {as_read(spec.model)} and the text")
     context = context_of(spec, starts=True)
+    spec = context.spec
     units(spec)  # what this pool cannot give is refused before anything is said
     where.setdefault("workers", _workers(context.loaded.model))
     path = out if out is not None else Path("runs") / f"{_short(context.loaded.name)}-{spec.hash[:8]}"
-    log(f"{context.loaded.name}: {len(context.layers)} layers, {context.keys} keys, {len(context.places)} queries; run {path}")
+    log(f"{context.loaded.name}: {len(context.layers)} layers, {_pool(context)}; run {path}")
     run = es.probe(**spec.as_dict(), out=path, **where, progress=terminal())
     report = write_report([run]) if page else None
     if as_json:
@@ -97,6 +104,21 @@ def probe(
             log(f"report: {report}")
 
 
+def _pool(context: ProbeContext) -> str:
+    """Which keys queries meet, and how many."""
+    import numpy as np
+
+    queries = f"{len(context.places)} queries"
+    if context.spec.pool == "corpus":
+        return f"{queries} over {context.keys} keys of the corpus"
+    windows = np.unique(context.places.windows)
+    seen = np.concatenate([context.foreseen(layer) for layer in context.layers])
+    keys = f"{seen.min()} to {seen.max()} keys" if seen.min() < seen.max() else f"{seen.max()} keys"
+    return (
+        f"{queries}, each over all it attends to in its own window: {keys}, {len(windows)} windows of {context.windows.length}"
+    )
+
+
 def _settings(flags: Given, corpus: Given, config: Path | None) -> dict[str, Any]:
     """Fields of the spec: flags before the file, the file before a probe's own amount of text."""
     from esscher.models.probe.spec import KEYS
@@ -106,7 +128,7 @@ def _settings(flags: Given, corpus: Given, config: Path | None) -> dict[str, Any
     given = found.get("corpus", {})
     if not isinstance(given, dict):
         raise ValueError(f"{config}: corpus: expected a mapping of fields, got {type(given).__name__}")
-    for name in ("layers", "heads"):
+    for name in ("layers", "heads", "positions"):
         if name in flags:
             flags[name] = _numbers(flags[name], f"--{name}")
     if "text" in corpus:
@@ -129,14 +151,14 @@ def _numbers(text: str, flag: str) -> list[int]:
     for piece in text.split(","):
         first, dash, last = piece.strip().partition("-")
         if not _is_place(first) or (dash and (not _is_place(last) or int(last) < int(first))):
-            raise ValueError(f"{flag}: expected numbers such as 0,2-4, below 10000, got {text!r}")
+            raise ValueError(f"{flag}: expected numbers such as 0,2-4, below {10**PLACES}, got {text!r}")
         found += range(int(first), int(last if dash else first) + 1)
     return found
 
 
 def _is_place(text: str) -> bool:
-    """Whether it may be the number of a layer or a head."""
-    return text.isascii() and text.isdigit() and len(text) <= 4
+    """Whether it may be the number of a layer, a head or a token."""
+    return text.isascii() and text.isdigit() and len(text) <= PLACES
 
 
 def _keep_stdin(corpus: dict[str, Any], out: Path | None) -> Path:
@@ -189,10 +211,14 @@ HEADS: tuple[tuple[str, Form, int], ...] = (
 def show_heads(run: Run) -> None:
     """The table of a probe, its budget, and what failed."""
     heads, about = run.table("heads"), run.table("about").iloc[0]
+    seen = heads["n_keys"].max()
+    pool = f"{about['keys']} keys" if about["pool"] == "corpus" else f"queries that see {seen} keys of their own window"
     title = (
-        f"{about['model']}, {about['keys']} keys of {about['text']}; captured {about['captured_layers']} of {about['layers']} "
+        f"{about['model']}, {pool} of {about['text']}; captured {about['captured_layers']} of {about['layers']} "
         f"layers, parity {number(about['parity'], '.1e')}"
     )
+    if about["pool"] == "sequence":
+        title += f", limits differ from the model's own outputs by {number(about['output_difference'], '.1e')}"
     columns, rows = run.columns("heads"), heads.to_dict("records")
     place = Shown("head", tuple(f"{row['layer']}.{row['head']}" for row in rows), words=True)
     found = [shown(columns[key], rows, form, gives_way=last) for key, form, last in HEADS if key in columns]

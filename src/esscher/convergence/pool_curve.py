@@ -21,12 +21,13 @@ from esscher.convergence.sampling import check_sampling
 from esscher.inputs import as_attention, as_count, as_counts, as_tensor
 from esscher.keep import Context, LowRank, parse
 
-__all__ = ["exact_pool_curve"]
+__all__ = ["exact_pool_curve", "pool_errors"]
 
 Counts = npt.NDArray[np.int64]
 
 FEW_PAIRS = 2**14  # up to here (times the n of "bernoulli") the sum key by key is as fast as the grid
 QUERY_BLOCK = 512
+BLOCK = 8192  # keys deposited at once
 LOST = 1e-6  # of a query's mean squared error to rounding on its grid: beyond it the query goes key by key
 SMALLEST, LARGEST = 1e-130, 1e150  # distances between values whose squares, over any n, are floating-point numbers
 MEMORY = 2**24  # cells x channels x queries open at once: 128 megabytes
@@ -45,7 +46,7 @@ def exact_pool_curve(
     weights: Any = None,
     empty: str = "zero",
     details: bool = False,
-    block: int = 8192,
+    block: int = BLOCK,
 ) -> ErrorCurve:
     """Exact E||Gamma_n - Gamma||^2 over a pool of N keys; Gamma is attention on the whole pool. No Monte Carlo.
 
@@ -88,11 +89,7 @@ def exact_pool_curve(
     if empty not in ("zero", "exclude"):
         raise ValueError(f"empty: expected 'zero' or 'exclude', got {empty!r}")
     check_sampling(sampling, counts, pool.keys)
-    pairs = len(pool.q) * pool.keys * (len(counts) if sampling == "bernoulli" else 1)
-    if pairs <= FEW_PAIRS:
-        errors = pool.by_keys(pool.q, counts, details)
-    else:
-        errors = concatenate([pool.by_deposit(part, counts, details) for part in torch.split(pool.q, QUERY_BLOCK)])
+    errors = pool.errors(counts, details)
     if sampling == "bernoulli" and empty == "exclude":
         errors = _given_some_key(errors, counts, pool.keys)
     return ErrorCurve.from_queries(
@@ -103,6 +100,11 @@ def exact_pool_curve(
         accuracy=errors.accuracy,
         origin=pool.origin(empty),
     )
+
+
+def pool_errors(q: Tensor, k: Tensor, v: Tensor, n: Counts, sampling: str, scale: float) -> NodeErrors:
+    """What exact_pool_curve is made of: the errors of each query, with their derivatives."""
+    return _Pool.check(q, k, v, scale, None, sampling, BLOCK).errors(n, False)
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,13 @@ class _Pool:
                 f"v: values {size:g} apart have no squares in floating point; divide them by one number, and multiply rms by it"
             )
         return cls(query.to(dtype), key.to(dtype), value, factor, weights, sampling, block, center)
+
+    def errors(self, n: Counts, details: bool) -> NodeErrors:
+        """Of all queries: few pairs key by key, else on score grids."""
+        pairs = len(self.q) * self.keys * (len(n) if self.sampling == "bernoulli" else 1)
+        if pairs <= FEW_PAIRS:
+            return self.by_keys(self.q, n, details)
+        return concatenate([self.by_deposit(part, n, details) for part in torch.split(self.q, QUERY_BLOCK)])
 
     def by_keys(self, q: Tensor, n: Counts, details: bool) -> NodeErrors:
         """Key by key, in float64, a few queries at a time."""

@@ -107,11 +107,11 @@ def init(queries: int, keep: int, *, dtype: torch.dtype = torch.float64, device:
 
 
 def update(state: TopScores, scores: Tensor) -> TopScores:
-    """The state after one more block of scores (m, B)."""
+    """The state after one more block of scores (m, B); -inf: a key that a query does not see."""
     if scores.ndim != 2 or scores.shape[0] != state.scores.shape[0]:
         raise ValueError(f"scores: expected {state.scores.shape[0]} rows, got shape {tuple(scores.shape)}")
     block = scores.topk(min(state.keep, scores.shape[1]), dim=1).values.to(state.scores.dtype)
-    return merge(state, TopScores(state.keep, torch.full_like(state.count, scores.shape[1]), block))
+    return merge(state, TopScores(state.keep, (scores > -math.inf).sum(1).to(state.count), block))
 
 
 def merge(a: TopScores, b: TopScores) -> TopScores:
@@ -142,10 +142,12 @@ def finish(state: TopScores, level: float = 0.95) -> TailFit:
     if not counts.size or counts.min() == 0:
         raise ValueError("finish: a query of the state has seen no key; update it first")
     khat, low, high = np.empty((3, counts.size))
-    for total in np.unique(counts).tolist():
-        own = counts == total
+    totals, place = np.unique(counts, return_inverse=True)
+    lengths = np.array([tail_length(total) for total in totals.tolist()])[place]
+    for length in np.unique(lengths).tolist():  # queries whose tails are as long are fitted together
+        own = lengths == length
         rows = state.scores[torch.from_numpy(own).to(state.scores.device)]
-        fit = pareto_khat(rows[:, torch.isfinite(rows).all(0)], total, level=level)
+        fit = pareto_khat(rows[:, torch.isfinite(rows).all(0)], int(counts[own].min()), level=level)
         khat[own], low[own], high[own] = fit.khat, fit.low, fit.high
     mean = round(float(counts.mean()))
     tail, threshold = min(tail_length(mean), state.scores.shape[1] - 1), khat_threshold(mean)

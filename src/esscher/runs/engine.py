@@ -51,15 +51,15 @@ def execute(
     A unit that fails ``tries`` times is recorded, and RunIncomplete is raised once the others are done. Ctrl-C raises
     RunInterrupted. A folder that holds part of this very run is completed; one that holds another is refused.
     """
-    if not isinstance(spec, RunSpec):
-        spec = read_spec(spec)
-    job = find_job(spec.job)
-    if not isinstance(spec, job.spec):
-        raise ValueError(f"spec: job {job.name} expects a {job.spec.__name__}, got a {type(spec).__name__}")
+    given = spec if isinstance(spec, RunSpec) else read_spec(spec)
+    job = find_job(given.job)
+    if not isinstance(given, job.spec):
+        raise ValueError(f"spec: job {job.name} expects a {job.spec.__name__}, got a {type(given).__name__}")
     refuse_foreign(Path(out))
+    whole: RunSpec = job.concrete(given)
     if not os.path.lexists(out):
-        units_of(job, spec)  # what leaves no unit is refused before there is a folder
-    return _run(Path(out), spec, workers, dask, progress, tries)
+        units_of(job, whole)  # what leaves no unit is refused before there is a folder
+    return _run(Path(out), whole, workers, dask, progress, tries)
 
 
 def resume(
@@ -212,6 +212,7 @@ def _ended(log: _Log, total: int) -> Iterator[None]:
 
 def _compute(found: Found, executor: Executor, log: _Log, tracker: Tracker, tries: int) -> None:
     """Do the pending units, each as often as it may fail."""
+    executor.heard = lambda index, share: tracker.hear(index, share, executor.pids())
     for index in found.pending:
         executor.submit(index, found.units[index])
     failed: Counter[int] = Counter()
@@ -221,6 +222,7 @@ def _compute(found: Found, executor: Executor, log: _Log, tracker: Tracker, trie
         if outcome is None:
             tracker.tick(executor.pids())
             continue
+        tracker.parts.pop(outcome.index, None)
         if outcome.reason is None:
             if outcome.data is not None:
                 log.store.write_shard(outcome.index, outcome.data)

@@ -29,6 +29,10 @@ def _no_columns(spec: Any) -> Declared:
     return {}
 
 
+def _as_it_is(spec: Any) -> Any:
+    return spec
+
+
 def _one_after_the_other(spec: Any, shards: Sequence[Shard]) -> Mapping[str, Any]:
     from esscher.runs.tables import concatenate  # to name a job takes no tables
 
@@ -44,7 +48,8 @@ class Job:
     unit alone. ``consolidate`` makes the final tables of the shards, which come in the order of units; by default their
     rows, one unit after the other. ``hashes`` names what is outside the spec and decides the result (a model's files, a
     corpus), computed once per start and compared on resuming. ``columns`` says what
-    the columns of the tables are, by table (:class:`~esscher.runs.Column`); who shows them reads it from the stored run. The
+    the columns of the tables are, by table (:class:`~esscher.runs.Column`); who shows them reads it from the stored run.
+    ``concrete`` replaces what a new run's spec leaves open, where that is to be found out: the run has the answer. The
     module should import what computes at its top: threads are set before a unit begins.
     """
 
@@ -55,6 +60,7 @@ class Job:
     consolidate: Callable[[Any, Sequence[Shard]], Mapping[str, Any]] = _one_after_the_other
     hashes: Callable[[Any], Mapping[str, str]] = _no_hashes
     columns: Callable[[Any], Declared] = _no_columns
+    concrete: Callable[[Any], Any] = _as_it_is
 
 
 def register(name: str, entry: str) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 from esscher.runs.printable import one_line
 from esscher.runs.process import memory_of
 
-__all__ = ["Progress", "Report", "Tracker", "terminal"]
+__all__ = ["Progress", "Report", "Tracker", "advance", "advancing", "terminal"]
 
 _log = logging.getLogger("esscher.runs")
 
@@ -30,10 +32,12 @@ class Progress:
     memory: int | None = None
     message: str | None = None  # what happened, in words
     ended: bool = False
+    under_way: float = 0.0  # of units not yet done, how many that makes together
 
     def line(self) -> str:
         """All of it on one line."""
-        parts = [f"{self.done}/{self.total} units"]
+        done = f"{self.done + self.under_way:.1f}" if self.under_way else f"{self.done}"
+        parts = [f"{done}/{self.total} units"]
         if self.failed:
             parts.append(f"{self.failed} failed")
         if self.rate is not None:
@@ -54,11 +58,32 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+_heard: ContextVar[Callable[[float], object] | None] = ContextVar("heard", default=None)
+
+
+def advance(share: float) -> None:
+    """A job may say how far the unit is that it computes, from 0 to 1: units that take minutes are not silent."""
+    heard = _heard.get()
+    if heard is not None:
+        heard(share)
+
+
+@contextlib.contextmanager
+def advancing(heard: Callable[[float], object] | None) -> Iterator[None]:
+    """Inside, ``advance`` calls this."""
+    token = _heard.set(heard)
+    try:
+        yield
+    finally:
+        _heard.reset(token)
+
+
 class Tracker:
     """Counts the units of one start and tells the report; without a report, messages go to the log."""
 
     def __init__(self, report: Report | None, *, done: int, total: int) -> None:
         self.done, self.total, self.failed = done, total, 0
+        self.parts: dict[int, float] = {}  # of units under way: how far each is
         self._report = report
         self._before = done
         self._start = time.monotonic()
@@ -79,10 +104,16 @@ class Tracker:
         if self._report is None:
             return
         elapsed = time.monotonic() - self._start
-        new = self.done - self._before
+        under_way = sum(self.parts.values())
+        new = self.done - self._before + under_way
         rate = new / elapsed if new and elapsed > 0 else None
-        left = (self.total - self.done - self.failed) / rate if rate else None
-        self._report(Progress(self.done, self.total, self.failed, rate, left, memory_of(pids), message, ended))
+        left = (self.total - self.done - self.failed - under_way) / rate if rate else None
+        self._report(Progress(self.done, self.total, self.failed, rate, left, memory_of(pids), message, ended, under_way))
+
+    def hear(self, index: int, share: float, pids: Iterable[int] = ()) -> None:
+        """A unit is that far."""
+        self.parts[index] = share
+        self.tick(pids)
 
     def say(self, message: str) -> None:
         if self._report is None:
@@ -128,7 +159,7 @@ class _Bar:
             self._bar.start()
         if progress.message is not None:
             self._bar.console.print(one_line(progress.message), markup=False, highlight=False, soft_wrap=True)
-        self._bar.update(self._task, completed=progress.done, description=progress.line())
+        self._bar.update(self._task, completed=progress.done + progress.under_way, description=progress.line())
         if progress.ended:
             self._bar.stop()
             self._task = None

@@ -28,7 +28,7 @@ def context_on(tmp_path_factory: pytest.TempPathFactory, name: str, kind: str = 
     """A tiny model of a family on 600 tokens of prose."""
     path = tmp_path_factory.mktemp("text") / "prose.txt"
     path.write_text("\n".join(few_texts()), encoding="utf-8")
-    fields = {"window": 64, "queries": 10, "kept_queries": 4, "batch": 256}
+    fields = {"window": 64, "queries": 10, "kept_queries": 4, "batch": 256, "pool": "corpus"}
     spec = ProbeSpec.read({"model": "tiny", "corpus": {"text": [str(path)], "max_tokens": 600}, **fields})
     return make_context(spec, wrap_model(*tiny_model(name, kind)))
 

@@ -10,12 +10,10 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.convergence.grid import state as deposit
-from esscher.models.probe import own_context as sequence
-from esscher.models.probe.own_context import sequence_state
+from esscher.models.probe import context
 from esscher.models.probe.queries import capture_queries
-from esscher.models.probe.spec import ProbeSpec, kept_ladder
-from tests.models.probe_runs import captured_layers, few_texts, rows_of, source, tiny_model
+from esscher.models.probe.spec import ProbeSpec, drawn_ladder, kept_ladder
+from tests.models.probe_runs import captured_layers, few_texts, own_state, rows_of, source, tiny_model
 
 SMALL: dict[str, Any] = {
     "max_tokens": 400,
@@ -28,7 +26,6 @@ SMALL: dict[str, Any] = {
     "heads": (1, 2),
     "rules": "none",
 }
-COUNTS = np.array([2, 9, 30])
 
 
 def probe(name: str, out: Path, **more: Any) -> Any:
@@ -37,9 +34,9 @@ def probe(name: str, out: Path, **more: Any) -> Any:
     return es.probe(model, few_texts(), tokenizer=words, out=out, **{**SMALL, **more})
 
 
-def allowed_keys(name: str, text: np.ndarray[Any, Any], position: int, window: int) -> list[int]:
-    """By hand: text tokens; of a causal model those up to the query; of a sliding layer the last so many of these."""
-    keys = [key for key in range(len(text)) if text[key]]
+def allowed_keys(name: str, padding: np.ndarray[Any, Any], position: int, window: int) -> list[int]:
+    """By hand: all tokens; of a causal model those up to the query; of a sliding layer the last so many of these."""
+    keys = [key for key in range(len(padding)) if not padding[key]]
     if name != "bert":
         keys = [key for key in keys if key <= position]
     if window:
@@ -49,33 +46,59 @@ def allowed_keys(name: str, text: np.ndarray[Any, Any], position: int, window: i
 
 @pytest.mark.parametrize(("name", "sliding"), [("llama", 0), ("bert", 0), ("mistral", 50)])
 def test_the_pool_of_each_query_is_what_its_mask_allows(name: str, sliding: int, tmp_path: Path) -> None:
-    run = probe(name, tmp_path, options={"sliding_window": sliding} if sliding else {})
+    run = probe(name, tmp_path, options={"sliding_window": sliding} if sliding else {}, queries=24)
     found = source(run)
-    state, used = sequence_state(found, 1)
-    assert used.tolist() == list(range(len(found.places)))
+    state = own_state(found, 1)
     seen = dict(zip(*(lambda w: (w.tolist(), captured_layers(found, w)[1]))(np.unique(found.places.windows)), strict=True))
+    ladder = drawn_ladder(found.spec, state.keys)
     sizes = []
     for head in (1, 2):
         known = state.heads[head]
         assert not isinstance(known, str)
-        errors = deposit.finish(known.states["replacement"], COUNTS, "replacement").mse
-        for i in range(len(found.places)):
-            window, position = int(found.places.windows[i]), int(found.places.positions[i])
+        for i, number in enumerate(known.queries.tolist()):
+            window, position = int(found.places.windows[number]), int(found.places.positions[number])
             captured = seen[window]
             own = head * captured.kv_heads // captured.heads
-            keys = allowed_keys(name, found.windows.text[window], position, sliding)
+            keys = allowed_keys(name, found.windows.padding[window], position, sliding)
             sizes.append(len(keys))
             q, k, v = captured.query[0, head, position], captured.key[0, own, keys], captured.value[0, own, keys]
-            truth = es.exact_pool_curve(q[None].double(), k.double(), v.double(), COUNTS, scale=captured.scale)
-            np.testing.assert_allclose(errors[i], truth.queries.mse[0], rtol=3e-4)
+            truth = es.exact_pool_curve(q[None].double(), k.double(), v.double(), ladder, scale=captured.scale)
+            np.testing.assert_allclose(known.states["replacement"].errors.mse[i], truth.queries.mse[0], rtol=3e-4)
+            assert known.states["replacement"].errors.keys[i] == known.states["identity"].keys[i] == len(keys)
     heads = run.table("heads")
     assert state.keys == round(np.mean(sizes))
     assert (heads["n_keys"] == state.keys).all()
     assert (heads["n_keys_least"] == min(sizes)).all()
     assert (heads["n_keys_most"] == max(sizes)).all()
-    assert (heads["n_queries"] == 12).all()
+    assert (heads["n_queries"] == len(sizes) // 2).all()
     assert (heads["n_kept_queries"] == 4).all()
     assert (heads["status"] == "ok").all()
+    assert (heads["output_difference"] < 1e-5).all()
+    assert run.table("about")["output_difference"][0] == heads["output_difference"].max() > 0
+
+
+@pytest.mark.parametrize(("name", "kind"), [("t5", "t5"), ("gpt_oss", "llama"), ("gemma2", "llama")])
+def test_biases_caps_and_sink_logits_are_in_the_limit(name: str, kind: str, tmp_path: Path) -> None:
+    model, words = tiny_model(name, kind, **({} if name == "t5" else {"sliding_window": 40}))
+    run = es.probe(model, few_texts(), tokenizer=words, out=tmp_path, **{**SMALL, "layers": (0, 1)})
+    heads = run.table("heads")
+    assert (heads["status"] == "ok").all()
+    assert (heads["output_difference"] < 1e-5).all()
+
+
+def test_a_window_goes_through_the_model_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = []
+    plain = context.forward
+
+    def count(model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        passes.append(tuple(inputs["input_ids"].shape))
+        return plain(model, inputs, *args, **options)
+
+    monkeypatch.setattr(context, "forward", count)
+    run = probe("llama", tmp_path, layers=None)
+    windows = len(np.unique(source(run).places.windows))
+    assert windows > 1
+    assert passes == [(1, 64)] * windows
 
 
 def test_curves_of_the_run_are_the_mean_over_the_queries_contexts(tmp_path: Path) -> None:
@@ -86,7 +109,7 @@ def test_curves_of_the_run_are_the_mean_over_the_queries_contexts(tmp_path: Path
     squares = []
     for window, position in zip(found.places.windows.tolist(), found.places.positions.tolist(), strict=True):
         captured = seen[window]
-        keys = allowed_keys("llama", found.windows.text[window], position, 0)
+        keys = allowed_keys("llama", found.windows.padding[window], position, 0)
         q, k, v = captured.query[0, 2, position], captured.key[0, 1, keys], captured.value[0, 1, keys]
         squares.append(es.exact_pool_curve(q[None].double(), k.double(), v.double(), rows["n"].to_numpy()).rms ** 2)
     np.testing.assert_allclose(rows["rms"], np.sqrt(np.mean(squares, axis=0)), rtol=1e-4)
@@ -97,18 +120,18 @@ def test_kept_keys_of_queries_that_see_the_same_number(tmp_path: Path) -> None:
     run = probe("bert", tmp_path)
     rows = rows_of(run, 1, 2, "l2_kept")
     row = run.table("heads").iloc[0]
-    assert row["n_keys"] == row["n_keys_least"] == row["n_keys_most"] == 63
-    assert rows["n"].iloc[-1] == 63
+    assert row["n_keys"] == row["n_keys_least"] == row["n_keys_most"] == 64
+    assert rows["n"].iloc[-1] == 64
     assert rows["rms"].iloc[-1] == 0
     found = source(run)
-    known = sequence_state(found, 1)[0].heads[2]
+    known = own_state(found, 1).heads[2]
     assert not isinstance(known, str)
-    assert len(known.kept) == known.states["bernoulli"].cells.shape[1] == 4
+    assert len(known.kept) == len(known.states["bernoulli"].keys) == 4
     seen = dict(zip(*(lambda w: (w.tolist(), captured_layers(found, w)[1]))(np.unique(found.places.windows)), strict=True))
     squares = []
     for i in known.kept.tolist():
         captured = seen[int(found.places.windows[i])]
-        q, k, v = captured.query[0, 2, int(found.places.positions[i])], captured.key[0, 2, 1:], captured.value[0, 2, 1:]
+        q, k, v = captured.query[0, 2, int(found.places.positions[i])], captured.key[0, 2], captured.value[0, 2]
         curve = es.exact_pool_curve(q[None].double(), k.double(), v.double(), rows["n"].to_numpy(), "bernoulli")
         squares.append(curve.rms**2)
     np.testing.assert_allclose(rows["rms"], np.sqrt(np.mean(squares, axis=0)), rtol=1e-4, atol=1e-9)
@@ -133,7 +156,15 @@ def test_errors_of_kept_keys_are_those_of_dropping_keys_by_hand(tmp_path: Path) 
     Four standard errors: of 144 comparisons one lies outside by chance in one seed of a hundred.
     """
     shape = {"num_hidden_layers": 4, "num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 72}
-    more = {"layers": None, "heads": None, "n": "6,12,24,48", "queries": QUERIES, "kept_queries": QUERIES, "max_tokens": 126}
+    more = {
+        "layers": None,
+        "heads": None,
+        "n": "6,12,24,48",
+        "queries": QUERIES,
+        "kept_queries": QUERIES,
+        "max_tokens": 126,
+        "positions": (63,),
+    }
     run = probe("llama", tmp_path, options=shape, **more)
     heads = run.table("heads")
     assert len(heads) == 36
@@ -142,10 +173,10 @@ def test_errors_of_kept_keys_are_those_of_dropping_keys_by_hand(tmp_path: Path) 
     seen = captured_layers(found, np.unique(found.places.windows))
     place = {window: i for i, window in enumerate(np.unique(found.places.windows).tolist())}
     at = [place[window] for window in found.places.windows.tolist()]
-    text = torch.from_numpy(found.windows.text[found.places.windows])
+    text = torch.from_numpy(~found.windows.padding[found.places.windows])
     visible = text & (torch.arange(text.shape[1]) <= torch.from_numpy(found.places.positions)[:, None])
     sizes = visible.sum(1)
-    assert sorted(set(sizes.tolist())) == list(range(54, 64))
+    assert sorted(set(sizes.tolist())) == list(range(55, 65))
     mean = round(float(sizes.double().mean()))
     generator = torch.Generator().manual_seed(1)
     uniform = torch.rand(REPEATS, QUERIES, text.shape[1], generator=generator, dtype=torch.float64)
@@ -167,33 +198,55 @@ def test_errors_of_kept_keys_are_those_of_dropping_keys_by_hand(tmp_path: Path) 
     assert worst < 4
 
 
-def test_queries_of_a_causal_model_stand_at_the_end_of_their_windows(tmp_path: Path) -> None:
-    found = source(probe("llama", tmp_path))
-    for window in np.unique(found.places.windows).tolist():
-        text = np.flatnonzero(found.windows.text[window])
-        own = found.places.positions[found.places.inside(window)]
-        assert own.tolist() == text[-len(own) :].tolist()
+def test_queries_of_a_causal_model_stand_at_every_quarter_of_their_windows(tmp_path: Path) -> None:
+    found = source(probe("llama", tmp_path, max_tokens=126, queries=16, kept_queries=2))
+    assert np.unique(found.places.windows).tolist() == [0, 1]
+    for window in (0, 1):
+        rows = found.places.inside(window)
+        assert found.places.positions[rows].tolist() == [14, 15, 30, 31, 46, 47, 62, 63]
+        assert found.places.depths[rows].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+        assert found.places.positions[found.deepest(window)].tolist() == [62, 63]
 
 
-def test_special_tokens_are_in_the_pool_when_asked_for(tmp_path: Path) -> None:
-    run = probe("bert", tmp_path, special=True)
-    assert int(run.table("heads")["n_keys"].iloc[0]) == 64
+def test_positions_are_where_queries_stand(tmp_path: Path) -> None:
+    found = source(probe("llama", tmp_path, max_tokens=126, queries=8, positions=(20, 50)))
+    assert found.places.positions.tolist() == [19, 20, 49, 50] * 2
+    assert found.foreseen(1).tolist() == [20, 21, 50, 51] * 2
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"positions": (5, 64)}, "positions: a window has 64 tokens, expected places from 0 to 63, got 64"),
+        ({"positions": (63,), "max_tokens": 40}, "positions: the text fills 41 tokens, expected places from 0 to 40, got 63"),
+        ({"positions": (3,), "pool": "corpus"}, "positions: they are of queries in their own context; use --pool sequence"),
+    ],
+)
+def test_positions_that_are_not_there(more: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        probe("llama", tmp_path / "run", **{"n": None, **more})
+    assert not (tmp_path / "run" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(("name", "pool"), [("llama", "sequence"), ("bert", "corpus"), ("t5", "corpus")])
+def test_the_model_says_whose_keys(name: str, pool: str, tmp_path: Path) -> None:
+    model, words = tiny_model(name, "t5" if name == "t5" else "llama") if name != "bert" else tiny_model(name)
+    settings = {**SMALL, "pool": "auto", "n": None, "heads": (1,)}
+    run = es.probe(model, few_texts(), tokenizer=words, out=tmp_path / "run", **settings)
+    assert run.manifest.spec["pool"] == run.table("about")["pool"][0] == pool
+    again = es.probe(model, few_texts(), tokenizer=words, out=tmp_path / "run", **settings)
+    assert len(again.manifest.starts) == 1
 
 
 def test_contexts_that_are_too_short_are_left_out_and_counted(tmp_path: Path) -> None:
     """Causal queries all along their windows: those at the start see few keys."""
     run = probe("llama", tmp_path, max_tokens=138, window=24, queries=132, kept_queries=9, n="4,8")
     found = source(run)
-    sizes = np.array(
-        [
-            len(allowed_keys("llama", found.windows.text[window], position, 0))
-            for window, position in zip(found.places.windows.tolist(), found.places.positions.tolist(), strict=True)
-        ]
-    )
+    sizes = found.places.positions + 1
     short = int((sizes < 16).sum())
     assert 0 < short < len(sizes)
-    state, used = sequence_state(found, 1)
-    assert used.tolist() == np.flatnonzero(sizes >= 16).tolist()
+    used = np.flatnonzero(sizes >= 16)
+    state = own_state(found, 1)
     heads = run.table("heads")
     assert set(heads["status"]) == {"ok"}
     assert (heads["n_queries"] == len(sizes) - short).all()
@@ -202,8 +255,9 @@ def test_contexts_that_are_too_short_are_left_out_and_counted(tmp_path: Path) ->
     assert (heads["reason"] == f"{short} of {len(sizes)} queries see fewer than 16 keys and are left out").all()
     known = state.heads[1]
     assert not isinstance(known, str)
+    assert known.queries.tolist() == used.tolist()
     states = known.states
-    assert states["replacement"].keys.tolist() == states["identity"].keys.tolist() == sizes[used].tolist()
+    assert states["replacement"].errors.keys.tolist() == states["identity"].keys.tolist() == sizes[used].tolist()
     assert states["bernoulli"].keys.tolist() == states["tail"].count.tolist() == sizes[used][known.kept].tolist()
     all_sinks = capture_queries(found, [1])[1].sink_mass
     torch.testing.assert_close(states["sinks"].mass, all_sinks[1, used], rtol=1e-5, atol=1e-7)
@@ -216,15 +270,7 @@ def test_contexts_that_are_all_too_short_are_a_failed_head_that_says_so(tmp_path
     assert heads["reason"].str.contains("no query sees 16 keys, at most 5 of them; use longer windows").all()
     assert set(heads["regime"]) == {"unknown"}
     assert list(heads["kv_head"]) == [0, 1]
-    assert set(heads["n_queries"]) == set(heads["n_kept_queries"]) == {0}
     assert "budget" not in run.tables
-
-
-def test_groups_are_queries_with_the_same_keys() -> None:
-    allowed = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 1, 0]], dtype=torch.bool)
-    context = sequence.Context(np.array([4, 5, 6]), torch.zeros(1, 3, 2), torch.zeros(1, 3, 2), allowed[None])
-    groups = {tuple(members.tolist()): keys.tolist() for members, keys in sequence._groups(context)}
-    assert groups == {(0, 2): [0, 1], (1,): [0, 1, 2]}
 
 
 @pytest.mark.parametrize("keys", [16, 17, 63, 64, 65, 508, 511, 512, 513, 2048, 3000, 16384])

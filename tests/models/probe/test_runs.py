@@ -20,7 +20,7 @@ from esscher.cli import main
 from esscher.models.probe import memory
 from esscher.models.probe.context import Mode
 from esscher.models.probe.memory import context_of
-from esscher.models.probe.spec import ProbeSpec, drawn_ladder, kept_ladder, own_ladder
+from esscher.models.probe.spec import ProbeSpec, check_ladder, drawn_ladder, kept_ladder, own_ladder
 from esscher.runs import Run, execute, load_run
 from esscher.runs.store import Store
 from tests.models.probe_runs import SETTINGS, few_texts, same_bytes, save_tiny, source, whole_prose
@@ -77,7 +77,7 @@ def test_a_layer_streamed_is_the_layer_held(
 ) -> None:
     """Where the tokens of all layers do not fit into memory each layer streams by."""
     small = replace(context_of(spec), mode=Mode.LAYERS)
-    monkeypatch.setattr(memory, "_latest", (small, memory._stamp(spec)))
+    monkeypatch.setattr(memory, "_latest", (small, memory._stamp(spec), spec.hash))
     streamed = execute(spec, tmp_path / "streamed")
     drop = ["accuracy"]
     close(undisturbed.table("heads").drop(columns=drop), streamed.table("heads").drop(columns=drop), rtol=1e-4)
@@ -148,5 +148,6 @@ def test_given_ladders_are_kept_and_must_fit() -> None:
     assert own_ladder(spec, 500).tolist() == [10, 100, 400]
     assert kept_ladder(spec, 500).tolist() == [10, 100, 400, 500]
     assert drawn_ladder(spec, 500).tolist()[:4] == [10, 100, 400, 800]
+    assert own_ladder(ProbeSpec.read({"n": "100,400"}), 50).tolist() == [50, 100, 400]
     with pytest.raises(ValueError, match=r"the pool has 300 keys, got n = 400; give more text .*or smaller n"):
-        own_ladder(spec, 300)
+        check_ladder(spec, 300)

@@ -34,7 +34,7 @@ def test_softmax_is_that_of_the_grid() -> None:
 
 def test_the_shape_of_scores_does_not_know_their_size() -> None:
     """The same scores a million times as large, in blocks of queries of their own."""
-    narrow, large = on_grid(held(3.0)), held(3e6).masses()
+    narrow, large = on_grid(held(3.0)), held(3e6).masses(deposit.Grid(1 / 8, 4, 1e-6))
     assert large.cells.shape[:2] == (2, 11)
     assert large.cells.shape[2] <= deposit.MAX_CELLS
     np.testing.assert_allclose(large.cells[-2].sum(1), 900, rtol=1e-12)
@@ -47,7 +47,7 @@ def test_the_shape_of_scores_does_not_know_their_size() -> None:
 def test_few_scores_at_once_are_all_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = held(2.0).softmax()
     monkeypatch.setattr(wide, "ELEMENTS", 2000)
-    parts, masses = held(2.0).softmax(), held(2e5).masses()
+    parts, masses = held(2.0).softmax(), held(2e5).masses(deposit.Grid(1 / 8, 4, 1e-6))
     np.testing.assert_allclose(parts.entropy, whole.entropy, rtol=1e-12)
     np.testing.assert_allclose(masses.cells[-2].sum(1), 900, rtol=1e-12)
 

@@ -213,19 +213,25 @@ def _reach_of_some(state: Deposit, scores: Tensor) -> Extent:
 
 
 def finish(
-    state: Deposit, n: Counts, sampling: str = "replacement", *, details: bool = False, interpolation: float | None = None
+    state: Deposit,
+    n: Counts,
+    sampling: str = "replacement",
+    *,
+    of: int | None = None,
+    details: bool = False,
+    interpolation: float | None = None,
 ) -> NodeErrors:
     """The exact errors of the pool of all keys seen, at every n; ``accuracy`` includes the grid's own error.
 
-    "bernoulli" keeps each key with probability f = n / mean_keys: where queries have seen different numbers of keys, f is
-    the same for all of them, and n is what they keep on average.
+    "bernoulli" keeps each key with probability f = n / ``of``, by default the mean number of keys: where queries have seen
+    different numbers of keys, f is the same for all of them, and n is what they keep on average.
 
     That error is measured on a few queries, those that make most of the mean, by the difference between two spacings, unless
     ``interpolation`` (of a like state: the result has it) is given; measuring costs as much again as the errors of few queries.
     """
     if not bool((state.keys > 0).all()):
         raise ValueError("finish: a query of the state has seen no key; update it first")
-    of = state.mean_keys
+    of = state.mean_keys if of is None else of
     levels = [level_for(state.grid, count / of) if sampling == "bernoulli" else 0 for count in n.tolist()]
     base = state.source
     result = _integrate(base, state, n, of, sampling, details, levels)

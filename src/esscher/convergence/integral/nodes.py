@@ -23,7 +23,18 @@ from esscher.convergence.integral.replacement import replacement_errors
 from esscher.convergence.sampling import check_sampling
 from esscher.inputs import as_counts, as_tensor
 
-__all__ = ["REACH", "WIDE", "KeySource", "concatenate", "error_from_nodes", "error_of_kept", "side_by_side", "sources", "take"]
+__all__ = [
+    "REACH",
+    "WIDE",
+    "KeySource",
+    "concatenate",
+    "error_from_nodes",
+    "error_of_kept",
+    "error_of_share",
+    "side_by_side",
+    "sources",
+    "take",
+]
 
 STEP, TOL = 0.28, 1e-13  # aliasing(0.28) is 3e-13
 ELEMENTS = 2**17  # of one temporary array: a megabyte
@@ -158,8 +169,16 @@ def error_from_nodes(
     check_sampling(sampling, counts, keys)
     if sampling == "bernoulli" and not (log_weights is None and extra is None):
         raise ValueError("sampling='bernoulli': expected equal weights and no extra variance; pass None for both")
-    parts = [_integrate(near, counts, keys, sampling, details) for _, near in sources(score, log_weight, value, spare)]
+    parts = [_integrate(near, counts, keys, keys, sampling, details) for _, near in sources(score, log_weight, value, spare)]
     return concatenate(parts)
+
+
+def error_of_share(score: Tensor, value: Tensor, n: Any, of: int, sampling: str) -> NodeErrors:
+    """The error of queries over keys of their own, scores (m, N) and values (N, d): "bernoulli" keeps each with n / of."""
+    keys, score = score.shape[1], score.double()
+    equal, none = torch.full_like(score, -math.log(keys)), torch.zeros_like(score)
+    near = sources(score, equal, value.double(), none)
+    return concatenate([_integrate(source, n, keys, of, sampling, False) for _, source in near])
 
 
 def sources(score: Tensor, log_weight: Tensor, value: Tensor, extra: Tensor) -> Iterator[tuple[slice, Source]]:
@@ -187,7 +206,7 @@ def error_of_kept(score: Tensor, log_mass: Tensor, value: Tensor, extra: Tensor,
     near = KeySource.build(score[None], log_mass[None], value[None], extra[None])
     kept = float(near.mass.sum())
     near = replace(near, moments=replace(near.moments, missing=near.mass.new_tensor([[max(0.0, 1.0 - kept)]])))
-    found = _integrate(_WideSource(near) if near.span > WIDE else near, [tokens], tokens, "replacement", True)
+    found = _integrate(_WideSource(near) if near.span > WIDE else near, [tokens], tokens, tokens, "replacement", True)
     assert found.bias is not None
     gap = (near.moments.limit[0] - limit).cpu().numpy()
     some = -math.expm1(tokens * math.log1p(-kept)) if kept < 1.0 else 1.0
@@ -195,11 +214,13 @@ def error_of_kept(score: Tensor, log_mass: Tensor, value: Tensor, extra: Tensor,
     return replace(found, mse=np.array([[max(mse, 0.0)]]), bias=found.bias + gap * some, limit=limit.cpu().numpy()[None])
 
 
-def _integrate(source: Source, counts: Any, keys: int, sampling: str, details: bool) -> NodeErrors:
+def _integrate(source: Source, counts: Any, keys: int, of: int, sampling: str, details: bool) -> NodeErrors:
+    limit = source.moments.limit
     if sampling == "replacement":
-        n = torch.as_tensor(counts, dtype=torch.float64, device=source.moments.limit.device)
+        n = torch.as_tensor(counts, dtype=torch.float64, device=limit.device)
         return replacement_errors(source, n, step=STEP, tol=TOL, details=details)
-    return side_by_side([bernoulli_errors(source, int(c), keys, step=STEP, tol=TOL, details=details) for c in counts])
+    own = limit.new_full((len(limit),), keys)
+    return side_by_side([bernoulli_errors(source, int(c), of, own, step=STEP, tol=TOL, details=details) for c in counts])
 
 
 def concatenate(parts: list[NodeErrors]) -> NodeErrors:

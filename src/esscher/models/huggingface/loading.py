@@ -41,6 +41,8 @@ class LayerShape:
     kv_heads: int
     width: int
     value_width: int
+    causal: bool = False  # no query sees a later key
+    window: int | None = None  # keys that a query of a sliding layer sees, itself included, or that it sees on either side
 
 
 @dataclass(frozen=True)
@@ -190,8 +192,9 @@ def _look(model: Any, tokenizer: Any, found: _Found) -> Loaded:
 
     def see(captured: Captured) -> None:
         width, value_width = int(captured.query.shape[-1]), int(captured.value.shape[-1])
-        shapes.append(LayerShape(captured.name, captured.heads, captured.kv_heads, width, value_width))
         causal.append(captured.allowed is not None and not bool(captured.allowed[0, 0, 0, 1]))
+        heads = captured.heads, captured.kv_heads
+        shapes.append(LayerShape(captured.name, *heads, width, value_width, causal[-1], captured.window))
 
     try:
         forward(model, example_inputs(model), see)

@@ -59,7 +59,7 @@ def probe(
         settings["rules"] = [str(rule) for rule in rules]  # a rule may be given as an object
     spec = ProbeSpec.read({"model": model, "corpus": corpus, **settings})
     if loaded is not None:
-        context_of(spec, loaded=loaded)  # the units find it there
+        spec = context_of(spec, loaded=loaded).spec  # the units find it there
     return execute(spec, folder, workers=workers, dask=dask, progress=progress)
 
 

@@ -18,9 +18,9 @@ from esscher.models.corpus.windows import Windows, make_windows
 from esscher.models.huggingface.capture import Captured, forward
 from esscher.models.huggingface.loading import Loaded, load_model
 from esscher.models.huggingface.maps import LinearMaps, linear_maps
-from esscher.models.probe.spec import WINDOW, ProbeSpec
+from esscher.models.probe.spec import OWN_WINDOW, WINDOW, ProbeSpec
 
-__all__ = ["Mode", "Places", "ProbeContext", "make_context"]
+__all__ = ["Mode", "Places", "ProbeContext", "concrete", "make_context", "read_model"]
 
 _T = TypeVar("_T")
 
@@ -29,6 +29,7 @@ WindowSink = Callable[[Captured, Indices], None]
 
 QUERY_WINDOWS = 16  # windows the queries come from: each process runs these through the model
 SEQUENCE_WINDOWS = 32  # the same where a window is the pool
+QUARTERS = 4  # depths of a window at which its own queries stand
 OBJECT = "object:"  # begins the name, in a spec, of a model given as an object: no other process can load it
 MEMORY = 1.5e9  # bytes of captured queries, keys and values that a process may hold
 
@@ -39,15 +40,16 @@ class Mode(Enum):
     HELD = "tokens of all layers are held, from one pass over the corpus; a unit of work is some heads"
     LAYERS = "the corpus streams by once for each layer; a unit is a layer"
     PARTS = "the corpus streams by part by part; a unit leaves states of some layers, and states of parts merge"
-    OWN = "each query meets the keys of its own window; a unit is a layer"
+    OWN = "each query meets the keys of its own window; a unit is a window, and goes through the model once"
 
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Where the m queries stand: window and position of each, in the order of windows."""
+    """Where the m queries stand: window and position of each, in the order of windows, and which depth that is."""
 
     windows: Indices
     positions: Indices
+    depths: Indices
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -98,6 +100,21 @@ class ProbeContext:
         """Size of the corpus pool."""
         return int(self.pooled.sum())
 
+    def foreseen(self, layer: int) -> Indices:
+        """(m,): how many keys each query will see in its own context; a mask may still show another number."""
+        shape = self.loaded.shapes[layer]
+        real = (~self.windows.padding).sum(axis=1)[self.places.windows]
+        seen = self.places.positions + 1 if shape.causal else real
+        most = np.inf if shape.window is None else shape.window if shape.causal else 2 * shape.window + 1
+        return np.minimum(seen, most).astype(np.int64)
+
+    def deepest(self, window: int) -> Indices:
+        """Numbers of the queries of a window that stand at its last depth."""
+        rows = self.places.inside(window)
+        depths = self.places.depths[rows]
+        last: Indices = rows[depths == depths.max()]
+        return last
+
     def run(self, windows: Indices, layers: Sequence[int], sink: WindowSink) -> None:
         """Forward passes over these windows; the sink sees each layer of each batch, with the batch's window numbers."""
         size = max(1, self.spec.batch // self.windows.length)
@@ -127,15 +144,23 @@ def _give(sink: WindowSink, batch: Indices, captured: Captured) -> None:
 
 def make_context(spec: ProbeSpec, loaded: Loaded | None = None) -> ProbeContext:
     """Read the model (unless it is given) and the text of a spec. Every mistake in them is a ValueError of one line."""
-    loaded = _model(spec) if loaded is None else loaded
+    loaded = read_model(spec) if loaded is None else loaded
+    spec = concrete(spec, loaded)
     windows = make_windows(spec.corpus, _tokenizer(loaded), _window(spec, loaded))
     _check_heads(spec, loaded)
-    pooled = windows.text | windows.special if spec.special else windows.text
+    pooled = windows.text | windows.special if spec.special or spec.pool == "sequence" else windows.text
     places, parts = _places(spec, windows, pooled, loaded.causal), _parts(spec, pooled)
     return ProbeContext(spec, loaded, windows, pooled, places, parts, _mode(spec, loaded, parts, int(pooled.sum())))
 
 
-def _model(spec: ProbeSpec) -> Loaded:
+def concrete(spec: ProbeSpec, loaded: Loaded) -> ProbeSpec:
+    """The same with the pool that suits the model: a query's own context for causal ones, the corpus for encoders."""
+    if spec.pool != "auto":
+        return spec
+    return ProbeSpec.read({**spec.as_dict(), "pool": "sequence" if loaded.causal else "corpus"})
+
+
+def read_model(spec: ProbeSpec) -> Loaded:
     if spec.model.startswith(OBJECT):
         raise ValueError(
             f"model: {spec.model} was given as a Python object, which this process does not have now; call esscher.probe with "
@@ -173,7 +198,8 @@ def _tokenizer(loaded: Loaded) -> object:
 def _window(spec: ProbeSpec, loaded: Loaded) -> int:
     most = loaded.max_positions
     if spec.window is None:
-        return WINDOW if most is None else min(WINDOW, most)
+        usual = OWN_WINDOW if spec.pool == "sequence" else WINDOW
+        return usual if most is None else min(usual, most)
     if most is not None and spec.window > most:
         raise ValueError(f"window: {loaded.name} takes at most {most} positions, got {spec.window}; use --window {most}")
     return spec.window
@@ -191,17 +217,46 @@ def _check_heads(spec: ProbeSpec, loaded: Loaded) -> None:
 def _places(spec: ProbeSpec, windows: Windows, pooled: npt.NDArray[np.bool_], causal: bool) -> Places:
     """Queries spread evenly over a few windows, at random places in each.
 
-    Where a causal model's window is the pool they are the window's last tokens, which see the whole of it.
+    Where a causal model's window is the pool, or where positions are given, they stand at these depths of it, by default at
+    each quarter: the tokens before and at each.
     """
     generator = np.random.default_rng(spec.seed)
-    most = SEQUENCE_WINDOWS if spec.pool == "sequence" else QUERY_WINDOWS
-    full = np.flatnonzero(pooled.sum(axis=1) >= max(1, pooled.sum(axis=1).max() // 2))
+    own = spec.pool == "sequence"
+    if spec.positions is not None and not own:
+        raise ValueError("positions: they are of queries in their own context; use --pool sequence, or leave --positions out")
+    sizes = pooled.sum(axis=1)
+    most, least = (SEQUENCE_WINDOWS, int(sizes.max())) if own else (QUERY_WINDOWS, max(1, int(sizes.max()) // 2))
+    full = np.flatnonzero(sizes >= least)
     chosen = full[np.unique(np.linspace(0, len(full) - 1, min(most, len(full), spec.queries)).round().astype(np.int64))]
     shares = [len(part) for part in np.array_split(np.arange(spec.queries), len(chosen))]
-    found: list[tuple[Indices, Indices]] = []
+    ends = _depths(spec, windows, int(sizes.max())) if own and (causal or spec.positions is not None) else None
+    found: list[tuple[Indices, Indices, Indices]] = []
     for window, share in zip(chosen, shares, strict=True):
         text = np.flatnonzero(windows.text[window] & pooled[window])
-        share = min(share, len(text))
-        picked = text[-share:] if spec.pool == "sequence" and causal else generator.choice(text, share, replace=False)
-        found.append((np.full(share, window), np.sort(picked)))
+        if ends is None:
+            picked = np.sort(generator.choice(text, min(share, len(text)), replace=False))
+            depths = np.zeros(len(picked), dtype=np.int64)
+        else:
+            picked, depths = _before(text, ends, share)
+        found.append((np.full(len(picked), window), picked, depths))
     return Places(*(np.concatenate(column) for column in zip(*found, strict=True)))
+
+
+def _depths(spec: ProbeSpec, windows: Windows, longest: int) -> Indices:
+    """The last positions of the queries of each depth, rising."""
+    if spec.positions is None:
+        return np.unique([max(0, round(longest * quarter / QUARTERS) - 1) for quarter in range(1, QUARTERS + 1)])
+    if spec.positions[-1] >= longest:
+        has = f"a window has {windows.length} tokens" if longest == windows.length else f"the text fills {longest} tokens"
+        raise ValueError(f"positions: {has}, expected places from 0 to {longest - 1}, got {spec.positions[-1]}")
+    return np.array(spec.positions, dtype=np.int64)
+
+
+def _before(text: Indices, ends: Indices, share: int) -> tuple[Indices, Indices]:
+    """About as many places of text at each depth, the last ones up to it, each once; and which depth they are of."""
+    taken: dict[int, int] = {}
+    for depth, part in zip(reversed(range(len(ends))), np.array_split(np.arange(share), len(ends)), strict=True):
+        free = [place for place in text[text <= ends[depth]].tolist() if place not in taken]
+        taken |= dict.fromkeys(free[max(0, len(free) - len(part)) :], depth)
+    places = sorted(taken)
+    return np.array(places, dtype=np.int64), np.array([taken[place] for place in places], dtype=np.int64)

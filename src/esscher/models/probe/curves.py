@@ -1,40 +1,83 @@
-"""Error curves of a probe: from deposits to a curve, from a curve to rows of the table ``curves``, and back."""
+"""Error curves of a probe: from deposits to the errors of queries, to a curve, to rows of the table ``curves``, and back."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import torch
+from torch import Tensor
 
-from esscher.convergence.curve import ErrorCurve
+from esscher.convergence.curve import ErrorCurve, QueryErrors
 from esscher.convergence.grid import state as deposit
 from esscher.convergence.grid.state import Deposit
-from esscher.convergence.pool_curve import exact_pool_curve
+from esscher.convergence.integral.formulas import NodeErrors
 from esscher.models.probe.wide import Held
 
-__all__ = ["METRICS", "curve_rows", "exact_curve_of", "stored_curves"]
+__all__ = ["METRICS", "Errors", "curve_rows", "errors_of", "stored_curves"]
+
+Counts = npt.NDArray[np.int64]
 
 METRICS = {"replacement": "l2", "bernoulli": "l2_kept"}  # of the errors of outputs, by sampling
 
 
-def exact_curve_of(state: Deposit | Held, n: npt.NDArray[np.int64], sampling: str, notes: dict[str, Any]) -> ErrorCurve:
-    """The exact error of n keys drawn with replacement, or of keys kept with probability n / (their mean number).
+@dataclass(frozen=True)
+class Errors:
+    """The exact errors of m queries at every n of a ladder: all that is left of their keys."""
+
+    mse: Tensor  # (m, len n)
+    sum_p2: Tensor  # (m, len n)
+    dmse_dlogn: Tensor  # (m, len n)
+    limit: Tensor  # (m, d_v)
+    delta: Tensor  # (m,)
+    accuracy: Tensor  # (m,)
+    keys: Tensor  # (m,): that each query saw
+
+    @classmethod
+    def of(cls, found: NodeErrors, keys: Tensor) -> Errors:
+        names = ("mse", "sum_p2", "dmse_dlogn", "limit", "delta")
+        numbers = {name: torch.from_numpy(np.array(getattr(found, name), dtype=np.float64)) for name in names}
+        return cls(**numbers, accuracy=torch.full((len(keys),), found.accuracy, dtype=torch.float64), keys=keys.cpu())
+
+    @classmethod
+    def none(cls, width: int, ladder: int) -> Errors:
+        """Of no query."""
+        shapes = {"mse": (0, ladder), "sum_p2": (0, ladder), "dmse_dlogn": (0, ladder), "limit": (0, width)}
+        numbers = {part.name: torch.zeros(shapes.get(part.name, (0,)), dtype=torch.float64) for part in fields(cls)}
+        return cls(**{**numbers, "keys": torch.zeros(0, dtype=torch.int64)})
+
+    def take(self, rows: Tensor) -> Errors:
+        """Those of some queries, in this order."""
+        return Errors(*(getattr(self, part.name)[rows] for part in fields(self)))
+
+    @property
+    def mean_keys(self) -> int:
+        """The number of keys that a query saw, on average, to the nearest whole number."""
+        return round(float(self.keys.double().mean()))
+
+    def curve(self, n: Counts, sampling: str) -> ErrorCurve:
+        """Over all queries alike."""
+        mse, sum_p2, slope, limit, delta = (x.numpy() for x in (self.mse, self.sum_p2, self.dmse_dlogn, self.limit, self.delta))
+        queries = QueryErrors(mse=mse, sum_p2=sum_p2, limit=limit, delta=delta)
+        accuracy, origin = float(self.accuracy.max()), f"exact, {sampling}"
+        curve = ErrorCurve.from_queries(n, queries, slope, kind="exact", accuracy=accuracy, origin=origin)
+        return replace(curve, metric=METRICS[sampling])
+
+
+def errors_of(state: Deposit | Held, n: Counts, sampling: str, of: int, notes: dict[str, Any]) -> Errors:
+    """The exact error of n keys drawn with replacement, or of keys kept with probability n / of.
 
     The error of the score grids is measured on the first head of a layer, and noted for the others.
     """
     if isinstance(state, Held):
-        curve = exact_pool_curve(state.q, state.k, state.v, n, sampling, state.scale)
-        return replace(curve, metric=METRICS[sampling])
-    errors = deposit.finish(state, n, sampling, interpolation=notes.get("interpolation"))
-    notes.setdefault("interpolation", errors.interpolation)
-    curve = ErrorCurve.from_queries(
-        n, errors.queries(), errors.dmse_dlogn, kind="exact", accuracy=errors.accuracy, origin=f"exact, {sampling}"
-    )
-    return replace(curve, metric=METRICS[sampling])
+        return Errors.of(state.errors(n, sampling, of), state.keys)
+    found = deposit.finish(state, n, sampling, of=of, interpolation=notes.get("interpolation"))
+    notes.setdefault("interpolation", found.interpolation)
+    return Errors.of(found, state.keys)
 
 
 def curve_rows(curve: ErrorCurve) -> pd.DataFrame:

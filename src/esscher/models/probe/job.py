@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,10 +22,10 @@ from esscher.models.probe.layer import LayerState, add_head, begin, layer_from_r
 from esscher.models.probe.memory import context_of
 from esscher.models.probe.moment_stream import moment_units, stream_moments, with_moments
 from esscher.models.probe.moments import Sampled, moment_curves, moment_ladder
-from esscher.models.probe.own_context import sequence_state
+from esscher.models.probe.own_context import stack_windows, window_states
 from esscher.models.probe.passes import PooledLayer, hold, stream
 from esscher.models.probe.rule_budget import rule_table
-from esscher.models.probe.spec import ProbeSpec, own_ladder
+from esscher.models.probe.spec import ProbeSpec, check_ladder
 from esscher.models.probe.statistics import check_registered
 from esscher.models.probe.statistics.statistic import Failure
 from esscher.models.probe.tables import Tables, columns, failed_row, layer_tables
@@ -39,15 +41,19 @@ HEADS = 4  # heads of a unit of work, where the tokens of all layers are held
 
 
 def units(spec: ProbeSpec) -> list[Unit]:
-    """A few heads of a layer each where all tokens can be held; a layer each where the corpus is one part; else some layers
-    over one part, whose states are merged at the end. Moments of tokens that are not held have units of their own.
+    """A window each where it is the pool of its own queries; a few heads of a layer each where all tokens can be held; a layer
+    each where the corpus is one part; else some layers over one part. States of windows and of parts meet at the end. Moments
+    of tokens that are not held have units of their own.
     """
     check_registered(spec)
     context = context_of(spec, starts=True)
-    own_ladder(spec, context.keys if spec.pool == "corpus" else context.windows.length)  # n beyond the pool: refused here
+    own = context.mode is Mode.OWN
+    check_ladder(spec, int(max(context.foreseen(layer).max() for layer in context.layers)) if own else context.keys)
     if spec.moments:
         _check_moments(context)
     check_rules(spec, int(context.pooled.sum(1).max()))
+    if own:
+        return [{"window": window} for window in np.unique(context.places.windows).tolist()]
     streamed = moment_units(context) if spec.moments and context.mode is not Mode.HELD else []
     if context.mode is Mode.PARTS:
         blocks = _layer_blocks(context)
@@ -89,6 +95,11 @@ def _layer_blocks(context: ProbeContext) -> list[list[int]]:
     return blocks
 
 
+def concrete(spec: ProbeSpec) -> ProbeSpec:
+    """With the pool that suits the model."""
+    return spec if spec.pool != "auto" else context_of(spec).spec
+
+
 def hashes(spec: ProbeSpec) -> dict[str, str]:
     context = context_of(spec)
     return {"model": context.loaded.sha256, "corpus": context.windows.sha256}
@@ -101,16 +112,20 @@ def compute(spec: ProbeSpec, unit: Unit) -> Mapping[str, Any]:
 
 
 def _own(context: ProbeContext, unit: Unit) -> Mapping[str, Any]:
-    state, used = sequence_state(context, unit["layers"][0])
-    return _finish(context, state, context.places.windows[used]).finished()
+    """Settled states of every layer, for the queries of one window."""
+    return {"states": _stored(window_states(context, unit["window"]))}
 
 
 def _part(context: ProbeContext, unit: Unit) -> Mapping[str, Any]:
-    states = stream(context, unit["layers"], context.parts[unit["part"]])
+    return {"states": _stored(stream(context, unit["layers"], context.parts[unit["part"]]))}
+
+
+def _stored(states: list[LayerState]) -> dict[str, list[Any]]:
+    """As rows of a table."""
     stored: list[dict[str, Any]] = []
     while states:
         stored += layer_rows(states.pop(0))  # gone from memory once it is bytes
-    return {"states": {name: [row[name] for row in stored] for name in stored[0]}}
+    return {name: [row[name] for row in stored] for name in stored[0]}
 
 
 def _layer(context: ProbeContext, unit: Unit) -> Mapping[str, Any]:
@@ -152,7 +167,7 @@ def consolidate(spec: ProbeSpec, shards: Sequence[Shard]) -> Mapping[str, Any]:
     context = context_of(spec)
     sampled: list[Shard] = []
     own = _without(sampled, shards)
-    parts = _merged(context, own) if context.mode is Mode.PARTS else _side_by_side(own)
+    parts = _joined(context, own) if context.mode in (Mode.PARTS, Mode.OWN) else _side_by_side(own)
     parts["heads"] = _with_missing(context, parts.get("heads", pd.DataFrame()))
     if sampled:
         parts = with_moments(parts, _side_by_side(sampled))
@@ -162,7 +177,7 @@ def consolidate(spec: ProbeSpec, shards: Sequence[Shard]) -> Mapping[str, Any]:
         parts["rule_budget"] = rule_table(parts["frontier"], [(epsilon, None) for epsilon in spec.epsilons])
     if spec.moments and len(agreement := agreement_table(parts, columns(spec)["heads"], spec.seed)):
         parts["agreement"] = agreement
-    parts["about"] = about(context)
+    parts["about"] = about(context, parts["heads"])
     return parts
 
 
@@ -183,21 +198,27 @@ def _side_by_side(shards: Iterable[Shard]) -> dict[str, pd.DataFrame]:
     return {name: pd.concat(rows, ignore_index=True) for name, rows in frames.items()}
 
 
-def _merged(context: ProbeContext, shards: Iterable[Shard]) -> dict[str, pd.DataFrame]:
-    """Tables of layers whose parts are all there; one shard is in memory at a time."""
-    states: dict[int, LayerState] = {}
+def _joined(context: ProbeContext, shards: Iterable[Shard]) -> dict[str, pd.DataFrame]:
+    """Tables of layers whose states, of parts or of windows, are all there; one shard is in memory at a time."""
+    own = context.mode is Mode.OWN
+    states: dict[int, list[LayerState]] = {}
     seen: Counter[int] = Counter()
     for shard in shards:
         table = shard.tables["states"]
-        for layer in shard.unit["layers"]:
-            part = layer_from_rows(context.spec, table.filter(compute_arrow.equal(table["layer"], layer)).to_pylist())
-            states[layer] = merge_layers(states[layer], part) if layer in states else part
+        for layer in context.layers if own else shard.unit["layers"]:
+            rows = table.filter(compute_arrow.equal(table["layer"], layer)).to_pylist()
+            known = states.setdefault(layer, [])
+            known.append(layer_from_rows(context.spec, rows, settled=own))
+            if not own:  # states of the same queries: one, however many parts there are
+                known[:] = [functools.reduce(merge_layers, known)]
             seen[layer] += 1
-        del table, part
-    whole = [layer for layer in sorted(states) if seen[layer] == len(context.parts)]
+        del table
+    pieces = len(np.unique(context.places.windows)) if own else len(context.parts)
     finished: dict[str, list[pd.DataFrame]] = {"heads": [], "layers": []}
-    for layer in whole:
-        for name, frame in _finish(context, states.pop(layer), context.places.windows).finished().items():
+    for layer in [layer for layer in sorted(states) if seen[layer] == pieces]:
+        parts = states.pop(layer)
+        whole = stack_windows(context, parts) if own else parts[0]
+        for name, frame in _finish(context, whole, context.places.windows).finished().items():
             finished.setdefault(name, []).append(frame)
     return {name: pd.concat(frames, ignore_index=True) if frames else pd.DataFrame() for name, frames in finished.items()}
 
@@ -217,8 +238,11 @@ def _with_missing(context: ProbeContext, heads: pd.DataFrame) -> pd.DataFrame:
     return heads.sort_values(["layer", "head"], ignore_index=True)
 
 
-def about(context: ProbeContext) -> pd.DataFrame:
-    """One row: the model and the text as they were measured, and the parity of the captured model with the plain one."""
+def about(context: ProbeContext, heads: pd.DataFrame) -> pd.DataFrame:
+    """One row: the model and the text as they were measured, and the parity of the captured model with the plain one.
+
+    ``output_difference``: largest of all heads, between their limits and the model's own outputs, where these are the same.
+    """
     loaded, windows, same = context.loaded, context.windows, parity(context.loaded.model)
     corpus = context.spec.corpus
     text = ", ".join(corpus.text) or corpus.dataset or f"packaged {corpus.packaged}"
@@ -236,6 +260,7 @@ def about(context: ProbeContext) -> pd.DataFrame:
                 "parity": same.max_difference,
                 "parity_relative": same.relative,
                 "captured_layers": same.captured,
+                "output_difference": float(heads["output_difference"].max()) if "output_difference" in heads else math.nan,
                 "text": text,
                 "corpus_sha256": windows.sha256,
                 "documents": windows.documents,
@@ -250,4 +275,4 @@ def about(context: ProbeContext) -> pd.DataFrame:
     )
 
 
-PROBE = Job("probe", ProbeSpec, units, compute, consolidate, hashes, columns)
+PROBE = Job("probe", ProbeSpec, units, compute, consolidate, hashes, columns, concrete)

@@ -26,7 +26,10 @@ KEY_BLOCK = 8192
 
 @dataclass(frozen=True)
 class LayerState:
-    """Moments and heads of a layer over the keys seen so far; a head that could not go on has the reason instead."""
+    """Moments and heads of a layer over the keys seen so far; a head that could not go on has the reason instead.
+
+    ``keys``: how many a query sees; on average, and as foreseen, where each has a context of its own.
+    """
 
     info: LayerInfo
     moments: LayerMoments
@@ -100,10 +103,14 @@ def layer_rows(state: LayerState) -> list[dict[str, Any]]:
     return rows
 
 
-def layer_from_rows(spec: ProbeSpec, rows: list[dict[str, Any]]) -> LayerState:
-    """The state of one layer from its rows."""
+def layer_from_rows(spec: ProbeSpec, rows: list[dict[str, Any]], *, settled: bool = False) -> LayerState:
+    """The state of one layer from its rows; ``settled``: those of its heads are."""
     statistics = statistics_of(spec)
     (itself,) = (row["state"] for row in rows if row["head"] == -1)
     known = unpack(itself, {"info": LayerInfo, "moments": LayerMoments, "keys": int})
-    heads = {row["head"]: row["reason"] or head_state.from_bytes(row["state"], statistics) for row in rows if row["head"] >= 0}
+    heads: dict[int, HeadState | str] = {}
+    for row in rows:
+        if row["head"] >= 0:
+            data = row["state"]
+            heads[row["head"]] = head_state.from_bytes(data, statistics, settled=settled) if data else row["reason"]
     return LayerState(known["info"], known["moments"], heads, known["keys"])

@@ -17,22 +17,22 @@ __all__ = ["context_of"]
 Stamp = tuple[tuple[str | int, ...], ...]
 
 _lock = threading.Lock()  # a worker of Dask may do units in threads
-_latest: tuple[ProbeContext, Stamp] | None = None  # one only: a model and its tokens fill the memory
+_latest: tuple[ProbeContext, Stamp, str] | None = None  # and for which spec; one only: a model and its tokens fill the memory
 
 
 def context_of(spec: ProbeSpec, *, loaded: Loaded | None = None, starts: bool = False) -> ProbeContext:
-    """The context of a spec: the one this process has, or a new one in its place.
+    """The context of a spec: the one this process has, or a new one in its place. Its own spec leaves nothing open.
 
     ``starts``: a run starts here, and files may have changed since under the same names; units of one run all work on what
     it started with. ``loaded``: the model of a new context, where it was given as an object.
     """
     global _latest
     with _lock:
-        same = loaded is None and _latest is not None and _latest[0].spec.hash == spec.hash
+        same = loaded is None and _latest is not None and spec.hash in (_latest[0].spec.hash, _latest[2])
         if not same or (starts and _latest is not None and _latest[1] != _stamp(spec)):
             _latest = None  # not two of them in memory
             stamp = _stamp(spec)  # before reading: what changes meanwhile is read again the next time
-            _latest = make_context(spec, loaded), stamp
+            _latest = make_context(spec, loaded), stamp, spec.hash
         assert _latest is not None
         return _latest[0]
 

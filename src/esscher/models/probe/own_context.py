@@ -1,4 +1,7 @@
-"""A query's real context as its pool: the keys of its own window that the mask allows it to see.
+"""A query's real context as its pool: all that the model lets it attend to in its own window, special tokens included.
+
+A window goes through the model once. At each layer its queries meet its keys, and what is left of them is settled at once: a
+few numbers of each query. So memory does not grow with the number of windows, and windows are the units of work.
 
 Contexts differ in their number of keys, a causal query's with its place. Every query that sees FEWEST keys is used, with its
 own number of them: keys are kept at one fraction of each context.
@@ -10,11 +13,10 @@ import math
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from esscher.keep import parse
 from esscher.models.huggingface.capture import Captured
@@ -22,117 +24,134 @@ from esscher.models.probe import head as head_state
 from esscher.models.probe.context import Indices, ProbeContext
 from esscher.models.probe.head import HeadState, kept_rows
 from esscher.models.probe.layer import LayerState
-from esscher.models.probe.queries import Context, LayerQueries, QueryCollector
-from esscher.models.probe.statistics import Block, Start, Statistic, statistics_of
-from esscher.models.probe.tokens import LayerMoments, Rows, scores_of
-from esscher.models.probe.window import Seen, Window
+from esscher.models.probe.queries import WindowQueries
+from esscher.models.probe.statistics import Block, Met, Start, Statistic, statistics_of
+from esscher.models.probe.tokens import LayerInfo, LayerMoments, Rows
+from esscher.models.probe.wide import Held
+from esscher.models.probe.window import Window
+from esscher.runs.progress import advance
 
-__all__ = ["sequence_state"]
+__all__ = ["FEWEST", "stack_windows", "window_states"]
 
 FEWEST = 16  # keys a context must have
-FIRST = 0  # the head whose mask says what a query sees: groups of queries are those of all heads
+FIRST = 0  # the head whose keys are counted where a number is for all
 
 
-class Group(NamedTuple):
-    """Queries, by their numbers, that see the same keys of a context, and these keys; ``place``: of it among all contexts."""
-
-    place: int
-    context: Context
-    numbers: Indices
-    keys: Tensor
-
-
-def sequence_state(probe: ProbeContext, layer: int) -> tuple[LayerState, Indices]:
-    """The state of a layer whose queries each look at their own context, and which of the probe's queries it has.
-
-    ``keys`` is the mean number of keys that these see.
-    """
-    collector = QueryCollector(probe, contexts=True)
-    moments: list[LayerMoments] = []
+def window_states(probe: ProbeContext, window: int) -> list[LayerState]:
+    """The settled states of every layer for the queries of one window, from one forward pass."""
+    statistics, found = statistics_of(probe.spec), []
 
     def sink(captured: Captured, batch: Indices) -> None:
-        collector(captured, batch)
-        masks = probe.pooled, probe.windows.special
-        moments.append(
-            LayerMoments.of(Rows.of(captured, *(torch.from_numpy(mask[batch]).to(captured.query.device) for mask in masks)))
-        )
+        found.append(_Layer(probe, statistics, captured, window).state())
+        advance(len(found) / len(probe.layers))
 
-    probe.run(np.unique(probe.places.windows), [layer], sink)
-    queries = collector.result(layer)
-    total = moments[0]
-    for more in moments[1:]:
-        total = total.merge(more)
-    sizes = np.concatenate([context.allowed_to(FIRST).sum(1).cpu().numpy() for context in queries.contexts])
-    used = np.flatnonzero(sizes >= FEWEST)
-    known = _heads(probe, queries, used, int(sizes.max()))
-    seen = sizes[used] if used.size else sizes
-    info = replace(queries.info, note=_note(queries.info.note, len(sizes) - used.size, len(sizes)))
-    return LayerState(info, total, known, round(float(seen.mean()))), used
+    probe.run(np.array([window]), probe.layers, sink)
+    return found
 
 
-def _note(note: str, short: int, asked: int) -> str:
-    """What the pool leaves out, and how many queries are."""
-    few = f"{short} of {asked} queries see fewer than {FEWEST} keys and are left out" if short else ""
-    return "; ".join(part for part in (note, few) if part)
-
-
-def _heads(probe: ProbeContext, queries: LayerQueries, used: Indices, most: int) -> dict[int, HeadState | str]:
-    """The states of every head. Heads that share keys come one after the other: what keep rules cost them is found once."""
-    layer, statistics = queries.info.layer, statistics_of(probe.spec)
-    groups = [
-        Group(place, context, context.rows[members], keys)
-        for place, context in enumerate(queries.contexts)
-        for members, keys in _groups(context)
-        if len(keys) >= FEWEST
-    ]
-    if not groups:
-        return dict.fromkeys(probe.heads(layer), f"no query sees {FEWEST} keys, at most {most} of them; use longer windows")
-    asked = used[kept_rows(len(used), probe.spec.kept_queries).numpy()]
+def stack_windows(probe: ProbeContext, states: list[LayerState]) -> LayerState:
+    """The state of a layer over all windows; a head that could not go on in one of them has the reason."""
+    first, asked = states[0], len(probe.places)
+    moments = first.moments
+    for more in states[1:]:
+        moments = moments.merge(more.moments)
     heads: dict[int, HeadState | str] = {}
-    for kv_head, sharing in groupby(probe.heads(layer), queries.info.kv_head):
-        windows = _windows(probe, queries, kv_head)
-        for head in sharing:
-            try:
-                parts = [_group(statistics, queries, group, head, asked, windows[group.place]) for group in groups]
-                heads[head] = head_state.stack(parts, [torch.from_numpy(group.numbers) for group in groups])
-            except ValueError as reason:
-                heads[head] = str(reason)
-    return heads
+    used = 0
+    for head in first.heads:
+        known = [state.heads[head] for state in states]
+        reasons = [one for one in known if isinstance(one, str) and one]
+        parts = [one for one in known if isinstance(one, HeadState)]
+        if reasons or not parts:
+            few = f"no query sees {FEWEST} keys, at most {first.keys} of them; use longer windows"
+            heads[head] = reasons[0] if reasons else few
+        else:
+            heads[head] = whole = head_state.stack(parts)
+            used = max(used, len(whole.queries))
+    few = f"{asked - used} of {asked} queries see fewer than {FEWEST} keys and are left out" if 0 < used < asked else ""
+    note = "; ".join(part for part in (first.info.note, few) if part)
+    return LayerState(replace(first.info, note=note), moments, heads, first.keys)
 
 
-def _groups(context: Context) -> list[tuple[Indices, Tensor]]:
-    """Queries of a window that see the same keys, and these keys."""
-    patterns, of = torch.unique(context.allowed_to(FIRST), dim=0, return_inverse=True)
-    return [(np.flatnonzero((of == i).cpu().numpy()), patterns[i].nonzero()[:, 0]) for i in range(len(patterns))]
+class _Layer:
+    """One layer while a window passes it."""
+
+    def __init__(self, probe: ProbeContext, statistics: tuple[Statistic, ...], captured: Captured, window: int) -> None:
+        self.probe, self.statistics, self.captured, self.window = probe, statistics, captured, window
+        self.info = LayerInfo.of(captured, own=True)
+        self.queries = WindowQueries.of(probe, captured, 0, window, self.info)
+        at = torch.from_numpy(probe.places.positions[self.queries.rows]).to(captured.query.device)
+        self.outputs = captured.output(at)[0].to(self.queries.v.dtype)
+        self.foreseen = probe.foreseen(self.info.layer)
+        self.asked = _asked(probe, self.info.layer)
+        self.notes: dict[str, dict[str, Any]] = {}
+
+    def state(self) -> LayerState:
+        """Heads that share keys come one after the other: what keep rules cost them is found once."""
+        masks = self.probe.pooled, self.probe.windows.special
+        rows = Rows.of(self.captured, *(torch.from_numpy(mask[[self.window]]).to(self.captured.query.device) for mask in masks))
+        moments = LayerMoments.of(rows)
+        heads: dict[int, HeadState | str] = {}
+        for kv_head, sharing in groupby(self.probe.heads(self.info.layer), self.info.kv_head):
+            by_rule = self._by_rule(kv_head)
+            for head in sharing:
+                try:
+                    heads[head] = self._head(head, by_rule)
+                except ValueError as reason:
+                    heads[head] = str(reason)
+        return LayerState(self.info, moments, heads, self.keys)
+
+    @property
+    def keys(self) -> int:
+        """That a query of the probe sees here, as foreseen: the mean over those that see enough."""
+        enough = self.foreseen[self.foreseen >= FEWEST]
+        return round(float((enough if enough.size else self.foreseen).mean()))
+
+    def _head(self, head: int, by_rule: Window | None) -> HeadState | str:
+        """The settled state of one head; an empty word where no query of the window sees enough keys."""
+        queries, own = self.queries, self.info.kv_head(head)
+        seen = queries.seen_by(head)
+        enough = seen.sum(1) >= FEWEST
+        if not bool(enough.any()):
+            return ""
+        rows = enough.nonzero()[:, 0]
+        some = seen[rows].any(0)
+        keys = slice(None) if bool(some.all()) else some.nonzero()[:, 0]
+        seen, scores = seen[rows][:, keys], queries.scores[head, rows][:, keys]
+        q, k, v = queries.q[head, rows], queries.k[own, keys], queries.v[own, keys]
+        numbers = torch.from_numpy(queries.rows)[rows.cpu()]
+        kept = torch.from_numpy(np.flatnonzero(np.isin(numbers.numpy(), self.asked)))
+        bias = queries.bias_of(head)
+        pool = None
+        if self.info.softcap is None:  # a cap keeps scores on the grid
+            pool = Held(q, k, v, self.info.scale, None if bias is None else bias[rows][:, keys], seen)
+        start = Start(kept, queries.sink_mass[head, rows], int(self.foreseen.max()), v.double().mean(0), q.dtype)
+        positions = torch.arange(queries.k.shape[1], device=k.device)[keys] + queries.first
+        rules = None if by_rule is None else partial(by_rule.errors, head, numbers.numpy())
+        block = Block(scores, q, k, v, positions, kept, None, pool, rules, seen, self.outputs[head, rows])
+        state = head_state.update(head_state.init(self.statistics, start, numbers), block)
+        return head_state.settle(state, Met(self.probe.spec, self.info, head, self.keys, {}), self.notes)
+
+    def _by_rule(self, kv_head: int) -> Window | None:
+        """What keep rules cost the deepest queries of the window, where this one is among those they are compared in."""
+        rules = [parse(text) for text in self.probe.spec.compared]
+        deepest = self.probe.deepest(self.window)
+        if not rules or self.window not in _compared(self.probe):
+            return None
+        members = np.flatnonzero(np.isin(self.queries.rows, deepest))
+        enough = self.queries.seen_by(FIRST)[torch.from_numpy(members)].sum(1).cpu().numpy() >= FEWEST
+        return Window(self.queries, self.info, kv_head, members[enough], self.probe.places, rules) if enough.any() else None
 
 
-def _windows(probe: ProbeContext, queries: LayerQueries, kv_head: int) -> list[Window | None]:
-    """Contexts for keep rules, where the probe compares some: whole ones, as queries of a window decide together, evenly
-    spread, as many as hold the queries that errors of kept keys are asked of; None for the others.
+def _asked(probe: ProbeContext, layer: int) -> Indices:
+    """Numbers of the queries that errors of kept keys are asked of, evenly spread over those that see enough keys."""
+    able = np.flatnonzero(probe.foreseen(layer) >= FEWEST)
+    return able[kept_rows(len(able), probe.spec.kept_queries).numpy()] if able.size else able
+
+
+def _compared(probe: ProbeContext) -> set[int]:
+    """Windows in which keep rules are compared: whole ones, as the queries of a window decide together, evenly spread, as many
+    as hold the queries that errors of kept keys are asked of.
     """
-    rules = [parse(text) for text in probe.spec.compared]
-    windows: list[Window | None] = [None] * len(queries.contexts)
-    long = [i for i, context in enumerate(queries.contexts) if int(context.allowed_to(FIRST).sum(1).max()) >= FEWEST]
-    share = min(1.0, probe.spec.kept_queries / len(probe.places))
-    for place in kept_rows(len(long), math.ceil(share * len(long))).tolist() if rules else ():
-        context = queries.contexts[long[place]]
-        allowed = context.allowed_to(FIRST)
-        enough = allowed.sum(1) >= FEWEST
-        rows = context.rows[enough.cpu().numpy()]
-        seen = Seen(rows, probe.places.positions[rows], allowed[enough])
-        windows[long[place]] = Window(queries, context.k[kv_head], context.v[kv_head], kv_head, seen, rules)
-    return windows
-
-
-def _group(
-    statistics: tuple[Statistic, ...], queries: LayerQueries, group: Group, head: int, asked: Indices, window: Window | None
-) -> HeadState:
-    """The states of queries that share one context; those asked for are the kept ones."""
-    context, numbers, keys = group.context, group.numbers, group.keys
-    own, rows = queries.info.kv_head(head), torch.from_numpy(numbers).to(queries.q.device)
-    q, k, v = queries.q[head, rows], context.k[own, keys], context.v[own, keys]
-    kept = torch.from_numpy(np.flatnonzero(np.isin(numbers, asked)))
-    start = Start(kept, queries.sink_mass[head, rows], len(keys), v.double().mean(0), q.dtype)
-    by_rule = None if window is None else partial(window.errors, head, numbers)
-    block = Block(scores_of(queries.info, q, k), q, k, v, keys, kept, by_rule=by_rule)
-    return head_state.update(head_state.init(statistics, start), block)
+    windows = np.unique(probe.places.windows)
+    deep = np.mean([len(probe.deepest(window)) for window in windows.tolist()])
+    return set(windows[kept_rows(len(windows), math.ceil(probe.spec.kept_queries / deep)).numpy()].tolist())

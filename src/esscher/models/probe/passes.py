@@ -27,7 +27,7 @@ class PooledLayer:
 
 def hold(context: ProbeContext) -> dict[int, PooledLayer]:
     """Queries, moments and pooled tokens of every layer from one pass over the corpus."""
-    collector = QueryCollector(context, contexts=False)
+    collector = QueryCollector(context)
     moments: dict[int, LayerMoments] = {}
     parts: dict[int, list[Rows]] = {}
 

@@ -11,9 +11,10 @@ from pydantic import Field, PositiveInt, field_validator
 from esscher.models.corpus.spec import CorpusSpec
 from esscher.runs import RunSpec, register
 
-__all__ = ["FLOOR", "SHARES", "ProbeSpec", "drawn_ladder", "kept_ladder", "kept_sizes", "own_ladder"]
+__all__ = ["FLOOR", "SHARES", "ProbeSpec", "check_ladder", "drawn_ladder", "kept_ladder", "kept_sizes", "own_ladder"]
 
 WINDOW = 512  # tokens of a window unless the model takes fewer
+OWN_WINDOW = 2048  # the same where a window is the pool of its own queries
 KEYS = 16384  # tokens of text unless told otherwise
 SMALLEST = 16  # first n of a ladder
 BEYOND = 1024  # how far beyond the pool the errors of draws with replacement are followed
@@ -36,11 +37,14 @@ class ProbeSpec(RunSpec):
     revision: str | None = Field(default=None, description="revision of a hub model")
     corpus: CorpusSpec = CorpusSpec(max_tokens=KEYS)
     window: PositiveInt | None = Field(default=None, description="tokens of a window, special ones included")
-    pool: Literal["corpus", "sequence"] = Field(
-        default="corpus",
-        description="whose keys: corpus (of all windows) or sequence (of a query's own, as the mask allows)",
+    pool: Literal["auto", "corpus", "sequence"] = Field(
+        default="auto",
+        description="whose keys: corpus (all windows), sequence (all a query attends to in its own), auto (by the model)",
     )
-    special: bool = Field(default=False, description="special tokens are part of the pool")
+    positions: tuple[int, ...] | None = Field(
+        default=None, description="places in a window, from 0, at which queries of a sequence stand; 511,1023"
+    )
+    special: bool = Field(default=False, description="special tokens are part of a corpus's pool")
     queries: PositiveInt = Field(default=256, description="queries of each head")
     kept_queries: PositiveInt = Field(default=64, description="of them, queries with errors of kept keys, and with tails")
     layers: tuple[int, ...] | None = Field(default=None, description="layers, 0,2-4; all when left out")
@@ -107,7 +111,7 @@ class ProbeSpec(RunSpec):
                 raise ValueError(f"expected 'module:Class', got {entry!r}")
         return value
 
-    @field_validator("layers", "heads")
+    @field_validator("layers", "heads", "positions")
     @classmethod
     def _numbers(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
         if value is None:
@@ -127,13 +131,16 @@ class ProbeSpec(RunSpec):
 def own_ladder(spec: ProbeSpec, keys: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """The numbers of tokens up to the pool's size: those given, or half octaves from 16 on and the pool's size."""
     if spec.n is not None:
-        largest = max(spec.n)
-        if largest > keys:
-            raise ValueError(f"n: the pool has {keys} keys, got n = {largest}; give more text (--max-tokens) or smaller n")
-        return np.array(spec.n, dtype=np.int64)
+        return np.array(spec.n if min(spec.n) <= keys else (keys, *spec.n), dtype=np.int64)
     halves = SMALLEST * np.sqrt(2.0) ** np.arange(2 * max(int(np.log2(max(keys, SMALLEST) / SMALLEST)), 0) + 2)
     inside = np.unique(halves[halves <= keys].round().astype(np.int64))
     return np.unique(np.append(inside, keys))
+
+
+def check_ladder(spec: ProbeSpec, keys: int) -> None:
+    """Refuse numbers of tokens beyond the pool."""
+    if spec.n is not None and max(spec.n) > keys:
+        raise ValueError(f"n: the pool has {keys} keys, got n = {max(spec.n)}; give more text (--max-tokens) or smaller n")
 
 
 def drawn_ladder(spec: ProbeSpec, keys: int) -> np.ndarray[Any, np.dtype[np.int64]]:

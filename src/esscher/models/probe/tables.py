@@ -25,7 +25,7 @@ from esscher.models.probe.spec import ProbeSpec
 from esscher.models.probe.statistics import statistics_of
 from esscher.models.probe.statistics.identity import LAYER
 from esscher.models.probe.statistics.output_moments import moment_columns
-from esscher.models.probe.statistics.statistic import Failure, Found
+from esscher.models.probe.statistics.statistic import Failure, Found, Met
 from esscher.models.probe.statistics.theory import REACH
 from esscher.models.probe.token_tails import TAIL_COLUMNS, tail_row
 from esscher.models.probe.tokens import LayerSummary, largest_variance
@@ -73,7 +73,8 @@ def layer_tables(
     moments: Moments | None = None,
 ) -> Tables:
     """Every table's rows of one layer. ``windows`` (m,): that of each query; ``heads`` come instead of the state's."""
-    layer = _Layer(spec, LayerSummary.of(state.info, state.moments, maps, {} if moments is None else moments), windows)
+    summary = LayerSummary.of(state.info, state.moments, maps, {} if moments is None else moments)
+    layer = _Layer(spec, summary, windows, state.keys)
     for head, known in state.heads.items() if heads is None else heads:
         try:
             if isinstance(known, str):
@@ -97,15 +98,17 @@ def failed_row(spec: ProbeSpec, failure: Failure) -> dict[str, Any]:
 class _Layer:
     """One layer's tables while its heads come by."""
 
-    def __init__(self, spec: ProbeSpec, layer: LayerSummary, windows: Indices) -> None:
-        self.spec, self.layer, self.windows = spec, layer, windows
+    def __init__(self, spec: ProbeSpec, layer: LayerSummary, windows: Indices, keys: int) -> None:
+        self.spec, self.layer, self.windows, self.keys = spec, layer, windows, keys
         self.columns = columns(spec)
         self.notes: dict[str, dict[str, Any]] = {}
         self.tables = Tables(layers=[_layer_row(spec, layer)])
 
     def measure(self, head: int, known: HeadState) -> None:
         """Append the rows of one head to every table."""
-        row, long = head_state.finish(known, Found(self.spec, self.layer, head, self.windows, {}, {}, {}, {}), self.notes)
+        known = head_state.settle(known, Met(self.spec, self.layer.info, head, self.keys, {}), self.notes)
+        windows = self.windows[known.queries.numpy()]
+        row, long = head_state.finish(known, Found(self.spec, self.layer, head, self.keys, windows, {}, {}, {}))
         self.tables.heads.append(row)
         for table, frames in long.items():
             for frame in frames:

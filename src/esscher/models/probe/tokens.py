@@ -30,13 +30,16 @@ class LayerInfo:
     note: str  # what the pool leaves out of this attention; empty where nothing is
 
     @classmethod
-    def of(cls, captured: Captured) -> LayerInfo:
+    def of(cls, captured: Captured, *, own: bool = False) -> LayerInfo:
+        """``own``: queries meet the keys of their own context, where biases and sinks are known."""
         left_out = []
-        if captured.bias is not None:
+        if captured.bias is not None and not own:
             left_out.append("position bias of the scores")
-        if captured.sinks is not None:
+        if captured.sinks is not None and not own:
             left_out.append("sink logit")
         note = f"left out of the pool: {', '.join(left_out)}" if left_out else ""
+        if captured.sinks is not None and own:
+            note = "the sink logit is one key more, of value 0"
         return cls(captured.layer, captured.heads, captured.kv_heads, captured.scale, captured.softcap, note)
 
     def kv_head(self, head: int) -> int:

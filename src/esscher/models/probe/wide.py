@@ -6,71 +6,97 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from esscher.convergence.grid import state as deposit
 from esscher.convergence.grid.state import Deposit, Grid
+from esscher.convergence.integral.formulas import NodeErrors
+from esscher.convergence.integral.nodes import concatenate, error_of_share
+from esscher.convergence.pool_curve import pool_errors
 from esscher.diagnostics.scores import SoftmaxStatistics
 
 __all__ = ["Held", "add_keys_or_hold"]
 
 ELEMENTS = 2**22  # scores computed at once
-GRID = Grid(1 / 8, 4, 1e-6)  # for the shape of scores
-WIDEST = 0.9 * deposit.MAX_CELLS * GRID.spacing
 
 
 @dataclass(frozen=True)
 class Held:
-    """Queries (m, k) and all keys (N, k) and values (N, d_v) of a head; scores are scale <q, k>."""
+    """Queries (m, k) and all keys (N, k) and values (N, d_v) of a head; scores are scale <q, k> + bias."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     scale: float
+    bias: Tensor | None = None  # (m, N)
+    seen: Tensor | None = None  # (m, N): which keys each query sees; None: all
 
     @property
     def keys(self) -> Tensor:
         """(m,): how many each query sees."""
+        if self.seen is not None:
+            return self.seen.sum(1).cpu()
         return torch.full((len(self.q),), len(self.k), dtype=torch.int64)
-
-    @property
-    def mean_keys(self) -> int:
-        return len(self.k)
 
     def only(self, rows: Tensor) -> Held:
         """The same for some of the queries."""
-        return replace(self, q=self.q[rows.to(self.q.device)])
+        rows = rows.to(self.q.device)
+        bias, seen = (None if x is None else x[rows] for x in (self.bias, self.seen))
+        return replace(self, q=self.q[rows], bias=bias, seen=seen)
+
+    def errors(self, n: npt.NDArray[np.int64], sampling: str, of: int) -> NodeErrors:
+        """Of n keys drawn with replacement, or of keys kept with probability n / of."""
+        if self.bias is None and self.seen is None:
+            return pool_errors(self.q, self.k, self.v, n, sampling, self.scale)
+        parts = []
+        for scores in self._scores():
+            for row in scores:  # each query has keys of its own
+                own = row > -torch.inf
+                parts.append(error_of_share(row[own][None], self.v[own], n, of, sampling))
+        return concatenate(parts)
 
     def softmax(self) -> SoftmaxStatistics:
         """From the scores themselves, measured from each query's largest: no sum of them overflows or cancels."""
         parts = []
         for scores in self._scores():
             top = scores.amax(1, keepdim=True)
-            below = scores - top
-            log_sum = below.logsumexp(1)
-            p = (below - log_sum[:, None]).exp()
+            seen = scores > -torch.inf
+            below = torch.where(seen, scores - top, 0.0)
+            log_sum = torch.where(seen, below, -torch.inf).logsumexp(1)
+            p = torch.where(seen, (below - log_sum[:, None]).exp(), 0.0)
             entropy = (log_sum - (p * below).sum(1)).clamp_min(0)
-            shifted = below.mean(1), below.std(1, correction=0)
-            parts.append((log_sum + top[:, 0], 1 / p.square().sum(1), entropy, shifted[0] + top[:, 0], shifted[1]))
+            count = seen.sum(1)
+            mean = below.sum(1) / count
+            sd = (torch.where(seen, below - mean[:, None], 0.0).square().sum(1) / count).sqrt()
+            parts.append((log_sum + top[:, 0], 1 / p.square().sum(1), entropy, mean + top[:, 0], sd))
         return SoftmaxStatistics(*(torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True)))
 
-    def masses(self) -> Deposit:
+    def masses(self, grid: Grid) -> Deposit:
         """Deposits of the keys without their values, of scores divided by a number that brings them onto the grid."""
-        span = max(float((scores.amax(1) - scores.amin(1)).max()) for scores in self._scores())
-        unit = 2.0 ** max(0, math.ceil(math.log2(span / WIDEST))) if span > 0 else 1.0
+        widest, span = 0.9 * deposit.MAX_CELLS * grid.spacing, 0.0
+        for scores in self._scores():
+            low = torch.where(scores > -torch.inf, scores, torch.inf).amin(1)
+            span = max(span, float((scores.amax(1) - low).max()))
+        unit = 2.0 ** max(0, math.ceil(math.log2(span / widest))) if span > 0 else 1.0
         parts = []
         for scores in self._scores():
             # measured from the mean, so that cell numbers are small
-            state = deposit.init(len(scores), GRID, torch.zeros(0, device=scores.device))
-            near = (scores - scores.mean(1, keepdim=True)) / unit
-            parts.append(deposit.update(state, near, self.v[:, :0]))
+            state = deposit.init(len(scores), grid, torch.zeros(0, device=scores.device))
+            seen = scores > -torch.inf
+            mean = torch.where(seen, scores, 0.0).sum(1, keepdim=True) / seen.sum(1, keepdim=True)
+            parts.append(deposit.update(state, (scores - mean) / unit, self.v[:, :0]))
         return deposit.stack(parts)
 
     def _scores(self) -> Iterator[Tensor]:
-        """In float64, some queries at a time."""
-        for rows in torch.split(self.q, max(1, ELEMENTS // len(self.k))):
-            yield (rows * self.scale).double() @ self.k.double().T
+        """In float64, some queries at a time; -inf for keys that a query does not see."""
+        for rows in torch.split(torch.arange(len(self.q), device=self.q.device), max(1, ELEMENTS // len(self.k))):
+            scores = (self.q[rows] * self.scale).double() @ self.k.double().T
+            if self.bias is not None:
+                scores = scores + self.bias[rows].double()
+            yield scores if self.seen is None else scores.masked_fill(~self.seen[rows], -torch.inf)
 
 
 def add_keys_or_hold(state: Deposit | Held, scores: Tensor, values: Tensor, pool: Held | None) -> Deposit | Held:

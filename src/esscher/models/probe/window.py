@@ -15,12 +15,12 @@ from esscher.convergence.keep_curve import KeepErrors
 from esscher.keep import parse
 from esscher.keep.context import Context
 from esscher.keep.rule import Rule
-from esscher.models.probe.context import Indices
-from esscher.models.probe.queries import LayerQueries
+from esscher.models.probe.context import Indices, Places
+from esscher.models.probe.queries import WindowQueries
 from esscher.models.probe.spec import SHARES, ProbeSpec, kept_sizes
-from esscher.models.probe.tokens import scores_of
+from esscher.models.probe.tokens import LayerInfo
 
-__all__ = ["OVERFLOW", "RuleErrors", "Seen", "Window", "check_rules"]
+__all__ = ["OVERFLOW", "RuleErrors", "Window", "check_rules"]
 
 OVERFLOW = "scores or values are not finite: the activations of the model overflow; try --dtype float32"
 
@@ -43,46 +43,46 @@ class RuleErrors:
         return RuleErrors(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
-@dataclass(frozen=True)
-class Seen:
-    """Queries of a window: their numbers, rising, their places in it, and what each may see, (m, T)."""
-
-    rows: Indices
-    positions: Indices
-    allowed: Tensor
-
-
 class Window:
-    """The keys of a window for the queries of all heads that share them; nothing but the errors is held."""
+    """The keys of a window for some queries of all heads that share them; nothing but the errors is held.
 
-    def __init__(self, queries: LayerQueries, k: Tensor, v: Tensor, kv_head: int, seen: Seen, rules: Sequence[Rule]) -> None:
-        self.queries, self.k, self.v, self.seen, self.rules = queries, k, v, seen, rules
-        self.sharing = [head for head in range(queries.info.heads) if queries.info.kv_head(head) == kv_head]
+    ``members``: places of these queries, rising, in the window's own list.
+    """
+
+    def __init__(
+        self, queries: WindowQueries, info: LayerInfo, kv_head: int, members: Indices, places: Places, rules: Sequence[Rule]
+    ) -> None:
+        self.queries, self.info, self.kv_head, self.members, self.rules = queries, info, kv_head, members, rules
+        self.numbers = queries.rows[members]
+        self.positions = places.positions[self.numbers]
+        self.sharing = [head for head in range(info.heads) if info.kv_head(head) == kv_head]
 
     def errors(self, head: int, numbers: Indices) -> RuleErrors:
-        """Of some queries of one head."""
+        """Of one head, of those of the queries with these numbers that rules are compared for."""
         heads, found = self._found
         if found is None or head not in heads:
             raise ValueError(OVERFLOW)
-        members = np.searchsorted(self.seen.rows, numbers)
-        return found.take(torch.from_numpy(heads.index(head) * len(self.seen.rows) + members))
+        own = np.flatnonzero(np.isin(self.numbers, numbers))
+        return found.take(torch.from_numpy(heads.index(head) * len(self.numbers) + own))
 
     @cached_property
     def _found(self) -> tuple[list[int], RuleErrors | None]:
         """A head whose scores overflow has no errors, and no say in what the others keep."""
-        info, device = self.queries.info, self.k.device
-        keys = self.seen.allowed.any(0).nonzero()[:, 0]
-        k, v, allowed = self.k[keys], self.v[keys], self.seen.allowed[:, keys]
-        q = self.queries.q[self.sharing][:, torch.from_numpy(self.seen.rows).to(device)]  # (heads, m, k)
-        logits = scores_of(info, q, k)
+        queries, device = self.queries, self.queries.k.device
+        rows = torch.from_numpy(self.members).to(device)
+        seen = torch.stack([queries.seen_by(head)[rows] for head in self.sharing])  # (heads, m, T)
+        keys = seen.any(0).any(0).nonzero()[:, 0]
+        k, v, seen = queries.k[self.kv_head, keys], queries.v[self.kv_head, keys], seen[:, :, keys]
+        q = queries.q[self.sharing][:, rows]
+        logits = queries.scores[self.sharing][:, rows][:, :, keys].masked_fill(~seen, 0.0)
         finite = torch.isfinite(logits).flatten(1).all(1)
-        q, logits = q[finite], logits[finite]
-        at = torch.from_numpy(self.seen.positions).to(device)
+        q, logits, seen = q[finite], logits[finite], seen[finite]
+        at = torch.from_numpy(self.positions).to(device) - queries.first
         place = (torch.searchsorted(keys, at, right=True) - 1).clamp_min(0)
         mask = None
-        if not torch.equal(allowed, torch.arange(len(keys), device=device) <= place[:, None]):
-            mask = allowed.repeat(len(q), 1)
-        context = Context(q.flatten(0, 1), k, v, info.scale, place.repeat(len(q)), mask, logits.flatten(0, 1))
+        if not bool((seen == (torch.arange(len(keys), device=device) <= place[:, None])).all()):
+            mask = seen.flatten(0, 1)
+        context = Context(q.flatten(0, 1), k, v, self.info.scale, place.repeat(len(q)), mask, logits.flatten(0, 1))
         heads = [head for head, fine in zip(self.sharing, finite.tolist(), strict=True) if fine]
         return heads, _errors(context, self.rules) if heads and bool(torch.isfinite(v).all()) else None
 
@@ -91,7 +91,6 @@ def _errors(context: Context, rules: Sequence[Rule]) -> RuleErrors:
     ladder = kept_sizes(context.keys)
     n, place = np.unique(ladder, return_inverse=True)
     mse = np.full((len(context.q), len(rules), len(n)), np.nan)
-    errors = KeepErrors(context)
     kept, accuracy = np.full_like(mse, np.nan), np.full(mse.shape[:2], np.nan)
     errors = KeepErrors(context)
     for i, rule in enumerate(rules):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from types import TracebackType
 
 from esscher.runs.executors.order import Outcome
@@ -17,6 +18,8 @@ class Executor(ABC):
     ``submit`` and ``next`` instead of one ``map``: a unit that failed is submitted again while the others go on, and a second
     without an outcome is when progress is told. An outcome holds the shard, or nothing where a worker stored it already.
     """
+
+    heard: Callable[[int, float], object] | None = None  # told how far a unit is, where its job says so
 
     @abstractmethod
     def submit(self, index: int, unit: Unit) -> None:

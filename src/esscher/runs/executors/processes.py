@@ -135,6 +135,10 @@ class Processes(Executor):
             if "ready" in answer:
                 worker.ready, self._stillborn = True, 0
                 continue
+            if "share" in answer:
+                if self.heard is not None:
+                    self.heard(answer["index"], answer["share"])
+                continue
             worker.index = None
             self._outcomes.append(Outcome(**answer))
 

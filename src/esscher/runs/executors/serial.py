@@ -6,6 +6,7 @@ from collections import deque
 
 from esscher.runs.executors.base import Executor
 from esscher.runs.executors.order import Order, Outcome, compute_shard, describe
+from esscher.runs.progress import advancing
 from esscher.runs.spec import Unit
 
 __all__ = ["InProcess"]
@@ -24,8 +25,10 @@ class InProcess(Executor):
 
     def next(self) -> Outcome | None:
         index, unit = self._queue.popleft()
+        heard = self.heard
         try:
-            return Outcome(index, data=compute_shard(self._job, self._spec, self._header, index, unit))
+            with advancing(None if heard is None else lambda share: heard(index, share)):
+                return Outcome(index, data=compute_shard(self._job, self._spec, self._header, index, unit))
         except (Exception, SystemExit) as cause:
             return Outcome(index, *describe(cause))
 

@@ -6,16 +6,19 @@ never outlives the process that started it, even when that one is killed in the 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import queue
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from esscher.runs.errors import StoreError
 from esscher.runs.executors.order import Order, compute_shard, describe
+from esscher.runs.progress import advancing
 from esscher.runs.store import Store
 
 __all__ = ["main"]
@@ -43,7 +46,8 @@ def main() -> None:
         task = json.loads(lines.get())
         index = task["index"]
         try:
-            data = compute_shard(job, spec, order.header, index, task["unit"])
+            with advancing(functools.partial(_tell, answer, index)):
+                data = compute_shard(job, spec, order.header, index, task["unit"])
         except (Exception, SystemExit) as cause:
             reason, traceback = describe(cause)
             answer(index=index, reason=reason, traceback=traceback)
@@ -54,6 +58,10 @@ def main() -> None:
             answer(fatal=str(cause))
             return
         answer(index=index)
+
+
+def _tell(answer: Callable[..., None], index: int, share: float) -> None:
+    answer(index=index, share=share)
 
 
 def _lines() -> queue.SimpleQueue[str]:

@@ -13,12 +13,13 @@ from esscher.models.probe.statistics.bernoulli import Bernoulli
 from esscher.models.probe.statistics.frontier import Frontier
 from esscher.models.probe.statistics.identity import Identity
 from esscher.models.probe.statistics.output_moments import OutputMoments
+from esscher.models.probe.statistics.own_output import OwnOutput
 from esscher.models.probe.statistics.regime import Regime
 from esscher.models.probe.statistics.replacement import Replacement
 from esscher.models.probe.statistics.score_shape import ScoreShape
 from esscher.models.probe.statistics.sinks import Sinks
 from esscher.models.probe.statistics.softmax import Softmax
-from esscher.models.probe.statistics.statistic import Block, Findings, Found, Order, Start, Statistic
+from esscher.models.probe.statistics.statistic import Block, Findings, Found, Met, Order, Start, Statistic
 from esscher.models.probe.statistics.tail import Tail
 from esscher.models.probe.statistics.theory import Theory
 from esscher.models.probe.statistics.token_shape import TokenShape
@@ -30,6 +31,7 @@ __all__ = [
     "Column",
     "Findings",
     "Found",
+    "Met",
     "Order",
     "Start",
     "Statistic",
@@ -54,6 +56,7 @@ STATISTICS: tuple[Statistic, ...] = (
     TokenShape(),
     Regime(),
     Accuracy(),
+    OwnOutput(),
     OutputMoments(),
     Frontier(),
 )

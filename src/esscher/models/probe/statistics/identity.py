@@ -65,7 +65,7 @@ class Identity(Statistic):
         return Seen(torch.zeros(start.queries, dtype=torch.int64), len(start.kept))
 
     def update(self, state: Seen, block: Block) -> Seen:
-        return replace(state, keys=state.keys + len(block.values))
+        return replace(state, keys=state.keys + (len(block.values) if block.seen is None else block.seen.sum(1).cpu()))
 
     def merge(self, a: Seen, b: Seen) -> Seen:
         return replace(a, keys=a.keys + b.keys)

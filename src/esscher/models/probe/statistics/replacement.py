@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from esscher.convergence.budget import asymptotic_from, tokens_needed
 from esscher.convergence.curve import ErrorCurve
@@ -15,16 +17,35 @@ from esscher.convergence.grid import state as deposit
 from esscher.convergence.grid.state import Deposit
 from esscher.convergence.rate.fit import fit_rate
 from esscher.convergence.rate.points import pool_window
-from esscher.models.probe.curves import METRICS, curve_rows, exact_curve_of
+from esscher.diagnostics.scores import first_centres, softmax_statistics
+from esscher.models.probe.curves import METRICS, Errors, curve_rows, errors_of
 from esscher.models.probe.spec import ProbeSpec, drawn_ladder
 from esscher.models.probe.statistics.curve_table import CURVES
-from esscher.models.probe.statistics.statistic import Block, Findings, Found, Order, Start, Statistic
+from esscher.models.probe.statistics.statistic import Block, Findings, Found, Met, Order, Start, Statistic, stacked
 from esscher.models.probe.wide import Held, add_keys_or_hold
 from esscher.runs.columns import Column
 
-__all__ = ["Replacement", "at_error", "needed_column", "percent"]
+__all__ = ["Drawn", "Replacement", "at_error", "needed_column", "percent"]
 
 Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How softmax spreads its weight over each query's keys, (m,)."""
+
+    effective_tokens: Tensor
+    entropy: Tensor
+    sd: Tensor  # of the scores
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What is left of the keys: errors, softmax weights, and where the scores lie."""
+
+    errors: Errors
+    weights: Weights
+    masses: Deposit  # without values: of the scores alone; of some other multiple of them where they are too wide for a grid
 
 
 class Replacement(Statistic):
@@ -33,6 +54,7 @@ class Replacement(Statistic):
     name = "replacement"
     reads = ("identity",)
     state = Deposit
+    settled = Drawn
 
     def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
         return (
@@ -53,15 +75,28 @@ class Replacement(Statistic):
     def merge(self, a: Deposit, b: Deposit) -> Deposit:
         return deposit.merge(a, b)
 
-    def stack(self, states: Sequence[Deposit], order: Order) -> Deposit:
-        return deposit.take(deposit.stack(states), order.queries)
+    def settle(self, state: Deposit | Held, met: Met) -> Drawn:
+        errors = errors_of(state, drawn_ladder(met.spec, met.keys), self.name, met.keys, met.notes)
+        if isinstance(state, Held):
+            softmax, masses = state.softmax(), state.masses(deposit.choose_grid(state.q.dtype, self.name))
+        else:
+            masses = replace(state, center=state.center[:0], cells=state.cells[-2:].clone())  # the values are gone
+            softmax = softmax_statistics(masses.cells[-2], first_centres(masses), masses.grid.spacing, masses.grid.points)
+        weights = (torch.from_numpy(x) for x in (softmax.effective_tokens, softmax.entropy, softmax.sd))
+        return Drawn(errors, Weights(*weights), masses)
 
-    def single(self, state: Deposit) -> tuple[str, ...]:
-        return (".cells",) if state.grid.tol > 1e-8 else ()
+    def stack(self, states: Sequence[Drawn], order: Order) -> Drawn:
+        errors, weights = (stacked([getattr(one, part) for one in states], order.queries) for part in ("errors", "weights"))
+        masses = deposit.take(deposit.stack([one.masses for one in states]), order.queries)
+        return Drawn(errors, weights, masses)
 
-    def finish(self, state: Deposit | Held, found: Found) -> Findings:
+    def single(self, state: Deposit | Drawn) -> tuple[str, ...]:
+        masses = state.masses if isinstance(state, Drawn) else state
+        return (".masses.cells" if isinstance(state, Drawn) else ".cells",) if masses.grid.tol > 1e-8 else ()
+
+    def finish(self, state: Drawn, found: Found) -> Findings:
         keys = found.row["n_keys"]
-        curve = exact_curve_of(state, drawn_ladder(found.spec, keys), self.name, found.notes)
+        curve = state.errors.curve(drawn_ladder(found.spec, found.keys), self.name)
         row = self._fitted(curve, keys, found.windows) | self._at_pool(curve, keys)
         row |= {needed_column(epsilon): _or_nan(tokens_needed, curve, epsilon) for epsilon in found.spec.epsilons}
         row |= {

@@ -8,7 +8,6 @@ from esscher.diagnostics.scores import first_centres, score_histogram
 from esscher.models.probe.spec import ProbeSpec
 from esscher.models.probe.statistics.identity import HEAD, LAYER
 from esscher.models.probe.statistics.statistic import Findings, Found, Statistic
-from esscher.models.probe.wide import Held
 from esscher.runs.columns import Column
 
 __all__ = ["ScoreShape"]
@@ -34,8 +33,7 @@ class ScoreShape(Statistic):
         }
 
     def finish(self, state: None, found: Found) -> Findings:
-        drawn = found.states["replacement"]
-        masses = drawn.masses() if isinstance(drawn, Held) else drawn
+        masses = found.states["replacement"].masses
         grid = masses.grid
         shape = score_histogram(masses.cells[-2], first_centres(masses), grid.spacing, points=grid.points)
         middle = 0.5 * (shape.edges[1:] + shape.edges[:-1])

@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from esscher.diagnostics.regimes import share_frozen
-from esscher.diagnostics.scores import first_centres, softmax_statistics
 from esscher.models.probe.spec import ProbeSpec
 from esscher.models.probe.statistics.statistic import Findings, Found, Statistic
-from esscher.models.probe.wide import Held
 from esscher.runs.columns import Column
 from esscher.theory.sharp import freezing_tokens
 
@@ -55,11 +53,8 @@ class Softmax(Statistic):
 
     def finish(self, state: None, found: Found) -> Findings:
         drawn = found.states["replacement"]
-        if isinstance(drawn, Held):
-            softmax = drawn.softmax()
-        else:
-            softmax = softmax_statistics(drawn.cells[-2], first_centres(drawn), drawn.grid.spacing, drawn.grid.points)
-        spread = float(np.median(softmax.sd))
-        row = {"effective_tokens": float(1 / np.mean(1 / softmax.effective_tokens)), "entropy": float(softmax.entropy.mean())}
-        row |= {"score_sd": spread, "share_frozen": share_frozen(softmax.sd, drawn.keys.double())}
-        return Findings(row | {"freezing_tokens": freezing_tokens(spread)}, value=softmax)
+        tokens, entropy, sd = (x.numpy() for x in (drawn.weights.effective_tokens, drawn.weights.entropy, drawn.weights.sd))
+        spread = float(np.median(sd))
+        row = {"effective_tokens": float(1 / np.mean(1 / tokens)), "entropy": float(entropy.mean())}
+        row |= {"score_sd": spread, "share_frozen": share_frozen(sd, drawn.errors.keys.double())}
+        return Findings(row | {"freezing_tokens": freezing_tokens(spread)})

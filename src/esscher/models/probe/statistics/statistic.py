@@ -3,12 +3,14 @@
     state = init(start)                      before any key
     state = update(state, block)             for every block of keys
     state = merge(a, b)                      of the same queries over disjoint keys
-    state = stack(states, order)             of different queries, each over keys of its own
-    columns, rows = finish(state, found)     columns of the head's row, rows of long tables
+    state = settle(state, met)               every key was met: what is left of them
+    state = stack(states, order)             settled, of different queries, each over keys of its own
+    columns, rows = finish(state, found)     columns of the head's row, rows of long tables; the state is settled
 
 None of these may depend on how keys came in blocks or parts, but for rounding, and a state must not grow with the number of
 keys. A state is a dataclass of tensors, numbers, words and dataclasses, or None where a statistic only reads others; that is
-all it takes to be stored (esscher.models.probe.packing).
+all it takes to be stored (esscher.models.probe.packing). Where each query has a context of its own, a state is settled as soon
+as its window has gone by: what is kept of it should be a few numbers of each query.
 
 Statistics stand in a list; one may read what those before it found, if it names them in ``reads``.
 """
@@ -33,7 +35,7 @@ from esscher.models.probe.wide import Held
 from esscher.models.probe.window import RuleErrors
 from esscher.runs.columns import Column
 
-__all__ = ["Block", "Failure", "Findings", "Found", "Order", "Start", "Statistic"]
+__all__ = ["Block", "Failure", "Findings", "Found", "Met", "Order", "Start", "Statistic", "stacked"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Start:
 
     kept: Tensor  # (m_kept,) int64: numbers of the queries that costly statistics are of, `kept_queries` of the spec
     sink_mass: Tensor  # (m,): the weight that each query puts on sink tokens of its own window
-    keys: int  # how many will come
+    keys: int  # how many will come, on average over the queries
     center: Tensor  # (d_v,) float64: near the values
     dtype: torch.dtype  # of scores and values
 
@@ -56,7 +58,7 @@ class Start:
 class Block:
     """B keys as the head's queries see them."""
 
-    scores: Tensor  # (m, B)
+    scores: Tensor  # (m, B): -inf where a query does not see the key
     queries: Tensor  # (m, k)
     keys: Tensor  # (B, k)
     values: Tensor  # (B, d_v)
@@ -65,11 +67,24 @@ class Block:
     hidden: Tensor | None = None  # (B, d): what entered the layer at each key, where the corpus is the pool
     pool: Held | None = None  # all keys of the head, where they are held
     by_rule: Callable[[], RuleErrors] | None = None  # what keep rules cost the queries, where they see their own context
+    seen: Tensor | None = None  # (m, B): which keys each query sees; None: all
+    outputs: Tensor | None = None  # (m, d_v): what the model itself made of these keys, where they are a query's own context
 
     @cached_property
     def kept_scores(self) -> Tensor:
         """(m_kept, B)."""
         return self.scores[self.kept.to(self.scores.device)]
+
+
+@dataclass(frozen=True)
+class Met:
+    """What is known of a head once every key was met."""
+
+    spec: ProbeSpec
+    info: LayerInfo
+    head: int
+    keys: int  # that a query sees on average, as foreseen for the whole probe: ladders are made from it
+    notes: dict[str, Any]  # the statistic's own, from one head of a layer to the next
 
 
 @dataclass(frozen=True)
@@ -87,11 +102,11 @@ class Found:
     spec: ProbeSpec
     layer: LayerSummary
     head: int
+    keys: int  # as in Met
     windows: npt.NDArray[np.int64]  # (m,): the window each query stands in
     states: Mapping[str, Any]
     values: Mapping[str, Any]
     row: Mapping[str, Any]  # columns
-    notes: dict[str, Any]  # the statistic's own, from one head of a layer to the next
 
 
 @dataclass(frozen=True)
@@ -120,6 +135,7 @@ class Statistic(ABC):
     name: ClassVar[str]
     reads: ClassVar[tuple[str, ...]] = ()
     state: ClassVar[Any] = None  # the dataclass of its states
+    settled: ClassVar[Any] = None  # that of its settled states, where it is another
 
     def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
         """What it adds to the row of a head."""
@@ -141,9 +157,13 @@ class Statistic(ABC):
             raise TypeError(f"statistic {self.name}: a state that cannot merge; write merge")
         return None
 
+    def settle(self, state: Any, met: Met) -> Any:
+        """What is left of the keys, of each query. ValueError: the head cannot be measured, and why."""
+        return state
+
     def stack(self, states: Sequence[Any], order: Order) -> Any:
         """By default every tensor of a state has a row for each query, and the rest is the same for all."""
-        return _stacked(states, order.queries)
+        return stacked(states, order.queries)
 
     def single(self, state: Any) -> tuple[str, ...]:
         """Places of float64 tensors, as ``.cells``, that are stored as float32 since they are known no better."""
@@ -158,12 +178,13 @@ class Statistic(ABC):
         return {}
 
 
-def _stacked(states: Sequence[Any], order: Tensor) -> Any:
+def stacked(states: Sequence[Any], order: Tensor) -> Any:
+    """Tensors of all states one below the other, in this order; whatever else they hold is the same in all."""
     first = states[0]
     if isinstance(first, Tensor):
         return torch.cat(list(states))[order.to(first.device)]
     if is_dataclass(first) and not isinstance(first, type):
-        parts = {part.name: _stacked([getattr(state, part.name) for state in states], order) for part in fields(first)}
+        parts = {part.name: stacked([getattr(state, part.name) for state in states], order) for part in fields(first)}
         return replace(first, **parts)
     if any(state != first for state in states):
         raise TypeError(f"expected the same number for all queries, got {list(states)}; write stack")
