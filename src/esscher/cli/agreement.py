@@ -22,7 +22,7 @@ def show_agreement(run: Run) -> None:
     """What was measured of the outputs' moments beside what theory says; where nothing was, one line that says so."""
     columns = run.columns("heads")
     if "beta_mean" not in columns:
-        how = " (--moments 100 measures these)" if run.table("about")["pool"][0] == "corpus" else ""
+        how = " (--moments 100 measures these)" if run.spec.get("pool") == "corpus" else ""
         print(printable(L2 + how))
         return
     heads = run.table("heads").to_dict("records")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from esscher.cli.agreement import show_agreement
+from esscher.cli.domains import domain_specs, group_path, probe_domains
 from esscher.cli.layer_tails import show_tails
 from esscher.cli.options import EXECUTION, Fields, Given
 from esscher.cli.output import MODEL, Json, Out, as_path, log, number, path_option, print_json
@@ -56,12 +57,18 @@ def probe(
     where: Annotated[Given, WHERE],
     model: Annotated[str | None, typer.Argument(help=MODEL)] = None,
     separate: Annotated[bool, typer.Option("--separate", help="No window crosses documents.")] = False,
+    domains: Annotated[
+        list[str] | None,
+        typer.Option("--domain", help="Text of a domain, name=file or folder; may be repeated, also beside --packaged."),
+    ] = None,
     config: Annotated[Path | None, path_option("--config", "YAML file of these settings; flags go before it.")] = None,
     out: Out = None,
     page: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into the run.")] = True,
     as_json: Json = False,
 ) -> None:
     """Measure every head of a model on text: how fast it converges, why, and how many tokens it needs.
+
+    Several domains, --packaged prose,code or --domain, have a run each in one folder, and are compared.
 
     Example: esscher probe --text book.txt --max-tokens 100000 --workers 2
     """
@@ -80,13 +87,17 @@ def probe(
     fields = _settings(settings, corpus, config)
     if "-" in fields["corpus"].get("text", ()):
         out = _keep_stdin(fields["corpus"], out)
-    spec = ProbeSpec.read(fields)
+    specs = domain_specs(fields, [_absolute_domain(given) for given in domains or ()])
+    spec = next(iter(specs.values())) if specs else ProbeSpec.read(fields)
     if sys.stderr.isatty():  # in a log a mistake is one line, with nothing before it
         log(f"reading {as_read(spec.model)} and the text")
     context = context_of(spec, starts=True)
     spec = context.spec
     units(spec)  # what this pool cannot give is refused before anything is said
     where.setdefault("workers", _workers(context.loaded.model))
+    if specs:
+        folder = out if out is not None else group_path(_short(context.loaded.name), specs)
+        return probe_domains(specs, folder, where, page=page, as_json=as_json)
     path = out if out is not None else Path("runs") / f"{_short(context.loaded.name)}-{spec.hash[:8]}"
     log(f"{context.loaded.name}: {len(context.layers)} layers, {_pool(context)}; run {path}")
     run = es.probe(**spec.as_dict(), out=path, **where, progress=terminal())
@@ -143,6 +154,11 @@ def _settings(flags: Given, corpus: Given, config: Path | None) -> dict[str, Any
 def _absolute(name: str) -> str:
     """Whoever resumes the run may stand elsewhere."""
     return os.path.abspath(os.path.expanduser(as_path(name)))
+
+
+def _absolute_domain(given: str) -> str:
+    name, separator, path = given.partition("=")
+    return f"{name}={_absolute(path)}" if separator and path else given
 
 
 def _numbers(text: str, flag: str) -> list[int]:

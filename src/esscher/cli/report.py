@@ -31,15 +31,16 @@ def report(
     """
     from esscher.report import write_report
     from esscher.report.run_figures import save_figures
-    from esscher.runs import load_run
+    from esscher.runs import load_run, read_group
 
     if show not in ("yes", "no"):
         raise ValueError(f"--open: expected yes or no, got {show!r}")
-    loaded = [load_run(path) for path in runs]
+    groups = {path: read_group(path) for path in runs}
+    loaded = [load_run(path / name) for path in runs for name in groups[path] or ("",)]
     formats = figure_formats(figures)
     if formats and figures_out is not None:
         figures_out.mkdir(parents=True, exist_ok=True)
-    page = write_report(loaded, out)
+    page = write_report(loaded, out, runs[0] if len(runs) == 1 and groups[runs[0]] else None)
     written: list[Path] = []
     for run in loaded if formats else []:
         folder = figures_out or run.path / "figures"

@@ -6,6 +6,7 @@ import importlib
 from pathlib import Path
 from typing import Annotated
 
+from esscher.cli.domains import resume_domains
 from esscher.cli.options import Execution
 from esscher.cli.output import Json, log, path_argument, print_json
 
@@ -34,6 +35,9 @@ def resume(
 
     for module in JOBS:
         importlib.import_module(module)
+    group = runs.read_group(run)
+    if group is not None:
+        return resume_domains(group, run, where, as_json=as_json)
     result = runs.resume(run, **where, progress=runs.terminal())
     if as_json:
         print_json({"path": str(result.path), "status": result.status, "tables": result.tables})

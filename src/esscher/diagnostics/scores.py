@@ -31,7 +31,6 @@ EDGES = np.linspace(-10.0, 10.0, 81)
 HEAVIER, LIGHTER = 2.0, 0.5  # survival over the Gaussian's beyond which tails differ
 EXPECTED = 10.0  # keys a Gaussian leaves beyond the point where tails are compared
 RESOLVED = 2.0  # cells per standard deviation that a query needs for its shape to be seen
-ROUNDING = 1e-12  # of the mass of a query
 
 
 @dataclass(frozen=True)
@@ -150,9 +149,8 @@ def _cells(mass: Any, first_centre: Any, spacing: Any) -> tuple[Floats, Floats, 
     empty = int((cells.sum(axis=1) <= 0.0).sum()) if cells.size else len(cells)
     if empty or not len(cells):
         raise ValueError(f"mass: expected every query to have seen a key, got {empty} of {len(cells)} without")
-    if bool((cells < -ROUNDING * cells.sum(axis=1, keepdims=True)).any()):
+    if float(cells.min()) < 0.0:
         raise ValueError(f"mass: expected masses of at least 0, got {float(cells.min())}")
-    cells = np.maximum(cells, 0.0)  # a deposit at the edge of a cell may leave -1e-19 in the next
     return cells, first[:, None] + width * np.arange(cells.shape[1]), width
 
 

@@ -14,7 +14,7 @@ import matplotlib
 
 from esscher.report.atlas import atlas, is_atlas
 from esscher.report.icl import icl_page, is_icl
-from esscher.report.packing import safe_json
+from esscher.report.packing import columns_of, safe_json
 from esscher.report.style import PALETTE, SCALE, WORDS
 from esscher.report.sweep import sweep, tables_page
 from esscher.runs import Run, load_run
@@ -25,6 +25,7 @@ __all__ = ["content_of", "render_page", "write_report"]
 
 _SOURCES = Path(__file__).parent / "page"
 _SCRIPTS = ("dom", "chart", "metrics", "map", "frontier", "head", "views", "table", "compare", "main")
+RANKS = "domain_ranks.parquet"
 _STOPS = 17  # colours of the scale; the page mixes between them
 
 
@@ -39,8 +40,8 @@ def content_of(run: Run) -> dict[str, Any]:
     return maker(run)
 
 
-def render_page(runs: Sequence[Run]) -> str:
-    """The page of one run, or of several side by side."""
+def render_page(runs: Sequence[Run], group: Path | None = None) -> str:
+    """The page of one run, or of several side by side; ``group``: the folder of these, where it has a comparison of them."""
     if not runs:
         raise ValueError("runs: expected at least one run, got none")
     contents = [content_of(run) for run in runs]
@@ -52,7 +53,15 @@ def render_page(runs: Sequence[Run]) -> str:
     return environment.from_string(_source("page.html.j2")).render(
         runs=contents,
         title=" and ".join(content["title"] for content in contents[:3]),
-        data=safe_json({"runs": contents, "scale": scale, "palette": PALETTE, "words": WORDS}),
+        data=safe_json(
+            {
+                "runs": contents,
+                "ranks": {} if group is None else _ranks(group / RANKS, runs[0]),
+                "scale": scale,
+                "palette": PALETTE,
+                "words": WORDS,
+            }
+        ),
         style=style,
         script=script,
         style_hash=_fingerprint(style),
@@ -60,19 +69,37 @@ def render_page(runs: Sequence[Run]) -> str:
     )
 
 
-def write_report(runs: Sequence[Any], out: str | os.PathLike[str] | None = None) -> Path:
-    """Write the page of one or several runs (objects or folders) and return its path; by default into the first run."""
+def write_report(runs: Sequence[Any], out: str | os.PathLike[str] | None = None, group: Path | None = None) -> Path:
+    """Write the page of one or several runs (objects or folders) and return its path.
+
+    By default it goes into the first run, or into the folder ``group`` that holds them all and a comparison of them.
+    """
     loaded = [run if isinstance(run, Run) else load_run(run) for run in runs]
     if not loaded:
         raise ValueError("runs: expected at least one run, got none")
-    path = loaded[0].path / "report.html" if out is None else Path(out)
+    path = (group or loaded[0].path) / "report.html" if out is None else Path(out)
     if path.is_dir():
         raise ValueError(f"out: expected a file name such as report.html, got the folder {path}")
     check_output(path)
-    text = render_page(loaded)
+    text = render_page(loaded, group)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_durable(path, text.encode("utf-8", "backslashreplace"))  # a reader of the old page never sees half of the new one
     return path
+
+
+def _ranks(file: Path, run: Run) -> dict[str, Any]:
+    """How ranks of heads agree between runs, as a table of the page; empty where nobody compared them yet."""
+    from pyarrow.parquet import read_table  # here, as where runs are read
+
+    from esscher.runs.columns import columns_of as declared
+
+    if not file.is_file():
+        return {}
+    table = read_table(file)
+    columns = [{"key": key, "label": column.label, "help": column.help} for key, column in declared(table.schema).items()]
+    known, rows = run.columns("heads"), columns_of(table.to_pandas())
+    rows["measure"] = [known[key].label if key in known else key for key in rows["measure"]]
+    return {"columns": columns, "rows": rows, "count": table.num_rows}
 
 
 def _source(name: str) -> str:

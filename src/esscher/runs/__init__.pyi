@@ -9,6 +9,7 @@ from .errors import (
     StoreError as StoreError,
 )
 from .export import export_run as export_run
+from .group import begin_group as begin_group, read_group as read_group
 from .job import JOBS as JOBS, Job as Job, find_job as find_job, read_spec as read_spec, register as register
 from .manifest import Failure as Failure, Manifest as Manifest
 from .progress import Progress as Progress, terminal as terminal

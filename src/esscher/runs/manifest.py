@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -16,9 +17,10 @@ from esscher.runs.schema import SCHEMA, check_schema
 from esscher.runs.spec import RunSpec, Unit, digest
 from esscher.runs.store import Store, write_durable
 
-__all__ = ["MANIFEST", "Failure", "Manifest", "Start", "Status", "now", "read_manifest"]
+__all__ = ["GROUP", "MANIFEST", "Failure", "Manifest", "Start", "Status", "now", "read_manifest"]
 
 MANIFEST = "manifest.json"
+GROUP = "group.json"  # in a folder of several runs
 Status = Literal["running", "complete", "incomplete", "failed"]
 
 
@@ -125,6 +127,8 @@ def read_manifest(path: Path) -> Manifest:
 def _missing(path: Path) -> str:
     if not path.is_dir():
         return f"{path}: no such run directory"
+    if os.path.lexists(path / GROUP):
+        return f"{path}: holds several runs, each in a folder of its own; name one of these"
     if Store(path).count() == 0:
         return f"{path}: not a run directory: it has no {MANIFEST}"
     return f"{path}: its {MANIFEST} is missing; {_remedy(path)}"

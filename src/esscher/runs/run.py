@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esscher.runs.errors import RunError, resume_command
+from esscher.runs.group import read_group
 from esscher.runs.lock import holder_of
 from esscher.runs.manifest import MANIFEST, Failure, Manifest, Status, read_manifest
 from esscher.runs.printable import one_line
@@ -128,16 +129,16 @@ def load_run(path: str | os.PathLike[str]) -> Run:
 
 
 def list_runs(folder: str | os.PathLike[str] = ".") -> list[Run]:
-    """The runs in a folder, oldest first; a run that cannot be read is named in the log and left out."""
+    """The runs in a folder, those of groups in it too, oldest first; what cannot be read is named in the log and left out."""
     root = Path(folder)
     if not root.is_dir():
         raise RunError(f"{root}: no such folder")
     runs = []
     for path in sorted(root.iterdir()):
-        if not os.path.lexists(path / MANIFEST) and Store(path).count() == 0:
-            continue
         try:
-            runs.append(load_run(path))
+            for name in read_group(path) or ("",):
+                if os.path.lexists(path / name / MANIFEST) or Store(path / name).count():
+                    runs.append(load_run(path / name))
         except RunError as cause:
             _log.warning("%s", one_line(str(cause)))
     return sorted(runs, key=lambda run: run.manifest.started)

@@ -23,10 +23,10 @@ from esscher.diagnostics import moments as token_moments
 from esscher.models.probe import context, moment_limit, moment_stream
 from esscher.models.probe.context import Mode
 from esscher.models.probe.moment_limit import Limit, estimate, sample_queries
-from esscher.models.probe.moments import WHOLE_LAYER, Errors, drawn_tokens
+from esscher.models.probe.moments import WHOLE_LAYER, Errors
 from esscher.runs import Run
 from esscher.runs.store import Store
-from tests.models.probe_runs import few_texts, pooled_queries, pooled_tensors, rows_of, save_tiny, source, tiny_model
+from tests.models.probe_runs import few_texts, save_tiny, source, tiny_model
 
 ROOT = Path(__file__).parents[3]
 SMALL: dict[str, Any] = {"max_tokens": 300, "window": 64, "queries": 6, "kept_queries": 2, "n": "16,64,256", "pool": "corpus"}
@@ -86,28 +86,6 @@ def test_a_sampled_limit_on_a_few_heads(tmp_path: Path, monkeypatch: pytest.Monk
     ratio = moment_rows(some)["rms"] / moment_rows(held)["rms"]
     assert (abs(ratio - 1) < 0.1).all()
     assert "agreement" in some.tables
-
-
-@pytest.mark.parametrize("part", [1000, 100])
-def test_scores_wider_than_the_grid_have_moments(part: int, tmp_path: Path) -> None:
-    """A head that sees its largest score alone: hardmax of the same draws, by hand, whether keys are held or stream by."""
-    model, words = tiny_model("bert")
-    query = model.encoder.layer[1].attention.self.query
-    with torch.no_grad():
-        query.weight[8:16] *= 1e8
-        query.bias[8:16] *= 1e8
-    run = es.probe(model, few_texts(), tokenizer=words, out=tmp_path, layers=(1,), heads=(1, 2), part=part, **MOMENTS)
-    assert run.status == "complete"
-    assert run.table("heads")["beta_mean"].notna().all()
-    found = source(run)
-    q, (_, k, v) = pooled_queries(found, 1)[1], (x[1].detach().double() for x in pooled_tensors(found, 1))
-    limit, squares = v[(q @ k.T).argmax(1)].mean(0), []
-    for repeat in range(5):
-        chosen = drawn_tokens(1, 300, 50, repeat, 0)[:20]
-        outputs = v[chosen][(q[chosen] @ k[chosen].T).argmax(1)]
-        squares.append(float((outputs.mean(0) - limit).square().sum()))
-    curve = rows_of(run, 1, 1, "mean")
-    assert float(curve["rms"][curve["n"] == 20].iloc[0]) == pytest.approx(math.sqrt(np.mean(squares)), rel=0.02)
 
 
 def population(generator: np.random.Generator) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:

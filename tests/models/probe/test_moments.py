@@ -11,9 +11,10 @@ import torch
 
 import esscher as es
 from esscher.convergence.montecarlo.seeds import generator_for
+from esscher.models.probe.context import ProbeContext
 from esscher.models.probe.moments import WHOLE_LAYER, moment_curves, moment_ladder, moment_row
 from esscher.models.probe.tokens import LayerInfo
-from tests.models.probe_runs import few_texts, pooled_queries, pooled_tensors, rows_of, source, tiny_model
+from tests.models.probe_runs import captured_layers, few_texts, pooled_tensors, rows_of, source, tiny_model
 
 HEADS, KV_HEADS, KEYS, WIDTH, VALUE = 4, 2, 97, 5, 3
 COUNTS = np.array([4, 11, 29, 64])
@@ -146,8 +147,14 @@ def test_a_probe_has_the_moments_of_its_heads_and_of_the_layer(tmp_path: Path) -
     # the first n tokens of the first draws, from tensors captured window by window
     found = source(run)
     _, k, v = (x.double() for x in pooled_tensors(found, 1))
-    seen = pooled_queries(found, 1)
+    seen = _all_queries(found)
     info = LayerInfo(1, 4, 2, 8**-0.5, None, "")
     truth = moment_curves(info, (seen, k, v), (0, 1, 2, 3), np.array([8, 20, 50]), 3, 0)
     for (head, metric), sampled in truth.items():
         np.testing.assert_allclose(rows_of(run, 1, head, metric)["rms"], sampled.curve.rms, rtol=1e-4)
+
+
+def _all_queries(found: ProbeContext) -> torch.Tensor:
+    """Queries of all pooled tokens (H, N, k)."""
+    seen = captured_layers(found)[1]
+    return torch.cat([c.query[0][:, torch.from_numpy(found.pooled[w])] for w, c in enumerate(seen)], dim=1).double()

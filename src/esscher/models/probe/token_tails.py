@@ -62,18 +62,19 @@ MEANINGS = (
 )
 
 
-def _columns(kind: str, plural: str) -> tuple[Column, ...]:
+def _words(kind: str, plural: str) -> tuple[Column, ...]:
+    whole = f"Law of the largest token {plural}, a Gaussian's tail against Pareto's, both fitted and compared."
+    text = f"Law of the largest {plural} without first tokens of windows and special tokens."
+    return (
+        Column(f"{kind}_tail", "word", f"tail of {plural}", whole, words=TAILS, meanings=MEANINGS),
+        Column(f"{kind}_tail_text", "word", f"{plural} without sinks", text, words=TAILS, meanings=MEANINGS),
+    )
+
+
+def _numbers(kind: str, plural: str) -> tuple[Column, ...]:
     shape, ratio = f"{kind}_shape", f"{kind}_ratio"
     interval = "95 % interval, tokens taken as independent."
     return (
-        Column(
-            f"{kind}_tail",
-            "word",
-            f"tail of {plural}",
-            f"Law of the largest token {plural}, a Gaussian's tail against Pareto's, both fitted and compared.",
-            words=TAILS,
-            meanings=MEANINGS,
-        ),
         Column(
             shape,
             "float",
@@ -98,19 +99,12 @@ def _columns(kind: str, plural: str) -> tuple[Column, ...]:
         ),
         Column(f"{ratio}_low", "float", f"ratio of {plural}, low", f"Lower end of its {interval}"),
         Column(f"{ratio}_high", "float", f"ratio of {plural}, high", f"Upper end of its {interval}"),
-        Column(
-            f"{kind}_tail_text",
-            "word",
-            f"{plural} without sinks",
-            f"Law of the largest {plural} without first tokens of windows and special tokens.",
-            words=TAILS,
-            meanings=MEANINGS,
-        ),
     )
 
 
 TAIL_COLUMNS = (
-    *(column for kind, plural in KINDS.items() for column in _columns(kind, plural)),
+    *(column for kind, plural in KINDS.items() for column in _words(kind, plural)),
+    *(column for kind, plural in KINDS.items() for column in _numbers(kind, plural)),
     Column(
         "tail_reason", "word", "tails in words", "The numbers behind the laws of the tails, and what differs from the verdict."
     ),
@@ -126,7 +120,7 @@ def tail_row(tails: SplitTails | None, verdict: str) -> dict[str, Any]:
     told = []
     for kind, plural in KINDS.items():
         whole, text = getattr(tails.whole, plural), getattr(tails.text, plural)
-        row |= _numbers(kind, whole) | {f"{kind}_tail_text": text.verdict}
+        row |= _values(kind, whole) | {f"{kind}_tail_text": text.verdict}
         told.append(f"{plural.capitalize()}: {whole.reason}.")
         if text.verdict != whole.verdict:
             told.append(f"Without the {tails.sinks} first and special tokens, {text.reason}.")
@@ -137,10 +131,11 @@ def tail_row(tails: SplitTails | None, verdict: str) -> dict[str, Any]:
         told.append(
             f"By kurtosis the verdict is {verdict}: it weighs the middle of each coordinate, this one the largest values."
         )
-    return row | {"tail_reason": " ".join(told)}
+    row["tail_reason"] = " ".join(told)
+    return {column.key: row[column.key] for column in TAIL_COLUMNS}
 
 
-def _numbers(kind: str, found: TailComparison) -> dict[str, Any]:
+def _values(kind: str, found: TailComparison) -> dict[str, Any]:
     (shape_low, shape_high), (ratio_low, ratio_high) = found.shape_interval, found.ratio_interval
     return {
         f"{kind}_tail": found.verdict,

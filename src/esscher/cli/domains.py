@@ -1,0 +1,174 @@
+"""A probe of several kinds of text: a run for each in one folder, their heads and layers side by side, how ranks agree."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from esscher.cli.options import Given
+from esscher.cli.output import log, number, print_json
+from esscher.cli.tables import Form, Shown, count, show_table, shown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from esscher.models.probe.spec import ProbeSpec
+    from esscher.runs import Run
+
+__all__ = ["domain_specs", "group_path", "probe_domains", "resume_domains"]
+
+FORMS: dict[str, Form] = {
+    "beta_fit": ".3f",
+    "tokens_needed_10pct": count,
+    "effective_tokens": count,
+    "sink_mass": ".1%",
+    "khat": ".2f",
+    "coupling": ".3g",
+}
+BESIDE = ("beta_fit", "tokens_needed_10pct", "regime")  # of a head, for every domain
+LAYERS = ("reach", "verdict", "norm_tail", "coordinate_tail")  # of a layer
+
+
+def domain_specs(fields: Mapping[str, Any], files: Sequence[str]) -> dict[str, ProbeSpec]:
+    """The spec of each domain, where there are several: packaged ones, and files as name=path. None is the usual probe."""
+    from esscher.models.probe.spec import ProbeSpec
+    from esscher.runs.group import check_name
+
+    corpus = dict(fields["corpus"])
+    packaged = corpus.get("packaged")
+    names = packaged.split(",") if isinstance(packaged, str) else []
+    if not files and len(names) < 2:
+        return {}
+    others = [name for name in ("text", "dataset") if corpus.get(name)]
+    if others:
+        raise ValueError(f"--{others[0]}: one source of text, and several domains were asked for; use --domain name=path")
+    sources: list[tuple[str, dict[str, Any]]] = [(name.strip(), {"packaged": name.strip()}) for name in names]
+    for given in files:
+        name, separator, path = given.partition("=")
+        if not separator or not path:
+            raise ValueError(f"--domain: expected name=path, got {given!r}")
+        sources.append((name, {"text": [path], "packaged": None}))
+    if len(sources) < 2:
+        raise ValueError("--domain: one domain alone is a probe of --text; give two or more, or --packaged beside it")
+    found: dict[str, ProbeSpec] = {}
+    for name, source in sources:
+        try:
+            check_name(name)
+        except ValueError as cause:
+            raise ValueError(f"--domain: {cause}") from cause
+        if name in found:
+            raise ValueError(f"--domain: each domain once, got {name!r} twice; give it another name")
+        found[name] = ProbeSpec.read({**fields, "corpus": {**corpus, **source}})
+    return found
+
+
+def group_path(model: str, specs: Mapping[str, ProbeSpec]) -> Path:
+    """Where the runs go unless told."""
+    digest = hashlib.sha256(" ".join(spec.hash for spec in specs.values()).encode()).hexdigest()
+    return Path("runs") / f"{model}-domains-{digest[:8]}"
+
+
+def probe_domains(specs: Mapping[str, ProbeSpec], path: Path, where: Given, *, page: bool, as_json: bool) -> None:
+    """Run every domain that is not finished, then compare them."""
+    from esscher import runs
+    from esscher.models.probe.job import units
+    from esscher.models.probe.memory import context_of
+
+    loaded, settled = None, {}
+    for name, spec in specs.items():  # what a domain cannot give is refused before the first is run
+        context = context_of(spec, loaded=loaded, starts=True)
+        loaded, settled[name] = context.loaded, context.spec
+        units(context.spec)
+    runs.begin_group(path, settled)
+    found: dict[str, Run] = {}
+    for name, spec in settled.items():
+        context = context_of(spec, loaded=loaded)
+        log(f"{name}: {len(context.places)} queries, pool {spec.pool}; run {path / name}")
+        found[name] = runs.execute(spec, path / name, **where, progress=runs.terminal())
+    _compare(found, path, page=page, as_json=as_json)
+
+
+def resume_domains(fields: Mapping[str, Mapping[str, Any]], path: Path, where: Given, *, as_json: bool) -> None:
+    """Complete every run of a group, begun or not, and compare them."""
+    from esscher.models.probe.spec import ProbeSpec
+
+    specs = {name: ProbeSpec.read(dict(of)) for name, of in fields.items()}
+    probe_domains(specs, path, where, page=(path / "report.html").exists(), as_json=as_json)
+
+
+def _compare(found: Mapping[str, Run], path: Path, *, page: bool, as_json: bool) -> None:
+    import pyarrow as pa
+
+    from esscher.models.probe.domains import DOMAIN_COLUMNS, RANK_COLUMNS, compare_domains
+    from esscher.report import write_report
+    from esscher.runs.columns import declare
+    from esscher.runs.store import Store
+
+    seed = next(iter(found.values())).spec.get("seed", 0)
+    domains, ranks = compare_domains({name: run.table("heads") for name, run in found.items()}, seed)
+    tables = {"domains": pa.Table.from_pandas(domains), "domain_ranks": pa.Table.from_pandas(ranks)}
+    for name, table in declare(tables, {"domains": DOMAIN_COLUMNS, "domain_ranks": RANK_COLUMNS}).items():
+        Store(path).write_table(name, table, {})
+    report = write_report(list(found.values()), group=path) if page else None
+    if as_json:
+        each = {
+            name: {table: run.table(table).to_dict("records") for table in ("heads", "layers")} for name, run in found.items()
+        }
+        compared = {"domains": domains.to_dict("records"), "domain_ranks": ranks.to_dict("records")}
+        print_json({"run": str(path), "report": None if report is None else str(report), **compared, "runs": each})
+        return
+    _show_beside(found, "heads", BESIDE, ["layer", "head"])
+    _show_beside(found, "layers", LAYERS, ["layer"])
+    _show_domains(domains, next(iter(found.values())))
+    _show_ranks(ranks, next(iter(found.values())))
+    if report is not None:
+        log(f"report: {report}")
+
+
+def _show_beside(found: Mapping[str, Run], table: str, keys: Sequence[str], place: list[str]) -> None:
+    """Rows of all runs that have them in common, each number once for every domain."""
+    frames = {name: run.table(table).set_index(place) for name, run in found.items() if table in run.tables}
+    if len(frames) < len(found):
+        return
+    columns = next(iter(found.values())).columns(table)
+    common = sorted(set.intersection(*(set(frame.index) for frame in frames.values())))
+    places = tuple(".".join(map(str, one if isinstance(one, tuple) else (one,))) for one in common)
+    shows = [Shown(place[-1], places, words=True)]
+    for key in (key for key in keys if all(key in frame for frame in frames.values())):
+        for name, frame in frames.items():
+            cells = [{key: value} for value in frame.loc[common, key]]
+            own = shown(columns[key], cells, FORMS.get(key, ".3g"))
+            shows.append(Shown(f"{own.header}, {name}", own.cells, own.words))
+    show_table(f"{table} by domain: {', '.join(found)}", shows)
+
+
+def _show_domains(domains: pd.DataFrame, run: Run) -> None:
+    columns = run.columns("heads")
+    shows = [Shown("domain", tuple(dict.fromkeys(domains["domain"])), words=True)]
+    for key, rows in domains.groupby("measure", sort=False):
+        form = FORMS[str(key)]
+        cells = tuple(
+            "-" if value != value else number(value, form) if isinstance(form, str) else form(value) for value in rows["median"]
+        )
+        shows.append(Shown(columns[str(key)].header, cells))
+    show_table("median over heads, by domain", shows)
+
+
+def _show_ranks(ranks: pd.DataFrame, run: Run) -> None:
+    """A pair of domains a row, a measure a column."""
+    columns = run.columns("heads")
+    pairs = list(dict.fromkeys(zip(ranks["first"], ranks["second"], strict=True)))
+    shows = [Shown("domains", tuple(f"{first}, {second}" for first, second in pairs), words=True)]
+    for key, rows in ranks.groupby("measure", sort=False):
+        cells = []
+        for row in rows.to_dict("records"):
+            text = number(row["rho"], ".2f")
+            ends = "" if row["rho_low"] != row["rho_low"] else f" [{row['rho_low']:.2f}, {row['rho_high']:.2f}]"
+            change = "" if row["change"] != row["change"] else f", x{row['change']:.2f}"
+            cells.append(text + ends + change)
+        shows.append(Shown(columns[str(key)].header, tuple(cells)))
+    show_table(
+        "rank correlation of heads between domains, with its 95 % interval, and median of the second over the first", shows
+    )
