@@ -6,12 +6,18 @@ On that side there is no code of ours: plain hooks on the model as transformers 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import esscher as es
 from esscher.models.huggingface.capture import Captured, forward
+from esscher.models.probe.own_context import stack_windows, window_states
+from esscher.runs import Run
+from tests.models.probe_runs import few_texts, source, tiny_model
 from tests.models.real_models import encoder, language_model, window
 from tests.models.tiny import inputs_of, model_of
 
@@ -129,3 +135,63 @@ def test_the_limit_is_the_real_language_models_own_output() -> None:
     found = difference(model, inputs, "llama", torch.arange(0, 512, 33))
     print(f"SmolLM2, 270 heads: {found:.1e}")
     assert found <= 1e-5
+
+
+# ---- the probe's own numbers -----------------------------------------------------------------------------------------
+
+
+def probe_difference(run: Run, model: Any, family: str) -> float:
+    """Between the limits in the states of a run and the model's own outputs for the same queries, as in ``difference``."""
+    found = source(run)
+    windows = np.unique(found.places.windows)
+    own = own_outputs(model, found.inputs(windows), family, found.loaded.heads)
+    place = torch.from_numpy(np.searchsorted(windows, found.places.windows))
+    at = torch.from_numpy(found.places.positions)
+    states = [window_states(found, int(window)) for window in windows]
+    worst, compared = 0.0, 0
+    for layer, parts in zip(found.layers, zip(*states, strict=True), strict=True):
+        whole = stack_windows(found, list(parts))
+        for head, known in whole.heads.items():
+            assert not isinstance(known, str), known
+            theirs = own[layer][place[known.queries], head, at[known.queries]]
+            apart = (known.states["replacement"].errors.limit - theirs).abs().max()
+            worst = max(worst, float(apart / own[layer].abs().max().clamp_min(1.0)))
+            compared += len(known.queries)
+    assert compared > 0
+    return worst
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_probes_limit_is_the_models_own_output(name: str, tmp_path: Path) -> None:
+    """Heads of the first and of the last key head, in every layer; a window of 24 tokens beside whole contexts of 64."""
+    options = {"sliding_window": 24} if name in ("gemma2", "gemma3_text", "gpt_oss") else {}
+    model, words = tiny_model(name, **options)
+    settings = {
+        "max_tokens": 100,
+        "window": 64,
+        "queries": 4,
+        "kept_queries": 1,
+        "rules": ("none",),
+        "n": "16",
+        "heads": (0, 3),
+    }
+    run = es.probe(model, few_texts(), tokenizer=words, out=tmp_path, pool="sequence", **settings)
+    assert set(run.table("heads")["status"]) == {"ok"}
+    found, said = probe_difference(run, model, name), float(run.table("about")["output_difference"].iloc[0])
+    print(f"{name}: {found:.1e}, the run says {said:.1e}")
+    assert found <= 1e-5
+    assert said <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "model_of_its_own"), [("bert", encoder)])
+def test_the_probes_limits_are_the_real_models_own_outputs(name: str, model_of_its_own: Any, tmp_path: Path) -> None:
+    """All 72 heads of MiniLM."""
+    model, words = model_of_its_own()
+    settings = {"max_tokens": 512, "window": 256, "queries": 8, "kept_queries": 1, "rules": ("none",), "n": "16"}
+    run = es.probe(model, few_texts(), tokenizer=words, out=tmp_path, pool="sequence", **settings)
+    assert set(run.table("heads")["status"]) == {"ok"}
+    found, said = probe_difference(run, model, name), float(run.table("about")["output_difference"].iloc[0])
+    print(f"{len(run.table('heads'))} heads: {found:.1e}, the run says {said:.1e}")
+    assert found <= 1e-5
+    assert said <= 1e-5
