@@ -18,7 +18,7 @@ from tests.models.tokenizers_for_tests import tokenizer
 gguf = pytest.importorskip("gguf")
 pytest.importorskip("accelerate")
 
-VOCABULARY = 700  # words of the small tokenizer
+VOCABULARY = 700  # words of the larger tokenizer
 COMMON = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
@@ -91,7 +91,7 @@ def model_of(name: str) -> Any:
 
 
 def write_gguf(
-    path: Path, name: str, model: Any, kind: str = "F32", *, words: bool = True, settings: Any = None, more: Any = None
+    path: Path, name: str, model: Any, kind: str = "F32", *, words: str | None = "gpt2", settings: Any = None, more: Any = None
 ) -> Path:
     """The model as a GGUF file; matrices of this type, vectors in float32.
 
@@ -101,8 +101,8 @@ def write_gguf(
     writer = gguf.GGUFWriter(path, written.architecture)
     for key, value in {**_settings(model.config), **(settings or {})}.items():
         _add(writer, key[1:] if key.startswith("!") else f"{written.architecture}.{key}", value)
-    if words:
-        _add_words(writer)
+    if words is not None:
+        _add_words(writer, words)
     names = gguf.get_tensor_name_map(
         next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == written.architecture), 2
     )
@@ -157,16 +157,21 @@ def _add(writer: Any, key: str, value: Any) -> None:
     add[type(value)](key, value)
 
 
-def _add_words(writer: Any) -> None:
-    """The small byte-level tokenizer, in the words of GGUF."""
-    words = tokenizer("gpt2")
+def _add_words(writer: Any, kind: str) -> None:
+    """A small tokenizer in the words of GGUF: gpt2 is bytes and merges, llama pieces whose scores are the order of merges."""
+    words = tokenizer(kind)
     ids = sorted(words.get_vocab().items(), key=lambda pair: pair[1])
-    content = json.loads(words.backend_tokenizer.to_str())["model"]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    special = set(words.all_special_tokens)
+    writer.add_tokenizer_model(kind)
     writer.add_token_list([word for word, _ in ids])
-    writer.add_token_types([3 if word == "<|endoftext|>" else 1 for word, _ in ids])
-    writer.add_token_merges([" ".join(pair) if not isinstance(pair, str) else pair for pair in content["merges"]])
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(0)
-    writer.add_pad_token_id(0)
+    writer.add_token_types([3 if word in special else 1 for word, _ in ids])
+    if kind == "gpt2":
+        content = json.loads(words.backend_tokenizer.to_str())["model"]
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_merges([" ".join(pair) for pair in content["merges"]])
+        writer.add_pad_token_id(words.eos_token_id)
+    else:
+        writer.add_token_scores([-float(number) for _, number in ids])
+        writer.add_unk_token_id(words.unk_token_id)
+    writer.add_bos_token_id(words.bos_token_id)
+    writer.add_eos_token_id(words.eos_token_id)

@@ -18,7 +18,7 @@ from esscher.models.huggingface.gguf_model import ARCHITECTURES
 from esscher.models.huggingface.loading import load_model
 from tests.models.tiny import build, transformers
 from tests.models.tiny_gguf import VOCABULARY, WRITTEN, gguf, model_of, write_gguf
-from tests.models.tokenizers_for_tests import prose
+from tests.models.tokenizers_for_tests import prose, tokenizer
 
 IDS = torch.randint(3, VOCABULARY, (2, 33), generator=torch.Generator().manual_seed(1))
 
@@ -147,11 +147,20 @@ def test_tokens_around_a_text_are_those_of_the_file(
 ) -> None:
     model = model_of("llama")
     given = {f"!tokenizer.ggml.{key}": value for key, value in settings.items()}
-    tokenizer = load_model(write_gguf(tmp_path / "model.gguf", "llama", model, settings=given)).tokenizer
-    inside = tokenizer("some words", add_special_tokens=False)["input_ids"]
+    read = load_model(write_gguf(tmp_path / "model.gguf", "llama", model, settings=given)).tokenizer
+    inside = tokenizer("gpt2")("some words")["input_ids"]
     assert len(inside) > 1
-    assert tokenizer("some words")["input_ids"] == [*before, *inside, *after]
-    assert tokenizer.decode(inside) == "some words"
+    assert read("some words")["input_ids"] == [*before, *inside, *after]
+    assert read.decode(inside) == "some words"
+
+
+def test_pieces_with_scores_are_a_tokenizer_that_begins_a_text(tmp_path: Path) -> None:
+    """Llama's own kind: no merges in the file, and what begins a text goes without saying."""
+    path = write_gguf(tmp_path / "model.gguf", "llama", model_of("llama"), words="llama")
+    mine, theirs = load_model(path).tokenizer, tokenizer("llama")
+    for text in prose()[:5]:
+        assert mine(text)["input_ids"] == theirs(text)["input_ids"]
+    assert mine("word")["input_ids"][0] == theirs.bos_token_id
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_without_the_extra_the_command_that_installs_it_is_said(
 
 
 def test_a_file_without_a_tokenizer_cannot_be_probed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_gguf(tmp_path / "model.gguf", "llama", model_of("llama"), words=False)
+    path = write_gguf(tmp_path / "model.gguf", "llama", model_of("llama"), words=None)
     code, out, err = run(["probe", str(path)], capsys)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "no tokenizer, so no text can be given to it" in err
