@@ -73,11 +73,25 @@ def test_cost_grows_with_the_model(tmp_path: Path) -> None:
     large = describe_model(tmp_path / "big").cost
     assert small is not None
     assert large is not None
-    assert (small.keys, small.queries) == (16_384, 256)
+    assert (small.tokens, small.keys, small.queries) == (16_384, 64, 256)  # windows of all that it takes
     assert 0 < small.forward_seconds < small.seconds
     # numbers of operations, since the measured speeds differ from one moment to the next
     assert large.forward_seconds * large.matmul > 100 * small.forward_seconds * small.matmul
     assert large.bytes > small.bytes
+
+
+def test_queries_meet_the_text_of_an_encoder_and_the_window_of_a_causal_model(tmp_path: Path) -> None:
+    """As a default probe has it, and pairs as many as these: time is forward passes and a multiple of the pairs."""
+    pairs = {}
+    for name in ("bert", "llama"):
+        family = next(family for family in FAMILIES if family.name == name)
+        options = {**family.options, "max_position_embeddings": 4096}
+        getattr(transformers, family.config)(**options).save_pretrained(tmp_path / name)
+        cost = describe_model(tmp_path / name).cost
+        assert cost is not None
+        assert (cost.tokens, cost.keys) == (16_384, 16_384 if name == "bert" else 2048)
+        pairs[name] = (cost.seconds - cost.forward_seconds) * cost.fused
+    assert pairs["bert"] / pairs["llama"] == pytest.approx(8)
 
 
 def test_a_configuration_that_builds_nothing_is_refused(tmp_path: Path) -> None:

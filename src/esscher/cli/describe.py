@@ -11,7 +11,7 @@ import typer
 from esscher.cli.output import MODEL, Json, print_json, print_table
 
 if TYPE_CHECKING:
-    from esscher.models.describe import ModelDescription
+    from esscher.models.describe import Cost, ModelDescription
 
 __all__ = ["describe"]
 
@@ -66,13 +66,20 @@ def _lines(found: ModelDescription) -> list[tuple[str, str]]:
         cost = found.cost
         lines += [
             ("a probe costs", f"about {_time(cost.seconds)} and {cost.bytes / 1e9:.2g} GB"),
-            ("", f"({cost.keys:,} keys, {cost.queries} queries; of the time {_time(cost.forward_seconds)} are forward passes)"),
+            ("", f"({_pool(cost)}; of the time {_time(cost.forward_seconds)} are forward passes)"),
             (
                 "measured here",
                 f"{cost.matmul / 1e9:.3g} GFLOP/s, {cost.fused / 1e6:.3g} M query-key pairs/s, threads: {cost.threads}",
             ),
         ]
     return lines
+
+
+def _pool(cost: Cost) -> str:
+    """What the queries of a default probe meet."""
+    if cost.keys == cost.tokens:
+        return f"{cost.keys:,} keys, {cost.queries} queries"
+    return f"{cost.queries} queries in windows of {cost.keys:,} of {cost.tokens:,} tokens"
 
 
 def _number(value: int | None) -> str:

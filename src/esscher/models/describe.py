@@ -18,7 +18,7 @@ from esscher.models.huggingface.example import example_inputs
 from esscher.models.huggingface.gguf_model import skeleton
 from esscher.models.huggingface.loading import positions
 from esscher.models.huggingface.support import expected_layers, refusal
-from esscher.models.probe.spec import KEYS, ProbeSpec
+from esscher.models.probe.spec import KEYS, OWN_WINDOW, ProbeSpec
 
 __all__ = ["Cost", "ModelDescription", "describe_model", "estimate_cost"]
 
@@ -29,12 +29,13 @@ HELD = 1 << 28  # bytes of one block of windows and of scores, roughly
 
 @dataclass(frozen=True)
 class Cost:
-    """Time and memory of a default probe; ``matmul`` (floating-point operations a second) and ``fused`` (query-key pairs a
-    second) were measured on this machine just before."""
+    """Time and memory of a default probe: of ``tokens`` of text, ``keys`` of which a query meets. ``matmul`` (floating-point
+    operations a second) and ``fused`` (query-key pairs a second) were measured on this machine just before."""
 
     seconds: float
     forward_seconds: float
     bytes: int
+    tokens: int
     keys: int
     queries: int
     matmul: float
@@ -99,7 +100,7 @@ def describe_model(name: Any = None, *, revision: str | None = None, cost: bool 
         positions=_position_kind(model, seen),
         windows=_windows(model, seen, layers),
         encoder_of_pair=paired,
-        cost=estimate_cost(model, seen[0], int(layers or 0)) if wanted else None,
+        cost=estimate_cost(model, seen[0], int(layers or 0), heads["causal"]) if wanted else None,
         **heads,
     )
 
@@ -166,25 +167,29 @@ def _position_kind(model: Any, seen: Sequence[Captured]) -> str:
     return "unknown"
 
 
-def estimate_cost(model: Any, captured: Captured, layers: int) -> Cost:
-    """Forward passes over the keys at the measured speed of matrix products, and PASSES fused attention passes over the pairs.
+def estimate_cost(model: Any, captured: Captured, layers: int, causal: bool) -> Cost:
+    """Forward passes over the text at the measured speed of matrix products, and PASSES fused attention passes over the pairs.
 
-    Memory is weights in float32, keys and values of the pool, and one block of windows and scores.
+    Queries of a causal model meet the keys of their own window, of one layer after the other; those of an encoder the keys of
+    the whole text, held for all layers. Memory is weights in float32, these keys and values, and one block of scores.
     """
+    longest = positions(model)
+    keys = min(OWN_WINDOW, longest or OWN_WINDOW) if causal else KEYS
     embeddings = sum(
         module.weight.numel() for module in model.modules() if isinstance(module, nn.Embedding) and module.weight.is_meta
     )
     parameters = sum(parameter.numel() for parameter in model.parameters())
     matmul, fused = _matmul_speed(), _fused_speed(int(captured.query.shape[-1]))
     forward_seconds = 2.0 * max(parameters - embeddings, 0) * KEYS / matmul
-    pairs = layers * captured.heads * QUERIES * KEYS
+    pairs = layers * captured.heads * QUERIES * keys
     width = int(captured.key.shape[-1] + captured.value.shape[-1])
-    pool = 4 * layers * KEYS * captured.kv_heads * width
+    pool = 4 * (1 if causal else layers) * keys * captured.kv_heads * width
     return Cost(
         seconds=forward_seconds + PASSES * pairs / fused,
         forward_seconds=forward_seconds,
         bytes=4 * parameters + pool + HELD,
-        keys=KEYS,
+        tokens=KEYS,
+        keys=keys,
         queries=QUERIES,
         matmul=matmul,
         fused=fused,

@@ -33,7 +33,9 @@ class ProbeSpec(RunSpec):
     """What ``esscher probe`` runs."""
 
     job: Literal["probe"] = "probe"
-    model: str = Field(default="packaged", description="hub name or folder; packaged is the model that comes as a package")
+    model: str = Field(
+        default="packaged", description="minilm (packaged is the same) or smollm2, a folder, a GGUF file or a hub name"
+    )
     revision: str | None = Field(default=None, description="revision of a hub model")
     corpus: CorpusSpec = CorpusSpec(max_tokens=KEYS)
     window: PositiveInt | None = Field(default=None, description="tokens of a window, special ones included")
