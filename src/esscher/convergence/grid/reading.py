@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import math
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from esscher.convergence.grid.bspline import coarsen, exponential_gain, prefilter
-from esscher.convergence.integral.formulas import TINY, Family, Moments, Sums, Vectors
+from esscher.convergence.grid.bspline import coarsen, exponential_gain
+from esscher.convergence.grid.kernels import Cells, kernels
+from esscher.convergence.integral.formulas import Family, Moments, Sums, Vectors
 
 __all__ = ["DepositSource"]
 
-BLOCK = 256
 ROUNDING = 16 * torch.finfo(torch.float64).eps  # of a sum over keys, relative to the sum of absolute terms
-
-
-@lru_cache(maxsize=16)
-def _smoother(points: int, spacing: float) -> Tensor:
-    """The prefilter as a matrix: samples on BLOCK grid points, and some on either side -> coefficients on the BLOCK."""
-    taps = torch.as_tensor(prefilter(points, spacing))
-    matrix = torch.zeros(BLOCK + taps.shape[0] - 1, BLOCK, dtype=torch.float64)
-    for shift, tap in enumerate(taps):
-        matrix.diagonal(-shift).fill_(tap)
-    return matrix
 
 
 class DepositSource:
@@ -44,8 +34,7 @@ class DepositSource:
         if drift is not None:
             self.drift = drift
         self.span = cells.shape[2] * spacing
-        self.smooth = _smoother(points, spacing).to(cells.device)
-        self.reach = (self.smooth.shape[0] - BLOCK) // 2
+        self.grid = Cells(points, spacing, single, cells.device)
         self._coarser: dict[int, DepositSource] = {}  # without itself: large tensors must not wait for the collector of cycles
 
     def coarser(self, times: int) -> DepositSource:
@@ -120,37 +109,14 @@ class DepositSource:
         return 2.0 ** math.frexp(size)[1] if size > 0 else 1.0
 
     def contract(self, tau: Tensor, family: Family) -> Sums:
-        u = tau[:, None] + self._scores(self.reach)
         numbers, vectors = {}, {}
-        for name, (channel, kernel) in family(u, tau[:, None]).items():
-            weights = self._coefficients(kernel).T  # (L, nodes)
-            if channel == "value":
-                vectors[name] = self._vectors(weights)
+        for name, kernel in kernels(family, self.grid, self.cells.shape[2], tau).items():
+            if kernel.channel == "value":
+                vectors[name] = Vectors(self.value @ kernel.weights, kernel.peak * self.unit)
             else:
-                numbers[name] = (self.mass if channel == "mass" else self.spread) @ weights
+                numbers[name] = (self.mass if kernel.channel == "mass" else self.spread) @ kernel.weights
         return Sums(numbers, vectors)
-
-    def _vectors(self, weights: Tensor) -> Vectors:
-        if not self.single:
-            return Vectors(self.value @ weights, self.unit)
-        peak = weights.abs().amax(0).clamp_min(TINY)  # taken out as the unit is
-        return Vectors(self.value @ (weights / peak).float(), peak * self.unit)
-
-    def _coefficients(self, samples: Tensor) -> Tensor:
-        """B-spline coefficients (nodes, L) of kernels sampled on the grid and ``reach`` further on either side."""
-        length, parts = self.cells.shape[2], []
-        for start in range(0, length, BLOCK):
-            width = min(BLOCK, length - start)
-            window = samples[:, start : start + width + 2 * self.reach]
-            parts.append(window @ self.smooth[: window.shape[1], :width])
-        return torch.cat(parts, dim=1)
-
-    def _scores(self, reach: int) -> Tensor:
-        """Centres of the cells, and ``reach`` more on either side, measured from the anchor."""
-        length = self.cells.shape[2]
-        index = torch.arange(-reach, length + reach, dtype=torch.float64, device=self.cells.device)
-        return (index - length + self.points / 2) * self.spacing
 
     def _exponential(self, rate: float) -> Tensor:
         """Coefficients of exp(rate u), which are exact."""
-        return torch.exp(rate * self._scores(0)) / exponential_gain(self.points, rate * self.spacing)
+        return torch.exp(rate * self.grid.centres(self.cells.shape[2])) / exponential_gain(self.points, rate * self.spacing)

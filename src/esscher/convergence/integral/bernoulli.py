@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from esscher.convergence.integral.formulas import HIGHEST, Family, NodeErrors, S
 __all__ = ["bernoulli_errors"]
 
 
+@lru_cache(maxsize=64)  # one function for one share: its kernels are remembered
 def _bernoulli(kept: float, dropped: float) -> Family:
     """Kernels of D, w, f (1-f) e^2u x / D^2 and w' = f e^2u x / D at x = exp(-e^u), with their derivatives f d/df.
 
@@ -44,6 +46,7 @@ def _bernoulli(kept: float, dropped: float) -> Family:
     return family
 
 
+@lru_cache(maxsize=64)
 def _bernoulli_tail(kept: float, dropped: float) -> Family:
     """Kernels at t/2 of E[|Gamma_f - Gamma|^2 (1 + tS) exp(-tS)] <= 2 P(t/2) sum_j |c_j|^2 f x_j / D_j."""
 

@@ -9,6 +9,7 @@ does not change. Since sum e c over all keys is 0, B = M (1/w - f), M the sum ov
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ def sure_and_rest_error(
     return _Rest(source, keys.double()[:, None], sure, share, reweight, step).integrate(tol)
 
 
+@lru_cache(maxsize=64)  # one function for one share: its kernels are remembered
 def _kernels(kept: float) -> tuple[Family, float]:
     """As those of integral.bernoulli without derivatives, and the tau up to which the vector is taken in its early form."""
     dropped = 1 - kept
@@ -48,6 +50,7 @@ def _kernels(kept: float) -> tuple[Family, float]:
     return family, early
 
 
+@lru_cache(maxsize=64)
 def _tail(kept: float) -> Family:
     def family(u: Tensor, tau: Tensor) -> dict[str, tuple[str, Tensor]]:
         x = torch.exp(-torch.exp(u.clamp(max=HIGHEST)) / 2)
