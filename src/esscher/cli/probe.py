@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["probe"]
 
 PLACES = 7  # digits of the number of a layer, a head or a token
-SMALL = 2e9  # bytes of weights up to which every core gets a process of its own
+MOST_THREADS = 8  # of one process: more of them wait for each other
 TEXT = Fields(
     "esscher.models.corpus.spec:CorpusSpec",
     ("text", "dataset", "split", "field", "packaged", "encoding", "max_tokens", "limit"),
@@ -39,16 +39,17 @@ MEASURED = Fields(
     "esscher.models.probe.spec:ProbeSpec",
     (
         *("window", "pool", "positions", "special", "queries", "kept_queries", "layers", "heads", "n", "epsilons", "rules"),
-        *("moments", "moments_n", "moments_queries", "part", "revision", "seed", "device", "dtype"),
+        *("moments", "moments_n", "moments_queries", "part", "revision", "seed", "device", "threads", "dtype"),
     ),
     flags={"epsilons": "epsilon"},
     left_out={
         "window": "512, or 2048 for a sequence, or what the model takes",
         "rules": "ten of them",
         "positions": "at each quarter",
+        "threads": "one a core where no --workers are given",
     },
 )
-WHERE = Fields(EXECUTION, ("workers", "dask"), left_out={"workers": "one a core for small models"})
+WHERE = Fields(EXECUTION, ("workers", "dask"), left_out={"workers": "this one, a thread a core"})
 
 
 def probe(
@@ -79,12 +80,15 @@ def probe(
     from esscher.models.probe.spec import ProbeSpec
     from esscher.report import write_report
     from esscher.runs import terminal
+    from esscher.runs.process import cores
 
     if model is not None:
         settings["model"] = written(model)
     if separate:
         corpus["documents"] = "separate"
     fields = _settings(settings, corpus, config)
+    if "workers" not in where and "dask" not in where:  # threads beat processes here, and share one model (docs/runs.md)
+        fields.setdefault("threads", min(cores(), MOST_THREADS))
     if "-" in fields["corpus"].get("text", ()):
         out = _keep_stdin(fields["corpus"], out)
     specs = domain_specs(fields, [_absolute_domain(given) for given in domains or ()])
@@ -94,7 +98,6 @@ def probe(
     context = context_of(spec, starts=True)
     spec = context.spec
     units(spec)  # what this pool cannot give is refused before anything is said
-    where.setdefault("workers", _workers(context.loaded.model))
     if specs:
         folder = out if out is not None else group_path(_short(context.loaded.name), specs)
         return probe_domains(specs, folder, where, page=page, as_json=as_json)
@@ -196,15 +199,6 @@ def _keep_stdin(corpus: dict[str, Any], out: Path | None) -> Path:
 def _short(name: str) -> str:
     """A model's name as a file name."""
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in name.rsplit("/", 1)[-1])[:60].strip(".") or "model"
-
-
-def _workers(model: Any) -> int:
-    """A process a core where the model is small and on the CPU."""
-    from esscher.runs.process import cores
-
-    size = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
-    on_cpu = next(model.parameters()).device.type == "cpu"
-    return min(cores(), 8) if size < SMALL and on_cpu else 1
 
 
 # The columns of the table of heads, how their numbers are written, and which give way where there is no room

@@ -153,5 +153,5 @@ def _compared(probe: ProbeContext) -> set[int]:
     as hold the queries that errors of kept keys are asked of.
     """
     windows = np.unique(probe.places.windows)
-    deep = np.mean([len(probe.deepest(window)) for window in windows.tolist()])
-    return set(windows[kept_rows(len(windows), math.ceil(probe.spec.kept_queries / deep)).numpy()].tolist())
+    share = min(1.0, probe.spec.kept_queries / len(probe.places))
+    return set(windows[kept_rows(len(windows), math.ceil(share * len(windows))).numpy()].tolist())

@@ -70,7 +70,6 @@ class ProbeSpec(RunSpec):
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = Field(
         default="float32", description="floating point of the model: float32, float64, bfloat16 or float16"
     )
-    threads: PositiveInt = 1
 
     @field_validator("n", "moments_n", mode="before")
     @classmethod
