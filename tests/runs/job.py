@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from esscher.runs import Column, Job, RunSpec, Shard, Unit, register
+from esscher.runs.progress import advance
 
 __all__ = ["SUMMARY", "WALK", "SummarySpec", "WalkSpec"]
 
@@ -30,6 +31,8 @@ class WalkSpec(RunSpec):
     deaths: int = 99
     memory: str = ""  # a folder where units leave marks of having been tried
     corpus: str = ""  # a file whose content is one of the run's hashes
+    telling: int = 0  # each unit says so often how far it is
+    open_steps: bool = False  # leaves ``steps`` to be found out: 7
 
 
 def units(spec: WalkSpec) -> list[Unit]:
@@ -44,6 +47,8 @@ def compute(spec: WalkSpec, unit: Unit) -> dict[str, Any]:
     if number in spec.dying and tried <= spec.deaths:
         sys.stdout.flush()
         os.kill(os.getpid(), signal.SIGKILL)
+    for part in range(spec.telling):
+        advance((part + 1) / spec.telling)
     if spec.seconds:
         time.sleep(spec.seconds)
     generator = np.random.default_rng(spec.unit_seed(unit))
@@ -83,7 +88,11 @@ def columns(spec: WalkSpec) -> dict[str, list[Column]]:
     }
 
 
-WALK = Job("walk", WalkSpec, units, compute, hashes=hashes, columns=columns)
+def concrete(spec: WalkSpec) -> WalkSpec:
+    return spec.model_copy(update={"steps": 7, "open_steps": False}) if spec.open_steps else spec
+
+
+WALK = Job("walk", WalkSpec, units, compute, hashes=hashes, columns=columns, concrete=concrete)
 register("walk", "tests.runs.job:WALK")
 
 

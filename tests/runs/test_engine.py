@@ -280,6 +280,27 @@ def test_a_callback_sees_every_unit(tmp_path: Path) -> None:
     assert [progress.ended for progress in seen] == [False] * 7 + [True]
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_units_say_how_far_they_are(workers: int, tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    execute(WalkSpec(walks=4, telling=4, seconds=0.01), tmp_path / "run", workers=workers, progress=seen.append)
+    told = [progress.done + progress.under_way for progress in seen if not progress.ended]
+    assert {progress.under_way % 0.25 for progress in seen} == {0.0}
+    assert any(progress.under_way for progress in seen)
+    assert told == sorted(told)
+    assert seen[-1].under_way == 0
+    part = next(progress for progress in seen if progress.under_way)
+    assert part.seconds_left == pytest.approx((4 - part.done - part.under_way) / part.rate)
+    assert part.line().startswith(f"{part.done + part.under_way:.1f}/4 units, ")
+
+
+def test_what_a_spec_leaves_open_is_found_once(tmp_path: Path) -> None:
+    run = execute(WalkSpec(open_steps=True), tmp_path / "run")
+    assert (run.manifest.spec["steps"], run.manifest.spec["open_steps"]) == (7, False)
+    again = execute(WalkSpec(open_steps=True), tmp_path / "run")
+    assert len(again.manifest.starts) == 1
+
+
 def test_plain_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
     stream = io.StringIO()
     with pytest.raises(RunIncomplete):
