@@ -27,8 +27,8 @@ FORMS: dict[str, Form] = {
     "khat": ".2f",
     "coupling": ".3g",
 }
-BESIDE = ("beta_fit", "tokens_needed_10pct", "regime")  # of a head, for every domain
-LAYERS = ("reach", "verdict", "norm_tail", "coordinate_tail")  # of a layer
+BESIDE = ("beta_fit", "tokens_needed_10pct")  # of a head, for every domain; its run has the rest
+LAYERS = ("reach", "coordinate_tail")  # of a layer
 
 
 def domain_specs(fields: Mapping[str, Any], files: Sequence[str]) -> dict[str, ProbeSpec]:
