@@ -16,6 +16,7 @@ from esscher.models.huggingface.checkpoint import files_of_model, sha256_of
 from esscher.models.huggingface.gguf_header import read_header
 from esscher.models.huggingface.gguf_model import ARCHITECTURES
 from esscher.models.huggingface.loading import load_model
+from esscher.runs.errors import RunError
 from tests.models.tiny import build, transformers
 from tests.models.tiny_gguf import VOCABULARY, WRITTEN, gguf, model_of, write_gguf
 from tests.models.tokenizers_for_tests import prose, tokenizer
@@ -279,6 +280,9 @@ def test_a_probe_reads_a_file_and_is_resumed_elsewhere(tmp_path: Path, monkeypat
     monkeypatch.chdir("/")
     again = es.probe(path, prose()[0], out=tmp_path / "run", **settings)
     assert again.table("heads").equals(made.table("heads"))
+    write_gguf(path, "llama", model_of("llama"), "Q4_0")
+    with pytest.raises(RunError, match="its model changed since it began"):
+        es.probe(path, prose()[0], out=tmp_path / "run", **settings)
 
 
 def test_a_file_is_known_by_its_first_bytes(tmp_path: Path) -> None:
