@@ -31,7 +31,7 @@ DECLARED: dict[str, Declared] = {
     "icl_train": TRAIN.columns(TrainSpec()),
     "icl_flow": FLOW.columns(FlowSpec()),
     **dict.fromkeys(("corpus", "moments", "parts"), PROBE.columns(ProbeSpec(epsilons=(0.1, 0.3), moments=4))),
-    "sequence": PROBE.columns(ProbeSpec(epsilons=(0.1, 0.3), pool="sequence")),
+    "sequence": PROBE.columns(ProbeSpec(epsilons=(0.1, 0.3), pool="sequence", scales=(1.0,), temperature=(1.0, 0.1))),
     "icl_concentration": CONCENTRATION.columns(ConcentrationSpec()),
 }
 

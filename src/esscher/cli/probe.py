@@ -39,9 +39,11 @@ MEASURED = Fields(
     "esscher.models.probe.spec:ProbeSpec",
     (
         *("window", "pool", "positions", "special", "queries", "kept_queries", "layers", "heads", "n", "epsilons", "rules"),
-        *("moments", "moments_n", "moments_queries", "part", "revision", "seed", "device", "threads", "dtype"),
+        *("temperature", "planted", "scales", "moments", "moments_n", "moments_queries", "part", "revision", "seed", "device"),
+        *("threads", "dtype"),
     ),
-    flags={"epsilons": "epsilon"},
+    flags={"epsilons": "epsilon", "scales": "scale"},
+    as_text={"temperature": ",", "scales": ","},
     left_out={
         "window": "512, or 2048 for a sequence, or what the model takes",
         "rules": "ten of them",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,16 @@ class DispersionCurve:
     largest: Floats
     planted: Floats | None
 
+    @classmethod
+    def of_all(cls, parts: Sequence[DispersionCurve]) -> DispersionCurve:
+        """Of the queries of all parts."""
+        sum_p2, entropies, largest = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("sum_p2", "entropies", "largest")
+        )
+        planted = [part.planted for part in parts if part.planted is not None]
+        whole = np.concatenate(planted) if planted else None
+        return cls(parts[0].n, parts[0].temperature, sum_p2, entropies, largest, whole)
+
     @property
     def effective_tokens(self) -> Floats:
         return np.asarray(1.0 / self.sum_p2.mean(axis=0))
@@ -93,13 +103,7 @@ def dispersion_curve(
     place = None if planted is None else as_place(planted, "planted", key.shape[0])
     heat = factors(None if temperature is None else as_pair(temperature, "temperature"), counts)
     parts = [_of_queries(rows, key, factor, counts, heat, place) for rows in torch.split(query, ROWS)]
-    if len(parts) == 1:
-        return parts[0]
-    sum_p2, entropies, largest = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in ("sum_p2", "entropies", "largest")
-    )
-    own = [part.planted for part in parts if part.planted is not None]
-    return DispersionCurve(counts, heat, sum_p2, entropies, largest, np.concatenate(own) if own else None)
+    return DispersionCurve.of_all(parts)
 
 
 def _of_queries(q: Tensor, k: Tensor, scale: float, n: Counts, temperature: Floats, place: int | None) -> DispersionCurve:

@@ -6,10 +6,12 @@ import re
 from dataclasses import asdict
 from typing import Any
 
+from esscher.report.dispersion import dispersion_content
 from esscher.report.exponents import theory_lines
 from esscher.report.frontier import frontier_content
 from esscher.report.packing import Grids, columns_of, numbers, parts_of, records_of, shortened, text_of
 from esscher.report.reading import described, overview, read_table, settings_line
+from esscher.report.scales import scales_content
 from esscher.report.words import demanding, model_described, text_described, written
 from esscher.runs import Run
 
@@ -77,6 +79,8 @@ def atlas(run: Run) -> dict[str, Any]:
         "theory": [asdict(line) for line in theory_lines(run.columns("heads"))],
         "errors": {} if frame is None else _meanings(run),
         **frontier_content(run, places, grids),
+        **dispersion_content(run, places, grids),
+        **scales_content(run),
         "grids": grids.lists,
     }
     return content

@@ -15,16 +15,18 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from esscher.report.atlas import epsilons_of, heads_of, is_atlas
+from esscher.report.dispersion import draw_dispersion
 from esscher.report.exponents import TheoryLine, theory_lines
 from esscher.report.figures import errors_panel, exponents_panel
 from esscher.report.formats import FORMATS
 from esscher.report.reading import read_table
+from esscher.report.scales import draw_scales
 from esscher.report.style import COLUMN, PALETTE, SCALE, STYLE, WIDE, WORDS, save_figure
 from esscher.report.words import ranked_heads
 from esscher.runs import Run
 from esscher.runs.columns import Column
 
-__all__ = ["plot_curve", "plot_layers", "plot_map", "plot_rates", "save_figures"]
+__all__ = ["plot_curve", "plot_dispersion", "plot_layers", "plot_map", "plot_rates", "plot_scales", "save_figures"]
 
 WRITTEN = 150  # cells of a map that still hold their value as text
 
@@ -224,6 +226,7 @@ def _atlas_plans(run: Run) -> Plans:
         "beta_fit",
         "coupling",
         "effective_tokens",
+        "tokens_exponent",
         "khat",
         "sink_mass",
         "regime",
@@ -236,6 +239,8 @@ def _atlas_plans(run: Run) -> Plans:
         return plans
     for against in [name for name in ("horizon2", "coupling") if {name, "beta_fit"} <= set(heads.columns)]:
         plans[f"exponents_{against}"] = ((COLUMN, 2.8), partial(plot_rates, run, against))
+    if read_table(run, "scales") is not None:
+        plans["scales"] = ((COLUMN, 3.8), partial(plot_scales, run))
     shown = [name for name in ("tokens_needed_10pct", "beta_fit") if name in heads.columns]
     if not shown:
         return plans
@@ -244,7 +249,20 @@ def _atlas_plans(run: Run) -> Plans:
     for name, row in (("least", order.iloc[0]), ("most", order.iloc[-1])):
         layer, head = int(row["layer"]), int(row["head"])
         plans[f"curve_{name}_demanding_L{layer}H{head}"] = ((WIDE * 0.7, 3.4), partial(plot_curve, run, layer, head))
+        if "tokens_exponent" in heads.columns:
+            plans[f"dispersion_{name}_demanding_L{layer}H{head}"] = ((COLUMN, 2.6), partial(plot_dispersion, run, layer, head))
     return plans
+
+
+def plot_dispersion(run: Run, layer: int, head: int, *, ax: Any = None) -> Any:
+    """Effective tokens of one head against the number of keys, log-log."""
+    _row(run, layer, head)
+    return draw_dispersion(run, layer, head, _axes(ax))
+
+
+def plot_scales(run: Run, *, ax: Any = None) -> Any:
+    """Exponents of heads whose scores were multiplied with α, against α²."""
+    return draw_scales(run, _axes(ax))
 
 
 def _heads(run: Run) -> Any:

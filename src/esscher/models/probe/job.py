@@ -27,6 +27,8 @@ from esscher.models.probe.passes import PooledLayer, hold, stream
 from esscher.models.probe.rule_budget import rule_table
 from esscher.models.probe.spec import ProbeSpec, check_ladder
 from esscher.models.probe.statistics import check_registered
+from esscher.models.probe.statistics.dispersion import check_spread
+from esscher.models.probe.statistics.scales import check_scales
 from esscher.models.probe.statistics.statistic import Failure
 from esscher.models.probe.tables import Tables, columns, failed_row, layer_tables
 from esscher.models.probe.tokens import LayerInfo
@@ -52,6 +54,8 @@ def units(spec: ProbeSpec) -> list[Unit]:
     if spec.moments:
         _check_moments(context)
     check_rules(spec, int(context.pooled.sum(1).max()))
+    check_spread(context)
+    check_scales(context)
     if own:
         return [{"window": window} for window in np.unique(context.places.windows).tolist()]
     streamed = moment_units(context) if spec.moments and context.mode is not Mode.HELD else []

@@ -68,7 +68,9 @@ def _value(place: str, tree: dict[str, Any], kind: Any, tensors: dict[str, Tenso
         return tree["plain"]
     kind = _structure(kind)
     whole = is_dataclass(kind)
-    kinds = get_type_hints(kind) if whole else kind
+    kinds = (
+        get_type_hints(kind) if whole else dict.fromkeys(tree["of"], get_args(kind)[1]) if get_origin(kind) is dict else kind
+    )
     parts = {name: _value(f"{place}.{name}", part, kinds[name], tensors) for name, part in tree["of"].items()}
     return kind(**parts) if whole else parts
 

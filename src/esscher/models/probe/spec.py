@@ -64,6 +64,15 @@ class ProbeSpec(RunSpec):
         default=None,
         description="keep rules to compare where the pool is a query's own, such as sinks:4+recent or none; may be repeated",
     )
+    temperature: tuple[float, float] | None = Field(
+        default=None, description="also multiply scores with a + b log n at n keys, as a,b"
+    )
+    planted: int | None = Field(
+        default=None, ge=0, description="position, from 0, of a key of each window whose weight among n keys is told"
+    )
+    scales: tuple[float, ...] = Field(
+        default=(), description="also measure every head with its scores multiplied with these numbers, as 0.1,1,10"
+    )
     statistics: tuple[str, ...] = Field(default=(), description="statistics from elsewhere, 'module:Class' each")
     batch: PositiveInt = Field(default=4096, description="tokens of one forward pass")
     part: PositiveInt = Field(default=131072, description="tokens of one piece of a large corpus")
@@ -79,6 +88,43 @@ class ProbeSpec(RunSpec):
         from esscher.convergence.montecarlo.ladder import parse_ladder  # help and flags do not wait for torch
 
         return tuple(parse_ladder(value).tolist())
+
+    @field_validator("temperature", mode="before")
+    @classmethod
+    def _pair(cls, value: Any) -> Any:
+        """As text two numbers with a comma."""
+        if not isinstance(value, str):
+            return value
+        try:
+            a, b = (float(part) for part in value.split(","))
+        except ValueError as cause:
+            raise ValueError(f"expected two numbers a,b such as 0.5,0.1, got {value!r}") from cause
+        return a, b
+
+    @field_validator("scales", mode="before")
+    @classmethod
+    def _factors(cls, value: Any) -> Any:
+        """As text numbers with commas."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return tuple(float(part) for part in value.split(","))
+        except ValueError as cause:
+            raise ValueError(f"expected numbers such as 0.1,1,10, got {value!r}") from cause
+
+    @field_validator("scales")
+    @classmethod
+    def _positive(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if not all(0 < scale < np.inf for scale in value):
+            raise ValueError(f"expected finite numbers above 0, got {list(value)}")
+        return tuple(sorted(set(value)))
+
+    @field_validator("temperature")
+    @classmethod
+    def _finite(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
+        if value is not None and not all(np.isfinite(value)):
+            raise ValueError(f"expected two finite numbers, got {list(value)}")
+        return value
 
     @field_validator("rules", mode="before")
     @classmethod

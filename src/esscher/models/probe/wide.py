@@ -52,7 +52,7 @@ class Held:
         if self.bias is None and self.seen is None:
             return pool_errors(self.q, self.k, self.v, n, sampling, self.scale)
         parts = []
-        for scores in self._scores():
+        for scores in self.scores():
             for row in scores:  # each query has keys of its own
                 own = row > -torch.inf
                 parts.append(error_of_share(row[own][None], self.v[own], n, of, sampling))
@@ -61,7 +61,7 @@ class Held:
     def softmax(self) -> SoftmaxStatistics:
         """From the scores themselves, measured from each query's largest: no sum of them overflows or cancels."""
         parts = []
-        for scores in self._scores():
+        for scores in self.scores():
             top = scores.amax(1, keepdim=True)
             seen = scores > -torch.inf
             below = torch.where(seen, scores - top, 0.0)
@@ -77,12 +77,12 @@ class Held:
     def masses(self, grid: Grid) -> Deposit:
         """Deposits of the keys without their values, of scores divided by a number that brings them onto the grid."""
         widest, span = 0.9 * deposit.MAX_CELLS * grid.spacing, 0.0
-        for scores in self._scores():
+        for scores in self.scores():
             low = torch.where(scores > -torch.inf, scores, torch.inf).amin(1)
             span = max(span, float((scores.amax(1) - low).max()))
         unit = 2.0 ** max(0, math.ceil(math.log2(span / widest))) if span > 0 else 1.0
         parts = []
-        for scores in self._scores():
+        for scores in self.scores():
             # measured from the mean, so that cell numbers are small
             state = deposit.init(len(scores), grid, torch.zeros(0, device=scores.device))
             seen = scores > -torch.inf
@@ -90,7 +90,7 @@ class Held:
             parts.append(deposit.update(state, (scores - mean) / unit, self.v[:, :0]))
         return deposit.stack(parts)
 
-    def _scores(self) -> Iterator[Tensor]:
+    def scores(self) -> Iterator[Tensor]:
         """In float64, some queries at a time; -inf for keys that a query does not see."""
         for rows in torch.split(torch.arange(len(self.q), device=self.q.device), max(1, ELEMENTS // len(self.k))):
             scores = (self.q[rows] * self.scale).double() @ self.k.double().T

@@ -38,7 +38,7 @@ function atlasParts(atlas) {
   const parts = atlas.percents.length || atlas.metrics().length ? [overviewOf(atlas)] : [];
   const table = section("table", "All heads", dataTable({ columns: atlas.columns, rows: atlas.rows, total: atlas.count,
     file: fileName(atlas.name, "heads"), link: (i) => atlas.hash_of(i) }));
-  return [...parts, headView(atlas), rulesOf(atlas), scatterOf(atlas), layersOf(atlas), table];
+  return [...parts, headView(atlas), rulesOf(atlas), scatterOf(atlas), scalesOf(atlas), layersOf(atlas), table];
 }
 
 function chartParts(view) {

@@ -10,12 +10,14 @@ from typing import TypeVar
 from esscher.models.probe.spec import ProbeSpec
 from esscher.models.probe.statistics.accuracy import Accuracy
 from esscher.models.probe.statistics.bernoulli import Bernoulli
+from esscher.models.probe.statistics.dispersion import Dispersion
 from esscher.models.probe.statistics.frontier import Frontier
 from esscher.models.probe.statistics.identity import Identity
 from esscher.models.probe.statistics.output_moments import OutputMoments
 from esscher.models.probe.statistics.own_output import OwnOutput
 from esscher.models.probe.statistics.regime import Regime
 from esscher.models.probe.statistics.replacement import Replacement
+from esscher.models.probe.statistics.scales import Scales
 from esscher.models.probe.statistics.score_shape import ScoreShape
 from esscher.models.probe.statistics.sinks import Sinks
 from esscher.models.probe.statistics.softmax import Softmax
@@ -50,6 +52,7 @@ STATISTICS: tuple[Statistic, ...] = (
     Replacement(),
     Bernoulli(),
     Softmax(),
+    Dispersion(),
     Tail(),
     Sinks(),
     ScoreShape(),
@@ -59,6 +62,7 @@ STATISTICS: tuple[Statistic, ...] = (
     OwnOutput(),
     OutputMoments(),
     Frontier(),
+    Scales(),
 )
 
 
@@ -75,7 +79,8 @@ def register(statistic: type[_S]) -> type[_S]:
 
 def statistics_of(spec: ProbeSpec) -> tuple[Statistic, ...]:
     """The statistics of a probe, checked: those of this package and those that the spec names."""
-    return checked([*STATISTICS, *(_found(entry)() for entry in spec.statistics)], spec)
+    known = [*STATISTICS, *(_found(entry)() for entry in spec.statistics)]
+    return checked([statistic.asked(spec) for statistic in known], spec)
 
 
 def check_registered(spec: ProbeSpec) -> None:

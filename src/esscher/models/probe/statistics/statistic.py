@@ -137,6 +137,10 @@ class Statistic(ABC):
     state: ClassVar[Any] = None  # the dataclass of its states
     settled: ClassVar[Any] = None  # that of its settled states, where it is another
 
+    def asked(self, spec: ProbeSpec) -> Statistic:
+        """Itself as a probe asks for it: with the settings that ``init`` and ``update`` need."""
+        return self
+
     def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
         """What it adds to the row of a head."""
         return ()

@@ -1,0 +1,16 @@
+// Horizon ablation: exponents of heads whose scores were multiplied, against the squared factor.
+
+function scalesOf(atlas) {
+  const found = atlas.scales;
+  if (!found) return null;
+  const { points } = found, names = points.layer.map((layer, j) => `L${layer}H${points.head[j]}`), x = found.squared;
+  const series = [
+    { label: "a head", mode: "points", radius: 2.5, faint: true, color: 0, x: points.squared, y: points.beta_fit, low: points.beta_low, high: points.beta_high, names },
+    { label: "median of the heads", color: 0, thick: 2.2, x, y: found.median },
+    ...found.theory.map((line) => ({ ...line, thick: 1.4, x })),
+  ];
+  const refused = found.refused ? ` ${found.refused} times the scores were too wide and the scale was refused; the table says of which head.` : "";
+  const chart = mountChart({ title: "Exponents against the squared scale", height: 340, x: { label: "squared scale α²", log: true }, y: { label: "exponent", low: 0, high: 0.6 },
+    marks: [{ y: 0.5, label: "1/2" }], series, note: `Theory: medians over the same heads, coupling times α² and horizon times α. ${found.help}${refused}` });
+  return section("scales", "Scores multiplied", el("p", {}, "Every head measured again with its scores times α: what the horizon alone does to the rate."), chart);
+}

@@ -1,0 +1,67 @@
+"""Scores multiplied, on the page of a probe and in its figures: heads as points, medians as lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from esscher.models.probe.statistics.scales import SCALES
+from esscher.report import write_report
+from esscher.report.page import content_of
+from esscher.report.run_figures import _plans, plot_scales
+from esscher.runs import Run
+from tests.report import atlas
+from tests.report.browser import Page
+
+ALPHAS = (0.1, 1.0, 10.0)
+DECLARED = atlas.declared
+
+
+def tables() -> dict[str, Any]:
+    found = atlas.atlas_tables(2, 3)
+    rows = []
+    for row in found["heads"].to_dict("records"):
+        for alpha in ALPHAS:
+            wide = alpha == 10.0 and row["head"] == 2
+            beta = np.nan if wide else 0.5 / (1 + 0.01 * alpha**2 * (1 + row["head"]))
+            number = {column.key: 0.25 for column in SCALES if column.kind == "float"}
+            place = {"layer": row["layer"], "head": row["head"], "scale": alpha, "beta_fit": beta}
+            rows.append({**number, **place, "status": "refused" if wide else "ok", "reason": "too wide" if wide else ""})
+    return found | {"scales": pd.DataFrame(rows)[[column.key for column in SCALES]]}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("scales") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(atlas, "declared", lambda spec: {**DECLARED(spec), "scales": SCALES})
+        return atlas.store_run(folder, atlas.ProbeLike(), tables())
+
+
+def test_content_has_every_measured_point_and_medians(run: Run) -> None:
+    found = content_of(run)["scales"]
+    assert found["squared"] == [0.01, 1, 100]
+    assert len(found["points"]["beta_fit"]) == 2 * 3 * 3 - 2
+    assert found["median"][1] == pytest.approx(0.5 / 1.02, rel=1e-4)
+    assert found["refused"] == 2
+    assert [line["label"].rsplit("(", 1)[1] for line in found["theory"]] == [
+        *("proved if Gaussian)", "experimental)", "heuristic)", "heuristic)")
+    ]
+
+
+def test_the_page_draws_them(visit: Callable[..., Page], run: Run) -> None:
+    page = visit(write_report([run]))
+    assert page.texts("#scales h3") == ["Exponents against the squared scale"]
+    assert "2 times the scores were too wide" in page.text("#scales figcaption")
+
+
+def test_figure(run: Run) -> None:
+    ax = plot_scales(run, ax=Figure().subplots())
+    assert len(ax.collections[0].get_offsets()) == 16
+    assert [line.get_label() for line in ax.lines][1] == "median of the heads"
+    assert "scales" in _plans(run)
