@@ -43,7 +43,7 @@ def test_table_report_and_run(folder: Path, text: Path, tmp_path: Path, capsys: 
     assert "1.1" in shown
     assert "captured 2 of 2 layers, parity" in shown
     assert "best split" in shown
-    assert "1 layers, 300 keys, 6 queries" in err
+    assert "1 layers, 6 queries over 300 keys of the corpus" in err
     assert {"manifest.json", "heads.parquet", "curves.parquet", "report.html"} <= {path.name for path in out.iterdir()}
     assert list(es.load_run(out).table("heads")["head"]) == [1, 2]
     # the same again is the same run; as JSON it has the tables
@@ -133,6 +133,16 @@ def test_flags_go_before_a_file_and_defaults_behind_it(
     assert run(["probe", "--config", str(path), "--out", str(other), "--no-report", "--workers", "1", *flags], capsys)[0] == 0
     spec = source(es.load_run(other)).spec
     assert (spec.seed, spec.corpus.max_tokens, spec.heads, spec.queries) == (7, 150, (0,), 6)
+
+
+def test_what_the_pool_leaves_out_is_said(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Once for all heads that it is true of; the limit of a corpus has no room for a logit without a key."""
+    model = save_tiny(tmp_path / "model", "gpt_oss")
+    capsys.readouterr()
+    flags = ["--text", str(text), "--pool", "corpus", "--no-report", "--out", str(tmp_path / "run"), *QUICK]
+    code, _, err = run(["probe", str(model), *flags], capsys)
+    assert code == 0
+    assert err.count("2 of 2 heads: left out of the pool: sink logit") == 1
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------

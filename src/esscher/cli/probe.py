@@ -244,7 +244,10 @@ def show_heads(run: Run) -> None:
         for epsilon, rows in totals.groupby("epsilon"):
             title = f"share of the cache kept for an error of {epsilon:.1%}, by keep rule; {where(about)}"
             show_rules(rows, run.columns("rule_budget"), title)
-    for row in heads[heads["status"] != "ok"].to_dict("records"):
+    fine = heads["status"] == "ok"
+    for note, number_of in heads.loc[fine & (heads["reason"] != ""), "reason"].value_counts(sort=False).items():
+        log(f"{number_of} of {len(heads)} heads: {note}")
+    for row in heads[~fine].to_dict("records"):
         log(f"layer {row['layer']} head {row['head']}: {row['status']}, {row['reason']}")
 
 
