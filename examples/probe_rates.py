@@ -1,7 +1,7 @@
 """Do measured exponents follow the horizon and the coupling? Rank correlations over the heads of a stored probe.
 
 ``python examples/probe_rates.py RUN``. Spearman's rank correlation of each measured exponent with the two-sided horizon and
-with the coupling Psi, and its 95 % interval (percentile bootstrap over heads, 4000 resamples, seed 0); then the exponents of
+with the coupling Psi, and its 95 % interval (percentile bootstrap over heads); then the exponents of
 the heads of lowest and highest coupling. ``beta_fit`` is of the exact root mean square error over queries; ``beta_mean`` and
 ``beta_cov`` are of the outputs' moments and are there when the run was made with ``--moments``.
 """
@@ -10,22 +10,10 @@ from __future__ import annotations
 
 import sys
 
-import numpy as np
-import scipy.stats
-
 import esscher as es
+from esscher.models.probe.agreement import rank_correlation
 
-RESAMPLES = 4000
 NAMES = {"beta_fit": "exact error", "beta_mean": "mean of outputs", "beta_cov": "covariance of outputs"}
-
-
-def interval(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
-    """Rank correlation with its interval."""
-    generator = np.random.default_rng(0)
-    drawn = generator.integers(0, len(x), size=(RESAMPLES, len(x)))
-    values = [scipy.stats.spearmanr(x[rows], y[rows]).statistic for rows in drawn]
-    low, high = np.quantile(values, [0.025, 0.975])
-    return float(scipy.stats.spearmanr(x, y).statistic), float(low), float(high)
 
 
 def main(path: str) -> None:
@@ -36,7 +24,7 @@ def main(path: str) -> None:
     print(f"{'exponent of the':<24}{'with':<12}{'rank correlation':>17}   95 % interval")
     for name in known:
         for other in ("horizon2", "coupling"):
-            value, low, high = interval(heads[name].to_numpy(), heads[other].to_numpy())
+            value, low, high = rank_correlation(heads[name].to_numpy(), heads[other].to_numpy(), 0)
             print(f"{NAMES[name]:<24}{other:<12}{value:>17.2f}   [{low:.2f}, {high:.2f}]")
     print()
     print(f"{'head':<6}{'coupling':>9}{'horizon2':>9}  " + "".join(f"{NAMES[name]:>30}" for name in known))

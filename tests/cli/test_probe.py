@@ -78,6 +78,10 @@ def test_predicted_beside_measured(folder: Path, text: Path, tmp_path: Path, cap
     ranks = json.loads(shown)["agreement"]
     assert {rank["measured"] for rank in ranks} == {"beta_fit", "beta_mean", "beta_cov"}
     assert {rank["count"] for rank in ranks} == {8}  # two layers are too few to put in order
+    streamed = ["--part", "100", "--moments-queries", "60", "--out", str(tmp_path / "streamed")]
+    code, shown, _ = run([*given, *moments[:-2], *streamed], capsys)
+    assert code == 0
+    assert "sampled queries: its own error, taken off, is" in shown
     ranked = [rank for rank in ranks if rank["predicted"] == "beta_paper"]  # the sharp exponent is 1/2 for all of them: no rank
     assert all(rank["rho_low"] <= rank["rho"] <= rank["rho_high"] for rank in ranked)
 

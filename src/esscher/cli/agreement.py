@@ -35,6 +35,10 @@ def show_agreement(run: Run) -> None:
     found = [shown(columns[key], [empty | row for row in rows], FORMS.get(key, ".3f")) for key in keys]
     show_table("measured exponents of the outputs' mean and covariance, beside those of theory", [place, *found])
     print(printable(L2 + "; the table above has it"))
+    if "limits" in run.tables:
+        limits = run.table("limits")
+        share = f"{limits['share'].median():.0%} of the error at the largest n (median), {limits['share'].max():.0%} at most"
+        print(f"limit of the moments from {int(limits['queries'].max())} sampled queries: its own error, taken off, is {share}")
     if "agreement" in run.tables:
         _show_ranks(run, columns)
 

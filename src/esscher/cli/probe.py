@@ -110,7 +110,7 @@ def probe(
     if as_json:
         tables = {
             name: run.table(name).to_dict("records")
-            for name in ("about", "heads", "layers", "budget", "rule_budget", "agreement")
+            for name in ("about", "heads", "layers", "budget", "rule_budget", "agreement", "limits")
             if name in run.tables
         }
         print_json({"run": str(path), "report": None if report is None else str(report), "spec": spec.as_dict(), **tables})
