@@ -25,6 +25,7 @@ __all__ = ["Cost", "ModelDescription", "describe_model", "estimate_cost"]
 QUERIES: int = ProbeSpec.model_fields["queries"].default  # of a default probe, as KEYS are
 PASSES = 70  # fused attention passes over the same pairs that a probe costs (benchmarks/probe.py)
 HELD = 1 << 28  # bytes of one block of windows and of scores, roughly
+LIBRARIES = 4e8  # bytes of a process that has loaded nothing yet
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def describe_model(name: Any = None, *, revision: str | None = None, cost: bool 
         positions=_position_kind(model, seen),
         windows=_windows(model, seen, layers),
         encoder_of_pair=paired,
-        cost=estimate_cost(model, seen[0], int(layers or 0), heads["causal"]) if wanted else None,
+        cost=estimate_cost(model, seen[0], int(layers or 0), heads["causal"], source.file is not None) if wanted else None,
         **heads,
     )
 
@@ -167,11 +168,12 @@ def _position_kind(model: Any, seen: Sequence[Captured]) -> str:
     return "unknown"
 
 
-def estimate_cost(model: Any, captured: Captured, layers: int, causal: bool) -> Cost:
+def estimate_cost(model: Any, captured: Captured, layers: int, causal: bool, packed: bool) -> Cost:
     """Forward passes over the text at the measured speed of matrix products, and PASSES fused attention passes over the pairs.
 
     Queries of a causal model meet the keys of their own window, of one layer after the other; those of an encoder the keys of
-    the whole text, held for all layers. Memory is weights in float32, these keys and values, and one block of scores.
+    the whole text, held for all layers. Memory is weights in float32, these keys and values, and one block of scores; or the
+    weights twice, while those of a GGUF file (``packed``) are read.
     """
     longest = positions(model)
     keys = min(OWN_WINDOW, longest or OWN_WINDOW) if causal else KEYS
@@ -187,7 +189,7 @@ def estimate_cost(model: Any, captured: Captured, layers: int, causal: bool) -> 
     return Cost(
         seconds=forward_seconds + PASSES * pairs / fused,
         forward_seconds=forward_seconds,
-        bytes=4 * parameters + pool + HELD,
+        bytes=int(LIBRARIES + max(4 * parameters + pool + HELD, 8 * parameters if packed else 0)),
         tokens=KEYS,
         keys=keys,
         queries=QUERIES,
