@@ -82,8 +82,16 @@ class DispersionCurve:
         """Tidy table: n temperature effective_tokens entropy largest_weight planted_weight."""
         import pandas as pd
 
-        names = ("n", "temperature", "effective_tokens", "entropy", "largest_weight", "planted_weight")
-        return pd.DataFrame({name: getattr(self, name) for name in names})
+        return pd.DataFrame(
+            {
+                "n": self.n,
+                "temperature": self.temperature,
+                "effective_tokens": self.effective_tokens,
+                "entropy": self.entropy,
+                "largest_weight": self.largest_weight,
+                "planted_weight": self.planted_weight,
+            }
+        )
 
 
 def dispersion_curve(

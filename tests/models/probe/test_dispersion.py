@@ -111,10 +111,10 @@ def test_high_temperatures_have_finer_grids() -> None:
     found = statistic.settle(state, met(300))
     n = np.array([2, 4, 8, 16, 32, 64, 128, 256, 300])
     truth = from_scores(scores.double(), n, factors(warm, n), torch.full((3,), 7))
-    np.testing.assert_allclose(found.tempered_sum_p2, truth.sum_p2, rtol=1e-3)
-    np.testing.assert_allclose(found.tempered_entropy, truth.entropies, atol=1e-4)
-    np.testing.assert_allclose(found.tempered_largest, truth.largest, rtol=1e-2)
-    np.testing.assert_allclose(found.tempered_planted, truth.planted, rtol=1e-3)
+    np.testing.assert_allclose(found.tempered.sum_p2, truth.sum_p2, rtol=1e-3)
+    np.testing.assert_allclose(found.tempered.entropy, truth.entropies, atol=1e-4)
+    np.testing.assert_allclose(found.tempered.largest, truth.largest, rtol=1e-2)
+    np.testing.assert_allclose(found.tempered.planted, truth.planted, rtol=1e-3)
 
 
 def test_scores_wider_than_a_grid_are_summed_key_by_key() -> None:
@@ -130,8 +130,8 @@ def test_scores_wider_than_a_grid_are_summed_key_by_key() -> None:
         own = seen[i].nonzero()[:, 0]
         place = torch.tensor([own.tolist().index(30)])
         truth = from_scores(scores[i, own].double()[None], np.array([2, 4, 8, 16, 32, 40]), np.ones(6), place)
-        np.testing.assert_allclose(found.largest[i], truth.largest[0], rtol=1e-9)
-        np.testing.assert_allclose(found.planted[i], truth.planted[0], rtol=1e-9)
+        np.testing.assert_allclose(found.plain.largest[i], truth.largest[0], rtol=1e-9)
+        np.testing.assert_allclose(found.plain.planted[i], truth.planted[0], rtol=1e-9)
         assert found.own_largest[i] == pytest.approx(float(scores[i, own].double().softmax(0).max()), rel=1e-9)
 
 
@@ -142,7 +142,7 @@ def test_windows_without_a_kept_query_leave_nothing() -> None:
     empty = statistic.settle(statistic.init(start(2, 50, kept=0)), met(50))
     both = statistic.stack([empty, some], Order(torch.arange(5), torch.arange(3)))
     assert both.asked.tolist() == [False, False, True, True, True]
-    assert torch.equal(both.tempered_largest, some.tempered_largest)
+    assert torch.equal(both.tempered.largest, some.tempered.largest)
 
 
 @pytest.mark.parametrize(

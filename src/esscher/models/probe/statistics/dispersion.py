@@ -29,7 +29,7 @@ from esscher.models.probe.context import Mode, ProbeContext
 from esscher.models.probe.spec import SMALLEST, ProbeSpec
 from esscher.models.probe.statistics.identity import HEAD, LAYER
 from esscher.models.probe.statistics.softmax import EFFECTIVE_TOKENS
-from esscher.models.probe.statistics.statistic import Block, Findings, Found, Met, Order, Start, Statistic
+from esscher.models.probe.statistics.statistic import Block, Findings, Found, Met, Order, Start, Statistic, stacked
 from esscher.models.probe.wide import Held, add_keys_or_hold
 from esscher.runs.columns import Column
 
@@ -58,18 +58,35 @@ class Keys:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """What is left of them: a row for each kept query, (m_kept, len n) and, as the query stands, (m_kept,)."""
+class Curves:
+    """Expectations over n random keys for each kept query, (m_kept, len n); (m_kept, 0) where they were not asked for."""
 
-    asked: Tensor
     sum_p2: Tensor
     entropy: Tensor
     largest: Tensor
     planted: Tensor
-    tempered_sum_p2: Tensor  # (m_kept, 0) without a temperature
-    tempered_entropy: Tensor
-    tempered_largest: Tensor
-    tempered_planted: Tensor
+
+    @classmethod
+    def of(cls, curve: DispersionCurve | None, queries: int, size: int) -> Curves:
+        if curve is None:
+            return cls(*(torch.zeros(queries, size, dtype=torch.float64) for _ in range(4)))
+        planted = np.full_like(curve.sum_p2, np.nan) if curve.planted is None else curve.planted
+        arrays = (curve.sum_p2, curve.entropies, curve.largest, planted)
+        sum_p2, entropy, largest, own = (torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)
+        return cls(sum_p2, entropy, largest, own)
+
+    def read(self, n: Counts, temperature: Pair | None) -> DispersionCurve:
+        sum_p2, entropy, largest, planted = (x.numpy() for x in (self.sum_p2, self.entropy, self.largest, self.planted))
+        return DispersionCurve(n, factors(temperature, n), sum_p2, entropy, largest, planted)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """What is left of them: of the kept queries, and, as each of them stands, (m_kept,)."""
+
+    asked: Tensor  # as in Keys
+    plain: Curves
+    tempered: Curves
     keys: Tensor
     own_tokens: Tensor
     own_entropy: Tensor
@@ -135,10 +152,11 @@ class Dispersion(Statistic):
 
     def settle(self, state: Keys, met: Met) -> Spread:
         n = _ladder(met.spec, met.keys)
-        plain = self._curve(state, n, None)
-        warm = 0 if self.temperature is None else n.size
-        heated = None if self.temperature is None else self._curve(state, n, self.temperature)
-        return Spread(state.asked, *_arrays(plain, n.size), *_arrays(heated, warm, len(state.planted)), *self._own(state))
+        queries, heated, size = len(state.planted), None, 0
+        if self.temperature is not None:
+            heated, size = self._curve(state, n, self.temperature), n.size
+        plain = Curves.of(self._curve(state, n, None), queries, n.size)
+        return Spread(state.asked, plain, Curves.of(heated, queries, size), *self._own(state))
 
     def _curve(self, state: Keys, n: Counts, temperature: Pair | None) -> DispersionCurve | None:
         heat = factors(temperature, n)
@@ -172,12 +190,8 @@ class Dispersion(Statistic):
 
     def stack(self, states: Sequence[Spread], order: Order) -> Spread:
         asked = torch.cat([state.asked for state in states])[order.queries]
-        rest = {
-            part.name: torch.cat([getattr(state, part.name) for state in states])[order.kept]
-            for part in fields(Spread)
-            if part.name != "asked"
-        }
-        return Spread(asked, **rest)
+        names = [part.name for part in fields(Spread) if part.name != "asked"]
+        return Spread(asked, **{name: stacked([getattr(state, name) for state in states], order.kept) for name in names})
 
     def single(self, state: Keys | Spread) -> tuple[str, ...]:
         return (".masses.cells",) if isinstance(state, Keys) else ()
@@ -185,7 +199,7 @@ class Dispersion(Statistic):
     def finish(self, state: Spread, found: Found) -> Findings:
         spec, windows = found.spec, found.windows[state.asked.numpy()]
         n = _ladder(spec, found.keys)
-        curves = [_read(state, n, None)] + ([_read(state, n, spec.temperature)] if spec.temperature else [])
+        curves = [state.plain.read(n, None)] + ([state.tempered.read(n, spec.temperature)] if spec.temperature else [])
         row: dict[str, Any] = {}
         for curve, end in zip(curves, ("", TEMPERED), strict=False):
             row |= {f"{key}{end}": value for key, value in _summary(curve, windows).items()}
@@ -236,20 +250,6 @@ def _ladder(spec: ProbeSpec, keys: int) -> Counts:
 def _rows(held: Held) -> Iterator[Tensor]:
     for scores in held.scores():
         yield from scores
-
-
-def _arrays(curve: DispersionCurve | None, size: int, queries: int = 0) -> Iterator[Tensor]:
-    """Summed squares, entropies, largest and planted weights, (m_kept, len n)."""
-    if curve is None:
-        return iter([torch.zeros(queries, size, dtype=torch.float64)] * 4)
-    planted = np.full_like(curve.sum_p2, np.nan) if curve.planted is None else curve.planted
-    return (torch.from_numpy(np.ascontiguousarray(x)) for x in (curve.sum_p2, curve.entropies, curve.largest, planted))
-
-
-def _read(state: Spread, n: Counts, temperature: Pair | None) -> DispersionCurve:
-    start = "" if temperature is None else "tempered_"
-    parts = (getattr(state, start + name).numpy() for name in ("sum_p2", "entropy", "largest", "planted"))
-    return DispersionCurve(n, factors(temperature, n), *parts)
 
 
 def _summary(curve: DispersionCurve, windows: npt.NDArray[np.int64]) -> dict[str, float]:
