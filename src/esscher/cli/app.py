@@ -133,8 +133,8 @@ def _root() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command. Bad input ends with one line on stderr and exit code 2, never with a traceback.
 
-    Idle threads sleep (unless OMP_WAIT_POLICY says otherwise): where other processes want the cores too, threads that spin while
-    they wait made a probe more than five times slower than one thread.
+    Idle threads sleep, unless OMP_WAIT_POLICY says otherwise: where other processes want the cores too, threads that spin
+    while they wait made a probe more than five times slower than one thread.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when the first command imports torch
     for stream in (sys.stdout, sys.stderr):
