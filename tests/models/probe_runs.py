@@ -61,11 +61,16 @@ def source(run: Run) -> ProbeContext:
     return context_of(spec if isinstance(spec, ProbeSpec) else ProbeSpec.read(dict(spec)))
 
 
+def own_states(found: ProbeContext) -> dict[int, LayerState]:
+    """The states of layers whose queries each look at their own context."""
+    states: list[LayerState] = []
+    for window in np.unique(found.places.windows).tolist():
+        window_states(found, window, states.append)
+    return {layer: stack_windows(found, [one for one in states if one.info.layer == layer]) for layer in found.layers}
+
+
 def own_state(found: ProbeContext, layer: int) -> LayerState:
-    """The state of a layer whose queries each look at their own context."""
-    windows = np.unique(found.places.windows).tolist()
-    states = [state for window in windows for state in window_states(found, window) if state.info.layer == layer]
-    return stack_windows(found, states)
+    return own_states(found)[layer]
 
 
 def rows_of(run: Run, layer: int, head: int, metric: str = "l2") -> pd.DataFrame:

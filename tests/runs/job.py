@@ -32,6 +32,7 @@ class WalkSpec(RunSpec):
     memory: str = ""  # a folder where units leave marks of having been tried
     corpus: str = ""  # a file whose content is one of the run's hashes
     telling: int = 0  # each unit says so often how far it is
+    uneven: bool = False  # the first unit is worth three others
     open_steps: bool = False  # leaves ``steps`` to be found out: 7
 
 
@@ -92,7 +93,11 @@ def concrete(spec: WalkSpec) -> WalkSpec:
     return spec.model_copy(update={"steps": 7, "open_steps": False}) if spec.open_steps else spec
 
 
-WALK = Job("walk", WalkSpec, units, compute, hashes=hashes, columns=columns, concrete=concrete)
+def cost(spec: WalkSpec, unit: Unit) -> float:
+    return 3.0 if spec.uneven and unit["walk"] == 0 else 1.0
+
+
+WALK = Job("walk", WalkSpec, units, compute, hashes=hashes, columns=columns, concrete=concrete, cost=cost)
 register("walk", "tests.runs.job:WALK")
 
 

@@ -294,6 +294,15 @@ def test_units_say_how_far_they_are(workers: int, tmp_path: Path) -> None:
     assert part.line().startswith(f"{part.done + part.under_way:.1f}/4 units, ")
 
 
+def test_the_time_left_knows_what_units_cost(tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    execute(WalkSpec(uneven=True), tmp_path / "run", progress=seen.append)
+    first, second = (progress for progress in seen[1:3])
+    assert (first.done, second.done) == (1, 2)
+    assert first.seconds_left * first.rate == pytest.approx(5 / 3)
+    assert second.seconds_left * second.rate == pytest.approx(4 * 2 / 4)
+
+
 def test_what_a_spec_leaves_open_is_found_once(tmp_path: Path) -> None:
     run = execute(WalkSpec(open_steps=True), tmp_path / "run")
     assert (run.manifest.spec["steps"], run.manifest.spec["open_steps"]) == (7, False)

@@ -89,7 +89,8 @@ def _run(path: Path, spec: RunSpec | None, workers: int, dask: str | None, progr
     with held(path / LOCK):
         store.sweep()
         found = survey(store, spec)
-        tracker = Tracker(progress, done=len(found.done), total=len(found.units))
+        costs = {index: found.job.cost(found.spec, found.units[index]) for index in found.pending}
+        tracker = Tracker(progress, costs, len(found.units))
         with tracker:
             for note in found.notes:
                 tracker.say(note)
@@ -222,15 +223,15 @@ def _compute(found: Found, executor: Executor, log: _Log, tracker: Tracker, trie
         if outcome is None:
             tracker.tick(executor.pids())
             continue
-        tracker.parts.pop(outcome.index, None)
         if outcome.reason is None:
             if outcome.data is not None:
                 log.store.write_shard(outcome.index, outcome.data)
-            tracker.done += 1
+            tracker.end(outcome.index)
             left -= 1
         else:
             failed[outcome.index] += 1
             if failed[outcome.index] < tries:
+                tracker.again(outcome.index)
                 executor.submit(outcome.index, found.units[outcome.index])
             else:
                 _give_up(found, outcome, log, tracker, tries)
@@ -241,7 +242,7 @@ def _compute(found: Found, executor: Executor, log: _Log, tracker: Tracker, trie
 def _give_up(found: Found, outcome: Outcome, log: _Log, tracker: Tracker, tries: int) -> None:
     assert outcome.reason is not None
     unit = found.units[outcome.index]
-    tracker.failed += 1
+    tracker.end(outcome.index, failed=True)
     tracker.say(f"unit {outcome.index} {unit} failed {tries} times: {outcome.reason}")
     failure = Failure(index=outcome.index, unit=unit, reason=outcome.reason, tries=tries, traceback=outcome.traceback)
     log.fail(failure)

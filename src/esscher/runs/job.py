@@ -29,6 +29,10 @@ def _no_columns(spec: Any) -> Declared:
     return {}
 
 
+def _alike(spec: Any, unit: Unit) -> float:
+    return 1.0
+
+
 def _as_it_is(spec: Any) -> Any:
     return spec
 
@@ -49,6 +53,7 @@ class Job:
     rows, one unit after the other. ``hashes`` names what is outside the spec and decides the result (a model's files, a
     corpus), computed once per start and compared on resuming. ``columns`` says what
     the columns of the tables are, by table (:class:`~esscher.runs.Column`); who shows them reads it from the stored run.
+    ``cost`` weighs a unit against the others, so that the time left is right where they differ.
     ``concrete`` replaces what a new run's spec leaves open, where that is to be found out: the run has the answer. The
     module should import what computes at its top: threads are set before a unit begins.
     """
@@ -61,6 +66,7 @@ class Job:
     hashes: Callable[[Any], Mapping[str, str]] = _no_hashes
     columns: Callable[[Any], Declared] = _no_columns
     concrete: Callable[[Any], Any] = _as_it_is
+    cost: Callable[[Any, Unit], float] = _alike
 
 
 def register(name: str, entry: str) -> None:

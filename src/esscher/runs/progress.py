@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
@@ -81,11 +81,14 @@ def advancing(heard: Callable[[float], object] | None) -> Iterator[None]:
 class Tracker:
     """Counts the units of one start and tells the report; without a report, messages go to the log."""
 
-    def __init__(self, report: Report | None, *, done: int, total: int) -> None:
-        self.done, self.total, self.failed = done, total, 0
-        self.parts: dict[int, float] = {}  # of units under way: how far each is
-        self._report = report
-        self._before = done
+    def __init__(self, report: Report | None, costs: Mapping[int, float], total: int) -> None:
+        """``costs``: of the units to do, by number, against one another; the time left is that of their work."""
+        self.total, self.failed = total, 0
+        self.done = self._before = total - len(costs)
+        self._report, self._costs = report, costs
+        self._parts: dict[int, float] = {}  # of units under way: how far each is
+        self._work = 0.0  # of those done
+        self._left = sum(costs.values())  # of the others
         self._start = time.monotonic()
 
     def __enter__(self) -> Tracker:
@@ -104,16 +107,29 @@ class Tracker:
         if self._report is None:
             return
         elapsed = time.monotonic() - self._start
-        under_way = sum(self.parts.values())
-        new = self.done - self._before + under_way
+        under_way = sum(self._parts.values())
+        part = sum(share * self._costs[index] for index, share in self._parts.items())
+        new, work = self.done - self._before + under_way, self._work + part
         rate = new / elapsed if new and elapsed > 0 else None
-        left = (self.total - self.done - self.failed - under_way) / rate if rate else None
+        left = (self._left - part) * elapsed / work if rate else None
         self._report(Progress(self.done, self.total, self.failed, rate, left, memory_of(pids), message, ended, under_way))
 
     def hear(self, index: int, share: float, pids: Iterable[int] = ()) -> None:
         """A unit is that far."""
-        self.parts[index] = share
+        self._parts[index] = share
         self.tick(pids)
+
+    def again(self, index: int) -> None:
+        """A unit has to be done from its start."""
+        self._parts.pop(index, None)
+
+    def end(self, index: int, *, failed: bool = False) -> None:
+        """A unit is done, or given up."""
+        self.again(index)
+        self.failed += failed
+        self.done += not failed
+        self._left -= self._costs[index]
+        self._work += 0.0 if failed else self._costs[index]
 
     def say(self, message: str) -> None:
         if self._report is None:

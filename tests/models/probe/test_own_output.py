@@ -15,9 +15,8 @@ import torch
 
 import esscher as es
 from esscher.models.huggingface.capture import Captured, forward
-from esscher.models.probe.own_context import stack_windows, window_states
 from esscher.runs import Run
-from tests.models.probe_runs import few_texts, source, tiny_model
+from tests.models.probe_runs import few_texts, own_states, source, tiny_model
 from tests.models.real_models import encoder, language_model, window
 from tests.models.tiny import inputs_of, model_of
 
@@ -147,10 +146,8 @@ def probe_difference(run: Run, model: Any, family: str) -> float:
     own = own_outputs(model, found.inputs(windows), family, found.loaded.heads)
     place = torch.from_numpy(np.searchsorted(windows, found.places.windows))
     at = torch.from_numpy(found.places.positions)
-    states = [window_states(found, int(window)) for window in windows]
     worst, compared = 0.0, 0
-    for layer, parts in zip(found.layers, zip(*states, strict=True), strict=True):
-        whole = stack_windows(found, list(parts))
+    for layer, whole in own_states(found).items():
         for head, known in whole.heads.items():
             assert not isinstance(known, str), known
             theirs = own[layer][place[known.queries], head, at[known.queries]]

@@ -22,7 +22,7 @@ from esscher.models.probe.layer import LayerState, add_head, begin, layer_from_r
 from esscher.models.probe.memory import context_of
 from esscher.models.probe.moment_stream import moment_units, stream_moments, with_moments
 from esscher.models.probe.moments import Sampled, moment_curves, moment_ladder
-from esscher.models.probe.own_context import stack_windows, window_states
+from esscher.models.probe.own_context import compared, stack_windows, window_states
 from esscher.models.probe.passes import PooledLayer, hold, stream
 from esscher.models.probe.rule_budget import rule_table
 from esscher.models.probe.spec import ProbeSpec, check_ladder
@@ -39,6 +39,7 @@ __all__ = ["PROBE", "about"]
 
 STATE = 2.0e9  # bytes of states that a unit may hold
 CELLS = 300  # cells of a score grid, for that estimate
+RULE = 0.4  # what a keep rule takes of a window's queries, in all that else is measured of them
 HEADS = 4  # heads of a unit of work, where the tokens of all layers are held
 
 
@@ -104,6 +105,12 @@ def concrete(spec: ProbeSpec) -> ProbeSpec:
     return spec if spec.pool != "auto" else context_of(spec).spec
 
 
+def cost(spec: ProbeSpec, unit: Unit) -> float:
+    """A window in which keep rules are compared takes more than the others."""
+    here = bool(spec.compared) and unit["window"] in compared(context_of(spec))
+    return 1.0 + RULE * len(spec.compared) if here else 1.0
+
+
 def hashes(spec: ProbeSpec) -> dict[str, str]:
     context = context_of(spec)
     return {"model": context.loaded.sha256, "corpus": context.windows.sha256}
@@ -117,19 +124,21 @@ def compute(spec: ProbeSpec, unit: Unit) -> Mapping[str, Any]:
 
 def _own(context: ProbeContext, unit: Unit) -> Mapping[str, Any]:
     """Settled states of every layer, for the queries of one window."""
-    return {"states": _stored(window_states(context, unit["window"]))}
+    rows: list[dict[str, Any]] = []
+    window_states(context, unit["window"], lambda state: rows.extend(layer_rows(state)))  # bytes are small
+    return {"states": _columns(rows)}
 
 
 def _part(context: ProbeContext, unit: Unit) -> Mapping[str, Any]:
-    return {"states": _stored(stream(context, unit["layers"], context.parts[unit["part"]]))}
-
-
-def _stored(states: list[LayerState]) -> dict[str, list[Any]]:
-    """As rows of a table."""
-    stored: list[dict[str, Any]] = []
+    states = stream(context, unit["layers"], context.parts[unit["part"]])
+    rows: list[dict[str, Any]] = []
     while states:
-        stored += layer_rows(states.pop(0))  # gone from memory once it is bytes
-    return {name: [row[name] for row in stored] for name in stored[0]}
+        rows += layer_rows(states.pop(0))  # gone from memory once it is bytes
+    return {"states": _columns(rows)}
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def _layer(context: ProbeContext, unit: Unit) -> Mapping[str, Any]:
@@ -279,4 +288,4 @@ def about(context: ProbeContext, heads: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-PROBE = Job("probe", ProbeSpec, units, compute, consolidate, hashes, columns, concrete)
+PROBE = Job("probe", ProbeSpec, units, compute, consolidate, hashes, columns, concrete, cost)

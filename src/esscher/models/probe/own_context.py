@@ -10,6 +10,7 @@ own number of them: keys are kept at one fraction of each context.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -31,22 +32,21 @@ from esscher.models.probe.wide import Held
 from esscher.models.probe.window import Window
 from esscher.runs.progress import advance
 
-__all__ = ["FEWEST", "stack_windows", "window_states"]
+__all__ = ["FEWEST", "compared", "stack_windows", "window_states"]
 
 FEWEST = 16  # keys a context must have
 FIRST = 0  # the head whose keys are counted where a number is for all
 
 
-def window_states(probe: ProbeContext, window: int) -> list[LayerState]:
-    """The settled states of every layer for the queries of one window, from one forward pass."""
-    statistics, found = statistics_of(probe.spec), []
+def window_states(probe: ProbeContext, window: int, take: Callable[[LayerState], object]) -> None:
+    """One forward pass: ``take`` gets the settled state of each layer for the queries of a window, as it goes by."""
+    statistics = statistics_of(probe.spec)
 
     def sink(captured: Captured, batch: Indices) -> None:
-        found.append(_Layer(probe, statistics, captured, window).state())
-        advance(len(found) / len(probe.layers))
+        take(_Layer(probe, statistics, captured, window).state())
+        advance((probe.layers.index(captured.layer) + 1) / len(probe.layers))
 
     probe.run(np.array([window]), probe.layers, sink)
-    return found
 
 
 def stack_windows(probe: ProbeContext, states: list[LayerState]) -> LayerState:
@@ -135,7 +135,7 @@ class _Layer:
         """What keep rules cost the deepest queries of the window, where this one is among those they are compared in."""
         rules = [parse(text) for text in self.probe.spec.compared]
         deepest = self.probe.deepest(self.window)
-        if not rules or self.window not in _compared(self.probe):
+        if not rules or self.window not in compared(self.probe):
             return None
         members = np.flatnonzero(np.isin(self.queries.rows, deepest))
         enough = self.queries.seen_by(FIRST)[torch.from_numpy(members)].sum(1).cpu().numpy() >= FEWEST
@@ -148,7 +148,7 @@ def _asked(probe: ProbeContext, layer: int) -> Indices:
     return able[kept_rows(len(able), probe.spec.kept_queries).numpy()] if able.size else able
 
 
-def _compared(probe: ProbeContext) -> set[int]:
+def compared(probe: ProbeContext) -> set[int]:
     """Windows in which keep rules are compared: whole ones, as the queries of a window decide together, evenly spread, as many
     as hold the queries that errors of kept keys are asked of.
     """
