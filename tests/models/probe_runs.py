@@ -15,7 +15,7 @@ from esscher.models.huggingface.capture import Captured, forward
 from esscher.models.probe.context import ProbeContext
 from esscher.models.probe.layer import LayerState
 from esscher.models.probe.memory import context_of
-from esscher.models.probe.own_context import stack_windows, window_states
+from esscher.models.probe.own_context import join_windows, whole_layer, window_states
 from esscher.models.probe.spec import ProbeSpec
 from esscher.runs import Run, load_run
 from tests.models.tiny import FAMILIES, build
@@ -66,7 +66,11 @@ def own_states(found: ProbeContext) -> dict[int, LayerState]:
     states: list[LayerState] = []
     for window in np.unique(found.places.windows).tolist():
         window_states(found, window, states.append)
-    return {layer: stack_windows(found, [one for one in states if one.info.layer == layer]) for layer in found.layers}
+    joined = {}
+    for layer in found.layers:
+        parts = [state for state in states if state.info.layer == layer]
+        joined[layer] = whole_layer(found, functools.reduce(join_windows, parts))
+    return joined
 
 
 def own_state(found: ProbeContext, layer: int) -> LayerState:

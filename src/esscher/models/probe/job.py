@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from esscher.models.probe.layer import LayerState, add_head, begin, layer_from_r
 from esscher.models.probe.memory import context_of
 from esscher.models.probe.moment_stream import moment_units, stream_moments, with_moments
 from esscher.models.probe.moments import Sampled, moment_curves, moment_ladder
-from esscher.models.probe.own_context import compared, stack_windows, window_states
+from esscher.models.probe.own_context import compared, join_windows, whole_layer, window_states
 from esscher.models.probe.passes import PooledLayer, hold, stream
 from esscher.models.probe.rule_budget import rule_table
 from esscher.models.probe.spec import ProbeSpec, check_ladder
@@ -214,23 +213,22 @@ def _side_by_side(shards: Iterable[Shard]) -> dict[str, pd.DataFrame]:
 def _joined(context: ProbeContext, shards: Iterable[Shard]) -> dict[str, pd.DataFrame]:
     """Tables of layers whose states, of parts or of windows, are all there; one shard is in memory at a time."""
     own = context.mode is Mode.OWN
-    states: dict[int, list[LayerState]] = {}
+    join = join_windows if own else merge_layers
+    states: dict[int, LayerState] = {}
     seen: Counter[int] = Counter()
     for shard in shards:
         table = shard.tables["states"]
         for layer in context.layers if own else shard.unit["layers"]:
             rows = table.filter(compute_arrow.equal(table["layer"], layer)).to_pylist()
-            known = states.setdefault(layer, [])
-            known.append(layer_from_rows(context.spec, rows, settled=own))
-            if not own:  # states of the same queries: one, however many parts there are
-                known[:] = [functools.reduce(merge_layers, known)]
+            part = layer_from_rows(context.spec, rows, settled=own)
+            states[layer] = join(states[layer], part) if layer in states else part
             seen[layer] += 1
-        del table
+        del table, rows, part
     pieces = len(np.unique(context.places.windows)) if own else len(context.parts)
     finished: dict[str, list[pd.DataFrame]] = {"heads": [], "layers": []}
     for layer in [layer for layer in sorted(states) if seen[layer] == pieces]:
-        parts = states.pop(layer)
-        whole = stack_windows(context, parts) if own else parts[0]
+        state = states.pop(layer)
+        whole = whole_layer(context, state) if own else state
         for name, frame in _finish(context, whole, context.places.windows).finished().items():
             finished.setdefault(name, []).append(frame)
     return {name: pd.concat(frames, ignore_index=True) if frames else pd.DataFrame() for name, frames in finished.items()}

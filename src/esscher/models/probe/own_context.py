@@ -32,7 +32,7 @@ from esscher.models.probe.wide import Held
 from esscher.models.probe.window import Window
 from esscher.runs.progress import advance
 
-__all__ = ["FEWEST", "compared", "stack_windows", "window_states"]
+__all__ = ["FEWEST", "compared", "join_windows", "whole_layer", "window_states"]
 
 FEWEST = 16  # keys a context must have
 FIRST = 0  # the head whose keys are counted where a number is for all
@@ -49,27 +49,27 @@ def window_states(probe: ProbeContext, window: int, take: Callable[[LayerState],
     probe.run(np.array([window]), probe.layers, sink)
 
 
-def stack_windows(probe: ProbeContext, states: list[LayerState]) -> LayerState:
-    """The state of a layer over all windows; a head that could not go on in one of them has the reason."""
-    first, asked = states[0], len(probe.places)
-    moments = first.moments
-    for more in states[1:]:
-        moments = moments.merge(more.moments)
+def join_windows(a: LayerState, b: LayerState) -> LayerState:
+    """The state of a layer over the queries of both; a head that could not go on in one of them has the reason."""
     heads: dict[int, HeadState | str] = {}
-    used = 0
-    for head in first.heads:
-        known = [state.heads[head] for state in states]
-        reasons = [one for one in known if isinstance(one, str) and one]
-        parts = [one for one in known if isinstance(one, HeadState)]
-        if reasons or not parts:
-            few = f"no query sees {FEWEST} keys, at most {first.keys} of them; use longer windows"
-            heads[head] = reasons[0] if reasons else few
-        else:
-            heads[head] = whole = head_state.stack(parts)
-            used = max(used, len(whole.queries))
-    few = f"{asked - used} of {asked} queries see fewer than {FEWEST} keys and are left out" if 0 < used < asked else ""
-    note = "; ".join(part for part in (first.info.note, few) if part)
-    return LayerState(replace(first.info, note=note), moments, heads, first.keys)
+    for head, one in a.heads.items():
+        other = b.heads[head]
+        if isinstance(one, HeadState) and isinstance(other, HeadState):
+            heads[head] = head_state.stack([one, other])
+        else:  # a reason goes before a state, and a state before nothing
+            heads[head] = max(one, other, key=lambda known: 1 if isinstance(known, HeadState) else 2 * bool(known))
+    return replace(a, moments=a.moments.merge(b.moments), heads=heads)
+
+
+def whole_layer(probe: ProbeContext, state: LayerState) -> LayerState:
+    """The state over all windows, with a note on queries that see too few keys."""
+    few = f"no query sees {FEWEST} keys, at most {state.keys} of them; use longer windows"
+    heads = {head: known or few if isinstance(known, str) else known for head, known in state.heads.items()}
+    asked = len(probe.places)
+    used = max((len(known.queries) for known in heads.values() if isinstance(known, HeadState)), default=0)
+    left_out = f"{asked - used} of {asked} queries see fewer than {FEWEST} keys and are left out" if 0 < used < asked else ""
+    note = "; ".join(part for part in (state.info.note, left_out) if part)
+    return replace(state, info=replace(state.info, note=note), heads=heads)
 
 
 class _Layer:

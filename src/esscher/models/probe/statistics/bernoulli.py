@@ -48,7 +48,7 @@ class Bernoulli(Statistic):
         return errors_of(state, ladder, self.name, met.keys, met.notes)
 
     def stack(self, states: Sequence[Errors], order: Order) -> Errors:
-        found: Errors = stacked([state for state in states if len(state.keys)], order.kept)
+        found: Errors = stacked([state for state in states if len(state.keys)] or states[:1], order.kept)
         return found
 
     def single(self, state: Deposit | Errors) -> tuple[str, ...]:

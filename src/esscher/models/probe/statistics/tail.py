@@ -45,7 +45,7 @@ class Tail(Statistic):
         return tails.merge(a, b)
 
     def stack(self, states: Sequence[TopScores], order: Order) -> TopScores:
-        top = tails.stack([state for state in states if len(state.count)])
+        top = tails.stack([state for state in states if len(state.count)] or states[:1])
         return TopScores(top.keep, top.count[order.kept], top.scores[order.kept])
 
     def finish(self, state: TopScores, found: Found) -> Findings:
