@@ -17,7 +17,7 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four heads of a tiny model, two on each key-value head."""
     model, words = tiny_model("llama")
     out = tmp_path_factory.mktemp("budget") / "run"
-    settings = {"max_tokens": 300, "window": 64, "queries": 6, "kept_queries": 3, "layers": (1,)}
+    settings = {"max_tokens": 300, "window": 64, "queries": 6, "kept_queries": 3, "layers": (1,), "pool": "corpus"}
     es.probe(model, few_texts(), tokenizer=words, out=out, **settings)
     return out
 

@@ -9,7 +9,6 @@ import sys
 import psutil
 import pytest
 
-from esscher.cli import probe
 from esscher.runs.process import cores, memory_of, start_of
 
 
@@ -48,9 +47,8 @@ def test_cores_are_those_a_process_is_bound_to() -> None:
     assert cores() == len(os.sched_getaffinity(0))
 
 
-def test_workers_are_counted_where_no_process_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_are_counted_where_no_process_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on macOS."""
-    torch = pytest.importorskip("torch")
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.delattr(psutil.Process, "cpu_affinity", raising=False)
-    assert probe._workers(torch.nn.Linear(2, 2)) == min(8, psutil.cpu_count())
+    assert cores() == psutil.cpu_count()

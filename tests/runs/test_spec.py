@@ -18,7 +18,8 @@ from tests.runs.job import WALK, WalkSpec
 def test_hash_is_sha256_of_sorted_json() -> None:
     text = (
         '{"corpus":"","deaths":99,"device":"cpu","dtype":"float64","dying":[],"job":"walk","memory":"",'
-        '"raising":[2],"seconds":0.1,"seed":7,"steps":5,"threads":1,"walks":6,"work":0}'
+        '"open_steps":false,"raising":[2],"seconds":0.1,"seed":7,"steps":5,"telling":0,"threads":1,"uneven":false,'
+        '"walks":6,"work":0}'
     )
     assert WalkSpec(seed=7, seconds=0.1, raising=(2,)).hash == hashlib.sha256(text.encode()).hexdigest()
 
