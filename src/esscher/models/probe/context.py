@@ -20,7 +20,7 @@ from esscher.models.huggingface.loading import Loaded, load_model
 from esscher.models.huggingface.maps import LinearMaps, linear_maps
 from esscher.models.probe.spec import OWN_WINDOW, WINDOW, ProbeSpec
 
-__all__ = ["Mode", "Places", "ProbeContext", "concrete", "make_context", "read_model"]
+__all__ = ["Mode", "Places", "ProbeContext", "make_context"]
 
 _T = TypeVar("_T")
 
@@ -144,8 +144,8 @@ def _give(sink: WindowSink, batch: Indices, captured: Captured) -> None:
 
 def make_context(spec: ProbeSpec, loaded: Loaded | None = None) -> ProbeContext:
     """Read the model (unless it is given) and the text of a spec. Every mistake in them is a ValueError of one line."""
-    loaded = read_model(spec) if loaded is None else loaded
-    spec = concrete(spec, loaded)
+    loaded = _model(spec) if loaded is None else loaded
+    spec = _concrete(spec, loaded)
     windows = make_windows(spec.corpus, _tokenizer(loaded), _window(spec, loaded))
     _check_heads(spec, loaded)
     pooled = windows.text | windows.special if spec.special or spec.pool == "sequence" else windows.text
@@ -153,14 +153,14 @@ def make_context(spec: ProbeSpec, loaded: Loaded | None = None) -> ProbeContext:
     return ProbeContext(spec, loaded, windows, pooled, places, parts, _mode(spec, loaded, parts, int(pooled.sum())))
 
 
-def concrete(spec: ProbeSpec, loaded: Loaded) -> ProbeSpec:
+def _concrete(spec: ProbeSpec, loaded: Loaded) -> ProbeSpec:
     """The same with the pool that suits the model: a query's own context for causal ones, the corpus for encoders."""
     if spec.pool != "auto":
         return spec
     return ProbeSpec.read({**spec.as_dict(), "pool": "sequence" if loaded.causal else "corpus"})
 
 
-def read_model(spec: ProbeSpec) -> Loaded:
+def _model(spec: ProbeSpec) -> Loaded:
     if spec.model.startswith(OBJECT):
         raise ValueError(
             f"model: {spec.model} was given as a Python object, which this process does not have now; call esscher.probe with "

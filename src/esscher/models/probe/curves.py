@@ -50,10 +50,6 @@ class Errors:
         numbers = {part.name: torch.zeros(shapes.get(part.name, (0,)), dtype=torch.float64) for part in fields(cls)}
         return cls(**{**numbers, "keys": torch.zeros(0, dtype=torch.int64)})
 
-    def take(self, rows: Tensor) -> Errors:
-        """Those of some queries, in this order."""
-        return Errors(*(getattr(self, part.name)[rows] for part in fields(self)))
-
     @property
     def mean_keys(self) -> int:
         """The number of keys that a query saw, on average, to the nearest whole number."""
