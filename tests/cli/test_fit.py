@@ -74,15 +74,21 @@ def test_fit_of_a_sweep_is_the_sweeps_own(folders: dict[str, Path], capsys: pyte
             assert math.isclose(row[key], own[key], rel_tol=1e-12), (row, own)
 
 
-def test_a_large_pool_is_fitted_from_a_sixtyfourth_of_its_keys_on() -> None:
-    """The window of the probe, N / 64 to N, on a bent curve of a pool of 4096 keys whose ladder begins below and ends above."""
-    n = 2 ** np.arange(4, 16)
+@pytest.mark.parametrize(("fit", "inside"), [((64, 4096), range(2, 9)), ((16, 256), range(0, 5))])
+def test_the_range_is_that_of_the_probe_whatever_the_pool(fit: tuple[int, int], inside: range) -> None:
+    """A bent curve of a pool of 300 keys: the n of the fit lie below and beyond it, and n between them are left out."""
+    n = np.sort([300, 600, *2 ** np.arange(4, 16)])
     rms = n**-0.5 * (1 + 20 / n)
     curves = pd.DataFrame({"layer": 0, "head": 1, "metric": "l2", "kind": "exact", "n": n, "rms": rms, "relative": rms})
     curves = curves.assign(stderr=0.0, q95=rms, local_slope=np.nan)
-    tables = {"curves": curves, "heads": pd.DataFrame({"layer": [0], "head": [1], "n_keys": [4096]})}
-    (known,) = _of_probe(SimpleNamespace(table=tables.__getitem__, tables=list(tables)))  # type: ignore[arg-type]
+    tables = {"curves": curves, "heads": pd.DataFrame({"layer": [0], "head": [1], "n_keys": [300]})}
+    stored = SimpleNamespace(table=tables.__getitem__, tables=list(tables), spec={"job": "probe", "fit": list(fit)})
+    (known,) = _of_probe(stored)  # type: ignore[arg-type]
     found = known.fit(None, 0.95)
-    inside = (n >= 64) & (n <= 4096)
-    assert (found.window.n_min, found.window.n_max) == (64, 4096)
-    assert found.exponent == pytest.approx(-np.polyfit(np.log(n[inside]), np.log(rms[inside]), 1)[0], rel=1e-12)
+    fitted = 2.0 ** (4 + np.array(inside))
+    assert found.n.tolist() == fitted.tolist()
+    assert found.exponent == pytest.approx(
+        -np.polyfit(np.log(fitted), np.log(fitted**-0.5 * (1 + 20 / fitted)), 1)[0], rel=1e-12
+    )
+    asked = known.fit((200.0, 700.0), 0.95)
+    assert asked.n.tolist() == [256, 300, 512, 600]

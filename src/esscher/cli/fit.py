@@ -24,19 +24,21 @@ OWN_LEVEL = 0.95  # of the intervals that runs store
 
 @dataclass(frozen=True)
 class _Stored:
-    """A curve of a run, the window that the run fits, and (exponent, low, high) where it stored a fit on more evidence."""
+    """A curve of a run, the part of it that the run fits, and (exponent, low, high) where it stored a fit on more evidence."""
 
     name: dict[str, Any]
     curve: ErrorCurve
-    window: Any = "auto"
+    fitted: ErrorCurve
     own: tuple[float, float, float] | None = None
 
     def fit(self, window: tuple[float, float] | None, level: float) -> RateFit:
         """The run's own fit, unless another window or level is asked for."""
         from esscher.convergence.rate.fit import fit_rate
 
-        found = fit_rate(self.curve, window=window or self.window, level=level, raise_on_failure=False)
-        if self.own is None or window is not None or level != OWN_LEVEL:
+        if window is not None:
+            return fit_rate(self.curve, window=window, level=level, raise_on_failure=False)
+        found = fit_rate(self.fitted, level=level, raise_on_failure=False)
+        if self.own is None or level != OWN_LEVEL:
             return found
         return found.with_exponent(*self.own, "exponent and interval as the run fitted them, on each query or repeat")
 
@@ -101,28 +103,25 @@ def _of_converge(stored: Run) -> Iterator[_Stored]:
     spec, errors = ExperimentSpec.read(stored.spec), stored.table("errors")
     for point in sorted(set(errors["point"])):
         for curve in curves_of(spec, point, errors[errors["point"] == point]).values():
-            yield _Stored({"value": spec.points[point]}, curve)
+            yield _Stored({"value": spec.points[point]}, curve, curve)
 
 
 def _of_probe(stored: Run) -> Iterator[_Stored]:
-    """Curves of a model's heads; of draws with replacement only up to the size of the pool."""
-    from esscher.convergence.rate.points import pool_window
+    """Curves of a model's heads; the run fits that of draws with replacement at the n of its setting ``fit``."""
     from esscher.models.probe.curves import stored_curves
     from esscher.models.probe.moments import WHOLE_LAYER
+    from esscher.models.probe.spec import ProbeSpec, fit_points
 
+    points = fit_points(ProbeSpec.read(stored.spec).fit)
     curves = stored.table("curves")
     rows = {(row["layer"], row["head"]): row for row in stored.table("heads").to_dict("records")}
     if "layers" in stored.tables:
         rows |= {(row["layer"], WHOLE_LAYER): row for row in stored.table("layers").to_dict("records")}
-    sizes = [rows.get(place, {}).get("n_keys", math.inf) for place in zip(curves["layer"], curves["head"], strict=True)]
-    inside = curves[curves["n"] <= sizes]
     for metric, beta in (("l2", "fit"), ("mean", "mean"), ("cov", "cov")):
-        for (layer, head), curve in stored_curves(inside, metric).items():
+        fitted = stored_curves(curves[curves["n"].isin(points)] if metric == "l2" else curves, metric)
+        for (layer, head), curve in stored_curves(curves, metric).items():
             name = {"head": f"{layer}.{head}" if head != WHOLE_LAYER else f"{layer}, all"}
-            row = rows.get((layer, head), {})
-            keys = row.get("n_keys", math.inf)
-            window = pool_window(curve.n, keys) if metric == "l2" and math.isfinite(keys) else "auto"
-            yield _Stored(name, curve, window, _own(row, beta))
+            yield _Stored(name, curve, fitted[layer, head], _own(rows.get((layer, head), {}), beta))
 
 
 def _own(row: Mapping[Any, Any], beta: str) -> tuple[float, float, float] | None:

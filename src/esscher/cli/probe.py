@@ -38,13 +38,14 @@ TEXT = Fields(
 MEASURED = Fields(
     "esscher.models.probe.spec:ProbeSpec",
     (
-        *("window", "pool", "positions", "special", "queries", "kept_queries", "layers", "heads", "n", "epsilons", "rules"),
-        *("temperature", "planted", "scales", "moments", "moments_n", "moments_queries", "part", "revision", "seed", "device"),
-        *("threads", "dtype"),
+        *("window", "pool", "positions", "special", "queries", "kept_queries", "layers", "heads", "n", "fit"),
+        *("epsilons", "rules", "temperature", "planted", "scales", "moments", "moments_n", "moments_queries", "part"),
+        *("revision", "seed", "device", "threads", "dtype"),
     ),
     flags={"epsilons": "epsilon", "scales": "scale"},
     as_text={"temperature": ",", "scales": ","},
     left_out={
+        "fit": "64:4096",
         "window": "512, or 2048 for a sequence, or what the model takes",
         "rules": "ten of them",
         "positions": "at each quarter",

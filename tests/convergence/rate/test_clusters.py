@@ -10,7 +10,6 @@ import pytest
 from esscher.convergence.curve import ErrorCurve, QueryErrors
 from esscher.convergence.montecarlo.converge import _narrow
 from esscher.convergence.rate.fit import fit_rate, log_slope
-from esscher.convergence.rate.points import pool_window
 
 N = np.array([16, 32, 64, 128, 256, 512])
 
@@ -82,16 +81,6 @@ def test_draws_of_windows_without_error_are_left_out() -> None:
     fit = fit_rate(clustered(mse, windows))
     assert np.isfinite(fit.interval).all()
     assert fit.interval[0] <= fit.exponent <= fit.interval[1]
-
-
-def test_the_window_of_a_pool() -> None:
-    n = np.array([16, 32, 64, 128, 4096])
-    assert pool_window(n, 4096) == (64.0, 4096.0)
-    assert pool_window(n, 128) == (2.0, 128.0)
-    low, high = pool_window(n, 20)  # one n up to the pool's size: all there are
-    assert low < 16
-    assert high == 20.0
-    assert fit_rate(clustered(*made(4, 2, 5)), window=pool_window(N, 512)).n[0] == 16
 
 
 def samples(noise: float, n: np.ndarray = N, repeats: int = 40) -> ErrorCurve:

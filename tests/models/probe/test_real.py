@@ -14,6 +14,7 @@ import esscher as es
 from esscher.diagnostics.tails import pareto_khat
 from esscher.models.probe.cache import budget_table
 from esscher.models.probe.head import kept_rows
+from esscher.models.probe.spec import fit_points
 from esscher.runs import Run
 from tests.models.probe_runs import (
     CONTRACT,
@@ -172,7 +173,8 @@ def test_rates_and_tokens_needed_follow_from_the_exact_curve(real_run: Run, laye
     inside = rows[rows["n"] <= KEYS]
     assert row["rms_at_n"] == inside["rms"].iloc[-1]
     assert row["relative_at_n"] == inside["relative"].iloc[-1]
-    fitted = inside[inside["n"] >= KEYS / 64]
+    fitted = rows[rows["n"].isin(fit_points((64, 4096)))]
+    assert len(fitted) == 13
     slope = np.polyfit(np.log(fitted["n"]), np.log(fitted["rms"]), 1)[0]
     assert row["beta_fit"] == pytest.approx(-slope, rel=1e-9)
     assert row["beta_low"] <= row["beta_fit"] <= row["beta_high"]

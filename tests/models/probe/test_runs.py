@@ -20,7 +20,7 @@ from esscher.cli import main
 from esscher.models.probe import memory
 from esscher.models.probe.context import Mode
 from esscher.models.probe.memory import context_of
-from esscher.models.probe.spec import ProbeSpec, check_ladder, drawn_ladder, kept_ladder, own_ladder
+from esscher.models.probe.spec import FIXED, ProbeSpec, check_ladder, drawn_ladder, fit_points, kept_ladder, own_ladder
 from esscher.runs import Run, execute, load_run
 from esscher.runs.store import Store
 from tests.models.probe_runs import SETTINGS, few_texts, same_bytes, save_tiny, source, whole_prose
@@ -136,8 +136,8 @@ def test_ladders_rise_to_the_pool(keys: int) -> None:
         assert (np.diff(ladder) > 0).all()
         assert ladder[0] >= 1
     assert own[-1] == kept[-1] == keys
-    assert drawn[-1] == 1024 * keys
-    assert set(own) <= set(drawn)
+    assert drawn[-1] == max(1024 * keys, 4096)
+    assert {*own, *FIXED, *fit_points(spec.fit)} <= set(drawn)
     if keys >= 1000:
         assert own[0] == kept[0] == 16
         assert (np.diff(np.log2(own.astype(float))) <= 0.53).all()
@@ -147,7 +147,8 @@ def test_given_ladders_are_kept_and_must_fit() -> None:
     spec = ProbeSpec.read({"n": "10,100,400"})
     assert own_ladder(spec, 500).tolist() == [10, 100, 400]
     assert kept_ladder(spec, 500).tolist() == [10, 100, 400, 500]
-    assert drawn_ladder(spec, 500).tolist()[:4] == [10, 100, 400, 800]
+    drawn = set(drawn_ladder(spec, 500).tolist())
+    assert drawn == {10, 100, 400, *(500 * 2**i for i in range(11)), *fit_points(spec.fit).tolist()}
     assert own_ladder(ProbeSpec.read({"n": "100,400"}), 50).tolist() == [50, 100, 400]
     with pytest.raises(ValueError, match=r"the pool has 300 keys, got n = 400; give more text .*or smaller n"):
         check_ladder(spec, 300)

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.convergence.rate.points import pool_window
 from esscher.models.probe.head import kept_rows
 from esscher.models.probe.packing import pack, unpack
-from esscher.models.probe.spec import ProbeSpec, drawn_ladder
+from esscher.models.probe.spec import ProbeSpec, drawn_ladder, fit_points
 from esscher.models.probe.statistics.scales import Scaled, Scales
 from esscher.theory import bohbot, sharp
 from tests.models.probe.test_dispersion import block, probe, some_scores, start
@@ -34,10 +33,10 @@ def test_every_scale_is_the_head_with_scaled_queries(tmp_path: Path) -> None:
         row = head_row(run, 1, head)
         for alpha in ALPHAS:
             told = own.loc[alpha]
-            curve = es.exact_pool_curve(alpha * q[head, rows].double(), k[head].double(), v[head].double(), ladder)
-            assert curve.queries is not None
-            curve = replace(curve, queries=replace(curve.queries, clusters=found.places.windows[rows.numpy()]))
-            fit = es.fit_rate(curve, window=pool_window(curve.n, found.keys))
+            tensors = alpha * q[head, rows].double(), k[head].double(), v[head].double()
+            curve, points = es.exact_pool_curve(*tensors, ladder), es.exact_pool_curve(*tensors, fit_points(found.spec.fit))
+            assert points.queries is not None
+            fit = es.fit_rate(replace(points, queries=replace(points.queries, clusters=found.places.windows[rows.numpy()])))
             assert told["status"] == "ok"
             assert told["beta_fit"] == pytest.approx(fit.exponent, rel=1e-4)
             assert (told["beta_low"], told["beta_high"]) == pytest.approx(fit.interval, rel=1e-4)

@@ -14,13 +14,12 @@ from esscher.convergence.rate.regression import Line, fit_line, working_covarian
 from esscher.convergence.rate.result import Status, Window
 from esscher.inputs import as_kind, as_positive
 
-__all__ = ["Points", "as_window", "pool_window", "select_points"]
+__all__ = ["Points", "as_window", "select_points"]
 
 ROUNDING = 1e-12  # of the limit's size: errors below it are rounding, not attention
 DISAGREEMENT = 1e-3  # relative difference of rms from the samples' that is taken for rounding
 INACCURATE = 1 / 3  # relative accuracy of the errors from which on they are rounding altogether
 NOISY = 0.5  # standard error over error from which on a point says nothing
-POOL_SPAN = 64  # the rate of a pool of N keys is fitted from N / 64 on
 
 
 @dataclass(frozen=True)
@@ -74,16 +73,6 @@ def as_window(window: Any) -> tuple[float, float] | None:
     if low >= high:
         raise ValueError(f"window: expected n_min < n_max, got {window!r}")
     return low, high
-
-
-def pool_window(n: npt.NDArray[np.int64], keys: int) -> tuple[float, float]:
-    """The window for a pool of N keys: from N / 64 to N, or every n up to N where fewer than 3 lie between.
-
-    Below it errors are those of a few keys, above it those of the pool and not of its law.
-    """
-    low = keys / POOL_SPAN
-    enough = np.count_nonzero((n >= low) & (n <= keys)) >= 3
-    return (low if enough else 0.5), float(max(keys, 1))
 
 
 def select_points(curve: ErrorCurve, limits: tuple[float, float] | None) -> tuple[Points, Window, Status | None]:

@@ -6,18 +6,28 @@ import re
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import Field, PositiveInt, field_validator
 
 from esscher.models.corpus.spec import CorpusSpec
 from esscher.runs import RunSpec, register
 
-__all__ = ["FLOOR", "SHARES", "ProbeSpec", "check_ladder", "drawn_ladder", "kept_ladder", "kept_sizes", "own_ladder"]
+__all__ = [
+    *("FIXED", "FLOOR", "SHARES", "ProbeSpec", "check_ladder", "drawn_ladder", "fit_points", "kept_ladder", "kept_sizes"),
+    "own_ladder",
+]
+
+Counts = npt.NDArray[np.int64]
 
 WINDOW = 512  # tokens of a window unless the model takes fewer
 OWN_WINDOW = 2048  # the same where a window is the pool of its own queries
 KEYS = 16384  # tokens of text unless told otherwise
 SMALLEST = 16  # first n of a ladder
 BEYOND = 1024  # how far beyond the pool the errors of draws with replacement are followed
+FIT = (64, 4096)  # numbers of keys that exponents are fitted between
+FIXED = (64, 256, 1024, 4096)  # numbers of keys at which every head's error and local slope are told
+FEWEST_POINTS = 3  # of a fit
+MOST = 10**12  # keys, of a fit
 ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # a class in a module
 FRACTIONS = (0.75, 0.9, 1.0)  # of the pool, at the end of the ladder of kept keys
 FLOOR = "neyman"  # the keep rule of least error, to first order, that no other goes below
@@ -52,6 +62,9 @@ class ProbeSpec(RunSpec):
     layers: tuple[int, ...] | None = Field(default=None, description="layers, 0,2-4; all when left out")
     heads: tuple[int, ...] | None = Field(default=None, description="heads, 0,2-4; all when left out")
     n: tuple[int, ...] | None = Field(default=None, description="token numbers: 16:4096:9 or 100,1000; up to the pool")
+    fit: tuple[int, int] = Field(
+        default=FIT, description="smallest and largest n that exponents are fitted between, the same for every pool"
+    )
     epsilons: tuple[float, ...] = Field(
         default=(0.05, 0.1, 0.2), description="relative error to count tokens for; may be repeated"
     )
@@ -88,6 +101,30 @@ class ProbeSpec(RunSpec):
         from esscher.convergence.montecarlo.ladder import parse_ladder  # help and flags do not wait for torch
 
         return tuple(parse_ladder(value).tolist())
+
+    @field_validator("fit", mode="before")
+    @classmethod
+    def _ends(cls, value: Any) -> Any:
+        """As text two numbers with a colon."""
+        if not isinstance(value, str):
+            return value
+        low, _, high = value.partition(":")
+        if not all(end.strip().isascii() and end.strip().isdigit() for end in (low, high)):
+            raise ValueError(f"expected two whole numbers such as 64:4096, got {value!r}")
+        return int(low), int(high)
+
+    @field_validator("fit")
+    @classmethod
+    def _range(cls, value: tuple[int, int]) -> tuple[int, int]:
+        low, high = value
+        if not 1 <= low < high <= MOST:
+            raise ValueError(f"expected two whole numbers from 1 to {MOST}, the smaller first, got {low}:{high}")
+        if (points := fit_points(value)).size < FEWEST_POINTS:
+            raise ValueError(
+                f"expected at least {FEWEST_POINTS} half octaves between the two numbers, got {low}:{high}, which has "
+                f"{points.size}; take them further apart"
+            )
+        return value
 
     @field_validator("temperature", mode="before")
     @classmethod
@@ -175,7 +212,7 @@ class ProbeSpec(RunSpec):
         return tuple(sorted({*value, 0.1}))
 
 
-def own_ladder(spec: ProbeSpec, keys: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def own_ladder(spec: ProbeSpec, keys: int) -> Counts:
     """The numbers of tokens up to the pool's size: those given, or half octaves from 16 on and the pool's size."""
     if spec.n is not None:
         return np.array(spec.n if min(spec.n) <= keys else (keys, *spec.n), dtype=np.int64)
@@ -190,14 +227,21 @@ def check_ladder(spec: ProbeSpec, keys: int) -> None:
         raise ValueError(f"n: the pool has {keys} keys, got n = {max(spec.n)}; give more text (--max-tokens) or smaller n")
 
 
-def drawn_ladder(spec: ProbeSpec, keys: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """For draws with replacement: also octaves beyond the pool, where the law of the pool is still the law."""
-    own = own_ladder(spec, keys)
-    octaves = int(np.log2(BEYOND))
-    return np.unique(np.concatenate([own, own[-1] * 2 ** np.arange(1, octaves + 1)]))
+def fit_points(fit: tuple[int, int]) -> Counts:
+    """The n that an exponent is fitted to: half octaves from the smallest n of ``fit`` on, and the largest."""
+    low, high = fit
+    halves = low * np.sqrt(2.0) ** np.arange(int(2 * np.log2(high / low)) + 1)
+    return np.unique(np.append(halves.round().astype(np.int64), high))
 
 
-def kept_ladder(spec: ProbeSpec, keys: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def drawn_ladder(spec: ProbeSpec, keys: int) -> Counts:
+    """For draws with replacement: also the pool's size and octaves beyond, where the law of the pool is still the law, and the
+    n that are the same for every pool: those of the fit, and FIXED."""
+    beyond = keys * 2 ** np.arange(int(np.log2(BEYOND)) + 1)
+    return np.unique(np.concatenate([own_ladder(spec, keys), beyond, fit_points(spec.fit), FIXED]).astype(np.int64))
+
+
+def kept_ladder(spec: ProbeSpec, keys: int) -> Counts:
     """For kept keys: those given below the pool's size, or octaves and the last steps; and the pool, where the error is 0."""
     if spec.n is not None:
         return np.unique([*(n for n in spec.n if n < keys), keys])
@@ -206,7 +250,7 @@ def kept_ladder(spec: ProbeSpec, keys: int) -> np.ndarray[Any, np.dtype[np.int64
     return np.unique(np.concatenate([octaves[octaves < 0.7 * keys], ends]).astype(np.int64))
 
 
-def kept_sizes(keys: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def kept_sizes(keys: int) -> Counts:
     """For keep rules: the numbers of keys that are SHARES of a window's, one at least."""
     return np.maximum(1, np.round(np.array(SHARES) * keys)).astype(np.int64)
 

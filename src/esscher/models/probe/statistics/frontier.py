@@ -17,10 +17,10 @@ import torch
 
 from esscher.convergence.columns import CURVE
 from esscher.keep import parse
+from esscher.models.probe.headline import at_error, percent
 from esscher.models.probe.spec import FLOOR, SHARES, ProbeSpec
 from esscher.models.probe.statistics.accuracy import ACCURACY
 from esscher.models.probe.statistics.identity import HEAD, KV_HEAD, LAYER
-from esscher.models.probe.statistics.replacement import at_error, percent
 from esscher.models.probe.statistics.statistic import Block, Findings, Found, Order, Statistic
 from esscher.models.probe.window import RuleErrors
 from esscher.runs.columns import Column

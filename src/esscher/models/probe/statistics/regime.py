@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from esscher.diagnostics.regimes import LABELS, HeadEvidence, classify
 from esscher.models.probe.spec import ProbeSpec
+from esscher.models.probe.statistics.replacement import pool_place
 from esscher.models.probe.statistics.statistic import Failure, Findings, Found, Statistic
 from esscher.runs.columns import Column
 
@@ -42,7 +41,7 @@ class Regime(Statistic):
     def finish(self, state: None, found: Found) -> Findings:
         row, curve, tail = found.row, found.values["replacement"], found.values["tail"]
         plain = math.sqrt(float(found.layer.v.cov[row["kv_head"]].trace()))
-        n = float(curve.n[np.flatnonzero(curve.n <= row["n_keys"])[-1]])
+        n = float(curve.n[pool_place(curve, row["n_keys"])])
         regime = classify(
             HeadEvidence(
                 n=row["n_keys"],

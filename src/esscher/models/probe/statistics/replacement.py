@@ -1,33 +1,29 @@
-"""The exact error of keys drawn with replacement: its curve, the fitted exponent and the tokens needed."""
+"""The exact error of keys drawn with replacement: its curve, and the numbers of a head that are read off it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from esscher.convergence.budget import asymptotic_from, tokens_needed
+from esscher.convergence.budget import asymptotic_from
 from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.grid import state as deposit
 from esscher.convergence.grid.state import Deposit
-from esscher.convergence.rate.fit import fit_rate
-from esscher.convergence.rate.points import pool_window
 from esscher.diagnostics.scores import first_centres, softmax_statistics
 from esscher.models.probe.curves import METRICS, Errors, curve_rows, errors_of
-from esscher.models.probe.spec import ProbeSpec, drawn_ladder
+from esscher.models.probe.headline import headline, needed_column, or_nan, percent
+from esscher.models.probe.spec import FIXED, ProbeSpec, drawn_ladder
 from esscher.models.probe.statistics.curve_table import CURVES
 from esscher.models.probe.statistics.statistic import Block, Findings, Found, Met, Order, Start, Statistic, stacked
 from esscher.models.probe.wide import Held, add_keys_or_hold
 from esscher.runs.columns import Column
 
-__all__ = ["Drawn", "Replacement", "at_error", "needed_column", "percent"]
-
-Indices = npt.NDArray[np.int64]
+__all__ = ["Drawn", "Replacement", "fitted_columns", "pool_place"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +54,9 @@ class Replacement(Statistic):
 
     def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
         return (
-            *FITTED,
+            *fitted_columns(spec),
+            *AT_POOL,
+            *_at_fixed(spec),
             *(_needed(epsilon, first) for first, epsilon in enumerate(spec.epsilons, start=3)),
             *FINAL,
         )
@@ -97,25 +95,17 @@ class Replacement(Statistic):
     def finish(self, state: Drawn, found: Found) -> Findings:
         keys = found.row["n_keys"]
         curve = state.errors.curve(drawn_ladder(found.spec, found.keys), self.name)
-        row = self._fitted(curve, keys, found.windows) | self._at_pool(curve, keys)
-        row |= {needed_column(epsilon): _or_nan(tokens_needed, curve, epsilon) for epsilon in found.spec.epsilons}
+        row = headline(curve, found.spec, found.windows) | self._at_pool(curve, keys)
         row |= {
-            "asymptotic_from": _or_nan(asymptotic_from, curve, 0.1),
+            "asymptotic_from": or_nan(asymptotic_from, curve, 0.1),
             "delta_constant": math.nan if curve.delta is None else math.sqrt(curve.delta),
             "limit_rms": curve.scale,
         }
         return Findings(row, {"curves": curve_rows(curve)}, curve)
 
-    def _fitted(self, curve: ErrorCurve, keys: int, windows: Indices) -> dict[str, float]:
-        """Exponent with its interval over windows: queries of one window are alike."""
-        assert curve.queries is not None
-        clustered = replace(curve, queries=replace(curve.queries, clusters=windows))
-        fit = fit_rate(clustered, window=pool_window(curve.n, keys), raise_on_failure=False)
-        return {"beta_fit": fit.exponent, "beta_low": fit.interval[0], "beta_high": fit.interval[1]}
-
     def _at_pool(self, curve: ErrorCurve, keys: int) -> dict[str, float]:
         """The error at the pool's size."""
-        last = int(np.flatnonzero(curve.n <= keys)[-1])
+        last = pool_place(curve, keys)
         return {
             "local_slope_at_n": math.nan if curve.slope is None else float(curve.slope[last]),
             "rms_at_n": float(curve.rms[last]),
@@ -124,25 +114,9 @@ class Replacement(Statistic):
         }
 
 
-def needed_column(epsilon: float) -> str:
-    """tokens_needed_10pct for 0.1; 2.5 % is written 2_5pct."""
-    return at_error("tokens_needed", epsilon)
-
-
-def at_error(name: str, epsilon: float) -> str:
-    """What a column is called that there is one of for each relative error."""
-    return f"{name}_{percent(epsilon)}pct".replace(".", "_")
-
-
-def percent(epsilon: float) -> str:
-    return f"{100 * epsilon:g}"
-
-
-def _or_nan(question: Callable[[ErrorCurve, float], int], curve: ErrorCurve, value: float) -> float:
-    try:
-        return float(question(curve, value))
-    except ValueError:  # not reached within the ladder
-        return math.nan
+def pool_place(curve: ErrorCurve, keys: int) -> int:
+    """Where the curve has as many keys as the pool, or the most below."""
+    return int(np.flatnonzero(curve.n <= keys)[-1])
 
 
 # ---- columns ---------------------------------------------------------------------------------------------------------
@@ -162,20 +136,55 @@ def _needed(epsilon: float, first: int) -> Column:
     )
 
 
-FITTED = (
-    Column(
-        "beta_fit",
-        "float",
-        "measured exponent",
-        "Exponent fitted to the exact error: 0.5 is the usual square-root law, less is slower.",
-        scale="linear",
-        first=6,
-        metric=METRICS["replacement"],
-        short="exponent",
-        ends=("beta_low", "beta_high"),
-    ),
-    Column("beta_low", "float", "exponent, low", "Lower end of the measured exponent's interval.", first=7),
-    Column("beta_high", "float", "exponent, high", "Upper end of the measured exponent's interval.", first=8),
+def fitted_columns(spec: ProbeSpec) -> tuple[Column, Column, Column]:
+    low, high = spec.fit
+    return (
+        Column(
+            "beta_fit",
+            "float",
+            "measured exponent",
+            f"Exponent of the exact error from {low:,} to {high:,} drawn keys, a range that is the same for every pool: 0.5 is "
+            f"the usual square-root law, less is slower.{_drawn(spec)}",
+            scale="linear",
+            first=6,
+            metric=METRICS["replacement"],
+            short="exponent",
+            ends=("beta_low", "beta_high"),
+        ),
+        Column("beta_low", "float", "exponent, low", "Lower end of the measured exponent's interval.", first=7),
+        Column("beta_high", "float", "exponent, high", "Upper end of the measured exponent's interval.", first=8),
+    )
+
+
+def _at_fixed(spec: ProbeSpec) -> tuple[Column, ...]:
+    errors = (
+        Column(
+            f"relative_{n}",
+            "float",
+            f"relative error, {n:,} keys",
+            f"Error of {n:,} drawn keys divided by the size of the limit; it compares between pools.{_drawn(spec)}",
+            scale="log",
+        )
+        for n in FIXED
+    )
+    slopes = (
+        Column(
+            f"local_slope_{n}",
+            "float",
+            f"local slope, {n:,} keys",
+            f"Slope of log error against log n at {n:,} drawn keys; -0.5 is the square-root law.{_drawn(spec)}",
+        )
+        for n in FIXED
+    )
+    return (*errors, *slopes)
+
+
+def _drawn(spec: ProbeSpec) -> str:
+    """What is drawn, where a query may see fewer keys than that."""
+    return " Keys are drawn with replacement from those a query sees, however few." if spec.pool == "sequence" else ""
+
+
+AT_POOL = (
     Column(
         "local_slope_at_n",
         "float",

@@ -16,16 +16,14 @@ import torch
 from torch import Tensor
 
 from esscher.convergence.budget import tokens_needed
-from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.grid import state as deposit
 from esscher.convergence.grid.state import Deposit
-from esscher.convergence.rate.fit import fit_rate
-from esscher.convergence.rate.points import pool_window
 from esscher.models.probe.context import Mode, ProbeContext
 from esscher.models.probe.curves import Errors, errors_of
+from esscher.models.probe.headline import fitted, needed_column, or_nan
 from esscher.models.probe.spec import ProbeSpec, drawn_ladder
 from esscher.models.probe.statistics.identity import HEAD, LAYER
-from esscher.models.probe.statistics.replacement import Replacement, needed_column
+from esscher.models.probe.statistics.replacement import Replacement, pool_place
 from esscher.models.probe.statistics.statistic import Block, Findings, Found, Met, Order, Start, Statistic, stacked
 from esscher.models.probe.statistics.theory import Theory
 from esscher.runs.columns import Column
@@ -70,7 +68,7 @@ class Scales(Statistic):
         return Scales(spec.scales)
 
     def tables(self, spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
-        return {"scales": SCALES} if spec.scales else {}
+        return {"scales": _columns(spec)} if spec.scales else {}
 
     def init(self, start: Start) -> Scaled:
         asked = torch.zeros(start.queries, dtype=torch.bool)
@@ -124,17 +122,11 @@ class Scales(Statistic):
         row = {"scale": scale, "status": "refused" if reason else "ok", "reason": reason} | _theory(found, scale)
         if reason:
             return row | dict.fromkeys(("beta_fit", "beta_low", "beta_high", "relative_at_n", needed_column(ERROR)), math.nan)
-        keys, errors = found.row["n_keys"], state.parts[str(scale)]
-        curve = errors.curve(drawn_ladder(found.spec, found.keys), SAMPLING)
-        assert curve.queries is not None
-        clustered = replace(curve, queries=replace(curve.queries, clusters=found.windows[state.asked.numpy()]))
-        fit = fit_rate(clustered, window=pool_window(curve.n, keys), raise_on_failure=False)
+        curve = state.parts[str(scale)].curve(drawn_ladder(found.spec, found.keys), SAMPLING)
+        row |= fitted(curve, found.spec.fit, found.windows[state.asked.numpy()])
         return row | {
-            "beta_fit": fit.exponent,
-            "beta_low": fit.interval[0],
-            "beta_high": fit.interval[1],
-            "relative_at_n": float(curve.relative[curve.n <= keys][-1]),
-            needed_column(ERROR): _needed(curve),
+            "relative_at_n": float(curve.relative[pool_place(curve, found.row["n_keys"])]),
+            needed_column(ERROR): or_nan(tokens_needed, curve, ERROR),
         }
 
 
@@ -160,13 +152,6 @@ def _theory(found: Found, scale: float) -> dict[str, float]:
     }
 
 
-def _needed(curve: ErrorCurve) -> float:
-    try:
-        return float(tokens_needed(curve, ERROR))
-    except ValueError:  # not reached within the ladder
-        return math.nan
-
-
 def _too_wide(name: str, span: float, spacing: float) -> str:
     most = deposit.MAX_CELLS * spacing
     return f"scores times {float(name):g} span {span:.0f} nats for one query, more than the {most:.0f} of a grid"
@@ -175,17 +160,19 @@ def _too_wide(name: str, span: float, spacing: float) -> str:
 # ---- columns ---------------------------------------------------------------------------------------------------------
 
 MOMENTS = "Of the mean and covariance of the outputs, scores times α: not of the L2 error, whose exponent is measured here."
-L2 = "Exponent of the exact L2 error, scores times α. The rate of [B] is of the outputs' mean and covariance, not of it."
-KNOWN = {column.key: column for one in (Replacement(), Theory()) for column in one.columns(ProbeSpec())}
+L2 = "Scores times α. The rate of [B] is of the outputs' mean and covariance, not of this L2 error."
 
-SCALES = (
-    LAYER,
-    HEAD,
-    Column("scale", "float", "scale α", "What the scores are multiplied with.", "log"),
-    Column("status", "word", "status", "ok, or refused where the scores are too wide at this scale."),
-    Column("reason", "word", "reason", "Why a scale was refused."),
-    replace(KNOWN["beta_fit"], help=L2),
-    *(KNOWN[key] for key in ("beta_low", "beta_high", "coupling", "horizon2")),
-    *(replace(KNOWN[key], help=MOMENTS) for key in ("beta_paper", "beta_paper_experimental")),
-    *(KNOWN[key] for key in ("beta_sharp", "beta_sharp_rms", "relative_at_n", needed_column(ERROR))),
-)
+
+def _columns(spec: ProbeSpec) -> tuple[Column, ...]:
+    known = {column.key: column for one in (Replacement(), Theory()) for column in one.columns(spec)}
+    return (
+        LAYER,
+        HEAD,
+        Column("scale", "float", "scale α", "What the scores are multiplied with.", "log"),
+        Column("status", "word", "status", "ok, or refused where the scores are too wide at this scale."),
+        Column("reason", "word", "reason", "Why a scale was refused."),
+        replace(known["beta_fit"], help=f"{known['beta_fit'].help} {L2}"),
+        *(known[key] for key in ("beta_low", "beta_high", "coupling", "horizon2")),
+        *(replace(known[key], help=MOMENTS) for key in ("beta_paper", "beta_paper_experimental")),
+        *(known[key] for key in ("beta_sharp", "beta_sharp_rms", "relative_at_n", needed_column(ERROR))),
+    )

@@ -1,0 +1,106 @@
+"""The numbers of a head that compare between pools: fitted and told at n that are the same for all of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import esscher as es
+from esscher.convergence.curve import ErrorCurve
+from esscher.models.probe.headline import fitted, headline
+from esscher.models.probe.spec import FIXED, ProbeSpec, drawn_ladder, fit_points
+
+HALVES = [64, 91, 128, 181, 256, 362, 512, 724, 1024, 1448, 2048, 2896, 4096]
+
+
+def pool_curve(ladder: np.ndarray, keys: int = 300) -> ErrorCurve:
+    """Five queries of a bent curve: scores of deviation 2."""
+    generator = torch.Generator().manual_seed(2)
+    q, k, v = (torch.randn(rows, 3, generator=generator, dtype=torch.float64) for rows in (5, keys, keys))
+    return es.exact_pool_curve(2 * q, k, v, ladder)
+
+
+@pytest.mark.parametrize(("given", "keys"), [(None, 1), (None, 40), (None, 300), (None, 5000), ((10, 100), 300), ((70,), 77)])
+def test_no_number_depends_on_the_ladder_of_the_pool(given: Any, keys: int) -> None:
+    """Of one law the numbers are the same to rounding, whatever size of pool or n the ladder was made for."""
+    spec = ProbeSpec(n=given)
+    ladder = drawn_ladder(spec, keys)
+    assert {*HALVES, *FIXED, keys, 1024 * keys} <= set(ladder.tolist())
+    found = headline(pool_curve(ladder), spec, np.array([0, 0, 1, 1, 2]))
+    curve = pool_curve(np.array([1, *HALVES, 10**6]))
+    x, y = np.log(HALVES), np.log(curve.rms[1:-1])
+    assert found["beta_fit"] == pytest.approx(-np.polyfit(x, y, 1)[0], rel=1e-9)
+    clustered = replace(curve.queries, clusters=np.array([0, 0, 1, 1, 2]))
+    again = es.fit_rate(replace(curve, queries=clustered), window=(64, 4096))
+    assert (found["beta_low"], found["beta_high"]) == pytest.approx(again.interval, rel=1e-9)
+    for n in FIXED:
+        one, below, above = pool_curve(np.array([n])), pool_curve(np.array([n - 1])), pool_curve(np.array([n + 1]))
+        assert found[f"relative_{n}"] == pytest.approx(one.rms[0] / one.scale, rel=1e-9)
+        slope = math.log(above.rms[0] / below.rms[0]) / math.log((n + 1) / (n - 1))
+        assert found[f"local_slope_{n}"] == pytest.approx(slope, abs=1e-4)
+
+
+def test_tokens_needed_are_those_of_the_curve() -> None:
+    spec = ProbeSpec(epsilons=(0.2, 1e-3))
+    curve = pool_curve(drawn_ladder(spec, 300))
+    found = headline(curve, spec)
+    assert found["tokens_needed_20pct"] == es.tokens_needed(curve, 0.2)
+    assert math.isnan(found["tokens_needed_0_1pct"])  # not reached within the ladder
+    low, high = found["beta_low"], found["beta_high"]
+    assert low < -max(found[f"local_slope_{n}"] for n in FIXED)  # the range of local slopes, where windows are not told
+    assert high > -min(found[f"local_slope_{n}"] for n in FIXED) - 1e-9
+
+
+def test_another_range_is_another_exponent() -> None:
+    spec = ProbeSpec(fit="8:64")
+    ladder = drawn_ladder(spec, 300)
+    found = fitted(pool_curve(ladder), spec.fit)
+    points = np.array([8, 11, 16, 23, 32, 45, 64])
+    assert fit_points(spec.fit).tolist() == points.tolist()
+    y = np.log(pool_curve(points).rms)
+    assert found["beta_fit"] == pytest.approx(-np.polyfit(np.log(points), y, 1)[0], rel=1e-9)
+
+
+def test_the_largest_n_is_fitted_to_where_it_is_no_half_octave() -> None:
+    assert fit_points((100, 1000)).tolist() == [100, 141, 200, 283, 400, 566, 800, 1000]
+    assert fit_points((1, 4)).tolist() == [1, 2, 3, 4]
+    assert fit_points(ProbeSpec().fit).tolist() == HALVES
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("64", "expected two whole numbers such as 64:4096, got '64'"),
+        ("64:4096:3", "expected two whole numbers such as 64:4096, got '64:4096:3'"),
+        ("a:b", "expected two whole numbers such as 64:4096, got 'a:b'"),
+        ("64:-2", "expected two whole numbers such as 64:4096, got '64:-2'"),
+        ("4096:64", "the smaller first, got 4096:64"),
+        ("64:64", "the smaller first, got 64:64"),
+        ("0:64", "from 1 to 1000000000000, the smaller first, got 0:64"),
+        ((64, 10**13), "from 1 to 1000000000000"),
+        ("64:91", "expected at least 3 half octaves between the two numbers, got 64:91, which has 2"),
+        ((64.5, 100), "fit"),
+        ((64,), "fit"),
+        (True, "fit"),
+    ],
+)
+def test_a_range_that_cannot_be_fitted_is_refused(given: Any, told: str) -> None:
+    with pytest.raises(ValueError, match="fit") as refused:
+        ProbeSpec(fit=given)
+    assert told in str(refused.value)
+    assert ProbeSpec(fit=" 16 : 128 ").fit == ProbeSpec(fit=[16, 128]).fit == (16, 128)
+
+
+def test_help_says_the_range_and_what_is_drawn() -> None:
+    from esscher.models.probe.statistics.replacement import Replacement
+
+    for pool, drawn in (("corpus", False), ("sequence", True)):
+        columns = {column.key: column for column in Replacement().columns(ProbeSpec(fit="32:1024", pool=pool))}
+        assert "from 32 to 1,024 drawn keys" in columns["beta_fit"].help
+        for key in ("beta_fit", *(f"relative_{n}" for n in FIXED), *(f"local_slope_{n}" for n in FIXED)):
+            assert ("with replacement from those a query sees" in columns[key].help) == drawn
