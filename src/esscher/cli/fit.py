@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["fit"]
 
-OWN_LEVEL = 0.95  # of the intervals that runs store
+LEVEL = 0.95  # of intervals that are computed here
 
 
 @dataclass(frozen=True)
@@ -30,17 +30,18 @@ class _Stored:
     curve: ErrorCurve
     fitted: ErrorCurve
     own: tuple[float, float, float] | None = None
+    meaning: str = ""  # of that interval
 
-    def fit(self, window: tuple[float, float] | None, level: float) -> RateFit:
-        """The run's own fit, unless another window or level is asked for."""
+    def fit(self, window: tuple[float, float] | None, level: float | None) -> RateFit:
+        """The run's own fit, unless another window or a level is asked for."""
         from esscher.convergence.rate.fit import fit_rate
 
         if window is not None:
-            return fit_rate(self.curve, window=window, level=level, raise_on_failure=False)
-        found = fit_rate(self.fitted, level=level, raise_on_failure=False)
-        if self.own is None or level != OWN_LEVEL:
+            return fit_rate(self.curve, window=window, level=level or LEVEL, raise_on_failure=False)
+        found = fit_rate(self.fitted, level=level or LEVEL, raise_on_failure=False)
+        if self.own is None or level is not None:
             return found
-        return found.with_exponent(*self.own, "exponent and interval as the run fitted them, on each query or repeat")
+        return found.with_exponent(*self.own, f"exponent and interval as the run found them, {self.meaning}")
 
 
 def fit(
@@ -48,12 +49,15 @@ def fit(
     window: Annotated[
         str | None, typer.Option(help="Smallest and largest n, 100:10000; those that the run fits when left out.")
     ] = None,
-    level: Annotated[float, typer.Option(help="Level of the intervals.")] = OWN_LEVEL,
+    level: Annotated[
+        float | None, typer.Option(help="Level of intervals that are computed anew; the run's own intervals when left out.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Fit error ~ constant * n^-exponent to every curve of a run, with interval, straightness and the preferred law.
 
-    Without --window and --level these are the run's own exponents and intervals.
+    Without --window and --level these are the run's own exponents and intervals: of a probe's l2 error 90 % for an endless
+    text, of all others 95 % over repeats.
 
     Example: esscher fit runs/mine --window 100:10000
     """
@@ -117,18 +121,23 @@ def _of_probe(stored: Run) -> Iterator[_Stored]:
     rows = {(row["layer"], row["head"]): row for row in stored.table("heads").to_dict("records")}
     if "layers" in stored.tables:
         rows |= {(row["layer"], WHOLE_LAYER): row for row in stored.table("layers").to_dict("records")}
-    for metric, beta in (("l2", "fit"), ("mean", "mean"), ("cov", "cov")):
+    repeats = "95 % over repeats"
+    for metric, beta, meaning in (
+        ("l2", "fit", "90 % for an endless text"),
+        ("mean", "mean", repeats),
+        ("cov", "cov", repeats),
+    ):
         fitted = stored_curves(curves[curves["n"].isin(points)] if metric == "l2" else curves, metric)
         for (layer, head), curve in stored_curves(curves, metric).items():
             name = {"head": f"{layer}.{head}" if head != WHOLE_LAYER else f"{layer}, all"}
-            yield _Stored(name, curve, fitted[layer, head], _own(rows.get((layer, head), {}), beta))
+            yield _Stored(name, curve, fitted[layer, head], _own(rows.get((layer, head), {}), beta), meaning)
 
 
 def _own(row: Mapping[Any, Any], beta: str) -> tuple[float, float, float] | None:
-    """The exponent that a row stores, with its interval: beta_fit, beta_low, beta_high; beta_mean, beta_mean_low, ..."""
+    """The exponent that a row stores, with its interval: beta_fit, beta_low, beta_high; beta_mean, ...; an end may be open."""
     ends = "beta" if beta == "fit" else f"beta_{beta}"
     found = tuple(float(row.get(key, math.nan)) for key in (f"beta_{beta}", f"{ends}_low", f"{ends}_high"))
-    return None if any(map(math.isnan, found)) else (found[0], found[1], found[2])
+    return None if math.isnan(found[0]) else (found[0], found[1], found[2])
 
 
 def _limits(text: str) -> tuple[float, float]:

@@ -10,9 +10,11 @@ The rule, first match wins:
 4. *diffuse*: at least DIFFUSE_SHARE of the n tokens are effective; for Gaussian scores that is s^2 <= log(1/DIFFUSE_SHARE).
 5. *selective*: everything between.
 
-Signatures are named after the failures that [B] warns of: large coupling slows convergence (exploded constants), weights on
-single tokens fall back to logarithmic convergence [B, Prop. 5.1] (hardmax regime), and tokens that are not sub-Gaussian
-leave the theory's hypotheses (distribution mismatch). A head may show none or several, whatever its regime.
+Signatures are named after the failures that [B] warns of. *Exploded constants*: convergence much slower than 1/sqrt(n) where
+the coupling Psi is far above 1, which is what [B] says to check; or, our own rule, an error that falls as it should from so
+high that it is still large at n. *Hardmax regime*: weights on single tokens; [B, Prop. 5.1] has a logarithmic law for the
+hardmax of one-dimensional symmetric Gaussian tokens, and what a head does is said from its curve. *Distribution mismatch*:
+tokens that are not sub-Gaussian leave the theory's hypotheses. A head may show none or several, whatever its regime.
 """
 
 from __future__ import annotations
@@ -21,10 +23,13 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from esscher.diagnostics.tails import gaussian_khat
 from esscher.inputs import as_tensor
 
-__all__ = ["LABELS", "SIGNATURES", "HeadEvidence", "Regime", "classify", "share_frozen"]
+__all__ = ["LABELS", "SIGNATURES", "HeadEvidence", "Regime", "classify", "share_frozen", "slow_until"]
 
 SINK_MASS = 0.5
 FROZEN_SHARE = 0.5
@@ -33,6 +38,9 @@ EXPLODED_RATIO = 10.0  # error times sqrt(n) over the constant of a head that we
 LARGE_ERROR = 0.1  # relative root mean square error that still counts as large
 SINGLE_TOKENS = 2.0  # effective tokens
 KHAT_MARGIN = 0.2  # k-hat above that of Gaussian scores of the same deviation
+SLOW = 0.45  # local exponent below which an error falls more slowly than 1/sqrt(n)
+MUCH_SLOWER = 0.4  # exponent that counts as much slower
+LARGE_COUPLING = 10.0  # Psi >> 1
 
 Number = float | int  # counts arrive as whole numbers
 
@@ -60,6 +68,7 @@ class HeadEvidence:
     exponent: Number = math.nan
     exponent_low: Number = math.nan
     exponent_high: Number = math.nan
+    slow_until: Number = math.nan  # n up to which the local exponent is below SLOW; 0: at no n, infinite: at every n
     relative_rms: Number = math.nan
     constant_ratio: Number = math.nan
     coupling: Number = math.nan
@@ -85,6 +94,20 @@ def share_frozen(s: Any, n: Any) -> float:
     if keys.shape not in ((), deviation.shape) or not bool((keys > 0).all()):
         raise ValueError(f"n: expected a number above 0, or one for each of {deviation.numel()} queries, got {n}")
     return float((deviation.square() > 2.0 * keys.log()).double().mean())
+
+
+def slow_until(n: npt.NDArray[np.int64], slope: npt.NDArray[np.float64]) -> float:
+    """The n up to which an error falls more slowly than 1/sqrt(n): its local exponent -``slope`` at ``n`` is below SLOW.
+
+    Between two n of the ladder the exponent is interpolated in log n. 0 where it never is, infinite where it is at the last n.
+    """
+    slow = np.flatnonzero(-slope < SLOW)
+    if not slow.size:
+        return 0.0
+    around = slice(slow[-1], slow[-1] + 2)
+    if slow[-1] == len(n) - 1:
+        return math.inf
+    return math.exp(float(np.interp(SLOW, -slope[around], np.log(n[around]))))
 
 
 def classify(evidence: HeadEvidence) -> Regime:
@@ -113,7 +136,7 @@ def _label(e: HeadEvidence) -> tuple[str, str]:
     if e.share_frozen >= FROZEN_SHARE:
         return "frozen", (
             f"{e.share_frozen:.0%} of the queries have s^2 > 2 log n = {2 * math.log(e.n):.1f}{_deviation(e)}, "
-            f"so their few largest scores take the softmax over; {counted}."
+            f"so their few largest scores take the softmax over; {counted}.{_pace(e)}"
         )
     if share >= DIFFUSE_SHARE:
         return "diffuse", (
@@ -127,7 +150,12 @@ def _label(e: HeadEvidence) -> tuple[str, str]:
 
 
 def _exploded(e: HeadEvidence) -> str:
-    """The error falls as a power of n, but from so high that it is still large at n: the constant, not the rate."""
+    """[B]'s own check, convergence much slower than 1/sqrt(n) at Psi >> 1; else ours, the constant and not the rate."""
+    if e.exponent < MUCH_SLOWER and not e.exponent_high >= SLOW and e.coupling >= LARGE_COUPLING:
+        return (
+            f"The error falls as n^-{e.exponent:.2f}{_interval(e)}, much more slowly than 1/sqrt(n), and the coupling Psi is "
+            f"{e.coupling:.3g}, far above 1: the cause that [B] names."
+        )
     if not (e.constant_ratio >= EXPLODED_RATIO and e.relative_rms >= LARGE_ERROR) or e.share_frozen >= FROZEN_SHARE:
         return ""
     rate = "" if math.isnan(e.exponent) else f" although it falls as n^-{e.exponent:.2f}{_interval(e)}"
@@ -145,7 +173,26 @@ def _hardmax(e: HeadEvidence) -> str:
         why = f"{e.effective_tokens:.2g} tokens carry the softmax"
     else:
         return ""
-    return f"Weights concentrate on single tokens ({why}): expect the error to fall about as 1/sqrt(log n)."
+    pace = _pace(e) or " No curve says how the error falls."
+    return (
+        f"Weights concentrate on single tokens ({why}).{pace} The logarithmic law of hardmax [B, Prop. 5.1] is of "
+        "one-dimensional symmetric Gaussian tokens: it is no prediction for this head."
+    )
+
+
+def _pace(e: HeadEvidence) -> str:
+    """How the error falls on this pool, as measured."""
+    if math.isnan(e.slow_until):
+        return ""
+    if e.slow_until == 0:
+        return " Its error falls like 1/sqrt(n) at every n that was measured."
+    rate = "" if math.isnan(e.exponent) else f" (exponent {e.exponent:.2f} over the range of the fit)"
+    if math.isinf(e.slow_until):
+        return f" Its error falls more slowly than 1/sqrt(n){rate} at every n that was measured."
+    return (
+        f" Its error is slow{rate} up to about n = {_number(float(f'{e.slow_until:.2g}'))}, and falls like 1/sqrt(n) from "
+        "there on, on this pool."
+    )
 
 
 def _mismatch(e: HeadEvidence) -> str:

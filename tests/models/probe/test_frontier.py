@@ -236,7 +236,7 @@ def test_a_head_that_overflows_leaves_the_others_alone() -> None:
 
     def window() -> Window:
         queries = WindowQueries(rows, q, k[:1], v[:1], seen, None, scores, torch.zeros(2, 20), 0)
-        return Window(queries, info, 0, rows, Places(0 * rows, rows, 0 * rows), [es.keep.Heavy()])
+        return Window(queries, info, 0, rows, Places(0 * rows, rows, 0 * rows, 0 * rows), [es.keep.Heavy()])
 
     with pytest.raises(ValueError, match="scores or values are not finite"):
         window().errors(0, np.arange(2))

@@ -12,7 +12,7 @@ import torch
 
 import esscher as es
 from esscher.convergence.curve import ErrorCurve
-from esscher.models.probe.headline import fitted, headline
+from esscher.models.probe.headline import fitted, headline, headline_numbers, read_numbers
 from esscher.models.probe.spec import FIXED, ProbeSpec, drawn_ladder, fit_points
 
 HALVES = [64, 91, 128, 181, 256, 362, 512, 724, 1024, 1448, 2048, 2896, 4096]
@@ -31,18 +31,20 @@ def test_no_number_depends_on_the_ladder_of_the_pool(given: Any, keys: int) -> N
     spec = ProbeSpec(n=given)
     ladder = drawn_ladder(spec, keys)
     assert {*HALVES, *FIXED, keys, 1024 * keys} <= set(ladder.tolist())
-    found = headline(pool_curve(ladder), spec, np.array([0, 0, 1, 1, 2]))
+    found = headline(pool_curve(ladder), spec)
     curve = pool_curve(np.array([1, *HALVES, 10**6]))
     x, y = np.log(HALVES), np.log(curve.rms[1:-1])
     assert found["beta_fit"] == pytest.approx(-np.polyfit(x, y, 1)[0], rel=1e-9)
-    clustered = replace(curve.queries, clusters=np.array([0, 0, 1, 1, 2]))
-    again = es.fit_rate(replace(curve, queries=clustered), window=(64, 4096))
-    assert (found["beta_low"], found["beta_high"]) == pytest.approx(again.interval, rel=1e-9)
+    windows = np.array([0, 0, 1, 1, 2])
+    again = es.fit_rate(replace(curve, queries=replace(curve.queries, clusters=windows)), window=(64, 4096))
+    clustered = fitted(pool_curve(ladder), spec.fit, windows)
+    assert (clustered["beta_low"], clustered["beta_high"]) == pytest.approx(again.interval, rel=1e-9)
     for n in FIXED:
         one, below, above = pool_curve(np.array([n])), pool_curve(np.array([n - 1])), pool_curve(np.array([n + 1]))
         assert found[f"relative_{n}"] == pytest.approx(one.rms[0] / one.scale, rel=1e-9)
         slope = math.log(above.rms[0] / below.rms[0]) / math.log((n + 1) / (n - 1))
         assert found[f"local_slope_{n}"] == pytest.approx(slope, abs=1e-4)
+        assert found[f"effective_{n}"] == pytest.approx(one.effective_tokens[0], rel=1e-9)
 
 
 def test_tokens_needed_are_those_of_the_curve() -> None:
@@ -51,9 +53,40 @@ def test_tokens_needed_are_those_of_the_curve() -> None:
     found = headline(curve, spec)
     assert found["tokens_needed_20pct"] == es.tokens_needed(curve, 0.2)
     assert math.isnan(found["tokens_needed_0_1pct"])  # not reached within the ladder
-    low, high = found["beta_low"], found["beta_high"]
+    low, high = (fitted(curve, spec.fit)[key] for key in ("beta_low", "beta_high"))
     assert low < -max(found[f"local_slope_{n}"] for n in FIXED)  # the range of local slopes, where windows are not told
     assert high > -min(found[f"local_slope_{n}"] for n in FIXED) - 1e-9
+
+
+def test_numbers_of_many_curves_are_those_of_each() -> None:
+    """Read at once for weighted means over the queries; between the n of the ladder by straight lines, to 1 %."""
+    spec = ProbeSpec()
+    ladder = drawn_ladder(spec, 300)
+    curve = pool_curve(ladder)
+    of_each = curve.queries
+    limit = np.square(of_each.limit).sum(axis=1)
+    weights = np.array([[1.0, 1, 1, 1, 1], [0, 1, 1, 1, 1], [0, 0, 0, 0, 1]])
+    weights /= weights.sum(axis=1, keepdims=True)
+    read = read_numbers(spec, ladder, weights @ of_each.mse, weights @ limit, weights @ of_each.sum_p2)
+    for row, share in zip(read, weights, strict=True):
+        rows = np.flatnonzero(share)
+        few = replace(of_each, **{name: getattr(of_each, name)[rows] for name in ("mse", "sum_p2", "limit", "delta")})
+        known = headline(ErrorCurve.from_queries(ladder, few, None, kind="exact", origin=""), spec)
+        for number, value in zip(headline_numbers(spec), row, strict=True):
+            near = 1e-2 if number.n is None else 1e-9
+            assert number.plain(value) == pytest.approx(known[number.key], rel=near), number.key
+
+
+def test_a_curve_that_does_not_come_down_needs_no_number_of_tokens() -> None:
+    spec = ProbeSpec(epsilons=(0.1,))
+    ladder = drawn_ladder(spec, 300)
+    flat = np.ones((1, ladder.size))
+    names = [number.key for number in headline_numbers(spec)]
+    read = dict(zip(names, read_numbers(spec, ladder, flat, np.ones(1), flat)[0], strict=True))
+    assert math.isnan(read["tokens_needed_10pct"])
+    assert read["beta_fit"] == pytest.approx(0, abs=1e-12)
+    low = read_numbers(spec, ladder, 1e-9 * flat, np.ones(1), flat)[0]
+    assert low[5] == pytest.approx(math.log(ladder[0]))  # small from the first n on
 
 
 def test_another_range_is_another_exponent() -> None:

@@ -45,7 +45,7 @@ def whole(llama: ProbeContext) -> LayerState:
 
 
 def tables_of(source: ProbeContext, state: LayerState) -> pd.DataFrame:
-    return pd.DataFrame(layer_tables(source.spec, state, None, source.places.windows).heads)
+    return pd.DataFrame(layer_tables(source.spec, state, None, source.places).heads)
 
 
 def assert_same_tables(one: pd.DataFrame, other: pd.DataFrame, rtol: float) -> None:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from esscher.convergence.endless import PIECES
 from esscher.models.corpus.windows import Windows, make_windows
 from esscher.models.huggingface.capture import Captured, forward
 from esscher.models.huggingface.loading import Loaded, load_model
@@ -27,7 +28,7 @@ _T = TypeVar("_T")
 Indices = npt.NDArray[np.int64]
 WindowSink = Callable[[Captured, Indices], None]
 
-QUERY_WINDOWS = 16  # windows the queries come from: each process runs these through the model
+QUERY_WINDOWS = 256  # windows the queries come from: each process runs these through the model
 SEQUENCE_WINDOWS = 32  # the same where a window is the pool
 QUARTERS = 4  # depths of a window at which its own queries stand
 OBJECT = "object:"  # begins the name, in a spec, of a model given as an object: no other process can load it
@@ -50,9 +51,14 @@ class Places:
     windows: Indices
     positions: Indices
     depths: Indices
+    pieces: Indices  # of the pool
 
     def __len__(self) -> int:
         return len(self.windows)
+
+    def take(self, rows: Indices) -> Places:
+        """Those of some queries."""
+        return Places(self.windows[rows], self.positions[rows], self.depths[rows], self.pieces[rows])
 
     def inside(self, window: int) -> Indices:
         """Numbers of the queries of a window."""
@@ -67,6 +73,7 @@ class ProbeContext:
     loaded: Loaded
     windows: Windows
     pooled: npt.NDArray[np.bool_]  # (W, T): tokens that are part of a pool
+    pieces: npt.NDArray[np.int8]  # (W, T): which of PIECES equal pieces of the pool, as the text goes, a pooled token is of
     places: Places
     parts: tuple[Indices, ...]  # windows of each part of the corpus
     mode: Mode
@@ -149,8 +156,9 @@ def make_context(spec: ProbeSpec, loaded: Loaded | None = None) -> ProbeContext:
     windows = make_windows(spec.corpus, _tokenizer(loaded), _window(spec, loaded))
     _check_heads(spec, loaded)
     pooled = windows.text | windows.special if spec.special or spec.pool == "sequence" else windows.text
-    places, parts = _places(spec, windows, pooled, loaded.causal), _parts(spec, pooled)
-    return ProbeContext(spec, loaded, windows, pooled, places, parts, _mode(spec, loaded, parts, int(pooled.sum())))
+    pieces = _pieces(pooled)
+    places, parts = _places(spec, windows, pooled, loaded.causal, pieces), _parts(spec, pooled)
+    return ProbeContext(spec, loaded, windows, pooled, pieces, places, parts, _mode(spec, loaded, parts, int(pooled.sum())))
 
 
 def _concrete(spec: ProbeSpec, loaded: Loaded) -> ProbeSpec:
@@ -167,6 +175,12 @@ def _model(spec: ProbeSpec) -> Loaded:
             "that model and the same out, or save the model in a folder and probe that"
         )
     return load_model(spec.model, revision=spec.revision, dtype=spec.dtype, device=spec.device)
+
+
+def _pieces(pooled: npt.NDArray[np.bool_]) -> npt.NDArray[np.int8]:
+    place: Indices = np.cumsum(pooled, dtype=np.int64).reshape(pooled.shape) - pooled
+    pieces: npt.NDArray[np.int8] = (place * PIECES // max(int(pooled.sum()), 1)).astype(np.int8)
+    return pieces
 
 
 def _parts(spec: ProbeSpec, pooled: npt.NDArray[np.bool_]) -> tuple[Indices, ...]:
@@ -214,7 +228,9 @@ def _check_heads(spec: ProbeSpec, loaded: Loaded) -> None:
         raise ValueError(f"heads: {loaded.name} has heads 0 to {fewest - 1}, got {max(spec.heads)}")
 
 
-def _places(spec: ProbeSpec, windows: Windows, pooled: npt.NDArray[np.bool_], causal: bool) -> Places:
+def _places(
+    spec: ProbeSpec, windows: Windows, pooled: npt.NDArray[np.bool_], causal: bool, pieces: npt.NDArray[np.int8]
+) -> Places:
     """Queries spread evenly over a few windows, at random places in each.
 
     Where a causal model's window is the pool, or where positions are given, they stand at these depths of it, by default at
@@ -239,7 +255,8 @@ def _places(spec: ProbeSpec, windows: Windows, pooled: npt.NDArray[np.bool_], ca
         else:
             picked, depths = _before(text, ends, share)
         found.append((np.full(len(picked), window), picked, depths))
-    return Places(*(np.concatenate(column) for column in zip(*found, strict=True)))
+    where, at, depth = (np.concatenate(column) for column in zip(*found, strict=True))
+    return Places(where, at, depth, pieces[where, at].astype(np.int64))
 
 
 def _depths(spec: ProbeSpec, windows: Windows, longest: int) -> Indices:

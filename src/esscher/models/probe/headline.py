@@ -1,14 +1,14 @@
 """The numbers of a head that compare between pools, models and texts: all from its error curve, at n that are always the same.
 
-The exponent is fitted to the half octaves of the spec's range ``fit`` and to no other n; error and local slope are those at
-FIXED. The ladder of draws with replacement (``drawn_ladder``) has all of them, whatever the size of the pool.
+The exponent is fitted to the half octaves of the spec's range ``fit`` and to no other n; error, local slope and effective
+tokens are those at FIXED. The ladder of draws with replacement (``drawn_ladder``) has all of them, whatever the pool's size.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,21 +18,92 @@ from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.rate.fit import fit_rate
 from esscher.models.probe.spec import FIXED, ProbeSpec, fit_points
 
-__all__ = ["at_error", "fitted", "headline", "needed_column", "or_nan", "percent"]
+__all__ = ["Number", "at_error", "fitted", "headline", "headline_numbers", "needed_column", "or_nan", "percent", "read_numbers"]
 
 Indices = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
-def headline(curve: ErrorCurve, spec: ProbeSpec, windows: Indices | None = None) -> dict[str, float]:
-    """beta_fit with its interval, relative_<n> and local_slope_<n> at FIXED, tokens_needed_<error>pct for the spec's errors.
+@dataclass(frozen=True)
+class Number:
+    """A headline number: its column, and its scale.
 
-    ``curve``: exact, of draws with replacement, on a ladder that has the n of the fit and FIXED. ``windows``: as in ``fitted``.
+    ``log``: it is compared by ratio. ``near`` and ``far``: as in esscher.convergence.endless, of its logarithm where it is.
+    ``n``: where it is read off the curve, at most; None where that is the number itself. ``limits``: no head can be outside.
     """
-    found = fitted(curve, spec.fit, windows)
+
+    key: str
+    low: str
+    high: str
+    log: bool
+    near: float
+    far: float
+    n: int | None
+    limits: tuple[float, float] = (0.0, math.inf)
+
+    def plain(self, value: float) -> float:
+        """From its scale to the number itself, within what is possible; NaN where there is no such end."""
+        if not math.isfinite(value):
+            return math.nan
+        plain = math.exp(min(value, 700.0)) if self.log else value
+        return min(max(plain, self.limits[0]), self.limits[1])
+
+
+def headline_numbers(spec: ProbeSpec) -> tuple[Number, ...]:
+    """Every number that has an interval for an endless text, in the order of ``read_numbers``."""
+    tokens = {"log": True, "near": 0.2, "far": 0.2}
+    return (
+        *(_number(f"relative_{n}", log=True, near=0.1, far=0.12, n=n) for n in FIXED),
+        Number(
+            "beta_fit", "beta_low", "beta_high", log=False, near=0.03, far=0.04, n=spec.fit[1], limits=(-math.inf, math.inf)
+        ),
+        *(_number(needed_column(epsilon), **tokens, n=None, limits=(1.0, math.inf)) for epsilon in spec.epsilons),
+        *(_number(f"effective_{n}", **tokens, n=n, limits=(1.0, float(n))) for n in FIXED),
+    )
+
+
+def _number(key: str, **known: object) -> Number:
+    return Number(key, f"{key}_low", f"{key}_high", **known)  # type: ignore[arg-type]
+
+
+def read_numbers(spec: ProbeSpec, n: Indices, mse: Floats, limit: Floats, sum_p2: Floats) -> Floats:
+    """The headline numbers of R curves, (R, k), each on its own scale; NaN where a curve does not have one.
+
+    ``n``: the ladder; ``mse`` and ``sum_p2`` (R, len n) and ``limit`` (R,), the squared norm of the limit: means over queries.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        height, x = 0.5 * np.log(mse / limit[:, None]), np.log(n.astype(float))
+        fixed, points = np.searchsorted(n, FIXED), np.searchsorted(n, fit_points(spec.fit))
+        apart = x[points] - x[points].mean()
+        slope = height[:, points] @ apart / (apart @ apart)
+        needed = [_crossing(x, height, math.log(epsilon)) for epsilon in spec.epsilons]
+        found = np.column_stack([height[:, fixed], -slope, *needed, -np.log(sum_p2[:, fixed])])
+    return np.where(np.isfinite(found), found, np.nan)
+
+
+def _crossing(x: Floats, height: Floats, level: float) -> Floats:
+    """Where each row first falls to the level, by straight lines between the points; NaN where it does not."""
+    below = height <= level
+    first = np.maximum(below.argmax(axis=1), 1)
+    rows = np.arange(len(height))
+    left, right = height[rows, first - 1], height[rows, first]
+    share = np.clip((left - level) / (left - right), 0.0, 1.0)
+    crossing = x[first - 1] + share * (x[first] - x[first - 1])
+    return np.where(below[:, 0], x[0], np.where(below.any(axis=1), crossing, np.nan))
+
+
+def headline(curve: ErrorCurve, spec: ProbeSpec) -> dict[str, float]:
+    """beta_fit, relative_<n>, local_slope_<n> and effective_<n> at FIXED, tokens_needed_<error>pct for the spec's errors.
+
+    ``curve``: exact, of draws with replacement, on a ladder that has the n of the fit and FIXED.
+    """
+    found = {"beta_fit": fitted(curve, spec.fit)["beta_fit"]}
     places = _places(curve, np.array(FIXED))
-    slope = np.full(curve.n.size, np.nan) if curve.slope is None else curve.slope
-    found |= {f"relative_{n}": float(curve.relative[i]) for n, i in zip(FIXED, places, strict=True)}
-    found |= {f"local_slope_{n}": float(slope[i]) for n, i in zip(FIXED, places, strict=True)}
+    unknown = np.full(curve.n.size, np.nan)
+    columns = {"relative": curve.relative, "local_slope": curve.slope, "effective": curve.effective_tokens}
+    for name, values in columns.items():
+        known = unknown if values is None else values
+        found |= {f"{name}_{n}": float(known[i]) for n, i in zip(FIXED, places, strict=True)}
     return found | {needed_column(epsilon): or_nan(tokens_needed, curve, epsilon) for epsilon in spec.epsilons}
 
 

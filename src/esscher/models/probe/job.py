@@ -15,7 +15,7 @@ import pyarrow.compute as compute_arrow
 from esscher.models.huggingface.parity import parity
 from esscher.models.probe.agreement import agreement_table
 from esscher.models.probe.cache import budget_table
-from esscher.models.probe.context import Indices, Mode, ProbeContext
+from esscher.models.probe.context import Mode, ProbeContext
 from esscher.models.probe.curves import METRICS
 from esscher.models.probe.layer import LayerState, add_head, begin, layer_from_rows, layer_rows, merge_layers
 from esscher.models.probe.memory import context_of
@@ -142,7 +142,7 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
 
 def _layer(context: ProbeContext, unit: Unit) -> Mapping[str, Any]:
     (state,) = stream(context, unit["layers"], context.parts[0])
-    return _finish(context, state, context.places.windows).finished()
+    return _finish(context, state).finished()
 
 
 def _held(context: ProbeContext, unit: Unit) -> Mapping[str, Any]:
@@ -154,7 +154,7 @@ def _held(context: ProbeContext, unit: Unit) -> Mapping[str, Any]:
     wanted = unit.get("heads", context.heads(layer))
     heads = ((head, add_head(empty.heads[head], queries, head, rows, whole=True)) for head in wanted)
     sampled = _sampled(context, pooled) if spec.moments else None
-    tables = layer_tables(spec, empty, context.maps[layer], context.places.windows, heads, sampled)
+    tables = layer_tables(spec, empty, context.maps[layer], context.places, heads, sampled)
     if wanted[0] != context.heads(layer)[0]:
         tables.layers.clear()  # the layer's row comes with its first heads
     return tables.finished()
@@ -163,8 +163,8 @@ def _held(context: ProbeContext, unit: Unit) -> Mapping[str, Any]:
 COMPUTE = {Mode.HELD: _held, Mode.LAYERS: _layer, Mode.PARTS: _part, Mode.OWN: _own}
 
 
-def _finish(context: ProbeContext, state: LayerState, clusters: Indices) -> Tables:
-    return layer_tables(context.spec, state, context.maps[state.info.layer], clusters)
+def _finish(context: ProbeContext, state: LayerState) -> Tables:
+    return layer_tables(context.spec, state, context.maps[state.info.layer], context.places)
 
 
 def _sampled(context: ProbeContext, pooled: PooledLayer) -> dict[tuple[int, str], Sampled]:
@@ -229,7 +229,7 @@ def _joined(context: ProbeContext, shards: Iterable[Shard]) -> dict[str, pd.Data
     for layer in [layer for layer in sorted(states) if seen[layer] == pieces]:
         state = states.pop(layer)
         whole = whole_layer(context, state) if own else state
-        for name, frame in _finish(context, whole, context.places.windows).finished().items():
+        for name, frame in _finish(context, whole).finished().items():
             finished.setdefault(name, []).append(frame)
     return {name: pd.concat(frames, ignore_index=True) if frames else pd.DataFrame() for name, frames in finished.items()}
 

@@ -72,8 +72,9 @@ def add_head(known: HeadState | str, queries: LayerQueries, head: int, rows: Row
             if not isinstance(known, str):
                 some = slice(start, start + KEY_BLOCK)
                 k, v = rows.k[own, some], rows.v[own, some]
-                hidden = None if rows.hidden is None else rows.hidden[some]
-                block = Block(scores_of(queries.info, q, k), q, k, v, rows.positions[some], known.kept, hidden, pool)
+                hidden, pieces = (None if x is None else x[some] for x in (rows.hidden, rows.pieces))
+                scores, positions = scores_of(queries.info, q, k), rows.positions[some]
+                block = Block(scores, q, k, v, positions, known.kept, hidden, pool, pieces=pieces)
                 known = head_state.update(known, block)
     except ValueError as reason:
         return str(reason)

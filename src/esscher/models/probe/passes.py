@@ -37,15 +37,16 @@ def hold(context: ProbeContext) -> dict[int, PooledLayer]:
         own = LayerMoments.of(rows)
         moments[layer] = moments[layer].merge(own) if layer in moments else own
         q = rows.q if context.spec.moments else rows.q[:, :0]
-        parts.setdefault(layer, []).append(Rows(q, rows.k, rows.v, rows.positions, None))
+        parts.setdefault(layer, []).append(Rows(q, rows.k, rows.v, rows.positions, None, pieces=rows.pieces))
 
     (windows,) = context.parts
     context.run(windows, context.layers, sink)
     found = {}
     for layer in context.layers:
         q, k, v = (torch.cat([getattr(rows, name) for rows in parts[layer]], dim=1) for name in ("q", "k", "v"))
-        positions = torch.cat([rows.positions for rows in parts.pop(layer)])
-        found[layer] = PooledLayer(collector.result(layer), moments[layer], Rows(q, k, v, positions, None))
+        positions = torch.cat([rows.positions for rows in parts[layer]])
+        pieces = torch.cat([rows.pieces for rows in parts.pop(layer) if rows.pieces is not None])
+        found[layer] = PooledLayer(collector.result(layer), moments[layer], Rows(q, k, v, positions, None, pieces=pieces))
     return found
 
 
@@ -64,7 +65,5 @@ def stream(context: ProbeContext, layers: Sequence[int], windows: Indices) -> li
 
 
 def _rows(context: ProbeContext, captured: Captured, batch: Indices) -> Rows:
-    pooled, special = (
-        torch.from_numpy(mask[batch]).to(captured.query.device) for mask in (context.pooled, context.windows.special)
-    )
-    return Rows.of(captured, pooled, special)
+    masks = context.pooled, context.windows.special, context.pieces
+    return Rows.of(captured, *(torch.from_numpy(mask[batch]).to(captured.query.device) for mask in masks))

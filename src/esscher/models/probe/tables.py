@@ -7,14 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from esscher.models.huggingface.maps import LinearMaps
 from esscher.models.probe import head as head_state
 from esscher.models.probe.agreement import AGREEMENT
 from esscher.models.probe.cache import BUDGET
+from esscher.models.probe.context import Places
 from esscher.models.probe.curves import curve_rows
 from esscher.models.probe.head import HeadState
 from esscher.models.probe.layer import LayerState
@@ -33,7 +32,6 @@ from esscher.runs.columns import Column
 
 __all__ = ["Tables", "columns", "failed_row", "layer_tables"]
 
-Indices = npt.NDArray[np.int64]
 Moments = Mapping[tuple[int, str], Sampled]  # sampled, by head and metric
 
 
@@ -68,20 +66,20 @@ def layer_tables(
     spec: ProbeSpec,
     state: LayerState,
     maps: LinearMaps | None,
-    windows: Indices,
+    places: Places,
     heads: Iterable[tuple[int, HeadState | str]] | None = None,
     moments: Moments | None = None,
 ) -> Tables:
-    """Every table's rows of one layer. ``windows`` (m,): that of each query; ``heads`` come instead of the state's."""
+    """Every table's rows of one layer. ``places``: those of the queries; ``heads`` come instead of the state's."""
     summary = LayerSummary.of(state.info, state.moments, maps, {} if moments is None else moments)
-    layer = _Layer(spec, summary, windows, state.keys)
+    layer = _Layer(spec, summary, places, state.keys)
     for head, known in state.heads.items() if heads is None else heads:
         try:
             if isinstance(known, str):
                 raise ValueError(known)
             layer.measure(head, known)
         except ValueError as reason:
-            layer.give_up(Failure(state.info, head, str(reason), state.keys, len(windows)))
+            layer.give_up(Failure(state.info, head, str(reason), state.keys, len(places)))
     layer.add_moments()
     return layer.tables
 
@@ -98,8 +96,8 @@ def failed_row(spec: ProbeSpec, failure: Failure) -> dict[str, Any]:
 class _Layer:
     """One layer's tables while its heads come by."""
 
-    def __init__(self, spec: ProbeSpec, layer: LayerSummary, windows: Indices, keys: int) -> None:
-        self.spec, self.layer, self.windows, self.keys = spec, layer, windows, keys
+    def __init__(self, spec: ProbeSpec, layer: LayerSummary, places: Places, keys: int) -> None:
+        self.spec, self.layer, self.places, self.keys = spec, layer, places, keys
         self.columns = columns(spec)
         self.notes: dict[str, dict[str, Any]] = {}
         self.tables = Tables(layers=[_layer_row(spec, layer)])
@@ -107,8 +105,8 @@ class _Layer:
     def measure(self, head: int, known: HeadState) -> None:
         """Append the rows of one head to every table."""
         known = head_state.settle(known, Met(self.spec, self.layer.info, head, self.keys, {}), self.notes)
-        windows = self.windows[known.queries.numpy()]
-        row, long = head_state.finish(known, Found(self.spec, self.layer, head, self.keys, windows, {}, {}, {}))
+        places = self.places.take(known.queries.numpy())
+        row, long = head_state.finish(known, Found(self.spec, self.layer, head, self.keys, places, {}, {}, {}))
         self.tables.heads.append(row)
         for table, frames in long.items():
             for frame in frames:

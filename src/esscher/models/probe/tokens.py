@@ -57,7 +57,7 @@ def scores_of(info: LayerInfo, q: Tensor, k: Tensor) -> Tensor:
 class Rows:
     """Pooled tokens of a block: q (H, B, k), k and v (H_kv, B, .), positions in their windows (B,), hidden (B, d) or None.
 
-    ``special`` (B,): the special tokens among them; None where none is known.
+    ``special`` (B,): the special tokens among them; ``pieces`` (B,): the piece of the pool each is of; None: not known.
     """
 
     q: Tensor
@@ -66,14 +66,16 @@ class Rows:
     positions: Tensor
     hidden: Tensor | None
     special: Tensor | None = None
+    pieces: Tensor | None = None
 
     @classmethod
-    def of(cls, captured: Captured, pooled: Tensor, special: Tensor | None = None) -> Rows:
-        """``pooled`` (batch, tokens): which tokens to take; ``special``, alike: which are special."""
+    def of(cls, captured: Captured, pooled: Tensor, special: Tensor | None = None, pieces: Tensor | None = None) -> Rows:
+        """``pooled`` (batch, tokens): which tokens to take; ``special`` and ``pieces``, alike: what is known of them."""
         wide = torch.float64 if captured.query.dtype == torch.float64 else torch.float32
         q, k, v = (x.to(wide).transpose(0, 1)[:, pooled] for x in (captured.query, captured.key, captured.value))
         hidden = None if captured.hidden is None else captured.hidden.to(wide)[pooled]
-        return cls(q, k, v, pooled.nonzero()[:, 1], hidden, None if special is None else special[pooled])
+        known = (None if each is None else each[pooled] for each in (special, pieces))
+        return cls(q, k, v, pooled.nonzero()[:, 1], hidden, *known)
 
     @property
     def sinks(self) -> Tensor:

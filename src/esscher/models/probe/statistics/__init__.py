@@ -11,6 +11,7 @@ from esscher.models.probe.spec import ProbeSpec
 from esscher.models.probe.statistics.accuracy import Accuracy
 from esscher.models.probe.statistics.bernoulli import Bernoulli
 from esscher.models.probe.statistics.dispersion import Dispersion
+from esscher.models.probe.statistics.endless import EndlessText
 from esscher.models.probe.statistics.frontier import Frontier
 from esscher.models.probe.statistics.identity import Identity
 from esscher.models.probe.statistics.output_moments import OutputMoments
@@ -50,6 +51,7 @@ STATISTICS: tuple[Statistic, ...] = (
     Identity(),
     Theory(),
     Replacement(),
+    EndlessText(),
     Bernoulli(),
     Softmax(),
     Dispersion(),

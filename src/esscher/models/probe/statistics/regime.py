@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from esscher.diagnostics.regimes import LABELS, HeadEvidence, classify
+from esscher.diagnostics.regimes import LABELS, HeadEvidence, classify, slow_until
 from esscher.models.probe.spec import ProbeSpec
 from esscher.models.probe.statistics.replacement import pool_place
 from esscher.models.probe.statistics.statistic import Failure, Findings, Found, Statistic
@@ -16,7 +16,7 @@ __all__ = ["Regime"]
 
 class Regime(Statistic):
     name = "regime"
-    reads = ("identity", "theory", "replacement", "softmax", "tail", "sinks", "score_shape", "token_shape")
+    reads = ("identity", "theory", "replacement", "endless", "softmax", "tail", "sinks", "score_shape", "token_shape")
 
     def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
         return (
@@ -55,6 +55,7 @@ class Regime(Statistic):
                 exponent=row["beta_fit"],
                 exponent_low=row["beta_low"],
                 exponent_high=row["beta_high"],
+                slow_until=math.nan if curve.slope is None else slow_until(curve.n, curve.slope),
                 relative_rms=row["relative_at_n"],
                 constant_ratio=row["rms_at_n"] * math.sqrt(n) / plain if plain > 0 else math.nan,
                 coupling=row["coupling"],

@@ -16,14 +16,14 @@ from esscher.convergence.grid import state as deposit
 from esscher.convergence.grid.state import Deposit
 from esscher.diagnostics.scores import first_centres, softmax_statistics
 from esscher.models.probe.curves import METRICS, Errors, curve_rows, errors_of
-from esscher.models.probe.headline import headline, needed_column, or_nan, percent
+from esscher.models.probe.headline import headline, headline_numbers, needed_column, or_nan, percent
 from esscher.models.probe.spec import FIXED, ProbeSpec, drawn_ladder
 from esscher.models.probe.statistics.curve_table import CURVES
 from esscher.models.probe.statistics.statistic import Block, Findings, Found, Met, Order, Start, Statistic, stacked
 from esscher.models.probe.wide import Held, add_keys_or_hold
 from esscher.runs.columns import Column
 
-__all__ = ["Drawn", "Replacement", "fitted_columns", "pool_place"]
+__all__ = ["Drawn", "Replacement", "pool_place"]
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,10 @@ class Replacement(Statistic):
     settled = Drawn
 
     def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
-        return (
-            *fitted_columns(spec),
-            *AT_POOL,
-            *_at_fixed(spec),
-            *(_needed(epsilon, first) for first, epsilon in enumerate(spec.epsilons, start=3)),
-            *FINAL,
-        )
+        ends = {number.key: (number.low, number.high) for number in headline_numbers(spec)}
+        needed = (_needed(epsilon, first) for first, epsilon in enumerate(spec.epsilons, start=3))
+        found = (_exponent(spec), *AT_POOL, *_at_fixed(spec), *needed, *FINAL)
+        return tuple(replace(column, ends=ends.get(column.key)) for column in found)
 
     def tables(self, spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
         return {"curves": CURVES}
@@ -95,7 +92,7 @@ class Replacement(Statistic):
     def finish(self, state: Drawn, found: Found) -> Findings:
         keys = found.row["n_keys"]
         curve = state.errors.curve(drawn_ladder(found.spec, found.keys), self.name)
-        row = headline(curve, found.spec, found.windows) | self._at_pool(curve, keys)
+        row = headline(curve, found.spec) | self._at_pool(curve, keys)
         row |= {
             "asymptotic_from": or_nan(asymptotic_from, curve, 0.1),
             "delta_constant": math.nan if curve.delta is None else math.sqrt(curve.delta),
@@ -136,23 +133,18 @@ def _needed(epsilon: float, first: int) -> Column:
     )
 
 
-def fitted_columns(spec: ProbeSpec) -> tuple[Column, Column, Column]:
+def _exponent(spec: ProbeSpec) -> Column:
     low, high = spec.fit
-    return (
-        Column(
-            "beta_fit",
-            "float",
-            "measured exponent",
-            f"Exponent of the exact error from {low:,} to {high:,} drawn keys, a range that is the same for every pool: 0.5 is "
-            f"the usual square-root law, less is slower.{_drawn(spec)}",
-            scale="linear",
-            first=6,
-            metric=METRICS["replacement"],
-            short="exponent",
-            ends=("beta_low", "beta_high"),
-        ),
-        Column("beta_low", "float", "exponent, low", "Lower end of the measured exponent's interval.", first=7),
-        Column("beta_high", "float", "exponent, high", "Upper end of the measured exponent's interval.", first=8),
+    return Column(
+        "beta_fit",
+        "float",
+        "measured exponent",
+        f"Exponent of the exact error from {low:,} to {high:,} drawn keys, a range that is the same for every pool: 0.5 is "
+        f"the usual square-root law, less is slower.{_drawn(spec)}",
+        scale="linear",
+        first=6,
+        metric=METRICS["replacement"],
+        short="exponent",
     )
 
 
@@ -176,7 +168,17 @@ def _at_fixed(spec: ProbeSpec) -> tuple[Column, ...]:
         )
         for n in FIXED
     )
-    return (*errors, *slopes)
+    tokens = (
+        Column(
+            f"effective_{n}",
+            "float",
+            f"effective tokens, {n:,} keys",
+            f"How many of {n:,} drawn keys share the attention, one over the summed squared weights.{_drawn(spec)}",
+            scale="log",
+        )
+        for n in FIXED
+    )
+    return (*errors, *slopes, *tokens)
 
 
 def _drawn(spec: ProbeSpec) -> str:

@@ -172,7 +172,10 @@ def _columns(spec: ProbeSpec) -> tuple[Column, ...]:
         Column("status", "word", "status", "ok, or refused where the scores are too wide at this scale."),
         Column("reason", "word", "reason", "Why a scale was refused."),
         replace(known["beta_fit"], help=f"{known['beta_fit'].help} {L2}"),
-        *(known[key] for key in ("beta_low", "beta_high", "coupling", "horizon2")),
+        Column("beta_low", "float", "exponent, low", "Lower end of its 95 % interval over windows of text."),
+        Column("beta_high", "float", "exponent, high", "Upper end of its 95 % interval over windows of text."),
+        *(known[key] for key in ("coupling", "horizon2")),
         *(replace(known[key], help=MOMENTS) for key in ("beta_paper", "beta_paper_experimental")),
-        *(known[key] for key in ("beta_sharp", "beta_sharp_rms", "relative_at_n", needed_column(ERROR))),
+        *(known[key] for key in ("beta_sharp", "beta_sharp_rms", "relative_at_n")),
+        replace(known[needed_column(ERROR)], ends=None),
     )

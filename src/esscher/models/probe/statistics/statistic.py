@@ -29,6 +29,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from esscher.models.probe.context import Places
 from esscher.models.probe.spec import ProbeSpec
 from esscher.models.probe.tokens import LayerInfo, LayerSummary
 from esscher.models.probe.wide import Held
@@ -69,6 +70,7 @@ class Block:
     by_rule: Callable[[], RuleErrors] | None = None  # what keep rules cost the queries, where they see their own context
     seen: Tensor | None = None  # (m, B): which keys each query sees; None: all
     outputs: Tensor | None = None  # (m, d_v): what the model itself made of these keys, where they are a query's own context
+    pieces: Tensor | None = None  # (B,) int8, rising: the piece of the pool each key is of, where the corpus is the pool
 
     @cached_property
     def kept_scores(self) -> Tensor:
@@ -103,10 +105,15 @@ class Found:
     layer: LayerSummary
     head: int
     keys: int  # as in Met
-    windows: npt.NDArray[np.int64]  # (m,): the window each query stands in
+    places: Places  # where each of the m queries stands
     states: Mapping[str, Any]
     values: Mapping[str, Any]
     row: Mapping[str, Any]  # columns
+
+    @property
+    def windows(self) -> npt.NDArray[np.int64]:
+        """(m,): the window each query stands in."""
+        return self.places.windows
 
 
 @dataclass(frozen=True)
