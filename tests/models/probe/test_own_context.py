@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch
 
 import esscher as es
 from esscher.models.probe import context
-from esscher.models.probe.queries import capture_queries
+from esscher.models.probe.queries import WindowQueries, capture_queries
 from esscher.models.probe.spec import ProbeSpec, drawn_ladder, kept_ladder
+from esscher.models.probe.tokens import LayerInfo
 from tests.models.probe_runs import captured_layers, few_texts, own_state, rows_of, source, tiny_model
 
 SMALL: dict[str, Any] = {
@@ -75,6 +77,20 @@ def test_the_pool_of_each_query_is_what_its_mask_allows(name: str, sliding: int,
     assert (heads["status"] == "ok").all()
     assert (heads["output_difference"] < 1e-5).all()
     assert run.table("about")["output_difference"][0] == heads["output_difference"].max() > 0
+
+
+def test_a_call_without_a_mask_sees_every_key_that_came(tmp_path: Path) -> None:
+    """The mask alone says what a query sees: padding is in it, and where there is none the model attends to all."""
+    found = source(probe("bert", tmp_path, queries=24))
+    window = int(np.flatnonzero(found.windows.padding.any(1))[-1])
+    places = replace(found.places, windows=np.full_like(found.places.windows, window))
+    (captured,) = captured_layers(found, np.array([window]))[1]
+    info, padded = LayerInfo.of(captured, own=True), torch.from_numpy(found.windows.padding[window])
+    there = replace(found, places=places)
+    masked, bare = (WindowQueries.of(there, one, 0, window, info) for one in (captured, replace(captured, mask=None)))
+    assert torch.equal(masked.seen[0].any(0), ~padded)
+    assert bool(bare.seen.all())
+    assert bool(torch.isfinite(bare.scores).all())
 
 
 @pytest.mark.parametrize(("name", "kind"), [("t5", "t5"), ("gpt_oss", "llama"), ("gemma2", "llama")])

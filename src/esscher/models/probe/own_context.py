@@ -10,7 +10,7 @@ own number of them: keys are kept at one fraction of each context.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from esscher.keep import parse
+from esscher.keep.rule import Rule
 from esscher.models.huggingface.capture import Captured
 from esscher.models.probe import head as head_state
 from esscher.models.probe.context import Indices, ProbeContext
@@ -41,9 +42,10 @@ FIRST = 0  # the head whose keys are counted where a number is for all
 def window_states(probe: ProbeContext, window: int, take: Callable[[LayerState], object]) -> None:
     """One forward pass: ``take`` gets the settled state of each layer for the queries of a window, as it goes by."""
     statistics = statistics_of(probe.spec)
+    rules = [parse(text) for text in probe.spec.compared] if window in compared(probe) else []
 
     def sink(captured: Captured, batch: Indices) -> None:
-        take(_Layer(probe, statistics, captured, window).state())
+        take(_Layer(probe, statistics, rules, captured, window).state())
         advance((probe.layers.index(captured.layer) + 1) / len(probe.layers))
 
     probe.run(np.array([window]), probe.layers, sink)
@@ -75,8 +77,10 @@ def whole_layer(probe: ProbeContext, state: LayerState) -> LayerState:
 class _Layer:
     """One layer while a window passes it."""
 
-    def __init__(self, probe: ProbeContext, statistics: tuple[Statistic, ...], captured: Captured, window: int) -> None:
-        self.probe, self.statistics, self.captured, self.window = probe, statistics, captured, window
+    def __init__(
+        self, probe: ProbeContext, statistics: tuple[Statistic, ...], rules: Sequence[Rule], captured: Captured, window: int
+    ) -> None:
+        self.probe, self.statistics, self.rules, self.captured, self.window = probe, statistics, rules, captured, window
         self.info = LayerInfo.of(captured, own=True)
         self.queries = WindowQueries.of(probe, captured, 0, window, self.info)
         at = torch.from_numpy(probe.places.positions[self.queries.rows]).to(captured.query.device)
@@ -91,8 +95,9 @@ class _Layer:
         rows = Rows.of(self.captured, *(torch.from_numpy(mask[[self.window]]).to(self.captured.query.device) for mask in masks))
         moments = LayerMoments.of(rows)
         heads: dict[int, HeadState | str] = {}
+        asking = self._asking()
         for kv_head, sharing in groupby(self.probe.heads(self.info.layer), self.info.kv_head):
-            by_rule = self._by_rule(kv_head)
+            by_rule = Window(self.queries, self.info, kv_head, asking, self.probe.places, self.rules) if asking.size else None
             for head in sharing:
                 try:
                     heads[head] = self._head(head, by_rule)
@@ -131,15 +136,13 @@ class _Layer:
         state = head_state.update(head_state.init(self.statistics, start, numbers), block)
         return head_state.settle(state, Met(self.probe.spec, self.info, head, self.keys, {}), self.notes)
 
-    def _by_rule(self, kv_head: int) -> Window | None:
-        """What keep rules cost the deepest queries of the window, where this one is among those they are compared in."""
-        rules = [parse(text) for text in self.probe.spec.compared]
-        deepest = self.probe.deepest(self.window)
-        if not rules or self.window not in compared(self.probe):
-            return None
-        members = np.flatnonzero(np.isin(self.queries.rows, deepest))
+    def _asking(self) -> Indices:
+        """Places of the queries that keep rules are compared for: the deepest of the window; none where rules are not."""
+        if not self.rules:
+            return np.zeros(0, dtype=np.int64)
+        members = np.flatnonzero(np.isin(self.queries.rows, self.probe.deepest(self.window)))
         enough = self.queries.seen_by(FIRST)[torch.from_numpy(members)].sum(1).cpu().numpy() >= FEWEST
-        return Window(self.queries, self.info, kv_head, members[enough], self.probe.places, rules) if enough.any() else None
+        return members[enough]
 
 
 def _asked(probe: ProbeContext, layer: int) -> Indices:
