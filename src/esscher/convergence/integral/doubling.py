@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esscher.convergence.integral.formulas import TINY, aliasing
+from esscher.convergence.integral.formulas import TINY, Floats, aliasing
 from esscher.convergence.integral.inclusion import InclusionErrors
 
 __all__ = ["Answered", "doubling_errors"]
@@ -38,6 +38,7 @@ TRIES = 12
 NODES = 72  # of a query at most
 QUERIES = 8  # of one task
 ROUNDING = 1e-15  # of p w: below it p w is 1
+SLOW = 1e-30  # smaller numbers are nothing, and their products denormal, which takes processors a hundred times as long
 SUMS = ("total", "pair", "spread", "count", "first", "kept", "second", "largest")  # over the keys of a query
 TOTAL, PAIR, SPREAD, COUNT, FIRST, KEPT, SECOND, LARGEST = range(len(SUMS))
 FAST = {"reassoc", "contract", "arcp", "nsz"}  # sums in any order; infinity and NaN stay what they are
@@ -70,10 +71,10 @@ class _Keys:
     def __init__(self, weight: Tensor, near: Tensor, drift: Tensor, distance: Tensor, p: Tensor, w: Tensor | None) -> None:
         self.drift, self.near = drift, near.float()
         weights, self.distance, given = (x.contiguous().numpy() for x in (weight, distance, p))
-        counts = np.ones((1, 1)) if w is None else w.contiguous().numpy()
-        self.p, self.eps, self.sums = np.empty_like(weights), np.empty_like(weights), np.zeros((len(p), len(SUMS)))
-        apart = torch.empty(2, *p.shape, dtype=torch.float64)
-        _part(weights, self.distance, given, counts, w is None, self.p, self.eps, self.sums, apart.numpy())
+        counted = np.ones_like(given) if w is None else w.contiguous().numpy()
+        self.p, self.eps = own = np.empty((2, *weights.shape))
+        self.sums, apart = np.zeros((len(p), len(SUMS))), torch.empty(2, *p.shape, dtype=torch.float64)
+        _part(weights, self.distance, given, counted, own, self.sums, apart.numpy())
         vectors = (apart.flatten(0, 1) @ near).reshape(2, len(p), -1) - apart.sum(2, keepdim=True) * drift
         self.first, self.vector = vectors.unbind(0)
         self.sums[:, FIRST] = self.first.norm(dim=1).numpy()
@@ -81,12 +82,14 @@ class _Keys:
     def integrate(self, start: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """mse, bias, E sum p^2, and which are known, of QUERIES queries from ``start`` on."""
         part = slice(start, start + QUERIES)
-        p, eps, distance, sums = self.p[part], self.eps[part], self.distance[part], self.sums[part]
-        m, size = p.shape
+        m, size = self.p[part].shape
         terms, nodes = np.empty((m * NODES, size), np.float32), np.empty((m * NODES, COLUMNS))
-        counts, known = np.zeros(m, np.int64), np.zeros(m, np.bool_)
-        rows = int(_march(p, eps, distance, sums, terms, nodes, counts, known))
-        owner = torch.repeat_interleave(torch.arange(m), torch.from_numpy(counts))
+        room = (np.empty(size), np.empty(size), np.empty(size))
+        counts, known, rows = torch.zeros(m, dtype=torch.int64), torch.zeros(m, dtype=torch.bool), 0
+        for i in range(m):
+            counts[i], known[i] = self._march(start + i, terms[rows:], nodes[rows:], room)
+            rows += int(counts[i])
+        owner = torch.repeat_interleave(torch.arange(m), counts)
         t, chance, late, summed, spread, pairs = torch.from_numpy(nodes[:rows]).unbind(1)
         base = torch.where(late[:, None] > 0, self.vector[part][owner], self.first[part][owner])
         moved = (torch.from_numpy(terms[:rows]) @ self.near).double()
@@ -95,16 +98,30 @@ class _Keys:
         of_rows = torch.stack([share * t * (vector.square().sum(1) + spread), share * t * pairs], dim=1)
         numbers = torch.cat([of_rows, share[:, None] * vector], dim=1)
         found = torch.zeros(m, numbers.shape[1], dtype=torch.float64).index_add_(0, owner, numbers)
-        begin = torch.from_numpy(counts).cumsum(0) - torch.from_numpy(counts)
+        begin = counts.cumsum(0) - counts
         # Below the first node, at t, the bias has t (B - t G) left. Over these nodes the sum of t is that t, and of t^2 a third
         # of its square; the first node says what B - t G is.
         lowest = 2 * self.first[part] + chance[begin, None] * vector[begin]
         bias = found[:, 2:] + STEP * t[begin, None] * lowest / 3
-        return found[:, 0], bias, found[:, 1], torch.from_numpy(known)
+        return found[:, 0], bias, found[:, 1], known
+
+    def _march(self, i: int, terms: Any, nodes: Floats, room: tuple[Floats, ...]) -> tuple[int, bool]:
+        """Nodes of one query, and whether nothing is left on either side.
+
+        Arrays of the inner sums come from here: the compiler makes vector operations of them only where it is given each alone.
+        """
+        sums = self.sums[i]
+        second, t = sums[FIRST] ** 2 + sums[SECOND], math.exp(LOWEST) / max(sums[KEPT], TINY)
+        for _ in range(TRIES):
+            count, found, closed = _query((self.p[i], self.eps[i], self.distance[i]), sums, t, room, terms, nodes)
+            if closed and t * t * second <= 2 * TOL * found + TINY:
+                return count, True
+            t /= 2**DEEPER
+        return count, False
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
-def _part(weight: Any, far: Any, given: Any, w: Any, plain: bool, p: Any, eps: Any, sums: Any, apart: Any) -> None:
+def _part(weight: Any, far: Any, given: Any, counted: Any, own: Any, sums: Any, apart: Any) -> None:
     """p and eps of the keys that chance decides, 0 for the others; SUMS; and (p w - 1) pi and the sure keys' eps.
 
     As sum pi c = 0, B = sum p eps c is that of (p w - 1) pi c too, which has no digits to lose where the rule reweights.
@@ -114,47 +131,29 @@ def _part(weight: Any, far: Any, given: Any, w: Any, plain: bool, p: Any, eps: A
         for j in range(given.shape[1]):
             chance, square = given[i, j], far[i, j] * far[i, j]
             some, surely = 1.0 if chance > 0.0 else 0.0, 1.0 if chance == 1.0 else 0.0
-            counts = (1.0 if plain else w[i, j]) if chance > 0.0 else 0.0
-            own, lack = weight[i, j] * counts, chance * counts - 1.0
-            sure = surely * own
+            counts = counted[i, j] if chance > 0.0 else 0.0
+            e, lack = weight[i, j] * counts, chance * counts - 1.0
+            sure = surely * e
             apart[0, i, j] = lack * weight[i, j] if abs(lack) > ROUNDING else 0.0
             apart[1, i, j] = sure
-            p[i, j] = (1.0 - surely) * chance
-            eps[i, j] = own - sure
+            own[0, i, j] = (1.0 - surely) * chance
+            own[1, i, j] = e - sure
             total += sure
             pair += sure * sure
             spread += surely * square
             count += surely
-            kept += chance * own
-            second += (1.0 - chance) * chance * own * own * square
+            kept += chance * e
+            second += (1.0 - chance) * chance * e * e * square
             largest = max(largest, some * square)
         sums[i, TOTAL], sums[i, PAIR], sums[i, SPREAD] = total, pair, spread
         sums[i, COUNT], sums[i, KEPT], sums[i, SECOND], sums[i, LARGEST] = count, kept, second, largest
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
-def _march(p: Any, eps: Any, far: Any, sums: Any, terms: Any, nodes: Any, counts: Any, known: Any) -> int:
-    """Rows of all queries below each other; how many."""
-    lost, left, share = np.empty((3, p.shape[1]))
-    row = 0
-    for i in range(p.shape[0]):
-        second = sums[i, FIRST] * sums[i, FIRST] + sums[i, SECOND]
-        t = math.exp(LOWEST) / max(sums[i, KEPT], TINY)
-        for _ in range(TRIES):
-            counts[i], found, closed = _query(p[i], eps[i], far[i], sums[i], t, lost, left, share, terms[row:], nodes[row:])
-            known[i] = closed and t * t * second <= 2 * TOL * found + TINY
-            if known[i]:
-                break
-            t /= 2**DEEPER
-        row += counts[i]
-    return row
-
-
-@numba.njit(nogil=True, cache=True, error_model="numpy")
-def _query(
-    p: Any, eps: Any, far: Any, sums: Any, t: float, lost: Any, left: Any, share: Any, terms: Any, nodes: Any
-) -> tuple[int, float, bool]:
+def _query(keys: Any, sums: Any, t: float, room: Any, terms: Any, nodes: Any) -> tuple[int, float, bool]:
     """Nodes from t up: how many, what of the mean squared error is surely found, and whether nothing is left above them."""
+    p, eps, far = keys
+    lost, left, share = room
     for j in range(p.size):
         lost[j], left[j] = math.expm1(-t * eps[j]), math.exp(-t * eps[j])
     found, pairs, rest, rest_pairs = 0.0, 0.0, math.inf, math.inf
@@ -211,7 +210,8 @@ def _store(share: Any, p: Any, lost: Any, left: Any, is_late: bool, row: Any) ->
     """The terms of one form of the vector, as float32."""
     if is_late:
         for j in range(row.size):
-            row[j] = share[j] * left[j]
+            term = share[j] * left[j]
+            row[j] = term if term > SLOW else 0.0
     else:
         for j in range(row.size):
             row[j] = share[j] * (1.0 - p[j]) * lost[j]
@@ -222,5 +222,6 @@ def _double(lost: Any, left: Any) -> None:
     """x - 1 and x at the next node."""
     for j in range(lost.size):
         more = lost[j] * (lost[j] + 2.0)
-        left[j] = left[j] * left[j] if lost[j] < -0.5 else 1.0 + more
+        square = left[j] * left[j] if left[j] > SLOW else 0.0
+        left[j] = square if lost[j] < -0.5 else 1.0 + more
         lost[j] = more
