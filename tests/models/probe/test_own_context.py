@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.models.probe import context
+from esscher.models.probe import context, own_context
 from esscher.models.probe.queries import WindowQueries, capture_queries
 from esscher.models.probe.spec import ProbeSpec, drawn_ladder, kept_ladder
 from esscher.models.probe.tokens import LayerInfo
@@ -91,6 +91,37 @@ def test_a_call_without_a_mask_sees_every_key_that_came(tmp_path: Path) -> None:
     assert torch.equal(masked.seen[0].any(0), ~padded)
     assert bool(bare.seen.all())
     assert bool(torch.isfinite(bare.scores).all())
+
+
+def test_heads_that_share_keys_are_measured_at_once_as_they_are_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8}
+    found = source(probe("llama", tmp_path, options=options, heads=(0, 1, 2, 3, 5)))
+    groups: list[int] = []
+    joined = own_context._Own.joined
+    monkeypatch.setattr(own_context._Own, "joined", lambda parts: (groups.append(len(parts)), joined(parts))[1])
+    together = own_state(found, 1)
+    assert set(groups) == {2, 3}
+    monkeypatch.setattr(own_context, "WIDE", 0.0)
+    groups.clear()
+    alone = own_state(found, 1)
+    assert groups == []
+    for head, one in alone.heads.items():
+        other = together.heads[head]
+        assert not isinstance(one, str)
+        assert not isinstance(other, str)
+        assert torch.equal(one.queries, other.queries)
+        assert torch.equal(one.kept, other.kept)
+        for name, own in one.states.items():
+            same = other.states[name]
+            if name in ("replacement", "bernoulli"):
+                for sums in ("mse", "sum_p2", "limit", "keys"):
+                    a, b = (getattr(x.errors if name == "replacement" else x, sums) for x in (own, same))
+                    torch.testing.assert_close(a, b, rtol=2e-5, atol=1e-12)
+            if name == "dispersion":
+                for curve in ("sum_p2", "entropy", "largest"):
+                    a, b = (getattr(x.plain, curve) for x in (own, same))
+                    torch.testing.assert_close(a, b, rtol=2e-4, atol=1e-5)
+                assert torch.equal(own.asked, same.asked)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("t5", "t5"), ("gpt_oss", "llama"), ("gemma2", "llama")])

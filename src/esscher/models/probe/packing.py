@@ -29,6 +29,7 @@ def pack(value: Any, single: Collection[str] = ()) -> bytes:
     """``single``: places of float64 tensors that are known no better than float32, and stored as that."""
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_tree("", value, tensors, frozenset(single)))
+    _own_memory(tensors)
     tensors[TREE] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
     return save(tensors)
 
@@ -46,7 +47,7 @@ def _tree(place: str, value: Any, tensors: dict[str, Tensor], single: frozenset[
         if _symmetric(value):
             upper = torch.triu_indices(*value.shape[-2:], device=value.device)
             value, kind = value[..., upper[0], upper[1]], kind | {"side": value.shape[-1]}
-        tensors[place] = _stored(value, tensors)
+        tensors[place] = value.detach().cpu().contiguous()
         return kind
     if is_dataclass(value):
         value = {field.name: getattr(value, field.name) for field in fields(value)}
@@ -65,11 +66,14 @@ def _symmetric(value: Tensor) -> bool:
     return square and torch.equal(value, value.transpose(-1, -2))
 
 
-def _stored(value: Tensor, tensors: dict[str, Tensor]) -> Tensor:
-    """In ordinary memory of its own: safetensors refuses tensors that share theirs."""
-    value = value.detach().cpu().contiguous()
-    taken = {other.untyped_storage().data_ptr() for other in tensors.values()}
-    return value.clone() if value.untyped_storage().data_ptr() in taken else value
+def _own_memory(tensors: dict[str, Tensor]) -> None:
+    """safetensors refuses tensors that share theirs."""
+    taken: set[int] = set()
+    for place, value in tensors.items():
+        where = value.untyped_storage().data_ptr()
+        if where in taken:
+            tensors[place] = value.clone()
+        taken.add(where)
 
 
 def _value(place: str, tree: dict[str, Any], kind: Any, tensors: dict[str, Tensor]) -> Any:

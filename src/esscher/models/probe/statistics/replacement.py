@@ -71,6 +71,7 @@ class Replacement(Statistic):
     """The state is the deposits of all queries, or all keys; who reads this statistic finds its curve."""
 
     name = "replacement"
+    together = True
     reads = ("identity",)
     state = Deposit
     settled = Drawn
