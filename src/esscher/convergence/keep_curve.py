@@ -2,7 +2,7 @@
 
 Four roads, by what a rule leaves to chance. Nothing: sums over a ranking (integral.ranked). One probability for all keys it
 does not keep surely: one deposit of these on score grids serves every probability (integral.sure_and_rest). Probabilities of
-their own: in float32 by cumulants (integral.cumulants), and key by key where these do not answer and in float64.
+their own: key by key, of float32 inputs by compiled sums (integral.doubling).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from esscher.convergence.curve import ErrorCurve, QueryErrors
 from esscher.convergence.grid import state as deposit
 from esscher.convergence.grid.reading import DepositSource
-from esscher.convergence.integral.cumulants import cumulant_errors
+from esscher.convergence.integral.doubling import doubling_errors
 from esscher.convergence.integral.formulas import step_for
 from esscher.convergence.integral.inclusion import TOL, InclusionErrors, SureKeys, inclusion_error, joined
 from esscher.convergence.integral.ranked import ranked_errors
@@ -124,34 +124,35 @@ class KeepErrors:
 
     def _of(self, kept: Inclusion, alike: bool) -> InclusionErrors:
         """``alike``: worth a look whether the chances are all the same."""
-        context = self.context
         share = kept.share if alike else None
         if share is not None:
             return self._shared(kept.sure, share, kept.weight is not None)
-        none = torch.zeros(len(context.q), dtype=torch.bool, device=context.q.device)
-        small = context.scores.numel() <= FEW_PAIRS
-        if small or context.dtype == torch.float64 or not bool(kept.by_chance.any()):
-            return self._completed(None, none, kept)
-        weight = None if kept.weight is None else kept.weight.float()
-        answer = cumulant_errors(*self._single, kept.probability.float(), weight)
-        if bool(answer.known.all()):
-            return answer.errors
-        return self._completed(answer.errors.take(answer.known), answer.known, kept)
+        return self._by_key(kept, slice(None))
 
     def _completed(self, found: InclusionErrors | None, known: Tensor, kept: Inclusion) -> InclusionErrors:
         """Errors of all queries: those found, of the queries that are known, and of the others key by key."""
-        context, others = self.context, ~known
-        weight = None if kept.weight is None else kept.weight[others]
-        tol = TOL if context.dtype == torch.float64 else SINGLE
-        rest = inclusion_error(context.scores[others], context.v, kept.probability[others], weight, tol=tol)
         if found is None:
-            return rest
-        return joined([found, rest], torch.cat([known.nonzero()[:, 0], others.nonzero()[:, 0]]).argsort())
+            return self._by_key(kept, slice(None))
+        others = ~known
+        order = torch.cat([known.nonzero()[:, 0], others.nonzero()[:, 0]]).argsort()
+        return joined([found, self._by_key(kept, others.nonzero()[:, 0])], order)
 
-    @cached_property
-    def _single(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        context = self.context
-        return context.attention.float(), context.near.float(), context.drift.float(), context.distance.float()
+    def _by_key(self, kept: Inclusion, rows: Tensor | slice) -> InclusionErrors:
+        """Of some queries; compiled where inputs are float32 and many."""
+        context, p = self.context, kept.probability[rows]
+        w = None if kept.weight is None else kept.weight[rows]
+        single = context.dtype != torch.float64
+        by_chance = bool(((p > 0) & (p < 1)).any())
+        if not single or not by_chance or self.context.scores.numel() <= FEW_PAIRS or p.device.type != "cpu":
+            return inclusion_error(context.scores[rows], context.v, p, w, tol=SINGLE if single else TOL)
+        seen = context.attention[rows], context.near, context.drift[rows], context.distance[rows]
+        answer = doubling_errors(*seen, p, w)
+        if bool(answer.known.all()):
+            return answer.errors
+        left = ~answer.known
+        rest = inclusion_error(context.scores[rows][left], context.v, p[left], None if w is None else w[left], tol=SINGLE)
+        order = torch.cat([answer.known.nonzero()[:, 0], left.nonzero()[:, 0]]).argsort()
+        return joined([answer.errors.take(answer.known), rest], order)
 
     @cached_property
     def grid(self) -> deposit.Grid:

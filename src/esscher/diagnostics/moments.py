@@ -99,7 +99,7 @@ def merge(a: TokenMoments, b: TokenMoments) -> TokenMoments:
     u, w = a.count / count, b.count / count
     apart = b.mean - a.mean
     pair = a.count * w
-    scatter = a.scatter + b.scatter + pair * apart[..., :, None] * apart[..., None, :]
+    scatter = a.scatter + b.scatter + pair * (apart[..., :, None] * apart[..., None, :])
     return TokenMoments(count, a.mean + w * apart, scatter, _merge_higher(a, b, apart, u, w))
 
 
@@ -147,6 +147,7 @@ def _block(rows: Tensor, higher: bool) -> TokenMoments:
     slip = apart.mean(-2)  # what rounding left of the mean
     apart = apart - slip[..., None, :]
     scatter = apart.transpose(-1, -2) @ apart
+    scatter = scatter.triu() + scatter.triu(1).transpose(-1, -2)  # symmetric to the last digit: half of it is all of it
     if not higher:
         return TokenMoments(count, mean + slip, scatter, None)
     square = apart.square()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.models.probe import context
-from esscher.models.probe.queries import capture_queries
+from esscher.models.probe import context, own_context
+from esscher.models.probe.queries import WindowQueries, capture_queries
 from esscher.models.probe.spec import ProbeSpec, drawn_ladder, kept_ladder
+from esscher.models.probe.tokens import LayerInfo
 from tests.models.probe_runs import captured_layers, few_texts, own_state, rows_of, source, tiny_model
 
 SMALL: dict[str, Any] = {
@@ -75,6 +77,51 @@ def test_the_pool_of_each_query_is_what_its_mask_allows(name: str, sliding: int,
     assert (heads["status"] == "ok").all()
     assert (heads["output_difference"] < 1e-5).all()
     assert run.table("about")["output_difference"][0] == heads["output_difference"].max() > 0
+
+
+def test_a_call_without_a_mask_sees_every_key_that_came(tmp_path: Path) -> None:
+    """The mask alone says what a query sees: padding is in it, and where there is none the model attends to all."""
+    found = source(probe("bert", tmp_path, queries=24))
+    window = int(np.flatnonzero(found.windows.padding.any(1))[-1])
+    places = replace(found.places, windows=np.full_like(found.places.windows, window))
+    (captured,) = captured_layers(found, np.array([window]))[1]
+    info, padded = LayerInfo.of(captured, own=True), torch.from_numpy(found.windows.padding[window])
+    there = replace(found, places=places)
+    masked, bare = (WindowQueries.of(there, one, 0, window, info) for one in (captured, replace(captured, mask=None)))
+    assert torch.equal(masked.seen[0].any(0), ~padded)
+    assert bool(bare.seen.all())
+    assert bool(torch.isfinite(bare.scores).all())
+
+
+def test_heads_that_share_keys_are_measured_at_once_as_they_are_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8}
+    found = source(probe("llama", tmp_path, options=options, heads=(0, 1, 2, 3, 5)))
+    groups: list[int] = []
+    joined = own_context._Own.joined
+    monkeypatch.setattr(own_context._Own, "joined", lambda parts: (groups.append(len(parts)), joined(parts))[1])
+    together = own_state(found, 1)
+    assert set(groups) == {2, 3}
+    monkeypatch.setattr(own_context, "WIDE", 0.0)
+    groups.clear()
+    alone = own_state(found, 1)
+    assert groups == []
+    for head, one in alone.heads.items():
+        other = together.heads[head]
+        assert not isinstance(one, str)
+        assert not isinstance(other, str)
+        assert torch.equal(one.queries, other.queries)
+        assert torch.equal(one.kept, other.kept)
+        for name, own in one.states.items():
+            same = other.states[name]
+            if name in ("replacement", "bernoulli"):
+                for sums in ("mse", "sum_p2", "limit", "keys"):
+                    a, b = (getattr(x.errors if name == "replacement" else x, sums) for x in (own, same))
+                    torch.testing.assert_close(a, b, rtol=2e-5, atol=1e-12)
+            if name == "dispersion":
+                for curve in ("sum_p2", "entropy", "largest"):
+                    a, b = (getattr(x.plain, curve) for x in (own, same))
+                    torch.testing.assert_close(a, b, rtol=2e-4, atol=1e-5)
+                assert torch.equal(own.asked, same.asked)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("t5", "t5"), ("gpt_oss", "llama"), ("gemma2", "llama")])

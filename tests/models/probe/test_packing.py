@@ -49,6 +49,24 @@ def test_everything_comes_back(number: float) -> None:
     assert pack(again) == data
 
 
+def test_half_of_a_symmetric_matrix_is_stored_and_all_of_it_comes_back() -> None:
+    rows = torch.randn(3, 40, 40, dtype=torch.float64)
+    alike = rows + rows.transpose(1, 2)
+    almost = alike.clone()
+    almost[2, 0, 1] = torch.nextafter(almost[2, 0, 1], almost.new_tensor(9.0))
+    for given in (alike, almost, alike.bool(), alike[:, :1, :1]):
+        assert torch.equal(unpack(pack({"a": given}), {"a": torch.Tensor})["a"], given)
+    assert len(pack({"a": alike})) < 0.55 * len(pack({"a": almost}))
+
+
+def test_moments_are_symmetric_to_the_last_digit_one_block_or_two() -> None:
+    rows = torch.randn(2, 300, 37, dtype=torch.float64) + 3
+    state = moments.init(37, (2,), higher=False)
+    for some in (rows[:, :170], rows[:, 170:]):
+        state = moments.update(state, some)
+        assert torch.equal(state.scatter, state.scatter.transpose(1, 2))
+
+
 def test_tensors_known_to_float32_are_stored_as_that_and_come_back_wide() -> None:
     rows = torch.full((1000,), 0.1, dtype=torch.float64)
     given = {"leaf": Leaf(rows, 1.0)}

@@ -22,6 +22,7 @@ import torch
 from scipy.interpolate import BSpline, PPoly
 from scipy.linalg import solveh_banded
 from torch import Tensor
+from torch.nn.functional import pad
 
 __all__ = ["coarsen", "exponential_gain", "interpolation_error", "prefilter", "weight_table"]
 
@@ -81,10 +82,10 @@ def coarsen(cells: Tensor, points: int) -> Tensor:
     """
     fine = cells.shape[-1]
     coarse = (fine + points + 1) // 2
-    sums = torch.zeros(fine, coarse, dtype=torch.float64)
+    # cells of even and of odd number side by side, so that every term of the sum is a run of neighbours
+    padded = pad(cells, (2 * coarse - fine, points))
+    even, odd = padded[..., ::2].contiguous(), padded[..., 1::2].contiguous()
+    total = torch.zeros_like(even[..., :coarse])
     for k in range(points + 1):
-        into = torch.arange(coarse)
-        take = fine - 2 * (coarse - into) + k  # cell 2K + k, counted from the common end
-        inside = (take >= 0) & (take < fine)
-        sums[take[inside], into[inside]] = comb(points, k) * 2.0 ** (1 - points)
-    return cells @ sums.to(cells.device)
+        total.add_((odd if k % 2 else even)[..., k // 2 : k // 2 + coarse], alpha=comb(points, k) * 2.0 ** (1 - points))
+    return total

@@ -98,9 +98,11 @@ class DepositSource:
     @cached_property
     def value(self) -> Tensor:
         """Deposits of c, (d, m, L): rounded to float32 when the values themselves are known no better."""
-        value = torch.addcmul(self.cells[:-2], self.drift.T[:, :, None], self.cells[-2], value=-1)
-        value.div_(self.total * self.unit)
-        return value.float() if self.single else value
+        size = self.total * self.unit
+        value = torch.empty_like(self.cells[:-2], dtype=torch.float32 if self.single else torch.float64)
+        for own, cells, drift in zip(value, self.cells, self.drift.T, strict=False):  # one coordinate stays in the cache
+            own.copy_(torch.addcmul(cells, drift[:, None], self.cells[-2], value=-1).div_(size))
+        return value
 
     @cached_property
     def unit(self) -> float:

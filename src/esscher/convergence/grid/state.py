@@ -328,10 +328,11 @@ def _reframe(state: Deposit, extent: Extent) -> Deposit:
     old, length = state.cells.shape[2], extent.cells
     cells = state.cells.new_zeros(*state.cells.shape[:2], length)
     if old:
-        where = torch.arange(length, device=cells.device) + (extent.end - length - (state.end - old))[:, None]
-        inside = (where >= 0) & (where < old)
-        index = where.clamp(0, old - 1).expand_as(cells)
-        cells = torch.where(inside, state.cells.gather(2, index), cells)
+        shifts = (extent.end - length - (state.end - old)).tolist()  # the old number of cell 0 of the new frame
+        for i, shift in enumerate(shifts):
+            start, stop = max(shift, 0), min(shift + length, old)
+            if start < stop:
+                cells[:, i, start - shift : stop - shift] = state.cells[:, i, start:stop]
     return replace(state, cells=cells, first=extent.first, end=extent.end)
 
 

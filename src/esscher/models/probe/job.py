@@ -39,6 +39,7 @@ __all__ = ["PROBE", "about"]
 STATE = 2.0e9  # bytes of states that a unit may hold
 CELLS = 300  # cells of a score grid, for that estimate
 RULE = 0.4  # what a keep rule takes of a window's queries, in all that else is measured of them
+LAYERS = 6  # whose states are held while the final tables are made
 HEADS = 4  # heads of a unit of work, where the tokens of all layers are held
 
 
@@ -178,8 +179,10 @@ def consolidate(spec: ProbeSpec, shards: Sequence[Shard]) -> Mapping[str, Any]:
     """The final tables: parts of the corpus merged, heads in order, those that failed named, budgets, and what was run."""
     context = context_of(spec)
     sampled: list[Shard] = []
-    own = _without(sampled, shards)
-    parts = _joined(context, own) if context.mode in (Mode.PARTS, Mode.OWN) else _side_by_side(own)
+    if context.mode in (Mode.PARTS, Mode.OWN):
+        parts = _joined(context, shards, sampled)
+    else:
+        parts = _side_by_side(_without(sampled, shards))
     parts["heads"] = _with_missing(context, parts.get("heads", pd.DataFrame()))
     if sampled:
         parts = with_moments(parts, _side_by_side(sampled))
@@ -210,28 +213,41 @@ def _side_by_side(shards: Iterable[Shard]) -> dict[str, pd.DataFrame]:
     return {name: pd.concat(rows, ignore_index=True) for name, rows in frames.items()}
 
 
-def _joined(context: ProbeContext, shards: Iterable[Shard]) -> dict[str, pd.DataFrame]:
-    """Tables of layers whose states, of parts or of windows, are all there; one shard is in memory at a time."""
+def _joined(context: ProbeContext, shards: Sequence[Shard], sampled: list[Shard]) -> dict[str, pd.DataFrame]:
+    """Tables of layers whose states, of parts or of windows, are all there. Shards of moments go to the list.
+
+    One shard is in memory at a time, and the states of few layers: a window has those of all, and is read again for every few.
+    """
+    layers = list(context.layers)
+    few = LAYERS if context.mode is Mode.OWN else len(layers)
+    finished: dict[str, list[pd.DataFrame]] = {"heads": [], "layers": []}
+    for start in range(0, len(layers), few):
+        sampled.clear()
+        for state in _whole(context, layers[start : start + few], _without(sampled, shards)):
+            for name, frame in _finish(context, state).finished().items():
+                finished.setdefault(name, []).append(frame)
+    return {name: pd.concat(frames, ignore_index=True) if frames else pd.DataFrame() for name, frames in finished.items()}
+
+
+def _whole(context: ProbeContext, layers: Sequence[int], shards: Iterable[Shard]) -> Iterator[LayerState]:
+    """The states of these layers over all parts or windows, each as soon as its last piece was read."""
     own = context.mode is Mode.OWN
+    pieces = len(np.unique(context.places.windows)) if own else len(context.parts)
     join = join_windows if own else merge_layers
     states: dict[int, LayerState] = {}
     seen: Counter[int] = Counter()
     for shard in shards:
         table = shard.tables["states"]
-        for layer in context.layers if own else shard.unit["layers"]:
+        for layer in layers if own else shard.unit["layers"]:
             rows = table.filter(compute_arrow.equal(table["layer"], layer)).to_pylist()
             part = layer_from_rows(context.spec, rows, settled=own)
             states[layer] = join(states[layer], part) if layer in states else part
             seen[layer] += 1
+            if seen[layer] == pieces:
+                state = states.pop(layer)
+                yield whole_layer(context, state) if own else state
+                del state
         del table, rows, part
-    pieces = len(np.unique(context.places.windows)) if own else len(context.parts)
-    finished: dict[str, list[pd.DataFrame]] = {"heads": [], "layers": []}
-    for layer in [layer for layer in sorted(states) if seen[layer] == pieces]:
-        state = states.pop(layer)
-        whole = whole_layer(context, state) if own else state
-        for name, frame in _finish(context, whole).finished().items():
-            finished.setdefault(name, []).append(frame)
-    return {name: pd.concat(frames, ignore_index=True) if frames else pd.DataFrame() for name, frames in finished.items()}
 
 
 def _with_missing(context: ProbeContext, heads: pd.DataFrame) -> pd.DataFrame:

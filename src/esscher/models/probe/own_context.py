@@ -10,23 +10,25 @@ own number of them: keys are kept at one fraction of each context.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from esscher.keep import parse
+from esscher.keep.rule import Rule
 from esscher.models.huggingface.capture import Captured
 from esscher.models.probe import head as head_state
 from esscher.models.probe.context import Indices, ProbeContext
 from esscher.models.probe.head import HeadState, kept_rows
 from esscher.models.probe.layer import LayerState
 from esscher.models.probe.queries import WindowQueries
-from esscher.models.probe.statistics import Block, Met, Start, Statistic, statistics_of
+from esscher.models.probe.statistics import Block, Met, Order, Start, Statistic, statistics_of
 from esscher.models.probe.tokens import LayerInfo, LayerMoments, Rows
 from esscher.models.probe.wide import Held
 from esscher.models.probe.window import Window
@@ -35,15 +37,17 @@ from esscher.runs.progress import advance
 __all__ = ["FEWEST", "compared", "join_windows", "whole_layer", "window_states"]
 
 FEWEST = 16  # keys a context must have
+WIDE = 100.0  # nats that scores of heads span which are measured together
 FIRST = 0  # the head whose keys are counted where a number is for all
 
 
 def window_states(probe: ProbeContext, window: int, take: Callable[[LayerState], object]) -> None:
     """One forward pass: ``take`` gets the settled state of each layer for the queries of a window, as it goes by."""
     statistics = statistics_of(probe.spec)
+    rules = [parse(text) for text in probe.spec.compared] if window in compared(probe) else []
 
     def sink(captured: Captured, batch: Indices) -> None:
-        take(_Layer(probe, statistics, captured, window).state())
+        take(_Layer(probe, statistics, rules, captured, window).state())
         advance((probe.layers.index(captured.layer) + 1) / len(probe.layers))
 
     probe.run(np.array([window]), probe.layers, sink)
@@ -72,11 +76,56 @@ def whole_layer(probe: ProbeContext, state: LayerState) -> LayerState:
     return replace(state, info=replace(state.info, note=note), heads=heads)
 
 
+@dataclass(frozen=True)
+class _Own:
+    """The queries of one head, or of several that share keys, and all that they see."""
+
+    numbers: Tensor
+    start: Start
+    block: Block
+
+    @classmethod
+    def joined(cls, parts: Sequence[_Own]) -> _Own:
+        """The queries of all below each other: they see the same keys."""
+        first = parts[0]
+        sizes = [i * len(first.numbers) for i in range(len(parts))]
+        kept = torch.cat([part.start.kept + size for part, size in zip(parts, sizes, strict=True)])
+        start = replace(first.start, kept=kept, sink_mass=torch.cat([part.start.sink_mass for part in parts]))
+        blocks = [part.block for part in parts]
+        rows = _below(blocks, ("scores", "queries", "seen", "outputs"))
+        pool = first.block.pool
+        if pool is not None:
+            pool = replace(pool, **_below([block.pool for block in blocks], ("q", "bias", "seen")))
+        return cls(
+            torch.cat([part.numbers for part in parts]), start, replace(first.block, **rows, kept=kept, pool=pool, by_rule=None)
+        )
+
+
+def _below(parts: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
+    """Tensors of these names, those of all parts below each other; None where they have none."""
+    found = {name: [getattr(part, name) for part in parts] for name in names}
+    return {name: None if rows[0] is None else torch.cat(rows) for name, rows in found.items()}
+
+
+def _alike(parts: Sequence[_Own]) -> bool:
+    """Whether the same queries of all heads see the same keys, and no scores so wide that one head would hold up the others."""
+    first = parts[0]
+    for part in parts:
+        same = torch.equal(part.numbers, first.numbers) and torch.equal(part.block.positions, first.block.positions)
+        scores, seen = part.block.scores, part.block.seen
+        low = scores if seen is None else torch.where(seen, scores, torch.inf)
+        if not same or not bool((scores.amax(1) - low.amin(1) < WIDE).all()):
+            return False
+    return True
+
+
 class _Layer:
     """One layer while a window passes it."""
 
-    def __init__(self, probe: ProbeContext, statistics: tuple[Statistic, ...], captured: Captured, window: int) -> None:
-        self.probe, self.statistics, self.captured, self.window = probe, statistics, captured, window
+    def __init__(
+        self, probe: ProbeContext, statistics: tuple[Statistic, ...], rules: Sequence[Rule], captured: Captured, window: int
+    ) -> None:
+        self.probe, self.statistics, self.rules, self.captured, self.window = probe, statistics, rules, captured, window
         self.info = LayerInfo.of(captured, own=True)
         self.queries = WindowQueries.of(probe, captured, 0, window, self.info)
         at = torch.from_numpy(probe.places.positions[self.queries.rows]).to(captured.query.device)
@@ -91,11 +140,14 @@ class _Layer:
         rows = Rows.of(self.captured, *(torch.from_numpy(mask[[self.window]]).to(self.captured.query.device) for mask in masks))
         moments = LayerMoments.of(rows)
         heads: dict[int, HeadState | str] = {}
+        asking = self._asking()
         for kv_head, sharing in groupby(self.probe.heads(self.info.layer), self.info.kv_head):
-            by_rule = self._by_rule(kv_head)
-            for head in sharing:
+            by_rule = Window(self.queries, self.info, kv_head, asking, self.probe.places, self.rules) if asking.size else None
+            own = {head: self._own(head, by_rule) for head in sharing}
+            common = self._together({head: one for head, one in own.items() if one is not None})
+            for head, one in own.items():
                 try:
-                    heads[head] = self._head(head, by_rule)
+                    heads[head] = "" if one is None else self._settled(head, one, common.get(head, {}))
                 except ValueError as reason:
                     heads[head] = str(reason)
         return LayerState(self.info, moments, heads, self.keys)
@@ -106,13 +158,43 @@ class _Layer:
         enough = self.foreseen[self.foreseen >= FEWEST]
         return round(float((enough if enough.size else self.foreseen).mean()))
 
-    def _head(self, head: int, by_rule: Window | None) -> HeadState | str:
-        """The settled state of one head; an empty word where no query of the window sees enough keys."""
+    def _settled(self, head: int, own: _Own, common: Mapping[str, Any]) -> HeadState:
+        """The settled state of one head; ``common``: what was found of some statistics with other heads."""
+        alone = tuple(each for each in self.statistics if each.name not in common)
+        state = self._measured(head, alone, own)
+        states = {each.name: common.get(each.name, state.states.get(each.name)) for each in self.statistics}
+        return replace(state, statistics=self.statistics, states=states)
+
+    def _measured(self, head: int, statistics: tuple[Statistic, ...], own: _Own) -> HeadState:
+        state = head_state.update(head_state.init(statistics, own.start, own.numbers), own.block)
+        return head_state.settle(state, Met(self.probe.spec, self.info, head, self.keys, {}), self.notes)
+
+    def _together(self, own: Mapping[int, _Own]) -> dict[int, dict[str, Any]]:
+        """Settled states, by head and statistic, of statistics that take the queries of all heads of the same keys at once.
+
+        A few large products of matrices are faster than many small ones. Empty where heads must be measured alone.
+        """
+        statistics = tuple(each for each in self.statistics if each.together)
+        if len(own) < 2 or not statistics or not _alike(list(own.values())):
+            return {}
+        try:
+            state = self._measured(next(iter(own)), statistics, _Own.joined(list(own.values())))
+        except ValueError:  # of one of them
+            return {}
+        found = {}
+        for i, (head, one) in enumerate(own.items()):
+            queries, kept = len(one.numbers), len(one.start.kept)
+            order = Order(i * queries + torch.arange(queries), i * kept + torch.arange(kept))
+            found[head] = {each.name: each.stack([state.states[each.name]], order) for each in statistics}
+        return found
+
+    def _own(self, head: int, by_rule: Window | None) -> _Own | None:
+        """What one head's statistics are given; None where no query of the window sees enough keys."""
         queries, own = self.queries, self.info.kv_head(head)
         seen = queries.seen_by(head)
         enough = seen.sum(1) >= FEWEST
         if not bool(enough.any()):
-            return ""
+            return None
         rows = enough.nonzero()[:, 0]
         some = seen[rows].any(0)
         keys = slice(None) if bool(some.all()) else some.nonzero()[:, 0]
@@ -128,18 +210,15 @@ class _Layer:
         positions = torch.arange(queries.k.shape[1], device=k.device)[keys] + queries.first
         rules = None if by_rule is None else partial(by_rule.errors, head, numbers.numpy())
         block = Block(scores, q, k, v, positions, kept, None, pool, rules, seen, self.outputs[head, rows])
-        state = head_state.update(head_state.init(self.statistics, start, numbers), block)
-        return head_state.settle(state, Met(self.probe.spec, self.info, head, self.keys, {}), self.notes)
+        return _Own(numbers, start, block)
 
-    def _by_rule(self, kv_head: int) -> Window | None:
-        """What keep rules cost the deepest queries of the window, where this one is among those they are compared in."""
-        rules = [parse(text) for text in self.probe.spec.compared]
-        deepest = self.probe.deepest(self.window)
-        if not rules or self.window not in compared(self.probe):
-            return None
-        members = np.flatnonzero(np.isin(self.queries.rows, deepest))
+    def _asking(self) -> Indices:
+        """Places of the queries that keep rules are compared for: the deepest of the window; none where rules are not."""
+        if not self.rules:
+            return np.zeros(0, dtype=np.int64)
+        members = np.flatnonzero(np.isin(self.queries.rows, self.probe.deepest(self.window)))
         enough = self.queries.seen_by(FIRST)[torch.from_numpy(members)].sum(1).cpu().numpy() >= FEWEST
-        return Window(self.queries, self.info, kv_head, members[enough], self.probe.places, rules) if enough.any() else None
+        return members[enough]
 
 
 def _asked(probe: ProbeContext, layer: int) -> Indices:

@@ -1,7 +1,7 @@
 """States to bytes and back: any tree of dataclasses, mappings, tensors, numbers, words and None, as safetensors.
 
-Tensors are stored under their place in the tree, ``.top.scores``; one more tensor holds the rest as JSON. Classes are never
-read from the bytes: whoever reads says what they are.
+Tensors are stored under their place in the tree, ``.top.scores``; one more tensor holds the rest as JSON. Of a symmetric
+matrix one half is stored. Classes are never read from the bytes: whoever reads says what they are.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def pack(value: Any, single: Collection[str] = ()) -> bytes:
     """``single``: places of float64 tensors that are known no better than float32, and stored as that."""
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_tree("", value, tensors, frozenset(single)))
+    _own_memory(tensors)
     tensors[TREE] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
     return save(tensors)
 
@@ -41,8 +42,13 @@ def unpack(data: bytes, kind: Any) -> Any:
 
 def _tree(place: str, value: Any, tensors: dict[str, Tensor], single: frozenset[str]) -> dict[str, Any]:
     if isinstance(value, Tensor):
-        tensors[place] = _stored(value.float() if place in single else value, tensors)
-        return {"tensor": str(value.dtype).removeprefix("torch.")}
+        kind = {"tensor": str(value.dtype).removeprefix("torch.")}
+        value = value.float() if place in single else value
+        if _symmetric(value):
+            upper = torch.triu_indices(*value.shape[-2:], device=value.device)
+            value, kind = value[..., upper[0], upper[1]], kind | {"side": value.shape[-1]}
+        tensors[place] = value.detach().cpu().contiguous()
+        return kind
     if is_dataclass(value):
         value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
@@ -54,16 +60,26 @@ def _tree(place: str, value: Any, tensors: dict[str, Tensor], single: frozenset[
     )
 
 
-def _stored(value: Tensor, tensors: dict[str, Tensor]) -> Tensor:
-    """In ordinary memory of its own: safetensors refuses tensors that share theirs."""
-    value = value.detach().cpu().contiguous()
-    taken = {other.untyped_storage().data_ptr() for other in tensors.values()}
-    return value.clone() if value.untyped_storage().data_ptr() in taken else value
+def _symmetric(value: Tensor) -> bool:
+    """To the last digit, of at least two rows."""
+    square = value.ndim >= 2 and value.shape[-1] == value.shape[-2] > 1
+    return square and torch.equal(value, value.transpose(-1, -2))
+
+
+def _own_memory(tensors: dict[str, Tensor]) -> None:
+    """safetensors refuses tensors that share theirs."""
+    taken: set[int] = set()
+    for place, value in tensors.items():
+        where = value.untyped_storage().data_ptr()
+        if where in taken:
+            tensors[place] = value.clone()
+        taken.add(where)
 
 
 def _value(place: str, tree: dict[str, Any], kind: Any, tensors: dict[str, Tensor]) -> Any:
     if "tensor" in tree:
-        return tensors[place].to(DTYPES[tree["tensor"]])
+        found = tensors[place].to(DTYPES[tree["tensor"]])
+        return _whole(found, tree["side"]) if "side" in tree else found
     if "plain" in tree:
         return tree["plain"]
     kind = _structure(kind)
@@ -73,6 +89,15 @@ def _value(place: str, tree: dict[str, Any], kind: Any, tensors: dict[str, Tenso
     )
     parts = {name: _value(f"{place}.{name}", part, kinds[name], tensors) for name, part in tree["of"].items()}
     return kind(**parts) if whole else parts
+
+
+def _whole(upper: Tensor, side: int) -> Tensor:
+    """Symmetric matrices from their upper halves, row by row."""
+    row, column = torch.triu_indices(side, side, device=upper.device)
+    whole = upper.new_empty(*upper.shape[:-1], side, side)
+    whole[..., row, column] = upper
+    whole[..., column, row] = upper
+    return whole
 
 
 def _structure(kind: Any) -> Any:

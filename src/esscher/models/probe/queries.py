@@ -51,8 +51,6 @@ class WindowQueries:
         q = captured.query[place][:, at].to(wide)
         k, v = captured.key[place].to(wide), captured.value[place].to(wide)
         seen = captured.visible(at)[place]
-        if captured.mask is None:  # nothing is masked: padding may be there all the same
-            seen = seen & torch.from_numpy(~source.windows.padding[window]).to(q.device)
         bias = captured.bias_at(at)
         bias = None if bias is None else bias[place].to(wide)
         resting = torch.from_numpy(source.sinks(window)).to(q.device)

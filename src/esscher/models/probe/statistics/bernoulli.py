@@ -22,6 +22,7 @@ class Bernoulli(Statistic):
     """The state is the deposits of the kept queries, on finer grids, or all keys; settled, their errors."""
 
     name = "bernoulli"
+    together = True
     state = Deposit
     settled = Errors
 

@@ -98,6 +98,7 @@ class Dispersion(Statistic):
     """``temperature`` (a, b): scores times a + b log n as well. ``planted``: the position of a key that is always there."""
 
     name = "dispersion"
+    together = True
     state = Keys
     settled = Spread
 

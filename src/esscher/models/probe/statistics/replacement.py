@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from esscher.convergence.budget import asymptotic_from
 from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.grid import state as deposit
-from esscher.convergence.grid.state import Deposit
+from esscher.convergence.grid.state import Deposit, Grid
 from esscher.diagnostics.scores import first_centres, softmax_statistics
 from esscher.models.probe.curves import METRICS, Errors, curve_rows, errors_of
 from esscher.models.probe.headline import headline, headline_numbers, needed_column, or_nan, percent
@@ -36,18 +37,41 @@ class Weights:
 
 
 @dataclass(frozen=True)
+class Masses:
+    """Keys in the cells of each query's score grid; of some other multiple of the scores where they are too wide for one."""
+
+    grid: Grid
+    cells: Tensor  # (m, L)
+    first: Tensor  # (m,): the score at the centre of the first cell
+
+    @classmethod
+    def of(cls, state: Deposit) -> Masses:
+        return cls(state.grid, state.cells[-2].clone(), first_centres(state))  # the values are gone
+
+    @classmethod
+    def stack(cls, states: Sequence[Masses], order: Tensor) -> Masses:
+        """Of different queries; shorter ranges grow at their low end."""
+        grid, longest = states[0].grid, max(state.cells.shape[1] for state in states)
+        more = [longest - state.cells.shape[1] for state in states]
+        cells = torch.cat([pad(state.cells, (size, 0)) for state, size in zip(states, more, strict=True)])
+        first = torch.cat([state.first - size * grid.spacing for state, size in zip(states, more, strict=True)])
+        return cls(grid, cells[order], first[order])
+
+
+@dataclass(frozen=True)
 class Drawn:
     """What is left of the keys: errors, softmax weights, and where the scores lie."""
 
     errors: Errors
     weights: Weights
-    masses: Deposit  # without values: of the scores alone; of some other multiple of them where they are too wide for a grid
+    masses: Masses
 
 
 class Replacement(Statistic):
     """The state is the deposits of all queries, or all keys; who reads this statistic finds its curve."""
 
     name = "replacement"
+    together = True
     reads = ("identity",)
     state = Deposit
     settled = Drawn
@@ -73,17 +97,16 @@ class Replacement(Statistic):
     def settle(self, state: Deposit | Held, met: Met) -> Drawn:
         errors = errors_of(state, drawn_ladder(met.spec, met.keys), self.name, met.keys, met.notes)
         if isinstance(state, Held):
-            softmax, masses = state.softmax(), state.masses(deposit.choose_grid(state.q.dtype, self.name))
+            softmax, masses = state.softmax(), Masses.of(state.masses(deposit.choose_grid(state.q.dtype, self.name)))
         else:
-            masses = replace(state, center=state.center[:0], cells=state.cells[-2:].clone())  # the values are gone
-            softmax = softmax_statistics(masses.cells[-2], first_centres(masses), masses.grid.spacing, masses.grid.points)
+            masses = Masses.of(state)
+            softmax = softmax_statistics(masses.cells, masses.first, masses.grid.spacing, masses.grid.points)
         weights = (torch.from_numpy(x) for x in (softmax.effective_tokens, softmax.entropy, softmax.sd))
         return Drawn(errors, Weights(*weights), masses)
 
     def stack(self, states: Sequence[Drawn], order: Order) -> Drawn:
         errors, weights = (stacked([getattr(one, part) for one in states], order.queries) for part in ("errors", "weights"))
-        masses = deposit.take(deposit.stack([one.masses for one in states]), order.queries)
-        return Drawn(errors, weights, masses)
+        return Drawn(errors, weights, Masses.stack([one.masses for one in states], order.queries))
 
     def single(self, state: Deposit | Drawn) -> tuple[str, ...]:
         masses = state.masses if isinstance(state, Drawn) else state

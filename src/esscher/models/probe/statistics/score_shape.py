@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from esscher.diagnostics.scores import first_centres, score_histogram
+from esscher.diagnostics.scores import score_histogram
 from esscher.models.probe.spec import ProbeSpec
 from esscher.models.probe.statistics.identity import HEAD, LAYER
 from esscher.models.probe.statistics.statistic import Findings, Found, Statistic
@@ -35,7 +35,7 @@ class ScoreShape(Statistic):
     def finish(self, state: None, found: Found) -> Findings:
         masses = found.states["replacement"].masses
         grid = masses.grid
-        shape = score_histogram(masses.cells[-2], first_centres(masses), grid.spacing, points=grid.points)
+        shape = score_histogram(masses.cells, masses.first, grid.spacing, points=grid.points)
         middle = 0.5 * (shape.edges[1:] + shape.edges[:-1])
         scores = pd.DataFrame({"z": middle, "density": shape.density, "gaussian": shape.gaussian_density})
         tails = pd.DataFrame({"z": shape.at, "survival": shape.survival, "gaussian": shape.gaussian_survival})

@@ -143,6 +143,7 @@ class Statistic(ABC):
     reads: ClassVar[tuple[str, ...]] = ()
     state: ClassVar[Any] = None  # the dataclass of its states
     settled: ClassVar[Any] = None  # that of its settled states, where it is another
+    together: ClassVar[bool] = False  # states may be of several heads that share keys, until ``stack`` takes those of one out
 
     def asked(self, spec: ProbeSpec) -> Statistic:
         """Itself as a probe asks for it: with the settings that ``init`` and ``update`` need."""
@@ -173,7 +174,10 @@ class Statistic(ABC):
         return state
 
     def stack(self, states: Sequence[Any], order: Order) -> Any:
-        """By default every tensor of a state has a row for each query, and the rest is the same for all."""
+        """By default every tensor of a state has a row for each query, and the rest is the same for all.
+
+        Where ``together``, ``order`` may name some of the queries alone.
+        """
         return stacked(states, order.queries)
 
     def single(self, state: Any) -> tuple[str, ...]:
