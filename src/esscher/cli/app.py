@@ -75,6 +75,13 @@ class Root(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
 
+    def invoke(self, ctx: Any) -> Any:
+        """Typer would make a bare exit code of Ctrl-C: what it says is said here."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            return _answered(stop)
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """The list in help: names and first sentences; flags of a command are not looked at, nor the spec they come from."""
         names = self.list_commands(ctx)
@@ -130,6 +137,16 @@ def _root() -> None:
     """
 
 
+def _answered(mistake: BaseException) -> int:
+    """The exit code of what went wrong, once it is said; a mistake of ours is raised again."""
+    from esscher.cli.mistakes import answer  # its imports are needed now only
+
+    code = answer(mistake)
+    if code is None:
+        raise mistake
+    return code
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command. Bad input ends with one line on stderr and exit code 2, never with a traceback.
 
@@ -146,9 +163,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except typer.Exit as stop:
         code = stop.exit_code
     except (Exception, KeyboardInterrupt) as mistake:
-        from esscher.cli.mistakes import answer  # its imports are needed now only
-
-        code = answer(mistake)
-        if code is None:
-            raise
+        code = _answered(mistake)
     sys.exit(code if isinstance(code, int) else 0)

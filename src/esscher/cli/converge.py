@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from esscher.cli.options import Execution, Fields, Given
-from esscher.cli.output import Figures, Json, Out, check_device, figure_formats, log, number, print_json, print_table
+from esscher.cli.output import FIGURES, Figures, Json, Out, check_device, figure_formats, log, number, print_json, print_table
 from esscher.cli.tables import Shown, show_table, shown
 
 if TYPE_CHECKING:
     from esscher.runs import Run
 
-__all__ = ["converge"]
+__all__ = ["converge", "end_converge"]
 
 SPEC = "esscher.convergence.montecarlo.spec:ExperimentSpec"
 CHANGES = ("n", "repeats", "metrics", "sampling", "dtype")
@@ -29,7 +29,7 @@ def converge(
     where: Execution,
     preset: Annotated[str | None, typer.Argument(help="Name of a preset, or a YAML file.")] = None,
     out: Out = None,
-    figures: Figures = "svg,png",
+    figures: Figures = FIGURES,
     listing: Annotated[bool, typer.Option("--list", help="Name the presets and stop.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -38,8 +38,6 @@ def converge(
     Example: esscher converge gaussian --repeats 20 --workers 2
     """
     from esscher.convergence.montecarlo.spec import ExperimentSpec
-    from esscher.report.exponents import theory_lines
-    from esscher.report.figures import save_rates
     from esscher.runs import execute, terminal
 
     if listing or preset is None:
@@ -47,16 +45,23 @@ def converge(
         return
     name = Path(preset).stem
     spec = ExperimentSpec.model_validate(_settings(preset, changes))
-    formats = figure_formats(figures)
+    figure_formats(figures)  # a mistake is told before anything is computed
     path = out if out is not None else Path("runs") / f"{name}-{spec.hash[:8]}"
-    run = execute(spec, path, **where, progress=terminal())
+    end_converge(execute(spec, path, **where, progress=terminal()), as_json, figures)
+
+
+def end_converge(run: Run, as_json: bool, figures: str = FIGURES) -> None:
+    """What a finished sweep leaves: figures of its rates, and the table."""
+    from esscher.report.exponents import theory_lines
+    from esscher.report.figures import save_rates
+
     rates, curves = run.table("rates"), run.table("curves") if "curves" in run.tables else None
-    files = [path / f"rates.{kind}" for kind in formats]
-    over = spec.sweep.over if spec.sweep is not None else ""
+    files = [run.path / f"rates.{kind}" for kind in figure_formats(figures)]
+    over = str((run.spec.get("sweep") or {}).get("over", ""))
     for file in files:
-        save_rates(curves, rates, theory_lines(run.columns("rates")), spec.title or name, over, file)
+        save_rates(curves, rates, theory_lines(run.columns("rates")), run.spec["title"] or run.path.name, over, file)
     if as_json:
-        print_json({"run": str(path), "spec": spec.as_dict(), "rates": rates.to_dict("records")})
+        print_json({"run": str(run.path), "spec": run.spec, "rates": rates.to_dict("records")})
     else:
         show_rates(run, over)
         for file in files:

@@ -95,7 +95,7 @@ def resume_domains(fields: Mapping[str, Mapping[str, Any]], path: Path, where: G
     from esscher.models.probe.spec import ProbeSpec
 
     specs = {name: ProbeSpec.read(dict(of)) for name, of in fields.items()}
-    probe_domains(specs, path, where, page=(path / "report.html").exists(), as_json=as_json)
+    probe_domains(specs, path, where, page=True, as_json=as_json)
 
 
 def _compare(found: Mapping[str, Run], path: Path, *, page: bool, as_json: bool) -> None:

@@ -10,6 +10,7 @@ import typer
 
 from esscher.cli.options import Execution, Fields, Given
 from esscher.cli.output import (
+    FIGURES,
     Figures,
     Json,
     Out,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from esscher.icl.figures import IclFigure
     from esscher.runs import Run, RunSpec
 
-__all__ = ["icl"]
+__all__ = ["end_concentration", "end_flow", "end_train", "icl"]
 
 icl = typer.Typer(
     help="In-context learning: softmax against linear attention at any prompt length.\n\n"
@@ -63,7 +64,11 @@ def train(settings: Annotated[Given, TRAIN], where: Execution, out: Out = None, 
     """
     from esscher.icl.training.spec import TrainSpec
 
-    run = _execute(TrainSpec.model_validate(_settings(settings)), out, where)
+    end_train(_execute(TrainSpec.model_validate(_settings(settings)), out, where), as_json)
+
+
+def end_train(run: Run, as_json: bool) -> None:
+    """What finished training leaves."""
     final = run.table("final")
     lost = final[final["status"] != "ok"]
     if len(lost) == len(final):
@@ -76,21 +81,30 @@ def train(settings: Annotated[Given, TRAIN], where: Execution, out: Out = None, 
 
 @icl.command()
 def flow(
-    settings: Annotated[Given, FLOW], where: Execution, figures: Figures = "svg,png", out: Out = None, as_json: Json = False
+    settings: Annotated[Given, FLOW],
+    where: Execution,
+    figures: Figures = FIGURES,
+    out: Out = None,
+    as_json: Json = False,
 ) -> None:
     """Where gradient flow ends, against the prompt length: mean squared error of both models and of Bayes on L tokens.
 
     Example: esscher icl flow --lengths 10,1000,1e6
     """
     from esscher.icl.flow.spec import FlowSpec
-    from esscher.report.icl_figures import save_flow
 
     spec = FlowSpec.model_validate(_settings(settings))
-    kinds = figure_formats(figures)
-    run = _execute(spec, out, where)
-    files = [run.path / f"flow.{kind}" for kind in kinds]
+    figure_formats(figures)  # a mistake is told before anything is computed
+    end_flow(_execute(spec, out, where), as_json, figures)
+
+
+def end_flow(run: Run, as_json: bool, figures: str = FIGURES) -> None:
+    """What a finished flow leaves: its figure and its table."""
+    from esscher.report.icl_figures import save_flow
+
+    files = [run.path / f"flow.{kind}" for kind in figure_formats(figures)]
     for file in files:
-        save_flow(run.table("final"), spec.noise, file)
+        save_flow(run.table("final"), float(run.spec["noise"]), file)
     _show(run, {"final": run.table("final")}, as_json, words=("covariance", "model"))
     for file in files:
         log(f"figure: {file}")
@@ -156,7 +170,10 @@ def concentration(settings: Annotated[Given, CONCENTRATION], where: Execution, o
     """
     from esscher.icl.concentration.spec import ConcentrationSpec
 
-    run = _execute(ConcentrationSpec.model_validate(_settings(settings)), out, where)
+    end_concentration(_execute(ConcentrationSpec.model_validate(_settings(settings)), out, where), as_json)
+
+
+def end_concentration(run: Run, as_json: bool) -> None:
     rates = run.table("rates")[["covariance", "metric", "against", "exponent", "low", "high", "status"]]
     _show(run, {"rates": rates}, as_json, words=("covariance", "metric", "against", "status"))
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "FIGURES",
     "MODEL",
     "Figures",
     "Json",
@@ -78,6 +79,7 @@ def as_path(text: str | Path) -> Path:
 
 
 Out = Annotated[Path | None, path_option("--out", "Run directory; runs/NAME-HASH when left out.")]
+FIGURES = "svg,png"  # where none are named
 Figures = Annotated[str, typer.Option("--figures", help="Figure formats: svg, png, pdf, separated by commas; empty for none.")]
 
 

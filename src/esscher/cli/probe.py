@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from esscher.models.probe.context import ProbeContext
     from esscher.runs import Column, Run
 
-__all__ = ["probe"]
+__all__ = ["end_probe", "probe"]
 
 PLACES = 7  # digits of the number of a layer, a head or a token
 MOST_THREADS = 8  # of one process: more of them wait for each other
@@ -81,7 +81,6 @@ def probe(
     from esscher.models.probe.job import units
     from esscher.models.probe.memory import context_of
     from esscher.models.probe.spec import ProbeSpec
-    from esscher.report import write_report
     from esscher.runs import terminal
     from esscher.runs.process import cores
 
@@ -106,7 +105,13 @@ def probe(
         return probe_domains(specs, folder, where, page=page, as_json=as_json)
     path = out if out is not None else Path("runs") / f"{_short(context.loaded.name)}-{spec.hash[:8]}"
     log(f"{context.loaded.name}: {len(context.layers)} layers, {_pool(context)}; run {path}")
-    run = es.probe(**spec.as_dict(), out=path, **where, progress=terminal())
+    end_probe(es.probe(**spec.as_dict(), out=path, **where, progress=terminal()), as_json, page=page)
+
+
+def end_probe(run: Run, as_json: bool, *, page: bool = True) -> None:
+    """What a finished probe leaves: its page, and the tables."""
+    from esscher.report import write_report
+
     report = write_report([run]) if page else None
     if as_json:
         tables = {
@@ -114,7 +119,7 @@ def probe(
             for name in ("about", "heads", "layers", "budget", "rule_budget", "agreement", "limits")
             if name in run.tables
         }
-        print_json({"run": str(path), "report": None if report is None else str(report), "spec": spec.as_dict(), **tables})
+        print_json({"run": str(run.path), "report": None if report is None else str(report), "spec": run.spec, **tables})
     else:
         show_heads(run)
         if report is not None:
