@@ -10,11 +10,12 @@ import os
 import sys
 from collections.abc import Iterator, MutableMapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from esscher import __version__
 from esscher.cli.options import with_fields
 
 __all__ = ["COMMANDS", "OUTSIDE", "main"]
@@ -130,7 +131,17 @@ def _command() -> Any:
     return typer.main.get_command(app)
 
 
-def _root() -> None:
+def _tell_version(asked: bool) -> None:
+    if asked:
+        print(f"esscher {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
     """How many tokens does attention need? Limits, exact errors and rates of attention heads.
 
     Example: esscher predict --gaussian --dim 50 --horizon 1.5

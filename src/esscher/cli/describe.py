@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esscher.cli.output import MODEL, Json, print_json, print_table
+from esscher.cli.output import MODEL, Json, print_json
+from esscher.cli.tables import print_table
 
 if TYPE_CHECKING:
     from esscher.models.describe import Cost, ModelDescription

@@ -76,12 +76,12 @@ def probe(
 
     Example: esscher probe --text book.txt --max-tokens 100000 --workers 2
     """
-    import esscher as es
     from esscher.models.huggingface.checkpoint import as_read, written
+    from esscher.models.probe.api import run_folder, too_few_keys
     from esscher.models.probe.job import units
     from esscher.models.probe.memory import context_of
     from esscher.models.probe.spec import ProbeSpec
-    from esscher.runs import terminal
+    from esscher.runs import execute, terminal
     from esscher.runs.process import cores
 
     if model is not None:
@@ -101,11 +101,13 @@ def probe(
     spec = context.spec
     units(spec)  # what this pool cannot give is refused before anything is said
     if specs:
-        folder = out if out is not None else group_path(_short(context.loaded.name), specs)
+        folder = out if out is not None else group_path(context, specs)
         return probe_domains(specs, folder, where, page=page, as_json=as_json)
-    path = out if out is not None else Path("runs") / f"{_short(context.loaded.name)}-{spec.hash[:8]}"
+    path = out if out is not None else run_folder(context)
     log(f"{context.loaded.name}: {len(context.layers)} layers, {_pool(context)}; run {path}")
-    end_probe(es.probe(**spec.as_dict(), out=path, **where, progress=terminal()), as_json, page=page)
+    if (few := too_few_keys(context)) is not None:
+        log(f"note: {few}")
+    end_probe(execute(spec, path, **where, progress=terminal()), as_json, page=page)
 
 
 def end_probe(run: Run, as_json: bool, *, page: bool = True) -> None:
@@ -202,11 +204,6 @@ def _keep_stdin(corpus: dict[str, Any], out: Path | None) -> Path:
     write_durable(path, data)
     corpus["text"] = [str(path.absolute()) if name == "-" else name for name in corpus["text"]]
     return folder
-
-
-def _short(name: str) -> str:
-    """A model's name as a file name."""
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name.rsplit("/", 1)[-1])[:60].strip(".") or "model"
 
 
 # The columns of the table of heads, how their numbers are written, and which give way where there is no room

@@ -61,6 +61,7 @@ class Gaussian(Measure):
     """
 
     is_gaussian: ClassVar[bool] = True
+    is_entire: ClassVar[bool] = True
 
     def __init__(self, cov: Any, mean: Any = None) -> None:
         cov = as_tensor(cov, "cov", ndim=2)

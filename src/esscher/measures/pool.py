@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Float64
@@ -29,6 +29,8 @@ class Pool(Measure):
     K(theta) = log sum_j w_j exp<theta, y_j>; the tilted mean is the softmax-weighted mean of the pool, which is attention
     over the pool. Scores are computed in float64 block by block, so memory stays flat in N.
     """
+
+    is_entire: ClassVar[bool] = True
 
     def __init__(self, tokens: Any, weights: Any = None) -> None:
         tokens = as_tensor(tokens, "tokens", ndim=2)

@@ -15,7 +15,7 @@ from typing import Any
 from esscher.runs.printable import one_line
 from esscher.runs.process import memory_of
 
-__all__ = ["Progress", "Report", "Tracker", "advance", "advancing", "terminal"]
+__all__ = ["Progress", "Report", "Tracker", "advance", "advancing", "terminal", "watched"]
 
 _log = logging.getLogger("esscher.runs")
 
@@ -141,6 +141,19 @@ def terminal(stream: Any = None, every: float = 5.0) -> Report:
     """A report for people on a stream, standard error unless told: a bar on a terminal, else a line now and then."""
     stream = sys.stderr if stream is None else stream
     return _Bar(stream) if stream.isatty() else _Lines(stream, every)
+
+
+def watched(progress: Any = None) -> Report | None:
+    """What a caller's ``progress`` means: a function is itself, True is the terminal's, False none; None: where people look on.
+
+    People look on in a terminal and in a notebook.
+    """
+    if callable(progress):
+        report: Report = progress
+        return report
+    if progress is None:
+        progress = sys.stderr.isatty() or "ipykernel" in sys.modules
+    return terminal() if progress else None
 
 
 class _Lines:

@@ -144,3 +144,14 @@ def test_hardmax_says_whose_queries_it_takes() -> None:
     inside = es.converge(head, es.Cube(1), [7, 19], 3, "hardmax", queries=5, query_inside=True)["hardmax"]
     assert np.array_equal(inside.samples, bounded.samples)
     assert inside.origin == bounded.origin
+
+
+@pytest.mark.parametrize("metric", ["l2", "mean", "cov"])
+def test_the_sharp_exponent_is_said_of_centred_gaussian_tokens_alone(metric: str) -> None:
+    head = es.Head(torch.eye(2), torch.eye(2))
+    said = {
+        "gaussian": METRICS[metric].exponents(head, es.Gaussian(torch.eye(2))).sharp,
+        "ball": METRICS[metric].exponents(head, es.Ball(2)).sharp,
+        "shifted": METRICS[metric].exponents(head, es.Gaussian(torch.eye(2), [1.0, 0.0])).sharp,
+    }
+    assert [name for name, exponent in said.items() if not np.isnan(exponent)] == ["gaussian"]
