@@ -29,8 +29,8 @@ def judged(final: pd.DataFrame, curve: pd.DataFrame, flow: pd.DataFrame, above: 
     """The table ``final`` of a training run with the status of models that did not arrive, and what to do.
 
     A model whose error is more than ``above`` over the end of its flow, and more than two standard errors, is "undertrained"
-    where its error still falls at the end of training, by more than its noise and 1 % over the last quarter; else it is
-    "stuck", in another valley.
+    where its error still falls at the end of training, by more than its noise and 1 % over the last quarter, or has not come
+    half of the way from where it began; else it is "stuck", in another valley.
     """
     ends = {(row["covariance"], row["length"], row["model"]): row["mse"] for row in flow.to_dict("records")}
     paths = {key: part.sort_values("step") for key, part in curve.groupby(KEY, sort=False)}
@@ -38,7 +38,8 @@ def judged(final: pd.DataFrame, curve: pd.DataFrame, flow: pd.DataFrame, above: 
     for row in final.to_dict("records"):
         end = ends.get((row["covariance"], row["length"], row["model"]), math.inf)
         if row["status"] == "ok" and row["mse"] - 2 * row["stderr"] > (1 + above) * end:
-            on_its_way = _still_falls(paths[tuple(row[name] for name in KEY)])
+            path = paths[tuple(row[name] for name in KEY)]
+            on_its_way = _still_falls(path) or path["mse"].iloc[0] - row["mse"] < 0.5 * (path["mse"].iloc[0] - end)
             row["status"] = UNDERTRAINED if on_its_way else STUCK
             remedy = "train for more steps" if on_its_way else "take another seed"
             row["advice"] = f"{row['model']} attention ended {row['mse'] / end - 1:.0%} above the end of its flow; {remedy}"

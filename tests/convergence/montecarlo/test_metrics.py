@@ -74,8 +74,9 @@ def worst(tmp_path: Path) -> Iterator[None]:
 def test_a_metric_from_outside_in_python() -> None:
     head, law = es.Head(torch.eye(3).double(), torch.eye(3).double()), es.Sphere(3)
     x = law.sample(4, torch.Generator().manual_seed(5))
-    both = es.converge(head, law, [7, 19], 3, ("l2", "worst"), queries=x)
-    each = [es.converge(head, law, [7, 19], 3, "l2", queries=row[None])["l2"].samples for row in x]
+    double = torch.float64
+    both = es.converge(head, law, [7, 19], 3, ("l2", "worst"), queries=x, dtype=double)
+    each = [es.converge(head, law, [7, 19], 3, "l2", queries=row[None], dtype=double)["l2"].samples for row in x]
     assert list(both) == ["l2", "worst"]
     assert both["worst"].samples == pytest.approx(np.max(each, axis=0), rel=1e-9)
     assert both["l2"].samples == pytest.approx(np.mean(each, axis=0), rel=1e-9)

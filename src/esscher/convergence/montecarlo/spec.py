@@ -82,7 +82,9 @@ class ExperimentSpec(RunSpec):
     query_inside: bool = False
     queries: Count = 64
     radius: Annotated[float, Field(gt=0)] | None = None
-    dtype: Dtype = "float64"
+    dtype: Literal["auto", "float32", "float64"] = Field(
+        default="auto", description="floating point: float32, float64, or auto, the one the error needs"
+    )
 
     @field_validator("metrics")
     @classmethod
