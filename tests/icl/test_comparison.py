@@ -38,7 +38,7 @@ def test_seeds_far_above_the_flow_are_counted_apart():
 
 
 def test_models_that_did_not_arrive_are_stuck_or_still_on_their_way():
-    """Errors that have hardly begun, that level off above the flow, that still fall, that arrived, and that diverged; noise alone is no fall."""
+    """Errors that have hardly begun, level off above the flow, still fall, arrived, diverged; noise alone is no fall."""
     steps, generator = np.arange(0, 1000, 10), np.random.default_rng(0)
     courses = {
         "begun": 4.0 - 1e-3 * steps + 0.1 * generator.standard_normal(steps.size),

@@ -284,7 +284,7 @@ def _settings(flags: Given) -> dict[str, Any]:
     """Fields of a spec, with the words and numbers of flags that are text."""
     from esscher.convergence.montecarlo.ladder import parse_ladder
 
-    return flags | {"covariances": flags["covariances"].split(), "lengths": parse_ladder(flags["lengths"]).tolist()}
+    return flags | {"covariances": flags["covariances"].split(), "lengths": parse_ladder(flags["lengths"], "lengths").tolist()}
 
 
 def _execute(spec: RunSpec, out: Path | None, where: Given) -> Run:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+from esscher.runs.views import find_view
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,7 +32,7 @@ class QueryErrors:
     clusters: npt.NDArray[np.int64] | None = None  # (m,) queries of one cluster are alike: a rate's interval resamples clusters
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ErrorCurve:
     """Root mean square error against the limit at each n.
 
@@ -66,6 +68,16 @@ class ErrorCurve:
         if self.query_stderr.size == 0:
             object.__setattr__(self, "query_stderr", np.zeros_like(self.rms))
         assert self.n.shape == self.rms.shape == self.stderr.shape == self.query_stderr.shape
+
+    def __repr__(self) -> str:
+        if self.n.size == 0:
+            return f"ErrorCurve({self.metric}, {self.kind}, no n)"
+        ends = [f"{self.rms[i]:.4g} at n = {self.n[i]}" for i in ((0, -1) if self.n.size > 1 else (0,))]
+        return f"ErrorCurve({self.metric}, {self.kind}: rms {' to '.join(ends)})"
+
+    def plot(self, *, ax: Any = None) -> Any:
+        """The error against n on logarithmic axes, with its 95 % quantile and standard errors; returns the matplotlib axes."""
+        return find_view("plot_error")(self, ax=ax)
 
     @classmethod
     def from_queries(

@@ -179,6 +179,10 @@ class Measure(ABC):
             "use a bounded law (Sphere, Ball, Cube, Rademacher, Pool)"
         )
 
+    def __repr__(self) -> str:
+        sizes = [f"{name}={value:g}" for name, value in vars(self).items() if name != "dim" and _is_size(name, value)]
+        return f"{type(self).__name__}({', '.join([f'dim={self.dim}', *sizes])})"
+
     # ---- of use inside ---------------------------------------------------------------------------------------------
 
     def _answer(self, name: str, result: Tensor, dtype: torch.dtype) -> Tensor:
@@ -225,3 +229,8 @@ class Measure(ABC):
 def noise_device(generator: torch.Generator | None, fallback: torch.device) -> torch.device:
     """Random numbers are drawn where their generator lives."""
     return fallback if generator is None else generator.device
+
+
+def _is_size(name: str, value: Any) -> bool:
+    """Whether an attribute is a number that the law was made with."""
+    return not name.startswith("_") and isinstance(value, int | float) and not isinstance(value, bool)

@@ -72,6 +72,10 @@ class Gaussian(Measure):
         else:
             self._mean = as_tensor(mean, "mean", ndim=1, last=self.dim).to(self._cov)
 
+    def __repr__(self) -> str:
+        shifted = f", |mean|={float(self._mean.norm()):.4g}" if bool(self._mean.any()) else ""
+        return f"Gaussian(dim={self.dim}, tr cov={float(self._cov.trace()):.4g}{shifted})"
+
     @cached_property
     def spectrum(self) -> Float64[Tensor, " d"]:
         """The eigenvalues of Sigma."""

@@ -42,6 +42,9 @@ class Pool(Measure):
         if weights is not None:
             self.weights = check_weights(weights, tokens.shape[0]).to(self.device)
 
+    def __repr__(self) -> str:
+        return f"Pool(dim={self.dim}, {self.size} tokens{'' if self.weights is None else ', weighted'})"
+
     @property
     def size(self) -> int:
         return int(self.tokens.shape[0])

@@ -23,6 +23,7 @@ __all__ = [
     "STYLE",
     "errors_panel",
     "exponents_panel",
+    "plot_alone",
     "plot_bounds",
     "plot_curve",
     "plot_exponents",
@@ -43,6 +44,18 @@ def plot_curve(ax: Any, curve: ErrorCurve, *, color: str = PALETTE[0], label: st
     if curve.stderr.any():
         ax.errorbar(curve.n, curve.rms, yerr=2 * curve.stderr, fmt="none", ecolor=color, lw=0.8)
     ax.set(xscale="log", yscale="log", xlabel="tokens n", ylabel="rms error")
+
+
+def plot_alone(curve: ErrorCurve, *, ax: Any = None) -> Any:
+    """One curve on axes of its own, or on those given, which are returned."""
+    with matplotlib.rc_context(STYLE):
+        if ax is None:
+            import matplotlib.pyplot as plt  # chooses a backend, so only when nobody gave axes
+
+            ax = plt.figure(layout="constrained").subplots()
+        plot_curve(ax, curve, label=curve.kind)
+        ax.legend()
+    return ax
 
 
 def plot_bounds(ax: Any, curve: ErrorCurve, found: Sequence[Prediction]) -> None:
