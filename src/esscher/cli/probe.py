@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from esscher.cli.agreement import show_agreement
+from esscher.cli.describe import describe_run
 from esscher.cli.domains import domain_specs, group_path, probe_domains
 from esscher.cli.layer_tails import show_tails
 from esscher.cli.options import EXECUTION, Fields, Given
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from esscher.models.probe.context import ProbeContext
     from esscher.runs import Column, Run
 
-__all__ = ["end_probe", "probe"]
+__all__ = ["end_probe", "probe", "read_fields"]
 
 PLACES = 7  # digits of the number of a layer, a head or a token
 MOST_THREADS = 8  # of one process: more of them wait for each other
@@ -68,6 +69,7 @@ def probe(
     config: Annotated[Path | None, path_option("--config", "YAML file of these settings; flags go before it.")] = None,
     out: Out = None,
     page: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into the run.")] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would cost, and stop.")] = False,
     as_json: Json = False,
 ) -> None:
     """Measure every head of a model on text: how fast it converges, why, and how many tokens it needs.
@@ -88,13 +90,15 @@ def probe(
         settings["model"] = written(model)
     if separate:
         corpus["documents"] = "separate"
-    fields = _settings(settings, corpus, config)
+    fields = read_fields(settings, corpus, config)
     if "workers" not in where and "dask" not in where:  # threads beat processes here, and share one model (docs/runs.md)
         fields.setdefault("threads", min(cores(), MOST_THREADS))
-    if "-" in fields["corpus"].get("text", ()):
+    if "-" in fields["corpus"].get("text", ()) and not dry_run:
         out = _keep_stdin(fields["corpus"], out)
     specs = domain_specs(fields, [_absolute_domain(given) for given in domains or ()])
     spec = next(iter(specs.values())) if specs else ProbeSpec.read(fields)
+    if dry_run:
+        return describe_run(spec, as_json)
     if sys.stderr.isatty():  # in a log a mistake is one line, with nothing before it
         log(f"reading {as_read(spec.model)} and the text")
     context = context_of(spec, starts=True)
@@ -143,7 +147,7 @@ def _pool(context: ProbeContext) -> str:
     )
 
 
-def _settings(flags: Given, corpus: Given, config: Path | None) -> dict[str, Any]:
+def read_fields(flags: Given, corpus: Given, config: Path | None) -> dict[str, Any]:
     """Fields of the spec: flags before the file, the file before a probe's own amount of text."""
     from esscher.models.probe.spec import KEYS
     from esscher.runs.spec import read_mapping
