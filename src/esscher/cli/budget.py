@@ -112,9 +112,8 @@ def _in_words(totals: pd.DataFrame, epsilon: float | None, total: int | None) ->
         told = ", ".join(f"{row[split]} {number(row['ratio'], '.1%')}" for row in rows)
         return f"kept of the cache {_asked(epsilon, total)}: {told}"
     errors = [row["error"] if "error" in row else math.sqrt(row["squared_error"]) for row in rows]
-    return f"error {_asked(epsilon, total)}, and in others: " + ", ".join(
-        f"{row[split]} {number(error, '.2%')}" for row, error in zip(rows, errors, strict=True)
-    )
+    told = ", ".join(f"{row[split]} {number(error, '.2%')}" for row, error in zip(rows, errors, strict=True))
+    return f"error of {total:,} keys in all: {told}"
 
 
 def _show_random(found: Budget, stored: Run, by: str, look: Given) -> None:
