@@ -11,7 +11,6 @@ import torch
 from ratio import ratio_line
 
 import esscher as es
-from esscher.convergence.montecarlo.converge import converge
 from esscher.convergence.rate.fit import log_slope
 
 DIM = 50
@@ -53,7 +52,7 @@ def _weights() -> torch.Tensor:
 
 
 def _ours(head: es.Head, law: es.Gaussian, sampling: str, repeats: int) -> dict[str, es.ErrorCurve]:
-    return converge(head, law, SIZES, repeats, METRICS, sampling=sampling, dtype=torch.float32)
+    return es.converge(head, law, SIZES, repeats, METRICS, sampling=sampling)
 
 
 def _plain(head: es.Head, law: es.Gaussian, repeats: int) -> list[tuple[float, float]]:

@@ -167,7 +167,11 @@ CASES = [
     Case("exact_pool_curve", QKV, lambda i: es.exact_pool_curve(i["q"], i["k"], i["v"], keep="sinks:2+random:0.5").rms, 1e-4),
     Case("dispersion_curve", QKV | N, of_dispersion, 1e-4),
     Case("coverage", QKV | NUMBERS, of_coverage, 1e-4),
-    Case("converge", MAPS | LAW, lambda i: es.converge(head(i), gaussian(i), [4, 8], 3, metrics=["l2"])["l2"].rms),
+    Case(
+        "converge",
+        MAPS | LAW,
+        lambda i: es.converge(head(i), gaussian(i), [4, 8], 3, metrics=["l2"], dtype=torch.float64)["l2"].rms,
+    ),
     Case("asymptotic_from", QKV | N, lambda i: es.asymptotic_from(pool_curve(i), 0.2), 1e-4),
     Case("fit_rate", QKV | N, lambda i: es.fit_rate(pool_curve(i), raise_on_failure=False).exponent, 1e-4),
     Case("tokens_needed", QKV | N | NUMBERS, lambda i: es.tokens_needed(pool_curve(i), 0.2 * i["numbers"][0]), 0.1),

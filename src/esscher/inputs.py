@@ -177,5 +177,5 @@ def as_counts(value: Any, name: str) -> npt.NDArray[np.int64]:
     if numbers.dtype.kind == "f":
         bad |= numbers != np.floor(numbers)
     if bad.any():
-        raise ValueError(f"{name}: expected whole numbers from 1 to 2**53, got {numbers[bad][0]}")
+        raise ValueError(f"{name}: expected whole numbers from 1 to 2**53, got {numbers[bad][0]:g}")
     return numbers.astype(np.int64)

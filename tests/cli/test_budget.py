@@ -75,7 +75,8 @@ def test_a_total_is_split(probed: Path, capsys: pytest.CaptureFixture[str]) -> N
     for by in ("kv", "head"):
         code, out, _ = run(["budget", str(probed), "--total", "200", "--by", by], capsys)
         assert code == 0
-        assert out.startswith("keys kept at random, tokens in the best split of 200; ")
+        assert out.startswith("error of 200 keys in all: uniform ")
+        assert out.splitlines()[1].startswith("keys kept at random, tokens in the best split of 200; ")
         assert "10.0%" not in out
 
 

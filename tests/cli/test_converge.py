@@ -101,12 +101,22 @@ def test_ls_and_export(quick: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert code == 0
     assert "complete" in text
     assert json.loads(run(["ls", str(tmp_path / "runs"), "--json"], capsys)[1])[0]["title"] == "quick"
-    for kind, ending in (("csv", "csv"), ("parquet", "parquet"), ("xarray-netcdf", "nc")):
+    for kind, ending in (("csv", "csv"), ("parquet", "parquet"), ("netcdf", "nc"), ("json", "json")):
         if ending == "nc":
             pytest.importorskip("xarray")
         folder = tmp_path / kind
         assert run(["export", str(out), "--to", kind, "--out", str(folder)], capsys)[0] == 0
         assert (folder / f"rates.{ending}").stat().st_size > 100
+    rows = json.loads((tmp_path / "json" / "rates.json").read_text("utf-8"), parse_constant=pytest.fail)
+    assert [row["exponent"] for row in rows] == es.load_run(out).table("rates")["exponent"].tolist()
+    before = (tmp_path / "csv" / "rates.csv").read_bytes()
+    (tmp_path / "csv" / "rates.csv").write_bytes(b"mine")
+    code, _, err = run(["export", str(out), "--out", str(tmp_path / "csv")], capsys)
+    assert code == 2
+    assert "is there already; choose another folder, or ask to overwrite it" in err
+    assert (tmp_path / "csv" / "rates.csv").read_bytes() == b"mine"
+    assert run(["export", str(out), "--out", str(tmp_path / "csv"), "--overwrite"], capsys)[0] == 0
+    assert (tmp_path / "csv" / "rates.csv").read_bytes() == before
     frame = pd.read_csv(tmp_path / "csv" / "rates.csv")
     assert frame["exponent"].tolist() == pytest.approx(es.load_run(out).table("rates")["exponent"].tolist())
 
@@ -203,7 +213,7 @@ def test_bad_presets_end_with_one_line_naming_the_field(
         (["converge", "gaussian", "--n", "x"], "n: expected numbers"),
         (["resume", "nowhere"], "nowhere"),
         (["export", "nowhere"], "nowhere"),
-        (["export", "nowhere", "--to", "xml"], "--to: expected csv, parquet or xarray-netcdf"),
+        (["export", "nowhere", "--to", "xml"], "--to: expected one of csv, json, parquet, netcdf"),
         (["ls", "nowhere"], "no such folder"),
     ],
 )

@@ -27,6 +27,29 @@ def test_the_packaged_model_is_described(capsys: pytest.CaptureFixture[str]) -> 
     assert "measured here" in out
 
 
+def test_the_probe_that_is_asked_for_is_priced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two of six layers, a quarter of the text, half of the queries; by describe and by a probe that is not run."""
+    monkeypatch.chdir(tmp_path)
+    asked = ["--layers", "0-1", "--max-tokens", "4096", "--queries", "128"]
+    code, out, _ = run(["describe", "minilm", *asked], capsys)
+    assert code == 0
+    assert "(4,096 keys, 128 queries; of the time" in out
+    code, same, _ = run(["probe", "minilm", "--dry-run", *asked], capsys)
+    assert code == 0
+    assert "(4,096 keys, 128 queries; of the time" in same
+    assert list(tmp_path.iterdir()) == []
+    costs = [
+        json.loads(run([*command, "--json"], capsys)[1])["cost"]
+        for command in (["describe"], ["describe", *asked], ["probe", "--dry-run", *asked])
+    ]
+    whole, part, probed = ((cost["seconds"] - cost["forward_seconds"]) * cost["fused"] for cost in costs)
+    assert part == pytest.approx(whole * (2 / 6) * (1 / 4) * (1 / 2))
+    assert probed == pytest.approx(part)
+    assert "(256 queries in windows of 512" in run(["describe", "--pool", "sequence"], capsys)[1]
+
+
 def test_json_is_all_there_is_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(["describe", "packaged", "--json"], capsys)
     found = json.loads(out)

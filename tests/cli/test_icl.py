@@ -20,6 +20,15 @@ SMALL = ["--dim", "2", "--covariance", "isotropic"]
 TRAIN = ["icl", "train", *SMALL, "--lengths", "4", "--seeds", "1", "--steps", "30", "--batch", "16"]
 
 
+@pytest.mark.parametrize(("lengths", "said"), [("0", "from 1 to 2**53, got 0"), ("ten", "got 'ten'"), ("5,3", "increasing")])
+def test_a_mistake_in_lengths_is_said_of_lengths(lengths: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("flow", "train", "risk", "concentration"):
+        code, _, err = run(["icl", command, "--lengths", lengths], capsys)
+        assert code == 2
+        assert err.startswith("esscher: lengths: expected ")
+        assert said in err
+
+
 def test_train_then_risk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "run")
     code, text, _ = run([*TRAIN, "--out", out, "--json"], capsys)

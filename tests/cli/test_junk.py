@@ -231,7 +231,7 @@ def test_what_is_odd_is_answered_without_nan_or_refused(
     line: str, form: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    line = line.replace(" --json", "") + (" --json" if form == "JSON" else " --no-figure" if "predict" in line else "")
+    line = line.replace(" --json", "") + (" --json" if form == "JSON" else "")
     code, out, err = run(words(line, place), capsys)
     if code:
         refused(code, out, err)

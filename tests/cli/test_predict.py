@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import esscher as es
 from tests.cli.commands import run
 
 BASE = ["predict", "--gaussian", "--dim", "5", "--queries", "16", "--n", "100,1e6"]
@@ -118,6 +119,16 @@ def test_help_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert "--json" in out
 
 
+def test_it_leaves_no_file_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run([*BASE, "--n", "10,100"], capsys)[0] == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"], capsys)[:2] == (0, f"esscher {es.__version__}\n")
+
+
 def test_cite(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(["cite"], capsys)
     assert code == 0
@@ -136,7 +147,7 @@ def test_exact_error_does_not_depend_on_the_seed(capsys: pytest.CaptureFixture[s
 
 
 def test_drawn_queries_are_named_with_their_error(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["predict", "--cube", "--dim", "2", "--queries", "8", "--n", "10", "--no-figure"]
+    asked = ["predict", "--cube", "--dim", "2", "--queries", "8", "--n", "10"]
     record = json.loads(run([*asked, "--json"], capsys)[1])
     assert 0 < record["query_stderr"][0] < record["rms"][0]
     text = run(asked, capsys)[1]
@@ -153,4 +164,4 @@ def test_wide_gaussian_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     mended = next(p for p in record["predictions"] if p["name"] == "s-16-mended")
     assert mended["value"] == [None, None]
     assert mended["vacuous"] == [True, True]
-    assert "vacuous" in run(["predict", "--gaussian", "--dim", "1000", "--n", "100", "--no-figure"], capsys)[1]
+    assert "vacuous" in run(["predict", "--gaussian", "--dim", "1000", "--n", "100"], capsys)[1]

@@ -99,7 +99,11 @@ def test_runs_have_a_name_of_their_own(
     assert es.load_run(path).status == "complete"
     shutil.rmtree(path / "shards")
     monkeypatch.chdir(tmp_path)  # the model was named from where the run began
-    assert run(["resume", str(path)], capsys)[0] == 0
+    code, shown, err = run(["resume", str(path)], capsys)
+    assert code == 0
+    assert "tokens needed" in shown  # it ends as the probe does: with its table and its page
+    assert f"report: {path / 'report.html'}" in err
+    assert (path / "report.html").exists()
 
 
 def test_text_from_stdin_is_kept(

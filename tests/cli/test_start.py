@@ -90,7 +90,7 @@ def printed(script: str) -> str:
 
 def test_specs_are_read_without_what_computes_them() -> None:
     """Flags come from their fields, so help would wait for it."""
-    names = [*JOBS, "esscher.cli.prediction_spec", "esscher.icl.figures"]
+    names = [*(module for module, _ in JOBS.values()), "esscher.cli.prediction_spec", "esscher.icl.figures"]
     script = f"import sys, importlib\nfor name in {names}: importlib.import_module(name)\n"
     assert printed(f"{script}print(*[name for name in {HEAVY} if name in sys.modules])") == ""
 
@@ -104,4 +104,6 @@ def test_a_function_stays_itself_when_the_module_of_its_name_is_imported() -> No
 def test_resume_knows_every_job() -> None:
     """A fresh process imports none of them by itself."""
     modules = [path for path in SRC.rglob("*.py") if re.search(r'\nregister\("[a-z-]+", "esscher\.', path.read_text("utf-8"))]
-    assert sorted(JOBS) == sorted(".".join(path.relative_to(SRC).with_suffix("").parts) for path in modules)
+    assert sorted(module for module, _ in JOBS.values()) == sorted(
+        ".".join(path.relative_to(SRC).with_suffix("").parts) for path in modules
+    )

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from esscher.icl.comparison import compare_with_flow, flow_ends, trained_risks
+from esscher.icl.comparison import compare_with_flow, flow_ends, judged, trained_risks
 from esscher.icl.training.spec import TrainSpec
 from esscher.runs import execute
 
@@ -35,3 +35,28 @@ def test_seeds_far_above_the_flow_are_counted_apart():
     assert (found["seeds"], found["stuck"]) == (2, 1)
     assert found["trained"] == pytest.approx(1.02)
     assert found["excess"] == pytest.approx(0.02)
+
+
+def test_models_that_did_not_arrive_are_stuck_or_still_on_their_way():
+    """Errors that have hardly begun, level off above the flow, still fall, arrived, diverged; noise alone is no fall."""
+    steps, generator = np.arange(0, 1000, 10), np.random.default_rng(0)
+    courses = {
+        "begun": 4.0 - 1e-3 * steps + 0.1 * generator.standard_normal(steps.size),
+        "stuck": 1.5 + 3 * np.exp(-steps / 50) + 0.01 * generator.standard_normal(steps.size),
+        "undertrained": 1.0 + 3 * np.exp(-steps / 500),
+        "ok": 1.02 + 3 * np.exp(-steps / 50),
+        "diverged": np.full(steps.size, np.nan),
+    }
+    final, curve = [], []
+    for seed, (status, errors) in enumerate(courses.items()):
+        key = {"covariance": "isotropic", "length": 10, "seed": seed, "model": "softmax"}
+        last = {"mse": errors[-1], "stderr": 0.01, "advice": ""}
+        final.append(key | last | {"status": status if status == "diverged" else "ok"})
+        curve += [key | {"step": step, "mse": mse, "stderr": 0.01} for step, mse in zip(steps, errors, strict=True)]
+    flow = pd.DataFrame([{"covariance": "isotropic", "length": 10, "model": "softmax", "mse": 1.0}])
+    found = judged(pd.DataFrame(final), pd.DataFrame(curve), flow)
+    assert found["status"].tolist() == ["undertrained", *list(courses)[1:]]
+    assert "above the end of its flow; take another seed" in found["advice"][1]
+    assert "train for more steps" in found["advice"][2]
+    compared = compare_with_flow(found.assign(exact=found["mse"], sampled=found["mse"]), flow).iloc[0]
+    assert (compared["seeds"], compared["stuck"], compared["undertrained"]) == (1, 1, 2)

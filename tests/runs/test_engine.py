@@ -29,6 +29,7 @@ from esscher.runs import (
     terminal,
 )
 from esscher.runs.executors.order import Order, compute_there
+from esscher.runs.progress import Tracker
 from esscher.runs.provenance import versions
 from esscher.runs.spec import digest
 from tests.runs.job import SummarySpec, WalkSpec
@@ -300,7 +301,20 @@ def test_the_time_left_knows_what_units_cost(tmp_path: Path) -> None:
     first, second = (progress for progress in seen[1:3])
     assert (first.done, second.done) == (1, 2)
     assert first.seconds_left * first.rate == pytest.approx(5 / 3)
-    assert second.seconds_left * second.rate == pytest.approx(4 * 2 / 4)
+    assert second.seconds_left * second.rate == pytest.approx(4 / 1)  # of the second unit alone
+
+
+def test_the_time_left_does_not_count_what_the_first_unit_makes_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten units of one second each, of which the first takes nine more to compile."""
+    clock, seen = [0.0], []
+    monkeypatch.setattr("esscher.runs.progress.time.monotonic", lambda: clock[0])
+    tracker = Tracker(seen.append, dict.fromkeys(range(10), 1.0), 10)
+    for index, seconds in enumerate((10.0, 1.0, 1.0)):
+        clock[0] += seconds
+        tracker.end(index)
+        tracker.tick()
+    assert [progress.seconds_left for progress in seen] == [90.0, 8.0, 7.0]
+    assert seen[-1].rate == 1.0
 
 
 def test_what_a_spec_leaves_open_is_found_once(tmp_path: Path) -> None:

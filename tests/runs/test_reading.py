@@ -66,7 +66,7 @@ def test_netcdf_without_xarray_says_how_to_install_it(run: Run, tmp_path: Path, 
 
 
 def test_what_cannot_be_exported(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="one of csv, parquet, netcdf, got 'xlsx'"):
+    with pytest.raises(ValueError, match="one of csv, json, parquet, netcdf, got 'xlsx'"):
         export_run(run.path, "xlsx", tmp_path)
     with pytest.raises(ValueError, match="another folder than the run"):
         export_run(run.path, "parquet", run.path)

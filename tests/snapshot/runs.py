@@ -86,6 +86,7 @@ def converge(folder: Path) -> None:
     spec.write_text(
         "job: converge\ntitle: small\nlaw: {law: gaussian, dim: 3, variance: 0.5}\nhead: {kind: identity}\n"
         "sweep: {over: scale, values: [0.5, 2.0]}\nn: 20:200:4\nrepeats: 6\nmetrics: [mean, cov, l2, uniform]\n"
+        "dtype: float64\n"
     )
     command(folder, f"converge {spec} --figures=")
 

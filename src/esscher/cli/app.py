@@ -10,11 +10,12 @@ import os
 import sys
 from collections.abc import Iterator, MutableMapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from esscher import __version__
 from esscher.cli.options import with_fields
 
 __all__ = ["COMMANDS", "OUTSIDE", "main"]
@@ -75,6 +76,13 @@ class Root(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
 
+    def invoke(self, ctx: Any) -> Any:
+        """Typer would make a bare exit code of Ctrl-C: what it says is said here."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            return _answered(stop)
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """The list in help: names and first sentences; flags of a command are not looked at, nor the spec they come from."""
         names = self.list_commands(ctx)
@@ -123,11 +131,31 @@ def _command() -> Any:
     return typer.main.get_command(app)
 
 
-def _root() -> None:
+def _tell_version(asked: bool) -> None:
+    if asked:
+        print(f"esscher {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
     """How many tokens does attention need? Limits, exact errors and rates of attention heads.
 
     Example: esscher predict --gaussian --dim 50 --horizon 1.5
     """
+
+
+def _answered(mistake: BaseException) -> int:
+    """The exit code of what went wrong, once it is said; a mistake of ours is raised again."""
+    from esscher.cli.mistakes import answer  # its imports are needed now only
+
+    code = answer(mistake)
+    if code is None:
+        raise mistake
+    return code
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -146,9 +174,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except typer.Exit as stop:
         code = stop.exit_code
     except (Exception, KeyboardInterrupt) as mistake:
-        from esscher.cli.mistakes import answer  # its imports are needed now only
-
-        code = answer(mistake)
-        if code is None:
-            raise
+        code = _answered(mistake)
     sys.exit(code if isinstance(code, int) else 0)

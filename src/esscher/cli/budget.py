@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from esscher.cli.options import Fields, Given
-from esscher.cli.output import Json, log, number, path_argument, path_option, print_json, print_table
+from esscher.cli.output import Json, log, number, path_argument, path_option, print_json
 from esscher.cli.probe import show_totals
 from esscher.cli.rule_totals import show_rules, show_splits, where
-from esscher.cli.tables import Form, Shown, show_table, shown
+from esscher.cli.tables import Form, Look, Shown, print_table, say, show_table, shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,6 +35,7 @@ ASKED = Fields(
 def budget(
     run: Annotated[Path, path_argument("Run directory of esscher probe.")],
     asked: Annotated[Given, ASKED],
+    look: Look,
     by: Annotated[str, typer.Option(help="Rows: head, or kv (key-value heads).")] = "kv",
     export: Annotated[str | None, typer.Option(help="Write the budget of the rule: json, yaml or kvpress.")] = None,
     out: Annotated[Path | None, path_option("--out", "New file of the export; stdout when left out.")] = None,
@@ -61,7 +63,7 @@ def budget(
     several = "frontier" in stored.tables
     if rule is None and export is None and not several:
         found = budget_of(stored.table("heads"), stored.table("curves"), epsilon, total)
-        return _print(stored, found, epsilon, total) if as_json else _show_random(found, stored, by)
+        return _print(stored, found, epsilon, total) if as_json else _show_random(found, stored, by, look)
     frontier = stored.table("frontier") if several else random_frontier(stored.table("heads"), stored.table("curves"))
     if rule is None and export is None:
         return _every_rule(stored, frontier, epsilon, total, as_json)
@@ -71,7 +73,7 @@ def budget(
     if export is not None:
         return _export(stored, frontier, rule, (epsilon, total), export, out)
     chosen = rule_budget(frontier, rule, epsilon, total)
-    return _print(stored, chosen, epsilon, total) if as_json else _show_rule(chosen, stored, by)
+    return _print(stored, chosen, epsilon, total) if as_json else _show_rule(chosen, stored, by, look)
 
 
 def _check(by: str, export: str | None, out: Path | None, as_json: bool) -> None:
@@ -102,7 +104,19 @@ def _asked(epsilon: float | None, total: int | None) -> str:
     return f"for an error of {epsilon:.1%}" if epsilon is not None else f"in the best split of {total:,}"
 
 
-def _show_random(found: Budget, stored: Run, by: str) -> None:
+def _in_words(totals: pd.DataFrame, epsilon: float | None, total: int | None) -> str:
+    """What each split keeps of the cache for an error; of a total, the error that it leaves."""
+    split = "split" if "split" in totals else "rule"
+    rows = totals.to_dict("records")
+    if epsilon is not None:
+        told = ", ".join(f"{row[split]} {number(row['ratio'], '.1%')}" for row in rows)
+        return f"kept of the cache {_asked(epsilon, total)}: {told}"
+    errors = [row["error"] if "error" in row else math.sqrt(row["squared_error"]) for row in rows]
+    told = ", ".join(f"{row[split]} {number(error, '.2%')}" for row, error in zip(rows, errors, strict=True))
+    return f"error of {total:,} keys in all: {told}"
+
+
+def _show_random(found: Budget, stored: Run, by: str, look: Given) -> None:
     """Today's question to a pool of the corpus: keys kept at random."""
     from esscher.models.probe.cache import BUDGET
 
@@ -111,12 +125,13 @@ def _show_random(found: Budget, stored: Run, by: str) -> None:
     cache = stored.columns("heads")["kv_head"].header
     total = int(found.totals["tokens"].iloc[-1])
     title = f"keys kept at random, tokens {_asked(found.epsilon, total)}; {where(_about(stored))}"
+    say(_in_words(found.totals, found.epsilon, total))
     if by == "head":
         rows = [
             [f"{row['layer']}.{row['head']}", str(row["kv_head"]), number(row["tokens"], ","), number(row["ratio"], ".1%")]
             for row in found.heads.to_dict("records")
         ]
-        print_table(title, ["head", cache, *kept], rows)
+        print_table(title, ["head", cache, *kept], rows, look=look)
     else:
         also = ("best_split",) if found.epsilon is not None else ()
         rows = [
@@ -124,11 +139,11 @@ def _show_random(found: Budget, stored: Run, by: str) -> None:
             + [number(row[key], ",") for key in also]
             for row in found.caches.to_dict("records")
         ]
-        print_table(title, [cache, "heads", *kept, *(key.replace("_", " ") for key in also)], rows)
+        print_table(title, [cache, "heads", *kept, *(key.replace("_", " ") for key in also)], rows, look=look)
     show_totals(found.totals, columns)
 
 
-def _show_rule(found: RuleBudget, stored: Run, by: str) -> None:
+def _show_rule(found: RuleBudget, stored: Run, by: str, look: Given) -> None:
     from esscher.models.probe.rule_budget import RULE_BUDGET, per_query
 
     columns, place = {column.key: column for column in RULE_BUDGET}, "head" if by == "head" else "kv_head"
@@ -139,7 +154,8 @@ def _show_rule(found: RuleBudget, stored: Run, by: str) -> None:
     more = [Shown(also[key], tuple(number(row[key], ",.1f") for row in rows)) for key in also if key in rows[0]]
     reads = " (what a query reads: the cache holds all)" if per_query(found.rule) else ""
     title = f"{found.rule}{reads}, keys {_asked(found.epsilon, found.total)}; {where(_about(stored))}"
-    show_table(title, [names, *(shown(columns[key], rows, form) for key, form in forms.items()), *more])
+    say(_in_words(found.totals, found.epsilon, found.total))
+    show_table(title, [names, *(shown(columns[key], rows, form) for key, form in forms.items()), *more], look)
     show_splits(found.totals, columns, f"{found.rule}, all heads; the best split has the least summed squared relative error")
 
 

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from esscher.cli.options import Execution, Fields, Given
-from esscher.cli.output import Figures, Json, Out, check_device, figure_formats, log, number, print_json, print_table
-from esscher.cli.tables import Shown, show_table, shown
+from esscher.cli.output import FIGURES, Figures, Json, Out, check_device, figure_formats, log, number, print_json
+from esscher.cli.tables import Look, Shown, print_table, say, show_table, shown
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from esscher.runs import Run
 
-__all__ = ["converge"]
+__all__ = ["converge", "end_converge"]
 
 SPEC = "esscher.convergence.montecarlo.spec:ExperimentSpec"
 CHANGES = ("n", "repeats", "metrics", "sampling", "dtype")
@@ -27,9 +29,10 @@ GIVEN = Fields(SPEC, ("seed", "device"), defaults=True)  # before what the prese
 def converge(
     changes: Annotated[Given, EXPERIMENT, SWEEP, GIVEN],
     where: Execution,
+    look: Look,
     preset: Annotated[str | None, typer.Argument(help="Name of a preset, or a YAML file.")] = None,
     out: Out = None,
-    figures: Figures = "svg,png",
+    figures: Figures = FIGURES,
     listing: Annotated[bool, typer.Option("--list", help="Name the presets and stop.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -38,8 +41,6 @@ def converge(
     Example: esscher converge gaussian --repeats 20 --workers 2
     """
     from esscher.convergence.montecarlo.spec import ExperimentSpec
-    from esscher.report.exponents import theory_lines
-    from esscher.report.figures import save_rates
     from esscher.runs import execute, terminal
 
     if listing or preset is None:
@@ -47,18 +48,25 @@ def converge(
         return
     name = Path(preset).stem
     spec = ExperimentSpec.model_validate(_settings(preset, changes))
-    formats = figure_formats(figures)
+    figure_formats(figures)  # a mistake is told before anything is computed
     path = out if out is not None else Path("runs") / f"{name}-{spec.hash[:8]}"
-    run = execute(spec, path, **where, progress=terminal())
+    end_converge(execute(spec, path, **where, progress=terminal()), as_json, figures, look)
+
+
+def end_converge(run: Run, as_json: bool, figures: str = FIGURES, look: Given | None = None) -> None:
+    """What a finished sweep leaves: figures of its rates, and the table."""
+    from esscher.report.exponents import theory_lines
+    from esscher.report.figures import save_rates
+
     rates, curves = run.table("rates"), run.table("curves") if "curves" in run.tables else None
-    files = [path / f"rates.{kind}" for kind in formats]
-    over = spec.sweep.over if spec.sweep is not None else ""
+    files = [run.path / f"rates.{kind}" for kind in figure_formats(figures)]
+    over = str((run.spec.get("sweep") or {}).get("over", ""))
     for file in files:
-        save_rates(curves, rates, theory_lines(run.columns("rates")), spec.title or name, over, file)
+        save_rates(curves, rates, theory_lines(run.columns("rates")), run.spec["title"] or run.path.name, over, file)
     if as_json:
-        print_json({"run": str(path), "spec": spec.as_dict(), "rates": rates.to_dict("records")})
+        print_json({"run": str(run.path), "spec": run.spec, "rates": rates.to_dict("records")})
     else:
-        show_rates(run, over)
+        show_rates(run, over, look)
         for file in files:
             log(f"figure: {file}")
 
@@ -81,19 +89,42 @@ def _settings(preset: str, changes: Given) -> dict[str, Any]:
     return {**found, **changes}
 
 
-THEORY = ("exact_exponent", "sharp", "bohbot_experimental", "bohbot")
+# The columns of the table of rates, and which give way where there is no room
+RATES = {
+    **{"metric": 0, "horizon2": 3, "coupling": 6, "exponent": 0, "low": 1, "high": 1, "exact_exponent": 2, "sharp": 4},
+    **{"bohbot_experimental": 7, "bohbot": 5, "preferred_law": 8, "status": 0},
+}
 
 
-def show_rates(run: Run, over: str) -> None:
-    """The table of a run's rates, and the reasons of what could not be fitted."""
+def show_rates(run: Run, over: str, look: Given | None = None) -> None:
+    """What the rates of a run say, their table, and the reasons of what could not be fitted."""
     rates, columns = run.table("rates"), run.columns("rates")
     rows = rates.to_dict("records")
-    point = Shown(over or "-", tuple(number(row["value"], "g") if over else "" for row in rows), words=True)
-    names = ["metric", "horizon2", "coupling", "exponent", "low", "high", *THEORY, "preferred_law", "status"]
+    values = tuple(row["value"] for row in rows)
+    point = Shown(over or "-", tuple(number(value, "g") if over else "" for value in values), words=True, values=values)
+    for metric, part in rates.groupby("metric", sort=False):
+        say(_in_words(str(metric), part))
     # the ends of the interval have columns of their own
-    show_table(str(run.path), [point, *(shown(replace(columns[name], ends=None), rows, ".3g") for name in names)])
+    found = [shown(replace(columns[name], ends=None), rows, ".3g", gives_way=last) for name, last in RATES.items()]
+    show_table(str(run.path), [point, *found] if over else found, look)
     for reason in dict.fromkeys(rates.loc[~rates["status"].isin(["ok", "exact"]), "reason"]):
         log(f"note: {reason}")
+
+
+def _in_words(metric: str, rates: pd.DataFrame) -> str:
+    """The exponents of one metric in a sentence."""
+    fitted = rates[rates["exponent"].notna()]
+    if fitted.empty:
+        return f"{metric}: no rate could be fitted"
+    low, high = fitted["exponent"].min(), fitted["exponent"].max()
+    said = f"{metric}: error ~ n^-b with b = {low:.3g}" + ("" if low == high else f" to {high:.3g}")
+    half = int((fitted["low"].le(0.5) & fitted["high"].ge(0.5)).sum())
+    said += f"; 1/2 is within the interval of {half} of {len(fitted)} points"
+    exact = fitted[fitted["exact_exponent"].notna()]
+    if len(exact):
+        inside = int((exact["low"].le(exact["exact_exponent"]) & exact["high"].ge(exact["exact_exponent"])).sum())
+        said += f", the exact exponent within that of {inside} of {len(exact)}"
+    return said
 
 
 def _numbers(text: str) -> list[float]:

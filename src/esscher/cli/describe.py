@@ -8,29 +8,49 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esscher.cli.output import MODEL, Json, print_json, print_table
+from esscher.cli.options import Fields, Given
+from esscher.cli.output import MODEL, Json, print_json
+from esscher.cli.tables import print_table
 
 if TYPE_CHECKING:
     from esscher.models.describe import Cost, ModelDescription
+    from esscher.models.probe.spec import ProbeSpec
 
-__all__ = ["describe"]
+__all__ = ["describe", "describe_run"]
+
+
+PRICED = Fields(
+    "esscher.models.probe.spec:ProbeSpec",
+    ("revision", "window", "pool", "queries", "layers", "heads"),
+    left_out={"window": "512, or 2048 for a sequence, or what the model takes"},
+)
+TOKENS = Fields("esscher.models.corpus.spec:CorpusSpec", ("max_tokens",), left_out={"max_tokens": "16384"})
 
 
 def describe(
+    settings: Annotated[Given, PRICED],
+    corpus: Annotated[Given, TOKENS],
     model: Annotated[str, typer.Argument(help=MODEL)] = "minilm",
-    revision: Annotated[str | None, typer.Option(help="Revision of a hub model.")] = None,
     as_json: Json = False,
 ) -> None:
     """Layers, heads and positions of a model, whether its attention can be captured, and what a probe would cost.
 
-    Only the configuration is read, and of the weights how they are stored. Time and memory are those of a default probe, from
-    a short measurement on this machine.
+    Only the configuration is read, and of the weights how they are stored. Time and memory are those of the probe that the
+    flags ask for, from a short measurement on this machine; esscher probe --dry-run says the same.
 
     Example: esscher describe openai-community/gpt2
     """
+    from esscher.cli.probe import read_fields
+    from esscher.models.probe.spec import ProbeSpec
+
+    describe_run(ProbeSpec.read(read_fields(settings | {"model": model}, corpus, None)), as_json)
+
+
+def describe_run(asked: ProbeSpec, as_json: bool) -> None:
+    """A model, and what a probe of it costs that is not run."""
     from esscher.models.describe import describe_model
 
-    found = describe_model(model, revision=revision)
+    found = describe_model(asked.model, revision=asked.revision, asked=asked)
     if as_json:
         print_json({**asdict(found), "heads_in_all": _in_all(found)})
         return
@@ -76,7 +96,7 @@ def _lines(found: ModelDescription) -> list[tuple[str, str]]:
 
 
 def _pool(cost: Cost) -> str:
-    """What the queries of a default probe meet."""
+    """What the queries of a probe meet."""
     if cost.keys == cost.tokens:
         return f"{cost.keys:,} keys, {cost.queries} queries"
     return f"{cost.queries} queries in windows of {cost.keys:,} of {cost.tokens:,} tokens"

@@ -14,6 +14,7 @@ from esscher.cli.tables import Form, Shown, count, show_table, shown
 if TYPE_CHECKING:
     import pandas as pd
 
+    from esscher.models.probe.context import ProbeContext
     from esscher.models.probe.spec import ProbeSpec
     from esscher.runs import Run
 
@@ -64,10 +65,13 @@ def domain_specs(fields: Mapping[str, Any], files: Sequence[str]) -> dict[str, P
     return found
 
 
-def group_path(model: str, specs: Mapping[str, ProbeSpec]) -> Path:
-    """Where the runs go unless told."""
+def group_path(context: ProbeContext, specs: Mapping[str, ProbeSpec]) -> Path:
+    """Where the runs go unless told: beside the run of one of them."""
+    from esscher.models.probe.api import run_folder
+
     digest = hashlib.sha256(" ".join(spec.hash for spec in specs.values()).encode()).hexdigest()
-    return Path("runs") / f"{model}-domains-{digest[:8]}"
+    alone = run_folder(context)
+    return alone.with_name(f"{alone.name.rpartition('-')[0]}-domains-{digest[:8]}")
 
 
 def probe_domains(specs: Mapping[str, ProbeSpec], path: Path, where: Given, *, page: bool, as_json: bool) -> None:
@@ -95,7 +99,7 @@ def resume_domains(fields: Mapping[str, Mapping[str, Any]], path: Path, where: G
     from esscher.models.probe.spec import ProbeSpec
 
     specs = {name: ProbeSpec.read(dict(of)) for name, of in fields.items()}
-    probe_domains(specs, path, where, page=(path / "report.html").exists(), as_json=as_json)
+    probe_domains(specs, path, where, page=True, as_json=as_json)
 
 
 def _compare(found: Mapping[str, Run], path: Path, *, page: bool, as_json: bool) -> None:

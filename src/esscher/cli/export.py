@@ -8,16 +8,16 @@ from typing import Annotated
 import typer
 
 from esscher.cli.output import Json, log, path_argument, path_option, print_json
+from esscher.runs.formats import ENDINGS
 
 __all__ = ["export"]
-
-KINDS = {"csv": "csv", "parquet": "parquet", "xarray-netcdf": "netcdf", "netcdf": "netcdf"}
 
 
 def export(
     run: Annotated[Path, path_argument("Run directory.")],
-    to: Annotated[str, typer.Option("--to", help="Format: csv, parquet or xarray-netcdf.")] = "csv",
+    to: Annotated[str, typer.Option("--to", help=f"Format: {', '.join(ENDINGS)}.")] = "csv",
     out: Annotated[Path, path_option("--out", "Folder to write to.")] = Path("export"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Write over files of these names.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write every table of a finished run into a folder, one file each.
@@ -26,9 +26,9 @@ def export(
     """
     from esscher.runs import export_run
 
-    if to not in KINDS:
-        raise ValueError(f"--to: expected csv, parquet or xarray-netcdf, got {to!r}")
-    files = export_run(run, to=KINDS[to], out=out)
+    if to not in ENDINGS:
+        raise ValueError(f"--to: expected one of {', '.join(ENDINGS)}, got {to!r}")
+    files = export_run(run, to=to, out=out, overwrite=overwrite)
     if as_json:
         print_json([str(file) for file in files])
     else:

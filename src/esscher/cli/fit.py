@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esscher.cli.output import Json, number, path_argument, print_json, print_table
+from esscher.cli.output import Json, number, path_argument, print_json
+from esscher.cli.tables import Look, Shown, say, show_table
 
 if TYPE_CHECKING:
     from esscher.convergence.curve import ErrorCurve
@@ -46,6 +48,7 @@ class _Stored:
 
 def fit(
     run: Annotated[Path, path_argument("Run directory of esscher converge or esscher probe.")],
+    look: Look,
     window: Annotated[
         str | None, typer.Option(help="Smallest and largest n, 100:10000; those that the run fits when left out.")
     ] = None,
@@ -92,11 +95,29 @@ def fit(
         return
     if not rows:
         raise ValueError(f"{run}: no curves to fit in this run")
-    columns = [name for name in rows[0] if name != "reason"]
-    cells = [
-        [value if isinstance(value, str) else number(value) for name, value in row.items() if name in columns] for row in rows
-    ]
-    print_table(str(run), columns, cells, left=2)
+    say(_in_words(rows))
+    show_table(str(run), [_column(name, [row[name] for row in rows]) for name in rows[0] if name != "reason"], look)
+
+
+# Columns that give way where there is no room
+LEAST = {"preferred_law": 7, "straightness_p": 6, "n_min": 4, "n_max": 5, "constant": 3, "low": 1, "high": 2}
+
+
+def _column(name: str, values: Sequence[Any]) -> Shown:
+    cells = tuple(value if isinstance(value, str) else number(value) for value in values)
+    words = all(isinstance(value, str) for value in values)
+    return Shown(name, cells, words, LEAST.get(name, 0), key=name, values=tuple(values))
+
+
+def _in_words(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How many curves have a rate, and which."""
+    found = sorted(row["exponent"] for row in rows if row["exponent"] == row["exponent"])
+    if not found:
+        return f"none of {len(rows)} curves has a rate"
+    states = Counter(row["status"] for row in rows)
+    told = ", ".join(f"{number} {status}" for status, number in states.most_common())
+    range_of = f"b from {found[0]:.3g} to {found[-1]:.3g}, median {found[len(found) // 2]:.3g}"
+    return f"{len(found)} of {len(rows)} curves have a rate (status: {told}): error ~ n^-b, {range_of}"
 
 
 def _of_converge(stored: Run) -> Iterator[_Stored]:

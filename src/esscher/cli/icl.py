@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 
 from esscher.cli.options import Execution, Fields, Given
 from esscher.cli.output import (
+    FIGURES,
     Figures,
     Json,
     Out,
@@ -19,8 +21,8 @@ from esscher.cli.output import (
     path_argument,
     path_option,
     print_json,
-    print_table,
 )
+from esscher.cli.tables import Look, Shown, say, show_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from esscher.icl.figures import IclFigure
     from esscher.runs import Run, RunSpec
 
-__all__ = ["icl"]
+__all__ = ["end_concentration", "end_flow", "end_train", "icl"]
 
 icl = typer.Typer(
     help="In-context learning: softmax against linear attention at any prompt length.\n\n"
@@ -56,42 +58,56 @@ WHICH = _flags("figures:FigureFlags", "only", "quick", "seed")
 
 
 @icl.command()
-def train(settings: Annotated[Given, TRAIN], where: Execution, out: Out = None, as_json: Json = False) -> None:
+def train(settings: Annotated[Given, TRAIN], where: Execution, look: Look, out: Out = None, as_json: Json = False) -> None:
     """Train softmax and linear attention from the same weights on the same prompts; the defaults are the paper's.
 
     Example: esscher icl train --lengths 10 --steps 20000 --seeds 1
     """
     from esscher.icl.training.spec import TrainSpec
 
-    run = _execute(TrainSpec.model_validate(_settings(settings)), out, where)
-    final = run.table("final")
+    end_train(_execute(TrainSpec.model_validate(_settings(settings)), out, where), as_json, look)
+
+
+def end_train(run: Run, as_json: bool, look: Given | None = None) -> None:
+    """What finished training leaves."""
+    final = _final(run)
     lost = final[final["status"] != "ok"]
-    if len(lost) == len(final):
+    if (final["status"] == "diverged").all():
         raise ValueError("; ".join(dict.fromkeys(lost["advice"])))
     shown = final[["covariance", "length", "seed", "model", "mse", "stderr", "status", "step"]]
-    _show(run, {"final": shown}, as_json, words=("covariance", "model", "status"))
+    _show(run, {"final": shown}, as_json, look)
     for row in lost.to_dict("records"):
         log(f"note: {row['covariance']}, L = {row['length']}, seed {row['seed']}: {row['advice']}")
 
 
 @icl.command()
 def flow(
-    settings: Annotated[Given, FLOW], where: Execution, figures: Figures = "svg,png", out: Out = None, as_json: Json = False
+    settings: Annotated[Given, FLOW],
+    where: Execution,
+    look: Look,
+    figures: Figures = FIGURES,
+    out: Out = None,
+    as_json: Json = False,
 ) -> None:
     """Where gradient flow ends, against the prompt length: mean squared error of both models and of Bayes on L tokens.
 
     Example: esscher icl flow --lengths 10,1000,1e6
     """
     from esscher.icl.flow.spec import FlowSpec
-    from esscher.report.icl_figures import save_flow
 
     spec = FlowSpec.model_validate(_settings(settings))
-    kinds = figure_formats(figures)
-    run = _execute(spec, out, where)
-    files = [run.path / f"flow.{kind}" for kind in kinds]
+    figure_formats(figures)  # a mistake is told before anything is computed
+    end_flow(_execute(spec, out, where), as_json, figures, look)
+
+
+def end_flow(run: Run, as_json: bool, figures: str = FIGURES, look: Given | None = None) -> None:
+    """What a finished flow leaves: its figure and its table."""
+    from esscher.report.icl_figures import save_flow
+
+    files = [run.path / f"flow.{kind}" for kind in figure_formats(figures)]
     for file in files:
-        save_flow(run.table("final"), spec.noise, file)
-    _show(run, {"final": run.table("final")}, as_json, words=("covariance", "model"))
+        save_flow(run.table("final"), float(run.spec["noise"]), file)
+    _show(run, {"final": run.table("final")}, as_json, look)
     for file in files:
         log(f"figure: {file}")
 
@@ -99,6 +115,7 @@ def flow(
 @icl.command("risk")
 def show_risk(
     settings: Annotated[Given, RISK],
+    look: Look,
     run: Annotated[Path | None, path_argument("A run of esscher icl train: its models are evaluated exactly.")] = None,
     key_query: Annotated[
         float | None, typer.Option(help="Without a run: U11 is this times I; by default the end of each model's own flow.")
@@ -115,11 +132,11 @@ def show_risk(
     if run is not None:
         tables = _trained(load_run(run))
         shown = {"trained": tables["trained"], "beside the flow": tables["compared"]}
-        _show(None, shown, as_json, words=("covariance", "model", "status"))
+        _show(None, shown, as_json, look)
         return
     if not math.isfinite(value):
         raise ValueError(f"--value: expected a finite number, got {value}")
-    _show(None, {"risk": _risks(_settings(settings), key_query, value)}, as_json, words=("covariance", "model"))
+    _show(None, {"risk": _risks(_settings(settings), key_query, value)}, as_json, look)
 
 
 def _risks(task_of: Given, key_query: float | None, value: float) -> pd.DataFrame:
@@ -149,16 +166,21 @@ def _risks(task_of: Given, key_query: float | None, value: float) -> pd.DataFram
 
 
 @icl.command()
-def concentration(settings: Annotated[Given, CONCENTRATION], where: Execution, out: Out = None, as_json: Json = False) -> None:
+def concentration(
+    settings: Annotated[Given, CONCENTRATION], where: Execution, look: Look, out: Out = None, as_json: Json = False
+) -> None:
     """How fast outputs and gradients of softmax attention become those of linear attention, at the first weights.
 
     Example: esscher icl concentration --lengths 10,100,1000 --covariance isotropic
     """
     from esscher.icl.concentration.spec import ConcentrationSpec
 
-    run = _execute(ConcentrationSpec.model_validate(_settings(settings)), out, where)
+    end_concentration(_execute(ConcentrationSpec.model_validate(_settings(settings)), out, where), as_json, look)
+
+
+def end_concentration(run: Run, as_json: bool, look: Given | None = None) -> None:
     rates = run.table("rates")[["covariance", "metric", "against", "exponent", "low", "high", "status"]]
-    _show(run, {"rates": rates}, as_json, words=("covariance", "metric", "against", "status"))
+    _show(run, {"rates": rates}, as_json, look)
 
 
 @icl.command()
@@ -188,16 +210,15 @@ def figures(
         runs[name] = execute(spec, out / "runs" / name, **where, progress=terminal())
     files = [out / f"{figure.name}.{kind}" for figure in chosen for kind in kinds]
     for figure in chosen:
-        for kind in kinds:
-            draw(figure, runs, out / f"{figure.name}.{kind}")
+        draw(figure, runs, [out / f"{figure.name}.{kind}" for kind in kinds])
     if as_json:
         print_json({"figures": [str(file) for file in files], "runs": {name: str(run.path) for name, run in runs.items()}})
     for file in files:
         log(f"figure: {file}")
 
 
-def draw(figure: IclFigure, runs: dict[str, Run], path: Path) -> None:
-    """One figure from the tables of its runs."""
+def draw(figure: IclFigure, runs: dict[str, Run], paths: Sequence[Path]) -> None:
+    """One figure from the tables of its runs, into each of some files."""
     from esscher.report.icl_figures import save_concentration, save_distances, save_final_risks, save_training
 
     def table(run: str, name: str) -> Any:
@@ -207,18 +228,43 @@ def draw(figure: IclFigure, runs: dict[str, Run], path: Path) -> None:
 
     if figure.shows == "concentration":
         curves, rates, bounds = (table("concentration", name) for name in ("curves", "rates", "bounds"))
-        save_concentration(curves, rates, bounds, figure.title, path)
+        for path in paths:
+            save_concentration(curves, rates, bounds, figure.title, path)
         return
-    trained = table("train", "final")
-    if trained.empty:
+    if table("train", "final").empty:
         raise ValueError(f"{figure.name}: {runs['train'].path} holds no training for {figure.covariance}")
-    noise = float(runs["train"].spec["noise"])
-    if figure.shows == "final":
-        save_final_risks(trained[trained["status"] == "ok"], table("flow", "final"), noise, figure.title, path)
-    elif figure.shows == "distance":
-        save_distances(table("train", "distance"), figure.title, path)
-    else:
-        save_training(table("train", "curve"), table("flow", "final"), noise, figure.title, path)
+    if figure.shows == "distance":
+        for path in paths:
+            save_distances(table("train", "distance"), figure.title, path)
+        return
+    flow, noise = table("flow", "final"), float(runs["train"].spec["noise"])
+    there = _in_the_valley(figure, _final(runs["train"], flow))
+    keys = ["covariance", "length", "seed", "model"]
+    for path in paths:
+        if figure.shows == "final":
+            save_final_risks(there, flow, noise, figure.title, path)
+        else:
+            save_training(table("train", "curve").merge(there[keys]), flow, noise, figure.title, path)
+
+
+def _in_the_valley(figure: IclFigure, trained: pd.DataFrame) -> pd.DataFrame:
+    """The models of a figure that are at the end of their flow or on their way there; the others are named and left out."""
+    own = trained[trained["covariance"] == figure.covariance]
+    for row in own[own["status"] != "ok"].to_dict("records"):
+        kept = "drawn, and still on its way" if row["status"] == "undertrained" else "left out"
+        log(f"{figure.name}: L = {row['length']}, seed {row['seed']}: {row['status']}, {kept}; {row['advice']}")
+    return own[own["status"].isin(["ok", "undertrained"])]
+
+
+def _final(run: Run, flow: pd.DataFrame | None = None) -> pd.DataFrame:
+    """What training left, each model with the status that the end of its flow gives it; several heads have no such flow."""
+    from esscher.icl.comparison import flow_ends, judged
+
+    final, curve = (run.table(name) if name in run.tables else run.partial(name) for name in ("final", "curve"))
+    if run.spec["heads"] > 1:
+        return final
+    ends = flow_ends(final, run.spec["dim"], run.spec["noise"]) if flow is None else flow
+    return judged(final, curve, ends)
 
 
 def _trained(run: Run) -> dict[str, pd.DataFrame]:
@@ -227,7 +273,7 @@ def _trained(run: Run) -> dict[str, pd.DataFrame]:
 
     if run.manifest.job != "icl-train":
         raise ValueError(f"{run.path}: expected a run of esscher icl train, got one of job {run.manifest.job}")
-    final, path = (run.table(name) if name in run.tables else run.partial(name) for name in ("final", "path"))
+    final, path = _final(run), run.table("path") if "path" in run.tables else run.partial("path")
     dim, noise = run.spec["dim"], run.spec["noise"]
     trained = trained_risks(final, path, dim, noise)
     ends = flow_ends(trained, dim, noise)
@@ -238,7 +284,7 @@ def _settings(flags: Given) -> dict[str, Any]:
     """Fields of a spec, with the words and numbers of flags that are text."""
     from esscher.convergence.montecarlo.ladder import parse_ladder
 
-    return flags | {"covariances": flags["covariances"].split(), "lengths": parse_ladder(flags["lengths"]).tolist()}
+    return flags | {"covariances": flags["covariances"].split(), "lengths": parse_ladder(flags["lengths"], "lengths").tolist()}
 
 
 def _execute(spec: RunSpec, out: Path | None, where: Given) -> Run:
@@ -248,18 +294,37 @@ def _execute(spec: RunSpec, out: Path | None, where: Given) -> Run:
     return execute(spec, path, **where, progress=terminal())
 
 
-def _show(run: Run | None, tables: dict[str, pd.DataFrame], as_json: bool, words: tuple[str, ...]) -> None:
-    """Tables for people or for machines; columns of words come first."""
+WORDS = ("covariance", "model", "metric", "against", "status")  # these columns come first
+LEAST = {"noise": 5, "approximation": 4, "bias": 3, "variance": 2, "stderr": 1, "step": 2, "seed": 1}  # these give way
+
+
+def _show(run: Run | None, tables: dict[str, pd.DataFrame], as_json: bool, look: Given | None) -> None:
+    """Tables for people, below what they say in words, or for machines."""
     if as_json:
         head = {} if run is None else {"run": str(run.path), "spec": run.spec}
         print_json(head | {name: table.to_dict("records") for name, table in tables.items()})
         return
     for name, table in tables.items():
-        order = [column for column in words if column in table.columns]
-        order += [column for column in table.columns if column not in order]
-        rows = [[_cell(row[column]) for column in order] for row in table.to_dict("records")]
-        title = name if run is None else f"{name}: {run.path}"
-        print_table(title, order, rows, left=len([column for column in words if column in table.columns]))
+        for sentence in _in_words(table):
+            say(sentence)
+        order = sorted(table.columns, key=lambda column: WORDS.index(column) if column in WORDS else len(WORDS))
+        shows = []
+        for column in order:
+            cells = tuple(_cell(value) for value in table[column])
+            values = tuple(table[column].tolist())
+            shows.append(Shown(column, cells, column in WORDS, LEAST.get(column, 0), key=column, values=values))
+        show_table(name if run is None else f"{name}: {run.path}", shows, look)
+
+
+def _in_words(table: pd.DataFrame) -> Iterator[str]:
+    """Errors of the models at the longest prompt, a sentence a covariance."""
+    if not {"covariance", "length", "model", "mse"} <= set(table.columns):
+        return
+    longest = table["length"].max()
+    for covariance, rows in table[table["length"] == longest].groupby("covariance", sort=False):
+        errors = rows.groupby("model", sort=False)["mse"].mean()
+        told = ", ".join(f"{model} {number(value)}" for model, value in errors.items())
+        yield f"{covariance}, prompts of {longest:,} tokens: mean squared error {told}"
 
 
 def _cell(value: Any) -> str:

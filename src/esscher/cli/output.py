@@ -10,7 +10,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "FIGURES",
     "MODEL",
     "Figures",
     "Json",
@@ -37,7 +38,6 @@ __all__ = [
     "path_argument",
     "path_option",
     "print_json",
-    "print_table",
 ]
 
 UNPRINTABLE = re.compile("[^\n -~]+")  # at most; letters of other scripts are told apart one by one
@@ -78,6 +78,7 @@ def as_path(text: str | Path) -> Path:
 
 
 Out = Annotated[Path | None, path_option("--out", "Run directory; runs/NAME-HASH when left out.")]
+FIGURES = "svg,png"  # where none are named
 Figures = Annotated[str, typer.Option("--figures", help="Figure formats: svg, png, pdf, separated by commas; empty for none.")]
 
 
@@ -134,19 +135,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value
-
-
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> None:
-    """A compact table below its title; the first ``left`` columns hold words, the others numbers."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, column in enumerate(columns):
-        table.add_column(printable(column), justify="left" if i < left else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(printable(cell) for cell in row))
-    # off a terminal rich would fold to 80 columns; a pipe can take any width
-    console = Console(width=None if sys.stdout.isatty() else 200, markup=False, highlight=False)
-    console.print(printable(title), style="italic", soft_wrap=True)  # as a table's own it would fold to the table's width
-    console.print(table)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from esscher.cli.options import Fields, Given
 from esscher.cli.output import Json, as_dtype, check_device, log, path_argument, path_option, print_json
+from esscher.cli.tables import Look
 
 __all__ = ["predict"]
 
@@ -25,11 +24,11 @@ DEVICE = Fields("esscher.runs.spec:RunSpec", ("device",), defaults=True)
 def predict(
     setting: Annotated[Given, LAW, HEAD, RANDOM],
     asked: Annotated[Given, ASKED, GIVEN, DEVICE],
+    look: Look,
     spec: Annotated[Path | None, path_argument("YAML file with law, head, n ...; flags override it.", "FILE")] = None,
     figure: Annotated[
-        Path | None, path_option("--figure", "Figure file (.svg, .pdf, .png); predict.svg when left out, none with --json.")
+        Path | None, path_option("--figure", "Figure file to write (.svg, .pdf, .png); none when left out.")
     ] = None,
-    no_figure: Annotated[bool, typer.Option("--no-figure", help="Write no figure.")] = False,
     as_json: Json = False,
 ) -> None:
     """Exact error, local slope and every bound and rate that applies, for a law of tokens and a head, at any n.
@@ -47,10 +46,6 @@ def predict(
     found = read_mapping(spec) if spec is not None else {}
     parts = {"law": _law(_mapping(found, "law"), setting), "head": _head(_mapping(found, "head"), setting, asked["seed"])}
     as_dtype(asked["dtype"])
-    if figure is None and not as_json:
-        figure = Path("predict.svg")
-    if no_figure:
-        figure = None
     if figure is not None:
         check_format(figure)
         check_output(figure)
@@ -61,7 +56,7 @@ def predict(
     if as_json:
         print_json(record(checked, curve, predicted, needed))
     else:
-        show(checked, curve, predicted, needed)
+        show(checked, curve, predicted, needed, look)
     if figure is not None:
         save_predictions(curve, predicted, figure)
         log(f"figure: {figure}")

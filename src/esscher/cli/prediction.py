@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from esscher.cli.output import as_dtype, number, print_table
+from esscher.cli.output import as_dtype, number
 from esscher.cli.prediction_spec import PredictSpec
+from esscher.cli.tables import Shown, say, show_table
 from esscher.convergence.budget import asymptotic_from, tokens_needed
 from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.exact import exact_curve
@@ -51,9 +53,11 @@ def record(spec: PredictSpec, curve: ErrorCurve, found: list[Prediction], needed
         "n": curve.n,
         "rms": curve.rms,
         "query_stderr": curve.query_stderr,
+        "pool_stderr": curve.pool_stderr,
         "relative": curve.relative,
         "q95": curve.q95,
         "slope": curve.slope,
+        "slope_stderr": curve.slope_stderr,
         "effective_tokens": curve.effective_tokens,
         **needed,
         "predictions": [
@@ -76,50 +80,75 @@ def record(spec: PredictSpec, curve: ErrorCurve, found: list[Prediction], needed
     }
 
 
-def show(spec: PredictSpec, curve: ErrorCurve, found: list[Prediction], needed: dict[str, Any]) -> None:
-    """The result as people read it."""
-    slope = curve.slope if curve.slope is not None else np.full(curve.n.size, np.nan)
-    q95 = curve.q95 if curve.q95 is not None else np.full(curve.n.size, np.nan)
-    tokens = curve.effective_tokens if curve.effective_tokens is not None else np.full(curve.n.size, np.nan)
-    print_table(
-        f"{curve.origin}; relative accuracy {curve.accuracy:.0e}",
-        ["n", "rms", "+- queries", "relative", "q95", "slope", "effective tokens"],
-        [
-            [f"{n:.6g}", number(r, ".5g"), number(u, ".2g"), number(e), number(q, ".5g"), number(s, "+.3f"), number(t)]
-            for n, r, u, e, q, s, t in zip(
-                curve.n, curve.rms, curve.query_stderr, curve.relative, q95, slope, tokens, strict=True
-            )
-        ],
-        left=0,
-    )
+def show(
+    spec: PredictSpec, curve: ErrorCurve, found: list[Prediction], needed: dict[str, Any], look: Mapping[str, Any] | None = None
+) -> None:
+    """The result as people read it: in words, the curve, what theory says."""
+    for sentence in _summary(spec, curve, found, needed):
+        say(sentence)
     print()
-    if needed["tokens_needed"] is None:
-        print(f"tokens needed: {needed['tokens_needed_reason']}")
-    else:
-        print(f"tokens needed for a relative error of {spec.epsilon:g}: {needed['tokens_needed']}")
-    if needed["asymptotic_from"] is None:
-        print(f"delta method: {needed['asymptotic_from_reason']}")
-    else:
-        print(f"delta method: within 10 % from n = {needed['asymptotic_from']}")
+    show_table(f"{curve.origin}; relative accuracy {curve.accuracy:.0e}", _curve_columns(curve))
     print()
     last = curve.n[-1:]
-    print_table(
+    show_table(
         f"predictions (value at n = {int(last[0])}; bounds on the square are shown as their root; vacuous: beyond 1e308)",
-        ["name", "status", "quantity", "source", "exponent", "value", "applies"],
         [
-            [
-                p.name,
-                p.status,
-                p.quantity,
-                p.source,
-                number(p.exponent),
-                _value(p, last),
-                "yes" if p.applies else "no: " + "; ".join(p.unmet),
-            ]
-            for p in found
+            Shown("name", tuple(p.name for p in found), words=True, key="name"),
+            Shown("status", tuple(p.status for p in found), words=True, gives_way=2, key="status"),
+            Shown("quantity", tuple(p.quantity for p in found), words=True, gives_way=3, key="quantity"),
+            Shown("source", tuple(p.source for p in found), words=True, gives_way=4, key="source"),
+            Shown("exponent", tuple(number(p.exponent) for p in found), key="exponent"),
+            Shown("value", tuple(_value(p, last) for p in found), key="value"),
+            Shown("applies", tuple(_applies(p) for p in found), words=True, wraps=True, key="applies"),
         ],
-        left=4,
+        look,
     )
+
+
+def _summary(spec: PredictSpec, curve: ErrorCurve, found: list[Prediction], needed: dict[str, Any]) -> Iterator[str]:
+    """What the numbers say."""
+    n, rms = int(curve.n[-1]), curve.rms[-1]
+    doubts = [
+        f"+- {number(doubt[-1], '.2g')} from the {source}"
+        for source, doubt in (("drawn queries", curve.query_stderr), ("drawn pool", curve.pool_stderr))
+        if doubt is not None and doubt[-1] > 0
+    ]
+    falls = "" if curve.slope is None or np.isnan(curve.slope[-1]) else f", falling like n^{curve.slope[-1]:.3f} there"
+    of_limit = number(curve.relative[-1], ".2%")
+    yield f"error {number(rms)} at n = {n:,} ({of_limit} of the limit){', '.join(['', *doubts])}{falls}"
+    if needed["tokens_needed"] is None:
+        yield f"tokens needed: {needed['tokens_needed_reason']}"
+    else:
+        yield f"tokens needed for a relative error of {spec.epsilon:g}: {needed['tokens_needed']}"
+    if needed["asymptotic_from"] is None:
+        yield f"delta method: {needed['asymptotic_from_reason']}"
+    else:
+        yield f"delta method: within 10 % from n = {needed['asymptotic_from']}"
+    held = sum(p.applies for p in found)
+    proved = sum(p.applies and p.status.startswith("proved") for p in found)
+    yield f"theory: {held} of {len(found)} statements apply, {proved} of them proved; the last column says what the others need"
+
+
+def _curve_columns(curve: ErrorCurve) -> list[Shown]:
+    """The curve, an n a row; standard errors where there are any."""
+
+    def column(name: str, values: Any, form: str, gives_way: int = 0) -> Shown:
+        known = np.full(curve.n.size, np.nan) if values is None else values
+        return Shown(name, tuple(number(value, form) for value in known), gives_way=gives_way)
+
+    columns = [column("n", curve.n, ".6g"), column("rms", curve.rms, ".5g"), column("relative", curve.relative, ".4g")]
+    if curve.query_stderr.any():
+        columns.append(column("+- queries", curve.query_stderr, ".2g"))
+    if curve.pool_stderr is not None:
+        columns.append(column("+- pool", curve.pool_stderr, ".2g"))
+    columns.append(column("slope", curve.slope, "+.3f"))
+    if curve.slope_stderr is not None:
+        columns.append(column("+- slope", curve.slope_stderr, ".2g", 3))
+    return [*columns, column("q95", curve.q95, ".5g", 2), column("effective tokens", curve.effective_tokens, ".4g", 1)]
+
+
+def _applies(prediction: Prediction) -> str:
+    return "yes" if prediction.applies else "no: " + "; ".join(prediction.unmet)
 
 
 def _value(prediction: Prediction, n: Any) -> str:

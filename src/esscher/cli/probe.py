@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from esscher.cli.agreement import show_agreement
+from esscher.cli.describe import describe_run
 from esscher.cli.domains import domain_specs, group_path, probe_domains
 from esscher.cli.layer_tails import show_tails
 from esscher.cli.options import EXECUTION, Fields, Given
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from esscher.models.probe.context import ProbeContext
     from esscher.runs import Column, Run
 
-__all__ = ["probe"]
+__all__ = ["end_probe", "probe", "read_fields"]
 
 PLACES = 7  # digits of the number of a layer, a head or a token
 MOST_THREADS = 8  # of one process: more of them wait for each other
@@ -68,6 +69,7 @@ def probe(
     config: Annotated[Path | None, path_option("--config", "YAML file of these settings; flags go before it.")] = None,
     out: Out = None,
     page: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into the run.")] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would cost, and stop.")] = False,
     as_json: Json = False,
 ) -> None:
     """Measure every head of a model on text: how fast it converges, why, and how many tokens it needs.
@@ -76,37 +78,46 @@ def probe(
 
     Example: esscher probe --text book.txt --max-tokens 100000 --workers 2
     """
-    import esscher as es
     from esscher.models.huggingface.checkpoint import as_read, written
+    from esscher.models.probe.api import run_folder, too_few_keys
     from esscher.models.probe.job import units
     from esscher.models.probe.memory import context_of
     from esscher.models.probe.spec import ProbeSpec
-    from esscher.report import write_report
-    from esscher.runs import terminal
+    from esscher.runs import execute, terminal
     from esscher.runs.process import cores
 
     if model is not None:
         settings["model"] = written(model)
     if separate:
         corpus["documents"] = "separate"
-    fields = _settings(settings, corpus, config)
+    fields = read_fields(settings, corpus, config)
     if "workers" not in where and "dask" not in where:  # threads beat processes here, and share one model (docs/runs.md)
         fields.setdefault("threads", min(cores(), MOST_THREADS))
-    if "-" in fields["corpus"].get("text", ()):
+    if "-" in fields["corpus"].get("text", ()) and not dry_run:
         out = _keep_stdin(fields["corpus"], out)
     specs = domain_specs(fields, [_absolute_domain(given) for given in domains or ()])
     spec = next(iter(specs.values())) if specs else ProbeSpec.read(fields)
+    if dry_run:
+        return describe_run(spec, as_json)
     if sys.stderr.isatty():  # in a log a mistake is one line, with nothing before it
         log(f"reading {as_read(spec.model)} and the text")
     context = context_of(spec, starts=True)
     spec = context.spec
     units(spec)  # what this pool cannot give is refused before anything is said
     if specs:
-        folder = out if out is not None else group_path(_short(context.loaded.name), specs)
+        folder = out if out is not None else group_path(context, specs)
         return probe_domains(specs, folder, where, page=page, as_json=as_json)
-    path = out if out is not None else Path("runs") / f"{_short(context.loaded.name)}-{spec.hash[:8]}"
+    path = out if out is not None else run_folder(context)
     log(f"{context.loaded.name}: {len(context.layers)} layers, {_pool(context)}; run {path}")
-    run = es.probe(**spec.as_dict(), out=path, **where, progress=terminal())
+    if (few := too_few_keys(context)) is not None:
+        log(f"note: {few}")
+    end_probe(execute(spec, path, **where, progress=terminal()), as_json, page=page)
+
+
+def end_probe(run: Run, as_json: bool, *, page: bool = True) -> None:
+    """What a finished probe leaves: its page, and the tables."""
+    from esscher.report import write_report
+
     report = write_report([run]) if page else None
     if as_json:
         tables = {
@@ -114,7 +125,7 @@ def probe(
             for name in ("about", "heads", "layers", "budget", "rule_budget", "agreement", "limits")
             if name in run.tables
         }
-        print_json({"run": str(path), "report": None if report is None else str(report), "spec": spec.as_dict(), **tables})
+        print_json({"run": str(run.path), "report": None if report is None else str(report), "spec": run.spec, **tables})
     else:
         show_heads(run)
         if report is not None:
@@ -136,7 +147,7 @@ def _pool(context: ProbeContext) -> str:
     )
 
 
-def _settings(flags: Given, corpus: Given, config: Path | None) -> dict[str, Any]:
+def read_fields(flags: Given, corpus: Given, config: Path | None) -> dict[str, Any]:
     """Fields of the spec: flags before the file, the file before a probe's own amount of text."""
     from esscher.models.probe.spec import KEYS
     from esscher.runs.spec import read_mapping
@@ -197,11 +208,6 @@ def _keep_stdin(corpus: dict[str, Any], out: Path | None) -> Path:
     write_durable(path, data)
     corpus["text"] = [str(path.absolute()) if name == "-" else name for name in corpus["text"]]
     return folder
-
-
-def _short(name: str) -> str:
-    """A model's name as a file name."""
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name.rsplit("/", 1)[-1])[:60].strip(".") or "model"
 
 
 # The columns of the table of heads, how their numbers are written, and which give way where there is no room

@@ -1,10 +1,11 @@
-"""``esscher resume``: complete a run that was interrupted."""
+"""``esscher resume``: complete a run that was interrupted, and end as the command that began it ends."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from esscher.cli.domains import resume_domains
 from esscher.cli.options import Execution
@@ -12,14 +13,14 @@ from esscher.cli.output import Json, log, path_argument, print_json
 
 __all__ = ["resume"]
 
-# The modules that register jobs: a run names its job, and only registered names are known.
-JOBS = (
-    "esscher.convergence.montecarlo.spec",
-    "esscher.icl.concentration.spec",
-    "esscher.icl.flow.spec",
-    "esscher.icl.training.spec",
-    "esscher.models.probe.spec",
-)
+# A run names its job: the module that registers it, for only registered names are known, and how its command ends.
+JOBS = {
+    "converge": ("esscher.convergence.montecarlo.spec", "esscher.cli.converge:end_converge"),
+    "icl-concentration": ("esscher.icl.concentration.spec", "esscher.cli.icl:end_concentration"),
+    "icl-flow": ("esscher.icl.flow.spec", "esscher.cli.icl:end_flow"),
+    "icl-train": ("esscher.icl.training.spec", "esscher.cli.icl:end_train"),
+    "probe": ("esscher.models.probe.spec", "esscher.cli.probe:end_probe"),
+}
 
 
 def resume(
@@ -29,17 +30,31 @@ def resume(
 ) -> None:
     """Complete a run: finished units are skipped, failed ones tried again, damaged shards done again and named.
 
+    It ends as the command that began the run does: figures, report and tables.
+
     Example: esscher resume runs/mine --workers 2
     """
     from esscher import runs
 
-    for module in JOBS:
+    for module, _ in JOBS.values():
         importlib.import_module(module)
     group = runs.read_group(run)
     if group is not None:
         return resume_domains(group, run, where, as_json=as_json)
     result = runs.resume(run, **where, progress=runs.terminal())
+    log(f"{result.path}: {result.status}, tables {', '.join(result.tables)}")
+    _ending(result.manifest.job)(result, as_json)
+
+
+def _ending(job: str) -> Callable[[Any, bool], None]:
+    """How the command of a job ends; of a job of another package the tables are named."""
+    if job not in JOBS:
+        return _name_tables
+    module, _, name = JOBS[job][1].partition(":")
+    found: Callable[[Any, bool], None] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def _name_tables(run: Any, as_json: bool) -> None:
     if as_json:
-        print_json({"path": str(result.path), "status": result.status, "tables": result.tables})
-    else:
-        log(f"{result.path}: {result.status}, tables {', '.join(result.tables)}")
+        print_json({"path": str(run.path), "status": run.status, "tables": run.tables})

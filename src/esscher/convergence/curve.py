@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+from esscher.runs.views import find_view
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,11 +27,12 @@ class QueryErrors:
     limit: Floats  # Gamma(x), (m, d_v)
     delta: Floats  # lim n * MSE = tr C(x), (m,)
     bias: Floats | None = None  # E Gamma_n(x) - Gamma(x), (m, len n, d_v)
+    dmse_dlogn: Floats | None = None  # derivative of mse, (m, len n)
     cov: Floats | None = None  # E (Gamma_n - Gamma)(Gamma_n - Gamma)^T, (m, len n, d_v, d_v)
     clusters: npt.NDArray[np.int64] | None = None  # (m,) queries of one cluster are alike: a rate's interval resamples clusters
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ErrorCurve:
     """Root mean square error against the limit at each n.
 
@@ -47,6 +50,8 @@ class ErrorCurve:
     scale: float = float("nan")
     stderr: Floats = field(default_factory=lambda: np.zeros(0))
     query_stderr: Floats = field(default_factory=lambda: np.zeros(0))
+    slope_stderr: Floats | None = None  # of slope, from drawing the queries of a law
+    pool_stderr: Floats | None = None  # of rms, from a drawn pool that stands for the law of the tokens
     q95: Floats | None = None  # 95 % quantile over queries (exact) or repeats (Monte Carlo) of the error's norm
     slope: Floats | None = None  # d log rms / d log n at each n, analytic; None where unknown
     effective_tokens: Floats | None = None  # 1 / E sum_j p_j^2, averaged over queries before inversion
@@ -63,6 +68,16 @@ class ErrorCurve:
         if self.query_stderr.size == 0:
             object.__setattr__(self, "query_stderr", np.zeros_like(self.rms))
         assert self.n.shape == self.rms.shape == self.stderr.shape == self.query_stderr.shape
+
+    def __repr__(self) -> str:
+        if self.n.size == 0:
+            return f"ErrorCurve({self.metric}, {self.kind}, no n)"
+        ends = [f"{self.rms[i]:.4g} at n = {self.n[i]}" for i in ((0, -1) if self.n.size > 1 else (0,))]
+        return f"ErrorCurve({self.metric}, {self.kind}: rms {' to '.join(ends)})"
+
+    def plot(self, *, ax: Any = None) -> Any:
+        """The error against n on logarithmic axes, with its 95 % quantile and standard errors; returns the matplotlib axes."""
+        return find_view("plot_error")(self, ax=ax)
 
     @classmethod
     def from_queries(
@@ -97,7 +112,7 @@ class ErrorCurve:
             delta=None if kept is not None else float(share[share > 0] @ queries.delta[share > 0]),
             accuracy=accuracy,
             origin=origin,
-            queries=queries,
+            queries=replace(queries, dmse_dlogn=dmse_dlogn),
             kept=kept,
         )
 
@@ -158,7 +173,7 @@ class ErrorCurve:
             )
         once = np.delete(order, again + 1)
         slope = None if self.slope is None else self.slope[once]
-        kept = replace(self, q95=None, effective_tokens=None, queries=None, samples=None)
+        kept = replace(self, q95=None, effective_tokens=None, queries=None, samples=None, slope_stderr=None, pool_stderr=None)
         kept = replace(kept, n=self.n[once], rms=self.rms[once], stderr=self.stderr[once], query_stderr=self.query_stderr[once])
         return replace(kept, slope=slope)
 

@@ -37,7 +37,7 @@ ROWS = 256  # queries at once
 TOL_LARGEST = 1e-4  # of the largest weight on a grid
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DispersionCurve:
     """Expectations at each n for each query, (m, len n), and over the queries, (len n).
 
@@ -50,6 +50,10 @@ class DispersionCurve:
     entropies: Floats
     largest: Floats
     planted: Floats | None
+
+    def __repr__(self) -> str:
+        queries, ends = len(self.sum_p2), f"n = {self.n[0]} to {self.n[-1]}"
+        return f"DispersionCurve({queries} queries, {ends}: {self.effective_tokens[-1]:.4g} effective tokens at the last)"
 
     @classmethod
     def of_all(cls, parts: Sequence[DispersionCurve]) -> DispersionCurve:

@@ -16,6 +16,7 @@ from esscher.attention.head import Head, check_pair
 from esscher.attention.limit import limit
 from esscher.convergence.curve import ErrorCurve, QueryErrors
 from esscher.convergence.delta import delta_trace
+from esscher.convergence.drawn_pool import pool_stderr
 from esscher.convergence.integral.gaussian import gaussian_error_slopes
 from esscher.convergence.integral.nodes import concatenate, error_from_nodes
 from esscher.convergence.keep_law import law_rule
@@ -273,11 +274,16 @@ def _along_tilts(
 
 
 def _through_pool(head: Head, measure: Measure, x: Tensor, n: Counts, details: bool, size: int, seed: int) -> ErrorCurve:
-    """Exact for a pool drawn from the law: right for the law up to the pool's own sampling error."""
+    """Exact for a pool drawn from the law: right for the law up to the pool's own sampling error, which is told."""
     tokens = measure.sample(size, torch.Generator().manual_seed(seed)).double()
-    curve = exact_pool_curve(head.queries(x), head.keys(tokens), head.values(tokens), n, scale=1.0, details=details)
+
+    def over(pool: Tensor, more: bool = False) -> ErrorCurve:
+        return exact_pool_curve(head.queries(x), head.keys(pool), head.values(pool), n, scale=1.0, details=more)
+
+    curve = over(tokens, details)
+    doubt = pool_stderr(tokens, lambda part: over(part).rms)
     origin = f"exact for a pool of {size} tokens drawn from {type(measure).__name__} (seed {seed}), with replacement"
-    return replace(curve, kind="pool", origin=origin)
+    return replace(curve, kind="pool", pool_stderr=doubt, origin=origin)
 
 
 def _delta_trace(head: Head, measure: Measure, x: Tensor) -> Floats:

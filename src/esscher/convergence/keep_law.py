@@ -34,6 +34,7 @@ from torch import Tensor
 from esscher.attention.head import Head
 from esscher.attention.limit import limit
 from esscher.convergence.curve import ErrorCurve
+from esscher.convergence.drawn_pool import pool_stderr
 from esscher.convergence.integral.formulas import NodeErrors
 from esscher.convergence.integral.nodes import concatenate, error_from_nodes, error_of_kept, side_by_side
 from esscher.convergence.value_size import drawn_sizes, tilted_sizes
@@ -104,7 +105,12 @@ class LawRule:
             pairs = zip(self.n.tolist(), self.context.tolist(), strict=True)
             kept = np.array([N * _shares(self.rule, n, N).kept for n, N in pairs])
         curve = ErrorCurve.from_queries(self.n, queries, slope, kind=kind, accuracy=found.accuracy, origin=origin)
-        return replace(curve, kept=kept, delta=curve.delta if self.context is None else None)
+        doubt = None if tokens is None else pool_stderr(tokens, lambda part: self._rms(head, measure, x, part))
+        return replace(curve, kept=kept, delta=curve.delta if self.context is None else None, pool_stderr=doubt)
+
+    def _rms(self, head: Head, measure: Measure, x: Tensor, tokens: Tensor) -> Floats:
+        mse = concatenate([self._row(head, measure, row, tokens, False) for row in x]).mse
+        return np.asarray(np.sqrt(mse.mean(axis=0)))
 
     def _row(self, head: Head, measure: Measure, row: Tensor, tokens: Tensor | None, details: bool) -> NodeErrors:
         """One query, every size."""

@@ -16,9 +16,44 @@ from esscher.icl.layer import UV
 from esscher.icl.risk.exact import risk
 from esscher.icl.tasks import as_task
 
-__all__ = ["compare_with_flow", "flow_ends", "path_uv", "trained_risks"]
+__all__ = ["compare_with_flow", "flow_ends", "judged", "path_uv", "trained_risks"]
 
 KEY = ["covariance", "length", "seed", "model"]
+ABOVE = 0.05  # share above the end of the flow from which on a model has not arrived
+LATE = 0.25  # of the records, at the end: whether the error still falls there
+FALLING = 0.01  # share by which it falls there
+STUCK, UNDERTRAINED = "stuck", "undertrained"
+
+
+def judged(final: pd.DataFrame, curve: pd.DataFrame, flow: pd.DataFrame, above: float = ABOVE) -> pd.DataFrame:
+    """The table ``final`` of a training run with the status of models that did not arrive, and what to do.
+
+    A model whose error is more than ``above`` over the end of its flow, and more than two standard errors, is "undertrained"
+    where its error still falls at the end of training, by more than its noise and 1 % over the last quarter, or has not come
+    half of the way from where it began; else it is "stuck", in another valley.
+    """
+    ends = {(row["covariance"], row["length"], row["model"]): row["mse"] for row in flow.to_dict("records")}
+    paths = {key: part.sort_values("step") for key, part in curve.groupby(KEY, sort=False)}
+    rows = []
+    for row in final.to_dict("records"):
+        end = ends.get((row["covariance"], row["length"], row["model"]), math.inf)
+        if row["status"] == "ok" and row["mse"] - 2 * row["stderr"] > (1 + above) * end:
+            path = paths[tuple(row[name] for name in KEY)]
+            on_its_way = _still_falls(path) or path["mse"].iloc[0] - row["mse"] < 0.5 * (path["mse"].iloc[0] - end)
+            row["status"] = UNDERTRAINED if on_its_way else STUCK
+            remedy = "train for more steps" if on_its_way else "take another seed"
+            row["advice"] = f"{row['model']} attention ended {row['mse'] / end - 1:.0%} above the end of its flow; {remedy}"
+        rows.append(row)
+    return pd.DataFrame(rows, columns=final.columns)
+
+
+def _still_falls(path: pd.DataFrame) -> bool:
+    """Of the last quarter of the records, the later half against the earlier one."""
+    late = path.tail(max(2, math.ceil(LATE * len(path))))
+    early, end = late.head(len(late) // 2), late.tail(len(late) // 2)
+    before, after = early["mse"].mean(), end["mse"].mean()
+    noise = math.hypot(*(np.sqrt((part["stderr"] ** 2).sum()) / len(part) for part in (early, end)))
+    return bool(before - after > max(2 * noise, FALLING * before))
 
 
 def trained_risks(final: pd.DataFrame, path: pd.DataFrame, dim: int, noise: float) -> pd.DataFrame:
@@ -33,7 +68,7 @@ def trained_risks(final: pd.DataFrame, path: pd.DataFrame, dim: int, noise: floa
         key = (row["covariance"], row["length"], row["seed"], row["model"])
         joined = np.asarray(values[key])
         found = {"exact": math.nan, "error": math.nan}
-        if row["status"] == "ok" and joined.size == (dim + 1) ** 2:
+        if row["status"] != "diverged" and joined.size == (dim + 1) ** 2:
             exact = risk(as_task(key[0], dim, noise), path_uv(joined, dim), int(key[1]), key[3])
             found = {"exact": 2 * exact.value, "error": 2 * exact.error}
         identity = dict(zip(KEY, key, strict=True))
@@ -60,12 +95,13 @@ def flow_ends(trained: pd.DataFrame, dim: int, noise: float) -> pd.DataFrame:
     return pd.DataFrame([row for unit in asked for row in compute(spec, unit)["final"]])
 
 
-def compare_with_flow(trained: pd.DataFrame, flow: pd.DataFrame, level: float = 0.95, stuck: float = 0.05) -> pd.DataFrame:
+def compare_with_flow(trained: pd.DataFrame, flow: pd.DataFrame, level: float = 0.95, stuck: float = ABOVE) -> pd.DataFrame:
     """Mean over seeds of the exact error of trained models, its Student interval, and the flow's prediction.
 
-    Seeds that ended more than the share ``stuck`` above the flow, in another valley or still on their way, are counted in
-    the column ``stuck`` and left out of the mean ([S], appendix A.2, took other seeds for these). The others hover above the
-    end of the flow by an amount that falls with the rate; ``excess`` is (mean - flow) / flow.
+    Seeds that ended more than the share ``stuck`` above the flow are counted in the columns ``stuck``, in another valley, and
+    ``undertrained``, still on their way (where ``judged`` said so), and left out of the mean ([S], appendix A.2, took other
+    seeds for these). The others hover above the end of the flow by an amount that falls with the rate; ``excess`` is
+    (mean - flow) / flow.
     """
     rows = []
     for (covariance, length, model), part in trained.groupby(["covariance", "length", "model"], sort=False):
@@ -76,6 +112,7 @@ def compare_with_flow(trained: pd.DataFrame, flow: pd.DataFrame, level: float = 
         ended = part[part["exact"].notna()]
         there = ended[ended["exact"] <= (1 + stuck) * predicted]
         exact, count = there["exact"].to_numpy(), len(there)
+        late = list(ended.drop(there.index).get("status", ())).count(UNDERTRAINED)
         mean = float(exact.mean()) if count else math.nan
         half = float(student.ppf((1 + level) / 2, count - 1) * exact.std(ddof=1) / math.sqrt(count)) if count > 1 else math.nan
         rows.append(
@@ -84,7 +121,8 @@ def compare_with_flow(trained: pd.DataFrame, flow: pd.DataFrame, level: float = 
                 "length": length,
                 "model": model,
                 "seeds": count,
-                "stuck": len(ended) - count,
+                "stuck": len(ended) - count - late,
+                "undertrained": late,
                 "trained": mean,
                 "low": mean - half,
                 "high": mean + half,

@@ -80,6 +80,8 @@ class Block:
 
     def __init__(self, U11: Any, v: Any) -> None:
         _set(self, U11=U11, v=v)
+        if not isinstance(v, Tensor):  # a plain number has the precision of the matrix beside it
+            object.__setattr__(self, "v", self.v.to(self.U11))
 
     @property
     def dim(self) -> int:
@@ -91,7 +93,7 @@ class Block:
         V = torch.zeros_like(U)
         return UV(
             U.index_put((torch.arange(d)[:, None], torch.arange(d)), self.U11),
-            V.index_put((torch.tensor(d), torch.tensor(d)), self.v),
+            V.index_put((torch.tensor(d), torch.tensor(d)), self.v.to(U)),
         )
 
 

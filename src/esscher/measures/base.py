@@ -13,7 +13,7 @@ from torch import Tensor
 from esscher.inputs import as_count, as_tensor, finite_result
 from esscher.measures.covariance import check_covariance
 from esscher.measures.line import Line
-from esscher.measures.moments import power
+from esscher.measures.moments import fourth_moment, power
 from esscher.measures.spectrum import spectral_norm
 
 if TYPE_CHECKING:  # these are laws themselves
@@ -38,10 +38,11 @@ class Measure(ABC):
     is refused with a ValueError.
 
     Between the lines are facts that a law may know. Each is None, or False, until the law says more; what is not known is
-    not used: no exact curve but that of a drawn pool, no bound that is called proved.
+    not used: no exact curve but that of a drawn pool, no bound that asks for it.
     """
 
     is_gaussian: ClassVar[bool] = False  # the law is N(mean, cov)
+    is_entire: ClassVar[bool] = False  # K is finite everywhere: no tilt need be looked at
 
     def __init__(self, dim: Any, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> None:
         self.dim = as_count(dim, "dim")
@@ -164,7 +165,8 @@ class Measure(ABC):
         return self._value_fourth_moment(as_tensor(V, "V", ndim=2, last=self.dim).double())
 
     def _value_fourth_moment(self, V: Float64[Tensor, "d_out d"]) -> float | None:
-        return None
+        """From the tilted covariance's own derivatives, where it can be differentiated."""
+        return fourth_moment(self._tilted_cov, V)
 
     def tilted_moment(self, order: int) -> tuple[float, float] | None:
         """(a, b) with E|y - E y|^order at most (a |theta|)^order + b under every tilt theta, E y of the law untilted."""
@@ -176,6 +178,10 @@ class Measure(ABC):
             f"hardmax limit: {type(self).__name__} has unbounded support, so the largest score grows without limit; "
             "use a bounded law (Sphere, Ball, Cube, Rademacher, Pool)"
         )
+
+    def __repr__(self) -> str:
+        sizes = [f"{name}={value:g}" for name, value in vars(self).items() if name != "dim" and _is_size(name, value)]
+        return f"{type(self).__name__}({', '.join([f'dim={self.dim}', *sizes])})"
 
     # ---- of use inside ---------------------------------------------------------------------------------------------
 
@@ -194,8 +200,16 @@ class Measure(ABC):
         return given, rows
 
     def _check_domain(self, rows: Float64[Tensor, "m d"]) -> None:
-        """Raise ValueError where the transform is infinite. Most laws have it everywhere."""
-        return None
+        """Raise ValueError where the transform is infinite, as K says; a formula of a tilted mean may give a number there."""
+        if self.is_entire:
+            return
+        bad = ~torch.isfinite(self._log_laplace(rows.detach()))
+        if bad.any():
+            first = ", ".join(f"{number:.4g}" for number in rows[bad][0, :4].tolist()) + (", ..." if self.dim > 4 else "")
+            raise ValueError(
+                f"theta: E exp<theta, y> is infinite or beyond float64 at {int(bad.sum())} of {len(rows)} tilts, the first "
+                f"({first}): {type(self).__name__} has no limit there; {REMEDY}"
+            )
 
     # ---- a law writes these ----------------------------------------------------------------------------------------
 
@@ -215,3 +229,8 @@ class Measure(ABC):
 def noise_device(generator: torch.Generator | None, fallback: torch.device) -> torch.device:
     """Random numbers are drawn where their generator lives."""
     return fallback if generator is None else generator.device
+
+
+def _is_size(name: str, value: Any) -> bool:
+    """Whether an attribute is a number that the law was made with."""
+    return not name.startswith("_") and isinstance(value, int | float) and not isinstance(value, bool)

@@ -35,6 +35,8 @@ class CubeFields(LawFields):
 class Cube(Product):
     """Uniform on [-half_width, half_width]^dim: k(x) = log(sinh(ax) / (ax)), tilted mean by Langevin's function."""
 
+    is_entire: ClassVar[bool] = True
+
     def __init__(
         self, dim: Any, half_width: Any = 1.0, *, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
     ) -> None:

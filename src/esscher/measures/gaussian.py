@@ -61,6 +61,7 @@ class Gaussian(Measure):
     """
 
     is_gaussian: ClassVar[bool] = True
+    is_entire: ClassVar[bool] = True
 
     def __init__(self, cov: Any, mean: Any = None) -> None:
         cov = as_tensor(cov, "cov", ndim=2)
@@ -70,6 +71,10 @@ class Gaussian(Measure):
             self._mean = self._zero
         else:
             self._mean = as_tensor(mean, "mean", ndim=1, last=self.dim).to(self._cov)
+
+    def __repr__(self) -> str:
+        shifted = f", |mean|={float(self._mean.norm()):.4g}" if bool(self._mean.any()) else ""
+        return f"Gaussian(dim={self.dim}, tr cov={float(self._cov.trace()):.4g}{shifted})"
 
     @cached_property
     def spectrum(self) -> Float64[Tensor, " d"]:

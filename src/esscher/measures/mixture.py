@@ -63,6 +63,10 @@ class Mixture(Measure):
         self.weights = check_weights(weights, len(components)).to(self.device)
         self.components = tuple(components)
 
+    def __repr__(self) -> str:
+        parts = " + ".join(f"{weight:.3g} {part}" for weight, part in zip(self.weights.tolist(), self.components, strict=True))
+        return f"Mixture({parts})"
+
     def _check_domain(self, rows: Float64[Tensor, "m d"]) -> None:
         for component in self.components:
             component._check_domain(rows)

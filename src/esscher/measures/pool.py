@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Float64
@@ -30,6 +30,8 @@ class Pool(Measure):
     over the pool. Scores are computed in float64 block by block, so memory stays flat in N.
     """
 
+    is_entire: ClassVar[bool] = True
+
     def __init__(self, tokens: Any, weights: Any = None) -> None:
         tokens = as_tensor(tokens, "tokens", ndim=2)
         if tokens.shape[0] == 0 or tokens.shape[1] == 0:
@@ -39,6 +41,9 @@ class Pool(Measure):
         self.weights: Tensor | None = None
         if weights is not None:
             self.weights = check_weights(weights, tokens.shape[0]).to(self.device)
+
+    def __repr__(self) -> str:
+        return f"Pool(dim={self.dim}, {self.size} tokens{'' if self.weights is None else ', weighted'})"
 
     @property
     def size(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float64
@@ -33,6 +33,8 @@ class RademacherFields(LawFields):
 
 class Rademacher(Product):
     """Each coordinate is +scale or -scale with equal chance: k(x) = log cosh(scale x), tilted mean scale tanh."""
+
+    is_entire: ClassVar[bool] = True
 
     def __init__(
         self, dim: Any, scale: Any = 1.0, *, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,8 @@ class Rotational(Measure):
     With r = R |theta| and u = theta / |theta|: tilted mean R B_v(r) u, tilted covariance
     R^2 ( B_v(r)/r (I - u u^T) + B_v'(r) u u^T ).
     """
+
+    is_entire: ClassVar[bool] = True
 
     def __init__(
         self, dim: Any, radius: Any = 1.0, *, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"

@@ -22,7 +22,7 @@ from esscher.models.probe.spec import KEYS, OWN_WINDOW, ProbeSpec
 
 __all__ = ["Cost", "ModelDescription", "describe_model", "estimate_cost"]
 
-QUERIES: int = ProbeSpec.model_fields["queries"].default  # of a default probe, as KEYS are
+DEFAULT = ProbeSpec()
 PASSES = 70  # fused attention passes over the same pairs that a probe costs (benchmarks/probe.py)
 HELD = 1 << 28  # bytes of one block of windows and of scores, roughly
 LIBRARIES = 4e8  # bytes of a process that has loaded nothing yet
@@ -30,7 +30,7 @@ LIBRARIES = 4e8  # bytes of a process that has loaded nothing yet
 
 @dataclass(frozen=True)
 class Cost:
-    """Time and memory of a default probe: of ``tokens`` of text, ``keys`` of which a query meets. ``matmul`` (floating-point
+    """Time and memory of a probe: of ``tokens`` of text, ``keys`` of which a query meets. ``matmul`` (floating-point
     operations a second) and ``fused`` (query-key pairs a second) were measured on this machine just before."""
 
     seconds: float
@@ -72,7 +72,9 @@ class ModelDescription:
     cost: Cost | None
 
 
-def describe_model(name: Any = None, *, revision: str | None = None, cost: bool = True) -> ModelDescription:
+def describe_model(
+    name: Any = None, *, revision: str | None = None, cost: bool = True, asked: ProbeSpec = DEFAULT
+) -> ModelDescription:
     """Build the model without memory for its weights, let it run on shapes only, and report what its attention is given."""
     source = resolve(name)
     config = read_config(source, revision)
@@ -101,7 +103,9 @@ def describe_model(name: Any = None, *, revision: str | None = None, cost: bool 
         positions=_position_kind(model, seen),
         windows=_windows(model, seen, layers),
         encoder_of_pair=paired,
-        cost=estimate_cost(model, seen[0], int(layers or 0), heads["causal"], source.file is not None) if wanted else None,
+        cost=estimate_cost(model, seen[0], int(layers or 0), heads["causal"], source.file is not None, asked)
+        if wanted
+        else None,
         **heads,
     )
 
@@ -168,31 +172,36 @@ def _position_kind(model: Any, seen: Sequence[Captured]) -> str:
     return "unknown"
 
 
-def estimate_cost(model: Any, captured: Captured, layers: int, causal: bool, packed: bool) -> Cost:
+def estimate_cost(model: Any, captured: Captured, layers: int, causal: bool, packed: bool, asked: ProbeSpec = DEFAULT) -> Cost:
     """Forward passes over the text at the measured speed of matrix products, and PASSES fused attention passes over the pairs.
 
-    Queries of a causal model meet the keys of their own window, of one layer after the other; those of an encoder the keys of
-    the whole text, held for all layers. Memory is weights in float32, these keys and values, and one block of scores; or the
+    Of the probe that is ``asked`` for: its text (all of it counts as KEYS tokens), windows, queries, layers and heads. Queries
+    of a causal model meet the keys of their own window, of one layer after the other; those of an encoder the keys of the whole
+    text, held for all layers. Memory is weights in float32, these keys and values, and one block of scores; or the
     weights twice, while those of a GGUF file (``packed``) are read.
     """
-    longest = positions(model)
-    keys = min(OWN_WINDOW, longest or OWN_WINDOW) if causal else KEYS
+    own = causal if asked.pool == "auto" else asked.pool == "sequence"
+    tokens = asked.corpus.max_tokens or KEYS
+    window = asked.window or OWN_WINDOW
+    keys = min(window, positions(model) or window) if own else tokens
+    layers = layers if asked.layers is None else len(asked.layers)
+    heads = captured.heads if asked.heads is None else len(asked.heads)
     embeddings = sum(
         module.weight.numel() for module in model.modules() if isinstance(module, nn.Embedding) and module.weight.is_meta
     )
     parameters = sum(parameter.numel() for parameter in model.parameters())
     matmul, fused = _matmul_speed(), _fused_speed(int(captured.query.shape[-1]))
-    forward_seconds = 2.0 * max(parameters - embeddings, 0) * KEYS / matmul
-    pairs = layers * captured.heads * QUERIES * keys
+    forward_seconds = 2.0 * max(parameters - embeddings, 0) * tokens / matmul
+    pairs = layers * heads * asked.queries * keys
     width = int(captured.key.shape[-1] + captured.value.shape[-1])
-    pool = 4 * (1 if causal else layers) * keys * captured.kv_heads * width
+    pool = 4 * (1 if own else layers) * keys * captured.kv_heads * width
     return Cost(
         seconds=forward_seconds + PASSES * pairs / fused,
         forward_seconds=forward_seconds,
         bytes=int(LIBRARIES + max(4 * parameters + pool + HELD, 8 * parameters if packed else 0)),
-        tokens=KEYS,
+        tokens=tokens,
         keys=keys,
-        queries=QUERIES,
+        queries=asked.queries,
         matmul=matmul,
         fused=fused,
         threads=torch.get_num_threads(),
@@ -208,9 +217,11 @@ def _matmul_speed(seconds: float = 0.2) -> float:
 
 def _fused_speed(width: int, seconds: float = 0.2) -> float:
     """Query-key pairs a second of fused attention of this width."""
-    query, key = torch.zeros(1, 4, QUERIES, width), torch.zeros(1, 4, KEYS, width)
+    query, key = torch.zeros(1, 4, DEFAULT.queries, width), torch.zeros(1, 4, KEYS, width)
     with torch.no_grad():
-        return 4.0 * QUERIES * KEYS * _calls_per_second(lambda: F.scaled_dot_product_attention(query, key, key), seconds)
+        return (
+            4.0 * DEFAULT.queries * KEYS * _calls_per_second(lambda: F.scaled_dot_product_attention(query, key, key), seconds)
+        )
 
 
 def _calls_per_second(call: Any, seconds: float) -> float:

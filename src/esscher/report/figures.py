@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, NullFormatter
 
 from esscher.report.exponents import TheoryLine
-from esscher.report.style import PALETTE, STYLE, save_figure
+from esscher.report.style import PALETTE, STYLE, beside, save_figure
 
 if TYPE_CHECKING:  # so that figures of stored runs need no torch
     from esscher.convergence.curve import ErrorCurve
@@ -23,6 +23,7 @@ __all__ = [
     "STYLE",
     "errors_panel",
     "exponents_panel",
+    "plot_alone",
     "plot_bounds",
     "plot_curve",
     "plot_exponents",
@@ -45,13 +46,25 @@ def plot_curve(ax: Any, curve: ErrorCurve, *, color: str = PALETTE[0], label: st
     ax.set(xscale="log", yscale="log", xlabel="tokens n", ylabel="rms error")
 
 
+def plot_alone(curve: ErrorCurve, *, ax: Any = None) -> Any:
+    """One curve on axes of its own, or on those given, which are returned."""
+    with matplotlib.rc_context(STYLE):
+        if ax is None:
+            import matplotlib.pyplot as plt  # chooses a backend, so only when nobody gave axes
+
+            ax = plt.figure(layout="constrained").subplots()
+        plot_curve(ax, curve, label=curve.kind)
+        ax.legend()
+    return ax
+
+
 def plot_bounds(ax: Any, curve: ErrorCurve, found: Sequence[Prediction]) -> None:
     """Values that speak of the plotted error, the L2 mean square, where they fall into the picture."""
     positive = curve.rms[curve.rms > 0]
     low, high = float(positive.min()), float(positive.max())
     if curve.delta is not None and np.isfinite(curve.delta):
         ax.plot(curve.n, np.sqrt(curve.delta / curve.n), color=PALETTE[6], lw=1.0, ls="-.", label="delta method")
-    drawn = 0
+    drawn, top = 0, high if curve.q95 is None else max(high, float(np.nanmax(curve.q95)))
     for prediction in found:
         if prediction.value is None or not prediction.applies or not prediction.quantity.startswith("l2"):
             continue
@@ -60,8 +73,8 @@ def plot_bounds(ax: Any, curve: ErrorCurve, found: Sequence[Prediction]) -> None
         if visible.any():
             color = PALETTE[1 + drawn % (len(PALETTE) - 1)]
             ax.plot(curve.n[visible], height[visible], color=color, lw=1.0, ls=_dashes(prediction), label=_label(prediction))
-            drawn += 1
-    ax.set_ylim(low / 2, HEADROOM * high)
+            drawn, top = drawn + 1, max(top, float(height[visible].max()))
+    ax.set_ylim(low / 2, min(2 * top, HEADROOM * high))
 
 
 def plot_exponents(ax: Any, curve: ErrorCurve, found: Sequence[Prediction]) -> None:
@@ -94,7 +107,7 @@ def save_predictions(curve: ErrorCurve, found: Sequence[Prediction], path: Path)
         top.set(xlabel="")
         plot_exponents(bottom, curve, found)
         for ax in (top, bottom):
-            ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+            beside(ax)
         save_figure(figure, path)
 
 
@@ -106,7 +119,7 @@ def save_rates(curves: Any, rates: Any, theory: Sequence[TheoryLine], title: str
     """
     metrics = list(dict.fromkeys(rates["metric"]))
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.2, 2.6 * len(metrics) + 0.4), layout="constrained")
+        figure = Figure(figsize=(9.0, 2.6 * len(metrics) + 0.4), layout="constrained")
         for row, metric in zip(figure.subplots(len(metrics), 2, squeeze=False), metrics, strict=True):
             errors_panel(row[0], None if curves is None else curves[curves["metric"] == metric], metric, over)
             exponents_panel(row[1], rates[rates["metric"] == metric], theory)
@@ -140,6 +153,9 @@ def exponents_panel(ax: Any, rates: Any, theory: Sequence[TheoryLine]) -> None:
     ax.axhline(0.5, color=PALETTE[6], lw=0.8, ls=":")
     if measured.empty:
         return
+    drawn = ["exponent", "low", "high", *(line.key for line in theory)]
+    low, high = (float(np.nanquantile(measured[drawn].to_numpy(dtype=np.float64), end)) for end in (0.0, 1.0))
+    ax.set_ylim(min(0.0, 1.05 * low), max(0.65, 1.05 * high))
     ax.set_xscale("log")
     _plain_ticks(ax.xaxis, measured["horizon2"].to_numpy(), 6, "%.2g")
     ends = np.abs(measured[["low", "high"]].to_numpy().T - measured["exponent"].to_numpy())
@@ -150,7 +166,7 @@ def exponents_panel(ax: Any, rates: Any, theory: Sequence[TheoryLine]) -> None:
         if measured[line.key].notna().any():
             style = {"color": PALETTE[line.color], "ls": line.dash, "lw": 1.0}
             ax.plot(measured["horizon2"], measured[line.key], label=line.label, **style)
-    ax.legend()
+    beside(ax)
 
 
 def _plain_ticks(axis: Any, values: Any, most: int, pattern: str) -> None:

@@ -10,7 +10,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from esscher.report.style import PALETTE, STYLE, save_figure
+from esscher.report.style import PALETTE, STYLE, beside, save_figure
 
 __all__ = ["save_concentration", "save_distances", "save_final_risks", "save_flow", "save_training"]
 
@@ -50,7 +50,7 @@ def save_concentration(curves: Any, rates: Any, bounds: Any, title: str, path: P
 def save_final_risks(trained: Any, flow: Any, noise: float, title: str, path: Path) -> None:
     """Mean squared error after training against L: seeds of SGD (points), gradient flow (lines), Bayes on L tokens (line)."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4.2, 3.2), layout="constrained")
+        figure = Figure(figsize=(5.6, 3.2), layout="constrained")
         ax = figure.subplots()
         for model, color in COLORS.items():
             line = _where(flow, model=model).sort_values("length")
@@ -64,7 +64,7 @@ def save_final_risks(trained: Any, flow: Any, noise: float, title: str, path: Pa
         ax.axhline(noise, color=PALETTE[6], lw=0.8, ls=":", label="label noise")
         ax.set(xscale="log", yscale="log", xlabel="prompt length L", ylabel="mean squared error")
         _decimal_ticks(ax, flow["mse"])
-        ax.legend()
+        beside(ax)
         ax.set_title(title, fontsize=8, wrap=True)
         save_figure(figure, path)
 
@@ -73,7 +73,7 @@ def save_flow(flow: Any, noise: float, path: Path) -> None:
     """Mean squared error above the label noise where gradient flow ends, against L: a panel for each covariance."""
     names = list(dict.fromkeys(flow["covariance"]))
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(3.6 * len(names), 3.0), layout="constrained")
+        figure = Figure(figsize=(3.6 * len(names) + 1.4, 3.0), layout="constrained")
         for ax, name in zip(np.atleast_1d(figure.subplots(1, len(names), sharey=True)), names, strict=True):
             for model, color in COLORS.items():
                 line = _where(flow, covariance=name, model=model).sort_values("length")
@@ -81,14 +81,14 @@ def save_flow(flow: Any, noise: float, path: Path) -> None:
                 ax.plot(line["length"], line["mse"] - noise, "o-", ms=3, lw=1.2, color=color, label=label)
             ax.set(xscale="log", yscale="log", xlabel="prompt length L", title=name)
         figure.axes[0].set_ylabel("mean squared error above the noise")
-        figure.axes[0].legend()
+        beside(figure.axes[-1])
         save_figure(figure, path)
 
 
 def save_distances(distance: Any, title: str, path: Path) -> None:
     """Squared distance between the parameters of softmax and linear attention along training, a line per seed."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4.2, 3.2), layout="constrained")
+        figure = Figure(figsize=(5.6, 3.2), layout="constrained")
         ax = figure.subplots()
         for color, length, part in _lengths(distance):
             for i, (_, own) in enumerate(part.groupby("seed")):
@@ -96,7 +96,7 @@ def save_distances(distance: Any, title: str, path: Path) -> None:
                 label = f"L = {length}" if i == 0 else None
                 ax.plot(positive["step"], positive["distance2"], color=color, lw=0.9, label=label)
         ax.set(yscale="log", xlabel="step", ylabel=r"$\|\theta_{\rm softmax} - \theta_{\rm linear}\|^2$")
-        ax.legend()
+        beside(ax)
         ax.set_title(title, fontsize=8, wrap=True)
         save_figure(figure, path)
 
@@ -104,7 +104,7 @@ def save_distances(distance: Any, title: str, path: Path) -> None:
 def save_training(curve: Any, flow: Any, noise: float, title: str, path: Path) -> None:
     """Mean squared error along training, mean over seeds with their range; dotted: the end of the gradient flow."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.2, 3.0), layout="constrained")
+        figure = Figure(figsize=(8.0, 3.0), layout="constrained")
         axes = figure.subplots(1, 2, sharey=True)
         for ax, model in zip(axes, ("softmax", "linear"), strict=True):
             for color, length, part in _lengths(_where(curve, model=model)):
@@ -118,7 +118,7 @@ def save_training(curve: Any, flow: Any, noise: float, title: str, path: Path) -
             ax.set(xlabel="step", yscale="log", title=f"{model} attention")
             _decimal_ticks(ax, curve["mse"])
         axes[0].set_ylabel("mean squared error")
-        axes[1].legend()
+        beside(axes[1])
         figure.suptitle(title)
         save_figure(figure, path)
 

@@ -19,7 +19,7 @@ from esscher.report.style import PALETTE, SCALE, WORDS
 from esscher.report.sweep import sweep, tables_page
 from esscher.runs import Run, load_run
 from esscher.runs.files import check_output
-from esscher.runs.store import write_durable
+from esscher.runs.store import PAGE, write_durable
 
 __all__ = ["content_of", "render_page", "write_report"]
 
@@ -77,7 +77,7 @@ def write_report(runs: Sequence[Any], out: str | os.PathLike[str] | None = None,
     loaded = [run if isinstance(run, Run) else load_run(run) for run in runs]
     if not loaded:
         raise ValueError("runs: expected at least one run, got none")
-    path = (group or loaded[0].path) / "report.html" if out is None else Path(out)
+    path = (group or loaded[0].path) / PAGE if out is None else Path(out)
     if path.is_dir():
         raise ValueError(f"out: expected a file name such as report.html, got the folder {path}")
     check_output(path)

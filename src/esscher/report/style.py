@@ -12,7 +12,7 @@ from esscher.report.formats import check_format
 from esscher.runs.files import check_output
 from esscher.runs.store import write_durable
 
-__all__ = ["COLUMN", "PALETTE", "SCALE", "STYLE", "WIDE", "WORDS", "save_figure"]
+__all__ = ["COLUMN", "PALETTE", "SCALE", "STYLE", "WIDE", "WORDS", "beside", "save_figure"]
 
 # Okabe and Ito's colours, told apart by colour-blind readers too
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999", "#000000"]
@@ -32,6 +32,11 @@ STYLE: dict[Any, Any] = {
 }
 COLUMN = 3.4  # inches: one column of a paper
 WIDE = 7.0  # both columns
+
+
+def beside(ax: Any) -> None:
+    """The legend right of the axes, where it hides no point."""
+    ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def save_figure(figure: Figure, path: Path) -> None:

@@ -1,8 +1,9 @@
-"""A run in a notebook: a few lines of HTML."""
+"""A run in a few lines: of HTML in a notebook, of text elsewhere."""
 
 from __future__ import annotations
 
-from html import escape
+import re
+from html import escape, unescape
 
 from esscher.report.atlas import epsilons_of, heads_of, is_atlas
 from esscher.report.packing import shortened
@@ -10,7 +11,14 @@ from esscher.report.reading import warnings_of
 from esscher.report.words import head_name, model_described, ranked_heads, text_described, written
 from esscher.runs import Run, RunError
 
-__all__ = ["html_summary"]
+__all__ = ["html_summary", "text_summary"]
+
+TAG = re.compile("<[^<>]*>")
+
+
+def text_summary(run: Run) -> str:
+    """The same as lines of text."""
+    return "\n".join(unescape(TAG.sub("", line)) for line in html_summary(run).split("<br>"))
 
 
 def html_summary(run: Run) -> str:

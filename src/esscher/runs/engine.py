@@ -97,6 +97,7 @@ def _run(path: Path, spec: RunSpec | None, workers: int, dask: str | None, progr
             if _is_finished(store, found):
                 return load_run(path)
             executor = f"dask {dask}" if dask else f"{workers} processes" if workers > 1 else "this process"
+            store.remove_page()
             log = _Log(store, _begun(found, executor))
             with _ended(log, len(found.units)):
                 if found.pending:

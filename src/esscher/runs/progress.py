@@ -15,7 +15,7 @@ from typing import Any
 from esscher.runs.printable import one_line
 from esscher.runs.process import memory_of
 
-__all__ = ["Progress", "Report", "Tracker", "advance", "advancing", "terminal"]
+__all__ = ["Progress", "Report", "Tracker", "advance", "advancing", "terminal", "watched"]
 
 _log = logging.getLogger("esscher.runs")
 
@@ -90,6 +90,7 @@ class Tracker:
         self._work = 0.0  # of those done
         self._left = sum(costs.values())  # of the others
         self._start = time.monotonic()
+        self._warm: tuple[float, float, float] | None = None  # when the first unit ended, and units and work done by then
 
     def __enter__(self) -> Tracker:
         self.tick()
@@ -106,12 +107,15 @@ class Tracker:
     def tick(self, pids: Iterable[int] = (), *, message: str | None = None, ended: bool = False) -> None:
         if self._report is None:
             return
-        elapsed = time.monotonic() - self._start
+        now = time.monotonic()
         under_way = sum(self._parts.values())
         part = sum(share * self._costs[index] for index, share in self._parts.items())
         new, work = self.done - self._before + under_way, self._work + part
-        rate = new / elapsed if new and elapsed > 0 else None
-        left = (self._left - part) * elapsed / work if rate else None
+        # the first unit also compiles and reads what the others find ready: once there is more, it does not count
+        since, new_then, work_then = self._warm if self._warm is not None and work > self._warm[2] else (self._start, 0.0, 0.0)
+        elapsed = now - since
+        rate = (new - new_then) / elapsed if new > new_then and elapsed > 0 else None
+        left = (self._left - part) * elapsed / (work - work_then) if rate else None
         self._report(Progress(self.done, self.total, self.failed, rate, left, memory_of(pids), message, ended, under_way))
 
     def hear(self, index: int, share: float, pids: Iterable[int] = ()) -> None:
@@ -130,6 +134,8 @@ class Tracker:
         self.done += not failed
         self._left -= self._costs[index]
         self._work += 0.0 if failed else self._costs[index]
+        if self._warm is None and not failed:
+            self._warm = time.monotonic(), float(self.done - self._before), self._work
 
     def say(self, message: str) -> None:
         if self._report is None:
@@ -141,6 +147,19 @@ def terminal(stream: Any = None, every: float = 5.0) -> Report:
     """A report for people on a stream, standard error unless told: a bar on a terminal, else a line now and then."""
     stream = sys.stderr if stream is None else stream
     return _Bar(stream) if stream.isatty() else _Lines(stream, every)
+
+
+def watched(progress: Any = None) -> Report | None:
+    """What a caller's ``progress`` means: a function is itself, True is the terminal's, False none; None: where people look on.
+
+    People look on in a terminal and in a notebook.
+    """
+    if callable(progress):
+        report: Report = progress
+        return report
+    if progress is None:
+        progress = sys.stderr.isatty() or "ipykernel" in sys.modules
+    return terminal() if progress else None
 
 
 class _Lines:

@@ -28,7 +28,7 @@ LOCK = "lock"
 _log = logging.getLogger("esscher.runs")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A run directory: its manifest as it was when read, its tables as pandas frames."""
 
@@ -109,6 +109,22 @@ class Run:
     def plot_rates(self, against: str = "horizon2", *, metric: str | None = None, ax: Any = None) -> Any:
         """Measured exponents with theory, of a probe or of one error of a sweep; returns the matplotlib axes."""
         return find_view("plot_rates")(self, against, metric=metric, ax=ax)
+
+    def summary(self) -> str:
+        """What the run is, how far it got, what it found and its tables, in a few lines."""
+        return str(find_view("text")(self))
+
+    def budget(self, epsilon: float | None = None, *, total: int | None = None, rule: str | None = None) -> Any:
+        """Keys that a keep rule needs in each cache of a probe, for an error (0.1 unless told) or of a total.
+
+        ``rule``: one that the run measured; random keys when left out. The answer, that of ``esscher budget``, has tables
+        ``heads``, ``caches`` and ``totals``.
+        """
+        return find_view("budget")(self, epsilon, total, rule)
+
+    def __repr__(self) -> str:
+        tables = ", ".join(self.tables) or "none yet"
+        return f"Run({str(self.path)!r}: {self.manifest.job}, {self.manifest.status}, tables {tables})"
 
     def _repr_html_(self) -> str:
         return str(find_view("html")(self))

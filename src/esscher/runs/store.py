@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
     from esscher.runs.tables import Shard
 
-__all__ = ["Shards", "Store", "write_durable"]
+__all__ = ["PAGE", "Shards", "Store", "write_durable"]
 
+PAGE = "report.html"
 _SHARD = re.compile(r"([0-9]{6,7})\.parquet")
 _LEFT = re.compile(r"\.(manifest\.json|[a-z0-9_]+\.parquet)\.[0-9]+\.[0-9a-f]+\.tmp")  # as write_durable names it
 _SETTLE_SECONDS = 1.0
@@ -157,6 +158,15 @@ class Store:
             path.unlink(missing_ok=True)
         except OSError as cause:
             raise disk_error(cause, path) from cause
+
+    def remove_page(self) -> None:
+        """Remove the report: what it shows is no longer what the run will hold."""
+        page = self.path / PAGE
+        if page.is_file() and not page.is_symlink():
+            try:
+                page.unlink(missing_ok=True)
+            except OSError as cause:
+                raise disk_error(cause, page) from cause
 
     def read_shard_header(self, index: int) -> dict[str, Any]:
         from esscher.runs.tables import read_shard_header

@@ -12,9 +12,12 @@ VIEWS: dict[str, str] = {
     "plot_curve": "esscher.report.run_figures:plot_curve",
     "plot_map": "esscher.report.run_figures:plot_map",
     "plot_rates": "esscher.report.run_figures:plot_rates",
+    "plot_error": "esscher.report.figures:plot_alone",
     "html": "esscher.report.summary:html_summary",
+    "text": "esscher.report.summary:text_summary",
+    "budget": "esscher.models.probe.run_budget:run_budget",
 }
-"""Name of a view -> "module:function" of a function of a run."""
+"""Name of a view -> "module:function" of a function of a run, or of what else shows itself."""
 
 
 def find_view(name: str) -> Callable[..., Any]:

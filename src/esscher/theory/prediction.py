@@ -23,7 +23,7 @@ Units = Literal["rms", "mean absolute", "squared", "fourth power", "none"]
 POWER: dict[str, float] = {"rms": 1.0, "mean absolute": 1.0, "squared": 0.5, "fourth power": 0.25}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Prediction:
     """What one statement says of one head and one measure.
 
@@ -60,6 +60,10 @@ class Prediction:
         assert (self.value is None) == (self.units == "none")
         if self.value is not None:
             object.__setattr__(self, "value", _quietly(self.value))
+
+    def __repr__(self) -> str:
+        applies = "applies" if self.applies else f"does not apply: {'; '.join(self.unmet)}"
+        return f"Prediction({self.name}, {self.status}: {self.formula}; {applies})"
 
     @property
     def applies(self) -> bool:

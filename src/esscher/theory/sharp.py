@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 
+from esscher.measures.base import Measure
 from esscher.theory.prediction import Conditions, Prediction
 from esscher.theory.setting import Setting
 
@@ -26,6 +27,7 @@ __all__ = [
     "moment_exponent_rms",
     "moment_exponent_typical",
     "predictions",
+    "speaks_of",
 ]
 
 RMS = "min(1/2, (√(1+4/h²)−1)/4)"  # the exponents as pictures write them
@@ -57,6 +59,11 @@ def moment_exponent_rms(horizon2: float) -> float:
     As for ``l2_exponent_rms`` with the chance of the query squared, since the error is averaged before it is squared.
     """
     return min(0.5, _saddle(8.0, horizon2))
+
+
+def speaks_of(measure: Measure) -> bool:
+    """Whether these exponents are of tokens of this law that are their own queries: Gaussian, and centred."""
+    return measure.is_gaussian and not bool(measure.mean.any())
 
 
 def freezing_tokens(score_deviation: float) -> float:

@@ -136,12 +136,28 @@ def test_repeats_of_two_seeds_and_experiments_differ() -> None:
 
 def test_float32_measures_the_same() -> None:
     head, law = identity_head(5, 0.5), gaussian(5)
-    double = converge(head, law, [50, 200], 4, ALL)
+    double = converge(head, law, [50, 200], 4, ALL, dtype=torch.float64)
     single = converge(head, law, [50, 200], 4, ALL, dtype=torch.float32)
     for name in double:
         assert single[name].rms == pytest.approx(double[name].rms, rel=1e-4), name
     assert 1e-8 < single["mean"].accuracy < 1e-4
     assert double["mean"].accuracy < 1e-12
+
+
+def test_the_precision_is_the_one_the_error_needs() -> None:
+    """float32 where the noise of sampling is a thousand times its rounding: the same curve to 1e-4, at any of these."""
+    head, law = es.Head(torch.eye(3) / 2, torch.eye(3)), es.Gaussian(torch.eye(3))
+    usual = converge(head, law, [50, 2000], 4, ("mean", "cov", "l2"))
+    double = converge(head, law, [50, 2000], 4, ("mean", "cov", "l2"), dtype=torch.float64)
+    for name, curve in usual.items():
+        assert "4 repeats in float32" in curve.origin
+        assert "4 repeats in float64" in double[name].origin
+        assert curve.rms == pytest.approx(double[name].rms, rel=1e-4), name
+        assert (np.abs(curve.rms - double[name].rms) < 1e-3 * double[name].stderr).all()
+    far = es.Gaussian(1e-6 * torch.eye(3, dtype=torch.float64), [10.0, 0.0, 0.0])
+    assert "in float64" in converge(head, far, [50, 200], 2, "l2")["l2"].origin
+    pool = es.Pool(law.sample(200, torch.Generator().manual_seed(0)))
+    assert "in float64" in converge(head, pool, [50, 200], 2, "l2", sampling="without_replacement")["l2"].origin
 
 
 def test_hardmax_on_the_line_agrees_with_quadrature() -> None:

@@ -43,7 +43,7 @@ LAWS = [
 def test_moments_are_those_of_explicit_self_attention(make: object) -> None:
     law = make()  # type: ignore[operator]
     head = head_for(3)
-    made = plan(head, law, LADDER, ("mean", "cov"))
+    made = plan(head, law, LADDER, ("mean", "cov"), design=Design(dtype=torch.float64))
     (draw,) = made.draws(0)
     found = discrepancies(draw)
     assert set(found) == {"mean", "cov", "cov_op"}
@@ -63,7 +63,7 @@ def test_moments_are_those_of_explicit_self_attention(make: object) -> None:
 def test_l2_is_that_of_explicit_attention(make: object, inside: bool) -> None:
     law = make()  # type: ignore[operator]
     head = head_for(3)
-    made = plan(head, law, LADDER, "l2", design=Design(queries=11, query_inside=inside))
+    made = plan(head, law, LADDER, "l2", design=Design(dtype=torch.float64, queries=11, query_inside=inside))
     (draw,) = made.draws(0)
     x = draw.queries
     assert x.shape == (11, 3)
@@ -77,7 +77,7 @@ def test_gradients_are_those_of_autograd(inside: bool) -> None:
     """d/dV and d/dA of V m(theta) on n tokens by autograd, against the limit's by autograd through the tilted mean."""
     law, x = es.Cube(3, 1.4), randn(5, 3, seed=6)
     head = head_for(3)
-    made = plan(head, law, LADDER, ("grad_v", "grad_u"), design=Design(queries=x, query_inside=inside))
+    made = plan(head, law, LADDER, ("grad_v", "grad_u"), design=Design(dtype=torch.float64, queries=x, query_inside=inside))
     (draw,) = made.draws(0)
     found = discrepancies(draw)
     bias = head.tilt_bias
@@ -169,7 +169,7 @@ def test_uniform_error_in_many_dimensions_does_not_depend_on_the_random_starts()
 
 def test_uniform_keeps_the_points() -> None:
     law = es.Sphere(3)
-    (draw,) = plan(head_for(3), law, LADDER, "uniform", design=Design(radius=1.2)).draws(0)
+    (draw,) = plan(head_for(3), law, LADDER, "uniform", design=Design(dtype=torch.float64, radius=1.2)).draws(0)
     found = discrepancies(draw)["uniform"]
     assert found.points is not None
     assert found.points.shape == (3, 3)
@@ -182,7 +182,7 @@ def test_uniform_keeps_the_points() -> None:
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_hardmax_on_the_line_is_that_of_attend_hardmax(sign: float) -> None:
     head = es.Head([[sign * 0.7]], [[-1.3], [0.4]], value_bias=[3.0, 1.0])
-    (draw,) = plan(head, es.Gaussian([[4.0]]), LADDER, "hardmax").draws(0)
+    (draw,) = plan(head, es.Gaussian([[4.0]]), LADDER, "hardmax", design=Design(dtype=torch.float64)).draws(0)
     for at, n in enumerate(LADDER):
         out = es.attend_tokens(head, draw.tokens[:n], draw.tokens[:n], kernel="hardmax")
         error = out.mean(0) - torch.tensor([3.0, 1.0])
@@ -191,10 +191,10 @@ def test_hardmax_on_the_line_is_that_of_attend_hardmax(sign: float) -> None:
 
 def test_hardmax_of_a_bounded_law_goes_to_its_limit() -> None:
     """On {-1, 1}^2 the furthest corner is among 53 tokens but for a chance of 1e-6."""
-    found = squared(plan(head_for(2), es.Rademacher(2), LADDER, "hardmax"), "hardmax")
+    found = squared(plan(head_for(2), es.Rademacher(2), LADDER, "hardmax", design=Design(dtype=torch.float64)), "hardmax")
     assert found[-1] == pytest.approx(0.0, abs=1e-20)
     x = randn(9, 3, seed=4)
-    made = plan(head_for(3), es.Ball(3), LADDER, "hardmax", design=Design(queries=x))
+    made = plan(head_for(3), es.Ball(3), LADDER, "hardmax", design=Design(dtype=torch.float64, queries=x))
     (draw,) = made.draws(0)
     limit = es.hardmax_limit(head_for(3), es.Ball(3))(x)
     errors = [es.attend_tokens(head_for(3), x, draw.tokens[:n], kernel="hardmax") - limit for n in LADDER]

@@ -74,8 +74,9 @@ def worst(tmp_path: Path) -> Iterator[None]:
 def test_a_metric_from_outside_in_python() -> None:
     head, law = es.Head(torch.eye(3).double(), torch.eye(3).double()), es.Sphere(3)
     x = law.sample(4, torch.Generator().manual_seed(5))
-    both = es.converge(head, law, [7, 19], 3, ("l2", "worst"), queries=x)
-    each = [es.converge(head, law, [7, 19], 3, "l2", queries=row[None])["l2"].samples for row in x]
+    double = torch.float64
+    both = es.converge(head, law, [7, 19], 3, ("l2", "worst"), queries=x, dtype=double)
+    each = [es.converge(head, law, [7, 19], 3, "l2", queries=row[None], dtype=double)["l2"].samples for row in x]
     assert list(both) == ["l2", "worst"]
     assert both["worst"].samples == pytest.approx(np.max(each, axis=0), rel=1e-9)
     assert both["l2"].samples == pytest.approx(np.mean(each, axis=0), rel=1e-9)
@@ -144,3 +145,14 @@ def test_hardmax_says_whose_queries_it_takes() -> None:
     inside = es.converge(head, es.Cube(1), [7, 19], 3, "hardmax", queries=5, query_inside=True)["hardmax"]
     assert np.array_equal(inside.samples, bounded.samples)
     assert inside.origin == bounded.origin
+
+
+@pytest.mark.parametrize("metric", ["l2", "mean", "cov"])
+def test_the_sharp_exponent_is_said_of_centred_gaussian_tokens_alone(metric: str) -> None:
+    head = es.Head(torch.eye(2), torch.eye(2))
+    said = {
+        "gaussian": METRICS[metric].exponents(head, es.Gaussian(torch.eye(2))).sharp,
+        "ball": METRICS[metric].exponents(head, es.Ball(2)).sharp,
+        "shifted": METRICS[metric].exponents(head, es.Gaussian(torch.eye(2), [1.0, 0.0])).sharp,
+    }
+    assert [name for name, exponent in said.items() if not np.isnan(exponent)] == ["gaussian"]

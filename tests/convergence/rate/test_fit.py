@@ -430,3 +430,15 @@ def test_samples_of_another_shape() -> None:
 
 def test_a_fit_reads_as_a_sentence() -> None:
     assert str(fit_rate(GOOD)).startswith("error ~ 1 n^-0.5, interval [0.5, 0.5], 6 points from n = 10 to 3000; exact: ")
+
+
+def test_a_curve_that_bends_is_not_called_logarithmic() -> None:
+    """A curve like (log n)^-3 is a power law that bends, about n^-0.45 here; (log n)^-1/2 is a law."""
+    n = np.geomspace(100, 10_000, 7).round().astype(np.int64)
+    bent = es.fit_rate(es.ErrorCurve(n=n, rms=np.log(n) ** -3.0, kind="exact"), raise_on_failure=False).power_vs_log
+    slow = es.fit_rate(es.ErrorCurve(n=n, rms=np.log(n) ** -0.5, kind="exact"), raise_on_failure=False).power_vs_log
+    assert bent is not None
+    assert slow is not None
+    assert bent.gamma > 2
+    assert (bent.preferred, slow.preferred) == ("undecided", "logarithmic")
+    assert "no logarithmic law is that fast" in bent.text

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from esscher.models.huggingface.loading import Loaded, load_model, wrap_model
+from esscher.models.huggingface.package import OFFLINE, why
 from tests.models.tiny import FAMILIES, REFUSED, build, inputs_of, model_of
 
 safetensors = pytest.importorskip("safetensors.torch")
@@ -152,7 +153,7 @@ def test_a_broken_weights_file_is_refused(bert: Path, tmp_path: Path) -> None:
 def test_names_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
     assert "no such model folder" in refused(tmp_path / "nothing")
     assert "no config.json" in refused(tmp_path)
-    assert "hub cannot be reached" in refused("nobody/no-such-model")
+    assert "no such folder here, and not " in refused("nobody/no-such-model")
     assert "no such model folder" in refused(" ")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     assert "no model.safetensors" in refused(tmp_path)
@@ -207,3 +208,12 @@ def test_a_model_object_is_wrapped_unchanged() -> None:
 def test_loading_says_nothing(bert: Path, capfd: pytest.CaptureFixture[str]) -> None:
     load_model(bert)
     assert capfd.readouterr() == ("", "")
+
+
+def test_where_the_hub_is_not_asked_the_message_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    cause = OSError("We couldn't connect to the hub")
+    for name in OFFLINE:
+        monkeypatch.delenv(name, raising=False)
+    assert "OFFLINE" not in why(cause)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert why(cause).endswith("HF_HUB_OFFLINE is set, so the hub was not asked: unset it")

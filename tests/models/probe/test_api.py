@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +15,11 @@ import pytest
 import torch
 
 import esscher as es
+from esscher.models.corpus import CorpusSpec
 from esscher.models.probe import head as head_state
-from esscher.runs import RunError
+from esscher.models.probe.settings import RENAMED, Settings
+from esscher.models.probe.spec import ProbeSpec
+from esscher.runs import Progress, RunError, list_runs
 from tests.models.probe_runs import CONTRACT, SMALL, few_texts, pooled_tensors, save_tiny, source, tiny_model
 from tests.models.tokenizers_for_tests import tokenizer
 
@@ -23,8 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("model"))
 
 
-def test_objects_folders_strings_and_paths_agree(folder: Path, tmp_path: Path) -> None:
+def test_objects_folders_strings_and_paths_agree(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One text in three guises through one model in three guises."""
+    monkeypatch.chdir(tmp_path)
     text = "\n".join(few_texts())
     path = tmp_path / "prose.txt"
     path.write_text(text, encoding="utf-8")
@@ -34,6 +41,7 @@ def test_objects_folders_strings_and_paths_agree(folder: Path, tmp_path: Path) -
         es.probe(str(folder), text, out=tmp_path / "one", **SMALL),
         es.probe(folder, path, out=tmp_path / "two", **SMALL),
         es.probe(folder, [path], out=str(tmp_path / "three"), **SMALL),
+        es.probe(folder, str(path), out=tmp_path / "four", **SMALL),
     ]
     for run in runs:
         assert run.status == "complete"
@@ -90,7 +98,9 @@ def test_one_model_with_two_tokenizers(tmp_path: Path) -> None:
     [
         ([], "texts: expected strings .* got nothing"),
         ([3], "texts: .*got int"),
-        (["a", Path("b")], "texts: .*got PosixPath, str"),
+        (["a", Path("b")], "texts: .*got a file, str"),
+        ("/no/such/prose.txt", "texts: '/no/such/prose.txt' looks like a file and there is none"),
+        (["a document", "prose.txt"], "texts: 'prose.txt' looks like a file"),
         ("   ", "text"),
         (Path("nowhere.txt"), "nowhere.txt"),
     ],
@@ -110,7 +120,8 @@ def test_settings_that_cannot_be_used(folder: Path, tmp_path: Path) -> None:
         ({"n": "16,301"}, "the pool has 300 keys, got n = 301"),
         ({"epsilons": (1.5,)}, "between 0 and 1"),
         ({"pool": "everything"}, "pool"),
-        ({"colour": "red"}, "colour"),
+        ({"colour": "red"}, "colour: no such setting of a probe; there are: batch, corpus"),
+        ({"layerz": 3}, "layerz: no such setting of a probe; did you mean layers"),
         ({"layers": ()}, "whole numbers"),
         ({"moments": 2, "moments_n": "8,400"}, "moments_n: the pool has 300 keys, got n = 400"),
         ({"moments": 2, "pool": "sequence", "n": "16"}, "moments: .*--pool corpus"),
@@ -224,9 +235,68 @@ def test_a_head_whose_values_are_zero(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tokens", [1, 2, 9, 40])
 def test_small_pools(folder: Path, tmp_path: Path, tokens: int) -> None:
     """Too little to say much, but no crash, and what is said is right."""
-    run = es.probe(folder, few_texts(), out=tmp_path, **{**SMALL, "max_tokens": tokens, "n": None})
+    said = f"the pool has {tokens} keys: errors and exponents of fewer than 16 say little"
+    with pytest.warns(UserWarning, match=said) if tokens < 16 else contextlib.nullcontext():
+        run = es.probe(folder, few_texts(), out=tmp_path, **{**SMALL, "max_tokens": tokens, "n": None})
     heads = run.table("heads")
     assert (heads["n_keys"] == tokens).all()
     assert (heads["n_queries"] == min(tokens, 6)).all()
     if tokens > 1:
         assert (heads["rms_at_n"] > 0).all()
+
+
+# ---- where a run is, and what is not done twice ------------------------------------------------------------------------
+
+
+def test_a_run_has_a_place_of_its_own_and_is_found_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    seen: list[Progress] = []
+    first = es.probe(folder, few_texts(), progress=seen.append, **SMALL)
+    assert first.path.parent == Path("runs")
+    assert first.path.name.startswith(f"{folder.name}-")
+    assert f"run: {first.path}" in capsys.readouterr().err
+    assert seen[-1].done == seen[-1].total
+    stamp = (first.path / "heads.parquet").stat().st_mtime_ns
+    again = es.probe(folder, few_texts(), **SMALL)
+    assert again.path == first.path
+    assert (again.path / "heads.parquet").stat().st_mtime_ns == stamp
+    assert capsys.readouterr().err == ""  # nobody looks on here
+    other = es.probe(folder, few_texts()[:4], **SMALL)
+    assert other.path != first.path
+    assert {entry.name for entry in Path("runs").iterdir()} == {first.path.name, other.path.name, ".texts"}
+    assert [run.path.name for run in list_runs("runs")] == [first.path.name, other.path.name]
+
+
+def test_nothing_is_left_in_the_temporary_folder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    es.probe(folder, few_texts(), **SMALL)
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_settings_have_the_names_of_flags_and_take_any_sequence(folder: Path, tmp_path: Path) -> None:
+    more: dict[str, Any] = {"layers": range(2), "heads": np.array([1, 2]), "n": [16, 64]}
+    one = es.probe(folder, few_texts(), out=tmp_path, **{**SMALL, **more}, epsilon=0.3, scale=[2.0])
+    assert one.spec["layers"] == [0, 1]
+    assert one.spec["heads"] == [1, 2]
+    assert one.spec["epsilons"] == [0.1, 0.3]
+    assert one.spec["scales"] == [2.0]
+    assert "tokens_needed_30pct" in one.table("heads")
+
+
+def test_every_setting_is_named_and_typed() -> None:
+    """The names are those of the specs, under the names of the flags; what a model or its text is has arguments of its own."""
+    fields = (ProbeSpec.model_fields.keys() - {"job", "model"}) | (CorpusSpec.model_fields.keys() - {"text"})
+    assert set(Settings.__annotations__) == (fields - {*RENAMED.values()}) | {*RENAMED}
+
+
+def test_a_checker_refuses_a_setting_that_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "call.py"
+    file.write_text("import esscher as es\nes.probe(layerz=3)\nes.probe(layers=range(2))\n")
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", str(file)]
+    said = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3]).stdout
+    assert 'call.py:2: error: Unexpected keyword argument "layerz" for "probe"' in said
+    assert "call.py:3" not in said

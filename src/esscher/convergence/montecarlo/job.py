@@ -30,7 +30,7 @@ from esscher.runs import Job, Shard, Unit
 __all__ = ["CONVERGE", "preset_names", "read_preset"]
 
 REPEATS_PER_UNIT = 10  # repeats a unit of work does; seeds do not depend on it
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
+DTYPES = {"float32": torch.float32, "float64": torch.float64}  # any other word leaves the choice to the plan
 
 
 def preset_names() -> list[str]:
@@ -49,10 +49,12 @@ def read_preset(name: str) -> str:
 
 
 def units(spec: ExperimentSpec) -> Iterator[Unit]:
-    """Some repeats of one point each."""
+    """Some repeats of one point each; and the exact curve of a point, for each metric that may have one."""
     for point in range(len(spec.points)):
         for first in range(0, spec.repeats, REPEATS_PER_UNIT):
             yield {"point": point, "first": first, "count": min(REPEATS_PER_UNIT, spec.repeats - first)}
+    exact = [] if spec.query_inside else [name for name in dict.fromkeys(spec.metrics) if METRICS[name].has_exact]
+    yield from ({"point": point, "exact": metric} for point in range(len(spec.points)) for metric in exact)
 
 
 @functools.lru_cache(maxsize=4)
@@ -63,7 +65,7 @@ def setting(spec: ExperimentSpec, point: int) -> tuple[Measure, Head]:
         law = law.model_validate(law.model_dump() | {"decay": value})
     elif spec.sweep is not None and spec.sweep.over in ("horizon", "scale"):
         head = HeadSpec.model_validate(head.model_dump() | {"horizon": None, "scale": None, spec.sweep.over: value})
-    measure = law.build(DTYPES[spec.dtype], spec.device)
+    measure = law.build(DTYPES.get(spec.dtype, torch.float64), spec.device)
     return measure, build_head(head, measure)
 
 
@@ -78,19 +80,21 @@ def plan_of(spec: ExperimentSpec, point: int) -> Plan:
         queries=spec.queries,
         radius=radius,
         experiment=f"converge/{point}",
-        dtype=DTYPES[spec.dtype],
+        dtype=DTYPES.get(spec.dtype),
         device=spec.device,
     )
     return plan(head, measure, list(spec.n), tuple(dict.fromkeys(spec.metrics)), spec.seed, design)
 
 
 def compute(spec: ExperimentSpec, unit: Unit) -> dict[str, Any]:
-    """Squared errors of the unit's repeats, or why there are none."""
+    """Squared errors of the unit's repeats or an exact curve, or why there are none."""
     point = unit["point"]
     try:
         made = plan_of(spec, point)
     except ValueError as reason:
         return {"refusals": [{"point": point, "reason": str(reason)}]}
+    if "exact" in unit:
+        return exact_tables(spec, point, unit["exact"])
     rows = []
     for repeat in range(unit["first"], unit["first"] + unit["count"]):
         found = converge_unit(made, repeat)
@@ -120,6 +124,9 @@ def consolidate(spec: ExperimentSpec, shards: Sequence[Shard]) -> dict[str, Any]
         if "refusals" in shard.tables
         for row in shard.tables["refusals"].to_pylist()
     }
+    exact = pd.concat(
+        [shard.tables["exact"].to_pandas() for shard in shards if "exact" in shard.tables] or [pd.DataFrame({"point": []})]
+    )
     curve_rows, rate_rows = [], []
     for point, value in enumerate(spec.points):
         identity = {"point": point, "value": value}
@@ -127,11 +134,17 @@ def consolidate(spec: ExperimentSpec, shards: Sequence[Shard]) -> dict[str, Any]
             rate_rows += [identity | refused(spec, metric, refusals[point]) for metric in spec.metrics]
             continue
         curves = curves_of(spec, point, errors[errors["point"] == point])
-        exact = exact_of(spec, point)
-        for curve in [*curves.values(), *exact.values()]:
+        known = exact[exact["point"] == point]
+        for curve in curves.values():
             curve_rows.append(curve.to_frame().assign(query_stderr=curve.query_stderr, **identity))
+        exponents = {}
+        for metric in spec.metrics:
+            own = known[known["metric"] == metric] if len(known) else known
+            if len(own):
+                exponents[metric] = float(own["exponent"].iloc[0])
+                curve_rows.append(own.drop(columns=["exponent", "point"]).assign(**identity))
         for metric, curve in curves.items():
-            rate_rows.append(identity | rate_row(spec, point, metric, curve, exact.get(metric)))
+            rate_rows.append(identity | rate_row(spec, point, metric, curve, exponents.get(metric, np.nan)))
     tables: dict[str, Any] = {"rates": pd.DataFrame(rate_rows)}
     if curve_rows:
         tables |= {"errors": errors, "curves": pd.concat(curve_rows, ignore_index=True)}
@@ -153,16 +166,17 @@ def curves_of(spec: ExperimentSpec, point: int, errors: pd.DataFrame) -> dict[st
     return assemble(plan_of(spec, point), repeats)
 
 
-def exact_of(spec: ExperimentSpec, point: int) -> dict[str, ErrorCurve]:
-    """Curves without sampling, by metric, of those metrics that have one; none where queries are in their own prompts."""
-    if spec.query_inside:
-        return {}
+def exact_tables(spec: ExperimentSpec, point: int, metric: str) -> dict[str, Any]:
+    """The curve of a metric without sampling, with its exponent; no rows of it where the metric has none here."""
     measure, head = setting(spec, point)
-    curves = {name: METRICS[name].exact(head, measure, list(spec.n), spec.seed) for name in spec.metrics}
-    return {name: curve for name, curve in curves.items() if curve is not None}
+    curve = METRICS[metric].exact(head, measure, list(spec.n), spec.seed)
+    if curve is None:
+        return {"without": [{"point": point, "metric": metric}]}
+    exponent = fit_rate(curve, raise_on_failure=False).exponent
+    return {"exact": curve.to_frame().assign(query_stderr=curve.query_stderr, point=point, exponent=exponent)}
 
 
-def rate_row(spec: ExperimentSpec, point: int, metric: str, curve: ErrorCurve, exact: ErrorCurve | None) -> dict[str, Any]:
+def rate_row(spec: ExperimentSpec, point: int, metric: str, curve: ErrorCurve, exact_exponent: float) -> dict[str, Any]:
     """Fitted exponent with its interval, beside what theory says for this head and law."""
     measure, head = setting(spec, point)
     fit = fit_rate(curve, raise_on_failure=False)
@@ -176,7 +190,7 @@ def rate_row(spec: ExperimentSpec, point: int, metric: str, curve: ErrorCurve, e
         "low": fit.interval[0],
         "high": fit.interval[1],
         **asdict(METRICS[metric].exponents(head, measure)),
-        "exact_exponent": np.nan if exact is None else fit_rate(exact, raise_on_failure=False).exponent,
+        "exact_exponent": exact_exponent,
         "preferred_law": preferred,
         "status": fit.status.code,
         "reason": fit.status.text,

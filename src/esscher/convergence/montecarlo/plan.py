@@ -17,9 +17,12 @@ from esscher.convergence.montecarlo.metrics import METRICS, unknown
 from esscher.inputs import as_count, as_counts, as_positive, as_seed, as_tensor
 from esscher.measures.base import Measure
 
-__all__ = ["SAMPLINGS", "Design", "plan"]
+__all__ = ["ROUNDING", "SAMPLINGS", "Design", "plan"]
 
 SAMPLINGS = ("nested", "independent", "replacement", "without_replacement")
+SEEN = 64  # tokens on which sizes are seen
+ROUNDING = 8.0  # rounding of an output, in units of its size times the precision
+NEGLIGIBLE = 1e-3  # of the measured error
 FRESH_QUERIES = 64  # drawn from the law in each repeat, where no queries are given
 
 
@@ -32,7 +35,7 @@ class Design:
     queries: Any = None
     radius: Any = None
     experiment: str = ""
-    dtype: torch.dtype = torch.float64
+    dtype: torch.dtype | None = None
     device: torch.device | str | None = None
 
 
@@ -53,7 +56,7 @@ def plan(
     ladder = as_counts(n, "n")
     if (np.diff(ladder) <= 0).any():
         raise ValueError(f"n: expected increasing numbers, each once, got {ladder.tolist()}")
-    if design.dtype not in (torch.float32, torch.float64):
+    if design.dtype not in (None, torch.float32, torch.float64):
         raise ValueError(f"dtype: expected torch.float32 or torch.float64, got {design.dtype}")
     _check_sampling(design.sampling, measure, int(ladder[-1]))
     _check_queries_from_law(head, measure, names, design)
@@ -68,11 +71,27 @@ def plan(
         queries=_queries(design.queries, head),
         radius=_radius(design.radius, measure) if _ball(names) else math.nan,
         experiment=str(design.experiment),
-        dtype=design.dtype,
+        dtype=_enough(head, measure, design.sampling, int(ladder[-1])) if design.dtype is None else design.dtype,
         device=measure.device if design.device is None else torch.device(design.device),
     )
     _check_limit_exists(made)
     return made
+
+
+def _enough(head: Head, measure: Measure, sampling: str, largest: int) -> torch.dtype:
+    """float32 where its rounding is below a thousandth of the error that is measured, else float64; sums are in float64.
+
+    The error at the largest n is about sqrt(tr(V Sigma V^T) / n), the rounding of an output that of its size and of the scores,
+    seen on a few tokens. Without replacement the error falls to 0 as the pool ends, and nothing is below it.
+    """
+    if sampling == "without_replacement":
+        return torch.float64
+    tokens = measure.sample(SEEN, torch.Generator().manual_seed(0)).double()
+    x = tokens if head.dim_query == measure.dim else torch.zeros(1, head.dim_query, dtype=torch.float64, device=tokens.device)
+    values, scores = head.values(tokens), head.queries(x).double() @ head.keys(tokens).double().T
+    size, spread = values.square().sum(1).mean().sqrt(), (values - values.mean(0)).square().sum(1).mean().sqrt()
+    rounding = ROUNDING * torch.finfo(torch.float32).eps * float(size) * max(1.0, float(scores.abs().max()))
+    return torch.float32 if rounding <= NEGLIGIBLE * float(spread) / math.sqrt(largest) else torch.float64
 
 
 def _metrics(metrics: Any) -> tuple[str, ...]:

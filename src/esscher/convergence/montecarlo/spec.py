@@ -12,10 +12,10 @@ from esscher.runs.spec import Plain, Seed
 __all__ = ["Count", "Dtype", "ExperimentSpec", "HeadSpec", "Ladder", "Law", "Sweep", "read_ladder"]
 
 
-def read_ladder(value: Any) -> tuple[int, ...]:
+def read_ladder(value: Any, name: str = "n") -> tuple[int, ...]:
     from esscher.convergence.montecarlo.ladder import parse_ladder  # help and flags do not wait for torch
 
-    return tuple(parse_ladder(value).tolist())
+    return tuple(parse_ladder(value, name).tolist())
 
 
 def _read_law(value: Any) -> Any:
@@ -24,7 +24,7 @@ def _read_law(value: Any) -> Any:
     return read_law(value)
 
 
-Ladder = Annotated[tuple[int, ...], BeforeValidator(read_ladder)]
+Ladder = Annotated[tuple[int, ...], BeforeValidator(lambda value: read_ladder(value))]
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
 Dtype = Annotated[Literal["float32", "float64"], Field(description="floating point: float32 or float64")]
 if TYPE_CHECKING:
@@ -82,7 +82,9 @@ class ExperimentSpec(RunSpec):
     query_inside: bool = False
     queries: Count = 64
     radius: Annotated[float, Field(gt=0)] | None = None
-    dtype: Dtype = "float64"
+    dtype: Literal["auto", "float32", "float64"] = Field(
+        default="auto", description="floating point: float32, float64, or auto, the one the error needs"
+    )
 
     @field_validator("metrics")
     @classmethod

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from esscher.attention.head import Head
-from esscher.convergence.curve import ErrorCurve
+from esscher.convergence.curve import ErrorCurve, QueryErrors
 from esscher.measures.base import Measure
 from esscher.measures.spectrum import product
 
@@ -92,5 +92,17 @@ def drawn(curve: ErrorCurve, seed: int) -> ErrorCurve:
     with np.errstate(divide="ignore", invalid="ignore"):  # an error of exactly 0 has no relative spread
         spread = mse.std(axis=0, ddof=1) if count > 1 else np.full(curve.n.size, np.nan)
         stderr = np.where(spread == 0, 0.0, spread / math.sqrt(count) / (2.0 * curve.rms))
+        rising = None if curve.slope is None or curve.queries.dmse_dlogn is None else _slope_stderr(curve.queries, curve.slope)
     origin = f"{curve.origin}; mean over {count} queries drawn from their law (seed {seed})"
-    return replace(curve, query_stderr=stderr, origin=origin)
+    return replace(curve, query_stderr=stderr, slope_stderr=rising, origin=origin)
+
+
+def _slope_stderr(queries: QueryErrors, slope: Floats) -> Floats:
+    """Of slope = mean(dmse/dlog n) / (2 mean(mse)), a ratio of means: the spread of dmse / 2 - slope mse over the queries."""
+    assert queries.dmse_dlogn is not None
+    count = len(queries.mse)
+    if count < 2:
+        return np.full(slope.shape, np.nan)
+    rest = 0.5 * queries.dmse_dlogn - slope * queries.mse
+    found: Floats = rest.std(axis=0, ddof=1) / math.sqrt(count) / queries.mse.mean(axis=0)
+    return np.nan_to_num(found, nan=0.0)  # no error at all has no slope

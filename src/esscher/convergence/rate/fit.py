@@ -22,6 +22,7 @@ CURVED = 1e-3  # level at which one power law is given up
 STRAIGHT = 1e-2  # level a suggested window must pass
 FEW = 5  # repeats below which resampling them makes no sense
 HEAVY = 0.5  # share of one repeat in the mean square from which on the repeats do not show the tail
+GAMMA = 2.0  # the largest power of 1 / log n that is taken for a law; hardmax has 1/2 [B, Proposition 5.1]
 PREFERRED = 0.95  # AIC weight from which on a law is preferred
 NAN = float("nan")
 
@@ -240,7 +241,10 @@ def _compare_laws(points: Points) -> LawComparison | None:
     weight = float(scipy.special.expit(scores[0] - scores[1]))
     preferred = "power" if weight >= PREFERRED else "logarithmic" if weight <= 1 - PREFERRED else "undecided"
     names = [f"n^{power.coefficients[1]:.3g}", f"(log n)^{log.coefficients[1]:.3g}"]
-    if preferred == "undecided":
+    if preferred == "logarithmic" and -log.coefficients[1] > GAMMA:
+        preferred = "undecided"
+        text = f"{names[1]} is nearer than {names[0]}, as to any curve that bends; no logarithmic law is that fast"
+    elif preferred == "undecided":
         text = f"the points do not decide between {names[0]} (AIC weight {weight:.2g}) and {names[1]} ({1 - weight:.2g})"
     else:
         names = names if preferred == "power" else names[::-1]

@@ -58,7 +58,7 @@ class LawComparison:
     text: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RateFit:
     """error ~ ``constant`` * n^-``exponent``.
 
@@ -94,6 +94,9 @@ class RateFit:
         constant = float(self.predict(middle) * middle**exponent)
         status = replace(self.status, text=source)
         return replace(self, exponent=exponent, constant=constant, interval=(low, high), status=status)
+
+    def __repr__(self) -> str:
+        return f"RateFit({self})"
 
     def __str__(self) -> str:
         low, high = self.interval

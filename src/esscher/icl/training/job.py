@@ -14,6 +14,7 @@ from esscher.icl.training.spec import TrainSpec
 from esscher.icl.training.train import Settings, train
 from esscher.runs import Job, Shard, Unit
 from esscher.runs.columns import Column
+from esscher.runs.progress import advance
 
 __all__ = ["TRAIN"]
 
@@ -65,7 +66,7 @@ def compute(spec: TrainSpec, unit: Unit) -> dict[str, Any]:
     seeds = {"seed": spec.seed + unit["seed"], "prompt_seed": spec.unit_seed(unit)}
     settings = Settings(**spec.model_dump(include=shared), **seeds)
     task = as_task(unit["covariance"], spec.dim, spec.noise)
-    training = train(task, unit["length"], settings, raise_on_divergence=False)
+    training = train(task, unit["length"], settings, raise_on_divergence=False, progress=lambda done, of: advance(done / of))
     return {name: getattr(training, name).assign(**unit) for name in TABLES}
 
 

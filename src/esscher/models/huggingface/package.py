@@ -6,11 +6,14 @@ import contextlib
 import importlib
 import importlib.util
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
 __all__ = ["gguf", "pickle_advice", "quiet", "transformers", "why"]
+
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")  # with one of these the hub is not asked
 
 
 def transformers() -> Any:
@@ -59,6 +62,9 @@ def why(cause: Exception) -> str:
     if "safetensors" in low and ("no file named" in low or "not appear to have" in low or "not found" in low):
         return pickle_advice("the checkpoint has no safetensors")
     if "not a local folder" in low or "couldn't connect" in low or "offline" in low or "cannot find the requested" in low:
+        told = [name for name in OFFLINE if os.environ.get(name, "").lower() in ("1", "on", "yes", "true")]
+        if told:
+            return f"no such folder here, and not in the hub's cache; {told[0]} is set, so the hub was not asked: unset it"
         return "no such folder here, and not on the Hugging Face hub, not in its cache, or the hub cannot be reached"
     if "model type" in low and "does not recognize" in low:
         kind = text.split("`")[1] if "`" in text else "unknown"

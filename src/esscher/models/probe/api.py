@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
+import os
+import re
+import sys
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
+import numpy as np
 import pandas as pd
 
-from esscher.models.corpus import CorpusSpec
 from esscher.models.huggingface.checkpoint import written
 from esscher.models.huggingface.loading import wrap_model
-from esscher.models.probe.context import OBJECT
+from esscher.models.probe.context import OBJECT, ProbeContext
 from esscher.models.probe.memory import context_of
-from esscher.models.probe.spec import KEYS, ProbeSpec
-from esscher.runs import Run, execute
+from esscher.models.probe.settings import Settings, read_settings
+from esscher.models.probe.spec import SMALLEST, ProbeSpec
+from esscher.runs import Run, execute, watched
 
-__all__ = ["probe"]
+__all__ = ["probe", "run_folder", "too_few_keys"]
+
+RUNS = Path("runs")
+FILE_NAME = re.compile(r"[^\s\\]*(/[^\s\\]*|\.(txt|md|rst|jsonl?|csv|tsv|parquet|gz|html?|py))")
 
 
 def probe(
@@ -29,7 +36,7 @@ def probe(
     workers: int = 1,
     dask: str | None = None,
     progress: Any = None,
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> Run:
     """Measure every head of a model on text; the run has tables heads, curves, scores, tails, layers, budget and about.
 
@@ -37,11 +44,15 @@ def probe(
 
     ``model``: a packaged model ("minilm", which None is too, or "smollm2"), a hub name, a folder, a GGUF file, or a
     transformers model (with its ``tokenizer``).
-    ``texts``: a document or a list of them, or paths (``pathlib.Path``) of files and folders; None for the packaged prose.
-    ``out``: the run's folder; one in the system's temporary folder when left out. The other settings are the fields of
-    :class:`ProbeSpec` and of its corpus: ``max_tokens=100_000``, ``layers=(0, 1)``, ``queries=64``, ``dataset="name"`` ...
-    or ``corpus={...}`` with all of these.
+    ``texts``: a document or a list of them, or files and folders: ``pathlib.Path``, or a string that names one; None for the
+    packaged prose.
+    ``out``: the run's folder, ``runs/MODEL-HASH`` when left out, as on the command line. What is finished there is not computed
+    again. ``progress``: True or False; by default in a terminal and in a notebook; or a function of a
+    :class:`esscher.runs.Progress`. The other settings are the fields of :class:`ProbeSpec` and of its corpus, named as the
+    flags are: ``max_tokens=100_000``, ``layers=range(2)``, ``queries=64``, ``epsilon=0.1``, ``dataset="name"`` ... or
+    ``corpus={...}`` with all of a corpus.
     """
+    fields = read_settings(settings)  # a mistake is told before anything is written or read
     loaded = None
     if model is not None and not isinstance(model, str | Path):
         if workers > 1 or dask is not None:
@@ -50,32 +61,61 @@ def probe(
         model = f"{OBJECT}{loaded.sha256[:16]}"
     else:
         model = written(model)
-    folder = Path(tempfile.mkdtemp(prefix="esscher-")) if out is None else Path(out)
-    # `special` is a field of both: here it says, as the flag does, that special tokens are part of the pool
-    fields_of_text = CorpusSpec.model_fields.keys() - ProbeSpec.model_fields.keys()
-    own = {name: settings.pop(name) for name in list(settings) if name in fields_of_text}
-    corpus = {"max_tokens": KEYS, **settings.pop("corpus", {}), **own, **_texts(texts, folder)}
-    if isinstance(rules := settings.get("rules"), list | tuple):
-        settings["rules"] = [str(rule) for rule in rules]  # a rule may be given as an object
-    spec = ProbeSpec.read({"model": model, "corpus": corpus, **settings})
-    if loaded is not None:
-        spec = context_of(spec, loaded=loaded).spec  # the units find it there
-    return execute(spec, folder, workers=workers, dask=dask, progress=progress)
+    fields["corpus"] |= _texts(texts, RUNS / ".texts" if out is None else Path(out))
+    context = context_of(ProbeSpec.read({"model": model, **fields}), loaded=loaded, starts=True)
+    if (few := too_few_keys(context)) is not None:
+        warnings.warn(few, stacklevel=2)
+    folder = run_folder(context) if out is None else Path(out)
+    report = watched(progress)
+    if report is not None:
+        print(f"run: {folder}", file=sys.stderr, flush=True)
+    return execute(context.spec, folder, workers=workers, dask=dask, progress=report)
+
+
+def run_folder(context: ProbeContext) -> Path:
+    """Where a run goes unless told: a folder for each model and spec, so that the same probe finds its run again."""
+    name = context.loaded.name.rsplit("/", 1)[-1]
+    short = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:60].strip(".") or "model"
+    return RUNS / f"{short}-{context.spec.hash[:8]}"
+
+
+def too_few_keys(context: ProbeContext) -> str | None:
+    """A sentence where no query meets enough keys to say much; None elsewhere."""
+    own = context.spec.pool == "sequence"
+    keys = max(int(np.max(context.foreseen(layer))) for layer in context.layers) if own else context.keys
+    if keys >= SMALLEST:
+        return None
+    of = "a query sees at most" if own else "the pool has"
+    return f"{of} {keys} keys: errors and exponents of fewer than {SMALLEST} say little; give more text, or larger windows"
 
 
 def _texts(texts: Any, folder: Path) -> dict[str, Any]:
-    """Fields of the corpus; documents are written into the run's folder, so that every process can read them."""
+    """Fields of the corpus; documents are written into a folder, so that every process can read them."""
     if texts is None:
         return {}
     given = [texts] if isinstance(texts, str | Path) else list(texts)
-    paths = [text for text in given if isinstance(text, Path)]
-    if given and len(paths) == len(given):
-        return {"text": [str(path.expanduser().absolute()) for path in paths]}
-    if not given or not all(isinstance(text, str) for text in given):
-        kinds = ", ".join(sorted({type(text).__name__ for text in given})) or "nothing"
-        raise ValueError(f"texts: expected strings (documents) or pathlib.Path (files), got {kinds}")
+    files = [text for text in given if isinstance(text, Path) or _names_a_file(text)]
+    if given and len(files) == len(given):
+        return {"text": [str(Path(file).expanduser().absolute()) for file in files]}
+    if not given or not all(isinstance(text, str) and text not in files for text in given):
+        kinds = ", ".join(sorted({"a file" if text in files else type(text).__name__ for text in given})) or "nothing"
+        raise ValueError(f"texts: expected strings (documents) or pathlib.Path (files), all of one kind, got {kinds}")
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256("\0".join(str(text) for text in given).encode("utf-8", "surrogatepass")).hexdigest()[:16]
     path = folder / f".texts-{digest}.parquet"  # hidden: a run begins in an empty folder; other texts are another spec
     pd.DataFrame({"text": given}).to_parquet(path)
     return {"text": [str(path.absolute())], "field": "text"}
+
+
+def _names_a_file(text: Any) -> bool:
+    """Whether a string is the name of a file or folder; one that looks like it and is none is a mistake."""
+    if not isinstance(text, str) or not text.strip() or len(text) > 1024 or "\n" in text or "\0" in text:
+        return False
+    try:
+        if os.path.exists(os.path.expanduser(text)):
+            return True
+    except OSError:  # too long for a name
+        return False
+    if FILE_NAME.fullmatch(text):
+        raise ValueError(f"texts: {text!r} looks like a file and there is none of this name; give its path, or a document")
+    return False

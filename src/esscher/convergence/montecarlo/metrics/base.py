@@ -99,6 +99,11 @@ class Metric(ABC):
         """Of this metric for this head and law."""
         return Exponents()
 
+    @property
+    def has_exact(self) -> bool:
+        """Whether it may have a curve without sampling."""
+        return type(self).exact is not Metric.exact
+
     def exact(self, head: Head, measure: Measure, n: list[int], seed: int) -> ErrorCurve | None:
         """The same curve without sampling tokens, for queries of the law outside their prompts; None where none is known."""
         return None

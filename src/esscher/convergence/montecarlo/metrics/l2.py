@@ -12,7 +12,7 @@ from esscher.convergence.montecarlo.draw import Draw, Plan
 from esscher.convergence.montecarlo.metrics.base import Discrepancy, Exponents, Metric
 from esscher.convergence.montecarlo.metrics.softmax_mean import against
 from esscher.measures.base import Measure
-from esscher.theory.sharp import l2_exponent_rms
+from esscher.theory.sharp import l2_exponent_rms, speaks_of
 
 __all__ = ["L2"]
 
@@ -31,7 +31,8 @@ class L2(Metric):
         return against(draw, draw.plan.head.values, self.at_queries(draw))
 
     def exponents(self, head: Head, measure: Measure) -> Exponents:
-        return Exponents(sharp=float(l2_exponent_rms(head.horizon(measure))))
+        """The sharp one speaks of Gaussian tokens and of queries that are Gaussian and centred."""
+        return Exponents(sharp=float(l2_exponent_rms(head.horizon(measure)))) if speaks_of(measure) else Exponents()
 
     def exact(self, head: Head, measure: Measure, n: list[int], seed: int) -> ErrorCurve | None:
         return exact_curve(head, measure, measure, n, seed=seed)
