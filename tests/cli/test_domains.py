@@ -106,3 +106,25 @@ def test_mistakes_are_one_line(
     assert said in err
     assert err.count("\n") == 1
     assert not out.exists()
+
+
+def test_pools_of_several_sizes(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, out = tmp_path / "text.txt", tmp_path / "sizes"
+    text.write_text("\n".join(few_texts()), encoding="utf-8")
+    quick = [flag for flag in QUICK if flag not in ("--max-tokens", str(SMALL["max-tokens"]))]
+    command = ["probe", str(model), "--text", str(text), *quick, "--out", str(out)]
+    code, shown, err = run([*command, "--pool-sizes", "512,256", "--json"], capsys)
+    assert code == 0, err
+    told = json.loads(shown)
+    assert list(told["runs"]) == ["256", "512"]
+    assert {row["larger"] for row in told["pool_sizes"]} == {512}
+    assert (out / "pool_sizes.svg").read_text("utf-8").count("256 tokens") == 1
+    for given, words in (
+        ("256", "expected two or more numbers of tokens such as 16384,131072, got '256'"),
+        ("256,many", "got '256,many'"),
+        ("256,99999999", "fewer than 99999999; give more text or smaller sizes"),
+    ):
+        code, shown, err = run([*command, "--pool-sizes", given], capsys)
+        assert (code, shown) == (2, "")
+        assert err.splitlines()[-1].startswith("esscher: --pool-sizes: ")
+        assert words in err

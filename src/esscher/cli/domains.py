@@ -1,4 +1,4 @@
-"""A probe of several kinds of text: a run for each in one folder, their heads and layers side by side, how ranks agree."""
+"""A probe of several kinds of text, or of pools of several sizes: a run for each in one folder, side by side, with ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from esscher.models.probe.spec import ProbeSpec
     from esscher.runs import Run
 
-__all__ = ["domain_specs", "group_path", "probe_domains", "resume_domains"]
+__all__ = ["domain_specs", "group_path", "probe_domains", "resume_domains", "size_specs"]
 
 FORMS: dict[str, Form] = {
     "beta_fit": ".3f",
@@ -28,8 +28,11 @@ FORMS: dict[str, Form] = {
     "khat": ".2f",
     "coupling": ".3g",
 }
+MOST_DIGITS = 12  # of the size of a pool
+FILLED = 0.95  # of it, by the text: special tokens do not count
 BESIDE = ("beta_fit", "tokens_needed_10pct")  # of a head, for every domain; its run has the rest
 LAYERS = ("reach", "coordinate_tail")  # of a layer
+FIGURE = "pool_sizes.svg"
 
 
 def domain_specs(fields: Mapping[str, Any], files: Sequence[str]) -> dict[str, ProbeSpec]:
@@ -65,6 +68,31 @@ def domain_specs(fields: Mapping[str, Any], files: Sequence[str]) -> dict[str, P
     return found
 
 
+def size_specs(fields: Mapping[str, Any], text: str | None) -> dict[str, ProbeSpec]:
+    """The spec of each pool size, named by it, the smallest first; none where none was asked for."""
+    from esscher.models.probe.spec import ProbeSpec
+
+    if text is None:
+        return {}
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) <= MOST_DIGITS for part in parts) or len(set(parts)) < 2:
+        raise ValueError(f"--pool-sizes: expected two or more numbers of tokens such as 16384,131072, got {text!r}")
+    sizes = sorted({int(part) for part in parts})
+    return {str(size): ProbeSpec.read({**fields, "corpus": {**fields["corpus"], "max_tokens": size}}) for size in sizes}
+
+
+def _check_size(context: ProbeContext, name: str) -> None:
+    """Refuse sizes of what is no pool of a corpus, and those that the text does not fill."""
+    if context.spec.pool == "sequence":
+        raise ValueError(
+            "--pool-sizes: a query's own context has the size it has; use --pool corpus, or leave --pool-sizes out"
+        )
+    if context.keys < FILLED * int(name):
+        raise ValueError(
+            f"--pool-sizes: the text has {context.keys} tokens, fewer than {name}; give more text or smaller sizes"
+        )
+
+
 def group_path(context: ProbeContext, specs: Mapping[str, ProbeSpec]) -> Path:
     """Where the runs go unless told: beside the run of one of them."""
     from esscher.models.probe.api import run_folder
@@ -84,6 +112,8 @@ def probe_domains(specs: Mapping[str, ProbeSpec], path: Path, where: Given, *, p
     for name, spec in specs.items():  # what a domain cannot give is refused before the first is run
         context = context_of(spec, loaded=loaded, starts=True)
         loaded, settled[name] = context.loaded, context.spec
+        if name.isdigit():
+            _check_size(context, name)
         units(context.spec)
     runs.begin_group(path, settled)
     found: dict[str, Run] = {}
@@ -115,20 +145,63 @@ def _compare(found: Mapping[str, Run], path: Path, *, page: bool, as_json: bool)
     tables = {"domains": pa.Table.from_pandas(domains), "domain_ranks": pa.Table.from_pandas(ranks)}
     for name, table in declare(tables, {"domains": DOMAIN_COLUMNS, "domain_ranks": RANK_COLUMNS}).items():
         Store(path).write_table(name, table, {})
+    sizes = _sizes(found, path)
     report = write_report(list(found.values()), group=path) if page else None
     if as_json:
         each = {
             name: {table: run.table(table).to_dict("records") for table in ("heads", "layers")} for name, run in found.items()
         }
         compared = {"domains": domains.to_dict("records"), "domain_ranks": ranks.to_dict("records")}
+        compared |= {} if sizes is None else {"pool_sizes": sizes.to_dict("records")}
         print_json({"run": str(path), "report": None if report is None else str(report), **compared, "runs": each})
         return
     _show_beside(found, "heads", BESIDE, ["layer", "head"])
     _show_beside(found, "layers", LAYERS, ["layer"])
     _show_domains(domains, next(iter(found.values())))
     _show_ranks(ranks, next(iter(found.values())))
+    if sizes is not None:
+        _show_sizes(sizes, next(iter(found.values())))
+        log(f"figure: {path / FIGURE}")
     if report is not None:
         log(f"report: {report}")
+
+
+def _sizes(found: Mapping[str, Run], path: Path) -> pd.DataFrame | None:
+    """Pools of one text in several sizes: their comparison, stored, and the figure of their curves; None for other groups."""
+    import pyarrow as pa
+
+    from esscher.models.probe.pool_sizes import SIZE_COLUMNS, compare_sizes
+    from esscher.report.endless import save_pool_sizes
+    from esscher.runs.columns import declare
+    from esscher.runs.store import Store
+
+    if not all(name.isdigit() for name in found):
+        return None
+    rows = compare_sizes({int(name): run.table("endless") for name, run in found.items()})
+    table = declare({"pool_sizes": pa.Table.from_pandas(rows)}, {"pool_sizes": SIZE_COLUMNS})["pool_sizes"]
+    Store(path).write_table("pool_sizes", table, {})
+    save_pool_sizes(found, path / FIGURE)
+    return rows
+
+
+def _show_sizes(sizes: pd.DataFrame, run: Run) -> None:
+    from esscher.models.probe.pool_sizes import SIZE_COLUMNS
+
+    known, rows = run.columns("heads"), sizes.to_dict("records")
+    forms: dict[str, Form] = {
+        "pool": count,
+        "larger": count,
+        "heads": count,
+        "covered": ".0%",
+        "beyond": ".0%",
+        "change": ".3g",
+    }
+    first = Shown(
+        "number", tuple(known[row["number"]].header if row["number"] in known else row["number"] for row in rows), words=True
+    )
+    by_key = {column.key: column for column in SIZE_COLUMNS}
+    title = "90 % intervals for an endless text from the smallest pool, held against larger pools"
+    show_table(title, [first, *(shown(by_key[key], rows, form) for key, form in forms.items())])
 
 
 def _show_beside(found: Mapping[str, Run], table: str, keys: Sequence[str], place: list[str]) -> None:

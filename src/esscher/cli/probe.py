@@ -14,12 +14,12 @@ import typer
 
 from esscher.cli.agreement import show_agreement
 from esscher.cli.describe import describe_run
-from esscher.cli.domains import domain_specs, group_path, probe_domains
+from esscher.cli.domains import domain_specs, group_path, probe_domains, size_specs
 from esscher.cli.layer_tails import show_tails
 from esscher.cli.options import EXECUTION, Fields, Given
 from esscher.cli.output import MODEL, Json, Out, as_path, log, number, path_option, print_json
 from esscher.cli.rule_totals import show_rules, where
-from esscher.cli.tables import Form, Shown, count, show_table, shown
+from esscher.cli.tables import Form, Shown, count, say, show_table, shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,6 +66,12 @@ def probe(
         list[str] | None,
         typer.Option("--domain", help="Text of a domain, name=file or folder; may be repeated, also beside --packaged."),
     ] = None,
+    pool_sizes: Annotated[
+        str | None,
+        typer.Option(
+            help="Pools of several sizes of one text, 16384,131072: a run each in one folder, compared; not --max-tokens."
+        ),
+    ] = None,
     config: Annotated[Path | None, path_option("--config", "YAML file of these settings; flags go before it.")] = None,
     out: Out = None,
     page: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into the run.")] = True,
@@ -74,7 +80,8 @@ def probe(
 ) -> None:
     """Measure every head of a model on text: how fast it converges, why, and how many tokens it needs.
 
-    Several domains, --packaged prose,code or --domain, have a run each in one folder, and are compared.
+    Several domains, --packaged prose,code or --domain, and several --pool-sizes have a run each in one folder, and are
+    compared.
 
     Example: esscher probe --text book.txt --max-tokens 100000 --workers 2
     """
@@ -96,6 +103,10 @@ def probe(
     if "-" in fields["corpus"].get("text", ()) and not dry_run:
         out = _keep_stdin(fields["corpus"], out)
     specs = domain_specs(fields, [_absolute_domain(given) for given in domains or ()])
+    sizes = size_specs(fields, pool_sizes)
+    if specs and sizes:
+        raise ValueError("--pool-sizes: one text in several sizes, and several domains were asked for; ask for one of the two")
+    specs = specs or sizes
     spec = next(iter(specs.values())) if specs else ProbeSpec.read(fields)
     if dry_run:
         return describe_run(spec, as_json)
@@ -210,6 +221,8 @@ def _keep_stdin(corpus: dict[str, Any], out: Path | None) -> Path:
     return folder
 
 
+STATUSES = ("settled", "moving", "beyond the pool")  # the words of the column ``settled``
+
 # The columns of the table of heads, how their numbers are written, and which give way where there is no room
 HEADS: tuple[tuple[str, Form, int], ...] = (
     ("regime", "", 0),
@@ -219,6 +232,7 @@ HEADS: tuple[tuple[str, Form, int], ...] = (
     ("beta_fit", ".3f", 0),
     ("beta_sharp", ".3f", 4),
     ("tokens_needed_10pct", count, 0),
+    ("settled", "", 3),
     ("effective_tokens", count, 2),
     ("khat", ".2f", 5),
     ("sink_mass", ".1%", 6),
@@ -241,6 +255,7 @@ def show_heads(run: Run) -> None:
     columns, rows = run.columns("heads"), heads.to_dict("records")
     place = Shown("head", tuple(f"{row['layer']}.{row['head']}" for row in rows), words=True)
     found = [shown(columns[key], rows, form, gives_way=last) for key, form, last in HEADS if key in columns]
+    say(settled_in_words(heads, about["pool"]))
     show_table(title, [place, *found])
     show_agreement(run)
     show_tails(run)
@@ -256,6 +271,15 @@ def show_heads(run: Run) -> None:
         log(f"{number_of} of {len(heads)} heads: {note}")
     for row in heads[~fine].to_dict("records"):
         log(f"layer {row['layer']} head {row['head']}: {row['status']}, {row['reason']}")
+
+
+def settled_in_words(heads: pd.DataFrame, pool: str) -> str:
+    """How many heads have numbers that would stay if the text went on."""
+    counted = heads.loc[heads["status"] == "ok", "settled"].value_counts()
+    parts = ", ".join(f"{counted[word]} {word}" for word in STATUSES if word in counted)
+    if pool == "sequence":
+        return f"Numbers of heads over other windows of such text: {parts}. Brackets: 90 % intervals."
+    return f"Numbers of heads if the text went on: {parts}. Brackets: 90 % intervals for an endless text of this kind."
 
 
 def show_totals(totals: pd.DataFrame, columns: Mapping[str, Column]) -> None:

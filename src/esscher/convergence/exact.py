@@ -83,7 +83,7 @@ def exact_curve(
 
     def over(head: Head, x: Tensor, weights: Floats | None = None) -> ErrorCurve:
         if kept is None or kept.plain:
-            return _over_rows(head, measure, x, counts, details, size, seed, weights)
+            return _over_rows(head, measure, x, counts, details, (size, seed), weights)
         measure.log_laplace(head.tilt(x))  # outside its strip a law has no limit: refuse before any work
         return kept.curve(head, measure, x, details, size, seed)
 
@@ -117,10 +117,10 @@ def _over_rows(
     x: Tensor,
     counts: Counts,
     details: bool,
-    pool_size: int,
-    seed: int,
+    drawn_pool: tuple[int, int],
     weights: Floats | None,
 ) -> ErrorCurve:
+    """``drawn_pool``: size and seed of the pool that stands for a law without a formula."""
     measure.log_laplace(head.tilt(x))  # outside its strip a law has no limit: refuse before any work
     pool, rotational, law = measure.as_pool(), measure.as_rotational(), type(measure).__name__
     if measure.is_gaussian:
@@ -136,7 +136,7 @@ def _over_rows(
         lines = (measure.along(theta) for theta in head.tilt(x).double())
         first = next(lines)
         if first is None:
-            return _through_pool(head, measure, x, counts, details, pool_size, seed)
+            return _through_pool(head, measure, x, counts, details, *drawn_pool)
         errors, slopes, accuracy = _along_tilts(head, measure, x, counts, details, chain([first], lines))
         origin = f"exact, {law} tokens: quadrature along each query's tilt"
     return ErrorCurve.from_queries(counts, errors, slopes, kind="exact", accuracy=accuracy, origin=origin, weights=weights)

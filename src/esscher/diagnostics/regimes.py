@@ -136,7 +136,7 @@ def _label(e: HeadEvidence) -> tuple[str, str]:
     if e.share_frozen >= FROZEN_SHARE:
         return "frozen", (
             f"{e.share_frozen:.0%} of the queries have s^2 > 2 log n = {2 * math.log(e.n):.1f}{_deviation(e)}, "
-            f"so their few largest scores take the softmax over; {counted}.{_pace(e)}"
+            f"so their few largest scores take the softmax over; {counted}."
         )
     if share >= DIFFUSE_SHARE:
         return "diffuse", (

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from esscher.report.dispersion import dispersion_content
+from esscher.report.endless import endless_content
 from esscher.report.exponents import theory_lines
 from esscher.report.frontier import frontier_content
 from esscher.report.packing import Grids, columns_of, numbers, parts_of, records_of, shortened, text_of
@@ -80,6 +81,7 @@ def atlas(run: Run) -> dict[str, Any]:
         "errors": {} if frame is None else _meanings(run),
         **frontier_content(run, places, grids),
         **dispersion_content(run, places, grids),
+        **endless_content(run, places),
         **scales_content(run),
         "grids": grids.lists,
     }

@@ -24,7 +24,21 @@ from esscher.runs.store import PAGE, write_durable
 __all__ = ["content_of", "render_page", "write_report"]
 
 _SOURCES = Path(__file__).parent / "page"
-_SCRIPTS = ("dom", "chart", "metrics", "map", "frontier", "dispersion", "scales", "head", "views", "table", "compare", "main")
+_SCRIPTS = (
+    "dom",
+    "chart",
+    "metrics",
+    "map",
+    "frontier",
+    "dispersion",
+    "endless",
+    "scales",
+    "head",
+    "views",
+    "table",
+    "compare",
+    "main",
+)
 RANKS = "domain_ranks.parquet"
 _STOPS = 17  # colours of the scale; the page mixes between them
 

@@ -74,7 +74,11 @@ def sentence(row: Mapping[str, Any], column: str, percent: str) -> str:
     if facts:
         text += "; " + ", ".join(facts)
     regime = text_of(row.get("regime"))
-    return f"{text}. It is {shortened(regime, 60)}." if regime else f"{text}."
+    settled = text_of(row.get("settled"))
+    status = (
+        f" More text may change these numbers: {shortened(settled, 60)}." if settled in ("moving", "beyond the pool") else ""
+    )
+    return f"{text}. It is {shortened(regime, 60)}.{status}" if regime else f"{text}.{status}"
 
 
 def text_described(spec: Mapping[str, Any]) -> str:

@@ -36,7 +36,7 @@ function headContent(atlas, i) {
   if (curves.length) charts.push(el("div", { class: "tall" }, mountChart(errorChart(atlas, i, curves)), slopeOf(atlas, i, curves)));
   else charts.push(el("p", { class: "soft" }, "No error curve was stored for this head."));
   const side = el("div", { class: "side" }, sentencesOf(atlas, i), scoreChart(atlas, i), tailChart(atlas, i));
-  return [bar, el("div", { class: "headgrid" }, ...charts, side), frontierOf(atlas, i), spreadOf(atlas, i), numbersOf(atlas, i)].filter(Boolean);
+  return [bar, el("div", { class: "headgrid" }, ...charts, side), settledOf(atlas, i), frontierOf(atlas, i), spreadOf(atlas, i), numbersOf(atlas, i)].filter(Boolean);
 }
 
 function sentencesOf(atlas, i) {
@@ -47,6 +47,8 @@ function sentencesOf(atlas, i) {
     const value = atlas.rows[atlas.epsilons[percent]][i];
     return value === null ? `not reached for ${percent} %` : `${written(value)} for ${percent} %`;
   });
+  const settled = atlas.value("settled_reason", i);
+  if (settled) text.append(el("p", {}, outside(settled)));
   const kind = atlas.value("kind", i), why = atlas.value("kind_reason", i);
   if (kind) text.append(el("p", {}, "Kind: ", el("strong", {}, outside(kind)), why ? ". " : "", why ? outside(why) : null));
   if (needed.length) text.append(el("p", {}, `Tokens needed: ${needed.join(", ")}.`));
@@ -74,6 +76,8 @@ function errorChart(atlas, i, curves) {
     series.push({ label: style.label, color: style.color, dash: style.dash, thick: 2.2, x: curve.n, y: curve.rms });
     if (curve.q95) series.push({ label: `95 % of queries stay below (${curve.metric === "l2" ? "replacement" : "kept"})`, color: style.color, dash: "dotted", thick: 1.4, hidden: curve.metric !== "l2", x: curve.n, y: curve.q95 });
   }
+  const endless = endlessErrors(atlas, i);
+  if (endless) series.push(endless);
   const exact = exactOf(curves);
   if (exact) {
     const [n0, y0] = [exact.n[0], exact.rms[0]];

@@ -46,7 +46,8 @@ class Masses:
 
     @classmethod
     def of(cls, state: Deposit) -> Masses:
-        return cls(state.grid, state.cells[-2].clone(), first_centres(state))  # the values are gone
+        """The values go; weights of splines may be below 0 by rounding."""
+        return cls(state.grid, state.cells[-2].clamp_min(0.0), first_centres(state))
 
     @classmethod
     def stack(cls, states: Sequence[Masses], order: Tensor) -> Masses:

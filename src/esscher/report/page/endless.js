@@ -1,0 +1,30 @@
+// How settled the numbers of a head are: on this pool, on halves of it, and in an endless text.
+
+function settledOf(atlas, i) {
+  const rows = (atlas.endless || [])[i];
+  if (!rows) return null;
+  const interval = (low, high) => (low === null && high === null ? "not known" : low === null ? `at most ${written(high)}` : high === null ? `at least ${written(low)}` : `${written(low)} to ${written(high)}`);
+  const [number, value, half, estimate, , , status] = atlas.endless_labels;
+  const body = rows.map(([label, now, before, expected, low, high, word]) => el("tr", {}, el("th", { scope: "row" }, label),
+    el("td", { class: "number" }, written(now)), el("td", { class: "number" }, written(before)), el("td", { class: "number" }, word === "beyond the pool" ? "–" : written(expected)),
+    el("td", {}, interval(low, high)), el("td", {}, outside(word))));
+  return el("details", { class: "endless", open: true }, el("summary", {}, "If the text went on"),
+    el("p", { class: "soft" }, "Each number on this text and on halves of it, and what an endless text of the same kind has, with 90 % intervals."),
+    el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, [number, value, half, estimate, "90 % interval", status].map((text) => el("th", { scope: "col" }, text)))), el("tbody", {}, body))));
+}
+
+// The intervals of the relative error at fixed n, in the units of the error curve.
+function endlessErrors(atlas, i) {
+  const limit = atlas.value("limit_rms", i), found = { x: [], y: [], low: [], high: [] };
+  if (limit === null) return null;
+  for (const { key } of atlas.columns) {
+    const match = /^relative_(\d+)$/.exec(key);
+    const low = match && atlas.value(`${key}_low`, i), high = match && atlas.value(`${key}_high`, i);
+    if (!match || low === null || high === null || low === undefined || high === undefined) continue;
+    found.x.push(Number(match[1]));
+    found.y.push(limit * Math.sqrt(low * high));
+    found.low.push(limit * low);
+    found.high.push(limit * high);
+  }
+  return found.x.length ? { label: "endless text, 90 %", mode: "points", color: 2, radius: 3, ...found } : null;
+}
