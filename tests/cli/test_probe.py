@@ -101,7 +101,7 @@ def test_runs_have_a_name_of_their_own(
     monkeypatch.chdir(tmp_path)  # the model was named from where the run began
     code, shown, err = run(["resume", str(path)], capsys)
     assert code == 0
-    assert "tokens needed" in shown  # it ends as the probe does: with its table and its page
+    assert "key-value cache, keys kept at random" in shown  # it ends as the probe does: with its table and its page
     assert f"report: {path / 'report.html'}" in err
     assert (path / "report.html").exists()
 

@@ -11,6 +11,7 @@ import typer
 from esscher.cli.options import Execution, Fields, Given
 from esscher.cli.output import FIGURES, Figures, Json, Out, check_device, figure_formats, log, number, print_json
 from esscher.cli.tables import Look, Shown, print_table, say, show_table, shown
+from esscher.runs.printable import printable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,9 +61,9 @@ def end_converge(run: Run, as_json: bool, figures: str = FIGURES, look: Given | 
 
     rates, curves = run.table("rates"), run.table("curves") if "curves" in run.tables else None
     files = [run.path / f"rates.{kind}" for kind in figure_formats(figures)]
-    over = str((run.spec.get("sweep") or {}).get("over", ""))
+    over, title = str((run.spec.get("sweep") or {}).get("over", "")), printable(run.spec["title"] or run.path.name)
     for file in files:
-        save_rates(curves, rates, theory_lines(run.columns("rates")), run.spec["title"] or run.path.name, over, file)
+        save_rates(curves, rates, theory_lines(run.columns("rates")), title, over, file)
     if as_json:
         print_json({"run": str(run.path), "spec": run.spec, "rates": rates.to_dict("records")})
     else:
