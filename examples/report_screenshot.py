@@ -6,18 +6,25 @@ Chromium (``make chromium`` installs Debian's). Without a run, the packaged mode
 
 from __future__ import annotations
 
+import math
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import matplotlib.pyplot as plt
+
 from esscher.report import write_report
 from esscher.report.words import head_name, ranked_heads
 from esscher.runs import Run, load_run, terminal
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-SIZE = (1280, 1540)
+WIDTH, HEIGHT = 1280, 1540  # of the picture, which is taller where the head that is open ends further down
+MARGIN = 12  # below it
+TALLEST = 12000  # of a window in which no page scrolls: a browser leaves blank what it has scrolled over
+MEASURE = "setTimeout(() => { document.title = document.querySelector('#head').getBoundingClientRect().bottom; }, 1000)"
 
 
 def probed(folder: Path) -> Run:
@@ -26,22 +33,43 @@ def probed(folder: Path) -> Run:
     return probe(out=folder, progress=terminal())
 
 
-def photograph(address: str, path: Path) -> None:
+def browse(address: str, *flags: str) -> str:
+    """What Chromium prints, with a window as tall as any page."""
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if browser is None:
         raise SystemExit(f"expected one of {', '.join(BROWSERS)} to be installed, found none; make chromium installs it")
     with tempfile.TemporaryDirectory() as profile:
-        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={profile}"]
-        picture = [f"--screenshot={path.resolve()}", "--window-size={},{}".format(*SIZE), "--virtual-time-budget=3000"]
-        subprocess.run([browser, *flags, *picture, address], check=True, stderr=subprocess.DEVNULL, timeout=120)
+        usual = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={profile}"]
+        window = [f"--window-size={WIDTH},{TALLEST}", "--virtual-time-budget=3000"]
+        done = subprocess.run(
+            [browser, *usual, *window, *flags, address],
+            check=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=120,
+            text=True,
+        )
+    return done.stdout
+
+
+def photograph(page: Path, head: str, path: Path) -> None:
+    """The page from its top to the end of an open head, HEIGHT at least."""
+    measured = page.with_name("measured.html")
+    open_to_scripts = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text("utf-8"))
+    measured.write_text(f"{open_to_scripts}<script>{MEASURE}</script>", "utf-8")
+    title = re.search(r"<title>([0-9.]+)</title>", browse(f"{measured.as_uri()}#{head}", "--dump-dom"))
+    end = math.ceil(float(title[1])) + MARGIN if title else HEIGHT
+    whole = page.with_name("whole.png")
+    browse(f"{page.as_uri()}#{head}", f"--screenshot={whole}")
+    plt.imsave(path, plt.imread(whole)[: max(HEIGHT, end)])
 
 
 def main(run_path: str | None = None, file: str = "report.png") -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = load_run(run_path) if run_path is not None else probed(Path(folder) / "run")
-        page = write_report([run], Path(folder) / "report.html")
+        page = write_report([run], (Path(folder) / "report.html").resolve())
         head = head_name(ranked_heads(run.table("heads"), "tokens_needed_10pct").iloc[-1])
-        photograph(f"{page.resolve().as_uri()}#{head}", Path(file))
+        photograph(page, head, Path(file))
     print(f"picture: {file}")
 
 

@@ -136,6 +136,16 @@ def test_first_line_from_what_was_measured(weights: dict[str, str], shown: str, 
     )
 
 
+def test_first_line_says_that_keys_are_a_mean_over_depths(tmp_path: Path) -> None:
+    head = {"layer": 0, "head": 0, "status": "ok", "reason": "", "n_keys": 1272, "n_queries": 7}
+    tables = {"heads": [head | {"n_keys_least": 497, "n_keys_most": 2048}], "about": [{"model": "known-model"}]}
+    content = content_of(store_run(tmp_path / "run", ProbeLike(), tables))
+    assert "1,272 keys (mean over depths, 497 to 2,048) and 7 queries a head." in content["lines"][0]
+    tables["heads"] = [head | {"n_keys_least": 1272, "n_keys_most": 1272}]
+    content = content_of(store_run(tmp_path / "same", ProbeLike(), tables))
+    assert "1,272 keys and 7 queries a head." in content["lines"][0]
+
+
 def test_the_same_run_gives_the_same_page(atlas: Run) -> None:
     assert render_page([atlas]) == render_page([load_run(atlas.path)])
 

@@ -95,6 +95,16 @@ def test_errors_of_rounding_do_not_stretch_the_picture(visit: Visit, tmp_path: P
     assert {tick for tick in ticks if "10⁻" in tick} == {"10⁻⁴"}  # where curves leave the picture
 
 
+def test_totals_of_rules_with_long_names_are_not_cut_off_beside_the_map(visit: Visit, tmp_path: Path) -> None:
+    tables = rules_tables(3, 9)
+    for name in ("frontier", "rule_budget"):
+        tables[name]["rule"] = tables[name]["rule"].replace("topk", "sinks:4+recent:16+random:reweight")
+    page = visit(write_report([store_run(tmp_path / "run", OwnContexts(), tables)]), width=1280)
+    assert page.evaluate(
+        "document.querySelector('.totals .scroll').scrollWidth <= document.querySelector('.totals .scroll').clientWidth"
+    )
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 def test_fits_its_width(visit: Visit, rules_page: Path, artefacts: Path, width: int) -> None:
     page = visit(rules_page, "#L0H0", width=width)

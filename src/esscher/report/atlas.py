@@ -102,7 +102,15 @@ def _what(run: Run, heads: Any | None, model: str, known: dict[str, Any]) -> str
     if measured.empty or "n_keys" not in measured.columns:
         return f"{text}: {size}."
     keys, queries = measured["n_keys"].max(), measured["n_queries"].max() if "n_queries" in measured.columns else float("nan")
-    return f"{text}: {size}, {written(keys)} keys and {written(queries)} queries a head."
+    return f"{text}: {size}, {written(keys)} keys{_spread_of_keys(measured)} and {written(queries)} queries a head."
+
+
+def _spread_of_keys(measured: Any) -> str:
+    """That the number of keys is a mean, where each query sees its own context."""
+    if not {"n_keys_least", "n_keys_most"} <= set(measured.columns):
+        return ""
+    least, most = measured["n_keys_least"].min(), measured["n_keys_most"].max()
+    return f" (mean over depths, {written(least)} to {written(most)})" if least < most else ""
 
 
 def _incomplete(heads: Any) -> list[str]:

@@ -38,7 +38,7 @@ __all__ = ["PROBE", "about"]
 
 STATE = 2.0e9  # bytes of states that a unit may hold
 CELLS = 300  # cells of a score grid, for that estimate
-RULE = 0.4  # what a keep rule takes of a window's queries, in all that else is measured of them
+RULE = 0.2  # what a keep rule takes of a window's queries, in all that else is measured of them
 LAYERS = 6  # whose states are held while the final tables are made
 HEADS = 4  # heads of a unit of work, where the tokens of all layers are held
 
