@@ -5,7 +5,7 @@ tokens (16384 by default) are drawn anew, 500 times by default. Gaussian tokens 
 a million tokens.
 
 ``python examples/endless_coverage.py text MODEL FILE|prose|code|legal [POOL ...]``: probes of pools of 4096 and 16384 tokens
-(or POOL ...) of one text against one of 240,000 tokens and 1,024 queries, every head.
+(or POOL ...) of one text against one of 240,000 tokens and 512 queries, every head.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from esscher.models.probe.statistics.statistic import Block, Found, Met, Start
 
 SPEC = ProbeSpec(pool="corpus", kept_queries=64)
 WIDTH, QUERIES = 8, 256
-LARGE, REFERENCE, ASKED = 1_000_000, 240_000, 1024
+LARGE, REFERENCE, ASKED = 1_000_000, 240_000, 512
 SHOWN = (
     "relative_64",
     "relative_1024",
