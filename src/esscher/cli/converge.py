@@ -10,7 +10,7 @@ import typer
 
 from esscher.cli.options import Execution, Fields, Given
 from esscher.cli.output import FIGURES, Figures, Json, Out, check_device, figure_formats, log, number, print_json
-from esscher.cli.tables import Look, Shown, print_table, say, show_table, shown
+from esscher.cli.tables import LOOK, Shown, print_table, say, show_table, shown
 from esscher.runs.printable import printable
 
 if TYPE_CHECKING:
@@ -28,9 +28,8 @@ GIVEN = Fields(SPEC, ("seed", "device"), defaults=True)  # before what the prese
 
 
 def converge(
-    changes: Annotated[Given, EXPERIMENT, SWEEP, GIVEN],
+    changes: Annotated[Given, EXPERIMENT, SWEEP, GIVEN, LOOK],
     where: Execution,
-    look: Look,
     preset: Annotated[str | None, typer.Argument(help="Name of a preset, or a YAML file.")] = None,
     out: Out = None,
     figures: Figures = FIGURES,
@@ -47,6 +46,7 @@ def converge(
     if listing or preset is None:
         _list_presets(as_json)
         return
+    look = {name: changes.pop(name) for name in LOOK.names if name in changes}
     name = Path(preset).stem
     spec = ExperimentSpec.model_validate(_settings(preset, changes))
     figure_formats(figures)  # a mistake is told before anything is computed

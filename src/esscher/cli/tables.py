@@ -20,12 +20,13 @@ from esscher.runs.printable import printable
 if TYPE_CHECKING:
     from esscher.runs import Column
 
-__all__ = ["Form", "Look", "Shown", "count", "fitting", "print_table", "say", "screen_width", "show_table", "shown"]
+__all__ = ["LOOK", "Form", "Look", "Shown", "count", "fitting", "print_table", "say", "screen_width", "show_table", "shown"]
 
 GAP = 2  # spaces between columns
 NARROWEST = 24  # characters of a column of sentences
 Form = str | Callable[[float], str]
-Look = Annotated[Given, Fields("esscher.cli.look:TableLook", ("top", "sort", "markdown"))]
+LOOK = Fields("esscher.cli.look:TableLook", ("top", "sort", "markdown"))
+Look = Annotated[Given, LOOK]
 """How a table is shown: the flags of a command, handed on to :func:`show_table`."""
 
 
