@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.compute as compute_arrow
 
+from esscher.convergence.endless import PIECES
 from esscher.models.huggingface.parity import parity
 from esscher.models.probe.agreement import agreement_table
 from esscher.models.probe.cache import budget_table
@@ -84,7 +85,10 @@ def _groups(context: ProbeContext, layer: int) -> list[list[int]]:
 
 def _layer_blocks(context: ProbeContext) -> list[list[int]]:
     """Layers whose states fit into memory together; each block is one more forward pass over the corpus."""
-    queries = len(context.places) + 3 * context.spec.kept_queries  # kept keys have grids twice as fine, and wider
+    kept = context.spec.kept_queries
+    queries = (
+        len(context.places) + (3 + PIECES) * kept
+    )  # grids of kept keys are twice as fine, and wider; pieces have their own
     sizes = [
         len(context.heads(layer)) * queries * (context.loaded.shapes[layer].value_width + 2) * CELLS * 8
         for layer in context.layers
