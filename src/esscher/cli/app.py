@@ -26,6 +26,7 @@ COMMANDS = (
     "describe",
     "probe",
     "budget",
+    "downstream",
     "ls",
     "resume",
     "report",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from esscher.models.probe.context import ProbeContext
     from esscher.runs import Column, Run
 
-__all__ = ["probe"]
+__all__ = ["absolute", "place_numbers", "probe", "short_name"]
 
 PLACES = 7  # digits of the number of a layer, a head or a token
 MOST_THREADS = 8  # of one process: more of them wait for each other
@@ -102,9 +102,9 @@ def probe(
     spec = context.spec
     units(spec)  # what this pool cannot give is refused before anything is said
     if specs:
-        folder = out if out is not None else group_path(_short(context.loaded.name), specs)
+        folder = out if out is not None else group_path(short_name(context.loaded.name), specs)
         return probe_domains(specs, folder, where, page=page, as_json=as_json)
-    path = out if out is not None else Path("runs") / f"{_short(context.loaded.name)}-{spec.hash[:8]}"
+    path = out if out is not None else Path("runs") / f"{short_name(context.loaded.name)}-{spec.hash[:8]}"
     log(f"{context.loaded.name}: {len(context.layers)} layers, {_pool(context)}; run {path}")
     run = es.probe(**spec.as_dict(), out=path, **where, progress=terminal())
     report = write_report([run]) if page else None
@@ -147,9 +147,9 @@ def _settings(flags: Given, corpus: Given, config: Path | None) -> dict[str, Any
         raise ValueError(f"{config}: corpus: expected a mapping of fields, got {type(given).__name__}")
     for name in ("layers", "heads", "positions"):
         if name in flags:
-            flags[name] = _numbers(flags[name], f"--{name}")
+            flags[name] = place_numbers(flags[name], f"--{name}")
     if "text" in corpus:
-        corpus["text"] = [name if name == "-" else _absolute(name) for name in corpus["text"]]
+        corpus["text"] = [name if name == "-" else absolute(name) for name in corpus["text"]]
     if corpus.get("max_tokens", 0) < 0:
         raise ValueError(f"--max-tokens: expected a whole number from 0 (all) on, got {corpus['max_tokens']}")
     if corpus.get("max_tokens") == 0:
@@ -157,17 +157,17 @@ def _settings(flags: Given, corpus: Given, config: Path | None) -> dict[str, Any
     return {**found, **flags, "corpus": {"max_tokens": KEYS, **given, **corpus}}
 
 
-def _absolute(name: str) -> str:
+def absolute(name: str) -> str:
     """Whoever resumes the run may stand elsewhere."""
     return os.path.abspath(os.path.expanduser(as_path(name)))
 
 
 def _absolute_domain(given: str) -> str:
     name, separator, path = given.partition("=")
-    return f"{name}={_absolute(path)}" if separator and path else given
+    return f"{name}={absolute(path)}" if separator and path else given
 
 
-def _numbers(text: str, flag: str) -> list[int]:
+def place_numbers(text: str, flag: str) -> list[int]:
     """0,2-4 as [0, 2, 3, 4]."""
     found: list[int] = []
     for piece in text.split(","):
@@ -199,7 +199,7 @@ def _keep_stdin(corpus: dict[str, Any], out: Path | None) -> Path:
     return folder
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
     """A model's name as a file name."""
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in name.rsplit("/", 1)[-1])[:60].strip(".") or "model"
 

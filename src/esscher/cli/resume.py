@@ -18,6 +18,7 @@ JOBS = (
     "esscher.icl.concentration.spec",
     "esscher.icl.flow.spec",
     "esscher.icl.training.spec",
+    "esscher.models.downstream.spec",
     "esscher.models.probe.spec",
 )
 

@@ -8,7 +8,6 @@ from .huggingface.capture import (
 from .huggingface.interventions import (
     Acted as Acted,
     Kept as Kept,
-    check_acted as check_acted,
     intervene as intervene,
     prefill as prefill,
     rule_for_every_query as rule_for_every_query,
@@ -17,4 +16,3 @@ from .huggingface.loading import Loaded as Loaded, load_model as load_model, wra
 from .huggingface.maps import LinearMaps as LinearMaps, linear_maps as linear_maps
 from .huggingface.parity import Parity as Parity, parity as parity
 from .huggingface.projections import head_projections as head_projections
-from .huggingface.task import task_of as task_of

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,17 @@ from esscher.models.huggingface.masks import given_mask
 from esscher.models.huggingface.package import transformers
 from esscher.models.huggingface.support import escaped, expected_layers
 
-__all__ = ["Acted", "Kept", "Prefilled", "call_context", "check_acted", "intervene", "prefill", "rule_for_every_query"]
+__all__ = [
+    "Acted",
+    "Kept",
+    "Prefilled",
+    "call_context",
+    "check_acted",
+    "intervene",
+    "prefill",
+    "rule_for_every_query",
+    "with_kept",
+]
 
 Decide = Callable[[Captured], "Kept | None"]
 
@@ -51,14 +61,23 @@ class Acted:
 
 
 @contextlib.contextmanager
-def intervene(model: Any, decide: Decide, *, sink: Sink | None = None, hidden: bool = False) -> Iterator[Acted]:
+def intervene(
+    model: Any,
+    decide: Decide,
+    *,
+    sink: Sink | None = None,
+    hidden: bool = False,
+    after: Callable[[Captured, Tensor], Tensor] | None = None,
+) -> Iterator[Acted]:
     """Inside, every self-attention layer of the model attends to what ``decide(captured)`` leaves; None leaves all.
 
-    A model whose attention does not go through the interface is refused, and so is one of which some layers do not. A query to
-    which nothing would be left keeps the nearest key that it sees: attention on nothing is undefined.
+    ``sink`` and ``hidden`` are those of capture; ``after(captured, out)`` may return another output of an attention call.
+    A model whose attention does not go through the interface is refused, and so is one of which some layers do not. A query
+    to which nothing would be left keeps the nearest key that it sees: attention on nothing is undefined.
     """
     acted = Acted()
     with open_session(model, sink or _look_on, hidden=hidden) as session:
+        session.after = after
         session.change = functools.partial(_changed, decide, acted)
         yield acted
         reason = escaped(model, session.report.layers) if session.report.calls else None
@@ -84,10 +103,16 @@ def _changed(decide: Decide, acted: Acted, captured: Captured) -> Captured:
     kept = decide(captured)
     if kept is None:
         return captured
+    left, dropped = with_kept(captured, kept)
+    acted.changed += left is not captured
+    acted.dropped += dropped
+    return left
+
+
+def with_kept(captured: Captured, kept: Kept) -> tuple[Captured, int]:
+    """The same call on what is kept, and how many pairs that took away; the call itself where nothing changes."""
     queries, keys = captured.query.shape[2], captured.key.shape[2]
     seen = captured.visible(torch.arange(queries, device=captured.query.device))
-    if captured.mask is None:
-        seen = seen.expand(-1, -1, queries, keys)
     left = seen & kept.allowed
     blind = seen.any(-1) & ~left.any(-1)
     if bool(blind.any()):
@@ -95,16 +120,13 @@ def _changed(decide: Decide, acted: Acted, captured: Captured) -> Captured:
     weighted = kept.weight is not None and bool((kept.weight != 1).any())
     dropped = int((seen & ~left).sum())
     if not dropped and not weighted:
-        return captured
-    acted.changed += 1
-    acted.dropped += dropped
+        return captured, 0
     bias = captured.bias
     if weighted:
         assert kept.weight is not None
         added = kept.weight.clamp_min(torch.finfo(torch.float32).tiny).log().to(captured.query.dtype)
-        bias = added if bias is None else bias + added
-        bias = bias.expand(-1, -1, queries, keys)
-    return replace(captured, mask=given_mask(left, queries, keys) if dropped else captured.mask, bias=bias)
+        bias = (added if bias is None else bias + added).expand(-1, -1, queries, keys)
+    return replace(captured, mask=given_mask(left, queries, keys) if dropped else captured.mask, bias=bias), dropped
 
 
 def _nearest(seen: Bool[Tensor, "batch heads m keys"]) -> Bool[Tensor, "batch heads m keys"]:
@@ -158,11 +180,17 @@ def _logits(captured: Captured, q: Tensor, k: Tensor, heads: Tensor, rows: Tenso
 
 
 def rule_for_every_query(
-    rule: Rule, sizes: Callable[[int, int, int], int | None], generator: torch.Generator, *, shared: bool = False
+    rule: Rule,
+    sizes: Callable[[int, int, int], int | None],
+    generator: torch.Generator,
+    *,
+    shared: bool = False,
+    outputs: Mapping[int, Float[Tensor, "heads width d"]] | None = None,
 ) -> Decide:
     """Every query of every call keeps what the rule says; ``sizes(layer, kv_head, keys)``: its n, or None to leave all.
 
-    Chance is drawn for each query, or once for all queries and key-value heads of a layer (``shared``).
+    Chance is drawn for each query, or once for all queries and key-value heads of a layer (``shared``). ``outputs``: W_O of
+    each layer, for rules that ask what lies behind a head.
     """
 
     def decide(captured: Captured) -> Kept | None:
@@ -179,8 +207,11 @@ def rule_for_every_query(
             for kv, n in enumerate(asked):
                 if n is None:
                     continue
-                kept = rule.include(call_context(captured, kv, rows, keys, place), n if rule.free else None)
                 own = slice(kv * per, (kv + 1) * per)
+                context = call_context(captured, kv, rows, keys, place)
+                if outputs is not None:
+                    context = replace(context, output=outputs[captured.layer][own])
+                kept = rule.include(context, n if rule.free else None)
                 drawn = torch.rand(kept.probability.shape, generator=generator, dtype=torch.float64) if once is None else once
                 allowed[place, own] = (drawn.to(rows.device) < kept.probability).view(per, queries, keys)
                 if kept.weight is not None:
@@ -199,18 +230,21 @@ class Prefilled:
     The continuation is given, so that its tokens go through the model at once, under a mask: no token waits for another.
     """
 
-    def __init__(self, model: Any, cache: Any, tokens: int) -> None:
-        self.model, self.cache, self.tokens = model, cache, tokens
+    def __init__(self, model: Any, cache: Any) -> None:
+        self.model, self.cache = model, cache
 
     def decode(self, ids: Int[Tensor, "batch m"], decide: Decide, **watch: Any) -> tuple[Any, Acted]:
-        """What the model returns for these tokens, and what was done; the cache is then as it was."""
+        """What the model returns for these tokens, and what was done; the cache is then as it was.
+
+        ``watch``: what else :func:`intervene` takes.
+        """
+        before = [(layer.keys, layer.values) for layer in self.cache.layers]
         try:
             with intervene(self.model, decide, **watch) as acted:
                 return self.model(input_ids=ids, past_key_values=self.cache, use_cache=True), acted
         finally:
-            longer = self.cache.get_seq_length() - self.tokens
-            if longer > 0:
-                self.cache.crop(-longer)
+            for layer, (keys, values) in zip(self.cache.layers, before, strict=True):
+                layer.keys, layer.values = keys, values
 
 
 def prefill(model: Any, ids: Int[Tensor, "batch tokens"], sink: Sink | None = None) -> Prefilled:
@@ -226,4 +260,4 @@ def prefill(model: Any, ids: Int[Tensor, "batch tokens"], sink: Sink | None = No
             f"interventions: {type(model).__name__} put {cache.get_seq_length()} keys of {layers} layers into its cache, "
             f"expected {ids.shape[1]} of {expected}; let every query keep a few instead"
         )
-    return Prefilled(model, cache, ids.shape[1])
+    return Prefilled(model, cache)
