@@ -64,3 +64,5 @@ def test_neighbours_count_with_their_mean(pool: int) -> None:
     wanted = [order[max(0, j - before) : j + after + 1].mean() for j in range(KEYS)]
     torch.testing.assert_close(pooled(order, pool), torch.stack(wanted))
     torch.testing.assert_close(keep.Heavy(pool=pool).order(context(1.0)), pooled(keep.Heavy().order(context(1.0)), pool))
+    alone = keep.Impact().order(context(1.0))
+    torch.testing.assert_close(keep.Impact(pool=pool).order(context(1.0)), torch.maximum(alone, pooled(alone, pool)))

@@ -26,7 +26,7 @@ ASKED = Fields(
     "esscher.models.downstream.spec:DownstreamSpec",
     (
         *("rules", "sizes", "splits", "budget", "texts", "window", "decode", "when", "draws", "observe", "layers", "heads"),
-        *("needles", "sensitivity", "depth", "revision", "seed", "device", "threads", "dtype"),
+        *("needles", "sensitivity", "together", "depth", "revision", "seed", "device", "threads", "dtype"),
     ),
     as_text={"sizes": ","},
     left_out={
@@ -86,6 +86,10 @@ def downstream(
 FORMS: dict[str, dict[str, Form]] = {
     "depth": {"rule": "", "split": "", "layer": "", "exponent": ".3f"},
     "propagation": {"rule": "", "size": "g", "layer": "d", "error": ".4f", "first_order": ".4f", "kl": ".2e"},
+    "together": {
+        **{"rule": "", "size": "g", "text": "d", "layer": "d", "subset": ""},
+        **dict.fromkeys(("exact", "measured", "first_order", "independent"), ".4f"),
+    },
     "correlations": {"rule": "", "size": "g", "predictor": "", "rho": ".3f", "heads": "d"},
 }
 FINAL = "output"

@@ -27,7 +27,8 @@ __all__ = ["Impact"]
 class Impact(Ranked):
     """The ``size`` keys of largest impact over the queries at the ``last`` positions, or over all of them.
 
-    ``pool``: the mean impact of so many neighbours counts for a key: what matters comes in phrases.
+    ``pool``: the mean impact of so many neighbours counts for a key where it is larger than its own: what matters comes in
+    phrases, yet a key that matters alone must not be averaged away where few are kept.
     """
 
     name: ClassVar[str] = "impact"
@@ -45,4 +46,5 @@ class Impact(Ranked):
         total = torch.zeros(context.keys, dtype=torch.float64, device=context.k.device)
         for rows, part in blocks(context):
             total += gain(part, behind_output=True)[asked[rows]].square().sum(0)
-        return pooled((total / asked.sum()).sqrt(), self.pool)
+        own = (total / asked.sum()).sqrt()
+        return torch.maximum(own, pooled(own, self.pool))

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from esscher.models.downstream.columns import columns
 from esscher.models.downstream.job import DOWNSTREAM
 from esscher.models.downstream.needle import plant
 from esscher.models.downstream.spec import DownstreamSpec
-from esscher.models.downstream.tables import columns
 from esscher.models.downstream.text import Text
 from esscher.runs import Run, execute
 from tests.models.downstream.runs import RULES, source, spec
@@ -20,13 +20,13 @@ from tests.models.downstream.runs import RULES, source, spec
 
 @pytest.fixture(scope="module")
 def cache_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    asked = spec("llama", rules=RULES, splits=["uniform", "cut"], needles=2, sensitivity=True, depth=True)
+    asked = spec("llama", rules=RULES, splits=["uniform", "cut"], needles=2, sensitivity=True, depth=True, together=True)
     return execute(asked, tmp_path_factory.mktemp("downstream") / "run")
 
 
 def test_tables_of_a_language_model(cache_run: Run) -> None:
     assert set(cache_run.tables) == {
-        *("about", "draws", "downstream", "layers", "depth", "propagation", "sensitivity", "correlations")
+        *("about", "draws", "downstream", "layers", "depth", "propagation", "sensitivity", "correlations", "together")
     }
     found = cache_run.table("downstream")
     assert set(found["reading"]) == {"kl", "agreement", "loss", "error", "needle", "q95"}
@@ -58,7 +58,7 @@ def test_a_value_is_of_one_draw(cache_run: Run) -> None:
 
 def test_measured_by_hand(cache_run: Run) -> None:
     """The divergence of one cell from the model itself, its keys hidden by an additive mask over the whole sequence."""
-    found = source("llama", rules=RULES, splits=["uniform", "cut"], needles=2, sensitivity=True, depth=True)
+    found = source("llama", rules=RULES, splits=["uniform", "cut"], needles=2, sensitivity=True, depth=True, together=True)
     text = Text(found, found.ids(int(found.texts[1])), found.prefill, {})
     cell = next(cell for cell in text.plan.cells() if cell.rule == RULES[1] and cell.size == 0.4)
     choice, model, total = text.plan.choose(cell), found.loaded.model, found.prefill + found.decode
@@ -98,8 +98,19 @@ def test_layers_at_fixed_inputs(cache_run: Run) -> None:
     assert (layers["fixed"] <= 2 * layers["independent"] + 1e-6).all()  # four heads: at most sqrt(4) of the root sum of squares
 
 
+def test_heads_together_are_as_drawn(cache_run: Run) -> None:
+    """Eight exact errors against 400 draws each, within 3.1 standard errors (false alarm 1 in 70)."""
+    rows = cache_run.table("together")
+    assert len(rows) == 2 * 2 * 2
+    middle, half = (rows["low"] + rows["high"]) / 2, (rows["high"] - rows["low"]) / 2
+    assert ((rows["exact"] - middle).abs() < 1.6 * half).all()
+    own = rows[rows["subset"] == "one for each head"]
+    assert (own["exact"] / own["independent"] - 1).abs().max() < 0.5
+    assert not np.allclose(rows[rows["subset"] == "one for all heads"]["exact"], own["exact"], rtol=0.01)
+
+
 def test_needles_stand_in_the_prefill_and_are_asked_for_behind_it() -> None:
-    found = source("llama", rules=RULES, splits=["uniform", "cut"], needles=2, sensitivity=True, depth=True)
+    found = source("llama", rules=RULES, splits=["uniform", "cut"], needles=2, sensitivity=True, depth=True, together=True)
     words = found.loaded.tokenizer
     for number in range(2):
         needle = plant(found, number)

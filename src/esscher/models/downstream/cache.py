@@ -15,7 +15,7 @@ from torch import Tensor
 
 from esscher.keep import parse
 from esscher.keep.context import Context
-from esscher.keep.rule import Chance, Inclusion, Ranked, Rule
+from esscher.keep.rule import Chance, Inclusion, Placed, Ranked, Rule
 from esscher.models.downstream.context import DownstreamContext
 from esscher.models.downstream.spec import CUT, UNIFORM
 from esscher.models.huggingface.capture import Captured
@@ -126,8 +126,9 @@ class Plan:
                         yield from (Cell(text, split, size, draw) for draw in range(spec.draws if by_chance else 1))
 
     def _has(self, text: str, rule: Rule, split: str, size: float) -> bool:
-        if split == CUT:
-            return isinstance(rule.free, Ranked) and not any(isinstance(part, Chance) for part in rule.parts)
+        if split == CUT:  # places have no height that heads could be compared by
+            ranked = isinstance(rule.free, Ranked) and not isinstance(rule.free, Placed)
+            return ranked and not any(isinstance(part, Chance) for part in rule.parts)
         return split == UNIFORM or size in self.budgets.get(text, {})
 
     def choose(self, cell: Cell) -> Choice:

@@ -9,6 +9,7 @@ import pandas as pd
 
 from esscher.models.downstream.budgets import budget_hashes, budgets_of
 from esscher.models.downstream.cache import Cell
+from esscher.models.downstream.columns import columns
 from esscher.models.downstream.context import DownstreamContext, context_of
 from esscher.models.downstream.depth import ALL, layer_rows
 from esscher.models.downstream.every import EveryText
@@ -16,8 +17,9 @@ from esscher.models.downstream.needle import Needle, plant
 from esscher.models.downstream.readings import READINGS, Outcome
 from esscher.models.downstream.sensitivity import head_rows
 from esscher.models.downstream.spec import DownstreamSpec
-from esscher.models.downstream.tables import FULL, columns, finished
+from esscher.models.downstream.tables import FULL, finished
 from esscher.models.downstream.text import Text
+from esscher.models.downstream.together import together_rows
 from esscher.models.huggingface.parity import parity
 from esscher.runs import Job, Shard, Unit
 from esscher.runs.progress import advance
@@ -37,6 +39,8 @@ def units(spec: DownstreamSpec) -> list[Unit]:
     for text in range(len(source.texts)):
         if spec.sensitivity:
             found += [{"text": text, "sensitivity": block} for block in blocks]
+        if spec.together:
+            found += [{"text": text, "together": block} for block in blocks]
         if spec.depth:
             found += [{"text": text, "depth": block} for block in [[ALL], *blocks]]
     return found
@@ -59,6 +63,9 @@ def compute(spec: DownstreamSpec, unit: Unit) -> Mapping[str, Any]:
     if "needle" in unit:
         return {"draws": _needle(source, unit["needle"])}
     text = Text(source, source.ids(int(source.texts[unit["text"]])), source.prefill, budgets_of(source))
+    if "together" in unit:
+        rows = together_rows(text, unit["together"], source.spec.unit_seed(unit))
+        return {"together": [{"text": unit["text"]} | row for row in rows]}
     if "sensitivity" in unit or "depth" in unit:
         cell = next(text.plan.cells(), None)
         if cell is None:

@@ -53,6 +53,9 @@ class DownstreamSpec(RunSpec):
     heads: tuple[int, ...] | None = Field(default=None, description="query heads that drop keys, 0,2-4; all when left out")
     needles: int = Field(default=0, ge=0, description="facts planted in the texts, to be found again")
     sensitivity: bool = Field(default=False, description="also compress one head at a time, by the first rule and size")
+    together: bool = Field(
+        default=False, description="also errors of a layer's heads together, on random keys, exact and drawn"
+    )
     depth: bool = Field(default=False, description="also drop keys in one layer at a time, against the first order")
     dtype: Literal["float32", "float64"] = Field(
         default="float32", description="floating point of the model: float32 or float64"
