@@ -25,7 +25,21 @@ TEXT = Fields(
 ASKED = Fields(
     "esscher.models.downstream.spec:DownstreamSpec",
     (
-        *("rules", "sizes", "splits", "budget", "texts", "window", "decode", "when", "draws", "observe", "layers", "heads"),
+        *(
+            "rules",
+            "sizes",
+            "splits",
+            "budget",
+            "weights",
+            "texts",
+            "window",
+            "decode",
+            "when",
+            "draws",
+            "observe",
+            "layers",
+            "heads",
+        ),
         *("needles", "sensitivity", "together", "depth", "revision", "seed", "device", "threads", "dtype"),
     ),
     as_text={"sizes": ","},
@@ -65,8 +79,9 @@ def downstream(
             settings[name] = place_numbers(settings[name], f"--{name}")
     if "text" in corpus:
         corpus["text"] = [absolute(name) for name in corpus["text"]]
-    if "budget" in settings:
-        settings["budget"] = absolute(settings["budget"])
+    for name in ("budget", "weights"):
+        if name in settings:
+            settings[name] = absolute(settings[name])
     spec = DownstreamSpec.read({"model": written(model), **settings, "corpus": corpus})
     source = context_of(spec, starts=True)
     spec = source.spec

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from esscher.models.downstream.cache import Place
 from esscher.models.downstream.context import DownstreamContext
-from esscher.models.probe.rule_budget import rule_budget
+from esscher.models.probe.rule_budget import head_weights, rule_budget
 from esscher.runs import load_run
 
 __all__ = ["budget_hashes", "budgets_of"]
@@ -24,6 +24,7 @@ def budgets_of(source: DownstreamContext) -> dict[str, dict[float, dict[Place, i
     if "frontier" not in run.tables:
         raise ValueError(f"budget: {spec.budget} has no errors of keep rules; probe with --pool sequence and --rules")
     frontier = run.table("frontier")
+    weights = None if spec.weights is None else head_weights(load_run(Path(spec.weights)).table("sensitivity"))
     found: dict[str, dict[float, dict[Place, int]]] = {}
     caches = frontier.groupby(["layer", "kv_head"])["keys"].mean()
     wanted = {(layer, kv) for layer, shape in enumerate(source.loaded.shapes) for kv in range(shape.kv_heads)}
@@ -38,7 +39,7 @@ def budgets_of(source: DownstreamContext) -> dict[str, dict[float, dict[Place, i
             share = spec.keys_of(size, source.prefill) / source.prefill
             total = round(share * float(caches.sum()))
             try:
-                rows = rule_budget(frontier, rule, total=total).caches
+                rows = rule_budget(frontier, rule, total=total, weights=weights).caches
             except ValueError:  # fewer keys than the probe's smallest sizes
                 continue
             own = {(int(row.layer), int(row.kv_head)): round(row.ratio * source.prefill) for row in rows.itertuples()}
@@ -53,4 +54,7 @@ def budget_hashes(source: DownstreamContext) -> dict[str, str]:
     """What the budget depends on."""
     if source.spec.budget is None:
         return {}
-    return {"budget": hashlib.sha256((Path(source.spec.budget) / "frontier.parquet").read_bytes()).hexdigest()}
+    files = {"budget": Path(source.spec.budget) / "frontier.parquet"}
+    if source.spec.weights is not None:
+        files["weights"] = Path(source.spec.weights) / "sensitivity.parquet"
+    return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}

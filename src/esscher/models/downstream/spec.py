@@ -47,6 +47,9 @@ class DownstreamSpec(RunSpec):
         default=("uniform",), description="sizes of heads: uniform, cut (one cut over all heads) or budget; may be repeated"
     )
     budget: str | None = Field(default=None, description="run of esscher probe whose errors split the keys between heads")
+    weights: str | None = Field(
+        default=None, description="run with --sensitivity by which heads count in that split; all alike when left out"
+    )
     draws: PositiveInt = Field(default=2, description="draws of rules that keep by chance")
     observe: PositiveInt = Field(default=64, description="last queries of a prefill that the rules of a cache look at")
     layers: tuple[int, ...] | None = Field(default=None, description="layers that drop keys, 0,2-4; all when left out")
