@@ -150,14 +150,17 @@ def _show_rule(found: RuleBudget, stored: Run, by: str) -> None:
 def _weights(run: str | None) -> dict[tuple[int, int], float] | None:
     """How much next tokens feel an error of each head, from a run that measured it."""
     from esscher.models.probe.rule_budget import head_weights
+
+    return None if run is None else head_weights(_table_of(run))
+
+
+def _table_of(run: str) -> pd.DataFrame:
     from esscher.runs import load_run
 
-    if run is None:
-        return None
     stored = load_run(as_path(run))
     if "sensitivity" not in stored.tables:
         raise ValueError(f"--weights: {run} has no table sensitivity; run esscher downstream with --sensitivity")
-    return head_weights(stored.table("sensitivity"))
+    return stored.table("sensitivity")
 
 
 def _every_rule(
