@@ -77,7 +77,8 @@ class EveryText:
         task = self.source.task
         if task == "encoder":
             found = embedding(result)
-            return Outcome(task, found[None], known={"neighbour": float(self._nearest(found) == self._nearest(None))})
+            same = {"neighbour": float(self._nearest(found) == self._nearest(None))} if len(self.source.texts) > 1 else {}
+            return Outcome(task, found[None], known=same)
         if task == "classifier":
             return Outcome(task, result.logits)
         last = self.source.decode
