@@ -41,6 +41,7 @@ def test_a_run_its_tables_and_its_page(tmp_path: Path, capsys: pytest.CaptureFix
         (["--sizes", "0"], "sizes: expected shares above 0 and below 1"),
         (["--sizes", "x"], "sizes: expected numbers such as 0.05,0.1"),
         (["--rules", "nothing"], "no rule 'nothing'"),
+        (["--text", "-"], "--text -: standard input can be read once"),
         (["--layers", "a"], "--layers: expected numbers such as 0,2-4"),
     ],
 )

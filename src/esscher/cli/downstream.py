@@ -77,6 +77,8 @@ def downstream(
     for name in ("layers", "heads"):
         if name in settings:
             settings[name] = place_numbers(settings[name], f"--{name}")
+    if "-" in corpus.get("text", ()):
+        raise ValueError("--text -: standard input can be read once, and every text may be needed again; give a file")
     if "text" in corpus:
         corpus["text"] = [absolute(name) for name in corpus["text"]]
     for name in ("budget", "weights"):
