@@ -1,7 +1,7 @@
 """Divergence of next tokens against the share of keys kept, a line a rule, each with its better split.
 
-``python examples/downstream_figure.py RUN ... FILE``: runs of ``esscher downstream`` on the same texts. Of a rule and split that
-several of them have, the last counts.
+``python examples/downstream_figure.py RUN ... FILE``: runs of ``esscher downstream`` on the same texts. Of a rule and split
+that several of them have, the last counts.
 """
 
 from __future__ import annotations
