@@ -43,7 +43,7 @@ def budget(
 
     For the keep rule you name; without one, the totals of every rule that the run measured. A run whose pool is the corpus
     has one rule: random keys. Heads count in a split by how much next tokens feel their errors, the plain error times its
-    gradient, where --weights gives a run that measured it; of all predictors it ranks heads best.
+    gradient, where --weights gives a run that measured it; of the weights tried it ranks heads best.
 
     Example: esscher budget runs/mine --rule heavy --epsilon 0.1 --export json --out heavy.json
     """
