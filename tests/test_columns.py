@@ -17,6 +17,8 @@ from esscher.icl.flow.job import FLOW
 from esscher.icl.flow.spec import FlowSpec
 from esscher.icl.training.job import TRAIN
 from esscher.icl.training.spec import TrainSpec
+from esscher.models.downstream.job import DOWNSTREAM
+from esscher.models.downstream.spec import DownstreamSpec
 from esscher.models.probe.job import PROBE
 from esscher.models.probe.spec import ProbeSpec
 from esscher.runs import Column
@@ -32,6 +34,7 @@ DECLARED: dict[str, Declared] = {
     "icl_flow": FLOW.columns(FlowSpec()),
     **dict.fromkeys(("corpus", "moments", "parts"), PROBE.columns(ProbeSpec(epsilons=(0.1, 0.3), moments=4))),
     "sequence": PROBE.columns(ProbeSpec(epsilons=(0.1, 0.3), pool="sequence", scales=(1.0,), temperature=(1.0, 0.1))),
+    "downstream": DOWNSTREAM.columns(DownstreamSpec()),
     "icl_concentration": CONCENTRATION.columns(ConcentrationSpec()),
 }
 

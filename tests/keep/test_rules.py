@@ -49,7 +49,7 @@ def test_n_keys_are_kept_in_all(text: str, n: int) -> None:
     elif not text.startswith(("bigbird", "window")) or n >= 5:  # their patterns alone keep up to 3 or 4
         assert float(kept.size.mean()) == pytest.approx(n, abs=1e-9)
     if n == KEYS:
-        assert bool((kept.probability == 1).all()) or text.startswith("neyman")
+        assert bool((kept.probability == 1).all()) or "neyman" in text  # to rounding
 
 
 @pytest.mark.parametrize("text", ["random:0.1", "random:0.1:reweight", "topk:2+random:0.1"])

@@ -27,6 +27,7 @@ COMMANDS = (
     "describe",
     "probe",
     "budget",
+    "downstream",
     "ls",
     "resume",
     "report",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from esscher.cli.options import Fields, Given
-from esscher.cli.output import Json, log, number, path_argument, path_option, print_json
+from esscher.cli.output import Json, as_path, log, number, path_argument, path_option, print_json
 from esscher.cli.probe import show_totals
 from esscher.cli.rule_totals import show_rules, show_splits, where
 from esscher.cli.tables import Form, Look, Shown, print_table, say, show_table, shown
@@ -27,8 +27,8 @@ __all__ = ["budget"]
 ERROR = 0.1  # allowed where neither an error nor a total is given
 ASKED = Fields(
     "esscher.cli.budget_spec:BudgetFlags",
-    ("rule", "epsilon", "total"),
-    left_out={"rule": "every rule of the run", "epsilon": f"{ERROR:g}"},
+    ("rule", "epsilon", "total", "weights"),
+    left_out={"rule": "every rule of the run", "epsilon": f"{ERROR:g}", "weights": "all heads count alike"},
 )
 
 
@@ -44,7 +44,8 @@ def budget(
     """Keys each head must keep for an error, and the best split of a total between heads against the uniform one.
 
     For the keep rule you name; without one, the totals of every rule that the run measured. A run whose pool is the corpus
-    has one rule: random keys.
+    has one rule: random keys. Heads count in a split by how much next tokens feel their errors, the plain error times its
+    gradient, where --weights gives a run that measured it; of the weights tried it ranks heads best.
 
     Example: esscher budget runs/mine --rule heavy --epsilon 0.1 --export json --out heavy.json
     """
@@ -59,20 +60,23 @@ def budget(
     rule, epsilon, total = (asked.get(name) for name in ("rule", "epsilon", "total"))
     if export == "kvpress" and (epsilon is not None or total is not None):
         raise ValueError("--export kvpress: it holds a split for every share to drop; leave --epsilon and --total out")
+    weights = _weights(asked.get("weights"))
     epsilon = ERROR if epsilon is None and total is None else epsilon
     several = "frontier" in stored.tables
     if rule is None and export is None and not several:
+        if weights is not None:
+            raise ValueError("--weights: they are for splits of a keep rule; give --rule too")
         found = budget_of(stored.table("heads"), stored.table("curves"), epsilon, total)
         return _print(stored, found, epsilon, total) if as_json else _show_random(found, stored, by, look)
     frontier = stored.table("frontier") if several else random_frontier(stored.table("heads"), stored.table("curves"))
     if rule is None and export is None:
-        return _every_rule(stored, frontier, epsilon, total, as_json)
+        return _every_rule(stored, frontier, (epsilon, total), weights, as_json)
     if rule is None and several:
         raise ValueError(f"--export: give the rule, one of {', '.join(dict.fromkeys(frontier['rule']))}")
     rule = find_rule(frontier, "random" if rule is None else rule)
     if export is not None:
-        return _export(stored, frontier, rule, (epsilon, total), export, out)
-    chosen = rule_budget(frontier, rule, epsilon, total)
+        return _export(stored, frontier, (rule, epsilon, total), weights, export, out)
+    chosen = rule_budget(frontier, rule, epsilon, total, weights)
     return _print(stored, chosen, epsilon, total) if as_json else _show_rule(chosen, stored, by, look)
 
 
@@ -159,10 +163,33 @@ def _show_rule(found: RuleBudget, stored: Run, by: str, look: Given) -> None:
     show_splits(found.totals, columns, f"{found.rule}, all heads; the best split has the least summed squared relative error")
 
 
-def _every_rule(stored: Run, frontier: pd.DataFrame, epsilon: float | None, total: int | None, as_json: bool) -> None:
+def _weights(run: str | None) -> dict[tuple[int, int], float] | None:
+    """How much next tokens feel an error of each head, from a run that measured it."""
+    from esscher.models.probe.rule_budget import head_weights
+
+    return None if run is None else head_weights(_table_of(run))
+
+
+def _table_of(run: str) -> pd.DataFrame:
+    from esscher.runs import load_run
+
+    stored = load_run(as_path(run))
+    if "sensitivity" not in stored.tables:
+        raise ValueError(f"--weights: {run} has no table sensitivity; run esscher downstream with --sensitivity")
+    return stored.table("sensitivity")
+
+
+def _every_rule(
+    stored: Run,
+    frontier: pd.DataFrame,
+    asked: tuple[float | None, int | None],
+    weights: dict[tuple[int, int], float] | None,
+    as_json: bool,
+) -> None:
     from esscher.models.probe.rule_budget import RULE_BUDGET, rule_table
 
-    found = rule_table(frontier, [(epsilon, total)])
+    epsilon, total = asked
+    found = rule_table(frontier, [asked], weights)
     if as_json:
         print_json({**_about(stored), "epsilon": epsilon, "total": total, "rules": found.to_dict("records")})
         return
@@ -173,8 +200,8 @@ def _every_rule(stored: Run, frontier: pd.DataFrame, epsilon: float | None, tota
 def _export(
     stored: Run,
     frontier: pd.DataFrame,
-    rule: str,
-    asked: tuple[float | None, int | None],
+    asked: tuple[str, float | None, int | None],
+    weights: dict[tuple[int, int], float] | None,
     kind: str,
     out: Path | None,
 ) -> None:
@@ -184,12 +211,12 @@ def _export(
 
     if out is not None and os.path.lexists(out):
         raise ValueError(f"{out}: it exists already; give another name")
-    about = stored.table("about").iloc[0]
+    about, (rule, epsilon, total) = stored.table("about").iloc[0], asked
     content: Any
     if kind == "kvpress":
-        content = prune_ratios(frontier, rule, int(about["layers"]), int(about["kv_heads"]))
+        content = prune_ratios(frontier, rule, int(about["layers"]), int(about["kv_heads"]), weights)
     else:
-        content = budget_record(rule_budget(frontier, rule, *asked), _about(stored))
+        content = budget_record(rule_budget(frontier, rule, epsilon, total, weights), _about(stored))
     data = as_bytes(content, kind, "" if out is None else out.suffix)
     if out is None:
         print(data.decode(), end="")

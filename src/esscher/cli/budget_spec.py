@@ -15,3 +15,7 @@ class BudgetFlags(Plain):
     rule: str | None = Field(default=None, description="keep rule, such as heavy or sinks:4+recent")
     epsilon: float | None = Field(default=None, description="relative root mean square error to allow")
     total: int | None = Field(default=None, description="keys to split between all key-value heads, instead of an error")
+    weights: str | None = Field(
+        default=None,
+        description="run of esscher downstream --sensitivity: heads count by what next tokens feel of their errors",
+    )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from esscher.models.probe.context import ProbeContext
     from esscher.runs import Column, Run
 
-__all__ = ["end_probe", "probe", "read_fields"]
+__all__ = ["absolute", "end_probe", "place_numbers", "probe", "read_fields"]
 
 PLACES = 7  # digits of the number of a layer, a head or a token
 MOST_THREADS = 8  # of one process: more of them wait for each other
@@ -169,9 +169,9 @@ def read_fields(flags: Given, corpus: Given, config: Path | None) -> dict[str, A
         raise ValueError(f"{config}: corpus: expected a mapping of fields, got {type(given).__name__}")
     for name in ("layers", "heads", "positions"):
         if name in flags:
-            flags[name] = _numbers(flags[name], f"--{name}")
+            flags[name] = place_numbers(flags[name], f"--{name}")
     if "text" in corpus:
-        corpus["text"] = [name if name == "-" else _absolute(name) for name in corpus["text"]]
+        corpus["text"] = [name if name == "-" else absolute(name) for name in corpus["text"]]
     if corpus.get("max_tokens", 0) < 0:
         raise ValueError(f"--max-tokens: expected a whole number from 0 (all) on, got {corpus['max_tokens']}")
     if corpus.get("max_tokens") == 0:
@@ -179,17 +179,17 @@ def read_fields(flags: Given, corpus: Given, config: Path | None) -> dict[str, A
     return {**found, **flags, "corpus": {"max_tokens": KEYS, **given, **corpus}}
 
 
-def _absolute(name: str) -> str:
+def absolute(name: str) -> str:
     """Whoever resumes the run may stand elsewhere."""
     return os.path.abspath(os.path.expanduser(as_path(name)))
 
 
 def _absolute_domain(given: str) -> str:
     name, separator, path = given.partition("=")
-    return f"{name}={_absolute(path)}" if separator and path else given
+    return f"{name}={absolute(path)}" if separator and path else given
 
 
-def _numbers(text: str, flag: str) -> list[int]:
+def place_numbers(text: str, flag: str) -> list[int]:
     """0,2-4 as [0, 2, 3, 4]."""
     found: list[int] = []
     for piece in text.split(","):

@@ -16,6 +16,7 @@ __all__ = ["resume"]
 # A run names its job: the module that registers it, for only registered names are known, and how its command ends.
 JOBS = {
     "converge": ("esscher.convergence.montecarlo.spec", "esscher.cli.converge:end_converge"),
+    "downstream": ("esscher.models.downstream.spec", "esscher.cli.downstream:end_downstream"),
     "icl-concentration": ("esscher.icl.concentration.spec", "esscher.cli.icl:end_concentration"),
     "icl-flow": ("esscher.icl.flow.spec", "esscher.cli.icl:end_flow"),
     "icl-train": ("esscher.icl.training.spec", "esscher.cli.icl:end_train"),

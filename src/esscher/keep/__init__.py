@@ -4,6 +4,7 @@ from esscher.keep.chosen import Global
 from esscher.keep.context import Context
 from esscher.keep.expected_attention import ExpectedAttention
 from esscher.keep.heavy import Heavy
+from esscher.keep.impact import Impact
 from esscher.keep.importance import Importance, MagicPIG
 from esscher.keep.key_norm import KeyNorm
 from esscher.keep.low_rank import LowRank
@@ -21,13 +22,13 @@ from esscher.keep.vattention import AdaptiveRest, VAttention
 from esscher.keep.window import Window
 
 __all__ = [
-    "AdaptiveRest", "BigBird", "Chance", "Context", "ExpectedAttention", "Global", "Heavy", "Importance", "Inclusion",
+    "AdaptiveRest", "BigBird", "Chance", "Context", "ExpectedAttention", "Global", "Heavy", "Impact", "Importance", "Inclusion",
     "KeyNorm", "Longformer", "LowRank", "MagicPIG", "Neyman", "Pattern", "Random", "Ranked", "Recent", "Rule", "Sinks",
     "StreamingLLM", "Strided", "TopK", "Union", "VAttention", "Window", "parse", "register", "rules",
 ]  # fmt: skip
 
 for _rule in (
-    *(Random, Sinks, Recent, Window, Strided, Global, TopK, Heavy, KeyNorm, ExpectedAttention),
+    *(Random, Sinks, Recent, Window, Strided, Global, TopK, Heavy, Impact, KeyNorm, ExpectedAttention),
     *(Neyman, MagicPIG, AdaptiveRest, LowRank),
 ):
     register(_rule.name, _rule)

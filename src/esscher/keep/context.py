@@ -21,7 +21,9 @@ class Context:
 
     The queries of all heads that share the keys stand below each other: a rule that decides once for all of them sums over
     the rows. ``mask``: what each query sees, where that is something else (an encoder's queries see later keys too).
-    ``logits``: the model's own scores, where they are more than scale <q, k>.
+    ``logits``: the model's own scores, where they are more than scale <q, k>. ``heads``: which of the heads that share the keys
+    each row is a query of; ``output``: what each of them makes of a value, W_O, where differences of values are to be measured
+    behind it.
     """
 
     q: Tensor
@@ -31,6 +33,8 @@ class Context:
     positions: Tensor  # (m,) int64
     mask: Tensor | None = None  # (m, N) bool
     logits: Tensor | None = None  # (m, N)
+    heads: Tensor | None = None  # (m,) int64
+    output: Tensor | None = None  # (heads, d_v, d)
 
     @classmethod
     def of(cls, q: Any, k: Any, v: Any, scale: Any = None, positions: Any = None) -> Context:
@@ -45,8 +49,8 @@ class Context:
 
     def take(self, rows: Tensor) -> Context:
         """The same keys for some of the queries."""
-        mask, logits = (None if x is None else x[rows] for x in (self.mask, self.logits))
-        return replace(self, q=self.q[rows], positions=self.positions[rows], mask=mask, logits=logits)
+        mask, logits, heads = (None if x is None else x[rows] for x in (self.mask, self.logits, self.heads))
+        return replace(self, q=self.q[rows], positions=self.positions[rows], mask=mask, logits=logits, heads=heads)
 
     @property
     def keys(self) -> int:
@@ -95,6 +99,28 @@ class Context:
         # float32 values are known no better than this difference of squares in float64, which costs a fifth
         square = self.near.square().sum(1) - 2 * self.drift @ self.near.T + self.drift.square().sum(1, keepdim=True)
         return square.clamp_(min=0).sqrt_()
+
+    def felt(self, difference: Tensor, rows: Tensor) -> Tensor:
+        """|W_O x| of differences of values (r, d_v), each by the head of its row; |x| where no W_O is known."""
+        if self.output is None or self.heads is None:
+            return difference.square().sum(1).sqrt()
+        of, found = self.heads[rows], difference.new_empty(len(rows))
+        for head in torch.unique(of).tolist():
+            found[of == head] = (difference[of == head] @ self.output[head].double()).norm(dim=1)
+        return found
+
+    @cached_property
+    def impact(self) -> Tensor:
+        """|W_O c|, (m, N): what a key's value is away from the limit, as the residual stream feels it; |c| without W_O."""
+        if self.output is None or self.heads is None:
+            return self.distance
+        found = torch.empty_like(self.attention)
+        for head in torch.unique(self.heads).tolist():
+            own, into = self.heads == head, self.output[head].double()
+            near, drift = self.near @ into, self.drift[own] @ into
+            square = near.square().sum(1) - 2 * drift @ near.T + drift.square().sum(1, keepdim=True)
+            found[own] = square.clamp_(min=0).sqrt_()
+        return found
 
 
 def _positions(value: Any, queries: int, keys: int) -> Tensor:

@@ -20,7 +20,7 @@ from esscher.keep.ranking import ordered
 from esscher.keep.rule import Chance
 from esscher.keep.sizes import as_size
 
-__all__ = ["Neyman", "fill_up"]
+__all__ = ["Neyman", "fill_up", "gain"]
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class Neyman(Chance):
         return next(self.probabilities(context, rest, [count if wanted is None else wanted]))
 
     def probabilities(self, context: Context, rest: Tensor, wanted: Sequence[Tensor]) -> Iterator[Tensor]:
-        gain = _gain(context) * rest
+        gains = gain(context) * rest
         counts = torch.stack(list(wanted), dim=1)
         if self.shared:
-            gain, counts = gain.square().mean(0, keepdim=True).sqrt(), counts.mean(0, keepdim=True)
-        for p in fill_up(gain, counts):
+            gains, counts = gains.square().mean(0, keepdim=True).sqrt(), counts.mean(0, keepdim=True)
+        for p in fill_up(gains, counts):
             yield p * rest
 
     def settle(self, seen: Iterable[tuple[Context, Tensor, Tensor | None]]) -> Chance:
@@ -61,7 +61,7 @@ class Neyman(Chance):
         squares: Tensor | float = 0.0
         count, queries = 0.0, 0
         for context, rest, wanted in seen:
-            squares = squares + (_gain(context) * rest).square().sum(0, keepdim=True)
+            squares = squares + (gain(context) * rest).square().sum(0, keepdim=True)
             count += float(self.size or 0) * len(rest) if wanted is None else float(wanted.sum())
             queries += len(rest)
         assert isinstance(squares, Tensor)
@@ -69,22 +69,23 @@ class Neyman(Chance):
         return Importance(next(fill_up(together, together.new_tensor([[count / queries]])))[0], shared=True)
 
 
-def _gain(context: Context) -> Tensor:
+def gain(context: Context, *, behind_output: bool = False) -> Tensor:
     """pi |c|, (m, N); of a key with more than half of the weight what its loss would cost, pi |c| / (1 - pi).
 
     The first order knows only small changes: of a key that has nearly all the weight it sees that |c| nearly vanishes, where
     without it nothing would be left. pi c / (1 - pi) is exact for the loss of one key; c / (1 - pi) is measured as the value's
-    distance from the limit of the others.
+    distance from the limit of the others. ``behind_output``: |W_O c| in place of |c|.
     """
-    gain = context.attention * context.distance
+    found = context.attention * (context.impact if behind_output else context.distance)
     weight, top = context.attention.max(1)
     rows = (weight > 0.5).nonzero()[:, 0]
     if len(rows):
         others = context.scores[rows].scatter(1, top[rows, None], -torch.inf)
         alone = (others == -torch.inf).all(1, keepdim=True)  # it sees no other key
         limit = torch.softmax(others.masked_fill(alone, 0.0), 1) @ context.near
-        gain[rows, top[rows]] = weight[rows] * (context.near[top[rows]] - limit).norm(dim=1)
-    return gain
+        away = context.near[top[rows]] - limit
+        found[rows, top[rows]] = weight[rows] * (context.felt(away, rows) if behind_output else away.norm(dim=1))
+    return found
 
 
 def fill_up(gain: Tensor, counts: Tensor) -> Iterator[Tensor]:

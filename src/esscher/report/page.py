@@ -13,6 +13,7 @@ import jinja2
 import matplotlib
 
 from esscher.report.atlas import atlas, is_atlas
+from esscher.report.downstream import downstream_page, is_downstream
 from esscher.report.icl import icl_page, is_icl
 from esscher.report.packing import columns_of, safe_json
 from esscher.report.style import PALETTE, SCALE, WORDS
@@ -49,6 +50,7 @@ def content_of(run: Run) -> dict[str, Any]:
         (is_atlas, atlas),
         (lambda run: run.manifest.job == "converge", sweep),
         (is_icl, icl_page),
+        (is_downstream, downstream_page),
     ]
     maker = next((make for fits, make in makers if fits(run)), tables_page)
     return maker(run)

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from esscher.models.probe.budget_file import as_bytes, budget_record, prune_ratios
-from esscher.models.probe.rule_budget import find_rule, per_query, random_frontier, rule_budget, rule_table
+from esscher.models.probe.rule_budget import find_rule, head_weights, per_query, random_frontier, rule_budget, rule_table
 from tests.models.frontiers import CONSTANTS, KEYS, SHARES, frontier
 from tests.models.probe.test_cache import tables
 
@@ -207,3 +207,26 @@ def test_prune_ratios_need_every_layer_and_one_choice() -> None:
         prune_ratios(frontier(), "heavy", 3, 2)
     with pytest.raises(ValueError, match="topk chooses keys for each query"):
         prune_ratios(frontier(), "topk", 2, 2)
+
+
+def test_weights_move_keys_to_heads_that_the_model_feels() -> None:
+    """sum_h g_h^2 c_h^2 (1/n - 1/N) over caches is least where n goes with the root of the summed g^2 c^2."""
+    table = frontier()
+    sizes = (table["rms"] / table["relative"]).groupby([table["layer"], table["head"]]).median()
+    alike = rule_budget(table, "heavy", total=300)
+    same = rule_budget(table, "heavy", total=300, weights={place: 3 / size for place, size in sizes.items()})
+    pd.testing.assert_frame_equal(same.caches, alike.caches)
+    felt = {(layer, head): (2.0 if layer == 0 else 0.5) / sizes[layer, head] for layer, head in sizes.index}
+    found = rule_budget(table, "heavy", total=300, weights=felt).caches
+    roots = np.sqrt((SQUARES * np.array([[4.0], [4.0], [0.25], [0.25]])).sum(1))
+    assert np.allclose(found["keys"], 300 * roots / roots.sum(), rtol=0.02)
+    assert found["keys"].sum() == pytest.approx(300, abs=0.01)
+    array = prune_ratios(table, "heavy", 2, 2, felt)
+    assert (array[70] < prune_ratios(table, "heavy", 2, 2)[70])[0].all()  # layer 0 drops less
+    with pytest.raises(ValueError, match=r"weights: there is none of head 0\.1; measure all heads"):
+        rule_budget(table, "heavy", total=300, weights={(0, 0): 1.0})
+
+
+def test_weights_are_gradients_of_a_downstream_run() -> None:
+    heads = pd.DataFrame({"layer": [0, 0, 0], "head": [0, 0, 1], "plain": [2.0, 1.0, 4.0], "sensitive": [6.0, 5.0, 1.0]})
+    assert head_weights(heads) == {(0, 0): 4.0, (0, 1): 0.25}

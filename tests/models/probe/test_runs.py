@@ -77,7 +77,7 @@ def test_a_layer_streamed_is_the_layer_held(
 ) -> None:
     """Where the tokens of all layers do not fit into memory each layer streams by."""
     small = replace(context_of(spec), mode=Mode.LAYERS)
-    monkeypatch.setattr(memory, "_latest", (small, memory._stamp(spec), spec.hash))
+    monkeypatch.setattr(memory, "_latest", (small, memory.stamp(spec), spec.hash))
     streamed = execute(spec, tmp_path / "streamed")
     drop = ["accuracy"]
     close(undisturbed.table("heads").drop(columns=drop), streamed.table("heads").drop(columns=drop), rtol=1e-4)

@@ -64,6 +64,8 @@ class _Session:
         self.next_layer = 0
         self.entered: dict[int, Tensor] = {}
         self.replace: Callable[[Tensor], Tensor] | None = None  # another input for the attention modules
+        self.change: Callable[[Captured], Captured] | None = None  # another mask and bias for an attention call
+        self.after: Callable[[Captured, Tensor], Tensor] | None = None  # another output (batch, heads, tokens, width) of it
         self.names = {id(module): name for name, module in model.named_modules()}
         self.before = [(config, config._attn_implementation_internal) for config in _configs(model)]
         self.was_eager = {id(config): implementation == "eager" for config, implementation in self.before}
@@ -250,7 +252,12 @@ def _attention(
         session.report.cross += 1
     else:
         session.see(captured)
+    if not cross and session.change is not None:
+        changed = session.change(captured)
+        mask, bias = changed.mask, changed.bias
     out = attend_masked(query, key, value, captured.scale, mask=mask, bias=bias, softcap=softcap, sinks=s_aux)
+    if not cross and session.after is not None:
+        out = session.after(captured, out)
     return out.transpose(1, 2).contiguous(), None
 
 

@@ -158,16 +158,17 @@ def _factors(header: GgufHeader) -> GgufTensor | None:
     return plain[0] if plain and isinstance(width, int) and plain[0].shape == (width // 2,) else None
 
 
-def gguf_weights(path: Path, config: Any, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
-    """The model, dequantised to this dtype, and what the reader said of it."""
+def gguf_weights(path: Path, config: Any, dtype: torch.dtype, auto: str = "AutoModel") -> tuple[Any, dict[str, Any]]:
+    """The model, dequantised to this dtype, and what the reader said of it; ``auto``: the class of transformers to make."""
     with _alone(path) as options:
-        model, info = transformers().AutoModel.from_pretrained(**options, config=config, dtype=dtype, output_loading_info=True)
+        read = getattr(transformers(), auto).from_pretrained
+        model, info = read(**options, config=config, dtype=dtype, output_loading_info=True)
     factors = _factors(read_header(path))
     if factors is not None:  # the reader leaves them out
         values = torch.from_numpy(np.fromfile(path, "<f4", factors.shape[0], offset=factors.begin))
         if not bool((torch.isfinite(values) & (values > 0)).all()):
             raise ValueError(f"{path}: {FACTORS} holds numbers that are not positive; get the file again")
-        model.rotary_emb.inv_freq.div_(values)
+        model.base_model.rotary_emb.inv_freq.div_(values)
     return model, info
 
 

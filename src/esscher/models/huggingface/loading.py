@@ -24,6 +24,7 @@ from esscher.models.huggingface.example import example_inputs
 from esscher.models.huggingface.gguf_model import gguf_tokenizer, gguf_weights
 from esscher.models.huggingface.package import quiet, transformers, why
 from esscher.models.huggingface.support import escaped, refusal
+from esscher.models.huggingface.task import auto_class
 
 __all__ = ["LayerShape", "Loaded", "load_model", "positions", "wrap_model"]
 
@@ -76,11 +77,19 @@ class Loaded:
         return device
 
 
-def load_model(name: Any = None, *, revision: str | None = None, dtype: str = "float32", device: str = "cpu") -> Loaded:
+def load_model(
+    name: Any = None,
+    *,
+    revision: str | None = None,
+    dtype: str = "float32",
+    device: str = "cpu",
+    with_head: bool = False,
+) -> Loaded:
     """A packaged model by its name (minilm, smollm2), or one of a folder, a GGUF file or the Hugging Face hub, in eval mode.
 
     None or "packaged" is minilm. Only safetensors and GGUF files are read, the latter dequantised; code of the checkpoint is
-    never run, weights that are not finite are refused. Of an encoder-decoder the encoder is kept.
+    never run, weights that are not finite are refused. Of an encoder-decoder the encoder is kept. ``with_head``: with what
+    stands behind the last layer of a language model or a classifier, which attention does not see.
     """
     source = resolve(name)
     if dtype not in DTYPES:
@@ -93,7 +102,7 @@ def load_model(name: Any = None, *, revision: str | None = None, dtype: str = "f
     digest = sha256_of(files)
     if source.packaged is not None:
         source.packaged.check(digest)
-    model = _weights(source, config, revision, DTYPES[dtype])
+    model = _weights(source, config, revision, DTYPES[dtype], _auto(source, config) if with_head else "AutoModel")
     paired = bool(getattr(config, "is_encoder_decoder", False))
     if paired:
         model = model.get_encoder()
@@ -121,12 +130,13 @@ def wrap_model(model: Any, tokenizer: Any = None, *, name: str | None = None) ->
     return _look(model, tokenizer, _Found(shown, None, paired, digest.hexdigest(), weights, None))
 
 
-def _weights(source: Source, config: Any, revision: str | None, dtype: torch.dtype) -> Any:
+def _weights(source: Source, config: Any, revision: str | None, dtype: torch.dtype, auto: str) -> Any:
     if source.file is not None:
-        model, info = gguf_weights(source.file, config, dtype)
+        model, info = gguf_weights(source.file, config, dtype, auto)
     else:
-        model, info = _safetensors(source.where, config, revision, dtype)
-    missing = sorted(key for key in info["missing_keys"] if not any(part in key for part in BEHIND))
+        model, info = _safetensors(source.where, config, revision, dtype, auto)
+    behind = BEHIND if auto == "AutoModel" else BEHIND[:1]
+    missing = sorted(key for key in info["missing_keys"] if not any(part in key for part in behind))
     if missing:
         raise ValueError(
             f"{source.where}: the checkpoint lacks {len(missing)} tensors of {type(model).__name__}, the first is "
@@ -135,11 +145,16 @@ def _weights(source: Source, config: Any, revision: str | None, dtype: torch.dty
     return model
 
 
-def _safetensors(where: str, config: Any, revision: str | None, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
+def _auto(source: Source, config: Any) -> str:
+    """The class that makes the model with its head: files of GGUF hold language models, and do not say so."""
+    return "AutoModelForCausalLM" if source.file is not None else auto_class(config)
+
+
+def _safetensors(where: str, config: Any, revision: str | None, dtype: torch.dtype, auto: str) -> tuple[Any, dict[str, Any]]:
     options = {"revision": revision, "use_safetensors": True, "trust_remote_code": False, "output_loading_info": True}
     try:
         with quiet():
-            model, info = transformers().AutoModel.from_pretrained(where, config=config, dtype=dtype, **options)
+            model, info = getattr(transformers(), auto).from_pretrained(where, config=config, dtype=dtype, **options)
     except Exception as cause:
         raise ValueError(f"{where}: {why(cause)}") from cause
     return model, info

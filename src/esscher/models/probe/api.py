@@ -21,7 +21,7 @@ from esscher.models.probe.settings import Settings, read_settings
 from esscher.models.probe.spec import SMALLEST, ProbeSpec
 from esscher.runs import Run, execute, watched
 
-__all__ = ["probe", "run_folder", "too_few_keys"]
+__all__ = ["probe", "run_folder", "short_name", "too_few_keys"]
 
 RUNS = Path("runs")
 FILE_NAME = re.compile(r"[^\s\\]*(/[^\s\\]*|\.(txt|md|rst|jsonl?|csv|tsv|parquet|gz|html?|py))")
@@ -74,9 +74,13 @@ def probe(
 
 def run_folder(context: ProbeContext) -> Path:
     """Where a run goes unless told: a folder for each model and spec, so that the same probe finds its run again."""
-    name = context.loaded.name.rsplit("/", 1)[-1]
-    short = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:60].strip(".") or "model"
-    return RUNS / f"{short}-{context.spec.hash[:8]}"
+    return RUNS / f"{short_name(context.loaded.name)}-{context.spec.hash[:8]}"
+
+
+def short_name(model: str) -> str:
+    """A model's name as a file name."""
+    last = model.rsplit("/", 1)[-1]
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in last)[:60].strip(".") or "model"
 
 
 def too_few_keys(context: ProbeContext) -> str | None:

@@ -15,7 +15,7 @@ import yaml
 
 from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.split import Sharing
-from esscher.models.probe.rule_budget import Cache, RuleBudget, caches_of, per_query
+from esscher.models.probe.rule_budget import Cache, RuleBudget, Weights, caches_of, per_query
 
 __all__ = ["KINDS", "as_bytes", "budget_record", "prune_ratios"]
 
@@ -57,7 +57,9 @@ def as_bytes(content: dict[str, Any] | npt.NDArray[np.float32], kind: str, endin
     return text.encode()
 
 
-def prune_ratios(frontier: pd.DataFrame, rule: str, layers: int, kv_heads: int) -> npt.NDArray[np.float32]:
+def prune_ratios(
+    frontier: pd.DataFrame, rule: str, layers: int, kv_heads: int, weights: Weights | None = None
+) -> npt.NDArray[np.float32]:
     """Shares to drop, (99, layers, kv_heads): row i is the best split that drops (i + 1) % of all keys.
 
     Steepest first (:class:`esscher.convergence.split.Sharing`), so that no cache gets fewer keys where more are kept in all.
@@ -65,7 +67,7 @@ def prune_ratios(frontier: pd.DataFrame, rule: str, layers: int, kv_heads: int) 
     """
     if per_query(rule):
         raise ValueError(f"kvpress: {rule} chooses keys for each query, and a press chooses once; give another rule")
-    caches = {(cache.layer, cache.kv_head): cache for cache in caches_of(frontier, rule)}
+    caches = {(cache.layer, cache.kv_head): cache for cache in caches_of(frontier, rule, weights)}
     wanted = [(layer, kv) for layer in range(layers) for kv in range(kv_heads)]
     missing = [f"{layer}.{kv}" for layer, kv in wanted if (layer, kv) not in caches]
     if missing:
@@ -88,4 +90,4 @@ def prune_ratios(frontier: pd.DataFrame, rule: str, layers: int, kv_heads: int) 
 def _by_share(cache: Cache) -> ErrorCurve:
     """The curve in parts of a cache, whatever its length."""
     shares = np.round(cache.sizes / cache.sizes[-1] * PARTS).astype(np.int64)
-    return ErrorCurve(n=shares, rms=cache.together.rms, kind="exact", scale=math.sqrt(len(cache.heads)))
+    return ErrorCurve(n=shares, rms=cache.counted.rms, kind="exact", scale=cache.counted.scale)

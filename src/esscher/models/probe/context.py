@@ -21,7 +21,7 @@ from esscher.models.huggingface.loading import Loaded, load_model
 from esscher.models.huggingface.maps import LinearMaps, linear_maps
 from esscher.models.probe.spec import OWN_WINDOW, WINDOW, ProbeSpec
 
-__all__ = ["Mode", "Places", "ProbeContext", "make_context"]
+__all__ = ["Mode", "Places", "ProbeContext", "make_context", "tokenizer_of"]
 
 _T = TypeVar("_T")
 
@@ -153,7 +153,7 @@ def make_context(spec: ProbeSpec, loaded: Loaded | None = None) -> ProbeContext:
     """Read the model (unless it is given) and the text of a spec. Every mistake in them is a ValueError of one line."""
     loaded = _model(spec) if loaded is None else loaded
     spec = _concrete(spec, loaded)
-    windows = make_windows(spec.corpus, _tokenizer(loaded), _window(spec, loaded))
+    windows = make_windows(spec.corpus, tokenizer_of(loaded), _window(spec, loaded))
     _check_heads(spec, loaded)
     pooled = windows.text | windows.special if spec.special or spec.pool == "sequence" else windows.text
     pieces = _pieces(pooled)
@@ -202,7 +202,8 @@ def _mode(spec: ProbeSpec, loaded: Loaded, parts: Sequence[Indices], keys: int) 
     return Mode.HELD if 4 * numbers * keys <= MEMORY else Mode.LAYERS
 
 
-def _tokenizer(loaded: Loaded) -> object:
+def tokenizer_of(loaded: Loaded) -> object:
+    """The tokenizer of a model; ValueError where it has none."""
     if loaded.tokenizer is None:
         reason = f": {loaded.tokenizer_error}" if loaded.tokenizer_error else ""
         raise ValueError(f"{loaded.name}: no tokenizer, so no text can be given to it{reason}; pass tokenizer=")

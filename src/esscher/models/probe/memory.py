@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 from esscher.models.corpus.documents import files_of_text
 from esscher.models.huggingface.checkpoint import files_of_model
@@ -12,7 +13,7 @@ from esscher.models.huggingface.loading import Loaded
 from esscher.models.probe.context import OBJECT, ProbeContext, make_context
 from esscher.models.probe.spec import ProbeSpec
 
-__all__ = ["context_of"]
+__all__ = ["Stamp", "context_of", "stamp"]
 
 Stamp = tuple[tuple[str | int, ...], ...]
 
@@ -29,16 +30,16 @@ def context_of(spec: ProbeSpec, *, loaded: Loaded | None = None, starts: bool = 
     global _latest
     with _lock:
         same = loaded is None and _latest is not None and spec.hash in (_latest[0].spec.hash, _latest[2])
-        if not same or (starts and _latest is not None and _latest[1] != _stamp(spec)):
+        if not same or (starts and _latest is not None and _latest[1] != stamp(spec)):
             _latest = None  # not two of them in memory
-            stamp = _stamp(spec)  # before reading: what changes meanwhile is read again the next time
-            _latest = make_context(spec, loaded), stamp, spec.hash
+            before = stamp(spec)  # before reading: what changes meanwhile is read again the next time
+            _latest = make_context(spec, loaded), before, spec.hash
         assert _latest is not None
         return _latest[0]
 
 
-def _stamp(spec: ProbeSpec) -> Stamp:
-    """Which files a spec names, and which versions of them; what a hub holds is known by its copy here."""
+def stamp(spec: Any) -> Stamp:
+    """Which files a spec names by model and corpus, and which versions of them; what a hub holds is known by its copy here."""
     model = [] if spec.model.startswith(OBJECT) else files_of_model(spec.model, spec.revision)
     return tuple(_version(path) for path in [*model, *files_of_text(spec.corpus)])
 

@@ -8,7 +8,7 @@ more keys never cost: a budget is the size from which the error stays below.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -30,11 +30,14 @@ __all__ = [
     "RuleBudget",
     "caches_of",
     "find_rule",
+    "head_weights",
     "per_query",
     "random_frontier",
     "rule_budget",
     "rule_table",
 ]
+
+Weights = Mapping[tuple[int, int], float]  # by layer and head
 
 UNIT = 1000  # sizes are counted in thousandths of a key: contexts differ, and a mean number of keys is no whole one
 FEWEST = 1e-9  # relative errors below are rounding; a curve is 0 at its last size only
@@ -72,11 +75,20 @@ class Cache:
     sizes: Counts  # kept, in thousandths of a key
     rms: Floats  # (heads, sizes), relative
     q95: Floats
+    counts: tuple[float, ...] = ()  # what each head's error counts in a split; all alike where there are none
 
     @cached_property
     def together(self) -> ErrorCurve:
         """Squared relative errors summed over the heads."""
         return _curve(self.sizes, np.sqrt(np.square(self.rms).sum(0)), math.sqrt(len(self.heads)))
+
+    @cached_property
+    def counted(self) -> ErrorCurve:
+        """The same with each head's error counted as a split does."""
+        if not self.counts:
+            return self.together
+        weights = np.array(self.counts)[:, None]
+        return _curve(self.sizes, np.sqrt(np.square(weights * self.rms).sum(0)), math.sqrt(float(np.square(weights).sum())))
 
     @cached_property
     def quantile(self) -> ErrorCurve:
@@ -86,7 +98,7 @@ class Cache:
     def each(self) -> Iterator[Cache]:
         """Its query heads, as if each had the cache for itself."""
         for i, head in enumerate(self.heads):
-            yield replace(self, heads=(head,), rms=self.rms[[i]], q95=self.q95[[i]])
+            yield replace(self, heads=(head,), rms=self.rms[[i]], q95=self.q95[[i]], counts=())
 
     def at(self, size: int) -> tuple[Floats, float]:
         """Errors of the heads at a size, and the quantile."""
@@ -148,10 +160,15 @@ def random_frontier(heads: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def rule_budget(frontier: pd.DataFrame, rule: str, epsilon: Any = None, total: Any = None) -> RuleBudget:
-    """The budget of a rule of the frontier at an error, or the best split of a total number of keys."""
+def rule_budget(
+    frontier: pd.DataFrame, rule: str, epsilon: Any = None, total: Any = None, weights: Weights | None = None
+) -> RuleBudget:
+    """The budget of a rule of the frontier at an error, or the best split of a total number of keys.
+
+    ``weights``: how much the model's last word feels an error of each head's output (:func:`head_weights`).
+    """
     epsilon, total = error_or_total(epsilon, total)
-    errors = _Errors(frontier, rule)
+    errors = _Errors(frontier, rule, weights)
     splits = errors.splits(epsilon, total)
     sizes = splits[BEST if epsilon is None else OWN]
     caches = pd.DataFrame(errors.cache_rows(sizes, epsilon))
@@ -160,12 +177,12 @@ def rule_budget(frontier: pd.DataFrame, rule: str, epsilon: Any = None, total: A
     return RuleBudget(rule, epsilon, total, caches, heads, errors.totals(epsilon, splits))
 
 
-def rule_table(frontier: pd.DataFrame, asked: Sequence[tuple[Any, Any]]) -> pd.DataFrame:
+def rule_table(frontier: pd.DataFrame, asked: Sequence[tuple[Any, Any]], weights: Weights | None = None) -> pd.DataFrame:
     """The totals of every rule, for errors or totals (the other None); rule_budget.parquet has them for some errors."""
     wanted = [error_or_total(epsilon, total) for epsilon, total in asked]
     frames = []
     for rule in dict.fromkeys(frontier["rule"]):
-        errors = _Errors(frontier, rule)
+        errors = _Errors(frontier, rule, weights)
         for epsilon, total in wanted:
             frames.append(errors.totals(epsilon, errors.splits(epsilon, total)))
     return pd.concat(frames, ignore_index=True)
@@ -174,9 +191,9 @@ def rule_table(frontier: pd.DataFrame, asked: Sequence[tuple[Any, Any]]) -> pd.D
 class _Errors:
     """The caches of a rule, prepared for many sizes and totals."""
 
-    def __init__(self, frontier: pd.DataFrame, rule: str) -> None:
-        self.rule, self.caches = rule, caches_of(frontier, rule)
-        self.sharing = Sharing([cache.together for cache in self.caches])
+    def __init__(self, frontier: pd.DataFrame, rule: str, weights: Weights | None) -> None:
+        self.rule, self.caches = rule, caches_of(frontier, rule, weights)
+        self.sharing = Sharing([cache.counted for cache in self.caches])
 
     def splits(self, epsilon: float | None, total: int | None = None) -> dict[str, Counts]:
         """At an error: each cache what its own heads need on average, the same for all, and the best split, these two with
@@ -184,7 +201,7 @@ class _Errors:
         """
         if epsilon is not None:
             own = np.array([tokens_needed(cache.together, epsilon) for cache in self.caches])
-            return {OWN: own, **shared(self.sharing, epsilon**2 * sum(len(cache.heads) for cache in self.caches))}
+            return {OWN: own, **shared(self.sharing, epsilon**2 * sum(cache.counted.scale**2 for cache in self.caches))}
         assert total is not None
         low, high = math.ceil(self.sharing.least.sum() / UNIT), math.floor(self.sharing.most.sum() / UNIT)
         if not low <= total <= high:
@@ -235,15 +252,38 @@ class _Errors:
         }
 
 
-def caches_of(frontier: pd.DataFrame, rule: str) -> list[Cache]:
-    """The key-value heads that have errors of any rule; one that this rule has no size for needs all of its keys."""
+def head_weights(sensitivity: pd.DataFrame) -> dict[tuple[int, int], float]:
+    """Root mean square gradient of log p of next tokens at each head's output, from a downstream run's table ``sensitivity``.
+
+    Of what one may know of a head without compressing it, the plain error times this gradient predicts best what its
+    compression does to next tokens (docs/model.md).
+    """
+    known = sensitivity[sensitivity["plain"] > 0]
+    texts = known.assign(gradient=known["sensitive"] / known["plain"]).groupby(["layer", "head"])["gradient"].mean()
+    return {(int(layer), int(head)): float(value) for (layer, head), value in texts.items()}
+
+
+def caches_of(frontier: pd.DataFrame, rule: str, weights: Weights | None = None) -> list[Cache]:
+    """The key-value heads that have errors of any rule; one that this rule has no size for needs all of its keys.
+
+    With weights a head's relative error counts as much as the weight times the size of its output, of root mean square 1.
+    """
     known = frontier[np.isfinite(frontier["relative"])]
     with np.errstate(invalid="ignore"):  # no error, no quantile
         q95 = np.where(known["rms"] > 0, known["q95"] * known["relative"] / known["rms"], 0.0)
     groups = known.assign(q95=q95).groupby(["layer", "kv_head"], sort=True)
     if not len(known):
         raise ValueError("frontier: no errors of kept keys in this run; were all of its heads refused?")
-    return [_cache(int(layer), int(kv_head), rows, rule) for (layer, kv_head), rows in groups]
+    caches = [_cache(int(layer), int(kv_head), rows, rule) for (layer, kv_head), rows in groups]
+    if weights is None:
+        return caches
+    sizes = (known["rms"] / known["relative"]).where(known["relative"] > 0).groupby([known["layer"], known["head"]]).median()
+    missing = [place for place in sizes.index if place not in weights]
+    if missing:
+        raise ValueError(f"weights: there is none of head {missing[0][0]}.{missing[0][1]}; measure all heads of the probe")
+    counts = {place: weights[place] * (float(size) if size > 0 else 0.0) for place, size in sizes.items()}
+    scale = math.sqrt(float(np.square(list(counts.values())).mean())) or 1.0
+    return [replace(cache, counts=tuple(counts[cache.layer, head] / scale for head in cache.heads)) for cache in caches]
 
 
 def _cache(layer: int, kv_head: int, rows: pd.DataFrame, rule: str) -> Cache:
@@ -256,8 +296,8 @@ def _cache(layer: int, kv_head: int, rows: pd.DataFrame, rule: str) -> Cache:
     kept, relative, q95 = values[..., np.isfinite(values).all((0, 1))]
     sizes, first = np.unique(np.round(kept.mean(0) * UNIT).astype(np.int64), return_index=True)
     below = (sizes > 0) & (sizes < round(keys * UNIT))
-    errors = [_falling(values[:, first[below]]) for values in (relative, q95)]
-    return Cache(layer, kv_head, tuple(map(int, heads)), keys, np.append(sizes[below], round(keys * UNIT)), *errors)
+    errors, largest = (_falling(values[:, first[below]]) for values in (relative, q95))
+    return Cache(layer, kv_head, tuple(map(int, heads)), keys, np.append(sizes[below], round(keys * UNIT)), errors, largest)
 
 
 def _falling(errors: Floats) -> Floats:

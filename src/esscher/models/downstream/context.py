@@ -1,0 +1,128 @@
+"""What a downstream run works on: the model with its head, its texts, W_O of every layer; made once and remembered."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from esscher.models.corpus.windows import Windows, make_windows
+from esscher.models.downstream.spec import DECODE, ENCODED, PREFILL, DownstreamSpec
+from esscher.models.huggingface.loading import Loaded, load_model
+from esscher.models.huggingface.projections import head_projections
+from esscher.models.huggingface.task import Task, task_of
+from esscher.models.probe.context import tokenizer_of
+from esscher.models.probe.memory import Stamp, stamp
+
+__all__ = ["DownstreamContext", "context_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class DownstreamContext:
+    """``texts``: numbers of the windows; a window has ``prefill`` tokens, and of a language model ``decode`` more."""
+
+    spec: DownstreamSpec
+    loaded: Loaded
+    task: Task
+    windows: Windows
+    texts: npt.NDArray[np.int64]
+    prefill: int
+    decode: int
+    outputs: dict[int, Tensor]  # W_O of each layer, (heads, width, d)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Layers that drop keys."""
+        return self.spec.layers if self.spec.layers is not None else tuple(range(self.loaded.layers))
+
+    def drops(self, layer: int) -> Tensor | None:
+        """Query heads (H,) of a layer that drop keys; None where all do."""
+        heads = self.loaded.shapes[layer].heads
+        if layer not in self.layers:
+            return torch.zeros(heads, dtype=torch.bool)
+        if self.spec.heads is None:
+            return None
+        return torch.isin(torch.arange(heads), torch.tensor(self.spec.heads))
+
+    def ids(self, window: int) -> Tensor:
+        """(1, T), padding left out."""
+        row = self.windows.ids[window][~self.windows.padding[window]]
+        return torch.from_numpy(row.astype(np.int64))[None].to(self.loaded.device)
+
+
+_lock = threading.Lock()
+_latest: tuple[DownstreamContext, Stamp, str] | None = None  # and for which spec; a model fills the memory
+
+
+def context_of(spec: DownstreamSpec, *, starts: bool = False) -> DownstreamContext:
+    """The context of a spec: the one this process has, or a new one in its place. Its own spec leaves nothing open.
+
+    ``starts``: a run starts here, and files may have changed since under the same names.
+    """
+    global _latest
+    with _lock:
+        same = _latest is not None and spec.hash in (_latest[0].spec.hash, _latest[2])
+        if not same or (starts and _latest is not None and _latest[1] != stamp(spec)):
+            _latest = None  # not two of them in memory
+            before = stamp(spec)
+            _latest = _make(spec), before, spec.hash
+        assert _latest is not None
+        return _latest[0]
+
+
+def _make(spec: DownstreamSpec) -> DownstreamContext:
+    loaded = load_model(spec.model, revision=spec.revision, dtype=spec.dtype, device=spec.device, with_head=True)
+    task = task_of(loaded.model)
+    when = spec.when if spec.when != "auto" else "cache" if task == "language" else "every"
+    if when == "cache" and task != "language":
+        raise ValueError(f"when: {loaded.name} is no language model, so that no cache is decoded from; use --when every")
+    spec = DownstreamSpec.read({**spec.as_dict(), "when": when})
+    _check(spec, loaded)
+    decode = spec.decode if task == "language" else 0
+    prefill = spec.window or (PREFILL if task == "language" else ENCODED)
+    most = loaded.max_positions
+    if most is not None and prefill + decode > most:
+        if spec.window is not None or spec.decode != DECODE:
+            raise ValueError(
+                f"window: {loaded.name} takes at most {most} positions, got {prefill} and {decode} more; use a smaller --window"
+            )
+        prefill = most - decode if most > 2 * decode else most // 2
+        decode = min(decode, most - prefill)
+    windows = make_windows(spec.corpus, tokenizer_of(loaded), prefill + decode)
+    full = np.flatnonzero(~windows.padding.any(axis=1))
+    if len(full) < spec.texts:
+        raise ValueError(
+            f"texts: the corpus fills {len(full)} windows of {prefill + decode} tokens, expected {spec.texts}; "
+            "give more text, fewer --texts or a smaller --window"
+        )
+    texts = full[np.linspace(0, len(full) - 1, spec.texts).round().astype(np.int64)]
+    return DownstreamContext(spec, loaded, task, windows, texts, prefill, decode, _outputs(loaded))
+
+
+def _check(spec: DownstreamSpec, loaded: Loaded) -> None:
+    if spec.layers is not None and max(spec.layers) >= loaded.layers:
+        raise ValueError(f"layers: {loaded.name} has layers 0 to {loaded.layers - 1}, got {max(spec.layers)}")
+    fewest = min(shape.heads for shape in loaded.shapes)
+    if spec.heads is not None and max(spec.heads) >= fewest:
+        raise ValueError(f"heads: {loaded.name} has heads 0 to {fewest - 1}, got {max(spec.heads)}")
+    if spec.when != "cache":
+        asked = {"splits": spec.splits != ("uniform",), "needles": spec.needles, "sensitivity": spec.sensitivity}
+        asked |= {"depth": spec.depth, "together": spec.together}
+        given = [name for name, wanted in asked.items() if wanted]
+        if given:
+            raise ValueError(f"{given[0]}: it is of a cache that a language model decodes from; leave it out")
+    if ("budget" in spec.splits) != (spec.budget is not None):
+        raise ValueError("budget: the split budget and a probe's run go together; give --splits budget and --budget RUN")
+
+
+def _outputs(loaded: Loaded) -> dict[int, Tensor]:
+    """W_O of each layer; one where it is not found has the identity of each head."""
+    found = head_projections(loaded.model)
+    for layer, shape in enumerate(loaded.shapes):
+        if layer not in found:
+            found[layer] = torch.eye(shape.value_width).repeat(shape.heads, 1, 1)
+    return found

@@ -1,0 +1,75 @@
+"""esscher downstream and budget --weights as users call them, on a tiny model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from esscher.report.page import content_of
+from esscher.runs import load_run
+from tests.cli.commands import run
+from tests.models.downstream.runs import folder
+from tests.models.frontiers import CONSTANTS, frontier_run
+
+ASKED = ["--texts", "2", "--window", "60", "--decode", "12", "--observe", "8", "--sizes", "0.3,0.5,0.7"]
+
+
+def test_a_run_its_tables_and_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, text = str(folder() / "llama"), str(folder() / "text.txt")
+    more = ["--rules", "sinks:2+recent:4+impact", "--splits", "cut", "--sensitivity", "--depth"]
+    code, out, _ = run(["downstream", model, "--text", text, *ASKED, *more, "--out", str(tmp_path / "run")], capsys)
+    assert code == 0
+    for words in ("keep rule", "kl", "agreement", "loss", "rank correlation", "exponent", "first order"):
+        assert words in out
+    stored = load_run(tmp_path / "run")
+    page = content_of(stored)
+    titles = [chart["title"] for chart in page["charts"]]
+    assert titles[:1] == ["Reading: kl"] or "Reading: kl" in titles
+    assert {"One layer at a time", "One head at a time: sensitive"} <= set(titles)
+    assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
+    code, out, _ = run(["resume", str(tmp_path / "run"), "--json"], capsys)
+    assert code == 0
+    assert "downstream" in json.loads(out)["tables"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--sizes", "0"], "sizes: expected shares above 0 and below 1"),
+        (["--sizes", "x"], "sizes: expected numbers such as 0.05,0.1"),
+        (["--rules", "nothing"], "no rule 'nothing'"),
+        (["--text", "-"], "--text -: standard input can be read once"),
+        (["--layers", "a"], "--layers: expected numbers such as 0,2-4"),
+    ],
+)
+def test_bad_flags_end_in_one_line(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(["downstream", str(folder() / "llama"), *flags], capsys)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_budgets_by_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads of layer 0 count twenty times: it keeps more, and the help says what the weights are."""
+    stored = frontier_run(tmp_path / "probe")
+    heads = pd.DataFrame(
+        [{"layer": layer, "head": head, "plain": 1.0, "sensitive": 20.0 if layer == 0 else 1.0} for layer, head in CONSTANTS]
+    )
+    monkeypatch.setattr("esscher.cli.budget._table_of", lambda run: heads)
+    asked = ["budget", str(stored.path), "--rule", "heavy", "--total", "300", "--json"]
+    plain = json.loads(run(asked, capsys)[1])["caches"]
+    felt = json.loads(run([*asked, "--weights", "elsewhere"], capsys)[1])["caches"]
+    first = [sum(row["keys"] for row in rows if row["layer"] == 0) for rows in (plain, felt)]
+    assert first[1] > 1.3 * first[0]
+    assert sum(row["keys"] for row in felt) == pytest.approx(300)
+    assert "feel their errors" in run(["budget", "--help"], capsys)[1]
+
+
+def test_weights_of_a_run_without_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(frontier_run(tmp_path / "probe").path)
+    code, _, err = run(["budget", path, "--rule", "heavy", "--weights", path], capsys)
+    assert code == 2
+    assert "has no table sensitivity; run esscher downstream with --sensitivity" in err
