@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, PositiveInt, field_validator
 
 from esscher.models.corpus.spec import CorpusSpec
+from esscher.models.fields import open_rules, places, split_numbers
 from esscher.runs import RunSpec, register
 
 __all__ = ["CUT", "UNIFORM", "DownstreamSpec"]
@@ -67,13 +68,7 @@ class DownstreamSpec(RunSpec):
     @field_validator("sizes", mode="before")
     @classmethod
     def _numbers(cls, value: Any) -> Any:
-        """As text numbers with commas."""
-        if not isinstance(value, str):
-            return value
-        try:
-            return tuple(float(part) for part in value.split(","))
-        except ValueError as cause:
-            raise ValueError(f"expected numbers such as 0.05,0.1 or 64,128, got {value!r}") from cause
+        return split_numbers(value, "0.05,0.1 or 64,128")
 
     @field_validator("sizes")
     @classmethod
@@ -85,19 +80,9 @@ class DownstreamSpec(RunSpec):
     @field_validator("rules", mode="before")
     @classmethod
     def _rules(cls, value: Any) -> tuple[str, ...] | None:
-        """Each once and as it is written in short, one part without a number: the sizes are for it."""
-        if value is None:
-            return None
-        texts = (value,) if isinstance(value, str) else value
-        if not isinstance(texts, list | tuple) or not texts:
+        if value is not None and not value:
             raise ValueError(f"expected a list of keep rules, got {value!r}")
-        from esscher.keep import parse  # help and flags do not wait for torch
-
-        rules = [parse(text) for text in texts]
-        for rule in rules:
-            if rule.free is None:
-                raise ValueError(f"expected rules with one part that has no number, which keeps what is left; got {rule}")
-        return tuple(dict.fromkeys(str(rule) for rule in rules))
+        return None if value is None else open_rules(value)
 
     @field_validator("splits")
     @classmethod
@@ -107,9 +92,7 @@ class DownstreamSpec(RunSpec):
     @field_validator("layers", "heads")
     @classmethod
     def _places(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        if value is not None and (not value or min(value) < 0):
-            raise ValueError(f"expected whole numbers from 0 on, got {list(value)}")
-        return None if value is None else tuple(sorted(set(value)))
+        return places(value)
 
     @property
     def compared(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from pydantic import Field, PositiveInt, field_validator
 
 from esscher.models.corpus.spec import CorpusSpec
+from esscher.models.fields import open_rules, places, split_numbers
 from esscher.runs import RunSpec, register
 
 __all__ = [
@@ -141,13 +142,7 @@ class ProbeSpec(RunSpec):
     @field_validator("scales", mode="before")
     @classmethod
     def _factors(cls, value: Any) -> Any:
-        """As text numbers with commas."""
-        if not isinstance(value, str):
-            return value
-        try:
-            return tuple(float(part) for part in value.split(","))
-        except ValueError as cause:
-            raise ValueError(f"expected numbers such as 0.1,1,10, got {value!r}") from cause
+        return split_numbers(value, "0.1,1,10")
 
     @field_validator("scales")
     @classmethod
@@ -166,21 +161,10 @@ class ProbeSpec(RunSpec):
     @field_validator("rules", mode="before")
     @classmethod
     def _rules(cls, value: Any) -> tuple[str, ...] | None:
-        """Each once and as it is written in short, its size left open: the ladder of shares is for it."""
+        """No rule is asked for by NO_RULES."""
         if value is None:
             return None
-        texts = (value,) if isinstance(value, str) else value
-        if not isinstance(texts, list | tuple):
-            raise ValueError(f"expected a list of keep rules, got {value!r}")
-        if tuple(texts) == NO_RULES:
-            return ()
-        from esscher.keep import parse  # help and flags do not wait for torch
-
-        rules = [parse(text) for text in texts]
-        for rule in rules:
-            if rule.free is None:
-                raise ValueError(f"expected rules with one part that has no number, which keeps what is left; got {rule}")
-        return tuple(dict.fromkeys(str(rule) for rule in rules))
+        return () if value in (NO_RULES[0], NO_RULES, list(NO_RULES)) else open_rules(value)
 
     @property
     def compared(self) -> tuple[str, ...]:
@@ -198,11 +182,7 @@ class ProbeSpec(RunSpec):
     @field_validator("layers", "heads", "positions")
     @classmethod
     def _numbers(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        if value is None:
-            return None
-        if not value or min(value) < 0:
-            raise ValueError(f"expected whole numbers from 0 on, got {list(value)}")
-        return tuple(sorted(set(value)))
+        return places(value)
 
     @field_validator("epsilons")
     @classmethod
