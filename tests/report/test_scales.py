@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from esscher.models.probe.statistics.scales import SCALES
+from esscher.models.probe.spec import ProbeSpec
+from esscher.models.probe.statistics.scales import Scales
 from esscher.report import write_report
 from esscher.report.page import content_of
 from esscher.report.run_figures import _plans, plot_scales
@@ -19,6 +20,7 @@ from tests.report import atlas
 from tests.report.browser import Page
 
 ALPHAS = (0.1, 1.0, 10.0)
+SCALES = Scales(ALPHAS).tables(ProbeSpec(scales=ALPHAS))["scales"]
 DECLARED = atlas.declared
 
 

@@ -38,9 +38,10 @@ class _Stored:
         """The run's own fit, unless another window or a level is asked for."""
         from esscher.convergence.rate.fit import fit_rate
 
+        given = LEVEL if level is None else level
         if window is not None:
-            return fit_rate(self.curve, window=window, level=level or LEVEL, raise_on_failure=False)
-        found = fit_rate(self.fitted, level=level or LEVEL, raise_on_failure=False)
+            return fit_rate(self.curve, window=window, level=given, raise_on_failure=False)
+        found = fit_rate(self.fitted, level=given, raise_on_failure=False)
         if self.own is None or level is not None:
             return found
         return found.with_exponent(*self.own, f"exponent and interval as the run found them, {self.meaning}")

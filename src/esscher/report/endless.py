@@ -54,8 +54,9 @@ def save_pool_sizes(runs: Mapping[str, Run], path: Path) -> Path:
             _draw(ax, runs, row)
         for ax in axes[-1]:
             ax.set_xlabel("tokens n")
+        label = smallest.columns("curves")["relative"].label
         for ax in axes[:, 0]:
-            ax.set_ylabel("relative error")
+            ax.set_ylabel(label)
         handles, labels = axes.flat[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
         save_figure(figure, path)

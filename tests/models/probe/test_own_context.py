@@ -311,7 +311,8 @@ def test_contexts_that_are_too_short_are_left_out_and_counted(tmp_path: Path) ->
 
 
 def test_contexts_that_are_all_too_short_are_a_failed_head_that_says_so(tmp_path: Path) -> None:
-    run = probe("mistral", tmp_path, n=None)  # a window of 5 keys
+    with pytest.warns(UserWarning, match="a query sees at most 5 keys"):
+        run = probe("mistral", tmp_path, n=None)  # a window of 5 keys
     heads = run.table("heads")
     assert set(heads["status"]) == {"failed"}
     assert heads["reason"].str.contains("no query sees 16 keys, at most 5 of them; use longer windows").all()

@@ -177,7 +177,9 @@ def test_rates_and_tokens_needed_follow_from_the_exact_curve(real_run: Run, laye
     assert len(fitted) == 13
     slope = np.polyfit(np.log(fitted["n"]), np.log(fitted["rms"]), 1)[0]
     assert row["beta_fit"] == pytest.approx(-slope, rel=1e-9)
-    assert row["beta_low"] <= row["beta_fit"] <= row["beta_high"]
+    assert math.isnan(row["beta_low"]) != math.isnan(row["beta_high"])  # 4096 keys are beyond a pool of 2048: a bound alone
+    assert not row["beta_low"] > row["beta_fit"]
+    assert not row["beta_high"] < row["beta_fit"]
     q, k, v = head_tensors(real_run, layer, head)
     for epsilon, name in ((0.05, "5pct"), (0.1, "10pct"), (0.2, "20pct")):
         needed = int(row[f"tokens_needed_{name}"])
@@ -200,7 +202,7 @@ def test_tables_have_the_columns_of_the_contract(real_run: Run) -> None:
         assert pd.api.types.is_string_dtype(heads[name]), name
     for name in set(CONTRACT) - words - {"layer", "head", "kv_head", "n_keys", "n_queries"}:
         assert heads[name].dtype == np.float64, name
-        assert np.isfinite(heads[name]).all(), name
+        assert np.isfinite(heads[name]).all() or name in ("beta_low", "beta_high"), name
     for name in ("layer", "head", "n"):
         assert curves[name].dtype == np.int64
     for name in ("rms", "relative", "stderr", "q95"):
