@@ -211,7 +211,8 @@ def test_tables_have_the_columns_of_the_contract(real_run: Run) -> None:
     assert set(heads["status"]) == {"ok"}
     assert set(heads["regime"]) <= {"diffuse", "selective", "frozen", "sink-dominated"}
     assert (heads["regime_reason"].str.len() > 20).all()
-    assert set(real_run.tables) == {"about", "budget", "curves", "dispersion", "heads", "layers", "scores", "tails"}
+    tables = {"about", "budget", "curves", "dispersion", "endless", "heads", "layers", "scores", "tails"}
+    assert set(real_run.tables) == tables
 
 
 def test_about_names_model_text_and_parity(real_run: Run) -> None:
