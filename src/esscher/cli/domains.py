@@ -191,7 +191,7 @@ def _show_sizes(sizes: pd.DataFrame, run: Run) -> None:
     forms: dict[str, Form] = {
         "pool": count,
         "larger": count,
-        "heads": count,
+        "heads": ".0f",
         "covered": ".0%",
         "beyond": ".0%",
         "change": ".3g",
