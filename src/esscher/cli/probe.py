@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -221,8 +221,6 @@ def _keep_stdin(corpus: dict[str, Any], out: Path | None) -> Path:
     return folder
 
 
-STATUSES = ("settled", "moving", "beyond the pool")  # the words of the column ``settled``
-
 # The columns of the table of heads, how their numbers are written, and which give way where there is no room
 HEADS: tuple[tuple[str, Form, int], ...] = (
     ("regime", "", 0),
@@ -255,7 +253,9 @@ def show_heads(run: Run) -> None:
     columns, rows = run.columns("heads"), heads.to_dict("records")
     place = Shown("head", tuple(f"{row['layer']}.{row['head']}" for row in rows), words=True)
     found = [shown(columns[key], rows, form, gives_way=last) for key, form, last in HEADS if key in columns]
-    say(settled_in_words(heads, about["pool"]))
+    if "settled" in columns:
+        measured = heads.loc[heads["status"] == "ok", "settled"]
+        say(settled_in_words(measured, columns["settled"].words, about["pool"]))
     show_table(title, [place, *found])
     show_agreement(run)
     show_tails(run)
@@ -273,10 +273,10 @@ def show_heads(run: Run) -> None:
         log(f"layer {row['layer']} head {row['head']}: {row['status']}, {row['reason']}")
 
 
-def settled_in_words(heads: pd.DataFrame, pool: str) -> str:
-    """How many heads have numbers that would stay if the text went on."""
-    counted = heads.loc[heads["status"] == "ok", "settled"].value_counts()
-    parts = ", ".join(f"{counted[word]} {word}" for word in STATUSES if word in counted)
+def settled_in_words(settled: pd.Series, words: Sequence[str], pool: str) -> str:
+    """How many heads have numbers that would stay if the text went on; ``words``: those of the column, in their order."""
+    counted = settled.value_counts()
+    parts = ", ".join(f"{counted[word]} {word}" for word in words if word in counted)
     if pool == "sequence":
         return f"Numbers of heads over other windows of such text: {parts}. Brackets: 90 % intervals."
     return f"Numbers of heads if the text went on: {parts}. Brackets: 90 % intervals for an endless text of this kind."

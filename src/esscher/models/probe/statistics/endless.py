@@ -10,7 +10,7 @@ Halves of the pool also tell what it means that queries and keys are of one text
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -146,8 +146,9 @@ class EndlessText(Statistic):
 
     def finish(self, state: Replicates, found: Found) -> Findings:
         numbers, value, text = headline_numbers(found.spec), self._value(found), None
-        if state.mse:
-            text = self._of_pool(state, found, numbers, value)
+        read = self._sizes(state, found)
+        if read:
+            text = self._of_pool(read, found, numbers, value)
         elif found.spec.pool == "sequence":
             text = other_text(value, self._without_queries(found, found.places.windows), _scale(numbers))
         ends = _unknown(value) if text is None else text
@@ -155,7 +156,7 @@ class EndlessText(Statistic):
         for i, number in enumerate(numbers):
             row |= {number.low: number.plain(ends.low[i]), number.high: number.plain(ends.high[i])}
         status = _of_head(dict(zip((number.key for number in numbers), ends.status.tolist(), strict=True)))
-        rows = self._rows(state, found, numbers, value, ends)
+        rows = self._rows(read, numbers, value, ends)
         own, other = _own_text(state, found)
         row |= {"settled": status, "own_text_bias": own / other - 1 if other > 0 else math.nan}
         row["settled_reason"] = settled_sentence(rows, status, found.row["n_keys"], own=found.spec.pool == "sequence")
@@ -178,8 +179,8 @@ class EndlessText(Statistic):
         mse, sum_p2, limit = errors.mse.numpy(), errors.sum_p2.numpy(), errors.limit.square().sum(1).numpy()
         return read_numbers(found.spec, drawn_ladder(found.spec, found.keys), share @ mse, share @ limit, share @ sum_p2)
 
-    def _of_pool(self, state: Replicates, found: Found, numbers: Sequence[Number], value: Floats) -> Endless:
-        read = self._sizes(state, found)
+    def _of_pool(self, read: Mapping[str, Floats], found: Found, numbers: Sequence[Number], value: Floats) -> Endless:
+        """``read``: as ``_sizes`` gives it."""
         queries = np.repeat(value[None], PIECES, axis=0)
         present = np.unique(found.places.pieces)
         if len(present) > 1:
@@ -200,8 +201,7 @@ class EndlessText(Statistic):
             for name in state.mse
         }
 
-    def _rows(self, state: Replicates, found: Found, numbers: Sequence[Number], value: Floats, ends: Endless) -> pd.DataFrame:
-        read = self._sizes(state, found)
+    def _rows(self, read: Mapping[str, Floats], numbers: Sequence[Number], value: Floats, ends: Endless) -> pd.DataFrame:
         parts = {
             name: read[name].mean(axis=0) if read else np.full(len(numbers), np.nan) for name in ("half", "quarter", "eighth")
         }
