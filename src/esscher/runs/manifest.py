@@ -25,7 +25,7 @@ Status = Literal["running", "complete", "incomplete", "failed"]
 
 
 def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 class _Record(BaseModel):
