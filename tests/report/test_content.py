@@ -10,13 +10,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from esscher import report
 from esscher.report import render_page, write_report
 from esscher.report.packing import Grids, columns_of, number, shortened
 from esscher.report.page import content_of
 from esscher.report.words import demanding, ranked_heads, sentence, text_described, written
 from esscher.runs import Run, load_run
 from esscher.runs.columns import declare
-from tests.report.atlas import ProbeLike, atlas_run, declared, store_run
+from tests.report.atlas import ProbeLike, atlas_run, atlas_tables, declared, store_run
 
 
 @pytest.mark.parametrize(
@@ -98,6 +99,31 @@ def test_a_sentence_says_what_the_row_says() -> None:
     assert sentence(row, "tokens_needed_10pct", "10") == (
         "needs 2,500 tokens for an error of 10 % (2.5 times the pool); its coupling is 3.14, about 42 keys share its attention."
     )
+
+
+def test_unsettled_numbers_are_said_by_the_words_of_the_run(tmp_path: Path) -> None:
+    """Whatever the statuses are called: the first is the best, and of the last no estimate is to be trusted."""
+    row = {"layer": 1, "head": 2, "tokens_needed_10pct": 2500.0, "settled": "adrift"}
+    assert "More text may change these numbers: adrift." in sentence(row, "tokens_needed_10pct", "10", ("adrift", "lost"))
+    assert "More text" not in sentence(row | {"settled": "at rest"}, "tokens_needed_10pct", "10", ("adrift", "lost"))
+    tables = atlas_tables(1, 2)
+    tables["heads"]["settled"] = ["moving", "beyond the pool"]
+    numbers = {"number": "beta_fit", "value": 0.5, "half": 0.4, "quarter": 0.3, "eighth": 0.2, "estimate": 0.7, "low": 0.1}
+    statuses = ("moving", "beyond the pool")
+    tables["endless"] = [
+        numbers | {"layer": 0, "head": head, "high": math.nan, "status": status} for head, status in enumerate(statuses)
+    ]
+    content = content_of(store_run(tmp_path / "run", ProbeLike(), tables))
+    assert [rows[0][3] for rows in content["endless"]] == [0.7, None]
+    told = [entry["text"] for entries in content["words"]["10"].values() for entry in entries]
+    assert all(any(text.endswith(f"may change these numbers: {status}.") for text in told) for status in statuses)
+
+
+def test_no_status_stands_in_the_report() -> None:
+    """The words of statuses are the column's alone."""
+    folder = Path(report.__file__).parent
+    sources = [path.read_text("utf-8") for path in folder.rglob("*") if path.suffix in (".py", ".js")]
+    assert not [word for word in ("moving", "beyond the pool") for text in sources if f'"{word}"' in text]
 
 
 def test_written_numbers() -> None:

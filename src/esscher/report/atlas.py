@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from esscher.report.dispersion import dispersion_content
-from esscher.report.endless import endless_content
+from esscher.report.endless import endless_content, unsettled
 from esscher.report.exponents import theory_lines
 from esscher.report.frontier import frontier_content
 from esscher.report.packing import Grids, columns_of, numbers, parts_of, records_of, shortened, text_of
@@ -62,14 +62,14 @@ def atlas(run: Run) -> dict[str, Any]:
     content["warnings"] += _incomplete(heads)
     grids = Grids()
     places = list(zip(heads["layer"].astype(int), heads["head"].astype(int), strict=True))
-    epsilons = epsilons_of(heads)
+    epsilons, moving = epsilons_of(heads), unsettled(run)
     frame = read_table(run, "curves")
     curves = _curves(frame, grids)
     content |= {
         "columns": sorted(described(run, "heads", map(str, heads.columns)), key=lambda column: column.get("first", LAST)),
         "rows": columns_of(heads),
         "epsilons": epsilons,
-        "words": {percent: demanding(heads, column, percent) for percent, column in epsilons.items()},
+        "words": {percent: demanding(heads, column, percent, moving) for percent, column in epsilons.items()},
         "curves": [curves.get(place, []) for place in places],
         "wholes": {str(layer): found for (layer, head), found in curves.items() if head == -1},
         "scores": _by_head(read_table(run, "scores"), ("z", "density", "gaussian"), places, grids),

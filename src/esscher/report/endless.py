@@ -14,29 +14,44 @@ from esscher.report.reading import read_table
 from esscher.report.style import PALETTE, STYLE, WIDE, save_figure
 from esscher.runs import Run
 
-__all__ = ["endless_content", "save_pool_sizes"]
+__all__ = ["endless_content", "save_pool_sizes", "unsettled"]
 
 NUMBERS = ("value", "half", "estimate", "low", "high")
 SHOWN = 6  # heads in the figure of pool sizes
 RELATIVE = "relative_"
 
 
+def unsettled(run: Run) -> tuple[str, ...]:
+    """The words of numbers that more text may change, as the run's column has them: all but the first, the best one."""
+    return () if read_table(run, "endless") is None else run.columns("endless")["status"].words[1:]
+
+
 def endless_content(run: Run, places: list[tuple[int, int]]) -> dict[str, Any]:
-    """Of each head a row of numbers: label, NUMBERS, status; nothing where it was not measured."""
+    """Of each head a row of numbers: label, NUMBERS, status; nothing where it was not measured.
+
+    The last of the statuses is that of a number with a bound at best: what is stored as its estimate is not to be trusted.
+    """
     frame = read_table(run, "endless")
     if frame is None or frame.empty:
         return {}
-    columns = run.columns("heads")
+    columns, bounded = run.columns("heads"), unsettled(run)[-1:]
     labels = {key: columns[key].label if key in columns else key for key in dict.fromkeys(frame["number"])}
     found: dict[tuple[int, int], list[Any]] = {}
     for (layer, head), part in parts_of(frame, ["layer", "head"]):
         found[int(layer), int(head)] = [
-            [text_of(labels[row[0]]), *(None if not math.isfinite(x) else x for x in row[1:-1]), text_of(row[-1])]
-            for row in zip(part["number"], *(part[name] for name in NUMBERS), part["status"], strict=True)
+            [text_of(labels[number]), *_known(told, status in bounded), text_of(status)]
+            for number, *told, status in zip(*(part[name] for name in ("number", *NUMBERS, "status")), strict=True)
         ]
     words = {key: column.label for key, column in run.columns("endless").items()}
     head = [words[name] for name in ("number", *NUMBERS, "status")]
     return {"endless": [found.get(place) for place in places], "endless_labels": head}
+
+
+def _known(told: list[float], bounded: bool) -> list[float | None]:
+    """NUMBERS, None for what is missing."""
+    return [
+        x if math.isfinite(x) and not (bounded and name == "estimate") else None for name, x in zip(NUMBERS, told, strict=True)
+    ]
 
 
 def save_pool_sizes(runs: Mapping[str, Run], path: Path) -> Path:

@@ -27,6 +27,8 @@ __all__ = ["content_of", "render_page", "write_report"]
 _SOURCES = Path(__file__).parent / "page"
 _SCRIPTS = (
     "dom",
+    "save",
+    "pointing",
     "chart",
     "metrics",
     "map",

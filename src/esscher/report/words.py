@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from esscher.report.packing import shortened, text_of
@@ -41,18 +41,20 @@ def ranked_heads(heads: Any, column: str) -> Any:
     return order.drop(columns=["_need", "_error"])
 
 
-def demanding(heads: Any, column: str, percent: str, count: int = 3) -> dict[str, list[dict[str, str]]]:
+def demanding(
+    heads: Any, column: str, percent: str, unsettled: Collection[str] = (), count: int = 3
+) -> dict[str, list[dict[str, str]]]:
     """The most and the least demanding heads at an error, each with a sentence."""
     rows = [dict(row) for row in ranked_heads(heads, column).to_dict("records")]
     if not rows:
         return {"most": [], "least": []}
     share = min(count, max(1, len(rows) // 2)) if len(rows) > 1 else 1
-    told = [{"head": head_name(row), "text": sentence(row, column, percent)} for row in rows]
+    told = [{"head": head_name(row), "text": sentence(row, column, percent, unsettled)} for row in rows]
     return {"most": told[-share:][::-1], "least": told[:share] if len(rows) > 1 else []}
 
 
-def sentence(row: Mapping[str, Any], column: str, percent: str) -> str:
-    """What a head needs, and why."""
+def sentence(row: Mapping[str, Any], column: str, percent: str, unsettled: Collection[str] = ()) -> str:
+    """What a head needs, and why. ``unsettled``: the words of numbers that more text may change."""
     need, keys = _value(row, column), _value(row, "n_keys")
     if math.isfinite(need):
         text = f"needs {written(need)} tokens for an error of {percent} %"
@@ -75,9 +77,7 @@ def sentence(row: Mapping[str, Any], column: str, percent: str) -> str:
         text += "; " + ", ".join(facts)
     regime = text_of(row.get("regime"))
     settled = text_of(row.get("settled"))
-    status = (
-        f" More text may change these numbers: {shortened(settled, 60)}." if settled in ("moving", "beyond the pool") else ""
-    )
+    status = f" More text may change these numbers: {shortened(settled, 60)}." if settled in unsettled else ""
     return f"{text}. It is {shortened(regime, 60)}.{status}" if regime else f"{text}.{status}"
 
 

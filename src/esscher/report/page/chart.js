@@ -1,19 +1,26 @@
 // Charts as SVG. A chart is data: {x: {label, log, low, high}, y: {...}, series: [...], marks: [...], height}.
 // A series: {label, x, y, mode: "line" | "points" | "bars", low, high, dash, color, shades, names, links, faint, hidden}.
 // A mark: {x or y, label, dash, color}: a line across the plot.
+// What is shown while a reader looks closer: zoom: {x: [low, high], y: [low, high]}.
 //
-// By hand, because every page carries it: 12 kB. Libraries, minified: uPlot 1.6 51 kB and Chart.js 4.6 210 kB, both on canvas, so
-// that no text could be selected and no vectors saved; Plotly's smallest bundle, 4.1, 1192 kB, as SVG.
+// By hand, because every page carries it: 20 kB with pointing and saving. Libraries, minified: uPlot 1.6 51 kB and Chart.js 4.6
+// 210 kB, both on canvas, so that no text could be selected and no vectors saved; Plotly's smallest bundle, 4.1, 1192 kB, as SVG.
 
 const DASH = { solid: null, dotted: "1.5 4", dashed: "7 4", dashdot: "8 3 2 3" };
 let chartNumber = 0;
 
 function mountChart(spec) {
-  const plot = el("div", { class: "plot" });
-  const figure = el("figure", { class: "chart", "data-title": spec.title }, spec.title ? el("h3", {}, spec.title) : null, plot);
-  const redraw = () => drawChart(plot, spec);
-  figure.append(legend(spec, redraw));
+  const plot = el("div", { class: "plot", tabindex: 0, role: "group",
+    "aria-label": `${spec.y.label} against ${spec.x.label}; arrow keys read values, plus and minus zoom, 0 shows all` });
+  const figure = el("figure", { class: "chart", "data-title": spec.title || `${spec.y.label} against ${spec.x.label}` });
+  const chart = { spec, plot, tip: el("div", { class: "tip", hidden: true }), view: null };
+  const redraw = () => { chart.view = drawChart(spec, Math.max(220, plot.clientWidth)); plot.replaceChildren(chart.view.picture, chart.tip); chart.tip.hidden = true; };
+  const zoomed = (zoom) => { spec.zoom = zoom; redraw(); };
+  figure.append(toolsOf(figure, zoomTools(chart, zoomed)), ...(spec.title ? [el("h3", {}, spec.title)] : []), plot, legend(spec, redraw));
   if (spec.note) figure.append(el("figcaption", {}, spec.note));
+  readValues(chart);
+  dragToZoom(chart, zoomed);
+  steerWithKeys(chart, zoomed);
   let width = 0;
   new ResizeObserver(() => {
     if (Math.abs(plot.clientWidth - width) < 2) return;
@@ -49,6 +56,10 @@ function colorOf(series, i) {
 }
 
 function extent(spec, axis) {
+  return spec.zoom ? spec.zoom[axis] : wholeExtent(spec, axis);
+}
+
+function wholeExtent(spec, axis) {
   const log = spec[axis].log;
   let values = [];
   for (const series of spec.series) {
@@ -100,28 +111,31 @@ function ticksOf([low, high], { log, whole }, room) {
   return ticks.length > room ? ticks.filter((_, i) => i % Math.ceil(ticks.length / room) === 0) : ticks;
 }
 
-function drawChart(plot, spec) {
-  const width = Math.max(220, plot.clientWidth), height = spec.height || 320;
+// The picture, and what is needed to read it: what was drawn where, and values of places.
+function drawChart(spec, width) {
+  const height = spec.height || 320;
   const pad = { left: 68, right: 12, top: 10, bottom: 42 };
   const xs = extent(spec, "x"), ys = extent(spec, "y");
-  const scale = (range, log, from, to) => {
-    const f = log ? Math.log : (value) => value;
-    const [low, high] = range.map(f);
-    return (value) => (log && !(value > 0) ? NaN : from + ((f(value) - low) / (high - low)) * (to - from));
-  };
-  const X = scale(xs, spec.x.log, pad.left, width - pad.right), Y = scale(ys, spec.y.log, height - pad.bottom, pad.top);
+  const X = scaleTo(xs, spec.x.log, pad.left, width - pad.right), Y = scaleTo(ys, spec.y.log, height - pad.bottom, pad.top);
   const id = `clip${++chartNumber}`;
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": `${spec.y.label} against ${spec.x.label}` });
   const inside = { x: pad.left, y: pad.top, width: width - pad.left - pad.right, height: height - pad.top - pad.bottom };
   picture.append(svg("defs", {}, svg("clipPath", { id }, svg("rect", inside))));
-  drawAxes(picture, spec, { xs, ys, X, Y, width, height, pad });
-  const data = svg("g", { "clip-path": `url(#${id})` });
+  drawAxes(picture, spec, { xs, ys, X: X.place, Y: Y.place, width, height, pad });
+  const data = svg("g", { "clip-path": `url(#${id})` }), drawn = [];
   picture.append(data);
-  const hits = [];
-  for (const mark of spec.marks || []) drawMark(data, mark, { X, Y, inside });
-  for (const series of spec.series) if (!series.hidden) drawSeries(data, series, { X, Y, hits, bottom: height - pad.bottom });
-  plot.replaceChildren(picture);
-  hover(plot, picture, spec, hits);
+  for (const mark of spec.marks || []) drawMark(data, mark, { X: X.place, Y: Y.place, inside });
+  for (const series of spec.series) if (!series.hidden) drawSeries(data, series, { X: X.place, Y: Y.place, drawn, bottom: height - pad.bottom });
+  return { picture, drawn, inside, x: X.value, y: Y.value };
+}
+
+// From values to places, and back.
+function scaleTo(range, log, from, to) {
+  const f = log ? Math.log : (value) => value, [low, high] = range.map(f);
+  return {
+    place: (value) => (log && !(value > 0) ? NaN : from + ((f(value) - low) / (high - low)) * (to - from)),
+    value: (place) => { const at = low + ((place - from) / (to - from)) * (high - low); return log ? Math.exp(at) : at; },
+  };
 }
 
 function drawAxes(picture, spec, { xs, ys, X, Y, width, height, pad }) {
@@ -153,19 +167,19 @@ function drawMark(layer, mark, { X, Y, inside }) {
   layer.append(svg("text", { ...at, class: "marktext", "text-anchor": vertical && !late ? "start" : "end" }, mark.label || ""));
 }
 
-function drawSeries(layer, series, { X, Y, hits, bottom }) {
+function drawSeries(layer, series, { X, Y, drawn, bottom }) {
   const places = series.x.map((x, i) => [X(x), series.y[i] === null ? NaN : Y(series.y[i]), i]);
   const shown = places.filter(([x, y]) => Number.isFinite(x) && Number.isFinite(y));
   const group = svg("g", { class: `series ${series.mode || "line"}` });
+  // of its interval; a low end of 0 has no place on a log scale
+  const ends = (i) => (series.low && series.low[i] !== null && series.high[i] !== null ? [Y(series.high[i]), Number.isFinite(Y(series.low[i])) ? Y(series.low[i]) : bottom] : null);
   if (series.mode === "bars") {
     const wide = shown.length > 1 ? Math.abs(shown[1][0] - shown[0][0]) : 10;
     for (const [x, y] of shown) group.append(svg("rect", { x: x - wide / 2, y, width: wide, height: Math.max(0, bottom - y), fill: colorOf(series), opacity: 0.45 }));
   } else if (series.mode === "points") {
     for (const [x, y, i] of shown) {
-      if (series.low && series.low[i] !== null && series.high[i] !== null) {
-        const low = Number.isFinite(Y(series.low[i])) ? Y(series.low[i]) : bottom;
-        group.append(svg("line", { x1: x, x2: x, y1: low, y2: Y(series.high[i]), stroke: colorOf(series, i), "stroke-width": 1.2, opacity: 0.7 }));
-      }
+      const bar = ends(i);
+      if (bar) group.append(svg("line", { x1: x, x2: x, y1: bar[1], y2: bar[0], stroke: colorOf(series, i), "stroke-width": 1.2, opacity: 0.7 }));
       const shape = series.tick
         ? svg("line", { x1: x - 4, x2: x + 4, y1: y, y2: y, stroke: colorOf(series, i), "stroke-width": 1.6 })
         : svg("circle", { cx: x, cy: y, r: series.radius || 3.5, fill: colorOf(series, i), opacity: series.faint ? 0.45 : 0.9 });
@@ -184,37 +198,6 @@ function drawSeries(layer, series, { X, Y, hits, bottom }) {
     group.append(svg("path", { d: path, fill: "none", stroke: colorOf(series), "stroke-width": series.thick || 1.8,
       "stroke-dasharray": DASH[series.dash], opacity: series.faint ? 0.45 : 1 }));
   }
-  if (!series.silent) for (const [x, y, i] of shown) hits.push({ x, y, i, series });
+  if (!series.silent) drawn.push({ series, places: shown.map(([x, y, i]) => ({ x, y, i, ends: ends(i) })), bottom });
   layer.append(group);
-}
-
-function hover(plot, picture, spec, hits) {
-  const tip = el("div", { class: "tip", hidden: true });
-  plot.append(tip);
-  const nearest = (event) => {
-    const box = picture.getBoundingClientRect(), zoom = picture.viewBox.baseVal.width / box.width;
-    const x = (event.clientX - box.left) * zoom, y = (event.clientY - box.top) * zoom;
-    let best = null, least = 900;
-    for (const hit of hits) {
-      const distance = (hit.x - x) ** 2 + (hit.y - y) ** 2;
-      if (distance < least) [best, least] = [hit, distance];
-    }
-    return best;
-  };
-  picture.addEventListener("pointermove", (event) => {
-    const hit = nearest(event);
-    tip.hidden = !hit;
-    if (!hit) return;
-    const { series, i } = hit;
-    const lines = [series.names ? series.names[i] : series.label, `${spec.x.label}: ${written(series.x[i], 4)}`, `${spec.y.label}: ${written(series.y[i], 4)}`];
-    if (series.low && series.low[i] !== null) lines.push(`interval ${written(series.low[i])} to ${written(series.high[i])}`);
-    tip.replaceChildren(...lines.filter(Boolean).map((line) => el("div", {}, outside(line))));
-    tip.style.left = `${Math.min(hit.x + 12, plot.clientWidth - tip.offsetWidth - 4)}px`;
-    tip.style.top = `${Math.max(0, hit.y - tip.offsetHeight - 10)}px`;
-  });
-  picture.addEventListener("pointerleave", () => { tip.hidden = true; });
-  picture.addEventListener("click", (event) => {
-    const hit = nearest(event);
-    if (hit && hit.series.links) location.hash = hit.series.links[hit.i];
-  });
 }

@@ -11,7 +11,7 @@ function compareOf(atlases) {
   }
   show();
   const ranks = DATA.ranks && DATA.ranks.count ? el("div", {}, el("h3", {}, "Ranks of heads between texts"),
-    dataTable({ ...DATA.ranks, total: DATA.ranks.count, file: fileName("domains", "ranks"), link: null })) : null;
+    dataTable({ ...DATA.ranks, total: DATA.ranks.count, file: fileName("csv", "domains", "ranks"), link: null })) : null;
   return section("compare", "Side by side", el("div", { class: "row" }, medians(atlases, common), regimesSideBySide(atlases)),
     el("div", { class: "controls" }, menu("shown", common.map((metric) => [metric.key, metric.label]), key, (value) => { key = value; show(); })), box, ranks);
 }

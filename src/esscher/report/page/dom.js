@@ -118,8 +118,14 @@ function section(id, title, ...content) {
   return el("section", { id }, el("h2", {}, title), ...content);
 }
 
-function download(name, text) {
-  const address = URL.createObjectURL(new Blob([text], { type: "text/csv;charset=utf-8" }));
+// Of letters that every file system takes; a part that is missing is left out.
+function fileName(ending, ...parts) {
+  const plain = parts.filter(Boolean).map((part) => String(part).replace(/[^A-Za-z0-9._-]+/g, "_").slice(0, 60));
+  return `esscher-${plain.join("-")}.${ending}`;
+}
+
+function download(name, content, type) {
+  const address = URL.createObjectURL(new Blob([content], { type }));
   const link = el("a", { href: address, download: name });
   document.body.append(link);
   link.click();

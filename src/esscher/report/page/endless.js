@@ -6,7 +6,7 @@ function settledOf(atlas, i) {
   const interval = (low, high) => (low === null && high === null ? "not known" : low === null ? `at most ${written(high)}` : high === null ? `at least ${written(low)}` : `${written(low)} to ${written(high)}`);
   const [number, value, half, estimate, , , status] = atlas.endless_labels;
   const body = rows.map(([label, now, before, expected, low, high, word]) => el("tr", {}, el("th", { scope: "row" }, label),
-    el("td", { class: "number" }, written(now)), el("td", { class: "number" }, written(before)), el("td", { class: "number" }, word === "beyond the pool" ? "–" : written(expected)),
+    el("td", { class: "number" }, written(now)), el("td", { class: "number" }, written(before)), el("td", { class: "number" }, written(expected)),
     el("td", {}, interval(low, high)), el("td", {}, outside(word))));
   return el("details", { class: "endless", open: true }, el("summary", {}, "If the text went on"),
     el("p", { class: "soft" }, "Each number on this text and on halves of it, and what an endless text of the same kind has, with 90 % intervals."),

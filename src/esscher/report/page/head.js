@@ -16,6 +16,7 @@ function headView(atlas) {
   function show() {
     if (atlas.open === null) { box.hidden = true; box.replaceChildren(); return; }
     box.hidden = false;
+    box.dataset.head = atlas.name_of(atlas.open);
     box.replaceChildren(...headContent(atlas, atlas.open));
   }
   atlas.on((change) => { if ("open" in change) show(); });

@@ -18,6 +18,7 @@ function build() {
     state.current = number;
     intros.forEach((intro, i) => { intro.hidden = i !== number && views.length > 1; });
     if (!built[number]) built[number] = contentOf(views[number]);
+    content.dataset.run = number;
     content.replaceChildren(...built[number]);
     document.querySelectorAll("#runs button").forEach((button, i) => button.setAttribute("aria-pressed", String(i === number)));
     navigation(content, compared);
@@ -37,14 +38,14 @@ function atlasParts(atlas) {
   if (!atlas.count) return [section("map", "Map of heads", el("p", { class: "soft" }, "No head was measured, so there is no map."))];
   const parts = atlas.percents.length || atlas.metrics().length ? [overviewOf(atlas)] : [];
   const table = section("table", "All heads", dataTable({ columns: atlas.columns, rows: atlas.rows, total: atlas.count,
-    file: fileName(atlas.name, "heads"), link: (i) => atlas.hash_of(i) }));
+    file: fileName("csv", atlas.name, "heads"), link: (i) => atlas.hash_of(i) }));
   return [...parts, headView(atlas), rulesOf(atlas), scatterOf(atlas), scalesOf(atlas), layersOf(atlas), table];
 }
 
 function chartParts(view) {
   const charts = view.charts.length ? [section("charts", "Pictures", el("div", { class: "twocol even" }, view.charts.map(mountChart)))] : [];
   const tables = view.tables.map((table, i) => section(`table${i || ""}`, `Table: ${table.name}`,
-    dataTable({ columns: table.columns, rows: table.rows, total: table.count, file: fileName(view.name, table.name), link: null })));
+    dataTable({ columns: table.columns, rows: table.rows, total: table.count, file: fileName("csv", view.name, table.name), link: null })));
   return [...charts, ...tables];
 }
 

@@ -47,7 +47,8 @@ function headMap(atlas, key = null) {
       text.textContent = color ? (words ? value.slice(0, 4) : brief(value)) : beyond ? "never" : atlas.ok(i) ? "–" : "×";
       text.setAttribute("class", `celltext${color ? (color.dark ? " light" : " dark") : beyond ? " dark" : ""}`);
     });
-    legend.replaceChildren(...mapKey(atlas, metric, scale));
+    legend.replaceChildren(...mapKey(atlas, metric, scale, hatch));
+    figure.dataset.title = atlas.label(shown());
   }
   function mark() {
     cells.forEach(({ rect }, i) => rect.classList.toggle("open", i === atlas.open));
@@ -56,8 +57,10 @@ function headMap(atlas, key = null) {
     if (!key && ("metric" in change || ("percent" in change && atlas.metric === "needed"))) paint();
     if ("open" in change) mark();
   });
+  const figure = el("figure", { class: "mapbox" });
+  figure.append(toolsOf(figure), el("div", { class: "axisname" }, "layers down, heads across", el("span", { class: "screen" }, "; click a cell to open its head")), el("div", { class: "scroll" }, picture), legend);
   paint();
-  return el("div", { class: "mapbox" }, el("div", { class: "axisname" }, "layers down, heads across; click a cell to open its head"), el("div", { class: "scroll" }, picture), legend);
+  return figure;
 }
 
 // Written when the mouse comes: for all cells at once it would cost more than their colours.
@@ -74,24 +77,25 @@ function cellColor(atlas, metric, scale, value) {
   return share === null ? null : shade(share);
 }
 
-function mapKey(atlas, metric, scale) {
+function swatch(color) {
+  return svg("svg", { width: 14, height: 14, "aria-hidden": "true" }, svg("rect", { width: 14, height: 14, rx: 3, fill: color }));
+}
+
+function mapKey(atlas, metric, scale, hatch) {
   const needed = metric.key === "needed", missing = [];
   const some = (test) => atlas.rows.layer.some((_, i) => test(i));
-  if (needed && some((i) => atlas.ok(i) && atlas.value("needed", i) === null)) missing.push(el("span", { class: "swatch" }, el("i", { class: "beyond" }), "never within what was measured"));
-  if (some((i) => !atlas.ok(i) || (!needed && atlas.value(metric.key, i) === null))) missing.push(el("span", { class: "swatch" }, el("i", { class: "hatched" }), "not measured"));
+  if (needed && some((i) => atlas.ok(i) && atlas.value("needed", i) === null)) missing.push(el("span", { class: "swatch" }, swatch("var(--beyond)"), "never within what was measured"));
+  if (some((i) => !atlas.ok(i) || (!needed && atlas.value(metric.key, i) === null))) missing.push(el("span", { class: "swatch" }, swatch(`url(#${hatch})`), "not measured"));
   if (!scale) {
     const order = (word) => (metric.words || []).indexOf(word) + 1 || Infinity;
     const seen = [...new Set(atlas.column(metric.key).filter((word, i) => atlas.ok(i) && word))].sort((a, b) => order(a) - order(b) || 0);
     return [...seen.map((word) => {
-      const dot = el("i", {});
-      dot.style.background = `var(--c${atlas.wordColor(metric.key, word)})`;
       const meaning = (metric.meanings || [])[(metric.words || []).indexOf(word)];
-      return el("span", { class: "swatch" }, dot, outside(meaning ? `${word}: ${meaning}` : word));
+      return el("span", { class: "swatch" }, swatch(`var(--c${atlas.wordColor(metric.key, word)})`), outside(meaning ? `${word}: ${meaning}` : word));
     }), ...missing];
   }
   if (scale.low === null) return missing;
-  const bar = el("span", { class: "ramp" });
-  bar.style.background = `linear-gradient(to right, ${[0, 0.2, 0.4, 0.6, 0.8, 1].map((share) => shade(share).css).join(",")})`;
+  const bar = svg("svg", { class: "ramp", viewBox: "0 0 48 4", preserveAspectRatio: "none" }, [...Array(48).keys()].map((i) => svg("rect", { x: i, width: 1.1, height: 4, fill: shade(i / 47).css })));
   return [el("span", {}, written(scale.low)), bar, el("span", {}, written(scale.high)),
     el("span", { class: "soft" }, `${atlas.label(metric.key)}${metric.scale === "log" ? ", log scale" : ""}`), ...missing];
 }

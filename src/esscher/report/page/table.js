@@ -11,7 +11,7 @@ function dataTable({ columns, rows, total, file, link }) {
   const told = el("span", { class: "soft" }), head = el("thead", {}), body = el("tbody", {});
   const more = el("button", { type: "button", onclick: () => { state.shown = count; show(); } });
   const wider = el("button", { type: "button", onclick: () => { state.all = !state.all; show(); } });
-  const save = el("button", { type: "button", class: "csv", onclick: () => download(file, csvOf(columns, rows, state.order)) }, "Download CSV");
+  const save = el("button", { type: "button", class: "csv", onclick: () => download(file, csvOf(columns, rows, state.order), "text/csv;charset=utf-8") }, "Download CSV");
   const visible = () => (state.all ? columns : columns.slice(0, FEW));
   function sortBy(key) {
     state.down = state.key === key ? !state.down : false;
@@ -85,9 +85,4 @@ function csvOf(columns, rows, order) {
   };
   const lines = [columns.map(({ key }) => cell(key)), ...order.map((i) => columns.map(({ key }) => cell(rows[key][i])))];
   return lines.map((line) => line.join(",")).join("\r\n") + "\r\n";
-}
-
-function fileName(...parts) {
-  const plain = parts.map((part) => String(part).replace(/[^A-Za-z0-9._-]+/g, "_").slice(0, 60));
-  return `esscher-${plain.join("-")}.csv`;
 }

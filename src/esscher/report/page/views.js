@@ -67,7 +67,7 @@ function agreementOf(atlas) {
   const told = "The rate of [B] is of the outputs' mean and covariance; it does not speak of the L2 error of outputs, which the measured exponent is of.";
   if (!atlas.agreement || !atlas.agreement.count) return el("p", { class: "soft" }, told);
   return el("div", {}, el("h3", {}, "Ranks of predicted and measured exponents"), el("p", {}, told),
-    dataTable({ ...atlas.agreement, total: atlas.agreement.count, file: fileName(atlas.name, "agreement"), link: null }));
+    dataTable({ ...atlas.agreement, total: atlas.agreement.count, file: fileName("csv", atlas.name, "agreement"), link: null }));
 }
 
 function scatterChart(atlas, axis, [key, title], colour) {
@@ -119,7 +119,7 @@ function wholesOf(atlas) {
 // What the probe says of the tokens of each layer.
 function tokensOf(atlas) {
   if (!atlas.layers || !atlas.layers.count) return null;
-  return el("div", {}, el("h3", {}, "Tokens of each layer"), dataTable({ ...atlas.layers, total: atlas.layers.count, file: fileName(atlas.name, "layers"), link: null }));
+  return el("div", {}, el("h3", {}, "Tokens of each layer"), dataTable({ ...atlas.layers, total: atlas.layers.count, file: fileName("csv", atlas.name, "layers"), link: null }));
 }
 
 function profileChart(atlases, key) {
