@@ -20,8 +20,9 @@ def commands(body: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("page", TUTORIALS, ids=[page.stem for page in TUTORIALS])
 def test_tutorial_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Commands on MODEL, which stands for the reader's, are not run."""
+    """Commands on MODEL, which stands for the reader's, are not run; outputs are those of a terminal of 100 columns."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
     text = page.read_text("utf-8")
     ran = [block for block in blocks(text, "sh") if "MODEL" not in block.body]
     assert ran

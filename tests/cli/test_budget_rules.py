@@ -28,13 +28,14 @@ def test_the_budget_of_a_rule(probed: Path, capsys: pytest.CaptureFixture[str]) 
     assert (code, err) == (0, "")
     summary, *lines = out.splitlines()
     assert summary.startswith("kept of the cache for an error of 10.0%: each head its own ")
-    assert lines[0] == "heavy, keys for an error of 10.0%; prose.txt, windows of 512 tokens"
+    assert lines[0] == "heavy, keys for an error of 10.0%; 8 heads, 2 of 2 layers, prose.txt, windows of 512 tokens"
     assert " ".join(lines[1].split()) == "kv head keys of the cache error error, 95 % keys for q95 best split"
     want = rule_budget(frontier(), "heavy", 0.1)
     assert lines[2].split()[:4] == ["0.0", f"{want.caches['keys'][0]:.1f}", f"{want.caches['ratio'][0]:.1%}", "10.0%"]
     assert "worst head" in out
     worst = want.totals.set_index("split").loc["uniform"]
     assert f"{worst['worst_head']} {worst['worst']:.1%}" in out
+    assert f"{worst['worst_layer']} {worst['worst_layer_error']:.1%}" in out
     code, out, _ = run(["budget", str(probed), "--rule", "heavy", "--by", "head", "--json"], capsys)
     found = json.loads(out)
     assert code == 0
@@ -47,7 +48,7 @@ def test_a_total_is_not_headed_by_an_error(probed: Path, capsys: pytest.CaptureF
     for arguments in (["--rule", "heavy"], ["--rule", "heavy", "--by", "head"], []):
         code, out, _ = run(["budget", str(probed), "--total", "300", *arguments], capsys)
         assert code == 0
-        assert out.startswith("error of 300 keys in all")
+        assert ("error of 300 keys in all" if arguments else "errs least, ") in out.splitlines()[0]
         assert not arguments or "keys in the best split of 300" in out.splitlines()[1]
         assert "for an error" not in out
         assert "each head its own" not in out
@@ -56,17 +57,55 @@ def test_a_total_is_not_headed_by_an_error(probed: Path, capsys: pytest.CaptureF
 def test_without_a_rule_every_rule_is_named_with_its_total(probed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(["budget", str(probed)], capsys)
     assert code == 0
-    lines = out.splitlines()
-    assert lines[0] == "share of the cache kept for an error of 10.0%, by keep rule; prose.txt, windows of 512 tokens"
-    rows = {line.split()[0]: line for line in lines[2:]}
-    assert list(rows) == ["random", "sinks:4+recent", "heavy", "topk", "neyman"]
+    summary, title, _, *lines, hint = out.splitlines()
     want = rule_budget(frontier(), "heavy", 0.1).totals
+    best = want.set_index("split").loc["best split"]
+    assert summary.startswith(
+        f"of rules for a cache heavy keeps least, {best['ratio']:.1%} in its best split (worst head {best['worst_head']} at "
+        f"{best['worst']:.1%}, worst layer {best['worst_layer']} at {best['worst_layer_error']:.1%}); of rules that choose for "
+        "each query topk keeps least"
+    )
+    assert title == (
+        "share of the cache kept for an error of 10.0%, by keep rule; 8 heads, 2 of 2 layers, prose.txt, windows of 512 "
+        "tokens; worst head and layer of the best split"
+    )
+    assert hint == "--rule NAME shows one of them head by head"
+    rows = {line.split()[0]: line for line in lines}
+    assert list(rows) == ["random", "sinks:4+recent", "heavy", "topk", "neyman"]
+    for split, row in want.set_index("split").iterrows():
+        for name, error in (("worst_head", "worst"), ("worst_layer", "worst_layer_error")):
+            assert f"  {row[name]} {row[error]:.1%}" in rows["heavy"], split
     assert rows["heavy"].split()[1:5] == ["once", *(f"{ratio:.1%}" for ratio in want["ratio"])]
     assert "for each query" in rows["topk"]
     code, out, _ = run(["budget", str(probed), "--json"], capsys)
     assert {(row["rule"], row["split"]) for row in json.loads(out)["rules"]} == {
         (rule, split) for rule in rows for split in ("each head its own", "uniform", "best split")
     }
+
+
+def test_the_table_of_rules_has_the_flags_of_tables(probed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["budget", str(probed), "--top", "2", "--sort", "best split", "--markdown"]
+    code, out, err = run(asked, capsys)
+    assert (code, err) == (0, "the first 2 of 5 rows\n")
+    rows = [line for line in out.splitlines() if line.startswith("| ")]
+    assert rows[0].startswith("| keep rule | chosen | each head its own | uniform | best split | worst head | worst layer |")
+    assert [row.split()[1] for row in rows[2:]] == ["neyman", "topk"]
+
+
+def test_what_was_not_measured_is_not_called_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two layers of thirty: on the terminal, as JSON, in an export, and in Python."""
+    path = str(frontier_run(tmp_path / "run", layers=30, heads=4).path)
+    for arguments in ([], ["--rule", "heavy"], ["--json"], ["--rule", "heavy", "--export", "json"]):
+        code, out, _ = run(["budget", path, *arguments], capsys)
+        assert code == 0
+        assert "8 of 120 heads, 2 of 30 layers" in out
+        assert "of the model" not in out
+        assert "all heads" not in out
+    assert repr(es.load_run(path).budget(rule="heavy")).startswith(
+        "RuleBudget(heavy, 8 of 120 heads, 2 of 30 layers; each head"
+    )
+    whole = str(frontier_run(tmp_path / "whole", heads=4).path)
+    assert "all 8 heads of the model" in run(["budget", whole], capsys)[1]
 
 
 def test_a_rule_of_each_query_says_that_the_cache_holds_all(probed: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ import torch
 import yaml
 
 import esscher as es
+from esscher.cli import main
 from tests.cli.commands import run
 from tests.models.probe_runs import few_texts, save_tiny, source
 from tests.models.tiny import REFUSED, build
@@ -56,6 +57,68 @@ def test_table_report_and_run(folder: Path, text: Path, tmp_path: Path, capsys: 
     assert found["run"] == str(out)
     assert found["report"] is None
     assert {"about", "heads", "layers", "budget", "spec"} <= set(found)
+
+
+@pytest.fixture(scope="module")
+def own_contexts(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A probe of one of two layers of a causal model, every query in its own context; and its command."""
+    folder = save_tiny(tmp_path_factory.mktemp("models") / "tiny-llama", "llama")
+    out = tmp_path_factory.mktemp("runs") / "own"
+    command = (
+        f"probe {folder} --text {text} --pool sequence --layers 1 --max-tokens 96 --window 48 --queries 4 --kept-queries 2"
+    )
+    command += f" --rules random --rules heavy --rules neyman --epsilon 0.3 --workers 1 --no-report --out {out}"
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(command.split(" "))
+    return out, command.split(" ")
+
+
+def test_own_contexts_say_what_a_rule_keeps(
+    own_contexts: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Kept keys of those a query sees, and heads in the order of what they keep; draws are called draws."""
+    out, command = own_contexts
+    heads = es.load_run(out).table("heads")
+    assert len(heads) == 4
+    ties = ["floor_kept_10pct", "relative_at_n"]  # where there is none: more than was tried
+    order = heads.fillna({key: float("inf") for key in ("cache_kept_10pct", *ties)}).sort_values(["cache_kept_10pct", *ties])
+    places = [f"1.{head}" for head in order["head"]]
+    code, shown, err = run([*command, "--top", "3"], capsys)
+    assert code == 0
+    assert "the first 3 of 4 rows" in err
+    assert "4 of 8 heads, 1 of 2 layers" in shown
+    assert "; most demanding first" in shown
+    assert shown.startswith("Regime: ")
+    assert "\nWhat to do: " in shown
+    lines = shown.splitlines()
+    header = next(i for i, line in enumerate(lines) if line.startswith("head  "))
+    assert "kept for 10 %" in lines[header]
+    assert "draws 10 %" in lines[header]
+    assert [line.split()[0] for line in lines[header + 1 : header + 4]] == places[:0:-1]
+    (most,) = (line for line in lines if line.startswith("Most needed for an error of 10 %: "))
+    assert most.startswith(f"Most needed for an error of 10 %: {places[-1]} (")
+    assert f"; least: {places[0]} (" in most
+    assert (heads["cache_kept_10pct"].dropna() <= heads["rule_keys"].max()).all()
+    assert f"least L1H{places[0][2:]} with " in es.load_run(out).summary()
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = run(command, capsys)[1]
+    assert max(map(len, narrow.splitlines())) <= 80, narrow
+    assert "kept for 10 %" in narrow
+
+
+def test_the_table_of_heads_is_sorted_cut_and_markdown(
+    own_contexts: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, shown, _ = run([*own_contexts[1], "--sort", "beta_fit:down", "--top", "2", "--markdown"], capsys)
+    assert code == 0
+    tables = [table.splitlines() for table in shown.split("\n\n") if table.startswith("| ")]
+    heads = es.load_run(own_contexts[0]).table("heads").sort_values("beta_fit", ascending=False)
+    assert [row.split(" | ")[0] for row in tables[0][2:]] == [f"| 1.{head}" for head in heads["head"][:2]]
+    assert len(tables) == 2 + len(es.load_run(own_contexts[0]).table("rule_budget")["epsilon"].unique())
+    assert "most demanding first" not in shown
+    code, _, err = run([*own_contexts[1], "--sort", "colour"], capsys)
+    assert code == 2
+    assert "--sort: expected one of head, regime, " in err
 
 
 def test_predicted_beside_measured(folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from esscher import report
 from esscher.report import render_page, write_report
 from esscher.report.packing import Grids, columns_of, number, shortened
 from esscher.report.page import content_of
-from esscher.report.words import demanding, ranked_heads, sentence, text_described, written
+from esscher.report.words import demanding, need_column, ranked_heads, sentence, text_described, written
 from esscher.runs import Run, load_run
 from esscher.runs.columns import declare
 from tests.report.atlas import ProbeLike, atlas_run, atlas_tables, declared, store_run
@@ -84,28 +84,46 @@ def heads() -> pd.DataFrame:
 
 def test_the_most_demanding_heads() -> None:
     assert ranked_heads(heads(), "tokens_needed_10pct")["head"].tolist() == [0, 1, 3, 2]
-    told = demanding(heads(), "tokens_needed_10pct", "10")
+    told = demanding(heads(), "10")
     assert [entry["head"] for entry in told["most"]] == ["L0H2", "L0H3"]
     assert [entry["head"] for entry in told["least"]] == ["L0H0", "L0H1"]
     assert told["most"][0]["text"] == (
         "never came down to 10 % within what was measured (its error at 1,000 tokens is 90 %); "
         "its error falls with exponent 0.05. It is frozen."
     )
-    assert demanding(heads(), "tokens_needed_1pct", "1") == {"most": [], "least": []}
+    assert demanding(heads(), "1") == {"most": [], "least": []}
 
 
 def test_a_sentence_says_what_the_row_says() -> None:
     row = {"layer": 1, "head": 2, "tokens_needed_10pct": 2500.0, "n_keys": 1000, "coupling": 3.14159, "effective_tokens": 41.7}
-    assert sentence(row, "tokens_needed_10pct", "10") == (
-        "needs 2,500 tokens for an error of 10 % (2.5 times the pool); its coupling is 3.14, about 42 keys share its attention."
+    why = "; its coupling is 3.14, about 42 keys share its attention."
+    assert sentence(row, "10") == f"needs 2,500 draws with replacement from 1,000 keys for an error of 10 %{why}"
+    few = row | {"tokens_needed_10pct": 250.0}
+    assert sentence(few, "10") == f"needs 250 tokens for an error of 10 % (25 % of the pool){why}"
+    assert sentence(few, "10", own=True) == f"needs 250 draws with replacement from 1,000 keys for an error of 10 %{why}"
+    ruled = row | {"cache_kept_10pct": 12.5, "cache_rule_10pct": "heavy", "rule_keys": 256.0}
+    assert sentence(ruled, "10", own=True) == f"keeps 12.5 of 256 keys by heavy for an error of 10 %{why}"
+    none = ruled | {"cache_kept_10pct": math.nan, "cache_rule_10pct": "none"}
+    assert sentence(none, "10").startswith("keeps more of 256 keys than were tried for an error of 10 %; ")
+
+
+def test_heads_are_ordered_by_what_a_keep_rule_needs() -> None:
+    """Draws with replacement say the contrary: two keys decide head 1, the easiest for a rule and the worst for draws."""
+    known = heads().assign(
+        cache_kept_10pct=[120.0, 2.0, math.nan, math.nan, math.nan], floor_kept_10pct=[60.0, 2.0, 90.0, 99.0, math.nan]
     )
+    assert need_column(known, "10") == "cache_kept_10pct"
+    assert need_column(known, "5") == "tokens_needed_5pct"
+    assert ranked_heads(known, need_column(known, "10"))["head"].tolist() == [1, 0, 2, 3]
+    assert [entry["head"] for entry in demanding(known, "10")["least"]] == ["L0H1", "L0H0"]
+    assert list(ranked_heads(known, "cache_kept_10pct").columns) == list(known.columns)
 
 
 def test_unsettled_numbers_are_said_by_the_words_of_the_run(tmp_path: Path) -> None:
     """Whatever the statuses are called: the first is the best, and of the last no estimate is to be trusted."""
     row = {"layer": 1, "head": 2, "tokens_needed_10pct": 2500.0, "settled": "adrift"}
-    assert "More text may change these numbers: adrift." in sentence(row, "tokens_needed_10pct", "10", ("adrift", "lost"))
-    assert "More text" not in sentence(row | {"settled": "at rest"}, "tokens_needed_10pct", "10", ("adrift", "lost"))
+    assert "More text may change these numbers: adrift." in sentence(row, "10", ("adrift", "lost"))
+    assert "More text" not in sentence(row | {"settled": "at rest"}, "10", ("adrift", "lost"))
     tables = atlas_tables(1, 2)
     tables["heads"]["settled"] = ["moving", "beyond the pool"]
     numbers = {"number": "beta_fit", "value": 0.5, "half": 0.4, "quarter": 0.3, "eighth": 0.2, "estimate": 0.7, "low": 0.1}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from esscher.cli.tables import Form, Shown, show_table, shown
-from esscher.runs.printable import printable
+from esscher.cli.tables import Form, Shown, say, show_table, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,12 +17,12 @@ L2 = "exponent: that of the L2 error of outputs, of which the rate of [B] does n
 FORMS: dict[str, Form] = {"coupling": ".3g", "beta_paper": ".4f"}  # others .3f
 
 
-def show_agreement(run: Run) -> None:
+def show_agreement(run: Run, look: Mapping[str, Any]) -> None:
     """What was measured of the outputs' moments beside what theory says; where nothing was, one line that says so."""
     columns = run.columns("heads")
     if "beta_mean" not in columns:
         how = " (--moments 100 measures these)" if run.spec.get("pool") == "corpus" else ""
-        print(printable(L2 + how))
+        say(L2 + how)
         return
     heads = run.table("heads").to_dict("records")
     layers = run.table("layers").to_dict("records") if "layers" in run.tables else []
@@ -32,18 +31,19 @@ def show_agreement(run: Run) -> None:
     keys = [key for key, column in columns.items() if column.metric in ("mean", "cov")]
     keys += [key for key, column in columns.items() if column.of] + ["coupling"]
     empty = dict.fromkeys(columns, float("nan"))
-    found = [shown(columns[key], [empty | row for row in rows], FORMS.get(key, ".3f")) for key in keys]
-    show_table("measured exponents of the outputs' mean and covariance, beside those of theory", [place, *found])
-    print(printable(L2 + "; the table above has it"))
+    filled = [empty | row for row in rows]
+    found = [shown(columns[key], filled, FORMS.get(key, ".3f"), gives_way=last) for last, key in enumerate(keys)]
+    show_table("measured exponents of the outputs' mean and covariance, beside those of theory", [place, *found], look)
+    say(L2 + "; the table above has it")
     if "limits" in run.tables:
         limits = run.table("limits")
         share = f"{limits['share'].median():.0%} of the error at the largest n (median), {limits['share'].max():.0%} at most"
-        print(f"limit of the moments from {int(limits['queries'].max())} sampled queries: its own error, taken off, is {share}")
+        say(f"limit of the moments from {int(limits['queries'].max())} sampled queries: its own error, taken off, is {share}")
     if "agreement" in run.tables:
-        _show_ranks(run, columns)
+        _show_ranks(run, columns, look)
 
 
-def _show_ranks(run: Run, columns: Mapping[str, Column]) -> None:
+def _show_ranks(run: Run, columns: Mapping[str, Column], look: Mapping[str, Any]) -> None:
     """A prediction a row, a measurement a column."""
     table, rho = run.table("agreement"), run.columns("agreement")["rho"]
     for over, rows in table.groupby("over", sort=False):
@@ -54,4 +54,5 @@ def _show_ranks(run: Run, columns: Mapping[str, Column]) -> None:
             cells: list[dict[str, Any]] = own.set_index("predicted").loc[predicted].to_dict("records")
             header = columns[str(key)].header + (" (L2)" if columns[str(key)].metric == "l2" else "")
             shows.append(Shown(header, shown(rho, cells, ".2f").cells))
-        show_table(f"rank correlation of predicted and measured exponents over {count} {over}, with its 95 % interval", shows)
+        title = f"rank correlation of predicted and measured exponents over {count} {over}, with its 95 % interval"
+        show_table(title, shows, look)

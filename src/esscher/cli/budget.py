@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from esscher.cli.heads_table import show_totals
 from esscher.cli.options import Fields, Given
 from esscher.cli.output import Json, as_path, log, number, path_argument, path_option, print_json
-from esscher.cli.probe import show_totals
-from esscher.cli.rule_totals import show_rules, show_splits, where
+from esscher.cli.rule_totals import held_for, rules_in_words, show_rules, show_splits
 from esscher.cli.tables import Form, Look, Shown, print_table, say, show_table, shown
+from esscher.models.probe.budget_spec import ALLOWED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,11 +25,10 @@ if TYPE_CHECKING:
 
 __all__ = ["budget"]
 
-ERROR = 0.1  # allowed where neither an error nor a total is given
 ASKED = Fields(
-    "esscher.cli.budget_spec:BudgetFlags",
+    "esscher.models.probe.budget_spec:BudgetFlags",
     ("rule", "epsilon", "total", "weights"),
-    left_out={"rule": "every rule of the run", "epsilon": f"{ERROR:g}", "weights": "all heads count alike"},
+    left_out={"rule": "every rule of the run", "epsilon": f"{ALLOWED:g}", "weights": "all heads count alike"},
 )
 
 
@@ -61,7 +61,7 @@ def budget(
     if export == "kvpress" and (epsilon is not None or total is not None):
         raise ValueError("--export kvpress: it holds a split for every share to drop; leave --epsilon and --total out")
     weights = _weights(asked.get("weights"))
-    epsilon = ERROR if epsilon is None and total is None else epsilon
+    epsilon = ALLOWED if epsilon is None and total is None else epsilon
     several = "frontier" in stored.tables
     if rule is None and export is None and not several:
         if weights is not None:
@@ -70,7 +70,7 @@ def budget(
         return _print(stored, found, epsilon, total) if as_json else _show_random(found, stored, by, look)
     frontier = stored.table("frontier") if several else random_frontier(stored.table("heads"), stored.table("curves"))
     if rule is None and export is None:
-        return _every_rule(stored, frontier, (epsilon, total), weights, as_json)
+        return _every_rule(stored, frontier, (epsilon, total), weights, None if as_json else look)
     if rule is None and several:
         raise ValueError(f"--export: give the rule, one of {', '.join(dict.fromkeys(frontier['rule']))}")
     rule = find_rule(frontier, "random" if rule is None else rule)
@@ -95,8 +95,11 @@ def _check(by: str, export: str | None, out: Path | None, as_json: bool) -> None
 
 def _about(stored: Run) -> dict[str, Any]:
     """What a budget holds for."""
+    from esscher.models.probe.part import measured_part
+
     row = stored.table("about").iloc[0]
-    return {"run": str(stored.path), "model": str(row["model"]), "text": str(row["text"]), "window": int(row["window"])}
+    found = {"run": str(stored.path), "model": str(row["model"]), "part": measured_part(stored)}
+    return {**found, "text": str(row["text"]), "window": int(row["window"])}
 
 
 def _print(stored: Run, found: Budget | RuleBudget, epsilon: float | None, total: int | None) -> None:
@@ -128,7 +131,7 @@ def _show_random(found: Budget, stored: Run, by: str, look: Given) -> None:
     kept = [columns[key].header for key in ("tokens", "ratio")]
     cache = stored.columns("heads")["kv_head"].header
     total = int(found.totals["tokens"].iloc[-1])
-    title = f"keys kept at random, tokens {_asked(found.epsilon, total)}; {where(_about(stored))}"
+    title = f"keys kept at random, tokens {_asked(found.epsilon, total)}; {held_for(stored)}"
     say(_in_words(found.totals, found.epsilon, total))
     if by == "head":
         rows = [
@@ -144,7 +147,7 @@ def _show_random(found: Budget, stored: Run, by: str, look: Given) -> None:
             for row in found.caches.to_dict("records")
         ]
         print_table(title, [cache, "heads", *kept, *(key.replace("_", " ") for key in also)], rows, look=look)
-    show_totals(found.totals, columns)
+    show_totals(found.totals, columns, look)
 
 
 def _show_rule(found: RuleBudget, stored: Run, by: str, look: Given) -> None:
@@ -157,10 +160,11 @@ def _show_rule(found: RuleBudget, stored: Run, by: str, look: Given) -> None:
     also = {"keys_q95": "keys for q95", "best_split": "best split"} if found.epsilon is not None else {}
     more = [Shown(also[key], tuple(number(row[key], ",.1f") for row in rows)) for key in also if key in rows[0]]
     reads = " (what a query reads: the cache holds all)" if per_query(found.rule) else ""
-    title = f"{found.rule}{reads}, keys {_asked(found.epsilon, found.total)}; {where(_about(stored))}"
+    title = f"{found.rule}{reads}, keys {_asked(found.epsilon, found.total)}; {held_for(stored)}"
     say(_in_words(found.totals, found.epsilon, found.total))
     show_table(title, [names, *(shown(columns[key], rows, form) for key, form in forms.items()), *more], look)
-    show_splits(found.totals, columns, f"{found.rule}, all heads; the best split has the least summed squared relative error")
+    title = f"{found.rule}, these heads together; the best split has the least summed squared relative error"
+    show_splits(found.totals, columns, title, look)
 
 
 def _weights(run: str | None) -> dict[tuple[int, int], float] | None:
@@ -184,17 +188,21 @@ def _every_rule(
     frontier: pd.DataFrame,
     asked: tuple[float | None, int | None],
     weights: dict[tuple[int, int], float] | None,
-    as_json: bool,
+    look: Given | None,
 ) -> None:
+    """Totals of all rules: a table in a look, JSON where there is none."""
     from esscher.models.probe.rule_budget import RULE_BUDGET, rule_table
 
     epsilon, total = asked
     found = rule_table(frontier, [asked], weights)
-    if as_json:
+    if look is None:
         print_json({**_about(stored), "epsilon": epsilon, "total": total, "rules": found.to_dict("records")})
         return
     title = f"share of the cache kept {_asked(epsilon, total)}" if total is None else f"error of {total:,} keys in all"
-    show_rules(found, {column.key: column for column in RULE_BUDGET}, f"{title}, by keep rule; {where(_about(stored))}")
+    columns = {column.key: column for column in RULE_BUDGET}
+    say(rules_in_words(found))
+    show_rules(found, columns, f"{title}, by keep rule; {held_for(stored)}", look)
+    say("--rule NAME shows one of them head by head")
 
 
 def _export(

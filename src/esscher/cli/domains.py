@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esscher.cli.options import Given
 from esscher.cli.output import log, number, print_json
-from esscher.cli.tables import Form, Shown, count, show_table, shown
+from esscher.cli.tables import Form, Shown, count, same_form, show_table, shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,7 +103,9 @@ def group_path(context: ProbeContext, specs: Mapping[str, ProbeSpec]) -> Path:
     return alone.with_name(f"{alone.name.rpartition('-')[0]}-domains-{digest[:8]}")
 
 
-def probe_domains(specs: Mapping[str, ProbeSpec], path: Path, where: Given, *, page: bool, as_json: bool) -> None:
+def probe_domains(
+    specs: Mapping[str, ProbeSpec], path: Path, where: Given, *, page: bool, as_json: bool, look: Given | None = None
+) -> None:
     """Run every domain that is not finished, then compare them."""
     from esscher import runs
     from esscher.models.probe.job import units
@@ -121,7 +124,7 @@ def probe_domains(specs: Mapping[str, ProbeSpec], path: Path, where: Given, *, p
         context = context_of(spec, loaded=loaded)
         log(f"{name}: {len(context.places)} queries, pool {spec.pool}; run {path / name}")
         found[name] = runs.execute(spec, path / name, **where, progress=runs.terminal())
-    _compare(found, path, page=page, as_json=as_json)
+    _compare(found, path, page=page, as_json=as_json, look=look or {})
 
 
 def resume_domains(fields: Mapping[str, Mapping[str, Any]], path: Path, where: Given, *, as_json: bool) -> None:
@@ -132,7 +135,7 @@ def resume_domains(fields: Mapping[str, Mapping[str, Any]], path: Path, where: G
     probe_domains(specs, path, where, page=True, as_json=as_json)
 
 
-def _compare(found: Mapping[str, Run], path: Path, *, page: bool, as_json: bool) -> None:
+def _compare(found: Mapping[str, Run], path: Path, *, page: bool, as_json: bool, look: Given) -> None:
     import pyarrow as pa
 
     from esscher.models.probe.domains import DOMAIN_COLUMNS, RANK_COLUMNS, compare_domains
@@ -155,12 +158,13 @@ def _compare(found: Mapping[str, Run], path: Path, *, page: bool, as_json: bool)
         compared |= {} if sizes is None else {"pool_sizes": sizes.to_dict("records")}
         print_json({"run": str(path), "report": None if report is None else str(report), **compared, "runs": each})
         return
-    _show_beside(found, "heads", BESIDE, ["layer", "head"])
-    _show_beside(found, "layers", LAYERS, ["layer"])
-    _show_domains(domains, next(iter(found.values())))
-    _show_ranks(ranks, next(iter(found.values())))
+    form, first = same_form(look), next(iter(found.values()))
+    _show_beside(found, "heads", BESIDE, ["layer", "head"], look)
+    _show_beside(found, "layers", LAYERS, ["layer"], form)
+    _show_domains(domains, first, form)
+    _show_ranks(ranks, first, form)
     if sizes is not None:
-        _show_sizes(sizes, next(iter(found.values())))
+        _show_sizes(sizes, first, form)
         log(f"figure: {path / FIGURE}")
     if report is not None:
         log(f"report: {report}")
@@ -184,7 +188,7 @@ def _sizes(found: Mapping[str, Run], path: Path) -> pd.DataFrame | None:
     return rows
 
 
-def _show_sizes(sizes: pd.DataFrame, run: Run) -> None:
+def _show_sizes(sizes: pd.DataFrame, run: Run, look: Given) -> None:
     from esscher.models.probe.pool_sizes import SIZE_COLUMNS
 
     known, rows = run.columns("heads"), sizes.to_dict("records")
@@ -201,10 +205,10 @@ def _show_sizes(sizes: pd.DataFrame, run: Run) -> None:
     )
     by_key = {column.key: column for column in SIZE_COLUMNS}
     title = "90 % intervals for an endless text from the smallest pool, held against larger pools"
-    show_table(title, [first, *(shown(by_key[key], rows, form) for key, form in forms.items())])
+    show_table(title, [first, *(shown(by_key[key], rows, form) for key, form in forms.items())], look)
 
 
-def _show_beside(found: Mapping[str, Run], table: str, keys: Sequence[str], place: list[str]) -> None:
+def _show_beside(found: Mapping[str, Run], table: str, keys: Sequence[str], place: list[str], look: Given) -> None:
     """Rows of all runs that have them in common, each number once for every domain."""
     frames = {name: run.table(table).set_index(place) for name, run in found.items() if table in run.tables}
     if len(frames) < len(found):
@@ -217,11 +221,11 @@ def _show_beside(found: Mapping[str, Run], table: str, keys: Sequence[str], plac
         for name, frame in frames.items():
             cells = [{key: value} for value in frame.loc[common, key]]
             own = shown(columns[key], cells, FORMS.get(key, ".3g"))
-            shows.append(Shown(f"{own.header}, {name}", own.cells, own.words))
-    show_table(f"{table} by domain: {', '.join(found)}", shows)
+            shows.append(replace(own, header=f"{own.header}, {name}", key=f"{key}, {name}"))
+    show_table(f"{table} by domain: {', '.join(found)}", shows, look)
 
 
-def _show_domains(domains: pd.DataFrame, run: Run) -> None:
+def _show_domains(domains: pd.DataFrame, run: Run, look: Given) -> None:
     columns = run.columns("heads")
     shows = [Shown("domain", tuple(dict.fromkeys(domains["domain"])), words=True)]
     for key, rows in domains.groupby("measure", sort=False):
@@ -230,10 +234,10 @@ def _show_domains(domains: pd.DataFrame, run: Run) -> None:
             "-" if value != value else number(value, form) if isinstance(form, str) else form(value) for value in rows["median"]
         )
         shows.append(Shown(columns[str(key)].header, cells))
-    show_table("median over heads, by domain", shows)
+    show_table("median over heads, by domain", shows, look)
 
 
-def _show_ranks(ranks: pd.DataFrame, run: Run) -> None:
+def _show_ranks(ranks: pd.DataFrame, run: Run, look: Given) -> None:
     """A pair of domains a row, a measure a column."""
     columns = run.columns("heads")
     pairs = list(dict.fromkeys(zip(ranks["first"], ranks["second"], strict=True)))
@@ -246,6 +250,5 @@ def _show_ranks(ranks: pd.DataFrame, run: Run) -> None:
             change = "" if row["change"] != row["change"] else f", x{row['change']:.2f}"
             cells.append(text + ends + change)
         shows.append(Shown(columns[str(key)].header, tuple(cells)))
-    show_table(
-        "rank correlation of heads between domains, with its 95 % interval, and median of the second over the first", shows
-    )
+    title = "rank correlation of heads between domains, with its 95 % interval, and median of the second over the first"
+    show_table(title, shows, look)

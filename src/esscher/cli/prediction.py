@@ -91,15 +91,15 @@ def show(
     print()
     last = curve.n[-1:]
     show_table(
-        f"predictions (value at n = {int(last[0])}; bounds on the square are shown as their root; vacuous: beyond 1e308)",
+        f"predictions (value at n = {int(last[0]):,}; bounds on the square are shown as their root; vacuous: beyond 1e308)",
         [
             Shown("name", tuple(p.name for p in found), words=True, key="name"),
-            Shown("status", tuple(p.status for p in found), words=True, gives_way=2, key="status"),
+            Shown("status", tuple(p.status for p in found), words=True, wraps=True, narrowest=12, key="status"),
             Shown("quantity", tuple(p.quantity for p in found), words=True, gives_way=3, key="quantity"),
             Shown("source", tuple(p.source for p in found), words=True, gives_way=4, key="source"),
-            Shown("exponent", tuple(number(p.exponent) for p in found), key="exponent"),
+            Shown("exponent", tuple(number(p.exponent) for p in found), gives_way=1, key="exponent"),
             Shown("value", tuple(_value(p, last) for p in found), key="value"),
-            Shown("applies", tuple(_applies(p) for p in found), words=True, wraps=True, key="applies"),
+            Shown("applies", tuple(_applies(p) for p in found), words=True, wraps=True, narrowest=20, key="applies"),
         ],
         look,
     )

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esscher.cli.agreement import show_agreement
 from esscher.cli.describe import describe_run
 from esscher.cli.domains import domain_specs, group_path, probe_domains, size_specs
-from esscher.cli.layer_tails import show_tails
+from esscher.cli.heads_table import show_heads
 from esscher.cli.options import EXECUTION, Fields, Given
-from esscher.cli.output import MODEL, Json, Out, as_path, log, number, path_option, print_json
-from esscher.cli.rule_totals import show_rules, where
-from esscher.cli.tables import Form, Shown, count, say, show_table, shown
+from esscher.cli.output import MODEL, Json, Out, as_path, log, path_option, print_json
+from esscher.cli.tables import Look
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from esscher.models.probe.context import ProbeContext
-    from esscher.runs import Column, Run
+    from esscher.runs import Run
 
 __all__ = ["absolute", "end_probe", "place_numbers", "probe", "read_fields"]
 
@@ -60,6 +54,7 @@ def probe(
     corpus: Annotated[Given, TEXT],
     settings: Annotated[Given, MEASURED],
     where: Annotated[Given, WHERE],
+    look: Look,
     model: Annotated[str | None, typer.Argument(help=MODEL)] = None,
     separate: Annotated[bool, typer.Option("--separate", help="No window crosses documents.")] = False,
     domains: Annotated[
@@ -81,7 +76,7 @@ def probe(
     """Measure every head of a model on text: how fast it converges, why, and how many tokens it needs.
 
     Several domains, --packaged prose,code or --domain, and several --pool-sizes have a run each in one folder, and are
-    compared.
+    compared. --top shows the most demanding heads unless --sort says another order.
 
     Example: esscher probe --text book.txt --max-tokens 100000 --workers 2
     """
@@ -117,15 +112,15 @@ def probe(
     units(spec)  # what this pool cannot give is refused before anything is said
     if specs:
         folder = out if out is not None else group_path(context, specs)
-        return probe_domains(specs, folder, where, page=page, as_json=as_json)
+        return probe_domains(specs, folder, where, page=page, as_json=as_json, look=look)
     path = out if out is not None else run_folder(context)
     log(f"{context.loaded.name}: {len(context.layers)} layers, {_pool(context)}; run {path}")
     if (few := too_few_keys(context)) is not None:
         log(f"note: {few}")
-    end_probe(execute(spec, path, **where, progress=terminal()), as_json, page=page)
+    end_probe(execute(spec, path, **where, progress=terminal()), as_json, page=page, look=look)
 
 
-def end_probe(run: Run, as_json: bool, *, page: bool = True) -> None:
+def end_probe(run: Run, as_json: bool, *, page: bool = True, look: Given | None = None) -> None:
     """What a finished probe leaves: its page, and the tables."""
     from esscher.report import write_report
 
@@ -138,7 +133,7 @@ def end_probe(run: Run, as_json: bool, *, page: bool = True) -> None:
         }
         print_json({"run": str(run.path), "report": None if report is None else str(report), "spec": run.spec, **tables})
     else:
-        show_heads(run)
+        show_heads(run, look or {})
         if report is not None:
             log(f"report: {report}")
 
@@ -219,73 +214,3 @@ def _keep_stdin(corpus: dict[str, Any], out: Path | None) -> Path:
     write_durable(path, data)
     corpus["text"] = [str(path.absolute()) if name == "-" else name for name in corpus["text"]]
     return folder
-
-
-# The columns of the table of heads, how their numbers are written, and which give way where there is no room
-HEADS: tuple[tuple[str, Form, int], ...] = (
-    ("regime", "", 0),
-    ("kind", "", 0),
-    ("cache_rule_10pct", "", 9),
-    ("cache_kept_10pct", count, 8),
-    ("beta_fit", ".3f", 0),
-    ("beta_sharp", ".3f", 4),
-    ("tokens_needed_10pct", count, 0),
-    ("settled", "", 3),
-    ("effective_tokens", count, 2),
-    ("khat", ".2f", 5),
-    ("sink_mass", ".1%", 6),
-    ("horizon2", ".3g", 7),
-    ("coupling", ".3g", 1),
-)
-
-
-def show_heads(run: Run) -> None:
-    """The table of a probe, its budget, and what failed."""
-    heads, about = run.table("heads"), run.table("about").iloc[0]
-    seen = heads["n_keys"].max()
-    pool = f"{about['keys']} keys" if about["pool"] == "corpus" else f"queries that see {seen} keys of their own window"
-    title = (
-        f"{about['model']}, {pool} of {about['text']}; captured {about['captured_layers']} of {about['layers']} "
-        f"layers, parity {number(about['parity'], '.1e')}"
-    )
-    if about["pool"] == "sequence":
-        title += f", limits differ from the model's own outputs by {number(about['output_difference'], '.1e')}"
-    columns, rows = run.columns("heads"), heads.to_dict("records")
-    place = Shown("head", tuple(f"{row['layer']}.{row['head']}" for row in rows), words=True)
-    found = [shown(columns[key], rows, form, gives_way=last) for key, form, last in HEADS if key in columns]
-    if "settled" in columns:
-        measured = heads.loc[heads["status"] == "ok", "settled"]
-        say(settled_in_words(measured, columns["settled"].words, about["pool"]))
-    show_table(title, [place, *found])
-    show_agreement(run)
-    show_tails(run)
-    if "budget" in run.tables:
-        show_totals(run.table("budget"), run.columns("budget"))
-    if "rule_budget" in run.tables:
-        totals = run.table("rule_budget")
-        for epsilon, rows in totals.groupby("epsilon"):
-            title = f"share of the cache kept for an error of {epsilon:.1%}, by keep rule; {where(about)}"
-            show_rules(rows, run.columns("rule_budget"), title)
-    fine = heads["status"] == "ok"
-    for note, number_of in heads.loc[fine & (heads["reason"] != ""), "reason"].value_counts(sort=False).items():
-        log(f"{number_of} of {len(heads)} heads: {note}")
-    for row in heads[~fine].to_dict("records"):
-        log(f"layer {row['layer']} head {row['head']}: {row['status']}, {row['reason']}")
-
-
-def settled_in_words(settled: pd.Series, words: Sequence[str], pool: str) -> str:
-    """How many heads have numbers that would stay if the text went on; ``words``: those of the column, in their order."""
-    counted = settled.value_counts()
-    parts = ", ".join(f"{counted[word]} {word}" for word in words if word in counted)
-    if pool == "sequence":
-        return f"Numbers of heads over other windows of such text: {parts}. Brackets: 90 % intervals."
-    return f"Numbers of heads if the text went on: {parts}. Brackets: 90 % intervals for an endless text of this kind."
-
-
-def show_totals(totals: pd.DataFrame, columns: Mapping[str, Column]) -> None:
-    """Cache to keep where keys are kept at random, under each split between heads."""
-    rows = totals.to_dict("records")
-    error = Shown("total error", tuple(number(math.sqrt(row["squared_error"]), ".2%") for row in rows))
-    forms: dict[str, Form] = {"rule": "", "epsilon": ".1%", "tokens": count, "ratio": ".1%", "saved": ".1%"}
-    rule, asked, *rest = (shown(columns[key], rows, form) for key, form in forms.items())
-    show_table("key-value cache, keys kept at random", [rule, asked, error, *rest])

@@ -20,7 +20,20 @@ from esscher.runs.printable import printable
 if TYPE_CHECKING:
     from esscher.runs import Column
 
-__all__ = ["LOOK", "Form", "Look", "Shown", "count", "fitting", "print_table", "say", "screen_width", "show_table", "shown"]
+__all__ = [
+    "LOOK",
+    "Form",
+    "Look",
+    "Shown",
+    "count",
+    "fitting",
+    "print_table",
+    "same_form",
+    "say",
+    "screen_width",
+    "show_table",
+    "shown",
+]
 
 GAP = 2  # spaces between columns
 NARROWEST = 24  # characters of a column of sentences
@@ -35,7 +48,7 @@ class Shown:
     """A column as it is printed. ``gives_way``: where there is no room, the column that has most goes first; 0 never goes.
 
     ``values`` are what rows are sorted by, ``key`` the name for that, beside the header. A column of sentences ``wraps``
-    between words.
+    between words, and gets no narrower than ``narrowest``.
     """
 
     header: str
@@ -43,6 +56,7 @@ class Shown:
     words: bool = False
     gives_way: int = 0
     wraps: bool = False
+    narrowest: int = NARROWEST
     key: str = field(default="", compare=False)
     values: tuple[Any, ...] = field(default=(), compare=False)
 
@@ -53,7 +67,7 @@ class Shown:
     @property
     def least(self) -> int:
         """The width below which it cannot go."""
-        return min(self.width, max(NARROWEST, len(self.header))) if self.wraps else self.width
+        return min(self.width, max(self.narrowest, len(self.header))) if self.wraps else self.width
 
     def rows(self, order: Sequence[int]) -> Shown:
         """Some rows of it, in this order."""
@@ -105,6 +119,11 @@ def show_table(
     if len(kept) < len(columns):
         left_out = ", ".join(column.header for column in columns if column not in kept)
         print("\n".join(_folded(f"(no room for: {left_out}; a wider terminal, --markdown or --json has them)", width)))
+
+
+def same_form(look: Mapping[str, Any] | None) -> dict[str, Any]:
+    """How a table beside the main one is shown: Markdown where that is, with rows of its own."""
+    return {"markdown": True} if look and look.get("markdown") else {}
 
 
 def say(sentence: str) -> None:

@@ -60,7 +60,7 @@ def atlas(run: Run) -> dict[str, Any]:
             "errors": {},
         }
     content["warnings"] += _incomplete(heads)
-    grids = Grids()
+    grids, own = Grids(), run.spec.get("pool") == "sequence"
     places = list(zip(heads["layer"].astype(int), heads["head"].astype(int), strict=True))
     epsilons, moving = epsilons_of(heads), unsettled(run)
     frame = read_table(run, "curves")
@@ -69,7 +69,7 @@ def atlas(run: Run) -> dict[str, Any]:
         "columns": sorted(described(run, "heads", map(str, heads.columns)), key=lambda column: column.get("first", LAST)),
         "rows": columns_of(heads),
         "epsilons": epsilons,
-        "words": {percent: demanding(heads, column, percent, moving) for percent, column in epsilons.items()},
+        "words": {percent: demanding(heads, percent, moving, own=own) for percent in epsilons},
         "curves": [curves.get(place, []) for place in places],
         "wholes": {str(layer): found for (layer, head), found in curves.items() if head == -1},
         "scores": _by_head(read_table(run, "scores"), ("z", "density", "gaussian"), places, grids),

@@ -22,7 +22,7 @@ from esscher.report.formats import FORMATS
 from esscher.report.reading import read_table
 from esscher.report.scales import draw_scales
 from esscher.report.style import COLUMN, PALETTE, SCALE, STYLE, WIDE, WORDS, save_figure
-from esscher.report.words import ranked_heads
+from esscher.report.words import need_column, ranked_heads
 from esscher.runs import Run
 from esscher.runs.columns import Column
 
@@ -222,7 +222,7 @@ def _atlas_plans(run: Run) -> Plans:
     tall = 0.9 + 0.16 * heads["layer"].nunique()
     plans: Plans = {}
     for column in [
-        *epsilons_of(heads).values(),
+        *dict.fromkeys([*epsilons_of(heads).values(), need_column(heads, "10")]),
         "beta_fit",
         "coupling",
         "effective_tokens",
@@ -241,7 +241,7 @@ def _atlas_plans(run: Run) -> Plans:
         plans[f"exponents_{against}"] = ((COLUMN, 2.8), partial(plot_rates, run, against))
     if read_table(run, "scales") is not None:
         plans["scales"] = ((COLUMN, 3.8), partial(plot_scales, run))
-    shown = [name for name in ("tokens_needed_10pct", "beta_fit") if name in heads.columns]
+    shown = [name for name in (need_column(heads, "10"), "beta_fit") if name in heads.columns]
     if not shown:
         return plans
     plans["layers"] = ((COLUMN, 2.2), partial(plot_layers, run, shown[0]))

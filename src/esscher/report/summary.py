@@ -8,7 +8,7 @@ from html import escape, unescape
 from esscher.report.atlas import epsilons_of, heads_of, is_atlas
 from esscher.report.packing import shortened
 from esscher.report.reading import warnings_of
-from esscher.report.words import head_name, model_described, ranked_heads, text_described, written
+from esscher.report.words import head_name, model_described, need, need_column, ranked_heads, text_described
 from esscher.runs import Run, RunError
 
 __all__ = ["html_summary", "text_summary"]
@@ -42,13 +42,12 @@ def _atlas_lines(run: Run) -> list[str]:
         return []
     measured = heads[heads["status"] == "ok"]
     lines = [f"on <bdi>{escape(text_described(run.spec))}</bdi>: {len(measured)} of {len(heads)} heads measured"]
-    for percent, column in epsilons_of(heads).items():
-        if percent != "10" or measured.empty:
-            continue
-        order = ranked_heads(heads, column)
-        told = []
-        for word, row in (("least", order.iloc[0]), ("most", order.iloc[-1])):
-            need = f"{written(row[column])} tokens" if row[column] == row[column] else "more than was measured"
-            told.append(f"{word} {head_name(row)} with {need}")
-        lines.append(f"needed for {percent} %: {', '.join(told)}")
+    if "10" in epsilons_of(heads) and not measured.empty:
+        order = ranked_heads(heads, need_column(heads, "10")).to_dict("records")
+        own = run.spec.get("pool") == "sequence"
+        told = [
+            f"{word} {head_name(row)} with {need(row, '10', own=own)}"
+            for word, row in (("least", order[0]), ("most", order[-1]))
+        ]
+        lines.append(escape(f"needed for 10 %: {', '.join(told)}"))
     return lines

@@ -59,6 +59,25 @@ def test_tokens_of_heads_and_caches(epsilon: float) -> None:
         assert cache.n_keys == KEYS
 
 
+def test_the_worst_head_and_layer_of_every_split() -> None:
+    """c sqrt(1/n - 1/N) of a head with the n keys of its cache; of a layer the mean over its heads, whose limits are alike."""
+    found = budget_of(*tables(), total=800)
+    kept = {"uniform": [200] * 4, "best split": found.caches["best_split"].tolist()}
+    for row in found.totals.itertuples():
+        errors = {
+            (layer, head): constant**2 * (1 / kept[row.rule][2 * layer + head // 2] - 1 / KEYS)
+            for (layer, head), constant in CONSTANTS.items()
+        }
+        worst = max(errors, key=errors.__getitem__)
+        layers = [math.sqrt(sum(errors[layer, head] for head in range(4)) / 4) for layer in (0, 1)]
+        assert row.worst_head == f"{worst[0]}.{worst[1]}"
+        assert row.worst == pytest.approx(math.sqrt(errors[worst]), rel=1e-3)
+        assert row.worst_layer == str(int(layers[1] > layers[0]))
+        assert row.worst_layer_error == pytest.approx(max(layers), rel=1e-3)
+    totals = found.totals.set_index("rule")
+    assert totals["worst"]["best split"] > math.sqrt(totals["squared_error"]["best split"])
+
+
 def squared(tokens: Any) -> float:
     """Summed squared error over summed squared limits of the four caches, in closed form."""
     caches = [(0, 0), (0, 1), (1, 0), (1, 1)]

@@ -60,6 +60,9 @@ def test_totals_at_an_error() -> None:
     assert totals["worst_head"]["uniform"] == "1.2"
     assert totals["worst"]["uniform"] == pytest.approx(worst, rel=1e-3)
     assert totals["q95"]["uniform"] == pytest.approx(2 * worst, rel=1e-3)
+    layer = math.sqrt((1 + 1 + 36 + 0.25) / 4) * worst / 6  # its four heads, by their constants; the other has 21.09
+    assert totals["worst_layer"]["uniform"] == "1"
+    assert totals["worst_layer_error"]["uniform"] == pytest.approx(layer, rel=1e-3)
 
 
 def test_the_best_split_of_a_total_follows_the_square_root_rule() -> None:
@@ -121,7 +124,7 @@ def test_heads_without_a_relative_error_are_left_out() -> None:
     table.loc[(table["layer"] == 1) & (table["head"] == 2), "relative"] = np.inf
     found = rule_budget(table, "heavy", 0.1)
     assert list(found.caches["heads"]) == [2, 2, 2, 1]
-    assert np.isfinite(found.totals.drop(columns=["rule", "split", "chosen", "worst_head"])).all(axis=None)
+    assert np.isfinite(found.totals.drop(columns=["rule", "split", "chosen", "worst_head", "worst_layer"])).all(axis=None)
 
 
 def test_random_keys_of_a_corpus_are_a_frontier_too() -> None:

@@ -16,6 +16,7 @@ import yaml
 from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.split import Sharing
 from esscher.models.probe.rule_budget import Cache, RuleBudget, Weights, caches_of, per_query
+from esscher.models.probe.worst import WORST
 
 __all__ = ["KINDS", "as_bytes", "budget_record", "prune_ratios"]
 
@@ -35,7 +36,7 @@ def budget_record(found: RuleBudget, about: Mapping[str, Any]) -> dict[str, Any]
         "epsilon": found.epsilon,
         "total": found.total,
         "split": split,
-        **{name: _plain(total[name]) for name in ("keys", "ratio", "error", "q95", "worst", "worst_head")},
+        **{name: _plain(total[name]) for name in ("keys", "ratio", "error", "q95", *(column.key for column in WORST))},
         "caches": [{name: _plain(row[name]) for name in kept} for row in found.caches.to_dict("records")],
     }
 

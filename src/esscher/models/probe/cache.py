@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from esscher.convergence.budget import tokens_needed
+from esscher.convergence.budget import log_rms, tokens_needed
 from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.split import Counts, Sharing
 from esscher.inputs import as_count, as_positive
 from esscher.models.probe.curves import METRICS, stored_curves
+from esscher.models.probe.worst import WORST, worst_of
 from esscher.runs.columns import Column
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Budget",
     "budget_of",
     "budget_table",
+    "described",
     "error_or_total",
     "shared",
 ]
@@ -47,23 +49,38 @@ BUDGET = (  # of budget_table
         "squared error",
         "Squared error summed over the heads, relative to their summed squared limits.",
     ),
+    *WORST,
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Budget:
     """Tokens to keep, at random, for a relative error of ``epsilon``, or the best split of ``total``.
 
     ``heads``: a row per head (n_keys, tokens, ratio). ``caches``: a row per key-value head, whose heads share its keys: the
     most that one of them needs, and its share of the best split. ``totals``: a row per split, with tokens, ratio, saved
-    (share of the cache that goes) and squared_error (summed over heads, relative to the summed squared limits). Of a total
-    the tokens are those of the best split.
+    (share of the cache that goes), squared_error (summed over heads, relative to the summed squared limits) and the head and
+    the layer that it serves worst. Of a total the tokens are those of the best split. ``part``: of the model that was measured.
     """
 
     epsilon: float | None
     heads: pd.DataFrame
     caches: pd.DataFrame
     totals: pd.DataFrame
+    part: str = ""
+
+    def __repr__(self) -> str:
+        return f"Budget({described(self.totals, 'rule', self.part)}; tables heads, caches, totals)"
+
+
+def described(totals: pd.DataFrame, split: str, part: str) -> str:
+    """Each split in a few words: what it keeps, and what it serves worst. ``split``: the column that names them."""
+    told = [
+        f"{row[split]} keeps {row['ratio']:.1%}, worst head {row['worst_head']} {row['worst']:.1%}, "
+        f"worst layer {row['worst_layer']} {row['worst_layer_error']:.1%}"
+        for row in totals.to_dict("records")
+    ]
+    return "; ".join([*([part] if part else []), *told])
 
 
 def error_or_total(epsilon: Any, total: Any) -> tuple[float | None, int | None]:
@@ -107,7 +124,15 @@ def budget_of(heads: pd.DataFrame, curves: pd.DataFrame, epsilon: Any = None, to
     for table in (per_head, caches):
         table["ratio"] = table["tokens"] / table["n_keys"]
     caches["best_split"] = splits[BEST]
-    return Budget(epsilon, per_head, caches, _totals(sharing, size, epsilon, splits))
+    totals = _totals(sharing, size, epsilon, splits)
+    worst = [_worst(known, dict(zip(known, tokens[groups.ngroup()].tolist(), strict=True))) for tokens in splits.values()]
+    return Budget(epsilon, per_head, caches, totals.join(pd.DataFrame(worst)))
+
+
+def _worst(curves: Mapping[tuple[int, int], ErrorCurve], tokens: Mapping[tuple[int, int], int]) -> dict[str, Any]:
+    """The head and the layer that have the largest error, each head with the tokens of its cache."""
+    heights = {place: float(log_rms(curve)(math.log(tokens[place]))) for place, curve in curves.items()}
+    return worst_of({place: (math.exp(2 * heights[place]), curve.scale**2) for place, curve in curves.items()})
 
 
 def budget_table(heads: pd.DataFrame, curves: pd.DataFrame, epsilons: Sequence[float]) -> pd.DataFrame:

@@ -20,8 +20,9 @@ from esscher.convergence.budget import log_rms, tokens_needed
 from esscher.convergence.curve import ErrorCurve, Floats
 from esscher.convergence.split import Counts, Sharing
 from esscher.keep import parse
-from esscher.models.probe.cache import BEST, OWN, RATIO, SAVED, WANTED, error_or_total, shared
+from esscher.models.probe.cache import BEST, OWN, RATIO, SAVED, WANTED, described, error_or_total, shared
 from esscher.models.probe.curves import METRICS, stored_curves
+from esscher.models.probe.worst import WORST, worst_of
 from esscher.runs.columns import Column
 
 __all__ = [
@@ -59,8 +60,7 @@ RULE_BUDGET = (  # of rule_table
     SAVED,
     Column("error", "float", "error", "Relative error: root of the mean square over heads."),
     Column("q95", "float", "error, 95 %", "Error that 95 % of the queries stay below, in the head where it is largest."),
-    Column("worst", "float", "largest error", "Relative error of the head that has the largest.", short="worst"),
-    Column("worst_head", "word", "worst head", "Layer and head of the largest error.", short="worst head"),
+    *WORST,
 )
 
 
@@ -110,12 +110,13 @@ class Cache:
         return [log_rms(_curve(self.sizes, row)) for row in self.rms], log_rms(self.quantile)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RuleBudget:
     """What a rule needs. ``caches``: a row per key-value head; ``heads``: per query head; ``totals``: per split, summed.
 
     ``keys``, ``ratio``: kept for a root mean square error of ``epsilon`` over the queries of the heads that read the cache, or
     the best split of ``total``; ``error``, ``q95``: then; ``keys_q95``: for which 95 % of the queries stay below epsilon.
+    ``part``: of the model that was measured.
     """
 
     rule: str
@@ -124,6 +125,10 @@ class RuleBudget:
     caches: pd.DataFrame
     heads: pd.DataFrame
     totals: pd.DataFrame
+    part: str = ""
+
+    def __repr__(self) -> str:
+        return f"RuleBudget({self.rule}, {described(self.totals, 'split', self.part)}; tables heads, caches, totals)"
 
 
 def find_rule(frontier: pd.DataFrame, text: str) -> str:
@@ -232,10 +237,11 @@ class _Errors:
 
     def _total(self, epsilon: float | None, split: str, sizes: Counts) -> dict[str, Any]:
         found = [(cache, *cache.at(size)) for cache, size in zip(self.caches, sizes.tolist(), strict=True)]
-        errors = [
-            (float(e), f"{cache.layer}.{head}") for cache, rms, _ in found for head, e in zip(cache.heads, rms, strict=True)
-        ]
-        worst, worst_head = max(errors)
+        squared = {
+            (cache.layer, head): (float(error) ** 2, 1.0)
+            for cache, rms, _ in found
+            for head, error in zip(cache.heads, rms, strict=True)
+        }
         keys, most = float(sizes.sum()) / UNIT, float(self.sharing.most.sum()) / UNIT
         return {
             "epsilon": math.nan if epsilon is None else epsilon,
@@ -245,10 +251,9 @@ class _Errors:
             "keys": keys,
             "ratio": keys / most,
             "saved": 1 - keys / most,
-            "error": math.sqrt(sum(error**2 for error, _ in errors) / len(errors)),
+            "error": math.sqrt(sum(error for error, _ in squared.values()) / len(squared)),
             "q95": max(q95 for _, _, q95 in found),
-            "worst": worst,
-            "worst_head": worst_head,
+            **worst_of(squared),
         }
 
 

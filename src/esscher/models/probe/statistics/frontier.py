@@ -50,7 +50,7 @@ class Frontier(Statistic):
     def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
         if not spec.compared:
             return ()
-        return (*KIND, *(column for epsilon in spec.epsilons for column in _reached(epsilon)))
+        return (*KIND, RULE_KEYS, *(column for epsilon in spec.epsilons for column in _reached(epsilon)))
 
     def tables(self, spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
         return {"frontier": FRONTIER} if spec.compared else {}
@@ -74,7 +74,7 @@ class Frontier(Statistic):
         keys = float(state.keys.double().mean())
         rows = _rows(state, found.spec.compared).assign(kv_head=found.row["kv_head"], keys=keys, queries=len(state.keys))
         curves = {str(rule): own for rule, own in rows.groupby("rule", sort=False)}
-        columns = _kind(curves, keys)
+        columns = _kind(curves, keys) | {RULE_KEYS.key: keys}
         for epsilon in found.spec.epsilons:
             needed = {rule: _needed(own, epsilon) for rule, own in curves.items()}
             columns |= {at_error(name, epsilon): value for name, value in _fewest(needed).items()}
@@ -170,6 +170,13 @@ KIND = (
         meanings=tuple(KINDS.values()),
     ),
     Column("kind_reason", "word", "why this kind", "What the three rules that tell the kind of a head need."),
+)
+RULE_KEYS = Column(
+    "rule_keys",
+    "float",
+    "keys under keep rules",
+    "Keys that the queries of the keep rules see, on average: what kept keys are out of.",
+    scale="log",
 )
 
 

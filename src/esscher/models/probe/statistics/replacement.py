@@ -79,7 +79,7 @@ class Replacement(Statistic):
 
     def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
         ends = {number.key: (number.low, number.high) for number in headline_numbers(spec)}
-        needed = (_needed(epsilon, first) for first, epsilon in enumerate(spec.epsilons, start=3))
+        needed = (_needed(spec, epsilon, first) for first, epsilon in enumerate(spec.epsilons, start=3))
         found = (_exponent(spec), *AT_POOL, *_at_fixed(spec), *needed, *FINAL)
         return tuple(replace(column, ends=ends.get(column.key)) for column in found)
 
@@ -143,17 +143,19 @@ def pool_place(curve: ErrorCurve, keys: int) -> int:
 # ---- columns ---------------------------------------------------------------------------------------------------------
 
 
-def _needed(epsilon: float, first: int) -> Column:
-    error = percent(epsilon)
-    help_text = f"Fewest tokens whose relative error is at most {error} %."
+def _needed(spec: ProbeSpec, epsilon: float, first: int) -> Column:
+    """Of own contexts these are draws, often more than there are keys; what a rule keeps is the frontier's."""
+    error, own = percent(epsilon), spec.pool == "sequence"
+    what = "draws with replacement from the keys a query sees" if own else "tokens, drawn with replacement from the pool,"
+    more = " It may be more than these keys; a keep rule keeps fewer of them." if own else ""
     return Column(
         needed_column(epsilon),
         "float",
-        f"tokens for {error} %",
-        help_text,
+        f"{'draws' if own else 'tokens'} for {error} %",
+        f"Fewest {what} whose relative error is at most {error} %.{more}",
         scale="log",
         first=first,
-        short=f"tokens {error} %",
+        short=f"{'draws' if own else 'tokens'} {error} %",
     )
 
 

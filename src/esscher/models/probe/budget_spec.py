@@ -1,4 +1,4 @@
-"""What ``esscher budget`` is asked, as its flags."""
+"""What a budget is asked, as the flags of ``esscher budget``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from pydantic import Field
 
 from esscher.runs.spec import Plain
 
-__all__ = ["BudgetFlags"]
+__all__ = ["ALLOWED", "BudgetFlags"]
+
+ALLOWED = 0.1  # relative error, where neither an error nor a total is given
 
 
 class BudgetFlags(Plain):
