@@ -187,5 +187,6 @@ def _advice(measured: pd.DataFrame, *, own: bool) -> str:
         )
     if own:
         return "What to do: no keep rule was compared; leave --rules out to see how many keys each head must keep."
-    more = "read more text (--max-tokens) until numbers settle; " if (measured.get("settled") == BEYOND).any() else ""
+    beyond = "settled" in measured and bool((measured["settled"] == BEYOND).any())
+    more = "read more text (--max-tokens) until numbers settle; " if beyond else ""
     return f"What to do: {more}--pool sequence says which keys of its own context each query needs."

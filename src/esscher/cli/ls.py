@@ -39,6 +39,8 @@ def ls(
     elif not records:
         log(f"no runs in {folder}")
     else:
-        rows = [[r["path"], r["job"], r["title"], r["status"], f"{r['done']}/{r['units']}", r["started"][:19]] for r in records]
+        rows = [
+            [r["path"], r["job"], r["title"], r["status"], f"{r['done']}/{r['units']}", str(r["started"])[:19]] for r in records
+        ]
         columns = ["run", "job", "title", "status", "units", "started"]
         print_table("runs", columns, [[str(cell) for cell in row] for row in rows], left=4)
