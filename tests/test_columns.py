@@ -19,6 +19,7 @@ from esscher.icl.training.job import TRAIN
 from esscher.icl.training.spec import TrainSpec
 from esscher.models.downstream.job import DOWNSTREAM
 from esscher.models.downstream.spec import DownstreamSpec
+from esscher.models.normality.job import NORMALITY
 from esscher.models.probe.job import PROBE
 from esscher.models.probe.spec import ProbeSpec
 from esscher.runs import Column
@@ -30,6 +31,7 @@ AXES = {"rms error", "mean squared error", "two-sided horizon"}  # of figures dr
 KEPT = Path(__file__).parent / "snapshot"
 DECLARED: dict[str, Declared] = {
     "converge": CONVERGE.columns(None),
+    "normality": NORMALITY.columns(None),
     "icl_train": TRAIN.columns(TrainSpec()),
     "icl_flow": FLOW.columns(FlowSpec()),
     **dict.fromkeys(("corpus", "moments", "parts"), PROBE.columns(ProbeSpec(epsilons=(0.1, 0.3), moments=4))),

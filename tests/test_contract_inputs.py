@@ -93,6 +93,14 @@ def of_region(i: Inputs) -> list[Any]:
     return [region.center, region.cov, region.effective_tokens, region.contains(region.center).double()]
 
 
+def of_known(known: Callable[[Inputs], Any]) -> Callable[[Inputs], list[Any]]:
+    def answers(i: Inputs) -> list[Any]:
+        region = es.confidence_region(i["q"], i["k"], i["v"], known=known(i))
+        return [region.center, region.shape, region.radius]
+
+    return answers
+
+
 def of_coverage(i: Inputs) -> list[Any]:
     found = es.coverage(i["q"], i["k"], i["v"], "sinks:2+random:0.5", 0.2 * i["numbers"][1], repeats=400)
     return [found.denominator, found.output, found.kept]
@@ -149,6 +157,8 @@ CASES = [
     Case("hardmax_limit", HEAD, lambda i: es.hardmax_limit(head(i), es.Sphere(4))(i["x"])),
     Case("horizon_of_covariances", LAW | NUMBERS, lambda i: es.horizon_of_covariances(i["cov"], i["cov"], i["numbers"][1])),
     Case("confidence_region", QKV, of_region),
+    Case("Bounds", QKV | NUMBERS, of_known(lambda i: es.Bounds(9.0 * i["numbers"][1], i["numbers"][0] * 9.0, i["v"][0]))),
+    Case("KnownError", QKV | NUMBERS, of_known(lambda i: es.KnownError(i["numbers"][1]))),
     Case("delta_covariance", HEAD, lambda i: es.delta_covariance(head(i), gaussian(i), i["x"])),
     Case("exact_curve", HEAD | N, lambda i: of_curve(es.exact_curve(head(i), gaussian(i), i["x"], i["n"]))),
     Case("exact_curve", HEAD | N, lambda i: of_curve(es.exact_curve(head(i), es.Sphere(4), i["x"], i["n"]))),
@@ -192,7 +202,7 @@ CASES = [
 
 ELSEWHERE = {  # public names that take no numbers of the user's
     **dict.fromkeys(
-        ["Coverage", "DispersionCurve", "ErrorCurve", "FitError", "RateFit", "Prediction", "Run"],
+        ["Coverage", "ConfidenceRegion", "DispersionCurve", "ErrorCurve", "FitError", "RateFit", "Prediction", "Run"],
         "a result, made by the functions above",
     ),
     "Measure": "abstract; every law is in the table",

@@ -12,10 +12,13 @@ from .attention import (
     linear_limit as linear_limit,
 )
 from .convergence import (
+    Bounds as Bounds,
+    ConfidenceRegion as ConfidenceRegion,
     Coverage as Coverage,
     DispersionCurve as DispersionCurve,
     ErrorCurve as ErrorCurve,
     FitError as FitError,
+    KnownError as KnownError,
     RateFit as RateFit,
     asymptotic_from as asymptotic_from,
     confidence_region as confidence_region,

@@ -14,6 +14,7 @@ import yaml
 import esscher as es
 from esscher.convergence.montecarlo.job import preset_names, read_preset
 from esscher.convergence.montecarlo.spec import ExperimentSpec
+from esscher.models.normality.spec import NormalitySpec
 from esscher.runs import RunIncomplete, execute
 from tests.cli.commands import run
 from tests.runs.job import WalkSpec
@@ -54,11 +55,15 @@ def test_every_preset_is_a_valid_commented_spec() -> None:
         "hardmax",
         "student",
         "gradients",
+        "support",
+        "normality",
+        "normality-heads",
     } <= set(preset_names())
     for name in preset_names():
         text = read_preset(name)
         assert text.startswith("# ")
-        ExperimentSpec.model_validate(yaml.safe_load(text))
+        fields = yaml.safe_load(text)
+        (NormalitySpec if fields["job"] == "normality" else ExperimentSpec).model_validate(fields)
 
 
 def test_a_run_has_tables_figures_and_a_record(quick: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

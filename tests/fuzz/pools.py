@@ -213,4 +213,5 @@ def _region(draw: Draw) -> None:
     draw.agree("cov", got.cov, cov, slack + 1e-300)
     share = (found.weights**2).sum(axis=1)
     draw.agree("effective tokens", got.effective_tokens, 1 / share, (8 * doubt * len(k) + 1e-12) / share)
-    draw.agree("bound", got.bound, np.float64(scipy.stats.chi2.ppf(level, v.shape[1])), 1e-9 * got.bound)
+    bound = np.float64(scipy.stats.chi2.ppf(level, v.shape[1]))
+    draw.agree("shape", got.shape, bound * cov, bound * slack + 1e-300)

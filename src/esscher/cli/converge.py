@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,9 +18,9 @@ from esscher.runs.printable import printable
 if TYPE_CHECKING:
     import pandas as pd
 
-    from esscher.runs import Run
+    from esscher.runs import Run, RunSpec
 
-__all__ = ["converge", "end_converge"]
+__all__ = ["converge", "end_converge", "end_normality"]
 
 SPEC = "esscher.convergence.montecarlo.spec:ExperimentSpec"
 CHANGES = ("n", "repeats", "metrics", "sampling", "dtype")
@@ -40,7 +42,6 @@ def converge(
 
     Example: esscher converge gaussian --repeats 20 --workers 2
     """
-    from esscher.convergence.montecarlo.spec import ExperimentSpec
     from esscher.runs import execute, terminal
 
     if listing or preset is None:
@@ -48,10 +49,28 @@ def converge(
         return
     look = {name: changes.pop(name) for name in LOOK.names if name in changes}
     name = Path(preset).stem
-    spec = ExperimentSpec.model_validate(_settings(preset, changes))
+    spec = _read(_settings(preset, changes))
     figure_formats(figures)  # a mistake is told before anything is computed
     path = out if out is not None else Path("runs") / f"{name}-{spec.hash[:8]}"
-    end_converge(execute(spec, path, **where, progress=terminal()), as_json, figures, look)
+    run = execute(spec, path, **where, progress=terminal())
+    if spec.job == "normality":
+        end_normality(run, as_json, look)
+    else:
+        end_converge(run, as_json, figures, look)
+
+
+def _read(fields: dict[str, Any]) -> RunSpec:
+    """The spec of the job that a preset names; there are two kinds of experiment."""
+    from esscher.convergence.montecarlo.spec import ExperimentSpec
+
+    job = fields.get("job", "converge")
+    if job == "normality":
+        from esscher.models.normality.spec import NormalitySpec
+
+        return NormalitySpec.model_validate(fields)
+    if job != "converge":
+        raise ValueError(f"job: expected converge or normality, got {job!r}")
+    return ExperimentSpec.model_validate(fields)
 
 
 def end_converge(run: Run, as_json: bool, figures: str = FIGURES, look: Given | None = None) -> None:
@@ -64,12 +83,39 @@ def end_converge(run: Run, as_json: bool, figures: str = FIGURES, look: Given | 
     over, title = str((run.spec.get("sweep") or {}).get("over", "")), printable(run.spec["title"] or run.path.name)
     for file in files:
         save_rates(curves, rates, theory_lines(run.columns("rates")), title, over, file)
+    beside = {name: run.table(name).to_dict("records") for name in ("constants", "growth") if name in run.tables}
     if as_json:
-        print_json({"run": str(run.path), "spec": run.spec, "rates": rates.to_dict("records")})
+        print_json({"run": str(run.path), "spec": run.spec, "rates": rates.to_dict("records"), **beside})
     else:
         show_rates(run, over, look)
+        for name in beside:
+            _show_stored(run, name, SUPPORT[name], look)
         for file in files:
             log(f"figure: {file}")
+
+
+def end_normality(run: Run, as_json: bool, look: Given | None = None) -> None:
+    """What finished draws leave: how often each kind of region held the limit, and how normal the error was."""
+    rows = run.table("coverage").to_dict("records")
+    if as_json:
+        print_json({"run": str(run.path), "spec": run.spec, "coverage": rows})
+        return
+    level = float(run.spec["level"])
+    for kind in ("bernstein", "markov"):
+        known = [row for row in rows if row[kind] == row[kind]]
+        least = min((row[kind] for row in known), default=math.nan)
+        if known:
+            say(f"{kind}, proved for {level:.0%}: holds the limit in at least {least:.1%} of the draws of every row")
+    short = sum(row["normal"] + 2 * row["normal_stderr"] < level for row in rows)
+    say(f"normal, asymptotic {level:.0%}: below that by more than two standard errors in {short} of {len(rows)} rows")
+    _show_stored(run, "coverage", COVERAGE, look)
+
+
+def _show_stored(run: Run, table: str, places: Mapping[str, int], look: Given | None) -> None:
+    """A stored table with the columns that matter; ``places`` says which give way where there is no room."""
+    rows, columns = run.table(table).to_dict("records"), run.columns(table)
+    found = [shown(replace(columns[name], ends=None), rows, ".3g", gives_way=last) for name, last in places.items()]
+    show_table(f"{run.path}: {table}", found, look)
 
 
 def _settings(preset: str, changes: Given) -> dict[str, Any]:
@@ -94,6 +140,18 @@ def _settings(preset: str, changes: Given) -> dict[str, Any]:
 RATES = {
     **{"metric": 0, "horizon2": 3, "coupling": 6, "exponent": 0, "low": 1, "high": 1, "exact_exponent": 2, "sharp": 4},
     **{"bohbot_experimental": 7, "bohbot": 5, "preferred_law": 8, "status": 0},
+}
+SUPPORT = {  # the same for the tables of a sweep over the support
+    "constants": {"value": 0, "metric": 0, "rate": 0, "exponent": 3, "constant": 0, "stderr": 1, "bound": 2, "bound_any": 2},
+    "growth": {
+        **{"metric": 0, "rate": 0, "of": 0, "form": 0, "power": 0, "power_low": 2, "power_high": 2, "power_misfit": 4},
+        **{"growth": 0, "growth_low": 2, "growth_high": 2, "growth_misfit": 4, "power_first": 3, "power_last": 3},
+    },
+}
+COVERAGE = {
+    **{"case": 0, "n": 0, "effective_tokens": 3, "normal": 0, "normal_stderr": 2, "bernstein": 0, "bernstein_stderr": 2},
+    **{"markov": 0, "markov_stderr": 2, "normal_size": 5, "bernstein_size": 5, "markov_size": 5, "kolmogorov": 1},
+    **{"kolmogorov_noise": 4, "skewness": 4, "kurtosis": 6, "chi2_mean": 6, "chi2_median": 3},
 }
 
 

@@ -20,6 +20,7 @@ JOBS = {
     "icl-concentration": ("esscher.icl.concentration.spec", "esscher.cli.icl:end_concentration"),
     "icl-flow": ("esscher.icl.flow.spec", "esscher.cli.icl:end_flow"),
     "icl-train": ("esscher.icl.training.spec", "esscher.cli.icl:end_train"),
+    "normality": ("esscher.models.normality.spec", "esscher.cli.converge:end_normality"),
     "probe": ("esscher.models.probe.spec", "esscher.cli.probe:end_probe"),
 }
 

@@ -1,12 +1,19 @@
 from .budget import asymptotic_from as asymptotic_from, tokens_needed as tokens_needed
 from .coverage import Coverage as Coverage, coverage as coverage
 from .curve import ErrorCurve as ErrorCurve
-from .delta import confidence_region as confidence_region, delta_covariance as delta_covariance
+from .delta import delta_covariance as delta_covariance
 from .dispersion import DispersionCurve as DispersionCurve, dispersion_curve as dispersion_curve
 from .exact import exact_curve as exact_curve
 from .integral.gaussian import gaussian_error as gaussian_error
 from .montecarlo.converge import converge as converge
+from .normality import normality_table as normality_table
 from .pool_curve import exact_pool_curve as exact_pool_curve
 from .rate.fit import fit_rate as fit_rate
 from .rate.result import FitError as FitError, RateFit as RateFit
+from .region import (
+    Bounds as Bounds,
+    ConfidenceRegion as ConfidenceRegion,
+    KnownError as KnownError,
+    confidence_region as confidence_region,
+)
 from .split import share_tokens as share_tokens

@@ -63,6 +63,44 @@ THEORY = (
         formula=bohbot.PROVED,
     ),
 )
+CONSTANTS = (
+    Column("rate", "word", "rate", "Which rate a constant belongs to: 1/2, or the one proved for the moments."),
+    Column("constant", "float", "constant", "Largest n^exponent times the mean error, over the ladder of n."),
+    Column("at", "int", "at n", "Token number where that is largest."),
+    Column(
+        "bound",
+        "float",
+        "proved constant",
+        "Constant of the uniform error proved for this law, by chaining.",
+        short="proved: law",
+        status="proved",
+    ),
+    Column(
+        "bound_any",
+        "float",
+        "proved constant, any law",
+        "Constant of the uniform error proved for every law of this support, by chaining.",
+        short="proved: any law",
+        status="proved",
+    ),
+)
+FORMS = {"power": ("power of R", "C grows like R to this"), "growth": ("growth", "C grows like exp of this times R")}
+GROWTH = (
+    Column("of", "word", "constant of", "measured, or which proved constant: bound or bound_any.", short="of"),
+    Column("form", "word", "form", "Which form leaves less of the constants unexplained: power or exponential."),
+    *(Column(form, "float", label, f"{words}.") for form, (label, words) in FORMS.items()),
+    *(
+        Column(f"{form}_{end}", "float", f"{label}, {end}", f"{word} end of the interval: {words}.", short=end)
+        for form, (label, words) in FORMS.items()
+        for end, word in (("low", "Lower"), ("high", "Upper"))
+    ),
+    *(
+        Column(f"{form}_misfit", "float", f"{label}, misfit", f"Root mean square left of log C, where {words}.", short="misfit")
+        for form, (label, words) in FORMS.items()
+    ),
+    Column("power_first", "float", "power, small R", "Power of R over the first half of the radii.", short="small R"),
+    Column("power_last", "float", "power, large R", "Power of R over the last half of the radii.", short="large R"),
+)
 
 
 def columns(spec: Any) -> Declared:
@@ -71,4 +109,6 @@ def columns(spec: Any) -> Declared:
         "curves": (*POINT, *CURVE, QUERY_STDERR),
         "rates": (*POINT, *CURVE, *HORIZONS, *RATE, *THEORY, *STATUS),
         "refusals": (*POINT, *STATUS),
+        "constants": (*POINT, *CURVE, *RATE[:1], *CONSTANTS),
+        "growth": (*CURVE, *CONSTANTS, *GROWTH),
     }

@@ -18,6 +18,7 @@ from esscher.convergence.montecarlo.columns import columns
 from esscher.convergence.montecarlo.converge import Unit as Repeat
 from esscher.convergence.montecarlo.converge import assemble, converge_unit
 from esscher.convergence.montecarlo.draw import Plan
+from esscher.convergence.montecarlo.growth import constant_rows, growth_table, of_support
 from esscher.convergence.montecarlo.head import build_head
 from esscher.convergence.montecarlo.metrics import METRICS
 from esscher.convergence.montecarlo.metrics.base import Exponents
@@ -65,6 +66,8 @@ def setting(spec: ExperimentSpec, point: int) -> tuple[Measure, Head]:
         law = law.model_validate(law.model_dump() | {"decay": value})
     elif spec.sweep is not None and spec.sweep.over in ("horizon", "scale"):
         head = HeadSpec.model_validate(head.model_dump() | {"horizon": None, "scale": None, spec.sweep.over: value})
+    elif spec.sweep is not None and spec.sweep.over == "support":
+        law = of_support(law, value)
     measure = law.build(DTYPES.get(spec.dtype, torch.float64), spec.device)
     return measure, build_head(head, measure)
 
@@ -73,7 +76,8 @@ def setting(spec: ExperimentSpec, point: int) -> tuple[Measure, Head]:
 def plan_of(spec: ExperimentSpec, point: int) -> Plan:
     """The checked experiment of one point; ValueError where its law has no limit."""
     measure, head = setting(spec, point)
-    radius = spec.points[point] if spec.sweep is not None and spec.sweep.over == "radius" else spec.radius
+    swept = spec.sweep is not None and spec.sweep.over in ("radius", "support")
+    radius = spec.points[point] if swept and spec.radius is None else spec.radius
     design = Design(
         sampling=spec.sampling,
         query_inside=spec.query_inside,
@@ -127,13 +131,15 @@ def consolidate(spec: ExperimentSpec, shards: Sequence[Shard]) -> dict[str, Any]
     exact = pd.concat(
         [shard.tables["exact"].to_pandas() for shard in shards if "exact" in shard.tables] or [pd.DataFrame({"point": []})]
     )
-    curve_rows, rate_rows = [], []
+    curve_rows, rate_rows, constants = [], [], []
     for point, value in enumerate(spec.points):
         identity = {"point": point, "value": value}
         if point in refusals:
             rate_rows += [identity | refused(spec, metric, refusals[point]) for metric in spec.metrics]
             continue
         curves = curves_of(spec, point, errors[errors["point"] == point])
+        if spec.sweep is not None and spec.sweep.over == "support":
+            constants += [identity | row for row in constant_rows(plan_of(spec, point), curves)]
         known = exact[exact["point"] == point]
         for curve in curves.values():
             curve_rows.append(curve.to_frame().assign(query_stderr=curve.query_stderr, **identity))
@@ -148,6 +154,9 @@ def consolidate(spec: ExperimentSpec, shards: Sequence[Shard]) -> dict[str, Any]
     tables: dict[str, Any] = {"rates": pd.DataFrame(rate_rows)}
     if curve_rows:
         tables |= {"errors": errors, "curves": pd.concat(curve_rows, ignore_index=True)}
+    if constants:
+        table = pd.DataFrame(constants)
+        tables |= {"constants": table, "growth": growth_table(table)}
     return tables
 
 
