@@ -234,6 +234,7 @@ HEADS: tuple[tuple[str, Form, int], ...] = (
     ("effective_tokens", count, 2),
     ("khat", ".2f", 5),
     ("sink_mass", ".1%", 6),
+    ("sink_token", "", 10),
     ("horizon2", ".3g", 7),
     ("coupling", ".3g", 1),
 )

@@ -10,6 +10,7 @@ from esscher.report.dispersion import dispersion_content
 from esscher.report.endless import endless_content, unsettled
 from esscher.report.exponents import theory_lines
 from esscher.report.frontier import frontier_content
+from esscher.report.looks import looks_content
 from esscher.report.packing import Grids, columns_of, numbers, parts_of, records_of, shortened, text_of
 from esscher.report.reading import described, overview, read_table, settings_line
 from esscher.report.scales import scales_content
@@ -83,6 +84,7 @@ def atlas(run: Run) -> dict[str, Any]:
         **dispersion_content(run, places, grids),
         **endless_content(run, places),
         **scales_content(run),
+        **looks_content(run, places),
         "grids": grids.lists,
     }
     return content

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from html import escape, unescape
+from typing import Any
 
 from esscher.report.atlas import epsilons_of, heads_of, is_atlas
 from esscher.report.packing import shortened
 from esscher.report.reading import warnings_of
 from esscher.report.words import head_name, model_described, ranked_heads, text_described, written
 from esscher.runs import Run, RunError
+from esscher.runs.printable import printable
 
 __all__ = ["html_summary", "text_summary"]
 
@@ -51,4 +53,13 @@ def _atlas_lines(run: Run) -> list[str]:
             need = f"{written(row[column])} tokens" if row[column] == row[column] else "more than was measured"
             told.append(f"{word} {head_name(row)} with {need}")
         lines.append(f"needed for {percent} %: {', '.join(told)}")
-    return lines
+    return lines + _sinks(measured)
+
+
+def _sinks(measured: Any) -> list[str]:
+    """The tokens that most heads rest on."""
+    if "sink_token" not in measured.columns or not (measured["sink_token"] != "").any():
+        return []
+    counts = measured.loc[measured["sink_token"] != "", "sink_token"].value_counts()
+    told = [f"<bdi>{escape(shortened(printable(token), 60))}</bdi> in {count} heads" for token, count in counts.head(3).items()]
+    return [f"sinks: {', '.join(told)}, none in {len(measured) - counts.sum()}"]
