@@ -1,4 +1,4 @@
-"""Which tokens heads look at: weights are the model's own, sinks are counted, texts are those of the tokens, whatever they say."""
+"""Which tokens heads look at: weights are the model's own, sinks are counted, texts are those of the tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from tests.models.probe_runs import SMALL, real_model, tiny_model
 from tests.real_head import model_folder
 from tests.report.test_hostile import HOSTILE
 
-PROSE = ("It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of a wife. " * 9)
+PROSE = (
+    "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of a wife. " * 9
+)
 
 
 @pytest.fixture

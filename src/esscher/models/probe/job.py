@@ -207,8 +207,9 @@ def _with_looks(context: ProbeContext, heads: pd.DataFrame) -> tuple[pd.DataFram
     sinks, rows = looks(context)
     measured = heads.loc[heads["status"] == "ok", ["layer", "head"]]
     sinks, rows = (measured.merge(frame, on=["layer", "head"]) for frame in (sinks, rows))
-    heads = heads.merge(sinks, on=["layer", "head"], how="left")
-    return heads.fillna({"sink_token": ""}), rows
+    heads = heads.merge(sinks, on=["layer", "head"], how="left").fillna({"sink_token": ""})
+    order = [column.key for column in columns(context.spec)["heads"] if column.key in heads]
+    return heads[[*order, *(key for key in heads if key not in order)]], rows
 
 
 def _without(sampled: list[Shard], shards: Iterable[Shard]) -> Iterator[Shard]:

@@ -12,6 +12,7 @@ unless it is a special one: heads rest on first tokens whatever these are. One p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +29,7 @@ from esscher.models.probe.statistics.identity import HEAD, LAYER
 from esscher.models.probe.tokens import LayerInfo
 from esscher.runs.columns import Column
 
-__all__ = ["LOOKS", "SINK", "looks"]
+__all__ = ["LOOKS", "looks", "with_sinks"]
 
 QUERIES = 4  # whose keys are told
 KEYS = 5  # of each, the heaviest
@@ -65,6 +66,12 @@ LOOKS = (
     Column("key_after", "word", "after the key", "Text after that."),
     Column("weight", "float", "weight", "Share of the query's attention that the key gets, in the query's own window."),
 )
+
+
+def with_sinks(heads: Sequence[Column]) -> tuple[Column, ...]:
+    """The columns of heads, those of sinks after the weight on first and special tokens."""
+    place = [column.key for column in heads].index("sink_mass") + 1
+    return (*heads[:place], *SINK, *heads[place:])
 
 
 def looks(context: ProbeContext) -> tuple[pd.DataFrame, pd.DataFrame]:

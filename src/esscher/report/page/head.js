@@ -141,7 +141,7 @@ function tailChart(atlas, i) {
 function numbersOf(atlas, i) {
   const rows = atlas.columns.map(({ key, label, help }) =>
     el("tr", {}, el("th", { scope: "row" }, label), el("td", {}, outside(typeof atlas.rows[key][i] === "string" ? atlas.rows[key][i] || "–" : written(atlas.rows[key][i], 4))), el("td", { class: "soft" }, help)));
-  return el("details", { class: "numbers", open: true }, el("summary", {}, "All numbers of this head"), el("table", {}, el("tbody", {}, rows)));
+  return el("details", { class: "numbers", open: innerWidth > 860 }, el("summary", {}, "All numbers of this head"), el("table", {}, el("tbody", {}, rows)));
 }
 
 // Arrow keys: left and right through the heads of a layer, up and down through the layers.
