@@ -14,17 +14,19 @@ import sys
 import tempfile
 from pathlib import Path
 
-import matplotlib.pyplot as plt
+from PIL import Image
 
 from esscher.report import write_report
 from esscher.report.words import head_name, ranked_heads
 from esscher.runs import Run, load_run, terminal
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-WIDTH, HEIGHT = 1280, 1540  # of the picture, which is taller where the head that is open ends further down
+WIDTH, HEIGHT = 1280, 1540  # of the picture, which is taller where the tokens that the open head looks at end further down
+COLOURS = 256  # of the file, half of whose bytes are then enough
 MARGIN = 12  # below it
 TALLEST = 12000  # of a window in which no page scrolls: a browser leaves blank what it has scrolled over
-MEASURE = "setTimeout(() => { document.title = document.querySelector('#head').getBoundingClientRect().bottom; }, 1000)"
+LAST = "document.querySelector('#head .looks') || document.querySelector('#head')"
+MEASURE = f"setTimeout(() => {{ document.title = ({LAST}).getBoundingClientRect().bottom; }}, 1000)"
 
 
 def probed(folder: Path) -> Run:
@@ -53,7 +55,7 @@ def browse(address: str, *flags: str) -> str:
 
 
 def photograph(page: Path, head: str, path: Path) -> None:
-    """The page from its top to the end of an open head, HEIGHT at least."""
+    """The page from its top to what an open head looks at, or to the head's end; HEIGHT at least."""
     measured = page.with_name("measured.html")
     open_to_scripts = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text("utf-8"))
     measured.write_text(f"{open_to_scripts}<script>{MEASURE}</script>", "utf-8")
@@ -61,7 +63,9 @@ def photograph(page: Path, head: str, path: Path) -> None:
     end = math.ceil(float(title[1])) + MARGIN if title else HEIGHT
     whole = page.with_name("whole.png")
     browse(f"{page.as_uri()}#{head}", f"--screenshot={whole}")
-    plt.imsave(path, plt.imread(whole)[: max(HEIGHT, end)])
+    picture = Image.open(whole).convert("RGB").crop((0, 0, WIDTH, max(HEIGHT, end)))
+    # the way that keeps rare colours: those of lines
+    picture.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def main(run_path: str | None = None, file: str = "report.png") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,17 @@ from esscher.runs.manifest import Failure, Manifest, Start
 from esscher.runs.store import Store
 from esscher.runs.tables import as_tables
 
-__all__ = ["ProbeLike", "atlas_run", "atlas_tables", "declared", "rules_run", "rules_tables", "sparse_run", "store_run"]
+__all__ = [
+    "ProbeLike",
+    "atlas_run",
+    "atlas_tables",
+    "declared",
+    "looks_table",
+    "rules_run",
+    "rules_tables",
+    "sparse_run",
+    "store_run",
+]
 
 KEYS = 16384
 
@@ -79,6 +90,27 @@ def declared(spec: RunSpec) -> Declared:
 def atlas_run(path: Path, layers: int = 6, heads: int = 12, *, failed: float = 0.0, seed: int = 0, **fields: Any) -> Run:
     """A stored probe of a made-up model."""
     return store_run(path, ProbeLike(**fields), atlas_tables(layers, heads, failed=failed, seed=seed))
+
+
+def looks_table(heads: pd.DataFrame, tokens: Sequence[str] = ("[CLS]", "the", "of")) -> list[dict[str, Any]]:
+    """Two queries of every measured head that look at these tokens."""
+    measured = heads[heads["status"] == "ok"]
+    places = list(zip(measured["layer"], measured["head"], strict=True))
+    return [
+        {
+            "layer": layer,
+            "head": head,
+            "query": query,
+            "query_before": "a text",
+            "query_token": f"asks{query}",
+            "query_after": "on",
+        }
+        | {"rank": rank, "distance": 3 - 2 * rank, "key_before": "before", "key_token": token, "key_after": "after"}
+        | {"weight": 0.5 / 2**rank}
+        for layer, head in places
+        for query in range(2)
+        for rank, token in enumerate(tokens)
+    ]
 
 
 def rules_run(path: Path, layers: int = 4, heads: int = 6) -> Run:

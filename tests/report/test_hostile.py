@@ -16,7 +16,7 @@ from esscher.report import write_report
 from esscher.report.packing import safe_json
 from esscher.report.summary import html_summary
 from esscher.runs import load_run
-from tests.report.atlas import ProbeLike, atlas_tables, rules_tables, store_run
+from tests.report.atlas import ProbeLike, atlas_tables, looks_table, rules_tables, store_run
 from tests.report.browser import Page
 
 SCRIPT = "<script>window.hacked = 1</script>"
@@ -42,6 +42,8 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     heads[SCRIPT] = 1.0
     tables["budget"]["rule"] = tables["budget"]["rule"] + SCRIPT
     tables |= hostile_rules()
+    heads["sink_token"], heads["sink_weight"] = SCRIPT + RIGHT_TO_LEFT + SEPARATORS, 0.5
+    tables["looks"] = [row | {"query_before": ENDING} for row in looks_table(heads, HOSTILE)]
     heads["kind"], heads["best_rule_10pct"], heads["best_kept_10pct"] = QUOTES, SCRIPT, 7.0
     spec = ProbeLike(model="".join(HOSTILE), corpus={"text": HOSTILE})
     folder = tmp_path_factory.mktemp("hostile") / "run <script>window.hacked=4<script>'\" \u202e"
@@ -77,6 +79,10 @@ def test_hostile_text_is_text(visit: Callable[..., Page], hostile: Path, artefac
     whole = page.evaluate("[...document.querySelectorAll('footer dd')].map((node) => node.textContent).join('|')")
     for text in HOSTILE:
         assert text in whole  # nothing was cut there, nothing was changed
+    told = page.texts("#head .looks mark")
+    assert SCRIPT in told
+    assert RIGHT_TO_LEFT in told
+    assert "\u2421\u2401" in next(text for text in told if "paragraph" in text)  # control characters by their pictures
     for place in ("#L0H1", "#L1H0", "#R2-L1H3"):
         page.evaluate(f"location.hash = '{place}'")
         page.settle()
@@ -92,7 +98,7 @@ def test_hostile_text_fits_a_phone(visit: Callable[..., Page], hostile: Path, ar
 
 def test_direction_stays_inside(visit: Callable[..., Page], hostile: Path) -> None:
     """Every text from outside stands in an isolating element, so that no override reaches past it."""
-    page = visit(hostile)
+    page = visit(hostile, "#L0H0")
     loose = """(() => {
         const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [];
         while (walker.nextNode()) {

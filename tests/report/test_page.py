@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from esscher.report import write_report
 from esscher.report.exponents import theory_lines
 from esscher.runs import Column, Run
-from tests.report.atlas import ProbeLike, atlas_tables, declared, store_run
+from tests.report.atlas import ProbeLike, atlas_run, atlas_tables, declared, looks_table, store_run
 from tests.report.browser import Browser, Page
 
 Visit = Callable[..., Page]
@@ -203,6 +204,82 @@ def test_scatter_names_heads_and_has_theory(visit: Visit, atlas_page: Path) -> N
     page.click("#scatter circle.link")
     assert page.evaluate("location.hash").startswith("#L")
     assert page.text("#head h2").startswith("Layer")
+
+
+def test_which_tokens_a_head_looks_at(visit: Visit, tmp_path: Path) -> None:
+    """Queries and keys in their text, weights and distances as stored; the sink in words; older runs have neither."""
+    tables = atlas_tables(2, 3)
+    heads = tables["heads"].assign(sink_token=["[CLS]", "", "\n", "a", "b", "c"], sink_weight=0.625)
+    page = visit(
+        write_report([store_run(tmp_path / "run", ProbeLike(), {**tables, "heads": heads, "looks": looks_table(heads)})]),
+        "#L0H0",
+    )
+    assert page.texts("#head .looks mark") == ["asks0", "[CLS]", "the", "of", "asks1", "[CLS]", "the", "of"]
+    assert page.texts("#head .looks .amount") == ["50 %", "25 %", "13 %"] * 2
+    assert page.texts("#head .looks .away") == ["3 before", "1 before", "1 after"] * 2
+    assert "Sink: [CLS] gets 63 % of the attention" in page.text("#head .told")
+    page.press("ArrowRight")
+    assert "Sink:" not in page.text("#head .told")
+    page.press("ArrowRight")
+    assert "Sink: \u240a gets" in page.text("#head .told")
+    old = visit(write_report([store_run(tmp_path / "old", ProbeLike(), tables)]), "#L0H0")
+    assert old.count("#head .looks") == 0
+
+
+@pytest.mark.parametrize(("layers", "heads", "width"), [(6, 12, 390), (48, 12, 360), (34, 32, 390), (40, 16, 1280)])
+def test_maps_are_whole_at_any_width(visit: Visit, tmp_path: Path, layers: int, heads: int, width: int) -> None:
+    """No cell is cut off, every layer has its name, and names do not lie upon each other."""
+    page = visit(write_report([atlas_run(tmp_path / "run", layers, heads)]), width=width)
+    page.wait("document.querySelector('.map').getBoundingClientRect().right <= innerWidth")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    rights = page.evaluate("[...document.querySelectorAll('.map .cell')].map((cell) => cell.getBoundingClientRect().right)")
+    box = page.evaluate("document.querySelector('#map .scroll').getBoundingClientRect().right")
+    assert max(rights) <= box + 1
+    names = page.evaluate("[...document.querySelectorAll(\".map text[text-anchor='end']\")].map((name) => name.textContent)")
+    assert names == [f"L{layer}" for layer in range(layers)]
+    boxes = page.evaluate(
+        """[...document.querySelectorAll(".map text[y='14']:not([hidden])")]
+        .map((name) => name.getBoundingClientRect()).map(({left, right}) => [left, right])"""
+    )
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(boxes))
+    shown = page.evaluate("getComputedStyle(document.querySelector('.map .celltext') || document.body).display")
+    texts = "[...document.querySelectorAll('.map .celltext')].map((text) => text.getBBox().width)"
+    size = page.evaluate("document.querySelector('.map .cell').getBBox().width")
+    assert shown == "none" or heads == 32 or sorted(page.evaluate(texts))[layers * heads // 2] <= size
+
+
+def test_long_cells_are_two_lines_until_a_click(visit: Visit, tmp_path: Path) -> None:
+    tables = atlas_tables(2, 2)
+    tables["layers"] = [{"layer": layer, "tokens": 7, "reason": "a long reason of many words " * 12} for layer in (0, 1)]
+    page = visit(write_report([store_run(tmp_path / "run", ProbeLike(), tables)]))
+    height = "document.querySelector('#layers td.long').getBoundingClientRect().height"
+    low = page.evaluate(height)
+    assert low < 70
+    page.click("#layers td.long")
+    assert page.evaluate(height) > 2 * low
+
+
+@pytest.mark.parametrize("width", [360, 390])
+def test_tables_of_a_head_fit_a_phone(visit: Visit, tmp_path: Path, width: int) -> None:
+    """The table of an endless text too, whose statuses are words."""
+    tables = atlas_tables(1, 2)
+    numbers = {
+        "value": 12345.0,
+        "half": 11345.0,
+        "quarter": 0.3,
+        "eighth": 0.2,
+        "estimate": 23456.0,
+        "low": 10345.0,
+        "high": 34567.0,
+    }
+    tables["endless"] = [
+        {"layer": 0, "head": head, "number": "tokens_needed_5pct", "status": "beyond the pool", **numbers} for head in (0, 1)
+    ]
+    tables["looks"] = looks_table(tables["heads"], ["x" * 60, "the"])
+    page = visit(write_report([store_run(tmp_path / "run", ProbeLike(), tables)]), "#L0H0", width=width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    boxes = "[...document.querySelectorAll('#head .scroll, #head .looks li')]"
+    assert page.evaluate(f"{boxes}.filter((box) => box.scrollWidth > box.clientWidth + 1).length") == 0
 
 
 @pytest.mark.parametrize(("name", "width", "dark"), [("desk", 1280, False), ("phone", 390, False), ("dark", 1280, True)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,26 @@ def test_the_page_draws_them(visit: Callable[..., Page], run: Run) -> None:
     page = visit(write_report([run]))
     assert page.texts("#scales h3") == ["Exponents against the squared scale"]
     assert "2 times the scores were too wide" in page.text("#scales figcaption")
+
+
+def test_axes_hold_every_point(visit: Callable[..., Page], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exponents above 0.6 and below 0, in the figure and on the page."""
+    monkeypatch.setattr(atlas, "declared", lambda spec: {**DECLARED(spec), "scales": SCALES})
+    made = tables()
+    made["scales"].loc[0, "beta_fit"], made["scales"].loc[1, "beta_fit"] = 0.663, -0.05
+    made["heads"].loc[0, "beta_fit"] = -0.04
+    run = atlas.store_run(tmp_path / "run", atlas.ProbeLike(), made)
+    low, high = plot_scales(run, ax=Figure().subplots()).get_ylim()
+    assert low < -0.05
+    assert high > 0.663
+    page = visit(write_report([run]))
+    outside = """[...document.querySelectorAll('#scales .plot circle, #scatter .plot circle')].filter((dot) => {
+        const frame = dot.ownerSVGElement.querySelector('clipPath rect');
+        const top = Number(frame.getAttribute('y')), y = Number(dot.getAttribute('cy'));
+        return y < top || y > top + Number(frame.getAttribute('height'));
+    }).length"""
+    assert page.count("#scales .plot circle") > 10
+    assert page.evaluate(outside) == 0
 
 
 def test_figure(run: Run) -> None:

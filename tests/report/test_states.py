@@ -13,7 +13,7 @@ import pytest
 from esscher.report import write_report
 from esscher.runs import Run, RunSpec
 from esscher.runs.manifest import Failure
-from tests.report.atlas import ProbeLike, atlas_run, atlas_tables, store_run
+from tests.report.atlas import ProbeLike, atlas_run, atlas_tables, rules_run, store_run
 from tests.report.browser import Page
 
 Visit = Callable[..., Page]
@@ -119,8 +119,9 @@ def test_side_by_side(visit: Visit, tmp_path: Path, artefacts: Path) -> None:
     runs = [atlas_run(tmp_path / name, seed=seed) for seed, name in enumerate(["prose", "code", "legal"])]
     page = visit(write_report(runs, tmp_path / "three.html"))
     assert page.texts("#runs button") == ["1. prose", "2. code", "3. legal"]
-    medians = page.text("#compare table")
-    assert all(name in medians for name in ("prose", "code", "legal", "72 of 72"))
+    assert page.text("#compare table").count("72 of 72") == 3
+    medians = page.text("#compare .row table")
+    assert all(name in medians for name in ("prose", "code", "legal"))
     exponent = runs[1].table("heads")["beta_fit"].median()
     assert f"{exponent:.3g}" in medians
     page.choose("#compare select", "coupling")
@@ -132,6 +133,46 @@ def test_side_by_side(visit: Visit, tmp_path: Path, artefacts: Path) -> None:
     assert page.evaluate("location.hash") == "#R2-L1H1"
     linked = visit(tmp_path / "three.html", "#R2-L1H1")
     assert linked.text("#head") == page.text("#head")
+
+
+def test_runs_of_other_models_are_not_paired(visit: Visit, tmp_path: Path, artefacts: Path) -> None:
+    """Facts and budgets beside each other, depth as a share, and no head against the head of the same number."""
+    runs = [atlas_run(tmp_path / "small", 4, 6, model="one/model"), atlas_run(tmp_path / "large", 8, 6, model="another/model")]
+    page = visit(write_report(runs, tmp_path / "both.html"))
+    told = page.text("#compare")
+    assert "no heads are paired across models" in told
+    assert "Head against head" not in told
+    facts = page.texts("#compare .scroll:first-of-type tbody tr")
+    assert facts[0] == "modelone/modelanother/model"
+    assert any(line.startswith("text") and line.count("prose.txt") == 2 for line in facts)
+    assert any(line.startswith("keys a query sees") and line.count("16,384") == 2 for line in facts)
+    assert any(line.endswith("24 of 24, 4 layers48 of 48, 8 layers") for line in facts)
+    budget = runs[1].table("budget")
+    row = budget[(budget["epsilon"] == 0.1) & (budget["rule"] == "uniform")].iloc[0]
+    assert page.texts("#compare .budgets tbody tr")[0] == f"random, uniform{100 * row['ratio']:.0f} %{100 * row['ratio']:.0f} %"
+    page.click("#compare .budgets button[data-value='20']")
+    assert "error of 20 %" in page.text("#compare .budgets table")
+    assert "share of the depth" in page.text("#compare .plot")
+    page.screenshot(artefacts / "other_models.png")
+
+
+def test_runs_of_one_model_are_paired_and_rules_beside_random_keys(visit: Visit, tmp_path: Path) -> None:
+    """Whatever the names: the digest of the weights says which runs are of one model. Pools that differ are said to."""
+    tables = [
+        {**atlas_tables(2, 3, seed=seed), "about": [{"model": name, "model_sha256": "ab" * 32, "pool": "corpus"}]}
+        for seed, name in enumerate(("folder", "hub/name"))
+    ]
+    runs = [store_run(tmp_path / name, ProbeLike(model=name), table) for name, table in zip("ab", tables, strict=True)]
+    other = rules_run(tmp_path / "rules", 2, 3)
+    page = visit(write_report([*runs, other], tmp_path / "three.html"))
+    assert "Head against head" in page.texts("#compare h3")
+    assert page.count("#compare figure[data-title='Head against head'] .series.points") == 1  # not the third
+    told = page.text("#compare")
+    assert "no heads are paired across models" in told
+    assert "The pools differ" in told
+    budgets = page.texts("#compare .budgets tbody tr")
+    assert any(line.startswith("heavy, best split––") for line in budgets)
+    assert visit(tmp_path / "three.html", width=390).evaluate("document.documentElement.scrollWidth") <= 390
 
 
 class OtherSpec(RunSpec):

@@ -36,6 +36,7 @@ HEADS: tuple[tuple[str, Form, int], ...] = (
     ("effective_tokens", count, 3),
     ("khat", ".2f", 6),
     ("sink_mass", ".1%", 7),
+    ("sink_token", "", 11),
     ("horizon2", ".3g", 8),
     ("coupling", ".3g", 2),
 )

@@ -10,6 +10,8 @@ from esscher.report.dispersion import dispersion_content
 from esscher.report.endless import endless_content, unsettled
 from esscher.report.exponents import theory_lines
 from esscher.report.frontier import frontier_content
+from esscher.report.identity import identity_of
+from esscher.report.looks import looks_content
 from esscher.report.packing import Grids, columns_of, numbers, parts_of, records_of, shortened, text_of
 from esscher.report.reading import described, overview, read_table, settings_line
 from esscher.report.scales import scales_content
@@ -69,6 +71,7 @@ def atlas(run: Run) -> dict[str, Any]:
         "columns": sorted(described(run, "heads", map(str, heads.columns)), key=lambda column: column.get("first", LAST)),
         "rows": columns_of(heads),
         "epsilons": epsilons,
+        "identity": identity_of(run, known, heads, model),
         "words": {percent: demanding(heads, percent, moving, own=own) for percent in epsilons},
         "curves": [curves.get(place, []) for place in places],
         "wholes": {str(layer): found for (layer, head), found in curves.items() if head == -1},
@@ -83,6 +86,7 @@ def atlas(run: Run) -> dict[str, Any]:
         **dispersion_content(run, places, grids),
         **endless_content(run, places),
         **scales_content(run),
+        **looks_content(run, places),
         "grids": grids.lists,
     }
     return content

@@ -35,6 +35,7 @@ _SCRIPTS = (
     "frontier",
     "dispersion",
     "endless",
+    "looks",
     "scales",
     "head",
     "views",

@@ -13,6 +13,7 @@ from esscher.runs import Run
 __all__ = ["draw_scales", "scales_content"]
 
 MEASURED = "median of the heads"
+TOP = 0.6  # of the axis of exponents, at least
 
 
 def scales_content(run: Run) -> dict[str, Any]:
@@ -41,7 +42,7 @@ def scales_content(run: Run) -> dict[str, Any]:
 
 def draw_scales(run: Run, ax: Any) -> Any:
     """Exponents against the squared factor: heads as points, medians as lines."""
-    ax.set(xscale="log", xlabel="squared scale α²", ylabel="exponent", ylim=(0.0, 0.6))
+    ax.set(xscale="log", xlabel="squared scale α²", ylabel="exponent", ylim=(0.0, TOP))
     ax.axhline(0.5, color=PALETTE[6], lw=0.8, ls=":")
     frame = _measured(run)
     if frame is None:
@@ -54,6 +55,9 @@ def draw_scales(run: Run, ax: Any) -> Any:
     ax.plot(middle["squared"], middle["beta_fit"], color=PALETTE[0], lw=1.4, label=MEASURED)
     for line in theory_lines(run.columns("scales")):
         ax.plot(middle["squared"], middle[line.key], color=PALETTE[line.color], ls=line.dash, lw=1.0, label=line.label)
+    drawn = [frame["beta_fit"], *(middle[line.key] for line in theory_lines(run.columns("scales")))]
+    low, high = min(part.min() for part in drawn), max(part.max() for part in drawn)
+    ax.set_ylim(min(0.0, 1.1 * low), max(TOP, 1.1 * high))  # every point is in the picture
     ax.legend(loc="upper center", bbox_to_anchor=(0.45, -0.2))  # points and lines take the whole height
     return ax
 

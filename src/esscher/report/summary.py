@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from html import escape, unescape
+from typing import Any
 
 from esscher.report.atlas import epsilons_of, heads_of, is_atlas
 from esscher.report.packing import shortened
 from esscher.report.reading import warnings_of
 from esscher.report.words import head_name, model_described, need, need_column, ranked_heads, text_described
 from esscher.runs import Run, RunError
+from esscher.runs.printable import printable
 
 __all__ = ["html_summary", "text_summary"]
 
@@ -50,4 +52,13 @@ def _atlas_lines(run: Run) -> list[str]:
             for word, row in (("least", order[0]), ("most", order[-1]))
         ]
         lines.append(escape(f"needed for 10 %: {', '.join(told)}"))
-    return lines
+    return lines + _sinks(measured)
+
+
+def _sinks(measured: Any) -> list[str]:
+    """The tokens that most heads rest on."""
+    if "sink_token" not in measured.columns or not (measured["sink_token"] != "").any():
+        return []
+    counts = measured.loc[measured["sink_token"] != "", "sink_token"].value_counts()
+    told = [f"<bdi>{escape(shortened(printable(token), 60))}</bdi> in {count} heads" for token, count in counts.head(3).items()]
+    return [f"sinks: {', '.join(told)}, none in {len(measured) - counts.sum()}"]

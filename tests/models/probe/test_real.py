@@ -211,7 +211,7 @@ def test_tables_have_the_columns_of_the_contract(real_run: Run) -> None:
     assert set(heads["status"]) == {"ok"}
     assert set(heads["regime"]) <= {"diffuse", "selective", "frozen", "sink-dominated"}
     assert (heads["regime_reason"].str.len() > 20).all()
-    tables = {"about", "budget", "curves", "dispersion", "endless", "heads", "layers", "scores", "tails"}
+    tables = {"about", "budget", "curves", "dispersion", "endless", "heads", "layers", "looks", "scores", "tails"}
     assert set(real_run.tables) == tables
 
 

@@ -19,6 +19,7 @@ from esscher.models.probe.cache import budget_table
 from esscher.models.probe.context import Mode, ProbeContext
 from esscher.models.probe.curves import METRICS
 from esscher.models.probe.layer import LayerState, add_head, begin, layer_from_rows, layer_rows, merge_layers
+from esscher.models.probe.looks import looks
 from esscher.models.probe.memory import context_of
 from esscher.models.probe.moment_stream import moment_units, stream_moments, with_moments
 from esscher.models.probe.moments import Sampled, moment_curves, moment_ladder
@@ -196,8 +197,19 @@ def consolidate(spec: ProbeSpec, shards: Sequence[Shard]) -> Mapping[str, Any]:
         parts["rule_budget"] = rule_table(parts["frontier"], [(epsilon, None) for epsilon in spec.epsilons])
     if spec.moments and len(agreement := agreement_table(parts, columns(spec)["heads"], spec.seed)):
         parts["agreement"] = agreement
+    parts["heads"], parts["looks"] = _with_looks(context, parts["heads"])
     parts["about"] = about(context, parts["heads"])
     return parts
+
+
+def _with_looks(context: ProbeContext, heads: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The heads with their sinks, and which tokens they look at; none of a head that was not measured."""
+    sinks, rows = looks(context)
+    measured = heads.loc[heads["status"] == "ok", ["layer", "head"]]
+    sinks, rows = (measured.merge(frame, on=["layer", "head"]) for frame in (sinks, rows))
+    heads = heads.merge(sinks, on=["layer", "head"], how="left").fillna({"sink_token": ""})
+    order = [column.key for column in columns(context.spec)["heads"] if column.key in heads]
+    return heads[[*order, *(key for key in heads if key not in order)]], rows
 
 
 def _without(sampled: list[Shard], shards: Iterable[Shard]) -> Iterator[Shard]:

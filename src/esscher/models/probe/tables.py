@@ -17,6 +17,7 @@ from esscher.models.probe.context import Places
 from esscher.models.probe.curves import curve_rows
 from esscher.models.probe.head import HeadState
 from esscher.models.probe.layer import LayerState
+from esscher.models.probe.looks import LOOKS, with_sinks
 from esscher.models.probe.moment_stream import LIMITS
 from esscher.models.probe.moments import WHOLE_LAYER, Sampled, moment_row
 from esscher.models.probe.rule_budget import RULE_BUDGET
@@ -38,7 +39,8 @@ Moments = Mapping[tuple[int, str], Sampled]  # sampled, by head and metric
 def columns(spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
     """The columns of every table, in their order."""
     statistics = statistics_of(spec)
-    found = {"heads": tuple(column for statistic in statistics for column in statistic.columns(spec))}
+    heads = [column for statistic in statistics for column in statistic.columns(spec)]
+    found = {"heads": with_sinks(heads), "looks": LOOKS}
     found |= {"layers": (*LAYERS, *TAIL_COLUMNS, *moment_columns(spec)), "budget": BUDGET, "rule_budget": RULE_BUDGET}
     found |= {"agreement": AGREEMENT} if spec.moments else {}
     found |= {"limits": LIMITS} if spec.moments else {}

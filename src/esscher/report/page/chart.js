@@ -1,6 +1,7 @@
 // Charts as SVG. A chart is data: {x: {label, log, low, high}, y: {...}, series: [...], marks: [...], height}.
 // A series: {label, x, y, mode: "line" | "points" | "bars", low, high, dash, color, shades, names, links, faint, hidden}.
 // A mark: {x or y, label, dash, color}: a line across the plot.
+// low and high of an axis are where it ends; a straight one goes on to hold points beyond, a logarithmic one cuts what is tiny.
 // What is shown while a reader looks closer: zoom: {x: [low, high], y: [low, high]}.
 //
 // By hand, because every page carries it: 20 kB with pointing and saving. Libraries, minified: uPlot 1.6 51 kB and Chart.js 4.6
@@ -72,6 +73,7 @@ function wholeExtent(spec, axis) {
   let low = values.reduce((a, b) => Math.min(a, b), Infinity);
   let high = values.reduce((a, b) => Math.max(a, b), -Infinity);
   if (low > high) [low, high] = log ? [1, 10] : [0, 1];
+  const [least, most] = [low, high];
   if (log) {
     const pad = Math.max(0.04 * Math.log(high / low), low === high ? 0.7 : 0);
     [low, high] = [low * Math.exp(-pad), high * Math.exp(pad)];
@@ -79,8 +81,9 @@ function wholeExtent(spec, axis) {
     const pad = low === high ? Math.max(0.5, Math.abs(low) * 0.1) : 0.05 * (high - low);
     [low, high] = [low - pad, high + pad];
   }
-  if (spec[axis].low !== undefined) low = spec[axis].low;
-  if (spec[axis].high !== undefined) high = spec[axis].high;
+  const { low: from, high: to } = spec[axis];
+  if (from !== undefined && (log || least >= from)) low = from;
+  if (to !== undefined && (log || most <= to)) high = to;
   return [low, high];
 }
 

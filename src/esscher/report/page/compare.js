@@ -1,19 +1,57 @@
-// Several runs side by side: a table of medians, profiles over depth, and head against head.
+// Several runs side by side: what each measured, medians, budgets, profiles over depth; heads are paired within one model alone.
 
 function compareOf(atlases) {
   if (atlases.length < 2) return null;
   const common = atlases[0].metrics().filter(({ key, scale }) => scale !== "words" && atlases.every((atlas) => atlas.metrics().some((metric) => metric.key === key)));
   if (!common.length) return null;
   let key = common.some((metric) => metric.key === "beta_fit") ? "beta_fit" : common[0].key;
-  const box = el("div", { class: "twocol even" });
+  const box = el("div", { class: "twocol even" }), related = atlases.every((atlas) => sameModel(atlas, atlases[0]));
   function show() {
-    box.replaceChildren(mountChart({ ...profileChart(atlases, key), title: "Over depth" }), ...pairCharts(atlases, key));
+    box.replaceChildren(mountChart({ ...profileChart(atlases, key, !related), title: "Over depth" }), ...pairCharts(atlases, key));
   }
   show();
   const ranks = DATA.ranks && DATA.ranks.count ? el("div", {}, el("h3", {}, "Ranks of heads between texts"),
     dataTable({ ...DATA.ranks, total: DATA.ranks.count, file: fileName("csv", "domains", "ranks"), link: null })) : null;
-  return section("compare", "Side by side", el("div", { class: "row" }, medians(atlases, common), regimesSideBySide(atlases)),
+  const notes = [];
+  if (!related) notes.push("These are different models: head 3 of one has nothing to do with head 3 of another, so no heads are paired across models.");
+  if (atlases.some((atlas) => atlas.identity.pool !== atlases[0].identity.pool)) notes.push("The pools differ in kind or size: exponents and errors at a fixed n compare, while effective tokens and shares of the pool go with the number of keys.");
+  return section("compare", "Side by side", factsOf(atlases), notes.map((note) => el("p", { class: "warning" }, note)),
+    el("div", { class: "row" }, medians(atlases, common), el("div", {}, budgetsOf(atlases), regimesSideBySide(atlases))),
     el("div", { class: "controls" }, menu("shown", common.map((metric) => [metric.key, metric.label]), key, (value) => { key = value; show(); })), box, ranks);
+}
+
+function sameModel(a, b) {
+  return a.identity.weights === b.identity.weights;
+}
+
+// A table with a column for each run; lines: [name, a cell for each run].
+function beside(title, atlases, lines, numeric = true) {
+  const header = el("tr", {}, el("th", {}, title), atlases.map((atlas, i) => el("th", {}, `${i + 1}. `, outside(atlas.name))));
+  const body = lines.map(([name, cells]) => el("tr", {}, el("th", { scope: "row" }, outside(name)), cells.map((cell) => el("td", { class: numeric ? "number" : null }, outside(cell)))));
+  return el("div", { class: "scroll" }, el("table", { class: "medians beside" }, el("thead", {}, header), el("tbody", {}, body)));
+}
+
+function factsOf(atlases) {
+  const known = atlases.map((atlas) => new Map(atlas.identity.facts)), names = [...new Set(known.flatMap((facts) => [...facts.keys()]))];
+  return beside("what was measured", atlases, names.map((name) => [name, known.map((facts) => facts.get(name) || "–")]), false);
+}
+
+// Keys that each run keeps for an error: at random, and by each keep rule where a run compared them.
+function budgetsOf(atlases) {
+  const percents = [...new Set(atlases.flatMap((atlas) => atlas.percents))].sort((a, b) => a - b);
+  const kept = (atlas, wanted) => {
+    const rows = atlas.totals && atlas.totals.length ? atlas.totals.map(({ epsilon, rule, split, ratio }) => [epsilon, split, rule, ratio]) : atlas.budget.map(({ epsilon, rule, ratio }) => [epsilon, rule, "random", ratio]);
+    return new Map(rows.filter(([epsilon, split]) => SPLITS.slice(0, 2).includes(split) && Math.abs(100 * epsilon - wanted) < 1e-6).map(([, split, rule, ratio]) => [`${rule}, ${split}`, ratio]));
+  };
+  if (!atlases.some((atlas) => atlas.budget.length || (atlas.totals || []).length)) return null;
+  const box = el("div", {});
+  function show(wanted) {
+    const own = atlases.map((atlas) => kept(atlas, wanted)), names = [...new Set(own.flatMap((one) => [...one.keys()]))];
+    box.replaceChildren(beside(`keys kept for an error of ${wanted} %`, atlases, names.map((name) => [name, own.map((one) => (one.has(name) ? percent(one.get(name)) : "–"))])));
+  }
+  const first = percents.includes("10") ? "10" : percents[0];
+  show(first);
+  return el("div", { class: "budgets" }, choice("error allowed", percents.map((wanted) => [wanted, `${wanted} %`]), first, show), box);
 }
 
 function middleOf(atlas, key) {
@@ -22,29 +60,23 @@ function middleOf(atlas, key) {
 }
 
 function medians(atlases, metrics) {
-  const header = el("tr", {}, el("th", {}, "median over heads"), atlases.map((atlas, i) => el("th", {}, `${i + 1}. `, outside(atlas.name))));
-  const lines = metrics.map(({ key }) => el("tr", {}, el("th", { scope: "row" }, atlases[0].label(key)),
-    atlases.map((atlas) => el("td", { class: "number" }, middleOf(atlas, key)))));
-  const measured = el("tr", {}, el("th", { scope: "row" }, "heads measured"), atlases.map((atlas) =>
-    el("td", { class: "number" }, `${atlas.rows.layer.filter((_, i) => atlas.ok(i)).length} of ${atlas.count}`)));
-  return el("div", { class: "scroll" }, el("table", { class: "medians" }, el("thead", {}, header), el("tbody", {}, measured, lines)));
+  return beside("median over heads", atlases, metrics.map(({ key }) => [atlases[0].label(key), atlases.map((atlas) => middleOf(atlas, key))]));
 }
 
 function regimesSideBySide(atlases) {
   const seen = [...new Set(atlases.flatMap((atlas) => atlas.column("regime").filter((word, i) => word && atlas.ok(i))))];
   if (!seen.length) return null;
-  const header = el("tr", {}, el("th", {}, "heads by regime"), atlases.map((atlas, i) => el("th", {}, `${i + 1}. `, outside(atlas.name))));
-  const lines = seen.map((word) => el("tr", {}, el("th", { scope: "row" }, outside(word)),
-    atlases.map((atlas) => el("td", { class: "number" }, String(atlas.column("regime").filter((other, i) => other === word && atlas.ok(i)).length)))));
-  return el("div", { class: "scroll" }, el("table", { class: "medians" }, el("thead", {}, header), el("tbody", {}, lines)));
+  const count = (atlas, word) => String(atlas.column("regime").filter((other, i) => other === word && atlas.ok(i)).length);
+  return beside("heads by regime", atlases, seen.map((word) => [word, atlases.map((atlas) => count(atlas, word))]));
 }
 
-// Every other run against the first, head by head; on the diagonal nothing changed.
+// Every other run of the same model against the first, head by head; on the diagonal nothing changed.
 function pairCharts(atlases, key) {
   const first = atlases[0], log = first.log(key);
   const series = [];
   atlases.slice(1).forEach((other, number) => {
     const pairs = [];
+    if (!sameModel(first, other)) return;
     for (const [name, i] of first.place) {
       const j = other.place.get(name);
       if (j === undefined || !first.ok(i) || !other.ok(j)) continue;
@@ -53,7 +85,7 @@ function pairCharts(atlases, key) {
     }
     if (pairs.length) series.push({ label: `${number + 2}. ${other.name}`, mode: "points", color: number + 1, x: pairs.map(([x]) => x), y: pairs.map(([, y]) => y), names: pairs.map(([, , name]) => name) });
   });
-  if (!series.length) return [el("p", { class: "soft" }, "These runs have no head in common, so no head can be compared with itself.")];
+  if (!series.length) return [el("p", { class: "soft" }, "No other run has a head of the first one's model, so no head can be compared with itself.")];
   const all = series.flatMap((one) => [...finite(one.x), ...finite(one.y)]).filter((value) => !log || value > 0);
   const ends = [all.reduce((a, b) => Math.min(a, b)), all.reduce((a, b) => Math.max(a, b))];
   series.push({ label: "equal", dash: "dotted", color: 7, thick: 1, silent: true, x: ends, y: ends });

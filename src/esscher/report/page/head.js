@@ -37,7 +37,7 @@ function headContent(atlas, i) {
   if (curves.length) charts.push(el("div", { class: "tall" }, mountChart(errorChart(atlas, i, curves)), slopeOf(atlas, i, curves)));
   else charts.push(el("p", { class: "soft" }, "No error curve was stored for this head."));
   const side = el("div", { class: "side" }, sentencesOf(atlas, i), scoreChart(atlas, i), tailChart(atlas, i));
-  return [bar, el("div", { class: "headgrid" }, ...charts, side), settledOf(atlas, i), frontierOf(atlas, i), spreadOf(atlas, i), numbersOf(atlas, i)].filter(Boolean);
+  return [bar, el("div", { class: "headgrid" }, ...charts, side), looksOf(atlas, i), settledOf(atlas, i), frontierOf(atlas, i), spreadOf(atlas, i), numbersOf(atlas, i)].filter(Boolean);
 }
 
 function sentencesOf(atlas, i) {
@@ -55,6 +55,8 @@ function sentencesOf(atlas, i) {
   if (needed.length) text.append(el("p", {}, `Tokens needed: ${needed.join(", ")}.`));
   const frozen = atlas.value("freezing_tokens", i);
   if (frozen !== null) text.append(el("p", {}, `Freezing point: about ${written(frozen)} tokens; below it the softmax of a typical query rests on its few largest scores.`));
+  const sink = atlas.value("sink_token", i);
+  if (sink) text.append(el("p", {}, "Sink: ", el("strong", {}, outside(seenText(sink))), ` gets ${percent(atlas.value("sink_weight", i))} of the attention in a query's own window.`));
   if (signs) text.append(el("p", {}, "Signs of trouble: ", outside(signs), "."));
   if (verdict) text.append(el("p", {}, "Scores: ", outside(verdict)));
   return text;
@@ -139,7 +141,7 @@ function tailChart(atlas, i) {
 function numbersOf(atlas, i) {
   const rows = atlas.columns.map(({ key, label, help }) =>
     el("tr", {}, el("th", { scope: "row" }, label), el("td", {}, outside(typeof atlas.rows[key][i] === "string" ? atlas.rows[key][i] || "–" : written(atlas.rows[key][i], 4))), el("td", { class: "soft" }, help)));
-  return el("details", { class: "numbers", open: true }, el("summary", {}, "All numbers of this head"), el("table", {}, el("tbody", {}, rows)));
+  return el("details", { class: "numbers", open: innerWidth > 860 }, el("summary", {}, "All numbers of this head"), el("table", {}, el("tbody", {}, rows)));
 }
 
 // Arrow keys: left and right through the heads of a layer, up and down through the layers.

@@ -1,30 +1,41 @@
 // The map: a row per layer, a column per head. Cells are made once; a switch only changes their colours and texts.
 
+const LEGIBLE = 24, NARROW = 7; // pixels of a column: for numbers in it, and to be hit at all
+
 // Without a key it shows what the menu says.
 function headMap(atlas, key = null) {
   const layers = [...new Set(atlas.rows.layer)].sort((a, b) => a - b), heads = [...new Set(atlas.rows.head)].sort((a, b) => a - b);
-  const size = heads.length > 24 || layers.length > 40 ? 17 : heads.length > 14 ? 28 : 38;
-  const tall = layers.length > 24 ? 17 : 26, left = 34, top = 22;
-  const width = left + heads.length * size + 2, height = top + layers.length * tall + 2;
-  const written_in = size >= 28;
-  const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "map", role: "grid", "aria-label": "map of layers and heads" });
-  picture.style.maxWidth = `${Math.max(width * 1.25, 120)}px`;
-  picture.style.minWidth = `${width * 0.88}px`; // on a phone it scrolls sideways, so that its numbers stay readable
+  const widest = heads.length > 24 ? 21 : heads.length > 14 ? 32 : 44, tall = layers.length > 24 ? 17 : 30, left = 34, top = 22;
+  const height = top + layers.length * tall + 2;
+  const picture = svg("svg", { class: "map", role: "grid", "aria-label": "map of layers and heads", height });
   const shown = () => key || atlas.metric, hatch = `hatch${atlas.number}${key || ""}`;
   picture.append(svg("defs", {}, svg("pattern", { id: hatch, width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
     svg("rect", { width: 6, height: 6, class: "hatchback" }), svg("line", { x1: 0, y1: 0, x2: 0, y2: 6, class: "hatchline" }))));
-  const every = (list, room) => Math.max(1, Math.ceil(list.length / room));
-  heads.forEach((head, i) => { if (i % every(heads, 16) === 0) picture.append(svg("text", { x: left + (i + 0.5) * size, y: 14, "text-anchor": "middle" }, head)); });
-  layers.forEach((layer, i) => { if (i % every(layers, 32) === 0) picture.append(svg("text", { x: left - 6, y: top + (i + 0.5) * tall + 4, "text-anchor": "end" }, `L${layer}`)); });
+  const names = heads.map((head) => svg("text", { y: 14, "text-anchor": "middle" }, head));
+  picture.append(...names, ...layers.map((layer, i) => svg("text", { x: left - 6, y: top + (i + 0.5) * tall + 4, "text-anchor": "end" }, `L${layer}`)));
   const cells = [];
   for (let i = 0; i < atlas.count; i++) {
-    const x = left + heads.indexOf(atlas.rows.head[i]) * size, y = top + layers.indexOf(atlas.rows.layer[i]) * tall;
-    const rect = svg("rect", { x: x + 1, y: y + 1, width: size - 2, height: tall - 2, rx: 3, class: "cell", "data-head": atlas.name_of(i), role: "gridcell" });
+    const y = top + layers.indexOf(atlas.rows.layer[i]) * tall;
+    const rect = svg("rect", { y: y + 1, height: tall - 2, rx: 3, class: "cell", "data-head": atlas.name_of(i), role: "gridcell" });
     rect.append(svg("title", {}));
-    const text = written_in ? svg("text", { x: x + size / 2, y: y + tall / 2 + 3.5, "text-anchor": "middle", class: "celltext" }) : null;
+    const text = widest >= LEGIBLE ? svg("text", { y: y + tall / 2 + 3.5, "text-anchor": "middle", class: "celltext" }) : null;
     picture.append(rect);
     if (text) picture.append(text);
-    cells.push({ rect, text });
+    cells.push({ rect, text, column: heads.indexOf(atlas.rows.head[i]) });
+  }
+  // Columns share the room there is; where numbers would not fit they stay away, and below NARROW the map scrolls.
+  function layOut(room) {
+    const size = Math.max(NARROW, Math.min(widest, (room - left - 2) / heads.length)), width = left + heads.length * size + 2;
+    for (const [name, value] of Object.entries({ width, viewBox: `0 0 ${width} ${height}` })) picture.setAttribute(name, value);
+    picture.classList.toggle("bare", size < LEGIBLE);
+    picture.classList.toggle("tight", size < 32);
+    const step = Math.max(1, Math.ceil(18 / size));
+    names.forEach((name, i) => { name.setAttribute("x", left + (i + 0.5) * size); name.toggleAttribute("hidden", i % step > 0); });
+    for (const { rect, text, column } of cells) {
+      rect.setAttribute("x", left + column * size + 1);
+      rect.setAttribute("width", size - Math.min(2, size / 5));
+      if (text) text.setAttribute("x", left + (column + 0.5) * size);
+    }
   }
   picture.addEventListener("click", (event) => {
     const cell = event.target.closest(".cell");
@@ -58,8 +69,11 @@ function headMap(atlas, key = null) {
     if ("open" in change) mark();
   });
   const figure = el("figure", { class: "mapbox" });
-  figure.append(toolsOf(figure), el("div", { class: "axisname" }, "layers down, heads across", el("span", { class: "screen" }, "; click a cell to open its head")), el("div", { class: "scroll" }, picture), legend);
+  const box = el("div", { class: "scroll" }, picture);
+  figure.append(toolsOf(figure), el("div", { class: "axisname" }, "layers down, heads across", el("span", { class: "screen" }, "; click a cell to open its head")), box, legend);
   paint();
+  layOut(left + heads.length * widest + 2);
+  new ResizeObserver(() => { if (box.clientWidth) layOut(box.clientWidth); }).observe(box);
   return figure;
 }
 

@@ -2,6 +2,7 @@
 
 const PAGE = 100;
 const FEW = 16;
+const LONGEST = 1000; // characters of a cell
 
 function dataTable({ columns, rows, total, file, link }) {
   const count = columns.length ? rows[columns[0].key].length : 0;
@@ -35,8 +36,9 @@ function dataTable({ columns, rows, total, file, link }) {
       el("button", { type: "button", "data-key": key, onclick: () => sortBy(key) }, label, state.key === key ? (state.down ? " ▼" : " ▲") : "")))));
     body.replaceChildren(...state.order.slice(0, state.shown).map((i) => el("tr", {}, link ? el("td", {}, el("a", { href: `#${link(i)}` }, link(i))) : null, keys.map(({ key }) => {
       const value = rows[key][i];
-      const text = typeof value === "string" ? outside(value.length > 160 ? `${value.slice(0, 160)}…` : value) : written(value);
-      return el("td", { class: numeric.has(key) ? "number" : String(value).length > 40 ? "long" : "brief" }, text);
+      const text = typeof value === "string" ? outside(value.length > LONGEST ? `${value.slice(0, LONGEST)}…` : value) : written(value);
+      const long = !numeric.has(key) && String(value).length > 40; // two lines of it until a click
+      return el("td", long ? { class: "long", title: value, onclick: (event) => event.currentTarget.classList.toggle("open") } : { class: numeric.has(key) ? "number" : "brief" }, text);
     }))));
     told.textContent = `${grouped(state.order.length)} of ${grouped(count)} rows${total > count ? ` (the stored table has ${grouped(total)})` : ""}`;
     more.hidden = state.order.length <= state.shown;

@@ -122,16 +122,18 @@ function tokensOf(atlas) {
   return el("div", {}, el("h3", {}, "Tokens of each layer"), dataTable({ ...atlas.layers, total: atlas.layers.count, file: fileName("csv", atlas.name, "layers"), link: null }));
 }
 
-function profileChart(atlases, key) {
+// ``share``: layers by their share of the depth, where models have different numbers of them.
+function profileChart(atlases, key, share = false) {
   const series = [], log = atlases[0].log(key);
   atlases.forEach((atlas, number) => {
     const layers = [...new Set(atlas.rows.layer)].sort((a, b) => a - b), values = atlas.column(key), ranked = atlas.ranked(key);
+    const last = share ? Math.max(1, ...layers) : 1, depth = (layer) => layer / last;
     const chosen = values.map((_, i) => i).filter((i) => atlas.ok(i) && values[i] !== null);
     const middle = layers.map((layer) => median(ranked.filter((_, i) => atlas.rows.layer[i] === layer)));
     const who = atlases.length > 1 ? `${number + 1}. ${atlas.name}` : "";
-    series.push({ label: who ? `${who}: heads` : "heads", unlisted: Boolean(who), mode: "points", color: number, faint: true, radius: 3, x: chosen.map((i) => atlas.rows.layer[i]), y: chosen.map((i) => values[i]),
+    series.push({ label: who ? `${who}: heads` : "heads", unlisted: Boolean(who), mode: "points", color: number, faint: true, radius: 3, x: chosen.map((i) => depth(atlas.rows.layer[i])), y: chosen.map((i) => values[i]),
       names: chosen.map((i) => `${who ? `${atlas.name} ` : ""}${atlas.name_of(i)}`), links: chosen.map((i) => atlas.hash_of(i)) });
-    series.push({ label: who || "median of the layer", color: number, thick: 2.4, x: layers, y: middle });
+    series.push({ label: who || "median of the layer", color: number, thick: 2.4, x: layers.map(depth), y: middle });
   });
-  return { height: 300, x: { label: "layer", whole: true }, y: { label: atlases[0].label(key), log }, series };
+  return { height: 300, x: share ? { label: "share of the depth" } : { label: "layer", whole: true }, y: { label: atlases[0].label(key), log }, series };
 }
