@@ -40,7 +40,7 @@ def bounds(task: LinearTask, weights: OVKQ, lengths: Any, seed: int = 0) -> pd.D
         gram = torch.cat([torch.eye(task.dim, dtype=torch.float64), row[None]])
         cov = gram @ task.sigma @ gram.T
         cov[-1, -1] += task.noise
-        setting = setting_of(head, Gaussian(cov), Gaussian(task.sigma))
+        setting = setting_of(head, Gaussian(cov), Gaussian(task.query_sigma))
         predictions = [*average.predictions(setting), *gradient.predictions(setting)]
         by_name = {prediction.name: prediction for prediction in predictions}
         for metric, names in BOUNDS.items():

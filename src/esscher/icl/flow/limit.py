@@ -61,7 +61,7 @@ def prompt_covariance(task: LinearTask, length: Any) -> Float64[Tensor, "d d"]:
     return cov
 
 
-def flow_limit(task: LinearTask, start: Block, length: Any = math.inf) -> Block:
+def flow_limit(task: LinearTask, start: Block, length: Any = math.inf, query_inside: bool = False) -> Block:
     """Where the gradient flow of linear attention ends; for an infinite prompt also that of softmax attention.
 
         v U11 -> A + v P(U11(0)),     v^2 = (q + sqrt(q^2 + 4 |A|_F^2)) / 2,     q = |P(U11(0))|_F^2 + v(0)^2 - |U11(0)|_F^2
@@ -69,19 +69,26 @@ def flow_limit(task: LinearTask, start: Block, length: Any = math.inf) -> Block:
     A = Sigma_L^{-1} on the range of Sigma and 0 off it, P(M) = M - Pi M Pi with Pi the projection on that range: the flow
     never moves P(U11), and |U11|_F^2 - v^2 is constant along it. With q = 0 and A = Sigma^{-1} this is Remark 5.3 of [S],
     with singular Sigma its appendix F.3, with finite L Theorem 4.1 of Zhang et al. (2024). v(0) > 0 is assumed.
+
+    ``query_inside`` divides by L + 1 and adds a token of value 0, so that A is (1 + 1/L) times as large. Queries of another
+    covariance than the prompt's change the way and not the end, as long as both are invertible.
     """
     length = as_length(length)
     if float(start.v) <= 0:
         raise ValueError(f"start: expected v above 0, got {float(start.v):g}")
     values, vectors = torch.linalg.eigh(task.sigma)
     basis = vectors[:, values > SINGULAR * values[-1]]
+    if task.shifted and min(basis.shape[1], int(torch.linalg.matrix_rank(task.query_sigma))) < task.dim:
+        raise ValueError(
+            "query_sigma: expected both covariances invertible where they differ; otherwise the limit is not known"
+        )
     sigma, W = basis.mT @ task.sigma @ basis, basis.mT @ task.task_cov @ basis
     share = 0.0 if math.isinf(length) else 1.0 / length
     eye = torch.eye(sigma.shape[0], dtype=torch.float64)
     system = (1.0 + share) * W @ sigma + share * (torch.sum(sigma * W) + task.noise) * eye
     if float(torch.linalg.cond(system)) > 1.0 / SINGULAR:
         raise ValueError("task_cov: expected a law of tasks that fills the range of sigma; otherwise the limit is not unique")
-    best = basis @ torch.linalg.solve(system, W) @ basis.mT
+    best = basis @ torch.linalg.solve(system, W) @ basis.mT * (1.0 + share if query_inside else 1.0)
     U = start.U11.detach().double()
     projection = basis @ basis.mT
     frozen = U - projection @ U @ projection
