@@ -14,27 +14,30 @@ from esscher.inputs import as_count, as_tensor
 from esscher.measures import Measure
 from esscher.measures.covariance import check_covariance
 
-__all__ = ["LINKS", "TASK_LAWS", "CovariateTask", "LinearTask", "Prompts", "SingleIndexTask", "Task", "as_task"]
+__all__ = ["LINKS", "TASK_LAWS", "CovariateTask", "LinearTask", "Prompts", "SingleIndexTask", "Task", "VectorTask", "as_task"]
 
 
 @dataclass(frozen=True, eq=False)
 class Prompts:
-    """A batch of prompts of one length: B prompts of L labelled covariates, a query each, and the query's label."""
+    """A batch of prompts of one length: B prompts of L labelled covariates, a query each, and the query's label.
+
+    Labels are numbers, or vectors along a last axis of k numbers [S, section 4].
+    """
 
     x: Float[Tensor, "B L d"]
-    y: Float[Tensor, "B L"]
+    y: Float[Tensor, "B L *k"]
     query: Float[Tensor, "B d"]
-    target: Float[Tensor, " B"]
+    target: Float[Tensor, B * k]
 
     @property
     def tokens(self) -> Float[Tensor, "B L e"]:
-        """z = (x, y), d + 1 numbers a token."""
-        return torch.cat([self.x, self.y[..., None]], dim=-1)
+        """z = (x, y), d + k numbers a token."""
+        return torch.cat([self.x, self.y.reshape(*self.x.shape[:2], -1)], dim=-1)
 
     @property
     def query_token(self) -> Float[Tensor, "B e"]:
         """(x_q, 0): the query with its label masked."""
-        return torch.cat([self.query, torch.zeros_like(self.query[:, :1])], dim=-1)
+        return torch.cat([self.query, torch.zeros_like(self.target.reshape(self.query.shape[0], -1))], dim=-1)
 
     @property
     def length(self) -> int:
@@ -149,6 +152,33 @@ class CovariateTask:
         return _label(torch.einsum("bld,bd->bl", x, w), x, self.noise, generator)
 
 
+@dataclass(frozen=True, eq=False)
+class VectorTask:
+    """Linear regression with ``labels`` labels a token: y = (<w_1, x>, ..., <w_k, x>) + noise, each w_i drawn on its own.
+
+    ``one`` has the laws of x, of a w_i and of the noise. [S], section 4, has labels in R^k; a layer predicts the last k
+    coordinates of its output.
+    """
+
+    one: LinearTask
+    labels: int
+
+    @property
+    def dim(self) -> int:
+        return self.one.dim
+
+    @property
+    def noise(self) -> float:
+        return self.one.noise
+
+    def sample(self, batch: Any, length: Any, generator: torch.Generator | None = None) -> Prompts:
+        B, L, k = as_count(batch, "batch"), as_count(length, "length"), as_count(self.labels, "labels")
+        w = _normal((B, k, self.dim), generator, torch.float64) @ self.one.task_root.T
+        white = _normal((B, L + 1, self.dim), generator, torch.float64)
+        x = torch.cat([white[:, :-1] @ self.one.root.T, white[:, -1:] @ self.one.query_root.T], dim=1)
+        return _label(torch.einsum("bld,bkd->blk", x, w), x, self.noise, generator)
+
+
 LINKS: dict[str, Callable[[Tensor], Tensor]] = {
     "quadratic": lambda t: (t * t - 1.0) / 2.0**0.5,
     "relu": lambda t: t.clamp_min(0.0) * 2.0**0.5,
@@ -197,6 +227,8 @@ def as_task(
     ``task_cov``: W, as a matrix or one of ``TASK_LAWS``; I/d unless given. ``query_covariance``: of the query, in words, where
     it differs.
     """
+    if isinstance(task_cov, str) and task_cov not in TASK_LAWS:
+        raise ValueError(f"task_cov: expected {', '.join(TASK_LAWS)} or a matrix, got {task_cov!r}")
     law = TASK_LAWS[task_cov](dim) if isinstance(task_cov, str) else task_cov
     query = None if query_covariance is None else _in_words(query_covariance, dim)
     return LinearTask(_in_words(covariance, dim), law, noise, query)

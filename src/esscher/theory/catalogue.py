@@ -9,13 +9,13 @@ import torch
 from esscher.attention.head import Head
 from esscher.measures.base import Measure
 from esscher.theory import bohbot, delta_bound, hardmax, keep_rules, sharp
-from esscher.theory.boursier import average, gradient, query
+from esscher.theory.boursier import average, gradient, query, sums
 from esscher.theory.prediction import Prediction
 from esscher.theory.setting import setting_of
 
 __all__ = ["predictions"]
 
-THEORIES = (sharp, bohbot, hardmax, query, delta_bound, average, gradient, keep_rules)  # each ends with its predictions
+THEORIES = (sharp, bohbot, hardmax, query, sums, delta_bound, average, gradient, keep_rules)  # each ends with its predictions
 
 
 @torch.no_grad()

@@ -34,10 +34,8 @@ class Coordinates:
         matrices = [start.U11.detach().double().numpy(), task.sigma.numpy(), task.task_cov.numpy()]
         if task.shifted:
             matrices.append(task.query_sigma.numpy())
-        weights = (1.0, 0.7310, 0.5170, 0.2930)
-        mixture = sum(
-            weight * matrix for weight, matrix in zip(weights, matrices, strict=False)
-        )  # its eigenbasis is that of all
+        # a mixture, so that its eigenbasis is that of all
+        mixture = np.tensordot(np.array((1.0, 0.7310, 0.5170, 0.2930)[: len(matrices)]), np.stack(matrices), axes=1)
         basis = np.linalg.eigh(0.5 * (mixture + mixture.T))[1]
         turned = [basis.T @ matrix @ basis for matrix in matrices]
         shared = all(np.abs(m - np.diag(np.diag(m))).max() <= 1e-13 * np.abs(m).max() for m in turned)

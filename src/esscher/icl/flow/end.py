@@ -111,7 +111,12 @@ def final_risks(
 
 
 def prompt_length_for(
-    task: LinearTask, eps: Any, kind: str = "softmax", start: Block | None = None, precision: float = 0.02
+    task: LinearTask,
+    eps: Any,
+    kind: str = "softmax",
+    start: Block | None = None,
+    precision: float = 0.02,
+    query_inside: bool = False,
 ) -> int:
     """L(eps) of Theorem 5.2: the shortest prompts on which the flow ends within ``eps`` of the best risk, tau^2 / 2.
 
@@ -122,7 +127,8 @@ def prompt_length_for(
     start = start_block(task) if start is None else start
 
     def reached(length: int) -> bool:
-        return float(risk(task, final_parameters(task, start, length, kind), length, kind)) <= goal
+        end = final_parameters(task, start, length, kind, query_inside)
+        return float(risk(task, end, length, kind, query_inside=query_inside)) <= goal
 
     low, high = 0, 1
     while not reached(high):

@@ -38,6 +38,7 @@ class Flow:
     kind: str
     converged: bool
     start: Parameters
+    query_inside: bool = False
 
     def at(self, index: int) -> Parameters:
         """The parameters at one of the times."""
@@ -115,7 +116,8 @@ def gradient_flow(
     states = _extend([flatten(each) for each in params], grid.size)
     risks = _extend([np.float64(value) for value, _ in found], grid.size)
     gradients = _extend([np.linalg.norm(flatten(gradient)) for _, gradient in found], grid.size)
-    return Flow(grid, states, risks, gradients, length, kind, stopped or bool(gradients[-1] <= chosen.tolerance), start)
+    converged = stopped or bool(gradients[-1] <= chosen.tolerance)
+    return Flow(grid, states, risks, gradients, length, kind, converged, start, query_inside)
 
 
 def _extend(rows: list[Any], size: int) -> Floats:

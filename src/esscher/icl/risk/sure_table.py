@@ -65,10 +65,10 @@ class SureTable:
         for first in sorted({i for i, _ in new}):
             columns = [j for i, j in new if i == first]
             b = WIDTH_B * (np.array(columns)[:, None] + 0.5 * (POINTS_B + 1.0))
-            values = np.empty((DEGREE + 1, b.size, COLUMNS_SURE))
+            found = np.empty((DEGREE + 1, b.size, COLUMNS_SURE))
             for row, s in enumerate(WIDTH * (first + 0.5 * (POINTS + 1.0))):
-                integrate_sure(float(self.n), float(s), b.ravel(), values[row])
-            values = values.reshape(DEGREE + 1, len(columns), DEGREE_B + 1, COLUMNS_SURE)
+                integrate_sure(float(self.n), float(s), b.ravel(), found[row])
+            values = found.reshape(DEGREE + 1, len(columns), DEGREE_B + 1, COLUMNS_SURE)
             made.append(np.einsum("ks,sjbf,mb->jfkm", TO_S, values, TO_B))
             for j in columns:
                 self._place[first, j] = len(self._place)
