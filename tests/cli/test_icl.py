@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,68 @@ def test_a_rate_that_diverges_stops_with_step_loss_and_advice(tmp_path: Path, ca
     assert "linear attention diverged: loss" in err
     assert "at step" in err
     assert "try a rate below 30" in err
+
+
+PAPER = ["--task-cov", "identity", "--noise", "0"]  # the setting of [S]'s theory: W = I, no noise
+
+
+def test_the_task_law_of_the_theory_can_be_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """U11 = 0: the error is that of no prediction, tr(W Sigma), with W = I, I/d or what a file says."""
+    asked = ["icl", "risk", *SMALL, "--noise", "0", "--key-query", "0", "--value", "0", "--lengths", "5", "--json"]
+    (tmp_path / "w.csv").write_text("3, 0.5\n0.5, 4\n", "utf-8")
+    for law, error in (("identity", 2.0), ("scaled", 1.0), (str(tmp_path / "w.csv"), 7.0)):
+        rows = json.loads(run([*asked, "--task-cov", law], capsys)[1])["risk"]
+        assert [row["mse"] for row in rows] == pytest.approx([error, error])
+    code, _, err = run([*asked, "--task-cov", "none.csv"], capsys)
+    assert code == 2
+    assert "task_cov: expected scaled, identity or a file" in err
+    (tmp_path / "w.csv").write_text("1\n", "utf-8")
+    code, _, err = run([*asked, "--task-cov", str(tmp_path / "w.csv")], capsys)
+    assert code == 2
+    assert "task_cov: expected a 2 x 2 matrix" in err
+
+
+def test_flows_in_time_stay_below_their_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["icl", "flow", *SMALL, *PAPER, "--lengths", "20", "--trajectory", "--until", "2", "--points", "6"]
+    code, text, _ = run([*asked, "--out", str(tmp_path / "run"), "--figures", "svg", "--json"], capsys)
+    found = json.loads(text)
+    assert code == 0
+    assert (tmp_path / "run" / "trajectory.svg").exists()
+    later = [row for row in found["apart"] if row["time"] > 0]
+    assert len(later) == 6
+    assert all(row["distance"] <= row["softmax_limit"] + row["linear_limit"] <= row["sharper"] for row in later)
+    assert all(row["sharper"] <= row["bound"] * (1 + 1e-9) for row in later)
+    by_model = {model: [row["mse"] for row in found["trajectory"] if row["model"] == model] for model in ("softmax", "limit")}
+    assert all(a >= b for errors in by_model.values() for a, b in pairwise(errors))
+    assert by_model["softmax"][0] == pytest.approx(by_model["limit"][0], rel=0.2)
+
+
+def test_shortest_prompts_of_theorem_5_2(capsys: pytest.CaptureFixture[str]) -> None:
+    """Linear attention, W = I, no noise, Sigma = I: the end of the flow has risk d/2 - d/(2 (1 + (d + 1)/L))."""
+    code, text, _ = run(["icl", "length", *SMALL, *PAPER, "--epsilon", ".1,.05", "--json"], capsys)
+    rows = json.loads(text)["shortest prompts"]
+    assert code == 0
+    for row in rows:
+        if row["model"] == "linear":
+            shortest = 3 * (1 / row["epsilon"] - 1)  # 1 - 1/(1 + 3/L) <= epsilon
+            assert shortest <= row["length"] <= 1.03 * shortest + 1
+        else:
+            assert row["length"] > 3 * (1 / row["epsilon"] - 1)
+    code, _, err = run(["icl", "length", *SMALL, "--epsilon", "0"], capsys)
+    assert code == 2
+    assert "epsilon" in err
+
+
+def test_queries_inside_the_prompt_and_of_another_covariance(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["icl", "risk", *SMALL, "--lengths", "10", "--json"]
+
+    def errors(*more: str) -> dict[str, float]:
+        return {row["model"]: row["mse"] for row in json.loads(run([*asked, *more], capsys)[1])["risk"]}
+
+    task = LinearTask.isotropic(2)
+    shifted = task.with_queries(LinearTask.kms(2, 0.5).sigma)
+    end = flow_limit(task, start_block(task), 10)
+    assert errors("--query-covariance", "kms:0.5")["linear"] == pytest.approx(2 * risk(shifted, end, 10, "linear").value)
+    inside = flow_limit(task, start_block(task), 10, query_inside=True)
+    assert errors("--query-inside")["linear"] == pytest.approx(2 * risk(task, inside, 10, "linear", query_inside=True).value)
+    assert errors("--query-inside")["softmax"] > errors()["softmax"]

@@ -45,6 +45,8 @@ NAMES = [
     "s-c4-p2-mended",
     "s-c7",
     "s-d2",
+    "s-c2-printed",
+    "s-c2-sharpened",
     "delta-bound",
     "keep-random",
     "s-17-printed",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["converge", "end_converge", "end_normality"]
 
 SPEC = "esscher.convergence.montecarlo.spec:ExperimentSpec"
-CHANGES = ("n", "repeats", "metrics", "sampling", "dtype")
+CHANGES = ("n", "repeats", "metrics", "sampling", "query_inside", "dtype")
 EXPERIMENT = Fields(SPEC, CHANGES, as_text={"metrics": ","}, left_out=dict.fromkeys(CHANGES, ""))
 SWEEP = Fields("esscher.convergence.montecarlo.spec:Sweep", ("values",), as_text={"values": ","})
 GIVEN = Fields(SPEC, ("seed", "device"), defaults=True)  # before what the preset says

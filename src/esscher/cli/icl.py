@@ -42,18 +42,18 @@ icl = typer.Typer(
 
 
 def _flags(spec: str, *names: str) -> Fields:
-    flags, words = {"covariances": "covariance"}, {"covariances": " "}
+    flags, words = {"covariances": "covariance"}, {"covariances": " ", "epsilon": ","}
     return Fields(f"esscher.icl.{spec}", names, flags=flags, as_text=words, defaults=True)
 
 
-TASK = ("covariances", "lengths", "dim", "noise")
-SGD = ("seeds", "steps", "batch", "rate", "optimizer", "schedule", "warmup", "heads")
-TRAIN = _flags("training.spec:TrainSpec", "covariances", "lengths", *SGD, "dim", "noise", "seed")
-FLOW = _flags("flow.spec:FlowSpec", "covariances", "lengths", "alpha", "dim", "noise", "seed")
-RISK = _flags("training.spec:TrainSpec", *TASK)
-CONCENTRATION = _flags(
-    "concentration.spec:ConcentrationSpec", "covariances", "lengths", "repeats", "prompts", "dim", "noise", "seed"
-)
+SGD = ("seeds", "steps", "batch", "rate", "optimizer", "loss", "schedule", "warmup", "heads")
+TASK = ("dim", "noise", "task_cov")
+TRAIN = _flags("training.spec:TrainSpec", "covariances", "lengths", *SGD, *TASK, "seed")
+IN_TIME = ("query_inside", "trajectory", "until", "points")
+FLOW = _flags("flow.spec:FlowSpec", "covariances", "lengths", "alpha", *TASK, *IN_TIME, "seed")
+RISK = _flags("risk.spec:RiskFlags", "covariances", "lengths", *TASK, "query_inside", "query_covariance")
+LENGTH = _flags("risk.spec:LengthFlags", "epsilon", "covariances", *TASK, "alpha", "query_inside")
+CONCENTRATION = _flags("concentration.spec:ConcentrationSpec", "covariances", "lengths", "repeats", "prompts", *TASK, "seed")
 WHICH = _flags("figures:FigureFlags", "only", "quick", "seed")
 
 
@@ -91,6 +91,8 @@ def flow(
 ) -> None:
     """Where gradient flow ends, against the prompt length: mean squared error of both models and of Bayes on L tokens.
 
+    With --trajectory also the way there: both flows in time, how far apart they are, and the bound of Lemma E.1.
+
     Example: esscher icl flow --lengths 10,1000,1e6
     """
     from esscher.icl.flow.spec import FlowSpec
@@ -101,13 +103,22 @@ def flow(
 
 
 def end_flow(run: Run, as_json: bool, figures: str = FIGURES, look: Given | None = None) -> None:
-    """What a finished flow leaves: its figure and its table."""
+    """What a finished flow leaves: its figures and its tables."""
     from esscher.report.icl_figures import save_flow
+    from esscher.report.icl_in_time import save_in_time
 
+    tables = {"final": run.table("final")}
     files = [run.path / f"flow.{kind}" for kind in figure_formats(figures)]
     for file in files:
-        save_flow(run.table("final"), float(run.spec["noise"]), file)
-    _show(run, {"final": run.table("final")}, as_json, look)
+        save_flow(tables["final"], float(run.spec["noise"]), file)
+    if run.spec.get("trajectory"):
+        tables |= {"trajectory": run.table("trajectory"), "apart": run.table("apart")}
+        ways = [run.path / f"trajectory.{kind}" for kind in figure_formats(figures)]
+        for file in ways:
+            save_in_time(tables["trajectory"], tables["apart"], run.columns("apart"), file)
+        files += ways
+    shown = tables if as_json else {name: table for name, table in tables.items() if name != "trajectory"}
+    _show(run, shown, as_json, look)
     for file in files:
         log(f"figure: {file}")
 
@@ -146,23 +157,53 @@ def _risks(task_of: Given, key_query: float | None, value: float) -> pd.DataFram
     from esscher.icl.flow.end import final_parameters
     from esscher.icl.flow.limit import start_block
     from esscher.icl.layer import KINDS, Block
-    from esscher.icl.risk.exact import decompose, risk
+    from esscher.icl.risk.exact import decompose
+    from esscher.icl.risk.spec import RiskFlags
     from esscher.icl.tasks import as_task
 
-    rows, dim = [], task_of["dim"]
-    for name in task_of["covariances"]:
-        task = as_task(name, dim, task_of["noise"])
-        for length in task_of["lengths"]:
+    asked = RiskFlags(**task_of)
+    rows, dim, inside = [], asked.dim, asked.query_inside
+    for name in asked.covariances:
+        trained = as_task(name, dim, asked.noise, asked.task_cov)
+        task = as_task(name, dim, asked.noise, asked.task_cov, asked.query_covariance)
+        for length in asked.lengths:
             for kind in KINDS:
                 if key_query is None:
-                    block = final_parameters(task, start_block(task), length, kind)
+                    block = final_parameters(trained, start_block(trained), length, kind, inside)
                 else:
                     block = Block([[key_query if i == j else 0.0 for j in range(dim)] for i in range(dim)], value)
-                parts = decompose(task, block, length, kind)
+                parts = decompose(task, block, length, kind, None, inside)
                 names = ("noise", "approximation", "bias", "variance")
-                row = {"covariance": name, "length": length, "model": kind, "mse": 2 * float(risk(task, block, length, kind))}
+                row = {"covariance": name, "length": length, "model": kind, "mse": 2 * parts.total}
                 rows.append(row | {part: 2 * getattr(parts, part) for part in names})
     return pd.DataFrame(rows)
+
+
+@icl.command()
+def length(settings: Annotated[Given, LENGTH], look: Look, as_json: Json = False) -> None:
+    """L(epsilon) of Theorem 5.2: the shortest prompts on which gradient flow ends within epsilon of the best risk.
+
+    Example: esscher icl length --epsilon .1,.01 --task-cov identity --noise 0
+    """
+    import pandas as pd
+
+    from esscher.icl.flow.end import prompt_length_for
+    from esscher.icl.flow.limit import start_block
+    from esscher.icl.layer import KINDS
+    from esscher.icl.risk.spec import LengthFlags
+    from esscher.icl.tasks import as_task
+
+    words = {"covariances": settings["covariances"].split(), "epsilon": settings["epsilon"].split(",")}
+    asked = LengthFlags(**settings | words)
+    rows = []
+    for name in asked.covariances:
+        task = as_task(name, asked.dim, asked.noise, asked.task_cov)
+        start = start_block(task, asked.alpha)
+        for epsilon in asked.epsilon:
+            for kind in KINDS:
+                found = prompt_length_for(task, epsilon, kind, start, query_inside=asked.query_inside)
+                rows.append({"covariance": name, "model": kind, "epsilon": epsilon, "length": found})
+    _show(None, {"shortest prompts": pd.DataFrame(rows)}, as_json, look)
 
 
 @icl.command()
@@ -180,7 +221,7 @@ def concentration(
 
 def end_concentration(run: Run, as_json: bool, look: Given | None = None) -> None:
     rates = run.table("rates")[["covariance", "metric", "against", "exponent", "low", "high", "status"]]
-    _show(run, {"rates": rates}, as_json, look)
+    _show(run, {"rates": rates, "Lemmas E.2 and E.4": run.table("risks")}, as_json, look)
 
 
 @icl.command()
@@ -263,7 +304,8 @@ def _final(run: Run, flow: pd.DataFrame | None = None) -> pd.DataFrame:
     final, curve = (run.table(name) if name in run.tables else run.partial(name) for name in ("final", "curve"))
     if run.spec["heads"] > 1:
         return final
-    ends = flow_ends(final, run.spec["dim"], run.spec["noise"]) if flow is None else flow
+    task = (run.spec["dim"], run.spec["noise"], run.spec.get("task_cov", "scaled"))
+    ends = flow_ends(final, *task) if flow is None else flow
     return judged(final, curve, ends)
 
 
@@ -274,9 +316,9 @@ def _trained(run: Run) -> dict[str, pd.DataFrame]:
     if run.manifest.job != "icl-train":
         raise ValueError(f"{run.path}: expected a run of esscher icl train, got one of job {run.manifest.job}")
     final, path = _final(run), run.table("path") if "path" in run.tables else run.partial("path")
-    dim, noise = run.spec["dim"], run.spec["noise"]
-    trained = trained_risks(final, path, dim, noise)
-    ends = flow_ends(trained, dim, noise)
+    task = (run.spec["dim"], run.spec["noise"], run.spec.get("task_cov", "scaled"))
+    trained = trained_risks(final, path, *task)
+    ends = flow_ends(trained, *task)
     return {"trained": trained, "compared": compare_with_flow(trained, ends)}
 
 

@@ -28,6 +28,7 @@ from .risk import (
     Rule as Rule,
     bayes_risk as bayes_risk,
     decompose as decompose,
+    huber as huber,
     product_rule as product_rule,
     risk as risk,
     risk_gradient as risk_gradient,
@@ -41,4 +42,5 @@ from .tasks import (
     Prompts as Prompts,
     SingleIndexTask as SingleIndexTask,
     Task as Task,
+    VectorTask as VectorTask,
 )

@@ -56,7 +56,7 @@ def _still_falls(path: pd.DataFrame) -> bool:
     return bool(before - after > max(2 * noise, FALLING * before))
 
 
-def trained_risks(final: pd.DataFrame, path: pd.DataFrame, dim: int, noise: float) -> pd.DataFrame:
+def trained_risks(final: pd.DataFrame, path: pd.DataFrame, dim: int, noise: float, task_cov: Any = None) -> pd.DataFrame:
     """Exact mean squared error of every trained model (one head), from the tables ``final`` and ``path`` of a training run.
 
     Columns covariance, length, seed, model, status, sampled and its stderr (from ``final``), exact and its error.
@@ -69,7 +69,7 @@ def trained_risks(final: pd.DataFrame, path: pd.DataFrame, dim: int, noise: floa
         joined = np.asarray(values[key])
         found = {"exact": math.nan, "error": math.nan}
         if row["status"] != "diverged" and joined.size == (dim + 1) ** 2:
-            exact = risk(as_task(key[0], dim, noise), path_uv(joined, dim), int(key[1]), key[3])
+            exact = risk(as_task(key[0], dim, noise, task_cov), path_uv(joined, dim), int(key[1]), key[3])
             found = {"exact": 2 * exact.value, "error": 2 * exact.error}
         identity = dict(zip(KEY, key, strict=True))
         rows.append(identity | {"status": row["status"], "sampled": row["mse"], "stderr": row["stderr"]} | found)
@@ -88,10 +88,10 @@ def path_uv(joined: Any, dim: int) -> UV:
     return UV(U, V)
 
 
-def flow_ends(trained: pd.DataFrame, dim: int, noise: float) -> pd.DataFrame:
+def flow_ends(trained: pd.DataFrame, dim: int, noise: float, task_cov: Any = "scaled") -> pd.DataFrame:
     """The ends of the flow for every covariance and length of a table: columns covariance, length, model, mse."""
     asked = trained[["covariance", "length"]].drop_duplicates().to_dict("records")
-    spec = FlowSpec(dim=dim, noise=noise, draws=100)
+    spec = FlowSpec(dim=dim, noise=noise, task_cov=task_cov, draws=100)
     return pd.DataFrame([row for unit in asked for row in compute(spec, unit)["final"]])
 
 

@@ -14,27 +14,30 @@ from esscher.inputs import as_count, as_tensor
 from esscher.measures import Measure
 from esscher.measures.covariance import check_covariance
 
-__all__ = ["LINKS", "CovariateTask", "LinearTask", "Prompts", "SingleIndexTask", "Task", "as_task"]
+__all__ = ["LINKS", "TASK_LAWS", "CovariateTask", "LinearTask", "Prompts", "SingleIndexTask", "Task", "VectorTask", "as_task"]
 
 
 @dataclass(frozen=True, eq=False)
 class Prompts:
-    """A batch of prompts of one length: B prompts of L labelled covariates, a query each, and the query's label."""
+    """A batch of prompts of one length: B prompts of L labelled covariates, a query each, and the query's label.
+
+    Labels are numbers, or vectors along a last axis of k numbers [S, section 4].
+    """
 
     x: Float[Tensor, "B L d"]
-    y: Float[Tensor, "B L"]
+    y: Float[Tensor, "B L *k"]
     query: Float[Tensor, "B d"]
-    target: Float[Tensor, " B"]
+    target: Float[Tensor, B * k]
 
     @property
     def tokens(self) -> Float[Tensor, "B L e"]:
-        """z = (x, y), d + 1 numbers a token."""
-        return torch.cat([self.x, self.y[..., None]], dim=-1)
+        """z = (x, y), d + k numbers a token."""
+        return torch.cat([self.x, self.y.reshape(*self.x.shape[:2], -1)], dim=-1)
 
     @property
     def query_token(self) -> Float[Tensor, "B e"]:
         """(x_q, 0): the query with its label masked."""
-        return torch.cat([self.query, torch.zeros_like(self.query[:, :1])], dim=-1)
+        return torch.cat([self.query, torch.zeros_like(self.target.reshape(self.query.shape[0], -1))], dim=-1)
 
     @property
     def length(self) -> int:
@@ -60,6 +63,7 @@ class LinearTask:
 
     ``sigma`` (Sigma) may be singular; ``task_cov`` (W) is I/d unless given; ``noise`` is the variance tau^2 of the label
     noise. The defaults are those of the experiments of [S], appendix A.1; its theory, equation (11), has W = I and no noise.
+    ``query_sigma``: covariance of the query where it differs from that of the prompt [S, Remark 4.1].
     """
 
     sigma: Float64[Tensor, "d d"]
@@ -67,11 +71,17 @@ class LinearTask:
     noise: float
     root: Float64[Tensor, "d d"] = field(repr=False)  # times its transpose: Sigma
     task_root: Float64[Tensor, "d d"] = field(repr=False)  # times its transpose: W
+    query_sigma: Float64[Tensor, "d d"] = field(repr=False)  # Sigma unless the query's law is another one
+    query_root: Float64[Tensor, "d d"] = field(repr=False)
 
-    def __init__(self, sigma: Any, task_cov: Any = None, noise: Any = 0.1) -> None:
+    def __init__(self, sigma: Any, task_cov: Any = None, noise: Any = 0.1, query_sigma: Any = None) -> None:
         sigma, root = check_covariance(as_tensor(sigma, "sigma", ndim=2), "sigma")
-        task_cov, task_root = _task_covariance(task_cov, sigma.shape[0])
+        dim = sigma.shape[0]
+        task_cov = torch.eye(dim, dtype=torch.float64) / dim if task_cov is None else task_cov
+        task_cov, task_root = _covariance(task_cov, dim, "task_cov")
+        query_sigma, query_root = (sigma, root) if query_sigma is None else _covariance(query_sigma, dim, "query_sigma")
         _set(self, sigma=sigma, task_cov=task_cov, noise=_variance(noise), root=root, task_root=task_root)
+        _set(self, query_sigma=query_sigma, query_root=query_root)
 
     @classmethod
     def isotropic(cls, dim: Any, task_cov: Any = None, noise: Any = 0.1) -> LinearTask:
@@ -87,6 +97,15 @@ class LinearTask:
         index = torch.arange(as_count(dim, "dim"), dtype=torch.float64)
         return cls(rho ** (index[:, None] - index).abs(), task_cov, noise)
 
+    def with_queries(self, query_sigma: Any) -> LinearTask:
+        """The same prompts with queries N(0, ``query_sigma``): a shift of the distribution [S, Remark 4.1]."""
+        return LinearTask(self.sigma, self.task_cov, self.noise, query_sigma)
+
+    @property
+    def shifted(self) -> bool:
+        """Whether the query's law is not that of the prompt."""
+        return not torch.equal(self.query_sigma, self.sigma)
+
     @property
     def dim(self) -> int:
         return int(self.sigma.shape[0])
@@ -97,7 +116,10 @@ class LinearTask:
         """``batch`` prompts of ``length`` tokens, each with its own w; labels of the query are noisy too."""
         B, L = as_count(batch, "batch"), as_count(length, "length")
         w = _normal((B, self.dim), generator, dtype) @ self.task_root.to(dtype).T
-        x = _normal((B, L + 1, self.dim), generator, dtype) @ self.root.to(dtype).T
+        white = _normal((B, L + 1, self.dim), generator, dtype)
+        x = white @ self.root.to(dtype).T
+        if self.shifted:
+            x[:, -1] = white[:, -1] @ self.query_root.to(dtype).T
         return _label(torch.einsum("bld,bd->bl", x, w), x, self.noise, generator)
 
 
@@ -115,7 +137,8 @@ class CovariateTask:
     task_root: Float64[Tensor, "d d"] = field(repr=False)
 
     def __init__(self, covariates: Measure, task_cov: Any = None, noise: Any = 0.1) -> None:
-        task_cov, task_root = _task_covariance(task_cov, covariates.dim)
+        task_cov = torch.eye(covariates.dim, dtype=torch.float64) / covariates.dim if task_cov is None else task_cov
+        task_cov, task_root = _covariance(task_cov, covariates.dim, "task_cov")
         _set(self, covariates=covariates, task_cov=task_cov, noise=_variance(noise), task_root=task_root)
 
     @property
@@ -127,6 +150,33 @@ class CovariateTask:
         w = _normal((B, self.dim), generator, torch.float64) @ self.task_root.T
         x = self.covariates.sample(B * (L + 1), generator).double().reshape(B, L + 1, self.dim)
         return _label(torch.einsum("bld,bd->bl", x, w), x, self.noise, generator)
+
+
+@dataclass(frozen=True, eq=False)
+class VectorTask:
+    """Linear regression with ``labels`` labels a token: y = (<w_1, x>, ..., <w_k, x>) + noise, each w_i drawn on its own.
+
+    ``one`` has the laws of x, of a w_i and of the noise. [S], section 4, has labels in R^k; a layer predicts the last k
+    coordinates of its output.
+    """
+
+    one: LinearTask
+    labels: int
+
+    @property
+    def dim(self) -> int:
+        return self.one.dim
+
+    @property
+    def noise(self) -> float:
+        return self.one.noise
+
+    def sample(self, batch: Any, length: Any, generator: torch.Generator | None = None) -> Prompts:
+        B, L, k = as_count(batch, "batch"), as_count(length, "length"), as_count(self.labels, "labels")
+        w = _normal((B, k, self.dim), generator, torch.float64) @ self.one.task_root.T
+        white = _normal((B, L + 1, self.dim), generator, torch.float64)
+        x = torch.cat([white[:, :-1] @ self.one.root.T, white[:, -1:] @ self.one.query_root.T], dim=1)
+        return _label(torch.einsum("bld,bkd->blk", x, w), x, self.noise, generator)
 
 
 LINKS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -169,19 +219,40 @@ class SingleIndexTask:
         return _label(link(index), x, self.noise, generator)
 
 
-def as_task(covariance: str, dim: int, noise: float = 0.1) -> LinearTask:
-    """The task of a covariance given in words: isotropic, kms:RHO (rho^|i-j|) or diag:A,B,...; W = I/d."""
+def as_task(
+    covariance: str, dim: int, noise: float = 0.1, task_cov: Any = None, query_covariance: str | None = None
+) -> LinearTask:
+    """The task of a covariance given in words: isotropic, kms:RHO (rho^|i-j|) or diag:A,B,...
+
+    ``task_cov``: W, as a matrix or one of ``TASK_LAWS``; I/d unless given. ``query_covariance``: of the query, in words, where
+    it differs.
+    """
+    if isinstance(task_cov, str) and task_cov not in TASK_LAWS:
+        raise ValueError(f"task_cov: expected {', '.join(TASK_LAWS)} or a matrix, got {task_cov!r}")
+    law = TASK_LAWS[task_cov](dim) if isinstance(task_cov, str) else task_cov
+    query = None if query_covariance is None else _in_words(query_covariance, dim)
+    return LinearTask(_in_words(covariance, dim), law, noise, query)
+
+
+TASK_LAWS: dict[str, Callable[[int], Tensor]] = {
+    "scaled": lambda dim: torch.eye(dim, dtype=torch.float64) / dim,  # the experiments of [S], appendix A.1
+    "identity": lambda dim: torch.eye(dim, dtype=torch.float64),  # its theory, equation (11)
+}
+
+
+def _in_words(covariance: str, dim: int) -> Tensor:
+    """A covariance given in words."""
     name, _, numbers = covariance.partition(":")
     try:
         values = [float(number) for number in numbers.split(",")] if numbers else []
     except ValueError as cause:
         raise ValueError(f"covariance: expected numbers after the colon, got {covariance!r}") from cause
     if name == "isotropic" and not values:
-        return LinearTask.isotropic(dim, noise=noise)
+        return LinearTask.isotropic(dim).sigma
     if name == "kms" and len(values) <= 1:
-        return LinearTask.kms(dim, values[0] if values else 0.5, noise=noise)
+        return LinearTask.kms(dim, values[0] if values else 0.5).sigma
     if name == "diag" and len(values) == dim:
-        return LinearTask([[value if i == j else 0.0 for j in range(dim)] for i, value in enumerate(values)], noise=noise)
+        return torch.diag(torch.tensor(values, dtype=torch.float64))
     raise ValueError(f"covariance: expected isotropic, kms:RHO or diag: with {dim} numbers, got {covariance!r}")
 
 
@@ -208,11 +279,9 @@ def _variance(noise: Any) -> float:
     return number
 
 
-def _task_covariance(task_cov: Any, dim: int) -> tuple[Tensor, Tensor]:
-    """W and a root of it; I/d unless given."""
-    if task_cov is None:
-        task_cov = torch.eye(dim, dtype=torch.float64) / dim
-    cov, root = check_covariance(as_tensor(task_cov, "task_cov", ndim=2), "task_cov")
-    if cov.shape[0] != dim:
-        raise ValueError(f"task_cov: expected a {dim} x {dim} matrix as sigma has, got shape {tuple(cov.shape)}")
-    return cov, root
+def _covariance(cov: Any, dim: int, name: str) -> tuple[Tensor, Tensor]:
+    """A covariance of the size of Sigma, and a root of it."""
+    checked, root = check_covariance(as_tensor(cov, name, ndim=2), name)
+    if checked.shape[0] != dim:
+        raise ValueError(f"{name}: expected a {dim} x {dim} matrix as sigma has, got shape {tuple(checked.shape)}")
+    return checked, root

@@ -78,10 +78,14 @@ def plot_bounds(ax: Any, curve: ErrorCurve, found: Sequence[Prediction]) -> None
 
 
 def plot_exponents(ax: Any, curve: ErrorCurve, found: Sequence[Prediction]) -> None:
-    """The local exponent -d log rms / d log n, and the constant exponents that rates claim; those of kept keys are others'."""
+    """The local exponent -d log rms / d log n, and the constant exponents claimed for that error, the L2 mean square.
+
+    Rates of moments ([B]), of uniform errors and of kept keys speak of other errors: ``save_rates`` draws them over theirs.
+    """
     if curve.slope is not None:
         ax.plot(curve.n, -curve.slope, color=PALETTE[0], lw=1.6, label="exact, local")
-    rates = [p for p in found if p.value is None and p.exponent is not None and p.applies and "kept keys" not in p.quantity]
+    own = [p for p in found if p.quantity.startswith("l2") and "kept keys" not in p.quantity]
+    rates = [p for p in own if p.value is None and p.exponent is not None and p.applies]
     for i, prediction in enumerate(rates):
         color = PALETTE[1 + i % (len(PALETTE) - 1)]
         assert prediction.exponent is not None

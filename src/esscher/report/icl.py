@@ -14,7 +14,7 @@ __all__ = ["icl_page", "is_icl"]
 MODELS = {"softmax": 0, "linear": 1}
 DASHES = ("solid", "dashed", "dotted", "dashdot")
 AGAINST = {"linear": "from linear attention", "limit": "from infinitely many tokens"}
-METRICS = {"gradient_U": "gradient in U", "gradient_V": "gradient in V", "risk_gradient": "gradient of the risk"}
+METRICS = {f"gradient_{part}": f"gradient in {part}" for part in "UVKQ"} | {"risk_gradient": "gradient of the risk"}
 PROMPT = {"label": "prompt length L", "log": True}
 
 

@@ -21,6 +21,8 @@ LABELS = {
     "risk_gradient": "gradient of the risk (exact)",
     "gradient_U": "gradient of the output in U",
     "gradient_V": "gradient of the output in V",
+    "gradient_K": "gradient of the output in K",
+    "gradient_Q": "gradient of the output in Q",
 }
 PANELS = (("output",), ("gradient", "risk_gradient"))
 HEADROOM = 1e3  # bounds further above the largest error than this are named, not drawn

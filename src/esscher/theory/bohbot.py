@@ -20,7 +20,7 @@ def moment_exponent(coupling: float) -> float:
 
 
 def moment_exponent_experimental(coupling: float) -> float:
-    """1 / (2 (1 + Psi)), the curve that the experiments of [B] are compared with; no proof is claimed for it."""
+    """1 / (2 (1 + Psi)), from an experiment that a summary of [B] suggests; no proof is claimed for it."""
     return 0.5 / (1.0 + coupling)
 
 
@@ -61,7 +61,7 @@ def predictions(setting: Setting) -> list[Prediction]:
         Prediction(
             name="b-moments-experimental",
             statement="The curve that measured exponents of the mean and the covariance are compared with.",
-            source="[B] experiments",
+            source="a summary of [B], in an experiment it suggests",
             formula="beta = 1 / (2 (1 + Psi))",
             status="experimental",
             quantity="mean and cov",

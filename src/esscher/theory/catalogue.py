@@ -9,7 +9,7 @@ import torch
 from esscher.attention.head import Head
 from esscher.measures.base import Measure
 from esscher.theory import bohbot, delta_bound, hardmax, keep_rules, sharp, uniform
-from esscher.theory.boursier import average, gradient, query
+from esscher.theory.boursier import average, gradient, query, sums
 from esscher.theory.prediction import Prediction
 from esscher.theory.setting import setting_of
 
@@ -21,6 +21,7 @@ THEORIES = (
     uniform,
     hardmax,
     query,
+    sums,
     delta_bound,
     average,
     gradient,

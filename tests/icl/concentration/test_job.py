@@ -15,4 +15,7 @@ def test_concentration_run(tmp_path: Path):
     assert 0.4 < rates.loc[("output", "linear"), "exponent"] < 0.6
     assert 0.8 < rates.loc[("risk_gradient", "limit"), "exponent"] < 1.1
     assert (rates["low"] <= rates["high"]).all()
-    assert set(run.tables) == {"errors", "exact", "curves", "rates", "bounds"}
+    assert set(run.tables) == {"errors", "exact", "curves", "rates", "risks", "bounds"}
+    risks = run.table("risks")
+    assert (risks["measured"] < risks["mended"]).all()
+    assert set(risks["quantity"]) == {"risk", "gradient"}

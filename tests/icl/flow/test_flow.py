@@ -16,6 +16,7 @@ from esscher.icl.flow.gronwall import flow_bound
 from esscher.icl.flow.limit import alpha_limit, flow_limit, prompt_covariance, start_block
 from esscher.icl.flow.trajectory import flow_times, gradient_flow
 from esscher.icl.risk.exact import risk, risk_gradient
+from esscher.icl.risk.linear import limit_risk
 
 EYE = {d: torch.eye(d, dtype=torch.float64) for d in (2, 3)}
 PAPER = LinearTask.kms(3, 0.5, task_cov=EYE[3], noise=0)  # equation (11) of [S]
@@ -174,6 +175,18 @@ def test_prompt_length_for_linear_attention() -> None:
     shortest = 1 + next(index for index, value in enumerate(curve) if value <= goal)
     found = prompt_length_for(task, 0.02, "linear")
     assert shortest <= found <= math.ceil(1.03 * shortest)
+
+
+def test_a_start_for_small_covariates_is_not_beyond_its_range() -> None:
+    """Sigma = 0.01 I: the printed limit allows a start of 100 times the risk of no weights; the default is within both."""
+    small = LinearTask(0.01 * torch.eye(5), torch.eye(5), 0.0)
+    nothing = 0.5 * 0.05
+    assert float(limit_risk(start_block(small).uv(), small)) < nothing
+    printed = math.sqrt(2) / (5**0.25 * 0.01)
+    assert alpha_limit(small) == pytest.approx(printed / 10)
+    with pytest.warns(UserWarning, match="outside the range of Theorem 5.2.*is not below that of no weights"):
+        start = start_block(small, 0.5 * printed)
+    assert float(limit_risk(start.uv(), small)) > 50 * nothing
 
 
 def test_alpha_range() -> None:

@@ -144,3 +144,17 @@ def test_schedules_and_records():
 def test_bad_input(change: dict[str, object], message: str):
     with pytest.raises(ValueError, match=message):
         train(TASK, change.pop("length", 4), **({"steps": 5} | FEW | change))
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_half_of_the_square_is_half_the_rate(heads: int) -> None:
+    """SGD on half the square at twice the rate makes the same steps; its losses are half as large. One head: compiled."""
+    asked = {"steps": 20, "batch": 8, "records": 4, "evaluation": 10, "final_evaluation": 10, "heads": heads}
+    task = LinearTask.isotropic(2)
+    square, half = train(task, 5, rate=0.01, **asked), train(task, 5, rate=0.02, loss="half", **asked)
+    np.testing.assert_allclose(np.stack(half.final["K"]), np.stack(square.final["K"]), rtol=1e-9)
+    later = square.curve["step"] > 0
+    np.testing.assert_allclose(half.curve["loss"][later], 0.5 * square.curve["loss"][later], rtol=1e-9)
+    np.testing.assert_allclose(half.curve["mse"], square.curve["mse"], rtol=1e-9)
+    with pytest.raises(ValueError, match="loss: expected one of square, half"):
+        train(task, 5, loss="third", **asked)

@@ -37,7 +37,7 @@ REACH_LEFT, REACH_RIGHT = 10.0, 14.0  # range of g that carries weight; a large 
 NEGLIGIBLE = 39.0  # exp(-39) = 1e-17
 TINY = 1e-17  # the share of the sum so far at which the march over tau ends
 
-U_FIRST, U_LAST = -560, 20  # u from -140 to 5, in steps
+U_FIRST, U_LAST = -1120, 20  # u from -280 to 5, in steps
 NODES_U = np.arange(U_FIRST, U_LAST + 1) * STEP
 M1 = STEP * np.exp(NODES_U - np.exp(NODES_U))  # m_1 and m_2 with the rule's weight
 M2 = STEP * np.exp(2 * NODES_U - np.exp(NODES_U))

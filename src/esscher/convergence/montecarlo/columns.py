@@ -46,7 +46,7 @@ THEORY = (
         "bohbot_experimental",
         "float",
         "experimental exponent",
-        "Exponent that experiments of the paper are compared with.",
+        "Exponent from an experiment that a summary of the paper suggests; not proved.",
         short=bohbot.EXPERIMENTAL,
         of="coupling",
         status="experimental",

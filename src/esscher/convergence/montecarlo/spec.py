@@ -81,7 +81,7 @@ class ExperimentSpec(RunSpec):
     sampling: Literal["nested", "independent"] = Field(
         default="nested", description="sampling of the tokens: nested or independent"
     )
-    query_inside: bool = False
+    query_inside: bool = Field(default=False, description="put the query's own token into its prompt")
     queries: Count = 64
     radius: Annotated[float, Field(gt=0)] | None = None
     dtype: Literal["auto", "float32", "float64"] = Field(

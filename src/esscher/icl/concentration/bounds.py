@@ -13,6 +13,7 @@ from esscher.attention.head import Head
 from esscher.icl.layer import OVKQ
 from esscher.icl.tasks import LinearTask
 from esscher.measures.gaussian import Gaussian
+from esscher.measures.spectrum import spectral_norm
 from esscher.theory.boursier import average, gradient
 from esscher.theory.setting import setting_of
 
@@ -23,6 +24,8 @@ BOUNDS = {
     "output": ("s-16-mended", "s-16-sharpened"),
     "gradient_U": ("s-gradient-u",),
     "gradient_V": ("s-gradient-v",),
+    "gradient_K": ("s-gradient-u",),  # times ||Q||: df/dK = Q (df/dU)^T
+    "gradient_Q": ("s-gradient-u",),  # times ||K||: df/dQ = K df/dU
 }
 TASKS = 16  # drawn to average the bounds, which hold task by task
 
@@ -34,13 +37,14 @@ def bounds(task: LinearTask, weights: OVKQ, lengths: Any, seed: int = 0) -> pd.D
     uv = weights.uv()
     n = np.asarray(lengths, np.int64)
     head = Head(uv.U[:, :-1], uv.V[-1:])
+    factor = {"gradient_K": spectral_norm(weights.Q), "gradient_Q": spectral_norm(weights.K)}
     w = torch.randn(TASKS, task.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) @ task.task_root.T
     found: dict[tuple[str, str], list[tuple[Floats, float]]] = {}
     for row in w:
         gram = torch.cat([torch.eye(task.dim, dtype=torch.float64), row[None]])
         cov = gram @ task.sigma @ gram.T
         cov[-1, -1] += task.noise
-        setting = setting_of(head, Gaussian(cov), Gaussian(task.sigma))
+        setting = setting_of(head, Gaussian(cov), Gaussian(task.query_sigma))
         predictions = [*average.predictions(setting), *gradient.predictions(setting)]
         by_name = {prediction.name: prediction for prediction in predictions}
         for metric, names in BOUNDS.items():
@@ -49,7 +53,7 @@ def bounds(task: LinearTask, weights: OVKQ, lengths: Any, seed: int = 0) -> pd.D
                 found.setdefault((metric, name), []).append((prediction.rms(n) ** 2, prediction.exponent or 0.0))
     rows = []
     for (metric, name), values in found.items():
-        rms = np.sqrt(np.mean([value for value, _ in values], axis=0))
+        rms = factor.get(metric, 1.0) * np.sqrt(np.mean([value for value, _ in values], axis=0))
         exponent = min(exponent for _, exponent in values)
         rows += [
             {"metric": metric, "name": name, "n": int(m), "rms": float(height), "exponent": exponent}

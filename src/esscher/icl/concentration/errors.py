@@ -24,7 +24,7 @@ from esscher.icl.training.white import to_token, weights_of, white_directions, w
 __all__ = ["AGAINST", "METRICS", "prompt_errors", "risk_gradient_errors"]
 
 Floats = npt.NDArray[np.float64]
-METRICS = ("output", "gradient_U", "gradient_V", "gradient")
+METRICS = ("output", "gradient_U", "gradient_V", "gradient", "gradient_K", "gradient_Q")
 AGAINST = ("linear", "limit")
 LIMIT = 2  # the third model of a prompt, after softmax and linear
 
@@ -32,7 +32,8 @@ LIMIT = 2  # the third model of a prompt, after softmax and linear
 def prompt_errors(task: LinearTask, weights: OVKQ, length: int, prompts: int, seed: int) -> Floats:
     """Squared differences on each of some random prompts, (prompts, against, metrics).
 
-    Metrics: output f; df/dU and df/dV (its last row), Frobenius; gradient of the loss (f - y)^2 in (O, V, K, Q).
+    Metrics: output f; df/dU and df/dV (its last row), Frobenius; gradient of the loss (f - y)^2 in (O, V, K, Q); df/dK =
+    Q (df/dU)^T and df/dQ = K df/dU [S, after Proposition 3.4].
     """
     acting = weights_of(weights)
     out = np.zeros((prompts, len(AGAINST), len(METRICS)))
@@ -67,6 +68,9 @@ def measure_prompts(stream: Any, length: int, task: Any, weights: Any, out: Any)
             change_V = 2.0 * (own - label) * by_V[0] - 2.0 * (output - label) * by_V[1 + other]
             change_U = 2.0 * (own - label) * by_U[0] - 2.0 * (output - label) * by_U[1 + other]
             out[row, other, 3] = square_gradient(weights, query, change_V, change_U)
+            moved = by_U[0] - by_U[1 + other]
+            out[row, other, 4] = square_image(weights.Q, query) * square(moved)
+            out[row, other, 5] = square_image(weights.K, moved) * square(query)
 
 
 @compiled

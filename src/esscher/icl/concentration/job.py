@@ -14,6 +14,7 @@ from esscher.convergence.rate.fit import fit_rate
 from esscher.icl.columns import COVARIANCE, LENGTH, STATUS, STDERR
 from esscher.icl.concentration.bounds import bounds
 from esscher.icl.concentration.errors import AGAINST, METRICS, prompt_errors, risk_gradient_errors
+from esscher.icl.concentration.lemmas import risk_gaps
 from esscher.icl.concentration.spec import ConcentrationSpec
 from esscher.icl.layer import OVKQ, default_weights
 from esscher.icl.tasks import as_task
@@ -21,6 +22,8 @@ from esscher.runs import Job, Shard, Unit
 from esscher.runs.columns import Column
 
 __all__ = ["CONCENTRATION"]
+
+LIMIT_ROW = AGAINST.index("limit")
 
 N = Column("n", "int", "prompt length", LENGTH.help, "log")
 AGAINST_WHAT = Column("against", "word", "against", "linear attention on the same prompt, or the limit of both.", "words")
@@ -54,13 +57,20 @@ TABLES = {
         STATUS,
         Column("reason", "word", "reason", "What the status of the fit means."),
     ),
+    "risks": (
+        *(COVARIANCE, N),
+        Column("quantity", "word", "quantity", "The risk, Lemma E.2, or its gradient in (U, V), Lemma E.4.", "words"),
+        Column("measured", "float", "measured", "Exact difference between prompts of n tokens and infinitely many.", "log"),
+        Column("printed", "float", "as printed", "The lemma as printed, with the norms measured on the prompts.", "log"),
+        Column("mended", "float", "mended", "The lemma mended, with the norms measured on the prompts.", "log"),
+    ),
     "bounds": (METRIC, Column("name", "word", "bound", "Name of the bound."), N, RMS, EXPONENT, COVARIANCE),
 }
 
 
 def units(spec: ConcentrationSpec) -> list[Unit]:
     for covariance in spec.covariances:
-        as_task(covariance, spec.dim, spec.noise)
+        as_task(covariance, spec.dim, spec.noise, spec.task_cov)
     return [{"covariance": covariance, "n": n} for n in sorted(spec.lengths) for covariance in spec.covariances]
 
 
@@ -71,7 +81,7 @@ def first_weights(spec: ConcentrationSpec) -> OVKQ:
 
 def compute(spec: ConcentrationSpec, unit: Unit) -> dict[str, Any]:
     """Mean squares of each repeat, and the exact difference of the risks' gradients."""
-    task, weights, n = as_task(unit["covariance"], spec.dim, spec.noise), first_weights(spec), unit["n"]
+    task, weights, n = as_task(unit["covariance"], spec.dim, spec.noise, spec.task_cov), first_weights(spec), unit["n"]
     squared = prompt_errors(task, weights, n, spec.repeats * spec.prompts, spec.unit_seed(unit))
     means = squared.reshape(spec.repeats, spec.prompts, 2, len(METRICS)).mean(axis=1)
     rows = [
@@ -81,16 +91,20 @@ def compute(spec: ConcentrationSpec, unit: Unit) -> dict[str, Any]:
         for repeat in range(spec.repeats)
     ]
     exact = risk_gradient_errors(task, weights, n)
+    output, gradient = squared[:, LIMIT_ROW, 0], squared[:, LIMIT_ROW, 1] + squared[:, LIMIT_ROW, 2]
+    norms = (float(output.mean() ** 0.5), float((output**2).mean() ** 0.25), float(gradient.mean() ** 0.5))
     return {
         "errors": rows,
+        "risks": [unit | row for row in risk_gaps(task, weights.uv(), n, *norms)],
         "exact": [unit | {"against": against, "error": float(value)} for against, value in zip(AGAINST, exact, strict=True)],
     }
 
 
 def consolidate(spec: ConcentrationSpec, shards: Sequence[Shard]) -> dict[str, Any]:
     """errors; curves (rms and standard error); rates (fitted exponents with intervals); bounds."""
-    errors, exact = (
-        pd.concat([shard.tables[name].to_pandas() for shard in shards], ignore_index=True) for name in ("errors", "exact")
+    errors, exact, risks = (
+        pd.concat([shard.tables[name].to_pandas() for shard in shards], ignore_index=True)
+        for name in ("errors", "exact", "risks")
     )
     curves: list[pd.DataFrame] = []
     rates: list[dict[str, Any]] = []
@@ -103,13 +117,13 @@ def consolidate(spec: ConcentrationSpec, shards: Sequence[Shard]) -> dict[str, A
         curve = ErrorCurve(ordered["n"].to_numpy(np.int64), ordered["error"].to_numpy(), "exact", "risk_gradient")
         _append(curves, rates, {"covariance": covariance, "against": against, "metric": "risk_gradient"}, curve)
     limits = [
-        bounds(as_task(name, spec.dim, spec.noise), first_weights(spec), sorted(spec.lengths), spec.seed).assign(
+        bounds(as_task(name, spec.dim, spec.noise, spec.task_cov), first_weights(spec), sorted(spec.lengths), spec.seed).assign(
             covariance=name
         )
         for name in spec.covariances
     ]
     frames = {"errors": errors, "exact": exact, "curves": pd.concat(curves, ignore_index=True), "rates": pd.DataFrame(rates)}
-    return frames | {"bounds": pd.concat(limits, ignore_index=True)}
+    return frames | {"risks": risks, "bounds": pd.concat(limits, ignore_index=True)}
 
 
 def sampled_curve(samples: pd.DataFrame) -> ErrorCurve:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from esscher.icl.spec import Covariances, Dim, Noise, OrderedLengths
+from esscher.icl.spec import Covariances, Dim, Noise, OrderedLengths, TaskCov
 from esscher.runs import RunSpec, register
 
 __all__ = ["ConcentrationSpec"]
@@ -20,6 +20,7 @@ class ConcentrationSpec(RunSpec):
     lengths: OrderedLengths = (10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
     dim: Dim = 5
     noise: Noise = 0.1
+    task_cov: TaskCov = "scaled"
     repeats: int = Field(default=32, ge=2, le=10**6, description="groups of prompts, resampled for the intervals")
     prompts: int = Field(default=128, ge=1, le=1 << 20, description="prompts in a group")
 

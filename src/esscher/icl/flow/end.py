@@ -18,6 +18,7 @@ from esscher.icl.flow.trajectory import flow_times, gradient_flow
 from esscher.icl.layer import Block
 from esscher.icl.risk.bayes import bayes_risk
 from esscher.icl.risk.exact import risk, risk_gradient
+from esscher.icl.risk.softmax_general import product_rule
 from esscher.icl.risk.value import Risk, as_length
 from esscher.icl.tasks import LinearTask
 from esscher.inputs import as_positive
@@ -47,7 +48,9 @@ class FinalRisks:
     linear_parameters: tuple[Block, ...]
 
 
-def final_parameters(task: LinearTask, start: Block, length: Any = math.inf, kind: str = "softmax") -> Block:
+def final_parameters(
+    task: LinearTask, start: Block, length: Any = math.inf, kind: str = "softmax", query_inside: bool = False
+) -> Block:
     """The limit of the gradient flow from ``start`` in the block form.
 
     Closed form for linear attention and infinite prompts. Softmax attention on L tokens: the flow itself until t = 30, then
@@ -56,15 +59,16 @@ def final_parameters(task: LinearTask, start: Block, length: Any = math.inf, kin
     """
     length = as_length(length)
     if kind == "linear" or math.isinf(length):
-        return flow_limit(task, start, length)
-    flow = gradient_flow(task, start, length, kind, flow_times(HANDOVER, 8), rtol=1e-6, atol=1e-8)
+        return flow_limit(task, start, length, query_inside)
+    rule = product_rule(task.dim, 8) if query_inside else None
+    flow = gradient_flow(task, start, length, kind, flow_times(HANDOVER, 8), rule, query_inside, rtol=1e-6, atol=1e-8)
     if flow.converged:
         end = flow.end
     else:
         form = Coordinates.of(task, start)
 
         def objective(state: Floats) -> tuple[float, Floats]:
-            value, gradient = risk_gradient(task, form.unpack(state), length, kind)
+            value, gradient = risk_gradient(task, form.unpack(state), length, kind, rule, query_inside)
             return value, form.pull(gradient)
 
         found = minimize(objective, form.pull(flow.end), jac=True, method="BFGS", options={"gtol": 1e-9, "maxiter": 500})
@@ -107,7 +111,12 @@ def final_risks(
 
 
 def prompt_length_for(
-    task: LinearTask, eps: Any, kind: str = "softmax", start: Block | None = None, precision: float = 0.02
+    task: LinearTask,
+    eps: Any,
+    kind: str = "softmax",
+    start: Block | None = None,
+    precision: float = 0.02,
+    query_inside: bool = False,
 ) -> int:
     """L(eps) of Theorem 5.2: the shortest prompts on which the flow ends within ``eps`` of the best risk, tau^2 / 2.
 
@@ -118,7 +127,8 @@ def prompt_length_for(
     start = start_block(task) if start is None else start
 
     def reached(length: int) -> bool:
-        return float(risk(task, final_parameters(task, start, length, kind), length, kind)) <= goal
+        end = final_parameters(task, start, length, kind, query_inside)
+        return float(risk(task, end, length, kind, query_inside=query_inside)) <= goal
 
     low, high = 0, 1
     while not reached(high):

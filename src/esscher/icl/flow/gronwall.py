@@ -53,7 +53,7 @@ def flow_bound(task: LinearTask, finite: Flow, infinite: Flow, stations: int = 5
     gap, beta, curvature = 0.0, 0.0, 0.0
     for row, other in zip(finite.states, infinite.states, strict=True):
         params = unflatten(row, like)
-        own = flatten(risk_gradient(task, params, finite.length, finite.kind)[1])
+        own = flatten(risk_gradient(task, params, finite.length, finite.kind, None, finite.query_inside)[1])
         limit = flatten(risk_gradient(task, params, math.inf)[1])
         gap = max(gap, float(np.linalg.norm(own - limit)))
         for share in np.linspace(0.0, 1.0, stations):

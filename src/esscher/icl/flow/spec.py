@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from esscher.icl.spec import Covariances, Dim, Noise, OrderedLengths
+from esscher.icl.spec import Alpha, Covariances, Dim, Noise, OrderedLengths, QueryInside, TaskCov
 from esscher.runs import RunSpec, register
 
 __all__ = ["FlowSpec"]
@@ -20,9 +20,12 @@ class FlowSpec(RunSpec):
     lengths: OrderedLengths = (10, 30, 100, 300, 1000, 10_000, 100_000, 1_000_000)
     dim: Dim = 5
     noise: Noise = 0.1
-    alpha: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="size of the first weights; by default half of Theorem 5.2's limit"
-    )
+    task_cov: TaskCov = "scaled"
+    alpha: Alpha = None
+    query_inside: QueryInside = False
+    trajectory: bool = Field(default=False, description="also the flows in time, with their distances and Lemma E.1's bound")
+    until: float = Field(default=100.0, gt=0, description="time at which the flows in time end")
+    points: int = Field(default=24, ge=2, le=10**4, description="times at which they are recorded")
     draws: int = Field(default=4000, ge=2, le=10**9, description="prompts that sample the best predictor's error")
 
 

@@ -38,6 +38,7 @@ class Flow:
     kind: str
     converged: bool
     start: Parameters
+    query_inside: bool = False
 
     def at(self, index: int) -> Parameters:
         """The parameters at one of the times."""
@@ -81,12 +82,14 @@ def gradient_flow(
     kind: str = "softmax",
     times: Any = None,
     rule: Rule | None = None,
+    query_inside: bool = False,
     **solver: Any,
 ) -> Flow:
     """Solve d theta / dt = -grad R_L(theta) from ``start``, in its own parametrisation, by an adaptive solver.
 
     [S], equations (7) for finite ``length`` and (10) for an infinite one. ``times`` are where the flow is recorded
-    (``flow_times()`` unless given); ``rule`` is that of ``risk``; ``solver``: fields of ``Solver``, as in ``rtol=1e-6``.
+    (``flow_times()`` unless given); ``rule`` and ``query_inside`` are those of ``risk``; ``solver``: fields of ``Solver``,
+    as in ``rtol=1e-6``.
     """
     chosen = Solver(**solver)
     length = as_length(length)
@@ -96,7 +99,7 @@ def gradient_flow(
     form = Coordinates.of(task, start)
 
     def slope(_: float, state: Floats) -> Floats:
-        return -form.pull(risk_gradient(task, form.unpack(state), length, kind, rule)[1])
+        return -form.pull(risk_gradient(task, form.unpack(state), length, kind, rule, query_inside)[1])
 
     def still(t: float, state: Floats) -> float:
         return float(np.linalg.norm(slope(t, state))) - chosen.tolerance
@@ -109,11 +112,12 @@ def gradient_flow(
     stopped = bool(solution.status == 1)
     known = list(solution.y.T) + ([solution.y_events[0][-1]] if stopped and solution.t.size < grid.size else [])
     params = [form.unpack(state) for state in known]
-    found = [risk_gradient(task, each, length, kind, rule) for each in params]
+    found = [risk_gradient(task, each, length, kind, rule, query_inside) for each in params]
     states = _extend([flatten(each) for each in params], grid.size)
     risks = _extend([np.float64(value) for value, _ in found], grid.size)
     gradients = _extend([np.linalg.norm(flatten(gradient)) for _, gradient in found], grid.size)
-    return Flow(grid, states, risks, gradients, length, kind, stopped or bool(gradients[-1] <= chosen.tolerance), start)
+    converged = stopped or bool(gradients[-1] <= chosen.tolerance)
+    return Flow(grid, states, risks, gradients, length, kind, converged, start, query_inside)
 
 
 def _extend(rows: list[Any], size: int) -> Floats:

@@ -2,7 +2,7 @@
 
 from esscher.icl.risk.bayes import bayes_risk
 from esscher.icl.risk.exact import decompose, risk, risk_gradient, risk_tensor
-from esscher.icl.risk.sampled import sampled_gradient, sampled_risk
+from esscher.icl.risk.sampled import huber, sampled_gradient, sampled_risk
 from esscher.icl.risk.softmax_general import Rule, product_rule
 from esscher.icl.risk.value import Risk, RiskParts
 
@@ -12,6 +12,7 @@ __all__ = [
     "Rule",
     "bayes_risk",
     "decompose",
+    "huber",
     "product_rule",
     "risk",
     "risk_gradient",

@@ -40,7 +40,8 @@ def bayes_risk(task: Task, length: Any, draws: Any = 4000, generator: torch.Gene
     values = np.where(values > 1e-12 * values[:, -1:], values, 0.0)
     with np.errstate(invalid="ignore"):
         left = np.where(values > 0, task.noise / (task.noise + values), 1.0)
-    spread = np.einsum("nik,ij,njk->nk", vectors, seen.T @ seen, vectors)
+    asked = (task.query_root.T @ task.task_root).numpy()
+    spread = np.einsum("nik,ij,njk->nk", vectors, asked.T @ asked, vectors)
     loss = 0.5 * (left * spread).sum(axis=1)
     return Risk(floor + float(loss.mean()), float(loss.std() / math.sqrt(draws)), SIMULATION)
 

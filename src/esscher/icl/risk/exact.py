@@ -11,6 +11,7 @@ from torch import Tensor
 
 from esscher.icl.layer import KINDS, UV, Block, Parameters, as_uv, tensors
 from esscher.icl.risk.linear import active, block_linear_gradient, limit_risk, linear_risk, linear_variance
+from esscher.icl.risk.query_inside import inside_excess, inside_shrinkage, linear_inside
 from esscher.icl.risk.softmax_block import block_excess, block_excess_gradient, block_shrinkage
 from esscher.icl.risk.softmax_general import Rule, general_excess, general_shrinkage, product_rule
 from esscher.icl.risk.value import CLOSED, CUBATURE, QUADRATURE, Risk, RiskParts, as_length
@@ -22,18 +23,23 @@ NUMERICAL = 1e-9  # error of the quadratures, relative to what finitely many tok
 RADIAL = 1e-4  # the same for the shells of a cubature
 
 
-def risk(task: Task, params: Parameters, length: Any, kind: str = "softmax", rule: Rule | None = None) -> Risk:
+def risk(
+    task: Task, params: Parameters, length: Any, kind: str = "softmax", rule: Rule | None = None, query_inside: bool = False
+) -> Risk:
     """R_L = 1/2 E (prediction - label)^2 on prompts of ``length`` tokens (``math.inf`` allowed), without sampling prompts.
 
     Linear attention and infinite prompts: closed form. Softmax in the block form of [S], Assumption 5.1: quadrature, to
     about nine digits of R_L - R_infinity. Softmax in general: a cubature over (w, x_q), ``product_rule(dim, rotations)``
-    unless given.
+    unless given. ``query_inside`` adds the query's own token to the prompt [S, Remark 3.2]: a closed form for linear attention,
+    a cubature for softmax, in the block form over x_q alone.
     """
     task, length, uv = _check(task, params, length, kind)
     with torch.no_grad():
         limit = float(limit_risk(uv, task))
         if math.isinf(length) or kind == "linear":
-            return Risk(float(linear_risk(uv, task, length)), 0.0, CLOSED)
+            return Risk(float(_closed(uv, task, length, query_inside)), 0.0, CLOSED)
+        if query_inside:
+            return _over_rotations(limit, inside_excess(uv, task, int(length), rule or _inside_rule(uv)))
         block = _as_block(uv)
         if block is not None:
             excess = float(block_excess(block, task, int(length)))
@@ -43,26 +49,28 @@ def risk(task: Task, params: Parameters, length: Any, kind: str = "softmax", rul
 
 
 def risk_tensor(
-    task: Task, params: Parameters, length: Any, kind: str = "softmax", rule: Rule | None = None
+    task: Task, params: Parameters, length: Any, kind: str = "softmax", rule: Rule | None = None, query_inside: bool = False
 ) -> Float64[Tensor, ""]:
     """``risk`` as a tensor, differentiable once in the tensors of ``params``."""
     task, length, uv = _check(task, params, length, kind)
     if math.isinf(length) or kind == "linear":
-        return linear_risk(uv, task, length)
+        return _closed(uv, task, length, query_inside)
+    if query_inside:
+        return limit_risk(uv, task) + inside_excess(uv, task, int(length), rule or _inside_rule(uv)).mean()
     if isinstance(params, Block):
         return limit_risk(uv, task) + block_excess(params, task, int(length))
     return limit_risk(uv, task) + general_excess(uv, task, int(length), rule or product_rule(task.dim)).mean()
 
 
 def risk_gradient(
-    task: Task, params: Parameters, length: Any, kind: str = "softmax", rule: Rule | None = None
+    task: Task, params: Parameters, length: Any, kind: str = "softmax", rule: Rule | None = None, query_inside: bool = False
 ) -> tuple[float, Parameters]:
     """The risk and its gradient, in the parametrisation given: a gradient in (O, V, K, Q) for ``OVKQ``, and so on."""
-    if isinstance(params, Block):
+    if isinstance(params, Block) and not query_inside:
         return _block_gradient(task, params, length, kind)
     leaves = [tensor.detach().double().requires_grad_(True) for tensor in tensors(params)]
     with torch.enable_grad():
-        value = risk_tensor(task, type(params)(*leaves), length, kind, rule)
+        value = risk_tensor(task, type(params)(*leaves), length, kind, rule, query_inside)
         gradient = torch.autograd.grad(value, leaves)
     return float(value.detach()), type(params)(*gradient)
 
@@ -79,7 +87,9 @@ def _block_gradient(task: Task, block: Block, length: Any, kind: str) -> tuple[f
     return value, Block(torch.from_numpy(grad_U), torch.tensor(grad_v, dtype=torch.float64))
 
 
-def decompose(task: Task, params: Parameters, length: Any, kind: str = "softmax", rule: Rule | None = None) -> RiskParts:
+def decompose(
+    task: Task, params: Parameters, length: Any, kind: str = "softmax", rule: Rule | None = None, query_inside: bool = False
+) -> RiskParts:
     """The risk on ``length`` tokens in four parts; their sum is ``risk``."""
     task, length, uv = _check(task, params, length, kind)
     with torch.no_grad():
@@ -87,14 +97,19 @@ def decompose(task: Task, params: Parameters, length: Any, kind: str = "softmax"
         approximation = float(limit_risk(uv, task)) - noise
         if math.isinf(length):
             return RiskParts(noise, approximation, 0.0, 0.0)
+        if kind == "linear" and query_inside:
+            square, variance = linear_inside(uv, task, int(length))
+            return RiskParts(noise, approximation, float(square) - approximation, float(variance))
         if kind == "linear":
             return RiskParts(noise, approximation, 0.0, float(linear_variance(uv, task)) / length)
-        rule, block = rule or product_rule(task.dim), _as_block(uv)
-        if block is not None:
+        rule, block = rule or (_inside_rule(uv) if query_inside else product_rule(task.dim)), _as_block(uv)
+        if query_inside:
+            bias = float(inside_shrinkage(uv, task, int(length), rule).mean())
+        elif block is not None:
             bias = block_shrinkage(block, task, int(length))
         else:
             bias = float(general_shrinkage(uv, task, int(length), rule).mean())
-        total = float(risk(task, params, length, kind, rule))
+        total = float(risk(task, params, length, kind, rule, query_inside))
     return RiskParts(noise, approximation, bias, total - noise - approximation - bias)
 
 
@@ -117,6 +132,19 @@ def _as_block(uv: UV) -> Block | None:
     """The block form, if (U, V) has it in the entries that act."""
     A1, a, r1, v = active(uv)
     return None if bool(a.any()) or bool(r1.any()) else Block(A1, v)
+
+
+def _closed(uv: UV, task: LinearTask, length: float | int, query_inside: bool) -> Float64[Tensor, ""]:
+    """Of linear attention, or of an infinite prompt, in which the query's own token has no share."""
+    if not query_inside or math.isinf(length):
+        return linear_risk(uv, task, length)
+    square, variance = linear_inside(uv, task, int(length))
+    return square + variance + 0.5 * task.noise
+
+
+def _inside_rule(uv: UV) -> Rule:
+    """In the block form tasks are averaged exactly, and queries are cheap."""
+    return product_rule(uv.dim, 8 if _as_block(uv) is None else 64)
 
 
 def _over_rotations(limit: float, estimates: Tensor) -> Risk:

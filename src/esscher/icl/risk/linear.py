@@ -5,7 +5,8 @@ row r = (r1, v), the prediction on infinitely many tokens is
 
     kappa = r^T Gamma_w U z_q = h(w)^T x_q,     h(w) = A1^T Sigma (r1 + v w) + (r1^T Sigma w + v (w^T Sigma w + tau^2)) a .
 
-Everything here is an average of products of quadratic polynomials of w ~ N(0, W). [S], section 5.
+Everything here is an average of products of quadratic polynomials of w ~ N(0, W). [S], section 5. The query x_q is
+N(0, Sigma_q), Sigma_q = Sigma unless the task says otherwise.
 """
 
 from __future__ import annotations
@@ -22,7 +23,16 @@ from torch import Tensor
 from esscher.icl.layer import UV
 from esscher.icl.tasks import LinearTask
 
-__all__ = ["Active", "active", "block_linear_gradient", "limit_risk", "linear_risk", "linear_variance"]
+__all__ = [
+    "Active",
+    "active",
+    "block_linear_gradient",
+    "limit_risk",
+    "linear_risk",
+    "linear_variance",
+    "mean_square",
+    "prediction",
+]
 
 Floats = npt.NDArray[np.float64]
 
@@ -62,9 +72,9 @@ def active(uv: UV) -> Active:
 
 def limit_risk(uv: UV, task: LinearTask) -> Float64[Tensor, ""]:
     """R_infinity = 1/2 E (kappa - <w, x_q>)^2 + tau^2 / 2, for softmax and for linear attention. [S], section 5."""
-    constant, slope, a = _prediction(active(uv), task)
+    constant, slope, a = prediction(active(uv), task)
     slope = slope - torch.eye(task.dim, dtype=torch.float64)
-    return 0.5 * _mean_square(constant, slope, a, task) + 0.5 * task.noise
+    return 0.5 * mean_square(constant, slope, a, task) + 0.5 * task.noise
 
 
 def linear_variance(uv: UV, task: LinearTask) -> Float64[Tensor, ""]:
@@ -73,11 +83,11 @@ def linear_variance(uv: UV, task: LinearTask) -> Float64[Tensor, ""]:
     The empirical second moment of L tokens is Wishart with mean Gamma_w.
     """
     A1, a, r1, v = parts = active(uv)
-    sigma, tau2 = task.sigma, task.noise
-    spread = a @ sigma @ a
-    score = Quadratic(torch.sum((A1 @ sigma) * (sigma @ A1)) + tau2 * spread, 2.0 * sigma @ A1 @ sigma @ a, spread * sigma)
+    sigma, query, tau2 = task.sigma, task.query_sigma, task.noise
+    spread = a @ query @ a
+    score = Quadratic(torch.sum((A1 @ query) * (sigma @ A1)) + tau2 * spread, 2.0 * sigma @ A1 @ query @ a, spread * sigma)
     value = Quadratic(r1 @ sigma @ r1 + tau2 * v * v, 2.0 * v * sigma @ r1, v * v * sigma)
-    square = _mean_square(*_prediction(parts, task), task)
+    square = mean_square(*prediction(parts, task), task)
     return 0.5 * (mean_product(score, value, task.task_cov) + square)
 
 
@@ -90,23 +100,23 @@ def linear_risk(uv: UV, task: LinearTask, length: float | int) -> Float64[Tensor
 def block_linear_gradient(U: Floats, v: float, task: LinearTask, length: float | int) -> tuple[float, Floats, float]:
     """``linear_risk`` in the block form with its gradient in U11 and v, without a graph: what a gradient flow needs.
 
-        R_L = 1/2 tr(W B Sigma B^T) + (v^2 / 2L) tr(((tr(Sigma W) + tau^2) I + Sigma W) Sigma U Sigma U^T) + tau^2 / 2,
+        R_L = 1/2 tr(W B Sigma_q B^T) + (v^2 / 2L) tr(((tr(Sigma W) + tau^2) I + Sigma W) Sigma U Sigma_q U^T) + tau^2 / 2,
 
     B = v Sigma U - I.
     """
-    sigma, W = task.sigma.numpy(), task.task_cov.numpy()
+    sigma, query, W = task.sigma.numpy(), task.query_sigma.numpy(), task.task_cov.numpy()
     moved = sigma @ U
     left = v * moved - np.eye(U.shape[0])
-    weighted = W @ left @ sigma
+    weighted = W @ left @ query
     value, grad_U, grad_v = 0.5 * np.sum(weighted * left), v * sigma @ weighted, np.sum(weighted * moved)
     if not math.isinf(length):
-        inner = ((np.sum(sigma * W) + task.noise) * U + W @ moved) @ sigma / length
+        inner = ((np.sum(sigma * W) + task.noise) * U + W @ moved) @ query / length
         square = np.sum(inner * moved)
         value, grad_U, grad_v = value + 0.5 * v * v * square, grad_U + v * v * sigma @ inner, grad_v + v * square
     return float(value) + 0.5 * task.noise, grad_U, float(grad_v)
 
 
-def _prediction(parts: Active, task: LinearTask) -> tuple[Tensor, Tensor, Tensor]:
+def prediction(parts: Active, task: LinearTask) -> tuple[Tensor, Tensor, Tensor]:
     """h(w) = constant + slope w + (w^T Sigma w) (v a)."""
     A1, a, r1, v = parts
     weighted = task.sigma @ r1
@@ -115,10 +125,10 @@ def _prediction(parts: Active, task: LinearTask) -> tuple[Tensor, Tensor, Tensor
     return constant, slope, v * a
 
 
-def _mean_square(constant: Tensor, slope: Tensor, a: Tensor, task: LinearTask) -> Tensor:
+def mean_square(constant: Tensor, slope: Tensor, a: Tensor, task: LinearTask) -> Tensor:
     """E_{w, x} of (h(w)^T x)^2 for h = constant + slope w + (w^T Sigma w) a: odd moments of w vanish."""
-    sigma, W = task.sigma, task.task_cov
+    sigma, query, W = task.sigma, task.query_sigma, task.task_cov
     mean = torch.sum(sigma * W)
     fourth = mean**2 + 2.0 * torch.trace(sigma @ W @ sigma @ W)
-    linear = torch.sum((slope @ W) * (sigma @ slope))
-    return constant @ sigma @ constant + linear + fourth * (a @ sigma @ a) + 2.0 * mean * (constant @ sigma @ a)
+    linear = torch.sum((slope @ W) * (query @ slope))
+    return constant @ query @ constant + linear + fourth * (a @ query @ a) + 2.0 * mean * (constant @ query @ a)

@@ -41,14 +41,14 @@ def block_excess(block: Block, task: LinearTask, length: int) -> Float64[Tensor,
 
 def block_shrinkage(block: Block, task: LinearTask, length: int) -> float:
     """What finitely many tokens change in the squared bias: 1/2 E[f2^2 kappa^2 - 2 f2 kappa (kappa - <w, x_q>)]."""
-    M, cov, law = _setting(block.U11.detach().double().numpy(), task)
+    M, cov, mixed, law = _setting(block.U11.detach().double().numpy(), task)
     f2, v = table(length).evaluate(law.s)[1], float(block.v)
     squares = np.sum((M.T @ cov @ M) * _second_moment(law, f2 * f2 - 2.0 * f2))
-    return 0.5 * v * v * float(squares) + v * float(np.sum((M.T @ cov) * _second_moment(law, f2)))
+    return 0.5 * v * v * float(squares) + v * float(np.sum((M.T @ mixed) * _second_moment(law, f2)))
 
 
 class _BlockExcess(torch.autograd.Function):
-    """Value and gradient together: with M = R^T U11 R, Sigma = R R^T, x = R g, everything is E[phi(|M g|) g g^T]."""
+    """Value and gradient together: with M = R^T U11 R_q, Sigma = R R^T, x_q = R_q g, everything is E[phi(|M g|) g g^T]."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, U: Tensor, v: Tensor, task: LinearTask, length: int) -> Tensor:
@@ -64,11 +64,11 @@ class _BlockExcess(torch.autograd.Function):
         return grad * grad_U, grad * grad_v, None, None
 
 
-def _setting(U: Floats, task: LinearTask) -> tuple[Floats, Floats, ScoreLaw]:
-    """M, the task covariance seen through the root of Sigma, and the law of s = |M g|."""
-    root = task.root.numpy()
-    M = root.T @ U @ root
-    return M, root.T @ task.task_cov.numpy() @ root, score_law(M.T @ M)
+def _setting(U: Floats, task: LinearTask) -> tuple[Floats, Floats, Floats, ScoreLaw]:
+    """M, the task covariance between the roots of Sigma and of Sigma and Sigma_q, and the law of s = |M g|."""
+    root, query, W = task.root.numpy(), task.query_root.numpy(), task.task_cov.numpy()
+    M = root.T @ U @ query
+    return M, root.T @ W @ root, root.T @ W @ query, score_law(M.T @ M)
 
 
 def block_excess_gradient(U: Floats, v: float, task: LinearTask, length: int) -> tuple[float, Floats, float]:
@@ -78,20 +78,19 @@ def block_excess_gradient(U: Floats, v: float, task: LinearTask, length: int) ->
 
     k = kappa / v. Gradients of E[phi(|M g|) g^T N g] in M^T M are fourth moments with phi'/(2s).
     """
-    M, cov, law = _setting(U, task)
+    M, cov, mixed, law = _setting(U, task)
     f2 = table(length).evaluate(law.s)[1]
     phi, psi, psi_f2 = _profiles(law.s, length)
     spread = float(np.trace(cov)) + task.noise
-    own, crossed = M.T @ cov @ M, M.T @ cov
+    own, crossed = M.T @ cov @ M, M.T @ mixed
     crossed = 0.5 * (crossed + crossed.T)
     Z_phi, Z_f2 = _second_moment(law, phi), _second_moment(law, f2)
     mean, squares, products = float(law.one @ f2), float(np.sum(own * Z_phi)), float(np.sum(crossed * Z_f2))
     value = 0.5 * (v * v * (spread * mean + squares) + 2.0 * v * products)
     grad_C = v * v * (spread * _second_moment(law, psi_f2) + _fourth_moment(law, psi, own))
     grad_C += 2.0 * v * _fourth_moment(law, psi_f2, crossed)
-    grad_M = M @ grad_C + v * v * (cov @ M @ Z_phi) + v * (cov @ Z_f2)
-    root = task.root.numpy()
-    return value, root @ grad_M @ root.T, v * (spread * mean + squares) + products
+    grad_M = M @ grad_C + v * v * (cov @ M @ Z_phi) + v * (mixed @ Z_f2)
+    return value, task.root.numpy() @ grad_M @ task.query_root.numpy().T, v * (spread * mean + squares) + products
 
 
 def _profiles(s: Floats, length: int) -> tuple[Floats, Floats, Floats]:

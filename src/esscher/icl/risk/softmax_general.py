@@ -24,8 +24,9 @@ class Rule(NamedTuple):
     queries: Cubature
 
     def average(self, values: Float64[Tensor, "rotations tasks queries"]) -> Float64[Tensor, " rotations"]:
-        """One estimate of the mean for each rotation."""
-        return (values @ self.queries.weights) @ self.tasks.weights
+        """One estimate of the mean for each rotation; values that do not depend on the task have one row."""
+        over = values @ self.queries.weights
+        return over[:, 0] if over.shape[1] == 1 else over @ self.tasks.weights
 
 
 def product_rule(dim: int, rotations: int = 8, seed: int = 0) -> Rule:
@@ -46,7 +47,7 @@ class Terms(NamedTuple):
 def general_terms(uv: UV, task: LinearTask, rule: Rule) -> Terms:
     """theta^T z = (A1 x_q + w <a, x_q>)^T x + <a, x_q> noise, and r^T z = (r1 + v w)^T x + v noise."""
     A1, a, r1, v = active(uv)
-    w, x = rule.tasks.points @ task.task_root.mT, rule.queries.points @ task.root.mT
+    w, x = rule.tasks.points @ task.task_root.mT, rule.queries.points @ task.query_root.mT
     value, moved, own = r1 + v * w, x @ A1.mT, (x @ a)[:, None, :]
     w_sigma, value_sigma = w @ task.sigma, value @ task.sigma
     plain = torch.sum((moved @ task.sigma) * moved, dim=-1)[:, None, :]

@@ -80,7 +80,7 @@ class AutogradPair:
         return torch.stack(outputs).sum(dim=0)
 
     def _loss(self, model: int, prompts: Prompts) -> Tensor:
-        return ((self._output(model, prompts) - prompts.target) ** 2).mean()
+        return self.step.weight * ((self._output(model, prompts) - prompts.target) ** 2).mean()
 
 
 def _leaves(head: OVKQ) -> list[Tensor]:

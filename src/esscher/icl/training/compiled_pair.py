@@ -31,6 +31,7 @@ class Setting(NamedTuple):
     batch: int
     adam: bool
     bound: float
+    weight: float = 1.0  # of the squared error in the loss
 
 
 class State(NamedTuple):
@@ -89,12 +90,12 @@ def advance(setting: Any, state: Any, begun: int, rates: Any, losses: Any) -> No
             if diverged[model] >= 0:
                 losses[model, step] = np.nan
                 continue
-            losses[model, step] = totals.loss[model] / setting.batch
+            losses[model, step] = setting.weight * totals.loss[model] / setting.batch
             if not losses[model, step] <= setting.bound:
                 diverged[model] = begun + step + 1
                 continue
             weights = of_model(state.weights, model)
-            slopes = chain(weights, root, totals.gradient[model] / setting.batch)
+            slopes = chain(weights, root, setting.weight * totals.gradient[model] / setting.batch)
             means, squares = of_model(state.mean, model), of_model(state.square, model)
             for weight, slope, mean, square in zip(flat(weights), flat(slopes), flat(means), flat(squares)):  # noqa: B905
                 move(weight, slope, mean, square, rates[step], setting.adam, begun + step + 1)
@@ -107,7 +108,7 @@ class CompiledPair:
     """A ``Pair`` of one head each on a linear task; fresh prompts for evaluation come from a stream of their own."""
 
     def __init__(self, task: LinearTask, length: int, start: OVKQ, step: Step) -> None:
-        self.setting = Setting(white_task(task), length, step.batch, step.adam, step.bound)
+        self.setting = Setting(white_task(task), length, step.batch, step.adam, step.bound, step.weight)
         self.step, self.begun = step, 0
         self.diverged = np.full(2, ALIVE, np.int64)
         self.output = start.O.numpy().copy()  # its rows but the last have no gradient

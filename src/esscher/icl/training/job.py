@@ -51,7 +51,7 @@ TABLES = {
 def units(spec: TrainSpec) -> list[Unit]:
     """Short prompts first: they take the least time."""
     for covariance in spec.covariances:
-        as_task(covariance, spec.dim, spec.noise)
+        as_task(covariance, spec.dim, spec.noise, spec.task_cov)
     return [
         {"covariance": covariance, "length": length, "seed": seed}
         for length in spec.lengths
@@ -65,7 +65,7 @@ def compute(spec: TrainSpec, unit: Unit) -> dict[str, Any]:
     shared = {field.name for field in fields(Settings)} & set(TrainSpec.model_fields) - {"seed"}
     seeds = {"seed": spec.seed + unit["seed"], "prompt_seed": spec.unit_seed(unit)}
     settings = Settings(**spec.model_dump(include=shared), **seeds)
-    task = as_task(unit["covariance"], spec.dim, spec.noise)
+    task = as_task(unit["covariance"], spec.dim, spec.noise, spec.task_cov)
     training = train(task, unit["length"], settings, raise_on_divergence=False, progress=lambda done, of: advance(done / of))
     return {name: getattr(training, name).assign(**unit) for name in TABLES}
 

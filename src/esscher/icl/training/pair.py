@@ -18,12 +18,16 @@ ALIVE = -1  # step of divergence of a model that has not diverged
 
 @dataclass(frozen=True)
 class Step:
-    """How a pair makes its steps: prompts in a batch, SGD or Adam, the loss that stops a model, the seed of the prompts."""
+    """How a pair makes its steps: prompts in a batch, SGD or Adam, the loss that stops a model, the seed of the prompts.
+
+    The loss is ``weight`` times the squared error.
+    """
 
     batch: int
     adam: bool
     bound: float
     seed: int
+    weight: float = 1.0
 
 
 @runtime_checkable

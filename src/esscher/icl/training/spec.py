@@ -6,12 +6,13 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from esscher.icl.spec import Covariances, Dim, Lengths, Noise
+from esscher.icl.spec import Covariances, Dim, Lengths, Noise, TaskCov
 from esscher.runs import RunSpec, register
 
-__all__ = ["PAPER", "Optimizer", "Schedule", "TrainSpec"]
+__all__ = ["PAPER", "Loss", "Optimizer", "Schedule", "TrainSpec"]
 
 Optimizer = Literal["sgd", "adam"]
+Loss = Literal["square", "half"]
 Schedule = Literal["constant", "linear", "cosine"]
 
 
@@ -24,10 +25,12 @@ class TrainSpec(RunSpec):
     seeds: int = Field(default=3, ge=1, le=10_000, description="how many first weights are trained from")
     dim: Dim = 5
     noise: Noise = 0.1
+    task_cov: TaskCov = "scaled"
     steps: int = Field(default=500_000, ge=1, le=10**9, description="steps of training")
     batch: int = Field(default=128, ge=1, le=1 << 20, description="prompts in a step")
     rate: float = Field(default=1e-3, gt=0, description="learning rate")
     optimizer: Optimizer = Field(default="sgd", description="optimizer: sgd or adam")
+    loss: Loss = Field(default="square", description="loss: square, or half of it as [S] writes; SGD on half is half the rate")
     schedule: Schedule = Field(default="constant", description="course of the rate: constant, linear or cosine")
     warmup: int = Field(default=0, ge=0, le=10**9, description="steps over which the rate rises")
     heads: int = Field(default=1, ge=1, le=1024, description="heads of each model; more than one is slower")

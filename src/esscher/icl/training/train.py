@@ -1,7 +1,8 @@
 """SGD on fresh prompts: softmax and linear attention from the same weights on the same prompts, as in [S] appendix A.
 
-The loss is the mean squared error E(f - y)^2 of the query's noisy label, so its floor is the variance of the noise; the
-risk of [S] is half of it.
+The loss is the mean squared error E(f - y)^2 of the query's noisy label, so its floor is the variance of the noise. [S] writes
+one half of it as the loss of its theory: ``loss="half"`` trains on that. For SGD it is the same as half the rate: after t steps
+of rate r the flow of the risk R has run for a time 2 r t on the square, and r t on its half.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from esscher.icl.training.compiled_pair import CompiledPair
 from esscher.icl.training.pair import ALIVE, Pair, Step
 from esscher.icl.training.record import Recorder, Training, TrainingDiverged
 from esscher.icl.training.schedule import learning_rates, record_steps
-from esscher.icl.training.spec import PAPER, Optimizer
+from esscher.icl.training.spec import PAPER, Loss, Optimizer
 from esscher.inputs import as_count, as_positive
 
 __all__ = ["Settings", "Training", "TrainingDiverged", "train"]
@@ -32,15 +33,16 @@ class Settings:
     """How a pair is trained; the defaults are the paper's.
 
     ``schedule``: "constant", or "linear" or "cosine" down to 0, after ``warmup`` steps up. ``seed`` decides the weights and,
-    unless ``prompt_seed`` is given, the prompts. ``records`` numbers of training are kept; ``evaluation`` prompts measure the
-    risk at each, ``final_evaluation`` at the end. A batch whose loss is not below ``bound`` stops its model. Fields are checked
-    here, so they may come as anything.
+    unless ``prompt_seed`` is given, the prompts. ``loss``: "square", or "half" of it. ``records`` numbers of training are kept;
+    ``evaluation`` prompts measure the risk at each, ``final_evaluation`` at the end. A batch whose loss is not below ``bound``
+    stops its model. Fields are checked here, so they may come as anything.
     """
 
     steps: Any = PAPER.steps
     batch: Any = PAPER.batch
     rate: Any = PAPER.rate
     optimizer: Any = PAPER.optimizer
+    loss: Any = PAPER.loss
     schedule: Any = PAPER.schedule
     warmup: Any = PAPER.warmup
     heads: Any = PAPER.heads
@@ -56,13 +58,14 @@ class Settings:
             object.__setattr__(self, name, as_count(getattr(self, name), name))
         for name in ("rate", "bound"):
             object.__setattr__(self, name, as_positive(getattr(self, name), name))
-        if self.optimizer not in get_args(Optimizer):
-            raise ValueError(f"optimizer: expected one of {', '.join(get_args(Optimizer))}, got {self.optimizer!r}")
+        for name, kinds in (("optimizer", get_args(Optimizer)), ("loss", get_args(Loss))):
+            if getattr(self, name) not in kinds:
+                raise ValueError(f"{name}: expected one of {', '.join(kinds)}, got {getattr(self, name)!r}")
 
     @property
     def step(self) -> Step:
         seed = self.seed if self.prompt_seed is None else self.prompt_seed
-        return Step(self.batch, self.optimizer == "adam", self.bound, seed)
+        return Step(self.batch, self.optimizer == "adam", self.bound, seed, 0.5 if self.loss == "half" else 1.0)
 
 
 def train(

@@ -59,6 +59,8 @@ def weights_of(params: OVKQ) -> Weights:
 
 
 def white_task(task: LinearTask) -> WhiteTask:
+    if task.shifted:
+        raise ValueError("query_sigma: expected queries of the law of the prompt; a shifted task has risks and flows only")
     root = np.eye(task.dim + 1)
     root[:-1, :-1] = task.root.numpy()
     return WhiteTask(root, np.ascontiguousarray((task.root.T @ task.task_root).numpy()), math.sqrt(task.noise))

@@ -54,7 +54,7 @@ class Theory(Statistic):
                 "beta_paper_experimental",
                 "float",
                 "experimental exponent",
-                "Exponent that experiments of the paper are compared with.",
+                "Exponent from an experiment that a summary of the paper suggests; not proved.",
                 short="[B] experimental",
                 of="coupling",
                 status="experimental",
