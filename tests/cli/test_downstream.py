@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
+from esscher.models.downstream.spec import DownstreamSpec
 from esscher.report.page import content_of
 from esscher.runs import load_run
 from tests.cli.commands import run
 from tests.models.downstream.runs import folder
 from tests.models.frontiers import CONSTANTS, frontier_run
+from tests.report.atlas import store_run
 
 ASKED = ["--texts", "2", "--window", "60", "--decode", "12", "--observe", "8", "--sizes", "0.3,0.5,0.7"]
 
@@ -52,20 +53,33 @@ def test_bad_flags_end_in_one_line(flags: list[str], message: str, capsys: pytes
     assert err.count("\n") == 1
 
 
-def test_budgets_by_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heads of layer 0 count twenty times: it keeps more, and the help says what the weights are."""
-    stored = frontier_run(tmp_path / "probe")
-    heads = pd.DataFrame(
-        [{"layer": layer, "head": head, "plain": 1.0, "sensitive": 20.0 if layer == 0 else 1.0} for layer, head in CONSTANTS]
+def test_budgets_by_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Heads of layer 0 count twenty times, by the probe's own gradients or by those of another run: it keeps more."""
+    felt = {place: 20.0 if place[0] == 0 else 1.0 for place in CONSTANTS}
+    stored = frontier_run(tmp_path / "probe", gradients=felt)
+    rows = [{"layer": layer, "head": head, "plain": 1.0, "sensitive": felt[layer, head]} for layer, head in CONSTANTS]
+    elsewhere = str(store_run(tmp_path / "elsewhere", DownstreamSpec(), {"sensitivity": rows}).path)
+    asked = ["budget", str(stored.path), "--rule", "heavy", "--total", "300"]
+    found = {
+        name: json.loads(run([*asked, "--json", *more], capsys)[1])
+        for name, more in {"own": [], "none": ["--weights", "none"], "run": ["--weights", elsewhere]}.items()
+    }
+    kept = {name: [row["keys"] for row in one["caches"]] for name, one in found.items()}
+    assert kept["own"] == kept["run"]
+    assert sum(kept["own"][:2]) > 1.3 * sum(kept["none"][:2])
+    assert sum(kept["own"]) == pytest.approx(300)
+    assert {name: one["weights"] for name, one in found.items()} == {
+        "own": "heads count by the gradient of log p",
+        "none": "heads count alike",
+        "run": f"heads count by the gradients of {elsewhere}",
+    }
+    for more in ([], ["--weights", "none"]):
+        told = run([*asked, *more], capsys)[1]
+        assert ("heads count by the gradient of log p" in told) == (not more)
+    assert (
+        "heads count alike (no gradients in this run)" in run(["budget", str(frontier_run(tmp_path / "old").path)], capsys)[1]
     )
-    monkeypatch.setattr("esscher.cli.budget._table_of", lambda run: heads)
-    asked = ["budget", str(stored.path), "--rule", "heavy", "--total", "300", "--json"]
-    plain = json.loads(run(asked, capsys)[1])["caches"]
-    felt = json.loads(run([*asked, "--weights", "elsewhere"], capsys)[1])["caches"]
-    first = [sum(row["keys"] for row in rows if row["layer"] == 0) for rows in (plain, felt)]
-    assert first[1] > 1.3 * first[0]
-    assert sum(row["keys"] for row in felt) == pytest.approx(300)
-    assert "feel their errors" in run(["budget", "--help"], capsys)[1]
+    assert "gradient of log p" in " ".join(run(["budget", "--help"], capsys)[1].split())
 
 
 def test_weights_of_a_run_without_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

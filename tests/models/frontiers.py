@@ -36,9 +36,15 @@ def frontier(factors: dict[str, float] | None = None) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def frontier_run(path: Path, table: pd.DataFrame | None = None, **about: Any) -> Run:
+def frontier_run(
+    path: Path, table: pd.DataFrame | None = None, gradients: dict[tuple[int, int], float] | None = None, **about: Any
+) -> Run:
     """A stored probe of two layers whose pool was the queries' own contexts."""
-    heads = [{"layer": layer, "head": head, "kv_head": head // 2, "status": "ok", "reason": ""} for layer, head in CONSTANTS]
+    heads: list[dict[str, Any]] = [
+        {"layer": layer, "head": head, "kv_head": head // 2, "status": "ok", "reason": ""} for layer, head in CONSTANTS
+    ]
+    if gradients is not None:
+        heads = [row | {"gradient": gradients[row["layer"], row["head"]]} for row in heads]
     known = {"model": "example/two-layers", "layers": 2, "kv_heads": 2, "text": "prose.txt", "window": 512, "tokens": 4096}
     tables = {"heads": heads, "frontier": frontier() if table is None else table, "about": [{**known, **about}]}
     return store_run(path, ProbeLike(), tables)

@@ -11,7 +11,7 @@ import typer
 
 from esscher.cli.heads_table import show_totals
 from esscher.cli.options import Fields, Given
-from esscher.cli.output import Json, as_path, log, number, path_argument, path_option, print_json
+from esscher.cli.output import Json, log, number, path_argument, path_option, print_json
 from esscher.cli.rule_totals import held_for, rules_in_words, show_rules, show_splits
 from esscher.cli.tables import Form, Look, Shown, print_table, say, show_table, shown
 from esscher.models.probe.budget_spec import ALLOWED
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from esscher.models.probe.cache import Budget
-    from esscher.models.probe.rule_budget import RuleBudget
+    from esscher.models.probe.rule_budget import RuleBudget, Weights
     from esscher.runs import Run
 
 __all__ = ["budget"]
@@ -28,7 +28,7 @@ __all__ = ["budget"]
 ASKED = Fields(
     "esscher.models.probe.budget_spec:BudgetFlags",
     ("rule", "epsilon", "total", "weights"),
-    left_out={"rule": "every rule of the run", "epsilon": f"{ALLOWED:g}", "weights": "all heads count alike"},
+    left_out={"rule": "every rule of the run", "epsilon": f"{ALLOWED:g}", "weights": "the gradients of log p of this run"},
 )
 
 
@@ -44,13 +44,15 @@ def budget(
     """Keys each head must keep for an error, and the best split of a total between heads against the uniform one.
 
     For the keep rule you name; without one, the totals of every rule that the run measured. A run whose pool is the corpus
-    has one rule: random keys. Heads count in a split by how much next tokens feel their errors, the plain error times its
-    gradient, where --weights gives a run that measured it; of the weights tried it ranks heads best.
+    has one rule: random keys. In a split a language model's heads count by how much next tokens feel their errors: the error
+    times the gradient of log p at the head's output, which of all weights tried ranks heads best. Where a run has no gradients,
+    as of an encoder, relative errors count alike.
 
     Example: esscher budget runs/mine --rule heavy --epsilon 0.1 --export json --out heavy.json
     """
     from esscher.models.probe.cache import budget_of
     from esscher.models.probe.rule_budget import find_rule, random_frontier, rule_budget
+    from esscher.models.probe.run_budget import split_weights
     from esscher.runs import load_run
 
     _check(by, export, out, as_json)
@@ -60,24 +62,25 @@ def budget(
     rule, epsilon, total = (asked.get(name) for name in ("rule", "epsilon", "total"))
     if export == "kvpress" and (epsilon is not None or total is not None):
         raise ValueError("--export kvpress: it holds a split for every share to drop; leave --epsilon and --total out")
-    weights = _weights(asked.get("weights"))
+    weights, counted = split_weights(stored, asked.get("weights"))
+    about = _about(stored) | {"weights": counted}
     epsilon = ALLOWED if epsilon is None and total is None else epsilon
     several = "frontier" in stored.tables
     if rule is None and export is None and not several:
         if weights is not None:
             raise ValueError("--weights: they are for splits of a keep rule; give --rule too")
         found = budget_of(stored.table("heads"), stored.table("curves"), epsilon, total)
-        return _print(stored, found, epsilon, total) if as_json else _show_random(found, stored, by, look)
+        return _print(about, found, epsilon, total) if as_json else _show_random(found, stored, by, look)
     frontier = stored.table("frontier") if several else random_frontier(stored.table("heads"), stored.table("curves"))
     if rule is None and export is None:
-        return _every_rule(stored, frontier, (epsilon, total), weights, None if as_json else look)
+        return _every_rule(stored, about, frontier, (epsilon, total), weights, None if as_json else look)
     if rule is None and several:
         raise ValueError(f"--export: give the rule, one of {', '.join(dict.fromkeys(frontier['rule']))}")
     rule = find_rule(frontier, "random" if rule is None else rule)
     if export is not None:
-        return _export(stored, frontier, (rule, epsilon, total), weights, export, out)
+        return _export(stored, about, frontier, (rule, epsilon, total), weights, export, out)
     chosen = rule_budget(frontier, rule, epsilon, total, weights)
-    return _print(stored, chosen, epsilon, total) if as_json else _show_rule(chosen, stored, by, look)
+    return _print(about, chosen, epsilon, total) if as_json else _show_rule(chosen, stored, about, by, look)
 
 
 def _check(by: str, export: str | None, out: Path | None, as_json: bool) -> None:
@@ -102,9 +105,9 @@ def _about(stored: Run) -> dict[str, Any]:
     return {**found, "text": str(row["text"]), "window": int(row["window"])}
 
 
-def _print(stored: Run, found: Budget | RuleBudget, epsilon: float | None, total: int | None) -> None:
+def _print(about: dict[str, Any], found: Budget | RuleBudget, epsilon: float | None, total: int | None) -> None:
     tables = {name: getattr(found, name).to_dict("records") for name in ("heads", "caches", "totals")}
-    print_json({**_about(stored), "rule": getattr(found, "rule", "random"), "epsilon": epsilon, "total": total, **tables})
+    print_json({**about, "rule": getattr(found, "rule", "random"), "epsilon": epsilon, "total": total, **tables})
 
 
 def _asked(epsilon: float | None, total: int | None) -> str:
@@ -150,7 +153,7 @@ def _show_random(found: Budget, stored: Run, by: str, look: Given) -> None:
     show_totals(found.totals, columns, look)
 
 
-def _show_rule(found: RuleBudget, stored: Run, by: str, look: Given) -> None:
+def _show_rule(found: RuleBudget, stored: Run, about: dict[str, Any], by: str, look: Given) -> None:
     from esscher.models.probe.rule_budget import RULE_BUDGET, per_query
 
     columns, place = {column.key: column for column in RULE_BUDGET}, "head" if by == "head" else "kv_head"
@@ -163,31 +166,18 @@ def _show_rule(found: RuleBudget, stored: Run, by: str, look: Given) -> None:
     title = f"{found.rule}{reads}, keys {_asked(found.epsilon, found.total)}; {held_for(stored)}"
     say(_in_words(found.totals, found.epsilon, found.total))
     show_table(title, [names, *(shown(columns[key], rows, form) for key, form in forms.items()), *more], look)
-    title = f"{found.rule}, these heads together; the best split has the least summed squared relative error"
-    show_splits(found.totals, columns, title, look)
-
-
-def _weights(run: str | None) -> dict[tuple[int, int], float] | None:
-    """How much next tokens feel an error of each head, from a run that measured it."""
-    from esscher.models.probe.rule_budget import head_weights
-
-    return None if run is None else head_weights(_table_of(run))
-
-
-def _table_of(run: str) -> pd.DataFrame:
-    from esscher.runs import load_run
-
-    stored = load_run(as_path(run))
-    if "sensitivity" not in stored.tables:
-        raise ValueError(f"--weights: {run} has no table sensitivity; run esscher downstream with --sensitivity")
-    return stored.table("sensitivity")
+    least = (
+        f"{found.rule}, these heads together; the best split has the least summed squared relative error, {about['weights']}"
+    )
+    show_splits(found.totals, columns, least, look)
 
 
 def _every_rule(
     stored: Run,
+    about: dict[str, Any],
     frontier: pd.DataFrame,
     asked: tuple[float | None, int | None],
-    weights: dict[tuple[int, int], float] | None,
+    weights: Weights | None,
     look: Given | None,
 ) -> None:
     """Totals of all rules: a table in a look, JSON where there is none."""
@@ -196,20 +186,21 @@ def _every_rule(
     epsilon, total = asked
     found = rule_table(frontier, [asked], weights)
     if look is None:
-        print_json({**_about(stored), "epsilon": epsilon, "total": total, "rules": found.to_dict("records")})
+        print_json({**about, "epsilon": epsilon, "total": total, "rules": found.to_dict("records")})
         return
     title = f"share of the cache kept {_asked(epsilon, total)}" if total is None else f"error of {total:,} keys in all"
     columns = {column.key: column for column in RULE_BUDGET}
     say(rules_in_words(found))
-    show_rules(found, columns, f"{title}, by keep rule; {held_for(stored)}", look)
+    show_rules(found, columns, f"{title}, by keep rule; {held_for(stored)}; {about['weights']}", look)
     say("--rule NAME shows one of them head by head")
 
 
 def _export(
     stored: Run,
+    known: dict[str, Any],
     frontier: pd.DataFrame,
     asked: tuple[str, float | None, int | None],
-    weights: dict[tuple[int, int], float] | None,
+    weights: Weights | None,
     kind: str,
     out: Path | None,
 ) -> None:
@@ -224,7 +215,7 @@ def _export(
     if kind == "kvpress":
         content = prune_ratios(frontier, rule, int(about["layers"]), int(about["kv_heads"]), weights)
     else:
-        content = budget_record(rule_budget(frontier, rule, epsilon, total, weights), _about(stored))
+        content = budget_record(rule_budget(frontier, rule, epsilon, total, weights), known)
     data = as_bytes(content, kind, "" if out is None else out.suffix)
     if out is None:
         print(data.decode(), end="")

@@ -72,6 +72,7 @@ def downstream(
     from esscher.models.downstream.spec import DownstreamSpec
     from esscher.models.huggingface.checkpoint import written
     from esscher.models.probe.api import short_name
+    from esscher.models.probe.run_budget import ALIKE
     from esscher.runs import execute, terminal
 
     for name in ("layers", "heads"):
@@ -82,7 +83,7 @@ def downstream(
     if "text" in corpus:
         corpus["text"] = [absolute(name) for name in corpus["text"]]
     for name in ("budget", "weights"):
-        if name in settings:
+        if name in settings and settings[name] != ALIKE:
             settings[name] = absolute(settings[name])
     spec = DownstreamSpec.read({"model": written(model), **settings, "corpus": corpus})
     source = context_of(spec, starts=True)

@@ -23,20 +23,21 @@ def weights_run(path: Path) -> Path:
     return Path(store_run(path, DownstreamSpec(), {"sensitivity": rows}).path)
 
 
-def asked(tmp_path: Path, **more: Any) -> Any:
+def asked(tmp_path: Path, gradients: dict[tuple[int, int], float] | None = None, **more: Any) -> Any:
     """The tiny llama has the heads of the frontier: two layers of two key-value heads, each read by two heads."""
-    probe = frontier_run(tmp_path / "probe").path
+    probe = frontier_run(tmp_path / "probe", gradients=gradients).path
     return spec("llama", rules=["heavy"], splits=["uniform", "budget"], budget=str(probe), **more)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_a_choice_keeps_what_the_budget_says(weighted: bool, tmp_path: Path) -> None:
-    more = {"weights": str(weights_run(tmp_path / "weights"))} if weighted else {}
-    source = context_of(asked(tmp_path, **more))
+@pytest.mark.parametrize("weights", ["none", "of the probe", "of a run"])
+def test_a_choice_keeps_what_the_budget_says(weights: str, tmp_path: Path) -> None:
+    weighted = weights != "none"
+    more = {"weights": "none"} if not weighted else {"weights": str(weights_run(tmp_path / "weights"))}
+    felt = {place: 9.0 if place[0] else 1.0 for place in CONSTANTS}
+    source = context_of(asked(tmp_path, felt) if weights == "of the probe" else asked(tmp_path, **more))
     budgets = budgets_of(source)
     text = Text(source, source.ids(int(source.texts[0])), source.prefill, budgets)
-    known = {(layer, head): 9.0 if layer else 1.0 for layer, head in CONSTANTS} if weighted else None
-    wanted = rule_budget(frontier(), "heavy", total=640, weights=known).caches
+    wanted = rule_budget(frontier(), "heavy", total=640, weights=felt if weighted else None).caches
     kept = text.plan.choose(Cell("heavy", "budget", 0.4, 0)).kept
     counts = [int(kept[row.layer][row.kv_head].sum()) for row in wanted.itertuples()]
     assert counts == [round(ratio * 60) for ratio in wanted["ratio"]]

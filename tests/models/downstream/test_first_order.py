@@ -9,10 +9,11 @@ from scipy import stats
 
 from esscher.models.downstream.cache import Cell
 from esscher.models.downstream.depth import ALL, layer_rows
-from esscher.models.downstream.first_order import drawn_gradients, pushed
+from esscher.models.downstream.first_order import pushed
 from esscher.models.downstream.sensitivity import PREDICTORS, head_rows, rank_correlation
 from esscher.models.downstream.text import Text
 from esscher.models.huggingface.capture import Captured
+from esscher.models.huggingface.gradients import drawn_gradients
 from tests.models.downstream.runs import source
 
 RULE = "sinks:2+recent:4+impact"
@@ -47,7 +48,7 @@ def test_gradients_of_drawn_tokens_measure_the_same(text: Text) -> None:
     errors = {call.layer: text.head_errors(choice, call) for call in text.calls}
     tangent, p = pushed(text, errors), torch.softmax(text.full.rows, -1)
     wanted = float(((p * tangent.square()).sum(-1) - (p * tangent).sum(-1).square()).sum())
-    drawn = drawn_gradients(text, 600, torch.Generator().manual_seed(3))
+    drawn = drawn_gradients(text.held, text.ids[:, text.tokens :], 600, torch.Generator().manual_seed(3))
     squares = np.array([sum(float((one[layer] * errors[layer]).sum()) for layer in one) ** 2 for one in drawn])
     assert abs(squares.mean() - wanted) < 4 * squares.std() / len(squares) ** 0.5
 

@@ -79,7 +79,7 @@ def test_the_worst_head_and_layer_of_every_split() -> None:
 
 
 def squared(tokens: Any) -> float:
-    """Summed squared error over summed squared limits of the four caches, in closed form."""
+    """Squared relative error of the four caches, mean over their eight heads, in closed form."""
     caches = [(0, 0), (0, 1), (1, 0), (1, 1)]
     size = [sum(CONSTANTS[layer, 2 * kv + i] ** 2 for i in (0, 1)) for layer, kv in caches]
     return sum(c2 * (1 / n - 1 / KEYS) for c2, n in zip(size, tokens, strict=True)) / len(CONSTANTS)
@@ -117,6 +117,16 @@ def test_the_best_split_follows_the_square_root_rule() -> None:
     best = roots.sum() ** 2 / total / 8 - sum(roots**2) / KEYS / 8
     assert totals["squared_error"]["best split"] == pytest.approx(best, rel=1e-3)
     assert totals["squared_error"]["best split"] < totals["squared_error"]["uniform"]
+
+
+def test_a_head_counts_by_its_relative_error() -> None:
+    """A layer whose outputs are a hundred times as large, errors with them, needs what it needed before."""
+    heads, curves = tables()
+    curves.loc[curves["layer"] == 1, "rms"] *= 100
+    for asked in ({"epsilon": 0.1}, {"total": 1200}):
+        large, same = budget_of(heads, curves, **asked), budget_of(*tables(), **asked)
+        pd.testing.assert_frame_equal(large.caches, same.caches)
+        pd.testing.assert_frame_equal(large.totals, same.totals)
 
 
 def test_table_of_several_errors() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,17 @@ import pytest
 import yaml
 
 from esscher.models.probe.budget_file import as_bytes, budget_record, prune_ratios
-from esscher.models.probe.rule_budget import find_rule, head_weights, per_query, random_frontier, rule_budget, rule_table
-from tests.models.frontiers import CONSTANTS, KEYS, SHARES, frontier
+from esscher.models.probe.rule_budget import (
+    find_rule,
+    gradients_of,
+    head_weights,
+    per_query,
+    random_frontier,
+    rule_budget,
+    rule_table,
+)
+from esscher.models.probe.run_budget import run_budget, split_weights
+from tests.models.frontiers import CONSTANTS, KEYS, SHARES, frontier, frontier_run
 from tests.models.probe.test_cache import tables
 
 PLACES = [(0, 0), (0, 1), (1, 0), (1, 1)]
@@ -228,6 +238,35 @@ def test_weights_move_keys_to_heads_that_the_model_feels() -> None:
     assert (array[70] < prune_ratios(table, "heavy", 2, 2)[70])[0].all()  # layer 0 drops less
     with pytest.raises(ValueError, match=r"weights: there is none of head 0\.1; measure all heads"):
         rule_budget(table, "heavy", total=300, weights={(0, 0): 1.0})
+
+
+def test_an_error_is_counted_as_the_split_counts_it() -> None:
+    """At an error the uniform and the best split have it with the heads' weights; in closed form of the uniform one."""
+    felt = {(layer, head): (2.0 if layer == 0 else 0.5) for layer, head in CONSTANTS}
+    totals = rule_budget(frontier(), "heavy", 0.1, weights=felt).totals.set_index("split")
+    assert totals["error"]["uniform"] == pytest.approx(0.1, rel=1e-3)
+    assert totals["error"]["best split"] == pytest.approx(0.1, rel=1e-3)
+    counts = np.array([4.0, 4.0, 0.25, 0.25]) / 2.125  # squared, of mean 1
+    uniform = 4 * needed(0.25 * float((SQUARES.mean(1) * counts).mean()), 0.1)
+    assert totals["keys"]["uniform"] == pytest.approx(uniform, rel=1e-3)
+
+
+def test_a_run_is_split_by_its_own_gradients(tmp_path: Path) -> None:
+    """By default; --weights none, or a run without gradients: relative errors alike."""
+    felt = {(layer, head): (2.0 if layer == 0 else 0.5) for layer, head in CONSTANTS}
+    run, plain = frontier_run(tmp_path / "felt", gradients=felt), frontier_run(tmp_path / "plain")
+    assert gradients_of(run.table("heads")) == felt
+    assert gradients_of(plain.table("heads")) is None
+    assert gradients_of(run.table("heads").assign(gradient=[np.nan, *[1.0] * 7])) is None
+    assert split_weights(plain, None) == (None, "heads count alike (no gradients in this run)")
+    assert split_weights(run, None) == (felt, "heads count by the gradient of log p")
+    wanted = rule_budget(frontier(), "heavy", total=300, weights=felt)
+    alike = rule_budget(frontier(), "heavy", total=300)
+    pd.testing.assert_frame_equal(run_budget(run, total=300, rule="heavy").caches, wanted.caches)
+    pd.testing.assert_frame_equal(run_budget(run, total=300, rule="heavy", weights="none").caches, alike.caches)
+    pd.testing.assert_frame_equal(run_budget(plain, total=300, rule="heavy").caches, alike.caches)
+    with pytest.raises(ValueError, match=r"weights: .* has no table sensitivity; run esscher downstream with --sensitivity"):
+        run_budget(run, total=300, rule="heavy", weights=str(plain.path))
 
 
 def test_weights_are_gradients_of_a_downstream_run() -> None:

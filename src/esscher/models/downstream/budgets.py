@@ -8,7 +8,8 @@ from pathlib import Path
 
 from esscher.models.downstream.cache import Place
 from esscher.models.downstream.context import DownstreamContext
-from esscher.models.probe.rule_budget import head_weights, rule_budget
+from esscher.models.probe.rule_budget import rule_budget
+from esscher.models.probe.run_budget import ALIKE, split_weights
 from esscher.runs import load_run
 
 __all__ = ["budget_hashes", "budgets_of"]
@@ -24,7 +25,7 @@ def budgets_of(source: DownstreamContext) -> dict[str, dict[float, dict[Place, i
     if "frontier" not in run.tables:
         raise ValueError(f"budget: {spec.budget} has no errors of keep rules; probe with --pool sequence and --rules")
     frontier = run.table("frontier")
-    weights = None if spec.weights is None else head_weights(load_run(Path(spec.weights)).table("sensitivity"))
+    weights, _ = split_weights(run, spec.weights)
     found: dict[str, dict[float, dict[Place, int]]] = {}
     caches = frontier.groupby(["layer", "kv_head"])["keys"].mean()
     wanted = {(layer, kv) for layer, shape in enumerate(source.loaded.shapes) for kv in range(shape.kv_heads)}
@@ -54,7 +55,8 @@ def budget_hashes(source: DownstreamContext) -> dict[str, str]:
     """What the budget depends on."""
     if source.spec.budget is None:
         return {}
-    files = {"budget": Path(source.spec.budget) / "frontier.parquet"}
-    if source.spec.weights is not None:
-        files["weights"] = Path(source.spec.weights) / "sensitivity.parquet"
+    budget, weights = Path(source.spec.budget), source.spec.weights
+    files = {"budget": budget / "frontier.parquet"}
+    if weights != ALIKE:
+        files["weights"] = budget / "heads.parquet" if weights is None else Path(weights) / "sensitivity.parquet"
     return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}

@@ -12,15 +12,14 @@ from scipy import stats
 from torch import Tensor
 
 from esscher.models.downstream.cache import Cell, Choice
-from esscher.models.downstream.first_order import drawn_gradients
 from esscher.models.downstream.readings.divergence import Divergence
 from esscher.models.downstream.text import Text
 from esscher.models.huggingface.capture import Captured
+from esscher.models.huggingface.gradients import DRAWS, drawn_gradients, gradient_size
 from esscher.models.huggingface.interventions import Kept
 
 __all__ = ["PREDICTORS", "head_rows", "rank_correlation"]
 
-DRAWS = 8  # of next tokens, for gradients
 RESAMPLES = 2000
 PREDICTORS = {
     "relative": "Error of the head's output relative to the output, root mean square over the continuation.",
@@ -34,7 +33,7 @@ PREDICTORS = {
 def head_rows(text: Text, cell: Cell, layers: Iterable[int], seed: int) -> Iterator[dict[str, Any]]:
     """A row for each head of some layers: predictors at the full model's inputs, and the divergence when it alone drops."""
     choice, measure = text.plan.choose(cell), Divergence()
-    gradients = drawn_gradients(text, DRAWS, torch.Generator().manual_seed(seed))
+    gradients = drawn_gradients(text.held, text.ids[:, text.tokens :], DRAWS, torch.Generator().manual_seed(seed))
     calls = {call.layer: call for call in text.calls}
     for layer in layers:
         call, outputs = calls[layer], text.limits[layer]
@@ -44,7 +43,7 @@ def head_rows(text: Text, cell: Cell, layers: Iterable[int], seed: int) -> Itera
             "relative": _rms(errors) / _rms(outputs).clamp_min(torch.finfo(errors.dtype).tiny),
             "plain": _rms(errors),
             "output": _rms(text.behind(layer, errors)),
-            "sensitive": _rms(errors) * own.square().sum(-1).mean((0, 2)).div(own.shape[-1]).sqrt(),
+            "sensitive": _rms(errors) * gradient_size(list(own)),
             "first_order": (own * errors).sum((2, 3)).square().mean(0).div(errors.shape[1]).sqrt(),
         }
         for head in range(call.heads):

@@ -49,7 +49,9 @@ class DownstreamSpec(RunSpec):
     )
     budget: str | None = Field(default=None, description="run of esscher probe whose errors split the keys between heads")
     weights: str | None = Field(
-        default=None, description="run with --sensitivity by which heads count in that split; all alike when left out"
+        default=None,
+        description="what heads count in that split: none (all alike), or a run with --sensitivity; the probe's own gradients "
+        "when left out",
     )
     draws: PositiveInt = Field(default=2, description="draws of rules that keep by chance")
     observe: PositiveInt = Field(default=64, description="last queries of a prefill that the rules of a cache look at")

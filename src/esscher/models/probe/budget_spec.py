@@ -19,5 +19,5 @@ class BudgetFlags(Plain):
     total: int | None = Field(default=None, description="keys to split between all key-value heads, instead of an error")
     weights: str | None = Field(
         default=None,
-        description="run of esscher downstream --sensitivity: heads count by what next tokens feel of their errors",
+        description="what heads count in a split: none (all alike), or a run of esscher downstream --sensitivity",
     )

@@ -47,7 +47,7 @@ BUDGET = (  # of budget_table
         "squared_error",
         "float",
         "squared error",
-        "Squared error summed over the heads, relative to their summed squared limits.",
+        "Squared relative error, mean over the heads.",
     ),
     *WORST,
 )
@@ -59,8 +59,9 @@ class Budget:
 
     ``heads``: a row per head (n_keys, tokens, ratio). ``caches``: a row per key-value head, whose heads share its keys: the
     most that one of them needs, and its share of the best split. ``totals``: a row per split, with tokens, ratio, saved
-    (share of the cache that goes), squared_error (summed over heads, relative to the summed squared limits) and the head and
-    the layer that it serves worst. Of a total the tokens are those of the best split. ``part``: of the model that was measured.
+    (share of the cache that goes), squared_error (relative, mean over the heads: a head counts by its error relative to its own
+    limit, whatever the size of that) and the head and the layer that it serves worst. Of a total the tokens are those of the
+    best split. ``part``: of the model that was measured.
     """
 
     epsilon: float | None
@@ -112,7 +113,7 @@ def budget_of(heads: pd.DataFrame, curves: pd.DataFrame, epsilon: Any = None, to
     groups = per_head.groupby(["layer", "kv_head"], sort=True)
     pools = [_together([known[int(layer), int(head)] for head in rows["head"]]) for (layer, _), rows in groups]
     caches = groups.agg(heads=("head", "size"), n_keys=("n_keys", "max")).reset_index()
-    sharing, size = Sharing(pools), sum(curve.scale**2 for curve in pools)
+    sharing, size = Sharing(pools), float(len(per_head))
     if epsilon is None:
         splits = shared(sharing, total=total)
         caches["tokens"] = splits[BEST]
@@ -141,9 +142,9 @@ def budget_table(heads: pd.DataFrame, curves: pd.DataFrame, epsilons: Sequence[f
 
 
 def _together(curves: list[ErrorCurve]) -> ErrorCurve:
-    """The summed squared error of heads that share their keys."""
-    rms = np.sqrt(sum(curve.rms**2 for curve in curves))
-    scale = math.sqrt(sum(curve.scale**2 for curve in curves))
+    """The summed squared relative error of heads that share their keys."""
+    rms = np.sqrt(sum(curve.relative**2 for curve in curves))
+    scale = math.sqrt(len(curves))
     return ErrorCurve(n=curves[0].n, rms=np.asarray(rms), kind="exact", metric=METRICS["bernoulli"], scale=scale)
 
 

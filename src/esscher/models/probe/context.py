@@ -19,6 +19,7 @@ from esscher.models.corpus.windows import Windows, make_windows
 from esscher.models.huggingface.capture import Captured, forward
 from esscher.models.huggingface.loading import Loaded, load_model
 from esscher.models.huggingface.maps import LinearMaps, linear_maps
+from esscher.models.huggingface.projections import head_projections
 from esscher.models.probe.spec import OWN_WINDOW, WINDOW, ProbeSpec
 
 __all__ = ["Mode", "Places", "ProbeContext", "make_context", "tokenizer_of"]
@@ -91,6 +92,11 @@ class ProbeContext:
     def maps(self) -> dict[int, LinearMaps]:
         """The linear maps of the layers to be measured."""
         return {maps.layer: maps for maps in linear_maps(self.loaded.model, layers=self.layers)}
+
+    @functools.cached_property
+    def outputs(self) -> dict[int, Tensor]:
+        """W_O of each layer where one was found, (heads, width, d)."""
+        return head_projections(self.loaded.model)
 
     def once(self, make: Callable[..., _T], *arguments: Any) -> _T:
         """``make(self, *arguments)``, made once: the last result of each function is kept as long as the context is."""
@@ -174,7 +180,8 @@ def _model(spec: ProbeSpec) -> Loaded:
             f"model: {spec.model} was given as a Python object, which this process does not have now; call esscher.probe with "
             "that model and the same out, or save the model in a folder and probe that"
         )
-    return load_model(spec.model, revision=spec.revision, dtype=spec.dtype, device=spec.device)
+    own = spec.pool != "corpus"  # of a query's own context it is asked what next tokens feel
+    return load_model(spec.model, revision=spec.revision, dtype=spec.dtype, device=spec.device, with_head=own)
 
 
 def _pieces(pooled: npt.NDArray[np.bool_]) -> npt.NDArray[np.int8]:

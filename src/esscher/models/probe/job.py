@@ -25,7 +25,7 @@ from esscher.models.probe.moment_stream import moment_units, stream_moments, wit
 from esscher.models.probe.moments import Sampled, moment_curves, moment_ladder
 from esscher.models.probe.own_context import compared, join_windows, whole_layer, window_states
 from esscher.models.probe.passes import PooledLayer, hold, stream
-from esscher.models.probe.rule_budget import rule_table
+from esscher.models.probe.rule_budget import gradients_of, rule_table
 from esscher.models.probe.spec import ProbeSpec, check_ladder
 from esscher.models.probe.statistics import check_registered
 from esscher.models.probe.statistics.dispersion import check_spread
@@ -194,7 +194,8 @@ def consolidate(spec: ProbeSpec, shards: Sequence[Shard]) -> Mapping[str, Any]:
     if "curves" in parts and (parts["curves"]["rms"][parts["curves"]["metric"] == METRICS["bernoulli"]] > 0).any():
         parts["budget"] = budget_table(parts["heads"], parts["curves"], spec.epsilons)
     if "frontier" in parts and np.isfinite(parts["frontier"]["relative"]).any():
-        parts["rule_budget"] = rule_table(parts["frontier"], [(epsilon, None) for epsilon in spec.epsilons])
+        asked = [(epsilon, None) for epsilon in spec.epsilons]
+        parts["rule_budget"] = rule_table(parts["frontier"], asked, gradients_of(parts["heads"]))
     if spec.moments and len(agreement := agreement_table(parts, columns(spec)["heads"], spec.seed)):
         parts["agreement"] = agreement
     parts["heads"], parts["looks"] = _with_looks(context, parts["heads"])

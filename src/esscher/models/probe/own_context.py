@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -20,11 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esscher.keep import parse
+from esscher.keep import Impact, parse
 from esscher.keep.rule import Rule
 from esscher.models.huggingface.capture import Captured
 from esscher.models.probe import head as head_state
 from esscher.models.probe.context import Indices, ProbeContext
+from esscher.models.probe.gradients import window_gradients
 from esscher.models.probe.head import HeadState, kept_rows
 from esscher.models.probe.layer import LayerState
 from esscher.models.probe.queries import WindowQueries
@@ -42,12 +43,14 @@ FIRST = 0  # the head whose keys are counted where a number is for all
 
 
 def window_states(probe: ProbeContext, window: int, take: Callable[[LayerState], object]) -> None:
-    """One forward pass: ``take`` gets the settled state of each layer for the queries of a window, as it goes by."""
+    """A forward pass, and where rules are compared one for gradients: ``take`` gets the settled state of each layer for the
+    queries of a window, as it goes by.
+    """
     statistics = statistics_of(probe.spec)
-    rules = [parse(text) for text in probe.spec.compared] if window in compared(probe) else []
+    comparison = _Comparison.of(probe, window) if window in compared(probe) else _Comparison()
 
     def sink(captured: Captured, batch: Indices) -> None:
-        take(_Layer(probe, statistics, rules, captured, window).state())
+        take(_Layer(probe, statistics, comparison, captured, window).state())
         advance((probe.layers.index(captured.layer) + 1) / len(probe.layers))
 
     probe.run(np.array([window]), probe.layers, sink)
@@ -74,6 +77,23 @@ def whole_layer(probe: ProbeContext, state: LayerState) -> LayerState:
     left_out = f"{asked - used} of {asked} queries see fewer than {FEWEST} keys and are left out" if 0 < used < asked else ""
     note = "; ".join(part for part in (state.info.note, left_out) if part)
     return replace(state, info=replace(state.info, note=note), heads=heads)
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """What is needed of a window in which keep rules are compared: the rules, by layer what next tokens feel of each head, and
+    W_O where a rule asks what lies behind a head.
+    """
+
+    rules: Sequence[Rule] = ()
+    gradients: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    outputs: Mapping[int, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, probe: ProbeContext, window: int) -> _Comparison:
+        rules = [parse(text) for text in probe.spec.compared]
+        behind = any(isinstance(part, Impact) for rule in rules for part in rule.parts)
+        return cls(rules, window_gradients(probe, window) if rules else {}, probe.outputs if behind else {})
 
 
 @dataclass(frozen=True)
@@ -123,9 +143,11 @@ class _Layer:
     """One layer while a window passes it."""
 
     def __init__(
-        self, probe: ProbeContext, statistics: tuple[Statistic, ...], rules: Sequence[Rule], captured: Captured, window: int
+        self, probe: ProbeContext, statistics: tuple[Statistic, ...], asked: _Comparison, captured: Captured, window: int
     ) -> None:
-        self.probe, self.statistics, self.rules, self.captured, self.window = probe, statistics, rules, captured, window
+        self.probe, self.statistics, self.captured, self.window = probe, statistics, captured, window
+        self.rules = asked.rules
+        self.gradients, self.output = asked.gradients.get(captured.layer), asked.outputs.get(captured.layer)
         self.info = LayerInfo.of(captured, own=True)
         self.queries = WindowQueries.of(probe, captured, 0, window, self.info)
         at = torch.from_numpy(probe.places.positions[self.queries.rows]).to(captured.query.device)
@@ -142,7 +164,8 @@ class _Layer:
         heads: dict[int, HeadState | str] = {}
         asking = self._asking()
         for kv_head, sharing in groupby(self.probe.heads(self.info.layer), self.info.kv_head):
-            by_rule = Window(self.queries, self.info, kv_head, asking, self.probe.places, self.rules) if asking.size else None
+            members = kv_head, asking, self.probe.places
+            by_rule = Window(self.queries, self.info, *members, self.rules, self.output) if asking.size else None
             own = {head: self._own(head, by_rule) for head in sharing}
             common = self._together({head: one for head, one in own.items() if one is not None})
             for head, one in own.items():
@@ -209,7 +232,8 @@ class _Layer:
         start = Start(kept, queries.sink_mass[head, rows], int(self.foreseen.max()), v.double().mean(0), q.dtype)
         positions = torch.arange(queries.k.shape[1], device=k.device)[keys] + queries.first
         rules = None if by_rule is None else partial(by_rule.errors, head, numbers.numpy())
-        block = Block(scores, q, k, v, positions, kept, None, pool, rules, seen, self.outputs[head, rows])
+        felt = None if self.gradients is None else self.gradients[head]
+        block = Block(scores, q, k, v, positions, kept, None, pool, rules, seen, self.outputs[head, rows], gradient=felt)
         return _Own(numbers, start, block)
 
     def _asking(self) -> Indices:

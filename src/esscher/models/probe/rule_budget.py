@@ -29,8 +29,10 @@ __all__ = [
     "RULE_BUDGET",
     "Cache",
     "RuleBudget",
+    "Weights",
     "caches_of",
     "find_rule",
+    "gradients_of",
     "head_weights",
     "per_query",
     "random_frontier",
@@ -58,7 +60,12 @@ RULE_BUDGET = (  # of rule_table
     Column("keys", "float", "keys in all", "Keys kept in all caches of one context of mean length.", short="keys"),
     RATIO,
     SAVED,
-    Column("error", "float", "error", "Relative error: root of the mean square over heads."),
+    Column(
+        "error",
+        "float",
+        "error",
+        "Relative error: root of the mean square over heads, each counted by what next tokens feel of it where that is known.",
+    ),
     Column("q95", "float", "error, 95 %", "Error that 95 % of the queries stay below, in the head where it is largest."),
     *WORST,
 )
@@ -75,7 +82,7 @@ class Cache:
     sizes: Counts  # kept, in thousandths of a key
     rms: Floats  # (heads, sizes), relative
     q95: Floats
-    counts: tuple[float, ...] = ()  # what each head's error counts in a split; all alike where there are none
+    counts: Floats  # (heads,): what each head's relative error counts in a split, of root mean square 1 over all caches
 
     @cached_property
     def together(self) -> ErrorCurve:
@@ -85,10 +92,8 @@ class Cache:
     @cached_property
     def counted(self) -> ErrorCurve:
         """The same with each head's error counted as a split does."""
-        if not self.counts:
-            return self.together
-        weights = np.array(self.counts)[:, None]
-        return _curve(self.sizes, np.sqrt(np.square(weights * self.rms).sum(0)), math.sqrt(float(np.square(weights).sum())))
+        errors = np.sqrt(np.square(self.counts[:, None] * self.rms).sum(0))
+        return _curve(self.sizes, errors, math.sqrt(float(np.square(self.counts).sum())))
 
     @cached_property
     def quantile(self) -> ErrorCurve:
@@ -98,7 +103,7 @@ class Cache:
     def each(self) -> Iterator[Cache]:
         """Its query heads, as if each had the cache for itself."""
         for i, head in enumerate(self.heads):
-            yield replace(self, heads=(head,), rms=self.rms[[i]], q95=self.q95[[i]], counts=())
+            yield replace(self, heads=(head,), rms=self.rms[[i]], q95=self.q95[[i]], counts=self.counts[[i]])
 
     def at(self, size: int) -> tuple[Floats, float]:
         """Errors of the heads at a size, and the quantile."""
@@ -170,7 +175,7 @@ def rule_budget(
 ) -> RuleBudget:
     """The budget of a rule of the frontier at an error, or the best split of a total number of keys.
 
-    ``weights``: how much the model's last word feels an error of each head's output (:func:`head_weights`).
+    ``weights``: how much next tokens feel an error of each head's output (:func:`gradients_of`, :func:`head_weights`).
     """
     epsilon, total = error_or_total(epsilon, total)
     errors = _Errors(frontier, rule, weights)
@@ -242,6 +247,7 @@ class _Errors:
             for cache, rms, _ in found
             for head, error in zip(cache.heads, rms, strict=True)
         }
+        counted = sum(float(np.square(cache.counts * rms).sum()) for cache, rms, _ in found)
         keys, most = float(sizes.sum()) / UNIT, float(self.sharing.most.sum()) / UNIT
         return {
             "epsilon": math.nan if epsilon is None else epsilon,
@@ -251,18 +257,27 @@ class _Errors:
             "keys": keys,
             "ratio": keys / most,
             "saved": 1 - keys / most,
-            "error": math.sqrt(sum(error for error, _ in squared.values()) / len(squared)),
+            "error": math.sqrt(counted / len(squared)),
             "q95": max(q95 for _, _, q95 in found),
             **worst_of(squared),
         }
 
 
-def head_weights(sensitivity: pd.DataFrame) -> dict[tuple[int, int], float]:
-    """Root mean square gradient of log p of next tokens at each head's output, from a downstream run's table ``sensitivity``.
+def gradients_of(heads: pd.DataFrame) -> dict[tuple[int, int], float] | None:
+    """Root mean square gradient of log p of next tokens at each head's output, from a probe's own table ``heads``.
 
-    Of what one may know of a head without compressing it, the plain error times this gradient predicts best what its
-    compression does to next tokens (docs/model.md).
+    The plain error times this gradient is, of what one may know of a head without compressing it, what predicts best how its
+    compression changes next tokens (docs/model.md). None where a head that was measured has none: the model is no language
+    model, or has no cache to continue from.
     """
+    known = heads[heads["status"] == "ok"]
+    if "gradient" not in known or not np.isfinite(known["gradient"]).all() or not (known["gradient"] > 0).any():
+        return None
+    return {(int(row.layer), int(row.head)): float(row.gradient) for row in known.itertuples()}
+
+
+def head_weights(sensitivity: pd.DataFrame) -> dict[tuple[int, int], float]:
+    """The same from a downstream run's table ``sensitivity``, of its texts."""
     known = sensitivity[sensitivity["plain"] > 0]
     texts = known.assign(gradient=known["sensitive"] / known["plain"]).groupby(["layer", "head"])["gradient"].mean()
     return {(int(layer), int(head)): float(value) for (layer, head), value in texts.items()}
@@ -288,7 +303,7 @@ def caches_of(frontier: pd.DataFrame, rule: str, weights: Weights | None = None)
         raise ValueError(f"weights: there is none of head {missing[0][0]}.{missing[0][1]}; measure all heads of the probe")
     counts = {place: weights[place] * (float(size) if size > 0 else 0.0) for place, size in sizes.items()}
     scale = math.sqrt(float(np.square(list(counts.values())).mean())) or 1.0
-    return [replace(cache, counts=tuple(counts[cache.layer, head] / scale for head in cache.heads)) for cache in caches]
+    return [replace(cache, counts=np.array([counts[cache.layer, head] / scale for head in cache.heads])) for cache in caches]
 
 
 def _cache(layer: int, kv_head: int, rows: pd.DataFrame, rule: str) -> Cache:
@@ -302,7 +317,8 @@ def _cache(layer: int, kv_head: int, rows: pd.DataFrame, rule: str) -> Cache:
     sizes, first = np.unique(np.round(kept.mean(0) * UNIT).astype(np.int64), return_index=True)
     below = (sizes > 0) & (sizes < round(keys * UNIT))
     errors, largest = (_falling(values[:, first[below]]) for values in (relative, q95))
-    return Cache(layer, kv_head, tuple(map(int, heads)), keys, np.append(sizes[below], round(keys * UNIT)), errors, largest)
+    sizes, alike = np.append(sizes[below], round(keys * UNIT)), np.ones(len(heads))
+    return Cache(layer, kv_head, tuple(map(int, heads)), keys, sizes, errors, largest, alike)
 
 
 def _falling(errors: Floats) -> Floats:

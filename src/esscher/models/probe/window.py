@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -46,13 +46,22 @@ class RuleErrors:
 class Window:
     """The keys of a window for some queries of all heads that share them; nothing but the errors is held.
 
-    ``members``: places of these queries, rising, in the window's own list.
+    ``members``: places of these queries, rising, in the window's own list; ``output``: W_O of the layer, (heads, width, d), for
+    rules that ask what lies behind a head.
     """
 
     def __init__(
-        self, queries: WindowQueries, info: LayerInfo, kv_head: int, members: Indices, places: Places, rules: Sequence[Rule]
+        self,
+        queries: WindowQueries,
+        info: LayerInfo,
+        kv_head: int,
+        members: Indices,
+        places: Places,
+        rules: Sequence[Rule],
+        output: Tensor | None = None,
     ) -> None:
         self.queries, self.info, self.kv_head, self.members, self.rules = queries, info, kv_head, members, rules
+        self.output = output
         self.numbers = queries.rows[members]
         self.positions = places.positions[self.numbers]
         self.sharing = [head for head in range(info.heads) if info.kv_head(head) == kv_head]
@@ -82,8 +91,11 @@ class Window:
         mask = None
         if not bool((seen == (torch.arange(len(keys), device=device) <= place[:, None])).all()):
             mask = seen.flatten(0, 1)
-        context = Context(q.flatten(0, 1), k, v, self.info.scale, place.repeat(len(q)), mask, logits.flatten(0, 1))
         heads = [head for head, fine in zip(self.sharing, finite.tolist(), strict=True) if fine]
+        context = Context(q.flatten(0, 1), k, v, self.info.scale, place.repeat(len(q)), mask, logits.flatten(0, 1))
+        if self.output is not None:
+            of = torch.arange(len(heads), device=device).repeat_interleave(len(rows))
+            context = replace(context, heads=of, output=self.output[heads])
         return heads, _errors(context, self.rules) if heads and bool(torch.isfinite(v).all()) else None
 
 

@@ -13,6 +13,7 @@ from esscher.models.probe.statistics.bernoulli import Bernoulli
 from esscher.models.probe.statistics.dispersion import Dispersion
 from esscher.models.probe.statistics.endless import EndlessText
 from esscher.models.probe.statistics.frontier import Frontier
+from esscher.models.probe.statistics.gradient import Gradient
 from esscher.models.probe.statistics.identity import Identity
 from esscher.models.probe.statistics.output_moments import OutputMoments
 from esscher.models.probe.statistics.own_output import OwnOutput
@@ -64,6 +65,7 @@ STATISTICS: tuple[Statistic, ...] = (
     OwnOutput(),
     OutputMoments(),
     Frontier(),
+    Gradient(),
     Scales(),
 )
 

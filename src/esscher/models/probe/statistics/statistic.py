@@ -71,6 +71,7 @@ class Block:
     seen: Tensor | None = None  # (m, B): which keys each query sees; None: all
     outputs: Tensor | None = None  # (m, d_v): what the model itself made of these keys, where they are a query's own context
     pieces: Tensor | None = None  # (B,) int8, rising: the piece of the pool each key is of, where the corpus is the pool
+    gradient: float | None = None  # that next tokens have at the head's output, where keep rules are compared
 
     @cached_property
     def kept_scores(self) -> Tensor:
