@@ -1,0 +1,180 @@
+"""Flows of both models from the same first weights as a run: a unit is one covariance, one prompt length and a few starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from esscher.icl.columns import COVARIANCE, LENGTH, MODEL, MSE, SEED, STATUS
+from esscher.icl.comparison import ABOVE, STUCK
+from esscher.icl.flow.end import final_parameters
+from esscher.icl.flow.limit import start_block
+from esscher.icl.layer import KINDS, UV, default_weights
+from esscher.icl.risk.exact import risk
+from esscher.icl.risk.softmax_general import product_rule
+from esscher.icl.stability.distance import apart, balance
+from esscher.icl.stability.flow import WeightFlow, weight_flow
+from esscher.icl.stability.gradient import PopulationRisk
+from esscher.icl.stability.spec import StabilitySpec
+from esscher.icl.stability.verdict import verdict
+from esscher.icl.tasks import LinearTask, as_task
+from esscher.icl.training.white import Weights, weights_of
+from esscher.runs import Job, Shard, Unit
+from esscher.runs.columns import Column
+from esscher.runs.progress import advance
+
+__all__ = ["STABILITY", "pair_flows", "summary"]
+
+ROTATIONS = 2  # of the cubature that gives the error where a flow ends
+SLOW = 0.01  # norm of the gradient of the risk below which a flow is said to stay; it begins near 0.1 and passes 0.3
+FIRST = 1e-4  # of the time at the end: the first time recorded after 0
+
+UNIT = (COVARIANCE, LENGTH, SEED)
+TIME = Column("time", "float", "time", "Time of the flow: twice the rate of SGD times its steps.", "log")
+SLOPE = Column("slope", "float", "gradient", "Norm of the gradient of the risk in (o, V, K, Q).", "log")
+TABLES = {
+    "flows": (
+        *UNIT,
+        MODEL,
+        STATUS,
+        MSE,
+        Column("error", "float", "error", "Standard error of the cubature behind the mean squared error."),
+        Column("end", "float", "end of the block form", "Mean squared error where the flow of the block form ends.", "log"),
+        Column("arrival", "float", "arrival", "Time after which the error is within 5 % of the end; none where stuck.", "log"),
+        Column("stay", "float", "stay", "Time before arrival during which the gradient's norm is below 0.01.", "log"),
+        Column("plateau", "float", "plateau", "Mean squared error where the gradient was smallest before arrival.", "log"),
+        Column("slowest", "float", "slowest", "Norm of the gradient there.", "log"),
+        Column("values", "list", "weights", "o, V, K, Q at the end, row by row."),
+    ),
+    "curve": (
+        *UNIT,
+        MODEL,
+        TIME,
+        MSE,
+        SLOPE,
+        Column("balance", "float", "balance", "|K|^2 + |Q|^2 - |o|^2 - |V|^2; the flow of linear attention keeps it."),
+    ),
+    "distance": (
+        *UNIT,
+        TIME,
+        Column("weights2", "float", "distance of the weights", "Squared distance between the weights (o, V, K, Q).", "log"),
+        Column("modulo2", "float", "distance modulo scale", "The same, least over the scale that linear attention ignores.", "log"),
+        Column("product2", "float", "distance of the products", "Squared distance between value times score maps.", "log"),
+    ),
+    "verdict": (
+        COVARIANCE,
+        LENGTH,
+        Column("starts", "int", "starts", "First weights, the same for both models."),
+        Column("softmax", "float", "softmax stuck", "Share of starts that are stuck.", ends=("softmax_low", "softmax_high")),
+        Column("softmax_low", "float", "low", "Lower end of its 95 % interval (Clopper and Pearson)."),
+        Column("softmax_high", "float", "high", "Upper end of its 95 % interval (Clopper and Pearson)."),
+        Column("linear", "float", "linear stuck", "Share of starts that are stuck.", ends=("linear_low", "linear_high")),
+        Column("linear_low", "float", "low", "Lower end of its 95 % interval (Clopper and Pearson)."),
+        Column("linear_high", "float", "high", "Upper end of its 95 % interval (Clopper and Pearson)."),
+        Column("only_softmax", "int", "softmax alone", "Starts that are stuck more often for softmax attention."),
+        Column("only_linear", "int", "linear alone", "Starts that are stuck more often for linear attention."),
+        Column("p", "float", "p", "Exact two-sided sign test; of single settings corrected by Holm's method.", "log"),
+    ),
+}
+
+
+def units(spec: StabilitySpec) -> list[Unit]:
+    """Every setting for the first starts, then for the next: a run that is stopped has all settings."""
+    for covariance in spec.covariances:
+        as_task(covariance, spec.dim, spec.noise)
+    return [
+        {"covariance": covariance, "length": length, "first": first}
+        for first in range(0, spec.starts, spec.block)
+        for length in spec.lengths
+        for covariance in spec.covariances
+    ]
+
+
+def compute(spec: StabilitySpec, unit: Unit) -> dict[str, Any]:
+    """Flow both models from each start of the unit."""
+    task, length = as_task(unit["covariance"], spec.dim, spec.noise), unit["length"]
+    times = np.concatenate([[0.0], np.geomspace(FIRST * spec.until, spec.until, spec.times - 1)])
+    last = min(unit["first"] + spec.block, spec.starts)
+    tables: dict[str, list[Any]] = {"flows": [], "curve": [], "distance": []}
+    for start in range(unit["first"], last):
+        identity = {"covariance": unit["covariance"], "length": length, "seed": start}
+        flows = pair_flows(task, length, spec.seed + start, times)
+        for kind, flow in flows.items():
+            ended = summary(task, length, kind, flow, block_end(unit["covariance"], spec.dim, spec.noise, length, kind))
+            tables["flows"].append(identity | {"model": kind} | ended)
+            tables["curve"] += [identity | {"model": kind} | row for row in _curve(flow)]
+        tables["distance"] += [identity | row for row in _distances(*flows.values())]
+        advance((start + 1 - unit["first"]) / (last - unit["first"]))
+    return tables
+
+
+def pair_flows(task: LinearTask, length: float | int, seed: int, times: Any) -> dict[str, WeightFlow]:
+    """The flows of both models from the first weights that ``train`` draws with this seed."""
+    start = weights_of(default_weights(task.dim, torch.Generator().manual_seed(seed)))
+    return {kind: weight_flow(PopulationRisk(task, length, kind), start, np.asarray(times, np.float64)) for kind in KINDS}
+
+
+def summary(task: LinearTask, length: float | int, kind: str, flow: WeightFlow, end: float) -> dict[str, Any]:
+    """Where a flow ended and how it came there; ``end`` is the error at the end of the block form's flow."""
+    found = risk(task, _uv(flow.at(-1)), length, kind, product_rule(task.dim, ROTATIONS))
+    above = np.flatnonzero(flow.mse > (1 + ABOVE) * end)
+    arrived = 2 * found.value <= (1 + ABOVE) * end
+    before = flow.mse.size if not arrived else (int(above[-1]) + 1 if above.size else 1)
+    slow = flow.slopes[:before] < SLOW
+    widths = np.diff(flow.times[:before], append=flow.times[min(before, flow.times.size - 1)])
+    slowest = int(np.argmin(flow.slopes[:before]))
+    return {
+        "status": "ok" if arrived else STUCK,
+        "mse": 2 * found.value,
+        "error": 2 * found.error,
+        "end": end,
+        "arrival": float(flow.times[before]) if arrived and before < flow.times.size else math.nan,
+        "stay": float(widths[slow].sum()),
+        "plateau": float(flow.mse[slowest]),
+        "slowest": float(flow.slopes[slowest]),
+        "values": flow.states[-1].tolist(),
+    }
+
+
+@lru_cache(maxsize=256)
+def block_end(covariance: str, dim: int, noise: float, length: int, kind: str) -> float:
+    """Mean squared error where the flow of the block form ends."""
+    task = as_task(covariance, dim, noise)
+    return 2 * float(risk(task, final_parameters(task, start_block(task), length, kind), length, kind))
+
+
+def _curve(flow: WeightFlow) -> Iterator[dict[str, float]]:
+    for i, (time, mse, slope) in enumerate(zip(flow.times, flow.mse, flow.slopes, strict=True)):
+        yield {"time": float(time), "mse": float(mse), "slope": float(slope), "balance": balance(flow.at(i))}
+
+
+def _distances(one: WeightFlow, two: WeightFlow) -> Iterator[dict[str, float]]:
+    for i, time in enumerate(one.times):
+        plain, modulo, product = apart(one.at(i), two.at(i))
+        yield {"time": float(time), "weights2": plain, "modulo2": modulo, "product2": product}
+
+
+def _uv(weights: Weights) -> UV:
+    U, V = (torch.zeros(weights.V.shape[1], weights.V.shape[1], dtype=torch.float64) for _ in range(2))
+    U[:] = torch.from_numpy(weights.K.T @ weights.Q)
+    V[-1] = torch.from_numpy(weights.V.T @ weights.o)
+    return UV(U, V)
+
+
+def consolidate(spec: StabilitySpec, shards: Sequence[Shard]) -> dict[str, Any]:
+    """flows, curve and distance of all units, and what they say of stability."""
+    names = ("flows", "curve", "distance")
+    tables = {name: pd.concat([shard.tables[name].to_pandas() for shard in shards], ignore_index=True) for name in names}
+    order = ["covariance", "length", "seed"]
+    for name in names:
+        tables[name] = tables[name].sort_values(order, kind="stable", ignore_index=True)
+    return tables | {"verdict": verdict(tables["flows"])}
+
+
+STABILITY = Job("icl-stability", StabilitySpec, units, compute, consolidate, columns=lambda _: TABLES)

@@ -1,0 +1,78 @@
+"""Is training linear attention less stable? A test written down before the flows were run.
+
+[S], appendix A.2: "training softmax attention architectures appears to be more stable". A start is *stuck* for a model when the
+error at the end of its flow is more than 5 % above where the block form ends (``comparison.ABOVE``). Both models have the same starts,
+so only starts stuck for one model and not for the other tell them apart.
+
+In each setting (covariance and prompt length): McNemar's exact test, a sign test of those starts. Over all settings, which
+share their starts: the sign test of, for each start, the settings stuck for linear minus those stuck for softmax attention;
+starts are independent. Two-sided, level 5 %; this last p-value decides. Those of the settings are multiplied by Holm's factors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy.stats import binomtest
+
+from esscher.icl.layer import KINDS
+
+__all__ = ["ALL", "holm", "share", "verdict"]
+
+ALL = "all"
+LEVEL = 0.95  # of Clopper and Pearson's intervals
+
+
+def share(count: int, of: int, level: float = LEVEL) -> tuple[float, float, float]:
+    """count / of with Clopper and Pearson's interval."""
+    found = binomtest(count, of).proportion_ci(level, "exact")
+    return count / of, float(found.low), float(found.high)
+
+
+def verdict(flows: pd.DataFrame) -> pd.DataFrame:
+    """A row for each setting, then one for all, from a table with covariance, length, seed, model and status.
+
+    ``only_linear`` and ``only_softmax`` count starts stuck for one model alone; in the last row, starts stuck in more settings
+    for one model than for the other. ``p`` is corrected by Holm's method in the rows of settings.
+    """
+    stuck = flows.assign(stuck=flows["status"] != "ok").pivot_table(
+        index=["covariance", "length", "seed"], columns="model", values="stuck", aggfunc="max", sort=False
+    )
+    stuck = stuck[list(KINDS)].astype(int)
+    rows = [_row(str(name), int(length), part) for (name, length), part in stuck.groupby(level=[0, 1], sort=False)]
+    for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
+        row["p"] = p
+    by_start = stuck.groupby(level="seed").sum()
+    pooled = _row(ALL, 0, by_start)
+    for kind in KINDS:
+        pooled |= _shares(kind, int(stuck[kind].sum()), len(stuck), interval=False)
+    return pd.DataFrame([*rows, pooled])
+
+
+def _row(covariance: str, length: int, counts: pd.DataFrame) -> dict[str, Any]:
+    """Counts of each start for both models, compared."""
+    difference = (counts["linear"] - counts["softmax"]).to_numpy()
+    linear, softmax = int((difference > 0).sum()), int((difference < 0).sum())
+    p = float(binomtest(linear, linear + softmax).pvalue) if linear + softmax else 1.0
+    row: dict[str, Any] = {"covariance": covariance, "length": length, "starts": len(counts)}
+    for kind in KINDS:
+        row |= _shares(kind, int((counts[kind] > 0).sum()), len(counts))
+    return row | {"only_softmax": softmax, "only_linear": linear, "p": p}
+
+
+def _shares(kind: str, count: int, of: int, interval: bool = True) -> dict[str, float]:
+    """Of all settings together no interval is given: their starts are the same."""
+    value, low, high = share(count, of)
+    return {kind: value, f"{kind}_low": low if interval else np.nan, f"{kind}_high": high if interval else np.nan}
+
+
+def holm(values: list[float]) -> npt.NDArray[np.float64]:
+    """Holm's corrected p-values, in the order given."""
+    order, corrected, largest = np.argsort(values, kind="stable"), np.empty(len(values)), 0.0
+    for rank, index in enumerate(order):
+        largest = max(largest, min(1.0, (len(values) - rank) * values[index]))
+        corrected[index] = largest
+    return corrected
