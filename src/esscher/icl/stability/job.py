@@ -33,7 +33,7 @@ __all__ = ["STABILITY", "pair_flows", "summary"]
 
 ROTATIONS = 2  # of the cubature that gives the error where a flow ends
 SLOW = 0.01  # norm of the gradient of the risk below which a flow is said to stay; it begins near 0.1 and passes 0.3
-FIRST = 1e-4  # of the time at the end: the first time recorded after 0
+FIRST = 1e-4  # of the time of training: the first time recorded after 0
 
 UNIT = (COVARIANCE, LENGTH, SEED)
 TIME = Column("time", "float", "time", "Time of the flow: twice the rate of SGD times its steps.", "log")
@@ -46,11 +46,12 @@ TABLES = {
         MSE,
         Column("error", "float", "error", "Standard error of the cubature behind the mean squared error."),
         Column("end", "float", "end of the block form", "Mean squared error where the flow of the block form ends.", "log"),
-        Column("arrival", "float", "arrival", "Time after which the error is within 5 % of the end; none where stuck.", "log"),
-        Column("stay", "float", "stay", "Time before arrival during which the gradient's norm is below 0.01.", "log"),
-        Column("plateau", "float", "plateau", "Mean squared error where the gradient was smallest before arrival.", "log"),
+        Column("last", "float", "last error", "Mean squared error where the flow was stopped, long after training.", "log"),
+        Column("arrival", "float", "arrival", "Time from which on the error is within 5 % of the end; none if never.", "log"),
+        Column("stay", "float", "stay", "Time of training before arrival during which the gradient's norm is below 0.01.", "log"),
+        Column("plateau", "float", "plateau", "Mean squared error where the gradient was smallest then.", "log"),
         Column("slowest", "float", "slowest", "Norm of the gradient there.", "log"),
-        Column("values", "list", "weights", "o, V, K, Q at the end, row by row."),
+        Column("values", "list", "weights", "o, V, K, Q after training, row by row."),
     ),
     "curve": (
         *UNIT,
@@ -79,6 +80,8 @@ TABLES = {
         Column("linear_high", "float", "high", "Upper end of its 95 % interval (Clopper and Pearson)."),
         Column("only_softmax", "int", "softmax alone", "Starts that are stuck more often for softmax attention."),
         Column("only_linear", "int", "linear alone", "Starts that are stuck more often for linear attention."),
+        Column("softmax_never", "float", "softmax, never", "Share of starts that have not arrived when the flow is stopped."),
+        Column("linear_never", "float", "linear, never", "Share of starts that have not arrived when the flow is stopped."),
         Column("p", "float", "p", "Exact two-sided sign test; of single settings corrected by Holm's method.", "log"),
     ),
 }
@@ -99,15 +102,17 @@ def units(spec: StabilitySpec) -> list[Unit]:
 def compute(spec: StabilitySpec, unit: Unit) -> dict[str, Any]:
     """Flow both models from each start of the unit."""
     task, length = as_task(unit["covariance"], spec.dim, spec.noise), unit["length"]
-    times = np.concatenate([[0.0], np.geomspace(FIRST * spec.until, spec.until, spec.times - 1)])
+    grid = np.geomspace(FIRST * spec.training, spec.until, spec.times - 1)
+    times = np.union1d(grid, [0.0, spec.training])
+    trained = int(np.searchsorted(times, spec.training))
     last = min(unit["first"] + spec.block, spec.starts)
     tables: dict[str, list[Any]] = {"flows": [], "curve": [], "distance": []}
     for start in range(unit["first"], last):
         identity = {"covariance": unit["covariance"], "length": length, "seed": start}
         flows = pair_flows(task, length, spec.seed + start, times)
         for kind, flow in flows.items():
-            ended = summary(task, length, kind, flow, block_end(unit["covariance"], spec.dim, spec.noise, length, kind))
-            tables["flows"].append(identity | {"model": kind} | ended)
+            end = block_end(unit["covariance"], spec.dim, spec.noise, length, kind)
+            tables["flows"].append(identity | {"model": kind} | summary(task, length, kind, flow, trained, end))
             tables["curve"] += [identity | {"model": kind} | row for row in _curve(flow)]
         tables["distance"] += [identity | row for row in _distances(*flows.values())]
         advance((start + 1 - unit["first"]) / (last - unit["first"]))
@@ -120,25 +125,28 @@ def pair_flows(task: LinearTask, length: float | int, seed: int, times: Any) -> 
     return {kind: weight_flow(PopulationRisk(task, length, kind), start, np.asarray(times, np.float64)) for kind in KINDS}
 
 
-def summary(task: LinearTask, length: float | int, kind: str, flow: WeightFlow, end: float) -> dict[str, Any]:
-    """Where a flow ended and how it came there; ``end`` is the error at the end of the block form's flow."""
-    found = risk(task, _uv(flow.at(-1)), length, kind, product_rule(task.dim, ROTATIONS))
+def summary(task: LinearTask, length: float | int, kind: str, flow: WeightFlow, trained: int, end: float) -> dict[str, Any]:
+    """Where a flow is at the time numbered ``trained``, when it arrives, and where it stays before.
+
+    ``end`` is the error at the end of the block form's flow: within 5 % of it a flow has arrived.
+    """
+    found = risk(task, _uv(flow.at(trained)), length, kind, product_rule(task.dim, ROTATIONS))
     above = np.flatnonzero(flow.mse > (1 + ABOVE) * end)
-    arrived = 2 * found.value <= (1 + ABOVE) * end
-    before = flow.mse.size if not arrived else (int(above[-1]) + 1 if above.size else 1)
-    slow = flow.slopes[:before] < SLOW
-    widths = np.diff(flow.times[:before], append=flow.times[min(before, flow.times.size - 1)])
-    slowest = int(np.argmin(flow.slopes[:before]))
+    arrival = int(above[-1]) + 1 if above.size else 0
+    before = max(1, min(arrival, trained + 1))
+    slopes = flow.slopes[:before]
+    slowest = int(np.argmin(slopes))
     return {
-        "status": "ok" if arrived else STUCK,
+        "status": "ok" if 2 * found.value <= (1 + ABOVE) * end else STUCK,
         "mse": 2 * found.value,
         "error": 2 * found.error,
         "end": end,
-        "arrival": float(flow.times[before]) if arrived and before < flow.times.size else math.nan,
-        "stay": float(widths[slow].sum()),
+        "last": float(flow.mse[-1]),
+        "arrival": float(flow.times[arrival]) if arrival < flow.times.size else math.nan,
+        "stay": float(np.diff(flow.times[:before])[slopes[:-1] < SLOW].sum()),
         "plateau": float(flow.mse[slowest]),
-        "slowest": float(flow.slopes[slowest]),
-        "values": flow.states[-1].tolist(),
+        "slowest": float(slopes[slowest]),
+        "values": flow.states[trained].tolist(),
     }
 
 

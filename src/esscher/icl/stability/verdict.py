@@ -1,7 +1,7 @@
 """Is training linear attention less stable? A test written down before the flows were run.
 
-[S], appendix A.2: "training softmax attention architectures appears to be more stable". A start is *stuck* for a model when the
-error at the end of its flow is more than 5 % above where the block form ends (``comparison.ABOVE``). Both models have the same starts,
+[S], appendix A.2: "training softmax attention architectures appears to be more stable". A start is *stuck* for a model when its
+error after the paper's training time is more than 5 % above where the block form ends (``comparison.ABOVE``). Both models have the same starts,
 so only starts stuck for one model and not for the other tell them apart.
 
 In each setting (covariance and prompt length): McNemar's exact test, a sign test of those starts. Over all settings, which
@@ -33,15 +33,12 @@ def share(count: int, of: int, level: float = LEVEL) -> tuple[float, float, floa
 
 
 def verdict(flows: pd.DataFrame) -> pd.DataFrame:
-    """A row for each setting, then one for all, from a table with covariance, length, seed, model and status.
+    """A row for each setting, then one for all, from a table with covariance, length, seed, model, status and arrival.
 
     ``only_linear`` and ``only_softmax`` count starts stuck for one model alone; in the last row, starts stuck in more settings
     for one model than for the other. ``p`` is corrected by Holm's method in the rows of settings.
     """
-    stuck = flows.assign(stuck=flows["status"] != "ok").pivot_table(
-        index=["covariance", "length", "seed"], columns="model", values="stuck", aggfunc="max", sort=False
-    )
-    stuck = stuck[list(KINDS)].astype(int)
+    stuck, never = (_by_start(flows, column) for column in (flows["status"] != "ok", flows["arrival"].isna()))
     rows = [_row(str(name), int(length), part) for (name, length), part in stuck.groupby(level=[0, 1], sort=False)]
     for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
         row["p"] = p
@@ -49,7 +46,18 @@ def verdict(flows: pd.DataFrame) -> pd.DataFrame:
     pooled = _row(ALL, 0, by_start)
     for kind in KINDS:
         pooled |= _shares(kind, int(stuck[kind].sum()), len(stuck), interval=False)
+    missing = never.groupby(level=[0, 1], sort=False).mean()
+    for kind in KINDS:
+        for row, value in zip([*rows, pooled], [*missing[kind], never[kind].mean()], strict=True):
+            row[f"{kind}_never"] = float(value)
     return pd.DataFrame([*rows, pooled])
+
+
+def _by_start(flows: pd.DataFrame, what: Any) -> pd.DataFrame:
+    """A row for each setting and start, a column for each model: 1 where ``what`` holds."""
+    keys = ["covariance", "length", "seed"]
+    table = flows.assign(what=what.astype(int)).pivot_table(index=keys, columns="model", values="what", sort=False)
+    return table[list(KINDS)].astype(int)
 
 
 def _row(covariance: str, length: int, counts: pd.DataFrame) -> dict[str, Any]:
