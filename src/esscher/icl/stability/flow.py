@@ -44,7 +44,7 @@ def weight_flow(risk: PopulationRisk, start: Weights, times: Floats) -> WeightFl
         return -pack(risk(unpack(state, start))[1])
 
     def curvature(_: float, state: Floats) -> Floats:
-        return -weight_hessian(risk, unpack(state, start))
+        return -weight_hessian(risk, unpack(state, start), sides=1)
 
     span = (0.0, float(times[-1]))
     solution = solve_ivp(slope, span, pack(start), "LSODA", times, jac=curvature, rtol=RTOL, atol=ATOL)
@@ -55,25 +55,28 @@ def weight_flow(risk: PopulationRisk, start: Weights, times: Floats) -> WeightFl
     return WeightFlow(times, solution.y.T, mse, np.array([np.linalg.norm(pack(slope)) for _, slope in found]), start)
 
 
-def white_hessian(risk: PopulationRisk, white: Floats) -> tuple[Floats, Floats]:
-    """The gradient in ``white`` and the Hessian, by one-sided differences of exact gradients; both flattened."""
+def white_hessian(risk: PopulationRisk, white: Floats, sides: int = 2) -> tuple[Floats, Floats]:
+    """The gradient in ``white`` and the Hessian, by central or one-sided differences of gradients; both flattened."""
     base = risk.white(white)[1].ravel()
     rows = np.empty((white.size, white.size))
     for i in range(white.size):
         moved = white.copy()
         moved.flat[i] += STEP
-        rows[i] = (risk.white(moved)[1].ravel() - base) / STEP
+        ahead = risk.white(moved)[1].ravel()
+        if sides == 2:
+            moved.flat[i] -= 2 * STEP
+        rows[i] = (ahead - (risk.white(moved)[1].ravel() if sides == 2 else base)) / (sides * STEP)
     return base, 0.5 * (rows + rows.T)
 
 
-def weight_hessian(risk: PopulationRisk, weights: Weights) -> Floats:
+def weight_hessian(risk: PopulationRisk, weights: Weights, sides: int = 2) -> Floats:
     """The Hessian of the risk in (o, V, K, Q).
 
     ``white`` is bilinear in the weights and ``chain`` linear in them, so that it follows exactly from the Hessian in
     ``white``, which has (d + 1)^2 rows instead of the weights' 3 (d + 1)^2 and more.
     """
     root, white = risk.task.root, whiten(weights, risk.task.root)
-    gradient, hessian = white_hessian(risk, white)
+    gradient, hessian = white_hessian(risk, white, sides)
     state = pack(weights)
     rows = np.empty((state.size, state.size))
     for j in range(state.size):

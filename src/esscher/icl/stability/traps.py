@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import minimize
+from scipy.integrate import solve_ivp
 
 from esscher.icl.layer import KINDS
 from esscher.icl.stability.flow import white_hessian
@@ -27,15 +27,18 @@ from esscher.icl.tasks import LinearTask
 __all__ = ["Trap", "traps"]
 
 Floats = npt.NDArray[np.float64]
-FLAT = 1e-4  # of the largest curvature: smaller ones are those of symmetries (scale, rotations) and of differences
+FLAT = 1e-5  # curvatures smaller than this are taken for none; differences of gradients give 1e-8
+LONG = 300.0  # time of the flow to a trap, on its set; Newton does the rest
 STEPS = 20  # of Newton
+EQUAL = 1e-9  # eigenvalues closer than this are one
 
 
 @dataclass(frozen=True, eq=False)
 class Trap:
     """A critical point: the variance of Sigma along e, the error there, and its curvatures in white coordinates, ascending.
 
-    ``slope`` is the norm of the gradient left. ``white`` is the point.
+    Directions along which symmetries of the risk move the point have none and are left out of the curvatures. ``slope`` is the
+    norm of the gradient left. ``white`` is the point.
     """
 
     variance: float
@@ -47,12 +50,12 @@ class Trap:
     @property
     def falling(self) -> int:
         """Directions in which the risk falls: 0 at a minimum."""
-        return int((self.curvatures < -FLAT * self.curvatures[-1]).sum())
+        return int((self.curvatures < -FLAT).sum())
 
     @property
     def steepest(self) -> float:
         """The most negative curvature, 0 at a minimum."""
-        return float(min(self.curvatures[0], 0.0)) if self.falling else 0.0
+        return float(self.curvatures[0]) if self.falling else 0.0
 
 
 def traps(task: LinearTask, length: float | int, kind: str = KINDS[0]) -> list[Trap]:
@@ -67,11 +70,11 @@ def traps(task: LinearTask, length: float | int, kind: str = KINDS[0]) -> list[T
     risk = PopulationRisk(LinearTask(np.diag(values), np.diag(np.diag(turned)), task.noise), length, kind)
     found: list[Trap] = []
     for k in np.argsort(-values):
-        if any(abs(values[k] - trap.variance) < 1e-9 for trap in found):
+        if any(abs(values[k] - trap.variance) < EQUAL for trap in found):
             continue
         white = _on_the_set(risk, int(k))
         if white is not None:
-            found.append(_judged(risk, white, float(values[k])))
+            found.append(_judged(risk, white, values, int(k)))
     return found
 
 
@@ -85,27 +88,51 @@ def _spread(state: Floats, k: int) -> Floats:
 
 
 def _on_the_set(risk: PopulationRisk, k: int) -> Floats | None:
-    """The minimum on the set with A_kk against v, or None where it falls back into the block form or its mirror image."""
+    """Where the flow on the set ends that begins with A_kk against v; None where that is in the block form."""
     d = risk.tasks.shape[1]
     start = np.full(d + 3, 0.7)
-    start[k] = -0.1
-    start[d] = 0.4
+    start[k], start[d:] = -0.1, (0.3, 2.0, 1.0)
 
-    def objective(state: Floats) -> tuple[float, Floats]:
-        value, gradient = risk.white(_spread(state, k))
-        return value, np.array([*np.diag(gradient)[:d], gradient[d, k], gradient[k, d], gradient[d, d]])
+    def slope(_: float, state: Floats) -> Floats:
+        gradient = risk.white(_spread(state, k))[1]
+        return -np.array([*np.diag(gradient)[:d], gradient[d, k], gradient[k, d], gradient[d, d]])
 
-    end = minimize(objective, start, jac=True, method="BFGS", options={"gtol": 1e-8, "maxiter": 2000}).x
+    end = solve_ivp(slope, (0.0, LONG), start, "LSODA", rtol=1e-5, atol=1e-7).y[:, -1]
     return _spread(end, k) if abs(end[d] * end[d + 1]) > 1e-3 and end[k] * end[d + 2] < 0 else None
 
 
-def _judged(risk: PopulationRisk, white: Floats, variance: float) -> Trap:
-    """Newton steps in all directions, flat ones left alone, since a cubature has not all symmetries of the risk; then curvatures."""
+def _judged(risk: PopulationRisk, white: Floats, values: Floats, k: int) -> Trap:
+    """Newton steps across the orbits of symmetries, since a cubature has not all of them; then the curvatures across."""
     for _ in range(STEPS):
         gradient, hessian = white_hessian(risk, white)
-        if np.linalg.norm(gradient) < 1e-10:
-            break
-        step = np.linalg.lstsq(hessian, -gradient, rcond=FLAT)[0]
+        across = _across(white, values, scale=risk.share > 0)
+        step = across @ np.linalg.solve(across.T @ hessian @ across, -across.T @ gradient)
         white = white + (step * min(1.0, 0.1 / max(float(np.abs(step).max()), 1e-300))).reshape(white.shape)
+        if np.abs(step).max() < 1e-9:
+            break
     gradient, hessian = white_hessian(risk, white)
-    return Trap(variance, 2 * risk.white(white)[0], float(np.linalg.norm(gradient)), np.linalg.eigvalsh(hessian), white)
+    across = _across(white, values, scale=risk.share > 0)
+    curvatures = np.linalg.eigvalsh(across.T @ hessian @ across)
+    return Trap(float(values[k]), 2 * risk.white(white)[0], float(np.linalg.norm(across.T @ gradient)), curvatures, white)
+
+
+def _across(white: Floats, values: Floats, scale: bool) -> Floats:
+    """An orthonormal basis across the directions in which the point moves without a change of the risk.
+
+    Rotations among equal eigenvalues turn the axes of A, a and r together. Linear attention has the scale besides: A and a
+    grow as r and v shrink.
+    """
+    d = values.size
+    moves = []
+    for i in range(d):
+        for j in range(i):
+            if abs(values[i] - values[j]) < EQUAL:
+                turn = np.zeros_like(white)
+                turn[i, j], turn[j, i] = 1.0, -1.0
+                moves.append((turn @ white - white @ turn).ravel())
+    if scale:
+        moves.append((white * np.where(np.arange(d + 1) < d, 1.0, -1.0)).ravel())
+    if not moves:
+        return np.eye(white.size)
+    vectors, sizes, _ = np.linalg.svd(np.stack(moves, axis=1))
+    return np.asarray(vectors[:, int((sizes > 1e-6 * sizes[0]).sum()) :])
