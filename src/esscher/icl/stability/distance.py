@@ -1,7 +1,7 @@
 """How far two models are from each other: as weights, up to the scale that linear attention does not see, and as maps.
 
-Linear attention is the same for (o, V, K, Q) and (l o, l V, K/l, Q/l) with any l > 0: its score times its value does not change. So is
-softmax attention on infinitely many tokens, and nearly so on many: the flat valley v U11 = Sigma^{-1} of [S] is this orbit.
+Linear attention is the same for (o, V, K, Q) and (l o, l V, K/l, Q/l) with any l > 0: score times value does not change. So
+is softmax attention on infinitely many tokens, and nearly so on many: the flat valley v U11 = Sigma^{-1} of [S] is this orbit.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def apart(one: Weights, two: Weights) -> Apart:
     def squared(scale: float) -> float:
         return float(np.sum((a - scale * b) ** 2) + np.sum((k - m / scale) ** 2))
 
-    roots = np.roots([b @ b, -(a @ b), 0.0, k @ m, -(m @ m)])
+    roots = np.roots(np.array([b @ b, -(a @ b), 0.0, k @ m, -(m @ m)]))
     scales = [float(root.real) for root in roots if abs(root.imag) < 1e-9 * abs(root) and root.real > 0]
     (r, U), (r2, U2) = _acting(one), _acting(two)
     product = (r @ r) * np.sum(U * U) + (r2 @ r2) * np.sum(U2 * U2) - 2.0 * (r @ r2) * np.sum(U * U2)

@@ -25,7 +25,7 @@ STEP = 1e-5  # of differences of gradients
 
 @dataclass(frozen=True, eq=False)
 class WeightFlow:
-    """Weights at some times, one row a time, with the mean squared error (twice the risk) and the norm of the risk's gradient."""
+    """Weights at some times, one row a time, with the mean squared error (twice the risk) and the norm of the gradient."""
 
     times: Floats
     states: Floats

@@ -24,7 +24,7 @@ from esscher.icl.stability.gradient import PopulationRisk
 from esscher.icl.stability.spec import StabilitySpec
 from esscher.icl.stability.verdict import verdict
 from esscher.icl.tasks import LinearTask, as_task
-from esscher.icl.training.white import Weights, weights_of
+from esscher.icl.training.white import Weights, weights_of, white_task, whiten
 from esscher.runs import Job, Shard, Unit
 from esscher.runs.columns import Column
 from esscher.runs.progress import advance
@@ -38,6 +38,20 @@ FIRST = 1e-4  # of the time of training: the first time recorded after 0
 UNIT = (COVARIANCE, LENGTH, SEED)
 TIME = Column("time", "float", "time", "Time of the flow: twice the rate of SGD times its steps.", "log")
 SLOPE = Column("slope", "float", "gradient", "Norm of the gradient of the risk in (o, V, K, Q).", "log")
+LEAD = Column("lead", "float", "lead", "At the start: alignment of the block form with the task, less its mirror image's.")
+
+
+def _shares(kind: str) -> tuple[Column, ...]:
+    """What is told of the starts of one model."""
+    low, high = f"{kind}_low", f"{kind}_high"
+    return (
+        Column(kind, "float", f"{kind} stuck", "Share of starts that are stuck after training.", ends=(low, high)),
+        *(Column(key, "float", f"{key.replace('_', ', ')}", "End of its 95 % interval.") for key in (low, high)),
+        Column(f"{kind}_never", "float", f"{kind}, never", "Share of starts that have not arrived when the flow is stopped."),
+        Column(f"{kind}_lead", "float", f"{kind}, lead", "Chance that a stuck start has a smaller lead than another."),
+    )
+
+
 TABLES = {
     "flows": (
         *UNIT,
@@ -48,10 +62,11 @@ TABLES = {
         Column("end", "float", "end of the block form", "Mean squared error where the flow of the block form ends.", "log"),
         Column("last", "float", "last error", "Mean squared error where the flow was stopped, long after training.", "log"),
         Column("arrival", "float", "arrival", "Time from which on the error is within 5 % of the end; none if never.", "log"),
-        Column("stay", "float", "stay", "Time of training before arrival during which the gradient's norm is below 0.01.", "log"),
+        Column("stay", "float", "stay", "Time of training before arrival with a gradient of norm below 0.01.", "log"),
         Column("plateau", "float", "plateau", "Mean squared error where the gradient was smallest then.", "log"),
         Column("slowest", "float", "slowest", "Norm of the gradient there.", "log"),
         Column("values", "list", "weights", "o, V, K, Q after training, row by row."),
+        LEAD,
     ),
     "curve": (
         *UNIT,
@@ -65,23 +80,16 @@ TABLES = {
         *UNIT,
         TIME,
         Column("weights2", "float", "distance of the weights", "Squared distance between the weights (o, V, K, Q).", "log"),
-        Column("modulo2", "float", "distance modulo scale", "The same, least over the scale that linear attention ignores.", "log"),
+        Column("modulo2", "float", "distance modulo scale", "The same, least over the scale linear attention ignores.", "log"),
         Column("product2", "float", "distance of the products", "Squared distance between value times score maps.", "log"),
     ),
     "verdict": (
         COVARIANCE,
         LENGTH,
         Column("starts", "int", "starts", "First weights, the same for both models."),
-        Column("softmax", "float", "softmax stuck", "Share of starts that are stuck.", ends=("softmax_low", "softmax_high")),
-        Column("softmax_low", "float", "low", "Lower end of its 95 % interval (Clopper and Pearson)."),
-        Column("softmax_high", "float", "high", "Upper end of its 95 % interval (Clopper and Pearson)."),
-        Column("linear", "float", "linear stuck", "Share of starts that are stuck.", ends=("linear_low", "linear_high")),
-        Column("linear_low", "float", "low", "Lower end of its 95 % interval (Clopper and Pearson)."),
-        Column("linear_high", "float", "high", "Upper end of its 95 % interval (Clopper and Pearson)."),
+        *(column for kind in KINDS for column in _shares(kind)),
         Column("only_softmax", "int", "softmax alone", "Starts that are stuck more often for softmax attention."),
         Column("only_linear", "int", "linear alone", "Starts that are stuck more often for linear attention."),
-        Column("softmax_never", "float", "softmax, never", "Share of starts that have not arrived when the flow is stopped."),
-        Column("linear_never", "float", "linear, never", "Share of starts that have not arrived when the flow is stopped."),
         Column("p", "float", "p", "Exact two-sided sign test; of single settings corrected by Holm's method.", "log"),
     ),
 }
@@ -123,6 +131,18 @@ def pair_flows(task: LinearTask, length: float | int, seed: int, times: Any) -> 
     """The flows of both models from the first weights that ``train`` draws with this seed."""
     start = weights_of(default_weights(task.dim, torch.Generator().manual_seed(seed)))
     return {kind: weight_flow(PopulationRisk(task, length, kind), start, np.asarray(times, np.float64)) for kind in KINDS}
+
+
+def start_lead(task: LinearTask, seed: int) -> float:
+    """v <C, A> - <a, C r> at the first weights of a seed, C = E omega omega^T in white coordinates (``gradient``).
+
+    To first order in the products of weights both terms are what prediction and label have in common, E kappa y: that of the
+    block form, and that of its mirror image (``traps``). The flow lets the larger grow first.
+    """
+    white_of = white_task(task)
+    white = whiten(weights_of(default_weights(task.dim, torch.Generator().manual_seed(seed))), white_of.root)
+    C = white_of.task_root @ white_of.task_root.T
+    return float(white[-1, -1] * np.sum(C * white[:-1, :-1]) - white[-1, :-1] @ C @ white[:-1, -1])
 
 
 def summary(task: LinearTask, length: float | int, kind: str, flow: WeightFlow, trained: int, end: float) -> dict[str, Any]:
@@ -182,7 +202,11 @@ def consolidate(spec: StabilitySpec, shards: Sequence[Shard]) -> dict[str, Any]:
     order = ["covariance", "length", "seed"]
     for name in names:
         tables[name] = tables[name].sort_values(order, kind="stable", ignore_index=True)
-    return tables | {"verdict": verdict(tables["flows"])}
+    flows = tables["flows"]
+    tasks = {name: as_task(name, spec.dim, spec.noise) for name in spec.covariances}
+    leads = {name: [start_lead(task, spec.seed + start) for start in range(spec.starts)] for name, task in tasks.items()}
+    flows["lead"] = [leads[name][seed] for name, seed in zip(flows["covariance"], flows["seed"], strict=True)]
+    return tables | {"verdict": verdict(flows)}
 
 
 STABILITY = Job("icl-stability", StabilitySpec, units, compute, consolidate, columns=lambda _: TABLES)

@@ -35,4 +35,5 @@ class StabilitySpec(RunSpec):
         return self
 
 
-register("icl-stability", "esscher.icl.stability.job:STABILITY")  # here, so that naming the job does not import what computes it
+# here, so that naming the job does not import what computes it
+register("icl-stability", "esscher.icl.stability.job:STABILITY")

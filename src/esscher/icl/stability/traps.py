@@ -112,7 +112,7 @@ def _judged(risk: PopulationRisk, white: Floats, values: Floats, k: int) -> Trap
             break
     gradient, hessian = white_hessian(risk, white)
     across = _across(white, values, scale=risk.share > 0)
-    curvatures = np.linalg.eigvalsh(across.T @ hessian @ across)
+    curvatures: Floats = np.linalg.eigvalsh(across.T @ hessian @ across).astype(np.float64)
     return Trap(float(values[k]), 2 * risk.white(white)[0], float(np.linalg.norm(across.T @ gradient)), curvatures, white)
 
 

@@ -1,8 +1,8 @@
 """Is training linear attention less stable? A test written down before the flows were run.
 
-[S], appendix A.2: "training softmax attention architectures appears to be more stable". A start is *stuck* for a model when its
-error after the paper's training time is more than 5 % above where the block form ends (``comparison.ABOVE``). Both models have the same starts,
-so only starts stuck for one model and not for the other tell them apart.
+[S], appendix A.2: "training softmax attention architectures appears to be more stable". A start is *stuck* for a model when
+its error after the paper's training time is more than 5 % above where the block form ends (``comparison.ABOVE``). Both models
+have the same starts, so only starts stuck for one model and not for the other tell them apart.
 
 In each setting (covariance and prompt length): McNemar's exact test, a sign test of those starts. Over all settings, which
 share their starts: the sign test of, for each start, the settings stuck for linear minus those stuck for softmax attention;
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy.stats import binomtest
+from scipy.stats import binomtest, rankdata
 
 from esscher.icl.layer import KINDS
 
@@ -33,10 +33,11 @@ def share(count: int, of: int, level: float = LEVEL) -> tuple[float, float, floa
 
 
 def verdict(flows: pd.DataFrame) -> pd.DataFrame:
-    """A row for each setting, then one for all, from a table with covariance, length, seed, model, status and arrival.
+    """A row for each setting, then one for all, from a table with covariance, length, seed, model, status, arrival and lead.
 
     ``only_linear`` and ``only_softmax`` count starts stuck for one model alone; in the last row, starts stuck in more settings
-    for one model than for the other. ``p`` is corrected by Holm's method in the rows of settings.
+    for one model than for the other. ``p`` is corrected by Holm's method in the rows of settings. ``*_lead`` tells how well the
+    column lead predicts who is stuck: the chance that a start which is stuck has less of it than one which is not.
     """
     stuck, never = (_by_start(flows, column) for column in (flows["status"] != "ok", flows["arrival"].isna()))
     rows = [_row(str(name), int(length), part) for (name, length), part in stuck.groupby(level=[0, 1], sort=False)]
@@ -50,7 +51,19 @@ def verdict(flows: pd.DataFrame) -> pd.DataFrame:
     for kind in KINDS:
         for row, value in zip([*rows, pooled], [*missing[kind], never[kind].mean()], strict=True):
             row[f"{kind}_never"] = float(value)
+        parts = [part for _, part in flows[flows["model"] == kind].groupby(["covariance", "length"], sort=False)]
+        for row, part in zip(rows, parts, strict=True):
+            row[f"{kind}_lead"] = _precedes(part["lead"].to_numpy(), (part["status"] != "ok").to_numpy())
+        pooled[f"{kind}_lead"] = np.nan
     return pd.DataFrame([*rows, pooled])
+
+
+def _precedes(values: npt.NDArray[np.float64], those: npt.NDArray[np.bool_]) -> float:
+    """The chance that a value of ``those`` is below one of the others, ties counted half (Mann and Whitney's U, normed)."""
+    some, others = int(those.sum()), int((~those).sum())
+    if not some or not others:
+        return float("nan")
+    return float((rankdata(values)[~those].sum() - others * (others + 1) / 2) / (some * others))
 
 
 def _by_start(flows: pd.DataFrame, what: Any) -> pd.DataFrame:
