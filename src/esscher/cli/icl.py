@@ -22,6 +22,7 @@ from esscher.cli.output import (
     path_option,
     print_json,
 )
+from esscher.cli.stability import add_commands
 from esscher.cli.tables import Look, Shown, say, show_table
 
 if TYPE_CHECKING:
@@ -373,3 +374,6 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return number(value)
     return str(value)
+
+
+add_commands(icl)  # last in help

@@ -19,6 +19,7 @@ JOBS = {
     "downstream": ("esscher.models.downstream.spec", "esscher.cli.downstream:end_downstream"),
     "icl-concentration": ("esscher.icl.concentration.spec", "esscher.cli.icl:end_concentration"),
     "icl-flow": ("esscher.icl.flow.spec", "esscher.cli.icl:end_flow"),
+    "icl-stability": ("esscher.icl.stability.spec", "esscher.cli.stability:end_stability"),
     "icl-train": ("esscher.icl.training.spec", "esscher.cli.icl:end_train"),
     "normality": ("esscher.models.normality.spec", "esscher.cli.converge:end_normality"),
     "probe": ("esscher.models.probe.spec", "esscher.cli.probe:end_probe"),

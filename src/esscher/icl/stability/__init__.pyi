@@ -1,0 +1,1 @@
+from .job import pair_flows as pair_flows
