@@ -18,7 +18,7 @@ from esscher.theory.hardmax import hardmax_mean_abs_asymptotic
 __all__ = ["CLAIMS"]
 
 MOMENTS = ("mean", "cov")
-SLACK = 0.05  # an exponent of 1/2 is measured with noise, and the proved one comes near it where the coupling is small
+SLACK = 0.1  # the proved exponent comes near 1/2 where the coupling is small, and 1/2 is measured with noise
 
 
 # ---- the sweep of [B]: tokens N(0, 0.1 I) in dimension 50, random weights, scores multiplied by a scale --------------------
@@ -163,7 +163,7 @@ def hardmax(scale: Scale, seed: int) -> dict[str, RunSpec]:
             title="Hardmax, d = 1",
             law={"law": "gaussian", "dim": 1},  # type: ignore[arg-type]
             n="100:100000:7" if quick else "100:1000000:9",  # type: ignore[arg-type]
-            repeats=400 if quick else 2000,
+            repeats=2000 if quick else 10_000,
             metrics=("hardmax",),
             sampling="independent",
             seed=seed,
