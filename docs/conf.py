@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+import what_holds
 
 _METADATA = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
 
@@ -39,5 +43,11 @@ def _as_written(app: Any, what: str, name: str, obj: Any, options: Any, lines: l
         lines[:] = ["::", "", *(f"   {line}" for line in text), ""]
 
 
+def _make_pages(app: Any) -> None:
+    """Pages that are made from data, beside the written ones; git does not keep them."""
+    what_holds.write_page(Path(app.srcdir) / "made")
+
+
 def setup(app: Any) -> None:
+    app.connect("builder-inited", _make_pages)
     app.connect("autodoc-process-docstring", _as_written)

@@ -28,6 +28,7 @@ COMMANDS = (
     "probe",
     "budget",
     "downstream",
+    "reproduce",
     "ls",
     "resume",
     "report",

@@ -10,7 +10,6 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +17,7 @@ import typer
 
 from esscher.models.huggingface.packaged import PACKAGED
 from esscher.report.formats import FORMATS
-from esscher.runs.printable import printable
+from esscher.runs.printable import plain, printable
 
 if TYPE_CHECKING:
     import torch
@@ -116,22 +115,9 @@ def number(value: float | None, form: str = ".4g") -> str:
 def print_json(value: Any) -> None:
     """JSON in which every character is printable or escaped; ASCII alone where the stream takes no more."""
     ascii_only = not (sys.stdout.encoding or "ascii").lower().startswith("utf")
-    text = json.dumps(_plain(value), indent=2, allow_nan=False, ensure_ascii=ascii_only)
+    text = json.dumps(plain(value), indent=2, allow_nan=False, ensure_ascii=ascii_only)
     print(UNPRINTABLE.sub(lambda found: "".join(_escaped(c) for c in found.group()), text))
 
 
 def _escaped(character: str) -> str:
     return character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1]
-
-
-def _plain(value: Any) -> Any:
-    """Numbers, lists and dictionaries; JSON has no infinity and no NaN, so these become null."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if hasattr(value, "tolist"):  # a number or an array of numpy's
-        value = value.tolist()
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value

@@ -30,11 +30,17 @@ def report(
     Example: esscher report runs/mine --figures svg,pdf
     """
     from esscher.report import write_report
+    from esscher.report.reproduce import write_verdicts
     from esscher.report.run_figures import save_figures
+    from esscher.reproduce.judge import read_verdicts
     from esscher.runs import load_run, read_group
 
     if show not in ("yes", "no"):
         raise ValueError(f"--open: expected yes or no, got {show!r}")
+    if len(runs) == 1 and (verdicts := read_verdicts(runs[0])) is not None:
+        page = write_verdicts(runs[0], verdicts, out)
+        print_json({"page": str(page), "figures": []}) if as_json else log(f"page: {page}")
+        return
     groups = {path: read_group(path) for path in runs}
     loaded = [load_run(path / name) for path in runs for name in groups[path] or ("",)]
     formats = figure_formats(figures)

@@ -22,7 +22,7 @@ from esscher.runs import Run, load_run
 from esscher.runs.files import check_output
 from esscher.runs.store import PAGE, write_durable
 
-__all__ = ["content_of", "render_page", "write_report"]
+__all__ = ["content_of", "render_content", "render_page", "write_report"]
 
 _SOURCES = Path(__file__).parent / "page"
 _SCRIPTS = (
@@ -63,7 +63,12 @@ def render_page(runs: Sequence[Run], group: Path | None = None) -> str:
     """The page of one run, or of several side by side; ``group``: the folder of these, where it has a comparison of them."""
     if not runs:
         raise ValueError("runs: expected at least one run, got none")
-    contents = [content_of(run) for run in runs]
+    ranks = {} if group is None else _ranks(group / RANKS, runs[0])
+    return render_content([content_of(run) for run in runs], ranks)
+
+
+def render_content(contents: Sequence[dict[str, Any]], ranks: dict[str, Any] | None = None) -> str:
+    """The page of contents that are described already."""
     colors = matplotlib.colormaps[SCALE]
     scale = [[round(255 * part) for part in colors(i / (_STOPS - 1))[:3]] for i in range(_STOPS)]
     style = _source("style.css")
@@ -75,7 +80,7 @@ def render_page(runs: Sequence[Run], group: Path | None = None) -> str:
         data=safe_json(
             {
                 "runs": contents,
-                "ranks": {} if group is None else _ranks(group / RANKS, runs[0]),
+                "ranks": ranks or {},
                 "scale": scale,
                 "palette": PALETTE,
                 "words": WORDS,

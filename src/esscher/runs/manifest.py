@@ -17,10 +17,11 @@ from esscher.runs.schema import SCHEMA, check_schema
 from esscher.runs.spec import RunSpec, Unit, digest
 from esscher.runs.store import Store, write_durable
 
-__all__ = ["GROUP", "MANIFEST", "Failure", "Manifest", "Start", "Status", "now", "read_manifest"]
+__all__ = ["GROUP", "MANIFEST", "VERDICTS", "Failure", "Manifest", "Start", "Status", "now", "read_manifest"]
 
 MANIFEST = "manifest.json"
 GROUP = "group.json"  # in a folder of several runs
+VERDICTS = "reproduce.json"  # in a folder of runs that test claims
 Status = Literal["running", "complete", "incomplete", "failed"]
 
 

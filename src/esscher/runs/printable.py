@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["LONGEST", "one_line", "printable"]
+import math
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["LONGEST", "one_line", "plain", "printable"]
 
 LONGEST = 500  # characters of a line that says what is wrong
 
@@ -21,3 +25,16 @@ def one_line(text: str, most: int = LONGEST) -> str:
         return line
     end = most // 3
     return f"{line[: most - end - 5]} ... {line[-end:]}"
+
+
+def plain(value: Any) -> Any:
+    """Numbers, lists and dictionaries; JSON has no infinity and no NaN, so these become null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if hasattr(value, "tolist"):  # a number or an array of numpy's
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value

@@ -1,0 +1,46 @@
+"""A claim from outside: one file. Half of the numbers drawn evenly between 0 and 1 are above 1/2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from esscher.reproduce import Claim, Decision, EvidenceSpec
+from esscher.reproduce.decide import inside, share_of
+
+
+def measure(draws: int, rng: np.random.Generator) -> list[dict[str, Any]]:
+    return [{"above": int((rng.random(draws) > 0.5).sum()), "draws": draws}]
+
+
+def decide(tables: Any) -> Decision:
+    rows = tables["own"]["evidence"]
+    value, low, high = share_of(int(rows["above"].sum()), int(rows["draws"].sum()))
+    return Decision(inside(low, high, 0.4, 0.6), "share above 1/2", value, low, high, f"{value:.3f} of the numbers")
+
+
+def made(share: float, seed: int) -> Any:
+    above = int(np.random.default_rng(seed).binomial(4000, share))
+    return {"own": {"evidence": pd.DataFrame([{"above": above, "draws": 4000}])}}
+
+
+TAIL = Claim(
+    id="o-100-half",
+    number=100,
+    source="this test",
+    statement="Half of them are above 1/2.",
+    hypothesis="Evenly drawn.",
+    rule="Supported if the interval of the share lies between 0.4 and 0.6.",
+    refuted_by="A share outside.",
+    runs=lambda scale, seed: {
+        "own": EvidenceSpec(
+            claim="my_claim:TAIL", parts=({"draws": 2000}, {"draws": 2001 if scale == "full" else 2002}), seed=seed
+        )
+    },
+    decide=decide,
+    holds=lambda seed: made(0.5, seed),
+    fails=lambda seed: made(0.7, seed),
+    measure=measure,
+)

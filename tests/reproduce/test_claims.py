@@ -1,0 +1,66 @@
+"""Every claim: what is said of it is whole, its rule decides made-up data rightly, its runs are specs that exist."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from esscher.reproduce import Claim, all_claims, find_claim
+from esscher.reproduce.claims import bohbot_laws
+from esscher.reproduce.judge import check_rules
+from esscher.runs import find_job
+
+CLAIMS = all_claims()
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_rule_tells_true_from_false(name: str, seed: int) -> None:
+    assert check_rules(CLAIMS[name], seed) == {"true": "supported", "false": "refuted"}
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_what_is_said_of_a_claim_is_whole(name: str) -> None:
+    claim = CLAIMS[name]
+    said = claim.described()
+    assert all(said.values())
+    assert json.loads(json.dumps(said)) == said
+    assert name == claim.id
+    assert name.split("-")[1] == str(claim.number)  # b-1-...: paper, number, what
+    assert find_claim(str(claim.number)) is claim
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_runs_are_specs_of_jobs_and_follow_the_seed(name: str) -> None:
+    for scale in ("quick", "full"):
+        first, other = CLAIMS[name].runs(scale, 0), CLAIMS[name].runs(scale, 1)
+        assert first.keys() == other.keys()
+        assert first
+        for run, spec in first.items():
+            assert isinstance(spec, find_job(spec.job).spec)
+            assert spec.seed == 0
+            assert other[run].seed == 1
+
+
+def test_errors_that_fall_like_the_root_do_not_support_claim_1() -> None:
+    decided = find_claim("1").decide(bohbot_laws.made_sweep((0.5, 0.5), 3))
+    assert decided.verdict != "supported"
+
+
+def test_an_unknown_claim_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match=r"expected one of b-1-sub-parametric.*got 'b-99'"):
+        find_claim("b-99")
+
+
+def test_a_claim_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From outside: a module with a Claim, named as module:NAME."""
+    from esscher.reproduce import register
+
+    source = Path(__file__).with_name("outside_claim.py").read_text("utf-8")
+    (tmp_path / "my_claim.py").write_text(source, "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    claim = register("my_claim:TAIL")
+    assert isinstance(claim, Claim)
+    assert all_claims()["my_claim:TAIL"] is claim
