@@ -12,7 +12,7 @@ import yaml
 
 import esscher as es
 from esscher.models.probe.budget_file import prune_ratios
-from esscher.models.probe.rule_budget import rule_budget, rule_table
+from esscher.models.probe.rule_budget import gradients_of, rule_budget, rule_table
 from tests.cli.commands import run
 from tests.models.frontiers import KEYS, frontier, frontier_run
 from tests.models.probe_runs import few_texts, tiny_model
@@ -67,7 +67,7 @@ def test_without_a_rule_every_rule_is_named_with_its_total(probed: Path, capsys:
     )
     assert title == (
         "share of the cache kept for an error of 10.0%, by keep rule; 8 heads, 2 of 2 layers, prose.txt, windows of 512 "
-        "tokens; worst head and layer of the best split"
+        "tokens; heads count alike (no gradients in this run); worst head and layer of the best split"
     )
     assert hint == "--rule NAME shows one of them head by head"
     rows = {line.split()[0]: line for line in lines}
@@ -180,7 +180,10 @@ def test_a_model_whose_heads_share_keys(tmp_path: Path, capsys: pytest.CaptureFi
     stored = es.probe(model, few_texts(), tokenizer=words, out=tmp_path / "run", pool="sequence", **settings)
     about, totals = stored.table("about").iloc[0], stored.table("rule_budget")
     assert len(totals) == 2 * 3 * 3
-    pd.testing.assert_frame_equal(totals, rule_table(stored.table("frontier"), [(e, None) for e in (0.05, 0.1, 0.2)]))
+    weights = gradients_of(stored.table("heads"))
+    assert weights is not None
+    asked: list[tuple[float | None, int | None]] = [(e, None) for e in (0.05, 0.1, 0.2)]
+    pd.testing.assert_frame_equal(totals, rule_table(stored.table("frontier"), asked, weights))
     assert all(column.help and column.label for column in stored.columns("rule_budget").values())
     array = json.loads(run(["budget", str(stored.path), "--rule", "heavy", "--export", "kvpress"], capsys)[1])
     assert np.shape(array) == (99, about["layers"], about["kv_heads"])

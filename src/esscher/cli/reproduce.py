@@ -14,21 +14,22 @@ from esscher.cli.tables import Look, print_table
 
 if TYPE_CHECKING:
     from esscher.reproduce import Claim
+    from esscher.reproduce.claim import Scale
     from esscher.runs import Run
 
 __all__ = ["end_evidence", "reproduce"]
 
+HOW = Fields(
+    "esscher.cli.reproduce_flags:ReproduceFlags", ("everything", "quick", "full", "check"), flags={"everything": "all"}
+)
 SEED = Fields("esscher.reproduce.evidence:EvidenceSpec", ("seed",), defaults=True)
 
 
 def reproduce(
     look: Look,
     where: Execution,
-    given: Annotated[Given, SEED],
+    asked: Annotated[Given, HOW, SEED],
     claims: Annotated[list[str] | None, typer.Argument(help="Ids or numbers of claims, or module:NAME of your own.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Test every claim.")] = False,
-    quick: Annotated[bool, typer.Option("--quick/--full", help="In minutes, or as the page has it, in hours.")] = True,
-    check: Annotated[bool, typer.Option("--check", help="Try the rules on made-up data, true and false, and stop.")] = False,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -42,11 +43,14 @@ def reproduce(
     from esscher.reproduce.catalogue import all_claims, find_claim, register
     from esscher.reproduce.judge import Asked, judge
 
+    everything, full, seed = asked.get("everything", False), asked.get("full", False), asked["seed"]
     if everything and claims:
         raise ValueError(f"--all: takes every claim, got {claims[0]!r} too; give one of the two")
+    if full and asked.get("quick"):
+        raise ValueError("--quick and --full: expected one of the two, got both")
     chosen = [register(name) if ":" in name else find_claim(name) for name in claims or ()]
-    if check:
-        _show_check(chosen or all_claims().values(), given["seed"], as_json, look)
+    if asked.get("check"):
+        _show_check(chosen or all_claims().values(), seed, as_json, look)
         return
     if not (chosen or everything):
         _show_list(all_claims().values(), as_json, look)
@@ -55,13 +59,13 @@ def reproduce(
     from esscher.runs import terminal
     from esscher.runs.manifest import VERDICTS
 
-    seed, scale = given["seed"], "quick" if quick else "full"
+    scale: Scale = "full" if full else "quick"
     folder = out if out is not None else Path("runs") / (f"reproduce-{scale}" + (f"-seed{seed}" if seed else ""))
-    asked = chosen or list(all_claims().values())
-    log(f"{len(asked)} claims, {scale}; verdicts in {folder / VERDICTS}; the same command goes on where it stops")
-    found = judge(asked, Asked("quick" if quick else "full", seed, folder, where), terminal, _tell)
+    tested = chosen or list(all_claims().values())
+    log(f"{len(tested)} claims, {scale}; verdicts in {folder / VERDICTS}; the same command goes on where it stops")
+    found = judge(tested, Asked(scale, seed, folder, where), terminal, _tell)
     page = write_verdicts(folder, found)
-    ids = {claim.id for claim in asked}
+    ids = {claim.id for claim in tested}
     records = [record for record in found["claims"] if record["id"] in ids]
     if as_json:
         print_json({**found, "claims": records})

@@ -234,7 +234,7 @@ CLAIMS = (
         runs=sweep,
         decide=decide_proved_bound,
         holds=partial(made_sweep, (0.5, 0.4)),
-        fails=partial(made_sweep, (0.5, 0.2)),
+        fails=partial(made_sweep, (0.5, 0.1)),
     ),
     Claim(
         id="b-3-falls-with-scale",
