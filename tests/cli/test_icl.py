@@ -6,6 +6,7 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from esscher.icl import figures as figure_runs
@@ -76,6 +77,35 @@ def test_flow_and_concentration(tmp_path: Path, capsys: pytest.CaptureFixture[st
     code, text, _ = run(["icl", "concentration", *SMALL, *options], capsys)
     assert code == 0
     assert "risk_gradient" in text
+
+
+def test_stuck_seeds_are_named_and_not_averaged_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two seeds the second is called stuck: it is said so of every figure, and its errors reach no mean."""
+    both = {"covariances": ("isotropic",), "dim": 2, "lengths": (8,)}
+    specs = {
+        "train": TrainSpec(**both, seeds=2, steps=20, records=6, evaluation=64, final_evaluation=64),
+        "flow": FlowSpec(**both, draws=50),
+    }
+    monkeypatch.setattr(figure_runs, "specs_for", lambda *asked: specs)
+
+    def judged(final: pd.DataFrame, curve: pd.DataFrame, ends: pd.DataFrame) -> pd.DataFrame:
+        late = final["seed"] == 1
+        return final.assign(status=late.map({True: "stuck", False: "ok"}), advice=late.map({True: "another seed", False: ""}))
+
+    drawn = {}
+    monkeypatch.setattr("esscher.icl.comparison.judged", judged)
+    for name in ("save_final_risks", "save_training"):
+        monkeypatch.setattr(f"esscher.report.icl_figures.{name}", lambda table, *rest, name=name: drawn.update({name: table}))
+    code, _, err = run(["icl", "figures", "--only", "fig2,3,4", "--out", str(tmp_path), "--formats", "svg"], capsys)
+    assert code == 0, err
+    for name, kept in (("fig2", "left out"), ("fig3", "drawn as a line of its own"), ("fig4", "left out")):
+        assert f"{name}: L = 8, seed 1: stuck, {kept}; another seed" in err
+        assert f"{name}: L = 8, seed 0" not in err
+    assert set(drawn) == {"save_final_risks", "save_training"}
+    for table in drawn.values():
+        assert set(table["seed"]) == {0}
 
 
 def test_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -275,7 +275,8 @@ def draw(figure: IclFigure, runs: dict[str, Run], paths: Sequence[Path]) -> None
         return
     if table("train", "final").empty:
         raise ValueError(f"{figure.name}: {runs['train'].path} holds no training for {figure.covariance}")
-    if figure.shows == "distance":
+    if figure.shows == "distance":  # a line for each seed
+        _in_the_valley(figure, _final(runs["train"]), left_out="drawn as a line of its own")
         for path in paths:
             save_distances(table("train", "distance"), figure.title, path)
         return
@@ -289,11 +290,11 @@ def draw(figure: IclFigure, runs: dict[str, Run], paths: Sequence[Path]) -> None
             save_training(table("train", "curve").merge(there[keys]), flow, noise, figure.title, path)
 
 
-def _in_the_valley(figure: IclFigure, trained: pd.DataFrame) -> pd.DataFrame:
-    """The models of a figure that are at the end of their flow or on their way there; the others are named and left out."""
+def _in_the_valley(figure: IclFigure, trained: pd.DataFrame, left_out: str = "left out") -> pd.DataFrame:
+    """The models of a figure that are at the end of their flow or on their way there; the others are named, and left out."""
     own = trained[trained["covariance"] == figure.covariance]
     for row in own[own["status"] != "ok"].to_dict("records"):
-        kept = "drawn, and still on its way" if row["status"] == "undertrained" else "left out"
+        kept = "drawn, and still on its way" if row["status"] == "undertrained" else left_out
         log(f"{figure.name}: L = {row['length']}, seed {row['seed']}: {row['status']}, {kept}; {row['advice']}")
     return own[own["status"].isin(["ok", "undertrained"])]
 
