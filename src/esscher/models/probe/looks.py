@@ -50,7 +50,7 @@ SINK = (  # of the table of heads
         first=15,
         short="sink",
     ),
-    Column("sink_weight", "float", "weight of the sink", "Share of the attention that the sink token gets.", scale="linear"),
+    Column("sink_weight", "float", "weight of the sink", "Share of the attention that the sink token gets."),
 )
 LOOKS = (
     LAYER,
@@ -79,9 +79,8 @@ def looks(context: ProbeContext) -> tuple[pd.DataFrame, pd.DataFrame]:
     asking = _asking(context)
     seen = _Seen(context, replace(context, places=asking.places), asking.told)
     seen.context.run(np.unique(asking.places.windows), context.layers, seen)
-    return pd.DataFrame(seen.sinks, columns=["layer", "head", *(column.key for column in SINK)]), pd.DataFrame(
-        seen.rows, columns=[column.key for column in LOOKS]
-    )
+    sinks = pd.DataFrame(seen.sinks, columns=[column.key for column in (LAYER, HEAD, *SINK)])
+    return sinks, pd.DataFrame(seen.rows, columns=[column.key for column in LOOKS])
 
 
 @dataclass(frozen=True)
@@ -98,12 +97,12 @@ def _asking(context: ProbeContext) -> _Asking:
     windows = full[np.unique(np.linspace(0, len(full) - 1, few).round().astype(np.int64))]
     found: list[tuple[int, int]] = []
     told: dict[tuple[int, int], int] = {}
+    texts = {int(window): np.flatnonzero(context.windows.text[window]) for window in windows}
     for number in range(QUERIES):
         window = int(windows[number % len(windows)])
-        text = np.flatnonzero(context.windows.text[window])
+        text = texts[window]
         told.setdefault((window, int(text[int(len(text) * (number + 0.5) / QUERIES)])), number)
-    for window in windows.tolist():
-        text = np.flatnonzero(context.windows.text[window])
+    for window, text in texts.items():
         spread = text[np.unique(np.linspace(0, len(text) - 1, min(ASKING, len(text))).round().astype(np.int64))]
         own = {position for where, position in told if where == window}
         found += [(window, position) for position in sorted({*spread.tolist(), *own})]
