@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import esscher as es
-from esscher.icl import KQV, OVKQ, UV, Block, LinearTask, default_weights, predict
+from esscher.icl import KQV, OVKQ, UV, Block, LinearTask, default_weights, predict, risk, risk_gradient
 from esscher.icl.layer import as_uv
 
 
@@ -81,3 +81,13 @@ def test_bad_input(generator: torch.Generator) -> None:
         as_uv(UV(np.eye(3), np.eye(4)))
     with pytest.raises(ValueError, match="finite"):
         Block([[float("inf")]], 1.0)
+
+
+def test_a_block_takes_a_float32_matrix_beside_a_plain_number(generator: torch.Generator) -> None:
+    """The number has the precision of the matrix, and risks are those of float64."""
+    task, single, double = LinearTask.isotropic(2), Block(torch.eye(2), 1.0), Block(np.eye(2), 1.0)
+    assert single.v.dtype == single.uv().U.dtype == single.uv().V.dtype == torch.float32
+    for kind in ("softmax", "linear"):
+        assert risk(task, single, 10, kind) == risk(task, double, 10, kind)
+        assert risk_gradient(task, single, 10, kind)[0] == risk_gradient(task, double, 10, kind)[0]
+    assert predict(single, task.sample(2, 5, generator)).dtype == torch.float64

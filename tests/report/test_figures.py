@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+import esscher as es
 from esscher.report.exponents import TheoryLine
-from esscher.report.figures import exponents_panel
+from esscher.report.figures import exponents_panel, plot_exponents
 
 
 def test_the_axes_of_exponents_hold_every_point_and_the_legend_hides_none() -> None:
@@ -24,3 +25,12 @@ def test_the_axes_of_exponents_hold_every_point_and_the_legend_hides_none() -> N
     legend = ax.get_legend()
     assert legend is not None
     assert legend.get_window_extent().x0 >= ax.get_window_extent().x1 - 1
+
+
+def test_rates_of_moments_are_not_drawn_over_the_l2_error() -> None:
+    """[B]'s exponent and the sharp one of moments are left to figures of moments; the sharp ones of the L2 error are there."""
+    law, head = es.Gaussian([[1.0]]), es.Head([[1.2]], [[1.0]])
+    ax = Figure().subplots()
+    plot_exponents(ax, es.exact_curve(head, law, law, [10, 1000]), es.predictions(head, law))
+    names = {str(line.get_label()).split()[0] for line in ax.lines}
+    assert names == {"exact,", "sharp-l2", "sharp-l2-rms", "s-prop31"}

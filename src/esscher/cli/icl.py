@@ -222,7 +222,8 @@ def concentration(
 
 def end_concentration(run: Run, as_json: bool, look: Given | None = None) -> None:
     rates = run.table("rates")[["covariance", "metric", "against", "exponent", "low", "high", "status"]]
-    _show(run, {"rates": rates, "Lemmas E.2 and E.4": run.table("risks")}, as_json, look)
+    lemmas = {"Lemmas E.2 and E.4": run.table("risks")} if "risks" in run.tables else {}
+    _show(run, {"rates": rates} | lemmas, as_json, look)
 
 
 @icl.command()

@@ -152,11 +152,9 @@ def predict(params: Parameters, prompts: Prompts, kind: str = "softmax", query_i
         raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {kind!r}")
     uv = as_uv(params)
     tokens, z_q = prompts.tokens, prompts.query_token
-    if tokens.shape[-1] != uv.U.shape[0]:
-        raise ValueError(
-            f"params and prompts: the layer takes tokens of {uv.U.shape[0]} numbers, the prompts have {tokens.shape[-1]}"
-        )
-    labels = prompts.target.numel() // len(prompts.target)
+    dim, labels = prompts.query.shape[-1], prompts.target.numel() // len(prompts.target)
+    if dim + labels != uv.U.shape[0]:
+        raise ValueError(f"params and prompts: the layer takes d = {uv.U.shape[0] - labels}, the prompts have d = {dim}")
     if query_inside:
         tokens = torch.cat([tokens, z_q[:, None]], dim=1)
     scores = torch.einsum("ble,be->bl", tokens, z_q @ uv.U.to(tokens.dtype).mT)

@@ -84,7 +84,7 @@ def plot_exponents(ax: Any, curve: ErrorCurve, found: Sequence[Prediction]) -> N
     """
     if curve.slope is not None:
         ax.plot(curve.n, -curve.slope, color=PALETTE[0], lw=1.6, label="exact, local")
-    own = [p for p in found if p.quantity.startswith("l2") and "kept keys" not in p.quantity]
+    own = [p for p in found if "l2" in p.quantity and "kept keys" not in p.quantity]
     rates = [p for p in own if p.value is None and p.exponent is not None and p.applies]
     for i, prediction in enumerate(rates):
         color = PALETTE[1 + i % (len(PALETTE) - 1)]

@@ -8,8 +8,8 @@ The known key has score b and so the share p_0 = exp(b) / (exp(b) + sum_j exp(s 
     q1 = E p_0,  q2 = E p_0^2           = int (y, y^2) exp(-y) phi^n dtau
     c  = -E p_0 sum_j p_j (g_j - s) / s = n int y exp(-y) M phi^(n-1) dtau
 
-and E sum_j p_j (g_j - s) = -s f2 (Stein's lemma). Every integrand is positive and analytic for |Im tau| < pi/2. THEORY: a sure
-key of weight exp(b) puts exp(-t exp(b)) under the integral.
+and E sum_j p_j (g_j - s) = -s f2 (Stein's lemma): a sure key of weight exp(b) puts exp(-t exp(b)) under the integral. Every
+integrand is positive and analytic for |Im tau| < pi/2.
 """
 
 from __future__ import annotations

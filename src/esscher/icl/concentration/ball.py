@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from esscher.attention.head import Head
+from esscher.icl.concentration.bounds import token_laws
 from esscher.icl.flow.trajectory import flow_times, gradient_flow
 from esscher.icl.layer import Parameters
 from esscher.icl.tasks import LinearTask
@@ -49,7 +50,7 @@ class BallGaps:
 def ball_gaps(task: LinearTask, rho: Any, lengths: Any, tasks: int = 8, seed: int = 0) -> BallGaps:
     """[S] Corollaries E.3 and E.5, with Lemmas E.2 and E.4 mended and the sharpened (16) in them."""
     n, radius = as_counts(lengths, "lengths"), 2.0 * as_positive(rho, "rho")
-    laws = _drawn_laws(task, tasks, seed)
+    laws = token_laws(task, tasks, seed)
     fourth = float(np.mean([float(torch.linalg.matrix_norm(law, ord=2)) ** 2 for law in laws]))  # E ||Gamma_w||^2
     asked = float(torch.trace(task.query_sigma))
     label = math.sqrt(float(torch.sum(task.query_sigma * task.task_cov)) + task.noise)
@@ -120,19 +121,6 @@ def check_assumption(task: LinearTask, start: Parameters, lengths: Any = (10, 10
         rate=decay(np.log(n.astype(np.float64)), task.dim, exponent, 4, sigma2),
         falls_from=decay_begins(task.dim, exponent / (sizes[0] * sizes[1])),
     )
-
-
-def _drawn_laws(task: LinearTask, tasks: int, seed: int) -> list[Tensor]:
-    """Covariances Gamma_w of tokens for drawn tasks."""
-    generator = torch.Generator().manual_seed(seed)
-    w = torch.randn(tasks, task.dim, dtype=torch.float64, generator=generator) @ task.task_root.T
-    laws = []
-    for row in w:
-        gram = torch.cat([torch.eye(task.dim, dtype=torch.float64), row[None]])
-        cov = gram @ task.sigma @ gram.T
-        cov[-1, -1] += task.noise
-        laws.append(cov)
-    return laws
 
 
 def _errors(task: LinearTask, laws: list[Tensor], u: float, v: float, n: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
+from torch import Tensor
 
 from esscher.attention.head import Head
 from esscher.icl.layer import OVKQ
@@ -17,7 +18,7 @@ from esscher.measures.spectrum import spectral_norm
 from esscher.theory.boursier import average, gradient
 from esscher.theory.setting import setting_of
 
-__all__ = ["bounds"]
+__all__ = ["bounds", "token_laws"]
 
 Floats = npt.NDArray[np.float64]
 BOUNDS = {
@@ -38,12 +39,8 @@ def bounds(task: LinearTask, weights: OVKQ, lengths: Any, seed: int = 0) -> pd.D
     n = np.asarray(lengths, np.int64)
     head = Head(uv.U[:, :-1], uv.V[-1:])
     factor = {"gradient_K": spectral_norm(weights.Q), "gradient_Q": spectral_norm(weights.K)}
-    w = torch.randn(TASKS, task.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) @ task.task_root.T
     found: dict[tuple[str, str], list[tuple[Floats, float]]] = {}
-    for row in w:
-        gram = torch.cat([torch.eye(task.dim, dtype=torch.float64), row[None]])
-        cov = gram @ task.sigma @ gram.T
-        cov[-1, -1] += task.noise
+    for cov in token_laws(task, TASKS, seed):
         setting = setting_of(head, Gaussian(cov), Gaussian(task.query_sigma))
         predictions = [*average.predictions(setting), *gradient.predictions(setting)]
         by_name = {prediction.name: prediction for prediction in predictions}
@@ -60,3 +57,16 @@ def bounds(task: LinearTask, weights: OVKQ, lengths: Any, seed: int = 0) -> pd.D
             for m, height in zip(n, rms, strict=True)
         ]
     return pd.DataFrame(rows)
+
+
+def token_laws(task: LinearTask, tasks: int, seed: int) -> list[Tensor]:
+    """Covariances Gamma_w of the tokens (x, y) of drawn tasks."""
+    generator = torch.Generator().manual_seed(seed)
+    w = torch.randn(tasks, task.dim, dtype=torch.float64, generator=generator) @ task.task_root.T
+    laws = []
+    for row in w:
+        gram = torch.cat([torch.eye(task.dim, dtype=torch.float64), row[None]])
+        cov = gram @ task.sigma @ gram.T
+        cov[-1, -1] += task.noise
+        laws.append(cov)
+    return laws
