@@ -12,7 +12,7 @@ import typer
 
 from esscher.cli.options import Execution, Fields, Given
 from esscher.cli.output import FIGURES, Figures, Json, Out, check_device, figure_formats, log, number, print_json
-from esscher.cli.tables import LOOK, Shown, print_table, say, show_table, shown
+from esscher.cli.tables import LOOK, Shown, count, print_table, say, show_table, shown
 from esscher.runs.printable import printable
 
 if TYPE_CHECKING:
@@ -114,7 +114,8 @@ def end_normality(run: Run, as_json: bool, look: Given | None = None) -> None:
 def _show_stored(run: Run, table: str, places: Mapping[str, int], look: Given | None) -> None:
     """A stored table with the columns that matter; ``places`` says which give way where there is no room."""
     rows, columns = run.table(table).to_dict("records"), run.columns(table)
-    found = [shown(replace(columns[name], ends=None), rows, ".3g", gives_way=last) for name, last in places.items()]
+    form = {"n": count}
+    found = [shown(replace(columns[name], ends=None), rows, form.get(name, ".3g"), gives_way=i) for name, i in places.items()]
     show_table(f"{run.path}: {table}", found, look)
 
 

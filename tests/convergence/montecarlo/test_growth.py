@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 import esscher as es
-from esscher.convergence.montecarlo.growth import growth_table, of_support
+from esscher.convergence.montecarlo.growth import growth_table, of_support, support_constants
 from esscher.measures.fields import read_law
 from esscher.theory.uniform import uniform_constant
 from tests.cli.commands import run
@@ -86,12 +86,17 @@ def test_a_sweep_over_the_support(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert row["constant"] <= math.sqrt(40) * 2 * row["value"]  # an error is at most the diameter
         own = curves[(curves["metric"] == "uniform") & (curves["value"] == row["value"])]
         assert row["constant"] <= float((np.sqrt(own["n"]) * own["rms"]).max()) * (1 + 1e-12)  # mean at most rms
+    eye = [[1.0, 0.0], [0.0, 1.0]]
+    again = support_constants(es.Head(eye, eye), [es.Ball(2, 0.5)], [20, 40], 2, ("mean", "uniform"))
+    pd.testing.assert_frame_equal(again, table[table["point"] == 0][list(again)].reset_index(drop=True), rtol=1e-9)
     proved = table[table["rate"] == "proved"]
     assert (proved["exponent"] < 0.5).all()
     assert set(stored.table("growth")["of"]) == {"measured", "bound", "bound_any"}
     code, text, _ = run(["converge", str(file), "--out", str(out), "--figures", ""], capsys)
     assert code == 0
     assert "proved: any law" in text
+    with pytest.raises(ValueError, match="bounded support"):
+        support_constants(es.Head(eye, eye), [es.Gaussian(eye)], [20], 2)
 
 
 def test_a_law_without_support_is_refused_with_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ n^b E_n(R), the least for which E_n <= C / n^b on the ladder. Two forms are fitt
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,14 +15,17 @@ import numpy.typing as npt
 import pandas as pd
 import scipy.stats
 
+from esscher.attention.head import Head
 from esscher.convergence.curve import ErrorCurve
-from esscher.convergence.montecarlo.converge import mean_error
+from esscher.convergence.montecarlo.converge import assemble, converge_unit, mean_error
 from esscher.convergence.montecarlo.draw import Plan
 from esscher.convergence.montecarlo.metrics import METRICS
+from esscher.convergence.montecarlo.plan import Design, plan
+from esscher.measures.base import Measure
 from esscher.measures.fields import LawFields
 from esscher.theory.uniform import uniform_constant
 
-__all__ = ["constant_rows", "growth_table", "of_support"]
+__all__ = ["constant_rows", "growth_table", "of_support", "support_constants"]
 
 Floats = npt.NDArray[np.float64]
 LEVEL = 0.95
@@ -56,6 +59,24 @@ def constant_rows(made: Plan, curves: Mapping[str, ErrorCurve]) -> Iterator[dict
                 row["bound"] = uniform_constant(made.head, made.measure, made.radius)
                 row["bound_any"] = uniform_constant(made.head, made.measure, made.radius, any_law=True)
             yield row
+
+
+def support_constants(
+    head: Head, laws: Iterable[Measure], n: Any, repeats: int, metrics: Any = ("mean", "cov", "uniform"), seed: int = 0
+) -> pd.DataFrame:
+    """The table ``constants`` of a sweep over bounded laws, in this process; ``growth_table`` takes it.
+
+    Queries |x| <= R, R the radius of the law's support. Numbers are those of a run whose points have these laws.
+    """
+    rows: list[dict[str, Any]] = []
+    for point, law in enumerate(laws):
+        reach = law.support_radius()
+        if reach is None:
+            raise ValueError(f"laws: expected laws of bounded support, got {type(law).__name__}")
+        made = plan(head, law, n, metrics, seed, Design(radius=reach, experiment=f"converge/{point}"))
+        curves = assemble(made, [converge_unit(made, repeat) for repeat in range(repeats)])
+        rows += [{"point": point, "value": reach} | row for row in constant_rows(made, curves)]
+    return pd.DataFrame(rows)
 
 
 def growth_table(constants: pd.DataFrame) -> pd.DataFrame:

@@ -97,7 +97,11 @@ COVERAGE = (
     ),
     *(
         Column(
-            f"{kind}_size", "float", f"{kind}: radius", f"Mean radius of the {WORDS[kind]}, over the rms error.", short="size"
+            f"{kind}_size",
+            "float",
+            f"{kind}: radius",
+            f"Mean radius of the {WORDS[kind]}, over the rms error.",
+            short=f"{kind} size",
         )
         for kind in REGIONS
     ),
