@@ -72,7 +72,7 @@ def test_a_sweep_over_the_support(tmp_path: Path, capsys: pytest.CaptureFixture[
     code, text, _ = run(["converge", str(file), "--out", str(out), "--figures", "", "--json"], capsys)
     assert code == 0
     stored = es.load_run(out)
-    table, curves = stored.table("constants"), stored.table("curves")
+    table, errors = stored.table("constants"), stored.table("errors")
     assert json.loads(text)["growth"][0]["metric"] == "mean"
     assert table.groupby(["metric", "rate"]).size().to_dict() == {
         ("mean", "1/2"): 4,
@@ -84,8 +84,12 @@ def test_a_sweep_over_the_support(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert row["bound"] == pytest.approx(uniform_constant(head, es.Ball(2, row["value"]), row["value"]))
         assert row["constant"] < row["bound"] <= row["bound_any"]
         assert row["constant"] <= math.sqrt(40) * 2 * row["value"]  # an error is at most the diameter
-        own = curves[(curves["metric"] == "uniform") & (curves["value"] == row["value"])]
-        assert row["constant"] <= float((np.sqrt(own["n"]) * own["rms"]).max()) * (1 + 1e-12)  # mean at most rms
+    for row in table.to_dict("records"):  # the largest n^b E|error|, from the stored errors
+        own = errors[(errors["metric"] == row["metric"]) & (errors["point"] == row["point"])]
+        mean = own["squared"].pow(0.5).groupby(own["n"]).mean()
+        grown = mean * mean.index.to_numpy() ** row["exponent"]
+        assert row["constant"] == pytest.approx(float(grown.max()))
+        assert row["at"] == grown.idxmax()
     eye = [[1.0, 0.0], [0.0, 1.0]]
     again = support_constants(es.Head(eye, eye), [es.Ball(2, 0.5)], [20, 40], 2, ("mean", "uniform"))
     pd.testing.assert_frame_equal(again, table[table["point"] == 0][list(again)].reset_index(drop=True), rtol=1e-9)
