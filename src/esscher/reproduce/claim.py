@@ -93,5 +93,5 @@ class Claim:
 
     def described(self) -> dict[str, Any]:
         """What is said of it, as JSON holds it."""
-        names = ("id", "number", "source", "statement", "hypothesis", "rule", "refuted_by")
-        return {name: getattr(self, name) for name in names}
+        said = {"id": self.id, "number": self.number, "source": self.source, "statement": self.statement}
+        return said | {"hypothesis": self.hypothesis, "rule": self.rule, "refuted_by": self.refuted_by}
