@@ -65,6 +65,14 @@ def test_a_run_in_words_and_its_budget(tmp_path: Path) -> None:
     assert (heavy.caches["error"] <= 0.1 * (1 + 1e-6)).all()
     assert run.budget(total=300, rule="heavy").total == 300
     assert run.budget().rule == "random"
+    assert repr(heavy).startswith("RuleBudget(heavy, ")
+    assert "; best split keeps " in repr(heavy)
+    assert "worst layer " in repr(heavy)
+
+
+def test_the_lab_is_reached_by_its_name() -> None:
+    assert es.icl.risk is risk
+    assert es.icl.Block is Block
 
 
 def test_a_block_in_float32_has_the_risk_of_one_in_float64() -> None:

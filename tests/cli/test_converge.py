@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import esscher as es
-from esscher.convergence.montecarlo.job import preset_names, read_preset
+from esscher.convergence.montecarlo.job import preset_names, read_preset, units
 from esscher.convergence.montecarlo.spec import ExperimentSpec
 from esscher.models.normality.spec import NormalitySpec
 from esscher.runs import RunIncomplete, execute
@@ -85,6 +85,13 @@ def test_a_run_has_tables_figures_and_a_record(quick: Path, tmp_path: Path, caps
     code, text, _ = run(["converge", str(quick), "--out", str(out), "--json"], capsys)
     assert code == 0
     assert [row["exponent"] for row in json.loads(text)["rates"]] == rates["exponent"].tolist()
+
+
+def test_exact_curves_are_units_of_work_like_the_others(quick: Path) -> None:
+    """Nothing dominant is left for the end: workers share them, progress counts them, and a resumed run has them."""
+    spec = ExperimentSpec.read(yaml.safe_load(quick.read_text("utf-8")))
+    exact = [unit for unit in units(spec) if "exact" in unit]
+    assert [unit["point"] for unit in exact if unit["exact"] == "l2"] == list(range(len(spec.points)))
 
 
 def test_resume_and_workers_give_the_same_bytes(quick: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,6 +106,19 @@ def test_commands_fit_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert set(re.sub(r"\(no room for:.*?has them\)", "", narrow, flags=re.DOTALL).split()) <= set(wide.split())
 
 
+@pytest.mark.parametrize("law", ["--gaussian --horizon 1.5 --n 1e3", "--cube --n 1e3 --queries 8"])
+def test_what_is_proved_is_said_at_any_width(
+    law: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = run(["predict", "--dim", "3", *law.split()], capsys)[1].splitlines()
+    header = next(line.split() for line in lines if line.startswith("name "))
+    assert header[:2] == ["name", "status"]
+    assert header[-1] == "applies"
+    told = {line.split()[0]: line.split()[1] for line in lines if line.startswith(("sharp-l2 ", "delta-bound "))}
+    assert told == {"sharp-l2": "heuristic", "delta-bound": "proved"}
+
+
 def test_summaries_stand_above_the_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

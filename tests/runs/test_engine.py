@@ -7,8 +7,10 @@ import json
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from esscher.runs import (
     RunError,
     RunIncomplete,
     RunInterrupted,
+    engine,
     execute,
     list_runs,
     load_run,
@@ -315,6 +318,17 @@ def test_the_time_left_does_not_count_what_the_first_unit_makes_ready(monkeypatc
         tracker.tick()
     assert [progress.seconds_left for progress in seen] == [90.0, 8.0, 7.0]
     assert seen[-1].rate == 1.0
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_the_last_phase_is_not_silent(quiet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making the final tables is said where it takes longer than a while, which is none here; to nobody where all is quiet."""
+    said, words = threading.Event(), []
+    monkeypatch.setattr(engine, "_SILENCE", 0.0)
+    tracker = SimpleNamespace(quiet=quiet, say=lambda text: (words.append(text), said.set()))
+    with engine._patience(tracker):
+        assert quiet or said.wait(60)
+    assert words == ([] if quiet else ["all units are done; making the final tables"])
 
 
 def test_what_a_spec_leaves_open_is_found_once(tmp_path: Path) -> None:
