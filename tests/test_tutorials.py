@@ -15,7 +15,7 @@ from tests.pages import blocks
 TUTORIALS = sorted((Path(__file__).parents[1] / "docs" / "tutorials").glob("*.md"))
 
 
-LANGUAGE_MODEL = "smollm2"
+LANGUAGE_MODEL, LAYERS = "smollm2", "0,5,10,15,20,25"  # in tutorials/language_model.md
 
 
 def commands(body: str) -> list[list[str]]:
@@ -25,10 +25,11 @@ def commands(body: str) -> list[list[str]]:
 
 @pytest.fixture
 def stand_in(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Instead of the packaged language model: a random one with as many layers, and few heads."""
+    """Words of commands on the packaged language model, and those on a small random one that take their place."""
     pytest.importorskip("transformers")
-    sizes = {"num_hidden_layers": 30, "num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 128}
-    return {LANGUAGE_MODEL: str(save_tiny(tmp_path_factory.mktemp("models") / "tiny-llama", "llama", **sizes))}
+    sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 128}
+    folder = save_tiny(tmp_path_factory.mktemp("models") / "tiny-llama", "llama", **sizes)
+    return {LANGUAGE_MODEL: str(folder), LAYERS: "0-1"}
 
 
 @pytest.mark.parametrize("page", TUTORIALS, ids=[page.stem for page in TUTORIALS])
@@ -57,19 +58,19 @@ def test_the_language_model_says_what_its_tutorial_shows(
     check(page, {}, tmp_path, capsys)
 
 
-def check(page: Path, models: dict[str, str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def check(page: Path, words: dict[str, str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Run the commands of a page, but not those on MODEL, which stands for the reader's; hold their output against the page.
 
-    ``models``: by name, what stands in for them. Numbers differ then, and the first words of tables are compared.
+    ``words``: of commands, and what stands in for them. Numbers differ then, and the first words of tables are compared.
     """
     text = page.read_text("utf-8")
     ran = [block for block in blocks(text, "sh") if "MODEL" not in block.body]
     assert ran
-    replaced = any(f" {name} " in block.body for block in ran for name in models)
+    replaced = any(f" {name} " in block.body for block in ran for name in words)
     for block in ran:
         outputs = []
         for command in commands(block.body):
-            code, out, err = run([models.get(word, word) for word in command], capsys)
+            code, out, err = run([words.get(word, word) for word in command], capsys)
             assert code == 0, err
             outputs += [line.rstrip() for line in out.splitlines()]
         if block.shown is not None and replaced:
