@@ -234,6 +234,18 @@ def test_partial_tables_of_an_unfinished_run(tmp_path: Path) -> None:
     assert "This run is incomplete: 1 of 3 units are done." in content["warnings"]
 
 
+def test_summary_names_the_sinks(tmp_path: Path) -> None:
+    """Escaped, on one line, by the number of heads; nothing where they were not looked for."""
+    tables = atlas_tables(1, 4)
+    run = store_run(tmp_path / "old", ProbeLike(), tables)
+    assert "sinks: " not in run.summary()
+    tables["heads"]["sink_token"] = [" the", " the", "<b>\n\u202e", ""]
+    run = store_run(tmp_path / "run", ProbeLike(), tables)
+    assert "sinks: “ the” in 2 heads, “<b>\\n\\u202e” in 1 head, none in 1" in run.summary()
+    assert "&lt;b&gt;" in run._repr_html_()
+    assert "<b>\\n" not in run._repr_html_()
+
+
 def test_summary_of_a_run(atlas: Run, tmp_path: Path) -> None:
     text = atlas._repr_html_()
     assert "72 of 72 heads measured" in text

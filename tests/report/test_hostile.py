@@ -82,6 +82,7 @@ def test_hostile_text_is_text(visit: Callable[..., Page], hostile: Path, artefac
     told = page.texts("#head .looks mark")
     assert SCRIPT in told
     assert RIGHT_TO_LEFT in told
+    assert max(map(len, told)) < 200
     assert "\u2421\u2401" in next(text for text in told if "paragraph" in text)  # control characters by their pictures
     for place in ("#L0H1", "#L1H0", "#R2-L1H3"):
         page.evaluate(f"location.hash = '{place}'")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from esscher.report.packing import number, parts_of, text_of
+from esscher.report.packing import number, parts_of, shortened, text_of
 from esscher.report.reading import read_table
 from esscher.runs import Run
 
 __all__ = ["looks_content"]
 
 DIGITS = 3  # of a weight
+LONGEST = 120  # characters of a text, whoever stored it
 ASKS, LOOKED_AT = (tuple(f"{who}_{what}" for what in ("before", "token", "after")) for who in ("query", "key"))
 
 
@@ -31,5 +32,5 @@ def looks_content(run: Run, places: list[tuple[int, int]]) -> dict[str, Any]:
 
 def _placed(part: dict[str, list[Any]], names: tuple[str, ...], texts: dict[tuple[str, ...], int]) -> list[int]:
     """Where the texts of these columns stand; new ones are added."""
-    rows = zip(*(map(text_of, part[name]) for name in names), strict=True)
+    rows = zip(*([shortened(text_of(text), LONGEST) for text in part[name]] for name in names), strict=True)
     return [texts.setdefault(row, len(texts)) for row in rows]

@@ -60,5 +60,6 @@ def _sinks(measured: Any) -> list[str]:
     if "sink_token" not in measured.columns or not (measured["sink_token"] != "").any():
         return []
     counts = measured.loc[measured["sink_token"] != "", "sink_token"].value_counts()
-    told = [f"<bdi>{escape(shortened(printable(token), 60))}</bdi> in {count} heads" for token, count in counts.head(3).items()]
+    named = {f"“<bdi>{escape(shortened(printable(token), 60))}</bdi>”": count for token, count in counts.head(3).items()}
+    told = [f"{token} in {count} head{'s' * (count != 1)}" for token, count in named.items()]
     return [f"sinks: {', '.join(told)}, none in {len(measured) - counts.sum()}"]

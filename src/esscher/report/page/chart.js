@@ -4,7 +4,7 @@
 // low and high of an axis are where it ends; a straight one goes on to hold points beyond, a logarithmic one cuts what is tiny.
 // What is shown while a reader looks closer: zoom: {x: [low, high], y: [low, high]}.
 //
-// By hand, because every page carries it: 20 kB with pointing and saving. Libraries, minified: uPlot 1.6 51 kB and Chart.js 4.6
+// By hand, because every page carries it: 27 kB with pointing and saving. Libraries, minified: uPlot 1.6 51 kB and Chart.js 4.6
 // 210 kB, both on canvas, so that no text could be selected and no vectors saved; Plotly's smallest bundle, 4.1, 1192 kB, as SVG.
 
 const DASH = { solid: null, dotted: "1.5 4", dashed: "7 4", dashdot: "8 3 2 3" };
