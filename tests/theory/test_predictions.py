@@ -147,11 +147,25 @@ class Enumerated:
             worst = max(worst, float(squares[order][min(at, len(squares) - 1)]))
         return worst
 
+    def numerator_quantile(self, n: int, chance: float) -> float:
+        """The same of the mean of e V y over the tokens about its expectation, not squared."""
+        worst = 0.0
+        counts, chances = draws(self.weights, n)
+        for x in (-self.tau, self.tau):
+            values = np.exp(self.a * x * self.tokens) * self.v * self.tokens
+            sizes = np.abs(counts @ values / n - self.weights @ values)
+            order = np.argsort(sizes)
+            at = np.searchsorted(np.cumsum(chances[order]), chance - 1e-12)
+            worst = max(worst, float(sizes[order][min(at, len(sizes) - 1)]))
+        return worst
+
     def exact(self, quantity: str, n: int) -> float:
         """The error a prediction speaks of. The part from queries |x| <= B is the whole or 0: both have one norm."""
         v, tau = self.v, self.tau
         if quantity.startswith("squared error at one query, with chance"):
             return self.quantile(n, float(quantity.split()[-1]))
+        if quantity.startswith("numerator of attention at one query, with chance"):
+            return self.numerator_quantile(n, float(quantity.split()[-1]))
         if "queries |x| <= B" in quantity:
             twelfth = "fourth power" in quantity
             sigma = setting_of(self.head, self.measure, self.queries).sigma or 0.0

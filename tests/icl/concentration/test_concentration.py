@@ -113,3 +113,14 @@ def test_lemmas_e2_and_e4_lie_above_what_they_bound():
         error2, gradient2 = squared[:, 0].mean() ** 0.5, (squared[:, 1] + squared[:, 2]).mean() ** 0.5
         for row in risk_gaps(TASK, weights.uv(), length, error2, (squared[:, 0] ** 2).mean() ** 0.25, gradient2):
             assert 0 < row["measured"] < row["mended"]
+
+
+def test_gradients_in_k_and_q_scale_with_the_other_map():
+    """10 Q and K / 10 have the same U: the output's gradient in K is 10 times as large, that in Q a tenth, the others stay."""
+    weights = default_weights(2, torch.Generator().manual_seed(3))
+    turned = OVKQ(weights.O, weights.V, 0.1 * weights.K, 10 * weights.Q)
+    one, other = (prompt_errors(TASK, each, 20, 50, seed=4) for each in (weights, turned))
+    factor = dict.fromkeys(METRICS, 1.0) | {"gradient_K": 100.0, "gradient_Q": 0.01}
+    for i, metric in enumerate(METRICS):
+        if metric != "gradient":
+            np.testing.assert_allclose(other[..., i], factor[metric] * one[..., i], rtol=1e-6)

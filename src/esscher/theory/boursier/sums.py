@@ -40,7 +40,7 @@ def _mean(bound: Callable[[Any, float, float], Floats], second: float, n: Any) -
 
 
 def predictions(setting: Setting) -> list[Prediction]:
-    """Lemma C.2 for Q = exp<theta, y> V y, u = exp(4 sigma^2 |theta|^2) (E|V y|^4)^{1/2}, divided by n."""
+    """Lemma C.2 for Q = exp<theta, y> V y of centred tokens, u = exp(4 sigma^2 |theta|^2) (E|V y|^4)^{1/2}, divided by n."""
     ready = setting.sigma is not None and setting.fourth is not None
     spread = (setting.sigma or 0.0) * setting.tilt
     second = float(from_logs(4.0 * spread * spread + 0.5 * log_of(setting.fourth or 0.0)))  # infinite beyond float64
@@ -52,7 +52,8 @@ def predictions(setting: Setting) -> list[Prediction]:
     return [
         Prediction(
             name=name,
-            statement=f"With chance {chance:g} or more the mean of e V y over the tokens is this close to its expectation.",
+            statement=f"With chance {chance:g} or more the mean of e V (y - E y) over the tokens, e = exp<theta, y - E y>, is "
+            "this close to its expectation.",
             source=source,
             formula=f"{formula}, u = exp(4 sigma^2 |theta|^2) E|V y|^4^{{1/2}}",
             status="proved",
