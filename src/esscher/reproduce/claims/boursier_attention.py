@@ -28,7 +28,7 @@ SLOPE, SPREAD = 0.03, 0.1  # how far from 1 the ratios may be, with their interv
 
 
 def long_prompts(scale: Scale, seed: int) -> dict[str, RunSpec]:
-    tokens, repeats = (20_000, 60) if scale == "quick" else (100_000, 200)
+    tokens, repeats = (10_000, 60) if scale == "quick" else (100_000, 200)
     cases = ({"mean": 0.0, "rank": 4}, {"mean": 1.0, "rank": 4}, {"mean": 1.0, "rank": 2})
     parts = tuple({**case, "dim": 4, "tokens": tokens, "repeats": repeats} for case in cases)
     return {"long": EvidenceSpec(claim="s-17-limit", parts=parts, seed=seed)}
