@@ -25,21 +25,21 @@ Floats = npt.NDArray[np.float64]
 # ---- 4: Gaussian tokens -----------------------------------------------------------------------------------------------------
 
 HORIZON, DIM = 0.7, 2
-HALF = (0.4, 0.6)  # exponents that are 1/2 at the n of the run
+HALF = (0.35, 0.65)  # exponents that are 1/2 at the n of the run
 FEW = 3.0  # the largest error over the ball may be this many times the root mean square error at one query on its edge
 
 
 def balls(scale: Scale, seed: int) -> dict[str, RunSpec]:
-    """Radii at which 1000 tokens are far more than the exp(2 s^2) that a query on the edge needs, s = 0.7 R its deviation."""
+    """Radii at which 500 tokens are far more than the exp(2 s^2) that a query on the edge needs, s = 0.7 R its deviation."""
     quick = scale == "quick"
     return {
         "balls": ExperimentSpec(
             title="Uniform error on a ball",
             law={"law": "gaussian", "dim": DIM},  # type: ignore[arg-type]
             head={"kind": "identity", "horizon": HORIZON},  # type: ignore[arg-type]
-            sweep={"over": "radius", "values": (0.5, 1.0, 1.5) if quick else (0.5, 1.0, 1.5, 2.0)},  # type: ignore[arg-type]
-            n="1000,4000,16000" if quick else "1000:64000:4",  # type: ignore[arg-type]
-            repeats=40 if quick else 200,
+            sweep={"over": "radius", "values": (0.5, 1.5) if quick else (0.5, 1.0, 1.5, 2.0)},  # type: ignore[arg-type]
+            n="500,2000,8000" if quick else "1000:64000:4",  # type: ignore[arg-type]
+            repeats=80 if quick else 400,
             metrics=("uniform",),
             seed=seed,
         ),

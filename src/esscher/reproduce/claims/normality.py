@@ -29,7 +29,7 @@ Floats = npt.NDArray[np.float64]
 DIM = 2
 EYE = torch.eye(DIM, dtype=torch.float64)
 HEAD = Head(EYE, EYE)
-QUERY = torch.tensor([[1.0, 0.0]], dtype=torch.float64)  # the score of a token is its first coordinate
+QUERY = torch.tensor([[0.7, 0.0]], dtype=torch.float64)
 LAWS: dict[str, Measure] = {
     "gaussian": Gaussian(EYE),
     "sphere": Sphere(DIM, 2.0**0.5),
@@ -40,7 +40,7 @@ NOMINAL, COVERED = 0.95, (0.93, 0.97)  # chance of a region, and the share of pr
 
 
 def draws(scale: Scale, seed: int) -> dict[str, RunSpec]:
-    n, repeats = ((30, 300, 10_000), 8000) if scale == "quick" else ((30, 100, 300, 1000, 10_000, 100_000), 40_000)
+    n, repeats = ((30, 300, 3000), 20_000) if scale == "quick" else ((30, 100, 300, 1000, 3000, 10_000, 100_000), 40_000)
     parts = tuple({"law": law, "n": size, "repeats": repeats} for law in LAWS for size in n)
     return {"draws": EvidenceSpec(claim="t-28-normality", parts=parts, seed=seed)}
 
@@ -59,7 +59,7 @@ def measure(law: str, n: int, repeats: int, rng: np.random.Generator) -> Rows:
     while len(rows) < repeats:
         count = min(max(1, 1_000_000 // n), repeats - len(rows))
         y = known.sample(count * n, generator).double().reshape(count, n, DIM).numpy()
-        p = np.exp(y[:, :, 0])
+        p = np.exp(y @ QUERY[0].numpy())
         p /= p.sum(axis=1, keepdims=True)
         out = np.einsum("rn,rnd->rd", p, y)
         weighted = (y - out[:, None]) * p[:, :, None]
@@ -71,7 +71,9 @@ def measure(law: str, n: int, repeats: int, rng: np.random.Generator) -> Rows:
             "size": n * (error * np.linalg.solve(C, error.T).T).sum(axis=1),
             "own_size": (error * np.linalg.solve(plug_in, error[:, :, None])[:, :, 0]).sum(axis=1),
         }
-        rows += pd.DataFrame(columns).assign(law=law, n=n, bound=bound).to_dict("records")
+        names = tuple(columns)
+        setting = {"law": law, "n": n, "bound": bound}
+        rows += [{**setting, **dict(zip(names, row, strict=True))} for row in np.column_stack(list(columns.values())).tolist()]
     return rows
 
 
@@ -103,19 +105,17 @@ def decide_normality(tables: Tables) -> Decision:
 
 
 def decide_variance(tables: Tables) -> Decision:
-    series, gaps = [], []
+    series, gaps, told = [], [], []
     for law, sizes in by_law(tables):
         n = np.array([size for size, _ in sizes])
         found = np.array([mean_interval(part["squared"]) for _, part in sizes])
         bound = np.array([part["bound"].iloc[0] for _, part in sizes])
         series.append(Series(law, n, *(n * column for column in found.T)))
         series.append(Series(f"{law}, bound", n, n * bound, line=True))
-        gaps += [tuple(map(float, row)) for row in found / bound[:, None]]
-    worst, last = max(gaps), gaps[-1]
-    reason = (
-        f"mean squares are {min(gaps)[0]:.2g} to {worst[0]:.2g} of the bound, {last[0]:.2f} of it at the largest n of the "
-        f"last law"
-    )
+        gaps += [(float(value), float(low), float(high)) for value, low, high in found / bound[:, None]]
+        told.append(f"{law} {gaps[-1][0]:.2f}")
+    worst = max(gaps)
+    reason = f"mean squares are {min(gaps)[0]:.2g} to {worst[0]:.2g} of the bound; {', '.join(told)} at the largest n"
     picture = Picture("tokens n", "n times the mean square error", tuple(series), log="xy")
     return Decision(all_of(below(*gap[1:], 1.0) for gap in gaps), "largest mean square / bound", *worst, reason, picture)
 
@@ -149,7 +149,7 @@ def made_draws(freedom: float, bound: float, seed: int) -> Tables:
     return {"draws": {"evidence": pd.concat(rows, ignore_index=True)}}
 
 
-SETTING = "One query whose scores deviate by about 1; tokens N(0, I), uniform on a circle, and a mixture of two Gaussians."
+SETTING = "One query whose scores deviate by about 0.7; tokens N(0, I), uniform on a circle, and a mixture of two Gaussians."
 SOURCE = "a summary of [B] that names results without formulas"
 
 CLAIMS = (
@@ -161,7 +161,7 @@ CLAIMS = (
         hypothesis=SETTING,
         rule=f"Supported if at the largest n Kolmogorov's distance of one coordinate to the normal law is below {DISTANCE} for "
         "every law, with its 99.9 % interval.",
-        refuted_by="A distance that stays above it at 10,000 tokens, some thousand of them effective.",
+        refuted_by="A distance above it at thousands of tokens, most of them effective.",
         runs=draws,
         decide=decide_normality,
         holds=partial(made_draws, 1e6, 3.0),
