@@ -177,19 +177,22 @@ KINDS = {"norm": "norms", "coordinate": "coordinates"}
 
 def decide_tails(tables: Tables) -> Decision:
     layers = tables["prose"]["layers"]
-    ratios = {
-        kind: [widened(*row) for row in layers[[f"{kind}_ratio{end}" for end in ("", "_low", "_high")]].to_numpy()]
-        for kind in KINDS
-    }
+    ratios = {}
+    for kind in KINDS:
+        columns = layers[[f"{kind}_ratio", f"{kind}_ratio_low", f"{kind}_ratio_high"]]
+        ratios[kind] = [widened(*row) for row in columns.to_numpy()]
     verdict = all_of(below(low, high, 0.0) for rows in ratios.values() for _, low, high in rows)
-    words = {
-        kind: ", ".join(f"{count} {word}" for word, count in layers[f"{kind}_tail"].value_counts().items()) for kind in KINDS
-    }
     worst = max((row for rows in ratios.values() for row in rows), key=lambda row: row[0])
-    told = "; ".join(f"{KINDS[kind]}: {words[kind]}" for kind in KINDS)
-    reason = f"laws of the largest values in {len(layers)} layers, by likelihood at 95 %: {told}"
+    told = []
+    for kind, plural in KINDS.items():
+        words = layers[f"{kind}_tail"].value_counts()
+        told.append(f"{plural}: " + ", ".join(f"{count} {word}" for word, count in words.items()))
+    reason = f"laws of the largest values in {len(layers)} layers, by likelihood at 95 %: {'; '.join(told)}"
     x = layers["layer"].to_numpy()
-    series = [Series(KINDS[kind], x, *(np.array(part) for part in zip(*rows, strict=True))) for kind, rows in ratios.items()]
+    series = []
+    for kind, rows in ratios.items():
+        value, low, high = (np.array(part) for part in zip(*rows, strict=True))
+        series.append(Series(KINDS[kind], x, value, low, high))
     line = Series("Gaussian and Pareto fit alike", [float(x.min()), float(x.max())], [0.0, 0.0], line=True)
     picture = Picture("layer", "log-likelihood a value, Pareto less Gaussian", (*series, line))
     return Decision(verdict, "largest ratio of a layer", *worst, reason, picture)

@@ -12,7 +12,7 @@ import torch
 from esscher.convergence.pool_curve import exact_pool_curve
 from esscher.keep import parse
 from esscher.keep.context import Context
-from esscher.reproduce.claim import Claim, Decision, Picture, Rows, Scale, Series, Tables
+from esscher.reproduce.claim import Claim, Decision, Picture, Rows, Scale, Series, Tables, Verdict
 from esscher.reproduce.decide import above, all_of, below, fitted, inside, share_of
 from esscher.reproduce.evidence import EvidenceSpec
 from esscher.reproduce.made import made_errors
@@ -136,7 +136,8 @@ def decide_neyman(tables: Tables) -> Decision:
     last = errors[(errors["n"] == errors["n"].max()) & (errors["metric"] == "neyman")]
     sizes = np.sqrt(last.groupby("point")["squared"].mean())
     spread = float(sizes.max() / sizes.min())
-    verdict = all_of((*(inside(low, high, 0.45, 0.55) for low, high in ends), "supported" if spread < FLAT else "refuted"))
+    flat: Verdict = "supported" if spread < FLAT else "refuted"
+    verdict = all_of((*(inside(low, high, 0.45, 0.55) for low, high in ends), flat))
     highest = fits["random"][-1].exponent
     reason = (
         f"exponents of Neyman's keys lie between {min(fit.exponent for fit in fits['neyman']):.3f} and "

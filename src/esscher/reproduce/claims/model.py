@@ -10,7 +10,7 @@ import pandas as pd
 
 from esscher.models.corpus.spec import CorpusSpec
 from esscher.models.downstream.spec import DownstreamSpec
-from esscher.reproduce.claim import Claim, Decision, Picture, Scale, Series, Tables
+from esscher.reproduce.claim import Claim, Decision, Picture, Scale, Series, Tables, Verdict
 from esscher.reproduce.decide import above, below, inside, mean_interval, rank_correlation, share_of
 from esscher.runs import RunSpec
 
@@ -194,7 +194,7 @@ def decide_horizon(tables: Tables) -> Decision:
     draws = tables["embeddings"]["draws"]
     texts = draws[draws["reading"] == "cosine"].groupby("text").agg(horizon=("horizon", "first"), value=("value", "mean"))
     order = rank_correlation(texts["horizon"], texts["value"])
-    verdict = "refuted" if order[1] > WEAK else below(*order[1:], 0.0)
+    verdict: Verdict = "refuted" if order[1] > WEAK else below(*order[1:], 0.0)
     third = texts["horizon"].rank(pct=True)
     low, high = texts["value"][third <= 1 / 3].mean(), texts["value"][third > 2 / 3].mean()
     reason = (
