@@ -251,8 +251,8 @@ CLAIMS = (
         source="[B] section 6, BERT experiment",
         statement="Mean and covariance of the outputs of BERT heads converge more slowly than 1/sqrt(n), the more so the "
         "higher the coupling of the head.",
-        hypothesis="The 72 heads of MiniLM on 8192 tokens of prose (full: 16,384), n = 64 to 2048 tokens drawn from them, "
-        "which are keys and queries at once.",
+        hypothesis="The 72 heads of MiniLM on 8192 tokens of prose (full: 16,384), n from 64 to an eighth of them, which "
+        "are keys and queries at once.",
         rule="Supported if with 99.9 % intervals more than half of the heads have exponents below 1/2, for the mean and for "
         "the covariance, and the rank correlation of the mean's exponent with the coupling is below 0. Refuted if one of the "
         "shares lies below a half, or the correlation above 0.",
