@@ -17,7 +17,7 @@ WORST = (
         "worst_layer_error",
         "float",
         "largest error of a layer",
-        "Relative error of the layer that has the largest: root of the sum over its heads, as the error of all is over all.",
+        "Relative error of the layer that has the largest, over its heads together and without weights.",
         short="worst layer's error",
     ),
     Column("worst_layer", "word", "worst layer", "Layer of the largest error.", short="worst layer"),
