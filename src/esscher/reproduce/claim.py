@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -41,6 +41,12 @@ class Series:
     low: Values | None = None
     high: Values | None = None
     line: bool = False
+
+    @classmethod
+    def of(cls, label: str, x: Values, intervals: Iterable[tuple[float, float, float]]) -> Series:
+        """Estimates with the ends of their intervals, one for each x."""
+        y, low, high = np.array([*intervals], dtype=np.float64).T
+        return cls(label, x, y, low, high)
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def decide_uniform(tables: Tables) -> Decision:
         parts += [inside(*fit.interval, *HALF), below(values[1], values[2], FEW * constant[radius])]
         told.append(f"{fit.exponent:.3f} at R = {radius:g}")
         radii.append(float(radius))
-        found.append(values)
+        found.append((float(values[0]), float(values[1]), float(values[2])))
     square, logs = edge["radius"].to_numpy(float) ** 2, np.log(list(constant.values()))
     half = len(square) // 2
     early, late = ((logs[b] - logs[a]) / (square[b] - square[a]) for a, b in ((0, half), (half, len(square) - 1)))
@@ -80,7 +80,7 @@ def decide_uniform(tables: Tables) -> Decision:
     )
     x = edge["radius"].to_numpy(float)
     series = (
-        Series("sqrt(n) times the uniform error", radii, *np.array(found).T),
+        Series.of("sqrt(n) times the uniform error", radii, found),
         Series("one query on the edge, exact", x, list(constant.values()), line=True),
     )
     picture = Picture("radius R", "constant C(R)", series, log="y")

@@ -77,10 +77,10 @@ def decide_limit(tables: Tables) -> Decision:
     _, worst, _ = max(rows, key=lambda row: abs(row[1][0] - 1))
     told = "; ".join(f"{name}: slope {slope[0]:.4f}, variance {spread[0]:.3f}" for name, slope, spread in rows)
     place = list(range(len(rows)))
-    series = [
-        Series(label, place, *([row[which][end] for row in rows] for end in range(3)))
-        for label, which in (("slope", 1), ("variance of the outputs", 2))
-    ]
+    series = (
+        Series.of("slope", place, (slope for _, slope, _ in rows)),
+        Series.of("variance of the outputs", place, (spread for _, _, spread in rows)),
+    )
     picture = Picture("case", "measured / Lemma 2.1", (*series, Series("1", place, [1.0] * len(rows), line=True)))
     return Decision(verdict, "slope furthest from 1", *worst, f"ratios to the formula: {told}", picture)
 
@@ -133,7 +133,7 @@ def decide_bounded(bounds: dict[str, str], tables: Tables) -> Decision:
                 Series(f"{metric}, {covariance}", found["n"].to_numpy(float), value, low, high),
                 Series(f"{name}, {covariance}", found["n"].to_numpy(float), ceiling, line=True),
             ]
-    worst = max(gaps)
+    worst = float(max(gaps)[0]), float(max(gaps)[1]), float(max(gaps)[2])
     slowest, promised = min(rates)
     reason = (
         f"at every L errors are below the bound, by a factor of {1 / worst[0]:.3g} or more; the smallest exponent measured is "
@@ -142,7 +142,7 @@ def decide_bounded(bounds: dict[str, str], tables: Tables) -> Decision:
         else f"an error is {worst[0]:.3g} times its bound"
     )
     picture = Picture("prompt length L", "root mean square error", tuple(series), log="xy")
-    return Decision(all_of(parts), "largest error / bound", *map(float, worst), reason, picture)
+    return Decision(all_of(parts), "largest error / bound", *worst, reason, picture)
 
 
 FIGURE = {"output": "errors", "risk_gradient": "exact"}  # what Figures 1 and 5 show, and the tables that have it
@@ -161,11 +161,11 @@ def decide_nears_linear(tables: Tables) -> Decision:
             falls.append((value[-1] / value[0], low[-1] / high[0], high[-1] / low[0]))
             parts.append("refuted" if rises else below(*falls[-1][1:], FALL))
             series.append(Series(f"{what}, {covariance}", drawn["n"].to_numpy(float), value, low, high))
-    worst = max(falls)
+    value, low, high = map(float, max(falls))
     n = drawn["n"].to_numpy()
-    reason = f"from L = {n[0]} to {n[-1]} the differences fall to between {min(falls)[0]:.2g} and {worst[0]:.2g} of themselves"
+    reason = f"from L = {n[0]} to {n[-1]} the differences fall to between {min(falls)[0]:.2g} and {value:.2g} of themselves"
     picture = Picture("prompt length L", "softmax minus linear attention, rms", tuple(series), log="xy")
-    return Decision(all_of(parts), "last difference / first, the largest", *map(float, worst), reason, picture)
+    return Decision(all_of(parts), "last difference / first, the largest", value, low, high, reason, picture)
 
 
 def made_concentration(exponent: float, bound: float, seed: int) -> Tables:
@@ -242,8 +242,8 @@ def decide_conventions(tables: Tables) -> Decision:
         told.append(" and ".join(f"{fitted(part, 'l2', int(point)).exponent:.3f}" for part in own))
         for name, part in zip(("inside", "outside"), own, strict=True):
             found = [(n, *mean_interval(group["squared"])) for n, group in part.groupby("n", sort=True)]
-            n, *values = (np.array(column, dtype=np.float64) for column in zip(*found, strict=True))
-            series.append(Series(f"{name}, point {point}", n, *(np.sqrt(np.maximum(value, 0.0)) for value in values)))
+            n, *values = np.array(found, dtype=np.float64).T
+            series.append(Series.of(f"{name}, point {point}", n, np.sqrt(np.maximum(values, 0.0)).T))
     verdict = all_of(inside(low, high, -SAME, SAME) for _, low, high in gaps)
     worst = max(gaps, key=lambda gap: abs(gap[0]))
     reason = f"exponents inside and outside, by horizon: {'; '.join(told)}"

@@ -17,7 +17,7 @@ from esscher.icl.flow.trajectory import flow_times, gradient_flow
 from esscher.icl.layer import Block
 from esscher.icl.risk.exact import risk
 from esscher.icl.tasks import LinearTask
-from esscher.reproduce.claim import Claim, Decision, Picture, Rows, Scale, Series, Tables
+from esscher.reproduce.claim import Claim, Decision, Picture, Rows, Scale, Series, Tables, Verdict
 from esscher.reproduce.decide import all_of, below
 from esscher.reproduce.evidence import EvidenceSpec
 from esscher.runs import RunSpec
@@ -91,7 +91,7 @@ def measure_risks(dim: int, rank: int, lengths: list[int], cases: int, rng: np.r
 
 
 def measure(what: str, rng: np.random.Generator, **settings: Any) -> Rows:
-    measured = {"ends": measure_ends, "risks": measure_risks}[what]
+    measured = measure_ends if what == "ends" else measure_risks
     return [{"what": what, **row} for row in measured(**settings, rng=rng)]
 
 
@@ -133,7 +133,7 @@ def decide_ends(tables: Tables) -> Decision:
     own = rows[rows["what"] == "ends"].reset_index(drop=True)
     distance = own["distance"].to_numpy(float)
     reached = int((distance < CLOSE).sum())
-    verdict = "supported" if reached == len(own) else "refuted"
+    verdict: Verdict = "supported" if reached == len(own) else "refuted"
     worst = float(distance.max())
     reason = (
         f"{reached} of {len(own)} flows end within {CLOSE:g} of the printed limit, the furthest at {worst:.2g}, "

@@ -30,7 +30,7 @@ def training(scale: Scale, seed: int) -> TrainSpec:
     """Pairs trained from the same weights on the same prompts; quick: a fifth of the paper's time, at four times its rate."""
     quick = {"seeds": 2, "steps": 25_000, "rate": 4e-3, "records": 20, "final_evaluation": 40_000}
     chosen = quick if scale == "quick" else {"seeds": 10}
-    return TrainSpec(covariances=COVARIANCES, lengths=TRAINED, seed=seed, **chosen)  # type: ignore[arg-type]
+    return TrainSpec(covariances=COVARIANCES, lengths=TRAINED, seed=seed, **chosen)
 
 
 def both(scale: Scale, seed: int) -> dict[str, RunSpec]:
@@ -58,7 +58,8 @@ def trained(tables: Tables) -> pd.DataFrame:
 
 def decide_errors(tables: Tables) -> Decision:
     flow = tables["flow"]["final"]
-    series, parts = [], []
+    series: list[Series] = []
+    parts: list[Verdict] = []
     for covariance, own in flow.groupby("covariance", sort=True):
         ends = own.pivot_table(index="length", columns="model", values="mse").sort_index()
         for model in ("softmax", "linear", "bayes"):
@@ -78,7 +79,7 @@ def decide_errors(tables: Tables) -> Decision:
         ratios.append((value / base, (value - error) / base, (value + error) / base))
     for model in ("softmax", "linear"):
         series.append(Series(f"{model}, trained", fit["length"].to_numpy(float), fit[model].to_numpy() - NOISE))
-    worst = min(ratios) if ratios else (float("nan"), float("nan"), float("nan"))
+    value, low, high = map(float, min(ratios)) if ratios else [float("nan")] * 3
     verdict: Verdict = all_of(parts) if ratios else all_of((*parts, "undecided"))
     last = flow[flow["length"] == flow["length"].max()]
     reason = (
@@ -90,7 +91,7 @@ def decide_errors(tables: Tables) -> Decision:
         else f"{len(fit)} of {len(runs)} trainings reach the end of the flow; not every order or limit is as claimed"
     )
     picture = Picture("prompt length L", "mean squared error above the noise", tuple(series), log="xy")
-    return Decision(verdict, "softmax above linear, share, the smallest", *map(float, worst), reason, picture)
+    return Decision(verdict, "softmax above linear, share, the smallest", value, low, high, reason, picture)
 
 
 # ---- 22: the distance of the two models -------------------------------------------------------------------------------------

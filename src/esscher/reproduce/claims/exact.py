@@ -47,7 +47,7 @@ def sizes(scale: Scale, seed: int) -> dict[str, RunSpec]:
 def random_law(name: str, rng: np.random.Generator) -> Measure:
     def covariance() -> Floats:
         root = rng.standard_normal((DIM, DIM)) / np.sqrt(DIM)
-        return root @ root.T
+        return np.asarray(root @ root.T, np.float64)
 
     match name:
         case "gaussian":
@@ -114,9 +114,9 @@ def decide_exact(tables: Tables) -> Decision:
             away = float((own["ratio"] - 1).abs().max())
             parts.append(below(away, away, ROUNDING))
             continue
-        found = [(float(n), *mean_interval(part["ratio"])) for n, part in own.groupby("n", sort=True)]
-        series.append(Series(str(law), *zip(*found, strict=True)))
-        drawn += [row[1:] for row in found]
+        found = [mean_interval(part["ratio"]) for _, part in own.groupby("n", sort=True)]
+        series.append(Series.of(str(law), sorted(set(own["n"].astype(float))), found))
+        drawn += found
     parts += [inside(low, high, 1 - RATIO, 1 + RATIO) for _, low, high in drawn]
     worst = max(drawn, key=lambda row: abs(row[0] - 1))
     reason = f"{len(drawn)} simulated mean squares are {worst[0]:.4f} of the exact at worst; enumerated ones differ by "

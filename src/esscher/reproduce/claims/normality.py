@@ -93,7 +93,7 @@ def decide_normality(tables: Tables) -> Decision:
     series, ends, told = [], [], []
     for law, sizes in by_law(tables):
         found = [distance(part["coordinate"].to_numpy(float), stats.norm()) for _, part in sizes]
-        series.append(Series(law, [n for n, _ in sizes], *zip(*found, strict=True)))
+        series.append(Series.of(law, [n for n, _ in sizes], found))
         ends.append(found[-1])
         told.append(f"{law} {found[0][0]:.3f} to {found[-1][0]:.3f}")
     x = [n for n, _ in sizes]
@@ -110,7 +110,7 @@ def decide_variance(tables: Tables) -> Decision:
         n = np.array([size for size, _ in sizes])
         found = np.array([mean_interval(part["squared"]) for _, part in sizes])
         bound = np.array([part["bound"].iloc[0] for _, part in sizes])
-        series.append(Series(law, n, *(n * column for column in found.T)))
+        series.append(Series.of(law, n, n[:, None] * found))
         series.append(Series(f"{law}, bound", n, n * bound, line=True))
         gaps += [(float(value), float(low), float(high)) for value, low, high in found / bound[:, None]]
         told.append(f"{law} {gaps[-1][0]:.2f}")
@@ -126,7 +126,7 @@ def decide_chi_squared(tables: Tables) -> Decision:
     for law, sizes in by_law(tables):
         covered = [share_of(int((part["own_size"] <= chi.ppf(NOMINAL)).sum()), len(part)) for _, part in sizes]
         apart = distance(sizes[-1][1]["size"].to_numpy(float), chi)
-        series.append(Series(law, [n for n, _ in sizes], *zip(*covered, strict=True)))
+        series.append(Series.of(law, [n for n, _ in sizes], covered))
         ends.append(covered[-1])
         parts += [inside(*covered[-1][1:], *COVERED), below(*apart[1:], DISTANCE)]
         told.append(f"{law} {covered[0][0]:.3f} to {covered[-1][0]:.3f} (distance {apart[0]:.3f})")
