@@ -15,6 +15,8 @@ from esscher.icl.concentration.job import CONCENTRATION
 from esscher.icl.concentration.spec import ConcentrationSpec
 from esscher.icl.flow.job import FLOW
 from esscher.icl.flow.spec import FlowSpec
+from esscher.icl.stability.job import STABILITY
+from esscher.icl.stability.spec import StabilitySpec
 from esscher.icl.training.job import TRAIN
 from esscher.icl.training.spec import TrainSpec
 from esscher.models.downstream.job import DOWNSTREAM
@@ -26,7 +28,14 @@ from esscher.runs import Column
 from esscher.runs.columns import Declared, columns_of
 
 SOURCE = Path(__file__).parents[1] / "src" / "esscher"
-SHOWN = ("report/**/*", "cli/probe.py", "cli/converge.py", "cli/icl.py", "cli/fit.py")  # where stored tables are shown
+SHOWN = (
+    "report/**/*",
+    "cli/probe.py",
+    "cli/converge.py",
+    "cli/icl.py",
+    "cli/stability.py",
+    "cli/fit.py",
+)  # where stored tables are shown
 AXES = {"rms error", "mean squared error", "two-sided horizon"}  # of figures drawn from points, whatever table they come from
 KEPT = Path(__file__).parent / "snapshot"
 DECLARED: dict[str, Declared] = {
@@ -38,6 +47,7 @@ DECLARED: dict[str, Declared] = {
     "sequence": PROBE.columns(ProbeSpec(epsilons=(0.1, 0.3), pool="sequence", scales=(1.0,), temperature=(1.0, 0.1))),
     "downstream": DOWNSTREAM.columns(DownstreamSpec()),
     "icl_concentration": CONCENTRATION.columns(ConcentrationSpec()),
+    "icl_stability": STABILITY.columns(StabilitySpec()),
 }
 
 

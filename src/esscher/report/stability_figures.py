@@ -62,7 +62,7 @@ def save_apart(distance: Any, flows: Any, training: float, path: Path) -> None:
                     middle = part.groupby("time")[column].median()
                     ax.plot(middle.index, middle, color=PALETTE[i % len(PALETTE)], lw=1.1, label=f"L = {length:g}")
                 ax.axvline(training, color=PALETTE[6], ls=":", lw=0.8)
-                ax.set(xscale="log", yscale="log", title=title if axes is rows[0] else "", ylim=(1e-10, 10.0))
+                ax.set(xscale="log", yscale="log", title=title if name == names[0] else "", ylim=(1e-10, 10.0))
             axes[0].set_ylabel(f"squared distance, {name}", fontsize=7)
         for ax in rows[-1]:
             ax.set_xlabel("time of the flow")

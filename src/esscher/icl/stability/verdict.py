@@ -1,4 +1,4 @@
-"""Is training linear attention less stable? A test written down before the flows were run.
+"""Is training linear attention less stable? A test written down before the flows, those of three seeds apart, were run.
 
 [S], appendix A.2: "training softmax attention architectures appears to be more stable". A start is *stuck* for a model when
 its error after the paper's training time is more than 5 % above where the block form ends (``comparison.ABOVE``). Both models
