@@ -114,6 +114,7 @@ FORMS: dict[str, dict[str, Form]] = {
         **{"rule": "", "size": "g", "text": "d", "layer": "d", "subset": ""},
         **dict.fromkeys(("exact", "measured", "first_order", "independent"), ".4f"),
     },
+    "agreement": {"rule": "", "size": "g", "layers": "d", "inside": "d", "common": "d", "apart": ".1e", "draws": "d"},
     "correlations": {"rule": "", "size": "g", "predictor": "", "rho": ".3f", "heads": "d"},
 }
 FINAL = "output"

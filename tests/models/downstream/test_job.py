@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from esscher.models.downstream.columns import columns
 from esscher.models.downstream.job import DOWNSTREAM
 from esscher.models.downstream.needle import plant
 from esscher.models.downstream.spec import DownstreamSpec
 from esscher.models.downstream.text import Text
-from esscher.runs import Run, execute
+from esscher.runs import Run, execute, load_run
+from esscher.runs.store import Store
 from tests.models.downstream.runs import RULES, source, spec
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +34,8 @@ def cache_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_tables_of_a_language_model(cache_run: Run) -> None:
     assert set(cache_run.tables) == {
-        *("about", "draws", "downstream", "layers", "depth", "propagation", "sensitivity", "correlations", "together")
+        *("about", "draws", "downstream", "layers", "depth", "propagation", "sensitivity", "correlations", "together"),
+        *("fixed", "agreement"),
     }
     found = cache_run.table("downstream")
     assert set(found["reading"]) == {"kl", "agreement", "loss", "error", "needle", "q95"}
@@ -109,6 +118,28 @@ def test_heads_together_are_as_drawn(cache_run: Run) -> None:
     assert not np.allclose(rows[rows["subset"] == "one for all heads"]["exact"], own["exact"], rtol=0.01)
 
 
+def test_layers_at_fixed_inputs_are_predicted(cache_run: Run) -> None:
+    """Without chance to rounding; with it, eight errors and eight covariances within twice their 95 % interval of 60 draws
+    (Student's; false alarm 1 in 700 each, 1 in 40 in all).
+    """
+    rows = cache_run.table("fixed")
+    assert len(rows) == 2 * 2 * len(RULES)  # texts, layers, rules
+    sure, drawn = rows[rows["draws"] == 1], rows[rows["draws"] > 1]
+    assert set(sure["rule"]) == {RULES[1]}
+    assert np.allclose(sure["predicted"], sure["measured"], rtol=1e-4)
+    assert np.allclose(sure["common"], sure["common_measured"], rtol=1e-3, atol=1e-5)
+    for predicted, measured, low, high in (
+        ("predicted", "measured", "low", "high"),
+        ("common", "common_measured", "common_low", "common_high"),
+    ):
+        power = 2 if predicted == "predicted" else 1  # intervals are of squares
+        ends = drawn[low] ** power, drawn[high] ** power
+        assert ((drawn[predicted] ** power - drawn[measured] ** power).abs() < 1.0001 * (ends[1] - ends[0])).all()
+    found = cache_run.table("agreement").set_index("rule")
+    assert found["inside"][RULES[1]] == found["layers"][RULES[1]] == 4
+    assert found["apart"][RULES[1]] < 1e-4
+
+
 def test_needles_stand_in_the_prefill_and_are_asked_for_behind_it() -> None:
     found = source("llama", rules=RULES, splits=["uniform", "cut"], needles=2, sensitivity=True, depth=True, together=True)
     words = found.loaded.tokenizer
@@ -137,11 +168,20 @@ def test_needles_stand_in_the_prefill_and_are_asked_for_behind_it() -> None:
         ("bert", {"cosine", "neighbour", "error"}),
         ("classifier", {"kl", "agreement", "error"}),
         ("gpt2", {"kl", "agreement", "loss", "error"}),
+        ("llama", {"kl", "agreement", "loss", "error"}),
     ],
 )
 def test_every_query_keeps_a_few(model: str, readings: set[str], tmp_path: Path) -> None:
-    asked = spec(model, when="every", rules=["random", "topk", "impact"], window=40)
+    """And its layers' errors at fixed inputs are as predicted, as above; heads draw keys of their own."""
+    asked = spec(model, when="every", rules=["random", "topk", "impact"], window=40, together=True, sizes=[0.4, 0.7])
     run = execute(asked, tmp_path / "run")
+    fixed = run.table("fixed")
+    assert len(fixed) == 3 * 2 * 2
+    sure, drawn = fixed[fixed["draws"] == 1], fixed[fixed["draws"] > 1]
+    assert np.allclose(sure["predicted"], sure["measured"], rtol=1e-3)
+    assert set(drawn["rule"]) == {"random"}
+    apart = (drawn["predicted"] ** 2 - drawn["measured"] ** 2).abs()
+    assert (apart < 1.0001 * (drawn["high"] ** 2 - drawn["low"] ** 2)).all()
     found = run.table("downstream")
     assert set(found["reading"]) == readings
     error = found[(found["reading"] == "error") & (found["rule"] == "topk")]
@@ -149,11 +189,48 @@ def test_every_query_keeps_a_few(model: str, readings: set[str], tmp_path: Path)
     assert (error["value"] > 0).all()
 
 
-def test_gpt2_decodes_from_a_cache(tmp_path: Path) -> None:
-    run = execute(spec("gpt2", rules=["sinks:2+recent", "neyman:shared"]), tmp_path / "run")
+def test_gpt2_goes_every_way_of_a_cache(tmp_path: Path) -> None:
+    """Splits, needles, one head and one layer at a time, heads together; a rule of chances that differ from key to key too."""
+    rules = [*RULES, "neyman:shared"]
+    ways = {"splits": ["uniform", "cut"], "needles": 1, "sensitivity": True, "depth": True, "together": True}
+    run = execute(spec("gpt2", rules=rules, texts=1, sizes=[0.4, 0.7], **ways), tmp_path / "run")
     kl = run.table("downstream").query("reading == 'kl'")
-    assert len(kl) == 6
+    assert sorted(kl.groupby(["rule", "split"]).size().index) == sorted(
+        [(rules[0], "uniform"), (rules[1], "cut"), (rules[1], "uniform"), (rules[2], "uniform")]
+    )
     assert (kl["value"] > 0).all()
+    assert {"needle", "q95"} < set(run.table("downstream")["reading"])
+    assert (run.table("sensitivity")["kl"] > 0).all()
+    assert set(run.table("propagation")["layer"]) == {-1, 0, 1}
+    assert len(run.table("together")) == 2 * 2
+    fixed = run.table("fixed")
+    assert set(fixed["rule"]) == set(rules)
+    assert ((fixed["predicted"] - fixed["measured"]).abs() < 0.5 * fixed["measured"]).all()
+
+
+def test_a_killed_run_is_finished_by_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGKILL in the first unit that drops keys in one layer alone; a local Dask cluster does the rest, to the same bytes."""
+    settings = {"texts": 1, "sensitivity": True, "depth": True}
+    asked = spec("llama", rules=RULES[1:], **settings)
+    path, out = tmp_path / "spec.yaml", tmp_path / "killed"
+    path.write_text(yaml.safe_dump(asked.as_dict()), encoding="utf-8")
+    code = (
+        "import os, signal, sys, esscher.models.downstream.job as job; from esscher.runs import execute\n"
+        "job.layer_rows = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "execute(sys.argv[1], sys.argv[2])\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, str(path), str(out)], cwd=ROOT, capture_output=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    whole = execute(asked, tmp_path / "whole")
+    assert 1 <= Store(out).count() < whole.manifest.units
+    assert load_run(out).status != "complete"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
+    resumed = execute(asked, out, dask="local", workers=1)
+    assert len(resumed.manifest.starts) == 2
+    assert resumed.manifest.starts[1].executor.startswith("dask")
+    assert {"draws", "downstream", "layers", "depth", "sensitivity", "propagation"} <= set(resumed.tables)
+    for name in set(whole.tables) | set(resumed.tables):
+        assert (out / f"{name}.parquet").read_bytes() == (whole.path / f"{name}.parquet").read_bytes(), name
 
 
 def test_a_unit_depends_on_nothing_that_was_computed_before(cache_run: Run) -> None:

@@ -133,21 +133,25 @@ class Plan:
 
     def choose(self, cell: Cell) -> Choice:
         """What a cell keeps; the same for the same cell and text."""
-        rule, n = self.rules[cell.rule], self.source.spec.keys_of(cell.size, self.keys)
         if cell.split == CUT:
-            return self._cut(rule, n)
-        own = self.budgets[cell.rule][cell.size] if cell.split != UNIFORM else {}
+            return self._cut(self.rules[cell.rule], self.source.spec.keys_of(cell.size, self.keys))
         kept: dict[Place, Tensor] = {}
         weight: dict[Place, Tensor] = {}
         for place, context in self.contexts.items():
-            size = min(context.keys, max(rule.least(context), own.get(place, n)))
-            found = once(rule, context, size)
+            found = self.inclusion(cell, place)
             state = torch.Generator().manual_seed(self.source.spec.unit_seed({"draw": cell.draw, "place": list(place)}))
             drawn = torch.rand(context.keys, generator=state, dtype=torch.float64).to(found.probability.device)
             kept[place] = drawn < found.probability[0]
             if found.weight is not None:
                 weight[place] = found.weight[0]
         return Choice(_by_layer(kept), _by_layer(weight))
+
+    def inclusion(self, cell: Cell, place: Place) -> Inclusion:
+        """Chances and weights (1, N) of the keys of one key-value head, of a cell without a cut."""
+        rule, context = self.rules[cell.rule], self.contexts[place]
+        own = self.budgets[cell.rule][cell.size] if cell.split != UNIFORM else {}
+        n = own.get(place, self.source.spec.keys_of(cell.size, self.keys))
+        return once(rule, context, min(context.keys, max(rule.least(context), n)))
 
     def _cut(self, rule: Rule, n: int) -> Choice:
         """One threshold on the scores of all heads, so that they keep n each on average."""

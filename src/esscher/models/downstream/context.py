@@ -111,7 +111,7 @@ def _check(spec: DownstreamSpec, loaded: Loaded) -> None:
         raise ValueError(f"heads: {loaded.name} has heads 0 to {fewest - 1}, got {max(spec.heads)}")
     if spec.when != "cache":
         asked = {"splits": spec.splits != ("uniform",), "needles": spec.needles, "sensitivity": spec.sensitivity}
-        asked |= {"depth": spec.depth, "together": spec.together}
+        asked |= {"depth": spec.depth}
         given = [name for name, wanted in asked.items() if wanted]
         if given:
             raise ValueError(f"{given[0]}: it is of a cache that a language model decodes from; leave it out")

@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from esscher.keep import parse
 from esscher.keep.context import Context
-from esscher.keep.rule import Chance, Rule
+from esscher.keep.rule import Chance, Inclusion, Rule
 from esscher.models.downstream.cache import Cell
 from esscher.models.downstream.context import DownstreamContext
 from esscher.models.downstream.horizon import Horizons
 from esscher.models.downstream.readings import Outcome
 from esscher.models.downstream.spec import UNIFORM
 from esscher.models.huggingface.capture import Captured, forward, without_cache
-from esscher.models.huggingface.interventions import Kept, check_acted, intervene, rule_for_every_query
+from esscher.models.huggingface.interventions import (
+    Acted,
+    Kept,
+    call_context,
+    check_acted,
+    intervene,
+    rule_for_every_query,
+)
 
 __all__ = ["EveryText"]
 
 
 class EveryText:
-    """The full model on one text, and then under each cell."""
+    """The full model on one text, and then under each cell, every query with keys of its own."""
+
+    once: ClassVar[bool] = False
 
     def __init__(self, source: DownstreamContext, window: int) -> None:
         self.source, self.window, self.ids, self.horizons = source, window, source.ids(window), Horizons()
@@ -49,6 +59,13 @@ class EveryText:
 
     def run(self, cell: Cell) -> tuple[float, Outcome]:
         """Keys kept on average by a query, and what the model says."""
+        kept, acted, result = self.under(cell)
+        outcome = self._outcome(result)
+        check_acted(acted, self.full.rows, outcome.rows)
+        return kept, outcome
+
+    def under(self, cell: Cell, **watch: Any) -> tuple[float, Acted, Any]:
+        """Keys kept on average by a query, what was done, and what the model returns; ``watch``: as of :func:`intervene`."""
         source, model = self.source, self.source.loaded.model
         n = source.spec.keys_of(cell.size, self.ids.shape[1])
         seed = source.spec.unit_seed({"draw": cell.draw, "window": self.window, "rule": cell.rule, "size": cell.size})
@@ -64,10 +81,29 @@ class EveryText:
             kept.append(float(found.allowed.sum(-1).double().mean()))
             return Kept(allowed, found.weight)
 
-        with torch.no_grad(), intervene(model, own) as acted:
-            outcome = self._outcome(model(input_ids=self.ids, **without_cache(model)))
-        check_acted(acted, self.full.rows, outcome.rows)
-        return sum(kept) / max(1, len(kept)), outcome
+        with torch.no_grad(), intervene(model, own, **watch) as acted:
+            result = model(input_ids=self.ids, **without_cache(model))
+        return sum(kept) / max(1, len(kept)), acted, result
+
+    @functools.cached_property
+    def calls(self) -> list[Captured]:
+        """Attention of every layer on all keys."""
+        found: list[Captured] = []
+        forward(self.source.loaded.model, {"input_ids": self.ids}, found.append)
+        return found
+
+    @functools.cached_property
+    def limits(self) -> dict[int, Tensor]:
+        """(heads, T, width) by layer."""
+        return {call.layer: call.output()[0] for call in self.calls}
+
+    def inclusion(self, cell: Cell, call: Captured, kv_head: int) -> Inclusion:
+        """What every query keeps, as chances and weights; of heads that share keys below each other."""
+        rule, shared = parse(cell.rule), call.heads // call.kv_heads
+        rows = torch.arange(call.query.shape[2], device=call.query.device)
+        output = self.source.outputs[call.layer][kv_head * shared : (kv_head + 1) * shared]
+        context = replace(call_context(call, kv_head, rows, call.key.shape[2]), output=output)
+        return rule.include(context, self.source.spec.keys_of(cell.size, self.ids.shape[1]) if rule.free else None)
 
     def _sizes(self, n: int) -> Any:
         dropping = set(self.source.layers)

@@ -13,13 +13,14 @@ from esscher.models.downstream.columns import columns
 from esscher.models.downstream.context import DownstreamContext, context_of
 from esscher.models.downstream.depth import ALL, layer_rows
 from esscher.models.downstream.every import EveryText
+from esscher.models.downstream.fixed import fixed_rows
 from esscher.models.downstream.needle import Needle, plant
 from esscher.models.downstream.readings import READINGS, Outcome
 from esscher.models.downstream.sensitivity import head_rows
 from esscher.models.downstream.spec import DownstreamSpec
 from esscher.models.downstream.tables import FULL, finished
 from esscher.models.downstream.text import Text
-from esscher.models.downstream.together import together_rows
+from esscher.models.downstream.together import random_rule, together_rows
 from esscher.models.huggingface.parity import parity
 from esscher.runs import Job, Shard, Unit
 from esscher.runs.progress import advance
@@ -40,6 +41,8 @@ def units(spec: DownstreamSpec) -> list[Unit]:
         if spec.sensitivity:
             found += [{"text": text, "sensitivity": block} for block in blocks]
         if spec.together:
+            found += [{"text": text, "fixed": rule} for rule in spec.compared]
+        if spec.together and spec.when == "cache" and random_rule(spec.compared):
             found += [{"text": text, "together": block} for block in blocks]
         if spec.depth:
             found += [{"text": text, "depth": block} for block in [[ALL], *blocks]]
@@ -59,10 +62,13 @@ def hashes(spec: DownstreamSpec) -> dict[str, str]:
 def compute(spec: DownstreamSpec, unit: Unit) -> Mapping[str, Any]:
     source = context_of(spec)
     if source.spec.when == "every":
-        return _every(source, unit["text"])
+        every = EveryText(source, int(source.texts[unit["text"]]))
+        return _fixed(every, unit) if "fixed" in unit else _every(every, unit["text"])
     if "needle" in unit:
         return {"draws": _needle(source, unit["needle"])}
     text = Text(source, source.ids(int(source.texts[unit["text"]])), source.prefill, budgets_of(source))
+    if "fixed" in unit:
+        return _fixed(text, unit)
     if "together" in unit:
         rows = together_rows(text, unit["together"], source.spec.unit_seed(unit))
         return {"together": [{"text": unit["text"]} | row for row in rows]}
@@ -78,6 +84,11 @@ def compute(spec: DownstreamSpec, unit: Unit) -> Mapping[str, Any]:
     return _cache(text, unit["text"])
 
 
+def _fixed(text: Text | EveryText, unit: Unit) -> Mapping[str, Any]:
+    rows = [{"text": unit["text"]} | row for row in fixed_rows(text, unit["fixed"])]
+    return {"fixed": rows} if rows else {}
+
+
 def _cache(text: Text, number: int) -> Mapping[str, Any]:
     place = {"text": number, "horizon": text.horizons.median}
     rows, layers = list(_full(text.full, place)), []
@@ -91,8 +102,7 @@ def _cache(text: Text, number: int) -> Mapping[str, Any]:
     return {"draws": rows, "layers": layers} if layers else {"draws": rows}
 
 
-def _every(source: DownstreamContext, number: int) -> Mapping[str, Any]:
-    text = EveryText(source, int(source.texts[number]))
+def _every(text: EveryText, number: int) -> Mapping[str, Any]:
     place = {"text": number, "horizon": text.horizons.median}
     rows, cells = list(_full(text.full, place)), list(text.cells())
     for i, cell in enumerate(cells):

@@ -60,7 +60,8 @@ class DownstreamSpec(RunSpec):
     needles: int = Field(default=0, ge=0, description="facts planted in the texts, to be found again")
     sensitivity: bool = Field(default=False, description="also compress one head at a time, by the first rule and size")
     together: bool = Field(
-        default=False, description="also errors of a layer's heads together, on random keys, exact and drawn"
+        default=False,
+        description="also errors of layers at fixed inputs, heads together, predicted and measured",
     )
     depth: bool = Field(default=False, description="also drop keys in one layer at a time, against the first order")
     dtype: Literal["float32", "float64"] = Field(

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 from scipy import stats
 
+from esscher.models.downstream.fixed import agreement_of
 from esscher.models.downstream.readings import READINGS
 from esscher.models.downstream.sensitivity import PREDICTORS, rank_correlation
 from esscher.models.downstream.spec import DownstreamSpec
@@ -42,6 +43,9 @@ def finished(spec: DownstreamSpec, raw: Mapping[str, pd.DataFrame]) -> dict[str,
         found["depth"] = depth
     if "propagation" in raw:
         found["propagation"] = _means(raw["propagation"], ["rule", "size", "layer"], ["error", "first_order", "kl"])
+    if "fixed" in raw:
+        found["fixed"] = raw["fixed"]
+        found["agreement"] = agreement_of(raw["fixed"])
     if "together" in raw:
         found["together"] = raw["together"]
     if "sensitivity" in raw:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from esscher.keep.rule import Inclusion
 from esscher.models.downstream.cache import Cell, Choice, Place, Plan
 from esscher.models.downstream.context import DownstreamContext
 from esscher.models.downstream.horizon import Horizons
@@ -37,7 +38,9 @@ class LayerErrors:
 
 
 class Text:
-    """``ids`` (1, P + D): the first ``tokens`` are the prefill, the others the continuation."""
+    """``ids`` (1, P + D): the first ``tokens`` are the prefill, the others the continuation, all on one choice of keys."""
+
+    once: ClassVar[bool] = True
 
     def __init__(self, source: DownstreamContext, ids: Tensor, tokens: int, budgets: Budgets) -> None:
         self.source, self.ids, self.tokens = source, ids, tokens
@@ -64,6 +67,25 @@ class Text:
         """What a layer's queries have left under a choice; None where the layer drops nothing."""
         drops = self.source.drops(captured.layer)
         return None if drops is not None and not bool(drops.any()) else choice.left(captured, drops)
+
+    def cells(self) -> Iterator[Cell]:
+        return self.plan.cells()
+
+    def inclusion(self, cell: Cell, call: Captured, kv_head: int) -> Inclusion:
+        """What a cell keeps of a key-value head, as chances and weights (1, N): once for all queries of the continuation."""
+        found = self.plan.inclusion(cell, (call.layer, kv_head))
+        later = call.key.shape[2] - found.probability.shape[1]
+        chance, weight = (
+            None if one is None else torch.nn.functional.pad(one, (0, later), value=1.0)
+            for one in (found.probability, found.weight)
+        )
+        assert chance is not None
+        return Inclusion(chance, weight)
+
+    def under(self, cell: Cell, **watch: Any) -> None:
+        """The continuation on what a cell keeps, for who watches."""
+        choice = self.plan.choose(cell)
+        self.decode(lambda captured: self.left(choice, captured), **watch)
 
     def run(self, cell: Cell) -> tuple[Choice, Outcome, list[LayerErrors]]:
         """The continuation on what a cell keeps."""

@@ -18,13 +18,14 @@ from torch import Tensor
 
 from esscher.convergence.integral.inclusion import inclusion_error
 from esscher.convergence.integral.pairs import first_order_pair, pair_error
+from esscher.keep import parse
 from esscher.keep.random import Random
 from esscher.models.downstream.cache import Cell, once
 from esscher.models.downstream.text import Text
 from esscher.models.huggingface.capture import Captured
 from esscher.models.huggingface.interventions import call_context
 
-__all__ = ["together_rows"]
+__all__ = ["random_rule", "together_rows"]
 
 QUERIES = 2  # of a continuation, evenly spread
 DRAWS = 400
@@ -132,12 +133,18 @@ def _rows(cell: Cell, layer: int, queries: list[_Query], size: float, generator:
         yield place | {name: math.sqrt(value / size) for name, value in numbers.items()}
 
 
+def random_rule(rules: Iterable[str]) -> str | None:
+    """The first rule of random keys that count once."""
+    parts = ((text, parse(text).free) for text in rules)
+    return next((text for text, free in parts if isinstance(free, Random) and not free.reweight), None)
+
+
 def _random_cell(text: Text) -> Cell:
-    for cell in text.plan.cells():
-        free = text.plan.rules[cell.rule].free
-        if isinstance(free, Random) and not free.reweight:
-            return cell
-    raise ValueError("together: expected a rule of random keys that count once, such as sinks:4+random, among the rules")
+    wanted = random_rule(text.plan.rules)
+    found = next((cell for cell in text.plan.cells() if cell.rule == wanted), None)
+    if found is None:
+        raise ValueError(f"sizes: no size leaves {wanted} a key to choose; give larger sizes")
+    return found
 
 
 def _queries(text: Text, cell: Cell, call: Captured) -> Iterator[_Query]:
