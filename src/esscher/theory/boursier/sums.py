@@ -62,7 +62,7 @@ def predictions(setting: Setting) -> list[Prediction]:
             exponent=0.5,
             value=partial(_mean, bound, second) if ready else None,
             units="rms" if ready else "none",
-            numbers={"tilt": setting.tilt, "delta": DELTA, "u": second},
+            numbers={"tilt": setting.tilt, "delta": DELTA} | ({"u": second} if np.isfinite(second) else {}),
         )
         for name, source, formula, bound in rows
     ]
