@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
-from esscher.convergence.delta import confidence_region
+from esscher.convergence.region import confidence_region
 from esscher.icl.flow.limit import flow_limit
 from esscher.reproduce.claims import bohbot_uniform, boursier_attention, boursier_flows, exact, normality
 
@@ -49,7 +50,7 @@ def test_a_prompt_counts_as_covered_where_its_region_holds_the_limit() -> None:
     limit = law.tilted_mean(normality.QUERY)
     for row, y in zip(rows, tokens, strict=True):
         region = confidence_region(normality.QUERY, y, y, 0.8, scale=1.0)
-        assert (row["own_size"] <= region.bound) == bool(region.contains(limit)[0])
+        assert (row["own_size"] <= stats.chi2(2).ppf(0.8)) == bool(region.contains(limit)[0])
         assert row["squared"] == pytest.approx(float((region.center - limit).square().sum()))
 
 
