@@ -62,7 +62,9 @@ def decide_uniform(tables: Tables) -> Decision:
     errors, edge = tables["balls"]["errors"], tables["edge"]["evidence"].sort_values("radius")
     constant = dict(zip(edge["radius"], np.sqrt(edge["n"]) * edge["rms"], strict=True))
     radii, found, parts, told = [], [], [], []
-    for (point, radius), own in errors.groupby(["point", "value"], sort=True):
+    at = dict(tables["balls"]["rates"][["point", "value"]].itertuples(index=False))
+    for point, own in errors.groupby("point", sort=True):
+        radius = at[point]
         fit = fitted(errors, "uniform", int(point))
         largest = own[own["n"] == own["n"].max()]
         values = np.sqrt(np.maximum(mean_interval(largest["squared"]), 0.0) * float(own["n"].max()))
@@ -95,7 +97,8 @@ def made_uniform(exponent: float, power: bool, seed: int) -> Tables:
     constant = (1 + radius) ** 2 if power else np.exp(radius**2 / 4)
     edge = pd.DataFrame({"radius": radius, "n": 1e15, "rms": constant / math.sqrt(1e15)})
     errors = made_errors({(point, "uniform"): exponent for point in range(3)}, seed)
-    return {"balls": {"errors": errors.assign(value=0.5 + 0.5 * errors["point"])}, "edge": {"evidence": edge}}
+    rates = pd.DataFrame({"point": [0, 1, 2], "value": [0.5, 1.0, 1.5]})
+    return {"balls": {"errors": errors, "rates": rates}, "edge": {"evidence": edge}}
 
 
 # ---- 5: tokens of bounded support -------------------------------------------------------------------------------------------
