@@ -24,8 +24,7 @@ RANDOM = "sinks:4+random"
 
 
 def language(scale: Scale, seed: int, texts: int, **settings: Any) -> DownstreamSpec:
-    """A prefill of SmolLM2 of which every third layer, or in full all, keeps a fifth of the keys at random, beside the first "
-    "4."""
+    """A prefill of SmolLM2 of which every third layer, or in full all, keeps a fifth of the keys at random, and the first 4."""
     quick = scale == "quick"
     return DownstreamSpec(
         model="smollm2",
