@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from esscher.cli.app import main
-from esscher.reproduce import Claim, catalogue
+from esscher.reproduce import Claim, Decision, Picture, Series, catalogue
 from esscher.reproduce.judge import Asked, judge, read_verdicts
 from esscher.runs import RunError, list_runs
 
@@ -122,6 +122,19 @@ def test_the_command(claim: Claim, tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "here" / "report.html").unlink()
     said(["report", "here"])
     assert (tmp_path / "here" / "report.html").is_file()
+
+
+def test_a_picture_with_open_ends_is_drawn(claim: Claim, tmp_path: Path) -> None:
+    """An interval without end is null in the file, and no point of the page."""
+    from esscher.report.reproduce import write_verdicts
+
+    def decide(tables: Any) -> Decision:
+        picture = Picture("x", "y", (Series("s", [1.0, 2.0], [1.0, float("nan")], [0.5, float("-inf")], [2.0, float("inf")]),))
+        return replace(claim.decide(tables), picture=picture)
+
+    found = tried([replace(claim, decide=decide)], asked(tmp_path / "out"))
+    assert found["claims"][0]["picture"]["series"][0]["high"] == [2.0, None]
+    assert write_verdicts(tmp_path / "out", found).is_file()
 
 
 def test_the_list_and_the_check(capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,7 +75,7 @@ def _chart(claim: Mapping[str, Any]) -> dict[str, Any]:
             entry["mode"] = "points"
         if own["low"] is not None:
             entry |= {"low": own["low"], "high": own["high"]}
-        series.append({key: numbers(value) if isinstance(value, list) else value for key, value in entry.items()})
+        series.append({key: _points(value) if isinstance(value, list) else value for key, value in entry.items()})
     return {
         "title": f"{claim['id']}: {claim['verdict']}",
         "note": shortened(f"{claim['statement']} {claim['reason']}", 600),
@@ -83,3 +83,8 @@ def _chart(claim: Mapping[str, Any]) -> dict[str, Any]:
         "y": {"label": picture["y"], "log": "y" in picture["log"]},
         "series": series,
     }
+
+
+def _points(values: list[float | None]) -> list[float | int | None]:
+    """Numbers of a picture; what was not finite is null in the file."""
+    return numbers(float("nan") if value is None else value for value in values)

@@ -48,7 +48,7 @@ def judge(
         record = _record(claim, asked, progress())
         known[claim.id] = record
         order = sorted(known.values(), key=lambda one: (one["number"], one["id"]))
-        made = {"written": now(), "commit": commit(), "machine": machine(), "versions": versions()}
+        made = {"written": now(), "commit": commit(), "cores": machine()["cores"], "versions": versions()}
         content = {"scale": asked.scale, "seed": asked.seed, **made, "claims": order}
         asked.folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
