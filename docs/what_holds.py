@@ -29,12 +29,16 @@ def write_page(folder: Path) -> None:
 def page(content: Mapping[str, Any]) -> str:
     claims = content["claims"]
     counts = ", ".join(f"{sum(claim['verdict'] == word for claim in claims)} {word}" for word in VERDICTS)
+    seen = sum(bool(claim["seen"]) for claim in claims)
     hours = sum(claim["seconds"] for claim in claims) / 3600
     lines = [
         "# What holds",
         "",
-        f"{len(claims)} claims, of the papers and of our own: {counts}. Each was decided by a rule that was fixed",
-        "beforehand and tried on data where the claim is false ({doc}`../reproduce`). This page is made from the file that",
+        f"{len(claims)} claims, of the papers and of our own: {counts}. Each was decided by a rule that was",
+        "tried on data where the claim is false ({doc}`../reproduce`).",
+        f"**{seen} of the {len(claims)} are no blind tests**: measurements of their own had been seen when their rule or",
+        "settings were fixed, and of some the rule was chosen after them; each says what (*Seen before*).",
+        "Only one seed is shown. This page is made from the file that",
         f"`esscher reproduce --all --{content['scale']}` wrote, seed {content['seed']}, {content['written'][:10]};",
         f"its runs took {hours:.1f} hours. Intervals are 99.9 % unless the rule says otherwise.",
         "",
@@ -54,6 +58,7 @@ def section(claim: Mapping[str, Any]) -> list[str]:
         "Under": text(claim["hypothesis"]),
         "Rule": text(claim["rule"]),
         "Refuted by": text(claim["refuted_by"]),
+        "Seen before": text(claim["seen"]) or "nothing of its own measurements.",
         "Found": f"{text(effect(claim))}; {text(claim['reason'])}.",
         "Again": f"`{claim['command']}`, {claim['seconds']:.0f} s.",
     }

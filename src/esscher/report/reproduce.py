@@ -17,7 +17,7 @@ COLUMNS = {
     "id": ("claim", "Which claim; esscher reproduce takes this name."),
     "source": ("source", "Paper and statement."),
     "statement": ("statement", "In our words."),
-    "verdict": ("verdict", "supported, refuted or undecided, by a rule that was fixed beforehand."),
+    "verdict": ("verdict", "supported, refuted or undecided; what had been seen when the rule was fixed stands beside."),
     "effect": ("effect", "The number the verdict rests on."),
     "value": ("value", "Its size."),
     "low": ("low", "Lower end of the interval of the effect, 99.9 % unless the rule says otherwise."),
@@ -25,6 +25,7 @@ COLUMNS = {
     "reason": ("why", "What was found, in a sentence."),
     "rule": ("rule", "How it is decided."),
     "refuted_by": ("refuted by", "What would have refuted it."),
+    "seen": ("seen before", "Measurements of its own that had been looked at when rule or settings were fixed."),
     "seconds": ("seconds", "Time of its runs on the machine that did them; claims may share a run."),
     "command": ("command", "What does it again."),
 }

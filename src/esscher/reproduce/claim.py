@@ -1,4 +1,4 @@
-"""A claim: what is said and by whom, the experiment that tests it, and the rule that decides, fixed before it is run."""
+"""A claim: what is said and by whom, the experiment that tests it, and the rule that decides."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ class Claim:
     by name, at a scale and a seed; two claims that name one spec share its run. ``measure`` fills runs of
     :class:`~esscher.reproduce.EvidenceSpec`, where no other job does. ``decide`` reads the tables of the runs and nothing else.
     ``holds`` and ``fails`` make tables in which the claim is true and false: the rule is tried on them before it is
-    believed (``esscher reproduce --check``).
+    believed (``esscher reproduce --check``). ``seen``: which measurements of its own had been looked at when rule or
+    settings were fixed, so that a verdict at that seed is no blind test; empty where none had.
     """
 
     id: str
@@ -96,8 +97,9 @@ class Claim:
     holds: Callable[[int], Tables]
     fails: Callable[[int], Tables]
     measure: Measured | None = field(default=None, compare=False)
+    seen: str = ""
 
     def described(self) -> dict[str, Any]:
         """What is said of it, as JSON holds it."""
         said = {"id": self.id, "number": self.number, "source": self.source, "statement": self.statement}
-        return said | {"hypothesis": self.hypothesis, "rule": self.rule, "refuted_by": self.refuted_by}
+        return said | {"hypothesis": self.hypothesis, "rule": self.rule, "refuted_by": self.refuted_by, "seen": self.seen}

@@ -248,6 +248,7 @@ CLAIMS = (
     Claim(
         id="b-7-heads",
         number=7,
+        seen="Exponents of these heads on another text, and of four layers on this one, before the rule was written.",
         source="[B] section 6, BERT experiment",
         statement="Mean and covariance of the outputs of BERT heads converge more slowly than 1/sqrt(n), the more so the "
         "higher the coupling of the head.",
@@ -265,6 +266,7 @@ CLAIMS = (
     Claim(
         id="b-8-critical-path",
         number=8,
+        seen="A rule on the better predicted moment alone, probably undecided, was replaced after four layers were seen.",
         source="[B] section 6 and Theorem 4.4: Sigma, A, Psi, then 1/(2(1 + 32 Psi))",
         statement="The exponent that a head's coupling predicts tells the measured one: none is below it, and heads predicted "
         "to be slower are slower.",
@@ -298,6 +300,7 @@ CLAIMS = (
     Claim(
         id="b-10-tails",
         number=10,
+        seen="Tails of four of the six layers.",
         source="[B] next check: tails of embeddings",
         statement="Tokens that enter a layer are sub-Gaussian: the tails of their norms and coordinates are no heavier than a "
         "Gaussian's.",

@@ -225,6 +225,7 @@ CLAIMS = (
     Claim(
         id="b-1-sub-parametric",
         number=1,
+        seen="Exponents of a smaller sweep at the same seed, before the settings; the rule did not change.",
         source="[B] Theorem 4.4, synthetic experiment",
         statement="At high coupling mean and covariance of attention's outputs converge more slowly than 1/sqrt(n).",
         hypothesis="Gaussian tokens in dimension 50, random weights; errors at the n of the run, not as n grows without end.",
@@ -238,6 +239,7 @@ CLAIMS = (
     Claim(
         id="b-2-proved-rate",
         number=2,
+        seen="The allowance below the bound was widened from 0.02 to 0.1 after runs at this seed: rule chosen after data.",
         source="[B] Theorem 4.4",
         statement="Measured exponents of mean and covariance are never below 1/(2(1 + 32 Psi)).",
         hypothesis="Gaussian tokens; the theorem is about large n, the exponents are those at the n of the run.",
@@ -251,6 +253,7 @@ CLAIMS = (
     Claim(
         id="b-3-falls-with-scale",
         number=3,
+        seen="Exponents of a smaller sweep at the same seed, before the settings and the bar of 0.1.",
         source="[B] section 6, horizon ablation",
         statement="The exponent falls as the scores are multiplied by alpha: with the coupling, which is alpha^2.",
         hypothesis="Identity head, tokens N(0, I) in dimension 8, error of the mean; and the heads of MiniLM on prose, "
@@ -266,6 +269,7 @@ CLAIMS = (
     Claim(
         id="b-6-hardmax",
         number=6,
+        seen="A run at this seed with 400 repeats was undecided; repeats were raised, the rule did not change.",
         source="[B] Proposition 5.1",
         statement="Hardmax on symmetric Gaussian tokens of the line: E|mean output| falls like ln 4 sigma/(2 sqrt(2 ln n)).",
         hypothesis="Dimension 1, tokens N(0, sigma^2), queries are the tokens.",

@@ -184,6 +184,7 @@ CLAIMS = (
     Claim(
         id="b-4-uniform",
         number=4,
+        seen="Exponents of a smaller sweep, before the range 0.35 to 0.65 and the radii were chosen.",
         source="[B] Theorem 3.4 and section 4.1",
         statement="Uniformly over queries |x| <= R attention errs by C(R)/sqrt(n), and C(R) grows exponentially, like "
         "exp(R^2 H^2).",

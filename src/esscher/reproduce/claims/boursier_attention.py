@@ -267,6 +267,7 @@ CLAIMS = (
     Claim(
         id="s-17-limit",
         number=17,
+        seen="Seed 1 was undecided with fewer queries; their number was raised, the rule did not change.",
         source="[S] Lemma 2.1",
         statement="On infinitely many tokens N(m, Gamma) softmax attention is z -> V(m + Gamma K^T Q z); outputs of queries "
         "from the same law are Gaussian with covariance (V Gamma K^T Q) Gamma (V Gamma K^T Q)^T.",
@@ -325,6 +326,7 @@ CLAIMS = (
     Claim(
         id="s-26-query-inside",
         number=26,
+        seen="The first version was undecided: the rule was made a paired one and the horizons were lowered after that.",
         source="[S] Remark 3.2",
         statement="Outputs converge at the same rate whether the query is a token of the prompt or not.",
         hypothesis="Identity heads, tokens and queries N(0, I) in dimension 2, error in L2 over queries.",

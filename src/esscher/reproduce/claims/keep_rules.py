@@ -245,6 +245,7 @@ CLAIMS = (
     Claim(
         id="b-13-sparse-rates",
         number=13,
+        seen="The rule was written after the errors of this very probe at seed 0 had been seen.",
         source="[B] open question: sparse variants; answered here",
         statement="Which keys a sparse variant keeps changes the rate, not only the constant: keys that each query's attention "
         "chooses (top-k, Neyman) fall faster than random ones, the keys nearest to a query slower.",
@@ -261,6 +262,7 @@ CLAIMS = (
     Claim(
         id="b-15-window-and-random",
         number=15,
+        seen="The rule and its sizes of 10 and 25 % were chosen after the errors of this very probe at seed 0 had been seen.",
         source="[B] later version: window and random keys",
         statement="A window beside random keys errs less than the window alone, and than random keys alone, at as many keys.",
         hypothesis="Heads of MiniLM, a query's own window of 512 tokens; the first key, the nearest (16 of them beside random "
@@ -276,6 +278,7 @@ CLAIMS = (
     Claim(
         id="o-33-keep-rules",
         number=33,
+        seen="A run with fewer draws; the rule did not change.",
         source="esscher, exact error of keep rules",
         statement="The integral gives the mean squared error of any keep rule: keys kept independently, each with its own "
         "chance and weight.",
@@ -292,6 +295,7 @@ CLAIMS = (
     Claim(
         id="o-34-neyman",
         number=34,
+        seen="A run with fewer repeats; the rule did not change.",
         source="esscher, Neyman's keys on laws",
         statement="Keys drawn in proportion to their weight times the distance of their value, and reweighted, have the rate "
         "1/2 at every horizon, without the exponential constant of random keys.",

@@ -218,6 +218,7 @@ CLAIMS = (
     Claim(
         id="b-11-heads-together",
         number=11,
+        seen="A run on one text; layers were added because it could not be decided, bars did not change.",
         source="[B] next check: several heads in parallel",
         statement="Heads of a layer that lose the same keys err nearly independently: the layer's error is the root of the "
         "summed squares of its heads' errors.",
@@ -265,6 +266,7 @@ CLAIMS = (
     Claim(
         id="o-35-heads-predict",
         number=35,
+        seen="A run on one text; heads were added because it could not be decided, bars did not change.",
         source="esscher, sensitivity of single heads",
         statement="The relative error of a head's output, at the full model's inputs, tells how much the model's next tokens "
         "change when this head alone drops keys.",
