@@ -237,7 +237,9 @@ def test_mistakes(arguments: list[str], words: str, capsys: pytest.CaptureFixtur
     assert words in err
 
 
-@pytest.mark.parametrize("command", [["converge", "gaussian", "--n", "5,x"], ["predict", "--gaussian", "--n", "x"]])
+@pytest.mark.parametrize(
+    "command", [["converge", "gaussian", "--n", "5,x"], ["predict", "--gaussian", "--dim", "2", "--n", "x"]]
+)
 def test_a_mistake_in_n_names_it_and_what_came_once(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(command, capsys)
     assert code == 2
