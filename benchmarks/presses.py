@@ -18,9 +18,9 @@ import torch
 
 from esscher.models.downstream.cache import Cell, Choice
 from esscher.models.downstream.context import DownstreamContext, context_of
+from esscher.models.downstream.interval import interval
 from esscher.models.downstream.readings import READINGS, Outcome
 from esscher.models.downstream.spec import DownstreamSpec
-from esscher.models.downstream.tables import interval
 from esscher.models.downstream.text import Text
 from esscher.models.huggingface.interventions import intervene
 

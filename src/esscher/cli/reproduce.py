@@ -38,7 +38,7 @@ def reproduce(
     Verdicts are kept in reproduce.json as they come; the same command goes on where it was stopped, and what was measured
     for one claim is not measured again for another.
 
-    Example: esscher reproduce b-1-sub-parametric s-17-tilt --quick
+    Example: esscher reproduce b-1-sub-parametric s-17-limit --quick
     """
     from esscher.reproduce.catalogue import all_claims, find_claim, register
     from esscher.reproduce.judge import Asked, judge

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from esscher.reproduce.claim import Claim, Decision, Scale
-from esscher.runs import Run, RunError, RunInterrupted, RunSpec, execute
+from esscher.runs import Run, RunError, RunSpec, execute
 from esscher.runs.files import read_json
 from esscher.runs.manifest import VERDICTS, now
 from esscher.runs.printable import one_line, plain
@@ -44,12 +44,12 @@ def judge(
     """
     content = read_verdicts(asked.folder) or {}
     known = {record["id"]: record for record in content.get("claims", [])}
+    made = {"commit": commit(), "cores": machine()["cores"], "versions": versions()}
     for claim in claims:
         record = _record(claim, asked, progress())
         known[claim.id] = record
         order = sorted(known.values(), key=lambda one: (one["number"], one["id"]))
-        made = {"written": now(), "commit": commit(), "cores": machine()["cores"], "versions": versions()}
-        content = {"scale": asked.scale, "seed": asked.seed, **made, "claims": order}
+        content = {"scale": asked.scale, "seed": asked.seed, "written": now(), **made, "claims": order}
         asked.folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
         write_durable(asked.folder / VERDICTS, text.encode("utf-8") + b"\n")
@@ -83,9 +83,6 @@ def _record(claim: Claim, asked: Asked, progress: Report | None) -> dict[str, An
     try:
         for name, spec in specs.items():
             runs[name] = execute(spec, folder_of(asked.folder, spec), **asked.execution, progress=progress)
-        decision = claim.decide({name: tables_of(run) for name, run in runs.items()})
-    except RunInterrupted:
-        raise
     except LACKING as cause:
         nothing = float("nan")
         decision = Decision(
@@ -96,6 +93,8 @@ def _record(claim: Claim, asked: Asked, progress: Report | None) -> dict[str, An
             nothing,
             f"not tested here: {one_line(str(cause) or type(cause).__name__)}",
         )
+    else:  # a rule that fails is a mistake of ours, and shows itself
+        decision = claim.decide({name: tables_of(run) for name, run in runs.items()})
     flags = f" --seed {asked.seed}" if asked.seed else ""
     return {
         **claim.described(),

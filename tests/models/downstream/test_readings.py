@@ -10,8 +10,9 @@ import torch
 from scipy import stats
 from torch.distributions import Categorical, kl_divergence
 
+from esscher.models.downstream.interval import interval
 from esscher.models.downstream.readings import READINGS, Outcome
-from esscher.models.downstream.tables import interval, tertiles
+from esscher.models.downstream.tables import tertiles
 
 BY_NAME = {reading.name: reading for reading in READINGS}
 

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
-from scipy import stats
 from torch import Tensor
 
 from esscher.convergence.integral.inclusion import inclusion_error
@@ -25,6 +24,7 @@ from esscher.keep import parse
 from esscher.keep.rule import Chance
 from esscher.models.downstream.cache import Cell
 from esscher.models.downstream.every import EveryText
+from esscher.models.downstream.interval import interval
 from esscher.models.downstream.text import Text
 from esscher.models.huggingface.capture import Captured
 from esscher.models.huggingface.interventions import call_context
@@ -109,12 +109,8 @@ COMMON = ("common_measured", "common_low", "common_high")
 
 
 def _interval(values: npt.NDArray[np.float64]) -> tuple[float, float, float]:
-    """Mean and its 95 % interval over draws, Student's; one draw has no width."""
-    mean = float(values.mean())
-    if len(values) < 2:
-        return mean, mean, mean
-    half = float(stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1)) / math.sqrt(len(values))
-    return mean, mean - half, mean + half
+    """Mean over draws with its interval; of a rule without chance, which is drawn once, no width."""
+    return interval(values) if len(values) > 1 else (float(values[0]),) * 3
 
 
 def agreement_of(fixed: pd.DataFrame) -> pd.DataFrame:

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
-from scipy import stats
 
 from esscher.models.downstream.fixed import agreement_of
+from esscher.models.downstream.interval import interval
 from esscher.models.downstream.readings import READINGS
 from esscher.models.downstream.sensitivity import PREDICTORS, rank_correlation
 from esscher.models.downstream.spec import DownstreamSpec
@@ -52,19 +51,6 @@ def finished(spec: DownstreamSpec, raw: Mapping[str, pd.DataFrame]) -> dict[str,
         found["sensitivity"] = _means(raw["sensitivity"], ["layer", "head", "kv_head", "rule", "size"], ["kl", *PREDICTORS])
         found["correlations"] = _correlations(found["sensitivity"], spec.seed)
     return found
-
-
-def interval(values: npt.NDArray[np.float64], *, binary: bool = False) -> tuple[float, float, float]:
-    """Mean, and the ends of Student's 95 % interval, of what is 0 or 1 of Wilson's; of one value none."""
-    mean = float(values.mean())
-    if binary:
-        count, z2 = len(values), float(stats.norm.ppf(0.975)) ** 2
-        middle, half = mean + z2 / (2 * count), math.sqrt(z2 * (mean * (1 - mean) / count + z2 / (4 * count**2)))
-        return mean, (middle - half) / (1 + z2 / count), (middle + half) / (1 + z2 / count)
-    if len(values) < 2:
-        return mean, math.nan, math.nan
-    half = float(stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
-    return mean, mean - half, mean + half
 
 
 def tertiles(horizons: pd.Series) -> pd.Series:
