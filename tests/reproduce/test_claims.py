@@ -9,8 +9,9 @@ import pytest
 
 from esscher.reproduce import Claim, all_claims, find_claim
 from esscher.reproduce.claims import bohbot_laws
+from esscher.reproduce.evidence import EvidenceSpec, compute
 from esscher.reproduce.judge import check_rules
-from esscher.runs import find_job
+from esscher.runs import RunSpec, find_job
 
 CLAIMS = all_claims()
 
@@ -40,8 +41,31 @@ def test_runs_are_specs_of_jobs_and_follow_the_seed(name: str) -> None:
         assert first
         for run, spec in first.items():
             assert isinstance(spec, find_job(spec.job).spec)
-            assert spec.seed == 0
-            assert other[run].seed == 1
+            assert spec == CLAIMS[name].runs(scale, 0)[run]
+            assert spec.seed != other[run].seed
+
+
+SMALL = {"repeats": 80, "draws": 20, "pools": 1, "cases": 1, "tokens": 50, "square": 1.0, "lengths": [100, 1000]}
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_made_up_tables_have_no_column_that_runs_lack(name: str) -> None:
+    """A rule that reads a column of its made-up tables alone passes every test of it, and fails when it is run."""
+    claim = CLAIMS[name]
+    known = {run: known_columns(spec) for run, spec in claim.runs("quick", 0).items()}
+    for made in (claim.holds(0), claim.fails(0)):
+        for run, tables in made.items():
+            for table, frame in tables.items():
+                assert set(frame.columns) <= known[run][table], f"{run}, {table}"
+
+
+def known_columns(spec: RunSpec) -> dict[str, set[str]]:
+    """Of every table of a run: as its job declares them, or, of evidence, as each part measures them at its smallest size."""
+    if not isinstance(spec, EvidenceSpec):
+        return {table: {column.key for column in columns} for table, columns in find_job(spec.job).columns(spec).items()}
+    small = [{key: SMALL.get(key, value) for key, value in part.items()} for part in spec.parts]
+    rows = [row for i, part in enumerate(small) for row in compute(spec, {"part": i, **part})["evidence"]]
+    return {"evidence": {column for row in rows for column in row}}
 
 
 def test_errors_that_fall_like_the_root_do_not_support_claim_1() -> None:

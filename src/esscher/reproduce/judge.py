@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -42,12 +42,14 @@ def judge(
     A run that is complete in the folder is not done again, whichever claim asked for it. ``progress`` makes what shows that
     of a claim's runs, ``told`` hears each verdict.
     """
-    content = read_verdicts(asked.folder) or {}
-    known = {record["id"]: record for record in content.get("claims", [])}
+    content: dict[str, Any] = {}
     made = {"commit": commit(), "cores": machine()["cores"], "versions": versions()}
     for claim in claims:
         record = _record(claim, asked, progress())
-        known[claim.id] = record
+        earlier = read_verdicts(asked.folder) or {
+            "claims": []
+        }  # now, since another command may test other claims beside this one
+        known = {one["id"]: one for one in earlier["claims"]} | {claim.id: record}
         order = sorted(known.values(), key=lambda one: (one["number"], one["id"]))
         content = {"scale": asked.scale, "seed": asked.seed, "written": now(), **made, "claims": order}
         asked.folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +96,7 @@ def _record(claim: Claim, asked: Asked, progress: Report | None) -> dict[str, An
             f"not tested here: {one_line(str(cause) or type(cause).__name__)}",
         )
     else:  # a rule that fails is a mistake of ours, and shows itself
-        decision = claim.decide({name: tables_of(run) for name, run in runs.items()})
+        decision = claim.decide({name: StoredTables(run) for name, run in runs.items()})
     flags = f" --seed {asked.seed}" if asked.seed else ""
     return {
         **claim.described(),
@@ -111,8 +113,22 @@ def folder_of(folder: Path, spec: RunSpec) -> Path:
     return folder / f"{spec.job}-{spec.hash[:12]}"
 
 
-def tables_of(run: Run) -> dict[str, Any]:
-    return {name: run.table(name) for name in run.tables}
+class StoredTables(Mapping[str, Any]):
+    """The tables of a run by name, each read when a rule asks for it: of a probe most rules need one."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.run.tables:
+            raise KeyError(name)
+        return self.run.table(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.run.tables)
+
+    def __len__(self) -> int:
+        return len(self.run.tables)
 
 
 def _seconds(run: Run) -> float:

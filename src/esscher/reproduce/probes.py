@@ -25,9 +25,9 @@ def encoder(scale: Scale, seed: int, packaged: Domain = "prose") -> ProbeSpec:
     return ProbeSpec(
         model="minilm",
         corpus=CorpusSpec(packaged=packaged, max_tokens=POOL[scale]),
-        queries=48 if quick else 256,
-        kept_queries=12 if quick else 64,
-        moments=(30 if quick else 200) if prose else 0,
+        queries=48 if quick else 128,
+        kept_queries=12 if quick else 32,
+        moments=(30 if quick else 100) if prose else 0,
         scales=ALPHAS if prose else (),
         seed=seed,
     )
@@ -38,10 +38,10 @@ def windows(scale: Scale, seed: int) -> ProbeSpec:
     quick = scale == "quick"
     return ProbeSpec(
         model="minilm",
-        corpus=CorpusSpec(packaged="prose", max_tokens=1024 if quick else 8192),
+        corpus=CorpusSpec(packaged="prose", max_tokens=1024 if quick else 4096),
         window=512,
         pool="sequence",
-        queries=32 if quick else 256,
+        queries=32 if quick else 128,
         kept_queries=16 if quick else 64,
         rules=SPARSE,
         seed=seed,
@@ -53,11 +53,11 @@ def language_model(scale: Scale, seed: int) -> ProbeSpec:
     quick = scale == "quick"
     return ProbeSpec(
         model="smollm2",
-        corpus=CorpusSpec(packaged="prose", max_tokens=1024 if quick else 8192),
+        corpus=CorpusSpec(packaged="prose", max_tokens=1024 if quick else 4096),
         window=512 if quick else 2048,
         pool="sequence",
-        queries=32 if quick else 256,
-        kept_queries=16 if quick else 64,
+        queries=32 if quick else 64,
+        kept_queries=16 if quick else 32,
         layers=tuple(range(0, 30, 3)) if quick else None,
         scales=ALPHAS,
         rules=("none",),

@@ -93,7 +93,9 @@ def made_heads(mean: tuple[float, float], cov: tuple[float, float], seed: int) -
     }
     for column, (first, last) in {"beta_mean": mean, "beta_cov": cov, "beta_fit": mean}.items():
         value = np.linspace(first, last, 72) + 0.01 * rng.standard_normal(72)
-        frame |= {column: value, f"{column}_low": value - 0.02, f"{column}_high": value + 0.02}
+        frame |= {column: value}
+        if column in MOMENTS:
+            frame |= {f"{column}_low": value - 0.02, f"{column}_high": value + 0.02}
     return {"prose": {"heads": pd.DataFrame(frame)}}
 
 

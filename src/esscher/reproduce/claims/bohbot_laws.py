@@ -175,7 +175,7 @@ def hardmax(scale: Scale, seed: int) -> dict[str, RunSpec]:
             title="Hardmax, d = 1",
             law={"law": "gaussian", "dim": 1},  # type: ignore[arg-type]
             n="100:100000:7" if quick else "100:1000000:9",  # type: ignore[arg-type]
-            repeats=2000 if quick else 10_000,
+            repeats=2000 if quick else 4000,
             metrics=("hardmax",),
             sampling="independent",
             seed=seed,

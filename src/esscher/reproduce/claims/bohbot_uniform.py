@@ -38,8 +38,8 @@ def balls(scale: Scale, seed: int) -> dict[str, RunSpec]:
             law={"law": "gaussian", "dim": DIM},  # type: ignore[arg-type]
             head={"kind": "identity", "horizon": HORIZON},  # type: ignore[arg-type]
             sweep={"over": "radius", "values": (0.5, 1.5) if quick else (0.5, 1.0, 1.5, 2.0)},  # type: ignore[arg-type]
-            n="500,2000,8000" if quick else "1000:64000:4",  # type: ignore[arg-type]
-            repeats=80 if quick else 400,
+            n="500,2000,8000" if quick else "1000,4000,16000",  # type: ignore[arg-type]
+            repeats=80 if quick else 200,
             metrics=("uniform",),
             seed=seed,
         ),

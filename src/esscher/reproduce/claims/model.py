@@ -29,7 +29,7 @@ def language(scale: Scale, seed: int, texts: int, **settings: Any) -> Downstream
     return DownstreamSpec(
         model="smollm2",
         corpus=PROSE,
-        texts=texts if quick else 4,
+        texts=texts if quick else 2,
         window=256 if quick else 512,
         decode=32 if quick else 64,
         rules=(RANDOM,),
