@@ -70,6 +70,21 @@ def test_the_map_of_kinds_has_words(visit: Visit, rules_page: Path, run: Run) ->
     assert page.text("#head h2") == "Layer 2, head 3"
 
 
+def test_the_map_begins_with_the_keys_that_a_rule_keeps(visit: Visit, rules_page: Path, run: Run) -> None:
+    """In own contexts tokens drawn with replacement may be more than there are, and most where two keys decide."""
+    page = visit(rules_page)
+    row = run.table("heads").query("layer == 1 and head == 2").iloc[0]
+    for percent in ("5", "10"):
+        page.click(f"#map .choice button[data-value='{percent}']")
+        page.hover("#map .cell[data-head='L1H2']")
+        [told] = page.texts("#map .cell[data-head='L1H2'] title")
+        name, _, number = told.rpartition(" ")
+        assert name == f"L1H2: keys kept for {percent} %"
+        assert float(number.replace(",", "")) == pytest.approx(row[f"cache_kept_{percent}pct"], rel=0.05)
+    page.click("#map .cell[data-head='L1H2']")
+    assert any(text.startswith("For the errors allowed, keys kept: ") for text in page.texts("#head .told p"))
+
+
 def test_a_head_shows_its_frontier(visit: Visit, rules_page: Path, run: Run) -> None:
     page = visit(rules_page, "#L1H2")
     chart = "#head figure[data-title='Which keys: error against keys kept, by rule']"

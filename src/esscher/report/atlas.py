@@ -15,7 +15,7 @@ from esscher.report.looks import looks_content
 from esscher.report.packing import Grids, columns_of, numbers, parts_of, records_of, shortened, text_of
 from esscher.report.reading import described, overview, read_table, settings_line
 from esscher.report.scales import scales_content
-from esscher.report.words import demanding, model_described, text_described, written
+from esscher.report.words import demanding, model_described, need_column, text_described, written
 from esscher.runs import Run
 
 __all__ = ["atlas", "epsilons_of", "heads_of", "is_atlas"]
@@ -56,6 +56,7 @@ def atlas(run: Run) -> dict[str, Any]:
             "rows": {"layer": [], "head": []},
             "columns": [],
             "epsilons": {},
+            "needs": {},
             "words": {},
             "budget": [],
             "theory": [],
@@ -71,6 +72,7 @@ def atlas(run: Run) -> dict[str, Any]:
         "columns": sorted(described(run, "heads", map(str, heads.columns)), key=lambda column: column.get("first", LAST)),
         "rows": columns_of(heads),
         "epsilons": epsilons,
+        "needs": {percent: need_column(heads, percent) for percent in epsilons},
         "identity": identity_of(run, known, heads, model),
         "words": {percent: demanding(heads, percent, moving, own=own) for percent in epsilons},
         "curves": [curves.get(place, []) for place in places],

@@ -45,14 +45,14 @@ function sentencesOf(atlas, i) {
   const regime = atlas.value("regime", i), reason = atlas.value("regime_reason", i), signs = atlas.value("signatures", i), verdict = atlas.value("score_verdict", i);
   if (regime) text.append(el("p", {}, "Regime: ", el("strong", {}, outside(regime)), reason ? ". " : "", reason ? outside(reason) : null));
   const needed = atlas.percents.map((percent) => {
-    const value = atlas.rows[atlas.epsilons[percent]][i];
+    const value = atlas.rows[atlas.needs[percent]][i];
     return value === null ? `not reached for ${percent} %` : `${written(value)} for ${percent} %`;
   });
   const settled = atlas.value("settled_reason", i);
   if (settled) text.append(el("p", {}, outside(settled)));
   const kind = atlas.value("kind", i), why = atlas.value("kind_reason", i);
   if (kind) text.append(el("p", {}, "Kind: ", el("strong", {}, outside(kind)), why ? ". " : "", why ? outside(why) : null));
-  if (needed.length) text.append(el("p", {}, `Tokens needed: ${needed.join(", ")}.`));
+  if (needed.length) text.append(el("p", {}, `For the errors allowed, ${atlas.need.label}: ${needed.join(", ")}.`));
   const frozen = atlas.value("freezing_tokens", i);
   if (frozen !== null) text.append(el("p", {}, `Freezing point: about ${written(frozen)} tokens; below it the softmax of a typical query rests on its few largest scores.`));
   const sink = atlas.value("sink_token", i);

@@ -52,7 +52,7 @@ function headMap(atlas, key = null) {
     cells.forEach(({ rect, text }, i) => {
       const value = atlas.ok(i) ? values[i] : null;
       const color = cellColor(atlas, metric, scale, value);
-      const beyond = atlas.ok(i) && metric.key === "needed" && value === null;
+      const beyond = atlas.ok(i) && isNeed(metric.key) && value === null;
       rect.setAttribute("fill", color ? color.css : beyond ? "var(--beyond)" : `url(#${hatch})`);
       if (!text) return;
       text.textContent = color ? (words ? value.slice(0, 4) : brief(value)) : beyond ? "never" : atlas.ok(i) ? "–" : "×";
@@ -65,7 +65,7 @@ function headMap(atlas, key = null) {
     cells.forEach(({ rect }, i) => rect.classList.toggle("open", i === atlas.open));
   }
   atlas.on((change) => {
-    if (!key && ("metric" in change || ("percent" in change && atlas.metric === "needed"))) paint();
+    if (!key && ("metric" in change || ("percent" in change && isNeed(atlas.metric)))) paint();
     if ("open" in change) mark();
   });
   const figure = el("figure", { class: "mapbox" });
@@ -80,7 +80,7 @@ function headMap(atlas, key = null) {
 // Written when the mouse comes: for all cells at once it would cost more than their colours.
 function cellName(atlas, key, i) {
   const value = atlas.value(key, i);
-  const shown = !atlas.ok(i) ? "not measured" : typeof value === "string" ? value || "–" : value === null && key === "needed" ? "not reached" : written(value);
+  const shown = !atlas.ok(i) ? "not measured" : typeof value === "string" ? value || "–" : value === null && isNeed(key) ? "not reached" : written(value);
   return `${atlas.name_of(i)}: ${atlas.label(key)} ${shown}`;
 }
 
@@ -96,9 +96,9 @@ function swatch(color) {
 }
 
 function mapKey(atlas, metric, scale, hatch) {
-  const needed = metric.key === "needed", missing = [];
+  const needed = isNeed(metric.key), missing = [];
   const some = (test) => atlas.rows.layer.some((_, i) => test(i));
-  if (needed && some((i) => atlas.ok(i) && atlas.value("needed", i) === null)) missing.push(el("span", { class: "swatch" }, swatch("var(--beyond)"), "never within what was measured"));
+  if (needed && some((i) => atlas.ok(i) && atlas.value(metric.key, i) === null)) missing.push(el("span", { class: "swatch" }, swatch("var(--beyond)"), "never within what was measured"));
   if (some((i) => !atlas.ok(i) || (!needed && atlas.value(metric.key, i) === null))) missing.push(el("span", { class: "swatch" }, swatch(`url(#${hatch})`), "not measured"));
   if (!scale) {
     const order = (word) => (metric.words || []).indexOf(word) + 1 || Infinity;

@@ -1,6 +1,9 @@
-// What a head can be coloured and compared by: the columns that have a scale, and the tokens needed for the error allowed.
+// What a head can be coloured and compared by: the columns that have a scale, and what it needs for the error allowed: tokens, or
+// of a query's own context, where rules were compared, the keys that the best of them keeps.
 
-const NEEDED = { key: "needed", label: "tokens needed", scale: "log" };
+const NEEDED = { key: "needed", label: "tokens needed", scale: "log" }, FEWEST = { key: "kept", label: "keys kept", scale: "log" };
+
+function isNeed(key) { return key === NEEDED.key || key === FEWEST.key; }
 
 class Atlas {
   constructor(run, number) {
@@ -10,7 +13,8 @@ class Atlas {
     this.percents = Object.keys(this.epsilons).sort((a, b) => a - b);
     this.percent = this.percents.includes("10") ? "10" : this.percents[0];
     this.known = new Map(this.columns.map((column) => [column.key, column]));
-    this.known.set(NEEDED.key, NEEDED);
+    this.need = this.percents.some((percent) => this.needs[percent] !== this.epsilons[percent]) ? FEWEST : NEEDED;
+    this.known.set(this.need.key, this.need);
     this.orders = new Map();
     this.metric = this.metrics()[0] && this.metrics()[0].key;
     this.open = null;
@@ -19,18 +23,18 @@ class Atlas {
     for (let i = 0; i < this.count; i++) this.place.set(this.name_of(i), i);
   }
   metrics() {
-    const needed = new Set(Object.values(this.epsilons));
+    const needed = new Set(Object.values(this.needs));
     const own = this.columns.filter(({ key, scale }) => scale && !needed.has(key) && (scale === "words" || finite(this.rows[key]).length));
-    return [...(this.percents.length ? [NEEDED] : []), ...own];
+    return [...(this.percents.length ? [this.need] : []), ...own];
   }
   name_of(i) { return `L${this.rows.layer[i]}H${this.rows.head[i]}`; }
   hash_of(i) { return (this.number ? `R${this.number + 1}-` : "") + this.name_of(i); }
   ok(i) { return this.rows.status ? this.rows.status[i] === "ok" : true; }
-  column(key) { return this.rows[key === "needed" ? this.epsilons[this.percent] : key] || []; }
+  column(key) { return this.rows[isNeed(key) ? this.needs[this.percent] : key] || []; }
   value(key, i) { const value = this.column(key)[i]; return value === undefined ? null : value; }
   // For medians: a head that never came down to the error needs more than any other.
-  ranked(key) { return this.column(key).map((value, i) => (!this.ok(i) ? null : value === null && key === "needed" ? Infinity : value)); }
-  label(key) { return key === NEEDED.key ? `${NEEDED.label} for ${this.percent} %` : this.named(key).label; }
+  ranked(key) { return this.column(key).map((value, i) => (!this.ok(i) ? null : value === null && isNeed(key) ? Infinity : value)); }
+  label(key) { return isNeed(key) ? `${this.need.label} for ${this.percent} %` : this.named(key).label; }
   named(key) { return this.known.get(key) || { key, label: key }; }
   log(key) { return this.named(key).scale === "log"; }
   // The colour of a word: by its place among those its column may hold, then among the others that are there.

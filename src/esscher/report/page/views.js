@@ -94,7 +94,7 @@ function layersOf(atlas) {
   let key = metrics[0].key;
   const box = el("div", {});
   function show() { box.replaceChildren(mountChart(profileChart([atlas], key))); }
-  atlas.on((change) => { if ("percent" in change && key === "needed") show(); });
+  atlas.on((change) => { if ("percent" in change && isNeed(key)) show(); });
   show();
   return section("layers", "Layers", el("p", {}, "How the heads change with depth: a dot per head, the line through the median of each layer."),
     el("div", { class: "controls" }, menu("shown", metrics.map((metric) => [metric.key, metric.label]), key, (value) => { key = value; show(); })), box, wholesOf(atlas), tokensOf(atlas));
