@@ -246,6 +246,12 @@ def test_summary_names_the_sinks(tmp_path: Path) -> None:
     assert "<b>\\n" not in run._repr_html_()
 
 
+def test_summary_says_of_how_many_layers(tmp_path: Path) -> None:
+    tables = atlas_tables(3, 4) | {"about": pd.DataFrame([{"model": "some", "layers": 30, "heads": 4}])}
+    run = store_run(tmp_path / "run", ProbeLike(), tables)
+    assert "12 of 12 heads measured, 3 of 30 layers" in run.summary()
+
+
 def test_summary_of_a_run(atlas: Run, tmp_path: Path) -> None:
     text = atlas._repr_html_()
     assert "72 of 72 heads measured" in text

@@ -43,7 +43,7 @@ def test_totals_follow_the_error_and_name_their_rule(visit: Visit, rules_page: P
     seen = set()
     for percent in ("5", "10", "20"):
         page.click(f"#map .choice button[data-value='{percent}']")
-        assert page.text("#rules .totals h3") == f"Keys kept for an error of {percent} %, by rule"
+        assert page.text("#rules .totals h3") == f"Keys kept for a total error of {percent} %, by rule"
         assert page.texts("#rules tbody th bdi") == list(RULES)
         (row,) = totals.query(f"rule == 'heavy' and split == 'best split' and epsilon == {int(percent) / 100}").to_dict(
             "records"

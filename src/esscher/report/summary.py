@@ -8,7 +8,7 @@ from typing import Any
 
 from esscher.report.atlas import epsilons_of, heads_of, is_atlas
 from esscher.report.packing import shortened
-from esscher.report.reading import warnings_of
+from esscher.report.reading import read_table, warnings_of
 from esscher.report.words import head_name, model_described, need, need_column, ranked_heads, text_described
 from esscher.runs import Run, RunError
 from esscher.runs.printable import printable
@@ -43,7 +43,11 @@ def _atlas_lines(run: Run) -> list[str]:
     if heads is None:
         return []
     measured = heads[heads["status"] == "ok"]
-    lines = [f"on <bdi>{escape(text_described(run.spec))}</bdi>: {len(measured)} of {len(heads)} heads measured"]
+    told = f"{len(measured)} of {len(heads)} heads measured"
+    about = read_table(run, "about")
+    if about is not None and "layers" in about:  # of the model, of which a run may have looked at a few
+        told += f", {heads['layer'].nunique()} of {int(about['layers'].iloc[0])} layers"
+    lines = [f"on <bdi>{escape(text_described(run.spec))}</bdi>: {told}"]
     if "10" in epsilons_of(heads) and not measured.empty:
         order = ranked_heads(heads, need_column(heads, "10")).to_dict("records")
         own = run.spec.get("pool") == "sequence"
