@@ -11,8 +11,10 @@ import pytest
 
 from esscher.cli.app import main
 from esscher.reproduce import Claim, Decision, Picture, Series, catalogue
-from esscher.reproduce.judge import Asked, judge, read_verdicts
+from esscher.reproduce.judge import Asked, folder_of, judge, read_verdicts
 from esscher.runs import RunError, list_runs
+from esscher.runs.lock import held
+from esscher.runs.run import LOCK
 
 OUTSIDE = "my_claim:TAIL"
 
@@ -67,6 +69,15 @@ def test_workers_find_the_same(claim: Claim, tmp_path: Path) -> None:
     two = tried([claim], asked(tmp_path / "two", execution={"workers": 2}))["claims"][0]
     assert one["value"] == two["value"]
     assert one["value"] != tried([claim], asked(tmp_path / "three", seed=1))["claims"][0]["value"]
+
+
+def test_a_run_that_another_command_is_at_is_no_verdict(claim: Claim, tmp_path: Path) -> None:
+    how = asked(tmp_path / "out")
+    folder = folder_of(how.folder, claim.runs("quick", 0)["own"])
+    folder.mkdir(parents=True)
+    with held(folder / LOCK), pytest.raises(RunError, match="writing this run"):
+        tried([claim], how)
+    assert read_verdicts(how.folder) is None
 
 
 def test_what_cannot_be_tested_here_says_why(claim: Claim, tmp_path: Path) -> None:

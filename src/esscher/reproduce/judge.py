@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from esscher.reproduce.claim import Claim, Decision, Scale
-from esscher.runs import Run, RunError, RunSpec, execute
+from esscher.runs import Run, RunError, RunLocked, RunSpec, execute
 from esscher.runs.files import read_json
 from esscher.runs.manifest import VERDICTS, now
 from esscher.runs.printable import one_line, plain
@@ -85,6 +85,8 @@ def _record(claim: Claim, asked: Asked, progress: Report | None) -> dict[str, An
     try:
         for name, spec in specs.items():
             runs[name] = execute(spec, folder_of(asked.folder, spec), **asked.execution, progress=progress)
+    except RunLocked:  # another command is at it: that says nothing of the claim
+        raise
     except LACKING as cause:
         nothing = float("nan")
         decision = Decision(

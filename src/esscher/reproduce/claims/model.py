@@ -119,7 +119,7 @@ def depth(scale: Scale, seed: int) -> dict[str, RunSpec]:
         "depth": DownstreamSpec(
             model="smollm2",
             corpus=PROSE,
-            texts=8 if quick else 16,
+            texts=8 if quick else 48,
             window=256 if quick else 512,
             decode=16 if quick else 64,
             rules=(RANDOM,),
