@@ -79,7 +79,7 @@ def _chart(claim: Mapping[str, Any]) -> dict[str, Any]:
         series.append({key: _points(value) if isinstance(value, list) else value for key, value in entry.items()})
     return {
         "title": f"{claim['id']}: {claim['verdict']}",
-        "note": shortened(f"{claim['statement']} {claim['reason']}", 600),
+        "note": shortened(f"{claim['statement']} Found: {claim['reason']}", 600),
         "x": {"label": picture["x"], "log": "x" in picture["log"]},
         "y": {"label": picture["y"], "log": "y" in picture["log"]},
         "series": series,

@@ -104,7 +104,7 @@ def _record(claim: Claim, asked: Asked, progress: Report | None) -> dict[str, An
         **claim.described(),
         **plain(asdict(decision)),
         "settings": {name: spec.as_dict() for name, spec in specs.items()},
-        "runs": {name: run.path.name for name, run in runs.items()},
+        "runs": {name: {"folder": run.path.name, "seconds": _seconds(run)} for name, run in runs.items()},
         "seconds": round(sum(map(_seconds, runs.values())), 1),
         "command": f"esscher reproduce {claim.id} --{asked.scale}{flags}",
     }
@@ -138,4 +138,4 @@ def _seconds(run: Run) -> float:
     if run.manifest.ended is None or not run.manifest.starts:
         return 0.0
     begun = datetime.fromisoformat(run.manifest.starts[-1].started)
-    return max((datetime.fromisoformat(run.manifest.ended) - begun).total_seconds(), 0.0)
+    return round(max((datetime.fromisoformat(run.manifest.ended) - begun).total_seconds(), 0.0), 1)
