@@ -88,3 +88,19 @@ def test_a_claim_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     claim = register("my_claim:TAIL")
     assert isinstance(claim, Claim)
     assert all_claims()["my_claim:TAIL"] is claim
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_printed_verdicts_are_of_these_claims_and_no_seed_turns_one_round() -> None:
+    """What the documentation is made of: every claim as it stands now, and of each no two runs that contradict."""
+    found: dict[str, set[str]] = {name: set() for name in CLAIMS}
+    for file in ("reproduce.json", "reproduce_quick_seed0.json", "reproduce_quick_seed1.json"):
+        records = json.loads((DOCS / file).read_text("utf-8"))["claims"]
+        assert [record["id"] for record in records] == list(CLAIMS)
+        for record in records:
+            said = CLAIMS[record["id"]].described()
+            assert {key: record[key] for key in said} == said, f"{file}: esscher reproduce {record['id']} was not run since"
+            found[record["id"]].add(record["verdict"])
+    assert [name for name, verdicts in found.items() if {"supported", "refuted"} <= verdicts] == []
