@@ -43,11 +43,11 @@ def _atlas_lines(run: Run) -> list[str]:
     if heads is None:
         return []
     measured = heads[heads["status"] == "ok"]
-    told = f"{len(measured)} of {len(heads)} heads measured"
+    part = f"{len(measured)} of {len(heads)} heads measured"
     about = read_table(run, "about")
     if about is not None and "layers" in about:  # of the model, of which a run may have looked at a few
-        told += f", {heads['layer'].nunique()} of {int(about['layers'].iloc[0])} layers"
-    lines = [f"on <bdi>{escape(text_described(run.spec))}</bdi>: {told}"]
+        part += f", {heads['layer'].nunique()} of {int(about['layers'].iloc[0])} layers"
+    lines = [f"on <bdi>{escape(text_described(run.spec))}</bdi>: {part}"]
     if "10" in epsilons_of(heads) and not measured.empty:
         order = ranked_heads(heads, need_column(heads, "10")).to_dict("records")
         own = run.spec.get("pool") == "sequence"
