@@ -79,10 +79,10 @@ def test_the_map_begins_with_the_keys_that_a_rule_keeps(visit: Visit, rules_page
         page.hover("#map .cell[data-head='L1H2']")
         [told] = page.texts("#map .cell[data-head='L1H2'] title")
         name, _, number = told.rpartition(" ")
-        assert name == f"L1H2: keys kept for {percent} %"
+        assert name == f"L1H2: fewest keys kept for {percent} %"
         assert float(number.replace(",", "")) == pytest.approx(row[f"cache_kept_{percent}pct"], rel=0.05)
     page.click("#map .cell[data-head='L1H2']")
-    assert any(text.startswith("For the errors allowed, keys kept: ") for text in page.texts("#head .told p"))
+    assert any(text.startswith("For the errors allowed, fewest keys kept: ") for text in page.texts("#head .told p"))
 
 
 def test_a_head_shows_its_frontier(visit: Visit, rules_page: Path, run: Run) -> None:

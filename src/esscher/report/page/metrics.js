@@ -1,7 +1,7 @@
 // What a head can be coloured and compared by: the columns that have a scale, and what it needs for the error allowed: tokens, or
 // of a query's own context, where rules were compared, the keys that the best of them keeps.
 
-const NEEDED = { key: "needed", label: "tokens needed", scale: "log" }, FEWEST = { key: "kept", label: "keys kept", scale: "log" };
+const NEEDED = { key: "needed", label: "tokens needed", scale: "log" }, FEWEST = { key: "kept", label: "fewest keys kept", scale: "log" };
 
 function isNeed(key) { return key === NEEDED.key || key === FEWEST.key; }
 
