@@ -12,10 +12,11 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from esscher.reproduce.claim import VERDICTS
+
 HERE = Path(__file__).parent
 SHOWN = HERE / "reproduce.json"  # of the full run
 QUICK = tuple(HERE / f"reproduce_quick_seed{seed}.json" for seed in (0, 1))
-VERDICTS = ("supported", "refuted", "undecided")
 SURPRISES = {
     "b-7-heads": "The heads of a real encoder are slow in the mean of their outputs, and fast in the covariance, which the "
     "paper has slow too. What is slow in every head, and in the order of the coupling, is the attention map itself.",
@@ -28,8 +29,8 @@ SURPRISES = {
     "s-27-stability": "Over all settings softmax attention is the more stable of the two, and in one of them the less stable.",
     "o-32-sharp": "The sharp exponents hold in the limit, and at the n of practice they are not there yet at middle horizons.",
     "o-36-language-model": "It was refuted at first, twice, and the measurement was at fault: exponents were fitted to "
-    "more draws than a context has keys, where the error falls because the keys run out. Up to an eighth of the keys the "
-    "heads of the language model are slower than those of the encoder.",
+    "more draws than a context has keys, where the error falls because the keys run out. Up to an eighth of the keys "
+    "they are slow.",
 }
 """Of claims that came out otherwise than expected, or with more to it than the verdict."""
 
@@ -71,7 +72,7 @@ def page(content: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str
         told = [f"[{claim['id']}](#{claim['id']})", text(claim["statement"]), claim["verdict"], text(effect(claim)), *verdicts]
         lines.append(f"| {' | '.join(told)} |")
     runs = " and ".join(f"`{command(other)}` ({hours(other) * 60:.0f} minutes)" for other in others)
-    lines += ["", f"The last columns are of {runs}.", *changed(claims, again, titles), "", "## Surprises", ""]
+    lines += ["", f"The last columns are of {runs}.", changed(claims, again, titles), "", "## Surprises", ""]
     reasons = {claim["id"]: (claim["verdict"], claim["reason"]) for claim in claims}
     for name, words in SURPRISES.items():
         verdict, reason = reasons[name]
@@ -92,7 +93,7 @@ def hours(content: Mapping[str, Any]) -> float:
     return float(sum(seconds.values())) / 3600
 
 
-def changed(claims: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, str]], titles: Sequence[str]) -> list[str]:
+def changed(claims: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, str]], titles: Sequence[str]) -> str:
     """Which verdicts another run turned round, apart from undecided ones."""
     turned = [
         f"{claim['id']} ({title}: {known[claim['id']]})"
@@ -100,12 +101,9 @@ def changed(claims: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, st
         for known, title in zip(again, titles, strict=True)
         if {claim["verdict"], known.get(claim["id"])} == {"supported", "refuted"}
     ]
-    told = (
-        f"They turn round: {', '.join(turned)}."
-        if turned
-        else "No claim is supported in one of these runs and refuted in another."
-    )
-    return [told]
+    if turned:
+        return f"They turn round: {', '.join(turned)}."
+    return "No claim is supported in one of these runs and refuted in another."
 
 
 def section(claim: Mapping[str, Any]) -> list[str]:

@@ -12,6 +12,7 @@ from scipy import stats
 from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.rate.fit import fit_rate
 from esscher.convergence.rate.result import RateFit
+from esscher.models.downstream.interval import interval
 from esscher.reproduce.claim import Verdict
 
 __all__ = [
@@ -59,13 +60,9 @@ def share_of(hits: int, total: int, level: float = LEVEL) -> Interval:
 
 
 def mean_interval(values: Iterable[float], level: float = LEVEL) -> Interval:
-    """A mean with Student's interval."""
+    """A mean with Student's interval; of one value it has no ends, which decides nothing."""
     known = np.asarray(list(values), dtype=np.float64)
-    mean = float(known.mean())
-    if len(known) < 2:
-        return mean, -np.inf, np.inf
-    half = float(stats.t.ppf((1 + level) / 2, len(known) - 1) * known.std(ddof=1) / np.sqrt(len(known)))
-    return mean, mean - half, mean + half
+    return interval(known, level=level) if len(known) > 1 else (float(known.mean()), -np.inf, np.inf)
 
 
 def rank_correlation(x: Iterable[float], y: Iterable[float], level: float = LEVEL) -> Interval:

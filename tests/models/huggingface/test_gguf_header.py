@@ -159,7 +159,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path, capsys: pytest.
     model.layers[1].self_attn.k_proj.weight.data[3, 5] = float("nan")
     code, out, err = run(["probe", str(write_gguf(tmp_path / "model.gguf", "llama", model))], capsys)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "layers.1.self_attn.k_proj.weight holds 1 NaN or infinite" in err
+    assert "weight model.layers.1.self_attn.k_proj.weight holds 1 NaN or infinite" in err
 
 
 @pytest.mark.parametrize("name", ["no-such.gguf", "folder/no-such.gguf", "./no-such.gguf"])
