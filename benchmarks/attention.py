@@ -1,4 +1,6 @@
-"""Attention: streaming against the fused kernel it is built on, nested prefixes against one softmax per size, memory."""
+"""Attention: streaming against the fused kernel it is built on, nested prefixes against one softmax
+per size, memory.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def main() -> list[str]:
 def _attend() -> str:
     q, k, v = (torch.randn(8192, 64) for _ in range(3))
     four = [x[None, None] for x in (q, k, v)]
-    ours, fused = best_times(lambda: es.attend(q, k, v), lambda: torch.nn.functional.scaled_dot_product_attention(*four))
+    ours, fused = best_times(
+        lambda: es.attend(q, k, v), lambda: torch.nn.functional.scaled_dot_product_attention(*four)
+    )
     return ratio_line("attend / fused attention, n = 8192, k = 64", ours / fused, 1.3)
 
 
@@ -57,14 +61,22 @@ def _prefixes() -> str:
             outputs = (x @ x.T / 50**0.5).softmax(-1) @ x
             explicit_moments.append((outputs.mean(0), torch.cov(outputs.T, correction=0)))
 
-    ours, plain = best_times(lambda: es.attend_prefixes(tokens, tokens, tokens, sizes), explicit, repeats=5)
+    ours, plain = best_times(
+        lambda: es.attend_prefixes(tokens, tokens, tokens, sizes), explicit, repeats=5
+    )
     explicit()
-    for prefix, (mean, cov) in zip(es.attend_prefixes(tokens, tokens, tokens, sizes), explicit_moments, strict=True):
+    for prefix, (mean, cov) in zip(
+        es.attend_prefixes(tokens, tokens, tokens, sizes), explicit_moments, strict=True
+    ):
         assert float((prefix.mean - mean).abs().max()) < 1e-6
         assert float((prefix.cov - cov).abs().max()) < 1e-6
     return ratio_line("nested prefixes / one explicit softmax per size", ours / plain, 1 / 8)
 
 
 def _memory() -> str:
-    answer = subprocess.run([sys.executable, "-c", MEMORY_PROBE], capture_output=True, text=True, check=True)
-    return ratio_line("attend, 1,000,000 keys: MB above inputs / 300", float(answer.stdout) / 300, 1.0)
+    answer = subprocess.run(
+        [sys.executable, "-c", MEMORY_PROBE], capture_output=True, text=True, check=True
+    )
+    return ratio_line(
+        "attend, 1,000,000 keys: MB above inputs / 300", float(answer.stdout) / 300, 1.0
+    )

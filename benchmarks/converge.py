@@ -1,4 +1,6 @@
-"""converge: the whole sweep of a scale against the plain protocol, fresh tokens and one explicit softmax per n and repeat."""
+"""converge: the whole sweep of a scale against the plain protocol, fresh tokens and one explicit
+softmax per n and repeat.
+"""
 
 from __future__ import annotations
 
@@ -20,22 +22,33 @@ SIZES = np.geomspace(1000, 8690, 8).round().astype(int).tolist()
 REPEATS = 2  # timed, of each; more of ours alone would not change the ratio
 SLOPE_REPEATS = 32  # for the spread of the slope, by either sampling
 SLOPE_ERROR = 0.02
-SLOPE_BAR = 1 / 2  # nested prefixes correlate the errors: a slope took 1.2 to 3.5 times the repeats of fresh tokens
+# nested prefixes correlate the errors: a slope took 1.2 to 3.5 times the repeats of fresh tokens
+SLOPE_BAR = 1 / 2
 METRICS = ("mean", "cov")
 
 
 def main() -> list[str]:
     law, head = _setting()
-    plain_seconds, ours_seconds = _in_turn(lambda r: _plain(head, law, r), lambda r: _ours(head, law, "nested", r))
+    plain_seconds, ours_seconds = _in_turn(
+        lambda r: _plain(head, law, r), lambda r: _ours(head, law, "nested", r)
+    )
     ratio = ours_seconds / plain_seconds
-    lines = [ratio_line(f"converge / explicit softmax per n ({ours_seconds:.2f} s a repeat)", ratio, 1 / 8)]
+    lines = [
+        ratio_line(
+            f"converge / explicit softmax per n ({ours_seconds:.2f} s a repeat)", ratio, 1 / 8
+        )
+    ]
     nested = _ours(head, law, "nested", SLOPE_REPEATS)
-    fresh = _ours(head, law, "independent", SLOPE_REPEATS)  # the law of the plain protocol's errors, found faster
+    # the law of the plain protocol's errors, found faster
+    fresh = _ours(head, law, "independent", SLOPE_REPEATS)
     for name in METRICS:
         # repeats go as the square of the slope's standard error for one repeat
         ours_repeats, plain_repeats = (_repeats_needed(curves[name]) for curves in (nested, fresh))
         ours_time, plain_time = ours_repeats * ours_seconds, plain_repeats * plain_seconds
-        title = f"  {name}: slope to 0.02, {ours_time:.0f} s ({ours_repeats}) / {plain_time:.0f} s ({plain_repeats})"
+        title = (
+            f"  {name}: slope to 0.02, {ours_time:.0f} s ({ours_repeats}) / {plain_time:.0f} s"
+            f" ({plain_repeats})"
+        )
         lines.append(ratio_line(title, ours_time / plain_time, SLOPE_BAR))
     return lines
 
@@ -60,14 +73,17 @@ def _plain(head: es.Head, law: es.Gaussian, repeats: int) -> list[tuple[float, f
     push = es.limit(head, law).pushforward()
     mean, cov = push.mean.float(), push.cov.float()
     wq, wk, wv = _weights()
-    wq = wq * (float(head.query_map.norm()) / float(wq.norm() / math.sqrt(DIM)))  # the head's horizon
+    # the head's horizon
+    wq = wq * (float(head.query_map.norm()) / float(wq.norm() / math.sqrt(DIM)))
     errors = []
     for n in SIZES:
         for _ in range(repeats):
             x = math.sqrt(VARIANCE) * torch.randn(n, DIM)
             scores = (x @ wq.T) @ (x @ wk.T).T / math.sqrt(DIM)
             outputs = scores.softmax(dim=-1) @ (x @ wv.T)
-            errors.append((float((outputs.mean(0) - mean).norm()), float((torch.cov(outputs.T) - cov).norm())))
+            errors.append(
+                (float((outputs.mean(0) - mean).norm()), float((torch.cov(outputs.T) - cov).norm()))
+            )
     return errors
 
 

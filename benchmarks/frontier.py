@@ -1,6 +1,8 @@
-"""The frontier of a head: exact errors of keep rules at twelve sizes, in fused attention passes over the same pairs.
+"""The frontier of a head: exact errors of keep rules at twelve sizes, in fused attention passes
+over the same pairs.
 
-The rule for a cache by chances of its own, neyman:shared, is timed apart: the smallest sizes are summed key by key.
+The rule for a cache by chances of its own, neyman:shared, is timed apart: the smallest sizes are
+summed key by key.
 """
 
 from __future__ import annotations
@@ -38,6 +40,10 @@ def main() -> list[str]:
     dense_time, frontier_time, cache_time = best_times(dense, frontier, cache, repeats=3)
     sizes = len(kept_sizes(KEYS))
     return [
-        ratio_line(f"frontier, {len(rules)} rules x {sizes} sizes / fused pass", frontier_time / dense_time, 60),
+        ratio_line(
+            f"frontier, {len(rules)} rules x {sizes} sizes / fused pass",
+            frontier_time / dense_time,
+            60,
+        ),
         ratio_line(f"frontier, {CACHE} / fused pass", cache_time / dense_time, 60),
     ]

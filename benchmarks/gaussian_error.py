@@ -1,4 +1,6 @@
-"""gaussian_error: pairs per second, and its time over that of a plain numpy quadrature on 200 x 400 fixed nodes."""
+"""gaussian_error: pairs per second, and its time over that of a plain numpy quadrature on 200 x 400
+fixed nodes.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,17 @@ def main() -> list[str]:
 
 
 def _plain(n: float, s: float) -> tuple[float, float]:
-    """The Laplace integrals as they stand on fixed grids, 400 nodes g and 200 nodes log t: good for moderate s."""
+    """The Laplace integrals as they stand on fixed grids, 400 nodes g and 200 nodes log t: good for
+    moderate s.
+    """
     g = np.linspace(-10, 13, 400)
     weight = np.exp(-0.5 * g * g) / np.sqrt(2 * np.pi) * (g[1] - g[0])
     freezing = np.sqrt(2 * np.log(n))
-    low = min(-np.log(n) - s * s / 2 - 20, -(freezing + 5) * s) if s < freezing else -(freezing + 5) * s - 5
+    low = (
+        min(-np.log(n) - s * s / 2 - 20, -(freezing + 5) * s)
+        if s < freezing
+        else -(freezing + 5) * s - 5
+    )
     tau = np.linspace(low, (9 if n < 10 else 4) * s + 4, 200)
     y = np.exp(np.minimum(tau[:, None] + s * g, 6.0))  # exp(-y) is 0 from there on
     decay = np.exp(-y)

@@ -1,8 +1,10 @@
-"""Paired training, softmax and linear on the same prompts: time of a step over that of the plain PyTorch loop.
+"""Paired training, softmax and linear on the same prompts: time of a step over that of the plain
+PyTorch loop.
 
-The plain loop draws fresh prompts, uses autograd and torch.optim.SGD, and trains one model at a time; its two models' times
-are added. Settings of [S], appendix A: d = 5, batches of 128. The plain loop is timed with one thread and with all of them,
-and the faster counts; the compiled path has one.
+The plain loop draws fresh prompts, uses autograd and torch.optim.SGD, and trains one model at a
+time; its two models' times are added. Settings of [S], appendix A: d = 5, batches of 128. The plain
+loop is timed with one thread and with all of them, and the faster counts; the compiled path has
+one.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from esscher.icl.training.compiled_pair import CompiledPair
 from esscher.icl.training.pair import Step
 
 BATCH, DIM, RATE = 128, 5, 1e-3
-STEPS = {10: (400, 40), 100: (200, 20), 1000: (60, 4)}  # by length: steps of the compiled path, of the plain one
+# by length: steps of the compiled path, of the plain one
+STEPS = {10: (400, 40), 100: (200, 20), 1000: (60, 4)}
 
 
 class Plain(torch.nn.Module):

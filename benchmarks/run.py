@@ -1,7 +1,7 @@
 """Run every benchmark of this folder: ``python benchmarks/run.py [NAME ...]``.
 
-A benchmark is a file with ``main() -> list[str] | None``; each line, returned or printed, ends in ``ok`` or ``over``.
-The exit code is 1 when a returned line is over its bar or a benchmark raised.
+A benchmark is a file with ``main() -> list[str] | None``; each line, returned or printed, ends in
+``ok`` or ``over``. The exit code is 1 when a returned line is over its bar or a benchmark raised.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def load(path: Path) -> ModuleType:
 
 
 def run(folder: Path, names: list[str]) -> int:
-    """Run the benchmarks of a folder, all or those named, and say how many lines are over their bar or failed."""
+    """Run the benchmarks of a folder, all or those named, and say how many lines are over their bar
+    or failed.
+    """
     files = sorted(path for path in folder.glob("*.py") if path.name != "run.py")
     unknown = set(names) - {path.stem for path in files}
     if unknown:

@@ -1,4 +1,6 @@
-"""Runs: what storing and scheduling cost per unit, what a second process gains, how long reading takes."""
+"""Runs: what storing and scheduling cost per unit, what a second process gains, how long reading
+takes.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ def digest(number: int, rounds: int) -> str:
 
 
 DIGESTS = Job("digests", DigestSpec, units, compute)
-register("digests", "runs:DIGESTS")  # workers find this file by the path of the process that starts them
+# workers find this file by the path of the process that starts them
+register("digests", "runs:DIGESTS")
 
 
 def main() -> list[str]:
@@ -54,12 +57,16 @@ def main() -> list[str]:
 
 
 def _overhead(folder: Path) -> list[str]:
-    """10,000 units of a microsecond, in this process: all the time is the store's and the executor's."""
+    """10,000 units of a microsecond, in this process: all the time is the store's and the
+    executor's.
+    """
     count = 10_000
     start = time.perf_counter()
     run = execute({"job": "digests", "units": count}, folder / "tiny")
     each = (time.perf_counter() - start) / count * 1e3
-    answer = subprocess.run([sys.executable, "-c", READER, str(run.path)], capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", READER, str(run.path)], capture_output=True, text=True, check=True
+    )
     return [
         ratio_line("run of 10,000 tiny units: ms per unit / 3", each / 3, 1.0),
         ratio_line("load_run and a table of 10,000 rows: seconds / 1", float(answer.stdout), 1.0),

@@ -10,7 +10,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 import what_holds
 
-_METADATA = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
+_METADATA = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))[
+    "project"
+]
 
 project = "esscher"
 author = "The esscher authors"
@@ -35,7 +37,9 @@ html_copy_source = False
 
 
 def _as_written(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Docstrings hold formulas in plain text (|c|^2, f_1): show them as they stand, not read as markup."""
+    """Docstrings hold formulas in plain text (|c|^2, f_1): show them as they stand, not read as
+    markup.
+    """
     text = list(lines)
     while text and not text[-1].strip():
         text.pop()

@@ -1,4 +1,6 @@
-"""The page "What holds", made from reproduce.json when the documentation is built: a section and a picture for each claim."""
+"""The page "What holds", made from reproduce.json when the documentation is built: a section and a
+picture for each claim.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +20,39 @@ HERE = Path(__file__).parent
 SHOWN = HERE / "reproduce.json"  # of the full run
 QUICK = tuple(HERE / f"reproduce_quick_seed{seed}.json" for seed in (0, 1))
 SURPRISES = {
-    "b-7-heads": "The heads of a real encoder are slow in the mean of their outputs, and fast in the covariance, which the "
-    "paper has slow too. What is slow in every head, and in the order of the coupling, is the attention map itself.",
-    "b-8-critical-path": "The bound of the critical path is never broken, and tells nothing: it lies near 0 for every head, "
-    "and the order it gives is not the order of the heads.",
-    "b-15-window-and-random": "Random keys beside a window do not help: at as many keys the window alone errs no more.",
-    "b-16-downstream-horizon": "Texts on which the horizon of the heads is larger do not agree less with the full model.",
-    "s-22-distance": "The trained models do not come nearer and nearer: from 100 tokens to 1000 their weights part again. "
-    "What comes nearer is what the weights do, their products ({doc}`../icl_stability`).",
-    "s-27-stability": "Over all settings softmax attention is the more stable of the two, and in one of them the less stable.",
-    "o-32-sharp": "The sharp exponents hold in the limit, and at the n of practice they are not there yet at middle horizons.",
-    "o-36-language-model": "It was refuted at first, twice, and the measurement was at fault: exponents were fitted to "
-    "more draws than a context has keys, where the error falls because the keys run out. Up to an eighth of the keys "
-    "they are slow.",
+    "b-7-heads": (
+        "The heads of a real encoder are slow in the mean of their outputs, and fast in the"
+        " covariance, which the paper has slow too. What is slow in every head, and in the order of"
+        " the coupling, is the attention map itself."
+    ),
+    "b-8-critical-path": (
+        "The bound of the critical path is never broken, and tells nothing: it lies near 0 for"
+        " every head, and the order it gives is not the order of the heads."
+    ),
+    "b-15-window-and-random": (
+        "Random keys beside a window do not help: at as many keys the window alone errs no more."
+    ),
+    "b-16-downstream-horizon": (
+        "Texts on which the horizon of the heads is larger do not agree less with the full model."
+    ),
+    "s-22-distance": (
+        "The trained models do not come nearer and nearer: from 100 tokens to 1000 their weights"
+        " part again. What comes nearer is what the weights do, their products"
+        " ({doc}`../icl_stability`)."
+    ),
+    "s-27-stability": (
+        "Over all settings softmax attention is the more stable of the two, and in one of them the"
+        " less stable."
+    ),
+    "o-32-sharp": (
+        "The sharp exponents hold in the limit, and at the n of practice they are not there yet at"
+        " middle horizons."
+    ),
+    "o-36-language-model": (
+        "It was refuted at first, twice, and the measurement was at fault: exponents were fitted to"
+        " more draws than a context has keys, where the error falls because the keys run out. Up to"
+        " an eighth of the keys they are slow."
+    ),
 }
 """Of claims that came out otherwise than expected, or with more to it than the verdict."""
 
@@ -48,20 +70,34 @@ def write_page(folder: Path) -> None:
 def page(content: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
     """``others``: runs of other seeds or sizes, of which the verdicts alone are shown."""
     claims = content["claims"]
-    counts = ", ".join(f"{sum(claim['verdict'] == word for claim in claims)} {word}" for word in VERDICTS)
+    counts = ", ".join(
+        f"{sum(claim['verdict'] == word for claim in claims)} {word}" for word in VERDICTS
+    )
     seen = sum(bool(claim["seen"]) for claim in claims)
     again = [{claim["id"]: claim["verdict"] for claim in other["claims"]} for other in others]
     titles = [f"{other['scale']}, seed {other['seed']}" for other in others]
     lines = [
         "# What holds",
         "",
-        f"{len(claims)} claims, of the papers and of our own: {counts}. Each was decided by a rule that was",
+        (
+            f"{len(claims)} claims, of the papers and of our own: {counts}. Each was decided by a"
+            " rule that was"
+        ),
         "tried on data where the claim is false ({doc}`../reproduce`).",
-        f"Of {seen} of the {len(claims)} measurements of their own had been seen when rule or settings were fixed, and of some",
-        "the rule was chosen after them; each says what (*Seen before*). What is shown was run after that, from a seed that",
+        (
+            f"Of {seen} of the {len(claims)} measurements of their own had been seen when rule or"
+            " settings were fixed, and of some"
+        ),
+        (
+            "the rule was chosen after them; each says what (*Seen before*). What is shown was run"
+            " after that, from a seed that"
+        ),
         "had not been used before, but for claim 36, which was mended on the way; at the size of",
         f"`{command(content)}` ({content['written'][:10]}; its runs took",
-        f"{hours(content):.1f} hours, one process each). Laws are drawn anew by a seed; models and texts are the same ones.",
+        (
+            f"{hours(content):.1f} hours, one process each). Laws are drawn anew by a seed; models"
+            " and texts are the same ones."
+        ),
         "Intervals are 99.9 % unless the rule says otherwise.",
         "",
         f"| claim | statement | verdict | effect | {' | '.join(titles)} |",
@@ -69,14 +105,29 @@ def page(content: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str
     ]
     for claim in claims:
         verdicts = [known.get(claim["id"], "not run") for known in again]
-        told = [f"[{claim['id']}](#{claim['id']})", text(claim["statement"]), claim["verdict"], text(effect(claim)), *verdicts]
+        told = [
+            f"[{claim['id']}](#{claim['id']})",
+            text(claim["statement"]),
+            claim["verdict"],
+            text(effect(claim)),
+            *verdicts,
+        ]
         lines.append(f"| {' | '.join(told)} |")
     runs = " and ".join(f"`{command(other)}` ({hours(other) * 60:.0f} minutes)" for other in others)
-    lines += ["", f"The last columns are of {runs}.", changed(claims, again, titles), "", "## Surprises", ""]
+    lines += [
+        "",
+        f"The last columns are of {runs}.",
+        changed(claims, again, titles),
+        "",
+        "## Surprises",
+        "",
+    ]
     reasons = {claim["id"]: (claim["verdict"], claim["reason"]) for claim in claims}
     for name, words in SURPRISES.items():
         verdict, reason = reasons[name]
-        lines.append(f"- [{name}](#{name}) ({verdict}): {words} {text(reason[0].upper() + reason[1:])}.")
+        lines.append(
+            f"- [{name}](#{name}) ({verdict}): {words} {text(reason[0].upper() + reason[1:])}."
+        )
     for claim in claims:
         lines += section(claim)
     return "\n".join(lines) + "\n"
@@ -89,11 +140,17 @@ def command(content: Mapping[str, Any]) -> str:
 
 def hours(content: Mapping[str, Any]) -> float:
     """Of the runs, each counted once: claims share some."""
-    seconds = {run["folder"]: run["seconds"] for claim in content["claims"] for run in claim["runs"].values()}
+    seconds = {
+        run["folder"]: run["seconds"]
+        for claim in content["claims"]
+        for run in claim["runs"].values()
+    }
     return float(sum(seconds.values())) / 3600
 
 
-def changed(claims: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, str]], titles: Sequence[str]) -> str:
+def changed(
+    claims: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, str]], titles: Sequence[str]
+) -> str:
     """Which verdicts another run turned round, apart from undecided ones."""
     turned = [
         f"{claim['id']} ({title}: {known[claim['id']]})"
@@ -107,7 +164,14 @@ def changed(claims: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, st
 
 
 def section(claim: Mapping[str, Any]) -> list[str]:
-    lines = ["", f"({claim['id']})=", f"## {claim['id']}: {claim['verdict']}", "", text(claim["statement"]), ""]
+    lines = [
+        "",
+        f"({claim['id']})=",
+        f"## {claim['id']}: {claim['verdict']}",
+        "",
+        text(claim["statement"]),
+        "",
+    ]
     told = {
         "Source": text(claim["source"]),
         "Under": text(claim["hypothesis"]),
@@ -146,7 +210,13 @@ def save_picture(claim: Mapping[str, Any], file: Path) -> None:
             continue
         [points] = axes.plot(x, y, "o", markersize=4, label=series["label"])
         if series["low"] is not None:
-            axes.vlines(x, numbers(series["low"]), numbers(series["high"]), colors=points.get_color(), linewidth=1)
+            axes.vlines(
+                x,
+                numbers(series["low"]),
+                numbers(series["high"]),
+                colors=points.get_color(),
+                linewidth=1,
+            )
     axes.set_xlabel(picture["x"])
     axes.set_ylabel(picture["y"])
     axes.set_xscale("log" if "x" in picture["log"] else "linear")

@@ -1,7 +1,8 @@
-"""Divergence of next tokens against the share of keys kept, a line a rule, each with its better split.
+"""Divergence of next tokens against the share of keys kept, a line a rule, each with its better
+split.
 
-``python examples/downstream_figure.py RUN ... FILE``: runs of ``esscher downstream`` on the same texts. Of a rule and split
-that several of them have, the last counts.
+``python examples/downstream_figure.py RUN ... FILE``: runs of ``esscher downstream`` on the same
+texts. Of a rule and split that several of them have, the last counts.
 """
 
 from __future__ import annotations
@@ -30,9 +31,19 @@ def main(arguments: list[str]) -> None:
             split = own.groupby("split")["value"].agg(lambda values: np.log(values).mean()).idxmin()
             best = own[own["split"] == split]
             short = str(rule).removeprefix("sinks:4+").removeprefix("recent:32+")
-            style = {"color": PALETTE[i % len(PALETTE)], "ls": "-" if i < len(PALETTE) else ":", "marker": "o", "ms": 3}
+            style = {
+                "color": PALETTE[i % len(PALETTE)],
+                "ls": "-" if i < len(PALETTE) else ":",
+                "marker": "o",
+                "ms": 3,
+            }
             ax.plot(best["share"], best["value"], label=f"{short}, {split}", **style)
-        ax.set(xscale="log", yscale="log", xlabel="share of keys kept", ylabel="divergence of the next token (nats)")
+        ax.set(
+            xscale="log",
+            yscale="log",
+            xlabel="share of keys kept",
+            ylabel="divergence of the next token (nats)",
+        )
         ax.legend(fontsize=7)
         save_figure(figure, Path(file))
     print(f"figure: {file}")

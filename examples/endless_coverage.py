@@ -1,11 +1,12 @@
 """How often the intervals for an endless text cover what an endless text has.
 
-``python examples/endless_coverage.py laws [REPEATS] [KEYS]``: heads on tokens of laws whose limit is known: pools of KEYS
-tokens (16384 by default) are drawn anew, 500 times by default. Gaussian tokens have their truth in closed form, the others from
-a million tokens.
+``python examples/endless_coverage.py laws [REPEATS] [KEYS]``: heads on tokens of laws whose limit
+is known: pools of KEYS tokens (16384 by default) are drawn anew, 500 times by default. Gaussian
+tokens have their truth in closed form, the others from a million tokens.
 
-``python examples/endless_coverage.py text MODEL FILE|prose|code|legal [POOL ...]``: probes of pools of 4096 and 16384 tokens
-(or POOL ...) of one text against one of 240,000 tokens and 512 queries, every head.
+``python examples/endless_coverage.py text MODEL FILE|prose|code|legal [POOL ...]``: probes of pools
+of 4096 and 16384 tokens (or POOL ...) of one text against one of 240,000 tokens and 512 queries,
+every head.
 """
 
 from __future__ import annotations
@@ -53,11 +54,17 @@ def _mixture(n, rng):
     apart = np.zeros(WIDTH)
     apart[0] = 2.0
     few = rng.random(n) < 0.1
-    return np.where(few[:, None], apart + 0.5 * rng.standard_normal((n, WIDTH)), 0.8 * rng.standard_normal((n, WIDTH)))
+    return np.where(
+        few[:, None],
+        apart + 0.5 * rng.standard_normal((n, WIDTH)),
+        0.8 * rng.standard_normal((n, WIDTH)),
+    )
 
 
 def measured(q, tokens, alike=1.0):
-    """What a probe finds of a head whose keys and values are these tokens, in float32: its table ``endless``."""
+    """What a probe finds of a head whose keys and values are these tokens, in float32: its table
+    ``endless``.
+    """
     q, tokens = (torch.from_numpy(x).float() for x in (q, tokens))
     pieces = torch.arange(len(tokens)) * PIECES // len(tokens)
     kept = head_state.kept_rows(len(q), SPEC.kept_queries)
@@ -83,28 +90,51 @@ def truth(law, keys, rng):
     n = drawn_ladder(SPEC, keys)
     if law.startswith("Gaussian"):  # the law of s is that of a chi variable
         s = stats.chi(WIDTH).ppf((np.arange(4000) + 0.5) / 4000) * LAWS[law][0] / np.sqrt(WIDTH)
-        along, across = (np.asarray(f) for f in es.gaussian_error(n[None].astype(float), s[:, None]))
+        along, across = (
+            np.asarray(f) for f in es.gaussian_error(n[None].astype(float), s[:, None])
+        )
         mse, limit, sum_p2 = along + (WIDTH - 1) * across, s**2, across
     else:
         tokens = torch.from_numpy(LAWS[law][1](LARGE, rng))
         curve = es.exact_pool_curve(
-            torch.from_numpy(queries(law, ASKED, rng)).float(), tokens.float(), tokens.float(), n, scale=1.0
+            torch.from_numpy(queries(law, ASKED, rng)).float(),
+            tokens.float(),
+            tokens.float(),
+            n,
+            scale=1.0,
         )
-        mse, limit, sum_p2 = curve.queries.mse, np.square(curve.queries.limit).sum(axis=1), curve.queries.sum_p2
-    return read_numbers(SPEC, n, mse.mean(axis=0)[None], limit.mean()[None], sum_p2.mean(axis=0)[None])[0]
+        mse, limit, sum_p2 = (
+            curve.queries.mse,
+            np.square(curve.queries.limit).sum(axis=1),
+            curve.queries.sum_p2,
+        )
+    return read_numbers(
+        SPEC, n, mse.mean(axis=0)[None], limit.mean()[None], sum_p2.mean(axis=0)[None]
+    )[0]
 
 
 def of_laws(repeats=500, keys=16384):
-    """Rows: law, number, share of intervals that cover, share beyond the pool, share that covers among the others."""
+    """Rows: law, number, share of intervals that cover, share beyond the pool, share that covers
+    among the others.
+    """
     names = [number.key for number in headline_numbers(SPEC)]
     plain = {number.key: number.plain for number in headline_numbers(SPEC)}
     for law in LAWS:
         rng = np.random.default_rng(1)
         known = dict(zip(names, truth(law, keys, rng), strict=True))
-        found = [measured(queries(law, QUERIES, rng), LAWS[law][1](keys, rng)).set_index("number") for _ in range(repeats)]
+        found = [
+            measured(queries(law, QUERIES, rng), LAWS[law][1](keys, rng)).set_index("number")
+            for _ in range(repeats)
+        ]
         for name in SHOWN:
             rows = [(one.loc[name], plain[name](known[name])) for one in found]
-            yield law, name, *_shares([_covers(row, true) for row, true in rows], [row["status"] for row, _ in rows])
+            yield (
+                law,
+                name,
+                *_shares(
+                    [_covers(row, true) for row, true in rows], [row["status"] for row, _ in rows]
+                ),
+            )
 
 
 def _covers(row, true):
@@ -117,35 +147,61 @@ def _shares(covered, status):
 
 
 def of_text(model, text, pools):
-    """Rows: pool, number, shares of heads as in ``of_laws``, median ratio of the interval's ends."""
+    """Rows: pool, number, shares of heads as in ``of_laws``, median ratio of the interval's
+    ends.
+    """
     source = {"packaged": text} if text in ("prose", "code", "legal") else {"texts": [Path(text)]}
     settings = {"model": model, "pool": "corpus", **source}
     folder = Path("runs") / "endless"
     name = f"{Path(model).stem}-{Path(text).stem}"
-    large = es.probe(**settings, max_tokens=REFERENCE, queries=ASKED, kept_queries=1, out=folder / f"{name}-{REFERENCE}")
+    large = es.probe(
+        **settings,
+        max_tokens=REFERENCE,
+        queries=ASKED,
+        kept_queries=1,
+        out=folder / f"{name}-{REFERENCE}",
+    )
     reference = large.table("endless").set_index(["layer", "head", "number"])["value"]
     for pool in pools:
-        small = es.probe(**settings, max_tokens=pool, out=folder / f"{name}-{pool}").table("endless")
+        small = es.probe(**settings, max_tokens=pool, out=folder / f"{name}-{pool}").table(
+            "endless"
+        )
         for number in SHOWN:
             rows = small[small["number"] == number].to_dict("records")
             covered = [_covers(row, reference[row["layer"], row["head"], number]) for row in rows]
             both = [row for row in rows if row["status"] != BEYOND]
-            change = (lambda row: row["high"] - row["low"]) if number == "beta_fit" else (lambda row: row["high"] / row["low"])
+            change = (
+                (lambda row: row["high"] - row["low"])
+                if number == "beta_fit"
+                else (lambda row: row["high"] / row["low"])
+            )
             width = np.median([change(row) for row in both]) if both else np.nan
-            yield f"{pool} tokens", number, *_shares(covered, [row["status"] for row in rows]), width
+            yield (
+                f"{pool} tokens",
+                number,
+                *_shares(covered, [row["status"] for row in rows]),
+                width,
+            )
 
 
 def main(arguments):
     if arguments[:1] == ["text"] and len(arguments) > 2:
-        print("pool | number | covers | beyond the pool | covers, two ends | width (ratio of the ends; exponent: difference)")
-        rows = of_text(arguments[1], arguments[2], [int(pool) for pool in arguments[3:]] or [4096, 16384])
+        print(
+            "pool | number | covers | beyond the pool | covers, two ends | width (ratio of the"
+            " ends; exponent: difference)"
+        )
+        rows = of_text(
+            arguments[1], arguments[2], [int(pool) for pool in arguments[3:]] or [4096, 16384]
+        )
     elif arguments[:1] == ["laws"]:
         print("law | number | covers | beyond the pool | covers, two ends")
         rows = of_laws(*(int(argument) for argument in arguments[1:3]))
     else:
         sys.exit(__doc__)
     for row in rows:
-        print(" | ".join(word if isinstance(word, str) else f"{word:.3f}" for word in row), flush=True)
+        print(
+            " | ".join(word if isinstance(word, str) else f"{word:.3f}" for word in row), flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Exact error of attention from 10 to 10^12 tokens for horizons 0.25 to 4, beside the sharp rates of that error.
+"""Exact error of attention from 10 to 10^12 tokens for horizons 0.25 to 4, beside the sharp rates
+of that error.
 
-``python examples/exact_error_figure.py [FILE]`` draws the figure of the README. Gaussian tokens and queries in one dimension;
-the law of the queries is integrated, so nothing is random and the rare queries that carry the error at large n are there. The
-rate that [B] proves is one of moments, not of this error: ``esscher converge gaussian`` draws it where it belongs.
+``python examples/exact_error_figure.py [FILE]`` draws the figure of the README. Gaussian tokens and
+queries in one dimension; the law of the queries is integrated, so nothing is random and the rare
+queries that carry the error at large n are there. The rate that [B] proves is one of moments, not
+of this error: ``esscher converge gaussian`` draws it where it belongs.
 """
 
 from __future__ import annotations
@@ -34,7 +36,13 @@ def main(path: Path) -> None:
             sharp = curve.relative[-1] * (curve.n / curve.n[-1]) ** -l2_exponent_rms(horizon)
             ax.plot(curve.n, sharp, color=color, lw=0.8, ls="--")
         ax.plot([], [], color="k", lw=0.8, ls="--", label="sharp rate (heuristic)")
-        ax.set(xscale="log", yscale="log", xlabel="tokens n", ylabel="relative rms error", ylim=(1e-6, 10))
+        ax.set(
+            xscale="log",
+            yscale="log",
+            xlabel="tokens n",
+            ylabel="relative rms error",
+            ylim=(1e-6, 10),
+        )
         ax.legend(loc="lower left")
         save_figure(figure, path)
     print(f"figure: {path}")

@@ -1,6 +1,8 @@
-"""A first look: for a few laws of tokens and one head at three scales, the limit, the horizon and the exact error.
+"""A first look: for a few laws of tokens and one head at three scales, the limit, the horizon and
+the exact error.
 
-``python examples/first_look.py``. The last column is one draw of tokens, to compare with the exact error at the same n.
+``python examples/first_look.py``. The last column is one draw of tokens, to compare with the exact
+error at the same n.
 """
 
 from __future__ import annotations
@@ -38,10 +40,18 @@ def one_draw(head: es.Head, law: es.Measure, x: torch.Tensor, generator: torch.G
 def main() -> None:
     generator = torch.Generator().manual_seed(0)
     shape = torch.randn(DIM, DIM, dtype=torch.float64, generator=generator) / DIM**0.5
-    head = es.Head(A=shape / torch.linalg.matrix_norm(shape, ord=2), V=torch.eye(DIM, dtype=torch.float64))
+    head = es.Head(
+        A=shape / torch.linalg.matrix_norm(shape, ord=2), V=torch.eye(DIM, dtype=torch.float64)
+    )
     columns = "".join(f"{f'n = 10^{power}':>12}" for power in POWERS)
-    print(f"Root mean square error of attention on n tokens against infinitely many, over {QUERIES} queries of the law.")
-    print("The head's scores are multiplied by 0.5, 1 and 2: the horizon grows, and more tokens are needed.\n")
+    print(
+        f"Root mean square error of attention on n tokens against infinitely many, over {QUERIES}"
+        " queries of the law."
+    )
+    print(
+        "The head's scores are multiplied by 0.5, 1 and 2: the horizon grows, and more tokens are"
+        " needed.\n"
+    )
     print(f"{'law':<28}{'horizon':>8}{'|limit|':>9}{columns}{'a draw, n = 10^4':>19}")
     for name, law in laws(generator).items():
         x = law.sample(QUERIES, generator)

@@ -1,8 +1,9 @@
 """What keep rules cost the heads of a probed model: ``python examples/frontier.py RUN [RUN ...]``.
 
-For each run of ``esscher probe --pool sequence``: the median over heads of the relative error at 5, 10 and 25 % of the keys,
-and of the keys that an error of 10 % takes; how many heads each rule serves best; the kinds of heads, by layer. A rule whose
-sure part is larger than a size has no error there.
+For each run of ``esscher probe --pool sequence``: the median over heads of the relative error at 5,
+10 and 25 % of the keys, and of the keys that an error of 10 % takes; how many heads each rule
+serves best; the kinds of heads, by layer. A rule whose sure part is larger than a size has no error
+there.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ SHARES = (0.05, 0.1, 0.25)
 
 
 def errors(frontier: pd.DataFrame) -> list[str]:
-    """A line for each rule: median relative error, and in brackets the quartiles, at three shares."""
+    """A line for each rule: median relative error, and in brackets the quartiles, at three
+    shares.
+    """
     lines = [f"{'rule':34}" + "".join(f"{share:>22.0%}" for share in SHARES)]
     for rule, rows in frontier.groupby("rule", sort=False):
         cells = []
@@ -32,20 +35,27 @@ def errors(frontier: pd.DataFrame) -> list[str]:
 
 
 def heads(table: pd.DataFrame) -> list[str]:
-    """Which rule serves most heads best, for a query and for a cache; the keys that takes; kinds by layer."""
+    """Which rule serves most heads best, for a query and for a cache; the keys that takes; kinds by
+    layer.
+    """
     lines = []
     for kind, words in (("best", "for each query"), ("cache", "for a cache")):
         counts = table[f"{kind}_rule_10pct"].value_counts()
         share = (table[f"{kind}_kept_10pct"] / table["n_keys"]).fillna(1.0)
         served = ", ".join(f"{rule} {count}" for rule, count in counts.items())
-        lines.append(f"fewest keys for 10 %, {words}: {served}; median {share.median():.1%} of the keys")
+        lines.append(
+            f"fewest keys for 10 %, {words}: {served}; median {share.median():.1%} of the keys"
+        )
     floor = (table["floor_kept_10pct"] / table["n_keys"]).fillna(1.0)
     lines.append(f"the floor: median {floor.median():.1%} of the keys")
     for kind in KINDS:
         own = table[table["kind"] == kind]
         layers = own["layer"].value_counts().sort_index()
         where = ", ".join(f"{layer}: {count}" for layer, count in layers.items())
-        lines.append(f"{kind}: {len(own)} of {len(table)} heads" + (f" (layer: heads  {where})" if where else ""))
+        lines.append(
+            f"{kind}: {len(own)} of {len(table)} heads"
+            + (f" (layer: heads  {where})" if where else "")
+        )
     return lines
 
 

@@ -1,10 +1,12 @@
-"""How fast the error of kept keys falls: random, the largest scores, these with a reweighted rest, Neyman; horizons 0.5 to 4.
+"""How fast the error of kept keys falls: random, the largest scores, these with a reweighted rest,
+Neyman; horizons 0.5 to 4.
 
-``python examples/keep_rates.py [FILE]`` prints the table of docs/keep.md and draws its figure. Gaussian tokens and queries in
-one dimension. Random keys and Neyman's are n keys of a context without end; the largest scores are n of 16 n tokens, alone, or
-half of the n keys beside a reweighted rest. Errors are against the limit of the law, so that the context's own is part of
-them: the dotted line is attention on all 16 n. Nothing is drawn: the law of queries is integrated, for the rules with a
-context by a Gauss-Legendre rule over the query.
+``python examples/keep_rates.py [FILE]`` prints the table of docs/keep.md and draws its figure.
+Gaussian tokens and queries in one dimension. Random keys and Neyman's are n keys of a context
+without end; the largest scores are n of 16 n tokens, alone, or half of the n keys beside a
+reweighted rest. Errors are against the limit of the law, so that the context's own is part of them:
+the dotted line is attention on all 16 n. Nothing is drawn: the law of queries is integrated, for
+the rules with a context by a Gauss-Legendre rule over the query.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ LAW = es.Gaussian([[1.0]])
 
 
 def queries() -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights of |x|, x standard normal; the error is even in x, and of the largest scores not smooth at 0."""
+    """Nodes and weights of |x|, x standard normal; the error is even in x, and of the largest
+    scores not smooth at 0.
+    """
     x, weights = [], []
     for low, high, count in ((0.0, 1.5, 8), (1.5, 3.5, 8), (3.5, 6.5, 6)):
         node, weight = np.polynomial.legendre.leggauss(count)
@@ -39,13 +43,17 @@ def queries() -> tuple[np.ndarray, np.ndarray]:
 
 
 def of_contexts(head: es.Head, rule: str) -> np.ndarray:
-    """rms over Gaussian queries of a rule in which {half} stands for n/2, in contexts of 16 n tokens."""
+    """rms over Gaussian queries of a rule in which {half} stands for n/2, in contexts of 16 n
+    tokens.
+    """
     x, weights = queries()
     rows = torch.from_numpy(x)[:, None]
     mse = []
     for n in N.tolist():
         text, size = rule.format(half=n // 2), [n]
-        mse.append(es.exact_curve(head, LAW, rows, size, keep=text, context=CONTEXT * n).queries.mse[:, 0])
+        mse.append(
+            es.exact_curve(head, LAW, rows, size, keep=text, context=CONTEXT * n).queries.mse[:, 0]
+        )
     return np.sqrt(weights @ np.stack(mse, axis=1))
 
 
@@ -56,10 +64,12 @@ def curves(horizon: float) -> dict[str, np.ndarray]:
         "random": es.exact_curve(head, LAW, LAW, N, keep="random").rms,
         "topk": of_contexts(head, "topk"),
         "topk + rest": of_contexts(head, "topk:{half}+random:reweight"),
-        "neyman": es.exact_curve(head, LAW, [[1.0]], N, keep="neyman").rms,  # the same at every query
+        # the same at every query
+        "neyman": es.exact_curve(head, LAW, [[1.0]], N, keep="neyman").rms,
         "all of 16 n": es.exact_curve(head, LAW, LAW, CONTEXT * N).rms,
     }
-    return {rule: rms / horizon for rule, rms in found.items()}  # the limit's size is that of the horizon
+    # the limit's size is that of the horizon
+    return {rule: rms / horizon for rule, rms in found.items()}
 
 
 def exponent(rms: np.ndarray) -> float:
@@ -68,23 +78,48 @@ def exponent(rms: np.ndarray) -> float:
 
 
 def show(found: dict[float, dict[str, np.ndarray]]) -> None:
-    print("horizon  rule         " + "".join(f"n = {N[i]:<10d}" for i in SHOWN) + "exponent  theory")
+    print(
+        "horizon  rule         " + "".join(f"n = {N[i]:<10d}" for i in SHOWN) + "exponent  theory"
+    )
     for horizon, rules in found.items():
-        theory = {"random": l2_exponent_rms(horizon), "topk": 0.0, "neyman": 0.5, "all of 16 n": l2_exponent_rms(horizon)}
+        theory = {
+            "random": l2_exponent_rms(horizon),
+            "topk": 0.0,
+            "neyman": 0.5,
+            "all of 16 n": l2_exponent_rms(horizon),
+        }
         for rule, rms in rules.items():
             said = f"{theory[rule]:.2f}" if rule in theory else ""
             errors = "".join(f"{rms[i]:<14.4g}" for i in SHOWN)
-            print(f"{horizon:<8g} {rule:12s} {errors}{round(exponent(rms), 2) + 0.0:<10.2f}{said}".rstrip())
+            print(
+                f"{horizon:<8g} {rule:12s} {errors}{round(exponent(rms), 2) + 0.0:<10.2f}{said}".rstrip()  # noqa: E501
+            )
 
 
 def draw(found: dict[float, dict[str, np.ndarray]], path: Path) -> None:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.2, 5.0), layout="constrained")
-        for ax, (horizon, rules) in zip(figure.subplots(2, 2, sharex=True, sharey=True).flat, found.items(), strict=True):
+        for ax, (horizon, rules) in zip(
+            figure.subplots(2, 2, sharex=True, sharey=True).flat, found.items(), strict=True
+        ):
             for (rule, rms), color in zip(rules.items(), PALETTE, strict=False):
                 whole = rule.startswith("all")
-                ax.plot(N, rms, color="k" if whole else color, lw=0.9 if whole else 1.8, ls=":" if whole else "-", label=rule)
-            ax.plot(N, rules["neyman"][-1] * np.sqrt(N[-1] / N), color="k", lw=0.8, ls="--", label=r"$n^{-1/2}$")
+                ax.plot(
+                    N,
+                    rms,
+                    color="k" if whole else color,
+                    lw=0.9 if whole else 1.8,
+                    ls=":" if whole else "-",
+                    label=rule,
+                )
+            ax.plot(
+                N,
+                rules["neyman"][-1] * np.sqrt(N[-1] / N),
+                color="k",
+                lw=0.8,
+                ls="--",
+                label=r"$n^{-1/2}$",
+            )
             ax.set(xscale="log", yscale="log", title=f"horizon {horizon:g}")
         figure.supxlabel("keys kept n")
         figure.supylabel("relative rms error")

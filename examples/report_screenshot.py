@@ -1,7 +1,8 @@
 """A picture of a report, as in the README: the map of a model's heads with one of them open.
 
-``python examples/report_screenshot.py [RUN] [FILE]`` writes the page of a run of ``esscher probe`` and photographs it with
-Chromium (``make chromium`` installs Debian's). Without a run, the packaged model is probed first, which takes minutes.
+``python examples/report_screenshot.py [RUN] [FILE]`` writes the page of a run of ``esscher probe``
+and photographs it with Chromium (``make chromium`` installs Debian's). Without a run, the packaged
+model is probed first, which takes minutes.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from esscher.report.words import head_name, ranked_heads
 from esscher.runs import Run, load_run, terminal
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-WIDTH, HEIGHT = 1280, 1540  # of the picture, which is taller where the tokens that the open head looks at end further down
+# of the picture, which is taller where the tokens that the open head looks at end further down
+WIDTH, HEIGHT = 1280, 1540
 COLOURS = 256  # of the file, half of whose bytes are then enough
 MARGIN = 12  # below it
-TALLEST = 12000  # of a window in which no page scrolls: a browser leaves blank what it has scrolled over
+# of a window in which no page scrolls: a browser leaves blank what it has scrolled over
+TALLEST = 12000
 LAST = "document.querySelector('#head .looks') || document.querySelector('#head')"
 MEASURE = f"setTimeout(() => {{ document.title = ({LAST}).getBoundingClientRect().bottom; }}, 1000)"
 
@@ -39,9 +42,18 @@ def browse(address: str, *flags: str) -> str:
     """What Chromium prints, with a window as tall as any page."""
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if browser is None:
-        raise SystemExit(f"expected one of {', '.join(BROWSERS)} to be installed, found none; make chromium installs it")
+        raise SystemExit(
+            f"expected one of {', '.join(BROWSERS)} to be installed, found none; make chromium"
+            " installs it"
+        )
     with tempfile.TemporaryDirectory() as profile:
-        usual = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={profile}"]
+        usual = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            f"--user-data-dir={profile}",
+        ]
         window = [f"--window-size={WIDTH},{TALLEST}", "--virtual-time-budget=3000"]
         done = subprocess.run(
             [browser, *usual, *window, *flags, address],
@@ -55,17 +67,25 @@ def browse(address: str, *flags: str) -> str:
 
 
 def photograph(page: Path, head: str, path: Path) -> None:
-    """The page from its top to what an open head looks at, or to the head's end; HEIGHT at least."""
+    """The page from its top to what an open head looks at, or to the head's end; HEIGHT at
+    least.
+    """
     measured = page.with_name("measured.html")
-    open_to_scripts = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text("utf-8"))
+    open_to_scripts = re.sub(
+        r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text("utf-8")
+    )
     measured.write_text(f"{open_to_scripts}<script>{MEASURE}</script>", "utf-8")
-    title = re.search(r"<title>([0-9.]+)</title>", browse(f"{measured.as_uri()}#{head}", "--dump-dom"))
+    title = re.search(
+        r"<title>([0-9.]+)</title>", browse(f"{measured.as_uri()}#{head}", "--dump-dom")
+    )
     end = math.ceil(float(title[1])) + MARGIN if title else HEIGHT
     whole = page.with_name("whole.png")
     browse(f"{page.as_uri()}#{head}", f"--screenshot={whole}")
     picture = Image.open(whole).convert("RGB").crop((0, 0, WIDTH, max(HEIGHT, end)))
     # the way that keeps rare colours: those of lines
-    picture.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
+    picture.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+        path, optimize=True
+    )
 
 
 def main(run_path: str | None = None, file: str = "report.png") -> None:

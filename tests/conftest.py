@@ -1,4 +1,6 @@
-"""One process environment for all tests: no network, one thread per worker, no screen, the same examples every time."""
+"""One process environment for all tests: no network, one thread per worker, no screen, the same
+examples every time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Pages as tests: the python blocks of a page run in order; a text block right after one is what it prints."""
+"""Pages as tests: the python blocks of a page run in order; a text block right after one is what it
+prints.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ FENCE = re.compile(r"^```(?P<kind>[^\n`]*)\n(?P<body>.*?)^```[ \t]*$", re.DOTALL
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: the word after its fence, its text, the line it starts on, and the output shown below it."""
+    """A fenced block: the word after its fence, its text, the line it starts on, and the output
+    shown below it.
+    """
 
     kind: str
     body: str
@@ -24,7 +28,9 @@ class Block:
 
 
 def blocks(text: str, kind: str) -> list[Block]:
-    """Fenced blocks of one kind, each with the text block that follows it with nothing but space between."""
+    """Fenced blocks of one kind, each with the text block that follows it with nothing but space
+    between.
+    """
     chosen = []
     for fence in FENCE.finditer(text):
         if fence["kind"].strip() != kind:
@@ -37,7 +43,9 @@ def blocks(text: str, kind: str) -> list[Block]:
 
 
 def run_page(path: Path) -> int:
-    """Run the python blocks of a page in one namespace and compare what they print with what the page shows."""
+    """Run the python blocks of a page in one namespace and compare what they print with what the
+    page shows.
+    """
     python = blocks(path.read_text("utf-8"), "python")
     namespace: dict[str, object] = {"__name__": path.stem}
     for block in python:
@@ -47,5 +55,7 @@ def run_page(path: Path) -> int:
         with contextlib.redirect_stdout(printed):
             exec(code, namespace)
         if block.shown is not None:
-            assert printed.getvalue() == block.shown, f"{path.name}:{block.line} prints\n{printed.getvalue()}"
+            assert printed.getvalue() == block.shown, (
+                f"{path.name}:{block.line} prints\n{printed.getvalue()}"
+            )
     return len(python)

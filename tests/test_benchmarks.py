@@ -1,4 +1,6 @@
-"""The driver of ``make bench``: it runs what has a main, counts what is over its bar, and survives an exception."""
+"""The driver of ``make bench``: it runs what has a main, counts what is over its bar, and survives
+an exception.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,19 @@ def drive(folder: Path, *names: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(("measured", "word"), [(0.9, "ok"), (1.0, "ok"), (1.1, "over")])
 def test_line_says_ok_up_to_the_bar(measured: float, word: str) -> None:
-    assert ratio_line("stream against softmax", measured, 1.0).split()[-3:] == [f"{measured:.3f}", "1.000", word]
+    assert ratio_line("stream against softmax", measured, 1.0).split()[-3:] == [
+        f"{measured:.3f}",
+        "1.000",
+        word,
+    ]
 
 
 def test_driver_runs_reports_and_goes_on(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("def main():\n    raise ValueError('no')\n", "utf-8")
     (tmp_path / "b.py").write_text("def main():\n    return ['b 2.0 1.0 over']\n", "utf-8")
-    (tmp_path / "c.py").write_text("import torch\ndef main():\n    print('threads', torch.get_num_threads())\n", "utf-8")
+    (tmp_path / "c.py").write_text(
+        "import torch\ndef main():\n    print('threads', torch.get_num_threads())\n", "utf-8"
+    )
     (tmp_path / "d.py").write_text("x = 1\n", "utf-8")
     everything = drive(tmp_path)
     assert everything.returncode == 1

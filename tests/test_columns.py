@@ -1,4 +1,6 @@
-"""Every column that a job stores is declared by it, with its kind; every text about a column is written once."""
+"""Every column that a job stores is declared by it, with its kind; every text about a column is
+written once.
+"""
 
 from __future__ import annotations
 
@@ -36,22 +38,31 @@ SHOWN = (
     "cli/stability.py",
     "cli/fit.py",
 )  # where stored tables are shown
-AXES = {"rms error", "mean squared error", "two-sided horizon"}  # of figures drawn from points, whatever table they come from
+# of figures drawn from points, whatever table they come from
+AXES = {"rms error", "mean squared error", "two-sided horizon"}
 KEPT = Path(__file__).parent / "snapshot"
 DECLARED: dict[str, Declared] = {
     "converge": CONVERGE.columns(None),
     "normality": NORMALITY.columns(None),
     "icl_train": TRAIN.columns(TrainSpec()),
     "icl_flow": FLOW.columns(FlowSpec()),
-    **dict.fromkeys(("corpus", "moments", "parts"), PROBE.columns(ProbeSpec(epsilons=(0.1, 0.3), moments=4))),
-    "sequence": PROBE.columns(ProbeSpec(epsilons=(0.1, 0.3), pool="sequence", scales=(1.0,), temperature=(1.0, 0.1))),
+    **dict.fromkeys(
+        ("corpus", "moments", "parts"), PROBE.columns(ProbeSpec(epsilons=(0.1, 0.3), moments=4))
+    ),
+    "sequence": PROBE.columns(
+        ProbeSpec(epsilons=(0.1, 0.3), pool="sequence", scales=(1.0,), temperature=(1.0, 0.1))
+    ),
     "downstream": DOWNSTREAM.columns(DownstreamSpec()),
     "icl_concentration": CONCENTRATION.columns(ConcentrationSpec()),
     "icl_stability": STABILITY.columns(StabilitySpec()),
 }
 
 
-EVERY = list(dict.fromkeys(column for tables in DECLARED.values() for columns in tables.values() for column in columns))
+EVERY = list(
+    dict.fromkeys(
+        column for tables in DECLARED.values() for columns in tables.values() for column in columns
+    )
+)
 
 
 @pytest.mark.parametrize("run", [name for name in DECLARED if (KEPT / name).is_dir()])
@@ -72,14 +83,21 @@ def test_texts_are_for_people(column: Column) -> None:
 
 
 def strings(paths: Iterable[Path]) -> Counter[str]:
-    text = "\n".join(path.read_text("utf-8") for path in sorted(paths) if path.suffix in (".py", ".js"))
+    text = "\n".join(
+        path.read_text("utf-8") for path in sorted(paths) if path.suffix in (".py", ".js")
+    )
     return Counter(re.findall(r'(?<!")"((?:[^"\\\n]|\\.)+)"(?!")', text))
 
 
 def test_every_text_about_a_column_is_written_once() -> None:
     """Labels of one word (head, n, tokens) are words of the language, and stand elsewhere too."""
-    everywhere, shown = strings(SOURCE.rglob("*")), strings(path for place in SHOWN for path in SOURCE.glob(place))
+    everywhere, shown = (
+        strings(SOURCE.rglob("*")),
+        strings(path for place in SHOWN for path in SOURCE.glob(place)),
+    )
     helps = Counter(column.help for column in EVERY)
-    assert {text: everywhere[text] for text, count in helps.items() if everywhere[text] > count} == {}
+    assert {
+        text: everywhere[text] for text, count in helps.items() if everywhere[text] > count
+    } == {}
     labels = {column.label for column in EVERY if " " in column.label} - AXES
     assert {label: shown[label] for label in labels if shown[label]} == {}

@@ -1,7 +1,8 @@
 """One contract for all public functions: the same numbers give the same answer however they come.
 
-Contiguous, transposed, strided, sliced, expanded; with or without a gradient; tensor, array or list; in four dtypes. The
-numbers have at most 8 binary digits, so every dtype holds them exactly and float64's answer is everyone's reference.
+Contiguous, transposed, strided, sliced, expanded; with or without a gradient; tensor, array or
+list; in four dtypes. The numbers have at most 8 binary digits, so every dtype holds them exactly
+and float64's answer is everyone's reference.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ Inputs = dict[str, Any]
 
 
 def randn(*shape: int, seed: int) -> torch.Tensor:
-    numbers = 0.5 * torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    numbers = 0.5 * torch.randn(
+        *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
     return (numbers * 64).round() / 64
 
 
@@ -30,7 +33,12 @@ def covariance(dim: int) -> torch.Tensor:
 
 QKV = {"q": randn(12, 16, seed=1), "k": randn(12, 16, seed=2), "v": randn(12, 3, seed=3)}
 WIDE = QKV | {"v": randn(12, 16, seed=3)}  # no padding: the kernel sees the tensors themselves
-MAPS = {"A": randn(4, 4, seed=4), "V": randn(3, 4, seed=5), "a0": randn(4, seed=6), "v0": randn(3, seed=7)}
+MAPS = {
+    "A": randn(4, 4, seed=4),
+    "V": randn(3, 4, seed=5),
+    "a0": randn(4, seed=6),
+    "v0": randn(3, seed=7),
+}
 LAW = {"cov": covariance(4), "mean": randn(4, seed=8)}
 QUERIES = {"x": randn(5, 4, seed=9)}
 THETA = {"theta": 0.25 * randn(5, 4, seed=10)}
@@ -49,14 +57,33 @@ def gaussian(i: Inputs) -> es.Gaussian:
 def of_head(i: Inputs) -> list[Any]:
     h, law = head(i), gaussian(i)
     from_weights = es.Head.from_weights(i["A"], i["A"], i["V"], i["a0"], i["a0"], i["v0"])
-    maps = [f(i["x"]) for g in (h, from_weights, h.scaled(2.0)) for f in (g.tilt, g.queries, g.keys, g.values)]
-    return [*maps, h.A, h.tilt_bias, from_weights.A, h.horizon(law), h.horizon(law, sided=1), h.coupling(law)]
+    maps = [
+        f(i["x"])
+        for g in (h, from_weights, h.scaled(2.0))
+        for f in (g.tilt, g.queries, g.keys, g.values)
+    ]
+    return [
+        *maps,
+        h.A,
+        h.tilt_bias,
+        from_weights.A,
+        h.horizon(law),
+        h.horizon(law, sided=1),
+        h.coupling(law),
+    ]
 
 
 def of_law(make: Callable[[Inputs], es.Measure], bounded: bool) -> Callable[[Inputs], list[Any]]:
     def answers(i: Inputs) -> list[Any]:
         law, theta = make(i), i["theta"]
-        out = [law.log_laplace(theta), law.tilted_mean(theta), law.tilted_cov(theta), law.mean, law.cov, law.reach]
+        out = [
+            law.log_laplace(theta),
+            law.tilted_mean(theta),
+            law.tilted_cov(theta),
+            law.mean,
+            law.cov,
+            law.reach,
+        ]
         return [*out, law.extreme(theta)] if bounded else out
 
     return answers
@@ -64,7 +91,12 @@ def of_law(make: Callable[[Inputs], es.Measure], bounded: bool) -> Callable[[Inp
 
 def of_student(i: Inputs) -> list[Any]:
     law = es.Student(4, i["numbers"][0], i["numbers"][1])
-    return [law.log_laplace(i["zero"]), law.tilted_mean(i["zero"]), law.tilted_cov(i["zero"]), law.cov]
+    return [
+        law.log_laplace(i["zero"]),
+        law.tilted_mean(i["zero"]),
+        law.tilted_cov(i["zero"]),
+        law.cov,
+    ]
 
 
 def of_curve(curve: es.ErrorCurve) -> list[Any]:
@@ -90,7 +122,12 @@ def of_prefixes(i: Inputs) -> list[Any]:
 
 def of_region(i: Inputs) -> list[Any]:
     region = es.confidence_region(i["q"], i["k"], i["v"])
-    return [region.center, region.cov, region.effective_tokens, region.contains(region.center).double()]
+    return [
+        region.center,
+        region.cov,
+        region.effective_tokens,
+        region.contains(region.center).double(),
+    ]
 
 
 def of_known(known: Callable[[Inputs], Any]) -> Callable[[Inputs], list[Any]]:
@@ -102,13 +139,17 @@ def of_known(known: Callable[[Inputs], Any]) -> Callable[[Inputs], list[Any]]:
 
 
 def of_coverage(i: Inputs) -> list[Any]:
-    found = es.coverage(i["q"], i["k"], i["v"], "sinks:2+random:0.5", 0.2 * i["numbers"][1], repeats=400)
+    found = es.coverage(
+        i["q"], i["k"], i["v"], "sinks:2+random:0.5", 0.2 * i["numbers"][1], repeats=400
+    )
     return [found.denominator, found.output, found.kept]
 
 
 def of_predictions(i: Inputs) -> list[Any]:
     found = es.predictions(head(i), gaussian(i))
-    return [list(p.numbers.values()) for p in found] + [p.exponent for p in found if p.exponent is not None]
+    return [list(p.numbers.values()) for p in found] + [
+        p.exponent for p in found if p.exponent is not None
+    ]
 
 
 def of_mixture(i: Inputs) -> es.Measure:
@@ -133,9 +174,21 @@ CASES = [
     Case("Head", HEAD, of_head),
     Case("attend", WIDE, lambda i: es.attend(i["q"], i["k"], i["v"])),
     *(
-        Case("attend", given, lambda i, rule=rule: es.attend(i["q"], i["k"], i["v"], keep=rule, positions=np.arange(12)))
+        Case(
+            "attend",
+            given,
+            lambda i, rule=rule: es.attend(
+                i["q"], i["k"], i["v"], keep=rule, positions=np.arange(12)
+            ),
+        )
         for given in (QKV, WIDE)
-        for rule in ("window:3", "sinks:1+recent:2", "strided:3+window:1", "topk:4", "heavy:3+recent:1")
+        for rule in (
+            "window:3",
+            "sinks:1+recent:2",
+            "strided:3+window:1",
+            "topk:4",
+            "heavy:3+recent:1",
+        )
     ),
     Case("attend_hardmax", QKV, lambda i: es.attend_hardmax(i["q"], i["k"], i["v"])),
     Case("attend_linear", QKV, lambda i: es.attend_linear(i["q"], i["k"], i["v"])),
@@ -148,44 +201,104 @@ CASES = [
         )  # type: ignore[misc]
         for kernel in ("softmax", "hardmax", "linear")
     ),
-    Case("limit", HEAD, lambda i: [es.limit(head(i), gaussian(i))(i["x"]), *es.limit(head(i), gaussian(i)).pushforward()]),
+    Case(
+        "limit",
+        HEAD,
+        lambda i: [
+            es.limit(head(i), gaussian(i))(i["x"]),
+            *es.limit(head(i), gaussian(i)).pushforward(),
+        ],
+    ),
     Case(
         "linear_limit",
         HEAD,
-        lambda i: [es.linear_limit(head(i), gaussian(i))(i["x"]), *es.linear_limit(head(i), gaussian(i)).pushforward()],
+        lambda i: [
+            es.linear_limit(head(i), gaussian(i))(i["x"]),
+            *es.linear_limit(head(i), gaussian(i)).pushforward(),
+        ],
     ),
     Case("hardmax_limit", HEAD, lambda i: es.hardmax_limit(head(i), es.Sphere(4))(i["x"])),
-    Case("horizon_of_covariances", LAW | NUMBERS, lambda i: es.horizon_of_covariances(i["cov"], i["cov"], i["numbers"][1])),
+    Case(
+        "horizon_of_covariances",
+        LAW | NUMBERS,
+        lambda i: es.horizon_of_covariances(i["cov"], i["cov"], i["numbers"][1]),
+    ),
     Case("confidence_region", QKV, of_region),
-    Case("Bounds", QKV | NUMBERS, of_known(lambda i: es.Bounds(9.0 * i["numbers"][1], i["numbers"][0] * 9.0, i["v"][0]))),
+    Case(
+        "Bounds",
+        QKV | NUMBERS,
+        of_known(lambda i: es.Bounds(9.0 * i["numbers"][1], i["numbers"][0] * 9.0, i["v"][0])),
+    ),
     Case("KnownError", QKV | NUMBERS, of_known(lambda i: es.KnownError(i["numbers"][1]))),
     Case("delta_covariance", HEAD, lambda i: es.delta_covariance(head(i), gaussian(i), i["x"])),
-    Case("exact_curve", HEAD | N, lambda i: of_curve(es.exact_curve(head(i), gaussian(i), i["x"], i["n"]))),
-    Case("exact_curve", HEAD | N, lambda i: of_curve(es.exact_curve(head(i), es.Sphere(4), i["x"], i["n"]))),
     Case(
         "exact_curve",
-        HEAD | N | TOKENS,
-        lambda i: of_curve(es.exact_curve(head(i), es.Pool(i["tokens"], i["weights"]), i["x"], i["n"])),
+        HEAD | N,
+        lambda i: of_curve(es.exact_curve(head(i), gaussian(i), i["x"], i["n"])),
     ),
     Case(
         "exact_curve",
         HEAD | N,
-        lambda i: es.exact_curve(head(i), gaussian(i), i["x"][:1], i["n"][1:2], keep="topk", context=64).rms,
+        lambda i: of_curve(es.exact_curve(head(i), es.Sphere(4), i["x"], i["n"])),
     ),
-    Case("exact_curve", HEAD | N, lambda i: of_curve(es.exact_curve(head(i), gaussian(i), i["x"][:1], i["n"], keep="neyman"))),
+    Case(
+        "exact_curve",
+        HEAD | N | TOKENS,
+        lambda i: of_curve(
+            es.exact_curve(head(i), es.Pool(i["tokens"], i["weights"]), i["x"], i["n"])
+        ),
+    ),
+    Case(
+        "exact_curve",
+        HEAD | N,
+        lambda i: (
+            es.exact_curve(
+                head(i), gaussian(i), i["x"][:1], i["n"][1:2], keep="topk", context=64
+            ).rms
+        ),
+    ),
+    Case(
+        "exact_curve",
+        HEAD | N,
+        lambda i: of_curve(es.exact_curve(head(i), gaussian(i), i["x"][:1], i["n"], keep="neyman")),
+    ),
     Case("exact_pool_curve", QKV | N, lambda i: of_curve(pool_curve(i)), 1e-4),
-    Case("exact_pool_curve", QKV, lambda i: es.exact_pool_curve(i["q"], i["k"], i["v"], keep="sinks:2+random:0.5").rms, 1e-4),
+    Case(
+        "exact_pool_curve",
+        QKV,
+        lambda i: es.exact_pool_curve(i["q"], i["k"], i["v"], keep="sinks:2+random:0.5").rms,
+        1e-4,
+    ),
     Case("dispersion_curve", QKV | N, of_dispersion, 1e-4),
     Case("coverage", QKV | NUMBERS, of_coverage, 1e-4),
     Case(
         "converge",
         MAPS | LAW,
-        lambda i: es.converge(head(i), gaussian(i), [4, 8], 3, metrics=["l2"], dtype=torch.float64)["l2"].rms,
+        lambda i: (
+            es.converge(head(i), gaussian(i), [4, 8], 3, metrics=["l2"], dtype=torch.float64)[
+                "l2"
+            ].rms
+        ),
     ),
     Case("asymptotic_from", QKV | N, lambda i: es.asymptotic_from(pool_curve(i), 0.2), 1e-4),
-    Case("fit_rate", QKV | N, lambda i: es.fit_rate(pool_curve(i), raise_on_failure=False).exponent, 1e-4),
-    Case("tokens_needed", QKV | N | NUMBERS, lambda i: es.tokens_needed(pool_curve(i), 0.2 * i["numbers"][0]), 0.1),
-    Case("share_tokens", QKV | N, lambda i: es.share_tokens([pool_curve(i), pool_curve(i)], 20).squared_error, 1e-4),
+    Case(
+        "fit_rate",
+        QKV | N,
+        lambda i: es.fit_rate(pool_curve(i), raise_on_failure=False).exponent,
+        1e-4,
+    ),
+    Case(
+        "tokens_needed",
+        QKV | N | NUMBERS,
+        lambda i: es.tokens_needed(pool_curve(i), 0.2 * i["numbers"][0]),
+        0.1,
+    ),
+    Case(
+        "share_tokens",
+        QKV | N,
+        lambda i: es.share_tokens([pool_curve(i), pool_curve(i)], 20).squared_error,
+        1e-4,
+    ),
     Case("Gaussian", LAW | THETA, of_law(gaussian, False)),
     Case("Mixture", LAW | THETA | NUMBERS, of_law(of_mixture, False)),
     Case("Pool", TOKENS | THETA, of_law(lambda i: es.Pool(i["tokens"], i["weights"]), True)),
@@ -195,14 +308,27 @@ CASES = [
     Case("Rademacher", THETA | NUMBERS, of_law(lambda i: es.Rademacher(4, i["numbers"][1]), True)),
     Case("Laplace", THETA | NUMBERS, of_law(lambda i: es.Laplace(4, i["numbers"][1]), False)),
     Case("Student", ZERO | NUMBERS, of_student),
-    Case("gaussian_error", N, lambda i: [as_double(part) for part in es.gaussian_error(detached(i["n"]), i["n"])]),
+    Case(
+        "gaussian_error",
+        N,
+        lambda i: [as_double(part) for part in es.gaussian_error(detached(i["n"]), i["n"])],
+    ),
     Case("hardmax_mean_abs", N | NUMBERS, lambda i: es.hardmax_mean_abs(i["n"], i["numbers"][1])),
     Case("predictions", MAPS | LAW, of_predictions),
 ]
 
 ELSEWHERE = {  # public names that take no numbers of the user's
     **dict.fromkeys(
-        ["Coverage", "ConfidenceRegion", "DispersionCurve", "ErrorCurve", "FitError", "RateFit", "Prediction", "Run"],
+        [
+            "Coverage",
+            "ConfidenceRegion",
+            "DispersionCurve",
+            "ErrorCurve",
+            "FitError",
+            "RateFit",
+            "Prediction",
+            "Run",
+        ],
         "a result, made by the functions above",
     ),
     "Measure": "abstract; every law is in the table",
@@ -309,16 +435,28 @@ def test_every_dtype_has_the_answer_of_float64(case: Case, dtype: torch.dtype) -
     expected = case.call(case.inputs)
     tolerance = max(TOLERANCE[dtype], case.float32)
     compare(case.call(each(case.inputs, lambda x: x.to(dtype))), expected, tolerance)
-    compare(case.call(each(case.inputs, lambda x: transposed(x.to(dtype)).requires_grad_(False))), expected, tolerance)
+    compare(
+        case.call(each(case.inputs, lambda x: transposed(x.to(dtype)).requires_grad_(False))),
+        expected,
+        tolerance,
+    )
     if dtype != torch.bfloat16:
-        compare(case.call(each(case.inputs, lambda x: np.asfortranarray(x.to(dtype).numpy()))), expected, tolerance)
+        compare(
+            case.call(each(case.inputs, lambda x: np.asfortranarray(x.to(dtype).numpy()))),
+            expected,
+            tolerance,
+        )
 
 
 def test_expanded_inputs_have_the_answer_of_their_copies(case: Case) -> None:
     """One row for all: memory of stride zero. Covariances and counts stay as they are."""
 
     def repeated(name: str, x: torch.Tensor) -> torch.Tensor:
-        return x[:1].expand_as(x) if name in ("q", "k", "v", "x", "tokens", "theta", "A", "V", "weights") else x
+        return (
+            x[:1].expand_as(x)
+            if name in ("q", "k", "v", "x", "tokens", "theta", "A", "V", "weights")
+            else x
+        )
 
     lazy = {name: repeated(name, x) for name, x in case.inputs.items()}
     try:

@@ -13,7 +13,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "esscher"
-TREES = {path: ast.parse(path.read_text("utf-8")) for path in sorted([*SOURCE.rglob("*.py"), *SOURCE.rglob("*.pyi")])}
+TREES = {
+    path: ast.parse(path.read_text("utf-8"))
+    for path in sorted([*SOURCE.rglob("*.py"), *SOURCE.rglob("*.pyi")])
+}
 MODULES = [path for path in TREES if path.suffix == ".py"]
 ENTRY = re.compile(r"[\w.]+:(\w+)")  # "module:attribute", as jobs and views are named
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -27,7 +30,10 @@ def share_below(values: list[int], share: float) -> int:
 def test_modules_are_short() -> None:
     lines = {path: len(path.read_text("utf-8").splitlines()) for path in MODULES}
     assert {str(path): count for path, count in lines.items() if count > 500} == {}
-    assert statistics.median(count for path, count in lines.items() if path.name != "__init__.py") <= 150
+    assert (
+        statistics.median(count for path, count in lines.items() if path.name != "__init__.py")
+        <= 150
+    )
 
 
 def test_functions_are_short() -> None:
@@ -43,14 +49,25 @@ def test_few_functions_have_many_parameters() -> None:
 
 
 def test_every_name_of_a_module_has_a_caller() -> None:
-    """In src, or it is public. vulture (make lint) looks at the rest, but takes a name in ``__all__`` for called."""
-    config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["vulture"]["ignore_names"]
-    found = [name for name in uncalled(TREES) if not any(fnmatch.fnmatchcase(name.split(".")[-1], known) for known in config)]
+    """In src, or it is public. vulture (make lint) looks at the rest, but takes a name in
+    ``__all__`` for called.
+    """
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["vulture"][
+        "ignore_names"
+    ]
+    found = [
+        name
+        for name in uncalled(TREES)
+        if not any(fnmatch.fnmatchcase(name.split(".")[-1], known) for known in config)
+    ]
     assert found == []
 
 
 def test_a_name_without_a_caller_is_found() -> None:
-    source = '__all__ = ["f", "g", "H", "x"]\ndef f(): ...\ndef g(): f()\nclass H: ...\nx: int = 1\nv = {"a": "m:H"}\nprint(v)'
+    source = (
+        '__all__ = ["f", "g", "H", "x"]\ndef f(): ...\ndef g(): f()\nclass H: ...\nx: int = 1\nv ='
+        ' {"a": "m:H"}\nprint(v)'
+    )
     assert list(uncalled({Path("m.py"): ast.parse(source)})) == ["m.g", "m.x"]
     stub = ast.parse("from .m import g as g, x as x")
     assert list(uncalled({Path("m.py"): ast.parse(source), Path("m.pyi"): stub})) == []
@@ -64,8 +81,17 @@ def functions() -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]
 def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Lines from the name to the end, the docstring not counted."""
     first = node.body[0]
-    text = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
-    return (node.end_lineno or 0) - node.lineno + 1 - ((first.end_lineno or 0) - first.lineno + 1 if text else 0)
+    text = (
+        isinstance(first, ast.Expr)
+        and isinstance(first.value, ast.Constant)
+        and isinstance(first.value.value, str)
+    )
+    return (
+        (node.end_lineno or 0)
+        - node.lineno
+        + 1
+        - ((first.end_lineno or 0) - first.lineno + 1 if text else 0)
+    )
 
 
 def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -74,8 +100,12 @@ def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def uncalled(trees: dict[Path, ast.Module]) -> Iterator[str]:
-    """Functions, classes and constants of modules whose names occur nowhere but where they are defined and listed."""
-    used = Counter(name for tree in trees.values() for node in ast.walk(tree) for name in mentioned(node))
+    """Functions, classes and constants of modules whose names occur nowhere but where they are
+    defined and listed.
+    """
+    used = Counter(
+        name for tree in trees.values() for node in ast.walk(tree) for name in mentioned(node)
+    )
     for path, tree in trees.items():
         for name in defined(tree) if path.suffix == ".py" else ():
             if not used[name] and not name.startswith("__"):

@@ -10,7 +10,8 @@ import pytest
 
 SRC = Path(__file__).parents[1] / "src"
 
-# A part may import the parts of a lower rank, and itself. Equal ranks are siblings that do not know each other.
+# A part may import the parts of a lower rank, and itself. Equal ranks are siblings that do not know
+# each other.
 RANK = {
     "inputs": 0,
     "runs": 0,  # and imports nothing of the others at all
@@ -28,18 +29,35 @@ EDGES = {"", "cli", "__main__"}  # the package itself and the command line impor
 PARTS = {*RANK, *EDGES, "report"}
 REPORT_READS = {"convergence", "theory"}  # result classes only
 HUGGING_FACE = {"transformers", "datasets", "tokenizers", "huggingface_hub"}
-RUNS_CODE_ON_LOADING = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+RUNS_CODE_ON_LOADING = {
+    "pickle",
+    "cPickle",
+    "_pickle",
+    "dill",
+    "cloudpickle",
+    "joblib",
+    "shelve",
+    "marshal",
+}
 PICKLING_METHODS = {"read_pickle", "to_pickle"}
 VAGUE = {"util", "utils", "common", "misc", "helper", "helpers"}
 
 
 def violations(module: str, source: str, *, is_package: bool = False) -> list[str]:
-    """What this source does against the rules, one line each; ``module`` is its dotted name, esscher included."""
+    """What this source does against the rules, one line each; ``module`` is its dotted name,
+    esscher included.
+    """
     tree = ast.parse(source)
     own = part(module)
-    found = [f"{module}: '{name}' says nothing about its content" for name in module.split(".") if is_vague(name)]
+    found = [
+        f"{module}: '{name}' says nothing about its content"
+        for name in module.split(".")
+        if is_vague(name)
+    ]
     if own not in PARTS:
-        found.append(f"{module}: '{own}' has no place in the order; give it one in tests/test_imports.py")
+        found.append(
+            f"{module}: '{own}' has no place in the order; give it one in tests/test_imports.py"
+        )
     for line, target, name in imports(tree, module, is_package):
         found += [f"{module}:{line}: {reason}" for reason in import_violations(own, target, name)]
     for node in ast.walk(tree):
@@ -57,8 +75,12 @@ def part(module: str) -> str:
     return [*module.split("."), ""][1]
 
 
-def imports(tree: ast.Module, module: str, is_package: bool) -> Iterator[tuple[int, str, str | None]]:
-    """(line, imported module, name taken from it) of every import: in functions, for types only, by import_module."""
+def imports(
+    tree: ast.Module, module: str, is_package: bool
+) -> Iterator[tuple[int, str, str | None]]:
+    """(line, imported module, name taken from it) of every import: in functions, for types only, by
+    import_module.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -70,7 +92,11 @@ def imports(tree: ast.Module, module: str, is_package: bool) -> Iterator[tuple[i
                     yield node.lineno, f"esscher.{alias.name}", None
                 else:
                     yield node.lineno, base, alias.name
-        elif isinstance(node, ast.Call) and called(node) in {"import_module", "__import__"} and node.args:
+        elif (
+            isinstance(node, ast.Call)
+            and called(node) in {"import_module", "__import__"}
+            and node.args
+        ):
             first = node.args[0]
             if isinstance(first, ast.Constant) and isinstance(first.value, str):
                 yield node.lineno, first.value, None
@@ -98,7 +124,10 @@ def import_violations(own: str, target: str, name: str | None) -> Iterator[str]:
     if other == own:
         return
     if other == "":
-        yield f"imports {name or 'esscher'} from the package itself; import the module that defines it"
+        yield (
+            f"imports {name or 'esscher'} from the package itself; import the module that"
+            " defines it"
+        )
     elif own == "runs":
         yield f"runs knows no mathematics, yet imports {target}"
     elif own == "report":
@@ -115,7 +144,11 @@ def call_violations(node: ast.Call) -> Iterator[str]:
     if isinstance(node.func, ast.Name) and name in {"eval", "exec"}:
         yield f"{name}() in src"
     if isinstance(node.func, ast.Attribute):
-        if isinstance(node.func.value, ast.Name) and node.func.value.id == "torch" and name in {"load", "save"}:
+        if (
+            isinstance(node.func.value, ast.Name)
+            and node.func.value.id == "torch"
+            and name in {"load", "save"}
+        ):
             yield f"torch.{name} pickles; store data"
         if name in PICKLING_METHODS:
             yield f"{name} pickles; store data"
@@ -139,12 +172,15 @@ def dotted(path: Path) -> str:
     return ".".join(names[:-1] if names[-1] == "__init__" else names)
 
 
-MODULES = sorted([*(SRC / "esscher").rglob("*.py"), *(SRC / "esscher").rglob("*.pyi")])  # a stub lists what is imported later
+# a stub lists what is imported later
+MODULES = sorted([*(SRC / "esscher").rglob("*.py"), *(SRC / "esscher").rglob("*.pyi")])
 
 
 @pytest.mark.parametrize("path", MODULES, ids=[dotted(path) + path.suffix[3:] for path in MODULES])
 def test_module_keeps_the_order(path: Path) -> None:
-    assert violations(dotted(path), path.read_text("utf-8"), is_package=path.stem == "__init__") == []
+    assert (
+        violations(dotted(path), path.read_text("utf-8"), is_package=path.stem == "__init__") == []
+    )
 
 
 def test_the_source_is_found() -> None:
@@ -160,7 +196,10 @@ BROKEN = [
     ("esscher.attention.head", "def f():\n    from esscher.convergence import curve"),
     (
         "esscher.theory.rates",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from esscher.convergence import x",
+        (
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from esscher.convergence"
+            " import x"
+        ),
     ),
     ("esscher.theory.rates", "import importlib\nimportlib.import_module('esscher.models')"),
     ("esscher.convergence.exact", "from esscher import models"),
@@ -197,15 +236,24 @@ BROKEN = [
 
 SOUND = [
     ("esscher", "from esscher.models import probe\nfrom esscher.measures import Gaussian"),
-    ("esscher.cli.probe", "import esscher\nfrom esscher.icl import risk\nfrom esscher.report import page"),
+    (
+        "esscher.cli.probe",
+        "import esscher\nfrom esscher.icl import risk\nfrom esscher.report import page",
+    ),
     (
         "esscher.convergence.exact",
         "from esscher.theory import rates\nfrom . import curve\nfrom .curve import ErrorCurve",
     ),
     ("esscher.convergence.exact", "from esscher import measures"),
     ("esscher.reproduce.claims", "from esscher.models import probe\nfrom esscher.icl import risk"),
-    ("esscher.report.page", "from esscher.convergence.curve import ErrorCurve\nfrom esscher.runs import store"),
-    ("esscher.models.huggingface.loading", "import transformers\nmodel.eval()\nf('name', trust_remote_code=False)"),
+    (
+        "esscher.report.page",
+        "from esscher.convergence.curve import ErrorCurve\nfrom esscher.runs import store",
+    ),
+    (
+        "esscher.models.huggingface.loading",
+        "import transformers\nmodel.eval()\nf('name', trust_remote_code=False)",
+    ),
     ("esscher.attention.common_scale", "import torch\nimport numpy.typing as npt"),
 ]
 

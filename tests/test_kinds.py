@@ -1,4 +1,6 @@
-"""Where a head, a law or a curve is expected, anything else is refused by name: a ValueError, never an AttributeError."""
+"""Where a head, a law or a curve is expected, anything else is refused by name: a ValueError, never
+an AttributeError.
+"""
 
 from __future__ import annotations
 
@@ -68,9 +70,11 @@ for size in (1.0, 1e60, 1e100):
         for prediction in es.predictions(es.Head(np.eye(2), np.eye(2)), law):
             assert prediction.value is None or not np.isnan(prediction.value([1, 2, 10**6])).any(), prediction.name
             assert not np.isnan(list(prediction.numbers.values())).any(), prediction.name
-"""
+"""  # noqa: E501
 
 
 def test_other_things_are_refused_by_name() -> None:
-    answer = subprocess.run([sys.executable, "-W", "error", "-c", PROGRAM], capture_output=True, text=True, check=False)
+    answer = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PROGRAM], capture_output=True, text=True, check=False
+    )
     assert answer.returncode == 0, answer.stderr

@@ -15,7 +15,16 @@ import esscher
 from tests.pages import blocks, run_page
 
 ROOT = Path(__file__).parents[1]
-MADE = {".git", ".venv", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "_build"}
+MADE = {
+    ".git",
+    ".venv",
+    "__pycache__",
+    ".pytest_cache",
+    ".mypy_cache",
+    ".ruff_cache",
+    ".hypothesis",
+    "_build",
+}
 PAPERS = {"2512.10656", "2512.11784"}
 
 # Each written with a gap, so that this file too can be searched.
@@ -23,12 +32,17 @@ FORBIDDEN = {
     what: re.compile(pattern.replace("~", ""))
     for what, pattern in {
         "a path of one machine": r"(?<![\w.])/(?:w~ork|r~oot|h~ome/\w+|opt/(?:w~heels|p~ypi))/",
-        "a package registry": r"p~ypi\.org|python~hosted|download\.py~torch|ana~conda\.org|index-~url",
+        "a package registry": (
+            r"p~ypi\.org|python~hosted|download\.py~torch|ana~conda\.org|index-~url"
+        ),
         "notes from outside": r"\b(?:THE~ORY|DES~IGN|PE~ERS|ST~YLE|br~ief)\.md\b|\.\./sha~red\b",
         "an issue number": r"/(?:issues|pull)/\d+",
         "a named tool": r"(?i:\b(?:cla~ude|anth~ropic|chat~gpt|copi~lot|co-auth~ored-by)\b)",
-        "how it was written": r"\bA~I[- ](?:generated|written|assis~tant|ag~ent)"
-        r"|(?i:\b(?:as an a~i|coding assis~tant|sub-?ag~ents?|(?:this|previous|earlier|last|next) ses~sion)\b)",
+        "how it was written": (
+            r"\bA~I[- ](?:generated|written|assis~tant|ag~ent)"
+            r"|(?i:\b(?:as an a~i|coding"
+            r" assis~tant|sub-?ag~ents?|(?:this|previous|earlier|last|next) ses~sion)\b)"
+        ),
     }.items()
 }
 
@@ -45,7 +59,11 @@ def tracked() -> list[Path]:
 
 
 def forbidden(text: str) -> list[str]:
-    return [f"{what}: {hit.group()!r}" for what, pattern in FORBIDDEN.items() for hit in pattern.finditer(text)]
+    return [
+        f"{what}: {hit.group()!r}"
+        for what, pattern in FORBIDDEN.items()
+        for hit in pattern.finditer(text)
+    ]
 
 
 def metadata() -> dict[str, Any]:
@@ -92,19 +110,29 @@ def test_a_forbidden_word_is_found(text: str) -> None:
     assert forbidden(text.replace("~", "")) != []
 
 
-@pytest.mark.parametrize("text", ["frame/work/x", "scope='session'", "plot at 0.5", "docs/developer/style.md", "aim"])
+@pytest.mark.parametrize(
+    "text", ["frame/work/x", "scope='session'", "plot at 0.5", "docs/developer/style.md", "aim"]
+)
 def test_an_innocent_word_is_not(text: str) -> None:
     assert forbidden(text) == []
 
 
 def test_modules_stay_short() -> None:
-    lines = {path: len(path.read_text("utf-8").splitlines()) for path in tracked() if path.suffix == ".py"}
-    assert {str(path.relative_to(ROOT)): count for path, count in lines.items() if count >= 500} == {}
+    lines = {
+        path: len(path.read_text("utf-8").splitlines())
+        for path in tracked()
+        if path.suffix == ".py"
+    }
+    assert {
+        str(path.relative_to(ROOT)): count for path, count in lines.items() if count >= 500
+    } == {}
 
 
 def test_one_version() -> None:
     version = metadata()["version"]
-    newest = re.search(r"^## \[(\d+\.\d+\.\d+)\]", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    newest = re.search(
+        r"^## \[(\d+\.\d+\.\d+)\]", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE
+    )
     assert newest is not None
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
     assert [esscher.__version__, newest.group(1), citation["version"]] == [version] * 3
@@ -124,7 +152,9 @@ def test_citation_names_both_papers() -> None:
 
 def test_constraints_are_exact_and_complete() -> None:
     lines = (ROOT / "constraints.txt").read_text("utf-8").split()
-    assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line)] == []
+    assert [
+        line for line in lines if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line)
+    ] == []
     pinned = {canonical(line) for line in lines}
     assert len(pinned) == len(lines)
     project = metadata()
@@ -133,11 +163,24 @@ def test_constraints_are_exact_and_complete() -> None:
         *(name for extra in project["optional-dependencies"].values() for name in extra),
     ]
     assert {canonical(name) for name in wanted} - pinned == set()
-    assert set(project["optional-dependencies"]) == {"hf", "gguf", "dask", "netcdf", "demo", "demo-llm", "test", "docs"}
+    assert set(project["optional-dependencies"]) == {
+        "hf",
+        "gguf",
+        "dask",
+        "netcdf",
+        "demo",
+        "demo-llm",
+        "test",
+        "docs",
+    }
 
 
 def test_every_install_is_constrained() -> None:
-    installs = [line for line in (ROOT / "Makefile").read_text("utf-8").splitlines() if "pip install" in line]
+    installs = [
+        line
+        for line in (ROOT / "Makefile").read_text("utf-8").splitlines()
+        if "pip install" in line
+    ]
     assert installs
     assert [line for line in installs if "-c constraints.txt" not in line] == []
 
@@ -156,7 +199,9 @@ def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_page_that_shows_other_output_fails(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("```python\nx = 1\n```\n\n```python\nprint(x)\n```\n\n```text\n1\n```\n", "utf-8")
+    page.write_text(
+        "```python\nx = 1\n```\n\n```python\nprint(x)\n```\n\n```text\n1\n```\n", "utf-8"
+    )
     assert run_page(page) == 2
     page.write_text(page.read_text("utf-8").replace("text\n1", "text\n2"), "utf-8")
     with pytest.raises(AssertionError, match="prints"):
@@ -183,11 +228,23 @@ def test_tree_of_the_readme_exists() -> None:
 
 
 def test_the_walk_names_files_and_functions_that_exist() -> None:
-    """docs/developer/architecture.md: every row has files of src/esscher and functions defined in them."""
+    """docs/developer/architecture.md: every row has files of src/esscher and functions defined in
+    them.
+    """
     page = (ROOT / "docs" / "developer" / "architecture.md").read_text("utf-8")
-    rows = [line.split("|")[2:4] for line in page.splitlines() if line.startswith("|") and ".py`" in line]
+    rows = [
+        line.split("|")[2:4]
+        for line in page.splitlines()
+        if line.startswith("|") and ".py`" in line
+    ]
     assert len(rows) > 15
     for files, functions in rows:
-        sources = [(ROOT / "src" / "esscher" / name).read_text("utf-8") for name in re.findall(r"`([^`]+)`", files)]
+        sources = [
+            (ROOT / "src" / "esscher" / name).read_text("utf-8")
+            for name in re.findall(r"`([^`]+)`", files)
+        ]
         for function in re.findall(r"`([^`]+)`", functions):
-            assert any(re.search(rf"^ *def {function}\b", source, re.M) for source in sources), (files, function)
+            assert any(re.search(rf"^ *def {function}\b", source, re.M) for source in sources), (
+                files,
+                function,
+            )

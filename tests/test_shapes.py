@@ -33,7 +33,10 @@ def test_the_right_shape_passes() -> None:
 
 
 def test_nothing_is_checked_outside_the_tests() -> None:
-    program = "import sys, esscher; sys.exit('beartype' in sys.modules or hasattr(esscher.limit, '__wrapped__'))"
+    program = (
+        "import sys, esscher; sys.exit('beartype' in sys.modules or hasattr(esscher.limit,"
+        " '__wrapped__'))"
+    )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
     assert hasattr(es.limit, "__wrapped__")
 

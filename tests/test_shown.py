@@ -1,4 +1,6 @@
-"""How objects show themselves in Python: one short line each, a picture of a curve, a run in words, its budget."""
+"""How objects show themselves in Python: one short line each, a picture of a curve, a run in words,
+its budget.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ HEAD, LAW = es.Head(EYE, EYE), es.Gaussian(EYE)
         (es.Cube(4), "Cube(dim=4, half_width=1)"),
         (es.Pool(EYE), "Pool(dim=2, 2 tokens)"),
         (es.Pool(EYE, [1.0, 2.0]), "Pool(dim=2, 2 tokens, weighted)"),
-        (es.Mixture([1, 3], [LAW, es.Ball(2)]), "Mixture(0.25 Gaussian(dim=2, tr cov=2) + 0.75 Ball(dim=2, radius=1))"),
+        (
+            es.Mixture([1, 3], [LAW, es.Ball(2)]),
+            "Mixture(0.25 Gaussian(dim=2, tr cov=2) + 0.75 Ball(dim=2, radius=1))",
+        ),
     ],
 )
 def test_laws(law: es.Measure, shown: str) -> None:
@@ -39,7 +44,9 @@ def test_curves_fits_and_predictions() -> None:
     assert repr(curve) == "ErrorCurve(l2, exact: rms 0.9033 at n = 10 to 0.4458 at n = 100)"
     fit = es.fit_rate(curve, raise_on_failure=False)
     assert repr(fit) == f"RateFit({fit})"
-    assert all(len(repr(found)) < 400 and "0x" not in repr(found) for found in es.predictions(HEAD, LAW))
+    assert all(
+        len(repr(found)) < 400 and "0x" not in repr(found) for found in es.predictions(HEAD, LAW)
+    )
     rows = LAW.sample(5, torch.Generator().manual_seed(0))
     spread = es.dispersion_curve(rows, rows, [2, 4])
     assert repr(spread).startswith("DispersionCurve(5 queries, n = 2 to 4: ")
@@ -78,9 +85,15 @@ def test_the_lab_is_reached_by_its_name() -> None:
 def test_a_block_in_float32_has_the_risk_of_one_in_float64() -> None:
     task = as_task("isotropic", 2, 0.1)
     for kind in ("softmax", "linear"):
-        single, double = (Block(0.5 * torch.eye(2, dtype=dtype), 1.0) for dtype in (torch.float32, torch.float64))
+        single, double = (
+            Block(0.5 * torch.eye(2, dtype=dtype), 1.0) for dtype in (torch.float32, torch.float64)
+        )
         assert single.v.dtype == torch.float32
-        assert float(risk(task, single, 10, kind)) == pytest.approx(float(risk(task, double, 10, kind)), rel=1e-6)
-        assert decompose(task, single, 10, kind).variance == pytest.approx(decompose(task, double, 10, kind).variance, rel=1e-6)
+        assert float(risk(task, single, 10, kind)) == pytest.approx(
+            float(risk(task, double, 10, kind)), rel=1e-6
+        )
+        assert decompose(task, single, 10, kind).variance == pytest.approx(
+            decompose(task, double, 10, kind).variance, rel=1e-6
+        )
     mixed = Block(torch.eye(2, dtype=torch.float32), torch.tensor(1.0, dtype=torch.float64))
     assert np.isfinite(float(risk(task, mixed, 10, "softmax")))

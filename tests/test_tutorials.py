@@ -25,7 +25,9 @@ def commands(body: str) -> list[list[str]]:
 
 @pytest.fixture
 def stand_in(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Words of commands on the packaged language model, and those on a small random one that take their place."""
+    """Words of commands on the packaged language model, and those on a small random one that take
+    their place.
+    """
     pytest.importorskip("transformers")
     sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 128}
     folder = save_tiny(tmp_path_factory.mktemp("models") / "tiny-llama", "llama", **sizes)
@@ -58,10 +60,14 @@ def test_the_language_model_says_what_its_tutorial_shows(
     check(page, {}, tmp_path, capsys)
 
 
-def check(page: Path, words: dict[str, str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Run the commands of a page, but not those on MODEL, which stands for the reader's; hold their output against the page.
+def check(
+    page: Path, words: dict[str, str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Run the commands of a page, but not those on MODEL, which stands for the reader's; hold their
+    output against the page.
 
-    ``words``: of commands, and what stands in for them. Numbers differ then, and the first words of tables are compared.
+    ``words``: of commands, and what stands in for them. Numbers differ then, and the first words of
+    tables are compared.
     """
     text = page.read_text("utf-8")
     ran = [block for block in blocks(text, "sh") if "MODEL" not in block.body]
@@ -74,7 +80,11 @@ def check(page: Path, words: dict[str, str], folder: Path, capsys: pytest.Captur
             assert code == 0, err
             outputs += [line.rstrip() for line in out.splitlines()]
         if block.shown is not None and replaced:
-            names = {line.split("  ")[0] for line in block.shown.splitlines() if "  " in line and "." not in line.split()[0]}
+            names = {
+                line.split("  ")[0]
+                for line in block.shown.splitlines()
+                if "  " in line and "." not in line.split()[0]
+            }
             assert names
             assert names <= {line.split("  ")[0] for line in outputs}, f"{page.name}:{block.line}"
         elif block.shown is not None:

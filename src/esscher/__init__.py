@@ -1,7 +1,7 @@
 """How many tokens does attention need? Limits, exact errors, rates and budgets of attention heads.
 
-Names are imported when they are first used, so that reading a stored run does not wait for torch: the list is the stub
-beside this file, which type checkers and editors read too.
+Names are imported when they are first used, so that reading a stored run does not wait for torch:
+the list is the stub beside this file, which type checkers and editors read too.
 """
 
 import lazy_loader

@@ -48,6 +48,10 @@ from .measures import (
 from .models.huggingface.capture import capture as capture
 from .models.probe.api import probe as probe
 from .runs import Run as Run, load_run as load_run
-from .theory import Prediction as Prediction, hardmax_mean_abs as hardmax_mean_abs, predictions as predictions
+from .theory import (
+    Prediction as Prediction,
+    hardmax_mean_abs as hardmax_mean_abs,
+    predictions as predictions,
+)
 
 __version__: str

@@ -1,4 +1,6 @@
-"""Public input becomes tensors and counts here, or a ValueError: what came, what was expected, what to do."""
+"""Public input becomes tensors and counts here, or a ValueError: what came, what was expected, what
+to do.
+"""
 
 from __future__ import annotations
 
@@ -30,46 +32,69 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 def as_kind(value: Any, kind: type[Any], name: str) -> Any:
     """The value itself, if it is one of ours of this class."""
     if not isinstance(value, kind):
-        raise ValueError(f"{name}: expected a {kind.__name__} of esscher, got {type(value).__name__}")
+        raise ValueError(
+            f"{name}: expected a {kind.__name__} of esscher, got {type(value).__name__}"
+        )
     return value
 
 
 def as_tensor(value: Any, name: str, *, ndim: int | None = None, last: int | None = None) -> Tensor:
-    """A finite floating tensor. Python numbers and lists become float64; tensors and arrays keep their dtype.
+    """A finite floating tensor. Python numbers and lists become float64; tensors and arrays keep
+    their dtype.
 
-    ``ndim`` fixes the number of axes, ``last`` the length of the last one. Lists of tensors or of arrays are stacked.
+    ``ndim`` fixes the number of axes, ``last`` the length of the last one. Lists of tensors or of
+    arrays are stacked.
     """
     tensor = _read(value, name)
     if tensor.layout != torch.strided:
-        raise ValueError(f"{name}: expected a dense tensor, got layout {tensor.layout}; convert with .to_dense()")
+        raise ValueError(
+            f"{name}: expected a dense tensor, got layout {tensor.layout}; convert with .to_dense()"
+        )
     if tensor.dtype not in DTYPES:
         raise ValueError(
             f"{name}: expected floating-point numbers (float16, bfloat16, float32, float64), "
             f"got {str(tensor.dtype).removeprefix('torch.')}; convert to float64 or float32"
         )
     if ndim is not None and tensor.ndim != ndim:
-        raise ValueError(f"{name}: expected {ndim} axes, got {tensor.ndim} (shape {tuple(tensor.shape)})")
+        raise ValueError(
+            f"{name}: expected {ndim} axes, got {tensor.ndim} (shape {tuple(tensor.shape)})"
+        )
     if last is not None and (tensor.ndim == 0 or tensor.shape[-1] != last):
         raise ValueError(f"{name}: expected rows of length {last}, got shape {tuple(tensor.shape)}")
     if not is_finite(tensor):
         bad = int((~torch.isfinite(tensor)).sum())
-        raise ValueError(f"{name}: expected finite numbers, got {bad} NaN or infinite out of {tensor.numel()}")
+        raise ValueError(
+            f"{name}: expected finite numbers, got {bad} NaN or infinite out of {tensor.numel()}"
+        )
     return tensor
 
 
 def as_attention(q: Any, k: Any, v: Any, scale: Any) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Queries (m, k), keys (N, k) and values (N, d_v) on one device, none empty; ``scale`` None = 1/sqrt(width of q)."""
+    """Queries (m, k), keys (N, k) and values (N, d_v) on one device, none empty; ``scale`` None =
+    1/sqrt(width of q).
+    """
     query = as_tensor(q, "q", ndim=2).detach()
     key = as_tensor(k, "k", ndim=2, last=query.shape[1]).detach()
     value = as_tensor(v, "v", ndim=2).detach()
     if 0 in query.shape or 0 in key.shape or 0 in value.shape:
         shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
-        raise ValueError(f"q, k, v: expected at least one query, one key and one coordinate, got shapes {shapes}")
+        raise ValueError(
+            f"q, k, v: expected at least one query, one key and one coordinate, got shapes {shapes}"
+        )
     if value.shape[0] != key.shape[0]:
-        raise ValueError(f"v: expected one value for each of {key.shape[0]} keys, got {value.shape[0]}")
+        raise ValueError(
+            f"v: expected one value for each of {key.shape[0]} keys, got {value.shape[0]}"
+        )
     if not query.device == key.device == value.device:
-        raise ValueError(f"q, k, v: expected one device, got {query.device}, {key.device}, {value.device}")
-    return query, key, value, query.shape[1] ** -0.5 if scale is None else as_positive(scale, "scale")
+        raise ValueError(
+            f"q, k, v: expected one device, got {query.device}, {key.device}, {value.device}"
+        )
+    return (
+        query,
+        key,
+        value,
+        query.shape[1] ** -0.5 if scale is None else as_positive(scale, "scale"),
+    )
 
 
 def _read(value: Any, name: str) -> Tensor:
@@ -85,25 +110,36 @@ def _read(value: Any, name: str) -> Tensor:
                 return _from_array(np.stack(value), name)
         return torch.as_tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError, OverflowError) as cause:
-        raise ValueError(f"{name}: expected numbers, got {type(value).__name__}: {cause}") from cause
+        raise ValueError(
+            f"{name}: expected numbers, got {type(value).__name__}: {cause}"
+        ) from cause
 
 
 def _from_array(array: npt.NDArray[Any], name: str) -> Tensor:
-    """torch reads arrays of native byte order and rising strides that may be written to; others are copied into one."""
+    """torch reads arrays of native byte order and rising strides that may be written to; others are
+    copied into one.
+    """
     if array.dtype.kind not in "fiub" or isinstance(array, np.ma.MaskedArray):
-        kind = "a masked array" if isinstance(array, np.ma.MaskedArray) else f"an array of dtype {array.dtype}"
+        kind = (
+            "a masked array"
+            if isinstance(array, np.ma.MaskedArray)
+            else f"an array of dtype {array.dtype}"
+        )
         raise ValueError(f"{name}: expected floating-point numbers, got {kind}")
     dtype = np.dtype(np.float64) if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
     return torch.from_numpy(np.require(array, dtype, ["C", "W", "A"]))
 
 
 def finite_result(result: Tensor, name: str, remedy: str) -> Tensor:
-    """A computed tensor as it is, or a ValueError when it left the floating range on the way: a result is never NaN."""
+    """A computed tensor as it is, or a ValueError when it left the floating range on the way: a
+    result is never NaN.
+    """
     if is_finite(result):
         return result
     bad = int((~torch.isfinite(result)).sum())
     raise ValueError(
-        f"{name}: {bad} of {result.numel()} numbers leave the range of {str(result.dtype).removeprefix('torch.')}; {remedy}"
+        f"{name}: {bad} of {result.numel()} numbers leave the range of"
+        f" {str(result.dtype).removeprefix('torch.')}; {remedy}"
     )
 
 
@@ -157,7 +193,9 @@ def as_count(value: Any, name: str) -> int:
 
 
 def as_counts(value: Any, name: str) -> npt.NDArray[np.int64]:
-    """Whole numbers of at least 1, as a flat int64 array. Floats are taken when they are whole and below 2**53."""
+    """Whole numbers of at least 1, as a flat int64 array. Floats are taken when they are whole and
+    below 2**53.
+    """
     if isinstance(value, Tensor):
         value = value.tolist()
     elif isinstance(value, list | tuple):
@@ -165,14 +203,20 @@ def as_counts(value: Any, name: str) -> npt.NDArray[np.int64]:
     try:
         numbers = np.atleast_1d(np.asarray(value))
     except ValueError as cause:  # lists of unequal length
-        raise ValueError(f"{name}: expected a number or a flat list of numbers, got {value!r}") from cause
+        raise ValueError(
+            f"{name}: expected a number or a flat list of numbers, got {value!r}"
+        ) from cause
     if numbers.dtype.kind not in "iuf":
         raise ValueError(f"{name}: expected whole numbers of at least 1, got {value!r}")
     if numbers.dtype.kind == "f":
         numbers = numbers.astype(np.float64)  # 2**53 is not a float16
     if numbers.ndim != 1 or numbers.size == 0:
-        raise ValueError(f"{name}: expected a number or a flat list of numbers, got shape {numbers.shape}")
-    bad = ~np.isfinite(numbers) if numbers.dtype.kind == "f" else np.zeros(numbers.shape, dtype=bool)
+        raise ValueError(
+            f"{name}: expected a number or a flat list of numbers, got shape {numbers.shape}"
+        )
+    bad = (
+        ~np.isfinite(numbers) if numbers.dtype.kind == "f" else np.zeros(numbers.shape, dtype=bool)
+    )
     bad |= (numbers < 1) | (numbers > 2**53)
     if numbers.dtype.kind == "f":
         bad |= numbers != np.floor(numbers)

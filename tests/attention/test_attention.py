@@ -1,4 +1,6 @@
-"""Attention on n tokens: streaming, fused, prefixes, hardmax, linear, each against the plain float64 reference."""
+"""Attention on n tokens: streaming, fused, prefixes, hardmax, linear, each against the plain
+float64 reference.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,14 @@ from esscher.attention.state import finish, init, merge, update
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return torch.randn(
+        *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    ).to(dtype)
 
 
-def qkv(dtype: torch.dtype = torch.float64, size: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def qkv(
+    dtype: torch.dtype = torch.float64, size: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return (
         size * randn(13, 7, seed=1, dtype=dtype),
         randn(53, 7, seed=2, dtype=dtype),
@@ -35,7 +41,9 @@ TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 2e-2, to
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("path", ["fused", "explicit"])
 @pytest.mark.parametrize("masked", [False, True])
-def test_attend_equals_the_reference(dtype: torch.dtype, path: str, masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attend_equals_the_reference(
+    dtype: torch.dtype, path: str, masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if path == "explicit":
         monkeypatch.setattr(fused, "_fused", fused._explicit)
         monkeypatch.setattr(fused, "EXPLICIT_SCORES", 53 * 4)
@@ -48,7 +56,10 @@ def test_attend_equals_the_reference(dtype: torch.dtype, path: str, masked: bool
     out = es.attend(q, k, v, mask=mask)
     assert out.dtype == dtype
     torch.testing.assert_close(
-        out.double(), softmax_attention(q, k, v, mask=mask), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]
+        out.double(),
+        softmax_attention(q, k, v, mask=mask),
+        rtol=TOLERANCE[dtype],
+        atol=TOLERANCE[dtype],
     )
 
 
@@ -56,9 +67,9 @@ def test_reference_is_what_it_says() -> None:
     """Two keys by hand: weights 1/(1+e^-x)."""
     out = softmax_attention([[2.0]], [[0.0], [1.5]], [[1.0], [5.0]], scale=1.0)
     assert out.item() == pytest.approx(1.0 + 4.0 / (1.0 + math.exp(-3.0)))
-    assert softmax_attention([[2.0, 0.0]], [[0.0, 0.0], [1.5, 0.0]], [[1.0], [5.0]]).item() == pytest.approx(
-        1.0 + 4.0 / (1.0 + math.exp(-3.0 / math.sqrt(2)))
-    )
+    assert softmax_attention(
+        [[2.0, 0.0]], [[0.0, 0.0], [1.5, 0.0]], [[1.0], [5.0]]
+    ).item() == pytest.approx(1.0 + 4.0 / (1.0 + math.exp(-3.0 / math.sqrt(2))))
 
 
 def test_half_precision_never_sums_in_half_precision() -> None:
@@ -69,7 +80,9 @@ def test_half_precision_never_sums_in_half_precision() -> None:
             torch.zeros(70_000, 2, dtype=dtype),
             torch.ones(70_000, 3, dtype=dtype),
         )
-        torch.testing.assert_close(es.attend(q, k, v), torch.ones(1, 3, dtype=dtype), rtol=0, atol=0)
+        torch.testing.assert_close(
+            es.attend(q, k, v), torch.ones(1, 3, dtype=dtype), rtol=0, atol=0
+        )
 
 
 def test_huge_scores_do_not_overflow() -> None:
@@ -121,7 +134,9 @@ def test_gradients_flow_through_all_blocks(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_batches_and_wide_values() -> None:
     q, k, v = randn(2, 3, 5, 7), randn(2, 3, 11, 7, seed=1), randn(2, 3, 11, 19, seed=2)
-    torch.testing.assert_close(es.attend(q, k, v), softmax_attention(q, k, v), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(
+        es.attend(q, k, v), softmax_attention(q, k, v), rtol=1e-13, atol=1e-13
+    )
 
 
 @pytest.mark.parametrize("attention", [es.attend, softmax_attention])
@@ -131,7 +146,10 @@ def test_batches_and_wide_values() -> None:
         ({"q": torch.zeros(13, 6).double()}, "one width"),
         ({"v": torch.zeros(52, 5).double()}, "one value for each key"),
         ({"k": torch.zeros(0, 7).double(), "v": torch.zeros(0, 5).double()}, "at least one row"),
-        ({"q": torch.zeros(13, 0).double(), "k": torch.zeros(53, 0).double()}, "at least one number"),
+        (
+            {"q": torch.zeros(13, 0).double(), "k": torch.zeros(53, 0).double()},
+            "at least one number",
+        ),
         ({"q": torch.full((13, 7), torch.nan).double()}, "q: expected finite"),
         ({"v": torch.full((53, 5), torch.inf).double()}, "v: expected finite"),
         ({"k": torch.zeros(53, 7, dtype=torch.int64)}, "k: expected floating"),
@@ -149,12 +167,17 @@ def test_bad_input_is_refused(attention: object, change: dict[str, object], word
         attention(**({"q": q, "k": k, "v": v} | change))  # type: ignore[operator]
 
 
-# ---- prefixes ----------------------------------------------------------------------------------------------------------
+# ---- prefixes
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 def test_prefixes_equal_one_attention_per_size(dtype: torch.dtype, tolerance: float) -> None:
-    q, k, v = randn(97, 5, dtype=dtype), randn(97, 5, seed=1, dtype=dtype), randn(97, 3, seed=2, dtype=dtype)
+    q, k, v = (
+        randn(97, 5, dtype=dtype),
+        randn(97, 5, seed=1, dtype=dtype),
+        randn(97, 3, seed=2, dtype=dtype),
+    )
     sizes = [1, 2, 13, 14, 61, 97]
     for prefix in es.attend_prefixes(q, k, v, sizes, outputs=True):
         n = prefix.n
@@ -179,22 +202,33 @@ def test_prefixes_want_a_query_for_each_key() -> None:
         es.attend_prefixes(randn(5, 3), randn(7, 3), randn(7, 3), [5])
 
 
-# ---- hardmax and linear ------------------------------------------------------------------------------------------------
+# ---- hardmax and linear
+# ------------------------------------------------------------------------------------------
 
 
-def test_hardmax_is_softmax_without_temperature_and_averages_ties(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hardmax_is_softmax_without_temperature_and_averages_ties(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     q, k, v = qkv()
-    torch.testing.assert_close(es.attend_hardmax(q, k, v), softmax_attention(q, k, v, scale=1e9), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        es.attend_hardmax(q, k, v), softmax_attention(q, k, v, scale=1e9), rtol=1e-9, atol=1e-9
+    )
     repeated, values = torch.cat([k, k]), torch.cat([v, v + 2.0])
     for block in (1 << 22, 13 * 8):
         monkeypatch.setattr("esscher.attention.hardmax.BLOCK", block)
-        torch.testing.assert_close(es.attend_hardmax(q, repeated, values), es.attend_hardmax(q, k, v) + 1.0)
-    torch.testing.assert_close(es.attend_hardmax(torch.zeros(1, 7).double(), k, v), v.mean(0, keepdim=True))
+        torch.testing.assert_close(
+            es.attend_hardmax(q, repeated, values), es.attend_hardmax(q, k, v) + 1.0
+        )
+    torch.testing.assert_close(
+        es.attend_hardmax(torch.zeros(1, 7).double(), k, v), v.mean(0, keepdim=True)
+    )
 
 
 def test_linear_attention_is_its_double_sum() -> None:
     q, k, v = qkv()
-    expected = torch.stack([sum(0.7 * (q[i] @ k[j]) * v[j] for j in range(53)) / 53 for i in range(13)])
+    expected = torch.stack(
+        [sum(0.7 * (q[i] @ k[j]) * v[j] for j in range(53)) / 53 for i in range(13)]
+    )
     torch.testing.assert_close(es.attend_linear(q, k, v, scale=0.7), expected)
 
 
@@ -205,7 +239,10 @@ def test_query_inside_the_prompt(kernel: str) -> None:
     x, tokens = randn(5, 4, seed=4), randn(17, 4, seed=5)
     inside = es.attend_tokens(head, x, tokens, kernel=kernel, query_inside=True)
     by_hand = torch.cat(
-        [es.attend_tokens(head, x[i : i + 1], torch.cat([tokens, x[i : i + 1]]), kernel=kernel) for i in range(5)]
+        [
+            es.attend_tokens(head, x[i : i + 1], torch.cat([tokens, x[i : i + 1]]), kernel=kernel)
+            for i in range(5)
+        ]
     )
     torch.testing.assert_close(inside, by_hand)
     assert float((inside - es.attend_tokens(head, x, tokens, kernel=kernel)).abs().max()) > 1e-3
@@ -224,7 +261,9 @@ def test_attend_tokens_refuses() -> None:
 @pytest.mark.parametrize("needs_grad", [False, True])
 @pytest.mark.parametrize("size", [1.0, 1e9, 1e36, 1e200])
 def test_tied_keys_share_their_weight_whatever_the_score(size: float, needs_grad: bool) -> None:
-    """Three equal keys: the mean of their values. exp(score - lse) gave their sum, since lse loses log 3 beside 1e17."""
+    """Three equal keys: the mean of their values. exp(score - lse) gave their sum, since lse loses
+    log 3 beside 1e17.
+    """
     q = torch.full((2, 5), size, dtype=torch.float64, requires_grad=needs_grad)
     v = torch.tensor([[1.0], [2.0], [6.0]], dtype=torch.float64)
     out = es.attend(q, torch.ones(3, 5, dtype=torch.float64), v)

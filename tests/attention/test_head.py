@@ -60,12 +60,19 @@ def test_horizon_equals_brute_force_and_the_key_space_route(singular: bool) -> N
         assert same.coupling(measure) == pytest.approx(float(values[-1]) * one**2, rel=1e-10)
         assert same.scaled(3.0).horizon(measure) == pytest.approx(3 * two, rel=1e-10)
     scale = 1 / math.sqrt(k)
-    assert es.horizon_of_covariances(wk @ cov @ wk.T, wq @ cov @ wq.T, scale) == pytest.approx(two, rel=1e-10)
-    assert es.horizon_of_covariances(wk @ cov @ wk.T, wq @ wq.T, scale) == pytest.approx(one, rel=1e-10)
+    assert es.horizon_of_covariances(wk @ cov @ wk.T, wq @ cov @ wq.T, scale) == pytest.approx(
+        two, rel=1e-10
+    )
+    assert es.horizon_of_covariances(wk @ cov @ wk.T, wq @ wq.T, scale) == pytest.approx(
+        one, rel=1e-10
+    )
 
 
 def test_isotropic_tokens_have_coupling_equal_to_the_squared_horizon() -> None:
-    head, measure = es.Head(randn(6, 6, seed=0), torch.eye(6).double()), es.Gaussian(0.3 * torch.eye(6).double())
+    head, measure = (
+        es.Head(randn(6, 6, seed=0), torch.eye(6).double()),
+        es.Gaussian(0.3 * torch.eye(6).double()),
+    )
     assert head.coupling(measure) == pytest.approx(head.horizon(measure) ** 2, rel=1e-12)
 
 
@@ -77,7 +84,9 @@ def test_scaled_multiplies_scores_and_leaves_values() -> None:
 
 
 def test_a_head_keeps_its_factors_and_does_not_change() -> None:
-    """Given in key space, from weights or scaled: one constructor, and A is the product only where it is asked for."""
+    """Given in key space, from weights or scaled: one constructor, and A is the product only where
+    it is asked for.
+    """
     wq, wk, wv, bq = randn(2, 5, seed=0), randn(2, 4, seed=1), randn(3, 4, seed=2), randn(2, seed=3)
     head = es.Head(wq / math.sqrt(2), wv, bq / math.sqrt(2), key_map=wk)
     same, x = es.Head.from_weights(wq, wk, wv, bq), randn(6, 5, seed=4)
@@ -95,7 +104,10 @@ def test_a_head_keeps_its_factors_and_does_not_change() -> None:
     ("make", "word"),
     [
         (lambda: es.Head(torch.eye(3), torch.eye(3)).scaled(1e39), "head.scaled"),
-        (lambda: es.Head(torch.eye(3), torch.eye(3), key_map=torch.zeros(2, 3)), "key_map: expected 3 rows"),
+        (
+            lambda: es.Head(torch.eye(3), torch.eye(3), key_map=torch.zeros(2, 3)),
+            "key_map: expected 3 rows",
+        ),
         (lambda: es.Head(torch.eye(3), torch.eye(4)), "V: expected rows of length 3"),
         (lambda: es.Head(torch.eye(3)[0], torch.eye(3)), "A: expected 2 axes"),
         (lambda: es.Head(torch.eye(3, dtype=torch.int32), torch.eye(3)), "floating"),
@@ -103,12 +115,21 @@ def test_a_head_keeps_its_factors_and_does_not_change() -> None:
         (lambda: es.Head(torch.eye(3), torch.eye(3), torch.zeros(2)), "tilt_bias"),
         (lambda: es.Head(torch.eye(3), torch.eye(3), None, torch.zeros(2)), "value_bias"),
         (lambda: es.Head(torch.zeros(3, 0), torch.eye(3)), "non-empty"),
-        (lambda: es.Head.from_weights(torch.zeros(0, 3), torch.zeros(0, 3), torch.eye(3)), "k >= 1"),
-        (lambda: es.Head.from_weights(torch.zeros(2, 3), torch.zeros(4, 3), torch.eye(3)), "same number"),
+        (
+            lambda: es.Head.from_weights(torch.zeros(0, 3), torch.zeros(0, 3), torch.eye(3)),
+            "k >= 1",
+        ),
+        (
+            lambda: es.Head.from_weights(torch.zeros(2, 3), torch.zeros(4, 3), torch.eye(3)),
+            "same number",
+        ),
         (lambda: es.Head.from_weights(torch.zeros(2, 3), torch.zeros(2, 3), torch.eye(4)), "wv"),
         (lambda: es.Head.from_weights(*3 * [torch.eye(3)], bq=torch.zeros(2)), "bq"),
         (lambda: es.Head.from_weights(*3 * [torch.eye(3)], bk=torch.zeros(2)), "bk"),
-        (lambda: es.Head(torch.eye(3), torch.eye(3)).horizon(es.Sphere(4)), "dimension 3, the measure has 4"),
+        (
+            lambda: es.Head(torch.eye(3), torch.eye(3)).horizon(es.Sphere(4)),
+            "dimension 3, the measure has 4",
+        ),
         (lambda: es.limit(es.Head(torch.eye(3), torch.eye(3)), es.Sphere(4)), "dimension 3"),
         (lambda: es.Head(torch.eye(3), torch.eye(3)).horizon(es.Sphere(3), sided=3), "sided"),
         (lambda: es.Head(torch.zeros(3, 2), torch.eye(3)).horizon(es.Sphere(3)), "use sided=1"),
@@ -123,9 +144,14 @@ def test_bad_heads_are_refused(make: object, word: str) -> None:
 
 
 def test_coupling_is_reach_times_the_squared_horizon_wherever_it_is_taken() -> None:
-    """Head, theory and the key space of a probe: one formula; its parts may be beyond the range that Psi itself is in."""
+    """Head, theory and the key space of a probe: one formula; its parts may be beyond the range
+    that Psi itself is in.
+    """
     cov = torch.diag(torch.tensor([4.0, 0.25, 1.0])).double()
-    head, law = es.Head(torch.diag(torch.tensor([0.5, 3.0, 0.1])).double(), torch.eye(3).double()), es.Gaussian(cov)
+    head, law = (
+        es.Head(torch.diag(torch.tensor([0.5, 3.0, 0.1])).double(), torch.eye(3).double()),
+        es.Gaussian(cov),
+    )
     psi = 4.0 * max(2.0 * 0.5, 0.5 * 3.0, 1.0 * 0.1) ** 2
     assert head.coupling(law) == pytest.approx(psi, rel=1e-14)
     assert proved_coupling(head, law)[1] == pytest.approx(psi, rel=1e-14)

@@ -1,4 +1,6 @@
-"""attend(..., keep=rule) equals dense attention under the mask that the rule gives, and never has all pairs open."""
+"""attend(..., keep=rule) equals dense attention under the mask that the rule gives, and never has
+all pairs open.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,14 @@ MORE = (
 )
 
 
-def tensors(rows: int = KEYS, width: int = 5, seed: int = 0, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+def tensors(
+    rows: int = KEYS, width: int = 5, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    q, k, v = (torch.randn(size, width, generator=generator, dtype=torch.float64) for size in (rows, KEYS, KEYS))
+    q, k, v = (
+        torch.randn(size, width, generator=generator, dtype=torch.float64)
+        for size in (rows, KEYS, KEYS)
+    )
     return [x.to(dtype) for x in (2 * q, k, v[:, :3])]
 
 
@@ -51,7 +58,9 @@ PLACES: dict[str, Any] = {
 
 
 def dense(text: str, n: int | None, q: Any, k: Any, v: Any, **options: Any) -> torch.Tensor:
-    """Softmax over the mask and weights of the whole context, with the draw that the docstring of attend describes."""
+    """Softmax over the mask and weights of the whole context, with the draw that the docstring of
+    attend describes.
+    """
     context = es.keep.Context.of(q, k, v, None, options.get("positions"))
     rule = es.keep.parse(text)
     kept = rule.include(context, n)
@@ -59,7 +68,10 @@ def dense(text: str, n: int | None, q: Any, k: Any, v: Any, **options: Any) -> t
     mask = kept.sure
     if chances:
         shape = (KEYS,) if all(part.shared for part in chances) else tuple(kept.probability.shape)
-        mask = torch.rand(shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64) < kept.probability
+        mask = (
+            torch.rand(shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+            < kept.probability
+        )
     scores = context.scores if kept.weight is None else context.scores + kept.weight.log()
     return scores.masked_fill(~mask, -torch.inf).softmax(1) @ v.double()
 
@@ -84,7 +96,12 @@ def test_every_rule_equals_masked_dense(text: str, is_open: bool, places: str) -
         q, k, v = tensors(rows, dtype=dtype)
         expected = dense(text, n, q, k, v, positions=positions)
         blind = int(expected.isnan().any(1).sum())
-        options = {"keep": text, "n": n, "positions": positions, "generator": torch.Generator().manual_seed(5)}
+        options = {
+            "keep": text,
+            "n": n,
+            "positions": positions,
+            "generator": torch.Generator().manual_seed(5),
+        }
         if blind:
             with pytest.raises(ValueError, match=rf"keep: {blind} of {rows} queries keep no key"):
                 es.attend(q, k, v, **options)
@@ -95,37 +112,67 @@ def test_every_rule_equals_masked_dense(text: str, is_open: bool, places: str) -
 
 
 @pytest.mark.usefixtures("several")
-@pytest.mark.parametrize("text", ["window:5", "sinks:2+recent:4", "strided:4", "topk:5", "heavy:5", "window:1+topk:4"])
+@pytest.mark.parametrize(
+    "text", ["window:5", "sinks:2+recent:4", "strided:4", "topk:5", "heavy:5", "window:1+topk:4"]
+)
 def test_a_mask_says_what_queries_see(text: str) -> None:
     q, k, v = tensors()
     mask = torch.rand(KEYS, KEYS, generator=torch.Generator().manual_seed(1)) < 0.7
     mask |= torch.eye(KEYS, dtype=torch.bool)
     places = torch.arange(KEYS)
     context = es.keep.Context(q, k, v, 5**-0.5, places, mask)
-    expected = context.scores.masked_fill(~es.keep.parse(text).include(context).sure, -torch.inf).softmax(1) @ v
-    torch.testing.assert_close(es.attend(q, k, v, None, mask, keep=text, positions=places), expected, rtol=1e-12, atol=1e-12)
+    expected = (
+        context.scores.masked_fill(~es.keep.parse(text).include(context).sure, -torch.inf).softmax(
+            1
+        )
+        @ v
+    )
+    torch.testing.assert_close(
+        es.attend(q, k, v, None, mask, keep=text, positions=places),
+        expected,
+        rtol=1e-12,
+        atol=1e-12,
+    )
 
 
-@pytest.mark.parametrize("text", ["window:5", "topk:5", "heavy:4+recent:3", "recent:2+random:0.3:reweight"])
+@pytest.mark.parametrize(
+    "text", ["window:5", "topk:5", "heavy:4+recent:3", "recent:2+random:0.3:reweight"]
+)
 def test_heads_of_leading_axes_decide_by_themselves(text: str) -> None:
-    q, k, v = (torch.stack([torch.stack([a, b]), torch.stack([b, a])]) for a, b in zip(tensors(), tensors(seed=1), strict=True))
+    q, k, v = (
+        torch.stack([torch.stack([a, b]), torch.stack([b, a])])
+        for a, b in zip(tensors(), tensors(seed=1), strict=True)
+    )
     places = torch.arange(KEYS)
-    found = es.attend(q, k, v, keep=text, positions=places, generator=torch.Generator().manual_seed(2))
+    found = es.attend(
+        q, k, v, keep=text, positions=places, generator=torch.Generator().manual_seed(2)
+    )
     generator = torch.Generator().manual_seed(2)
     for i in range(2):
         for j in range(2):
-            one = es.attend(q[i, j], k[i, j], v[i, j], keep=text, positions=places, generator=generator)
+            one = es.attend(
+                q[i, j], k[i, j], v[i, j], keep=text, positions=places, generator=generator
+            )
             torch.testing.assert_close(found[i, j], one, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
-    "text", ["window:9", "sinks:2+recent:8", "strided:4+window:3", "topk:6", "recent:1+random:0.3:reweight"]
+    "text",
+    [
+        "window:9",
+        "sinks:2+recent:8",
+        "strided:4+window:3",
+        "topk:6",
+        "recent:1+random:0.3:reweight",
+    ],
 )
 def test_gradients_are_those_of_masked_dense(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by_places, "BLOCK", 16)
     places = torch.arange(KEYS)
     found, expected = (tuple(x.clone().requires_grad_(True) for x in tensors()) for _ in range(2))
-    es.attend(*found, keep=text, positions=places, generator=torch.Generator().manual_seed(5)).square().sum().backward()
+    es.attend(
+        *found, keep=text, positions=places, generator=torch.Generator().manual_seed(5)
+    ).square().sum().backward()
     q, k, v = expected
     kept = es.keep.parse(text).include(es.keep.Context.of(q, k, v, None, places))
     drawn = torch.rand(KEYS, KEYS, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
@@ -141,19 +188,36 @@ def test_half_precision_and_a_rule_that_keeps_all() -> None:
         q, k, v = tensors(dtype=dtype)
         found = es.attend(q, k, v, keep="window:8", positions=torch.arange(KEYS))
         assert found.dtype == dtype
-        expected = dense("window:8", None, *(x.double() for x in (q, k, v)), positions=torch.arange(KEYS))
+        expected = dense(
+            "window:8", None, *(x.double() for x in (q, k, v)), positions=torch.arange(KEYS)
+        )
         torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
     q, k, v = tensors()
-    for text in (f"recent:{KEYS}", f"sinks:{KEYS}", f"topk:{KEYS}", f"heavy:{KEYS}", "random:1", "strided:1"):
+    for text in (
+        f"recent:{KEYS}",
+        f"sinks:{KEYS}",
+        f"topk:{KEYS}",
+        f"heavy:{KEYS}",
+        "random:1",
+        "strided:1",
+    ):
         whole = es.attend(q, k, v, keep=text, generator=torch.Generator())
         torch.testing.assert_close(whole, es.attend(q, k, v), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
-    "text", ["recent:1+random:0.3", "recent:1+neyman:20", "recent:1+neyman:20:shared", "recent:1+magicpig:2:5"]
+    "text",
+    [
+        "recent:1+random:0.3",
+        "recent:1+neyman:20",
+        "recent:1+neyman:20:shared",
+        "recent:1+magicpig:2:5",
+    ],
 )
 def test_keys_are_drawn_as_often_as_the_rule_says(text: str) -> None:
-    """Values are one-hot and scores equal: outputs show the keys. 300 draws; 5 standard errors, 2e-4 over 4 x 67 keys."""
+    """Values are one-hot and scores equal: outputs show the keys. 300 draws; 5 standard errors,
+    2e-4 over 4 x 67 keys.
+    """
     generator = torch.Generator().manual_seed(3)
     q, k, _ = tensors(4)
     v = torch.eye(KEYS, dtype=torch.float64)
@@ -178,7 +242,9 @@ class Largest(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for x in result if isinstance(result, tuple | list) else (result,):
             if isinstance(x, torch.Tensor):
-                self.numbers = max(self.numbers, x.untyped_storage().nbytes() // max(1, x.element_size()))
+                self.numbers = max(
+                    self.numbers, x.untyped_storage().nbytes() // max(1, x.element_size())
+                )
         return result
 
 
@@ -195,7 +261,9 @@ class Largest(TorchDispatchMode):
     ],
 )
 def test_what_places_decide_makes_nothing_of_the_size_of_all_pairs(text: str) -> None:
-    """Nor of a block of queries times all keys: four times the input is the most, and a block's own mask."""
+    """Nor of a block of queries times all keys: four times the input is the most, and a block's own
+    mask.
+    """
     size = 4096
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(size, 16, generator=generator) for _ in range(3))
@@ -206,7 +274,9 @@ def test_what_places_decide_makes_nothing_of_the_size_of_all_pairs(text: str) ->
     assert largest.numbers < by_places.BLOCK * size
 
 
-@pytest.mark.parametrize("text", ["topk:8", "heavy:8", "expected:8", "recent:1+random:0.01", "recent:1+neyman:8:shared"])
+@pytest.mark.parametrize(
+    "text", ["topk:8", "heavy:8", "expected:8", "recent:1+random:0.01", "recent:1+neyman:8:shared"]
+)
 def test_what_scores_decide_is_streamed(text: str) -> None:
     size = 2048
     generator = torch.Generator().manual_seed(0)
@@ -219,7 +289,10 @@ def test_what_scores_decide_is_streamed(text: str) -> None:
 BAD = (
     ({"keep": "sinks:1+recent"}, r"expects n: recent has no number of its own; got none"),
     ({"keep": "recent:3", "n": 4}, r"every number of the rule is given; got 4"),
-    ({"keep": "sinks:9+recent", "n": 4}, r"n: sinks:9\+recent keeps 9 keys surely; expected at least as many, got 4"),
+    (
+        {"keep": "sinks:9+recent", "n": 4},
+        r"n: sinks:9\+recent keeps 9 keys surely; expected at least as many, got 4",
+    ),
     ({"keep": "sinks:9+random", "n": 4, "generator": torch.Generator()}, r"keeps 9 keys surely"),
     ({"keep": "recent", "n": 68}, r"n: expected 1 to 67 keys, got 68"),
     ({"keep": "recent", "n": 0}, r"n: expected whole numbers from 1"),
@@ -229,11 +302,17 @@ BAD = (
     ({"keep": "nearest:3"}, r"keep: no rule 'nearest' in 'nearest:3'; rules: adaptive"),
     ({"keep": "lowrank:3"}, r"lowrank: it mixes all keys and keeps none"),
     ({"keep": 3}, r"keep: expected a rule such as sinks:4\+recent:256, got 3"),
-    ({"keep": "random:0.1"}, r"generator: random keeps keys by chance; expected a torch.Generator, got None"),
+    (
+        {"keep": "random:0.1"},
+        r"generator: random keeps keys by chance; expected a torch.Generator, got None",
+    ),
     ({"keep": "random:0.1", "generator": 3}, r"expected a torch.Generator, got 3"),
     ({"keep": "window:1", "positions": [0, 1]}, r"positions: expected 67 whole numbers"),
     ({"keep": "global:5", "positions": list(range(67))}, r"keep: 5 of 67 queries keep no key"),
-    ({"positions": list(range(67))}, r"positions: matters to a rule that keeps keys; give keep too"),
+    (
+        {"positions": list(range(67))},
+        r"positions: matters to a rule that keeps keys; give keep too",
+    ),
     ({"n": 4}, r"n: matters to a rule"),
     ({"generator": torch.Generator()}, r"generator: matters to a rule"),
     (
@@ -254,9 +333,14 @@ def test_given_probabilities_of_each_query(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(blocks, "PAIRS", 5 * KEYS)
     q, k, v = tensors(9)
     p = torch.rand(9, KEYS, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    found = es.attend(q, k, v, keep=es.keep.Importance(p), generator=torch.Generator().manual_seed(5))
+    found = es.attend(
+        q, k, v, keep=es.keep.Importance(p), generator=torch.Generator().manual_seed(5)
+    )
     mask = torch.rand(9, KEYS, generator=torch.Generator().manual_seed(5), dtype=torch.float64) < p
     scores = (q @ k.T / math.sqrt(5) - p.log()).masked_fill(~mask, -torch.inf)
     torch.testing.assert_close(found, scores.softmax(1) @ v, rtol=1e-12, atol=1e-12)
-    with pytest.raises(ValueError, match=r"what queries share has one probability for each key, got shape \(9, 67\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"what queries share has one probability for each key, got shape \(9, 67\)",
+    ):
         es.keep.Importance(p, shared=True)

@@ -1,4 +1,6 @@
-"""Attention does not depend on how its inputs lie in memory. The kernels read rows as neighbours whatever their stride."""
+"""Attention does not depend on how its inputs lie in memory. The kernels read rows as neighbours
+whatever their stride.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from esscher.attention.softmax import softmax_attention
 
 
 def randn(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return torch.randn(
+        *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    ).to(dtype)
 
 
 def strided(x: torch.Tensor) -> torch.Tensor:
@@ -35,7 +39,8 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("width", [1, 5, 16, 64, 80, 128])  # below, at and between multiples of the kernel's 16
+# below, at and between multiples of the kernel's 16
+@pytest.mark.parametrize("width", [1, 5, 16, 64, 80, 128])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_attend_is_the_same_for_every_layout(name: str, dtype: torch.dtype, width: int) -> None:
@@ -44,10 +49,17 @@ def test_attend_is_the_same_for_every_layout(name: str, dtype: torch.dtype, widt
     exact = softmax_attention(q, k, v)
     tolerance = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 1e-2}[dtype]
     layout = LAYOUTS[name]
-    for case in ((layout(q), k, v), (q, layout(k), v), (q, k, layout(v)), (layout(q), layout(k), layout(v))):
+    for case in (
+        (layout(q), k, v),
+        (q, layout(k), v),
+        (q, k, layout(v)),
+        (layout(q), layout(k), layout(v)),
+    ):
         torch.testing.assert_close(es.attend(*case).double(), exact, rtol=0, atol=tolerance)
     masked = es.attend(layout(q), layout(k), layout(v), mask=layout(mask)).double()
-    torch.testing.assert_close(masked, softmax_attention(q, k, v, mask=mask), rtol=0, atol=tolerance)
+    torch.testing.assert_close(
+        masked, softmax_attention(q, k, v, mask=mask), rtol=0, atol=tolerance
+    )
 
 
 @pytest.mark.parametrize("shared", ["rows", "columns", "batches"])
@@ -61,8 +73,11 @@ def test_numbers_that_share_memory(shared: str) -> None:
     }[shared]
     torch.testing.assert_close(es.attend(q, k, v), softmax_attention(q, k, v), rtol=0, atol=1e-13)
     windows = randn(90, seed=4).unfold(0, 64, 1)[:23].expand(2, 23, 64)
-    torch.testing.assert_close(es.attend(q, windows, v), softmax_attention(q, windows, v), rtol=0, atol=1e-13)
-    one = randn(64, 2, seed=5).T[:1].expand(2, 1, 64)  # a single row counts as contiguous whatever its strides are
+    torch.testing.assert_close(
+        es.attend(q, windows, v), softmax_attention(q, windows, v), rtol=0, atol=1e-13
+    )
+    # a single row counts as contiguous whatever its strides are
+    one = randn(64, 2, seed=5).T[:1].expand(2, 1, 64)
     torch.testing.assert_close(es.attend(q, one, one), one.expand(2, 7, 64), rtol=0, atol=1e-13)
 
 
@@ -74,4 +89,6 @@ def test_prefixes_and_log_sums_are_the_same_for_every_layout() -> None:
         parts = es.attend_prefixes(layout(q), layout(k), layout(v), [8, 32], outputs=True)
         assert parts[1].outputs is not None
         torch.testing.assert_close(parts[1].outputs, softmax_attention(q, k, v), rtol=0, atol=1e-13)
-        torch.testing.assert_close(attend_block(layout(q), layout(k), layout(v), 0.125)[1], lse, rtol=1e-13, atol=1e-13)
+        torch.testing.assert_close(
+            attend_block(layout(q), layout(k), layout(v), 0.125)[1], lse, rtol=1e-13, atol=1e-13
+        )

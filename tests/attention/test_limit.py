@@ -1,4 +1,6 @@
-"""Attention on infinitely many tokens: closed forms, push-forward, and what finite attention converges to."""
+"""Attention on infinitely many tokens: closed forms, push-forward, and what finite attention
+converges to.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +21,31 @@ def randn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def gaussian_case(seed: int, rank: int) -> tuple[es.Head, es.Gaussian, torch.Tensor, torch.Tensor, torch.Tensor]:
+def gaussian_case(
+    seed: int, rank: int
+) -> tuple[es.Head, es.Gaussian, torch.Tensor, torch.Tensor, torch.Tensor]:
     d = 5
     factor = randn(d, rank, seed=seed)
     mean, cov = randn(d, seed=seed + 1), factor @ factor.T
-    query, key, value = randn(3, d, seed=seed + 2), randn(3, d, seed=seed + 3), randn(4, d, seed=seed + 4)
+    query, key, value = (
+        randn(3, d, seed=seed + 2),
+        randn(3, d, seed=seed + 3),
+        randn(4, d, seed=seed + 4),
+    )
     return es.Head(key.T @ query, value), es.Gaussian(cov, mean), mean, cov, key.T @ query
 
 
 @pytest.mark.parametrize("rank", [2, 5])
 @pytest.mark.parametrize("seed", [0, 10, 20])
 def test_gaussian_limit_is_affine_with_gaussian_pushforward(seed: int, rank: int) -> None:
-    """[S] Lemma 2.1: T(z) = V m + V Sigma K^T Q z; push-forward N(V (I + Sigma U) m, (V Sigma U) Sigma (V Sigma U)^T)."""
+    """[S] Lemma 2.1: T(z) = V m + V Sigma K^T Q z; push-forward N(V (I + Sigma U) m, (V Sigma U)
+    Sigma (V Sigma U)^T).
+    """
     head, measure, mean, cov, U = gaussian_case(seed, rank)
     z = randn(7, 5, seed=seed + 5)
-    torch.testing.assert_close(es.limit(head, measure)(z), mean @ head.V.T + z @ (head.V @ cov @ U).T)
+    torch.testing.assert_close(
+        es.limit(head, measure)(z), mean @ head.V.T + z @ (head.V @ cov @ U).T
+    )
     out_mean, out_cov = es.limit(head, measure).pushforward()
     torch.testing.assert_close(out_mean, head.V @ (torch.eye(5).double() + cov @ U) @ mean)
     torch.testing.assert_close(out_cov, head.V @ cov @ U @ cov @ (head.V @ cov @ U).T)
@@ -49,7 +61,11 @@ def test_gaussian_pushforward_with_biases_agrees_with_samples() -> None:
     assert bool(((values.mean(0) - mean).abs() <= 4 * values.std(0) / math.sqrt(len(values))).all())
     centred = values - mean
     products = (centred[:, :, None] * centred[:, None, :]).flatten(1)
-    assert bool(((products.mean(0) - cov.flatten()).abs() <= 4 * products.std(0) / math.sqrt(len(values))).all())
+    assert bool(
+        (
+            (products.mean(0) - cov.flatten()).abs() <= 4 * products.std(0) / math.sqrt(len(values))
+        ).all()
+    )
 
 
 def test_linear_and_softmax_limits_coincide_for_centred_gaussians_only() -> None:
@@ -57,31 +73,52 @@ def test_linear_and_softmax_limits_coincide_for_centred_gaussians_only() -> None
     z = randn(6, 5, seed=9)
     centred, shifted, cube = es.Gaussian(cov), es.Gaussian(cov, mean), es.Cube(5)
     torch.testing.assert_close(es.limit(head, centred)(z), es.linear_limit(head, centred)(z))
-    for a, b in zip(es.limit(head, centred).pushforward(), es.linear_limit(head, centred).pushforward(), strict=True):
+    for a, b in zip(
+        es.limit(head, centred).pushforward(),
+        es.linear_limit(head, centred).pushforward(),
+        strict=True,
+    ):
         torch.testing.assert_close(a, b)
     for other in (shifted, cube):
-        assert float((es.limit(head, other)(z) - es.linear_limit(head, other)(z)).abs().max()) > 0.05
+        assert (
+            float((es.limit(head, other)(z) - es.linear_limit(head, other)(z)).abs().max()) > 0.05
+        )
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
 def test_finite_attention_converges_to_the_limit(law: Law) -> None:
-    """Softmax and linear on 400,000 tokens, within 5 delta-method standard errors: error of a ratio of means."""
+    """Softmax and linear on 400,000 tokens, within 5 delta-method standard errors: error of a ratio
+    of means.
+    """
     measure = law.make()
     d = measure.dim
     head = es.Head(
-        0.3 * law.tilt * torch.eye(d).double(), randn(2, d), 0.1 * law.tilt * torch.ones(d).double(), randn(2, seed=1)
+        0.3 * law.tilt * torch.eye(d).double(),
+        randn(2, d),
+        0.1 * law.tilt * torch.ones(d).double(),
+        randn(2, seed=1),
     )
     x = torch.linspace(-1, 1, 3 * d, dtype=torch.float64).reshape(3, d)
     tokens = measure.sample(400_000, torch.Generator().manual_seed(8))
     weights = torch.exp(tokens @ head.tilt(x).T - measure.log_laplace(head.tilt(x)))
     values = head.values(tokens)
-    for kernel, limit in (("softmax", es.limit(head, measure)(x)), ("linear", es.linear_limit(head, measure)(x))):
+    for kernel, limit in (
+        ("softmax", es.limit(head, measure)(x)),
+        ("linear", es.linear_limit(head, measure)(x)),
+    ):
         out = es.attend_tokens(head, x, tokens, kernel=kernel)
         for i in range(3):
             centred = values - limit[i]
-            noise = weights[:, i, None] * centred if kernel == "softmax" else (tokens @ head.tilt(x)[i])[:, None] * values
+            noise = (
+                weights[:, i, None] * centred
+                if kernel == "softmax"
+                else (tokens @ head.tilt(x)[i])[:, None] * values
+            )
             standard_error = noise.std(dim=0) / math.sqrt(len(tokens))
-            assert bool(((out[i] - limit[i]).abs() <= 5 * standard_error + 1e-12).all()), (law.name, kernel)
+            assert bool(((out[i] - limit[i]).abs() <= 5 * standard_error + 1e-12).all()), (
+                law.name,
+                kernel,
+            )
 
 
 def test_hardmax_converges_to_its_limit() -> None:
@@ -100,13 +137,18 @@ def test_hardmax_converges_to_its_limit() -> None:
         es.hardmax_limit(head, es.Gaussian(torch.eye(2)))(x)
 
 
-# ---- push-forward of the sphere and the ball -----------------------------------------------------------------------------
+# ---- push-forward of the sphere and the ball
+# -----------------------------------------------------------------------------
 
 
 def circle_covariance(head: es.Head, radius: float) -> np.ndarray:
-    """Brute force in two dimensions: a fine trapezoid rule over the circle, which converges geometrically."""
+    """Brute force in two dimensions: a fine trapezoid rule over the circle, which converges
+    geometrically.
+    """
     angles = torch.arange(4096, dtype=torch.float64) * (2 * math.pi / 4096)
-    outputs = es.limit(head, es.Sphere(2, radius))(radius * torch.stack([angles.cos(), angles.sin()], dim=1))
+    outputs = es.limit(head, es.Sphere(2, radius))(
+        radius * torch.stack([angles.cos(), angles.sin()], dim=1)
+    )
     return np.cov(outputs.numpy().T, bias=True)
 
 
@@ -121,13 +163,16 @@ def test_circle_pushforward_against_brute_force(radius: float) -> None:
 
 @pytest.mark.parametrize("dim", [3, 4])
 def test_disc_and_ball_pushforward_against_nested_quadrature(dim: int) -> None:
-    """A = diag(a, b, ..., b): only the first coordinate w of a direction matters, so two integrals are left.
+    """A = diag(a, b, ..., b): only the first coordinate w of a direction matters, so two integrals
+    are left.
 
-    A product of Gauss rules, Gegenbauer's for the density of w and Legendre's for the radius t, whose integrand has no kink:
-    twice the nodes change nothing.
+    A product of Gauss rules, Gegenbauer's for the density of w and Legendre's for the radius t,
+    whose integrand has no kink: twice the nodes change nothing.
     """
     a, b, radius = 3.0, 0.7, 1.4
-    head = es.Head(torch.diag(torch.tensor([a] + [b] * (dim - 1)).double()), torch.eye(dim).double())
+    head = es.Head(
+        torch.diag(torch.tensor([a] + [b] * (dim - 1)).double()), torch.eye(dim).double()
+    )
     measure = es.Ball(dim, radius)
 
     def second_moment(nodes: int) -> float:
@@ -149,7 +194,9 @@ def test_disc_and_ball_pushforward_against_nested_quadrature(dim: int) -> None:
 
 @pytest.mark.parametrize(("dim", "radius"), [(50, 7.0), (384, 20.0)])
 def test_sphere_pushforward_in_high_dimension(dim: int, radius: float) -> None:
-    """Stated error below 1e-6 relative; 40,000 plain draws agree within 5 standard errors in the whole covariance's norm."""
+    """Stated error below 1e-6 relative; 40,000 plain draws agree within 5 standard errors in the
+    whole covariance's norm.
+    """
     head = es.Head(2 / math.sqrt(dim) * randn(dim, dim), randn(3, dim, seed=1) / math.sqrt(dim))
     limit = es.limit(head, es.Sphere(dim, radius))
     result = limit.pushforward()
@@ -161,7 +208,9 @@ def test_sphere_pushforward_in_high_dimension(dim: int, radius: float) -> None:
 
 @pytest.mark.parametrize("rank", [1, 2, 7])
 def test_low_rank_sphere_pushforward(rank: int) -> None:
-    """Rank one by a one-dimensional integral over the cosine; the others by quasi-Monte Carlo, 5 standard errors."""
+    """Rank one by a one-dimensional integral over the cosine; the others by quasi-Monte Carlo, 5
+    standard errors.
+    """
     dim = 30
     head = es.Head(3 * randn(dim, rank) @ randn(rank, dim, seed=1) / dim, torch.eye(dim).double())
     measure = es.Sphere(dim, 2.0)
@@ -172,7 +221,9 @@ def test_low_rank_sphere_pushforward(rank: int) -> None:
         axis = 2.0 * right[0]
         density = lambda w: (1 - w * w) ** ((dim - 3) / 2)  # noqa: E731
         total = scipy.integrate.quad(density, -1, 1)[0]
-        size = scipy.integrate.quad(lambda w: float((limit(w * axis) @ left[:, 0]) ** 2) * density(w) / total, -1, 1)[0]
+        size = scipy.integrate.quad(
+            lambda w: float((limit(w * axis) @ left[:, 0]) ** 2) * density(w) / total, -1, 1
+        )[0]
         assert float(result.cov.trace()) == pytest.approx(size, rel=1e-4)
         assert abs(float(result.cov.trace()) - size) <= max(result.cov_error, 1e-9)
     check = pushforward._quasi_monte_carlo(limit, measure, 1 << 10)
@@ -181,12 +232,16 @@ def test_low_rank_sphere_pushforward(rank: int) -> None:
 
 def test_isotropic_and_zero_maps() -> None:
     measure = es.Sphere(6, 1.5)
-    result = es.limit(es.Head(0.8 * torch.eye(6).double(), torch.eye(6).double()), measure).pushforward()
+    result = es.limit(
+        es.Head(0.8 * torch.eye(6).double(), torch.eye(6).double()), measure
+    ).pushforward()
     one = es.limit(es.Head(0.8 * torch.eye(6).double(), torch.eye(6).double()), measure)(
         torch.tensor([1.5, 0, 0, 0, 0, 0]).double()
     )
     torch.testing.assert_close(result.cov, float(one[0]) ** 2 / 6 * torch.eye(6).double())
-    nothing = es.limit(es.Head(torch.zeros(6, 6).double(), torch.eye(6).double()), measure).pushforward()
+    nothing = es.limit(
+        es.Head(torch.zeros(6, 6).double(), torch.eye(6).double()), measure
+    ).pushforward()
     assert float(nothing.cov.abs().max()) == 0.0
 
 
@@ -200,11 +255,15 @@ def test_sphere_with_a_tilt_bias_and_other_laws_are_estimated_with_a_stated_erro
         assert float((result.mean - check.mean).norm()) < 5 * (check.mean_error + result.mean_error)
         assert float((result.cov - check.cov).norm()) < 5 * (check.cov_error + result.cov_error)
     assert es.limit(head, es.Cube(4)).pushforward().method == "sampled"
-    assert es.limit(es.Head([[2.0]], [[1.0]]), es.Sphere(1)).pushforward().cov.item() == pytest.approx(math.tanh(2) ** 2)
+    assert es.limit(
+        es.Head([[2.0]], [[1.0]]), es.Sphere(1)
+    ).pushforward().cov.item() == pytest.approx(math.tanh(2) ** 2)
 
 
 def test_a_pushforward_is_a_pair_that_does_not_change() -> None:
-    push = es.limit(es.Head(torch.eye(2).double(), torch.eye(2).double()), es.Sphere(2)).pushforward()
+    push = es.limit(
+        es.Head(torch.eye(2).double(), torch.eye(2).double()), es.Sphere(2)
+    ).pushforward()
     mean, cov = push
     assert mean is push.mean is push[0]
     assert cov is push.cov is push[1]

@@ -1,4 +1,6 @@
-"""Limits, pushforwards and horizons of heads and laws of any size: scaling laws hold, or the answer is refused."""
+"""Limits, pushforwards and horizons of heads and laws of any size: scaling laws hold, or the answer
+is refused.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def law(name: str, size: float) -> es.Measure:
 @pytest.mark.parametrize("name", ["gaussian", "sphere", "ball", "cube", "rademacher", "pool"])
 @pytest.mark.parametrize("size", SIZES)
 def test_limits_scale_with_the_tokens(name: str, size: float) -> None:
-    """Tokens s y and scores A / s have the limit s Gamma, whatever s is; for Gaussians s^2 must be a number."""
+    """Tokens s y and scores A / s have the limit s Gamma, whatever s is; for Gaussians s^2 must be
+    a number.
+    """
     if name == "gaussian" and not 1e-150 < size < 1e150:
         return
     expected = es.limit(es.Head(A, V), law(name, 1.0))(X)
@@ -42,11 +46,16 @@ def test_limits_scale_with_the_tokens(name: str, size: float) -> None:
     torch.testing.assert_close(out / size, expected, rtol=1e-9, atol=1e-12)
     small = es.limit(es.Head(A / size, V / size), law(name, size))(X.float())
     torch.testing.assert_close(
-        small.double(), es.limit(es.Head(A, V), law(name, 1.0))(X.float().double()), rtol=1e-5, atol=1e-5
+        small.double(),
+        es.limit(es.Head(A, V), law(name, 1.0))(X.float().double()),
+        rtol=1e-5,
+        atol=1e-5,
     )
     if name in ("sphere", "ball", "cube", "rademacher", "pool"):
         hard = es.hardmax_limit(es.Head(A / size, V / size), law(name, size))(X)
-        torch.testing.assert_close(hard, es.hardmax_limit(es.Head(A, V), law(name, 1.0))(X), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            hard, es.hardmax_limit(es.Head(A, V), law(name, 1.0))(X), rtol=1e-9, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize("name", ["sphere", "ball"])
@@ -56,9 +65,13 @@ def test_rotational_pushforwards_scale_with_the_tokens(name: str, size: float) -
     expected = es.limit(es.Head(A, V), law(name, 1.0)).pushforward()
     found = es.limit(es.Head(A / size / size, V / size), law(name, size)).pushforward()
     torch.testing.assert_close(found.cov, expected.cov, rtol=1e-9, atol=1e-12)
-    endless = es.limit(es.Head(1e200 * A, V), law(name, 1.0)).pushforward()  # the tilted mean is at the edge
+    # the tilted mean is at the edge
+    endless = es.limit(es.Head(1e200 * A, V), law(name, 1.0)).pushforward()
     torch.testing.assert_close(
-        endless.cov, es.limit(es.Head(1e15 * A, V), law(name, 1.0)).pushforward().cov, rtol=1e-6, atol=1e-9
+        endless.cov,
+        es.limit(es.Head(1e15 * A, V), law(name, 1.0)).pushforward().cov,
+        rtol=1e-6,
+        atol=1e-9,
     )
 
 
@@ -67,12 +80,16 @@ def test_horizons_of_any_size(size: float) -> None:
     key, query = COV, torch.eye(3, dtype=torch.float64) + 0.1 * COV
     expected = es.horizon_of_covariances(key, query)
     assert es.horizon_of_covariances(size * key, query / size) == pytest.approx(expected, rel=1e-10)
-    assert es.horizon_of_covariances(size * key, query) == pytest.approx(math.sqrt(size) * expected, rel=1e-10)
+    assert es.horizon_of_covariances(size * key, query) == pytest.approx(
+        math.sqrt(size) * expected, rel=1e-10
+    )
     head = es.Head(A / math.sqrt(size), V)
     assert head.horizon(es.Gaussian(size * COV), sided=1) == pytest.approx(
         es.Head(A, V).horizon(es.Gaussian(COV), 1), rel=1e-10
     )
-    assert head.coupling(es.Gaussian(size * COV)) / size == pytest.approx(es.Head(A, V).coupling(es.Gaussian(COV)), rel=1e-9)
+    assert head.coupling(es.Gaussian(size * COV)) / size == pytest.approx(
+        es.Head(A, V).coupling(es.Gaussian(COV)), rel=1e-9
+    )
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -17,7 +17,14 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four heads of a tiny model, two on each key-value head."""
     model, words = tiny_model("llama")
     out = tmp_path_factory.mktemp("budget") / "run"
-    settings = {"max_tokens": 300, "window": 64, "queries": 6, "kept_queries": 3, "layers": (1,), "pool": "corpus"}
+    settings = {
+        "max_tokens": 300,
+        "window": 64,
+        "queries": 6,
+        "kept_queries": 3,
+        "layers": (1,),
+        "pool": "corpus",
+    }
     es.probe(model, few_texts(), tokenizer=words, out=out, **settings)
     return out
 
@@ -26,16 +33,27 @@ def test_json_has_heads_caches_and_totals(probed: Path, capsys: pytest.CaptureFi
     code, out, err = run(["budget", str(probed), "--epsilon", ".1", "--json"], capsys)
     assert (code, err) == (0, "")
     found = json.loads(out)
-    assert (found["rule"], found["epsilon"], found["total"], found["window"]) == ("random", 0.1, None, 64)
+    assert (found["rule"], found["epsilon"], found["total"], found["window"]) == (
+        "random",
+        0.1,
+        None,
+        64,
+    )
     assert [(row["layer"], row["head"], row["kv_head"]) for row in found["heads"]] == [
         (1, 0, 0),
         (1, 1, 0),
         (1, 2, 1),
         (1, 3, 1),
     ]
-    assert [(row["layer"], row["kv_head"], row["heads"]) for row in found["caches"]] == [(1, 0, 2), (1, 1, 2)]
+    assert [(row["layer"], row["kv_head"], row["heads"]) for row in found["caches"]] == [
+        (1, 0, 2),
+        (1, 1, 2),
+    ]
     tokens = {row["head"]: row["tokens"] for row in found["heads"]}
-    assert [row["tokens"] for row in found["caches"]] == [max(tokens[0], tokens[1]), max(tokens[2], tokens[3])]
+    assert [row["tokens"] for row in found["caches"]] == [
+        max(tokens[0], tokens[1]),
+        max(tokens[2], tokens[3]),
+    ]
     totals = {row["rule"]: row for row in found["totals"]}
     assert set(totals) == {"each head its own", "uniform", "best split"}
     for row in totals.values():
@@ -44,7 +62,9 @@ def test_json_has_heads_caches_and_totals(probed: Path, capsys: pytest.CaptureFi
         assert row["squared_error"] <= 0.01 * (1 + 1e-6)
     assert totals["best split"]["tokens"] <= totals["uniform"]["tokens"]
     stored = es.load_run(probed).table("budget")
-    assert totals["best split"]["tokens"] == int(stored.query("epsilon == 0.1 and rule == 'best split'")["tokens"].iloc[0])
+    assert totals["best split"]["tokens"] == int(
+        stored.query("epsilon == 0.1 and rule == 'best split'")["tokens"].iloc[0]
+    )
 
 
 def test_tables_by_head_and_by_cache(probed: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,17 +90,22 @@ def test_a_total_is_split(probed: Path, capsys: pytest.CaptureFixture[str]) -> N
         == 200
     )
     assert totals["best split"]["squared_error"] <= totals["uniform"]["squared_error"] * (1 + 1e-9)
-    assert set(totals) == {"uniform", "best split"}  # nothing is said of an error that nobody asked for
+    # nothing is said of an error that nobody asked for
+    assert set(totals) == {"uniform", "best split"}
     assert found["epsilon"] is None
     for by in ("kv", "head"):
         code, out, _ = run(["budget", str(probed), "--total", "200", "--by", by], capsys)
         assert code == 0
         assert out.startswith("error of 200 keys in all: uniform ")
-        assert out.splitlines()[1].startswith("keys kept at random, tokens in the best split of 200; ")
+        assert out.splitlines()[1].startswith(
+            "keys kept at random, tokens in the best split of 200; "
+        )
         assert "10.0%" not in out
 
 
-def test_a_run_of_the_corpus_has_random_keys_alone(probed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_the_corpus_has_random_keys_alone(
+    probed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, err = run(["budget", str(probed), "--rule", "random", "--json"], capsys)
     assert (code, err) == (0, "")
     found = json.loads(out)
@@ -112,16 +137,25 @@ def test_a_run_of_the_corpus_has_random_keys_alone(probed: Path, capsys: pytest.
         (["--total", "100000"], "total: expected between"),
     ],
 )
-def test_bad_input(probed: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input(
+    probed: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, err = run(["budget", str(probed), *arguments], capsys)
     assert (code, out) == (2, "")
     assert said in err
     assert len(err.strip().splitlines()) == 1
 
 
-def test_other_runs_and_no_run_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_runs_and_no_run_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     spec = tmp_path / "quick.yaml"
-    fields = {"job": "converge", "law": {"law": "gaussian", "dim": 2}, "head": {"kind": "identity"}, "n": "5,20,60"}
+    fields = {
+        "job": "converge",
+        "law": {"law": "gaussian", "dim": 2},
+        "head": {"kind": "identity"},
+        "n": "5,20,60",
+    }
     spec.write_text(json.dumps({**fields, "title": "quick", "repeats": 4, "metrics": ["mean"]}))
     assert run(["converge", str(spec), "--out", str(tmp_path / "other")], capsys)[0] == 0
     code, out, err = run(["budget", str(tmp_path / "other")], capsys)

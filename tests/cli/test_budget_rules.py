@@ -28,10 +28,22 @@ def test_the_budget_of_a_rule(probed: Path, capsys: pytest.CaptureFixture[str]) 
     assert (code, err) == (0, "")
     summary, *lines = out.splitlines()
     assert summary.startswith("kept of the cache for an error of 10.0%: each head its own ")
-    assert lines[0] == "heavy, keys for an error of 10.0%; 8 heads, 2 of 2 layers, prose.txt, windows of 512 tokens"
-    assert " ".join(lines[1].split()) == "kv head keys of the cache error error, 95 % keys for q95 best split"
+    assert (
+        lines[0]
+        == "heavy, keys for an error of 10.0%; 8 heads, 2 of 2 layers, prose.txt, windows of 512"
+        " tokens"
+    )
+    assert (
+        " ".join(lines[1].split())
+        == "kv head keys of the cache error error, 95 % keys for q95 best split"
+    )
     want = rule_budget(frontier(), "heavy", 0.1)
-    assert lines[2].split()[:4] == ["0.0", f"{want.caches['keys'][0]:.1f}", f"{want.caches['ratio'][0]:.1%}", "10.0%"]
+    assert lines[2].split()[:4] == [
+        "0.0",
+        f"{want.caches['keys'][0]:.1f}",
+        f"{want.caches['ratio'][0]:.1%}",
+        "10.0%",
+    ]
     assert "worst head" in out
     worst = want.totals.set_index("split").loc["uniform"]
     assert f"{worst['worst_head']} {worst['worst']:.1%}" in out
@@ -39,12 +51,19 @@ def test_the_budget_of_a_rule(probed: Path, capsys: pytest.CaptureFixture[str]) 
     code, out, _ = run(["budget", str(probed), "--rule", "heavy", "--by", "head", "--json"], capsys)
     found = json.loads(out)
     assert code == 0
-    assert (found["rule"], found["epsilon"], found["text"], found["window"]) == ("heavy", 0.1, "prose.txt", 512)
+    assert (found["rule"], found["epsilon"], found["text"], found["window"]) == (
+        "heavy",
+        0.1,
+        "prose.txt",
+        512,
+    )
     assert [row["keys"] for row in found["heads"]] == want.heads["keys"].tolist()
     assert [row["keys"] for row in found["caches"]] == want.caches["keys"].tolist()
 
 
-def test_a_total_is_not_headed_by_an_error(probed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_total_is_not_headed_by_an_error(
+    probed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for arguments in (["--rule", "heavy"], ["--rule", "heavy", "--by", "head"], []):
         code, out, _ = run(["budget", str(probed), "--total", "300", *arguments], capsys)
         assert code == 0
@@ -54,20 +73,24 @@ def test_a_total_is_not_headed_by_an_error(probed: Path, capsys: pytest.CaptureF
         assert "each head its own" not in out
 
 
-def test_without_a_rule_every_rule_is_named_with_its_total(probed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_rule_every_rule_is_named_with_its_total(
+    probed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, _ = run(["budget", str(probed)], capsys)
     assert code == 0
     summary, title, _, *lines, hint = out.splitlines()
     want = rule_budget(frontier(), "heavy", 0.1).totals
     best = want.set_index("split").loc["best split"]
     assert summary.startswith(
-        f"of rules for a cache heavy keeps least, {best['ratio']:.1%} in its best split (worst head {best['worst_head']} at "
-        f"{best['worst']:.1%}, worst layer {best['worst_layer']} at {best['worst_layer_error']:.1%}); of rules that choose for "
-        "each query topk keeps least"
+        f"of rules for a cache heavy keeps least, {best['ratio']:.1%} in its best split (worst head"
+        f" {best['worst_head']} at {best['worst']:.1%}, worst layer {best['worst_layer']} at"
+        f" {best['worst_layer_error']:.1%}); of rules that choose for each query topk keeps least"
     )
-    assert title == (
-        "share of the cache kept for an error of 10.0%, by keep rule; 8 heads, 2 of 2 layers, prose.txt, windows of 512 "
-        "tokens; heads count alike (no gradients in this run); worst head and layer of the best split"
+    assert (
+        title
+        == "share of the cache kept for an error of 10.0%, by keep rule; 8 heads, 2 of 2 layers,"
+        " prose.txt, windows of 512 tokens; heads count alike (no gradients in this run); worst"
+        " head and layer of the best split"
     )
     assert hint == "--rule NAME shows one of them head by head"
     rows = {line.split()[0]: line for line in lines}
@@ -83,16 +106,23 @@ def test_without_a_rule_every_rule_is_named_with_its_total(probed: Path, capsys:
     }
 
 
-def test_the_table_of_rules_has_the_flags_of_tables(probed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_of_rules_has_the_flags_of_tables(
+    probed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = ["budget", str(probed), "--top", "2", "--sort", "best split", "--markdown"]
     code, out, err = run(asked, capsys)
     assert (code, err) == (0, "the first 2 of 5 rows\n")
     rows = [line for line in out.splitlines() if line.startswith("| ")]
-    assert rows[0].startswith("| keep rule | chosen | each head its own | uniform | best split | worst head | worst layer |")
+    assert rows[0].startswith(
+        "| keep rule | chosen | each head its own | uniform | best split | worst head | worst"
+        " layer |"
+    )
     assert [row.split()[1] for row in rows[2:]] == ["neyman", "topk"]
 
 
-def test_what_was_not_measured_is_not_called_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_not_measured_is_not_called_the_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Two layers of thirty: on the terminal, as JSON, in an export, and in Python."""
     path = str(frontier_run(tmp_path / "run", layers=30, heads=4).path)
     for arguments in ([], ["--rule", "heavy"], ["--json"], ["--rule", "heavy", "--export", "json"]):
@@ -108,7 +138,9 @@ def test_what_was_not_measured_is_not_called_the_model(tmp_path: Path, capsys: p
     assert "all 8 heads of the model" in run(["budget", whole], capsys)[1]
 
 
-def test_a_rule_of_each_query_says_that_the_cache_holds_all(probed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rule_of_each_query_says_that_the_cache_holds_all(
+    probed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = run(["budget", str(probed), "--rule", "topk"], capsys)[1]
     assert "\ntopk (what a query reads: the cache holds all), keys for an error of 10.0%" in out
 
@@ -119,9 +151,15 @@ def test_a_rule_of_each_query_says_that_the_cache_holds_all(probed: Path, capsys
         (["--rule", "best"], "no rule 'best' in 'best'; rules: adaptive"),
         (["--rule", "random:1.5"], "random"),
         (["--rule", ""], "expected a rule such as"),
-        (["--rule", "keynorm"], "no errors of keynorm; it has those of random, sinks:4+recent, heavy, topk, neyman"),
+        (
+            ["--rule", "keynorm"],
+            "no errors of keynorm; it has those of random, sinks:4+recent, heavy, topk, neyman",
+        ),
         (["--rule", "heavy:32"], "no errors of heavy:32"),
-        (["--rule", "heavy", "--total", "7"], "total: expected 8 (the smallest sizes of heavy measured) to 1600"),
+        (
+            ["--rule", "heavy", "--total", "7"],
+            "total: expected 8 (the smallest sizes of heavy measured) to 1600",
+        ),
         (["--total", "20"], "total: expected 32 (the smallest sizes of sinks:4+recent measured)"),
         (["--rule", "heavy", "--total", "1601"], "total: expected 8"),
         (["--rule", "heavy", "--epsilon", "1"], "between 0 and 1"),
@@ -129,17 +167,22 @@ def test_a_rule_of_each_query_says_that_the_cache_holds_all(probed: Path, capsys
         (["--rule", "topk", "--export", "kvpress"], "topk chooses keys for each query"),
     ],
 )
-def test_bad_input(probed: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input(
+    probed: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, err = run(["budget", str(probed), *arguments], capsys)
     assert (code, out) == (2, "")
     assert said in err
     assert len(err.strip().splitlines()) == 1
 
 
-# ---- exports ---------------------------------------------------------------------------------------------------------
+# ---- exports
+# ------------------------------------------------------------------------------------------
 
 
-def test_exports_on_stdout_and_in_files_are_the_same(probed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exports_on_stdout_and_in_files_are_the_same(
+    probed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     want = rule_budget(frontier(), "heavy", 0.1).caches
     for kind, read in (("json", json.loads), ("yaml", yaml.safe_load)):
         asked = ["budget", str(probed), "--rule", "heavy", "--epsilon", ".1", "--export", kind]
@@ -149,15 +192,24 @@ def test_exports_on_stdout_and_in_files_are_the_same(probed: Path, tmp_path: Pat
         assert run([*asked, "--out", str(file)], capsys) == (0, "", f"{file}\n")
         assert file.read_text("utf-8") == out
         record = read(out)
-        assert (record["rule"], record["epsilon"], record["text"], record["window"]) == ("heavy", 0.1, "prose.txt", 512)
+        assert (record["rule"], record["epsilon"], record["text"], record["window"]) == (
+            "heavy",
+            0.1,
+            "prose.txt",
+            512,
+        )
         assert [row["keys"] for row in record["caches"]] == want["keys"].tolist()
-        assert [row["ratio"] for row in record["caches"]] == pytest.approx((want["keys"] / KEYS).tolist())
+        assert [row["ratio"] for row in record["caches"]] == pytest.approx(
+            (want["keys"] / KEYS).tolist()
+        )
         code, out, err = run([*asked, "--out", str(file)], capsys)
         assert (code, out) == (2, "")
         assert "it exists already; give another name" in err
 
 
-def test_the_array_of_kvpress(probed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_array_of_kvpress(
+    probed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     want = prune_ratios(frontier(), "heavy", 2, 2)
     asked = ["budget", str(probed), "--rule", "heavy", "--export", "kvpress"]
     file = tmp_path / "new" / "heavy.npy"
@@ -166,18 +218,33 @@ def test_the_array_of_kvpress(probed: Path, tmp_path: Path, capsys: pytest.Captu
     np.testing.assert_allclose(json.loads(run(asked, capsys)[1]), want, atol=1e-6)
 
 
-def test_a_run_of_some_layers_says_which_it_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_some_layers_says_which_it_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = frontier_run(tmp_path / "run", layers=30).path
     code, out, err = run(["budget", str(path), "--rule", "heavy", "--export", "kvpress"], capsys)
     assert (code, out) == (2, "")
-    assert "expected every key-value head of 30 layers; this run has layers 0, 1, without 2.0, 2.1" in err
+    assert (
+        "expected every key-value head of 30 layers; this run has layers 0, 1, without 2.0, 2.1"
+        in err
+    )
 
 
 def test_a_model_whose_heads_share_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """From a probe to the array: a row of totals for every rule and error, and a share for every key-value head."""
+    """From a probe to the array: a row of totals for every rule and error, and a share for every
+    key-value head.
+    """
     model, words = tiny_model("llama")
-    settings = {"max_tokens": 96, "window": 48, "queries": 4, "kept_queries": 2, "rules": ("random", "heavy")}
-    stored = es.probe(model, few_texts(), tokenizer=words, out=tmp_path / "run", pool="sequence", **settings)
+    settings = {
+        "max_tokens": 96,
+        "window": 48,
+        "queries": 4,
+        "kept_queries": 2,
+        "rules": ("random", "heavy"),
+    }
+    stored = es.probe(
+        model, few_texts(), tokenizer=words, out=tmp_path / "run", pool="sequence", **settings
+    )
     about, totals = stored.table("about").iloc[0], stored.table("rule_budget")
     assert len(totals) == 2 * 3 * 3
     weights = gradients_of(stored.table("heads"))
@@ -185,7 +252,9 @@ def test_a_model_whose_heads_share_keys(tmp_path: Path, capsys: pytest.CaptureFi
     asked: list[tuple[float | None, int | None]] = [(e, None) for e in (0.05, 0.1, 0.2)]
     pd.testing.assert_frame_equal(totals, rule_table(stored.table("frontier"), asked, weights))
     assert all(column.help and column.label for column in stored.columns("rule_budget").values())
-    array = json.loads(run(["budget", str(stored.path), "--rule", "heavy", "--export", "kvpress"], capsys)[1])
+    array = json.loads(
+        run(["budget", str(stored.path), "--rule", "heavy", "--export", "kvpress"], capsys)[1]
+    )
     assert np.shape(array) == (99, about["layers"], about["kv_heads"])
     np.testing.assert_allclose(np.mean(array, (1, 2)), np.arange(1, 100) / 100, atol=1e-5)
     found = json.loads(run(["budget", str(stored.path), "--rule", "heavy", "--json"], capsys)[1])

@@ -66,35 +66,49 @@ def test_every_preset_is_a_valid_commented_spec() -> None:
         (NormalitySpec if fields["job"] == "normality" else ExperimentSpec).model_validate(fields)
 
 
-def test_a_run_has_tables_figures_and_a_record(quick: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_has_tables_figures_and_a_record(
+    quick: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
     code, text, err = run(["converge", str(quick), "--out", str(out)], capsys)
     assert code == 0
     assert "sharp (heuristic)" in text
     assert "units" in err
-    assert {"manifest.json", "curves.parquet", "rates.parquet", "errors.parquet", "rates.svg", "rates.png"} <= set(
-        os.listdir(out)
-    )
+    assert {
+        "manifest.json",
+        "curves.parquet",
+        "rates.parquet",
+        "errors.parquet",
+        "rates.svg",
+        "rates.png",
+    } <= set(os.listdir(out))
     loaded = es.load_run(out)
     rates, curves = loaded.table("rates"), loaded.table("curves")
     assert len(rates) == 2 * 3
     assert {"metric", "kind", "n", "rms", "relative", "stderr", "q95"} <= set(curves.columns)
     measured = rates[(rates["metric"] == "l2") & (rates["value"] == 0.3)].iloc[0]
     assert measured["low"] - 0.1 < measured["exact_exponent"] < measured["high"] + 0.1
-    # the same spec in the same folder is the same run: nothing is computed again, the JSON has the same rates
+    # the same spec in the same folder is the same run: nothing is computed again, the JSON has the
+    # same rates
     code, text, _ = run(["converge", str(quick), "--out", str(out), "--json"], capsys)
     assert code == 0
     assert [row["exponent"] for row in json.loads(text)["rates"]] == rates["exponent"].tolist()
 
 
 def test_exact_curves_are_units_of_work_like_the_others(quick: Path) -> None:
-    """Nothing dominant is left for the end: workers share them, progress counts them, and a resumed run has them."""
+    """Nothing dominant is left for the end: workers share them, progress counts them, and a resumed
+    run has them.
+    """
     spec = ExperimentSpec.read(yaml.safe_load(quick.read_text("utf-8")))
     exact = [unit for unit in units(spec) if "exact" in unit]
-    assert [unit["point"] for unit in exact if unit["exact"] == "l2"] == list(range(len(spec.points)))
+    assert [unit["point"] for unit in exact if unit["exact"] == "l2"] == list(
+        range(len(spec.points))
+    )
 
 
-def test_resume_and_workers_give_the_same_bytes(quick: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_and_workers_give_the_same_bytes(
+    quick: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     whole, broken, spread = (tmp_path / name for name in ("whole", "broken", "spread"))
     assert run(["converge", str(quick), "--out", str(whole), "--figures", ""], capsys)[0] == 0
     shutil.copytree(whole, broken)
@@ -102,7 +116,13 @@ def test_resume_and_workers_give_the_same_bytes(quick: Path, tmp_path: Path, cap
         file.unlink()
     assert run(["resume", str(broken)], capsys)[0] == 0
     assert tables(broken) == tables(whole)
-    assert run(["converge", str(quick), "--out", str(spread), "--figures", "", "--workers", "2"], capsys)[0] == 0
+    assert (
+        run(
+            ["converge", str(quick), "--out", str(spread), "--figures", "", "--workers", "2"],
+            capsys,
+        )[0]
+        == 0
+    )
     assert tables(spread) == tables(whole)
 
 
@@ -112,14 +132,23 @@ def test_ls_and_export(quick: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     code, text, _ = run(["ls", str(tmp_path / "runs")], capsys)
     assert code == 0
     assert "complete" in text
-    assert json.loads(run(["ls", str(tmp_path / "runs"), "--json"], capsys)[1])[0]["title"] == "quick"
-    for kind, ending in (("csv", "csv"), ("parquet", "parquet"), ("netcdf", "nc"), ("json", "json")):
+    assert (
+        json.loads(run(["ls", str(tmp_path / "runs"), "--json"], capsys)[1])[0]["title"] == "quick"
+    )
+    for kind, ending in (
+        ("csv", "csv"),
+        ("parquet", "parquet"),
+        ("netcdf", "nc"),
+        ("json", "json"),
+    ):
         if ending == "nc":
             pytest.importorskip("xarray")
         folder = tmp_path / kind
         assert run(["export", str(out), "--to", kind, "--out", str(folder)], capsys)[0] == 0
         assert (folder / f"rates.{ending}").stat().st_size > 100
-    rows = json.loads((tmp_path / "json" / "rates.json").read_text("utf-8"), parse_constant=pytest.fail)
+    rows = json.loads(
+        (tmp_path / "json" / "rates.json").read_text("utf-8"), parse_constant=pytest.fail
+    )
     assert [row["exponent"] for row in rows] == es.load_run(out).table("rates")["exponent"].tolist()
     before = (tmp_path / "csv" / "rates.csv").read_bytes()
     (tmp_path / "csv" / "rates.csv").write_bytes(b"mine")
@@ -130,7 +159,9 @@ def test_ls_and_export(quick: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert run(["export", str(out), "--out", str(tmp_path / "csv"), "--overwrite"], capsys)[0] == 0
     assert (tmp_path / "csv" / "rates.csv").read_bytes() == before
     frame = pd.read_csv(tmp_path / "csv" / "rates.csv")
-    assert frame["exponent"].tolist() == pytest.approx(es.load_run(out).table("rates")["exponent"].tolist())
+    assert frame["exponent"].tolist() == pytest.approx(
+        es.load_run(out).table("rates")["exponent"].tolist()
+    )
 
 
 def test_fit_again(quick: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,7 +180,9 @@ def test_fit_again(quick: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "--window: expected two numbers" in err
 
 
-def test_an_incomplete_run_exits_with_3_and_the_command_to_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_incomplete_run_exits_with_3_and_the_command_to_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "walk"
     with pytest.raises(RunIncomplete):
         execute(WalkSpec(raising=(2,)), out)
@@ -161,7 +194,9 @@ def test_an_incomplete_run_exits_with_3_and_the_command_to_resume(tmp_path: Path
     assert "walk 2 leads nowhere" in err
 
 
-def test_heavy_tails_are_reported_not_hidden(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_heavy_tails_are_reported_not_hidden(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "student"
     code, text, err = run(["converge", "student", "--out", str(out), "--repeats", "2"], capsys)
     assert code == 0
@@ -178,7 +213,10 @@ def test_the_number_of_repeats_per_unit_does_not_matter(
     monkeypatch.setattr("esscher.convergence.montecarlo.job.REPEATS_PER_UNIT", 7)
     run(["converge", str(quick), "--out", str(two), "--figures", ""], capsys)
     order = ["point", "metric", "repeat", "n"]
-    frames = [es.load_run(path).table("errors").sort_values(order, ignore_index=True) for path in (one, two)]
+    frames = [
+        es.load_run(path).table("errors").sort_values(order, ignore_index=True)
+        for path in (one, two)
+    ]
     pd.testing.assert_frame_equal(*frames)
 
 
@@ -238,18 +276,35 @@ def test_mistakes(arguments: list[str], words: str, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
-    "command", [["converge", "gaussian", "--n", "5,x"], ["predict", "--gaussian", "--dim", "2", "--n", "x"]]
+    "command",
+    [["converge", "gaussian", "--n", "5,x"], ["predict", "--gaussian", "--dim", "2", "--n", "x"]],
 )
-def test_a_mistake_in_n_names_it_and_what_came_once(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_in_n_names_it_and_what_came_once(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     code, _, err = run(command, capsys)
     assert code == 2
     assert err == "esscher: n: expected numbers such as 100,1000 or 1e3:1e12, got 'x'\n"
 
 
-def test_a_small_horizon_is_not_called_logarithmic(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_small_horizon_is_not_called_logarithmic(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its curve bends where n is small, which a fast logarithm fits better than any power."""
-    arguments = ["horizon", "--values", "0.1", "--metrics", "cov", "--n", "100:3200:6", "--repeats", "40"]
-    code, out, err = run(["converge", *arguments, "--out", str(tmp_path / "run"), "--figures", "", "--json"], capsys)
+    arguments = [
+        "horizon",
+        "--values",
+        "0.1",
+        "--metrics",
+        "cov",
+        "--n",
+        "100:3200:6",
+        "--repeats",
+        "40",
+    ]
+    code, out, err = run(
+        ["converge", *arguments, "--out", str(tmp_path / "run"), "--figures", "", "--json"], capsys
+    )
     assert code == 0, err
     [row] = json.loads(out)["rates"]
     assert row["preferred_law"] != "logarithmic"

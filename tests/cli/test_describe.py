@@ -30,7 +30,9 @@ def test_the_packaged_model_is_described(capsys: pytest.CaptureFixture[str]) -> 
 def test_the_probe_that_is_asked_for_is_priced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two of six layers, a quarter of the text, half of the queries; by describe and by a probe that is not run."""
+    """Two of six layers, a quarter of the text, half of the queries; by describe and by a probe
+    that is not run.
+    """
     monkeypatch.chdir(tmp_path)
     asked = ["--layers", "0-1", "--max-tokens", "4096", "--queries", "128"]
     code, out, _ = run(["describe", "minilm", *asked], capsys)
@@ -44,7 +46,9 @@ def test_the_probe_that_is_asked_for_is_priced(
         json.loads(run([*command, "--json"], capsys)[1])["cost"]
         for command in (["describe"], ["describe", *asked], ["probe", "--dry-run", *asked])
     ]
-    whole, part, probed = ((cost["seconds"] - cost["forward_seconds"]) * cost["fused"] for cost in costs)
+    whole, part, probed = (
+        (cost["seconds"] - cost["forward_seconds"]) * cost["fused"] for cost in costs
+    )
     assert part == pytest.approx(whole * (2 / 6) * (1 / 4) * (1 / 2))
     assert probed == pytest.approx(part)
     assert "(256 queries in windows of 512" in run(["describe", "--pool", "sequence"], capsys)[1]
@@ -54,7 +58,12 @@ def test_json_is_all_there_is_on_stdout(capsys: pytest.CaptureFixture[str]) -> N
     code, out, err = run(["describe", "packaged", "--json"], capsys)
     found = json.loads(out)
     assert (code, err) == (0, "")
-    assert (found["layers"], found["heads"], found["kv_heads"], found["heads_in_all"]) == (6, 12, 12, 72)
+    assert (found["layers"], found["heads"], found["kv_heads"], found["heads_in_all"]) == (
+        6,
+        12,
+        12,
+        72,
+    )
     assert found["supported"] is True
     assert found["cost"]["seconds"] > 0
 
@@ -71,7 +80,9 @@ def test_a_model_that_cannot_be_captured_is_described_with_the_reason(
 
 
 @pytest.mark.parametrize("name", ["nobody/no-such-model", "./no-such-folder"])
-def test_an_unknown_model_is_one_line_and_exit_2(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_model_is_one_line_and_exit_2(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, err = run(["describe", name], capsys)
     assert (code, out) == (2, "")
     assert err.startswith(f"esscher: {name}: no such")

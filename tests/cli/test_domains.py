@@ -1,4 +1,6 @@
-"""Several domains in one command: a run for each, compared, gone on with, reported; mistakes are one line."""
+"""Several domains in one command: a run for each, compared, gone on with, reported; mistakes are
+one line.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,19 @@ import esscher as es
 from tests.cli.commands import run
 from tests.models.probe_runs import few_texts, save_tiny
 
-SMALL = {"max-tokens": 300, "window": 64, "queries": 6, "kept-queries": 2, "layers": 1, "n": "16,64,256"}
-QUICK = [*(part for name, value in SMALL.items() for part in (f"--{name}", str(value))), "--workers", "1"]
+SMALL = {
+    "max-tokens": 300,
+    "window": 64,
+    "queries": 6,
+    "kept-queries": 2,
+    "layers": 1,
+    "n": "16,64,256",
+}
+QUICK = [
+    *(part for name, value in SMALL.items() for part in (f"--{name}", str(value))),
+    "--workers",
+    "1",
+]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +44,9 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return ["--domain", f"one={folder / 'one.txt'}", "--domain", f"other={folder / 'other.txt'}"]
 
 
-def test_domains_side_by_side(model: Path, texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_domains_side_by_side(
+    model: Path, texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "group"
     command = ["probe", str(model), *texts, "--out", str(out), *QUICK]
     code, shown, err = run(command, capsys)
@@ -72,12 +87,34 @@ def test_domains_side_by_side(model: Path, texts: list[str], tmp_path: Path, cap
 def test_a_domain_is_the_probe_of_its_text(
     model: Path, texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["probe", str(model), *texts, "--out", str(tmp_path / "group"), "--no-report", *QUICK], capsys)[0] == 0
+    assert (
+        run(
+            ["probe", str(model), *texts, "--out", str(tmp_path / "group"), "--no-report", *QUICK],
+            capsys,
+        )[0]
+        == 0
+    )
     text = texts[1].partition("=")[2]
-    assert run(["probe", str(model), "--text", text, "--out", str(tmp_path / "run"), "--no-report", *QUICK], capsys)[0] == 0
+    assert (
+        run(
+            [
+                "probe",
+                str(model),
+                "--text",
+                text,
+                "--out",
+                str(tmp_path / "run"),
+                "--no-report",
+                *QUICK,
+            ],
+            capsys,
+        )[0]
+        == 0
+    )
     for table in ("heads", "curves", "layers"):
         pd.testing.assert_frame_equal(
-            es.load_run(tmp_path / "group" / "one").table(table), es.load_run(tmp_path / "run").table(table)
+            es.load_run(tmp_path / "group" / "one").table(table),
+            es.load_run(tmp_path / "run").table(table),
         )
 
 
@@ -108,7 +145,9 @@ def test_mistakes_are_one_line(
     assert not out.exists()
 
 
-def test_pools_of_several_sizes(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pools_of_several_sizes(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text, out = tmp_path / "text.txt", tmp_path / "sizes"
     text.write_text("\n".join(few_texts()), encoding="utf-8")
     quick = [flag for flag in QUICK if flag not in ("--max-tokens", str(SMALL["max-tokens"]))]

@@ -15,15 +15,36 @@ from tests.models.downstream.runs import folder
 from tests.models.frontiers import CONSTANTS, frontier_run
 from tests.report.atlas import store_run
 
-ASKED = ["--texts", "2", "--window", "60", "--decode", "12", "--observe", "8", "--sizes", "0.3,0.5,0.7"]
+ASKED = [
+    "--texts",
+    "2",
+    "--window",
+    "60",
+    "--decode",
+    "12",
+    "--observe",
+    "8",
+    "--sizes",
+    "0.3,0.5,0.7",
+]
 
 
 def test_a_run_its_tables_and_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, text = str(folder() / "llama"), str(folder() / "text.txt")
     more = ["--rules", "sinks:2+recent:4+impact", "--splits", "cut", "--sensitivity", "--depth"]
-    code, out, _ = run(["downstream", model, "--text", text, *ASKED, *more, "--out", str(tmp_path / "run")], capsys)
+    code, out, _ = run(
+        ["downstream", model, "--text", text, *ASKED, *more, "--out", str(tmp_path / "run")], capsys
+    )
     assert code == 0
-    for words in ("keep rule", "kl", "agreement", "loss", "rank correlation", "exponent", "first order"):
+    for words in (
+        "keep rule",
+        "kl",
+        "agreement",
+        "loss",
+        "rank correlation",
+        "exponent",
+        "first order",
+    ):
         assert words in out
     stored = load_run(tmp_path / "run")
     page = content_of(stored)
@@ -46,7 +67,9 @@ def test_a_run_its_tables_and_its_page(tmp_path: Path, capsys: pytest.CaptureFix
         (["--layers", "a"], "--layers: expected numbers such as 0,2-4"),
     ],
 )
-def test_bad_flags_end_in_one_line(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_flags_end_in_one_line(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, _, err = run(["downstream", str(folder() / "llama"), *flags], capsys)
     assert code == 2
     assert message in err
@@ -54,15 +77,24 @@ def test_bad_flags_end_in_one_line(flags: list[str], message: str, capsys: pytes
 
 
 def test_budgets_by_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Heads of layer 0 count twenty times, by the probe's own gradients or by those of another run: it keeps more."""
+    """Heads of layer 0 count twenty times, by the probe's own gradients or by those of another run:
+    it keeps more.
+    """
     felt = {place: 20.0 if place[0] == 0 else 1.0 for place in CONSTANTS}
     stored = frontier_run(tmp_path / "probe", gradients=felt)
-    rows = [{"layer": layer, "head": head, "plain": 1.0, "sensitive": felt[layer, head]} for layer, head in CONSTANTS]
+    rows = [
+        {"layer": layer, "head": head, "plain": 1.0, "sensitive": felt[layer, head]}
+        for layer, head in CONSTANTS
+    ]
     elsewhere = str(store_run(tmp_path / "elsewhere", DownstreamSpec(), {"sensitivity": rows}).path)
     asked = ["budget", str(stored.path), "--rule", "heavy", "--total", "300"]
     found = {
         name: json.loads(run([*asked, "--json", *more], capsys)[1])
-        for name, more in {"own": [], "none": ["--weights", "none"], "run": ["--weights", elsewhere]}.items()
+        for name, more in {
+            "own": [],
+            "none": ["--weights", "none"],
+            "run": ["--weights", elsewhere],
+        }.items()
     }
     kept = {name: [row["keys"] for row in one["caches"]] for name, one in found.items()}
     assert kept["own"] == kept["run"]
@@ -77,7 +109,8 @@ def test_budgets_by_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         told = run([*asked, *more], capsys)[1]
         assert ("heads count by the gradient of log p" in told) == (not more)
     assert (
-        "heads count alike (no gradients in this run)" in run(["budget", str(frontier_run(tmp_path / "old").path)], capsys)[1]
+        "heads count alike (no gradients in this run)"
+        in run(["budget", str(frontier_run(tmp_path / "old").path)], capsys)[1]
     )
     assert "gradient of log p" in " ".join(run(["budget", "--help"], capsys)[1].split())
 

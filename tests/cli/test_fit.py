@@ -1,4 +1,6 @@
-"""``esscher fit`` gives the exponents that a run stored, and others where another window or level is asked for."""
+"""``esscher fit`` gives the exponents that a run stored, and others where another window or level
+is asked for.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from tests.snapshot.runs import RUNS
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A probe with moments and a sweep, as the snapshot has them; their numbers are compared with the kept ones there."""
+    """A probe with moments and a sweep, as the snapshot has them; their numbers are compared with
+    the kept ones there.
+    """
     made = {name: tmp_path_factory.mktemp("fit") / name for name in ("moments", "converge")}
     for name, folder in made.items():
         RUNS[name](folder)
@@ -31,7 +35,9 @@ def fitted(capsys: pytest.CaptureFixture[str], folder: Path, *options: str) -> l
     return json.loads(run(["fit", str(folder), "--json", *options], capsys)[1])  # type: ignore[no-any-return]
 
 
-def test_fit_of_a_probe_is_the_probes_own(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_of_a_probe_is_the_probes_own(
+    folders: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     stored = es.load_run(folders["moments"])
     expected = {}
     for row in stored.table("heads").to_dict("records"):
@@ -39,11 +45,16 @@ def test_fit_of_a_probe_is_the_probes_own(folders: dict[str, Path], capsys: pyte
         expected[head, "l2"] = [row[key] for key in ("beta_fit", "beta_low", "beta_high")]
         expected |= {(head, metric): of_moments(row, metric) for metric in ("mean", "cov")}
     for row in stored.table("layers").to_dict("records"):
-        expected |= {(f"{row['layer']}, all", metric): of_moments(row, metric) for metric in ("mean", "cov")}
+        expected |= {
+            (f"{row['layer']}, all", metric): of_moments(row, metric) for metric in ("mean", "cov")
+        }
     found = {(row["head"], row["metric"]): row for row in fitted(capsys, folders["moments"])}
     assert set(found) == set(expected)
     for key, numbers in expected.items():
-        known = [math.nan if found[key][part] is None else found[key][part] for part in ("exponent", "low", "high")]
+        known = [
+            math.nan if found[key][part] is None else found[key][part]
+            for part in ("exponent", "low", "high")
+        ]
         assert known == pytest.approx(numbers, rel=1e-12, nan_ok=True), key
 
 
@@ -54,16 +65,28 @@ def of_moments(row: dict[Any, Any], metric: str) -> list[float]:
 def test_the_line_through_the_stored_curve_is_the_probes_own(
     folders: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Another level: the interval is computed anew, from the stored curve alone, and the exponent of l2 stays."""
-    (again,) = (row for row in fitted(capsys, folders["moments"], "--level", "0.9") if row["metric"] == "l2")
-    assert again["exponent"] == pytest.approx(float(es.load_run(folders["moments"]).table("heads")["beta_fit"][0]), rel=1e-12)
+    """Another level: the interval is computed anew, from the stored curve alone, and the exponent
+    of l2 stays.
+    """
+    (again,) = (
+        row for row in fitted(capsys, folders["moments"], "--level", "0.9") if row["metric"] == "l2"
+    )
+    assert again["exponent"] == pytest.approx(
+        float(es.load_run(folders["moments"]).table("heads")["beta_fit"][0]), rel=1e-12
+    )
     assert "local slopes" in again["reason"]
-    (window,) = (row for row in fitted(capsys, folders["moments"], "--window", "16:70") if row["metric"] == "l2")
+    (window,) = (
+        row
+        for row in fitted(capsys, folders["moments"], "--window", "16:70")
+        if row["metric"] == "l2"
+    )
     assert (window["n_min"], window["n_max"]) == (16, 64)
     assert abs(window["exponent"] - again["exponent"]) > 1e-6
 
 
-def test_fit_of_a_sweep_is_the_sweeps_own(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_of_a_sweep_is_the_sweeps_own(
+    folders: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     found = fitted(capsys, folders["converge"])
     rates = es.load_run(folders["converge"]).table("rates").to_dict("records")
     assert len(found) == len(rates) == 8
@@ -76,14 +99,30 @@ def test_fit_of_a_sweep_is_the_sweeps_own(folders: dict[str, Path], capsys: pyte
 
 
 @pytest.mark.parametrize(("fit", "inside"), [((64, 4096), range(2, 9)), ((16, 256), range(0, 5))])
-def test_the_range_is_that_of_the_probe_whatever_the_pool(fit: tuple[int, int], inside: range) -> None:
-    """A bent curve of a pool of 300 keys: the n of the fit lie below and beyond it, and n between them are left out."""
+def test_the_range_is_that_of_the_probe_whatever_the_pool(
+    fit: tuple[int, int], inside: range
+) -> None:
+    """A bent curve of a pool of 300 keys: the n of the fit lie below and beyond it, and n between
+    them are left out.
+    """
     n = np.sort([300, 600, *2 ** np.arange(4, 16)])
     rms = n**-0.5 * (1 + 20 / n)
-    curves = pd.DataFrame({"layer": 0, "head": 1, "metric": "l2", "kind": "exact", "n": n, "rms": rms, "relative": rms})
+    curves = pd.DataFrame(
+        {
+            "layer": 0,
+            "head": 1,
+            "metric": "l2",
+            "kind": "exact",
+            "n": n,
+            "rms": rms,
+            "relative": rms,
+        }
+    )
     curves = curves.assign(stderr=0.0, q95=rms, local_slope=np.nan)
     tables = {"curves": curves, "heads": pd.DataFrame({"layer": [0], "head": [1], "n_keys": [300]})}
-    stored = SimpleNamespace(table=tables.__getitem__, tables=list(tables), spec={"job": "probe", "fit": list(fit)})
+    stored = SimpleNamespace(
+        table=tables.__getitem__, tables=list(tables), spec={"job": "probe", "fit": list(fit)}
+    )
     (known,) = _of_probe(stored)  # type: ignore[arg-type]
     found = known.fit(None, 0.95)
     fitted = 2.0 ** (4 + np.array(inside))

@@ -1,4 +1,6 @@
-"""Flags of every command as users type them: names, kinds, bounds and defaults, one a line in flags.txt."""
+"""Flags of every command as users type them: names, kinds, bounds and defaults, one a line in
+flags.txt.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def commands() -> Iterator[tuple[str, Any]]:
     for name in COMMANDS:
         command = Commands()[name]
         parts = getattr(command, "commands", None)
-        yield from ((f"{name} {part}", parts[part]) for part in parts) if parts else ((name, command),)
+        yield from (
+            ((f"{name} {part}", parts[part]) for part in parts) if parts else ((name, command),)
+        )
 
 
 def described(parameter: Any) -> str:
@@ -26,11 +30,18 @@ def described(parameter: Any) -> str:
     bounds = "" if parameter.min is None else f" from {parameter.min} to {parameter.max}"
     default = "required" if parameter.required else repr(parameter.default)
     names = "/".join([*parameter.opts, *parameter.secondary_opts])
-    return f"{names} {getattr(kind, '__name__', kind)}{bounds} {default}{' repeated' if parameter.multiple else ''}"
+    return (
+        f"{names} {getattr(kind, '__name__', kind)}{bounds}"
+        f" {default}{' repeated' if parameter.multiple else ''}"
+    )
 
 
 def lines() -> list[str]:
-    return [f"{words}: {described(parameter)}" for words, command in commands() for parameter in command.params]
+    return [
+        f"{words}: {described(parameter)}"
+        for words, command in commands()
+        for parameter in command.params
+    ]
 
 
 def test_flags_are_those_that_users_know() -> None:
@@ -38,8 +49,16 @@ def test_flags_are_those_that_users_know() -> None:
 
 
 def test_help_of_a_flag_is_a_sentence() -> None:
-    """A capital letter, one full stop; and a value that users type is not written with a capital."""
-    helps = {f"{words} {parameter.name}": parameter.help for words, command in commands() for parameter in command.params}
-    assert {name: text for name, text in helps.items() if not re.fullmatch(r"[A-Z].*[^.]\.", text or "")} == {}
+    """A capital letter, one full stop; and a value that users type is not written with a
+    capital.
+    """
+    helps = {
+        f"{words} {parameter.name}": parameter.help
+        for words, command in commands()
+        for parameter in command.params
+    }
+    assert {
+        name: text for name, text in helps.items() if not re.fullmatch(r"[A-Z].*[^.]\.", text or "")
+    } == {}
     typed = re.compile(r"Sgd|Constant,|Nested or|Float32|Isotropic|Cpu")
     assert {name: text for name, text in helps.items() if typed.match(text)} == {}

@@ -1,4 +1,6 @@
-"""Help of every command: it fits a terminal of 80 columns and shows an example; a command may come from outside."""
+"""Help of every command: it fits a terminal of 80 columns and shows an example; a command may come
+from outside.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,11 @@ from esscher.cli.icl import icl
 from tests.cli.commands import run
 from tests.cli.test_start import imported
 
-PARTS = [part.name or part.callback.__name__ for part in icl.registered_commands if part.callback is not None]
+PARTS = [
+    part.name or part.callback.__name__
+    for part in icl.registered_commands
+    if part.callback is not None
+]
 LINES: list[list[str]] = [[], *([name] for name in COMMANDS), *(["icl", part] for part in PARTS)]
 
 
@@ -52,12 +58,15 @@ def greet(name: str, as_json: Json = False) -> None:
 
 @pytest.fixture
 def other_package(tmp_path: Path) -> dict[str, Any]:
-    """An installed package of one module, whose metadata names one command; as environment of a process."""
+    """An installed package of one module, whose metadata names one command; as environment of a
+    process.
+    """
     (tmp_path / "greeting.py").write_text(OUTSIDE)
     about = tmp_path / "greeting-1.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: greeting\nVersion: 1\n")
-    entries = "[esscher.commands]\ngreet = greeting:greet\ncite = greeting:greet\n"  # cite stays ours
+    # cite stays ours
+    entries = "[esscher.commands]\ngreet = greeting:greet\ncite = greeting:greet\n"
     (about / "entry_points.txt").write_text(entries)
     return {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2] / 'src'}"}
 
@@ -67,7 +76,10 @@ def test_a_command_from_outside(other_package: dict[str, Any], tmp_path: Path) -
     assert re.search(r"^  greet +Greet a head\.$", said, re.M)
     assert re.search(r"^  cite +Print the BibTeX", said, re.M)
     assert imported(["greet", "0.1"], tmp_path, **other_package)[0] == "head 0.1\n"
-    assert imported(["greet", "0.1", "--json"], tmp_path, **other_package)[0] == '{\n  "head": "0.1"\n}\n'
+    assert (
+        imported(["greet", "0.1", "--json"], tmp_path, **other_package)[0]
+        == '{\n  "head": "0.1"\n}\n'
+    )
 
 
 def test_without_the_package_there_is_no_such_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,8 +22,13 @@ SMALL = ["--dim", "2", "--covariance", "isotropic"]
 TRAIN = ["icl", "train", *SMALL, "--lengths", "4", "--seeds", "1", "--steps", "30", "--batch", "16"]
 
 
-@pytest.mark.parametrize(("lengths", "said"), [("0", "from 1 to 2**53, got 0"), ("ten", "got 'ten'"), ("5,3", "increasing")])
-def test_a_mistake_in_lengths_is_said_of_lengths(lengths: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [("0", "from 1 to 2**53, got 0"), ("ten", "got 'ten'"), ("5,3", "increasing")],
+)
+def test_a_mistake_in_lengths_is_said_of_lengths(
+    lengths: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     for command in ("flow", "train", "risk", "concentration"):
         code, _, err = run(["icl", command, "--lengths", lengths], capsys)
         assert code == 2
@@ -45,22 +50,45 @@ def test_train_then_risk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_risk_of_a_block_is_told_in_parts(capsys: pytest.CaptureFixture[str]) -> None:
-    """U11 = I, v = 1, d = 2, Sigma = I, no noise: the limit predicts the label, and all of the error is finite-length."""
-    options = ["--key-query", "1", "--value", "1", "--noise", "0", "--lengths", "10,1000000", "--json"]
+    """U11 = I, v = 1, d = 2, Sigma = I, no noise: the limit predicts the label, and all of the
+    error is finite-length.
+    """
+    options = [
+        "--key-query",
+        "1",
+        "--value",
+        "1",
+        "--noise",
+        "0",
+        "--lengths",
+        "10,1000000",
+        "--json",
+    ]
     code, text, _ = run(["icl", "risk", *SMALL, *options], capsys)
     rows = json.loads(text)["risk"]
     assert code == 0
     assert [row["approximation"] for row in rows] == pytest.approx([0.0] * 4, abs=1e-12)
     for row in rows:
-        assert row["mse"] == pytest.approx(sum(row[name] for name in ("noise", "approximation", "bias", "variance")), rel=1e-6)
+        assert row["mse"] == pytest.approx(
+            sum(row[name] for name in ("noise", "approximation", "bias", "variance")), rel=1e-6
+        )
     assert rows[2]["mse"] < rows[0]["mse"]
 
 
-def test_risk_without_weights_is_at_the_end_of_each_models_own_flow(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """The rows of ``icl risk`` are those of ``icl flow``; at linear attention's end softmax errs more."""
+def test_risk_without_weights_is_at_the_end_of_each_models_own_flow(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The rows of ``icl risk`` are those of ``icl flow``; at linear attention's end softmax errs
+    more.
+    """
     asked = [*SMALL, "--lengths", "10", "--json"]
-    risks = {row["model"]: row["mse"] for row in json.loads(run(["icl", "risk", *asked], capsys)[1])["risk"]}
-    flows = json.loads(run(["icl", "flow", *asked, "--figures", "", "--out", str(tmp_path / "flow")], capsys)[1])["final"]
+    risks = {
+        row["model"]: row["mse"]
+        for row in json.loads(run(["icl", "risk", *asked], capsys)[1])["risk"]
+    }
+    flows = json.loads(
+        run(["icl", "flow", *asked, "--figures", "", "--out", str(tmp_path / "flow")], capsys)[1]
+    )["final"]
     for row in flows:
         if row["model"] != "bayes":
             assert risks[row["model"]] == pytest.approx(row["mse"], rel=1e-9)
@@ -70,10 +98,21 @@ def test_risk_without_weights_is_at_the_end_of_each_models_own_flow(capsys: pyte
 
 
 def test_flow_and_concentration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, text, _ = run(["icl", "flow", *SMALL, "--lengths", "10", "--out", str(tmp_path / "flow")], capsys)
+    code, text, _ = run(
+        ["icl", "flow", *SMALL, "--lengths", "10", "--out", str(tmp_path / "flow")], capsys
+    )
     assert code == 0
     assert "bayes" in text
-    options = ["--lengths", "10,100,1000", "--repeats", "6", "--prompts", "16", "--out", str(tmp_path / "con")]
+    options = [
+        "--lengths",
+        "10,100,1000",
+        "--repeats",
+        "6",
+        "--prompts",
+        "16",
+        "--out",
+        str(tmp_path / "con"),
+    ]
     code, text, _ = run(["icl", "concentration", *SMALL, *options], capsys)
     assert code == 0
     assert "risk_gradient" in text
@@ -82,25 +121,41 @@ def test_flow_and_concentration(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_stuck_seeds_are_named_and_not_averaged_in(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two seeds the second is called stuck: it is said so of every figure, and its errors reach no mean."""
+    """Of two seeds the second is called stuck: it is said so of every figure, and its errors reach
+    no mean.
+    """
     both = {"covariances": ("isotropic",), "dim": 2, "lengths": (8,)}
     specs = {
-        "train": TrainSpec(**both, seeds=2, steps=20, records=6, evaluation=64, final_evaluation=64),
+        "train": TrainSpec(
+            **both, seeds=2, steps=20, records=6, evaluation=64, final_evaluation=64
+        ),
         "flow": FlowSpec(**both, draws=50),
     }
     monkeypatch.setattr(figure_runs, "specs_for", lambda *asked: specs)
 
     def judged(final: pd.DataFrame, curve: pd.DataFrame, ends: pd.DataFrame) -> pd.DataFrame:
         late = final["seed"] == 1
-        return final.assign(status=late.map({True: "stuck", False: "ok"}), advice=late.map({True: "another seed", False: ""}))
+        return final.assign(
+            status=late.map({True: "stuck", False: "ok"}),
+            advice=late.map({True: "another seed", False: ""}),
+        )
 
     drawn = {}
     monkeypatch.setattr("esscher.icl.comparison.judged", judged)
     for name in ("save_final_risks", "save_training"):
-        monkeypatch.setattr(f"esscher.report.icl_figures.{name}", lambda table, *rest, name=name: drawn.update({name: table}))
-    code, _, err = run(["icl", "figures", "--only", "fig2,3,4", "--out", str(tmp_path), "--formats", "svg"], capsys)
+        monkeypatch.setattr(
+            f"esscher.report.icl_figures.{name}",
+            lambda table, *rest, name=name: drawn.update({name: table}),
+        )
+    code, _, err = run(
+        ["icl", "figures", "--only", "fig2,3,4", "--out", str(tmp_path), "--formats", "svg"], capsys
+    )
     assert code == 0, err
-    for name, kept in (("fig2", "left out"), ("fig3", "drawn as a line of its own"), ("fig4", "left out")):
+    for name, kept in (
+        ("fig2", "left out"),
+        ("fig3", "drawn as a line of its own"),
+        ("fig4", "left out"),
+    ):
         assert f"{name}: L = 8, seed 1: stuck, {kept}; another seed" in err
         assert f"{name}: L = 8, seed 0" not in err
     assert set(drawn) == {"save_final_risks", "save_training"}
@@ -108,28 +163,54 @@ def test_stuck_seeds_are_named_and_not_averaged_in(
         assert set(table["seed"]) == {0}
 
 
-def test_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One figure of each sort is drawn from runs, which are made small here."""
 
     def tiny(figures: list[figure_runs.IclFigure], quick: bool, seed: int = 0) -> dict[str, object]:
         both = {"covariances": ("isotropic",), "dim": 2}
-        train = TrainSpec(**both, lengths=(4, 8), seeds=2, steps=20, records=6, evaluation=64, final_evaluation=64)
+        train = TrainSpec(
+            **both, lengths=(4, 8), seeds=2, steps=20, records=6, evaluation=64, final_evaluation=64
+        )
         concentration = ConcentrationSpec(**both, lengths=(4, 16, 64), repeats=6, prompts=16)
-        specs = {"train": train, "concentration": concentration, "flow": FlowSpec(**both, lengths=(8,), draws=50)}
-        return {name: spec for name, spec in specs.items() if any(name in figure.runs for figure in figures)}
+        specs = {
+            "train": train,
+            "concentration": concentration,
+            "flow": FlowSpec(**both, lengths=(8,), draws=50),
+        }
+        return {
+            name: spec
+            for name, spec in specs.items()
+            if any(name in figure.runs for figure in figures)
+        }
 
     monkeypatch.setattr(figure_runs, "specs_for", tiny)
-    options = ["--only", "fig1,2,3,4", "--quick", "--out", str(tmp_path), "--formats", "svg", "--json"]
+    options = [
+        "--only",
+        "fig1,2,3,4",
+        "--quick",
+        "--out",
+        str(tmp_path),
+        "--formats",
+        "svg",
+        "--json",
+    ]
     code, text, err = run(["icl", "figures", *options], capsys)
     assert code == 0, err
     files = [Path(name) for name in json.loads(text)["figures"]]
     assert [file.name for file in files] == [f"fig{i}.svg" for i in range(1, 5)]
     assert all("<svg" in file.read_text() for file in files)
     stored = str(tmp_path / "runs" / "train")
-    code, _, err = run(["icl", "figures", "--only", "fig7", "--train", stored, "--out", str(tmp_path)], capsys)
+    code, _, err = run(
+        ["icl", "figures", "--only", "fig7", "--train", stored, "--out", str(tmp_path)], capsys
+    )
     assert code == 2
     assert "holds no training for kms:0.5" in err
-    code, _, err = run(["icl", "figures", "--only", "fig3", "--train", stored, "--out", str(tmp_path / "again")], capsys)
+    code, _, err = run(
+        ["icl", "figures", "--only", "fig3", "--train", stored, "--out", str(tmp_path / "again")],
+        capsys,
+    )
     assert code == 0, err
     assert (tmp_path / "again" / "fig3.png").stat().st_size > 0
 
@@ -147,7 +228,11 @@ def test_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     ],
 )
 def test_bad_input(
-    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, _, err = run(arguments, capsys)
@@ -156,7 +241,9 @@ def test_bad_input(
     assert said in err
 
 
-def test_a_rate_that_diverges_stops_with_step_loss_and_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rate_that_diverges_stops_with_step_loss_and_advice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, _, err = run([*TRAIN, "--rate", "30", "--out", str(tmp_path / "run")], capsys)
     assert code == 2
     assert "linear attention diverged: loss" in err
@@ -167,9 +254,26 @@ def test_a_rate_that_diverges_stops_with_step_loss_and_advice(tmp_path: Path, ca
 PAPER = ["--task-cov", "identity", "--noise", "0"]  # the setting of [S]'s theory: W = I, no noise
 
 
-def test_the_task_law_of_the_theory_can_be_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """U11 = 0: the error is that of no prediction, tr(W Sigma), with W = I, I/d or what a file says."""
-    asked = ["icl", "risk", *SMALL, "--noise", "0", "--key-query", "0", "--value", "0", "--lengths", "5", "--json"]
+def test_the_task_law_of_the_theory_can_be_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """U11 = 0: the error is that of no prediction, tr(W Sigma), with W = I, I/d or what a file
+    says.
+    """
+    asked = [
+        "icl",
+        "risk",
+        *SMALL,
+        "--noise",
+        "0",
+        "--key-query",
+        "0",
+        "--value",
+        "0",
+        "--lengths",
+        "5",
+        "--json",
+    ]
     (tmp_path / "w.csv").write_text("3, 0.5\n0.5, 4\n", "utf-8")
     for law, error in (("identity", 2.0), ("scaled", 1.0), (str(tmp_path / "w.csv"), 7.0)):
         rows = json.loads(run([*asked, "--task-cov", law], capsys)[1])["risk"]
@@ -183,23 +287,47 @@ def test_the_task_law_of_the_theory_can_be_asked_for(tmp_path: Path, capsys: pyt
     assert "task_cov: expected a 2 x 2 matrix" in err
 
 
-def test_flows_in_time_stay_below_their_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["icl", "flow", *SMALL, *PAPER, "--lengths", "20", "--trajectory", "--until", "2", "--points", "6"]
-    code, text, _ = run([*asked, "--out", str(tmp_path / "run"), "--figures", "svg", "--json"], capsys)
+def test_flows_in_time_stay_below_their_bound(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [
+        "icl",
+        "flow",
+        *SMALL,
+        *PAPER,
+        "--lengths",
+        "20",
+        "--trajectory",
+        "--until",
+        "2",
+        "--points",
+        "6",
+    ]
+    code, text, _ = run(
+        [*asked, "--out", str(tmp_path / "run"), "--figures", "svg", "--json"], capsys
+    )
     found = json.loads(text)
     assert code == 0
     assert (tmp_path / "run" / "trajectory.svg").exists()
     later = [row for row in found["apart"] if row["time"] > 0]
     assert len(later) == 6
-    assert all(row["distance"] <= row["softmax_limit"] + row["linear_limit"] <= row["sharper"] for row in later)
+    assert all(
+        row["distance"] <= row["softmax_limit"] + row["linear_limit"] <= row["sharper"]
+        for row in later
+    )
     assert all(row["sharper"] <= row["bound"] * (1 + 1e-9) for row in later)
-    by_model = {model: [row["mse"] for row in found["trajectory"] if row["model"] == model] for model in ("softmax", "limit")}
+    by_model = {
+        model: [row["mse"] for row in found["trajectory"] if row["model"] == model]
+        for model in ("softmax", "limit")
+    }
     assert all(a >= b for errors in by_model.values() for a, b in pairwise(errors))
     assert by_model["softmax"][0] == pytest.approx(by_model["limit"][0], rel=0.2)
 
 
 def test_shortest_prompts_of_theorem_5_2(capsys: pytest.CaptureFixture[str]) -> None:
-    """Linear attention, W = I, no noise, Sigma = I: the end of the flow has risk d/2 - d/(2 (1 + (d + 1)/L))."""
+    """Linear attention, W = I, no noise, Sigma = I: the end of the flow has risk d/2 - d/(2 (1 + (d
+    + 1)/L)).
+    """
     code, text, _ = run(["icl", "length", *SMALL, *PAPER, "--epsilon", ".1,.05", "--json"], capsys)
     rows = json.loads(text)["shortest prompts"]
     assert code == 0
@@ -214,16 +342,24 @@ def test_shortest_prompts_of_theorem_5_2(capsys: pytest.CaptureFixture[str]) -> 
     assert "epsilon" in err
 
 
-def test_queries_inside_the_prompt_and_of_another_covariance(capsys: pytest.CaptureFixture[str]) -> None:
+def test_queries_inside_the_prompt_and_of_another_covariance(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     asked = ["icl", "risk", *SMALL, "--lengths", "10", "--json"]
 
     def errors(*more: str) -> dict[str, float]:
-        return {row["model"]: row["mse"] for row in json.loads(run([*asked, *more], capsys)[1])["risk"]}
+        return {
+            row["model"]: row["mse"] for row in json.loads(run([*asked, *more], capsys)[1])["risk"]
+        }
 
     task = LinearTask.isotropic(2)
     shifted = task.with_queries(LinearTask.kms(2, 0.5).sigma)
     end = flow_limit(task, start_block(task), 10)
-    assert errors("--query-covariance", "kms:0.5")["linear"] == pytest.approx(2 * risk(shifted, end, 10, "linear").value)
+    assert errors("--query-covariance", "kms:0.5")["linear"] == pytest.approx(
+        2 * risk(shifted, end, 10, "linear").value
+    )
     inside = flow_limit(task, start_block(task), 10, query_inside=True)
-    assert errors("--query-inside")["linear"] == pytest.approx(2 * risk(task, inside, 10, "linear", query_inside=True).value)
+    assert errors("--query-inside")["linear"] == pytest.approx(
+        2 * risk(task, inside, 10, "linear", query_inside=True).value
+    )
     assert errors("--query-inside")["softmax"] > errors()["softmax"]

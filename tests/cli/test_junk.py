@@ -1,4 +1,5 @@
-"""Command lines no one means: each ends with one printable line, exit code 2, nothing on stdout and nothing written.
+"""Command lines no one means: each ends with one printable line, exit code 2, nothing on stdout and
+nothing written.
 
 What is odd but can be answered may be answered: then without NaN.
 """
@@ -28,7 +29,8 @@ HUGE = "99999999999999999999999"
 DEEP = 10_000
 LONG = "x" * 300
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcdefghi", "bcdefghij", strict=True)
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n"
+    for before, name in zip("abcdefghi", "bcdefghij", strict=True)
 )
 
 YAMLS = {
@@ -67,9 +69,31 @@ YAMLS = {
 }
 
 # Where a run, a file or a folder is expected; {…} are made by the fixture.
-NO_RUN = ["''", "' '", LONG, f"{LONG}/run", "{pipe}", "{file}", "{folder}", "/dev/zero", "/dev/full", "/proc/self/mem"]
+NO_RUN = [
+    "''",
+    "' '",
+    LONG,
+    f"{LONG}/run",
+    "{pipe}",
+    "{file}",
+    "{folder}",
+    "/dev/zero",
+    "/dev/full",
+    "/proc/self/mem",
+]
 NO_RUN += ["{loop}", "{escapes}", "nowhere"]
-NO_FOLDER = ["''", "' '", LONG, f"{LONG}/run", "{pipe}", "{file}", "{pipe}/run", "{folder}", "/dev/full", "/dev/full/run"]
+NO_FOLDER = [
+    "''",
+    "' '",
+    LONG,
+    f"{LONG}/run",
+    "{pipe}",
+    "{file}",
+    "{pipe}/run",
+    "{folder}",
+    "/dev/full",
+    "/dev/full/run",
+]
 NO_FOLDER += ["/proc/self/mem", "/proc/self/run", "{loop}"]
 NO_FILE = ["''", LONG, "{pipe}", "{folder}", "/dev/full", "/dev/zero", f"{LONG}/page.html"]
 
@@ -77,22 +101,70 @@ CONVERGE = "converge gaussian --repeats 2 --n 10,20"
 PREDICT = "predict --gaussian --dim 2 --n 10,20 --json"
 
 REFUSED = [
-    *[f"{command} {path}" for command in ("resume", "fit", "budget", "report", "export", "icl risk") for path in NO_RUN],
-    *[f"ls {path}" for path in ("''", "' '", LONG, "{pipe}", "{file}", "/dev/zero", "/proc/self/mem", "{loop}", "{escapes}")],
-    *[f"describe {path}" for path in ("''", LONG, "{pipe}", "{file}", "{folder}", "/dev/zero", "/proc/self/mem", "{escapes}")],
-    *[f"describe {name}" for name in ("~nobody-of-this-name/x", "a/b/c", "{pipes}", f"--revision {LONG} no/model")],
+    *[
+        f"{command} {path}"
+        for command in ("resume", "fit", "budget", "report", "export", "icl risk")
+        for path in NO_RUN
+    ],
+    *[
+        f"ls {path}"
+        for path in (
+            "''",
+            "' '",
+            LONG,
+            "{pipe}",
+            "{file}",
+            "/dev/zero",
+            "/proc/self/mem",
+            "{loop}",
+            "{escapes}",
+        )
+    ],
+    *[
+        f"describe {path}"
+        for path in (
+            "''",
+            LONG,
+            "{pipe}",
+            "{file}",
+            "{folder}",
+            "/dev/zero",
+            "/proc/self/mem",
+            "{escapes}",
+        )
+    ],
+    *[
+        f"describe {name}"
+        for name in ("~nobody-of-this-name/x", "a/b/c", "{pipes}", f"--revision {LONG} no/model")
+    ],
     *[f"{CONVERGE} --out {path}" for path in NO_FOLDER],
-    *[f"icl {name} --out {path}" for name in ("train", "flow") for path in ("''", LONG, "{pipe}", "/dev/full/x")],
-    *[f"icl figures --quick --only fig8 --out {path}" for path in ("''", LONG, "{file}", "/dev/full/x")],
-    *[f"export {{run}} --out {path}" for path in ("''", LONG, "{pipe}", "{file}", "/dev/full/x", "{run}")],
+    *[
+        f"icl {name} --out {path}"
+        for name in ("train", "flow")
+        for path in ("''", LONG, "{pipe}", "/dev/full/x")
+    ],
+    *[
+        f"icl figures --quick --only fig8 --out {path}"
+        for path in ("''", LONG, "{file}", "/dev/full/x")
+    ],
+    *[
+        f"export {{run}} --out {path}"
+        for path in ("''", LONG, "{pipe}", "{file}", "/dev/full/x", "{run}")
+    ],
     *[f"report {{run}} --out {path}" for path in NO_FILE],
     "report {run} --figures svg --figures-out {pipe}",
-    *[f"{PREDICT} --figure {path}" for path in ("''", f"{LONG}.svg", "{pipe}.svg", "{folder}.svg", "/dev/full")],
+    *[
+        f"{PREDICT} --figure {path}"
+        for path in ("''", f"{LONG}.svg", "{pipe}.svg", "{folder}.svg", "/dev/full")
+    ],
     *[f"predict {path}" for path in NO_RUN],
     *[f"converge {path}.yaml" for path in ("{pipe}", "{folder}", LONG, "nowhere")],
     *[f"{command} {{yaml-{name}}}" for command in ("predict", "converge") for name in YAMLS],
     *[f"probe --config {{yaml-{name}}}" for name in ("deep", "bomb", "null", "escapes", "key")],
-    *[f"predict --gaussian --dim {dim}" for dim in ("0", "-1", HUGE, "16385", "x", "nan", "1e3", "9" * 5000)],
+    *[
+        f"predict --gaussian --dim {dim}"
+        for dim in ("0", "-1", HUGE, "16385", "x", "nan", "1e3", "9" * 5000)
+    ],
     *[
         f"{PREDICT} --{name} {value}"
         for name in ("size", "horizon", "scale")
@@ -100,11 +172,29 @@ REFUSED = [
     ],
     *[
         f"{PREDICT} --n {n}"
-        for n in ("1:10:99999999999999", "1:10:1e300", "10:1", "1:2:3:4", "''", "nan", "1e400", "1:inf", "0")
+        for n in (
+            "1:10:99999999999999",
+            "1:10:1e300",
+            "10:1",
+            "1:2:3:4",
+            "''",
+            "nan",
+            "1e400",
+            "1:inf",
+            "0",
+        )
     ],
     *[
         f"{PREDICT} --n {n}"
-        for n in ("-5", "9" * 400, ",".join(map(str, range(1, 10_003))), "1:9e15:0", ":", "1e15:1e16", "10,10")
+        for n in (
+            "-5",
+            "9" * 400,
+            ",".join(map(str, range(1, 10_003))),
+            "1:9e15:0",
+            ":",
+            "1e15:1e16",
+            "10,10",
+        )
     ],
     *[f"{PREDICT} --queries {value}" for value in ("0", "-1", HUGE, "1e3")],
     *[f"{PREDICT} --epsilon {value}" for value in ("0", "-1", "nan", "inf")],
@@ -117,29 +207,72 @@ REFUSED = [
     *[f"{CONVERGE} --figures {value}" for value in ("exe", "svg,exe", "{escapes}")],
     *[
         f"{CONVERGE} --{rest}"
-        for rest in ("sampling x", "workers 0", f"workers {HUGE}", f"seed {HUGE}", "device abacus", "dtype x")
+        for rest in (
+            "sampling x",
+            "workers 0",
+            f"workers {HUGE}",
+            f"seed {HUGE}",
+            "device abacus",
+            "dtype x",
+        )
     ],
     f"{CONVERGE} --n 1:10:99999999999999",
     "converge {escapes}",
     *[f"fit {{run}} --level {value}" for value in ("0", "1", "-1", "nan", "2")],
     *[f"fit {{run}} --window {value}" for value in ("a", "1:2:3", "nan:nan", "10:1", "''", ":")],
-    *[f"icl train --steps 1 --seeds 1 --{rest}" for rest in (f"seeds {HUGE}", f"steps {HUGE}", f"batch {HUGE}", f"dim {HUGE}")],
+    *[
+        f"icl train --steps 1 --seeds 1 --{rest}"
+        for rest in (f"seeds {HUGE}", f"steps {HUGE}", f"batch {HUGE}", f"dim {HUGE}")
+    ],
     *[
         f"icl train --steps 1 --{rest}"
         for rest in ("noise nan", "rate inf", "lengths 1:10:99999999999", "covariance x", "heads 0")
     ],
     *[
         f"icl risk --{rest}"
-        for rest in ("noise nan", "noise -1", "key-query nan", "value inf", "lengths x", f"dim {HUGE}", "dim -1")
+        for rest in (
+            "noise nan",
+            "noise -1",
+            "key-query nan",
+            "value inf",
+            "lengths x",
+            f"dim {HUGE}",
+            "dim -1",
+        )
     ],
-    *[f"icl flow --{rest}" for rest in ("alpha nan", "alpha 0", f"dim {HUGE}", "figures exe", "covariance {escapes}")],
-    *[f"icl concentration --{rest}" for rest in (f"repeats {HUGE}", f"prompts {HUGE}", "repeats 0", f"seed {HUGE}")],
-    *[f"icl figures --quick --out new --{rest}" for rest in ("only x", "formats exe", "train nowhere")],
+    *[
+        f"icl flow --{rest}"
+        for rest in ("alpha nan", "alpha 0", f"dim {HUGE}", "figures exe", "covariance {escapes}")
+    ],
+    *[
+        f"icl concentration --{rest}"
+        for rest in (f"repeats {HUGE}", f"prompts {HUGE}", "repeats 0", f"seed {HUGE}")
+    ],
+    *[
+        f"icl figures --quick --out new --{rest}"
+        for rest in ("only x", "formats exe", "train nowhere")
+    ],
     *[
         f"probe --{rest}"
-        for rest in ("layers 0-99999999999", "layers \u0663", "heads x", "workers 0", f"workers {HUGE}", "seed -1")
+        for rest in (
+            "layers 0-99999999999",
+            "layers \u0663",
+            "heads x",
+            "workers 0",
+            f"workers {HUGE}",
+            "seed -1",
+        )
     ],
-    *[f"probe --{rest}" for rest in (f"max-tokens -{HUGE}", f"seed {HUGE}", "n 1:10:999999999999", "epsilon nan", "out ''")],
+    *[
+        f"probe --{rest}"
+        for rest in (
+            f"max-tokens -{HUGE}",
+            f"seed {HUGE}",
+            "n 1:10:999999999999",
+            "epsilon nan",
+            "out ''",
+        )
+    ],
     "cite {escapes}",
     "cite Z",
     "export {run} --to xml",
@@ -195,7 +328,9 @@ def refused(code: int, out: str, err: str) -> None:
     assert len(err) <= 501
 
 
-@pytest.mark.parametrize("line", REFUSED, ids=lambda line: line[:60].encode("unicode_escape").decode())
+@pytest.mark.parametrize(
+    "line", REFUSED, ids=lambda line: line[:60].encode("unicode_escape").decode()
+)
 def test_junk_is_refused_with_one_line(
     line: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,7 +350,10 @@ ANSWERED = [
     ],
     *[f"{PREDICT} --epsilon {value}" for value in ("1e-320", "1e308", "1")],
     *[f"{PREDICT} --n {n}" for n in ("1", "9e15", "1:9007199254740992:3")],
-    *[f"{PREDICT.replace('gaussian', law)} --horizon 0.5" for law in ("sphere", "ball", "cube", "rademacher", "laplace")],
+    *[
+        f"{PREDICT.replace('gaussian', law)} --horizon 0.5"
+        for law in ("sphere", "ball", "cube", "rademacher", "laplace")
+    ],
     "fit {run}",
     "fit {run} --window 1e300:1e301",
     "ls {folder}",
@@ -228,7 +366,12 @@ ANSWERED = [
 @pytest.mark.parametrize("line", ANSWERED)
 @pytest.mark.parametrize("form", ["table", "JSON"])
 def test_what_is_odd_is_answered_without_nan_or_refused(
-    line: str, form: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    line: str,
+    form: str,
+    place: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     line = line.replace(" --json", "") + (" --json" if form == "JSON" else "")
@@ -242,10 +385,24 @@ def test_what_is_odd_is_answered_without_nan_or_refused(
 
 
 @pytest.mark.parametrize(
-    "name", ["''", "{pipe}", "/dev/zero", "/dev/full", "/proc/self/mem", LONG, "{loop}", "~nobody-of-this-name"]
+    "name",
+    [
+        "''",
+        "{pipe}",
+        "/dev/zero",
+        "/dev/full",
+        "/proc/self/mem",
+        LONG,
+        "{loop}",
+        "~nobody-of-this-name",
+    ],
 )
 def test_texts_of_a_probe_that_are_none(
-    name: str, place: Path, tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    place: Path,
+    tiny: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(place)
     before = tree_hash(place)
@@ -264,7 +421,10 @@ def test_names_reach_the_terminal_with_their_control_characters_written_out(
 ) -> None:
     """A folder, a title and a table, in tables, in JSON and in what goes to stderr."""
     named = tmp_path / ESCAPES
-    spec = f'title: "{ESCAPES.encode("unicode_escape").decode()}"\nlaw: {{law: gaussian, dim: 2}}\nn: [10, 20]\nrepeats: 2\n'
+    spec = (
+        f'title: "{ESCAPES.encode("unicode_escape").decode()}"\nlaw: {{law: gaussian, dim: 2}}\nn:'
+        " [10, 20]\nrepeats: 2\n"
+    )
     (tmp_path / "spec.yaml").write_text(spec, "utf-8")
     for line in (
         ["converge", str(tmp_path / "spec.yaml"), "--out", str(named), "--figures", ""],
@@ -297,14 +457,18 @@ def test_names_reach_the_terminal_with_their_control_characters_written_out(
 )
 def test_as_a_program(line: str, place: Path) -> None:
     command = [sys.executable, "-m", "esscher", *words(line, place)]
-    ended = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False, timeout=120)
+    ended = subprocess.run(
+        command, cwd=place, capture_output=True, text=True, check=False, timeout=120
+    )
     refused(ended.returncode, ended.stdout, ended.stderr)
 
 
 def test_a_full_disk_behind_stdout(place: Path) -> None:
     with open("/dev/full", "wb") as full:
         command = [sys.executable, "-m", "esscher", "cite"]
-        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+        ended = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=120
+        )
     refused(ended.returncode, "", ended.stderr)
     assert "No space left" in ended.stderr
 

@@ -1,4 +1,6 @@
-"""Flags from the fields of a spec: kinds, defaults, what is left out, and what the command is given."""
+"""Flags from the fields of a spec: kinds, defaults, what is left out, and what the command is
+given.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def called(fields: Fields | tuple[Fields, ...], line: str) -> Any:
         given.append({**first, "sugar": sugar})
 
     groups = fields if isinstance(fields, tuple) else (fields,)
-    tea.__annotations__["first"] = functools.reduce(lambda hint, group: Annotated[hint, group], groups, Given)
+    tea.__annotations__["first"] = functools.reduce(
+        lambda hint, group: Annotated[hint, group], groups, Given
+    )
     app = typer.Typer(rich_markup_mode=None)
     app.command()(with_fields(tea))
     done = CliRunner().invoke(app, line.split(), env={"COLUMNS": "80"})
@@ -50,9 +54,19 @@ def called(fields: Fields | tuple[Fields, ...], line: str) -> Any:
 
 def test_only_what_was_given_is_given() -> None:
     assert called(Fields(HERE, ALL), "") == {"sugar": 1}
-    line = "--cups 3 --heat 90 --kind black --milk --times 5:9 --guests x --guests y --shares .25 --seed 0 --sugar 2"
+    line = (
+        "--cups 3 --heat 90 --kind black --milk --times 5:9 --guests x --guests y --shares .25"
+        " --seed 0 --sugar 2"
+    )
     assert called(Fields(HERE, ALL), line) == {
-        **{"cups": 3, "heat": 90.0, "kind": "black", "milk": True, "times": "5:9", "guests": ["x", "y"]},
+        **{
+            "cups": 3,
+            "heat": 90.0,
+            "kind": "black",
+            "milk": True,
+            "times": "5:9",
+            "guests": ["x", "y"],
+        },
         **{"shares": [0.25], "seed": 0, "sugar": 2},
     }
 
@@ -78,18 +92,30 @@ def test_commands_of_a_group_have_flags_too() -> None:
 
 
 def test_zero_is_given() -> None:
-    assert called(Fields(HERE, ("heat", "cups")), "--heat 0 --cups 0") == {"heat": 0.0, "cups": 0, "sugar": 1}
+    assert called(Fields(HERE, ("heat", "cups")), "--heat 0 --cups 0") == {
+        "heat": 0.0,
+        "cups": 0,
+        "sugar": 1,
+    }
 
 
 def test_defaults_of_the_spec() -> None:
     names = ("cups", "heat", "kind", "times", "guests")
     fields = Fields(HERE, names, flags={"guests": "guest"}, as_text={"guests": " "}, defaults=True)
-    assert called(fields, "--guest c") == {"cups": 2, "kind": "green", "times": "10,3e4,1e6", "guests": "c", "sugar": 1}
+    assert called(fields, "--guest c") == {
+        "cups": 2,
+        "kind": "green",
+        "times": "10,3e4,1e6",
+        "guests": "c",
+        "sugar": 1,
+    }
     assert called(fields, "")["guests"] == "a b"
 
 
 def test_help_has_the_words_of_the_field() -> None:
-    said = " ".join(called(Fields(HERE, ALL, left_out={"heat": "as hot as it gets"}), "--help").split())
+    said = " ".join(
+        called(Fields(HERE, ALL, left_out={"heat": "as hot as it gets"}), "--help").split()
+    )
     for words in (
         "Make tea.",
         "Cups to fill; 2.",

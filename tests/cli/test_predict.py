@@ -23,7 +23,9 @@ def test_json_is_the_only_thing_on_stdout(
     assert record["n"] == [100, 10**6]
     assert record["kind"] == "exact"
     assert record["rms"][0] > record["rms"][1] > 0
-    assert all({"name", "source", "status", "applies", "formula"} <= set(p) for p in record["predictions"])
+    assert all(
+        {"name", "source", "status", "applies", "formula"} <= set(p) for p in record["predictions"]
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -49,7 +51,22 @@ def test_yaml_equals_flags(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
 
 @pytest.mark.parametrize("law", ["sphere", "ball", "cube", "rademacher"])
 def test_other_laws(law: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(["predict", f"--{law}", "--dim", "2", "--queries", "4", "--n", "10", "--json", "--scale", "0.5"], capsys)
+    code, out, _ = run(
+        [
+            "predict",
+            f"--{law}",
+            "--dim",
+            "2",
+            "--queries",
+            "4",
+            "--n",
+            "10",
+            "--json",
+            "--scale",
+            "0.5",
+        ],
+        capsys,
+    )
     assert code == 0
     assert json.loads(out)["rms"][0] > 0
 
@@ -80,7 +97,9 @@ def test_other_laws(law: str, capsys: pytest.CaptureFixture[str]) -> None:
         (["cite", "Z"], "expected one of B, S"),
     ],
 )
-def test_mistakes_end_with_one_line_and_code_2(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_end_with_one_line_and_code_2(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, err = run(arguments, capsys)
     assert code == 2
     assert err.startswith("esscher: ")
@@ -100,7 +119,9 @@ def test_mistakes_end_with_one_line_and_code_2(arguments: list[str], words: str,
         ("", "expected 'name: value' lines"),
     ],
 )
-def test_bad_yaml(content: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_yaml(
+    content: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "spec.yaml"
     path.write_text(content)
     code, _, err = run(["predict", str(path)], capsys)
@@ -119,7 +140,9 @@ def test_help_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert "--json" in out
 
 
-def test_it_leaves_no_file_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_leaves_no_file_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert run([*BASE, "--n", "10,100"], capsys)[0] == 0
     assert list(tmp_path.iterdir()) == []
@@ -138,7 +161,9 @@ def test_cite(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_exact_error_does_not_depend_on_the_seed(capsys: pytest.CaptureFixture[str]) -> None:
-    """d = 1, horizon 1, n = 1e9: rare queries carry the mean, and 256 drawn ones gave .0011 to .0036."""
+    """d = 1, horizon 1, n = 1e9: rare queries carry the mean, and 256 drawn ones gave .0011 to
+    .0036.
+    """
     asked = ["predict", "--gaussian", "--dim", "1", "--horizon", "1", "--n", "1e9", "--json"]
     records = [json.loads(run([*asked, "--seed", str(seed)], capsys)[1]) for seed in range(2)]
     assert records[0]["rms"] == records[1]["rms"] == pytest.approx([0.00187659158], rel=1e-8)
@@ -157,7 +182,9 @@ def test_drawn_queries_are_named_with_their_error(capsys: pytest.CaptureFixture[
 
 def test_wide_gaussian_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     """e^d is beyond float64: bounds that have it are infinite, and nothing raises."""
-    code, out, _ = run(["predict", "--gaussian", "--dim", "1000", "--n", "100,1e6", "--json"], capsys)
+    code, out, _ = run(
+        ["predict", "--gaussian", "--dim", "1000", "--n", "100,1e6", "--json"], capsys
+    )
     assert code == 0
     record = json.loads(out)
     assert all(value is not None for value in record["rms"])

@@ -1,4 +1,6 @@
-"""``esscher probe``: what it prints and stores, and one line with exit code 2 for whatever a user got wrong."""
+"""``esscher probe``: what it prints and stores, and one line with exit code 2 for whatever a user
+got wrong.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,20 @@ from tests.models.tiny import REFUSED, build
 from tests.models.tokenizers_for_tests import tokenizer
 from tests.real_head import model_folder
 
-SMALL = {"max-tokens": 300, "window": 64, "queries": 6, "kept-queries": 2, "layers": 1, "heads": "1-2", "n": "16,64,256"}
-QUICK = [*(part for name, value in SMALL.items() for part in (f"--{name}", str(value))), "--workers", "1"]
+SMALL = {
+    "max-tokens": 300,
+    "window": 64,
+    "queries": 6,
+    "kept-queries": 2,
+    "layers": 1,
+    "heads": "1-2",
+    "n": "16,64,256",
+}
+QUICK = [
+    *(part for name, value in SMALL.items() for part in (f"--{name}", str(value))),
+    "--workers",
+    "1",
+]
 
 
 @pytest.fixture(scope="module")
@@ -37,19 +51,36 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_table_report_and_run(folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_report_and_run(
+    folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
-    code, shown, err = run(["probe", str(folder), "--text", str(text), "--out", str(out), *QUICK], capsys)
+    code, shown, err = run(
+        ["probe", str(folder), "--text", str(text), "--out", str(out), *QUICK], capsys
+    )
     assert code == 0
     assert "1.1" in shown
     assert "captured 2 of 2 layers, parity" in shown
     assert "best split" in shown
     assert "1 layers, 6 queries over 300 keys of the corpus" in err
-    assert {"manifest.json", "heads.parquet", "curves.parquet", "report.html"} <= {path.name for path in out.iterdir()}
+    assert {"manifest.json", "heads.parquet", "curves.parquet", "report.html"} <= {
+        path.name for path in out.iterdir()
+    }
     assert list(es.load_run(out).table("heads")["head"]) == [1, 2]
     # the same again is the same run; as JSON it has the tables
     code, shown, _ = run(
-        ["probe", str(folder), "--text", str(text), "--out", str(out), "--no-report", "--json", *QUICK], capsys
+        [
+            "probe",
+            str(folder),
+            "--text",
+            str(text),
+            "--out",
+            str(out),
+            "--no-report",
+            "--json",
+            *QUICK,
+        ],
+        capsys,
     )
     assert code == 0
     found = json.loads(shown)
@@ -61,27 +92,39 @@ def test_table_report_and_run(folder: Path, text: Path, tmp_path: Path, capsys: 
 
 @pytest.fixture(scope="module")
 def own_contexts(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """A probe of one of two layers of a causal model, every query in its own context; and its command."""
+    """A probe of one of two layers of a causal model, every query in its own context; and its
+    command.
+    """
     folder = save_tiny(tmp_path_factory.mktemp("models") / "tiny-llama", "llama")
     out = tmp_path_factory.mktemp("runs") / "own"
     command = (
-        f"probe {folder} --text {text} --pool sequence --layers 1 --max-tokens 96 --window 48 --queries 4 --kept-queries 2"
+        f"probe {folder} --text {text} --pool sequence --layers 1 --max-tokens 96 --window 48"
+        " --queries 4 --kept-queries 2"
     )
-    command += f" --rules random --rules heavy --rules neyman --epsilon 0.3 --workers 1 --no-report --out {out}"
+    command += (
+        " --rules random --rules heavy --rules neyman --epsilon 0.3 --workers 1 --no-report --out"
+        f" {out}"
+    )
     with pytest.raises(SystemExit, match=r"^0$"):
         main(command.split(" "))
     return out, command.split(" ")
 
 
 def test_own_contexts_say_what_a_rule_keeps(
-    own_contexts: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    own_contexts: tuple[Path, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Kept keys of those a query sees, and heads in the order of what they keep; draws are called draws."""
+    """Kept keys of those a query sees, and heads in the order of what they keep; draws are called
+    draws.
+    """
     out, command = own_contexts
     heads = es.load_run(out).table("heads")
     assert len(heads) == 4
     ties = ["floor_kept_10pct", "relative_at_n"]  # where there is none: more than was tried
-    order = heads.fillna({key: float("inf") for key in ("cache_kept_10pct", *ties)}).sort_values(["cache_kept_10pct", *ties])
+    order = heads.fillna({key: float("inf") for key in ("cache_kept_10pct", *ties)}).sort_values(
+        ["cache_kept_10pct", *ties]
+    )
     places = [f"1.{head}" for head in order["head"]]
     code, shown, err = run([*command, "--top", "3"], capsys)
     assert code == 0
@@ -109,21 +152,42 @@ def test_own_contexts_say_what_a_rule_keeps(
 def test_the_table_of_heads_is_sorted_cut_and_markdown(
     own_contexts: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, shown, _ = run([*own_contexts[1], "--sort", "beta_fit:down", "--top", "2", "--markdown"], capsys)
+    code, shown, _ = run(
+        [*own_contexts[1], "--sort", "beta_fit:down", "--top", "2", "--markdown"], capsys
+    )
     assert code == 0
     tables = [table.splitlines() for table in shown.split("\n\n") if table.startswith("| ")]
     heads = es.load_run(own_contexts[0]).table("heads").sort_values("beta_fit", ascending=False)
-    assert [row.split(" | ")[0] for row in tables[0][2:]] == [f"| 1.{head}" for head in heads["head"][:2]]
-    assert len(tables) == 2 + len(es.load_run(own_contexts[0]).table("rule_budget")["epsilon"].unique())
+    assert [row.split(" | ")[0] for row in tables[0][2:]] == [
+        f"| 1.{head}" for head in heads["head"][:2]
+    ]
+    assert len(tables) == 2 + len(
+        es.load_run(own_contexts[0]).table("rule_budget")["epsilon"].unique()
+    )
     assert "most demanding first" not in shown
     code, _, err = run([*own_contexts[1], "--sort", "colour"], capsys)
     assert code == 2
     assert "--sort: expected one of head, regime, " in err
 
 
-def test_predicted_beside_measured(folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without moments one line says what the exponent is of; with them both forms of [B] and the rank correlations."""
-    given = ["probe", str(folder), "--text", str(text), *QUICK, "--heads", "0-3", "--layers", "0-1", "--no-report"]
+def test_predicted_beside_measured(
+    folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without moments one line says what the exponent is of; with them both forms of [B] and the
+    rank correlations.
+    """
+    given = [
+        "probe",
+        str(folder),
+        "--text",
+        str(text),
+        *QUICK,
+        "--heads",
+        "0-3",
+        "--layers",
+        "0-1",
+        "--no-report",
+    ]
     code, shown, _ = run([*given, "--out", str(tmp_path / "plain")], capsys)
     assert code == 0
     assert "L2 error of outputs, of which the rate of [B] does not speak" in shown
@@ -131,11 +195,24 @@ def test_predicted_beside_measured(folder: Path, text: Path, tmp_path: Path, cap
     moments = ["--moments", "3", "--moments-n", "8,20,50", "--out", str(tmp_path / "moments")]
     code, shown, _ = run([*given, *moments], capsys)
     assert code == 0
-    for word in ("mean", "covariance", "[B] proved", "[B] experimental", "coupling", "1.all", "over 8 heads", "(L2)"):
+    for word in (
+        "mean",
+        "covariance",
+        "[B] proved",
+        "[B] experimental",
+        "coupling",
+        "1.all",
+        "over 8 heads",
+        "(L2)",
+    ):
         assert word in shown, word
     stored = es.load_run(tmp_path / "moments")
     row = stored.table("heads").iloc[5]
-    (line,) = (line for line in shown.splitlines() if line.startswith("1.1 ") and f"{row['beta_cov']:.3f} [" in line)
+    (line,) = (
+        line
+        for line in shown.splitlines()
+        if line.startswith("1.1 ") and f"{row['beta_cov']:.3f} [" in line
+    )
     assert f"{row['beta_paper']:.4f}" in line
     code, shown, _ = run([*given, *moments, "--json"], capsys)
     ranks = json.loads(shown)["agreement"]
@@ -145,15 +222,22 @@ def test_predicted_beside_measured(folder: Path, text: Path, tmp_path: Path, cap
     code, shown, _ = run([*given, *moments[:-2], *streamed], capsys)
     assert code == 0
     assert "sampled queries: its own error, taken off, is" in shown
-    ranked = [rank for rank in ranks if rank["predicted"] == "beta_paper"]  # the sharp exponent is 1/2 for all of them: no rank
+    # the sharp exponent is 1/2 for all of them: no rank
+    ranked = [rank for rank in ranks if rank["predicted"] == "beta_paper"]
     assert all(rank["rho_low"] <= rank["rho"] <= rank["rho_high"] for rank in ranked)
 
 
 def test_runs_have_a_name_of_their_own(
-    folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    text: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(folder.parent)
-    code, shown, _ = run(["probe", folder.name, "--text", str(text), "--no-report", "--json", *QUICK], capsys)
+    code, shown, _ = run(
+        ["probe", folder.name, "--text", str(text), "--no-report", "--json", *QUICK], capsys
+    )
     assert code == 0
     path = Path(json.loads(shown)["run"])
     assert path.parent == Path("runs")
@@ -164,20 +248,28 @@ def test_runs_have_a_name_of_their_own(
     monkeypatch.chdir(tmp_path)  # the model was named from where the run began
     code, shown, err = run(["resume", str(path)], capsys)
     assert code == 0
-    assert "key-value cache, keys kept at random" in shown  # it ends as the probe does: with its table and its page
+    # it ends as the probe does: with its table and its page
+    assert "key-value cache, keys kept at random" in shown
     assert f"report: {path / 'report.html'}" in err
     assert (path / "report.html").exists()
 
 
 def test_text_from_stdin_is_kept(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(few_texts()).encode())))
     out = tmp_path / "run"
-    code, _, _ = run(["probe", str(folder), "--text", "-", "--out", str(out), "--no-report", *QUICK], capsys)
+    code, _, _ = run(
+        ["probe", str(folder), "--text", "-", "--out", str(out), "--no-report", *QUICK], capsys
+    )
     assert code == 0
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"other words " * 400)))
-    code, _, err = run(["probe", str(folder), "--text", "-", "--out", str(out), "--no-report", *QUICK], capsys)
+    code, _, err = run(
+        ["probe", str(folder), "--text", "-", "--out", str(out), "--no-report", *QUICK], capsys
+    )
     assert code == 2
     assert str(out) in err
     shutil.rmtree(out / "shards")
@@ -191,32 +283,76 @@ def test_flags_go_before_a_file_and_defaults_behind_it(
     settings: dict[str, Any] = {
         "model": str(folder),
         "corpus": {"text": [str(text)], "max_tokens": 200},
-        **{"window": 64, "queries": 6, "kept_queries": 2, "layers": [1], "heads": [3], "n": "16,64", "seed": 5},
+        **{
+            "window": 64,
+            "queries": 6,
+            "kept_queries": 2,
+            "layers": [1],
+            "heads": [3],
+            "n": "16,64",
+            "seed": 5,
+        },
     }
     path = tmp_path / "probe.yaml"
     path.write_text(yaml.safe_dump(settings))
     found = tmp_path / "one"
-    assert run(["probe", "--config", str(path), "--out", str(found), "--no-report", "--workers", "1"], capsys)[0] == 0
+    assert (
+        run(
+            ["probe", "--config", str(path), "--out", str(found), "--no-report", "--workers", "1"],
+            capsys,
+        )[0]
+        == 0
+    )
     spec = source(es.load_run(found)).spec
     assert (spec.seed, spec.corpus.max_tokens, spec.heads, spec.queries) == (5, 200, (3,), 6)
     other = tmp_path / "two"
     flags = ["--seed", "7", "--max-tokens", "150", "--heads", "0"]
-    assert run(["probe", "--config", str(path), "--out", str(other), "--no-report", "--workers", "1", *flags], capsys)[0] == 0
+    assert (
+        run(
+            [
+                "probe",
+                "--config",
+                str(path),
+                "--out",
+                str(other),
+                "--no-report",
+                "--workers",
+                "1",
+                *flags,
+            ],
+            capsys,
+        )[0]
+        == 0
+    )
     spec = source(es.load_run(other)).spec
     assert (spec.seed, spec.corpus.max_tokens, spec.heads, spec.queries) == (7, 150, (0,), 6)
 
 
-def test_what_the_pool_leaves_out_is_said(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Once for all heads that it is true of; the limit of a corpus has no room for a logit without a key."""
+def test_what_the_pool_leaves_out_is_said(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once for all heads that it is true of; the limit of a corpus has no room for a logit without
+    a key.
+    """
     model = save_tiny(tmp_path / "model", "gpt_oss")
     capsys.readouterr()
-    flags = ["--text", str(text), "--pool", "corpus", "--no-report", "--out", str(tmp_path / "run"), *QUICK]
+    flags = [
+        "--text",
+        str(text),
+        "--pool",
+        "corpus",
+        "--no-report",
+        "--out",
+        str(tmp_path / "run"),
+        *QUICK,
+    ]
     code, _, err = run(["probe", str(model), *flags], capsys)
     assert code == 0
     assert err.count("2 of 2 heads: left out of the pool: sink logit") == 1
 
 
-# ---- bad input -------------------------------------------------------------------------------------------------------
+# ---- bad input
+# ------------------------------------------------------------------------------------------
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -238,7 +374,10 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("--layers -1", "--layers: expected numbers such as 0,2-4"),
         ("--layers 3-1", "--layers"),
         ("--heads ,", "--heads: expected numbers such as 0,2-4"),
-        ("--n 16,301", "the pool has 300 keys, got n = 301; give more text (--max-tokens) or smaller n"),
+        (
+            "--n 16,301",
+            "the pool has 300 keys, got n = 301; give more text (--max-tokens) or smaller n",
+        ),
         ("--n 0,5", "n"),
         ("--fit 64", "fit: expected two whole numbers such as 64:4096, got '64'"),
         ("--fit 64:80", "fit: expected at least 3 half octaves between the two numbers, got 64:80"),
@@ -251,14 +390,29 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("--queries 0", "queries"),
         ("--pool sequence --rules tpk", "rules: keep: no rule 'tpk' in 'tpk'; rules: "),
         ("--pool sequence --rules topk --rules window:0+recent", "got 0; rules: "),
-        ("--pool sequence --rules random:2+recent", "expected a probability above 0 and up to 1, got 2; rules: "),
+        (
+            "--pool sequence --rules random:2+recent",
+            "expected a probability above 0 and up to 1, got 2; rules: ",
+        ),
         ("--pool sequence --rules topk+recent", "one part at most may leave its number open"),
-        ("--pool sequence --rules recent:4", "expected rules with one part that has no number, which keeps what is left"),
-        ("--pool sequence --n 16 --rules topk:55+recent", "topk:55+recent keeps more keys surely than 51, 80% of the 64"),
-        ("--pool sequence --n 16 --rules topk:70+recent", "topk: expected at most 64, the number of keys, got 70; rules: "),
+        (
+            "--pool sequence --rules recent:4",
+            "expected rules with one part that has no number, which keeps what is left",
+        ),
+        (
+            "--pool sequence --n 16 --rules topk:55+recent",
+            "topk:55+recent keeps more keys surely than 51, 80% of the 64",
+        ),
+        (
+            "--pool sequence --n 16 --rules topk:70+recent",
+            "topk: expected at most 64, the number of keys, got 70; rules: ",
+        ),
         ("--pool sequence --n 16 --rules lowrank", "lowrank: it mixes all keys and keeps none"),
         ("--rules topk", "rules: they are of a query's own context; use --pool sequence"),
-        ("--pool sequence --n 16 --planted 64", "planted: expected a position that every query sees, got 64; in layer 1 "),
+        (
+            "--pool sequence --n 16 --planted 64",
+            "planted: expected a position that every query sees, got 64; in layer 1 ",
+        ),
         ("--planted 0", "planted: a key has a place in a query's own context; use --pool sequence"),
         ("--planted -1", "planted"),
         ("--temperature 1,-1", "temperature: expected a + b log n above 0 for every n, got "),
@@ -276,11 +430,19 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     ],
 )
 def test_settings_that_make_no_sense(
-    folder: Path, text: Path, tmp_path: Path, flags: str, said: str, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    text: Path,
+    tmp_path: Path,
+    flags: str,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "run"
     source_flags = [] if "packaged" in flags else ["--text", str(text)]
-    line = refused([str(folder), *source_flags, "--out", str(out), "--no-report", *QUICK, *flags.split()], capsys)
+    line = refused(
+        [str(folder), *source_flags, "--out", str(out), "--no-report", *QUICK, *flags.split()],
+        capsys,
+    )
     assert said in line
     assert not (out / "manifest.json").exists()
 
@@ -297,16 +459,25 @@ def test_settings_that_make_no_sense(
     ],
 )
 def test_texts_that_cannot_be_read(
-    folder: Path, tmp_path: Path, name: str, content: bytes | None, said: str, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    tmp_path: Path,
+    name: str,
+    content: bytes | None,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
-    line = refused([str(folder), "--text", str(path), "--out", str(tmp_path / "run"), *QUICK], capsys)
+    line = refused(
+        [str(folder), "--text", str(path), "--out", str(tmp_path / "run"), *QUICK], capsys
+    )
     assert said in line
 
 
-def test_models_that_cannot_be_used(folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_that_cannot_be_used(
+    folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from safetensors.torch import load_file, save_file
 
     rest = ["--text", str(text), "--out", str(tmp_path / "run"), *QUICK]
@@ -340,19 +511,41 @@ def test_models_that_attend_in_their_own_code(
     build(config, {**options, **dict.fromkeys(more, True)}).save_pretrained(tmp_path / "model")
     tokenizer("gpt2").save_pretrained(tmp_path / "model")
     capsys.readouterr()
-    line = refused([str(tmp_path / "model"), "--text", str(text), "--out", str(tmp_path / "run"), *QUICK], capsys)
+    line = refused(
+        [str(tmp_path / "model"), "--text", str(text), "--out", str(tmp_path / "run"), *QUICK],
+        capsys,
+    )
     assert "computes attention in its own code" in line
     assert not (tmp_path / "run").exists()
 
 
-def test_empty_stdin(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_stdin(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b" \n")))
     line = refused([str(folder), "--text", "-", "--out", str(tmp_path / "run"), *QUICK], capsys)
     assert "standard input is empty; pipe text into the command" in line
 
 
-def test_two_sources_of_text(folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = refused([str(folder), "--text", str(text), "--packaged", "prose", "--out", str(tmp_path / "run"), *QUICK], capsys)
+def test_two_sources_of_text(
+    folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(
+        [
+            str(folder),
+            "--text",
+            str(text),
+            "--packaged",
+            "prose",
+            "--out",
+            str(tmp_path / "run"),
+            *QUICK,
+        ],
+        capsys,
+    )
     assert "leave all but one out" in line
 
 
@@ -360,13 +553,17 @@ def test_a_folder_with_other_things_is_not_touched(
     folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    refused_line = run(["probe", str(folder), "--text", str(text), "--out", str(tmp_path), *QUICK], capsys)
+    refused_line = run(
+        ["probe", str(folder), "--text", str(text), "--out", str(tmp_path), *QUICK], capsys
+    )
     assert refused_line[0] == 2
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 @pytest.mark.slow
-def test_no_arguments_are_the_packaged_model_and_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_arguments_are_the_packaged_model_and_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model_folder()
     code, shown, _ = run(
         [

@@ -17,14 +17,27 @@ def test_page_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert (code, out) == (0, "")
     assert err == f"page: {first}/report.html\n"
     page = tmp_path / "pages" / "both.html"
-    arguments = ["report", first, second, "--out", str(page), "--figures", "svg,png", "--figures-out", str(tmp_path / "f")]
+    arguments = [
+        "report",
+        first,
+        second,
+        "--out",
+        str(page),
+        "--figures",
+        "svg,png",
+        "--figures-out",
+        str(tmp_path / "f"),
+    ]
     code, out, _ = run([*arguments, "--open", "no", "--json"], capsys)
     assert code == 0
     told = json.loads(out)
     assert told["page"] == str(page)
     assert page.read_text("utf-8").startswith("<!doctype html>")
     assert {Path(file).suffix for file in told["figures"]} == {".svg", ".png"}
-    assert {Path(file).parent for file in told["figures"]} == {tmp_path / "f" / "a", tmp_path / "f" / "b"}
+    assert {Path(file).parent for file in told["figures"]} == {
+        tmp_path / "f" / "a",
+        tmp_path / "f" / "b",
+    }
     assert all(Path(file).exists() for file in told["figures"])
 
 
@@ -38,8 +51,12 @@ def test_page_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         ([], "Missing argument 'RUN'. (see esscher report --help)"),
     ],
 )
-def test_bad_input(arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = str(sparse_run(tmp_path / "run").path)
-    code, out, err = run(["report", *(made if part == "RUN" else part for part in arguments)], capsys)
+    code, out, err = run(
+        ["report", *(made if part == "RUN" else part for part in arguments)], capsys
+    )
     assert (code, out) == (2, "")
     assert err == f"esscher: {message}\n"

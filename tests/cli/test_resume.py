@@ -1,4 +1,6 @@
-"""Ctrl-C on the command line, and how a resumed run ends: with what the command that began it leaves."""
+"""Ctrl-C on the command line, and how a resumed run ends: with what the command that began it
+leaves.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,16 @@ import pytest
 from tests.cli.commands import run
 
 QUICK = (
-    "job: converge\nlaw: {law: gaussian, dim: 2}\nhead: {horizon: 0.3}\nn: 20,60,200\nmetrics: [l2]\nqueries: 4\ntitle: small\n"
+    "job: converge\nlaw: {law: gaussian, dim: 2}\nhead: {horizon: 0.3}\nn: 20,60,200\nmetrics:"
+    " [l2]\nqueries: 4\ntitle: small\n"
 )
 PATIENCE = 90.0  # seconds a loaded machine may take; nothing is asserted of it
 
 
 def under_a_terminal(arguments: list[str], stop_at: str) -> tuple[int, str]:
-    """Exit code and what the screen shows of the command line in a terminal of its own; Ctrl-C where ``stop_at`` appears."""
+    """Exit code and what the screen shows of the command line in a terminal of its own; Ctrl-C
+    where ``stop_at`` appears.
+    """
     pid, screen = pty.fork()
     if pid == 0:
         signal.signal(
@@ -53,13 +58,17 @@ def under_a_terminal(arguments: list[str], stop_at: str) -> tuple[int, str]:
 def test_ctrl_c_ends_with_the_command_to_go_on(tmp_path: Path) -> None:
     file, out = tmp_path / "long.yaml", tmp_path / "run"
     file.write_text(QUICK + "repeats: 200000\n")
-    code, shown = under_a_terminal(["converge", str(file), "--out", str(out), "--figures", ""], stop_at="left")
+    code, shown = under_a_terminal(
+        ["converge", str(file), "--out", str(out), "--figures", ""], stop_at="left"
+    )
     assert code == 130
     assert f"To continue: esscher resume {out}" in " ".join(shown.split())
     assert "Traceback" not in shown
 
 
-def test_resume_ends_as_the_command_would_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_ends_as_the_command_would_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file, out = tmp_path / "quick.yaml", tmp_path / "run"
     file.write_text(QUICK + "repeats: 24\n")
     code, shown, err = run(["converge", str(file), "--out", str(out)], capsys)
@@ -77,7 +86,9 @@ def test_resume_ends_as_the_command_would_have(tmp_path: Path, capsys: pytest.Ca
     assert f"figure: {out / 'rates.svg'}" in err
 
 
-def test_a_page_of_what_a_run_no_longer_is_goes_when_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_of_what_a_run_no_longer_is_goes_when_it_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file, out = tmp_path / "quick.yaml", tmp_path / "run"
     file.write_text(QUICK + "repeats: 24\n")
     assert run(["converge", str(file), "--out", str(out), "--figures", ""], capsys)[0] == 0

@@ -30,11 +30,19 @@ sys.exit(code)
 """
 
 
-def imported(arguments: list[str], folder: Path, heavy: tuple[str, ...] = HEAVY, **environment: str) -> tuple[str, str]:
+def imported(
+    arguments: list[str], folder: Path, heavy: tuple[str, ...] = HEAVY, **environment: str
+) -> tuple[str, str]:
     """What a fresh process prints, and what it imported of the heavy packages."""
     command = [sys.executable, "-c", f"HEAVY = {heavy}{CALL}", *arguments]
     done = subprocess.run(
-        command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, check=True, timeout=120
+        command,
+        cwd=folder,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     said, _, names = done.stdout.rpartition("imported:")
     return said, names.strip()
@@ -57,8 +65,12 @@ def test_nothing_that_computes_is_imported(arguments: list[str], tmp_path: Path)
 
 
 def test_runs_are_listed_by_their_manifests(tmp_path: Path) -> None:
-    """Tables are not looked at, so what reads them is not imported: it is half of the time that the command takes."""
-    start = Start(started="2030-01-01T00:00:00+00:00", executor="this process", machine={}, versions={})
+    """Tables are not looked at, so what reads them is not imported: it is half of the time that the
+    command takes.
+    """
+    start = Start(
+        started="2030-01-01T00:00:00+00:00", executor="this process", machine={}, versions={}
+    )
     store = Store(tmp_path / "mine")
     store.create()
     Manifest.begin(FlowSpec(), [{"length": 10}], {}, start).write(store)
@@ -73,9 +85,15 @@ def test_the_test_sees_an_import(tmp_path: Path) -> None:
     assert "torch" in names.split()
 
 
-@pytest.mark.parametrize(("line", "expected"), [("esscher pr", {"predict", "probe"}), ("esscher icl fl", {"flow"})])
+@pytest.mark.parametrize(
+    ("line", "expected"), [("esscher pr", {"predict", "probe"}), ("esscher icl fl", {"flow"})]
+)
 def test_names_are_completed_without_imports(line: str, expected: set[str], tmp_path: Path) -> None:
-    shell = {"_ESSCHER_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    shell = {
+        "_ESSCHER_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(line.split()) - 1),
+    }
     said, names = imported([], tmp_path, **shell)
     assert set(said.split()) == expected
     assert names == ""
@@ -90,20 +108,36 @@ def printed(script: str) -> str:
 
 def test_specs_are_read_without_what_computes_them() -> None:
     """Flags come from their fields, so help would wait for it."""
-    names = [*(module for module, _ in JOBS.values()), "esscher.cli.prediction_spec", "esscher.icl.figures"]
+    names = [
+        *(module for module, _ in JOBS.values()),
+        "esscher.cli.prediction_spec",
+        "esscher.icl.figures",
+    ]
     script = f"import sys, importlib\nfor name in {names}: importlib.import_module(name)\n"
     assert printed(f"{script}print(*[name for name in {HEAVY} if name in sys.modules])") == ""
 
 
 def test_a_function_stays_itself_when_the_module_of_its_name_is_imported() -> None:
-    """``icl.risk`` and ``icl.training.train`` are functions, and modules of these names hold them."""
-    modules = "import esscher.icl.risk.exact, esscher.icl.training.job, esscher.icl.training.train, esscher.icl as icl"
-    assert printed(f"{modules}\nprint(callable(icl.risk), callable(icl.training.train))") == "True True"
+    """``icl.risk`` and ``icl.training.train`` are functions, and modules of these names hold
+    them.
+    """
+    modules = (
+        "import esscher.icl.risk.exact, esscher.icl.training.job, esscher.icl.training.train,"
+        " esscher.icl as icl"
+    )
+    assert (
+        printed(f"{modules}\nprint(callable(icl.risk), callable(icl.training.train))")
+        == "True True"
+    )
 
 
 def test_resume_knows_every_job() -> None:
     """A fresh process imports none of them by itself."""
-    modules = [path for path in SRC.rglob("*.py") if re.search(r'\nregister\("[a-z-]+", "esscher\.', path.read_text("utf-8"))]
+    modules = [
+        path
+        for path in SRC.rglob("*.py")
+        if re.search(r'\nregister\("[a-z-]+", "esscher\.', path.read_text("utf-8"))
+    ]
     assert sorted(module for module, _ in JOBS.values()) == sorted(
         ".".join(path.relative_to(SRC).with_suffix("").parts) for path in modules
     )

@@ -1,4 +1,6 @@
-"""Small pools whose errors are known by brute force: every sequence of draws, every subset of kept keys."""
+"""Small pools whose errors are known by brute force: every sequence of draws, every subset of kept
+keys.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,11 @@ def by_sequences(scores: Floats, values: Floats, n: int, weights: Floats | None 
         rows = list(draw)
         p, chance = softmax(scores[rows]), np.prod(w[rows])
         error = p @ values[rows] - limit
-        mse, sum_p2, bias = mse + chance * error @ error, sum_p2 + chance * p @ p, bias + chance * error
+        mse, sum_p2, bias = (
+            mse + chance * error @ error,
+            sum_p2 + chance * p @ p,
+            bias + chance * error,
+        )
     return Truth(float(mse), float(sum_p2), bias)
 
 
@@ -50,5 +56,9 @@ def by_subsets(scores: Floats, values: Floats, fraction: float) -> Truth:
         chance = np.prod(np.where(kept, fraction, 1 - fraction))
         p = softmax(scores[kept])
         error = p @ values[kept] - limit
-        mse, sum_p2, bias = mse + chance * error @ error, sum_p2 + chance * p @ p, bias + chance * error
+        mse, sum_p2, bias = (
+            mse + chance * error @ error,
+            sum_p2 + chance * p @ p,
+            bias + chance * error,
+        )
     return Truth(float(mse), float(sum_p2), bias)

@@ -20,9 +20,17 @@ def ladder(points: int, low: float = 100, high: float = 30_000) -> npt.NDArray[n
 
 
 def squared_errors(
-    generator: np.random.Generator, repeats: int, n: npt.NDArray[np.int64], rms: Floats, *, dof: int, nested: bool
+    generator: np.random.Generator,
+    repeats: int,
+    n: npt.NDArray[np.int64],
+    rms: Floats,
+    *,
+    dof: int,
+    nested: bool,
 ) -> Floats:
-    """rms^2 chi-square(dof) / dof; nested repeats have correlation n / m between n < m, as a mean over prefixes has."""
+    """rms^2 chi-square(dof) / dof; nested repeats have correlation n / m between n < m, as a mean
+    over prefixes has.
+    """
     normal = generator.standard_normal((repeats, dof, n.size))
     if nested:
         for j in range(1, n.size):
@@ -38,10 +46,15 @@ def montecarlo(n: npt.NDArray[np.int64], samples: Floats) -> ErrorCurve:
     return ErrorCurve(n=n, rms=np.sqrt(mean), kind="montecarlo", stderr=stderr, samples=samples)
 
 
-def fits(sets: int, repeats: int, points: int, law: Law, *, dof: int, nested: bool, seed: int = 7) -> list[RateFit]:
+def fits(
+    sets: int, repeats: int, points: int, law: Law, *, dof: int, nested: bool, seed: int = 7
+) -> list[RateFit]:
     generator, n = np.random.default_rng(seed), ladder(points)
     rms = law(n.astype(float))
-    curves = (montecarlo(n, squared_errors(generator, repeats, n, rms, dof=dof, nested=nested)) for _ in range(sets))
+    curves = (
+        montecarlo(n, squared_errors(generator, repeats, n, rms, dof=dof, nested=nested))
+        for _ in range(sets)
+    )
     return [fit_rate(curve, seed=i) for i, curve in enumerate(curves)]
 
 
@@ -63,4 +76,6 @@ def noisy_curve(rms: Law, n: npt.NDArray[np.int64], relative: float, seed: int) 
     """Errors with independent relative noise whose standard error is known, and no repeats."""
     exact = rms(n.astype(float))
     noise = np.random.default_rng(seed).standard_normal(n.size)
-    return ErrorCurve(n=n, rms=exact * np.exp(relative * noise), kind="montecarlo", stderr=relative * exact)
+    return ErrorCurve(
+        n=n, rms=exact * np.exp(relative * noise), kind="montecarlo", stderr=relative * exact
+    )

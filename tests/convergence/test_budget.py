@@ -18,7 +18,9 @@ from esscher.convergence.split import share_tokens
 def power_law(beta: float, n: list[int], scale: float = 1.0, slope: bool = True) -> ErrorCurve:
     counts = np.array(n)
     slopes = np.full(counts.size, -beta) if slope else None
-    return ErrorCurve(n=counts, rms=counts**-beta, kind="exact", scale=scale, slope=slopes, delta=1.0)
+    return ErrorCurve(
+        n=counts, rms=counts**-beta, kind="exact", scale=scale, slope=slopes, delta=1.0
+    )
 
 
 @pytest.mark.parametrize("slope", [True, False])
@@ -30,14 +32,18 @@ def test_power_law_is_inverted_exactly(slope: bool) -> None:
 
 
 def test_is_the_smallest_n_of_a_real_head() -> None:
-    """The interpolated answer and its neighbours are checked by evaluating the exact curve there."""
+    """The interpolated answer and its neighbours are checked by evaluating the exact curve
+    there.
+    """
     law = es.Gaussian(torch.eye(3).double())
     head = es.Head(1.3 * torch.eye(3).double(), torch.eye(3).double())
     x = law.sample(50, torch.Generator().manual_seed(0))
     curve = es.exact_curve(head, law, x, np.unique(np.geomspace(1, 10**9, 37).round()))
     for epsilon in (0.9, 0.5, 0.3):
         n = es.tokens_needed(curve, epsilon)
-        around = es.exact_curve(head, law, x, [max(1, int(0.99 * n)), n, int(1.01 * n) + 1]).relative
+        around = es.exact_curve(
+            head, law, x, [max(1, int(0.99 * n)), n, int(1.01 * n) + 1]
+        ).relative
         assert around[2] <= epsilon * (1 + 1e-3)
         assert around[0] >= epsilon * (1 - 1e-3)
 
@@ -60,7 +66,8 @@ def test_a_limit_of_size_zero_has_no_relative_error() -> None:
 
 def test_asymptotic_from() -> None:
     counts = np.unique(np.geomspace(1, 10**4, 60).round()).astype(np.int64)
-    rms = counts**-0.5 * (1 - 0.5 / np.sqrt(counts))  # the delta method is within 10 % once 0.5 / sqrt(n) < 0.0909
+    # the delta method is within 10 % once 0.5 / sqrt(n) < 0.0909
+    rms = counts**-0.5 * (1 - 0.5 / np.sqrt(counts))
     curve = ErrorCurve(n=counts, rms=rms, kind="exact", delta=1.0, scale=1.0)
     assert asymptotic_from(curve) in (30, 31, 32)
     law = es.Gaussian(torch.eye(2).double())
@@ -83,14 +90,23 @@ def test_frame_is_tidy() -> None:
 
 
 def curve_of(n: list[int], rms: list[float], **fields: Any) -> ErrorCurve:
-    return ErrorCurve(n=np.array(n), rms=np.array(rms, dtype=float), kind="exact", **({"scale": 1.0, "delta": 1.0} | fields))
+    return ErrorCurve(
+        n=np.array(n),
+        rms=np.array(rms, dtype=float),
+        kind="exact",
+        **({"scale": 1.0, "delta": 1.0} | fields),
+    )
 
 
 def test_the_order_of_n_and_an_n_given_twice_change_nothing() -> None:
     n, rms = [1, 4, 16, 64], [1.0, 0.5, 0.25, 0.125]
     shuffled = curve_of([64, 4, 1, 16, 4], [0.125, 0.5, 1.0, 0.25, 0.5])
     for given in (curve_of(n, rms), shuffled):
-        assert (tokens_needed(given, 0.5), tokens_needed(given, 0.3), asymptotic_from(given)) == (4, 12, 1)
+        assert (tokens_needed(given, 0.5), tokens_needed(given, 0.3), asymptotic_from(given)) == (
+            4,
+            12,
+            1,
+        )
     with pytest.raises(ValueError, match=r"n = 4 has two errors, 0\.5 and 0\.4"):
         tokens_needed(curve_of([4, 4], [0.5, 0.4]), 0.1)
 
@@ -101,7 +117,10 @@ def test_errors_of_zero_flat_and_single_points() -> None:
     assert nothing.relative.tolist() == [0.0, 0.0, 0.0]
     assert (tokens_needed(nothing, 0.1), asymptotic_from(nothing)) == (1, 1)
     assert curve_of([1, 2], [0.5, 0.0], scale=0.0).relative.tolist() == [np.inf, 0.0]
-    assert (tokens_needed(curve_of([7], [0.2]), 0.2), asymptotic_from(curve_of([7], [7**-0.5]))) == (7, 7)
+    assert (
+        tokens_needed(curve_of([7], [0.2]), 0.2),
+        asymptotic_from(curve_of([7], [7**-0.5])),
+    ) == (7, 7)
     assert tokens_needed(curve_of([1, 10, 100], [0.3] * 3, slope=np.zeros(3)), 0.3) == 1
     for flat in (curve_of([7], [0.2]), curve_of([1, 7], [0.2, 0.2])):
         with pytest.raises(ValueError, match="not reached"):
@@ -110,7 +129,10 @@ def test_errors_of_zero_flat_and_single_points() -> None:
     assert 10 < tokens_needed(ends, 0.1) < tokens_needed(ends, 1e-6) == 100
     with pytest.raises(ValueError, match="off by a factor inf at the largest n = 200"):
         asymptotic_from(ends)
-    assert tokens_needed(curve_of([1, 2**53], [1.0, 2**-26.5], slope=np.full(2, -0.5)), 2**-26.5) <= 2**53
+    assert (
+        tokens_needed(curve_of([1, 2**53], [1.0, 2**-26.5], slope=np.full(2, -0.5)), 2**-26.5)
+        <= 2**53
+    )
 
 
 @pytest.mark.parametrize("bad", [[0.5, float("nan")], [float("inf"), 0.5], [0.5, -0.1]])

@@ -1,4 +1,6 @@
-"""coverage: exact probabilities against simulation, vAttention's scheme against its own steps, and known cases."""
+"""coverage: exact probabilities against simulation, vAttention's scheme against its own steps, and
+known cases.
+"""
 
 from __future__ import annotations
 
@@ -17,47 +19,69 @@ KEYS = 150
 def tensors(keys: int = KEYS, sharp: float = 1.0, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Values with a mean of their own, so that a relative error means something."""
     generator = torch.Generator().manual_seed(seed)
-    q, k, v = (torch.randn(rows, 4, generator=generator, dtype=torch.float64) for rows in (3, keys, keys))
+    q, k, v = (
+        torch.randn(rows, 4, generator=generator, dtype=torch.float64) for rows in (3, keys, keys)
+    )
     return sharp * q, k, v + 1
 
 
-RULES = ["random:0.5:reweight", "topk:8+random:0.4:reweight", "neyman:80", "random:0.7", "magicpig:2:6"]
+RULES = [
+    "random:0.5:reweight",
+    "topk:8+random:0.4:reweight",
+    "neyman:80",
+    "random:0.7",
+    "magicpig:2:6",
+]
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_independent_keys_against_drawn_subsets(rule: str) -> None:
-    """100,000 subsets, 3 queries at their own places: 4.5 standard errors, 7e-6 each and 2e-4 for all 30 numbers."""
+    """100,000 subsets, 3 queries at their own places: 4.5 standard errors, 7e-6 each and 2e-4 for
+    all 30 numbers.
+    """
     q, k, v = tensors()
     positions = [KEYS - 1, 130, 120]
     found = es.coverage(q, k, v, rule, 0.15, positions=positions, repeats=4000, seed=3)
-    assert (found.denominator_stderr == 0).all() or rule == "neyman:80", "its weights make all keys count nearly alike"
+    assert (found.denominator_stderr == 0).all() or rule == "neyman:80", (
+        "its weights make all keys count nearly alike"
+    )
     context = es.keep.Context.of(q, k, v, positions=positions)
     kept = es.keep.parse(rule).include(context)
     weight = torch.ones_like(kept.probability) if kept.weight is None else kept.weight
     generator = torch.Generator().manual_seed(11)
     missed, beyond = np.zeros(3), np.zeros(3)
     for _ in range(20):
-        chosen = torch.rand(5000, 3, KEYS, generator=generator, dtype=torch.float64) < kept.probability
+        chosen = (
+            torch.rand(5000, 3, KEYS, generator=generator, dtype=torch.float64) < kept.probability
+        )
         mass = chosen * weight * context.attention
         total = mass.sum(2)
         missed += ((total - 1).abs() > 0.15).double().mean(0).numpy() / 20
         off = (mass @ v / total[:, :, None] - context.limit).norm(dim=2)
         beyond += (~(off <= 0.15 * context.limit.norm(dim=1))).double().mean(0).numpy() / 20
     stderr = np.sqrt(np.maximum(missed * (1 - missed), 1e-5) / 100_000)
-    assert (np.abs(found.denominator - missed) < 4.5 * np.hypot(found.denominator_stderr, stderr)).all()
+    assert (
+        np.abs(found.denominator - missed) < 4.5 * np.hypot(found.denominator_stderr, stderr)
+    ).all()
     assert (np.abs(found.output - beyond) < 4.5 * np.hypot(found.output_stderr, stderr)).all()
     np.testing.assert_allclose(found.kept, kept.size.numpy())
 
 
-def scheme(e: np.ndarray, held: float, epsilon: float, base: float, repeats: int) -> tuple[float, float]:
-    """vAttention's own steps, drawn: how often |Z/D - 1| > epsilon at delta = .1, and the mean budget."""
+def scheme(
+    e: np.ndarray, held: float, epsilon: float, base: float, repeats: int
+) -> tuple[float, float]:
+    """vAttention's own steps, drawn: how often |Z/D - 1| > epsilon at delta = .1, and the mean
+    budget.
+    """
     random = np.random.default_rng(5)
     n, whole = len(e), held + e.sum()
     size = max(2, int(base * n))
     missed, spent = 0, 0
     for _ in range(repeats):
         first = e[random.integers(0, n, size)]
-        wanted = (1.2815515655446004 * first.std(ddof=1) * n / (epsilon * (held + n * first.mean()))) ** 2
+        wanted = (
+            1.2815515655446004 * first.std(ddof=1) * n / (epsilon * (held + n * first.mean()))
+        ) ** 2
         budget = int(np.clip(wanted, size, n))
         missed += abs((held + n * e[random.integers(0, n, budget)].mean()) / whole - 1) > epsilon
         spent += budget
@@ -66,12 +90,16 @@ def scheme(e: np.ndarray, held: float, epsilon: float, base: float, repeats: int
 
 @pytest.mark.parametrize("topk", [0, 20])
 def test_vattention_against_its_own_steps(topk: int) -> None:
-    """5000 runs of the whole scheme, 3 queries: 4.5 standard errors of the difference, 7e-6 each."""
+    """5000 runs of the whole scheme, 3 queries: 4.5 standard errors of the difference, 7e-6
+    each.
+    """
     q, k, v = tensors(500, sharp=1.4)
     rule = es.keep.AdaptiveRest(0.2, 0.1, 0.05)
     found = es.coverage(q, k, v, es.keep.TopK(topk) | rule if topk else rule, repeats=2000)
     assert found.epsilon == 0.2
-    assert (found.denominator_stderr < 0.006).all(), "0 where every base sample asks for less than its own size"
+    assert (found.denominator_stderr < 0.006).all(), (
+        "0 where every base sample asks for less than its own size"
+    )
     for i, row in enumerate(es.keep.Context.of(q, k, v).attention.numpy()):
         e = np.sort(row)[: len(row) - topk]
         missed, spent = scheme(e, float(row.sum() - e.sum()), 0.2, 0.05, 5000)
@@ -81,10 +109,14 @@ def test_vattention_against_its_own_steps(topk: int) -> None:
 
 
 def test_with_sigma_known_the_guarantee_is_one_sided() -> None:
-    """Scores of deviation 1/2 make a nearly normal sum: each side is missed with probability delta, both with twice that."""
+    """Scores of deviation 1/2 make a nearly normal sum: each side is missed with probability delta,
+    both with twice that.
+    """
     generator = torch.Generator().manual_seed(2)
     k = torch.randn(4096, 1, generator=generator, dtype=torch.float64)
-    found = es.coverage([[0.5]], k, torch.ones_like(k), es.keep.AdaptiveRest(0.02, 0.05, base=0), scale=1.0)
+    found = es.coverage(
+        [[0.5]], k, torch.ones_like(k), es.keep.AdaptiveRest(0.02, 0.05, base=0), scale=1.0
+    )
     assert found.denominator == pytest.approx(0.1, abs=0.003)
     assert found.denominator_stderr == pytest.approx(0, abs=0)
     assert found.output == pytest.approx(0, abs=0), "equal values have no error"
@@ -103,7 +135,9 @@ def test_sure_keys_leave_nothing_to_chance() -> None:
 
 
 def test_no_kept_key_is_beyond() -> None:
-    """Ten keys, each kept with probability .05: nothing is left with .95^10 = .599; 4.5 standard errors, 7e-6."""
+    """Ten keys, each kept with probability .05: nothing is left with .95^10 = .599; 4.5 standard
+    errors, 7e-6.
+    """
     generator = torch.Generator().manual_seed(0)
     k = torch.randn(10, 2, generator=generator, dtype=torch.float64)
     found = es.coverage([[1.0, 0.0]], k, 100 + k, "random:0.05", 0.5)
@@ -129,7 +163,9 @@ def test_few_keys_are_summed_over_subsets(rule: str) -> None:
 
 
 def test_a_rest_of_no_weight_misses_nothing() -> None:
-    """The rest weighs 1e-13 of the sink: 0 is exact, though a sum so far inside its bounds has no inversion."""
+    """The rest weighs 1e-13 of the sink: 0 is exact, though a sum so far inside its bounds has no
+    inversion.
+    """
     k = torch.cat([torch.tensor([[40.0]]), torch.linspace(0, 1, 200)[:, None]]).double()
     found = es.coverage([[1.0]], k, k, "sinks:1+adaptive:0.1:base=0.02", scale=1.0)
     assert found.denominator == 0
@@ -138,7 +174,8 @@ def test_a_rest_of_no_weight_misses_nothing() -> None:
 
 @pytest.mark.parametrize("rule", ["adaptive:0.3:base=0.05", "random:0.2:reweight"])
 def test_atoms_are_simulated(rule: str) -> None:
-    """Scores of two values: the sum has atoms, and the answer a standard error; against the binomial law of how many it takes.
+    """Scores of two values: the sum has atoms, and the answer a standard error; against the
+    binomial law of how many it takes.
 
     Within 4.5 standard errors, 7e-6."""
     k = torch.tensor([[0.0]] * 50 + [[1.0]] * 50, dtype=torch.float64)

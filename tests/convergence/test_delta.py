@@ -33,7 +33,9 @@ def test_gaussian_closed_form() -> None:
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
 def test_equals_its_definition_by_sampling(law: Law) -> None:
-    """C = E[e^2 c c^T] / (E e)^2 with E by samples at a small tilt, 5 standard errors entry by entry."""
+    """C = E[e^2 c c^T] / (E e)^2 with E by samples at a small tilt, 5 standard errors entry by
+    entry.
+    """
     measure = law.make()
     d = measure.dim
     head = es.Head(0.2 * law.tilt * torch.eye(d).double(), randn(2, d))
@@ -49,9 +51,11 @@ def test_equals_its_definition_by_sampling(law: Law) -> None:
 
 
 def test_single_precision_input_is_not_rounded_again() -> None:
-    """A mixture with a Laplace part, 2 theta up to a thousandth from the edge of its strip, against 40 digits: 1e-12.
+    """A mixture with a Laplace part, 2 theta up to a thousandth from the edge of its strip, against
+    40 digits: 1e-12.
 
-    K = log(sum_k pi_k exp K_k), C = exp(K(2 theta) - 2 K(theta)) (K''(2 theta) + (K'(2 theta) - K'(theta))^2) V^2.
+    K = log(sum_k pi_k exp K_k), C = exp(K(2 theta) - 2 K(theta)) (K''(2 theta) + (K'(2 theta) -
+    K'(theta))^2) V^2.
     """
     scale, slope = 0.4151920974254608, 1.1
     law = es.Mixture([0.25, 0.75], [es.Laplace(1, scale), es.Gaussian([[0.5]], [0.25])])
@@ -67,9 +71,17 @@ def test_single_precision_input_is_not_rounded_again() -> None:
             x = torch.tensor([[part / (2 * scale * slope)]])
             theta = a * mpmath.mpf(float(x))
             shift = mpmath.diff(K, 2 * theta) - mpmath.diff(K, theta)
-            truth = mpmath.exp(K(2 * theta) - 2 * K(theta)) * (mpmath.diff(K, 2 * theta, 2) + shift**2) * v**2
-            assert float(es.delta_covariance(head, law, x)) == pytest.approx(float(truth), rel=1e-12 / (1 - part))
-            assert es.exact_curve(head, law, x, [9]).delta == pytest.approx(float(truth), rel=1e-12 / (1 - part))
+            truth = (
+                mpmath.exp(K(2 * theta) - 2 * K(theta))
+                * (mpmath.diff(K, 2 * theta, 2) + shift**2)
+                * v**2
+            )
+            assert float(es.delta_covariance(head, law, x)) == pytest.approx(
+                float(truth), rel=1e-12 / (1 - part)
+            )
+            assert es.exact_curve(head, law, x, [9]).delta == pytest.approx(
+                float(truth), rel=1e-12 / (1 - part)
+            )
 
 
 def test_infinite_where_the_squared_weight_has_no_mean() -> None:
@@ -104,7 +116,9 @@ def test_the_trace_needs_no_covariance(law: Law, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_delta_method_beyond_the_range_is_infinite_and_never_nan() -> None:
-    """s = 40: exp(1600) overflows; a value map that is 0 in one coordinate has no error there, so 0 and not 0 * inf."""
+    """s = 40: exp(1600) overflows; a value map that is 0 in one coordinate has no error there, so 0
+    and not 0 * inf.
+    """
     head = es.Head(torch.eye(2).double(), torch.tensor([[1.0, 0.0], [0.0, 0.0]]).double())
     law = es.Gaussian(torch.eye(2).double())
     found = es.delta_covariance(head, law, torch.tensor([[40.0, 0.0]]).double())[0]

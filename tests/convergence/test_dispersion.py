@@ -10,15 +10,21 @@ import esscher as es
 from esscher.convergence import dispersion as module
 
 
-def pool(spread: float, keys: int = 1500, queries: int = 6, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def pool(
+    spread: float, keys: int = 1500, queries: int = 6, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Queries and keys in 8 dimensions, scores of about this deviation."""
     generator = torch.Generator().manual_seed(seed)
-    q, k = (torch.randn(rows, 8, dtype=torch.float64, generator=generator) for rows in (queries, keys))
+    q, k = (
+        torch.randn(rows, 8, dtype=torch.float64, generator=generator) for rows in (queries, keys)
+    )
     return spread * q, k
 
 
 def test_simulation() -> None:
-    """20000 draws at each n: 12 numbers within 4.5 standard errors, a false alarm in 10^4 of them; fixed seed."""
+    """20000 draws at each n: 12 numbers within 4.5 standard errors, a false alarm in 10^4 of them;
+    fixed seed.
+    """
     q, k = pool(2.0, keys=300, queries=1)
     temperature, place, repeats = (0.5, 0.25), 11, 20000
     curve = es.dispersion_curve(q, k, [2, 16, 100], temperature=temperature, planted=place)
@@ -38,7 +44,9 @@ def test_simulation() -> None:
             assert abs(sample.mean() - found) < 4.5 * sample.std() / repeats**0.5
 
 
-@pytest.mark.parametrize(("spread", "temperature"), [(0.1, None), (1.0, (0.2, 0.4)), (6.0, (3.0, 0.0))])
+@pytest.mark.parametrize(
+    ("spread", "temperature"), [(0.1, None), (1.0, (0.2, 0.4)), (6.0, (3.0, 0.0))]
+)
 def test_grids_against_keys(spread: float, temperature: tuple[float, float] | None) -> None:
     """What the grids get wrong: 1e-5, and 4e-3 of the largest weight."""
     q, k = pool(spread, keys=6000, queries=3)
@@ -59,11 +67,15 @@ def test_a_temperature_multiplies_the_scores() -> None:
     for j, count in enumerate(n):
         scaled = es.dispersion_curve(q, k, [count], scale=float(warm.temperature[j]) / 8**0.5)
         assert warm.temperature[j] == pytest.approx(0.3 + 0.4 * np.log(count))
-        np.testing.assert_allclose(warm.to_frame().iloc[j, 2:5], scaled.to_frame().iloc[0, 2:5], rtol=1e-10)
+        np.testing.assert_allclose(
+            warm.to_frame().iloc[j, 2:5], scaled.to_frame().iloc[0, 2:5], rtol=1e-10
+        )
 
 
 def test_keys_hundreds_of_nats_apart_take_all_or_nothing() -> None:
-    """Scores 0, 1e4, 2e4: the largest of those drawn has all; it is drawn c times of 5 with the chance of these counts."""
+    """Scores 0, 1e4, 2e4: the largest of those drawn has all; it is drawn c times of 5 with the
+    chance of these counts.
+    """
     curve = es.dispersion_curve([[1e4]], [[0.0], [1.0], [2.0]], [5], scale=1.0, planted=1)
     truth = np.zeros(2)
     for draw in np.ndindex(*[3] * 5):

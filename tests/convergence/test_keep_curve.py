@@ -1,4 +1,6 @@
-"""exact_pool_curve(keep=...): against the sampling it generalises, against brute force, and what it refuses."""
+"""exact_pool_curve(keep=...): against the sampling it generalises, against brute force, and what it
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ KEYS = 40
 
 def tensors(seed: int = 0, keys: int = KEYS) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    q, k, v = (torch.randn(rows, 8, generator=generator, dtype=torch.float64) for rows in (6, keys, keys))
+    q, k, v = (
+        torch.randn(rows, 8, generator=generator, dtype=torch.float64) for rows in (6, keys, keys)
+    )
     return 2 * q, k, v[:, :5]
 
 
@@ -34,10 +38,13 @@ def test_random_keys_are_the_bernoulli_sampling() -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", ["sinks:2+recent:5+random:0.3:reweight", "topk:4+random:0.2:reweight", "neyman:12", "window:3"]
+    "rule",
+    ["sinks:2+recent:5+random:0.3:reweight", "topk:4+random:0.2:reweight", "neyman:12", "window:3"],
 )
 def test_a_rule_against_drawn_subsets(rule: str) -> None:
-    """20,000 subsets: the mean squared error of each query within 5 of its standard errors; 4e-6 for 6 queries."""
+    """20,000 subsets: the mean squared error of each query within 5 of its standard errors; 4e-6
+    for 6 queries.
+    """
     q, k, v = tensors()
     positions = [KEYS - 1, KEYS - 1, 30, 25, 20, 15]
     curve = es.exact_pool_curve(q, k, v, keep=rule, positions=positions)
@@ -47,25 +54,44 @@ def test_a_rule_against_drawn_subsets(rule: str) -> None:
     generator = torch.Generator().manual_seed(5)
     squares = []
     for _ in range(100):
-        chosen = torch.rand(200, 6, KEYS, generator=generator, dtype=torch.float64) < kept.probability
+        chosen = (
+            torch.rand(200, 6, KEYS, generator=generator, dtype=torch.float64) < kept.probability
+        )
         logits = (context.scores + weight.log()).masked_fill(~chosen, -torch.inf)
         error = torch.softmax(logits, 2) @ v - context.limit
         squares.append(torch.where(chosen.any(2), error.square().sum(2), 0.0))
     drawn = torch.cat(squares)
     stderr = drawn.std(0) / len(drawn) ** 0.5
     assert curve.queries is not None
-    assert bool(((drawn.mean(0) - torch.from_numpy(curve.queries.mse[:, 0])).abs() <= 5 * stderr + 1e-14).all())
+    assert bool(
+        (
+            (drawn.mean(0) - torch.from_numpy(curve.queries.mse[:, 0])).abs() <= 5 * stderr + 1e-14
+        ).all()
+    )
     assert curve.kept == pytest.approx(float(kept.size.mean()))
 
 
 RULES = (
-    *("random:0.02", "random:0.5", "random:0.99", "random:0.3:reweight", "sinks:4+recent:64+random:0.1:reweight"),
-    *("topk:16+random:0.05:reweight", "topk:16+random:0.3", "topk:300+random:0.9:reweight", "strided:7+random:0.2"),
+    *(
+        "random:0.02",
+        "random:0.5",
+        "random:0.99",
+        "random:0.3:reweight",
+        "sinks:4+recent:64+random:0.1:reweight",
+    ),
+    *(
+        "topk:16+random:0.05:reweight",
+        "topk:16+random:0.3",
+        "topk:300+random:0.9:reweight",
+        "strided:7+random:0.2",
+    ),
 )
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize(("dtype", "within"), [(torch.float64, 1e-8), (torch.float32, 1e-4)], ids=["float64", "float32"])
+@pytest.mark.parametrize(
+    ("dtype", "within"), [(torch.float64, 1e-8), (torch.float32, 1e-4)], ids=["float64", "float32"]
+)
 def test_deposits_give_what_keys_give(rule: str, dtype: torch.dtype, within: float) -> None:
     """Queries at several places, one of them so sharp that one key has nearly all its weight."""
     q, k, v = (x.to(dtype) for x in tensors(3, 3000))
@@ -77,16 +103,22 @@ def test_deposits_give_what_keys_give(rule: str, dtype: torch.dtype, within: flo
     assert curve.queries is not None
     assert curve.queries.bias is not None
     assert curve.accuracy > 1e-11, "by deposits"
-    np.testing.assert_allclose(np.sqrt(curve.queries.mse[:, 0]), by_keys.mse.sqrt().numpy(), rtol=within, atol=1e-12)
+    np.testing.assert_allclose(
+        np.sqrt(curve.queries.mse[:, 0]), by_keys.mse.sqrt().numpy(), rtol=within, atol=1e-12
+    )
     np.testing.assert_allclose(curve.queries.sum_p2[:, 0], by_keys.sum_p2.numpy(), rtol=within)
     size = float(by_keys.mse.sqrt().max())
-    np.testing.assert_allclose(curve.queries.bias[:, 0], by_keys.bias.numpy(), atol=10 * within * size)
+    np.testing.assert_allclose(
+        curve.queries.bias[:, 0], by_keys.bias.numpy(), atol=10 * within * size
+    )
 
 
 def test_one_deposit_serves_every_share(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     update = deposit.update
-    monkeypatch.setattr(deposit, "update", lambda *args, **more: made.append(1) or update(*args, **more))
+    monkeypatch.setattr(
+        deposit, "update", lambda *args, **more: made.append(1) or update(*args, **more)
+    )
     q, k, v = tensors(4, 3000)
     curve = es.exact_pool_curve(q, k, v, [20, 100, 500, 2000], keep="topk:8+random:reweight")
     assert len(made) == 2, "all keys, and the few that are kept surely"
@@ -104,12 +136,18 @@ def test_a_rule_with_all_its_numbers_has_one_point() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"keep": "topk", "sampling": "bernoulli", "n": 3}, "leave sampling, weights and empty out"),
+        (
+            {"keep": "topk", "sampling": "bernoulli", "n": 3},
+            "leave sampling, weights and empty out",
+        ),
         ({"positions": [1] * 6, "n": 3}, "give keep too, or leave positions out"),
         ({}, "only a keep rule with all its numbers goes without"),
         ({"keep": "topk", "n": 41}, "expected 1 to 40 keys, got 41"),
         ({"keep": "topk"}, "topk has no number of its own"),
-        ({"keep": "topk", "n": 3, "positions": [1, 2]}, "expected 6 whole numbers, one for each query"),
+        (
+            {"keep": "topk", "n": 3, "positions": [1, 2]},
+            "expected 6 whole numbers, one for each query",
+        ),
         ({"keep": "topk", "n": 3, "positions": [KEYS] * 6}, "expected numbers from 0 to 39"),
         ({"keep": 3, "n": 3}, "expected a rule such as sinks:4"),
     ],
@@ -123,4 +161,6 @@ def test_given_probabilities_have_a_curve() -> None:
     q, k, v = tensors()
     curve = es.exact_pool_curve(q, k, v, keep=es.keep.Importance(np.full(KEYS, 0.5)))
     assert "importance" in curve.origin
-    np.testing.assert_allclose(curve.rms, es.exact_pool_curve(q, k, v, keep="random:0.5:reweight").rms, rtol=1e-12)
+    np.testing.assert_allclose(
+        curve.rms, es.exact_pool_curve(q, k, v, keep="random:0.5:reweight").rms, rtol=1e-12
+    )

@@ -1,4 +1,6 @@
-"""exact_curve(keep=...) against the plain curve, many digits, simulations of contexts, pools of keys, and what it refuses."""
+"""exact_curve(keep=...) against the plain curve, many digits, simulations of contexts, pools of
+keys, and what it refuses.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +28,24 @@ def eye(d: int, size: float = 1.0) -> Tensor:
 
 LAWS: dict[str, Callable[[], es.Measure]] = {
     "line": lambda: es.Gaussian([[1.0]], [0.5]),
-    "gaussian": lambda: es.Gaussian(torch.diag(torch.tensor([0.5, 1.5, 0.1]).double()), [0.3, -0.2, 1.0]),
+    "gaussian": lambda: es.Gaussian(
+        torch.diag(torch.tensor([0.5, 1.5, 0.1]).double()), [0.3, -0.2, 1.0]
+    ),
     "sphere": lambda: es.Sphere(4, 2.0),
     "ball": lambda: es.Ball(3, 2.0),
-    "mixture": lambda: es.Mixture([0.3, 0.7], [es.Gaussian(eye(3, 0.3), [1.0, 0.0, 1.0]), es.Sphere(3, 1.5)]),
+    "mixture": lambda: es.Mixture(
+        [0.3, 0.7], [es.Gaussian(eye(3, 0.3), [1.0, 0.0, 1.0]), es.Sphere(3, 1.5)]
+    ),
 }
 RULES = ["random", "random:reweight", "topk", "topk:5+random", "topk:5+random:reweight"]
 
 
 def head_for(d: int, seed: int = 0, size: float = 0.6) -> es.Head:
     return es.Head(
-        size * randn(d, d, seed=seed), randn(2, d, seed=seed + 1), 0.2 * randn(d, seed=seed + 2), randn(2, seed=seed)
+        size * randn(d, d, seed=seed),
+        randn(2, d, seed=seed + 1),
+        0.2 * randn(d, seed=seed + 2),
+        randn(2, seed=seed),
     )
 
 
@@ -49,7 +58,8 @@ def setting(law: es.Measure) -> tuple[es.Head, Tensor]:
     return head_for(law.dim, 7), law.sample(3, torch.Generator().manual_seed(3)).double()
 
 
-# ---- what it must reduce to ------------------------------------------------------------------------------------------
+# ---- what it must reduce to
+# ------------------------------------------------------------------------------------------
 
 
 def test_random_keys_without_end_are_the_tokens_as_they_come(law: es.Measure) -> None:
@@ -72,7 +82,9 @@ def test_all_keys_of_a_context_are_its_tokens(law: es.Measure, rule: str) -> Non
 
 
 @pytest.mark.parametrize("rule", ["random", "random:reweight"])
-def test_random_keys_of_a_context_are_a_binomial_number_of_tokens(law: es.Measure, rule: str) -> None:
+def test_random_keys_of_a_context_are_a_binomial_number_of_tokens(
+    law: es.Measure, rule: str
+) -> None:
     """sum_m P(m of N are kept) x the error at m tokens; none kept: no error."""
     head, x = setting(law)
     tokens = 40
@@ -82,7 +94,12 @@ def test_random_keys_of_a_context_are_a_binomial_number_of_tokens(law: es.Measur
         chance = scipy.stats.binom.pmf(np.arange(1, tokens + 1), tokens, n / tokens)
         np.testing.assert_allclose(found.queries.mse[:, j], each.mse @ chance, rtol=1e-9)
         np.testing.assert_allclose(found.queries.sum_p2[:, j], each.sum_p2 @ chance, rtol=1e-9)
-        np.testing.assert_allclose(found.queries.bias[:, j], np.einsum("mnd,n->md", each.bias, chance), rtol=1e-6, atol=1e-10)
+        np.testing.assert_allclose(
+            found.queries.bias[:, j],
+            np.einsum("mnd,n->md", each.bias, chance),
+            rtol=1e-6,
+            atol=1e-10,
+        )
 
 
 def test_a_context_may_have_one_token() -> None:
@@ -95,31 +112,47 @@ def test_a_context_may_have_one_token() -> None:
 
 @pytest.mark.parametrize("cut", [-1.0, 0.4, 2.5])
 def test_nodes_that_end_at_a_cut_have_the_law(law: es.Measure, cut: float) -> None:
-    """Its transform at theta and 2 theta, and its share of scores above the cut, which 200,000 tokens have within 4 errors."""
+    """Its transform at theta and 2 theta, and its share of scores above the cut, which 200,000
+    tokens have within 4 errors.
+    """
     theta = 0.6 * randn(law.dim, seed=9)
     lines = law.pieces(theta, cut)
-    scores, weights = (torch.cat([getattr(line, name) for line in lines]) for name in ("scores", "log_weights"))
+    scores, weights = (
+        torch.cat([getattr(line, name) for line in lines]) for name in ("scores", "log_weights")
+    )
     for factor in (0.0, 1.0, 2.0):
         total = float(torch.logsumexp(weights + factor * scores, 0))
         assert total == pytest.approx(float(law.log_laplace(factor * theta)), abs=1e-11)
     share = law.score_tail(theta, cut)
     assert float(weights[scores > cut].exp().sum()) == pytest.approx(share, rel=1e-10)
-    above = float((law.sample(200_000, torch.Generator().manual_seed(1)).double() @ theta > cut).double().mean())
+    above = float(
+        (law.sample(200_000, torch.Generator().manual_seed(1)).double() @ theta > cut)
+        .double()
+        .mean()
+    )
     assert abs(above - share) <= 4 * math.sqrt(share * (1 - share) / 200_000)
 
 
-# ---- simulations -----------------------------------------------------------------------------------------------------
+# ---- simulations
+# ------------------------------------------------------------------------------------------
 
 
 def threshold(law: es.Measure, theta: Tensor, share: float) -> float:
-    return float(scipy.optimize.brentq(lambda cut: law.score_tail(theta, cut) - share, -60.0, 60.0, xtol=1e-13))
+    return float(
+        scipy.optimize.brentq(
+            lambda cut: law.score_tail(theta, cut) - share, -60.0, 60.0, xtol=1e-13
+        )
+    )
 
 
 @pytest.mark.parametrize(
-    ("rule", "top", "reweight"), [("topk", 1.0, False), ("topk:4+random", 0.0, False), ("topk:4+random:reweight", 0.0, True)]
+    ("rule", "top", "reweight"),
+    [("topk", 1.0, False), ("topk:4+random", 0.0, False), ("topk:4+random:reweight", 0.0, True)],
 )
 def test_contexts_of_sixty_tokens(law: es.Measure, rule: str, top: float, reweight: bool) -> None:
-    """Error, bias and number kept within 4 standard errors: 2 sizes, 6 numbers each; a false alarm in 0.0008 of all seeds."""
+    """Error, bias and number kept within 4 standard errors: 2 sizes, 6 numbers each; a false alarm
+    in 0.0008 of all seeds.
+    """
     head, tokens, repeats = head_for(law.dim, 7, size=0.8), 60, 40_000
     x = law.sample(1, torch.Generator().manual_seed(3)).double()
     theta, limit = head.tilt(x)[0], es.limit(head, law)(x)[0]
@@ -131,11 +164,15 @@ def test_contexts_of_sixty_tokens(law: es.Measure, rule: str, top: float, reweig
         surely = n if top else 4
         share = 0.0 if top else (n - 4) / (tokens - 4)
         sure = score > threshold(law, theta, surely / tokens)
-        chosen = sure | (torch.rand(repeats, tokens, generator=generator, dtype=torch.float64) < share)
+        chosen = sure | (
+            torch.rand(repeats, tokens, generator=generator, dtype=torch.float64) < share
+        )
         logits = torch.where(sure, score, score - math.log(share)) if reweight else score
         p = torch.softmax(logits.masked_fill(~chosen, -torch.inf), 1)
         some = chosen.any(1)
-        error = torch.where(some[:, None], (torch.nan_to_num(p)[:, None] @ value)[:, 0] - limit, 0.0)
+        error = torch.where(
+            some[:, None], (torch.nan_to_num(p)[:, None] @ value)[:, 0] - limit, 0.0
+        )
         for drawn, known in [
             (error.square().sum(1), curve.queries.mse[0, j]),
             (torch.nan_to_num(p).square().sum(1), curve.queries.sum_p2[0, j]),
@@ -148,18 +185,28 @@ def test_contexts_of_sixty_tokens(law: es.Measure, rule: str, top: float, reweig
 
 NEYMAN: dict[str, tuple[Callable[[], es.Measure], Tensor]] = {  # a law, and V
     "line": (lambda: es.Gaussian([[1.3]], [0.5]), torch.tensor([[2.0]]).double()),
-    "gaussian, any values": (lambda: es.Gaussian(torch.diag(torch.tensor([0.5, 1.5, 0.1]).double())), randn(3, 3, seed=4)),
-    "gaussian, one value": (lambda: es.Gaussian(torch.diag(torch.tensor([0.5, 1.5, 0.1]).double())), randn(1, 3, seed=4)),
+    "gaussian, any values": (
+        lambda: es.Gaussian(torch.diag(torch.tensor([0.5, 1.5, 0.1]).double())),
+        randn(3, 3, seed=4),
+    ),
+    "gaussian, one value": (
+        lambda: es.Gaussian(torch.diag(torch.tensor([0.5, 1.5, 0.1]).double())),
+        randn(1, 3, seed=4),
+    ),
     "mixture, one value": (
         lambda: es.Mixture([0.4, 0.6], [es.Gaussian([[0.3]], [1.0]), es.Gaussian([[1.2]], [-0.5])]),
         torch.tensor([[1.0]]).double(),
     ),
     "mixture of balls of Gauss": (
-        lambda: es.Mixture([0.4, 0.6], [es.Gaussian(eye(3, 0.3), [1.0, 0.0, 1.0]), es.Gaussian(eye(3, 1.2))]),
+        lambda: es.Mixture(
+            [0.4, 0.6], [es.Gaussian(eye(3, 0.3), [1.0, 0.0, 1.0]), es.Gaussian(eye(3, 1.2))]
+        ),
         eye(3),
     ),
     "mixture, a plane": (
-        lambda: es.Mixture([0.4, 0.6], [es.Gaussian(eye(2, 0.3), [1.0, 0.0]), es.Gaussian(eye(2, 1.2))]),
+        lambda: es.Mixture(
+            [0.4, 0.6], [es.Gaussian(eye(2, 0.3), [1.0, 0.0]), es.Gaussian(eye(2, 1.2))]
+        ),
         torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]).double(),
     ),
     "sphere": (lambda: es.Sphere(4, 2.0), eye(4)),
@@ -173,17 +220,25 @@ def tilted_sample(law: es.Measure, theta: Tensor, count: int, generator: torch.G
     if parts is None:
         y = law.sample(8 * count, generator).double()
         score = y @ theta
-        keep = torch.rand(len(y), generator=generator, dtype=torch.float64) < torch.exp(score - score.max())
+        keep = torch.rand(len(y), generator=generator, dtype=torch.float64) < torch.exp(
+            score - score.max()
+        )
         return y[keep][:count]
-    weights = torch.tensor([w * math.exp(float(part.log_laplace(theta))) for w, part in parts]).double()
+    weights = torch.tensor(
+        [w * math.exp(float(part.log_laplace(theta))) for w, part in parts]
+    ).double()
     label = torch.multinomial(weights, count, replacement=True, generator=generator)
-    drawn = torch.stack([part.sample(count, generator).double() + part.cov.double() @ theta for _, part in parts])
+    drawn = torch.stack(
+        [part.sample(count, generator).double() + part.cov.double() @ theta for _, part in parts]
+    )
     return drawn[label, torch.arange(count)]
 
 
 @pytest.mark.parametrize("name", NEYMAN)
 def test_keys_drawn_by_weight_and_distance(name: str) -> None:
-    """n keys of density e |c|, each counted 1/|c| times: error and bias within 4 standard errors at 3 n; false alarm 0.0008."""
+    """n keys of density e |c|, each counted 1/|c| times: error and bias within 4 standard errors at
+    3 n; false alarm 0.0008.
+    """
     law, V = NEYMAN[name][0](), NEYMAN[name][1]
     head = es.Head(eye(law.dim, 0.8), V)
     x = torch.ones(1, law.dim, dtype=torch.float64) / math.sqrt(law.dim)
@@ -200,16 +255,24 @@ def test_keys_drawn_by_weight_and_distance(name: str) -> None:
         error = (p[:, :, None] * c).sum(1)
         known = [float(curve.queries.mse[0, j]), *curve.queries.bias[0, j].tolist()]
         for drawn, value in zip([error.square().sum(1), *error.T], known, strict=True):
-            assert abs(float(drawn.mean()) - value) <= 4 * float(drawn.std()) / math.sqrt(len(drawn)) + 1e-12
+            assert (
+                abs(float(drawn.mean()) - value)
+                <= 4 * float(drawn.std()) / math.sqrt(len(drawn)) + 1e-12
+            )
 
 
-# ---- formulas --------------------------------------------------------------------------------------------------------
+# ---- formulas
+# ------------------------------------------------------------------------------------------
 
 
 def test_neyman_on_the_line_against_brute_force() -> None:
-    """|c| has the density r exp(-r^2/2) once drawn by its size, and n MSE = n^2 int t phi^n dt, phi(t) = E exp(-t/|c|)."""
+    """|c| has the density r exp(-r^2/2) once drawn by its size, and n MSE = n^2 int t phi^n dt,
+    phi(t) = E exp(-t/|c|).
+    """
     n = np.array([1, 2, 10, 100, 10**4])
-    found = es.exact_curve(es.Head([[3.0]], [[1.0]]), es.Gaussian([[1.0]]), [[1.0]], n, keep="neyman")
+    found = es.exact_curve(
+        es.Head([[3.0]], [[1.0]]), es.Gaussian([[1.0]]), [[1.0]], n, keep="neyman"
+    )
     log_r, tau = np.linspace(-30, 2.6, 3001), np.linspace(-30, 7, 1501)[:, None]
     mass = np.exp(2 * log_r - np.exp(2 * log_r) / 2) * (log_r[1] - log_r[0])
     lost = -np.expm1(-np.exp(tau - log_r)) @ mass
@@ -224,13 +287,21 @@ def test_neyman_on_the_line_against_brute_force() -> None:
 def test_neyman_on_gaussian_tokens_is_one_number_at_every_query_and_horizon(d: int) -> None:
     law = es.Gaussian(torch.diag(torch.arange(1, d + 1).double()), randn(d))
     V, n = randn(3, d, seed=2), [1, 16, 1000, 10**6, 10**12]
-    curves = [es.exact_curve(es.Head(eye(d, h), V), law, randn(3, d, seed=4), n, keep="neyman") for h in (0.0, 0.5, 4.0, 50.0)]
+    curves = [
+        es.exact_curve(es.Head(eye(d, h), V), law, randn(3, d, seed=4), n, keep="neyman")
+        for h in (0.0, 0.5, 4.0, 50.0)
+    ]
     for curve in curves:
-        np.testing.assert_allclose(curve.queries.mse, np.broadcast_to(curves[0].queries.mse[:1], (3, 5)), rtol=1e-11)
+        np.testing.assert_allclose(
+            curve.queries.mse, np.broadcast_to(curves[0].queries.mse[:1], (3, 5)), rtol=1e-11
+        )
     size = (law.sample(400_000, torch.Generator().manual_seed(0)) - law.mean) @ V.T
     length = size.norm(dim=1)
-    limit = float(length.mean()) ** 2  # (E_t |c|)^2: Gaussian tokens have one covariance under every tilt
-    assert abs(curves[0].delta - limit) <= 4 * 2 * float(length.mean()) * float(length.std()) / math.sqrt(len(length))
+    # (E_t |c|)^2: Gaussian tokens have one covariance under every tilt
+    limit = float(length.mean()) ** 2
+    assert abs(curves[0].delta - limit) <= 4 * 2 * float(length.mean()) * float(
+        length.std()
+    ) / math.sqrt(len(length))
     assert curves[0].n[-1] * curves[0].rms[-1] ** 2 == pytest.approx(curves[0].delta, rel=1e-6)
     assert curves[0].slope[-1] == pytest.approx(-0.5, abs=1e-6)
 
@@ -239,7 +310,10 @@ def test_random_keys_have_the_exponential_that_neyman_has_not() -> None:
     law, n = es.Gaussian([[1.0]]), [10**15]
     for s in (0.5, 1.0, 2.0, 3.0):
         head = es.Head([[s]], [[1.0]])
-        random, neyman = (es.exact_curve(head, law, [[1.0]], n, keep=rule).rms[0] ** 2 * n[0] for rule in ("random", "neyman"))
+        random, neyman = (
+            es.exact_curve(head, law, [[1.0]], n, keep=rule).rms[0] ** 2 * n[0]
+            for rule in ("random", "neyman")
+        )
         assert random == pytest.approx(math.exp(s * s) * (1 + s * s), rel=1e-6)
         assert neyman == pytest.approx(2 / math.pi, rel=1e-6)
 
@@ -249,9 +323,13 @@ def test_random_keys_have_the_exponential_that_neyman_has_not() -> None:
 def test_topk_of_a_large_context_has_the_bias_of_the_tail_it_drops(s: float, share: float) -> None:
     """Tilted scores are N(s, 1): cut at r, their mean moves by phi(r - s) / Q(r - s)."""
     tokens, n = 2**53, round(share * 2**53)
-    found = es.exact_curve(es.Head([[s]], [[2.0]]), es.Gaussian([[1.0]]), [[1.0]], [n], keep="topk", context=tokens)
+    found = es.exact_curve(
+        es.Head([[s]], [[2.0]]), es.Gaussian([[1.0]]), [[1.0]], [n], keep="topk", context=tokens
+    )
     r = scipy.stats.norm.isf(share) - s
-    assert found.rms[0] == pytest.approx(2.0 * scipy.stats.norm.pdf(r) / scipy.stats.norm.sf(r), rel=1e-5)
+    assert found.rms[0] == pytest.approx(
+        2.0 * scipy.stats.norm.pdf(r) / scipy.stats.norm.sf(r), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("s", [0.5, 1.5])
@@ -259,23 +337,44 @@ def test_top_keys_and_a_reweighted_rest_to_first_order(s: float) -> None:
     """N MSE -> E[e^2 |c|^2 / p] / (E e)^2, here by quadrature over the score."""
     tokens, top, kept = 10**13, 10**11, 10**12
     found = es.exact_curve(
-        es.Head([[s]], [[1.0]]), es.Gaussian([[1.0]]), [[1.0]], [kept], keep=f"topk:{top}+random:reweight", context=tokens
+        es.Head([[s]], [[1.0]]),
+        es.Gaussian([[1.0]]),
+        [[1.0]],
+        [kept],
+        keep=f"topk:{top}+random:reweight",
+        context=tokens,
     )
     cut, rest = scipy.stats.norm.isf(top / tokens), (kept - top) / (tokens - top)
-    density = lambda g: math.exp(-0.5 * (g - 2 * s) ** 2) / math.sqrt(2 * math.pi) * math.exp(s * s) * (g - s) ** 2  # noqa: E731
-    above, below = (scipy.integrate.quad(density, *ends, epsabs=1e-13)[0] for ends in ((cut, 12 + 2 * s), (-12, cut)))
+    density = lambda g: (  # noqa: E731
+        math.exp(-0.5 * (g - 2 * s) ** 2) / math.sqrt(2 * math.pi) * math.exp(s * s) * (g - s) ** 2
+    )
+    above, below = (
+        scipy.integrate.quad(density, *ends, epsabs=1e-13)[0]
+        for ends in ((cut, 12 + 2 * s), (-12, cut))
+    )
     assert found.rms[0] ** 2 * tokens == pytest.approx(above + below / rest, rel=1e-6)
 
 
 def test_a_large_pool_of_the_law_has_its_errors() -> None:
-    """Of 10,000 tokens of small scores, against attention on all of them: within 5 % (the pool's own scatter is 2 %)."""
+    """Of 10,000 tokens of small scores, against attention on all of them: within 5 % (the pool's
+    own scatter is 2 %).
+    """
     law, head = es.Gaussian(eye(2, 0.5)), es.Head(eye(2, 0.7), eye(2))
     x = law.sample(3, torch.Generator().manual_seed(0))
     y = law.sample(10_000, torch.Generator().manual_seed(1))
     n = [40, 200]
-    for rule, context in [("random", 10_000), ("topk", 10_000), ("topk:20+random:reweight", 10_000), ("neyman", None)]:
-        pool = es.exact_pool_curve(head.queries(x), head.keys(y), head.values(y), n, scale=1.0, keep=rule)
-        np.testing.assert_allclose(es.exact_curve(head, law, x, n, keep=rule, context=context).rms, pool.rms, rtol=0.05)
+    for rule, context in [
+        ("random", 10_000),
+        ("topk", 10_000),
+        ("topk:20+random:reweight", 10_000),
+        ("neyman", None),
+    ]:
+        pool = es.exact_pool_curve(
+            head.queries(x), head.keys(y), head.values(y), n, scale=1.0, keep=rule
+        )
+        np.testing.assert_allclose(
+            es.exact_curve(head, law, x, n, keep=rule, context=context).rms, pool.rms, rtol=0.05
+        )
 
 
 def test_other_values_go_through_a_stated_pool() -> None:
@@ -284,13 +383,23 @@ def test_other_values_go_through_a_stated_pool() -> None:
     assert curve.kind == "pool"
     assert "on a pool of 4000 tokens drawn from the law (seed 4)" in curve.origin
     atoms = es.Pool(law.sample(4000, torch.Generator().manual_seed(4)))
-    np.testing.assert_allclose(curve.rms, es.exact_curve(head, atoms, randn(2, 3), [5, 50], keep="neyman").rms, rtol=1e-10)
+    np.testing.assert_allclose(
+        curve.rms, es.exact_curve(head, atoms, randn(2, 3), [5, 50], keep="neyman").rms, rtol=1e-10
+    )
 
 
 def test_neyman_in_a_context_goes_through_a_stated_pool() -> None:
-    """Contexts of 40 tokens of the pool, p = min(1, lambda e|c|) by bisection: error and keys kept within 4 standard errors."""
-    law, head, x = es.Gaussian(eye(2)), es.Head(eye(2), randn(3, 2)), torch.tensor([[1.0, 0.5]]).double()
-    curve = es.exact_curve(head, law, x, [4, 20], keep="neyman", context=40, pool_size=500, seed=4, details=True)
+    """Contexts of 40 tokens of the pool, p = min(1, lambda e|c|) by bisection: error and keys kept
+    within 4 standard errors.
+    """
+    law, head, x = (
+        es.Gaussian(eye(2)),
+        es.Head(eye(2), randn(3, 2)),
+        torch.tensor([[1.0, 0.5]]).double(),
+    )
+    curve = es.exact_curve(
+        head, law, x, [4, 20], keep="neyman", context=40, pool_size=500, seed=4, details=True
+    )
     assert curve.kind == "pool"
     assert curve.slope is None
     pool = law.sample(500, torch.Generator().manual_seed(4))
@@ -299,14 +408,19 @@ def test_neyman_in_a_context_goes_through_a_stated_pool() -> None:
     gain = pi * c.norm(dim=1)
     generator = torch.Generator().manual_seed(0)
     for j, n in enumerate((4, 20)):
-        scale = scipy.optimize.brentq(lambda f, n=n: float((f * gain).clamp(max=1).mean()) - n / 40, 1e-3, 1e9, xtol=1e-12)
+        scale = scipy.optimize.brentq(
+            lambda f, n=n: float((f * gain).clamp(max=1).mean()) - n / 40, 1e-3, 1e9, xtol=1e-12
+        )
         p = (scale * gain).clamp(max=1)
         drawn = torch.randint(500, (60_000, 40), generator=generator)
         chosen = torch.rand(drawn.shape, generator=generator, dtype=torch.float64) < p[drawn]
         weight = torch.where(chosen, pi[drawn] / p[drawn], 0.0)
         total = weight.sum(1, keepdim=True)
         error = (weight / torch.where(total > 0, total, 1.0))[:, None] @ c[drawn]
-        for found, known in [(error.square().sum((1, 2)), curve.queries.mse[0, j]), (chosen.sum(1).double(), curve.kept[j])]:
+        for found, known in [
+            (error.square().sum((1, 2)), curve.queries.mse[0, j]),
+            (chosen.sum(1).double(), curve.kept[j]),
+        ]:
             assert abs(float(found.mean()) - known) <= 4 * float(found.std()) / math.sqrt(60_000)
     whole = es.exact_curve(head, es.Pool(pool), x, [40])
     kept = es.exact_curve(head, law, x, [40], keep="neyman", context=40, pool_size=500, seed=4)
@@ -318,7 +432,9 @@ def test_neyman_in_a_context_goes_through_a_stated_pool() -> None:
 def test_a_law_of_queries_is_drawn() -> None:
     law, head = es.Gaussian(eye(2)), es.Head(eye(2), eye(2))
     curve = es.exact_curve(head, law, law, [8], keep="topk", context=64, draws=5, seed=2)
-    rows = es.exact_curve(head, law, law.sample(5, torch.Generator().manual_seed(2)), [8], keep="topk", context=64)
+    rows = es.exact_curve(
+        head, law, law.sample(5, torch.Generator().manual_seed(2)), [8], keep="topk", context=64
+    )
     np.testing.assert_allclose(curve.rms, rows.rms, rtol=1e-12)
     assert curve.query_stderr[0] > 0
 
@@ -328,19 +444,28 @@ def test_corners() -> None:
     law, x = es.Gaussian(eye(2)), randn(1, 2)
     assert es.exact_curve(flat, law, x, [4], keep="neyman").rms[0] == 0.0
     assert es.exact_curve(flat, law, x, [4], keep="neyman", context=9, pool_size=50).rms[0] == 0.0
-    assert es.exact_curve(flat, law, x, [4], keep="random", context=10).rms[0] == pytest.approx(0.0, abs=1e-12)
-    ladder = es.exact_curve(es.Head(eye(2), eye(2)), law, x, [4, 40], keep="topk", context=[64, 640])
+    assert es.exact_curve(flat, law, x, [4], keep="random", context=10).rms[0] == pytest.approx(
+        0.0, abs=1e-12
+    )
+    ladder = es.exact_curve(
+        es.Head(eye(2), eye(2)), law, x, [4, 40], keep="topk", context=[64, 640]
+    )
     assert ladder.kept == pytest.approx([4, 40])
     assert ladder.slope is None
     assert ladder.delta is None
-    shared = es.exact_curve(es.Head(eye(2), eye(2)), law, x, [40], keep="topk+random:0.1", context=64)
+    shared = es.exact_curve(
+        es.Head(eye(2), eye(2)), law, x, [40], keep="topk+random:0.1", context=64
+    )
     assert shared.kept == pytest.approx([42.4])  # chance comes on top, as in exact_pool_curve
 
 
 @pytest.mark.parametrize(
     ("given", "word"),
     [
-        ({"keep": "sinks:4+recent"}, "a rule that a law can follow .random, topk, topk . random, neyman"),
+        (
+            {"keep": "sinks:4+recent"},
+            "a rule that a law can follow .random, topk, topk . random, neyman",
+        ),
         ({"keep": "neyman:shared"}, "a rule that a law can follow"),
         ({"keep": "topk"}, "expected how many tokens they are the largest of"),
         ({"keep": "topk:3+random"}, "expected how many tokens"),
@@ -352,17 +477,33 @@ def test_corners() -> None:
         ({"keep": "random:0.5", "context": 50}, "every number of the rule is given"),
         ({"keep": "random:0.5", "n": None}, "without its number and give n"),
         ({"keep": "topk", "n": None, "context": 9}, "a part has no number of its own"),
-        ({"keep": "topk", "context": 50, "measure": es.Cube(2)}, "expected Gaussian, Sphere, Ball or a mixture"),
-        ({"keep": "topk", "context": 50, "measure": es.Rademacher(2)}, "expected Gaussian, Sphere, Ball or a mixture"),
+        (
+            {"keep": "topk", "context": 50, "measure": es.Cube(2)},
+            "expected Gaussian, Sphere, Ball or a mixture",
+        ),
+        (
+            {"keep": "topk", "context": 50, "measure": es.Rademacher(2)},
+            "expected Gaussian, Sphere, Ball or a mixture",
+        ),
         ({"keep": "topk", "context": 50, "queries": [[0.0, 0.0]]}, "ties would decide"),
         (
-            {"keep": "topk", "context": 50, "measure": es.Mixture([1, 1], [es.Gaussian(eye(2, 0.0)), es.Sphere(2)]), "n": [15]},
+            {
+                "keep": "topk",
+                "context": 50,
+                "measure": es.Mixture([1, 1], [es.Gaussian(eye(2, 0.0)), es.Sphere(2)]),
+                "n": [15],
+            },
             "ties",
         ),
         ({"keep": "best", "context": 50}, "no rule 'best'"),
     ],
 )
 def test_refusals(given: dict[str, object], word: str) -> None:
-    usual = {"head": es.Head(eye(2), eye(2)), "measure": es.Gaussian(eye(2)), "queries": [[1.0, 0.0]], "n": [10]}
+    usual = {
+        "head": es.Head(eye(2), eye(2)),
+        "measure": es.Gaussian(eye(2)),
+        "queries": [[1.0, 0.0]],
+        "n": [10],
+    }
     with pytest.raises(ValueError, match=word):
         es.exact_curve(**(usual | given))  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""LowRank: against drawn matrices, against numpy's singular values, at full rank; and what is refused."""
+"""LowRank: against drawn matrices, against numpy's singular values, at full rank; and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ KEYS = 30
 
 def tensors() -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(rows, 4, generator=generator, dtype=torch.float64) for rows in (7, KEYS, KEYS))
+    q, k, v = (
+        torch.randn(rows, 4, generator=generator, dtype=torch.float64) for rows in (7, KEYS, KEYS)
+    )
     return 2 * q, k, v[:, :3] + 0.5
 
 
@@ -26,7 +30,9 @@ def test_random_mixtures_against_drawn_matrices() -> None:
     generator = torch.Generator().manual_seed(1)
     assert curve.queries is not None
     for j, rank in enumerate([2, 5]):
-        matrices = torch.randn(20_000, rank, KEYS, generator=generator, dtype=torch.float64) / rank**0.5
+        matrices = (
+            torch.randn(20_000, rank, KEYS, generator=generator, dtype=torch.float64) / rank**0.5
+        )
         out = (context.attention @ matrices.mT) @ (matrices @ v)
         drawn = (out - context.limit).square().sum(2).numpy()
         stderr = drawn.std(0) / 20_000**0.5
@@ -78,15 +84,24 @@ def test_projected_keys_against_other_draws() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"keep": "lowrank", "n": [KEYS + 1]}, "expected ranks of at most 30, the number of keys, got 31"),
+        (
+            {"keep": "lowrank", "n": [KEYS + 1]},
+            "expected ranks of at most 30, the number of keys, got 31",
+        ),
         ({"keep": "lowrank:31"}, "expected ranks of at most 30, the number of keys, got 31"),
-        ({"keep": "lowrank:8:svd"}, "at most 7, the smaller of the numbers of queries and keys, got 8"),
+        (
+            {"keep": "lowrank:8:svd"},
+            "at most 7, the smaller of the numbers of queries and keys, got 8",
+        ),
         ({"keep": "lowrank"}, "lowrank expects n, the ranks"),
         ({"keep": "lowrank:3", "n": 3}, "lowrank:3 expects no n"),
         ({"keep": "lowrank:0"}, "lowrank: expected a whole number of at least 1, got 0"),
         ({"keep": "lowrank:3:svd:projected"}, "expected svd or projected, got both"),
         ({"keep": "lowrank:3+sinks:2"}, "joins no other part"),
-        ({"keep": "lowrank", "n": 3, "positions": [KEYS - 2] * 7}, "expected queries that see every key"),
+        (
+            {"keep": "lowrank", "n": 3, "positions": [KEYS - 2] * 7},
+            "expected queries that see every key",
+        ),
     ],
 )
 def test_refusals(given: dict[str, object], message: str) -> None:

@@ -1,4 +1,6 @@
-"""exact_pool_curve: against enumeration, the sum over keys, simulation, closed cases; and what it refuses."""
+"""exact_pool_curve: against enumeration, the sum over keys, simulation, closed cases; and what it
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from esscher.convergence.pool_curve import exact_pool_curve
 from tests.convergence.pools import by_sequences, by_subsets
 
 
-def tokens(seed: int, m: int, keys: int, width: int = 4, d_v: int = 3) -> tuple[Tensor, Tensor, Tensor]:
+def tokens(
+    seed: int, m: int, keys: int, width: int = 4, d_v: int = 3
+) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return tuple(  # type: ignore[return-value]
         torch.randn(rows, columns, generator=generator, dtype=torch.float64)
@@ -78,7 +82,9 @@ def test_slope_of_kept_keys(empty: str) -> None:
             f = count / 7 * math.exp(step * h)
             some = 1.0 if empty == "zero" else 1 - (1 - f) ** 7
             logs.append(0.5 * math.log(by_subsets(scores, v.numpy(), f).mse / some))
-        assert slope == pytest.approx((logs[0] - 8 * logs[1] + 8 * logs[2] - logs[3]) / (12 * h), rel=1e-8)
+        assert slope == pytest.approx(
+            (logs[0] - 8 * logs[1] + 8 * logs[2] - logs[3]) / (12 * h), rel=1e-8
+        )
     assert math.isnan(curve.slope[3])
 
 
@@ -93,7 +99,9 @@ def test_fields_of_the_curve() -> None:
     np.testing.assert_allclose(queries.limit, softmax_attention(q, k, v), atol=1e-13)
     assert curve.scale == pytest.approx(math.sqrt((queries.limit**2).sum(1).mean()))
     assert curve.q95 is not None
-    np.testing.assert_allclose(curve.q95, np.quantile(np.sqrt(queries.mse), 0.95, axis=0), rtol=0.02)
+    np.testing.assert_allclose(
+        curve.q95, np.quantile(np.sqrt(queries.mse), 0.95, axis=0), rtol=0.02
+    )
     assert curve.effective_tokens is not None
     np.testing.assert_allclose(curve.effective_tokens, 1 / queries.sum_p2.mean(0), rtol=1e-14)
     assert (curve.kind, curve.metric) == ("exact", "l2")
@@ -112,7 +120,9 @@ def test_fields_of_the_curve() -> None:
 @pytest.mark.parametrize("sampling", ["replacement", "bernoulli"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-8), (torch.float32, 1e-4)])
 def test_grid_against_keys(sampling: str, dtype: torch.dtype, tolerance: float) -> None:
-    """Enough pairs for the grid, against the sum over keys in float64; the stated accuracy holds."""
+    """Enough pairs for the grid, against the sum over keys in float64; the stated accuracy
+    holds.
+    """
     q, k, v = tokens(5, 26 if sampling == "replacement" else 6, 701, 8, 5)
     q = 3 * q
     n = np.array([1, 3, 30, 200, 700])
@@ -127,7 +137,9 @@ def test_grid_against_keys(sampling: str, dtype: torch.dtype, tolerance: float) 
 
 @pytest.mark.parametrize("sampling", ["replacement", "bernoulli"])
 def test_blocks_change_nothing(sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of keys and the path of other devices: one result to 1e-12. Halves of the queries: other nodes, so 1e-9."""
+    """Blocks of keys and the path of other devices: one result to 1e-12. Halves of the queries:
+    other nodes, so 1e-9.
+    """
     q, k, v = tokens(6, 9, 2003)
     n = [1, 40, 2000]
     curve = exact_pool_curve(q, k, v, n, sampling, details=True)
@@ -158,7 +170,9 @@ def test_wide_queries_go_apart_and_come_back(monkeypatch: pytest.MonkeyPatch) ->
     np.testing.assert_allclose(curve.queries.bias, truth.bias, atol=1e-8)  # type: ignore[arg-type]
     np.testing.assert_allclose(curve.queries.limit, truth.limit, atol=1e-9)
     monkeypatch.setattr(deposit, "MAX_CELLS", 65)  # now every query is too wide
-    np.testing.assert_allclose(exact_pool_curve(q[:2], k, v, n).rms ** 2, truth.mse[:2].mean(0), rtol=1e-11)
+    np.testing.assert_allclose(
+        exact_pool_curve(q[:2], k, v, n).rms ** 2, truth.mse[:2].mean(0), rtol=1e-11
+    )
 
 
 @pytest.mark.parametrize("keys", [1, 6, 5000])
@@ -169,7 +183,9 @@ def test_equal_keys_average(keys: int, dtype: torch.dtype) -> None:
     n = np.array([1, 2, 50, 10**7])
     curve = exact_pool_curve(q, k[:1].expand(keys, -1), v, n)
     variance = float(v.double().var(0, correction=0).sum())
-    np.testing.assert_allclose(curve.rms**2, variance / n, rtol=1e-4 if dtype == torch.float32 else 1e-8, atol=1e-25)
+    np.testing.assert_allclose(
+        curve.rms**2, variance / n, rtol=1e-4 if dtype == torch.float32 else 1e-8, atol=1e-25
+    )
     if keys == 1:
         assert not curve.rms.any()
         assert exact_pool_curve(q, k, v, [1], "bernoulli").rms[0] == 0
@@ -177,7 +193,9 @@ def test_equal_keys_average(keys: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("keys", [5, 4000])
 def test_one_key_takes_all(keys: int) -> None:
-    """Score range 1e4: the error is |v - v_top|^2 unless the top key is drawn, and the others are one key repeated."""
+    """Score range 1e4: the error is |v - v_top|^2 unless the top key is drawn, and the others are
+    one key repeated.
+    """
     q, k = np.ones((6, 1)), np.zeros((keys, 1))
     k[3] = 1e4
     v = np.zeros((keys, 2))
@@ -200,7 +218,9 @@ def test_weights_are_repetitions() -> None:
 
 @pytest.mark.parametrize("sampling", ["replacement", "bernoulli"])
 def test_simulation(sampling: str) -> None:
-    """20000 repeats for one query. Two tests at three standard errors: a false alarm in about 190 seeds."""
+    """20000 repeats for one query. Two tests at three standard errors: a false alarm in about 190
+    seeds.
+    """
     q, k, v = tokens(10, 1, 60)
     n, repeats = 15, 20000
     generator = torch.Generator().manual_seed(11)
@@ -222,7 +242,9 @@ def test_symmetries() -> None:
     n = [1, 4, 200]
     rms = exact_pool_curve(q, k, v, n).rms
     order = torch.randperm(30, generator=torch.Generator().manual_seed(1))
-    rotation = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(2)).double())[0]
+    rotation = torch.linalg.qr(
+        torch.randn(3, 3, generator=torch.Generator().manual_seed(2)).double()
+    )[0]
     for other in [(k[order], v[order]), (k, v @ rotation + 100), (k + 3, v)]:
         np.testing.assert_allclose(exact_pool_curve(q, *other, n).rms, rms, rtol=1e-10)
 
@@ -241,19 +263,29 @@ def test_a_common_offset_costs_no_digits_on_the_grid(dtype: torch.dtype) -> None
     q, k, v = tokens(15, 9, 2000)
     v = (v * 256).round() / 256
     moved = [x.to(dtype).requires_grad_() for x in (q, k, v + 1024)]
-    here, there = exact_pool_curve(q.to(dtype), k.to(dtype), v.to(dtype), [1, 9, 900]), exact_pool_curve(*moved, [1, 9, 900])
+    here, there = (
+        exact_pool_curve(q.to(dtype), k.to(dtype), v.to(dtype), [1, 9, 900]),
+        exact_pool_curve(*moved, [1, 9, 900]),
+    )
     np.testing.assert_allclose(there.rms, here.rms, rtol=1e-12 if dtype == torch.float64 else 1e-6)
 
 
 def test_arrays_and_lists_are_taken() -> None:
     q, k, v = tokens(14, 2, 6)
     rms = exact_pool_curve(q, k, v, torch.tensor([1, 3])).rms
-    np.testing.assert_array_equal(exact_pool_curve(q.numpy(), k.tolist(), v.numpy(), [1, 3.0]).rms, rms)
+    np.testing.assert_array_equal(
+        exact_pool_curve(q.numpy(), k.tolist(), v.numpy(), [1, 3.0]).rms, rms
+    )
     np.testing.assert_array_equal(exact_pool_curve(q, k, v, 3).rms, rms[1:])
 
 
 LARGE: dict[str, Any] = {"q": np.ones((9, 3)), "k": np.ones((4000, 3)), "v": np.ones((4000, 2))}
-GOOD: dict[str, Any] = {"q": np.ones((2, 3)), "k": np.ones((5, 3)), "v": np.ones((5, 2)), "n": [1, 2]}
+GOOD: dict[str, Any] = {
+    "q": np.ones((2, 3)),
+    "k": np.ones((5, 3)),
+    "v": np.ones((5, 2)),
+    "n": [1, 2],
+}
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,12 @@ DRAWS = 400
 
 @pytest.mark.parametrize("sampling", ["replacement", "bernoulli"])
 @pytest.mark.parametrize(("layer", "head"), [(2, 5)])
-def test_exact_error_of_a_real_head_agrees_with_400_draws(layer: int, head: int, sampling: str) -> None:
-    """Mean square over 8 queries within 3 standard errors at each n: chance of a false alarm 0.013, seed fixed."""
+def test_exact_error_of_a_real_head_agrees_with_400_draws(
+    layer: int, head: int, sampling: str
+) -> None:
+    """Mean square over 8 queries within 3 standard errors at each n: chance of a false alarm 0.013,
+    seed fixed.
+    """
     q, k, v = real_head(layer, head, POOL)
     generator = torch.Generator().manual_seed(3)
     q = q[torch.randperm(POOL, generator=generator)[:8]].double()

@@ -1,4 +1,6 @@
-"""Confidence regions for the limit: what they are made of, and whether they hold it as often as they say."""
+"""Confidence regions for the limit: what they are made of, and whether they hold it as often as
+they say.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ def randn(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def test_confidence_regions_cover() -> None:
-    """95 % regions from 1000 tokens, 1000 repeats x 3 queries of effective size above 200: coverage within 0.93 .. 0.965.
+    """95 % regions from 1000 tokens, 1000 repeats x 3 queries of effective size above 200: coverage
+    within 0.93 .. 0.965.
 
     The plug-in is asymptotic, so the band is about 3 binomial errors below and 2 above; seed fixed.
     """
@@ -29,7 +32,9 @@ def test_confidence_regions_cover() -> None:
     hits = []
     for _ in range(1000):
         tokens = law.sample(1000, generator)
-        region = es.confidence_region(head.queries(x), head.keys(tokens), head.values(tokens), scale=1.0)
+        region = es.confidence_region(
+            head.queries(x), head.keys(tokens), head.values(tokens), scale=1.0
+        )
         hits.append(region.contains(limit).double())
     coverage = torch.stack(hits).mean(0)
     assert bool((coverage > 0.93).all())
@@ -42,15 +47,22 @@ def test_region_is_the_plug_in_covariance_and_shrinks() -> None:
     p = (q @ k.T / 2).softmax(-1)
     for i in range(3):
         apart = v - p[i] @ v
-        torch.testing.assert_close(region.cov[i], (p[i] ** 2)[:, None, None].mul(apart[:, :, None] * apart[:, None, :]).sum(0))
+        torch.testing.assert_close(
+            region.cov[i],
+            (p[i] ** 2)[:, None, None].mul(apart[:, :, None] * apart[:, None, :]).sum(0),
+        )
     torch.testing.assert_close(region.effective_tokens, 1 / (p**2).sum(-1))
     assert bool(region.contains(region.center).all())
     assert not bool(region.contains(region.center + 3 * region.half_widths).any())
-    assert float(es.confidence_region(q, k, v, level=0.5).half_widths.max()) < float(region.half_widths.max())
+    assert float(es.confidence_region(q, k, v, level=0.5).half_widths.max()) < float(
+        region.half_widths.max()
+    )
 
 
 def test_flat_regions() -> None:
-    """Values that do not vary along one axis, equal values, one key with all the weight: the centre is in, others not."""
+    """Values that do not vary along one axis, equal values, one key with all the weight: the centre
+    is in, others not.
+    """
     q, k, v = randn(3, 4), randn(50, 4, seed=1), randn(50, 3, seed=2)
     line = v.clone()
     line[:, 2] = 5.0
@@ -59,7 +71,12 @@ def test_flat_regions() -> None:
     for keys, values in ((k, line), (k, torch.full_like(v, 1e4)), (ahead, v)):
         region = es.confidence_region(q[:1], keys, values)
         assert bool(region.contains(region.center).all())
-        assert not bool(region.contains(region.center + torch.tensor([[0.0, 0.0, 1e-3]]).double()).any()) or values is v
+        assert (
+            not bool(
+                region.contains(region.center + torch.tensor([[0.0, 0.0, 1e-3]]).double()).any()
+            )
+            or values is v
+        )
         assert not bool(region.contains(region.center + 1e3).any())
         assert bool(torch.isfinite(region.half_widths).all())
     with pytest.raises(ValueError, match="one for each of 1 queries"):
@@ -85,7 +102,9 @@ def test_bad_input_is_refused(change: dict[str, object], word: str) -> None:
 def test_scores_beyond_the_range_are_refused() -> None:
     big = torch.full((4, 2), 1e200, dtype=torch.float64)
     with pytest.raises(ValueError, match="q, k: their scores"):
-        es.confidence_region(big, big * torch.tensor([1.0, -1.0]).double(), torch.ones(4, 1).double(), scale=1e10)
+        es.confidence_region(
+            big, big * torch.tensor([1.0, -1.0]).double(), torch.ones(4, 1).double(), scale=1e10
+        )
     with pytest.raises(ValueError, match="q, k: their scores"):
         es.confidence_region(big, big, torch.ones(4, 1).double())
 
@@ -93,9 +112,13 @@ def test_scores_beyond_the_range_are_refused() -> None:
 @pytest.mark.parametrize("level", [0.5, 0.9, 0.99])
 @pytest.mark.parametrize("n", [12, 40, 120])
 @pytest.mark.parametrize(("chance", "score"), [(0.5, 0.0), (0.1, 1.0), (0.02, 2.0), (0.3, -3.0)])
-def test_the_proved_region_covers_a_law_of_two_tokens(chance: float, score: float, n: int, level: float) -> None:
-    """Score 0 and value -1, or ``score`` and +1 with a chance: how many of n are the second is binomial, so the coverage
-    of a region is a finite sum, without sampling. The bounds are the law's own: max(0, score), radius 1."""
+def test_the_proved_region_covers_a_law_of_two_tokens(
+    chance: float, score: float, n: int, level: float
+) -> None:
+    """Score 0 and value -1, or ``score`` and +1 with a chance: how many of n are the second is
+    binomial, so the coverage of a region is a finite sum, without sampling. The bounds are the
+    law's own: max(0, score), radius 1.
+    """
     counts = np.arange(n + 1)
     odds = chance * math.exp(score) / (1 - chance)
     limit = torch.tensor([[(odds - 1) / (odds + 1)]]).double()
@@ -103,13 +126,17 @@ def test_the_proved_region_covers_a_law_of_two_tokens(chance: float, score: floa
     for count in counts:
         k = torch.cat([torch.zeros(n - count), torch.full((int(count),), score)])[:, None].double()
         v = torch.cat([-torch.ones(n - count), torch.ones(int(count))])[:, None].double()
-        region = es.confidence_region([[1.0]], k.numpy(), v.numpy(), level, 1.0, es.Bounds(max(0.0, score), 1.0, [0.0]))
+        region = es.confidence_region(
+            [[1.0]], k.numpy(), v.numpy(), level, 1.0, es.Bounds(max(0.0, score), 1.0, [0.0])
+        )
         held.append(bool(region.contains(limit)))
     assert (np.array(held) * scipy.stats.binom.pmf(counts, n, chance)).sum() >= level
 
 
 def test_the_proved_region_is_no_longer_vacuous_and_tends_to_a_multiple_of_the_plug_in() -> None:
-    """Sphere: from a few hundred tokens on the ball is smaller than the values', and sqrt(n) radius -> A sqrt(tr C)."""
+    """Sphere: from a few hundred tokens on the ball is smaller than the values', and sqrt(n) radius
+    -> A sqrt(tr C).
+    """
     law, x = es.Sphere(3), torch.tensor([[1.0, 0.5, 0.0]]).double()
     head = es.Head(torch.eye(3).double(), torch.eye(3).double())
     A = math.sqrt(2 * math.log(80))
@@ -118,7 +145,9 @@ def test_the_proved_region_is_no_longer_vacuous_and_tends_to_a_multiple_of_the_p
     for n in (5, 300, 300_000):
         tokens = law.sample(n, torch.Generator().manual_seed(1))
         bounds = es.Bounds.of(head, law, x)
-        found[n] = float(es.confidence_region(head.queries(x), tokens, tokens, 0.95, 1.0, bounds).radius)
+        found[n] = float(
+            es.confidence_region(head.queries(x), tokens, tokens, 0.95, 1.0, bounds).radius
+        )
     assert found[5] == pytest.approx(2.0)
     assert found[300] < 1.0
     assert math.sqrt(300_000) * found[300_000] == pytest.approx(A * math.sqrt(trace), rel=0.06)
@@ -144,9 +173,14 @@ def test_the_radius_is_the_formula() -> None:
 
 
 def test_markov_is_the_exact_error_over_delta() -> None:
-    """And covers Gaussian tokens deep in the frozen regime, where the asymptotic region does not: 400 draws of 100 tokens at
-    s = 3; the chance that a proved 90 % region holds fewer than 85 % of 400 is below 1 in 1000."""
-    law, head = es.Gaussian(torch.eye(2).double()), es.Head(torch.eye(2).double(), torch.eye(2).double())
+    """And covers Gaussian tokens deep in the frozen regime, where the asymptotic region does not:
+    400 draws of 100 tokens at s = 3; the chance that a proved 90 % region holds fewer than 85 % of
+    400 is below 1 in 1000.
+    """
+    law, head = (
+        es.Gaussian(torch.eye(2).double()),
+        es.Head(torch.eye(2).double(), torch.eye(2).double()),
+    )
     x = torch.tensor([[3.0, 0.0]]).double()
     known = es.KnownError.of(head, law, x, 100)
     f1, f2 = es.gaussian_error(100, 3.0)
@@ -164,7 +198,9 @@ def test_markov_is_the_exact_error_over_delta() -> None:
     assert asymptotic < 0.5
 
 
-@pytest.mark.parametrize("law", [es.Sphere(3, 2.0), es.Ball(3), es.Cube(3, 0.5), es.Rademacher(3), es.Pool(randn(40, 3))])
+@pytest.mark.parametrize(
+    "law", [es.Sphere(3, 2.0), es.Ball(3), es.Cube(3, 0.5), es.Rademacher(3), es.Pool(randn(40, 3))]
+)
 def test_bounds_of_a_law_hold_its_tokens(law: es.Measure) -> None:
     head = es.Head(randn(3, 3), randn(2, 3, seed=1), randn(3, seed=2), randn(2, seed=3))
     x, tokens = randn(5, 3, seed=4), law.sample(5000, torch.Generator().manual_seed(5)).double()
@@ -173,7 +209,8 @@ def test_bounds_of_a_law_hold_its_tokens(law: es.Measure) -> None:
     assert bool((scores.amax(1) <= bounds.score + 1e-9).all())
     assert float((head.values(tokens) - bounds.center).norm(dim=1).max()) <= bounds.radius + 1e-9
     if law.as_pool() is not None or isinstance(law, es.Sphere):
-        assert bool((scores.amax(1) >= bounds.score - 0.02 * bounds.score.abs()).all())  # no looser than it must be
+        # no looser than it must be
+        assert bool((scores.amax(1) >= bounds.score - 0.02 * bounds.score.abs()).all())
 
 
 def test_kinds_say_what_they_are() -> None:
@@ -210,4 +247,9 @@ def test_an_unbounded_law_has_no_bounds() -> None:
     with pytest.raises(ValueError, match="no bounded support"):
         es.Bounds.of(head, es.Gaussian([[1.0]]), [[1.0]])
     with pytest.raises(ValueError, match="not known exactly"):
-        es.KnownError.of(es.Head(torch.eye(3).double(), torch.eye(3).double()), es.Laplace(3, 0.1), [[1.0, 0.0, 0.0]], 10)
+        es.KnownError.of(
+            es.Head(torch.eye(3).double(), torch.eye(3).double()),
+            es.Laplace(3, 0.1),
+            [[1.0, 0.0, 0.0]],
+            10,
+        )

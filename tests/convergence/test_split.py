@@ -1,4 +1,6 @@
-"""Tokens shared between heads: against every possible split, the known optimum of power laws, and the stated bound."""
+"""Tokens shared between heads: against every possible split, the known optimum of power laws, and
+the stated bound.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def test_square_roots_share_in_proportion_to_their_constants() -> None:
 
 
 def test_a_curve_that_is_not_convex_keeps_to_its_bound() -> None:
-    """A frozen head: flat, then falling. No split of a brute-force search beats the floor, and ours is near it."""
+    """A frozen head: flat, then falling. No split of a brute-force search beats the floor, and ours
+    is near it.
+    """
     n = np.arange(1, 41)
     frozen = ErrorCurve(n=n, rms=np.where(n < 20, 1.0, 1.0 * 20.0 / n), kind="exact", scale=1.0)
     plain = power_law(1.0, 0.5, n)
@@ -57,14 +61,19 @@ def test_a_curve_that_is_not_convex_keeps_to_its_bound() -> None:
 
 
 def test_the_uniform_split_gives_everyone_the_same_within_its_ends() -> None:
-    short, long = power_law(1.0, 0.5, np.array([1, 4, 8])), power_law(1.0, 0.5, np.array([1, 50, 100]))
+    short, long = (
+        power_law(1.0, 0.5, np.array([1, 4, 8])),
+        power_law(1.0, 0.5, np.array([1, 50, 100])),
+    )
     found = share_tokens([short, long, long], 69)
     assert found.uniform.tolist() == [8, 31, 30]
 
 
 def test_kept_keys_are_interpolated_to_the_exact_curve_up_to_all_of_them() -> None:
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(rows, 8, generator=generator, dtype=torch.float64) for rows in (5, 64, 64))
+    q, k, v = (
+        torch.randn(rows, 8, generator=generator, dtype=torch.float64) for rows in (5, 64, 64)
+    )
     coarse = exact_pool_curve(q, k, v, [4, 8, 16, 32, 48, 64], "bernoulli")
     fine = exact_pool_curve(q, k, v, [5, 11, 24, 40, 56, 60, 63], "bernoulli")
     assert np.exp(log_rms(coarse)(np.log(fine.n))) == pytest.approx(fine.rms, rel=0.01)
@@ -74,7 +83,10 @@ def test_kept_keys_are_interpolated_to_the_exact_curve_up_to_all_of_them() -> No
     assert at <= 0.5 <= before
 
 
-@pytest.mark.parametrize(("total", "words"), [(2, "expected between 3"), (10**7, "got 10000000"), (0, "total"), ("x", "total")])
+@pytest.mark.parametrize(
+    ("total", "words"),
+    [(2, "expected between 3"), (10**7, "got 10000000"), (0, "total"), ("x", "total")],
+)
 def test_totals_that_cannot_be_shared(total: object, words: str) -> None:
     curves = [power_law(1.0, 0.5, np.array([1, 10, 100]))] * 3
     with pytest.raises(ValueError, match=words):
@@ -87,14 +99,20 @@ def test_no_curves() -> None:
 
 
 def test_random_curves_are_shared_in_whole_numbers_with_finite_errors() -> None:
-    """Single points, flat curves, errors of 0 at the end and throughout, 400 times: never worse than the uniform split."""
+    """Single points, flat curves, errors of 0 at the end and throughout, 400 times: never worse
+    than the uniform split.
+    """
     pick = np.random.default_rng(0)
     for _ in range(400):
         curves = []
         for _ in range(int(pick.integers(1, 4))):
             points = int(pick.integers(1, 4))
             n = np.sort(pick.choice([1, 2, 3, 5, 10, 100, 1000, 10**6], points, replace=False))
-            rms = np.full(points, pick.uniform()) if pick.random() < 0.3 else pick.uniform(size=points)
+            rms = (
+                np.full(points, pick.uniform())
+                if pick.random() < 0.3
+                else pick.uniform(size=points)
+            )
             rms[-1] *= pick.random() > 0.2
             rms *= pick.random() > 0.1
             curves.append(ErrorCurve(n=n, rms=rms, kind="exact", scale=1.0))
@@ -104,7 +122,10 @@ def test_random_curves_are_shared_in_whole_numbers_with_finite_errors() -> None:
         assert found.tokens.sum() == found.uniform.sum() == total
         assert 0 <= found.floor <= found.squared_error <= found.uniform_squared_error < np.inf
         for tokens in (found.tokens, found.uniform):
-            assert all(curve.n[0] <= count <= curve.n[-1] for curve, count in zip(curves, tokens, strict=True))
+            assert all(
+                curve.n[0] <= count <= curve.n[-1]
+                for curve, count in zip(curves, tokens, strict=True)
+            )
         assert found.gain <= 1
 
 

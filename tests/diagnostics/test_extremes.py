@@ -1,4 +1,6 @@
-"""Largest norms and coordinates: any split in any order equals one pass over everything, verdicts on known tokens."""
+"""Largest norms and coordinates: any split in any order equals one pass over everything, verdicts
+on known tokens.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,20 @@ def tokens(law: str, n: int = N, d: int = D, seed: int = 3) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     normal = torch.randn(n, d, dtype=torch.float64, generator=generator)
     if law == "low rank":
-        return normal[:, :3] @ torch.randn(3, d, dtype=torch.float64, generator=generator) + 0.1 * normal
+        return (
+            normal[:, :3] @ torch.randn(3, d, dtype=torch.float64, generator=generator)
+            + 0.1 * normal
+        )
     if law == "uniform":
         return torch.rand(n, d, dtype=torch.float64, generator=generator)
     if law == "student":  # one chi for each token: norms and coordinates both
-        return normal / torch.randn(n, 4, dtype=torch.float64, generator=generator).square().mean(1, keepdim=True).sqrt()
+        return (
+            normal
+            / torch.randn(n, 4, dtype=torch.float64, generator=generator)
+            .square()
+            .mean(1, keepdim=True)
+            .sqrt()
+        )
     assert law == "normal"
     return normal
 
@@ -52,7 +63,10 @@ def test_splits_and_orders_agree() -> None:
         assert torch.equal(ordered(other.values), ordered(whole.values))
         assert torch.equal(ordered(other.owners), ordered(whole.owners))
         for name in ("norms", "coordinates"):
-            found, expected = getattr(extremes.finish(other), name), getattr(extremes.finish(whole), name)
+            found, expected = (
+                getattr(extremes.finish(other), name),
+                getattr(extremes.finish(whole), name),
+            )
             assert found.verdict == expected.verdict
             assert found.exceedances == expected.exceedances
             for number in ("threshold", "shape", "sigma", "ratio"):
@@ -60,7 +74,9 @@ def test_splits_and_orders_agree() -> None:
 
 
 def test_no_value_beyond_the_threshold_is_missing() -> None:
-    """One coordinate with more large values than a list holds: the threshold goes up, and all above it are counted."""
+    """One coordinate with more large values than a list holds: the threshold goes up, and all above
+    it are counted.
+    """
     rows = tokens("normal", 5000)
     rows[:, 4] = tokens("student", 5000, seed=5)[:, 4] ** 3
     found = extremes.finish(stream(rows, [100, 2500])).coordinates
@@ -93,16 +109,22 @@ def test_known_tokens(law: str, verdicts: set[str]) -> None:
 
 
 def test_dependent_coordinates_give_no_false_alarm() -> None:
-    """Gaussian tokens along one direction, 48 coordinates, 60 samples: a large token is large in all of them. None is called
+    """Gaussian tokens along one direction, 48 coordinates, 60 samples: a large token is large in
+    all of them. None is called
 
     heavier than Gaussian; with values taken as independent 4 are.
     """
     found = []
     for seed in range(60):
         generator = torch.Generator().manual_seed(seed)
-        along, direction = (torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in ((2048, 1), (1, 48)))
+        along, direction = (
+            torch.randn(*shape, dtype=torch.float64, generator=generator)
+            for shape in ((2048, 1), (1, 48))
+        )
         noise = torch.randn(2048, 48, dtype=torch.float64, generator=generator)
-        found.append(extremes.finish(stream(along @ direction + 0.1 * noise, [])).coordinates.verdict)
+        found.append(
+            extremes.finish(stream(along @ direction + 0.1 * noise, [])).coordinates.verdict
+        )
     assert not {"Pareto", "between"} & set(found)
 
 

@@ -1,4 +1,6 @@
-"""The rule: hand-made evidence for every label and signature, monotone, and right about simulated Gaussian scores."""
+"""The rule: hand-made evidence for every label and signature, monotone, and right about simulated
+Gaussian scores.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,33 @@ from esscher.diagnostics.regimes import LABELS, SIGNATURES, HeadEvidence, classi
 from esscher.diagnostics.tails import gaussian_khat
 
 DIFFUSE = HeadEvidence(
-    n=16384, s=0.6, effective_tokens=11430, share_frozen=0.0, entropy=9.5, sink_mass=0.02, khat=0.1, exponent=0.5,
-    exponent_low=0.49, exponent_high=0.51, relative_rms=0.01, constant_ratio=1.2, tokens="sub-Gaussian", scores="sub-Gaussian",
-)  # fmt: skip
-SELECTIVE = replace(DIFFUSE, s=2.5, effective_tokens=60, entropy=5.5, khat=0.8, relative_rms=0.08, constant_ratio=15)
+    n=16384,
+    s=0.6,
+    effective_tokens=11430,
+    share_frozen=0.0,
+    entropy=9.5,
+    sink_mass=0.02,
+    khat=0.1,
+    exponent=0.5,
+    exponent_low=0.49,
+    exponent_high=0.51,
+    relative_rms=0.01,
+    constant_ratio=1.2,
+    tokens="sub-Gaussian",
+    scores="sub-Gaussian",
+)
+SELECTIVE = replace(
+    DIFFUSE, s=2.5, effective_tokens=60, entropy=5.5, khat=0.8, relative_rms=0.08, constant_ratio=15
+)
 FROZEN = replace(
-    DIFFUSE, s=6, effective_tokens=1.6, share_frozen=0.9, entropy=0.8, khat=2.0, relative_rms=0.9, constant_ratio=90
+    DIFFUSE,
+    s=6,
+    effective_tokens=1.6,
+    share_frozen=0.9,
+    entropy=0.8,
+    khat=2.0,
+    relative_rms=0.9,
+    constant_ratio=90,
 )
 SINK = replace(DIFFUSE, sink_mass=0.83, effective_tokens=1.4)
 
@@ -31,8 +54,16 @@ SINK = replace(DIFFUSE, sink_mass=0.83, effective_tokens=1.4)
         (SINK, "sink-dominated", "Sink tokens hold 83% of the weight"),
         (replace(FROZEN, sink_mass=0.6), "sink-dominated", "60%"),
         (replace(DIFFUSE, sink_mass=math.nan), "diffuse", "effective"),
-        (HeadEvidence(), "unknown", "the number of tokens and effective tokens and the share of frozen queries"),
-        (replace(DIFFUSE, effective_tokens=math.nan), "unknown", "No regime without effective tokens"),
+        (
+            HeadEvidence(),
+            "unknown",
+            "the number of tokens and effective tokens and the share of frozen queries",
+        ),
+        (
+            replace(DIFFUSE, effective_tokens=math.nan),
+            "unknown",
+            "No regime without effective tokens",
+        ),
         (replace(DIFFUSE, share_frozen=math.inf), "unknown", "frozen"),
     ],
 )
@@ -60,7 +91,8 @@ def test_labels(evidence: HeadEvidence, label: str, words: str) -> None:
         (replace(DIFFUSE, khat=1.1), {"distribution mismatch"}),
         (replace(FROZEN, scores="heavier"), {"hardmax regime", "distribution mismatch"}),
         (HeadEvidence(), set()),
-        (HeadEvidence(khat=0.9), {"distribution mismatch"}),  # nothing to compare with but the threshold
+        # nothing to compare with but the threshold
+        (HeadEvidence(khat=0.9), {"distribution mismatch"}),
     ],
 )
 def test_signatures(evidence: HeadEvidence, names: set[str]) -> None:
@@ -70,7 +102,9 @@ def test_signatures(evidence: HeadEvidence, names: set[str]) -> None:
 
 
 def test_exploded_constants_say_the_numbers() -> None:
-    why = classify(replace(SELECTIVE, relative_rms=0.4, coupling=7.0)).signatures["exploded constants"]
+    why = classify(replace(SELECTIVE, relative_rms=0.4, coupling=7.0)).signatures[
+        "exploded constants"
+    ]
     assert "40%" in why
     assert "n^-0.50 (0.49 to 0.51)" in why
     assert "15 times" in why
@@ -81,29 +115,37 @@ def test_a_heavy_khat_of_gaussian_scores_is_no_mismatch() -> None:
     """s = 4 gives a k-hat beyond every threshold, though nothing is wrong with the law."""
     own = float(gaussian_khat([4.0], 16384)[0])
     assert own > 1
-    assert "distribution mismatch" not in classify(replace(SELECTIVE, s=4.0, khat=own + 0.1)).signatures
+    assert (
+        "distribution mismatch"
+        not in classify(replace(SELECTIVE, s=4.0, khat=own + 0.1)).signatures
+    )
     assert "distribution mismatch" in classify(replace(SELECTIVE, s=4.0, khat=own + 0.3)).signatures
 
 
 def test_monotone() -> None:
     """More frozen queries, fewer effective tokens: never back towards diffuse."""
     order = ["diffuse", "selective", "frozen"]
-    by_effective = [classify(replace(DIFFUSE, effective_tokens=2.0**-i * 16384)).label for i in range(14)]
+    by_effective = [
+        classify(replace(DIFFUSE, effective_tokens=2.0**-i * 16384)).label for i in range(14)
+    ]
     by_frozen = [classify(replace(DIFFUSE, share_frozen=i / 20)).label for i in range(21)]
     for labels in (by_effective, by_frozen):
         ranks = [order.index(label) for label in labels]
         assert ranks == sorted(ranks)
         assert ranks[0] < ranks[-1]
-    sinks = [classify(replace(DIFFUSE, sink_mass=i / 20)).label == "sink-dominated" for i in range(21)]
+    sinks = [
+        classify(replace(DIFFUSE, sink_mass=i / 20)).label == "sink-dominated" for i in range(21)
+    ]
     assert sinks == sorted(sinks)
     assert any(sinks)
 
 
 def test_freezing_separates_simulated_scores() -> None:
-    """Random energy model, s = c sqrt(2 log n): effective tokens grow with n for c < 1 and stay bounded for c > 1.
+    """Random energy model, s = c sqrt(2 log n): effective tokens grow with n for c < 1 and stay
+    bounded for c > 1.
 
-    Beyond freezing E sum p^2 -> 1 - 1/c as n grows (Derrida 1981). 200 queries have standard error 0.02, and log n is no
-    more than 11 here: within 0.06 at c = 2 and 3.
+    Beyond freezing E sum p^2 -> 1 - 1/c as n grows (Derrida 1981). 200 queries have standard error
+    0.02, and log n is no more than 11 here: within 0.06 at c = 2 and 3.
     """
     effective = {}
     for n in (256, 65536):
@@ -113,7 +155,9 @@ def test_freezing_separates_simulated_scores() -> None:
             scores = c * math.sqrt(2 * math.log(n)) * noise
             squares = scores.softmax(1).square().sum(1)
             effective[n, c] = float((1 / squares).median())
-            evidence = HeadEvidence(n=n, effective_tokens=effective[n, c], share_frozen=share_frozen(scores.std(1), n))
+            evidence = HeadEvidence(
+                n=n, effective_tokens=effective[n, c], share_frozen=share_frozen(scores.std(1), n)
+            )
             labels.append(classify(evidence).label)
             if c >= 2:
                 assert abs(float(squares.mean()) - (1 - 1 / c)) < 0.06
@@ -123,10 +167,12 @@ def test_freezing_separates_simulated_scores() -> None:
 
 
 def test_share_frozen() -> None:
-    assert share_frozen([1.0, 4.2, 4.3, 9.0], 10_000) == pytest.approx(0.5)  # sqrt(2 log 10^4) = 4.29
+    # sqrt(2 log 10^4) = 4.29
+    assert share_frozen([1.0, 4.2, 4.3, 9.0], 10_000) == pytest.approx(0.5)
     assert share_frozen(torch.tensor([0.1], dtype=torch.float64), 1) == 1.0
     assert share_frozen([0.0], 1) == 0.0
-    assert share_frozen([3.0, 3.0, 3.0], [50.0, 90.0, 91.0]) == pytest.approx(2 / 3)  # exp(9/2) = 90.02
+    # exp(9/2) = 90.02
+    assert share_frozen([3.0, 3.0, 3.0], [50.0, 90.0, 91.0]) == pytest.approx(2 / 3)
     with pytest.raises(ValueError, match="at least one"):
         share_frozen([], 10)
     for n in (0, [10.0, 20.0], [0.0]):

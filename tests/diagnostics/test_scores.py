@@ -1,4 +1,6 @@
-"""Statistics from binned masses against the scores themselves, and verdicts on known laws of scores."""
+"""Statistics from binned masses against the scores themselves, and verdicts on known laws of
+scores.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ import torch
 from torch import Tensor
 
 from esscher.convergence.grid import state as deposit
-from esscher.diagnostics.scores import ScoreShape, first_centres, score_histogram, softmax_statistics
+from esscher.diagnostics.scores import (
+    ScoreShape,
+    first_centres,
+    score_histogram,
+    softmax_statistics,
+)
 
 
 def deposited(scores: Tensor, grid: deposit.Grid) -> deposit.Deposit:
@@ -30,8 +37,13 @@ COARSE, FINE = deposit.Grid(1 / 8, 4, 1e-6), deposit.Grid(1 / 8, 8, 1e-10)
 
 def gaussian(deviations: list[float], keys: int, seed: int = 3) -> Tensor:
     """Queries of these deviations on the same keys, with means 0, 1, 2, ..."""
-    normal = torch.randn(len(deviations), keys, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    return normal * torch.tensor(deviations, dtype=torch.float64)[:, None] + torch.arange(len(deviations))[:, None]
+    normal = torch.randn(
+        len(deviations), keys, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
+    return (
+        normal * torch.tensor(deviations, dtype=torch.float64)[:, None]
+        + torch.arange(len(deviations))[:, None]
+    )
 
 
 @pytest.mark.parametrize(("grid", "accuracy"), [(COARSE, 2e-5), (FINE, 1e-9)])
@@ -42,7 +54,9 @@ def test_softmax_statistics_equal_brute_force(grid: deposit.Grid, accuracy: floa
     p = scores.softmax(1)
     np.testing.assert_allclose(found.log_sum_exp, scores.logsumexp(1), atol=accuracy)
     np.testing.assert_allclose(found.effective_tokens, 1 / p.square().sum(1), rtol=accuracy)
-    np.testing.assert_allclose(found.entropy, -(p * p.clamp_min(1e-300).log()).sum(1), atol=20 * accuracy)
+    np.testing.assert_allclose(
+        found.entropy, -(p * p.clamp_min(1e-300).log()).sum(1), atol=20 * accuracy
+    )
     np.testing.assert_allclose(found.mean, scores.mean(1), atol=1e-9)
     np.testing.assert_allclose(found.sd, scores.std(1, correction=0), rtol=1e-7)
 
@@ -56,27 +70,45 @@ def test_even_weights_and_a_single_key() -> None:
 
 
 def test_the_shape_equals_that_of_the_scores() -> None:
-    """Survival, skewness and kurtosis against the standardised scores themselves, on a skewed law."""
+    """Survival, skewness and kurtosis against the standardised scores themselves, on a skewed
+    law.
+    """
     generator = torch.Generator().manual_seed(9)
     scores = torch.stack(
-        [torch.randn(100_003, 4, dtype=torch.float64, generator=generator).square().sum(1) * c for c in (0.3, 1)]
+        [
+            torch.randn(100_003, 4, dtype=torch.float64, generator=generator).square().sum(1) * c
+            for c in (0.3, 1)
+        ]
     )
     shape = shape_of(scores, COARSE)
-    z = ((scores - scores.mean(1, keepdim=True)) / scores.std(1, keepdim=True, correction=0)).numpy()
-    assert shape.kurtosis == pytest.approx(scipy.stats.kurtosis(z, axis=1, fisher=False).mean(), rel=1e-5)
-    assert shape_of(scores, FINE).kurtosis == pytest.approx(scipy.stats.kurtosis(z, axis=1, fisher=False).mean(), rel=1e-8)
+    z = (
+        (scores - scores.mean(1, keepdim=True)) / scores.std(1, keepdim=True, correction=0)
+    ).numpy()
+    assert shape.kurtosis == pytest.approx(
+        scipy.stats.kurtosis(z, axis=1, fisher=False).mean(), rel=1e-5
+    )
+    assert shape_of(scores, FINE).kurtosis == pytest.approx(
+        scipy.stats.kurtosis(z, axis=1, fisher=False).mean(), rel=1e-8
+    )
     assert shape.skewness == pytest.approx(scipy.stats.skew(z, axis=1).mean(), rel=1e-6)
-    for at, above, below in zip(shape.at[:5], shape.survival[:5], shape.survival_below[:5], strict=True):
+    for at, above, below in zip(
+        shape.at[:5], shape.survival[:5], shape.survival_below[:5], strict=True
+    ):
         assert above == pytest.approx((z > at).mean(), rel=0.03, abs=1e-5)
         assert below == pytest.approx((z < -at).mean(), rel=0.05, abs=2e-3)
     assert (shape.density * np.diff(shape.edges)).sum() == pytest.approx(1, abs=1e-3)
     assert shape.verdict == "heavier"
     K = scores.logsumexp(1) - math.log(scores.shape[1]) - scores.mean(1)
-    assert shape.proxy == pytest.approx(float((2 * K / scores.var(1, correction=0)).mean()), rel=1e-4)  # two: median = mean
+    # two: median = mean
+    assert shape.proxy == pytest.approx(
+        float((2 * K / scores.var(1, correction=0)).mean()), rel=1e-4
+    )
 
 
 def test_gaussian_scores_look_gaussian() -> None:
-    """The masses of exact Gaussian laws, each cell's by its integral against the B-spline: no sampling error at all."""
+    """The masses of exact Gaussian laws, each cell's by its integral against the B-spline: no
+    sampling error at all.
+    """
     spacing, points = 1 / 8, 4
     deviations, means = np.array([0.26, 0.5, 2.0]), np.array([0.1, -3.0, 7.0])
     cells = np.arange(-300, 300)
@@ -86,11 +118,18 @@ def test_gaussian_scores_look_gaussian() -> None:
         x = (means[i] + deviations[i] * fine) / spacing
         for tap in range(points):
             u = x - np.floor(x) + (points - 1 - tap)
-            weight = sum((-1) ** k * math.comb(4, k) * np.maximum(u - k, 0) ** 3 for k in range(5)) / 6
-            np.add.at(mass[i], np.floor(x).astype(int) - (points - 1) + tap + 300, weight * scipy.stats.norm.pdf(fine) / 1000)
+            weight = (
+                sum((-1) ** k * math.comb(4, k) * np.maximum(u - k, 0) ** 3 for k in range(5)) / 6
+            )
+            np.add.at(
+                mass[i],
+                np.floor(x).astype(int) - (points - 1) + tap + 300,
+                weight * scipy.stats.norm.pdf(fine) / 1000,
+            )
     first = np.full(3, (cells[0] + points / 2) * spacing)
     shape = score_histogram(1e6 * mass, first, spacing, means, deviations)
-    for survival in (shape.survival, shape.survival_below):  # at two cells a deviation the cells show in the far tail
+    # at two cells a deviation the cells show in the far tail
+    for survival in (shape.survival, shape.survival_below):
         np.testing.assert_allclose(survival[:3], shape.gaussian_survival[:3], rtol=0.03)
         assert survival[3] == pytest.approx(shape.gaussian_survival[3], rel=0.1)
     np.testing.assert_allclose(shape.density, shape.gaussian_density, atol=1e-2)

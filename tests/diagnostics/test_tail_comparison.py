@@ -1,4 +1,6 @@
-"""Pareto against sub-Gaussian tails: likelihoods against scipy and mpmath, verdicts and false alarms on known laws."""
+"""Pareto against sub-Gaussian tails: likelihoods against scipy and mpmath, verdicts and false
+alarms on known laws.
+"""
 
 from __future__ import annotations
 
@@ -35,21 +37,33 @@ def largest(values: Floats, tail: int, groups: int = 1) -> TailComparison:
 @pytest.mark.parametrize("shape", [-0.3, 0.0, 0.1, 0.5, 1.5])
 def test_the_pareto_fit_is_the_largest_likelihood(shape: float) -> None:
     """No start of scipy's search finds a better one, and its own best is ours to 1e-3."""
-    excess = scipy.stats.genpareto(shape, scale=0.3).rvs(2000, random_state=np.random.default_rng(5))
+    excess = scipy.stats.genpareto(shape, scale=0.3).rvs(
+        2000, random_state=np.random.default_rng(5)
+    )
     found = tail_comparison._fit_pareto(excess)
     ours = tail_comparison._log_density(excess, *found)
-    np.testing.assert_allclose(ours, scipy.stats.genpareto(found[0], scale=found[1]).logpdf(excess), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(
+        ours, scipy.stats.genpareto(found[0], scale=found[1]).logpdf(excess), rtol=1e-9, atol=1e-9
+    )
     theirs, _, scale = scipy.stats.genpareto.fit(excess, floc=0.0)
     assert found == pytest.approx((theirs, scale), rel=1e-3, abs=1e-3)
     assert ours.sum() >= scipy.stats.genpareto(theirs, scale=scale).logpdf(excess).sum() - 1e-9
 
 
-@pytest.mark.parametrize(("threshold", "scale"), [(0.5, 1.0), (3.0, 1.0), (4.0, 0.02), (2.0, 30.0), (5.0, 1e-4)])
+@pytest.mark.parametrize(
+    ("threshold", "scale"), [(0.5, 1.0), (3.0, 1.0), (4.0, 0.02), (2.0, 30.0), (5.0, 1e-4)]
+)
 def test_the_gaussian_tail_is_that_of_mpmath(threshold: float, scale: float) -> None:
     generator = np.random.default_rng(6)
-    cut = scipy.stats.truncnorm(threshold / scale, math.inf, scale=scale) if threshold / scale < 30 else None
+    cut = (
+        scipy.stats.truncnorm(threshold / scale, math.inf, scale=scale)
+        if threshold / scale < 30
+        else None
+    )
     excess = (
-        generator.exponential(scale**2 / threshold, 500) if cut is None else cut.rvs(500, random_state=generator) - threshold
+        generator.exponential(scale**2 / threshold, 500)
+        if cut is None
+        else cut.rvs(500, random_state=generator) - threshold
     )
     z = threshold + excess
     sigma, density = tail_comparison._fit_gaussian(z, threshold)
@@ -60,7 +74,9 @@ def test_the_gaussian_tail_is_that_of_mpmath(threshold: float, scale: float) -> 
             return mpmath.log(mpmath.npdf(mpmath.mpf(x) / s) / s / beyond)
 
         for value, own in zip(z[:5], density[:5], strict=True):
-            assert own == pytest.approx(float(log_density(float(value), mpmath.mpf(sigma))), rel=1e-7, abs=1e-9)
+            assert own == pytest.approx(
+                float(log_density(float(value), mpmath.mpf(sigma))), rel=1e-7, abs=1e-9
+            )
 
         def total(s: mpmath.mpf) -> mpmath.mpf:
             squares = mpmath.mpf(float(np.mean(np.square(z))))
@@ -81,14 +97,17 @@ def test_the_gaussian_tail_is_that_of_mpmath(threshold: float, scale: float) -> 
     ],
 )
 def test_verdicts_of_known_laws(law: str, verdict: str, least: float) -> None:
-    """Of 60 samples at least so many are judged right: .93, 1, .98 and .99 are expected, 2.5 deviations and more above."""
+    """Of 60 samples at least so many are judged right: .93, 1, .98 and .99 are expected, 2.5
+    deviations and more above.
+    """
     generator = np.random.default_rng(7)
     found = Counter(largest(LAWS[law](generator, TOKENS), TAIL).verdict for _ in range(60))
     assert found[verdict] >= least * 60, found
 
 
 def test_false_alarms_are_rare() -> None:
-    """Gaussian tails are called Pareto, and Pareto ones sub-Gaussian, in less than 2.5 % each: none in 160 samples of 204
+    """Gaussian tails are called Pareto, and Pareto ones sub-Gaussian, in less than 2.5 % each: none
+    in 160 samples of 204
 
     values, where 2.5 % would show none with a chance of 1.7 %.
     """
@@ -101,7 +120,9 @@ def test_false_alarms_are_rare() -> None:
 
 @pytest.mark.parametrize("groups", [1, 8])
 def test_intervals_of_the_shape_hold_it(groups: int) -> None:
-    """On exact Pareto tails, also where each value comes ``groups`` times: 95 % of 150, less 4 standard errors."""
+    """On exact Pareto tails, also where each value comes ``groups`` times: 95 % of 150, less 4
+    standard errors.
+    """
     generator, held = np.random.default_rng(9), 0
     for _ in range(150):
         excess = np.repeat(scipy.stats.genpareto(0.25).rvs(400, random_state=generator), groups)

@@ -1,4 +1,6 @@
-"""k-hat against the published procedure, against maximum likelihood, and its interval's coverage; the streaming state."""
+"""k-hat against the published procedure, against maximum likelihood, and its interval's coverage;
+the streaming state.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,21 @@ from esscher.diagnostics import tails
 
 
 def logs(kind: str, total: int, scale: float) -> np.ndarray:
-    """Logarithms of weights at the quantiles of a law: no random numbers, so that other programs can be given the same."""
+    """Logarithms of weights at the quantiles of a law: no random numbers, so that other programs
+    can be given the same.
+    """
     u = (np.arange(1, total + 1) - 0.5) / total
-    return scale * (scipy.special.ndtri(u) if kind == "normal" else -np.log1p(-u) if kind == "exponential" else u)
+    return scale * (
+        scipy.special.ndtri(u)
+        if kind == "normal"
+        else -np.log1p(-u)
+        if kind == "exponential"
+        else u
+    )
 
 
-# k-hat of arviz-stats 0.8.0 for the same weights: the second result of psislw, which takes minus their logarithms.
+# k-hat of arviz-stats 0.8.0 for the same weights: the second result of psislw, which takes minus
+# their logarithms.
 PUBLISHED = [
     ("normal", 16384, 0.3, 0.011871481999022614),
     ("normal", 16384, 3.0, 0.9311513541076952),
@@ -32,19 +43,27 @@ PUBLISHED = [
 
 
 @pytest.mark.parametrize(("kind", "total", "scale", "published"), PUBLISHED)
-def test_equals_the_published_procedure(kind: str, total: int, scale: float, published: float) -> None:
-    assert tails.pareto_khat(logs(kind, total, scale), total).median == pytest.approx(published, abs=1e-12)
+def test_equals_the_published_procedure(
+    kind: str, total: int, scale: float, published: float
+) -> None:
+    assert tails.pareto_khat(logs(kind, total, scale), total).median == pytest.approx(
+        published, abs=1e-12
+    )
 
 
 def exceedances(k: float, rows: int, tail: int, seed: int) -> np.ndarray:
-    """Logarithms of 1 and of ``tail`` weights that exceed it by generalised Pareto amounts, (rows, tail + 1)."""
+    """Logarithms of 1 and of ``tail`` weights that exceed it by generalised Pareto amounts, (rows,
+    tail + 1).
+    """
     x = scipy.stats.genpareto.rvs(k, size=(rows, tail), random_state=seed)
     return np.log1p(np.concatenate([np.zeros((rows, 1)), x], axis=1))
 
 
 @pytest.mark.parametrize("k", [0.2, 0.7, 1.3])
 def test_close_to_maximum_likelihood(k: float) -> None:
-    """Without the prior the two differ by far less than the estimate's own deviation, (1 + k)/sqrt(M)."""
+    """Without the prior the two differ by far less than the estimate's own deviation, (1 +
+    k)/sqrt(M).
+    """
     rows = exceedances(k, 5, 384, 7)
     fit = tails.pareto_khat(rows, 16384)
     shape = (fit.low + fit.high) / 2
@@ -56,7 +75,9 @@ def test_close_to_maximum_likelihood(k: float) -> None:
 @pytest.mark.parametrize("tail", [96, 384])
 @pytest.mark.parametrize("k", [0.0, 0.3, 0.7, 1.2])
 def test_coverage(k: float, tail: int) -> None:
-    """1500 tails: 95 % intervals cover between 92.5 % and 97 %; the deviation of the share is 0.6 %."""
+    """1500 tails: 95 % intervals cover between 92.5 % and 97 %; the deviation of the share is 0.6
+    %.
+    """
     fit = tails.pareto_khat(exceedances(k, 1500, tail, 1), (tail // 3) ** 2)
     assert fit.tail == tail
     covered = ((fit.low <= k) & (k <= fit.high)).mean()
@@ -64,10 +85,13 @@ def test_coverage(k: float, tail: int) -> None:
 
 
 def test_a_known_pareto_law_from_whole_samples() -> None:
-    """Pareto weights of shape k are generalised Pareto above any threshold: scores are exponential of mean k."""
+    """Pareto weights of shape k are generalised Pareto above any threshold: scores are exponential
+    of mean k.
+    """
     scores = torch.from_numpy(np.random.default_rng(2).exponential(0.8, size=(400, 4096)))
     fit = tails.finish(tails.update(tails.init(400, tails.tail_length(4096) + 1), scores))
-    assert abs(fit.khat.mean() - 0.8) < 0.03  # 400 queries: deviation 1.8/sqrt(192)/20 = 0.0065, and the prior pulls by 0.015
+    # 400 queries: deviation 1.8/sqrt(192)/20 = 0.0065, and the prior pulls by 0.015
+    assert abs(fit.khat.mean() - 0.8) < 0.03
     assert fit.label == "bad"
     low, high = fit.interval
     assert low < 0.8 < high
@@ -78,13 +102,19 @@ def test_the_scale_does_not_matter_and_the_order_neither() -> None:
     fit = tails.pareto_khat(rows, 4096)
     shuffled = np.random.default_rng(0).permuted(rows, axis=1)
     np.testing.assert_allclose(tails.pareto_khat(shuffled + 700.0, 4096).khat, fit.khat, rtol=1e-9)
-    np.testing.assert_allclose(tails.pareto_khat(torch.from_numpy(rows - 5000.0), 4096).khat, fit.khat, rtol=1e-9)
+    np.testing.assert_allclose(
+        tails.pareto_khat(torch.from_numpy(rows - 5000.0), 4096).khat, fit.khat, rtol=1e-9
+    )
 
 
 def test_gaussian_khat_is_what_gaussian_scores_show() -> None:
-    """Mean k-hat of 300 samples, each deviating by about 0.09; quantiles of the law in place of a sample shift it a little."""
+    """Mean k-hat of 300 samples, each deviating by about 0.09; quantiles of the law in place of a
+    sample shift it a little.
+    """
     for s in (0.5, 2.0, 4.0):
-        scores = s * torch.randn(300, 8192, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
+        scores = s * torch.randn(
+            300, 8192, dtype=torch.float64, generator=torch.Generator().manual_seed(8)
+        )
         fit = tails.finish(tails.update(tails.init(300, tails.tail_length(8192) + 1), scores))
         assert abs(fit.khat.mean() - float(tails.gaussian_khat([s], 8192)[0])) < 0.03
     rising = tails.gaussian_khat(np.linspace(0.1, 6, 20), 10**6)
@@ -92,7 +122,11 @@ def test_gaussian_khat_is_what_gaussian_scores_show() -> None:
 
 
 def test_more_tokens_make_the_same_scores_lighter() -> None:
-    assert tails.gaussian_khat([2.0], 10**3) > tails.gaussian_khat([2.0], 10**6) > tails.gaussian_khat([2.0], 10**9)
+    assert (
+        tails.gaussian_khat([2.0], 10**3)
+        > tails.gaussian_khat([2.0], 10**6)
+        > tails.gaussian_khat([2.0], 10**9)
+    )
 
 
 def test_thresholds() -> None:
@@ -100,11 +134,9 @@ def test_thresholds() -> None:
     assert tails.khat_threshold(100) == pytest.approx(0.5)
     assert tails.tail_length(16384) == 384
     assert tails.tail_length(100) == 20
-    assert [tails.pareto_khat(logs("exponential", 9999, k), 9999).label for k in (0.3, 0.85, 1.4)] == [
-        "good",
-        "bad",
-        "very bad",
-    ]
+    assert [
+        tails.pareto_khat(logs("exponential", 9999, k), 9999).label for k in (0.3, 0.85, 1.4)
+    ] == ["good", "bad", "very bad"]
 
 
 @pytest.mark.parametrize("keep", [1, 13, 60])
@@ -112,28 +144,38 @@ def test_streaming_equals_one_pass_in_any_order(keep: int) -> None:
     scores = torch.randn(5, 97, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     one = tails.update(tails.init(5, keep), scores)
     assert torch.equal(one.scores, scores.sort(1, descending=True).values[:, :keep])
-    parts = [tails.update(tails.init(5, keep), part) for part in scores.tensor_split([2, 40, 41], dim=1)]
+    parts = [
+        tails.update(tails.init(5, keep), part) for part in scores.tensor_split([2, 40, 41], dim=1)
+    ]
     for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
         merged = functools.reduce(tails.merge, (parts[i] for i in order), tails.init(5, keep))
         assert set(merged.count.tolist()) == {97}
         assert torch.equal(merged.scores, one.scores)
-    streamed = functools.reduce(tails.update, scores.tensor_split([5, 50], dim=1), tails.init(5, keep))
+    streamed = functools.reduce(
+        tails.update, scores.tensor_split([5, 50], dim=1), tails.init(5, keep)
+    )
     assert torch.equal(streamed.scores, one.scores)
 
 
 def test_queries_with_different_numbers_of_keys_have_their_own_tails() -> None:
     generator = torch.Generator().manual_seed(2)
     blocks = [
-        3 * torch.randn(rows, keys, generator=generator, dtype=torch.float64) for rows, keys in ((2, 16), (1, 97), (3, 700))
+        3 * torch.randn(rows, keys, generator=generator, dtype=torch.float64)
+        for rows, keys in ((2, 16), (1, 97), (3, 700))
     ]
-    states = [tails.update(tails.init(len(x), tails.tail_length(x.shape[1]) + 1), x) for x in blocks]
+    states = [
+        tails.update(tails.init(len(x), tails.tail_length(x.shape[1]) + 1), x) for x in blocks
+    ]
     fit = tails.finish(tails.stack(states))
     alone = [tails.pareto_khat(x, x.shape[1]) for x in blocks]
     for name in ("khat", "low", "high"):
-        np.testing.assert_array_equal(getattr(fit, name), np.concatenate([getattr(part, name) for part in alone]))
+        np.testing.assert_array_equal(
+            getattr(fit, name), np.concatenate([getattr(part, name) for part in alone])
+        )
     assert np.isnan(fit.khat[:2]).all()  # three weights of sixteen are no tail
     assert np.isfinite(fit.khat[2:]).all()
-    assert (fit.threshold, fit.tail) == (tails.khat_threshold(372), tails.tail_length(372))  # (2 16 + 97 + 3 700) / 6 = 371.5
+    # (2 16 + 97 + 3 700) / 6 = 371.5
+    assert (fit.threshold, fit.tail) == (tails.khat_threshold(372), tails.tail_length(372))
 
 
 def test_equal_weights_have_no_khat() -> None:
@@ -145,7 +187,9 @@ def test_equal_weights_have_no_khat() -> None:
 
 
 def test_repeated_tokens_do_not_break_the_fit() -> None:
-    """Each weight eight times over: the copies of the weight below the tail leave it, all others stay."""
+    """Each weight eight times over: the copies of the weight below the tail leave it, all others
+    stay.
+    """
     once = logs("exponential", 500, 0.6)
     many = np.repeat(once, 8)
     fit = tails.pareto_khat(many, many.size)

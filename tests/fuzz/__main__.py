@@ -1,6 +1,8 @@
-"""python -m tests.fuzz --calls 30000 --seed 1: random calls of the public API against independent references.
+"""python -m tests.fuzz --calls 30000 --seed 1: random calls of the public API against independent
+references.
 
-Prints a row for each family and every finding with the command that makes it again; exit 1 if there is any.
+Prints a row for each family and every finding with the command that makes it again; exit 1 if there
+is any.
 """
 
 from __future__ import annotations
@@ -22,10 +24,14 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--family", choices=[family.name for family in FAMILIES], action="append")
-    parser.add_argument("--call", type=int, help="this call of the family alone, with its exception")
+    parser.add_argument(
+        "--call", type=int, help="this call of the family alone, with its exception"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
-    chosen = [family for family in FAMILIES if options.family is None or family.name in options.family]
+    chosen = [
+        family for family in FAMILIES if options.family is None or family.name in options.family
+    ]
     if options.call is not None:
         return _again(chosen[0], options.seed, options.call)
     tallies: dict[str, Tally] = {}
@@ -45,7 +51,10 @@ def _again(family: Family, seed: int, index: int) -> int:
     except Exception:
         traceback.print_exc()
     outcome, words, draw = one_call(family, seed, index)
-    print(f"{outcome}: {words}\njunk: {draw.junk}, extreme: {draw.extreme}, called: {sorted(draw.called)}")
+    print(
+        f"{outcome}: {words}\njunk: {draw.junk}, extreme: {draw.extreme}, called:"
+        f" {sorted(draw.called)}"
+    )
     return int(outcome not in ("refused", "checked"))
 
 

@@ -1,4 +1,6 @@
-"""Attention on given keys: softmax, prefixes, linear, hardmax and a head on tokens, against plain sums in long double."""
+"""Attention on given keys: softmax, prefixes, linear, hardmax and a head on tokens, against plain
+sums in long double.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def any_inputs(
     if draw.chance(0.1):
         tables[1] *= 10 ** draw.rng.uniform(0, 3)  # peaked
     pairs = [draw.given(table, dtype) for table in tables]
-    return {name: given for name, (given, _) in zip("qkv", pairs, strict=True)}, [exact for _, exact in pairs]
+    return {name: given for name, (given, _) in zip("qkv", pairs, strict=True)}, [
+        exact for _, exact in pairs
+    ]
 
 
 def tolerance(dtype: torch.dtype, found: plain.Softmax) -> np.ndarray:
@@ -45,13 +49,23 @@ def tolerance(dtype: torch.dtype, found: plain.Softmax) -> np.ndarray:
     doubt = min(1.0, 8 * work * (1 + found.size))
     least = torch.finfo(dtype).tiny
     return np.asarray(
-        doubt * found.gap + (4 * work * len(found.weights.T) ** 0.5 + torch.finfo(dtype).eps) * found.value + least
+        doubt * found.gap
+        + (4 * work * len(found.weights.T) ** 0.5 + torch.finfo(dtype).eps) * found.value
+        + least
     )
 
 
 def one(draw: Draw) -> None:
-    kind = draw.pick(["attend", "prefixes", "linear", "hardmax", "tokens"], p=[0.45, 0.12, 0.15, 0.13, 0.15])
-    {"attend": _attend, "prefixes": _prefixes, "linear": _linear, "hardmax": _hardmax, "tokens": _tokens}[kind](draw)
+    kind = draw.pick(
+        ["attend", "prefixes", "linear", "hardmax", "tokens"], p=[0.45, 0.12, 0.15, 0.13, 0.15]
+    )
+    {
+        "attend": _attend,
+        "prefixes": _prefixes,
+        "linear": _linear,
+        "hardmax": _hardmax,
+        "tokens": _tokens,
+    }[kind](draw)
 
 
 def any_scale(draw: Draw, width: int) -> tuple[float | None, float]:
@@ -75,8 +89,14 @@ def _attend(draw: Draw) -> None:
             mask = np.broadcast_to(mask[:1], mask.shape)
     found = plain.softmax(q, k, v, factor, mask)
     _note_range(draw, found.size, dtype)
-    form = mask if mask is None else draw.pick([torch.from_numpy(mask.copy()), mask.tolist(), mask.copy()])
-    kinds = {"q": "array", "k": "array", "v": "array"} | ({"scale": "positive"} if scale is not None else {})
+    form = (
+        mask
+        if mask is None
+        else draw.pick([torch.from_numpy(mask.copy()), mask.tolist(), mask.copy()])
+    )
+    kinds = {"q": "array", "k": "array", "v": "array"} | (
+        {"scale": "positive"} if scale is not None else {}
+    )
     arguments = draw.spoil(given | {"scale": scale, "mask": form}, kinds)
     got = draw.public("attend", **arguments)
     _in_hull(draw, got, found, dtype)
@@ -94,12 +114,17 @@ def _kept(draw: Draw, given: dict[str, Any], exact: tuple[Any, ...], dtype: torc
             (f"recent:{size}", ago < size),
             (f"sinks:{size}", (ago >= 0) & (np.arange(len(k)) < size)),
             (f"strided:{stride}", ago % stride == 0),
-            (f"strided:{stride}+sinks:1+recent:{size}", (ago % stride == 0) | (ago < size) | (np.arange(len(k)) == 0)),
+            (
+                f"strided:{stride}+sinks:1+recent:{size}",
+                (ago % stride == 0) | (ago < size) | (np.arange(len(k)) == 0),
+            ),
         ]
     )
     found = plain.softmax(q, k, v, factor, mask & (ago >= 0))
     _note_range(draw, found.size, dtype)
-    arguments = draw.spoil(given | {"keep": keep, "positions": positions}, {"q": "array", "k": "array", "v": "array"})
+    arguments = draw.spoil(
+        given | {"keep": keep, "positions": positions}, {"q": "array", "k": "array", "v": "array"}
+    )
     _in_hull(draw, draw.public("attend", **arguments), found, dtype)
 
 
@@ -136,18 +161,26 @@ def _batched(draw: Draw, dtype: torch.dtype) -> None:
     if linear:
         got = draw.public("attend_linear", **arguments, scale=scale)
         both = [plain.linear(*rows, factor) for rows in zip(*flat, strict=True)]
-        wanted, size = (np.array([pair[i] for pair in both]).reshape(*batch, m, d_v) for i in (0, 1))
+        wanted, size = (
+            np.array([pair[i] for pair in both]).reshape(*batch, m, d_v) for i in (0, 1)
+        )
         _check_linear(draw, got, wanted, size, dtype)
         return
-    got = draw.public("attend", **arguments, scale=scale, mask=torch.from_numpy(mask) if with_mask else None)
+    got = draw.public(
+        "attend", **arguments, scale=scale, mask=torch.from_numpy(mask) if with_mask else None
+    )
     wanted = np.array([part.out for part in found]).reshape(*batch, m, d_v)
     allowed = np.array([tolerance(dtype, part) for part in found]).reshape(*batch, m, d_v)
     draw.agree("output", got, wanted, allowed)
 
 
-def _check_linear(draw: Draw, got: Any, wanted: np.ndarray, size: np.ndarray, dtype: torch.dtype) -> None:
+def _check_linear(
+    draw: Draw, got: Any, wanted: np.ndarray, size: np.ndarray, dtype: torch.dtype
+) -> None:
     least = max(1e-300, torch.finfo(dtype).tiny)
-    draw.agree("linear output", got, wanted, 1e-13 * size + torch.finfo(dtype).eps * np.abs(wanted) + least)
+    draw.agree(
+        "linear output", got, wanted, 1e-13 * size + torch.finfo(dtype).eps * np.abs(wanted) + least
+    )
 
 
 def _linear(draw: Draw) -> None:
@@ -157,7 +190,9 @@ def _linear(draw: Draw) -> None:
     wanted, size = plain.linear(q, k, v, factor)
     if size.max() > torch.finfo(dtype).max / 1e3:
         draw.extreme = f"result beyond {dtype}"
-    kinds = {"q": "array", "k": "array", "v": "array"} | ({"scale": "positive"} if scale is not None else {})
+    kinds = {"q": "array", "k": "array", "v": "array"} | (
+        {"scale": "positive"} if scale is not None else {}
+    )
     arguments = draw.spoil(given | {"scale": scale}, kinds)
     got = draw.public("attend_linear", **arguments)
     _check_linear(draw, got, wanted, size, dtype)
@@ -186,7 +221,9 @@ def _prefixes(draw: Draw) -> None:
         off = allowed.max(axis=0)
         spread = np.abs(apart).max(axis=0) + off
         cov = apart.T @ apart / len(apart)
-        draw.agree("cov", part.cov, cov, 2 * (np.outer(spread, off) + np.outer(off, spread)) + 1e-300)
+        draw.agree(
+            "cov", part.cov, cov, 2 * (np.outer(spread, off) + np.outer(off, spread)) + 1e-300
+        )
 
 
 def _hardmax(draw: Draw) -> None:
@@ -200,13 +237,16 @@ def _hardmax(draw: Draw) -> None:
     if draw.junk:
         return
     eps = torch.finfo(dtype).eps + 1e-14
-    # keys within rounding of the highest may count or not: then the answer lies between their values
+    # keys within rounding of the highest may count or not: then the answer lies between their
+    # values
     low = np.array([v[seen].min(axis=0) for seen in near])
     high = np.array([v[seen].max(axis=0) for seen in near])
     clear = (near == exactly).all(axis=1)
     middle = np.where(clear[:, None], wanted, (low + high) / 2)
     room = np.where(clear[:, None], 0, (high - low) / 2)
-    draw.agree("hardmax output", got, middle, room + eps * np.abs(v).max(axis=0) + torch.finfo(dtype).tiny)
+    draw.agree(
+        "hardmax output", got, middle, room + eps * np.abs(v).max(axis=0) + torch.finfo(dtype).tiny
+    )
 
 
 def _tokens(draw: Draw) -> None:
@@ -221,20 +261,29 @@ def _tokens(draw: Draw) -> None:
     if doubts.largest > torch.finfo(dtype).max / 1e6:
         draw.extreme = "beyond the range"
     kinds = {"head": "head", "queries": "rows", "tokens": "rows", "kernel": "choice"}
-    arguments = draw.spoil({"head": head, "queries": x, "tokens": y, "kernel": kernel, "query_inside": inside}, kinds)
+    arguments = draw.spoil(
+        {"head": head, "queries": x, "tokens": y, "kernel": kernel, "query_inside": inside}, kinds
+    )
     got = draw.public("attend_tokens", **arguments)
     if draw.junk:
         return
     eps = max(torch.finfo(dtype).eps, maps.eps) * (4 + maps.dim + maps.dim_query)
     for i in range(m):
         keys, values = (
-            (np.vstack([k, doubts.own_keys[i : i + 1]]), np.vstack([v, doubts.own_values[i : i + 1]])) if inside else (k, v)
+            (
+                np.vstack([k, doubts.own_keys[i : i + 1]]),
+                np.vstack([v, doubts.own_values[i : i + 1]]),
+            )
+            if inside
+            else (k, v)
         )
         size = doubts.score_sizes[i, : None if inside else -1]
         if kernel == "linear":
             wanted, _ = plain.linear(q[i : i + 1], keys, values, 1.0)
             off = (size[:, None] * doubts.value_sizes(inside, i)).mean(axis=0)
-            draw.agree("linear output", got[i], wanted[0], 8 * eps * off + 1e-300 + torch.finfo(dtype).tiny)
+            draw.agree(
+                "linear output", got[i], wanted[0], 8 * eps * off + 1e-300 + torch.finfo(dtype).tiny
+            )
             continue
         scores = keys.astype(plain.LONG) @ q[i].astype(plain.LONG)
         if kernel == "hardmax":
@@ -242,7 +291,12 @@ def _tokens(draw: Draw) -> None:
             low, high = values[close].min(axis=0), values[close].max(axis=0)
             slack = 8 * eps * doubts.value_sizes(inside, i).max(axis=0) + torch.finfo(dtype).tiny
             clear = close.sum() == 1
-            draw.agree("hardmax output", got[i], (low + high) / 2, (0 if clear else (high - low) / 2) + slack)
+            draw.agree(
+                "hardmax output",
+                got[i],
+                (low + high) / 2,
+                (0 if clear else (high - low) / 2) + slack,
+            )
             continue
         found = plain.softmax(q[i : i + 1], keys, values, 1.0)
         doubt = min(1.0, 8 * eps * (1 + size.max()))

@@ -11,15 +11,21 @@ LONG = np.longdouble
 
 
 class Softmax:
-    """Weights and outputs for queries (m, k) on keys (n, k) with values (n, d); ``size``: largest sum of |q_i k_i| scale."""
+    """Weights and outputs for queries (m, k) on keys (n, k) with values (n, d); ``size``: largest
+    sum of |q_i k_i| scale.
+    """
 
-    def __init__(self, q: Array, k: Array, v: Array, scale: float, mask: Array | None = None) -> None:
+    def __init__(
+        self, q: Array, k: Array, v: Array, scale: float, mask: Array | None = None
+    ) -> None:
         q, k, v = q.astype(LONG), k.astype(LONG), v.astype(LONG)
         scores = LONG(scale) * (q @ k.T)
         visible = np.ones(scores.shape, dtype=bool) if mask is None else mask
         self.size = float(min(LONG(scale) * (np.abs(q) @ np.abs(k).T).max(), LONG(1e300)))
         self.score = float(min(np.abs(scores).max(), LONG(1e300)))
-        shifted = np.where(visible, scores - np.where(visible, scores, -np.inf).max(axis=1, keepdims=True), -np.inf)
+        shifted = np.where(
+            visible, scores - np.where(visible, scores, -np.inf).max(axis=1, keepdims=True), -np.inf
+        )
         weights = np.exp(shifted)
         self.weights = weights / weights.sum(axis=1, keepdims=True)
         self.out = self.weights @ v
@@ -36,11 +42,15 @@ def softmax(q: Array, k: Array, v: Array, scale: float, mask: Array | None = Non
 def linear(q: Array, k: Array, v: Array, scale: float) -> tuple[Array, Array]:
     """(1/n) sum_j scale <q_i, k_j> v_j, and the same with every number replaced by its size."""
     q, k, v = q.astype(LONG), k.astype(LONG), v.astype(LONG)
-    return LONG(scale) * (q @ (k.T @ v)) / len(k), LONG(scale) * (np.abs(q) @ (np.abs(k).T @ np.abs(v))) / len(k)
+    return LONG(scale) * (q @ (k.T @ v)) / len(k), LONG(scale) * (
+        np.abs(q) @ (np.abs(k).T @ np.abs(v))
+    ) / len(k)
 
 
 def hardmax(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
-    """Mean of the values of the highest keys (m, d); which keys are within rounding of the highest (m, n); scores."""
+    """Mean of the values of the highest keys (m, d); which keys are within rounding of the highest
+    (m, n); scores.
+    """
     q, k = q.astype(LONG), k.astype(LONG)
     scores = q @ k.T
     size = np.abs(q) @ np.abs(k).T

@@ -12,7 +12,15 @@ from tests.fuzz.outcome import Finding, Refused
 
 __all__ = ["COVERS", "one"]
 
-COVERS = ("ErrorCurve", "FitError", "RateFit", "asymptotic_from", "fit_rate", "share_tokens", "tokens_needed")
+COVERS = (
+    "ErrorCurve",
+    "FitError",
+    "RateFit",
+    "asymptotic_from",
+    "fit_rate",
+    "share_tokens",
+    "tokens_needed",
+)
 
 
 def _ladder(draw: Draw, least: int = 1) -> np.ndarray:
@@ -31,12 +39,21 @@ def power_curve(draw: Draw, n: np.ndarray, **more: Any) -> tuple[Any, float, flo
     if not 1e-250 < rms.min() <= rms.max() < 1e250:
         draw.extreme = draw.extreme or "errors of extreme size"
     slope = np.full(n.size, -exponent) if draw.chance(0.5) else None
-    return draw.public("ErrorCurve", n=n, rms=rms, kind="exact", scale=scale, slope=slope, **more), exponent, constant, scale
+    return (
+        draw.public("ErrorCurve", n=n, rms=rms, kind="exact", scale=scale, slope=slope, **more),
+        exponent,
+        constant,
+        scale,
+    )
 
 
 def one(draw: Draw) -> None:
-    kind = draw.pick(["fit", "noisy", "needed", "asymptotic", "share"], p=[0.25, 0.15, 0.25, 0.15, 0.2])
-    {"fit": _fit, "noisy": _noisy, "needed": _needed, "asymptotic": _asymptotic, "share": _share}[kind](draw)
+    kind = draw.pick(
+        ["fit", "noisy", "needed", "asymptotic", "share"], p=[0.25, 0.15, 0.25, 0.15, 0.2]
+    )
+    {"fit": _fit, "noisy": _noisy, "needed": _needed, "asymptotic": _asymptotic, "share": _share}[
+        kind
+    ](draw)
 
 
 def _fit(draw: Draw) -> None:
@@ -48,7 +65,8 @@ def _fit(draw: Draw) -> None:
     if failing and raises:
         draw.extreme = "too few points"
     given = draw.spoil(
-        {"curve": curve, "level": level, "window": "auto"}, {"curve": "curve", "level": "positive", "window": "choice"}
+        {"curve": curve, "level": level, "window": "auto"},
+        {"curve": "curve", "level": "positive", "window": "choice"},
     )
     try:
         fit = draw.public("fit_rate", **given, raise_on_failure=raises)
@@ -68,7 +86,10 @@ def _fit(draw: Draw) -> None:
     with np.errstate(all="ignore"):
         middle = float(np.exp(np.log(fit.n.astype(float)).mean()))
         draw.agree(
-            "fitted error", fit.predict(middle), constant * middle**-exponent, 1e-7 * constant * middle**-exponent + 1e-300
+            "fitted error",
+            fit.predict(middle),
+            constant * middle**-exponent,
+            1e-7 * constant * middle**-exponent + 1e-300,
         )
     low, high = fit.interval
     if not low - off <= exponent <= high + off:
@@ -83,7 +104,9 @@ def _noisy(draw: Draw) -> None:
     if draw.chance(0.5):
         relative = draw.rng.uniform(0.01, 0.2, n.size)
         rms = rms * np.exp(relative * draw.rng.standard_normal(n.size))
-        curve = draw.public("ErrorCurve", n=n, rms=rms, kind="montecarlo", scale=1.0, stderr=rms * relative)
+        curve = draw.public(
+            "ErrorCurve", n=n, rms=rms, kind="montecarlo", scale=1.0, stderr=rms * relative
+        )
         keep = rms > 1e-12
         if keep.sum() < 3:
             draw.extreme = "too few points"
@@ -115,7 +138,9 @@ def _needed(draw: Draw) -> None:
             draw.extreme = "not reached"
         if not np.isfinite(relative).all() or relative.max() == 0:
             draw.extreme = "relative errors beyond the range"
-    given = draw.spoil({"curve": curve, "epsilon": epsilon}, {"curve": "curve", "epsilon": "positive"})
+    given = draw.spoil(
+        {"curve": curve, "epsilon": epsilon}, {"curve": "curve", "epsilon": "positive"}
+    )
     got = draw.public("tokens_needed", **given)
     if draw.junk:
         return
@@ -129,7 +154,9 @@ def _needed(draw: Draw) -> None:
 
 
 def _asymptotic(draw: Draw) -> None:
-    """rms = sqrt(delta / n) exp(a / n): the delta method is off by exp(a / n), within the tolerance from n = a / log1p on."""
+    """rms = sqrt(delta / n) exp(a / n): the delta method is off by exp(a / n), within the tolerance
+    from n = a / log1p on.
+    """
     n = _ladder(draw, 1)
     delta, a = draw.size(odds=0.05), float(draw.rng.uniform(-20, 20))
     tolerance = float(draw.rng.uniform(0.01, 0.5))
@@ -140,7 +167,9 @@ def _asymptotic(draw: Draw) -> None:
     if not inside[-1]:
         draw.extreme = "not reached"
     curve = draw.public("ErrorCurve", n=n, rms=rms, kind="exact", scale=1.0, delta=delta)
-    given = draw.spoil({"curve": curve, "tolerance": tolerance}, {"curve": "curve", "tolerance": "positive"})
+    given = draw.spoil(
+        {"curve": curve, "tolerance": tolerance}, {"curve": "curve", "tolerance": "positive"}
+    )
     got = draw.public("asymptotic_from", **given)
     if draw.junk:
         return
@@ -150,7 +179,9 @@ def _asymptotic(draw: Draw) -> None:
 
 
 def _share(draw: Draw) -> None:
-    """Two or three curves against every split; one-point and flat curves, a curve that ends in 0, too small totals."""
+    """Two or three curves against every split; one-point and flat curves, a curve that ends in 0,
+    too small totals.
+    """
     curves, laws = [], []
     for _ in range(draw.whole(1, 3)):
         least = draw.whole(1, 4)
@@ -159,7 +190,16 @@ def _share(draw: Draw) -> None:
         exponent = 0.0 if draw.chance(0.15) else float(draw.rng.uniform(0.1, 1.0))
         constant = draw.size(odds=0.03)
         rms = constant * n.astype(float) ** -exponent
-        curves.append(draw.public("ErrorCurve", n=n, rms=rms, kind="exact", scale=1.0, slope=np.full(n.size, -exponent)))
+        curves.append(
+            draw.public(
+                "ErrorCurve",
+                n=n,
+                rms=rms,
+                kind="exact",
+                scale=1.0,
+                slope=np.full(n.size, -exponent),
+            )
+        )
         laws.append((least, most, constant, exponent))
     if max(law[2] for law in laws) > 1e100 or min(law[2] for law in laws) < 1e-100:
         draw.extreme = draw.extreme or "errors of extreme size"
@@ -172,7 +212,9 @@ def _share(draw: Draw) -> None:
     got = draw.public("share_tokens", **given)
     if draw.junk:
         return
-    if int(got.tokens.sum()) != total or not all(a <= t <= b for t, (a, b, *_) in zip(got.tokens, laws, strict=True)):
+    if int(got.tokens.sum()) != total or not all(
+        a <= t <= b for t, (a, b, *_) in zip(got.tokens, laws, strict=True)
+    ):
         raise Finding("wrong", f"shares {got.tokens} of {total} for {laws}")
     values = [got.squared_error, got.floor, got.uniform_squared_error, got.gain]
     if not np.isfinite(values).all():

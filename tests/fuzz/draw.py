@@ -1,4 +1,6 @@
-"""The random inputs of one call: plausible numbers, extreme ones, junk, and the same numbers in every form a user may give."""
+"""The random inputs of one call: plausible numbers, extreme ones, junk, and the same numbers in
+every form a user may give.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,9 @@ HALVES = (torch.bfloat16, torch.float16)
 class Draw:
     """One call's inputs, from (seed, family, index) alone.
 
-    ``junk``: the name of an argument that was spoilt, so that the call must be refused. ``extreme``: numbers so large, so
-    small or so odd that a refusal is a fair answer; without either a refusal is a finding.
+    ``junk``: the name of an argument that was spoilt, so that the call must be refused.
+    ``extreme``: numbers so large, so small or so odd that a refusal is a fair answer; without
+    either a refusal is a finding.
     """
 
     def __init__(self, seed: int, family: str, index: int) -> None:
@@ -35,7 +38,8 @@ class Draw:
         self.called: set[str] = set()
         self.checks = 0
 
-    # ---- numbers -----------------------------------------------------------------------------------------------------
+    # ---- numbers
+    # ------------------------------------------------------------------------------------------
 
     def chance(self, p: float) -> bool:
         return bool(self.rng.random() < p)
@@ -45,12 +49,16 @@ class Draw:
 
     def whole(self, low: int, high: int) -> int:
         """A whole number from low to high, small ones more often."""
-        return int(np.clip(np.floor(np.exp(self.rng.uniform(np.log(low), np.log(high + 1)))), low, high))
+        return int(
+            np.clip(np.floor(np.exp(self.rng.uniform(np.log(low), np.log(high + 1)))), low, high)
+        )
 
     def size(self, usual: float = 1.0, odds: float = 0.12) -> float:
         """A magnitude: around ``usual``, or with these odds anywhere from 1e-300 to 1e300."""
         if self.chance(odds):
-            exponent = self.rng.uniform(-300, 300) if self.chance(0.5) else self.rng.uniform(-12, 12)
+            exponent = (
+                self.rng.uniform(-300, 300) if self.chance(0.5) else self.rng.uniform(-12, 12)
+            )
             self.extreme = f"size 1e{exponent:.0f}"
             return float(10.0**exponent)
         return float(usual * np.exp(self.rng.normal(0.0, 0.7)))
@@ -84,12 +92,15 @@ class Draw:
         found = {self.whole(1, min(top, most)) for _ in range(self.whole(1, length))}
         return sorted(found)
 
-    # ---- forms -------------------------------------------------------------------------------------------------------
+    # ---- forms
+    # ------------------------------------------------------------------------------------------
 
     def dtype(self) -> torch.dtype:
         return self.pick(DTYPES, p=[0.5, 0.25, 0.15, 0.1])
 
-    def given(self, table: Array, dtype: torch.dtype = torch.float64, *, lists: bool = True) -> tuple[Any, Array]:
+    def given(
+        self, table: Array, dtype: torch.dtype = torch.float64, *, lists: bool = True
+    ) -> tuple[Any, Array]:
         """The numbers in some form of this dtype, and as float64 after rounding to it.
 
         Numbers that the dtype cannot hold become its largest: the call is then extreme.
@@ -112,14 +123,23 @@ class Draw:
         if dtype == torch.float64 and lists:
             forms += [lambda x: x.tolist(), lambda x: tuple(x.tolist()) if x.ndim else x.item()]
         if dtype in (torch.float64, torch.float32, torch.float16):
-            forms += [lambda x: x.numpy(), lambda x: np.asfortranarray(x.numpy()), lambda x: _backwards(x.numpy())]
+            forms += [
+                lambda x: x.numpy(),
+                lambda x: np.asfortranarray(x.numpy()),
+                lambda x: _backwards(x.numpy()),
+            ]
         form = forms[0] if self.chance(0.4) else self.pick(forms)
         return form(tensor), exact
 
-    # ---- junk --------------------------------------------------------------------------------------------------------
+    # ---- junk
+    # ------------------------------------------------------------------------------------------
 
-    def spoil(self, arguments: dict[str, Any], kinds: dict[str, str], odds: float = 0.08) -> dict[str, Any]:
-        """With these odds, one argument replaced by junk of its kind: a key of ``_JUNK``, "rows" being rows of one width."""
+    def spoil(
+        self, arguments: dict[str, Any], kinds: dict[str, str], odds: float = 0.08
+    ) -> dict[str, Any]:
+        """With these odds, one argument replaced by junk of its kind: a key of ``_JUNK``, "rows"
+        being rows of one width.
+        """
         if not self.chance(odds):
             return arguments
         name = self.pick(sorted(set(kinds) & set(arguments)))
@@ -129,10 +149,13 @@ class Draw:
         self.junk = f"{name} = {_short(value)}"
         return arguments | {name: value}
 
-    # ---- calls -------------------------------------------------------------------------------------------------------
+    # ---- calls
+    # ------------------------------------------------------------------------------------------
 
     def public(self, name: str, *args: Any, **options: Any) -> Any:
-        """Call ``es.name``; what has a class of its own in ``es`` counts as covered when it comes back."""
+        """Call ``es.name``; what has a class of its own in ``es`` counts as covered when it comes
+        back.
+        """
         self.called.add(name)
         function: Any = es
         for part in name.split("."):
@@ -143,7 +166,11 @@ class Draw:
 
     def method(self, thing: Any, name: str, *args: Any, **options: Any) -> Any:
         """Call a method of a public object, or read its property."""
-        return call(lambda: getattr(thing, name)(*args, **options) if args or options else _read(thing, name))
+        return call(
+            lambda: (
+                getattr(thing, name)(*args, **options) if args or options else _read(thing, name)
+            )
+        )
 
     def agree(self, what: str, got: Any, expected: Any, tolerance: Any) -> None:
         same_outcome(what, got, expected, tolerance)
@@ -179,7 +206,11 @@ def _with(number: float) -> Callable[[Any], Any]:
 
 
 def _array(value: Any) -> torch.Tensor:
-    tensor = value.detach() if isinstance(value, torch.Tensor) else torch.as_tensor(np.array(value, dtype=np.float64))
+    tensor = (
+        value.detach()
+        if isinstance(value, torch.Tensor)
+        else torch.as_tensor(np.array(value, dtype=np.float64))
+    )
     return tensor if tensor.ndim else tensor[None]
 
 
@@ -196,17 +227,27 @@ _JUNK: dict[str, list[Callable[[Any], Any]]] = {
         lambda x: [[1.0, 2.0], [3.0]],
         lambda x: np.array([["a"]]),
     ],
-    "values": [lambda x, y=y: y for y in ([np.nan], [-1.0], [np.inf], "text", object(), {}, [1e9], np.array(["a"]))],
+    "values": [
+        lambda x, y=y: y
+        for y in ([np.nan], [-1.0], [np.inf], "text", object(), {}, [1e9], np.array(["a"]))
+    ],
     "rows": [
         _with(np.nan),
         lambda x: _array(x)[..., :0],
         lambda x: torch.cat([_array(x), _array(x)[..., :1]], dim=-1),
         lambda x: 3.0,
     ],
-    "positive": [lambda x, y=y: y for y in (0.0, -1.0, np.nan, np.inf, "text", [1.0, 2.0], {}, object(), 1j)],
-    "counts": [lambda x, y=y: y for y in (0, [], [3, -1], [1.5], [np.nan], "12", [[1, 2]], 2**60, {}, [np.inf], True)],
+    "positive": [
+        lambda x, y=y: y for y in (0.0, -1.0, np.nan, np.inf, "text", [1.0, 2.0], {}, object(), 1j)
+    ],
+    "counts": [
+        lambda x, y=y: y
+        for y in (0, [], [3, -1], [1.5], [np.nan], "12", [[1, 2]], 2**60, {}, [np.inf], True)
+    ],
     "any counts": [lambda x, y=y: y for y in (0, -3, 1.5, np.nan, "12", 2**60, {}, np.inf, True)],
-    "count": [lambda x, y=y: y for y in (0, -1, 1.5, np.nan, "12", [1, 2], 2**60, {}, np.inf, True)],
+    "count": [
+        lambda x, y=y: y for y in (0, -1, 1.5, np.nan, "12", [1, 2], 2**60, {}, np.inf, True)
+    ],
     "choice": [lambda x, y=y: y for y in ("nonsense", 3, "", [], 1.5)],
     "measure": [lambda x, y=y: y for y in ("text", 3, None, [1.0])],
     "head": [lambda x, y=y: y for y in ("text", 3, None, [1.0])],

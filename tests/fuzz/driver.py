@@ -18,7 +18,8 @@ COLUMNS = ("calls", "refused", "checked", "wrong", "silent", "internal")
 
 @dataclass(frozen=True)
 class Family:
-    """Calls of one kind: ``call`` draws inputs, calls the public API and checks against its reference.
+    """Calls of one kind: ``call`` draws inputs, calls the public API and checks against its
+    reference.
 
     ``share``: of all calls. ``covers``: the names of ``es`` that its calls reach.
     """
@@ -46,7 +47,9 @@ class Tally:
 
 
 def one_call(family: Family, seed: int, index: int) -> tuple[str, str, Draw]:
-    """How the call ended ("refused", "checked", "wrong", "silent" or "internal"), the words, and what was drawn."""
+    """How the call ended ("refused", "checked", "wrong", "silent" or "internal"), the words, and
+    what was drawn.
+    """
     draw = Draw(seed, family.name, index)
     torch.manual_seed(index)
     try:

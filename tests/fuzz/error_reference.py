@@ -1,9 +1,12 @@
-"""Exact errors of attention on random keys a second time: by listing every draw, or by brute-force quadrature.
+"""Exact errors of attention on random keys a second time: by listing every draw, or by brute-force
+quadrature.
 
-    E|Gamma_n - Gamma|^2 = n int t E[e^2 |c|^2 exp(-te)] phi^{n-1} dt + n (n-1) int t |E[e c exp(-te)]|^2 phi^{n-2} dt
+    E|Gamma_n - Gamma|^2 = n int t E[e^2 |c|^2 exp(-te)] phi^{n-1} dt + n (n-1) int t |E[e c
+    exp(-te)]|^2 phi^{n-2} dt
 
-with e = exp(score), c = value - Gamma, phi(t) = E exp(-te), over atoms of given weight, in long double, on a fine grid of
-log t without any shortcut. Continuous laws come as many atoms (Gauss rules).
+with e = exp(score), c = value - Gamma, phi(t) = E exp(-te), over atoms of given weight, in long
+double, on a fine grid of log t without any shortcut. Continuous laws come as many atoms (Gauss
+rules).
 """
 
 from __future__ import annotations
@@ -14,7 +17,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Atoms", "Errors", "by_listing", "by_listing_kept", "by_quadrature", "by_quadrature_kept"]
+__all__ = [
+    "Atoms",
+    "Errors",
+    "by_listing",
+    "by_listing_kept",
+    "by_quadrature",
+    "by_quadrature_kept",
+]
 
 Array = np.ndarray
 LONG = np.longdouble
@@ -22,7 +32,9 @@ LONG = np.longdouble
 
 @dataclass(frozen=True)
 class Atoms:
-    """Scores (N,), log-weights (N,), values (N, d) and the variance of each value given its atom (N,)."""
+    """Scores (N,), log-weights (N,), values (N, d) and the variance of each value given its atom
+    (N,).
+    """
 
     scores: Array
     log_weights: Array
@@ -45,7 +57,9 @@ class Errors:
 
 
 def by_quadrature(atoms: Atoms, n: list[int], step: float = 0.15) -> Errors:
-    """Trapezoid rule in log t over all that can matter for these n; float64 keeps ten digits, since nothing cancels."""
+    """Trapezoid rule in log t over all that can matter for these n; float64 keeps ten digits, since
+    nothing cancels.
+    """
     s = (atoms.scores - atoms.scores.max()).astype(float)
     w = np.exp((atoms.log_weights - atoms.log_weights.max()).astype(float))
     w = w / w.sum()
@@ -61,10 +75,15 @@ def by_quadrature(atoms: Atoms, n: list[int], step: float = 0.15) -> Errors:
         with np.errstate(divide="ignore"):
             log_phi = np.where(gone < 0.5, np.log1p(-np.minimum(gone, 0.6)), np.log(decay @ w))
         # E e c = 0, so te may be taken from te exp(-te) while it is small: then nothing cancels
-        single = np.where((part < 0)[:, None], -(te * lost) @ (w[:, None] * c), (te * decay) @ (w[:, None] * c))
+        single = np.where(
+            (part < 0)[:, None], -(te * lost) @ (w[:, None] * c), (te * decay) @ (w[:, None] * c)
+        )
         second = te * te * decay
         own, pair, cross = second @ (w * spread), second @ w, (single**2).sum(axis=1)
-        one, two = (np.exp(np.where(count > k, (count - k) * np.maximum(log_phi, -1e300), 0.0)) for k in (1, 2))
+        one, two = (
+            np.exp(np.where(count > k, (count - k) * np.maximum(log_phi, -1e300), 0.0))
+            for k in (1, 2)
+        )
         mse += step * count[:, 0] * (one @ own + (count[:, 0] - 1) * (two @ cross))
         sum_p2 += step * count[:, 0] * (one @ pair)
         bias += step * count * (one @ single)
@@ -82,7 +101,11 @@ def by_listing(atoms: Atoms, n: int) -> Errors:
         chosen = list(draw)
         error, p2 = _error(atoms, chosen, limit)
         chance = np.prod(w[chosen])
-        mse, bias, sum_p2 = mse + chance * (error**2).sum(), bias + chance * error, sum_p2 + chance * p2
+        mse, bias, sum_p2 = (
+            mse + chance * (error**2).sum(),
+            bias + chance * error,
+            sum_p2 + chance * p2,
+        )
     return Errors(np.array([mse]), bias[None], np.array([sum_p2]))
 
 
@@ -99,7 +122,11 @@ def by_listing_kept(atoms: Atoms, n: int) -> Errors:
             continue
         error, p2 = _error(atoms, chosen, limit)
         chance = f ** len(chosen) * (1 - f) ** (size - len(chosen))
-        mse, bias, sum_p2 = mse + chance * (error**2).sum(), bias + chance * error, sum_p2 + chance * p2
+        mse, bias, sum_p2 = (
+            mse + chance * (error**2).sum(),
+            bias + chance * error,
+            sum_p2 + chance * p2,
+        )
     return Errors(np.array([mse]), bias[None], np.array([sum_p2]))
 
 
@@ -111,7 +138,8 @@ def _error(atoms: Atoms, chosen: list[int], limit: Array) -> tuple[Array, LONG]:
 
 
 def by_quadrature_kept(atoms: Atoms, n: list[int], copies: int = 1, step: float = 0.15) -> Errors:
-    """E|Gamma_f - Gamma|^2 = int t P(t) ( sum w' |c|^2 + |sum w c|^2 - sum w^2 |c|^2 ) dt for keys kept with chance f = n/N.
+    """E|Gamma_f - Gamma|^2 = int t P(t) ( sum w' |c|^2 + |sum w c|^2 - sum w^2 |c|^2 ) dt for keys
+    kept with chance f = n/N.
 
     ``copies``: so many of every key, whose factors are then powers and whose sums are multiples.
     """
@@ -133,7 +161,9 @@ def by_quadrature_kept(atoms: Atoms, n: list[int], copies: int = 1, step: float 
             single = (
                 copies
                 * np.where(
-                    (tau < 0)[:, None], -f * g * te * lost / np.maximum(d, 1e-300), f * te * decay / np.maximum(d, 1e-300)
+                    (tau < 0)[:, None],
+                    -f * g * te * lost / np.maximum(d, 1e-300),
+                    f * te * decay / np.maximum(d, 1e-300),
                 )
                 @ c
             )

@@ -39,12 +39,19 @@ def one(draw: Draw) -> None:
 
 
 def _kept(draw: Draw, head: Any, maps: Maps, law: Any, x: Any) -> None:
-    """Every rule keeps all of a context at n = N, and then has the error of N tokens; Neyman's keys have a finite one."""
-    tokens, rule = draw.whole(1, 500), draw.pick(["random", "random:reweight", "topk", "topk:1+random:reweight", "neyman"])
+    """Every rule keeps all of a context at n = N, and then has the error of N tokens; Neyman's keys
+    have a finite one.
+    """
+    tokens, rule = (
+        draw.whole(1, 500),
+        draw.pick(["random", "random:reweight", "topk", "topk:1+random:reweight", "neyman"]),
+    )
     context = None if rule == "neyman" else tokens
     draw.extreme = draw.extreme or "a law without scores to cut, or ties"
     plain = draw.public("exact_curve", head, law, x, [tokens], pool_size=300)
-    kept = draw.public("exact_curve", head, law, x, [tokens], keep=rule, context=context, pool_size=300)
+    kept = draw.public(
+        "exact_curve", head, law, x, [tokens], keep=rule, context=context, pool_size=300
+    )
     for name in ("rms", "effective_tokens", "accuracy", "scale", "kept"):
         if not np.isfinite(numbers(getattr(kept, name))).all():
             raise Finding("silent", f"{name}: {getattr(kept, name)}")
@@ -61,10 +68,15 @@ def _deviation(maps: Maps, spec: Spec, x: np.ndarray) -> float:
     """Largest standard deviation of the score, of the law as it is and of the tilted one."""
     theta, _ = maps.tilt(x)
     zero = spec.tilted(np.zeros(spec.dim))
-    return max(float(np.sqrt(np.abs(row) @ np.abs(zero.cov) @ np.abs(row) + (row @ zero.mean) ** 2 * 0)) for row in theta)
+    return max(
+        float(np.sqrt(np.abs(row) @ np.abs(zero.cov) @ np.abs(row) + (row @ zero.mean) ** 2 * 0))
+        for row in theta
+    )
 
 
-def _curve(draw: Draw, head: Any, maps: Maps, law: Any, spec: Spec, x: Any, exact: np.ndarray) -> None:
+def _curve(
+    draw: Draw, head: Any, maps: Maps, law: Any, spec: Spec, x: Any, exact: np.ndarray
+) -> None:
     n = draw.counts(length=3)
     deviation = _deviation(maps, spec, exact) if draw.extreme is None else np.inf
     if deviation > 30:
@@ -97,12 +109,17 @@ def _curve(draw: Draw, head: Any, maps: Maps, law: Any, spec: Spec, x: Any, exac
         slack = (2 * curve.accuracy + 2e-8 + 64 * eps) * root + value
         draw.agree("rms of a query", np.sqrt(curve.queries.mse[i]), root, slack + 1e-150)
         draw.agree(
-            "effective tokens", curve.queries.sum_p2[i], found.sum_p2, (4 * curve.accuracy + 4e-8 + 64 * eps) * found.sum_p2
+            "effective tokens",
+            curve.queries.sum_p2[i],
+            found.sum_p2,
+            (4 * curve.accuracy + 4e-8 + 64 * eps) * found.sum_p2,
         )
 
 
 def finite_curve(curve: Any) -> None:
-    """Infinite or NaN by rule: the slope where the error is 0, delta where the law has no transform at twice the tilt."""
+    """Infinite or NaN by rule: the slope where the error is 0, delta where the law has no transform
+    at twice the tilt.
+    """
     for name in ("rms", "q95", "effective_tokens", "stderr", "accuracy", "scale"):
         if not np.isfinite(numbers(getattr(curve, name))).all():
             raise Finding("silent", f"{name}: {getattr(curve, name)}")
@@ -112,9 +129,12 @@ def finite_curve(curve: Any) -> None:
         raise Finding("silent", f"slope: {curve.slope} where rms is {curve.rms}")
 
 
-def _delta(draw: Draw, head: Any, maps: Maps, law: Any, spec: Spec, x: Any, exact: np.ndarray) -> None:
-    """exp(K(2 theta) - 2 K(theta)) V [Cov_{2 theta} + h h^T] V^T; infinite on the diagonal, as documented, where the law has
-    no transform at 2 theta."""
+def _delta(
+    draw: Draw, head: Any, maps: Maps, law: Any, spec: Spec, x: Any, exact: np.ndarray
+) -> None:
+    """exp(K(2 theta) - 2 K(theta)) V [Cov_{2 theta} + h h^T] V^T; infinite on the diagonal, as
+    documented, where the law has no transform at 2 theta.
+    """
     theta, size = maps.tilt(exact)
     inside = all(spec.inside(row) for row in theta)
     twice = inside and all(spec.inside(2 * row) for row in theta)
@@ -140,17 +160,28 @@ def _delta(draw: Draw, head: Any, maps: Maps, law: Any, spec: Spec, x: Any, exac
             16
             * maps.eps
             * (4 + maps.dim)
-            * float(doubt @ (np.abs(double.mean) + np.abs(once.mean) + np.sqrt(np.abs(np.diagonal(double.cov)))))
+            * float(
+                doubt
+                @ (
+                    np.abs(double.mean)
+                    + np.abs(once.mean)
+                    + np.sqrt(np.abs(np.diagonal(double.cov)))
+                )
+            )
         )
         tilt_off += rounding(spec.dim)
         total = np.abs(V @ np.abs(double.cov) @ V.T) + np.outer(np.abs(shift), np.abs(shift))
         far = V @ (np.abs(double.mean) + np.abs(once.mean))
-        allowed.append(np.exp(rise) * ((moved + tilt_off) * (total + np.outer(far, far)) + slack * 4) + 1e-300)
+        allowed.append(
+            np.exp(rise) * ((moved + tilt_off) * (total + np.outer(far, far)) + slack * 4) + 1e-300
+        )
         wanted.append(table)
     if wanted and np.abs(wanted).max() > 1e300:
         draw.extreme = "beyond the range"
     kinds = {"head": "head", "measure": "measure", "queries": "rows"}
-    got = draw.public("delta_covariance", **draw.spoil({"head": head, "measure": law, "queries": x}, kinds))
+    got = draw.public(
+        "delta_covariance", **draw.spoil({"head": head, "measure": law, "queries": x}, kinds)
+    )
     if draw.junk:
         return
     if not inside:

@@ -19,7 +19,9 @@ LONG = np.longdouble
 
 @dataclass(frozen=True)
 class Projections:
-    """The query's own key and value, and sizes of the numbers that scores and values are sums of."""
+    """The query's own key and value, and sizes of the numbers that scores and values are sums
+    of.
+    """
 
     own_keys: np.ndarray
     own_values: np.ndarray
@@ -32,7 +34,11 @@ class Projections:
         return float(min(max(self.score_sizes.max(), self.token_value_sizes.max()), 1e308))
 
     def value_sizes(self, inside: bool, i: int) -> np.ndarray:
-        return np.vstack([self.token_value_sizes, self.own_value_sizes[i : i + 1]]) if inside else self.token_value_sizes
+        return (
+            np.vstack([self.token_value_sizes, self.own_value_sizes[i : i + 1]])
+            if inside
+            else self.token_value_sizes
+        )
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,8 @@ class Maps:
     v0: np.ndarray
     sizes: np.ndarray  # |W_k|^T |W_q|: what A is a sum of
     bias_sizes: np.ndarray
-    eps: float = 2.3e-16  # to which A is known: weights of float32 are divided by sqrt(k) in float32
+    # to which A is known: weights of float32 are divided by sqrt(k) in float32
+    eps: float = 2.3e-16
 
     @property
     def dim(self) -> int:
@@ -63,12 +70,18 @@ class Maps:
         rows = y.astype(LONG)
         return rows @ self.V.T + self.v0, np.abs(rows) @ np.abs(self.V).T + np.abs(self.v0)
 
-    def projected(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, Projections]:
+    def projected(
+        self, x: np.ndarray, y: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Projections]:
         """Tilts as queries, tokens as keys, values, and the sizes behind them."""
         theta, theta_size = self.tilt(x)
         values, value_sizes = self.values(y)
         own = self.dim == self.dim_query
-        own_values, own_sizes = self.values(x) if own else (np.zeros((len(x), len(self.V))), np.zeros((len(x), len(self.V))))
+        own_values, own_sizes = (
+            self.values(x)
+            if own
+            else (np.zeros((len(x), len(self.V))), np.zeros((len(x), len(self.V))))
+        )
         scores = theta_size @ np.abs(y).astype(LONG).T
         self_scores = (theta_size * np.abs(x)).sum(1) if own else np.zeros(len(x))
         doubts = Projections(
@@ -97,10 +110,20 @@ def any_head(
     dim_out = draw.whole(1, 8) if dim_out is None else dim_out
     dtype = torch.float64 if draw.chance(0.8) else torch.float32
     if draw.chance(0.6):
-        A, exact_A = draw.given(draw.rows(dim, dim_query, draw.size(size / np.sqrt(max(dim, dim_query)), odds)), dtype)
+        A, exact_A = draw.given(
+            draw.rows(dim, dim_query, draw.size(size / np.sqrt(max(dim, dim_query)), odds)), dtype
+        )
         V, exact_V = draw.given(draw.rows(dim_out, dim, draw.size(1 / np.sqrt(dim), odds)), dtype)
-        a0, exact_a0 = draw.given(draw.rows(1, dim, size * 0.3)[0], dtype) if draw.chance(0.3) else (None, np.zeros(dim))
-        v0, exact_v0 = draw.given(draw.rows(1, dim_out)[0], dtype) if draw.chance(0.3) else (None, np.zeros(dim_out))
+        a0, exact_a0 = (
+            draw.given(draw.rows(1, dim, size * 0.3)[0], dtype)
+            if draw.chance(0.3)
+            else (None, np.zeros(dim))
+        )
+        v0, exact_v0 = (
+            draw.given(draw.rows(1, dim_out)[0], dtype)
+            if draw.chance(0.3)
+            else (None, np.zeros(dim_out))
+        )
         kinds = (
             {"A": "array", "V": "rows"}
             | ({} if a0 is None else {"tilt_bias": "array"})
@@ -126,14 +149,26 @@ def any_head(
         "bv": draw.rows(1, dim_out)[0],
     }
     left_out = {name for name in ("bq", "bk", "bv") if draw.chance(0.6)}
-    pairs = {name: draw.given(table, dtype) for name, table in tables.items() if name not in left_out}
-    kinds = {"wq": "array", "wk": "array", "wv": "rows"} | {name: "array" for name in pairs if name.startswith("b")}
+    pairs = {
+        name: draw.given(table, dtype) for name, table in tables.items() if name not in left_out
+    }
+    kinds = {"wq": "array", "wk": "array", "wv": "rows"} | {
+        name: "array" for name in pairs if name.startswith("b")
+    }
     given = draw.spoil({name: form for name, (form, _) in pairs.items()}, kinds, junk)
     wq, wk, wv = (pairs[name][1].astype(LONG) for name in ("wq", "wk", "wv"))
     root, eps = np.sqrt(LONG(k)), torch.finfo(dtype).eps
     bq = pairs["bq"][1].astype(LONG) / root if "bq" in pairs else np.zeros(k, LONG)
     bv = pairs["bv"][1].astype(LONG) if "bv" in pairs else np.zeros(dim_out, LONG)
-    maps = Maps(wk.T @ wq / root, wv, wk.T @ bq, bv, np.abs(wk).T @ np.abs(wq) / root, np.abs(wk).T @ np.abs(bq), eps)
+    maps = Maps(
+        wk.T @ wq / root,
+        wv,
+        wk.T @ bq,
+        bv,
+        np.abs(wk).T @ np.abs(wq) / root,
+        np.abs(wk).T @ np.abs(bq),
+        eps,
+    )
     return draw.public("Head.from_weights", **given), maps
 
 
@@ -155,7 +190,9 @@ def one(draw: Draw) -> None:
         wanted, size = maps.tilt(exact)
         _range(draw, LONG(alpha) * max(size.max(), maps.sizes.max()), dtype)
         got = draw.method(head, "tilt", **draw.spoil({"x": x}, {"x": "rows"}, 0.1))
-        return _agree(draw, kind, got, alpha * wanted, eps * (4 + maps.dim_query) * LONG(alpha) * size, dtype)
+        return _agree(
+            draw, kind, got, alpha * wanted, eps * (4 + maps.dim_query) * LONG(alpha) * size, dtype
+        )
     if kind == "values":
         y, exact = draw.given(draw.rows(draw.whole(1, 5), maps.dim, draw.size()), dtype)
         wanted, size = maps.values(exact)
@@ -173,14 +210,22 @@ def _eps(head: Any, dtype: torch.dtype) -> float:
 
 
 def _range(draw: Draw, size: Any, dtype: torch.dtype) -> None:
-    if size > torch.finfo(torch.float32).max / 1e3 if dtype == torch.float32 else size > LONG(1e300):
+    if (
+        size > torch.finfo(torch.float32).max / 1e3
+        if dtype == torch.float32
+        else size > LONG(1e300)
+    ):
         draw.extreme = "result beyond the range"
     if size < (1e-30 if dtype == torch.float32 else 1e-290):
         draw.extreme = draw.extreme or "below the range"
 
 
-def _agree(draw: Draw, what: str, got: Any, wanted: np.ndarray, allowed: np.ndarray, dtype: torch.dtype) -> None:
-    draw.agree(what, got, wanted, allowed + (1e-36 if dtype == torch.float32 or draw.extreme else 1e-300))
+def _agree(
+    draw: Draw, what: str, got: Any, wanted: np.ndarray, allowed: np.ndarray, dtype: torch.dtype
+) -> None:
+    draw.agree(
+        what, got, wanted, allowed + (1e-36 if dtype == torch.float32 or draw.extreme else 1e-300)
+    )
 
 
 def _horizon(draw: Draw, head: Any, maps: Maps, kind: str, eps: float) -> None:
@@ -203,10 +248,20 @@ def _horizon(draw: Draw, head: Any, maps: Maps, kind: str, eps: float) -> None:
         wanted = np.linalg.norm(product.astype(float), 2) * unit * np.sqrt(scale)
         size = np.abs(maps.sizes).max() * np.sqrt(scale)
     law_eps = torch.finfo(law.dtype).eps
-    off = 1e-12 * maps.dim * zero.cov_size.max()  # a covariance that is only rounding, as of equal tokens
-    floor = 4 * np.abs(maps.sizes).max() * maps.dim * (off if sided == 2 and kind == "horizon" else np.sqrt(off))
+    # a covariance that is only rounding, as of equal tokens
+    off = 1e-12 * maps.dim * zero.cov_size.max()
+    floor = (
+        4
+        * np.abs(maps.sizes).max()
+        * maps.dim
+        * (off if sided == 2 and kind == "horizon" else np.sqrt(off))
+    )
     # singular laws: the root of a rounded eigenvalue is the root of the rounding
-    slack = maps.dim * (np.sqrt(max(law_eps, 1e-15)) if law_eps > 1e-10 or np.min(values) < 1e-9 else 1e-10) + 16 * eps
+    slack = (
+        maps.dim
+        * (np.sqrt(max(law_eps, 1e-15)) if law_eps > 1e-10 or np.min(values) < 1e-9 else 1e-10)
+        + 16 * eps
+    )
     if max(wanted, size, scale) > 1e100 or min(wanted, scale, unit) < 1e-100 or law_eps > 1e-4:
         draw.extreme = draw.extreme or "extreme covariance"
     if kind == "coupling":
@@ -215,10 +270,14 @@ def _horizon(draw: Draw, head: Any, maps: Maps, kind: str, eps: float) -> None:
             "coupling",
             draw.method(head, "coupling", law),
             reach * wanted**2,
-            4 * slack * (size**2 * maps.dim**2 * scale) * maps.dim + floor**2 * (reach + off) + 1e-300,
+            4 * slack * (size**2 * maps.dim**2 * scale) * maps.dim
+            + floor**2 * (reach + off)
+            + 1e-300,
         )
         return
-    given = draw.spoil({"measure": law, "sided": sided}, {"measure": "measure", "sided": "choice"}, 0.1)
+    given = draw.spoil(
+        {"measure": law, "sided": sided}, {"measure": "measure", "sided": "choice"}, 0.1
+    )
     if draw.junk and given["sided"] in (1, 2, None) and given["measure"] is law:
         raise Finding("wrong", "junk that is none")
     got = draw.method(head, "horizon", **given)
@@ -243,7 +302,8 @@ def _horizon_of_covariances(draw: Draw) -> None:
         draw.extreme = draw.extreme or "extreme covariance"
     arguments = {"key_cov": forms[0], "query_cov": forms[1], "scale": scale}
     got = draw.public(
-        "horizon_of_covariances", **draw.spoil(arguments, {"key_cov": "rows", "query_cov": "rows", "scale": "positive"})
+        "horizon_of_covariances",
+        **draw.spoil(arguments, {"key_cov": "rows", "query_cov": "rows", "scale": "positive"}),
     )
     slack = k * np.sqrt(max(torch.finfo(dtype).eps, 1e-15))
     draw.agree("horizon", got, wanted, 4 * slack * size + 1e-300)

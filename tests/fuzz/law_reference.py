@@ -1,7 +1,8 @@
-"""Laws of tokens a second time, in many digits or plain long double: transform, tilted mean, tilted covariance, extreme point.
+"""Laws of tokens a second time, in many digits or plain long double: transform, tilted mean, tilted
+covariance, extreme point.
 
-Nothing here is taken from the package. Each answer comes with the size of the numbers it is made of: a float64 computation
-may err by a small multiple of 1e-16 of that size and no more.
+Nothing here is taken from the package. Each answer comes with the size of the numbers it is made
+of: a float64 computation may err by a small multiple of 1e-16 of that size and no more.
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ from typing import Any
 import mpmath as mp
 import numpy as np
 
-__all__ = ["GaussianSpec", "MixtureSpec", "PoolSpec", "ProductSpec", "RadialSpec", "Spec", "Tilted", "radial"]
+__all__ = [
+    "GaussianSpec",
+    "MixtureSpec",
+    "PoolSpec",
+    "ProductSpec",
+    "RadialSpec",
+    "Spec",
+    "Tilted",
+    "radial",
+]
 
 Array = np.ndarray
 LONG = np.longdouble
@@ -66,7 +76,9 @@ class GaussianSpec(Spec):
 
 
 def radial(order: float, r: Any) -> tuple[Any, Any, Any]:
-    """K(r) = log(Gamma(v) (2/r)^(v-1) I_{v-1}(r)), B(r)/r and B'(r) with B = I_v / I_{v-1}, in many digits."""
+    """K(r) = log(Gamma(v) (2/r)^(v-1) I_{v-1}(r)), B(r)/r and B'(r) with B = I_v / I_{v-1}, in many
+    digits.
+    """
     r = mp.mpf(r)
     if r < mp.mpf("1e-12"):
         return r**2 / (4 * order), mp.mpf(1) / (2 * order), mp.mpf(1) / (2 * order)
@@ -109,7 +121,8 @@ class RadialSpec(Spec):
         line, eye = np.outer(u, u), np.eye(self.dim, dtype=LONG)
         across, along = _long([square * ratio])[0], _long([square * curvature])[0]
         cov = across * (eye - line) + along * line if length > 0 else across * eye
-        size = across * (eye + np.abs(line)) + 5 * along * np.abs(line)  # the curvature has 12 digits
+        # the curvature has 12 digits
+        size = across * (eye + np.abs(line)) + 5 * along * np.abs(line)
         return Tilted(_long([log])[0], _long([log])[0], mean, np.abs(mean), cov, size)
 
 
@@ -122,12 +135,21 @@ class ProductSpec(Spec):
     kind: str
 
     def inside(self, theta: Array) -> bool:
-        return self.kind != "laplace" or bool((np.abs(theta.astype(LONG)) * LONG(self.scale) < 1).all())
+        return self.kind != "laplace" or bool(
+            (np.abs(theta.astype(LONG)) * LONG(self.scale) < 1).all()
+        )
 
     def tilted(self, theta: Array) -> Tilted:
         rows = [self._coordinate(_digits(x)) for x in theta]
         log, mean, cov, size = (_long([row[i] for row in rows]) for i in range(4))
-        return Tilted(log.sum(), (log * size).sum(), mean, np.abs(mean) * size, np.diag(cov), np.diag(cov * size))
+        return Tilted(
+            log.sum(),
+            (log * size).sum(),
+            mean,
+            np.abs(mean) * size,
+            np.diag(cov),
+            np.diag(cov * size),
+        )
 
     def _coordinate(self, x: Any) -> tuple[Any, Any, Any, Any]:
         scale = mp.mpf(self.scale)
@@ -168,12 +190,22 @@ class PoolSpec(Spec):
         cov = (p[:, None] * apart).T @ apart
         gap = np.sqrt(np.diagonal(cov))
         cov_size = (
-            size * np.outer(gap, gap) + np.outer(spread, gap) + np.outer(gap, spread) + LONG(1e-16) * np.outer(spread, spread)
+            size * np.outer(gap, gap)
+            + np.outer(spread, gap)
+            + np.outer(gap, spread)
+            + LONG(1e-16) * np.outer(spread, spread)
         )
         # a key whose weight underflows beside the largest may still be far away
         furthest = np.abs(apart).max(axis=0)
         cov_size = cov_size + size * LONG(1e-16) * np.outer(furthest, furthest) * 1e3
-        return Tilted(log, size, mean, size * np.abs(y - y[np.argmax(scores)]).max(axis=0) + spread, cov, cov_size)
+        return Tilted(
+            log,
+            size,
+            mean,
+            size * np.abs(y - y[np.argmax(scores)]).max(axis=0) + spread,
+            cov,
+            cov_size,
+        )
 
 
 @dataclass(frozen=True)
@@ -190,7 +222,11 @@ class MixtureSpec(Spec):
 
     def tilted(self, theta: Array) -> Tilted:
         total = self.weights.sum()
-        pairs = [(w / total, part.tilted(theta)) for w, part in zip(self.weights, self.parts, strict=True) if w > 0]
+        pairs = [
+            (w / total, part.tilted(theta))
+            for w, part in zip(self.weights, self.parts, strict=True)
+            if w > 0
+        ]
         logs = np.array([np.log(LONG(w)) + t.log for w, t in pairs])
         doubt = 1 + max(np.abs(t.log_size) for _, t in pairs)
         top = logs.max()
@@ -200,15 +236,22 @@ class MixtureSpec(Spec):
         means = np.array([t.mean for _, t in pairs])
         mean = p @ means
         apart = means - mean
-        cov = np.einsum("k,ki,kj->ij", p, apart, apart) + np.einsum("k,kij->ij", p, np.array([t.cov for _, t in pairs]))
-        # a weight's relative error is the absolute error of its logarithm; what it moves is the distance between the parts
+        cov = np.einsum("k,ki,kj->ij", p, apart, apart) + np.einsum(
+            "k,kij->ij", p, np.array([t.cov for _, t in pairs])
+        )
+        # a weight's relative error is the absolute error of its logarithm; what it moves is the
+        # distance between the parts
         slack = np.minimum(1, p * doubt)
         far = np.abs(apart)
         mean_size = np.einsum("k,ki->i", p, np.array([t.mean_size for _, t in pairs])) + slack @ far
         cov_size = np.einsum("k,kij->ij", p, np.array([t.cov_size for _, t in pairs]))
         cov_size = cov_size + np.einsum("k,ki,kj->ij", slack, far, far)
-        cov_size = cov_size + np.einsum("k,kij->ij", slack, np.array([np.abs(t.cov) for _, t in pairs]))
-        cov_size = cov_size + 2 * np.einsum("k,ki,kj->ij", p, np.array([t.mean_size for _, t in pairs]), far)
+        cov_size = cov_size + np.einsum(
+            "k,kij->ij", slack, np.array([np.abs(t.cov) for _, t in pairs])
+        )
+        cov_size = cov_size + 2 * np.einsum(
+            "k,ki,kj->ij", p, np.array([t.mean_size for _, t in pairs]), far
+        )
         cov_size = cov_size + np.swapaxes(cov_size, 0, 1)
         return Tilted(log, doubt, mean, mean_size, cov, cov_size)
 
@@ -219,7 +262,9 @@ def _digits(x: Any) -> Any:
 
 
 def _long(values: list[Any]) -> Array:
-    """Many digits to long double, whose range is wider than float64's; what is beyond even that becomes its edge."""
+    """Many digits to long double, whose range is wider than float64's; what is beyond even that
+    becomes its edge.
+    """
     return np.array([_one_long(mp.mpf(value)) for value in values])
 
 
@@ -227,4 +272,8 @@ def _one_long(value: Any) -> Any:
     size = abs(value)
     if size < mp.mpf("1e-4900"):
         return LONG(0)
-    return LONG(mp.nstr(value, 25)) if size < mp.mpf("1e4900") else LONG("1e4900") * (1 if value > 0 else -1)
+    return (
+        LONG(mp.nstr(value, 25))
+        if size < mp.mpf("1e4900")
+        else LONG("1e4900") * (1 if value > 0 else -1)
+    )

@@ -8,13 +8,40 @@ import numpy as np
 import torch
 
 from tests.fuzz.draw import Draw
-from tests.fuzz.law_reference import GaussianSpec, MixtureSpec, PoolSpec, ProductSpec, RadialSpec, Spec
+from tests.fuzz.law_reference import (
+    GaussianSpec,
+    MixtureSpec,
+    PoolSpec,
+    ProductSpec,
+    RadialSpec,
+    Spec,
+)
 from tests.fuzz.outcome import Finding, numbers
 
 __all__ = ["COVERS", "any_dim", "any_law", "any_theta", "one", "rounding"]
 
-COVERS = ("Ball", "Cube", "Gaussian", "Laplace", "Mixture", "Pool", "Rademacher", "Sphere", "Student")
-DIMS = ((1, 0.2), (2, 0.2), (3, 0.2), (5, 0.15), (8, 0.1), (24, 0.08), (64, 0.05), (256, 0.01), (1024, 0.01))
+COVERS = (
+    "Ball",
+    "Cube",
+    "Gaussian",
+    "Laplace",
+    "Mixture",
+    "Pool",
+    "Rademacher",
+    "Sphere",
+    "Student",
+)
+DIMS = (
+    (1, 0.2),
+    (2, 0.2),
+    (3, 0.2),
+    (5, 0.15),
+    (8, 0.1),
+    (24, 0.08),
+    (64, 0.05),
+    (256, 0.01),
+    (1024, 0.01),
+)
 KINDS = ("gaussian", "sphere", "ball", "cube", "rademacher", "laplace", "pool", "mixture")
 TINY = 1e-306  # below this float64 itself loses digits
 
@@ -24,7 +51,9 @@ def any_dim(draw: Draw) -> int:
     return int(draw.pick(dims, p=odds))
 
 
-def any_law(draw: Draw, dim: int | None = None, *, depth: int = 2, odds: float = 0.12, junk: float = 0.0) -> tuple[Any, Spec]:
+def any_law(
+    draw: Draw, dim: int | None = None, *, depth: int = 2, odds: float = 0.12, junk: float = 0.0
+) -> tuple[Any, Spec]:
     """A random law of the package and its second self."""
     dim = any_dim(draw) if dim is None else dim
     kind = draw.pick(KINDS if depth and dim <= 64 else KINDS[:-1])
@@ -35,7 +64,13 @@ def any_law(draw: Draw, dim: int | None = None, *, depth: int = 2, odds: float =
     if kind == "mixture":
         return _mixture(draw, dim, depth, odds, junk)
     size = draw.size(odds=odds)
-    name = {"sphere": "radius", "ball": "radius", "cube": "half_width", "rademacher": "scale", "laplace": "scale"}[kind]
+    name = {
+        "sphere": "radius",
+        "ball": "radius",
+        "cube": "half_width",
+        "rademacher": "scale",
+        "laplace": "scale",
+    }[kind]
     given = draw.spoil({"dim": dim, name: size}, {"dim": "count", name: "positive"}, junk)
     law = draw.public(kind.capitalize(), **given)
     if kind in ("sphere", "ball"):
@@ -51,10 +86,13 @@ def _gaussian(draw: Draw, dim: int, odds: float, junk: float) -> tuple[Any, Spec
     if draw.chance(0.5):
         mean, exact_mean = draw.given(draw.rows(1, dim, draw.size(odds=odds))[0])
     given = draw.spoil(
-        {"cov": cov, "mean": mean}, {"cov": "rows", "mean": "array"} if mean is not None else {"cov": "rows"}, junk
+        {"cov": cov, "mean": mean},
+        {"cov": "rows", "mean": "array"} if mean is not None else {"cov": "rows"},
+        junk,
     )
     if dtype not in (torch.float64,) and np.linalg.matrix_rank(exact) < dim:
-        draw.extreme = draw.extreme or "singular after rounding"  # may have a small negative eigenvalue
+        # may have a small negative eigenvalue
+        draw.extreme = draw.extreme or "singular after rounding"
     return draw.public("Gaussian", **given), GaussianSpec(exact, exact_mean)
 
 
@@ -63,7 +101,11 @@ def _pool(draw: Draw, dim: int, odds: float, junk: float) -> tuple[Any, Spec]:
     tokens, exact = draw.given(draw.rows(size, dim, draw.size(odds=odds)), draw.dtype())
     weights, exact_weights = (None, np.ones(size))
     if draw.chance(0.4):
-        table = draw.rng.exponential(size=size) * (draw.rng.random(size) > 0.2) * 10 ** draw.rng.uniform(-5, 5)
+        table = (
+            draw.rng.exponential(size=size)
+            * (draw.rng.random(size) > 0.2)
+            * 10 ** draw.rng.uniform(-5, 5)
+        )
         table[0] += 1e-3
         weights, exact_weights = draw.given(table)
     kinds = {"tokens": "array"} | ({} if weights is None else {"weights": "array"})
@@ -77,7 +119,9 @@ def _mixture(draw: Draw, dim: int, depth: int, odds: float, junk: float) -> tupl
     table[-1] += 0.01
     weights, exact = draw.given(table)
     given = draw.spoil(
-        {"weights": weights, "components": [law for law, _ in pairs]}, {"weights": "array", "components": "curve"}, junk
+        {"weights": weights, "components": [law for law, _ in pairs]},
+        {"weights": "array", "components": "curve"},
+        junk,
     )
     return draw.public("Mixture", **given), MixtureSpec(exact, tuple(spec for _, spec in pairs))
 
@@ -113,7 +157,8 @@ def one(draw: Draw) -> None:
     if not all(spec.inside(row) for row in exact):
         draw.extreme = "outside the strip"
     kind = draw.pick(
-        ["log_laplace", "tilted_mean", "tilted_cov", "moments", "sample", "extreme"], p=[0.25, 0.25, 0.2, 0.15, 0.1, 0.05]
+        ["log_laplace", "tilted_mean", "tilted_cov", "moments", "sample", "extreme"],
+        p=[0.25, 0.25, 0.2, 0.15, 0.1, 0.05],
     )
     if kind == "moments":
         return _moments(draw, law, spec)
@@ -136,7 +181,9 @@ def one(draw: Draw) -> None:
     if draw.junk:
         return
     if wanted is None:
-        raise Finding("wrong", f"{kind}: {numbers(got).flat[0]:.4g} where the transform is infinite")
+        raise Finding(
+            "wrong", f"{kind}: {numbers(got).flat[0]:.4g} where the transform is infinite"
+        )
     draw.agree(kind, got, wanted, allowed)
 
 
@@ -174,7 +221,9 @@ def _moments(draw: Draw, law: Any, spec: Spec) -> None:
 
 
 def _sample(draw: Draw, law: Any, spec: Spec) -> None:
-    """Mean of 400 tokens within 6 standard errors in one direction: a false alarm in 5e8 calls of Gaussian tails."""
+    """Mean of 400 tokens within 6 standard errors in one direction: a false alarm in 5e8 calls of
+    Gaussian tails.
+    """
     direction = draw.rng.standard_normal(spec.dim)
     zero = spec.tilted(np.zeros(spec.dim))
     biggest = torch.finfo(law.dtype).max
@@ -184,13 +233,16 @@ def _sample(draw: Draw, law: Any, spec: Spec) -> None:
     tokens = draw.method(law, "sample", n, torch.Generator().manual_seed(draw.whole(1, 10**6)))
     values = numbers(tokens)
     if values.shape != (n, spec.dim) or not np.isfinite(values).all():
-        raise Finding("silent" if values.shape == (n, spec.dim) else "wrong", f"sample: shape {values.shape} or not finite")
+        raise Finding(
+            "silent" if values.shape == (n, spec.dim) else "wrong",
+            f"sample: shape {values.shape} or not finite",
+        )
     spread = np.sqrt(np.maximum(direction @ zero.cov @ direction, 0) / n)
     wanted = np.longdouble(direction @ zero.mean)
     eps = torch.finfo(law.dtype).eps
-    slack = (eps + rounding(spec.dim)) * (np.abs(direction) @ np.abs(values).max(axis=0)) + np.abs(direction).sum() * _least(
-        law.dtype
-    )
+    slack = (eps + rounding(spec.dim)) * (np.abs(direction) @ np.abs(values).max(axis=0)) + np.abs(
+        direction
+    ).sum() * _least(law.dtype)
     draw.agree(
         "mean of a sample",
         np.longdouble(values.astype(np.longdouble).mean(axis=0) @ direction),
@@ -201,7 +253,9 @@ def _sample(draw: Draw, law: Any, spec: Spec) -> None:
 
 def _extreme(draw: Draw, law: Any, spec: Spec, theta: Any, exact: np.ndarray) -> None:
     """The support's point furthest along theta."""
-    if isinstance(spec, MixtureSpec | GaussianSpec) or (isinstance(spec, ProductSpec) and spec.kind == "laplace"):
+    if isinstance(spec, MixtureSpec | GaussianSpec) or (
+        isinstance(spec, ProductSpec) and spec.kind == "laplace"
+    ):
         draw.extreme = draw.extreme or "no extreme point, or a tie"
     if not exact.any(axis=1).all() or draw.extreme:
         draw.extreme = draw.extreme or "no direction"
@@ -238,8 +292,16 @@ def _height(spec: Spec, theta: np.ndarray) -> float:
 
 
 def _student(draw: Draw) -> None:
-    dim, df, scale = any_dim(draw), float(draw.pick([0.5, 1.0, 1.5, 2.0, 2.5, 5.0, 30.0])), draw.size()
-    given = draw.spoil({"dim": dim, "df": df, "scale": scale}, {"dim": "count", "df": "positive", "scale": "positive"}, 0.1)
+    dim, df, scale = (
+        any_dim(draw),
+        float(draw.pick([0.5, 1.0, 1.5, 2.0, 2.5, 5.0, 30.0])),
+        draw.size(),
+    )
+    given = draw.spoil(
+        {"dim": dim, "df": df, "scale": scale},
+        {"dim": "count", "df": "positive", "scale": "positive"},
+        0.1,
+    )
     law = draw.public("Student", **given)
     if draw.chance(0.5):
         tokens = numbers(draw.method(law, "sample", 20, torch.Generator().manual_seed(3)))

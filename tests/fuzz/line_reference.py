@@ -1,4 +1,6 @@
-"""Laws along one tilt as many atoms: Gauss rules and fine grids of numpy and scipy, for the brute-force errors."""
+"""Laws along one tilt as many atoms: Gauss rules and fine grids of numpy and scipy, for the
+brute-force errors.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,14 @@ import numpy as np
 import scipy.special
 
 from tests.fuzz.error_reference import Atoms
-from tests.fuzz.law_reference import GaussianSpec, MixtureSpec, PoolSpec, ProductSpec, RadialSpec, Spec
+from tests.fuzz.law_reference import (
+    GaussianSpec,
+    MixtureSpec,
+    PoolSpec,
+    ProductSpec,
+    RadialSpec,
+    Spec,
+)
 
 __all__ = ["atoms_along", "has_atoms"]
 
@@ -26,16 +35,29 @@ def has_atoms(spec: Spec) -> bool:
 
 
 def atoms_along(spec: Spec, theta: np.ndarray, V: np.ndarray, v0: np.ndarray) -> Atoms:
-    """Scores <theta, y>, values V y + v0 given the score, and the trace of their covariance given it."""
+    """Scores <theta, y>, values V y + v0 given the score, and the trace of their covariance given
+    it.
+    """
     theta, V, v0 = theta.astype(float), V.astype(float), v0.astype(float)
     if isinstance(spec, MixtureSpec):
-        parts = [(w, atoms_along(p, theta, V, v0)) for w, p in zip(spec.weights, spec.parts, strict=True) if w > 0]
-        logs = [_normalised(atoms.log_weights) + np.log(w / spec.weights.sum()) for w, atoms in parts]
-        joined = [np.concatenate([getattr(atoms, name) for _, atoms in parts]) for name in ("scores", "values", "spread")]
+        parts = [
+            (w, atoms_along(p, theta, V, v0))
+            for w, p in zip(spec.weights, spec.parts, strict=True)
+            if w > 0
+        ]
+        logs = [
+            _normalised(atoms.log_weights) + np.log(w / spec.weights.sum()) for w, atoms in parts
+        ]
+        joined = [
+            np.concatenate([getattr(atoms, name) for _, atoms in parts])
+            for name in ("scores", "values", "spread")
+        ]
         return Atoms(joined[0], np.concatenate(logs), joined[1], joined[2])
     if isinstance(spec, PoolSpec):
         used = spec.weights > 0
-        return _points(spec.tokens[used], np.log(spec.weights[used] / spec.weights.sum()), theta, V, v0)
+        return _points(
+            spec.tokens[used], np.log(spec.weights[used] / spec.weights.sum()), theta, V, v0
+        )
     if isinstance(spec, GaussianSpec):
         return _gaussian(spec, theta, V, v0)
     if isinstance(spec, RadialSpec):
@@ -53,7 +75,13 @@ def atoms_along(spec: Spec, theta: np.ndarray, V: np.ndarray, v0: np.ndarray) ->
     u = np.concatenate([a + (b - a) * (x + 1) / 2 for a, b in itertools.pairwise(panels)])
     weight = np.concatenate([(b - a) / 2 * w for a, b in itertools.pairwise(panels)])
     log_weights = np.log(weight / 2) - u
-    return _points(spec.scale * np.concatenate([u, -u])[:, None], np.concatenate([log_weights, log_weights]), theta, V, v0)
+    return _points(
+        spec.scale * np.concatenate([u, -u])[:, None],
+        np.concatenate([log_weights, log_weights]),
+        theta,
+        V,
+        v0,
+    )
 
 
 def _normalised(log_weights: np.ndarray) -> np.ndarray:
@@ -64,9 +92,16 @@ def _count(score: float) -> int:
     return int(120 + 8 * min(score, 200))
 
 
-def _points(tokens: np.ndarray, log_weights: np.ndarray, theta: np.ndarray, V: np.ndarray, v0: np.ndarray) -> Atoms:
+def _points(
+    tokens: np.ndarray, log_weights: np.ndarray, theta: np.ndarray, V: np.ndarray, v0: np.ndarray
+) -> Atoms:
     scores = tokens.astype(LONG) @ theta.astype(LONG)
-    return Atoms(scores, log_weights.astype(LONG), (tokens @ V.T + v0).astype(LONG), np.zeros(len(tokens), LONG))
+    return Atoms(
+        scores,
+        log_weights.astype(LONG),
+        (tokens @ V.T + v0).astype(LONG),
+        np.zeros(len(tokens), LONG),
+    )
 
 
 def _gaussian(spec: GaussianSpec, theta: np.ndarray, V: np.ndarray, v0: np.ndarray) -> Atoms:
@@ -75,13 +110,23 @@ def _gaussian(spec: GaussianSpec, theta: np.ndarray, V: np.ndarray, v0: np.ndarr
     total = float(np.trace(V @ spec.cov @ V.T))
     middle = V @ spec.mean + v0
     if s == 0.0:
-        return Atoms(np.array([LONG(theta @ spec.mean)]), np.zeros(1, LONG), middle[None].astype(LONG), np.array([LONG(total)]))
+        return Atoms(
+            np.array([LONG(theta @ spec.mean)]),
+            np.zeros(1, LONG),
+            middle[None].astype(LONG),
+            np.array([LONG(total)]),
+        )
     g = np.arange(-13.0, 2 * s + 13.0, min(0.15, 0.2 / s))
     along = V @ push / s
     spread = max(total - float(along @ along), 0.0)
     values = middle + g[:, None] * along
     scores = theta @ spec.mean + s * g
-    return Atoms(scores.astype(LONG), (-0.5 * g * g).astype(LONG), values.astype(LONG), np.full(len(g), spread, LONG))
+    return Atoms(
+        scores.astype(LONG),
+        (-0.5 * g * g).astype(LONG),
+        values.astype(LONG),
+        np.full(len(g), spread, LONG),
+    )
 
 
 def _radial(spec: RadialSpec, theta: np.ndarray, V: np.ndarray, v0: np.ndarray) -> Atoms:

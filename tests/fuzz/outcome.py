@@ -20,12 +20,26 @@ import esscher as es
 __all__ = ["Finding", "Refused", "call", "numbers", "same_outcome"]
 
 SOURCE = str(Path(es.__file__).parent)
-# Words a refusal may begin with that are no argument's name: what the numbers are, in the words of the documentation.
-WORDS = {"theta", "attention", "hardmax", "pushforward", "scores", "tilt", "curve", "components", "tokens", "values"}
+# Words a refusal may begin with that are no argument's name: what the numbers are, in the words of
+# the documentation.
+WORDS = {
+    "theta",
+    "attention",
+    "hardmax",
+    "pushforward",
+    "scores",
+    "tilt",
+    "curve",
+    "components",
+    "tokens",
+    "values",
+}
 
 
 class Finding(Exception):
-    """A call that ended badly. ``kind``: "wrong", "silent" (NaN or inf without a word) or "internal" (not our exception)."""
+    """A call that ended badly. ``kind``: "wrong", "silent" (NaN or inf without a word) or
+    "internal" (not our exception).
+    """
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -37,7 +51,8 @@ class Refused(Exception):
 
 
 def call(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """The result of a public call; Refused where it says in words what is wrong; a Finding for any other exception.
+    """The result of a public call; Refused where it says in words what is wrong; a Finding for any
+    other exception.
 
     A warning that reaches the caller is a finding too.
     """
@@ -45,21 +60,28 @@ def call(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             return function(*args, **options)
-    except jaxtyping.TypeCheckError as exception:  # only while testing: annotated types are checked then
+    # only while testing: annotated types are checked then
+    except jaxtyping.TypeCheckError as exception:
         if "esscher" not in str(exception):
             raise
         raise Refused("type check") from exception
     except (ValueError, TypeError) as exception:
         flaw = _flaw(exception)
         if flaw:
-            raise Finding("internal", f"{flaw}: {type(exception).__name__}: {str(exception)[:200]}") from exception
+            raise Finding(
+                "internal", f"{flaw}: {type(exception).__name__}: {str(exception)[:200]}"
+            ) from exception
         raise Refused(str(exception)) from exception
     except Exception as exception:
-        raise Finding("internal", f"{type(exception).__name__}: {str(exception)[:200]}") from exception
+        raise Finding(
+            "internal", f"{type(exception).__name__}: {str(exception)[:200]}"
+        ) from exception
 
 
 def _flaw(exception: Exception) -> str | None:
-    """Why a ValueError is not one of ours: not raised by our own line, or without the name of what was wrong."""
+    """Why a ValueError is not one of ours: not raised by our own line, or without the name of what
+    was wrong.
+    """
     trace = exception.__traceback__
     assert trace is not None
     while trace.tb_next is not None:
@@ -77,12 +99,20 @@ def _flaw(exception: Exception) -> str | None:
 
 @cache
 def _argument_names() -> frozenset[str]:
-    """Names of every public callable, its methods and their arguments: a result that leaves the range has the first two."""
+    """Names of every public callable, its methods and their arguments: a result that leaves the
+    range has the first two.
+    """
     names = set(WORDS) | set(es.__all__)
     for public in es.__all__:
         thing = getattr(es, public)
-        parts = [thing] + [part for _, part in inspect.getmembers(thing, callable)] if inspect.isclass(thing) else [thing]
-        names |= {name for name, _ in inspect.getmembers(thing)} if inspect.isclass(thing) else set()
+        parts = (
+            [thing] + [part for _, part in inspect.getmembers(thing, callable)]
+            if inspect.isclass(thing)
+            else [thing]
+        )
+        names |= (
+            {name for name, _ in inspect.getmembers(thing)} if inspect.isclass(thing) else set()
+        )
         for part in parts:
             try:
                 names |= set(inspect.signature(part).parameters)
@@ -99,16 +129,27 @@ def numbers(value: Any) -> np.ndarray:
 
 
 def same_outcome(what: str, got: Any, expected: Any, tolerance: Any) -> None:
-    """Finding unless ``got`` is finite and within ``tolerance`` (absolute, broadcast) of ``expected``, of its shape."""
+    """Finding unless ``got`` is finite and within ``tolerance`` (absolute, broadcast) of
+    ``expected``, of its shape.
+    """
     value, wanted = numbers(got), np.asarray(expected)
     if value.shape != wanted.shape:
         raise Finding("wrong", f"{what}: shape {value.shape}, expected {wanted.shape}")
     if not np.isfinite(value).all():
         raise Finding(
-            "silent", f"{what}: {value[~np.isfinite(value)].flat[0]}, expected {wanted[~np.isfinite(value)].flat[0]:.6g}"
+            "silent",
+            f"{what}: {value[~np.isfinite(value)].flat[0]}, expected"
+            f" {wanted[~np.isfinite(value)].flat[0]:.6g}",
         )
-    excess = np.abs(value - wanted) - np.broadcast_to(np.asarray(tolerance, dtype=np.longdouble), wanted.shape)
+    excess = np.abs(value - wanted) - np.broadcast_to(
+        np.asarray(tolerance, dtype=np.longdouble), wanted.shape
+    )
     if not (excess <= 0).all():
-        worst = np.unravel_index(int(np.argmax(np.where(np.isnan(excess), np.inf, excess))), excess.shape)
+        worst = np.unravel_index(
+            int(np.argmax(np.where(np.isnan(excess), np.inf, excess))), excess.shape
+        )
         allowed = np.broadcast_to(tolerance, wanted.shape)[worst]
-        raise Finding("wrong", f"{what}: {value[worst]:.12g}, expected {wanted[worst]:.12g} within {allowed:.2g}")
+        raise Finding(
+            "wrong",
+            f"{what}: {value[worst]:.12g}, expected {wanted[worst]:.12g} within {allowed:.2g}",
+        )

@@ -1,4 +1,6 @@
-"""exact_pool_curve, dispersion_curve and confidence_region, against listing all draws and brute-force quadrature."""
+"""exact_pool_curve, dispersion_curve and confidence_region, against listing all draws and
+brute-force quadrature.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,25 @@ import torch
 from tests.fuzz import attention_reference as plain
 from tests.fuzz.attention import any_inputs, any_scale
 from tests.fuzz.draw import Draw
-from tests.fuzz.error_reference import Atoms, Errors, by_listing, by_listing_kept, by_quadrature, by_quadrature_kept
+from tests.fuzz.error_reference import (
+    Atoms,
+    Errors,
+    by_listing,
+    by_listing_kept,
+    by_quadrature,
+    by_quadrature_kept,
+)
 from tests.fuzz.outcome import Finding, numbers
 
 __all__ = ["COVERS", "one"]
 
-COVERS = ("DispersionCurve", "ErrorCurve", "confidence_region", "dispersion_curve", "exact_pool_curve")
+COVERS = (
+    "DispersionCurve",
+    "ErrorCurve",
+    "confidence_region",
+    "dispersion_curve",
+    "exact_pool_curve",
+)
 MOST_ATOMS = 400  # of the brute force; larger pools are made of repeated keys
 LONG = np.longdouble
 
@@ -35,9 +50,16 @@ def _curve(draw: Draw) -> None:
         table = draw.rng.exponential(size=len(k)) * (draw.rng.random(len(k)) > 0.2)
         table[0] += 0.01
         weights, exact_weights = draw.given(table)
-    if (draw.chance(0.15) and dtype != torch.float64 and len(k) <= MOST_ATOMS) or (draw.chance(0.12) and len(k) <= MOST_ATOMS):
-        times = 2**14 // (len(k) * len(q)) + 1  # so many copies of every key that the score grid is used
-        given = {"q": q_of(given["q"], dtype), "k": _repeat(k, times, dtype), "v": _repeat(v, times, dtype)}
+    if (draw.chance(0.15) and dtype != torch.float64 and len(k) <= MOST_ATOMS) or (
+        draw.chance(0.12) and len(k) <= MOST_ATOMS
+    ):
+        # so many copies of every key that the score grid is used
+        times = 2**14 // (len(k) * len(q)) + 1
+        given = {
+            "q": q_of(given["q"], dtype),
+            "k": _repeat(k, times, dtype),
+            "v": _repeat(v, times, dtype),
+        }
         if weights is not None:
             weights = torch.from_numpy(np.tile(exact_weights, times))
     else:
@@ -49,7 +71,14 @@ def _curve(draw: Draw) -> None:
     wide = LONG(factor) * (np.abs(q).astype(LONG) @ np.abs(k).astype(LONG).T).max()
     if wide > 400 or len(k) > MOST_ATOMS or not 1e-100 < np.abs(v).max() < 1e100:
         draw.extreme = "scores or values of extreme size"
-    kinds = {"q": "array", "k": "array", "v": "array", "n": "counts", "sampling": "choice", "empty": "choice"}
+    kinds = {
+        "q": "array",
+        "k": "array",
+        "v": "array",
+        "n": "counts",
+        "sampling": "choice",
+        "empty": "choice",
+    }
     arguments = given | {
         "n": n,
         "sampling": sampling,
@@ -69,7 +98,11 @@ def _curve(draw: Draw) -> None:
     single = torch.float64 if dtype == torch.float64 else torch.float32
     if any(not isinstance(given[name], torch.Tensor | np.ndarray) for name in "qkv"):
         single = torch.float64
-    rounding = torch.finfo(single).eps * (4 + 4 * size) if times > 1 or single != torch.float64 else 4e-16 * (4 + 4 * size)
+    rounding = (
+        torch.finfo(single).eps * (4 + 4 * size)
+        if times > 1 or single != torch.float64
+        else 4e-16 * (4 + 4 * size)
+    )
     squares = []
     for i in range(len(q)):
         atoms = _atoms(q[i], k, v, factor, exact_weights)
@@ -78,19 +111,34 @@ def _curve(draw: Draw) -> None:
         squares.append(np.maximum(found.mse, 0))
     root = np.sqrt(np.mean(squares, axis=0))
     offset = 8 * float(np.abs(v).max()) * rounding
-    draw.agree("rms", curve.rms, root, (2 * float(curve.accuracy) + 8 * min(rounding, 1.0) + 1e-9) * root + offset + 1e-150)
+    draw.agree(
+        "rms",
+        curve.rms,
+        root,
+        (2 * float(curve.accuracy) + 8 * min(rounding, 1.0) + 1e-9) * root + offset + 1e-150,
+    )
 
 
 def _dispersion(draw: Draw) -> None:
-    """Within the bounds that hold for any weights; where there is one draw, or one key, what is known."""
+    """Within the bounds that hold for any weights; where there is one draw, or one key, what is
+    known.
+    """
     given, (q, k, _) = any_inputs(draw, draw.dtype(), most=60, odds=0.06)
     q, n = q[:3], draw.counts(2**53)
     scale, factor = any_scale(draw, q.shape[1])
     wide = LONG(factor) * (np.abs(q).astype(LONG) @ np.abs(k).astype(LONG).T).max()
     if wide > 400:
         draw.extreme = "scores of extreme size"
-    arguments = {"q": _first(given["q"], 3), "k": given["k"], "n": n, "scale": scale, "planted": int(draw.rng.integers(len(k)))}
-    kinds = {"q": "array", "k": "array", "n": "counts"} | ({"scale": "positive"} if scale is not None else {})
+    arguments = {
+        "q": _first(given["q"], 3),
+        "k": given["k"],
+        "n": n,
+        "scale": scale,
+        "planted": int(draw.rng.integers(len(k))),
+    }
+    kinds = {"q": "array", "k": "array", "n": "counts"} | (
+        {"scale": "positive"} if scale is not None else {}
+    )
     curve = draw.public("dispersion_curve", **draw.spoil(arguments, kinds))
     if draw.junk:
         return
@@ -111,7 +159,11 @@ def _dispersion(draw: Draw) -> None:
 
 
 def q_of(form: Any, dtype: torch.dtype) -> torch.Tensor:
-    return form.detach().to(dtype) if isinstance(form, torch.Tensor) else torch.as_tensor(np.array(form)).to(dtype)
+    return (
+        form.detach().to(dtype)
+        if isinstance(form, torch.Tensor)
+        else torch.as_tensor(np.array(form)).to(dtype)
+    )
 
 
 def _first(form: Any, rows: int) -> Any:
@@ -125,7 +177,12 @@ def _repeat(table: np.ndarray, times: int, dtype: torch.dtype) -> torch.Tensor:
 def _atoms(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, weights: np.ndarray) -> Atoms:
     used = weights > 0
     scores = LONG(scale) * (k[used].astype(LONG) @ q.astype(LONG))
-    return Atoms(scores, np.log(weights[used].astype(LONG)), v[used].astype(LONG), np.zeros(int(used.sum()), LONG))
+    return Atoms(
+        scores,
+        np.log(weights[used].astype(LONG)),
+        v[used].astype(LONG),
+        np.zeros(int(used.sum()), LONG),
+    )
 
 
 def _reference(draw: Draw, atoms: Atoms, n: list[int], sampling: str, times: int) -> Errors:
@@ -140,11 +197,18 @@ def _reference(draw: Draw, atoms: Atoms, n: list[int], sampling: str, times: int
 
 
 def _joined(parts: list[Errors]) -> Errors:
-    return Errors(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("mse", "bias", "sum_p2")))
+    return Errors(
+        *(
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("mse", "bias", "sum_p2")
+        )
+    )
 
 
 def _finite(curve: Any, sampling: str, keys: int) -> None:
-    """NaN and inf have one place: the slope where the error is exactly 0, and what is relative to a limit of size 0."""
+    """NaN and inf have one place: the slope where the error is exactly 0, and what is relative to a
+    limit of size 0.
+    """
     for name in ("rms", "q95", "effective_tokens", "stderr", "delta", "accuracy", "scale"):
         value = numbers(getattr(curve, name))
         if not np.isfinite(value).all():
@@ -159,23 +223,23 @@ def _finite(curve: Any, sampling: str, keys: int) -> None:
 
 
 def _compare(
-    draw: Draw,
-    curve: Any,
-    i: int,
-    found: Errors,
-    v: np.ndarray,
-    rounding: float,
-    sampling: str,
+    draw: Draw, curve: Any, i: int, found: Errors, v: np.ndarray, rounding: float, sampling: str
 ) -> None:
-    """Within the accuracy that the curve states of its rms, the root of the mean over queries; the values' own rounding
-    beside their offset counts too."""
+    """Within the accuracy that the curve states of its rms, the root of the mean over queries; the
+    values' own rounding beside their offset counts too.
+    """
     root = np.sqrt(np.maximum(found.mse, 0))
     offset = float(np.abs(v).max()) * rounding  # a value is only known to this
     doubt = 2 * float(curve.accuracy) + 8 * min(rounding, 1.0) + 1e-9
     share = np.sqrt(found.sum_p2.astype(float)) if sampling == "replacement" else 1.0
     slack = doubt * np.maximum(root, curve.rms) + 8 * offset * share + 1e-150
     draw.agree("rms of a query", np.sqrt(curve.queries.mse[i]), root, slack)
-    draw.agree("effective tokens of a query", curve.queries.sum_p2[i], found.sum_p2, 2 * doubt * found.sum_p2)
+    draw.agree(
+        "effective tokens of a query",
+        curve.queries.sum_p2[i],
+        found.sum_p2,
+        2 * doubt * found.sum_p2,
+    )
     if curve.queries.bias is not None:
         allowed = (2 * doubt + 1e-8) * np.maximum(root, curve.rms)[:, None] + 8 * offset + 1e-150
         draw.agree("bias", curve.queries.bias[i], found.bias, allowed)
@@ -201,7 +265,10 @@ def _region(draw: Draw) -> None:
     doubt = min(1.0, 1e-14 * (1 + found.size))
     draw.agree("center", got.center, found.out, doubt * found.gap + 1e-13 * found.value + 1e-300)
     cov = np.array(
-        [((p[:, None] * (v - c)) ** 1).T @ (p[:, None] * (v - c)) for p, c in zip(found.weights, found.out, strict=True)]
+        [
+            ((p[:, None] * (v - c)) ** 1).T @ (p[:, None] * (v - c))
+            for p, c in zip(found.weights, found.out, strict=True)
+        ]
     )
     off = found.value * 1e-14  # the rounding of a centre
     far = found.gap + off
@@ -212,6 +279,8 @@ def _region(draw: Draw) -> None:
     )
     draw.agree("cov", got.cov, cov, slack + 1e-300)
     share = (found.weights**2).sum(axis=1)
-    draw.agree("effective tokens", got.effective_tokens, 1 / share, (8 * doubt * len(k) + 1e-12) / share)
+    draw.agree(
+        "effective tokens", got.effective_tokens, 1 / share, (8 * doubt * len(k) + 1e-12) / share
+    )
     bound = np.float64(scipy.stats.chi2.ppf(level, v.shape[1]))
     draw.agree("shape", got.shape, bound * cov, bound * slack + 1e-300)

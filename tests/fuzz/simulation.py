@@ -19,7 +19,9 @@ REPEATS = 120
 
 
 def one(draw: Draw) -> None:
-    """l2 at given queries: 7 standard errors and a twentieth, for tails that 120 repeats do not show."""
+    """l2 at given queries: 7 standard errors and a twentieth, for tails that 120 repeats do not
+    show.
+    """
     dim = draw.whole(1, 4)
     law, spec = any_law(draw, dim, odds=0.02, depth=1)
     head, maps = any_head(draw, dim, dim, dim_out=2, size=0.5, odds=0.02)
@@ -27,7 +29,12 @@ def one(draw: Draw) -> None:
     theta, size = maps.tilt(exact)
     zero = spec.tilted(np.zeros(dim))
     inside = all(spec.inside(row) for row in theta)
-    if not inside or size.max() > 1e3 or not 1e-3 < np.trace(zero.cov) < 1e3 or np.abs(zero.mean).max() > 1e3:
+    if (
+        not inside
+        or size.max() > 1e3
+        or not 1e-3 < np.trace(zero.cov) < 1e3
+        or np.abs(zero.mean).max() > 1e3
+    ):
         draw.extreme = "extreme size, or no limit"
     if (
         np.abs(maps.V).max() > 1e6
@@ -36,10 +43,19 @@ def one(draw: Draw) -> None:
     ):
         draw.extreme = draw.extreme or "extreme size"
     n = sorted({draw.whole(1, 60) for _ in range(2)})
-    metrics = draw.pick([("l2",), ("mean", "cov", "l2"), ("grad_v",), ("uniform",)], p=[0.6, 0.2, 0.1, 0.1])
+    metrics = draw.pick(
+        [("l2",), ("mean", "cov", "l2"), ("grad_v",), ("uniform",)], p=[0.6, 0.2, 0.1, 0.1]
+    )
     if metrics != ("l2",):
         draw.extreme = draw.extreme or "other metrics need other limits"
-    kinds = {"head": "head", "measure": "measure", "n": "counts", "repeats": "count", "metrics": "choice", "queries": "array"}
+    kinds = {
+        "head": "head",
+        "measure": "measure",
+        "n": "counts",
+        "repeats": "count",
+        "metrics": "choice",
+        "queries": "array",
+    }
     given = draw.spoil(
         {
             "head": head,
@@ -62,6 +78,12 @@ def one(draw: Draw) -> None:
     curve = curves.get("l2")
     if draw.extreme or curve is None or not isinstance(spec, PoolSpec) or not curve.n.size:
         return
-    found = np.mean([by_quadrature(atoms_along(spec, row, maps.V, maps.v0), curve.n.tolist()).mse for row in theta], axis=0)
+    found = np.mean(
+        [
+            by_quadrature(atoms_along(spec, row, maps.V, maps.v0), curve.n.tolist()).mse
+            for row in theta
+        ],
+        axis=0,
+    )
     se = curve.samples.std(axis=0, ddof=1) / np.sqrt(len(curve.samples))
     draw.agree("mean square error", curve.samples.mean(axis=0), found, 7 * se + 0.05 * found)

@@ -1,4 +1,6 @@
-"""gaussian_error, hardmax_mean_abs and the catalogue of predictions: proved bounds lie above brute-force errors."""
+"""gaussian_error, hardmax_mean_abs and the catalogue of predictions: proved bounds lie above
+brute-force errors.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def one(draw: Draw) -> None:
 
 def _gaussian(draw: Draw) -> None:
     counts = draw.counts()
-    table = np.abs(draw.rng.standard_normal(draw.whole(1, 3))) * draw.pick([0.3, 1.0, 3.0, 30.0], p=[0.3, 0.4, 0.25, 0.05])
+    table = np.abs(draw.rng.standard_normal(draw.whole(1, 3))) * draw.pick(
+        [0.3, 1.0, 3.0, 30.0], p=[0.3, 0.4, 0.25, 0.05]
+    )
     if draw.chance(0.1):
         table[0] = 0.0
     s, exact = draw.given(table, draw.dtype())
@@ -52,7 +56,12 @@ def _gaussian(draw: Draw) -> None:
             continue
         g = np.arange(-13.0, 2 * deviation + 13.0, min(0.15, 0.2 / max(deviation, 0.1)))
         values = g[:, None].astype(LONG)
-        atoms = Atoms((deviation * g).astype(LONG), (-0.5 * g * g).astype(LONG), values, np.zeros(len(g), LONG))
+        atoms = Atoms(
+            (deviation * g).astype(LONG),
+            (-0.5 * g * g).astype(LONG),
+            values,
+            np.zeros(len(g), LONG),
+        )
         found = by_quadrature(atoms, rows)
         draw.agree("f1", numbers(f1)[..., j].reshape(-1), found.mse, 1e-8 * found.mse)
         draw.agree("f2", numbers(f2)[..., j].reshape(-1), found.sum_p2, 1e-8 * found.sum_p2)
@@ -61,7 +70,9 @@ def _gaussian(draw: Draw) -> None:
 def _hardmax(draw: Draw) -> None:
     """20000 draws of (k, M_k, M'_{n-k}) by inverse distribution functions: 7 standard errors."""
     n, sigma, positive = draw.counts(length=1)[0], draw.size(), draw.chance(0.5)
-    given = draw.spoil({"n": n, "sigma": sigma, "positive": positive}, {"n": "counts", "sigma": "positive"})
+    given = draw.spoil(
+        {"n": n, "sigma": sigma, "positive": positive}, {"n": "counts", "sigma": "positive"}
+    )
     if not 1e-290 < sigma < 1e290:
         draw.extreme = draw.extreme or "sigma of extreme size"
     got = draw.public("hardmax_mean_abs", **given)
@@ -77,7 +88,12 @@ def _hardmax(draw: Draw) -> None:
         tail = np.exp(np.log(draw.rng.random(size)) / n)
         smallest = scipy.special.ndtri(1 - tail / 2) if n < 1e6 else np.zeros(size)
         out = np.where((k == 0) | (k == n), smallest, out)
-    draw.agree("E|mean|", got, np.float64(sigma * out.mean()), 7 * sigma * out.std() / np.sqrt(size) + 1e-12 * sigma)
+    draw.agree(
+        "E|mean|",
+        got,
+        np.float64(sigma * out.mean()),
+        7 * sigma * out.std() / np.sqrt(size) + 1e-12 * sigma,
+    )
 
 
 def _largest(draw: Draw, k: np.ndarray, size: int) -> np.ndarray:
@@ -93,7 +109,12 @@ def _predictions(draw: Draw) -> None:
     zero = spec.tilted(np.zeros(dim))
     size = float(min(np.sqrt(np.trace(zero.cov) + zero.mean @ zero.mean), 1e300)) or 1.0
     head, maps = any_head(
-        draw, dim, dim, dim_out=draw.whole(1, 3), size=min(1.0, 1 / size) ** 2 if size < 1e3 else 1e-6, odds=0.04
+        draw,
+        dim,
+        dim,
+        dim_out=draw.whole(1, 3),
+        size=min(1.0, 1 / size) ** 2 if size < 1e3 else 1e-6,
+        odds=0.04,
     )
     radius = draw.size() if draw.chance(0.5) else None
     if (
@@ -105,8 +126,12 @@ def _predictions(draw: Draw) -> None:
         draw.extreme = draw.extreme or "extreme size"
     if radius is None and not (zero.cov.any() or zero.mean.any()):
         draw.extreme = draw.extreme or "tokens at 0: no radius"
-    kinds = {"head": "head", "measure": "measure"} | ({"radius": "positive"} if radius is not None else {})
-    found = draw.public("predictions", **draw.spoil({"head": head, "measure": law, "radius": radius}, kinds))
+    kinds = {"head": "head", "measure": "measure"} | (
+        {"radius": "positive"} if radius is not None else {}
+    )
+    found = draw.public(
+        "predictions", **draw.spoil({"head": head, "measure": law, "radius": radius}, kinds)
+    )
     if draw.junk:
         return
     draw.called.add(type(found[0]).__name__)
@@ -129,8 +154,9 @@ def _predictions(draw: Draw) -> None:
 
 
 def _stated(prediction: Any, extreme: bool) -> None:
-    """Exponents are finite numbers. Infinite by rule: a threshold n* beyond float64, and, where sizes are extreme, a moment
-    beyond float64: its bound then says nothing."""
+    """Exponents are finite numbers. Infinite by rule: a threshold n* beyond float64, and, where
+    sizes are extreme, a moment beyond float64: its bound then says nothing.
+    """
     if prediction.exponent is not None and not np.isfinite(prediction.exponent):
         raise Finding("silent", f"{prediction.name}: exponent {prediction.exponent}")
     for name, value in prediction.numbers.items():
@@ -138,7 +164,9 @@ def _stated(prediction: Any, extreme: bool) -> None:
             raise Finding("silent", f"{prediction.name}: {name} = {value}")
 
 
-def _bounds_hold(draw: Draw, maps: Any, spec: Any, found: list[Any], values: dict[str, np.ndarray], n: np.ndarray) -> None:
+def _bounds_hold(
+    draw: Draw, maps: Any, spec: Any, found: list[Any], values: dict[str, np.ndarray], n: np.ndarray
+) -> None:
     radius = next(p.numbers["radius"] for p in found if p.name == "b-uniform")
     direction = np.linalg.svd(maps.A.astype(float))[2][0]
     theta, _ = maps.tilt(radius * direction[None])
@@ -155,4 +183,7 @@ def _bounds_hold(draw: Draw, maps: Any, spec: Any, found: list[Any], values: dic
     names = AT_ONE_QUERY if maps.a0.any() else (*AT_ONE_QUERY, "delta-bound")
     for name in names:
         if name in values and not (values[name] >= exact * (1 - 1e-6) - noise).all():
-            raise Finding("wrong", f"{name}: {values[name]} below the exact error {exact.astype(float)} at n = {n}")
+            raise Finding(
+                "wrong",
+                f"{name}: {values[name]} below the exact error {exact.astype(float)} at n = {n}",
+            )

@@ -1,4 +1,6 @@
-"""Every column that a run of the lab stores is declared by its job, and the words are read from the run."""
+"""Every column that a run of the lab stores is declared by its job, and the words are read from the
+run.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +30,10 @@ def test_stored_columns_are_the_declared_ones(spec: RunSpec, tmp_path: Path):
     assert set(declared) == set(run.tables)
     for table, columns in declared.items():
         stored = run.columns(table)
-        assert {column.key: column.kind for column in columns} == {key: column.kind for key, column in stored.items()}
+        assert {column.key: column.kind for column in columns} == {
+            key: column.kind for key, column in stored.items()
+        }
         for column in columns:
-            assert stored[column.key].help == column.help != undeclared(column.key, column.kind).help
+            assert (
+                stored[column.key].help == column.help != undeclared(column.key, column.kind).help
+            )

@@ -12,12 +12,21 @@ from esscher.icl.comparison import compare_with_flow, flow_ends, judged, trained
 from esscher.icl.training.spec import TrainSpec
 from esscher.runs import execute
 
-SMALL = {"dim": 2, "covariances": ("kms:0.3",), "lengths": (8, 4), "seeds": 2, "steps": 60, "rate": 0.02}
+SMALL = {
+    "dim": 2,
+    "covariances": ("kms:0.3",),
+    "lengths": (8, 4),
+    "seeds": 2,
+    "steps": 60,
+    "rate": 0.02,
+}
 SPEC = TrainSpec(**SMALL, records=4, evaluation=64, final_evaluation=20_000)
 
 
 def test_trained_models_beside_the_flow(tmp_path: Path):
-    """Sampled errors within 4.5 standard errors of the exact ones (8 of them, false alarms 5e-5), all above the flow's."""
+    """Sampled errors within 4.5 standard errors of the exact ones (8 of them, false alarms 5e-5),
+    all above the flow's.
+    """
     run = execute(SPEC, tmp_path / "run")
     trained = trained_risks(run.table("final"), run.table("path"), 2, 0.1)
     assert (np.abs(trained["sampled"] - trained["exact"]) < 4.5 * trained["stderr"]).all()
@@ -30,7 +39,9 @@ def test_trained_models_beside_the_flow(tmp_path: Path):
 def test_seeds_far_above_the_flow_are_counted_apart():
     key = {"covariance": "isotropic", "length": 10, "model": "linear"}
     errors = enumerate([1.01, 1.03, 1.2])
-    trained = pd.DataFrame([key | {"seed": i, "exact": e, "sampled": e, "stderr": 0.01} for i, e in errors])
+    trained = pd.DataFrame(
+        [key | {"seed": i, "exact": e, "sampled": e, "stderr": 0.01} for i, e in errors]
+    )
     found = compare_with_flow(trained, pd.DataFrame([key | {"mse": 1.0}])).iloc[0]
     assert (found["seeds"], found["stuck"]) == (2, 1)
     assert found["trained"] == pytest.approx(1.02)
@@ -38,7 +49,9 @@ def test_seeds_far_above_the_flow_are_counted_apart():
 
 
 def test_models_that_did_not_arrive_are_stuck_or_still_on_their_way():
-    """Errors that have hardly begun, level off above the flow, still fall, arrived, diverged; noise alone is no fall."""
+    """Errors that have hardly begun, level off above the flow, still fall, arrived, diverged; noise
+    alone is no fall.
+    """
     steps, generator = np.arange(0, 1000, 10), np.random.default_rng(0)
     courses = {
         "begun": 4.0 - 1e-3 * steps + 0.1 * generator.standard_normal(steps.size),
@@ -52,11 +65,16 @@ def test_models_that_did_not_arrive_are_stuck_or_still_on_their_way():
         key = {"covariance": "isotropic", "length": 10, "seed": seed, "model": "softmax"}
         last = {"mse": errors[-1], "stderr": 0.01, "advice": ""}
         final.append(key | last | {"status": status if status == "diverged" else "ok"})
-        curve += [key | {"step": step, "mse": mse, "stderr": 0.01} for step, mse in zip(steps, errors, strict=True)]
+        curve += [
+            key | {"step": step, "mse": mse, "stderr": 0.01}
+            for step, mse in zip(steps, errors, strict=True)
+        ]
     flow = pd.DataFrame([{"covariance": "isotropic", "length": 10, "model": "softmax", "mse": 1.0}])
     found = judged(pd.DataFrame(final), pd.DataFrame(curve), flow)
     assert found["status"].tolist() == ["undertrained", *list(courses)[1:]]
     assert "above the end of its flow; take another seed" in found["advice"][1]
     assert "train for more steps" in found["advice"][2]
-    compared = compare_with_flow(found.assign(exact=found["mse"], sampled=found["mse"]), flow).iloc[0]
+    compared = compare_with_flow(found.assign(exact=found["mse"], sampled=found["mse"]), flow).iloc[
+        0
+    ]
     assert (compared["seeds"], compared["stuck"], compared["undertrained"]) == (1, 1, 2)

@@ -1,4 +1,6 @@
-"""The layer against plain loops and the package's own attention; parametrisations; PyTorch's initialisation."""
+"""The layer against plain loops and the package's own attention; parametrisations; PyTorch's
+initialisation.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,17 @@ import torch
 from torch import Tensor
 
 import esscher as es
-from esscher.icl import KQV, OVKQ, UV, Block, LinearTask, default_weights, predict, risk, risk_gradient
+from esscher.icl import (
+    KQV,
+    OVKQ,
+    UV,
+    Block,
+    LinearTask,
+    default_weights,
+    predict,
+    risk,
+    risk_gradient,
+)
 from esscher.icl.layer import as_uv
 
 
@@ -20,7 +32,9 @@ def normal(generator: torch.Generator, *shape: int) -> Tensor:
 
 @pytest.mark.parametrize("kind", ["softmax", "linear"])
 @pytest.mark.parametrize("inside", [False, True])
-def test_prediction_is_the_last_coordinate_of_attention(kind: str, inside: bool, generator: torch.Generator) -> None:
+def test_prediction_is_the_last_coordinate_of_attention(
+    kind: str, inside: bool, generator: torch.Generator
+) -> None:
     uv = UV(normal(generator, 4, 4), normal(generator, 4, 4))
     prompts = LinearTask.kms(3).sample(5, 7, generator)
     head = es.Head(A=uv.U, V=uv.V)
@@ -32,7 +46,12 @@ def test_prediction_is_the_last_coordinate_of_attention(kind: str, inside: bool,
 
 
 def test_parametrisations_agree(generator: torch.Generator) -> None:
-    O, V, K, Q = normal(generator, 4, 2), normal(generator, 2, 4), normal(generator, 3, 4), normal(generator, 3, 4)
+    O, V, K, Q = (
+        normal(generator, 4, 2),
+        normal(generator, 2, 4),
+        normal(generator, 3, 4),
+        normal(generator, 3, 4),
+    )
     prompts = LinearTask.isotropic(3).sample(5, 7, generator)
     wanted = predict(UV(K.T @ Q, O @ V), prompts)
     assert torch.allclose(predict(OVKQ(O, V, K, Q), prompts), wanted)
@@ -59,11 +78,17 @@ def test_gradients_reach_the_parameters(generator: torch.Generator) -> None:
 
 
 def test_default_weights_are_those_of_linear_layers() -> None:
-    """Same bound as nn.Linear; Kolmogorov distance of 4 x 36 x 60 entries to its uniform law below the 1e-6 quantile."""
+    """Same bound as nn.Linear; Kolmogorov distance of 4 x 36 x 60 entries to its uniform law below
+    the 1e-6 quantile.
+    """
     torch.manual_seed(0)
     bound = 1 / math.sqrt(6)
     drawn = [default_weights(5, torch.Generator().manual_seed(seed)) for seed in range(60)]
-    entries = torch.cat([torch.cat([w.O.ravel(), w.V.ravel(), w.K.ravel(), w.Q.ravel()]) for w in drawn]).sort().values
+    entries = (
+        torch.cat([torch.cat([w.O.ravel(), w.V.ravel(), w.K.ravel(), w.Q.ravel()]) for w in drawn])
+        .sort()
+        .values
+    )
     assert float(entries.abs().max()) <= bound
     assert float(torch.nn.Linear(6, 6, bias=False).weight.detach().abs().max()) <= bound
     grid = torch.arange(1, entries.numel() + 1, dtype=torch.float64) / entries.numel()

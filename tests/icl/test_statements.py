@@ -1,4 +1,6 @@
-"""Every numbered statement of [S]: its check runs and agrees with the verdict, and the page is what the table makes."""
+"""Every numbered statement of [S]: its check runs and agrees with the verdict, and the page is what
+the table makes.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,35 @@ from esscher.icl.statements.table import STATEMENTS, page
 PAGE = Path(__file__).parents[2] / "docs" / "theory" / "statements.md"
 REMEDY = "run python -m esscher.icl.statements > docs/theory/statements.md"
 PAPER = [
-    *("Lemma 2.1", "Proposition 3.1", "Remark 3.2", "Assumption 3.3", "Proposition 3.4", "Remark 4.1", "Assumption 4.2"),
-    *("Theorem 4.3", "Assumption 5.1", "Theorem 5.2", "Remark 5.3", "Lemma C.1", "Lemma C.2", "Corollary C.3", "Lemma C.4"),
-    *("Assumption C.5", "Lemma C.6", "Lemma C.7", "Assumption C.8", "Lemma C.9", "Lemma D.1", "Lemma D.2", "Lemma E.1"),
+    *(
+        "Lemma 2.1",
+        "Proposition 3.1",
+        "Remark 3.2",
+        "Assumption 3.3",
+        "Proposition 3.4",
+        "Remark 4.1",
+        "Assumption 4.2",
+    ),
+    *(
+        "Theorem 4.3",
+        "Assumption 5.1",
+        "Theorem 5.2",
+        "Remark 5.3",
+        "Lemma C.1",
+        "Lemma C.2",
+        "Corollary C.3",
+        "Lemma C.4",
+    ),
+    *(
+        "Assumption C.5",
+        "Lemma C.6",
+        "Lemma C.7",
+        "Assumption C.8",
+        "Lemma C.9",
+        "Lemma D.1",
+        "Lemma D.2",
+        "Lemma E.1",
+    ),
     *("Lemma E.2", "Corollary E.3", "Lemma E.4", "Corollary E.5", "Lemma F.1"),
 ]
 

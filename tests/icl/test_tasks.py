@@ -1,4 +1,6 @@
-"""Tasks draw what they say: moments, shapes, other laws, and what they refuse. Sizes are distinct primes."""
+"""Tasks draw what they say: moments, shapes, other laws, and what they refuse. Sizes are distinct
+primes.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,15 @@ def test_shapes(task: Task, generator: torch.Generator) -> None:
     assert prompts.tokens.shape == (7, 5, 4)
     assert prompts.length == 5
     assert torch.equal(prompts.tokens[..., :3], prompts.x)
-    assert torch.equal(prompts.query_token, torch.cat([prompts.query, torch.zeros(7, 1, dtype=torch.float64)], 1))
+    assert torch.equal(
+        prompts.query_token, torch.cat([prompts.query, torch.zeros(7, 1, dtype=torch.float64)], 1)
+    )
 
 
 def test_moments_of_a_linear_task(generator: torch.Generator) -> None:
-    """Covariance of (x, y) over tasks within 5 standard errors, entry by entry: false alarm below 1e-5."""
+    """Covariance of (x, y) over tasks within 5 standard errors, entry by entry: false alarm below
+    1e-5.
+    """
     W = torch.tensor([[0.5, 0.2], [0.2, 1.0]], dtype=torch.float64)
     task = LinearTask.kms(2, 0.5, task_cov=W, noise=0.3)
     prompts = task.sample(200_000, 1, generator)
@@ -47,7 +53,8 @@ def test_moments_of_a_linear_task(generator: torch.Generator) -> None:
     wanted[2, 2] = torch.sum(task.sigma * W) + 0.3
     error = products.std(dim=0) / 200_000**0.5
     assert bool(((products.mean(dim=0) - wanted).abs() < 5 * error).all())
-    own = (prompts.x[:, 0] @ W * prompts.query).sum(-1)  # E[y y_q | x, x_q], since both labels have one w
+    # E[y y_q | x, x_q], since both labels have one w
+    own = (prompts.x[:, 0] @ W * prompts.query).sum(-1)
     left = prompts.y[:, 0] * prompts.target - own
     assert abs(float((left * own).mean())) < 5 * float((left * own).std() / 200_000**0.5)
     assert float(own.std()) > 0.5
@@ -67,13 +74,17 @@ def test_a_singular_sigma_stays_in_its_range(generator: torch.Generator) -> None
 
 def test_constructors() -> None:
     assert torch.equal(LinearTask.isotropic(2).sigma, torch.eye(2, dtype=torch.float64))
-    assert torch.allclose(LinearTask.kms(3, 0.5).sigma[0], torch.tensor([1.0, 0.5, 0.25], dtype=torch.float64))
+    assert torch.allclose(
+        LinearTask.kms(3, 0.5).sigma[0], torch.tensor([1.0, 0.5, 0.25], dtype=torch.float64)
+    )
     assert torch.allclose(LinearTask.isotropic(5).task_cov, torch.eye(5, dtype=torch.float64) / 5)
     assert LinearTask.isotropic(5).noise == 0.1
 
 
 def test_the_same_generator_gives_the_same_prompts() -> None:
-    one, two = (LinearTask.isotropic(3).sample(2, 5, torch.Generator().manual_seed(1)) for _ in range(2))
+    one, two = (
+        LinearTask.isotropic(3).sample(2, 5, torch.Generator().manual_seed(1)) for _ in range(2)
+    )
     assert torch.equal(one.tokens, two.tokens)
     assert torch.equal(one.target, two.target)
 
@@ -81,7 +92,9 @@ def test_the_same_generator_gives_the_same_prompts() -> None:
 def test_single_index_labels(generator: torch.Generator) -> None:
     """The quadratic link of a standard index has mean 0 and mean square 1; 5 standard errors."""
     task = SingleIndexTask(EYE3, task_cov=EYE3 / 3, noise=0)
-    same = SingleIndexTask(EYE3, link=lambda t: (t * t - 1.0) / 2.0**0.5, task_cov=EYE3 / 3, noise=0)
+    same = SingleIndexTask(
+        EYE3, link=lambda t: (t * t - 1.0) / 2.0**0.5, task_cov=EYE3 / 3, noise=0
+    )
     one, two = (each.sample(50, 3, torch.Generator().manual_seed(4)) for each in (task, same))
     assert torch.equal(one.y, two.y)
     y = task.sample(40_000, 1, generator).y[:, 0]
@@ -93,7 +106,10 @@ def test_single_index_labels(generator: torch.Generator) -> None:
     [
         (
             lambda: LinearTask([[1.0, 2.0], [2.0, 1.0]]),
-            "sigma: expected a positive semi-definite matrix, got an eigenvalue -0.333 times the largest",
+            (
+                "sigma: expected a positive semi-definite matrix, got an eigenvalue -0.333 times"
+                " the largest"
+            ),
         ),
         (lambda: LinearTask([[1.0, 2.0], [0.0, 1.0]]), "symmetric"),
         (lambda: LinearTask([[1.0, float("nan")], [0.0, 1.0]]), "finite"),

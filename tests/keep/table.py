@@ -1,4 +1,6 @@
-"""One table of rules for the tests that hold for all of them: the text, and whether it leaves a number open."""
+"""One table of rules for the tests that hold for all of them: the text, and whether it leaves a
+number open.
+"""
 
 from __future__ import annotations
 

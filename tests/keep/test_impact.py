@@ -17,7 +17,10 @@ def context(sharp: float) -> keep.Context:
     """Queries of two heads below each other, each with a W_O of its own."""
     g = torch.Generator().manual_seed(4)
     q = torch.randn(HEADS * QUERIES, 4, generator=g, dtype=torch.float64)
-    k, v = torch.randn(KEYS, 4, generator=g, dtype=torch.float64), torch.randn(KEYS, WIDTH, generator=g, dtype=torch.float64)
+    k, v = (
+        torch.randn(KEYS, 4, generator=g, dtype=torch.float64),
+        torch.randn(KEYS, WIDTH, generator=g, dtype=torch.float64),
+    )
     made = keep.Context.of(sharp * q, k, v, positions=[8, 9, 10] * HEADS)
     output = torch.randn(HEADS, WIDTH, OUT, generator=g, dtype=torch.float64)
     return replace(made, heads=torch.arange(HEADS).repeat_interleave(QUERIES), output=output)
@@ -39,7 +42,9 @@ def changes(seen: keep.Context) -> torch.Tensor:
 
 
 def test_the_order_is_the_root_mean_square_change_of_the_stream() -> None:
-    """Exact for keys of more than half of a query's weight; for the others pi |W_O c|, which is (1 - pi) of the change."""
+    """Exact for keys of more than half of a query's weight; for the others pi |W_O c|, which is (1
+    - pi) of the change.
+    """
     for sharp in (0.5, 6.0):
         seen = context(sharp)
         exact, pi = changes(seen), seen.attention
@@ -63,6 +68,10 @@ def test_neighbours_count_with_their_mean(pool: int) -> None:
     before, after = (pool - 1) // 2, pool // 2
     wanted = [order[max(0, j - before) : j + after + 1].mean() for j in range(KEYS)]
     torch.testing.assert_close(pooled(order, pool), torch.stack(wanted))
-    torch.testing.assert_close(keep.Heavy(pool=pool).order(context(1.0)), pooled(keep.Heavy().order(context(1.0)), pool))
+    torch.testing.assert_close(
+        keep.Heavy(pool=pool).order(context(1.0)), pooled(keep.Heavy().order(context(1.0)), pool)
+    )
     alone = keep.Impact().order(context(1.0))
-    torch.testing.assert_close(keep.Impact(pool=pool).order(context(1.0)), torch.maximum(alone, pooled(alone, pool)))
+    torch.testing.assert_close(
+        keep.Impact(pool=pool).order(context(1.0)), torch.maximum(alone, pooled(alone, pool))
+    )

@@ -21,7 +21,9 @@ PLACES = (None, [8, 8, 5, 3, 7])
 
 def context(places: list[int] | None = None, seed: int = 0, sharp: float = 3.0) -> keep.Context:
     generator = torch.Generator().manual_seed(seed)
-    q, k, v = (torch.randn(rows, 4, generator=generator, dtype=torch.float64) for rows in (5, KEYS, KEYS))
+    q, k, v = (
+        torch.randn(rows, 4, generator=generator, dtype=torch.float64) for rows in (5, KEYS, KEYS)
+    )
     return keep.Context.of(sharp * q, k, v[:, :3], positions=places)
 
 
@@ -46,7 +48,8 @@ def test_n_keys_are_kept_in_all(text: str, n: int) -> None:
     kept = keep.parse(text).include(context(), n)
     if text.startswith(("topk+random", "vattention")):  # chance comes on top of the n
         assert float(kept.sure.sum(1).double().mean()) == n
-    elif not text.startswith(("bigbird", "window")) or n >= 5:  # their patterns alone keep up to 3 or 4
+    # their patterns alone keep up to 3 or 4
+    elif not text.startswith(("bigbird", "window")) or n >= 5:
         assert float(kept.size.mean()) == pytest.approx(n, abs=1e-9)
     if n == KEYS:
         assert bool((kept.probability == 1).all()) or "neyman" in text  # to rounding
@@ -96,7 +99,9 @@ def test_each_rule_chooses_its_keys() -> None:
 
 
 def test_expected_attention_is_the_gaussian_laplace_transform() -> None:
-    """Against drawn queries: the mean of exp(score) over 10^6 queries of the fitted law; 5 standard errors, 3e-6 for 9 keys."""
+    """Against drawn queries: the mean of exp(score) over 10^6 queries of the fitted law; 5 standard
+    errors, 3e-6 for 9 keys.
+    """
     seen = context(sharp=0.8)
     q = seen.q * seen.scale
     cov = torch.cov(q.T, correction=0) + 0 * torch.eye(4)
@@ -109,12 +114,19 @@ def test_expected_attention_is_the_gaussian_laplace_transform() -> None:
     size = seen.v.norm(dim=1)
     factor = torch.exp(order) / size
     ratio = simulated / factor
-    assert bool(((ratio / ratio.mean() - 1).abs() < 5 * stderr / simulated + 5 * (stderr / simulated).mean()).all())
+    assert bool(
+        (
+            (ratio / ratio.mean() - 1).abs()
+            < 5 * stderr / simulated + 5 * (stderr / simulated).mean()
+        ).all()
+    )
 
 
 @pytest.mark.parametrize("text", ["heavy:3", "heavy:3:last=2", "neyman:3:shared", "expected:3"])
 def test_heads_below_each_other_decide_together(text: str) -> None:
-    """Two query heads of one key-value head, their queries at the same places: one set of keys, from the sums over both."""
+    """Two query heads of one key-value head, their queries at the same places: one set of keys,
+    from the sums over both.
+    """
     places = [4, 6, 8]
     generator = torch.Generator().manual_seed(6)
     k, v = (torch.randn(KEYS, 4, generator=generator, dtype=torch.float64) for _ in range(2))
@@ -129,8 +141,11 @@ def test_heads_below_each_other_decide_together(text: str) -> None:
         mean = sum(one.attention[some].sum(0) for one in each)
         assert set(p[2].nonzero()[:, 0].tolist()) == set(mean.topk(3).indices.tolist())
     if text.startswith("neyman"):
-        lost = [torch.where(one.attention > 0.5, 1 - one.attention, 1.0) for one in each]  # see the heavy key below
-        gains = [one.attention * one.distance / scale for one, scale in zip(each, lost, strict=True)]
+        # see the heavy key below
+        lost = [torch.where(one.attention > 0.5, 1 - one.attention, 1.0) for one in each]
+        gains = [
+            one.attention * one.distance / scale for one, scale in zip(each, lost, strict=True)
+        ]
         gain = sum(one.square().sum(0) for one in gains).sqrt()
         factor = p[2] / gain
         below = p[2] < 1
@@ -172,7 +187,9 @@ def test_neyman_gains_of_a_heavy_key() -> None:
 
 
 def test_neyman_is_the_least_first_order_error() -> None:
-    """No move of chance from one key to another makes sum (1/p - 1) pi^2 |c|^2 smaller, and the chances sum to n."""
+    """No move of chance from one key to another makes sum (1/p - 1) pi^2 |c|^2 smaller, and the
+    chances sum to n.
+    """
     seen = context(sharp=1.0)
     gain = (seen.attention * seen.distance).square()
     p = keep.Neyman(4).include(seen).probability
@@ -193,7 +210,9 @@ def test_neyman_is_the_least_first_order_error() -> None:
 
 
 def test_collisions_of_magicpig() -> None:
-    """Probabilities against drawn hyperplanes: 4000 sets of tables, error below .008; 5 of them, 3e-5 over 45 pairs."""
+    """Probabilities against drawn hyperplanes: 4000 sets of tables, error below .008; 5 of them,
+    3e-5 over 45 pairs.
+    """
     seen = context(sharp=1.0)
     p = keep.MagicPIG(bits=2, tables=4).include(seen).probability
     generator = torch.Generator().manual_seed(1)
@@ -201,7 +220,10 @@ def test_collisions_of_magicpig() -> None:
     k = seen.k - seen.k.mean(0)
     for _ in range(4000):
         planes = torch.randn(4, 2, 4, generator=generator, dtype=torch.float64)
-        ours, theirs = torch.einsum("tbk,mk->tbm", planes, seen.q) > 0, torch.einsum("tbk,nk->tbn", planes, k) > 0
+        ours, theirs = (
+            torch.einsum("tbk,mk->tbm", planes, seen.q) > 0,
+            torch.einsum("tbk,nk->tbn", planes, k) > 0,
+        )
         same = ours[..., None] == theirs[:, :, None]
         hits += (same.all(1).sum(0) >= 2).double()
     assert float((hits / 4000 - p).abs().max()) < 5 * 0.5 / math.sqrt(4000)
@@ -213,7 +235,9 @@ def test_a_share_is_written_with_all_its_digits() -> None:
 
 
 def test_the_adaptive_budget() -> None:
-    """b = (z sigma n / (epsilon D))^2, key by key: 4 of 9 keys are sure, and the budget stays between the base and n."""
+    """b = (z sigma n / (epsilon D))^2, key by key: 4 of 9 keys are sure, and the budget stays
+    between the base and n.
+    """
     seen = context(sharp=1.0)
     rule = keep.VAttention(0.1, 0.2, sinks=1, recent=1, topk=2, base=0.3)
     sure = (keep.Sinks(1) | keep.Recent(1) | keep.TopK(2)).include(seen).sure
@@ -281,22 +305,40 @@ BAD_IN_PYTHON: tuple[tuple[Callable[[], object], str], ...] = (
     (lambda: keep.Window(0), "window: expected a whole number of at least 1, got 0"),
     (lambda: keep.Sinks(True), "sinks: expected a whole number of at least 1, got True"),
     (lambda: keep.TopK(2.0), "topk: expected a whole number of at least 1, got 2.0"),  # type: ignore[arg-type]
-    (lambda: keep.Recent(10).include(context()), "recent: expected at most 9, the number of keys, got 10"),
+    (
+        lambda: keep.Recent(10).include(context()),
+        "recent: expected at most 9, the number of keys, got 10",
+    ),
     (lambda: keep.Random(-0.1), "random: expected a probability above 0 and up to 1, got -0.1"),
-    (lambda: keep.Random(float("nan")), "random: expected a probability above 0 and up to 1, got nan"),
+    (
+        lambda: keep.Random(float("nan")),
+        "random: expected a probability above 0 and up to 1, got nan",
+    ),
     (lambda: keep.Importance([0.5, 1.2]), "importance: expected probabilities from 0 to 1"),
-    (lambda: keep.Importance([0.5]).include(context()), "importance: expected probabilities of shape (9,) or (5, 9), got (1,)"),
+    (
+        lambda: keep.Importance([0.5]).include(context()),
+        "importance: expected probabilities of shape (9,) or (5, 9), got (1,)",
+    ),
     (lambda: keep.parse(str(keep.Importance([0.5]))), "keep: no rule 'importance' in 'importance'"),
     (lambda: keep.Global((-1,)), "global: expected positions from 0 on, got (-1,)"),
-    (lambda: keep.Sinks() | keep.Recent(), "keep: one part at most may leave its number open, got sinks and recent"),
+    (
+        lambda: keep.Sinks() | keep.Recent(),
+        "keep: one part at most may leave its number open, got sinks and recent",
+    ),
     (lambda: keep.Random(0.1) | keep.MagicPIG(), "either all reweight or none"),
-    (lambda: keep.Sinks(2) | keep.LowRank(3), "keep: lowrank:3 mixes all keys and joins no other part"),
+    (
+        lambda: keep.Sinks(2) | keep.LowRank(3),
+        "keep: lowrank:3 mixes all keys and joins no other part",
+    ),
     (lambda: keep.LowRank(3).include(context()), "lowrank: it mixes all keys and keeps none"),
     (
         lambda: exact_pool_curve(context().q, context().k, context().v, keep=keep.LowRank(10)),
         "lowrank: expected ranks of at most 9",
     ),
-    (lambda: keep.VAttention(delta=0.7, topk=3), "adaptive, delta: expected a number above 0 and below 0.5, got 0.7"),
+    (
+        lambda: keep.VAttention(delta=0.7, topk=3),
+        "adaptive, delta: expected a number above 0 and below 0.5, got 0.7",
+    ),
 )
 
 
@@ -310,7 +352,9 @@ def test_bad_rules_in_python(make: Callable[[], object], message: str) -> None:
 
 
 def test_every_rule_with_a_name_is_in_the_table() -> None:
-    """And so is enumerated in tests/convergence/integral/test_inclusion.py; lowrank keeps no keys."""
+    """And so is enumerated in tests/convergence/integral/test_inclusion.py; lowrank keeps no
+    keys.
+    """
     written = {piece.split(":")[0] for text, _ in RULES for piece in text.split("+")}
     assert written == set(keep.rules()) - {"lowrank"}
 
@@ -334,7 +378,8 @@ def test_a_mask_and_the_models_own_scores_take_the_place_of_positions_and_produc
     seen = dataclasses.replace(keep.Context.of(q, k, v, positions=[1, 4]), mask=mask, logits=logits)
     assert torch.equal(seen.attention, torch.softmax(logits.masked_fill(~mask, -torch.inf), 1))
     near = keep.Recent(3).include(seen).probability
-    assert near.tolist() == [[1, 1, 1, 0, 0, 0], [0, 0, 1, 1, 1, 0]]  # nearest to 1 and to 4, of what is seen
+    # nearest to 1 and to 4, of what is seen
+    assert near.tolist() == [[1, 1, 1, 0, 0, 0], [0, 0, 1, 1, 1, 0]]
     second = seen.take(torch.tensor([1]))
     assert torch.equal(second.scores, seen.scores[1:])
     with pytest.raises(ValueError, match="keeps 3 keys surely; expected at least as many, got 2"):

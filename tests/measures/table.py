@@ -12,7 +12,9 @@ from tests.measures.triangular import Triangular
 
 
 def _tokens(rows: int, dim: int, seed: int) -> torch.Tensor:
-    return torch.randn(rows, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(
+        rows, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def _singular() -> torch.Tensor:
@@ -28,7 +30,9 @@ class Law:
 
 
 LAWS = [
-    Law("gaussian", lambda: es.Gaussian(_tokens(3, 3, 0).T @ _tokens(3, 3, 0), _tokens(1, 3, 2)[0])),
+    Law(
+        "gaussian", lambda: es.Gaussian(_tokens(3, 3, 0).T @ _tokens(3, 3, 0), _tokens(1, 3, 2)[0])
+    ),
     Law("gaussian-singular", lambda: es.Gaussian(_singular(), 0.5 * _tokens(1, 5, 3)[0])),
     Law("sphere", lambda: es.Sphere(7, 1.7)),
     Law("sphere-circle", lambda: es.Sphere(2, 0.6)),
@@ -40,11 +44,20 @@ LAWS = [
     Law("laplace", lambda: es.Laplace(3, 0.5), tilt=0.5),
     Law("triangular-outside", lambda: Triangular(2, 1.7)),
     Law("pool", lambda: es.Pool(_tokens(41, 3, 4))),
-    Law("pool-weighted", lambda: es.Pool(_tokens(11, 2, 5), torch.arange(11.0, dtype=torch.float64))),
-    Law("mixture", lambda: es.Mixture([0.3, 0.7], [es.Gaussian(torch.eye(2).double(), [2.0, -1.0]), es.Sphere(2)])),
+    Law(
+        "pool-weighted", lambda: es.Pool(_tokens(11, 2, 5), torch.arange(11.0, dtype=torch.float64))
+    ),
+    Law(
+        "mixture",
+        lambda: es.Mixture(
+            [0.3, 0.7], [es.Gaussian(torch.eye(2).double(), [2.0, -1.0]), es.Sphere(2)]
+        ),
+    ),
     Law(
         "mixture-nested",
-        lambda: es.Mixture([1, 3], [es.Mixture([0.5, 0.5], [es.Cube(3), es.Ball(3, 2.0)]), es.Laplace(3, 0.4)]),
+        lambda: es.Mixture(
+            [1, 3], [es.Mixture([0.5, 0.5], [es.Cube(3), es.Ball(3, 2.0)]), es.Laplace(3, 0.4)]
+        ),
         tilt=0.6,
     ),
 ]

@@ -21,7 +21,9 @@ def law(request: pytest.FixtureRequest) -> Law:
 
 def tilts(law: Law, measure: es.Measure) -> torch.Tensor:
     generator = torch.Generator().manual_seed(11)
-    rows = (2 * torch.rand(ROWS, measure.dim, dtype=torch.float64, generator=generator) - 1) * law.tilt
+    rows = (
+        2 * torch.rand(ROWS, measure.dim, dtype=torch.float64, generator=generator) - 1
+    ) * law.tilt
     rows[0] = 0.0  # the untilted law is the corner where norms are not differentiable
     return rows
 
@@ -40,14 +42,18 @@ def test_tilted_mean_is_the_difference_quotient_of_log_laplace(law: Law) -> None
     for i in range(measure.dim):
         shift = torch.zeros(measure.dim, dtype=torch.float64)
         shift[i] = step
-        quotient = (measure.log_laplace(theta + shift) - measure.log_laplace(theta - shift)) / (2 * step)
+        quotient = (measure.log_laplace(theta + shift) - measure.log_laplace(theta - shift)) / (
+            2 * step
+        )
         torch.testing.assert_close(measure.tilted_mean(theta)[:, i], quotient, rtol=1e-6, atol=1e-7)
 
 
 def test_tilted_cov_is_the_hessian_of_log_laplace(law: Law) -> None:
     measure = law.make()
     theta = tilts(law, measure)
-    hessian = torch.stack([torch.autograd.functional.hessian(measure.log_laplace, row) for row in theta])
+    hessian = torch.stack(
+        [torch.autograd.functional.hessian(measure.log_laplace, row) for row in theta]
+    )
     torch.testing.assert_close(measure.tilted_cov(theta), hessian, rtol=1e-8, atol=1e-9)
 
 
@@ -57,12 +63,18 @@ def test_tilted_cov_is_the_difference_quotient_of_tilted_mean(law: Law) -> None:
     for i in range(measure.dim):
         shift = torch.zeros(measure.dim, dtype=torch.float64)
         shift[i] = step
-        quotient = (measure.tilted_mean(theta + shift) - measure.tilted_mean(theta - shift)) / (2 * step)
-        torch.testing.assert_close(measure.tilted_cov(theta)[:, :, i], quotient, rtol=1e-6, atol=1e-7)
+        quotient = (measure.tilted_mean(theta + shift) - measure.tilted_mean(theta - shift)) / (
+            2 * step
+        )
+        torch.testing.assert_close(
+            measure.tilted_cov(theta)[:, :, i], quotient, rtol=1e-6, atol=1e-7
+        )
 
 
 def test_samples_have_the_stated_mean_and_covariance(law: Law) -> None:
-    """Within 4 standard errors per entry; at most 30 entries a law, so a false alarm has chance below 0.002 a law."""
+    """Within 4 standard errors per entry; at most 30 entries a law, so a false alarm has chance
+    below 0.002 a law.
+    """
     measure = law.make()
     tokens = measure.sample(SAMPLES, torch.Generator().manual_seed(5))
     centred = tokens - measure.mean
@@ -75,7 +87,10 @@ def test_log_laplace_agrees_with_samples(law: Law) -> None:
     measure = law.make()
     theta = 0.4 * tilts(law, measure)[1:]
     tokens = measure.sample(SAMPLES, torch.Generator().manual_seed(6))
-    within(torch.exp(tokens @ theta.T - measure.log_laplace(theta)), torch.ones(ROWS - 1, dtype=torch.float64))
+    within(
+        torch.exp(tokens @ theta.T - measure.log_laplace(theta)),
+        torch.ones(ROWS - 1, dtype=torch.float64),
+    )
 
 
 def within(samples: torch.Tensor, expected: torch.Tensor, errors: float = 4.0) -> None:
@@ -95,7 +110,9 @@ def test_batches_of_any_shape_and_the_dtype_of_theta(law: Law) -> None:
     torch.testing.assert_close(single, measure.tilted_mean(theta)[0, 0])
     low = measure.tilted_mean(theta.float())
     assert low.dtype == torch.float32
-    torch.testing.assert_close(low.double(), measure.tilted_mean(theta.float().double()), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        low.double(), measure.tilted_mean(theta.float().double()), rtol=1e-6, atol=1e-6
+    )
 
 
 def test_samples_depend_on_the_generator_alone(law: Law) -> None:
@@ -130,21 +147,31 @@ def test_bad_sample_size_is_refused(law: Law, n: object) -> None:
         law.make().sample(n, torch.Generator())
 
 
-BOUNDED = [law for law in LAWS if not any(word in law.name for word in ("gaussian", "laplace", "mixture"))]
+BOUNDED = [
+    law for law in LAWS if not any(word in law.name for word in ("gaussian", "laplace", "mixture"))
+]
 
 
 @pytest.mark.parametrize("law", BOUNDED, ids=lambda law: law.name)
 def test_extreme_is_the_tilted_mean_of_an_endless_tilt(law: Law) -> None:
     measure = law.make()
     theta = tilts(law, measure)[1:]
-    torch.testing.assert_close(measure.extreme(theta), measure.tilted_mean(1e9 * theta), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        measure.extreme(theta), measure.tilted_mean(1e9 * theta), rtol=1e-6, atol=1e-6
+    )
 
 
 def test_extreme_of_unbounded_and_mixed_laws() -> None:
-    for measure in (es.Gaussian([[1.0]]), es.Laplace(2), es.Mixture([1, 1], [es.Sphere(2), es.Gaussian(torch.eye(2))])):
+    for measure in (
+        es.Gaussian([[1.0]]),
+        es.Laplace(2),
+        es.Mixture([1, 1], [es.Sphere(2), es.Gaussian(torch.eye(2))]),
+    ):
         with pytest.raises(ValueError, match="unbounded"):
             measure.extreme(torch.full((1, measure.dim), 0.1))
     mixed = es.Mixture([1, 1], [es.Sphere(2), es.Sphere(2, 3.0)])
-    torch.testing.assert_close(mixed.extreme([[0.0, 2.0]]), torch.tensor([[0.0, 3.0]], dtype=torch.float64))
+    torch.testing.assert_close(
+        mixed.extreme([[0.0, 2.0]]), torch.tensor([[0.0, 3.0]], dtype=torch.float64)
+    )
     with pytest.raises(ValueError, match="same largest score"):
         es.Mixture([1, 1], [es.Sphere(2), es.Ball(2)]).extreme([[0.0, 2.0]])

@@ -27,7 +27,9 @@ def test_bad_covariance(cov: object, word: str) -> None:
 
 
 def test_gaussian_from_a_sample_covariance_in_float32() -> None:
-    """Rounding makes the smallest eigenvalues of a singular float32 covariance negative; that is not an error."""
+    """Rounding makes the smallest eigenvalues of a singular float32 covariance negative; that is
+    not an error.
+    """
     tokens = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
     measure = es.Gaussian(torch.cov(tokens.T))
     assert measure.mean.dtype == measure.sample(3, torch.Generator()).dtype == torch.float32
@@ -75,12 +77,18 @@ def test_laplace_says_where_its_limit_exists() -> None:
 
 def test_pool_of_one_token_is_a_point() -> None:
     pool = es.Pool(torch.tensor([[2.0, -1.0, 0.5]]))
-    torch.testing.assert_close(pool.tilted_mean(EYE), torch.tensor([2.0, -1.0, 0.5]).double().expand(3, 3))
+    torch.testing.assert_close(
+        pool.tilted_mean(EYE), torch.tensor([2.0, -1.0, 0.5]).double().expand(3, 3)
+    )
     assert float(pool.tilted_cov(EYE).abs().max()) == 0.0
 
 
-def test_pool_tilted_mean_is_softmax_attention_for_any_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens = 3 * torch.randn(101, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+def test_pool_tilted_mean_is_softmax_attention_for_any_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokens = 3 * torch.randn(
+        101, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     theta = torch.randn(7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     expected = (theta @ tokens.T).softmax(-1) @ tokens
     torch.testing.assert_close(es.Pool(tokens).tilted_mean(theta), expected, rtol=1e-13, atol=1e-13)
@@ -102,16 +110,24 @@ def test_zero_weight_tokens_do_not_count() -> None:
 
 
 def test_known_special_cases() -> None:
-    """Circle of one dimension is Rademacher; the ball on a line is the cube; a mixture of one law is that law."""
+    """Circle of one dimension is Rademacher; the ball on a line is the cube; a mixture of one law
+    is that law.
+    """
     theta = torch.linspace(-3, 3, 13, dtype=torch.float64)[:, None]
     for same, other in (
         (es.Sphere(1, 1.7), es.Rademacher(1, 1.7)),
         (es.Ball(1, 0.4), es.Cube(1, 0.4)),
         (es.Mixture([2.0], [es.Cube(1)]), es.Cube(1)),
     ):
-        torch.testing.assert_close(same.log_laplace(theta), other.log_laplace(theta), rtol=1e-12, atol=1e-14)
-        torch.testing.assert_close(same.tilted_mean(theta), other.tilted_mean(theta), rtol=1e-12, atol=1e-14)
-        torch.testing.assert_close(same.tilted_cov(theta), other.tilted_cov(theta), rtol=1e-10, atol=1e-14)
+        torch.testing.assert_close(
+            same.log_laplace(theta), other.log_laplace(theta), rtol=1e-12, atol=1e-14
+        )
+        torch.testing.assert_close(
+            same.tilted_mean(theta), other.tilted_mean(theta), rtol=1e-12, atol=1e-14
+        )
+        torch.testing.assert_close(
+            same.tilted_cov(theta), other.tilted_cov(theta), rtol=1e-10, atol=1e-14
+        )
 
 
 def test_reach() -> None:

@@ -1,4 +1,6 @@
-"""A law from outside, in one file (``triangular.py``) and one row of the table, gets all that the laws of the package get."""
+"""A law from outside, in one file (``triangular.py``) and one row of the table, gets all that the
+laws of the package get.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,12 @@ def density(y: float) -> float:
 def limit_by_quadrature() -> float:
     top, bottom = (
         scipy.integrate.quad(
-            lambda y, p=power: y**p * np.exp(TILT * y) * density(y), -WIDTH, WIDTH, points=[0.0], epsabs=1e-12, epsrel=1e-12
+            lambda y, p=power: y**p * np.exp(TILT * y) * density(y),
+            -WIDTH,
+            WIDTH,
+            points=[0.0],
+            epsabs=1e-12,
+            epsrel=1e-12,
         )[0]
         for power in (1, 0)
     )
@@ -34,11 +41,15 @@ def limit_by_quadrature() -> float:
 
 
 def test_its_limit() -> None:
-    assert float(es.limit(HEAD, Triangular(1, WIDTH))([[1.0]])) == pytest.approx(limit_by_quadrature(), rel=1e-10)
+    assert float(es.limit(HEAD, Triangular(1, WIDTH))([[1.0]])) == pytest.approx(
+        limit_by_quadrature(), rel=1e-10
+    )
 
 
 def test_its_exact_curve_at_one_and_two_tokens() -> None:
-    """E|Gamma_n - Gamma|^2 as an integral over the tokens themselves, and many tokens against the delta method."""
+    """E|Gamma_n - Gamma|^2 as an integral over the tokens themselves, and many tokens against the
+    delta method.
+    """
     limit = limit_by_quadrature()
 
     def two(y: float, z: float) -> float:
@@ -47,19 +58,27 @@ def test_its_exact_curve_at_one_and_two_tokens() -> None:
 
     corners = [(low, low + WIDTH) for low in (-WIDTH, 0.0)]
     squared = sum(
-        scipy.integrate.dblquad(two, *first, *second, epsabs=1e-10, epsrel=1e-10)[0] for first in corners for second in corners
+        scipy.integrate.dblquad(two, *first, *second, epsabs=1e-10, epsrel=1e-10)[0]
+        for first in corners
+        for second in corners
     )
     curve = es.exact_curve(HEAD, Triangular(1, WIDTH), [[1.0]], [1, 2, 10**9])
     assert curve.kind == "exact"
     assert curve.rms[0] ** 2 == pytest.approx(WIDTH**2 / 6 + limit**2, rel=1e-9)
     assert curve.rms[1] ** 2 == pytest.approx(squared, rel=1e-8)
-    assert curve.rms[2] ** 2 * 1e9 == pytest.approx(float(es.delta_covariance(HEAD, Triangular(1, WIDTH), [[1.0]])), rel=1e-6)
+    assert curve.rms[2] ** 2 * 1e9 == pytest.approx(
+        float(es.delta_covariance(HEAD, Triangular(1, WIDTH), [[1.0]])), rel=1e-6
+    )
 
 
 def test_its_bounds_are_proved_and_hold() -> None:
     found = {p.name: p for p in es.predictions(HEAD, Triangular(1, WIDTH), radius=1.0)}
     error = es.exact_curve(HEAD, Triangular(1, WIDTH), [[1.0]], n := [1, 10, 10**4, 10**8]).rms
-    at_a_query = [p for p in found.values() if p.status == "proved" and p.quantity == "mean square error at one query"]
+    at_a_query = [
+        p
+        for p in found.values()
+        if p.status == "proved" and p.quantity == "mean square error at one query"
+    ]
     assert {p.name for p in at_a_query} == {"s-c4-mended", "s-c4-sharpened", "delta-bound"}
     for prediction in at_a_query:
         assert prediction.applies
@@ -75,10 +94,15 @@ def test_without_a_parameter_nothing_is_called_proved() -> None:
             return None
 
     for prediction in es.predictions(HEAD, Unknown(1, WIDTH), radius=1.0):
-        free = prediction.name in ("delta-bound", "keep-random", "keep-neyman", "uniform-chaining")  # these need no parameter
+        # these need no parameter
+        free = prediction.name in ("delta-bound", "keep-random", "keep-neyman", "uniform-chaining")
         if prediction.status.startswith("proved") and not free:
             assert not prediction.applies, prediction.name
-            assert prediction.exponent is None or prediction.name not in ("b-moments", "s-16-mended", "s-prop31")
+            assert prediction.exponent is None or prediction.name not in (
+                "b-moments",
+                "s-16-mended",
+                "s-prop31",
+            )
 
 
 def test_it_runs_from_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +129,9 @@ def test_it_mixes_with_others() -> None:
 
 
 class Exponential(Measure):
-    """Independent coordinates of density exp(-y), y > 0: the four methods alone. K = -sum log(1 - theta), finite below 1."""
+    """Independent coordinates of density exp(-y), y > 0: the four methods alone. K = -sum log(1 -
+    theta), finite below 1.
+    """
 
     def _log_laplace(self, rows: torch.Tensor) -> torch.Tensor:
         return -torch.log1p(-rows).sum(1)
@@ -122,20 +148,27 @@ class Exponential(Measure):
 
 def test_a_tilt_outside_the_domain_is_refused_though_the_formula_gives_a_number() -> None:
     law, head = Exponential(2), es.Head([[0.3, 0.0], [0.0, 0.3]], [[1.0, 0.0], [0.0, 1.0]])
-    with pytest.raises(ValueError, match=r"theta: E exp<theta, y> is infinite .* at 1 of 2 tilts, the first \(1.5, 0.3\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"theta: E exp<theta, y> is infinite .* at 1 of 2 tilts, the first \(1.5, 0.3\)",
+    ):
         es.limit(head, law)([[5.0, 1.0], [0.1, 0.2]])
     with pytest.raises(ValueError, match="Exponential has no limit there"):
         es.exact_curve(head, law, [[5.0, 1.0]], [10])
 
 
 def test_the_fourth_moment_comes_from_the_tilted_covariance() -> None:
-    """Of centred exponentials E w^4 = 9 and E w^2 = 1; of a law whose covariance has no graph nothing is claimed."""
+    """Of centred exponentials E w^4 = 9 and E w^2 = 1; of a law whose covariance has no graph
+    nothing is claimed.
+    """
     law = Exponential(2)
     assert law.value_fourth_moment(torch.eye(2)) == pytest.approx(9 + 9 + 2, rel=1e-12)
     V = torch.tensor([[1.0, 2.0], [0.0, -1.0], [0.5, 0.0]], dtype=torch.float64)
     w = (law.sample(400_000, torch.Generator().manual_seed(0)) - 1.0) @ V.T
     sizes = w.square().sum(1).square()
-    assert law.value_fourth_moment(V) == pytest.approx(float(sizes.mean()), abs=4 * float(sizes.std()) / 400_000**0.5)
+    assert law.value_fourth_moment(V) == pytest.approx(
+        float(sizes.mean()), abs=4 * float(sizes.std()) / 400_000**0.5
+    )
     assert super(Triangular, Triangular(2, WIDTH))._value_fourth_moment(V) is not None
 
     class Numbers(Exponential):
@@ -152,14 +185,21 @@ def test_the_fourth_moment_comes_from_the_tilted_covariance() -> None:
 
 
 def test_four_methods_have_a_proved_bound_and_a_curve_with_its_own_error() -> None:
-    """The pool's standard error against the spread over 12 seeds, within a factor 2.5 (false alarms below 1 %)."""
+    """The pool's standard error against the spread over 12 seeds, within a factor 2.5 (false alarms
+    below 1 %).
+    """
     law, head = Exponential(1), es.Head([[0.4]], [[1.0]])
     found = [p for p in es.predictions(head, law, radius=0.5) if p.applies]
     assert {"delta-bound", "keep-random", "keep-neyman"} <= {p.name for p in found}
-    curves = [es.exact_curve(head, law, [[0.5]], n := [10, 1000], pool_size=4096, seed=seed) for seed in range(12)]
+    curves = [
+        es.exact_curve(head, law, [[0.5]], n := [10, 1000], pool_size=4096, seed=seed)
+        for seed in range(12)
+    ]
     assert {curve.kind for curve in curves} == {"pool"}
     spread = np.std([curve.rms for curve in curves], axis=0, ddof=1)
-    told = np.sqrt(np.mean([curve.pool_stderr**2 for curve in curves if curve.pool_stderr is not None], axis=0))
+    told = np.sqrt(
+        np.mean([curve.pool_stderr**2 for curve in curves if curve.pool_stderr is not None], axis=0)
+    )
     assert (told / spread < 2.5).all()
     assert (spread / told < 2.5).all()
     bound = next(p for p in found if p.name == "delta-bound")

@@ -14,7 +14,9 @@ RADII = [0.0, 1e-12, 1e-5, 0.3, 1.0, 7.0, 50.0, 1e3, 1e5, 1e9, 1e12]
 
 
 def reference(v: mpmath.mpf, r: mpmath.mpf) -> tuple[mpmath.mpf, mpmath.mpf, mpmath.mpf]:
-    """K, B / r and B' with 60 digits: power series and continued fraction for small r, see ``log_bessel`` for large r."""
+    """K, B / r and B' with 60 digits: power series and continued fraction for small r, see
+    ``log_bessel`` for large r.
+    """
     if r == 0:
         return mpmath.mpf(0), 1 / (2 * v), 1 / (2 * v)
     if r < 2000:
@@ -33,7 +35,9 @@ def reference(v: mpmath.mpf, r: mpmath.mpf) -> tuple[mpmath.mpf, mpmath.mpf, mpm
 
 
 def log_bessel(order: mpmath.mpf, r: mpmath.mpf) -> mpmath.mpf:
-    """log I_order(r): Hankel's series in 1/r where it ends below 1e-60, else Poisson's integral by a fine trapezoid rule."""
+    """log I_order(r): Hankel's series in 1/r where it ends below 1e-60, else Poisson's integral by
+    a fine trapezoid rule.
+    """
     if r > 30 * (1 + order * order):
         total, term, k = mpmath.mpf(1), mpmath.mpf(1), 0
         while abs(term) > mpmath.mpf(10) ** -60 and k < 400:
@@ -41,17 +45,25 @@ def log_bessel(order: mpmath.mpf, r: mpmath.mpf) -> mpmath.mpf:
             term *= -(4 * order * order - (2 * k - 1) ** 2) / (8 * k * r)
             total += term
         return r - mpmath.log(2 * mpmath.pi * r) / 2 + mpmath.log(total)
-    # with cos t = tanh x the integrand exp(r cos t) sin^(2 order) t dt becomes smooth on the whole line
+    # with cos t = tanh x the integrand exp(r cos t) sin^(2 order) t dt becomes smooth on the whole
+    # line
     centre = mpmath.log(r / (order + mpmath.sqrt(order * order + r * r)))
 
     def exponent(x: mpmath.mpf) -> mpmath.mpf:
         return r * mpmath.tanh(x) - (2 * order + 1) * mpmath.log(mpmath.cosh(x))
 
-    peak = mpmath.findroot(lambda x: r * mpmath.sech(x) ** 2 - (2 * order + 1) * mpmath.tanh(x), -centre / 2 + 0.1)
-    width = 1 / mpmath.sqrt(2 * r * mpmath.tanh(peak) * mpmath.sech(peak) ** 2 + (2 * order + 1) * mpmath.sech(peak) ** 2)
+    peak = mpmath.findroot(
+        lambda x: r * mpmath.sech(x) ** 2 - (2 * order + 1) * mpmath.tanh(x), -centre / 2 + 0.1
+    )
+    width = 1 / mpmath.sqrt(
+        2 * r * mpmath.tanh(peak) * mpmath.sech(peak) ** 2
+        + (2 * order + 1) * mpmath.sech(peak) ** 2
+    )
     top = exponent(peak)
     step = width / 8
-    total = mpmath.fsum(mpmath.exp(exponent(peak + j * step) - top) for j in range(-140, 141)) * step
+    total = (
+        mpmath.fsum(mpmath.exp(exponent(peak + j * step) - top) for j in range(-140, 141)) * step
+    )
     norm = mpmath.loggamma(order + mpmath.mpf(1) / 2) + mpmath.log(mpmath.pi) / 2
     return order * mpmath.log(r / 2) - norm + top + mpmath.log(total)
 
@@ -77,7 +89,8 @@ def test_against_mpmath(dim: int, law: str) -> None:
             ours = radial(order, torch.tensor(r, dtype=torch.float64) ** 2)
             expected = reference(mpmath.mpf(order), mpmath.mpf(r))
             for got, want in zip((ours.log, ours.ratio, ours.curvature), expected, strict=True):
-                if abs(want) < mpmath.mpf(10) ** -300:  # cosh^-2 underflows for d = 1, and 0 has no relative error
+                # cosh^-2 underflows for d = 1, and 0 has no relative error
+                if abs(want) < mpmath.mpf(10) ** -300:
                     assert abs(got.item()) < 1e-300
                 else:
                     assert abs(mpmath.mpf(got.item()) / want - 1) < 1e-10, (dim, law, r)
@@ -85,9 +98,9 @@ def test_against_mpmath(dim: int, law: str) -> None:
 
 def test_existing_failures_do_not_happen() -> None:
     """A direct Bessel quotient gives 0 at these places."""
-    assert es.Sphere(384).tilted_mean(torch.nn.functional.pad(torch.ones(1, 1), (0, 383)).double())[0, 0] == pytest.approx(
-        0.0026, abs=5e-6
-    )
+    assert es.Sphere(384).tilted_mean(torch.nn.functional.pad(torch.ones(1, 1), (0, 383)).double())[
+        0, 0
+    ] == pytest.approx(0.0026, abs=5e-6)
     theta = torch.zeros(768, dtype=torch.float64)
     theta[3] = 50.0
     assert es.Sphere(768).tilted_mean(theta)[3] == pytest.approx(0.065, abs=5e-4)
@@ -99,6 +112,10 @@ def test_cov_trace_identities() -> None:
     """On the sphere |y| = R, so tr Cov = R^2 - |mean|^2 for every tilt."""
     for dim, radius in ((2, 0.5), (17, 3.0), (384, 20.0)):
         measure = es.Sphere(dim, radius)
-        theta = torch.randn(4, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(dim))
+        theta = torch.randn(
+            4, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(dim)
+        )
         trace = measure.tilted_cov(theta).diagonal(dim1=-2, dim2=-1).sum(-1)
-        torch.testing.assert_close(trace, radius**2 - (measure.tilted_mean(theta) ** 2).sum(-1), rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(
+            trace, radius**2 - (measure.tilted_mean(theta) ** 2).sum(-1), rtol=1e-11, atol=1e-11
+        )

@@ -1,4 +1,6 @@
-"""Transforms and moments of every law at every size float64 has: right against mpmath, or refused."""
+"""Transforms and moments of every law at every size float64 has: right against mpmath, or
+refused.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ def rotational(v: float, radius: float, theta: Sequence[float]) -> Exact:
     log, ratio, curvature = radial_reference(mpmath.mpf(v), radius * size)
     square, d = mpmath.mpf(radius) ** 2, len(theta)
     u = [t / size if size else mpmath.mpf(0) for t in theta]
-    cov = [[square * (ratio * ((i == j) - u[i] * u[j]) + curvature * u[i] * u[j]) for j in range(d)] for i in range(d)]
+    cov = [
+        [square * (ratio * ((i == j) - u[i] * u[j]) + curvature * u[i] * u[j]) for j in range(d)]
+        for i in range(d)
+    ]
     return log, [square * ratio * t for t in theta], cov
 
 
@@ -66,14 +71,19 @@ def gaussian(cov: list[list[float]], mean: list[float], theta: Sequence[float]) 
 def mixture(weights: Sequence[Any], parts: list[Exact]) -> Exact:
     total = mpmath.fsum(mpmath.mpf(w) for w in weights)
     top = max(p[0] for p in parts)
-    tilted = [mpmath.mpf(w) / total * mpmath.exp(p[0] - top) for w, p in zip(weights, parts, strict=True)]
+    tilted = [
+        mpmath.mpf(w) / total * mpmath.exp(p[0] - top) for w, p in zip(weights, parts, strict=True)
+    ]
     mass = mpmath.fsum(tilted)
     share = [w / mass for w in tilted]
     d = len(parts[0][1])
     mean = [mpmath.fsum(w * p[1][i] for w, p in zip(share, parts, strict=True)) for i in range(d)]
     cov = [
         [
-            mpmath.fsum(w * (p[2][i][j] + (p[1][i] - mean[i]) * (p[1][j] - mean[j])) for w, p in zip(share, parts, strict=True))
+            mpmath.fsum(
+                w * (p[2][i][j] + (p[1][i] - mean[i]) * (p[1][j] - mean[j]))
+                for w, p in zip(share, parts, strict=True)
+            )
             for j in range(d)
         ]
         for i in range(d)
@@ -87,21 +97,32 @@ def point(y: Sequence[float], theta: Sequence[float]) -> Exact:
     return score, [mpmath.mpf(a) for a in y], [[mpmath.mpf(0)] * d for _ in range(d)]
 
 
-def pool(points: list[list[float]], weights: list[float]) -> tuple[es.Measure, Callable[[Sequence[float]], Exact]]:
+def pool(
+    points: list[list[float]], weights: list[float]
+) -> tuple[es.Measure, Callable[[Sequence[float]], Exact]]:
     return es.Pool(points, weights), lambda t: mixture(weights, [point(y, t) for y in points])
 
 
-def gaussian_law(cov: list[list[float]], mean: list[float]) -> tuple[es.Measure, Callable[[Sequence[float]], Exact]]:
+def gaussian_law(
+    cov: list[list[float]], mean: list[float]
+) -> tuple[es.Measure, Callable[[Sequence[float]], Exact]]:
     return es.Gaussian(cov, mean), lambda t: gaussian(cov, mean, t)
 
 
 def two_gaussians(s: float) -> tuple[es.Measure, Callable[[Sequence[float]], Exact]]:
-    """Means s and -s apart by far more than the deviations, which are those of sizes s / 10 and s / 1000."""
+    """Means s and -s apart by far more than the deviations, which are those of sizes s / 10 and s /
+    1000.
+    """
     root = min(s, 1e150)
-    covs = [[[0.01 * root * root, 0.0], [0.0, 0.01 * root * root]], [[1e-6 * root * root, 0.0], [0.0, 0.0]]]
+    covs = [
+        [[0.01 * root * root, 0.0], [0.0, 0.01 * root * root]],
+        [[1e-6 * root * root, 0.0], [0.0, 0.0]],
+    ]
     means = [[s, 0.0], [-s, 0.5 * s]]
     law = es.Mixture([1e-3, 1.0], [es.Gaussian(c, m) for c, m in zip(covs, means, strict=True)])
-    return law, lambda t: mixture([1e-3, 1.0], [gaussian(c, m, t) for c, m in zip(covs, means, strict=True)])
+    return law, lambda t: mixture(
+        [1e-3, 1.0], [gaussian(c, m, t) for c, m in zip(covs, means, strict=True)]
+    )
 
 
 LAWS: dict[str, Callable[[float], tuple[es.Measure, Callable[[Sequence[float]], Exact]]]] = {
@@ -127,7 +148,9 @@ def flat(value: Any) -> list[Any]:
 
 
 def check(answer: Callable[[], torch.Tensor], exact: Any, where: object) -> bool:
-    """The answer to 1e-9 of its largest entry, or a refusal where the exact one is beyond float64. True when answered."""
+    """The answer to 1e-9 of its largest entry, or a refusal where the exact one is beyond float64.
+    True when answered.
+    """
     expected = flat(exact)
     largest = max(abs(x) for x in expected)
     try:
@@ -138,7 +161,11 @@ def check(answer: Callable[[], torch.Tensor], exact: Any, where: object) -> bool
     else:
         for a, b in zip(got, expected, strict=True):
             assert math.isfinite(a), where
-            assert abs(a - b) <= mpmath.mpf(10) ** -9 * largest + mpmath.mpf(10) ** -300, (where, got, expected)
+            assert abs(a - b) <= mpmath.mpf(10) ** -9 * largest + mpmath.mpf(10) ** -300, (
+                where,
+                got,
+                expected,
+            )
         return True
     assert not held, (where, text, expected)
     assert "leave the range" in text, text
@@ -160,11 +187,17 @@ def test_transform_and_moments_of_every_size(name: str, size: float) -> None:
             log, mean, cov = exact(theta)
             # a mixture's moments need its tilted weights, and those need K
             needs_log = law.__class__ in (es.Mixture, es.Pool) and abs(log) >= LARGEST
-            answered += check(lambda theta=theta: law.log_laplace(theta), log, (name, size, tilt, "K"))  # type: ignore[misc]
+            answered += check(
+                lambda theta=theta: law.log_laplace(theta), log, (name, size, tilt, "K")
+            )  # type: ignore[misc]
             if needs_log or not all(math.isfinite(t) for t in theta):
                 continue
-            answered += check(lambda theta=theta: law.tilted_mean(theta), mean, (name, size, tilt, "mean"))  # type: ignore[misc]
-            answered += check(lambda theta=theta: law.tilted_cov(theta), cov, (name, size, tilt, "cov"))  # type: ignore[misc]
+            answered += check(
+                lambda theta=theta: law.tilted_mean(theta), mean, (name, size, tilt, "mean")
+            )  # type: ignore[misc]
+            answered += check(
+                lambda theta=theta: law.tilted_cov(theta), cov, (name, size, tilt, "cov")
+            )  # type: ignore[misc]
         check(lambda: law.mean, exact([0.0, 0.0])[1], (name, size, "mean"))
         check(lambda: law.cov, exact([0.0, 0.0])[2], (name, size, "cov"))
     assert answered > 5
@@ -187,7 +220,12 @@ def test_rotational_laws_of_one_and_many_dimensions(dim: int, ball: bool, radius
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in LAWS if name not in ("laplace", "mixture-far", "mixture-mixed") and "gauss" not in name]
+    "name",
+    [
+        name
+        for name in LAWS
+        if name not in ("laplace", "mixture-far", "mixture-mixed") and "gauss" not in name
+    ],
 )
 def test_extremes_do_not_depend_on_the_size_of_the_tilt(name: str) -> None:
     for size in SIZES:
@@ -201,7 +239,9 @@ def test_extremes_do_not_depend_on_the_size_of_the_tilt(name: str) -> None:
 
 
 def test_student_and_samples_are_right_or_refused() -> None:
-    torch.testing.assert_close(es.Student(2, 4.0, 1e150).cov / 1e300, 2.0 * torch.eye(2, dtype=torch.float64))
+    torch.testing.assert_close(
+        es.Student(2, 4.0, 1e150).cov / 1e300, 2.0 * torch.eye(2, dtype=torch.float64)
+    )
     with pytest.raises(ValueError, match="leave the range of float64"):
         es.Student(2, 4.0, 1e160).cov  # noqa: B018
     with pytest.raises(ValueError, match="leave the range of float16"):
@@ -218,7 +258,8 @@ def test_samples_of_gaussians_of_any_size(size: float) -> None:
     torch.testing.assert_close(draws[1] / math.sqrt(size), draws[0], rtol=1e-10, atol=1e-12)
     uneven = es.Gaussian([[size, 0.0], [0.0, 1.0]]).sample(2000, torch.Generator().manual_seed(1))
     scaled = uneven / torch.tensor([math.sqrt(size), 1.0], dtype=torch.float64)
-    assert float((scaled.T @ scaled / 2000 - torch.eye(2)).abs().max()) < 0.15  # 4.7 standard errors of a variance
+    # 4.7 standard errors of a variance
+    assert float((scaled.T @ scaled / 2000 - torch.eye(2)).abs().max()) < 0.15
 
 
 def test_weights_of_any_size() -> None:

@@ -13,11 +13,16 @@ from esscher.measures.student import Student
 
 
 def test_coordinates_and_norms_have_their_laws(generator: torch.Generator) -> None:
-    """Kolmogorov-Smirnov at level 0.001 for each of two: a coordinate is Student, |y|^2 / d is Fisher(d, df)."""
+    """Kolmogorov-Smirnov at level 0.001 for each of two: a coordinate is Student, |y|^2 / d is
+    Fisher(d, df).
+    """
     y = Student(3, df=2.5, scale=1.7).sample(20_000, generator).double() / 1.7
     assert y.shape == (20_000, 3)
     assert scipy.stats.kstest(y[:, 0].numpy(), scipy.stats.t(2.5).cdf).pvalue > 0.001
-    assert scipy.stats.kstest((y.square().sum(1) / 3).numpy(), scipy.stats.f(3, 2.5).cdf).pvalue > 0.001
+    assert (
+        scipy.stats.kstest((y.square().sum(1) / 3).numpy(), scipy.stats.f(3, 2.5).cdf).pvalue
+        > 0.001
+    )
 
 
 def test_samples_repeat_and_take_the_dtype() -> None:

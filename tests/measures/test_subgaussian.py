@@ -1,4 +1,6 @@
-"""Sub-Gaussian parameters and moments over the table of laws: the defining inequality, sharpness, simulation."""
+"""Sub-Gaussian parameters and moments over the table of laws: the defining inequality, sharpness,
+simulation.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def test_transform_lies_below_the_parabola(law: Law, generator: torch.Generator)
     if sigma is None:
         assert law.tilt < 1.0  # the table marks laws whose transform has a strip
         return
-    directions = torch.nn.functional.normalize(torch.randn(300, measure.dim, dtype=torch.float64, generator=generator), dim=1)
+    directions = torch.nn.functional.normalize(
+        torch.randn(300, measure.dim, dtype=torch.float64, generator=generator), dim=1
+    )
     sizes = torch.logspace(-3, 3, 300, dtype=torch.float64) / sigma
     theta = sizes[:, None] * directions
     gap = measure.log_laplace(theta) - theta @ measure.mean.double()
@@ -41,9 +45,11 @@ def test_transform_lies_below_the_parabola(law: Law, generator: torch.Generator)
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
 def test_moments_against_simulation(law: Law, generator: torch.Generator) -> None:
-    """E|y - m|^4, ^8 and E|V(y - m)|^4 from 200000 draws; exact within 5 standard errors, mixtures from above.
+    """E|y - m|^4, ^8 and E|V(y - m)|^4 from 200000 draws; exact within 5 standard errors, mixtures
+    from above.
 
-    The false alarm rate is below 1e-5 a law, eighth powers being far from normal but bounded or Gaussian.
+    The false alarm rate is below 1e-5 a law, eighth powers being far from normal but bounded or
+    Gaussian.
     """
     measure = law.make()
     V = torch.randn(2, measure.dim, dtype=torch.float64, generator=generator)
@@ -68,7 +74,9 @@ def test_high_moments_of_a_gaussian_norm() -> None:
     """|g|^2 is chi-square with d degrees: E|g|^{2r} = d (d+2) .. (d+2r-2)."""
     for order in (2, 4, 8, 16):
         expected = math.prod(range(3, 3 + order, 2))
-        assert es.Gaussian(torch.eye(3, dtype=torch.float64)).norm_moment(order) == pytest.approx(expected, rel=1e-12)
+        assert es.Gaussian(torch.eye(3, dtype=torch.float64)).norm_moment(order) == pytest.approx(
+            expected, rel=1e-12
+        )
     with pytest.raises(ValueError, match="order"):
         es.Cube(2).norm_moment(3)
 
@@ -82,7 +90,9 @@ def test_two_sided_mixture_is_sharp() -> None:
 
 
 def test_weightless_parts_do_not_count() -> None:
-    far = es.Pool(torch.tensor([[-1.0], [1.0], [50.0]], dtype=torch.float64), weights=[0.5, 0.5, 0.0])
+    far = es.Pool(
+        torch.tensor([[-1.0], [1.0], [50.0]], dtype=torch.float64), weights=[0.5, 0.5, 0.0]
+    )
     assert far.sigma == pytest.approx(1.0)
     assert far.support_radius() == pytest.approx(1.0)
     mixture = es.Mixture([1.0, 0.0], [es.Rademacher(1), es.Laplace(1)])
@@ -94,30 +104,46 @@ def test_weightless_parts_do_not_count() -> None:
 def test_mixture_moment_is_exact_for_one_component() -> None:
     cube = es.Cube(3, 1.9)
     for order in (4, 8):
-        assert es.Mixture([1.0], [cube]).norm_moment(order) == pytest.approx(cube.norm_moment(order))
+        assert es.Mixture([1.0], [cube]).norm_moment(order) == pytest.approx(
+            cube.norm_moment(order)
+        )
     assert np.isfinite(cube.norm_moment(16) or np.nan)
 
 
-MATRIX_LAWS = [*LAWS, Law("two widths", lambda: es.Mixture([0.9, 0.1], [es.Gaussian([[0.01]]), es.Gaussian([[100.0]])]))]
+MATRIX_LAWS = [
+    *LAWS,
+    Law(
+        "two widths",
+        lambda: es.Mixture([0.9, 0.1], [es.Gaussian([[0.01]]), es.Gaussian([[100.0]])]),
+    ),
+]
 
 
 @pytest.mark.parametrize("law", MATRIX_LAWS, ids=lambda law: law.name)
 def test_transform_lies_below_every_matrix(law: Law, generator: torch.Generator) -> None:
-    """K(theta) - <theta, mean> <= theta^T S theta / 2 along random theta and along the eigenvectors of S; S >= Cov."""
+    """K(theta) - <theta, mean> <= theta^T S theta / 2 along random theta and along the eigenvectors
+    of S; S >= Cov.
+    """
     measure = law.make()
     matrices = subgaussian_matrices(measure)
     assert bool(matrices) == (measure.sigma is not None)
     for matrix in matrices:
         values, vectors = torch.linalg.eigh(matrix)
-        assert float(torch.linalg.eigvalsh(matrix - measure.cov.double())[0]) >= -1e-9 * float(values[-1])
+        assert float(torch.linalg.eigvalsh(matrix - measure.cov.double())[0]) >= -1e-9 * float(
+            values[-1]
+        )
         noise = torch.randn(300, measure.dim, dtype=torch.float64, generator=generator)
         directions = torch.nn.functional.normalize(torch.cat([noise, vectors.T, -vectors.T]), dim=1)
-        sizes = torch.logspace(-3, 3, 13, dtype=torch.float64)[:, None, None] / float(values[-1]) ** 0.5
+        sizes = (
+            torch.logspace(-3, 3, 13, dtype=torch.float64)[:, None, None] / float(values[-1]) ** 0.5
+        )
         theta = (sizes * directions).reshape(-1, measure.dim)
         height = measure.log_laplace(theta)
         gap = height - theta @ measure.mean.double()
         rounding = 1e-12 * (1 + height.abs() + (theta @ measure.mean.double()).abs())
-        assert bool((gap <= 0.5 * ((theta @ matrix) * theta).sum(dim=1) * (1 + 1e-9) + rounding).all())
+        assert bool(
+            (gap <= 0.5 * ((theta @ matrix) * theta).sum(dim=1) * (1 + 1e-9) + rounding).all()
+        )
 
 
 def test_random_mixtures_and_pools_lie_below_their_matrices(generator: torch.Generator) -> None:
@@ -128,17 +154,33 @@ def test_random_mixtures_and_pools_lie_below_their_matrices(generator: torch.Gen
         roots = sizes * torch.randn(parts, d, d, dtype=torch.float64, generator=generator)
         means = 2 * torch.randn(parts, d, dtype=torch.float64, generator=generator)
         weights = torch.rand(parts, generator=generator) ** 3 + 1e-3
-        mixture = es.Mixture(weights, [es.Gaussian(r @ r.T, m) for r, m in zip(roots, means, strict=True)])
+        mixture = es.Mixture(
+            weights, [es.Gaussian(r @ r.T, m) for r, m in zip(roots, means, strict=True)]
+        )
         for measure in (mixture, es.Pool(means)):
-            theta = torch.randn(400, d, dtype=torch.float64, generator=generator) * 10 ** torch.linspace(-2, 1, 400)[:, None]
+            theta = (
+                torch.randn(400, d, dtype=torch.float64, generator=generator)
+                * 10 ** torch.linspace(-2, 1, 400)[:, None]
+            )
             gap = measure.log_laplace(theta) - theta @ measure.mean
             for matrix in subgaussian_matrices(measure):
-                assert bool((gap <= 0.5 * ((theta @ matrix) * theta).sum(1) * (1 + 1e-9) + 1e-9 * (1 + gap.abs())).all())
+                assert bool(
+                    (
+                        gap
+                        <= 0.5 * ((theta @ matrix) * theta).sum(1) * (1 + 1e-9)
+                        + 1e-9 * (1 + gap.abs())
+                    ).all()
+                )
 
 
 def test_matrices_are_sharp_where_one_part_is_the_widest() -> None:
-    """Centred parts, one at least the other: S is the wider; two points: S = Delta Delta^T / 4 whatever their weights."""
-    narrow, wide = torch.diag(torch.tensor([0.1, 1.0]).double()), torch.diag(torch.tensor([2.0, 3.0]).double())
+    """Centred parts, one at least the other: S is the wider; two points: S = Delta Delta^T / 4
+    whatever their weights.
+    """
+    narrow, wide = (
+        torch.diag(torch.tensor([0.1, 1.0]).double()),
+        torch.diag(torch.tensor([2.0, 3.0]).double()),
+    )
     for parts in ([narrow, wide], [wide, narrow]):
         found = subgaussian_matrices(es.Mixture([0.5, 0.5], [es.Gaussian(part) for part in parts]))
         torch.testing.assert_close(found[0], wide)

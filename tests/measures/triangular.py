@@ -1,4 +1,6 @@
-"""A law from outside the package, in one file: independent coordinates of density (a - |y|) / a^2 on [-a, a]."""
+"""A law from outside the package, in one file: independent coordinates of density (a - |y|) / a^2
+on [-a, a].
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,17 @@ class TriangularFields(LawFields):
 
 
 class Triangular(Product):
-    """A coordinate is the sum of two uniform ones on [-a/2, a/2]: k(x) = 2 log( sinh(ax/2) / (ax/2) )."""
+    """A coordinate is the sum of two uniform ones on [-a/2, a/2]: k(x) = 2 log( sinh(ax/2) / (ax/2)
+    ).
+    """
 
     def __init__(
-        self, dim: Any, half_width: Any = 1.0, *, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
+        self,
+        dim: Any,
+        half_width: Any = 1.0,
+        *,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
     ) -> None:
         super().__init__(dim, dtype, device)
         self.half_width = as_positive(half_width, "half_width")
@@ -63,7 +72,9 @@ class Triangular(Product):
         return self.half_width
 
     def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
-        """On the line: Gauss-Legendre nodes on pieces of score length one, with a cut at 0 where the density has its edge."""
+        """On the line: Gauss-Legendre nodes on pieces of score length one, with a cut at 0 where
+        the density has its edge.
+        """
         if self.dim > 1:
             return None
         nodes, weights = np.polynomial.legendre.leggauss(24)

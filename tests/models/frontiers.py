@@ -15,13 +15,25 @@ __all__ = ["CONSTANTS", "KEYS", "LIMIT", "frontier", "frontier_run"]
 
 KEYS, LIMIT = 400.0, 3.0
 SHARES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6)
-# constants of the relative error c sqrt(1/n - 1/N), by (layer, head); two heads share each of two key-value heads
-CONSTANTS = {(0, 0): 1.0, (0, 1): 2.0, (0, 2): 4.0, (0, 3): 0.3, (1, 0): 1.0, (1, 1): 1.0, (1, 2): 6.0, (1, 3): 0.5}
+# constants of the relative error c sqrt(1/n - 1/N), by (layer, head); two heads share each of two
+# key-value heads
+CONSTANTS = {
+    (0, 0): 1.0,
+    (0, 1): 2.0,
+    (0, 2): 4.0,
+    (0, 3): 0.3,
+    (1, 0): 1.0,
+    (1, 1): 1.0,
+    (1, 2): 6.0,
+    (1, 3): 0.5,
+}
 FACTORS = {"random": 2.0, "sinks:4+recent": 1.0, "heavy": 0.5, "topk": 0.25, "neyman": 0.2}
 
 
 def frontier(factors: dict[str, float] | None = None) -> pd.DataFrame:
-    """As a probe stores it: the 95 % quantile is twice the mean, and streams have no size below 2 %."""
+    """As a probe stores it: the 95 % quantile is twice the mean, and streams have no size below 2
+    %.
+    """
     rows = []
     for rule, factor in (FACTORS if factors is None else factors).items():
         for (layer, head), constant in CONSTANTS.items():
@@ -31,20 +43,51 @@ def frontier(factors: dict[str, float] | None = None) -> pd.DataFrame:
                 kept = share * KEYS
                 relative = factor * constant * np.sqrt(1 / kept - 1 / KEYS)
                 rms = LIMIT * relative
-                place = {"layer": layer, "head": head, "kv_head": head // 2, "rule": rule, "share": share, "kept": kept}
-                rows.append({**place, "keys": KEYS, "rms": rms, "relative": relative, "q95": 2 * rms, "accuracy": 0.0})
+                place = {
+                    "layer": layer,
+                    "head": head,
+                    "kv_head": head // 2,
+                    "rule": rule,
+                    "share": share,
+                    "kept": kept,
+                }
+                rows.append(
+                    {
+                        **place,
+                        "keys": KEYS,
+                        "rms": rms,
+                        "relative": relative,
+                        "q95": 2 * rms,
+                        "accuracy": 0.0,
+                    }
+                )
     return pd.DataFrame(rows)
 
 
 def frontier_run(
-    path: Path, table: pd.DataFrame | None = None, gradients: dict[tuple[int, int], float] | None = None, **about: Any
+    path: Path,
+    table: pd.DataFrame | None = None,
+    gradients: dict[tuple[int, int], float] | None = None,
+    **about: Any,
 ) -> Run:
     """A stored probe of two layers whose pool was the queries' own contexts."""
     heads: list[dict[str, Any]] = [
-        {"layer": layer, "head": head, "kv_head": head // 2, "status": "ok", "reason": ""} for layer, head in CONSTANTS
+        {"layer": layer, "head": head, "kv_head": head // 2, "status": "ok", "reason": ""}
+        for layer, head in CONSTANTS
     ]
     if gradients is not None:
         heads = [row | {"gradient": gradients[row["layer"], row["head"]]} for row in heads]
-    known = {"model": "example/two-layers", "layers": 2, "kv_heads": 2, "text": "prose.txt", "window": 512, "tokens": 4096}
-    tables = {"heads": heads, "frontier": frontier() if table is None else table, "about": [{**known, **about}]}
+    known = {
+        "model": "example/two-layers",
+        "layers": 2,
+        "kv_heads": 2,
+        "text": "prose.txt",
+        "window": 512,
+        "tokens": 4096,
+    }
+    tables = {
+        "heads": heads,
+        "frontier": frontier() if table is None else table,
+        "about": [{**known, **about}],
+    }
     return store_run(path, ProbeLike(), tables)

@@ -1,4 +1,6 @@
-"""Small probes that the tests share: the packaged model on real prose, and tiny random models with tiny tokenizers."""
+"""Small probes that the tests share: the packaged model on real prose, and tiny random models with
+tiny tokenizers.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,16 @@ SMALL: dict[str, Any] = {
 
 CONTRACT = [
     *("layer", "head", "kv_head", "status", "reason", "n_keys", "n_queries", "reach"),
-    *("horizon", "horizon2", "coupling", "beta_paper", "beta_sharp", "beta_fit", "beta_low", "beta_high"),
+    *(
+        "horizon",
+        "horizon2",
+        "coupling",
+        "beta_paper",
+        "beta_sharp",
+        "beta_fit",
+        "beta_low",
+        "beta_high",
+    ),
     *("rms_at_n", "tokens_needed_10pct", "effective_tokens", "khat", "sink_mass", "regime"),
 ]
 
@@ -79,7 +90,9 @@ def own_state(found: ProbeContext, layer: int) -> LayerState:
 
 def rows_of(run: Run, layer: int, head: int, metric: str = "l2") -> pd.DataFrame:
     curves = run.table("curves")
-    chosen = curves[(curves["layer"] == layer) & (curves["head"] == head) & (curves["metric"] == metric)]
+    chosen = curves[
+        (curves["layer"] == layer) & (curves["head"] == head) & (curves["metric"] == metric)
+    ]
     return chosen.sort_values("n")
 
 
@@ -90,15 +103,21 @@ def head_row(run: Run, layer: int, head: int) -> dict[str, Any]:
 
 
 def same_bytes(
-    one: Path, other: Path, names: tuple[str, ...] = ("heads", "curves", "scores", "tails", "layers", "budget")
+    one: Path,
+    other: Path,
+    names: tuple[str, ...] = ("heads", "curves", "scores", "tails", "layers", "budget"),
 ) -> bool:
     """Whether two runs have the same tables; the stored hash of the spec is part of a file."""
     tables = {path: load_run(path) for path in (one, other)}
     assert set(tables[one].tables) == set(tables[other].tables)
-    return all((one / f"{name}.parquet").read_bytes() == (other / f"{name}.parquet").read_bytes() for name in names)
+    return all(
+        (one / f"{name}.parquet").read_bytes() == (other / f"{name}.parquet").read_bytes()
+        for name in names
+    )
 
 
-# ---- the packaged model, without esscher -----------------------------------------------------------------------------
+# ---- the packaged model, without esscher
+# -----------------------------------------------------------------------------
 
 
 @functools.cache
@@ -114,9 +133,13 @@ def real_model(attention: str = "sdpa") -> Any:
 def real_ids(tokens: int = KEYS) -> torch.Tensor:
     """Windows of the prose with their special tokens, (W, WINDOW + 2)."""
     own = tokenizer("bert")
-    ids = own(whole_prose(), add_special_tokens=False, verbose=False, return_tensors="pt")["input_ids"][0][:tokens]
+    ids = own(whole_prose(), add_special_tokens=False, verbose=False, return_tensors="pt")[
+        "input_ids"
+    ][0][:tokens]
     windows = ids.reshape(-1, WINDOW)
-    start, end = (torch.full((len(windows), 1), number) for number in (own.cls_token_id, own.sep_token_id))
+    start, end = (
+        torch.full((len(windows), 1), number) for number in (own.cls_token_id, own.sep_token_id)
+    )
     return torch.cat([start, windows, end], dim=1)
 
 
@@ -128,14 +151,18 @@ def real_hidden(layer: int, tokens: int = KEYS) -> torch.Tensor:
     return states[layer][:, 1:-1].reshape(tokens, -1).double()
 
 
-# ---- tiny models -----------------------------------------------------------------------------------------------------
+# ---- tiny models
+# ------------------------------------------------------------------------------------------
 
 
 def tiny_model(name: str, kind: str = "llama", **options: Any) -> tuple[Any, Any]:
     """A random model of a family that knows the tokens of a tiny tokenizer; and the tokenizer."""
     family = next(family for family in FAMILIES if family.name == name)
     words = tokenizer(kind)
-    return build(family.config, {**family.options, "vocab_size": len(words), **options}, family.model), words
+    return (
+        build(family.config, {**family.options, "vocab_size": len(words), **options}, family.model),
+        words,
+    )
 
 
 def save_tiny(folder: Path, name: str = "bert", kind: str = "llama", **options: Any) -> Path:
@@ -163,8 +190,12 @@ def captured_layers(found: ProbeContext, windows: Any = None) -> dict[int, list[
     return seen
 
 
-def pooled_tensors(found: ProbeContext, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries (H, m, k), keys and values (H_kv, N, .) of a layer's corpus pool, gathered window by window."""
+def pooled_tensors(
+    found: ProbeContext, layer: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries (H, m, k), keys and values (H_kv, N, .) of a layer's corpus pool, gathered window by
+    window.
+    """
     seen = captured_layers(found)[layer]
     keys, values = [], []
     for window, captured in enumerate(seen):

@@ -10,7 +10,9 @@ from esscher.models.describe import describe_model
 from tests.models.tiny import FAMILIES, REFUSED, Family, build, transformers
 
 POSITIONS = {
-    "rotary": "modernbert gpt_neox phi olmo2 qwen2 gemma3_text llama qwen3 mistral gemma2 phi3 gpt_oss",
+    "rotary": (
+        "modernbert gpt_neox phi olmo2 qwen2 gemma3_text llama qwen3 mistral gemma2 phi3 gpt_oss"
+    ),
     "relative bias": "t5",
     "learned": "bert roberta electra albert distilbert gpt2 opt bart dinov2 vit",
 }
@@ -49,7 +51,9 @@ def test_no_weights_are_needed(family: Family, tmp_path: Path) -> None:
 def test_parameters_are_counted(name: str, tmp_path: Path) -> None:
     family = next(family for family in FAMILIES if family.name == name)
     model = build(family.config, family.options)
-    assert describe_model(configured(family, tmp_path), cost=False).parameters == sum(p.numel() for p in model.parameters())
+    assert describe_model(configured(family, tmp_path), cost=False).parameters == sum(
+        p.numel() for p in model.parameters()
+    )
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -68,20 +72,27 @@ def test_the_reason_of_a_refusal_is_given(name: str, tmp_path: Path) -> None:
 def test_cost_grows_with_the_model(tmp_path: Path) -> None:
     family = next(family for family in FAMILIES if family.name == "llama")
     small = describe_model(configured(family, tmp_path / "small")).cost
-    big = transformers.LlamaConfig(**{**family.options, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8})
+    big = transformers.LlamaConfig(
+        **{**family.options, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8}
+    )
     big.save_pretrained(tmp_path / "big")
     large = describe_model(tmp_path / "big").cost
     assert small is not None
     assert large is not None
-    assert (small.tokens, small.keys, small.queries) == (16_384, 64, 256)  # windows of all that it takes
+    # windows of all that it takes
+    assert (small.tokens, small.keys, small.queries) == (16_384, 64, 256)
     assert 0 < small.forward_seconds < small.seconds
     # numbers of operations, since the measured speeds differ from one moment to the next
     assert large.forward_seconds * large.matmul > 100 * small.forward_seconds * small.matmul
     assert large.bytes > small.bytes
 
 
-def test_queries_meet_the_text_of_an_encoder_and_the_window_of_a_causal_model(tmp_path: Path) -> None:
-    """As a default probe has it, and pairs as many as these: time is forward passes and a multiple of the pairs."""
+def test_queries_meet_the_text_of_an_encoder_and_the_window_of_a_causal_model(
+    tmp_path: Path,
+) -> None:
+    """As a default probe has it, and pairs as many as these: time is forward passes and a multiple
+    of the pairs.
+    """
     pairs = {}
     for name in ("bert", "llama"):
         family = next(family for family in FAMILIES if family.name == name)
@@ -95,7 +106,9 @@ def test_queries_meet_the_text_of_an_encoder_and_the_window_of_a_causal_model(tm
 
 
 def test_a_configuration_that_builds_nothing_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "bert", "hidden_size": 30, "num_attention_heads": 4}')
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "bert", "hidden_size": 30, "num_attention_heads": 4}'
+    )
     with pytest.raises(ValueError, match="no model can be built from this configuration") as caught:
         describe_model(tmp_path)
     assert "\n" not in str(caught.value)

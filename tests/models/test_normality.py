@@ -30,7 +30,10 @@ queries: 2
 
 def test_a_pool_of_keys_and_values_is_a_law_with_a_head() -> None:
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(rows, width, dtype=torch.float64, generator=generator) for rows, width in ((3, 4), (20, 4), (20, 5)))
+    q, k, v = (
+        torch.randn(rows, width, dtype=torch.float64, generator=generator)
+        for rows, width in ((3, 4), (20, 4), (20, 5))
+    )
     head, pool = head_of_pool(k, v, 0.7)
     torch.testing.assert_close(es.limit(head, pool)(q), es.attend(q, k, v, scale=0.7))
     bounds = es.Bounds.of(head, pool, q)
@@ -66,7 +69,9 @@ def test_a_run_of_laws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         (("job: normality", "job: probing"), "job: expected converge or normality"),
     ],
 )
-def test_mistakes(change: tuple[str, str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes(
+    change: tuple[str, str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text(LAWS.replace(*change))
     code, _, err = run(["converge", str(file), "--out", str(tmp_path / "run")], capsys)
@@ -75,9 +80,17 @@ def test_mistakes(change: tuple[str, str], words: str, tmp_path: Path, capsys: p
 
 
 def test_heads_of_the_packaged_model(tmp_path: Path) -> None:
-    """The limit is attention on the pool, whose tokens are the probe's; the proved regions hold it in each of a few draws."""
+    """The limit is attention on the pool, whose tokens are the probe's; the proved regions hold it
+    in each of a few draws.
+    """
     model_folder()
-    fields = {"heads": [{"name": "a head", "layer": 0, "head": 3}], "tokens": 300, "n": "40,80", "repeats": 3, "queries": 2}
+    fields = {
+        "heads": [{"name": "a head", "layer": 0, "head": 3}],
+        "tokens": 300,
+        "n": "40,80",
+        "repeats": 3,
+        "queries": 2,
+    }
     spec = NormalitySpec.model_validate(fields)
     trial = trial_of(spec, "a head")
     assert trial.measure.as_pool() is not None
@@ -87,4 +100,7 @@ def test_heads_of_the_packaged_model(tmp_path: Path) -> None:
     assert (table["bernstein"] == 1.0).all()
     assert table["n"].tolist() == [40, 80]
     with pytest.raises(ValueError, match="has 12 heads"):
-        trial_of(spec.model_copy(update={"heads": (spec.heads[0].model_copy(update={"head": 12}),)}), "a head")
+        trial_of(
+            spec.model_copy(update={"heads": (spec.heads[0].model_copy(update={"head": 12}),)}),
+            "a head",
+        )

@@ -16,7 +16,9 @@ TOKENS, BATCH, VOCABULARY = 13, 2, 61
 
 @dataclass(frozen=True)
 class Family:
-    """How to build one family small, and what its heads look like; sizes differ so that no two axes can be confused."""
+    """How to build one family small, and what its heads look like; sizes differ so that no two axes
+    can be confused.
+    """
 
     name: str
     config: str
@@ -41,17 +43,39 @@ USUAL = {
     "max_position_embeddings": 64,
 }
 ENCODER = {**USUAL, "pad_token_id": 0}
-GROUPED = {**USUAL, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+GROUPED = {
+    **USUAL,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 FAMILIES = (
     Family("bert", "BertConfig", ENCODER, causal=False, affine=True),
-    Family("roberta", "RobertaConfig", {**ENCODER, "bos_token_id": 1, "eos_token_id": 2}, causal=False, affine=True),
-    Family("electra", "ElectraConfig", {**ENCODER, "embedding_size": 16}, causal=False, affine=True),
+    Family(
+        "roberta",
+        "RobertaConfig",
+        {**ENCODER, "bos_token_id": 1, "eos_token_id": 2},
+        causal=False,
+        affine=True,
+    ),
+    Family(
+        "electra", "ElectraConfig", {**ENCODER, "embedding_size": 16}, causal=False, affine=True
+    ),
     Family("albert", "AlbertConfig", {**ENCODER, "embedding_size": 16}, causal=False, affine=True),
     Family(
         "distilbert",
         "DistilBertConfig",
-        {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 37, "vocab_size": VOCABULARY, "max_position_embeddings": 64},
+        {
+            "dim": 32,
+            "n_layers": 2,
+            "n_heads": 4,
+            "hidden_dim": 37,
+            "vocab_size": VOCABULARY,
+            "max_position_embeddings": 64,
+        },
         causal=False,
         affine=True,
     ),
@@ -87,25 +111,51 @@ FAMILIES = (
         model="AutoModelForCausalLM",
         affine=True,
     ),
-    Family("gpt_neox", "GPTNeoXConfig", {**USUAL, "bos_token_id": 1, "eos_token_id": 2}, model="AutoModelForCausalLM"),
+    Family(
+        "gpt_neox",
+        "GPTNeoXConfig",
+        {**USUAL, "bos_token_id": 1, "eos_token_id": 2},
+        model="AutoModelForCausalLM",
+    ),
     Family("phi", "PhiConfig", {**USUAL, "bos_token_id": 1, "eos_token_id": 2}),
     Family("olmo2", "Olmo2Config", GROUPED, kv_heads=2),
-    Family("qwen2", "Qwen2Config", {key: value for key, value in GROUPED.items() if key != "head_dim"}, kv_heads=2),
+    Family(
+        "qwen2",
+        "Qwen2Config",
+        {key: value for key, value in GROUPED.items() if key != "head_dim"},
+        kv_heads=2,
+    ),
     Family(
         "gemma3_text",
         "Gemma3TextConfig",
-        {**GROUPED, "num_hidden_layers": 3, "sliding_window": 5, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
+        {
+            **GROUPED,
+            "num_hidden_layers": 3,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention"] * 2 + ["full_attention"],
+        },
         layers=3,
         kv_heads=2,
         traits=frozenset({"window"}),
     ),
     Family("llama", "LlamaConfig", GROUPED, model="AutoModelForCausalLM", kv_heads=2),
     Family("qwen3", "Qwen3Config", GROUPED, model="AutoModelForCausalLM", kv_heads=2),
-    Family("mistral", "MistralConfig", {**GROUPED, "sliding_window": 5}, kv_heads=2, traits=frozenset({"window"})),
+    Family(
+        "mistral",
+        "MistralConfig",
+        {**GROUPED, "sliding_window": 5},
+        kv_heads=2,
+        traits=frozenset({"window"}),
+    ),
     Family(
         "gemma2",
         "Gemma2Config",
-        {**GROUPED, "query_pre_attn_scalar": 11, "attn_logit_softcapping": 0.5, "sliding_window": 5},
+        {
+            **GROUPED,
+            "query_pre_attn_scalar": 11,
+            "attn_logit_softcapping": 0.5,
+            "sliding_window": 5,
+        },
         model="AutoModelForCausalLM",
         kv_heads=2,
         traits=frozenset({"window", "softcap"}),
@@ -217,21 +267,49 @@ FAMILIES = (
 )
 
 REFUSED = {
-    "bloom": ("BloomConfig", {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY}),
-    "falcon": ("FalconConfig", {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCABULARY}),
-    "mamba": ("MambaConfig", {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": VOCABULARY, "state_size": 4}),
-    "gptj": ("GPTJConfig", {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "vocab_size": VOCABULARY}),
+    "bloom": (
+        "BloomConfig",
+        {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY},
+    ),
+    "falcon": (
+        "FalconConfig",
+        {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "vocab_size": VOCABULARY,
+        },
+    ),
+    "mamba": (
+        "MambaConfig",
+        {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": VOCABULARY, "state_size": 4},
+    ),
+    "gptj": (
+        "GPTJConfig",
+        {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "vocab_size": VOCABULARY},
+    ),
     "gpt_neo": (
         "GPTNeoConfig",
-        {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "vocab_size": VOCABULARY, "attention_types": [[["global"], 2]]},
+        {
+            "hidden_size": 32,
+            "num_layers": 2,
+            "num_heads": 4,
+            "vocab_size": VOCABULARY,
+            "attention_types": [[["global"], 2]],
+        },
     ),
-    "codegen": ("CodeGenConfig", {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "vocab_size": VOCABULARY}),
+    "codegen": (
+        "CodeGenConfig",
+        {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "vocab_size": VOCABULARY},
+    ),
     "mpt": ("MptConfig", {"d_model": 32, "n_layers": 2, "n_heads": 4, "vocab_size": VOCABULARY}),
 }
 
 
 def build(config: str, options: dict[str, Any], model: str = "AutoModel", **more: Any) -> Any:
-    """A random model with weights large enough that attention is far from uniform and biases are not zero."""
+    """A random model with weights large enough that attention is far from uniform and biases are
+    not zero.
+    """
     torch.manual_seed(7)
     made = getattr(transformers, config)(**options, **more)
     auto = getattr(transformers, model)

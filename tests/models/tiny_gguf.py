@@ -1,4 +1,6 @@
-"""Tiny models written as GGUF files with the package gguf: what llama.cpp's converters do, for the tests of reading them."""
+"""Tiny models written as GGUF files with the package gguf: what llama.cpp's converters do, for the
+tests of reading them.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +42,19 @@ def as_they_are(name: str, weights: np.ndarray, config: Any) -> np.ndarray:
 
 
 def pairs_together(name: str, weights: np.ndarray, config: Any) -> np.ndarray:
-    """llama: the two coordinates that a rotation turns lie d/2 apart here and beside each other in the file."""
+    """llama: the two coordinates that a rotation turns lie d/2 apart here and beside each other in
+    the file.
+    """
     if ".self_attn.q_proj" not in name and ".self_attn.k_proj" not in name:
         return weights
     heads = config.num_attention_heads if ".q_proj" in name else config.num_key_value_heads
     width = len(weights) // heads
-    rows = [head * width + half * (width // 2) + j for head in range(heads) for j in range(width // 2) for half in (0, 1)]
+    rows = [
+        head * width + half * (width // 2) + j
+        for head in range(heads)
+        for j in range(width // 2)
+        for half in (0, 1)
+    ]
     return weights[rows]
 
 
@@ -62,7 +71,9 @@ def transposed(name: str, weights: np.ndarray, config: Any) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Written:
-    """An architecture of GGUF: the transformers configuration of the same model, and what changes on the way to the file."""
+    """An architecture of GGUF: the transformers configuration of the same model, and what changes
+    on the way to the file.
+    """
 
     architecture: str
     config: str
@@ -74,12 +85,26 @@ WRITTEN = {
     "llama": Written("llama", "LlamaConfig", {**COMMON, "head_dim": 16}, pairs_together),
     "qwen2": Written("qwen2", "Qwen2Config"),
     "qwen3": Written("qwen3", "Qwen3Config", {**COMMON, "head_dim": 128}),
-    "gemma2": Written("gemma2", "Gemma2Config", {**COMMON, "head_dim": 256, "sliding_window": 7}, norms_plus_one),
-    "gemma3": Written("gemma3", "Gemma3TextConfig", {**COMMON, "head_dim": 256, "sliding_window": 7}, norms_plus_one),
+    "gemma2": Written(
+        "gemma2", "Gemma2Config", {**COMMON, "head_dim": 256, "sliding_window": 7}, norms_plus_one
+    ),
+    "gemma3": Written(
+        "gemma3",
+        "Gemma3TextConfig",
+        {**COMMON, "head_dim": 256, "sliding_window": 7},
+        norms_plus_one,
+    ),
     "gpt2": Written(
         "gpt2",
         "GPT2Config",
-        {"vocab_size": VOCABULARY, "n_embd": 64, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0},
+        {
+            "vocab_size": VOCABULARY,
+            "n_embd": 64,
+            "n_layer": 2,
+            "n_head": 4,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+        },
         transposed,
     ),
 }
@@ -87,15 +112,24 @@ WRITTEN = {
 
 def model_of(name: str) -> Any:
     """The model in transformers, without its output head."""
-    return build(WRITTEN[name].config, copy.deepcopy(WRITTEN[name].options))  # some configurations change what they are given
+    # some configurations change what they are given
+    return build(WRITTEN[name].config, copy.deepcopy(WRITTEN[name].options))
 
 
 def write_gguf(
-    path: Path, name: str, model: Any, kind: str = "F32", *, words: str | None = "gpt2", settings: Any = None, more: Any = None
+    path: Path,
+    name: str,
+    model: Any,
+    kind: str = "F32",
+    *,
+    words: str | None = "gpt2",
+    settings: Any = None,
+    more: Any = None,
 ) -> Path:
     """The model as a GGUF file; matrices of this type, vectors in float32.
 
-    ``settings`` are added, or left out where None, those with ! under their whole name; ``more`` are other tensors.
+    ``settings`` are added, or left out where None, those with ! under their whole name; ``more``
+    are other tensors.
     """
     written = WRITTEN[name]
     writer = gguf.GGUFWriter(path, written.architecture)
@@ -104,15 +138,22 @@ def write_gguf(
     if words is not None:
         _add_words(writer, words)
     names = gguf.get_tensor_name_map(
-        next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == written.architecture), 2
+        next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == written.architecture),
+        2,
     )
     for key, tensor in model.state_dict().items():
-        weights = np.ascontiguousarray(written.change(f".{key}", tensor.double().numpy(), model.config), dtype=np.float32)
-        place = names.get_name(f"model.{key}", (".weight", ".bias")) or names.get_name(key, (".weight", ".bias"))
+        weights = np.ascontiguousarray(
+            written.change(f".{key}", tensor.double().numpy(), model.config), dtype=np.float32
+        )
+        place = names.get_name(f"model.{key}", (".weight", ".bias")) or names.get_name(
+            key, (".weight", ".bias")
+        )
         assert place is not None, key
         plain = weights.ndim == 1 or kind == "F32"
         form = gguf.GGMLQuantizationType.F32 if plain else gguf.GGMLQuantizationType[kind]
-        writer.add_tensor(place, weights if plain else gguf.quants.quantize(weights, form), raw_dtype=form)
+        writer.add_tensor(
+            place, weights if plain else gguf.quants.quantize(weights, form), raw_dtype=form
+        )
     for place, weights in (more or {}).items():
         writer.add_tensor(place, weights)
     writer.write_header_to_file()
@@ -137,7 +178,11 @@ def _settings(config: Any) -> dict[str, Any]:
     }
     if config.model_type != "gpt2":
         found["attention.head_count_kv"] = config.num_key_value_heads
-        found |= {"attention.key_length": width, "attention.value_length": width, "rope.dimension_count": width}
+        found |= {
+            "attention.key_length": width,
+            "attention.value_length": width,
+            "rope.dimension_count": width,
+        }
         found["rope.freq_base"] = float(rope["rope_theta"])
     if hasattr(config, "rms_norm_eps"):
         found["attention.layer_norm_rms_epsilon"] = float(config.rms_norm_eps)
@@ -153,12 +198,19 @@ def _settings(config: Any) -> dict[str, Any]:
 def _add(writer: Any, key: str, value: Any) -> None:
     if value is None:
         return
-    add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    add = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+    }
     add[type(value)](key, value)
 
 
 def _add_words(writer: Any, kind: str) -> None:
-    """A small tokenizer in the words of GGUF: gpt2 is bytes and merges, llama pieces whose scores are the order of merges."""
+    """A small tokenizer in the words of GGUF: gpt2 is bytes and merges, llama pieces whose scores
+    are the order of merges.
+    """
     words = tokenizer(kind)
     ids = sorted(words.get_vocab().items(), key=lambda pair: pair[1])
     special = set(words.all_special_tokens)

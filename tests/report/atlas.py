@@ -1,4 +1,6 @@
-"""Stored runs made up for the pages: tables as a probe writes them, for any number of layers and heads."""
+"""Stored runs made up for the pages: tables as a probe writes them, for any number of layers and
+heads.
+"""
 
 from __future__ import annotations
 
@@ -67,13 +69,25 @@ def store_run(
     store = Store(path)
     store.create()
     versions = {"python": "3.11.7", "esscher": "0.1.0", "torch": "2.13.0"}
-    start = Start(started="2026-01-02T03:04:05+00:00", executor="this process", machine={}, versions=versions, commit="c0ffee")
+    start = Start(
+        started="2026-01-02T03:04:05+00:00",
+        executor="this process",
+        machine={},
+        versions=versions,
+        commit="c0ffee",
+    )
     manifest = Manifest.begin(spec, [{"unit": i} for i in range(units)], {}, start)
     arrow = declare(as_tables(tables), declared(spec))
     for name, table in arrow.items():
         store.write_table(name, table, manifest.header)
-    changes: dict[str, Any] = {"status": status, "failures": failures, "ended": "2026-01-02T03:05:05+00:00"}
-    manifest.replaced(**changes, tables={name: table.num_rows for name, table in arrow.items()}).write(store)
+    changes: dict[str, Any] = {
+        "status": status,
+        "failures": failures,
+        "ended": "2026-01-02T03:05:05+00:00",
+    }
+    manifest.replaced(
+        **changes, tables={name: table.num_rows for name, table in arrow.items()}
+    ).write(store)
     return load_run(path)
 
 
@@ -87,12 +101,24 @@ def declared(spec: RunSpec) -> Declared:
     return find_job(spec.job).columns(given) if spec.job in JOBS else {}
 
 
-def atlas_run(path: Path, layers: int = 6, heads: int = 12, *, failed: float = 0.0, seed: int = 0, **fields: Any) -> Run:
+def atlas_run(
+    path: Path,
+    layers: int = 6,
+    heads: int = 12,
+    *,
+    failed: float = 0.0,
+    seed: int = 0,
+    **fields: Any,
+) -> Run:
     """A stored probe of a made-up model."""
-    return store_run(path, ProbeLike(**fields), atlas_tables(layers, heads, failed=failed, seed=seed))
+    return store_run(
+        path, ProbeLike(**fields), atlas_tables(layers, heads, failed=failed, seed=seed)
+    )
 
 
-def looks_table(heads: pd.DataFrame, tokens: Sequence[str] = ("[CLS]", "the", "of")) -> list[dict[str, Any]]:
+def looks_table(
+    heads: pd.DataFrame, tokens: Sequence[str] = ("[CLS]", "the", "of")
+) -> list[dict[str, Any]]:
     """Two queries of every measured head that look at these tokens."""
     measured = heads[heads["status"] == "ok"]
     places = list(zip(measured["layer"], measured["head"], strict=True))
@@ -105,7 +131,13 @@ def looks_table(heads: pd.DataFrame, tokens: Sequence[str] = ("[CLS]", "the", "o
             "query_token": f"asks{query}",
             "query_after": "on",
         }
-        | {"rank": rank, "distance": 3 - 2 * rank, "key_before": "before", "key_token": token, "key_after": "after"}
+        | {
+            "rank": rank,
+            "distance": 3 - 2 * rank,
+            "key_before": "before",
+            "key_token": token,
+            "key_after": "after",
+        }
         | {"weight": 0.5 / 2**rank}
         for layer, head in places
         for query in range(2)
@@ -120,18 +152,31 @@ def rules_run(path: Path, layers: int = 4, heads: int = 6) -> Run:
 
 def sparse_run(path: Path) -> Run:
     """Two heads with hardly a number: few and quick figures."""
-    rows = [{"layer": 0, "head": head, "status": "ok", "reason": "", "tokens_needed_10pct": 10.0 + head} for head in (0, 1)]
+    rows = [
+        {"layer": 0, "head": head, "status": "ok", "reason": "", "tokens_needed_10pct": 10.0 + head}
+        for head in (0, 1)
+    ]
     return store_run(path, ProbeLike(), {"heads": rows})
 
 
 def atlas_tables(layers: int, heads: int, *, failed: float = 0.0, seed: int = 0) -> dict[str, Any]:
-    """Tables of layers x heads, a share of the heads failed; numbers follow the sharp rates, so pictures look real."""
+    """Tables of layers x heads, a share of the heads failed; numbers follow the sharp rates, so
+    pictures look real.
+    """
     generator = np.random.default_rng(seed)
     rows, curves, scores, tails = [], [], [], []
     for layer in range(layers):
         for head in range(heads):
             if generator.random() < failed:
-                rows.append({"layer": layer, "head": head, "kv_head": head, "status": "failed", "reason": "NaN in the keys"})
+                rows.append(
+                    {
+                        "layer": layer,
+                        "head": head,
+                        "kv_head": head,
+                        "status": "failed",
+                        "reason": "NaN in the keys",
+                    }
+                )
                 continue
             row = _head(layer, head, layers, generator)
             rows.append(row)
@@ -139,15 +184,30 @@ def atlas_tables(layers: int, heads: int, *, failed: float = 0.0, seed: int = 0)
             scores.append(_scores(row, generator))
             tails.append(_tails(row))
         if curves:
-            curves.append({**curves[-1], "head": -1, "layer": layer, "metric": "mean", "kind": "montecarlo", "stderr": 0.01})
+            curves.append(
+                {
+                    **curves[-1],
+                    "head": -1,
+                    "layer": layer,
+                    "metric": "mean",
+                    "kind": "montecarlo",
+                    "stderr": 0.01,
+                }
+            )
     frame = pd.DataFrame(rows)
     found: dict[str, Any] = {"heads": frame}
     if curves:
-        found |= {"curves": _joined(curves), "scores": _joined(scores), "tails": _joined(tails), "budget": _budget(frame)}
+        found |= {
+            "curves": _joined(curves),
+            "scores": _joined(scores),
+            "tails": _joined(tails),
+            "budget": _budget(frame),
+        }
     return found
 
 
-# what a rule's error is of that of random keys, for heads of each kind, and how fast it falls with the share kept
+# what a rule's error is of that of random keys, for heads of each kind, and how fast it falls with
+# the share kept
 RULES = {
     "random": {"streams": (1.0, 0.5), "retrieves": (1.2, 0.45), "diffuse": (0.2, 0.5)},
     "sinks:4+recent": {"streams": (0.02, 0.6), "retrieves": (0.7, 0.5), "diffuse": (0.3, 0.4)},
@@ -159,40 +219,85 @@ SHARES = np.array([0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0
 
 
 def rules_tables(layers: int, heads: int, seed: int = 1) -> dict[str, Any]:
-    """Tables of a probe that compared keep rules: its frontier, the kinds of its heads, and the totals of every rule."""
+    """Tables of a probe that compared keep rules: its frontier, the kinds of its heads, and the
+    totals of every rule.
+    """
     found = atlas_tables(layers, heads, seed=seed)
     generator, frame = np.random.default_rng(seed), found["heads"]
-    kinds = [("streams", "retrieves", "diffuse")[k] for k in generator.choice(3, len(frame), p=[0.6, 0.25, 0.15])]
+    kinds = [
+        ("streams", "retrieves", "diffuse")[k]
+        for k in generator.choice(3, len(frame), p=[0.6, 0.25, 0.15])
+    ]
     parts = []
     for row, kind in zip(frame.to_dict("records"), kinds, strict=True):
         for rule, own in RULES.items():
             factor, power = own[kind]
-            error = factor * generator.lognormal(0, 0.2) * SHARES**-power * np.sqrt(1 - SHARES) * 0.2**power
-            place = {"layer": row["layer"], "head": row["head"], "kv_head": row["kv_head"], "rule": rule}
-            parts.append({**place, "share": SHARES, "kept": 400 * SHARES, "keys": 400.0, "rms": 2 * error, "relative": error})
+            error = (
+                factor
+                * generator.lognormal(0, 0.2)
+                * SHARES**-power
+                * np.sqrt(1 - SHARES)
+                * 0.2**power
+            )
+            place = {
+                "layer": row["layer"],
+                "head": row["head"],
+                "kv_head": row["kv_head"],
+                "rule": rule,
+            }
+            parts.append(
+                {
+                    **place,
+                    "share": SHARES,
+                    "kept": 400 * SHARES,
+                    "keys": 400.0,
+                    "rms": 2 * error,
+                    "relative": error,
+                }
+            )
             parts[-1] |= {"q95": 4 * error, "accuracy": 1e-9}
     table = pd.DataFrame(_joined(parts))
     needs = {"kind": kinds, "kind_reason": [f"{kind}, as the numbers say" for kind in kinds]}
-    curves = {rule: np.array([part["relative"] for part in parts if part["rule"] == rule]) for rule in ("heavy", "neyman")}
+    curves = {
+        rule: np.array([part["relative"] for part in parts if part["rule"] == rule])
+        for rule in ("heavy", "neyman")
+    }
     for percent in (5, 10, 20):
         heavy, floor = (
-            [math.exp(np.interp(-math.log(percent / 100), -np.log(row), np.log(400 * SHARES))) for row in curves[rule]]
+            [
+                math.exp(np.interp(-math.log(percent / 100), -np.log(row), np.log(400 * SHARES)))
+                for row in curves[rule]
+            ]
             for rule in ("heavy", "neyman")
         )
-        needs |= {f"{which}_rule_{percent}pct": ["heavy"] * len(frame) for which in ("best", "cache")}
-        needs |= {f"best_kept_{percent}pct": heavy, f"cache_kept_{percent}pct": heavy, f"floor_kept_{percent}pct": floor}
+        needs |= {
+            f"{which}_rule_{percent}pct": ["heavy"] * len(frame) for which in ("best", "cache")
+        }
+        needs |= {
+            f"best_kept_{percent}pct": heavy,
+            f"cache_kept_{percent}pct": heavy,
+            f"floor_kept_{percent}pct": floor,
+        }
     asked = [(epsilon, None) for epsilon in (0.05, 0.1, 0.2)]
-    return {**found, "heads": frame.assign(**needs), "frontier": table, "rule_budget": rule_table(table, asked)}
+    return {
+        **found,
+        "heads": frame.assign(**needs),
+        "frontier": table,
+        "rule_budget": rule_table(table, asked),
+    }
 
 
 Columns = dict[str, Any]
 
 
 def _joined(parts: list[Columns]) -> Columns:
-    """Columns of equal names one after the other, single values repeated; much faster than joining frames."""
+    """Columns of equal names one after the other, single values repeated; much faster than joining
+    frames.
+    """
     sizes = [max(np.size(value) for value in part.values()) for part in parts]
     spread = [
-        {name: np.broadcast_to(value, size) for name, value in part.items()} for part, size in zip(parts, sizes, strict=True)
+        {name: np.broadcast_to(value, size) for name, value in part.items()}
+        for part, size in zip(parts, sizes, strict=True)
     ]
     return {name: np.concatenate([part[name] for part in spread]) for name in parts[0]}
 
@@ -211,7 +316,15 @@ def _head(layer: int, head: int, layers: int, generator: np.random.Generator) ->
     effective = max(1.0, KEYS * math.exp(-min(s**2, 9.6)))
     frozen = float(s**2 > 2 * math.log(KEYS))
     sink = float(generator.beta(1, 8))
-    regime = "sink-dominated" if sink > 0.4 else "frozen" if frozen else "diffuse" if effective > 0.1 * KEYS else "selective"
+    regime = (
+        "sink-dominated"
+        if sink > 0.4
+        else "frozen"
+        if frozen
+        else "diffuse"
+        if effective > 0.1 * KEYS
+        else "selective"
+    )
     return {
         "layer": layer,
         "head": head,
@@ -264,17 +377,36 @@ def _curves(row: dict[str, Any], generator: np.random.Generator, *, moments: boo
     n = np.unique((16 * 2.0 ** np.arange(0, 20.5, 0.5)).astype(int))
     made = [_curve(row, "l2", "exact", n, 1.0, "replacement")]
     kept = np.unique((16 * 2.0 ** np.arange(0, 10.1, 1.0)).astype(int))
-    made.append(_curve(row, "l2_kept", "exact", kept, np.sqrt(np.maximum(0.0, 1 - kept / KEYS)), "bernoulli"))
+    made.append(
+        _curve(
+            row, "l2_kept", "exact", kept, np.sqrt(np.maximum(0.0, 1 - kept / KEYS)), "bernoulli"
+        )
+    )
     if moments:
         few = np.array([64, 256, 1024, 4096])
         for metric in ("mean", "cov"):
-            made.append(_curve(row, metric, "montecarlo", few, generator.lognormal(-1.0, 0.1, few.size), "replacement"))
+            made.append(
+                _curve(
+                    row,
+                    metric,
+                    "montecarlo",
+                    few,
+                    generator.lognormal(-1.0, 0.1, few.size),
+                    "replacement",
+                )
+            )
     return made
 
 
-def _curve(row: dict[str, Any], metric: str, kind: str, n: Any, factor: Any, sampling: str) -> Columns:
+def _curve(
+    row: dict[str, Any], metric: str, kind: str, n: Any, factor: Any, sampling: str
+) -> Columns:
     rms = row["limit_rms"] * math.exp(row["score_sd"] / 2) * n ** -row["beta_fit"] * factor
-    slope = np.gradient(np.log(np.maximum(rms, 1e-12)), np.log(n)) if kind == "exact" else np.full(n.size, np.nan)
+    slope = (
+        np.gradient(np.log(np.maximum(rms, 1e-12)), np.log(n))
+        if kind == "exact"
+        else np.full(n.size, np.nan)
+    )
     return {
         "layer": row["layer"],
         "head": row["head"],
@@ -294,14 +426,26 @@ def _scores(row: dict[str, Any], generator: np.random.Generator) -> Columns:
     z = np.linspace(-6, 6, 61)
     gaussian = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
     density = gaussian * (1 + 0.1 * np.tanh(z) * generator.normal(1.0, 0.3, z.size))
-    return {"layer": row["layer"], "head": row["head"], "z": z, "density": density, "gaussian": gaussian}
+    return {
+        "layer": row["layer"],
+        "head": row["head"],
+        "z": z,
+        "density": density,
+        "gaussian": gaussian,
+    }
 
 
 def _tails(row: dict[str, Any]) -> Columns:
     z = np.linspace(0, 6, 41)
     gaussian = np.array([0.5 * math.erfc(value / math.sqrt(2)) for value in z])
     survival = gaussian ** (0.8 + 0.05 * row["score_sd"])
-    return {"layer": row["layer"], "head": row["head"], "z": z, "survival": survival, "gaussian": gaussian}
+    return {
+        "layer": row["layer"],
+        "head": row["head"],
+        "z": z,
+        "survival": survival,
+        "gaussian": gaussian,
+    }
 
 
 def _budget(heads: pd.DataFrame) -> pd.DataFrame:

@@ -1,4 +1,6 @@
-"""A real browser for tests: Debian's Chromium, headless, used through playwright; in words that the tests of pages share."""
+"""A real browser for tests: Debian's Chromium, headless, used through playwright; in words that the
+tests of pages share.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def started(command: str) -> Iterator[Browser]:
     """A browser with a profile of its own, ended with all its processes."""
     with sync_playwright() as playwright:
         # no sandbox: tests also run as root in containers, and open nothing but pages they made
-        chromium = playwright.chromium.launch(executable_path=command, args=FLAGS, chromium_sandbox=False)
+        chromium = playwright.chromium.launch(
+            executable_path=command, args=FLAGS, chromium_sandbox=False
+        )
         try:
             yield Browser(chromium)
         finally:
@@ -40,14 +44,20 @@ def started(command: str) -> Iterator[Browser]:
 
 
 class Browser:
-    """Opens pages. Those of one colour scheme and kind of device share a profile: a new one takes as long as a page."""
+    """Opens pages. Those of one colour scheme and kind of device share a profile: a new one takes
+    as long as a page.
+    """
 
     def __init__(self, chromium: Chromium) -> None:
         self._chromium = chromium
         self._profiles: dict[tuple[bool, bool], BrowserContext] = {}
 
-    def open(self, address: str, *, width: int = 1280, height: int = 900, dark: bool = False) -> Page:
-        """A new page at an address, loaded; everything it asks for and complains of is written down from the start."""
+    def open(
+        self, address: str, *, width: int = 1280, height: int = 900, dark: bool = False
+    ) -> Page:
+        """A new page at an address, loaded; everything it asks for and complains of is written down
+        from the start.
+        """
         page = Page(self._profile(width < 600, dark).new_page())
         page.tab.set_viewport_size({"width": width, "height": height})
         page.go(address)
@@ -55,7 +65,9 @@ class Browser:
 
     def _profile(self, phone: bool, dark: bool) -> BrowserContext:
         if (phone, dark) not in self._profiles:
-            profile = self._chromium.new_context(is_mobile=phone, color_scheme="dark" if dark else "light")
+            profile = self._chromium.new_context(
+                is_mobile=phone, color_scheme="dark" if dark else "light"
+            )
             profile.set_default_timeout(1000 * PATIENCE)
             self._profiles[phone, dark] = profile
         return self._profiles[phone, dark]
@@ -69,7 +81,10 @@ class Page:
         self.complaints: list[str] = []
         self.requests: list[str] = []
         tab.on("request", lambda request: self.requests.append(request.url))
-        tab.on("console", lambda message: self.complaints.append(f"console.{message.type}: {message.text}"))
+        tab.on(
+            "console",
+            lambda message: self.complaints.append(f"console.{message.type}: {message.text}"),
+        )
         tab.on("pageerror", lambda error: self.complaints.append(str(error)))
 
     def go(self, address: str) -> None:
@@ -80,12 +95,16 @@ class Page:
         return self.tab.evaluate(expression)
 
     def settle(self) -> None:
-        """Two frames: what a change sets off has been drawn. A page behind another draws none, so at most a moment."""
+        """Two frames: what a change sets off has been drawn. A page behind another draws none, so
+        at most a moment.
+        """
         frames = "requestAnimationFrame(() => requestAnimationFrame(() => done(true)))"
         self.evaluate(f"new Promise((done) => {{ {frames}; setTimeout(() => done(false), 500); }})")
 
     def wait(self, expression: str, seconds: float = PATIENCE) -> None:
-        """Asked again and again: playwright's own way is an eval in the page, which the page's policy refuses."""
+        """Asked again and again: playwright's own way is an eval in the page, which the page's
+        policy refuses.
+        """
         end = time.monotonic() + seconds
         while not self.evaluate(f"Boolean({expression})"):
             assert time.monotonic() < end, f"never became true: {expression}"

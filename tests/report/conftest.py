@@ -1,4 +1,6 @@
-"""Runs, pages and a browser for the tests of reports; what they look like is kept in artefacts/report."""
+"""Runs, pages and a browser for the tests of reports; what they look like is kept in
+artefacts/report.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,16 @@ from tests.report.browser import Browser, Page, find_chromium, started
 
 ARTEFACTS = Path(__file__).parents[2] / "artefacts" / "report"
 MISSING = (
-    "no Chromium found: make chromium installs Debian's, which needs apt-get, root or sudo, and a reachable package archive; "
-    "or name a browser in ESSCHER_CHROMIUM"
+    "no Chromium found: make chromium installs Debian's, which needs apt-get, root or sudo, and a"
+    " reachable package archive; or name a browser in ESSCHER_CHROMIUM"
 )
 
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """One headless Chromium for the tests of this folder; not for longer, as its event loop is in the way of others."""
+    """One headless Chromium for the tests of this folder; not for longer, as its event loop is in
+    the way of others.
+    """
     command = find_chromium()
     if command is None:
         pytest.skip(MISSING)
@@ -31,7 +35,9 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def visit(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """Open a file; whatever test did so, the page must not have complained nor asked for anything else."""
+    """Open a file; whatever test did so, the page must not have complained nor asked for anything
+    else.
+    """
     opened: list[tuple[Page, str]] = []
 
     def open_file(path: Path, place: str = "", **options: object) -> Page:
@@ -44,7 +50,11 @@ def visit(browser: Browser) -> Iterator[Callable[..., Page]]:
     for page, address in opened:
         page.settle()
         assert page.complaints == []
-        assert [request for request in page.requests if request != address and not request.startswith("blob:")] == []
+        assert [
+            request
+            for request in page.requests
+            if request != address and not request.startswith("blob:")
+        ] == []
         page.close()
 
 

@@ -1,4 +1,6 @@
-"""Charts of a page in use: saved as files, looked at more closely, and read by mouse, finger and keys."""
+"""Charts of a page in use: saved as files, looked at more closely, and read by mouse, finger and
+keys.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,22 @@ def words_of(file: Path) -> str:
 
 def test_every_figure_has_a_way_to_a_file(visit: Visit, atlas_page: Path) -> None:
     page = visit(atlas_page, "#L3H5")
-    assert page.count("figure") == page.count("figure .tools .svg") == page.count("figure .tools .png") >= 8
-    assert page.evaluate("[...document.querySelectorAll('.plot > svg, .map')].every((picture) => picture.closest('figure'))")
+    assert (
+        page.count("figure")
+        == page.count("figure .tools .svg")
+        == page.count("figure .tools .png")
+        >= 8
+    )
+    assert page.evaluate(
+        "[...document.querySelectorAll('.plot > svg, .map')].every((picture) =>"
+        " picture.closest('figure'))"
+    )
 
 
 def test_a_chart_as_svg(visit: Visit, atlas_page: Path, tmp_path: Path) -> None:
-    """A file of its own: named by run, head and title, no style sheet, its title and legend in it, hidden curves left out."""
+    """A file of its own: named by run, head and title, no style sheet, its title and legend in it,
+    hidden curves left out.
+    """
     page = visit(atlas_page, "#L3H5", dark=True)
     file = saved(page, ERROR, "svg", tmp_path)
     assert file.name == "esscher-six-by-twelve-L3H5-Error_against_the_limit.svg"
@@ -47,7 +59,13 @@ def test_a_chart_as_svg(visit: Visit, atlas_page: Path, tmp_path: Path) -> None:
     assert 'fill="rgb(255, 255, 255)"' in text  # on white, though the page is dark
     assert 'stroke="rgb(0, 114, 178)"' in text
     words = words_of(file)
-    for part in ("Error against the limit", "rms error", "tokens n", "exact, keys drawn with replacement", "10 % of the limit"):
+    for part in (
+        "Error against the limit",
+        "rms error",
+        "tokens n",
+        "exact, keys drawn with replacement",
+        "10 % of the limit",
+    ):
         assert part in words
     assert "(kept)" not in words
     assert "(kept)" in page.text(f"{ERROR} .legend")
@@ -95,8 +113,13 @@ def test_a_map_as_svg(visit: Visit, atlas_page: Path, tmp_path: Path) -> None:
 
 def test_hostile_words_make_a_sound_file(visit: Visit, tmp_path: Path) -> None:
     tables = atlas_tables(1, 2)
-    tables["heads"]["regime"] = ["".join(HOSTILE[:5]), "\ud800\x00\x08".encode("utf-8", "replace").decode() + "\x01]]>"]
-    page = visit(write_report([store_run(tmp_path / "run", ProbeLike(), tables)], tmp_path / "page.html"))
+    tables["heads"]["regime"] = [
+        "".join(HOSTILE[:5]),
+        "\ud800\x00\x08".encode("utf-8", "replace").decode() + "\x01]]>",
+    ]
+    page = visit(
+        write_report([store_run(tmp_path / "run", ProbeLike(), tables)], tmp_path / "page.html")
+    )
     page.choose("#map select", "regime")
     words = words_of(saved(page, "#map figure", "svg", tmp_path))
     assert "<script>" in words
@@ -114,7 +137,10 @@ def drag(page: Page, start: tuple[float, float], end: tuple[float, float]) -> No
     page.tab.locator(f"{ERROR} .plot").scroll_into_view_if_needed()
     box = page.tab.locator(f"{ERROR} .plot svg").bounding_box()
     assert box is not None
-    places = [(box["x"] + share[0] * box["width"], box["y"] + share[1] * box["height"]) for share in (start, end)]
+    places = [
+        (box["x"] + share[0] * box["width"], box["y"] + share[1] * box["height"])
+        for share in (start, end)
+    ]
     page.tab.mouse.move(*places[0])
     page.tab.mouse.down()
     page.tab.mouse.move(*places[1], steps=4)
@@ -127,7 +153,10 @@ def test_dragging_zooms_and_a_double_click_shows_all(visit: Visit, atlas_page: P
     before = ticks(page)
     drag(page, (0.3, 0.5), (0.6, 0.502))  # along the first axis alone
     assert ticks(page) != before
-    upright = "[...document.querySelectorAll(\"#head figure .plot text[text-anchor='end']\")].map((node) => node.textContent)"
+    upright = (
+        "[...document.querySelectorAll(\"#head figure .plot text[text-anchor='end']\")].map((node)"
+        " => node.textContent)"
+    )
     kept = page.evaluate(upright)
     drag(page, (0.3, 0.3), (0.7, 0.6))
     assert page.evaluate(upright) != kept
@@ -138,14 +167,19 @@ def test_dragging_zooms_and_a_double_click_shows_all(visit: Visit, atlas_page: P
     assert ticks(page) == before
 
 
-def test_zoom_stays_when_a_curve_is_hidden_or_the_window_changes(visit: Visit, atlas_page: Path) -> None:
+def test_zoom_stays_when_a_curve_is_hidden_or_the_window_changes(
+    visit: Visit, atlas_page: Path
+) -> None:
     page = visit(atlas_page, "#L3H5")
     drag(page, (0.3, 0.3), (0.6, 0.7))
     labels = ticks(page)
     page.click(f"{ERROR} .legend button")
     assert ticks(page) == labels
     page.tab.set_viewport_size({"width": 1200, "height": 900})
-    page.wait(f"document.querySelector('{ERROR.replace(chr(39), chr(34))} .plot svg').getAttribute('width') < 700")
+    page.wait(
+        f"document.querySelector('{ERROR.replace(chr(39), chr(34))} .plot"
+        " svg').getAttribute('width') < 700"
+    )
     page.click(f"{ERROR} .tools button:nth-child(3)")
     assert ticks(page) != labels
 
@@ -214,7 +248,7 @@ EVERY = """(() => {
         }
     }
     return silent;
-})()"""
+})()"""  # noqa: E501
 
 
 def test_every_curve_and_point_tells_its_values(visit: Visit, atlas_page: Path) -> None:
@@ -242,11 +276,21 @@ def endless_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         heads[f"relative_{n}"] = relative
         heads[f"relative_{n}_low"], heads[f"relative_{n}_high"] = 0.9 * relative, relative / 0.9
     rows = [
-        {"layer": 0, "head": head, "number": "beta_fit", "value": 0.5, "half": 0.4, "quarter": 0.3, "eighth": 0.2}
+        {
+            "layer": 0,
+            "head": head,
+            "number": "beta_fit",
+            "value": 0.5,
+            "half": 0.4,
+            "quarter": 0.3,
+            "eighth": 0.2,
+        }
         | {"estimate": 0.777, "low": 0.3, "high": float("nan"), "status": status}
         for head, status in ((0, "moving"), (1, "beyond the pool"))
     ]
-    return store_run(tmp_path_factory.mktemp("endless") / "run", ProbeLike(), {**tables, "endless": rows})
+    return store_run(
+        tmp_path_factory.mktemp("endless") / "run", ProbeLike(), {**tables, "endless": rows}
+    )
 
 
 def test_intervals_for_an_endless_text_tell_their_ends(visit: Visit, endless_run: Run) -> None:
@@ -261,7 +305,9 @@ def test_intervals_for_an_endless_text_tell_their_ends(visit: Visit, endless_run
     assert "exact, keys drawn with replacement" in told
 
 
-def test_no_estimate_is_shown_where_there_is_a_bound_at_best(visit: Visit, endless_run: Run) -> None:
+def test_no_estimate_is_shown_where_there_is_a_bound_at_best(
+    visit: Visit, endless_run: Run
+) -> None:
     """By the place of the status among the words of its column, not by the word."""
     page = visit(write_report([endless_run]), "#L0H0")
     assert "0.777" in page.text("#head .endless")

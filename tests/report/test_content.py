@@ -1,4 +1,6 @@
-"""What the page is given: numbers rounded once, words that say what the row says, every column explained."""
+"""What the page is given: numbers rounded once, words that say what the row says, every column
+explained.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from esscher import report
 from esscher.report import render_page, write_report
 from esscher.report.packing import Grids, columns_of, number, shortened
 from esscher.report.page import content_of
-from esscher.report.words import demanding, need_column, ranked_heads, sentence, text_described, written
+from esscher.report.words import (
+    demanding,
+    need_column,
+    ranked_heads,
+    sentence,
+    text_described,
+    written,
+)
 from esscher.runs import Run, load_run
 from esscher.runs.columns import declare
 from tests.report.atlas import ProbeLike, atlas_run, atlas_tables, declared, store_run
@@ -22,7 +31,14 @@ from tests.report.atlas import ProbeLike, atlas_run, atlas_tables, declared, sto
 
 @pytest.mark.parametrize(
     ("value", "packed"),
-    [(0.123456789, 0.12346), (16384.0, 16384), (math.nan, None), (-math.inf, None), (1e300, 1e300), (0.0, 0)],
+    [
+        (0.123456789, 0.12346),
+        (16384.0, 16384),
+        (math.nan, None),
+        (-math.inf, None),
+        (1e300, 1e300),
+        (0.0, 0),
+    ],
 )
 def test_numbers_keep_five_digits(value: float, packed: float | None) -> None:
     assert number(value) == packed
@@ -56,13 +72,15 @@ def test_every_stored_column_is_explained(atlas: Run) -> None:
     assert shown["tokens_needed_5pct"]["label"] == "tokens for 5 %"
 
 
-def test_a_page_of_a_run_that_says_nothing_of_its_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_of_a_run_that_says_nothing_of_its_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Runs of an earlier esscher: columns are shown under their own names, in their own order."""
     monkeypatch.setattr("tests.report.atlas.declared", lambda spec: {})
     content = content_of(atlas_run(tmp_path / "old", 2, 2))
     assert [column["key"] for column in content["columns"]] == list(content["rows"])
     assert content["columns"][2] == {
-        "key": "kv_head", "kind": "int", "label": "kv head", "help": "Column kv_head of the stored table."
+        "key": "kv_head", "kind": "int", "label": "kv head", "help": "Column kv_head of the stored table."  # noqa: E501
     }  # fmt: skip
 
 
@@ -87,30 +105,52 @@ def test_the_most_demanding_heads() -> None:
     told = demanding(heads(), "10")
     assert [entry["head"] for entry in told["most"]] == ["L0H2", "L0H3"]
     assert [entry["head"] for entry in told["least"]] == ["L0H0", "L0H1"]
-    assert told["most"][0]["text"] == (
-        "never came down to 10 % within what was measured (its error at 1,000 tokens is 90 %); "
+    assert (
+        told["most"][0]["text"]
+        == "never came down to 10 % within what was measured (its error at 1,000 tokens is 90 %); "
         "its error falls with exponent 0.05. It is frozen."
     )
     assert demanding(heads(), "1") == {"most": [], "least": []}
 
 
 def test_a_sentence_says_what_the_row_says() -> None:
-    row = {"layer": 1, "head": 2, "tokens_needed_10pct": 2500.0, "n_keys": 1000, "coupling": 3.14159, "effective_tokens": 41.7}
+    row = {
+        "layer": 1,
+        "head": 2,
+        "tokens_needed_10pct": 2500.0,
+        "n_keys": 1000,
+        "coupling": 3.14159,
+        "effective_tokens": 41.7,
+    }
     why = "; its coupling is 3.14, about 42 keys share its attention."
-    assert sentence(row, "10") == f"needs 2,500 draws with replacement from 1,000 keys for an error of 10 %{why}"
+    assert (
+        sentence(row, "10")
+        == f"needs 2,500 draws with replacement from 1,000 keys for an error of 10 %{why}"
+    )
     few = row | {"tokens_needed_10pct": 250.0}
     assert sentence(few, "10") == f"needs 250 tokens for an error of 10 % (25 % of the pool){why}"
-    assert sentence(few, "10", own=True) == f"needs 250 draws with replacement from 1,000 keys for an error of 10 %{why}"
+    assert (
+        sentence(few, "10", own=True)
+        == f"needs 250 draws with replacement from 1,000 keys for an error of 10 %{why}"
+    )
     ruled = row | {"cache_kept_10pct": 12.5, "cache_rule_10pct": "heavy", "rule_keys": 256.0}
-    assert sentence(ruled, "10", own=True) == f"keeps 12.5 of 256 keys by heavy for an error of 10 %{why}"
+    assert (
+        sentence(ruled, "10", own=True)
+        == f"keeps 12.5 of 256 keys by heavy for an error of 10 %{why}"
+    )
     none = ruled | {"cache_kept_10pct": math.nan, "cache_rule_10pct": "none"}
-    assert sentence(none, "10").startswith("keeps more of 256 keys than were tried for an error of 10 %; ")
+    assert sentence(none, "10").startswith(
+        "keeps more of 256 keys than were tried for an error of 10 %; "
+    )
 
 
 def test_heads_are_ordered_by_what_a_keep_rule_needs() -> None:
-    """Draws with replacement say the contrary: two keys decide head 1, the easiest for a rule and the worst for draws."""
+    """Draws with replacement say the contrary: two keys decide head 1, the easiest for a rule and
+    the worst for draws.
+    """
     known = heads().assign(
-        cache_kept_10pct=[120.0, 2.0, math.nan, math.nan, math.nan], floor_kept_10pct=[60.0, 2.0, 90.0, 99.0, math.nan]
+        cache_kept_10pct=[120.0, 2.0, math.nan, math.nan, math.nan],
+        floor_kept_10pct=[60.0, 2.0, 90.0, 99.0, math.nan],
     )
     assert need_column(known, "10") == "cache_kept_10pct"
     assert need_column(known, "5") == "tokens_needed_5pct"
@@ -120,32 +160,55 @@ def test_heads_are_ordered_by_what_a_keep_rule_needs() -> None:
 
 
 def test_unsettled_numbers_are_said_by_the_words_of_the_run(tmp_path: Path) -> None:
-    """Whatever the statuses are called: the first is the best, and of the last no estimate is to be trusted."""
+    """Whatever the statuses are called: the first is the best, and of the last no estimate is to be
+    trusted.
+    """
     row = {"layer": 1, "head": 2, "tokens_needed_10pct": 2500.0, "settled": "adrift"}
     assert "More text may change these numbers: adrift." in sentence(row, "10", ("adrift", "lost"))
     assert "More text" not in sentence(row | {"settled": "at rest"}, "10", ("adrift", "lost"))
     tables = atlas_tables(1, 2)
     tables["heads"]["settled"] = ["moving", "beyond the pool"]
-    numbers = {"number": "beta_fit", "value": 0.5, "half": 0.4, "quarter": 0.3, "eighth": 0.2, "estimate": 0.7, "low": 0.1}
+    numbers = {
+        "number": "beta_fit",
+        "value": 0.5,
+        "half": 0.4,
+        "quarter": 0.3,
+        "eighth": 0.2,
+        "estimate": 0.7,
+        "low": 0.1,
+    }
     statuses = ("moving", "beyond the pool")
     tables["endless"] = [
-        numbers | {"layer": 0, "head": head, "high": math.nan, "status": status} for head, status in enumerate(statuses)
+        numbers | {"layer": 0, "head": head, "high": math.nan, "status": status}
+        for head, status in enumerate(statuses)
     ]
     content = content_of(store_run(tmp_path / "run", ProbeLike(), tables))
     assert [rows[0][3] for rows in content["endless"]] == [0.7, None]
     told = [entry["text"] for entries in content["words"]["10"].values() for entry in entries]
-    assert all(any(text.endswith(f"may change these numbers: {status}.") for text in told) for status in statuses)
+    assert all(
+        any(text.endswith(f"may change these numbers: {status}.") for text in told)
+        for status in statuses
+    )
 
 
 def test_no_status_stands_in_the_report() -> None:
     """The words of statuses are the column's alone."""
     folder = Path(report.__file__).parent
-    sources = [path.read_text("utf-8") for path in folder.rglob("*") if path.suffix in (".py", ".js")]
-    assert not [word for word in ("moving", "beyond the pool") for text in sources if f'"{word}"' in text]
+    sources = [
+        path.read_text("utf-8") for path in folder.rglob("*") if path.suffix in (".py", ".js")
+    ]
+    assert not [
+        word for word in ("moving", "beyond the pool") for text in sources if f'"{word}"' in text
+    ]
 
 
 def test_written_numbers() -> None:
-    assert [written(value) for value in (16384, 0.0432, 1234.5, 3.1e9)] == ["16,384", "0.0432", "1,234", "3.1e+09"]
+    assert [written(value) for value in (16384, 0.0432, 1234.5, 3.1e9)] == [
+        "16,384",
+        "0.0432",
+        "1,234",
+        "3.1e+09",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -169,22 +232,33 @@ def test_the_text_in_words(corpus: dict[str, object], text: str) -> None:
         ({"weights": "GGUF Q4_1, dequantised to float32"}, " (GGUF Q4_1, dequantised to float32)"),
     ],
 )
-def test_first_line_from_what_was_measured(weights: dict[str, str], shown: str, tmp_path: Path) -> None:
+def test_first_line_from_what_was_measured(
+    weights: dict[str, str], shown: str, tmp_path: Path
+) -> None:
     tables = {
-        "heads": [{"layer": 0, "head": 0, "status": "ok", "reason": "", "n_keys": 100, "n_queries": 7}],
+        "heads": [
+            {"layer": 0, "head": 0, "status": "ok", "reason": "", "n_keys": 100, "n_queries": 7}
+        ],
         "about": [{"model": "known-model", "tokens": 4000, "window": 512, **weights}],
     }
     content = content_of(store_run(tmp_path / "run", ProbeLike(), tables))
-    assert content["lines"][0] == (
-        f"known-model{shown} on prose.txt, 4,000 tokens in windows of 512: 1 head in 1 layer, 100 keys and 7 queries a head."
+    assert (
+        content["lines"][0]
+        == f"known-model{shown} on prose.txt, 4,000 tokens in windows of 512: 1 head in 1 layer,"
+        " 100 keys and 7 queries a head."
     )
 
 
 def test_first_line_says_that_keys_are_a_mean_over_depths(tmp_path: Path) -> None:
     head = {"layer": 0, "head": 0, "status": "ok", "reason": "", "n_keys": 1272, "n_queries": 7}
-    tables = {"heads": [head | {"n_keys_least": 497, "n_keys_most": 2048}], "about": [{"model": "known-model"}]}
+    tables = {
+        "heads": [head | {"n_keys_least": 497, "n_keys_most": 2048}],
+        "about": [{"model": "known-model"}],
+    }
     content = content_of(store_run(tmp_path / "run", ProbeLike(), tables))
-    assert "1,272 keys (mean over depths, 497 to 2,048) and 7 queries a head." in content["lines"][0]
+    assert (
+        "1,272 keys (mean over depths, 497 to 2,048) and 7 queries a head." in content["lines"][0]
+    )
     tables["heads"] = [head | {"n_keys_least": 1272, "n_keys_most": 1272}]
     content = content_of(store_run(tmp_path / "same", ProbeLike(), tables))
     assert "1,272 keys and 7 queries a head." in content["lines"][0]
@@ -213,7 +287,9 @@ load_run(sys.argv[1]).plot_map(ax=Figure().subplots())
 def test_bad_places(atlas: Run, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="runs: expected at least one run"):
         write_report([])
-    with pytest.raises(ValueError, match=r"out: expected a file name such as report\.html, got the folder"):
+    with pytest.raises(
+        ValueError, match=r"out: expected a file name such as report\.html, got the folder"
+    ):
         write_report([atlas], tmp_path)
 
 
@@ -247,7 +323,9 @@ def test_summary_names_the_sinks(tmp_path: Path) -> None:
 
 
 def test_summary_says_of_how_many_layers(tmp_path: Path) -> None:
-    tables = atlas_tables(3, 4) | {"about": pd.DataFrame([{"model": "some", "layers": 30, "heads": 4}])}
+    tables = atlas_tables(3, 4) | {
+        "about": pd.DataFrame([{"model": "some", "layers": 30, "heads": 4}])
+    }
     run = store_run(tmp_path / "run", ProbeLike(), tables)
     assert "12 of 12 heads measured, 3 of 30 layers" in run.summary()
 

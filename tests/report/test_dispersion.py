@@ -1,4 +1,6 @@
-"""Dispersion on the page of a probe and in its figures: the curves of a head, and what is said of them."""
+"""Dispersion on the page of a probe and in its figures: the curves of a head, and what is said of
+them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ N = np.array([2, 16, 128, 1024])
 def tables() -> dict[str, Any]:
     found = atlas_tables(2, 3)
     heads = found["heads"]
-    heads["tokens_exponent"], heads["half_weight_at"] = 0.75, [np.nan, *np.arange(3.0, 3.0 + len(heads) - 1)]
+    heads["tokens_exponent"], heads["half_weight_at"] = (
+        0.75,
+        [np.nan, *np.arange(3.0, 3.0 + len(heads) - 1)],
+    )
     parts = []
     for row in heads.to_dict("records"):
         place = {"layer": row["layer"], "head": row["head"], "temperature": 1.0}
@@ -36,7 +41,9 @@ def tables() -> dict[str, Any]:
             "planted_weight": np.nan,
         }
         parts += [{**place, **whole, "origin": origin} for origin in ("random keys", "position")]
-    return found | {"dispersion": pd.concat([pd.DataFrame(part) for part in parts], ignore_index=True)}
+    return found | {
+        "dispersion": pd.concat([pd.DataFrame(part) for part in parts], ignore_index=True)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +63,19 @@ def test_content_holds_the_curves_of_every_head(run: Run) -> None:
 
 def test_a_head_shows_its_spread(visit: Callable[..., Page], run: Run) -> None:
     page = visit(write_report([run]), "#L0H1")
-    assert page.texts("#head .spread h3") == ["Effective tokens against keys", "Largest weight against keys"]
+    assert page.texts("#head .spread h3") == [
+        "Effective tokens against keys",
+        "Largest weight against keys",
+    ]
     assert page.texts("#head .spread figcaption") == [
         "Effective tokens of random keys grow as n to the power 0.75.",
         "The largest weight stays below a half from about 3 random keys on.",
     ]
     page = visit(write_report([run]), "#L0H0")
-    assert page.texts("#head .spread figcaption")[1] == "The largest weight is not below a half at the last n."
+    assert (
+        page.texts("#head .spread figcaption")[1]
+        == "The largest weight is not below a half at the last n."
+    )
 
 
 def test_figures(run: Run) -> None:
@@ -72,4 +85,8 @@ def test_figures(run: Run) -> None:
     assert points.get_linestyle() == "None"
     assert uniform.get_label() == "uniform: n"
     names = {name.split("_L")[0] for name in _plans(run)}
-    assert {"dispersion_least_demanding", "dispersion_most_demanding", "map_tokens_exponent"} <= names
+    assert {
+        "dispersion_least_demanding",
+        "dispersion_most_demanding",
+        "map_tokens_exponent",
+    } <= names

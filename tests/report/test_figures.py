@@ -13,7 +13,13 @@ from esscher.report.figures import exponents_panel, plot_exponents
 
 def test_the_axes_of_exponents_hold_every_point_and_the_legend_hides_none() -> None:
     rates = pd.DataFrame(
-        {"horizon2": [0.1, 1.0], "exponent": [0.663, 0.3], "low": [0.6, -0.05], "high": [0.72, 0.4], "sharp": [0.5, np.nan]}
+        {
+            "horizon2": [0.1, 1.0],
+            "exponent": [0.663, 0.3],
+            "low": [0.6, -0.05],
+            "high": [0.72, 0.4],
+            "sharp": [0.5, np.nan],
+        }
     )
     figure = Figure(figsize=(5, 3), layout="constrained")
     ax = figure.subplots()
@@ -28,7 +34,9 @@ def test_the_axes_of_exponents_hold_every_point_and_the_legend_hides_none() -> N
 
 
 def test_rates_of_moments_are_not_drawn_over_the_l2_error() -> None:
-    """[B]'s exponent and the sharp one of moments are left to figures of moments; the sharp ones of the L2 error are there."""
+    """[B]'s exponent and the sharp one of moments are left to figures of moments; the sharp ones of
+    the L2 error are there.
+    """
     law, head = es.Gaussian([[1.0]]), es.Head([[1.2]], [[1.0]])
     ax = Figure().subplots()
     plot_exponents(ax, es.exact_curve(head, law, law, [10, 1000]), es.predictions(head, law))

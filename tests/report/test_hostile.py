@@ -30,7 +30,9 @@ HOSTILE = [SCRIPT, ENDING, QUOTES, RIGHT_TO_LEFT, SEPARATORS, LONG]
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Hostile text wherever text can be: model, files, reasons, regimes, signatures, splits, rules, the folder's name."""
+    """Hostile text wherever text can be: model, files, reasons, regimes, signatures, splits, rules,
+    the folder's name.
+    """
     tables = atlas_tables(2, 4, failed=0.3, seed=5)
     heads = tables["heads"]
     heads["reason"] = heads["reason"].where(heads["status"] == "ok", SCRIPT + ENDING)
@@ -58,7 +60,10 @@ def hostile_rules() -> dict[str, Any]:
     for table in ("frontier", "rule_budget"):
         tables[table] = tables[table].assign(rule=tables[table]["rule"].map(names))
     totals = tables["rule_budget"].assign(worst_head=ENDING, chosen=QUOTES)
-    return {"frontier": tables["frontier"], "rule_budget": pd.concat([totals, totals.assign(rule="__proto__")])}
+    return {
+        "frontier": tables["frontier"],
+        "rule_budget": pd.concat([totals, totals.assign(rule="__proto__")]),
+    }
 
 
 def unharmed(page: Page) -> None:
@@ -76,14 +81,17 @@ def test_hostile_text_is_text(visit: Callable[..., Page], hostile: Path, artefac
     assert "10,0" not in title[:200]
     assert "characters)" in title
     assert SCRIPT in page.text(".what")
-    whole = page.evaluate("[...document.querySelectorAll('footer dd')].map((node) => node.textContent).join('|')")
+    whole = page.evaluate(
+        "[...document.querySelectorAll('footer dd')].map((node) => node.textContent).join('|')"
+    )
     for text in HOSTILE:
         assert text in whole  # nothing was cut there, nothing was changed
     told = page.texts("#head .looks mark")
     assert SCRIPT in told
     assert RIGHT_TO_LEFT in told
     assert max(map(len, told)) < 200
-    assert "\u2421\u2401" in next(text for text in told if "paragraph" in text)  # control characters by their pictures
+    # control characters by their pictures
+    assert "\u2421\u2401" in next(text for text in told if "paragraph" in text)
     for place in ("#L0H1", "#L1H0", "#R2-L1H3"):
         page.evaluate(f"location.hash = '{place}'")
         page.settle()
@@ -91,14 +99,18 @@ def test_hostile_text_is_text(visit: Callable[..., Page], hostile: Path, artefac
     page.screenshot(artefacts / "hostile_desk.png")
 
 
-def test_hostile_text_fits_a_phone(visit: Callable[..., Page], hostile: Path, artefacts: Path) -> None:
+def test_hostile_text_fits_a_phone(
+    visit: Callable[..., Page], hostile: Path, artefacts: Path
+) -> None:
     page = visit(hostile, "#L0H0", width=390)
     unharmed(page)
     page.screenshot(artefacts / "hostile_phone.png")
 
 
 def test_direction_stays_inside(visit: Callable[..., Page], hostile: Path) -> None:
-    """Every text from outside stands in an isolating element, so that no override reaches past it."""
+    """Every text from outside stands in an isolating element, so that no override reaches
+    past it.
+    """
     page = visit(hostile, "#L0H0")
     loose = """(() => {
         const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [];
@@ -114,7 +126,9 @@ def test_direction_stays_inside(visit: Callable[..., Page], hostile: Path) -> No
 
 def test_spreadsheets_run_nothing(visit: Callable[..., Page], hostile: Path) -> None:
     page = visit(hostile)
-    text = page.evaluate("csvOf([{key: 'a'}], {a: ['=1+1', '@x', '-2', 'plain', -2]}, [0, 1, 2, 3, 4])")
+    text = page.evaluate(
+        "csvOf([{key: 'a'}], {a: ['=1+1', '@x', '-2', 'plain', -2]}, [0, 1, 2, 3, 4])"
+    )
     assert text.split("\r\n") == ["a", "'=1+1", "'@x", "'-2", "plain", "-2", ""]
 
 

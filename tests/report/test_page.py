@@ -1,4 +1,6 @@
-"""The page of a probe in a real browser: opened from disk, used with mouse and keys, at both widths."""
+"""The page of a probe in a real browser: opened from disk, used with mouse and keys, at both
+widths.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,27 @@ def test_opens_from_disk_in_silence_with_every_cell(visit: Visit, atlas_page: Pa
     assert page.requests == [atlas_page.as_uri()]
     assert page.complaints == []
     assert page.count(".map .cell") == 72
-    assert page.text(".what").startswith("example/six-layers on prose.txt: 72 heads in 6 layers, 16,384 keys")
+    assert page.text(".what").startswith(
+        "example/six-layers on prose.txt: 72 heads in 6 layers, 16,384 keys"
+    )
     assert "torch 2.13.0" in page.text(".made")
-    assert page.evaluate("document.querySelectorAll('script[src], link[href^=http], img, iframe').length") == 0
+    assert (
+        page.evaluate(
+            "document.querySelectorAll('script[src], link[href^=http], img, iframe').length"
+        )
+        == 0
+    )
 
 
 def test_complaints_and_requests_would_be_noticed(browser: Browser, tmp_path: Path) -> None:
-    """The two detectors the other tests rest on: an error in the console, an exception, a request."""
+    """The two detectors the other tests rest on: an error in the console, an exception, a
+    request.
+    """
     bad = tmp_path / "bad.html"
-    bad.write_text("<img src='other.png'><script>console.error('no'); setTimeout(() => { throw new Error('worse'); })</script>")
+    bad.write_text(
+        "<img src='other.png'><script>console.error('no'); setTimeout(() => { throw new"
+        " Error('worse'); })</script>"
+    )
     page = browser.open(bad.as_uri())
     page.settle()
     assert any("console.error" in complaint for complaint in page.complaints)
@@ -43,12 +57,19 @@ def test_complaints_and_requests_would_be_noticed(browser: Browser, tmp_path: Pa
 
 def test_policy_refuses_requests_and_foreign_scripts(browser: Browser, atlas_page: Path) -> None:
     page = browser.open(atlas_page.as_uri())
-    assert page.evaluate("fetch('http://127.0.0.1:9/').then(() => 'sent', () => 'refused')") == "refused"
-    page.evaluate("document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.foreign = 1'}))")
+    assert (
+        page.evaluate("fetch('http://127.0.0.1:9/').then(() => 'sent', () => 'refused')")
+        == "refused"
+    )
+    page.evaluate(
+        "document.body.append(Object.assign(document.createElement('script'), {textContent:"
+        " 'window.foreign = 1'}))"
+    )
     page.settle()
     assert page.evaluate("window.foreign === undefined")
     told = " ".join(page.complaints)
-    assert "default-src 'none'" in told  # the request was refused by the page, not by the other side
+    # the request was refused by the page, not by the other side
+    assert "default-src 'none'" in told
     assert "script-src" in told
     page.close()
 
@@ -72,9 +93,23 @@ def test_epsilon_changes_cells_words_and_cache(visit: Visit, atlas_page: Path, a
 
 def test_every_colour_can_be_chosen(visit: Visit, atlas_page: Path) -> None:
     page = visit(atlas_page)
-    fills = "[...document.querySelectorAll('.map .cell')].map((cell) => cell.getAttribute('fill')).join()"
-    keys = page.evaluate("[...document.querySelectorAll('#map select option')].map((option) => option.value)")
-    wanted = {"needed", "beta_fit", "coupling", "horizon", "effective_tokens", "khat", "regime", "sink_mass"}
+    fills = (
+        "[...document.querySelectorAll('.map .cell')].map((cell) =>"
+        " cell.getAttribute('fill')).join()"
+    )
+    keys = page.evaluate(
+        "[...document.querySelectorAll('#map select option')].map((option) => option.value)"
+    )
+    wanted = {
+        "needed",
+        "beta_fit",
+        "coupling",
+        "horizon",
+        "effective_tokens",
+        "khat",
+        "regime",
+        "sink_mass",
+    }
     assert wanted <= set(keys)
     seen = set()
     for key in keys:
@@ -92,7 +127,12 @@ def test_a_click_opens_the_head_and_its_link_opens_the_same(visit: Visit, atlas_
     assert page.text("#head h2") == "Layer 3, head 5"
     assert page.evaluate("location.hash") == "#L3H5"
     titles = page.texts("#head .chart h3")
-    assert titles == ["Error against the limit", "Local exponent", "Scores against their Gaussian", "Tail of the scores"]
+    assert titles == [
+        "Error against the limit",
+        "Local exponent",
+        "Scores against their Gaussian",
+        "Tail of the scores",
+    ]
     linked = visit(atlas_page, "#L3H5")
     assert linked.text("#head") == page.text("#head")
     assert linked.count(".cell.open") == 1
@@ -105,12 +145,20 @@ def test_head_view_says_everything(visit: Visit, atlas_page: Path, atlas: Run) -
     assert row["regime_reason"] in text
     assert f"k-hat {row['khat']:.3g}" in text
     legend = " ".join(page.texts("#head .legend button"))
-    for part in ("Monte Carlo", "rms (heuristic)", "(proved", "(experimental)", "delta method", "95 % of queries"):
+    for part in (
+        "Monte Carlo",
+        "rms (heuristic)",
+        "(proved",
+        "(experimental)",
+        "delta method",
+        "95 % of queries",
+    ):
         assert part in legend
     assert all(line.label in legend for line in theory_lines(atlas.columns("heads")))
     assert "freezing point" in text.lower()
     assert page.count("#head .numbers tr") == len(atlas.table("heads").columns)
-    assert page.evaluate("document.querySelector('#head .series.points line') !== null")  # intervals
+    # intervals
+    assert page.evaluate("document.querySelector('#head .series.points line') !== null")
 
 
 def test_keys_move_between_heads(visit: Visit, atlas_page: Path) -> None:
@@ -157,7 +205,11 @@ def test_table_sorts_and_filters(visit: Visit, atlas_page: Path, atlas: Run) -> 
         ("nothing-like-this", 0),
     ):
         page.type("#table input", text)
-        page.wait(f"document.querySelector('#table .controls .soft').textContent.startsWith('{count} of 72')", 10)
+        page.wait(
+            f"document.querySelector('#table .controls .soft').textContent.startsWith('{count} of"
+            " 72')",
+            10,
+        )
         assert page.count("#table tbody tr") == count
 
 
@@ -165,7 +217,10 @@ def test_missing_numbers_sort_last_both_ways(visit: Visit, atlas_page: Path) -> 
     page = visit(atlas_page)
     for _ in range(2):
         page.click("#table th button[data-key='tokens_needed_5pct']")
-        column = page.evaluate("[...document.querySelectorAll('#table tbody tr')].map((row) => row.children[4].textContent)")
+        column = page.evaluate(
+            "[...document.querySelectorAll('#table tbody tr')].map((row) =>"
+            " row.children[4].textContent)"
+        )
         assert column[-1] == "–"
         assert column[0] != "–"
 
@@ -175,7 +230,9 @@ def test_every_column_is_explained(visit: Visit, atlas_page: Path, atlas: Run) -
     count = len(atlas.table("heads").columns)
     assert page.count("#table details dt") == page.count("#table details dd") == count
     assert not any("of the stored table" in text for text in page.texts("#table details dd"))
-    assert all(page.evaluate("[...document.querySelectorAll('#table th')].map((cell) => cell.title)"))
+    assert all(
+        page.evaluate("[...document.querySelectorAll('#table th')].map((cell) => cell.title)")
+    )
 
 
 def test_csv_downloads(visit: Visit, atlas_page: Path, atlas: Run, tmp_path: Path) -> None:
@@ -186,8 +243,12 @@ def test_csv_downloads(visit: Visit, atlas_page: Path, atlas: Run, tmp_path: Pat
     rows = list(csv.DictReader(io.StringIO(file.read_text("utf-8"))))
     heads = atlas.table("heads").sort_values("coupling")
     assert set(rows[0]) == set(heads.columns)
-    assert [(int(row["layer"]), int(row["head"])) for row in rows] == list(zip(heads["layer"], heads["head"], strict=True))
-    assert [float(row["coupling"]) for row in rows] == pytest.approx(heads["coupling"].tolist(), rel=1e-4)
+    assert [(int(row["layer"]), int(row["head"])) for row in rows] == list(
+        zip(heads["layer"], heads["head"], strict=True)
+    )
+    assert [float(row["coupling"]) for row in rows] == pytest.approx(
+        heads["coupling"].tolist(), rel=1e-4
+    )
     assert [row["regime_reason"] for row in rows] == heads["regime_reason"].tolist()
 
 
@@ -195,7 +256,10 @@ def test_scatter_names_heads_and_has_theory(visit: Visit, atlas_page: Path) -> N
     page = visit(atlas_page)
     assert page.count("#scatter .series.points circle") == 72
     legend = " ".join(page.texts("#scatter .legend button"))
-    assert all(part in legend for part in ("measured", "(heuristic)", "(experimental)", "(proved if Gaussian)"))
+    assert all(
+        part in legend
+        for part in ("measured", "(heuristic)", "(experimental)", "(proved if Gaussian)")
+    )
     before = page.evaluate("document.querySelector('#scatter svg').innerHTML")
     page.click("#scatter .choice button[data-value='coupling']")
     assert page.evaluate("document.querySelector('#scatter svg').innerHTML") != before
@@ -207,14 +271,33 @@ def test_scatter_names_heads_and_has_theory(visit: Visit, atlas_page: Path) -> N
 
 
 def test_which_tokens_a_head_looks_at(visit: Visit, tmp_path: Path) -> None:
-    """Queries and keys in their text, weights and distances as stored; the sink in words; older runs have neither."""
+    """Queries and keys in their text, weights and distances as stored; the sink in words; older
+    runs have neither.
+    """
     tables = atlas_tables(2, 3)
     heads = tables["heads"].assign(sink_token=["[CLS]", "", "\n", "a", "b", "c"], sink_weight=0.625)
     page = visit(
-        write_report([store_run(tmp_path / "run", ProbeLike(), {**tables, "heads": heads, "looks": looks_table(heads)})]),
+        write_report(
+            [
+                store_run(
+                    tmp_path / "run",
+                    ProbeLike(),
+                    {**tables, "heads": heads, "looks": looks_table(heads)},
+                )
+            ]
+        ),
         "#L0H0",
     )
-    assert page.texts("#head .looks mark") == ["asks0", "[CLS]", "the", "of", "asks1", "[CLS]", "the", "of"]
+    assert page.texts("#head .looks mark") == [
+        "asks0",
+        "[CLS]",
+        "the",
+        "of",
+        "asks1",
+        "[CLS]",
+        "the",
+        "of",
+    ]
     assert page.texts("#head .looks .amount") == ["50 %", "25 %", "13 %"] * 2
     assert page.texts("#head .looks .away") == ["3 before", "1 before", "1 after"] * 2
     assert "Sink: [CLS] gets 63 % of the attention" in page.text("#head .told")
@@ -226,31 +309,46 @@ def test_which_tokens_a_head_looks_at(visit: Visit, tmp_path: Path) -> None:
     assert old.count("#head .looks") == 0
 
 
-@pytest.mark.parametrize(("layers", "heads", "width"), [(6, 12, 390), (48, 12, 360), (34, 32, 390), (40, 16, 1280)])
-def test_maps_are_whole_at_any_width(visit: Visit, tmp_path: Path, layers: int, heads: int, width: int) -> None:
+@pytest.mark.parametrize(
+    ("layers", "heads", "width"), [(6, 12, 390), (48, 12, 360), (34, 32, 390), (40, 16, 1280)]
+)
+def test_maps_are_whole_at_any_width(
+    visit: Visit, tmp_path: Path, layers: int, heads: int, width: int
+) -> None:
     """No cell is cut off, every layer has its name, and names do not lie upon each other."""
     page = visit(write_report([atlas_run(tmp_path / "run", layers, heads)]), width=width)
     page.wait("document.querySelector('.map').getBoundingClientRect().right <= innerWidth")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    rights = page.evaluate("[...document.querySelectorAll('.map .cell')].map((cell) => cell.getBoundingClientRect().right)")
+    rights = page.evaluate(
+        "[...document.querySelectorAll('.map .cell')].map((cell) =>"
+        " cell.getBoundingClientRect().right)"
+    )
     box = page.evaluate("document.querySelector('#map .scroll').getBoundingClientRect().right")
     assert max(rights) <= box + 1
-    names = page.evaluate("[...document.querySelectorAll(\".map text[text-anchor='end']\")].map((name) => name.textContent)")
-    assert names == [f"L{layer}" for layer in range(layers)]
-    boxes = page.evaluate(
-        """[...document.querySelectorAll(".map text[y='14']:not([hidden])")]
-        .map((name) => name.getBoundingClientRect()).map(({left, right}) => [left, right])"""
+    names = page.evaluate(
+        "[...document.querySelectorAll(\".map text[text-anchor='end']\")].map((name) =>"
+        " name.textContent)"
     )
+    assert names == [f"L{layer}" for layer in range(layers)]
+    boxes = page.evaluate("""[...document.querySelectorAll(".map text[y='14']:not([hidden])")]
+        .map((name) => name.getBoundingClientRect()).map(({left, right}) => [left, right])""")
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(boxes))
-    shown = page.evaluate("getComputedStyle(document.querySelector('.map .celltext') || document.body).display")
+    shown = page.evaluate(
+        "getComputedStyle(document.querySelector('.map .celltext') || document.body).display"
+    )
     texts = "[...document.querySelectorAll('.map .celltext')].map((text) => text.getBBox().width)"
     size = page.evaluate("document.querySelector('.map .cell').getBBox().width")
-    assert shown == "none" or heads == 32 or sorted(page.evaluate(texts))[layers * heads // 2] <= size
+    assert (
+        shown == "none" or heads == 32 or sorted(page.evaluate(texts))[layers * heads // 2] <= size
+    )
 
 
 def test_long_cells_are_two_lines_until_a_click(visit: Visit, tmp_path: Path) -> None:
     tables = atlas_tables(2, 2)
-    tables["layers"] = [{"layer": layer, "tokens": 7, "reason": "a long reason of many words " * 12} for layer in (0, 1)]
+    tables["layers"] = [
+        {"layer": layer, "tokens": 7, "reason": "a long reason of many words " * 12}
+        for layer in (0, 1)
+    ]
     page = visit(write_report([store_run(tmp_path / "run", ProbeLike(), tables)]))
     height = "document.querySelector('#layers td.long').getBoundingClientRect().height"
     low = page.evaluate(height)
@@ -273,22 +371,40 @@ def test_tables_of_a_head_fit_a_phone(visit: Visit, tmp_path: Path, width: int) 
         "high": 34567.0,
     }
     tables["endless"] = [
-        {"layer": 0, "head": head, "number": "tokens_needed_5pct", "status": "beyond the pool", **numbers} for head in (0, 1)
+        {
+            "layer": 0,
+            "head": head,
+            "number": "tokens_needed_5pct",
+            "status": "beyond the pool",
+            **numbers,
+        }
+        for head in (0, 1)
     ]
     tables["looks"] = looks_table(tables["heads"], ["x" * 60, "the"])
-    page = visit(write_report([store_run(tmp_path / "run", ProbeLike(), tables)]), "#L0H0", width=width)
+    page = visit(
+        write_report([store_run(tmp_path / "run", ProbeLike(), tables)]), "#L0H0", width=width
+    )
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     boxes = "[...document.querySelectorAll('#head .scroll, #head .looks li')]"
-    assert page.evaluate(f"{boxes}.filter((box) => box.scrollWidth > box.clientWidth + 1).length") == 0
+    assert (
+        page.evaluate(f"{boxes}.filter((box) => box.scrollWidth > box.clientWidth + 1).length") == 0
+    )
 
 
-@pytest.mark.parametrize(("name", "width", "dark"), [("desk", 1280, False), ("phone", 390, False), ("dark", 1280, True)])
-def test_fits_its_width(visit: Visit, atlas_page: Path, artefacts: Path, name: str, width: int, dark: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "width", "dark"), [("desk", 1280, False), ("phone", 390, False), ("dark", 1280, True)]
+)
+def test_fits_its_width(
+    visit: Visit, atlas_page: Path, artefacts: Path, name: str, width: int, dark: bool
+) -> None:
     page = visit(atlas_page, "#L3H5", width=width, dark=dark)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.evaluate("scrollTo(0, 0)")
     page.screenshot(artefacts / f"atlas_{name}.png")
-    rights = "[...document.querySelectorAll('section, .plot svg, .mapbox')].map((node) => node.getBoundingClientRect().right)"
+    rights = (
+        "[...document.querySelectorAll('section, .plot svg, .mapbox')].map((node) =>"
+        " node.getBoundingClientRect().right)"
+    )
     assert max(page.evaluate(rights)) <= width + 1
     beside = page.evaluate("document.querySelector('.words').getBoundingClientRect().left > 200")
     assert beside == (width > 860)  # two columns on a desk, one below the other on a phone
@@ -322,24 +438,47 @@ def test_layers(visit: Visit, atlas_page: Path) -> None:
     assert "Whole layers: mean of the output" in page.texts("#layers h3")
 
 
-def test_ranks_of_predicted_and_measured_exponents(visit: Visit, atlas_page: Path, tmp_path: Path) -> None:
-    """With sampled moments a table of rank correlations; without them the line that [B]'s rate is of something else."""
+def test_ranks_of_predicted_and_measured_exponents(
+    visit: Visit, atlas_page: Path, tmp_path: Path
+) -> None:
+    """With sampled moments a table of rank correlations; without them the line that [B]'s rate is
+    of something else.
+    """
     page = visit(atlas_page)
     assert "does not speak of the L2 error" in page.text("#scatter .soft")
-    ranks = {"over": ["heads"], "predicted": ["beta_paper"], "measured": ["beta_fit"], "rho": [0.25], "rho_low": [0.125]}
+    ranks = {
+        "over": ["heads"],
+        "predicted": ["beta_paper"],
+        "measured": ["beta_fit"],
+        "rho": [0.25],
+        "rho_low": [0.125],
+    }
     tables = atlas_tables(2, 3) | {"agreement": ranks | {"rho_high": [0.5], "count": [6]}}
     page = visit(write_report([store_run(tmp_path / "run", ProbeLike(), tables)]))
-    assert page.texts("#scatter tbody td")[:4] == ["heads", "exponent proved if Gaussian", "measured exponent", "0.25"]
+    assert page.texts("#scatter tbody td")[:4] == [
+        "heads",
+        "exponent proved if Gaussian",
+        "measured exponent",
+        "0.25",
+    ]
 
 
-def test_a_column_from_outside_is_shown(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the table, among the colours of the map, and among the meanings: by what the run says of it alone."""
+def test_a_column_from_outside_is_shown(
+    visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the table, among the colours of the map, and among the meanings: by what the run says of
+    it alone.
+    """
     own = Column("charm", "float", "charm of a head", "What nobody measured before.", "log")
-    monkeypatch.setattr("tests.report.atlas.declared", lambda spec: {"heads": (*declared(spec)["heads"], own)})
+    monkeypatch.setattr(
+        "tests.report.atlas.declared", lambda spec: {"heads": (*declared(spec)["heads"], own)}
+    )
     tables = atlas_tables(2, 3)
     tables["heads"] = tables["heads"].assign(charm=[1.0, 2.0, 4.0, 8.0, 16.0, 32.0], plain=1.0)
     page = visit(write_report([store_run(tmp_path / "run", ProbeLike(), tables)]))
-    options = page.evaluate("[...document.querySelectorAll('#map select option')].map((option) => option.value)")
+    options = page.evaluate(
+        "[...document.querySelectorAll('#map select option')].map((option) => option.value)"
+    )
     assert "charm" in options
     assert "plain" not in options
     page.choose("#map select", "charm")

@@ -1,4 +1,6 @@
-"""Figures of a stored run: on given axes, as files of a paper column's size, with messages where they cannot be."""
+"""Figures of a stored run: on given axes, as files of a paper column's size, with messages where
+they cannot be.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,21 @@ def test_curve_shows_the_stored_numbers(atlas: Run) -> None:
     ax = axes()
     assert es.load_run(atlas.path).plot_curve(0, 2, ax=ax) is ax
     curves = atlas.table("curves")
-    stored = curves[(curves["layer"] == 0) & (curves["head"] == 2) & (curves["metric"] == "l2")].sort_values("n")
-    exact = next(line for line in ax.get_lines() if line.get_label() == "exact, keys drawn with replacement")
+    stored = curves[
+        (curves["layer"] == 0) & (curves["head"] == 2) & (curves["metric"] == "l2")
+    ].sort_values("n")
+    exact = next(
+        line for line in ax.get_lines() if line.get_label() == "exact, keys drawn with replacement"
+    )
     assert np.array_equal(exact.get_xdata(), stored["n"])
     assert np.array_equal(exact.get_ydata(), stored["rms"])
     labels = ax.get_legend_handles_labels()[1]
-    assert {"mean of the output", "covariance of the output", "delta method", "95 % of queries below"} <= set(labels)
+    assert {
+        "mean of the output",
+        "covariance of the output",
+        "delta method",
+        "95 % of queries below",
+    } <= set(labels)
     assert any("heuristic" in label for label in labels)
 
 
@@ -43,7 +54,9 @@ def test_map_shows_the_stored_numbers(atlas: Run) -> None:
     assert atlas.plot_map("coupling", ax=ax) is ax
     (image,) = ax.get_images()
     heads = atlas.table("heads").sort_values(["layer", "head"])
-    assert np.array_equal(np.asarray(image.get_array()), heads["coupling"].to_numpy().reshape(6, 12))
+    assert np.array_equal(
+        np.asarray(image.get_array()), heads["coupling"].to_numpy().reshape(6, 12)
+    )
 
 
 def test_map_of_regimes_has_a_legend(atlas: Run) -> None:
@@ -54,7 +67,9 @@ def test_map_of_regimes_has_a_legend(atlas: Run) -> None:
 @pytest.mark.parametrize("against", ["horizon2", "coupling", "horizon"])
 def test_rates_have_a_point_per_head(atlas: Run, against: str) -> None:
     ax = atlas.plot_rates(against, ax=axes())
-    points = next(part for part in ax.collections if part.get_label().startswith("a head")).get_offsets()
+    points = next(
+        part for part in ax.collections if part.get_label().startswith("a head")
+    ).get_offsets()
     heads = atlas.table("heads").sort_values(against)
     assert np.array_equal(np.asarray(points), heads[[against, "beta_fit"]].to_numpy())
 
@@ -66,7 +81,9 @@ def test_new_axes_when_none_are_given(atlas: Run) -> None:
 
 
 def test_wrong_places_are_named(atlas: Run) -> None:
-    with pytest.raises(ValueError, match="layers 0 to 5 and heads 0 to 11 of this run, got layer 6, head 0"):
+    with pytest.raises(
+        ValueError, match="layers 0 to 5 and heads 0 to 11 of this run, got layer 6, head 0"
+    ):
         atlas.plot_curve(6, 0, ax=axes())
     with pytest.raises(ValueError, match=r"column: expected one of layer, .*got 'size'"):
         atlas.plot_map("size", ax=axes())
@@ -96,7 +113,12 @@ def test_files_of_every_format(tmp_path: Path) -> None:
     folder = tmp_path / "figures"
     files = save_figures(sparse_run(tmp_path / "run"), ["svg", "pdf", "png"], folder)
     assert sorted(folder.iterdir()) == sorted(files)
-    names = {"map_tokens_needed_10pct", "layers", "curve_least_demanding_L0H0", "curve_most_demanding_L0H1"}
+    names = {
+        "map_tokens_needed_10pct",
+        "layers",
+        "curve_least_demanding_L0H0",
+        "curve_most_demanding_L0H1",
+    }
     assert {file.stem for file in files} == names
     assert len(files) == 3 * len(names)
     for file in files:
@@ -111,8 +133,18 @@ def test_files_of_every_format(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_all_figures_of_a_probe(tmp_path: Path) -> None:
-    names = {file.stem for file in save_figures(atlas_run(tmp_path / "run", 2, 3), ["svg"], tmp_path / "figures")}
-    wanted = {"map_tokens_needed_10pct", "map_regime", "map_beta_fit", "exponents_coupling", "exponents_horizon2", "layers"}
+    names = {
+        file.stem
+        for file in save_figures(atlas_run(tmp_path / "run", 2, 3), ["svg"], tmp_path / "figures")
+    }
+    wanted = {
+        "map_tokens_needed_10pct",
+        "map_regime",
+        "map_beta_fit",
+        "exponents_coupling",
+        "exponents_horizon2",
+        "layers",
+    }
     assert wanted <= names
     assert any(name.startswith("curve_most_demanding_L") for name in names)
 

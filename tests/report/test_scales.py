@@ -1,4 +1,6 @@
-"""Scores multiplied, on the page of a probe and in its figures: heads as points, medians as lines."""
+"""Scores multiplied, on the page of a probe and in its figures: heads as points, medians as
+lines.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,14 @@ def tables() -> dict[str, Any]:
             beta = np.nan if wide else 0.5 / (1 + 0.01 * alpha**2 * (1 + row["head"]))
             number = {column.key: 0.25 for column in SCALES if column.kind == "float"}
             place = {"layer": row["layer"], "head": row["head"], "scale": alpha, "beta_fit": beta}
-            rows.append({**number, **place, "status": "refused" if wide else "ok", "reason": "too wide" if wide else ""})
+            rows.append(
+                {
+                    **number,
+                    **place,
+                    "status": "refused" if wide else "ok",
+                    "reason": "too wide" if wide else "",
+                }
+            )
     return found | {"scales": pd.DataFrame(rows)[[column.key for column in SCALES]]}
 
 
@@ -63,7 +72,9 @@ def test_the_page_draws_them(visit: Callable[..., Page], run: Run) -> None:
     assert "2 times the scores were too wide" in page.text("#scales figcaption")
 
 
-def test_axes_hold_every_point(visit: Callable[..., Page], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_axes_hold_every_point(
+    visit: Callable[..., Page], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Exponents above 0.6 and below 0, in the figure and on the page."""
     monkeypatch.setattr(atlas, "declared", lambda spec: {**DECLARED(spec), "scales": SCALES})
     made = tables()
@@ -78,7 +89,7 @@ def test_axes_hold_every_point(visit: Callable[..., Page], tmp_path: Path, monke
         const frame = dot.ownerSVGElement.querySelector('clipPath rect');
         const top = Number(frame.getAttribute('y')), y = Number(dot.getAttribute('cy'));
         return y < top || y > top + Number(frame.getAttribute('height'));
-    }).length"""
+    }).length"""  # noqa: E501
     assert page.count("#scales .plot circle") > 10
     assert page.evaluate(outside) == 0
 

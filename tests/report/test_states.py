@@ -1,4 +1,6 @@
-"""Runs of every state and kind: large, empty, partial, single, failed, unfinished, sweeps, others, side by side."""
+"""Runs of every state and kind: large, empty, partial, single, failed, unfinished, sweeps, others,
+side by side.
+"""
 
 from __future__ import annotations
 
@@ -33,21 +35,24 @@ SWITCHES = """(() => {
         times.push(performance.now() - start);
     }
     return times;
-})()"""
+})()"""  # noqa: E501
 
 
 def test_a_thousand_heads(visit: Visit, tmp_path: Path, artefacts: Path) -> None:
     """32 layers x 32 heads: the page is small, opens, and the map answers at once.
 
-    The time is the browser's own, of changing the map and laying it out. The bar of 200 ms is the feature itself; the
-    median of ten switches is compared, about 15 ms on two cores, so that a busy machine does not raise a false alarm.
+    The time is the browser's own, of changing the map and laying it out. The bar of 200 ms is the
+    feature itself; the median of ten switches is compared, about 15 ms on two cores, so that a busy
+    machine does not raise a false alarm.
     """
     report = write_report([atlas_run(tmp_path / "large", 32, 32)])
     assert report.stat().st_size < 12e6
     page = visit(report)
     assert page.count(".map .cell") == 1024
     times = sorted(page.evaluate(SWITCHES))
-    (artefacts / "map_switch_ms.json").write_text(json.dumps({"heads": 1024, "milliseconds": times}))
+    (artefacts / "map_switch_ms.json").write_text(
+        json.dumps({"heads": 1024, "milliseconds": times})
+    )
     assert times[len(times) // 2] < 200
     page.click(".cell[data-head='L31H31']")
     assert page.text("#head h2") == "Layer 31, head 31"
@@ -73,7 +78,9 @@ def test_empty_run(visit: Visit, tmp_path: Path) -> None:
 def test_half_of_the_heads_failed(visit: Visit, tmp_path: Path, artefacts: Path) -> None:
     failure = Failure(index=3, unit={"layer": 3}, reason="ran out of memory", tries=3)
     tables = atlas_tables(6, 12, failed=0.5)
-    run = store_run(tmp_path / "half", ProbeLike(), tables, status="incomplete", units=6, failures=(failure,))
+    run = store_run(
+        tmp_path / "half", ProbeLike(), tables, status="incomplete", units=6, failures=(failure,)
+    )
     heads = run.table("heads")
     failed = int((heads["status"] == "failed").sum())
     page = visit(write_report([run]))
@@ -107,16 +114,31 @@ def test_single_head(visit: Visit, tmp_path: Path) -> None:
 
 
 def test_only_what_must_be_there(visit: Visit, tmp_path: Path) -> None:
-    """Heads with few columns and no other table: every view that lacks its numbers says so or stays away."""
-    heads = pd.DataFrame({"layer": [0, 0, 1], "head": [0, 1, 0], "status": "ok", "reason": "", "beta_fit": [0.5, 0.4, 0.3]})
-    page = visit(write_report([store_run(tmp_path / "few", ProbeLike(), {"heads": heads})]), "#L1H0")
+    """Heads with few columns and no other table: every view that lacks its numbers says so or stays
+    away.
+    """
+    heads = pd.DataFrame(
+        {
+            "layer": [0, 0, 1],
+            "head": [0, 1, 0],
+            "status": "ok",
+            "reason": "",
+            "beta_fit": [0.5, 0.4, 0.3],
+        }
+    )
+    page = visit(
+        write_report([store_run(tmp_path / "few", ProbeLike(), {"heads": heads})]), "#L1H0"
+    )
     assert "No error curve was stored" in page.text("#head")
     assert page.count("#scatter") == 0
     assert page.count(".map .cell") == 3
 
 
 def test_side_by_side(visit: Visit, tmp_path: Path, artefacts: Path) -> None:
-    runs = [atlas_run(tmp_path / name, seed=seed) for seed, name in enumerate(["prose", "code", "legal"])]
+    runs = [
+        atlas_run(tmp_path / name, seed=seed)
+        for seed, name in enumerate(["prose", "code", "legal"])
+    ]
     page = visit(write_report(runs, tmp_path / "three.html"))
     assert page.texts("#runs button") == ["1. prose", "2. code", "3. legal"]
     assert page.text("#compare table").count("72 of 72") == 3
@@ -136,8 +158,13 @@ def test_side_by_side(visit: Visit, tmp_path: Path, artefacts: Path) -> None:
 
 
 def test_runs_of_other_models_are_not_paired(visit: Visit, tmp_path: Path, artefacts: Path) -> None:
-    """Facts and budgets beside each other, depth as a share, and no head against the head of the same number."""
-    runs = [atlas_run(tmp_path / "small", 4, 6, model="one/model"), atlas_run(tmp_path / "large", 8, 6, model="another/model")]
+    """Facts and budgets beside each other, depth as a share, and no head against the head of the
+    same number.
+    """
+    runs = [
+        atlas_run(tmp_path / "small", 4, 6, model="one/model"),
+        atlas_run(tmp_path / "large", 8, 6, model="another/model"),
+    ]
     page = visit(write_report(runs, tmp_path / "both.html"))
     told = page.text("#compare")
     assert "no heads are paired across models" in told
@@ -149,30 +176,47 @@ def test_runs_of_other_models_are_not_paired(visit: Visit, tmp_path: Path, artef
     assert any(line.endswith("24 of 24, 4 layers48 of 48, 8 layers") for line in facts)
     budget = runs[1].table("budget")
     row = budget[(budget["epsilon"] == 0.1) & (budget["rule"] == "uniform")].iloc[0]
-    assert page.texts("#compare .budgets tbody tr")[0] == f"random, uniform{100 * row['ratio']:.0f} %{100 * row['ratio']:.0f} %"
+    assert (
+        page.texts("#compare .budgets tbody tr")[0]
+        == f"random, uniform{100 * row['ratio']:.0f} %{100 * row['ratio']:.0f} %"
+    )
     page.click("#compare .budgets button[data-value='20']")
     assert "error of 20 %" in page.text("#compare .budgets table")
     assert "share of the depth" in page.text("#compare .plot")
     page.screenshot(artefacts / "other_models.png")
 
 
-def test_runs_of_one_model_are_paired_and_rules_beside_random_keys(visit: Visit, tmp_path: Path) -> None:
-    """Whatever the names: the digest of the weights says which runs are of one model. Pools that differ are said to."""
+def test_runs_of_one_model_are_paired_and_rules_beside_random_keys(
+    visit: Visit, tmp_path: Path
+) -> None:
+    """Whatever the names: the digest of the weights says which runs are of one model. Pools that
+    differ are said to.
+    """
     tables = [
-        {**atlas_tables(2, 3, seed=seed), "about": [{"model": name, "model_sha256": "ab" * 32, "pool": "corpus"}]}
+        {
+            **atlas_tables(2, 3, seed=seed),
+            "about": [{"model": name, "model_sha256": "ab" * 32, "pool": "corpus"}],
+        }
         for seed, name in enumerate(("folder", "hub/name"))
     ]
-    runs = [store_run(tmp_path / name, ProbeLike(model=name), table) for name, table in zip("ab", tables, strict=True)]
+    runs = [
+        store_run(tmp_path / name, ProbeLike(model=name), table)
+        for name, table in zip("ab", tables, strict=True)
+    ]
     other = rules_run(tmp_path / "rules", 2, 3)
     page = visit(write_report([*runs, other], tmp_path / "three.html"))
     assert "Head against head" in page.texts("#compare h3")
-    assert page.count("#compare figure[data-title='Head against head'] .series.points") == 1  # not the third
+    # not the third
+    assert page.count("#compare figure[data-title='Head against head'] .series.points") == 1
     told = page.text("#compare")
     assert "no heads are paired across models" in told
     assert "The pools differ" in told
     budgets = page.texts("#compare .budgets tbody tr")
     assert any(line.startswith("heavy, best split––") for line in budgets)
-    assert visit(tmp_path / "three.html", width=390).evaluate("document.documentElement.scrollWidth") <= 390
+    assert (
+        visit(tmp_path / "three.html", width=390).evaluate("document.documentElement.scrollWidth")
+        <= 390
+    )
 
 
 class OtherSpec(RunSpec):
@@ -182,7 +226,9 @@ class OtherSpec(RunSpec):
 
 
 def test_unknown_job_gives_tables(visit: Visit, tmp_path: Path) -> None:
-    table = pd.DataFrame({"place": ["<b>here</b>", "there"], "amount": [1.5, float("nan")], "list": [[1, 2], [3]]})
+    table = pd.DataFrame(
+        {"place": ["<b>here</b>", "there"], "amount": [1.5, float("nan")], "list": [[1, 2], [3]]}
+    )
     page = visit(write_report([store_run(tmp_path / "other", OtherSpec(), {"places": table})]))
     assert page.texts("#table tbody td") == ["<b>here</b>", "1.5", "there", "–"]
     page.type("#table input", "amount>1")
@@ -191,7 +237,10 @@ def test_unknown_job_gives_tables(visit: Visit, tmp_path: Path) -> None:
 
 def test_sweep(visit: Visit, sweep_run: Run, artefacts: Path) -> None:
     page = visit(write_report([sweep_run]))
-    assert page.texts("#charts h3") == ["Error of l2 against tokens", "Exponent of l2 against the horizon"]
+    assert page.texts("#charts h3") == [
+        "Error of l2 against tokens",
+        "Exponent of l2 against the horizon",
+    ]
     assert page.count("#charts .chart:first-child .series.points circle") == 6
     assert "sharp (heuristic)" in page.text("#charts")
     assert page.count("#table tbody tr") == 2
@@ -200,7 +249,9 @@ def test_sweep(visit: Visit, sweep_run: Run, artefacts: Path) -> None:
 
 @pytest.mark.parametrize("job", ["icl-train", "icl-concentration"])
 def test_in_context_learning(visit: Visit, tmp_path: Path, artefacts: Path, job: str) -> None:
-    run = store_run(tmp_path / job, LessonSpec(job=job), TRAINED if job == "icl-train" else CONCENTRATED)
+    run = store_run(
+        tmp_path / job, LessonSpec(job=job), TRAINED if job == "icl-train" else CONCENTRATED
+    )
     page = visit(write_report([run]))
     assert "linear regression in context in dimension 5" in page.text(".what")
     titles = page.texts("#charts h3")
@@ -226,9 +277,14 @@ class LessonSpec(RunSpec):
 
 PLACE = {"covariance": "isotropic", "length": 10, "seed": 0}
 TRAINED = {
-    "final": [{"model": model, "mse": 1.1, "stderr": 0.01, **PLACE, "O": [0.1, 0.2]} for model in ("softmax", "linear")],
+    "final": [
+        {"model": model, "mse": 1.1, "stderr": 0.01, **PLACE, "O": [0.1, 0.2]}
+        for model in ("softmax", "linear")
+    ],
     "curve": [
-        {"step": step, "model": model, "mse": 2.0 / step, **PLACE} for step in (1, 10) for model in ("softmax", "linear")
+        {"step": step, "model": model, "mse": 2.0 / step, **PLACE}
+        for step in (1, 10)
+        for model in ("softmax", "linear")
     ],
     "distance": [{"step": step, "distance2": 1e-3 * step, **PLACE} for step in (1, 10)],
 }
@@ -256,8 +312,18 @@ def sweep_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         for kind in ("montecarlo", "exact")
         for n in (100, 300, 1000)
     ]
-    rate = {"metric": "l2", "exponent": 0.5, "low": 0.45, "high": 0.55, "sharp": 0.5, "bohbot": 0.2, "status": "ok"}
-    rates = [{"point": point, "value": 1.0 + point, "horizon2": 0.5 + point, **rate} for point in (0, 1)]
+    rate = {
+        "metric": "l2",
+        "exponent": 0.5,
+        "low": 0.45,
+        "high": 0.55,
+        "sharp": 0.5,
+        "bohbot": 0.2,
+        "status": "ok",
+    }
+    rates = [
+        {"point": point, "value": 1.0 + point, "horizon2": 0.5 + point, **rate} for point in (0, 1)
+    ]
 
     class SweepSpec(RunSpec):
         job: Literal["converge"] = "converge"
@@ -266,4 +332,6 @@ def sweep_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         sweep: dict[str, object] = {"over": "scale", "values": [1.0, 2.0]}  # noqa: RUF012
 
     folder = tmp_path_factory.mktemp("sweep") / "run"
-    return store_run(folder, SweepSpec(), {"curves": pd.DataFrame(curves), "rates": pd.DataFrame(rates)})
+    return store_run(
+        folder, SweepSpec(), {"curves": pd.DataFrame(curves), "rates": pd.DataFrame(rates)}
+    )

@@ -1,4 +1,6 @@
-"""A claim from outside: one file. Half of the numbers drawn evenly between 0 and 1 are above 1/2."""
+"""A claim from outside: one file. Half of the numbers drawn evenly between 0 and 1 are above
+1/2.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ def measure(draws: int, rng: np.random.Generator) -> list[dict[str, Any]]:
 def decide(tables: Any) -> Decision:
     rows = tables["own"]["evidence"]
     value, low, high = share_of(int(rows["above"].sum()), int(rows["draws"].sum()))
-    return Decision(inside(low, high, 0.4, 0.6), "share above 1/2", value, low, high, f"{value:.3f} of the numbers")
+    return Decision(
+        inside(low, high, 0.4, 0.6),
+        "share above 1/2",
+        value,
+        low,
+        high,
+        f"{value:.3f} of the numbers",
+    )
 
 
 def made(share: float, seed: int) -> Any:
@@ -36,7 +45,9 @@ TAIL = Claim(
     refuted_by="A share outside.",
     runs=lambda scale, seed: {
         "own": EvidenceSpec(
-            claim="my_claim:TAIL", parts=({"draws": 2000}, {"draws": 2001 if scale == "full" else 2002}), seed=seed
+            claim="my_claim:TAIL",
+            parts=({"draws": 2000}, {"draws": 2001 if scale == "full" else 2002}),
+            seed=seed,
         )
     },
     decide=decide,

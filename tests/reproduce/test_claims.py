@@ -1,4 +1,6 @@
-"""Every claim: what is said of it is whole, its rule decides made-up data rightly, its runs are specs that exist."""
+"""Every claim: what is said of it is whole, its rule decides made-up data rightly, its runs are
+specs that exist.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +47,22 @@ def test_runs_are_specs_of_jobs_and_follow_the_seed(name: str) -> None:
             assert spec.seed != other[run].seed
 
 
-SMALL = {"repeats": 80, "draws": 20, "pools": 1, "cases": 1, "tokens": 50, "square": 1.0, "lengths": [100, 1000]}
+SMALL = {
+    "repeats": 80,
+    "draws": 20,
+    "pools": 1,
+    "cases": 1,
+    "tokens": 50,
+    "square": 1.0,
+    "lengths": [100, 1000],
+}
 
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_made_up_tables_have_no_column_that_runs_lack(name: str) -> None:
-    """A rule that reads a column of its made-up tables alone passes every test of it, and fails when it is run."""
+    """A rule that reads a column of its made-up tables alone passes every test of it, and fails
+    when it is run.
+    """
     claim = CLAIMS[name]
     known = {run: known_columns(spec) for run, spec in claim.runs("quick", 0).items()}
     for made in (claim.holds(0), claim.fails(0)):
@@ -60,11 +72,20 @@ def test_made_up_tables_have_no_column_that_runs_lack(name: str) -> None:
 
 
 def known_columns(spec: RunSpec) -> dict[str, set[str]]:
-    """Of every table of a run: as its job declares them, or, of evidence, as each part measures them at its smallest size."""
+    """Of every table of a run: as its job declares them, or, of evidence, as each part measures
+    them at its smallest size.
+    """
     if not isinstance(spec, EvidenceSpec):
-        return {table: {column.key for column in columns} for table, columns in find_job(spec.job).columns(spec).items()}
+        return {
+            table: {column.key for column in columns}
+            for table, columns in find_job(spec.job).columns(spec).items()
+        }
     small = [{key: SMALL.get(key, value) for key, value in part.items()} for part in spec.parts]
-    rows = [row for i, part in enumerate(small) for row in compute(spec, {"part": i, **part})["evidence"]]
+    rows = [
+        row
+        for i, part in enumerate(small)
+        for row in compute(spec, {"part": i, **part})["evidence"]
+    ]
     return {"evidence": {column for row in rows for column in row}}
 
 
@@ -94,13 +115,17 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_printed_verdicts_are_of_these_claims_and_no_seed_turns_one_round() -> None:
-    """What the documentation is made of: every claim as it stands now, and of each no two runs that contradict."""
+    """What the documentation is made of: every claim as it stands now, and of each no two runs that
+    contradict.
+    """
     found: dict[str, set[str]] = {name: set() for name in CLAIMS}
     for file in ("reproduce.json", "reproduce_quick_seed0.json", "reproduce_quick_seed1.json"):
         records = json.loads((DOCS / file).read_text("utf-8"))["claims"]
         assert [record["id"] for record in records] == list(CLAIMS)
         for record in records:
             said = CLAIMS[record["id"]].described()
-            assert {key: record[key] for key in said} == said, f"{file}: esscher reproduce {record['id']} was not run since"
+            assert {key: record[key] for key in said} == said, (
+                f"{file}: esscher reproduce {record['id']} was not run since"
+            )
             found[record["id"]].add(record["verdict"])
     assert [name for name, verdicts in found.items() if {"supported", "refuted"} <= verdicts] == []

@@ -1,4 +1,6 @@
-"""Measurements of the claims on heads and keep rules, small, and the rules where data could mislead them."""
+"""Measurements of the claims on heads and keep rules, small, and the rules where data could mislead
+them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from esscher.reproduce.on_heads import fall_with_scale, ordered_by_coupling, slo
 
 
 def test_drawn_errors_of_a_rule_are_those_of_all_sets() -> None:
-    """Six keys, 64 sets: their chances and errors add up to what draws find, and to the integral."""
+    """Six keys, 64 sets: their chances and errors add up to what draws find, and to the
+    integral.
+    """
     rng = np.random.default_rng(5)
     q, k, v = (torch.from_numpy(rng.standard_normal(shape)) for shape in ((3, 4), (6, 4), (6, 3)))
     context = Context.of(q, k, v, 1.0)
@@ -36,9 +40,9 @@ def test_drawn_errors_of_a_rule_are_those_of_all_sets() -> None:
             total += chance * float((e @ v / e.sum() - limit[i]).square().sum()) / 3
     squares = keep_rules._drawn_squares(context, "topk:1+random:reweight", 3, 40000, rng)
     assert abs(squares.mean() - total) < 4 * squares.std() / 200  # one in 16,000 by chance
-    assert exact_pool_curve(q, k, v, [3], scale=1.0, keep="topk:1+random:reweight").rms[0] ** 2 == pytest.approx(
-        total, rel=1e-9
-    )
+    assert exact_pool_curve(q, k, v, [3], scale=1.0, keep="topk:1+random:reweight").rms[
+        0
+    ] ** 2 == pytest.approx(total, rel=1e-9)
 
 
 def test_rows_of_a_rule_are_near_their_exact_errors() -> None:
@@ -48,7 +52,9 @@ def test_rows_of_a_rule_are_near_their_exact_errors() -> None:
 
 
 def test_neymans_keys_have_the_constant_of_theory() -> None:
-    """n MSE -> (E|c|)^2 under the tilted law, which for N(0, I) in dimension 4 is the squared mean of a chi with 4 degrees."""
+    """n MSE -> (E|c|)^2 under the tilted law, which for N(0, I) in dimension 4 is the squared mean
+    of a chi with 4 degrees.
+    """
     rows = keep_rules.measure_neyman(0, 3.0, [500, 2000], 400, np.random.default_rng(2))
     table = pd.DataFrame(rows)
     own = table[(table["metric"] == "neyman") & (table["n"] == 2000)]["squared"]
@@ -70,7 +76,9 @@ def test_a_stored_interval_is_widened_to_the_level_that_decides() -> None:
 
 
 def test_heads_without_a_number_count_nowhere() -> None:
-    heads = pd.DataFrame({"coupling": np.arange(8.0), "beta": [0.6, 0.55, 0.45, 0.4, 0.35, 0.3, 0.2, np.nan]})
+    heads = pd.DataFrame(
+        {"coupling": np.arange(8.0), "beta": [0.6, 0.55, 0.45, 0.4, 0.35, 0.3, 0.2, np.nan]}
+    )
     assert slow_share(heads, "beta")[0] == pytest.approx(5 / 7)
     assert ordered_by_coupling(heads, "beta")[0] == pytest.approx(-1.0)
 
@@ -93,4 +101,7 @@ def test_no_relation_with_the_horizon_is_not_called_a_fall() -> None:
 
 
 def test_exponents_of_heads_at_one_half_do_not_support_claim_7() -> None:
-    assert bohbot_heads.decide_heads(bohbot_heads.made_heads((0.5, 0.5), (0.5, 0.5), 2)).verdict != "supported"
+    assert (
+        bohbot_heads.decide_heads(bohbot_heads.made_heads((0.5, 0.5), (0.5, 0.5), 2)).verdict
+        != "supported"
+    )

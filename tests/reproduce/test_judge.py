@@ -1,4 +1,6 @@
-"""Claims on the store: what is measured is reused, verdicts are kept as they come, what is missing is said."""
+"""Claims on the store: what is measured is reused, verdicts are kept as they come, what is missing
+is said.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,8 @@ def test_what_was_measured_is_reused(claim: Claim, tmp_path: Path) -> None:
     first = tried([claim], how)
     [run] = list_runs(tmp_path / "out")
     stamp = (run.path / "evidence.parquet").stat().st_mtime_ns
-    other = replace(claim, id="o-101-again", number=101, measure=None)  # the same run, asked for by another claim
+    # the same run, asked for by another claim
+    other = replace(claim, id="o-101-again", number=101, measure=None)
     both = tried([other], how)
     assert [record["id"] for record in both["claims"]] == ["o-100-half", "o-101-again"]
     assert both["claims"][0] == first["claims"][0]
@@ -140,7 +143,15 @@ def test_a_picture_with_open_ends_is_drawn(claim: Claim, tmp_path: Path) -> None
     from esscher.report.reproduce import write_verdicts
 
     def decide(tables: Any) -> Decision:
-        picture = Picture("x", "y", (Series("s", [1.0, 2.0], [1.0, float("nan")], [0.5, float("-inf")], [2.0, float("inf")]),))
+        picture = Picture(
+            "x",
+            "y",
+            (
+                Series(
+                    "s", [1.0, 2.0], [1.0, float("nan")], [0.5, float("-inf")], [2.0, float("inf")]
+                ),
+            ),
+        )
         return replace(claim.decide(tables), picture=picture)
 
     found = tried([replace(claim, decide=decide)], asked(tmp_path / "out"))
@@ -153,7 +164,9 @@ def test_the_list_and_the_check(capsys: pytest.CaptureFixture[str]) -> None:
     listed = json.loads(capsys.readouterr().out)
     assert listed[0]["id"] == "b-1-sub-parametric"
     said(["reproduce", "1", "--check", "--json"])
-    assert json.loads(capsys.readouterr().out) == {"b-1-sub-parametric": {"true": "supported", "false": "refuted"}}
+    assert json.loads(capsys.readouterr().out) == {
+        "b-1-sub-parametric": {"true": "supported", "false": "refuted"}
+    }
     said(["reproduce"])
     assert "b-1-sub-parametric" in capsys.readouterr().out
 
@@ -167,7 +180,9 @@ def test_the_list_and_the_check(capsys: pytest.CaptureFixture[str]) -> None:
         (["reproduce", "json:dumps"], "claim: expected module:NAME of a Claim, got 'json:dumps'"),
     ],
 )
-def test_mistakes_are_one_line(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     said(arguments, 2)
     printed = capsys.readouterr().err
     assert line in printed

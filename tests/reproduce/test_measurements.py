@@ -1,4 +1,6 @@
-"""What claims measure themselves, against something else: simulation, the package's own functions, a second formula."""
+"""What claims measure themselves, against something else: simulation, the package's own functions,
+a second formula.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,21 @@ import torch
 
 from esscher.convergence.region import confidence_region
 from esscher.icl.flow.limit import flow_limit
-from esscher.reproduce.claims import bohbot_uniform, boursier_attention, boursier_flows, exact, normality
+from esscher.reproduce.claims import (
+    bohbot_uniform,
+    boursier_attention,
+    boursier_flows,
+    exact,
+    normality,
+)
 
 
 def test_exact_errors_of_two_point_laws_are_those_of_simulated_tokens() -> None:
-    rows = [row for row in bohbot_uniform.measure_support(2.0, np.random.default_rng(0)) if row["p"] > 0.05]
+    rows = [
+        row
+        for row in bohbot_uniform.measure_support(2.0, np.random.default_rng(0))
+        if row["p"] > 0.05
+    ]
     chosen = rows[len(rows) // 2]
     n, p, r = int(chosen["n"]), chosen["p"], math.sqrt(2.0)
     found = {row["what"]: row["rms"] for row in rows if row["n"] == chosen["n"] and row["p"] == p}
@@ -23,14 +35,22 @@ def test_exact_errors_of_two_point_laws_are_those_of_simulated_tokens() -> None:
     x = np.linspace(-r, r, 41)
 
     def attention(high: np.ndarray, low: np.ndarray) -> np.ndarray:
-        return r * (high * np.exp(r * x) - low * np.exp(-r * x)) / (high * np.exp(r * x) + low * np.exp(-r * x))
+        return (
+            r
+            * (high * np.exp(r * x) - low * np.exp(-r * x))
+            / (high * np.exp(r * x) + low * np.exp(-r * x))
+        )
 
     out, limit = attention(k, n - k), attention(np.array(p), np.array(1 - p))
     uniform = np.abs(out - limit).max(axis=1)
-    mean = (k[:, 0] * out[:, -1] + (n - k[:, 0]) * out[:, 0]) / n - (p * limit[-1] + (1 - p) * limit[0])
+    mean = (k[:, 0] * out[:, -1] + (n - k[:, 0]) * out[:, 0]) / n - (
+        p * limit[-1] + (1 - p) * limit[0]
+    )
     for what, error in (("uniform", uniform), ("mean", mean)):
         square = error**2
-        assert found[what] ** 2 == pytest.approx(square.mean(), abs=5 * square.std() / math.sqrt(len(square)))
+        assert found[what] ** 2 == pytest.approx(
+            square.mean(), abs=5 * square.std() / math.sqrt(len(square))
+        )
 
 
 @pytest.mark.parametrize(("rank", "length"), [(3, math.inf), (3, 7), (2, math.inf)])
@@ -60,12 +80,17 @@ def test_simulated_and_enumerated_errors_are_those_of_attention() -> None:
     y = rng.standard_normal((3, 4, exact.DIM))
     squared = exact.squared_errors(head, query, y, np.zeros(exact.DIM))
     scores = torch.from_numpy(y) @ (head.A.double() @ torch.from_numpy(query))
-    expected = torch.einsum("rn,rnd->rd", scores.softmax(-1), torch.from_numpy(y)) @ head.V.double().T
+    expected = (
+        torch.einsum("rn,rnd->rd", scores.softmax(-1), torch.from_numpy(y)) @ head.V.double().T
+    )
     np.testing.assert_allclose(squared, expected.square().sum(1).numpy())
 
 
 def test_long_prompts_fit_the_formula_and_short_ones_do_not() -> None:
-    long, short = (boursier_attention.measure_limit(0.0, 2, 2, tokens, 10, np.random.default_rng(7)) for tokens in (5000, 5))
+    long, short = (
+        boursier_attention.measure_limit(0.0, 2, 2, tokens, 10, np.random.default_rng(7))
+        for tokens in (5000, 5)
+    )
     assert np.mean([row["slope"] for row in long]) == pytest.approx(1.0, abs=0.05)
     assert np.mean([row["slope"] for row in short]) < 0.95
 

@@ -24,7 +24,9 @@ def driver() -> Iterator[Driver]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory where there is one: a loaded disk takes long over each of a thousand fsyncs."""
+    """A folder in memory where there is one: a loaded disk takes long over each of a thousand
+    fsyncs.
+    """
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK):
         yield tmp_path
@@ -40,7 +42,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[WalkSpec]
 
     def tables(spec: WalkSpec) -> dict[str, bytes]:
         if spec.hash not in known:
-            known[spec.hash] = table_bytes(execute(spec, tmp_path_factory.mktemp("undisturbed") / "run"))
+            known[spec.hash] = table_bytes(
+                execute(spec, tmp_path_factory.mktemp("undisturbed") / "run")
+            )
         return known[spec.hash]
 
     return tables
@@ -64,7 +68,9 @@ def same_tables(undisturbed: Callable[[WalkSpec], dict[str, bytes]]) -> Callable
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """A small file system: called with options it is mounted, called again it is mounted anew, with its content."""
+    """A small file system: called with options it is mounted, called again it is mounted anew, with
+    its content.
+    """
     folder = tmp_path / "disk"
     folder.mkdir()
     mounted = []
@@ -72,8 +78,12 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     def mount(options: str) -> Path:
         if os.geteuid() != 0:
             pytest.skip("mounting a small disk needs root")
-        remount = ["-o", f"remount,{options}"] if mounted else ["-t", "tmpfs", "-o", options, "tmpfs"]
-        answer = subprocess.run(["mount", *remount, str(folder)], capture_output=True, text=True, check=False)
+        remount = (
+            ["-o", f"remount,{options}"] if mounted else ["-t", "tmpfs", "-o", options, "tmpfs"]
+        )
+        answer = subprocess.run(
+            ["mount", *remount, str(folder)], capture_output=True, text=True, check=False
+        )
         if answer.returncode and not mounted:
             pytest.skip(f"this machine lets nobody mount: {answer.stderr.strip()}")
         assert answer.returncode == 0, answer.stderr

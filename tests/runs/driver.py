@@ -1,7 +1,8 @@
-"""Runs in processes of their own: one interpreter that forks a process per run, since starting one takes seconds.
+"""Runs in processes of their own: one interpreter that forks a process per run, since starting one
+takes seconds.
 
-Reads lines ``["execute" | "resume", argument, path, options]`` in JSON; answers each with the pid of the process that
-does it and, when that one has ended, with its exit code and what it had to say.
+Reads lines ``["execute" | "resume", argument, path, options]`` in JSON; answers each with the pid
+of the process that does it and, when that one has ended, with its exit code and what it had to say.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Driver:
         return int(self._answer()["pid"])
 
     def wait(self) -> tuple[int, str]:
-        """Exit code of the process begun last (minus the signal that ended it), and its last words."""
+        """Exit code of the process begun last (minus the signal that ended it), and its last
+        words.
+        """
         answer = self._answer()
         return answer["code"], answer["said"]
 

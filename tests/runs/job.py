@@ -1,4 +1,6 @@
-"""A job for tests: deterministic numbers from torch-free code, with ways to be slow, to fail and to die."""
+"""A job for tests: deterministic numbers from torch-free code, with ways to be slow, to fail and to
+die.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ class WalkSpec(RunSpec):
     seconds: float = 0.0  # each unit sleeps so long
     work: int = 0  # each unit multiplies so many matrices
     raising: tuple[int, ...] = ()  # units that always raise
-    dying: tuple[int, ...] = ()  # units that end their process by SIGKILL, until ``memory`` says they did often enough
+    # units that end their process by SIGKILL, until ``memory`` says they did often enough
+    dying: tuple[int, ...] = ()
     deaths: int = 99
     memory: str = ""  # a folder where units leave marks of having been tried
     corpus: str = ""  # a file whose content is one of the run's hashes
@@ -59,8 +62,19 @@ def compute(spec: WalkSpec, unit: Unit) -> dict[str, Any]:
     steps = generator.normal(size=spec.steps + number % 3)
     print("what a job prints must not matter")
     return {
-        "points": {"walk": np.full(len(steps), number), "step": np.arange(len(steps)), "place": np.cumsum(steps)},
-        "ends": [{"walk": number, "end": float(steps.sum()), "name": f"w{number}", "sign": bool(steps.sum() > 0)}],
+        "points": {
+            "walk": np.full(len(steps), number),
+            "step": np.arange(len(steps)),
+            "place": np.cumsum(steps),
+        },
+        "ends": [
+            {
+                "walk": number,
+                "end": float(steps.sum()),
+                "name": f"w{number}",
+                "sign": bool(steps.sum() > 0),
+            }
+        ],
     }
 
 
@@ -82,7 +96,16 @@ def columns(spec: WalkSpec) -> dict[str, list[Column]]:
     """Of one table, and not of all its columns."""
     return {
         "ends": [
-            Column("end", "float", "place at the end", "Sum of all steps, ±.", "linear", 2, "end", ends=("low", "high")),
+            Column(
+                "end",
+                "float",
+                "place at the end",
+                "Sum of all steps, ±.",
+                "linear",
+                2,
+                "end",
+                ends=("low", "high"),
+            ),
             Column("name", "word", "name", "Name of the walk.", "words", 0, words=("w0", "a word")),
             Column("far", "int", "far", "Not stored."),
         ]
@@ -97,7 +120,9 @@ def cost(spec: WalkSpec, unit: Unit) -> float:
     return 3.0 if spec.uneven and unit["walk"] == 0 else 1.0
 
 
-WALK = Job("walk", WalkSpec, units, compute, hashes=hashes, columns=columns, concrete=concrete, cost=cost)
+WALK = Job(
+    "walk", WalkSpec, units, compute, hashes=hashes, columns=columns, concrete=concrete, cost=cost
+)
 register("walk", "tests.runs.job:WALK")
 
 
@@ -124,7 +149,14 @@ def summarise(spec: SummarySpec, shards: Sequence[Shard]) -> dict[str, Any]:
         raise ZeroDivisionError("no mean of nothing")
     seen = [row for shard in shards for row in shard.tables["seen"].to_pylist()]
     assert [row["number"] for row in seen] == [shard.unit["number"] for shard in shards]
-    return {"summary": [{"sum": sum(row["number"] for row in seen), "threads": max(row["threads"] for row in seen)}]}
+    return {
+        "summary": [
+            {
+                "sum": sum(row["number"] for row in seen),
+                "threads": max(row["threads"] for row in seen),
+            }
+        ]
+    }
 
 
 SUMMARY = Job("summary", SummarySpec, listed, threads, summarise)

@@ -41,25 +41,39 @@ def test_finished_units_say_it_before_there_are_tables(tmp_path: Path) -> None:
 
 def test_any_tool_reads_the_words(tmp_path: Path) -> None:
     run = execute(WalkSpec(walks=1), tmp_path / "run")
-    (file,) = [path for path in export_run(run.path, "parquet", tmp_path / "out") if path.stem == "ends"]
+    (file,) = [
+        path for path in export_run(run.path, "parquet", tmp_path / "out") if path.stem == "ends"
+    ]
     words = pq.read_schema(file).field("end").metadata
     assert words[b"label"] == b"place at the end"
     assert words[b"help"].decode() == END.help
 
 
 def test_words_change_no_value_and_the_same_words_give_the_same_bytes() -> None:
-    plain = as_tables({"ends": {"end": [1.5, None], "name": ["a", "b"]}, "bare": {"x": [[1.0], []]}})
+    plain = as_tables(
+        {"ends": {"end": [1.5, None], "name": ["a", "b"]}, "bare": {"x": [[1.0], []]}}
+    )
     once = declare(plain, columns(WalkSpec()))
     assert once["ends"].to_pylist() == plain["ends"].to_pylist()
     assert once["bare"] is plain["bare"]
     again = encode_shard(as_tables(once), {})
     assert again == encode_shard(declare(plain, columns(WalkSpec())), {})
     back = decode_shard(encode_shard(once, {"index": 0, "unit": {}}), "x")[1]
-    assert columns_of(back["ends"].schema) == columns_of(once["ends"].schema) == {"end": END, "name": NAME}
+    assert (
+        columns_of(back["ends"].schema)
+        == columns_of(once["ends"].schema)
+        == {"end": END, "name": NAME}
+    )
     assert columns_of(back["bare"].schema)["x"].kind == "list"
 
 
 def test_words_of_other_programs_do_no_harm() -> None:
-    strange = {b"first": b"-x", b"scale": b"wide", b"ends": b"one", b"label": b"\xff", b"other": b"1"}
+    strange = {
+        b"first": b"-x",
+        b"scale": b"wide",
+        b"ends": b"one",
+        b"label": b"\xff",
+        b"other": b"1",
+    }
     (column,) = columns_of(pa.schema([pa.field("a_b", pa.int64(), metadata=strange)])).values()
     assert column == Column("a_b", "int", "�", "Column a_b of the stored table.")

@@ -1,6 +1,8 @@
-"""Damaged stores, file by file and damage by damage: each is refused with one line or repaired to the same tables.
+"""Damaged stores, file by file and damage by damage: each is refused with one line or repaired to
+the same tables.
 
-Nothing outside the run changes, nothing waits for ever, and no text of a damaged file reaches a terminal raw.
+Nothing outside the run changes, nothing waits for ever, and no text of a damaged file reaches a
+terminal raw.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return execute(SPEC, tmp_path_factory.mktemp("sound") / "run").path
 
 
-# ---- damages -------------------------------------------------------------------------------------------------------
+# ---- damages
+# ------------------------------------------------------------------------------------------
 
 CONTENTS: dict[str, bytes] = {
     "empty": b"",
@@ -76,7 +79,11 @@ def write(path: Path, content: bytes) -> None:
 
 def truncated(file: str, share: float) -> Damage:
     def damage(run: Path) -> None:
-        data = (run / file).read_bytes() if (run / file).exists() else b'{"pid": 1, "host": "h", "start": "s"}'
+        data = (
+            (run / file).read_bytes()
+            if (run / file).exists()
+            else b'{"pid": 1, "host": "h", "start": "s"}'
+        )
         write(run / file, data[: int(len(data) * share)])
 
     return damage
@@ -129,7 +136,18 @@ VALUES: dict[str, Any] = {
     "object": {"a": [None]},
     "gone": ...,
 }
-FIELDS = ("schema_version", "job", "spec", "spec_hash", "hashes", "units", "units_hash", "status", "starts", "failures")
+FIELDS = (
+    "schema_version",
+    "job",
+    "spec",
+    "spec_hash",
+    "hashes",
+    "units",
+    "units_hash",
+    "status",
+    "starts",
+    "failures",
+)
 FIELDS += ("notes", "tables", "checksums", "started", "threads")
 
 
@@ -155,7 +173,10 @@ def forged(file: str, text: str | None = None, columns: Any = None, **changes: A
         with pytest.MonkeyPatch.context() as patch:
             if text is not None:
                 patch.setattr(tables, "canonical_json", lambda value: text)
-            write(run / file, encode_shard(content, header) if shard else encode_table(content, header))
+            write(
+                run / file,
+                encode_shard(content, header) if shard else encode_table(content, header),
+            )
 
     return damage
 
@@ -207,16 +228,28 @@ TEXTS = pa.table({"walk": pa.array(["x"]), "step": pa.array([[1]]), "place": pa.
 OTHERS = pa.table({ESCAPES: pa.array([None])})
 
 DAMAGES: dict[str, Damage] = {
-    **{f"{file}: {name}": written(file, content) for file in JSON_FILES for name, content in CONTENTS.items()},
+    **{
+        f"{file}: {name}": written(file, content)
+        for file in JSON_FILES
+        for name, content in CONTENTS.items()
+    },
     **{
         f"{file}: {name}": written(file, CONTENTS[name])
         for file in (SHARD, "ends.parquet")
         for name in ("empty", "zeros", "null")
     },
-    **{f"{file}: cut to {share}": truncated(file, share) for file in FILES for share in (0.1, 0.5, 0.99)},
+    **{
+        f"{file}: cut to {share}": truncated(file, share)
+        for file in FILES
+        for share in (0.1, 0.5, 0.99)
+    },
     **{f"{file}: {name}": replaced(file, make) for file in FILES for name, make in KINDS.items()},
     **{f"{file}: foreign Parquet": foreign_parquet(file) for file in FILES},
-    **{f"manifest.json: {name} {kind}": field(name, value) for name in FIELDS for kind, value in VALUES.items()},
+    **{
+        f"manifest.json: {name} {kind}": field(name, value)
+        for name in FIELDS
+        for kind, value in VALUES.items()
+    },
     "manifest.json: no start": field("starts", []),
     **{
         f"{file}: header {name}": forged(file, text=content.decode("utf-8", "ignore"))
@@ -228,14 +261,27 @@ DAMAGES: dict[str, Damage] = {
         for name in ("job", "spec", "spec_hash", "hashes", "index", "unit")
         for kind, value in VALUES.items()
     },
-    **{f"ends.parquet: header's {name} gone": forged("ends.parquet", **{name: ...}) for name in ("table", "spec_hash")},
+    **{
+        f"ends.parquet: header's {name} gone": forged("ends.parquet", **{name: ...})
+        for name in ("table", "spec_hash")
+    },
     "ends.parquet: says it is another table": forged("ends.parquet", table="points"),
     **{f"{file}: columns of text": forged(file, columns=TEXTS) for file in (SHARD, "ends.parquet")},
-    **{f"{file}: columns of other names": forged(file, columns=OTHERS) for file in (SHARD, "ends.parquet")},
+    **{
+        f"{file}: columns of other names": forged(file, columns=OTHERS)
+        for file in (SHARD, "ends.parquet")
+    },
     "tables: swapped": swapped,
     **{
         f"stray {name}": stray(name)
-        for name in ("000099.parquet", "1.parquet", "0000001.parquet", "\u0661.parquet", "copy of 000001.parquet", "x.tmp")
+        for name in (
+            "000099.parquet",
+            "1.parquet",
+            "0000001.parquet",
+            "\u0661.parquet",
+            "copy of 000001.parquet",
+            "x.tmp",
+        )
     },
     "stray with escapes": stray(f"{ESCAPES.replace('/', '')}.parquet"),
     "stray table": stray("ends.parquet", "ends.parquet"),
@@ -249,7 +295,8 @@ DAMAGES: dict[str, Damage] = {
 }
 
 
-# ---- the table -----------------------------------------------------------------------------------------------------
+# ---- the table
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -261,7 +308,9 @@ def place(folder: Path, sound: Path) -> Path:
 
 
 def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
-    """Exit code and lines on stderr of a command, which are printable and short, and one that refuses at most."""
+    """Exit code and lines on stderr of a command, which are printable and short, and one that
+    refuses at most.
+    """
     with ended_after(60), pytest.raises(SystemExit) as stop:
         main(arguments)
     lines = capsys.readouterr().err.splitlines()
@@ -275,7 +324,11 @@ def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int,
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_store_is_refused_or_repaired(
-    name: str, place: Path, sound: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    name: str,
+    place: Path,
+    sound: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     run = place / "run"
     DAMAGES[name](run)
@@ -292,16 +345,26 @@ def test_a_damaged_store_is_refused_or_repaired(
 
 
 @pytest.mark.parametrize(
-    "name", ["manifest.json: deep-list", "shards/000001.parquet: pipe", "tables: swapped", "ends.parquet: link"]
+    "name",
+    [
+        "manifest.json: deep-list",
+        "shards/000001.parquet: pipe",
+        "tables: swapped",
+        "ends.parquet: link",
+    ],
 )
-def test_what_can_be_repaired_is(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_can_be_repaired_is(
+    name: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     DAMAGES[name](place / "run")
     assert said(["resume", str(place / "run")], capsys)[0] == 0
     assert load_run(place / "run").status == "complete"
 
 
 @pytest.mark.parametrize("name", [name for name in DAMAGES if name.startswith("stray")])
-def test_a_stray_is_left_alone_and_named(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stray_is_left_alone_and_named(
+    name: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Also in a run that is not finished, whose tables are made after the stray came."""
     run = place / "run"
     before = {path.name for path in (run / "shards").iterdir()}
@@ -319,7 +382,12 @@ def test_a_stray_is_left_alone_and_named(name: str, place: Path, capsys: pytest.
 def test_a_report_of_a_damaged_run_is_refused_with_one_line(
     place: Path, sound: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("manifest.json: deep-inside", "ends.parquet: pipe", "ends.parquet: columns of text", "tables: swapped"):
+    for name in (
+        "manifest.json: deep-inside",
+        "ends.parquet: pipe",
+        "ends.parquet: columns of text",
+        "tables: swapped",
+    ):
         shutil.rmtree(place / "run")
         shutil.copytree(sound, place / "run")
         DAMAGES[name](place / "run")
@@ -328,7 +396,9 @@ def test_a_report_of_a_damaged_run_is_refused_with_one_line(
 
 def test_a_table_of_the_wrong_name_or_content_is_not_read(place: Path) -> None:
     swapped(place / "run")
-    with pytest.raises(RunError, match=r"ends\.parquet: holds the table 'points'; esscher resume .* makes it anew"):
+    with pytest.raises(
+        RunError, match=r"ends\.parquet: holds the table 'points'; esscher resume .* makes it anew"
+    ):
         load_run(place / "run").table("ends")
 
 

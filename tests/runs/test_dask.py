@@ -26,7 +26,11 @@ class ClusterProcesses:
     def __init__(self, folder: Path, workers: int) -> None:
         self._folder = folder
         self._file = folder / "scheduler.json"
-        self._environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}", "OMP_NUM_THREADS": "1"}
+        self._environment = {
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",
+            "OMP_NUM_THREADS": "1",
+        }
         self.scheduler = self._start(
             "dask_scheduler",
             "--host",
@@ -47,13 +51,23 @@ class ClusterProcesses:
 
     def _worker(self, name: str) -> subprocess.Popen[bytes]:
         return self._start(
-            "dask_worker", self.address, "--nthreads", "1", "--no-nanny", "--no-dashboard", "--name", name,
-            "--local-directory", str(self._folder),
-        )  # fmt: skip
+            "dask_worker",
+            self.address,
+            "--nthreads",
+            "1",
+            "--no-nanny",
+            "--no-dashboard",
+            "--name",
+            name,
+            "--local-directory",
+            str(self._folder),
+        )
 
     def _start(self, module: str, *arguments: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", f"distributed.cli.{module}", *arguments]
-        return subprocess.Popen(command, cwd=self._folder, env=self._environment, stderr=subprocess.DEVNULL)
+        return subprocess.Popen(
+            command, cwd=self._folder, env=self._environment, stderr=subprocess.DEVNULL
+        )
 
     def end(self) -> None:
         for process in (*self.workers, self.scheduler):
@@ -70,7 +84,9 @@ def cluster(folder: Path, workers: int) -> Iterator[ClusterProcesses]:
         started.end()
 
 
-def test_a_worker_dies_and_the_tables_are_the_same(folder: Path, same_tables: Callable[[Run], bool]) -> None:
+def test_a_worker_dies_and_the_tables_are_the_same(
+    folder: Path, same_tables: Callable[[Run], bool]
+) -> None:
     """Both have begun when one is killed; the other one finishes."""
     memory = folder / "memory"
     memory.mkdir()
@@ -100,8 +116,12 @@ def test_the_scheduler_dies(folder: Path, same_tables: Callable[[Run], bool]) ->
             if progress.done == 3:
                 dask.scheduler.kill()
 
-        with pytest.raises(RunError, match=r"scheduler at .* is gone.*the \d+ of 30 units .* esscher resume"):
-            execute(WalkSpec(walks=30, seconds=0.1), folder / "run", dask=dask.address, progress=kill)
+        with pytest.raises(
+            RunError, match=r"scheduler at .* is gone.*the \d+ of 30 units .* esscher resume"
+        ):
+            execute(
+                WalkSpec(walks=30, seconds=0.1), folder / "run", dask=dask.address, progress=kill
+            )
     run = load_run(folder / "run")
     assert run.status == "incomplete"
     assert 3 <= run.progress.done < 30
@@ -113,12 +133,18 @@ def test_units_that_fail_on_a_cluster(folder: Path) -> None:
     with cluster(folder, workers=1) as dask, pytest.raises(RunIncomplete) as incomplete:
         execute(WalkSpec(raising=(4,)), folder / "run", dask=dask.address)
     (failure,) = incomplete.value.run.failures
-    assert (failure.index, failure.reason, failure.tries) == (4, "ArithmeticError: walk 4 leads nowhere", 3)
+    assert (failure.index, failure.reason, failure.tries) == (
+        4,
+        "ArithmeticError: walk 4 leads nowhere",
+        3,
+    )
     assert len(incomplete.value.run.table("ends")) == 5
 
 
 @pytest.mark.slow
-def test_a_local_cluster(folder: Path, same_tables: Callable[[Run], bool], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_cluster(
+    folder: Path, same_tables: Callable[[Run], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     assert same_tables(execute(WalkSpec(walks=9), folder / "run", dask="local", workers=2))
 
@@ -141,6 +167,8 @@ try:
 except RunError as refused:
     print(refused)
 """
-    answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert "pip install 'esscher[dask]'" in answer.stdout
     assert len(answer.stdout.splitlines()) == 1

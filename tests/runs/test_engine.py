@@ -1,4 +1,6 @@
-"""A run from spec to tables: what is stored, what is skipped, what is done again, what is refused."""
+"""A run from spec to tables: what is stored, what is skipped, what is done again, what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -58,18 +60,28 @@ def edit(path: Path, **changes: Any) -> None:
 
 def test_a_run_holds_its_results_and_where_they_come_from(tmp_path: Path) -> None:
     run = execute(WalkSpec(seed=3), tmp_path / "run")
-    assert (run.status, run.failures, run.tables, run.spec["seed"]) == ("complete", (), ["ends", "points"], 3)
+    assert (run.status, run.failures, run.tables, run.spec["seed"]) == (
+        "complete",
+        (),
+        ["ends", "points"],
+        3,
+    )
     assert (run.progress.done, run.progress.total) == (6, 6)
     points = run.table("points")
     assert list(points.columns) == ["walk", "step", "place"]
     assert points["walk"].tolist() == [w for w in range(6) for _ in range(5 + w % 3)]
     steps = np.random.default_rng(WalkSpec(seed=3).unit_seed({"walk": 4}))
     steps.normal(size=(64, 64))
-    assert points.loc[points["walk"] == 4, "place"].tolist() == np.cumsum(steps.normal(size=6)).tolist()
+    assert (
+        points.loc[points["walk"] == 4, "place"].tolist()
+        == np.cumsum(steps.normal(size=6)).tolist()
+    )
     manifest = json.loads((run.path / "manifest.json").read_text("utf-8"))
     assert manifest["spec_hash"] == WalkSpec(seed=3).hash
     assert manifest["tables"] == {"ends": 6, "points": len(points)}
-    assert {"python", "numpy", "torch", "pyarrow", "esscher"} <= set(manifest["starts"][0]["versions"])
+    assert {"python", "numpy", "torch", "pyarrow", "esscher"} <= set(
+        manifest["starts"][0]["versions"]
+    )
     assert [manifest[k] for k in ("seed", "device", "dtype", "threads")] == [3, "cpu", "float64", 1]
     assert sorted(path.name for path in run.path.iterdir()) == [
         "ends.parquet",
@@ -80,7 +92,9 @@ def test_a_run_holds_its_results_and_where_they_come_from(tmp_path: Path) -> Non
     assert len(list((run.path / "shards").iterdir())) == 6
 
 
-def test_what_is_finished_is_not_done_again(tmp_path: Path, memory: Path, same_tables: Callable[[Run], bool]) -> None:
+def test_what_is_finished_is_not_done_again(
+    tmp_path: Path, memory: Path, same_tables: Callable[[Run], bool]
+) -> None:
     spec = WalkSpec(memory=str(memory))
     path = execute(spec, tmp_path / "run").path
     assert tries(memory) == list(range(6))
@@ -96,7 +110,11 @@ def test_what_is_finished_is_not_done_again(tmp_path: Path, memory: Path, same_t
 
 @pytest.mark.parametrize("harm", ["cut", "flip", "empty", "swap", "other"])
 def test_a_damaged_shard_is_done_again_and_named(
-    harm: str, tmp_path: Path, memory: Path, same_tables: Callable[[Run], bool], caplog: pytest.LogCaptureFixture
+    harm: str,
+    tmp_path: Path,
+    memory: Path,
+    same_tables: Callable[[Run], bool],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     path = execute(WalkSpec(memory=str(memory)), tmp_path / "run").path
     shard = path / "shards" / "000002.parquet"
@@ -123,7 +141,9 @@ def test_a_damaged_shard_is_done_again_and_named(
     assert note in caplog.text
 
 
-def test_a_damaged_table_is_noticed_and_made_again(tmp_path: Path, same_tables: Callable[[Run], bool]) -> None:
+def test_a_damaged_table_is_noticed_and_made_again(
+    tmp_path: Path, same_tables: Callable[[Run], bool]
+) -> None:
     run = execute(WalkSpec(), tmp_path / "run")
     file = run.path / "ends.parquet"
     file.write_bytes(file.read_bytes()[:-30] + b"?" + file.read_bytes()[-29:])
@@ -141,8 +161,12 @@ def test_a_lost_manifest_is_written_again(harm: str, tmp_path: Path, memory: Pat
     if harm == "missing":
         file.unlink()
     else:
-        file.write_text({"truncated": file.read_text("utf-8")[:300], "empty": "", "array": "[]"}[harm], "utf-8")
-    with pytest.raises(RunError, match=rf"6 finished units are kept, and esscher resume {run.path}") as refused:
+        file.write_text(
+            {"truncated": file.read_text("utf-8")[:300], "empty": "", "array": "[]"}[harm], "utf-8"
+        )
+    with pytest.raises(
+        RunError, match=rf"6 finished units are kept, and esscher resume {run.path}"
+    ) as refused:
         load_run(run.path)
     assert ("missing" if harm == "missing" else "damaged or truncated") in str(refused.value)
     again = resume(run.path)
@@ -221,14 +245,18 @@ def test_other_versions_are_noted(tmp_path: Path) -> None:
     assert len(run.manifest.starts) == 2
 
 
-def test_a_failing_unit_is_recorded_and_stops_no_other(tmp_path: Path, memory: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_unit_is_recorded_and_stops_no_other(
+    tmp_path: Path, memory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     spec = WalkSpec(raising=(1, 3), memory=str(memory))
     with pytest.raises(RunIncomplete) as incomplete:
         execute(spec, tmp_path / "run")
     run = incomplete.value.run
     assert incomplete.value.resume == f"esscher resume {tmp_path / 'run'}"
     assert incomplete.value.resume in str(incomplete.value)
-    assert "2 of 6 units failed (the first: unit 1, ArithmeticError: walk 1 leads nowhere)" in str(incomplete.value)
+    assert "2 of 6 units failed (the first: unit 1, ArithmeticError: walk 1 leads nowhere)" in str(
+        incomplete.value
+    )
     assert run.status == "incomplete"
     assert [(f.index, f.unit, f.tries, f.reason) for f in run.failures] == [
         (w, {"walk": w}, 3, f"ArithmeticError: walk {w} leads nowhere") for w in (1, 3)
@@ -251,12 +279,16 @@ def test_when_every_unit_fails_there_are_no_tables(tmp_path: Path) -> None:
         run.table("ends")
 
 
-def test_an_unfinished_run_shows_what_it_has(tmp_path: Path, same_tables: Callable[[Run], bool]) -> None:
+def test_an_unfinished_run_shows_what_it_has(
+    tmp_path: Path, same_tables: Callable[[Run], bool]
+) -> None:
     def stop(progress: Progress) -> None:
         if progress.done == 2 and not progress.ended:
             raise KeyboardInterrupt
 
-    with pytest.raises(RunInterrupted, match=r"stopped after 2 of 6 units, .* To continue: esscher resume") as stopped:
+    with pytest.raises(
+        RunInterrupted, match=r"stopped after 2 of 6 units, .* To continue: esscher resume"
+    ) as stopped:
         execute(WalkSpec(), tmp_path / "run", progress=stop)
     assert stopped.value.resume == f"esscher resume {tmp_path / 'run'}"
     run = load_run(tmp_path / "run")
@@ -278,7 +310,9 @@ def test_a_callback_sees_every_unit(tmp_path: Path) -> None:
     seen: list[Progress] = []
     execute(WalkSpec(seconds=0.01), tmp_path / "run", progress=seen.append)
     assert [progress.done for progress in seen] == [0, 1, 2, 3, 4, 5, 6, 6]
-    assert all(progress.total == 6 and progress.memory and progress.memory > 2**20 for progress in seen)
+    assert all(
+        progress.total == 6 and progress.memory and progress.memory > 2**20 for progress in seen
+    )
     assert all(progress.rate and 0 < progress.rate < 100 for progress in seen[1:])
     assert seen[3].seconds_left == pytest.approx((6 - 3) / seen[3].rate)
     assert [progress.ended for progress in seen] == [False] * 7 + [True]
@@ -287,7 +321,12 @@ def test_a_callback_sees_every_unit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_units_say_how_far_they_are(workers: int, tmp_path: Path) -> None:
     seen: list[Progress] = []
-    execute(WalkSpec(walks=4, telling=4, seconds=0.01), tmp_path / "run", workers=workers, progress=seen.append)
+    execute(
+        WalkSpec(walks=4, telling=4, seconds=0.01),
+        tmp_path / "run",
+        workers=workers,
+        progress=seen.append,
+    )
     told = [progress.done + progress.under_way for progress in seen if not progress.ended]
     assert {progress.under_way % 0.25 for progress in seen} == {0.0}
     assert any(progress.under_way for progress in seen)
@@ -307,7 +346,9 @@ def test_the_time_left_knows_what_units_cost(tmp_path: Path) -> None:
     assert second.seconds_left * second.rate == pytest.approx(4 / 1)  # of the second unit alone
 
 
-def test_the_time_left_does_not_count_what_the_first_unit_makes_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_left_does_not_count_what_the_first_unit_makes_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Ten units of one second each, of which the first takes nine more to compile."""
     clock, seen = [0.0], []
     monkeypatch.setattr("esscher.runs.progress.time.monotonic", lambda: clock[0])
@@ -322,7 +363,9 @@ def test_the_time_left_does_not_count_what_the_first_unit_makes_ready(monkeypatc
 
 @pytest.mark.parametrize("quiet", [False, True])
 def test_the_last_phase_is_not_silent(quiet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Making the final tables is said where it takes longer than a while, which is none here; to nobody where all is quiet."""
+    """Making the final tables is said where it takes longer than a while, which is none here; to
+    nobody where all is quiet.
+    """
     said, words = threading.Event(), []
     monkeypatch.setattr(engine, "_SILENCE", 0.0)
     tracker = SimpleNamespace(quiet=quiet, say=lambda text: (words.append(text), said.set()))
@@ -401,7 +444,9 @@ def test_a_worker_elsewhere_with_other_versions_is_refused() -> None:
     order = Order("tests.runs.job:WALK", {"job": "walk", "spec": WalkSpec().as_dict()})
     here = versions()
     assert compute_there(order.as_json(), 2, {"walk": 2}, here)
-    with pytest.raises(RuntimeError, match=rf"the worker has numpy {here['numpy']} instead of 1.0; give it"):
+    with pytest.raises(
+        RuntimeError, match=rf"the worker has numpy {here['numpy']} instead of 1.0; give it"
+    ):
         compute_there(order.as_json(), 2, {"walk": 2}, {**here, "numpy": "1.0"})
 
 

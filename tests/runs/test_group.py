@@ -1,4 +1,6 @@
-"""Several runs in one folder: what is asked for is kept, what else is there is not touched, damage is named."""
+"""Several runs in one folder: what is asked for is kept, what else is there is not touched, damage
+is named.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,17 @@ def test_runs_of_groups_are_listed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", "{}", '{"runs": []}', '{"runs": {}}', '{"runs": {"../x": {}}}', '{"runs": {"a": 1}}']
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"runs": []}',
+        '{"runs": {}}',
+        '{"runs": {"../x": {}}}',
+        '{"runs": {"a": 1}}',
+    ],
 )
 def test_damage_is_one_line(tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "group"

@@ -30,9 +30,13 @@ def name(lock: Path, pid: int, host: str, start: str) -> None:
 
 def test_the_file_names_its_holder_and_goes_with_it(lock: Path) -> None:
     with held(lock):
-        assert holder_of(lock) == Holder(os.getpid(), socket.gethostname(), start_of(os.getpid()) or "")
+        assert holder_of(lock) == Holder(
+            os.getpid(), socket.gethostname(), start_of(os.getpid()) or ""
+        )
         with (
-            pytest.raises(RunLocked, match=f"process {os.getpid()} on host {socket.gethostname()} is writing"),
+            pytest.raises(
+                RunLocked, match=f"process {os.getpid()} on host {socket.gethostname()} is writing"
+            ),
             held(lock),
         ):
             pytest.fail("two writers")
@@ -88,7 +92,12 @@ def test_a_living_process_keeps_it_even_where_the_kernel_does_not_lock(lock: Pat
 
 def test_another_host_is_refused_and_told_how_to_force(lock: Path) -> None:
     name(lock, 17, "elsewhere", "a:1")
-    with pytest.raises(RunLocked, match=rf"process 17 on host elsewhere .* if it is gone, remove {lock}"), held(lock):
+    with (
+        pytest.raises(
+            RunLocked, match=rf"process 17 on host elsewhere .* if it is gone, remove {lock}"
+        ),
+        held(lock),
+    ):
         pytest.fail("two writers")
     lock.unlink()
     with held(lock):
@@ -103,13 +112,17 @@ def test_an_illegible_file_that_nobody_locks_is_taken(content: bytes, lock: Path
 
 
 def test_one_of_many_takes_it_over(lock: Path) -> None:
-    """Thirty-two at once find a dead holder's lock, fifty times: one has it, the others are refused."""
+    """Thirty-two at once find a dead holder's lock, fifty times: one has it, the others are
+    refused.
+    """
     for _ in range(50):
         name(lock, os.getpid(), socket.gethostname(), "another boot:1")
         barrier, have = threading.Barrier(32), []
         all_tried = threading.Barrier(32)
 
-        def take(barrier: threading.Barrier, all_tried: threading.Barrier, have: list[bool]) -> None:
+        def take(
+            barrier: threading.Barrier, all_tried: threading.Barrier, have: list[bool]
+        ) -> None:
             barrier.wait()
             try:
                 with held(lock):
@@ -119,7 +132,9 @@ def test_one_of_many_takes_it_over(lock: Path) -> None:
                 have.append(False)
                 all_tried.wait()
 
-        threads = [threading.Thread(target=take, args=(barrier, all_tried, have)) for _ in range(32)]
+        threads = [
+            threading.Thread(target=take, args=(barrier, all_tried, have)) for _ in range(32)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -128,7 +143,9 @@ def test_one_of_many_takes_it_over(lock: Path) -> None:
 
 
 def test_it_changes_hands_without_ever_having_two_holders(lock: Path) -> None:
-    """Eight threads take it and give it back as fast as they can; a file just removed must not be mistaken for it."""
+    """Eight threads take it and give it back as fast as they can; a file just removed must not be
+    mistaken for it.
+    """
     inside, most, taken = [], [], []
 
     def work() -> None:

@@ -13,7 +13,9 @@ from esscher.runs.process import cores, memory_of, start_of
 
 
 def test_a_start_stays_when_the_clock_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The moment of boot is what the clock says now less the time since: setting the clock moves it."""
+    """The moment of boot is what the clock says now less the time since: setting the clock moves
+    it.
+    """
     linux = pytest.importorskip("psutil._pslinux")
     before, moment = start_of(os.getpid()), psutil.Process().create_time()
     boot = linux.boot_time()
@@ -39,7 +41,9 @@ def test_memory_is_that_of_all_which_are_there() -> None:
     assert memory_of([gone.pid]) == pytest.approx(memory_of(), rel=0.1)
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no process to cores")
+@pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="this system binds no process to cores"
+)
 def test_cores_are_those_a_process_is_bound_to() -> None:
     bound = f"import os; os.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}}); "
     asked = "from esscher.runs.process import cores; print(cores())"

@@ -27,7 +27,9 @@ def is_running(pid: int) -> bool:
     return start_of(pid) is not None
 
 
-def test_two_processes_give_the_same_tables(folder: Path, same_tables: Callable[[Run], bool]) -> None:
+def test_two_processes_give_the_same_tables(
+    folder: Path, same_tables: Callable[[Run], bool]
+) -> None:
     """Though unit 2 ends its process when it is tried for the first time."""
     memory = folder / "memory"
     memory.mkdir()
@@ -38,12 +40,15 @@ def test_two_processes_give_the_same_tables(folder: Path, same_tables: Callable[
     assert len(list(memory.glob("2.*"))) == 2
     assert {mark.read_text("utf-8") for mark in memory.iterdir()} == {"2"}
     assert same_tables(run)
-    assert max(progress.memory or 0 for progress in seen) > (seen[0].memory or 0)  # that of the workers is counted
+    # that of the workers is counted
+    assert max(progress.memory or 0 for progress in seen) > (seen[0].memory or 0)
     assert not any(is_running(pid) for pid in set(children(os.getpid())) - before)
 
 
 @pytest.mark.slow
-def test_four_processes_give_the_same_tables(folder: Path, same_tables: Callable[[Run], bool]) -> None:
+def test_four_processes_give_the_same_tables(
+    folder: Path, same_tables: Callable[[Run], bool]
+) -> None:
     assert same_tables(execute(WalkSpec(walks=30, work=3), folder / "run", workers=4))
 
 
@@ -64,14 +69,18 @@ def test_units_that_always_fail_among_others(folder: Path) -> None:
 
 
 def test_workers_do_not_outlive_a_killed_writer(driver: Driver, folder: Path) -> None:
-    pid = driver.start("execute", WalkSpec(walks=50, seconds=0.5).as_dict(), folder / "run", workers=2)
+    pid = driver.start(
+        "execute", WalkSpec(walks=50, seconds=0.5).as_dict(), folder / "run", workers=2
+    )
     wait_for_units(folder / "run", 1)
     workers = children(pid)
     assert len(workers) == 2
     os.kill(pid, signal.SIGKILL)
     driver.wait()
     deadline = time.monotonic() + 60
-    while (alive := [worker for worker in workers if is_running(worker)]) and time.monotonic() < deadline:
+    while (
+        alive := [worker for worker in workers if is_running(worker)]
+    ) and time.monotonic() < deadline:
         time.sleep(0.01)
     for worker in alive:
         os.kill(worker, signal.SIGKILL)
@@ -80,8 +89,12 @@ def test_workers_do_not_outlive_a_killed_writer(driver: Driver, folder: Path) ->
 
 
 @pytest.mark.slow
-def test_ctrl_c_with_workers(driver: Driver, folder: Path, same_tables: Callable[[Run], bool]) -> None:
-    pid = driver.start("execute", WalkSpec(walks=20, seconds=0.2).as_dict(), folder / "run", workers=2)
+def test_ctrl_c_with_workers(
+    driver: Driver, folder: Path, same_tables: Callable[[Run], bool]
+) -> None:
+    pid = driver.start(
+        "execute", WalkSpec(walks=20, seconds=0.2).as_dict(), folder / "run", workers=2
+    )
     wait_for_units(folder / "run", 3)
     workers = children(pid)
     os.kill(pid, signal.SIGINT)
@@ -93,16 +106,24 @@ def test_ctrl_c_with_workers(driver: Driver, folder: Path, same_tables: Callable
 
 
 @pytest.mark.slow
-def test_killed_with_workers(driver: Driver, folder: Path, same_tables: Callable[[Run], bool]) -> None:
+def test_killed_with_workers(
+    driver: Driver, folder: Path, same_tables: Callable[[Run], bool]
+) -> None:
     for after in (3, 17):
-        run = kill_and_resume(driver, folder / str(after), WalkSpec(walks=40, seconds=0.05), after, 0.01, workers=2)
+        run = kill_and_resume(
+            driver, folder / str(after), WalkSpec(walks=40, seconds=0.05), after, 0.01, workers=2
+        )
         assert same_tables(run)
 
 
 @pytest.mark.slow
-def test_a_full_disk_under_workers(disk: Callable[[str], Path], same_tables: Callable[[Run], bool]) -> None:
+def test_a_full_disk_under_workers(
+    disk: Callable[[str], Path], same_tables: Callable[[Run], bool]
+) -> None:
     path = disk("size=96k") / "run"
-    with pytest.raises(RunError, match=r"no space left on the disk; the \d+ of 40 units .* esscher resume"):
+    with pytest.raises(
+        RunError, match=r"no space left on the disk; the \d+ of 40 units .* esscher resume"
+    ):
         execute(WalkSpec(walks=40), path, workers=2)
     disk("size=4m")
     assert same_tables(resume(path))
@@ -111,7 +132,10 @@ def test_a_full_disk_under_workers(disk: Callable[[str], Path], same_tables: Cal
 def test_workers_that_cannot_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their interpreter is given an option it does not know."""
     monkeypatch.setenv("PYTHONHASHSEED", "nonsense")
-    with pytest.raises(RunError, match=r"3 workers died before their first unit; the last: its process ended with code 1"):
+    with pytest.raises(
+        RunError,
+        match=r"3 workers died before their first unit; the last: its process ended with code 1",
+    ):
         execute(WalkSpec(), folder / "run", workers=2)
     monkeypatch.undo()
     assert load_run(folder / "run").status == "incomplete"

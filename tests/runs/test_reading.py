@@ -1,4 +1,6 @@
-"""Reading a run and taking it elsewhere: without torch, without the job, in the formats of others."""
+"""Reading a run and taking it elsewhere: without torch, without the job, in the formats of
+others.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ export_run(sys.argv[1], "csv", sys.argv[2] + "/csv")
 others = [name for name in sys.modules if name.startswith("esscher.") and not name.startswith("esscher.runs")]
 assert not others, others
 assert not frozenset(["scipy", "dask", "distributed", "rich", "transformers"]).intersection(sys.modules)
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
@@ -43,9 +45,12 @@ def test_reading_needs_neither_torch_nor_the_job(run: Run, tmp_path: Path) -> No
 
 def test_export(run: Run, tmp_path: Path) -> None:
     ends = run.table("ends")
-    assert [file.name for file in export_run(run.path, "csv", tmp_path / "csv")] == ["ends.csv", "points.csv"]
+    assert [file.name for file in export_run(run.path, "csv", tmp_path / "csv")] == [
+        "ends.csv",
+        "points.csv",
+    ]
     assert pd.read_csv(tmp_path / "csv" / "ends.csv").to_dict() == ends.to_dict()
-    (file, _) = export_run(run.path, "parquet", tmp_path / "parquet")
+    file, _ = export_run(run.path, "parquet", tmp_path / "parquet")
     assert pq.read_table(file).to_pandas().equals(ends)
 
 
@@ -59,7 +64,9 @@ def test_export_to_netcdf(run: Run, tmp_path: Path) -> None:
         assert stored.attrs["spec_hash"] == run.manifest.spec_hash
 
 
-def test_netcdf_without_xarray_says_how_to_install_it(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_netcdf_without_xarray_says_how_to_install_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "xarray", None)
     with pytest.raises(RunError, match=r"pip install 'esscher\[netcdf\]'"):
         export_run(run.path, "netcdf", tmp_path)

@@ -21,15 +21,23 @@ def test_hash_is_sha256_of_sorted_json() -> None:
         '"open_steps":false,"raising":[2],"seconds":0.1,"seed":7,"steps":5,"telling":0,"threads":1,"uneven":false,'
         '"walks":6,"work":0}'
     )
-    assert WalkSpec(seed=7, seconds=0.1, raising=(2,)).hash == hashlib.sha256(text.encode()).hexdigest()
+    assert (
+        WalkSpec(seed=7, seconds=0.1, raising=(2,)).hash
+        == hashlib.sha256(text.encode()).hexdigest()
+    )
 
 
 def test_object_file_and_flags_are_one(tmp_path: Path) -> None:
     spec = WalkSpec(walks=9, seconds=1e-3, raising=(1, 4))
     file = tmp_path / "spec.yaml"
-    file.write_text("job: walk\nwalks: 9\nseconds: 1e-3  # YAML 1.1 calls this a string\nraising: [1, 4]\n", "utf-8")
+    file.write_text(
+        "job: walk\nwalks: 9\nseconds: 1e-3  # YAML 1.1 calls this a string\nraising: [1, 4]\n",
+        "utf-8",
+    )
     flags = {"walks": "9", "seconds": "0.001", "raising": ["1", "4"]}
-    assert read_spec(file) == read_spec({"job": "walk"}, **flags) == WalkSpec.read({}, **flags) == spec
+    assert (
+        read_spec(file) == read_spec({"job": "walk"}, **flags) == WalkSpec.read({}, **flags) == spec
+    )
     file.write_text(spec.to_yaml(), "utf-8")
     assert read_spec(file) == spec
     assert read_spec(file, walks=10) == WalkSpec(walks=10, seconds=1e-3, raising=(1, 4))
@@ -69,7 +77,12 @@ def test_bad_fields_are_named(fields: dict[str, Any], words: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("- a\n", "'name: value' lines, got list"), ("a: [\n", "not YAML"), ("1: 2\n", "'name: value'"), ("", "NoneType")],
+    [
+        ("- a\n", "'name: value' lines, got list"),
+        ("a: [\n", "not YAML"),
+        ("1: 2\n", "'name: value'"),
+        ("", "NoneType"),
+    ],
 )
 def test_bad_files_are_named(text: str, words: str, tmp_path: Path) -> None:
     file = tmp_path / "spec.yaml"
@@ -84,7 +97,9 @@ def test_units_have_seeds_of_their_own() -> None:
     seeds = {WalkSpec(seed=s).unit_seed({"walk": w}) for s in range(20) for w in range(20)}
     assert len(seeds) == 400
     assert max(seeds) < 2**60
-    assert WalkSpec(steps=3).unit_seed({"a": 1, "b": 2}) == WalkSpec(steps=4).unit_seed({"b": 2, "a": 1})
+    assert WalkSpec(steps=3).unit_seed({"a": 1, "b": 2}) == WalkSpec(steps=4).unit_seed(
+        {"b": 2, "a": 1}
+    )
 
 
 @pytest.fixture
@@ -138,4 +153,6 @@ def test_units_are_as_any_process_gets_them() -> None:
     def listed(spec: RunSpec) -> list[Any]:
         return [{"pair": (1, 2), "at": {3: 0.1}}]
 
-    assert job.units_of(Job("walk", WalkSpec, listed, WALK.compute), WalkSpec()) == [{"pair": [1, 2], "at": {"3": 0.1}}]
+    assert job.units_of(Job("walk", WalkSpec, listed, WALK.compute), WalkSpec()) == [
+        {"pair": [1, 2], "at": {"3": 0.1}}
+    ]

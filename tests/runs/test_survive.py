@@ -1,4 +1,6 @@
-"""Killed, interrupted, out of disk, two at once: nothing finished is lost, and the tables come out the same."""
+"""Killed, interrupted, out of disk, two at once: nothing finished is lost, and the tables come out
+the same.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,12 @@ def finished(path: Path) -> dict[str, int]:
     return {file.name: file.stat().st_mtime_ns for file in (path / "shards").glob("[0-9]*.parquet")}
 
 
-def kill_and_resume(driver: Driver, path: Path, spec: WalkSpec, after: int, pause: float, workers: int) -> Run:
-    """Kill -9 a run some moment after it has so many units, then complete it; finished shards stay as they are."""
+def kill_and_resume(
+    driver: Driver, path: Path, spec: WalkSpec, after: int, pause: float, workers: int
+) -> Run:
+    """Kill -9 a run some moment after it has so many units, then complete it; finished shards stay
+    as they are.
+    """
     pid = driver.start("execute", spec.as_dict(), path, workers=workers)
     wait_for_units(path, after)
     time.sleep(pause)
@@ -44,7 +50,10 @@ def kill_and_resume(driver: Driver, path: Path, spec: WalkSpec, after: int, paus
     kept = finished(path)
     assert len(kept) >= after
     if code:
-        assert not (path / "manifest.json").exists() or load_run(path).status in ("incomplete", "complete")
+        assert not (path / "manifest.json").exists() or load_run(path).status in (
+            "incomplete",
+            "complete",
+        )
     known = kept or (path / "manifest.json").exists()
     driver.start("resume" if known else "execute", spec.as_dict(), path)
     assert driver.wait() == (0, "")
@@ -54,18 +63,26 @@ def kill_and_resume(driver: Driver, path: Path, spec: WalkSpec, after: int, paus
     return load_run(path)
 
 
-def test_killed_at_twenty_random_moments(driver: Driver, folder: Path, same_tables: Callable[[Run], bool]) -> None:
-    """From before the first unit to after the last, while units, the manifest and the tables are written."""
+def test_killed_at_twenty_random_moments(
+    driver: Driver, folder: Path, same_tables: Callable[[Run], bool]
+) -> None:
+    """From before the first unit to after the last, while units, the manifest and the tables are
+    written.
+    """
     moments = random.Random(5)
     spec = WalkSpec(walks=40, seconds=0.002)
     for kill in range(KILLS):
         after = moments.choice([0, 40, *range(1, 40)]) if kill > 1 else kill * 40
-        run = kill_and_resume(driver, folder / str(kill), spec, after, moments.random() * 0.01, workers=1)
+        run = kill_and_resume(
+            driver, folder / str(kill), spec, after, moments.random() * 0.01, workers=1
+        )
         assert same_tables(run)
         shutil.rmtree(run.path)
 
 
-def test_killed_again_and_again(driver: Driver, folder: Path, same_tables: Callable[[Run], bool]) -> None:
+def test_killed_again_and_again(
+    driver: Driver, folder: Path, same_tables: Callable[[Run], bool]
+) -> None:
     """One run, killed after every few units by whoever resumes it."""
     path, spec = folder / "run", WalkSpec(walks=40, seconds=0.005)
     pid = driver.start("execute", spec.as_dict(), path)
@@ -80,12 +97,16 @@ def test_killed_again_and_again(driver: Driver, folder: Path, same_tables: Calla
     assert same_tables(run)
 
 
-def test_two_writers_at_once(driver: Driver, folder: Path, same_tables: Callable[[Run], bool]) -> None:
+def test_two_writers_at_once(
+    driver: Driver, folder: Path, same_tables: Callable[[Run], bool]
+) -> None:
     path, spec = folder / "run", WalkSpec(walks=4, seconds=0.5)
     pid = driver.start("execute", spec.as_dict(), path)
     wait_for_units(path, 1)
     for second in (lambda: execute(spec, path), lambda: resume(path)):
-        with pytest.raises(RunLocked, match=f"process {pid} on host {socket.gethostname()} is writing this run"):
+        with pytest.raises(
+            RunLocked, match=f"process {pid} on host {socket.gethostname()} is writing this run"
+        ):
             second()
     run = load_run(path)
     assert run.status == "running"
@@ -94,7 +115,9 @@ def test_two_writers_at_once(driver: Driver, folder: Path, same_tables: Callable
     assert same_tables(load_run(path))
 
 
-def test_ctrl_c_stops_cleanly(driver: Driver, folder: Path, same_tables: Callable[[Run], bool]) -> None:
+def test_ctrl_c_stops_cleanly(
+    driver: Driver, folder: Path, same_tables: Callable[[Run], bool]
+) -> None:
     path = folder / "run"
     pid = driver.start("execute", WalkSpec(walks=8, seconds=0.2).as_dict(), path)
     wait_for_units(path, 2)
@@ -102,7 +125,11 @@ def test_ctrl_c_stops_cleanly(driver: Driver, folder: Path, same_tables: Callabl
     code, said = driver.wait()
     done = len(finished(path))
     assert code == 130
-    assert said == f"{path}: stopped after {done} of 8 units, which are kept. To continue: esscher resume {path}"
+    assert (
+        said
+        == f"{path}: stopped after {done} of 8 units, which are kept. To continue: esscher resume"
+        f" {path}"
+    )
     assert load_run(path).manifest.status == "incomplete"
     assert sorted(file.name for file in path.iterdir()) == ["manifest.json", "shards"]
     assert same_tables(resume(path))
@@ -111,7 +138,9 @@ def test_ctrl_c_stops_cleanly(driver: Driver, folder: Path, same_tables: Callabl
 def test_a_full_disk(disk: Callable[[str], Path], same_tables: Callable[[Run], bool]) -> None:
     path = disk("size=96k") / "run"
     spec = WalkSpec(walks=40)
-    with pytest.raises(StoreError, match=r"no space left on the disk; the \d+ of 40 units .* esscher resume") as full:
+    with pytest.raises(
+        StoreError, match=r"no space left on the disk; the \d+ of 40 units .* esscher resume"
+    ) as full:
         execute(spec, path)
     kept = finished(path)
     assert f"the {len(kept)} of 40 units that are finished are kept" in str(full.value)
@@ -142,7 +171,9 @@ def test_a_read_only_disk(disk: Callable[[str], Path], same_tables: Callable[[Ru
     assert same_tables(resume(run.path))
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere; the read-only disk covers it")
+@pytest.mark.skipif(
+    os.geteuid() == 0, reason="root may write everywhere; the read-only disk covers it"
+)
 def test_a_folder_without_permission(tmp_path: Path) -> None:
     tmp_path.chmod(0o555)
     with pytest.raises(StoreError, match="permission denied"):

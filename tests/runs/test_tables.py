@@ -1,4 +1,6 @@
-"""Stored bytes: the same tables give the same file, any changed byte is noticed, other schemas are refused."""
+"""Stored bytes: the same tables give the same file, any changed byte is noticed, other schemas are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ import pytest
 import torch
 
 from esscher.runs import Damaged, RunError, Shard, concatenate, tables
-from esscher.runs.tables import as_table, as_tables, decode_shard, decode_table, encode_shard, encode_table
+from esscher.runs.tables import (
+    as_table,
+    as_tables,
+    decode_shard,
+    decode_table,
+    encode_shard,
+    encode_table,
+)
 
 HEADER = {"index": 3, "unit": {"layer": 1}, "spec": {"seed": 0}}
 
@@ -23,8 +32,13 @@ HEADER = {"index": 3, "unit": {"layer": 1}, "spec": {"seed": 0}}
 def example() -> dict[str, pa.Table]:
     return as_tables(
         {
-            "heads": pd.DataFrame({"name": ["a", None, "ü"], "kind": pd.Categorical(["x", "y", "x"]), "n": [1, 2, 3]}),
-            "curves": {"rms": np.array([1e-300, -0.0, np.nan, np.inf]), "path": [[1], [], None, [2, 3]]},
+            "heads": pd.DataFrame(
+                {"name": ["a", None, "ü"], "kind": pd.Categorical(["x", "y", "x"]), "n": [1, 2, 3]}
+            ),
+            "curves": {
+                "rms": np.array([1e-300, -0.0, np.nan, np.inf]),
+                "path": [[1], [], None, [2, 3]],
+            },
             "rows": [{"flag": True, "word": "w"}, {"flag": None, "word": None}],
             "nothing": pa.table({"n": pa.array([], pa.int64()), "s": pa.array([], pa.string())}),
         }
@@ -37,7 +51,8 @@ def test_tables_come_back_as_they_were() -> None:
     assert list(back) == ["curves", "heads", "nothing", "rows"]
     for name, table in example().items():
         assert back[name].schema == table.schema
-        # NaN is not equal to itself, so bytes are compared; Parquet gives lists another inner name, hence the round
+        # NaN is not equal to itself, so bytes are compared; Parquet gives lists another inner name,
+        # hence the round
         once = decode_table(encode_table(table, {}), "x")[1]
         assert encode_table(back[name], {}) == encode_table(once, {})
     assert back["heads"].to_pylist()[2] == {"name": "ü", "kind": "x", "n": 3}
@@ -64,10 +79,15 @@ def test_any_tool_reads_them() -> None:
 
 @pytest.mark.parametrize(
     ("data", "decode"),
-    [(encode_shard(example(), HEADER), decode_shard), (encode_table(example()["curves"], HEADER), decode_table)],
+    [
+        (encode_shard(example(), HEADER), decode_shard),
+        (encode_table(example()["curves"], HEADER), decode_table),
+    ],
     ids=["shard", "table"],
 )
-def test_every_flipped_byte_and_every_cut_is_noticed(data: bytes, decode: Callable[[bytes, str], Any]) -> None:
+def test_every_flipped_byte_and_every_cut_is_noticed(
+    data: bytes, decode: Callable[[bytes, str], Any]
+) -> None:
     """Each byte of the file in turn, each with another bit."""
     for place in range(len(data)):
         flipped = bytearray(data)
@@ -82,7 +102,9 @@ def test_every_flipped_byte_and_every_cut_is_noticed(data: bytes, decode: Callab
 
 
 def test_page_checksums_alone_would_miss_flipped_bits() -> None:
-    """Parquet's own: why a file has a checksum of its own. Once they miss nothing, they can take its place."""
+    """Parquet's own: why a file has a checksum of its own. Once they miss nothing, they can take
+    its place.
+    """
     sink = pa.BufferOutputStream()
     pq.write_table(example()["curves"], sink, write_page_checksum=True, write_statistics=False)
     data = sink.getvalue().to_pybytes()
@@ -92,13 +114,19 @@ def test_page_checksums_alone_would_miss_flipped_bits() -> None:
         flipped = bytearray(data)
         flipped[place] ^= 1 << place % 8
         with contextlib.suppress(OSError, ValueError, pa.ArrowException):
-            pq.ParquetFile(pa.BufferReader(bytes(flipped)), page_checksum_verification=True).read(use_threads=False)
+            pq.ParquetFile(pa.BufferReader(bytes(flipped)), page_checksum_verification=True).read(
+                use_threads=False
+            )
             missed.append(place)
     assert min(missed) < footer < max(missed)
 
 
-@pytest.mark.parametrize(("schema", "words"), [(2, "newer esscher.*Upgrade"), (0, "schema 0, which .* no longer reads")])
-def test_another_schema_is_refused_by_name(schema: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("schema", "words"), [(2, "newer esscher.*Upgrade"), (0, "schema 0, which .* no longer reads")]
+)
+def test_another_schema_is_refused_by_name(
+    schema: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tables, "SCHEMA", schema)
     data = encode_shard(example(), HEADER)
     monkeypatch.undo()
@@ -134,8 +162,14 @@ def shards(*columns: dict[str, list[Any]]) -> list[Shard]:
 
 
 def test_rows_follow_the_units_and_types_meet() -> None:
-    joined = concatenate(None, shards({"x": [1, 2], "y": [None, None]}, {"y": ["a"], "x": [0.5]}))["t"]
-    assert joined.to_pylist() == [{"x": 1.0, "y": None}, {"x": 2.0, "y": None}, {"x": 0.5, "y": "a"}]
+    joined = concatenate(None, shards({"x": [1, 2], "y": [None, None]}, {"y": ["a"], "x": [0.5]}))[
+        "t"
+    ]
+    assert joined.to_pylist() == [
+        {"x": 1.0, "y": None},
+        {"x": 2.0, "y": None},
+        {"x": 0.5, "y": "a"},
+    ]
 
 
 def test_types_that_do_not_meet_are_named() -> None:

@@ -1,4 +1,6 @@
-"""Write the tables anew: ``python -m tests.snapshot [RUN ...]``, where a change of numbers is meant."""
+"""Write the tables anew: ``python -m tests.snapshot [RUN ...]``, where a change of numbers is
+meant.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Small runs whose tables are kept: four probes of tiny models, one Monte Carlo run, two runs of the in-context lab.
+"""Small runs whose tables are kept: four probes of tiny models, one Monte Carlo run, two runs of
+the in-context lab.
 
-Weights, text and tokenizer are made by numpy's generators and plain lists, in float64, so that the same numbers come out of
-every processor. ``python -m tests.snapshot`` writes the tables anew: only where a change of numbers is meant.
+Weights, text and tokenizer are made by numpy's generators and plain lists, in float64, so that the
+same numbers come out of every processor. ``python -m tests.snapshot`` writes the tables anew: only
+where a change of numbers is meant.
 """
 
 from __future__ import annotations
@@ -28,7 +30,14 @@ USUAL = {
 }
 
 WORDS = [f"w{number}" for number in range(57)]
-PROBE = {"queries": 12, "kept_queries": 5, "dtype": "float64", "max_tokens": 220, "window": 24, "epsilons": (0.1, 0.3)}
+PROBE = {
+    "queries": 12,
+    "kept_queries": 5,
+    "dtype": "float64",
+    "max_tokens": 220,
+    "window": 24,
+    "epsilons": (0.1, 0.3),
+}
 
 
 def text() -> list[str]:
@@ -43,21 +52,33 @@ def tokenizer() -> Any:
     transformers = pytest.importorskip("transformers")
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-    raw = Tokenizer(models.WordLevel({word: number for number, word in enumerate(["<pad>", "<s>", "</s>", *WORDS])}))
+    raw = Tokenizer(
+        models.WordLevel(
+            {word: number for number, word in enumerate(["<pad>", "<s>", "</s>", *WORDS])}
+        )
+    )
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     raw.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=raw, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
 
 
 def model(config: str, options: dict[str, Any]) -> Any:
     """A tiny model in float64, its weights large enough that attention is far from uniform."""
     transformers = pytest.importorskip("transformers")
-    made = transformers.AutoModel.from_config(getattr(transformers, config)(**options)).eval().double()
+    made = (
+        transformers.AutoModel.from_config(getattr(transformers, config)(**options)).eval().double()
+    )
     generator = np.random.default_rng(17)
     with torch.no_grad():
         for name, parameter in sorted(made.named_parameters()):
             drawn = torch.from_numpy(generator.normal(size=tuple(parameter.shape)))
-            parameter.copy_(1.0 + 0.1 * drawn if "norm" in name.lower() and parameter.ndim == 1 else 0.25 * drawn)
+            parameter.copy_(
+                1.0 + 0.1 * drawn
+                if "norm" in name.lower() and parameter.ndim == 1
+                else 0.25 * drawn
+            )
     return made
 
 
@@ -66,7 +87,10 @@ def encoder() -> Any:
 
 
 def causal() -> Any:
-    return model("LlamaConfig", {**USUAL, "num_key_value_heads": 2, "head_dim": 8, "bos_token_id": 1, "eos_token_id": 2})
+    return model(
+        "LlamaConfig",
+        {**USUAL, "num_key_value_heads": 2, "head_dim": 8, "bos_token_id": 1, "eos_token_id": 2},
+    )
 
 
 def probe(folder: Path, made: Callable[[], Any], **settings: Any) -> None:
@@ -84,9 +108,9 @@ def converge(folder: Path) -> None:
     """Two scales of a head on Gaussian tokens, from a YAML file beside the run."""
     spec = folder.parent / f"{folder.name}.yaml"
     spec.write_text(
-        "job: converge\ntitle: small\nlaw: {law: gaussian, dim: 3, variance: 0.5}\nhead: {kind: identity}\n"
-        "sweep: {over: scale, values: [0.5, 2.0]}\nn: 20:200:4\nrepeats: 6\nmetrics: [mean, cov, l2, uniform]\n"
-        "dtype: float64\n"
+        "job: converge\ntitle: small\nlaw: {law: gaussian, dim: 3, variance: 0.5}\nhead: {kind:"
+        " identity}\nsweep: {over: scale, values: [0.5, 2.0]}\nn: 20:200:4\nrepeats: 6\nmetrics:"
+        " [mean, cov, l2, uniform]\ndtype: float64\n"
     )
     command(folder, f"converge {spec} --figures=")
 
@@ -94,11 +118,18 @@ def converge(folder: Path) -> None:
 RUNS: dict[str, Callable[[Path], None]] = {
     "corpus": lambda folder: probe(folder, encoder, heads=(0, 3)),
     "parts": lambda folder: probe(folder, encoder, heads=(1,), part=80),
-    "sequence": lambda folder: probe(folder, causal, heads=(0, 1, 3), pool="sequence", window=40, rules="none"),
-    "moments": lambda folder: probe(folder, encoder, heads=(2,), layers=(1,), moments=4, moments_n=(16, 32, 64)),
+    "sequence": lambda folder: probe(
+        folder, causal, heads=(0, 1, 3), pool="sequence", window=40, rules="none"
+    ),
+    "moments": lambda folder: probe(
+        folder, encoder, heads=(2,), layers=(1,), moments=4, moments_n=(16, 32, 64)
+    ),
     "converge": converge,
     "icl_train": lambda folder: command(
-        folder, "icl train --dim 2 --covariance kms:0.3 --lengths 4,8 --seeds 2 --steps 40 --rate 0.02"
+        folder,
+        "icl train --dim 2 --covariance kms:0.3 --lengths 4,8 --seeds 2 --steps 40 --rate 0.02",
     ),
-    "icl_flow": lambda folder: command(folder, "icl flow --dim 2 --covariance isotropic --lengths 10,50 --figures="),
+    "icl_flow": lambda folder: command(
+        folder, "icl flow --dim 2 --covariance isotropic --lengths 10,50 --figures="
+    ),
 }

@@ -11,9 +11,11 @@ import esscher as es
 
 LEFT_OUT = {"about"}  # names the machine's own paths and hashes of temporary files
 CLOSE = 1e-12  # relative to the number, or to the largest of its column
-SINGLE = {"icl_train": 1e-6}  # runs that sum tokens in float32, in an order that the width of the processor's vectors sets
-# A stated relative error is itself only known to rounding of the numbers it speaks of, and a relative difference from the
-# model's own output is nothing but rounding, which differs between processors.
+# runs that sum tokens in float32, in an order that the width of the processor's vectors sets
+SINGLE = {"icl_train": 1e-6}
+# A stated relative error is itself only known to rounding of the numbers it speaks of, and a
+# relative difference from the model's own output is nothing but rounding, which differs between
+# processors.
 OWN_SIZE = {"accuracy": 1.0, "output_difference": 1.0}
 
 
@@ -26,7 +28,9 @@ def tables_of(folder: Path) -> dict[str, pd.DataFrame]:
     return {name: run.table(name) for name in run.tables if name not in LEFT_OUT}
 
 
-def differences(name: str, found: pd.DataFrame, expected: pd.DataFrame, close: float = CLOSE) -> list[str]:
+def differences(
+    name: str, found: pd.DataFrame, expected: pd.DataFrame, close: float = CLOSE
+) -> list[str]:
     """What differs in names, order, types or values, a line each."""
     if list(found.columns) != list(expected.columns):
         return [f"{name}: columns {list(found.columns)}, expected {list(expected.columns)}"]
@@ -38,18 +42,25 @@ def differences(name: str, found: pd.DataFrame, expected: pd.DataFrame, close: f
         if str(new.dtype) != str(old.dtype):
             lines.append(f"{name}.{column}: type {new.dtype}, expected {old.dtype}")
         elif old.dtype.kind == "f":
-            size = OWN_SIZE.get(column, np.abs(old[np.isfinite(old)]).max() if np.isfinite(old).any() else 0.0)
+            size = OWN_SIZE.get(
+                column, np.abs(old[np.isfinite(old)]).max() if np.isfinite(old).any() else 0.0
+            )
             off = ~np.isclose(new, old, rtol=close, atol=close * size, equal_nan=True)
             if off.any():
                 row = int(np.flatnonzero(off)[0])
-                lines.append(f"{name}.{column}: {off.sum()} differ, first in row {row}: {new[row]!r}, expected {old[row]!r}")
+                lines.append(
+                    f"{name}.{column}: {off.sum()} differ, first in row {row}: {new[row]!r},"
+                    f" expected {old[row]!r}"
+                )
         elif not _same_objects(new, old, close):
             lines.append(f"{name}.{column}: values differ")
     return lines
 
 
 def _same_objects(new: pd.Series, old: pd.Series, close: float) -> bool:
-    """Whole numbers and words as they are; lists of numbers (a column of objects) as closely as numbers."""
+    """Whole numbers and words as they are; lists of numbers (a column of objects) as closely as
+    numbers.
+    """
     for a, b in zip(new, old, strict=True):
         if isinstance(b, np.ndarray):
             if not np.allclose(a, b, rtol=close, atol=close * float(np.abs(b).max(initial=0.0))):

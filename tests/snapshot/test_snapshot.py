@@ -1,4 +1,6 @@
-"""The tables of small runs, kept: names, order, types, and values to 1e-12, or to what sums in float32 are known to."""
+"""The tables of small runs, kept: names, order, types, and values to 1e-12, or to what sums in
+float32 are known to.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ def test_tables_are_those_kept(name: str, tmp_path: Path) -> None:
     assert expected
     assert sorted(found) == sorted(expected)
     close = SINGLE.get(name, CLOSE)
-    assert [line for table in expected for line in differences(table, found[table], expected[table], close)] == []
+    assert [
+        line
+        for table in expected
+        for line in differences(table, found[table], expected[table], close)
+    ] == []
 
 
 def test_a_changed_number_a_type_and_a_column_are_seen() -> None:

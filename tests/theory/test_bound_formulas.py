@@ -1,4 +1,6 @@
-"""Each bound of [S] written out a second time: by the integral its proof bounds, and in mpmath from the page."""
+"""Each bound of [S] written out a second time: by the integral its proof bounds, and in mpmath from
+the page.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,11 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES)
 def test_second_term_of_lemma_c4_is_the_integral_of_its_proof(case: tuple[float, ...]) -> None:
-    """2 n e^{2d} int_T^inf exp(-t^{1/p} / (16 sigma^2 c_f^{2/p})) dt, T = (n/2 - exp(2 sigma^2 tilt^2))_+ sqrt(fourth).
+    """2 n e^{2d} int_T^inf exp(-t^{1/p} / (16 sigma^2 c_f^{2/p})) dt, T = (n/2 - exp(2 sigma^2
+    tilt^2))_+ sqrt(fourth).
 
-    p = 1: the mended second term equals it where T > 0, so c_f enters squared. p = 2: it lies above.
+    p = 1: the mended second term equals it where T > 0, so c_f enters squared. p = 2: it lies
+    above.
     """
     n, d, sigma, tilt, fourth, c_f, eighth = case
     x = (sigma * tilt) ** 2
@@ -57,21 +61,47 @@ def test_one_query_from_the_page(case: tuple[float, ...]) -> None:
         delta = mp.mpf("0.03")
         beta = mp.exp(2 * g) * mp.root(fourth, 4) * mp.sqrt(1 / (delta * n))
         rest = plain[2:5]
-        assert query.lemma_c1(plain[0], 0.03, *rest)[0] == pytest.approx(float(27 * beta**2), rel=1e-12)
-        assert query.corollary_c3(plain[0], 0.03, *rest)[0] == pytest.approx(float(C / (delta * n)), rel=1e-12)
-        assert query.lemma_c1(plain[0], 0.03 / 4, *rest)[0] == pytest.approx(query.corollary_c3(plain[0], 0.03, *rest)[0])
+        assert query.lemma_c1(plain[0], 0.03, *rest)[0] == pytest.approx(
+            float(27 * beta**2), rel=1e-12
+        )
+        assert query.corollary_c3(plain[0], 0.03, *rest)[0] == pytest.approx(
+            float(C / (delta * n)), rel=1e-12
+        )
+        assert query.lemma_c1(plain[0], 0.03 / 4, *rest)[0] == pytest.approx(
+            query.corollary_c3(plain[0], 0.03, *rest)[0]
+        )
         for p in (1, 2):
             factor = 1 + (mp.sqrt(n) / (22 * sigma**2) * mp.root(eighth, 4) if p == 2 else 0)
-            inner = (mp.root(n, p) / mp.root(2, p) - mp.exp(mp.mpf(2) / p * g)) * fourth ** (mp.mpf(1) / (2 * p))
+            inner = (mp.root(n, p) / mp.root(2, p) - mp.exp(mp.mpf(2) / p * g)) * fourth ** (
+                mp.mpf(1) / (2 * p)
+            )
             body = 2 * 16**p * sigma ** (2 * p) * n * p * mp.exp(2 * d) * factor
             body *= mp.exp(-inner / (16 * sigma**2 * c_f ** (mp.mpf(2) / p)))
             extra = {"p": p, "eighth": case[6]}
-            printed, mended = 2 * C * mp.log(n) / n + c_f * body, 2 * C * mp.log(n) / n + c_f**2 * body
-            assert query.lemma_c4_printed(*plain, **extra)[0] == pytest.approx(float(printed), rel=1e-11)
-            assert query.lemma_c4_mended(*plain, **extra)[0] == pytest.approx(float(mended), rel=1e-11)
+            printed, mended = (
+                2 * C * mp.log(n) / n + c_f * body,
+                2 * C * mp.log(n) / n + c_f**2 * body,
+            )
+            assert query.lemma_c4_printed(*plain, **extra)[0] == pytest.approx(
+                float(printed), rel=1e-11
+            )
+            assert query.lemma_c4_mended(*plain, **extra)[0] == pytest.approx(
+                float(mended), rel=1e-11
+            )
         token = mp.mpf(11)
-        second = 16**3 * sigma**4 * n * c_f**4 * mp.exp(2 * d) * (1 + mp.sqrt(n * token) / (32 * mp.sqrt(2) * sigma**2))
-        second *= mp.exp(-(mp.sqrt(n) / (2 * mp.sqrt(2)) - mp.exp(2 * g)) * mp.sqrt(fourth) / (16 * sigma**2 * c_f**2))
+        second = (
+            16**3
+            * sigma**4
+            * n
+            * c_f**4
+            * mp.exp(2 * d)
+            * (1 + mp.sqrt(n * token) / (32 * mp.sqrt(2) * sigma**2))
+        )
+        second *= mp.exp(
+            -(mp.sqrt(n) / (2 * mp.sqrt(2)) - mp.exp(2 * g))
+            * mp.sqrt(fourth)
+            / (16 * sigma**2 * c_f**2)
+        )
         expected = 2 * C * mp.sqrt(fourth) / mp.sqrt(n) + second
         assert query.lemma_c7(*plain, 11.0)[0] == pytest.approx(float(expected), rel=1e-11)
 
@@ -79,22 +109,30 @@ def test_one_query_from_the_page(case: tuple[float, ...]) -> None:
 @pytest.mark.parametrize("p", [1, 2])
 @pytest.mark.parametrize("case", CASES)
 def test_averages_from_the_page(case: tuple[float, ...], p: int) -> None:
-    """Equations (16) to (19) in 50 digits, with B^2 = ln n / (6 sigma^2 u^2) and 12 in place of 6."""
+    """Equations (16) to (19) in 50 digits, with B^2 = ln n / (6 sigma^2 u^2) and 12 in place
+    of 6.
+    """
     u, limit4, limit8, g2, g4, g8, token = 0.35, 2.0, 9.0, 1.5, 3.0, 20.0, 11.0
     with mp.workdps(50):
         n, d, sigma, _, fourth, c_f, eighth = _mp(*case)
         dq = d + 1
         first = 216 * mp.sqrt(fourth) * g2 * mp.log(n) / mp.cbrt(n)
         factor = 1 + (mp.sqrt(n) / (22 * sigma**2) * mp.root(eighth, 4) if p == 2 else 0)
-        inner = (mp.root(n, p) / mp.root(2, p) - n ** (mp.mpf(1) / (3 * p))) * fourth ** (mp.mpf(1) / (2 * p))
+        inner = (mp.root(n, p) / mp.root(2, p) - n ** (mp.mpf(1) / (3 * p))) * fourth ** (
+            mp.mpf(1) / (2 * p)
+        )
         second = 2 * 16**p * sigma ** (2 * p) * n * p * mp.exp(2 * d) * factor * g2
         second *= mp.exp(-inner / (16 * sigma**2 * c_f ** (mp.mpf(2) / p)))
 
         def constant(order: int) -> mp.mpf:
             half = order // 2
-            return mp.mpf(64) ** half * (1 + half * mp.gammainc(half, 4) * mp.exp(4) / mp.mpf(4) ** half)
+            return mp.mpf(64) ** half * (
+                1 + half * mp.gammainc(half, 4) * mp.exp(4) / mp.mpf(4) ** half
+            )
 
-        spread = sigma ** (2 * p) * mp.sqrt(2 * g4 * c_f**4 * constant(4 * p) * (d ** (2 * p) + mp.log(n) ** (2 * p)))
+        spread = sigma ** (2 * p) * mp.sqrt(
+            2 * g4 * c_f**4 * constant(4 * p) * (d ** (2 * p) + mp.log(n) ** (2 * p))
+        )
         B2 = mp.log(n) / (6 * sigma**2 * mp.mpf(u) ** 2)
         third = 2 * (spread + mp.sqrt(2 * mp.mpf(limit4))) * mp.exp(dq - B2 / 32)
         numbers = {
@@ -106,7 +144,9 @@ def test_averages_from_the_page(case: tuple[float, ...], p: int) -> None:
         assert found == pytest.approx(float(first + c_f * second + third), rel=1e-11)
         found = average.equation_16_mended(int(case[0]), average.Numbers(**numbers, **extra))[0]
         assert found == pytest.approx(float(first + c_f**2 * second + third), rel=1e-11)
-        assert average.equation_17_printed(int(case[0]), case[4], g2)[0] == pytest.approx(float(first), rel=1e-12)
+        assert average.equation_17_printed(int(case[0]), case[4], g2)[0] == pytest.approx(
+            float(first), rel=1e-12
+        )
 
         first4 = 216 * fourth * g4 / n ** (mp.mpf(1) / 6)
         second4 = 16**3 * sigma**4 * n * c_f**4 * mp.exp(2 * d) * g4
@@ -118,7 +158,9 @@ def test_averages_from_the_page(case: tuple[float, ...], p: int) -> None:
         extra = {"token_fourth": token, "limit8": limit8, "g4": g4, "g8": g8}
         found = average.equation_18(int(case[0]), average.Numbers(**numbers, **extra))[0]
         assert found == pytest.approx(float(first4 + second4 + third4), rel=1e-11)
-        assert average.equation_19(int(case[0]), case[4], g4)[0] == pytest.approx(float(first4), rel=1e-12)
+        assert average.equation_19(int(case[0]), case[4], g4)[0] == pytest.approx(
+            float(first4), rel=1e-12
+        )
 
 
 def test_small_formulas_from_the_page() -> None:

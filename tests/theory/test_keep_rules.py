@@ -20,7 +20,9 @@ def randn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def setting(d: int, horizon: float, seed: int = 0) -> tuple[es.Head, es.Gaussian, torch.Tensor, dict[str, Prediction]]:
+def setting(
+    d: int, horizon: float, seed: int = 0
+) -> tuple[es.Head, es.Gaussian, torch.Tensor, dict[str, Prediction]]:
     factor = randn(d, d, seed=seed)
     law = es.Gaussian(factor @ factor.T / d)
     head = es.Head(randn(d, d, seed=seed + 1), randn(2, d, seed=seed + 2))
@@ -30,14 +32,18 @@ def setting(d: int, horizon: float, seed: int = 0) -> tuple[es.Head, es.Gaussian
     return head, law, (top * math.sqrt(float(law.cov.trace())))[None], found
 
 
-@pytest.mark.parametrize("values", [[1.0], [2.0, 2.0, 2.0], [1.0, 4.0, 9.0], [1e-8, 1.0], [3.0, 0.0]])
+@pytest.mark.parametrize(
+    "values", [[1.0], [2.0, 2.0, 2.0], [1.0, 4.0, 9.0], [1e-8, 1.0], [3.0, 0.0]]
+)
 def test_mean_norm_of_a_gaussian(values: list[float]) -> None:
     """Chi distributions in closed form; else 2,000,000 draws within 4 standard errors."""
     lengths = (randn(2_000_000, len(values)) * torch.tensor(values).double().sqrt()).norm(dim=1)
     found = gaussian_mean_norm(values)
     assert abs(found - float(lengths.mean())) <= 4 * float(lengths.std()) / math.sqrt(len(lengths))
     if len(set(values)) == 1:
-        assert found == pytest.approx(math.sqrt(values[0]) * scipy.stats.chi(len(values)).mean(), rel=1e-12)
+        assert found == pytest.approx(
+            math.sqrt(values[0]) * scipy.stats.chi(len(values)).mean(), rel=1e-12
+        )
     assert gaussian_mean_norm([0.0]) == 0.0
 
 
@@ -55,13 +61,17 @@ def test_constants_are_the_limits_of_exact_curves(d: int, horizon: float) -> Non
     top = es.exact_curve(head, law, x, [n], keep="topk", context=16 * n)
     assert top.rms[0] == pytest.approx(found["keep-topk"].numbers["rms"], rel=1e-5)
     rest = es.exact_curve(head, law, x, [n], keep=f"topk:{n // 2}+random:reweight", context=16 * n)
-    assert rest.rms[0] ** 2 * n == pytest.approx(found["keep-topk-rest"].numbers["constant"], rel=1e-4)
+    assert rest.rms[0] ** 2 * n == pytest.approx(
+        found["keep-topk-rest"].numbers["constant"], rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("d", [1, 2, 6])
 @pytest.mark.parametrize("horizon", [0.01, 1.0, 4.0, 20.0])
 def test_neyman_lies_below_its_bound_and_above_nothing_less(d: int, horizon: float) -> None:
-    """The proved bound at every n, within pi^2/4 of the error at large n; rate 1/2 at every horizon."""
+    """The proved bound at every n, within pi^2/4 of the error at large n; rate 1/2 at every
+    horizon.
+    """
     head, law, x, found = setting(d, horizon, seed=5)
     n = [1, 2, 3, 10, 100, 10**4, 10**8]
     error = es.exact_curve(head, law, x, n, keep="neyman")
@@ -85,7 +95,9 @@ def test_neyman_on_other_laws_tends_to_the_mean_distance() -> None:
     weight = torch.softmax(y @ head.tilt(x)[0], 0)
     length = (y - es.limit(head, law)(x)).norm(dim=1)
     mean = float(weight @ length)
-    assert curve.delta == pytest.approx(mean**2, rel=8 * float((weight.square() @ (length - mean) ** 2).sqrt()) / mean)
+    assert curve.delta == pytest.approx(
+        mean**2, rel=8 * float((weight.square() @ (length - mean) ** 2).sqrt()) / mean
+    )
     assert curve.delta <= found.numbers["most"]
 
 
@@ -93,7 +105,9 @@ def test_formulas_in_their_corners() -> None:
     assert neyman_bound([1, 5], 0.0, 0.0, 0.0).tolist() == [0.0, 0.0]
     assert topk_bias(0.5, 0.0) == pytest.approx(2 * scipy.stats.norm.pdf(0), rel=1e-14)
     assert topk_bias(SIXTEENTH, 1e9) == 0.0
-    assert rest_constant(SIXTEENTH, 1.0, 1.3, 0.7, 0.4) == pytest.approx(math.exp(1.69) * (0.7 * 2.69 + 0.4), rel=1e-12)
+    assert rest_constant(SIXTEENTH, 1.0, 1.3, 0.7, 0.4) == pytest.approx(
+        math.exp(1.69) * (0.7 * 2.69 + 0.4), rel=1e-12
+    )
     assert rest_constant(SIXTEENTH, 0.1, 1e4, 0.7, 0.4) == math.inf
     assert rest_constant(SIXTEENTH, 0.1, 1e4, 0.0, 0.0) == 0.0
     assert rest_constant(SIXTEENTH, 0.1, 2.0, 0.0, 0.0) == 0.0
@@ -114,7 +128,9 @@ def test_a_bound_beyond_the_floating_range_is_infinite_and_never_nan(size: float
     pool = es.Pool(randn(40, 2))
     head = es.Head(0.0 * V, size * V)
     most = {p.name: p for p in es.predictions(head, pool)}["keep-neyman"].numbers["most"]
-    unit = {p.name: p for p in es.predictions(es.Head(0.0 * V, V), pool)}["keep-neyman"].numbers["most"]
+    unit = {p.name: p for p in es.predictions(es.Head(0.0 * V, V), pool)}["keep-neyman"].numbers[
+        "most"
+    ]
     assert most == pytest.approx(unit * size * size, rel=1e-12)
     for name in ("keep-neyman", "keep-neyman-bound"):
         numbers = {p.name: p for p in es.predictions(head, es.Gaussian(torch.eye(2)))}[name].numbers

@@ -1,4 +1,6 @@
-"""The catalogue of predictions: what it lists, what it admits, and every proved bound above the exact error."""
+"""The catalogue of predictions: what it lists, what it admits, and every proved bound above the
+exact error.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ def by_name(found: list[Prediction]) -> dict[str, Prediction]:
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
 def test_catalogue_over_all_laws(law: Law) -> None:
-    """The same names for every law; a statement without a value says why, and proved ones carry no heuristic."""
+    """The same names for every law; a statement without a value says why, and proved ones carry no
+    heuristic.
+    """
     measure = law.make()
     head = es.Head(eye(measure.dim, 0.1), eye(measure.dim))
     found = predictions(head, measure)
@@ -99,11 +103,14 @@ def test_catalogue_over_all_laws(law: Law) -> None:
         assert by_name(found)["delta-bound"].applies
 
 
-# ---- every proved bound against every exact error, by enumeration -----------------------------------------------
+# ---- every proved bound against every exact error, by enumeration
+# -----------------------------------------------
 
 
 class Enumerated:
-    """d = 1: three tokens, two queries +-tau; every functional of the error at n tokens as a finite sum."""
+    """d = 1: three tokens, two queries +-tau; every functional of the error at n tokens as a finite
+    sum.
+    """
 
     def __init__(self, seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -115,7 +122,9 @@ class Enumerated:
         self.v = math.exp(rng.uniform(-3, 6)) * rng.choice([-1, 1])
         scale = np.abs(self.tokens).max() * self.tau
         self.a = float(rng.choice([0.0, 0.02, 0.1, 0.5, 1.5])) / scale
-        self.measure = es.Pool(torch.from_numpy(self.tokens[:, None]), weights=torch.from_numpy(self.weights))
+        self.measure = es.Pool(
+            torch.from_numpy(self.tokens[:, None]), weights=torch.from_numpy(self.weights)
+        )
         self.queries = es.Pool(torch.tensor([[-self.tau], [self.tau]], dtype=torch.float64))
         self.head = es.Head([[self.a]], [[self.v]])
 
@@ -129,7 +138,9 @@ class Enumerated:
         return (parts @ moments) / parts.sum(axis=1, keepdims=True), limit, chances
 
     def mean(self, n: int, f: Callable[[np.ndarray, np.ndarray, float], np.ndarray]) -> float:
-        """Largest over the two queries of E f(averages, limit, x), so not less than the mean over queries."""
+        """Largest over the two queries of E f(averages, limit, x), so not less than the mean over
+        queries.
+        """
         both = []
         for x in (-self.tau, self.tau):
             found, limit, chances = self.averages(x, n)
@@ -160,7 +171,9 @@ class Enumerated:
         return worst
 
     def exact(self, quantity: str, n: int) -> float:
-        """The error a prediction speaks of. The part from queries |x| <= B is the whole or 0: both have one norm."""
+        """The error a prediction speaks of. The part from queries |x| <= B is the whole or 0: both
+        have one norm.
+        """
         v, tau = self.v, self.tau
         if quantity.startswith("squared error at one query, with chance"):
             return self.quantile(n, float(quantity.split()[-1]))
@@ -170,10 +183,16 @@ class Enumerated:
             twelfth = "fourth power" in quantity
             sigma = setting_of(self.head, self.measure, self.queries).sigma or 0.0
             inside = (12 if twelfth else 6) * (sigma * tau * self.a) ** 2 <= math.log(n)
-            return self.exact("l4 mean fourth power" if twelfth else "l2 mean square", n) if inside else 0.0
+            return (
+                self.exact("l4 mean fourth power" if twelfth else "l2 mean square", n)
+                if inside
+                else 0.0
+            )
         if quantity == "uniform":  # over a grid of queries |x| <= tau
             found = [self.averages(x, n) for x in np.linspace(-tau, tau, 21)]
-            worst = np.max([np.abs(v * (averages[:, 0] - limit[0])) for averages, limit, _ in found], axis=0)
+            worst = np.max(
+                [np.abs(v * (averages[:, 0] - limit[0])) for averages, limit, _ in found], axis=0
+            )
             return float(found[0][2] @ worst)
         if quantity.startswith("largest"):  # exceeded with chance at most 0.01
             rare = 1 - 0.99 ** (1 / n)
@@ -183,19 +202,26 @@ class Enumerated:
         functionals: dict[str, Callable[[np.ndarray, np.ndarray, float], np.ndarray]] = {
             AT_ONE_QUERY: lambda f, g, x: (v * (f[:, 0] - g[0])) ** 2,
             "l2 mean square": lambda f, g, x: (v * (f[:, 0] - g[0])) ** 2,
-            "mean fourth power of the error at one query": lambda f, g, x: (v * (f[:, 0] - g[0])) ** 4,
+            "mean fourth power of the error at one query": lambda f, g, x: (
+                (v * (f[:, 0] - g[0])) ** 4
+            ),
             "l4 mean fourth power": lambda f, g, x: (v * (f[:, 0] - g[0])) ** 4,
-            "mean square error of the average of V y y^T at one query": lambda f, g, x: (v * (f[:, 1] - g[1])) ** 2,
+            "mean square error of the average of V y y^T at one query": lambda f, g, x: (
+                (v * (f[:, 1] - g[1])) ** 2
+            ),
             "L4 norm of the limit": lambda f, g, x: np.full(len(f), abs(v * g[0])),
             "gradient in V, mean square of one row": lambda f, g, x: (f[:, 0] - g[0]) ** 2,
-            "gradient in U, mean square": lambda f, g, x: (v * x * (f[:, 1] - f[:, 0] ** 2 - (g[1] - g[0] ** 2))) ** 2,
+            "gradient in U, mean square": lambda f, g, x: (
+                (v * x * (f[:, 1] - f[:, 0] ** 2 - (g[1] - g[0] ** 2))) ** 2
+            ),
         }
         return self.mean(n, functionals[quantity])
 
 
 @pytest.mark.parametrize("seed", range(25))
 def test_every_proved_bound_lies_above_the_exact_error(seed: int) -> None:
-    """All proved statements of the catalogue, whatever they speak of, on a case where each error is a finite sum.
+    """All proved statements of the catalogue, whatever they speak of, on a case where each error is
+    a finite sum.
 
     The printed forms are checked from n = 2 on: none of them fails there.
     """
@@ -209,18 +235,26 @@ def test_every_proved_bound_lies_above_the_exact_error(seed: int) -> None:
         assert p.applies, (p.name, p.unmet)
         for n in (1, 2, 3, 6, 12, 24):
             if n >= 2 or p.status == "proved":
-                assert case.exact(p.quantity, n) <= p.value([n])[0] * (1 + 1e-9) + rounding, (p.name, n)
+                assert case.exact(p.quantity, n) <= p.value([n])[0] * (1 + 1e-9) + rounding, (
+                    p.name,
+                    n,
+                )
         checked.add(p.name)
-    assert checked == {name for name in NAMES if name.startswith(("s-", "delta", "uniform"))} - {"s-prop31"}
+    assert checked == {name for name in NAMES if name.startswith(("s-", "delta", "uniform"))} - {
+        "s-prop31"
+    }
 
 
-# ---- one query and L2 errors at any n ------------------------------------------------------------------------------
+# ---- one query and L2 errors at any n
+# ------------------------------------------------------------------------------
 
 
 def finite_law(kind: str, d: int, scale: float) -> tuple[es.Measure, np.ndarray, np.ndarray]:
     """A law, and tokens with weights that represent it: all corners, or Gauss nodes of the line."""
     if kind == "rademacher":
-        corners = scale * np.stack(np.meshgrid(*(d * [[-1.0, 1.0]]), indexing="ij"), axis=-1).reshape(-1, d)
+        corners = scale * np.stack(
+            np.meshgrid(*(d * [[-1.0, 1.0]]), indexing="ij"), axis=-1
+        ).reshape(-1, d)
         return es.Rademacher(d, scale), corners, np.full(2**d, 0.5**d)
     if kind == "pool":
         tokens = scale * np.random.default_rng(d).normal(size=(9, d)) + 1.0
@@ -279,12 +313,18 @@ def test_bounds_at_one_query_for_random_heads(
     log_v=st.floats(-6, 6),
     tau=st.sampled_from([0.2, 1.0, 5.0]),
 )
-def test_l2_bounds_for_gaussian_tokens_and_queries(d: int, log_sigma: float, log_h: float, log_v: float, tau: float) -> None:
-    """Exact E over queries of v^2 sigma^2 (f1 + (d-1) f2)(n, s), s = sigma a |x| with |x|/tau chi of d degrees."""
+def test_l2_bounds_for_gaussian_tokens_and_queries(
+    d: int, log_sigma: float, log_h: float, log_v: float, tau: float
+) -> None:
+    """Exact E over queries of v^2 sigma^2 (f1 + (d-1) f2)(n, s), s = sigma a |x| with |x|/tau chi
+    of d degrees.
+    """
     sigma, v, h = math.exp(log_sigma), math.exp(log_v), math.exp(log_h)
     a = h / (sigma * tau)
     head = es.Head(eye(d, a), eye(d, v))
-    found = predictions(head, es.Gaussian(eye(d, sigma**2)), queries_law=es.Gaussian(eye(d, tau**2)))
+    found = predictions(
+        head, es.Gaussian(eye(d, sigma**2)), queries_law=es.Gaussian(eye(d, tau**2))
+    )
     n = np.array([1, 2, 30, 10**4, 10**9])
     r, w = np.polynomial.legendre.leggauss(60)
     r, w = 6.0 * (r + 1), 6.0 * w  # |x| / tau from 0 to 12
@@ -301,36 +341,51 @@ def test_l2_bounds_for_gaussian_tokens_and_queries(d: int, log_sigma: float, log
 
 
 def test_delta_bound_tends_to_the_delta_method() -> None:
-    """Gaussian tokens: lim n MSE = exp(s^2)(tr Sigma + |Sigma theta|^2); the bound is 1 % above the error at 1e9."""
+    """Gaussian tokens: lim n MSE = exp(s^2)(tr Sigma + |Sigma theta|^2); the bound is 1 % above the
+    error at 1e9.
+    """
     head, measure = es.Head(eye(2, 0.6), eye(2)), es.Gaussian(eye(2))
     x = torch.tensor([1.5, 0.0], dtype=torch.float64)
     s = 0.9
-    assert delta_bound_numbers(head, measure, x)["delta"] == pytest.approx(math.exp(s**2) * (2 + s**2), rel=1e-12)
+    assert delta_bound_numbers(head, measure, x)["delta"] == pytest.approx(
+        math.exp(s**2) * (2 + s**2), rel=1e-12
+    )
     f1, f2 = gaussian_error(10**9, s)
     bound = delta_bound([10**9], **delta_bound_numbers(head, measure, x))[0]
     assert 1.0 <= bound / (f1 + f2) < 1.01
 
 
 def test_delta_bound_on_laplace_tokens() -> None:
-    """A law without sub-Gaussian parameter: Gauss-Laguerre nodes on both half-lines stand for it."""
+    """A law without sub-Gaussian parameter: Gauss-Laguerre nodes on both half-lines stand for
+    it.
+    """
     nodes, weights = np.polynomial.laguerre.laggauss(60)
     tokens = 0.5 * np.concatenate([-nodes, nodes])[:, None]
     head, measure = es.Head([[0.8]], [[3.0]]), es.Laplace(1, 0.5)
     n = np.array([1, 2, 10, 1000, 10**5])
-    exact = mean_square_error(tokens, np.concatenate([weights, weights]) / 2, np.array([0.8]), np.array([[3.0]]), n)
+    exact = mean_square_error(
+        tokens, np.concatenate([weights, weights]) / 2, np.array([0.8]), np.array([[3.0]]), n
+    )
     assert np.all(exact <= delta_bound(n, **delta_bound_numbers(head, measure, [1.0])))
-    assert not by_name(predictions(es.Head([[1.5]], [[3.0]]), measure, radius=1.0))["delta-bound"].applies
+    assert not by_name(predictions(es.Head([[1.5]], [[3.0]]), measure, radius=1.0))[
+        "delta-bound"
+    ].applies
 
 
-# ---- what the catalogue admits -------------------------------------------------------------------------------------
+# ---- what the catalogue admits
+# -------------------------------------------------------------------------------------
 
 
 def test_a_mean_of_the_tokens_changes_no_bound_at_one_query() -> None:
     """Shifting all tokens adds one number to all scores of a query and a constant to the output."""
     head = es.Head(eye(3, 0.4), eye(3, 2.0))
     shift = torch.tensor([5.0, -1.0, 2.0], dtype=torch.float64)
-    plain = by_name(predictions(head, es.Gaussian(eye(3)), queries_law=es.Gaussian(eye(3)), radius=2.0))
-    moved = by_name(predictions(head, es.Gaussian(eye(3), shift), queries_law=es.Gaussian(eye(3)), radius=2.0))
+    plain = by_name(
+        predictions(head, es.Gaussian(eye(3)), queries_law=es.Gaussian(eye(3)), radius=2.0)
+    )
+    moved = by_name(
+        predictions(head, es.Gaussian(eye(3), shift), queries_law=es.Gaussian(eye(3)), radius=2.0)
+    )
     for name, p in plain.items():
         if p.value is not None and p.status == "proved" and "p2" not in name:
             np.testing.assert_allclose(moved[name].value([3, 500]), p.value([3, 500]), rtol=1e-9)
@@ -340,16 +395,22 @@ def test_a_mean_of_the_tokens_changes_no_bound_at_one_query() -> None:
 
 def test_unmet_hypotheses_are_named() -> None:
     shifted = es.Gaussian(eye(2), torch.ones(2, dtype=torch.float64))
-    found = by_name(predictions(es.Head(eye(2), eye(2), tilt_bias=torch.ones(2, dtype=torch.float64)), shifted))
+    found = by_name(
+        predictions(es.Head(eye(2), eye(2), tilt_bias=torch.ones(2, dtype=torch.float64)), shifted)
+    )
     assert {"queries are centred", "the head has no tilt bias"} <= set(found["s-16-mended"].unmet)
     assert found["s-c4-mended"].applies
     assert not found["sharp-l2"].applies
-    other = by_name(predictions(es.Head(eye(2), eye(2)), es.Gaussian(eye(2)), queries_law=es.Cube(2)))
+    other = by_name(
+        predictions(es.Head(eye(2), eye(2)), es.Gaussian(eye(2)), queries_law=es.Cube(2))
+    )
     assert "queries are the tokens (self-attention)" in other["b-moments"].unmet
 
 
 def test_exponents_and_numbers() -> None:
-    """[B] from the coupling, the heuristics from the two-sided horizon, freezing from the score deviation."""
+    """[B] from the coupling, the heuristics from the two-sided horizon, freezing from the score
+    deviation.
+    """
     cov = torch.diag(torch.tensor([4.0, 1.0], dtype=torch.float64))
     head = es.Head(eye(2, 0.5), eye(2))
     found = by_name(predictions(head, es.Gaussian(cov), radius=3.0))
@@ -369,14 +430,20 @@ def test_exponents_and_numbers() -> None:
 
 
 def test_hardmax_only_on_the_line() -> None:
-    """[B] Proposition 5.1 and the exact mean, with V and the sign of A; refused where hypotheses fail."""
+    """[B] Proposition 5.1 and the exact mean, with V and the sign of A; refused where hypotheses
+    fail.
+    """
     found = by_name(predictions(es.Head([[-0.5]], [[-3.0]]), es.Gaussian([[4.0]])))
     assert found["hardmax-exact"].applies
-    assert found["hardmax-exact"].value([2])[0] == pytest.approx(6.0 * math.sqrt(2 / math.pi) / 2, rel=1e-10)
+    assert found["hardmax-exact"].value([2])[0] == pytest.approx(
+        6.0 * math.sqrt(2 / math.pi) / 2, rel=1e-10
+    )
     ratio = found["hardmax-exact"].value([10**12]) / found["b-hardmax"].value([10**12])
     assert ratio[0] == pytest.approx(1.0196, abs=1e-3)
     assert not by_name(predictions(es.Head([[1.0]], [[1.0]]), es.Cube(1)))["b-hardmax"].applies
-    assert not by_name(predictions(es.Head([[0.0]], [[1.0]]), es.Gaussian([[1.0]])))["hardmax-exact"].applies
+    assert not by_name(predictions(es.Head([[0.0]], [[1.0]]), es.Gaussian([[1.0]])))[
+        "hardmax-exact"
+    ].applies
 
 
 def test_corner_heads() -> None:
@@ -394,12 +461,16 @@ def test_corner_heads() -> None:
 
 
 def test_tilted_moments_of_assumption_33(generator: torch.Generator) -> None:
-    """E|x|^q E_tilted|y|^p, simulated, stays below the bound for Gaussian and bounded tokens (4 standard errors)."""
+    """E|x|^q E_tilted|y|^p, simulated, stays below the bound for Gaussian and bounded tokens (4
+    standard errors).
+    """
     head = es.Head(eye(2, 0.4), eye(2))
     gaussian = setting_of(head, es.Gaussian(eye(2, 1.5)), es.Gaussian(eye(2)))
     bounded = setting_of(head, es.Rademacher(2, 1.2), es.Gaussian(eye(2)))
     x = gaussian.queries.sample(200_000, generator)
-    tilted = gaussian.measure.tilted_mean(0.4 * x) + es.Gaussian(eye(2, 1.5)).sample(200_000, generator)
+    tilted = gaussian.measure.tilted_mean(0.4 * x) + es.Gaussian(eye(2, 1.5)).sample(
+        200_000, generator
+    )
     for p, q in ((4, 0), (8, 0), (4, 4), (8, 4)):
         sizes = tilted.norm(dim=1) ** p * x.norm(dim=1) ** q
         bound = tilted_moment(gaussian, p, q)
@@ -412,16 +483,22 @@ def test_tilted_moments_of_assumption_33(generator: torch.Generator) -> None:
 
 def test_citations() -> None:
     found = predictions(es.Head(eye(2), eye(2)), es.Gaussian(eye(2)))
-    assert {key for key in REFERENCES for prediction in found if key in prediction.source} == {"[B]", "[S]"}
+    assert {key for key in REFERENCES for prediction in found if key in prediction.source} == {
+        "[B]",
+        "[S]",
+    }
     bibliography = (Path(__file__).parents[2] / "docs" / "references.bib").read_text("utf-8")
     assert all(entry in bibliography for entry in REFERENCES.values())
 
 
-# ---- no number of theirs raises, is NaN, or is a rate the theorem does not give --------------------------------------
+# ---- no number of theirs raises, is NaN, or is a rate the theorem does not give
+# --------------------------------------
 
 
 def test_moment_rate_of_a_mixture_is_that_of_its_widest_part() -> None:
-    """Most tokens near 0, one in ten far out: Sigma of [B] Theorem 4.4 is 100, not the covariance 10.009."""
+    """Most tokens near 0, one in ten far out: Sigma of [B] Theorem 4.4 is 100, not the covariance
+    10.009.
+    """
     law = es.Mixture([0.9, 0.1], [es.Gaussian([[0.01]]), es.Gaussian([[100.0]])])
     found = by_name(predictions(es.Head([[0.03]], [[1.0]]), law))
     psi = 100.0 * 0.03**2 * 100.0
@@ -438,12 +515,17 @@ def _random_setting(seed: int) -> tuple[es.Head, es.Measure]:
     d = int(2 ** rng.uniform(0, 6))
     size = float(10 ** rng.uniform(-30, 30)) if seed % 3 == 0 else 1.0
     law: es.Measure = [
-        lambda: es.Gaussian(torch.diag(size * torch.arange(1, d + 1).double() ** -rng.uniform(0, 3))),
+        lambda: es.Gaussian(
+            torch.diag(size * torch.arange(1, d + 1).double() ** -rng.uniform(0, 3))
+        ),
         lambda: es.Sphere(d, size),
         lambda: es.Ball(d, size),
         lambda: es.Cube(d, size),
         lambda: es.Rademacher(d, size),
-        lambda: es.Mixture([0.9, 0.1], [es.Gaussian(eye(d, 0.01)), es.Gaussian(eye(d, 2.0), torch.ones(d).double())]),
+        lambda: es.Mixture(
+            [0.9, 0.1],
+            [es.Gaussian(eye(d, 0.01)), es.Gaussian(eye(d, 2.0), torch.ones(d).double())],
+        ),
         lambda: es.Pool(torch.from_numpy(rng.standard_normal((7, d)))),
     ][seed % 7]()
     A, V = (torch.from_numpy(rng.standard_normal((d, d))) if seed % 2 else eye(d) for _ in range(2))
@@ -468,7 +550,9 @@ def test_every_value_is_a_number_or_infinite(seed: int) -> None:
 
 @pytest.mark.parametrize("d", [354, 355, 709, 710, 1000, 4096])
 def test_wide_tokens(d: int) -> None:
-    """e^d and e^{2d} leave float64 at d = 710 and 355; the bounds without them stay finite, no bound raises."""
+    """e^d and e^{2d} leave float64 at d = 710 and 355; the bounds without them stay finite, no
+    bound raises.
+    """
     found = by_name(predictions(es.Head(eye(d, 1e-4), eye(d)), es.Gaussian(eye(d))))
     for p in found.values():
         assert p.value is None or not np.isnan(p.value([1, 10**6, 2**53])).any()
@@ -477,7 +561,9 @@ def test_wide_tokens(d: int) -> None:
 
 
 def test_wide_bounds_against_many_digits() -> None:
-    """Equation (16) at d = 2000, where e^{2d} = 1e1737 meets exp(-n/2 ..): mpmath has no overflow."""
+    """Equation (16) at d = 2000, where e^{2d} = 1e1737 meets exp(-n/2 ..): mpmath has no
+    overflow.
+    """
     d, n, sigma, u, fourth, c_f, limit4 = 2000, 10**7, 1.0, 0.0065, 4.0e6, 1.0, 1e-3
     mp.mp.dps = 40
     counts, log_n = mp.mpf(n), mp.log(n)
@@ -487,6 +573,8 @@ def test_wide_bounds_against_many_digits() -> None:
     maximum = 64**2 * (1 + 2 * mp.gammainc(2, 4) * mp.e**4 / 16) * sigma**4 * (d**2 + log_n**2)
     decay = 1 / (192 * (sigma * mp.mpf(u)) ** 2)
     third = 2 * (c_f**2 * mp.sqrt(2 * maximum) + mp.sqrt(2 * limit4)) * mp.exp(d) * counts**-decay
-    found = equation_16_mended(n, Numbers(d=d, d_query=d, sigma=sigma, u_norm=u, fourth=fourth, c_f=c_f, limit4=limit4))[0]
+    found = equation_16_mended(
+        n, Numbers(d=d, d_query=d, sigma=sigma, u_norm=u, fourth=fourth, c_f=c_f, limit4=limit4)
+    )[0]
     assert found == pytest.approx(float(first + second + third), rel=1e-10)
     assert math.isfinite(found)

@@ -1,4 +1,6 @@
-"""Heuristic exponents: their own minimisation, and the mean square error at very large n that they describe."""
+"""Heuristic exponents: their own minimisation, and the mean square error at very large n that they
+describe.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,18 @@ def typical_rate(c: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("h", [0.1, 0.6, math.sqrt(0.5), 0.9, 1.0, 1.5, 2.0, 3.0, 10.0])
 def test_exponents_are_minima_over_queries(h: float) -> None:
-    """Half of min over c of (rate of the squared error) + c^2/h^2; 2 c^2/h^2 where queries are averaged first."""
-    assert sharp.l2_exponent_rms(h) == pytest.approx(min(0.5, (rms_rate(C) + C**2 / h**2).min() / 2), abs=1e-6)
-    assert sharp.l2_exponent_typical(h) == pytest.approx(min(0.5, (typical_rate(C) + C**2 / h**2).min() / 2), abs=1e-6)
-    assert sharp.moment_exponent_rms(h) == pytest.approx(min(0.5, (rms_rate(C) + 2 * C**2 / h**2).min() / 2), abs=1e-6)
+    """Half of min over c of (rate of the squared error) + c^2/h^2; 2 c^2/h^2 where queries are
+    averaged first.
+    """
+    assert sharp.l2_exponent_rms(h) == pytest.approx(
+        min(0.5, (rms_rate(C) + C**2 / h**2).min() / 2), abs=1e-6
+    )
+    assert sharp.l2_exponent_typical(h) == pytest.approx(
+        min(0.5, (typical_rate(C) + C**2 / h**2).min() / 2), abs=1e-6
+    )
+    assert sharp.moment_exponent_rms(h) == pytest.approx(
+        min(0.5, (rms_rate(C) + 2 * C**2 / h**2).min() / 2), abs=1e-6
+    )
     typical = min(0.5, (typical_rate(C) + 2 * C**2 / h**2).min() / 2)
     assert sharp.moment_exponent_typical(h) == pytest.approx(typical, abs=1e-6)
     assert sharp.l2_exponent_rms(h) <= sharp.l2_exponent_typical(h)
@@ -35,7 +45,8 @@ def test_exponents_are_minima_over_queries(h: float) -> None:
 
 
 def log_sum_p2(log_n: float, c: float) -> float:
-    """log E sum_j p_j^2 at s = c sqrt(2 log n) for n = exp(log_n) as large as wished: Poisson form of the integral.
+    """log E sum_j p_j^2 at s = c sqrt(2 log n) for n = exp(log_n) as large as wished: Poisson form
+    of the integral.
 
     n int t E[e^2 exp(-te)] exp(-n E(1 - exp(-te))) dt, in log t, e = exp(s g).
     """
@@ -55,7 +66,9 @@ def log_sum_p2(log_n: float, c: float) -> float:
 
 @pytest.mark.parametrize("c", [0.45, 0.7, 0.8])
 def test_mean_square_follows_the_rare_draws(c: float) -> None:
-    """Slope of E sum p_j^2 in log n at n = e^150, less the 1/(2 log n) of its prefactor: not the typical rate."""
+    """Slope of E sum p_j^2 in log n at n = e^150, less the 1/(2 log n) of its prefactor: not the
+    typical rate.
+    """
     slope = -(log_sum_p2(153.0, c) - log_sum_p2(147.0, c)) / 6.0
     correction = 0.0 if c < 3**-0.5 else 1 / (2 * 150)
     assert slope - correction == pytest.approx(float(rms_rate(np.array(c))), abs=2e-3)
@@ -73,7 +86,9 @@ def test_freezing_and_bohbot_numbers() -> None:
 
 
 def test_exact_slope_at_horizon_one_follows_the_rms_exponent() -> None:
-    """Gaussian tokens and queries, d = 1, h = 1: local slope of the exact root mean square error from 1e14 to 1e15."""
+    """Gaussian tokens and queries, d = 1, h = 1: local slope of the exact root mean square error
+    from 1e14 to 1e15.
+    """
     r, w = np.polynomial.legendre.leggauss(120)
     x, density = 6.5 * (r + 1), w * np.exp(-((6.5 * (r + 1)) ** 2) / 2)
     f1, _ = gaussian_error(np.array([[10**14], [10**15]]), x[None, :])

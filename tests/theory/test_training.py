@@ -1,4 +1,6 @@
-"""[S] Lemma C.2, Lemma F.1 (ii), the range of alpha and the PL constant, against enumeration, quadrature and flows."""
+"""[S] Lemma C.2, Lemma F.1 (ii), the range of alpha and the PL constant, against enumeration,
+quadrature and flows.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +32,23 @@ from esscher.theory.boursier.training import (
 @pytest.mark.parametrize("p", [0.5, 0.1, 1e-3])
 @pytest.mark.parametrize("delta", [0.4, 0.05, 0.001])
 def test_lemma_c2_by_enumeration(p: float, delta: float) -> None:
-    """Q = 1 with chance p, else 0: the sum is binomial and u = E Q^2 = p. The sharpened form is Chebyshev's."""
+    """Q = 1 with chance p, else 0: the sum is binomial and u = E Q^2 = p. The sharpened form is
+    Chebyshev's.
+    """
     for n in (1, 7, 300):
         away = np.abs(np.arange(n + 1) - n * p)
         chance = binom.pmf(np.arange(n + 1), n, p)
         for bound in (lemma_c2_printed, lemma_c2_sharpened):
             assert chance[away > bound(n, delta, p)[0]].sum() <= 2 * delta
-        assert lemma_c2_sharpened(n, delta, p)[0] == pytest.approx(lemma_c2_printed(n, delta, p)[0] / math.sqrt(6))
+        assert lemma_c2_sharpened(n, delta, p)[0] == pytest.approx(
+            lemma_c2_printed(n, delta, p)[0] / math.sqrt(6)
+        )
 
 
 def test_lemma_c2_sharpened_is_attained() -> None:
-    """Q = +-a with chance q each, else 0, n = 1, 2 q = 2 delta, u = 2 q a^2: |Q| reaches sqrt(u / (2 delta)) = a."""
+    """Q = +-a with chance q each, else 0, n = 1, 2 q = 2 delta, u = 2 q a^2: |Q| reaches sqrt(u /
+    (2 delta)) = a.
+    """
     delta, a = 0.05, 3.0
     assert lemma_c2_sharpened(1, delta, 2 * delta * a * a)[0] == pytest.approx(a)
 
@@ -49,7 +57,9 @@ def test_lemma_c2_sharpened_is_attained() -> None:
 @pytest.mark.parametrize("c", [1 / 3, 2.0])
 def test_lemma_f1_bounds_the_mean_over_tasks(d: int, c: float) -> None:
     n = np.array([2, 10, 10**4, 10**8, 10**15])
-    assert (decay(np.log(n), d, c, sigma=sigma_printed) <= lemma_f1_printed(n, d, c) * (1 + 1e-9)).all()
+    assert (
+        decay(np.log(n), d, c, sigma=sigma_printed) <= lemma_f1_printed(n, d, c) * (1 + 1e-9)
+    ).all()
     assert (decay(np.log(n), d, c) <= lemma_f1_mended(n, d, c) * (1 + 1e-9)).all()
     root = math.sqrt(c * math.log(10**8))
     plain = quad(lambda u: u ** (d / 2 - 1) * math.exp(-root * (1 / u + u / 2)), 0, np.inf)[0]
@@ -58,7 +68,9 @@ def test_lemma_f1_bounds_the_mean_over_tasks(d: int, c: float) -> None:
 
 
 def test_laplaces_method_is_reached_slowly() -> None:
-    """The ratio to the asymptote goes to 1 like 1 + const / sqrt(ln n): 1.76 at n = 10^15 for d = 5, c = 1/3."""
+    """The ratio to the asymptote goes to 1 like 1 + const / sqrt(ln n): 1.76 at n = 10^15 for d =
+    5, c = 1/3.
+    """
     n = np.array([10**3, 10**9, 10**15])
     ratio = (lemma_f1_printed(n, 5, 1 / 3) - n ** (-1 / 3)) / lemma_f1_asymptote(n, 5, 1 / 3)
     assert (np.diff(ratio) < 0).all()
@@ -77,7 +89,9 @@ def test_means_over_tasks() -> None:
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
 def test_range_of_alpha(scale: float) -> None:
-    """Below the mended limit the start has less risk than no weights; the printed limit fails that for small Sigma."""
+    """Below the mended limit the start has less risk than no weights; the printed limit fails that
+    for small Sigma.
+    """
     task = LinearTask(scale * LinearTask.kms(4).sigma, torch.eye(4), 0.0)
     norm = float(torch.linalg.matrix_norm(task.sigma, ord=2))
     nothing = 0.5 * float(torch.trace(task.sigma))
@@ -98,7 +112,9 @@ def smallest_ratio(task: LinearTask, alpha: float) -> float:
 
 @pytest.mark.parametrize("values", [(1.0,), (0.1,), (2.0, 0.5), (0.3, 0.2, 0.0)])
 def test_pl_constant_along_flows(values: tuple[float, ...]) -> None:
-    """|grad R|^2 >= mu R on the way of the flow, W = I and no noise, Sigma singular too; Theta = I, so G = I / sqrt d."""
+    """|grad R|^2 >= mu R on the way of the flow, W = I and no noise, Sigma singular too; Theta = I,
+    so G = I / sqrt d.
+    """
     d, alpha = len(values), 0.5
     task = LinearTask(torch.diag(torch.tensor(values, dtype=torch.float64)), torch.eye(d), 0.0)
     mended = pl_constant_mended(alpha, values, sum(v * v for v in values) / math.sqrt(d))
@@ -106,7 +122,9 @@ def test_pl_constant_along_flows(values: tuple[float, ...]) -> None:
 
 
 def test_printed_pl_constant_fails_for_small_covariances() -> None:
-    """d = 1, Sigma = 0.1, alpha = 1: |grad R|^2 / R = 4 alpha^2 Sigma^3 = .004 at the start, printed alpha^2 Sigma^2 = .01."""
+    """d = 1, Sigma = 0.1, alpha = 1: |grad R|^2 / R = 4 alpha^2 Sigma^3 = .004 at the start,
+    printed alpha^2 Sigma^2 = .01.
+    """
     task = LinearTask([[0.1]], [[1.0]], 0.0)
     assert pl_constant_printed(1.0, [0.1]) == pytest.approx(0.01)
     assert smallest_ratio(task, 1.0) <= 0.004 * (1 + 1e-6) < pl_constant_printed(1.0, [0.1])

@@ -1,4 +1,6 @@
-"""The uniform error with a proved constant: Dudley's sum, the pieces of the proof, and the bound above what is measured."""
+"""The uniform error with a proved constant: Dudley's sum, the pieces of the proof, and the bound
+above what is measured.
+"""
 
 from __future__ import annotations
 
@@ -28,26 +30,38 @@ def bound_of(head: es.Head, law: es.Measure, radius: float) -> es.Prediction:
 def test_the_sum_of_the_chain(dim: int) -> None:
     with mpmath.workdps(30):
         exact = mpmath.nsum(
-            lambda j: 2 ** (1 - j) * mpmath.sqrt(2 * mpmath.log(2 * (1 + mpmath.mpf(2) ** (j + 1)) ** dim)), [1, mpmath.inf]
+            lambda j: (
+                2 ** (1 - j)
+                * mpmath.sqrt(2 * mpmath.log(2 * (1 + mpmath.mpf(2) ** (j + 1)) ** dim))
+            ),
+            [1, mpmath.inf],
         )
     assert dudley_sum(dim) == pytest.approx(float(exact), rel=1e-12)
 
 
 def test_the_largest_of_many_norms_of_sums_of_signs() -> None:
-    """Step 3: E max over N of |sum eps_i a_i| <= sqrt(2 log 2N) (sum |a_i|^2)^{1/2}, over all 2^10 signs, without sampling."""
+    """Step 3: E max over N of |sum eps_i a_i| <= sqrt(2 log 2N) (sum |a_i|^2)^{1/2}, over all 2^10
+    signs, without sampling.
+    """
     generator = torch.Generator().manual_seed(0)
     a = torch.randn(40, 10, 3, dtype=torch.float64, generator=generator)
     a = a / a.square().sum((1, 2), keepdim=True).sqrt()
-    signs = torch.tensor([[1.0 - 2.0 * (i >> j & 1) for j in range(10)] for i in range(1 << 10)]).double()
+    signs = torch.tensor(
+        [[1.0 - 2.0 * (i >> j & 1) for j in range(10)] for i in range(1 << 10)]
+    ).double()
     norms = torch.einsum("sj,njd->snd", signs, a).norm(dim=2)
     assert float(norms.amax(1).mean()) <= math.sqrt(2 * math.log(80))
     for rate in (0.3, 1.0, 3.0):
         assert float(torch.cosh(rate * norms).mean(0).max()) <= math.exp(rate**2 / 2)
 
 
-@pytest.mark.parametrize("law", [es.Sphere(3, 1.5), es.Ball(3, 1.5), es.Cube(2, 1.0), es.Rademacher(2)])
+@pytest.mark.parametrize(
+    "law", [es.Sphere(3, 1.5), es.Ball(3, 1.5), es.Cube(2, 1.0), es.Rademacher(2)]
+)
 def test_weights_and_slopes_stay_below_the_bounds_of_the_proof(law: es.Measure) -> None:
-    """M over tokens and tilts, and the derivative of w V (y - m) in theta by autograd against 4 |V| R^2 M."""
+    """M over tokens and tilts, and the derivative of w V (y - m) in theta by autograd against 4 |V|
+    R^2 M.
+    """
     head, r = es.Head(eye(law.dim, 0.8), eye(law.dim, 2.0)), 1.7
     reach, generator = law.support_radius(), torch.Generator().manual_seed(1)
     assert reach is not None
@@ -65,15 +79,21 @@ def test_weights_and_slopes_stay_below_the_bounds_of_the_proof(law: es.Measure) 
                 return torch.exp(t @ y - law.log_laplace(t)) * head.values(y - law.tilted_mean(t))
 
             slope = torch.autograd.functional.jacobian(g, theta)
-            assert float(torch.linalg.matrix_norm(slope, 2)) <= 4 * 2.0 * reach**2 * math.exp(peak) * (1 + 1e-9)
+            assert float(torch.linalg.matrix_norm(slope, 2)) <= 4 * 2.0 * reach**2 * math.exp(
+                peak
+            ) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(("law", "n"), [(es.Sphere(2, 1.0), 20), (es.Ball(2, 2.0), 50), (es.Rademacher(2, 0.7), 30)])
+@pytest.mark.parametrize(
+    ("law", "n"), [(es.Sphere(2, 1.0), 20), (es.Ball(2, 2.0), 50), (es.Rademacher(2, 0.7), 30)]
+)
 def test_the_bound_lies_above_the_measured_uniform_error(law: es.Measure, n: int) -> None:
     """The mean of some draws; at large n the constant is compared through the delta method."""
     head = es.Head(eye(2), eye(2))
     generator = torch.Generator().manual_seed(2)
-    found = [uniform_error(head, law, law.sample(n, generator), 1.0, generator).error for _ in range(4)]
+    found = [
+        uniform_error(head, law, law.sample(n, generator), 1.0, generator).error for _ in range(4)
+    ]
     bound = bound_of(head, law, 1.0)
     assert bound.applies
     assert np.mean(found) <= float(bound.rms([n])[0])
@@ -87,7 +107,8 @@ def test_the_constant_of_any_law_is_exponential_in_the_score_and_of_a_sphere_is_
     any_law = [uniform_constant(head, es.Sphere(3, R), R, any_law=True) for R in (4.0, 8.0)]
     own = [uniform_constant(head, es.Sphere(3, R), R) for R in (4.0, 8.0)]
     assert math.log(any_law[1] / any_law[0]) == pytest.approx(64 - 16 + 3 * math.log(2), rel=0.01)
-    assert math.log2(own[1] / own[0]) == pytest.approx(5, abs=0.05)  # C ~ R R^2 M, M = exp(R^2) / (sinh(R^2)/R^2) ~ 2 R^2
+    # C ~ R R^2 M, M = exp(R^2) / (sinh(R^2)/R^2) ~ 2 R^2
+    assert math.log2(own[1] / own[0]) == pytest.approx(5, abs=0.05)
 
 
 def test_the_best_share_is_taken() -> None:

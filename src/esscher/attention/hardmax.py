@@ -15,14 +15,17 @@ from esscher.measures.wide import split
 __all__ = ["attend_hardmax"]
 
 BLOCK = 1 << 22  # scores held at once
-TIE = 1e-12  # scores this close, relative to |q| |k_j|, are equal: repeated keys differ by rounding only
+# scores this close, relative to |q| |k_j|, are equal: repeated keys differ by rounding only
+TIE = 1e-12
 
 
 def attend_hardmax(q: Any, k: Any, v: Any) -> Float[Tensor, "m d_v"]:
-    """Mean of the values of the keys with the largest score <q, k_j>, in one streamed pass; scores in float64.
+    """Mean of the values of the keys with the largest score <q, k_j>, in one streamed pass; scores
+    in float64.
 
-    The limit of softmax attention as its scores are multiplied by a factor that grows without bound. [B, section 5].
-    Which key is highest does not change when queries or all keys are scaled, so both are brought to size one first.
+    The limit of softmax attention as its scores are multiplied by a factor that grows without
+    bound. [B, section 5]. Which key is highest does not change when queries or all keys are scaled,
+    so both are brought to size one first.
     """
     q, k, v, _, _ = attention_inputs(q, k, v, 1.0, None)
     if q.ndim != 2:

@@ -1,4 +1,6 @@
-"""Head: the two linear maps of one attention head, and the numbers that decide how fast it converges."""
+"""Head: the two linear maps of one attention head, and the numbers that decide how fast it
+converges.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,16 @@ __all__ = ["Head", "check_pair", "coupling_of", "horizon_of_covariances"]
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class Head:
-    """Attention head: key y scores <y, theta(x)> for query x with tilt theta(x) = A x + a0, and has value V y + v0.
+    """Attention head: key y scores <y, theta(x)> for query x with tilt theta(x) = A x + a0, and has
+    value V y + v0.
 
-    ``A`` (d x d_query) and ``V`` (d_out x d) act on column vectors; queries and tokens are rows everywhere.
-    ``tilt_bias`` is a0, ``value_bias`` v0. [B]: A = W_k^T W_q / sqrt(k); [S]: U = K^T Q.
+    ``A`` (d x d_query) and ``V`` (d_out x d) act on column vectors; queries and tokens are rows
+    everywhere. ``tilt_bias`` is a0, ``value_bias`` v0. [B]: A = W_k^T W_q / sqrt(k); [S]: U = K^T
+    Q.
 
-    Inside, the score is <key_map y, query_map x + query_bias>. A head with a ``key_map`` (k x d) keeps its factors, so that
-    nothing of size d x d is formed: ``A`` and ``tilt_bias`` are then given in key space, k x d_query and k.
+    Inside, the score is <key_map y, query_map x + query_bias>. A head with a ``key_map`` (k x d)
+    keeps its factors, so that nothing of size d x d is formed: ``A`` and ``tilt_bias`` are then
+    given in key space, k x d_query and k.
     """
 
     query_map: Float[Tensor, "k d_query"]
@@ -36,31 +41,48 @@ class Head:
     value_bias: Float[Tensor, " d_out"] | None
     key_map: Float[Tensor, "k d"] | None  # None: the identity, k = d
 
-    def __init__(self, A: Any, V: Any, tilt_bias: Any = None, value_bias: Any = None, *, key_map: Any = None) -> None:
+    def __init__(
+        self, A: Any, V: Any, tilt_bias: Any = None, value_bias: Any = None, *, key_map: Any = None
+    ) -> None:
         query_map = as_tensor(A, "A", ndim=2)
         inner = query_map.shape[0]
         key_map = None if key_map is None else as_tensor(key_map, "key_map", ndim=2)
         if key_map is not None and key_map.shape[0] != inner:
             raise ValueError(f"key_map: expected {inner} rows as in A, got {key_map.shape[0]}")
-        query_bias = None if tilt_bias is None else as_tensor(tilt_bias, "tilt_bias", ndim=1, last=inner)
+        query_bias = (
+            None if tilt_bias is None else as_tensor(tilt_bias, "tilt_bias", ndim=1, last=inner)
+        )
         V = as_tensor(V, "V", ndim=2, last=inner if key_map is None else key_map.shape[1])
         if min(*query_map.shape, *V.shape) == 0:
-            raise ValueError(f"head: expected non-empty maps, got shapes {tuple(query_map.shape)} and {tuple(V.shape)}")
+            raise ValueError(
+                f"head: expected non-empty maps, got shapes {tuple(query_map.shape)} and"
+                f" {tuple(V.shape)}"
+            )
         if value_bias is not None:
             value_bias = as_tensor(value_bias, "value_bias", ndim=1, last=V.shape[0])
-        vars(self).update(query_map=query_map, V=V, query_bias=query_bias, value_bias=value_bias, key_map=key_map)
+        vars(self).update(
+            query_map=query_map, V=V, query_bias=query_bias, value_bias=value_bias, key_map=key_map
+        )
 
     @classmethod
-    def from_weights(cls, wq: Any, wk: Any, wv: Any, bq: Any = None, bk: Any = None, bv: Any = None) -> Head:
+    def from_weights(
+        cls, wq: Any, wk: Any, wv: Any, bq: Any = None, bk: Any = None, bv: Any = None
+    ) -> Head:
         """From the projections of a trained head, each (out x in) as in ``torch.nn.Linear``.
 
-        A = W_k^T W_q / sqrt(k), tilt bias W_k^T b_q / sqrt(k). The key bias adds one number to all scores of a query and
-        cancels in the softmax: it is checked and dropped.
+        A = W_k^T W_q / sqrt(k), tilt bias W_k^T b_q / sqrt(k). The key bias adds one number to all
+        scores of a query and cancels in the softmax: it is checked and dropped.
         """
-        wq, wk, wv = as_tensor(wq, "wq", ndim=2), as_tensor(wk, "wk", ndim=2), as_tensor(wv, "wv", ndim=2)
+        wq, wk, wv = (
+            as_tensor(wq, "wq", ndim=2),
+            as_tensor(wk, "wk", ndim=2),
+            as_tensor(wv, "wv", ndim=2),
+        )
         k = wk.shape[0]
         if k == 0 or wq.shape[0] != k:
-            raise ValueError(f"wq, wk: expected the same number k >= 1 of rows, got {wq.shape[0]} and {k}")
+            raise ValueError(
+                f"wq, wk: expected the same number k >= 1 of rows, got {wq.shape[0]} and {k}"
+            )
         if wv.shape[1] != wk.shape[1]:
             raise ValueError(f"wv: expected {wk.shape[1]} columns as in wk, got {wv.shape[1]}")
         dtype = torch.promote_types(wq.dtype, wk.dtype)
@@ -75,7 +97,9 @@ class Head:
     def A(self) -> Float[Tensor, "d d_query"]:
         if self.key_map is None:
             return self.query_map
-        return finite_result(self.key_map.T @ self.query_map, "head.A", "scale the weights down or use float64")
+        return finite_result(
+            self.key_map.T @ self.query_map, "head.A", "scale the weights down or use float64"
+        )
 
     @property
     def tilt_bias(self) -> Float[Tensor, " d"] | None:
@@ -128,19 +152,25 @@ class Head:
         """Raise when tokens of this law do not fit the head."""
         as_kind(measure, Measure, "measure")
         if measure.dim != self.dim:
-            raise ValueError(f"head and measure: the head takes tokens of dimension {self.dim}, the measure has {measure.dim}")
+            raise ValueError(
+                f"head and measure: the head takes tokens of dimension {self.dim}, the measure has"
+                f" {measure.dim}"
+            )
 
     def horizon(self, measure: Measure, sided: int = 2) -> float:
-        """Attention horizon: ||Sigma^{1/2} A||_2 (sided=1, [B]) or ||Sigma^{1/2} A Sigma^{1/2}||_2 (sided=2).
+        """Attention horizon: ||Sigma^{1/2} A||_2 (sided=1, [B]) or ||Sigma^{1/2} A Sigma^{1/2}||_2
+        (sided=2).
 
-        Computed as the largest singular value of (L^T W_k^T)(W_q L) with Sigma = L L^T, through thin QR factors when k < d.
+        Computed as the largest singular value of (L^T W_k^T)(W_q L) with Sigma = L L^T, through
+        thin QR factors when k < d.
         """
         self.check_measure(measure)
         if sided not in (1, 2):
             raise ValueError(f"sided: expected 1 or 2, got {sided!r}")
         if sided == 2 and self.dim_query != self.dim:
             raise ValueError(
-                f"sided=2: expected queries and tokens of one dimension, got {self.dim_query} and {self.dim}; use sided=1"
+                f"sided=2: expected queries and tokens of one dimension, got {self.dim_query} and"
+                f" {self.dim}; use sided=1"
             )
         root = measure.root
         left = [root.T] if self.key_map is None else [root.T, self.key_map.T]
@@ -153,15 +183,22 @@ class Head:
 
     def __repr__(self) -> str:
         inner = self.query_map.shape[0]
-        return f"Head(dim={self.dim}, dim_query={self.dim_query}, dim_out={self.dim_out}, rank<={inner})"
+        return (
+            f"Head(dim={self.dim}, dim_query={self.dim_query}, dim_out={self.dim_out},"
+            f" rank<={inner})"
+        )
 
 
 def _map(name: str, rows: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
-    """matrix y + bias for each row y, summed in float32 or better and answered in the dtype of the rows."""
+    """matrix y + bias for each row y, summed in float32 or better and answered in the dtype of the
+    rows.
+    """
     dtype = torch.promote_types(rows.dtype, torch.float32)
     out = rows.to(dtype) @ matrix.T.to(rows.device, dtype)
     out = out if bias is None else out + bias.to(out)
-    return finite_result(out.to(rows.dtype), f"head.{name}", "scale the head or its input down, or use float64")
+    return finite_result(
+        out.to(rows.dtype), f"head.{name}", "scale the head or its input down, or use float64"
+    )
 
 
 def check_pair(head: Any, measure: Any) -> None:
@@ -171,12 +208,16 @@ def check_pair(head: Any, measure: Any) -> None:
 
 def _in_range(value: float, name: str) -> float:
     if not math.isfinite(value):
-        raise ValueError(f"{name}: beyond the floating range (1.8e308); scale the head or the tokens down")
+        raise ValueError(
+            f"{name}: beyond the floating range (1.8e308); scale the head or the tokens down"
+        )
     return value
 
 
 def _product_norm(left: list[Tensor], right: list[Tensor], scale: float = 1.0) -> float:
-    """scale ||left right||_2, each a product itself, without forming the product when the axis between is the small one."""
+    """scale ||left right||_2, each a product itself, without forming the product when the axis
+    between is the small one.
+    """
     (a, of_a), (b, of_b) = _scaled_product(left), _scaled_product(right)
     if a.shape[1] < min(a.shape[0], b.shape[1]):
         a = torch.linalg.qr(a, mode="r").R
@@ -187,7 +228,9 @@ def _product_norm(left: list[Tensor], right: list[Tensor], scale: float = 1.0) -
 
 
 def _scaled_product(factors: list[Tensor]) -> tuple[Float64[Tensor, "d e"], Float64[Tensor, ""]]:
-    """(P, e) with 2^e P the product; every factor is brought to size one, so that nothing overflows on the way."""
+    """(P, e) with 2^e P the product; every factor is brought to size one, so that nothing overflows
+    on the way.
+    """
     parts = [split(factor.detach(), (0, 1)) for factor in factors]
     out = parts[0][0]
     for factor, _ in parts[1:]:
@@ -196,7 +239,9 @@ def _scaled_product(factors: list[Tensor]) -> tuple[Float64[Tensor, "d e"], Floa
 
 
 def coupling_of(root_reach: float, horizon: float) -> float:
-    """Psi = ||Sigma||_2 H^2 = (||Sigma^{1/2}||_2 H)^2 [B]: the square is taken last, so nothing overflows before Psi."""
+    """Psi = ||Sigma||_2 H^2 = (||Sigma^{1/2}||_2 H)^2 [B]: the square is taken last, so nothing
+    overflows before Psi.
+    """
     size = root_reach * horizon
     return size * size
 
@@ -204,12 +249,17 @@ def coupling_of(root_reach: float, horizon: float) -> float:
 def horizon_of_covariances(key_cov: Any, query_cov: Any, scale: Any = 1.0) -> float:
     """Two-sided horizon in key space: scale * ||Sigma_k^{1/2} Sigma_q^{1/2}||_2.
 
-    Sigma_k, Sigma_q: k x k covariances of keys W_k y and queries W_q x; scale is the softmax scale, 1/sqrt(k). Equal to
-    ||Sigma^{1/2} A Sigma^{1/2}||_2 when keys and queries come from tokens of covariance Sigma. With the query covariance
-    replaced by W_q W_q^T it is the one-sided horizon; by the identity where queries are the tokens themselves.
+    Sigma_k, Sigma_q: k x k covariances of keys W_k y and queries W_q x; scale is the softmax scale,
+    1/sqrt(k). Equal to
+    ||Sigma^{1/2} A Sigma^{1/2}||_2 when keys and queries come from tokens of covariance Sigma. With
+    the query covariance replaced by W_q W_q^T it is the one-sided horizon; by the identity where
+    queries are the tokens themselves.
     """
     _, key_root = check_covariance(as_tensor(key_cov, "key_cov", ndim=2), "key_cov")
     _, query_root = check_covariance(as_tensor(query_cov, "query_cov", ndim=2), "query_cov")
     if key_root.shape != query_root.shape:
-        raise ValueError(f"key_cov, query_cov: expected one shape, got {tuple(key_root.shape)} and {tuple(query_root.shape)}")
+        raise ValueError(
+            f"key_cov, query_cov: expected one shape, got {tuple(key_root.shape)} and"
+            f" {tuple(query_root.shape)}"
+        )
     return _product_norm([key_root.T], [query_root], as_positive(scale, "scale"))

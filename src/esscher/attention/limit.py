@@ -21,9 +21,11 @@ __all__ = ["HardmaxLimit", "LinearLimit", "SoftmaxLimit", "hardmax_limit", "limi
 
 @dataclass(frozen=True)
 class SoftmaxLimit:
-    """Gamma(x) = V grad K(theta(x)) + v0: the mean value under the Esscher transform of the law by the tilt theta(x).
+    """Gamma(x) = V grad K(theta(x)) + v0: the mean value under the Esscher transform of the law by
+    the tilt theta(x).
 
-    [B]: Gamma_mu; [S]: T[mu]. For N(m, Sigma): V (m + Sigma theta(x)) + v0, affine in x [S, Lemma 2.1].
+    [B]: Gamma_mu; [S]: T[mu]. For N(m, Sigma): V (m + Sigma theta(x)) + v0, affine in x [S, Lemma
+    2.1].
     """
 
     head: Head
@@ -33,7 +35,9 @@ class SoftmaxLimit:
         return _values(self.head, self.measure.tilted_mean, queries)
 
     def pushforward(self) -> Pushforward:
-        """Mean and covariance of Gamma(x) for x ~ measure, with the error of each and the method that gave it."""
+        """Mean and covariance of Gamma(x) for x ~ measure, with the error of each and the method
+        that gave it.
+        """
         _queries_from(self.head, self.measure)
         rotational, pool = self.measure.as_rotational(), self.measure.as_pool()
         if self.measure.is_gaussian:
@@ -50,7 +54,8 @@ class SoftmaxLimit:
 
 @dataclass(frozen=True)
 class LinearLimit:
-    """Limit of (1/n)-normalised linear attention: E[<y, theta(x)> (V y + v0)] = V E[y y^T] theta(x) + v0 <E y, theta(x)>.
+    """Limit of (1/n)-normalised linear attention: E[<y, theta(x)> (V y + v0)] = V E[y y^T] theta(x)
+    + v0 <E y, theta(x)>.
 
     Equal to the softmax limit for centred Gaussian tokens and different otherwise [S, B.2].
     """
@@ -72,12 +77,18 @@ class LinearLimit:
         mean = self.measure.mean.double()
         second_moment = self.measure.cov.double() + torch.outer(mean, mean)
         out = self.head.V.double() @ second_moment
-        return out if self.head.value_bias is None else out + torch.outer(self.head.value_bias.double(), mean)
+        return (
+            out
+            if self.head.value_bias is None
+            else out + torch.outer(self.head.value_bias.double(), mean)
+        )
 
 
 @dataclass(frozen=True)
 class HardmaxLimit:
-    """Limit of hardmax attention: the value of the support's point furthest along the tilt. Bounded laws only."""
+    """Limit of hardmax attention: the value of the support's point furthest along the tilt. Bounded
+    laws only.
+    """
 
     head: Head
     measure: Measure
@@ -91,7 +102,9 @@ class HardmaxLimit:
 
 
 def limit(head: Head, measure: Measure) -> SoftmaxLimit:
-    """Softmax attention of ``head`` on infinitely many tokens of ``measure``, callable on rows of queries."""
+    """Softmax attention of ``head`` on infinitely many tokens of ``measure``, callable on rows of
+    queries.
+    """
     check_pair(head, measure)
     return SoftmaxLimit(head, measure)
 
@@ -109,17 +122,24 @@ def hardmax_limit(head: Head, measure: Measure) -> HardmaxLimit:
 
 
 def _values(head: Head, mean: Callable[[Tensor], Tensor], queries: Any) -> Tensor:
-    """The value of the mean token at each query's tilt, in float64 throughout and answered in the dtype of the queries."""
+    """The value of the mean token at each query's tilt, in float64 throughout and answered in the
+    dtype of the queries.
+    """
     x = as_tensor(queries, "queries")
     return _answer(head.values(mean(head.tilt(x.double()))), x)
 
 
 def _answer(out: Tensor, queries: Tensor) -> Tensor:
-    return finite_result(out.to(queries.dtype), "limit", "scale the head, the law or the queries down, or use float64")
+    return finite_result(
+        out.to(queries.dtype),
+        "limit",
+        "scale the head, the law or the queries down, or use float64",
+    )
 
 
 def _queries_from(head: Head, measure: Measure) -> None:
     if head.dim_query != measure.dim:
         raise ValueError(
-            f"pushforward: queries drawn from the measure have dimension {measure.dim}, the head expects {head.dim_query}"
+            f"pushforward: queries drawn from the measure have dimension {measure.dim}, the head"
+            f" expects {head.dim_query}"
         )

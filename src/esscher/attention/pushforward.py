@@ -28,7 +28,8 @@ Array = npt.NDArray[np.float64]
 
 SAMPLES = 1 << 16  # queries of a sampled estimate
 POOL_QUERIES = 1 << 14  # a larger pool is sampled, not enumerated
-NODES = 200  # of the tanh-sinh rule, half as many for the inversion; every other node gives the error estimate
+# of the tanh-sinh rule, half as many for the inversion; every other node gives the error estimate
+NODES = 200
 TAIL = 36.0
 LENGTHS = 48  # nodes of a query's length, where it varies
 KINKS_DIM = 24  # up to here the density's kinks at the eigenvalues are rough enough to matter
@@ -36,10 +37,11 @@ KINKS_DIM = 24  # up to here the density's kinks at the eigenvalues are rough en
 
 @dataclass(frozen=True, eq=False)
 class Pushforward:
-    """Mean and covariance of the outputs, with their errors (L2, Frobenius) and the method that gave them.
+    """Mean and covariance of the outputs, with their errors (L2, Frobenius) and the method that
+    gave them.
 
-    Unpacks as (mean, cov). Errors are bounds from rounding ("closed form"), from comparing two resolutions ("quadrature"), or
-    one standard error ("sampled", "quasi-Monte Carlo").
+    Unpacks as (mean, cov). Errors are bounds from rounding ("closed form"), from comparing two
+    resolutions ("quadrature"), or one standard error ("sampled", "quasi-Monte Carlo").
     """
 
     mean: Float64[Tensor, " d_out"]
@@ -63,12 +65,22 @@ class Pushforward:
         return 2
 
 
-def affine(matrix: Float64[Tensor, "d_out d"], offset: Float64[Tensor, " d_out"], measure: Measure) -> Pushforward:
-    """Outputs matrix x + offset of any law: mean matrix m + offset, covariance matrix Sigma matrix^T."""
+def affine(
+    matrix: Float64[Tensor, "d_out d"], offset: Float64[Tensor, " d_out"], measure: Measure
+) -> Pushforward:
+    """Outputs matrix x + offset of any law: mean matrix m + offset, covariance matrix Sigma
+    matrix^T.
+    """
     mean = matrix @ measure.mean.double() + offset
     cov = matrix @ measure.cov.double() @ matrix.T
     eps = torch.finfo(torch.float64).eps * measure.dim
-    return Pushforward(mean, cov, eps * float(mean.detach().norm()), eps * float(cov.detach().norm()), "closed form")
+    return Pushforward(
+        mean,
+        cov,
+        eps * float(mean.detach().norm()),
+        eps * float(cov.detach().norm()),
+        "closed form",
+    )
 
 
 def pooled(outputs: Outputs, pool: Pool) -> Pushforward:
@@ -87,27 +99,35 @@ def pooled(outputs: Outputs, pool: Pool) -> Pushforward:
 
 
 def sampled(outputs: Outputs, measure: Measure, samples: int = SAMPLES) -> Pushforward:
-    """Plain Monte Carlo over queries with one standard error; the seed is fixed, so the answer repeats."""
+    """Plain Monte Carlo over queries with one standard error; the seed is fixed, so the answer
+    repeats.
+    """
     queries = measure.sample(samples, torch.Generator().manual_seed(0)).double()
     parts = [outputs(block) for block in queries.chunk(32)]
     values = torch.cat(parts)
     mean = values.mean(dim=0)
     cov = (values - mean).T @ (values - mean) / (samples - 1)
     batch_covs = torch.stack([torch.cov(part.T).reshape(cov.shape) for part in parts])
-    cov_error = float(torch.linalg.vector_norm(batch_covs.detach().std(dim=0))) / math.sqrt(len(parts))
-    return Pushforward(mean, cov, math.sqrt(float(cov.detach().trace()) / samples), cov_error, "sampled")
+    cov_error = float(torch.linalg.vector_norm(batch_covs.detach().std(dim=0))) / math.sqrt(
+        len(parts)
+    )
+    return Pushforward(
+        mean, cov, math.sqrt(float(cov.detach().trace()) / samples), cov_error, "sampled"
+    )
 
 
 def rotational(head: Head, measure: Rotational, outputs: Outputs) -> Pushforward:
-    """Sphere and ball. Without a tilt bias the output depends on the query through one quadratic form.
+    """Sphere and ball. Without a tilt bias the output depends on the query through one quadratic
+    form.
 
-    With A = a P diag(b) W^T, b_1 = 1 the largest, x = R w and Q = sum_i b_i^2 w_i^2 (w uniform on the unit sphere, in the
-    basis W), S = R^2 a and r = S sqrt(Q), the tilted mean is R S q_v(r) P diag(b) w, so that its mean is 0 and its covariance
+    With A = a P diag(b) W^T, b_1 = 1 the largest, x = R w and Q = sum_i b_i^2 w_i^2 (w uniform on
+    the unit sphere, in the basis W), S = R^2 a and r = S sqrt(Q), the tilted mean is R S q_v(r) P
+    diag(b) w, so that its mean is 0 and its covariance
 
         P diag( R^2 b_i^2 E[ (S q_v(r))^2 w_i^2 ] ) P^T.
 
-    The expectations are one-dimensional integrals against densities found by Fourier inversion. In the ball x = R t w with
-    density d t^(d-1) of the radius t in [0, 1].
+    The expectations are one-dimensional integrals against densities found by Fourier inversion. In
+    the ball x = R t w with density d t^(d-1) of the radius t in [0, 1].
     """
     if head.query_bias is not None or measure.dim == 1:
         return _quasi_monte_carlo(outputs, measure)
@@ -115,7 +135,9 @@ def rotational(head: Head, measure: Rotational, outputs: Outputs) -> Pushforward
     largest = float(singular[0])
     if largest > 0.0:
         singular = singular / largest
-    weights, error = _weighted_moments(singular.numpy() ** 2, _profile(measure, measure.radius * (measure.radius * largest)))
+    weights, error = _weighted_moments(
+        singular.numpy() ** 2, _profile(measure, measure.radius * (measure.radius * largest))
+    )
     factor = measure.radius * (head.V.detach().double().cpu() @ left) * singular
     cov = (factor * torch.from_numpy(weights)) @ factor.T
     mean = torch.zeros(head.dim_out, dtype=torch.float64)
@@ -126,7 +148,9 @@ def rotational(head: Head, measure: Rotational, outputs: Outputs) -> Pushforward
 
 
 def _profile(measure: Rotational, size: float) -> Callable[[Array], Array]:
-    """Q -> E[ (S q_v(S t sqrt(Q)))^2 t^2 ] over the length R t of the query; t = 1 on the sphere."""
+    """Q -> E[ (S q_v(S t sqrt(Q)))^2 t^2 ] over the length R t of the query; t = 1 on the
+    sphere.
+    """
 
     def squared_ratio(form: Array) -> Array:
         root = torch.from_numpy(np.sqrt(form))
@@ -138,10 +162,11 @@ def _profile(measure: Rotational, size: float) -> Callable[[Array], Array]:
 
 
 def _weighted_moments(eigenvalues: Array, profile: Callable[[Array], Array]) -> tuple[Array, float]:
-    """E[g(Q) w_i^2] for each i, Q = sum_j lambda_j w_j^2, w uniform on the unit sphere, and the largest error over i.
+    """E[g(Q) w_i^2] for each i, Q = sum_j lambda_j w_j^2, w uniform on the unit sphere, and the
+    largest error over i.
 
-    E[g(Q) w_i^2] = int g(x) f_i(x) dx, the densities f_i from ``_densities``. The error is the difference to half the nodes,
-    plus what the total mass misses.
+    E[g(Q) w_i^2] = int g(x) f_i(x) dx, the densities f_i from ``_densities``. The error is the
+    difference to half the nodes, plus what the total mass misses.
     """
     d = eigenvalues.size
     mean = float(eigenvalues.mean())
@@ -157,12 +182,16 @@ def _weighted_moments(eigenvalues: Array, profile: Callable[[Array], Array]) -> 
 
 
 def _form_nodes(eigenvalues: Array, mean: float) -> tuple[Array, Array, Array]:
-    """Nodes and weights over the range of Q, and the factors that turn the weights into those of half the nodes.
+    """Nodes and weights over the range of Q, and the factors that turn the weights into those of
+    half the nodes.
 
-    Tanh-sinh rule, because densities may be singular at the ends; in low dimension they have a kink at each eigenvalue, so
-    the range is cut there. The window leaves out less than exp(-``TAIL``) on either side.
+    Tanh-sinh rule, because densities may be singular at the ends; in low dimension they have a kink
+    at each eigenvalue, so the range is cut there. The window leaves out less than exp(-``TAIL``) on
+    either side.
     """
-    low, high = (_window_end(eigenvalues, mean, float(end)) for end in (eigenvalues.min(), eigenvalues.max()))
+    low, high = (
+        _window_end(eigenvalues, mean, float(end)) for end in (eigenvalues.min(), eigenvalues.max())
+    )
     cuts = np.array([low, high])
     if eigenvalues.size <= KINKS_DIM:
         inner = eigenvalues[(eigenvalues > low) & (eigenvalues < high)]
@@ -180,7 +209,9 @@ def _form_nodes(eigenvalues: Array, mean: float) -> tuple[Array, Array, Array]:
 
 
 def _window_end(eigenvalues: Array, mean: float, end: float) -> float:
-    """The point between the mean and an end of the range beyond which Q has less than exp(-TAIL) of its mass (Chernoff)."""
+    """The point between the mean and an end of the range beyond which Q has less than exp(-TAIL) of
+    its mass (Chernoff).
+    """
     inside, outside = mean, end
     for _ in range(40):
         middle = 0.5 * (inside + outside)
@@ -190,7 +221,9 @@ def _window_end(eigenvalues: Array, mean: float, end: float) -> float:
 
 
 def _saddle(eigenvalues: Array, points: Array) -> tuple[Array, Array]:
-    """Minimiser zeta and minimum of kappa(zeta) = -(1/2) sum_j log(1 - 2 zeta (lambda_j - x)), convex, for each point x."""
+    """Minimiser zeta and minimum of kappa(zeta) = -(1/2) sum_j log(1 - 2 zeta (lambda_j - x)),
+    convex, for each point x.
+    """
     gaps = eigenvalues - points[:, None]
     low, high = 0.5 / gaps.min(axis=1), 0.5 / gaps.max(axis=1)
     for _ in range(60):
@@ -201,19 +234,26 @@ def _saddle(eigenvalues: Array, points: Array) -> tuple[Array, Array]:
 
 
 def _densities(eigenvalues: Array, points: Array) -> tuple[Array, Array]:
-    """f_i(x) = E[w_i^2 delta(Q - x)] at each point (points x i), and the same from every other node.
+    """f_i(x) = E[w_i^2 delta(Q - x)] at each point (points x i), and the same from every other
+    node.
 
     Imhof's inversion of P(sum_j (lambda_j - x) z_j^2 <= 0), differentiated in lambda_i:
 
-        f_i(x) = (1 / 2 pi) int exp(kappa(zeta)) / (1 - 2 zeta (lambda_i - x)) du   along   zeta = zeta_0 + iu.
+        f_i(x) = (1 / 2 pi) int exp(kappa(zeta)) / (1 - 2 zeta (lambda_i - x)) du   along   zeta =
+        zeta_0 + iu.
 
-    Through the saddle point zeta_0 the integrand hardly oscillates; u = scale * sinh(y) covers Gaussian decay and, in low
-    dimension, the algebraic one u^(-d/2).
+    Through the saddle point zeta_0 the integrand hardly oscillates; u = scale * sinh(y) covers
+    Gaussian decay and, in low dimension, the algebraic one u^(-d/2).
     """
     y = np.linspace(0.0, max(6.4, 56.0 / eigenvalues.size), NODES // 2 + 1)
     weights = np.cosh(y) * (y[1] - y[0]) * np.where(y == 0.0, 0.5, 1.0) / np.pi
-    fine, coarse = np.empty((points.size, eigenvalues.size)), np.empty((points.size, eigenvalues.size))
-    for row, (point, zeta, exponent) in enumerate(zip(points, *_saddle(eigenvalues, points), strict=True)):
+    fine, coarse = (
+        np.empty((points.size, eigenvalues.size)),
+        np.empty((points.size, eigenvalues.size)),
+    )
+    for row, (point, zeta, exponent) in enumerate(
+        zip(points, *_saddle(eigenvalues, points), strict=True)
+    ):
         gaps = eigenvalues - point
         slack = 1.0 - 2.0 * zeta * gaps
         slopes = 2.0 * gaps / slack
@@ -227,11 +267,15 @@ def _densities(eigenvalues: Array, points: Array) -> tuple[Array, Array]:
     return fine, coarse
 
 
-def _quasi_monte_carlo(outputs: Outputs, measure: Rotational, points: int = 1 << 13, repeats: int = 16) -> Pushforward:
+def _quasi_monte_carlo(
+    outputs: Outputs, measure: Rotational, points: int = 1 << 13, repeats: int = 16
+) -> Pushforward:
     """Scrambled Sobol points made into queries; one standard error from independent scrambles."""
     means, seconds = [], []
     for repeat in range(repeats):
-        sobol = scipy.stats.qmc.Sobol(measure.dim + 1, scramble=True, rng=np.random.default_rng(repeat))
+        sobol = scipy.stats.qmc.Sobol(
+            measure.dim + 1, scramble=True, rng=np.random.default_rng(repeat)
+        )
         uniform = np.clip(sobol.random(points), 1e-15, 1.0 - 1e-15)
         noise = torch.from_numpy(scipy.special.ndtri(uniform[:, 1:])).to(measure.device)
         lengths = torch.from_numpy(measure.quantile(uniform[:, :1])).to(measure.device)
@@ -241,6 +285,10 @@ def _quasi_monte_carlo(outputs: Outputs, measure: Rotational, points: int = 1 <<
         seconds.append(values.T @ values / points)
     mean, second = torch.stack(means).mean(dim=0), torch.stack(seconds).mean(dim=0)
     mean_error = float(torch.stack(means).detach().std(dim=0).norm()) / math.sqrt(repeats)
-    cov_error = float(torch.linalg.vector_norm(torch.stack(seconds).detach().std(dim=0))) / math.sqrt(repeats)
+    cov_error = float(
+        torch.linalg.vector_norm(torch.stack(seconds).detach().std(dim=0))
+    ) / math.sqrt(repeats)
     cov_error += 2.0 * float(mean.detach().norm()) * mean_error
-    return Pushforward(mean, second - torch.outer(mean, mean), mean_error, cov_error, "quasi-Monte Carlo")
+    return Pushforward(
+        mean, second - torch.outer(mean, mean), mean_error, cov_error, "quasi-Monte Carlo"
+    )

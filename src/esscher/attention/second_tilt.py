@@ -15,10 +15,11 @@ __all__ = ["SecondTilt", "second_tilt"]
 
 @dataclass(frozen=True)
 class SecondTilt:
-    """E[e^2 f(y)] / (E e)^2 = exp(log_growth) E_{2 theta} f(y) with e = exp<theta, y>, for c = V y - Gamma(x):
+    """E[e^2 f(y)] / (E e)^2 = exp(log_growth) E_{2 theta} f(y) with e = exp<theta, y>, for c = V y
+    - Gamma(x):
 
-    E_{2 theta} c = ``shift`` and the covariance of y under 2 theta is ``cov``, so that the delta method's matrix is
-    C = exp(log_growth) (V cov V^T + shift shift^T).
+    E_{2 theta} c = ``shift`` and the covariance of y under 2 theta is ``cov``, so that the delta
+    method's matrix is C = exp(log_growth) (V cov V^T + shift shift^T).
     """
 
     log_growth: Float64[Tensor, "*batch"]  # K(2 theta) - 2 K(theta)

@@ -14,7 +14,9 @@ from esscher.inputs import as_positive, as_tensor, finite_result
 __all__ = ["attention_inputs", "softmax_attention"]
 
 
-def softmax_attention(q: Any, k: Any, v: Any, scale: Any = None, mask: Any = None) -> Float64[Tensor, "*batch m d_v"]:
+def softmax_attention(
+    q: Any, k: Any, v: Any, scale: Any = None, mask: Any = None
+) -> Float64[Tensor, "*batch m d_v"]:
     """sum_j p_ij v_j with p_ij ~ exp(scale <q_i, k_j>), all scores at once in float64.
 
     ``scale`` None = 1/sqrt(width of q). ``mask``: booleans, true where query i may see key j.
@@ -30,17 +32,28 @@ def softmax_attention(q: Any, k: Any, v: Any, scale: Any = None, mask: Any = Non
 def attention_inputs(
     q: Any, k: Any, v: Any, scale: Any, mask: Any, *, default_scale: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor, float, Tensor | None]:
-    """Check what every attention function here is given: shapes, finiteness, scale, and that each query sees a key."""
+    """Check what every attention function here is given: shapes, finiteness, scale, and that each
+    query sees a key.
+    """
     q, k, v = as_tensor(q, "q"), as_tensor(k, "k"), as_tensor(v, "v")
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim < 2 or 0 in x.shape:
-            raise ValueError(f"{name}: expected at least one row of at least one number, got shape {tuple(x.shape)}")
+            raise ValueError(
+                f"{name}: expected at least one row of at least one number, got shape"
+                f" {tuple(x.shape)}"
+            )
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(f"q, k: expected rows of one width, got {q.shape[-1]} and {k.shape[-1]}")
     if k.shape[:-1] != v.shape[:-1]:
-        raise ValueError(f"k, v: expected one value for each key, got shapes {tuple(k.shape)} and {tuple(v.shape)}")
+        raise ValueError(
+            f"k, v: expected one value for each key, got shapes {tuple(k.shape)} and"
+            f" {tuple(v.shape)}"
+        )
     if q.shape[:-2] != k.shape[:-2]:
-        raise ValueError(f"q, k: expected the same leading axes, got {tuple(q.shape[:-2])} and {tuple(k.shape[:-2])}")
+        raise ValueError(
+            f"q, k: expected the same leading axes, got {tuple(q.shape[:-2])} and"
+            f" {tuple(k.shape[:-2])}"
+        )
     if not (q.dtype == k.dtype == v.dtype):
         raise ValueError(f"q, k, v: expected one dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
     if scale is None:
@@ -53,12 +66,19 @@ def attention_inputs(
 def _check_mask(mask: Any, shape: tuple[int, ...]) -> Tensor:
     visible = torch.as_tensor(mask)
     if visible.dtype != torch.bool:
-        raise ValueError(f"mask: expected booleans, true where a query may see a key, got {visible.dtype}")
+        raise ValueError(
+            f"mask: expected booleans, true where a query may see a key, got {visible.dtype}"
+        )
     try:
         visible = visible.expand(shape)
     except RuntimeError as cause:
-        raise ValueError(f"mask: expected a shape that broadcasts to {shape}, got {tuple(visible.shape)}") from cause
+        raise ValueError(
+            f"mask: expected a shape that broadcasts to {shape}, got {tuple(visible.shape)}"
+        ) from cause
     blind = int((~visible.any(dim=-1)).sum())
     if blind:
-        raise ValueError(f"mask: {blind} queries see no key, so attention is undefined there; leave them out or unmask a key")
+        raise ValueError(
+            f"mask: {blind} queries see no key, so attention is undefined there; leave them out or"
+            " unmask a key"
+        )
     return visible

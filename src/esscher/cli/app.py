@@ -1,4 +1,6 @@
-"""The application: the table of commands, each imported when it is called, and what happens around one."""
+"""The application: the table of commands, each imported when it is called, and what happens around
+one.
+"""
 
 from __future__ import annotations
 
@@ -36,16 +38,25 @@ COMMANDS = (
     "cite",
     "icl",
 )
-"""In the order of help. A command is the function of its name in the module of its name, or a Typer of several."""
+"""In the order of help. A command is the function of its name in the module of its name, or a Typer
+of several.
+"""
 
 OUTSIDE = "esscher.commands"
-"""The group of entry points by which other packages add commands: name = "module:function", or a Typer."""
+"""The group of entry points by which other packages add commands: name = "module:function", or a
+Typer.
+"""
 
-SETTINGS: dict[str, Any] = {"rich_markup_mode": None, "context_settings": {"help_option_names": ["-h", "--help"]}}
+SETTINGS: dict[str, Any] = {
+    "rich_markup_mode": None,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
 
 
 class Commands(MutableMapping[str, Any]):
-    """Commands by name, as click has them, each imported when it is looked up. Our own names come first and stay ours."""
+    """Commands by name, as click has them, each imported when it is looked up. Our own names come
+    first and stay ours.
+    """
 
     def __init__(self) -> None:
         self._loaded: dict[str, Any] = {}
@@ -86,7 +97,9 @@ class Root(TyperGroup):
             return _answered(stop)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """The list in help: names and first sentences; flags of a command are not looked at, nor the spec they come from."""
+        """The list in help: names and first sentences; flags of a command are not looked at, nor
+        the spec they come from.
+        """
         names = self.list_commands(ctx)
         limit = formatter.width - 6 - max(map(len, names))
         with formatter.section("Commands"):
@@ -103,7 +116,9 @@ def _found(name: str) -> Any:
 def _titled(name: str) -> TyperCommand:
     """A command that has its help alone."""
     found = _found(name)
-    return TyperCommand(name, help=found.info.help if isinstance(found, typer.Typer) else inspect.getdoc(found))
+    return TyperCommand(
+        name, help=found.info.help if isinstance(found, typer.Typer) else inspect.getdoc(found)
+    )
 
 
 def _as_click(name: str, found: Any) -> Any:
@@ -122,13 +137,18 @@ def _as_click(name: str, found: Any) -> Any:
 
 @functools.cache
 def _outside() -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in sorted(entry_points(group=OUTSIDE), key=lambda entry: entry.name)}
+    return {
+        entry.name: entry
+        for entry in sorted(entry_points(group=OUTSIDE), key=lambda entry: entry.name)
+    }
 
 
 @functools.cache
 def _command() -> Any:
     """All commands as click has them; made once, for those who call main again and again."""
-    app = typer.Typer(name="esscher", cls=Root, no_args_is_help=True, pretty_exceptions_enable=False, **SETTINGS)
+    app = typer.Typer(
+        name="esscher", cls=Root, no_args_is_help=True, pretty_exceptions_enable=False, **SETTINGS
+    )
     app.callback()(_root)
     return typer.main.get_command(app)
 
@@ -141,7 +161,10 @@ def _tell_version(asked: bool) -> None:
 
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and stop.")
+        bool,
+        typer.Option(
+            "--version", callback=_tell_version, is_eager=True, help="Print the version and stop."
+        ),
     ] = False,
 ) -> None:
     """How many tokens does attention need? Limits, exact errors and rates of attention heads.
@@ -161,10 +184,11 @@ def _answered(mistake: BaseException) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command. Bad input ends with one line on stderr and exit code 2, never with a traceback.
+    """Run a command. Bad input ends with one line on stderr and exit code 2, never with a
+    traceback.
 
-    Idle threads sleep, unless OMP_WAIT_POLICY says otherwise: where other processes want the cores too, threads that spin
-    while they wait made a probe more than five times slower than one thread.
+    Idle threads sleep, unless OMP_WAIT_POLICY says otherwise: where other processes want the cores
+    too, threads that spin while they wait made a probe more than five times slower than one thread.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when the first command imports torch
     for stream in (sys.stdout, sys.stderr):

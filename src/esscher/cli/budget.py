@@ -28,7 +28,11 @@ __all__ = ["budget"]
 ASKED = Fields(
     "esscher.models.probe.budget_spec:BudgetFlags",
     ("rule", "epsilon", "total", "weights"),
-    left_out={"rule": "every rule of the run", "epsilon": f"{ALLOWED:g}", "weights": "the gradients of log p of this run"},
+    left_out={
+        "rule": "every rule of the run",
+        "epsilon": f"{ALLOWED:g}",
+        "weights": "the gradients of log p of this run",
+    },
 )
 
 
@@ -37,16 +41,22 @@ def budget(
     asked: Annotated[Given, ASKED],
     look: Look,
     by: Annotated[str, typer.Option(help="Rows: head, or kv (key-value heads).")] = "kv",
-    export: Annotated[str | None, typer.Option(help="Write the budget of the rule: json, yaml or kvpress.")] = None,
-    out: Annotated[Path | None, path_option("--out", "New file of the export; stdout when left out.")] = None,
+    export: Annotated[
+        str | None, typer.Option(help="Write the budget of the rule: json, yaml or kvpress.")
+    ] = None,
+    out: Annotated[
+        Path | None, path_option("--out", "New file of the export; stdout when left out.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Keys each head must keep for an error, and the best split of a total between heads against the uniform one.
+    """Keys each head must keep for an error, and the best split of a total between heads against
+    the uniform one.
 
-    For the keep rule you name; without one, the totals of every rule that the run measured. A run whose pool is the corpus
-    has one rule: random keys. In a split a language model's heads count by how much next tokens feel their errors: the error
-    times the gradient of log p at the head's output, which of all weights tried ranks heads best. Where a run has no gradients,
-    as of an encoder, relative errors count alike.
+    For the keep rule you name; without one, the totals of every rule that the run measured. A run
+    whose pool is the corpus has one rule: random keys. In a split a language model's heads count by
+    how much next tokens feel their errors: the error times the gradient of log p at the head's
+    output, which of all weights tried ranks heads best. Where a run has no gradients, as of an
+    encoder, relative errors count alike.
 
     Example: esscher budget runs/mine --rule heavy --epsilon 0.1 --export json --out heavy.json
     """
@@ -58,10 +68,15 @@ def budget(
     _check(by, export, out, as_json)
     stored = load_run(run)
     if stored.manifest.job != "probe":
-        raise ValueError(f"{run}: expected a run of esscher probe, got one of {stored.manifest.job}")
+        raise ValueError(
+            f"{run}: expected a run of esscher probe, got one of {stored.manifest.job}"
+        )
     rule, epsilon, total = (asked.get(name) for name in ("rule", "epsilon", "total"))
     if export == "kvpress" and (epsilon is not None or total is not None):
-        raise ValueError("--export kvpress: it holds a split for every share to drop; leave --epsilon and --total out")
+        raise ValueError(
+            "--export kvpress: it holds a split for every share to drop; leave --epsilon and"
+            " --total out"
+        )
     weights, counted = split_weights(stored, asked.get("weights"))
     about = _about(stored) | {"weights": counted}
     epsilon = ALLOWED if epsilon is None and total is None else epsilon
@@ -70,17 +85,33 @@ def budget(
         if weights is not None:
             raise ValueError("--weights: they are for splits of a keep rule; give --rule too")
         found = budget_of(stored.table("heads"), stored.table("curves"), epsilon, total)
-        return _print(about, found, epsilon, total) if as_json else _show_random(found, stored, by, look)
-    frontier = stored.table("frontier") if several else random_frontier(stored.table("heads"), stored.table("curves"))
+        return (
+            _print(about, found, epsilon, total)
+            if as_json
+            else _show_random(found, stored, by, look)
+        )
+    frontier = (
+        stored.table("frontier")
+        if several
+        else random_frontier(stored.table("heads"), stored.table("curves"))
+    )
     if rule is None and export is None:
-        return _every_rule(stored, about, frontier, (epsilon, total), weights, None if as_json else look)
+        return _every_rule(
+            stored, about, frontier, (epsilon, total), weights, None if as_json else look
+        )
     if rule is None and several:
-        raise ValueError(f"--export: give the rule, one of {', '.join(dict.fromkeys(frontier['rule']))}")
+        raise ValueError(
+            f"--export: give the rule, one of {', '.join(dict.fromkeys(frontier['rule']))}"
+        )
     rule = find_rule(frontier, "random" if rule is None else rule)
     if export is not None:
         return _export(stored, about, frontier, (rule, epsilon, total), weights, export, out)
     chosen = rule_budget(frontier, rule, epsilon, total, weights)
-    return _print(about, chosen, epsilon, total) if as_json else _show_rule(chosen, stored, about, by, look)
+    return (
+        _print(about, chosen, epsilon, total)
+        if as_json
+        else _show_rule(chosen, stored, about, by, look)
+    )
 
 
 def _check(by: str, export: str | None, out: Path | None, as_json: bool) -> None:
@@ -91,9 +122,13 @@ def _check(by: str, export: str | None, out: Path | None, as_json: bool) -> None
     if export is not None and export not in KINDS:
         raise ValueError(f"--export: expected {', '.join(KINDS)}, got {export!r}")
     if export is None and out is not None:
-        raise ValueError("--out: it names the file of --export; give --export json, yaml or kvpress")
+        raise ValueError(
+            "--out: it names the file of --export; give --export json, yaml or kvpress"
+        )
     if export is not None and as_json:
-        raise ValueError("--json: --export prints or writes the budget already; leave one of them out")
+        raise ValueError(
+            "--json: --export prints or writes the budget already; leave one of them out"
+        )
 
 
 def _about(stored: Run) -> dict[str, Any]:
@@ -105,13 +140,29 @@ def _about(stored: Run) -> dict[str, Any]:
     return {**found, "text": str(row["text"]), "window": int(row["window"])}
 
 
-def _print(about: dict[str, Any], found: Budget | RuleBudget, epsilon: float | None, total: int | None) -> None:
-    tables = {name: getattr(found, name).to_dict("records") for name in ("heads", "caches", "totals")}
-    print_json({**about, "rule": getattr(found, "rule", "random"), "epsilon": epsilon, "total": total, **tables})
+def _print(
+    about: dict[str, Any], found: Budget | RuleBudget, epsilon: float | None, total: int | None
+) -> None:
+    tables = {
+        name: getattr(found, name).to_dict("records") for name in ("heads", "caches", "totals")
+    }
+    print_json(
+        {
+            **about,
+            "rule": getattr(found, "rule", "random"),
+            "epsilon": epsilon,
+            "total": total,
+            **tables,
+        }
+    )
 
 
 def _asked(epsilon: float | None, total: int | None) -> str:
-    return f"for an error of {epsilon:.1%}" if epsilon is not None else f"in the best split of {total:,}"
+    return (
+        f"for an error of {epsilon:.1%}"
+        if epsilon is not None
+        else f"in the best split of {total:,}"
+    )
 
 
 def _in_words(totals: pd.DataFrame, epsilon: float | None, total: int | None) -> str:
@@ -122,7 +173,9 @@ def _in_words(totals: pd.DataFrame, epsilon: float | None, total: int | None) ->
         told = ", ".join(f"{row[split]} {number(row['ratio'], '.1%')}" for row in rows)
         return f"kept of the cache {_asked(epsilon, total)}: {told}"
     errors = [row["error"] if "error" in row else math.sqrt(row["squared_error"]) for row in rows]
-    told = ", ".join(f"{row[split]} {number(error, '.2%')}" for row, error in zip(rows, errors, strict=True))
+    told = ", ".join(
+        f"{row[split]} {number(error, '.2%')}" for row, error in zip(rows, errors, strict=True)
+    )
     return f"error of {total:,} keys in all: {told}"
 
 
@@ -138,36 +191,71 @@ def _show_random(found: Budget, stored: Run, by: str, look: Given) -> None:
     say(_in_words(found.totals, found.epsilon, total))
     if by == "head":
         rows = [
-            [f"{row['layer']}.{row['head']}", str(row["kv_head"]), number(row["tokens"], ","), number(row["ratio"], ".1%")]
+            [
+                f"{row['layer']}.{row['head']}",
+                str(row["kv_head"]),
+                number(row["tokens"], ","),
+                number(row["ratio"], ".1%"),
+            ]
             for row in found.heads.to_dict("records")
         ]
         print_table(title, ["head", cache, *kept], rows, look=look)
     else:
         also = ("best_split",) if found.epsilon is not None else ()
         rows = [
-            [f"{row['layer']}.{row['kv_head']}", str(row["heads"]), number(row["tokens"], ","), number(row["ratio"], ".1%")]
+            [
+                f"{row['layer']}.{row['kv_head']}",
+                str(row["heads"]),
+                number(row["tokens"], ","),
+                number(row["ratio"], ".1%"),
+            ]
             + [number(row[key], ",") for key in also]
             for row in found.caches.to_dict("records")
         ]
-        print_table(title, [cache, "heads", *kept, *(key.replace("_", " ") for key in also)], rows, look=look)
+        print_table(
+            title,
+            [cache, "heads", *kept, *(key.replace("_", " ") for key in also)],
+            rows,
+            look=look,
+        )
     show_totals(found.totals, columns, look)
 
 
 def _show_rule(found: RuleBudget, stored: Run, about: dict[str, Any], by: str, look: Given) -> None:
     from esscher.models.probe.rule_budget import RULE_BUDGET, per_query
 
-    columns, place = {column.key: column for column in RULE_BUDGET}, "head" if by == "head" else "kv_head"
+    columns, place = (
+        {column.key: column for column in RULE_BUDGET},
+        "head" if by == "head" else "kv_head",
+    )
     rows = (found.heads if by == "head" else found.caches).to_dict("records")
-    names = Shown(stored.columns("heads")[place].header, tuple(f"{row['layer']}.{row[place]}" for row in rows), words=True)
+    names = Shown(
+        stored.columns("heads")[place].header,
+        tuple(f"{row['layer']}.{row[place]}" for row in rows),
+        words=True,
+    )
     forms: dict[str, Form] = {"keys": ",.1f", "ratio": ".1%", "error": ".1%", "q95": ".1%"}
-    also = {"keys_q95": "keys for q95", "best_split": "best split"} if found.epsilon is not None else {}
-    more = [Shown(also[key], tuple(number(row[key], ",.1f") for row in rows)) for key in also if key in rows[0]]
+    also = (
+        {"keys_q95": "keys for q95", "best_split": "best split"}
+        if found.epsilon is not None
+        else {}
+    )
+    more = [
+        Shown(also[key], tuple(number(row[key], ",.1f") for row in rows))
+        for key in also
+        if key in rows[0]
+    ]
     reads = " (what a query reads: the cache holds all)" if per_query(found.rule) else ""
     title = f"{found.rule}{reads}, keys {_asked(found.epsilon, found.total)}; {held_for(stored)}"
     say(_in_words(found.totals, found.epsilon, found.total))
-    show_table(title, [names, *(shown(columns[key], rows, form) for key, form in forms.items()), *more], look)
+    show_table(
+        title,
+        [names, *(shown(columns[key], rows, form) for key, form in forms.items()), *more],
+        look,
+    )
     least = (
-        f"{found.rule}, these heads together; the best split has the least summed squared relative error, {about['weights']}"
+        f"{found.rule}, these heads together; the best split has the least summed squared relative"
+        f" error, {about['weights']}"
     )
     show_splits(found.totals, columns, least, look)
 
@@ -188,10 +276,16 @@ def _every_rule(
     if look is None:
         print_json({**about, "epsilon": epsilon, "total": total, "rules": found.to_dict("records")})
         return
-    title = f"share of the cache kept {_asked(epsilon, total)}" if total is None else f"error of {total:,} keys in all"
+    title = (
+        f"share of the cache kept {_asked(epsilon, total)}"
+        if total is None
+        else f"error of {total:,} keys in all"
+    )
     columns = {column.key: column for column in RULE_BUDGET}
     say(rules_in_words(found))
-    show_rules(found, columns, f"{title}, by keep rule; {held_for(stored)}; {about['weights']}", look)
+    show_rules(
+        found, columns, f"{title}, by keep rule; {held_for(stored)}; {about['weights']}", look
+    )
     say("--rule NAME shows one of them head by head")
 
 
@@ -213,7 +307,9 @@ def _export(
     about, (rule, epsilon, total) = stored.table("about").iloc[0], asked
     content: Any
     if kind == "kvpress":
-        content = prune_ratios(frontier, rule, int(about["layers"]), int(about["kv_heads"]), weights)
+        content = prune_ratios(
+            frontier, rule, int(about["layers"]), int(about["kv_heads"]), weights
+        )
     else:
         content = budget_record(rule_budget(frontier, rule, epsilon, total, weights), known)
     data = as_bytes(content, kind, "" if out is None else out.suffix)

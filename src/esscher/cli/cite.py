@@ -12,7 +12,10 @@ from esscher.theory.references import REFERENCES
 __all__ = ["cite"]
 
 
-def cite(key: Annotated[str | None, typer.Argument(help="B or S; all when left out.")] = None, as_json: Json = False) -> None:
+def cite(
+    key: Annotated[str | None, typer.Argument(help="B or S; all when left out.")] = None,
+    as_json: Json = False,
+) -> None:
     """Print the BibTeX of the results esscher relies on.
 
     Example: esscher cite B

@@ -24,7 +24,9 @@ PRICED = Fields(
     ("revision", "window", "pool", "queries", "layers", "heads"),
     left_out={"window": "512, or 2048 for a sequence, or what the model takes"},
 )
-TOKENS = Fields("esscher.models.corpus.spec:CorpusSpec", ("max_tokens",), left_out={"max_tokens": "16384"})
+TOKENS = Fields(
+    "esscher.models.corpus.spec:CorpusSpec", ("max_tokens",), left_out={"max_tokens": "16384"}
+)
 
 
 def describe(
@@ -33,10 +35,12 @@ def describe(
     model: Annotated[str, typer.Argument(help=MODEL)] = "minilm",
     as_json: Json = False,
 ) -> None:
-    """Layers, heads and positions of a model, whether its attention can be captured, and what a probe would cost.
+    """Layers, heads and positions of a model, whether its attention can be captured, and what a
+    probe would cost.
 
-    Only the configuration is read, and of the weights how they are stored. Time and memory are those of the probe that the
-    flags ask for, from a short measurement on this machine; esscher probe --dry-run says the same.
+    Only the configuration is read, and of the weights how they are stored. Time and memory are
+    those of the probe that the flags ask for, from a short measurement on this machine; esscher
+    probe --dry-run says the same.
 
     Example: esscher describe openai-community/gpt2
     """
@@ -65,7 +69,13 @@ def _in_all(found: ModelDescription) -> int | None:
 def _lines(found: ModelDescription) -> list[tuple[str, str]]:
     capped = "" if found.softcap is None else f"{found.softcap:g}"
     lines = [
-        ("family", f"{found.family} ({found.architecture}{', encoder only' if found.encoder_of_pair else ''})"),
+        (
+            "family",
+            (
+                f"{found.family}"
+                f" ({found.architecture}{', encoder only' if found.encoder_of_pair else ''})"
+            ),
+        ),
         ("supported", "yes" if found.supported else f"no: {found.reason}"),
         ("parameters", f"{found.parameters:,}"),
         ("weights", found.weights or ""),
@@ -77,7 +87,16 @@ def _lines(found: ModelDescription) -> list[tuple[str, str]]:
         ("hidden size d", _number(found.hidden_size)),
         ("longest sequence", _number(found.max_positions) or "no limit given"),
         ("positions", found.positions),
-        ("mask", "" if found.causal is None else "causal" if found.causal else "every token sees every token"),
+        (
+            "mask",
+            (
+                ""
+                if found.causal is None
+                else "causal"
+                if found.causal
+                else "every token sees every token"
+            ),
+        ),
         ("sliding windows", _windows(found)),
         ("soft cap", capped),
         ("sink logits", "yes" if found.sinks else ""),
@@ -89,7 +108,10 @@ def _lines(found: ModelDescription) -> list[tuple[str, str]]:
             ("", f"({_pool(cost)}; of the time {_time(cost.forward_seconds)} are forward passes)"),
             (
                 "measured here",
-                f"{cost.matmul / 1e9:.3g} GFLOP/s, {cost.fused / 1e6:.3g} M query-key pairs/s, threads: {cost.threads}",
+                (
+                    f"{cost.matmul / 1e9:.3g} GFLOP/s, {cost.fused / 1e6:.3g} M query-key pairs/s,"
+                    f" threads: {cost.threads}"
+                ),
             ),
         ]
     return lines
@@ -109,7 +131,9 @@ def _number(value: int | None) -> str:
 def _windows(found: ModelDescription) -> str:
     """As "4,096 tokens in 13 layers"."""
     counts = Counter(window for window in found.windows if window is not None)
-    return "; ".join(f"{window:,} tokens in {layers} layers" for window, layers in sorted(counts.items()))
+    return "; ".join(
+        f"{window:,} tokens in {layers} layers" for window, layers in sorted(counts.items())
+    )
 
 
 def _time(seconds: float) -> str:

@@ -40,7 +40,17 @@ ASKED = Fields(
             "layers",
             "heads",
         ),
-        *("needles", "sensitivity", "together", "depth", "revision", "seed", "device", "threads", "dtype"),
+        *(
+            "needles",
+            "sensitivity",
+            "together",
+            "depth",
+            "revision",
+            "seed",
+            "device",
+            "threads",
+            "dtype",
+        ),
     ),
     as_text={"sizes": ","},
     left_out={
@@ -59,12 +69,16 @@ def downstream(
     where: Execution,
     model: Annotated[str | None, typer.Argument(help=MODEL)] = None,
     out: Out = None,
-    page: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into the run.")] = True,
+    page: Annotated[
+        bool, typer.Option("--report/--no-report", help="Write report.html into the run.")
+    ] = True,
     as_json: Json = False,
 ) -> None:
-    """Keep a few keys for real, and see what the model then says: next tokens, embeddings, labels, planted facts.
+    """Keep a few keys for real, and see what the model then says: next tokens, embeddings, labels,
+    planted facts.
 
-    A language model reads a text on all keys, keeps a few, and continues; of an encoder every query keeps a few.
+    A language model reads a text on all keys, keeps a few, and continues; of an encoder every query
+    keeps a few.
 
     Example: esscher downstream smollm2 --text book.txt --rules sinks:4+recent --sizes 0.05,0.1
     """
@@ -79,7 +93,10 @@ def downstream(
         if name in settings:
             settings[name] = place_numbers(settings[name], f"--{name}")
     if "-" in corpus.get("text", ()):
-        raise ValueError("--text -: standard input can be read once, and every text may be needed again; give a file")
+        raise ValueError(
+            "--text -: standard input can be read once, and every text may be needed again; give a"
+            " file"
+        )
     if "text" in corpus:
         corpus["text"] = [absolute(name) for name in corpus["text"]]
     for name in ("budget", "weights"):
@@ -88,8 +105,15 @@ def downstream(
     spec = DownstreamSpec.read({"model": written(model), **settings, "corpus": corpus})
     source = context_of(spec, starts=True)
     spec = source.spec
-    path = out if out is not None else Path("runs") / f"{short_name(source.loaded.name)}-downstream-{spec.hash[:8]}"
-    log(f"{source.loaded.name}: {len(source.texts)} texts of {source.prefill} tokens, {source.decode} more decoded; run {path}")
+    path = (
+        out
+        if out is not None
+        else Path("runs") / f"{short_name(source.loaded.name)}-downstream-{spec.hash[:8]}"
+    )
+    log(
+        f"{source.loaded.name}: {len(source.texts)} texts of {source.prefill} tokens,"
+        f" {source.decode} more decoded; run {path}"
+    )
     end_downstream(execute(spec, path, **where, progress=terminal()), as_json, page=page)
 
 
@@ -99,8 +123,17 @@ def end_downstream(run: Run, as_json: bool, *, page: bool = True) -> None:
 
     report = write_report([run]) if page else None
     if as_json:
-        tables = {name: run.table(name).to_dict("records") for name in run.tables if name != "draws"}
-        print_json({"run": str(run.path), "report": None if report is None else str(report), "spec": run.spec, **tables})
+        tables = {
+            name: run.table(name).to_dict("records") for name in run.tables if name != "draws"
+        }
+        print_json(
+            {
+                "run": str(run.path),
+                "report": None if report is None else str(report),
+                "spec": run.spec,
+                **tables,
+            }
+        )
         return
     show(run)
     if report is not None:
@@ -109,21 +142,40 @@ def end_downstream(run: Run, as_json: bool, *, page: bool = True) -> None:
 
 FORMS: dict[str, dict[str, Form]] = {
     "depth": {"rule": "", "split": "", "layer": "", "exponent": ".3f"},
-    "propagation": {"rule": "", "size": "g", "layer": "d", "error": ".4f", "first_order": ".4f", "kl": ".2e"},
+    "propagation": {
+        "rule": "",
+        "size": "g",
+        "layer": "d",
+        "error": ".4f",
+        "first_order": ".4f",
+        "kl": ".2e",
+    },
     "together": {
         **{"rule": "", "size": "g", "text": "d", "layer": "d", "subset": ""},
         **dict.fromkeys(("exact", "measured", "first_order", "independent"), ".4f"),
     },
-    "agreement": {"rule": "", "size": "g", "layers": "d", "inside": "d", "common": "d", "apart": ".1e", "draws": "d"},
+    "agreement": {
+        "rule": "",
+        "size": "g",
+        "layers": "d",
+        "inside": "d",
+        "common": "d",
+        "apart": ".1e",
+        "draws": "d",
+    },
     "correlations": {"rule": "", "size": "g", "predictor": "", "rho": ".3f", "heads": "d"},
 }
 FINAL = "output"
 
 
 def show(run: Run) -> None:
-    """The tables of a run that fit a terminal: means over all texts, exponents of the last word, correlations."""
+    """The tables of a run that fit a terminal: means over all texts, exponents of the last word,
+    correlations.
+    """
     about = run.table("about").iloc[0]
-    what = f"{about['model']}, {about['texts']} texts of {about['window']} tokens of {about['text']}"
+    what = (
+        f"{about['model']}, {about['texts']} texts of {about['window']} tokens of {about['text']}"
+    )
     _show_readings(run, what)
     for name, forms in FORMS.items():
         if name not in run.tables:
@@ -133,16 +185,23 @@ def show(run: Run) -> None:
             rows = [row for row in rows if row["layer"] == FINAL]
         columns = run.columns(name)
         if rows:
-            show_table(f"{name}: {what}", [shown(columns[key], rows, form) for key, form in forms.items()])
+            show_table(
+                f"{name}: {what}", [shown(columns[key], rows, form) for key, form in forms.items()]
+            )
 
 
 def _show_readings(run: Run, what: str) -> None:
-    """A row for each rule, split and share, a column for each reading: means over all texts with their intervals."""
+    """A row for each rule, split and share, a column for each reading: means over all texts with
+    their intervals.
+    """
     columns, table = run.columns("downstream"), run.table("downstream")
     table = table[table["horizon"] == "all"]
     cells = table.drop_duplicates(["rule", "split", "size"])
     rows: list[dict[str, Any]] = cells.to_dict("records")
-    found = [shown(columns[key], rows, form) for key, form in {"rule": "", "split": "", "share": ".1%"}.items()]
+    found = [
+        shown(columns[key], rows, form)
+        for key, form in {"rule": "", "split": "", "share": ".1%"}.items()
+    ]
     for reading, own in table.groupby("reading", sort=False):
         values = {(row["rule"], row["split"], row["size"]): row for row in own.to_dict("records")}
         blank = dict.fromkeys(("value", "low", "high"), float("nan"))

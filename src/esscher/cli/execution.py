@@ -14,7 +14,10 @@ MOST_WORKERS = 1024
 class Executed(Plain):
     """Arguments of :func:`esscher.runs.execute`."""
 
-    workers: int = Field(default=1, ge=1, lt=MOST_WORKERS + 1, description="local processes; 1 is this one")
+    workers: int = Field(
+        default=1, ge=1, lt=MOST_WORKERS + 1, description="local processes; 1 is this one"
+    )
     dask: str | None = Field(
-        default=None, description="scheduler of a Dask cluster, tcp://host:8786; or local for one of --workers"
+        default=None,
+        description="scheduler of a Dask cluster, tcp://host:8786; or local for one of --workers",
     )

@@ -17,7 +17,9 @@ def export(
     run: Annotated[Path, path_argument("Run directory.")],
     to: Annotated[str, typer.Option("--to", help=f"Format: {', '.join(ENDINGS)}.")] = "csv",
     out: Annotated[Path, path_option("--out", "Folder to write to.")] = Path("export"),
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Write over files of these names.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Write over files of these names.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Write every table of a finished run into a folder, one file each.

@@ -26,7 +26,9 @@ LEVEL = 0.95  # of intervals that are computed here
 
 @dataclass(frozen=True)
 class _Stored:
-    """A curve of a run, the part of it that the run fits, and (exponent, low, high) where it stored a fit on more evidence."""
+    """A curve of a run, the part of it that the run fits, and (exponent, low, high) where it stored
+    a fit on more evidence.
+    """
 
     name: dict[str, Any]
     curve: ErrorCurve
@@ -44,24 +46,33 @@ class _Stored:
         found = fit_rate(self.fitted, level=given, raise_on_failure=False)
         if self.own is None or level is not None:
             return found
-        return found.with_exponent(*self.own, f"exponent and interval as the run found them, {self.meaning}")
+        return found.with_exponent(
+            *self.own, f"exponent and interval as the run found them, {self.meaning}"
+        )
 
 
 def fit(
     run: Annotated[Path, path_argument("Run directory of esscher converge or esscher probe.")],
     look: Look,
     window: Annotated[
-        str | None, typer.Option(help="Smallest and largest n, 100:10000; those that the run fits when left out.")
+        str | None,
+        typer.Option(
+            help="Smallest and largest n, 100:10000; those that the run fits when left out."
+        ),
     ] = None,
     level: Annotated[
-        float | None, typer.Option(help="Level of intervals that are computed anew; the run's own intervals when left out.")
+        float | None,
+        typer.Option(
+            help="Level of intervals that are computed anew; the run's own intervals when left out."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Fit error ~ constant * n^-exponent to every curve of a run, with interval, straightness and the preferred law.
+    """Fit error ~ constant * n^-exponent to every curve of a run, with interval, straightness and
+    the preferred law.
 
-    Without --window and --level these are the run's own exponents and intervals: of a probe's l2 error 90 % for an endless
-    text, of all others 95 % over repeats.
+    Without --window and --level these are the run's own exponents and intervals: of a probe's l2
+    error 90 % for an endless text, of all others 95 % over repeats.
 
     Example: esscher fit runs/mine --window 100:10000
     """
@@ -70,7 +81,9 @@ def fit(
     stored = load_run(run)
     curves_of_job = {"converge": _of_converge, "probe": _of_probe}
     if stored.manifest.job not in curves_of_job:
-        raise ValueError(f"{run}: expected a run of esscher converge or probe, got one of {stored.manifest.job}")
+        raise ValueError(
+            f"{run}: expected a run of esscher converge or probe, got one of {stored.manifest.job}"
+        )
     limits = None if window is None else _limits(window)
     rows: list[dict[str, Any]] = []
     for known in curves_of_job[stored.manifest.job](stored):
@@ -97,11 +110,23 @@ def fit(
     if not rows:
         raise ValueError(f"{run}: no curves to fit in this run")
     say(_in_words(rows))
-    show_table(str(run), [_column(name, [row[name] for row in rows]) for name in rows[0] if name != "reason"], look)
+    show_table(
+        str(run),
+        [_column(name, [row[name] for row in rows]) for name in rows[0] if name != "reason"],
+        look,
+    )
 
 
 # Columns that give way where there is no room
-LEAST = {"preferred_law": 7, "straightness_p": 6, "n_min": 4, "n_max": 5, "constant": 3, "low": 1, "high": 2}
+LEAST = {
+    "preferred_law": 7,
+    "straightness_p": 6,
+    "n_min": 4,
+    "n_max": 5,
+    "constant": 3,
+    "low": 1,
+    "high": 2,
+}
 
 
 def _column(name: str, values: Sequence[Any]) -> Shown:
@@ -118,7 +143,9 @@ def _in_words(rows: Sequence[Mapping[str, Any]]) -> str:
     states = Counter(row["status"] for row in rows)
     told = ", ".join(f"{number} {status}" for status, number in states.most_common())
     range_of = f"b from {found[0]:.3g} to {found[-1]:.3g}, median {found[len(found) // 2]:.3g}"
-    return f"{len(found)} of {len(rows)} curves have a rate (status: {told}): error ~ n^-b, {range_of}"
+    return (
+        f"{len(found)} of {len(rows)} curves have a rate (status: {told}): error ~ n^-b, {range_of}"
+    )
 
 
 def _of_converge(stored: Run) -> Iterator[_Stored]:
@@ -133,7 +160,9 @@ def _of_converge(stored: Run) -> Iterator[_Stored]:
 
 
 def _of_probe(stored: Run) -> Iterator[_Stored]:
-    """Curves of a model's heads; the run fits that of draws with replacement at the n of its setting ``fit``."""
+    """Curves of a model's heads; the run fits that of draws with replacement at the n of its
+    setting ``fit``.
+    """
     from esscher.models.probe.curves import stored_curves
     from esscher.models.probe.moments import WHOLE_LAYER
     from esscher.models.probe.spec import ProbeSpec, fit_points
@@ -142,23 +171,33 @@ def _of_probe(stored: Run) -> Iterator[_Stored]:
     curves = stored.table("curves")
     rows = {(row["layer"], row["head"]): row for row in stored.table("heads").to_dict("records")}
     if "layers" in stored.tables:
-        rows |= {(row["layer"], WHOLE_LAYER): row for row in stored.table("layers").to_dict("records")}
+        rows |= {
+            (row["layer"], WHOLE_LAYER): row for row in stored.table("layers").to_dict("records")
+        }
     repeats = "95 % over repeats"
     for metric, beta, meaning in (
         ("l2", "fit", "90 % for an endless text"),
         ("mean", "mean", repeats),
         ("cov", "cov", repeats),
     ):
-        fitted = stored_curves(curves[curves["n"].isin(points)] if metric == "l2" else curves, metric)
+        fitted = stored_curves(
+            curves[curves["n"].isin(points)] if metric == "l2" else curves, metric
+        )
         for (layer, head), curve in stored_curves(curves, metric).items():
             name = {"head": f"{layer}.{head}" if head != WHOLE_LAYER else f"{layer}, all"}
-            yield _Stored(name, curve, fitted[layer, head], _own(rows.get((layer, head), {}), beta), meaning)
+            yield _Stored(
+                name, curve, fitted[layer, head], _own(rows.get((layer, head), {}), beta), meaning
+            )
 
 
 def _own(row: Mapping[Any, Any], beta: str) -> tuple[float, float, float] | None:
-    """The exponent that a row stores, with its interval: beta_fit, beta_low, beta_high; beta_mean, ...; an end may be open."""
+    """The exponent that a row stores, with its interval: beta_fit, beta_low, beta_high; beta_mean,
+    ...; an end may be open.
+    """
     ends = "beta" if beta == "fit" else f"beta_{beta}"
-    found = tuple(float(row.get(key, math.nan)) for key in (f"beta_{beta}", f"{ends}_low", f"{ends}_high"))
+    found = tuple(
+        float(row.get(key, math.nan)) for key in (f"beta_{beta}", f"{ends}_low", f"{ends}_high")
+    )
     return None if math.isnan(found[0]) else (found[0], found[1], found[2])
 
 
@@ -166,5 +205,7 @@ def _limits(text: str) -> tuple[float, float]:
     try:
         low, high = (float(part) for part in text.split(":"))
     except ValueError as cause:
-        raise ValueError(f"--window: expected two numbers such as 100:10000, got {text!r}") from cause
+        raise ValueError(
+            f"--window: expected two numbers such as 100:10000, got {text!r}"
+        ) from cause
     return low, high

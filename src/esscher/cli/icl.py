@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 __all__ = ["end_concentration", "end_flow", "end_train", "icl"]
 
 icl = typer.Typer(
-    help="In-context learning: softmax against linear attention at any prompt length.\n\n"
-    "Example: esscher icl flow --lengths 10,1000,1e6",
+    help=(
+        "In-context learning: softmax against linear attention at any prompt length.\n\n"
+        "Example: esscher icl flow --lengths 10,1000,1e6"
+    ),
     no_args_is_help=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -52,15 +54,32 @@ TASK = ("dim", "noise", "task_cov")
 TRAIN = _flags("training.spec:TrainSpec", "covariances", "lengths", *SGD, *TASK, "seed")
 IN_TIME = ("query_inside", "trajectory", "until", "points")
 FLOW = _flags("flow.spec:FlowSpec", "covariances", "lengths", "alpha", *TASK, *IN_TIME, "seed")
-RISK = _flags("risk.spec:RiskFlags", "covariances", "lengths", *TASK, "query_inside", "query_covariance")
+RISK = _flags(
+    "risk.spec:RiskFlags", "covariances", "lengths", *TASK, "query_inside", "query_covariance"
+)
 LENGTH = _flags("risk.spec:LengthFlags", "epsilon", "covariances", *TASK, "alpha", "query_inside")
-CONCENTRATION = _flags("concentration.spec:ConcentrationSpec", "covariances", "lengths", "repeats", "prompts", *TASK, "seed")
+CONCENTRATION = _flags(
+    "concentration.spec:ConcentrationSpec",
+    "covariances",
+    "lengths",
+    "repeats",
+    "prompts",
+    *TASK,
+    "seed",
+)
 WHICH = _flags("figures:FigureFlags", "only", "quick", "seed")
 
 
 @icl.command()
-def train(settings: Annotated[Given, TRAIN], where: Execution, look: Look, out: Out = None, as_json: Json = False) -> None:
-    """Train softmax and linear attention from the same weights on the same prompts; the defaults are the paper's.
+def train(
+    settings: Annotated[Given, TRAIN],
+    where: Execution,
+    look: Look,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Train softmax and linear attention from the same weights on the same prompts; the defaults
+    are the paper's.
 
     Example: esscher icl train --lengths 10 --steps 20000 --seeds 1
     """
@@ -90,9 +109,11 @@ def flow(
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Where gradient flow ends, against the prompt length: mean squared error of both models and of Bayes on L tokens.
+    """Where gradient flow ends, against the prompt length: mean squared error of both models and of
+    Bayes on L tokens.
 
-    With --trajectory also the way there: both flows in time, how far apart they are, and the bound of Lemma E.1.
+    With --trajectory also the way there: both flows in time, how far apart they are, and the bound
+    of Lemma E.1.
 
     Example: esscher icl flow --lengths 10,1000,1e6
     """
@@ -118,7 +139,11 @@ def end_flow(run: Run, as_json: bool, figures: str = FIGURES, look: Given | None
         for file in ways:
             save_in_time(tables["trajectory"], tables["apart"], run.columns("apart"), file)
         files += ways
-    shown = tables if as_json else {name: table for name, table in tables.items() if name != "trajectory"}
+    shown = (
+        tables
+        if as_json
+        else {name: table for name, table in tables.items() if name != "trajectory"}
+    )
     _show(run, shown, as_json, look)
     for file in files:
         log(f"figure: {file}")
@@ -128,14 +153,22 @@ def end_flow(run: Run, as_json: bool, figures: str = FIGURES, look: Given | None
 def show_risk(
     settings: Annotated[Given, RISK],
     look: Look,
-    run: Annotated[Path | None, path_argument("A run of esscher icl train: its models are evaluated exactly.")] = None,
-    key_query: Annotated[
-        float | None, typer.Option(help="Without a run: U11 is this times I; by default the end of each model's own flow.")
+    run: Annotated[
+        Path | None, path_argument("A run of esscher icl train: its models are evaluated exactly.")
     ] = None,
-    value: Annotated[float, typer.Option(help="Without a run: the value v of the block form.")] = 1.0,
+    key_query: Annotated[
+        float | None,
+        typer.Option(
+            help="Without a run: U11 is this times I; by default the end of each model's own flow."
+        ),
+    ] = None,
+    value: Annotated[
+        float, typer.Option(help="Without a run: the value v of the block form.")
+    ] = 1.0,
     as_json: Json = False,
 ) -> None:
-    """Exact mean squared errors: of the models a training run left, beside the flow; or of the block form of Assumption 5.1.
+    """Exact mean squared errors: of the models a training run left, beside the flow; or of the
+    block form of Assumption 5.1.
 
     Example: esscher icl risk --lengths 10,1e6 --key-query 0.5 --value 1.5
     """
@@ -152,7 +185,9 @@ def show_risk(
 
 
 def _risks(task_of: Given, key_query: float | None, value: float) -> pd.DataFrame:
-    """Exact errors of the block form in parts; at the end of each model's own flow where no U11 is given."""
+    """Exact errors of the block form in parts; at the end of each model's own flow where no U11 is
+    given.
+    """
     import pandas as pd
 
     from esscher.icl.flow.end import final_parameters
@@ -172,7 +207,10 @@ def _risks(task_of: Given, key_query: float | None, value: float) -> pd.DataFram
                 if key_query is None:
                     block = final_parameters(trained, start_block(trained), length, kind, inside)
                 else:
-                    block = Block([[key_query if i == j else 0.0 for j in range(dim)] for i in range(dim)], value)
+                    block = Block(
+                        [[key_query if i == j else 0.0 for j in range(dim)] for i in range(dim)],
+                        value,
+                    )
                 parts = decompose(task, block, length, kind, None, inside)
                 names = ("noise", "approximation", "bias", "variance")
                 row = {"covariance": name, "length": length, "model": kind, "mse": 2 * parts.total}
@@ -182,7 +220,8 @@ def _risks(task_of: Given, key_query: float | None, value: float) -> pd.DataFram
 
 @icl.command()
 def length(settings: Annotated[Given, LENGTH], look: Look, as_json: Json = False) -> None:
-    """L(epsilon) of Theorem 5.2: the shortest prompts on which gradient flow ends within epsilon of the best risk.
+    """L(epsilon) of Theorem 5.2: the shortest prompts on which gradient flow ends within epsilon of
+    the best risk.
 
     Example: esscher icl length --epsilon .1,.01 --task-cov identity --noise 0
     """
@@ -194,7 +233,10 @@ def length(settings: Annotated[Given, LENGTH], look: Look, as_json: Json = False
     from esscher.icl.risk.spec import LengthFlags
     from esscher.icl.tasks import as_task
 
-    words = {"covariances": settings["covariances"].split(), "epsilon": settings["epsilon"].split(",")}
+    words = {
+        "covariances": settings["covariances"].split(),
+        "epsilon": settings["epsilon"].split(","),
+    }
     asked = LengthFlags(**settings | words)
     rows = []
     for name in asked.covariances:
@@ -202,26 +244,39 @@ def length(settings: Annotated[Given, LENGTH], look: Look, as_json: Json = False
         start = start_block(task, asked.alpha)
         for epsilon in asked.epsilon:
             for kind in KINDS:
-                found = prompt_length_for(task, epsilon, kind, start, query_inside=asked.query_inside)
-                rows.append({"covariance": name, "model": kind, "epsilon": epsilon, "length": found})
+                found = prompt_length_for(
+                    task, epsilon, kind, start, query_inside=asked.query_inside
+                )
+                rows.append(
+                    {"covariance": name, "model": kind, "epsilon": epsilon, "length": found}
+                )
     _show(None, {"shortest prompts": pd.DataFrame(rows)}, as_json, look)
 
 
 @icl.command()
 def concentration(
-    settings: Annotated[Given, CONCENTRATION], where: Execution, look: Look, out: Out = None, as_json: Json = False
+    settings: Annotated[Given, CONCENTRATION],
+    where: Execution,
+    look: Look,
+    out: Out = None,
+    as_json: Json = False,
 ) -> None:
-    """How fast outputs and gradients of softmax attention become those of linear attention, at the first weights.
+    """How fast outputs and gradients of softmax attention become those of linear attention, at the
+    first weights.
 
     Example: esscher icl concentration --lengths 10,100,1000 --covariance isotropic
     """
     from esscher.icl.concentration.spec import ConcentrationSpec
 
-    end_concentration(_execute(ConcentrationSpec.model_validate(_settings(settings)), out, where), as_json, look)
+    end_concentration(
+        _execute(ConcentrationSpec.model_validate(_settings(settings)), out, where), as_json, look
+    )
 
 
 def end_concentration(run: Run, as_json: bool, look: Given | None = None) -> None:
-    rates = run.table("rates")[["covariance", "metric", "against", "exponent", "low", "high", "status"]]
+    rates = run.table("rates")[
+        ["covariance", "metric", "against", "exponent", "low", "high", "status"]
+    ]
     lemmas = {"Lemmas E.2 and E.4": run.table("risks")} if "risks" in run.tables else {}
     _show(run, {"rates": rates} | lemmas, as_json, look)
 
@@ -231,8 +286,12 @@ def figures(
     which: Annotated[Given, WHICH],
     where: Execution,
     out: Annotated[Path, path_option("--out", "Folder for figures and their runs.")],
-    training: Annotated[Path | None, path_option("--train", "A run of esscher icl train to use.")] = None,
-    formats: Annotated[str, typer.Option(help="Figure formats: svg, png, pdf, separated by commas.")] = "svg,png",
+    training: Annotated[
+        Path | None, path_option("--train", "A run of esscher icl train to use.")
+    ] = None,
+    formats: Annotated[
+        str, typer.Option(help="Figure formats: svg, png, pdf, separated by commas.")
+    ] = "svg,png",
     as_json: Json = False,
 ) -> None:
     """Make Figures 1 to 8 of the paper from stored runs, which are started or completed first.
@@ -255,14 +314,24 @@ def figures(
     for figure in chosen:
         draw(figure, runs, [out / f"{figure.name}.{kind}" for kind in kinds])
     if as_json:
-        print_json({"figures": [str(file) for file in files], "runs": {name: str(run.path) for name, run in runs.items()}})
+        print_json(
+            {
+                "figures": [str(file) for file in files],
+                "runs": {name: str(run.path) for name, run in runs.items()},
+            }
+        )
     for file in files:
         log(f"figure: {file}")
 
 
 def draw(figure: IclFigure, runs: dict[str, Run], paths: Sequence[Path]) -> None:
     """One figure from the tables of its runs, into each of some files."""
-    from esscher.report.icl_figures import save_concentration, save_distances, save_final_risks, save_training
+    from esscher.report.icl_figures import (
+        save_concentration,
+        save_distances,
+        save_final_risks,
+        save_training,
+    )
 
     def table(run: str, name: str) -> Any:
         source = runs[run]
@@ -270,12 +339,16 @@ def draw(figure: IclFigure, runs: dict[str, Run], paths: Sequence[Path]) -> None
         return found[found["covariance"] == figure.covariance]
 
     if figure.shows == "concentration":
-        curves, rates, bounds = (table("concentration", name) for name in ("curves", "rates", "bounds"))
+        curves, rates, bounds = (
+            table("concentration", name) for name in ("curves", "rates", "bounds")
+        )
         for path in paths:
             save_concentration(curves, rates, bounds, figure.title, path)
         return
     if table("train", "final").empty:
-        raise ValueError(f"{figure.name}: {runs['train'].path} holds no training for {figure.covariance}")
+        raise ValueError(
+            f"{figure.name}: {runs['train'].path} holds no training for {figure.covariance}"
+        )
     if figure.shows == "distance":  # a line for each seed
         _in_the_valley(figure, _final(runs["train"]), left_out="drawn as a line of its own")
         for path in paths:
@@ -288,23 +361,36 @@ def draw(figure: IclFigure, runs: dict[str, Run], paths: Sequence[Path]) -> None
         if figure.shows == "final":
             save_final_risks(there, flow, noise, figure.title, path)
         else:
-            save_training(table("train", "curve").merge(there[keys]), flow, noise, figure.title, path)
+            save_training(
+                table("train", "curve").merge(there[keys]), flow, noise, figure.title, path
+            )
 
 
-def _in_the_valley(figure: IclFigure, trained: pd.DataFrame, left_out: str = "left out") -> pd.DataFrame:
-    """The models of a figure that are at the end of their flow or on their way there; the others are named, and left out."""
+def _in_the_valley(
+    figure: IclFigure, trained: pd.DataFrame, left_out: str = "left out"
+) -> pd.DataFrame:
+    """The models of a figure that are at the end of their flow or on their way there; the others
+    are named, and left out.
+    """
     own = trained[trained["covariance"] == figure.covariance]
     for row in own[own["status"] != "ok"].to_dict("records"):
         kept = "drawn, and still on its way" if row["status"] == "undertrained" else left_out
-        log(f"{figure.name}: L = {row['length']}, seed {row['seed']}: {row['status']}, {kept}; {row['advice']}")
+        log(
+            f"{figure.name}: L = {row['length']}, seed {row['seed']}: {row['status']}, {kept};"
+            f" {row['advice']}"
+        )
     return own[own["status"].isin(["ok", "undertrained"])]
 
 
 def _final(run: Run, flow: pd.DataFrame | None = None) -> pd.DataFrame:
-    """What training left, each model with the status that the end of its flow gives it; several heads have no such flow."""
+    """What training left, each model with the status that the end of its flow gives it; several
+    heads have no such flow.
+    """
     from esscher.icl.comparison import flow_ends, judged
 
-    final, curve = (run.table(name) if name in run.tables else run.partial(name) for name in ("final", "curve"))
+    final, curve = (
+        run.table(name) if name in run.tables else run.partial(name) for name in ("final", "curve")
+    )
     if run.spec["heads"] > 1:
         return final
     task = (run.spec["dim"], run.spec["noise"], run.spec.get("task_cov", "scaled"))
@@ -317,7 +403,9 @@ def _trained(run: Run) -> dict[str, pd.DataFrame]:
     from esscher.icl.comparison import compare_with_flow, flow_ends, trained_risks
 
     if run.manifest.job != "icl-train":
-        raise ValueError(f"{run.path}: expected a run of esscher icl train, got one of job {run.manifest.job}")
+        raise ValueError(
+            f"{run.path}: expected a run of esscher icl train, got one of job {run.manifest.job}"
+        )
     final, path = _final(run), run.table("path") if "path" in run.tables else run.partial("path")
     task = (run.spec["dim"], run.spec["noise"], run.spec.get("task_cov", "scaled"))
     trained = trained_risks(final, path, *task)
@@ -329,7 +417,10 @@ def _settings(flags: Given) -> dict[str, Any]:
     """Fields of a spec, with the words and numbers of flags that are text."""
     from esscher.convergence.montecarlo.ladder import parse_ladder
 
-    return flags | {"covariances": flags["covariances"].split(), "lengths": parse_ladder(flags["lengths"], "lengths").tolist()}
+    return flags | {
+        "covariances": flags["covariances"].split(),
+        "lengths": parse_ladder(flags["lengths"], "lengths").tolist(),
+    }
 
 
 def _execute(spec: RunSpec, out: Path | None, where: Given) -> Run:
@@ -340,10 +431,21 @@ def _execute(spec: RunSpec, out: Path | None, where: Given) -> Run:
 
 
 WORDS = ("covariance", "model", "metric", "against", "status")  # these columns come first
-LEAST = {"noise": 5, "approximation": 4, "bias": 3, "variance": 2, "stderr": 1, "step": 2, "seed": 1}  # these give way
+# these give way
+LEAST = {
+    "noise": 5,
+    "approximation": 4,
+    "bias": 3,
+    "variance": 2,
+    "stderr": 1,
+    "step": 2,
+    "seed": 1,
+}
 
 
-def _show(run: Run | None, tables: dict[str, pd.DataFrame], as_json: bool, look: Given | None) -> None:
+def _show(
+    run: Run | None, tables: dict[str, pd.DataFrame], as_json: bool, look: Given | None
+) -> None:
     """Tables for people, below what they say in words, or for machines."""
     if as_json:
         head = {} if run is None else {"run": str(run.path), "spec": run.spec}
@@ -352,12 +454,18 @@ def _show(run: Run | None, tables: dict[str, pd.DataFrame], as_json: bool, look:
     for name, table in tables.items():
         for sentence in _in_words(table):
             say(sentence)
-        order = sorted(table.columns, key=lambda column: WORDS.index(column) if column in WORDS else len(WORDS))
+        order = sorted(
+            table.columns, key=lambda column: WORDS.index(column) if column in WORDS else len(WORDS)
+        )
         shows = []
         for column in order:
             cells = tuple(_cell(value) for value in table[column])
             values = tuple(table[column].tolist())
-            shows.append(Shown(column, cells, column in WORDS, LEAST.get(column, 0), key=column, values=values))
+            shows.append(
+                Shown(
+                    column, cells, column in WORDS, LEAST.get(column, 0), key=column, values=values
+                )
+            )
         show_table(name if run is None else f"{name}: {run.path}", shows, look)
 
 

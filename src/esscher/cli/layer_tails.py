@@ -37,4 +37,8 @@ def show_tails(run: Run, look: Mapping[str, Any]) -> None:
     for kind in ("coordinate", "norm"):
         if (layers[f"{kind}_tail"] != layers[f"{kind}_tail_text"]).any():
             forms[f"{kind}_tail_text"] = ("", 1)
-    show_table(TITLE, [shown(columns[key], rows, form, gives_way=last) for key, (form, last) in forms.items()], look)
+    show_table(
+        TITLE,
+        [shown(columns[key], rows, form, gives_way=last) for key, (form, last) in forms.items()],
+        look,
+    )

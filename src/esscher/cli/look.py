@@ -13,5 +13,7 @@ class TableLook(Plain):
     """Arguments of :func:`esscher.cli.tables.show_table`."""
 
     top: int | None = Field(default=None, ge=1, lt=10**9, description="rows of the table, at most")
-    sort: str | None = Field(default=None, description="column to order the rows by; NAME:down for the largest first")
+    sort: str | None = Field(
+        default=None, description="column to order the rows by; NAME:down for the largest first"
+    )
     markdown: bool = Field(default=False, description="tables as Markdown")

@@ -12,7 +12,8 @@ __all__ = ["ls"]
 
 
 def ls(
-    folder: Annotated[Path, path_argument("Folder that holds run directories.", "FOLDER")] = Path(), as_json: Json = False
+    folder: Annotated[Path, path_argument("Folder that holds run directories.", "FOLDER")] = Path(),
+    as_json: Json = False,
 ) -> None:
     """List runs: job, status, units done, when they started.
 
@@ -40,7 +41,15 @@ def ls(
         log(f"no runs in {folder}")
     else:
         rows = [
-            [r["path"], r["job"], r["title"], r["status"], f"{r['done']}/{r['units']}", str(r["started"])[:19]] for r in records
+            [
+                r["path"],
+                r["job"],
+                r["title"],
+                r["status"],
+                f"{r['done']}/{r['units']}",
+                str(r["started"])[:19],
+            ]
+            for r in records
         ]
         columns = ["run", "job", "title", "status", "units", "started"]
         print_table("runs", columns, [[str(cell) for cell in row] for row in rows], left=4)

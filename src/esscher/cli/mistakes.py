@@ -15,16 +15,19 @@ from esscher.runs.printable import one_line
 
 __all__ = ["answer"]
 
-# typer may carry click inside or use the installed one: reach its base class through a public subclass
+# typer may carry click inside or use the installed one: reach its base class through a public
+# subclass
 ClickException: type[BaseException] = typer.BadParameter.__mro__[2]
 
-# What input, files and the machine can make a library raise; anything else is a mistake of ours and shows itself.
+# What input, files and the machine can make a library raise; anything else is a mistake of ours and
+# shows itself.
 EXPECTED = (ValueError, OSError, ArithmeticError, RecursionError, MemoryError)
 TRACEBACK = "ESSCHER_TRACEBACK"
 
 
 def answer(mistake: BaseException) -> int | None:
-    """Say it, and give the exit code; None for a mistake of ours, or where a traceback was asked for.
+    """Say it, and give the exit code; None for a mistake of ours, or where a traceback was asked
+    for.
 
     With ESSCHER_TRACEBACK set in the environment, what a library raised comes with its traceback.
     """
@@ -48,7 +51,11 @@ def answer(mistake: BaseException) -> int | None:
         code = _complain(_said(mistake))
         _drop_stdout()  # what cannot be written now is not tried again when Python ends
         return code
-    if isinstance(mistake, RuntimeError) and not isinstance(mistake, typer.Abort) and _is_expected(mistake):
+    if (
+        isinstance(mistake, RuntimeError)
+        and not isinstance(mistake, typer.Abort)
+        and _is_expected(mistake)
+    ):
         return None if traced else _complain(_said(mistake))
     return 130 if isinstance(mistake, KeyboardInterrupt | typer.Abort) else None
 
@@ -59,15 +66,25 @@ def _said(mistake: Exception) -> str:
         words = mistake.strerror or str(mistake) or type(mistake).__name__
         return words if mistake.filename is None else f"{os.fsdecode(mistake.filename)}: {words}"
     if isinstance(mistake, MemoryError | RuntimeError) and not isinstance(mistake, RecursionError):
-        return f"not enough memory, or no such computation, for what was asked ({mistake}); ask for less"
+        return (
+            f"not enough memory, or no such computation, for what was asked ({mistake}); ask for"
+            " less"
+        )
     if isinstance(mistake, ArithmeticError):
-        return f"the numbers leave what floating point can hold ({mistake}); give sizes, scales and horizons nearer to 1"
+        return (
+            f"the numbers leave what floating point can hold ({mistake}); give sizes, scales and"
+            " horizons nearer to 1"
+        )
     return f"nested too deeply: {mistake}" if isinstance(mistake, RecursionError) else str(mistake)
 
 
 def _is_expected(mistake: RuntimeError) -> bool:
     """torch says it with a RuntimeError when memory is short or a matrix has no decomposition."""
-    return type(mistake).__name__ == "_LinAlgError" or "allocate" in str(mistake) or "memory" in str(mistake)
+    return (
+        type(mistake).__name__ == "_LinAlgError"
+        or "allocate" in str(mistake)
+        or "memory" in str(mistake)
+    )
 
 
 def _drop_stdout() -> None:

@@ -1,8 +1,9 @@
-"""Options of a command from the fields of its spec: a flag's name, kind, help and default are those of the field.
+"""Options of a command from the fields of its spec: a flag's name, kind, help and default are those
+of the field.
 
-A parameter annotated ``Annotated[Given, Fields("module:Class", ("field", ...))]`` stands for a flag for each field, of one spec
-or of several; the command gets the flags that were given, by field. The class is imported when the command is looked up, not
-before.
+A parameter annotated ``Annotated[Given, Fields("module:Class", ("field", ...))]`` stands for a flag
+for each field, of one spec or of several; the command gets the flags that were given, by field. The
+class is imported when the command is looked up, not before.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ Given = dict[str, Any]
 class Fields:
     """Fields of a spec that are flags, in the order of help.
 
-    A flag has the field's name, or the one in ``flags``; with ``defaults`` its default too, else a field whose flag was not
-    given is left to the spec, and help says what that takes: the field's default, or the words in ``left_out``. A tuple of
-    numbers is text, which the spec or the command reads; one of words or fractions is a flag that may be repeated, unless
-    ``as_text`` has it.
+    A flag has the field's name, or the one in ``flags``; with ``defaults`` its default too, else a
+    field whose flag was not given is left to the spec, and help says what that takes: the field's
+    default, or the words in ``left_out``. A tuple of numbers is text, which the spec or the command
+    reads; one of words or fractions is a flag that may be repeated, unless ``as_text`` has it.
     """
 
     spec: str
@@ -51,7 +52,11 @@ class Fields:
         kind = str if name in self.as_text else _kind(about.annotation)
         default: Any = False if kind is bool else None
         if self.defaults and about.default is not None:
-            default = self._text(name, about.default) if isinstance(about.default, tuple) else about.default
+            default = (
+                self._text(name, about.default)
+                if isinstance(about.default, tuple)
+                else about.default
+            )
         flag = f"--{self.flags.get(name, name).replace('_', '-')}"
         help = about.description[:1].upper() + about.description[1:]
         if default is None and (note := self.left_out.get(name, _shown(about.default))):
@@ -59,7 +64,9 @@ class Fields:
         least, most = _bounds(about.metadata)
         option = typer.Option(flag, help=f"{help}.", min=least, max=most)
         annotation = Annotated[kind if default is not None else kind | None, option]  # type: ignore[valid-type]
-        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        return inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        )
 
     def _text(self, name: str, values: Sequence[Any]) -> str:
         return self.as_text.get(name, ",").join(map(_number, values))
@@ -71,7 +78,9 @@ Execution = Annotated[Given, Fields(EXECUTION, ("workers", "dask"), defaults=Tru
 
 
 def with_fields(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command as typer takes it: each parameter that stands for fields replaced by a flag for each of them."""
+    """The command as typer takes it: each parameter that stands for fields replaced by a flag for
+    each of them.
+    """
     hints = typing.get_type_hints(command, include_extras=True)
     groups = {name: found for name, hint in hints.items() if (found := _fields_of(hint))}
     if not groups:
@@ -88,7 +97,11 @@ def with_fields(command: Callable[..., Any]) -> Callable[..., Any]:
     def called(**values: Any) -> Any:
         for name, found in groups.items():
             given = {known: values.pop(known) for group in found for known in group.names}
-            values[name] = {known: value for known, value in given.items() if value is not None and value is not False}
+            values[name] = {
+                known: value
+                for known, value in given.items()
+                if value is not None and value is not False
+            }
         return command(**values)
 
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -126,7 +139,13 @@ def _bounds(metadata: Sequence[Any]) -> tuple[int | None, int | None]:
 
 def _shown(default: Any) -> str:
     """What a field takes when it is left out, where that is one value."""
-    return str(default) if isinstance(default, int | float | str) and not isinstance(default, bool) and default != "" else ""
+    return (
+        str(default)
+        if isinstance(default, int | float | str)
+        and not isinstance(default, bool)
+        and default != ""
+        else ""
+    )
 
 
 def _number(value: Any) -> str:

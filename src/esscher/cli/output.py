@@ -1,7 +1,7 @@
 """What commands print: tables for people, JSON for machines; logs go to stderr.
 
-A command's module says what it takes; what it computes with is imported when it is called, in its function. So help and
-completion wait for nothing.
+A command's module says what it takes; what it computes with is imported when it is called, in its
+function. So help and completion wait for nothing.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ __all__ = [
 UNPRINTABLE = re.compile("[^\n -~]+")  # at most; letters of other scripts are told apart one by one
 
 MODEL = (
-    f"A folder, a GGUF file, a hub name, or {' or '.join(known.name for known in PACKAGED)} (models that come as packages); "
-    f"{PACKAGED[0].name} when left out."
+    f"A folder, a GGUF file, a hub name, or {' or '.join(known.name for known in PACKAGED)} (models"
+    f" that come as packages); {PACKAGED[0].name} when left out."
 )
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]
 
@@ -72,13 +72,20 @@ def as_path(text: str | Path) -> Path:
     """A path as a user names it; an empty name would be the working folder."""
     name = str(text)
     if not name.strip() or "\0" in name:
-        raise typer.BadParameter(f"expected the name of a file or folder, got {name!r}; the working folder is .")
+        raise typer.BadParameter(
+            f"expected the name of a file or folder, got {name!r}; the working folder is ."
+        )
     return Path(name)
 
 
 Out = Annotated[Path | None, path_option("--out", "Run directory; runs/NAME-HASH when left out.")]
 FIGURES = "svg,png"  # where none are named
-Figures = Annotated[str, typer.Option("--figures", help="Figure formats: svg, png, pdf, separated by commas; empty for none.")]
+Figures = Annotated[
+    str,
+    typer.Option(
+        "--figures", help="Figure formats: svg, png, pdf, separated by commas; empty for none."
+    ),
+]
 
 
 def check_device(name: str) -> str:
@@ -87,18 +94,24 @@ def check_device(name: str) -> str:
 
     try:
         if torch.empty(1, device=name).device.type == "meta":
-            raise ValueError(f"--device: expected a device that computes, such as cpu or cuda, got {name!r}")
+            raise ValueError(
+                f"--device: expected a device that computes, such as cpu or cuda, got {name!r}"
+            )
     except (RuntimeError, AssertionError) as cause:  # torch's words for a device that is not there
         raise ValueError(f"--device: {name!r} cannot be used here: {cause}") from cause
     return name
 
 
 def figure_formats(text: str) -> list[str]:
-    """Formats of figure files, separated by commas; refused before anything is computed for them."""
+    """Formats of figure files, separated by commas; refused before anything is computed for
+    them.
+    """
     formats = [kind.strip() for kind in text.split(",") if kind.strip()]
     unknown = [kind for kind in formats if kind not in FORMATS]
     if unknown:
-        raise ValueError(f"--figures: expected some of {', '.join(FORMATS)}, got {', '.join(unknown)}")
+        raise ValueError(
+            f"--figures: expected some of {', '.join(FORMATS)}, got {', '.join(unknown)}"
+        )
     return formats
 
 
@@ -113,11 +126,15 @@ def number(value: float | None, form: str = ".4g") -> str:
 
 
 def print_json(value: Any) -> None:
-    """JSON in which every character is printable or escaped; ASCII alone where the stream takes no more."""
+    """JSON in which every character is printable or escaped; ASCII alone where the stream takes no
+    more.
+    """
     ascii_only = not (sys.stdout.encoding or "ascii").lower().startswith("utf")
     text = json.dumps(plain(value), indent=2, allow_nan=False, ensure_ascii=ascii_only)
     print(UNPRINTABLE.sub(lambda found: "".join(_escaped(c) for c in found.group()), text))
 
 
 def _escaped(character: str) -> str:
-    return character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1]
+    return (
+        character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1]
+    )

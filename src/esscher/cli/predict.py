@@ -6,12 +6,23 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from esscher.cli.options import Fields, Given
-from esscher.cli.output import Json, as_dtype, check_device, log, path_argument, path_option, print_json
+from esscher.cli.output import (
+    Json,
+    as_dtype,
+    check_device,
+    log,
+    path_argument,
+    path_option,
+    print_json,
+)
 from esscher.cli.tables import Look
 
 __all__ = ["predict"]
 
-SPEC, SETTING = "esscher.cli.prediction_spec:PredictSpec", "esscher.cli.prediction_spec:SettingFlags"
+SPEC, SETTING = (
+    "esscher.cli.prediction_spec:PredictSpec",
+    "esscher.cli.prediction_spec:SettingFlags",
+)
 LAWS = ("gaussian", "sphere", "ball", "cube", "rademacher", "laplace")
 LAW = Fields(SETTING, (*LAWS, "dim", "size"))
 HEAD = Fields("esscher.convergence.montecarlo.spec:HeadSpec", ("horizon", "scale"))
@@ -25,13 +36,17 @@ def predict(
     setting: Annotated[Given, LAW, HEAD, RANDOM],
     asked: Annotated[Given, ASKED, GIVEN, DEVICE],
     look: Look,
-    spec: Annotated[Path | None, path_argument("YAML file with law, head, n ...; flags override it.", "FILE")] = None,
+    spec: Annotated[
+        Path | None, path_argument("YAML file with law, head, n ...; flags override it.", "FILE")
+    ] = None,
     figure: Annotated[
-        Path | None, path_option("--figure", "Figure file to write (.svg, .pdf, .png); none when left out.")
+        Path | None,
+        path_option("--figure", "Figure file to write (.svg, .pdf, .png); none when left out."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Exact error, local slope and every bound and rate that applies, for a law of tokens and a head, at any n.
+    """Exact error, local slope and every bound and rate that applies, for a law of tokens and a
+    head, at any n.
 
     Example: esscher predict --gaussian --dim 50 --horizon 1.5 --n 1e3:1e12
     """
@@ -44,7 +59,10 @@ def predict(
 
     device = asked.pop("device")
     found = read_mapping(spec) if spec is not None else {}
-    parts = {"law": _law(_mapping(found, "law"), setting), "head": _head(_mapping(found, "head"), setting, asked["seed"])}
+    parts = {
+        "law": _law(_mapping(found, "law"), setting),
+        "head": _head(_mapping(found, "head"), setting, asked["seed"]),
+    }
     as_dtype(asked["dtype"])
     if figure is not None:
         check_format(figure)

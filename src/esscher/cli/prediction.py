@@ -29,7 +29,9 @@ def evaluate(spec: PredictSpec, device: str = "cpu") -> tuple[ErrorCurve, list[P
 
 
 def needed_tokens(curve: ErrorCurve, epsilon: float) -> dict[str, Any]:
-    """Tokens needed and the start of the asymptotic regime, or the sentence that says why there is none."""
+    """Tokens needed and the start of the asymptotic regime, or the sentence that says why there is
+    none.
+    """
     out: dict[str, Any] = {"epsilon": epsilon, "tokens_needed": None, "asymptotic_from": None}
     try:
         out["tokens_needed"] = tokens_needed(curve, epsilon)
@@ -42,7 +44,9 @@ def needed_tokens(curve: ErrorCurve, epsilon: float) -> dict[str, Any]:
     return out
 
 
-def record(spec: PredictSpec, curve: ErrorCurve, found: list[Prediction], needed: dict[str, Any]) -> dict[str, Any]:
+def record(
+    spec: PredictSpec, curve: ErrorCurve, found: list[Prediction], needed: dict[str, Any]
+) -> dict[str, Any]:
     """The result as JSON has it."""
     return {
         "spec": spec.model_dump(),
@@ -81,7 +85,11 @@ def record(spec: PredictSpec, curve: ErrorCurve, found: list[Prediction], needed
 
 
 def show(
-    spec: PredictSpec, curve: ErrorCurve, found: list[Prediction], needed: dict[str, Any], look: Mapping[str, Any] | None = None
+    spec: PredictSpec,
+    curve: ErrorCurve,
+    found: list[Prediction],
+    needed: dict[str, Any],
+    look: Mapping[str, Any] | None = None,
 ) -> None:
     """The result as people read it: in words, the curve, what theory says."""
     for sentence in _summary(spec, curve, found, needed):
@@ -91,31 +99,66 @@ def show(
     print()
     last = curve.n[-1:]
     show_table(
-        f"predictions (value at n = {int(last[0]):,}; bounds on the square are shown as their root; vacuous: beyond 1e308)",
+        f"predictions (value at n = {int(last[0]):,}; bounds on the square are shown as their root;"
+        " vacuous: beyond 1e308)",
         [
             Shown("name", tuple(p.name for p in found), words=True, key="name"),
-            Shown("status", tuple(p.status for p in found), words=True, wraps=True, narrowest=12, key="status"),
-            Shown("quantity", tuple(p.quantity for p in found), words=True, gives_way=3, key="quantity"),
+            Shown(
+                "status",
+                tuple(p.status for p in found),
+                words=True,
+                wraps=True,
+                narrowest=12,
+                key="status",
+            ),
+            Shown(
+                "quantity",
+                tuple(p.quantity for p in found),
+                words=True,
+                gives_way=3,
+                key="quantity",
+            ),
             Shown("source", tuple(p.source for p in found), words=True, gives_way=4, key="source"),
-            Shown("exponent", tuple(number(p.exponent) for p in found), gives_way=1, key="exponent"),
+            Shown(
+                "exponent", tuple(number(p.exponent) for p in found), gives_way=1, key="exponent"
+            ),
             Shown("value", tuple(_value(p, last) for p in found), key="value"),
-            Shown("applies", tuple(_applies(p) for p in found), words=True, wraps=True, narrowest=20, key="applies"),
+            Shown(
+                "applies",
+                tuple(_applies(p) for p in found),
+                words=True,
+                wraps=True,
+                narrowest=20,
+                key="applies",
+            ),
         ],
         look,
     )
 
 
-def _summary(spec: PredictSpec, curve: ErrorCurve, found: list[Prediction], needed: dict[str, Any]) -> Iterator[str]:
+def _summary(
+    spec: PredictSpec, curve: ErrorCurve, found: list[Prediction], needed: dict[str, Any]
+) -> Iterator[str]:
     """What the numbers say."""
     n, rms = int(curve.n[-1]), curve.rms[-1]
     doubts = [
         f"+- {number(doubt[-1], '.2g')} from the {source}"
-        for source, doubt in (("drawn queries", curve.query_stderr), ("drawn pool", curve.pool_stderr))
+        for source, doubt in (
+            ("drawn queries", curve.query_stderr),
+            ("drawn pool", curve.pool_stderr),
+        )
         if doubt is not None and doubt[-1] > 0
     ]
-    falls = "" if curve.slope is None or np.isnan(curve.slope[-1]) else f", falling like n^{curve.slope[-1]:.3f} there"
+    falls = (
+        ""
+        if curve.slope is None or np.isnan(curve.slope[-1])
+        else f", falling like n^{curve.slope[-1]:.3f} there"
+    )
     of_limit = number(curve.relative[-1], ".2%")
-    yield f"error {number(rms)} at n = {n:,} ({of_limit} of the limit){', '.join(['', *doubts])}{falls}"
+    yield (
+        f"error {number(rms)} at n = {n:,} ({of_limit} of the"
+        f" limit){', '.join(['', *doubts])}{falls}"
+    )
     if needed["tokens_needed"] is None:
         yield f"tokens needed: {needed['tokens_needed_reason']}"
     else:
@@ -126,7 +169,10 @@ def _summary(spec: PredictSpec, curve: ErrorCurve, found: list[Prediction], need
         yield f"delta method: within 10 % from n = {needed['asymptotic_from']}"
     held = sum(p.applies for p in found)
     proved = sum(p.applies and p.status.startswith("proved") for p in found)
-    yield f"theory: {held} of {len(found)} statements apply, {proved} of them proved; the last column says what the others need"
+    yield (
+        f"theory: {held} of {len(found)} statements apply, {proved} of them proved; the last column"
+        " says what the others need"
+    )
 
 
 def _curve_columns(curve: ErrorCurve) -> list[Shown]:
@@ -136,7 +182,11 @@ def _curve_columns(curve: ErrorCurve) -> list[Shown]:
         known = np.full(curve.n.size, np.nan) if values is None else values
         return Shown(name, tuple(number(value, form) for value in known), gives_way=gives_way)
 
-    columns = [column("n", curve.n, ".6g"), column("rms", curve.rms, ".5g"), column("relative", curve.relative, ".4g")]
+    columns = [
+        column("n", curve.n, ".6g"),
+        column("rms", curve.rms, ".5g"),
+        column("relative", curve.relative, ".4g"),
+    ]
     if curve.query_stderr.any():
         columns.append(column("+- queries", curve.query_stderr, ".2g"))
     if curve.pool_stderr is not None:
@@ -144,7 +194,11 @@ def _curve_columns(curve: ErrorCurve) -> list[Shown]:
     columns.append(column("slope", curve.slope, "+.3f"))
     if curve.slope_stderr is not None:
         columns.append(column("+- slope", curve.slope_stderr, ".2g", 3))
-    return [*columns, column("q95", curve.q95, ".5g", 2), column("effective tokens", curve.effective_tokens, ".4g", 1)]
+    return [
+        *columns,
+        column("q95", curve.q95, ".5g", 2),
+        column("effective tokens", curve.effective_tokens, ".4g", 1),
+    ]
 
 
 def _applies(prediction: Prediction) -> str:
@@ -152,7 +206,9 @@ def _applies(prediction: Prediction) -> str:
 
 
 def _value(prediction: Prediction, n: Any) -> str:
-    """What a prediction says at n; a bound beyond float64, or a statement that says nothing at this n, is vacuous."""
+    """What a prediction says at n; a bound beyond float64, or a statement that says nothing at this
+    n, is vacuous.
+    """
     if prediction.value is None:
         return number(None)
     value = float(prediction.rms(n)[0])

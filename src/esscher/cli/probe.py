@@ -33,8 +33,29 @@ TEXT = Fields(
 MEASURED = Fields(
     "esscher.models.probe.spec:ProbeSpec",
     (
-        *("window", "pool", "positions", "special", "queries", "kept_queries", "layers", "heads", "n", "fit"),
-        *("epsilons", "rules", "temperature", "planted", "scales", "moments", "moments_n", "moments_queries", "part"),
+        *(
+            "window",
+            "pool",
+            "positions",
+            "special",
+            "queries",
+            "kept_queries",
+            "layers",
+            "heads",
+            "n",
+            "fit",
+        ),
+        *(
+            "epsilons",
+            "rules",
+            "temperature",
+            "planted",
+            "scales",
+            "moments",
+            "moments_n",
+            "moments_queries",
+            "part",
+        ),
         *("revision", "seed", "device", "threads", "dtype"),
     ),
     flags={"epsilons": "epsilon", "scales": "scale"},
@@ -56,27 +77,43 @@ def probe(
     where: Annotated[Given, WHERE],
     look: Look,
     model: Annotated[str | None, typer.Argument(help=MODEL)] = None,
-    separate: Annotated[bool, typer.Option("--separate", help="No window crosses documents.")] = False,
+    separate: Annotated[
+        bool, typer.Option("--separate", help="No window crosses documents.")
+    ] = False,
     domains: Annotated[
         list[str] | None,
-        typer.Option("--domain", help="Text of a domain, name=file or folder; may be repeated, also beside --packaged."),
+        typer.Option(
+            "--domain",
+            help="Text of a domain, name=file or folder; may be repeated, also beside --packaged.",
+        ),
     ] = None,
     pool_sizes: Annotated[
         str | None,
         typer.Option(
-            help="Pools of several sizes of one text, 16384,131072: a run each in one folder, compared; not --max-tokens."
+            help=(
+                "Pools of several sizes of one text, 16384,131072: a run each in one folder,"
+                " compared; not --max-tokens."
+            )
         ),
     ] = None,
-    config: Annotated[Path | None, path_option("--config", "YAML file of these settings; flags go before it.")] = None,
+    config: Annotated[
+        Path | None, path_option("--config", "YAML file of these settings; flags go before it.")
+    ] = None,
     out: Out = None,
-    page: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into the run.")] = True,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would cost, and stop.")] = False,
+    page: Annotated[
+        bool, typer.Option("--report/--no-report", help="Write report.html into the run.")
+    ] = True,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what it would cost, and stop.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure every head of a model on text: how fast it converges, why, and how many tokens it needs.
+    """Measure every head of a model on text: how fast it converges, why, and how many tokens it
+    needs.
 
-    Several domains, --packaged prose,code or --domain, and several --pool-sizes have a run each in one folder, and are
-    compared. --top shows the most demanding heads unless --sort says another order.
+    Several domains, --packaged prose,code or --domain, and several --pool-sizes have a run each in
+    one folder, and are compared. --top shows the most demanding heads unless --sort says another
+    order.
 
     Example: esscher probe --text book.txt --max-tokens 100000 --workers 2
     """
@@ -93,14 +130,18 @@ def probe(
     if separate:
         corpus["documents"] = "separate"
     fields = read_fields(settings, corpus, config)
-    if "workers" not in where and "dask" not in where:  # threads beat processes here, and share one model (docs/runs.md)
+    # threads beat processes here, and share one model (docs/runs.md)
+    if "workers" not in where and "dask" not in where:
         fields.setdefault("threads", min(cores(), MOST_THREADS))
     if "-" in fields["corpus"].get("text", ()) and not dry_run:
         out = _keep_stdin(fields["corpus"], out)
     specs = domain_specs(fields, [_absolute_domain(given) for given in domains or ()])
     sizes = size_specs(fields, pool_sizes)
     if specs and sizes:
-        raise ValueError("--pool-sizes: one text in several sizes, and several domains were asked for; ask for one of the two")
+        raise ValueError(
+            "--pool-sizes: one text in several sizes, and several domains were asked for; ask for"
+            " one of the two"
+        )
     specs = specs or sizes
     spec = next(iter(specs.values())) if specs else ProbeSpec.read(fields)
     if dry_run:
@@ -131,7 +172,14 @@ def end_probe(run: Run, as_json: bool, *, page: bool = True, look: Given | None 
             for name in ("about", "heads", "layers", "budget", "rule_budget", "agreement", "limits")
             if name in run.tables
         }
-        print_json({"run": str(run.path), "report": None if report is None else str(report), "spec": run.spec, **tables})
+        print_json(
+            {
+                "run": str(run.path),
+                "report": None if report is None else str(report),
+                "spec": run.spec,
+                **tables,
+            }
+        )
     else:
         show_heads(run, look or {})
         if report is not None:
@@ -149,7 +197,8 @@ def _pool(context: ProbeContext) -> str:
     seen = np.concatenate([context.foreseen(layer) for layer in context.layers])
     keys = f"{seen.min()} to {seen.max()} keys" if seen.min() < seen.max() else f"{seen.max()} keys"
     return (
-        f"{queries}, each over all it attends to in its own window: {keys}, {len(windows)} windows of {context.windows.length}"
+        f"{queries}, each over all it attends to in its own window: {keys}, {len(windows)} windows"
+        f" of {context.windows.length}"
     )
 
 
@@ -161,14 +210,18 @@ def read_fields(flags: Given, corpus: Given, config: Path | None) -> dict[str, A
     found = {} if config is None else read_mapping(config)
     given = found.get("corpus", {})
     if not isinstance(given, dict):
-        raise ValueError(f"{config}: corpus: expected a mapping of fields, got {type(given).__name__}")
+        raise ValueError(
+            f"{config}: corpus: expected a mapping of fields, got {type(given).__name__}"
+        )
     for name in ("layers", "heads", "positions"):
         if name in flags:
             flags[name] = place_numbers(flags[name], f"--{name}")
     if "text" in corpus:
         corpus["text"] = [name if name == "-" else absolute(name) for name in corpus["text"]]
     if corpus.get("max_tokens", 0) < 0:
-        raise ValueError(f"--max-tokens: expected a whole number from 0 (all) on, got {corpus['max_tokens']}")
+        raise ValueError(
+            f"--max-tokens: expected a whole number from 0 (all) on, got {corpus['max_tokens']}"
+        )
     if corpus.get("max_tokens") == 0:
         corpus["max_tokens"] = None
     return {**found, **flags, "corpus": {"max_tokens": KEYS, **given, **corpus}}
@@ -190,7 +243,9 @@ def place_numbers(text: str, flag: str) -> list[int]:
     for piece in text.split(","):
         first, dash, last = piece.strip().partition("-")
         if not _is_place(first) or (dash and (not _is_place(last) or int(last) < int(first))):
-            raise ValueError(f"{flag}: expected numbers such as 0,2-4, below {10**PLACES}, got {text!r}")
+            raise ValueError(
+                f"{flag}: expected numbers such as 0,2-4, below {10**PLACES}, got {text!r}"
+            )
         found += range(int(first), int(last if dash else first) + 1)
     return found
 
@@ -201,7 +256,9 @@ def _is_place(text: str) -> bool:
 
 
 def _keep_stdin(corpus: dict[str, Any], out: Path | None) -> Path:
-    """Put what came on stdin into the run's folder: it can be read once only, a run may need it again."""
+    """Put what came on stdin into the run's folder: it can be read once only, a run may need it
+    again.
+    """
     from esscher.runs.store import write_durable
 
     data = sys.stdin.buffer.read()
@@ -210,7 +267,8 @@ def _keep_stdin(corpus: dict[str, Any], out: Path | None) -> Path:
     digest = hashlib.sha256(data).hexdigest()
     folder = out if out is not None else Path("runs") / f"stdin-{digest[:8]}"
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f".stdin-{digest[:16]}.txt"  # hidden: a run begins in an empty folder; other text is another spec
+    # hidden: a run begins in an empty folder; other text is another spec
+    path = folder / f".stdin-{digest[:16]}.txt"
     write_durable(path, data)
     corpus["text"] = [str(path.absolute()) if name == "-" else name for name in corpus["text"]]
     return folder

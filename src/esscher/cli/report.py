@@ -15,14 +15,22 @@ __all__ = ["report"]
 
 def report(
     runs: Annotated[list[Path], path_argument("Run directories; several are set side by side.")],
-    out: Annotated[Path | None, path_option("--out", "The page; report.html in the first run when left out.")] = None,
+    out: Annotated[
+        Path | None, path_option("--out", "The page; report.html in the first run when left out.")
+    ] = None,
     figures: Annotated[
-        str, typer.Option("--figures", help=f"Figure files too: {', '.join(FORMATS)}, separated by commas.")
+        str,
+        typer.Option(
+            "--figures", help=f"Figure files too: {', '.join(FORMATS)}, separated by commas."
+        ),
     ] = "",
     figures_out: Annotated[
-        Path | None, path_option("--figures-out", "Folder of the figures; figures in the run when left out.")
+        Path | None,
+        path_option("--figures-out", "Folder of the figures; figures in the run when left out."),
     ] = None,
-    show: Annotated[str, typer.Option("--open", help="With yes the page opens in a browser.")] = "no",
+    show: Annotated[
+        str, typer.Option("--open", help="With yes the page opens in a browser.")
+    ] = "no",
     as_json: Json = False,
 ) -> None:
     """Turn stored runs into one page that needs nothing else: mail it, archive it, open it offline.
@@ -50,7 +58,9 @@ def report(
     written: list[Path] = []
     for run in loaded if formats else []:
         folder = figures_out or run.path / "figures"
-        written += save_figures(run, formats, folder / run.path.name if figures_out and len(loaded) > 1 else folder)
+        written += save_figures(
+            run, formats, folder / run.path.name if figures_out and len(loaded) > 1 else folder
+        )
     if as_json:
         print_json({"page": str(page), "figures": [str(file) for file in written]})
     else:

@@ -1,4 +1,6 @@
-"""``esscher reproduce``: the papers' claims and ours, each tested, each with a verdict that could have come out otherwise."""
+"""``esscher reproduce``: the papers' claims and ours, each tested, each with a verdict that could
+have come out otherwise.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["end_evidence", "reproduce"]
 
 HOW = Fields(
-    "esscher.cli.reproduce_flags:ReproduceFlags", ("everything", "quick", "full", "check"), flags={"everything": "all"}
+    "esscher.cli.reproduce_flags:ReproduceFlags",
+    ("everything", "quick", "full", "check"),
+    flags={"everything": "all"},
 )
 SEED = Fields("esscher.reproduce.evidence:EvidenceSpec", ("seed",), defaults=True)
 
@@ -29,14 +33,18 @@ def reproduce(
     look: Look,
     where: Execution,
     asked: Annotated[Given, HOW, SEED],
-    claims: Annotated[list[str] | None, typer.Argument(help="Ids or numbers of claims, or module:NAME of your own.")] = None,
+    claims: Annotated[
+        list[str] | None,
+        typer.Argument(help="Ids or numbers of claims, or module:NAME of your own."),
+    ] = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Test what the papers claim, and what we do: verdict, effect with its interval, and why. Without a claim: the list.
+    """Test what the papers claim, and what we do: verdict, effect with its interval, and why.
+    Without a claim: the list.
 
-    Verdicts are kept in reproduce.json as they come; the same command goes on where it was stopped, and what was measured
-    for one claim is not measured again for another.
+    Verdicts are kept in reproduce.json as they come; the same command goes on where it was stopped,
+    and what was measured for one claim is not measured again for another.
 
     Example: esscher reproduce b-1-sub-parametric s-17-limit --quick
     """
@@ -60,9 +68,16 @@ def reproduce(
     from esscher.runs.manifest import VERDICTS
 
     scale: Scale = "full" if full else "quick"
-    folder = out if out is not None else Path("runs") / (f"reproduce-{scale}" + (f"-seed{seed}" if seed else ""))
+    folder = (
+        out
+        if out is not None
+        else Path("runs") / (f"reproduce-{scale}" + (f"-seed{seed}" if seed else ""))
+    )
     tested = chosen or list(all_claims().values())
-    log(f"{len(tested)} claims, {scale}; verdicts in {folder / VERDICTS}; the same command goes on where it stops")
+    log(
+        f"{len(tested)} claims, {scale}; verdicts in {folder / VERDICTS}; the same command goes on"
+        " where it stops"
+    )
     found = judge(tested, Asked(scale, seed, folder, where), terminal, _tell)
     page = write_verdicts(folder, found)
     ids = {claim.id for claim in tested}
@@ -77,9 +92,18 @@ def reproduce(
 def end_evidence(run: Run, as_json: bool) -> None:
     """A run of one claim that was resumed: its rows; ``esscher reproduce`` decides by them."""
     if as_json:
-        print_json({"run": str(run.path), "spec": run.spec, "evidence": run.table("evidence").to_dict("records")})
+        print_json(
+            {
+                "run": str(run.path),
+                "spec": run.spec,
+                "evidence": run.table("evidence").to_dict("records"),
+            }
+        )
     else:
-        log(f"evidence for claim {run.spec['claim']}; esscher reproduce {run.spec['claim']} decides by it")
+        log(
+            f"evidence for claim {run.spec['claim']}; esscher reproduce {run.spec['claim']} decides"
+            " by it"
+        )
 
 
 def _tell(record: Mapping[str, Any]) -> None:
@@ -92,7 +116,9 @@ def _show_list(claims: Iterable[Claim], as_json: bool, look: Given) -> None:
         print_json(records)
         return
     rows = [[record["id"], record["source"], record["statement"]] for record in records]
-    print_table("claims: esscher reproduce ID", ["claim", "source", "statement"], rows, left=3, look=look)
+    print_table(
+        "claims: esscher reproduce ID", ["claim", "source", "statement"], rows, left=3, look=look
+    )
 
 
 def _show_check(claims: Iterable[Claim], seed: int, as_json: bool, look: Given) -> None:
@@ -103,12 +129,23 @@ def _show_check(claims: Iterable[Claim], seed: int, as_json: bool, look: Given) 
         print_json(found)
         return
     rows = [[name, verdicts["true"], verdicts["false"]] for name, verdicts in found.items()]
-    print_table("rules on made-up data", ["claim", "where it is true", "where it is false"], rows, left=3, look=look)
+    print_table(
+        "rules on made-up data",
+        ["claim", "where it is true", "where it is false"],
+        rows,
+        left=3,
+        look=look,
+    )
 
 
 def _show_verdicts(records: Iterable[Mapping[str, Any]], title: str, look: Given) -> None:
     rows = [
-        [record["id"], record["verdict"], f"{record['effect']} {_interval(record)}".strip(), record["reason"]]
+        [
+            record["id"],
+            record["verdict"],
+            f"{record['effect']} {_interval(record)}".strip(),
+            record["reason"],
+        ]
         for record in records
     ]
     print_table(title, ["claim", "verdict", "effect", "why"], rows, left=4, look=look)

@@ -15,4 +15,6 @@ class ReproduceFlags(Plain):
     everything: bool = Field(default=False, description="test every claim")
     quick: bool = Field(default=False, description="in minutes, as without a flag")
     full: bool = Field(default=False, description="at the size of the page on what holds, in hours")
-    check: bool = Field(default=False, description="try the rules on made-up data, true and false, and stop")
+    check: bool = Field(
+        default=False, description="try the rules on made-up data, true and false, and stop"
+    )

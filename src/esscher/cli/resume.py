@@ -1,4 +1,6 @@
-"""``esscher resume``: complete a run that was interrupted, and end as the command that began it ends."""
+"""``esscher resume``: complete a run that was interrupted, and end as the command that began it
+ends.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from esscher.cli.output import Json, log, path_argument, print_json
 
 __all__ = ["resume"]
 
-# A run names its job: the module that registers it, for only registered names are known, and how its command ends.
+# A run names its job: the module that registers it, for only registered names are known, and how
+# its command ends.
 JOBS = {
     "converge": ("esscher.convergence.montecarlo.spec", "esscher.cli.converge:end_converge"),
     "downstream": ("esscher.models.downstream.spec", "esscher.cli.downstream:end_downstream"),
@@ -28,11 +31,10 @@ JOBS = {
 
 
 def resume(
-    run: Annotated[Path, path_argument("Run directory.")],
-    where: Execution,
-    as_json: Json = False,
+    run: Annotated[Path, path_argument("Run directory.")], where: Execution, as_json: Json = False
 ) -> None:
-    """Complete a run: finished units are skipped, failed ones tried again, damaged shards done again and named.
+    """Complete a run: finished units are skipped, failed ones tried again, damaged shards done
+    again and named.
 
     It ends as the command that began the run does: figures, report and tables.
 

@@ -27,10 +27,17 @@ def held_for(run: Run) -> str:
     return f"{measured_part(run)}, {about['text']}, windows of {about['window']} tokens"
 
 
-def show_rules(totals: pd.DataFrame, columns: Mapping[str, Column], title: str, look: Mapping[str, Any] | None = None) -> None:
-    """Every rule with each split: what is kept for an error, or, of a total, the error that is left; and what is served worst.
+def show_rules(
+    totals: pd.DataFrame,
+    columns: Mapping[str, Column],
+    title: str,
+    look: Mapping[str, Any] | None = None,
+) -> None:
+    """Every rule with each split: what is kept for an error, or, of a total, the error that is
+    left; and what is served worst.
 
-    The best split, the last one, stays where there is no room; the others' worst heads and layers go first.
+    The best split, the last one, stays where there is no room; the others' worst heads and layers
+    go first.
     """
     rules = {str(rule): _by_split(rows) for rule, rows in totals.groupby("rule", sort=False)}
     first = [next(iter(rows.values())) for rows in rules.values()]
@@ -41,7 +48,14 @@ def show_rules(totals: pd.DataFrame, columns: Mapping[str, Column], title: str, 
         rows = [found[split] for found in rules.values()]
         values = tuple(row[key] for row in rows)
         gives_way = 1 if split == splits[0] and len(splits) > 2 else 0
-        shows.append(Shown(split, tuple(number(value, ".1%") for value in values), gives_way=gives_way, values=values))
+        shows.append(
+            Shown(
+                split,
+                tuple(number(value, ".1%") for value in values),
+                gives_way=gives_way,
+                values=values,
+            )
+        )
     for order, split in enumerate(splits[::-1]):
         rows = [found[split] for found in rules.values()]
         shows += worst(rows, columns, "" if order == 0 else f" ({split})", gives_way=3 * order)
@@ -53,27 +67,42 @@ def _by_split(rows: pd.DataFrame) -> dict[str, Row]:
 
 
 def rules_in_words(totals: pd.DataFrame) -> str:
-    """The rule that keeps least in its best split, or errs least with a total, and what that split serves worst.
+    """The rule that keeps least in its best split, or errs least with a total, and what that split
+    serves worst.
 
-    Of rules that drop keys for good, and of those that choose for each query; the floor is no rule that one could run.
+    Of rules that drop keys for good, and of those that choose for each query; the floor is no rule
+    that one could run.
     """
     from esscher.models.probe.spec import FLOOR
 
     best = totals[(totals["split"] == totals["split"].iloc[-1]) & (totals["rule"] != FLOOR)]
-    key, does = ("ratio", "keeps least") if math.isfinite(best["epsilon"].iloc[0]) else ("error", "errs least")
+    key, does = (
+        ("ratio", "keeps least")
+        if math.isfinite(best["epsilon"].iloc[0])
+        else ("error", "errs least")
+    )
     told = []
-    for chosen, kind in (("once", "of rules for a cache"), ("for each query", "of rules that choose for each query")):
+    for chosen, kind in (
+        ("once", "of rules for a cache"),
+        ("for each query", "of rules that choose for each query"),
+    ):
         known = best[best["chosen"] == chosen]
         if len(known):
             row = known.loc[known[key].idxmin()]
             told.append(
-                f"{kind} {row['rule']} {does}, {row[key]:.1%} in its {row['split']} (worst head {row['worst_head']} at "
-                f"{row['worst']:.1%}, worst layer {row['worst_layer']} at {row['worst_layer_error']:.1%})"
+                f"{kind} {row['rule']} {does}, {row[key]:.1%} in its {row['split']} (worst head"
+                f" {row['worst_head']} at {row['worst']:.1%}, worst layer {row['worst_layer']} at"
+                f" {row['worst_layer_error']:.1%})"
             )
     return "; ".join(told)
 
 
-def show_splits(totals: pd.DataFrame, columns: Mapping[str, Column], title: str, look: Mapping[str, Any] | None = None) -> None:
+def show_splits(
+    totals: pd.DataFrame,
+    columns: Mapping[str, Column],
+    title: str,
+    look: Mapping[str, Any] | None = None,
+) -> None:
     """Every split of one rule, with the head and the layer that it serves worst."""
     rows = totals.to_dict("records")
     forms: dict[str, tuple[Form, int]] = {
@@ -88,11 +117,23 @@ def show_splits(totals: pd.DataFrame, columns: Mapping[str, Column], title: str,
     show_table(title, [*found, *worst(rows, columns)], same_form(look))
 
 
-def worst(rows: list[Row], columns: Mapping[str, Column], of: str = "", gives_way: int = 0) -> Iterator[Shown]:
-    """Which head and which layer each row serves worst, with their errors; ``of``: added to the headers."""
-    for last, (name, error) in enumerate((("worst_head", "worst"), ("worst_layer", "worst_layer_error"))):
+def worst(
+    rows: list[Row], columns: Mapping[str, Column], of: str = "", gives_way: int = 0
+) -> Iterator[Shown]:
+    """Which head and which layer each row serves worst, with their errors; ``of``: added to the
+    headers.
+    """
+    for last, (name, error) in enumerate(
+        (("worst_head", "worst"), ("worst_layer", "worst_layer_error"))
+    ):
         if name not in columns:  # a run of an older version
             continue
         values = tuple(row[error] for row in rows)
         cells = tuple(f"{row[name]} {number(row[error], '.1%')}" for row in rows)
-        yield Shown(columns[name].header + of, cells, gives_way=gives_way and gives_way + last, key=name + of, values=values)
+        yield Shown(
+            columns[name].header + of,
+            cells,
+            gives_way=gives_way and gives_way + last,
+            key=name + of,
+            values=values,
+        )

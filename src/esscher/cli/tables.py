@@ -1,4 +1,5 @@
-"""Tables on the terminal: they fit its width, and no number and no path is broken; or Markdown, where that is asked for.
+"""Tables on the terminal: they fit its width, and no number and no path is broken; or Markdown,
+where that is asked for.
 
 The headers and intervals of a run's tables are what the run says of its columns.
 """
@@ -45,10 +46,11 @@ Look = Annotated[Given, LOOK]
 
 @dataclass(frozen=True)
 class Shown:
-    """A column as it is printed. ``gives_way``: where there is no room, the column that has most goes first; 0 never goes.
+    """A column as it is printed. ``gives_way``: where there is no room, the column that has most
+    goes first; 0 never goes.
 
-    ``values`` are what rows are sorted by, ``key`` the name for that, beside the header. A column of sentences ``wraps``
-    between words, and gets no narrower than ``narrowest``.
+    ``values`` are what rows are sorted by, ``key`` the name for that, beside the header. A column
+    of sentences ``wraps`` between words, and gets no narrower than ``narrowest``.
     """
 
     header: str
@@ -75,16 +77,27 @@ class Shown:
         return replace(self, cells=tuple(self.cells[row] for row in order), values=values)
 
 
-def shown(column: Column, rows: Iterable[Mapping[str, Any]], form: Form = ".4g", *, gives_way: int = 0) -> Shown:
-    """A column of a table: words as they are, numbers by their form, with their interval where the column has one."""
+def shown(
+    column: Column, rows: Iterable[Mapping[str, Any]], form: Form = ".4g", *, gives_way: int = 0
+) -> Shown:
+    """A column of a table: words as they are, numbers by their form, with their interval where the
+    column has one.
+    """
     known = list(rows)
     cells = tuple(_cell(column, row, form) for row in known)
     values = tuple(row[column.key] for row in known)
-    return Shown(column.header, cells, column.kind == "word", gives_way, key=column.key, values=values)
+    return Shown(
+        column.header, cells, column.kind == "word", gives_way, key=column.key, values=values
+    )
 
 
 def print_table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, look: Mapping[str, Any] | None = None
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    left: int = 1,
+    look: Mapping[str, Any] | None = None,
 ) -> None:
     """A table of cells; the first ``left`` columns hold words, the others numbers."""
     cells = list(zip(*rows, strict=True)) or [()] * len(columns)
@@ -99,12 +112,17 @@ def print_table(
 
 
 def show_table(
-    title: str, columns: Sequence[Shown], look: Mapping[str, Any] | None = None, *, width: int | None = None
+    title: str,
+    columns: Sequence[Shown],
+    look: Mapping[str, Any] | None = None,
+    *,
+    width: int | None = None,
 ) -> None:
-    """Print a table below its title, without the columns that have no room; these are named. Words stand left, numbers right.
+    """Print a table below its title, without the columns that have no room; these are named. Words
+    stand left, numbers right.
 
-    ``look``: "top" (that many rows), "sort" (the column they are ordered by) and "markdown". ``width``: of the terminal, or any
-    where the output is read by a program.
+    ``look``: "top" (that many rows), "sort" (the column they are ordered by) and "markdown".
+    ``width``: of the terminal, or any where the output is read by a program.
     """
     asked = look or {}
     columns = _chosen([_printable(column) for column in columns], asked)
@@ -118,7 +136,14 @@ def show_table(
     print("\n".join(_lines(kept, width)))
     if len(kept) < len(columns):
         left_out = ", ".join(column.header for column in columns if column not in kept)
-        print("\n".join(_folded(f"(no room for: {left_out}; a wider terminal, --markdown or --json has them)", width)))
+        print(
+            "\n".join(
+                _folded(
+                    f"(no room for: {left_out}; a wider terminal, --markdown or --json has them)",
+                    width,
+                )
+            )
+        )
 
 
 def same_form(look: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -132,7 +157,9 @@ def say(sentence: str) -> None:
 
 
 def screen_width() -> int | None:
-    """Columns of the terminal, or as COLUMNS says; None where a program reads, which can take any width."""
+    """Columns of the terminal, or as COLUMNS says; None where a program reads, which can take any
+    width.
+    """
     told = os.environ.get("COLUMNS", "")
     if told.isdigit() and int(told) > 0:
         return int(told)
@@ -159,7 +186,9 @@ def count(value: float) -> str:
 
 
 def _printable(column: Shown) -> Shown:
-    return replace(column, header=printable(column.header), cells=tuple(map(printable, column.cells)))
+    return replace(
+        column, header=printable(column.header), cells=tuple(map(printable, column.cells))
+    )
 
 
 def _chosen(columns: list[Shown], asked: Mapping[str, Any]) -> list[Shown]:
@@ -170,9 +199,13 @@ def _chosen(columns: list[Shown], asked: Mapping[str, Any]) -> list[Shown]:
         column = next((column for column in columns if name in (column.key, column.header)), None)
         if column is None or way not in ("", "up", "down"):
             names = ", ".join(column.key or column.header for column in columns)
-            raise ValueError(f"--sort: expected one of {names}, with :down for the largest first, got {asked['sort']!r}")
+            raise ValueError(
+                f"--sort: expected one of {names}, with :down for the largest first, got"
+                f" {asked['sort']!r}"
+            )
         rows.sort(key=lambda row: _rank(column, row), reverse=way == "down")
-        rows.sort(key=lambda row: _rank(column, row)[0] == 2)  # what has no number stands last, either way
+        # what has no number stands last, either way
+        rows.sort(key=lambda row: _rank(column, row)[0] == 2)
     top = asked.get("top")
     if top is not None and top < len(rows):
         log(f"the first {top} of {len(rows)} rows")
@@ -196,7 +229,11 @@ def _lines(columns: Sequence[Shown], width: int | None) -> list[str]:
     spare = None if width is None else width - sum(column.least + GAP for column in columns) + GAP
     widths = []
     for column in columns:
-        own = column.width if spare is None or not column.wraps else min(column.width, column.least + max(spare, 0))
+        own = (
+            column.width
+            if spare is None or not column.wraps
+            else min(column.width, column.least + max(spare, 0))
+        )
         spare = None if spare is None else spare - (own - column.least)
         widths.append(own)
     lines = [_line([column.header for column in columns], columns, widths)]
@@ -204,23 +241,34 @@ def _lines(columns: Sequence[Shown], width: int | None) -> list[str]:
         row = zip(cells, columns, widths, strict=True)
         parts = [_folded(cell, own) if column.wraps else [cell] for cell, column, own in row]
         for i in range(max(map(len, parts))):
-            lines.append(_line([part[i] if i < len(part) else "" for part in parts], columns, widths))
+            lines.append(
+                _line([part[i] if i < len(part) else "" for part in parts], columns, widths)
+            )
     return lines
 
 
 def _line(cells: Sequence[str], columns: Sequence[Shown], widths: Sequence[int]) -> str:
     row = zip(cells, columns, widths, strict=True)
-    placed = [cell.ljust(width) if column.words else cell.rjust(width) for cell, column, width in row]
+    placed = [
+        cell.ljust(width) if column.words else cell.rjust(width) for cell, column, width in row
+    ]
     return (" " * GAP).join(placed).rstrip()
 
 
 def _folded(text: str, width: int | None) -> list[str]:
     """Lines of a sentence; a number or a path stays whole, however long."""
-    return [text] if width is None else textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
+    return (
+        [text]
+        if width is None
+        else textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
+    )
 
 
 def _markdown(columns: Sequence[Shown]) -> list[str]:
-    rows = [[column.header for column in columns], [":--" if column.words else "--:" for column in columns]]
+    rows = [
+        [column.header for column in columns],
+        [":--" if column.words else "--:" for column in columns],
+    ]
     rows += [list(cells) for cells in zip(*(column.cells for column in columns), strict=True)]
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
 

@@ -1,4 +1,6 @@
-"""From a curve to token numbers: how many are needed, and from where on the delta method is right."""
+"""From a curve to token numbers: how many are needed, and from where on the delta method is
+right.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,9 @@ PIECES, ROUNDS = 256, 5  # then in pieces of an interval, again and again: to th
 def tokens_needed(curve: ErrorCurve, epsilon: Any) -> int:
     """Smallest n with relative RMS error <= epsilon, by interpolation of log error in log n.
 
-    With the analytic local slopes of an exact curve the interpolation is a cubic Hermite spline. Answers the first n of the
-    curve when the error is small enough there already; raises when the curve never gets there.
+    With the analytic local slopes of an exact curve the interpolation is a cubic Hermite spline.
+    Answers the first n of the curve when the error is small enough there already; raises when the
+    curve never gets there.
     """
     epsilon = as_positive(epsilon, "epsilon")
     curve = as_kind(curve, ErrorCurve, "curve").ascending()
@@ -30,30 +33,36 @@ def tokens_needed(curve: ErrorCurve, epsilon: Any) -> int:
         return int(curve.n[0])
     if not (math.isfinite(curve.scale) and curve.scale > 0):
         raise ValueError(
-            f"curve: expected a limit of positive size to compare with, got scale {curve.scale}; compare curve.rms instead"
+            f"curve: expected a limit of positive size to compare with, got scale {curve.scale};"
+            " compare curve.rms instead"
         )
     if curve.relative[0] <= epsilon:
         return int(curve.n[0])
     first = _first_crossing(curve, math.log(epsilon * curve.scale))
     if first is None:
         raise ValueError(
-            f"epsilon: a relative error of {epsilon:g} is not reached; it is {curve.relative[-1]:.4g} at the largest n = "
-            f"{int(curve.n[-1])}; give larger n"
+            f"epsilon: a relative error of {epsilon:g} is not reached; it is"
+            f" {curve.relative[-1]:.4g} at the largest n = {int(curve.n[-1])}; give larger n"
         )
     return first
 
 
 def asymptotic_from(curve: ErrorCurve, tolerance: float = 0.1) -> int:
-    """Smallest n from which on the delta method's rms sqrt(tr C / n) stays within ``tolerance`` of the exact one.
+    """Smallest n from which on the delta method's rms sqrt(tr C / n) stays within ``tolerance`` of
+    the exact one.
 
-    Where both are 0 they agree. Between two n of the curve the logarithm of their ratio is interpolated.
+    Where both are 0 they agree. Between two n of the curve the logarithm of their ratio is
+    interpolated.
     """
     tolerance = as_positive(tolerance, "tolerance")
     curve = as_kind(curve, ErrorCurve, "curve").ascending()
     if curve.delta is None or not math.isfinite(curve.delta):
-        raise ValueError("curve: the delta method has no finite constant here, so it is never right")
+        raise ValueError(
+            "curve: the delta method has no finite constant here, so it is never right"
+        )
     asymptotic = np.sqrt(max(curve.delta, 0.0) / curve.n)
-    with np.errstate(divide="ignore", invalid="ignore"):  # an error of 0 is infinitely far from any other
+    # an error of 0 is infinitely far from any other
+    with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(asymptotic == curve.rms, 1.0, asymptotic / curve.rms)
         apart = np.abs(np.log(ratio)) - math.log1p(tolerance)
     outside = np.flatnonzero(apart > 0)
@@ -62,8 +71,8 @@ def asymptotic_from(curve: ErrorCurve, tolerance: float = 0.1) -> int:
     start = int(outside[-1])
     if start == curve.n.size - 1:
         raise ValueError(
-            f"curve: the delta method is still off by a factor {ratio[-1]:.4g} at the largest n = {int(curve.n[-1])}; "
-            "give larger n"
+            f"curve: the delta method is still off by a factor {ratio[-1]:.4g} at the largest n ="
+            f" {int(curve.n[-1])}; give larger n"
         )
     if not math.isfinite(apart[start]):
         return int(curve.n[start + 1])
@@ -73,11 +82,13 @@ def asymptotic_from(curve: ErrorCurve, tolerance: float = 0.1) -> int:
 
 
 def log_rms(curve: ErrorCurve) -> Callable[[Any], Floats]:
-    """log rms as a function of log n between the curve's ends: cubic Hermite with analytic slopes, else monotone cubic.
+    """log rms as a function of log n between the curve's ends: cubic Hermite with analytic slopes,
+    else monotone cubic.
 
-    A curve that ends in exactly 0 keeps each of N keys with probability n/N, N the first n without error. Its error is
-    sqrt(1/n - 1/N) times a factor that varies slowly, and that factor is interpolated, a power of n from the last n below
-    N on. A curve that is 0 throughout is 0 in between: -inf here.
+    A curve that ends in exactly 0 keeps each of N keys with probability n/N, N the first n without
+    error. Its error is sqrt(1/n - 1/N) times a factor that varies slowly, and that factor is
+    interpolated, a power of n from the last n below N on. A curve that is 0 throughout is 0 in
+    between: -inf here.
     """
     curve = as_kind(curve, ErrorCurve, "curve").ascending()
     positive = curve.rms > 0
@@ -85,8 +96,8 @@ def log_rms(curve: ErrorCurve) -> Callable[[Any], Floats]:
     if not positive[:last].all():
         first = int(np.flatnonzero(~positive)[0])
         raise ValueError(
-            f"curve: the error is 0 at n = {curve.n[first]} and above 0 at a larger n, so there is no curve in between; "
-            "leave that n out"
+            f"curve: the error is 0 at n = {curve.n[first]} and above 0 at a larger n, so there is"
+            " no curve in between; leave that n out"
         )
     if last == 0:
         return lambda x: np.full_like(np.asarray(x, dtype=float), -np.inf)

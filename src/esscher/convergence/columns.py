@@ -6,13 +6,16 @@ from esscher.runs.columns import Column
 
 __all__ = ["CURVE", "HORIZONS", "RATE", "STATUS", "STDERR"]
 
-STDERR = Column("stderr", "float", "standard error", "Standard error of a sampled error; 0 where exact.")
+STDERR = Column(
+    "stderr", "float", "standard error", "Standard error of a sampled error; 0 where exact."
+)
 CURVE = (  # of ErrorCurve.to_frame
     Column(
         "metric",
         "word",
         "error of",
-        "Which error: l2 the output itself, mean and cov its first two moments, uniform the worst query.",
+        "Which error: l2 the output itself, mean and cov its first two moments, uniform the worst"
+        " query.",
         short="metric",
     ),
     Column("kind", "word", "kind", "exact (an integral) or montecarlo (sampled)."),
@@ -24,13 +27,23 @@ CURVE = (  # of ErrorCurve.to_frame
 )
 RATE = (  # of a RateFit
     Column(
-        "exponent", "float", "measured exponent", "The error falls as n to minus this.", short="exponent", ends=("low", "high")
+        "exponent",
+        "float",
+        "measured exponent",
+        "The error falls as n to minus this.",
+        short="exponent",
+        ends=("low", "high"),
     ),
     Column("low", "float", "low", "Lower end of the interval."),
     Column("high", "float", "high", "Upper end of the interval."),
-    Column("constant", "float", "constant", "The error is about this times n to minus the exponent."),
     Column(
-        "preferred_law", "word", "law", "Whether a power or a logarithm describes the decay better; empty where none is told."
+        "constant", "float", "constant", "The error is about this times n to minus the exponent."
+    ),
+    Column(
+        "preferred_law",
+        "word",
+        "law",
+        "Whether a power or a logarithm describes the decay better; empty where none is told.",
     ),
 )
 STATUS = (
@@ -50,7 +63,8 @@ HORIZONS = (
         "horizon2",
         "float",
         "two-sided horizon",
-        "Horizon with the spread of queries and keys both counted: largest typical size of a score.",
+        "Horizon with the spread of queries and keys both counted: largest typical size of a"
+        " score.",
         "log",
         first=11,
     ),

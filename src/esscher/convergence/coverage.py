@@ -1,9 +1,11 @@
-"""coverage: how often attention on kept keys misses its denominator, and its output, by more than a share epsilon.
+"""coverage: how often attention on kept keys misses its denominator, and its output, by more than a
+share epsilon.
 
-Two designs. A rule's own: key j is kept with p_j, independently, and counts w_j. vAttention's, where a rule has an
-AdaptiveRest: a base sample of the rest, drawn with replacement, says how large b is; then b fresh draws with replacement count
-n/b each. The denominator's estimate Z is a sum of independent terms (given b): P(|Z/D - 1| > epsilon) comes from its Laplace
-transform (integral.interval), averaged over drawn b. The output is simulated.
+Two designs. A rule's own: key j is kept with p_j, independently, and counts w_j. vAttention's,
+where a rule has an AdaptiveRest: a base sample of the rest, drawn with replacement, says how large
+b is; then b fresh draws with replacement count n/b each. The denominator's estimate Z is a sum of
+independent terms (given b): P(|Z/D - 1| > epsilon) comes from its Laplace transform
+(integral.interval), averaged over drawn b. The output is simulated.
 """
 
 from __future__ import annotations
@@ -39,11 +41,13 @@ FEW = 0.5  # of the scores of a rest: with fewer different ones than this share 
 
 @dataclass(frozen=True)
 class Coverage:
-    """Of each query, (m,): probabilities that a relative error exceeds ``epsilon``, and their standard errors.
+    """Of each query, (m,): probabilities that a relative error exceeds ``epsilon``, and their
+    standard errors.
 
-    ``denominator``: of |Z/D - 1|; its standard error is 0 where it is exact, and that of drawn base samples in vAttention's
-    design. ``output``: of |Gamma_keep - Gamma| / |Gamma|, simulated; no kept key counts as beyond. ``kept``: keys on average,
-    draws counted as often as they come, a base sample not.
+    ``denominator``: of |Z/D - 1|; its standard error is 0 where it is exact, and that of drawn base
+    samples in vAttention's design. ``output``: of |Gamma_keep - Gamma| / |Gamma|, simulated; no
+    kept key counts as beyond. ``kept``: keys on average, draws counted as often as they come, a
+    base sample not.
     """
 
     epsilon: float
@@ -72,29 +76,48 @@ def coverage(
     repeats: Any = 1000,
     seed: Any = 0,
 ) -> Coverage:
-    """How often the relative error exceeds ``epsilon``, by default that of the rule's adaptive part.
+    """How often the relative error exceeds ``epsilon``, by default that of the rule's adaptive
+    part.
 
-    ``q`` (m, k), ``k`` (N, k), ``v`` (N, d_v), ``keep`` a rule with all its numbers, ``positions`` as in exact_pool_curve.
-    ``repeats``: base samples, and simulated outputs, of each query.
+    ``q`` (m, k), ``k`` (N, k), ``v`` (N, d_v), ``keep`` a rule with all its numbers, ``positions``
+    as in exact_pool_curve. ``repeats``: base samples, and simulated outputs, of each query.
     """
-    context, rule, many = Context.of(q, k, v, scale, positions), parse(keep), as_count(repeats, "repeats")
+    context, rule, many = (
+        Context.of(q, k, v, scale, positions),
+        parse(keep),
+        as_count(repeats, "repeats"),
+    )
     if many < 2:
         raise ValueError(f"repeats: expected at least 2, for a standard error, got {many}")
     adaptive = next((part for part in rule.parts if isinstance(part, AdaptiveRest)), None)
     if epsilon is None and adaptive is None:
-        raise ValueError(f"epsilon: {rule} has none of its own; give the relative error to look for")
+        raise ValueError(
+            f"epsilon: {rule} has none of its own; give the relative error to look for"
+        )
     bound = as_positive(adaptive.epsilon if epsilon is None and adaptive else epsilon, "epsilon")
-    draws = [_Draws(many, generator_for("coverage", as_seed(seed), i), context.k.device) for i in range(len(context.q))]
+    draws = [
+        _Draws(many, generator_for("coverage", as_seed(seed), i), context.k.device)
+        for i in range(len(context.q))
+    ]
     made = _drawn(context, rule, adaptive, draws) if adaptive else _included(context, rule, draws)
-    rows = np.array([_of_query(design, size, bound) for design, size in zip(made, context.limit.norm(dim=1), strict=True)])
+    rows = np.array(
+        [
+            _of_query(design, size, bound)
+            for design, size in zip(made, context.limit.norm(dim=1), strict=True)
+        ]
+    )
     return Coverage(bound, *rows.T)
 
 
-def _of_query(design: _Design, size: Tensor, epsilon: float) -> tuple[float, float, float, float, float]:
+def _of_query(
+    design: _Design, size: Tensor, epsilon: float
+) -> tuple[float, float, float, float, float]:
     sums = design.simulate()
     total, vector = sums[:, -1], sums[:, :-1]
     missed, missed_error = _frequency((total - 1).abs() > epsilon)
-    beyond, beyond_error = _frequency((vector.norm(dim=1) > epsilon * float(size) * total) | (total == 0))
+    beyond, beyond_error = _frequency(
+        (vector.norm(dim=1) > epsilon * float(size) * total) | (total == 0)
+    )
     exact = design.missed(epsilon)
     if exact is not None and abs(float(exact.mean()) - missed) <= STRAY * missed_error:
         missed = float(exact.mean())
@@ -118,14 +141,18 @@ class _Draws:
     device: torch.device
 
     def uniform(self, rows: int, columns: int) -> Tensor:
-        return torch.rand(rows, columns, generator=self.generator, dtype=torch.float64).to(self.device)
+        return torch.rand(rows, columns, generator=self.generator, dtype=torch.float64).to(
+            self.device
+        )
 
     def index(self, below: int, many: int) -> Tensor:
         return torch.randint(below, (many,), generator=self.generator).to(self.device)
 
 
 class _Design(ABC):
-    """One query: its sure keys, and the others left to chance. e is divided by the denominator D, c is value - limit."""
+    """One query: its sure keys, and the others left to chance. e is divided by the denominator D, c
+    is value - limit.
+    """
 
     def __init__(self, e: Tensor, c: Tensor, sure: Tensor, some: Tensor, draws: _Draws) -> None:
         table = torch.cat([e[:, None] * c, e[:, None]], dim=1)
@@ -139,12 +166,21 @@ class _Design(ABC):
 
     @abstractmethod
     def inside(self, low: float, high: float) -> Tensor | None:
-        """Probability that the rest's sum lies between, (1,), or one for each base sample; None where there is none."""
+        """Probability that the rest's sum lies between, (1,), or one for each base sample; None
+        where there is none.
+        """
 
     def between(
-        self, transform: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, reach: Tensor, terms: int = DRAWS
+        self,
+        transform: Callable[[Tensor], Tensor],
+        low: Tensor,
+        high: Tensor,
+        reach: Tensor,
+        terms: int = DRAWS,
     ) -> Tensor | None:
-        """For sums of ``terms`` from 0 to ``reach``: all of them, or none, or as many as their transform says."""
+        """For sums of ``terms`` from 0 to ``reach``: all of them, or none, or as many as their
+        transform says.
+        """
         if bool((high < 0).all()):
             return torch.zeros_like(high)
         if bool(((low <= 0) & (high >= reach)).all()):
@@ -173,7 +209,9 @@ class _Included(_Design):
     def simulate(self) -> Tensor:
         out = self.held.repeat(self.draws.repeats, 1)
         for part in torch.split(out, max(1, ELEMENTS // max(1, len(self.p)))):
-            part += (self.draws.uniform(len(part), len(self.p)) < self.p).double() * self.w @ self.rest
+            part += (
+                (self.draws.uniform(len(part), len(self.p)) < self.p).double() * self.w @ self.rest
+            )
         return out
 
     def inside(self, low: float, high: float) -> Tensor | None:
@@ -185,9 +223,13 @@ class _Included(_Design):
 
         def transform(z: Tensor) -> Tensor:
             first, powers = grown.at(z)
-            return torch.addcmul((1 - self.p).to(powers.dtype), powers, self.p * first).prod(1, keepdim=True)
+            return torch.addcmul((1 - self.p).to(powers.dtype), powers, self.p * first).prod(
+                1, keepdim=True
+            )
 
-        return self.between(transform, eps.new_tensor([low]), eps.new_tensor([high]), eps.sum()[None])
+        return self.between(
+            transform, eps.new_tensor([low]), eps.new_tensor([high]), eps.sum()[None]
+        )
 
 
 class _Drawn(_Design):
@@ -199,7 +241,11 @@ class _Drawn(_Design):
         self.budgets = self.held.new_zeros(1)
         if len(self.e) > 0:
             size = int(part.base_size(n))
-            base = self.e[self.draws.index(len(self.e), self.draws.repeats * size)].reshape(-1, size) if size else self.e[None]
+            base = (
+                self.e[self.draws.index(len(self.e), self.draws.repeats * size)].reshape(-1, size)
+                if size
+                else self.e[None]
+            )
             sigma = base.std(1, correction=1 if size > 1 else 0)
             self.budgets = part.budget(sigma, self.held[-1] + n * base.mean(1), n)
             self.kept += float(self.budgets.mean())
@@ -211,12 +257,16 @@ class _Drawn(_Design):
         out = []
         for part in torch.split(budgets, max(1, ELEMENTS // int(budgets.max()))):
             index = self.draws.index(len(self.e), int(part.sum()))
-            sums = torch.nn.functional.embedding_bag(index, self.rest, part.cumsum(0) - part, mode="sum")
+            sums = torch.nn.functional.embedding_bag(
+                index, self.rest, part.cumsum(0) - part, mode="sum"
+            )
             out.append(self.held + sums * (len(self.e) / part)[:, None])
         return torch.cat(out)
 
     def inside(self, low: float, high: float) -> Tensor | None:
-        """In e - min e, so that the sum starts at 0; bounds of a sum of b draws are b/n times those of the estimate."""
+        """In e - min e, so that the sum starts at 0; bounds of a sum of b draws are b/n times those
+        of the estimate.
+        """
         b: Tensor
         b, place = torch.unique(self.budgets, return_inverse=True)
         least = self.e.min()
@@ -235,7 +285,10 @@ class _Drawn(_Design):
 def _over_subsets(p: Tensor, eps: Tensor, low: float, high: float) -> Tensor:
     total, chance = p.new_zeros(1), p.new_ones(1)
     for one, much in zip(p, eps, strict=True):
-        total, chance = torch.cat([total, total + much]), torch.cat([chance * (1 - one), chance * one])
+        total, chance = (
+            torch.cat([total, total + much]),
+            torch.cat([chance * (1 - one), chance * one]),
+        )
     return chance[(low <= total) & (total <= high)].sum()[None]
 
 
@@ -248,10 +301,15 @@ def _included(context: Context, rule: Rule, draws: list[_Draws]) -> Iterator[_De
         yield _Included(p[some], weight[i, some], e, c, kept.sure[i], some, draws[i])
 
 
-def _drawn(context: Context, rule: Rule, part: AdaptiveRest, draws: list[_Draws]) -> Iterator[_Design]:
+def _drawn(
+    context: Context, rule: Rule, part: AdaptiveRest, draws: list[_Draws]
+) -> Iterator[_Design]:
     others = tuple(other for other in rule.parts if other is not part)
     if any(isinstance(other, Chance) for other in others):
-        raise ValueError(f"keep: {part} draws from all the rest; expected no other part that keeps by chance, got {rule}")
+        raise ValueError(
+            f"keep: {part} draws from all the rest; expected no other part that keeps by chance,"
+            f" got {rule}"
+        )
     sure = Union(others).include(context).sure
     for i, (e, c) in enumerate(_rows(context)):
         yield _Drawn(part, e, c, sure[i], context.visible[i] & ~sure[i], draws[i])

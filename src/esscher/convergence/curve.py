@@ -1,4 +1,6 @@
-"""ErrorCurve: the error of attention on n tokens against its limit, for a ladder of n. Every estimator ends here."""
+"""ErrorCurve: the error of attention on n tokens against its limit, for a ladder of n. Every
+estimator ends here.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class QueryErrors:
-    """What an exact curve knows of each query; arrays run over (query, n) and then over output axes."""
+    """What an exact curve knows of each query; arrays run over (query, n) and then over output
+    axes.
+    """
 
     mse: Floats  # E||Gamma_n(x) - Gamma(x)||^2, (m, len n)
     sum_p2: Floats  # E sum_j p_j^2, (m, len n)
@@ -29,18 +33,20 @@ class QueryErrors:
     bias: Floats | None = None  # E Gamma_n(x) - Gamma(x), (m, len n, d_v)
     dmse_dlogn: Floats | None = None  # derivative of mse, (m, len n)
     cov: Floats | None = None  # E (Gamma_n - Gamma)(Gamma_n - Gamma)^T, (m, len n, d_v, d_v)
-    clusters: npt.NDArray[np.int64] | None = None  # (m,) queries of one cluster are alike: a rate's interval resamples clusters
+    # (m,) queries of one cluster are alike: a rate's interval resamples clusters
+    clusters: npt.NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, repr=False)
 class ErrorCurve:
     """Root mean square error against the limit at each n.
 
-    ``rms``: root of the mean over queries (or repeats) of the squared error; ``relative``: rms / ``scale``, where
-    ``scale`` is the root mean square norm of the limit; ``stderr``: standard error of ``rms``, 0 where exact;
-    ``query_stderr``: standard error of ``rms`` from drawing the queries of a law, 0 where they are given or their law is
-    integrated; ``accuracy`` is the other error of an exact curve, that of the numbers at each query;
-    ``kind``: "exact", "pool" (exact on a stated finite pool) or "montecarlo".
+    ``rms``: root of the mean over queries (or repeats) of the squared error; ``relative``: rms /
+    ``scale``, where ``scale`` is the root mean square norm of the limit; ``stderr``: standard error
+    of ``rms``, 0 where exact; ``query_stderr``: standard error of ``rms`` from drawing the queries
+    of a law, 0 where they are given or their law is integrated; ``accuracy`` is the other error of
+    an exact curve, that of the numbers at each query; ``kind``: "exact", "pool" (exact on a stated
+    finite pool) or "montecarlo".
     """
 
     n: npt.NDArray[np.int64]
@@ -51,10 +57,13 @@ class ErrorCurve:
     stderr: Floats = field(default_factory=lambda: np.zeros(0))
     query_stderr: Floats = field(default_factory=lambda: np.zeros(0))
     slope_stderr: Floats | None = None  # of slope, from drawing the queries of a law
-    pool_stderr: Floats | None = None  # of rms, from a drawn pool that stands for the law of the tokens
-    q95: Floats | None = None  # 95 % quantile over queries (exact) or repeats (Monte Carlo) of the error's norm
+    # of rms, from a drawn pool that stands for the law of the tokens
+    pool_stderr: Floats | None = None
+    # 95 % quantile over queries (exact) or repeats (Monte Carlo) of the error's norm
+    q95: Floats | None = None
     slope: Floats | None = None  # d log rms / d log n at each n, analytic; None where unknown
-    effective_tokens: Floats | None = None  # 1 / E sum_j p_j^2, averaged over queries before inversion
+    # 1 / E sum_j p_j^2, averaged over queries before inversion
+    effective_tokens: Floats | None = None
     delta: float | None = None  # lim n * MSE, the delta method's constant
     accuracy: float = 0.0  # estimated relative error of rms from quadrature and rounding
     origin: str = ""  # one sentence: which formula, which pool, which sampling
@@ -72,11 +81,15 @@ class ErrorCurve:
     def __repr__(self) -> str:
         if self.n.size == 0:
             return f"ErrorCurve({self.metric}, {self.kind}, no n)"
-        ends = [f"{self.rms[i]:.4g} at n = {self.n[i]}" for i in ((0, -1) if self.n.size > 1 else (0,))]
+        ends = [
+            f"{self.rms[i]:.4g} at n = {self.n[i]}" for i in ((0, -1) if self.n.size > 1 else (0,))
+        ]
         return f"ErrorCurve({self.metric}, {self.kind}: rms {' to '.join(ends)})"
 
     def plot(self, *, ax: Any = None) -> Any:
-        """The error against n on logarithmic axes, with its 95 % quantile and standard errors; returns the matplotlib axes."""
+        """The error against n on logarithmic axes, with its 95 % quantile and standard errors;
+        returns the matplotlib axes.
+        """
         return find_view("plot_error")(self, ax=ax)
 
     @classmethod
@@ -92,15 +105,22 @@ class ErrorCurve:
         weights: Floats | None = None,
         kept: Floats | None = None,
     ) -> ErrorCurve:
-        """The curve over all queries from each query's exact errors (and their derivative in log n), alike or weighted."""
+        """The curve over all queries from each query's exact errors (and their derivative in log
+        n), alike or weighted.
+        """
         share = np.full(len(queries.mse), 1.0 / len(queries.mse)) if weights is None else weights
         mse = queries.mse.mean(axis=0) if weights is None else share @ queries.mse
         if not np.isfinite(mse).all():
-            raise ValueError("values: their squared errors leave the floating range; scale the values down")
+            raise ValueError(
+                "values: their squared errors leave the floating range; scale the values down"
+            )
         slope = None
         if dmse_dlogn is not None:
-            with np.errstate(divide="ignore", invalid="ignore"):  # an error of exactly 0 has no slope
-                slope = 0.5 * (dmse_dlogn.mean(axis=0) if weights is None else share @ dmse_dlogn) / mse
+            # an error of exactly 0 has no slope
+            with np.errstate(divide="ignore", invalid="ignore"):
+                slope = (
+                    0.5 * (dmse_dlogn.mean(axis=0) if weights is None else share @ dmse_dlogn) / mse
+                )
         return cls(
             n=n,
             rms=np.sqrt(mse),
@@ -127,10 +147,13 @@ class ErrorCurve:
         origin: str = "",
         accuracy: float = 0.0,
     ) -> ErrorCurve:
-        """The Monte Carlo curve of squared errors (repeats, len n); one repeat has no standard error."""
+        """The Monte Carlo curve of squared errors (repeats, len n); one repeat has no standard
+        error.
+        """
         rms = np.sqrt(samples.mean(axis=0))
         repeats = len(samples)
-        with np.errstate(divide="ignore", invalid="ignore"):  # an error of exactly 0 has no relative spread
+        # an error of exactly 0 has no relative spread
+        with np.errstate(divide="ignore", invalid="ignore"):
             spread = samples.std(axis=0, ddof=1) if repeats > 1 else np.full_like(rms, np.nan)
             stderr = np.where(spread == 0, 0.0, spread / np.sqrt(repeats) / (2.0 * rms))
         return cls(
@@ -140,7 +163,8 @@ class ErrorCurve:
             metric=metric,
             scale=scale,
             stderr=stderr,
-            q95=np.sqrt(np.quantile(samples, 0.95, axis=0).clip(min=0)),  # the limit's own error may have been taken off
+            # the limit's own error may have been taken off
+            q95=np.sqrt(np.quantile(samples, 0.95, axis=0).clip(min=0)),
             accuracy=accuracy,
             origin=origin,
             samples=samples,
@@ -148,19 +172,23 @@ class ErrorCurve:
 
     @property
     def relative(self) -> Floats:
-        """rms / scale: 0 where there is no error; infinite where there is one and the limit has size 0; NaN: scale unknown."""
+        """rms / scale: 0 where there is no error; infinite where there is one and the limit has
+        size 0; NaN: scale unknown.
+        """
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.asarray(np.where(self.rms == 0, 0.0, self.rms / np.float64(self.scale)))
 
     def ascending(self) -> ErrorCurve:
-        """n, rms, stderr and slope by increasing n, each n once; ValueError where the errors are no curve."""
+        """n, rms, stderr and slope by increasing n, each n once; ValueError where the errors are no
+        curve.
+        """
         if self.n.size == 0:
             raise ValueError("curve: expected at least one n, got none")
         bad = ~(np.isfinite(self.rms) & (self.rms >= 0))
         if bad.any():
             raise ValueError(
-                f"curve: expected finite errors of at least 0, got {self.rms[bad][0]} at n = {self.n[bad][0]}; "
-                "leave that n out or compute the error anew"
+                f"curve: expected finite errors of at least 0, got {self.rms[bad][0]} at n ="
+                f" {self.n[bad][0]}; leave that n out or compute the error anew"
             )
         order = np.argsort(self.n, kind="stable")
         n, rms = self.n[order], self.rms[order]
@@ -169,12 +197,27 @@ class ErrorCurve:
         if apart.size:
             i = int(apart[0])
             raise ValueError(
-                f"curve: n = {n[i]} has two errors, {rms[i]:g} and {rms[i + 1]:g}; put all repeats at one n into one point"
+                f"curve: n = {n[i]} has two errors, {rms[i]:g} and {rms[i + 1]:g}; put all repeats"
+                " at one n into one point"
             )
         once = np.delete(order, again + 1)
         slope = None if self.slope is None else self.slope[once]
-        kept = replace(self, q95=None, effective_tokens=None, queries=None, samples=None, slope_stderr=None, pool_stderr=None)
-        kept = replace(kept, n=self.n[once], rms=self.rms[once], stderr=self.stderr[once], query_stderr=self.query_stderr[once])
+        kept = replace(
+            self,
+            q95=None,
+            effective_tokens=None,
+            queries=None,
+            samples=None,
+            slope_stderr=None,
+            pool_stderr=None,
+        )
+        kept = replace(
+            kept,
+            n=self.n[once],
+            rms=self.rms[once],
+            stderr=self.stderr[once],
+            query_stderr=self.query_stderr[once],
+        )
         return replace(kept, slope=slope)
 
     def to_frame(self) -> pd.DataFrame:
@@ -196,6 +239,12 @@ class ErrorCurve:
 
 
 def _root_mean_square(rows: Floats, share: Floats) -> float:
-    """Of the rows' norms, weighted; by their largest entry, so that no square leaves the floating range."""
+    """Of the rows' norms, weighted; by their largest entry, so that no square leaves the floating
+    range.
+    """
     largest = float(np.abs(rows).max())
-    return largest * float(np.sqrt(share @ ((rows / largest) ** 2).sum(axis=1))) if largest > 0 else 0.0
+    return (
+        largest * float(np.sqrt(share @ ((rows / largest) ** 2).sum(axis=1)))
+        if largest > 0
+        else 0.0
+    )

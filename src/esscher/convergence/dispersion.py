@@ -1,4 +1,6 @@
-"""dispersion_curve: how far softmax spreads over n keys as n grows, exactly and for every n at once."""
+"""dispersion_curve: how far softmax spreads over n keys as n grows, exactly and for every n at
+once.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,15 @@ from esscher.inputs import as_attention, as_counts, as_pair, as_place, is_finite
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["COARSEST", "TOP", "DispersionCurve", "dispersion_curve", "factors", "from_masses", "from_scores"]
+__all__ = [
+    "COARSEST",
+    "TOP",
+    "DispersionCurve",
+    "dispersion_curve",
+    "factors",
+    "from_masses",
+    "from_scores",
+]
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -41,7 +51,8 @@ TOL_LARGEST = 1e-4  # of the largest weight on a grid
 class DispersionCurve:
     """Expectations at each n for each query, (m, len n), and over the queries, (len n).
 
-    ``effective_tokens`` is 1 / E sum p^2, averaged over the queries before inversion; ``entropy`` in nats.
+    ``effective_tokens`` is 1 / E sum p^2, averaged over the queries before inversion; ``entropy``
+    in nats.
     """
 
     n: Counts
@@ -53,13 +64,17 @@ class DispersionCurve:
 
     def __repr__(self) -> str:
         queries, ends = len(self.sum_p2), f"n = {self.n[0]} to {self.n[-1]}"
-        return f"DispersionCurve({queries} queries, {ends}: {self.effective_tokens[-1]:.4g} effective tokens at the last)"
+        return (
+            f"DispersionCurve({queries} queries, {ends}: {self.effective_tokens[-1]:.4g} effective"
+            " tokens at the last)"
+        )
 
     @classmethod
     def of_all(cls, parts: Sequence[DispersionCurve]) -> DispersionCurve:
         """Of the queries of all parts."""
         sum_p2, entropies, largest = (
-            np.concatenate([getattr(part, name) for part in parts]) for name in ("sum_p2", "entropies", "largest")
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("sum_p2", "entropies", "largest")
         )
         planted = [part.planted for part in parts if part.planted is not None]
         whole = np.concatenate(planted) if planted else None
@@ -80,7 +95,11 @@ class DispersionCurve:
     @property
     def planted_weight(self) -> Floats:
         """NaN where no key is planted."""
-        return np.full(self.n.size, np.nan) if self.planted is None else np.asarray(self.planted.mean(axis=0))
+        return (
+            np.full(self.n.size, np.nan)
+            if self.planted is None
+            else np.asarray(self.planted.mean(axis=0))
+        )
 
     def to_frame(self) -> pd.DataFrame:
         """Tidy table: n temperature effective_tokens entropy largest_weight planted_weight."""
@@ -101,24 +120,31 @@ class DispersionCurve:
 def dispersion_curve(
     q: Any, k: Any, n: Any, scale: Any = None, *, temperature: Any = None, planted: Any = None
 ) -> DispersionCurve:
-    """Effective tokens, entropy and largest weight of softmax over n keys drawn at random, with replacement, from a pool of N.
+    """Effective tokens, entropy and largest weight of softmax over n keys drawn at random, with
+    replacement, from a pool of N.
 
-    ``q`` (m, k), ``k`` (N, k); scores are scale <q, k>, ``scale`` None = 1/sqrt(width of q); ``n``: numbers of keys.
-    ``temperature`` (a, b): scores are multiplied with a + b log n at n keys. ``planted``: the row of a key that is always
-    there, beside n - 1 drawn ones; ``.planted_weight`` is its share.
+    ``q`` (m, k), ``k`` (N, k); scores are scale <q, k>, ``scale`` None = 1/sqrt(width of q); ``n``:
+    numbers of keys. ``temperature`` (a, b): scores are multiplied with a + b log n at n keys.
+    ``planted``: the row of a key that is always there, beside n - 1 drawn ones; ``.planted_weight``
+    is its share.
 
-    Expectations, not samples (esscher.convergence.integral.dispersion and largest). A key drawn twice counts as two. Few pairs
-    are summed key by key, to 1e-12. Others go to score grids: to about 1e-5, the largest weight to a few thousandths.
+    Expectations, not samples (esscher.convergence.integral.dispersion and largest). A key drawn
+    twice counts as two. Few pairs are summed key by key, to 1e-12. Others go to score grids: to
+    about 1e-5, the largest weight to a few thousandths.
     """
     query, key, _, factor = as_attention(q, k, k, scale)
     counts = as_counts(n, "n")
     place = None if planted is None else as_place(planted, "planted", key.shape[0])
     heat = factors(None if temperature is None else as_pair(temperature, "temperature"), counts)
-    parts = [_of_queries(rows, key, factor, counts, heat, place) for rows in torch.split(query, ROWS)]
+    parts = [
+        _of_queries(rows, key, factor, counts, heat, place) for rows in torch.split(query, ROWS)
+    ]
     return DispersionCurve.of_all(parts)
 
 
-def _of_queries(q: Tensor, k: Tensor, scale: float, n: Counts, temperature: Floats, place: int | None) -> DispersionCurve:
+def _of_queries(
+    q: Tensor, k: Tensor, scale: float, n: Counts, temperature: Floats, place: int | None
+) -> DispersionCurve:
     scores = (q.double() * scale) @ k.double().T
     if not is_finite(scores) or not math.isfinite(float(scores.abs().max()) * temperature.max()):
         raise ValueError("q, k, scale: scores are beyond the floating range; make scale smaller")
@@ -126,19 +152,26 @@ def _of_queries(q: Tensor, k: Tensor, scale: float, n: Counts, temperature: Floa
     coarsest = min(COARSEST / float(temperature.max()), FINEST)
     if scores.numel() <= FEW_PAIRS or span > 0.9 * deposit.MAX_CELLS * coarsest:
         return from_scores(
-            scores, n, temperature, None if place is None else torch.full_like(q[:, 0], place, dtype=torch.int64)
+            scores,
+            n,
+            temperature,
+            None if place is None else torch.full_like(q[:, 0], place, dtype=torch.int64),
         )
     spacing = 2.0 ** math.floor(math.log2(coarsest))
     scores = scores - scores.mean(1, keepdim=True)  # so that cell numbers are small
     masses = deposit.update(
-        deposit.init(len(q), Grid(spacing, 4, 1e-6), scores.new_zeros(0)), scores, scores.new_zeros(len(k), 0)
+        deposit.init(len(q), Grid(spacing, 4, 1e-6), scores.new_zeros(0)),
+        scores,
+        scores.new_zeros(len(k), 0),
     )
     top = scores.topk(min(TOP, len(k)), dim=1).values
     return from_masses(masses, top, n, temperature, None if place is None else scores[:, place])
 
 
 def factors(temperature: tuple[float, float] | None, n: Counts) -> Floats:
-    """a + b log n, what scores are multiplied with where there are n keys; 1 without a temperature."""
+    """a + b log n, what scores are multiplied with where there are n keys; 1 without a
+    temperature.
+    """
     if temperature is None:
         return np.ones(n.size)
     a, b = temperature
@@ -146,44 +179,61 @@ def factors(temperature: tuple[float, float] | None, n: Counts) -> Floats:
     if not (np.isfinite(found).all() and (found > 0).all()):
         worst = int(np.argmin(np.where(np.isfinite(found), found, -np.inf)))
         raise ValueError(
-            f"temperature: expected a + b log n above 0 for every n, got {found[worst]:g} at n = {n[worst]} "
-            f"for a = {a:g}, b = {b:g}"
+            f"temperature: expected a + b log n above 0 for every n, got {found[worst]:g} at n ="
+            f" {n[worst]} for a = {a:g}, b = {b:g}"
         )
     return found
 
 
-def from_scores(scores: Tensor, n: Counts, temperature: Floats, planted: Tensor | None = None) -> DispersionCurve:
-    """Key by key, in float64, to about 1e-12: scores (m, N) of equally likely keys; ``planted`` (m,): places of such keys."""
+def from_scores(
+    scores: Tensor, n: Counts, temperature: Floats, planted: Tensor | None = None
+) -> DispersionCurve:
+    """Key by key, in float64, to about 1e-12: scores (m, N) of equally likely keys; ``planted``
+    (m,): places of such keys.
+    """
 
     def at(factor: float, count: Tensor) -> tuple[Floats, ...]:
         near = _near(scores.double() * factor)
         own = None if planted is None else near.gather(1, planted[:, None])[:, 0]
         equal = torch.full_like(near, -math.log(near.shape[1]))
         parts = []
-        for i, source in sources(near, equal, near.new_zeros(near.shape[1], 0), torch.zeros_like(near)):
-            found = dispersion(source, count, planted=None if own is None else own[i], step=STEP, tol=TOL)
+        for i, source in sources(
+            near, equal, near.new_zeros(near.shape[1], 0), torch.zeros_like(near)
+        ):
+            found = dispersion(
+                source, count, planted=None if own is None else own[i], step=STEP, tol=TOL
+            )
             rising = near[i].sort(dim=1).values
             weight = torch.full_like(rising, 1 / rising.shape[1])
             largest = largest_weights(rising, weight, count, found.sum_p2, TOL)
             parts.append((found.sum_p2, found.entropy, largest, found.planted))
-        return tuple(np.concatenate(column) for column in zip(*parts, strict=True) if column[0] is not None)
+        return tuple(
+            np.concatenate(column) for column in zip(*parts, strict=True) if column[0] is not None
+        )
 
     return _at_each(at, n, temperature, scores.device)
 
 
-def from_masses(masses: Deposit, top: Tensor, n: Counts, temperature: Floats, planted: Tensor | None) -> DispersionCurve:
+def from_masses(
+    masses: Deposit, top: Tensor, n: Counts, temperature: Floats, planted: Tensor | None
+) -> DispersionCurve:
     """From deposits of keys without values, and the largest scores of each query.
 
-    ``top`` (m, K): some of them; ``planted`` (m,): scores of planted keys. Sums of squares, entropies and planted weights have
-    the grid's accuracy, 1e-6 to 1e-4. The largest weight has no kernel that would undo the spreading of keys over cells: the
-    top keys are taken as they are and the others where _places says. Measured against sums key by key, with spacings 1/8: a
-    thousandth where scores deviate by 1 or more, a hundredth where they deviate by less than a cell.
+    ``top`` (m, K): some of them; ``planted`` (m,): scores of planted keys. Sums of squares,
+    entropies and planted weights have the grid's accuracy, 1e-6 to 1e-4. The largest weight has no
+    kernel that would undo the spreading of keys over cells: the top keys are taken as they are and
+    the others where _places says. Measured against sums key by key, with spacings 1/8: a thousandth
+    where scores deviate by 1 or more, a hundredth where they deviate by less than a cell.
     """
     grid = masses.grid
     anchor = (masses.end * grid.spacing).double()[:, None]
-    rest = deposit.without(masses, top, top.new_zeros(top.shape[1], 0), deposit.Extent(masses.first, masses.end))
+    rest = deposit.without(
+        masses, top, top.new_zeros(top.shape[1], 0), deposit.Extent(masses.first, masses.end)
+    )
     mass = rest.cells[-2].clamp_min(0)
-    weight = torch.cat([mass, torch.ones_like(top, dtype=torch.float64)], dim=1) / masses.keys[:, None]
+    weight = (
+        torch.cat([mass, torch.ones_like(top, dtype=torch.float64)], dim=1) / masses.keys[:, None]
+    )
     highest = top.double() - anchor
     places = _places(mass, grid)
 
@@ -193,7 +243,9 @@ def from_masses(masses: Deposit, top: Tensor, n: Counts, temperature: Floats, pl
         own = None if planted is None else factor * (planted.double() - anchor[:, 0])
         found = dispersion(source, count, planted=own, step=step_for(grid.tol), tol=grid.tol)
         score, order = (factor * torch.cat([places, highest], dim=1)).sort(dim=1)
-        largest = largest_weights(score - score[:, -1:], weight.gather(1, order), count, found.sum_p2, TOL_LARGEST)
+        largest = largest_weights(
+            score - score[:, -1:], weight.gather(1, order), count, found.sum_p2, TOL_LARGEST
+        )
         parts = (found.sum_p2, found.entropy, largest, found.planted)
         return tuple(part for part in parts if part is not None)
 
@@ -203,8 +255,9 @@ def from_masses(masses: Deposit, top: Tensor, n: Counts, temperature: Floats, pl
 def _places(mass: Tensor, grid: Grid) -> Tensor:
     """Where the masses (m, L) of cells are put, measured from the grid's end: nearer to their mean.
 
-    Deposits are wider than the scores by the variance points spacing^2 / 12 of a B-spline; drawn together by the root of what
-    is left of their variance they have the scores' own mean and variance.
+    Deposits are wider than the scores by the variance points spacing^2 / 12 of a B-spline; drawn
+    together by the root of what is left of their variance they have the scores' own mean and
+    variance.
     """
     length = mass.shape[1]
     index = torch.arange(length, dtype=torch.float64, device=mass.device) - length
@@ -218,7 +271,9 @@ def _places(mass: Tensor, grid: Grid) -> Tensor:
 
 
 def _near(scores: Tensor) -> Tensor:
-    """Scores from each query's largest. Gaps between neighbours beyond REACH are shortened to it: such keys never compete."""
+    """Scores from each query's largest. Gaps between neighbours beyond REACH are shortened to it:
+    such keys never compete.
+    """
     below = scores - scores.amax(1, keepdim=True)
     if float(below.min()) > -WIDE:
         return below
@@ -229,7 +284,10 @@ def _near(scores: Tensor) -> Tensor:
 
 
 def _at_each(
-    at: Callable[[float, Tensor], tuple[Floats, ...]], n: Counts, temperature: Floats, device: torch.device
+    at: Callable[[float, Tensor], tuple[Floats, ...]],
+    n: Counts,
+    temperature: Floats,
+    device: torch.device,
 ) -> DispersionCurve:
     """All n of one temperature at once."""
     found: list[Floats] = []
@@ -239,4 +297,6 @@ def _at_each(
         found = found or [np.empty((len(parts[0]), n.size)) for _ in parts]
         for whole, part in zip(found, parts, strict=True):
             whole[:, here] = part
-    return DispersionCurve(n, temperature, found[0], found[1], found[2], found[3] if len(found) > 3 else None)
+    return DispersionCurve(
+        n, temperature, found[0], found[1], found[2], found[3] if len(found) > 3 else None
+    )

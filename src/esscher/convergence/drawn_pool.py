@@ -16,10 +16,11 @@ PARTS = 8  # of a drawn pool
 
 
 def pool_stderr(tokens: Tensor, rms: Callable[[Tensor], Floats]) -> Floats | None:
-    """The standard error of ``rms(tokens)``, from its parts: independent pools, each a ``PARTS``-th as large.
+    """The standard error of ``rms(tokens)``, from its parts: independent pools, each a ``PARTS``-th
+    as large.
 
-    The error of a pool of N tokens is of order N^(-1/2), so parts spread sqrt(PARTS) times as much as whole pools do. None for
-    a pool too small to have parts.
+    The error of a pool of N tokens is of order N^(-1/2), so parts spread sqrt(PARTS) times as much
+    as whole pools do. None for a pool too small to have parts.
     """
     if len(tokens) < 2 * PARTS:
         return None

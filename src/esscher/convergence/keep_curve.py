@@ -1,8 +1,10 @@
-"""The exact error of attention on the keys that a rule keeps, for a ladder of sizes. Formulas: integral.inclusion.
+"""The exact error of attention on the keys that a rule keeps, for a ladder of sizes. Formulas:
+integral.inclusion.
 
-Four roads, by what a rule leaves to chance. Nothing: sums over a ranking (integral.ranked). One probability for all keys it
-does not keep surely: one deposit of these on score grids serves every probability (integral.sure_and_rest). Probabilities of
-their own: key by key, of float32 inputs by compiled sums (integral.doubling).
+Four roads, by what a rule leaves to chance. Nothing: sums over a ranking (integral.ranked). One
+probability for all keys it does not keep surely: one deposit of these on score grids serves every
+probability (integral.sure_and_rest). Probabilities of their own: key by key, of float32 inputs by
+compiled sums (integral.doubling).
 """
 
 from __future__ import annotations
@@ -21,7 +23,13 @@ from esscher.convergence.grid import state as deposit
 from esscher.convergence.grid.reading import DepositSource
 from esscher.convergence.integral.doubling import doubling_errors
 from esscher.convergence.integral.formulas import step_for
-from esscher.convergence.integral.inclusion import TOL, InclusionErrors, SureKeys, inclusion_error, joined
+from esscher.convergence.integral.inclusion import (
+    TOL,
+    InclusionErrors,
+    SureKeys,
+    inclusion_error,
+    joined,
+)
 from esscher.convergence.integral.ranked import ranked_errors
 from esscher.convergence.integral.sure_and_rest import sure_and_rest_error
 from esscher.inputs import as_counts
@@ -39,7 +47,8 @@ SINGLE = 1e-6  # tolerance of integrals over float32 inputs
 
 
 def keep_curve(context: Context, rule: Rule, n: Any = None, *, details: bool = False) -> ErrorCurve:
-    """Root mean square over the queries of the context; ``n``: keys kept in all, for the part without a number.
+    """Root mean square over the queries of the context; ``n``: keys kept in all, for the part
+    without a number.
 
     A rule whose numbers are all given has one point, at the keys it keeps on average.
     """
@@ -66,7 +75,9 @@ class KeepErrors:
             bias=np.stack([part.bias.cpu().numpy() for part in found], axis=1) if details else None,
         )
         size = torch.stack(sizes, dim=1).cpu().numpy()
-        ladder = np.asarray([max(1, round(float(size.mean())))] if n is None else counts, dtype=np.int64)
+        ladder = np.asarray(
+            [max(1, round(float(size.mean())))] if n is None else counts, dtype=np.int64
+        )
         return ErrorCurve.from_queries(
             ladder,
             queries,
@@ -77,7 +88,9 @@ class KeepErrors:
             kept=size.mean(axis=0),
         )
 
-    def _found(self, rule: Rule, counts: Sequence[int | None]) -> tuple[list[InclusionErrors], list[Tensor]]:
+    def _found(
+        self, rule: Rule, counts: Sequence[int | None]
+    ) -> tuple[list[InclusionErrors], list[Tensor]]:
         """For each n: the errors, and the keys (m,) that each query keeps on average."""
         chances = [part for part in rule.parts if isinstance(part, Chance)]
         large = self.context.scores.numel() > FEW_PAIRS
@@ -89,7 +102,9 @@ class KeepErrors:
         found = [(self._of(kept, alike), kept.size) for kept in rule.ladder(self.context, counts)]
         return [errors for errors, _ in found], [size for _, size in found]
 
-    def _ranked(self, rule: Rule, free: Ranked, counts: Sequence[int | None]) -> tuple[list[InclusionErrors], list[Tensor]]:
+    def _ranked(
+        self, rule: Rule, free: Ranked, counts: Sequence[int | None]
+    ) -> tuple[list[InclusionErrors], list[Tensor]]:
         held = rule.start(self.context, counts)
         ladder = torch.tensor(counts, device=held.device)
         seen, sure = self.context.visible.sum(1), held.sum(1)
@@ -129,8 +144,12 @@ class KeepErrors:
             return self._shared(kept.sure, share, kept.weight is not None)
         return self._by_key(kept, slice(None))
 
-    def _completed(self, found: InclusionErrors | None, known: Tensor, kept: Inclusion) -> InclusionErrors:
-        """Errors of all queries: those found, of the queries that are known, and of the others key by key."""
+    def _completed(
+        self, found: InclusionErrors | None, known: Tensor, kept: Inclusion
+    ) -> InclusionErrors:
+        """Errors of all queries: those found, of the queries that are known, and of the others key
+        by key.
+        """
         if found is None:
             return self._by_key(kept, slice(None))
         others = ~known
@@ -143,14 +162,27 @@ class KeepErrors:
         w = None if kept.weight is None else kept.weight[rows]
         single = context.dtype != torch.float64
         by_chance = bool(((p > 0) & (p < 1)).any())
-        if not single or not by_chance or self.context.scores.numel() <= FEW_PAIRS or p.device.type != "cpu":
-            return inclusion_error(context.scores[rows], context.v, p, w, tol=SINGLE if single else TOL)
+        if (
+            not single
+            or not by_chance
+            or self.context.scores.numel() <= FEW_PAIRS
+            or p.device.type != "cpu"
+        ):
+            return inclusion_error(
+                context.scores[rows], context.v, p, w, tol=SINGLE if single else TOL
+            )
         seen = context.attention[rows], context.near, context.drift[rows], context.distance[rows]
         answer = doubling_errors(*seen, p, w)
         if bool(answer.known.all()):
             return answer.errors
         left = ~answer.known
-        rest = inclusion_error(context.scores[rows][left], context.v, p[left], None if w is None else w[left], tol=SINGLE)
+        rest = inclusion_error(
+            context.scores[rows][left],
+            context.v,
+            p[left],
+            None if w is None else w[left],
+            tol=SINGLE,
+        )
         order = torch.cat([answer.known.nonzero()[:, 0], left.nonzero()[:, 0]]).argsort()
         return joined([answer.errors.take(answer.known), rest], order)
 
@@ -160,8 +192,10 @@ class KeepErrors:
 
     @cached_property
     def blunt(self) -> Tensor:
-        """Queries for the grid. The others go key by key: their largest weight is above SHARP (that key's c nearly vanishes,
-        and a grid of sums has no digits left for it), or their scores span more than a grid."""
+        """Queries for the grid. The others go key by key: their largest weight is above SHARP (that
+        key's c nearly vanishes, and a grid of sums has no digits left for it), or their scores span
+        more than a grid.
+        """
         context = self.context
         lowest = torch.where(context.visible, context.scores, torch.inf).amin(1)
         wide = context.scores.amax(1) - lowest > 0.9 * deposit.MAX_CELLS * self.grid.spacing
@@ -169,7 +203,11 @@ class KeepErrors:
 
     @cached_property
     def _near(self) -> Context:
-        return self.context if len(self.blunt) == len(self.context.q) else self.context.take(self.blunt)
+        return (
+            self.context
+            if len(self.blunt) == len(self.context.q)
+            else self.context.take(self.blunt)
+        )
 
     @cached_property
     def _all(self) -> deposit.Deposit:
@@ -190,23 +228,36 @@ class KeepErrors:
 class _Rest:
     """Deposits of the keys that are not kept surely, and the sums over those that are."""
 
-    def __init__(self, state: deposit.Deposit, sure: SureKeys, drift: Tensor, rounding: float) -> None:
+    def __init__(
+        self, state: deposit.Deposit, sure: SureKeys, drift: Tensor, rounding: float
+    ) -> None:
         self.state, self.sure, self.rounding = state, sure, rounding
         grid = state.grid
-        self.source = DepositSource(state.cells, grid.spacing, grid.points, state.center, grid.tol > 1e-8, drift)
+        self.source = DepositSource(
+            state.cells, grid.spacing, grid.points, state.center, grid.tol > 1e-8, drift
+        )
 
     @classmethod
     def deposited(cls, context: Context, sure: Tensor, everything: deposit.Deposit) -> _Rest | None:
-        """None where a query keeps all its keys surely, or one so far above the others that they have no weight."""
+        """None where a query keeps all its keys surely, or one so far above the others that they
+        have no weight.
+        """
         others = context.visible & ~sure
         if not bool(others.any(1).all()):
             return None
         grid, state = everything.grid, everything
         if bool(sure.any()):
-            scores, kept = context.scores.masked_fill(~others, -torch.inf), context.scores.masked_fill(~sure, -torch.inf)
-            state = deposit.without(everything, kept, context.near, deposit.reach(deposit.blank(everything), scores))
+            scores, kept = (
+                context.scores.masked_fill(~others, -torch.inf),
+                context.scores.masked_fill(~sure, -torch.inf),
+            )
+            state = deposit.without(
+                everything, kept, context.near, deposit.reach(deposit.blank(everything), scores)
+            )
         anchor = (state.end.double() * grid.spacing)[:, None]
-        held = SureKeys.of(sure, context.scores - anchor, context.near, context.drift, context.distance)
+        held = SureKeys.of(
+            sure, context.scores - anchor, context.near, context.drift, context.distance
+        )
         if not bool(torch.isfinite(held.pair).all()):
             return None
         longest = float(context.scores[context.visible].abs().max())
@@ -215,5 +266,13 @@ class _Rest:
     def errors(self, share: float, reweight: bool) -> InclusionErrors:
         grid = self.state.grid
         source = self.source.coarser(deposit.level_for(grid, share))
-        found = sure_and_rest_error(source, self.state.keys, self.sure, share, reweight, step=step_for(grid.tol), tol=grid.tol)
+        found = sure_and_rest_error(
+            source,
+            self.state.keys,
+            self.sure,
+            share,
+            reweight,
+            step=step_for(grid.tol),
+            tol=grid.tol,
+        )
         return replace(found, accuracy=found.accuracy + grid.tol + self.rounding)

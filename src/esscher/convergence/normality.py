@@ -1,8 +1,10 @@
-"""How normal the error of attention on n tokens is, and how often confidence regions hold the limit, by drawing tokens.
+"""How normal the error of attention on n tokens is, and how often confidence regions hold the
+limit, by drawing tokens.
 
-At each n and query, with C_n the plug-in covariance of ``confidence_region`` and u the direction from V E y to Gamma, along
-which the tilt moves the output: the studentised error t = <u, Gamma_n - Gamma> / sqrt(u^T C_n u), normal in the limit, and
-T = (Gamma_n - Gamma)^T C_n^+ (Gamma_n - Gamma), chi-squared with d_v degrees of freedom in the limit.
+At each n and query, with C_n the plug-in covariance of ``confidence_region`` and u the direction
+from V E y to Gamma, along which the tilt moves the output: the studentised error t = <u, Gamma_n -
+Gamma> / sqrt(u^T C_n u), normal in the limit, and T = (Gamma_n - Gamma)^T C_n^+ (Gamma_n - Gamma),
+chi-squared with d_v degrees of freedom in the limit.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class Trial:
     name: str = ""
 
     def known(self) -> dict[str, list[Bounds | KnownError | None]]:
-        """For each kind of region what it knows at each n; a kind that has no such knowledge of this law is left out."""
+        """For each kind of region what it knows at each n; a kind that has no such knowledge of
+        this law is left out.
+        """
         found: dict[str, list[Bounds | KnownError | None]] = {"normal": [None] * len(self.n)}
         if self.measure.as_pool() is not None or self.measure.support_radius() is not None:
             found["bernstein"] = [Bounds.of(self.head, self.measure, self.queries)] * len(self.n)
@@ -57,7 +61,8 @@ class Trial:
 
 @torch.no_grad()
 def draw_regions(trial: Trial, repeats: range) -> pd.DataFrame:
-    """A row for each repeat, n and query: t, T, and of each kind of region whether it held the limit, and its radius.
+    """A row for each repeat, n and query: t, T, and of each kind of region whether it held the
+    limit, and its radius.
 
     Tokens of a repeat are nested, one draw for all n; they depend on (name, seed, repeat) alone.
     """
@@ -70,7 +75,9 @@ def draw_regions(trial: Trial, repeats: range) -> pd.DataFrame:
     known, q = trial.known(), head.queries(x)
     parts: dict[str, list[Floats]] = {}
     for repeat in repeats:
-        tokens = trial.measure.sample(trial.n[-1], generator_for(trial.name, trial.seed, "nested", repeat, "tokens")).double()
+        tokens = trial.measure.sample(
+            trial.n[-1], generator_for(trial.name, trial.seed, "nested", repeat, "tokens")
+        ).double()
         keys, values = head.keys(tokens), head.values(tokens)
         for i, n in enumerate(trial.n):
             seen = see(q, keys[:n], values[:n], 1.0)
@@ -89,29 +96,47 @@ def draw_regions(trial: Trial, repeats: range) -> pd.DataFrame:
                 columns |= {kind: region.contains(target).double(), f"{kind}_radius": region.radius}
             for name, column in columns.items():
                 parts.setdefault(name, []).append(column.numpy(force=True))
-    places = pd.MultiIndex.from_product([repeats, trial.n, range(len(x))], names=["repeat", "n", "query"])
-    return pd.DataFrame({name: np.concatenate(part) for name, part in parts.items()}, index=places).reset_index()
+    places = pd.MultiIndex.from_product(
+        [repeats, trial.n, range(len(x))], names=["repeat", "n", "query"]
+    )
+    return pd.DataFrame(
+        {name: np.concatenate(part) for name, part in parts.items()}, index=places
+    ).reset_index()
 
 
 def coverage_table(draws: pd.DataFrame) -> pd.DataFrame:
     """A row for each n from the rows of ``draw_regions``.
 
-    Shares and moments are means over the queries. ``*_stderr`` is binomial, the queries of a repeat counted as one draw, and
-    not 0 where every draw was covered; ``*_size`` the mean radius over the root mean square error. ``kolmogorov``: largest
-    distance between the distribution of t and the normal one; ``kolmogorov_noise`` what it is on average for normal t.
+    Shares and moments are means over the queries. ``*_stderr`` is binomial, the queries of a repeat
+    counted as one draw, and not 0 where every draw was covered; ``*_size`` the mean radius over the
+    root mean square error. ``kolmogorov``: largest distance between the distribution of t and the
+    normal one; ``kolmogorov_noise`` what it is on average for normal t.
     """
     rows = []
     for n, part in draws.groupby("n", sort=True):
         repeats, dim = part["repeat"].nunique(), float(part["dim"].iloc[0])
         rms = math.sqrt(part["squared"].mean())
-        row: dict[str, Any] = {"n": int(n), "rms": rms, "effective_tokens": 1.0 / (1.0 / part["effective_tokens"]).mean()}
+        row: dict[str, Any] = {
+            "n": int(n),
+            "rms": rms,
+            "effective_tokens": 1.0 / (1.0 / part["effective_tokens"]).mean(),
+        }
         for kind in REGIONS:
             missing = kind not in part or part[kind].isna().all()
             share = math.nan if missing else float(part[kind].mean())
             near = (share * repeats + 1.0) / (repeats + 2.0)
-            row |= {kind: share, f"{kind}_stderr": math.sqrt(near * (1.0 - near) / repeats) if not missing else math.nan}
-            row[f"{kind}_size"] = math.nan if missing or rms == 0.0 else float(part[f"{kind}_radius"].mean()) / rms
-        shapes = np.mean([_shape(group["student"].to_numpy()) for _, group in part.groupby("query")], axis=0)
+            row |= {
+                kind: share,
+                f"{kind}_stderr": math.sqrt(near * (1.0 - near) / repeats)
+                if not missing
+                else math.nan,
+            }
+            row[f"{kind}_size"] = (
+                math.nan if missing or rms == 0.0 else float(part[f"{kind}_radius"].mean()) / rms
+            )
+        shapes = np.mean(
+            [_shape(group["student"].to_numpy()) for _, group in part.groupby("query")], axis=0
+        )
         row |= dict(zip(("kolmogorov", "skewness", "kurtosis"), shapes.tolist(), strict=True))
         row |= {
             "kolmogorov_noise": math.sqrt(math.pi / 2.0) * math.log(2.0) / math.sqrt(repeats),
@@ -123,16 +148,28 @@ def coverage_table(draws: pd.DataFrame) -> pd.DataFrame:
 
 
 def _shape(t: Floats) -> tuple[float, float, float]:
-    """Kolmogorov distance to the normal law, skewness, excess kurtosis; nan of numbers that are all alike."""
+    """Kolmogorov distance to the normal law, skewness, excess kurtosis; nan of numbers that are all
+    alike.
+    """
     spread = t.std()
     if not spread > 0.0:
         return math.nan, math.nan, math.nan
     away = (t - t.mean()) / spread
-    return float(scipy.stats.kstest(t, "norm").statistic), float((away**3).mean()), float((away**4).mean()) - 3.0
+    return (
+        float(scipy.stats.kstest(t, "norm").statistic),
+        float((away**3).mean()),
+        float((away**4).mean()) - 3.0,
+    )
 
 
 def normality_table(
-    head: Head, measure: Measure, queries: Any, n: Any, repeats: int = 200, level: float = 0.95, seed: int = 0
+    head: Head,
+    measure: Measure,
+    queries: Any,
+    n: Any,
+    repeats: int = 200,
+    level: float = 0.95,
+    seed: int = 0,
 ) -> pd.DataFrame:
     """``coverage_table`` of so many draws, in this process."""
     trial = Trial(head, measure, torch.as_tensor(queries), tuple(n), level, seed)

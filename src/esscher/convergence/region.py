@@ -1,7 +1,9 @@
-"""confidence_region: where attention's limit lies, from one sample of keys; asymptotic, or proved at every n.
+"""confidence_region: where attention's limit lies, from one sample of keys; asymptotic, or proved
+at every n.
 
-Symbols: p_j softmax weights of n independent keys, Gamma_n = sum p_j v_j, C_n = sum_j p_j^2 (v_j - Gamma_n)(v_j - Gamma_n)^T,
-n_eff = 1 / sum p_j^2, delta = 1 - level. All regions rest on one identity: with e_j = exp(score_j),
+Symbols: p_j softmax weights of n independent keys, Gamma_n = sum p_j v_j, C_n = sum_j p_j^2 (v_j -
+Gamma_n)(v_j - Gamma_n)^T, n_eff = 1 / sum p_j^2, delta = 1 - level. All regions rest on one
+identity: with e_j = exp(score_j),
 
     Gamma_n - Gamma = sum_j e_j (v_j - Gamma) / sum_j e_j,     E e (v - Gamma) = 0,
 
@@ -26,7 +28,16 @@ from esscher.inputs import as_positive, as_tensor, finite_result
 from esscher.measures.base import Measure
 from esscher.measures.spectrum import spectral_norm
 
-__all__ = ["Bounds", "ConfidenceRegion", "KnownError", "Seen", "confidence_region", "quadratic", "region_of", "see"]
+__all__ = [
+    "Bounds",
+    "ConfidenceRegion",
+    "KnownError",
+    "Seen",
+    "confidence_region",
+    "quadratic",
+    "region_of",
+    "see",
+]
 
 BLOCK = 1 << 21  # scores held at once
 ROUNDING = 1e-14  # of the values' size: lengths below it are none
@@ -34,18 +45,25 @@ SLACK = 1e-9  # by which rounding may lift a score or a value above its bound
 
 Kind = Literal["normal", "bernstein", "markov"]
 ORIGINS: dict[str, tuple[str, str]] = {
-    "normal": ("asymptotic", "central limit theorem, plug-in covariance: the chance is right as effective tokens grow"),
-    "bernstein": ("proved", "empirical Bernstein inequality for independent keys with the stated bounds, every n"),
+    "normal": (
+        "asymptotic",
+        "central limit theorem, plug-in covariance: the chance is right as effective tokens grow",
+    ),
+    "bernstein": (
+        "proved",
+        "empirical Bernstein inequality for independent keys with the stated bounds, every n",
+    ),
     "markov": ("proved", "Markov's inequality on the stated mean square error, every n"),
 }
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What is known before a key is drawn: no score is above ``score``, no value further than ``radius`` from ``center``.
+    """What is known before a key is drawn: no score is above ``score``, no value further than
+    ``radius`` from ``center``.
 
-    ``score``: one number, or one for each query; scale included. They belong to the law, not to the sample: the largest score
-    that was seen is no bound on those to come.
+    ``score``: one number, or one for each query; scale included. They belong to the law, not to the
+    sample: the largest score that was seen is no bound on those to come.
     """
 
     score: Any
@@ -54,27 +72,43 @@ class Bounds:
 
     @classmethod
     def of(cls, head: Head, measure: Measure, queries: Any) -> Bounds:
-        """Those of a bounded law. With support |y - E y| <= R: <theta, E y> + R |theta|, ||V|| R, V E y; of a pool, its own."""
+        """Those of a bounded law. With support |y - E y| <= R: <theta, E y> + R |theta|, ||V|| R, V
+        E y; of a pool, its own.
+        """
         check_pair(head, measure)
         x = as_tensor(queries, "queries", ndim=2, last=head.dim_query).double()
         pool = measure.as_pool()
         if pool is not None:
-            tokens = pool.tokens.double() if pool.weights is None else pool.tokens[pool.weights > 0].double()
+            tokens = (
+                pool.tokens.double()
+                if pool.weights is None
+                else pool.tokens[pool.weights > 0].double()
+            )
             values, center = head.values(tokens), head.values(pool.mean.double())
             highest = [
-                (block @ head.keys(tokens).T).amax(1) for block in torch.split(head.queries(x), max(1, BLOCK // len(tokens)))
+                (block @ head.keys(tokens).T).amax(1)
+                for block in torch.split(head.queries(x), max(1, BLOCK // len(tokens)))
             ]
             return cls(torch.cat(highest), float((values - center).norm(dim=1).max()), center)
         reach = measure.support_radius()
         if reach is None:
-            raise ValueError(f"measure: {type(measure).__name__} has no bounded support; give confidence_region a KnownError")
+            raise ValueError(
+                f"measure: {type(measure).__name__} has no bounded support; give confidence_region"
+                " a KnownError"
+            )
         theta, mean = head.tilt(x), measure.mean.double()
-        return cls(theta @ mean + reach * theta.norm(dim=1), spectral_norm(head.V.double()) * reach, head.values(mean))
+        return cls(
+            theta @ mean + reach * theta.norm(dim=1),
+            spectral_norm(head.V.double()) * reach,
+            head.values(mean),
+        )
 
 
 @dataclass(frozen=True)
 class KnownError:
-    """``mse``: E|Gamma_n - Gamma|^2 of each query at this n, or a number above it; one number stands for all queries."""
+    """``mse``: E|Gamma_n - Gamma|^2 of each query at this n, or a number above it; one number
+    stands for all queries.
+    """
 
     mse: Any
 
@@ -84,15 +118,17 @@ class KnownError:
         curve = exact_curve(head, measure, queries, [n])
         if curve.kind != "exact" or curve.queries is None:
             raise ValueError(
-                f"measure: the error of {type(measure).__name__} is not known exactly; use a law with an exact curve"
+                f"measure: the error of {type(measure).__name__} is not known exactly; use a law"
+                " with an exact curve"
             )
         return cls(torch.from_numpy(curve.queries.mse[:, 0]) * (1.0 + 2.0 * curve.accuracy) ** 2)
 
 
 @dataclass(frozen=True)
 class ConfidenceRegion:
-    """Ellipsoids { g : (g - center)^T shape^-1 (g - center) <= 1 }, one a query, each of which holds its limit with chance
-    ``level``. ``kind`` is "normal", "bernstein" or "markov", ``status`` "proved" or "asymptotic"; ``origin`` says by what.
+    """Ellipsoids { g : (g - center)^T shape^-1 (g - center) <= 1 }, one a query, each of which
+    holds its limit with chance ``level``. ``kind`` is "normal", "bernstein" or "markov", ``status``
+    "proved" or "asymptotic"; ``origin`` says by what.
     """
 
     center: Float64[Tensor, "m d_v"]
@@ -100,7 +136,8 @@ class ConfidenceRegion:
     level: float
     kind: Kind
     cov: Float64[Tensor, "m d_v d_v"]  # C_n
-    effective_tokens: Float64[Tensor, " m"]  # n_eff; an asymptotic region can be trusted when it is large
+    # n_eff; an asymptotic region can be trusted when it is large
+    effective_tokens: Float64[Tensor, " m"]
 
     @property
     def status(self) -> str:
@@ -112,31 +149,41 @@ class ConfidenceRegion:
 
     @property
     def radius(self) -> Float64[Tensor, " m"]:
-        """Half the longest axis: the region lies in the ball of this radius round the centre, and is it unless "normal"."""
+        """Half the longest axis: the region lies in the ball of this radius round the centre, and
+        is it unless "normal".
+        """
         longest: Tensor = torch.linalg.eigvalsh(self.shape)[:, -1].clamp_min(0.0).sqrt()
         return longest
 
     @property
     def half_widths(self) -> Float64[Tensor, "m d_v"]:
-        """Half-widths of the box around each region: simultaneous intervals for all output coordinates."""
+        """Half-widths of the box around each region: simultaneous intervals for all output
+        coordinates.
+        """
         return self.shape.diagonal(dim1=-2, dim2=-1).sqrt()
 
     def contains(self, points: Any) -> Bool[Tensor, " m"]:
         """Whether each query's point lies in its region.
 
-        A region may be flat (values that do not vary in some direction, one key with all the weight): off its plane, by
-        more than rounding, nothing lies in it.
+        A region may be flat (values that do not vary in some direction, one key with all the
+        weight): off its plane, by more than rounding, nothing lies in it.
         """
         given = as_tensor(points, "points", ndim=2, last=self.center.shape[1]).double()
         if given.shape != self.center.shape:
-            raise ValueError(f"points: expected one for each of {len(self.center)} queries, got {len(given)}")
-        distance, on_plane = quadratic(self.shape, given - self.center, (given.abs() + self.center.abs()).amax(1))
+            raise ValueError(
+                f"points: expected one for each of {len(self.center)} queries, got {len(given)}"
+            )
+        distance, on_plane = quadratic(
+            self.shape, given - self.center, (given.abs() + self.center.abs()).amax(1)
+        )
         inside: Tensor = (distance <= 1.0) & on_plane
         return inside
 
 
 def quadratic(shape: Tensor, apart: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
-    """apart^T shape^+ apart of each row, and whether apart lies in the span of shape up to rounding of numbers of a size."""
+    """apart^T shape^+ apart of each row, and whether apart lies in the span of shape up to rounding
+    of numbers of a size.
+    """
     sizes, axes = torch.linalg.eigh(shape)
     along = (axes.mT @ apart[:, :, None])[:, :, 0].square()
     rounding = (ROUNDING * size[:, None]).square()
@@ -145,26 +192,34 @@ def quadratic(shape: Tensor, apart: Tensor, size: Tensor) -> tuple[Tensor, Tenso
     return torch.where(flat, 0.0, along / torch.where(flat, 1.0, sizes)).sum(1), on_plane
 
 
-def confidence_region(q: Any, k: Any, v: Any, level: Any = 0.95, scale: Any = None, known: Any = None) -> ConfidenceRegion:
-    """A region for the limit Gamma(x) of each query, from attention on one sample of n independent keys.
+def confidence_region(
+    q: Any, k: Any, v: Any, level: Any = 0.95, scale: Any = None, known: Any = None
+) -> ConfidenceRegion:
+    """A region for the limit Gamma(x) of each query, from attention on one sample of n independent
+    keys.
 
-    ``known`` None ("normal", asymptotic): the ellipsoid (g - Gamma_n)^T C_n^-1 (g - Gamma_n) <= chi^2_{d_v}(level), since
-    n C_n -> C = E[e^2 c c^T] / (E e)^2 (delta method). A query that looks at a few keys is not covered, and
-    ``effective_tokens`` says so.
+    ``known`` None ("normal", asymptotic): the ellipsoid (g - Gamma_n)^T C_n^-1 (g - Gamma_n) <=
+    chi^2_{d_v}(level), since n C_n -> C = E[e^2 c c^T] / (E e)^2 (delta method). A query that looks
+    at a few keys is not covered, and ``effective_tokens`` says so.
 
-    ``known`` :class:`Bounds` b, r ("bernstein", proved for every n and every law that keeps the bounds): the ball of radius
+    ``known`` :class:`Bounds` b, r ("bernstein", proved for every n and every law that keeps the
+    bounds): the ball of radius
 
-        (A sqrt(tr C_n) + (8/3) A^2 r w) / (1 - A / sqrt(n_eff)),   A = sqrt(2 log(4/delta)),   w = exp(b) / sum_j exp(score_j),
+        (A sqrt(tr C_n) + (8/3) A^2 r w) / (1 - A / sqrt(n_eff)),   A = sqrt(2 log(4/delta)),   w =
+        exp(b) / sum_j exp(score_j),
 
-    and never above 2 r; 2 r where n_eff <= A^2. Proof: z_j = e_j (v_j - Gamma) has mean 0, |z_j| <= L = 2 r exp(b). With
-    sigma^2 = E|z|^2 and l = log(4/delta), |mean z| <= sigma sqrt(2 l/n) + 2 L l/(3 n) but for a chance delta/2 (Bernstein in
-    Hilbert space: Pinelis 1994, Theorem 3.2). X = |z|^2 >= 0 has E X^2 <= L^2 sigma^2, so but for a chance delta/2
-    sigma^2 - mean X <= L sigma sqrt(2 l/n) (exp(-x) <= 1 - x + x^2/2), hence sigma <= sqrt(mean X) + L sqrt(2 l/n).
-    Minkowski: sqrt(mean e^2 |v - Gamma|^2) <= sqrt(mean e^2 |v - Gamma_n|^2) + |Gamma_n - Gamma| sqrt(mean e^2). Put together,
-    divided by mean e and solved for |Gamma_n - Gamma|, this is the radius; 2 r, since both lie in the ball of the values.
+    and never above 2 r; 2 r where n_eff <= A^2. Proof: z_j = e_j (v_j - Gamma) has mean 0, |z_j| <=
+    L = 2 r exp(b). With sigma^2 = E|z|^2 and l = log(4/delta), |mean z| <= sigma sqrt(2 l/n) + 2 L
+    l/(3 n) but for a chance delta/2 (Bernstein in Hilbert space: Pinelis 1994, Theorem 3.2). X =
+    |z|^2 >= 0 has E X^2 <= L^2 sigma^2, so but for a chance delta/2 sigma^2 - mean X <= L sigma
+    sqrt(2 l/n) (exp(-x) <= 1 - x + x^2/2), hence sigma <= sqrt(mean X) + L sqrt(2 l/n). Minkowski:
+    sqrt(mean e^2 |v - Gamma|^2) <= sqrt(mean e^2 |v - Gamma_n|^2) + |Gamma_n - Gamma| sqrt(mean
+    e^2). Put together, divided by mean e and solved for |Gamma_n - Gamma|, this is the radius; 2 r,
+    since both lie in the ball of the values.
 
-    ``known`` :class:`KnownError` ("markov", proved): the ball of radius sqrt(mse / delta). Each query has its own chance: for m
-    queries at once use level 1 - (1 - level)/m. Source: derived here.
+    ``known`` :class:`KnownError` ("markov", proved): the ball of radius sqrt(mse / delta). Each
+    query has its own chance: for m queries at once use level 1 - (1 - level)/m. Source: derived
+    here.
     """
     q, k, v, scale, _ = attention_inputs(q, k, v, scale, None)
     return region_of(see(q, k, v, scale), level, known)
@@ -181,8 +236,14 @@ def region_of(seen: Seen, level: Any, known: Any = None) -> ConfidenceRegion:
     if known is None:
         shape = float(scipy.stats.chi2.ppf(level, d)) * seen.cov
     else:
-        radius = _bernstein(seen, known, level) if isinstance(known, Bounds) else _markov(known, level, len(seen.center))
-        shape = radius.to(seen.cov).square()[:, None, None] * torch.eye(d, dtype=torch.float64, device=seen.cov.device)
+        radius = (
+            _bernstein(seen, known, level)
+            if isinstance(known, Bounds)
+            else _markov(known, level, len(seen.center))
+        )
+        shape = radius.to(seen.cov).square()[:, None, None] * torch.eye(
+            d, dtype=torch.float64, device=seen.cov.device
+        )
     shape = finite_result(shape, "v: its region", "scale v down")
     return ConfidenceRegion(seen.center, shape, level, kind, seen.cov, 1.0 / seen.sum_p2)
 
@@ -210,7 +271,9 @@ def see(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Seen:
     parts: list[tuple[Tensor, ...]] = []
     for rows in torch.split(q, max(1, BLOCK // k.shape[0])):
         scores = scale * (rows.double() @ k.double().T)
-        scores = finite_result(scores, "q, k: their scores", "lower the scale or the size of q and k")
+        scores = finite_result(
+            scores, "q, k: their scores", "lower the scale or the size of q and k"
+        )
         p = scores.softmax(-1)
         center = p @ v.double()
         weighted = (p[i, :, None] * (v.double() - center[i]) for i in range(len(rows)))
@@ -225,13 +288,18 @@ def _bernstein(seen: Seen, known: Bounds, level: float) -> Tensor:
     v = seen.values
     bound = _each(known.score, "known.score", len(seen.center)).to(seen.highest)
     reach = float(_each(known.radius, "known.radius", 1))
-    center = as_tensor(known.center, "known.center", ndim=1, last=v.shape[1]).detach().double().to(v.device)
+    center = (
+        as_tensor(known.center, "known.center", ndim=1, last=v.shape[1])
+        .detach()
+        .double()
+        .to(v.device)
+    )
     highest = seen.highest.detach()
     if bool((highest > bound + SLACK * (1.0 + bound.abs())).any()):
         worst = int((highest - bound).argmax())
         raise ValueError(
-            f"known.score: a score of {float(highest[worst]):.6g} is above the bound {float(bound[worst]):.6g} of query "
-            f"{worst}; give a bound on every score of the law"
+            f"known.score: a score of {float(highest[worst]):.6g} is above the bound"
+            f" {float(bound[worst]):.6g} of query {worst}; give a bound on every score of the law"
         )
     furthest = float((v.detach().double() - center).norm(dim=1).max())
     if furthest > reach + SLACK * (reach + float(center.norm())):
@@ -255,7 +323,10 @@ def _each(value: Any, name: str, m: int) -> Tensor:
     """Finite numbers, one for each of m queries."""
     given = as_tensor(value, name).detach().double()
     if given.ndim > 1 or given.numel() not in (1, m):
-        raise ValueError(f"{name}: expected one number, or one for each of {m} queries, got shape {tuple(given.shape)}")
+        raise ValueError(
+            f"{name}: expected one number, or one for each of {m} queries, got shape"
+            f" {tuple(given.shape)}"
+        )
     if name != "known.score" and bool((given < 0).any()):
         raise ValueError(f"{name}: expected numbers of at least 0, got {float(given.min()):g}")
     return given.reshape(-1).expand(m)

@@ -17,15 +17,18 @@ __all__ = ["Counts", "Shares", "Sharing", "share_tokens"]
 
 Counts = npt.NDArray[np.int64]
 
-SMALLEST, LARGEST = 1e-140, 1e150  # errors whose squares, and sums of them, are floating-point numbers
+# errors whose squares, and sums of them, are floating-point numbers
+SMALLEST, LARGEST = 1e-140, 1e150
 GRID = 512  # token numbers at which a curve is looked at
 
 
 @dataclass(frozen=True)
 class Shares:
-    """How many of ``total`` tokens each curve gets, and the summed squared error, beside the same number for each.
+    """How many of ``total`` tokens each curve gets, and the summed squared error, beside the same
+    number for each.
 
-    ``floor`` is a bound that no split can beat (that of the curves' convex hulls), so floor <= squared_error.
+    ``floor`` is a bound that no split can beat (that of the curves' convex hulls), so floor <=
+    squared_error.
     """
 
     total: int
@@ -38,16 +41,22 @@ class Shares:
     @property
     def gain(self) -> float:
         """Summed squared error of the best split over that of the uniform one."""
-        return self.squared_error / self.uniform_squared_error if self.uniform_squared_error > 0 else 1.0
+        return (
+            self.squared_error / self.uniform_squared_error
+            if self.uniform_squared_error > 0
+            else 1.0
+        )
 
 
 def share_tokens(curves: Sequence[ErrorCurve], total: Any) -> Shares:
-    """Token numbers n_i with sum n_i = total that minimise sum_i MSE_i(n_i), MSE_i the squared rms of curve i.
+    """Token numbers n_i with sum n_i = total that minimise sum_i MSE_i(n_i), MSE_i the squared rms
+    of curve i.
 
-    At the optimum of convex curves all heads gain equally from one more token, MSE_i'(n_i) = -lambda. Each curve is
-    replaced by the lower convex hull of its interpolation; the hulls' segments, steepest first, then give the exact
-    optimum of the hulls, and between the ends of at most one segment a curve may lie above its hull. The squared error
-    given is the curves' own. A curve's least and largest n are the least and the most it can get; one point: that many.
+    At the optimum of convex curves all heads gain equally from one more token, MSE_i'(n_i) =
+    -lambda. Each curve is replaced by the lower convex hull of its interpolation; the hulls'
+    segments, steepest first, then give the exact optimum of the hulls, and between the ends of at
+    most one segment a curve may lie above its hull. The squared error given is the curves' own. A
+    curve's least and largest n are the least and the most it can get; one point: that many.
     """
     return Sharing(curves).split(total)
 
@@ -62,7 +71,8 @@ class Sharing:
         largest = max(float(curve.rms.max()) for curve in curves)
         if not (SMALLEST < largest < LARGEST or largest == 0):
             raise ValueError(
-                f"curves: errors of the size {largest:g} have no squares in floating point; divide every rms by one number"
+                f"curves: errors of the size {largest:g} have no squares in floating point; divide"
+                " every rms by one number"
             )
         self.curves = [log_rms(curve) for curve in curves]
         self.least = np.array([int(curve.n[0]) for curve in curves])
@@ -81,8 +91,8 @@ class Sharing:
         total = as_count(total, "total")
         if not self.least.sum() <= total <= self.most.sum():
             raise ValueError(
-                f"total: expected between {self.least.sum()} (the first n of every curve) and {self.most.sum()} (the last), "
-                f"got {total}"
+                f"total: expected between {self.least.sum()} (the first n of every curve) and"
+                f" {self.most.sum()} (the last), got {total}"
             )
         best, floor = self.steepest_first(total)
         uniform = self._uniform(total)
@@ -92,14 +102,17 @@ class Sharing:
         return Shares(total, best, error, min(floor, error), uniform, uniform_error)
 
     def fewest(self, target: float, *, uniform: bool = False) -> int:
-        """The smallest total whose split, the best or the uniform one, has at most this summed squared error.
+        """The smallest total whose split, the best or the uniform one, has at most this summed
+        squared error.
 
         To a hundred-thousandth of all tokens where there are that many.
         """
         low, high = int(self.least.sum()), int(self.most.sum())
 
         def error(total: int) -> float:
-            return self.squared_error(self._uniform(total) if uniform else self.steepest_first(total)[0])
+            return self.squared_error(
+                self._uniform(total) if uniform else self.steepest_first(total)[0]
+            )
 
         if error(low) <= target:
             return low
@@ -112,22 +125,34 @@ class Sharing:
     def squared_error(self, tokens: Counts) -> float:
         """Summed squared error when curve i gets tokens[i]."""
         logs = np.log(tokens.astype(float))
-        return float(sum(np.exp(2 * spline(x)) for spline, x in zip(self.curves, logs, strict=True)))
+        return float(
+            sum(np.exp(2 * spline(x)) for spline, x in zip(self.curves, logs, strict=True))
+        )
 
     def steepest_first(self, total: int) -> tuple[Counts, float]:
-        """Whole token numbers, and the hulls' own squared error there; with a larger total no curve gets fewer."""
+        """Whole token numbers, and the hulls' own squared error there; with a larger total no curve
+        gets fewer.
+        """
         left = total - int(self.least.sum())
         before = np.cumsum(self.steps) - self.steps
         steps = np.clip(left - before, 0, self.steps)
-        tokens = self.least + np.bincount(self.owner, steps, minlength=len(self.least)).round().astype(np.int64)
+        tokens = self.least + np.bincount(
+            self.owner, steps, minlength=len(self.least)
+        ).round().astype(np.int64)
         return tokens, max(self.first_error + float(self.gains @ steps), 0.0)
 
     def _uniform(self, total: int) -> Counts:
-        """The same number for all, within each curve's ends; the tokens that do not divide go to the first ones."""
+        """The same number for all, within each curve's ends; the tokens that do not divide go to
+        the first ones.
+        """
         low, high = 0, int(self.most.max())
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if int(np.clip(middle, self.least, self.most).sum()) <= total else (low, middle - 1)
+            low, high = (
+                (middle, high)
+                if int(np.clip(middle, self.least, self.most).sum()) <= total
+                else (low, middle - 1)
+            )
         tokens = np.clip(low, self.least, self.most)
         free = np.flatnonzero((tokens < self.most) & (tokens >= low))[: total - int(tokens.sum())]
         tokens[free] += 1

@@ -1,15 +1,17 @@
-"""Mean, covariance, kurtosis and extremes of tokens as a streaming state: init, update, merge, finish.
+"""Mean, covariance, kurtosis and extremes of tokens as a streaming state: init, update, merge,
+finish.
 
-A state holds, over the rows seen so far, their number n, their mean m, the scatter S = sum (y - m)(y - m)^T and, per
-coordinate, the sums T = sum (y - m)^3 and Q = sum (y - m)^4. States a and b over disjoint rows merge exactly; with
-n = n_a + n_b, u = n_a / n, w = n_b / n and D = m_b - m_a,
+A state holds, over the rows seen so far, their number n, their mean m, the scatter S = sum (y -
+m)(y - m)^T and, per coordinate, the sums T = sum (y - m)^3 and Q = sum (y - m)^4. States a and b
+over disjoint rows merge exactly; with n = n_a + n_b, u = n_a / n, w = n_b / n and D = m_b - m_a,
 
     m = m_a + w D,      S = S_a + S_b + n_a w D D^T,
     T = T_a + T_b + n_a w (u - w) D^3 + 3 D (u S_b - w S_a),
     Q = Q_a + Q_b + n_a w (u^2 - u w + w^2) D^4 + 6 D^2 (u^2 S_b + w^2 S_a) + 4 D (u T_b - w T_a),
 
-S in the last two being its diagonal (Chan, Golub, LeVeque 1983; Pébay 2008, SAND2008-6212). A block is centred at its own
-mean before it is merged, so a large common offset costs no digits. States are float64 whatever the rows are.
+S in the last two being its diagonal (Chan, Golub, LeVeque 1983; Pébay 2008, SAND2008-6212). A block
+is centred at its own mean before it is merged, so a large common offset costs no digits. States are
+float64 whatever the rows are.
 """
 
 from __future__ import annotations
@@ -26,7 +28,16 @@ from torch import Tensor
 
 from esscher.inputs import as_tensor
 
-__all__ = ["TokenMoments", "TokenSummary", "finish", "gaussian_largest", "init", "merge", "summarise", "update"]
+__all__ = [
+    "TokenMoments",
+    "TokenSummary",
+    "finish",
+    "gaussian_largest",
+    "init",
+    "merge",
+    "summarise",
+    "update",
+]
 
 HEAVY_EXCESS = 1.0  # excess kurtosis of a coordinate above which it counts as heavy
 LIGHT_EXCESS = -0.5  # and below which it counts as light; a uniform law has -1.2
@@ -46,7 +57,9 @@ class Higher:
 
 @dataclass(frozen=True)
 class TokenMoments:
-    """State over the rows seen so far; ``batch`` axes (heads) are separate sets of rows of one common number."""
+    """State over the rows seen so far; ``batch`` axes (heads) are separate sets of rows of one
+    common number.
+    """
 
     count: int
     mean: Float64[Tensor, "*batch d"]
@@ -56,13 +69,16 @@ class TokenMoments:
 
 @dataclass(frozen=True)
 class TokenSummary:
-    """What a state says of the law of its tokens. ``cov`` divides by the count: the covariance of the pool itself."""
+    """What a state says of the law of its tokens. ``cov`` divides by the count: the covariance of
+    the pool itself.
+    """
 
     count: int
     mean: Float64[Tensor, "*batch d"]
     cov: Float64[Tensor, "*batch d d"]
     skewness: Float64[Tensor, "*batch d"] | None
-    kurtosis: Float64[Tensor, "*batch d"] | None  # 3 for a Gaussian; NaN where a coordinate is constant
+    # 3 for a Gaussian; NaN where a coordinate is constant
+    kurtosis: Float64[Tensor, "*batch d"] | None
     largest_z: Float64[Tensor, "*batch"] | None  # largest |y - mean| / sd over rows and coordinates
     gaussian_z: float  # the median of that for as many independent Gaussian rows and coordinates
     alarm_z: float  # and what they exceed with chance ALARM
@@ -70,8 +86,12 @@ class TokenSummary:
     reason: str
 
 
-def init(d: int, batch: tuple[int, ...] = (), *, higher: bool = True, device: Any = None) -> TokenMoments:
-    """The state before any row. ``higher=False`` is the light mode for queries and keys: mean and covariance alone."""
+def init(
+    d: int, batch: tuple[int, ...] = (), *, higher: bool = True, device: Any = None
+) -> TokenMoments:
+    """The state before any row. ``higher=False`` is the light mode for queries and keys: mean and
+    covariance alone.
+    """
     zeros = torch.zeros(*batch, d, dtype=torch.float64, device=device)
     scatter = torch.zeros(*batch, d, d, dtype=torch.float64, device=device)
     far = torch.full_like(zeros, torch.inf)
@@ -82,16 +102,24 @@ def update(state: TokenMoments, rows: Any) -> TokenMoments:
     """The state after one more block of rows, (B, d) or, with heads, (H, B, d)."""
     rows = as_tensor(rows, "rows", ndim=state.mean.ndim + 1, last=state.mean.shape[-1])
     if rows.shape[:-2] != state.mean.shape[:-1]:
-        raise ValueError(f"rows: expected {tuple(state.mean.shape[:-1])} heads before the rows, got shape {tuple(rows.shape)}")
-    return state if rows.shape[-2] == 0 else merge(state, _block(rows.double(), state.higher is not None))
+        raise ValueError(
+            f"rows: expected {tuple(state.mean.shape[:-1])} heads before the rows, got shape"
+            f" {tuple(rows.shape)}"
+        )
+    return (
+        state
+        if rows.shape[-2] == 0
+        else merge(state, _block(rows.double(), state.higher is not None))
+    )
 
 
 def merge(a: TokenMoments, b: TokenMoments) -> TokenMoments:
     """The state over the union of two disjoint sets of rows."""
     if a.mean.shape != b.mean.shape or (a.higher is None) != (b.higher is None):
         raise ValueError(
-            f"merge: expected two states of one shape and mode, got {tuple(a.mean.shape)} and {tuple(b.mean.shape)}, "
-            f"with higher moments {a.higher is not None} and {b.higher is not None}"
+            f"merge: expected two states of one shape and mode, got {tuple(a.mean.shape)} and"
+            f" {tuple(b.mean.shape)}, with higher moments {a.higher is not None} and"
+            f" {b.higher is not None}"
         )
     if a.count == 0 or b.count == 0:
         return a if b.count == 0 else b
@@ -104,7 +132,9 @@ def merge(a: TokenMoments, b: TokenMoments) -> TokenMoments:
 
 
 def finish(state: TokenMoments) -> TokenSummary:
-    """Mean, covariance, shape and extremes of the rows seen, with a verdict on how heavy their tails are."""
+    """Mean, covariance, shape and extremes of the rows seen, with a verdict on how heavy their
+    tails are.
+    """
     if state.count == 0:
         raise ValueError("finish: the state has seen no row; update it first")
     cov = state.scatter / state.count
@@ -112,7 +142,9 @@ def finish(state: TokenMoments) -> TokenSummary:
     gaussian, alarm = gaussian_largest(numbers), gaussian_largest(numbers, 1.0 - ALARM)
     if state.higher is None:
         reason = "The light mode keeps mean and covariance alone."
-        return TokenSummary(state.count, state.mean, cov, None, None, None, gaussian, alarm, "unknown", reason)
+        return TokenSummary(
+            state.count, state.mean, cov, None, None, None, gaussian, alarm, "unknown", reason
+        )
     variance = cov.diagonal(dim1=-2, dim2=-1)
     # A coordinate that varies by rounding alone has no shape.
     constant = variance <= (1e-12 * state.mean.abs()).square()
@@ -122,7 +154,9 @@ def finish(state: TokenMoments) -> TokenSummary:
     extreme = torch.maximum(state.higher.high - state.mean, state.mean - state.higher.low) / sd
     largest = extreme.nan_to_num(0.0).amax(-1)
     verdict, reason = _judge(kurtosis, largest, state.count, gaussian, alarm)
-    return TokenSummary(state.count, state.mean, cov, skewness, kurtosis, largest, gaussian, alarm, verdict, reason)
+    return TokenSummary(
+        state.count, state.mean, cov, skewness, kurtosis, largest, gaussian, alarm, verdict, reason
+    )
 
 
 def summarise(rows: Any) -> TokenSummary:
@@ -132,9 +166,11 @@ def summarise(rows: Any) -> TokenSummary:
 
 
 def gaussian_largest(numbers: int, chance: float = 0.5) -> float:
-    """The quantile at ``chance`` of the largest |z| among so many independent standard normal numbers:
+    """The quantile at ``chance`` of the largest |z| among so many independent standard normal
+    numbers:
 
-    (2 Phi(z) - 1)^numbers = chance. By Sidak's inequality dependent coordinates show smaller extremes, never larger.
+    (2 Phi(z) - 1)^numbers = chance. By Sidak's inequality dependent coordinates show smaller
+    extremes, never larger.
     """
     tail = -math.expm1(math.log(chance) / numbers)  # chance that one |z| is beyond
     return float(-scipy.special.ndtri(tail / 2))
@@ -147,7 +183,8 @@ def _block(rows: Tensor, higher: bool) -> TokenMoments:
     slip = apart.mean(-2)  # what rounding left of the mean
     apart = apart - slip[..., None, :]
     scatter = apart.transpose(-1, -2) @ apart
-    scatter = scatter.triu() + scatter.triu(1).transpose(-1, -2)  # symmetric to the last digit: half of it is all of it
+    # symmetric to the last digit: half of it is all of it
+    scatter = scatter.triu() + scatter.triu(1).transpose(-1, -2)
     if not higher:
         return TokenMoments(count, mean + slip, scatter, None)
     square = apart.square()
@@ -155,23 +192,37 @@ def _block(rows: Tensor, higher: bool) -> TokenMoments:
     return TokenMoments(count, mean + slip, scatter, more)
 
 
-def _merge_higher(a: TokenMoments, b: TokenMoments, apart: Tensor, u: float, w: float) -> Higher | None:
+def _merge_higher(
+    a: TokenMoments, b: TokenMoments, apart: Tensor, u: float, w: float
+) -> Higher | None:
     if a.higher is None or b.higher is None:
         return None
     pair = a.count * w
     spread_a, spread_b = (state.scatter.diagonal(dim1=-2, dim2=-1) for state in (a, b))
-    third = a.higher.third + b.higher.third + pair * (u - w) * apart**3 + 3 * apart * (u * spread_b - w * spread_a)
+    third = (
+        a.higher.third
+        + b.higher.third
+        + pair * (u - w) * apart**3
+        + 3 * apart * (u * spread_b - w * spread_a)
+    )
     fourth = a.higher.fourth + b.higher.fourth + pair * (u * u - u * w + w * w) * apart**4
     fourth = fourth + 6 * apart**2 * (u * u * spread_b + w * w * spread_a)
     fourth = fourth + 4 * apart * (u * b.higher.third - w * a.higher.third)
-    low, high = torch.minimum(a.higher.low, b.higher.low), torch.maximum(a.higher.high, b.higher.high)
+    low, high = (
+        torch.minimum(a.higher.low, b.higher.low),
+        torch.maximum(a.higher.high, b.higher.high),
+    )
     return Higher(third, fourth, low, high)
 
 
-def _judge(kurtosis: Tensor, largest: Tensor, count: int, gaussian: float, alarm: float) -> tuple[str, str]:
+def _judge(
+    kurtosis: Tensor, largest: Tensor, count: int, gaussian: float, alarm: float
+) -> tuple[str, str]:
     """One verdict for all rows of one head; heads of unlike verdicts are mixed."""
     if kurtosis.ndim > 1:
-        parts = [_judge(k, z, count, gaussian, alarm) for k, z in zip(kurtosis, largest, strict=True)]
+        parts = [
+            _judge(k, z, count, gaussian, alarm) for k, z in zip(kurtosis, largest, strict=True)
+        ]
         verdicts = [verdict for verdict, _ in parts]
         if len(set(verdicts)) == 1:
             return parts[0][0], f"All {len(parts)} heads alike; the first: {parts[0][1]}"
@@ -179,13 +230,17 @@ def _judge(kurtosis: Tensor, largest: Tensor, count: int, gaussian: float, alarm
         return "mixed", f"Heads differ: {counts}."
     excess = kurtosis[~kurtosis.isnan()].cpu().numpy() - 3.0
     if count < 8 or excess.size == 0:
-        return "unknown", f"{count} rows with {excess.size} coordinates that vary are too few to judge a tail."
+        return (
+            "unknown",
+            f"{count} rows with {excess.size} coordinates that vary are too few to judge a tail.",
+        )
     noise = 3.0 * math.sqrt(24.0 / count)  # three standard errors of a Gaussian sample's kurtosis
     limit = max(HEAVY_EXCESS, noise)
     heavy = float((excess > limit).mean())
     facts = (
-        f"{heavy:.1%} of coordinates have excess kurtosis above {limit:.2g} (median {np.median(excess):.2f}), "
-        f"and the largest deviation is {float(largest):.1f} standard deviations where Gaussian rows would show {gaussian:.1f}"
+        f"{heavy:.1%} of coordinates have excess kurtosis above {limit:.2g} (median"
+        f" {np.median(excess):.2f}), and the largest deviation is {float(largest):.1f} standard"
+        f" deviations where Gaussian rows would show {gaussian:.1f}"
     )
     if heavy > HEAVY_SHARE:
         return "heavier", f"Heavier tails than a Gaussian: {facts}."

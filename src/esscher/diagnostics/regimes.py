@@ -1,20 +1,24 @@
-"""Which regime a head is in, by a stated rule, with the reason in words and the failure signatures by name.
+"""Which regime a head is in, by a stated rule, with the reason in words and the failure signatures
+by name.
 
 The rule, first match wins:
 
 1. *unknown*: n, the effective tokens or the share of frozen queries is missing.
 2. *sink-dominated*: sink tokens hold at least SINK_MASS of the softmax weight.
-3. *frozen*: at least FROZEN_SHARE of the queries have s^2 > 2 log n. In the random energy model (Derrida 1981) the softmax
-   over n Gaussian scores of deviation s then rests on its few largest: the number of effective tokens stays bounded as n
-   grows along with s.
-4. *diffuse*: at least DIFFUSE_SHARE of the n tokens are effective; for Gaussian scores that is s^2 <= log(1/DIFFUSE_SHARE).
+3. *frozen*: at least FROZEN_SHARE of the queries have s^2 > 2 log n. In the random energy model
+   (Derrida 1981) the softmax over n Gaussian scores of deviation s then rests on its few largest:
+   the number of effective tokens stays bounded as n grows along with s.
+4. *diffuse*: at least DIFFUSE_SHARE of the n tokens are effective; for Gaussian scores that is s^2
+   <= log(1/DIFFUSE_SHARE).
 5. *selective*: everything between.
 
-Signatures are named after the failures that [B] warns of. *Exploded constants*: convergence much slower than 1/sqrt(n) where
-the coupling Psi is far above 1, which is what [B] says to check; or, our own rule, an error that falls as it should from so
-high that it is still large at n. *Hardmax regime*: weights on single tokens; [B, Prop. 5.1] has a logarithmic law for the
-hardmax of one-dimensional symmetric Gaussian tokens, and what a head does is said from its curve. *Distribution mismatch*:
-tokens that are not sub-Gaussian leave the theory's hypotheses. A head may show none or several, whatever its regime.
+Signatures are named after the failures that [B] warns of. *Exploded constants*: convergence much
+slower than 1/sqrt(n) where the coupling Psi is far above 1, which is what [B] says to check; or,
+our own rule, an error that falls as it should from so high that it is still large at n. *Hardmax
+regime*: weights on single tokens; [B, Prop. 5.1] has a logarithmic law for the hardmax of
+one-dimensional symmetric Gaussian tokens, and what a head does is said from its curve.
+*Distribution mismatch*: tokens that are not sub-Gaussian leave the theory's hypotheses. A head may
+show none or several, whatever its regime.
 """
 
 from __future__ import annotations
@@ -29,12 +33,21 @@ import numpy.typing as npt
 from esscher.diagnostics.tails import gaussian_khat
 from esscher.inputs import as_tensor
 
-__all__ = ["LABELS", "SIGNATURES", "HeadEvidence", "Regime", "classify", "share_frozen", "slow_until"]
+__all__ = [
+    "LABELS",
+    "SIGNATURES",
+    "HeadEvidence",
+    "Regime",
+    "classify",
+    "share_frozen",
+    "slow_until",
+]
 
 SINK_MASS = 0.5
 FROZEN_SHARE = 0.5
 DIFFUSE_SHARE = 0.1
-EXPLODED_RATIO = 10.0  # error times sqrt(n) over the constant of a head that weighs all tokens alike
+# error times sqrt(n) over the constant of a head that weighs all tokens alike
+EXPLODED_RATIO = 10.0
 LARGE_ERROR = 0.1  # relative root mean square error that still counts as large
 SINGLE_TOKENS = 2.0  # effective tokens
 KHAT_MARGIN = 0.2  # k-hat above that of Gaussian scores of the same deviation
@@ -52,8 +65,9 @@ SIGNATURES = ("exploded constants", "hardmax regime", "distribution mismatch")
 class HeadEvidence:
     """What was measured of one head; NaN or "unknown" where it was not.
 
-    ``s`` and the other per-query numbers are medians over queries. ``constant_ratio`` is rms(n) sqrt(n) over
-    sqrt(tr Cov(values)), which is 1 for s -> 0 and about exp(s^2/2) by the delta method for Gaussian scores.
+    ``s`` and the other per-query numbers are medians over queries. ``constant_ratio`` is rms(n)
+    sqrt(n) over sqrt(tr Cov(values)), which is 1 for s -> 0 and about exp(s^2/2) by the delta
+    method for Gaussian scores.
     """
 
     n: Number = math.nan
@@ -68,7 +82,8 @@ class HeadEvidence:
     exponent: Number = math.nan
     exponent_low: Number = math.nan
     exponent_high: Number = math.nan
-    slow_until: Number = math.nan  # n up to which the local exponent is below SLOW; 0: at no n, infinite: at every n
+    # n up to which the local exponent is below SLOW; 0: at no n, infinite: at every n
+    slow_until: Number = math.nan
     relative_rms: Number = math.nan
     constant_ratio: Number = math.nan
     coupling: Number = math.nan
@@ -78,7 +93,9 @@ class HeadEvidence:
 
 @dataclass(frozen=True)
 class Regime:
-    """The label, one sentence with the numbers behind it, and the failure signatures, each with its own sentence."""
+    """The label, one sentence with the numbers behind it, and the failure signatures, each with its
+    own sentence.
+    """
 
     label: str
     reason: str
@@ -86,20 +103,26 @@ class Regime:
 
 
 def share_frozen(s: Any, n: Any) -> float:
-    """Share of the queries with s^2 > 2 log n: ``s`` (m,) their score deviations, ``n`` their keys, one number or (m,)."""
+    """Share of the queries with s^2 > 2 log n: ``s`` (m,) their score deviations, ``n`` their keys,
+    one number or (m,).
+    """
     deviation = as_tensor(s, "s", ndim=1).double()
     if deviation.numel() == 0:
         raise ValueError("s: expected the deviation of at least one query, got none")
     keys = as_tensor(n, "n").double().to(deviation.device)
     if keys.shape not in ((), deviation.shape) or not bool((keys > 0).all()):
-        raise ValueError(f"n: expected a number above 0, or one for each of {deviation.numel()} queries, got {n}")
+        raise ValueError(
+            f"n: expected a number above 0, or one for each of {deviation.numel()} queries, got {n}"
+        )
     return float((deviation.square() > 2.0 * keys.log()).double().mean())
 
 
 def slow_until(n: npt.NDArray[np.int64], slope: npt.NDArray[np.float64]) -> float:
-    """The n up to which an error falls more slowly than 1/sqrt(n): its local exponent -``slope`` at ``n`` is below SLOW.
+    """The n up to which an error falls more slowly than 1/sqrt(n): its local exponent -``slope`` at
+    ``n`` is below SLOW.
 
-    Between two n of the ladder the exponent is interpolated in log n. 0 where it never is, infinite where it is at the last n.
+    Between two n of the ladder the exponent is interpolated in log n. 0 where it never is, infinite
+    where it is at the last n.
     """
     slow = np.flatnonzero(-slope < SLOW)
     if not slow.size:
@@ -114,7 +137,9 @@ def classify(evidence: HeadEvidence) -> Regime:
     """The regime of a head by the rule at the top of this module."""
     label, reason = _label(evidence)
     found = (_exploded(evidence), _hardmax(evidence), _mismatch(evidence))
-    return Regime(label, reason, {name: why for name, why in zip(SIGNATURES, found, strict=True) if why})
+    return Regime(
+        label, reason, {name: why for name, why in zip(SIGNATURES, found, strict=True) if why}
+    )
 
 
 def _label(e: HeadEvidence) -> tuple[str, str]:
@@ -128,41 +153,68 @@ def _label(e: HeadEvidence) -> tuple[str, str]:
         if not math.isfinite(value)
     ]
     if missing:
-        return "unknown", f"No regime without {' and '.join(missing)}: the measurement is missing or not finite."
+        return (
+            "unknown",
+            f"No regime without {' and '.join(missing)}: the measurement is missing or not finite.",
+        )
     share = e.effective_tokens / e.n
     counted = f"{_number(e.effective_tokens)} of {_number(e.n)} tokens are effective"
     if e.sink_mass >= SINK_MASS:
-        return "sink-dominated", f"Sink tokens hold {e.sink_mass:.0%} of the weight (at least {SINK_MASS:.0%}); {counted}."
+        return (
+            "sink-dominated",
+            (
+                f"Sink tokens hold {e.sink_mass:.0%} of the weight (at least {SINK_MASS:.0%});"
+                f" {counted}."
+            ),
+        )
     if e.share_frozen >= FROZEN_SHARE:
-        return "frozen", (
-            f"{e.share_frozen:.0%} of the queries have s^2 > 2 log n = {2 * math.log(e.n):.1f}{_deviation(e)}, "
-            f"so their few largest scores take the softmax over; {counted}."
+        return (
+            "frozen",
+            (
+                f"{e.share_frozen:.0%} of the queries have s^2 > 2 log n ="
+                f" {2 * math.log(e.n):.1f}{_deviation(e)}, so their few largest scores take the"
+                f" softmax over; {counted}."
+            ),
         )
     if share >= DIFFUSE_SHARE:
-        return "diffuse", (
-            f"{counted}, a share of {share:.2g} (at least {DIFFUSE_SHARE:g}){_deviation(e)}, "
-            f"and {e.share_frozen:.0%} of the queries are frozen."
+        return (
+            "diffuse",
+            (
+                f"{counted}, a share of {share:.2g} (at least {DIFFUSE_SHARE:g}){_deviation(e)}, "
+                f"and {e.share_frozen:.0%} of the queries are frozen."
+            ),
         )
-    return "selective", (
-        f"{counted}, a share of {share:.2g} (below {DIFFUSE_SHARE:g}){_deviation(e)}, "
-        f"yet only {e.share_frozen:.0%} of the queries have s^2 > 2 log n = {2 * math.log(e.n):.1f}."
+    return (
+        "selective",
+        (
+            f"{counted}, a share of {share:.2g} (below {DIFFUSE_SHARE:g}){_deviation(e)}, yet only"
+            f" {e.share_frozen:.0%} of the queries have s^2 > 2 log n = {2 * math.log(e.n):.1f}."
+        ),
     )
 
 
 def _exploded(e: HeadEvidence) -> str:
-    """[B]'s own check, convergence much slower than 1/sqrt(n) at Psi >> 1; else ours, the constant and not the rate."""
+    """[B]'s own check, convergence much slower than 1/sqrt(n) at Psi >> 1; else ours, the constant
+    and not the rate.
+    """
     if e.exponent < MUCH_SLOWER and not e.exponent_high >= SLOW and e.coupling >= LARGE_COUPLING:
         return (
-            f"The error falls as n^-{e.exponent:.2f}{_interval(e)}, much more slowly than 1/sqrt(n), and the coupling Psi is "
-            f"{e.coupling:.3g}, far above 1: the cause that [B] names."
+            f"The error falls as n^-{e.exponent:.2f}{_interval(e)}, much more slowly than"
+            f" 1/sqrt(n), and the coupling Psi is {e.coupling:.3g}, far above 1: the cause that [B]"
+            " names."
         )
-    if not (e.constant_ratio >= EXPLODED_RATIO and e.relative_rms >= LARGE_ERROR) or e.share_frozen >= FROZEN_SHARE:
+    if (
+        not (e.constant_ratio >= EXPLODED_RATIO and e.relative_rms >= LARGE_ERROR)
+        or e.share_frozen >= FROZEN_SHARE
+    ):
         return ""
-    rate = "" if math.isnan(e.exponent) else f" although it falls as n^-{e.exponent:.2f}{_interval(e)}"
+    rate = (
+        "" if math.isnan(e.exponent) else f" although it falls as n^-{e.exponent:.2f}{_interval(e)}"
+    )
     coupling = "" if math.isnan(e.coupling) else f"; the coupling Psi is {e.coupling:.3g}"
     return (
-        f"The error at {_number(e.n)} tokens is still {e.relative_rms:.0%} of the limit{rate}: its constant is "
-        f"{e.constant_ratio:.3g} times that of even weights{coupling}."
+        f"The error at {_number(e.n)} tokens is still {e.relative_rms:.0%} of the limit{rate}: its"
+        f" constant is {e.constant_ratio:.3g} times that of even weights{coupling}."
     )
 
 
@@ -175,8 +227,9 @@ def _hardmax(e: HeadEvidence) -> str:
         return ""
     pace = _pace(e) or " No curve says how the error falls."
     return (
-        f"Weights concentrate on single tokens ({why}).{pace} The logarithmic law of hardmax [B, Prop. 5.1] is of "
-        "one-dimensional symmetric Gaussian tokens: it is no prediction for this head."
+        f"Weights concentrate on single tokens ({why}).{pace} The logarithmic law of hardmax [B,"
+        " Prop. 5.1] is of one-dimensional symmetric Gaussian tokens: it is no prediction for this"
+        " head."
     )
 
 
@@ -186,24 +239,38 @@ def _pace(e: HeadEvidence) -> str:
         return ""
     if e.slow_until == 0:
         return " Its error falls like 1/sqrt(n) at every n that was measured."
-    rate = "" if math.isnan(e.exponent) else f" (exponent {e.exponent:.2f} over the range of the fit)"
+    rate = (
+        "" if math.isnan(e.exponent) else f" (exponent {e.exponent:.2f} over the range of the fit)"
+    )
     if math.isinf(e.slow_until):
         return f" Its error falls more slowly than 1/sqrt(n){rate} at every n that was measured."
     return (
-        f" Its error is slow{rate} up to about n = {_number(float(f'{e.slow_until:.2g}'))}, and falls like 1/sqrt(n) from "
-        "there on, on this pool."
+        f" Its error is slow{rate} up to about n = {_number(float(f'{e.slow_until:.2g}'))}, and"
+        " falls like 1/sqrt(n) from there on, on this pool."
     )
 
 
 def _mismatch(e: HeadEvidence) -> str:
-    """Heavy k-hat alone is no mismatch: Gaussian scores of large s show it too, so it is compared with theirs."""
-    why = [f"{name} have heavier tails than a Gaussian" for name in ("tokens", "scores") if getattr(e, name) == "heavier"]
+    """Heavy k-hat alone is no mismatch: Gaussian scores of large s show it too, so it is compared
+    with theirs.
+    """
+    why = [
+        f"{name} have heavier tails than a Gaussian"
+        for name in ("tokens", "scores")
+        if getattr(e, name) == "heavier"
+    ]
     expected = e.khat_gaussian
     if math.isnan(expected) and math.isfinite(e.s) and math.isfinite(e.n) and e.s > 0 and e.n >= 1:
         expected = float(gaussian_khat([e.s], round(e.n))[0])
-    floor = e.khat_threshold if math.isnan(expected) else max(e.khat_threshold, expected + KHAT_MARGIN)
+    floor = (
+        e.khat_threshold if math.isnan(expected) else max(e.khat_threshold, expected + KHAT_MARGIN)
+    )
     if e.khat > floor:
-        beside = "" if math.isnan(expected) else f", where Gaussian scores of the same deviation would show {expected:.2f}"
+        beside = (
+            ""
+            if math.isnan(expected)
+            else f", where Gaussian scores of the same deviation would show {expected:.2f}"
+        )
         why.append(f"k-hat is {e.khat:.2f} (threshold {e.khat_threshold:.2f}){beside}")
     return f"The theory's hypotheses are in doubt: {'; '.join(why)}." if why else ""
 

@@ -1,22 +1,27 @@
-"""Which law the largest values follow, Pareto or sub-Gaussian: both fitted by likelihood to the exceedances, then compared.
+"""Which law the largest values follow, Pareto or sub-Gaussian: both fitted by likelihood to the
+exceedances, then compared.
 
 Values z > u, exceedances e = z - u. The two laws of what lies beyond u:
 
-    Pareto        P(e > x) = (1 + xi x / b)^(-1/xi), xi > 0;  exp(-x / b), the lightest of them, at xi = 0
-    sub-Gaussian  P(z > x) = Q(x / sigma) / Q(u / sigma), Q the survival of the standard normal law
+    Pareto        P(e > x) = (1 + xi x / b)^(-1/xi), xi > 0;  exp(-x / b), the lightest of them, at
+    xi = 0 sub-Gaussian  P(z > x) = Q(x / sigma) / Q(u / sigma), Q the survival of the standard
+    normal law
 
-The first is the generalised Pareto law, which exceedances of every law with a power tail of exponent 1/xi come near to
-(Balkema, de Haan 1974; Pickands 1975). The second is the tail of a Gaussian about 0, the law that sub-Gaussian ones are
-measured by; sigma solves E[z^2 | z > u] = sigma^2 + u sigma phi(u/sigma)/Q(u/sigma) = mean z^2, and is 1 for Gaussian values in
-standard deviations. The Pareto side may not take xi < 0: those laws end somewhere, and are sub-Gaussian.
+The first is the generalised Pareto law, which exceedances of every law with a power tail of
+exponent 1/xi come near to (Balkema, de Haan 1974; Pickands 1975). The second is the tail of a
+Gaussian about 0, the law that sub-Gaussian ones are measured by; sigma solves E[z^2 | z > u] =
+sigma^2 + u sigma phi(u/sigma)/Q(u/sigma) = mean z^2, and is 1 for Gaussian values in standard
+deviations. The Pareto side may not take xi < 0: those laws end somewhere, and are sub-Gaussian.
 
-Let l_i be the log-likelihood of value i under the first less that under the second. The sign of their mean is believed where
-the mean is beyond its standard error (Vuong, Econometrica 57, 1989, 307-333; Clauset, Shalizi, Newman, SIAM Review 51, 2009,
-661-703). The shape xi that is told is that of largest likelihood over xi > -1/2, where it is regular (Smith, Biometrika 72,
-1985), negative if need be; (1 + xi)^2 s_xi - b (1 + xi) s_b is the influence of a value on it, s the scores.
+Let l_i be the log-likelihood of value i under the first less that under the second. The sign of
+their mean is believed where the mean is beyond its standard error (Vuong, Econometrica 57, 1989,
+307-333; Clauset, Shalizi, Newman, SIAM Review 51, 2009, 661-703). The shape xi that is told is that
+of largest likelihood over xi > -1/2, where it is regular (Smith, Biometrika 72, 1985), negative if
+need be; (1 + xi)^2 s_xi - b (1 + xi) s_b is the influence of a value on it, s the scores.
 
-Values that come from one token, or from tokens alike in every digit, are no independent witnesses: both standard errors are
-of sums over groups of values, sqrt(G/(G - 1) sum_g (sum_{i in g} x_i)^2) / M for G groups of M values in all.
+Values that come from one token, or from tokens alike in every digit, are no independent witnesses:
+both standard errors are of sums over groups of values, sqrt(G/(G - 1) sum_g (sum_{i in g} x_i)^2) /
+M for G groups of M values in all.
 """
 
 from __future__ import annotations
@@ -38,7 +43,8 @@ GROUPS = 10  # and groups of them
 LEVEL = 0.95  # of intervals, and of the verdict
 SMALLEST_SHAPE = -0.5
 ROOT = math.sqrt(2.0 / math.pi)
-FAR = 1e3  # thresholds in deviations from which the hazard's expansion has all digits that its formula has
+# thresholds in deviations from which the hazard's expansion has all digits that its formula has
+FAR = 1e3
 FLAT = 1e-6  # xi and t so near 0 that the law is exponential
 
 TAILS = ("sub-Gaussian", "between", "Pareto", "undecided", "unknown")
@@ -48,7 +54,8 @@ TAILS = ("sub-Gaussian", "between", "Pareto", "undecided", "unknown")
 class TailComparison:
     """Both fits and which is better; NaN where there was too little to fit.
 
-    ``ratio`` is the log-likelihood of the Pareto law less that of the sub-Gaussian one, per exceedance.
+    ``ratio`` is the log-likelihood of the Pareto law less that of the sub-Gaussian one, per
+    exceedance.
     """
 
     threshold: float  # u
@@ -65,12 +72,19 @@ class TailComparison:
 
 
 def compare(values: Floats, threshold: float, groups: npt.NDArray[np.int64]) -> TailComparison:
-    """Fit both laws to the values above a threshold; ``groups``: values of one number are one witness."""
+    """Fit both laws to the values above a threshold; ``groups``: values of one number are one
+    witness.
+    """
     over = values > threshold
     z, (_, group) = values[over], np.unique(groups[over], return_inverse=True)
     count, witnesses = len(z), int(group.max(initial=-1)) + 1
     excess = z - threshold
-    if count < FEWEST or witnesses < GROUPS or not excess.max() > 1e-12 * abs(threshold) or not threshold > 0.0:
+    if (
+        count < FEWEST
+        or witnesses < GROUPS
+        or not excess.max() > 1e-12 * abs(threshold)
+        or not threshold > 0.0
+    ):
         return _unknown(threshold, count, witnesses)
     shape, scale = _fit_pareto(excess)
     shape_se = _standard_error(_influence(excess, shape, scale), group)
@@ -84,20 +98,33 @@ def compare(values: Floats, threshold: float, groups: npt.NDArray[np.int64]) -> 
     p_value = math.erfc(abs(ratio) / (ratio_se * math.sqrt(2.0))) if ratio_se > 0.0 else 1.0
     verdict = _verdict(shape_interval, ratio_interval)
     reason = (
-        f"{verdict}: {MEANINGS[verdict]} ({count} values of {witnesses} tokens beyond {threshold:.2f} standard deviations, "
-        f"Pareto shape {shape:.2f}, {shape_interval[0]:.2f} to {shape_interval[1]:.2f}; sub-Gaussian scale "
-        f"{sigma:.2f}; log-likelihood ratio {ratio:+.2g} a value, {ratio_interval[0]:+.2g} to "
-        f"{ratio_interval[1]:+.2g})"
+        f"{verdict}: {MEANINGS[verdict]} ({count} values of {witnesses} tokens beyond"
+        f" {threshold:.2f} standard deviations, Pareto shape {shape:.2f}, {shape_interval[0]:.2f}"
+        f" to {shape_interval[1]:.2f}; sub-Gaussian scale {sigma:.2f}; log-likelihood ratio"
+        f" {ratio:+.2g} a value, {ratio_interval[0]:+.2g} to {ratio_interval[1]:+.2g})"
     )
     return TailComparison(
-        threshold, count, witnesses, shape, shape_interval, sigma, ratio, ratio_interval, p_value, verdict, reason
+        threshold,
+        count,
+        witnesses,
+        shape,
+        shape_interval,
+        sigma,
+        ratio,
+        ratio_interval,
+        p_value,
+        verdict,
+        reason,
     )
 
 
 MEANINGS = {
     "sub-Gaussian": "the sub-Gaussian law fits better than any Pareto law",
     "Pareto": "a Pareto law fits better, and its shape is above 0",
-    "between": "heavier than the sub-Gaussian law, yet no power is seen: the Pareto shape may be 0, an exponential tail",
+    "between": (
+        "heavier than the sub-Gaussian law, yet no power is seen: the Pareto shape may be 0, an"
+        " exponential tail"
+    ),
     "undecided": "neither law fits better beyond the error of the comparison",
 }
 
@@ -114,18 +141,32 @@ def _unknown(threshold: float, count: int, witnesses: int) -> TailComparison:
     """Nothing fitted: too few values, or all alike."""
     nothing, nowhere = math.nan, (math.nan, math.nan)
     reason = (
-        f"unknown: {count} values of {witnesses} tokens are too few or too much alike to fit a tail "
-        f"(at least {FEWEST} of {GROUPS})"
+        f"unknown: {count} values of {witnesses} tokens are too few or too much alike to fit a tail"
+        f" (at least {FEWEST} of {GROUPS})"
     )
-    return TailComparison(threshold, count, witnesses, nothing, nowhere, nothing, nothing, nowhere, nothing, "unknown", reason)
+    return TailComparison(
+        threshold,
+        count,
+        witnesses,
+        nothing,
+        nowhere,
+        nothing,
+        nothing,
+        nowhere,
+        nothing,
+        "unknown",
+        reason,
+    )
 
 
 def _fit_pareto(excess: Floats) -> tuple[float, float]:
-    """Shape and scale of largest likelihood. With t = xi / b the best xi is mean log(1 + t e), and the likelihood of t
+    """Shape and scale of largest likelihood. With t = xi / b the best xi is mean log(1 + t e), and
+    the likelihood of t
 
         l(t) = - log(xi / t) - xi - 1
 
-    has one variable (Grimshaw, Technometrics 35, 1993): its best place on a grid, then the root of its slope beside that.
+    has one variable (Grimshaw, Technometrics 35, 1993): its best place on a grid, then the root of
+    its slope beside that.
     """
     x = excess / excess.mean()
 
@@ -138,12 +179,18 @@ def _fit_pareto(excess: Floats) -> tuple[float, float]:
 
     def slope(t: float) -> float:
         bend = float((x / (1.0 + t * x)).mean())
-        return 1.0 - 0.5 * float(np.square(x).mean()) if abs(t) < FLAT else bend / shape_of(t) - 1.0 / t + bend
+        return (
+            1.0 - 0.5 * float(np.square(x).mean())
+            if abs(t) < FLAT
+            else bend / shape_of(t) - 1.0 / t + bend
+        )
 
     first = -(1.0 - 1e-12) / float(x.max())
     if shape_of(first) < SMALLEST_SHAPE:
         first = scipy.optimize.brentq(lambda t: shape_of(t) - SMALLEST_SHAPE, first, 0.0)
-    grid = np.concatenate([np.geomspace(first, 1e-2 * first, 16), [0.0], np.geomspace(1e-2, 1e6, 48)])
+    grid = np.concatenate(
+        [np.geomspace(first, 1e-2 * first, 16), [0.0], np.geomspace(1e-2, 1e6, 48)]
+    )
     best = int(np.argmin([loss(t) for t in grid]))
     ends = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
     t = float(grid[best])
@@ -157,20 +204,27 @@ def _fit_pareto(excess: Floats) -> tuple[float, float]:
 def _fit_gaussian(z: Floats, u: float) -> tuple[float, Floats]:
     """Scale sigma, and the log-density of each value.
 
-    With x = u / sigma and the hazard h = phi/Q, sigma solves mean (z^2 - u^2)/2 = sigma^2 (1 + x (h(x) - x))/2, and the last
-    factor lies between 1/2 and 1. Q(x) = exp(-x^2/2) erfcx(x / sqrt 2) / 2: no exponential is left to underflow.
+    With x = u / sigma and the hazard h = phi/Q, sigma solves mean (z^2 - u^2)/2 = sigma^2 (1 + x
+    (h(x) - x))/2, and the last factor lies between 1/2 and 1. Q(x) = exp(-x^2/2) erfcx(x / sqrt 2)
+    / 2: no exponential is left to underflow.
     """
     half = 0.5 * (z - u) * (z + u)
     mean = float(half.mean())
 
     def miss(variance: float) -> float:
         x = u / math.sqrt(variance)
-        factor = 1.0 - 1.0 / x**2 if x > FAR else 0.5 + 0.5 * x * (ROOT / scipy.special.erfcx(x / math.sqrt(2.0)) - x)
+        factor = (
+            1.0 - 1.0 / x**2
+            if x > FAR
+            else 0.5 + 0.5 * x * (ROOT / scipy.special.erfcx(x / math.sqrt(2.0)) - x)
+        )
         return variance / mean * factor - 1.0
 
     variance = float(scipy.optimize.brentq(miss, 0.99 * mean, 2.01 * mean, xtol=1e-15 * mean))
     sigma = math.sqrt(variance)
-    density: Floats = -half / variance - math.log(sigma * scipy.special.erfcx(u / (sigma * math.sqrt(2.0))) / ROOT)
+    density: Floats = -half / variance - math.log(
+        sigma * scipy.special.erfcx(u / (sigma * math.sqrt(2.0))) / ROOT
+    )
     return sigma, density
 
 
@@ -186,7 +240,11 @@ def _influence(excess: Floats, shape: float, scale: float) -> Floats:
     """Of each value on the shape: (1 + xi)^2 s_xi - b (1 + xi) s_b."""
     x = excess / scale
     part = x / (1.0 + shape * x)
-    bend = 0.5 * x * x - x if shape == 0.0 else np.log1p(shape * x) / shape**2 - (1.0 + 1.0 / shape) * part
+    bend = (
+        0.5 * x * x - x
+        if shape == 0.0
+        else np.log1p(shape * x) / shape**2 - (1.0 + 1.0 / shape) * part
+    )
     found: Floats = (1.0 + shape) ** 2 * bend - (1.0 + shape) * ((1.0 + shape) * part - 1.0)
     return found
 

@@ -1,4 +1,6 @@
-"""Trained models beside the end of the gradient flow: what SGD reached against what theory says it should."""
+"""Trained models beside the end of the gradient flow: what SGD reached against what theory says it
+should.
+"""
 
 from __future__ import annotations
 
@@ -25,24 +27,36 @@ FALLING = 0.01  # share by which it falls there
 STUCK, UNDERTRAINED = "stuck", "undertrained"
 
 
-def judged(final: pd.DataFrame, curve: pd.DataFrame, flow: pd.DataFrame, above: float = ABOVE) -> pd.DataFrame:
-    """The table ``final`` of a training run with the status of models that did not arrive, and what to do.
+def judged(
+    final: pd.DataFrame, curve: pd.DataFrame, flow: pd.DataFrame, above: float = ABOVE
+) -> pd.DataFrame:
+    """The table ``final`` of a training run with the status of models that did not arrive, and what
+    to do.
 
-    A model whose error is more than ``above`` over the end of its flow, and more than two standard errors, is "undertrained"
-    where its error still falls at the end of training, by more than its noise and 1 % over the last quarter, or has not come
-    half of the way from where it began; else it is "stuck", in another valley.
+    A model whose error is more than ``above`` over the end of its flow, and more than two standard
+    errors, is "undertrained" where its error still falls at the end of training, by more than its
+    noise and 1 % over the last quarter, or has not come half of the way from where it began; else
+    it is "stuck", in another valley.
     """
-    ends = {(row["covariance"], row["length"], row["model"]): row["mse"] for row in flow.to_dict("records")}
+    ends = {
+        (row["covariance"], row["length"], row["model"]): row["mse"]
+        for row in flow.to_dict("records")
+    }
     paths = {key: part.sort_values("step") for key, part in curve.groupby(KEY, sort=False)}
     rows = []
     for row in final.to_dict("records"):
         end = ends.get((row["covariance"], row["length"], row["model"]), math.inf)
         if row["status"] == "ok" and row["mse"] - 2 * row["stderr"] > (1 + above) * end:
             path = paths[tuple(row[name] for name in KEY)]
-            on_its_way = _still_falls(path) or path["mse"].iloc[0] - row["mse"] < 0.5 * (path["mse"].iloc[0] - end)
+            on_its_way = _still_falls(path) or path["mse"].iloc[0] - row["mse"] < 0.5 * (
+                path["mse"].iloc[0] - end
+            )
             row["status"] = UNDERTRAINED if on_its_way else STUCK
             remedy = "train for more steps" if on_its_way else "take another seed"
-            row["advice"] = f"{row['model']} attention ended {row['mse'] / end - 1:.0%} above the end of its flow; {remedy}"
+            row["advice"] = (
+                f"{row['model']} attention ended {row['mse'] / end - 1:.0%} above the end of its"
+                f" flow; {remedy}"
+            )
         rows.append(row)
     return pd.DataFrame(rows, columns=final.columns)
 
@@ -56,23 +70,35 @@ def _still_falls(path: pd.DataFrame) -> bool:
     return bool(before - after > max(2 * noise, FALLING * before))
 
 
-def trained_risks(final: pd.DataFrame, path: pd.DataFrame, dim: int, noise: float, task_cov: Any = None) -> pd.DataFrame:
-    """Exact mean squared error of every trained model (one head), from the tables ``final`` and ``path`` of a training run.
+def trained_risks(
+    final: pd.DataFrame, path: pd.DataFrame, dim: int, noise: float, task_cov: Any = None
+) -> pd.DataFrame:
+    """Exact mean squared error of every trained model (one head), from the tables ``final`` and
+    ``path`` of a training run.
 
-    Columns covariance, length, seed, model, status, sampled and its stderr (from ``final``), exact and its error.
+    Columns covariance, length, seed, model, status, sampled and its stderr (from ``final``), exact
+    and its error.
     """
     last = path.loc[path.groupby(KEY)["step"].idxmax()]
-    values = {(row.covariance, row.length, row.seed, row.model): row.values_ for row in _named(last)}
+    values = {
+        (row.covariance, row.length, row.seed, row.model): row.values_ for row in _named(last)
+    }
     rows = []
     for row in final.to_dict("records"):
         key = (row["covariance"], row["length"], row["seed"], row["model"])
         joined = np.asarray(values[key])
         found = {"exact": math.nan, "error": math.nan}
         if row["status"] != "diverged" and joined.size == (dim + 1) ** 2:
-            exact = risk(as_task(key[0], dim, noise, task_cov), path_uv(joined, dim), int(key[1]), key[3])
+            exact = risk(
+                as_task(key[0], dim, noise, task_cov), path_uv(joined, dim), int(key[1]), key[3]
+            )
             found = {"exact": 2 * exact.value, "error": 2 * exact.error}
         identity = dict(zip(KEY, key, strict=True))
-        rows.append(identity | {"status": row["status"], "sampled": row["mse"], "stderr": row["stderr"]} | found)
+        rows.append(
+            identity
+            | {"status": row["status"], "sampled": row["mse"], "stderr": row["stderr"]}
+            | found
+        )
     return pd.DataFrame(rows)
 
 
@@ -81,31 +107,47 @@ def _named(path: pd.DataFrame) -> Any:
 
 
 def path_uv(joined: Any, dim: int) -> UV:
-    """(U, V) from [U without its last column, last row of V], as a run's table ``path`` holds it."""
+    """(U, V) from [U without its last column, last row of V], as a run's table ``path`` holds
+    it.
+    """
     table = torch.from_numpy(np.array(joined, np.float64)).reshape(dim + 1, dim + 1)
     U, V = torch.zeros_like(table), torch.zeros_like(table)
     U[:, :dim], V[-1] = table[:, :dim], table[:, dim]
     return UV(U, V)
 
 
-def flow_ends(trained: pd.DataFrame, dim: int, noise: float, task_cov: Any = "scaled") -> pd.DataFrame:
-    """The ends of the flow for every covariance and length of a table: columns covariance, length, model, mse."""
+def flow_ends(
+    trained: pd.DataFrame, dim: int, noise: float, task_cov: Any = "scaled"
+) -> pd.DataFrame:
+    """The ends of the flow for every covariance and length of a table: columns covariance, length,
+    model, mse.
+    """
     asked = trained[["covariance", "length"]].drop_duplicates().to_dict("records")
     spec = FlowSpec(dim=dim, noise=noise, task_cov=task_cov, draws=100)
     return pd.DataFrame([row for unit in asked for row in compute(spec, unit)["final"]])
 
 
-def compare_with_flow(trained: pd.DataFrame, flow: pd.DataFrame, level: float = 0.95, stuck: float = ABOVE) -> pd.DataFrame:
-    """Mean over seeds of the exact error of trained models, its Student interval, and the flow's prediction.
+def compare_with_flow(
+    trained: pd.DataFrame, flow: pd.DataFrame, level: float = 0.95, stuck: float = ABOVE
+) -> pd.DataFrame:
+    """Mean over seeds of the exact error of trained models, its Student interval, and the flow's
+    prediction.
 
-    Seeds that ended more than the share ``stuck`` above the flow are counted in the columns ``stuck``, in another valley, and
-    ``undertrained``, still on their way (where ``judged`` said so), and left out of the mean ([S], appendix A.2, took other
-    seeds for these). The others hover above the end of the flow by an amount that falls with the rate; ``excess`` is
-    (mean - flow) / flow.
+    Seeds that ended more than the share ``stuck`` above the flow are counted in the columns
+    ``stuck``, in another valley, and ``undertrained``, still on their way (where ``judged`` said
+    so), and left out of the mean ([S], appendix A.2, took other seeds for these). The others hover
+    above the end of the flow by an amount that falls with the rate; ``excess`` is (mean - flow) /
+    flow.
     """
     rows = []
-    for (covariance, length, model), part in trained.groupby(["covariance", "length", "model"], sort=False):
-        match = flow[(flow["covariance"] == covariance) & (flow["length"] == length) & (flow["model"] == model)]
+    for (covariance, length, model), part in trained.groupby(
+        ["covariance", "length", "model"], sort=False
+    ):
+        match = flow[
+            (flow["covariance"] == covariance)
+            & (flow["length"] == length)
+            & (flow["model"] == model)
+        ]
         if match.empty or part["exact"].isna().all():
             continue
         predicted = float(match["mse"].iloc[0])
@@ -114,7 +156,11 @@ def compare_with_flow(trained: pd.DataFrame, flow: pd.DataFrame, level: float = 
         exact, count = there["exact"].to_numpy(), len(there)
         late = list(ended.drop(there.index).get("status", ())).count(UNDERTRAINED)
         mean = float(exact.mean()) if count else math.nan
-        half = float(student.ppf((1 + level) / 2, count - 1) * exact.std(ddof=1) / math.sqrt(count)) if count > 1 else math.nan
+        half = (
+            float(student.ppf((1 + level) / 2, count - 1) * exact.std(ddof=1) / math.sqrt(count))
+            if count > 1
+            else math.nan
+        )
         rows.append(
             {
                 "covariance": covariance,

@@ -29,7 +29,9 @@ class IclFigure:
     runs: tuple[str, ...]
 
 
-def _pair(numbers: tuple[int, int], shows: str, title: str, runs: tuple[str, ...]) -> list[IclFigure]:
+def _pair(
+    numbers: tuple[int, int], shows: str, title: str, runs: tuple[str, ...]
+) -> list[IclFigure]:
     names = (ISOTROPIC, "isotropic"), (KMS, "Kac-Murdock-Szegoe 0.5")
     return [
         IclFigure(f"fig{number}", shows, covariance, f"{title}, {name} covariates", runs)
@@ -75,8 +77,8 @@ def choose_figures(names: str | None) -> list[IclFigure]:
 def specs_for(figures: list[IclFigure], quick: bool, seed: int = 0) -> dict[str, RunSpec]:
     """The runs those figures need, for the covariances they show.
 
-    Quick: a rate four times the paper's for a twentieth of its steps, so a fifth of its training time; two seeds; fewer and
-    shorter prompts.
+    Quick: a rate four times the paper's for a twentieth of its steps, so a fifth of its training
+    time; two seeds; fewer and shorter prompts.
     """
     covariances = tuple(dict.fromkeys(figure.covariance for figure in figures))
     needed = {run for figure in figures for run in figure.runs}
@@ -93,5 +95,9 @@ def specs_for(figures: list[IclFigure], quick: bool, seed: int = 0) -> dict[str,
         }
         concentration |= {"lengths": (10, 30, 100, 300, 1000), "repeats": 16, "prompts": 64}
         flow |= {"lengths": (10, 30, 100), "draws": 1000}
-    specs = {"concentration": ConcentrationSpec(**concentration), "train": TrainSpec(**train), "flow": FlowSpec(**flow)}
+    specs = {
+        "concentration": ConcentrationSpec(**concentration),
+        "train": TrainSpec(**train),
+        "flow": FlowSpec(**flow),
+    }
     return {name: spec for name, spec in specs.items() if name in needed}

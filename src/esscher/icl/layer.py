@@ -13,7 +13,18 @@ from torch import Tensor
 from esscher.icl.tasks import Prompts
 from esscher.inputs import as_count, as_tensor
 
-__all__ = ["KINDS", "KQV", "OVKQ", "UV", "Block", "Parameters", "as_uv", "default_weights", "predict", "tensors"]
+__all__ = [
+    "KINDS",
+    "KQV",
+    "OVKQ",
+    "UV",
+    "Block",
+    "Parameters",
+    "as_uv",
+    "default_weights",
+    "predict",
+    "tensors",
+]
 
 KINDS = ("softmax", "linear")
 
@@ -22,7 +33,8 @@ KINDS = ("softmax", "linear")
 class UV:
     """Score matrix and value map, both (d+1) x (d+1): token z scores <z, U z_q> and has value V z.
 
-    The prediction is the last coordinate of the output, so of V only the last row acts. [S]: U = K^T Q, section 4.
+    The prediction is the last coordinate of the output, so of V only the last row acts. [S]: U =
+    K^T Q, section 4.
     """
 
     U: Float[Tensor, "e e"]
@@ -57,7 +69,9 @@ class KQV:
 
 @dataclass(frozen=True, eq=False, init=False)
 class OVKQ:
-    """Output map (d+1) x m, value map m x (d+1), key and query maps k x (d+1): U = K^T Q, V = O V. [S], appendix A.1."""
+    """Output map (d+1) x m, value map m x (d+1), key and query maps k x (d+1): U = K^T Q, V = O V.
+    [S], appendix A.1.
+    """
 
     O: Float[Tensor, "e m"]
     V: Float[Tensor, "m e"]
@@ -73,7 +87,9 @@ class OVKQ:
 
 @dataclass(frozen=True, eq=False, init=False)
 class Block:
-    """Block form of [S], Assumption 5.1, which gradient flow keeps: U = [[U11, 0], [0, 0]], V = [[0, 0], [0, v]]."""
+    """Block form of [S], Assumption 5.1, which gradient flow keeps: U = [[U11, 0], [0, 0]], V =
+    [[0, 0], [0, v]].
+    """
 
     U11: Float[Tensor, "d d"]
     v: Float[Tensor, ""]
@@ -101,9 +117,13 @@ Parameters = UV | KQV | OVKQ | Block
 
 
 def _set(params: Any, **matrices: Any) -> None:
-    """Write the fields of a frozen dataclass once; tensors go through as they are, so that gradients do."""
+    """Write the fields of a frozen dataclass once; tensors go through as they are, so that
+    gradients do.
+    """
     for name, value in matrices.items():
-        object.__setattr__(params, name, value if isinstance(value, Tensor) else as_tensor(value, name))
+        object.__setattr__(
+            params, name, value if isinstance(value, Tensor) else as_tensor(value, name)
+        )
 
 
 def as_uv(params: Parameters) -> UV:
@@ -114,7 +134,8 @@ def as_uv(params: Parameters) -> UV:
     e = uv.U.shape[0]
     if uv.U.shape != (e, e) or uv.V.shape != (e, e) or e < 2:
         raise ValueError(
-            f"params: expected U and V square of one size d + 1 >= 2, got {tuple(uv.U.shape)} and {tuple(uv.V.shape)}"
+            f"params: expected U and V square of one size d + 1 >= 2, got {tuple(uv.U.shape)} and"
+            f" {tuple(uv.V.shape)}"
         )
     return uv
 
@@ -125,9 +146,11 @@ def tensors(params: Parameters) -> list[Tensor]:
 
 
 def default_weights(dim: Any, generator: torch.Generator | None = None, width: Any = None) -> OVKQ:
-    """O, V, K, Q as ``torch.nn.Linear`` draws its weights, uniform on +-1/sqrt(inputs), in that order; float64.
+    """O, V, K, Q as ``torch.nn.Linear`` draws its weights, uniform on +-1/sqrt(inputs), in that
+    order; float64.
 
-    ``dim`` is the dimension d of the covariates, ``width`` the inner dimension, d + 1 unless given. [S], appendix A.1.
+    ``dim`` is the dimension d of the covariates, ``width`` the inner dimension, d + 1 unless given.
+    [S], appendix A.1.
     """
     e = as_count(dim, "dim") + 1
     inner = e if width is None else as_count(width, "width")
@@ -140,13 +163,17 @@ def default_weights(dim: Any, generator: torch.Generator | None = None, width: A
     return OVKQ(*drawn)
 
 
-def predict(params: Parameters, prompts: Prompts, kind: str = "softmax", query_inside: bool = False) -> Float[Tensor, B * k]:
+def predict(
+    params: Parameters, prompts: Prompts, kind: str = "softmax", query_inside: bool = False
+) -> Float[Tensor, B * k]:
     """The layer's prediction of each query's label; differentiable in the parameters.
 
-        softmax: sum_l p_l r^T z_l, p_l ~ exp<z_l, U z_q>        linear: (1/L) sum_l <z_l, U z_q> r^T z_l
+        softmax: sum_l p_l r^T z_l, p_l ~ exp<z_l, U z_q>        linear: (1/L) sum_l <z_l, U z_q>
+        r^T z_l
 
-    r is the last row of V and z_q = (x_q, 0); for labels of k numbers the last k rows, and k zeros. ``query_inside`` adds z_q
-    to the prompt, (L mu_L + delta)/(L + 1) [S, Remark 3.2]. Computed in the dtype of the prompts.
+    r is the last row of V and z_q = (x_q, 0); for labels of k numbers the last k rows, and k zeros.
+    ``query_inside`` adds z_q to the prompt, (L mu_L + delta)/(L + 1) [S, Remark 3.2]. Computed in
+    the dtype of the prompts.
     """
     if kind not in KINDS:
         raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {kind!r}")
@@ -154,7 +181,10 @@ def predict(params: Parameters, prompts: Prompts, kind: str = "softmax", query_i
     tokens, z_q = prompts.tokens, prompts.query_token
     dim, labels = prompts.query.shape[-1], prompts.target.numel() // len(prompts.target)
     if dim + labels != uv.U.shape[0]:
-        raise ValueError(f"params and prompts: the layer takes d = {uv.U.shape[0] - labels}, the prompts have d = {dim}")
+        raise ValueError(
+            f"params and prompts: the layer takes d = {uv.U.shape[0] - labels}, the prompts have d"
+            f" = {dim}"
+        )
     if query_inside:
         tokens = torch.cat([tokens, z_q[:, None]], dim=1)
     scores = torch.einsum("ble,be->bl", tokens, z_q @ uv.U.to(tokens.dtype).mT)

@@ -1,4 +1,6 @@
-"""Tasks to be learned in context: a law of prompts (x_1, y_1), ..., (x_L, y_L) with a query x_q and its label y_q."""
+"""Tasks to be learned in context: a law of prompts (x_1, y_1), ..., (x_L, y_L) with a query x_q and
+its label y_q.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,23 @@ from esscher.inputs import as_count, as_tensor
 from esscher.measures import Measure
 from esscher.measures.covariance import check_covariance
 
-__all__ = ["LINKS", "TASK_LAWS", "CovariateTask", "LinearTask", "Prompts", "SingleIndexTask", "Task", "VectorTask", "as_task"]
+__all__ = [
+    "LINKS",
+    "TASK_LAWS",
+    "CovariateTask",
+    "LinearTask",
+    "Prompts",
+    "SingleIndexTask",
+    "Task",
+    "VectorTask",
+    "as_task",
+]
 
 
 @dataclass(frozen=True, eq=False)
 class Prompts:
-    """A batch of prompts of one length: B prompts of L labelled covariates, a query each, and the query's label.
+    """A batch of prompts of one length: B prompts of L labelled covariates, a query each, and the
+    query's label.
 
     Labels are numbers, or vectors along a last axis of k numbers [S, section 4].
     """
@@ -37,7 +50,9 @@ class Prompts:
     @property
     def query_token(self) -> Float[Tensor, "B e"]:
         """(x_q, 0): the query with its label masked."""
-        return torch.cat([self.query, torch.zeros_like(self.target.reshape(self.query.shape[0], -1))], dim=-1)
+        return torch.cat(
+            [self.query, torch.zeros_like(self.target.reshape(self.query.shape[0], -1))], dim=-1
+        )
 
     @property
     def length(self) -> int:
@@ -46,7 +61,9 @@ class Prompts:
 
 @runtime_checkable
 class Task(Protocol):
-    """What every task has: the dimension of x, the variance of the label noise, and prompts to draw."""
+    """What every task has: the dimension of x, the variance of the label noise, and prompts to
+    draw.
+    """
 
     @property
     def dim(self) -> int: ...
@@ -54,16 +71,20 @@ class Task(Protocol):
     @property
     def noise(self) -> float: ...
 
-    def sample(self, batch: Any, length: Any, generator: torch.Generator | None = None) -> Prompts: ...
+    def sample(
+        self, batch: Any, length: Any, generator: torch.Generator | None = None
+    ) -> Prompts: ...
 
 
 @dataclass(frozen=True, eq=False, init=False)
 class LinearTask:
-    """In-context linear regression: w ~ N(0, W), x ~ N(0, Sigma), y = <w, x> + N(0, noise), query and label alike.
+    """In-context linear regression: w ~ N(0, W), x ~ N(0, Sigma), y = <w, x> + N(0, noise), query
+    and label alike.
 
-    ``sigma`` (Sigma) may be singular; ``task_cov`` (W) is I/d unless given; ``noise`` is the variance tau^2 of the label
-    noise. The defaults are those of the experiments of [S], appendix A.1; its theory, equation (11), has W = I and no noise.
-    ``query_sigma``: covariance of the query where it differs from that of the prompt [S, Remark 4.1].
+    ``sigma`` (Sigma) may be singular; ``task_cov`` (W) is I/d unless given; ``noise`` is the
+    variance tau^2 of the label noise. The defaults are those of the experiments of [S], appendix
+    A.1; its theory, equation (11), has W = I and no noise. ``query_sigma``: covariance of the query
+    where it differs from that of the prompt [S, Remark 4.1].
     """
 
     sigma: Float64[Tensor, "d d"]
@@ -71,16 +92,28 @@ class LinearTask:
     noise: float
     root: Float64[Tensor, "d d"] = field(repr=False)  # times its transpose: Sigma
     task_root: Float64[Tensor, "d d"] = field(repr=False)  # times its transpose: W
-    query_sigma: Float64[Tensor, "d d"] = field(repr=False)  # Sigma unless the query's law is another one
+    # Sigma unless the query's law is another one
+    query_sigma: Float64[Tensor, "d d"] = field(repr=False)
     query_root: Float64[Tensor, "d d"] = field(repr=False)
 
-    def __init__(self, sigma: Any, task_cov: Any = None, noise: Any = 0.1, query_sigma: Any = None) -> None:
+    def __init__(
+        self, sigma: Any, task_cov: Any = None, noise: Any = 0.1, query_sigma: Any = None
+    ) -> None:
         sigma, root = check_covariance(as_tensor(sigma, "sigma", ndim=2), "sigma")
         dim = sigma.shape[0]
         task_cov = torch.eye(dim, dtype=torch.float64) / dim if task_cov is None else task_cov
         task_cov, task_root = _covariance(task_cov, dim, "task_cov")
-        query_sigma, query_root = (sigma, root) if query_sigma is None else _covariance(query_sigma, dim, "query_sigma")
-        _set(self, sigma=sigma, task_cov=task_cov, noise=_variance(noise), root=root, task_root=task_root)
+        query_sigma, query_root = (
+            (sigma, root) if query_sigma is None else _covariance(query_sigma, dim, "query_sigma")
+        )
+        _set(
+            self,
+            sigma=sigma,
+            task_cov=task_cov,
+            noise=_variance(noise),
+            root=root,
+            task_root=task_root,
+        )
         _set(self, query_sigma=query_sigma, query_root=query_root)
 
     @classmethod
@@ -98,7 +131,9 @@ class LinearTask:
         return cls(rho ** (index[:, None] - index).abs(), task_cov, noise)
 
     def with_queries(self, query_sigma: Any) -> LinearTask:
-        """The same prompts with queries N(0, ``query_sigma``): a shift of the distribution [S, Remark 4.1]."""
+        """The same prompts with queries N(0, ``query_sigma``): a shift of the distribution [S,
+        Remark 4.1].
+        """
         return LinearTask(self.sigma, self.task_cov, self.noise, query_sigma)
 
     @property
@@ -111,9 +146,15 @@ class LinearTask:
         return int(self.sigma.shape[0])
 
     def sample(
-        self, batch: Any, length: Any, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float64
+        self,
+        batch: Any,
+        length: Any,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype = torch.float64,
     ) -> Prompts:
-        """``batch`` prompts of ``length`` tokens, each with its own w; labels of the query are noisy too."""
+        """``batch`` prompts of ``length`` tokens, each with its own w; labels of the query are
+        noisy too.
+        """
         B, L = as_count(batch, "batch"), as_count(length, "length")
         w = _normal((B, self.dim), generator, dtype) @ self.task_root.to(dtype).T
         white = _normal((B, L + 1, self.dim), generator, dtype)
@@ -125,10 +166,11 @@ class LinearTask:
 
 @dataclass(frozen=True, eq=False, init=False)
 class CovariateTask:
-    """Linear regression on covariates of any law: w ~ N(0, W), x ~ ``covariates``, y = <w, x> + N(0, noise).
+    """Linear regression on covariates of any law: w ~ N(0, W), x ~ ``covariates``, y = <w, x> +
+    N(0, noise).
 
-    For covariates that are not Gaussian the infinite-prompt limits of softmax and linear attention differ, since the tilted
-    mean is no longer linear in the tilt.
+    For covariates that are not Gaussian the infinite-prompt limits of softmax and linear attention
+    differ, since the tilted mean is no longer linear in the tilt.
     """
 
     covariates: Measure
@@ -137,9 +179,19 @@ class CovariateTask:
     task_root: Float64[Tensor, "d d"] = field(repr=False)
 
     def __init__(self, covariates: Measure, task_cov: Any = None, noise: Any = 0.1) -> None:
-        task_cov = torch.eye(covariates.dim, dtype=torch.float64) / covariates.dim if task_cov is None else task_cov
+        task_cov = (
+            torch.eye(covariates.dim, dtype=torch.float64) / covariates.dim
+            if task_cov is None
+            else task_cov
+        )
         task_cov, task_root = _covariance(task_cov, covariates.dim, "task_cov")
-        _set(self, covariates=covariates, task_cov=task_cov, noise=_variance(noise), task_root=task_root)
+        _set(
+            self,
+            covariates=covariates,
+            task_cov=task_cov,
+            noise=_variance(noise),
+            task_root=task_root,
+        )
 
     @property
     def dim(self) -> int:
@@ -154,10 +206,11 @@ class CovariateTask:
 
 @dataclass(frozen=True, eq=False)
 class VectorTask:
-    """Linear regression with ``labels`` labels a token: y = (<w_1, x>, ..., <w_k, x>) + noise, each w_i drawn on its own.
+    """Linear regression with ``labels`` labels a token: y = (<w_1, x>, ..., <w_k, x>) + noise, each
+    w_i drawn on its own.
 
-    ``one`` has the laws of x, of a w_i and of the noise. [S], section 4, has labels in R^k; a layer predicts the last k
-    coordinates of its output.
+    ``one`` has the laws of x, of a w_i and of the noise. [S], section 4, has labels in R^k; a layer
+    predicts the last k coordinates of its output.
     """
 
     one: LinearTask
@@ -172,10 +225,16 @@ class VectorTask:
         return self.one.noise
 
     def sample(self, batch: Any, length: Any, generator: torch.Generator | None = None) -> Prompts:
-        B, L, k = as_count(batch, "batch"), as_count(length, "length"), as_count(self.labels, "labels")
+        B, L, k = (
+            as_count(batch, "batch"),
+            as_count(length, "length"),
+            as_count(self.labels, "labels"),
+        )
         w = _normal((B, k, self.dim), generator, torch.float64) @ self.one.task_root.T
         white = _normal((B, L + 1, self.dim), generator, torch.float64)
-        x = torch.cat([white[:, :-1] @ self.one.root.T, white[:, -1:] @ self.one.query_root.T], dim=1)
+        x = torch.cat(
+            [white[:, :-1] @ self.one.root.T, white[:, -1:] @ self.one.query_root.T], dim=1
+        )
         return _label(torch.einsum("bld,bkd->blk", x, w), x, self.noise, generator)
 
 
@@ -192,20 +251,33 @@ LINKS: dict[str, Callable[[Tensor], Tensor]] = {
 class SingleIndexTask:
     """Nonlinear regression: w ~ N(0, W), x ~ N(0, Sigma), y = link(<w, x>) + N(0, noise).
 
-    ``link``: one of ``LINKS`` or a function of a tensor. Given w the tokens are not Gaussian, so no closed form applies.
+    ``link``: one of ``LINKS`` or a function of a tensor. Given w the tokens are not Gaussian, so no
+    closed form applies.
     """
 
     sigma: Float64[Tensor, "d d"]
     link: str | Callable[[Tensor], Tensor]
     task_cov: Float64[Tensor, "d d"]
     noise: float
-    linear: LinearTask = field(repr=False)  # the same task with the identity for a link and no noise
+    # the same task with the identity for a link and no noise
+    linear: LinearTask = field(repr=False)
 
-    def __init__(self, sigma: Any, link: Any = "quadratic", task_cov: Any = None, noise: Any = 0.1) -> None:
+    def __init__(
+        self, sigma: Any, link: Any = "quadratic", task_cov: Any = None, noise: Any = 0.1
+    ) -> None:
         if not callable(link) and link not in LINKS:
-            raise ValueError(f"link: expected one of {', '.join(LINKS)} or a function, got {link!r}")
+            raise ValueError(
+                f"link: expected one of {', '.join(LINKS)} or a function, got {link!r}"
+            )
         linear = LinearTask(sigma, task_cov, 0.0)
-        _set(self, sigma=linear.sigma, link=link, task_cov=linear.task_cov, noise=_variance(noise), linear=linear)
+        _set(
+            self,
+            sigma=linear.sigma,
+            link=link,
+            task_cov=linear.task_cov,
+            noise=_variance(noise),
+            linear=linear,
+        )
 
     @property
     def dim(self) -> int:
@@ -220,12 +292,16 @@ class SingleIndexTask:
 
 
 def as_task(
-    covariance: str, dim: int, noise: float = 0.1, task_cov: Any = None, query_covariance: str | None = None
+    covariance: str,
+    dim: int,
+    noise: float = 0.1,
+    task_cov: Any = None,
+    query_covariance: str | None = None,
 ) -> LinearTask:
     """The task of a covariance given in words: isotropic, kms:RHO (rho^|i-j|) or diag:A,B,...
 
-    ``task_cov``: W, as a matrix or one of ``TASK_LAWS``; I/d unless given. ``query_covariance``: of the query, in words, where
-    it differs.
+    ``task_cov``: W, as a matrix or one of ``TASK_LAWS``; I/d unless given. ``query_covariance``: of
+    the query, in words, where it differs.
     """
     if isinstance(task_cov, str) and task_cov not in TASK_LAWS:
         raise ValueError(f"task_cov: expected {', '.join(TASK_LAWS)} or a matrix, got {task_cov!r}")
@@ -235,7 +311,8 @@ def as_task(
 
 
 TASK_LAWS: dict[str, Callable[[int], Tensor]] = {
-    "scaled": lambda dim: torch.eye(dim, dtype=torch.float64) / dim,  # the experiments of [S], appendix A.1
+    # the experiments of [S], appendix A.1
+    "scaled": lambda dim: torch.eye(dim, dtype=torch.float64) / dim,
     "identity": lambda dim: torch.eye(dim, dtype=torch.float64),  # its theory, equation (11)
 }
 
@@ -246,14 +323,18 @@ def _in_words(covariance: str, dim: int) -> Tensor:
     try:
         values = [float(number) for number in numbers.split(",")] if numbers else []
     except ValueError as cause:
-        raise ValueError(f"covariance: expected numbers after the colon, got {covariance!r}") from cause
+        raise ValueError(
+            f"covariance: expected numbers after the colon, got {covariance!r}"
+        ) from cause
     if name == "isotropic" and not values:
         return LinearTask.isotropic(dim).sigma
     if name == "kms" and len(values) <= 1:
         return LinearTask.kms(dim, values[0] if values else 0.5).sigma
     if name == "diag" and len(values) == dim:
         return torch.diag(torch.tensor(values, dtype=torch.float64))
-    raise ValueError(f"covariance: expected isotropic, kms:RHO or diag: with {dim} numbers, got {covariance!r}")
+    raise ValueError(
+        f"covariance: expected isotropic, kms:RHO or diag: with {dim} numbers, got {covariance!r}"
+    )
 
 
 def _label(mean: Tensor, x: Tensor, noise: float, generator: torch.Generator | None) -> Prompts:
@@ -268,14 +349,19 @@ def _set(task: Any, **fields: Any) -> None:
         object.__setattr__(task, name, value)
 
 
-def _normal(shape: tuple[int, ...], generator: torch.Generator | None, dtype: torch.dtype) -> Tensor:
+def _normal(
+    shape: tuple[int, ...], generator: torch.Generator | None, dtype: torch.dtype
+) -> Tensor:
     return torch.randn(shape, dtype=dtype, generator=generator)
 
 
 def _variance(noise: Any) -> float:
     number = float(noise)
     if not (0 <= number < float("inf")):
-        raise ValueError(f"noise: expected the variance of the label noise, a finite number of at least 0, got {number:g}")
+        raise ValueError(
+            "noise: expected the variance of the label noise, a finite number of at least 0, got"
+            f" {number:g}"
+        )
     return number
 
 
@@ -283,5 +369,8 @@ def _covariance(cov: Any, dim: int, name: str) -> tuple[Tensor, Tensor]:
     """A covariance of the size of Sigma, and a root of it."""
     checked, root = check_covariance(as_tensor(cov, name, ndim=2), name)
     if checked.shape[0] != dim:
-        raise ValueError(f"{name}: expected a {dim} x {dim} matrix as sigma has, got shape {tuple(checked.shape)}")
+        raise ValueError(
+            f"{name}: expected a {dim} x {dim} matrix as sigma has, got shape"
+            f" {tuple(checked.shape)}"
+        )
     return checked, root

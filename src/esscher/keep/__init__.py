@@ -1,4 +1,6 @@
-"""Which keys a query keeps: rules give inclusion probabilities and weights, one rule a file, and combine with |."""
+"""Which keys a query keeps: rules give inclusion probabilities and weights, one rule a file, and
+combine with |.
+"""
 
 from esscher.keep.chosen import Global
 from esscher.keep.context import Context
@@ -22,13 +24,52 @@ from esscher.keep.vattention import AdaptiveRest, VAttention
 from esscher.keep.window import Window
 
 __all__ = [
-    "AdaptiveRest", "BigBird", "Chance", "Context", "ExpectedAttention", "Global", "Heavy", "Impact", "Importance", "Inclusion",
-    "KeyNorm", "Longformer", "LowRank", "MagicPIG", "Neyman", "Pattern", "Random", "Ranked", "Recent", "Rule", "Sinks",
-    "StreamingLLM", "Strided", "TopK", "Union", "VAttention", "Window", "parse", "register", "rules",
-]  # fmt: skip
+    "AdaptiveRest",
+    "BigBird",
+    "Chance",
+    "Context",
+    "ExpectedAttention",
+    "Global",
+    "Heavy",
+    "Impact",
+    "Importance",
+    "Inclusion",
+    "KeyNorm",
+    "Longformer",
+    "LowRank",
+    "MagicPIG",
+    "Neyman",
+    "Pattern",
+    "Random",
+    "Ranked",
+    "Recent",
+    "Rule",
+    "Sinks",
+    "StreamingLLM",
+    "Strided",
+    "TopK",
+    "Union",
+    "VAttention",
+    "Window",
+    "parse",
+    "register",
+    "rules",
+]
 
 for _rule in (
-    *(Random, Sinks, Recent, Window, Strided, Global, TopK, Heavy, Impact, KeyNorm, ExpectedAttention),
+    *(
+        Random,
+        Sinks,
+        Recent,
+        Window,
+        Strided,
+        Global,
+        TopK,
+        Heavy,
+        Impact,
+        KeyNorm,
+        ExpectedAttention,
+    ),
     *(Neyman, MagicPIG, AdaptiveRest, LowRank),
 ):
     register(_rule.name, _rule)

@@ -11,11 +11,14 @@ from esscher.keep.context import Context
 
 __all__ = ["PAIRS", "blocks"]
 
-PAIRS = 1 << 19  # of queries and keys open at once: four megabytes for each matrix that a rule makes of them
+# of queries and keys open at once: four megabytes for each matrix that a rule makes of them
+PAIRS = 1 << 19
 
 
 def blocks(context: Context) -> Iterator[tuple[Tensor, Context]]:
-    """Rows and what the queries in them see; the context itself where it is small or has its scores already."""
+    """Rows and what the queries in them see; the context itself where it is small or has its scores
+    already.
+    """
     rows = torch.arange(len(context.q), device=context.k.device)
     step = max(1, PAIRS // context.keys)
     if len(rows) <= step or "scores" in vars(context):

@@ -30,7 +30,10 @@ class Global(Pattern):
 
     def check_numbers(self, context: Context) -> None:
         if max(self.at) >= context.keys:
-            raise refused(f"global: expected positions below {context.keys}, the number of keys, got {max(self.at)}")
+            raise refused(
+                f"global: expected positions below {context.keys}, the number of keys, got"
+                f" {max(self.at)}"
+            )
 
     def keeps(self, position: Tensor, key: Tensor) -> Tensor:
         return torch.isin(key, torch.tensor(self.at, device=key.device)) & (position >= 0)

@@ -1,4 +1,6 @@
-"""What queries see when they choose their keys: N keys in the order of their positions, and m queries that stand among them."""
+"""What queries see when they choose their keys: N keys in the order of their positions, and m
+queries that stand among them.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,15 @@ __all__ = ["Context"]
 
 @dataclass(frozen=True)
 class Context:
-    """Checked queries (m, k), keys (N, k), values (N, d_v) of one key-value head; query i sees the keys 0 .. positions_i.
+    """Checked queries (m, k), keys (N, k), values (N, d_v) of one key-value head; query i sees the
+    keys 0 .. positions_i.
 
-    The queries of all heads that share the keys stand below each other: a rule that decides once for all of them sums over
-    the rows. ``mask``: what each query sees, where that is something else (an encoder's queries see later keys too).
-    ``logits``: the model's own scores, where they are more than scale <q, k>. ``heads``: which of the heads that share the keys
-    each row is a query of; ``output``: what each of them makes of a value, W_O, where differences of values are to be measured
-    behind it.
+    The queries of all heads that share the keys stand below each other: a rule that decides once
+    for all of them sums over the rows. ``mask``: what each query sees, where that is something else
+    (an encoder's queries see later keys too). ``logits``: the model's own scores, where they are
+    more than scale <q, k>. ``heads``: which of the heads that share the keys each row is a query
+    of; ``output``: what each of them makes of a value, W_O, where differences of values are to be
+    measured behind it.
     """
 
     q: Tensor
@@ -38,19 +42,40 @@ class Context:
 
     @classmethod
     def of(cls, q: Any, k: Any, v: Any, scale: Any = None, positions: Any = None) -> Context:
-        """``scale`` None = 1/sqrt(width of q); ``positions`` None: every query stands at the last key, and sees them all."""
+        """``scale`` None = 1/sqrt(width of q); ``positions`` None: every query stands at the last
+        key, and sees them all.
+        """
         query, key, value, factor = as_attention(q, k, v, scale)
-        return cls(query, key, value, factor, _positions(positions, query.shape[0], key.shape[0]).to(key.device))
+        return cls(
+            query,
+            key,
+            value,
+            factor,
+            _positions(positions, query.shape[0], key.shape[0]).to(key.device),
+        )
 
     @property
     def dtype(self) -> torch.dtype:
         """What q, k and v are known in: float64, or float32 and less."""
-        return torch.float64 if torch.float64 in (self.q.dtype, self.k.dtype, self.v.dtype) else torch.float32
+        return (
+            torch.float64
+            if torch.float64 in (self.q.dtype, self.k.dtype, self.v.dtype)
+            else torch.float32
+        )
 
     def take(self, rows: Tensor) -> Context:
         """The same keys for some of the queries."""
-        mask, logits, heads = (None if x is None else x[rows] for x in (self.mask, self.logits, self.heads))
-        return replace(self, q=self.q[rows], positions=self.positions[rows], mask=mask, logits=logits, heads=heads)
+        mask, logits, heads = (
+            None if x is None else x[rows] for x in (self.mask, self.logits, self.heads)
+        )
+        return replace(
+            self,
+            q=self.q[rows],
+            positions=self.positions[rows],
+            mask=mask,
+            logits=logits,
+            heads=heads,
+        )
 
     @property
     def keys(self) -> int:
@@ -66,9 +91,15 @@ class Context:
     @cached_property
     def scores(self) -> Tensor:
         """(m, N) float64; -inf where the query does not see the key."""
-        scores = self.q.double() @ self.k.double().T * self.scale if self.logits is None else self.logits.double()
+        scores = (
+            self.q.double() @ self.k.double().T * self.scale
+            if self.logits is None
+            else self.logits.double()
+        )
         if not bool(torch.isfinite(scores).all()):
-            raise ValueError("q, k, scale: scores are beyond the floating range; make scale smaller")
+            raise ValueError(
+                "q, k, scale: scores are beyond the floating range; make scale smaller"
+            )
         return scores.masked_fill(~self.visible, -torch.inf)
 
     @cached_property
@@ -96,12 +127,19 @@ class Context:
         """|c| = |value - limit|, (m, N)."""
         if self.dtype == torch.float64:
             return torch.cdist(self.drift, self.near, compute_mode="donot_use_mm_for_euclid_dist")
-        # float32 values are known no better than this difference of squares in float64, which costs a fifth
-        square = self.near.square().sum(1) - 2 * self.drift @ self.near.T + self.drift.square().sum(1, keepdim=True)
+        # float32 values are known no better than this difference of squares in float64, which costs
+        # a fifth
+        square = (
+            self.near.square().sum(1)
+            - 2 * self.drift @ self.near.T
+            + self.drift.square().sum(1, keepdim=True)
+        )
         return square.clamp_(min=0).sqrt_()
 
     def felt(self, difference: Tensor, rows: Tensor) -> Tensor:
-        """|W_O x| of differences of values (r, d_v), each by the head of its row; |x| where no W_O is known."""
+        """|W_O x| of differences of values (r, d_v), each by the head of its row; |x| where no W_O
+        is known.
+        """
         if self.output is None or self.heads is None:
             return difference.square().sum(1).sqrt()
         of, found = self.heads[rows], difference.new_empty(len(rows))
@@ -111,7 +149,9 @@ class Context:
 
     @cached_property
     def impact(self) -> Tensor:
-        """|W_O c|, (m, N): what a key's value is away from the limit, as the residual stream feels it; |c| without W_O."""
+        """|W_O c|, (m, N): what a key's value is away from the limit, as the residual stream feels
+        it; |c| without W_O.
+        """
         if self.output is None or self.heads is None:
             return self.distance
         found = torch.empty_like(self.attention)
@@ -128,7 +168,12 @@ def _positions(value: Any, queries: int, keys: int) -> Tensor:
         return torch.full((queries,), keys - 1)
     numbers = np.asarray(value.cpu() if isinstance(value, Tensor) else value)
     if numbers.shape != (queries,) or numbers.dtype.kind not in "iu":
-        raise ValueError(f"positions: expected {queries} whole numbers, one for each query, got {value!r}")
+        raise ValueError(
+            f"positions: expected {queries} whole numbers, one for each query, got {value!r}"
+        )
     if numbers.min() < 0 or numbers.max() >= keys:
-        raise ValueError(f"positions: expected numbers from 0 to {keys - 1}, got {numbers.min()} to {numbers.max()}")
+        raise ValueError(
+            f"positions: expected numbers from 0 to {keys - 1}, got {numbers.min()} to"
+            f" {numbers.max()}"
+        )
     return torch.from_numpy(numbers.astype(np.int64))

@@ -1,8 +1,10 @@
-"""ExpectedAttention: keys by what a Gaussian law of future queries is expected to give them, times the value's norm.
+"""ExpectedAttention: keys by what a Gaussian law of future queries is expected to give them, times
+the value's norm.
 
-With queries ~ N(mu, S), E exp(scale <q, k>) = exp(scale <mu, k> + scale^2 k'Sk / 2): the Laplace transform of the law of
-queries at the key. E[e/Z] is taken for E[e] / E[Z], and |v| for |v - limit|, as in kvpress; the rule only ranks. One law is
-fitted to all rows; kvpress has one for each query head, and averages what they expect.
+With queries ~ N(mu, S), E exp(scale <q, k>) = exp(scale <mu, k> + scale^2 k'Sk / 2): the Laplace
+transform of the law of queries at the key. E[e/Z] is taken for E[e] / E[Z], and |v| for |v -
+limit|, as in kvpress; the rule only ranks. One law is fitted to all rows; kvpress has one for each
+query head, and averages what they expect.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ __all__ = ["ExpectedAttention"]
 
 @dataclass(frozen=True)
 class ExpectedAttention(Ranked):
-    """The ``size`` keys of largest E[e] |v|, mean and covariance of the queries taken from the context's own."""
+    """The ``size`` keys of largest E[e] |v|, mean and covariance of the queries taken from the
+    context's own.
+    """
 
     name: ClassVar[str] = "expected"
     size: int | None = None

@@ -1,4 +1,6 @@
-"""Heavy: the keys to which the queries of a key-value head attend most, one set for all of them (H2O, SnapKV)."""
+"""Heavy: the keys to which the queries of a key-value head attend most, one set for all of them
+(H2O, SnapKV).
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,11 @@ __all__ = ["Heavy", "observed", "pooled"]
 
 @dataclass(frozen=True)
 class Heavy(Ranked):
-    """The ``size`` keys of largest mean softmax weight over the queries at the ``last`` positions, or over all of them.
+    """The ``size`` keys of largest mean softmax weight over the queries at the ``last`` positions,
+    or over all of them.
 
-    Queries that stand all at one place are counted in the order of their rows. ``pool``: the mean weight of so many neighbours
-    counts for a key (SnapKV).
+    Queries that stand all at one place are counted in the order of their rows. ``pool``: the mean
+    weight of so many neighbours counts for a key (SnapKV).
     """
 
     name: ClassVar[str] = "heavy"

@@ -1,8 +1,10 @@
-"""Impact: keys by what their loss would change behind the head, one set for all queries of a key-value head.
+"""Impact: keys by what their loss would change behind the head, one set for all queries of a
+key-value head.
 
-Without key j a query's output moves by -pi_j c_j / (1 - pi_j), c_j = v_j - limit, the residual stream by W_O of that. Chances
-of least error for one set of keys go with sqrt(E_q pi_qj^2 |W_O c_qj|^2) (Neyman); this keeps the keys where it is largest.
-The score has the unit of the residual stream, so that scores of other heads and layers may be compared with it.
+Without key j a query's output moves by -pi_j c_j / (1 - pi_j), c_j = v_j - limit, the residual
+stream by W_O of that. Chances of least error for one set of keys go with sqrt(E_q pi_qj^2 |W_O
+c_qj|^2) (Neyman); this keeps the keys where it is largest. The score has the unit of the residual
+stream, so that scores of other heads and layers may be compared with it.
 """
 
 from __future__ import annotations
@@ -25,10 +27,12 @@ __all__ = ["Impact"]
 
 @dataclass(frozen=True)
 class Impact(Ranked):
-    """The ``size`` keys of largest impact over the queries at the ``last`` positions, or over all of them.
+    """The ``size`` keys of largest impact over the queries at the ``last`` positions, or over all
+    of them.
 
-    ``pool``: the mean impact of so many neighbours counts for a key where it is larger than its own: what matters comes in
-    phrases, yet a key that matters alone must not be averaged away where few are kept.
+    ``pool``: the mean impact of so many neighbours counts for a key where it is larger than its
+    own: what matters comes in phrases, yet a key that matters alone must not be averaged away where
+    few are kept.
     """
 
     name: ClassVar[str] = "impact"

@@ -1,4 +1,6 @@
-"""Importance: each key with a probability given for it, reweighted; and the chances of hash collisions (MagicPIG)."""
+"""Importance: each key with a probability given for it, reweighted; and the chances of hash
+collisions (MagicPIG).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ __all__ = ["Importance", "MagicPIG"]
 
 @dataclass(frozen=True, eq=False)
 class Importance(Chance):
-    """Key j with the given probability, (N,) or (m, N); ``shared``: one draw of a key for all queries."""
+    """Key j with the given probability, (N,) or (m, N); ``shared``: one draw of a key for all
+    queries.
+    """
 
     name: ClassVar[str] = "importance"
     given: Any = field(repr=False)
@@ -30,16 +34,22 @@ class Importance(Chance):
     def __post_init__(self) -> None:
         given = as_tensor(self.given, "importance").detach().double()
         if given.ndim not in (1, 2) or bool((given < 0).any()) or bool((given > 1).any()):
-            raise refused("importance: expected probabilities from 0 to 1, one for each key (and query)")
+            raise refused(
+                "importance: expected probabilities from 0 to 1, one for each key (and query)"
+            )
         if self.shared and given.ndim == 2:
-            raise refused(f"importance: what queries share has one probability for each key, got shape {tuple(given.shape)}")
+            raise refused(
+                "importance: what queries share has one probability for each key, got shape"
+                f" {tuple(given.shape)}"
+            )
         object.__setattr__(self, "given", given)
 
     def check_numbers(self, context: Context) -> None:
         shapes = (context.keys,), (len(context.q), context.keys)
         if self.given.shape not in shapes:
             raise refused(
-                f"importance: expected probabilities of shape {shapes[0]} or {shapes[1]}, got {tuple(self.given.shape)}"
+                f"importance: expected probabilities of shape {shapes[0]} or {shapes[1]}, got"
+                f" {tuple(self.given.shape)}"
             )
 
     def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
@@ -47,7 +57,11 @@ class Importance(Chance):
         return rest * given
 
     def take(self, rows: Tensor) -> Chance:
-        return self if self.given.ndim == 1 else replace(self, given=self.given[rows.to(self.given.device)])
+        return (
+            self
+            if self.given.ndim == 1
+            else replace(self, given=self.given[rows.to(self.given.device)])
+        )
 
     def text(self) -> str:
         """Its name: given probabilities cannot be written, and no text is read as them."""
@@ -56,10 +70,12 @@ class Importance(Chance):
 
 @dataclass(frozen=True)
 class MagicPIG(Chance):
-    """A key is kept if it falls into the query's bucket in at least 2 of ``tables`` tables of ``bits`` signs each.
+    """A key is kept if it falls into the query's bucket in at least 2 of ``tables`` tables of
+    ``bits`` signs each.
 
-    Signs of random projections agree with probability s = 1 - angle/pi; all bits of a table with r = s^bits; so that
-    p = 1 - (1 - r)^tables - tables r (1 - r)^(tables - 1). Keys are centred first, as MagicPIG does.
+    Signs of random projections agree with probability s = 1 - angle/pi; all bits of a table with r
+    = s^bits; so that p = 1 - (1 - r)^tables - tables r (1 - r)^(tables - 1). Keys are centred
+    first, as MagicPIG does.
     """
 
     name: ClassVar[str] = "magicpig"
@@ -77,7 +93,10 @@ class MagicPIG(Chance):
 
     def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
         k = context.k.double() - context.k.double().mean(0)
-        cosine = torch.nn.functional.normalize(context.q.double(), dim=1) @ torch.nn.functional.normalize(k, dim=1).T
+        cosine = (
+            torch.nn.functional.normalize(context.q.double(), dim=1)
+            @ torch.nn.functional.normalize(k, dim=1).T
+        )
         same = (1 - torch.acos(cosine.clamp(-1, 1)) / math.pi) ** self.bits
         apart = (1 - same) ** (self.tables - 1)
         return rest * (1 - apart * (1 - same) - self.tables * same * apart).clamp(0, 1)

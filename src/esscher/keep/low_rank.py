@@ -1,10 +1,12 @@
-"""LowRank: attention through r mixtures of all keys (Linformer); no keep rule, but an error against a size like theirs.
+"""LowRank: attention through r mixtures of all keys (Linformer); no keep rule, but an error against
+a size like theirs.
 
 With P the softmax weights (queries x keys) and E of shape (r, N):
 
-    random       P E'E V,     E with independent N(0, 1/r) entries: E'E is the identity on average (Linformer, Theorem 1)
-    svd          P_r V,       P_r the matrix of rank r nearest to P, whose low rank is Linformer's argument
-    projected    softmax(scale q (E K)') E V: keys and values projected by one such E, as Linformer runs, but untrained
+    random       P E'E V,     E with independent N(0, 1/r) entries: E'E is the identity on average
+    (Linformer, Theorem 1) svd          P_r V,       P_r the matrix of rank r nearest to P, whose
+    low rank is Linformer's argument projected    softmax(scale q (E K)') E V: keys and values
+    projected by one such E, as Linformer runs, but untrained
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ __all__ = ["LowRank"]
 
 @dataclass(frozen=True)
 class LowRank(Part):
-    """``rank`` mixtures, at random, or with ``svd`` those of the nearest matrix, or with ``projected`` below the softmax."""
+    """``rank`` mixtures, at random, or with ``svd`` those of the nearest matrix, or with
+    ``projected`` below the softmax.
+    """
 
     name: ClassVar[str] = "lowrank"
     alone: ClassVar[bool] = True
@@ -40,4 +44,7 @@ class LowRank(Part):
         return self.rank is None
 
     def check_numbers(self, context: Context) -> None:
-        raise refused("lowrank: it mixes all keys and keeps none; expected a rule here, lowrank is for exact_pool_curve")
+        raise refused(
+            "lowrank: it mixes all keys and keeps none; expected a rule here, lowrank is for"
+            " exact_pool_curve"
+        )

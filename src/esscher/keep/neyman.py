@@ -1,8 +1,9 @@
-"""Neyman: the chances that make the reweighted error least, to first order, at a given number of keys.
+"""Neyman: the chances that make the reweighted error least, to first order, at a given number of
+keys.
 
-Reweighted by 1/p, the mean squared error is sum_j (1/p_j - 1) pi_j^2 |c_j|^2 to first order. Given sum_j p_j it is least at
-p_j = min(1, lambda pi_j |c_j|): the rule finds by itself which keys to keep surely. One set of keys for many queries:
-p_j = min(1, lambda sqrt(E_q pi_qj^2 |c_qj|^2)).
+Reweighted by 1/p, the mean squared error is sum_j (1/p_j - 1) pi_j^2 |c_j|^2 to first order. Given
+sum_j p_j it is least at p_j = min(1, lambda pi_j |c_j|): the rule finds by itself which keys to
+keep surely. One set of keys for many queries: p_j = min(1, lambda sqrt(E_q pi_qj^2 |c_qj|^2)).
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ __all__ = ["Neyman", "fill_up", "gain"]
 
 @dataclass(frozen=True)
 class Neyman(Chance):
-    """``size`` keys on average, each query its own chances; ``shared``: one set of keys for all queries."""
+    """``size`` keys on average, each query its own chances; ``shared``: one set of keys for all
+    queries.
+    """
 
     name: ClassVar[str] = "neyman"
     size: int | None = None
@@ -44,14 +47,21 @@ class Neyman(Chance):
         return not self.shared
 
     def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
-        count = torch.full((len(rest),), float(self.size or 0), dtype=torch.float64, device=rest.device)
+        count = torch.full(
+            (len(rest),), float(self.size or 0), dtype=torch.float64, device=rest.device
+        )
         return next(self.probabilities(context, rest, [count if wanted is None else wanted]))
 
-    def probabilities(self, context: Context, rest: Tensor, wanted: Sequence[Tensor]) -> Iterator[Tensor]:
+    def probabilities(
+        self, context: Context, rest: Tensor, wanted: Sequence[Tensor]
+    ) -> Iterator[Tensor]:
         gains = gain(context) * rest
         counts = torch.stack(list(wanted), dim=1)
         if self.shared:
-            gains, counts = gains.square().mean(0, keepdim=True).sqrt(), counts.mean(0, keepdim=True)
+            gains, counts = (
+                gains.square().mean(0, keepdim=True).sqrt(),
+                counts.mean(0, keepdim=True),
+            )
         for p in fill_up(gains, counts):
             yield p * rest
 
@@ -66,15 +76,19 @@ class Neyman(Chance):
             queries += len(rest)
         assert isinstance(squares, Tensor)
         together = (squares / queries).sqrt()
-        return Importance(next(fill_up(together, together.new_tensor([[count / queries]])))[0], shared=True)
+        return Importance(
+            next(fill_up(together, together.new_tensor([[count / queries]])))[0], shared=True
+        )
 
 
 def gain(context: Context, *, behind_output: bool = False) -> Tensor:
-    """pi |c|, (m, N); of a key with more than half of the weight what its loss would cost, pi |c| / (1 - pi).
+    """pi |c|, (m, N); of a key with more than half of the weight what its loss would cost, pi |c| /
+    (1 - pi).
 
-    The first order knows only small changes: of a key that has nearly all the weight it sees that |c| nearly vanishes, where
-    without it nothing would be left. pi c / (1 - pi) is exact for the loss of one key; c / (1 - pi) is measured as the value's
-    distance from the limit of the others. ``behind_output``: |W_O c| in place of |c|.
+    The first order knows only small changes: of a key that has nearly all the weight it sees that
+    |c| nearly vanishes, where without it nothing would be left. pi c / (1 - pi) is exact for the
+    loss of one key; c / (1 - pi) is measured as the value's distance from the limit of the others.
+    ``behind_output``: |W_O c| in place of |c|.
     """
     found = context.attention * (context.impact if behind_output else context.distance)
     weight, top = context.attention.max(1)
@@ -84,22 +98,29 @@ def gain(context: Context, *, behind_output: bool = False) -> Tensor:
         alone = (others == -torch.inf).all(1, keepdim=True)  # it sees no other key
         limit = torch.softmax(others.masked_fill(alone, 0.0), 1) @ context.near
         away = context.near[top[rows]] - limit
-        found[rows, top[rows]] = weight[rows] * (context.felt(away, rows) if behind_output else away.norm(dim=1))
+        found[rows, top[rows]] = weight[rows] * (
+            context.felt(away, rows) if behind_output else away.norm(dim=1)
+        )
     return found
 
 
 def fill_up(gain: Tensor, counts: Tensor) -> Iterator[Tensor]:
-    """p = min(1, lambda gain) in each row (m, N), with sum p = count, or 1 where gain > 0 if there are fewer such keys.
+    """p = min(1, lambda gain) in each row (m, N), with sum p = count, or 1 where gain > 0 if there
+    are fewer such keys.
 
     For each column of ``counts`` (m, S) one p.
     """
     order = ordered(gain)
     behind = order.flip(1).cumsum(1).flip(1)  # gain of this key and all behind it
     surely = torch.arange(gain.shape[1], dtype=gain.dtype, device=gain.device)
-    # Key i is kept surely while i + behind_i / order_i, what would be kept were its own p just 1, stays below the count.
+    # Key i is kept surely while i + behind_i / order_i, what would be kept were its own p just 1,
+    # stays below the count.
     reached = torch.where(order > 0, surely + behind / order, torch.inf)
     first = torch.searchsorted(reached, counts.contiguous())  # keys kept surely
     left = behind.gather(1, first.clamp(max=gain.shape[1] - 1))
-    factor = torch.where(first < (order > 0).sum(1, keepdim=True), (counts - first).clamp_min(0) / left, torch.inf)
+    factor = torch.where(
+        first < (order > 0).sum(1, keepdim=True), (counts - first).clamp_min(0) / left, torch.inf
+    )
     for scale in factor.where(counts > 0, 0.0).unbind(1):
-        yield (gain * scale[:, None]).nan_to_num(0.0, posinf=1.0).clamp(max=1)  # 0 times infinity: never kept
+        # 0 times infinity: never kept
+        yield (gain * scale[:, None]).nan_to_num(0.0, posinf=1.0).clamp(max=1)

@@ -19,9 +19,11 @@ __all__ = ["Random", "share_of"]
 
 @dataclass(frozen=True)
 class Random(Chance):
-    """Each of the other keys with probability ``share``; without it, with the one that makes queries keep n on average.
+    """Each of the other keys with probability ``share``; without it, with the one that makes
+    queries keep n on average.
 
-    ``reweight``: a kept key counts 1/share, so that the sums of the softmax keep their means (Horvitz-Thompson).
+    ``reweight``: a kept key counts 1/share, so that the sums of the softmax keep their means
+    (Horvitz-Thompson).
     """
 
     name: ClassVar[str] = "random"
@@ -54,6 +56,8 @@ class Random(Chance):
 
 
 def share_of(wanted: Tensor, rest: Tensor) -> float:
-    """The chance of each other key that makes queries keep as many as wanted (m,) of the rest (m,), on average."""
+    """The chance of each other key that makes queries keep as many as wanted (m,) of the rest (m,),
+    on average.
+    """
     others = float(rest.double().mean())
     return min(max(float(wanted.mean()) / others, 0.0), 1.0) if others else 0.0

@@ -1,4 +1,6 @@
-"""Recent: the keys nearest to a query, its own among them; for a causal query the last that it sees."""
+"""Recent: the keys nearest to a query, its own among them; for a causal query the last that it
+sees.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ __all__ = ["Recent"]
 
 @dataclass(frozen=True)
 class Recent(PlacedOrder):
-    """The ``size`` keys nearest to the query's position: the last ones, where it sees no later key."""
+    """The ``size`` keys nearest to the query's position: the last ones, where it sees no
+    later key.
+    """
 
     name: ClassVar[str] = "recent"
     size: int | None = None

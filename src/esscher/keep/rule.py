@@ -1,8 +1,10 @@
-"""What a keep rule is: parts that name keys surely, by a pattern or a ranking, and parts that keep keys by chance.
+"""What a keep rule is: parts that name keys surely, by a pattern or a ranking, and parts that keep
+keys by chance.
 
-A rule gives key j of a query's context a probability p_j of being kept, independently, and a weight w_j with which it then
-counts (1, or 1/p_j where the rule reweights). Parts combine by union: what one part keeps surely no chance can drop, and a key
-that several parts may keep is dropped when all of them drop it.
+A rule gives key j of a query's context a probability p_j of being kept, independently, and a weight
+w_j with which it then counts (1, or 1/p_j where the rule reweights). Parts combine by union: what
+one part keeps surely no chance can drop, and a key that several parts may keep is dropped when all
+of them drop it.
 """
 
 from __future__ import annotations
@@ -21,13 +23,24 @@ from esscher.keep.ranking import ranking
 from esscher.keep.registry import refused
 
 __all__ = [
-    "Chance", "Inclusion", "Part", "Pattern", "Placed", "PlacedOrder", "Ranked", "Rule", "Union", "first_of",
-]  # fmt: skip
+    "Chance",
+    "Inclusion",
+    "Part",
+    "Pattern",
+    "Placed",
+    "PlacedOrder",
+    "Ranked",
+    "Rule",
+    "Union",
+    "first_of",
+]
 
 
 @dataclass(frozen=True)
 class Inclusion:
-    """Probabilities (m, N), 0 where a query does not see the key, and weights (m, N); None: every kept key counts 1."""
+    """Probabilities (m, N), 0 where a query does not see the key, and weights (m, N); None: every
+    kept key counts 1.
+    """
 
     probability: Tensor
     weight: Tensor | None = None
@@ -44,7 +57,9 @@ class Inclusion:
 
     @property
     def share(self) -> float | None:
-        """The one probability of all keys that chance decides; None where there are none, or several."""
+        """The one probability of all keys that chance decides; None where there are none, or
+        several.
+        """
         by_chance = self.probability[self.by_chance]
         if by_chance.numel() == 0 or not bool((by_chance == by_chance[0]).all()):
             return None
@@ -74,7 +89,9 @@ class Rule(ABC):
         return next((part for part in self.parts if part.is_open), None)
 
     def include(self, context: Context, n: int | None = None) -> Inclusion:
-        """Probabilities and weights for the queries of a context; ``n``: keys kept in all, where a part has no number."""
+        """Probabilities and weights for the queries of a context; ``n``: keys kept in all, where a
+        part has no number.
+        """
         return next(self.ladder(context, [n]))
 
     def ladder(self, context: Context, counts: Sequence[int | None]) -> Iterator[Inclusion]:
@@ -101,11 +118,17 @@ class Rule(ABC):
         return held
 
     def check(self, context: Context, n: int | None) -> None:
-        """ValueError where n is missing, too much or too many, or the numbers of a part do not fit the context."""
+        """ValueError where n is missing, too much or too many, or the numbers of a part do not fit
+        the context.
+        """
         free = self.free
         if (n is None) != (free is None):
             came = "got none" if n is None else f"got {n}"
-            wanted = "no n: every number of the rule is given" if free is None else f"n: {free.name} has no number of its own"
+            wanted = (
+                "no n: every number of the rule is given"
+                if free is None
+                else f"n: {free.name} has no number of its own"
+            )
             raise ValueError(f"n: the rule {self} expects {wanted}; {came}")
         if n is not None and not 1 <= n <= context.keys:
             raise ValueError(f"n: expected 1 to {context.keys} keys, got {n}")
@@ -113,12 +136,18 @@ class Rule(ABC):
             part.check_numbers(context)
 
     def check_least(self, n: int | None, held: float) -> None:
-        """ValueError where n is less than what the parts with numbers keep surely, ``held`` keys on average."""
+        """ValueError where n is less than what the parts with numbers keep surely, ``held`` keys on
+        average.
+        """
         if n is not None and n < (least := _least(held)):
-            raise ValueError(f"n: {self} keeps {least} keys surely; expected at least as many, got {n}")
+            raise ValueError(
+                f"n: {self} keeps {least} keys surely; expected at least as many, got {n}"
+            )
 
     def filled(self, context: Context, sure: Tensor, n: int | None) -> Tensor:
-        """What is held, and with it what a ranking without number adds so that every query keeps n."""
+        """What is held, and with it what a ranking without number adds so that every query
+        keeps n.
+        """
         free = self.free
         return sure | free.fill(context, sure, n or 0) if isinstance(free, Ranked) else sure
 
@@ -144,7 +173,9 @@ class Rule(ABC):
         return sure & context.visible
 
     def least(self, context: Context) -> int:
-        """The smallest n of its ladder: what it keeps surely, on average over the queries, and one key at least."""
+        """The smallest n of its ladder: what it keeps surely, on average over the queries, and one
+        key at least.
+        """
         return _least(float(self.held(context).sum(1).double().mean()))
 
     def __str__(self) -> str:
@@ -154,7 +185,9 @@ class Rule(ABC):
 def _inclusion(sure: Tensor, rest: Tensor, dropped: Tensor, reweight: bool) -> Inclusion:
     """``dropped``: the chance that every part that keeps by chance drops the key."""
     probability = torch.where(sure, 1.0, torch.where(rest, 1 - dropped, 0.0))
-    return Inclusion(probability, torch.where(probability > 0, 1 / probability, 1.0) if reweight else None)
+    return Inclusion(
+        probability, torch.where(probability > 0, 1 / probability, 1.0) if reweight else None
+    )
 
 
 def _least(held: float) -> int:
@@ -181,7 +214,9 @@ class Part(Rule):
 
     @property
     def per_query(self) -> bool:
-        """Whether every query chooses keys by its own scores: then all keys must stay in the cache."""
+        """Whether every query chooses keys by its own scores: then all keys must stay in the
+        cache.
+        """
         return False
 
     def surely(self, context: Context) -> Tensor:
@@ -213,8 +248,8 @@ def _written(value: object) -> str:
 class Placed(Part):
     """Keys by their places, or by one order for all queries: known without any score.
 
-    For queries that see no later key. Attention on the keys kept (attention.kept) asks a few neighbouring queries for the keys
-    that any of them may keep, and looks at no others.
+    For queries that see no later key. Attention on the keys kept (attention.kept) asks a few
+    neighbouring queries for the keys that any of them may keep, and looks at no others.
     """
 
     @property
@@ -224,7 +259,9 @@ class Placed(Part):
 
     @property
     def back(self) -> int | None:
-        """How far before the query its keys begin, if where they lie depends on that distance alone."""
+        """How far before the query its keys begin, if where they lie depends on that distance
+        alone.
+        """
         return None
 
     @property
@@ -233,11 +270,15 @@ class Placed(Part):
         return 1
 
     def keeps(self, position: Tensor, key: Tensor) -> Tensor:
-        """Whether a query at a position keeps a key that it sees; both broadcast. For parts that are local."""
+        """Whether a query at a position keeps a key that it sees; both broadcast. For parts that
+        are local.
+        """
         raise NotImplementedError
 
     def reach(self, positions: Tensor, n: int | None) -> Tensor:
-        """Keys that queries at these rising positions may keep, more are allowed; ``n``: the number of a part without one."""
+        """Keys that queries at these rising positions may keep, more are allowed; ``n``: the number
+        of a part without one.
+        """
         last = int(positions[-1])
         first = 0 if self.back is None else max(0, int(positions[0]) - self.back)
         return torch.arange(first, last + 1, device=positions.device)
@@ -250,7 +291,9 @@ class Pattern(Placed):
     def keeps(self, position: Tensor, key: Tensor) -> Tensor: ...
 
     def surely(self, context: Context) -> Tensor:
-        return self.keeps(context.positions[:, None], torch.arange(context.keys, device=context.k.device))
+        return self.keeps(
+            context.positions[:, None], torch.arange(context.keys, device=context.k.device)
+        )
 
 
 class Ranked(Part):
@@ -264,30 +307,42 @@ class Ranked(Part):
 
     @abstractmethod
     def order(self, context: Context) -> Tensor:
-        """Larger is kept sooner: (N,) for all queries alike, or (m, N). Equal ones: the later key first."""
+        """Larger is kept sooner: (N,) for all queries alike, or (m, N). Equal ones: the later key
+        first.
+        """
 
     def check_numbers(self, context: Context) -> None:
         if self.size is not None and self.size > context.keys:
-            raise refused(f"{self.name}: expected at most {context.keys}, the number of keys, got {self.size}")
+            raise refused(
+                f"{self.name}: expected at most {context.keys}, the number of keys, got {self.size}"
+            )
 
     def surely(self, context: Context) -> Tensor:
         if self.size is None:
             return torch.zeros_like(context.visible)
-        return first_of(self.order(context), context.visible, torch.full_like(context.positions, self.size))
+        return first_of(
+            self.order(context), context.visible, torch.full_like(context.positions, self.size)
+        )
 
     def fill(self, context: Context, sure: Tensor, n: int) -> Tensor:
         """The first of the keys that are not kept anyway, so that every query keeps n."""
-        return first_of(self.order(context), context.visible & ~sure, n - (sure & context.visible).sum(1))
+        return first_of(
+            self.order(context), context.visible & ~sure, n - (sure & context.visible).sum(1)
+        )
 
 
 def first_of(order: Tensor, among: Tensor, count: Tensor) -> Tensor:
-    """The ``count`` (m,) keys that come first among those allowed, (m, N); of equal ones the later first."""
+    """The ``count`` (m,) keys that come first among those allowed, (m, N); of equal ones the later
+    first.
+    """
     along = ranking(order)
     if len(along) == 1:  # one order for all queries: count along it
         if bool((along.diff() > 0).all()):
             return among & (among.cumsum(1, dtype=torch.int32) <= count[:, None])
         taken = among[:, along[0]]
-        return (taken & (taken.cumsum(1, dtype=torch.int32) <= count[:, None]))[:, along[0].argsort()]
+        return (taken & (taken.cumsum(1, dtype=torch.int32) <= count[:, None]))[
+            :, along[0].argsort()
+        ]
     taken = among.gather(1, along)
     first = taken & (taken.cumsum(1, dtype=torch.int32) <= count[:, None])
     return torch.zeros_like(first).scatter(1, along, first)
@@ -316,15 +371,23 @@ class Chance(Part):
 
     @abstractmethod
     def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
-        """(m, N) on ``rest``; ``wanted`` (m,): keys to keep on average, None where the part has its own number."""
+        """(m, N) on ``rest``; ``wanted`` (m,): keys to keep on average, None where the part has its
+        own number.
+        """
 
-    def probabilities(self, context: Context, rest: Tensor, wanted: Sequence[Tensor]) -> Iterator[Tensor]:
-        """``probability`` for each of several numbers of keys; a part that can use again what it found does so."""
+    def probabilities(
+        self, context: Context, rest: Tensor, wanted: Sequence[Tensor]
+    ) -> Iterator[Tensor]:
+        """``probability`` for each of several numbers of keys; a part that can use again what it
+        found does so.
+        """
         for count in wanted:
             yield self.probability(context, rest, count)
 
     def settle(self, seen: Iterable[tuple[Context, Tensor, Tensor | None]]) -> Chance:
-        """The part with that decided which it decides for all queries together, from what ``probability`` takes, in blocks."""
+        """The part with that decided which it decides for all queries together, from what
+        ``probability`` takes, in blocks.
+        """
         return self
 
     def take(self, rows: Tensor) -> Chance:
@@ -344,9 +407,14 @@ class Union(Rule):
             raise refused(f"keep: {lone[0]} mixes all keys and joins no other part, got {self}")
         free = [part.text() for part in self.members if part.is_open]
         if len(free) > 1:
-            raise refused(f"keep: one part at most may leave its number open, got {' and '.join(free)}; give the others theirs")
+            raise refused(
+                f"keep: one part at most may leave its number open, got {' and '.join(free)}; give"
+                " the others theirs"
+            )
         if len({part.reweight for part in self.members if isinstance(part, Chance)}) > 1:
-            raise refused(f"keep: of the parts that keep by chance either all reweight or none, got {self}")
+            raise refused(
+                f"keep: of the parts that keep by chance either all reweight or none, got {self}"
+            )
 
     @property
     def parts(self) -> tuple[Part, ...]:

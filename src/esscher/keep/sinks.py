@@ -1,4 +1,6 @@
-"""Sinks: the first keys of the context, on which attention rests when nothing asks for it (StreamingLLM)."""
+"""Sinks: the first keys of the context, on which attention rests when nothing asks for it
+(StreamingLLM).
+"""
 
 from __future__ import annotations
 

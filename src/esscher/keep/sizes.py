@@ -23,7 +23,12 @@ def as_fraction(value: Any, name: str) -> float | None:
     """A probability above 0 and up to 1, or None where it is left open."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1 or math.isnan(value):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 < value <= 1
+        or math.isnan(value)
+    ):
         raise refused(f"{name}: expected a probability above 0 and up to 1, got {value!r}")
     return float(value)
 

@@ -1,4 +1,6 @@
-"""Rules as text: parts joined by +, each a name and its numbers, ``sinks:4+recent:256+random:0.1:reweight``."""
+"""Rules as text: parts joined by +, each a name and its numbers,
+``sinks:4+recent:256+random:0.1:reweight``.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +48,14 @@ def _part(piece: str, text: str) -> Rule:
     try:
         given = inspect.signature(make).bind(*numbers, **named).arguments
     except TypeError as cause:
-        raise refused(f"keep: {piece!r} is not how {name} is written: {_usage(name, parameters)} ({cause})") from None
+        raise refused(
+            f"keep: {piece!r} is not how {name} is written: {_usage(name, parameters)} ({cause})"
+        ) from None
     for field, value in given.items():
         if isinstance(parameters[field].default, bool) != isinstance(value, bool):
-            raise refused(f"keep: {piece!r} is not how {name} is written: {_usage(name, parameters)}")
+            raise refused(
+                f"keep: {piece!r} is not how {name} is written: {_usage(name, parameters)}"
+            )
     return make(*numbers, **named)
 
 
@@ -66,4 +72,12 @@ def _value(word: str, text: str) -> object:
 
 
 def _usage(name: str, parameters: Mapping[str, inspect.Parameter]) -> str:
-    return ":".join([name, *(key if isinstance(field.default, bool) else key.upper() for key, field in parameters.items())])
+    return ":".join(
+        [
+            name,
+            *(
+                key if isinstance(field.default, bool) else key.upper()
+                for key, field in parameters.items()
+            ),
+        ]
+    )

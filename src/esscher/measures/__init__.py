@@ -11,4 +11,15 @@ from esscher.measures.rademacher import Rademacher
 from esscher.measures.sphere import Sphere
 from esscher.measures.student import Student
 
-__all__ = ["Ball", "Cube", "Gaussian", "Laplace", "Measure", "Mixture", "Pool", "Rademacher", "Sphere", "Student"]
+__all__ = [
+    "Ball",
+    "Cube",
+    "Gaussian",
+    "Laplace",
+    "Measure",
+    "Mixture",
+    "Pool",
+    "Rademacher",
+    "Sphere",
+    "Student",
+]

@@ -1,4 +1,6 @@
-"""Measure: a law of tokens whose exponential tilts are known. The contract of every law in this folder."""
+"""Measure: a law of tokens whose exponential tilts are known. The contract of every law in this
+folder.
+"""
 
 from __future__ import annotations
 
@@ -29,22 +31,25 @@ REMEDY = "scale theta or the law down, or use float64"
 class Measure(ABC):
     """Law mu of one token y in R^d, seen through its log-Laplace transform.
 
-    K(theta) = log E exp<theta, y>;  tilted mean = grad K(theta);  tilted covariance = Hess K(theta):
-    mean and covariance of y under the Esscher transform d mu_theta ~ exp<theta, y> d mu.
+    K(theta) = log E exp<theta, y>;  tilted mean = grad K(theta);  tilted covariance = Hess
+    K(theta): mean and covariance of y under the Esscher transform d mu_theta ~ exp<theta, y> d mu.
 
-    A new law subclasses this, calls ``super().__init__`` and writes the four methods below the last line; they see float64
-    rows and need not check anything. Public methods take ``theta`` of shape (..., d), compute in float64 and answer in the
-    dtype of ``theta``; ``mean``, ``cov`` and samples have the dtype the law was given in. What does not fit that dtype
-    is refused with a ValueError.
+    A new law subclasses this, calls ``super().__init__`` and writes the four methods below the last
+    line; they see float64 rows and need not check anything. Public methods take ``theta`` of shape
+    (..., d), compute in float64 and answer in the dtype of ``theta``; ``mean``, ``cov`` and samples
+    have the dtype the law was given in. What does not fit that dtype is refused with a ValueError.
 
-    Between the lines are facts that a law may know. Each is None, or False, until the law says more; what is not known is
-    not used: no exact curve but that of a drawn pool, no bound that asks for it.
+    Between the lines are facts that a law may know. Each is None, or False, until the law says
+    more; what is not known is not used: no exact curve but that of a drawn pool, no bound that asks
+    for it.
     """
 
     is_gaussian: ClassVar[bool] = False  # the law is N(mean, cov)
     is_entire: ClassVar[bool] = False  # K is finite everywhere: no tilt need be looked at
 
-    def __init__(self, dim: Any, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, dim: Any, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
+    ) -> None:
         self.dim = as_count(dim, "dim")
         self.dtype = dtype
         self.device = torch.device(device)
@@ -52,17 +57,23 @@ class Measure(ABC):
     def log_laplace(self, theta: Any) -> Float[Tensor, "*batch"]:
         """K(theta), one number per row."""
         given, rows = self._rows(theta)
-        return self._answer("log_laplace", self._log_laplace(rows), given.dtype).reshape(given.shape[:-1])
+        return self._answer("log_laplace", self._log_laplace(rows), given.dtype).reshape(
+            given.shape[:-1]
+        )
 
     def tilted_mean(self, theta: Any) -> Float[Tensor, "*batch d"]:
         """grad K(theta): the mean of a token under the tilted law."""
         given, rows = self._rows(theta)
-        return self._answer("tilted_mean", self._tilted_mean(rows), given.dtype).reshape(given.shape)
+        return self._answer("tilted_mean", self._tilted_mean(rows), given.dtype).reshape(
+            given.shape
+        )
 
     def tilted_cov(self, theta: Any) -> Float[Tensor, "*batch d d"]:
         """Hess K(theta): the covariance of a token under the tilted law."""
         given, rows = self._rows(theta)
-        return self._answer("tilted_cov", self._tilted_cov(rows), given.dtype).reshape(*given.shape, self.dim)
+        return self._answer("tilted_cov", self._tilted_cov(rows), given.dtype).reshape(
+            *given.shape, self.dim
+        )
 
     def sample(self, n: Any, generator: torch.Generator | None = None) -> Float[Tensor, "n d"]:
         """n independent tokens as rows. Without a generator torch's own is used."""
@@ -70,13 +81,16 @@ class Measure(ABC):
         return self._answer("sample", tokens, self.dtype)
 
     def extreme(self, theta: Any) -> Float[Tensor, "*batch d"]:
-        """lim tilted_mean(c theta) as c grows without bound: where hardmax attention ends. Bounded laws only."""
+        """lim tilted_mean(c theta) as c grows without bound: where hardmax attention ends. Bounded
+        laws only.
+        """
         given, rows = self._rows(theta)
         return self._answer("extreme", self._extreme(rows), given.dtype).reshape(given.shape)
 
     @cached_property
     def mean(self) -> Float[Tensor, " d"]:
-        with torch.enable_grad():  # kept, so never without the gradient that a later caller may want
+        # kept, so never without the gradient that a later caller may want
+        with torch.enable_grad():
             return self._answer("mean", self.tilted_mean(self._zero), self.dtype)
 
     @cached_property
@@ -94,7 +108,8 @@ class Measure(ABC):
         """L with L L^T = Sigma; diagonal where Sigma is."""
         return check_covariance(self.cov, "cov")[1]
 
-    # ---- facts a law may know --------------------------------------------------------------------------------------
+    # ---- facts a law may know
+    # --------------------------------------------------------------------------------------
 
     @property
     def is_even(self) -> bool:
@@ -102,11 +117,15 @@ class Measure(ABC):
         return False
 
     def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
-        """The law along one tilt as one or several sets of nodes whose weights sum to one together."""
+        """The law along one tilt as one or several sets of nodes whose weights sum to one
+        together.
+        """
         return None
 
     def pieces(self, theta: Float64[Tensor, " d"], cut: float) -> list[Line] | None:
-        """As ``along``; no node stands for tokens on both sides of the score ``cut``, where a function may jump."""
+        """As ``along``; no node stands for tokens on both sides of the score ``cut``, where a
+        function may jump.
+        """
         return None
 
     def score_tail(self, theta: Float64[Tensor, " d"], cut: float) -> float | None:
@@ -131,18 +150,21 @@ class Measure(ABC):
 
     @cached_property
     def subgaussian_roots(self) -> list[Float64[Tensor, "d r"]] | None:
-        """Proved roots L of matrices S = L L^T with E exp<theta, y - E y> <= exp(theta^T S theta / 2) for every theta.
+        """Proved roots L of matrices S = L L^T with E exp<theta, y - E y> <= exp(theta^T S theta /
+        2) for every theta.
 
-        S is the sub-Gaussian Sigma of [B]: the covariance only where the law is Gaussian or as good. Every S is valid, so a
-        statement may take the one that gives it most.
+        S is the sub-Gaussian Sigma of [B]: the covariance only where the law is Gaussian or as
+        good. Every S is valid, so a statement may take the one that gives it most.
         """
         return None
 
     @cached_property
     def sigma(self) -> float | None:
-        """The least sub-Gaussian parameter known: E exp<theta, y - E y> <= exp(sigma^2 |theta|^2 / 2) for every theta.
+        """The least sub-Gaussian parameter known: E exp<theta, y - E y> <= exp(sigma^2 |theta|^2 /
+        2) for every theta.
 
-        This is the definition used throughout [S] (its section C.1; "sigma sub-Gaussian" there means this sigma).
+        This is the definition used throughout [S] (its section C.1; "sigma sub-Gaussian" there
+        means this sigma).
         """
         roots = self.subgaussian_roots
         return min(spectral_norm(root) for root in roots) if roots else None
@@ -169,21 +191,28 @@ class Measure(ABC):
         return fourth_moment(self._tilted_cov, V)
 
     def tilted_moment(self, order: int) -> tuple[float, float] | None:
-        """(a, b) with E|y - E y|^order at most (a |theta|)^order + b under every tilt theta, E y of the law untilted."""
+        """(a, b) with E|y - E y|^order at most (a |theta|)^order + b under every tilt theta, E y of
+        the law untilted.
+        """
         radius = self.support_radius()
         return None if radius is None else (0.0, power(radius, order))
 
     def _extreme(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
         raise ValueError(
-            f"hardmax limit: {type(self).__name__} has unbounded support, so the largest score grows without limit; "
-            "use a bounded law (Sphere, Ball, Cube, Rademacher, Pool)"
+            f"hardmax limit: {type(self).__name__} has unbounded support, so the largest score"
+            " grows without limit; use a bounded law (Sphere, Ball, Cube, Rademacher, Pool)"
         )
 
     def __repr__(self) -> str:
-        sizes = [f"{name}={value:g}" for name, value in vars(self).items() if name != "dim" and _is_size(name, value)]
+        sizes = [
+            f"{name}={value:g}"
+            for name, value in vars(self).items()
+            if name != "dim" and _is_size(name, value)
+        ]
         return f"{type(self).__name__}({', '.join([f'dim={self.dim}', *sizes])})"
 
-    # ---- of use inside ---------------------------------------------------------------------------------------------
+    # ---- of use inside
+    # ------------------------------------------------------------------------------------------
 
     def _answer(self, name: str, result: Tensor, dtype: torch.dtype) -> Tensor:
         return finite_result(result.to(dtype), f"{type(self).__name__}.{name}", REMEDY)
@@ -200,18 +229,24 @@ class Measure(ABC):
         return given, rows
 
     def _check_domain(self, rows: Float64[Tensor, "m d"]) -> None:
-        """Raise ValueError where the transform is infinite, as K says; a formula of a tilted mean may give a number there."""
+        """Raise ValueError where the transform is infinite, as K says; a formula of a tilted mean
+        may give a number there.
+        """
         if self.is_entire:
             return
         bad = ~torch.isfinite(self._log_laplace(rows.detach()))
         if bad.any():
-            first = ", ".join(f"{number:.4g}" for number in rows[bad][0, :4].tolist()) + (", ..." if self.dim > 4 else "")
+            first = ", ".join(f"{number:.4g}" for number in rows[bad][0, :4].tolist()) + (
+                ", ..." if self.dim > 4 else ""
+            )
             raise ValueError(
-                f"theta: E exp<theta, y> is infinite or beyond float64 at {int(bad.sum())} of {len(rows)} tilts, the first "
-                f"({first}): {type(self).__name__} has no limit there; {REMEDY}"
+                f"theta: E exp<theta, y> is infinite or beyond float64 at {int(bad.sum())} of"
+                f" {len(rows)} tilts, the first ({first}): {type(self).__name__} has no limit"
+                f" there; {REMEDY}"
             )
 
-    # ---- a law writes these ----------------------------------------------------------------------------------------
+    # ---- a law writes these
+    # ----------------------------------------------------------------------------------------
 
     @abstractmethod
     def _log_laplace(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]: ...
@@ -233,4 +268,6 @@ def noise_device(generator: torch.Generator | None, fallback: torch.device) -> t
 
 def _is_size(name: str, value: Any) -> bool:
     """Whether an attribute is a number that the law was made with."""
-    return not name.startswith("_") and isinstance(value, int | float) and not isinstance(value, bool)
+    return (
+        not name.startswith("_") and isinstance(value, int | float) and not isinstance(value, bool)
+    )

@@ -33,12 +33,19 @@ class CubeFields(LawFields):
 
 
 class Cube(Product):
-    """Uniform on [-half_width, half_width]^dim: k(x) = log(sinh(ax) / (ax)), tilted mean by Langevin's function."""
+    """Uniform on [-half_width, half_width]^dim: k(x) = log(sinh(ax) / (ax)), tilted mean by
+    Langevin's function.
+    """
 
     is_entire: ClassVar[bool] = True
 
     def __init__(
-        self, dim: Any, half_width: Any = 1.0, *, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
+        self,
+        dim: Any,
+        half_width: Any = 1.0,
+        *,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
     ) -> None:
         super().__init__(dim, dtype, device)
         self.half_width = as_positive(half_width, "half_width")
@@ -67,7 +74,9 @@ class Cube(Product):
 
     def as_rotational(self) -> Ball | None:
         """An interval is a ball."""
-        return None if self.dim > 1 else Ball(1, self.half_width, dtype=self.dtype, device=self.device)
+        return (
+            None if self.dim > 1 else Ball(1, self.half_width, dtype=self.dtype, device=self.device)
+        )
 
     def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
         ball = self.as_rotational()

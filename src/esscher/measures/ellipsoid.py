@@ -1,4 +1,6 @@
-"""Ellipsoids round finitely many points: what bounds the transform of a pool, and of the means of a mixture."""
+"""Ellipsoids round finitely many points: what bounds the transform of a pool, and of the means of a
+mixture.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ FLAT = 1e-6  # share of the trace that makes a flat ellipsoid solid
 def ellipsoids(points: Float64[Tensor, "N d"]) -> list[Float64[Tensor, "d d"]]:
     """Matrices E with (y - c)^T E^{-1} (y - c) <= 1 for all points and some c.
 
-    A ball first, and k (C + eps I) with C the scatter about c and k the largest (y - c)^T (C + eps I)^{-1} (y - c), for c the
-    mean and c the middle of the bounding box.
+    A ball first, and k (C + eps I) with C the scatter about c and k the largest (y - c)^T (C + eps
+    I)^{-1} (y - c), for c the mean and c the middle of the bounding box.
     """
     centres = points.mean(dim=0), 0.5 * (points.min(dim=0).values + points.max(dim=0).values)
     eye = torch.eye(points.shape[1], dtype=points.dtype, device=points.device)

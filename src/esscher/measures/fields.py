@@ -1,4 +1,6 @@
-"""A law written as plain data, as in a YAML file: its name there, its fields, and the law they build."""
+"""A law written as plain data, as in a YAML file: its name there, its fields, and the law they
+build.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,11 @@ Dim = Annotated[int, Field(ge=1, le=MOST_DIM)]
 
 
 class LawFields(Plain):
-    """The fields of one law. A law's file subclasses this with ``law: Literal[<its name>]``, its fields and ``build``.
+    """The fields of one law. A law's file subclasses this with ``law: Literal[<its name>]``, its
+    fields and ``build``.
 
-    Python has read the file once the law can be built from data: nothing else lists it, and no file of a run can add one.
-    ``size`` is the field that says how wide the law is.
+    Python has read the file once the law can be built from data: nothing else lists it, and no file
+    of a run can add one. ``size`` is the field that says how wide the law is.
     """
 
     size: ClassVar[str] = "scale"
@@ -34,11 +37,16 @@ class LawFields(Plain):
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         names = get_args(cls.model_fields["law"].annotation)
         if len(names) != 1 or not isinstance(names[0], str):
-            raise ValueError(f"{cls.__name__}.law: expected Literal[name], got {cls.model_fields['law'].annotation}")
+            raise ValueError(
+                f"{cls.__name__}.law: expected Literal[name], got"
+                f" {cls.model_fields['law'].annotation}"
+            )
         name = names[0]
         known = LAWS.setdefault(name, cls)
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise ValueError(f"law {name}: already declared, by {known.__module__}.{known.__qualname__}")
+            raise ValueError(
+                f"law {name}: already declared, by {known.__module__}.{known.__qualname__}"
+            )
         LAWS[name] = cls
 
     def build(self, dtype: torch.dtype, device: str) -> Measure:
@@ -51,7 +59,9 @@ LAWS: dict[str, type[LawFields]] = {}
 
 
 def read_law(value: Any) -> Any:
-    """Check data as the fields of the law it names; what is wrong is said with the law's name before the field's."""
+    """Check data as the fields of the law it names; what is wrong is said with the law's name
+    before the field's.
+    """
     if isinstance(value, LawFields):
         return value
     if not isinstance(value, dict):
@@ -63,7 +73,12 @@ def read_law(value: Any) -> Any:
         return LAWS[name].model_validate(value)
     except ValidationError as wrong:
         details: Any = [
-            {"type": error["type"], "loc": (name, *error["loc"]), "input": error["input"], "ctx": error.get("ctx", {})}
+            {
+                "type": error["type"],
+                "loc": (name, *error["loc"]),
+                "input": error["input"],
+                "ctx": error.get("ctx", {}),
+            }
             for error in wrong.errors()
         ]
         raise ValidationError.from_exception_data(wrong.title, details) from wrong

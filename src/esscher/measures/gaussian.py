@@ -26,7 +26,9 @@ __all__ = ["Gaussian", "GaussianFields"]
 
 
 class GaussianFields(LawFields):
-    """N(mean, Sigma): eigenvalues of Sigma fall like variance * i^-decay, or are given one by one in ``spectrum``."""
+    """N(mean, Sigma): eigenvalues of Sigma fall like variance * i^-decay, or are given one by one
+    in ``spectrum``.
+    """
 
     size: ClassVar[str] = "variance"
 
@@ -42,7 +44,9 @@ class GaussianFields(LawFields):
         for name in ("spectrum", "mean"):
             given = getattr(self, name)
             if isinstance(given, tuple) and len(given) != self.dim:
-                raise ValueError(f"{name}: expected {self.dim} numbers, one per dimension, got {len(given)}")
+                raise ValueError(
+                    f"{name}: expected {self.dim} numbers, one per dimension, got {len(given)}"
+                )
         return self
 
     def build(self, dtype: torch.dtype, device: str) -> Gaussian:
@@ -50,14 +54,19 @@ class GaussianFields(LawFields):
         values = self.variance * indices**-self.decay
         if self.spectrum is not None:
             values = torch.tensor(self.spectrum, dtype=torch.float64)
-        mean = torch.full((self.dim,), self.mean) if isinstance(self.mean, float) else torch.tensor(self.mean)
+        mean = (
+            torch.full((self.dim,), self.mean)
+            if isinstance(self.mean, float)
+            else torch.tensor(self.mean)
+        )
         return Gaussian(torch.diag(values).to(device, dtype), mean.to(device, dtype))
 
 
 class Gaussian(Measure):
     """N(m, Sigma), Sigma possibly singular.
 
-    K(theta) = <m, theta> + theta^T Sigma theta / 2;  tilted mean m + Sigma theta;  tilted covariance Sigma.
+    K(theta) = <m, theta> + theta^T Sigma theta / 2;  tilted mean m + Sigma theta;  tilted
+    covariance Sigma.
     """
 
     is_gaussian: ClassVar[bool] = True
@@ -79,7 +88,11 @@ class Gaussian(Measure):
     @cached_property
     def spectrum(self) -> Float64[Tensor, " d"]:
         """The eigenvalues of Sigma."""
-        return self._cov.diagonal() if is_diagonal(self._cov) else torch.linalg.eigvalsh(self._cov).clamp_min(0.0)
+        return (
+            self._cov.diagonal()
+            if is_diagonal(self._cov)
+            else torch.linalg.eigvalsh(self._cov).clamp_min(0.0)
+        )
 
     def _log_laplace(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]:
         plain = rows @ self._mean + 0.5 * ((rows @ self._cov) * rows).sum(-1)
@@ -97,9 +110,11 @@ class Gaussian(Measure):
         return self._mean + shift(push, exponent + sizes)
 
     def _wide_push(self, rows: Float64[Tensor, "m d"]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(u, C u, a, e) with D theta = 2^a u, |u_i| < 1, where Sigma = D C D, D_ii = 2^{e_i} and |C_ij| <= 1.
+        """(u, C u, a, e) with D theta = 2^a u, |u_i| < 1, where Sigma = D C D, D_ii = 2^{e_i} and
+        |C_ij| <= 1.
 
-        Then Sigma theta = 2^a D C u: where the plain product overflows on the way, this one does only in the answer.
+        Then Sigma theta = 2^a D C u: where the plain product overflows on the way, this one does
+        only in the answer.
         """
         sizes = half_exponents(self._cov)
         exponents = torch.frexp(rows.detach()).exponent + sizes
@@ -124,16 +139,25 @@ class Gaussian(Measure):
         return [(1.0, self)]
 
     def along(self, theta: Float64[Tensor, " d"]) -> list[Line]:
-        """Score m.theta + s g, token m + L u g with covariance L (I - u u^T) L^T; L = root, u = L^T theta / s, s its length.
+        """Score m.theta + s g, token m + L u g with covariance L (I - u u^T) L^T; L = root, u = L^T
+        theta / s, s its length.
 
-        Whatever unit vector u is, these are two parts of the same Gaussian: rounding of u costs nothing where s nearly
-        vanishes.
+        Whatever unit vector u is, these are two parts of the same Gaussian: rounding of u costs
+        nothing where s nearly vanishes.
         """
         u = self.root.T @ theta
         s = float(u.norm())
         if s == 0.0:
             one = theta.new_ones(1)
-            return [Line(theta[None] @ self.mean.double(), torch.zeros_like(one), self.mean.double()[None], one, self.root)]
+            return [
+                Line(
+                    theta[None] @ self.mean.double(),
+                    torch.zeros_like(one),
+                    self.mean.double()[None],
+                    one,
+                    self.root,
+                )
+            ]
         # weights tilt by up to exp(2 score), which moves the bell to g = 2s
         g = ladder(-10.0, 2 * s + 10.0, _step(s)).to(theta.device)
         return [self._line(theta, u / s, s, g, normalised(-0.5 * g * g))]
@@ -146,8 +170,12 @@ class Gaussian(Measure):
             return self.along(theta)
         step, place = _step(s), (cut - float(theta @ self.mean.double())) / s
         check_nodes(2.0 * (2 * s + 26.0) / step)
-        z, weights = (x.to(theta.device) for x in panels(-10.0 / step, (2 * s + 16.0) / step, place / step))
-        return [self._line(theta, u / s, s, step * z, normalised(weights.log() - 0.5 * (step * z) ** 2))]
+        z, weights = (
+            x.to(theta.device) for x in panels(-10.0 / step, (2 * s + 16.0) / step, place / step)
+        )
+        return [
+            self._line(theta, u / s, s, step * z, normalised(weights.log() - 0.5 * (step * z) ** 2))
+        ]
 
     def score_tail(self, theta: Float64[Tensor, " d"], cut: float) -> float:
         s, centre = float((self.root.T @ theta).norm()), float(theta @ self.mean.double())
@@ -159,7 +187,13 @@ class Gaussian(Measure):
         step = self.root @ u
         means = self.mean.double() + g[:, None] * step
         across = self.root - torch.outer(step, u)
-        return Line(float(theta @ self.mean.double()) + s * g, log_weights, means, torch.ones_like(g), across)
+        return Line(
+            float(theta @ self.mean.double()) + s * g,
+            log_weights,
+            means,
+            torch.ones_like(g),
+            across,
+        )
 
     @cached_property
     def subgaussian_roots(self) -> list[Float64[Tensor, "d d"]]:
@@ -178,7 +212,9 @@ class Gaussian(Measure):
         return float(cov.trace() ** 2 + 2.0 * (cov * cov).sum())
 
     def tilted_moment(self, order: int) -> tuple[float, float]:
-        """y - m = Sigma theta + centred: 2^{p-1} (||Sigma||^p |theta|^p + E|y - m|^p), as in [S] Lemma F.1."""
+        """y - m = Sigma theta + centred: 2^{p-1} (||Sigma||^p |theta|^p + E|y - m|^p), as in [S]
+        Lemma F.1.
+        """
         double = 2.0 ** (order - 1)
         return double ** (1.0 / order) * self.reach, double * self._norm_moment(order)
 

@@ -30,10 +30,17 @@ class LaplaceFields(LawFields):
 
 
 class Laplace(Product):
-    """Two-sided exponential coordinates of scale b: k(x) = -log(1 - b^2 x^2), finite only for |x| < 1/b."""
+    """Two-sided exponential coordinates of scale b: k(x) = -log(1 - b^2 x^2), finite only for |x| <
+    1/b.
+    """
 
     def __init__(
-        self, dim: Any, scale: Any = 1.0, *, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
+        self,
+        dim: Any,
+        scale: Any = 1.0,
+        *,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
     ) -> None:
         super().__init__(dim, dtype, device)
         self.scale = as_positive(scale, "scale")
@@ -42,8 +49,9 @@ class Laplace(Product):
         worst = float(rows.detach().abs().max()) if rows.numel() else 0.0
         if worst * self.scale >= 1.0:
             raise ValueError(
-                f"theta: a Laplace law of scale {self.scale:g} has a limit only where every |theta_i| < {1 / self.scale:g}, "
-                f"got {worst:g}; its transform is infinite there, so attention does not converge"
+                f"theta: a Laplace law of scale {self.scale:g} has a limit only where every"
+                f" |theta_i| < {1 / self.scale:g}, got {worst:g}; its transform is infinite there,"
+                " so attention does not converge"
             )
 
     def _log_laplace_1d(self, x: Tensor) -> Tensor:
@@ -62,7 +70,11 @@ class Laplace(Product):
     def _quantile_1d(self, u: Tensor) -> Tensor:
         centred = u - 0.5
         # clamp: u = 0 has chance 2^-53 per draw and would give an infinite token
-        return -self.scale * centred.sign() * torch.log1p((-2.0 * centred.abs()).clamp_min(-1.0 + 2.0**-53))
+        return (
+            -self.scale
+            * centred.sign()
+            * torch.log1p((-2.0 * centred.abs()).clamp_min(-1.0 + 2.0**-53))
+        )
 
     def _moment_1d(self, order: int) -> float:
         return math.factorial(order) * power(self.scale, order)
@@ -73,7 +85,9 @@ class Laplace(Product):
             return None
         size = self.scale * abs(float(theta))
         top = math.log(2.5 * NEGLIGIBLE / (1.0 - size))
-        z = ladder(-NEGLIGIBLE, top, min(0.1, line.STEP / (size * math.exp(top)) if size > 0 else 1.0)).to(theta.device)
+        z = ladder(
+            -NEGLIGIBLE, top, min(0.1, line.STEP / (size * math.exp(top)) if size > 0 else 1.0)
+        ).to(theta.device)
         z = torch.cat([z, z])
         sign = torch.ones_like(z)
         sign[: z.numel() // 2] = -1.0

@@ -1,9 +1,11 @@
-"""A law seen along one tilt: nodes on the line of scores, with the mean and spread of the token given its score.
+"""A law seen along one tilt: nodes on the line of scores, with the mean and spread of the token
+given its score.
 
-The exact error of attention needs E[h(score) |V y|^2] and its like. When the token given its score has a known mean and
-covariance, these are one-dimensional integrals whatever d is; here they become weighted nodes. The rules are trapezoid rules
-of analytic functions on the whole line, with a step in the score of at most ``STEP``: the functions they meet are analytic
-for |Im score| < pi/2, so the error is about exp(-pi^2 / STEP).
+The exact error of attention needs E[h(score) |V y|^2] and its like. When the token given its score
+has a known mean and covariance, these are one-dimensional integrals whatever d is; here they become
+weighted nodes. The rules are trapezoid rules of analytic functions on the whole line, with a step
+in the score of at most ``STEP``: the functions they meet are analytic for |Im score| < pi/2, so the
+error is about exp(-pi^2 / STEP).
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ MAX_NODES = 1 << 21
 class Line:
     """Nodes of one law along one tilt.
 
-    Node i has score <theta, y> = ``scores[i]``, probability exp(``log_weights[i]``), token mean ``means[i]`` and token
-    covariance ``spread[i]`` ``across`` ``across``^T: a root, so that rounding makes no variance negative.
+    Node i has score <theta, y> = ``scores[i]``, probability exp(``log_weights[i]``), token mean
+    ``means[i]`` and token covariance ``spread[i]`` ``across`` ``across``^T: a root, so that
+    rounding makes no variance negative.
     """
 
     scores: Float64[Tensor, " N"]
@@ -43,12 +46,20 @@ class Line:
 
 
 def points(
-    theta: Float64[Tensor, " d"], tokens: Float64[Tensor, "N d"], log_weights: Float64[Tensor, " N"] | None = None
+    theta: Float64[Tensor, " d"],
+    tokens: Float64[Tensor, "N d"],
+    log_weights: Float64[Tensor, " N"] | None = None,
 ) -> Line:
     """The given tokens, without spread; equally likely where no weights are given."""
     if log_weights is None:
         log_weights = torch.full_like(tokens[:, 0], -math.log(tokens.shape[0]))
-    return Line(tokens @ theta, log_weights, tokens, torch.ones_like(log_weights), theta.new_zeros(theta.numel(), 0))
+    return Line(
+        tokens @ theta,
+        log_weights,
+        tokens,
+        torch.ones_like(log_weights),
+        theta.new_zeros(theta.numel(), 0),
+    )
 
 
 def normalised(log_weights: Float64[Tensor, " N"]) -> Float64[Tensor, " N"]:
@@ -66,11 +77,14 @@ def ladder(start: float, end: float, step: float) -> Float64[Tensor, " N"]:
 def check_nodes(count: float) -> None:
     if not count < MAX_NODES:
         raise ValueError(
-            f"queries: a score range this wide needs {count:.3g} nodes, at most {MAX_NODES} are used; scale the head down"
+            f"queries: a score range this wide needs {count:.3g} nodes, at most {MAX_NODES} are"
+            " used; scale the head down"
         )
 
 
-def invert(increasing: Callable[[Tensor], Tensor], target: Tensor, low: float, high: float) -> Tensor:
+def invert(
+    increasing: Callable[[Tensor], Tensor], target: Tensor, low: float, high: float
+) -> Tensor:
     """Solve increasing(y) = target between two ends by bisection, all at once."""
     left, right = torch.full_like(target, low), torch.full_like(target, high)
     for _ in range(60):

@@ -36,35 +36,47 @@ class MixtureFields(LawFields):
     @model_validator(mode="after")
     def _one_each(self) -> MixtureFields:
         if len(self.weights) != len(self.components):
-            raise ValueError(f"weights: expected {len(self.components)} numbers, one per component, got {len(self.weights)}")
+            raise ValueError(
+                f"weights: expected {len(self.components)} numbers, one per component, got"
+                f" {len(self.weights)}"
+            )
         return self
 
     def build(self, dtype: torch.dtype, device: str) -> Mixture:
-        return Mixture(list(self.weights), [component.build(dtype, device) for component in self.components])
+        return Mixture(
+            list(self.weights), [component.build(dtype, device) for component in self.components]
+        )
 
 
 class Mixture(Measure):
     """sum_k pi_k mu_k. Under the tilt the weights become pi_k exp(K_k(theta)), normalised.
 
-    Tilted mean: the average of the components' tilted means; tilted covariance by the law of total covariance.
-    Components may be any measures of one dimension, mixtures included.
+    Tilted mean: the average of the components' tilted means; tilted covariance by the law of total
+    covariance. Components may be any measures of one dimension, mixtures included.
     """
 
     def __init__(self, weights: Any, components: Sequence[Measure]) -> None:
-        if not isinstance(components, Sequence) or not all(isinstance(component, Measure) for component in components):
+        if not isinstance(components, Sequence) or not all(
+            isinstance(component, Measure) for component in components
+        ):
             raise ValueError(f"components: expected a list of measures, got {components!r}")
         if len(components) == 0:
             raise ValueError("components: expected at least one measure, got none")
         dims = {component.dim for component in components}
         if len(dims) > 1:
-            raise ValueError(f"components: expected measures of one dimension, got dimensions {sorted(dims)}")
+            raise ValueError(
+                f"components: expected measures of one dimension, got dimensions {sorted(dims)}"
+            )
         first = components[0]
         super().__init__(first.dim, first.dtype, first.device)
         self.weights = check_weights(weights, len(components)).to(self.device)
         self.components = tuple(components)
 
     def __repr__(self) -> str:
-        parts = " + ".join(f"{weight:.3g} {part}" for weight, part in zip(self.weights.tolist(), self.components, strict=True))
+        parts = " + ".join(
+            f"{weight:.3g} {part}"
+            for weight, part in zip(self.weights.tolist(), self.components, strict=True)
+        )
         return f"Mixture({parts})"
 
     def _check_domain(self, rows: Float64[Tensor, "m d"]) -> None:
@@ -80,8 +92,12 @@ class Mixture(Measure):
     def _log_laplace(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]:
         return log_mean_exp(self._transforms(rows), self.weights)
 
-    def _apart(self, rows: Tensor, weights: Tensor) -> tuple[Float64[Tensor, "m d"], Float64[Tensor, "k m d"]]:
-        """The tilted mean, and the components' means seen from it; taken from the heaviest component, which cancels least."""
+    def _apart(
+        self, rows: Tensor, weights: Tensor
+    ) -> tuple[Float64[Tensor, "m d"], Float64[Tensor, "k m d"]]:
+        """The tilted mean, and the components' means seen from it; taken from the heaviest
+        component, which cancels least.
+        """
         means = torch.stack([c.tilted_mean(rows) for c in self.components])
         heaviest = means[weights.argmax(-1), torch.arange(rows.shape[0], device=rows.device)]
         apart = means - heaviest
@@ -95,7 +111,9 @@ class Mixture(Measure):
         weights = self._tilted_weights(rows)
         apart = weights.T.sqrt()[:, :, None] * self._apart(rows, weights)[1]
         between = torch.einsum("kmi,kmj->mij", apart, apart)
-        return between + sum(weights[:, k, None, None] * c.tilted_cov(rows) for k, c in enumerate(self.components))
+        return between + sum(
+            weights[:, k, None, None] * c.tilted_cov(rows) for k, c in enumerate(self.components)
+        )
 
     def _extreme(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
         rows, _ = split(rows, ordinary=0.0)
@@ -105,14 +123,16 @@ class Mixture(Measure):
         tied = heights >= best - 1e-12 * best.abs()
         if bool((tied.sum(-1) > 1).any()):
             raise ValueError(
-                "hardmax limit: two components of the mixture reach the same largest score for this query, "
-                "so their order at the edge decides; perturb the query or use one component"
+                "hardmax limit: two components of the mixture reach the same largest score for this"
+                " query, so their order at the edge decides; perturb the query or use one component"
             )
         return torch.einsum("mk,kmd->md", tied.to(points), points)
 
     def _sample(self, n: int, generator: torch.Generator | None) -> Float64[Tensor, "n d"]:
         device = noise_device(generator, self.device)
-        labels = torch.multinomial(self.weights.to(device), n, replacement=True, generator=generator).to(self.device)
+        labels = torch.multinomial(
+            self.weights.to(device), n, replacement=True, generator=generator
+        ).to(self.device)
         tokens = torch.empty(n, self.dim, dtype=torch.float64, device=self.device)
         for k, component in enumerate(self.components):
             chosen = labels == k
@@ -123,7 +143,11 @@ class Mixture(Measure):
 
     def _used(self) -> list[tuple[float, Measure]]:
         """Components of weight above 0."""
-        return [(float(w), c) for w, c in zip(self.weights, self.components, strict=True) if float(w) > 0]
+        return [
+            (float(w), c)
+            for w, c in zip(self.weights, self.components, strict=True)
+            if float(w) > 0
+        ]
 
     def gaussian_parts(self) -> list[tuple[float, Gaussian]] | None:
         parts: list[tuple[float, Gaussian]] = []
@@ -143,7 +167,9 @@ class Mixture(Measure):
     def score_tail(self, theta: Float64[Tensor, " d"], cut: float) -> float | None:
         tails = [component.score_tail(theta, cut) for _, component in self._used()]
         shares = [weight for weight, _ in self._used()]
-        known = [share * tail for share, tail in zip(shares, tails, strict=True) if tail is not None]
+        known = [
+            share * tail for share, tail in zip(shares, tails, strict=True) if tail is not None
+        ]
         return sum(known) if len(known) == len(tails) else None
 
     def _joined(self, nodes: Callable[[Measure], list[Line] | None]) -> list[Line] | None:
@@ -152,20 +178,26 @@ class Mixture(Measure):
             parts = nodes(component)
             if parts is None:
                 return None
-            lines += [replace(line, log_weights=line.log_weights + math.log(weight)) for line in parts]
+            lines += [
+                replace(line, log_weights=line.log_weights + math.log(weight)) for line in parts
+            ]
         return lines
 
     @cached_property
     def subgaussian_roots(self) -> list[Float64[Tensor, "d d"]] | None:
-        """With S_k of the components and U at least every S_k in Loewner's order, exp of the components' transforms is at most
-        exp(theta^T U theta / 2) times the transform of the means, a pool: S = U + E. U is built by U <- U + (S_k - U)_+; it
-        is the largest S_k where there is one. Also U = max_k ||S_k|| I with a ball for E."""
+        """With S_k of the components and U at least every S_k in Loewner's order, exp of the
+        components' transforms is at most exp(theta^T U theta / 2) times the transform of the means,
+        a pool: S = U + E. U is built by U <- U + (S_k - U)_+; it is the largest S_k where there is
+        one. Also U = max_k ||S_k|| I with a ball for E.
+        """
         parts = [component.subgaussian_roots for _, component in self._used()]
         known = [min(part, key=spectral_norm) for part in parts if part]
         if len(known) < len(parts):
             return None
         upper = functools.reduce(above, (root @ root.T for root in known))
-        between = ellipsoids(torch.stack([component.mean.double() for _, component in self._used()]))
+        between = ellipsoids(
+            torch.stack([component.mean.double() for _, component in self._used()])
+        )
         largest = max(spectral_norm(root) for root in known)
         ball = between[0] + largest * largest * torch.eye(self.dim).to(between[0])
         return [check_covariance(S, "S")[1] for S in (*(upper + E for E in between), ball)]
@@ -181,13 +213,19 @@ class Mixture(Measure):
 
     def _norm_moment(self, order: int) -> float | None:
         """From above (Minkowski)."""
-        return self._moment(order, lambda component: component.norm_moment(order), lambda apart: apart)
+        return self._moment(
+            order, lambda component: component.norm_moment(order), lambda apart: apart
+        )
 
     def _value_fourth_moment(self, V: Float64[Tensor, "d_out d"]) -> float | None:
         """From above (Minkowski)."""
-        return self._moment(4, lambda component: component.value_fourth_moment(V), lambda apart: V @ apart)
+        return self._moment(
+            4, lambda component: component.value_fourth_moment(V), lambda apart: V @ apart
+        )
 
-    def _moment(self, order: int, of: Callable[[Measure], float | None], value: Callable[[Tensor], Tensor]) -> float | None:
+    def _moment(
+        self, order: int, of: Callable[[Measure], float | None], value: Callable[[Tensor], Tensor]
+    ) -> float | None:
         total = 0.0
         for weight, component in self._used():
             own = of(component)

@@ -1,4 +1,6 @@
-"""Moments and cumulants of one number, and the fourth moment of values from the derivatives of a tilted covariance."""
+"""Moments and cumulants of one number, and the fourth moment of values from the derivatives of a
+tilted covariance.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ def from_cumulants(cumulants: list[float]) -> float:
     """The last raw moment that goes with cumulants 1 .. r."""
     moments = [1.0]
     for r in range(1, len(cumulants) + 1):
-        moments.append(sum(math.comb(r - 1, j - 1) * cumulants[j - 1] * moments[r - j] for j in range(1, r + 1)))
+        moments.append(
+            sum(
+                math.comb(r - 1, j - 1) * cumulants[j - 1] * moments[r - j] for j in range(1, r + 1)
+            )
+        )
     return moments[-1]
 
 
@@ -36,21 +42,27 @@ def to_cumulants(raw: list[float]) -> list[float]:
     moments = [1.0, *raw]
     cumulants: list[float] = []
     for r in range(1, len(moments)):
-        below = sum(math.comb(r - 1, j - 1) * cumulants[j - 1] * moments[r - j] for j in range(1, r))
+        below = sum(
+            math.comb(r - 1, j - 1) * cumulants[j - 1] * moments[r - j] for j in range(1, r)
+        )
         cumulants.append(moments[r] - below)
     return cumulants
 
 
 def fourth_moment(
-    tilted_cov: Callable[[Float64[Tensor, "m d"]], Float64[Tensor, "m d d"]], V: Float64[Tensor, "d_out d"]
+    tilted_cov: Callable[[Float64[Tensor, "m d"]], Float64[Tensor, "m d d"]],
+    V: Float64[Tensor, "d_out d"],
 ) -> float | None:
-    """E|w|^4 of w = V (y - E y), from the law's own tilted covariance C(theta) = Hess K(theta) of the tokens.
+    """E|w|^4 of w = V (y - E y), from the law's own tilted covariance C(theta) = Hess K(theta) of
+    the tokens.
 
-    With D = V C(0) V^T and the fourth cumulants of w, which are second derivatives of its tilted covariance,
+    With D = V C(0) V^T and the fourth cumulants of w, which are second derivatives of its tilted
+    covariance,
 
         E|w|^4 = (tr D)^2 + 2 |D|_F^2 + sum_i (d/dt)^2 tr( V C(t V^T e_i) V^T ) at t = 0 .
 
-    None where C cannot be differentiated at 0, or where differences do not bear the derivatives out.
+    None where C cannot be differentiated at 0, or where differences do not bear the derivatives
+    out.
     """
     d = V.shape[1]
     if d > WIDEST or V.shape[0] > WIDEST:
@@ -79,7 +91,9 @@ def _trace(cov: Float64[Tensor, "*m d d"], V: Float64[Tensor, "d_out d"]) -> Flo
     return torch.einsum("ai,...ij,aj->...", V, cov, V)
 
 
-def _curvatures(slope: Float64[Tensor, " d"], theta: Float64[Tensor, "1 d"], V: Float64[Tensor, "d_out d"]) -> float:
+def _curvatures(
+    slope: Float64[Tensor, " d"], theta: Float64[Tensor, "1 d"], V: Float64[Tensor, "d_out d"]
+) -> float:
     """Sum over the rows of V of the second derivative along each."""
     if not slope.requires_grad:
         return 0.0

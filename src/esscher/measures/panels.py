@@ -1,4 +1,6 @@
-"""Composite Gauss-Legendre rules: nodes for functions that are smooth on either side of a point but not across it."""
+"""Composite Gauss-Legendre rules: nodes for functions that are smooth on either side of a point but
+not across it.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,19 @@ from torch import Tensor
 
 __all__ = ["graded", "panels"]
 
-NODES = 12  # a panel: of half-length L, with the nearest singularity L a away, it errs by (a + sqrt(a^2 - 1))^-24
+# a panel: of half-length L, with the nearest singularity L a away, it errs by (a + sqrt(a^2 -
+# 1))^-24
+NODES = 12
 LENGTH = 6.0  # of a panel, in the steps of a trapezoid rule that would resolve the function
 X, W = np.polynomial.legendre.leggauss(NODES)
 
 
-def panels(first: float, last: float, cut: float | None = None) -> tuple[Float64[Tensor, " N"], Float64[Tensor, " N"]]:
-    """Nodes and weights on [first, last], whose unit is a step that resolves the function; no panel straddles ``cut``."""
+def panels(
+    first: float, last: float, cut: float | None = None
+) -> tuple[Float64[Tensor, " N"], Float64[Tensor, " N"]]:
+    """Nodes and weights on [first, last], whose unit is a step that resolves the function; no panel
+    straddles ``cut``.
+    """
     ends = [first, last] if cut is None or not first < cut < last else [first, cut, last]
     edges = [
         np.linspace(a, b, max(1, math.ceil((b - a) / LENGTH)) + 1)[(i > 0) :]
@@ -27,8 +35,12 @@ def panels(first: float, last: float, cut: float | None = None) -> tuple[Float64
     return _between(np.concatenate(edges))
 
 
-def graded(first: float, last: float, unit: float, halvings: int) -> tuple[Float64[Tensor, " N"], Float64[Tensor, " N"]]:
-    """Nodes and weights on [first, last], first >= 0: panels of length ``unit`` at most, and ever shorter towards 0."""
+def graded(
+    first: float, last: float, unit: float, halvings: int
+) -> tuple[Float64[Tensor, " N"], Float64[Tensor, " N"]]:
+    """Nodes and weights on [first, last], first >= 0: panels of length ``unit`` at most, and ever
+    shorter towards 0.
+    """
     edges = np.append(0.0, unit * 2.0 ** np.arange(-halvings, 1.0))
     edges = edges[edges > first]
     start = first if edges.size == 0 else float(edges[-1])

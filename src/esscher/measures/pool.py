@@ -26,8 +26,9 @@ BLOCK = 1 << 21  # scores held at once (16 MiB in float64), whatever the size of
 class Pool(Measure):
     """N tokens drawn with replacement, with equal or given weights w_j.
 
-    K(theta) = log sum_j w_j exp<theta, y_j>; the tilted mean is the softmax-weighted mean of the pool, which is attention
-    over the pool. Scores are computed in float64 block by block, so memory stays flat in N.
+    K(theta) = log sum_j w_j exp<theta, y_j>; the tilted mean is the softmax-weighted mean of the
+    pool, which is attention over the pool. Scores are computed in float64 block by block, so memory
+    stays flat in N.
     """
 
     is_entire: ClassVar[bool] = True
@@ -35,7 +36,10 @@ class Pool(Measure):
     def __init__(self, tokens: Any, weights: Any = None) -> None:
         tokens = as_tensor(tokens, "tokens", ndim=2)
         if tokens.shape[0] == 0 or tokens.shape[1] == 0:
-            raise ValueError(f"tokens: expected at least one token of at least one number, got shape {tuple(tokens.shape)}")
+            raise ValueError(
+                "tokens: expected at least one token of at least one number, got shape"
+                f" {tuple(tokens.shape)}"
+            )
         super().__init__(tokens.shape[1], tokens.dtype, tokens.device)
         self.tokens: Tensor = tokens
         self.weights: Tensor | None = None
@@ -43,13 +47,18 @@ class Pool(Measure):
             self.weights = check_weights(weights, tokens.shape[0]).to(self.device)
 
     def __repr__(self) -> str:
-        return f"Pool(dim={self.dim}, {self.size} tokens{'' if self.weights is None else ', weighted'})"
+        return (
+            f"Pool(dim={self.dim}, {self.size}"
+            f" tokens{'' if self.weights is None else ', weighted'})"
+        )
 
     @property
     def size(self) -> int:
         return int(self.tokens.shape[0])
 
-    def _blocks(self, rows: Tensor) -> Iterator[tuple[Float64[Tensor, "b d"], Float64[Tensor, "m b"]]]:
+    def _blocks(
+        self, rows: Tensor
+    ) -> Iterator[tuple[Float64[Tensor, "b d"], Float64[Tensor, "m b"]]]:
         """Blocks of tokens with their scores <theta, y_j> + log w_j, the weights normalised."""
         total = float(self.size) if self.weights is None else 1.0
         for tokens, scores, weights in self._plain_blocks(rows):
@@ -64,7 +73,10 @@ class Pool(Measure):
         # small scores by log1p and expm1, which do not round at one
         inner = torch.where(small[:, None], rows, 0.0)
         total = self.size if self.weights is None else 1.0
-        mean = sum(torch.expm1(scores) @ (weights / total) for _, scores, weights in self._plain_blocks(inner))
+        mean = sum(
+            torch.expm1(scores) @ (weights / total)
+            for _, scores, weights in self._plain_blocks(inner)
+        )
         return torch.where(small, torch.log1p(torch.as_tensor(mean)), large)
 
     @cached_property
@@ -84,14 +96,16 @@ class Pool(Measure):
         cov = rows.new_zeros(rows.shape[0], self.dim, self.dim)
         for tokens, scores in self._blocks(rows):
             weights = torch.exp(scores - total)
-            for i in range(rows.shape[0]):  # centred on each query's own mean: no cancellation, flat memory
+            # centred on each query's own mean: no cancellation, flat memory
+            for i in range(rows.shape[0]):
                 apart = tokens - mean[i]
                 cov[i] += (weights[i, :, None] * apart).T @ apart
         return cov
 
     def _extreme(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
         """Mean of the tokens with the largest score, by weight; tokens of weight 0 do not count."""
-        rows, _ = split(rows, ordinary=0.0)  # the longest way along theta is that along any multiple of it
+        # the longest way along theta is that along any multiple of it
+        rows, _ = split(rows, ordinary=0.0)
         best = torch.full_like(rows[:, 0], -torch.inf)
         for _, scores, visible in self._plain_blocks(rows):
             best = torch.maximum(best, scores.masked_fill(visible == 0, -torch.inf).max(-1).values)
@@ -108,7 +122,11 @@ class Pool(Measure):
         wide = not reach * self._largest < 1e300
         for start in range(0, self.size, step):
             tokens = self.tokens[start : start + step].double()
-            weights = tokens.new_ones(tokens.shape[0]) if self.weights is None else self.weights[start : start + step]
+            weights = (
+                tokens.new_ones(tokens.shape[0])
+                if self.weights is None
+                else self.weights[start : start + step]
+            )
             yield tokens, wide_scores(rows, tokens) if wide else rows @ tokens.T, weights
 
     def _sample(self, n: int, generator: torch.Generator | None) -> Float[Tensor, "n d"]:
@@ -116,7 +134,9 @@ class Pool(Measure):
         if self.weights is None:
             chosen = torch.randint(self.size, (n,), device=device, generator=generator)
         else:
-            chosen = torch.multinomial(self.weights.to(device), n, replacement=True, generator=generator)
+            chosen = torch.multinomial(
+                self.weights.to(device), n, replacement=True, generator=generator
+            )
         return self.tokens[chosen.to(self.device)]
 
     def _used(self) -> Float64[Tensor, "k d"]:
@@ -131,12 +151,17 @@ class Pool(Measure):
         return self.tokens.double() if self.weights is None else None
 
     def along(self, theta: Float64[Tensor, " d"]) -> list[Line]:
-        return [points(theta, self.tokens.double(), None if self.weights is None else self.weights.log())]
+        return [
+            points(
+                theta, self.tokens.double(), None if self.weights is None else self.weights.log()
+            )
+        ]
 
     @cached_property
     def subgaussian_roots(self) -> list[Float64[Tensor, "d d"]]:
-        """Where an ellipsoid (y - c)^T E^{-1} (y - c) <= 1 holds the tokens, <theta, y> lies in an interval of length
-        2 sqrt(theta^T E theta), so S = E (Hoeffding)."""
+        """Where an ellipsoid (y - c)^T E^{-1} (y - c) <= 1 holds the tokens, <theta, y> lies in an
+        interval of length 2 sqrt(theta^T E theta), so S = E (Hoeffding).
+        """
         return [check_covariance(E, "S")[1] for E in ellipsoids(self._used())]
 
     def support_radius(self) -> float:

@@ -63,7 +63,9 @@ class Product(Measure):
 
     def _sample(self, n: int, generator: torch.Generator | None) -> Float64[Tensor, "n d"]:
         device = noise_device(generator, self.device)
-        return self._quantile_1d(torch.rand(n, self.dim, dtype=torch.float64, device=device, generator=generator))
+        return self._quantile_1d(
+            torch.rand(n, self.dim, dtype=torch.float64, device=device, generator=generator)
+        )
 
     @property
     def is_even(self) -> bool:
@@ -81,7 +83,11 @@ class Product(Measure):
     def subgaussian_roots(self) -> list[Float64[Tensor, "d d"]] | None:
         """S = sigma^2 I, coordinates being independent."""
         sigma = self._sigma_1d()
-        return None if sigma is None else [sigma * torch.eye(self.dim, dtype=torch.float64, device=self.device)]
+        return (
+            None
+            if sigma is None
+            else [sigma * torch.eye(self.dim, dtype=torch.float64, device=self.device)]
+        )
 
     def _norm_moment(self, order: int) -> float:
         """Cumulants of |y|^2 are d times those of y_i^2."""
@@ -93,7 +99,9 @@ class Product(Measure):
         G = product(V.T, V)
         isotropic = float(G.trace() ** 2 + 2.0 * (G * G).sum())
         m2, m4 = self._moment_1d(2), self._moment_1d(4)
-        return _or_infinite(m2 * m2 * isotropic + (m4 - 3.0 * m2 * m2) * float((G.diagonal() ** 2).sum()))
+        return _or_infinite(
+            m2 * m2 * isotropic + (m4 - 3.0 * m2 * m2) * float((G.diagonal() ** 2).sum())
+        )
 
 
 def _or_infinite(moment: float) -> float:

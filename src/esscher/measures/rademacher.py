@@ -32,12 +32,19 @@ class RademacherFields(LawFields):
 
 
 class Rademacher(Product):
-    """Each coordinate is +scale or -scale with equal chance: k(x) = log cosh(scale x), tilted mean scale tanh."""
+    """Each coordinate is +scale or -scale with equal chance: k(x) = log cosh(scale x), tilted mean
+    scale tanh.
+    """
 
     is_entire: ClassVar[bool] = True
 
     def __init__(
-        self, dim: Any, scale: Any = 1.0, *, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
+        self,
+        dim: Any,
+        scale: Any = 1.0,
+        *,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
     ) -> None:
         super().__init__(dim, dtype, device)
         self.scale = as_positive(scale, "scale")

@@ -2,18 +2,22 @@
 
 For v > 0 and r >= 0, with rho = r^2,
 
-    K_v(r) = log 0F1(; v; r^2 / 4),      B_v(r) = K_v'(r) = I_v(r) / I_{v-1}(r),      q_v = B_v(r) / r.
+    K_v(r) = log 0F1(; v; r^2 / 4),      B_v(r) = K_v'(r) = I_v(r) / I_{v-1}(r),      q_v = B_v(r) /
+    r.
 
-The uniform law on the sphere of radius R in R^d has log-Laplace transform K_{d/2}(R |theta|), the ball K_{d/2+1}(R |theta|);
-v = 1/2 is log cosh (Rademacher), v = 3/2 is log(sinh r / r) (uniform on an interval).
+The uniform law on the sphere of radius R in R^d has log-Laplace transform K_{d/2}(R |theta|), the
+ball K_{d/2+1}(R |theta|); v = 1/2 is log cosh (Rademacher), v = 3/2 is log(sinh r / r) (uniform on
+an interval).
 
-Direct Bessel quotients underflow for large v and lose all digits for large r. Here orders above ``FLOOR`` use Debye's
-uniform expansion (DLMF 10.41), rearranged so that no two large numbers are subtracted, and lower orders are reached by
+Direct Bessel quotients underflow for large v and lose all digits for large r. Here orders above
+``FLOOR`` use Debye's uniform expansion (DLMF 10.41), rearranged so that no two large numbers are
+subtracted, and lower orders are reached by
 
-    q_v = 1 / (2v + rho q_{v+1}),    K_v = K_{v+1} + log1p(rho q_{v+1} / 2v),    B_v' = q_v^2 (2v - rho B_{v+1}'),
+    q_v = 1 / (2v + rho q_{v+1}),    K_v = K_{v+1} + log1p(rho q_{v+1} / 2v),    B_v' = q_v^2 (2v -
+    rho B_{v+1}'),
 
-whose terms are positive and whose rounding errors do not grow. Nothing is truncated, so r from 0 to 1e12 and beyond and
-v from 1/2 to 4096 keep about 14 digits, the curvature 12.
+whose terms are positive and whose rounding errors do not grow. Nothing is truncated, so r from 0 to
+1e12 and beyond and v from 1/2 to 4096 keep about 14 digits, the curvature 12.
 """
 
 from __future__ import annotations
@@ -29,11 +33,21 @@ from torch.autograd.function import once_differentiable
 
 from esscher.measures.wide import norms, units
 
-__all__ = ["Radial", "log_transform", "radial", "scaled_log", "scaled_mean", "scaled_ratio", "sech_squared", "spread"]
+__all__ = [
+    "Radial",
+    "log_transform",
+    "radial",
+    "scaled_log",
+    "scaled_mean",
+    "scaled_ratio",
+    "sech_squared",
+    "spread",
+]
 
 FLOOR = 30.0  # smallest Debye order; with TERMS = 10 the truncation error is below 1e-15
 TERMS = 10
-FAR = 1e40  # from here on K_v = r, B_v = 1 and B_v' = (v - 1/2) / r^2 to rounding, for orders up to 1e6
+# from here on K_v = r, B_v = 1 and B_v' = (v - 1/2) / r^2 to rounding, for orders up to 1e6
+FAR = 1e40
 
 Polynomial = list[Fraction]
 
@@ -59,7 +73,8 @@ def radial(order: float, rho: Tensor) -> Radial:
             curvature=ratio**2 * (2.0 * v - rho * value.curvature),
             ratio_slope=-(ratio**2) * (value.ratio + rho * value.ratio_slope),
         )
-    if order == 0.5:  # tanh' decays exponentially: the recurrence's last subtraction would leave only rounding
+    # tanh' decays exponentially: the recurrence's last subtraction would leave only rounding
+    if order == 0.5:
         decay = torch.exp(-2.0 * rho.sqrt())
         value = value._replace(curvature=4.0 * decay / (1.0 + decay) ** 2)
     return value
@@ -96,7 +111,9 @@ def scaled_ratio(order: float, radius: float, size: Tensor) -> Tensor:
 
 
 def spread(order: float, radius: float, size: Tensor) -> tuple[Tensor, Tensor]:
-    """R^2 q_v and R^2 B_v' at r = R size: the tilted variances across and along theta, size = |theta|."""
+    """R^2 q_v and R^2 B_v' at r = R size: the tilted variances across and along theta, size =
+    |theta|.
+    """
     r = radius * size
     value = radial(order, r.clamp(max=FAR) ** 2)
     across, along = radius * (radius * value.ratio), radius * (radius * value.curvature)
@@ -106,7 +123,9 @@ def spread(order: float, radius: float, size: Tensor) -> tuple[Tensor, Tensor]:
     if not bool(far.any()):
         return across, along
     safe = torch.where(far, size, 1.0)
-    return torch.where(far, radius / safe, across), torch.where(far, (order - 0.5) / safe / safe, along)
+    return torch.where(far, radius / safe, across), torch.where(
+        far, (order - 0.5) / safe / safe, along
+    )
 
 
 def sech_squared(radius: float, size: Tensor) -> Tensor:
@@ -143,9 +162,11 @@ class _Ratio(torch.autograd.Function):
 
 
 def _debye(nu: float, rho: Tensor) -> Radial:
-    """Radial functions at order v = nu + 1 by the uniform expansion in 1/nu, with z = r/nu, w = sqrt(1+z^2), t = 1/w.
+    """Radial functions at order v = nu + 1 by the uniform expansion in 1/nu, with z = r/nu, w =
+    sqrt(1+z^2), t = 1/w.
 
-    B = z/(1+w) + z t E(t) with E = D/U, U = sum U_k(t) nu^-k and D = sum (V_k - U_k) / (1 - t^2) nu^-k.
+    B = z/(1+w) + z t E(t) with E = D/U, U = sum U_k(t) nu^-k and D = sum (V_k - U_k) / (1 - t^2)
+    nu^-k.
     """
     z2 = rho / nu**2
     w = torch.sqrt(1.0 + z2)
@@ -157,7 +178,9 @@ def _debye(nu: float, rho: Tensor) -> Radial:
     gap, _ = _horner(gap_series, t)  # (U(1) - U(t)) / (1 - t)
     e, de = d / u, (dd * u - d * du) / u**2
     return Radial(
-        log=nu * (x - torch.log1p(0.5 * x)) - 0.5 * torch.log1p(x) + torch.log1p(-x * t * gap / sum(u_series)),
+        log=nu * (x - torch.log1p(0.5 * x))
+        - 0.5 * torch.log1p(x)
+        + torch.log1p(-x * t * gap / sum(u_series)),
         ratio=(1.0 / (1.0 + w) + t * e) / nu,
         curvature=(t / (1.0 + w) + t**3 * e - z2 * t**4 * de) / nu,
         ratio_slope=-(t / (1.0 + w) ** 2 + t**3 * (e + t * de)) / (2.0 * nu**3),
@@ -186,14 +209,17 @@ def _series(nu: float) -> tuple[list[float], list[float], list[float]]:
             for j in range(i):
                 gap[j] += float(c) / nu**k
     for k, p in enumerate(polynomials[:-1], start=1):
-        for i, c in enumerate(p):  # V_k - U_k = -(1 - t^2) (t U_{k-1} / 2 + t^2 U_{k-1}'), DLMF 10.41.11
+        # V_k - U_k = -(1 - t^2) (t U_{k-1} / 2 + t^2 U_{k-1}'), DLMF 10.41.11
+        for i, c in enumerate(p):
             d[i + 1] -= float(c) * (0.5 + i) / nu**k
     return u, d, gap
 
 
 @cache
 def _debye_polynomials() -> list[Polynomial]:
-    """U_0 .. U_TERMS by U_{k+1} = t^2 (1 - t^2) U_k' / 2 + (1/8) int_0^t (1 - 5 s^2) U_k ds (DLMF 10.41.9)."""
+    """U_0 .. U_TERMS by U_{k+1} = t^2 (1 - t^2) U_k' / 2 + (1/8) int_0^t (1 - 5 s^2) U_k ds (DLMF
+    10.41.9).
+    """
     polynomials = [[Fraction(1)]]
     for _ in range(TERMS):
         p = polynomials[-1]

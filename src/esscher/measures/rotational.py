@@ -30,7 +30,8 @@ Floats = npt.NDArray[np.float64]
 
 
 class Rotational(Measure):
-    """A law that turns into itself under every rotation and whose transform is K_v(R |theta|), see ``radial``.
+    """A law that turns into itself under every rotation and whose transform is K_v(R |theta|), see
+    ``radial``.
 
     With r = R |theta| and u = theta / |theta|: tilted mean R B_v(r) u, tilted covariance
     R^2 ( B_v(r)/r (I - u u^T) + B_v'(r) u u^T ).
@@ -39,7 +40,12 @@ class Rotational(Measure):
     is_entire: ClassVar[bool] = True
 
     def __init__(
-        self, dim: Any, radius: Any = 1.0, *, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
+        self,
+        dim: Any,
+        radius: Any = 1.0,
+        *,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
     ) -> None:
         super().__init__(dim, dtype, device)
         self.radius = as_positive(radius, "radius")
@@ -55,7 +61,9 @@ class Rotational(Measure):
 
     @abstractmethod
     def lengths(self, count: int) -> tuple[Floats, Floats]:
-        """Nodes of |y| and their weights, which sum to one: exact for polynomials of degree 2 count - 1, or fewer nodes."""
+        """Nodes of |y| and their weights, which sum to one: exact for polynomials of degree 2 count
+        - 1, or fewer nodes.
+        """
 
     @abstractmethod
     def _length_moment(self, order: int) -> float:
@@ -97,11 +105,15 @@ class Rotational(Measure):
         return self._lines(theta, cut)
 
     def score_tail(self, theta: Float64[Tensor, " d"], cut: float) -> float:
-        """P(x > cut / r) = I(1 - x^2; (p - 1)/2, 1/2) / 2 for x >= 0, I the regularised incomplete beta function."""
+        """P(x > cut / r) = I(1 - x^2; (p - 1)/2, 1/2) / 2 for x >= 0, I the regularised incomplete
+        beta function.
+        """
         r, p = self.radius * float(theta.norm()), round(2 * self.order)
         if abs(cut) >= r or p == 1:
             return float(cut < 0.0) if abs(cut) >= r else 0.5
-        tail = 0.5 * float(scipy.special.betainc(0.5 * (p - 1), 0.5, (1.0 - cut / r) * (1.0 + cut / r)))
+        tail = 0.5 * float(
+            scipy.special.betainc(0.5 * (p - 1), 0.5, (1.0 - cut / r) * (1.0 + cut / r))
+        )
         return tail if cut >= 0 else 1.0 - tail
 
     def _lines(self, theta: Tensor, cut: float | None) -> list[Line]:
@@ -111,42 +123,56 @@ class Rotational(Measure):
         r = self.radius * size
         x, log_weights, spread = self.cosine(r, cut)
         across = eye - torch.outer(u, u)
-        return [Line(r * x, log_weights, self.radius * x[:, None] * u, self.radius**2 * spread, across)]
+        return [
+            Line(r * x, log_weights, self.radius * x[:, None] * u, self.radius**2 * spread, across)
+        ]
 
     def cosine(self, r: float, cut: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Nodes of the cosine x = <y, u> / R for tilts up to r = R |theta|: x, log-weights, variance of a coordinate across u.
+        """Nodes of the cosine x = <y, u> / R for tilts up to r = R |theta|: x, log-weights,
+        variance of a coordinate across u.
 
-        x has density (1 - x^2)^((p-3)/2), p = 2v: d on the sphere and d + 2 in the ball. With x = tanh y the weight is
-        sech(y)^(p-1), smooth on the whole line; given x each coordinate across has variance (1 - x^2) / (p - 1). With a
-        ``cut`` the nodes are those of panels that end at the score r x = cut.
+        x has density (1 - x^2)^((p-3)/2), p = 2v: d on the sphere and d + 2 in the ball. With x =
+        tanh y the weight is sech(y)^(p-1), smooth on the whole line; given x each coordinate across
+        has variance (1 - x^2) / (p - 1). With a ``cut`` the nodes are those of panels that end at
+        the score r x = cut.
         """
         p = round(2 * self.order)
         if p == 1:  # two points
             ends = torch.tensor([-1.0, 1.0], dtype=torch.float64, device=self.device)
             return ends, torch.full_like(ends, -math.log(2.0)), torch.zeros_like(ends)
-        check_nodes(r / line.STEP)  # at least so many; beyond them the edge is lost in the rounding of r
-        end = edge(lambda y: (p - 1) * _log_sech(y) + 2 * r * math.tanh(y))  # the weight tilts by up to exp(2 score)
+        # at least so many; beyond them the edge is lost in the rounding of r
+        check_nodes(r / line.STEP)
+        # the weight tilts by up to exp(2 score)
+        end = edge(lambda y: (p - 1) * _log_sech(y) + 2 * r * math.tanh(y))
         start = edge(lambda y: (p - 1) * _log_sech(y))
-        # z = y / h + r tanh(y) / STEP: unit steps in z are at most h in y and at most STEP in the score
+        # z = y / h + r tanh(y) / STEP: unit steps in z are at most h in y and at most STEP in the
+        # score
         h = min(0.2, 0.5 / math.sqrt(p))
         first, last = (y / h + r * math.tanh(y) / line.STEP for y in (-start, end))
         if cut is None:
             z = ladder(first, last, 1.0).to(self.device)
             lengths = torch.ones_like(z)
         else:
-            place = math.atanh(cut / r) / h + cut / line.STEP if abs(cut) < r else math.copysign(math.inf, cut)
+            place = (
+                math.atanh(cut / r) / h + cut / line.STEP
+                if abs(cut) < r
+                else math.copysign(math.inf, cut)
+            )
             z, lengths = (nodes.to(self.device) for nodes in panels(first, last, place))
         y = invert(lambda y: y / h + r * torch.tanh(y) / line.STEP, z, -start - 1.0, end + 1.0)
         sech2 = 1.0 / torch.cosh(y) ** 2
         log_density = -(p - 1) * (y.abs() + torch.log1p(torch.exp(-2 * y.abs())))
-        log_weights = normalised(lengths.log() + log_density - torch.log(1.0 / h + r * sech2 / line.STEP))
+        log_weights = normalised(
+            lengths.log() + log_density - torch.log(1.0 / h + r * sech2 / line.STEP)
+        )
         return torch.tanh(y), log_weights, sech2 / (p - 1)
 
     @cached_property
     def subgaussian_roots(self) -> list[Float64[Tensor, "d d"]]:
         """S = R^2 / (2v) I: the even moments of <u, y> are at most those of N(0, R^2 / (2v)).
 
-        Sphere: E <u, y>^{2k} = R^{2k} (2k-1)!! / (d (d+2) .. (d+2k-2)); ball: one factor d/(d+2k) more.
+        Sphere: E <u, y>^{2k} = R^{2k} (2k-1)!! / (d (d+2) .. (d+2k-2)); ball: one factor d/(d+2k)
+        more.
         """
         sigma = self.radius / math.sqrt(2 * self.order)
         return [sigma * torch.eye(self.dim, dtype=torch.float64, device=self.device)]

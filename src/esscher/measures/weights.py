@@ -19,7 +19,9 @@ def check_weights(weights: Any, size: int) -> Float64[Tensor, " k"]:
     if checked.numel() != size:
         raise ValueError(f"weights: expected {size} numbers, got {checked.numel()}")
     if bool((checked < 0).any()):
-        raise ValueError(f"weights: expected no negative number, got {float(checked.detach().min())}")
+        raise ValueError(
+            f"weights: expected no negative number, got {float(checked.detach().min())}"
+        )
     largest = checked.max()
     if float(largest.detach()) <= 0:
         raise ValueError("weights: expected at least one above 0, got only zeros")
@@ -27,8 +29,12 @@ def check_weights(weights: Any, size: int) -> Float64[Tensor, " k"]:
     return checked / checked.sum()
 
 
-def log_mean_exp(scores: Float64[Tensor, "m k"], weights: Float64[Tensor, " k"]) -> Float64[Tensor, " m"]:
-    """log sum_k w_k exp(s_k), the weights summing to one; small scores by log1p and expm1, which do not round at one."""
+def log_mean_exp(
+    scores: Float64[Tensor, "m k"], weights: Float64[Tensor, " k"]
+) -> Float64[Tensor, " m"]:
+    """log sum_k w_k exp(s_k), the weights summing to one; small scores by log1p and expm1, which do
+    not round at one.
+    """
     large = torch.logsumexp(scores + weights.log(), dim=-1)
     small = scores.detach().abs().amax(-1) < 0.5
     if not bool(small.any()):

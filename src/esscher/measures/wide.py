@@ -1,7 +1,9 @@
-"""Products and norms of numbers as large or as small as float64 allows: powers of two are taken out and put back last.
+"""Products and norms of numbers as large or as small as float64 allows: powers of two are taken out
+and put back last.
 
-x = 2^e y with the largest |y| of each row in [1/2, 1), so that nothing overflows or vanishes unless the result does. Rows of
-ordinary size are left as they are, e = 0: products of a few of them cannot leave the range.
+x = 2^e y with the largest |y| of each row in [1/2, 1), so that nothing overflows or vanishes unless
+the result does. Rows of ordinary size are left as they are, e = 0: products of a few of them cannot
+leave the range.
 """
 
 from __future__ import annotations
@@ -17,8 +19,12 @@ __all__ = ["norms", "shift", "split", "units", "wide_scores"]
 ORDINARY = 100.0  # |e| up to which numbers are left alone
 
 
-def split(x: Tensor, dim: int | tuple[int, ...] = -1, ordinary: float = ORDINARY) -> tuple[Tensor, Tensor]:
-    """(y, e), both float64, with x = 2^e y; e is shared along ``dim``, which is kept with length one."""
+def split(
+    x: Tensor, dim: int | tuple[int, ...] = -1, ordinary: float = ORDINARY
+) -> tuple[Tensor, Tensor]:
+    """(y, e), both float64, with x = 2^e y; e is shared along ``dim``, which is kept with length
+    one.
+    """
     largest = torch.linalg.vector_norm(x.detach(), torch.inf, dim=dim, keepdim=True).double()
     exponent = torch.frexp(largest).exponent.double()
     exponent = exponent.masked_fill(exponent.abs() <= ordinary, 0.0)

@@ -1,4 +1,6 @@
-"""Hugging Face models as a source of tokens: load, capture q, k, v, prove parity, read off linear maps, describe."""
+"""Hugging Face models as a source of tokens: load, capture q, k, v, prove parity, read off linear
+maps, describe.
+"""
 
 import lazy_loader
 

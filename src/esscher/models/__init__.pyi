@@ -12,7 +12,11 @@ from .huggingface.interventions import (
     prefill as prefill,
     rule_for_every_query as rule_for_every_query,
 )
-from .huggingface.loading import Loaded as Loaded, load_model as load_model, wrap_model as wrap_model
+from .huggingface.loading import (
+    Loaded as Loaded,
+    load_model as load_model,
+    wrap_model as wrap_model,
+)
 from .huggingface.maps import LinearMaps as LinearMaps, linear_maps as linear_maps
 from .huggingface.parity import Parity as Parity, parity as parity
 from .huggingface.projections import head_projections as head_projections

@@ -1,4 +1,6 @@
-"""What a model's attention looks like and what a probe of it costs, from its configuration: no weights are read."""
+"""What a model's attention looks like and what a probe of it costs, from its configuration: no
+weights are read.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from esscher.models.huggingface.capture import Captured, forward
-from esscher.models.huggingface.checkpoint import Source, read_config, resolve, stored_as, weight_files
+from esscher.models.huggingface.checkpoint import (
+    Source,
+    read_config,
+    resolve,
+    stored_as,
+    weight_files,
+)
 from esscher.models.huggingface.example import example_inputs
 from esscher.models.huggingface.gguf_model import skeleton
 from esscher.models.huggingface.loading import positions
@@ -30,8 +38,10 @@ LIBRARIES = 4e8  # bytes of a process that has loaded nothing yet
 
 @dataclass(frozen=True)
 class Cost:
-    """Time and memory of a probe: of ``tokens`` of text, ``keys`` of which a query meets. ``matmul`` (floating-point
-    operations a second) and ``fused`` (query-key pairs a second) were measured on this machine just before."""
+    """Time and memory of a probe: of ``tokens`` of text, ``keys`` of which a query meets.
+    ``matmul`` (floating-point operations a second) and ``fused`` (query-key pairs a second) were
+    measured on this machine just before.
+    """
 
     seconds: float
     forward_seconds: float
@@ -46,8 +56,8 @@ class Cost:
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """A model's attention by its configuration. ``windows`` lists the sliding windows of its layers, None is no window;
-    ``weights`` says what its files hold, where they are here.
+    """A model's attention by its configuration. ``windows`` lists the sliding windows of its
+    layers, None is no window; ``weights`` says what its files hold, where they are here.
     """
 
     name: str
@@ -75,7 +85,9 @@ class ModelDescription:
 def describe_model(
     name: Any = None, *, revision: str | None = None, cost: bool = True, asked: ProbeSpec = DEFAULT
 ) -> ModelDescription:
-    """Build the model without memory for its weights, let it run on shapes only, and report what its attention is given."""
+    """Build the model without memory for its weights, let it run on shapes only, and report what
+    its attention is given.
+    """
     source = resolve(name)
     config = read_config(source, revision)
     paired = bool(getattr(config, "is_encoder_decoder", False))
@@ -103,9 +115,13 @@ def describe_model(
         positions=_position_kind(model, seen),
         windows=_windows(model, seen, layers),
         encoder_of_pair=paired,
-        cost=estimate_cost(model, seen[0], int(layers or 0), heads["causal"], source.file is not None, asked)
-        if wanted
-        else None,
+        cost=(
+            estimate_cost(
+                model, seen[0], int(layers or 0), heads["causal"], source.file is not None, asked
+            )
+            if wanted
+            else None
+        ),
         **heads,
     )
 
@@ -126,11 +142,19 @@ def _run(model: Any, seen: list[Captured]) -> str | None:
         except ValueError as cause:
             return str(cause)
         except (RuntimeError, NotImplementedError):
-            # a step that needs numbers; without a mask some models look for packed sequences, experts are chosen by value
+            # a step that needs numbers; without a mask some models look for packed sequences,
+            # experts are chosen by value
             if not seen:
                 continue
         return None
-    return None if seen else f"{type(model).__name__}: its attention was not reached without weights; esscher probe will tell"
+    return (
+        None
+        if seen
+        else (
+            f"{type(model).__name__}: its attention was not reached without weights; esscher probe"
+            " will tell"
+        )
+    )
 
 
 def _heads(seen: Sequence[Captured]) -> dict[str, Any]:
@@ -156,7 +180,10 @@ def _windows(model: Any, seen: Sequence[Captured], layers: int | None) -> tuple[
     kinds = getattr(model.config, "layer_types", None)
     if kinds is None:
         return (seen[0].window,) * layers if seen else ()
-    return tuple(getattr(model.config, "sliding_window", None) if "sliding" in kind else None for kind in kinds)
+    return tuple(
+        getattr(model.config, "sliding_window", None) if "sliding" in kind else None
+        for kind in kinds
+    )
 
 
 def _position_kind(model: Any, seen: Sequence[Captured]) -> str:
@@ -165,20 +192,31 @@ def _position_kind(model: Any, seen: Sequence[Captured]) -> str:
         return "rotary"
     if any(captured.bias is not None for captured in seen):
         return "relative bias"
-    names = [key.lower() for key, module in model.named_modules() if isinstance(module, nn.Embedding)]
+    names = [
+        key.lower() for key, module in model.named_modules() if isinstance(module, nn.Embedding)
+    ]
     names += [key.lower() for key, _ in model.named_parameters(recurse=True) if "position" in key]
     if any("position" in key or key.endswith("wpe") for key in names):
         return "learned"
     return "unknown"
 
 
-def estimate_cost(model: Any, captured: Captured, layers: int, causal: bool, packed: bool, asked: ProbeSpec = DEFAULT) -> Cost:
-    """Forward passes over the text at the measured speed of matrix products, and PASSES fused attention passes over the pairs.
+def estimate_cost(
+    model: Any,
+    captured: Captured,
+    layers: int,
+    causal: bool,
+    packed: bool,
+    asked: ProbeSpec = DEFAULT,
+) -> Cost:
+    """Forward passes over the text at the measured speed of matrix products, and PASSES fused
+    attention passes over the pairs.
 
-    Of the probe that is ``asked`` for: its text (all of it counts as KEYS tokens), windows, queries, layers and heads. Queries
-    of a causal model meet the keys of their own window, of one layer after the other; those of an encoder the keys of the whole
-    text, held for all layers. Memory is weights in float32, these keys and values, and one block of scores; or the
-    weights twice, while those of a GGUF file (``packed``) are read.
+    Of the probe that is ``asked`` for: its text (all of it counts as KEYS tokens), windows,
+    queries, layers and heads. Queries of a causal model meet the keys of their own window, of one
+    layer after the other; those of an encoder the keys of the whole text, held for all layers.
+    Memory is weights in float32, these keys and values, and one block of scores; or the weights
+    twice, while those of a GGUF file (``packed``) are read.
     """
     own = causal if asked.pool == "auto" else asked.pool == "sequence"
     tokens = asked.corpus.max_tokens or KEYS
@@ -187,7 +225,9 @@ def estimate_cost(model: Any, captured: Captured, layers: int, causal: bool, pac
     layers = layers if asked.layers is None else len(asked.layers)
     heads = captured.heads if asked.heads is None else len(asked.heads)
     embeddings = sum(
-        module.weight.numel() for module in model.modules() if isinstance(module, nn.Embedding) and module.weight.is_meta
+        module.weight.numel()
+        for module in model.modules()
+        if isinstance(module, nn.Embedding) and module.weight.is_meta
     )
     parameters = sum(parameter.numel() for parameter in model.parameters())
     matmul, fused = _matmul_speed(), _fused_speed(int(captured.query.shape[-1]))
@@ -220,7 +260,10 @@ def _fused_speed(width: int, seconds: float = 0.2) -> float:
     query, key = torch.zeros(1, 4, DEFAULT.queries, width), torch.zeros(1, 4, KEYS, width)
     with torch.no_grad():
         return (
-            4.0 * DEFAULT.queries * KEYS * _calls_per_second(lambda: F.scaled_dot_product_attention(query, key, key), seconds)
+            4.0
+            * DEFAULT.queries
+            * KEYS
+            * _calls_per_second(lambda: F.scaled_dot_product_attention(query, key, key), seconds)
         )
 
 

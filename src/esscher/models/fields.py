@@ -1,4 +1,6 @@
-"""Fields that specs of models share, from what a flag or a YAML file holds: numbers, places, keep rules."""
+"""Fields that specs of models share, from what a flag or a YAML file holds: numbers, places, keep
+rules.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def places(value: tuple[int, ...] | None) -> tuple[int, ...] | None:
 
 
 def open_rules(value: Any) -> tuple[str, ...]:
-    """Keep rules, each once and as it is written in short, its size left open: a ladder of sizes is for it."""
+    """Keep rules, each once and as it is written in short, its size left open: a ladder of sizes is
+    for it.
+    """
     texts = (value,) if isinstance(value, str) else value
     if not isinstance(texts, list | tuple):
         raise ValueError(f"expected a list of keep rules, got {value!r}")
@@ -36,5 +40,8 @@ def open_rules(value: Any) -> tuple[str, ...]:
     rules = [parse(text) for text in texts]
     for rule in rules:
         if rule.free is None:
-            raise ValueError(f"expected rules with one part that has no number, which keeps what is left; got {rule}")
+            raise ValueError(
+                "expected rules with one part that has no number, which keeps what is left; got"
+                f" {rule}"
+            )
     return tuple(dict.fromkeys(str(rule) for rule in rules))

@@ -12,7 +12,15 @@ from esscher.report.exponents import theory_lines
 from esscher.report.frontier import frontier_content
 from esscher.report.identity import identity_of
 from esscher.report.looks import looks_content
-from esscher.report.packing import Grids, columns_of, numbers, parts_of, records_of, shortened, text_of
+from esscher.report.packing import (
+    Grids,
+    columns_of,
+    numbers,
+    parts_of,
+    records_of,
+    shortened,
+    text_of,
+)
 from esscher.report.reading import described, overview, read_table, settings_line
 from esscher.report.scales import scales_content
 from esscher.report.words import demanding, model_described, need_column, text_described, written
@@ -39,7 +47,11 @@ def heads_of(run: Run) -> Any | None:
 
 def epsilons_of(heads: Any) -> dict[str, str]:
     """Percentages for which tokens needed were stored -> their columns, smallest error first."""
-    found = {match.group(1).replace("_", "."): key for key in heads.columns if (match := _NEEDED.fullmatch(key))}
+    found = {
+        match.group(1).replace("_", "."): key
+        for key in heads.columns
+        if (match := _NEEDED.fullmatch(key))
+    }
     return dict(sorted(found.items(), key=lambda item: float(item[0])))
 
 
@@ -69,7 +81,10 @@ def atlas(run: Run) -> dict[str, Any]:
     frame = read_table(run, "curves")
     curves = _curves(frame, grids)
     content |= {
-        "columns": sorted(described(run, "heads", map(str, heads.columns)), key=lambda column: column.get("first", LAST)),
+        "columns": sorted(
+            described(run, "heads", map(str, heads.columns)),
+            key=lambda column: column.get("first", LAST),
+        ),
         "rows": columns_of(heads),
         "epsilons": epsilons,
         "needs": {percent: need_column(heads, percent) for percent in epsilons},
@@ -95,7 +110,9 @@ def atlas(run: Run) -> dict[str, Any]:
 
 
 def _what(run: Run, heads: Any | None, model: str, known: dict[str, Any]) -> str:
-    """The first line: model, what its weights were where they were not read as they are, text, tokens."""
+    """The first line: model, what its weights were where they were not read as they are, text,
+    tokens.
+    """
     read = text_of(known.get("weights")) or ""
     text = f"{shortened(model)}{f' ({read})' if ', ' in read else ''} on {text_described(run.spec)}"
     if known.get("tokens") and known.get("window"):
@@ -107,8 +124,14 @@ def _what(run: Run, heads: Any | None, model: str, known: dict[str, Any]) -> str
     size = f"{count} head{'s' * (count != 1)} in {layers} layer{'s' * (layers != 1)}"
     if measured.empty or "n_keys" not in measured.columns:
         return f"{text}: {size}."
-    keys, queries = measured["n_keys"].max(), measured["n_queries"].max() if "n_queries" in measured.columns else float("nan")
-    return f"{text}: {size}, {written(keys)} keys{_spread_of_keys(measured)} and {written(queries)} queries a head."
+    keys, queries = (
+        measured["n_keys"].max(),
+        measured["n_queries"].max() if "n_queries" in measured.columns else float("nan"),
+    )
+    return (
+        f"{text}: {size}, {written(keys)} keys{_spread_of_keys(measured)} and {written(queries)}"
+        " queries a head."
+    )
 
 
 def _spread_of_keys(measured: Any) -> str:
@@ -125,8 +148,14 @@ def _incomplete(heads: Any) -> list[str]:
     failed = heads[heads["status"] != "ok"]
     if len(failed):
         reasons = failed["reason"].map(lambda value: shortened(text_of(value), 200)).value_counts()
-        told = "; ".join(f"{reason or 'no reason given'} ({count})" for reason, count in list(reasons.items())[:3])
-        found.append(f"{len(failed)} of {len(heads)} heads were not measured: {told}. They are hatched on the map.")
+        told = "; ".join(
+            f"{reason or 'no reason given'} ({count})"
+            for reason, count in list(reasons.items())[:3]
+        )
+        found.append(
+            f"{len(failed)} of {len(heads)} heads were not measured: {told}. They are hatched on"
+            " the map."
+        )
     if len(heads) == 1:
         found.append("This run holds a single head, so there is nothing to compare it with.")
     return found
@@ -141,17 +170,32 @@ def _curves(frame: Any | None, grids: Grids) -> dict[tuple[int, int], list[dict[
     for (layer, head, metric, kind), part in parts_of(
         frame.sort_values("n", kind="stable"), ["layer", "head", "metric", "kind"]
     ):
-        curve: dict[str, Any] = {"metric": str(metric), "kind": str(kind), "n": grids.place(numbers(part["n"]))}
-        for key, name in (("rms", "rms"), ("q95", "q95"), ("stderr", "stderr"), ("slope", "local_slope")):
-            if name in part and any(value == value and (value or name != "stderr") for value in part[name]):
+        curve: dict[str, Any] = {
+            "metric": str(metric),
+            "kind": str(kind),
+            "n": grids.place(numbers(part["n"])),
+        }
+        for key, name in (
+            ("rms", "rms"),
+            ("q95", "q95"),
+            ("stderr", "stderr"),
+            ("slope", "local_slope"),
+        ):
+            if name in part and any(
+                value == value and (value or name != "stderr") for value in part[name]
+            ):
                 curve[key] = numbers(part[name])
         curve |= {name: text_of(part[name][0]) for name in optional}
         found.setdefault((int(layer), int(head)), []).append(curve)
     return found
 
 
-def _by_head(frame: Any | None, names: tuple[str, ...], places: list[tuple[int, int]], grids: Grids) -> list[Any]:
-    """Columns of a tidy table for each head, None where it has none; all but the middle one are shared."""
+def _by_head(
+    frame: Any | None, names: tuple[str, ...], places: list[tuple[int, int]], grids: Grids
+) -> list[Any]:
+    """Columns of a tidy table for each head, None where it has none; all but the middle one are
+    shared.
+    """
     if frame is None or frame.empty:
         return []
     found = {}
@@ -166,12 +210,19 @@ def _described(run: Run, name: str) -> dict[str, Any]:
     frame = read_table(run, name)
     if frame is None or frame.empty:
         return {}
-    return {"columns": described(run, name, map(str, frame.columns)), "rows": columns_of(frame), "count": len(frame)}
+    return {
+        "columns": described(run, name, map(str, frame.columns)),
+        "rows": columns_of(frame),
+        "count": len(frame),
+    }
 
 
 def _agreement(run: Run) -> dict[str, Any]:
     """Rank correlations, their exponents by label instead of by column."""
-    found, labels = _described(run, "agreement"), {key: column.label for key, column in run.columns("heads").items()}
+    found, labels = (
+        _described(run, "agreement"),
+        {key: column.label for key, column in run.columns("heads").items()},
+    )
     for key in ("predicted", "measured"):
         if key in found.get("rows", {}):
             found["rows"][key] = [labels.get(name, name) for name in found["rows"][key]]

@@ -1,4 +1,6 @@
-"""How far the heads of a probe spread as keys are added, as its page and figures show it: curves by their origin."""
+"""How far the heads of a probe spread as keys are added, as its page and figures show it: curves by
+their origin.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ POSITION = "position"  # the origin whose rows are queries, not expectations
 
 
 def dispersion_content(run: Run, places: list[tuple[int, int]], grids: Grids) -> dict[str, Any]:
-    """Origins by name and meaning, and each head's curves in their order: n, then what is shown; empty where not measured."""
+    """Origins by name and meaning, and each head's curves in their order: n, then what is shown;
+    empty where not measured.
+    """
     frame = read_table(run, "dispersion")
     if frame is None or frame.empty:
         return {}
@@ -25,7 +29,10 @@ def dispersion_content(run: Run, places: list[tuple[int, int]], grids: Grids) ->
     curves: dict[tuple[int, int], list[Any]] = {}
     for (layer, head, origin), part in parts_of(frame, ["layer", "head", "origin"]):
         own = curves.setdefault((int(layer), int(head)), [None] * len(origins))
-        own[origins.index(str(origin))] = [grids.place(numbers(part["n"])), *(numbers(part[name], DIGITS) for name in SHOWN)]
+        own[origins.index(str(origin))] = [
+            grids.place(numbers(part["n"])),
+            *(numbers(part[name], DIGITS) for name in SHOWN),
+        ]
     columns = run.columns("dispersion")
     said = dict(zip(columns["origin"].words, columns["origin"].meanings, strict=False))
     return {
@@ -36,21 +43,35 @@ def dispersion_content(run: Run, places: list[tuple[int, int]], grids: Grids) ->
 
 
 def draw_dispersion(run: Run, layer: int, head: int, ax: Any) -> Any:
-    """Effective tokens of one head against n, log-log: expectations as lines, queries as they stand as points."""
+    """Effective tokens of one head against n, log-log: expectations as lines, queries as they stand
+    as points.
+    """
     columns = run.columns("dispersion")
-    names = {axis: columns[key].label for axis, key in (("xlabel", "n"), ("ylabel", SHOWN[0])) if key in columns}
+    names = {
+        axis: columns[key].label
+        for axis, key in (("xlabel", "n"), ("ylabel", SHOWN[0]))
+        if key in columns
+    }
     ax.set(xscale="log", yscale="log", title=f"layer {layer}, head {head}", **names)
     frame = read_table(run, "dispersion")
     own = None if frame is None else frame[(frame["layer"] == layer) & (frame["head"] == head)]
     if own is None or own.empty:
-        ax.text(0.5, 0.5, "no dispersion was stored", ha="center", va="center", transform=ax.transAxes)
+        ax.text(
+            0.5, 0.5, "no dispersion was stored", ha="center", va="center", transform=ax.transAxes
+        )
         return ax
     said = columns["origin"]
     labels = dict(zip(said.words, said.meanings, strict=False))
     for i, (origin, part) in enumerate(own.groupby("origin", sort=False)):
         style = {"marker": "o", "ms": 3, "ls": ""} if origin == POSITION else {"lw": 1.4}
         part = part.sort_values("n")
-        ax.plot(part["n"], part["effective_tokens"], color=PALETTE[i], label=labels.get(origin, str(origin)), **style)
+        ax.plot(
+            part["n"],
+            part["effective_tokens"],
+            color=PALETTE[i],
+            label=labels.get(origin, str(origin)),
+            **style,
+        )
     ends = [own["n"].min(), own["n"].max()]
     ax.plot(ends, ends, color=PALETTE[6], lw=0.8, ls=":", label="uniform: n")
     ax.legend(loc="upper left")

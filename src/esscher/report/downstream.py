@@ -1,4 +1,6 @@
-"""The page of a downstream run: readings against keys kept, errors layer by layer, predictions against what was measured."""
+"""The page of a downstream run: readings against keys kept, errors layer by layer, predictions
+against what was measured.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,17 @@ def downstream_page(run: Run) -> dict[str, Any]:
     """Charts of what there is, then the tables."""
     charts = [*_readings(run), *_layers(run), *_predicted(run), *_propagated(run)]
     model = shortened(str(run.spec.get("model", "")))
-    line = f"What {model} says when its attention keeps a few keys, against the same model on all keys."
-    return charts_page(run, "A model that keeps a few keys", line, charts, first=["downstream", "correlations", "depth"])
+    line = (
+        f"What {model} says when its attention keeps a few keys, against the same model on all"
+        " keys."
+    )
+    return charts_page(
+        run,
+        "A model that keeps a few keys",
+        line,
+        charts,
+        first=["downstream", "correlations", "depth"],
+    )
 
 
 def _named(rule: str, split: str) -> str:
@@ -40,22 +51,31 @@ def _readings(run: Run) -> list[dict[str, Any]]:
     words = run.columns("downstream")["reading"]
     meanings = dict(zip(words.words, words.meanings, strict=False))
     charts = []
-    for reading, own in table[(table["horizon"] == "all") & table["share"].notna()].groupby("reading", sort=False):
+    for reading, own in table[(table["horizon"] == "all") & table["share"].notna()].groupby(
+        "reading", sort=False
+    ):
         series = []
         for i, ((rule, split), part) in enumerate(own.groupby(["rule", "split"], sort=False)):
             part = part.sort_values("share")
             ends = {"low": numbers(part["low"]), "high": numbers(part["high"])}
             points = {"x": numbers(part["share"]), "y": numbers(part["value"]), **ends}
             series.append({"label": _named(str(rule), str(split)), "color": i % COLORS, **points})
-        y = {"label": str(reading), "log": reading in ("kl", "error") and bool((own["value"] > 0).all())}
+        y = {
+            "label": str(reading),
+            "log": reading in ("kl", "error") and bool((own["value"] > 0).all()),
+        }
         x = {"label": run.columns("downstream")["share"].label, "log": True}
         note = f"{meanings.get(str(reading), '')} With 95 % intervals over texts."
-        charts.append({"title": f"Reading: {reading}", "note": note, "x": x, "y": y, "series": series})
+        charts.append(
+            {"title": f"Reading: {reading}", "note": note, "x": x, "y": y, "series": series}
+        )
     return charts
 
 
 def _layers(run: Run) -> list[dict[str, Any]]:
-    """Errors through the depth at the middle size: of attention at fixed inputs, and of the inputs themselves."""
+    """Errors through the depth at the middle size: of attention at fixed inputs, and of the inputs
+    themselves.
+    """
     table = read_table(run, "layers")
     if table is None or not len(table):
         return []
@@ -73,7 +93,10 @@ def _layers(run: Run) -> list[dict[str, Any]]:
             }
             for i, ((rule, split), part) in enumerate(own.groupby(["rule", "split"], sort=False))
         ]
-        axes = {"x": {"label": run.columns("layers")["layer"].label, "log": False}, "y": {"label": column.label, "log": False}}
+        axes = {
+            "x": {"label": run.columns("layers")["layer"].label, "log": False},
+            "y": {"label": column.label, "log": False},
+        }
         title = f"Layer by layer: {column.label}, size {sizes[len(sizes) // 2]:g}"
         charts.append({"title": title, "note": column.help, **axes, "series": series})
     return charts
@@ -87,11 +110,37 @@ def _predicted(run: Run) -> list[dict[str, Any]]:
     charts, columns = [], run.columns("sensitivity")
     for row in found.to_dict("records"):
         name = str(row["predictor"])
-        own = heads[(heads["rule"] == row["rule"]) & (heads["size"] == row["size"]) & (heads[name] > 0) & (heads["kl"] > 0)]
-        series = [{"label": "a head", "mode": "points", "color": 0, "x": numbers(own[name]), "y": numbers(own["kl"])}]
-        note = f"{columns[name].help} Rank correlation {row['rho']:.2f} [{row['low']:.2f}, {row['high']:.2f}]."
-        axes = {"x": {"label": columns[name].label, "log": True}, "y": {"label": columns["kl"].label, "log": True}}
-        charts.append({"title": f"One head at a time: {columns[name].label}", "note": note, **axes, "series": series})
+        own = heads[
+            (heads["rule"] == row["rule"])
+            & (heads["size"] == row["size"])
+            & (heads[name] > 0)
+            & (heads["kl"] > 0)
+        ]
+        series = [
+            {
+                "label": "a head",
+                "mode": "points",
+                "color": 0,
+                "x": numbers(own[name]),
+                "y": numbers(own["kl"]),
+            }
+        ]
+        note = (
+            f"{columns[name].help} Rank correlation {row['rho']:.2f} [{row['low']:.2f},"
+            f" {row['high']:.2f}]."
+        )
+        axes = {
+            "x": {"label": columns[name].label, "log": True},
+            "y": {"label": columns["kl"].label, "log": True},
+        }
+        charts.append(
+            {
+                "title": f"One head at a time: {columns[name].label}",
+                "note": note,
+                **axes,
+                "series": series,
+            }
+        )
     return charts
 
 
@@ -103,9 +152,20 @@ def _propagated(run: Run) -> list[dict[str, Any]]:
     own: pd.DataFrame = table[table["layer"] >= 0].sort_values("layer")
     columns = run.columns("propagation")
     series = [
-        {"label": columns[key].label, "color": i, "x": numbers(own["layer"]), "y": numbers(own[key])}
+        {
+            "label": columns[key].label,
+            "color": i,
+            "x": numbers(own["layer"]),
+            "y": numbers(own[key]),
+        }
         for i, key in enumerate(("error", "first_order"))
     ]
-    axes = {"x": {"label": columns["layer"].label, "log": False}, "y": {"label": columns["error"].label, "log": True}}
-    note = "Keys are dropped in one layer alone; the first order is a Jacobian-vector product of its heads' errors."
+    axes = {
+        "x": {"label": columns["layer"].label, "log": False},
+        "y": {"label": columns["error"].label, "log": True},
+    }
+    note = (
+        "Keys are dropped in one layer alone; the first order is a Jacobian-vector product of its"
+        " heads' errors."
+    )
     return [{"title": "One layer at a time", "note": note, **axes, "series": series}]

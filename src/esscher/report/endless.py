@@ -1,4 +1,6 @@
-"""How settled the numbers of a probe are, as its page shows it, and heads on pools of several sizes as a figure."""
+"""How settled the numbers of a probe are, as its page shows it, and heads on pools of several sizes
+as a figure.
+"""
 
 from __future__ import annotations
 
@@ -22,25 +24,32 @@ RELATIVE = "relative_"
 
 
 def unsettled(run: Run) -> tuple[str, ...]:
-    """The words of numbers that more text may change, as the run's column has them: all but the first, the best one."""
+    """The words of numbers that more text may change, as the run's column has them: all but the
+    first, the best one.
+    """
     return () if read_table(run, "endless") is None else run.columns("endless")["status"].words[1:]
 
 
 def endless_content(run: Run, places: list[tuple[int, int]]) -> dict[str, Any]:
     """Of each head a row of numbers: label, NUMBERS, status; nothing where it was not measured.
 
-    The last of the statuses is that of a number with a bound at best: what is stored as its estimate is not to be trusted.
+    The last of the statuses is that of a number with a bound at best: what is stored as its
+    estimate is not to be trusted.
     """
     frame = read_table(run, "endless")
     if frame is None or frame.empty:
         return {}
     columns, bounded = run.columns("heads"), unsettled(run)[-1:]
-    labels = {key: columns[key].label if key in columns else key for key in dict.fromkeys(frame["number"])}
+    labels = {
+        key: columns[key].label if key in columns else key for key in dict.fromkeys(frame["number"])
+    }
     found: dict[tuple[int, int], list[Any]] = {}
     for (layer, head), part in parts_of(frame, ["layer", "head"]):
         found[int(layer), int(head)] = [
             [text_of(labels[number]), *_known(told, status in bounded), text_of(status)]
-            for number, *told, status in zip(*(part[name] for name in ("number", *NUMBERS, "status")), strict=True)
+            for number, *told, status in zip(
+                *(part[name] for name in ("number", *NUMBERS, "status")), strict=True
+            )
         ]
     words = {key: column.label for key, column in run.columns("endless").items()}
     head = [words[name] for name in ("number", *NUMBERS, "status")]
@@ -50,12 +59,15 @@ def endless_content(run: Run, places: list[tuple[int, int]]) -> dict[str, Any]:
 def _known(told: list[float], bounded: bool) -> list[float | None]:
     """NUMBERS, None for what is missing."""
     return [
-        x if math.isfinite(x) and not (bounded and name == "estimate") else None for name, x in zip(NUMBERS, told, strict=True)
+        x if math.isfinite(x) and not (bounded and name == "estimate") else None
+        for name, x in zip(NUMBERS, told, strict=True)
     ]
 
 
 def save_pool_sizes(runs: Mapping[str, Run], path: Path) -> Path:
-    """Curves of some heads on pools of several sizes, and the intervals for an endless text that the smallest gave."""
+    """Curves of some heads on pools of several sizes, and the intervals for an endless text that
+    the smallest gave.
+    """
     import matplotlib.pyplot as plt
 
     smallest = next(iter(runs.values()))
@@ -82,7 +94,9 @@ def save_pool_sizes(runs: Mapping[str, Run], path: Path) -> Path:
 def _spread(heads: Any) -> list[Mapping[str, Any]]:
     """Heads from the least to the most demanding, evenly spread."""
     measured = heads[heads["status"] == "ok"].sort_values("relative_1024")
-    places = np.unique(np.linspace(0, len(measured) - 1, min(SHOWN, len(measured))).round().astype(int))
+    places = np.unique(
+        np.linspace(0, len(measured) - 1, min(SHOWN, len(measured))).round().astype(int)
+    )
     rows: list[Mapping[str, Any]] = measured.iloc[places].to_dict("records")
     return rows
 
@@ -92,12 +106,29 @@ def _draw(ax: Any, runs: Mapping[str, Run], row: Mapping[str, Any]) -> None:
     ax.set(xscale="log", yscale="log", title=f"{row['layer']}.{row['head']}: {row['settled']}")
     for color, (name, run) in zip(PALETTE[1:], runs.items(), strict=False):
         curves = run.table("curves")
-        own = curves[(curves["layer"] == row["layer"]) & (curves["head"] == row["head"]) & (curves["metric"] == "l2")]
+        own = curves[
+            (curves["layer"] == row["layer"])
+            & (curves["head"] == row["head"])
+            & (curves["metric"] == "l2")
+        ]
         own = own[own["n"] <= int(name)].sort_values("n")
         ax.plot(own["n"], own["relative"], color=color, lw=1.1, label=f"{int(name):,} tokens")
     fixed = sorted(
-        int(key.removeprefix(RELATIVE)) for key in row if key.startswith(RELATIVE) and key.removeprefix(RELATIVE).isdigit()
+        int(key.removeprefix(RELATIVE))
+        for key in row
+        if key.startswith(RELATIVE) and key.removeprefix(RELATIVE).isdigit()
     )
-    low, high = (np.array([row[f"{RELATIVE}{n}_{end}"] for n in fixed], dtype=float) for end in ("low", "high"))
+    low, high = (
+        np.array([row[f"{RELATIVE}{n}_{end}"] for n in fixed], dtype=float)
+        for end in ("low", "high")
+    )
     known = np.isfinite(low) & np.isfinite(high)
-    ax.vlines(np.array(fixed)[known], low[known], high[known], color=PALETTE[0], lw=3, alpha=0.6, label="endless text, 90 %")
+    ax.vlines(
+        np.array(fixed)[known],
+        low[known],
+        high[known],
+        color=PALETTE[0],
+        lw=3,
+        alpha=0.6,
+        label="endless text, 90 %",
+    )

@@ -1,4 +1,6 @@
-"""Exponents that theory gives beside measured ones: which lines a picture draws, from what a run says of its columns."""
+"""Exponents that theory gives beside measured ones: which lines a picture draws, from what a run
+says of its columns.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ COLORS = (1, 2, 3, 4, 6, 5)
 
 @dataclass(frozen=True)
 class TheoryLine:
-    """A column of exponents as a line: over the column ``of`` it is a function, over others a mark at each head."""
+    """A column of exponents as a line: over the column ``of`` it is a function, over others a mark
+    at each head.
+    """
 
     key: str
     label: str
@@ -28,7 +32,9 @@ def theory_lines(columns: Mapping[str, Column]) -> list[TheoryLine]:
     """The lines of a table, in the order of its columns."""
     found = [column for column in columns.values() if column.of]
     return [
-        TheoryLine(column.key, _label(column), column.of, _dash(column.status), COLORS[i % len(COLORS)])
+        TheoryLine(
+            column.key, _label(column), column.of, _dash(column.status), COLORS[i % len(COLORS)]
+        )
         for i, column in enumerate(found)
     ]
 

@@ -36,8 +36,12 @@ DASHES = {"proved": "-", "heuristic": "--", "experimental": ":", "asymptotic": "
 HEADROOM = 100.0  # bounds further above the curve than this are left out of the picture
 
 
-def plot_curve(ax: Any, curve: ErrorCurve, *, color: str = PALETTE[0], label: str = "exact") -> None:
-    """Root mean square error against n, log-log, with its 95 % quantile over queries and, if sampled, its standard error."""
+def plot_curve(
+    ax: Any, curve: ErrorCurve, *, color: str = PALETTE[0], label: str = "exact"
+) -> None:
+    """Root mean square error against n, log-log, with its 95 % quantile over queries and, if
+    sampled, its standard error.
+    """
     ax.plot(curve.n, curve.rms, color=color, label=label, lw=1.6)
     if curve.q95 is not None:
         ax.plot(curve.n, curve.q95, color=color, lw=0.8, ls=":", label=f"{label}, 95 % of queries")
@@ -59,28 +63,50 @@ def plot_alone(curve: ErrorCurve, *, ax: Any = None) -> Any:
 
 
 def plot_bounds(ax: Any, curve: ErrorCurve, found: Sequence[Prediction]) -> None:
-    """Values that speak of the plotted error, the L2 mean square, where they fall into the picture."""
+    """Values that speak of the plotted error, the L2 mean square, where they fall into the
+    picture.
+    """
     positive = curve.rms[curve.rms > 0]
     low, high = float(positive.min()), float(positive.max())
     if curve.delta is not None and np.isfinite(curve.delta):
-        ax.plot(curve.n, np.sqrt(curve.delta / curve.n), color=PALETTE[6], lw=1.0, ls="-.", label="delta method")
+        ax.plot(
+            curve.n,
+            np.sqrt(curve.delta / curve.n),
+            color=PALETTE[6],
+            lw=1.0,
+            ls="-.",
+            label="delta method",
+        )
     drawn, top = 0, high if curve.q95 is None else max(high, float(np.nanmax(curve.q95)))
     for prediction in found:
-        if prediction.value is None or not prediction.applies or not prediction.quantity.startswith("l2"):
+        if (
+            prediction.value is None
+            or not prediction.applies
+            or not prediction.quantity.startswith("l2")
+        ):
             continue
         height = prediction.rms(curve.n)
         visible = np.isfinite(height) & (height < HEADROOM * high)
         if visible.any():
             color = PALETTE[1 + drawn % (len(PALETTE) - 1)]
-            ax.plot(curve.n[visible], height[visible], color=color, lw=1.0, ls=_dashes(prediction), label=_label(prediction))
+            ax.plot(
+                curve.n[visible],
+                height[visible],
+                color=color,
+                lw=1.0,
+                ls=_dashes(prediction),
+                label=_label(prediction),
+            )
             drawn, top = drawn + 1, max(top, float(height[visible].max()))
     ax.set_ylim(low / 2, min(2 * top, HEADROOM * high))
 
 
 def plot_exponents(ax: Any, curve: ErrorCurve, found: Sequence[Prediction]) -> None:
-    """The local exponent -d log rms / d log n, and the constant exponents claimed for that error, the L2 mean square.
+    """The local exponent -d log rms / d log n, and the constant exponents claimed for that error,
+    the L2 mean square.
 
-    Rates of moments ([B]), of uniform errors and of kept keys speak of other errors: ``save_rates`` draws them over theirs.
+    Rates of moments ([B]), of uniform errors and of kept keys speak of other errors: ``save_rates``
+    draws them over theirs.
     """
     if curve.slope is not None:
         ax.plot(curve.n, -curve.slope, color=PALETTE[0], lw=1.6, label="exact, local")
@@ -89,7 +115,13 @@ def plot_exponents(ax: Any, curve: ErrorCurve, found: Sequence[Prediction]) -> N
     for i, prediction in enumerate(rates):
         color = PALETTE[1 + i % (len(PALETTE) - 1)]
         assert prediction.exponent is not None
-        ax.axhline(prediction.exponent, color=color, lw=1.0, ls=_dashes(prediction), label=_label(prediction))
+        ax.axhline(
+            prediction.exponent,
+            color=color,
+            lw=1.0,
+            ls=_dashes(prediction),
+            label=_label(prediction),
+        )
     ax.set(xscale="log", xlabel="tokens n", ylabel="exponent", ylim=(0.0, None))
 
 
@@ -102,7 +134,9 @@ def _label(prediction: Prediction) -> str:
 
 
 def save_predictions(curve: ErrorCurve, found: Sequence[Prediction], path: Path) -> None:
-    """Exact error with every bound on it that applies, and below the local exponent beside the rates' exponents."""
+    """Exact error with every bound on it that applies, and below the local exponent beside the
+    rates' exponents.
+    """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.0, 5.6), layout="constrained")
         top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
@@ -115,17 +149,25 @@ def save_predictions(curve: ErrorCurve, found: Sequence[Prediction], path: Path)
         save_figure(figure, path)
 
 
-def save_rates(curves: Any, rates: Any, theory: Sequence[TheoryLine], title: str, over: str, path: Path) -> None:
-    """Left: measured errors (points, two standard errors) and the exact ones (lines). Right: exponents against the horizon.
+def save_rates(
+    curves: Any, rates: Any, theory: Sequence[TheoryLine], title: str, over: str, path: Path
+) -> None:
+    """Left: measured errors (points, two standard errors) and the exact ones (lines). Right:
+    exponents against the horizon.
 
-    ``curves`` and ``rates`` are a run's tables as pandas frames, ``theory`` the exponents to draw beside the measured ones,
-    ``over`` names what the points differ in; ``curves`` is None where nothing could be measured.
+    ``curves`` and ``rates`` are a run's tables as pandas frames, ``theory`` the exponents to draw
+    beside the measured ones, ``over`` names what the points differ in; ``curves`` is None where
+    nothing could be measured.
     """
     metrics = list(dict.fromkeys(rates["metric"]))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.0, 2.6 * len(metrics) + 0.4), layout="constrained")
-        for row, metric in zip(figure.subplots(len(metrics), 2, squeeze=False), metrics, strict=True):
-            errors_panel(row[0], None if curves is None else curves[curves["metric"] == metric], metric, over)
+        for row, metric in zip(
+            figure.subplots(len(metrics), 2, squeeze=False), metrics, strict=True
+        ):
+            errors_panel(
+                row[0], None if curves is None else curves[curves["metric"] == metric], metric, over
+            )
             exponents_panel(row[1], rates[rates["metric"] == metric], theory)
         figure.suptitle(title)
         save_figure(figure, path)
@@ -135,13 +177,28 @@ def errors_panel(ax: Any, curves: Any, metric: str, over: str) -> None:
     """Errors of a sweep against n: points with two standard errors, exact ones as lines."""
     ax.set(xscale="log", yscale="log", xlabel="tokens n", ylabel=f"rms error ({metric})")
     if curves is None or curves.empty:
-        ax.text(0.5, 0.5, "no limit, nothing to measure", ha="center", va="center", transform=ax.transAxes)
+        ax.text(
+            0.5,
+            0.5,
+            "no limit, nothing to measure",
+            ha="center",
+            va="center",
+            transform=ax.transAxes,
+        )
         return
     points = max(1, int(curves["point"].max()))
     for (point, kind), part in curves.groupby(["point", "kind"]):
         color = matplotlib.colormaps["cividis"](0.9 * int(point) / points)
         if kind == "montecarlo":
-            ax.errorbar(part["n"], part["rms"], yerr=2 * part["stderr"], fmt="o", ms=2.5, lw=0.8, color=color)
+            ax.errorbar(
+                part["n"],
+                part["rms"],
+                yerr=2 * part["stderr"],
+                fmt="o",
+                ms=2.5,
+                lw=0.8,
+                color=color,
+            )
         else:
             ax.plot(part["n"], part["rms"], color=color, lw=0.8)
     _plain_ticks(ax.xaxis, curves["n"].to_numpy(), 4, "%d")
@@ -158,13 +215,22 @@ def exponents_panel(ax: Any, rates: Any, theory: Sequence[TheoryLine]) -> None:
     if measured.empty:
         return
     drawn = ["exponent", "low", "high", *(line.key for line in theory)]
-    low, high = (float(np.nanquantile(measured[drawn].to_numpy(dtype=np.float64), end)) for end in (0.0, 1.0))
+    low, high = (
+        float(np.nanquantile(measured[drawn].to_numpy(dtype=np.float64), end)) for end in (0.0, 1.0)
+    )
     ax.set_ylim(min(0.0, 1.05 * low), max(0.65, 1.05 * high))
     ax.set_xscale("log")
     _plain_ticks(ax.xaxis, measured["horizon2"].to_numpy(), 6, "%.2g")
     ends = np.abs(measured[["low", "high"]].to_numpy().T - measured["exponent"].to_numpy())
     ax.errorbar(
-        measured["horizon2"], measured["exponent"], yerr=ends, fmt="o", ms=3, lw=0.8, color=PALETTE[0], label="measured"
+        measured["horizon2"],
+        measured["exponent"],
+        yerr=ends,
+        fmt="o",
+        ms=3,
+        lw=0.8,
+        color=PALETTE[0],
+        label="measured",
     )
     for line in theory:
         if measured[line.key].notna().any():

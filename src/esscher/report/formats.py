@@ -13,5 +13,7 @@ def check_format(path: Path) -> str:
     """The format a figure's name asks for."""
     kind = path.suffix.removeprefix(".")
     if kind not in FORMATS:
-        raise ValueError(f"figure: expected a file name ending in .{', .'.join(FORMATS)}, got {path.name!r}")
+        raise ValueError(
+            f"figure: expected a file name ending in .{', .'.join(FORMATS)}, got {path.name!r}"
+        )
     return kind

@@ -1,4 +1,6 @@
-"""What keep rules cost the heads of a probe, as its page shows it: the curves of every head, and the totals of every rule."""
+"""What keep rules cost the heads of a probe, as its page shows it: the curves of every head, and
+the totals of every rule.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ DIGITS = 3  # of an error on a curve; a head has a dozen of them for each of ten
 
 
 def frontier_content(run: Run, places: list[tuple[int, int]], grids: Grids) -> dict[str, Any]:
-    """Rules by name, each head's curves in their order (keys kept, errors), and totals; nothing where none was measured."""
+    """Rules by name, each head's curves in their order (keys kept, errors), and totals; nothing
+    where none was measured.
+    """
     frame = read_table(run, "frontier")
     if frame is None or frame.empty:
         return {}
@@ -26,7 +30,10 @@ def frontier_content(run: Run, places: list[tuple[int, int]], grids: Grids) -> d
     curves: dict[tuple[int, int], list[Any]] = {}
     for (layer, head, rule), part in parts_of(frame, ["layer", "head", "rule"]):
         own = curves.setdefault((int(layer), int(head)), [None] * len(rules))
-        own[rules.index(str(rule))] = [grids.place(numbers(part["kept"])), numbers(part["relative"], DIGITS)]
+        own[rules.index(str(rule))] = [
+            grids.place(numbers(part["kept"])),
+            numbers(part["relative"], DIGITS),
+        ]
     return {
         "rules": list(names.values()),
         "labels": {key: column.label for key, column in run.columns("frontier").items()},

@@ -1,4 +1,6 @@
-"""The content of pages for runs of the in-context-learning lab: training, and concentration with the prompt length."""
+"""The content of pages for runs of the in-context-learning lab: training, and concentration with
+the prompt length.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ __all__ = ["icl_page", "is_icl"]
 MODELS = {"softmax": 0, "linear": 1}
 DASHES = ("solid", "dashed", "dotted", "dashdot")
 AGAINST = {"linear": "from linear attention", "limit": "from infinitely many tokens"}
-METRICS = {f"gradient_{part}": f"gradient in {part}" for part in "UVKQ"} | {"risk_gradient": "gradient of the risk"}
+METRICS = {f"gradient_{part}": f"gradient in {part}" for part in "UVKQ"} | {
+    "risk_gradient": "gradient of the risk"
+}
 PROMPT = {"label": "prompt length L", "log": True}
 
 
@@ -27,10 +31,17 @@ def icl_page(run: Run) -> dict[str, Any]:
     """Charts by what the run measured, then its tables."""
     charts = [*_risks(run), *_training(run), *_concentration(run)]
     noise, dim = run.spec.get("noise"), run.spec.get("dim")
-    told = f" in dimension {dim} with label noise {noise:g}" if isinstance(noise, float) and dim is not None else ""
+    told = (
+        f" in dimension {dim} with label noise {noise:g}"
+        if isinstance(noise, float) and dim is not None
+        else ""
+    )
     line = f"Softmax against linear attention on linear regression in context{told}."
     title = str(
-        run.spec.get("title") or {"icl-train": "In-context learning: training"}.get(run.manifest.job, "In-context learning")
+        run.spec.get("title")
+        or {"icl-train": "In-context learning: training"}.get(
+            run.manifest.job, "In-context learning"
+        )
     )
     return charts_page(run, title, line, charts, first=["final", "rates"])
 
@@ -46,12 +57,28 @@ def _risks(run: Run) -> list[dict[str, Any]]:
         for model, part in own.sort_values("length").groupby("model", sort=False):
             points = {"x": numbers(part["length"]), "y": numbers(part["mse"])}
             if "stderr" in part.columns:
-                points |= {"low": numbers(part["mse"] - 2 * part["stderr"]), "high": numbers(part["mse"] + 2 * part["stderr"])}
-            series.append({"label": str(model), "mode": "points", "color": MODELS.get(str(model), 2), **points})
+                points |= {
+                    "low": numbers(part["mse"] - 2 * part["stderr"]),
+                    "high": numbers(part["mse"] + 2 * part["stderr"]),
+                }
+            series.append(
+                {
+                    "label": str(model),
+                    "mode": "points",
+                    "color": MODELS.get(str(model), 2),
+                    **points,
+                }
+            )
         y = {"label": run.columns("final")["mse"].label, "log": True}
         note = "A point per seed, with two standard errors."
         charts.append(
-            {"title": _titled("Risk after training", covariance), "note": note, "x": PROMPT, "y": y, "series": series}
+            {
+                "title": _titled("Risk after training", covariance),
+                "note": note,
+                "x": PROMPT,
+                "y": y,
+                "series": series,
+            }
         )
     return charts
 
@@ -67,38 +94,76 @@ def _training(run: Run) -> list[dict[str, Any]]:
         lengths = sorted(set(frame["length"]))
         for covariance, own in _by(frame, "covariance"):
             series = []
-            for keys, part in own.groupby([*(["model"] if "model" in own.columns else []), "length"], sort=False):
+            for keys, part in own.groupby(
+                [*(["model"] if "model" in own.columns else []), "length"], sort=False
+            ):
                 model, length = keys if len(keys) == 2 else ("models", keys[0])
                 mean = part.groupby("step")[column].mean()
-                style = {"color": MODELS.get(str(model), 2), "dash": DASHES[lengths.index(length) % len(DASHES)]}
-                series.append({"label": f"{model}, L = {length}", "x": numbers(mean.index), "y": numbers(mean), **style})
+                style = {
+                    "color": MODELS.get(str(model), 2),
+                    "dash": DASHES[lengths.index(length) % len(DASHES)],
+                }
+                series.append(
+                    {
+                        "label": f"{model}, L = {length}",
+                        "x": numbers(mean.index),
+                        "y": numbers(mean),
+                        **style,
+                    }
+                )
             title = "Risk along training" if name == "curve" else "Distance between the two models"
-            x, y = {"label": "step", "log": True}, {"label": run.columns(name)[column].label, "log": True}
-            charts.append({"title": _titled(title, covariance), "note": "Means over seeds.", "x": x, "y": y, "series": series})
+            x, y = (
+                {"label": "step", "log": True},
+                {"label": run.columns(name)[column].label, "log": True},
+            )
+            charts.append(
+                {
+                    "title": _titled(title, covariance),
+                    "note": "Means over seeds.",
+                    "x": x,
+                    "y": y,
+                    "series": series,
+                }
+            )
     return charts
 
 
 def _concentration(run: Run) -> list[dict[str, Any]]:
-    """Error of output and gradients against the prompt length, with the fitted exponents in the legend."""
+    """Error of output and gradients against the prompt length, with the fitted exponents in the
+    legend.
+    """
     curves, rates = read_table(run, "curves"), read_table(run, "rates")
     if curves is None or not {"n", "rms", "metric", "against", "covariance"} <= set(curves.columns):
         return []
     keys = ["covariance", "against", "metric"]
-    fitted = {} if rates is None else {tuple(row[key] for key in keys): row["exponent"] for row in rates.to_dict("records")}
+    fitted = (
+        {}
+        if rates is None
+        else {tuple(row[key] for key in keys): row["exponent"] for row in rates.to_dict("records")}
+    )
     charts = []
     for metric, own in curves.groupby("metric", sort=False):
         series = []
-        for i, ((covariance, against), part) in enumerate(own.groupby(["covariance", "against"], sort=False)):
+        for i, ((covariance, against), part) in enumerate(
+            own.groupby(["covariance", "against"], sort=False)
+        ):
             exponent = fitted.get((covariance, against, metric), float("nan"))
             told = f", exponent {exponent:.2f}" if exponent == exponent else ""
             label = f"{covariance}, {AGAINST.get(str(against), str(against))}{told}"
             entry: dict[str, Any] = {"label": shortened(label), "mode": "points", "color": i % 6}
             entry |= {"x": numbers(part["n"]), "y": numbers(part["rms"])}
             if "stderr" in part.columns and part["stderr"].any():
-                entry["low"], entry["high"] = (numbers(part["rms"] + sign * 2 * part["stderr"]) for sign in (-1, 1))
+                entry["low"], entry["high"] = (
+                    numbers(part["rms"] + sign * 2 * part["stderr"]) for sign in (-1, 1)
+                )
             series.append(entry)
-        name, y = METRICS.get(str(metric), str(metric)), {"label": run.columns("curves")["rms"].label, "log": True}
-        charts.append({"title": f"Concentration: {name}", "note": "", "x": PROMPT, "y": y, "series": series})
+        name, y = (
+            METRICS.get(str(metric), str(metric)),
+            {"label": run.columns("curves")["rms"].label, "log": True},
+        )
+        charts.append(
+            {"title": f"Concentration: {name}", "note": "", "x": PROMPT, "y": y, "series": series}
+        )
     return charts
 
 

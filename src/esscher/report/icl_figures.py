@@ -1,4 +1,6 @@
-"""Figures 1 to 8 of [S] from the tables of stored runs: concentration, final risks, distances and risks along training."""
+"""Figures 1 to 8 of [S] from the tables of stored runs: concentration, final risks, distances and
+risks along training.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,11 @@ HEADROOM = 1e3  # bounds further above the largest error than this are named, no
 
 
 def save_concentration(curves: Any, rates: Any, bounds: Any, title: str, path: Path) -> None:
-    """Root mean square distance of softmax attention to linear attention (solid) and to the limit (dashed) against L.
+    """Root mean square distance of softmax attention to linear attention (solid) and to the limit
+    (dashed) against L.
 
-    Tables of one covariance; labels carry the fitted exponents with their intervals, a line below each panel the proved
-    bounds that lie far above it.
+    Tables of one covariance; labels carry the fitted exponents with their intervals, a line below
+    each panel the proved bounds that lie far above it.
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.2, 3.2), layout="constrained")
@@ -41,8 +44,15 @@ def save_concentration(curves: Any, rates: Any, bounds: Any, title: str, path: P
                 for against, style in (("linear", "-"), ("limit", "--")):
                     exponent = _exponent(_where(rates, metric=metric, against=against))
                     label = f"{LABELS[metric]}, to {against}{exponent}"
-                    _error_line(ax, _where(curves, metric=metric, against=against), label, PALETTE[i], style)
-            ax.set(xscale="log", yscale="log", xlabel="prompt length L", ylabel="root mean square difference")
+                    _error_line(
+                        ax, _where(curves, metric=metric, against=against), label, PALETTE[i], style
+                    )
+            ax.set(
+                xscale="log",
+                yscale="log",
+                xlabel="prompt length L",
+                ylabel="root mean square difference",
+            )
             _draw_bounds(ax, bounds, metrics[0], curves)
             ax.legend(fontsize=6)
         figure.suptitle(title)
@@ -50,7 +60,9 @@ def save_concentration(curves: Any, rates: Any, bounds: Any, title: str, path: P
 
 
 def save_final_risks(trained: Any, flow: Any, noise: float, title: str, path: Path) -> None:
-    """Mean squared error after training against L: seeds of SGD (points), gradient flow (lines), Bayes on L tokens (line)."""
+    """Mean squared error after training against L: seeds of SGD (points), gradient flow (lines),
+    Bayes on L tokens (line).
+    """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.6, 3.2), layout="constrained")
         ax = figure.subplots()
@@ -62,7 +74,16 @@ def save_final_risks(trained: Any, flow: Any, noise: float, title: str, path: Pa
             if len(own):
                 error = 2 * own["stderr"]
                 label = f"{model}, SGD"
-                ax.errorbar(own["length"], own["mse"], yerr=error, fmt="o", ms=3, lw=0.8, color=color, label=label)
+                ax.errorbar(
+                    own["length"],
+                    own["mse"],
+                    yerr=error,
+                    fmt="o",
+                    ms=3,
+                    lw=0.8,
+                    color=color,
+                    label=label,
+                )
         ax.axhline(noise, color=PALETTE[6], lw=0.8, ls=":", label="label noise")
         ax.set(xscale="log", yscale="log", xlabel="prompt length L", ylabel="mean squared error")
         _decimal_ticks(ax, flow["mse"])
@@ -72,15 +93,27 @@ def save_final_risks(trained: Any, flow: Any, noise: float, title: str, path: Pa
 
 
 def save_flow(flow: Any, noise: float, path: Path) -> None:
-    """Mean squared error above the label noise where gradient flow ends, against L: a panel for each covariance."""
+    """Mean squared error above the label noise where gradient flow ends, against L: a panel for
+    each covariance.
+    """
     names = list(dict.fromkeys(flow["covariance"]))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(3.6 * len(names) + 1.4, 3.0), layout="constrained")
-        for ax, name in zip(np.atleast_1d(figure.subplots(1, len(names), sharey=True)), names, strict=True):
+        for ax, name in zip(
+            np.atleast_1d(figure.subplots(1, len(names), sharey=True)), names, strict=True
+        ):
             for model, color in COLORS.items():
                 line = _where(flow, covariance=name, model=model).sort_values("length")
                 label = "Bayes on L tokens" if model == "bayes" else f"{model} attention"
-                ax.plot(line["length"], line["mse"] - noise, "o-", ms=3, lw=1.2, color=color, label=label)
+                ax.plot(
+                    line["length"],
+                    line["mse"] - noise,
+                    "o-",
+                    ms=3,
+                    lw=1.2,
+                    color=color,
+                    label=label,
+                )
             ax.set(xscale="log", yscale="log", xlabel="prompt length L", title=name)
         figure.axes[0].set_ylabel("mean squared error above the noise")
         beside(figure.axes[-1])
@@ -88,7 +121,9 @@ def save_flow(flow: Any, noise: float, path: Path) -> None:
 
 
 def save_distances(distance: Any, title: str, path: Path) -> None:
-    """Squared distance between the parameters of softmax and linear attention along training, a line per seed."""
+    """Squared distance between the parameters of softmax and linear attention along training, a
+    line per seed.
+    """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.6, 3.2), layout="constrained")
         ax = figure.subplots()
@@ -97,14 +132,20 @@ def save_distances(distance: Any, title: str, path: Path) -> None:
                 positive = own[own["distance2"] > 0].sort_values("step")
                 label = f"L = {length}" if i == 0 else None
                 ax.plot(positive["step"], positive["distance2"], color=color, lw=0.9, label=label)
-        ax.set(yscale="log", xlabel="step", ylabel=r"$\|\theta_{\rm softmax} - \theta_{\rm linear}\|^2$")
+        ax.set(
+            yscale="log",
+            xlabel="step",
+            ylabel=r"$\|\theta_{\rm softmax} - \theta_{\rm linear}\|^2$",
+        )
         beside(ax)
         ax.set_title(title, fontsize=8, wrap=True)
         save_figure(figure, path)
 
 
 def save_training(curve: Any, flow: Any, noise: float, title: str, path: Path) -> None:
-    """Mean squared error along training, mean over seeds with their range; dotted: the end of the gradient flow."""
+    """Mean squared error along training, mean over seeds with their range; dotted: the end of the
+    gradient flow.
+    """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8.0, 3.0), layout="constrained")
         axes = figure.subplots(1, 2, sharey=True)
@@ -112,7 +153,9 @@ def save_training(curve: Any, flow: Any, noise: float, title: str, path: Path) -
             for color, length, part in _lengths(_where(curve, model=model)):
                 table = part.pivot_table(index="step", columns="seed", values="mse")
                 ax.plot(table.index, table.mean(axis=1), color=color, lw=1.0, label=f"L = {length}")
-                ax.fill_between(table.index, table.min(axis=1), table.max(axis=1), color=color, alpha=0.2, lw=0)
+                ax.fill_between(
+                    table.index, table.min(axis=1), table.max(axis=1), color=color, alpha=0.2, lw=0
+                )
                 end = _where(flow, model=model, length=length)
                 if len(end):
                     ax.axhline(end["mse"].iloc[0], color=color, lw=0.8, ls=":")
@@ -145,7 +188,17 @@ def _exponent(rates: Any) -> str:
 
 def _error_line(ax: Any, part: Any, label: str, color: str, style: str) -> None:
     part = part[part["rms"] > 0].sort_values("n")
-    ax.errorbar(part["n"], part["rms"], yerr=2 * part["stderr"], color=color, ls=style, marker="o", ms=2, lw=0.9, label=label)
+    ax.errorbar(
+        part["n"],
+        part["rms"],
+        yerr=2 * part["stderr"],
+        color=color,
+        ls=style,
+        marker="o",
+        ms=2,
+        lw=0.9,
+        label=label,
+    )
 
 
 def _draw_bounds(ax: Any, bounds: Any, metric: str, curves: Any) -> None:
@@ -157,7 +210,14 @@ def _draw_bounds(ax: Any, bounds: Any, metric: str, curves: Any) -> None:
         part = part.sort_values("n")
         low = float(part["rms"].min())
         if low < HEADROOM * largest:
-            ax.plot(part["n"], part["rms"], color=PALETTE[3 + i], ls=":", lw=0.9, label=f"{name} (proved)")
+            ax.plot(
+                part["n"],
+                part["rms"],
+                color=PALETTE[3 + i],
+                ls=":",
+                lw=0.9,
+                label=f"{name} (proved)",
+            )
         else:
             far.append(f"{name}: {low:.1e} or more")
     if far:
@@ -167,7 +227,11 @@ def _draw_bounds(ax: Any, bounds: Any, metric: str, curves: Any) -> None:
 def _decimal_ticks(ax: Any, values: Any) -> None:
     """Plain numbers on a logarithmic axis of less than two decades."""
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
-    ticks = [tick for tick in (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0) if 0.9 * low <= tick <= 1.1 * high]
+    ticks = [
+        tick
+        for tick in (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0)
+        if 0.9 * low <= tick <= 1.1 * high
+    ]
     if ticks:
         ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
         ax.minorticks_off()

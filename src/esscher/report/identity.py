@@ -1,4 +1,6 @@
-"""What a probe measured, in a few facts: pages set those of runs beside each other, and pair heads of one model alone."""
+"""What a probe measured, in a few facts: pages set those of runs beside each other, and pair heads
+of one model alone.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ POOLS = {"corpus": "all tokens of the text", "sequence": "a query's own window"}
 def identity_of(run: Run, known: Mapping[str, Any], heads: Any, model: str) -> dict[str, Any]:
     """``known``: the row of the table about, where there is one.
 
-    ``weights`` is the same for runs of one model and no others: the digest of its weights, or its name where nobody took that.
-    ``pool`` is the same for runs whose queries see the same kind of keys, as many of them.
+    ``weights`` is the same for runs of one model and no others: the digest of its weights, or its
+    name where nobody took that. ``pool`` is the same for runs whose queries see the same kind of
+    keys, as many of them.
     """
     measured = heads[heads["status"] == "ok"]
     keys = measured["n_keys"].max() if "n_keys" in measured.columns and len(measured) else None

@@ -7,7 +7,17 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-__all__ = ["Grids", "columns_of", "number", "numbers", "parts_of", "records_of", "safe_json", "shortened", "text_of"]
+__all__ = [
+    "Grids",
+    "columns_of",
+    "number",
+    "numbers",
+    "parts_of",
+    "records_of",
+    "safe_json",
+    "shortened",
+    "text_of",
+]
 
 DIGITS = 5
 LONGEST = 300  # characters of a text from outside, where it stands in a sentence
@@ -60,7 +70,9 @@ def records_of(frame: Any | None) -> list[dict[str, Any]]:
 
 
 def parts_of(frame: Any, keys: list[str]) -> Iterator[tuple[tuple[Any, ...], dict[str, list[Any]]]]:
-    """The rows of each group as lists by column: for thousands of small groups much faster than frames."""
+    """The rows of each group as lists by column: for thousands of small groups much faster than
+    frames.
+    """
     rows = frame.groupby(keys, sort=False).indices
     columns = {str(name): frame[name].to_numpy() for name in frame.columns}
     for group, places in rows.items():
@@ -68,7 +80,9 @@ def parts_of(frame: Any, keys: list[str]) -> Iterator[tuple[tuple[Any, ...], dic
 
 
 class Grids:
-    """Lists that occur many times, such as the token numbers of a curve, kept once and named by their place."""
+    """Lists that occur many times, such as the token numbers of a curve, kept once and named by
+    their place.
+    """
 
     def __init__(self) -> None:
         self.lists: list[list[Any]] = []
@@ -83,6 +97,8 @@ class Grids:
 
 
 def safe_json(value: Any) -> str:
-    """JSON in which no character can end a script element or begin markup; ASCII alone, so no line separator either."""
+    """JSON in which no character can end a script element or begin markup; ASCII alone, so no line
+    separator either.
+    """
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

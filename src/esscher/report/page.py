@@ -1,4 +1,6 @@
-"""One self-contained HTML page from stored runs. It reads tables, asks for nothing from outside and computes nothing."""
+"""One self-contained HTML page from stored runs. It reads tables, asks for nothing from outside and
+computes nothing.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def content_of(run: Run) -> dict[str, Any]:
 
 
 def render_page(runs: Sequence[Run], group: Path | None = None) -> str:
-    """The page of one run, or of several side by side; ``group``: the folder of these, where it has a comparison of them."""
+    """The page of one run, or of several side by side; ``group``: the folder of these, where it has
+    a comparison of them.
+    """
     if not runs:
         raise ValueError("runs: expected at least one run, got none")
     ranks = {} if group is None else _ranks(group / RANKS, runs[0])
@@ -73,7 +77,9 @@ def render_content(contents: Sequence[dict[str, Any]], ranks: dict[str, Any] | N
     scale = [[round(255 * part) for part in colors(i / (_STOPS - 1))[:3]] for i in range(_STOPS)]
     style = _source("style.css")
     script = "\n".join(_source(f"{name}.js") for name in _SCRIPTS)
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     return environment.from_string(_source("page.html.j2")).render(
         runs=contents,
         title=" and ".join(content["title"] for content in contents[:3]),
@@ -93,10 +99,13 @@ def render_content(contents: Sequence[dict[str, Any]], ranks: dict[str, Any] | N
     )
 
 
-def write_report(runs: Sequence[Any], out: str | os.PathLike[str] | None = None, group: Path | None = None) -> Path:
+def write_report(
+    runs: Sequence[Any], out: str | os.PathLike[str] | None = None, group: Path | None = None
+) -> Path:
     """Write the page of one or several runs (objects or folders) and return its path.
 
-    By default it goes into the first run, or into the folder ``group`` that holds them all and a comparison of them.
+    By default it goes into the first run, or into the folder ``group`` that holds them all and a
+    comparison of them.
     """
     loaded = [run if isinstance(run, Run) else load_run(run) for run in runs]
     if not loaded:
@@ -107,12 +116,15 @@ def write_report(runs: Sequence[Any], out: str | os.PathLike[str] | None = None,
     check_output(path)
     text = render_page(loaded, group)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_durable(path, text.encode("utf-8", "backslashreplace"))  # a reader of the old page never sees half of the new one
+    # a reader of the old page never sees half of the new one
+    write_durable(path, text.encode("utf-8", "backslashreplace"))
     return path
 
 
 def _ranks(file: Path, run: Run) -> dict[str, Any]:
-    """How ranks of heads agree between runs, as a table of the page; empty where nobody compared them yet."""
+    """How ranks of heads agree between runs, as a table of the page; empty where nobody compared
+    them yet.
+    """
     from pyarrow.parquet import read_table  # here, as where runs are read
 
     from esscher.runs.columns import columns_of as declared
@@ -120,7 +132,10 @@ def _ranks(file: Path, run: Run) -> dict[str, Any]:
     if not file.is_file():
         return {}
     table = read_table(file)
-    columns = [{"key": key, "label": column.label, "help": column.help} for key, column in declared(table.schema).items()]
+    columns = [
+        {"key": key, "label": column.label, "help": column.help}
+        for key, column in declared(table.schema).items()
+    ]
     known, rows = run.columns("heads"), columns_of(table.to_pandas())
     rows["measure"] = [known[key].label if key in known else key for key in rows["measure"]]
     return {"columns": columns, "rows": rows, "count": table.num_rows}

@@ -15,7 +15,9 @@ _NOT_SETTINGS = {"job", "model", "title", "text", "texts", "dataset", "corpus", 
 
 
 def read_table(run: Run, name: str) -> Any | None:
-    """A table of the run as a pandas frame, of its finished units if the run is not complete; None if there is none."""
+    """A table of the run as a pandas frame, of its finished units if the run is not complete; None
+    if there is none.
+    """
     if name in run.tables:
         return run.table(name)
     if run.tables:
@@ -27,9 +29,14 @@ def read_table(run: Run, name: str) -> Any | None:
 
 
 def described(run: Run, name: str, keys: Iterable[str]) -> list[dict[str, Any]]:
-    """The columns of a table that a page shows, as it takes them: what is not said of one is left out."""
+    """The columns of a table that a page shows, as it takes them: what is not said of one is left
+    out.
+    """
     known = run.columns(name)
-    return [{field: value for field, value in asdict(known[key]).items() if value not in (None, "", ())} for key in keys]
+    return [
+        {field: value for field, value in asdict(known[key]).items() if value not in (None, "", ())}
+        for key in keys
+    ]
 
 
 def overview(run: Run, kind: str, title: str, lines: list[str]) -> dict[str, Any]:
@@ -47,17 +54,24 @@ def overview(run: Run, kind: str, title: str, lines: list[str]) -> dict[str, Any
 
 
 def warnings_of(run: Run) -> list[str]:
-    """What a reader must know before trusting the page: an unfinished run, failed units, an empty run."""
+    """What a reader must know before trusting the page: an unfinished run, failed units, an empty
+    run.
+    """
     found = []
     progress = run.progress
     if run.status != "complete":
-        found.append(f"This run is {run.status}: {progress.done} of {progress.total} units are done.")
+        found.append(
+            f"This run is {run.status}: {progress.done} of {progress.total} units are done."
+        )
     if run.failures:
         reasons: dict[str, int] = {}
         for failure in run.failures:
             reason = shortened(failure.reason)
             reasons[reason] = reasons.get(reason, 0) + 1
-        told = "; ".join(f"{reason} ({count}×)" if count > 1 else reason for reason, count in list(reasons.items())[:3])
+        told = "; ".join(
+            f"{reason} ({count}×)" if count > 1 else reason
+            for reason, count in list(reasons.items())[:3]
+        )
         found.append(f"{len(run.failures)} of {progress.total} units failed: {told}")
     found += [shortened(str(note)) for note in run.manifest.notes[:3]]
     return found
@@ -68,13 +82,17 @@ def settings_line(run: Run) -> str:
     settings = ", ".join(
         f"{key.replace('_', ' ')} {shortened(_flat(value), 60)}"
         for key, value in run.spec.items()
-        if key not in _NOT_SETTINGS and value not in (None, "", [], {}) and not isinstance(value, dict)
+        if key not in _NOT_SETTINGS
+        and value not in (None, "", [], {})
+        and not isinstance(value, dict)
     )
     start = run.manifest.starts[-1] if run.manifest.starts else None
     parts = [settings]
     if start is not None:
         named = ("esscher", "torch", "transformers", "python")
-        parts.append(", ".join(f"{name} {start.versions[name]}" for name in named if name in start.versions))
+        parts.append(
+            ", ".join(f"{name} {start.versions[name]}" for name in named if name in start.versions)
+        )
         if start.commit:
             parts.append(f"commit {start.commit[:10]}")
     parts.append(run.manifest.started[:10])
@@ -89,7 +107,12 @@ def _settings(run: Run) -> list[list[str]]:
     for start in manifest.starts[-1:]:
         rows += [[f"version of {name}", value] for name, value in start.versions.items()]
         rows += [["commit", start.commit or "not known"], ["computed by", start.executor]]
-    return [*rows, ["started", manifest.started], ["ended", text_of(manifest.ended)], ["identity", manifest.spec_hash]]
+    return [
+        *rows,
+        ["started", manifest.started],
+        ["ended", text_of(manifest.ended)],
+        ["identity", manifest.spec_hash],
+    ]
 
 
 def _flat(value: Any) -> str:

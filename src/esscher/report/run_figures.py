@@ -1,4 +1,6 @@
-"""Figures of a stored run with matplotlib: on axes you give, or as files sized for the column of a paper."""
+"""Figures of a stored run with matplotlib: on axes you give, or as files sized for the column of a
+paper.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +28,33 @@ from esscher.report.words import need_column, ranked_heads
 from esscher.runs import Run
 from esscher.runs.columns import Column
 
-__all__ = ["plot_curve", "plot_dispersion", "plot_layers", "plot_map", "plot_rates", "plot_scales", "save_figures"]
+__all__ = [
+    "plot_curve",
+    "plot_dispersion",
+    "plot_layers",
+    "plot_map",
+    "plot_rates",
+    "plot_scales",
+    "save_figures",
+]
 
 WRITTEN = 150  # cells of a map that still hold their value as text
 
 
 def plot_curve(run: Run, layer: int, head: int, *, ax: Any = None) -> Any:
-    """Error of one head against n, log-log, with Monte Carlo where measured, rates, delta method and freezing point."""
+    """Error of one head against n, log-log, with Monte Carlo where measured, rates, delta method
+    and freezing point.
+    """
     row = _row(run, layer, head)
     ax = _axes(ax)
     curves = read_table(run, "curves")
-    ax.set(xscale="log", yscale="log", xlabel="tokens n", ylabel="rms error", title=f"layer {layer}, head {head}")
+    ax.set(
+        xscale="log",
+        yscale="log",
+        xlabel="tokens n",
+        ylabel="rms error",
+        title=f"layer {layer}, head {head}",
+    )
     if curves is None or row["status"] != "ok":
         return _say(ax, str(row.get("reason") or "no curve was stored"))
     own = curves[(curves["layer"] == layer) & (curves["head"] == head)]
@@ -45,19 +63,32 @@ def plot_curve(run: Run, layer: int, head: int, *, ax: Any = None) -> Any:
     for i, ((metric, kind), part) in enumerate(own.groupby(["metric", "kind"], sort=False)):
         part, color, label = part.sort_values("n"), PALETTE[i % 6], labels.get(metric, str(metric))
         if kind == "montecarlo":
-            ax.errorbar(part["n"], part["rms"], yerr=2 * part["stderr"], fmt="o", ms=3, lw=0.8, color=color, label=label)
+            ax.errorbar(
+                part["n"],
+                part["rms"],
+                yerr=2 * part["stderr"],
+                fmt="o",
+                ms=3,
+                lw=0.8,
+                color=color,
+                label=label,
+            )
             continue
         part = part[part["rms"] > 0]
         ax.plot(part["n"], part["rms"], color=color, lw=1.5, label=label)
         if metric == "l2":
-            ax.plot(part["n"], part["q95"], color=color, lw=0.8, ls=":", label="95 % of queries below")
+            ax.plot(
+                part["n"], part["q95"], color=color, lw=0.8, ls=":", label="95 % of queries below"
+            )
             _theory_lines(ax, theory_lines(run.columns("heads")), row, part)
     ax.legend()
     return ax
 
 
 def _theory_lines(ax: Any, lines: Sequence[TheoryLine], row: Any, exact: Any) -> None:
-    """Rates through the first point, the delta method with its own constant; the view stays on the exact curve."""
+    """Rates through the first point, the delta method with its own constant; the view stays on the
+    exact curve.
+    """
     n, rms = exact["n"].to_numpy(float), exact["rms"].to_numpy(float)
     low, high = rms.min() / 2, rms.max() * 4
     for line in lines:
@@ -65,7 +96,14 @@ def _theory_lines(ax: Any, lines: Sequence[TheoryLine], row: Any, exact: Any) ->
             style = {"color": PALETTE[line.color], "ls": line.dash, "lw": 1.0}
             ax.plot(n, rms[0] * (n / n[0]) ** -row[line.key], label=line.label, **style)
     if math.isfinite(row.get("delta_constant", math.nan)):
-        ax.plot(n, row["delta_constant"] / np.sqrt(n), color=PALETTE[7], ls="-.", lw=0.8, label="delta method")
+        ax.plot(
+            n,
+            row["delta_constant"] / np.sqrt(n),
+            color=PALETTE[7],
+            ls="-.",
+            lw=0.8,
+            label="delta method",
+        )
     freezing = row.get("freezing_tokens", math.nan)
     if n[0] <= freezing <= n[-1]:
         ax.axvline(freezing, color=PALETTE[6], lw=0.8, ls=":")
@@ -98,10 +136,14 @@ def plot_map(run: Run, column: str = "tokens_needed_10pct", *, ax: Any = None) -
 
 
 def _colours(column: Column, values: Any) -> dict[str, int]:
-    """The words that are there, those the column names first, and the place of each in the palette."""
+    """The words that are there, those the column names first, and the place of each in the
+    palette.
+    """
     seen = {value for value in values if isinstance(value, str) and value}
     order = [*column.words, *sorted(seen - set(column.words))]
-    return {word: WORDS[min(place, len(WORDS) - 1)] for place, word in enumerate(order) if word in seen}
+    return {
+        word: WORDS[min(place, len(WORDS) - 1)] for place, word in enumerate(order) if word in seen
+    }
 
 
 def _draw_map(ax: Any, grid: Any, words: dict[str, int], log: bool) -> None:
@@ -125,16 +167,29 @@ def _draw_map(ax: Any, grid: Any, words: dict[str, int], log: bool) -> None:
         for (i, j), value in np.ndenumerate(grid):
             if np.isfinite(value):
                 bright = float(image.norm(value)) > 0.55
-                ax.text(j, i, _brief(value), ha="center", va="center", fontsize=5, color="black" if bright else "white")
+                ax.text(
+                    j,
+                    i,
+                    _brief(value),
+                    ha="center",
+                    va="center",
+                    fontsize=5,
+                    color="black" if bright else "white",
+                )
 
 
-def plot_rates(run: Run, against: str = "horizon2", *, metric: str | None = None, ax: Any = None) -> Any:
-    """Measured exponents against horizon2, horizon or coupling with what theory says; of a sweep, for one of its errors."""
+def plot_rates(
+    run: Run, against: str = "horizon2", *, metric: str | None = None, ax: Any = None
+) -> Any:
+    """Measured exponents against horizon2, horizon or coupling with what theory says; of a sweep,
+    for one of its errors.
+    """
     if not is_atlas(run):
         rates = read_table(run, "rates")
         if rates is None:
             raise ValueError(
-                f"{run.path}: expected a run with rates or heads, got one with {', '.join(run.tables) or 'nothing'}"
+                f"{run.path}: expected a run with rates or heads, got one with"
+                f" {', '.join(run.tables) or 'nothing'}"
             )
         chosen = metric if metric is not None else rates["metric"].iloc[0]
         ax = _axes(ax)
@@ -144,7 +199,9 @@ def plot_rates(run: Run, against: str = "horizon2", *, metric: str | None = None
     if against not in ("horizon2", "horizon", "coupling"):
         raise ValueError(f"against: expected horizon2, horizon or coupling, got {against!r}")
     ax = _axes(ax)
-    ax.set(xscale="log", xlabel=run.columns("heads")[against].label, ylabel="exponent", ylim=(0.0, 0.6))
+    ax.set(
+        xscale="log", xlabel=run.columns("heads")[against].label, ylabel="exponent", ylim=(0.0, 0.6)
+    )
     ax.axhline(0.5, color=PALETTE[6], lw=0.8, ls=":")
     heads = heads[(heads["status"] == "ok") & heads[against].gt(0)].sort_values(against)
     if heads.empty:
@@ -153,9 +210,15 @@ def plot_rates(run: Run, against: str = "horizon2", *, metric: str | None = None
     if {"beta_low", "beta_high"} <= set(heads.columns):
         ends = np.clip([y - heads["beta_low"], heads["beta_high"] - y], 0.0, None)
         ax.errorbar(x, y, yerr=ends, fmt="none", ecolor="0.7", lw=0.6)
-    ax.scatter(x, y, c=heads["layer"], cmap=SCALE, s=9, zorder=3, label="a head (dark: early layer)")
+    ax.scatter(
+        x, y, c=heads["layer"], cmap=SCALE, s=9, zorder=3, label="a head (dark: early layer)"
+    )
     for line in theory_lines(run.columns("heads")):
-        style = {"ls": line.dash, "lw": 1.0} if line.of == against else {"ls": "", "marker": "_", "ms": 3}
+        style = (
+            {"ls": line.dash, "lw": 1.0}
+            if line.of == against
+            else {"ls": "", "marker": "_", "ms": 3}
+        )
         ax.plot(x, heads[line.key], color=PALETTE[line.color], label=line.label, **style)
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.xaxis.set_minor_formatter(NullFormatter())
@@ -164,7 +227,9 @@ def plot_rates(run: Run, against: str = "horizon2", *, metric: str | None = None
 
 
 def plot_layers(run: Run, column: str = "tokens_needed_10pct", *, ax: Any = None) -> Any:
-    """A column of the heads table over depth: a dot per head, a line through the median of each layer."""
+    """A column of the heads table over depth: a dot per head, a line through the median of each
+    layer.
+    """
     heads = _heads(run)
     heads = heads[heads["status"] == "ok"]
     ax = _axes(ax)
@@ -172,7 +237,12 @@ def plot_layers(run: Run, column: str = "tokens_needed_10pct", *, ax: Any = None
     ax.set(xlabel="layer", ylabel=what.label, yscale="log" if what.scale == "log" else "linear")
     ax.plot(heads["layer"], heads[column], "o", ms=2.5, alpha=0.5, color=PALETTE[0], label="a head")
     never = math.inf if column.startswith("tokens_needed") else math.nan
-    middle = heads.assign(_value=heads[column].fillna(never)).groupby("layer")["_value"].median().replace(math.inf, math.nan)
+    middle = (
+        heads.assign(_value=heads[column].fillna(never))
+        .groupby("layer")["_value"]
+        .median()
+        .replace(math.inf, math.nan)
+    )
     ax.plot(middle.index, middle, color=PALETTE[1], lw=1.4, label="median")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.legend()
@@ -183,7 +253,9 @@ def save_figures(run: Run, formats: Sequence[str], folder: Path) -> list[Path]:
     """Write every figure of a run in every format, one file each, and return the files."""
     unknown = [kind for kind in formats if kind not in FORMATS]
     if unknown or not formats:
-        raise ValueError(f"figures: expected some of {', '.join(FORMATS)}, got {', '.join(formats) or 'nothing'}")
+        raise ValueError(
+            f"figures: expected some of {', '.join(FORMATS)}, got {', '.join(formats) or 'nothing'}"
+        )
     written = []
     for name, (size, draw) in _plans(run).items():
         with matplotlib.rc_context(STYLE):
@@ -207,12 +279,18 @@ def _plans(run: Run) -> Plans:
         return _atlas_plans(run)
     rates, curves = read_table(run, "rates"), read_table(run, "curves")
     if rates is None:
-        raise ValueError(f"{run.path}: there are no figures for a run of {run.manifest.job} without a table of rates")
+        raise ValueError(
+            f"{run.path}: there are no figures for a run of {run.manifest.job} without a table of"
+            " rates"
+        )
     over = str((run.spec.get("sweep") or {}).get("over", ""))
     plans: Plans = {}
     for metric in dict.fromkeys(rates["metric"]):
         part = None if curves is None else curves[curves["metric"] == metric]
-        plans[f"error_{metric}"] = ((COLUMN, 2.6), partial(errors_panel, curves=part, metric=metric, over=over))
+        plans[f"error_{metric}"] = (
+            (COLUMN, 2.6),
+            partial(errors_panel, curves=part, metric=metric, over=over),
+        )
         plans[f"exponent_{metric}"] = ((COLUMN, 2.6), partial(plot_rates, run, metric=metric))
     return plans
 
@@ -237,7 +315,9 @@ def _atlas_plans(run: Run) -> Plans:
     measured = heads[heads["status"] == "ok"]
     if measured.empty:
         return plans
-    for against in [name for name in ("horizon2", "coupling") if {name, "beta_fit"} <= set(heads.columns)]:
+    for against in [
+        name for name in ("horizon2", "coupling") if {name, "beta_fit"} <= set(heads.columns)
+    ]:
         plans[f"exponents_{against}"] = ((COLUMN, 2.8), partial(plot_rates, run, against))
     if read_table(run, "scales") is not None:
         plans["scales"] = ((COLUMN, 3.8), partial(plot_scales, run))
@@ -248,9 +328,15 @@ def _atlas_plans(run: Run) -> Plans:
     order = ranked_heads(heads, shown[0])
     for name, row in (("least", order.iloc[0]), ("most", order.iloc[-1])):
         layer, head = int(row["layer"]), int(row["head"])
-        plans[f"curve_{name}_demanding_L{layer}H{head}"] = ((WIDE * 0.7, 3.4), partial(plot_curve, run, layer, head))
+        plans[f"curve_{name}_demanding_L{layer}H{head}"] = (
+            (WIDE * 0.7, 3.4),
+            partial(plot_curve, run, layer, head),
+        )
         if "tokens_exponent" in heads.columns:
-            plans[f"dispersion_{name}_demanding_L{layer}H{head}"] = ((COLUMN, 2.6), partial(plot_dispersion, run, layer, head))
+            plans[f"dispersion_{name}_demanding_L{layer}H{head}"] = (
+                (COLUMN, 2.6),
+                partial(plot_dispersion, run, layer, head),
+            )
     return plans
 
 
@@ -268,7 +354,9 @@ def plot_scales(run: Run, *, ax: Any = None) -> Any:
 def _heads(run: Run) -> Any:
     heads = heads_of(run)
     if heads is None:
-        raise ValueError(f"{run.path}: expected a run with heads, such as one of esscher probe; it has none")
+        raise ValueError(
+            f"{run.path}: expected a run with heads, such as one of esscher probe; it has none"
+        )
     return heads
 
 
@@ -277,8 +365,9 @@ def _row(run: Run, layer: int, head: int) -> Any:
     found = heads[(heads["layer"] == layer) & (heads["head"] == head)]
     if found.empty:
         raise ValueError(
-            f"layer, head: expected layers {heads['layer'].min()} to {heads['layer'].max()} and heads "
-            f"{heads['head'].min()} to {heads['head'].max()} of this run, got layer {layer}, head {head}"
+            f"layer, head: expected layers {heads['layer'].min()} to {heads['layer'].max()} and"
+            f" heads {heads['head'].min()} to {heads['head'].max()} of this run, got layer {layer},"
+            f" head {head}"
         )
     return found.iloc[0].to_dict()
 
@@ -292,7 +381,16 @@ def _axes(ax: Any) -> Any:
 
 
 def _say(ax: Any, text: str) -> Any:
-    ax.text(0.5, 0.5, text[:200], ha="center", va="center", transform=ax.transAxes, wrap=True, parse_math=False)
+    ax.text(
+        0.5,
+        0.5,
+        text[:200],
+        ha="center",
+        va="center",
+        transform=ax.transAxes,
+        wrap=True,
+        parse_math=False,
+    )
     return ax
 
 

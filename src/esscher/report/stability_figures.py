@@ -1,4 +1,6 @@
-"""Figures of flows from many first weights: how many have not arrived, and how far the two models are from each other."""
+"""Figures of flows from many first weights: how many have not arrived, and how far the two models
+are from each other.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,15 @@ MEASURES = (
 
 
 def save_arrivals(flows: Any, training: float, until: float, path: Path) -> None:
-    """Share of starts that have not arrived against time, a panel for each covariance; dotted: the end of training."""
+    """Share of starts that have not arrived against time, a panel for each covariance; dotted: the
+    end of training.
+    """
     names = list(dict.fromkeys(flows["covariance"]))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(3.0 * len(names) + 1.4, 3.0), layout="constrained")
-        for ax, name in zip(np.atleast_1d(figure.subplots(1, len(names), sharey=True)), names, strict=True):
+        for ax, name in zip(
+            np.atleast_1d(figure.subplots(1, len(names), sharey=True)), names, strict=True
+        ):
             own = flows[flows["covariance"] == name]
             for i, (length, part) in enumerate(own.groupby("length")):
                 for model, rows in part.groupby("model", sort=False):
@@ -37,7 +43,13 @@ def save_arrivals(flows: Any, training: float, until: float, path: Path) -> None
                     y = np.concatenate([[1.0], shares[seen], [1.0 - seen.mean()]])
                     label = f"{model}, L = {length:g}"
                     ax.step(
-                        x, y, where="post", color=PALETTE[i % len(PALETTE)], ls=DASHES.get(str(model), ":"), lw=1.1, label=label
+                        x,
+                        y,
+                        where="post",
+                        color=PALETTE[i % len(PALETTE)],
+                        ls=DASHES.get(str(model), ":"),
+                        lw=1.1,
+                        label=label,
                     )
             ax.axvline(training, color=PALETTE[6], ls=":", lw=0.8)
             ax.set(xscale="log", xlabel="time of the flow", title=name, ylim=(-0.02, 1.02))
@@ -47,7 +59,9 @@ def save_arrivals(flows: Any, training: float, until: float, path: Path) -> None
 
 
 def save_apart(distance: Any, flows: Any, training: float, path: Path) -> None:
-    """Squared distance between the two models along the flow in three measures: medians over starts where both arrived."""
+    """Squared distance between the two models along the flow in three measures: medians over starts
+    where both arrived.
+    """
     keys = ["covariance", "length", "seed"]
     arrived = flows.groupby(keys)["status"].agg(lambda known: (known == "ok").all())
     there = distance[distance["time"] > 0].merge(arrived[arrived].reset_index()[keys], on=keys)
@@ -60,9 +74,20 @@ def save_apart(distance: Any, flows: Any, training: float, path: Path) -> None:
             for ax, (column, title) in zip(axes, MEASURES, strict=True):
                 for i, (length, part) in enumerate(own.groupby("length")):
                     middle = part.groupby("time")[column].median()
-                    ax.plot(middle.index, middle, color=PALETTE[i % len(PALETTE)], lw=1.1, label=f"L = {length:g}")
+                    ax.plot(
+                        middle.index,
+                        middle,
+                        color=PALETTE[i % len(PALETTE)],
+                        lw=1.1,
+                        label=f"L = {length:g}",
+                    )
                 ax.axvline(training, color=PALETTE[6], ls=":", lw=0.8)
-                ax.set(xscale="log", yscale="log", title=title if name == names[0] else "", ylim=(1e-10, 10.0))
+                ax.set(
+                    xscale="log",
+                    yscale="log",
+                    title=title if name == names[0] else "",
+                    ylim=(1e-10, 10.0),
+                )
             axes[0].set_ylabel(f"squared distance, {name}", fontsize=7)
         for ax in rows[-1]:
             ax.set_xlabel("time of the flow")

@@ -17,7 +17,8 @@ __all__ = ["COLUMN", "PALETTE", "SCALE", "STYLE", "WIDE", "WORDS", "beside", "sa
 # Okabe and Ito's colours, told apart by colour-blind readers too
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999", "#000000"]
 SCALE = "cividis"  # for whatever has an order; the same to colour-blind readers, and in grey
-WORDS = (2, 0, 1, 4, 6, 3, 5)  # places in the palette of the words a column may hold, in their order; then the last again
+# places in the palette of the words a column may hold, in their order; then the last again
+WORDS = (2, 0, 1, 4, 6, 3, 5)
 STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.spines.top": False,
@@ -46,4 +47,5 @@ def save_figure(figure: Figure, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     data = io.BytesIO()
     figure.savefig(data, format=kind, dpi=200, metadata={"Date": None} if kind == "svg" else None)
-    write_durable(path, data.getvalue())  # takes the place of a link; what the link points to stays as it is
+    # takes the place of a link; what the link points to stays as it is
+    write_durable(path, data.getvalue())

@@ -9,7 +9,14 @@ from typing import Any
 from esscher.report.atlas import epsilons_of, heads_of, is_atlas
 from esscher.report.packing import shortened
 from esscher.report.reading import read_table, warnings_of
-from esscher.report.words import head_name, model_described, need, need_column, ranked_heads, text_described
+from esscher.report.words import (
+    head_name,
+    model_described,
+    need,
+    need_column,
+    ranked_heads,
+    text_described,
+)
 from esscher.runs import Run, RunError
 from esscher.runs.printable import printable
 
@@ -24,18 +31,33 @@ def text_summary(run: Run) -> str:
 
 
 def html_summary(run: Run) -> str:
-    """What the run is, how far it got, its tables; for a probe also its most and least demanding head."""
-    title = model_described(run.spec) if is_atlas(run) else str(run.spec.get("title") or run.manifest.job)
-    lines = [f"<b><bdi>{escape(shortened(title, 120))}</bdi></b> · {escape(run.manifest.job)}, {escape(run.status)}"]
+    """What the run is, how far it got, its tables; for a probe also its most and least demanding
+    head.
+    """
+    title = (
+        model_described(run.spec)
+        if is_atlas(run)
+        else str(run.spec.get("title") or run.manifest.job)
+    )
+    lines = [
+        f"<b><bdi>{escape(shortened(title, 120))}</bdi></b> · {escape(run.manifest.job)},"
+        f" {escape(run.status)}"
+    ]
     lines += [escape(warning) for warning in warnings_of(run)]
     try:
         lines += _atlas_lines(run) if is_atlas(run) else []
     except RunError as damage:  # a notebook must still show which run it is
         lines.append(escape(shortened(str(damage))))
-    rows = ", ".join(f"{escape(name)} ({count:,})" for name, count in sorted(run.manifest.tables.items()))
+    rows = ", ".join(
+        f"{escape(name)} ({count:,})" for name, count in sorted(run.manifest.tables.items())
+    )
     lines.append(f"tables: {rows or 'none yet'}")
     lines.append(f"<code><bdi>{escape(shortened(str(run.path), 200))}</bdi></code>")
-    return '<div class="esscher-run">' + "<br>".join(f"<span>{line}</span>" for line in lines) + "</div>"
+    return (
+        '<div class="esscher-run">'
+        + "<br>".join(f"<span>{line}</span>" for line in lines)
+        + "</div>"
+    )
 
 
 def _atlas_lines(run: Run) -> list[str]:
@@ -45,7 +67,8 @@ def _atlas_lines(run: Run) -> list[str]:
     measured = heads[heads["status"] == "ok"]
     part = f"{len(measured)} of {len(heads)} heads measured"
     about = read_table(run, "about")
-    if about is not None and "layers" in about:  # of the model, of which a run may have looked at a few
+    # of the model, of which a run may have looked at a few
+    if about is not None and "layers" in about:
         part += f", {heads['layer'].nunique()} of {int(about['layers'].iloc[0])} layers"
     lines = [f"on <bdi>{escape(text_described(run.spec))}</bdi>: {part}"]
     if "10" in epsilons_of(heads) and not measured.empty:
@@ -64,6 +87,9 @@ def _sinks(measured: Any) -> list[str]:
     if "sink_token" not in measured.columns or not (measured["sink_token"] != "").any():
         return []
     counts = measured.loc[measured["sink_token"] != "", "sink_token"].value_counts()
-    named = {f"“<bdi>{escape(shortened(printable(token), 60))}</bdi>”": count for token, count in counts.head(3).items()}
+    named = {
+        f"“<bdi>{escape(shortened(printable(token), 60))}</bdi>”": count
+        for token, count in counts.head(3).items()
+    }
     told = [f"{token} in {count} head{'s' * (count != 1)}" for token, count in named.items()]
     return [f"sinks: {', '.join(told)}, none in {len(measured) - counts.sum()}"]

@@ -17,7 +17,9 @@ MOST_ROWS = 5000  # of a table on the page; the rest stays in the run
 
 
 def sweep(run: Run) -> dict[str, Any]:
-    """Errors against n and exponents against the horizon, for each kind of error that a sweep over laws measured."""
+    """Errors against n and exponents against the horizon, for each kind of error that a sweep over
+    laws measured.
+    """
     charts = []
     rates, curves = read_table(run, "rates"), read_table(run, "curves")
     over = str((run.spec.get("sweep") or {}).get("over", ""))
@@ -25,15 +27,27 @@ def sweep(run: Run) -> dict[str, Any]:
         assert rates is not None
         if curves is not None:
             charts.append(_errors(curves[curves["metric"] == metric], str(metric), over))
-        charts.append(_exponents(rates[rates["metric"] == metric], str(metric), run.columns("rates")))
+        charts.append(
+            _exponents(rates[rates["metric"] == metric], str(metric), run.columns("rates"))
+        )
     law = run.spec.get("law") or {}
-    what = ", ".join(f"{key} {value}" for key, value in law.items() if value not in (None, 0.0)) or "a law"
+    what = (
+        ", ".join(f"{key} {value}" for key, value in law.items() if value not in (None, 0.0))
+        or "a law"
+    )
     swept = f", swept over {over}" if over else ""
-    line = f"Attention on tokens of {shortened(what)}{swept}; error against the limit on infinitely many tokens."
-    return charts_page(run, str(run.spec.get("title") or "Sweep over laws"), line, charts, first=["rates"])
+    line = (
+        f"Attention on tokens of {shortened(what)}{swept}; error against the limit on infinitely"
+        " many tokens."
+    )
+    return charts_page(
+        run, str(run.spec.get("title") or "Sweep over laws"), line, charts, first=["rates"]
+    )
 
 
-def charts_page(run: Run, title: str, line: str, charts: list[dict[str, Any]], first: list[str]) -> dict[str, Any]:
+def charts_page(
+    run: Run, title: str, line: str, charts: list[dict[str, Any]], first: list[str]
+) -> dict[str, Any]:
     """A page of charts with the run's tables below, those named first in front."""
     content = overview(run, "charts", title, [line, settings_line(run)])
     charts = [chart for chart in charts if chart["series"]]
@@ -46,7 +60,9 @@ def charts_page(run: Run, title: str, line: str, charts: list[dict[str, Any]], f
 def tables_page(run: Run) -> dict[str, Any]:
     """A plain page for a job that has no views of its own."""
     title = str(run.spec.get("title") or run.manifest.job)
-    return charts_page(run, title, f"Run of {shortened(run.manifest.job)}, shown as tables.", [], first=[])
+    return charts_page(
+        run, title, f"Run of {shortened(run.manifest.job)}, shown as tables.", [], first=[]
+    )
 
 
 def _errors(curves: Any, metric: str, over: str) -> dict[str, Any]:
@@ -64,11 +80,17 @@ def _errors(curves: Any, metric: str, over: str) -> dict[str, Any]:
             "y": numbers(part["rms"]),
         }
         if sampled:
-            entry |= {"low": numbers(part["rms"] - 2 * part["stderr"]), "high": numbers(part["rms"] + 2 * part["stderr"])}
+            entry |= {
+                "low": numbers(part["rms"] - 2 * part["stderr"]),
+                "high": numbers(part["rms"] + 2 * part["stderr"]),
+            }
         series.append(entry)
     return {
         "title": f"Error of {metric} against tokens",
-        "note": "Points: measured, with two standard errors. Lines: exact. Dark to light: the sweep from first to last.",
+        "note": (
+            "Points: measured, with two standard errors. Lines: exact. Dark to light: the sweep"
+            " from first to last."
+        ),
         "x": {"label": "tokens n", "log": True},
         "y": {"label": f"rms error ({metric})", "log": True},
         "series": series,
@@ -82,10 +104,28 @@ def _exponents(rates: Any, metric: str, columns: Mapping[str, Column]) -> dict[s
     if len(rates):
         low, high = numbers(rates["low"]), numbers(rates["high"])
         y = numbers(rates["exponent"])
-        series.append({"label": "measured", "mode": "points", "color": 0, "x": x, "y": y, "low": low, "high": high})
+        series.append(
+            {
+                "label": "measured",
+                "mode": "points",
+                "color": 0,
+                "x": x,
+                "y": y,
+                "low": low,
+                "high": high,
+            }
+        )
     for line in theory_lines(columns):
         if rates[line.key].notna().any():
-            series.append({"label": line.label, "dash": line.dash, "color": line.color, "x": x, "y": numbers(rates[line.key])})
+            series.append(
+                {
+                    "label": line.label,
+                    "dash": line.dash,
+                    "color": line.color,
+                    "x": x,
+                    "y": numbers(rates[line.key]),
+                }
+            )
     return {
         "title": f"Exponent of {metric} against the horizon",
         "note": "The error falls as n to minus the exponent; 0.5 is the square-root law.",
@@ -97,17 +137,31 @@ def _exponents(rates: Any, metric: str, columns: Mapping[str, Column]) -> dict[s
 
 
 def _tables(run: Run, first: list[str]) -> list[dict[str, Any]]:
-    names = [*(name for name in first if name in run.tables), *(name for name in run.tables if name not in first)]
+    names = [
+        *(name for name in first if name in run.tables),
+        *(name for name in run.tables if name not in first),
+    ]
     found = []
     for name in names:
         frame = run.table(name)
         shown = frame.head(MOST_ROWS)
         shown = shown[[column for column in shown.columns if not _holds_lists(shown[column])]]
         columns = described(run, name, map(str, shown.columns))
-        found.append({"name": name.replace("_", " "), "columns": columns, "rows": columns_of(shown), "count": len(frame)})
+        found.append(
+            {
+                "name": name.replace("_", " "),
+                "columns": columns,
+                "rows": columns_of(shown),
+                "count": len(frame),
+            }
+        )
     return found
 
 
 def _holds_lists(column: Any) -> bool:
     """Whether cells are arrays, such as weights: they stay in the run."""
-    return len(column) > 0 and hasattr(column.iloc[0], "__len__") and not isinstance(column.iloc[0], str)
+    return (
+        len(column) > 0
+        and hasattr(column.iloc[0], "__len__")
+        and not isinstance(column.iloc[0], str)
+    )

@@ -1,4 +1,6 @@
-"""The papers' claims as data: each with the experiment that tests it, the rule that decides, and the verdict."""
+"""The papers' claims as data: each with the experiment that tests it, the rule that decides, and
+the verdict.
+"""
 
 import lazy_loader
 

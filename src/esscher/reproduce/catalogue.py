@@ -1,4 +1,6 @@
-"""The claims there are: every module of ``reproduce/claims`` lists some; others are registered from outside."""
+"""The claims there are: every module of ``reproduce/claims`` lists some; others are registered from
+outside.
+"""
 
 from __future__ import annotations
 
@@ -16,35 +18,48 @@ REGISTERED: dict[str, Claim] = {}
 
 
 def register(entry: str) -> Claim:
-    """Let runs name a claim from outside this package: ``entry`` is "module:NAME" of a :class:`Claim`."""
+    """Let runs name a claim from outside this package: ``entry`` is "module:NAME" of a
+    :class:`Claim`.
+    """
     found = _imported(entry)
     REGISTERED[entry] = found
     return found
 
 
 def all_claims() -> dict[str, Claim]:
-    """Every claim by its id, in the order of numbers; those from outside, by their entries, last."""
+    """Every claim by its id, in the order of numbers; those from outside, by their entries,
+    last.
+    """
     return {**_own(), **REGISTERED}
 
 
 def find_claim(name: str) -> Claim:
     """A claim by its id or number, or by the entry "module:NAME" of one from outside.
 
-    A worker imports what an entry names, since whoever started it has checked the name (:func:`check_known`).
+    A worker imports what an entry names, since whoever started it has checked the name
+    (:func:`check_known`).
     """
     if ":" in name:
         return REGISTERED.get(name) or _imported(name)
     own = _own()
-    found = own.get(name) or next((claim for claim in own.values() if str(claim.number) == name), None)
+    found = own.get(name) or next(
+        (claim for claim in own.values() if str(claim.number) == name), None
+    )
     if found is None:
-        raise ValueError(f"claim: expected one of {', '.join(own)}, its number, or module:NAME of your own, got {name!r}")
+        raise ValueError(
+            f"claim: expected one of {', '.join(own)}, its number, or module:NAME of your own, got"
+            f" {name!r}"
+        )
     return found
 
 
 def check_known(name: str) -> None:
     """Refuse an entry that only the file of a run has."""
     if ":" in name and name not in REGISTERED:
-        raise ValueError(f"claim: {name} is not registered; name it on the command line, or call esscher.reproduce.register")
+        raise ValueError(
+            f"claim: {name} is not registered; name it on the command line, or call"
+            " esscher.reproduce.register"
+        )
 
 
 @functools.cache
@@ -53,7 +68,9 @@ def _own() -> dict[str, Claim]:
     for module in pkgutil.iter_modules(claims.__path__):
         found += importlib.import_module(f"{claims.__name__}.{module.name}").CLAIMS
     known = {claim.id: claim for claim in sorted(found, key=lambda claim: claim.number)}
-    assert len(known) == len(found) == len({claim.number for claim in found}), "two claims share an id or a number"
+    assert len(known) == len(found) == len({claim.number for claim in found}), (
+        "two claims share an id or a number"
+    )
     return known
 
 

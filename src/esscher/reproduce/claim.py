@@ -14,7 +14,18 @@ from esscher.runs import RunSpec
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["VERDICTS", "Claim", "Decision", "Measured", "Picture", "Rows", "Scale", "Series", "Tables", "Verdict"]
+__all__ = [
+    "VERDICTS",
+    "Claim",
+    "Decision",
+    "Measured",
+    "Picture",
+    "Rows",
+    "Scale",
+    "Series",
+    "Tables",
+    "Verdict",
+]
 
 Scale = Literal["quick", "full"]
 Verdict = Literal["supported", "refuted", "undecided"]
@@ -22,7 +33,9 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 Rows = list[dict[str, Any]]
 Values = Sequence[float] | npt.NDArray[np.float64]
 Measured = Callable[..., Rows]
-"""A measurement of a claim's own: the settings of one part and a seed by name, rows of evidence out."""
+"""A measurement of a claim's own: the settings of one part and a seed by name, rows of evidence
+out.
+"""
 
 if TYPE_CHECKING:
     Tables = Mapping[str, Mapping[str, pd.DataFrame]]
@@ -33,7 +46,9 @@ else:
 
 @dataclass(frozen=True)
 class Series:
-    """Points of a picture, with their intervals where there are some; ``line`` joins them, as what theory gives is drawn."""
+    """Points of a picture, with their intervals where there are some; ``line`` joins them, as what
+    theory gives is drawn.
+    """
 
     label: str
     x: Values
@@ -51,7 +66,9 @@ class Series:
 
 @dataclass(frozen=True)
 class Picture:
-    """What a reader looks at: the evidence of a decision. ``log``: which axes are logarithmic, "", "x", "y" or "xy"."""
+    """What a reader looks at: the evidence of a decision. ``log``: which axes are logarithmic, "",
+    "x", "y" or "xy".
+    """
 
     x: str
     y: str
@@ -61,7 +78,9 @@ class Picture:
 
 @dataclass(frozen=True)
 class Decision:
-    """A verdict with the number it rests on: the ``effect`` is ``value``, between ``low`` and ``high``; and why."""
+    """A verdict with the number it rests on: the ``effect`` is ``value``, between ``low`` and
+    ``high``; and why.
+    """
 
     verdict: Verdict
     effect: str
@@ -76,13 +95,15 @@ class Decision:
 class Claim:
     """One claim.
 
-    ``number`` orders claims. ``source``: paper and statement. ``statement``: in our words; ``hypothesis``: under what it is
-    made. ``rule``: how it is decided; ``refuted_by``: what would refute it. ``runs`` gives the specs of the runs that test it,
-    by name, at a scale and a seed; two claims that name one spec share its run. ``measure`` fills runs of
-    :class:`~esscher.reproduce.EvidenceSpec`, where no other job does. ``decide`` reads the tables of the runs and nothing else.
-    ``holds`` and ``fails`` make tables in which the claim is true and false: the rule is tried on them before it is
-    believed (``esscher reproduce --check``). ``seen``: which measurements of its own had been looked at when rule or
-    settings were fixed, so that a verdict at that seed is no blind test; empty where none had.
+    ``number`` orders claims. ``source``: paper and statement. ``statement``: in our words;
+    ``hypothesis``: under what it is made. ``rule``: how it is decided; ``refuted_by``: what would
+    refute it. ``runs`` gives the specs of the runs that test it, by name, at a scale and a seed;
+    two claims that name one spec share its run. ``measure`` fills runs of
+    :class:`~esscher.reproduce.EvidenceSpec`, where no other job does. ``decide`` reads the tables
+    of the runs and nothing else. ``holds`` and ``fails`` make tables in which the claim is true and
+    false: the rule is tried on them before it is believed (``esscher reproduce --check``).
+    ``seen``: which measurements of its own had been looked at when rule or settings were fixed, so
+    that a verdict at that seed is no blind test; empty where none had.
     """
 
     id: str
@@ -101,5 +122,15 @@ class Claim:
 
     def described(self) -> dict[str, Any]:
         """What is said of it, as JSON holds it."""
-        said = {"id": self.id, "number": self.number, "source": self.source, "statement": self.statement}
-        return said | {"hypothesis": self.hypothesis, "rule": self.rule, "refuted_by": self.refuted_by, "seen": self.seen}
+        said = {
+            "id": self.id,
+            "number": self.number,
+            "source": self.source,
+            "statement": self.statement,
+        }
+        return said | {
+            "hypothesis": self.hypothesis,
+            "rule": self.rule,
+            "refuted_by": self.refuted_by,
+            "seen": self.seen,
+        }

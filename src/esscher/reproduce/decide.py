@@ -1,4 +1,6 @@
-"""Decision rules in small pieces: an interval against a bound, shares, rank correlations, rates fitted to stored errors."""
+"""Decision rules in small pieces: an interval against a bound, shares, rank correlations, rates
+fitted to stored errors.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,18 @@ from esscher.models.downstream.interval import interval
 from esscher.reproduce.claim import Verdict
 
 __all__ = [
-    *("LEVEL", "Interval", "above", "all_of", "below", "fitted", "inside", "mean_interval", "rank_correlation", "share_of"),
+    *(
+        "LEVEL",
+        "Interval",
+        "above",
+        "all_of",
+        "below",
+        "fitted",
+        "inside",
+        "mean_interval",
+        "rank_correlation",
+        "share_of",
+    ),
     "widened",
 ]
 
@@ -29,7 +42,9 @@ Interval = tuple[float, float, float]
 
 
 def above(low: float, high: float, bound: float) -> Verdict:
-    """Supported where the whole interval lies above the bound, refuted where all of it lies below."""
+    """Supported where the whole interval lies above the bound, refuted where all of it lies
+    below.
+    """
     return "supported" if low > bound else "refuted" if high < bound else "undecided"
 
 
@@ -48,7 +63,9 @@ def inside(low: float, high: float, least: float, most: float) -> Verdict:
 def all_of(verdicts: Iterable[Verdict]) -> Verdict:
     """Of a claim with parts: refuted by one of them, supported by all together."""
     found = set(verdicts)
-    return "refuted" if "refuted" in found else "supported" if found == {"supported"} else "undecided"
+    return (
+        "refuted" if "refuted" in found else "supported" if found == {"supported"} else "undecided"
+    )
 
 
 def share_of(hits: int, total: int, level: float = LEVEL) -> Interval:
@@ -62,13 +79,19 @@ def share_of(hits: int, total: int, level: float = LEVEL) -> Interval:
 def mean_interval(values: Iterable[float], level: float = LEVEL) -> Interval:
     """A mean with Student's interval; of one value it has no ends, which decides nothing."""
     known = np.asarray(list(values), dtype=np.float64)
-    return interval(known, level=level) if len(known) > 1 else (float(known.mean()), -np.inf, np.inf)
+    return (
+        interval(known, level=level) if len(known) > 1 else (float(known.mean()), -np.inf, np.inf)
+    )
 
 
 def rank_correlation(x: Iterable[float], y: Iterable[float], level: float = LEVEL) -> Interval:
-    """Spearman's, with the interval of Fisher's transform and the variance 1.06 / (n - 3) of Fieller, Hartley and Pearson."""
+    """Spearman's, with the interval of Fisher's transform and the variance 1.06 / (n - 3) of
+    Fieller, Hartley and Pearson.
+    """
     pairs = pd.DataFrame({"x": list(x), "y": list(y)}).dropna()
-    rho = float(stats.spearmanr(pairs["x"], pairs["y"]).statistic) if len(pairs) > 4 else float("nan")
+    rho = (
+        float(stats.spearmanr(pairs["x"], pairs["y"]).statistic) if len(pairs) > 4 else float("nan")
+    )
     if not np.isfinite(rho):
         return float("nan"), -1.0, 1.0
     middle = np.arctanh(np.clip(rho, -1 + 1e-12, 1 - 1e-12))
@@ -83,8 +106,12 @@ def widened(value: float, low: float, high: float, level: float = LEVEL) -> Inte
 
 
 def fitted(errors: pd.DataFrame, metric: str, point: int = 0, level: float = LEVEL) -> RateFit:
-    """The rate of one error from the stored squared errors of every repeat (table ``errors`` of ``esscher converge``)."""
+    """The rate of one error from the stored squared errors of every repeat (table ``errors`` of
+    ``esscher converge``).
+    """
     own = errors[(errors["metric"] == metric) & (errors["point"] == point)]
     squared = own.pivot(index="repeat", columns="n", values="squared").sort_index(axis=1)
-    curve = ErrorCurve.from_repeats(squared.columns.to_numpy(dtype=np.int64), squared.to_numpy(dtype=np.float64), metric=metric)
+    curve = ErrorCurve.from_repeats(
+        squared.columns.to_numpy(dtype=np.int64), squared.to_numpy(dtype=np.float64), metric=metric
+    )
     return fit_rate(curve, level=level, raise_on_failure=False)

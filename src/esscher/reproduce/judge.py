@@ -1,4 +1,6 @@
-"""Test claims: do their runs, or find them done, decide, and write the verdicts down as they come (``reproduce.json``)."""
+"""Test claims: do their runs, or find them done, decide, and write the verdicts down as they come
+(``reproduce.json``).
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,16 @@ from esscher.runs.store import write_durable
 
 __all__ = ["Asked", "check_rules", "judge", "read_verdicts"]
 
-# What a machine may lack: a model, a text, memory, room on the disk. The claim is then undecided, and says so.
+# What a machine may lack: a model, a text, memory, room on the disk. The claim is then undecided,
+# and says so.
 LACKING = (ValueError, OSError, ImportError, MemoryError, RunError)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """How claims are tested: at which scale, from which seed, in which folder, and where units are computed."""
+    """How claims are tested: at which scale, from which seed, in which folder, and where units are
+    computed.
+    """
 
     scale: Scale
     seed: int
@@ -35,12 +40,16 @@ class Asked:
 
 
 def judge(
-    claims: Sequence[Claim], asked: Asked, progress: Callable[[], Report | None], told: Callable[[dict[str, Any]], None]
+    claims: Sequence[Claim],
+    asked: Asked,
+    progress: Callable[[], Report | None],
+    told: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
-    """Decide every claim; the content of ``reproduce.json``, in which verdicts of earlier calls stay.
+    """Decide every claim; the content of ``reproduce.json``, in which verdicts of earlier calls
+    stay.
 
-    A run that is complete in the folder is not done again, whichever claim asked for it. ``progress`` makes what shows that
-    of a claim's runs, ``told`` hears each verdict.
+    A run that is complete in the folder is not done again, whichever claim asked for it.
+    ``progress`` makes what shows that of a claim's runs, ``told`` hears each verdict.
     """
     content: dict[str, Any] = {}
     made = {"commit": commit(), "cores": machine()["cores"], "versions": versions()}
@@ -51,7 +60,13 @@ def judge(
         }  # now, since another command may test other claims beside this one
         known = {one["id"]: one for one in earlier["claims"]} | {claim.id: record}
         order = sorted(known.values(), key=lambda one: (one["number"], one["id"]))
-        content = {"scale": asked.scale, "seed": asked.seed, "written": now(), **made, "claims": order}
+        content = {
+            "scale": asked.scale,
+            "seed": asked.seed,
+            "written": now(),
+            **made,
+            "claims": order,
+        }
         asked.folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
         write_durable(asked.folder / VERDICTS, text.encode("utf-8") + b"\n")
@@ -69,13 +84,20 @@ def read_verdicts(folder: Path) -> dict[str, Any] | None:
         if not all(isinstance(record.get("id"), str) for record in content["claims"]):
             raise ValueError("a claim without an id")
     except (ValueError, LookupError, AttributeError, TypeError) as cause:
-        raise RunError(f"{path}: damaged ({cause}); remove it, and the verdicts are found again from the runs") from cause
+        raise RunError(
+            f"{path}: damaged ({cause}); remove it, and the verdicts are found again from the runs"
+        ) from cause
     return content
 
 
 def check_rules(claim: Claim, seed: int) -> dict[str, str]:
-    """What the decision rule says of made-up tables: of those where the claim is true, and of those where it is false."""
-    return {"true": claim.decide(claim.holds(seed)).verdict, "false": claim.decide(claim.fails(seed)).verdict}
+    """What the decision rule says of made-up tables: of those where the claim is true, and of those
+    where it is false.
+    """
+    return {
+        "true": claim.decide(claim.holds(seed)).verdict,
+        "false": claim.decide(claim.fails(seed)).verdict,
+    }
 
 
 def _record(claim: Claim, asked: Asked, progress: Report | None) -> dict[str, Any]:
@@ -84,7 +106,9 @@ def _record(claim: Claim, asked: Asked, progress: Report | None) -> dict[str, An
     runs: dict[str, Run] = {}
     try:
         for name, spec in specs.items():
-            runs[name] = execute(spec, folder_of(asked.folder, spec), **asked.execution, progress=progress)
+            runs[name] = execute(
+                spec, folder_of(asked.folder, spec), **asked.execution, progress=progress
+            )
     except RunLocked:  # another command is at it: that says nothing of the claim
         raise
     except LACKING as cause:
@@ -104,7 +128,9 @@ def _record(claim: Claim, asked: Asked, progress: Report | None) -> dict[str, An
         **claim.described(),
         **plain(asdict(decision)),
         "settings": {name: spec.as_dict() for name, spec in specs.items()},
-        "runs": {name: {"folder": run.path.name, "seconds": _seconds(run)} for name, run in runs.items()},
+        "runs": {
+            name: {"folder": run.path.name, "seconds": _seconds(run)} for name, run in runs.items()
+        },
         "seconds": round(sum(map(_seconds, runs.values())), 1),
         "command": f"esscher reproduce {claim.id} --{asked.scale}{flags}",
     }
@@ -116,7 +142,9 @@ def folder_of(folder: Path, spec: RunSpec) -> Path:
 
 
 class StoredTables(Mapping[str, Any]):
-    """The tables of a run by name, each read when a rule asks for it: of a probe most rules need one."""
+    """The tables of a run by name, each read when a rule asks for it: of a probe most rules need
+    one.
+    """
 
     def __init__(self, run: Run) -> None:
         self.run = run

@@ -1,4 +1,6 @@
-"""Tables made up to try decision rules on: errors with a known rate, as a run of ``esscher converge`` would store them."""
+"""Tables made up to try decision rules on: errors with a known rate, as a run of ``esscher
+converge`` would store them.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,23 @@ LADDER = (1000, 2000, 4000, 8000, 16000, 32000)
 
 
 def made_errors(
-    exponents: Mapping[tuple[int, str], float], seed: int, *, repeats: int = 60, n: tuple[int, ...] = LADDER
+    exponents: Mapping[tuple[int, str], float],
+    seed: int,
+    *,
+    repeats: int = 60,
+    n: tuple[int, ...] = LADDER,
 ) -> pd.DataFrame:
-    """Squared errors of root mean square n^-exponent, for each (point, metric); repeats spread like chi-squared, 8 degrees."""
+    """Squared errors of root mean square n^-exponent, for each (point, metric); repeats spread like
+    chi-squared, 8 degrees.
+    """
     rng = np.random.default_rng(seed)
     parts = []
     for (point, metric), exponent in exponents.items():
-        squared = np.array(n, dtype=np.float64) ** (-2 * exponent) * rng.chisquare(8, (repeats, len(n))) / 8
+        squared = (
+            np.array(n, dtype=np.float64) ** (-2 * exponent)
+            * rng.chisquare(8, (repeats, len(n)))
+            / 8
+        )
         parts.append(
             pd.DataFrame(
                 {

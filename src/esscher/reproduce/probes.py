@@ -14,13 +14,23 @@ Domain = Literal["prose", "code", "legal"]
 DOMAINS: tuple[Domain, ...] = get_args(Domain)
 POOL = {"quick": 8192, "full": 16384}  # tokens
 ALPHAS = (0.25, 1.0, 2.0)  # what scores are multiplied with
-SPARSE = ("random", "sinks:1+recent", "sinks:1+recent:16+random:reweight", "heavy", "topk", "neyman")
-"""Random keys, Longformer's window (the keys nearest to a query) with a global first token, BigBird's with random keys beside,
-keys shared by the queries, keys of each query, and the floor."""
+SPARSE = (
+    "random",
+    "sinks:1+recent",
+    "sinks:1+recent:16+random:reweight",
+    "heavy",
+    "topk",
+    "neyman",
+)
+"""Random keys, Longformer's window (the keys nearest to a query) with a global first token,
+BigBird's with random keys beside, keys shared by the queries, keys of each query, and the floor.
+"""
 
 
 def encoder(scale: Scale, seed: int, packaged: Domain = "prose") -> ProbeSpec:
-    """Every head of MiniLM on a pool of packaged text; of the prose also output moments and scaled scores."""
+    """Every head of MiniLM on a pool of packaged text; of the prose also output moments and scaled
+    scores.
+    """
     quick, prose = scale == "quick", packaged == "prose"
     return ProbeSpec(
         model="minilm",
@@ -34,7 +44,9 @@ def encoder(scale: Scale, seed: int, packaged: Domain = "prose") -> ProbeSpec:
 
 
 def windows(scale: Scale, seed: int) -> ProbeSpec:
-    """Every head of MiniLM, a query's own window of 512 tokens, and the errors of sparse variants."""
+    """Every head of MiniLM, a query's own window of 512 tokens, and the errors of sparse
+    variants.
+    """
     quick = scale == "quick"
     return ProbeSpec(
         model="minilm",
@@ -49,10 +61,11 @@ def windows(scale: Scale, seed: int) -> ProbeSpec:
 
 
 def language_model(scale: Scale, seed: int) -> ProbeSpec:
-    """Heads of SmolLM2, each query at the end of its window, with scaled scores: every third layer, or all.
+    """Heads of SmolLM2, each query at the end of its window, with scaled scores: every third layer,
+    or all.
 
-    Exponents are fitted to at most an eighth of the keys: beyond, draws with replacement have met all of them, and the error
-    falls because the keys run out, however slow the head.
+    Exponents are fitted to at most an eighth of the keys: beyond, draws with replacement have met
+    all of them, and the error falls because the keys run out, however slow the head.
     """
     quick = scale == "quick"
     window = 1024 if quick else 2048

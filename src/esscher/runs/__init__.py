@@ -1,4 +1,6 @@
-"""Runs that survive and spread: units of work, in one process, in many or on a Dask cluster, stored as they finish."""
+"""Runs that survive and spread: units of work, in one process, in many or on a Dask cluster, stored
+as they finish.
+"""
 
 import lazy_loader
 

@@ -1,7 +1,8 @@
-"""What a column of a stored table is, in words: declared by the job that fills it, stored with the table, read by who shows it.
+"""What a column of a stored table is, in words: declared by the job that fills it, stored with the
+table, read by who shows it.
 
-The words travel as metadata of the Parquet field, under the names of the fields of :class:`Column`; the kind is the field's
-own type. Reading them needs no code of the job.
+The words travel as metadata of the Parquet field, under the names of the fields of :class:`Column`;
+the kind is the field's own type. Reading them needs no code of the job.
 """
 
 from __future__ import annotations
@@ -16,19 +17,21 @@ __all__ = ["Column", "Declared", "Kind", "Scale", "columns_of", "declare", "unde
 
 Kind = Literal["int", "float", "word", "bool", "list"]
 Scale = Literal["log", "linear", "words"]
-TEXTS = ("label", "help", "short", "metric", "of", "status", "formula")  # fields that are one text, stored as it is
+# fields that are one text, stored as it is
+TEXTS = ("label", "help", "short", "metric", "of", "status", "formula")
 
 
 @dataclass(frozen=True)
 class Column:
     """A column as tables and pictures show it.
 
-    ``scale``: how a picture shows it by colour or along an axis; None where none does. ``first``: columns that have one
-    come before the others, the smallest first. ``short``: the label where there is little room. ``ends``: the columns that
-    hold the lower and the upper end of its interval. ``words``: those a column of words may hold, in their order;
-    ``meanings``: what each stands for. Of exponents: ``metric``, of a measured one, is the error it was fitted to; ``of``,
-    of one that theory gives, is the column it is a function of, ``status`` how it is known (proved, heuristic,
-    experimental, exact) and ``formula`` what a picture calls it.
+    ``scale``: how a picture shows it by colour or along an axis; None where none does. ``first``:
+    columns that have one come before the others, the smallest first. ``short``: the label where
+    there is little room. ``ends``: the columns that hold the lower and the upper end of its
+    interval. ``words``: those a column of words may hold, in their order; ``meanings``: what each
+    stands for. Of exponents: ``metric``, of a measured one, is the error it was fitted to; ``of``,
+    of one that theory gives, is the column it is a function of, ``status`` how it is known (proved,
+    heuristic, experimental, exact) and ``formula`` what a picture calls it.
     """
 
     key: str
@@ -61,13 +64,18 @@ def undeclared(key: str, kind: Kind) -> Column:
 
 
 def declare(tables: Mapping[str, pa.Table], declared: Declared) -> dict[str, pa.Table]:
-    """Tables whose fields carry what is declared of them; a declared column that a table does not have is no matter."""
+    """Tables whose fields carry what is declared of them; a declared column that a table does not
+    have is no matter.
+    """
     return {name: _declare(table, declared.get(name, ())) for name, table in tables.items()}
 
 
 def _declare(table: pa.Table, columns: Sequence[Column]) -> pa.Table:
     words = {column.key: _metadata(column) for column in columns}
-    fields = [field.with_metadata(words[field.name]) if field.name in words else field for field in table.schema]
+    fields = [
+        field.with_metadata(words[field.name]) if field.name in words else field
+        for field in table.schema
+    ]
     return pa.Table.from_arrays(table.columns, schema=pa.schema(fields)) if words else table
 
 
@@ -87,7 +95,10 @@ def _metadata(column: Column) -> dict[str, str]:
 def _column(field: pa.Field) -> Column:
     """Other programs may write metadata too: what is not ours to read is left out."""
     plain = undeclared(field.name, _kind(field.type))
-    known = {name.decode("utf-8", "replace"): text.decode("utf-8", "replace") for name, text in (field.metadata or {}).items()}
+    known = {
+        name.decode("utf-8", "replace"): text.decode("utf-8", "replace")
+        for name, text in (field.metadata or {}).items()
+    }
     ends = known.get("ends", "").split()
     return Column(
         key=plain.key,

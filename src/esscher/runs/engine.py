@@ -1,4 +1,6 @@
-"""Run a spec to its tables, or go on where a run stopped: finished units are neither done again nor lost."""
+"""Run a spec to its tables, or go on where a run stopped: finished units are neither done again nor
+lost.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from esscher.runs.columns import declare
-from esscher.runs.errors import Damaged, RunError, RunIncomplete, RunInterrupted, StoreError, resume_command
+from esscher.runs.errors import (
+    Damaged,
+    RunError,
+    RunIncomplete,
+    RunInterrupted,
+    StoreError,
+    resume_command,
+)
 from esscher.runs.executors.base import Executor
 from esscher.runs.executors.cluster import Cluster
 from esscher.runs.executors.order import Order, Outcome, describe
@@ -44,17 +53,21 @@ def execute(
     progress: Report | None = None,
     tries: int = 3,
 ) -> Run:
-    """Do every unit of a spec (an object, a mapping, or a YAML file) and store the tables in the folder ``out``.
+    """Do every unit of a spec (an object, a mapping, or a YAML file) and store the tables in the
+    folder ``out``.
 
-    ``workers`` local processes (1: this process), or a Dask cluster: "tcp://host:port", or "local" for one of
-    ``workers`` processes. The tables are the same, bit for bit. ``progress`` is called with a Progress after each unit.
-    A unit that fails ``tries`` times is recorded, and RunIncomplete is raised once the others are done. Ctrl-C raises
-    RunInterrupted. A folder that holds part of this very run is completed; one that holds another is refused.
+    ``workers`` local processes (1: this process), or a Dask cluster: "tcp://host:port", or "local"
+    for one of ``workers`` processes. The tables are the same, bit for bit. ``progress`` is called
+    with a Progress after each unit. A unit that fails ``tries`` times is recorded, and
+    RunIncomplete is raised once the others are done. Ctrl-C raises RunInterrupted. A folder that
+    holds part of this very run is completed; one that holds another is refused.
     """
     given = spec if isinstance(spec, RunSpec) else read_spec(spec)
     job = find_job(given.job)
     if not isinstance(given, job.spec):
-        raise ValueError(f"spec: job {job.name} expects a {job.spec.__name__}, got a {type(given).__name__}")
+        raise ValueError(
+            f"spec: job {job.name} expects a {job.spec.__name__}, got a {type(given).__name__}"
+        )
     refuse_foreign(Path(out))
     whole: RunSpec = job.concrete(given)
     if not os.path.lexists(out):
@@ -70,17 +83,26 @@ def resume(
     progress: Report | None = None,
     tries: int = 3,
 ) -> Run:
-    """Complete a run: finished units are skipped, failed ones tried again, damaged shards done again and named.
+    """Complete a run: finished units are skipped, failed ones tried again, damaged shards done
+    again and named.
 
     A lost or truncated manifest is written again from the shards.
     """
     Store(Path(path)).refuse_link()
     if not os.path.lexists(Path(path) / MANIFEST) and Store(Path(path)).count() == 0:
-        read_manifest(Path(path))  # raises: there is nothing to go on with, so nothing may be made here
+        # raises: there is nothing to go on with, so nothing may be made here
+        read_manifest(Path(path))
     return _run(Path(path), None, workers, dask, progress, tries)
 
 
-def _run(path: Path, spec: RunSpec | None, workers: int, dask: str | None, progress: Report | None, tries: int) -> Run:
+def _run(
+    path: Path,
+    spec: RunSpec | None,
+    workers: int,
+    dask: str | None,
+    progress: Report | None,
+    tries: int,
+) -> Run:
     for name, value in (("workers", workers), ("tries", tries)):
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")
@@ -96,7 +118,13 @@ def _run(path: Path, spec: RunSpec | None, workers: int, dask: str | None, progr
                 tracker.say(note)
             if _is_finished(store, found):
                 return load_run(path)
-            executor = f"dask {dask}" if dask else f"{workers} processes" if workers > 1 else "this process"
+            executor = (
+                f"dask {dask}"
+                if dask
+                else f"{workers} processes"
+                if workers > 1
+                else "this process"
+            )
             store.remove_page()
             log = _Log(store, _begun(found, executor))
             with _ended(log, len(found.units)):
@@ -106,7 +134,9 @@ def _run(path: Path, spec: RunSpec | None, workers: int, dask: str | None, progr
                         _compute(found, where, log, tracker, tries)
                 with _patience(tracker):
                     tables, checksums = _consolidate(store, found, log.manifest)
-                log.end("incomplete" if log.failures else "complete", tables=tables, checksums=checksums)
+                log.end(
+                    "incomplete" if log.failures else "complete", tables=tables, checksums=checksums
+                )
         run = load_run(path)
     if run.failures:
         raise RunIncomplete(run)
@@ -115,7 +145,9 @@ def _run(path: Path, spec: RunSpec | None, workers: int, dask: str | None, progr
 
 @contextlib.contextmanager
 def _patience(tracker: Tracker) -> Iterator[None]:
-    """Say that the final tables are being made, when that takes longer than people like to wait in silence."""
+    """Say that the final tables are being made, when that takes longer than people like to wait in
+    silence.
+    """
     if tracker.quiet:
         yield
         return
@@ -147,12 +179,19 @@ def _executor(order: Order, path: Path, workers: int, dask: str | None, pending:
 
 
 def _begun(found: Found, executor: str) -> Manifest:
-    start = Start(started=now(), executor=executor, machine=machine(), versions=versions(), commit=commit())
+    start = Start(
+        started=now(), executor=executor, machine=machine(), versions=versions(), commit=commit()
+    )
     if found.previous is None:
         manifest = Manifest.begin(found.spec, found.units, found.hashes, start)
     else:
         manifest = found.previous.replaced(
-            status="running", ended=None, failures=(), tables={}, checksums={}, starts=(*found.previous.starts, start)
+            status="running",
+            ended=None,
+            failures=(),
+            tables={},
+            checksums={},
+            starts=(*found.previous.starts, start),
         )
     return manifest.replaced(notes=(*manifest.notes, *found.notes))
 
@@ -183,7 +222,9 @@ class _Log:
         notes = (*self.manifest.notes, note) if note else self.manifest.notes
         self.store.settle()
         ended = {"status": status, "ended": now(), "failures": failures, "notes": notes}
-        self.manifest = self.manifest.replaced(**ended, tables=tables or {}, checksums=checksums or {})
+        self.manifest = self.manifest.replaced(
+            **ended, tables=tables or {}, checksums=checksums or {}
+        )
         self._write()
 
     def _write(self) -> None:
@@ -193,8 +234,11 @@ class _Log:
 
 @contextlib.contextmanager
 def _ended(log: _Log, total: int) -> Iterator[None]:
-    """Whatever stops a run is written down if the disk allows, and raised with the command to go on."""
-    path, count = log.store.path, log.store.count  # counted on the disk: Ctrl-C may come right after a rename
+    """Whatever stops a run is written down if the disk allows, and raised with the command to go
+    on.
+    """
+    # counted on the disk: Ctrl-C may come right after a rename
+    path, count = log.store.path, log.store.count
     try:
         yield
     except KeyboardInterrupt as cause:
@@ -204,7 +248,10 @@ def _ended(log: _Log, total: int) -> Iterator[None]:
     except RunError as cause:
         with contextlib.suppress(StoreError):
             log.end("incomplete", note=str(cause))
-        kept = f"the {count()} of {total} units that are finished are kept. To go on: {resume_command(path)}"
+        kept = (
+            f"the {count()} of {total} units that are finished are kept. To go on:"
+            f" {resume_command(path)}"
+        )
         raise type(cause)(f"{cause}; {kept}") from cause
     except Exception as cause:
         with contextlib.suppress(StoreError):
@@ -245,24 +292,36 @@ def _give_up(found: Found, outcome: Outcome, log: _Log, tracker: Tracker, tries:
     unit = found.units[outcome.index]
     tracker.end(outcome.index, failed=True)
     tracker.say(f"unit {outcome.index} {unit} failed {tries} times: {outcome.reason}")
-    failure = Failure(index=outcome.index, unit=unit, reason=outcome.reason, tries=tries, traceback=outcome.traceback)
+    failure = Failure(
+        index=outcome.index,
+        unit=unit,
+        reason=outcome.reason,
+        tries=tries,
+        traceback=outcome.traceback,
+    )
     log.fail(failure)
 
 
-def _consolidate(store: Store, found: Found, manifest: Manifest) -> tuple[dict[str, int], dict[str, str]]:
+def _consolidate(
+    store: Store, found: Found, manifest: Manifest
+) -> tuple[dict[str, int], dict[str, str]]:
     """Final tables from the shards there are: their numbers of rows and their checksums."""
     shards = store.stored(found.units, found.spec.hash)
     if not shards:
         return {}, {}
     try:
-        tables = declare(as_tables(found.job.consolidate(found.spec, shards)), found.job.columns(found.spec))
+        tables = declare(
+            as_tables(found.job.consolidate(found.spec, shards)), found.job.columns(found.spec)
+        )
     except Exception as cause:
         if not found.done or isinstance(cause, RunError):
             raise
         # The shards were there before this start, and may be what nobody computed.
         raise RunError(
-            f"{store.path}: the tables cannot be made of its shards ({describe(cause)[0]}); if a shard is not this run's own, "
-            f"remove it from {store.shards}"
+            f"{store.path}: the tables cannot be made of its shards ({describe(cause)[0]}); if a"
+            f" shard is not this run's own, remove it from {store.shards}"
         ) from cause
-    checksums = {name: store.write_table(name, table, manifest.header) for name, table in tables.items()}
+    checksums = {
+        name: store.write_table(name, table, manifest.header) for name, table in tables.items()
+    }
     return {name: table.num_rows for name, table in tables.items()}, checksums

@@ -11,7 +11,16 @@ if TYPE_CHECKING:
 
     from esscher.runs.run import Run
 
-__all__ = ["Damaged", "RunError", "RunIncomplete", "RunInterrupted", "RunLocked", "StoreError", "field_lines", "resume_command"]
+__all__ = [
+    "Damaged",
+    "RunError",
+    "RunIncomplete",
+    "RunInterrupted",
+    "RunLocked",
+    "StoreError",
+    "field_lines",
+    "resume_command",
+]
 
 
 def resume_command(path: Path) -> str:
@@ -52,7 +61,9 @@ class StoreError(RunError):
 
 
 class RunIncomplete(RunError):
-    """Some units failed every time they were tried; the others are stored in ``run``. ``resume`` is the command."""
+    """Some units failed every time they were tried; the others are stored in ``run``. ``resume`` is
+    the command.
+    """
 
     def __init__(self, run: Run) -> None:
         self.run: Any = run
@@ -71,4 +82,7 @@ class RunInterrupted(KeyboardInterrupt):
     def __init__(self, path: Path, done: int, total: int) -> None:
         self.path = path
         self.resume = resume_command(path)
-        super().__init__(f"{path}: stopped after {done} of {total} units, which are kept. To continue: {self.resume}")
+        super().__init__(
+            f"{path}: stopped after {done} of {total} units, which are kept. To continue:"
+            f" {self.resume}"
+        )

@@ -23,12 +23,17 @@ __all__ = ["export_run"]
 
 
 def export_run(
-    path: str | os.PathLike[str], to: str = "csv", out: str | os.PathLike[str] = ".", *, overwrite: bool = False
+    path: str | os.PathLike[str],
+    to: str = "csv",
+    out: str | os.PathLike[str] = ".",
+    *,
+    overwrite: bool = False,
 ) -> list[Path]:
     """Write every final table of a run into the folder ``out``, a file each, and return the files.
 
-    "json" is a list of rows, with null where a number is none. "netcdf" is one xarray dataset per table along the dimension
-    "row", with the spec among its attributes. Files that are there already are refused unless ``overwrite``.
+    "json" is a list of rows, with null where a number is none. "netcdf" is one xarray dataset per
+    table along the dimension "row", with the spec among its attributes. Files that are there
+    already are refused unless ``overwrite``.
     """
     if to not in ENDINGS:
         raise ValueError(f"to: expected one of {', '.join(ENDINGS)}, got {to!r}")
@@ -40,7 +45,9 @@ def export_run(
     files = {name: folder / f"{name}{ENDINGS[to]}" for name in run.tables}
     there = [file for file in files.values() if os.path.lexists(file)]
     if there and not overwrite:
-        raise ValueError(f"out: {there[0]} is there already; choose another folder, or ask to overwrite it")
+        raise ValueError(
+            f"out: {there[0]} is there already; choose another folder, or ask to overwrite it"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     for name, file in files.items():
         if to == "csv":
@@ -48,7 +55,9 @@ def export_run(
             pyarrow.csv.write_csv(run.arrow(name), sink)
             write_durable(file, sink.getvalue().to_pybytes())
         elif to == "parquet":
-            write_durable(file, encode_table(run.arrow(name), {**run.manifest.header, "table": name}))
+            write_durable(
+                file, encode_table(run.arrow(name), {**run.manifest.header, "table": name})
+            )
         elif to == "json":
             write_durable(file, _as_json(run.arrow(name)))
         else:
@@ -58,7 +67,10 @@ def export_run(
 
 def _as_json(table: pa.Table) -> bytes:
     """Rows as JSON has them: it knows no NaN and no infinity."""
-    rows = [{key: None if _is_no_number(value) else value for key, value in row.items()} for row in table.to_pylist()]
+    rows = [
+        {key: None if _is_no_number(value) else value for key, value in row.items()}
+        for row in table.to_pylist()
+    ]
     return json.dumps(rows, indent=1, ensure_ascii=False, allow_nan=False).encode("utf-8") + b"\n"
 
 
@@ -70,8 +82,14 @@ def _write_netcdf(run: Run, name: str, file: Path) -> None:
     try:
         xarray: Any = importlib.import_module("xarray")
     except ImportError as cause:
-        raise RunError("xarray is not installed; install it with: pip install 'esscher[netcdf]'") from cause
+        raise RunError(
+            "xarray is not installed; install it with: pip install 'esscher[netcdf]'"
+        ) from cause
     frame: Any = run.table(name).rename_axis("row")
     dataset = xarray.Dataset.from_dataframe(frame)
-    dataset.attrs = {"job": run.manifest.job, "spec": canonical_json(run.spec), "spec_hash": run.manifest.spec_hash}
+    dataset.attrs = {
+        "job": run.manifest.job,
+        "spec": canonical_json(run.spec),
+        "spec_hash": run.manifest.spec_hash,
+    }
     dataset.to_netcdf(file)

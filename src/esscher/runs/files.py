@@ -1,7 +1,8 @@
-"""Files as a disk may hold them, which others can write to: opened without waiting, read within bounds.
+"""Files as a disk may hold them, which others can write to: opened without waiting, read within
+bounds.
 
-A pipe, a device or a folder in the place of a file is an OSError that says so; so is, among a run's own files, a
-symbolic link: a run's files are its own.
+A pipe, a device or a folder in the place of a file is an OSError that says so; so is, among a run's
+own files, a symbolic link: a run's files are its own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ from typing import Any, BinaryIO
 
 import yaml
 
-__all__ = ["check_output", "json_object", "kind_of", "open_regular", "read_json", "read_own", "read_yaml"]
+__all__ = [
+    "check_output",
+    "json_object",
+    "kind_of",
+    "open_regular",
+    "read_json",
+    "read_own",
+    "read_yaml",
+]
 
 YAML_BYTES = 1 << 22  # a spec is read at about a megabyte in ten seconds
 JSON_BYTES = 1 << 28  # a manifest holds a record of every failure
@@ -36,15 +45,21 @@ def kind_of(mode: int) -> str:
 
 
 def descriptor_of(path: str | os.PathLike[str], flags: int, *, follow: bool) -> int:
-    """A descriptor of a regular file; O_NONBLOCK, so that a pipe without a writer is refused and not waited for."""
+    """A descriptor of a regular file; O_NONBLOCK, so that a pipe without a writer is refused and
+    not waited for.
+    """
     flags |= os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
         descriptor = os.open(path, flags, 0o644)
     except OSError as cause:
         if cause.errno == errno.ELOOP and not follow:
-            raise OSError(errno.ELOOP, "is a symbolic link, which is not followed", str(path)) from cause
+            raise OSError(
+                errno.ELOOP, "is a symbolic link, which is not followed", str(path)
+            ) from cause
         if cause.errno == errno.ENXIO:  # a socket, or a pipe that nobody reads
-            raise OSError(errno.ENXIO, f"expected a file, got {kind_of(os.stat(path).st_mode)}", str(path)) from cause
+            raise OSError(
+                errno.ENXIO, f"expected a file, got {kind_of(os.stat(path).st_mode)}", str(path)
+            ) from cause
         raise
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -87,12 +102,16 @@ def _refuse_constant(name: str) -> Any:
 
 
 def read_json(path: Path, most: int = JSON_BYTES) -> dict[str, Any]:
-    """The JSON object in a file of a run. ValueError for other content, OSError for what cannot be read."""
+    """The JSON object in a file of a run. ValueError for other content, OSError for what cannot be
+    read.
+    """
     return json_object(read_own(path, most))
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Plain values; an alias is refused, since a few lines of them stand for more values than any memory holds."""
+    """Plain values; an alias is refused, since a few lines of them stand for more values than any
+    memory holds.
+    """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -112,7 +131,8 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
         raise ValueError(f"{path}: cannot be read: {cause.strerror or cause}") from cause
     except RecursionError as cause:
         raise ValueError(f"{path}: not YAML: nested too deeply") from cause
-    except (yaml.YAMLError, ValueError, OverflowError) as cause:  # a date or a number that cannot be is a ValueError
+    # a date or a number that cannot be is a ValueError
+    except (yaml.YAMLError, ValueError, OverflowError) as cause:
         raise ValueError(f"{path}: not YAML: {' '.join(str(cause).split())}") from cause
 
 

@@ -1,4 +1,6 @@
-"""Jobs: what a run does. A run names its job; the code behind the name comes from a table filled by imports alone."""
+"""Jobs: what a run does. A run names its job; the code behind the name comes from a table filled by
+imports alone.
+"""
 
 from __future__ import annotations
 
@@ -47,15 +49,16 @@ def _one_after_the_other(spec: Any, shards: Sequence[Shard]) -> Mapping[str, Any
 class Job:
     """A spec class and functions of a spec.
 
-    ``units`` lists the pieces of work, plain dicts that JSON can hold; the same spec gives the same list.
-    ``compute`` does one: tables by name (Arrow, pandas, a mapping of columns, or a list of rows), depending on spec and
-    unit alone. ``consolidate`` makes the final tables of the shards, which come in the order of units; by default their
-    rows, one unit after the other. ``hashes`` names what is outside the spec and decides the result (a model's files, a
-    corpus), computed once per start and compared on resuming. ``columns`` says what
-    the columns of the tables are, by table (:class:`~esscher.runs.Column`); who shows them reads it from the stored run.
-    ``cost`` weighs a unit against the others, so that the time left is right where they differ.
-    ``concrete`` replaces what a new run's spec leaves open, where that is to be found out: the run has the answer. The
-    module should import what computes at its top: threads are set before a unit begins.
+    ``units`` lists the pieces of work, plain dicts that JSON can hold; the same spec gives the same
+    list. ``compute`` does one: tables by name (Arrow, pandas, a mapping of columns, or a list of
+    rows), depending on spec and unit alone. ``consolidate`` makes the final tables of the shards,
+    which come in the order of units; by default their rows, one unit after the other. ``hashes``
+    names what is outside the spec and decides the result (a model's files, a corpus), computed once
+    per start and compared on resuming. ``columns`` says what the columns of the tables are, by
+    table (:class:`~esscher.runs.Column`); who shows them reads it from the stored run. ``cost``
+    weighs a unit against the others, so that the time left is right where they differ. ``concrete``
+    replaces what a new run's spec leaves open, where that is to be found out: the run has the
+    answer. The module should import what computes at its top: threads are set before a unit begins.
     """
 
     name: str
@@ -70,7 +73,9 @@ class Job:
 
 
 def register(name: str, entry: str) -> None:
-    """Let runs name a job: ``entry`` is "module:attribute" of a :class:`Job`, imported when it is first needed."""
+    """Let runs name a job: ``entry`` is "module:attribute" of a :class:`Job`, imported when it is
+    first needed.
+    """
     module, colon, attribute = entry.partition(":")
     if not (module and colon and attribute):
         raise ValueError(f"entry: expected 'module:attribute', got {entry!r}")
@@ -87,14 +92,16 @@ def entry_of(name: str) -> str:
     if name not in JOBS:
         known = ", ".join(sorted(JOBS)) or "none"
         raise ValueError(
-            f"job {name!r}: not registered (registered: {known}); import the module that registers it, "
-            "or call esscher.runs.register(name, 'module:attribute')"
+            f"job {name!r}: not registered (registered: {known}); import the module that registers"
+            " it, or call esscher.runs.register(name, 'module:attribute')"
         )
     return JOBS[name]
 
 
 def load_job(entry: str, name: str) -> Job:
-    """Import a job. Entries come from this process's table or from the process that started this one."""
+    """Import a job. Entries come from this process's table or from the process that started this
+    one.
+    """
     module, _, attribute = entry.partition(":")
     job = getattr(importlib.import_module(module), attribute, None)
     if not isinstance(job, Job) or job.name != name:
@@ -103,7 +110,9 @@ def load_job(entry: str, name: str) -> Job:
 
 
 def read_spec(source: Any, **changes: Any) -> RunSpec:
-    """A spec from a YAML file or a mapping, in the class of the job it names; ``changes`` (flags) replace fields."""
+    """A spec from a YAML file or a mapping, in the class of the job it names; ``changes`` (flags)
+    replace fields.
+    """
     fields = {**read_mapping(source), **changes}
     if not isinstance(fields.get("job"), str):
         raise ValueError(f"job: expected the name of a job, got {fields.get('job')!r}")
@@ -111,15 +120,22 @@ def read_spec(source: Any, **changes: Any) -> RunSpec:
 
 
 def units_of(job: Job, spec: RunSpec) -> list[Unit]:
-    """The units of a run, checked: distinct, at least one, and as JSON gives them back to any process."""
+    """The units of a run, checked: distinct, at least one, and as JSON gives them back to any
+    process.
+    """
     seen: dict[str, int] = {}
     for index, unit in enumerate(job.units(spec)):
         if index == MOST_UNITS:
-            raise ValueError(f"job {job.name}: expected at most {MOST_UNITS} units of work, got more; ask for less")
+            raise ValueError(
+                f"job {job.name}: expected at most {MOST_UNITS} units of work, got more; ask for"
+                " less"
+            )
         try:
             text = canonical_json(unit)
         except (TypeError, ValueError) as cause:
-            raise ValueError(f"job {job.name}: unit {index} holds what JSON cannot: {cause}") from cause
+            raise ValueError(
+                f"job {job.name}: unit {index} holds what JSON cannot: {cause}"
+            ) from cause
         if not isinstance(unit, dict):
             raise ValueError(f"job {job.name}: unit {index}: expected a dict, got {unit!r}")
         if text in seen:

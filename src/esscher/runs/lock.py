@@ -1,7 +1,9 @@
-"""One writer per run. The lock file names its holder; the kernel drops the lock on it when the holder dies.
+"""One writer per run. The lock file names its holder; the kernel drops the lock on it when the
+holder dies.
 
-The lock is flock, which Linux and macOS have. The package filelock takes the same flock, but opens the file in its own way:
-it takes one that has a second name elsewhere, and leaves the file behind, so that a reader of the name is misled.
+The lock is flock, which Linux and macOS have. The package filelock takes the same flock, but opens
+the file in its own way: it takes one that has a second name elsewhere, and leaves the file behind,
+so that a reader of the name is misled.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class Holder:
         return cls(os.getpid(), socket.gethostname(), start_of(os.getpid()) or "")
 
     def is_alive(self) -> bool | None:
-        """None where it cannot be known: on another host, or where the system tells nothing of others' processes."""
+        """None where it cannot be known: on another host, or where the system tells nothing of
+        others' processes.
+        """
         if self.host != socket.gethostname():
             return None
         try:
@@ -52,13 +56,17 @@ class Holder:
 
 
 def holder_of(path: Path) -> Holder | None:
-    """Who the lock file names; None when nobody, or nobody legible. Takes no lock and disturbs no writer."""
+    """Who the lock file names; None when nobody, or nobody legible. Takes no lock and disturbs no
+    writer.
+    """
     try:
         named = read_json(path, _MOST_BYTES)
     except (OSError, ValueError):
         return None
     kinds = {"pid": int, "host": str, "start": str}
-    if named.keys() != kinds.keys() or any(type(named[field]) is not kind for field, kind in kinds.items()):
+    if named.keys() != kinds.keys() or any(
+        type(named[field]) is not kind for field, kind in kinds.items()
+    ):
         return None
     return Holder(**named) if 0 < named["pid"] < 2**31 else None
 
@@ -67,8 +75,9 @@ def holder_of(path: Path) -> Holder | None:
 def held(path: Path) -> Iterator[None]:
     """Hold the lock file, or raise RunLocked with the pid and host of who does.
 
-    The file is made with O_EXCL or opened as it is, then locked by flock, which ends with the process. Whoever has the
-    flock and finds a dead holder's name in the file puts its own there: two takers cannot both have it.
+    The file is made with O_EXCL or opened as it is, then locked by flock, which ends with the
+    process. Whoever has the flock and finds a dead holder's name in the file puts its own there:
+    two takers cannot both have it.
     """
     descriptor = _take(path)
     try:
@@ -80,7 +89,8 @@ def held(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # Removed while still locked: a process that opened the old file sees that its name is gone and starts over.
+        # Removed while still locked: a process that opened the old file sees that its name is gone
+        # and starts over.
         with contextlib.suppress(OSError):
             path.unlink()
         os.close(descriptor)
@@ -114,12 +124,16 @@ def _open(path: Path) -> tuple[int, bool]:
         raise disk_error(cause, path) from cause
     if os.fstat(descriptor).st_nlink > 1:
         os.close(descriptor)
-        raise StoreError(f"{path}: the same file has another name elsewhere, which a lock has not; remove it")
+        raise StoreError(
+            f"{path}: the same file has another name elsewhere, which a lock has not; remove it"
+        )
     return descriptor, False
 
 
 def _lock(descriptor: int, path: Path) -> bool:
-    """Whether the kernel locks it for us; False on a file system without flock: then the name in it is all there is."""
+    """Whether the kernel locks it for us; False on a file system without flock: then the name in it
+    is all there is.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as cause:
@@ -140,10 +154,17 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 def _refusal(path: Path, holder: Holder | None) -> RunLocked:
     if holder is None:
-        return RunLocked(f"{path.parent}: another process is just taking this run; if there is none, remove {path}")
+        return RunLocked(
+            f"{path.parent}: another process is just taking this run; if there is none, remove"
+            f" {path}"
+        )
     who = f"{path.parent}: process {holder.pid} on host {holder.host} is writing this run"
     if holder.is_alive() is None:
-        return RunLocked(f"{who}, and whether it lives cannot be seen from here; if it is gone, remove {path}")
+        return RunLocked(
+            f"{who}, and whether it lives cannot be seen from here; if it is gone, remove {path}"
+        )
     if not holder.is_alive():
-        return RunLocked(f"{who}: it died, but a process it started still holds the lock; end that one first")
+        return RunLocked(
+            f"{who}: it died, but a process it started still holds the lock; end that one first"
+        )
     return RunLocked(f"{who}; wait for it or stop it first")

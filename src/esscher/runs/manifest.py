@@ -17,7 +17,17 @@ from esscher.runs.schema import SCHEMA, check_schema
 from esscher.runs.spec import RunSpec, Unit, digest
 from esscher.runs.store import Store, write_durable
 
-__all__ = ["GROUP", "MANIFEST", "VERDICTS", "Failure", "Manifest", "Start", "Status", "now", "read_manifest"]
+__all__ = [
+    "GROUP",
+    "MANIFEST",
+    "VERDICTS",
+    "Failure",
+    "Manifest",
+    "Start",
+    "Status",
+    "now",
+    "read_manifest",
+]
 
 MANIFEST = "manifest.json"
 GROUP = "group.json"  # in a folder of several runs
@@ -44,7 +54,9 @@ class Failure(_Record):
 
 
 class Start(_Record):
-    """One start of the run, the first or a resumption: which code, on what machine, by which executor."""
+    """One start of the run, the first or a resumption: which code, on what machine, by which
+    executor.
+    """
 
     started: str
     executor: str
@@ -54,7 +66,9 @@ class Start(_Record):
 
 
 class Manifest(_Record):
-    """``manifest.json``. ``status`` is as last written: a killed run still says running (see Run.status)."""
+    """``manifest.json``. ``status`` is as last written: a killed run still says running (see
+    Run.status).
+    """
 
     schema_version: int = SCHEMA
     job: str
@@ -72,12 +86,16 @@ class Manifest(_Record):
     ended: str | None = None
     starts: tuple[Start, ...] = Field(min_length=1)
     failures: tuple[Failure, ...] = ()
-    notes: tuple[str, ...] = ()  # what a reader should know: damaged shards done again, a manifest rebuilt
+    # what a reader should know: damaged shards done again, a manifest rebuilt
+    notes: tuple[str, ...] = ()
     tables: dict[str, int] = {}  # final tables and their numbers of rows
-    checksums: dict[str, str] = {}  # and the checksum each carries; runs begun by an early esscher have none
+    # and the checksum each carries; runs begun by an early esscher have none
+    checksums: dict[str, str] = {}
 
     @classmethod
-    def begin(cls, spec: RunSpec, units: list[Unit], hashes: dict[str, str], start: Start) -> Manifest:
+    def begin(
+        cls, spec: RunSpec, units: list[Unit], hashes: dict[str, str], start: Start
+    ) -> Manifest:
         return cls(
             job=spec.job,
             spec=spec.as_dict(),
@@ -97,13 +115,20 @@ class Manifest(_Record):
     @property
     def header(self) -> dict[str, Any]:
         """What every file of the run carries: enough to write this manifest again."""
-        return {"job": self.job, "spec": self.spec, "spec_hash": self.spec_hash, "hashes": self.hashes}
+        return {
+            "job": self.job,
+            "spec": self.spec,
+            "spec_hash": self.spec_hash,
+            "hashes": self.hashes,
+        }
 
     def replaced(self, **changes: Any) -> Manifest:
         return self.model_copy(update=changes)
 
     def write(self, store: Store) -> None:
-        text = json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(
+            self.model_dump(mode="json"), indent=2, ensure_ascii=False, allow_nan=False
+        )
         write_durable(store.path / MANIFEST, text.encode("utf-8") + b"\n")
 
 
@@ -121,7 +146,9 @@ def read_manifest(path: Path) -> Manifest:
     except OSError as cause:
         raise RunError(f"{file}: cannot be read: {cause.strerror or cause}") from cause
     if digest(manifest.spec) != manifest.spec_hash:
-        raise RunError(f"{file}: the spec in it was changed; start a new run with the spec you want")
+        raise RunError(
+            f"{file}: the spec in it was changed; start a new run with the spec you want"
+        )
     return manifest
 
 
@@ -136,7 +163,10 @@ def _missing(path: Path) -> str:
 
 
 def _remedy(path: Path) -> str:
-    return f"{Store(path).count()} finished units are kept, and {resume_command(path)} writes it again from them"
+    return (
+        f"{Store(path).count()} finished units are kept, and {resume_command(path)} writes it again"
+        " from them"
+    )
 
 
 def _short(cause: Exception) -> str:

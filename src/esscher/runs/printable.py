@@ -1,4 +1,6 @@
-"""Text that may come from anywhere (file names, models, other people's files) made fit for a terminal or a log."""
+"""Text that may come from anywhere (file names, models, other people's files) made fit for a
+terminal or a log.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,20 @@ LONGEST = 500  # characters of a line that says what is wrong
 
 
 def printable(text: str) -> str:
-    """The text with its control characters, escapes, text direction marks and half surrogates written out: \\x1b, \\u202e."""
+    """The text with its control characters, escapes, text direction marks and half surrogates
+    written out: \\x1b, \\u202e.
+    """
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )
 
 
 def one_line(text: str, most: int = LONGEST) -> str:
-    """The text on one printable line; of a longer one the beginning and the end, where the remedy stands."""
+    """The text on one printable line; of a longer one the beginning and the end, where the remedy
+    stands.
+    """
     line = printable(" ".join(text.split()))
     if len(line) <= most:
         return line

@@ -22,7 +22,9 @@ _log = logging.getLogger("esscher.runs")
 
 @dataclass(frozen=True)
 class Progress:
-    """Units done and to do; the rate and the time left since this start; memory of all local processes in bytes."""
+    """Units done and to do; the rate and the time left since this start; memory of all local
+    processes in bytes.
+    """
 
     done: int
     total: int
@@ -62,7 +64,9 @@ _heard: ContextVar[Callable[[float], object] | None] = ContextVar("heard", defau
 
 
 def advance(share: float) -> None:
-    """A job may say how far the unit is that it computes, from 0 to 1: units that take minutes are not silent."""
+    """A job may say how far the unit is that it computes, from 0 to 1: units that take minutes are
+    not silent.
+    """
     heard = _heard.get()
     if heard is not None:
         heard(share)
@@ -79,10 +83,14 @@ def advancing(heard: Callable[[float], object] | None) -> Iterator[None]:
 
 
 class Tracker:
-    """Counts the units of one start and tells the report; without a report, messages go to the log."""
+    """Counts the units of one start and tells the report; without a report, messages go to
+    the log.
+    """
 
     def __init__(self, report: Report | None, costs: Mapping[int, float], total: int) -> None:
-        """``costs``: of the units to do, by number, against one another; the time left is that of their work."""
+        """``costs``: of the units to do, by number, against one another; the time left is that of
+        their work.
+        """
         self.total, self.failed = total, 0
         self.done = self._before = total - len(costs)
         self._report, self._costs = report, costs
@@ -90,13 +98,19 @@ class Tracker:
         self._work = 0.0  # of those done
         self._left = sum(costs.values())  # of the others
         self._start = time.monotonic()
-        self._warm: tuple[float, float, float] | None = None  # when the first unit ended, and units and work done by then
+        # when the first unit ended, and units and work done by then
+        self._warm: tuple[float, float, float] | None = None
 
     def __enter__(self) -> Tracker:
         self.tick()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, cause: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        cause: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.tick(ended=True)
 
     @property
@@ -104,19 +118,38 @@ class Tracker:
         """Whether nobody listens."""
         return self._report is None
 
-    def tick(self, pids: Iterable[int] = (), *, message: str | None = None, ended: bool = False) -> None:
+    def tick(
+        self, pids: Iterable[int] = (), *, message: str | None = None, ended: bool = False
+    ) -> None:
         if self._report is None:
             return
         now = time.monotonic()
         under_way = sum(self._parts.values())
         part = sum(share * self._costs[index] for index, share in self._parts.items())
         new, work = self.done - self._before + under_way, self._work + part
-        # the first unit also compiles and reads what the others find ready: once there is more, it does not count
-        since, new_then, work_then = self._warm if self._warm is not None and work > self._warm[2] else (self._start, 0.0, 0.0)
+        # the first unit also compiles and reads what the others find ready: once there is more, it
+        # does not count
+        since, new_then, work_then = (
+            self._warm
+            if self._warm is not None and work > self._warm[2]
+            else (self._start, 0.0, 0.0)
+        )
         elapsed = now - since
         rate = (new - new_then) / elapsed if new > new_then and elapsed > 0 else None
         left = (self._left - part) * elapsed / (work - work_then) if rate else None
-        self._report(Progress(self.done, self.total, self.failed, rate, left, memory_of(pids), message, ended, under_way))
+        self._report(
+            Progress(
+                self.done,
+                self.total,
+                self.failed,
+                rate,
+                left,
+                memory_of(pids),
+                message,
+                ended,
+                under_way,
+            )
+        )
 
     def hear(self, index: int, share: float, pids: Iterable[int] = ()) -> None:
         """A unit is that far."""
@@ -144,13 +177,16 @@ class Tracker:
 
 
 def terminal(stream: Any = None, every: float = 5.0) -> Report:
-    """A report for people on a stream, standard error unless told: a bar on a terminal, else a line now and then."""
+    """A report for people on a stream, standard error unless told: a bar on a terminal, else a line
+    now and then.
+    """
     stream = sys.stderr if stream is None else stream
     return _Bar(stream) if stream.isatty() else _Lines(stream, every)
 
 
 def watched(progress: Any = None) -> Report | None:
-    """What a caller's ``progress`` means: a function is itself, True is the terminal's, False none; None: where people look on.
+    """What a caller's ``progress`` means: a function is itself, True is the terminal's, False none;
+    None: where people look on.
 
     People look on in a terminal and in a notebook.
     """
@@ -185,7 +221,9 @@ class _Bar:
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as Rich
 
-        self._bar: Any = Rich(BarColumn(), TextColumn("{task.description}"), console=Console(file=stream))
+        self._bar: Any = Rich(
+            BarColumn(), TextColumn("{task.description}"), console=Console(file=stream)
+        )
         self._task: Any = None
 
     def __call__(self, progress: Progress) -> None:
@@ -193,8 +231,12 @@ class _Bar:
             self._task = self._bar.add_task("", total=progress.total)
             self._bar.start()
         if progress.message is not None:
-            self._bar.console.print(one_line(progress.message), markup=False, highlight=False, soft_wrap=True)
-        self._bar.update(self._task, completed=progress.done + progress.under_way, description=progress.line())
+            self._bar.console.print(
+                one_line(progress.message), markup=False, highlight=False, soft_wrap=True
+            )
+        self._bar.update(
+            self._task, completed=progress.done + progress.under_way, description=progress.line()
+        )
         if progress.ended:
             self._bar.stop()
             self._task = None

@@ -31,7 +31,12 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    return {"host": socket.gethostname(), "platform": platform.platform(), "cores": os.cpu_count(), "pid": os.getpid()}
+    return {
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "pid": os.getpid(),
+    }
 
 
 @functools.cache
@@ -51,7 +56,9 @@ def _installed_commit() -> str | None:
 
 
 def _checked_out_commit() -> str | None:
-    """As git says, if git keeps this very file: a virtual environment may lie in somebody else's repository."""
+    """As git says, if git keeps this very file: a virtual environment may lie in somebody else's
+    repository.
+    """
     here = Path(__file__)
     if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
         return None
@@ -60,7 +67,13 @@ def _checked_out_commit() -> str | None:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        answer = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=10)
+        answer = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip() or None

@@ -60,7 +60,10 @@ class Run:
         """Units finished now, by the shards there are."""
         ended = self.status != "running"
         return Progress(
-            Store(self.path).count(self.manifest.units), self.manifest.units, failed=len(self.failures), ended=ended
+            Store(self.path).count(self.manifest.units),
+            self.manifest.units,
+            failed=len(self.failures),
+            ended=ended,
         )
 
     @property
@@ -72,20 +75,26 @@ class Run:
         """A final table as Arrow, its checksum verified."""
         if name not in self.manifest.tables:
             raise ValueError(self._no_table(name))
-        return Store(self.path).read_table(name, self.manifest.spec_hash, self.manifest.checksums.get(name))
+        return Store(self.path).read_table(
+            name, self.manifest.spec_hash, self.manifest.checksums.get(name)
+        )
 
     def table(self, name: str) -> Any:
         """A final table as a pandas frame, its checksum verified."""
         return self.arrow(name).to_pandas()
 
     def columns(self, name: str) -> dict[str, Column]:
-        """What the columns of a table are, in their order; before there are tables, of the rows there are."""
+        """What the columns of a table are, in their order; before there are tables, of the rows
+        there are.
+        """
         from esscher.runs.columns import columns_of
 
         return columns_of((self.arrow(name) if self.tables else self._finished(name)).schema)
 
     def partial(self, name: str) -> Any:
-        """Rows of the units finished so far, in the order of units and before consolidation, as a pandas frame."""
+        """Rows of the units finished so far, in the order of units and before consolidation, as a
+        pandas frame.
+        """
         return self._finished(name).to_pandas()
 
     def _finished(self, name: str) -> pa.Table:
@@ -93,38 +102,56 @@ class Run:
 
         store, spec_hash = Store(self.path), self.manifest.spec_hash
         indices = store.indices(self.manifest.units)
-        found = concatenate(None, [store.read_shard(index, spec_hash=spec_hash) for index in indices])
+        found = concatenate(
+            None, [store.read_shard(index, spec_hash=spec_hash) for index in indices]
+        )
         if name not in found:
-            raise ValueError(f"{self.path}: no finished unit has a table {name!r}; there are: {', '.join(found) or 'none'}")
+            raise ValueError(
+                f"{self.path}: no finished unit has a table {name!r}; there are:"
+                f" {', '.join(found) or 'none'}"
+            )
         return found[name]
 
     def plot_curve(self, layer: int, head: int, *, ax: Any = None) -> Any:
-        """Error of one head of a probe against the number of tokens, with theory; returns the matplotlib axes."""
+        """Error of one head of a probe against the number of tokens, with theory; returns the
+        matplotlib axes.
+        """
         return find_view("plot_curve")(self, layer, head, ax=ax)
 
     def plot_map(self, column: str = "tokens_needed_10pct", *, ax: Any = None) -> Any:
-        """Layers and heads of a probe coloured by a column of the heads table; returns the matplotlib axes."""
+        """Layers and heads of a probe coloured by a column of the heads table; returns the
+        matplotlib axes.
+        """
         return find_view("plot_map")(self, column, ax=ax)
 
-    def plot_rates(self, against: str = "horizon2", *, metric: str | None = None, ax: Any = None) -> Any:
-        """Measured exponents with theory, of a probe or of one error of a sweep; returns the matplotlib axes."""
+    def plot_rates(
+        self, against: str = "horizon2", *, metric: str | None = None, ax: Any = None
+    ) -> Any:
+        """Measured exponents with theory, of a probe or of one error of a sweep; returns the
+        matplotlib axes.
+        """
         return find_view("plot_rates")(self, against, metric=metric, ax=ax)
 
     def summary(self) -> str:
         """What the run is, how far it got, what it found and its tables, in a few lines."""
         return str(find_view("text")(self))
 
-    def budget(self, epsilon: float | None = None, *, total: int | None = None, rule: str | None = None) -> Any:
-        """Keys that a keep rule needs in each cache of a probe, for an error (0.1 unless told) or of a total.
+    def budget(
+        self, epsilon: float | None = None, *, total: int | None = None, rule: str | None = None
+    ) -> Any:
+        """Keys that a keep rule needs in each cache of a probe, for an error (0.1 unless told) or
+        of a total.
 
-        ``rule``: one that the run measured; random keys when left out. The answer, that of ``esscher budget``, has tables
-        ``heads``, ``caches`` and ``totals``.
+        ``rule``: one that the run measured; random keys when left out. The answer, that of
+        ``esscher budget``, has tables ``heads``, ``caches`` and ``totals``.
         """
         return find_view("budget")(self, epsilon, total, rule)
 
     def __repr__(self) -> str:
         tables = ", ".join(self.tables) or "none yet"
-        return f"Run({str(self.path)!r}: {self.manifest.job}, {self.manifest.status}, tables {tables})"
+        return (
+            f"Run({str(self.path)!r}: {self.manifest.job}, {self.manifest.status}, tables {tables})"
+        )
 
     def _repr_html_(self) -> str:
         return str(find_view("html")(self))
@@ -134,8 +161,9 @@ class Run:
             return f"{self.path}: no table {name!r}; there are: {', '.join(self.tables)}"
         progress = self.progress
         return (
-            f"{self.path}: no tables yet, {progress.done} of {progress.total} units are done ({self.status}); "
-            f"{resume_command(self.path)} completes it, and partial({name!r}) shows what there is"
+            f"{self.path}: no tables yet, {progress.done} of {progress.total} units are done"
+            f" ({self.status}); {resume_command(self.path)} completes it, and partial({name!r})"
+            " shows what there is"
         )
 
 
@@ -145,7 +173,9 @@ def load_run(path: str | os.PathLike[str]) -> Run:
 
 
 def list_runs(folder: str | os.PathLike[str] = ".") -> list[Run]:
-    """The runs in a folder, those of groups in it too, oldest first; what cannot be read is named in the log and left out."""
+    """The runs in a folder, those of groups in it too, oldest first; what cannot be read is named
+    in the log and left out.
+    """
     root = Path(folder)
     if not root.is_dir():
         raise RunError(f"{root}: no such folder")

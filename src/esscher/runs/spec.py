@@ -1,4 +1,6 @@
-"""The spec of a run: frozen, the same as a YAML file, as flags and as a Python object; its hash is its identity."""
+"""The spec of a run: frozen, the same as a YAML file, as flags and as a Python object; its hash is
+its identity.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,12 @@ Unit = dict[str, Any]  # names one piece of work; whatever JSON can hold
 
 
 def canonical_json(value: Any) -> str:
-    """One text per value: keys sorted, no spaces, shortest floats that read back the same, no NaN."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    """One text per value: keys sorted, no spaces, shortest floats that read back the same, no
+    NaN.
+    """
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
 
 
 def digest(value: Any) -> str:
@@ -39,17 +45,23 @@ class Plain(BaseModel):
 
 
 class RunSpec(BaseModel):
-    """Base of every job's spec. A subclass fixes ``job`` by a Literal and adds its own fields (tuples, not lists).
+    """Base of every job's spec. A subclass fixes ``job`` by a Literal and adds its own fields
+    (tuples, not lists).
 
-    Everything that can change a bit of the result belongs here, ``threads`` included: each unit is computed with
-    exactly that many threads in whichever process, since the order of a parallel sum depends on it.
+    Everything that can change a bit of the result belongs here, ``threads`` included: each unit is
+    computed with exactly that many threads in whichever process, since the order of a parallel sum
+    depends on it.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True
+    )
 
     job: str
     seed: Seed = 0
-    device: str = Field(default="cpu", description="where tensors live, such as cpu, cuda or cuda:1")
+    device: str = Field(
+        default="cpu", description="where tensors live, such as cpu, cuda or cuda:1"
+    )
     dtype: str = Field(default="float64", description="floating-point type of the computation")
     threads: int = Field(default=1, ge=1, le=MOST_THREADS, description="threads of each unit")
 
@@ -66,12 +78,16 @@ class RunSpec(BaseModel):
         return digest(self.as_dict())
 
     def unit_seed(self, unit: Unit) -> int:
-        """A seed for one unit, from the spec's seed and the unit alone: the order of units does not matter."""
+        """A seed for one unit, from the spec's seed and the unit alone: the order of units does not
+        matter.
+        """
         return int(digest([self.seed, unit])[:15], 16)
 
     @classmethod
     def read(cls: type[_S], source: str | Path | Mapping[str, Any], **changes: Any) -> _S:
-        """The spec from a YAML file or a mapping; ``changes`` (flags) replace fields. Bad input is a ValueError."""
+        """The spec from a YAML file or a mapping; ``changes`` (flags) replace fields. Bad input is
+        a ValueError.
+        """
         origin = str(source) if isinstance(source, str | Path) else cls.__name__
         fields = {**read_mapping(source), **changes}
         try:
@@ -79,7 +95,9 @@ class RunSpec(BaseModel):
         except ValidationError as cause:
             raise ValueError(f"{origin}: {field_lines(cause)}") from cause
         except (TypeError, ValueError, RecursionError) as cause:
-            raise ValueError(f"{origin}: expected plain values (numbers, strings, lists): {cause}") from cause
+            raise ValueError(
+                f"{origin}: expected plain values (numbers, strings, lists): {cause}"
+            ) from cause
 
 
 def read_mapping(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The files of a run directory. A file is there whole or not at all, whenever the power goes.
 
-What reads Parquet is imported when a file is read: to list runs and to count their units takes the names alone.
+What reads Parquet is imported when a file is read: to list runs and to count their units takes the
+names alone.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ __all__ = ["PAGE", "Shards", "Store", "write_durable"]
 
 PAGE = "report.html"
 _SHARD = re.compile(r"([0-9]{6,7})\.parquet")
-_LEFT = re.compile(r"\.(manifest\.json|[a-z0-9_]+\.parquet)\.[0-9]+\.[0-9a-f]+\.tmp")  # as write_durable names it
+# as write_durable names it
+_LEFT = re.compile(r"\.(manifest\.json|[a-z0-9_]+\.parquet)\.[0-9]+\.[0-9a-f]+\.tmp")
 _SETTLE_SECONDS = 1.0
 _REFUSED = {
     errno.ENOSPC: "no space left on the disk",
@@ -42,8 +44,9 @@ _REFUSED = {
 def write_durable(path: Path, data: bytes, *, settle: bool = True) -> None:
     """Write a file so that it is on the disk, whole and under its name, when this returns.
 
-    A temporary name in the same folder, fsync of the file, rename, fsync of the folder. Without the last
-    (``settle=False``) a loss of power may take the file back, whole; the end of a process never does.
+    A temporary name in the same folder, fsync of the file, rename, fsync of the folder. Without the
+    last (``settle=False``) a loss of power may take the file back, whole; the end of a process
+    never does.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
@@ -73,11 +76,15 @@ def sync_folder(folder: Path) -> None:
 
 def disk_error(cause: OSError, path: Path) -> StoreError:
     """What the disk refused, in words."""
-    return StoreError(f"{path}: cannot be written: {_REFUSED.get(cause.errno or 0, cause.strerror or str(cause))}")
+    return StoreError(
+        f"{path}: cannot be written: {_REFUSED.get(cause.errno or 0, cause.strerror or str(cause))}"
+    )
 
 
 class Store:
-    """Shards and final tables of one run. Any number of processes may write shards: equal units give equal bytes."""
+    """Shards and final tables of one run. Any number of processes may write shards: equal units
+    give equal bytes.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -97,10 +104,15 @@ class Store:
     def refuse_link(self) -> None:
         """A run's shards are in its own folder: behind a link are somebody else's files."""
         if self.shards.is_symlink():
-            raise RunError(f"{self.shards}: expected a folder, got a symbolic link, which is not followed; remove it")
+            raise RunError(
+                f"{self.shards}: expected a folder, got a symbolic link, which is not followed;"
+                " remove it"
+            )
 
     def sweep(self) -> None:
-        """Remove what killed writers left unfinished; only for who holds the lock. What others put there stays."""
+        """Remove what killed writers left unfinished; only for who holds the lock. What others put
+        there stays.
+        """
         try:
             for folder in (self.path, self.shards):
                 for left in _entries(folder):
@@ -113,9 +125,13 @@ class Store:
         return self.shards / f"{index:06d}.parquet"
 
     def indices(self, units: int | None = None) -> list[int]:
-        """Units that have a shard, sound or not; those of a plan of so many units where it is known."""
+        """Units that have a shard, sound or not; those of a plan of so many units where it is
+        known.
+        """
         found = (index_of(entry.name) for entry in self._shard_entries())
-        return sorted(index for index in found if index is not None and (units is None or index < units))
+        return sorted(
+            index for index in found if index is not None and (units is None or index < units)
+        )
 
     def strays(self, units: int) -> list[Path]:
         """What is among the shards and bears the name of none of so many units."""
@@ -136,7 +152,9 @@ class Store:
             return []
 
     def write_shard(self, index: int, data: bytes) -> None:
-        """Store a shard. Names are flushed once a second: what a loss of power takes back is computed again."""
+        """Store a shard. Names are flushed once a second: what a loss of power takes back is
+        computed again.
+        """
         settle = time.monotonic() - self._settled > _SETTLE_SECONDS
         write_durable(self.shard_path(index), data, settle=settle)
         if settle:
@@ -174,7 +192,9 @@ class Store:
         path = self.shard_path(index)
         return _checked(read_shard_header(_bytes(path), str(path)), path)
 
-    def read_shard(self, index: int, unit: Unit | None = None, spec_hash: str | None = None) -> Shard:
+    def read_shard(
+        self, index: int, unit: Unit | None = None, spec_hash: str | None = None
+    ) -> Shard:
         """What a unit produced; Damaged where the shard is another unit's, or of another spec."""
         from esscher.runs.tables import Shard, decode_shard
 
@@ -182,14 +202,21 @@ class Store:
         header, tables = decode_shard(_bytes(path), str(path))
         _checked(header, path)
         if header["index"] != index or (unit is not None and header["unit"] != unit):
-            raise Damaged(f"{path}: holds unit {header['index']} ({header['unit']}), not unit {index}")
+            raise Damaged(
+                f"{path}: holds unit {header['index']} ({header['unit']}), not unit {index}"
+            )
         if spec_hash is not None and header["spec_hash"] != spec_hash:
-            raise Damaged(f"{path}: belongs to another run; {resume_command(self.path)} computes its unit again")
+            raise Damaged(
+                f"{path}: belongs to another run; {resume_command(self.path)} computes its unit"
+                " again"
+            )
         return Shard(index, header["unit"], tables)
 
     def stored(self, units: list[Unit], spec_hash: str) -> Shards:
         """What the units produced, those that are there, in their order."""
-        return Shards(self, [(index, units[index], spec_hash) for index in self.indices(len(units))])
+        return Shards(
+            self, [(index, units[index], spec_hash) for index in self.indices(len(units))]
+        )
 
     def table_path(self, name: str) -> Path:
         if not NAME.fullmatch(name):
@@ -205,7 +232,9 @@ class Store:
         return checksum_of(data)
 
     def read_table(self, name: str, spec_hash: str, checksum: str | None = None) -> pa.Table:
-        """A final table; Damaged where the file is another run's, another table, or not the one that was written."""
+        """A final table; Damaged where the file is another run's, another table, or not the one
+        that was written.
+        """
         from esscher.runs.tables import checksum_of, decode_table
 
         path = self.table_path(name)
@@ -214,11 +243,15 @@ class Store:
         wrong = (
             "belongs to another run"
             if header.get("spec_hash") != spec_hash
-            else f"holds the table {header.get('table')!r}"
-            if header.get("table") != name
-            else "is not the table this run made"
-            if checksum is not None and checksum_of(data) != checksum
-            else None
+            else (
+                f"holds the table {header.get('table')!r}"
+                if header.get("table") != name
+                else (
+                    "is not the table this run made"
+                    if checksum is not None and checksum_of(data) != checksum
+                    else None
+                )
+            )
         )
         if wrong is not None:
             raise Damaged(f"{path}: {wrong}; {resume_command(self.path)} makes it anew")
@@ -226,7 +259,9 @@ class Store:
 
 
 class Shards(Sequence["Shard"]):
-    """Shards read when they are asked for, each time anew: a job may hold more in them than fits in memory."""
+    """Shards read when they are asked for, each time anew: a job may hold more in them than fits in
+    memory.
+    """
 
     def __init__(self, store: Store, known: list[tuple[int, Unit, str]]) -> None:
         self._store, self._known = store, known

@@ -40,18 +40,28 @@ def refuse_foreign(path: Path) -> None:
         raise RunError(f"{path}: expected a folder, or a name that is free, got a file")
     if not path.is_dir() or (path / MANIFEST).exists() or Store(path).shards.is_dir():
         return
-    other = sorted(entry.name for entry in path.iterdir() if entry.name != "lock" and not entry.name.startswith("."))
+    other = sorted(
+        entry.name
+        for entry in path.iterdir()
+        if entry.name != "lock" and not entry.name.startswith(".")
+    )
     if other:
-        raise RunError(f"{path}: holds {other[0]!r} and no run; choose an empty folder or a new one")
+        raise RunError(
+            f"{path}: holds {other[0]!r} and no run; choose an empty folder or a new one"
+        )
 
 
 def survey(store: Store, spec: RunSpec | None) -> Found:
-    """What there is of the run of ``spec``, or of whichever run it is. Damaged shards are removed and named."""
+    """What there is of the run of ``spec``, or of whichever run it is. Damaged shards are removed
+    and named.
+    """
     previous, notes = _previous(store)
     if spec is None:
         spec = _recorded_spec(store, previous)
     elif previous is not None and previous.spec_hash != spec.hash:
-        raise RunError(f"{store.path}: holds another run: {_difference(previous, spec)}; choose another folder")
+        raise RunError(
+            f"{store.path}: holds another run: {_difference(previous, spec)}; choose another folder"
+        )
     job = find_job(spec.job)
     units = units_of(job, spec)
     hashes = {name: str(value) for name, value in job.hashes(spec).items()}
@@ -81,7 +91,10 @@ def _recorded_spec(store: Store, previous: Manifest | None) -> RunSpec:
         fields, expected = header["spec"], header["spec_hash"]
     spec = read_spec(fields)
     if spec.hash != expected:
-        raise RunError(f"{store.path}: this esscher reads the spec of the run differently; use the version that began it")
+        raise RunError(
+            f"{store.path}: this esscher reads the spec of the run differently; use the version"
+            " that began it"
+        )
     return spec
 
 
@@ -91,23 +104,43 @@ def _any_header(store: Store) -> dict[str, Any]:
             return store.read_shard_header(index)
         except Damaged:
             continue
-    raise Damaged(f"{store.path}: no manifest and no sound shard, so the run cannot be known; start it again")
+    raise Damaged(
+        f"{store.path}: no manifest and no sound shard, so the run cannot be known; start it again"
+    )
 
 
-def _check_unchanged(path: Path, previous: Manifest, units: list[Unit], hashes: dict[str, str]) -> None:
+def _check_unchanged(
+    path: Path, previous: Manifest, units: list[Unit], hashes: dict[str, str]
+) -> None:
     if previous.units_hash != digest(units):
         raise RunError(
-            f"{path}: began with other units than its job now lists; use the esscher that began it, or start a new run"
+            f"{path}: began with other units than its job now lists; use the esscher that began it,"
+            " or start a new run"
         )
-    changed = sorted(name for name in {*previous.hashes, *hashes} if previous.hashes.get(name) != hashes.get(name))
+    changed = sorted(
+        name
+        for name in {*previous.hashes, *hashes}
+        if previous.hashes.get(name) != hashes.get(name)
+    )
     if changed:
-        raise RunError(f"{path}: its {', '.join(changed)} changed since it began; restore it, or start a new run")
+        raise RunError(
+            f"{path}: its {', '.join(changed)} changed since it began; restore it, or start a"
+            " new run"
+        )
 
 
 def _other_versions(previous: Manifest) -> tuple[str, ...]:
     before, here = previous.starts[-1].versions, versions()
-    changed = [f"{name} {here.get(name)}, before {before.get(name)}" for name in here if here[name] != before.get(name)]
-    return (f"goes on with other versions, so bits may differ: {'; '.join(changed)}",) if changed else ()
+    changed = [
+        f"{name} {here.get(name)}, before {before.get(name)}"
+        for name in here
+        if here[name] != before.get(name)
+    ]
+    return (
+        (f"goes on with other versions, so bits may differ: {'; '.join(changed)}",)
+        if changed
+        else ()
+    )
 
 
 def _difference(previous: Manifest, spec: RunSpec) -> str:
@@ -119,10 +152,13 @@ def _difference(previous: Manifest, spec: RunSpec) -> str:
 def _sound_shards(
     store: Store, spec: RunSpec, units: list[Unit], hashes: dict[str, str], *, known: bool
 ) -> tuple[set[int], list[str]]:
-    """Units whose shards hold, and a line for each that did not. ``known``: a manifest says whose shards these are."""
+    """Units whose shards hold, and a line for each that did not. ``known``: a manifest says whose
+    shards these are.
+    """
     done: set[int] = set()
     notes = [
-        f"{name}: not a shard of this run; left alone, and none of it is in the tables" for name in store.strays(len(units))
+        f"{name}: not a shard of this run; left alone, and none of it is in the tables"
+        for name in store.strays(len(units))
     ]
     expected = (spec.job, spec.hash, hashes)
     for index in store.indices(len(units)):
@@ -131,7 +167,10 @@ def _sound_shards(
             header = store.read_shard_header(index)
             if (header["job"], header["spec_hash"], header["hashes"]) != expected:
                 if not known:
-                    raise RunError(f"{path}: belongs to another run, or to one on other data; choose another folder")
+                    raise RunError(
+                        f"{path}: belongs to another run, or to one on other data; choose another"
+                        " folder"
+                    )
                 raise Damaged(f"{path}: damaged: belongs to another run")
             if header["index"] != index or header["unit"] != units[index]:
                 raise Damaged(f"{path}: damaged: holds another unit than its name says")

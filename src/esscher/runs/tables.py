@@ -1,10 +1,13 @@
-"""Tables and the bytes they are stored as: Parquet with a header and a checksum of the whole file in its metadata.
+"""Tables and the bytes they are stored as: Parquet with a header and a checksum of the whole file
+in its metadata.
 
-The same tables give the same bytes: no time, no host, no order of arrival enters, only the version of pyarrow.
+The same tables give the same bytes: no time, no host, no order of arrival enters, only the version
+of pyarrow.
 
-Why not Parquet's own page checksums: they cover neither the footer nor the headers of pages. Of the 3254 bytes of a small
-shard written with them, a reader that verifies them misses a flipped bit in 955 (907 in the footer, 48 in headers of pages;
-without them 1046 of 3149), a checksum of the whole file none of its 3241.
+Why not Parquet's own page checksums: they cover neither the footer nor the headers of pages. Of the
+3254 bytes of a small shard written with them, a reader that verifies them misses a flipped bit in
+955 (907 in the footer, 48 in headers of pages; without them 1046 of 3149), a checksum of the whole
+file none of its 3241.
 """
 
 from __future__ import annotations
@@ -64,7 +67,10 @@ def as_table(value: Any, name: str) -> pa.Table:
     elif hasattr(value, "columns") and hasattr(value, "index"):
         table = pa.Table.from_pandas(value, preserve_index=False)
     else:
-        raise TypeError(f"table {name}: expected an Arrow table, a pandas frame, columns or rows, got {type(value).__name__}")
+        raise TypeError(
+            f"table {name}: expected an Arrow table, a pandas frame, columns or rows, got"
+            f" {type(value).__name__}"
+        )
     if table.num_columns == 0:
         raise ValueError(f"table {name}: expected at least one column, got none")
     if len(set(table.column_names)) < table.num_columns:
@@ -111,7 +117,9 @@ def _join(name: str, tables: list[pa.Table]) -> pa.Table:
     try:
         return pa.concat_tables(tables, promote_options="permissive").combine_chunks()
     except (pa.ArrowInvalid, pa.ArrowTypeError) as cause:
-        raise ValueError(f"table {name}: its columns differ in type from unit to unit: {cause}") from cause
+        raise ValueError(
+            f"table {name}: its columns differ in type from unit to unit: {cause}"
+        ) from cause
 
 
 def encode_shard(tables: Mapping[str, pa.Table], header: Mapping[str, Any]) -> bytes:
@@ -177,7 +185,8 @@ def _seal(table: pa.Table, header: Mapping[str, Any]) -> bytes:
     with pq.ParquetWriter(sink, table.schema, **_OPTIONS) as writer:
         writer.write_table(table)
         writer.add_key_value_metadata(metadata)
-    view = memoryview(sink.getvalue())  # a shard may be large: one copy of it, the one that is returned
+    # a shard may be large: one copy of it, the one that is returned
+    view = memoryview(sink.getvalue())
     place = _rfind(view, _MARK + _BLANK) + len(_MARK)
     data = b"".join([view[:place], hashlib.sha256(view).hexdigest().encode(), view[place + 64 :]])
     del writer, view, sink
@@ -186,7 +195,9 @@ def _seal(table: pa.Table, header: Mapping[str, Any]) -> bytes:
 
 
 def _release(size: int) -> None:
-    """Arrow keeps what it used for a large file, several times its size, unless it is asked to give it back."""
+    """Arrow keeps what it used for a large file, several times its size, unless it is asked to give
+    it back.
+    """
     if size > _LARGE:
         pa.default_memory_pool().release_unused()
 
@@ -218,13 +229,19 @@ def read_shard_header(data: bytes, origin: str) -> dict[str, Any]:
 
 
 def _check_shard(header: dict[str, Any], file: pq.ParquetFile, origin: str) -> None:
-    """A shard names its unit, and has one row, in which each column is a list of the rows of a table."""
+    """A shard names its unit, and has one row, in which each column is a list of the rows of a
+    table.
+    """
     if type(header.get("index")) is not int or not isinstance(header.get("unit"), dict):
         raise Damaged(f"{origin}: damaged: it does not name its unit")
     for field in file.schema_arrow:
         rows = getattr(field.type, "value_type", None)
-        if field.name != _NOTHING and not (rows is not None and pa.types.is_struct(rows) and NAME.fullmatch(field.name)):
-            raise Damaged(f"{origin}: damaged: expected a list of rows in {field.name!r}, got {field.type}")
+        if field.name != _NOTHING and not (
+            rows is not None and pa.types.is_struct(rows) and NAME.fullmatch(field.name)
+        ):
+            raise Damaged(
+                f"{origin}: damaged: expected a list of rows in {field.name!r}, got {field.type}"
+            )
     if file.metadata.num_rows != 1:
         raise Damaged(f"{origin}: damaged: expected one row, got {file.metadata.num_rows}")
 

@@ -1,4 +1,6 @@
-"""How a run shows itself. What draws is found by name when it is asked for, as jobs are: nothing that draws is imported."""
+"""How a run shows itself. What draws is found by name when it is asked for, as jobs are: nothing
+that draws is imported.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Hardmax self-attention on Gaussian tokens of the line: the exact mean of its outputs, beside its asymptote."""
+"""Hardmax self-attention on Gaussian tokens of the line: the exact mean of its outputs, beside its
+asymptote.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ __all__ = ["hardmax_mean_abs", "hardmax_mean_abs_asymptotic", "predictions"]
 Floats = npt.NDArray[np.float64]
 
 EVERY_SPLIT = 1000  # up to here every number of positive tokens is summed; beyond, a grid of them
-WINDOW = 9.5  # half-width of that grid in standard deviations; what lies outside weighs less than 1e-20
+# half-width of that grid in standard deviations; what lies outside weighs less than 1e-20
+WINDOW = 9.5
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(600)
 
 
@@ -27,30 +30,37 @@ def hardmax_mean_abs_asymptotic(n: Any, sigma: Any = 1.0) -> Floats:
 
         E|Gamma-bar_n| = ln(4) sigma / (2 sqrt(2 ln n)) (1 + o(1))
 
-    Infinite at n = 1, where ln n = 0. Source: [B] Proposition 5.1 (d = 1, tokens N(0, sigma^2)). The reason: the
-    largest token and minus the smallest are sigma (b_n + G / sqrt(2 ln n)) with independent Gumbel G, half of the
-    queries take each, and the difference of two Gumbel variables has mean absolute value ln 4.
+    Infinite at n = 1, where ln n = 0. Source: [B] Proposition 5.1 (d = 1, tokens N(0, sigma^2)).
+    The reason: the largest token and minus the smallest are sigma (b_n + G / sqrt(2 ln n)) with
+    independent Gumbel G, half of the queries take each, and the difference of two Gumbel variables
+    has mean absolute value ln 4.
     """
     logs = np.log(_counts(n).astype(np.float64))
     with np.errstate(divide="ignore"):
-        return np.asarray(math.log(4.0) * as_positive(sigma, "sigma") / (2.0 * np.sqrt(2.0 * logs)), dtype=np.float64)
+        return np.asarray(
+            math.log(4.0) * as_positive(sigma, "sigma") / (2.0 * np.sqrt(2.0 * logs)),
+            dtype=np.float64,
+        )
 
 
 def hardmax_mean_abs(n: Any, sigma: Any = 1.0, positive: bool = True) -> Floats:
-    """Exact E|mean output| of hardmax self-attention on n tokens N(0, sigma^2), d = 1, V = 1; queries are the tokens.
+    """Exact E|mean output| of hardmax self-attention on n tokens N(0, sigma^2), d = 1, V = 1;
+    queries are the tokens.
 
-    For A > 0 (``positive``) a query above 0 takes the largest token and one below 0 the smallest; for A < 0 the other
-    way. Given K = k tokens above 0, the k positive ones and minus the n - k others are independent half-normal
-    samples, so with M_k the largest of k half-normals
+    For A > 0 (``positive``) a query above 0 takes the largest token and one below 0 the smallest;
+    for A < 0 the other way. Given K = k tokens above 0, the k positive ones and minus the n - k
+    others are independent half-normal samples, so with M_k the largest of k half-normals
 
-        |mean| = | (k/n) M_k - ((n-k)/n) M'_{n-k} |   (A > 0, 0 < k < n; for A < 0 the two shares change places),
+        |mean| = | (k/n) M_k - ((n-k)/n) M'_{n-k} |   (A > 0, 0 < k < n; for A < 0 the two shares
+        change places),
 
-    and M_n (A > 0) or the smallest of n half-normals (A < 0) when all tokens have one sign. K is binomial(n, 1/2), and
-    E|X - Y| = int_0^inf F_X (1 - F_Y) + F_Y (1 - F_X) dt for independent X, Y >= 0. One sum of one-dimensional
-    integrals: relative error below 1e-12 for n from 1 to 1e12 and beyond. The limit of the mean is 0, so this is an
-    error.
+    and M_n (A > 0) or the smallest of n half-normals (A < 0) when all tokens have one sign. K is
+    binomial(n, 1/2), and E|X - Y| = int_0^inf F_X (1 - F_Y) + F_Y (1 - F_X) dt for independent X, Y
+    >= 0. One sum of one-dimensional integrals: relative error below 1e-12 for n from 1 to 1e12 and
+    beyond. The limit of the mean is 0, so this is an error.
 
-    The quantity is that of [B] Proposition 5.1. ``n`` a number or a flat list; the shape of ``n`` is kept.
+    The quantity is that of [B] Proposition 5.1. ``n`` a number or a flat list; the shape of ``n``
+    is kept.
     """
     counts = _counts(n)
     scale = as_positive(sigma, "sigma")
@@ -79,19 +89,22 @@ def _unit_mean_abs(n: int, positive: bool) -> float:
 def _splits(n: int) -> tuple[Floats, Floats]:
     """Numbers k of positive tokens, 0 < k < n, and their binomial(n, 1/2) chances.
 
-    Beyond ``EVERY_SPLIT`` a grid of half a standard deviation: the summand is a smooth function times a near Gaussian,
-    for which the trapezoid rule with that step errs by about exp(-8 pi^2).
+    Beyond ``EVERY_SPLIT`` a grid of half a standard deviation: the summand is a smooth function
+    times a near Gaussian, for which the trapezoid rule with that step errs by about exp(-8 pi^2).
     """
     if n <= EVERY_SPLIT:
         k = np.arange(1, n, dtype=np.float64)
-        chance = np.exp(gammaln(n + 1.0) - gammaln(k + 1.0) - gammaln(n - k + 1.0) - n * math.log(2.0))
+        chance = np.exp(
+            gammaln(n + 1.0) - gammaln(k + 1.0) - gammaln(n - k + 1.0) - n * math.log(2.0)
+        )
         return k, chance * ((1.0 - 2.0 ** (1 - n)) / chance.sum()) if n > 1 else chance
     deviation = math.sqrt(n) / 2.0
     step = int(deviation / 2.0)
     reach = int(WINDOW * deviation / step)
     k = n // 2 + step * np.arange(-reach, reach + 1, dtype=np.float64)
     u = (2.0 * k - n) / n
-    # Stirling: log C(n, k) 2^-n up to a constant, the entropy as its series in u because its closed form cancels
+    # Stirling: log C(n, k) 2^-n up to a constant, the entropy as its series in u because its closed
+    # form cancels
     entropy = sum(u ** (2 * j) / (j * (2 * j - 1)) for j in range(1, 25))
     log_chance = -0.5 * n * entropy - 0.5 * np.log1p(-(u**2)) - _stirling(k) - _stirling(n - k)
     chance = np.exp(log_chance - log_chance.max())
@@ -103,7 +116,9 @@ def _stirling(k: Floats) -> Floats:
 
 
 def _mean_gap(k: Floats, j: Floats, share: Floats) -> Floats:
-    """E|share M_k - (1 - share) M'_j| for each row; M_k, M'_j the largest of k and of j independent half-normals."""
+    """E|share M_k - (1 - share) M'_j| for each row; M_k, M'_j the largest of k and of j independent
+    half-normals.
+    """
     u, du = _grid(float(np.max(k + j)))
     top = np.maximum(share, 1.0 - share)[:, None]
     t = top * u
@@ -114,7 +129,9 @@ def _mean_gap(k: Floats, j: Floats, share: Floats) -> Floats:
 
 
 def _grid(n: float) -> tuple[Floats, Floats]:
-    """Gauss-Legendre nodes from 0 to where the largest of n half-normals lies with chance below 1e-18."""
+    """Gauss-Legendre nodes from 0 to where the largest of n half-normals lies with chance below
+    1e-18.
+    """
     end = math.sqrt(2.0 * (math.log(n) + 42.0))
     return 0.5 * end * (NODES + 1.0), 0.5 * end * WEIGHTS
 
@@ -123,7 +140,9 @@ def _log_erf(u: Floats) -> Floats:
     """log P(|g| <= u) for a standard normal g, accurate at both ends."""
     root = u / math.sqrt(2.0)
     with np.errstate(divide="ignore"):
-        return np.asarray(np.where(root < 0.5, np.log(erf(root)), np.log1p(-erfc(root))), dtype=np.float64)
+        return np.asarray(
+            np.where(root < 0.5, np.log(erf(root)), np.log1p(-erfc(root))), dtype=np.float64
+        )
 
 
 def predictions(setting: Setting) -> list[Prediction]:
@@ -142,9 +161,15 @@ def predictions(setting: Setting) -> list[Prediction]:
     known = scale > 0.0
     exact = Prediction(
         name="hardmax-exact",
-        statement="The mean over all tokens of the hardmax output has this mean absolute value; its limit is 0.",
+        statement=(
+            "The mean over all tokens of the hardmax output has this mean absolute value; its limit"
+            " is 0."
+        ),
         source="derived here; the quantity of [B] Proposition 5.1",
-        formula="sum_k C(n,k) 2^-n |V| E|(k/n) M_k - ((n-k)/n) M'_{n-k}|, M_k the largest of k half-normals",
+        formula=(
+            "sum_k C(n,k) 2^-n |V| E|(k/n) M_k - ((n-k)/n) M'_{n-k}|, M_k the largest of k"
+            " half-normals"
+        ),
         status="exact",
         quantity="hardmax mean",
         conditions=conditions,

@@ -1,24 +1,29 @@
 """Rates and constants of keep rules at one query: what the error of n kept keys tends to.
 
-e = exp<theta, y>, c = V y - Gamma, E_t the tilted law, s the standard deviation of the score, w = V Sigma theta / s. For N
-independent tokens that are kept with chance p and counted 1/p times, N MSE -> E[e^2 |c|^2 / p] / (E e)^2 (the delta method; the
-proof of ``delta_bound`` holds with e/p in place of e). From it
+e = exp<theta, y>, c = V y - Gamma, E_t the tilted law, s the standard deviation of the score, w = V
+Sigma theta / s. For N independent tokens that are kept with chance p and counted 1/p times, N MSE
+-> E[e^2 |c|^2 / p] / (E e)^2 (the delta method; the proof of ``delta_bound`` holds with e/p in
+place of e). From it
 
-    random        n MSE -> E[e^2 |c|^2] / (E e)^2,    Gaussian: exp(s^2) (tr V Sigma V^T + s^2 |w|^2)
-    topk + rest   n MSE -> f (E[e^2 |c|^2; top] + E[e^2 |c|^2; rest] / p) / (E e)^2 at a fixed share f = n/N.
+    random        n MSE -> E[e^2 |c|^2] / (E e)^2,    Gaussian: exp(s^2) (tr V Sigma V^T + s^2
+    |w|^2) topk + rest   n MSE -> f (E[e^2 |c|^2; top] + E[e^2 |c|^2; rest] / p) / (E e)^2 at a
+    fixed share f = n/N.
 
-The largest scores alone, at a fixed share, tend to the wrong limit: cut at r, the tilted score N(s, 1) of Gaussian tokens
-has its mean moved by the hazard phi(r-s) / Q(r-s), and Gamma_keep - Gamma -> w times it.
+The largest scores alone, at a fixed share, tend to the wrong limit: cut at r, the tilted score N(s,
+1) of Gaussian tokens has its mean moved by the hazard phi(r-s) / Q(r-s), and Gamma_keep - Gamma ->
+w times it.
 
-Neyman's rule in a context without end draws c_1 .. c_n from the tilted law by their sizes, and with u = c/|c| the error is
-sum u_j / sum |c_j|^-1 = (sum u_j / n) H_n, H_n the harmonic mean of the |c_j|. Since E u = 0 and |u| = 1 there,
+Neyman's rule in a context without end draws c_1 .. c_n from the tilted law by their sizes, and with
+u = c/|c| the error is sum u_j / sum |c_j|^-1 = (sum u_j / n) H_n, H_n the harmonic mean of the
+|c_j|. Since E u = 0 and |u| = 1 there,
 
     n MSE = E[ |sum u_j|^2 / n  H_n^2 ] -> (E_t|c|)^2 <= tr V Cov_t V^T .
 
-Proof: H_n -> 1 / E[1/|c|] = E_t|c| almost surely, |sum u_j|^2 / n converges in law with all moments, and H_n is at most the
-arithmetic mean, whose powers are uniformly integrable where the tilted law has moments (and P_t(c = 0) = 0). For Gaussian
-tokens c is N(0, V Sigma V^T) under every tilt: the error is the same number at every query and every horizon, for every n.
-There the arithmetic mean gives, with M_k = E_t|c|^k,
+Proof: H_n -> 1 / E[1/|c|] = E_t|c| almost surely, |sum u_j|^2 / n converges in law with all
+moments, and H_n is at most the arithmetic mean, whose powers are uniformly integrable where the
+tilted law has moments (and P_t(c = 0) = 0). For Gaussian tokens c is N(0, V Sigma V^T) under every
+tilt: the error is the same number at every query and every horizon, for every n. There the
+arithmetic mean gives, with M_k = E_t|c|^k,
 
     MSE <= ((n-1) (M_2/M_1)^2 + M_3/M_1) / n^2        for every n.
 
@@ -47,15 +52,19 @@ __all__ = ["gaussian_mean_norm", "neyman_bound", "rest_constant", "topk_bias"]
 
 Floats = npt.NDArray[np.float64]
 
-SHARE = 1 / 16  # of a context, at which the predictions for the largest scores speak; half of it for those with a rest
-STEEP = 1e3  # score deviations beyond which exp(s^2) leaves the floating range whatever it multiplies
+# of a context, at which the predictions for the largest scores speak; half of it for those with a
+# rest
+SHARE = 1 / 16
+# score deviations beyond which exp(s^2) leaves the floating range whatever it multiplies
+STEEP = 1e3
 
 
 def gaussian_mean_norm(values: Any) -> float:
     """E|c| for c ~ N(0, C) with eigenvalues ``values`` of C.
 
-    E sqrt(Q) = int_0^inf (1 - E exp(-tQ)) t^{-3/2} dt / (2 sqrt(pi)), E exp(-tQ) = prod (1 + 2 t lambda)^{-1/2}; in log t the
-    integrand is analytic in a strip of half-width pi, so that a trapezoid rule of step 1/2 errs by exp(-39).
+    E sqrt(Q) = int_0^inf (1 - E exp(-tQ)) t^{-3/2} dt / (2 sqrt(pi)), E exp(-tQ) = prod (1 + 2 t
+    lambda)^{-1/2}; in log t the integrand is analytic in a strip of half-width pi, so that a
+    trapezoid rule of step 1/2 errs by exp(-39).
     """
     spectrum = np.asarray(values, np.float64)
     largest = float(spectrum.max(initial=0.0))
@@ -64,28 +73,41 @@ def gaussian_mean_norm(values: Any) -> float:
     y = np.arange(-90.0, 90.0, 0.5)
     grown = 2.0 * np.exp(y)[:, None] * (spectrum / largest)
     lost = -np.expm1(-0.5 * np.log1p(grown).sum(axis=1))
-    return math.sqrt(largest) * float((lost * np.exp(-0.5 * y)).sum()) * 0.5 / (2.0 * math.sqrt(math.pi))
+    return (
+        math.sqrt(largest)
+        * float((lost * np.exp(-0.5 * y)).sum())
+        * 0.5
+        / (2.0 * math.sqrt(math.pi))
+    )
 
 
 def neyman_bound(n: Any, first: float, second: float, third: float) -> Floats:
-    """((n-1) (M_2/M_1)^2 + M_3/M_1) / n^2 from M_1 = E|c| and (numbers above) M_2 and M_3, Gaussian tokens."""
+    """((n-1) (M_2/M_1)^2 + M_3/M_1) / n^2 from M_1 = E|c| and (numbers above) M_2 and M_3, Gaussian
+    tokens.
+    """
     counts = as_counts(n, "n").astype(np.float64)
     if first <= 0.0:
         return np.zeros_like(counts)
-    return np.asarray(((counts - 1.0) * (second / first) ** 2 + third / first) / counts**2, np.float64)
+    return np.asarray(
+        ((counts - 1.0) * (second / first) ** 2 + third / first) / counts**2, np.float64
+    )
 
 
 def topk_bias(share: float, s: float) -> float:
-    """phi(r-s) / Q(r-s), Q(r) = share: |Gamma_keep - Gamma| over |w| for the largest scores of Gaussian tokens."""
+    """phi(r-s) / Q(r-s), Q(r) = share: |Gamma_keep - Gamma| over |w| for the largest scores of
+    Gaussian tokens.
+    """
     x = float(scipy.stats.norm.isf(share)) - s
     return math.sqrt(2.0 / math.pi) / float(scipy.special.erfcx(x / math.sqrt(2.0)))
 
 
 def rest_constant(top: float, rest: float, s: float, along: float, across: float) -> float:
-    """E[e^2 |c|^2 / p] / (E e)^2 for Gaussian tokens, p = 1 for a share ``top`` of largest scores and ``rest`` for the others.
+    """E[e^2 |c|^2 / p] / (E e)^2 for Gaussian tokens, p = 1 for a share ``top`` of largest scores
+    and ``rest`` for the others.
 
-    Given the score s g, |c|^2 is along (g - s)^2 + across on average, and e^2 / (E e)^2 moves g to N(2s, 1) and counts it
-    exp(s^2) times: exp(s^2) (along (1 + s^2) + across), and (1/rest - 1) times its part below the cut.
+    Given the score s g, |c|^2 is along (g - s)^2 + across on average, and e^2 / (E e)^2 moves g to
+    N(2s, 1) and counts it exp(s^2) times: exp(s^2) (along (1 + s^2) + across), and (1/rest - 1)
+    times its part below the cut.
     """
     if s > STEEP:
         return math.inf if along + across > 0.0 else 0.0
@@ -118,7 +140,11 @@ def _neyman(setting: Setting, theta: Tensor) -> list[Prediction]:
         if measure.is_gaussian:
             spread = product(V, measure.root)
             sized = _sizes(_squares(spread))
-            numbers = {"constant": sized["first"] * sized["first"], "most": sized["second"]} if sized else {"most": math.inf}
+            numbers = (
+                {"constant": sized["first"] * sized["first"], "most": sized["second"]}
+                if sized
+                else {"most": math.inf}
+            )
         else:
             numbers = {"most": _trace(V, measure.tilted_cov(theta))}
         moments = True if setting.sigma is not None or bool(theta.any()) else None
@@ -127,9 +153,15 @@ def _neyman(setting: Setting, theta: Tensor) -> list[Prediction]:
     return [
         Prediction(
             name="keep-neyman",
-            statement="n keys of a context without end, drawn by weight and distance, err like n^-1/2: no exponential.",
+            statement=(
+                "n keys of a context without end, drawn by weight and distance, err like n^-1/2: no"
+                " exponential."
+            ),
             source="derived here",
-            formula="n MSE -> (E_t|c|)^2 <= tr V Cov_t V^T, t the tilted law; Gaussian tokens: one error for all queries",
+            formula=(
+                "n MSE -> (E_t|c|)^2 <= tr V Cov_t V^T, t the tilted law; Gaussian tokens: one"
+                " error for all queries"
+            ),
             status="proved (asymptotic)",
             quantity="kept keys at one query: Neyman's",
             conditions=(
@@ -141,9 +173,14 @@ def _neyman(setting: Setting, theta: Tensor) -> list[Prediction]:
         ),
         Prediction(
             name="keep-neyman-bound",
-            statement="The mean square error of n keys drawn by weight and distance is at most the bound, at every query.",
+            statement=(
+                "The mean square error of n keys drawn by weight and distance is at most the bound,"
+                " at every query."
+            ),
             source="derived here",
-            formula="MSE <= ((n-1) (M_2/M_1)^2 + M_3/M_1)/n^2, M_k = E|c|^k for c ~ N(0, V Sigma V^T)",
+            formula=(
+                "MSE <= ((n-1) (M_2/M_1)^2 + M_3/M_1)/n^2, M_k = E|c|^k for c ~ N(0, V Sigma V^T)"
+            ),
             status="proved",
             quantity="kept keys at one query: Neyman's",
             conditions=(("tokens are Gaussian", measure.is_gaussian),),
@@ -156,7 +193,9 @@ def _neyman(setting: Setting, theta: Tensor) -> list[Prediction]:
 
 
 def _sizes(values: Floats) -> dict[str, float]:
-    """M_1, and numbers above M_2 and M_3, of N(0, C) with these eigenvalues; nothing where they leave the floating range."""
+    """M_1, and numbers above M_2 and M_3, of N(0, C) with these eigenvalues; nothing where they
+    leave the floating range.
+    """
     second = float(values.sum())
     if not math.isfinite(second):
         return {}
@@ -166,7 +205,9 @@ def _sizes(values: Floats) -> dict[str, float]:
 
 
 def _trace(V: Tensor, cov: Tensor) -> float:
-    """tr V C V^T, infinite where it leaves the floating range: of V and C over their largest entries, then times these."""
+    """tr V C V^T, infinite where it leaves the floating range: of V and C over their largest
+    entries, then times these.
+    """
     wide, spread = float(V.abs().max()), float(cov.abs().max())
     if not math.isfinite(spread):
         return math.inf
@@ -182,7 +223,9 @@ def _squares(spread: Tensor) -> Floats:
     if is_diagonal(spread):
         return np.asarray(spread.diagonal().square().cpu().numpy(), np.float64)
     narrow = spread if spread.shape[0] < spread.shape[1] else spread.T
-    return np.asarray(torch.linalg.eigvalsh(product(narrow, narrow.T)).clamp_min(0.0).cpu().numpy(), np.float64)
+    return np.asarray(
+        torch.linalg.eigvalsh(product(narrow, narrow.T)).clamp_min(0.0).cpu().numpy(), np.float64
+    )
 
 
 def _largest(setting: Setting, theta: Tensor) -> list[Prediction]:
@@ -197,11 +240,17 @@ def _largest(setting: Setting, theta: Tensor) -> list[Prediction]:
         across = max(0.0, float(spread.square().sum()) - along)
         half = SHARE / 2
         top = {"share": SHARE, "rms": math.sqrt(along) * topk_bias(SHARE, s)}
-        rest = {"share": SHARE, "constant": SHARE * rest_constant(half, half / (1.0 - half), s, along, across)}
+        rest = {
+            "share": SHARE,
+            "constant": SHARE * rest_constant(half, half / (1.0 - half), s, along, across),
+        }
     return [
         Prediction(
             name="keep-topk",
-            statement="The keys of largest score, a fixed share of the context, have an error that does not fall with n.",
+            statement=(
+                "The keys of largest score, a fixed share of the context, have an error that does"
+                " not fall with n."
+            ),
             source="derived here",
             formula="rms -> |w| phi(r-s)/Q(r-s), Q(r) = share, w = V Sigma theta / s",
             status="proved (asymptotic)",
@@ -212,7 +261,10 @@ def _largest(setting: Setting, theta: Tensor) -> list[Prediction]:
         ),
         Prediction(
             name="keep-topk-rest",
-            statement="Half the keys of largest score, half a reweighted rest: sqrt(constant/n), between random and Neyman.",
+            statement=(
+                "Half the keys of largest score, half a reweighted rest: sqrt(constant/n), between"
+                " random and Neyman."
+            ),
             source="derived here",
             formula="n MSE -> share E[e^2 |c|^2/p]/(E e)^2, p = 1 for the largest scores",
             status="proved (asymptotic)",

@@ -1,4 +1,6 @@
-"""Setting: the numbers of one head, one law of tokens and one law of queries that predictions are made of."""
+"""Setting: the numbers of one head, one law of tokens and one law of queries that predictions are
+made of.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ SMALLEST = 1e-100  # a point mass is sub-Gaussian for every sigma; the formulas 
 
 @dataclass(frozen=True)
 class Setting:
-    """Symbols as in ``boursier_query`` and ``boursier_average``; None where the law does not have the number."""
+    """Symbols as in ``boursier_query`` and ``boursier_average``; None where the law does not have
+    the number.
+    """
 
     head: Head
     measure: Measure
@@ -39,7 +43,8 @@ class Setting:
     token_fourth: float | None
     token_eighth: float | None
     queries_centred: bool
-    horizon: float | None  # ||S^{1/2} A||_2, S the sub-Gaussian matrix of the tokens that gives the least
+    # ||S^{1/2} A||_2, S the sub-Gaussian matrix of the tokens that gives the least
+    horizon: float | None
     coupling: float | None  # ||S||_2 ||S^{1/2} A||_2^2, likewise
     horizon2: float  # ||Sigma^{1/2} A Sigma_q^{1/2}||_2
     score_deviation: float  # root mean square over queries of s(x) = sqrt(theta^T Sigma theta)
@@ -49,24 +54,35 @@ class Setting:
         return None if self.tau is None else self.tau * self.a_norm
 
 
-def setting_of(head: Head, measure: Measure, queries_law: Measure | None = None, radius: Any = None) -> Setting:
-    """``queries_law`` defaults to the law of the tokens, ``radius`` to the root mean square norm of a query."""
+def setting_of(
+    head: Head, measure: Measure, queries_law: Measure | None = None, radius: Any = None
+) -> Setting:
+    """``queries_law`` defaults to the law of the tokens, ``radius`` to the root mean square norm of
+    a query.
+    """
     check_pair(head, measure)
     queries = measure if queries_law is None else queries_law
     if queries.dim != head.dim_query:
         raise ValueError(
-            f"queries_law: expected a measure of dimension {head.dim_query}, the head's queries, got {queries.dim}; "
-            "pass queries_law when queries and tokens differ"
+            f"queries_law: expected a measure of dimension {head.dim_query}, the head's queries,"
+            f" got {queries.dim}; pass queries_law when queries and tokens differ"
         )
     mean, cov_q = queries.mean.double(), queries.cov.double()
     root_mean_square = math.sqrt(float(cov_q.trace() + mean @ mean))
     R = root_mean_square if radius is None else as_positive(radius, "radius")
     A, V = head.A.detach().double(), head.V.detach().double()
-    bias = torch.zeros(head.dim, dtype=torch.float64) if head.tilt_bias is None else head.tilt_bias.detach().double()
+    bias = (
+        torch.zeros(head.dim, dtype=torch.float64)
+        if head.tilt_bias is None
+        else head.tilt_bias.detach().double()
+    )
     a_norm, direction = largest_singular(A)
     direction = direction * (-1.0 if float((A @ direction) @ bias) < 0 else 1.0)
     horizon, coupling = proved_coupling(head, measure)
-    scores, offset = product(product(measure.root.T, A), queries.root), measure.root.T @ (A @ mean + bias)
+    scores, offset = (
+        product(product(measure.root.T, A), queries.root),
+        measure.root.T @ (A @ mean + bias),
+    )
     return Setting(
         head=head,
         measure=measure,
@@ -91,10 +107,11 @@ def setting_of(head: Head, measure: Measure, queries_law: Measure | None = None,
 
 
 def proved_coupling(head: Head, measure: Measure) -> tuple[float, float] | tuple[None, None]:
-    """The least ||S^{1/2} A||_2 and ||S||_2 ||S^{1/2} A||_2^2 over the sub-Gaussian matrices S of the law; None without one.
+    """The least ||S^{1/2} A||_2 and ||S||_2 ||S^{1/2} A||_2^2 over the sub-Gaussian matrices S of
+    the law; None without one.
 
-    The theorems of [B] hold for these: with the covariance in place of S, as in ``Head.coupling``, they are proved for
-    Gaussian tokens only.
+    The theorems of [B] hold for these: with the covariance in place of S, as in ``Head.coupling``,
+    they are proved for Gaussian tokens only.
     """
     roots = measure.subgaussian_roots
     if not roots:
@@ -106,10 +123,11 @@ def proved_coupling(head: Head, measure: Measure) -> tuple[float, float] | tuple
 
 
 def tilted_moment(setting: Setting, p: int, q: int) -> float | None:
-    """Upper bound on E_x[ |x|^q E_{tilted by A x} |y - E y|^p ], the left side of [S] Assumption 3.3; None where
-    unknown.
+    """Upper bound on E_x[ |x|^q E_{tilted by A x} |y - E y|^p ], the left side of [S] Assumption
+    3.3; None where unknown.
 
-    With (a, b) of ``Measure.tilted_moment``: (a ||A||)^p E|x|^{p+q} + b E|x|^q. The paper's M_{p,q} is this over sigma^{2p}.
+    With (a, b) of ``Measure.tilted_moment``: (a ||A||)^p E|x|^{p+q} + b E|x|^q. The paper's M_{p,q}
+    is this over sigma^{2p}.
     """
     known, own = setting.measure.tilted_moment(p), 1.0 if q == 0 else setting.queries.norm_moment(q)
     if known is None or own is None or not setting.queries_centred:

@@ -1,4 +1,6 @@
-"""Splines, deposits and the streaming state: exact where they claim to be, and as accurate as they say elsewhere."""
+"""Splines, deposits and the streaming state: exact where they claim to be, and as accurate as they
+say elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ from torch import Tensor
 
 from esscher.convergence.grid import scatter
 from esscher.convergence.grid import state as deposit
-from esscher.convergence.grid.bspline import coarsen, exponential_gain, interpolation_error, prefilter, weight_table
+from esscher.convergence.grid.bspline import (
+    coarsen,
+    exponential_gain,
+    interpolation_error,
+    prefilter,
+    weight_table,
+)
 from esscher.convergence.grid.scatter import scatter_compiled, scatter_tensors
 from esscher.convergence.grid.state import Deposit, Grid, choose_grid, finish, init, merge, update
 from esscher.convergence.integral.nodes import error_from_nodes
@@ -32,7 +40,11 @@ KEPT = np.array([1, 2, 30, 200, 380, 399, 400])
 
 def exact_spline(points: int, x: Fraction) -> Fraction:
     """beta(x) = sum_k (-1)^k C(points, k) (x - k)_+^(points-1) / (points-1)!, in whole numbers."""
-    powers = (Fraction((-1) ** k * math.comb(points, k)) * (x - k) ** (points - 1) for k in range(points + 1) if k < x)
+    powers = (
+        Fraction((-1) ** k * math.comb(points, k)) * (x - k) ** (points - 1)
+        for k in range(points + 1)
+        if k < x
+    )
     return sum(powers, Fraction(0)) / math.factorial(points - 1)
 
 
@@ -48,17 +60,25 @@ def test_weights_are_the_b_spline(points: int) -> None:
 @pytest.mark.parametrize("points", POINTS)
 @pytest.mark.parametrize("spacing", [1 / 32, 1 / 8, 1 / 4])
 def test_prefilter_is_the_sum_over_poles(points: int, spacing: float) -> None:
-    """g_m = sum over the poles |z| < 1 of z^(|m| + points/2 - 2) / Q'(z), Q(z) = sum_i beta(1 + i) z^i, in 50 digits."""
+    """g_m = sum over the poles |z| < 1 of z^(|m| + points/2 - 2) / Q'(z), Q(z) = sum_i beta(1 + i)
+    z^i, in 50 digits.
+    """
     with mpmath.workdps(50):
         samples = [exact_spline(points, Fraction(1 + i)) for i in range(points - 1)]
         rising = [mpmath.mpf(x.numerator) / x.denominator for x in samples]
-        poles = [z for z in mpmath.polyroots(rising[::-1], maxsteps=200, extraprec=300) if abs(z) < 1]
+        poles = [
+            z for z in mpmath.polyroots(rising[::-1], maxsteps=200, extraprec=300) if abs(z) < 1
+        ]
         slopes = [sum(i * c * z ** (i - 1) for i, c in enumerate(rising) if i) for z in poles]
         taps = prefilter(points, spacing)
         shifts = [abs(m) + points // 2 - 2 for m in range(-(len(taps) // 2), len(taps) // 2 + 1)]
-        expected = [float(sum(z**m / slope for z, slope in zip(poles, slopes, strict=True))) for m in shifts]
+        expected = [
+            float(sum(z**m / slope for z, slope in zip(poles, slopes, strict=True))) for m in shifts
+        ]
     np.testing.assert_allclose(taps, expected, rtol=2e-13, atol=0)
-    edge = abs(float(max(poles, key=abs))) ** (len(taps) // 2) * math.exp(2 * spacing * (len(taps) // 2))
+    edge = abs(float(max(poles, key=abs))) ** (len(taps) // 2) * math.exp(
+        2 * spacing * (len(taps) // 2)
+    )
     assert edge <= 1e-17
 
 
@@ -80,18 +100,24 @@ def represent(points: int, spacing: float, kernel: Any, u: np.ndarray) -> np.nda
 def test_polynomials_are_represented_exactly(points: int) -> None:
     u = np.linspace(-1, 1, 41)
     for degree in range(points):
-        np.testing.assert_allclose(represent(points, 1 / 8, lambda x, k=degree: x**k, u), u**degree, atol=1e-11)
+        np.testing.assert_allclose(
+            represent(points, 1 / 8, lambda x, k=degree: x**k, u), u**degree, atol=1e-11
+        )
 
 
 @pytest.mark.parametrize(("points", "ratio"), [(4, 16), (8, 256)])
 def test_order_of_interpolation(points: int, ratio: int) -> None:
-    """Halving the spacing divides the error by 2^points, and the estimate of its size is right within a factor of 4."""
+    """Halving the spacing divides the error by 2^points, and the estimate of its size is right
+    within a factor of 4.
+    """
 
     def kernel(x: np.ndarray) -> np.ndarray:
         return np.exp(2 * x - np.exp(x))
 
     u = np.linspace(-3, 3, 600)
-    coarse, fine = (np.abs(represent(points, h, kernel, u) - kernel(u)).max() for h in (1 / 4, 1 / 8))
+    coarse, fine = (
+        np.abs(represent(points, h, kernel, u) - kernel(u)).max() for h in (1 / 4, 1 / 8)
+    )
     assert 0.5 * ratio < coarse / fine < 5 * ratio
     assert fine < 30 * interpolation_error(points, 1 / 8, np.pi / 2)
 
@@ -105,7 +131,9 @@ def test_exponentials_have_exact_coefficients(points: int, rate: float) -> None:
     assert filtered == pytest.approx(1 / exponential_gain(points, rate / 8), rel=1e-13)
 
 
-def keys(seed: int, queries: int, count: int, width: int, spread: float = 1.0) -> tuple[Tensor, Tensor]:
+def keys(
+    seed: int, queries: int, count: int, width: int, spread: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """Scores (queries, count) and values (count, width)."""
     generator = torch.Generator().manual_seed(seed)
     scores = spread * torch.randn(queries, count, generator=generator, dtype=torch.float64)
@@ -115,20 +143,28 @@ def keys(seed: int, queries: int, count: int, width: int, spread: float = 1.0) -
 @pytest.mark.parametrize("points", POINTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("queries", "count", "channels"), [(1, 1, 1), (3, 517, 13), (37, 1031, 5)])
-def test_compiled_and_tensor_scatter_agree(points: int, dtype: torch.dtype, queries: int, count: int, channels: int) -> None:
+def test_compiled_and_tensor_scatter_agree(
+    points: int, dtype: torch.dtype, queries: int, count: int, channels: int
+) -> None:
     scores, rows = keys(1, queries, count, channels, 2.0)
     scores = scores.to(dtype)
     first = (scores.amin(1).double() * 8).floor().long() - (points - 1) - torch.arange(queries) % 3
     length = int((scores.amax(1).double() * 8).floor().long().sub(first).max()) + 1
-    compiled, tensors = (torch.ones(channels, queries, length, dtype=torch.float64) for _ in range(2))
+    compiled, tensors = (
+        torch.ones(channels, queries, length, dtype=torch.float64) for _ in range(2)
+    )
     scatter_compiled(scores, rows, first, compiled, 1 / 8, points)
     scatter_tensors(scores, rows, first, tensors, 1 / 8, points)
     torch.testing.assert_close(compiled, tensors, rtol=0, atol=1e-12)
     # B-splines keep the sum and the first moment of what they spread
     compiled -= 1
-    torch.testing.assert_close(compiled.sum(2), rows.sum(0)[:, None].expand(-1, queries), rtol=0, atol=1e-11)
+    torch.testing.assert_close(
+        compiled.sum(2), rows.sum(0)[:, None].expand(-1, queries), rtol=0, atol=1e-11
+    )
     centres = (first[:, None] + torch.arange(length) + points / 2) / 8
-    torch.testing.assert_close((compiled * centres).sum(2), (scores.double() @ rows).T, rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        (compiled * centres).sum(2), (scores.double() @ rows).T, rtol=0, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize("sampling", ["replacement", "bernoulli"])
@@ -136,7 +172,9 @@ def test_compiled_and_tensor_scatter_agree(points: int, dtype: torch.dtype, quer
 def test_keys_that_a_query_does_not_see_leave_no_trace(
     sampling: str, work: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each query beside a state of its own over the keys it sees; the last sees nothing of the first block."""
+    """Each query beside a state of its own over the keys it sees; the last sees nothing of the
+    first block.
+    """
     monkeypatch.setattr(deposit, "scatter", work)
     scores, values = keys(7, 5, 700, 3, 3.0)
     seen = torch.rand(5, 700, generator=torch.Generator().manual_seed(8)) < 0.6
@@ -144,7 +182,9 @@ def test_keys_that_a_query_does_not_see_leave_no_trace(
     grid = choose_grid(torch.float64, sampling)
     together = init(5, grid, values[0])
     for part in (slice(0, 350), slice(350, None)):
-        together = update(together, scores[:, part].masked_fill(~seen[:, part], -torch.inf), values[part])
+        together = update(
+            together, scores[:, part].masked_fill(~seen[:, part], -torch.inf), values[part]
+        )
     for i in range(5):
         alone = update(init(1, grid, values[0]), scores[i : i + 1, seen[i]], values[seen[i]])
         own = deposit.take(together, torch.tensor([i])).source.moments
@@ -159,7 +199,14 @@ def test_the_device_chooses_the_scatter(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(scatter, "scatter_tensors", lambda *_: called.append("tensors"))
     for device in ("cpu", "meta"):
         some = torch.zeros(1, 1, device=device)
-        scatter.scatter(some, some, torch.zeros(1, dtype=torch.int64), torch.zeros(1, 1, 9, device=device), 0.125, 4)
+        scatter.scatter(
+            some,
+            some,
+            torch.zeros(1, dtype=torch.int64),
+            torch.zeros(1, 1, 9, device=device),
+            0.125,
+            4,
+        )
     assert called == ["compiled", "tensors"]
 
 
@@ -184,7 +231,10 @@ def state_of(scores: Tensor, values: Tensor, grid: Grid, center: Tensor) -> Depo
 
 
 def same(a: Deposit, b: Deposit) -> None:
-    for sampling, n in (("replacement", DRAWN), ("bernoulli", np.array([1, 5, a.mean_keys - 1, a.mean_keys]))):
+    for sampling, n in (
+        ("replacement", DRAWN),
+        ("bernoulli", np.array([1, 5, a.mean_keys - 1, a.mean_keys])),
+    ):
         x, y = finish(a, n, sampling, details=True), finish(b, n, sampling, details=True)
         np.testing.assert_allclose(x.mse, y.mse, rtol=1e-12, atol=1e-25)
         np.testing.assert_allclose(x.sum_p2, y.sum_p2, rtol=1e-12)
@@ -241,7 +291,9 @@ def test_merging_states_with_other_centres_and_without_keys() -> None:
 
 
 def pool(kind: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """400 keys of five queries: flat, ordinary or sharp scores, the last two with a key that takes nearly all."""
+    """400 keys of five queries: flat, ordinary or sharp scores, the last two with a key that takes
+    nearly all.
+    """
     spread = {"flat": 1e-12, "ordinary": 2.0, "sharp": 7.0}[kind]
     scores, values = keys(6, 5, 400, 3, spread)
     values[0] += 10
@@ -269,14 +321,21 @@ def test_finish_against_the_sum_over_keys(kind: str, dtype: torch.dtype, samplin
     assert truth.bias is not None
     np.testing.assert_allclose(result.bias, truth.bias, atol=tolerance * size)
     slopes = np.isfinite(truth.dmse_dlogn)
-    np.testing.assert_allclose(result.dmse_dlogn[slopes], truth.dmse_dlogn[slopes], rtol=50 * tolerance, atol=1e-6 * tolerance)
+    np.testing.assert_allclose(
+        result.dmse_dlogn[slopes],
+        truth.dmse_dlogn[slopes],
+        rtol=50 * tolerance,
+        atol=1e-6 * tolerance,
+    )
     # the accuracy it states: never too good, and good enough
     wrong = truth.mse.sum(0) > 0
     error = np.abs(np.sqrt(result.mse.sum(0)[wrong] / truth.mse.sum(0)[wrong]) - 1).max()
     assert error <= result.accuracy <= tolerance
 
 
-@pytest.mark.parametrize("grid", [Grid(1 / 8, 4, 1e-11), Grid(1 / 16, 4, 1e-11), Grid(1 / 8, 8, 1e-11)])
+@pytest.mark.parametrize(
+    "grid", [Grid(1 / 8, 4, 1e-11), Grid(1 / 16, 4, 1e-11), Grid(1 / 8, 8, 1e-11)]
+)
 def test_stated_accuracy_follows_the_grid(grid: Grid) -> None:
     """With the quadrature out of the way: between the true error and a hundred times it."""
     scores, values = pool("ordinary", torch.float64)
@@ -288,7 +347,9 @@ def test_stated_accuracy_follows_the_grid(grid: Grid) -> None:
 
 @pytest.mark.parametrize("kept", [250, 390, 399])
 def test_a_fraction_near_one_has_sharp_kernels(kept: int) -> None:
-    """One key of nearly all weight, and a grid that would be fine enough for a small fraction only."""
+    """One key of nearly all weight, and a grid that would be fine enough for a small fraction
+    only.
+    """
     scores, values = pool("sharp", torch.float64)
     truth = error_from_nodes(scores, None, values, None, [kept], sampling="bernoulli")
     grid = choose_grid(torch.float64, "bernoulli")
@@ -302,7 +363,9 @@ def test_weights_and_extra_variance() -> None:
     weights, extra = random.random(200) + 0.1, random.random(200)
     truth = error_from_nodes(scores, np.log(weights), values, extra, DRAWN)
     start = init(3, Grid(1 / 8, 8, 1e-10), values.mean(0))
-    result = finish(update(start, scores, values, torch.tensor(weights), torch.tensor(extra)), DRAWN)
+    result = finish(
+        update(start, scores, values, torch.tensor(weights), torch.tensor(extra)), DRAWN
+    )
     np.testing.assert_allclose(result.mse, truth.mse, rtol=1e-9)
     np.testing.assert_allclose(result.delta, truth.delta, rtol=1e-9)
 
@@ -346,7 +409,9 @@ def test_scores_without_cell_numbers_are_refused(size: float) -> None:
 
 
 def test_keys_taken_out_again() -> None:
-    """What is left is the state over the others, also where the keys taken out lie far above them."""
+    """What is left is the state over the others, also where the keys taken out lie far above
+    them.
+    """
     generator = torch.Generator().manual_seed(8)
     scores = torch.randn(3, 40, generator=generator, dtype=torch.float64)
     scores[:, :4] += 60
@@ -358,15 +423,23 @@ def test_keys_taken_out_again() -> None:
     gone[1, 0] = -torch.inf  # one query keeps one of them
     left = scores.masked_fill(gone > -torch.inf, -torch.inf)
     others = deposit.update(deposit.init(3, grid, torch.zeros(2)), left, values)
-    found = deposit.without(everything, gone, values, deposit.reach(deposit.blank(everything), left))
+    found = deposit.without(
+        everything, gone, values, deposit.reach(deposit.blank(everything), left)
+    )
     assert torch.equal(found.keys, others.keys)
     assert torch.equal(found.end, others.end)
     torch.testing.assert_close(found.cells, others.cells, rtol=0, atol=1e-13)
 
 
 def test_deposits_do_not_wait_for_the_collector_of_cycles() -> None:
-    """A probe makes thousands of them, too few objects for a collection and too many bytes to keep."""
-    state = update(init(2, choose_grid(torch.float64, "bernoulli"), torch.zeros(3)), torch.randn(2, 50), torch.randn(50, 3))
+    """A probe makes thousands of them, too few objects for a collection and too many bytes to
+    keep.
+    """
+    state = update(
+        init(2, choose_grid(torch.float64, "bernoulli"), torch.zeros(3)),
+        torch.randn(2, 50),
+        torch.randn(50, 3),
+    )
     source = state.source
     source.coarser(2)
     gone = weakref.ref(source)

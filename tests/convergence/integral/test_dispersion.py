@@ -1,4 +1,6 @@
-"""Summed squares, entropy, planted and largest weights against all sequences, all counts, and quadrature in many digits."""
+"""Summed squares, entropy, planted and largest weights against all sequences, all counts, and
+quadrature in many digits.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,13 @@ def computed(scores: Floats, weights: Floats, n: list[int], planted: float) -> F
     empty = torch.zeros(1, len(scores), 0, dtype=torch.float64)
     source = KeySource.build(score, log_weight, empty, torch.zeros_like(score))
     counts, top = torch.tensor(n, dtype=torch.float64), scores.max()
-    found = dispersion(source, counts, planted=torch.tensor([planted - top], dtype=torch.float64), step=STEP, tol=TOL)
+    found = dispersion(
+        source,
+        counts,
+        planted=torch.tensor([planted - top], dtype=torch.float64),
+        step=STEP,
+        tol=TOL,
+    )
     order = np.argsort(scores)
     rising, share = (torch.from_numpy(x[order])[None] for x in (scores - top, weights))
     largest = largest_weights(rising, share, counts, found.sum_p2, 1e-13)
@@ -89,7 +97,9 @@ def test_entropy_is_that_of_log_partition_and_mean_score() -> None:
 
     places = [-60, -30, *range(-20, 6)]
     truth = mpmath.quad(log_z, places) - mpmath.quad(mean_score, places)
-    assert computed(np.array(s), np.array(w), [n], s[0])[1, 0] == pytest.approx(float(truth), rel=1e-11)
+    assert computed(np.array(s), np.array(w), [n], s[0])[1, 0] == pytest.approx(
+        float(truth), rel=1e-11
+    )
 
 
 def test_equal_scores_share_alike() -> None:

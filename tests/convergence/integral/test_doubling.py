@@ -1,4 +1,6 @@
-"""Compiled sums at doubling nodes, against enumeration and against the float64 integral key by key."""
+"""Compiled sums at doubling nodes, against enumeration and against the float64 integral key
+by key.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,17 @@ def context(sharpness: float, keys: int = 1024) -> Context:
     return Context.of(sharpness * q, k, v + 20)
 
 
-def both(seen: Context, kept: keep.Inclusion) -> tuple[InclusionErrors, torch.Tensor, InclusionErrors]:
-    answer = doubling_errors(seen.attention, seen.near, seen.drift, seen.distance, kept.probability, kept.weight)
-    return answer.errors, answer.known, inclusion_error(seen.scores, seen.v, kept.probability, kept.weight)
+def both(
+    seen: Context, kept: keep.Inclusion
+) -> tuple[InclusionErrors, torch.Tensor, InclusionErrors]:
+    answer = doubling_errors(
+        seen.attention, seen.near, seen.drift, seen.distance, kept.probability, kept.weight
+    )
+    return (
+        answer.errors,
+        answer.known,
+        inclusion_error(seen.scores, seen.v, kept.probability, kept.weight),
+    )
 
 
 def of_subsets(seen: Context, p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -32,14 +42,18 @@ def of_subsets(seen: Context, p: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     kept = torch.tensor(list(itertools.product([False, True], repeat=keys)))
     chance = torch.where(kept, p[:, None], 1 - p[:, None]).prod(2)  # (m, 2^keys)
     weights = torch.where(kept, seen.scores[:, None], -torch.inf).softmax(2).nan_to_num(0.0)
-    error = (weights @ seen.v.double() - (seen.attention @ seen.v.double())[:, None]) * kept.any(1)[:, None]
+    error = (weights @ seen.v.double() - (seen.attention @ seen.v.double())[:, None]) * kept.any(1)[
+        :, None
+    ]
     squares = (chance * error.square().sum(2)).sum(1)
     return squares, (chance[:, :, None] * error).sum(1), (chance * weights.square().sum(2)).sum(1)
 
 
 @pytest.mark.parametrize("sharpness", [0.0, 1.0, 4.0])
 def test_all_subsets_of_few_keys(sharpness: float) -> None:
-    """The phase of the nodes against the sums of weights differs from query to query: the stated accuracy holds for all."""
+    """The phase of the nodes against the sums of weights differs from query to query: the stated
+    accuracy holds for all.
+    """
     generator = torch.Generator().manual_seed(4)
     q, k, v = (torch.randn(size, 5, generator=generator) for size in (40, 9, 9))
     seen = Context.of(sharpness * q, k, v)
@@ -49,13 +63,19 @@ def test_all_subsets_of_few_keys(sharpness: float) -> None:
     answer = doubling_errors(seen.attention, seen.near, seen.drift, seen.distance, p, None)
     mse, bias, sum_p2 = of_subsets(seen, p)
     assert bool(answer.known.all())
-    torch.testing.assert_close(answer.errors.mse.sqrt(), mse.sqrt(), rtol=answer.errors.accuracy, atol=0)
-    torch.testing.assert_close(answer.errors.sum_p2, sum_p2, rtol=2 * answer.errors.accuracy, atol=0)
+    torch.testing.assert_close(
+        answer.errors.mse.sqrt(), mse.sqrt(), rtol=answer.errors.accuracy, atol=0
+    )
+    torch.testing.assert_close(
+        answer.errors.sum_p2, sum_p2, rtol=2 * answer.errors.accuracy, atol=0
+    )
     assert bool(((answer.errors.bias - bias).norm(dim=1) < 5e-5 * mse.sqrt()).all())
 
 
 @pytest.mark.parametrize("sharpness", [0.5, 2.0])
-@pytest.mark.parametrize("text", ["neyman", "neyman:shared", "random", "random:reweight", "sinks:4+topk:20+random"])
+@pytest.mark.parametrize(
+    "text", ["neyman", "neyman:shared", "random", "random:reweight", "sinks:4+topk:20+random"]
+)
 @pytest.mark.parametrize("n", [40, 160, 640])
 def test_what_is_answered_is_right(text: str, n: int, sharpness: float) -> None:
     seen = context(sharpness)
@@ -101,8 +121,12 @@ def test_where_nothing_but_the_average_is_kept_the_nodes_have_no_aliasing() -> N
     torch.testing.assert_close(found.mse, exact.mse, rtol=5e-6, atol=0)  # the bound is 9e-5
 
 
-def test_weights_so_far_apart_that_nodes_do_not_reach_are_not_answered_here_but_in_the_end() -> None:
-    """Of a query the largest key is dropped with probability 1/2, and the others are exp(-90) of it."""
+def test_weights_so_far_apart_that_nodes_do_not_reach_are_not_answered_here_but_in_the_end() -> (
+    None
+):
+    """Of a query the largest key is dropped with probability 1/2, and the others are exp(-90) of
+    it.
+    """
     generator = torch.Generator().manual_seed(5)
     k, v = torch.zeros(5000, 3), torch.randn(5000, 3, generator=generator)
     k[0, 0] = 1.0
@@ -114,7 +138,9 @@ def test_weights_so_far_apart_that_nodes_do_not_reach_are_not_answered_here_but_
     assert known.tolist() == [False, True]
     curve = keep_curve(seen, keep.Importance(p, reweight=False))
     assert curve.queries is not None
-    np.testing.assert_allclose(np.sqrt(curve.queries.mse[:, 0]), exact.mse.sqrt().numpy(), rtol=1e-4)
+    np.testing.assert_allclose(
+        np.sqrt(curve.queries.mse[:, 0]), exact.mse.sqrt().numpy(), rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("text", ["neyman", "neyman:shared", "magicpig:4:tables=20"])
@@ -127,5 +153,9 @@ def test_all_queries_are_answered_in_the_end(text: str) -> None:
         curve = keep_curve(seen, rule, n, details=True)
         assert curve.queries is not None
         assert curve.queries.bias is not None
-        np.testing.assert_allclose(np.sqrt(curve.queries.mse[:, 0]), exact.mse.sqrt().numpy(), rtol=1e-4)
-        np.testing.assert_allclose(curve.queries.bias[:, 0], exact.bias.numpy(), atol=1e-4 * float(exact.mse.sqrt().min()))
+        np.testing.assert_allclose(
+            np.sqrt(curve.queries.mse[:, 0]), exact.mse.sqrt().numpy(), rtol=1e-4
+        )
+        np.testing.assert_allclose(
+            curve.queries.bias[:, 0], exact.bias.numpy(), atol=1e-4 * float(exact.mse.sqrt().min())
+        )

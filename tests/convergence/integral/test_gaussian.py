@@ -1,4 +1,6 @@
-"""f1 and f2 against their definitions: mpmath at 25 digits, simulation, exact cases, limits, and their slopes."""
+"""f1 and f2 against their definitions: mpmath at 25 digits, simulation, exact cases, limits, and
+their slopes.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,13 @@ ACCURACY = 1e-12  # promised, relative
 
 
 def laplace_reference(counts: list[int], s: float) -> dict[int, tuple[float, float]]:
-    """f1 and f2 for each n from 1/S^2 = int t exp(-tS) dt as it stands, expectations over a grid of g, 25 digits.
+    """f1 and f2 for each n from 1/S^2 = int t exp(-tS) dt as it stands, expectations over a grid of
+    g, 25 digits.
 
-    f2 = n int t E[e^2 exp(-te)] phi^(n-1) dt,
-    f1 = n int t E[e^2 (g-s)^2 exp(-te)] phi^(n-1) dt + n(n-1) int t E[e (g-s) exp(-te)]^2 phi^(n-2) dt,
-    without Stein's lemma, integration by parts or any cut-off that the code under test makes. The spacing of log(t e)
-    is at most 1/5 and g runs over [-14, 14]; t = exp(tau) with tau on every ``stride``-th point of the same grid.
+    f2 = n int t E[e^2 exp(-te)] phi^(n-1) dt, f1 = n int t E[e^2 (g-s)^2 exp(-te)] phi^(n-1) dt +
+    n(n-1) int t E[e (g-s) exp(-te)]^2 phi^(n-2) dt, without Stein's lemma, integration by parts or
+    any cut-off that the code under test makes. The spacing of log(t e) is at most 1/5 and g runs
+    over [-14, 14]; t = exp(tau) with tau on every ``stride``-th point of the same grid.
     """
     with mp.workdps(25):
         unit = min(mp.mpf(1) / 5, s * mp.mpf(2) / 5)
@@ -39,10 +42,15 @@ def laplace_reference(counts: list[int], s: float) -> dict[int, tuple[float, flo
         weight_1 = [w * (x - s) for w, x in zip(weight, g, strict=True)]
         weight_2 = [w * (x - s) ** 2 for w, x in zip(weight, g, strict=True)]
         freezing = math.sqrt(2 * math.log(max(counts)))
-        low = -math.log(max(counts)) - s * s / 2 - 40 if s < freezing else -s * math.sqrt(freezing**2 + 90) - 10
+        low = (
+            -math.log(max(counts)) - s * s / 2 - 40
+            if s < freezing
+            else -s * math.sqrt(freezing**2 + 90) - 10
+        )
         tau = range(int(low / unit) // stride, int((10 * s + 5) / unit) // stride + 1)
         first, last = tau[0] * stride - half, tau[-1] * stride + half
-        y = [mp.exp(k * unit) for k in range(first, min(last, int(5 / unit)) + 1)]  # beyond, exp(-y) is below 1e-60
+        # beyond, exp(-y) is below 1e-60
+        y = [mp.exp(k * unit) for k in range(first, min(last, int(5 / unit)) + 1)]
         kept = [mp.exp(-v) for v in y]
         lost = [-mp.expm1(-v) for v in y] + [mp.mpf(1)] * (last - first + 1 - len(y))
         kept_1 = [v * k for v, k in zip(y, kept, strict=True)]
@@ -58,7 +66,10 @@ def laplace_reference(counts: list[int], s: float) -> dict[int, tuple[float, flo
                 power = mp.exp((n - 2) * log_phi)
                 sums[n][0] += n * power * (along * phi + (n - 1) * pair)
                 sums[n][1] += n * power * across * phi
-        return {n: (float(f1 * unit * stride), float(f2 * unit * stride)) for n, (f1, f2) in sums.items()}
+        return {
+            n: (float(f1 * unit * stride), float(f2 * unit * stride))
+            for n, (f1, f2) in sums.items()
+        }
 
 
 def fdot(weight: list[mp.mpf], values: list[mp.mpf]) -> mp.mpf:
@@ -66,9 +77,11 @@ def fdot(weight: list[mp.mpf], values: list[mp.mpf]) -> mp.mpf:
 
 
 def pair_reference(s: float) -> tuple[float, float]:
-    """Two tokens: p_1 = 1/(1 + exp(-sd)), d = g_1 - g_2 ~ N(0, 2), and the mean of g_1, g_2 is independent of d.
+    """Two tokens: p_1 = 1/(1 + exp(-sd)), d = g_1 - g_2 ~ N(0, 2), and the mean of g_1, g_2 is
+    independent of d.
 
-    sum_j p_j (g_j - s) = mean + (p_1 - 1/2) d - s: f1 = 1/2 + E ((p_1 - 1/2) d - s)^2 and f2 = E p_1^2 + (1 - p_1)^2.
+    sum_j p_j (g_j - s) = mean + (p_1 - 1/2) d - s: f1 = 1/2 + E ((p_1 - 1/2) d - s)^2 and f2 = E
+    p_1^2 + (1 - p_1)^2.
     """
 
     def expect(function: Callable[[mp.mpf], mp.mpf]) -> float:
@@ -106,7 +119,10 @@ def test_agrees_with_laplace_integrals_at_25_digits(s: float, counts: list[int])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("s", [0.002, 0.1, 0.499, 0.8, 1.3, 1.8, 2.7, 3.5, 5.0, 6.0, 7.0, 8.3, 9.5, 12.0, 18.0, 27.0, 40.0])
+@pytest.mark.parametrize(
+    "s",
+    [0.002, 0.1, 0.499, 0.8, 1.3, 1.8, 2.7, 3.5, 5.0, 6.0, 7.0, 8.3, 9.5, 12.0, 18.0, 27.0, 40.0],
+)
 def test_agrees_with_laplace_integrals_on_a_large_grid(s: float) -> None:
     counts = [1, 2, 3, 4, 7, 10, 31, 100, 1000, *(10**k for k in range(4, 16))]
     frozen = [round(math.exp(min((s * c) ** 2 / 2, 34))) for c in (0.7, 1.0, 1.4)]
@@ -124,14 +140,18 @@ def test_known_digits() -> None:
     np.testing.assert_allclose(f2, [0.0255385, 0.273831, 6.50e-6], rtol=1e-3)
 
 
-@pytest.mark.parametrize(("n", "s", "repeats"), [(3, 1.0, 400_000), (50, 2.0, 100_000), (1000, 4.0, 10_000)])
+@pytest.mark.parametrize(
+    ("n", "s", "repeats"), [(3, 1.0, 400_000), (50, 2.0, 100_000), (1000, 4.0, 10_000)]
+)
 def test_agrees_with_simulation(n: int, s: float, repeats: int) -> None:
     """Within 5 standard errors; six comparisons with a fixed seed, false alarms about 4e-6."""
     generator = np.random.default_rng(20_11)
     g = generator.standard_normal((repeats, n))
     p = np.exp(s * (g - g.max(axis=1, keepdims=True)))
     p /= p.sum(axis=1, keepdims=True)
-    for exact, sample in zip(gaussian_error(n, s), (((p * (g - s)).sum(1)) ** 2, (p**2).sum(1)), strict=True):
+    for exact, sample in zip(
+        gaussian_error(n, s), (((p * (g - s)).sum(1)) ** 2, (p**2).sum(1)), strict=True
+    ):
         assert abs(sample.mean() - exact) < 5 * sample.std() / math.sqrt(repeats)
 
 
@@ -149,7 +169,9 @@ def test_flat_scores_weigh_tokens_equally(n: int) -> None:
 
 @pytest.mark.parametrize("s", [0.1, 0.5, 1.0, 2.0])
 def test_many_tokens_reach_the_delta_method(s: float) -> None:
-    """n f2 -> exp(s^2) and n f1 -> (1 + s^2) exp(s^2); the next term is smaller by about exp(6 s^2)/n."""
+    """n f2 -> exp(s^2) and n f1 -> (1 + s^2) exp(s^2); the next term is smaller by about exp(6
+    s^2)/n.
+    """
     n = 10**15
     f1, f2 = gaussian_error(n, s)
     tolerance = 100 * math.exp(6 * s * s) / n + ACCURACY
@@ -163,7 +185,9 @@ any_count = st.one_of(st.integers(1, 100), st.floats(0, 53).map(lambda bits: int
 @settings(max_examples=200)
 @given(n=any_count, s=st.floats(0, S_MAX))
 def test_ranges(n: int, s: float) -> None:
-    """1/n <= sum p^2 <= 1; f1 is at least the squared mean (s f2)^2; sharper scores concentrate the weights."""
+    """1/n <= sum p^2 <= 1; f1 is at least the squared mean (s f2)^2; sharper scores concentrate the
+    weights.
+    """
     value = gaussian_error_slopes(n, s)
     assert 1 / n <= value.f2 <= 1
     assert value.f1 >= (s * value.f2) ** 2 * (1 - ACCURACY)
@@ -209,7 +233,9 @@ def test_slopes_in_log_n(n: int, s: float) -> None:
 
 
 def test_slopes_in_s_keep_their_digits_near_zero() -> None:
-    """f1 = (1 + c1 s^2)/n + O(s^4), f2 = (1 + c2 s^2)/n + O(s^4): slopes proportional to s down to s = 1e-8."""
+    """f1 = (1 + c1 s^2)/n + O(s^4), f2 = (1 + c2 s^2)/n + O(s^4): slopes proportional to s down to
+    s = 1e-8.
+    """
     tiny, small = gaussian_error_slopes(20, 1e-8), gaussian_error_slopes(20, 1e-4)
     assert tiny.df1_ds * 1e4 == pytest.approx(small.df1_ds, rel=1e-6)
     assert tiny.df2_ds * 1e4 == pytest.approx(small.df2_ds, rel=1e-6)
@@ -222,8 +248,11 @@ def test_torch_gradients() -> None:
     f1, f2 = gaussian_error(n, s)
     assert f1.shape == f2.shape == (3, 5)
     assert f1.dtype == f2.dtype == torch.float64
-    inside = s.detach()[1:].requires_grad_()  # the numerical side of the check steps below s = 0 otherwise
-    assert torch.autograd.gradcheck(lambda x: gaussian_error(n, x), inside, eps=1e-5, atol=1e-7, rtol=1e-6)
+    # the numerical side of the check steps below s = 0 otherwise
+    inside = s.detach()[1:].requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda x: gaussian_error(n, x), inside, eps=1e-5, atol=1e-7, rtol=1e-6
+    )
     value = gaussian_error_slopes(n, s)
     (grad,) = torch.autograd.grad((f1 + 2 * f2).sum(), s)
     np.testing.assert_allclose(grad, (value.df1_ds + 2 * value.df2_ds).sum(0), rtol=1e-14)
@@ -252,7 +281,9 @@ def test_what_comes_in_decides_what_comes_out() -> None:
 
 
 def test_threads_and_order_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pairs one by one, in one thread, in three, and from callers in four threads: the same bits."""
+    """Pairs one by one, in one thread, in three, and from callers in four threads: the same
+    bits.
+    """
     generator = np.random.default_rng(0)
     n = np.floor(10 ** generator.uniform(0, 15, 211))
     s = np.round(generator.uniform(0, 12, 211), 1)  # some coincide

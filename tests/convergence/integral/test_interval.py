@@ -14,14 +14,18 @@ HIGH = torch.tensor([20.0, 28.0, 31.0, 30.0, 61.0], dtype=torch.float64)
 
 
 def test_gamma_sums() -> None:
-    found = interval_probability(lambda z: ((1 + z) ** -30)[:, None].expand(-1, 5), LOW, HIGH, 2**12)
+    found = interval_probability(
+        lambda z: ((1 + z) ** -30)[:, None].expand(-1, 5), LOW, HIGH, 2**12
+    )
     law = stats.gamma(30)
     assert found is not None
     np.testing.assert_allclose(found.numpy(), law.cdf(HIGH) - law.cdf(LOW), atol=1e-9)
 
 
 def test_sums_with_far_values() -> None:
-    """A tenth of the terms leave the interval by themselves: what lies beyond the period does not come back."""
+    """A tenth of the terms leave the interval by themselves: what lies beyond the period does not
+    come back.
+    """
 
     def transform(z: torch.Tensor) -> torch.Tensor:
         one = 0.9 / (1 + z) + 0.1 * torch.exp(-1000 * z) / (1 + z)

@@ -1,4 +1,6 @@
-"""error_from_nodes and its integrals against enumeration, closed forms, differences and simulation."""
+"""error_from_nodes and its integrals against enumeration, closed forms, differences and
+simulation.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,13 @@ def test_all_sequences(spread: float, weighted: bool) -> None:
 def test_a_common_offset_costs_no_digits(sampling: str) -> None:
     """Values in units of 2^-20, moved by 2^30 without rounding: the same errors."""
     random = np.random.default_rng(16)
-    scores, values = random.normal(size=(2, 20)), np.round(random.normal(size=(20, 3)) * 2**20) / 2**20
+    scores, values = (
+        random.normal(size=(2, 20)),
+        np.round(random.normal(size=(20, 3)) * 2**20) / 2**20,
+    )
     here, there = (
-        error_from_nodes(scores, None, values + offset, None, [1, 5, 19], sampling=sampling) for offset in (0, 2.0**30)
+        error_from_nodes(scores, None, values + offset, None, [1, 5, 19], sampling=sampling)
+        for offset in (0, 2.0**30)
     )
     np.testing.assert_allclose(there.mse, here.mse, rtol=1e-12)
 
@@ -52,7 +58,9 @@ def test_all_subsets(keys: int) -> None:
     random = np.random.default_rng(2)
     scores, values = 2 * random.normal(size=keys), random.normal(size=(keys, 3)) - 50
     n = list(range(1, keys + 1))
-    result = error_from_nodes(scores[None], None, values, None, n, sampling="bernoulli", details=True)
+    result = error_from_nodes(
+        scores[None], None, values, None, n, sampling="bernoulli", details=True
+    )
     assert result.bias is not None
     for j, count in enumerate(n):
         truth = by_subsets(scores, values, count / keys)
@@ -63,7 +71,9 @@ def test_all_subsets(keys: int) -> None:
 
 
 def test_extra_variance_is_that_of_split_keys() -> None:
-    """A key with value v and extra variance b is two keys of half its weight at v - sqrt b and v + sqrt b."""
+    """A key with value v and extra variance b is two keys of half its weight at v - sqrt b and v +
+    sqrt b.
+    """
     random = np.random.default_rng(3)
     scores, values, b = random.normal(size=(2, 5)), random.normal(size=(5, 1)), random.random(5)
     log_weights = np.log(random.random((2, 5)))
@@ -93,7 +103,9 @@ def test_equal_scores_average(spread: float) -> None:
 
 @pytest.mark.parametrize("gap", [50.0, 1e4])
 def test_far_apart_keys_are_hardmax(gap: float) -> None:
-    """With scores far apart the largest key drawn takes all: P(rank r) = ((N-r)^n - (N-r-1)^n) / N^n, r from 0."""
+    """With scores far apart the largest key drawn takes all: P(rank r) = ((N-r)^n - (N-r-1)^n) /
+    N^n, r from 0.
+    """
     keys, n = 7, np.array([1, 2, 3, 20])
     values = np.random.default_rng(5).normal(size=(keys, 2))
     result = error_from_nodes(-gap * np.arange(keys)[None], None, values, None, n, details=True)
@@ -113,9 +125,15 @@ def test_one_key_has_no_error() -> None:
 
 def test_repeated_keys_are_a_weight() -> None:
     random = np.random.default_rng(6)
-    scores, values, times = random.normal(size=(1, 4)), random.normal(size=(4, 2)), np.array([1, 3, 2, 5])
+    scores, values, times = (
+        random.normal(size=(1, 4)),
+        random.normal(size=(4, 2)),
+        np.array([1, 3, 2, 5]),
+    )
     n = [1, 4, 100]
-    repeated = error_from_nodes(np.repeat(scores, times, axis=1), None, np.repeat(values, times, axis=0), None, n)
+    repeated = error_from_nodes(
+        np.repeat(scores, times, axis=1), None, np.repeat(values, times, axis=0), None, n
+    )
     weighted = error_from_nodes(scores, np.log(times), values, None, n)
     np.testing.assert_allclose(repeated.mse, weighted.mse, rtol=1e-12)
 
@@ -148,7 +166,9 @@ def test_gaussian_scores(n: int, s: float, f1: float, f2: float) -> None:
 
 @pytest.mark.parametrize("n", [1e6, 1e10, 2.0**53])
 def test_bias_keeps_its_digits(n: float) -> None:
-    """n E[Gamma_n - Gamma] -> -E[e^2 c] / (E e)^2, whose terms cancel to one part in n in the integral."""
+    """n E[Gamma_n - Gamma] -> -E[e^2 c] / (E e)^2, whose terms cancel to one part in n in the
+    integral.
+    """
     random = np.random.default_rng(8)
     scores, values = random.normal(size=10), random.normal(size=(10, 2))
     p = softmax(scores)
@@ -161,7 +181,9 @@ def test_bias_keeps_its_digits(n: float) -> None:
 @pytest.mark.parametrize("n", [1.5, 2.0, 30.0, 1e4])
 def test_slope_of_draws_against_differences(n: float) -> None:
     random = np.random.default_rng(9)
-    source = KeySource.build(*_tensors(2 * random.normal(size=(2, 40)), random.normal(size=(40, 3))))
+    source = KeySource.build(
+        *_tensors(2 * random.normal(size=(2, 40)), random.normal(size=(40, 3)))
+    )
     h = 1e-4
     around = torch.tensor([n * math.exp(k * h) for k in (-2, -1, 0, 1, 2)], dtype=torch.float64)
     result = replacement_errors(source, around, step=0.25, tol=1e-14)
@@ -184,7 +206,9 @@ def test_slope_of_kept_keys_against_the_polynomial(n: int) -> None:
 
 
 def test_aliasing_is_reached_and_never_exceeded() -> None:
-    """Equal scores are the worst case: over the phases of the lattice the error just reaches its bound."""
+    """Equal scores are the worst case: over the phases of the lattice the error just reaches its
+    bound.
+    """
     values = np.random.default_rng(11).normal(size=(5, 2))
     source = KeySource.build(*_tensors(np.zeros((1, 5)), values))
     n = torch.logspace(6, 7, 60, dtype=torch.float64)
@@ -203,13 +227,17 @@ def test_step_keeps_to_its_tolerance() -> None:
 @pytest.mark.parametrize("sampling", ["replacement", "bernoulli"])
 def test_what_is_cut_off_is_within_tol(tol: float, sampling: str) -> None:
     random = np.random.default_rng(12)
-    source = KeySource.build(*_tensors(4 * random.normal(size=(3, 60)), random.normal(size=(60, 2))))
+    source = KeySource.build(
+        *_tensors(4 * random.normal(size=(3, 60)), random.normal(size=(60, 2)))
+    )
     for n in (2, 20, 59):
 
         def run(limit: float, n: int = n) -> Any:
             if sampling == "bernoulli":
                 return bernoulli_errors(source, n, 60, step=0.25, tol=limit).mse
-            return replacement_errors(source, torch.tensor([float(n)]).double(), step=0.25, tol=limit).mse
+            return replacement_errors(
+                source, torch.tensor([float(n)]).double(), step=0.25, tol=limit
+            ).mse
 
         cut = 1 - run(tol) / run(1e-14)
         assert cut.max() <= 2 * tol
@@ -234,18 +262,32 @@ def test_sorted_keys_give_the_same(sampling: str, monkeypatch: pytest.MonkeyPatc
 
 def test_groups_of_queries_keep_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(14)
-    scores, values = random.normal(size=(7, 20)) * np.arange(1, 8)[:, None], random.normal(size=(7, 20, 2))
+    scores, values = (
+        random.normal(size=(7, 20)) * np.arange(1, 8)[:, None],
+        random.normal(size=(7, 20, 2)),
+    )
     scores[3] *= 1000  # one query takes the wide path, between the others
     together = error_from_nodes(scores, None, values, None, [1, 5, 50], details=True)
     monkeypatch.setattr(functionals, "ELEMENTS", 16 * 20 * 2)
-    apart = [error_from_nodes(scores[i : i + 1], None, values[i], None, [1, 5, 50], details=True) for i in range(7)]
-    np.testing.assert_allclose(together.mse, np.concatenate([part.mse for part in apart]), rtol=1e-12)
-    np.testing.assert_allclose(together.limit, np.concatenate([part.limit for part in apart]), rtol=1e-12)
-    np.testing.assert_allclose(together.bias, np.concatenate([part.bias for part in apart]), atol=1e-13)
+    apart = [
+        error_from_nodes(scores[i : i + 1], None, values[i], None, [1, 5, 50], details=True)
+        for i in range(7)
+    ]
+    np.testing.assert_allclose(
+        together.mse, np.concatenate([part.mse for part in apart]), rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        together.limit, np.concatenate([part.limit for part in apart]), rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        together.bias, np.concatenate([part.bias for part in apart]), atol=1e-13
+    )
 
 
 def test_simulation() -> None:
-    """40000 draws of 12 of 30 keys. Three standard errors on three numbers: a false alarm in about 120 seeds."""
+    """40000 draws of 12 of 30 keys. Three standard errors on three numbers: a false alarm in about
+    120 seeds.
+    """
     random = np.random.default_rng(15)
     scores, values = 1.5 * random.normal(size=30), random.normal(size=(30, 2))
     rows = random.integers(30, size=(40000, 12))
@@ -263,7 +305,9 @@ def test_simulation() -> None:
 
 
 def test_gamma_tail_is_what_the_upper_bound_uses() -> None:
-    """int over t > T of t e^2 exp(-te) dt = (1 + Te) exp(-Te), the kernel that bounds what is cut off above."""
+    """int over t > T of t e^2 exp(-te) dt = (1 + Te) exp(-Te), the kernel that bounds what is cut
+    off above.
+    """
     x = np.array([0.1, 1.0, 7.0])
     np.testing.assert_allclose((1 + x) * np.exp(-x), gammaincc(2, x), rtol=1e-13)
 
@@ -291,7 +335,12 @@ def test_gamma_tail_is_what_the_upper_bound_uses() -> None:
     ],
 )
 def test_bad_input_is_refused(change: dict[str, Any], message: str) -> None:
-    good: dict[str, Any] = {"scores": np.zeros((1, 3)), "log_weights": None, "values": np.zeros((3, 2)), "extra": None}
+    good: dict[str, Any] = {
+        "scores": np.zeros((1, 3)),
+        "log_weights": None,
+        "values": np.zeros((3, 2)),
+        "extra": None,
+    }
     good |= {"n": [2], "sampling": "replacement"} | change
     options = {"sampling": good.pop("sampling")}
     with pytest.raises(ValueError, match=message):

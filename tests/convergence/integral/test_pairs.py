@@ -1,4 +1,6 @@
-"""Errors of two heads on one random set of keys, against all subsets and against the integral of one head."""
+"""Errors of two heads on one random set of keys, against all subsets and against the integral of
+one head.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from esscher.convergence.integral.pairs import first_order_pair, pair_error
 N, WIDTH = 7, 3
 
 
-def heads(spread: float, seed: int = 0) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+def heads(
+    spread: float, seed: int = 0
+) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
     """Scores, values and softmax weights of two heads."""
     g = torch.Generator().manual_seed(seed)
     scores = [spread * torch.randn(N, generator=g, dtype=torch.float64) for _ in range(2)]
@@ -72,5 +76,9 @@ def test_first_order_is_the_limit_of_few_dropped_keys() -> None:
         )
         assert exact == pytest.approx(x * dropped, rel=tolerance)
         assert first == pytest.approx(
-            x / (1 - x) * sum(float(pi * rho * (a @ b)) for pi, rho, a, b in zip(*weights, *centred, strict=True))
+            x
+            / (1 - x)
+            * sum(
+                float(pi * rho * (a @ b)) for pi, rho, a, b in zip(*weights, *centred, strict=True)
+            )
         )

@@ -15,19 +15,30 @@ COUNTS = [50, 5, 10, 250, 280]
 
 def context(dtype: torch.dtype, positions: list[int] | None) -> Context:
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(size, 16, generator=generator, dtype=torch.float64).to(dtype) for size in (8, 300, 300))
+    q, k, v = (
+        torch.randn(size, 16, generator=generator, dtype=torch.float64).to(dtype)
+        for size in (8, 300, 300)
+    )
     k[7] = k[8] = k[9]  # equal scores: the later key comes first
     return Context.of(3 * q, k, v + 50, positions=positions)
 
 
 @pytest.mark.parametrize("positions", [None, list(range(285, 293))], ids=["all keys", "some keys"])
-@pytest.mark.parametrize("text", ["topk", "sinks:4+recent", "heavy", "strided:90+keynorm", "expected"])
-@pytest.mark.parametrize(("dtype", "within"), [(torch.float64, 1e-10), (torch.float32, 1e-4)], ids=["float64", "float32"])
-def test_each_set_by_itself(text: str, dtype: torch.dtype, within: float, positions: list[int] | None) -> None:
+@pytest.mark.parametrize(
+    "text", ["topk", "sinks:4+recent", "heavy", "strided:90+keynorm", "expected"]
+)
+@pytest.mark.parametrize(
+    ("dtype", "within"), [(torch.float64, 1e-10), (torch.float32, 1e-4)], ids=["float64", "float32"]
+)
+def test_each_set_by_itself(
+    text: str, dtype: torch.dtype, within: float, positions: list[int] | None
+) -> None:
     seen, rule = context(dtype, positions), keep.parse(text)
     free = rule.free
     assert isinstance(free, keep.Ranked)
-    found = ranked_errors(seen, rule.start(seen, COUNTS), ranking(free.order(seen)), torch.tensor(COUNTS))
+    found = ranked_errors(
+        seen, rule.start(seen, COUNTS), ranking(free.order(seen)), torch.tensor(COUNTS)
+    )
     for n, errors in zip(COUNTS, found, strict=True):
         kept = rule.include(seen, n).probability == 1
         assert int(kept.sum(1).max()) == n
@@ -50,6 +61,8 @@ def test_equal_keys_are_ranked_from_the_last() -> None:
 
 def test_queries_that_see_fewer_keys_than_n_keep_what_they_see() -> None:
     seen = context(torch.float64, [3, 299, 299, 299, 299, 299, 299, 299])
-    found = ranked_errors(seen, torch.zeros_like(seen.visible), ranking(seen.scores), torch.tensor([2, 40]))
+    found = ranked_errors(
+        seen, torch.zeros_like(seen.visible), ranking(seen.scores), torch.tensor([2, 40])
+    )
     assert float(found[1].mse[0]) < 1e-28
     assert float(found[0].mse[0]) > 1e-6

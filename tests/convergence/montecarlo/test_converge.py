@@ -1,4 +1,6 @@
-"""converge against exact curves and known laws; its seeds; what it refuses. Seeds are fixed, so a test that passes stays so."""
+"""converge against exact curves and known laws; its seeds; what it refuses. Seeds are fixed, so a
+test that passes stays so.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,16 @@ def test_l2_agrees_with_the_exact_curve_at_every_n_and_horizon() -> None:
         for horizon in (0.3, 0.7, 1.2):
             head = identity_head(law.dim, horizon)
             ladder = [4, 30, 250]
-            curve = converge(head, law, ladder, 100, "l2", queries=x, sampling="independent", experiment=f"{horizon}")["l2"]
+            curve = converge(
+                head,
+                law,
+                ladder,
+                100,
+                "l2",
+                queries=x,
+                sampling="independent",
+                experiment=f"{horizon}",
+            )["l2"]
             exact = es.exact_curve(head, law, x, ladder)
             assert exact.kind == "exact"
             assert curve.scale == pytest.approx(exact.scale)
@@ -65,9 +76,15 @@ def test_nested_and_independent_prompts_have_one_law() -> None:
     nested = converge(head, law, [10, 30, 90], 150, metrics, seed=1)
     apart = converge(head, law, [10, 30, 90], 150, metrics, seed=2, sampling="independent")
     for name in nested:
-        gap = (nested[name].rms - apart[name].rms) / np.hypot(nested[name].stderr, apart[name].stderr)
+        gap = (nested[name].rms - apart[name].rms) / np.hypot(
+            nested[name].stderr, apart[name].stderr
+        )
         assert np.abs(gap).max() < 4.0, name
-    assert np.corrcoef(nested["l2"].samples[:, 1:].T)[0, 1] > 0.2 > np.corrcoef(apart["l2"].samples[:, 1:].T)[0, 1]
+    assert (
+        np.corrcoef(nested["l2"].samples[:, 1:].T)[0, 1]
+        > 0.2
+        > np.corrcoef(apart["l2"].samples[:, 1:].T)[0, 1]
+    )
     assert "correlated" in nested["mean"].origin
     assert "afresh" in apart["mean"].origin
 
@@ -112,8 +129,18 @@ def test_independent_numbers_of_one_n_do_not_depend_on_the_ladder() -> None:
 
 
 def test_seeds_are_named_and_distinct() -> None:
-    keys = [("a", 0, "nested", 1, "tokens"), ("a", 0, 1, 1, "tokens"), ("a", 0, "1", 1, "tokens"), ("b", 0, 1, 1, "tokens")]
-    keys += [("a", 1, 1, 1, "tokens"), ("a", 0, 1, 2, "tokens"), ("a", 0, 1, 1, "queries"), ("a", 0, 11, "tokens")]
+    keys = [
+        ("a", 0, "nested", 1, "tokens"),
+        ("a", 0, 1, 1, "tokens"),
+        ("a", 0, "1", 1, "tokens"),
+        ("b", 0, 1, 1, "tokens"),
+    ]
+    keys += [
+        ("a", 1, 1, 1, "tokens"),
+        ("a", 0, 1, 2, "tokens"),
+        ("a", 0, 1, 1, "queries"),
+        ("a", 0, 11, "tokens"),
+    ]
     seeds = [generator_for(*key).initial_seed() for key in keys]
     assert len(set(seeds)) == len(keys)
     assert seeds == [generator_for(*key).initial_seed() for key in keys]
@@ -126,7 +153,9 @@ FIRST_SEED = 14433407448849098503
 
 def test_repeats_of_two_seeds_and_experiments_differ() -> None:
     def samples(**options: object) -> np.ndarray:
-        return converge(identity_head(2, 0.5), gaussian(2), [9], 2, "mean", **options)["mean"].samples  # type: ignore[arg-type]
+        return converge(identity_head(2, 0.5), gaussian(2), [9], 2, "mean", **options)[
+            "mean"
+        ].samples  # type: ignore[arg-type]
 
     base = samples()
     assert not np.array_equal(base, samples(seed=1))
@@ -145,7 +174,9 @@ def test_float32_measures_the_same() -> None:
 
 
 def test_the_precision_is_the_one_the_error_needs() -> None:
-    """float32 where the noise of sampling is a thousand times its rounding: the same curve to 1e-4, at any of these."""
+    """float32 where the noise of sampling is a thousand times its rounding: the same curve to 1e-4,
+    at any of these.
+    """
     head, law = es.Head(torch.eye(3) / 2, torch.eye(3)), es.Gaussian(torch.eye(3))
     usual = converge(head, law, [50, 2000], 4, ("mean", "cov", "l2"))
     double = converge(head, law, [50, 2000], 4, ("mean", "cov", "l2"), dtype=torch.float64)
@@ -157,14 +188,21 @@ def test_the_precision_is_the_one_the_error_needs() -> None:
     far = es.Gaussian(1e-6 * torch.eye(3, dtype=torch.float64), [10.0, 0.0, 0.0])
     assert "in float64" in converge(head, far, [50, 200], 2, "l2")["l2"].origin
     pool = es.Pool(law.sample(200, torch.Generator().manual_seed(0)))
-    assert "in float64" in converge(head, pool, [50, 200], 2, "l2", sampling="without_replacement")["l2"].origin
+    assert (
+        "in float64"
+        in converge(head, pool, [50, 200], 2, "l2", sampling="without_replacement")["l2"].origin
+    )
 
 
 def test_hardmax_on_the_line_agrees_with_quadrature() -> None:
-    """E|mean| within 4 standard errors at n = 30 .. 3000, both signs of A (false alarm below 0.001)."""
+    """E|mean| within 4 standard errors at n = 30 .. 3000, both signs of A (false alarm below
+    0.001).
+    """
     for sign in (1.0, -1.0):
         head = es.Head([[sign]], [[1.0]])
-        curve = converge(head, es.Gaussian([[4.0]]), [30, 300, 3000], 1500, "hardmax", seed=5)["hardmax"]
+        curve = converge(head, es.Gaussian([[4.0]]), [30, 300, 3000], 1500, "hardmax", seed=5)[
+            "hardmax"
+        ]
         found, error = mean_error(curve)
         exact = es.hardmax_mean_abs([30, 300, 3000], 2.0, positive=sign > 0)
         assert np.abs((found - exact) / error).max() < 4.0
@@ -175,9 +213,13 @@ def test_pool_with_and_without_replacement() -> None:
     """The factor sqrt(1 - n/N) within 4 standard errors, and no error at all on the whole pool."""
     pool, n = es.Pool(randn(64, 2)), [8, 32, 48]
     head, x = identity_head(2, 0.2), randn(3, 2, seed=1)
-    kept = converge(head, pool, [*n, 64], 250, ("l2", "mean"), queries=x, sampling="without_replacement")
+    kept = converge(
+        head, pool, [*n, 64], 250, ("l2", "mean"), queries=x, sampling="without_replacement"
+    )
     drawn = converge(head, pool, n, 250, "l2", queries=x, sampling="replacement")["l2"]
-    exact = es.exact_pool_curve(head.queries(x), head.keys(pool.tokens), head.values(pool.tokens), n, scale=1.0)
+    exact = es.exact_pool_curve(
+        head.queries(x), head.keys(pool.tokens), head.values(pool.tokens), n, scale=1.0
+    )
     assert np.abs((drawn.rms - exact.rms) / drawn.stderr).max() < 4.0
     for curve in kept.values():
         assert curve.n.tolist() == n  # n = N is left out: only rounding is there
@@ -203,7 +245,9 @@ def test_ladder_stops_where_the_error_of_the_limit_shows() -> None:
     assert f"sampled, own error {own:.2g}" in curves["mean"].origin
     assert curves["l2"].n.tolist() == ladder
 
-    vars(made)["pushforward"] = replace(made.pushforward, mean_error=0.21 * float(curves["mean"].rms[1]))
+    vars(made)["pushforward"] = replace(
+        made.pushforward, mean_error=0.21 * float(curves["mean"].rms[1])
+    )
     cut = assemble(made, [converge_unit(made, repeat) for repeat in range(6)])["mean"]
     assert cut.n.tolist() == [8]
     assert "left out n = 64, 512" in cut.origin
@@ -214,7 +258,9 @@ def test_ladder_stops_where_the_error_of_the_limit_shows() -> None:
 
 
 def test_slope_and_its_standard_error_on_made_samples() -> None:
-    """Correlated log-normal samples of exponent 0.3: over 300 sets, (slope - truth) / error has variance 1 +- 0.25."""
+    """Correlated log-normal samples of exponent 0.3: over 300 sets, (slope - truth) / error has
+    variance 1 +- 0.25.
+    """
     random, n = np.random.default_rng(0), np.array([100, 200, 400, 800])
     scores = []
     for _ in range(300):
@@ -229,7 +275,15 @@ def test_slope_and_its_standard_error_on_made_samples() -> None:
 
 def test_auto_goes_on_until_the_slope_is_known() -> None:
     head, law, seen = identity_head(2, 0.3), gaussian(2), []
-    curves = converge(head, law, [50, 400], "auto", "l2", target=0.06, progress=lambda done, of: seen.append((done, of)))
+    curves = converge(
+        head,
+        law,
+        [50, 400],
+        "auto",
+        "l2",
+        target=0.06,
+        progress=lambda done, of: seen.append((done, of)),
+    )
     repeats = len(curves["l2"].samples)
     assert 2 * 1.96 * log_slope(curves["l2"])[1] <= 0.06
     assert repeats in (48, 72, 108, 162, 243, 364)
@@ -247,19 +301,27 @@ def test_auto_stops_at_its_cap(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_student_tokens_are_refused_with_the_reason_unless_nothing_is_tilted() -> None:
     law = Student(2, 5)
     for metrics in ("mean", "l2", "uniform", "grad_u"):
-        with pytest.raises(ValueError, match=f"metrics: {metrics} compare with attention's limit.*infinite"):
+        with pytest.raises(
+            ValueError, match=f"metrics: {metrics} compare with attention's limit.*infinite"
+        ):
             converge(identity_head(2, 0.5), law, [10, 20], 3, metrics)
-    with pytest.raises(ValueError, match=r"hardmax limit: Student has unbounded support|only at theta = 0"):
+    with pytest.raises(
+        ValueError, match=r"hardmax limit: Student has unbounded support|only at theta = 0"
+    ):
         converge(identity_head(2, 0.5), law, [10, 20], 3, "hardmax")
     flat = es.Head(torch.zeros(2, 2).double(), torch.eye(2).double())
-    curve = converge(flat, law, [100, 400], 300, "l2")["l2"]  # the plain mean of n tokens of covariance 5/3 I
+    # the plain mean of n tokens of covariance 5/3 I
+    curve = converge(flat, law, [100, 400], 300, "l2")["l2"]
     assert np.abs(curve.rms - np.sqrt(2 * 5 / 3 / curve.n)).max() < 4 * curve.stderr.max()
 
 
 HEAD, LAW = identity_head(2, 0.5), gaussian(2)
 WIDE = es.Head(randn(2, 3), torch.eye(2).double())
 BAD = [
-    ({"metrics": ("mean", "covariance")}, "metrics: expected some of mean, cov, l2, uniform, grad_v, grad_u, hardmax.*'covar"),
+    (
+        {"metrics": ("mean", "covariance")},
+        "metrics: expected some of mean, cov, l2, uniform, grad_v, grad_u, hardmax.*'covar",
+    ),
     ({"metrics": ()}, "metrics: expected some of"),
     ({"metrics": ("l2", "l2")}, "metrics: expected some of"),
     ({"metrics": "hardmax"}, "hardmax limit: Gaussian has unbounded support"),
@@ -271,10 +333,29 @@ BAD = [
     ({"repeats": "many"}, "repeats: expected 'auto' or a whole"),
     ({"repeats": "auto", "n": [10]}, "repeats: 'auto' needs a slope"),
     ({"repeats": "auto", "target": 0}, "target: expected a finite number above 0"),
-    ({"sampling": "sobol"}, "sampling: expected one of nested, independent, replacement, without_replacement, got 'sobol'"),
-    ({"sampling": "replacement"}, "sampling: replacement draws from a Pool, the measure is Gaussian"),
-    ({"measure": es.Pool(randn(9, 2)), "sampling": "without_replacement"}, "n: expected at most the 9 tokens"),
-    ({"measure": es.Pool(randn(9, 2), torch.ones(9)), "sampling": "without_replacement", "n": [3]}, "sampling: .*equal"),
+    (
+        {"sampling": "sobol"},
+        (
+            "sampling: expected one of nested, independent, replacement, without_replacement, got"
+            " 'sobol'"
+        ),
+    ),
+    (
+        {"sampling": "replacement"},
+        "sampling: replacement draws from a Pool, the measure is Gaussian",
+    ),
+    (
+        {"measure": es.Pool(randn(9, 2)), "sampling": "without_replacement"},
+        "n: expected at most the 9 tokens",
+    ),
+    (
+        {
+            "measure": es.Pool(randn(9, 2), torch.ones(9)),
+            "sampling": "without_replacement",
+            "n": [3],
+        },
+        "sampling: .*equal",
+    ),
     ({"dtype": torch.float16}, "dtype: expected torch.float32 or torch.float64, got torch.float16"),
     ({"seed": 1.5}, "seed: expected a whole number"),
     ({"radius": -1.0}, "radius: expected a finite number above 0"),
@@ -286,7 +367,10 @@ BAD = [
     ({"head": WIDE}, "metrics: mean is of self-attention"),
     ({"head": WIDE, "metrics": "l2"}, "queries: expected rows of length 3 for l2, got None"),
     ({"head": WIDE, "metrics": "uniform"}, "radius: expected a number above 0, got None"),
-    ({"head": WIDE, "metrics": "l2", "queries": randn(2, 3), "query_inside": True}, "query_inside: expected False"),
+    (
+        {"head": WIDE, "metrics": "l2", "queries": randn(2, 3), "query_inside": True},
+        "query_inside: expected False",
+    ),
 ]
 
 
@@ -298,7 +382,9 @@ def test_bad_input_is_refused_naming_the_field(change: dict[str, object], messag
 
 
 def test_given_queries_of_another_dimension_work() -> None:
-    curves = converge(WIDE, LAW, [10, 20], 3, ("l2", "uniform", "grad_u"), queries=randn(2, 3), radius=0.5)
+    curves = converge(
+        WIDE, LAW, [10, 20], 3, ("l2", "uniform", "grad_u"), queries=randn(2, 3), radius=0.5
+    )
     assert set(curves) == {"l2", "uniform", "grad_u"}
 
 

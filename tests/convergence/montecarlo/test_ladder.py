@@ -23,7 +23,9 @@ def test_ladders(text: object, expected: list[int]) -> None:
     assert parse_ladder(text).tolist() == expected
 
 
-@pytest.mark.parametrize("text", ["", "a", "1:2:3:4", "10:5", "100,10", "0:10", "1.5", [3, 3], "nan", "1:10:0"])
+@pytest.mark.parametrize(
+    "text", ["", "a", "1:2:3:4", "10:5", "100,10", "0:10", "1.5", [3, 3], "nan", "1:10:0"]
+)
 def test_bad_ladders(text: object) -> None:
     with pytest.raises(ValueError, match="n"):
         parse_ladder(text)

@@ -1,4 +1,6 @@
-"""The table of metrics: each states what it is, and one from outside the package, in one file, is asked for like the others."""
+"""The table of metrics: each states what it is, and one from outside the package, in one file, is
+asked for like the others.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ class Worst(Metric):
 
 
 register(Worst())
-'''
+'''  # noqa: E501
 
 EXPERIMENT = """
 job: converge
@@ -76,7 +78,10 @@ def test_a_metric_from_outside_in_python() -> None:
     x = law.sample(4, torch.Generator().manual_seed(5))
     double = torch.float64
     both = es.converge(head, law, [7, 19], 3, ("l2", "worst"), queries=x, dtype=double)
-    each = [es.converge(head, law, [7, 19], 3, "l2", queries=row[None], dtype=double)["l2"].samples for row in x]
+    each = [
+        es.converge(head, law, [7, 19], 3, "l2", queries=row[None], dtype=double)["l2"].samples
+        for row in x
+    ]
     assert list(both) == ["l2", "worst"]
     assert both["worst"].samples == pytest.approx(np.max(each, axis=0), rel=1e-9)
     assert both["l2"].samples == pytest.approx(np.mean(each, axis=0), rel=1e-9)
@@ -86,10 +91,14 @@ def test_a_metric_from_outside_in_python() -> None:
 
 
 @pytest.mark.usefixtures("worst")
-def test_a_metric_from_outside_in_a_yaml_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_metric_from_outside_in_a_yaml_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file, out = tmp_path / "outside.yaml", tmp_path / "run"
     file.write_text(EXPERIMENT)
-    code, text, _ = run(["converge", str(file), "--out", str(out), "--figures", "svg", "--json"], capsys)
+    code, text, _ = run(
+        ["converge", str(file), "--out", str(out), "--figures", "svg", "--json"], capsys
+    )
     assert code == 0
     rates = {row["metric"]: row for row in json.loads(text)["rates"]}
     assert set(rates) == {"l2", "worst"}
@@ -98,12 +107,17 @@ def test_a_metric_from_outside_in_a_yaml_run(tmp_path: Path, capsys: pytest.Capt
     assert rates["worst"]["sharp"] == 0.25
     curves = es.load_run(out).table("curves").pivot_table(index="n", columns="metric", values="rms")
     assert (curves["worst"] > curves["l2"]).all()
-    assert {row["metric"] for row in json.loads(run(["fit", str(out), "--json"], capsys)[1])} == {"l2", "worst"}
+    assert {row["metric"] for row in json.loads(run(["fit", str(out), "--json"], capsys)[1])} == {
+        "l2",
+        "worst",
+    }
 
 
 def test_an_unknown_metric_is_refused_by_name() -> None:
     head, law = es.Head(torch.eye(3).double(), torch.eye(3).double()), es.Sphere(3)
-    with pytest.raises(ValueError, match=r"metrics: expected some of mean, cov, l2, .*, each once, got 'worst'"):
+    with pytest.raises(
+        ValueError, match=r"metrics: expected some of mean, cov, l2, .*, each once, got 'worst'"
+    ):
         es.converge(head, law, [7, 19], 3, "worst")
 
 
@@ -136,13 +150,17 @@ def test_the_operator_norm_comes_alone_or_with_the_covariance() -> None:
 
 
 def test_hardmax_says_whose_queries_it_takes() -> None:
-    """On the line only Gaussian tokens ask themselves; a bounded law there has queries as elsewhere."""
+    """On the line only Gaussian tokens ask themselves; a bounded law there has queries as
+    elsewhere.
+    """
     head = es.Head([[1.0]], [[1.0]])
     line = es.converge(head, es.Gaussian([[1.0]]), [7, 19], 3, "hardmax")["hardmax"]
     bounded = es.converge(head, es.Cube(1), [7, 19], 3, "hardmax", queries=5)["hardmax"]
     assert "queries are the tokens" in line.origin
     assert "5 fresh queries of the law a repeat; limit" in bounded.origin
-    inside = es.converge(head, es.Cube(1), [7, 19], 3, "hardmax", queries=5, query_inside=True)["hardmax"]
+    inside = es.converge(head, es.Cube(1), [7, 19], 3, "hardmax", queries=5, query_inside=True)[
+        "hardmax"
+    ]
     assert np.array_equal(inside.samples, bounded.samples)
     assert inside.origin == bounded.origin
 

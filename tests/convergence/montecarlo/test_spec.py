@@ -23,7 +23,11 @@ law_adapter = TypeAdapter(LawSpec)
         {"law": "cube", "dim": 3, "half_width": 0.5},
         {"law": "rademacher", "dim": 3},
         {"law": "laplace", "dim": 3, "scale": 0.2},
-        {"law": "mixture", "weights": [1, 2], "components": [{"law": "ball", "dim": 3}, {"law": "cube", "dim": 3}]},
+        {
+            "law": "mixture",
+            "weights": [1, 2],
+            "components": [{"law": "ball", "dim": 3}, {"law": "cube", "dim": 3}],
+        },
     ],
 )
 def test_every_law_is_built(law: dict[str, object]) -> None:

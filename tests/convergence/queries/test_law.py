@@ -1,4 +1,6 @@
-"""Exact curves over a law of queries: against quadrature, known densities, and many drawn queries."""
+"""Exact curves over a law of queries: against quadrature, known densities, and many drawn
+queries.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,16 @@ def isotropic_rms(d: int, horizon: float, n: int) -> float:
         return float(stats.chi.pdf(s, d)) * (float(f1) + (d - 1) * float(f2))
 
     ends = np.linspace(0.0, math.sqrt(d) + 14.0, 40)
-    parts = [integrate.quad(density, a, b, epsabs=0, epsrel=1e-10)[0] for a, b in itertools.pairwise(ends)]
+    parts = [
+        integrate.quad(density, a, b, epsabs=0, epsrel=1e-10)[0]
+        for a, b in itertools.pairwise(ends)
+    ]
     return math.sqrt(sum(parts))
 
 
-@pytest.mark.parametrize(("d", "horizon", "n"), [(1, 1.0, 10**9), (1, 0.5, 10**15), (3, 1.5, 10**6), (50, 0.3, 10**4)])
+@pytest.mark.parametrize(
+    ("d", "horizon", "n"), [(1, 1.0, 10**9), (1, 0.5, 10**15), (3, 1.5, 10**6), (50, 0.3, 10**4)]
+)
 def test_isotropic_gaussian_queries_against_quadrature(d: int, horizon: float, n: int) -> None:
     law = es.Gaussian(eye(d))
     curve = es.exact_curve(es.Head(eye(d, horizon), eye(d)), law, law, [n])
@@ -69,13 +76,19 @@ def test_score_law_is_noncentral_chi_square(mean: float) -> None:
     law, _, _ = score_law(es.Head(eye(3), eye(3)), es.Gaussian(eye(3)), es.Gaussian(eye(3), offset))
     t = (mean + np.array([-0.05, 0.5, 2.0, 8.0])) ** 2
     log_scale, one, form = law.densities(t)
-    np.testing.assert_allclose(np.log(one) + log_scale, stats.ncx2.logpdf(t, 3, mean**2), rtol=0, atol=1e-9)
+    np.testing.assert_allclose(
+        np.log(one) + log_scale, stats.ncx2.logpdf(t, 3, mean**2), rtol=0, atol=1e-9
+    )
     np.testing.assert_allclose(form, one * t, rtol=1e-9)
 
 
 @pytest.mark.parametrize("centred", [True, False])
-def test_any_head_and_gaussian_queries_against_drawn_ones(centred: bool, generator: torch.Generator) -> None:
-    """A not square, V not square, singular queries, means and biases; 4000 queries, 5 standard errors (1e-6 false alarms)."""
+def test_any_head_and_gaussian_queries_against_drawn_ones(
+    centred: bool, generator: torch.Generator
+) -> None:
+    """A not square, V not square, singular queries, means and biases; 4000 queries, 5 standard
+    errors (1e-6 false alarms).
+    """
 
     def noise(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, dtype=torch.float64, generator=generator)
@@ -97,13 +110,17 @@ def test_any_head_and_gaussian_queries_against_drawn_ones(centred: bool, generat
 
 
 def test_quantile_and_delta_of_gaussian_queries() -> None:
-    """d = 1: the 95 % quantile of |g|; E exp(s^2)(1 + s^2) at horizon h is (1 - 2h^2)^(-1/2) (1 + h^2/(1 - 2h^2))."""
+    """d = 1: the 95 % quantile of |g|; E exp(s^2)(1 + s^2) at horizon h is (1 - 2h^2)^(-1/2) (1 +
+    h^2/(1 - 2h^2)).
+    """
     h, law = 0.5, es.Gaussian([[1.0]])
     curve = es.exact_curve(es.Head([[h]], [[1.0]]), law, law, [1000])
     f1, _ = gaussian_error(1000, h * stats.norm.ppf(0.975))
     assert curve.q95 is not None
     assert curve.q95[0] == pytest.approx(math.sqrt(f1), rel=1e-6)
-    assert curve.delta == pytest.approx((1 - 2 * h**2) ** -0.5 * (1 + h**2 / (1 - 2 * h**2)), rel=1e-12)
+    assert curve.delta == pytest.approx(
+        (1 - 2 * h**2) ** -0.5 * (1 + h**2 / (1 - 2 * h**2)), rel=1e-12
+    )
     assert es.exact_curve(es.Head([[1.0]], [[1.0]]), law, law, [10]).delta == math.inf
 
 
@@ -115,16 +132,24 @@ def test_errors_beyond_the_largest_score_deviation() -> None:
     np.testing.assert_allclose(f2[:, 0], 1.0, rtol=1e-10)
     for i, size in enumerate(s):
         scale = math.sqrt(2.0) * size
-        across = integrate.quad(lambda x, c=scale: stats.norm.pdf(x / c) / c / (2 * math.cosh(x / 2) ** 2), -80, 80)[0]
+        across = integrate.quad(
+            lambda x, c=scale: stats.norm.pdf(x / c) / c / (2 * math.cosh(x / 2) ** 2), -80, 80
+        )[0]
         assert f2[i, 1] == pytest.approx(1 - across, rel=1e-8)
 
 
 @pytest.mark.parametrize("make", [es.Sphere, es.Ball])
-def test_rotation_invariant_queries_against_drawn_ones(make: type[es.Sphere] | type[es.Ball]) -> None:
+def test_rotation_invariant_queries_against_drawn_ones(
+    make: type[es.Sphere] | type[es.Ball],
+) -> None:
     """An orthogonal A and any V; 4000 queries, 5 standard errors."""
     law = make(3, 2.0)
-    turn = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))).Q
-    head = es.Head(1.3 * turn, torch.tensor([[1.0, 0.2, 0.0], [0.0, 0.5, 2.0]], dtype=torch.float64))
+    turn = torch.linalg.qr(
+        torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    ).Q
+    head = es.Head(
+        1.3 * turn, torch.tensor([[1.0, 0.2, 0.0], [0.0, 0.5, 2.0]], dtype=torch.float64)
+    )
     found = es.exact_curve(head, law, law, [5, 1000])
     drawn = es.exact_curve(head, law, law.sample(4000, torch.Generator().manual_seed(0)), [5, 1000])
     assert drawn.queries is not None
@@ -134,9 +159,14 @@ def test_rotation_invariant_queries_against_drawn_ones(make: type[es.Sphere] | t
 
 
 def test_drawn_queries_tell_their_error() -> None:
-    """Ten seeds of 24 queries of a mixture spread as much as the standard error says, within a factor of two."""
+    """Ten seeds of 24 queries of a mixture spread as much as the standard error says, within a
+    factor of two.
+    """
     law = es.Mixture([0.7, 0.3], [es.Gaussian([[1.0]]), es.Gaussian([[0.2]], [1.0])])
-    curves = [es.exact_curve(es.Head([[0.5]], [[1.0]]), law, law, [100], seed=seed, draws=24) for seed in range(10)]
+    curves = [
+        es.exact_curve(es.Head([[0.5]], [[1.0]]), law, law, [100], seed=seed, draws=24)
+        for seed in range(10)
+    ]
     spread = np.std([curve.rms[0] for curve in curves], ddof=1)
     told = np.mean([curve.query_stderr[0] for curve in curves])
     assert 0.5 < spread / told < 2.0
@@ -145,10 +175,18 @@ def test_drawn_queries_tell_their_error() -> None:
 
 def test_drawn_queries_tell_the_error_of_their_slope() -> None:
     """Sixteen seeds of 100 queries: within a factor of two (false alarms below 1 %)."""
-    law, asked = es.Gaussian([[1.0]]), es.Mixture([0.7, 0.3], [es.Gaussian([[1.0]]), es.Gaussian([[0.2]], [1.0])])
-    curves = [es.exact_curve(es.Head([[0.3]], [[1.0]]), law, asked, [30], seed=seed, draws=100) for seed in range(16)]
+    law, asked = (
+        es.Gaussian([[1.0]]),
+        es.Mixture([0.7, 0.3], [es.Gaussian([[1.0]]), es.Gaussian([[0.2]], [1.0])]),
+    )
+    curves = [
+        es.exact_curve(es.Head([[0.3]], [[1.0]]), law, asked, [30], seed=seed, draws=100)
+        for seed in range(16)
+    ]
     spread = np.std([curve.slope[0] for curve in curves if curve.slope is not None], ddof=1)
-    told = np.sqrt(np.mean([curve.slope_stderr[0] ** 2 for curve in curves if curve.slope_stderr is not None]))
+    told = np.sqrt(
+        np.mean([curve.slope_stderr[0] ** 2 for curve in curves if curve.slope_stderr is not None])
+    )
     assert 0.5 < spread / told < 2.0
 
 

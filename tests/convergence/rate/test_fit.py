@@ -1,4 +1,6 @@
-"""Rates fitted to data made from a known law: recovered, covered, tested for straightness, or refused with a reason."""
+"""Rates fitted to data made from a known law: recovered, covered, tested for straightness, or
+refused with a reason.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,21 @@ from esscher.convergence.exact import exact_curve
 from esscher.convergence.rate.fit import fit_rate
 from esscher.convergence.rate.regression import Resampled
 from esscher.convergence.rate.result import FitError
-from tests.convergence.synthetic import Floats, Law, bent, covered, fits, ladder, montecarlo, noisy_curve, power, squared_errors
+from tests.convergence.synthetic import (
+    Floats,
+    Law,
+    bent,
+    covered,
+    fits,
+    ladder,
+    montecarlo,
+    noisy_curve,
+    power,
+    squared_errors,
+)
 
-# ---------------------------------------------------------------------------------------------- known laws come back
+# ------------------------------------------------------------------------------------------
+# known laws come back
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -39,7 +53,9 @@ def test_known_law_is_recovered(exponent: float, nested: bool) -> None:
     [(20, 8, 3, False, 200), (20, 8, 3, True, 200), (20, 8, 1, True, 200), (200, 12, 3, True, 60)],
 )
 def test_coverage_in_brief(repeats: int, points: int, dof: int, nested: bool, sets: int) -> None:
-    """Sets that the 95 % interval covers; outside the binomial's central 99.9 % a false alarm, one in a thousand each."""
+    """Sets that the 95 % interval covers; outside the binomial's central 99.9 % a false alarm, one
+    in a thousand each.
+    """
     found = fits(sets, repeats, points, power(0.3), dof=dof, nested=nested)
     low, high = scipy.stats.binom.interval(0.999, sets, 0.95)
     assert low <= sets * covered(found, 0.3) <= high
@@ -63,17 +79,26 @@ def test_coverage_in_brief(repeats: int, points: int, dof: int, nested: bool, se
 def test_coverage_and_size(repeats: int, points: int, dof: int, nested: bool) -> None:
     """2000 data sets from n^-0.3: the 95 % interval covers 93 to 97 %, tests reject at their level.
 
-    The standard error of a coverage near 95 % is 0.5 %. Straightness is calibrated less finely: 2 to 8 % of 5 %.
+    The standard error of a coverage near 95 % is 0.5 %. Straightness is calibrated less finely: 2
+    to 8 % of 5 %.
     """
     found = fits(2000, repeats, points, power(0.3), dof=dof, nested=nested)
     coverage = covered(found, 0.3)
     bends = float(np.mean([fit.curvature.p_value < 0.05 for fit in found]))
     misfits = float(np.mean([fit.p_value < 0.05 for fit in found]))
     false_curved = float(np.mean([fit.status.code == "curved" for fit in found]))
-    wrong_law = float(np.mean([fit.power_vs_log is not None and fit.power_vs_log.preferred == "logarithmic" for fit in found]))
+    wrong_law = float(
+        np.mean(
+            [
+                fit.power_vs_log is not None and fit.power_vs_log.preferred == "logarithmic"
+                for fit in found
+            ]
+        )
+    )
     print(
-        f"\nrepeats {repeats} points {points} dof {dof} nested {nested}: coverage {coverage:.4f}, curvature {bends:.4f}, "
-        f"straightness {misfits:.4f}, curved {false_curved:.4f}, wrong law {wrong_law:.4f}"
+        f"\nrepeats {repeats} points {points} dof {dof} nested {nested}: coverage {coverage:.4f},"
+        f" curvature {bends:.4f}, straightness {misfits:.4f}, curved {false_curved:.4f}, wrong law"
+        f" {wrong_law:.4f}"
     )
     assert 0.93 <= coverage <= 0.97
     assert 0.03 <= bends <= 0.07
@@ -83,7 +108,9 @@ def test_coverage_and_size(repeats: int, points: int, dof: int, nested: bool) ->
 
 
 def test_coverage_from_standard_errors_alone() -> None:
-    """1000 sets, normal theory, exact here; each bound is 3.8 standard errors away: false alarms 2 in 10 000."""
+    """1000 sets, normal theory, exact here; each bound is 3.8 standard errors away: false alarms 2
+    in 10 000.
+    """
     n = ladder(6)
     found = [fit_rate(noisy_curve(power(0.3), n, 0.05, seed)) for seed in range(1000)]
     assert 0.924 <= covered(found, 0.3) <= 0.976
@@ -94,9 +121,13 @@ def test_coverage_from_standard_errors_alone() -> None:
 
 
 def test_coverage_from_scatter_alone() -> None:
-    """1000 sets without standard errors: Student's interval is exact for normal noise; 4.4 standard errors of slack."""
+    """1000 sets without standard errors: Student's interval is exact for normal noise; 4.4 standard
+    errors of slack.
+    """
     n = ladder(6)
-    curves = [replace(noisy_curve(power(0.3), n, 0.05, seed), stderr=np.zeros(6)) for seed in range(1000)]
+    curves = [
+        replace(noisy_curve(power(0.3), n, 0.05, seed), stderr=np.zeros(6)) for seed in range(1000)
+    ]
     found = [fit_rate(curve) for curve in curves]
     assert 0.92 <= covered(found, 0.3) <= 0.98
     assert 0.02 <= np.mean([fit.curvature.p_value < 0.05 for fit in found]) <= 0.08
@@ -117,28 +148,37 @@ def test_scatter_gives_polyfits_standard_errors() -> None:
 
 
 def test_resampled_values_become_p_values() -> None:
-    """Ranks for a contrast; for the misfit a scaled chi-square with the mean and variance of what was resampled."""
+    """Ranks for a contrast; for the misfit a scaled chi-square with the mean and variance of what
+    was resampled.
+    """
     misfit = 1.7 * np.random.default_rng(0).chisquare(5, 200_000)
     drawn = Resampled(stderr=np.array([2.0]), t=np.arange(99.0)[None], misfit=misfit)
     assert drawn.p_value(0, -2 * 95.0) == 5 / 100
     assert drawn.half_width(0, 0.95) == 2 * 94
     for quantile in (3.0, 9.0, 20.0):
-        assert drawn.misfit_p_value(1.7 * quantile) == pytest.approx(scipy.stats.chi2.sf(quantile, 5), rel=0.05)
+        assert drawn.misfit_p_value(1.7 * quantile) == pytest.approx(
+            scipy.stats.chi2.sf(quantile, 5), rel=0.05
+        )
 
 
 def test_level_widens_the_interval() -> None:
     n = ladder(8)
-    curve = montecarlo(n, squared_errors(np.random.default_rng(0), 50, n, n**-0.5, dof=2, nested=True))
+    curve = montecarlo(
+        n, squared_errors(np.random.default_rng(0), 50, n, n**-0.5, dof=2, nested=True)
+    )
     widths = [np.ptp(fit_rate(curve, level=level).interval) for level in (0.5, 0.8, 0.95, 0.99)]
     assert widths == sorted(widths)
     assert widths[3] > 1.2 * widths[2]
 
 
-# ----------------------------------------------------------------------------------- straightness, curvature, two laws
+# ----------------------------------------------------------------------------------- straightness,
+# curvature, two laws
 
 
 def test_curvature_test_has_size_and_power() -> None:
-    """200 sets at 5 %: straight ones rejected 1 to 22 times (99.9 % of the binomial), bent ones nearly always."""
+    """200 sets at 5 %: straight ones rejected 1 to 22 times (99.9 % of the binomial), bent ones
+    nearly always.
+    """
     straight = fits(200, 20, 8, power(0.3), dof=3, nested=True)
     rejected = sum(fit.curvature.p_value < 0.05 for fit in straight)
     assert 1 <= rejected <= 22
@@ -149,7 +189,9 @@ def test_curvature_test_has_size_and_power() -> None:
 
 
 def test_curved_points_are_reported_and_kept() -> None:
-    """A floor under n^-1/2: the whole ladder is fitted, and the text names an upper end that is straight."""
+    """A floor under n^-1/2: the whole ladder is fitted, and the text names an upper end that is
+    straight.
+    """
     n = ladder(12)
     rms = np.sqrt(1.0 / n + 300.0 / n.astype(float) ** 2)
     curve = montecarlo(n, squared_errors(np.random.default_rng(1), 400, n, rms, dof=3, nested=True))
@@ -180,7 +222,11 @@ def hardmax_like(n: Floats) -> Floats:
 
 
 @pytest.mark.parametrize("source", ["exact", "stderr", "repeats"])
-@pytest.mark.parametrize(("law", "preferred"), [(hardmax_like, "logarithmic"), (power(0.2), "power")], ids=["log", "power"])
+@pytest.mark.parametrize(
+    ("law", "preferred"),
+    [(hardmax_like, "logarithmic"), (power(0.2), "power")],
+    ids=["log", "power"],
+)
 def test_power_law_or_logarithmic_law(law: Law, preferred: str, source: str) -> None:
     """1e2 to 1e6 with 0.5 % noise: the law the data were made from is preferred."""
     n = ladder(9, 1e2, 1e6)
@@ -190,7 +236,9 @@ def test_power_law_or_logarithmic_law(law: Law, preferred: str, source: str) -> 
     elif source == "stderr":
         curve = noisy_curve(law, n, 0.005, 3)
     else:
-        curve = montecarlo(n, squared_errors(np.random.default_rng(3), 400, n, rms, dof=50, nested=False))
+        curve = montecarlo(
+            n, squared_errors(np.random.default_rng(3), 400, n, rms, dof=50, nested=False)
+        )
     found = fit_rate(curve).power_vs_log
     assert found is not None
     assert found.preferred == preferred
@@ -213,7 +261,9 @@ def test_likelihood_difference_is_that_of_the_normal_law() -> None:
     for abscissa in (x, np.log(x)):
         line = np.polynomial.Polynomial.fit(abscissa, y, 1, w=1 / stderr)
         likelihoods.append(scipy.stats.norm.logpdf(y, line(abscissa), stderr).sum())
-    assert found.log_likelihood_difference == pytest.approx(likelihoods[0] - likelihoods[1], rel=1e-8)
+    assert found.log_likelihood_difference == pytest.approx(
+        likelihoods[0] - likelihoods[1], rel=1e-8
+    )
     ratio = np.exp(likelihoods[1] - likelihoods[0])
     assert found.weight_power == pytest.approx(1 / (1 + ratio), rel=1e-8)
 
@@ -226,11 +276,14 @@ def test_laws_that_the_points_do_not_tell_apart() -> None:
     neither = fit_rate(noisy_curve(bent, ladder(9), 0.005, 0)).power_vs_log
     assert neither is not None
     assert "neither describes the points" in neither.text
-    one = fit_rate(ErrorCurve(n=np.array([1, 10, 100]), rms=np.array([1.0, 0.3, 0.1]), kind="exact"))
+    one = fit_rate(
+        ErrorCurve(n=np.array([1, 10, 100]), rms=np.array([1.0, 0.3, 0.1]), kind="exact")
+    )
     assert one.power_vs_log is None, "log log n needs n >= 2"
 
 
-# ------------------------------------------------------------------------------------------------------ exact curves
+# ------------------------------------------------------------------------------------------
+# exact curves
 
 
 def test_exact_curve_has_the_range_of_local_slopes() -> None:
@@ -252,7 +305,9 @@ def test_exact_curve_has_the_range_of_local_slopes() -> None:
 
 
 def test_range_of_local_slopes_includes_those_between_points() -> None:
-    """A step between points where the curve is flatter: the slopes at the points alone would not hold the exponent."""
+    """A step between points where the curve is flatter: the slopes at the points alone would not
+    hold the exponent.
+    """
     n = np.array([100, 1000, 10_000])
     rms = np.array([1.0, 0.5, 0.25])
     slope = np.full(3, -0.1)
@@ -285,7 +340,8 @@ def test_fit_of_a_real_exact_curve() -> None:
     assert fit.power_vs_log.preferred == "power"
 
 
-# -------------------------------------------------------------------------------------------- windows and refusals
+# ------------------------------------------------------------------------------------------
+# windows and refusals
 
 N6 = np.array([10, 30, 100, 300, 1000, 3000])
 GOOD = ErrorCurve(n=N6, rms=N6**-0.5, kind="exact", scale=1.0)
@@ -296,8 +352,16 @@ def with_errors(*errors: float) -> ErrorCurve:
 
 
 REFUSED = {
-    "two points": (ErrorCurve(n=N6[:2], rms=GOOD.rms[:2], kind=GOOD.kind), "too_few_points", "longer ladder"),
-    "one point": (ErrorCurve(n=N6[:1], rms=GOOD.rms[:1], kind=GOOD.kind), "too_few_points", "1 usable point,"),
+    "two points": (
+        ErrorCurve(n=N6[:2], rms=GOOD.rms[:2], kind=GOOD.kind),
+        "too_few_points",
+        "longer ladder",
+    ),
+    "one point": (
+        ErrorCurve(n=N6[:1], rms=GOOD.rms[:1], kind=GOOD.kind),
+        "too_few_points",
+        "1 usable point,",
+    ),
     "rounding": (replace(GOOD, scale=1e12), "rounding", "give smaller n"),
     "below a third": (replace(GOOD, accuracy=0.4), "rounding", "more accurately"),
     "noise": (replace(GOOD, kind="montecarlo", stderr=0.6 * GOOD.rms), "noisy", "more repeats"),
@@ -306,9 +370,17 @@ REFUSED = {
     "zero": (with_errors(1, 0.5, 0.3, 0.2, 0.1, 0), "invalid", "0.0 at n = 3000"),
     "negative": (with_errors(-1, 0.5, 0.3, 0.2, 0.1, 0.1), "invalid", "-1.0 at n = 10"),
     "all n equal": (replace(GOOD, n=np.full(6, 50)), "repeated_n", "one point"),
-    "some n equal": (replace(GOOD, n=np.array([10, 30, 30, 40, 50, 60])), "repeated_n", "10, 30, 30, 40, 50, ..."),
+    "some n equal": (
+        replace(GOOD, n=np.array([10, 30, 30, 40, 50, 60])),
+        "repeated_n",
+        "10, 30, 30, 40, 50, ...",
+    ),
     "mixed stderr": (replace(GOOD, stderr=np.array([0, 0, 0, 0, 0.1, 0.1])), "invalid", "stderr"),
-    "other samples": (replace(GOOD, kind="montecarlo", samples=np.ones((4, 6))), "invalid", "squared errors of the repeats"),
+    "other samples": (
+        replace(GOOD, kind="montecarlo", samples=np.ones((4, 6))),
+        "invalid",
+        "squared errors of the repeats",
+    ),
 }
 
 
@@ -342,11 +414,17 @@ def test_points_at_rounding_level_or_lost_in_noise_are_left_out() -> None:
     fit = fit_rate(replace(GOOD, rms=rms))
     assert fit.exponent == pytest.approx(0.5)
     assert (fit.window.n_min, fit.window.n_max, fit.window.points) == (10, 300, 4)
-    assert fit.window.rule == "all points, without the 2 whose error is at rounding level (n = 1000, 3000)"
+    assert (
+        fit.window.rule
+        == "all points, without the 2 whose error is at rounding level (n = 1000, 3000)"
+    )
     stderr = GOOD.rms * np.array([0.01, 0.01, 0.9, 0.01, 0.01, 0.01])
     noisy = fit_rate(replace(GOOD, kind="montecarlo", stderr=stderr))
     assert noisy.n.tolist() == [10, 30, 300, 1000, 3000]
-    assert noisy.window.rule == "all points, without the 1 whose standard error exceeds half the error (n = 100)"
+    assert (
+        noisy.window.rule
+        == "all points, without the 1 whose standard error exceeds half the error (n = 100)"
+    )
     assert fit_rate(with_errors(1, 0.5, 0.3, 0.2, 0.1, 0), window=(10, 1000)).window.points == 5
 
 
@@ -370,7 +448,9 @@ def test_notes_on_repeats() -> None:
     fit = fit_rate(montecarlo(n, heavy))
     assert fit.status.code == "heavy_tail"
     assert f"at n = {n[2]}" in fit.status.text
-    single = fit_rate(replace(montecarlo(n, few), stderr=np.zeros(5), samples=few.mean(axis=0)[None]))
+    single = fit_rate(
+        replace(montecarlo(n, few), stderr=np.zeros(5), samples=few.mean(axis=0)[None])
+    )
     assert single.status.code == "no_stderr"
     same = np.linspace(1, 2, 10)[:, None] * n.astype(float) ** -1
     fit = fit_rate(montecarlo(n, same))
@@ -380,14 +460,20 @@ def test_notes_on_repeats() -> None:
 
 def test_same_seed_same_fit_and_order_does_not_matter() -> None:
     n = ladder(7)
-    curve = montecarlo(n, squared_errors(np.random.default_rng(0), 30, n, n**-0.5, dof=2, nested=True))
+    curve = montecarlo(
+        n, squared_errors(np.random.default_rng(0), 30, n, n**-0.5, dof=2, nested=True)
+    )
     first = fit_rate(curve, seed=3)
     assert fit_rate(curve, seed=3).interval == first.interval
     assert fit_rate(curve, seed=4).interval != first.interval
     mixed = np.random.default_rng(1).permutation(7)
     assert curve.samples is not None
     shuffled = ErrorCurve(
-        n=n[mixed], rms=curve.rms[mixed], kind="montecarlo", stderr=curve.stderr[mixed], samples=curve.samples[:, mixed]
+        n=n[mixed],
+        rms=curve.rms[mixed],
+        kind="montecarlo",
+        stderr=curve.stderr[mixed],
+        samples=curve.samples[:, mixed],
     )
     assert fit_rate(shuffled, seed=3).interval == first.interval
 
@@ -429,14 +515,22 @@ def test_samples_of_another_shape() -> None:
 
 
 def test_a_fit_reads_as_a_sentence() -> None:
-    assert str(fit_rate(GOOD)).startswith("error ~ 1 n^-0.5, interval [0.5, 0.5], 6 points from n = 10 to 3000; exact: ")
+    assert str(fit_rate(GOOD)).startswith(
+        "error ~ 1 n^-0.5, interval [0.5, 0.5], 6 points from n = 10 to 3000; exact: "
+    )
 
 
 def test_a_curve_that_bends_is_not_called_logarithmic() -> None:
-    """A curve like (log n)^-3 is a power law that bends, about n^-0.45 here; (log n)^-1/2 is a law."""
+    """A curve like (log n)^-3 is a power law that bends, about n^-0.45 here; (log n)^-1/2 is
+    a law.
+    """
     n = np.geomspace(100, 10_000, 7).round().astype(np.int64)
-    bent = es.fit_rate(es.ErrorCurve(n=n, rms=np.log(n) ** -3.0, kind="exact"), raise_on_failure=False).power_vs_log
-    slow = es.fit_rate(es.ErrorCurve(n=n, rms=np.log(n) ** -0.5, kind="exact"), raise_on_failure=False).power_vs_log
+    bent = es.fit_rate(
+        es.ErrorCurve(n=n, rms=np.log(n) ** -3.0, kind="exact"), raise_on_failure=False
+    ).power_vs_log
+    slow = es.fit_rate(
+        es.ErrorCurve(n=n, rms=np.log(n) ** -0.5, kind="exact"), raise_on_failure=False
+    ).power_vs_log
     assert bent is not None
     assert slow is not None
     assert bent.gamma > 2

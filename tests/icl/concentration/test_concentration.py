@@ -1,4 +1,6 @@
-"""Concentration: squared differences against autograd on prompts drawn token by token; exponents; bounds lie above."""
+"""Concentration: squared differences against autograd on prompts drawn token by token; exponents;
+bounds lie above.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +19,27 @@ TASK = LinearTask.kms(2, 0.4, noise=0.2)
 
 
 def direct_errors(weights: OVKQ, length: int, count: int) -> np.ndarray:
-    """The same squares from tokens and autograd; the limit's output is r^T Gamma_w U z_q with Gamma_w from many tokens' law."""
+    """The same squares from tokens and autograd; the limit's output is r^T Gamma_w U z_q with
+    Gamma_w from many tokens' law.
+    """
     generator = torch.Generator().manual_seed(1)
     out = np.zeros((count, 2, len(METRICS)))
     w = torch.randn(count, 2, dtype=torch.float64, generator=generator) @ TASK.task_root.T
     for i in range(count):
         x = torch.randn(length + 1, 2, dtype=torch.float64, generator=generator) @ TASK.root.T
-        y = x @ w[i] + TASK.noise**0.5 * torch.randn(length + 1, dtype=torch.float64, generator=generator)
+        y = x @ w[i] + TASK.noise**0.5 * torch.randn(
+            length + 1, dtype=torch.float64, generator=generator
+        )
         prompts = Prompts(x[None, :-1], y[None, :-1], x[-1:], y[-1:])
         gram = torch.cat([torch.eye(2, dtype=torch.float64), w[i][None]])
         gamma = gram @ TASK.sigma @ gram.T
         gamma[-1, -1] += TASK.noise
         found = []
         for kind in ("softmax", "linear", "limit"):
-            parts = [part.clone().requires_grad_() for part in (weights.O, weights.V, weights.K, weights.Q)]
+            parts = [
+                part.clone().requires_grad_()
+                for part in (weights.O, weights.V, weights.K, weights.Q)
+            ]
             O, V, K, Q = parts
             U, value = K.T @ Q, O @ V
             U.retain_grad()
@@ -42,15 +51,21 @@ def direct_errors(weights: OVKQ, length: int, count: int) -> np.ndarray:
             by_u, by_v = torch.autograd.grad(f, (U, value), retain_graph=True)
             by_all = torch.autograd.grad((f - y[-1]) ** 2, parts, retain_graph=True)
             by_k, by_q = torch.autograd.grad(f, (K, Q), retain_graph=True)
-            found.append((f.detach(), by_u, by_v, torch.cat([part.flatten() for part in by_all]), by_k, by_q))
+            found.append(
+                (f.detach(), by_u, by_v, torch.cat([part.flatten() for part in by_all]), by_k, by_q)
+            )
         for other in (1, 2):
-            out[i, other - 1] = [float(((a - b) ** 2).sum()) for a, b in zip(found[0], found[other], strict=True)]
+            out[i, other - 1] = [
+                float(((a - b) ** 2).sum()) for a, b in zip(found[0], found[other], strict=True)
+            ]
     return out
 
 
 @pytest.mark.parametrize("length", [6, 40])
 def test_squared_differences_have_the_right_law(length: int):
-    """Means of arcsinh and of its square over 3000 against 1000 prompts, 24 z-scores below 4.5; false alarms 1e-4."""
+    """Means of arcsinh and of its square over 3000 against 1000 prompts, 24 z-scores below 4.5;
+    false alarms 1e-4.
+    """
     weights = default_weights(2, torch.Generator().manual_seed(3))
     ours = np.arcsinh(10 * prompt_errors(TASK, weights, length, 3000, seed=2))
     theirs = np.arcsinh(10 * direct_errors(weights, length, 1000))
@@ -61,10 +76,14 @@ def test_squared_differences_have_the_right_law(length: int):
 
 
 def test_output_falls_like_one_over_root_of_the_length():
-    """Small scores: n times the mean square to the limit settles; ratio between 1000 and 10 000 tokens within 15 % of 1."""
+    """Small scores: n times the mean square to the limit settles; ratio between 1000 and 10 000
+    tokens within 15 % of 1.
+    """
     weights = default_weights(2, torch.Generator().manual_seed(3))
     small = OVKQ(weights.O, weights.V, 0.3 * weights.K, weights.Q)
-    squares = [n * prompt_errors(TASK, small, n, 4000, seed=n)[:, 1, 0].mean() for n in (1000, 10_000)]
+    squares = [
+        n * prompt_errors(TASK, small, n, 4000, seed=n)[:, 1, 0].mean() for n in (1000, 10_000)
+    ]
     assert squares[1] == pytest.approx(squares[0], rel=0.15)
 
 
@@ -83,12 +102,22 @@ def test_proved_bounds_lie_above_the_measured_errors():
     for length in n:
         rms = np.sqrt(prompt_errors(TASK, weights, length, 2000, seed=1)[:, 1].mean(axis=0))
         for metric, height in zip(METRICS, rms, strict=True):
-            assert metric == "gradient" or (table[(table["metric"] == metric) & (table["n"] == length)]["rms"] > height).all()
+            assert (
+                metric == "gradient"
+                or (
+                    table[(table["metric"] == metric) & (table["n"] == length)]["rms"] > height
+                ).all()
+            )
 
 
 def test_norms_of_the_limit_are_those_of_drawn_tasks():
-    """20,000 draws of (w, x_q), the limit and its gradient by autograd's rule written out; 4 standard errors."""
-    weights, generator = default_weights(2, torch.Generator().manual_seed(3)).uv(), torch.Generator().manual_seed(5)
+    """20,000 draws of (w, x_q), the limit and its gradient by autograd's rule written out; 4
+    standard errors.
+    """
+    weights, generator = (
+        default_weights(2, torch.Generator().manual_seed(3)).uv(),
+        torch.Generator().manual_seed(5),
+    )
     w = torch.randn(20_000, 2, dtype=torch.float64, generator=generator) @ TASK.task_root.T
     x = torch.randn(20_000, 2, dtype=torch.float64, generator=generator) @ TASK.root.T
     noise = TASK.noise**0.5 * torch.randn(20_000, dtype=torch.float64, generator=generator)
@@ -110,13 +139,20 @@ def test_lemmas_e2_and_e4_lie_above_what_they_bound():
     weights = default_weights(2, torch.Generator().manual_seed(3))
     for length in (10, 1000):
         squared = prompt_errors(TASK, weights, length, 2000, seed=1)[:, 1]
-        error2, gradient2 = squared[:, 0].mean() ** 0.5, (squared[:, 1] + squared[:, 2]).mean() ** 0.5
-        for row in risk_gaps(TASK, weights.uv(), length, error2, (squared[:, 0] ** 2).mean() ** 0.25, gradient2):
+        error2, gradient2 = (
+            squared[:, 0].mean() ** 0.5,
+            (squared[:, 1] + squared[:, 2]).mean() ** 0.5,
+        )
+        for row in risk_gaps(
+            TASK, weights.uv(), length, error2, (squared[:, 0] ** 2).mean() ** 0.25, gradient2
+        ):
             assert 0 < row["measured"] < row["mended"]
 
 
 def test_gradients_in_k_and_q_scale_with_the_other_map():
-    """10 Q and K / 10 have the same U: the output's gradient in K is 10 times as large, that in Q a tenth, the others stay."""
+    """10 Q and K / 10 have the same U: the output's gradient in K is 10 times as large, that in Q a
+    tenth, the others stay.
+    """
     weights = default_weights(2, torch.Generator().manual_seed(3))
     turned = OVKQ(weights.O, weights.V, 0.1 * weights.K, 10 * weights.Q)
     one, other = (prompt_errors(TASK, each, 20, 50, seed=4) for each in (weights, turned))

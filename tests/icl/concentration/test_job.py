@@ -9,7 +9,9 @@ from esscher.runs import execute
 
 
 def test_concentration_run(tmp_path: Path):
-    spec = ConcentrationSpec(dim=2, covariances=("isotropic",), lengths=(10, 100, 1000, 10_000), repeats=8, prompts=128)
+    spec = ConcentrationSpec(
+        dim=2, covariances=("isotropic",), lengths=(10, 100, 1000, 10_000), repeats=8, prompts=128
+    )
     run = execute(spec, tmp_path / "run")
     rates = run.table("rates").set_index(["metric", "against"])
     assert 0.4 < rates.loc[("output", "linear"), "exponent"] < 0.6

@@ -1,4 +1,6 @@
-"""Gradient flow: known limits, conserved quantities, its symmetric coordinates, Theorem 5.2 and Lemma E.1 of [S]."""
+"""Gradient flow: known limits, conserved quantities, its symmetric coordinates, Theorem 5.2 and
+Lemma E.1 of [S].
+"""
 
 from __future__ import annotations
 
@@ -73,8 +75,13 @@ def test_f_3_singular_sigma() -> None:
 
 @pytest.mark.parametrize("length", [7, math.inf])
 def test_limit_with_noise_and_any_law_of_tasks(length: float) -> None:
-    """Sigma and W that do not commute, singular Sigma, unbalanced start: the flow ends where flow_limit says."""
-    task = LinearTask([[1.0, 0.4, 0.0], [0.4, 0.7, 0.0], [0.0, 0.0, 0.0]], [[0.9, 0.2, 0.1], [0.2, 0.5, 0.0], [0.1, 0.0, 0.8]])
+    """Sigma and W that do not commute, singular Sigma, unbalanced start: the flow ends where
+    flow_limit says.
+    """
+    task = LinearTask(
+        [[1.0, 0.4, 0.0], [0.4, 0.7, 0.0], [0.0, 0.0, 0.0]],
+        [[0.9, 0.2, 0.1], [0.2, 0.5, 0.0], [0.1, 0.0, 0.8]],
+    )
     start = Block(0.3 * torch.tensor(THETA @ THETA.T), 0.6)
     flow = gradient_flow(task, start, length, "linear", flow_times(1e5, 30))
     limit = flow_limit(task, start, length)
@@ -88,12 +95,16 @@ def test_shared_eigenbasis_changes_nothing() -> None:
     assert Coordinates.of(task, start).basis is not None
     nudged = Block(start.U11 + 1e-9 * torch.tensor([[0.0, 1.0], [-1.0, 0.0]]), start.v)
     assert Coordinates.of(task, nudged).basis is None
-    one, two = (gradient_flow(task, each, 20, times=times, rtol=1e-7, atol=1e-9) for each in (start, nudged))
+    one, two = (
+        gradient_flow(task, each, 20, times=times, rtol=1e-7, atol=1e-9) for each in (start, nudged)
+    )
     assert one.distance(two).max() < 1e-5
 
 
 def test_block_form_is_kept_by_the_general_flow() -> None:
-    """[S], after Assumption 5.1; here for the full (U, V), finite L and softmax, with the cubature's error in between."""
+    """[S], after Assumption 5.1; here for the full (U, V), finite L and softmax, with the
+    cubature's error in between.
+    """
     task, times = LinearTask([[1.0]], [[1.0]], 0.1), flow_times(5, 6)
     block = start_block(task)
     small = gradient_flow(task, block, 8, times=times)
@@ -106,7 +117,9 @@ def test_block_form_is_kept_by_the_general_flow() -> None:
 
 def test_flow_of_o_v_k_q_lowers_the_risk(generator: torch.Generator) -> None:
     task, start = LinearTask.isotropic(1), default_weights(1, generator)
-    flow = gradient_flow(task, start, 30, "linear", flow_times(30, 8), rtol=1e-4, atol=1e-6, method="RK45")
+    flow = gradient_flow(
+        task, start, 30, "linear", flow_times(30, 8), rtol=1e-4, atol=1e-6, method="RK45"
+    )
     assert (np.diff(flow.risks) <= 1e-6).all()
     best = float(risk(task, flow_limit(task, start_block(task), 30), 30, "linear"))
     assert best - 1e-9 <= flow.final_risk < 0.9 * flow.risks[0]
@@ -119,9 +132,13 @@ def test_flows_come_together_as_the_prompt_grows() -> None:
     infinite = gradient_flow(task, start, math.inf, times=times)
     apart = []
     for length in (10**2, 10**6):
-        soft, lin = (gradient_flow(task, start, length, kind, times, rtol=1e-6, atol=1e-8) for kind in ("softmax", "linear"))
+        soft, lin = (
+            gradient_flow(task, start, length, kind, times, rtol=1e-6, atol=1e-8)
+            for kind in ("softmax", "linear")
+        )
         apart.append((soft.distance(infinite).max(), soft.distance(lin).max()))
-    assert (np.array(apart[1]) < 0.1 * np.array(apart[0])).all()  # slowly: long tails of s need many tokens
+    # slowly: long tails of s need many tokens
+    assert (np.array(apart[1]) < 0.1 * np.array(apart[0])).all()
 
 
 def test_lemma_e_1_holds() -> None:
@@ -133,10 +150,13 @@ def test_lemma_e_1_holds() -> None:
         assert (found.distance <= found.sharper * (1 + 1e-6) + 1e-9).all()
         assert (found.sharper <= found.bound * (1 + 1e-12)).all()
         assert found.distance[-1] > 0
-        # Constants against differences of the gradient at the common start, where the curvature is negative.
+        # Constants against differences of the gradient at the common start, where the curvature is
+        # negative.
         here, step = flatten(start), 1e-5
         columns = [
-            flatten(risk_gradient(task, unflatten(here + sign * step * e, start), math.inf)[1]) * sign / (2 * step)
+            flatten(risk_gradient(task, unflatten(here + sign * step * e, start), math.inf)[1])
+            * sign
+            / (2 * step)
             for e in np.eye(here.size)
             for sign in (1, -1)
         ]
@@ -151,7 +171,9 @@ def test_lemma_e_1_holds() -> None:
 def test_softmax_limit_is_where_the_flow_goes() -> None:
     task = LinearTask([[1.0]], noise=0.5)
     start = start_block(task)
-    flow = gradient_flow(task, start, 5, times=flow_times(1e5, 6), tolerance=1e-8, rtol=1e-6, atol=1e-9)
+    flow = gradient_flow(
+        task, start, 5, times=flow_times(1e5, 6), tolerance=1e-8, rtol=1e-6, atol=1e-9
+    )
     end = final_parameters(task, start, 5)
     assert flow.converged
     assert np.abs(flatten(flow.end) - flatten(end)).max() < 1e-5
@@ -178,20 +200,28 @@ def test_prompt_length_for_linear_attention() -> None:
 
 
 def test_a_start_for_small_covariates_is_not_beyond_its_range() -> None:
-    """Sigma = 0.01 I: the printed limit allows a start of 100 times the risk of no weights; the default is within both."""
+    """Sigma = 0.01 I: the printed limit allows a start of 100 times the risk of no weights; the
+    default is within both.
+    """
     small = LinearTask(0.01 * torch.eye(5), torch.eye(5), 0.0)
     nothing = 0.5 * 0.05
     assert float(limit_risk(start_block(small).uv(), small)) < nothing
     printed = math.sqrt(2) / (5**0.25 * 0.01)
     assert alpha_limit(small) == pytest.approx(printed / 10)
-    with pytest.warns(UserWarning, match="outside the range of Theorem 5.2.*is not below that of no weights"):
+    with pytest.warns(
+        UserWarning, match="outside the range of Theorem 5.2.*is not below that of no weights"
+    ):
         start = start_block(small, 0.5 * printed)
     assert float(limit_risk(start.uv(), small)) > 50 * nothing
 
 
 def test_alpha_range() -> None:
-    assert alpha_limit(PAPER) == pytest.approx(math.sqrt(2) / (3**0.25 * float(torch.linalg.eigvalsh(PAPER.sigma)[-1])))
-    with pytest.warns(UserWarning, match=r"outside the range of Theorem 5.2, 0 < alpha < .* = 0.583"):
+    assert alpha_limit(PAPER) == pytest.approx(
+        math.sqrt(2) / (3**0.25 * float(torch.linalg.eigvalsh(PAPER.sigma)[-1]))
+    )
+    with pytest.warns(
+        UserWarning, match=r"outside the range of Theorem 5.2, 0 < alpha < .* = 0.583"
+    ):
         start_block(PAPER, 2.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -211,7 +241,9 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match="begin with 0"):
         gradient_flow(PAPER, start, times=[1.0, 2.0])
     with pytest.raises(ValueError, match="same times"):
-        gradient_flow(PAPER, start, times=[0.0, 0.1]).distance(gradient_flow(PAPER, start, times=[0.0, 0.2]))
+        gradient_flow(PAPER, start, times=[0.0, 0.1]).distance(
+            gradient_flow(PAPER, start, times=[0.0, 0.2])
+        )
     with pytest.raises(ValueError, match="limit is not unique"):
         flow_limit(LinearTask(np.eye(2), np.diag([1.0, 0.0])), Block(np.eye(2), 1.0))
     with pytest.raises(ValueError, match="v above 0"):
@@ -221,9 +253,13 @@ def test_bad_input() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", [LinearTask.isotropic(5), LinearTask.kms(5, 0.5)], ids=["isotropic", "kms"])
+@pytest.mark.parametrize(
+    "task", [LinearTask.isotropic(5), LinearTask.kms(5, 0.5)], ids=["isotropic", "kms"]
+)
 def test_theorem_5_2_at_the_size_of_the_paper(task: LinearTask, generator: torch.Generator) -> None:
-    """d = 5, L = 10 .. 1e6: linear below softmax, above Bayes, the gap closing, all to the noise level."""
+    """d = 5, L = 10 .. 1e6: linear below softmax, above Bayes, the gap closing, all to the noise
+    level.
+    """
     found = final_risks(task, generator=generator)
     assert (found.softmax > found.linear).all()
     assert (found.linear > found.bayes).all()
@@ -231,4 +267,6 @@ def test_theorem_5_2_at_the_size_of_the_paper(task: LinearTask, generator: torch
     assert found.softmax[-1] == pytest.approx(0.05, abs=2e-5)
     eps = 0.01
     length = prompt_length_for(task, eps, precision=0.3)
-    assert float(risk(task, final_parameters(task, start_block(task), length), length)) <= 0.05 + eps
+    assert (
+        float(risk(task, final_parameters(task, start_block(task), length), length)) <= 0.05 + eps
+    )

@@ -9,7 +9,9 @@ from esscher.runs import execute
 
 
 def test_flow_run_orders_the_models(tmp_path: Path):
-    run = execute(FlowSpec(dim=2, covariances=("isotropic",), lengths=(10, 200), draws=500), tmp_path / "run")
+    run = execute(
+        FlowSpec(dim=2, covariances=("isotropic",), lengths=(10, 200), draws=500), tmp_path / "run"
+    )
     table = run.table("final").pivot_table(index="length", columns="model", values="mse")
     assert (table["bayes"] < table["linear"]).all()
     assert (table["linear"] < table["softmax"]).all()

@@ -24,7 +24,9 @@ def normal(generator: torch.Generator, *shape: int) -> Tensor:
 
 
 def case(seed: int) -> tuple[LinearTask, Parameters, int]:
-    """A random task, layer and length; odd seeds in the block form. Every fifth Sigma is singular."""
+    """A random task, layer and length; odd seeds in the block form. Every fifth Sigma is
+    singular.
+    """
     generator = torch.Generator().manual_seed(1000 + seed)
     d = 1 + seed % 5
     root, task_root = normal(generator, d, d + 1), normal(generator, d, d + 1)
@@ -35,15 +37,21 @@ def case(seed: int) -> tuple[LinearTask, Parameters, int]:
     length = int(torch.randint(1, 60, (), generator=generator))
     if seed % 2:
         return task, Block(normal(generator, d, d) * 0.7 / d**0.5, float(normal(generator))), length
-    return task, UV(normal(generator, d + 1, d + 1) * 0.5 / d**0.5, normal(generator, d + 1, d + 1) * 0.7), length
+    return (
+        task,
+        UV(normal(generator, d + 1, d + 1) * 0.5 / d**0.5, normal(generator, d + 1, d + 1) * 0.7),
+        length,
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("kind", ["softmax", "linear"])
 def test_risk_is_what_simulation_finds(seed: int, kind: str) -> None:
-    """Within 3 standard errors in each of 40 comparisons: by chance alone one fails for about one choice of seeds in ten.
+    """Within 3 standard errors in each of 40 comparisons: by chance alone one fails for about one
+    choice of seeds in ten.
 
-    With 20,000 prompts case 1, softmax, lies 3.06 standard errors off; 1,200,000 fresh prompts put it at 0.6. Hence 40,000.
+    With 20,000 prompts case 1, softmax, lies 3.06 standard errors off; 1,200,000 fresh prompts put
+    it at 0.6. Hence 40,000.
     """
     task, params, length = case(seed)
     exact = risk(task, params, length, kind)
@@ -57,7 +65,9 @@ def test_risk_is_what_simulation_finds(seed: int, kind: str) -> None:
 
 @pytest.mark.parametrize("seed", [1, 3, 4, 6, 8])
 def test_at_1e12_tokens_it_is_the_limit(seed: int) -> None:
-    """Scores are kept below a deviation of 1 in typical queries: for large ones even 1e12 tokens are not many."""
+    """Scores are kept below a deviation of 1 in typical queries: for large ones even 1e12 tokens
+    are not many.
+    """
     task, params, _ = case(seed)
     params = unflatten(0.3 * flatten(params), params)
     limit = risk(task, params, math.inf)
@@ -75,13 +85,17 @@ def test_block_and_general_form_agree(length: int) -> None:
     assert exact.origin == "quadrature"
     estimates = general_excess(params.uv(), task, length, product_rule(task.dim, 40))
     value = float(limit_risk(params.uv(), task) + estimates.mean())
-    assert abs(value - exact.value) < 4 * float(estimates.std()) / 40**0.5 + 1e-4 * abs(float(estimates.mean()))
+    assert abs(value - exact.value) < 4 * float(estimates.std()) / 40**0.5 + 1e-4 * abs(
+        float(estimates.mean())
+    )
     assert risk(task, params.uv(), length) == exact
 
 
 @pytest.mark.parametrize("length", [2, 30, 10**4])
 def test_block_risk_against_a_plain_double_integral(length: int) -> None:
-    """d = 2: x on a grid of half the plane (spacing 0.1, an even integrand), w by hand, gaussian_error itself."""
+    """d = 2: x on a grid of half the plane (spacing 0.1, an even integrand), w by hand,
+    gaussian_error itself.
+    """
     task = LinearTask([[1.0, 0.4], [0.4, 0.5]], [[0.6, -0.1], [-0.1, 0.9]], 0.2)
     U, v = torch.tensor([[0.8, -0.3], [0.5, 0.4]], dtype=torch.float64), 0.9
     axis = np.arange(0.05, 7.5, 0.1)
@@ -97,7 +111,9 @@ def test_block_risk_against_a_plain_double_integral(length: int) -> None:
     own, crossed = np.einsum("ni,ij,nj->n", along, W, along), np.einsum("ni,ij,nj->n", along, W, x)
     ratio = own / s**2
     plain = np.einsum("ni,ij,nj->n", x, W, x)
-    square = v**2 * (own - 2 * f2 * own + f1 * ratio + f2 * (np.trace(sigma @ W) + task.noise - ratio))
+    square = v**2 * (
+        own - 2 * f2 * own + f1 * ratio + f2 * (np.trace(sigma @ W) + task.noise - ratio)
+    )
     value = 0.5 * (weight @ (square - 2 * v * (1 - f2) * crossed + plain)) + 0.5 * task.noise
     assert weight.sum() == pytest.approx(1, abs=1e-9)
     assert risk(task, Block(U, v), length).value == pytest.approx(value, abs=1e-8)
@@ -116,7 +132,9 @@ def test_gradient_equals_finite_differences(seed: int, kind: str) -> None:
         direction = rng.standard_normal(flatten(params).size)
 
         def along(step: float, direction: np.ndarray = direction) -> float:
-            return risk_gradient(task, unflatten(flatten(params) + step * direction, params), length, kind, rule)[0]
+            return risk_gradient(
+                task, unflatten(flatten(params) + step * direction, params), length, kind, rule
+            )[0]
 
         h = 1e-3
         slope = (8 * (along(h) - along(-h)) - (along(2 * h) - along(-2 * h))) / (12 * h)
@@ -130,7 +148,9 @@ def test_gradient_without_a_graph_is_that_of_the_graph(length: float, kind: str)
     leaves = [each.detach().clone().requires_grad_(True) for each in (params.U11, params.v)]  # type: ignore[union-attr]
     graph = torch.autograd.grad(risk_tensor(task, Block(*leaves), length, kind), leaves)
     plain = risk_gradient(task, params, length, kind)[1]
-    assert np.allclose(np.concatenate([g.numpy().ravel() for g in graph]), flatten(plain), rtol=1e-10)
+    assert np.allclose(
+        np.concatenate([g.numpy().ravel() for g in graph]), flatten(plain), rtol=1e-10
+    )
 
 
 def test_gradient_in_o_v_k_q_is_what_simulation_finds(generator: torch.Generator) -> None:
@@ -146,7 +166,9 @@ def test_softmax_has_no_second_derivative() -> None:
     task, params, _ = case(1)
     assert isinstance(params, Block)
     leaf = params.U11.requires_grad_(True)
-    (first,) = torch.autograd.grad(risk_tensor(task, Block(leaf, params.v), 7), leaf, retain_graph=True)
+    (first,) = torch.autograd.grad(
+        risk_tensor(task, Block(leaf, params.v), 7), leaf, retain_graph=True
+    )
     assert first.shape == leaf.shape
     with pytest.raises(RuntimeError, match="differentiable once"):
         torch.autograd.grad(risk_tensor(task, Block(leaf, params.v), 7), leaf, create_graph=True)
@@ -155,7 +177,11 @@ def test_softmax_has_no_second_derivative() -> None:
 def test_linear_risk_by_enumeration() -> None:
     """One dimension: moments of w and x up to order 8 written out, U and V full."""
     task = LinearTask([[1.3]], [[0.7]], 0.4)
-    U, V, L = torch.tensor([[0.5, 9.0], [-0.3, 9.0]]).double(), torch.tensor([[9.0, 9.0], [0.8, 1.1]]).double(), 7
+    U, V, L = (
+        torch.tensor([[0.5, 9.0], [-0.3, 9.0]]).double(),
+        torch.tensor([[9.0, 9.0], [0.8, 1.1]]).double(),
+        7,
+    )
     nodes, weights = np.polynomial.hermite_e.hermegauss(12)
     weights = weights / weights.sum()
     total = 0.0

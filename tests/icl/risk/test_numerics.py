@@ -1,4 +1,6 @@
-"""The numerics under the risks: the law of s, the table of f1 and f2, the cubature, the Bayes risk."""
+"""The numerics under the risks: the law of s, the table of f1 and f2, the cubature, the Bayes
+risk.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def test_score_law_of_the_identity_is_chi(d: int) -> None:
 
 @pytest.mark.parametrize("values", [[1.0, 0.3, 0.01], [4.0, 1e-7, 0.0], [1.0, 1.0, 1e-3]])
 def test_score_law_moments(values: list[float]) -> None:
-    """Moments of quadratic forms in closed form, in a turned basis, with small and zero eigenvalues."""
+    """Moments of quadratic forms in closed form, in a turned basis, with small and zero
+    eigenvalues.
+    """
     rng = np.random.default_rng(0)
     turn = np.linalg.qr(rng.standard_normal((3, 3)))[0]
     law = score_law(turn @ np.diag(values) @ turn.T)
@@ -46,7 +50,8 @@ def test_score_law_moments(values: list[float]) -> None:
     assert law.one @ law.s**4 == pytest.approx(total**2 + 2 * square, rel=1e-9)
     assert np.allclose(law.square.T @ law.s**2, total + 2 * lam, rtol=1e-9)
     pair = np.einsum("t,tij->ij", law.s**2, law.pair)
-    assert np.allclose(pair, total + 2 * lam[:, None] + 2 * lam, rtol=1e-9)  # a third of the moment on the diagonal
+    # a third of the moment on the diagonal
+    assert np.allclose(pair, total + 2 * lam[:, None] + 2 * lam, rtol=1e-9)
     laplace = law.one @ np.exp(-0.7 * law.s**2)
     assert laplace == pytest.approx(np.prod(1 + 1.4 * lam) ** -0.5, rel=1e-10)
 
@@ -75,13 +80,21 @@ def test_cubature_is_exact_to_degree_five(dim: int) -> None:
     first = g[..., 0]
     moments = {0: 1.0, 1: 0.0, 2: 1.0, 3: 0.0, 4: 3.0, 5: 0.0}
     for power, wanted in moments.items():
-        assert torch.allclose((first**power) @ weights, torch.tensor(wanted, dtype=torch.float64), atol=1e-10)
+        assert torch.allclose(
+            (first**power) @ weights, torch.tensor(wanted, dtype=torch.float64), atol=1e-10
+        )
     if dim > 1:
-        assert torch.allclose((first**2 * g[..., 1] ** 2) @ weights, torch.tensor(1.0, dtype=torch.float64))
-        assert torch.allclose((first**3 * g[..., 1]) @ weights, torch.tensor(0.0, dtype=torch.float64), atol=1e-10)
+        assert torch.allclose(
+            (first**2 * g[..., 1] ** 2) @ weights, torch.tensor(1.0, dtype=torch.float64)
+        )
+        assert torch.allclose(
+            (first**3 * g[..., 1]) @ weights, torch.tensor(0.0, dtype=torch.float64), atol=1e-10
+        )
     even = gaussian_cubature(dim, rotations=3, shells=6, even=True)
     assert even.points.shape[1] * 2 == g.shape[1]
-    assert torch.allclose(even.points[..., 0] ** 4 @ even.weights, torch.tensor(3.0, dtype=torch.float64))
+    assert torch.allclose(
+        even.points[..., 0] ** 4 @ even.weights, torch.tensor(3.0, dtype=torch.float64)
+    )
 
 
 def ridge_loss(task: LinearTask, length: int, prompts: int, generator: torch.Generator) -> Floats:
@@ -95,7 +108,9 @@ def ridge_loss(task: LinearTask, length: int, prompts: int, generator: torch.Gen
 @pytest.mark.parametrize("length", [1, 2, 3, 11])
 def test_bayes_risk_is_that_of_ridge_regression(length: int, generator: torch.Generator) -> None:
     """Within 4 standard errors, lengths below and above the dimension: false alarm below 3e-4."""
-    task = LinearTask([[1.0, 0.4, 0.0], [0.4, 0.7, 0.2], [0.0, 0.2, 0.5]], np.diag([0.3, 0.6, 0.2]), 0.15)
+    task = LinearTask(
+        [[1.0, 0.4, 0.0], [0.4, 0.7, 0.2], [0.0, 0.2, 0.5]], np.diag([0.3, 0.6, 0.2]), 0.15
+    )
     loss = ridge_loss(task, length, 40_000, generator)
     best = bayes_risk(task, length, generator=generator)
     assert abs(loss.mean() - best.value) < 4 * math.hypot(loss.std() / 200, best.error)
@@ -108,19 +123,28 @@ def test_bayes_risk_at_the_ends(generator: torch.Generator) -> None:
     one = bayes_risk(LinearTask([[2.0]], [[0.5]], 0), 1, generator=generator)
     assert one.value == pytest.approx(0, abs=1e-12)
     singular = LinearTask(np.diag([1.0, 1.0, 0.0]), np.eye(3), 0)
-    assert bayes_risk(singular, 1, generator=generator).value == pytest.approx(0.5, rel=0.05)  # one of two directions left
+    # one of two directions left
+    assert bayes_risk(singular, 1, generator=generator).value == pytest.approx(0.5, rel=0.05)
     noisy = LinearTask.isotropic(5)
     assert bayes_risk(noisy, 10**12, generator=generator).value == pytest.approx(0.05, abs=1e-9)
     # (tau^2 / 2) d / L is the leading term, whatever Sigma and W are.
-    assert bayes_risk(noisy, 10**6, generator=generator).value - 0.05 == pytest.approx(0.05 * 5 / 10**6, rel=1e-3)
+    assert bayes_risk(noisy, 10**6, generator=generator).value - 0.05 == pytest.approx(
+        0.05 * 5 / 10**6, rel=1e-3
+    )
     with pytest.raises(ValueError, match="length: expected whole numbers"):
         bayes_risk(noisy, 0.5)
 
 
-def test_softmax_learns_an_even_link_that_linear_attention_cannot(generator: torch.Generator) -> None:
-    """y = cos(w x): the softmax limit is v exp(-w^2/2) cos(w u x), that of linear attention 0. Separations of 3 errors."""
+def test_softmax_learns_an_even_link_that_linear_attention_cannot(
+    generator: torch.Generator,
+) -> None:
+    """y = cos(w x): the softmax limit is v exp(-w^2/2) cos(w u x), that of linear attention 0.
+    Separations of 3 errors.
+    """
     task = SingleIndexTask([[1.0]], "cosine", [[2.0]], 0)
-    blind, tuned = (sampled_risk(task, Block([[u]], 1.4), 300, "softmax", 4000, generator) for u in (0.0, 1.0))
+    blind, tuned = (
+        sampled_risk(task, Block([[u]], 1.4), 300, "softmax", 4000, generator) for u in (0.0, 1.0)
+    )
     linear = sampled_risk(task, Block([[1.0]], 1.4), 300, "linear", 4000, generator)
     zero = sampled_risk(task, Block([[1.0]], 0.0), 300, "linear", 4000, generator)
     assert tuned.value < blind.value - 3 * math.hypot(tuned.error, blind.error)
@@ -131,7 +155,9 @@ def test_softmax_learns_an_even_link_that_linear_attention_cannot(generator: tor
 def test_the_limit_is_not_linear_for_rademacher_covariates(generator: torch.Generator) -> None:
     """v <w, tanh(u x)> with x = +-1: the best v is 1/tanh(u), not 1/u."""
     task = CovariateTask(es.Rademacher(2), noise=0.1)
-    tuned = sampled_risk(task, Block(0.8 * np.eye(2), 1 / math.tanh(0.8)), 2000, "softmax", 500, generator)
+    tuned = sampled_risk(
+        task, Block(0.8 * np.eye(2), 1 / math.tanh(0.8)), 2000, "softmax", 500, generator
+    )
     gaussian = sampled_risk(task, Block(0.8 * np.eye(2), 1 / 0.8), 2000, "softmax", 500, generator)
     assert tuned.value < gaussian.value
     assert tuned.value == pytest.approx(0.05, abs=5 * tuned.error + 0.005)

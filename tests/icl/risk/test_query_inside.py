@@ -1,4 +1,6 @@
-"""The query inside the prompt: the integrals with one known key, their table, and the risks, each against something plain."""
+"""The query inside the prompt: the integrals with one known key, their table, and the risks, each
+against something plain.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,12 @@ from esscher.icl.risk.softmax_general import product_rule
 from esscher.icl.risk.sure_table import SureTable
 from tests.icl.risk.test_exact import case
 
-SHIFTED = LinearTask([[1.0, 0.4], [0.4, 0.5]], [[0.6, -0.1], [-0.1, 0.9]], 0.2, query_sigma=[[0.7, -0.3], [-0.3, 1.1]])
+SHIFTED = LinearTask(
+    [[1.0, 0.4], [0.4, 0.5]],
+    [[0.6, -0.1], [-0.1, 0.9]],
+    0.2,
+    query_sigma=[[0.7, -0.3], [-0.3, 1.1]],
+)
 
 
 def integrals(n: int, s: float, b: float) -> np.ndarray:
@@ -28,13 +35,17 @@ def integrals(n: int, s: float, b: float) -> np.ndarray:
     return out[0]
 
 
-@pytest.mark.parametrize(("s", "b"), [(0.0, 0.4), (0.2, -3.0), (0.45, 0.0), (0.8, 2.0), (1.5, -1.0)])
+@pytest.mark.parametrize(
+    ("s", "b"), [(0.0, 0.4), (0.2, -3.0), (0.45, 0.0), (0.8, 2.0), (1.5, -1.0)]
+)
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_integrals_against_plain_averages_over_the_tokens(n: int, s: float, b: float) -> None:
     """n = 1, 2, 3: a product rule of 40 nodes a token, softmax written out."""
     x, weight = hermegauss(40)
     g = np.stack(np.meshgrid(*[x] * n, indexing="ij"), axis=-1).reshape(-1, n)
-    chance = np.prod(np.stack(np.meshgrid(*[weight] * n, indexing="ij"), axis=-1).reshape(-1, n), axis=1)
+    chance = np.prod(
+        np.stack(np.meshgrid(*[weight] * n, indexing="ij"), axis=-1).reshape(-1, n), axis=1
+    )
     chance /= chance.sum()
     e = np.exp(s * g)
     total = e.sum(axis=1) + math.exp(b)
@@ -63,7 +74,10 @@ def test_table_has_the_integrals_and_their_slopes(n: int) -> None:
     s, b = rng.uniform(0.1, 3.0, 6), rng.uniform(-6.0, 12.0, 6)
     values, by_s, by_b = table.evaluate(s, b).reshape(3, COLUMNS_SURE, -1)
     for i in range(s.size):
-        at = [integrals(n, s[i] + ds, b[i] + db) for ds, db in ((0, 0), (step, 0), (-step, 0), (0, step), (0, -step))]
+        at = [
+            integrals(n, s[i] + ds, b[i] + db)
+            for ds, db in ((0, 0), (step, 0), (-step, 0), (0, step), (0, -step))
+        ]
         np.testing.assert_allclose(values[:, i], at[0], rtol=1e-7, atol=1e-10)
         np.testing.assert_allclose(by_s[:, i], (at[1] - at[2]) / (2 * step), rtol=1e-5, atol=1e-7)
         np.testing.assert_allclose(by_b[:, i], (at[3] - at[4]) / (2 * step), rtol=1e-5, atol=1e-7)
@@ -74,9 +88,14 @@ def test_table_has_the_integrals_and_their_slopes(n: int) -> None:
 @pytest.mark.parametrize("kind", ["softmax", "linear"])
 @pytest.mark.parametrize("block", [False, True])
 def test_risk_of_one_token_against_a_plain_quadrature(kind: str, block: bool) -> None:
-    """d = 1, L = 1, no noise: w, x_q and the one covariate on a product rule, the layer written out."""
+    """d = 1, L = 1, no noise: w, x_q and the one covariate on a product rule, the layer written
+    out.
+    """
     task = LinearTask([[0.8]], [[0.5]], 0.0, query_sigma=[[0.6]])
-    U, V = np.array([[0.5, 0.3], [0.2 * (not block), -0.4]]), np.array([[9.0, 9.0], [0.3 * (not block), 0.7]])
+    U, V = (
+        np.array([[0.5, 0.3], [0.2 * (not block), -0.4]]),
+        np.array([[9.0, 9.0], [0.3 * (not block), 0.7]]),
+    )
     node, weight = hermegauss(60)
     w, x, q = np.meshgrid(0.5**0.5 * node, 0.8**0.5 * node, 0.6**0.5 * node, indexing="ij")
     chance = weight[:, None, None] * weight[:, None] * weight / weight.sum() ** 3
@@ -96,10 +115,14 @@ def test_risk_of_one_token_against_a_plain_quadrature(kind: str, block: bool) ->
 @pytest.mark.parametrize("seed", [0, 1, 3, 6])
 @pytest.mark.parametrize("kind", ["softmax", "linear"])
 def test_risk_is_what_simulation_finds(seed: int, kind: str) -> None:
-    """Within 3.5 standard errors in each of 8 comparisons: a false alarm for 1 choice of seeds in 270."""
+    """Within 3.5 standard errors in each of 8 comparisons: a false alarm for 1 choice of seeds in
+    270.
+    """
     task, params, length = case(seed)
     exact = risk(task, params, length, kind, query_inside=True)
-    drawn = sampled_risk(task, params, length, kind, 40_000, torch.Generator().manual_seed(seed), query_inside=True)
+    drawn = sampled_risk(
+        task, params, length, kind, 40_000, torch.Generator().manual_seed(seed), query_inside=True
+    )
     assert abs(exact.value - drawn.value) < 3.5 * math.hypot(exact.error, drawn.error)
     parts = decompose(task, params, length, kind, query_inside=True)
     assert parts.total == pytest.approx(exact.value, rel=1e-12)
@@ -110,17 +133,28 @@ def test_risk_is_what_simulation_finds(seed: int, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["softmax", "linear"])
 @pytest.mark.parametrize("inside", [False, True])
 def test_shifted_queries_against_simulation(kind: str, inside: bool) -> None:
-    """Queries of another covariance than the prompt's [S, Remark 4.1]: 8 comparisons within 3.5 standard errors."""
-    for params in (Block([[0.8, -0.3], [0.5, 0.4]], 0.9), UV(0.4 * np.eye(3)[::-1].copy(), np.full((3, 3), 0.3))):
+    """Queries of another covariance than the prompt's [S, Remark 4.1]: 8 comparisons within 3.5
+    standard errors.
+    """
+    for params in (
+        Block([[0.8, -0.3], [0.5, 0.4]], 0.9),
+        UV(0.4 * np.eye(3)[::-1].copy(), np.full((3, 3), 0.3)),
+    ):
         exact = risk(SHIFTED, params, 9, kind, query_inside=inside)
-        drawn = sampled_risk(SHIFTED, params, 9, kind, 60_000, torch.Generator().manual_seed(1), query_inside=inside)
+        drawn = sampled_risk(
+            SHIFTED, params, 9, kind, 60_000, torch.Generator().manual_seed(1), query_inside=inside
+        )
         assert abs(exact.value - drawn.value) < 3.5 * math.hypot(exact.error, drawn.error)
-        plain = risk(LinearTask(SHIFTED.sigma, SHIFTED.task_cov, 0.2), params, 9, kind, query_inside=inside)
+        plain = risk(
+            LinearTask(SHIFTED.sigma, SHIFTED.task_cov, 0.2), params, 9, kind, query_inside=inside
+        )
         assert abs(exact.value - plain.value) > 5 * drawn.error
 
 
 @pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("params", [Block([[0.8, -0.3], [0.5, 0.4]], 0.9), UV(0.4 * np.eye(3), np.full((3, 3), 0.3))])
+@pytest.mark.parametrize(
+    "params", [Block([[0.8, -0.3], [0.5, 0.4]], 0.9), UV(0.4 * np.eye(3), np.full((3, 3), 0.3))]
+)
 def test_gradient_equals_finite_differences(params: Block | UV, inside: bool) -> None:
     rule, step = product_rule(2, 2), 1e-4
     for kind in ("softmax", "linear"):
@@ -129,16 +163,28 @@ def test_gradient_equals_finite_differences(params: Block | UV, inside: bool) ->
         assert value == pytest.approx(exact.value, rel=1e-8)
         direction = np.random.default_rng(3).standard_normal(flatten(params).size)
         ends = [
-            risk_gradient(SHIFTED, unflatten(flatten(params) + side * step * direction, params), 9, kind, rule, inside)[0]
+            risk_gradient(
+                SHIFTED,
+                unflatten(flatten(params) + side * step * direction, params),
+                9,
+                kind,
+                rule,
+                inside,
+            )[0]
             for side in (1, -1)
         ]
-        assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(float(direction @ flatten(gradient)), rel=1e-5, abs=1e-7)
+        assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(
+            float(direction @ flatten(gradient)), rel=1e-5, abs=1e-7
+        )
 
 
 def test_a_long_prompt_forgets_the_query_in_it() -> None:
     """The query's own share falls like 1/L: ten times the length, a tenth of the difference."""
     task, block = LinearTask.kms(2), Block([[0.2, 0.05], [0.05, 0.1]], 1.2)
-    apart = [risk(task, block, L, query_inside=True).value - risk(task, block, L).value for L in (10**3, 10**4, 10**5)]
+    apart = [
+        risk(task, block, L, query_inside=True).value - risk(task, block, L).value
+        for L in (10**3, 10**4, 10**5)
+    ]
     assert apart[0] / apart[1] == pytest.approx(10, rel=0.05)
     assert apart[1] / apart[2] == pytest.approx(10, rel=0.05)
 
@@ -160,11 +206,15 @@ def test_flows_with_the_query_inside_end_where_the_gradient_vanishes() -> None:
 
 
 def test_shifted_queries_do_not_move_the_end_of_the_linear_flow() -> None:
-    """The minimum of the linear risk is Sigma_L^{-1} whatever the queries are; only singular covariances are refused."""
+    """The minimum of the linear risk is Sigma_L^{-1} whatever the queries are; only singular
+    covariances are refused.
+    """
     plain = LinearTask(SHIFTED.sigma, SHIFTED.task_cov, 0.2)
     start = start_block(plain)
     end = final_parameters(SHIFTED, start, 9, "linear")
-    np.testing.assert_allclose(flatten(end), flatten(final_parameters(plain, start, 9, "linear")), rtol=1e-12)
+    np.testing.assert_allclose(
+        flatten(end), flatten(final_parameters(plain, start, 9, "linear")), rtol=1e-12
+    )
     assert np.linalg.norm(flatten(risk_gradient(SHIFTED, end, 9, "linear")[1])) < 1e-12
     flat = plain.with_queries([[1.0, 0.0], [0.0, 0.0]])
     with pytest.raises(ValueError, match="query_sigma: expected both covariances invertible"):

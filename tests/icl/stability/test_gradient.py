@@ -36,19 +36,26 @@ def test_linear_attention_has_the_closed_form_and_its_gradient(length: float | i
 
 def test_an_infinite_prompt_is_the_same_for_both():
     _, own = weights(2)
-    assert PopulationRisk(TASK, math.inf, "softmax")(own)[0] == PopulationRisk(TASK, math.inf, "linear")(own)[0]
+    assert (
+        PopulationRisk(TASK, math.inf, "softmax")(own)[0]
+        == PopulationRisk(TASK, math.inf, "linear")(own)[0]
+    )
 
 
 @pytest.mark.parametrize("length", [5, 200])
 def test_softmax_in_the_block_form_has_the_error_of_the_quadrature(length: int):
-    """The cubature of queries, four shells and directions exact to degree 5, is within 1e-3 of it."""
+    """The cubature of queries, four shells and directions exact to degree 5, is within 1e-3
+    of it.
+    """
     block = Block(0.5 * torch.linalg.inv(TASK.sigma), 1.4)
     rule = PopulationRisk(TASK, length, "softmax")
     white = np.zeros((4, 4))
     root = rule.task.root
     white[:3, :3], white[3, 3] = root[:3, :3].T @ block.U11.numpy() @ root[:3, :3], 1.4
     excess = float(risk(TASK, block, length)) - float(risk(TASK, block, math.inf))
-    assert rule.white(white)[0] - float(risk(TASK, block, math.inf)) == pytest.approx(excess, rel=2e-3)
+    assert rule.white(white)[0] - float(risk(TASK, block, math.inf)) == pytest.approx(
+        excess, rel=2e-3
+    )
 
 
 @pytest.mark.parametrize("kind", ["softmax", "linear"])
@@ -61,12 +68,16 @@ def test_gradient_and_hessian_are_those_of_the_risk(kind: str):
         unit[i] = step
         ahead, behind = (rule(unpack(state + sign * unit, own)) for sign in (1, -1))
         assert gradient[i] == pytest.approx((ahead[0] - behind[0]) / (2 * step), abs=1e-8)
-        np.testing.assert_allclose(hessian[i], (pack(ahead[1]) - pack(behind[1])) / (2 * step), atol=1e-7)
+        np.testing.assert_allclose(
+            hessian[i], (pack(ahead[1]) - pack(behind[1])) / (2 * step), atol=1e-7
+        )
 
 
 @pytest.mark.parametrize("kind", ["softmax", "linear"])
 def test_the_risk_has_its_symmetries(kind: str):
-    """(a, r) -> (-a, -r) and (U, V) -> (-U, -V), for both kinds; the scale for linear attention alone."""
+    """(a, r) -> (-a, -r) and (U, V) -> (-U, -V), for both kinds; the scale for linear attention
+    alone.
+    """
     _, own = weights(4, 1.5)
     rule = PopulationRisk(TASK, 20, kind)
     white = whiten(own, rule.task.root)

@@ -1,4 +1,6 @@
-"""Flows from many starts as a run, the test between the models, distances, and what training says beside them."""
+"""Flows from many starts as a run, the test between the models, distances, and what training says
+beside them.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,16 @@ from esscher.icl.training.spec import TrainSpec
 from esscher.icl.training.white import Weights, weights_of
 from esscher.runs import execute, resume
 
-SMALL = StabilitySpec(dim=2, covariances=("isotropic",), lengths=(10,), starts=3, block=2, training=60, until=90, times=12)
+SMALL = StabilitySpec(
+    dim=2,
+    covariances=("isotropic",),
+    lengths=(10,),
+    starts=3,
+    block=2,
+    training=60,
+    until=90,
+    times=12,
+)
 
 
 def test_a_run_is_resumed_to_the_same_tables(tmp_path: Path):
@@ -45,19 +56,37 @@ def test_a_run_is_resumed_to_the_same_tables(tmp_path: Path):
 
 def test_a_run_that_is_stopped_has_all_settings():
     spec = SMALL.model_copy(update={"lengths": (10, 40)})
-    assert [(unit["first"], unit["length"]) for unit in units(spec)] == [(0, 10), (0, 40), (2, 10), (2, 40)]
-    with pytest.raises(ValidationError, match="until: expected a time of at least that of training"):
+    assert [(unit["first"], unit["length"]) for unit in units(spec)] == [
+        (0, 10),
+        (0, 40),
+        (2, 10),
+        (2, 40),
+    ]
+    with pytest.raises(
+        ValidationError, match="until: expected a time of at least that of training"
+    ):
         StabilitySpec(training=100, until=10)
 
 
 def flows(stuck: dict[tuple[str, int], list[tuple[bool, bool]]]) -> pd.DataFrame:
-    """A table of starts that are stuck (softmax, linear) in some settings; the lead is the number of the start."""
+    """A table of starts that are stuck (softmax, linear) in some settings; the lead is the number
+    of the start.
+    """
     rows = []
     for (covariance, length), starts in stuck.items():
         for seed, pair in enumerate(starts):
             for model, there in zip(("softmax", "linear"), pair, strict=True):
-                row = {"covariance": covariance, "length": length, "seed": seed, "model": model, "lead": float(seed)}
-                rows.append(row | {"status": "stuck" if there else "ok", "arrival": math.nan if there else 10.0})
+                row = {
+                    "covariance": covariance,
+                    "length": length,
+                    "seed": seed,
+                    "model": model,
+                    "lead": float(seed),
+                }
+                rows.append(
+                    row
+                    | {"status": "stuck" if there else "ok", "arrival": math.nan if there else 10.0}
+                )
     return pd.DataFrame(rows)
 
 
@@ -95,7 +124,10 @@ def test_distance_modulo_scale():
     assert found.product < 1e-15
     two = weights_of(default_weights(3, torch.Generator().manual_seed(1)))
     grid = np.exp(np.linspace(-2, 2, 4001))
-    tried = [np.sum((pack(one) - pack(Weights(l * two.o, l * two.V, two.K / l, two.Q / l))) ** 2) for l in grid]
+    tried = [
+        np.sum((pack(one) - pack(Weights(l * two.o, l * two.V, two.K / l, two.Q / l))) ** 2)
+        for l in grid
+    ]
     assert apart(one, two).modulo == pytest.approx(min(tried), rel=1e-5)
     tensors = [np.multiply.outer(w.V.T @ w.o, (w.K.T @ w.Q)[:, :-1]) for w in (one, two)]
     assert apart(one, two).product == pytest.approx(np.sum((tensors[0] - tensors[1]) ** 2))
@@ -113,17 +145,29 @@ def test_softmax_alone_moves_along_the_valley_and_slower_on_longer_prompts():
 
 
 def test_the_flow_tells_what_training_ends_with(tmp_path: Path):
-    """Isotropic covariates in five dimensions, L = 100: SGD leaves linear attention with seed 0 in the trap, the rest not."""
+    """Isotropic covariates in five dimensions, L = 100: SGD leaves linear attention with seed 0 in
+    the trap, the rest not.
+    """
     trained = TrainSpec(
-        covariances=("isotropic",), lengths=(100,), seeds=2, steps=2500, rate=0.02, records=2, final_evaluation=2000
+        covariances=("isotropic",),
+        lengths=(100,),
+        seeds=2,
+        steps=2500,
+        rate=0.02,
+        records=2,
+        final_evaluation=2000,
     )
     run = execute(trained, tmp_path / "train")
     spec = spec_beside(run.spec)
     assert (spec.starts, spec.training) == (2, 100.0)
     flowed = execute(spec.model_copy(update={"times": 8}), tmp_path / "flow")
     exact = trained_risks(run.table("final"), run.table("path"), 5, 0.1)
-    table = beside_training(flowed.table("flows"), flowed.table("distance"), exact, run.table("distance"))
-    assert list(table.query("flow_status == 'stuck'")[["seed", "model"]].itertuples(index=False, name=None)) == [(0, "linear")]
+    table = beside_training(
+        flowed.table("flows"), flowed.table("distance"), exact, run.table("distance")
+    )
+    assert list(
+        table.query("flow_status == 'stuck'")[["seed", "model"]].itertuples(index=False, name=None)
+    ) == [(0, "linear")]
     assert (table["flow_status"] == table["trained_status"]).all()
     assert table["trained"].to_numpy() == pytest.approx(table["flow"].to_numpy(), rel=0.05)
     with pytest.raises(ValueError, match="--train: expected one head trained by SGD"):

@@ -1,4 +1,6 @@
-"""Traps are critical points, minima or saddles as a search around them finds, and where flows get stuck."""
+"""Traps are critical points, minima or saddles as a search around them finds, and where flows get
+stuck.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def rule(trap: Trap, length: int, kind: str, values: list[float]) -> PopulationR
 
 
 def test_isotropic_trap_of_linear_attention():
-    """At L = 100 in five dimensions: one direction against the others, and flows from seed 0 end there."""
+    """At L = 100 in five dimensions: one direction against the others, and flows from seed 0 end
+    there.
+    """
     task = LinearTask.isotropic(5)
     (trap,) = traps(task, 100, "linear")
     along = trap.white[5, 5] * np.diag(trap.white)[:5]
@@ -32,12 +36,17 @@ def test_isotropic_trap_of_linear_attention():
 def test_a_minimum_is_below_its_surroundings():
     (trap,) = traps(LinearTask.isotropic(5), 100, "linear")
     risk, rng = rule(trap, 100, "linear", [1.0] * 5), np.random.default_rng(0)
-    around = [2 * risk.white(trap.white + 0.02 * rng.standard_normal(trap.white.shape))[0] for _ in range(200)]
+    around = [
+        2 * risk.white(trap.white + 0.02 * rng.standard_normal(trap.white.shape))[0]
+        for _ in range(200)
+    ]
     assert min(around) > trap.mse - 1e-12
 
 
 def test_saddles_of_a_covariance_with_distinct_eigenvalues():
-    """0.5^|i-j|, L = 1000: a trap for each eigenvector, the direction with the least variance a minimum, the others saddles."""
+    """0.5^|i-j|, L = 1000: a trap for each eigenvector, the direction with the least variance a
+    minimum, the others saddles.
+    """
     task = LinearTask.kms(5, 0.5)
     found = traps(task, 1000, "linear")
     assert [trap.falling for trap in found] == [4, 3, 2, 1, 0]
@@ -48,7 +57,11 @@ def test_saddles_of_a_covariance_with_distinct_eigenvalues():
     rng = np.random.default_rng(1)
     lower = saddle.white
     for _ in range(3000):  # a descent from beside the saddle passes below it
-        lower = lower + 0.02 * rng.standard_normal(lower.shape) * (lower is saddle.white) - 0.02 * risk.white(lower)[1]
+        lower = (
+            lower
+            + 0.02 * rng.standard_normal(lower.shape) * (lower is saddle.white)
+            - 0.02 * risk.white(lower)[1]
+        )
     assert 2 * risk.white(lower)[0] < saddle.mse
 
 

@@ -1,4 +1,6 @@
-"""The compiled prompts: gradients against autograd on the same tokens, joint law against prompts drawn token by token."""
+"""The compiled prompts: gradients against autograd on the same tokens, joint law against prompts
+drawn token by token.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ TASKS = {
 }
 
 
-def settings(task: LinearTask, seed: int = 3, scale: float = 1.0) -> tuple[np.ndarray, list[UV], np.ndarray]:
+def settings(
+    task: LinearTask, seed: int = 3, scale: float = 1.0
+) -> tuple[np.ndarray, list[UV], np.ndarray]:
     """White parameters of two different models, the models, and the root of Sigma beside 1."""
     e = task.dim + 1
     random = np.random.default_rng(seed)
@@ -40,7 +44,9 @@ def settings(task: LinearTask, seed: int = 3, scale: float = 1.0) -> tuple[np.nd
 
 
 def by_autograd(models: list[UV], prompts: Prompts) -> np.ndarray:
-    """Per prompt: loss, then the gradient in [U without its last column, last row of V] flattened; (2, B, 1 + e e)."""
+    """Per prompt: loss, then the gradient in [U without its last column, last row of V] flattened;
+    (2, B, 1 + e e).
+    """
     found = []
     for uv, kind in zip(models, ("softmax", "linear"), strict=True):
         U, V = uv.U.double(), uv.V.double()
@@ -51,8 +57,12 @@ def by_autograd(models: list[UV], prompts: Prompts) -> np.ndarray:
             weights = scores.softmax(0) if kind == "softmax" else scores / scores.numel()
             return ((weights @ (tokens @ v)) - t) ** 2
 
-        gradient = torch.func.vmap(torch.func.grad_and_value(loss, (0, 1)), (None, None, 0, 0, 0, 0))
-        (by_u, by_v), value = gradient(U, V[-1], prompts.x, prompts.y, prompts.query, prompts.target)
+        gradient = torch.func.vmap(
+            torch.func.grad_and_value(loss, (0, 1)), (None, None, 0, 0, 0, 0)
+        )
+        (by_u, by_v), value = gradient(
+            U, V[-1], prompts.x, prompts.y, prompts.query, prompts.target
+        )
         joined = torch.cat([by_u[:, :, :-1], by_v[:, :, None]], dim=2)
         found.append(torch.cat([value[:, None], joined.flatten(1)], dim=1).numpy())
     return np.stack(found)
@@ -69,17 +79,23 @@ def test_the_loss_used_here_is_that_of_predict():
 
 
 def replayed(task: LinearTask, white: np.ndarray, length: int, seed: int) -> Prompts:
-    """The tokens of the first (short) prompt of a stream, from the same normals in the same order."""
+    """The tokens of the first (short) prompt of a stream, from the same normals in the same
+    order.
+    """
     d, e = task.dim, task.dim + 1
     lanes, buffer, _ = new_stream(seed, e)
     fill_normals(lanes, buffer)
-    normals = iter(np.split(buffer.astype(np.float64), np.cumsum([2 * d + 1, 2 * length] + [e - 2] * length)))
+    normals = iter(
+        np.split(buffer.astype(np.float64), np.cumsum([2 * d + 1, 2 * length] + [e - 2] * length))
+    )
     drawn, pair = next(normals), next(normals)
     query, w, eta = drawn[:d], task.task_root.numpy() @ drawn[d : 2 * d], drawn[-1]
     root, tau = task.root.numpy(), task.noise**0.5
     A = np.zeros((e, e))
     A[:d, :d], A[d, :d], A[d, d] = root, w @ root, tau
-    joined = np.linalg.solve(np.block([[root.T, np.zeros((d, 1))], [np.zeros((1, d)), np.eye(1)]]), white[0])
+    joined = np.linalg.solve(
+        np.block([[root.T, np.zeros((d, 1))], [np.zeros((1, d)), np.eye(1)]]), white[0]
+    )
     theta, value = A.T @ joined[:, :d] @ query, A.T @ joined[:, d]
     h1, h2 = np.zeros(e), np.zeros(e)
     reflector(theta, 0, h1)
@@ -124,15 +140,18 @@ def test_chain_rule_through_o_v_k_q():
     joined = torch.cat([(K.T @ Q)[:, :-1], (V.T @ o)[:, None]], dim=1)
     ((R.T @ joined @ R) * slope).sum().backward()
     arrays = weights_of(weights)
-    np.testing.assert_allclose(whiten(arrays, root), (R.T @ joined @ R).detach().numpy(), atol=1e-14)
+    np.testing.assert_allclose(
+        whiten(arrays, root), (R.T @ joined @ R).detach().numpy(), atol=1e-14
+    )
     for ours, theirs in zip(chain(arrays, root, slope.numpy()), (o, V, K, Q), strict=True):
         np.testing.assert_allclose(ours, theirs.grad.numpy(), atol=1e-13)
 
 
 @pytest.mark.parametrize("adam", [False, True])
 def test_a_step_of_the_optimiser_is_torchs(adam: bool):
-    """Three steps on prompts replayed from the stream are not needed: the gradient of a step follows from the weights it
-    moved, so torch is given that gradient and must move alike."""
+    """Three steps on prompts replayed from the stream are not needed: the gradient of a step
+    follows from the weights it moved, so torch is given that gradient and must move alike.
+    """
     task = TASKS["isotropic"]
     start = default_weights(5, torch.Generator().manual_seed(0))
     plain = CompiledPair(task, 8, start, Step(16, False, 1e6, 1))
@@ -150,7 +169,9 @@ def test_a_step_of_the_optimiser_is_torchs(adam: bool):
 
 
 def features(losses: np.ndarray, gradients: np.ndarray, directions: np.ndarray) -> np.ndarray:
-    """Loss and four projections of the gradient per model, compressed so that all moments exist; (B, 10)."""
+    """Loss and four projections of the gradient per model, compressed so that all moments exist;
+    (B, 10).
+    """
     projected = np.einsum("mbk,mjk->mbj", gradients, directions)
     return np.arcsinh(np.concatenate([losses.T, *projected], axis=1))
 
@@ -168,8 +189,10 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "length", "scale"), CASES)
 def test_joint_law_of_both_models(name: str, length: int, scale: float):
-    """Means and products of ten features (loss and gradient of softmax and of linear attention with other parameters on
-    the same prompts) against prompts drawn token by token. 65 z-scores a case below 4.6: false alarms 3e-4 a case."""
+    """Means and products of ten features (loss and gradient of softmax and of linear attention with
+    other parameters on the same prompts) against prompts drawn token by token. 65 z-scores a case
+    below 4.6: false alarms 3e-4 a case.
+    """
     task = TASKS[name]
     white, models, root = settings(task, seed=length)
     if scale != 1.0:
@@ -186,19 +209,25 @@ def test_joint_law_of_both_models(name: str, length: int, scale: float):
         losses[:, i] = totals.loss
         gradients[:, i] = (root @ totals.gradient @ root.T).reshape(2, -1)
     generator = torch.Generator().manual_seed(length)
-    parts = [by_autograd(models, task.sample(1000, length, generator)) for _ in range(count // 1000)]
+    parts = [
+        by_autograd(models, task.sample(1000, length, generator)) for _ in range(count // 1000)
+    ]
     direct = np.concatenate(parts, axis=1)
     ours = features(losses, gradients, directions)
     theirs = features(direct[:, :, 0], direct[:, :, 1:], directions)
     pairs = np.triu_indices(ours.shape[1])
-    ours, theirs = (np.concatenate([f, f[:, pairs[0]] * f[:, pairs[1]]], axis=1) for f in (ours, theirs))
+    ours, theirs = (
+        np.concatenate([f, f[:, pairs[0]] * f[:, pairs[1]]], axis=1) for f in (ours, theirs)
+    )
     spread = np.sqrt(ours.var(axis=0) / count + theirs.var(axis=0) / count)
     z = (ours.mean(axis=0) - theirs.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
     assert np.abs(z).max() < 4.6, z
 
 
 def test_normals_are_normal():
-    """Kolmogorov-Smirnov at 1e-4 on 2^18 numbers, neighbouring lanes and their squares uncorrelated within 4.5 sigma."""
+    """Kolmogorov-Smirnov at 1e-4 on 2^18 numbers, neighbouring lanes and their squares uncorrelated
+    within 4.5 sigma.
+    """
     out = np.empty(1 << 18, np.float32)
     fill_normals(seeded_lanes(1), out)
     x = out.astype(np.float64)

@@ -18,7 +18,9 @@ TASK = LinearTask.kms(3, 0.5)
 FEW = {"records": 4, "evaluation": 64, "final_evaluation": 256}
 
 
-def pairs(seed: int, adam: bool = False, batch: int = 32, length: int = 12) -> tuple[CompiledPair, AutogradPair]:
+def pairs(
+    seed: int, adam: bool = False, batch: int = 32, length: int = 12
+) -> tuple[CompiledPair, AutogradPair]:
     start = default_weights(3, torch.Generator().manual_seed(5))
     step = Step(batch, adam, 1e4, seed)
     return CompiledPair(TASK, length, start, step), AutogradPair(TASK, length, [start], step)
@@ -26,8 +28,9 @@ def pairs(seed: int, adam: bool = False, batch: int = 32, length: int = 12) -> t
 
 @pytest.mark.parametrize("adam", [False, True])
 def test_both_paths_train_alike(adam: bool):
-    """Parameters after 20 steps, mean over 20 seeds, differ by less than 5 standard errors in each of six projections;
-    false alarms 3e-4 (Student)."""
+    """Parameters after 20 steps, mean over 20 seeds, differ by less than 5 standard errors in each
+    of six projections; false alarms 3e-4 (Student).
+    """
     rates = np.full(20, 5e-3 if adam else 0.08)
     ends: list[list[np.ndarray]] = [[], []]
     for seed in range(20):
@@ -35,7 +38,9 @@ def test_both_paths_train_alike(adam: bool):
             pair.advance(rates)
             found.append(np.stack([_joined(pair, model) for model in range(2)]))
     directions = np.random.default_rng(0).normal(size=(3, 16))
-    ours, theirs = (np.einsum("smk,jk->smj", np.array(found).reshape(20, 2, -1), directions) for found in ends)
+    ours, theirs = (
+        np.einsum("smk,jk->smj", np.array(found).reshape(20, 2, -1), directions) for found in ends
+    )
     spread = np.sqrt((ours.var(axis=0, ddof=1) + theirs.var(axis=0, ddof=1)) / 20)
     assert (np.abs(ours.mean(axis=0) - theirs.mean(axis=0)) < 5 * spread).all()
 
@@ -46,7 +51,9 @@ def _joined(pair: Pair, model: int) -> np.ndarray:
 
 
 def test_evaluation_is_the_exact_risk():
-    """Within 4 standard errors of twice the exact risk, both paths, both models; false alarms 3e-4."""
+    """Within 4 standard errors of twice the exact risk, both paths, both models; false alarms
+    3e-4.
+    """
     for pair in pairs(0):
         pair.advance(np.full(100, 0.05))
         mse, stderr = pair.evaluate(20_000)
@@ -66,7 +73,9 @@ def test_steps_do_not_depend_on_how_they_are_grouped():
 
 
 def test_training_reaches_the_least_risk_of_linear_attention():
-    """d = 2, L = 20: the least mean squared error of linear attention, by Sigma_L, is reached within one per cent."""
+    """d = 2, L = 20: the least mean squared error of linear attention, by Sigma_L, is reached
+    within one per cent.
+    """
     task = LinearTask.isotropic(2)
     found = train(task, 20, steps=6000, rate=0.02, seed=1, **FEW)
     length, budget = 20, 1.0 + 0.1
@@ -92,7 +101,8 @@ def test_many_heads_and_other_tasks_train():
 @pytest.mark.parametrize("heads", [1, 2])
 def test_divergence_stops_with_step_loss_and_advice_and_the_other_goes_on(heads: int):
     with pytest.raises(
-        TrainingDiverged, match=r"diverged: loss .* at step \d+, above the bound 50; try a rate below 0.3"
+        TrainingDiverged,
+        match=r"diverged: loss .* at step \d+, above the bound 50; try a rate below 0.3",
     ) as caught:
         train(TASK, 4, steps=400, rate=0.3, batch=16, bound=50.0, heads=heads, **FEW)
     training = caught.value.training
@@ -104,7 +114,9 @@ def test_divergence_stops_with_step_loss_and_advice_and_the_other_goes_on(heads:
 
 
 def test_one_model_may_diverge_alone():
-    """The bound is set between the two models' losses by hand: linear stops at once, softmax trains on."""
+    """The bound is set between the two models' losses by hand: linear stops at once, softmax trains
+    on.
+    """
     pair, _ = pairs(0, length=2, batch=256)
     for part in pair.weights:
         part[1] *= 30.0
@@ -148,13 +160,27 @@ def test_bad_input(change: dict[str, object], message: str):
 
 @pytest.mark.parametrize("heads", [1, 2])
 def test_half_of_the_square_is_half_the_rate(heads: int) -> None:
-    """SGD on half the square at twice the rate makes the same steps; its losses are half as large. One head: compiled."""
-    asked = {"steps": 20, "batch": 8, "records": 4, "evaluation": 10, "final_evaluation": 10, "heads": heads}
+    """SGD on half the square at twice the rate makes the same steps; its losses are half as large.
+    One head: compiled.
+    """
+    asked = {
+        "steps": 20,
+        "batch": 8,
+        "records": 4,
+        "evaluation": 10,
+        "final_evaluation": 10,
+        "heads": heads,
+    }
     task = LinearTask.isotropic(2)
-    square, half = train(task, 5, rate=0.01, **asked), train(task, 5, rate=0.02, loss="half", **asked)
+    square, half = (
+        train(task, 5, rate=0.01, **asked),
+        train(task, 5, rate=0.02, loss="half", **asked),
+    )
     np.testing.assert_allclose(np.stack(half.final["K"]), np.stack(square.final["K"]), rtol=1e-9)
     later = square.curve["step"] > 0
-    np.testing.assert_allclose(half.curve["loss"][later], 0.5 * square.curve["loss"][later], rtol=1e-9)
+    np.testing.assert_allclose(
+        half.curve["loss"][later], 0.5 * square.curve["loss"][later], rtol=1e-9
+    )
     np.testing.assert_allclose(half.curve["mse"], square.curve["mse"], rtol=1e-9)
     with pytest.raises(ValueError, match="loss: expected one of square, half"):
         train(task, 5, loss="third", **asked)

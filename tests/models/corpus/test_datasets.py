@@ -1,4 +1,6 @@
-"""Datasets by name, on local files: rows stream, fields are checked, and no code of a dataset runs."""
+"""Datasets by name, on local files: rows stream, fields are checked, and no code of a dataset
+runs.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ datasets = pytest.importorskip("datasets")
 def folder(tmp_path: Path) -> str:
     for part in range(3):
         rows = prose()[4 * part : 4 * part + 4]
-        pd.DataFrame({"body": rows, "size": [len(row) for row in rows]}).to_parquet(tmp_path / f"train-{part:05d}.parquet")
+        pd.DataFrame({"body": rows, "size": [len(row) for row in rows]}).to_parquet(
+            tmp_path / f"train-{part:05d}.parquet"
+        )
     pd.DataFrame({"body": ["held out"], "size": [8]}).to_parquet(tmp_path / "test-00000.parquet")
     return str(tmp_path)
 
@@ -35,13 +39,17 @@ def refusal(**fields: Any) -> str:
 def test_rows_are_documents(folder: str) -> None:
     assert tuple(read_documents(CorpusSpec(dataset=folder, field="body"))) == prose()[:12]
     assert tuple(read_documents(CorpusSpec(dataset=folder, field="body", limit=5))) == prose()[:5]
-    assert list(read_documents(CorpusSpec(dataset=folder, field="body", split="test"))) == ["held out"]
+    assert list(read_documents(CorpusSpec(dataset=folder, field="body", split="test"))) == [
+        "held out"
+    ]
 
 
 def test_windows_of_a_dataset(folder: str) -> None:
     made = make_windows(CorpusSpec(dataset=folder, field="body"), tokenizer("bert"), 64)
     assert made.documents == 12
-    assert made.ids[made.text].tolist() == [number for text in prose()[:12] for number in plain_ids("bert", text)]
+    assert made.ids[made.text].tolist() == [
+        number for text in prose()[:12] for number in plain_ids("bert", text)
+    ]
 
 
 def test_a_builder_and_its_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +61,9 @@ def test_a_builder_and_its_configuration(tmp_path: Path, monkeypatch: pytest.Mon
         return [{"text": "a row"}]
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    assert list(read_documents(CorpusSpec(dataset="owner/name:small", split="validation"))) == ["a row"]
+    assert list(read_documents(CorpusSpec(dataset="owner/name:small", split="validation"))) == [
+        "a row"
+    ]
     assert list(read_documents(CorpusSpec(dataset="owner/name"))) == ["a row"]
     assert asked == [
         (("owner/name", "small"), {"split": "validation", "streaming": True}),
@@ -63,7 +73,9 @@ def test_a_builder_and_its_configuration(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_what_cannot_be_read_is_refused(folder: str, tmp_path: Path) -> None:
     assert "expected a field 'text', got the fields body, size" in refusal(dataset=folder)
-    assert "row 1, field 'size': expected a string, got int" in refusal(dataset=folder, field="size")
+    assert "row 1, field 'size': expected a string, got int" in refusal(
+        dataset=folder, field="size"
+    )
     assert "split 'dev' cannot be read" in refusal(dataset=folder, split="dev")
     empty = tmp_path / "empty"
     empty.mkdir()

@@ -1,4 +1,6 @@
-"""Documents come out of every source as they went in, and what cannot be read is refused on one line."""
+"""Documents come out of every source as they went in, and what cannot be read is refused on one
+line.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,14 @@ from esscher.models.corpus import CorpusSpec, read_documents, text_files
 from esscher.models.corpus.documents import read_pieces
 from tests.models.tokenizers_for_tests import prose
 
-TEXTS = ["one", "two\nlines", 'a "quoted", field', "  spaces kept\t", "é\u4e2d👩\u2028x", "x" * 200_000]
+TEXTS = [
+    "one",
+    "two\nlines",
+    'a "quoted", field',
+    "  spaces kept\t",
+    "é\u4e2d👩\u2028x",
+    "x" * 200_000,
+]
 
 
 def read(*names: Path | str, **fields: Any) -> list[str]:
@@ -44,11 +53,16 @@ def as_stdin(monkeypatch: pytest.MonkeyPatch, raw: bytes) -> None:
 
 
 def write_jsonl(path: Path) -> None:
-    path.write_text("".join(json.dumps({"id": 1, "body": text}) + "\n\n" for text in TEXTS), "utf-8")
+    path.write_text(
+        "".join(json.dumps({"id": 1, "body": text}) + "\n\n" for text in TEXTS), "utf-8"
+    )
 
 
 def write_json_array(path: Path) -> None:
-    path.write_text(json.dumps([{"body": text, "more": None} for text in TEXTS], indent=2, ensure_ascii=False), "utf-8")
+    path.write_text(
+        json.dumps([{"body": text, "more": None} for text in TEXTS], indent=2, ensure_ascii=False),
+        "utf-8",
+    )
 
 
 def write_csv(path: Path, delimiter: str = ",") -> None:
@@ -77,7 +91,9 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", sorted(TABLES))
-def test_tables_give_their_field(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_give_their_field(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / name
     write: Callable[[Path], None] = TABLES[name]
     write(path)
@@ -107,13 +123,23 @@ def test_text_is_the_field_when_none_is_named(tmp_path: Path) -> None:
 def test_files_are_documents_in_the_order_given(tmp_path: Path) -> None:
     for name, text in (("b.txt", "second"), ("a.md", "first\n"), ("noname", "third")):
         (tmp_path / name).write_text(text)
-    assert read(tmp_path / "b.txt", tmp_path / "noname", tmp_path / "a.md") == ["second", "third", "first\n"]
+    assert read(tmp_path / "b.txt", tmp_path / "noname", tmp_path / "a.md") == [
+        "second",
+        "third",
+        "first\n",
+    ]
     assert read(tmp_path / "b.txt", tmp_path / "noname", limit=1) == ["second"]
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=st.text(min_size=1), block=st.integers(1, 9), encoding=st.sampled_from(["utf-8", "utf-16", "utf-32-be"]))
-def test_any_text_comes_back(text: str, block: int, encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@given(
+    text=st.text(min_size=1),
+    block=st.integers(1, 9),
+    encoding=st.sampled_from(["utf-8", "utf-16", "utf-32-be"]),
+)
+def test_any_text_comes_back(
+    text: str, block: int, encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(text_files, "BLOCK", block)
     text = "x" + text.replace("\0", "")
     path = tmp_path / "a.txt"
@@ -137,7 +163,17 @@ def test_half_a_surrogate_pair_is_replaced(tmp_path: Path) -> None:
 
 
 def test_directories_are_walked_in_order(tmp_path: Path) -> None:
-    for name in ("b/x.txt", "a/z.md", "a/y.py", "c.txt", ".hidden/x.txt", "b/.x.txt", "b/picture.png", "b/t.csv", "e.txt"):
+    for name in (
+        "b/x.txt",
+        "a/z.md",
+        "a/y.py",
+        "c.txt",
+        ".hidden/x.txt",
+        "b/.x.txt",
+        "b/picture.png",
+        "b/t.csv",
+        "e.txt",
+    ):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(name)
@@ -178,17 +214,29 @@ BAD = [
     ("a.txt", "some text".encode("utf-32"), "set encoding to utf-32"),
     ("a.txt", "some text here".encode("utf-16-le"), "set encoding to utf-16-le"),
     ("a.txt", "some text here".encode("utf-16-be"), "set encoding to utf-16-be"),
-    ("a.txt", "déjà vu".encode("latin-1"), "got byte 0xe9 at 1; set encoding to what it was written in (cp1252"),
+    (
+        "a.txt",
+        "déjà vu".encode("latin-1"),
+        "got byte 0xe9 at 1; set encoding to what it was written in (cp1252",
+    ),
     ("a.txt", b"cut off \xe4\xb8", "got byte 0xe4 at 8"),
     ("a.txt", b"\x01\x02\xff\xfe\x03", "it looks binary"),
     ("a.txt", b"\x1f\x8b\x08\x00", "got a gzip file; unpack"),
     ("a.pdf", b"%PDF-1.7 stream", "got a PDF file"),
     ("a.jsonl", b"", "an empty file"),
     ("a.jsonl", b'{"text": "a"}\n\n{"text": \n', "a.jsonl, line 3: expected JSON"),
-    ("a.jsonl", b'{"text": "a"}\n{"text": 5}\n', "line 2, field 'text': expected a string, got int"),
+    (
+        "a.jsonl",
+        b'{"text": "a"}\n{"text": 5}\n',
+        "line 2, field 'text': expected a string, got int",
+    ),
     ("a.jsonl", b'{"text": ["a"]}\n', "got list"),
     ("a.jsonl", b'{"text": "a"}\n7\n', "line 2: expected an object with a field of text, got int"),
-    ("a.jsonl", b'{"text": "a"}\n{"other": "a"}\n', "line 2: expected a field 'text', got the fields other"),
+    (
+        "a.jsonl",
+        b'{"text": "a"}\n{"other": "a"}\n',
+        "line 2: expected a field 'text', got the fields other",
+    ),
     ("a.jsonl", b'{"t": ' + b"[" * 100_000, "expected JSON"),
     ("a.json", b'{\n  "text": "a"\n}', "line 1: expected JSON, one object a line or one array"),
     ("a.json", b'[{"text": "a"}, {"text": 1}]', "item 2, field 'text': expected a string"),
@@ -213,7 +261,9 @@ def test_bad_files_are_refused(name: str, raw: bytes, expected: str, tmp_path: P
         assert message.startswith(str(path))
 
 
-def test_a_bad_byte_far_into_a_file_is_placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_byte_far_into_a_file_is_placed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes("é".encode() * 50 + b"\xc3(")
     for block in (1, 2, 7, 1000):
@@ -296,5 +346,9 @@ def test_a_spec_that_makes_no_sense(fields: dict[str, Any], expected: str) -> No
 
 
 def test_a_spec_survives_json() -> None:
-    for spec in (CorpusSpec(), CorpusSpec(text=("a", "-"), limit=3), CorpusSpec(dataset="x:y", field="z")):
+    for spec in (
+        CorpusSpec(),
+        CorpusSpec(text=("a", "-"), limit=3),
+        CorpusSpec(dataset="x:y", field="z"),
+    ):
         assert CorpusSpec.model_validate_json(spec.model_dump_json()) == spec

@@ -37,8 +37,12 @@ def files(folder: Path, texts: list[str]) -> tuple[str, ...]:
 
 
 def check(made: Windows, kind: str) -> None:
-    """One kind a position; special tokens where the model wants them; padding only at the end of a window."""
-    np.testing.assert_array_equal(made.text.astype(int) + made.special + made.padding, np.ones_like(made.ids))
+    """One kind a position; special tokens where the model wants them; padding only at the end of a
+    window.
+    """
+    np.testing.assert_array_equal(
+        made.text.astype(int) + made.special + made.padding, np.ones_like(made.ids)
+    )
     assert np.all(np.diff(made.padding.astype(int), axis=1) >= 0)
     assert made.tokens == made.text.sum() > 0
     assert made.ids.dtype == np.int32
@@ -111,7 +115,9 @@ def test_long_documents_are_cut_without_a_trace(
 
 
 @pytest.mark.parametrize("kind", REAL)
-def test_real_prose_is_cut_in_many_chunks(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_prose_is_cut_in_many_chunks(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(windows_module, "CHUNK", 1024)
     cuts: list[Any] = []
     find = windows_module._find_cut
@@ -122,12 +128,19 @@ def test_real_prose_is_cut_in_many_chunks(kind: str, tmp_path: Path, monkeypatch
     assert made.documents == 1
     assert len([cut for cut in cuts if cut is not None]) > len(text) // 2048
     if kind == "llama":
-        assert any(cut is not None and cut[1] for cut in cuts)  # here the space must go with the cut
+        # here the space must go with the cut
+        assert any(cut is not None and cut[1] for cut in cuts)
     assert made.text_sha256 == hashlib.sha256(b"\0" + text.encode()).hexdigest()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(words=st.lists(st.text(max_size=9), min_size=1, max_size=12), repeats=st.integers(1, 80), kind=st.sampled_from(REAL))
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    words=st.lists(st.text(max_size=9), min_size=1, max_size=12),
+    repeats=st.integers(1, 80),
+    kind=st.sampled_from(REAL),
+)
 def test_any_text_is_cut_without_a_trace(
     words: list[str], repeats: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,8 +187,13 @@ def test_special_tokens_in_the_text_are_no_text(tmp_path: Path) -> None:
 
 
 def test_unknown_words_are_text(tmp_path: Path) -> None:
-    made = make_windows(CorpusSpec(text=files(tmp_path, ["z" * 300 + " end"])), tokenizer("bert"), 8)
-    assert made.ids[made.text].tolist() == [tokenizer("bert").unk_token_id, *plain_ids("bert", "end")]
+    made = make_windows(
+        CorpusSpec(text=files(tmp_path, ["z" * 300 + " end"])), tokenizer("bert"), 8
+    )
+    assert made.ids[made.text].tolist() == [
+        tokenizer("bert").unk_token_id,
+        *plain_ids("bert", "end"),
+    ]
 
 
 def test_a_tokenizer_without_padding_or_special_tokens(tmp_path: Path) -> None:
@@ -189,17 +207,26 @@ def test_a_tokenizer_without_padding_or_special_tokens(tmp_path: Path) -> None:
 
 def test_the_hash_knows_ids_masks_and_text(tmp_path: Path) -> None:
     def made(text: str, length: int = 8, **fields: Any) -> Windows:
-        return make_windows(CorpusSpec(text=files(tmp_path, [text]), **fields), tokenizer("bert"), length)
+        return make_windows(
+            CorpusSpec(text=files(tmp_path, [text]), **fields), tokenizer("bert"), length
+        )
 
     same, again = made("some text here"), made("some text here")
     assert same.sha256 == again.sha256
-    others = [made("some text Here"), made("some text here", 9), made("some text here", special=False), made("some [PAD]")]
+    others = [
+        made("some text Here"),
+        made("some text here", 9),
+        made("some text here", special=False),
+        made("some [PAD]"),
+    ]
     assert len({same.sha256, *(other.sha256 for other in others)}) == 5
     np.testing.assert_array_equal(same.ids, others[0].ids)  # the text differs though the ids do not
 
 
 def test_windows_must_have_room() -> None:
-    with pytest.raises(ValueError, match=r"length: expected more than the 2 special tokens .* got 2"):
+    with pytest.raises(
+        ValueError, match=r"length: expected more than the 2 special tokens .* got 2"
+    ):
         make_windows(CorpusSpec(), tokenizer("bert"), 2)
     with pytest.raises(ValueError, match="length"):
         make_windows(CorpusSpec(), tokenizer("gpt2"), 0)
@@ -209,7 +236,12 @@ def test_windows_must_have_room() -> None:
 
 def test_progress_is_told() -> None:
     seen: list[tuple[int, int | None]] = []
-    make_windows(CorpusSpec(max_tokens=40_000), tokenizer("bert"), 128, progress=lambda done, all_: seen.append((done, all_)))
+    make_windows(
+        CorpusSpec(max_tokens=40_000),
+        tokenizer("bert"),
+        128,
+        progress=lambda done, all_: seen.append((done, all_)),
+    )
     assert seen == sorted(seen)
     assert len(seen) >= 2
     assert seen[-1] == (40_000, 40_000)

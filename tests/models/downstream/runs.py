@@ -13,7 +13,14 @@ from tests.models.probe_runs import save_tiny, whole_prose
 from tests.models.tiny import FAMILIES, build
 from tests.models.tokenizers_for_tests import tokenizer
 
-SIZES: dict[str, Any] = {"texts": 2, "window": 60, "decode": 12, "observe": 8, "sizes": [0.2, 0.4, 0.7], "draws": 2}
+SIZES: dict[str, Any] = {
+    "texts": 2,
+    "window": 60,
+    "decode": 12,
+    "observe": 8,
+    "sizes": [0.2, 0.4, 0.7],
+    "draws": 2,
+}
 RULES = ["sinks:2+random", "sinks:2+recent:4+impact"]
 
 
@@ -26,15 +33,27 @@ def folder() -> Path:
     save_tiny(made / "bert", "bert", "llama", max_position_embeddings=128)
     words = tokenizer("llama")
     bert = next(family for family in FAMILIES if family.name == "bert")
-    options = {**bert.options, "vocab_size": len(words), "max_position_embeddings": 128, "num_labels": 3}
-    build(bert.config, options, "AutoModelForSequenceClassification").save_pretrained(made / "classifier")
+    options = {
+        **bert.options,
+        "vocab_size": len(words),
+        "max_position_embeddings": 128,
+        "num_labels": 3,
+    }
+    build(bert.config, options, "AutoModelForSequenceClassification").save_pretrained(
+        made / "classifier"
+    )
     words.save_pretrained(made / "classifier")
     (made / "text.txt").write_text(whole_prose()[:12000], "utf-8")
     return made
 
 
 def spec(model: str, **settings: Any) -> DownstreamSpec:
-    fields = {"model": str(folder() / model), "corpus": {"text": [str(folder() / "text.txt")]}, **SIZES, **settings}
+    fields = {
+        "model": str(folder() / model),
+        "corpus": {"text": [str(folder() / "text.txt")]},
+        **SIZES,
+        **settings,
+    }
     return DownstreamSpec.read({key: value for key, value in fields.items() if value is not None})
 
 

@@ -1,4 +1,6 @@
-"""A probe's budget applied for real: every head keeps its share, the total is that of the uniform split."""
+"""A probe's budget applied for real: every head keeps its share, the total is that of the uniform
+split.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,19 @@ from tests.report.atlas import store_run
 
 
 def weights_run(path: Path) -> Path:
-    rows = [{"layer": layer, "head": head, "plain": 1.0, "sensitive": 9.0 if layer else 1.0} for layer, head in CONSTANTS]
+    rows = [
+        {"layer": layer, "head": head, "plain": 1.0, "sensitive": 9.0 if layer else 1.0}
+        for layer, head in CONSTANTS
+    ]
     return Path(store_run(path, DownstreamSpec(), {"sensitivity": rows}).path)
 
 
-def asked(tmp_path: Path, gradients: dict[tuple[int, int], float] | None = None, **more: Any) -> Any:
-    """The tiny llama has the heads of the frontier: two layers of two key-value heads, each read by two heads."""
+def asked(
+    tmp_path: Path, gradients: dict[tuple[int, int], float] | None = None, **more: Any
+) -> Any:
+    """The tiny llama has the heads of the frontier: two layers of two key-value heads, each read by
+    two heads.
+    """
     probe = frontier_run(tmp_path / "probe", gradients=gradients).path
     return spec("llama", rules=["heavy"], splits=["uniform", "budget"], budget=str(probe), **more)
 
@@ -32,9 +41,13 @@ def asked(tmp_path: Path, gradients: dict[tuple[int, int], float] | None = None,
 @pytest.mark.parametrize("weights", ["none", "of the probe", "of a run"])
 def test_a_choice_keeps_what_the_budget_says(weights: str, tmp_path: Path) -> None:
     weighted = weights != "none"
-    more = {"weights": "none"} if not weighted else {"weights": str(weights_run(tmp_path / "weights"))}
+    more = (
+        {"weights": "none"} if not weighted else {"weights": str(weights_run(tmp_path / "weights"))}
+    )
     felt = {place: 9.0 if place[0] else 1.0 for place in CONSTANTS}
-    source = context_of(asked(tmp_path, felt) if weights == "of the probe" else asked(tmp_path, **more))
+    source = context_of(
+        asked(tmp_path, felt) if weights == "of the probe" else asked(tmp_path, **more)
+    )
     budgets = budgets_of(source)
     text = Text(source, source.ids(int(source.texts[0])), source.prefill, budgets)
     wanted = rule_budget(frontier(), "heavy", total=640, weights=felt if weighted else None).caches
@@ -49,5 +62,7 @@ def test_a_choice_keeps_what_the_budget_says(weights: str, tmp_path: Path) -> No
 
 def test_a_rule_that_was_not_probed_is_refused(tmp_path: Path) -> None:
     source = context_of(asked(tmp_path).model_copy(update={"rules": ("sinks:2+recent",)}))
-    with pytest.raises(ValueError, match=r"budget: .* measured random, .*; expected one of sinks:2\+recent"):
+    with pytest.raises(
+        ValueError, match=r"budget: .* measured random, .*; expected one of sinks:2\+recent"
+    ):
         budgets_of(source)

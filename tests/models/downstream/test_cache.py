@@ -1,4 +1,6 @@
-"""What is kept of a cache: one set for all later queries, n of each head, one cut over all heads."""
+"""What is kept of a cache: one set for all later queries, n of each head, one cut over all
+heads.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from tests.models.downstream.runs import source
 
 KEYS = 30
 CACHED = [
-    *("sinks:2+recent", "sinks:2+random", "sinks:2+recent:4+heavy:pool=3", "sinks:2+recent:4+keynorm"),
+    *(
+        "sinks:2+recent",
+        "sinks:2+random",
+        "sinks:2+recent:4+heavy:pool=3",
+        "sinks:2+recent:4+keynorm",
+    ),
     *("sinks:2+recent:4+expected", "sinks:2+recent:4+impact", "random:reweight", "neyman:shared"),
 ]
 
@@ -45,7 +52,9 @@ def test_the_last_query_decides_and_all_that_are_observed_have_a_say() -> None:
 
 @pytest.fixture(scope="module")
 def text() -> Text:
-    found = source("llama", rules=["sinks:2+recent:4+impact", "sinks:2+random"], splits=["uniform", "cut"])
+    found = source(
+        "llama", rules=["sinks:2+recent:4+impact", "sinks:2+random"], splits=["uniform", "cut"]
+    )
     return Text(found, found.ids(int(found.texts[0])), found.prefill, {})
 
 
@@ -72,7 +81,9 @@ def test_a_choice_keeps_n_of_every_head_and_is_the_same_again(text: Text) -> Non
 
 
 def test_one_cut_over_all_heads_keeps_the_largest_scores_anywhere(text: Text) -> None:
-    """By sorting all scores of all heads: as many keys in all as the uniform split, and none that is smaller than one left."""
+    """By sorting all scores of all heads: as many keys in all as the uniform split, and none that
+    is smaller than one left.
+    """
     rule, n = parse("sinks:2+recent:4+impact"), 24
     choice = text.plan.choose(Cell(str(rule), "cut", 0.4, 0))
     kept = torch.cat([choice.kept[layer].flatten() for layer in sorted(choice.kept)])
@@ -86,7 +97,13 @@ def test_one_cut_over_all_heads_keeps_the_largest_scores_anywhere(text: Text) ->
     assert int(kept.sum()) == n * len(scores)
     assert bool(kept[always].all())
     assert float(order[kept & ~always].min()) >= float(order[~kept].max())
-    assert len({int(count) for count in choice.kept[0].sum(1)} | {int(count) for count in choice.kept[1].sum(1)}) > 1
+    assert (
+        len(
+            {int(count) for count in choice.kept[0].sum(1)}
+            | {int(count) for count in choice.kept[1].sum(1)}
+        )
+        > 1
+    )
 
 
 def test_impact_sees_what_lies_behind_the_head(text: Text) -> None:
@@ -107,7 +124,9 @@ def test_only_some_heads_lose_keys(text: Text) -> None:
 
 
 def test_a_choice_from_the_prefill_is_that_of_a_prefill_alone(text: Text) -> None:
-    """What is kept depends on nothing that comes later: the same keys, queries and values as a shorter sequence gives."""
+    """What is kept depends on nothing that comes later: the same keys, queries and values as a
+    shorter sequence gives.
+    """
     seen = []
     prefill(text.source.loaded.model, text.ids[:, : text.tokens], seen.append)
     assert all(torch.equal(call.key[0, 1], text.plan.contexts[call.layer, 1].k) for call in seen)
@@ -116,5 +135,7 @@ def test_a_choice_from_the_prefill_is_that_of_a_prefill_alone(text: Text) -> Non
 
 def test_rules_of_single_queries_are_refused() -> None:
     found = source("llama", rules=["topk"])
-    with pytest.raises(ValueError, match="topk chooses keys for each query, and a cache is chosen once"):
+    with pytest.raises(
+        ValueError, match="topk chooses keys for each query, and a cache is chosen once"
+    ):
         Text(found, found.ids(0), found.prefill, {})

@@ -36,20 +36,31 @@ def moved(text: Text, errors: dict[int, torch.Tensor], step: float) -> torch.Ten
 def test_pushed_forward_is_the_derivative(text: Text) -> None:
     """Central differences; llama's norms are of float32 whatever the model is."""
     g = torch.Generator().manual_seed(1)
-    errors = {call.layer: torch.randn(call.output()[0].shape, generator=g, dtype=torch.float64) for call in text.calls}
+    errors = {
+        call.layer: torch.randn(call.output()[0].shape, generator=g, dtype=torch.float64)
+        for call in text.calls
+    }
     for some in (errors, {1: errors[1]}):
         by_steps = (moved(text, some, 1e-3) - moved(text, some, -1e-3)) / 2e-3
-        assert float((pushed(text, some) - by_steps).abs().max()) < 1e-3 * float(by_steps.abs().max())
+        assert float((pushed(text, some) - by_steps).abs().max()) < 1e-3 * float(
+            by_steps.abs().max()
+        )
 
 
 def test_gradients_of_drawn_tokens_measure_the_same(text: Text) -> None:
-    """E_y (g . e)^2 = sum over positions of Var_p(J e): 600 draws, 4 standard errors (false alarm 1 in 16,000)."""
+    """E_y (g . e)^2 = sum over positions of Var_p(J e): 600 draws, 4 standard errors (false alarm 1
+    in 16,000).
+    """
     choice = text.plan.choose(Cell(RULE, "uniform", 0.4, 0))
     errors = {call.layer: text.head_errors(choice, call) for call in text.calls}
     tangent, p = pushed(text, errors), torch.softmax(text.full.rows, -1)
     wanted = float(((p * tangent.square()).sum(-1) - (p * tangent).sum(-1).square()).sum())
-    drawn = drawn_gradients(text.held, text.ids[:, text.tokens :], 600, torch.Generator().manual_seed(3))
-    squares = np.array([sum(float((one[layer] * errors[layer]).sum()) for layer in one) ** 2 for one in drawn])
+    drawn = drawn_gradients(
+        text.held, text.ids[:, text.tokens :], 600, torch.Generator().manual_seed(3)
+    )
+    squares = np.array(
+        [sum(float((one[layer] * errors[layer]).sum()) for layer in one) ** 2 for one in drawn]
+    )
     assert abs(squares.mean() - wanted) < 4 * squares.std() / len(squares) ** 0.5
 
 
@@ -65,8 +76,12 @@ def test_small_errors_cost_half_their_variance(text: Text) -> None:
 
 
 def test_a_layer_alone_and_all_of_them(text: Text) -> None:
-    """First order of all layers is not the sum of lengths; in the last layer alone it is nearly all there is."""
-    rows = {row["layer"]: row for row in layer_rows(text, Cell(RULE, "uniform", 0.7, 0), [ALL, 0, 1])}
+    """First order of all layers is not the sum of lengths; in the last layer alone it is nearly all
+    there is.
+    """
+    rows = {
+        row["layer"]: row for row in layer_rows(text, Cell(RULE, "uniform", 0.7, 0), [ALL, 0, 1])
+    }
     assert rows[1]["first_order"] == pytest.approx(rows[1]["error"], rel=0.5)
     assert rows[ALL]["first_order"] <= rows[0]["first_order"] + rows[1]["first_order"]
     assert min(row["kl"] for row in rows.values()) > 0
@@ -81,11 +96,15 @@ def test_heads_one_at_a_time(text: Text) -> None:
     error = text.head_errors(choice, call)[2]
     into = text.source.outputs[1][2].double()
     assert rows[2]["plain"] == pytest.approx(float(error.square().sum(-1).mean().sqrt()))
-    assert rows[2]["output"] == pytest.approx(float((error @ into).square().sum(-1).mean().sqrt()), rel=1e-5)
+    assert rows[2]["output"] == pytest.approx(
+        float((error @ into).square().sum(-1).mean().sqrt()), rel=1e-5
+    )
 
 
 def test_rank_correlation_is_scipys_and_its_interval_covers() -> None:
-    """60 samples of 40 heads from a bivariate normal: the 95 % interval misses at most 11 times (p < .001)."""
+    """60 samples of 40 heads from a bivariate normal: the 95 % interval misses at most 11 times (p
+    < .001).
+    """
     g, missed = np.random.default_rng(0), 0
     truth = 6 / np.pi * np.arcsin(0.7 / 2)
     for seed in range(60):

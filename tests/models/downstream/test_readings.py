@@ -31,15 +31,22 @@ def test_against_torch() -> None:
     assert BY_NAME["loss"].value(full, kept) == pytest.approx(
         -float(q.log_prob(torch.cat([full.targets, full.targets[:1]]))[:6].mean())
     )
-    same = [int(a == b) for a, b in zip(full.rows.argmax(1).tolist(), kept.rows.argmax(1).tolist(), strict=True)]
+    same = [
+        int(a == b)
+        for a, b in zip(full.rows.argmax(1).tolist(), kept.rows.argmax(1).tolist(), strict=True)
+    ]
     assert BY_NAME["agreement"].value(full, kept) == pytest.approx(sum(same) / 7)
-    shifted = Outcome("language", full.rows + torch.arange(7)[:, None], full.targets)  # the softmax does not see it
+    # the softmax does not see it
+    shifted = Outcome("language", full.rows + torch.arange(7)[:, None], full.targets)
     assert BY_NAME["error"].value(full, shifted) == pytest.approx(0, abs=1e-6)
     assert BY_NAME["kl"].value(full, shifted) == pytest.approx(0, abs=1e-6)
 
 
 def test_embeddings() -> None:
-    one, other = Outcome("encoder", torch.tensor([[3.0, 4.0]])), Outcome("encoder", torch.tensor([[4.0, 3.0]]))
+    one, other = (
+        Outcome("encoder", torch.tensor([[3.0, 4.0]])),
+        Outcome("encoder", torch.tensor([[4.0, 3.0]])),
+    )
     assert BY_NAME["cosine"].value(one, other) == pytest.approx(24 / 25)
     assert BY_NAME["error"].value(one, other) == pytest.approx(math.sqrt(2) / 5)
 
@@ -56,7 +63,9 @@ def test_intervals_are_those_of_scipy() -> None:
     ends = stats.t.interval(0.95, 3, values.mean(), stats.sem(values))
     assert interval(values) == pytest.approx((values.mean(), *ends))
     found = stats.binomtest(3, 5).proportion_ci(0.95, method="wilson")
-    assert interval(np.array([1.0, 1, 1, 0, 0]), binary=True) == pytest.approx((0.6, found.low, found.high))
+    assert interval(np.array([1.0, 1, 1, 0, 0]), binary=True) == pytest.approx(
+        (0.6, found.low, found.high)
+    )
     assert np.isnan(interval(np.array([0.3]))[1:]).all()
 
 
@@ -64,4 +73,11 @@ def test_tertiles_are_thirds_by_rank() -> None:
     import pandas as pd
 
     horizons = pd.Series([5.0, 1.0, 9.0, 2.0, 7.0, 3.0], index=[3, 4, 5, 6, 7, 8])
-    assert tertiles(horizons).to_dict() == {4: "low", 6: "low", 8: "middle", 3: "middle", 7: "high", 5: "high"}
+    assert tertiles(horizons).to_dict() == {
+        4: "low",
+        6: "low",
+        8: "middle",
+        3: "middle",
+        7: "high",
+        5: "high",
+    }

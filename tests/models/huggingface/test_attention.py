@@ -69,7 +69,9 @@ def test_every_combination_agrees_with_loops(
     key = torch.randn(batch, kv_heads, n, 7, generator=generator, dtype=torch.float64)
     value = torch.randn(batch, kv_heads, n, 4, generator=generator, dtype=torch.float64)
     allowed = torch.rand(batch, 1, m, n, generator=generator) < 0.6 if with_mask else None
-    bias = torch.randn(1, heads, m, n, generator=generator, dtype=torch.float64) if with_bias else None
+    bias = (
+        torch.randn(1, heads, m, n, generator=generator, dtype=torch.float64) if with_bias else None
+    )
     sinks = torch.randn(heads, generator=generator, dtype=torch.float64) if with_sinks else None
     mask = None if allowed is None else given_mask(allowed, m, n)
     out = attend_masked(query, key, value, 0.6, mask=mask, bias=bias, softcap=softcap, sinks=sinks)
@@ -84,7 +86,9 @@ def test_a_query_that_sees_nothing_gets_zero(softcap: float | None, with_bias: b
     allowed = causal_mask(3, 3, torch.device("cpu")).whole().clone()
     allowed[..., 0, 0] = False
     bias = torch.ones(1, 2, 3, 3) if with_bias else None
-    out = attend_masked(query, query, query, 0.5, mask=given_mask(allowed, 3, 3), bias=bias, softcap=softcap)
+    out = attend_masked(
+        query, query, query, 0.5, mask=given_mask(allowed, 3, 3), bias=bias, softcap=softcap
+    )
     assert torch.equal(out[:, :, 0], torch.zeros(1, 2, 4))
     torch.testing.assert_close(out[:, :, 1:], torch.ones(1, 2, 2, 4))
 

@@ -1,4 +1,6 @@
-"""Capture on tiny models of every tested family: what is seen is what the model computes with, and the model stays itself."""
+"""Capture on tiny models of every tested family: what is seen is what the model computes with, and
+the model stays itself.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from esscher.models.huggingface.capture import Captured, StopForward, capture, f
 from esscher.models.huggingface.support import TESTED
 from tests.models.tiny import BATCH, FAMILIES, REFUSED, Family, build, inputs_of, model_of
 
-capturing = importlib.import_module("esscher.models.huggingface.capture")  # the module has a function of its name
+# the module has a function of its name
+capturing = importlib.import_module("esscher.models.huggingface.capture")
 NAMES = [family.name for family in FAMILIES]
 
 
@@ -72,7 +75,11 @@ def test_every_layer_is_captured_in_order_with_its_shapes(name: str) -> None:
     assert [captured.layer for captured in found] == list(range(family.layers))
     for captured in found:
         assert captured.query.shape == (BATCH, family.heads, family.tokens, family.width)
-        assert captured.key.shape == captured.value.shape == (BATCH, family.kv_heads, family.tokens, family.width)
+        assert (
+            captured.key.shape
+            == captured.value.shape
+            == (BATCH, family.kv_heads, family.tokens, family.width)
+        )
         assert captured.hidden is not None
         assert captured.hidden.shape == (BATCH, family.tokens, 32)
         assert captured.name in dict(model.named_modules())
@@ -84,7 +91,9 @@ def test_every_layer_is_captured_in_order_with_its_shapes(name: str) -> None:
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_weights_by_hand_are_those_of_the_models_own_explicit_attention(name: str, padded: bool) -> None:
+def test_weights_by_hand_are_those_of_the_models_own_explicit_attention(
+    name: str, padded: bool
+) -> None:
     """Mask, scale, soft cap, bias, sinks and shared key heads in one comparison, layer by layer.
 
     Explicit attention is float32: 1e-5 is fifty roundings of a weight of order one.
@@ -96,8 +105,11 @@ def test_weights_by_hand_are_those_of_the_models_own_explicit_attention(name: st
     assert len(reported) == len(found) == family.layers
     for captured, theirs in zip(found, reported, strict=True):
         ours = weights_by_hand(captured)
-        assert theirs.double().std() > 0.01  # a test on uniform weights would see no mask, scale or cap
-        torch.testing.assert_close(real_rows(ours, inputs), real_rows(theirs.double(), inputs), rtol=0, atol=1e-5)
+        # a test on uniform weights would see no mask, scale or cap
+        assert theirs.double().std() > 0.01
+        torch.testing.assert_close(
+            real_rows(ours, inputs), real_rows(theirs.double(), inputs), rtol=0, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -105,10 +117,14 @@ def test_a_captured_call_recomputes_its_own_output(name: str) -> None:
     family, model = model_of(name)
     for captured in caught(model, inputs_of(family)):
         groups = captured.heads // captured.kv_heads
-        expected = weights_by_hand(captured) @ captured.value.double().repeat_interleave(groups, dim=1)
+        expected = weights_by_hand(captured) @ captured.value.double().repeat_interleave(
+            groups, dim=1
+        )
         torch.testing.assert_close(captured.output().double(), expected, rtol=0, atol=1e-5)
         at = torch.tensor([8, 0, 3])
-        torch.testing.assert_close(captured.output(at).double(), expected[:, :, at], rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            captured.output(at).double(), expected[:, :, at], rtol=0, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -118,7 +134,8 @@ def test_causality_and_windows_are_in_the_mask(name: str) -> None:
     for captured in caught(model, inputs_of(family)):
         seen = torch.ones_like(lower) if captured.allowed is None else captured.allowed[0, 0]
         near = torch.ones_like(lower)
-        if captured.window is not None:  # the window counts the token itself, on one side or on both
+        # the window counts the token itself, on one side or on both
+        if captured.window is not None:
             distance = torch.arange(family.tokens)[:, None] - torch.arange(family.tokens)[None, :]
             near = distance.abs() < captured.window
         assert torch.equal(seen, near & lower if family.causal else near)
@@ -127,7 +144,9 @@ def test_causality_and_windows_are_in_the_mask(name: str) -> None:
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_of_single_queries_give_the_models_own_weights(name: str, padded: bool) -> None:
-    """``visible`` and ``bias_at`` of three positions, asked for out of order, against explicit attention to 1e-5."""
+    """``visible`` and ``bias_at`` of three positions, asked for out of order, against explicit
+    attention to 1e-5.
+    """
     family, model = model_of(name)
     inputs, at = inputs_of(family, padded=padded), torch.tensor([7, 0, 5])
     found = caught(model, inputs)
@@ -161,7 +180,9 @@ def test_padding_is_in_the_mask() -> None:
 def test_a_float_mask_of_the_caller_is_split_into_allowed_and_bias() -> None:
     family, model = model_of("bert")
     inputs = inputs_of(family)
-    extra = torch.randn(BATCH, 1, family.tokens, family.tokens, generator=torch.Generator().manual_seed(3))
+    extra = torch.randn(
+        BATCH, 1, family.tokens, family.tokens, generator=torch.Generator().manual_seed(3)
+    )
     extra[:, :, :, -1] = torch.finfo(torch.float32).min
     inputs["attention_mask"] = extra
     reported, found = eager_weights(model, inputs), caught(model, inputs)
@@ -175,14 +196,22 @@ def test_hidden_states_are_what_queries_are_made_of() -> None:
     for captured in caught(model, inputs_of(family), hidden=True):
         module = model.get_submodule(captured.name)
         assert captured.hidden is not None
-        query = module.query(captured.hidden).unflatten(-1, (family.heads, family.width)).transpose(1, 2)
+        query = (
+            module.query(captured.hidden)
+            .unflatten(-1, (family.heads, family.width))
+            .transpose(1, 2)
+        )
         assert torch.equal(query, captured.query)
 
 
 def state_of(model: Any) -> tuple[Any, ...]:
     configs = capturing._configs(model)
     hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
-    return [config._attn_implementation_internal for config in configs], hooks, [p.requires_grad for p in model.parameters()]
+    return (
+        [config._attn_implementation_internal for config in configs],
+        hooks,
+        [p.requires_grad for p in model.parameters()],
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -195,7 +224,11 @@ def test_the_model_is_as_before_also_after_an_exception(name: str) -> None:
     def fail(captured: Captured) -> None:
         raise KeyError("from the sink")
 
-    with pytest.raises(KeyError, match="from the sink"), capture(model, fail, hidden=True), torch.no_grad():
+    with (
+        pytest.raises(KeyError, match="from the sink"),
+        capture(model, fail, hidden=True),
+        torch.no_grad(),
+    ):
         model(**inputs)
     assert state_of(model) == before
     assert not capturing._SESSIONS
@@ -225,7 +258,9 @@ def test_an_implementation_chosen_before_is_given_back() -> None:
 
 
 def test_without_a_mask_explicit_attention_is_not_made_causal() -> None:
-    """A missing mask means causal to the fused implementation and everything to the explicit one, whatever is_causal says."""
+    """A missing mask means causal to the fused implementation and everything to the explicit one,
+    whatever is_causal says.
+    """
     family, model = model_of("vit")
     model.set_attn_implementation("eager")
     modules = [module for module in model.modules() if hasattr(module, "is_causal")]
@@ -234,12 +269,16 @@ def test_without_a_mask_explicit_attention_is_not_made_causal() -> None:
             module.is_causal = True
         with torch.no_grad():
             expected = model(**inputs_of(family))[0]
-        assert torch.allclose(forward(model, inputs_of(family), lambda captured: None)[0], expected, atol=1e-6)
+        assert torch.allclose(
+            forward(model, inputs_of(family), lambda captured: None)[0], expected, atol=1e-6
+        )
         model.set_attn_implementation("sdpa")
         with torch.no_grad():
             other = model(**inputs_of(family))[0]
         assert not torch.allclose(other, expected, atol=1e-2)
-        assert torch.allclose(forward(model, inputs_of(family), lambda captured: None)[0], other, atol=1e-6)
+        assert torch.allclose(
+            forward(model, inputs_of(family), lambda captured: None)[0], other, atol=1e-6
+        )
     finally:
         model.set_attn_implementation("sdpa")
         for module in modules:
@@ -264,8 +303,13 @@ def test_nothing_is_kept_once_the_sink_returns() -> None:
 
     def sink(captured: Captured) -> None:
         gc.collect()
-        assert [ref for ref in alive if ref() is not None] == []  # what earlier layers showed is gone
-        alive.extend(weakref.ref(x) for x in (captured.query, captured.key, captured.value, captured.hidden) if x is not None)
+        # what earlier layers showed is gone
+        assert [ref for ref in alive if ref() is not None] == []
+        alive.extend(
+            weakref.ref(x)
+            for x in (captured.query, captured.key, captured.value, captured.hidden)
+            if x is not None
+        )
 
     forward(model, inputs_of(family), sink, hidden=True)
     assert len(alive) == 4 * family.layers
@@ -275,7 +319,10 @@ def test_layers_are_chosen_and_later_ones_are_not_computed() -> None:
     family, model = model_of("modernbert")
     inputs = inputs_of(family)
     ran: list[int] = []
-    hooks = [layer.register_forward_pre_hook(lambda *_, i=i: ran.append(i)) for i, layer in enumerate(model.layers)]
+    hooks = [
+        layer.register_forward_pre_hook(lambda *_, i=i: ran.append(i))
+        for i, layer in enumerate(model.layers)
+    ]
     try:
         assert [captured.layer for captured in caught(model, inputs, layers=[2, 0])] == [0, 2]
         assert ran == [0, 1, 2]
@@ -290,7 +337,11 @@ def test_layers_are_chosen_and_later_ones_are_not_computed() -> None:
 def test_forward_gives_the_output_unless_it_was_ended_early() -> None:
     family, model = model_of("bert")
     inputs = inputs_of(family)
-    assert forward(model, inputs, lambda captured: None).last_hidden_state.shape == (BATCH, family.tokens, 32)
+    assert forward(model, inputs, lambda captured: None).last_hidden_state.shape == (
+        BATCH,
+        family.tokens,
+        32,
+    )
     assert forward(model, inputs, lambda captured: None, last_layer=0) is None
 
 
@@ -315,7 +366,10 @@ def test_a_sink_may_stop() -> None:
 def test_cross_attention_is_computed_and_not_shown() -> None:
     family = next(family for family in FAMILIES if family.name == "bart")
     model = build(family.config, family.options)
-    inputs = {**inputs_of(family), "decoder_input_ids": torch.randint(3, 61, (BATCH, family.tokens))}
+    inputs = {
+        **inputs_of(family),
+        "decoder_input_ids": torch.randint(3, 61, (BATCH, family.tokens)),
+    }
     with torch.no_grad():
         expected = model(**inputs, use_cache=False).last_hidden_state
     names: list[str] = []
@@ -329,7 +383,9 @@ def test_cross_attention_is_computed_and_not_shown() -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_models_of_which_nothing_would_be_captured_are_refused(name: str) -> None:
     model = build(*REFUSED[name])
-    with pytest.raises(ValueError, match=r"(own code|without one softmax).*what works: albert, bert"):
+    with pytest.raises(
+        ValueError, match=r"(own code|without one softmax).*what works: albert, bert"
+    ):
         caught(model, {"input_ids": torch.arange(3, 9)[None]})
 
 
@@ -361,7 +417,11 @@ def test_two_models_are_captured_at_once() -> None:
     (first, bert), (second, gpt2) = model_of("bert"), model_of("gpt2")
     left: list[str] = []
     right: list[str] = []
-    with capture(bert, lambda c: left.append(c.name)), capture(gpt2, lambda c: right.append(c.name)), torch.no_grad():
+    with (
+        capture(bert, lambda c: left.append(c.name)),
+        capture(gpt2, lambda c: right.append(c.name)),
+        torch.no_grad(),
+    ):
         bert(**inputs_of(first))
         gpt2(**inputs_of(second))
     assert [len(left), len(right)] == [2, 2]

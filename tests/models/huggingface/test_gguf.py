@@ -1,4 +1,6 @@
-"""GGUF files: the weights are those that were written, attention is that of the same model in safetensors, or it is refused."""
+"""GGUF files: the weights are those that were written, attention is that of the same model in
+safetensors, or it is refused.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def test_every_architecture_that_is_read_is_compared() -> None:
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_attention_is_that_of_the_same_model_in_safetensors(name: str, tmp_path: Path) -> None:
-    """Rotated queries and keys, values and last states to 1e-6: rows permuted for llama, norms moved for gemma, ..."""
+    """Rotated queries and keys, values and last states to 1e-6: rows permuted for llama, norms
+    moved for gemma, ...
+    """
     model = model_of(name)
     model.save_pretrained(tmp_path / "folder")
     path = write_gguf(tmp_path / "model.gguf", name, model)
@@ -84,7 +88,9 @@ def q4_0(block: np.ndarray) -> np.ndarray:
 
 def q4_1(block: np.ndarray) -> np.ndarray:
     """32 numbers in 20 bytes: float16 d and m, then 4 bits each; x = d q + m."""
-    scale, least = (block[:, at : at + 2].copy().view(np.float16).astype(np.float64) for at in (0, 2))
+    scale, least = (
+        block[:, at : at + 2].copy().view(np.float16).astype(np.float64) for at in (0, 2)
+    )
     return scale * q4(block, 4) + least
 
 
@@ -93,7 +99,9 @@ UNPACK = {"Q8_0": (34, q8_0), "Q4_0": (18, q4_0), "Q4_1": (20, q4_1)}
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", *UNPACK])
 def test_weights_are_those_that_were_written(kind: str, tmp_path: Path) -> None:
-    """Dequantised by hand from the bytes of the file, the rows of queries and keys put back in their order."""
+    """Dequantised by hand from the bytes of the file, the rows of queries and keys put back in
+    their order.
+    """
     model = model_of("llama")
     path = write_gguf(tmp_path / "model.gguf", "llama", model, kind)
     loaded = load_model(path)
@@ -109,7 +117,11 @@ def test_weights_are_those_that_were_written(kind: str, tmp_path: Path) -> None:
             size, unpack = UNPACK[tensor.tensor_type.name]
             expected = unpack(data.reshape(-1, size)).reshape(shape)
         elif tensor.tensor_type.name == "BF16":
-            expected = (data.reshape(-1).view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(shape)
+            expected = (
+                (data.reshape(-1).view(np.uint16).astype(np.uint32) << 16)
+                .view(np.float32)
+                .reshape(shape)
+            )
         else:
             expected = data.astype(np.float64)
         if ".self_attn.q_proj" in key or ".self_attn.k_proj" in key:
@@ -120,7 +132,9 @@ def test_weights_are_those_that_were_written(kind: str, tmp_path: Path) -> None:
 
 
 def test_the_dtype_that_is_wanted_is_made(tmp_path: Path) -> None:
-    loaded = load_model(write_gguf(tmp_path / "model.gguf", "llama", model_of("llama"), "Q8_0"), dtype="bfloat16")
+    loaded = load_model(
+        write_gguf(tmp_path / "model.gguf", "llama", model_of("llama"), "Q8_0"), dtype="bfloat16"
+    )
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.bfloat16}
     assert loaded.weights == "GGUF Q8_0, dequantised to bfloat16"
 
@@ -129,9 +143,16 @@ def test_what_lies_beside_the_file_is_not_read(tmp_path: Path) -> None:
     """A folder of downloads may hold the files of other models, and code."""
     path = write_gguf(tmp_path / "model.gguf", "llama", model_of("llama"))
     alone = load_model(path)
-    for name in ("config.json", "tokenizer_config.json", "tokenizer.json", "adapter_config.json", "generation_config.json"):
+    for name in (
+        "config.json",
+        "tokenizer_config.json",
+        "tokenizer.json",
+        "adapter_config.json",
+        "generation_config.json",
+    ):
         (tmp_path / name).write_text(
-            '{"model_type": "bert", "auto_map": {"AutoModel": "code.Model", "AutoTokenizer": ["code.T", null]}}'
+            '{"model_type": "bert", "auto_map": {"AutoModel": "code.Model", "AutoTokenizer":'
+            ' ["code.T", null]}}'
         )
     (tmp_path / "code.py").write_text("raise SystemExit")
     again = load_model(path)
@@ -141,7 +162,11 @@ def test_what_lies_beside_the_file_is_not_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "before", "after"),
-    [({}, [], []), ({"add_bos_token": True}, [0], []), ({"add_bos_token": True, "add_eos_token": True}, [0], [0])],
+    [
+        ({}, [], []),
+        ({"add_bos_token": True}, [0], []),
+        ({"add_bos_token": True, "add_eos_token": True}, [0], [0]),
+    ],
 )
 def test_tokens_around_a_text_are_those_of_the_file(
     settings: dict[str, bool], before: list[int], after: list[int], tmp_path: Path
@@ -177,12 +202,17 @@ def test_pieces_with_scores_are_a_tokenizer_that_begins_a_text(tmp_path: Path) -
         ({"expert_used_count": 2}, "llama.expert_used_count = 2"),
         ({"block_count": 1}, "holds"),
         ({"block_count": 3}, "holds"),
-        ({"block_count": 4_000_000_000}, "expected a number of layers that 20 tensors can make, got 4000000000"),
+        (
+            {"block_count": 4_000_000_000},
+            "expected a number of layers that 20 tensors can make, got 4000000000",
+        ),
         ({"vocab_size": 699}, "its tokenizer has 700 words, its embedding 699"),
         ({"embedding_length": 4_000_000_000}, "holds"),
     ],
 )
-def test_a_setting_that_the_reader_drops_is_refused(settings: dict[str, Any], said: str | None, tmp_path: Path) -> None:
+def test_a_setting_that_the_reader_drops_is_refused(
+    settings: dict[str, Any], said: str | None, tmp_path: Path
+) -> None:
     """Without the refusal the model is read, and its attention is another's."""
     path = write_gguf(tmp_path / "model.gguf", "llama", model_of("llama"), settings=settings)
     if said is None:  # what the file does not say is llama.cpp's default, and the model's
@@ -192,18 +222,35 @@ def test_a_setting_that_the_reader_drops_is_refused(settings: dict[str, Any], sa
 
 
 def test_settings_without_effect_are_no_reason(tmp_path: Path) -> None:
-    idle = {"rope.scaling.type": "none", "rope.scaling.factor": 4.0, "attention.sliding_window": 64, "tensor_data_layout": "x"}
-    assert load_model(write_gguf(tmp_path / "model.gguf", "llama", model_of("llama"), settings=idle)).layers == 2
+    idle = {
+        "rope.scaling.type": "none",
+        "rope.scaling.factor": 4.0,
+        "attention.sliding_window": 64,
+        "tensor_data_layout": "x",
+    }
+    assert (
+        load_model(
+            write_gguf(tmp_path / "model.gguf", "llama", model_of("llama"), settings=idle)
+        ).layers
+        == 2
+    )
 
 
-@pytest.mark.parametrize("name", ["rope_freqs.weight", "blk.0.attn_q.bias", "blk.1.attn_q_norm.weight", "blk.2.attn_q.weight"])
+@pytest.mark.parametrize(
+    "name",
+    ["rope_freqs.weight", "blk.0.attn_q.bias", "blk.1.attn_q_norm.weight", "blk.2.attn_q.weight"],
+)
 def test_a_tensor_without_a_place_is_refused(name: str, tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "model.gguf", "llama", model_of("llama"), more={name: np.ones(16, np.float32)})
+    path = write_gguf(
+        tmp_path / "model.gguf", "llama", model_of("llama"), more={name: np.ones(16, np.float32)}
+    )
     assert f"with no place for {name}" in refused(path)
 
 
 def test_factors_of_frequencies_are_used(tmp_path: Path) -> None:
-    """Llama 3.1 and later: positions are scaled by a tensor of factors, which the reader leaves out."""
+    """Llama 3.1 and later: positions are scaled by a tensor of factors, which the reader leaves
+    out.
+    """
     rope = {
         "rope_type": "llama3",
         "rope_theta": 5000.0,
@@ -216,11 +263,15 @@ def test_factors_of_frequencies_are_used(tmp_path: Path) -> None:
     usual = 5000.0 ** (-torch.arange(0, 16, 2, dtype=torch.float64) / 16)
     factors = (usual / model.rotary_emb.inv_freq.double()).float().numpy()
     assert (factors.min(), factors.max()) == pytest.approx((1, 8), rel=1e-5)
-    loaded = load_model(write_gguf(tmp_path / "model.gguf", "llama", model, more={"rope_freqs.weight": factors}))
+    loaded = load_model(
+        write_gguf(tmp_path / "model.gguf", "llama", model, more={"rope_freqs.weight": factors})
+    )
     for mine, theirs in zip(attention(loaded.model), attention(model), strict=True):
         for left, right in zip(mine, theirs, strict=True):
             assert (left - right).abs().max() <= 1e-5 * right.abs().max()
-    path = write_gguf(tmp_path / "bad.gguf", "llama", model, more={"rope_freqs.weight": 0 * factors})
+    path = write_gguf(
+        tmp_path / "bad.gguf", "llama", model, more={"rope_freqs.weight": 0 * factors}
+    )
     assert "rope_freqs.weight holds numbers that are not positive" in refused(path)
 
 
@@ -233,24 +284,41 @@ def test_a_folder_of_a_file_names_the_file(tmp_path: Path) -> None:
 
 def test_a_file_has_no_revisions(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", "llama", model_of("llama"))
-    assert "revision: model is on this machine and has no revisions, got 'main'" in refused(path, revision="main")
+    assert "revision: model is on this machine and has no revisions, got 'main'" in refused(
+        path, revision="main"
+    )
 
 
 def test_an_output_head_is_left_out(tmp_path: Path) -> None:
     more = {"output.weight": np.ones((VOCABULARY, 64), np.float32)}
-    assert load_model(write_gguf(tmp_path / "model.gguf", "llama", model_of("llama"), more=more)).layers == 2
+    assert (
+        load_model(
+            write_gguf(tmp_path / "model.gguf", "llama", model_of("llama"), more=more)
+        ).layers
+        == 2
+    )
 
 
 def test_a_model_whose_scale_is_not_in_the_file_is_refused(tmp_path: Path) -> None:
-    """The scores of gemma2's largest model are divided by the root of 144; its file does not say so, nor does the reader."""
+    """The scores of gemma2's largest model are divided by the root of 144; its file does not say
+    so, nor does the reader.
+    """
     model = transformers.AutoModel.from_config(
-        transformers.Gemma2Config(**{**WRITTEN["gemma2"].options, "head_dim": 128, "query_pre_attn_scalar": 144})
+        transformers.Gemma2Config(
+            **{**WRITTEN["gemma2"].options, "head_dim": 128, "query_pre_attn_scalar": 144}
+        )
     )
-    assert "gemma2.attention.scale" in refused(write_gguf(tmp_path / "model.gguf", "gemma2", model.eval()))
+    assert "gemma2.attention.scale" in refused(
+        write_gguf(tmp_path / "model.gguf", "gemma2", model.eval())
+    )
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "fp8", "mxfp4", "compressed-tensors"])
-def test_quantised_safetensors_are_refused_before_anything_is_read(method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "method", ["gptq", "awq", "bitsandbytes", "fp8", "mxfp4", "compressed-tensors"]
+)
+def test_quantised_safetensors_are_refused_before_anything_is_read(
+    method: str, tmp_path: Path
+) -> None:
     model = model_of("llama")
     model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -268,7 +336,9 @@ def test_half_precision_is_said(tmp_path: Path) -> None:
     assert load_model(tmp_path, dtype="bfloat16").weights == "safetensors bfloat16"
 
 
-def test_a_probe_reads_a_file_and_is_resumed_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_reads_a_file_and_is_resumed_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_gguf(tmp_path / "model.gguf", "llama", model_of("llama"), "Q8_0")
     monkeypatch.chdir(tmp_path)
     settings = {"window": 32, "max_tokens": 128, "queries": 4, "layers": (0,), "heads": (0,)}

@@ -1,4 +1,6 @@
-"""Keys dropped for real: the model's own output where nothing goes, masked attention of its own code where something does."""
+"""Keys dropped for real: the model's own output where nothing goes, masked attention of its own
+code where something does.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def test_nothing_dropped_is_the_exact_output(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
 def test_dropped_keys_are_those_that_padding_hides(name: str) -> None:
-    """An encoder whose last tokens are dropped for every query says of the others what it says when they are padding."""
+    """An encoder whose last tokens are dropped for every query says of the others what it says when
+    they are padding.
+    """
     family, model = model_of(name)
     whole = inputs_of(family)
     hidden = {**whole, "attention_mask": whole["attention_mask"].clone()}
@@ -85,7 +89,9 @@ def test_a_cache_with_nothing_dropped_continues_as_the_model_does(name: str) -> 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_dropping_the_first_keys_of_a_cache(name: str) -> None:
-    """The same as the model's own mask over the whole sequence, in which only the last queries lose these keys."""
+    """The same as the model's own mask over the whole sequence, in which only the last queries lose
+    these keys.
+    """
     family, model = model_of(name)
     ids = inputs_of(family)["input_ids"]
     held = prefill(model, ids[:, :SEEN])
@@ -104,7 +110,9 @@ def test_dropping_the_first_keys_of_a_cache(name: str) -> None:
 
 
 def test_one_head_of_one_layer_alone() -> None:
-    """Dropped in the last layer for head 2, the attention outputs of the other heads and layers stay as they were."""
+    """Dropped in the last layer for head 2, the attention outputs of the other heads and layers
+    stay as they were.
+    """
     family, model = model_of("llama")
     ids = inputs_of(family)["input_ids"]
 
@@ -115,7 +123,9 @@ def test_one_head_of_one_layer_alone() -> None:
 
     outs: dict[bool, list[torch.Tensor]] = {True: [], False: []}
     hooks = [
-        layer.self_attn.o_proj.register_forward_pre_hook(lambda module, given: outs[dropping].append(given[0].clone()))
+        layer.self_attn.o_proj.register_forward_pre_hook(
+            lambda module, given: outs[dropping].append(given[0].clone())
+        )
         for layer in model.model.layers
     ]
     for dropping in (False, True):
@@ -124,7 +134,10 @@ def test_one_head_of_one_layer_alone() -> None:
     for hook in hooks:
         hook.remove()
     assert torch.equal(outs[True][0], outs[False][0])
-    same = (outs[True][1] == outs[False][1]).view(2, TOKENS, family.heads, family.width).all(-1).all(0)  # (tokens, heads)
+    # (tokens, heads)
+    same = (
+        (outs[True][1] == outs[False][1]).view(2, TOKENS, family.heads, family.width).all(-1).all(0)
+    )
     assert same[:, [0, 1, 3]].all()
     assert not same[6:, 2].any()
 
@@ -136,9 +149,13 @@ def test_weights_count_as_copies_of_a_key() -> None:
     weight = torch.ones(1, 1, 1, TOKENS, dtype=torch.float64)
     weight[..., 4] = 2.0
     outs: list[torch.Tensor] = []
-    hook = model.encoder.layer[0].attention.output.dense.register_forward_pre_hook(lambda module, given: outs.append(given[0]))
+    hook = model.encoder.layer[0].attention.output.dense.register_forward_pre_hook(
+        lambda module, given: outs.append(given[0])
+    )
     calls: list[Captured] = []
-    with intervene(model, lambda c: Kept(torch.ones_like(weight, dtype=torch.bool), weight), sink=calls.append) as acted:
+    with intervene(
+        model, lambda c: Kept(torch.ones_like(weight, dtype=torch.bool), weight), sink=calls.append
+    ) as acted:
         output(model, inputs)
     hook.remove()
     first = calls[0]
@@ -150,9 +167,13 @@ def test_weights_count_as_copies_of_a_key() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", "gemma2"])
-@pytest.mark.parametrize("text", ["sinks:1+recent", "topk", "heavy", "random", "sinks:1+random:reweight"])
+@pytest.mark.parametrize(
+    "text", ["sinks:1+recent", "topk", "heavy", "random", "sinks:1+random:reweight"]
+)
 def test_every_query_keeps_what_the_rule_says(name: str, text: str) -> None:
-    """Where no chance decides, the pairs that went are those that the rule's own inclusion does not have."""
+    """Where no chance decides, the pairs that went are those that the rule's own inclusion does not
+    have.
+    """
     family, model = model_of(name)
     inputs = {key: tensor[:1] for key, tensor in inputs_of(family).items()}
     rule, calls = parse(text), []
@@ -168,14 +189,21 @@ def test_every_query_keeps_what_the_rule_says(name: str, text: str) -> None:
         for call in calls:
             for kv in range(call.kv_heads):
                 context = call_context(call, kv, rows, TOKENS)
-                dropped += int((context.visible & (rule.include(context, 4).probability == 0)).sum())
+                dropped += int(
+                    (context.visible & (rule.include(context, 4).probability == 0)).sum()
+                )
         assert acted.dropped == dropped
 
 
 def test_a_shared_draw_is_one_set_of_keys_for_all_heads() -> None:
     family, model = model_of("bert")
     inputs = {key: tensor[:1] for key, tensor in inputs_of(family).items()}
-    decide, found = rule_for_every_query(parse("random"), lambda *_: 5, torch.Generator().manual_seed(1), shared=True), []
+    decide, found = (
+        rule_for_every_query(
+            parse("random"), lambda *_: 5, torch.Generator().manual_seed(1), shared=True
+        ),
+        [],
+    )
 
     def see(captured: Captured) -> Kept | None:
         found.append(decide(captured))
@@ -193,8 +221,12 @@ def test_a_query_left_with_nothing_keeps_its_own_key() -> None:
     inputs = {key: tensor[:1] for key, tensor in inputs_of(family).items()}
     calls: list[Captured] = []
     outs: list[torch.Tensor] = []
-    hook = model.model.layers[0].self_attn.o_proj.register_forward_pre_hook(lambda module, given: outs.append(given[0]))
-    with intervene(model, lambda c: Kept(torch.zeros(1, 1, 1, TOKENS, dtype=torch.bool)), sink=calls.append):
+    hook = model.model.layers[0].self_attn.o_proj.register_forward_pre_hook(
+        lambda module, given: outs.append(given[0])
+    )
+    with intervene(
+        model, lambda c: Kept(torch.zeros(1, 1, 1, TOKENS, dtype=torch.bool)), sink=calls.append
+    ):
         output(model, inputs)
     hook.remove()
     own = calls[0].value.repeat_interleave(2, dim=1).transpose(1, 2).flatten(2)
@@ -204,13 +236,18 @@ def test_a_query_left_with_nothing_keeps_its_own_key() -> None:
 @pytest.mark.parametrize("name", ["bloom", "falcon", "gptj"])
 def test_a_model_of_its_own_code_is_refused(name: str) -> None:
     model = build(*REFUSED[name])
-    with pytest.raises(ValueError, match="computes attention in its own code"), intervene(model, everything):
+    with (
+        pytest.raises(ValueError, match="computes attention in its own code"),
+        intervene(model, everything),
+    ):
         pass
 
 
 def test_a_model_without_a_cache_is_refused() -> None:
     family, model = model_of("distilbert")
-    with pytest.raises(ValueError, match="keeps no cache of keys; let every query keep a few instead"):
+    with pytest.raises(
+        ValueError, match="keeps no cache of keys; let every query keep a few instead"
+    ):
         prefill(model, inputs_of(family)["input_ids"])
 
 

@@ -59,7 +59,13 @@ def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
 
 def test_a_folder_is_loaded_as_it_is(bert: Path) -> None:
     loaded = load_model(bert)
-    assert (loaded.name, loaded.layers, loaded.heads, loaded.width, loaded.max_positions) == (bert.name, 2, 4, 8, 64)
+    assert (loaded.name, loaded.layers, loaded.heads, loaded.width, loaded.max_positions) == (
+        bert.name,
+        2,
+        4,
+        8,
+        64,
+    )
     assert loaded.tokenizer is None
     assert loaded.tokenizer_error == "the model comes without the files of a tokenizer"
     family, model = model_of("bert")
@@ -68,7 +74,9 @@ def test_a_folder_is_loaded_as_it_is(bert: Path) -> None:
 
 
 def test_dtype_is_the_one_asked_for_whatever_the_file_has(bert: Path, tmp_path: Path) -> None:
-    half = changed(bert, tmp_path, lambda tensors: {key: value.half() for key, value in tensors.items()})
+    half = changed(
+        bert, tmp_path, lambda tensors: {key: value.half() for key, value in tensors.items()}
+    )
     assert next(load_model(half).model.parameters()).dtype == torch.float32
     assert next(load_model(bert, dtype="float64").model.parameters()).dtype == torch.float64
     assert "expected one of float32" in refused(bert, dtype="int8")
@@ -78,7 +86,11 @@ def test_dtype_is_the_one_asked_for_whatever_the_file_has(bert: Path, tmp_path: 
 def test_heads_and_causality_are_those_of_the_model(name: str, tmp_path: Path) -> None:
     family = next(family for family in FAMILIES if family.name == name)
     loaded = load_model(saved(name, tmp_path))
-    assert (loaded.layers, loaded.heads, loaded.kv_heads) == (family.layers, family.heads, family.kv_heads)
+    assert (loaded.layers, loaded.heads, loaded.kv_heads) == (
+        family.layers,
+        family.heads,
+        family.kv_heads,
+    )
     assert (loaded.width, loaded.causal) == (family.width, family.causal)
     assert [shape.heads for shape in loaded.shapes] == [family.heads] * family.layers
 
@@ -91,7 +103,9 @@ def test_of_an_encoder_decoder_the_encoder_is_kept(name: str, layers: int, tmp_p
 
 
 def test_roberta_counts_positions_after_padding(tmp_path: Path) -> None:
-    """Position ids start at pad + 1, so two of the rows for pad_token_id = 1 are never reached: 512 of 514 in the original."""
+    """Position ids start at pad + 1, so two of the rows for pad_token_id = 1 are never reached: 512
+    of 514 in the original.
+    """
     config, options = family_options("roberta")
     build(config, {**options, "pad_token_id": 1, "bos_token_id": 0}).save_pretrained(tmp_path)
     loaded = load_model(tmp_path)
@@ -104,20 +118,32 @@ def test_roberta_counts_positions_after_padding(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_are_refused_by_name(bad: float, bert: Path, tmp_path: Path) -> None:
+def test_weights_that_are_not_finite_are_refused_by_name(
+    bad: float, bert: Path, tmp_path: Path
+) -> None:
     key = "encoder.layer.1.attention.self.key.weight"
 
     def spoil(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         tensors[key][3, 4] = bad
         return tensors
 
-    assert f"weight {key} holds 1 NaN or infinite of 1024 numbers" in refused(changed(bert, tmp_path, spoil))
+    assert f"weight {key} holds 1 NaN or infinite of 1024 numbers" in refused(
+        changed(bert, tmp_path, spoil)
+    )
 
 
 def test_a_checkpoint_with_missing_tensors_is_refused(bert: Path, tmp_path: Path) -> None:
-    folder = changed(bert, tmp_path, lambda tensors: {key: value for key, value in tensors.items() if "layer.1" not in key})
+    folder = changed(
+        bert,
+        tmp_path,
+        lambda tensors: {key: value for key, value in tensors.items() if "layer.1" not in key},
+    )
     assert "lacks 16 tensors of BertModel, the first is encoder.layer.1" in refused(folder)
-    head = changed(bert, tmp_path / "b", lambda tensors: {key: value for key, value in tensors.items() if "pooler" not in key})
+    head = changed(
+        bert,
+        tmp_path / "b",
+        lambda tensors: {key: value for key, value in tensors.items() if "pooler" not in key},
+    )
     assert load_model(head).layers == 2
 
 
@@ -130,14 +156,19 @@ def test_a_pickled_checkpoint_is_refused_unread(bert: Path, tmp_path: Path) -> N
 
 
 def test_code_of_a_checkpoint_is_never_run(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mine", "auto_map": {"AutoConfig": "code.Mine"}}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "mine", "auto_map": {"AutoConfig": "code.Mine"}})
+    )
     (tmp_path / "code.py").write_text("raise SystemExit('it ran')")
     assert "code of its own, which is never run" in refused(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{", "cannot be read"), ('{"model_type": "no_such_type"}', "does not know the model type no_such_type")],
+    [
+        ("{", "cannot be read"),
+        ('{"model_type": "no_such_type"}', "does not know the model type no_such_type"),
+    ],
 )
 def test_a_bad_configuration_is_refused(content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(content)
@@ -172,10 +203,16 @@ def test_models_that_cannot_be_captured_are_refused_when_loaded(name: str, tmp_p
     assert "what works: albert, bert" in refused(tmp_path)
 
 
-def test_a_model_of_which_layers_escape_is_refused_when_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_which_layers_escape_is_refused_when_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not after a run over all its other layers."""
     build(*family_options("bert")).save_pretrained(tmp_path)
-    monkeypatch.setattr(importlib.import_module("esscher.models.huggingface.support"), "expected_layers", lambda model: 3)
+    monkeypatch.setattr(
+        importlib.import_module("esscher.models.huggingface.support"),
+        "expected_layers",
+        lambda model: 3,
+    )
     assert "has 3 attention layers by its configuration, 2 were captured" in refused(tmp_path)
 
 
@@ -193,7 +230,12 @@ def test_a_model_object_is_wrapped_unchanged() -> None:
     loaded = wrap_model(model, name="mine")
     assert isinstance(loaded, Loaded)
     assert loaded.model is model
-    assert (loaded.name, loaded.layers, loaded.kv_heads, loaded.causal) == ("mine", family.layers, 2, True)
+    assert (loaded.name, loaded.layers, loaded.kv_heads, loaded.causal) == (
+        "mine",
+        family.layers,
+        2,
+        True,
+    )
     assert loaded.sha256 == wrap_model(model).sha256
     other = build(family.config, family.options, family.model)
     with torch.no_grad():

@@ -32,7 +32,9 @@ def test_maps_give_back_queries_keys_and_values_on_other_inputs(name: str) -> No
                 continue
             assert captured.hidden is not None
             rebuilt = captured.hidden @ weight.T + bias
-            torch.testing.assert_close(rebuilt, tensor.transpose(1, 2).flatten(2), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                rebuilt, tensor.transpose(1, 2).flatten(2), rtol=1e-5, atol=1e-5
+            )
 
 
 def test_bert_maps_are_its_weights() -> None:
@@ -51,20 +53,30 @@ def test_gpt2_maps_are_parts_of_its_fused_transposed_weight() -> None:
         fused = model.get_submodule(found.name).c_attn
         for i, letter in enumerate("qkv"):
             columns = slice(32 * i, 32 * (i + 1))
-            torch.testing.assert_close(getattr(found, f"w{letter}"), fused.weight[:, columns].T, rtol=0, atol=0)
-            torch.testing.assert_close(getattr(found, f"b{letter}"), fused.bias[columns], rtol=0, atol=0)
+            torch.testing.assert_close(
+                getattr(found, f"w{letter}"), fused.weight[:, columns].T, rtol=0, atol=0
+            )
+            torch.testing.assert_close(
+                getattr(found, f"b{letter}"), fused.bias[columns], rtol=0, atol=0
+            )
 
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("llama", "rotary"), ("qwen3", "rotary positions.*norm of queries or keys"), ("modernbert", "rotary")],
+    [
+        ("llama", "rotary"),
+        ("qwen3", "rotary positions.*norm of queries or keys"),
+        ("modernbert", "rotary"),
+    ],
 )
 def test_the_reason_is_given_where_there_is_no_map(name: str, reason: str) -> None:
     _, model = model_of(name)
-    (first, *_) = linear_maps(model, layers=[0])
+    first, *_ = linear_maps(model, layers=[0])
     assert first.wq is None
     assert first.wv is not None
-    with pytest.raises(ValueError, match=f"no linear maps, q changes with the position.*{reason.split('.*')[-1]}"):
+    with pytest.raises(
+        ValueError, match=f"no linear maps, q changes with the position.*{reason.split('.*')[-1]}"
+    ):
         first.head(0)
 
 
@@ -78,14 +90,22 @@ def test_the_model_is_as_before() -> None:
 
 
 def brute_force(module: Any, index: int, heads: int, root: torch.Tensor) -> tuple[float, float]:
-    """Both horizons from full d x d matrices: A = W_k^T W_q / sqrt(k), symmetric root of Sigma, largest singular value."""
+    """Both horizons from full d x d matrices: A = W_k^T W_q / sqrt(k), symmetric root of Sigma,
+    largest singular value.
+    """
     width = module.query.weight.shape[0] // heads
     rows = slice(index * width, (index + 1) * width)
-    A = module.key.weight[rows].detach().double().T @ module.query.weight[rows].detach().double() / math.sqrt(width)
+    A = (
+        module.key.weight[rows].detach().double().T
+        @ module.query.weight[rows].detach().double()
+        / math.sqrt(width)
+    )
     return float(torch.linalg.svdvals(root @ A)[0]), float(torch.linalg.svdvals(root @ A @ root)[0])
 
 
-def check_horizons(model: Any, inputs: dict[str, torch.Tensor], layers: list[int], heads: list[int]) -> None:
+def check_horizons(
+    model: Any, inputs: dict[str, torch.Tensor], layers: list[int], heads: list[int]
+) -> None:
     seen: list[Captured] = []
     forward(model, inputs, seen.append, hidden=True, layers=layers)
     for found, captured in zip(linear_maps(model, layers=layers), seen, strict=True):
@@ -104,20 +124,27 @@ def check_horizons(model: Any, inputs: dict[str, torch.Tensor], layers: list[int
 
 def test_horizons_of_tiny_heads_equal_brute_force() -> None:
     _, model = model_of("bert")
-    inputs = {"input_ids": torch.randint(3, 61, (8, 60), generator=torch.Generator().manual_seed(1))}
+    inputs = {
+        "input_ids": torch.randint(3, 61, (8, 60), generator=torch.Generator().manual_seed(1))
+    }
     check_horizons(model, inputs, [0, 1], [0, 1, 2, 3])
 
 
 def test_horizons_and_coupling_of_real_heads_equal_brute_force() -> None:
     loaded = load_model()
-    text = "The horizon of a head is the largest singular value of its scores under the covariance of its tokens. " * 40
+    text = (
+        "The horizon of a head is the largest singular value of its scores under the covariance of"
+        " its tokens. " * 40
+    )
     inputs = loaded.tokenizer(text, truncation=True, max_length=512, return_tensors="pt")
     check_horizons(loaded.model, dict(inputs), [0, 5], [0, 4, 11])
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "t5"])
 def test_heads_from_maps_score_as_the_model_does_and_biases_matter(name: str) -> None:
-    """Scores of a head, up to one number per query, and its values; T5 does not divide by sqrt(k), gpt2 does."""
+    """Scores of a head, up to one number per query, and its values; T5 does not divide by sqrt(k),
+    gpt2 does.
+    """
     family, model = model_of(name)
     seen: list[Captured] = []
     forward(model, inputs_of(family), seen.append, hidden=True)
@@ -142,7 +169,9 @@ def _centred(scores: torch.Tensor) -> torch.Tensor:
 def test_key_heads_are_shared_in_order() -> None:
     generator = torch.Generator().manual_seed(2)
     wq, wk, wv = (torch.randn(rows, 5, generator=generator) for rows in (12, 6, 4))
-    maps = LinearMaps(0, "a", 4, 2, 0.5, wq, torch.zeros(12), wk, torch.zeros(6), wv, torch.zeros(4), None)
+    maps = LinearMaps(
+        0, "a", 4, 2, 0.5, wq, torch.zeros(12), wk, torch.zeros(6), wv, torch.zeros(4), None
+    )
     torch.testing.assert_close(maps.head(2).A, 0.5 * wk[3:].T @ wq[6:9])
     torch.testing.assert_close(maps.head(1).V, wv[:2])
     with pytest.raises(ValueError, match="heads 0 to 3, got 4"):

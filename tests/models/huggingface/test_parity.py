@@ -46,14 +46,22 @@ def test_a_lost_mask_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_models_that_cannot_be_captured_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=r"(own code|without one softmax).*what works: albert, bert"):
+    with pytest.raises(
+        ValueError, match=r"(own code|without one softmax).*what works: albert, bert"
+    ):
         parity(build(*REFUSED[name]))
 
 
 def test_layers_that_escape_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _, model = model_of("bert")
-    monkeypatch.setattr(importlib.import_module("esscher.models.huggingface.support"), "expected_layers", lambda model: 3)
-    with pytest.raises(ValueError, match="has 3 attention layers by its configuration, 2 were captured"):
+    monkeypatch.setattr(
+        importlib.import_module("esscher.models.huggingface.support"),
+        "expected_layers",
+        lambda model: 3,
+    )
+    with pytest.raises(
+        ValueError, match="has 3 attention layers by its configuration, 2 were captured"
+    ):
         parity(model)
 
 

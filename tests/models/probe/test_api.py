@@ -1,4 +1,6 @@
-"""es.probe from Python: what a model and texts may be, what is refused, heads that fail, small and odd pools."""
+"""es.probe from Python: what a model and texts may be, what is refused, heads that fail, small and
+odd pools.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,15 @@ from esscher.models.probe import head as head_state
 from esscher.models.probe.settings import RENAMED, Settings
 from esscher.models.probe.spec import ProbeSpec
 from esscher.runs import Progress, RunError, list_runs
-from tests.models.probe_runs import CONTRACT, SMALL, few_texts, pooled_tensors, save_tiny, source, tiny_model
+from tests.models.probe_runs import (
+    CONTRACT,
+    SMALL,
+    few_texts,
+    pooled_tensors,
+    save_tiny,
+    source,
+    tiny_model,
+)
 from tests.models.tokenizers_for_tests import tokenizer
 
 
@@ -29,7 +39,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("model"))
 
 
-def test_objects_folders_strings_and_paths_agree(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_folders_strings_and_paths_agree(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One text in three guises through one model in three guises."""
     monkeypatch.chdir(tmp_path)
     text = "\n".join(few_texts())
@@ -50,13 +62,23 @@ def test_objects_folders_strings_and_paths_agree(folder: Path, tmp_path: Path, m
     first, *others = (run.table("curves") for run in runs)
     for other in others:
         np.testing.assert_allclose(first["rms"], other["rms"], rtol=1e-5, atol=1e-12)
-    assert set(runs[0].tables) >= {"heads", "curves", "scores", "tails", "layers", "budget", "about"}
+    assert set(runs[0].tables) >= {
+        "heads",
+        "curves",
+        "scores",
+        "tails",
+        "layers",
+        "budget",
+        "about",
+    }
     again = es.load_run(tmp_path / "two")
     assert again.table("heads").equals(runs[2].table("heads"))
 
 
 def test_several_documents_and_separate_windows(folder: Path, tmp_path: Path) -> None:
-    run = es.probe(folder, few_texts()[:3], out=tmp_path, documents="separate", **{**SMALL, "max_tokens": None})
+    run = es.probe(
+        folder, few_texts()[:3], out=tmp_path, documents="separate", **{**SMALL, "max_tokens": None}
+    )
     (about,) = run.table("about").to_dict("records")
     assert about["documents"] == 3
     assert about["keys"] == source(run).windows.tokens
@@ -135,7 +157,8 @@ def test_settings_that_cannot_be_used(folder: Path, tmp_path: Path) -> None:
         es.probe(model, text, tokenizer=words, out=tmp_path / "run", workers=2, **SMALL)
 
 
-# ---- heads that fail -------------------------------------------------------------------------------------------------
+# ---- heads that fail
+# -------------------------------------------------------------------------------------------------
 
 
 def check_failed(run: es.Run, head: int, reason: str) -> None:
@@ -192,7 +215,9 @@ def test_scores_wider_than_the_grid_are_a_failed_head_where_keys_stream(tmp_path
 
 
 def test_scores_wider_than_the_grid_are_measured_where_keys_are_held(tmp_path: Path) -> None:
-    """Against hardmax: of n draws from N keys the one of rank r decides with chance ((N-r)/N)^n - ((N-r-1)/N)^n."""
+    """Against hardmax: of n draws from N keys the one of rank r decides with chance ((N-r)/N)^n -
+    ((N-r-1)/N)^n.
+    """
     model, words = wide_model()
     run = es.probe(model, few_texts(), tokenizer=words, out=tmp_path, **SMALL)
     row = run.table("heads").set_index("head").loc[1]
@@ -237,7 +262,9 @@ def test_small_pools(folder: Path, tmp_path: Path, tokens: int) -> None:
     """Too little to say much, but no crash, and what is said is right."""
     said = f"the pool has {tokens} keys: errors and exponents of fewer than 16 say little"
     with pytest.warns(UserWarning, match=said) if tokens < 16 else contextlib.nullcontext():
-        run = es.probe(folder, few_texts(), out=tmp_path, **{**SMALL, "max_tokens": tokens, "n": None})
+        run = es.probe(
+            folder, few_texts(), out=tmp_path, **{**SMALL, "max_tokens": tokens, "n": None}
+        )
     heads = run.table("heads")
     assert (heads["n_keys"] == tokens).all()
     assert (heads["n_queries"] == min(tokens, 6)).all()
@@ -245,11 +272,15 @@ def test_small_pools(folder: Path, tmp_path: Path, tokens: int) -> None:
         assert (heads["rms_at_n"] > 0).all()
 
 
-# ---- where a run is, and what is not done twice ------------------------------------------------------------------------
+# ---- where a run is, and what is not done twice
+# ------------------------------------------------------------------------
 
 
 def test_a_run_has_a_place_of_its_own_and_is_found_again(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     seen: list[Progress] = []
@@ -265,11 +296,17 @@ def test_a_run_has_a_place_of_its_own_and_is_found_again(
     assert capsys.readouterr().err == ""  # nobody looks on here
     other = es.probe(folder, few_texts()[:4], **SMALL)
     assert other.path != first.path
-    assert {entry.name for entry in Path("runs").iterdir()} == {first.path.name, other.path.name, ".texts"}
+    assert {entry.name for entry in Path("runs").iterdir()} == {
+        first.path.name,
+        other.path.name,
+        ".texts",
+    }
     assert [run.path.name for run in list_runs("runs")] == [first.path.name, other.path.name]
 
 
-def test_nothing_is_left_in_the_temporary_folder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_in_the_temporary_folder(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
@@ -277,7 +314,9 @@ def test_nothing_is_left_in_the_temporary_folder(folder: Path, tmp_path: Path, m
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_settings_have_the_names_of_flags_and_take_any_sequence(folder: Path, tmp_path: Path) -> None:
+def test_settings_have_the_names_of_flags_and_take_any_sequence(
+    folder: Path, tmp_path: Path
+) -> None:
     more: dict[str, Any] = {"layers": range(2), "heads": np.array([1, 2]), "n": [16, 64]}
     one = es.probe(folder, few_texts(), out=tmp_path, **{**SMALL, **more}, epsilon=0.3, scale=[2.0])
     assert one.spec["layers"] == [0, 1]
@@ -288,8 +327,12 @@ def test_settings_have_the_names_of_flags_and_take_any_sequence(folder: Path, tm
 
 
 def test_every_setting_is_named_and_typed() -> None:
-    """The names are those of the specs, under the names of the flags; what a model or its text is has arguments of its own."""
-    fields = (ProbeSpec.model_fields.keys() - {"job", "model"}) | (CorpusSpec.model_fields.keys() - {"text"})
+    """The names are those of the specs, under the names of the flags; what a model or its text is
+    has arguments of its own.
+    """
+    fields = (ProbeSpec.model_fields.keys() - {"job", "model"}) | (
+        CorpusSpec.model_fields.keys() - {"text"}
+    )
     assert set(Settings.__annotations__) == (fields - {*RENAMED.values()}) | {*RENAMED}
 
 
@@ -297,6 +340,8 @@ def test_a_checker_refuses_a_setting_that_is_none(tmp_path: Path) -> None:
     file = tmp_path / "call.py"
     file.write_text("import esscher as es\nes.probe(layerz=3)\nes.probe(layers=range(2))\n")
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", str(file)]
-    said = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3]).stdout
+    said = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3]
+    ).stdout
     assert 'call.py:2: error: Unexpected keyword argument "layerz" for "probe"' in said
     assert "call.py:3" not in said

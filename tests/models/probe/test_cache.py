@@ -15,21 +15,47 @@ from esscher.runs import Run
 
 KEYS = 1024
 COUNTS = np.array([16, 32, 64, 128, 256, 512, 768, 922, 1024])
-# constants of rms = c sqrt(1/n - 1/N) in units of the limit, by (layer, head); two heads share each key-value head
-CONSTANTS = {(0, 0): 1.0, (0, 1): 2.0, (0, 2): 4.0, (0, 3): 0.3, (1, 0): 1.0, (1, 1): 1.0, (1, 2): 8.0, (1, 3): 0.5}
+# constants of rms = c sqrt(1/n - 1/N) in units of the limit, by (layer, head); two heads share each
+# key-value head
+CONSTANTS = {
+    (0, 0): 1.0,
+    (0, 1): 2.0,
+    (0, 2): 4.0,
+    (0, 3): 0.3,
+    (1, 0): 1.0,
+    (1, 1): 1.0,
+    (1, 2): 8.0,
+    (1, 3): 0.5,
+}
 LIMIT = 3.0
 
 
 def tables() -> tuple[pd.DataFrame, pd.DataFrame]:
-    heads = pd.DataFrame([{"layer": layer, "head": head, "kv_head": head // 2, "status": "ok"} for layer, head in CONSTANTS])
+    heads = pd.DataFrame(
+        [
+            {"layer": layer, "head": head, "kv_head": head // 2, "status": "ok"}
+            for layer, head in CONSTANTS
+        ]
+    )
     rows = []
     for (layer, head), constant in CONSTANTS.items():
         relative = constant * np.sqrt(1 / COUNTS - 1 / KEYS)
         rows.append(
             pd.DataFrame(
                 {
-                    **{"layer": layer, "head": head, "metric": "l2_kept", "kind": "exact", "n": COUNTS},
-                    **{"rms": LIMIT * relative, "relative": relative, "stderr": 0.0, "q95": LIMIT * relative},
+                    **{
+                        "layer": layer,
+                        "head": head,
+                        "metric": "l2_kept",
+                        "kind": "exact",
+                        "n": COUNTS,
+                    },
+                    **{
+                        "rms": LIMIT * relative,
+                        "relative": relative,
+                        "stderr": 0.0,
+                        "q95": LIMIT * relative,
+                    },
                     "local_slope": np.nan,
                 }
             )
@@ -51,16 +77,25 @@ def test_tokens_of_heads_and_caches(epsilon: float) -> None:
         assert row.tokens == pytest.approx(needed(CONSTANTS[row.layer, row.head], epsilon), abs=1)
         assert row.kv_head == row.head // 2
         assert row.ratio == row.tokens / KEYS
-    assert [(row.layer, row.kv_head) for row in found.caches.itertuples()] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [(row.layer, row.kv_head) for row in found.caches.itertuples()] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]
     for cache in found.caches.itertuples():
-        own = found.heads[(found.heads["layer"] == cache.layer) & (found.heads["kv_head"] == cache.kv_head)]
+        own = found.heads[
+            (found.heads["layer"] == cache.layer) & (found.heads["kv_head"] == cache.kv_head)
+        ]
         assert cache.tokens == own["tokens"].max()
         assert cache.heads == 2
         assert cache.n_keys == KEYS
 
 
 def test_the_worst_head_and_layer_of_every_split() -> None:
-    """c sqrt(1/n - 1/N) of a head with the n keys of its cache; of a layer the mean over its heads, whose limits are alike."""
+    """c sqrt(1/n - 1/N) of a head with the n keys of its cache; of a layer the mean over its heads,
+    whose limits are alike.
+    """
     found = budget_of(*tables(), total=800)
     kept = {"uniform": [200] * 4, "best split": found.caches["best_split"].tolist()}
     for row in found.totals.itertuples():
@@ -98,8 +133,11 @@ def test_totals_meet_the_error_with_the_fewest_tokens(epsilon: float) -> None:
     assert totals["tokens"]["each head its own"] == found.caches["tokens"].sum()
     assert totals["tokens"]["best split"] == found.caches["best_split"].sum()
     assert totals["tokens"]["best split"] <= totals["tokens"]["uniform"]
-    # the closed form: n_i proportional to the root of the summed squared constants, while no cache is full or at its least
-    assert totals["squared_error"]["best split"] == pytest.approx(squared(found.caches["best_split"]), rel=1e-6)
+    # the closed form: n_i proportional to the root of the summed squared constants, while no cache
+    # is full or at its least
+    assert totals["squared_error"]["best split"] == pytest.approx(
+        squared(found.caches["best_split"]), rel=1e-6
+    )
     even, total = totals["tokens"]["uniform"] // 4, totals["tokens"]["uniform"]
     assert squared([even + 1] * 4) <= epsilon**2
     assert squared([even - 1] * 4) >= epsilon**2 * (1 - 1e-6) or total == 4 * COUNTS[0]
@@ -112,7 +150,12 @@ def test_the_best_split_follows_the_square_root_rule() -> None:
     roots = np.sqrt([1 + 4, 16 + 0.09, 2, 64.25])
     np.testing.assert_allclose(found.caches["best_split"], total * roots / roots.sum(), rtol=0.02)
     totals = found.totals.set_index("rule")
-    assert found.caches["best_split"].sum() == totals["tokens"]["best split"] == totals["tokens"]["uniform"] == total
+    assert (
+        found.caches["best_split"].sum()
+        == totals["tokens"]["best split"]
+        == totals["tokens"]["uniform"]
+        == total
+    )
     assert totals["squared_error"]["uniform"] == pytest.approx(squared([300] * 4), rel=1e-6)
     best = roots.sum() ** 2 / total / 8 - sum(roots**2) / KEYS / 8
     assert totals["squared_error"]["best split"] == pytest.approx(best, rel=1e-3)
@@ -120,7 +163,9 @@ def test_the_best_split_follows_the_square_root_rule() -> None:
 
 
 def test_a_head_counts_by_its_relative_error() -> None:
-    """A layer whose outputs are a hundred times as large, errors with them, needs what it needed before."""
+    """A layer whose outputs are a hundred times as large, errors with them, needs what it needed
+    before.
+    """
     heads, curves = tables()
     curves.loc[curves["layer"] == 1, "rms"] *= 100
     for asked in ({"epsilon": 0.1}, {"total": 1200}):
@@ -133,7 +178,9 @@ def test_table_of_several_errors() -> None:
     heads, curves = tables()
     table = budget_table(heads, curves, [0.1, 0.2])
     assert list(table["epsilon"]) == [0.1] * 3 + [0.2] * 3
-    pd.testing.assert_frame_equal(table[table["epsilon"] == 0.1], budget_of(heads, curves, 0.1).totals)
+    pd.testing.assert_frame_equal(
+        table[table["epsilon"] == 0.1], budget_of(heads, curves, 0.1).totals
+    )
 
 
 def test_heads_that_failed_are_left_out() -> None:
@@ -178,10 +225,16 @@ def test_budget_of_real_heads_meets_its_error(real_run: Run) -> None:
     heads, curves = real_run.table("heads"), real_run.table("curves")
     known = stored_curves(curves, "l2_kept")
     for place, curve in known.items():
-        rows = curves[(curves["layer"] == place[0]) & (curves["head"] == place[1]) & (curves["metric"] == "l2_kept")]
+        rows = curves[
+            (curves["layer"] == place[0])
+            & (curves["head"] == place[1])
+            & (curves["metric"] == "l2_kept")
+        ]
         np.testing.assert_allclose(curve.relative, rows["relative"], rtol=1e-9)
     found = budget_of(heads, curves, 0.1)
     totals = found.totals.set_index("rule")["squared_error"]
     assert (totals <= 0.01 * (1 + 1e-6)).all()
-    split = budget_of(heads, curves, total=int(0.3 * 6 * 2048)).totals.set_index("rule")["squared_error"]
+    split = budget_of(heads, curves, total=int(0.3 * 6 * 2048)).totals.set_index("rule")[
+        "squared_error"
+    ]
     assert split["best split"] <= split["uniform"]

@@ -1,4 +1,6 @@
-"""Domains compared: medians and ranks by hand, heads that failed or never came down, columns that are declared."""
+"""Domains compared: medians and ranks by hand, heads that failed or never came down, columns that
+are declared.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from esscher.models.probe.domains import DOMAIN_COLUMNS, RANK_COLUMNS, compare_d
 
 def heads(seed: int, failed: int | None = None) -> pd.DataFrame:
     generator = np.random.default_rng(seed)
-    table = pd.DataFrame({"layer": np.repeat([0, 1], 4), "head": np.tile(np.arange(4), 2), "status": "ok"})
+    table = pd.DataFrame(
+        {"layer": np.repeat([0, 1], 4), "head": np.tile(np.arange(4), 2), "status": "ok"}
+    )
     table["beta_fit"] = generator.uniform(0.1, 0.5, 8)
     table["tokens_needed_10pct"] = generator.uniform(100.0, 1e4, 8)
     table["sink_mass"] = generator.uniform(0.0, 1.0, 8)
@@ -40,9 +44,13 @@ def test_medians_and_ranks_by_hand() -> None:
     row = pair.loc[("sink_mass", "prose", "law")]
     assert row["rho"] == pytest.approx(expected, rel=1e-12)
     assert row["rho_low"] <= row["rho"] <= row["rho_high"]
-    assert row["change"] == pytest.approx(np.median(other["sink_mass"].to_numpy() / prose["sink_mass"].to_numpy()))
+    assert row["change"] == pytest.approx(
+        np.median(other["sink_mass"].to_numpy() / prose["sink_mass"].to_numpy())
+    )
     without = [i for i in range(8) if i != 3]
-    expected = scipy.stats.spearmanr(prose["beta_fit"][without], code["beta_fit"][without]).statistic
+    expected = scipy.stats.spearmanr(
+        prose["beta_fit"][without], code["beta_fit"][without]
+    ).statistic
     assert pair.loc[("beta_fit", "prose", "code"), "rho"] == pytest.approx(expected, rel=1e-12)
 
 
@@ -57,7 +65,9 @@ def test_a_head_that_never_came_down_demands_most() -> None:
     assert math.isnan(by.loc[("a", "tokens_needed_10pct"), "most"])
     assert math.isnan(by.loc[("b", "tokens_needed_10pct"), "median"])
     row = ranks.set_index("measure").loc["tokens_needed_10pct"]
-    assert row["rho"] == pytest.approx(scipy.stats.spearmanr(filled, other["tokens_needed_10pct"].fillna(1e9)).statistic)
+    assert row["rho"] == pytest.approx(
+        scipy.stats.spearmanr(filled, other["tokens_needed_10pct"].fillna(1e9)).statistic
+    )
     assert math.isfinite(row["change"])
     assert not np.isinf(domains.select_dtypes("number")).any().any()
 

@@ -15,8 +15,12 @@ DRAWS = 2000
 SHARES = (0.1, 0.3, 0.7)
 
 
-def dropped(scores: torch.Tensor, v: torch.Tensor, share: float, generator: torch.Generator) -> tuple[float, float]:
-    """Mean squared error when each key is kept with this probability, and its standard error; attention on no key is right."""
+def dropped(
+    scores: torch.Tensor, v: torch.Tensor, share: float, generator: torch.Generator
+) -> tuple[float, float]:
+    """Mean squared error when each key is kept with this probability, and its standard error;
+    attention on no key is right.
+    """
     kept = torch.rand(DRAWS, len(scores), generator=generator) < share
     some = kept.any(1)
     outputs = torch.softmax(scores.masked_fill(~kept[some], -torch.inf), dim=-1) @ v
@@ -25,7 +29,9 @@ def dropped(scores: torch.Tensor, v: torch.Tensor, share: float, generator: torc
     return float(errors.mean()), float(errors.std()) / DRAWS**0.5
 
 
-def deviations(model: Any, inputs: dict[str, torch.Tensor], places: list[tuple[int, int]], position: int) -> list[float]:
+def deviations(
+    model: Any, inputs: dict[str, torch.Tensor], places: list[tuple[int, int]], position: int
+) -> list[float]:
     """In standard errors, for one query of each head (layer, head) and each share of its keys."""
     found: list[float] = []
     generator = torch.Generator().manual_seed(15)
@@ -35,7 +41,11 @@ def deviations(model: Any, inputs: dict[str, torch.Tensor], places: list[tuple[i
         seen = captured.visible(at)[0, 0, 0]
         for head in [head for layer, head in places if layer == captured.layer]:
             own = head // (captured.heads // captured.kv_heads)
-            q, k, v = captured.query[0, head, at], captured.key[0, own, seen], captured.value[0, own, seen]
+            q, k, v = (
+                captured.query[0, head, at],
+                captured.key[0, own, seen],
+                captured.value[0, own, seen],
+            )
             n = [round(share * len(k)) for share in SHARES]
             exact = es.exact_pool_curve(q, k, v, n, sampling="bernoulli", scale=captured.scale)
             assert exact.queries is not None

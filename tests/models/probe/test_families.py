@@ -1,4 +1,6 @@
-"""Probes of tiny models: shared keys, rotary positions, capped scores, position biases, sink logits, biases of the maps."""
+"""Probes of tiny models: shared keys, rotary positions, capped scores, position biases, sink
+logits, biases of the maps.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ import torch
 import esscher as es
 from esscher.models.probe.head import kept_rows
 from esscher.runs import Run
-from tests.models.probe_runs import captured_layers, few_texts, head_row, pooled_tensors, rows_of, source, tiny_model
+from tests.models.probe_runs import (
+    captured_layers,
+    few_texts,
+    head_row,
+    pooled_tensors,
+    rows_of,
+    source,
+    tiny_model,
+)
 
 SMALL: dict[str, Any] = {
     "max_tokens": 400,
@@ -32,7 +42,9 @@ def probe(model: Any, words: Any, out: Path, **more: Any) -> Run:
 
 
 def truths(run: Run, layer: int, head: int) -> dict[str, es.ErrorCurve]:
-    """Exact curves of one head from tensors captured window by window; scores are capped by hand."""
+    """Exact curves of one head from tensors captured window by window; scores are capped by
+    hand.
+    """
     found = source(run)
     q, k, v = (x.double() for x in pooled_tensors(found, layer))
     own = head * k.shape[0] // q.shape[0]
@@ -42,12 +54,20 @@ def truths(run: Run, layer: int, head: int) -> dict[str, es.ErrorCurve]:
     cap = getattr(config, "attn_logit_softcapping", None)
     if cap is not None:
         scores = cap * torch.tanh(scores / cap)
-    one = torch.eye(scores.shape[1], dtype=torch.float64)  # the key of a token is its own axis, so scores are the queries
+    # the key of a token is its own axis, so scores are the queries
+    one = torch.eye(scores.shape[1], dtype=torch.float64)
     kept = kept_rows(len(scores), found.spec.kept_queries)
     return {
-        "l2": es.exact_pool_curve(scores, one, v[own], rows_of(run, layer, head)["n"].to_numpy(), scale=1.0),
+        "l2": es.exact_pool_curve(
+            scores, one, v[own], rows_of(run, layer, head)["n"].to_numpy(), scale=1.0
+        ),
         "l2_kept": es.exact_pool_curve(
-            scores[kept], one, v[own], rows_of(run, layer, head, "l2_kept")["n"].to_numpy(), "bernoulli", 1.0
+            scores[kept],
+            one,
+            v[own],
+            rows_of(run, layer, head, "l2_kept")["n"].to_numpy(),
+            "bernoulli",
+            1.0,
         ),
     }
 
@@ -62,11 +82,14 @@ def test_curves_of_tiny_models(name: str, tmp_path: Path) -> None:
     assert set(heads["reason"]) == {""}
     for head in (1, 2):
         for metric, truth in truths(run, 1, head).items():
-            np.testing.assert_allclose(rows_of(run, 1, head, metric)["rms"], truth.rms, rtol=1e-4, atol=1e-12)
+            np.testing.assert_allclose(
+                rows_of(run, 1, head, metric)["rms"], truth.rms, rtol=1e-4, atol=1e-12
+            )
 
 
 def test_horizons_where_positions_rotate(tmp_path: Path) -> None:
-    """H2 = scale ||Sigma_k^{1/2} Sigma_q^{1/2}||, H = scale ||Sigma_k||^{1/2} with the pair (q, k) as the token.
+    """H2 = scale ||Sigma_k^{1/2} Sigma_q^{1/2}||, H = scale ||Sigma_k||^{1/2} with the pair (q, k)
+    as the token.
 
     Its reach is the norm of its covariance, q and k together.
     """
@@ -75,7 +98,9 @@ def test_horizons_where_positions_rotate(tmp_path: Path) -> None:
     seen = captured_layers(found)[1]
     pooled = [torch.from_numpy(found.pooled[window]) for window in range(len(seen))]
     q, k = (
-        torch.cat([getattr(c, name)[0][:, p] for c, p in zip(seen, pooled, strict=True)], dim=1).double()
+        torch.cat(
+            [getattr(c, name)[0][:, p] for c, p in zip(seen, pooled, strict=True)], dim=1
+        ).double()
         for name in ("query", "key")
     )
     for head in (1, 2):
@@ -83,14 +108,18 @@ def test_horizons_where_positions_rotate(tmp_path: Path) -> None:
         row = head_row(run, 1, head)
         both = math.sqrt(float(torch.linalg.eigvals(cov_k @ cov_q).real.max())) / math.sqrt(8)
         assert row["horizon2"] == pytest.approx(both, rel=1e-5)
-        assert row["horizon"] == pytest.approx(math.sqrt(float(torch.linalg.matrix_norm(cov_k, 2)) / 8), rel=1e-5)
+        assert row["horizon"] == pytest.approx(
+            math.sqrt(float(torch.linalg.matrix_norm(cov_k, 2)) / 8), rel=1e-5
+        )
         joint = torch.cov(torch.cat([q[head], k[head // 2]], dim=1).T, correction=0)
         assert row["reach"] == pytest.approx(float(torch.linalg.matrix_norm(joint, 2)), rel=1e-5)
         assert row["coupling"] == pytest.approx(row["reach"] * row["horizon"] ** 2, rel=1e-9)
 
 
 def test_capped_scores_stay_under_the_cap(tmp_path: Path) -> None:
-    """At most 0.5 in size: every weight is within e of every other, so nearly all tokens are effective."""
+    """At most 0.5 in size: every weight is within e of every other, so nearly all tokens are
+    effective.
+    """
     run = probe(*tiny_model("gemma2"), tmp_path)
     heads = run.table("heads")
     assert (heads["score_sd"] <= 0.5).all()
@@ -106,20 +135,30 @@ def test_capped_scores_stay_under_the_cap(tmp_path: Path) -> None:
         ("gpt_oss", "llama", "sequence", "the sink logit is one key more, of value 0"),
     ],
 )
-def test_reason_says_what_the_pool_leaves_out(name: str, kind: str, pool: str, reason: str, tmp_path: Path) -> None:
+def test_reason_says_what_the_pool_leaves_out(
+    name: str, kind: str, pool: str, reason: str, tmp_path: Path
+) -> None:
     model, words = tiny_model(name, kind, **({"sliding_window": 40} if name == "gpt_oss" else {}))
     run = probe(model, words, tmp_path, pool=pool, n=None, heads=(1,), rules="none")
     (row,) = run.table("heads").to_dict("records")
     assert row["status"] == "ok"
-    assert row["reason"].replace("1 of 10 queries see fewer than 16 keys and are left out", "").strip("; ") == reason
+    assert (
+        row["reason"]
+        .replace("1 of 10 queries see fewer than 16 keys and are left out", "")
+        .strip("; ")
+        == reason
+    )
     assert 0 < row["sink_mass"] < 1
 
 
-# ---- biases ----------------------------------------------------------------------------------------------------------
+# ---- biases
+# ------------------------------------------------------------------------------------------
 
 
 def biased(part: str, size: float) -> tuple[Any, Any]:
-    """A tiny BERT whose last layer has this bias in its query or key map; what enters the layer is the same for all."""
+    """A tiny BERT whose last layer has this bias in its query or key map; what enters the layer is
+    the same for all.
+    """
     model, words = tiny_model("bert")
     attention = model.encoder.layer[1].attention.self
     with torch.no_grad():
@@ -131,18 +170,28 @@ def biased(part: str, size: float) -> tuple[Any, Any]:
 
 
 def test_a_query_bias_is_in_and_a_key_bias_cancels(tmp_path: Path) -> None:
-    """<b_q, k> tilts every score of a head; <q, b_k> is the same for all keys of a query and leaves the softmax alone."""
+    """<b_q, k> tilts every score of a head; <q, b_k> is the same for all keys of a query and leaves
+    the softmax alone.
+    """
     runs = {
         name: probe(*biased(part, size), tmp_path / name, queries=16, kept_queries=1)
-        for name, part, size in (("none", "query", 0.0), ("key", "key", 8.0), ("query", "query", 8.0))
+        for name, part, size in (
+            ("none", "query", 0.0),
+            ("key", "key", 8.0),
+            ("query", "query", 8.0),
+        )
     }
     plain = runs["none"].table("heads")
     with_query, with_key = runs["query"].table("heads"), runs["key"].table("heads")
     for name in ("rms_at_n", "effective_tokens", "beta_fit", "tokens_needed_10pct", "score_sd"):
-        np.testing.assert_allclose(with_key[name], plain[name], rtol=2e-3 if name == "tokens_needed_10pct" else 1e-4)
+        np.testing.assert_allclose(
+            with_key[name], plain[name], rtol=2e-3 if name == "tokens_needed_10pct" else 1e-4
+        )
     ignoring = np.abs(with_query["rms_at_n"] / plain["rms_at_n"] - 1)
     assert (ignoring > 0.2).any()
-    assert (np.abs(with_query["tokens_needed_10pct"] / plain["tokens_needed_10pct"] - 1) > 0.4).any()
+    assert (
+        np.abs(with_query["tokens_needed_10pct"] / plain["tokens_needed_10pct"] - 1) > 0.4
+    ).any()
     assert (np.abs(with_query["beta_fit"] - plain["beta_fit"]) > 0.005).any()
     # covariances do not see a bias, so neither do horizon and coupling
     for name in ("horizon", "horizon2", "coupling", "reach"):
@@ -150,9 +199,17 @@ def test_a_query_bias_is_in_and_a_key_bias_cancels(tmp_path: Path) -> None:
     for head in (1, 2):
         truth = truths(runs["query"], 1, head)["l2"]
         np.testing.assert_allclose(rows_of(runs["query"], 1, head)["rms"], truth.rms, rtol=1e-4)
-        # a token's own tensors with the bias taken off give another curve: that of the run without it
+        # a token's own tensors with the bias taken off give another curve: that of the run without
+        # it
         found = source(runs["query"])
         q, k, v = (x.double() for x in pooled_tensors(found, 1))
-        bias = found.loaded.model.encoder.layer[1].attention.self.query.bias.detach().double().reshape(4, 1, 8)
-        off = es.exact_pool_curve((q - bias)[head], k[head], v[head], rows_of(runs["none"], 1, head)["n"].to_numpy())
+        bias = (
+            found.loaded.model.encoder.layer[1]
+            .attention.self.query.bias.detach()
+            .double()
+            .reshape(4, 1, 8)
+        )
+        off = es.exact_pool_curve(
+            (q - bias)[head], k[head], v[head], rows_of(runs["none"], 1, head)["n"].to_numpy()
+        )
         np.testing.assert_allclose(rows_of(runs["none"], 1, head)["rms"], off.rms, rtol=1e-4)

@@ -1,4 +1,6 @@
-"""Keep rules on the heads of a model: the errors by hand, who decides together, and what is said of a head."""
+"""Keep rules on the heads of a model: the errors by hand, who decides together, and what is said of
+a head.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,14 @@ from esscher.models.probe.spec import RULES, SHARES, ProbeSpec, kept_sizes
 from esscher.models.probe.statistics import frontier, statistics_of
 from esscher.models.probe.tokens import LayerInfo, scores_of
 from esscher.models.probe.window import Window
-from tests.models.probe_runs import captured_layers, few_texts, own_state, same_bytes, source, tiny_model
+from tests.models.probe_runs import (
+    captured_layers,
+    few_texts,
+    own_state,
+    same_bytes,
+    source,
+    tiny_model,
+)
 
 SMALL: dict[str, Any] = {
     "max_tokens": 126,
@@ -45,7 +54,9 @@ def probe(name: str, out: Path, **more: Any) -> Any:
 
 
 class ByHand:
-    """Queries, keys and values of one window for the heads that share a key-value head, in float64."""
+    """Queries, keys and values of one window for the heads that share a key-value head, in
+    float64.
+    """
 
     def __init__(self, run: Any, window: int, head: int) -> None:
         found = source(run)
@@ -53,15 +64,22 @@ class ByHand:
         self.share = captured.heads // captured.kv_heads
         self.first = head // self.share * self.share
         own = found.places.inside(window)
-        positions, text = found.places.positions[own][:, None], np.flatnonzero(~found.windows.padding[window])
+        positions, text = (
+            found.places.positions[own][:, None],
+            np.flatnonzero(~found.windows.padding[window]),
+        )
         seen = text <= positions if found.loaded.causal else np.ones((len(own), len(text)), bool)
         if "sliding_window" in found.loaded.model.config.to_dict():
             seen &= text > positions - SLIDING
         text, seen = text[seen.any(0)], seen[:, seen.any(0)]  # a key that nobody sees is no key
         self.places = np.searchsorted(text, positions[:, 0])
         sharing = range(self.first, self.first + self.share)
-        self.q = torch.cat([captured.query[0, other, positions[:, 0]] for other in sharing]).double()
-        self.k, self.v = (x[0, head // self.share, text].double() for x in (captured.key, captured.value))
+        self.q = torch.cat(
+            [captured.query[0, other, positions[:, 0]] for other in sharing]
+        ).double()
+        self.k, self.v = (
+            x[0, head // self.share, text].double() for x in (captured.key, captured.value)
+        )
         self.scale, self.queries = captured.scale, len(own)
         self.visible = torch.from_numpy(np.tile(seen, (self.share, 1)))
         scores = (self.q @ self.k.T * self.scale).masked_fill(~self.visible, -torch.inf)
@@ -78,7 +96,11 @@ class ByHand:
         if rule == "sinks:4+recent":
             last = sorted(set(keys) - set(keys[:4]), key=lambda key: (abs(key - place), -key))
             return [*keys[:4], *last[: n - 4]]
-        order = {"heavy": self.weights.mean(0), "keynorm": -self.k.square().sum(1), "topk": self.weights[i]}[rule].numpy()
+        order = {
+            "heavy": self.weights.mean(0),
+            "keynorm": -self.k.square().sum(1),
+            "topk": self.weights[i],
+        }[rule].numpy()
         return sorted(keys, key=lambda key: -order[key])[:n]
 
     def squared(self, rule: str, head: int, n: int) -> list[float]:
@@ -96,9 +118,18 @@ def measured(
 ) -> tuple[str, Any, dict[int, list[ByHand]]]:
     """A family, a run of two of its heads, and their windows by hand."""
     sliding = {"sliding_window": SLIDING} if request.param == "mistral" else {}
-    run = probe(request.param, tmp_path_factory.mktemp(request.param), rules=(*ONE_SET, *CHANCES), options=sliding)
+    run = probe(
+        request.param,
+        tmp_path_factory.mktemp(request.param),
+        rules=(*ONE_SET, *CHANCES),
+        options=sliding,
+    )
     windows = np.unique(source(run).places.windows).tolist()
-    return request.param, run, {head: [ByHand(run, window, head) for window in windows] for head in (1, 2)}
+    return (
+        request.param,
+        run,
+        {head: [ByHand(run, window, head) for window in windows] for head in (1, 2)},
+    )
 
 
 def rows_of(run: Any, head: int, rule: str) -> pd.DataFrame:
@@ -107,20 +138,30 @@ def rows_of(run: Any, head: int, rule: str) -> pd.DataFrame:
 
 
 def test_sets_of_keys_by_hand(measured: Any) -> None:
-    """Shared rules look at the queries of all heads of a key-value head, asked for or not: llama has two of four."""
+    """Shared rules look at the queries of all heads of a key-value head, asked for or not: llama
+    has two of four.
+    """
     name, run, of_heads = measured
     for head, hands in of_heads.items():
         assert hands[0].share == (2 if name in ("llama", "mistral") else 1)
-        limits = np.concatenate([hand.limit[hand.rows(head)].square().sum(1).numpy() for hand in hands])
+        limits = np.concatenate(
+            [hand.limit[hand.rows(head)].square().sum(1).numpy() for hand in hands]
+        )
         for rule in ONE_SET:
             rows = rows_of(run, head, rule)
             assert len(rows) >= 6
             for row in rows.itertuples():
                 sizes = [kept_sizes(len(hand.k))[SHARES.index(row.share)] for hand in hands]
-                squared = np.concatenate([hand.squared(rule, head, n) for hand, n in zip(hands, sizes, strict=True)])
-                weights = np.concatenate([np.full(hand.queries, n) for hand, n in zip(hands, sizes, strict=True)])
+                squared = np.concatenate(
+                    [hand.squared(rule, head, n) for hand, n in zip(hands, sizes, strict=True)]
+                )
+                weights = np.concatenate(
+                    [np.full(hand.queries, n) for hand, n in zip(hands, sizes, strict=True)]
+                )
                 assert row.rms == pytest.approx(np.sqrt(squared.mean()), rel=1e-4)
-                assert row.relative == pytest.approx(np.sqrt(squared.mean() / limits.mean()), rel=1e-4)
+                assert row.relative == pytest.approx(
+                    np.sqrt(squared.mean() / limits.mean()), rel=1e-4
+                )
                 assert row.q95 == pytest.approx(np.sqrt(np.quantile(squared, 0.95)), rel=1e-4)
                 assert row.kept == pytest.approx(weights.mean(), rel=1e-12)
                 assert row.accuracy < 1e-5
@@ -135,23 +176,35 @@ def test_chances_by_the_public_function(measured: Any) -> None:
                 n = kept_sizes(len(hand.k))
                 places = np.tile(hand.places, hand.share)
                 if name in ("bert", "mistral"):
-                    context = Context(hand.q, hand.k, hand.v, hand.scale, torch.from_numpy(places), hand.visible)
+                    context = Context(
+                        hand.q, hand.k, hand.v, hand.scale, torch.from_numpy(places), hand.visible
+                    )
                     curve = keep_curve(context, es.keep.parse(rule), n[n >= 8])
                 else:
                     curve = es.exact_pool_curve(
-                        hand.q, hand.k, hand.v, n[n >= 8], keep=rule, positions=places, scale=hand.scale
+                        hand.q,
+                        hand.k,
+                        hand.v,
+                        n[n >= 8],
+                        keep=rule,
+                        positions=places,
+                        scale=hand.scale,
                     )
                 squares.append(curve.queries.mse[hand.rows(head)])
             expected = np.sqrt(np.concatenate(squares).mean(0))
             rows = rows_of(run, head, rule)
-            np.testing.assert_allclose(rows["rms"].to_numpy()[-len(expected) :], expected, rtol=2e-4)
+            np.testing.assert_allclose(
+                rows["rms"].to_numpy()[-len(expected) :], expected, rtol=2e-4
+            )
 
 
 REPEATS = 2000
 
 
 def test_random_keys_dropped_by_hand(measured: Any) -> None:
-    """2000 draws at two sizes, two heads, four models: four standard errors, 16 comparisons, once in 1000 seeds by chance."""
+    """2000 draws at two sizes, two heads, four models: four standard errors, 16 comparisons, once
+    in 1000 seeds by chance.
+    """
     _, run, of_heads = measured
     generator = torch.Generator().manual_seed(3)
     for head, hands in of_heads.items():
@@ -164,23 +217,33 @@ def test_random_keys_dropped_by_hand(measured: Any) -> None:
                 weights = own * (uniform < n / seen.sum(1).double().mean())
                 total = weights.sum(2, keepdim=True)
                 out = weights @ hand.v / total.clamp_min(1e-300)
-                errors = torch.where(total > 0, out - hand.limit[hand.rows(head)], 0.0).square().sum(2)
+                errors = (
+                    torch.where(total > 0, out - hand.limit[hand.rows(head)], 0.0).square().sum(2)
+                )
                 squared += errors.sum(1)
             squared /= sum(hand.queries for hand in hands)
             assert abs(row.rms**2 - float(squared.mean())) < 4 * float(squared.std()) / REPEATS**0.5
 
 
-# ---- what a run has --------------------------------------------------------------------------------------------------
+# ---- what a run has
+# ------------------------------------------------------------------------------------------
 
 
 def test_rules_by_default_as_objects_and_none(tmp_path: Path) -> None:
     assert ProbeSpec(pool="sequence").compared == RULES
     assert ProbeSpec(pool="sequence", rules=()).compared == ProbeSpec().compared == ()
     assert ProbeSpec.read({"pool": "sequence", "rules": "none"}).compared == ()
-    assert ProbeSpec.read({"pool": "sequence", "rules": ["streamingllm", "topk", "sinks:4+recent"]}).rules == (
+    assert ProbeSpec.read(
+        {"pool": "sequence", "rules": ["streamingllm", "topk", "sinks:4+recent"]}
+    ).rules == (
         *("sinks:4+recent", "topk"),  # as it is written in short, and once
     )
-    run = probe("bert", tmp_path / "given", heads=(1,), rules=[es.keep.Sinks(2) | es.keep.Recent(), es.keep.TopK()])
+    run = probe(
+        "bert",
+        tmp_path / "given",
+        heads=(1,),
+        rules=[es.keep.Sinks(2) | es.keep.Recent(), es.keep.TopK()],
+    )
     assert run.table("frontier")["rule"].unique().tolist() == ["sinks:2+recent", "topk"]
     (row,) = run.table("heads").to_dict("records")
     assert (row["kind"], row["kind_reason"]) == ("", "")  # the rules that tell it are not there
@@ -191,9 +254,20 @@ def test_rules_by_default_as_objects_and_none(tmp_path: Path) -> None:
 
 
 def test_sizes_that_a_window_is_too_short_for_have_no_row(tmp_path: Path) -> None:
-    """32 keys: 1, 2, 3, 5, 6, 8, 13, 19 and 26 of them are kept, equal sizes once; 16 keys fit into the last two only."""
+    """32 keys: 1, 2, 3, 5, 6, 8, 13, 19 and 26 of them are kept, equal sizes once; 16 keys fit into
+    the last two only.
+    """
     rules = ("topk", "sinks:4+recent", "topk:16+random")
-    run = probe("bert", tmp_path, window=32, positions=None, max_tokens=310, n="16,24", heads=(1,), rules=rules)
+    run = probe(
+        "bert",
+        tmp_path,
+        window=32,
+        positions=None,
+        max_tokens=310,
+        n="16,24",
+        heads=(1,),
+        rules=rules,
+    )
     kept = {rule: rows["kept"].tolist() for rule, rows in run.table("frontier").groupby("rule")}
     assert kept == {
         "topk": [1, 2, 3, 5, 6, 8, 13, 19, 26],
@@ -219,14 +293,18 @@ def test_states_are_stored_as_they_are(tmp_path: Path) -> None:
     found = source(run)
     known = own_state(found, 1).heads[1]
     assert not isinstance(known, str)
-    again = head_state.from_bytes(head_state.to_bytes(known), statistics_of(found.spec), settled=True)
+    again = head_state.from_bytes(
+        head_state.to_bytes(known), statistics_of(found.spec), settled=True
+    )
     for name in ("mse", "kept", "keys", "limit", "accuracy"):
         one, other = (getattr(head.states["frontier"], name) for head in (known, again))
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_head_that_overflows_leaves_the_others_alone() -> None:
-    """Two heads share their keys: where the first is beyond the floating range the second decides alone."""
+    """Two heads share their keys: where the first is beyond the floating range the second decides
+    alone.
+    """
     generator = torch.Generator().manual_seed(2)
     q, k, v = (torch.randn(2, 20, 4, generator=generator) for _ in range(3))
     q[0, 3, 1] = torch.inf
@@ -236,12 +314,18 @@ def test_a_head_that_overflows_leaves_the_others_alone() -> None:
 
     def window() -> Window:
         queries = WindowQueries(rows, q, k[:1], v[:1], seen, None, scores, torch.zeros(2, 20), 0)
-        return Window(queries, info, 0, rows, Places(0 * rows, rows, 0 * rows, 0 * rows), [es.keep.Heavy()])
+        return Window(
+            queries, info, 0, rows, Places(0 * rows, rows, 0 * rows, 0 * rows), [es.keep.Heavy()]
+        )
 
     with pytest.raises(ValueError, match="scores or values are not finite"):
         window().errors(0, np.arange(2))
-    alone = es.exact_pool_curve(q[1], k[0], v[0], [8, 12, 16], keep="heavy", positions=np.arange(20), scale=0.5)
-    np.testing.assert_allclose(window().errors(1, np.arange(20)).mse[:, 0, -3:], alone.queries.mse, rtol=1e-4, atol=1e-9)
+    alone = es.exact_pool_curve(
+        q[1], k[0], v[0], [8, 12, 16], keep="heavy", positions=np.arange(20), scale=0.5
+    )
+    np.testing.assert_allclose(
+        window().errors(1, np.arange(20)).mse[:, 0, -3:], alone.queries.mse, rtol=1e-4, atol=1e-9
+    )
     v[0, 0, 0] = torch.nan
     with pytest.raises(ValueError, match="scores or values are not finite"):
         window().errors(1, np.arange(2))
@@ -251,8 +335,17 @@ def test_a_run_that_lost_its_work_finds_the_same_bytes(tmp_path: Path) -> None:
     model, words = tiny_model("llama")
     text = tmp_path / "text.txt"
     text.write_text("\n".join(few_texts()), encoding="utf-8")
-    settings = {**SMALL, "layers": (0, 1), "heads": (1,), "queries": 4, "rules": ("random", "heavy")}
-    runs = [es.probe(model, text, tokenizer=words, out=tmp_path / name, **settings) for name in ("one", "two")]
+    settings = {
+        **SMALL,
+        "layers": (0, 1),
+        "heads": (1,),
+        "queries": 4,
+        "rules": ("random", "heavy"),
+    }
+    runs = [
+        es.probe(model, text, tokenizer=words, out=tmp_path / name, **settings)
+        for name in ("one", "two")
+    ]
     sorted((runs[1].path / "shards").iterdir())[0].unlink()
     for path in runs[1].path.glob("*.parquet"):
         path.unlink()
@@ -261,7 +354,8 @@ def test_a_run_that_lost_its_work_finds_the_same_bytes(tmp_path: Path) -> None:
     assert same_bytes(runs[0].path, again.path, ("heads", "curves", "frontier"))
 
 
-# ---- what is said of a head ------------------------------------------------------------------------------------------
+# ---- what is said of a head
+# ------------------------------------------------------------------------------------------
 
 
 def curve(*points: tuple[float, float]) -> pd.DataFrame:
@@ -276,7 +370,9 @@ def test_keys_needed_by_interpolation() -> None:
     assert frontier._needed(curve((10, 0.5), (20, 0.0)), 0.1) == 20  # no logarithm of 0
     assert frontier._needed(curve((10, 0.0), (20, 0.0)), 0.1) == 10
     assert frontier._needed(curve((10, np.inf), (20, 0.05)), 0.1) == 20
-    assert frontier._needed(curve((10, 0.5), (60, 0.2)), 0.1, keys=100.0) == pytest.approx(1 / (0.01 + (1 / 60 - 0.01) / 4))
+    assert frontier._needed(curve((10, 0.5), (60, 0.2)), 0.1, keys=100.0) == pytest.approx(
+        1 / (0.01 + (1 / 60 - 0.01) / 4)
+    )
     assert frontier._needed(curve((10, 0.5), (60, np.inf)), 0.1, keys=100.0) == 100
 
 
@@ -296,25 +392,44 @@ def test_keys_needed_by_interpolation() -> None:
 )
 @pytest.mark.parametrize("chosen", ["neyman", "topk"])
 def test_kinds(stream: float, random: float, best: float, kind: str, chosen: str) -> None:
-    """Errors sqrt(1/n - 1/N), scaled to be 10 % at the share that is asked for, on a ladder that ends at 60 %."""
+    """Errors sqrt(1/n - 1/N), scaled to be 10 % at the share that is asked for, on a ladder that
+    ends at 60 %.
+    """
     ladder = np.array([1.0, 2, 3, 5, 8, 10, 11, 15, 20, 22, 23, 25, 26, 40, 55, 60])
     shares = {"sinks:4+recent": stream, "random": random, "neyman": 0.98, chosen: best}
     curves = {}
     for rule, share in shares.items():
         scale = 0.1 / np.sqrt(1 / share - 1)
-        curves[rule] = curve(*zip(ladder, scale * np.sqrt(100 / ladder - 1) * (1 - 1e-9), strict=True))
+        curves[rule] = curve(
+            *zip(ladder, scale * np.sqrt(100 / ladder - 1) * (1 - 1e-9), strict=True)
+        )
     found = frontier._kind(curves, 100.0)
     assert found["kind"] == kind
-    assert found["kind_reason"].startswith(f"{frontier.KINDS[kind]}; of the keys, for an error of 10 %: sinks:4+recent ")
+    assert found["kind_reason"].startswith(
+        f"{frontier.KINDS[kind]}; of the keys, for an error of 10 %: sinks:4+recent "
+    )
     if (stream, chosen) == (0.90, "topk"):
         assert f"sinks:4+recent 90.0%, random 90.0%, topk {best:.1%}" in found["kind_reason"]
 
 
 def test_the_best_rule_and_the_best_for_a_cache() -> None:
     found = frontier._fewest(
-        {"random": 80.0, "heavy": 12.0, "topk": 4.0, "neyman:shared": 9.0, "neyman": 3.0, "keynorm": np.inf}
+        {
+            "random": 80.0,
+            "heavy": 12.0,
+            "topk": 4.0,
+            "neyman:shared": 9.0,
+            "neyman": 3.0,
+            "keynorm": np.inf,
+        }
     )
-    assert found == {"best_rule": "topk", "best_kept": 4, "cache_rule": "neyman:shared", "cache_kept": 9, "floor_kept": 3}
+    assert found == {
+        "best_rule": "topk",
+        "best_kept": 4,
+        "cache_rule": "neyman:shared",
+        "cache_kept": 9,
+        "floor_kept": 3,
+    }
     found = frontier._fewest({"random": np.inf, "topk": 4.0})
     assert (found["best_rule"], found["cache_rule"]) == ("topk", "none")
     assert np.isnan([found["cache_kept"], found["floor_kept"]]).all()

@@ -18,7 +18,14 @@ from esscher.runs import Run
 from tests.models.probe_runs import few_texts, save_tiny, source, tiny_model
 
 SMALL: dict[str, Any] = {
-    **{"max_tokens": 400, "window": 64, "queries": 48, "kept_queries": 8, "n": "16,32,48", "pool": "sequence"},
+    **{
+        "max_tokens": 400,
+        "window": 64,
+        "queries": 48,
+        "kept_queries": 8,
+        "n": "16,32,48",
+        "pool": "sequence",
+    },
     "rules": ("random", "sinks:2+recent", "impact"),
 }
 
@@ -30,12 +37,16 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def by_hand(model: Any, ids: torch.Tensor, places: int, seed: int) -> list[torch.Tensor]:
-    """Mean squared gradients (heads,) of every layer: no cache, no capture; taps before each output projection."""
+    """Mean squared gradients (heads,) of every layer: no cache, no capture; taps before each output
+    projection.
+    """
     heads, taps = model.config.num_attention_heads, []
 
     def tap(module: Any, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         taps.append(torch.zeros(places, args[0].shape[2], requires_grad=True))
-        return (args[0] + torch.nn.functional.pad(taps[-1], (0, 0, args[0].shape[1] - places, 0))[None],)
+        return (
+            args[0] + torch.nn.functional.pad(taps[-1], (0, 0, args[0].shape[1] - places, 0))[None],
+        )
 
     hooks = [layer.self_attn.o_proj.register_forward_pre_hook(tap) for layer in model.model.layers]
     logp = model(input_ids=ids).logits[0, -places:].double().log_softmax(-1)
@@ -54,8 +65,12 @@ def test_gradients_are_those_of_the_model(llama: Run) -> None:
     found = source(llama)
     wanted: dict[tuple[int, int], list[float]] = {}
     for window in sorted(compared(found)):
-        ids = torch.from_numpy(found.windows.ids[window][~found.windows.padding[window]].astype(np.int64))[None]
-        squares = by_hand(found.loaded.model, ids, ids.shape[1] // 4, found.spec.unit_seed({"window": window}))
+        ids = torch.from_numpy(
+            found.windows.ids[window][~found.windows.padding[window]].astype(np.int64)
+        )[None]
+        squares = by_hand(
+            found.loaded.model, ids, ids.shape[1] // 4, found.spec.unit_seed({"window": window})
+        )
         for layer, own in enumerate(squares):
             for head, square in enumerate(own.tolist()):
                 wanted.setdefault((layer, head), []).append(square)
@@ -80,20 +95,32 @@ def test_models_without_next_tokens_have_none(tmp_path: Path) -> None:
     """An encoder in its own contexts, and a causal model that comes without its head."""
     model, words = tiny_model("llama")
     for name, network in {"encoder": tiny_model("bert")[0], "headless": model.model}.items():
-        run = es.probe(network, few_texts(), tokenizer=words, out=tmp_path / name, **{**SMALL, "layers": (0,), "heads": (1,)})
+        run = es.probe(
+            network,
+            few_texts(),
+            tokenizer=words,
+            out=tmp_path / name,
+            **{**SMALL, "layers": (0,), "heads": (1,)},
+        )
         assert window_gradients(source(run), 0) == {}
         assert gradients_of(run.table("heads")) is None
         assert np.isfinite(run.table("rule_budget")["keys"]).all()
 
 
 def test_impact_is_measured_behind_the_output(llama: Run) -> None:
-    """Keys that impact keeps of a window, from W_O read off the model's own weights, have the error that the probe stores."""
+    """Keys that impact keeps of a window, from W_O read off the model's own weights, have the error
+    that the probe stores.
+    """
     found = source(llama)
     (window, *rest) = sorted(compared(found))
     assert not rest
     layer, kv = found.loaded.model.model.layers[1].self_attn, 1
     width, per = found.loaded.shapes[1].width, found.loaded.heads // found.loaded.kv_heads
-    into = layer.o_proj.weight.detach().T.reshape(-1, width, found.loaded.hidden_size)[kv * per : (kv + 1) * per].double()
+    into = (
+        layer.o_proj.weight.detach()
+        .T.reshape(-1, width, found.loaded.hidden_size)[kv * per : (kv + 1) * per]
+        .double()
+    )
     seen: dict[int, Any] = {}
     found.run(np.array([window]), (1,), lambda captured, batch: seen.update({1: captured}))
     at = torch.from_numpy(found.places.positions[found.deepest(window)])
@@ -102,7 +129,9 @@ def test_impact_is_measured_behind_the_output(llama: Run) -> None:
     visible = torch.arange(len(k)) <= at[:, None]
     pi, limit, impact = [], [], torch.zeros(len(k), dtype=torch.float64)
     for i in range(per):
-        scores = (captured.query[0, kv * per + i, at].double() @ k.T * captured.scale).masked_fill(~visible, -torch.inf)
+        scores = (captured.query[0, kv * per + i, at].double() @ k.T * captured.scale).masked_fill(
+            ~visible, -torch.inf
+        )
         pi.append(scores.softmax(1))
         limit.append(pi[i] @ v)
         moved = (v[None] - limit[i][:, None]) @ into[i]
@@ -112,5 +141,9 @@ def test_impact_is_measured_behind_the_output(llama: Run) -> None:
     for i in range(per):
         left = torch.zeros_like(pi[i])
         left[:, kept] = pi[i][:, kept]
-        rms = float(((left / left.sum(1, keepdim=True)) @ v - limit[i]).square().sum(1).mean().sqrt())
-        assert rms == pytest.approx(float(rows[rows["head"] == kv * per + i]["rms"].iloc[0]), rel=1e-4)
+        rms = float(
+            ((left / left.sum(1, keepdim=True)) @ v - limit[i]).square().sum(1).mean().sqrt()
+        )
+        assert rms == pytest.approx(
+            float(rows[rows["head"] == kv * per + i]["rms"].iloc[0]), rel=1e-4
+        )

@@ -1,4 +1,6 @@
-"""The states of one head: parts merge to the whole, bytes give it back, what cannot go on says so."""
+"""The states of one head: parts merge to the whole, bytes give it back, what cannot go on
+says so.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def state_of(keys: slice, dtype: torch.dtype = torch.float32, center: float = 2.
 def begin(dtype: torch.dtype = torch.float32, center: float = 0.0) -> HeadState:
     kept = head_state.kept_rows(QUERIES, KEPT)
     middle = torch.full((WIDTH,), center, dtype=torch.float64)
-    return head_state.init(STATISTICS, Start(kept, torch.linspace(0, 1, QUERIES), KEYS, middle, dtype))
+    return head_state.init(
+        STATISTICS, Start(kept, torch.linspace(0, 1, QUERIES), KEYS, middle, dtype)
+    )
 
 
 def block(scores: torch.Tensor, values: torch.Tensor) -> Block:
@@ -45,7 +49,9 @@ def block(scores: torch.Tensor, values: torch.Tensor) -> Block:
 def assert_same(a: HeadState, b: HeadState, rtol: float) -> None:
     assert list(a.states) == list(b.states) == [statistic.name for statistic in STATISTICS]
     for sampling in ("replacement", "bernoulli"):
-        left, right = (deposit.finish(head.states[sampling], COUNTS, sampling).mse for head in (a, b))
+        left, right = (
+            deposit.finish(head.states[sampling], COUNTS, sampling).mse for head in (a, b)
+        )
         np.testing.assert_allclose(left, right, rtol=rtol)
         assert torch.equal(a.states[sampling].keys, b.states[sampling].keys)
     tails = [head.states["tail"] for head in (a, b)]
@@ -65,14 +71,23 @@ def test_errors_of_a_state_are_those_of_the_pool(dtype: torch.dtype, rtol: float
         found = deposit.finish(state.states[sampling], COUNTS, sampling).mse
         q = scores[list(rows)].double()
         truth = es.exact_pool_curve(
-            q, torch.eye(KEYS, dtype=torch.float64), values.double(), COUNTS, sampling=sampling, scale=1.0
+            q,
+            torch.eye(KEYS, dtype=torch.float64),
+            values.double(),
+            COUNTS,
+            sampling=sampling,
+            scale=1.0,
         )
         np.testing.assert_allclose(found, truth.queries.mse, rtol=rtol)
 
 
 def test_parts_merge_to_the_whole_in_any_order_and_from_other_centres() -> None:
     whole = state_of(slice(None))
-    a, b, c = state_of(slice(0, 100)), state_of(slice(100, 101), center=-1.0), state_of(slice(101, None), center=5.0)
+    a, b, c = (
+        state_of(slice(0, 100)),
+        state_of(slice(100, 101), center=-1.0),
+        state_of(slice(101, None), center=5.0),
+    )
     assert_same(head_state.merge(head_state.merge(a, b), c), whole, 1e-5)
     assert_same(head_state.merge(c, head_state.merge(b, a)), whole, 1e-5)
 
@@ -89,7 +104,9 @@ def test_bytes_give_the_state_back(dtype: torch.dtype, rtol: float) -> None:
     assert_same(again, state, rtol)
     assert head_state.to_bytes(again) == data
     assert_same(
-        head_state.merge(again, state_of(slice(0, 5), dtype)), head_state.merge(state, state_of(slice(0, 5), dtype)), rtol
+        head_state.merge(again, state_of(slice(0, 5), dtype)),
+        head_state.merge(state, state_of(slice(0, 5), dtype)),
+        rtol,
     )
 
 
@@ -97,9 +114,15 @@ def test_stacked_queries_over_their_own_keys_are_each_their_own_pool() -> None:
     scores, values = pool(torch.float64)
     center = values.mean(0)
     grid = deposit.choose_grid(torch.float64, "replacement")
-    parts = [(slice(0, 4), slice(0, 90), 1.0), (slice(4, 5), slice(90, 290), 6.0), (slice(5, 11), slice(7, 30), 0.1)]
+    parts = [
+        (slice(0, 4), slice(0, 90), 1.0),
+        (slice(4, 5), slice(90, 290), 6.0),
+        (slice(5, 11), slice(7, 30), 0.1),
+    ]
     states = [
-        deposit.update(deposit.init(len(scores[q]), grid, center + i), size * scores[q, k], values[k])
+        deposit.update(
+            deposit.init(len(scores[q]), grid, center + i), size * scores[q, k], values[k]
+        )
         for i, (q, k, size) in enumerate(parts)
     ]
     found = deposit.finish(deposit.stack(states), COUNTS, "replacement").mse
@@ -110,8 +133,12 @@ def test_stacked_queries_over_their_own_keys_are_each_their_own_pool() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 1e-5), (torch.float64, 1e-8)])
-def test_stacked_queries_keep_one_fraction_of_their_own_keys(dtype: torch.dtype, rtol: float) -> None:
-    """All subsets of 3, 7 and 11 keys, f = n / 7; the pool of 7 keys alone has the same errors as among the others."""
+def test_stacked_queries_keep_one_fraction_of_their_own_keys(
+    dtype: torch.dtype, rtol: float
+) -> None:
+    """All subsets of 3, 7 and 11 keys, f = n / 7; the pool of 7 keys alone has the same errors as
+    among the others.
+    """
     generator = torch.Generator().manual_seed(8)
     grid = deposit.choose_grid(dtype, "bernoulli")
     parts, pools = [], []
@@ -119,7 +146,11 @@ def test_stacked_queries_keep_one_fraction_of_their_own_keys(dtype: torch.dtype,
         scores = 2 * torch.randn(1, size, generator=generator, dtype=torch.float64)
         values = torch.randn(size, WIDTH, generator=generator, dtype=torch.float64)
         pools.append((scores[0].numpy(), values.numpy()))
-        parts.append(deposit.update(deposit.init(1, grid, values.mean(0)), scores.to(dtype), values.to(dtype)))
+        parts.append(
+            deposit.update(
+                deposit.init(1, grid, values.mean(0)), scores.to(dtype), values.to(dtype)
+            )
+        )
     state = deposit.stack(parts)
     assert state.keys.tolist() == [3, 7, 11]
     assert state.mean_keys == 7
@@ -133,13 +164,17 @@ def test_stacked_queries_keep_one_fraction_of_their_own_keys(dtype: torch.dtype,
             assert found.bias is not None
             np.testing.assert_allclose(found.bias[row, column], truth.bias, rtol=0, atol=10 * rtol)
         weights = np.exp(scores_here - scores_here.max())
-        np.testing.assert_allclose(found.sum_p2[row, -1], np.square(weights / weights.sum()).sum(), rtol=rtol)
+        np.testing.assert_allclose(
+            found.sum_p2[row, -1], np.square(weights / weights.sum()).sum(), rtol=rtol
+        )
     assert (found.mse[:, -1] == 0).all()
     alone = deposit.finish(parts[1], n, "bernoulli")
     np.testing.assert_allclose(alone.mse[0], found.mse[1], rtol=rtol)
 
 
-@pytest.mark.parametrize(("queries", "kept"), [(1, 1), (5, 9), (256, 64), (7, 2), (100, 99), (24, 8)])
+@pytest.mark.parametrize(
+    ("queries", "kept"), [(1, 1), (5, 9), (256, 64), (7, 2), (100, 99), (24, 8)]
+)
 def test_kept_rows_are_distinct_and_reach_both_ends(queries: int, kept: int) -> None:
     rows = head_state.kept_rows(queries, kept)
     assert len(set(rows.tolist())) == len(rows) == min(queries, kept)

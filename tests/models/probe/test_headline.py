@@ -1,4 +1,6 @@
-"""The numbers of a head that compare between pools: fitted and told at n that are the same for all of them."""
+"""The numbers of a head that compare between pools: fitted and told at n that are the same for all
+of them.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,20 @@ HALVES = [64, 91, 128, 181, 256, 362, 512, 724, 1024, 1448, 2048, 2896, 4096]
 def pool_curve(ladder: np.ndarray, keys: int = 300) -> ErrorCurve:
     """Five queries of a bent curve: scores of deviation 2."""
     generator = torch.Generator().manual_seed(2)
-    q, k, v = (torch.randn(rows, 3, generator=generator, dtype=torch.float64) for rows in (5, keys, keys))
+    q, k, v = (
+        torch.randn(rows, 3, generator=generator, dtype=torch.float64) for rows in (5, keys, keys)
+    )
     return es.exact_pool_curve(2 * q, k, v, ladder)
 
 
-@pytest.mark.parametrize(("given", "keys"), [(None, 1), (None, 40), (None, 300), (None, 5000), ((10, 100), 300), ((70,), 77)])
+@pytest.mark.parametrize(
+    ("given", "keys"),
+    [(None, 1), (None, 40), (None, 300), (None, 5000), ((10, 100), 300), ((70,), 77)],
+)
 def test_no_number_depends_on_the_ladder_of_the_pool(given: Any, keys: int) -> None:
-    """Of one law the numbers are the same to rounding, whatever size of pool or n the ladder was made for."""
+    """Of one law the numbers are the same to rounding, whatever size of pool or n the ladder was
+    made for.
+    """
     spec = ProbeSpec(n=given)
     ladder = drawn_ladder(spec, keys)
     assert {*HALVES, *FIXED, keys, 1024 * keys} <= set(ladder.tolist())
@@ -36,11 +45,19 @@ def test_no_number_depends_on_the_ladder_of_the_pool(given: Any, keys: int) -> N
     x, y = np.log(HALVES), np.log(curve.rms[1:-1])
     assert found["beta_fit"] == pytest.approx(-np.polyfit(x, y, 1)[0], rel=1e-9)
     windows = np.array([0, 0, 1, 1, 2])
-    again = es.fit_rate(replace(curve, queries=replace(curve.queries, clusters=windows)), window=(64, 4096))
+    again = es.fit_rate(
+        replace(curve, queries=replace(curve.queries, clusters=windows)), window=(64, 4096)
+    )
     clustered = fitted(pool_curve(ladder), spec.fit, windows)
-    assert (clustered["beta_low"], clustered["beta_high"]) == pytest.approx(again.interval, rel=1e-9)
+    assert (clustered["beta_low"], clustered["beta_high"]) == pytest.approx(
+        again.interval, rel=1e-9
+    )
     for n in FIXED:
-        one, below, above = pool_curve(np.array([n])), pool_curve(np.array([n - 1])), pool_curve(np.array([n + 1]))
+        one, below, above = (
+            pool_curve(np.array([n])),
+            pool_curve(np.array([n - 1])),
+            pool_curve(np.array([n + 1])),
+        )
         assert found[f"relative_{n}"] == pytest.approx(one.rms[0] / one.scale, rel=1e-9)
         slope = math.log(above.rms[0] / below.rms[0]) / math.log((n + 1) / (n - 1))
         assert found[f"local_slope_{n}"] == pytest.approx(slope, abs=1e-4)
@@ -54,12 +71,15 @@ def test_tokens_needed_are_those_of_the_curve() -> None:
     assert found["tokens_needed_20pct"] == es.tokens_needed(curve, 0.2)
     assert math.isnan(found["tokens_needed_0_1pct"])  # not reached within the ladder
     low, high = (fitted(curve, spec.fit)[key] for key in ("beta_low", "beta_high"))
-    assert low < -max(found[f"local_slope_{n}"] for n in FIXED)  # the range of local slopes, where windows are not told
+    # the range of local slopes, where windows are not told
+    assert low < -max(found[f"local_slope_{n}"] for n in FIXED)
     assert high > -min(found[f"local_slope_{n}"] for n in FIXED) - 1e-9
 
 
 def test_numbers_of_many_curves_are_those_of_each() -> None:
-    """Read at once for weighted means over the queries; between the n of the ladder by straight lines, to 1 %."""
+    """Read at once for weighted means over the queries; between the n of the ladder by straight
+    lines, to 1 %.
+    """
     spec = ProbeSpec()
     ladder = drawn_ladder(spec, 300)
     curve = pool_curve(ladder)
@@ -67,10 +87,15 @@ def test_numbers_of_many_curves_are_those_of_each() -> None:
     limit = np.square(of_each.limit).sum(axis=1)
     weights = np.array([[1.0, 1, 1, 1, 1], [0, 1, 1, 1, 1], [0, 0, 0, 0, 1]])
     weights /= weights.sum(axis=1, keepdims=True)
-    read = read_numbers(spec, ladder, weights @ of_each.mse, weights @ limit, weights @ of_each.sum_p2)
+    read = read_numbers(
+        spec, ladder, weights @ of_each.mse, weights @ limit, weights @ of_each.sum_p2
+    )
     for row, share in zip(read, weights, strict=True):
         rows = np.flatnonzero(share)
-        few = replace(of_each, **{name: getattr(of_each, name)[rows] for name in ("mse", "sum_p2", "limit", "delta")})
+        few = replace(
+            of_each,
+            **{name: getattr(of_each, name)[rows] for name in ("mse", "sum_p2", "limit", "delta")},
+        )
         known = headline(ErrorCurve.from_queries(ladder, few, None, kind="exact", origin=""), spec)
         for number, value in zip(headline_numbers(spec), row, strict=True):
             near = 1e-2 if number.n is None else 1e-9
@@ -116,7 +141,10 @@ def test_the_largest_n_is_fitted_to_where_it_is_no_half_octave() -> None:
         ("64:64", "the smaller first, got 64:64"),
         ("0:64", "from 1 to 1000000000000, the smaller first, got 0:64"),
         ((64, 10**13), "from 1 to 1000000000000"),
-        ("64:91", "expected at least 3 half octaves between the two numbers, got 64:91, which has 2"),
+        (
+            "64:91",
+            "expected at least 3 half octaves between the two numbers, got 64:91, which has 2",
+        ),
         ((64.5, 100), "fit"),
         ((64,), "fit"),
         (True, "fit"),
@@ -133,7 +161,14 @@ def test_help_says_the_range_and_what_is_drawn() -> None:
     from esscher.models.probe.statistics.replacement import Replacement
 
     for pool, drawn in (("corpus", False), ("sequence", True)):
-        columns = {column.key: column for column in Replacement().columns(ProbeSpec(fit="32:1024", pool=pool))}
+        columns = {
+            column.key: column
+            for column in Replacement().columns(ProbeSpec(fit="32:1024", pool=pool))
+        }
         assert "from 32 to 1,024 drawn keys" in columns["beta_fit"].help
-        for key in ("beta_fit", *(f"relative_{n}" for n in FIXED), *(f"local_slope_{n}" for n in FIXED)):
+        for key in (
+            "beta_fit",
+            *(f"relative_{n}" for n in FIXED),
+            *(f"local_slope_{n}" for n in FIXED),
+        ):
             assert ("with replacement from those a query sees" in columns[key].help) == drawn

@@ -1,4 +1,6 @@
-"""The streaming state of a layer: key-value heads, capped scores, what the pool leaves out, merging, rows to store."""
+"""The streaming state of a layer: key-value heads, capped scores, what the pool leaves out,
+merging, rows to store.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,16 @@ from tests.models.probe_runs import captured_layers, few_texts, tiny_model
 from tests.models.tiny import inputs_of, model_of
 
 
-def context_on(tmp_path_factory: pytest.TempPathFactory, name: str, kind: str = "llama") -> ProbeContext:
+def context_on(
+    tmp_path_factory: pytest.TempPathFactory, name: str, kind: str = "llama"
+) -> ProbeContext:
     """A tiny model of a family on 600 tokens of prose."""
     path = tmp_path_factory.mktemp("text") / "prose.txt"
     path.write_text("\n".join(few_texts()), encoding="utf-8")
     fields = {"window": 64, "queries": 10, "kept_queries": 4, "batch": 256, "pool": "corpus"}
-    spec = ProbeSpec.read({"model": "tiny", "corpus": {"text": [str(path)], "max_tokens": 600}, **fields})
+    spec = ProbeSpec.read(
+        {"model": "tiny", "corpus": {"text": [str(path)], "max_tokens": 600}, **fields}
+    )
     return make_context(spec, wrap_model(*tiny_model(name, kind)))
 
 
@@ -51,7 +57,8 @@ def tables_of(source: ProbeContext, state: LayerState) -> pd.DataFrame:
 def assert_same_tables(one: pd.DataFrame, other: pd.DataFrame, rtol: float) -> None:
     numbers = one.select_dtypes("number").columns
     pd.testing.assert_frame_equal(one[numbers], other[numbers], rtol=rtol, check_exact=False)
-    for name in set(one.columns) - set(numbers) - {"regime_reason"}:  # words with rounded numbers in them
+    # words with rounded numbers in them
+    for name in set(one.columns) - set(numbers) - {"regime_reason"}:
         assert list(one[name]) == list(other[name]), name
 
 
@@ -77,7 +84,9 @@ def test_rows_give_the_state_back(llama: ProbeContext, whole: LayerState) -> Non
     assert_same_tables(tables_of(llama, again), tables_of(llama, whole), 1e-5)
 
 
-def test_a_head_that_failed_keeps_its_reason_through_rows_and_merges(llama: ProbeContext, whole: LayerState) -> None:
+def test_a_head_that_failed_keeps_its_reason_through_rows_and_merges(
+    llama: ProbeContext, whole: LayerState
+) -> None:
     broken = replace(whole, heads={**whole.heads, 2: "its scores are too wide"})
     again = layer_from_rows(llama.spec, layer_rows(broken))
     assert again.heads[2] == "its scores are too wide"
@@ -95,18 +104,29 @@ def test_moments_are_those_of_the_pooled_tokens(llama: ProbeContext, whole: Laye
     seen = captured_layers(llama)[1]
     for name, letter in (("query", "q"), ("key", "k"), ("value", "v")):
         rows = torch.cat(
-            [getattr(c, name)[0][:, torch.from_numpy(llama.pooled[w])] for w, c in enumerate(seen)], dim=1
+            [getattr(c, name)[0][:, torch.from_numpy(llama.pooled[w])] for w, c in enumerate(seen)],
+            dim=1,
         ).double()
         found = token_moments.finish(getattr(whole.moments, letter))
         centred = rows - rows.mean(1, keepdim=True)
-        torch.testing.assert_close(found.cov, centred.transpose(1, 2) @ centred / rows.shape[1], rtol=1e-5, atol=1e-8)
+        torch.testing.assert_close(
+            found.cov, centred.transpose(1, 2) @ centred / rows.shape[1], rtol=1e-5, atol=1e-8
+        )
 
 
 def joint_reach(source: ProbeContext, layer: int) -> list[float]:
-    """Largest eigenvalue of the covariance of (q, k) of every head, from all pooled tokens at once."""
+    """Largest eigenvalue of the covariance of (q, k) of every head, from all pooled tokens at
+    once.
+    """
     seen = captured_layers(source)[layer]
     q, k = (
-        torch.cat([getattr(c, name)[0][:, torch.from_numpy(source.pooled[w])] for w, c in enumerate(seen)], dim=1).double()
+        torch.cat(
+            [
+                getattr(c, name)[0][:, torch.from_numpy(source.pooled[w])]
+                for w, c in enumerate(seen)
+            ],
+            dim=1,
+        ).double()
         for name in ("query", "key")
     )
     pairs = [torch.cat([q[head], k[head * len(k) // len(q)]], dim=1) for head in range(len(q))]
@@ -114,8 +134,12 @@ def joint_reach(source: ProbeContext, layer: int) -> list[float]:
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_neox", "qwen3"])
-def test_reach_is_that_of_queries_and_keys_together(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
-    """Rotary positions, norms; key-value heads of their own or shared; in one pass, merged, and through rows."""
+def test_reach_is_that_of_queries_and_keys_together(
+    tmp_path_factory: pytest.TempPathFactory, name: str
+) -> None:
+    """Rotary positions, norms; key-value heads of their own or shared; in one pass, merged, and
+    through rows.
+    """
     source = context_on(tmp_path_factory, name)
     windows = np.arange(len(source.windows))
     (one,) = stream(source, [1], windows)
@@ -129,14 +153,21 @@ def test_reach_is_that_of_queries_and_keys_together(tmp_path_factory: pytest.Tem
         np.testing.assert_allclose(table["coupling"], truth * table["horizon"] ** 2, rtol=1e-5)
     blocks = [token_moments.finish(getattr(one.moments, letter)).cov for letter in ("q", "k")]
     apart = [
-        max(float(torch.linalg.matrix_norm(x, 2)) for x in (blocks[0][h], blocks[1][one.info.kv_head(h)])) for h in range(4)
+        max(
+            float(torch.linalg.matrix_norm(x, 2))
+            for x in (blocks[0][h], blocks[1][one.info.kv_head(h)])
+        )
+        for h in range(4)
     ]
     assert max(np.array(truth) / apart) > 1.05  # queries and keys of one token go together
 
 
 def test_cross_moments_survive_a_large_offset() -> None:
     generator = torch.Generator().manual_seed(4)
-    q, k = (torch.randn(heads, 300, 5, generator=generator, dtype=torch.float64) + 1e4 for heads in (6, 2))
+    q, k = (
+        torch.randn(heads, 300, 5, generator=generator, dtype=torch.float64) + 1e4
+        for heads in (6, 2)
+    )
     q[:, :, 0] += k[:, :, 1].repeat_interleave(3, 0)
     states = [
         LayerMoments.of(Rows(q[:, part], k[:, part], k[:, part], torch.arange(300)[part], None))
@@ -154,16 +185,21 @@ def test_queries_come_from_their_places_in_order(llama: ProbeContext) -> None:
     seen = captured_layers(llama)[1]
     places = zip(llama.places.windows.tolist(), llama.places.positions.tolist(), strict=True)
     for i, (window, position) in enumerate(places):
-        torch.testing.assert_close(queries.q[:, i], seen[window].query[0][:, position], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            queries.q[:, i], seen[window].query[0][:, position], rtol=1e-5, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("llama", "llama"), ("gemma2", "llama"), ("t5", "t5"), ("gpt_oss", "llama"), ("gpt2", "gpt2")]
+    ("name", "kind"),
+    [("llama", "llama"), ("gemma2", "llama"), ("t5", "t5"), ("gpt_oss", "llama"), ("gpt2", "gpt2")],
 )
 def test_sink_mass_by_hand(tmp_path_factory: pytest.TempPathFactory, name: str, kind: str) -> None:
-    """Masks, groups, caps, position biases and sink logits are all in the weights of a query's own window.
+    """Masks, groups, caps, position biases and sink logits are all in the weights of a query's own
+    window.
 
-    The special token comes first (llama), last (t5) or not at all (gpt2), where the first token is text.
+    The special token comes first (llama), last (t5) or not at all (gpt2), where the first token is
+    text.
     """
     source = context_on(tmp_path_factory, name, kind)
     queries = capture_queries(source, [0])[0]
@@ -184,13 +220,21 @@ def test_sink_mass_by_hand(tmp_path_factory: pytest.TempPathFactory, name: str, 
                 allowed = allowed & captured.allowed[0, 0, position]
             weights = scores.exp() * allowed
             extra = 0.0 if captured.sinks is None else float(captured.sinks[head].detach().exp())
-            resting = torch.from_numpy(source.windows.special[window]) | (torch.arange(len(weights)) == 0)
+            resting = torch.from_numpy(source.windows.special[window]) | (
+                torch.arange(len(weights)) == 0
+            )
             mass = (float((weights * resting).sum()) + extra) / (float(weights.sum()) + extra)
             assert float(queries.sink_mass[head, i]) == pytest.approx(mass, rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("name", "note"), [("t5", "position bias of the scores"), ("gpt_oss", "sink logit"), ("llama", ""), ("gemma2", "")]
+    ("name", "note"),
+    [
+        ("t5", "position bias of the scores"),
+        ("gpt_oss", "sink logit"),
+        ("llama", ""),
+        ("gemma2", ""),
+    ],
 )
 def test_what_the_pool_leaves_out_is_said(name: str, note: str) -> None:
     family, model = model_of(name)
@@ -198,11 +242,15 @@ def test_what_the_pool_leaves_out_is_said(name: str, note: str) -> None:
     forward(model, inputs_of(family), seen.append)
     info = LayerInfo.of(seen[0])
     assert info.note == (f"left out of the pool: {note}" if note else "")
-    assert [info.kv_head(head) for head in range(4)] == ([0, 0, 1, 1] if family.kv_heads == 2 else [0, 1, 2, 3])
+    assert [info.kv_head(head) for head in range(4)] == (
+        [0, 0, 1, 1] if family.kv_heads == 2 else [0, 1, 2, 3]
+    )
 
 
 def test_capped_scores() -> None:
     q, k = torch.randn(3, 4), torch.randn(5, 4)
     plain = LayerInfo(0, 1, 1, 0.5, None, "")
     torch.testing.assert_close(scores_of(plain, q, k), 0.5 * q @ k.T)
-    torch.testing.assert_close(scores_of(replace(plain, softcap=0.3), q, k), 0.3 * torch.tanh(0.5 * q @ k.T / 0.3))
+    torch.testing.assert_close(
+        scores_of(replace(plain, softcap=0.3), q, k), 0.3 * torch.tanh(0.5 * q @ k.T / 0.3)
+    )

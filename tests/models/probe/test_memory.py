@@ -1,4 +1,6 @@
-"""What a process remembers of probes: one context, as long as spec and files stay; how tokens meet queries, decided once."""
+"""What a process remembers of probes: one context, as long as spec and files stay; how tokens meet
+queries, decided once.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def spec_of(folder: Path, text: Path, **fields: Any) -> ProbeSpec:
     corpus = {"text": [str(text)], "max_tokens": 300}
-    return ProbeSpec.read({"model": str(folder), "corpus": corpus, "window": 64, "queries": 6, "kept_queries": 2, **fields})
+    return ProbeSpec.read(
+        {
+            "model": str(folder),
+            "corpus": corpus,
+            "window": 64,
+            "queries": 6,
+            "kept_queries": 2,
+            **fields,
+        }
+    )
 
 
 def test_one_context_while_the_spec_stays(folder: Path, text: Path) -> None:
@@ -107,7 +118,22 @@ def test_two_commands_in_a_process_read_a_text_that_changed(
         "64",
     ]
     for name in ("one", "two"):
-        assert run(["probe", *line, "--queries", "4", "--max-tokens", "200", "--out", str(tmp_path / name)], capsys)[0] == 0
+        assert (
+            run(
+                [
+                    "probe",
+                    *line,
+                    "--queries",
+                    "4",
+                    "--max-tokens",
+                    "200",
+                    "--out",
+                    str(tmp_path / name),
+                ],
+                capsys,
+            )[0]
+            == 0
+        )
         text.write_text("\n".join(few_texts()[6:12]), encoding="utf-8")
     one, two = (es.load_run(tmp_path / name).manifest.hashes["corpus"] for name in ("one", "two"))
     assert one != two
@@ -131,7 +157,9 @@ def test_an_object_is_asked_for_again(text: Path) -> None:
     given = context_of(spec, loaded=wrap_model(*tiny_model("bert")))
     assert context_of(spec, starts=True) is given
     context_of(spec.model_copy(update={"model": "packaged"}), loaded=given.loaded)
-    with pytest.raises(ValueError, match=r"given as a Python object, .* call esscher\.probe with that model"):
+    with pytest.raises(
+        ValueError, match=r"given as a Python object, .* call esscher\.probe with that model"
+    ):
         context_of(spec)
 
 
@@ -157,7 +185,9 @@ def test_how_tokens_meet_queries(
 
 
 def test_memory_is_counted_in_what_is_held(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys and values, and with moments queries too, of the layers that are asked for, 4 bytes a number."""
+    """Keys and values, and with moments queries too, of the layers that are asked for, 4 bytes a
+    number.
+    """
     loaded = wrap_model(*tiny_model("bert"))
     shape = loaded.shapes[0]
     keys = make_context(spec_of(Path("tiny"), text), loaded).keys
@@ -165,7 +195,12 @@ def test_memory_is_counted_in_what_is_held(text: Path, monkeypatch: pytest.Monke
         size = 4 * keys * shape.heads * shape.width * kinds
         for memory, mode in ((size, Mode.HELD), (size - 1, Mode.LAYERS)):
             monkeypatch.setattr(probe_context, "MEMORY", memory)
-            assert make_context(spec_of(Path("tiny"), text, layers=layers, moments=moments), loaded).mode is mode
+            assert (
+                make_context(
+                    spec_of(Path("tiny"), text, layers=layers, moments=moments), loaded
+                ).mode
+                is mode
+            )
 
 
 def test_once(text: Path) -> None:
@@ -176,5 +211,10 @@ def test_once(text: Path) -> None:
         calls.append(arguments)
         return context.keys + sum(arguments)
 
-    assert [found.once(make, 1), found.once(make, 1), found.once(make, 2), found.once(make, 1)] == [301, 301, 302, 301]
+    assert [found.once(make, 1), found.once(make, 1), found.once(make, 2), found.once(make, 1)] == [
+        301,
+        301,
+        302,
+        301,
+    ]
     assert calls == [(1,), (2,), (1,)]

@@ -14,7 +14,14 @@ from esscher.convergence.montecarlo.seeds import generator_for
 from esscher.models.probe.context import ProbeContext
 from esscher.models.probe.moments import WHOLE_LAYER, moment_curves, moment_ladder, moment_row
 from esscher.models.probe.tokens import LayerInfo
-from tests.models.probe_runs import captured_layers, few_texts, pooled_tensors, rows_of, source, tiny_model
+from tests.models.probe_runs import (
+    captured_layers,
+    few_texts,
+    pooled_tensors,
+    rows_of,
+    source,
+    tiny_model,
+)
 
 HEADS, KV_HEADS, KEYS, WIDTH, VALUE = 4, 2, 97, 5, 3
 COUNTS = np.array([4, 11, 29, 64])
@@ -30,7 +37,9 @@ def tensors() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def by_hand(heads: tuple[int, ...], cap: float = math.inf) -> dict[tuple[int, str], np.ndarray]:
-    """Squared errors (repeats, len n): draw n tokens, softmax among them, mean and covariance of the n outputs."""
+    """Squared errors (repeats, len n): draw n tokens, softmax among them, mean and covariance of
+    the n outputs.
+    """
     q, k, v = (x.numpy() for x in tensors())
     scale = 0.7
 
@@ -51,7 +60,9 @@ def by_hand(heads: tuple[int, ...], cap: float = math.inf) -> dict[tuple[int, st
         mean, cov = moments(np.arange(KEYS), which)
         squares = np.empty((2, REPEATS, len(COUNTS)))
         for repeat in range(REPEATS):
-            drawn = torch.randint(KEYS, (64,), generator=generator_for("moments/3", SEED, "nested", repeat, "tokens")).numpy()
+            drawn = torch.randint(
+                KEYS, (64,), generator=generator_for("moments/3", SEED, "nested", repeat, "tokens")
+            ).numpy()
             for i, n in enumerate(COUNTS):
                 here = moments(drawn[:n], which)
                 squares[0, repeat, i] = np.sum((here[0] - mean) ** 2)
@@ -80,11 +91,16 @@ def test_the_layer_is_its_heads_side_by_side() -> None:
     """Squared errors of means add up over heads; those of covariances have cross terms on top."""
     info = LayerInfo(3, HEADS, KV_HEADS, 0.7, None, "")
     curves = moment_curves(info, tensors(), (0, 1, 2, 3), COUNTS, REPEATS, SEED)
-    total = {metric: sum(curves[head, metric].curve.samples for head in range(HEADS)) for metric in ("mean", "cov")}
+    total = {
+        metric: sum(curves[head, metric].curve.samples for head in range(HEADS))
+        for metric in ("mean", "cov")
+    }
     np.testing.assert_allclose(curves[WHOLE_LAYER, "mean"].curve.samples, total["mean"], rtol=1e-9)
     assert (curves[WHOLE_LAYER, "cov"].curve.samples > total["cov"]).all()
     row = moment_row(curves, WHOLE_LAYER)
-    assert set(row) == {f"beta_{metric}{end}" for metric in ("mean", "cov") for end in ("", "_low", "_high")}
+    assert set(row) == {
+        f"beta_{metric}{end}" for metric in ("mean", "cov") for end in ("", "_low", "_high")
+    }
     assert row["beta_mean_low"] < row["beta_mean"] < row["beta_mean_high"]
 
 
@@ -94,7 +110,9 @@ def test_relative_errors_are_of_the_outputs_own_size() -> None:
     q, k, v = tensors()
     rows = (0.7 * q[2] @ k[1].T).softmax(-1) @ v[1]
     cov = torch.cov(rows.T, correction=0)
-    assert curves[2, "mean"].curve.scale == pytest.approx(float(rows.square().sum(1).mean().sqrt()), rel=1e-9)
+    assert curves[2, "mean"].curve.scale == pytest.approx(
+        float(rows.square().sum(1).mean().sqrt()), rel=1e-9
+    )
     assert curves[2, "cov"].curve.scale == pytest.approx(float(cov.norm()), rel=1e-9)
 
 
@@ -106,16 +124,24 @@ def test_one_repeat_has_no_standard_error_and_no_complaint() -> None:
 
 
 def test_capped_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against a plain loop whose scores are capped in the same way; blocks of queries change nothing."""
+    """Against a plain loop whose scores are capped in the same way; blocks of queries change
+    nothing.
+    """
     monkeypatch.setattr("esscher.models.probe.moments.SCORES", 211)
-    curves = moment_curves(LayerInfo(3, HEADS, KV_HEADS, 0.7, 1.3, ""), tensors(), (0, 1, 2, 3), COUNTS, REPEATS, SEED)
+    curves = moment_curves(
+        LayerInfo(3, HEADS, KV_HEADS, 0.7, 1.3, ""), tensors(), (0, 1, 2, 3), COUNTS, REPEATS, SEED
+    )
     for key, squares in by_hand((0, 1, 2, 3), cap=1.3).items():
         np.testing.assert_allclose(curves[key].curve.samples, squares, rtol=1e-8)
 
 
 @pytest.mark.parametrize(
     ("keys", "expected"),
-    [(16384, [64, 128, 256, 512, 1024, 2048]), (2048, [64, 128, 256]), (10**6, [64, 128, 256, 512, 1024, 2048])],
+    [
+        (16384, [64, 128, 256, 512, 1024, 2048]),
+        (2048, [64, 128, 256]),
+        (10**6, [64, 128, 256, 512, 1024, 2048]),
+    ],
 )
 def test_ladder_ends_at_an_eighth_of_the_pool(keys: int, expected: list[int]) -> None:
     assert moment_ladder(None, keys).tolist() == expected
@@ -133,8 +159,24 @@ def test_ladder_of_small_pools_and_given_ones() -> None:
 
 def test_a_probe_has_the_moments_of_its_heads_and_of_the_layer(tmp_path: Path) -> None:
     model, words = tiny_model("llama")
-    settings = {"max_tokens": 300, "window": 64, "queries": 6, "kept_queries": 2, "n": "16,64,256", "pool": "corpus"}
-    run = es.probe(model, few_texts(), tokenizer=words, out=tmp_path, layers=(1,), moments=3, moments_n="8,20,50", **settings)
+    settings = {
+        "max_tokens": 300,
+        "window": 64,
+        "queries": 6,
+        "kept_queries": 2,
+        "n": "16,64,256",
+        "pool": "corpus",
+    }
+    run = es.probe(
+        model,
+        few_texts(),
+        tokenizer=words,
+        out=tmp_path,
+        layers=(1,),
+        moments=3,
+        moments_n="8,20,50",
+        **settings,
+    )
     heads, layers = run.table("heads"), run.table("layers")
     names = {f"beta_{metric}{end}" for metric in ("mean", "cov") for end in ("", "_low", "_high")}
     assert names <= set(heads.columns)
@@ -151,10 +193,14 @@ def test_a_probe_has_the_moments_of_its_heads_and_of_the_layer(tmp_path: Path) -
     info = LayerInfo(1, 4, 2, 8**-0.5, None, "")
     truth = moment_curves(info, (seen, k, v), (0, 1, 2, 3), np.array([8, 20, 50]), 3, 0)
     for (head, metric), sampled in truth.items():
-        np.testing.assert_allclose(rows_of(run, 1, head, metric)["rms"], sampled.curve.rms, rtol=1e-4)
+        np.testing.assert_allclose(
+            rows_of(run, 1, head, metric)["rms"], sampled.curve.rms, rtol=1e-4
+        )
 
 
 def _all_queries(found: ProbeContext) -> torch.Tensor:
     """Queries of all pooled tokens (H, N, k)."""
     seen = captured_layers(found)[1]
-    return torch.cat([c.query[0][:, torch.from_numpy(found.pooled[w])] for w, c in enumerate(seen)], dim=1).double()
+    return torch.cat(
+        [c.query[0][:, torch.from_numpy(found.pooled[w])] for w, c in enumerate(seen)], dim=1
+    ).double()

@@ -1,4 +1,6 @@
-"""A statistic from outside the package, in this one file: through parts, resuming, workers and own contexts."""
+"""A statistic from outside the package, in this one file: through parts, resuming, workers and own
+contexts.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,29 @@ import torch
 
 import esscher as es
 from esscher.models.probe.spec import ProbeSpec
-from esscher.models.probe.statistics import STATISTICS, Block, Column, Findings, Found, Start, Statistic, checked, register
+from esscher.models.probe.statistics import (
+    STATISTICS,
+    Block,
+    Column,
+    Findings,
+    Found,
+    Start,
+    Statistic,
+    checked,
+    register,
+)
 from esscher.models.probe.statistics.identity import HEAD, LAYER
 from esscher.report.page import write_report
 from esscher.runs import RunError
 from tests.models.probe_runs import SMALL, few_texts, pooled_tensors, save_tiny, source
 
-LARGEST = Column("largest_score", "float", "largest score of all", "Largest score of any query for any key.", scale="linear")
+LARGEST = Column(
+    "largest_score",
+    "float",
+    "largest score of all",
+    "Largest score of any query for any key.",
+    scale="linear",
+)
 OF_QUERY = Column("score", "float", "score at its best", "Largest score of the query.")
 
 
@@ -42,7 +60,14 @@ class LargestScore(Statistic):
         return (LARGEST,)
 
     def tables(self, spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
-        return {"best": (LAYER, HEAD, Column("query", "int", "number of the query", "Its place among the queries."), OF_QUERY)}
+        return {
+            "best": (
+                LAYER,
+                HEAD,
+                Column("query", "int", "number of the query", "Its place among the queries."),
+                OF_QUERY,
+            )
+        }
 
     def init(self, start: Start) -> Highest:
         return Highest(torch.full((start.queries,), -torch.inf))
@@ -58,7 +83,9 @@ class LargestScore(Statistic):
 
     def finish(self, state: Highest, found: Found) -> Findings:
         assert found.row["n_queries"] == len(state.scores)
-        rows = pd.DataFrame({"query": np.arange(len(state.scores)), "score": state.scores.double().numpy()})
+        rows = pd.DataFrame(
+            {"query": np.arange(len(state.scores)), "score": state.scores.double().numpy()}
+        )
         return Findings({"largest_score": float(state.scores.max())}, {"best": rows})
 
 
@@ -89,11 +116,15 @@ def test_a_new_column_and_a_new_table(whole: es.Run) -> None:
         rows = best[best["head"] == head]
         assert rows["query"].tolist() == list(range(6))
         np.testing.assert_allclose(rows["score"], truth, rtol=1e-5)
-        np.testing.assert_allclose(heads.set_index("head")["largest_score"][head], truth.max(), rtol=1e-5)
+        np.testing.assert_allclose(
+            heads.set_index("head")["largest_score"][head], truth.max(), rtol=1e-5
+        )
     assert heads.columns[-1] == "largest_score"
 
 
-def test_its_words_are_stored_with_the_run_and_shown_by_the_report(whole: es.Run, tmp_path: Path) -> None:
+def test_its_words_are_stored_with_the_run_and_shown_by_the_report(
+    whole: es.Run, tmp_path: Path
+) -> None:
     assert whole.columns("heads")["largest_score"] == LARGEST
     assert whole.columns("best")["score"] == OF_QUERY
     page = write_report([whole], tmp_path / "page.html").read_text("utf-8")
@@ -119,12 +150,19 @@ def test_parts_stopped_and_resumed_by_two_workers_give_the_same(
     resumed = probe(folder, tmp_path / "parts", part=120, workers=2)
     assert resumed.status == "complete"
     assert len(resumed.manifest.starts) == 2
-    for table, columns in (("heads", ["largest_score"]), ("best", ["layer", "head", "query", "score"])):
-        np.testing.assert_allclose(resumed.table(table)[columns], whole.table(table)[columns], rtol=1e-6)
+    for table, columns in (
+        ("heads", ["largest_score"]),
+        ("best", ["layer", "head", "query", "score"]),
+    ):
+        np.testing.assert_allclose(
+            resumed.table(table)[columns], whole.table(table)[columns], rtol=1e-6
+        )
 
 
 def test_queries_with_contexts_of_their_own(folder: Path, whole: es.Run, tmp_path: Path) -> None:
-    """No query sees more than in the whole corpus; tensors with a row for each query stack by themselves."""
+    """No query sees more than in the whole corpus; tensors with a row for each query stack by
+    themselves.
+    """
     run = probe(folder, tmp_path / "own", pool="sequence", n="8,16,32", rules="none")
     assert (run.table("heads")["status"] == "ok").all()
     assert len(run.table("best")) == 12
@@ -132,13 +170,19 @@ def test_queries_with_contexts_of_their_own(folder: Path, whole: es.Run, tmp_pat
     assert np.isfinite(largest[0]).all()
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+# ---- what is refused
+# -------------------------------------------------------------------------------------------------
 
 
-def test_a_module_that_nobody_registered_is_not_imported(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_nobody_registered_is_not_imported(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "from_a_file_of_a_run.py").write_text("raise SystemExit\n", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ValueError, match=r"from_a_file_of_a_run:Any is not registered.*entry points esscher\.statistics"):
+    with pytest.raises(
+        ValueError,
+        match=r"from_a_file_of_a_run:Any is not registered.*entry points esscher\.statistics",
+    ):
         probe(folder, tmp_path / "run", statistics=["from_a_file_of_a_run:Any"])
     assert "from_a_file_of_a_run" not in sys.modules
     with pytest.raises(ValueError, match=r"statistics: .*expected 'module:Class'"):
@@ -149,8 +193,12 @@ def test_an_undeclared_column_and_a_missing_one_fail_the_unit(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for given in ({"largest_score": 1.0, "other": 2.0}, {}):
-        monkeypatch.setattr(LargestScore, "finish", lambda self, state, found, given=given: Findings(given))
-        with pytest.raises(RunError, match=r"TypeError: .*declares the columns \['largest_score'\], gave \["):
+        monkeypatch.setattr(
+            LargestScore, "finish", lambda self, state, found, given=given: Findings(given)
+        )
+        with pytest.raises(
+            RunError, match=r"TypeError: .*declares the columns \['largest_score'\], gave \["
+        ):
             probe(folder, tmp_path / str(len(given)))
 
 

@@ -15,7 +15,14 @@ from esscher.models.probe import context, own_context
 from esscher.models.probe.queries import WindowQueries, capture_queries
 from esscher.models.probe.spec import ProbeSpec, drawn_ladder, kept_ladder
 from esscher.models.probe.tokens import LayerInfo
-from tests.models.probe_runs import captured_layers, few_texts, own_state, rows_of, source, tiny_model
+from tests.models.probe_runs import (
+    captured_layers,
+    few_texts,
+    own_state,
+    rows_of,
+    source,
+    tiny_model,
+)
 
 SMALL: dict[str, Any] = {
     "max_tokens": 400,
@@ -37,7 +44,9 @@ def probe(name: str, out: Path, **more: Any) -> Any:
 
 
 def allowed_keys(name: str, padding: np.ndarray[Any, Any], position: int, window: int) -> list[int]:
-    """By hand: all tokens; of a causal model those up to the query; of a sliding layer the last so many of these."""
+    """By hand: all tokens; of a causal model those up to the query; of a sliding layer the last so
+    many of these.
+    """
     keys = [key for key in range(len(padding)) if not padding[key]]
     if name != "bert":
         keys = [key for key in keys if key <= position]
@@ -47,26 +56,50 @@ def allowed_keys(name: str, padding: np.ndarray[Any, Any], position: int, window
 
 
 @pytest.mark.parametrize(("name", "sliding"), [("llama", 0), ("bert", 0), ("mistral", 50)])
-def test_the_pool_of_each_query_is_what_its_mask_allows(name: str, sliding: int, tmp_path: Path) -> None:
+def test_the_pool_of_each_query_is_what_its_mask_allows(
+    name: str, sliding: int, tmp_path: Path
+) -> None:
     run = probe(name, tmp_path, options={"sliding_window": sliding} if sliding else {}, queries=24)
     found = source(run)
     state = own_state(found, 1)
-    seen = dict(zip(*(lambda w: (w.tolist(), captured_layers(found, w)[1]))(np.unique(found.places.windows)), strict=True))
+    seen = dict(
+        zip(
+            *(lambda w: (w.tolist(), captured_layers(found, w)[1]))(
+                np.unique(found.places.windows)
+            ),
+            strict=True,
+        )
+    )
     ladder = drawn_ladder(found.spec, state.keys)
     sizes = []
     for head in (1, 2):
         known = state.heads[head]
         assert not isinstance(known, str)
         for i, number in enumerate(known.queries.tolist()):
-            window, position = int(found.places.windows[number]), int(found.places.positions[number])
+            window, position = (
+                int(found.places.windows[number]),
+                int(found.places.positions[number]),
+            )
             captured = seen[window]
             own = head * captured.kv_heads // captured.heads
             keys = allowed_keys(name, found.windows.padding[window], position, sliding)
             sizes.append(len(keys))
-            q, k, v = captured.query[0, head, position], captured.key[0, own, keys], captured.value[0, own, keys]
-            truth = es.exact_pool_curve(q[None].double(), k.double(), v.double(), ladder, scale=captured.scale)
-            np.testing.assert_allclose(known.states["replacement"].errors.mse[i], truth.queries.mse[0], rtol=3e-4)
-            assert known.states["replacement"].errors.keys[i] == known.states["identity"].keys[i] == len(keys)
+            q, k, v = (
+                captured.query[0, head, position],
+                captured.key[0, own, keys],
+                captured.value[0, own, keys],
+            )
+            truth = es.exact_pool_curve(
+                q[None].double(), k.double(), v.double(), ladder, scale=captured.scale
+            )
+            np.testing.assert_allclose(
+                known.states["replacement"].errors.mse[i], truth.queries.mse[0], rtol=3e-4
+            )
+            assert (
+                known.states["replacement"].errors.keys[i]
+                == known.states["identity"].keys[i]
+                == len(keys)
+            )
     heads = run.table("heads")
     assert state.keys == round(np.mean(sizes))
     assert (heads["n_keys"] == state.keys).all()
@@ -80,25 +113,34 @@ def test_the_pool_of_each_query_is_what_its_mask_allows(name: str, sliding: int,
 
 
 def test_a_call_without_a_mask_sees_every_key_that_came(tmp_path: Path) -> None:
-    """The mask alone says what a query sees: padding is in it, and where there is none the model attends to all."""
+    """The mask alone says what a query sees: padding is in it, and where there is none the model
+    attends to all.
+    """
     found = source(probe("bert", tmp_path, queries=24))
     window = int(np.flatnonzero(found.windows.padding.any(1))[-1])
     places = replace(found.places, windows=np.full_like(found.places.windows, window))
     (captured,) = captured_layers(found, np.array([window]))[1]
     info, padded = LayerInfo.of(captured, own=True), torch.from_numpy(found.windows.padding[window])
     there = replace(found, places=places)
-    masked, bare = (WindowQueries.of(there, one, 0, window, info) for one in (captured, replace(captured, mask=None)))
+    masked, bare = (
+        WindowQueries.of(there, one, 0, window, info)
+        for one in (captured, replace(captured, mask=None))
+    )
     assert torch.equal(masked.seen[0].any(0), ~padded)
     assert bool(bare.seen.all())
     assert bool(torch.isfinite(bare.scores).all())
 
 
-def test_heads_that_share_keys_are_measured_at_once_as_they_are_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_that_share_keys_are_measured_at_once_as_they_are_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8}
     found = source(probe("llama", tmp_path, options=options, heads=(0, 1, 2, 3, 5)))
     groups: list[int] = []
     joined = own_context._Own.joined
-    monkeypatch.setattr(own_context._Own, "joined", lambda parts: (groups.append(len(parts)), joined(parts))[1])
+    monkeypatch.setattr(
+        own_context._Own, "joined", lambda parts: (groups.append(len(parts)), joined(parts))[1]
+    )
     together = own_state(found, 1)
     assert set(groups) == {2, 3}
     monkeypatch.setattr(own_context, "WIDE", 0.0)
@@ -115,7 +157,9 @@ def test_heads_that_share_keys_are_measured_at_once_as_they_are_alone(tmp_path: 
             same = other.states[name]
             if name in ("replacement", "bernoulli"):
                 for sums in ("mse", "sum_p2", "limit", "keys"):
-                    a, b = (getattr(x.errors if name == "replacement" else x, sums) for x in (own, same))
+                    a, b = (
+                        getattr(x.errors if name == "replacement" else x, sums) for x in (own, same)
+                    )
                     torch.testing.assert_close(a, b, rtol=2e-5, atol=1e-12)
             if name == "dispersion":
                 for curve in ("sum_p2", "entropy", "largest"):
@@ -124,7 +168,9 @@ def test_heads_that_share_keys_are_measured_at_once_as_they_are_alone(tmp_path: 
                 assert torch.equal(own.asked, same.asked)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("t5", "t5"), ("gpt_oss", "llama"), ("gemma2", "llama")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("t5", "t5"), ("gpt_oss", "llama"), ("gemma2", "llama")]
+)
 def test_biases_caps_and_sink_logits_are_in_the_limit(name: str, kind: str, tmp_path: Path) -> None:
     model, words = tiny_model(name, kind, **({} if name == "t5" else {"sliding_window": 40}))
     run = es.probe(model, few_texts(), tokenizer=words, out=tmp_path, **{**SMALL, "layers": (0, 1)})
@@ -133,7 +179,9 @@ def test_biases_caps_and_sink_logits_are_in_the_limit(name: str, kind: str, tmp_
     assert (heads["output_difference"] < 1e-5).all()
 
 
-def test_a_window_goes_through_the_model_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_goes_through_the_model_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     passes = []
     plain = context.forward
 
@@ -146,20 +194,37 @@ def test_a_window_goes_through_the_model_once(tmp_path: Path, monkeypatch: pytes
     windows = len(np.unique(source(run).places.windows))
     assert windows > 1
     assert passes[:windows] == [(1, 64)] * windows
-    assert len(passes) == windows + 1  # once more, few of them together, to say which tokens heads look at
+    # once more, few of them together, to say which tokens heads look at
+    assert len(passes) == windows + 1
 
 
 def test_curves_of_the_run_are_the_mean_over_the_queries_contexts(tmp_path: Path) -> None:
     run = probe("llama", tmp_path)
     found = source(run)
-    seen = dict(zip(*(lambda w: (w.tolist(), captured_layers(found, w)[1]))(np.unique(found.places.windows)), strict=True))
+    seen = dict(
+        zip(
+            *(lambda w: (w.tolist(), captured_layers(found, w)[1]))(
+                np.unique(found.places.windows)
+            ),
+            strict=True,
+        )
+    )
     rows = rows_of(run, 1, 2)
     squares = []
-    for window, position in zip(found.places.windows.tolist(), found.places.positions.tolist(), strict=True):
+    for window, position in zip(
+        found.places.windows.tolist(), found.places.positions.tolist(), strict=True
+    ):
         captured = seen[window]
         keys = allowed_keys("llama", found.windows.padding[window], position, 0)
-        q, k, v = captured.query[0, 2, position], captured.key[0, 1, keys], captured.value[0, 1, keys]
-        squares.append(es.exact_pool_curve(q[None].double(), k.double(), v.double(), rows["n"].to_numpy()).rms ** 2)
+        q, k, v = (
+            captured.query[0, 2, position],
+            captured.key[0, 1, keys],
+            captured.value[0, 1, keys],
+        )
+        squares.append(
+            es.exact_pool_curve(q[None].double(), k.double(), v.double(), rows["n"].to_numpy()).rms
+            ** 2
+        )
     np.testing.assert_allclose(rows["rms"], np.sqrt(np.mean(squares, axis=0)), rtol=1e-4)
 
 
@@ -175,12 +240,25 @@ def test_kept_keys_of_queries_that_see_the_same_number(tmp_path: Path) -> None:
     known = own_state(found, 1).heads[2]
     assert not isinstance(known, str)
     assert len(known.kept) == len(known.states["bernoulli"].keys) == 4
-    seen = dict(zip(*(lambda w: (w.tolist(), captured_layers(found, w)[1]))(np.unique(found.places.windows)), strict=True))
+    seen = dict(
+        zip(
+            *(lambda w: (w.tolist(), captured_layers(found, w)[1]))(
+                np.unique(found.places.windows)
+            ),
+            strict=True,
+        )
+    )
     squares = []
     for i in known.kept.tolist():
         captured = seen[int(found.places.windows[i])]
-        q, k, v = captured.query[0, 2, int(found.places.positions[i])], captured.key[0, 2], captured.value[0, 2]
-        curve = es.exact_pool_curve(q[None].double(), k.double(), v.double(), rows["n"].to_numpy(), "bernoulli")
+        q, k, v = (
+            captured.query[0, 2, int(found.places.positions[i])],
+            captured.key[0, 2],
+            captured.value[0, 2],
+        )
+        curve = es.exact_pool_curve(
+            q[None].double(), k.double(), v.double(), rows["n"].to_numpy(), "bernoulli"
+        )
         squares.append(curve.rms**2)
     np.testing.assert_allclose(rows["rms"], np.sqrt(np.mean(squares, axis=0)), rtol=1e-4, atol=1e-9)
 
@@ -189,7 +267,9 @@ QUERIES, REPEATS = 20, 400
 
 
 def dropped(scores: torch.Tensor, values: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-    """Squared errors (R, m) of attention on the keys that are kept (R, m, T), of those with a score above -inf."""
+    """Squared errors (R, m) of attention on the keys that are kept (R, m, T), of those with a score
+    above -inf.
+    """
     whole = torch.softmax(scores, 1)
     limit = torch.einsum("mt,mtd->md", whole, values)
     weights = whole * keep
@@ -199,11 +279,17 @@ def dropped(scores: torch.Tensor, values: torch.Tensor, keep: torch.Tensor) -> t
 
 
 def test_errors_of_kept_keys_are_those_of_dropping_keys_by_hand(tmp_path: Path) -> None:
-    """36 heads of a causal model, every query asked, each with its own number of keys; 400 draws, four fractions.
+    """36 heads of a causal model, every query asked, each with its own number of keys; 400 draws,
+    four fractions.
 
     Four standard errors: of 144 comparisons one lies outside by chance in one seed of a hundred.
     """
-    shape = {"num_hidden_layers": 4, "num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 72}
+    shape = {
+        "num_hidden_layers": 4,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "hidden_size": 72,
+    }
     more = {
         "layers": None,
         "heads": None,
@@ -222,7 +308,9 @@ def test_errors_of_kept_keys_are_those_of_dropping_keys_by_hand(tmp_path: Path) 
     place = {window: i for i, window in enumerate(np.unique(found.places.windows).tolist())}
     at = [place[window] for window in found.places.windows.tolist()]
     text = torch.from_numpy(~found.windows.padding[found.places.windows])
-    visible = text & (torch.arange(text.shape[1]) <= torch.from_numpy(found.places.positions)[:, None])
+    visible = text & (
+        torch.arange(text.shape[1]) <= torch.from_numpy(found.places.positions)[:, None]
+    )
     sizes = visible.sum(1)
     assert sorted(set(sizes.tolist())) == list(range(55, 65))
     mean = round(float(sizes.double().mean()))
@@ -230,7 +318,10 @@ def test_errors_of_kept_keys_are_those_of_dropping_keys_by_hand(tmp_path: Path) 
     uniform = torch.rand(REPEATS, QUERIES, text.shape[1], generator=generator, dtype=torch.float64)
     worst = 0.0
     for layer, captured in seen.items():
-        q, k, v = (torch.cat([getattr(one, name) for one in captured]).double() for name in ("query", "key", "value"))
+        q, k, v = (
+            torch.cat([getattr(one, name) for one in captured]).double()
+            for name in ("query", "key", "value")
+        )
         for head in range(9):
             rows = rows_of(run, layer, head, "l2_kept")
             assert rows["n"].tolist() == [6, 12, 24, 48, mean]
@@ -265,9 +356,18 @@ def test_positions_are_where_queries_stand(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"positions": (5, 64)}, "positions: a window has 64 tokens, expected places from 0 to 63, got 64"),
-        ({"positions": (63,), "max_tokens": 40}, "positions: the text fills 41 tokens, expected places from 0 to 40, got 63"),
-        ({"positions": (3,), "pool": "corpus"}, "positions: they are of queries in their own context; use --pool sequence"),
+        (
+            {"positions": (5, 64)},
+            "positions: a window has 64 tokens, expected places from 0 to 63, got 64",
+        ),
+        (
+            {"positions": (63,), "max_tokens": 40},
+            "positions: the text fills 41 tokens, expected places from 0 to 40, got 63",
+        ),
+        (
+            {"positions": (3,), "pool": "corpus"},
+            "positions: they are of queries in their own context; use --pool sequence",
+        ),
     ],
 )
 def test_positions_that_are_not_there(more: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -276,9 +376,13 @@ def test_positions_that_are_not_there(more: dict[str, Any], message: str, tmp_pa
     assert not (tmp_path / "run" / "manifest.json").exists()
 
 
-@pytest.mark.parametrize(("name", "pool"), [("llama", "sequence"), ("bert", "corpus"), ("t5", "corpus")])
+@pytest.mark.parametrize(
+    ("name", "pool"), [("llama", "sequence"), ("bert", "corpus"), ("t5", "corpus")]
+)
 def test_the_model_says_whose_keys(name: str, pool: str, tmp_path: Path) -> None:
-    model, words = tiny_model(name, "t5" if name == "t5" else "llama") if name != "bert" else tiny_model(name)
+    model, words = (
+        tiny_model(name, "t5" if name == "t5" else "llama") if name != "bert" else tiny_model(name)
+    )
     settings = {**SMALL, "pool": "auto", "n": None, "heads": (1,)}
     run = es.probe(model, few_texts(), tokenizer=words, out=tmp_path / "run", **settings)
     assert run.manifest.spec["pool"] == run.table("about")["pool"][0] == pool
@@ -300,13 +404,24 @@ def test_contexts_that_are_too_short_are_left_out_and_counted(tmp_path: Path) ->
     assert (heads["n_queries"] == len(sizes) - short).all()
     assert (heads["n_kept_queries"] == 9).all()
     assert (heads["n_keys_least"] == 16).all()
-    assert (heads["reason"] == f"{short} of {len(sizes)} queries see fewer than 16 keys and are left out").all()
+    assert (
+        heads["reason"]
+        == f"{short} of {len(sizes)} queries see fewer than 16 keys and are left out"
+    ).all()
     known = state.heads[1]
     assert not isinstance(known, str)
     assert known.queries.tolist() == used.tolist()
     states = known.states
-    assert states["replacement"].errors.keys.tolist() == states["identity"].keys.tolist() == sizes[used].tolist()
-    assert states["bernoulli"].keys.tolist() == states["tail"].count.tolist() == sizes[used][known.kept].tolist()
+    assert (
+        states["replacement"].errors.keys.tolist()
+        == states["identity"].keys.tolist()
+        == sizes[used].tolist()
+    )
+    assert (
+        states["bernoulli"].keys.tolist()
+        == states["tail"].count.tolist()
+        == sizes[used][known.kept].tolist()
+    )
     all_sinks = capture_queries(found, [1])[1].sink_mass
     torch.testing.assert_close(states["sinks"].mass, all_sinks[1, used], rtol=1e-5, atol=1e-7)
 
@@ -316,7 +431,11 @@ def test_contexts_that_are_all_too_short_are_a_failed_head_that_says_so(tmp_path
         run = probe("mistral", tmp_path, n=None)  # a window of 5 keys
     heads = run.table("heads")
     assert set(heads["status"]) == {"failed"}
-    assert heads["reason"].str.contains("no query sees 16 keys, at most 5 of them; use longer windows").all()
+    assert (
+        heads["reason"]
+        .str.contains("no query sees 16 keys, at most 5 of them; use longer windows")
+        .all()
+    )
     assert set(heads["regime"]) == {"unknown"}
     assert list(heads["kv_head"]) == [0, 1]
     assert "budget" not in run.tables

@@ -1,4 +1,6 @@
-"""Trees of dataclasses, mappings, tensors and plain values come back from their bytes as they were."""
+"""Trees of dataclasses, mappings, tensors and plain values come back from their bytes as they
+were.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,13 @@ def tree(leaf: Leaf | None, number: float = 0.1) -> Tree:
 @pytest.mark.parametrize("number", [0.1, -0.0, math.inf, 1e-310])
 def test_everything_comes_back(number: float) -> None:
     shared = torch.randn(3, 4, dtype=torch.float64)
-    given = {"a": tree(Leaf(shared, number)), "b": tree(None, number), "c": None, "d": shared, "e": shared.T[:0]}
+    given = {
+        "a": tree(Leaf(shared, number)),
+        "b": tree(None, number),
+        "c": None,
+        "d": shared,
+        "e": shared.T[:0],
+    }
     data = pack(given)
     again = unpack(data, {"a": Tree, "b": Tree, "c": None, "d": torch.Tensor, "e": torch.Tensor})
     assert list(again) == list(given)
@@ -78,7 +86,9 @@ def test_tensors_known_to_float32_are_stored_as_that_and_come_back_wide() -> Non
 
 def test_moments_come_back() -> None:
     generator = torch.Generator().manual_seed(1)
-    state = moments.update(moments.init(3), torch.randn(50, 3, generator=generator, dtype=torch.float64))
+    state = moments.update(
+        moments.init(3), torch.randn(50, 3, generator=generator, dtype=torch.float64)
+    )
     again = unpack(pack(state), TokenMoments)
     assert again.count == 50
     assert torch.equal(again.scatter, state.scatter)

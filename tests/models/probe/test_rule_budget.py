@@ -1,4 +1,6 @@
-"""Budgets of keep rules from a frontier that is known in closed form, and the files that others read."""
+"""Budgets of keep rules from a frontier that is known in closed form, and the files that others
+read.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ from tests.models.frontiers import CONSTANTS, KEYS, SHARES, frontier, frontier_r
 from tests.models.probe.test_cache import tables
 
 PLACES = [(0, 0), (0, 1), (1, 0), (1, 1)]
-SQUARES = np.array([[CONSTANTS[layer, 2 * kv + i] ** 2 for i in (0, 1)] for layer, kv in PLACES])  # by cache and head
+# by cache and head
+SQUARES = np.array([[CONSTANTS[layer, 2 * kv + i] ** 2 for i in (0, 1)] for layer, kv in PLACES])
 
 
 def needed(square: float, epsilon: float) -> float:
@@ -43,8 +46,12 @@ def test_keys_of_caches_and_heads(epsilon: float) -> None:
     for row, squares in zip(found.caches.itertuples(), 0.25 * SQUARES, strict=True):
         assert row.keys == pytest.approx(needed(squares.mean(), epsilon), abs=2e-3)
         assert row.ratio == pytest.approx(row.keys / KEYS)
-        assert row.error == pytest.approx(math.sqrt(squares.mean() * (1 / row.keys - 1 / KEYS)), rel=1e-6)
-        assert row.q95 == pytest.approx(2 * math.sqrt(squares.max() * (1 / row.keys - 1 / KEYS)), rel=1e-6)
+        assert row.error == pytest.approx(
+            math.sqrt(squares.mean() * (1 / row.keys - 1 / KEYS)), rel=1e-6
+        )
+        assert row.q95 == pytest.approx(
+            2 * math.sqrt(squares.max() * (1 / row.keys - 1 / KEYS)), rel=1e-6
+        )
         assert row.keys_q95 == pytest.approx(needed(4 * squares.max(), epsilon), abs=2e-3)
     for row in found.heads.itertuples():
         square = 0.25 * CONSTANTS[row.layer, row.head] ** 2
@@ -70,7 +77,8 @@ def test_totals_at_an_error() -> None:
     assert totals["worst_head"]["uniform"] == "1.2"
     assert totals["worst"]["uniform"] == pytest.approx(worst, rel=1e-3)
     assert totals["q95"]["uniform"] == pytest.approx(2 * worst, rel=1e-3)
-    layer = math.sqrt((1 + 1 + 36 + 0.25) / 4) * worst / 6  # its four heads, by their constants; the other has 21.09
+    # its four heads, by their constants; the other has 21.09
+    layer = math.sqrt((1 + 1 + 36 + 0.25) / 4) * worst / 6
     assert totals["worst_layer"]["uniform"] == "1"
     assert totals["worst_layer_error"]["uniform"] == pytest.approx(layer, rel=1e-3)
 
@@ -85,18 +93,24 @@ def test_the_best_split_of_a_total_follows_the_square_root_rule() -> None:
     assert list(totals.index) == ["uniform", "best split"]
     assert totals["epsilon"].isna().all()
     np.testing.assert_allclose(totals["keys"], 300)
-    assert totals["error"]["uniform"] == pytest.approx(math.sqrt(0.25 * SQUARES.mean() * (1 / 75 - 1 / KEYS)), rel=1e-4)
+    assert totals["error"]["uniform"] == pytest.approx(
+        math.sqrt(0.25 * SQUARES.mean() * (1 / 75 - 1 / KEYS)), rel=1e-4
+    )
     best = 0.25 * (roots.sum() ** 2 / 300 - SQUARES.sum() / KEYS) / SQUARES.size
     assert totals["error"]["best split"] == pytest.approx(math.sqrt(best), rel=1e-3)
     assert "keys_q95" not in found.caches
     for row in found.heads.itertuples():
-        assert row.keys == found.caches.set_index(["layer", "kv_head"])["keys"][row.layer, row.kv_head]
+        assert (
+            row.keys == found.caches.set_index(["layer", "kv_head"])["keys"][row.layer, row.kv_head]
+        )
 
 
 def test_every_rule_in_one_table() -> None:
     table = rule_table(frontier(), [(0.1, None), (0.2, None)])
     assert len(table) == 5 * 2 * 3
-    own = table[(table["epsilon"] == 0.1) & (table["split"] == "uniform")].set_index("rule")["ratio"]
+    own = table[(table["epsilon"] == 0.1) & (table["split"] == "uniform")].set_index("rule")[
+        "ratio"
+    ]
     assert list(own.index) == ["random", "sinks:4+recent", "heavy", "topk", "neyman"]
     assert (np.diff(own[["random", "sinks:4+recent", "heavy", "topk"]]) < 0).all()
     chosen = table.drop_duplicates("rule").set_index("rule")["chosen"]
@@ -111,7 +125,9 @@ def test_every_rule_in_one_table() -> None:
 
 
 def test_an_error_that_rises_with_more_keys_is_not_a_saving() -> None:
-    """No kept key counts as no error, so that few random keys may seem to be enough: what counts is where it stays below."""
+    """No kept key counts as no error, so that few random keys may seem to be enough: what counts is
+    where it stays below.
+    """
     table = frontier()
     few = (table["rule"] == "heavy") & (table["share"] <= 0.01)
     table.loc[few, ["rms", "relative", "q95"]] = 0.0
@@ -134,7 +150,9 @@ def test_heads_without_a_relative_error_are_left_out() -> None:
     table.loc[(table["layer"] == 1) & (table["head"] == 2), "relative"] = np.inf
     found = rule_budget(table, "heavy", 0.1)
     assert list(found.caches["heads"]) == [2, 2, 2, 1]
-    assert np.isfinite(found.totals.drop(columns=["rule", "split", "chosen", "worst_head", "worst_layer"])).all(axis=None)
+    assert np.isfinite(
+        found.totals.drop(columns=["rule", "split", "chosen", "worst_head", "worst_layer"])
+    ).all(axis=None)
 
 
 def test_random_keys_of_a_corpus_are_a_frontier_too() -> None:
@@ -150,7 +168,9 @@ def test_rules_are_found_however_they_are_written() -> None:
     table = frontier({"sinks:4+recent": 1.0, "heavy:last=32": 1.0})
     assert find_rule(table, " sinks:4 + recent") == "sinks:4+recent"
     assert find_rule(table, "heavy:last=32") == "heavy:last=32"
-    with pytest.raises(ValueError, match=r"no errors of heavy; it has those of sinks:4\+recent, heavy:last=32"):
+    with pytest.raises(
+        ValueError, match=r"no errors of heavy; it has those of sinks:4\+recent, heavy:last=32"
+    ):
         find_rule(table, "heavy")
     with pytest.raises(ValueError, match="no rule 'best' in 'best'; rules: adaptive"):
         find_rule(table, "best")
@@ -159,14 +179,23 @@ def test_rules_are_found_however_they_are_written() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", [{}, {"epsilon": 0.1, "total": 300}, {"epsilon": 1}, {"epsilon": 0}, {"total": 7}, {"total": 1601}]
+    "asked",
+    [
+        {},
+        {"epsilon": 0.1, "total": 300},
+        {"epsilon": 1},
+        {"epsilon": 0},
+        {"total": 7},
+        {"total": 1601},
+    ],
 )
 def test_bad_questions_are_refused(asked: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="expected"):
         rule_budget(frontier(), "heavy", **asked)
 
 
-# ---- files -----------------------------------------------------------------------------------------------------------
+# ---- files
+# ------------------------------------------------------------------------------------------
 
 ABOUT = {"run": "runs/mine", "model": "m", "text": "prose.txt", "window": 512}
 
@@ -177,7 +206,11 @@ def test_a_record_is_read_back(kind: str, read: Any, asked: dict[str, Any]) -> N
     found = rule_budget(frontier(), "heavy", **asked)
     record = read(as_bytes(budget_record(found, ABOUT), kind, ""))
     assert {key: record[key] for key in ABOUT} == ABOUT
-    assert (record["rule"], record["epsilon"], record["total"]) == ("heavy", asked.get("epsilon"), asked.get("total"))
+    assert (record["rule"], record["epsilon"], record["total"]) == (
+        "heavy",
+        asked.get("epsilon"),
+        asked.get("total"),
+    )
     assert record["split"] == ("each head its own" if "epsilon" in asked else "best split")
     frame = pd.DataFrame(record["caches"])
     assert list(frame.columns) == ["layer", "kv_head", "n_keys", "keys", "ratio", "error", "q95"]
@@ -187,7 +220,10 @@ def test_a_record_is_read_back(kind: str, read: Any, asked: dict[str, Any]) -> N
 
 def test_prune_ratios_are_splits_of_every_share() -> None:
     """Row i drops (i + 1) % of all keys, and no cache gets fewer keys where more are kept."""
-    array = np.load(io.BytesIO(as_bytes(prune_ratios(frontier(), "heavy", 2, 2), "kvpress", ".npy")), allow_pickle=False)
+    array = np.load(
+        io.BytesIO(as_bytes(prune_ratios(frontier(), "heavy", 2, 2), "kvpress", ".npy")),
+        allow_pickle=False,
+    )
     assert array.shape == (99, 2, 2)
     assert array.dtype == np.float32
     np.testing.assert_allclose(array.mean((1, 2)), np.arange(1, 100) / 100, atol=1e-6)
@@ -216,20 +252,30 @@ def test_prune_ratios_of_contexts_that_differ_are_shares() -> None:
 
 
 def test_prune_ratios_need_every_layer_and_one_choice() -> None:
-    with pytest.raises(ValueError, match=r"every key-value head of 3 layers; this run has layers 0, 1, without 2\.0, 2\.1"):
+    with pytest.raises(
+        ValueError,
+        match=r"every key-value head of 3 layers; this run has layers 0, 1, without 2\.0, 2\.1",
+    ):
         prune_ratios(frontier(), "heavy", 3, 2)
     with pytest.raises(ValueError, match="topk chooses keys for each query"):
         prune_ratios(frontier(), "topk", 2, 2)
 
 
 def test_weights_move_keys_to_heads_that_the_model_feels() -> None:
-    """sum_h g_h^2 c_h^2 (1/n - 1/N) over caches is least where n goes with the root of the summed g^2 c^2."""
+    """sum_h g_h^2 c_h^2 (1/n - 1/N) over caches is least where n goes with the root of the summed
+    g^2 c^2.
+    """
     table = frontier()
     sizes = (table["rms"] / table["relative"]).groupby([table["layer"], table["head"]]).median()
     alike = rule_budget(table, "heavy", total=300)
-    same = rule_budget(table, "heavy", total=300, weights={place: 3 / size for place, size in sizes.items()})
+    same = rule_budget(
+        table, "heavy", total=300, weights={place: 3 / size for place, size in sizes.items()}
+    )
     pd.testing.assert_frame_equal(same.caches, alike.caches)
-    felt = {(layer, head): (2.0 if layer == 0 else 0.5) / sizes[layer, head] for layer, head in sizes.index}
+    felt = {
+        (layer, head): (2.0 if layer == 0 else 0.5) / sizes[layer, head]
+        for layer, head in sizes.index
+    }
     found = rule_budget(table, "heavy", total=300, weights=felt).caches
     roots = np.sqrt((SQUARES * np.array([[4.0], [4.0], [0.25], [0.25]])).sum(1))
     assert np.allclose(found["keys"], 300 * roots / roots.sum(), rtol=0.02)
@@ -241,8 +287,10 @@ def test_weights_move_keys_to_heads_that_the_model_feels() -> None:
 
 
 def test_an_error_is_counted_as_the_split_counts_it() -> None:
-    """At an error the uniform and the best split have it with the heads' weights; in closed form of the uniform one."""
-    felt = {(layer, head): (2.0 if layer == 0 else 0.5) for layer, head in CONSTANTS}
+    """At an error the uniform and the best split have it with the heads' weights; in closed form of
+    the uniform one.
+    """
+    felt = {(layer, head): 2.0 if layer == 0 else 0.5 for layer, head in CONSTANTS}
     totals = rule_budget(frontier(), "heavy", 0.1, weights=felt).totals.set_index("split")
     assert totals["error"]["uniform"] == pytest.approx(0.1, rel=1e-3)
     assert totals["error"]["best split"] == pytest.approx(0.1, rel=1e-3)
@@ -253,7 +301,7 @@ def test_an_error_is_counted_as_the_split_counts_it() -> None:
 
 def test_a_run_is_split_by_its_own_gradients(tmp_path: Path) -> None:
     """By default; --weights none, or a run without gradients: relative errors alike."""
-    felt = {(layer, head): (2.0 if layer == 0 else 0.5) for layer, head in CONSTANTS}
+    felt = {(layer, head): 2.0 if layer == 0 else 0.5 for layer, head in CONSTANTS}
     run, plain = frontier_run(tmp_path / "felt", gradients=felt), frontier_run(tmp_path / "plain")
     assert gradients_of(run.table("heads")) == felt
     assert gradients_of(plain.table("heads")) is None
@@ -263,12 +311,24 @@ def test_a_run_is_split_by_its_own_gradients(tmp_path: Path) -> None:
     wanted = rule_budget(frontier(), "heavy", total=300, weights=felt)
     alike = rule_budget(frontier(), "heavy", total=300)
     pd.testing.assert_frame_equal(run_budget(run, total=300, rule="heavy").caches, wanted.caches)
-    pd.testing.assert_frame_equal(run_budget(run, total=300, rule="heavy", weights="none").caches, alike.caches)
+    pd.testing.assert_frame_equal(
+        run_budget(run, total=300, rule="heavy", weights="none").caches, alike.caches
+    )
     pd.testing.assert_frame_equal(run_budget(plain, total=300, rule="heavy").caches, alike.caches)
-    with pytest.raises(ValueError, match=r"weights: .* has no table sensitivity; run esscher downstream with --sensitivity"):
+    with pytest.raises(
+        ValueError,
+        match=r"weights: .* has no table sensitivity; run esscher downstream with --sensitivity",
+    ):
         run_budget(run, total=300, rule="heavy", weights=str(plain.path))
 
 
 def test_weights_are_gradients_of_a_downstream_run() -> None:
-    heads = pd.DataFrame({"layer": [0, 0, 0], "head": [0, 0, 1], "plain": [2.0, 1.0, 4.0], "sensitive": [6.0, 5.0, 1.0]})
+    heads = pd.DataFrame(
+        {
+            "layer": [0, 0, 0],
+            "head": [0, 0, 1],
+            "plain": [2.0, 1.0, 4.0],
+            "sensitive": [6.0, 5.0, 1.0],
+        }
+    )
     assert head_weights(heads) == {(0, 0): 4.0, (0, 1): 0.25}

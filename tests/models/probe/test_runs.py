@@ -1,4 +1,6 @@
-"""Probes as runs: parts of a corpus, many processes, kill -9 and resume give the tables of one undisturbed pass."""
+"""Probes as runs: parts of a corpus, many processes, kill -9 and resume give the tables of one
+undisturbed pass.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,15 @@ from esscher.cli import main
 from esscher.models.probe import memory
 from esscher.models.probe.context import Mode
 from esscher.models.probe.memory import context_of
-from esscher.models.probe.spec import FIXED, ProbeSpec, check_ladder, drawn_ladder, fit_points, kept_ladder, own_ladder
+from esscher.models.probe.spec import (
+    FIXED,
+    ProbeSpec,
+    check_ladder,
+    drawn_ladder,
+    fit_points,
+    kept_ladder,
+    own_ladder,
+)
 from esscher.runs import Run, execute, load_run
 from esscher.runs.store import Store
 from tests.models.probe_runs import SETTINGS, few_texts, same_bytes, save_tiny, source, whole_prose
@@ -38,7 +48,9 @@ def spec(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> ProbeSpec:
     path = tmp_path_factory.mktemp("text") / "prose.txt"
     path.write_text("\n".join(few_texts()), encoding="utf-8")
     corpus = {"text": [str(path)], "max_tokens": 900}
-    return ProbeSpec.read({"model": str(folder), "corpus": corpus, "window": 64, "queries": 8, "kept_queries": 3})
+    return ProbeSpec.read(
+        {"model": str(folder), "corpus": corpus, "window": 64, "queries": 8, "kept_queries": 3}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -57,19 +69,35 @@ def close(one: pd.DataFrame, other: pd.DataFrame, rtol: float) -> None:
 
 def test_parts_of_a_corpus_give_the_tables_of_one_pass(tmp_path: Path) -> None:
     """4096 tokens of prose through the packaged model in parts of 1024 and at once."""
-    settings = {**SETTINGS, "max_tokens": 4096, "layers": (1, 5), "heads": (1,), "kept_queries": 4, "n": "16,128,1024,4096"}
+    settings = {
+        **SETTINGS,
+        "max_tokens": 4096,
+        "layers": (1, 5),
+        "heads": (1,),
+        "kept_queries": 4,
+        "n": "16,128,1024,4096",
+    }
     whole = es.probe(None, whole_prose(), out=tmp_path / "whole", **settings)
     parts = es.probe(None, whole_prose(), out=tmp_path / "parts", part=1024, **settings)
     assert parts.manifest.units == 4
     assert [len(part) for part in source(parts).parts] == [8] * 4
     heads = [run.table("heads").drop(columns="accuracy") for run in (whole, parts)]
-    rounded = ["tokens_needed_5pct", "tokens_needed_10pct", "tokens_needed_20pct", "asymptotic_from"]
+    rounded = [
+        "tokens_needed_5pct",
+        "tokens_needed_10pct",
+        "tokens_needed_20pct",
+        "asymptotic_from",
+    ]
     close(*(frame.drop(columns=rounded) for frame in heads), rtol=2e-5)
     for name in rounded:
         np.testing.assert_allclose(heads[0][name], heads[1][name], rtol=1e-4, atol=1)
     for name in ("curves", "scores", "tails", "layers"):
         close(whole.table(name), parts.table(name), rtol=1e-4)
-    close(whole.table("budget").drop(columns="squared_error"), parts.table("budget").drop(columns="squared_error"), rtol=1e-3)
+    close(
+        whole.table("budget").drop(columns="squared_error"),
+        parts.table("budget").drop(columns="squared_error"),
+        rtol=1e-3,
+    )
 
 
 def test_a_layer_streamed_is_the_layer_held(
@@ -80,17 +108,25 @@ def test_a_layer_streamed_is_the_layer_held(
     monkeypatch.setattr(memory, "_latest", (small, memory.stamp(spec), spec.hash))
     streamed = execute(spec, tmp_path / "streamed")
     drop = ["accuracy"]
-    close(undisturbed.table("heads").drop(columns=drop), streamed.table("heads").drop(columns=drop), rtol=1e-4)
+    close(
+        undisturbed.table("heads").drop(columns=drop),
+        streamed.table("heads").drop(columns=drop),
+        rtol=1e-4,
+    )
     close(undisturbed.table("curves"), streamed.table("curves"), rtol=1e-4)
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_same_bytes(spec: ProbeSpec, undisturbed: Run, tmp_path: Path) -> None:
+def test_two_processes_give_the_same_bytes(
+    spec: ProbeSpec, undisturbed: Run, tmp_path: Path
+) -> None:
     both = execute(spec, tmp_path / "two", workers=2)
     assert same_bytes(undisturbed.path, both.path)
 
 
-def test_a_killed_probe_resumes_to_the_same_bytes(spec: ProbeSpec, undisturbed: Run, tmp_path: Path) -> None:
+def test_a_killed_probe_resumes_to_the_same_bytes(
+    spec: ProbeSpec, undisturbed: Run, tmp_path: Path
+) -> None:
     """SIGKILL after the first shard, then ``esscher resume`` in a process of its own."""
     out = tmp_path / "killed"
     code = (
@@ -104,7 +140,9 @@ def test_a_killed_probe_resumes_to_the_same_bytes(spec: ProbeSpec, undisturbed: 
     )
     path = tmp_path / "spec.yaml"
     path.write_text(yaml.safe_dump(spec.as_dict()), encoding="utf-8")
-    process = subprocess.Popen([sys.executable, "-c", code, str(path), str(out)], cwd=ROOT, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(path), str(out)], cwd=ROOT, stderr=subprocess.PIPE
+    )
     deadline = time.monotonic() + 240
     while Store(out).count() < 1:
         assert process.poll() is None, process.communicate()[1]
@@ -125,7 +163,8 @@ def test_a_killed_probe_resumes_to_the_same_bytes(spec: ProbeSpec, undisturbed: 
     assert same_bytes(undisturbed.path, out)
 
 
-# ---- ladders ---------------------------------------------------------------------------------------------------------
+# ---- ladders
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keys", [1, 2, 7, 16, 17, 100, 1000, 2048, 16384, 123457])
@@ -150,5 +189,7 @@ def test_given_ladders_are_kept_and_must_fit() -> None:
     drawn = set(drawn_ladder(spec, 500).tolist())
     assert drawn == {10, 100, 400, *(500 * 2**i for i in range(11)), *fit_points(spec.fit).tolist()}
     assert own_ladder(ProbeSpec.read({"n": "100,400"}), 50).tolist() == [50, 100, 400]
-    with pytest.raises(ValueError, match=r"the pool has 300 keys, got n = 400; give more text .*or smaller n"):
+    with pytest.raises(
+        ValueError, match=r"the pool has 300 keys, got n = 400; give more text .*or smaller n"
+    ):
         check_ladder(spec, 300)

@@ -34,9 +34,17 @@ def test_every_scale_is_the_head_with_scaled_queries(tmp_path: Path) -> None:
         for alpha in ALPHAS:
             told = own.loc[alpha]
             tensors = alpha * q[head, rows].double(), k[head].double(), v[head].double()
-            curve, points = es.exact_pool_curve(*tensors, ladder), es.exact_pool_curve(*tensors, fit_points(found.spec.fit))
+            curve, points = (
+                es.exact_pool_curve(*tensors, ladder),
+                es.exact_pool_curve(*tensors, fit_points(found.spec.fit)),
+            )
             assert points.queries is not None
-            fit = es.fit_rate(replace(points, queries=replace(points.queries, clusters=found.places.windows[rows.numpy()])))
+            fit = es.fit_rate(
+                replace(
+                    points,
+                    queries=replace(points.queries, clusters=found.places.windows[rows.numpy()]),
+                )
+            )
             assert told["status"] == "ok"
             assert told["beta_fit"] == pytest.approx(fit.exponent, rel=1e-4)
             assert (told["beta_low"], told["beta_high"]) == pytest.approx(fit.interval, rel=1e-4)
@@ -46,7 +54,9 @@ def test_every_scale_is_the_head_with_scaled_queries(tmp_path: Path) -> None:
             coupling, horizon2 = alpha**2 * row["coupling"], alpha * row["horizon2"]
             assert told["coupling"] == pytest.approx(coupling)
             assert told["beta_paper"] == pytest.approx(bohbot.moment_exponent(coupling))
-            assert told["beta_paper_experimental"] == pytest.approx(bohbot.moment_exponent_experimental(coupling))
+            assert told["beta_paper_experimental"] == pytest.approx(
+                bohbot.moment_exponent_experimental(coupling)
+            )
             assert told["beta_sharp"] == pytest.approx(sharp.l2_exponent_typical(horizon2))
             assert told["beta_sharp_rms"] == pytest.approx(sharp.l2_exponent_rms(horizon2))
         refused = own.loc[1e6]
@@ -72,7 +82,10 @@ def test_states_merge_and_are_stored() -> None:
     statistic, scores = Scales((1.0, 100.0)), some_scores(3, 60, 0.5)
     scores[0, 0] = 30.0  # times 100 beyond a grid
     whole = statistic.update(statistic.init(start(3, 60)), block(scores))
-    one, other = (statistic.update(statistic.init(start(3, 60)), block(part)) for part in scores.split(30, dim=1))
+    one, other = (
+        statistic.update(statistic.init(start(3, 60)), block(part))
+        for part in scores.split(30, dim=1)
+    )
     both = statistic.merge(unpack(pack(other), Scaled), one)
     assert list(both.parts) == list(whole.parts) == ["1.0"]
     assert list(both.refused) == list(whole.refused) == ["100.0"]

@@ -14,7 +14,9 @@ from esscher.models.probe.wide import Held, add_keys_or_hold
 
 def held(size: float) -> Held:
     generator = torch.Generator().manual_seed(5)
-    q, k, v = (torch.randn(rows, 7, generator=generator, dtype=torch.float64) for rows in (11, 900, 900))
+    q, k, v = (
+        torch.randn(rows, 7, generator=generator, dtype=torch.float64) for rows in (11, 900, 900)
+    )
     return Held(q, k, v, size)
 
 
@@ -26,10 +28,14 @@ def on_grid(pool: Held) -> deposit.Deposit:
 def test_softmax_is_that_of_the_grid() -> None:
     pool = held(0.7)
     state = on_grid(pool)
-    truth = softmax_statistics(state.cells[-2], first_centres(state), state.grid.spacing, state.grid.points)
+    truth = softmax_statistics(
+        state.cells[-2], first_centres(state), state.grid.spacing, state.grid.points
+    )
     found = pool.softmax()
     for name in ("log_sum_exp", "effective_tokens", "entropy", "mean", "sd"):
-        np.testing.assert_allclose(getattr(found, name), getattr(truth, name), rtol=1e-6, atol=1e-9, err_msg=name)
+        np.testing.assert_allclose(
+            getattr(found, name), getattr(truth, name), rtol=1e-6, atol=1e-9, err_msg=name
+        )
 
 
 def test_the_shape_of_scores_does_not_know_their_size() -> None:
@@ -38,7 +44,10 @@ def test_the_shape_of_scores_does_not_know_their_size() -> None:
     assert large.cells.shape[:2] == (2, 11)
     assert large.cells.shape[2] <= deposit.MAX_CELLS
     np.testing.assert_allclose(large.cells[-2].sum(1), 900, rtol=1e-12)
-    shapes = [score_histogram(x.cells[-2], first_centres(x), x.grid.spacing, points=x.grid.points) for x in (narrow, large)]
+    shapes = [
+        score_histogram(x.cells[-2], first_centres(x), x.grid.spacing, points=x.grid.points)
+        for x in (narrow, large)
+    ]
     np.testing.assert_allclose(shapes[1].survival, shapes[0].survival, atol=3e-3)
     np.testing.assert_allclose(shapes[1].skewness, shapes[0].skewness, atol=1e-2)
     assert shapes[0].verdict == shapes[1].verdict

@@ -1,8 +1,10 @@
-"""Deposits of keys on each query's score grid: compiled on the CPU, plain tensor operations on any other device.
+"""Deposits of keys on each query's score grid: compiled on the CPU, plain tensor operations on any
+other device.
 
-For every query and key, ``points`` neighbouring cells of that query receive the key's row of channels times its
-B-spline weights. On the CPU the keys of a tile are sorted by cell (counting sort), so that all keys of one cell are
-summed in vector registers before anything is stored: the cost per pair is that of its multiplications.
+For every query and key, ``points`` neighbouring cells of that query receive the key's row of
+channels times its B-spline weights. On the CPU the keys of a tile are sorted by cell (counting
+sort), so that all keys of one cell are summed in vector registers before anything is stored: the
+cost per pair is that of its multiplications.
 """
 
 from __future__ import annotations
@@ -25,24 +27,34 @@ __all__ = ["scatter", "scatter_compiled", "scatter_tensors"]
 
 LANES = 4  # doubles of one vector operation
 TAPS = 4  # cells summed at once
-WIDTH = 12  # channels summed at once: TAPS x WIDTH / LANES = 12 of 16 registers; channels are padded to a multiple
-EIGHT = np.ascontiguousarray(weight_table(8)[:, ::-1].T)  # a constant for the compiler; Horner: highest power first
+# channels summed at once: TAPS x WIDTH / LANES = 12 of 16 registers; channels are padded to a
+# multiple
+WIDTH = 12
+# a constant for the compiler; Horner: highest power first
+EIGHT = np.ascontiguousarray(weight_table(8)[:, ::-1].T)
 TILE = 512  # keys sorted at once: their rows stay in a core's cache
 OPEN = 2**16  # cells x channels that one task keeps open
 
 
-def scatter(scores: Tensor, rows: Tensor, first: Tensor, cells: Tensor, spacing: float, points: int) -> None:
-    """Add to ``cells`` (channels, m, L), in place, the keys with ``scores`` (m, B) and ``rows`` (B, channels).
+def scatter(
+    scores: Tensor, rows: Tensor, first: Tensor, cells: Tensor, spacing: float, points: int
+) -> None:
+    """Add to ``cells`` (channels, m, L), in place, the keys with ``scores`` (m, B) and ``rows`` (B,
+    channels).
 
-    cells[:, i, k - first_i] += rows[j] beta(scores_ij / spacing - k) for every k; the caller has made room. A score of -inf is
-    a key that the query does not see.
+    cells[:, i, k - first_i] += rows[j] beta(scores_ij / spacing - k) for every k; the caller has
+    made room. A score of -inf is a key that the query does not see.
     """
     work = scatter_compiled if cells.device.type == "cpu" else scatter_tensors
     work(scores, rows, first, cells, spacing, points)
 
 
-def scatter_tensors(scores: Tensor, rows: Tensor, first: Tensor, cells: Tensor, spacing: float, points: int) -> None:
-    """``scatter`` in tensor operations, a few queries at a time so that the temporary stays below 2^24 numbers."""
+def scatter_tensors(
+    scores: Tensor, rows: Tensor, first: Tensor, cells: Tensor, spacing: float, points: int
+) -> None:
+    """``scatter`` in tensor operations, a few queries at a time so that the temporary stays below
+    2^24 numbers.
+    """
     table = torch.as_tensor(weight_table(points), dtype=torch.float64, device=scores.device)
     length = cells.shape[2]
     group = max(1, 2**24 // rows.numel())
@@ -61,7 +73,9 @@ def scatter_tensors(scores: Tensor, rows: Tensor, first: Tensor, cells: Tensor, 
         cells[:, i : i + group] += total.T.reshape(-1, low.shape[0], length)
 
 
-def scatter_compiled(scores: Tensor, rows: Tensor, first: Tensor, cells: Tensor, spacing: float, points: int) -> None:
+def scatter_compiled(
+    scores: Tensor, rows: Tensor, first: Tensor, cells: Tensor, spacing: float, points: int
+) -> None:
     """``scatter`` by the compiled loop, queries shared among torch's number of threads."""
     assert points in (4, 8)
     width = -(-rows.shape[1] // WIDTH) * WIDTH
@@ -78,19 +92,24 @@ def scatter_compiled(scores: Tensor, rows: Tensor, first: Tensor, cells: Tensor,
 
 
 def _accumulator() -> Any:
-    """A compiled sum over the keys j of order[start:stop] of weights x rows, for TAPS cells and WIDTH channels at once:
+    """A compiled sum over the keys j of order[start:stop] of weights x rows, for TAPS cells and
+    WIDTH channels at once:
 
-        out[at + width t : ...] += sum_j weights[stride j + tap + t] rows[width j + channel : ...],   t < TAPS.
+        out[at + width t : ...] += sum_j weights[stride j + tap + t] rows[width j + channel : ...],
+        t < TAPS.
 
-    Written in vector instructions, because the loop compiler does not keep the TAPS x WIDTH sums in registers. Gain over
-    plain numba loops, measured in one process, interleaved, best of nine (8 queries, 8192 keys; 4 and 8 points, spacing 1/8 to
-    1/32, 34 and 66 channels): the whole deposit takes 1.6 to 5.0 ms, 3.9 to 5.6 times less than the fastest plain way (each
-    key straight to its cells, unsorted) and 5.6 to 8.2 times less than these same loops over sorted keys.
+    Written in vector instructions, because the loop compiler does not keep the TAPS x WIDTH sums in
+    registers. Gain over plain numba loops, measured in one process, interleaved, best of nine (8
+    queries, 8192 keys; 4 and 8 points, spacing 1/8 to 1/32, 34 and 66 channels): the whole deposit
+    takes 1.6 to 5.0 ms, 3.9 to 5.6 times less than the fastest plain way (each key straight to its
+    cells, unsorted) and 5.6 to 8.2 times less than these same loops over sorted keys.
     """
     vectors = WIDTH // LANES
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        out, rows, order, weights = (context.make_array(signature.args[i])(context, builder, args[i]).data for i in range(4))
+        out, rows, order, weights = (
+            context.make_array(signature.args[i])(context, builder, args[i]).data for i in range(4)
+        )
         at, width, start, stop, channel, stride, tap = args[4:]
         vector = ir.VectorType(ir.DoubleType(), LANES)
         lanes = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
@@ -121,7 +140,9 @@ def _accumulator() -> Any:
                 weight = builder.shuffle_vector(weight, blank, lanes)
                 for value, total in zip(values, sums[t * vectors : (t + 1) * vectors], strict=True):
                     product = builder.fmul(weight, value, flags=["contract"])
-                    builder.store(builder.fadd(product, builder.load(total), flags=["contract"]), total)
+                    builder.store(
+                        builder.fadd(product, builder.load(total), flags=["contract"]), total
+                    )
         for target, total in zip(targets, sums, strict=True):
             builder.store(builder.load(total), target, align=8)
         return context.get_dummy_value()
@@ -140,7 +161,9 @@ def _accumulator() -> Any:
         stride: Any,
         tap: Any,
     ) -> tuple[Any, Callable[..., Any]]:
-        return types.void(out, rows, order, weights, at, width, start, stop, channel, stride, tap), emit
+        return types.void(
+            out, rows, order, weights, at, width, start, stop, channel, stride, tap
+        ), emit
 
     return intrinsic(declare)
 
@@ -170,7 +193,9 @@ def _weigh(part: Any, points: int, size: int, weights: Any) -> None:
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def _sort(cell: Any, size: int, length: int, order: Any, ends: Any) -> None:
-    """Counting sort of the keys by cell: their ``order``, and ``ends[k]``, where the keys of cell k end; cell -1: no key."""
+    """Counting sort of the keys by cell: their ``order``, and ``ends[k]``, where the keys of cell k
+    end; cell -1: no key.
+    """
     ends[:] = 0
     for j in range(size):
         if cell[j] >= 0:
@@ -185,7 +210,9 @@ def _sort(cell: Any, size: int, length: int, order: Any, ends: Any) -> None:
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
-def _sum_sorted(grid: Any, rows: Any, order: Any, weights: Any, ends: Any, length: int, width: int, points: int) -> None:
+def _sum_sorted(
+    grid: Any, rows: Any, order: Any, weights: Any, ends: Any, length: int, width: int, points: int
+) -> None:
     """Sum the sorted keys, cell by cell."""
     start = np.int64(0)
     for k in range(length):
@@ -194,7 +221,9 @@ def _sum_sorted(grid: Any, rows: Any, order: Any, weights: Any, ends: Any, lengt
             for tap in range(0, points, TAPS):
                 for channel in range(0, width, WIDTH):
                     at = (k + tap) * width + channel
-                    _sum_keys(grid, rows, order, weights, at, width, start, stop, channel, points, tap)
+                    _sum_keys(
+                        grid, rows, order, weights, at, width, start, stop, channel, points, tap
+                    )
             start = stop
 
 

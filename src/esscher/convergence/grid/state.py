@@ -1,13 +1,17 @@
-"""All n for one pass over the keys: deposits on a score grid as a streaming state (init, update, merge, finish).
+"""All n for one pass over the keys: deposits on a score grid as a streaming state (init, update,
+merge, finish).
 
-Every functional of esscher.convergence.integral.formulas is sum_j h(tau + s_j) v_j with h smooth and v_j among 1, the value and
-its squared norm: a convolution of the keys' measure with h. So each key is deposited once, on its query's score grid, by
-B-spline weights that do not know h (esscher.convergence.grid.bspline); every h, tau and n is then a small matrix product
-shared by all queries. Deposits are sums over keys, hence two states over disjoint keys merge by addition, in any order.
+Every functional of esscher.convergence.integral.formulas is sum_j h(tau + s_j) v_j with h smooth
+and v_j among 1, the value and its squared norm: a convolution of the keys' measure with h. So each
+key is deposited once, on its query's score grid, by B-spline weights that do not know h
+(esscher.convergence.grid.bspline); every h, tau and n is then a small matrix product shared by all
+queries. Deposits are sums over keys, hence two states over disjoint keys merge by addition, in any
+order.
 
-Cells lie at whole multiples of the spacing, the same for every query and every state. A state keeps, for each query,
-the cells from its lowest score to its highest, in float64; memory does not depend on the number of keys. A range that
-needs more than MAX_CELLS is refused: those queries belong to error_from_nodes.
+Cells lie at whole multiples of the spacing, the same for every query and every state. A state
+keeps, for each query, the cells from its lowest score to its highest, in float64; memory does not
+depend on the number of keys. A range that needs more than MAX_CELLS is refused: those queries
+belong to error_from_nodes.
 """
 
 from __future__ import annotations
@@ -63,7 +67,9 @@ SUBSET = 8  # queries on which the interpolation error is measured
 
 @dataclass(frozen=True)
 class Grid:
-    """``spacing`` (a power of 2) of the cells, ``points`` (4 or 8) a key is spread over, ``tol`` of the quadrature."""
+    """``spacing`` (a power of 2) of the cells, ``points`` (4 or 8) a key is spread over, ``tol`` of
+    the quadrature.
+    """
 
     spacing: float
     points: int
@@ -72,29 +78,42 @@ class Grid:
 
 @dataclass(frozen=True)
 class Deposit:
-    """State over the keys seen so far. Channels: d_v coordinates of value - ``center``, weight, |value - center|^2."""
+    """State over the keys seen so far. Channels: d_v coordinates of value - ``center``, weight,
+    |value - center|^2.
+    """
 
     grid: Grid
     center: Tensor  # (d_v,) float64: near the values, so that a large common offset costs no digits
-    cells: Tensor  # (d_v + 2, m, L) float64; the last cell of query i is number end_i - 1, L the longest range
+    # (d_v + 2, m, L) float64; the last cell of query i is number end_i - 1, L the longest range
+    cells: Tensor
     first: Tensor  # (m,) int64: the lowest cell that a key reaches
     end: Tensor  # (m,) int64: past the highest, rounded up to ALIGN
     keys: Tensor  # (m,) int64: how many each query has seen
 
     @property
     def mean_keys(self) -> int:
-        """The number of keys of a query, on average over the queries, to the nearest whole number."""
+        """The number of keys of a query, on average over the queries, to the nearest whole
+        number.
+        """
         return round(float(self.keys.double().mean()))
 
     @cached_property
     def source(self) -> DepositSource:
         """What the integrals read; its moments are computed once."""
-        return DepositSource(self.cells, self.grid.spacing, self.grid.points, self.center, single=self.grid.tol > 1e-8)
+        return DepositSource(
+            self.cells,
+            self.grid.spacing,
+            self.grid.points,
+            self.center,
+            single=self.grid.tol > 1e-8,
+        )
 
 
 @dataclass(frozen=True)
 class Extent:
-    """Where the cells of each query lie, the ``largest`` absolute score of a block, and whether some keys are not seen."""
+    """Where the cells of each query lie, the ``largest`` absolute score of a block, and whether
+    some keys are not seen.
+    """
 
     first: Tensor
     end: Tensor
@@ -110,7 +129,8 @@ class Extent:
 def choose_grid(dtype: torch.dtype, sampling: str) -> Grid:
     """float32: relative error of the mean squared error about 1e-5; float64: about 1e-10.
 
-    Keeping a fraction f near 1 makes the kernels sharp, analytic only within atan(pi / log(f/(1-f))): finer cells.
+    Keeping a fraction f near 1 makes the kernels sharp, analytic only within atan(pi /
+    log(f/(1-f))): finer cells.
     """
     if dtype == torch.float64:
         return Grid(1 / 8 if sampling == "replacement" else 1 / 32, 8, 1e-10)
@@ -134,18 +154,24 @@ def update(
     extent: Extent | None = None,
     owned: bool = False,
 ) -> Deposit:
-    """The state after one more block of keys: scores (m, B), values (B, d_v), weights and extra variances (B,).
+    """The state after one more block of keys: scores (m, B), values (B, d_v), weights and extra
+    variances (B,).
 
-    ``extent``: what ``reach`` says of the scores, where it is known already. ``owned``: the caller has no further use for
-    the old state, so its cells may be written to: long streams then leave no trail of copies in memory.
+    ``extent``: what ``reach`` says of the scores, where it is known already. ``owned``: the caller
+    has no further use for the old state, so its cells may be written to: long streams then leave no
+    trail of copies in memory.
     """
     extent = reach(state, scores) if extent is None else extent
     if not extent.largest < FAR:  # or NaN
-        raise ValueError(f"scores: expected numbers below {FAR:.0e} in size, got {extent.largest:g}; make scale smaller")
+        raise ValueError(
+            f"scores: expected numbers below {FAR:.0e} in size, got {extent.largest:g}; make scale"
+            " smaller"
+        )
     if extent.cells > MAX_CELLS:
         raise ValueError(
-            f"scores: a range of {extent.cells * state.grid.spacing:.0f} nats for one query is wider than the grid's "
-            f"{MAX_CELLS * state.grid.spacing:.0f}; use error_from_nodes, which has no grid"
+            f"scores: a range of {extent.cells * state.grid.spacing:.0f} nats for one query is"
+            f" wider than the grid's {MAX_CELLS * state.grid.spacing:.0f}; use error_from_nodes,"
+            " which has no grid"
         )
     fits = owned and torch.equal(state.first, extent.first) and torch.equal(state.end, extent.end)
     state = state if fits else _reframe(state, extent)
@@ -154,7 +180,14 @@ def update(
     rows = torch.cat([rows, torch.ones_like(square)[:, None], square[:, None]], dim=1)
     if weights is not None:
         rows = rows * weights.double()[:, None]
-    scatter(scores, rows, state.end - state.cells.shape[2], state.cells, state.grid.spacing, state.grid.points)
+    scatter(
+        scores,
+        rows,
+        state.end - state.cells.shape[2],
+        state.cells,
+        state.grid.spacing,
+        state.grid.points,
+    )
     seen = (scores > -torch.inf).sum(1) if extent.partial else scores.shape[1]
     return replace(state, keys=state.keys + seen)
 
@@ -163,8 +196,8 @@ def merge(a: Deposit, b: Deposit) -> Deposit:
     """The state over the union of two disjoint sets of keys, seen by the same queries."""
     if a.grid != b.grid or a.cells.shape[:2] != b.cells.shape[:2]:
         raise ValueError(
-            f"merge: expected states of one grid and the same queries, got {a.grid} with {tuple(a.cells.shape[:2])} "
-            f"and {b.grid} with {tuple(b.cells.shape[:2])}"
+            f"merge: expected states of one grid and the same queries, got {a.grid} with"
+            f" {tuple(a.cells.shape[:2])} and {b.grid} with {tuple(b.cells.shape[:2])}"
         )
     b = recentre(b, a.center)
     extent = Extent(torch.minimum(a.first, b.first), torch.maximum(a.end, b.end))
@@ -178,10 +211,11 @@ def blank(state: Deposit) -> Deposit:
 
 
 def without(state: Deposit, scores: Tensor, values: Tensor, extent: Extent) -> Deposit:
-    """The state without keys that it has seen: their ``scores`` (m, B), -inf for keys that stay, and values (B, d_v).
+    """The state without keys that it has seen: their ``scores`` (m, B), -inf for keys that stay,
+    and values (B, d_v).
 
-    ``extent``: where the keys that stay lie. Deposits subtract as they add; what rounding leaves of keys far above all that
-    stay is cut off with their cells.
+    ``extent``: where the keys that stay lie. Deposits subtract as they add; what rounding leaves of
+    keys far above all that stay is cut off with their cells.
     """
     some = (scores > -torch.inf).any(0)
     gone = update(blank(state), scores[:, some], values[some], owned=True)
@@ -190,7 +224,9 @@ def without(state: Deposit, scores: Tensor, values: Tensor, extent: Extent) -> D
 
 
 def reach(state: Deposit, scores: Tensor) -> Extent:
-    """Where the state's grids would lie after a block with these scores; -inf: a key that a query does not see."""
+    """Where the state's grids would lie after a block with these scores; -inf: a key that a query
+    does not see.
+    """
     low, high = scores.amin(1), scores.amax(1)
     if bool((low == -torch.inf).any()):
         return _reach_of_some(state, scores)
@@ -201,7 +237,9 @@ def reach(state: Deposit, scores: Tensor) -> Extent:
 
 
 def _reach_of_some(state: Deposit, scores: Tensor) -> Extent:
-    """The same where some keys are not seen; a query that sees none of the block stays where it is."""
+    """The same where some keys are not seen; a query that sees none of the block stays where
+    it is.
+    """
     seen = scores > -torch.inf
     some = seen.any(1)
     low, high = torch.where(seen, scores, torch.inf).amin(1)[some], scores.amax(1)[some]
@@ -221,23 +259,30 @@ def finish(
     details: bool = False,
     interpolation: float | None = None,
 ) -> NodeErrors:
-    """The exact errors of the pool of all keys seen, at every n; ``accuracy`` includes the grid's own error.
+    """The exact errors of the pool of all keys seen, at every n; ``accuracy`` includes the grid's
+    own error.
 
-    "bernoulli" keeps each key with probability f = n / ``of``, by default the mean number of keys: where queries have seen
-    different numbers of keys, f is the same for all of them, and n is what they keep on average.
+    "bernoulli" keeps each key with probability f = n / ``of``, by default the mean number of keys:
+    where queries have seen different numbers of keys, f is the same for all of them, and n is what
+    they keep on average.
 
-    That error is measured on a few queries, those that make most of the mean, by the difference between two spacings, unless
-    ``interpolation`` (of a like state: the result has it) is given; measuring costs as much again as the errors of few queries.
+    That error is measured on a few queries, those that make most of the mean, by the difference
+    between two spacings, unless ``interpolation`` (of a like state: the result has it) is given;
+    measuring costs as much again as the errors of few queries.
     """
     if not bool((state.keys > 0).all()):
         raise ValueError("finish: a query of the state has seen no key; update it first")
     of = state.mean_keys if of is None else of
-    levels = [level_for(state.grid, count / of) if sampling == "bernoulli" else 0 for count in n.tolist()]
+    levels = [
+        level_for(state.grid, count / of) if sampling == "bernoulli" else 0 for count in n.tolist()
+    ]
     base = state.source
     result = _integrate(base, state, n, of, sampling, details, levels)
     result = replace(result, accuracy=result.accuracy + float(_lost(base, over_queries=True)) / 2)
     if interpolation is not None:
-        return replace(result, accuracy=result.accuracy + interpolation / 2, interpolation=interpolation)
+        return replace(
+            result, accuracy=result.accuracy + interpolation / 2, interpolation=interpolation
+        )
     share = result.mse / np.maximum(result.mse.sum(axis=0), TINY)
     rows = np.argsort(-share.max(axis=1), kind="stable")[:SUBSET]
     few = take(state, torch.as_tensor(rows, device=state.end.device))
@@ -246,7 +291,9 @@ def finish(
 
 
 def lost(state: Deposit) -> Tensor:
-    """What rounding may take of each query's mean squared error, relative to it, (m,): near 1 nothing is left."""
+    """What rounding may take of each query's mean squared error, relative to it, (m,): near 1
+    nothing is left.
+    """
     return _lost(state.source)
 
 
@@ -259,16 +306,28 @@ def _lost(source: DepositSource, over_queries: bool = False) -> Tensor:
 
 
 def _integrate(
-    base: DepositSource, state: Deposit, n: Counts, of: int, sampling: str, details: bool, levels: list[int]
+    base: DepositSource,
+    state: Deposit,
+    n: Counts,
+    of: int,
+    sampling: str,
+    details: bool,
+    levels: list[int],
 ) -> NodeErrors:
-    """The integrals, with the spacing doubled ``levels`` times for each n; replacement has one level for all."""
+    """The integrals, with the spacing doubled ``levels`` times for each n; replacement has one
+    level for all.
+    """
     grid = state.grid
     step = step_for(grid.tol)
     if sampling == "replacement":
         counts = torch.as_tensor(n, dtype=torch.float64, device=state.cells.device)
-        return replacement_errors(base.coarser(levels[0]), counts, step=step, tol=grid.tol, details=details)
+        return replacement_errors(
+            base.coarser(levels[0]), counts, step=step, tol=grid.tol, details=details
+        )
     parts = [
-        bernoulli_errors(base.coarser(level), count, of, state.keys, step=step, tol=grid.tol, details=details)
+        bernoulli_errors(
+            base.coarser(level), count, of, state.keys, step=step, tol=grid.tol, details=details
+        )
         for count, level in zip(n.tolist(), levels, strict=True)
     ]
     return side_by_side(parts)
@@ -280,31 +339,49 @@ def level_for(grid: Grid, fraction: float) -> int:
     strip = math.atan2(math.pi, odds) if odds > 0 else math.pi / 2
     level = 0
     while grid.spacing * 2 ** (level + 1) <= COARSEST:
-        if strip == 0 or interpolation_error(grid.points, grid.spacing * 2 ** (level + 1), strip) > grid.tol / 10:
+        if (
+            strip == 0
+            or interpolation_error(grid.points, grid.spacing * 2 ** (level + 1), strip)
+            > grid.tol / 10
+        ):
             break
         level += 1
     return level
 
 
-def _interpolation(few: Deposit, mse: Floats, n: Counts, of: int, sampling: str, levels: list[int]) -> float:
+def _interpolation(
+    few: Deposit, mse: Floats, n: Counts, of: int, sampling: str, levels: list[int]
+) -> float:
     """Relative error of the mean squared error from the grid, by the change at another spacing.
 
-    At twice the spacing the error is in the end 2^points times as large; 2^(points/2 + 1) is taken, as the sharpest
-    kernels are not there yet. A finer spacing, where there is no coarser, shows the error itself. Few keys may lie where two
-    spacings agree by chance, so that the answer is at least four times the error for a kernel without sharp bends.
+    At twice the spacing the error is in the end 2^points times as large; 2^(points/2 + 1) is taken,
+    as the sharpest kernels are not there yet. A finer spacing, where there is no coarser, shows the
+    error itself. Few keys may lie where two spacings agree by chance, so that the answer is at
+    least four times the error for a kernel without sharp bends.
     """
     coarser = [few.grid.spacing * 2 ** (level + 1) <= COARSEST for level in levels]
     other = [level + 1 if up else level - 1 for level, up in zip(levels, coarser, strict=True)]
-    change = np.abs(_integrate(few.source, few, n, of, sampling, False, other).mse - mse).mean(axis=0)
+    change = np.abs(_integrate(few.source, few, n, of, sampling, False, other).mse - mse).mean(
+        axis=0
+    )
     change = np.where(coarser, change / 2 ** (few.grid.points // 2 + 1), change)
     size = mse.mean(axis=0)
-    least = max(interpolation_error(few.grid.points, few.grid.spacing * 2**level, math.pi / 2) for level in levels)
+    least = max(
+        interpolation_error(few.grid.points, few.grid.spacing * 2**level, math.pi / 2)
+        for level in levels
+    )
     return max(float((change / np.where(size > 0, size, 1.0)).max()), 4 * least)
 
 
 def take(state: Deposit, rows: Tensor) -> Deposit:
     """The deposits of these queries, in this order."""
-    return replace(state, cells=state.cells[:, rows], first=state.first[rows], end=state.end[rows], keys=state.keys[rows])
+    return replace(
+        state,
+        cells=state.cells[:, rows],
+        first=state.first[rows],
+        end=state.end[rows],
+        keys=state.keys[rows],
+    )
 
 
 def stack(states: Sequence[Deposit]) -> Deposit:
@@ -312,8 +389,11 @@ def stack(states: Sequence[Deposit]) -> Deposit:
     first = states[0]
     aligned = [first, *[recentre(state, first.center) for state in states[1:]]]
     longest = max(state.cells.shape[2] for state in aligned)
-    # The last cell of a query is number end - 1 whatever the length, so shorter ranges grow at their low end.
-    cells = torch.cat([pad(state.cells, (longest - state.cells.shape[2], 0)) for state in aligned], dim=1)
+    # The last cell of a query is number end - 1 whatever the length, so shorter ranges grow at
+    # their low end.
+    cells = torch.cat(
+        [pad(state.cells, (longest - state.cells.shape[2], 0)) for state in aligned], dim=1
+    )
     return replace(
         first,
         cells=cells,
@@ -328,7 +408,8 @@ def _reframe(state: Deposit, extent: Extent) -> Deposit:
     old, length = state.cells.shape[2], extent.cells
     cells = state.cells.new_zeros(*state.cells.shape[:2], length)
     if old:
-        shifts = (extent.end - length - (state.end - old)).tolist()  # the old number of cell 0 of the new frame
+        # the old number of cell 0 of the new frame
+        shifts = (extent.end - length - (state.end - old)).tolist()
         for i, shift in enumerate(shifts):
             start, stop = max(shift, 0), min(shift + length, old)
             if start < stop:
@@ -337,10 +418,18 @@ def _reframe(state: Deposit, extent: Extent) -> Deposit:
 
 
 def recentre(state: Deposit, center: Tensor) -> Deposit:
-    """The same deposits, values measured from another centre: |v - c'|^2 = |v - c|^2 + 2 <v - c, c - c'> + |c - c'|^2."""
+    """The same deposits, values measured from another centre: |v - c'|^2 = |v - c|^2 + 2 <v - c, c
+    - c'> + |c - c'|^2.
+    """
     shift = state.center - center
     if not bool(shift.any()):
         return state
     value, mass, square = state.cells[:-2], state.cells[-2:-1], state.cells[-1:]
-    square = square + 2 * (shift[:, None, None] * value).sum(0, keepdim=True) + shift.square().sum() * mass
-    return replace(state, cells=torch.cat([value + shift[:, None, None] * mass, mass, square]), center=center)
+    square = (
+        square
+        + 2 * (shift[:, None, None] * value).sum(0, keepdim=True)
+        + shift.square().sum() * mass
+    )
+    return replace(
+        state, cells=torch.cat([value + shift[:, None, None] * mass, mass, square]), center=center
+    )

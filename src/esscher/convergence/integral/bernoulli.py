@@ -1,4 +1,6 @@
-"""The integrals for keeping each of N keys with one probability. Formulas: esscher.convergence.integral.formulas."""
+"""The integrals for keeping each of N keys with one probability. Formulas:
+esscher.convergence.integral.formulas.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +10,27 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from esscher.convergence.integral.formulas import HIGHEST, Family, NodeErrors, Source, aliasing, as_numpy, march
+from esscher.convergence.integral.formulas import (
+    HIGHEST,
+    Family,
+    NodeErrors,
+    Source,
+    aliasing,
+    as_numpy,
+    march,
+)
 
 __all__ = ["bernoulli_errors"]
 
 
 @lru_cache(maxsize=64)  # one function for one share: its kernels are remembered
 def _bernoulli(kept: float, dropped: float) -> Family:
-    """Kernels of D, w, f (1-f) e^2u x / D^2 and w' = f e^2u x / D at x = exp(-e^u), with their derivatives f d/df.
+    """Kernels of D, w, f (1-f) e^2u x / D^2 and w' = f e^2u x / D at x = exp(-e^u), with their
+    derivatives f d/df.
 
-    f (1-f) e^2 x / D^2 is w' - w^2, without the cancellation that would spoil it near f = 1. Since sum e c = 0, f e may
-    be taken from w: f (1-f) e (x - 1) / D, which vanishes at f = 1 and is the smaller one while x > (1-f)/(2-f).
+    f (1-f) e^2 x / D^2 is w' - w^2, without the cancellation that would spoil it near f = 1. Since
+    sum e c = 0, f e may be taken from w: f (1-f) e (x - 1) / D, which vanishes at f = 1 and is the
+    smaller one while x > (1-f)/(2-f).
     """
     early = math.log(math.log((1 + dropped) / dropped))
 
@@ -48,20 +60,33 @@ def _bernoulli(kept: float, dropped: float) -> Family:
 
 @lru_cache(maxsize=64)
 def _bernoulli_tail(kept: float, dropped: float) -> Family:
-    """Kernels at t/2 of E[|Gamma_f - Gamma|^2 (1 + tS) exp(-tS)] <= 2 P(t/2) sum_j |c_j|^2 f x_j / D_j."""
+    """Kernels at t/2 of E[|Gamma_f - Gamma|^2 (1 + tS) exp(-tS)] <= 2 P(t/2) sum_j |c_j|^2 f x_j /
+    D_j.
+    """
 
     def family(u: Tensor, tau: Tensor) -> dict[str, tuple[str, Tensor]]:
         grown = torch.exp(u.clamp(max=HIGHEST)) / 2
         x = torch.exp(-grown)
         d = dropped + kept * x
         log_d = torch.where(grown < 0.5, torch.log1p(kept * torch.expm1(-grown)), d.log())
-        return {"log_d": ("mass", log_d), "square": ("spread", kept * x / d), "pair": ("mass", kept * x / d)}
+        return {
+            "log_d": ("mass", log_d),
+            "square": ("spread", kept * x / d),
+            "pair": ("mass", kept * x / d),
+        }
 
     return family
 
 
 def bernoulli_errors(
-    source: Source, n: int, of: int, keys: Tensor | None = None, *, step: float, tol: float, details: bool = False
+    source: Source,
+    n: int,
+    of: int,
+    keys: Tensor | None = None,
+    *,
+    step: float,
+    tol: float,
+    details: bool = False,
 ) -> NodeErrors:
     """The error when each key is kept with probability f = n / of; no kept key counts as no error.
 
@@ -79,11 +104,14 @@ def bernoulli_errors(
 class _Kept:
     """Running sums over nodes, for m queries and one fraction f = n / of."""
 
-    def __init__(self, source: Source, n: int, of: int, keys: Tensor | None, step: float, details: bool) -> None:
+    def __init__(
+        self, source: Source, n: int, of: int, keys: Tensor | None, step: float, details: bool
+    ) -> None:
         self.source, self.step, self.details = source, step, details
         self.kept, self.dropped = n / of, (of - n) / of
         limit = source.moments.limit
-        self.keys = (limit.new_full((len(limit),), of) if keys is None else keys.to(limit))[:, None]  # (m, 1)
+        # (m, 1)
+        self.keys = (limit.new_full((len(limit),), of) if keys is None else keys.to(limit))[:, None]
         self.sums = torch.zeros(3, limit.shape[0], dtype=torch.float64, device=limit.device)
         self.drift = torch.zeros_like(limit)
 
@@ -103,15 +131,21 @@ class _Kept:
         return self.sums[:2]
 
     def above(self, tau: float) -> Tensor:
-        f = self.source.contract(self.sums.new_full((1,), tau), _bernoulli_tail(self.kept, self.dropped))
+        f = self.source.contract(
+            self.sums.new_full((1,), tau), _bernoulli_tail(self.kept, self.dropped)
+        )
         chance = 2 * self.keys * torch.exp(self.keys * f["log_d"])
         return (chance * torch.stack([f["square"], f["pair"]]))[:, :, 0]
 
     def below(self, tau: float) -> Tensor:
-        """E[|sum e c|^2 t^2 exp(-tS)] <= t^2 f (1-f) sum_j e_j^2 |c_j|^2, because sum_j e_j c_j = 0."""
+        """E[|sum e c|^2 t^2 exp(-tS)] <= t^2 f (1-f) sum_j e_j^2 |c_j|^2, because sum_j e_j c_j =
+        0.
+        """
         pool = self.source.moments
         square = self.dropped * torch.exp(2 * tau + pool.log_spread)
-        return torch.stack([square, torch.exp(2 * tau + pool.log_pair)]) * (self.kept * self.keys[:, 0] / 2)
+        return torch.stack([square, torch.exp(2 * tau + pool.log_pair)]) * (
+            self.kept * self.keys[:, 0] / 2
+        )
 
     def result(self, accuracy: float) -> NodeErrors:
         pool = self.source.moments

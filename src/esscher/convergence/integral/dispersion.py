@@ -1,17 +1,20 @@
-"""How softmax spreads its weight over n keys drawn independently: summed squares, entropy, and the weight of a planted key.
+"""How softmax spreads its weight over n keys drawn independently: summed squares, entropy, and the
+weight of a planted key.
 
-With e = exp(score), phi(t) = E exp(-te), S the sum over the keys drawn, p = e / S, u = log t + score and dtau = dt / t,
+With e = exp(score), phi(t) = E exp(-te), S the sum over the keys drawn, p = e / S, u = log t +
+score and dtau = dt / t,
 
-    E sum_j p_j^2      = n int E[e^2u exp(-e^u)] phi^(n-1) dtau
-    E entropy          = - n int E[(u + gamma) e^u exp(-e^u)] phi^(n-1) dtau,        gamma = 0.5772... (Euler)
-    E e' / (e' + S')   = int e^u' exp(-e^u') phi^(n-1) dtau
+    E sum_j p_j^2      = n int E[e^2u exp(-e^u)] phi^(n-1) dtau E entropy          = - n int E[(u +
+    gamma) e^u exp(-e^u)] phi^(n-1) dtau,        gamma = 0.5772... (Euler) E e' / (e' + S')   = int
+    e^u' exp(-e^u') phi^(n-1) dtau
 
-the last for a planted key of weight e', always there, beside n - 1 drawn ones. The entropy is the sum over the keys of
-(log S - score) e / S, and -log(S) / S = int (log t + gamma) exp(-tS) dt, the derivative at a = 1 of
-S^-a = int t^(a-1) exp(-tS) dt / Gamma(a). So an offset of all scores cancels inside the kernel.
+the last for a planted key of weight e', always there, beside n - 1 drawn ones. The entropy is the
+sum over the keys of (log S - score) e / S, and -log(S) / S = int (log t + gamma) exp(-tS) dt, the
+derivative at a = 1 of S^-a = int t^(a-1) exp(-tS) dt / Gamma(a). So an offset of all scores cancels
+inside the kernel.
 
-A key drawn twice counts as two, each with its own weight: draws stand for tokens of a law, of which the pool is a sample.
-The largest weight is in integral.largest.
+A key drawn twice counts as two, each with its own weight: draws stand for tokens of a law, of which
+the pool is a sample. The largest weight is in integral.largest.
 """
 
 from __future__ import annotations
@@ -53,16 +56,24 @@ def _kernels(u: Tensor, tau: Tensor) -> dict[str, tuple[str, Tensor]]:
 
 
 def _tails(u: Tensor, tau: Tensor) -> dict[str, tuple[str, Tensor]]:
-    """Of the integrals over u' > u: (1 + e^u) exp(-e^u), and at most (1.6 + u) exp(-e^u) for the size of the entropy's."""
+    """Of the integrals over u' > u: (1 + e^u) exp(-e^u), and at most (1.6 + u) exp(-e^u) for the
+    size of the entropy's.
+    """
     grown = torch.exp(u.clamp(max=HIGHEST))
     left = torch.exp(-grown)
-    return {"pair": ("mass", (1 + grown) * left), "entropy": ("mass", (1.6 + u.clamp(0, HIGHEST)) * left)}
+    return {
+        "pair": ("mass", (1 + grown) * left),
+        "entropy": ("mass", (1.6 + u.clamp(0, HIGHEST)) * left),
+    }
 
 
-def dispersion(source: Source, n: Tensor, *, planted: Tensor | None, step: float, tol: float) -> Dispersion:
+def dispersion(
+    source: Source, n: Tensor, *, planted: Tensor | None, step: float, tol: float
+) -> Dispersion:
     """For n keys drawn independently, every n at once. ``n``: float64, at least 1.
 
-    ``planted`` (m,): the scores of planted keys, measured from the source's anchor as its own scores are, none above it.
+    ``planted`` (m,): the scores of planted keys, measured from the source's anchor as its own
+    scores are, none above it.
     """
     sums = _Dispersion(source, n, planted, step)
     most = math.log(float(n.max()))
@@ -115,8 +126,14 @@ class _Dispersion:
         """n t^2 E e^2 / 2; n t E[e (|u| + 1.6)], where E[e |score|] <= - E e log E e; t e'."""
         pool = self.source.moments
         pair = self.n * torch.exp(2 * tau + pool.log_pair)[:, None] / 2
-        entropy = self.n * (torch.exp(tau + pool.log_first) * (abs(tau) + 1.6 - pool.log_first))[:, None]
-        own = torch.zeros_like(pair) if self.planted is None else torch.exp(tau + self.planted)[:, None].expand_as(pair)
+        entropy = (
+            self.n * (torch.exp(tau + pool.log_first) * (abs(tau) + 1.6 - pool.log_first))[:, None]
+        )
+        own = (
+            torch.zeros_like(pair)
+            if self.planted is None
+            else torch.exp(tau + self.planted)[:, None].expand_as(pair)
+        )
         return torch.stack([pair, entropy, own])
 
     def result(self) -> Dispersion:

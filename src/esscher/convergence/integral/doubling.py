@@ -1,14 +1,15 @@
-"""The integral over kept keys whose probabilities all differ, key by key, to a relative 1e-4: compiled, at doubling nodes.
+"""The integral over kept keys whose probabilities all differ, key by key, to a relative 1e-4:
+compiled, at doubling nodes.
 
-The formulas are those of integral.inclusion, with the trapezoid rule in log t of step log 2, whose aliasing is 9e-5 of the mean
-squared error at most. From one node to the next t doubles, so that no exponential is computed but the first: with
-l = exp(-t eps) - 1,
+The formulas are those of integral.inclusion, with the trapezoid rule in log t of step log 2, whose
+aliasing is 9e-5 of the mean squared error at most. From one node to the next t doubles, so that no
+exponential is computed but the first: with l = exp(-t eps) - 1,
 
     exp(-2 t eps) - 1 = l (l + 2),
 
-which keeps the relative precision of l, as the square of exp(-t eps) does its own once that is small. What lies above a node 2t
-is bounded by 2 P(t) times a sum of |c|^2 that the node t knows already. Inner sums are float64; those of values are one product
-of matrices in float32.
+which keeps the relative precision of l, as the square of exp(-t eps) does its own once that is
+small. What lies above a node 2t is bounded by 2 P(t) times a sum of |c|^2 that the node t knows
+already. Inner sums are float64; those of values are one product of matrices in float32.
 """
 
 from __future__ import annotations
@@ -30,19 +31,25 @@ __all__ = ["Answered", "doubling_errors"]
 
 STEP = math.log(2.0)
 TOL = 2e-6  # of what is cut off at either end, and of float32 products
-# log t of the first node, measured from 1 / what is kept on average. There the aliasing, 2 Re Gamma(2 - iy) exp(iy log tS) with
-# y = 2 pi / log 2, is 0 where nothing else than the average is ever kept.
+# log t of the first node, measured from 1 / what is kept on average. There the aliasing, 2 Re
+# Gamma(2 - iy) exp(iy log tS) with y = 2 pi / log 2, is 0 where nothing else than the average is
+# ever kept.
 LOWEST = -6.693294777457927
 DEEPER = 3  # nodes further down, where that is not low enough
 TRIES = 12
 NODES = 72  # of a query at most
 QUERIES = 8  # of one task
 ROUNDING = 1e-15  # of p w: below it p w is 1
-SLOW = 1e-30  # smaller numbers are nothing, and their products denormal, which takes processors a hundred times as long
-SUMS = ("total", "pair", "spread", "count", "first", "kept", "second", "largest")  # over the keys of a query
+# smaller numbers are nothing, and their products denormal, which takes processors a hundred times
+# as long
+SLOW = 1e-30
+# over the keys of a query
+SUMS = ("total", "pair", "spread", "count", "first", "kept", "second", "largest")
 TOTAL, PAIR, SPREAD, COUNT, FIRST, KEPT, SECOND, LARGEST = range(len(SUMS))
-FAST = {"reassoc", "contract", "arcp", "nsz"}  # sums in any order; infinity and NaN stay what they are
-COLUMNS = 6  # numbers of a node: t, P, whether the vector is in its late form, summed terms, spread, pairs
+# sums in any order; infinity and NaN stay what they are
+FAST = {"reassoc", "contract", "arcp", "nsz"}
+# numbers of a node: t, P, whether the vector is in its late form, summed terms, spread, pairs
+COLUMNS = 6
 
 
 @dataclass(frozen=True)
@@ -53,8 +60,11 @@ class Answered:
     known: Tensor
 
 
-def doubling_errors(weight: Tensor, near: Tensor, drift: Tensor, distance: Tensor, p: Tensor, w: Tensor | None) -> Answered:
-    """float64, on the CPU: softmax weights (m, N), values (N, d) and limits (m, d) from one origin, |c| (m, N), p and w (m, N).
+def doubling_errors(
+    weight: Tensor, near: Tensor, drift: Tensor, distance: Tensor, p: Tensor, w: Tensor | None
+) -> Answered:
+    """float64, on the CPU: softmax weights (m, N), values (N, d) and limits (m, d) from one origin,
+    |c| (m, N), p and w (m, N).
 
     A query that needs more than NODES nodes is not answered.
     """
@@ -68,14 +78,27 @@ def doubling_errors(weight: Tensor, near: Tensor, drift: Tensor, distance: Tenso
 class _Keys:
     """Keys of all queries as arrays: those that chance decides, and sums over the sure ones."""
 
-    def __init__(self, weight: Tensor, near: Tensor, drift: Tensor, distance: Tensor, p: Tensor, w: Tensor | None) -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        near: Tensor,
+        drift: Tensor,
+        distance: Tensor,
+        p: Tensor,
+        w: Tensor | None,
+    ) -> None:
         self.drift, self.near = drift, near.float()
         weights, self.distance, given = (x.contiguous().numpy() for x in (weight, distance, p))
         counted = np.ones_like(given) if w is None else w.contiguous().numpy()
         self.p, self.eps = own = np.empty((2, *weights.shape))
-        self.sums, apart = np.zeros((len(p), len(SUMS))), torch.empty(2, *p.shape, dtype=torch.float64)
+        self.sums, apart = (
+            np.zeros((len(p), len(SUMS))),
+            torch.empty(2, *p.shape, dtype=torch.float64),
+        )
         _part(weights, self.distance, given, counted, own, self.sums, apart.numpy())
-        vectors = (apart.flatten(0, 1) @ near).reshape(2, len(p), -1) - apart.sum(2, keepdim=True) * drift
+        vectors = (apart.flatten(0, 1) @ near).reshape(2, len(p), -1) - apart.sum(
+            2, keepdim=True
+        ) * drift
         self.first, self.vector = vectors.unbind(0)
         self.sums[:, FIRST] = self.first.norm(dim=1).numpy()
 
@@ -95,25 +118,32 @@ class _Keys:
         moved = (torch.from_numpy(terms[:rows]) @ self.near).double()
         vector = base + moved - summed[:, None] * self.drift[part][owner]
         share = STEP * t * chance
-        of_rows = torch.stack([share * t * (vector.square().sum(1) + spread), share * t * pairs], dim=1)
+        of_rows = torch.stack(
+            [share * t * (vector.square().sum(1) + spread), share * t * pairs], dim=1
+        )
         numbers = torch.cat([of_rows, share[:, None] * vector], dim=1)
         found = torch.zeros(m, numbers.shape[1], dtype=torch.float64).index_add_(0, owner, numbers)
         begin = counts.cumsum(0) - counts
-        # Below the first node, at t, the bias has t (B - t G) left. Over these nodes the sum of t is that t, and of t^2 a third
-        # of its square; the first node says what B - t G is.
+        # Below the first node, at t, the bias has t (B - t G) left. Over these nodes the sum of t
+        # is that t, and of t^2 a third of its square; the first node says what B - t G is.
         lowest = 2 * self.first[part] + chance[begin, None] * vector[begin]
         bias = found[:, 2:] + STEP * t[begin, None] * lowest / 3
         return found[:, 0], bias, found[:, 1], known
 
-    def _march(self, i: int, terms: Any, nodes: Floats, room: tuple[Floats, ...]) -> tuple[int, bool]:
+    def _march(
+        self, i: int, terms: Any, nodes: Floats, room: tuple[Floats, ...]
+    ) -> tuple[int, bool]:
         """Nodes of one query, and whether nothing is left on either side.
 
-        Arrays of the inner sums come from here: the compiler makes vector operations of them only where it is given each alone.
+        Arrays of the inner sums come from here: the compiler makes vector operations of them only
+        where it is given each alone.
         """
         sums = self.sums[i]
         second, t = sums[FIRST] ** 2 + sums[SECOND], math.exp(LOWEST) / max(sums[KEPT], TINY)
         for _ in range(TRIES):
-            count, found, closed = _query((self.p[i], self.eps[i], self.distance[i]), sums, t, room, terms, nodes)
+            count, found, closed = _query(
+                (self.p[i], self.eps[i], self.distance[i]), sums, t, room, terms, nodes
+            )
             if closed and t * t * second <= 2 * TOL * found + TINY:
                 return count, True
             t /= 2**DEEPER
@@ -122,9 +152,11 @@ class _Keys:
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
 def _part(weight: Any, far: Any, given: Any, counted: Any, own: Any, sums: Any, apart: Any) -> None:
-    """p and eps of the keys that chance decides, 0 for the others; SUMS; and (p w - 1) pi and the sure keys' eps.
+    """p and eps of the keys that chance decides, 0 for the others; SUMS; and (p w - 1) pi and the
+    sure keys' eps.
 
-    As sum pi c = 0, B = sum p eps c is that of (p w - 1) pi c too, which has no digits to lose where the rule reweights.
+    As sum pi c = 0, B = sum p eps c is that of (p w - 1) pi c too, which has no digits to lose
+    where the rule reweights.
     """
     for i in range(given.shape[0]):
         total, pair, spread, count, kept, second, largest = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
@@ -146,21 +178,33 @@ def _part(weight: Any, far: Any, given: Any, counted: Any, own: Any, sums: Any, 
             second += (1.0 - chance) * chance * e * e * square
             largest = max(largest, some * square)
         sums[i, TOTAL], sums[i, PAIR], sums[i, SPREAD] = total, pair, spread
-        sums[i, COUNT], sums[i, KEPT], sums[i, SECOND], sums[i, LARGEST] = count, kept, second, largest
+        sums[i, COUNT], sums[i, KEPT], sums[i, SECOND], sums[i, LARGEST] = (
+            count,
+            kept,
+            second,
+            largest,
+        )
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
-def _query(keys: Any, sums: Any, t: float, room: Any, terms: Any, nodes: Any) -> tuple[int, float, bool]:
-    """Nodes from t up: how many, what of the mean squared error is surely found, and whether nothing is left above them."""
+def _query(
+    keys: Any, sums: Any, t: float, room: Any, terms: Any, nodes: Any
+) -> tuple[int, float, bool]:
+    """Nodes from t up: how many, what of the mean squared error is surely found, and whether
+    nothing is left above them.
+    """
     p, eps, far = keys
     lost, left, share = room
     for j in range(p.size):
         lost[j], left[j] = math.expm1(-t * eps[j]), math.exp(-t * eps[j])
     found, pairs, rest, rest_pairs = 0.0, 0.0, math.inf, math.inf
     for node in range(NODES):
-        product, spread, pair, sum_late, sum_early, above, above_pair = _sums(p, eps, far, lost, left, share)
+        product, spread, pair, sum_late, sum_early, above, above_pair = _sums(
+            p, eps, far, lost, left, share
+        )
         chance = math.exp(-t * sums[TOTAL]) * product
-        is_late = sum_late < -sum_early  # of the two forms of the vector the one that float32 rounds less
+        # of the two forms of the vector the one that float32 rounds less
+        is_late = sum_late < -sum_early
         _store(share, p, lost, left, is_late, terms[node])
         _double(lost, left)
         nodes[node, 0], nodes[node, 1], nodes[node, 2] = t, chance, 1.0 if is_late else 0.0
@@ -170,7 +214,8 @@ def _query(keys: Any, sums: Any, t: float, room: Any, terms: Any, nodes: Any) ->
         pairs += STEP * t * t * chance * (pair + sums[PAIR])
         if rest <= TOL * found + TINY and rest_pairs <= TOL * pairs + TINY:
             return node + 1, found, True
-        # an output is a mean of kept values, so that its error is at most the largest |c|, or the root of their summed squares
+        # an output is a mean of kept values, so that its error is at most the largest |c|, or the
+        # root of their summed squares
         rest = 2 * chance * min(sums[LARGEST], sums[SPREAD] + above)
         rest_pairs = 2 * chance * min(1.0, sums[COUNT] + above_pair)
         t *= 2
@@ -181,11 +226,21 @@ def _query(keys: Any, sums: Any, t: float, room: Any, terms: Any, nodes: Any) ->
 def _sums(
     p: Any, eps: Any, far: Any, lost: Any, left: Any, share: Any
 ) -> tuple[float, float, float, float, float, float, float]:
-    """Over the keys at one node: product of D, spread, pairs, sums of the terms that both forms of the vector have.
+    """Over the keys at one node: product of D, spread, pairs, sums of the terms that both forms of
+    the vector have.
 
-    The last two: sums of p x / D times |c|^2 and 1. ``lost``: x - 1; ``left``: x; ``share``: gets p eps / D.
+    The last two: sums of p x / D times |c|^2 and 1. ``lost``: x - 1; ``left``: x; ``share``: gets p
+    eps / D.
     """
-    product, spread, pair, sum_late, sum_early, above, above_pair = 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    product, spread, pair, sum_late, sum_early, above, above_pair = (
+        1.0,
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+    )
     for j in range(p.size):
         stay = 1.0 - p[j]
         d = stay + p[j] * left[j]

@@ -1,23 +1,27 @@
 """The Laplace integrals that give the exact error at n tokens, by a trapezoid rule in tau = log t.
 
-One query; keys come from a law with weights w_j; e_j = exp(score), c_j = value - limit, b_j = variance of the value
-given the key. 1/S^2 = int t exp(-tS) dt over t > 0 turns the softmax's denominator S into a product over keys. Drawing
-n keys, with phi(t) = E exp(-te),
+One query; keys come from a law with weights w_j; e_j = exp(score), c_j = value - limit, b_j =
+variance of the value given the key. 1/S^2 = int t exp(-tS) dt over t > 0 turns the softmax's
+denominator S into a product over keys. Drawing n keys, with phi(t) = E exp(-te),
 
     E||Gamma_n - Gamma||^2 = n int t E[e^2 (|c|^2 + b) exp(-te)] phi^(n-1) dt
                              + n (n-1) int t |E[e c exp(-te)]|^2 phi^(n-2) dt
     E Gamma_n - Gamma      = n int E[e c exp(-te)] phi^(n-1) dt
     E sum_j p_j^2          = n int t E[e^2 exp(-te)] phi^(n-1) dt
 
-Keeping each of N keys with probability f, D_j = 1 - f + f exp(-t e_j), P = prod_j D_j, w_j = f e_j exp(-t e_j) / D_j:
+Keeping each of N keys with probability f, D_j = 1 - f + f exp(-t e_j), P = prod_j D_j, w_j = f e_j
+exp(-t e_j) / D_j:
 
-    E||Gamma_f - Gamma||^2 = int t P ( sum_j f (1-f) e_j^2 exp(-t e_j) / D_j^2 |c_j|^2 + |sum_j w_j c_j|^2 ) dt
+    E||Gamma_f - Gamma||^2 = int t P ( sum_j f (1-f) e_j^2 exp(-t e_j) / D_j^2 |c_j|^2 + |sum_j w_j
+    c_j|^2 ) dt
 
-where no kept key counts as no error (its S is 0). Every functional is a sum over keys of a kernel of u = tau + score.
+where no kept key counts as no error (its S is 0). Every functional is a sum over keys of a kernel
+of u = tau + score.
 
-Both integrands are E[|sum e c|^2 t^2 exp(-tS)] dtau, an average of positive bumps of one shape. Two rigorous statements
-follow: the trapezoid rule of step H is wrong by a relative 2 sum_k |Gamma(2 + 2 pi i k / H)| at most (Poisson
-summation), and the parts cut off at both ends have the bounds that stop the march below.
+Both integrands are E[|sum e c|^2 t^2 exp(-tS)] dtau, an average of positive bumps of one shape. Two
+rigorous statements follow: the trapezoid rule of step H is wrong by a relative 2 sum_k |Gamma(2 + 2
+pi i k / H)| at most (Poisson summation), and the parts cut off at both ends have the bounds that
+stop the march below.
 """
 
 from __future__ import annotations
@@ -50,7 +54,8 @@ __all__ = [
 ]
 
 Floats = npt.NDArray[np.float64]
-Family = Callable[[Tensor, Tensor], dict[str, tuple[str, Tensor]]]  # (u, tau) -> name: (channel, kernel)
+# (u, tau) -> name: (channel, kernel)
+Family = Callable[[Tensor, Tensor], dict[str, tuple[str, Tensor]]]
 
 HIGHEST = 6.5  # exp(-exp(6.5)) = 1e-289: larger u change nothing, and smaller numbers are slow
 TINY = 1e-300
@@ -77,7 +82,9 @@ class Moments:
 
 @dataclass(frozen=True)
 class Vectors:
-    """Sums of the channel "value": ``sums`` (d, m, nodes) in the type they were summed in, times ``factor`` (nodes)."""
+    """Sums of the channel "value": ``sums`` (d, m, nodes) in the type they were summed in, times
+    ``factor`` (nodes).
+    """
 
     sums: Tensor
     factor: Tensor | float
@@ -85,8 +92,8 @@ class Vectors:
     def dot(self, other: Vectors) -> Tensor:
         """Inner products of both at each query and node, (m, nodes), in float64.
 
-        Coordinate by coordinate where that is many numbers: the products stay in the cache, 4 times faster than a float64
-        copy of all sums (512 queries, 32 nodes and coordinates).
+        Coordinate by coordinate where that is many numbers: the products stay in the cache, 4 times
+        faster than a float64 copy of all sums (512 queries, 32 nodes and coordinates).
         """
         if self.sums[0].numel() < APART:
             out = (self.sums.double() * other.sums).sum(0)
@@ -103,7 +110,9 @@ class Vectors:
 
 @dataclass(frozen=True)
 class Sums:
-    """What a source gives for one family of kernels: numbers (m, nodes) and vectors, under the names of the kernels."""
+    """What a source gives for one family of kernels: numbers (m, nodes) and vectors, under the
+    names of the kernels.
+    """
 
     numbers: dict[str, Tensor]
     vectors: dict[str, Vectors]
@@ -114,7 +123,9 @@ class Sums:
 
 @runtime_checkable
 class Reach(Protocol):
-    """What the march over nodes must know; scores are measured from an anchor that no score of the query exceeds."""
+    """What the march over nodes must know; scores are measured from an anchor that no score of the
+    query exceeds.
+    """
 
     @property
     def span(self) -> float:
@@ -152,15 +163,20 @@ class NodeErrors:
     limit: Floats
     delta: Floats
     bias: Floats | None
-    accuracy: float  # bound or estimate of the relative error of sqrt(mse), rounding of the inputs apart
+    # bound or estimate of the relative error of sqrt(mse), rounding of the inputs apart
+    accuracy: float
     interpolation: float = 0.0  # of the mse, the part of it that comes from a score grid
 
     def queries(self) -> QueryErrors:
-        return QueryErrors(mse=self.mse, sum_p2=self.sum_p2, limit=self.limit, delta=self.delta, bias=self.bias)
+        return QueryErrors(
+            mse=self.mse, sum_p2=self.sum_p2, limit=self.limit, delta=self.delta, bias=self.bias
+        )
 
 
 def aliasing(step: float) -> float:
-    """2 sum_k |Gamma(2 + i y_k)|, y_k = 2 pi k / step, |Gamma(2 + iy)|^2 = (1 + y^2) pi y / sinh(pi y)."""
+    """2 sum_k |Gamma(2 + i y_k)|, y_k = 2 pi k / step, |Gamma(2 + iy)|^2 = (1 + y^2) pi y / sinh(pi
+    y).
+    """
     total = 0.0
     for k in (1, 2, 3):
         y = 2 * math.pi * k / step
@@ -176,7 +192,9 @@ def step_for(tol: float) -> float:
 
 @runtime_checkable
 class Integral(Protocol):
-    """Sums over nodes tau, and bounds on what lies outside them; rows are the mean squared error and E sum_j p_j^2."""
+    """Sums over nodes tau, and bounds on what lies outside them; rows are the mean squared error
+    and E sum_j p_j^2.
+    """
 
     def add(self, tau: Tensor) -> None: ...
 
@@ -189,8 +207,11 @@ class Integral(Protocol):
     def below(self, tau: float) -> Tensor: ...
 
 
-def march(reach: Reach, integral: Integral, start: float, lowest: float, step: float, tol: float) -> None:
-    """Add lattice nodes upward from ``start``, then downward, until what is cut off is below ``tol`` of what is found.
+def march(
+    reach: Reach, integral: Integral, start: float, lowest: float, step: float, tol: float
+) -> None:
+    """Add lattice nodes upward from ``start``, then downward, until what is cut off is below
+    ``tol`` of what is found.
 
     Whatever the bounds say, nothing is left below ``lowest``, nor where t e > exp(4) for every key.
     """

@@ -1,16 +1,18 @@
-"""The quadrature behind ``gaussian_error``: two nested trapezoid rules in logarithmic variables, compiled.
+"""The quadrature behind ``gaussian_error``: two nested trapezoid rules in logarithmic variables,
+compiled.
 
 With e = exp(s g), g standard normal, t = exp(tau), u = tau + s g and m_k(u) = exp(k u - e^u), put
 
     phi(tau) = E exp(-t e),     M(tau) = E m_2(u),     N(tau) = E (g - s)^2 m_2(u).
 
-From 1/S^2 = int_0^inf t exp(-t S) dt with S = sum_j exp(s g_j), and t E[e (g - s) exp(-t e)] = -s M (Stein's lemma),
+From 1/S^2 = int_0^inf t exp(-t S) dt with S = sum_j exp(s g_j), and t E[e (g - s) exp(-t e)] = -s M
+(Stein's lemma),
 
     f2 = n int M phi^(n-1) dtau
     f1 = n int N phi^(n-1) dtau + n (n-1) s^2 int M^2 phi^(n-2) dtau.
 
-Every term is positive, so nothing cancels. The functions m_k are analytic for |Im u| < pi/2, hence a trapezoid rule of
-step h errs by about exp(-pi^2 / h): 7e-18 at ``STEP``.
+Every term is positive, so nothing cancels. The functions m_k are analytic for |Im u| < pi/2, hence
+a trapezoid rule of step h errs by about exp(-pi^2 / h): 7e-18 at ``STEP``.
 """
 
 from __future__ import annotations
@@ -25,15 +27,18 @@ __all__ = ["COLUMNS", "integrate_pairs"]
 
 Floats = npt.NDArray[np.float64]
 
-# Without the interpreter's lock the caller can run parts in plain threads: unlike numba's own (parallel=True) they
-# survive a fork and calls from several threads at once. Sums may be reordered: that is what vector units need.
+# Without the interpreter's lock the caller can run parts in plain threads: unlike numba's own
+# (parallel=True) they survive a fork and calls from several threads at once. Sums may be reordered:
+# that is what vector units need.
 compiled = numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
 
 COLUMNS = 6  # f1, f2, df1/ds, df2/ds, df1/dlog n, df2/dlog n
 
 STEP = 0.25  # of the lattice that carries both u and tau
-WIDE = 0.5  # from this s on the expectation over g is a sum over lattice nodes u, below it a sum over nodes g
-REACH_LEFT, REACH_RIGHT = 10.0, 14.0  # range of g that carries weight; a large n looks far to the right
+# from this s on the expectation over g is a sum over lattice nodes u, below it a sum over nodes g
+WIDE = 0.5
+# range of g that carries weight; a large n looks far to the right
+REACH_LEFT, REACH_RIGHT = 10.0, 14.0
 NEGLIGIBLE = 39.0  # exp(-39) = 1e-17
 TINY = 1e-17  # the share of the sum so far at which the march over tau ends
 
@@ -52,9 +57,9 @@ WEIGHTS_G = STEP_G * np.exp(-0.5 * NODES_G**2) / np.sqrt(2 * np.pi)
 def moments_narrow(tau: float, s: float, row: Floats) -> None:
     """M, N, log phi and their slopes in s at one tau, for s < ``WIDE``.
 
-    With A_k = E m_k(u), Stein's lemma gives N = A_2 + s^2 P, P = A_2 - 3 A_3 + A_4 >= -5/4 A_2, and the heat equation
-    dE h(tau + s g)/ds = s E h''(tau + s g) with m_k'' = k^2 m_k - (2k+1) m_(k+1) + m_(k+2) gives slopes that keep
-    their digits as s goes to 0.
+    With A_k = E m_k(u), Stein's lemma gives N = A_2 + s^2 P, P = A_2 - 3 A_3 + A_4 >= -5/4 A_2, and
+    the heat equation dE h(tau + s g)/ds = s E h''(tau + s g) with m_k'' = k^2 m_k - (2k+1) m_(k+1)
+    + m_(k+2) gives slopes that keep their digits as s goes to 0.
     """
     missing = present = a1 = a2 = a3 = a4 = a5 = a6 = 0.0
     for k in range(NODES_G.size):
@@ -66,7 +71,14 @@ def moments_narrow(tau: float, s: float, row: Floats) -> None:
         m1 = WEIGHTS_G[k] * kept * y
         m2 = m1 * y
         m3 = m2 * y
-        a1, a2, a3, a4, a5, a6 = a1 + m1, a2 + m2, a3 + m3, a4 + m3 * y, a5 + m3 * y * y, a6 + m3 * y * y * y
+        a1, a2, a3, a4, a5, a6 = (
+            a1 + m1,
+            a2 + m2,
+            a3 + m3,
+            a4 + m3 * y,
+            a5 + m3 * y * y,
+            a6 + m3 * y * y * y,
+        )
     phi_s = -s * (a1 - a2)
     p = a2 - 3 * a3 + a4
     m_2nd = 4 * a2 - 5 * a3 + a4
@@ -81,10 +93,11 @@ def moments_narrow(tau: float, s: float, row: Floats) -> None:
 
 @compiled
 def fill_kernel(s: float, kernel: Floats) -> int:
-    """What M, N and phi weigh m_k(u) by, over the offsets u - tau = x s; returns the column of x = 0.
+    """What M, N and phi weigh m_k(u) by, over the offsets u - tau = x s; returns the column of x =
+    0.
 
-    With w the normal density and Q its survival function the rows are w/s, (x-s)^2 w/s, Q(x), Q(-x), then d/ds of
-    w/s, of (x-s)^2 w/s and of Q(x), all at fixed u and tau: dx/ds = -x/s.
+    With w the normal density and Q its survival function the rows are w/s, (x-s)^2 w/s, Q(x),
+    Q(-x), then d/ds of w/s, of (x-s)^2 w/s and of Q(x), all at fixed u and tau: dx/ds = -x/s.
     """
     left, right = ceil(REACH_LEFT * s / STEP), ceil(REACH_RIGHT * s / STEP)
     for j in range(-left, right + 1):
@@ -105,9 +118,11 @@ def fill_kernel(s: float, kernel: Floats) -> int:
 
 @compiled
 def lowest_u(tau: float, s: float) -> float:
-    """Where the integrand m_1(u) Q((u - tau)/s) of 1 - phi is left of everything that matters, or Q is 1.
+    """Where the integrand m_1(u) Q((u - tau)/s) of 1 - phi is left of everything that matters, or Q
+    is 1.
 
-    Right of tau the integrand is a normal density about tau + s^2 cut off at u = 0; left of tau it is e^u.
+    Right of tau the integrand is a normal density about tau + s^2 cut off at u = 0; left of tau it
+    is e^u.
     """
     low = min(tau, 0.0)
     centre = low + s * s
@@ -122,7 +137,8 @@ def lowest_u(tau: float, s: float) -> float:
 def moments_wide(i: int, s: float, kernel: Floats, centre: int, row: Floats) -> None:
     """M, N, log phi and their slopes in s at tau = i ``STEP``, for s >= ``WIDE``.
 
-    Integration by parts bounds the window on the right: 1 - phi = int m_1(u) Q((u - tau)/s) du, and phi with 1 - Q.
+    Integration by parts bounds the window on the right: 1 - phi = int m_1(u) Q((u - tau)/s) du, and
+    phi with 1 - Q.
     """
     first = max(ceil(lowest_u(i * STEP, s) / STEP), i - centre)
     assert first >= U_FIRST
@@ -138,7 +154,8 @@ def moments_wide(i: int, s: float, kernel: Floats, centre: int, row: Floats) -> 
         m_s += m2 * kernel[4, k + c]
         v_s += m2 * kernel[5, k + c]
         missing_s += m1 * kernel[6, k + c]
-    missing += M1_BELOW[first - U_FIRST] * kernel[2, first + c]  # there Q is 1, or it does not matter
+    # there Q is 1, or it does not matter
+    missing += M1_BELOW[first - U_FIRST] * kernel[2, first + c]
     row[0], row[1], row[3], row[4] = m, v, m_s, v_s
     if missing < 0.5:
         row[2] = log1p(-missing)
@@ -178,7 +195,9 @@ def add_node(n: float, s: float, row: Floats, total: Floats) -> bool:
 
 @compiled
 def stride(n: float, s: float) -> int:
-    """Lattice steps between the nodes tau: beyond freezing phi^n varies on the scale s / sqrt(2 log n) > 1."""
+    """Lattice steps between the nodes tau: beyond freezing phi^n varies on the scale s / sqrt(2 log
+    n) > 1.
+    """
     return max(1, floor(s / (1 + sqrt(2 * log(n)))))
 
 
@@ -191,9 +210,14 @@ def peak(n: float, s: float) -> float:
 
 @compiled
 def integrate_pairs(ns: Floats, ss: Floats, out: Floats) -> None:
-    """f1, f2 and their slopes for each pair (n, s), into the rows of ``out``; runs of equal s share M, N and phi."""
+    """f1, f2 and their slopes for each pair (n, s), into the rows of ``out``; runs of equal s share
+    M, N and phi.
+    """
     kernel = np.empty((7, ceil((REACH_LEFT + REACH_RIGHT) * ss.max() / STEP) + 3))
-    lowest, highest = -ceil((REACH_RIGHT * ss.max() + 120) / STEP), ceil((REACH_LEFT * ss.max() + 10) / STEP)
+    lowest, highest = (
+        -ceil((REACH_RIGHT * ss.max() + 120) / STEP),
+        ceil((REACH_LEFT * ss.max() + 10) / STEP),
+    )
     rows = np.empty((highest - lowest + 1, 6))
     known = np.zeros(rows.shape[0], dtype=np.bool_)
     centre, last_s = 0, -1.0

@@ -1,15 +1,16 @@
-"""Softmax attention on n Gaussian tokens and one known key: the integrals of ``gaussian_rule`` with one factor more.
+"""Softmax attention on n Gaussian tokens and one known key: the integrals of ``gaussian_rule`` with
+one factor more.
 
-The known key has score b and so the share p_0 = exp(b) / (exp(b) + sum_j exp(s g_j)). With y = exp(tau + b) and M, N, phi of
-``gaussian_rule``,
+The known key has score b and so the share p_0 = exp(b) / (exp(b) + sum_j exp(s g_j)). With y =
+exp(tau + b) and M, N, phi of ``gaussian_rule``,
 
-    f1 = E (sum_j p_j (g_j - s))^2      = int (n N phi^(n-1) + n (n-1) s^2 M^2 phi^(n-2)) exp(-y) dtau
-    f2 = E sum_j p_j^2                  = n int M phi^(n-1) exp(-y) dtau
-    q1 = E p_0,  q2 = E p_0^2           = int (y, y^2) exp(-y) phi^n dtau
-    c  = -E p_0 sum_j p_j (g_j - s) / s = n int y exp(-y) M phi^(n-1) dtau
+    f1 = E (sum_j p_j (g_j - s))^2      = int (n N phi^(n-1) + n (n-1) s^2 M^2 phi^(n-2)) exp(-y)
+    dtau f2 = E sum_j p_j^2                  = n int M phi^(n-1) exp(-y) dtau q1 = E p_0,  q2 = E
+    p_0^2           = int (y, y^2) exp(-y) phi^n dtau c  = -E p_0 sum_j p_j (g_j - s) / s = n int y
+    exp(-y) M phi^(n-1) dtau
 
-and E sum_j p_j (g_j - s) = -s f2 (Stein's lemma): a sure key of weight exp(b) puts exp(-t exp(b)) under the integral. Every
-integrand is positive and analytic for |Im tau| < pi/2.
+and E sum_j p_j (g_j - s) = -s f2 (Stein's lemma): a sure key of weight exp(b) puts exp(-t exp(b))
+under the integral. Every integrand is positive and analytic for |Im tau| < pi/2.
 """
 
 from __future__ import annotations
@@ -41,12 +42,16 @@ TINY = 1e-17  # the share of the sum so far at which the march over tau ends
 
 @compiled
 def share_range(n: float, s: float) -> tuple[float, float]:
-    """Scores below which a known key has no share, and above which it has all of it, both to about exp(-``APART``).
+    """Scores below which a known key has no share, and above which it has all of it, both to about
+    exp(-``APART``).
 
-    log sum_j exp(s g_j) is about -``peak``; but for that chance at most s sqrt(2 (log n + APART)), at least -s sqrt(2 APART).
+    log sum_j exp(s g_j) is about -``peak``; but for that chance at most s sqrt(2 (log n + APART)),
+    at least -s sqrt(2 APART).
     """
     usual = -peak(n, s)
-    return min(usual, -s * sqrt(2 * APART)) - APART, max(usual, s * sqrt(2 * (log(n) + APART))) + APART
+    return min(usual, -s * sqrt(2 * APART)) - APART, max(
+        usual, s * sqrt(2 * (log(n) + APART))
+    ) + APART
 
 
 @compiled
@@ -75,7 +80,8 @@ def add_sure(y: float, row: Floats, total: Floats) -> bool:
 
 @compiled
 def integrate_sure(n: float, s: float, scores: Floats, out: Floats) -> None:
-    """f1, f2, q1, q2, c for known keys of some ``scores``, into the rows of ``out``; they share M, N and phi.
+    """f1, f2, q1, q2, c for known keys of some ``scores``, into the rows of ``out``; they share M,
+    N and phi.
 
     Scores outside ``share_range`` are taken at its ends.
     """

@@ -1,15 +1,17 @@
 """The integral for keys kept with probabilities and weights of their own: any keep rule.
 
-e_j = exp(score_j), c_j = value_j - limit, each key kept with probability p_j and then counted w_j times; eps_j = w_j e_j,
-x_j = exp(-t eps_j), D_j = 1 - p_j + p_j x_j, g_j = p_j eps_j x_j / D_j. Sure keys (p = 1) are two numbers of a query,
-S = sum eps_j and M = sum eps_j c_j. With P = exp(-t S) prod_j D_j, products and sums over the others,
+e_j = exp(score_j), c_j = value_j - limit, each key kept with probability p_j and then counted w_j
+times; eps_j = w_j e_j, x_j = exp(-t eps_j), D_j = 1 - p_j + p_j x_j, g_j = p_j eps_j x_j / D_j.
+Sure keys (p = 1) are two numbers of a query, S = sum eps_j and M = sum eps_j c_j. With P = exp(-t
+S) prod_j D_j, products and sums over the others,
 
-    E||Gamma_keep - Gamma||^2  = int t P ( |M + sum_j g_j c_j|^2 + sum_j p_j (1-p_j) eps_j^2 x_j / D_j^2 |c_j|^2 ) dt
-    E Gamma_keep - Gamma       = int P (M + sum_j g_j c_j) dt
-    E sum_j (softmax weight)^2 = int t P (sum_sure eps_j^2 + sum_j p_j eps_j^2 x_j / D_j) dt
+    E||Gamma_keep - Gamma||^2  = int t P ( |M + sum_j g_j c_j|^2 + sum_j p_j (1-p_j) eps_j^2 x_j /
+    D_j^2 |c_j|^2 ) dt E Gamma_keep - Gamma       = int P (M + sum_j g_j c_j) dt E sum_j (softmax
+    weight)^2 = int t P (sum_sure eps_j^2 + sum_j p_j eps_j^2 x_j / D_j) dt
 
-where no kept key counts as no error. Trapezoid rule in log t, and its error, as in integral.formulas. The vector may lose its
-digits while t is small (reweighted by 1/p, M + sum_j p_j eps_j c_j = 0 exactly); B = M + sum_j p_j eps_j c_j taken out,
+where no kept key counts as no error. Trapezoid rule in log t, and its error, as in
+integral.formulas. The vector may lose its digits while t is small (reweighted by 1/p, M + sum_j p_j
+eps_j c_j = 0 exactly); B = M + sum_j p_j eps_j c_j taken out,
 
     M + sum_j g_j c_j = B + sum_j p_j (1-p_j) eps_j (x_j - 1) / D_j c_j,
 
@@ -36,7 +38,9 @@ LEAST = -700.0
 
 @dataclass(frozen=True)
 class InclusionErrors:
-    """Of each query: mean squared error (m,), bias (m, d), E sum p^2 (m,); relative ``accuracy`` of the root."""
+    """Of each query: mean squared error (m,), bias (m, d), E sum p^2 (m,); relative ``accuracy`` of
+    the root.
+    """
 
     mse: Tensor
     bias: Tensor
@@ -49,8 +53,12 @@ class InclusionErrors:
 
 
 def joined(parts: Sequence[InclusionErrors], order: Tensor | None = None) -> InclusionErrors:
-    """Results of disjoint groups of queries as one; ``order``: the place of each query among them."""
-    mse, bias, sum_p2 = (torch.cat([getattr(part, name) for part in parts]) for name in ("mse", "bias", "sum_p2"))
+    """Results of disjoint groups of queries as one; ``order``: the place of each query among
+    them.
+    """
+    mse, bias, sum_p2 = (
+        torch.cat([getattr(part, name) for part in parts]) for name in ("mse", "bias", "sum_p2")
+    )
     if order is not None:
         mse, bias, sum_p2 = mse[order], bias[order], sum_p2[order]
     return InclusionErrors(mse, bias, sum_p2, max(part.accuracy for part in parts))
@@ -58,7 +66,9 @@ def joined(parts: Sequence[InclusionErrors], order: Tensor | None = None) -> Inc
 
 @dataclass(frozen=True)
 class SureKeys:
-    """Sums over the sure keys of each query; e is what a key counts, measured from an anchor of the query."""
+    """Sums over the sure keys of each query; e is what a key counts, measured from an anchor of the
+    query.
+    """
 
     total: Tensor  # of e, (m,)
     pair: Tensor  # of e^2, (m,)
@@ -67,18 +77,26 @@ class SureKeys:
     count: Tensor  # (m,)
 
     @classmethod
-    def of(cls, sure: Tensor, log_e: Tensor, v: Tensor, limit: Tensor, distance: Tensor) -> SureKeys:
-        """``sure``, ``log_e`` and ``distance`` |c| (m, N); ``v`` (N, d) and ``limit`` (m, d) from one origin."""
+    def of(
+        cls, sure: Tensor, log_e: Tensor, v: Tensor, limit: Tensor, distance: Tensor
+    ) -> SureKeys:
+        """``sure``, ``log_e`` and ``distance`` |c| (m, N); ``v`` (N, d) and ``limit`` (m, d) from
+        one origin.
+        """
         e = torch.where(sure, log_e, -torch.inf).exp()
         total = e.sum(1)
         spread = torch.where(sure, distance.square(), 0.0).sum(1)
-        return cls(total, e.square().sum(1), e @ v - total[:, None] * limit, spread, sure.sum(1).double())
+        return cls(
+            total, e.square().sum(1), e @ v - total[:, None] * limit, spread, sure.sum(1).double()
+        )
 
 
 class Sums:
-    """Running sums over nodes of an integral over kept keys, and where its nodes lie; it knows its own reach.
+    """Running sums over nodes of an integral over kept keys, and where its nodes lie; it knows its
+    own reach.
 
-    ``total``: what the sure keys of each query sum to; ``first``: B; ``log_most``: logarithm of the largest S.
+    ``total``: what the sure keys of each query sum to; ``first``: B; ``log_most``: logarithm of the
+    largest S.
     """
 
     chunk = 16
@@ -95,7 +113,9 @@ class Sums:
 
     @property
     def span(self) -> float:
-        """How far below the anchor the logarithm of the smallest S lies: that of the sure keys, or of one key alone."""
+        """How far below the anchor the logarithm of the smallest S lies: that of the sure keys, or
+        of one key alone.
+        """
         least = torch.where(self.total > 0, self.total.log(), self.lightest())
         return -float(least.clamp(max=0).min())
 
@@ -112,18 +132,33 @@ class Sums:
         raise NotImplementedError
 
     def integrate(self, tol: float) -> InclusionErrors:
-        """The march over all nodes. Below the lowest the bias has t B left, a geometric series; the squares have t^2 of it."""
-        march(self, self, 0.5 * math.log(2 * tol) - self.log_most, -self.log_most - 18, self.step, tol)
+        """The march over all nodes. Below the lowest the bias has t B left, a geometric series; the
+        squares have t^2 of it.
+        """
+        march(
+            self, self, 0.5 * math.log(2 * tol) - self.log_most, -self.log_most - 18, self.step, tol
+        )
         rest = math.exp(self.bottom) * self.step / math.expm1(self.step)
-        return InclusionErrors(self.sums[0], self.drift + rest * self.first, self.sums[1], aliasing(self.step) / 2 + tol)
+        return InclusionErrors(
+            self.sums[0],
+            self.drift + rest * self.first,
+            self.sums[1],
+            aliasing(self.step) / 2 + tol,
+        )
 
 
 def inclusion_error(
-    scores: Tensor, values: Tensor, probability: Tensor, weight: Tensor | None = None, *, tol: float = TOL
+    scores: Tensor,
+    values: Tensor,
+    probability: Tensor,
+    weight: Tensor | None = None,
+    *,
+    tol: float = TOL,
 ) -> InclusionErrors:
     """Key by key, in float64: ``scores``, ``probability``, ``weight`` (m, N), ``values`` (N, d).
 
-    A key that a query does not see has the score -inf and probability 0. A query that keeps no key counts as no error.
+    A key that a query does not see has the score -inf and probability 0. A query that keeps no key
+    counts as no error.
     """
     rows = max(1, ELEMENTS // (8 * scores.shape[1]))
     centre = values[len(values) // 2].double()
@@ -137,7 +172,9 @@ def inclusion_error(
     return joined(parts)
 
 
-def _rows(s: Tensor, v: Tensor, limit: Tensor, p: Tensor, w: Tensor | None, tol: float) -> InclusionErrors:
+def _rows(
+    s: Tensor, v: Tensor, limit: Tensor, p: Tensor, w: Tensor | None, tol: float
+) -> InclusionErrors:
     some = p > 0
     log_eps = torch.where(some, s if w is None else s + torch.where(some, w, 1.0).log(), -torch.inf)
     anchor = log_eps.amax(1, keepdim=True)
@@ -160,7 +197,14 @@ class _Included(Sums):
     """For a few queries, key by key."""
 
     def __init__(
-        self, log_eps: Tensor, v: Tensor, limit: Tensor, p: Tensor, distance: Tensor, sure: SureKeys, step: float
+        self,
+        log_eps: Tensor,
+        v: Tensor,
+        limit: Tensor,
+        p: Tensor,
+        distance: Tensor,
+        sure: SureKeys,
+        step: float,
     ) -> None:
         by_chance = (p > 0) & (p < 1)
         rest = by_chance.any(0).nonzero()[:, 0]  # keys that chance decides for some query
@@ -171,7 +215,9 @@ class _Included(Sums):
         eps = self.log_eps.exp()
         once = self.p * eps
         first = sure.vector + once @ self.near - once.sum(1, keepdim=True) * limit
-        self.second = first.square().sum(1) + ((1 - self.p) * once * eps * self.distance.square()).sum(1)
+        self.second = first.square().sum(1) + (
+            (1 - self.p) * once * eps * self.distance.square()
+        ).sum(1)
         self.pair = sure.pair + (once * eps).sum(1)
         log_most = float((sure.total + eps.sum(1)).max().clamp_min(1e-300).log())
         super().__init__(sure.total, first, log_most, step)
@@ -188,7 +234,8 @@ class _Included(Sums):
     def _add(self, tau: Tensor) -> None:
         t = tau.exp()
         p = self.p[:, None]  # (m, 1, N)
-        y = torch.exp((tau[:, None] + self.log_eps[:, None]).clamp(max=HIGHEST))  # t eps, (m, nodes, N)
+        # t eps, (m, nodes, N)
+        y = torch.exp((tau[:, None] + self.log_eps[:, None]).clamp(max=HIGHEST))
         x, lost = torch.exp(-y), torch.expm1(-y)
         d = (1 - p) + p * x
         log_d = torch.where(p * lost > -0.5, torch.log1p(p * lost), d.log()).sum(2)
@@ -196,10 +243,15 @@ class _Included(Sums):
         late = p * y * x / d
         early = p * (1 - p) * y * lost / d
         far = self.distance[:, None]
-        is_late = t * self.size[:, None] + (late * far).sum(2) < t * self.first.norm(dim=1)[:, None] - (early * far).sum(2)
+        is_late = t * self.size[:, None] + (late * far).sum(2) < t * self.first.norm(dim=1)[
+            :, None
+        ] - (early * far).sum(2)
         is_late |= tau + self.log_eps.amax(1, keepdim=True) > HIGHEST  # y was cut there, t was not
         terms = torch.where(is_late[:, :, None], late, early)
-        base = torch.where(is_late[:, :, None], self.sure.vector[:, None], self.first[:, None]) * t[:, None]
+        base = (
+            torch.where(is_late[:, :, None], self.sure.vector[:, None], self.first[:, None])
+            * t[:, None]
+        )
         vector = base + terms @ self.near - terms.sum(2, keepdim=True) * self.gamma[:, None]
         pairs = p * y * y * x / d
         spread = ((1 - p) * pairs / d * far.square()).sum(2)
@@ -209,14 +261,23 @@ class _Included(Sums):
         self.drift += (chance[:, :, None] * vector).sum(1)
 
     def above(self, tau: float) -> Tensor:
-        """E[|Gamma_keep - Gamma|^2 (1 + tS) exp(-tS)] <= 2 P(t/2) times a sum of |c|^2: sure keys, and others times p x / D."""
+        """E[|Gamma_keep - Gamma|^2 (1 + tS) exp(-tS)] <= 2 P(t/2) times a sum of |c|^2: sure keys,
+        and others times p x / D.
+        """
         half = torch.exp((tau + self.log_eps).clamp(max=HIGHEST)) / 2
         x = torch.exp(-half)
         d = 1 - self.p + self.p * x
         log_d = torch.log1p(self.p * torch.expm1(-half)).where(half < 0.5, d.log()).sum(1)
-        chance = 2 * torch.exp((log_d - math.exp(min(tau, 700.0)) / 2 * self.total).clamp_min(LEAST))
+        chance = 2 * torch.exp(
+            (log_d - math.exp(min(tau, 700.0)) / 2 * self.total).clamp_min(LEAST)
+        )
         kept = self.p * x / d
-        return chance * torch.stack([self.sure.spread + (kept * self.distance.square()).sum(1), self.sure.count + kept.sum(1)])
+        return chance * torch.stack(
+            [
+                self.sure.spread + (kept * self.distance.square()).sum(1),
+                self.sure.count + kept.sum(1),
+            ]
+        )
 
     def below(self, tau: float) -> Tensor:
         return math.exp(2 * tau) / 2 * torch.stack([self.second, self.pair])

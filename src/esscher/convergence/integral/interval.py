@@ -1,12 +1,14 @@
-"""The probability that a sum of independent terms falls between two bounds, from its Laplace transform.
+"""The probability that a sum of independent terms falls between two bounds, from its Laplace
+transform.
 
 With M(z) = E exp(-z S), S >= 0, and nodes z_k = theta + 2 pi i k / T,
 
-    P(low < S < high) = (1/T) sum_k M(z_k) (exp(z_k high) - exp(z_k low)) / z_k,       k from -inf to inf,
+    P(low < S < high) = (1/T) sum_k M(z_k) (exp(z_k high) - exp(z_k low)) / z_k,       k from -inf
+    to inf,
 
-is the Fourier series of exp(-theta s) times the density, taken periodically: what lies beyond T comes back damped by
-exp(-theta T) = exp(-DAMPED) (Abate and Whitt 1992). The series ends where M has died out. A sum of few terms or of few values
-has atoms, M does not die, and there is no answer.
+is the Fourier series of exp(-theta s) times the density, taken periodically: what lies beyond T
+comes back damped by exp(-theta T) = exp(-DAMPED) (Abate and Whitt 1992). The series ends where M
+has died out. A sum of few terms or of few values has atoms, M does not die, and there is no answer.
 """
 
 from __future__ import annotations
@@ -23,10 +25,14 @@ DAMPED = 30.0  # exp(-30) = 1e-13
 TOL = 1e-9
 
 
-def interval_probability(transform: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, most: int) -> Tensor | None:
-    """For B sums at once: ``transform`` takes nodes (K,) to M (K, B), complex; ``low`` and ``high`` (B,), high > 0.
+def interval_probability(
+    transform: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, most: int
+) -> Tensor | None:
+    """For B sums at once: ``transform`` takes nodes (K,) to M (K, B), complex; ``low`` and ``high``
+    (B,), high > 0.
 
-    To about 1e-9; None where M does not die out within ``most`` nodes. Nothing lies below 0: a ``low`` there is as none.
+    To about 1e-9; None where M does not die out within ``most`` nodes. Nothing lies below 0: a
+    ``low`` there is as none.
     """
     period = 2 * float(high.max())
     theta = DAMPED / period
@@ -46,7 +52,9 @@ def interval_probability(transform: Callable[[Tensor], Tensor], low: Tensor, hig
 
 
 class Exponentials:
-    """exp(-z x) at nodes in equal steps, chunk after chunk: the powers of the step are computed once."""
+    """exp(-z x) at nodes in equal steps, chunk after chunk: the powers of the step are computed
+    once.
+    """
 
     def __init__(self, x: Tensor) -> None:
         self.x = x

@@ -1,12 +1,14 @@
 """The largest softmax weight among n keys drawn independently, in expectation.
 
-Sort the values that a score can take, s_1 < ... < s_L, with probabilities w_l. That no key drawn exceeds s_l, together with
-exp(-tS), has the expectation B_l(t)^n, B_l(t) = sum_{i <= l} w_i exp(-t e_i). So that, ties or not,
+Sort the values that a score can take, s_1 < ... < s_L, with probabilities w_l. That no key drawn
+exceeds s_l, together with exp(-tS), has the expectation B_l(t)^n, B_l(t) = sum_{i <= l} w_i exp(-t
+e_i). So that, ties or not,
 
     E max_j p_j = int E[e_max exp(-tS)] dt = int sum_l e_l (B_l^n - B_(l-1)^n) dt
 
-where a key drawn twice is two keys that share the largest weight. In tau = log t the trapezoid rule of step H is wrong by a
-relative 2 sum_k |Gamma(1 + 2 pi i k / H)| at most, which is below ``aliasing`` of integral.formulas.
+where a key drawn twice is two keys that share the largest weight. In tau = log t the trapezoid rule
+of step H is wrong by a relative 2 sum_k |Gamma(1 + 2 pi i k / H)| at most, which is below
+``aliasing`` of integral.formulas.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ WIDE = 600.0  # exp(-600) is a number still, and exp(604)
 def largest_weights(score: Tensor, weight: Tensor, n: Tensor, sum_p2: Floats, tol: float) -> Floats:
     """E max_j p_j, (m, len n), relative error about ``tol``.
 
-    ``score`` (m, L): at most 0, rising along each row; ``weight`` (m, L): of sum 1, 0 for places that no key takes.
-    ``sum_p2`` (m, len n): E sum p^2, below which the largest weight never is; it says where the integral may begin.
+    ``score`` (m, L): at most 0, rising along each row; ``weight`` (m, L): of sum 1, 0 for places
+    that no key takes. ``sum_p2`` (m, len n): E sum p^2, below which the largest weight never is; it
+    says where the integral may begin.
     """
     scores, weights = (x.double().cpu().contiguous().numpy() for x in (score, weight))
     counts, out = n.double().cpu().numpy(), np.zeros_like(sum_p2)
@@ -49,7 +52,9 @@ def largest_weights(score: Tensor, weight: Tensor, n: Tensor, sum_p2: Floats, to
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
-def _integrate(score: Floats, weight: Floats, n: Floats, floor: Floats, step: float, tol: float, out: Floats) -> None:
+def _integrate(
+    score: Floats, weight: Floats, n: Floats, floor: Floats, step: float, tol: float, out: Floats
+) -> None:
     """Nodes upward from where t E e_max is nothing beside the result to where E exp(-tS) is."""
     begin, log_below = np.empty(n.size), np.empty(score.shape[1])
     for i in range(score.shape[0]):
@@ -75,7 +80,9 @@ def _integrate(score: Floats, weight: Floats, n: Floats, floor: Floats, step: fl
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def _transforms(grown: Floats, share: Floats, log_below: Floats) -> float:
-    """log B_L; and log B_(l-1) for each l, the largest score first. ``grown``: t e; 1 - B is a sum without cancellation."""
+    """log B_L; and log B_(l-1) for each l, the largest score first. ``grown``: t e; 1 - B is a sum
+    without cancellation.
+    """
     gap = 0.0
     for j in range(grown.size):
         lost = -math.expm1(-grown[j]) if grown[j] < HIDDEN else 1.0

@@ -1,8 +1,10 @@
-"""The functionals summed key by key: the reference path, and the engine for laws reduced to nodes along the tilt.
+"""The functionals summed key by key: the reference path, and the engine for laws reduced to nodes
+along the tilt.
 
-A law of keys seen from a query is a list of scores s_j with weights w_j, values v_j and variances b_j (the variance the
-value still has once the key's score is known). ``error_from_nodes`` integrates its exact error in float64 by summing
-(nodes in tau) x (keys); see esscher.convergence.integral.formulas for the formulas.
+A law of keys seen from a query is a list of scores s_j with weights w_j, values v_j and variances
+b_j (the variance the value still has once the key's score is known). ``error_from_nodes``
+integrates its exact error in float64 by summing (nodes in tau) x (keys); see
+esscher.convergence.integral.formulas for the formulas.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ SHUT = 6.0  # exp(-exp(6)) = 1e-175: above -tau + SHUT every kernel has its fina
 
 @dataclass(frozen=True)
 class KeySource:
-    """Keys of m queries: ``score`` (m, N), at most 0; mass w, spread w (|c|^2 + b), both (m, N); value w c, (m, d, N)."""
+    """Keys of m queries: ``score`` (m, N), at most 0; mass w, spread w (|c|^2 + b), both (m, N);
+    value w c, (m, d, N).
+    """
 
     score: Tensor
     mass: Tensor
@@ -57,13 +61,16 @@ class KeySource:
 
     @classmethod
     def build(cls, scores: Tensor, log_weights: Tensor, values: Tensor, extra: Tensor) -> KeySource:
-        """From scores, log-weights and extra variances (m, N) and values (m, N, d), in float64; weights sum to 1."""
+        """From scores, log-weights and extra variances (m, N) and values (m, N, d), in float64;
+        weights sum to 1.
+        """
         inside = log_weights > -math.inf
         anchor = scores.masked_fill(~inside, -math.inf).amax(1, keepdim=True)
         # a key of weight 0 is put on the anchor, where it costs no range
         score = torch.where(inside, scores - anchor, 0.0)
-        # centred twice: first on the value of the heaviest key, so that neither a common offset nor a limit that is nearly
-        # this value costs digits, and values that are all equal leave exactly nothing
+        # centred twice: first on the value of the heaviest key, so that neither a common offset nor
+        # a limit that is nearly this value costs digits, and values that are all equal leave
+        # exactly nothing
         heaviest = (log_weights + score).argmax(1)
         shift = values[torch.arange(len(values), device=values.device), heaviest][:, None]
         near = values - shift
@@ -95,13 +102,19 @@ class KeySource:
         rows = max(1, ELEMENTS // self.score.numel())
         parts = [self._contract(part, family) for part in torch.split(tau, rows)]
         out = {name: torch.cat([part[name] for part in parts], dim=-1) for name in parts[0]}
-        vectors = {name: Vectors(out.pop(name).transpose(0, 1), 1.0) for name, x in list(out.items()) if x.ndim == 3}
+        vectors = {
+            name: Vectors(out.pop(name).transpose(0, 1), 1.0)
+            for name, x in list(out.items())
+            if x.ndim == 3
+        }
         return Sums(out, vectors)
 
     def _contract(self, tau: Tensor, family: Family) -> dict[str, Tensor]:
         """Numbers (m, nodes) and vectors (m, d, nodes)."""
         out = {}
-        for name, (channel, kernel) in family(tau[:, None] + self.score[:, None, :], tau[:, None]).items():
+        for name, (channel, kernel) in family(
+            tau[:, None] + self.score[:, None, :], tau[:, None]
+        ).items():
             if channel == "value":
                 out[name] = self.value @ kernel.transpose(1, 2)
             else:
@@ -111,9 +124,11 @@ class KeySource:
 
 
 class _WideSource:
-    """One query whose scores span hundreds of nats: for each tau, only the keys whose kernel is not constant.
+    """One query whose scores span hundreds of nats: for each tau, only the keys whose kernel is not
+    constant.
 
-    Gaps longer than REACH (and the spread of the log-weights) are shortened to that: keys further apart never compete.
+    Gaps longer than REACH (and the spread of the log-weights) are shortened to that: keys further
+    apart never compete.
     """
 
     def __init__(self, keys: KeySource) -> None:
@@ -125,7 +140,9 @@ class _WideSource:
         self.score = torch.cat([score[:1], score[0] - gaps.cumsum(0)])
         self.channels = keys.mass[0, order], keys.spread[0, order], keys.value[0][:, order]
         self.over = [torch.nn.functional.pad(x.cumsum(-1), (1, 0)) for x in self.channels]
-        self.under = [torch.nn.functional.pad(x.flip(-1).cumsum(-1).flip(-1), (0, 1)) for x in self.channels]
+        self.under = [
+            torch.nn.functional.pad(x.flip(-1).cumsum(-1).flip(-1), (0, 1)) for x in self.channels
+        ]
         self.moments = keys.moments
         self.span = float(-self.score[-1])
         self.chunk = 256
@@ -133,9 +150,12 @@ class _WideSource:
     def contract(self, tau: Tensor, family: Family) -> Sums:
         bounds = torch.stack([tau.min() - SHUT, tau.max() + self.reach])  # in -score, which ascends
         first, last = torch.searchsorted(-self.score, bounds.to(self.score)).tolist()
-        # kernels are constant above the band and below it: a key at either infinity carries the sums of all those
+        # kernels are constant above the band and below it: a key at either infinity carries the
+        # sums of all those
         mass, spread, value = (
-            torch.cat([over[..., first : first + 1], x[..., first:last], under[..., last : last + 1]], -1)[None]
+            torch.cat(
+                [over[..., first : first + 1], x[..., first:last], under[..., last : last + 1]], -1
+            )[None]
             for over, x, under in zip(self.over, self.channels, self.under, strict=True)
         )
         score = torch.nn.functional.pad(self.score[first:last], (1, 0), value=1e9)
@@ -153,36 +173,50 @@ def error_from_nodes(
     sampling: str = "replacement",
     details: bool = False,
 ) -> NodeErrors:
-    """Exact error of softmax attention on n keys drawn from weighted nodes, in float64, relative error about 1e-12.
+    """Exact error of softmax attention on n keys drawn from weighted nodes, in float64, relative
+    error about 1e-12.
 
-    ``scores``: (m, N), row i seen by query i. ``log_weights``: (N,) or (m, N), normalised here; None: equal weights.
-    ``values``: (N, d) or (m, N, d). ``extra``: variance of the value given the node, summed over its d coordinates,
-    (N,) or (m, N); None for 0. ``n``: token numbers up to 2**53. ``sampling="bernoulli"`` keeps each of the N nodes
-    with probability n / N instead (equal weights, no extra, n at most N; no kept key counts as no error).
+    ``scores``: (m, N), row i seen by query i. ``log_weights``: (N,) or (m, N), normalised here;
+    None: equal weights. ``values``: (N, d) or (m, N, d). ``extra``: variance of the value given the
+    node, summed over its d coordinates, (N,) or (m, N); None for 0. ``n``: token numbers up to
+    2**53. ``sampling="bernoulli"`` keeps each of the N nodes with probability n / N instead (equal
+    weights, no extra, n at most N; no kept key counts as no error).
 
-    Memory is flat in m; time is m x N x (about 100 nodes, and 3.6 more per nat of score range). A query whose scores
-    span more than 300 nats sums only the keys near each node: its time grows with N plus the range, not their product.
+    Memory is flat in m; time is m x N x (about 100 nodes, and 3.6 more per nat of score range). A
+    query whose scores span more than 300 nats sums only the keys near each node: its time grows
+    with N plus the range, not their product.
     """
     score, log_weight, value, spare = _nodes(scores, log_weights, values, extra)
     counts = as_counts(n, "n")
     keys = score.shape[1]
     check_sampling(sampling, counts, keys)
     if sampling == "bernoulli" and not (log_weights is None and extra is None):
-        raise ValueError("sampling='bernoulli': expected equal weights and no extra variance; pass None for both")
-    parts = [_integrate(near, counts, keys, keys, sampling, details) for _, near in sources(score, log_weight, value, spare)]
+        raise ValueError(
+            "sampling='bernoulli': expected equal weights and no extra variance; pass None for both"
+        )
+    parts = [
+        _integrate(near, counts, keys, keys, sampling, details)
+        for _, near in sources(score, log_weight, value, spare)
+    ]
     return concatenate(parts)
 
 
 def error_of_share(score: Tensor, value: Tensor, n: Any, of: int, sampling: str) -> NodeErrors:
-    """The error of queries over keys of their own, scores (m, N) and values (N, d): "bernoulli" keeps each with n / of."""
+    """The error of queries over keys of their own, scores (m, N) and values (N, d): "bernoulli"
+    keeps each with n / of.
+    """
     keys, score = score.shape[1], score.double()
     equal, none = torch.full_like(score, -math.log(keys)), torch.zeros_like(score)
     near = sources(score, equal, value.double(), none)
     return concatenate([_integrate(source, n, keys, of, sampling, False) for _, source in near])
 
 
-def sources(score: Tensor, log_weight: Tensor, value: Tensor, extra: Tensor) -> Iterator[tuple[slice, Source]]:
-    """Some queries at a time, a wide one alone: scores, log-weights, extra (m, N), values (N, d) or (m, N, d), in float64."""
+def sources(
+    score: Tensor, log_weight: Tensor, value: Tensor, extra: Tensor
+) -> Iterator[tuple[slice, Source]]:
+    """Some queries at a time, a wide one alone: scores, log-weights, extra (m, N), values (N, d) or
+    (m, N, d), in float64.
+    """
     spans = (score.amax(1) - score.amin(1)).tolist()
     group = max(1, ELEMENTS // (16 * score.shape[1]))
     i = 0
@@ -196,31 +230,56 @@ def sources(score: Tensor, log_weight: Tensor, value: Tensor, extra: Tensor) -> 
         i = j
 
 
-def error_of_kept(score: Tensor, log_mass: Tensor, value: Tensor, extra: Tensor, tokens: int, limit: Tensor) -> NodeErrors:
-    """The error of one query, against ``limit`` (d,), of n tokens of which each is kept with a chance of its own.
+def error_of_kept(
+    score: Tensor, log_mass: Tensor, value: Tensor, extra: Tensor, tokens: int, limit: Tensor
+) -> NodeErrors:
+    """The error of one query, against ``limit`` (d,), of n tokens of which each is kept with a
+    chance of its own.
 
-    A token that is not kept has e = 0, so the formulas for n draws hold with sums over the kept ones alone. ``score``: log of
-    what a kept token counts, (N,); ``log_mass``: log of weight times chance; ``value``, ``extra`` as in ``error_from_nodes``.
-    Around the limit g' of what is kept, E|Gamma - g|^2 = E|Gamma - g'|^2 + 2 <bias', g' - g> + |g' - g|^2 P(one is kept).
+    A token that is not kept has e = 0, so the formulas for n draws hold with sums over the kept
+    ones alone. ``score``: log of what a kept token counts, (N,); ``log_mass``: log of weight times
+    chance; ``value``, ``extra`` as in ``error_from_nodes``. Around the limit g' of what is kept,
+    E|Gamma - g|^2 = E|Gamma - g'|^2 + 2 <bias', g' - g> + |g' - g|^2 P(one is kept).
     """
     near = KeySource.build(score[None], log_mass[None], value[None], extra[None])
     kept = float(near.mass.sum())
-    near = replace(near, moments=replace(near.moments, missing=near.mass.new_tensor([[max(0.0, 1.0 - kept)]])))
-    found = _integrate(_WideSource(near) if near.span > WIDE else near, [tokens], tokens, tokens, "replacement", True)
+    near = replace(
+        near, moments=replace(near.moments, missing=near.mass.new_tensor([[max(0.0, 1.0 - kept)]]))
+    )
+    found = _integrate(
+        _WideSource(near) if near.span > WIDE else near,
+        [tokens],
+        tokens,
+        tokens,
+        "replacement",
+        True,
+    )
     assert found.bias is not None
     gap = (near.moments.limit[0] - limit).cpu().numpy()
     some = -math.expm1(tokens * math.log1p(-kept)) if kept < 1.0 else 1.0
     mse = found.mse[0, 0] + 2.0 * found.bias[0, 0] @ gap + gap @ gap * some
-    return replace(found, mse=np.array([[max(mse, 0.0)]]), bias=found.bias + gap * some, limit=limit.cpu().numpy()[None])
+    return replace(
+        found,
+        mse=np.array([[max(mse, 0.0)]]),
+        bias=found.bias + gap * some,
+        limit=limit.cpu().numpy()[None],
+    )
 
 
-def _integrate(source: Source, counts: Any, keys: int, of: int, sampling: str, details: bool) -> NodeErrors:
+def _integrate(
+    source: Source, counts: Any, keys: int, of: int, sampling: str, details: bool
+) -> NodeErrors:
     limit = source.moments.limit
     if sampling == "replacement":
         n = torch.as_tensor(counts, dtype=torch.float64, device=limit.device)
         return replacement_errors(source, n, step=STEP, tol=TOL, details=details)
     own = limit.new_full((len(limit),), keys)
-    return side_by_side([bernoulli_errors(source, int(c), of, own, step=STEP, tol=TOL, details=details) for c in counts])
+    return side_by_side(
+        [
+            bernoulli_errors(source, int(c), of, own, step=STEP, tol=TOL, details=details)
+            for c in counts
+        ]
+    )
 
 
 def concatenate(parts: list[NodeErrors]) -> NodeErrors:
@@ -259,25 +318,43 @@ def _join(parts: list[NodeErrors], axis: int) -> NodeErrors:
     )
 
 
-def _nodes(scores: Any, log_weights: Any, values: Any, extra: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Checked float64 tensors: scores, normalised log-weights and extra as (m, N), values (N, d) or (m, N, d)."""
+def _nodes(
+    scores: Any, log_weights: Any, values: Any, extra: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Checked float64 tensors: scores, normalised log-weights and extra as (m, N), values (N, d) or
+    (m, N, d).
+    """
     score = as_tensor(scores, "scores", ndim=2).double().detach()
     m, keys = score.shape
     if m == 0 or keys == 0:
-        raise ValueError(f"scores: expected at least one query and one key, got shape {tuple(score.shape)}")
+        raise ValueError(
+            f"scores: expected at least one query and one key, got shape {tuple(score.shape)}"
+        )
     value = as_tensor(values, "values").double().detach().to(score.device)
-    if value.ndim not in (2, 3) or value.shape[-2] != keys or (value.ndim == 3 and value.shape[0] != m):
-        raise ValueError(f"values: expected shape ({keys}, d) or ({m}, {keys}, d), got {tuple(value.shape)}")
+    if (
+        value.ndim not in (2, 3)
+        or value.shape[-2] != keys
+        or (value.ndim == 3 and value.shape[0] != m)
+    ):
+        raise ValueError(
+            f"values: expected shape ({keys}, d) or ({m}, {keys}, d), got {tuple(value.shape)}"
+        )
     if log_weights is None:
         log_weight = score.new_full((m, keys), -math.log(keys))
     else:
-        raw = log_weights if isinstance(log_weights, Tensor) else torch.as_tensor(np.array(log_weights, dtype=np.float64))
+        raw = (
+            log_weights
+            if isinstance(log_weights, Tensor)
+            else torch.as_tensor(np.array(log_weights, dtype=np.float64))
+        )
         raw = raw.to(score.device)
         finite = as_tensor(torch.where(raw == -math.inf, 0.0, raw), "log_weights").double()
         log_weight = torch.where(raw == -math.inf, -math.inf, finite)
         log_weight = _per_query(log_weight, "log_weights", m, keys)
         if not bool((log_weight > -math.inf).any(1).all()):
-            raise ValueError("log_weights: expected a positive weight for every query, got only zeros")
+            raise ValueError(
+                "log_weights: expected a positive weight for every query, got only zeros"
+            )
         log_weight = torch.log_softmax(log_weight, 1)
     spare = score.new_zeros(m, keys)
     if extra is not None:

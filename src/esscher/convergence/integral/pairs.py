@@ -1,15 +1,18 @@
-"""Errors of two heads on one random set of keys: they lose the same keys, so that their errors are correlated.
+"""Errors of two heads on one random set of keys: they lose the same keys, so that their errors are
+correlated.
 
-Key j is kept with probability p_j, for both heads or for neither, and then counts w_j. Head 1 has eps_j = w_j exp(score_j) and
-c_j = v_j - limit, head 2 has phi_j and d_j. From 1/(S T) = int int exp(-s S - t T) ds dt,
+Key j is kept with probability p_j, for both heads or for neither, and then counts w_j. Head 1 has
+eps_j = w_j exp(score_j) and c_j = v_j - limit, head 2 has phi_j and d_j. From 1/(S T) = int int
+exp(-s S - t T) ds dt,
 
   E <e_1, e_2> = int int prod_j D_j ( <sum_j g_j eps_j c_j, sum_j g_j phi_j d_j>
                                       + sum_j (g_j - g_j^2) eps_j phi_j <c_j, d_j> ) ds dt,
   D_j = 1 - p_j + p_j exp(-s eps_j - t phi_j),   g_j = p_j exp(-s eps_j - t phi_j) / D_j,
 
-e the errors of the outputs; where no key is kept there is no output, and no error is counted. With both heads the same this is
-the mean squared error of integral.inclusion. First order, at equal probabilities or reweighted: sum_j (1/p_j - 1) pi_j rho_j
-<c_j, d_j>, pi and rho the softmax weights.
+e the errors of the outputs; where no key is kept there is no output, and no error is counted. With
+both heads the same this is the mean squared error of integral.inclusion. First order, at equal
+probabilities or reweighted: sum_j (1/p_j - 1) pi_j rho_j <c_j, d_j>, pi and rho the softmax
+weights.
 """
 
 from __future__ import annotations
@@ -56,11 +59,15 @@ def pair_error(
 
 
 def _nodes(eps: Tensor, p: Tensor, step: float) -> Tensor:
-    """From well below 1 / E S to where exp(-s S) is gone, whichever keys are kept: with sure keys that is sooner."""
+    """From well below 1 / E S to where exp(-s S) is gone, whichever keys are kept: with sure keys
+    that is sooner.
+    """
     sure = float(eps[p == 1].sum())
     end = LARGE / (sure if sure > 0 else float(eps.min()))
     first = math.log(SMALL / float((p * eps).sum()))
-    return torch.exp(torch.arange(first, math.log(end) + step, step, dtype=torch.float64, device=eps.device))
+    return torch.exp(
+        torch.arange(first, math.log(end) + step, step, dtype=torch.float64, device=eps.device)
+    )
 
 
 def first_order_pair(

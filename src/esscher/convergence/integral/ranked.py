@@ -4,8 +4,9 @@ With pi the softmax weights and K, D what is kept and dropped,
 
     Gamma_keep - Gamma = sum_K pi_j c_j / pi_K = - sum_D pi_j c_j / pi_K,
 
-and of the two sums that over the lighter set is taken. Keys between two n of the ladder are summed once, by a product of a
-sparse matrix (its rows: a query's keys between two n) with the values; the sums of K and D are running sums of these.
+and of the two sums that over the lighter set is taken. Keys between two n of the ladder are summed
+once, by a product of a sparse matrix (its rows: a query's keys between two n) with the values; the
+sums of K and D are running sums of these.
 """
 
 from __future__ import annotations
@@ -21,13 +22,17 @@ from esscher.keep.context import Context
 
 __all__ = ["ranked_errors"]
 
-with warnings.catch_warnings():  # torch says once that the format is young; of it only products with dense matrices are used
+# torch says once that the format is young; of it only products with dense matrices are used
+with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     torch.sparse_csr_tensor([0, 1], [0], [1.0])
 
 
-def ranked_errors(context: Context, held: Tensor, ranking: Tensor, counts: Tensor) -> list[InclusionErrors]:
-    """One result for each of ``counts`` (S,): keys kept in all, the ``held`` (m, N) and then the first of the ``ranking``.
+def ranked_errors(
+    context: Context, held: Tensor, ranking: Tensor, counts: Tensor
+) -> list[InclusionErrors]:
+    """One result for each of ``counts`` (S,): keys kept in all, the ``held`` (m, N) and then the
+    first of the ``ranking``.
 
     ``ranking`` (1, N) or (m, N): indices of the keys, the first to be kept first.
     """
@@ -45,12 +50,17 @@ def ranked_errors(context: Context, held: Tensor, ranking: Tensor, counts: Tenso
     some = torch.where(mass > 0, mass, 1.0)
     bias, pair = vector / some[:, :, None], kept[:, :, -1] / some.square()
     accuracy = 32 * torch.finfo(context.dtype).eps
-    found = [InclusionErrors(bias[:, i].square().sum(1), bias[:, i], pair[:, i], accuracy) for i in range(len(counts))]
+    found = [
+        InclusionErrors(bias[:, i].square().sum(1), bias[:, i], pair[:, i], accuracy)
+        for i in range(len(counts))
+    ]
     return [found[i] for i in order.argsort().tolist()]
 
 
 class _Steps:
-    """Sums of pi (value, 1, pi) over the keys between two n, (m, S + 1, d + 2), and over those held, (m, d + 2)."""
+    """Sums of pi (value, 1, pi) over the keys between two n, (m, S + 1, d + 2), and over those
+    held, (m, d + 2).
+    """
 
     def __init__(self, context: Context, held: Tensor, ranking: Tensor, counts: Tensor) -> None:
         weight, near = context.attention.to(context.dtype), context.near.to(context.dtype)
@@ -74,10 +84,14 @@ class _Steps:
         weights = weights.flatten()
         sums = _sparse(edges, columns.flatten(), weights, keys) @ rows
         pairs = torch.segment_reduce(weights.square(), "sum", offsets=edges, initial=0.0)
-        self.sums = torch.cat([sums, pairs[:, None]], dim=1).double().reshape(m, len(counts) + 1, -1)
+        self.sums = (
+            torch.cat([sums, pairs[:, None]], dim=1).double().reshape(m, len(counts) + 1, -1)
+        )
 
 
 def _sparse(edges: Tensor, columns: Tensor, weights: Tensor, width: int) -> Any:
     """32-bit indices, which the fastest products ask for."""
     shape = (len(edges) - 1, width)
-    return torch.sparse_csr_tensor(edges.int(), columns.int(), weights, shape, check_invariants=False)
+    return torch.sparse_csr_tensor(
+        edges.int(), columns.int(), weights, shape, check_invariants=False
+    )

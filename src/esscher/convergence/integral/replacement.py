@@ -1,4 +1,6 @@
-"""The integrals for n keys drawn independently: one set of nodes serves every n. Formulas: integral.formulas."""
+"""The integrals for n keys drawn independently: one set of nodes serves every n. Formulas:
+integral.formulas.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,15 @@ import math
 import torch
 from torch import Tensor
 
-from esscher.convergence.integral.formulas import HIGHEST, TINY, NodeErrors, Source, aliasing, as_numpy, march
+from esscher.convergence.integral.formulas import (
+    HIGHEST,
+    TINY,
+    NodeErrors,
+    Source,
+    aliasing,
+    as_numpy,
+    march,
+)
 
 __all__ = ["replacement_errors"]
 
@@ -17,8 +27,8 @@ LEAST = -700.0  # logarithm of the smallest power worth telling from 0: smaller 
 def _replacement(u: Tensor, tau: Tensor) -> dict[str, tuple[str, Tensor]]:
     """Kernels 1 - exp(-e^u), exp(-e^u), e^2u exp(-e^u) and e^u exp(-e^u).
 
-    Since E[e c] = 0, e^u may be taken from the last one: e^u (exp(-e^u) - 1). That is the smaller of the two below
-    t e_max = log 2, and keeps the digits that cancel when n is large.
+    Since E[e c] = 0, e^u may be taken from the last one: e^u (exp(-e^u) - 1). That is the smaller
+    of the two below t e_max = log 2, and keeps the digits that cancel when n is large.
     """
     grown = torch.exp(u.clamp(max=HIGHEST))
     left = torch.exp(-grown)
@@ -41,7 +51,9 @@ def _replacement_tail(u: Tensor, tau: Tensor) -> dict[str, tuple[str, Tensor]]:
     return {"square": ("spread", tail), "pair": ("mass", tail)}
 
 
-def replacement_errors(source: Source, n: Tensor, *, step: float, tol: float, details: bool = False) -> NodeErrors:
+def replacement_errors(
+    source: Source, n: Tensor, *, step: float, tol: float, details: bool = False
+) -> NodeErrors:
     """The error for n keys drawn independently, every n at once. ``n``: float64, at least 1."""
     sums = _Replacement(source, n, step, details)
     most = math.log(float(n.max()))
@@ -56,7 +68,8 @@ class _Replacement:
     def __init__(self, source: Source, n: Tensor, step: float, details: bool) -> None:
         self.source, self.n, self.step, self.details = source, n, step, details
         m, width = source.moments.limit.shape
-        # integrals of square phi^(n-1), cross phi^(n-1), pair phi^(n-1), and of the first two times log phi
+        # integrals of square phi^(n-1), cross phi^(n-1), pair phi^(n-1), and of the first two times
+        # log phi
         self.sums = n.new_zeros(m, 5, len(n))
         self.drift = n.new_zeros(m, width, len(n))
         self.log_phi = n.new_zeros(m)  # at the last node added
@@ -65,10 +78,13 @@ class _Replacement:
         f = self.source.contract(tau, _replacement)
         phi = (f["left"] + self.source.moments.missing).clamp_min(TINY)
         log_phi = torch.where(f["lost"] < 0.5, torch.log1p(-f["lost"].clamp(0, 0.5)), phi.log())
-        # |E[e c x]|^2 <= phi E[e^2 |c|^2 x] (Cauchy-Schwarz), which rounding must not break where phi underflows
+        # |E[e c x]|^2 <= phi E[e^2 |c|^2 x] (Cauchy-Schwarz), which rounding must not break where
+        # phi underflows
         single = f.vectors["single"]
         cross = torch.minimum(single.dot(single) / phi, f["square"])
-        rows = torch.stack([f["square"], cross, f["pair"], f["square"] * log_phi, cross * log_phi], dim=1)
+        rows = torch.stack(
+            [f["square"], cross, f["pair"], f["square"] * log_phi, cross * log_phi], dim=1
+        )
         power = self._power(log_phi) * self.step
         self.sums += rows @ power
         if self.details:
@@ -92,13 +108,22 @@ class _Replacement:
     def below(self, tau: float) -> Tensor:
         """E[|sum e c|^2 t^2 exp(-tS)] <= t^2 n E[e^2 |c|^2], because E[e c] = 0."""
         pool = self.source.moments
-        return self.n * torch.exp(2 * tau + torch.stack([pool.log_spread, pool.log_pair]))[:, :, None] / 2
+        return (
+            self.n
+            * torch.exp(2 * tau + torch.stack([pool.log_spread, pool.log_pair]))[:, :, None]
+            / 2
+        )
 
     def result(self, accuracy: float) -> NodeErrors:
         n, pool = self.n, self.source.moments
         one = n == 1  # known without an integral
         first, cross, pair, first_log, cross_log = self.sums.unbind(1)
-        slope = n * first + n.square() * first_log + n * (2 * n - 1) * cross + n.square() * (n - 1) * cross_log
+        slope = (
+            n * first
+            + n.square() * first_log
+            + n * (2 * n - 1) * cross
+            + n.square() * (n - 1) * cross_log
+        )
         bias = torch.where(one, pool.mean[:, :, None], n * self.drift).transpose(1, 2)
         return NodeErrors(
             mse=as_numpy(torch.where(one, pool.variance[:, None], self.found()[0])),

@@ -1,9 +1,11 @@
-"""The integral for keys of which some are kept surely and each of the others with one probability, on deposits of the others.
+"""The integral for keys of which some are kept surely and each of the others with one probability,
+on deposits of the others.
 
-With one probability f for the rest the sums of integral.inclusion are sums over keys of kernels of tau + score, as those of
-integral.bernoulli: one deposit of the rest serves every f. Sure keys are a few numbers of each query. Weights are divided by
-that of the rest, so that the rest counts once and a sure key 1/w times, w = 1, or 1/f where the rule reweights: the softmax
-does not change. Since sum e c over all keys is 0, B = M (1/w - f), M the sum over the sure ones.
+With one probability f for the rest the sums of integral.inclusion are sums over keys of kernels of
+tau + score, as those of integral.bernoulli: one deposit of the rest serves every f. Sure keys are a
+few numbers of each query. Weights are divided by that of the rest, so that the rest counts once and
+a sure key 1/w times, w = 1, or 1/f where the rule reweights: the softmax does not change. Since sum
+e c over all keys is 0, B = M (1/w - f), M the sum over the sure ones.
 """
 
 from __future__ import annotations
@@ -21,15 +23,26 @@ __all__ = ["sure_and_rest_error"]
 
 
 def sure_and_rest_error(
-    source: Source, keys: Tensor, sure: SureKeys, share: float, reweight: bool, *, step: float, tol: float
+    source: Source,
+    keys: Tensor,
+    sure: SureKeys,
+    share: float,
+    reweight: bool,
+    *,
+    step: float,
+    tol: float,
 ) -> InclusionErrors:
-    """``source`` and ``keys`` (m,): the others; c is measured from the limit of all keys. ``share``: f, below 1."""
+    """``source`` and ``keys`` (m,): the others; c is measured from the limit of all keys.
+    ``share``: f, below 1.
+    """
     return _Rest(source, keys.double()[:, None], sure, share, reweight, step).integrate(tol)
 
 
 @lru_cache(maxsize=64)  # one function for one share: its kernels are remembered
 def _kernels(kept: float) -> tuple[Family, float]:
-    """As those of integral.bernoulli without derivatives, and the tau up to which the vector is taken in its early form."""
+    """As those of integral.bernoulli without derivatives, and the tau up to which the vector is
+    taken in its early form.
+    """
     dropped = 1 - kept
     early = math.log(math.log((1 + dropped) / dropped))
 
@@ -55,7 +68,11 @@ def _tail(kept: float) -> Family:
     def family(u: Tensor, tau: Tensor) -> dict[str, tuple[str, Tensor]]:
         x = torch.exp(-torch.exp(u.clamp(max=HIGHEST)) / 2)
         d = 1 - kept + kept * x
-        return {"log_d": ("mass", d.log()), "square": ("spread", kept * x / d), "pair": ("mass", kept * x / d)}
+        return {
+            "log_d": ("mass", d.log()),
+            "square": ("spread", kept * x / d),
+            "pair": ("mass", kept * x / d),
+        }
 
     return family
 
@@ -63,7 +80,15 @@ def _tail(kept: float) -> Family:
 class _Rest(Sums):
     """For m queries and one share."""
 
-    def __init__(self, source: Source, keys: Tensor, sure: SureKeys, share: float, reweight: bool, step: float) -> None:
+    def __init__(
+        self,
+        source: Source,
+        keys: Tensor,
+        sure: SureKeys,
+        share: float,
+        reweight: bool,
+        step: float,
+    ) -> None:
         self.source, self.keys, self.sure, self.kept = source, keys, sure, share
         self.family, self.early = _kernels(share)
         light = share if reweight else 1.0  # 1/w
@@ -78,9 +103,14 @@ class _Rest(Sums):
     def add(self, tau: Tensor) -> None:
         self.bottom = min(self.bottom, float(tau.min()))
         f, t = self.source.contract(tau, self.family), tau.exp()
-        chance = torch.exp((self.keys * f["log_d"] - t * self.total[:, None]).clamp_min(LEAST)) * self.step
+        chance = (
+            torch.exp((self.keys * f["log_d"] - t * self.total[:, None]).clamp_min(LEAST))
+            * self.step
+        )
         early = tau <= self.early
-        length = self._vector(f.vectors["single"], torch.where(early, 0.0, t), torch.where(early, t, 0.0), chance)
+        length = self._vector(
+            f.vectors["single"], torch.where(early, 0.0, t), torch.where(early, t, 0.0), chance
+        )
         mse = length + self.keys * f["square"]
         sum_p2 = t.square() * self.pair[:, None] + self.keys * f["pair"]
         self.sums += torch.stack([(chance * mse).sum(1), (chance * sum_p2).sum(1)])
@@ -102,5 +132,11 @@ class _Rest(Sums):
 
     def below(self, tau: float) -> Tensor:
         pool, keys = self.source.moments, self.keys[:, 0]
-        square = self.first.square().sum(1) + self.kept * (1 - self.kept) * keys * pool.log_spread.exp()
-        return math.exp(2 * tau) / 2 * torch.stack([square, self.pair + self.kept * keys * pool.log_pair.exp()])
+        square = (
+            self.first.square().sum(1) + self.kept * (1 - self.kept) * keys * pool.log_spread.exp()
+        )
+        return (
+            math.exp(2 * tau)
+            / 2
+            * torch.stack([square, self.pair + self.kept * keys * pool.log_pair.exp()])
+        )

@@ -20,7 +20,10 @@ ERRORS = (
     Column("limit_squared", "float", "squared limit", "Squared size of the limit."),
 )
 QUERY_STDERR = Column(
-    "query_stderr", "float", "standard error, queries", "The part of the standard error that comes of the choice of queries."
+    "query_stderr",
+    "float",
+    "standard error, queries",
+    "The part of the standard error that comes of the choice of queries.",
 )
 THEORY = (
     Column(
@@ -64,8 +67,18 @@ THEORY = (
     ),
 )
 CONSTANTS = (
-    Column("rate", "word", "rate", "Which rate a constant belongs to: 1/2, or the one proved for the moments."),
-    Column("constant", "float", "constant", "Largest n^exponent times the mean error, over the ladder of n."),
+    Column(
+        "rate",
+        "word",
+        "rate",
+        "Which rate a constant belongs to: 1/2, or the one proved for the moments.",
+    ),
+    Column(
+        "constant",
+        "float",
+        "constant",
+        "Largest n^exponent times the mean error, over the ladder of n.",
+    ),
     Column("at", "int", "at n", "Token number where that is largest."),
     Column(
         "bound",
@@ -84,22 +97,60 @@ CONSTANTS = (
         status="proved",
     ),
 )
-FORMS = {"power": ("power of R", "C grows like R to this"), "growth": ("growth", "C grows like exp of this times R")}
+FORMS = {
+    "power": ("power of R", "C grows like R to this"),
+    "growth": ("growth", "C grows like exp of this times R"),
+}
 GROWTH = (
-    Column("of", "word", "constant of", "measured, or which proved constant: bound or bound_any.", short="of"),
-    Column("form", "word", "form", "Which form leaves less of the constants unexplained: power or exponential."),
+    Column(
+        "of",
+        "word",
+        "constant of",
+        "measured, or which proved constant: bound or bound_any.",
+        short="of",
+    ),
+    Column(
+        "form",
+        "word",
+        "form",
+        "Which form leaves less of the constants unexplained: power or exponential.",
+    ),
     *(Column(form, "float", label, f"{words}.") for form, (label, words) in FORMS.items()),
     *(
-        Column(f"{form}_{end}", "float", f"{label}, {end}", f"{word} end of the interval: {words}.", short=end)
+        Column(
+            f"{form}_{end}",
+            "float",
+            f"{label}, {end}",
+            f"{word} end of the interval: {words}.",
+            short=end,
+        )
         for form, (label, words) in FORMS.items()
         for end, word in (("low", "Lower"), ("high", "Upper"))
     ),
     *(
-        Column(f"{form}_misfit", "float", f"{label}, misfit", f"Root mean square left of log C, where {words}.", short="misfit")
+        Column(
+            f"{form}_misfit",
+            "float",
+            f"{label}, misfit",
+            f"Root mean square left of log C, where {words}.",
+            short="misfit",
+        )
         for form, (label, words) in FORMS.items()
     ),
-    Column("power_first", "float", "power, small R", "Power of R over the first half of the radii.", short="small R"),
-    Column("power_last", "float", "power, large R", "Power of R over the last half of the radii.", short="large R"),
+    Column(
+        "power_first",
+        "float",
+        "power, small R",
+        "Power of R over the first half of the radii.",
+        short="small R",
+    ),
+    Column(
+        "power_last",
+        "float",
+        "power, large R",
+        "Power of R over the last half of the radii.",
+        short="large R",
+    ),
 )
 
 

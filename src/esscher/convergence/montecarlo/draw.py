@@ -25,7 +25,9 @@ __all__ = ["Draw", "Plan", "finite_pool_factor"]
 
 @dataclass(frozen=True)
 class Draw:
-    """Tokens of one repeat, for every n of ``ladder``: the first n are the prompt. ``key`` names it: "nested" or n."""
+    """Tokens of one repeat, for every n of ``ladder``: the first n are the prompt. ``key`` names
+    it: "nested" or n.
+    """
 
     plan: Plan
     key: str | int
@@ -57,12 +59,18 @@ class Draw:
 
     @cached_property
     def moments(self) -> list[PrefixOutputs]:
-        """Mean and covariance of self-attention's outputs at each n, all from one pass over the largest prompt."""
+        """Mean and covariance of self-attention's outputs at each n, all from one pass over the
+        largest prompt.
+        """
         head, tokens = self.plan.head, self.tokens
-        return attend_prefixes(head.queries(tokens), head.keys(tokens), head.values(tokens), self.ladder, 1.0)
+        return attend_prefixes(
+            head.queries(tokens), head.keys(tokens), head.values(tokens), self.ladder, 1.0
+        )
 
     def target(self, name: str, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        """A limit at the queries, on the device of the law; computed once where the queries are always the same."""
+        """A limit at the queries, on the device of the law; computed once where the queries are
+        always the same.
+        """
         known = self.plan.known
         if isinstance(self.plan.queries, int):
             return compute(self.queries.to(self.plan.measure.device))
@@ -73,7 +81,9 @@ class Draw:
 
 @dataclass(frozen=True)
 class Plan:
-    """A checked Monte Carlo experiment; made by :func:`esscher.convergence.montecarlo.plan.plan`."""
+    """A checked Monte Carlo experiment; made by
+    :func:`esscher.convergence.montecarlo.plan.plan`.
+    """
 
     head: Head
     measure: Measure
@@ -87,10 +97,13 @@ class Plan:
     experiment: str
     dtype: torch.dtype
     device: torch.device
-    known: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)  # limits at given queries
+    # limits at given queries
+    known: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     def draws(self, repeat: int) -> Iterator[Draw]:
-        """One draw for all n where prompts are nested, one for each n where they are independent."""
+        """One draw for all n where prompts are nested, one for each n where they are
+        independent.
+        """
         if self.sampling == "independent":
             for n in self.n:
                 yield Draw(self, n, repeat, (n,))
@@ -115,15 +128,17 @@ class Plan:
             return f"tokens drawn with replacement from a pool of {size}, {nested}"
         factors = ", ".join(f"{factor:.3g}" for factor in finite_pool_factor(self.n, size))
         return (
-            f"tokens drawn without replacement from a pool of {size}, {nested}; "
-            f"the errors carry the factor sqrt(1 - n/N) = {factors} for n = {', '.join(map(str, self.n))}"
+            f"tokens drawn without replacement from a pool of {size}, {nested}; the errors carry"
+            f" the factor sqrt(1 - n/N) = {factors} for n = {', '.join(map(str, self.n))}"
         )
 
 
 def finite_pool_factor(n: Any, N: Any) -> npt.NDArray[np.float64]:
-    """sqrt(1 - n/N): what drawing n of N tokens without replacement does to the error of drawing them with replacement.
+    """sqrt(1 - n/N): what drawing n of N tokens without replacement does to the error of drawing
+    them with replacement.
 
-    The root of the finite population correction, to leading order; divide an error by it before comparing slopes.
+    The root of the finite population correction, to leading order; divide an error by it before
+    comparing slopes.
     """
     counts, size = as_counts(n, "n"), as_count(N, "N")
     if counts.max() > size:

@@ -14,7 +14,9 @@ __all__ = ["build_head"]
 
 
 def build_head(spec: HeadSpec, measure: Measure) -> Head:
-    """Identity or random maps in the law's dimension, scaled to the spec's horizon for this law, or by its factor."""
+    """Identity or random maps in the law's dimension, scaled to the spec's horizon for this law, or
+    by its factor.
+    """
     d = measure.dim
     if spec.kind == "identity":
         eye = torch.eye(d, dtype=torch.float64, device=measure.device)

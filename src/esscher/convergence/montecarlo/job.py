@@ -1,4 +1,6 @@
-"""Synthetic experiments as runs: a law, a head, a sweep over one number, Monte Carlo errors, rates beside predictions."""
+"""Synthetic experiments as runs: a law, a head, a sweep over one number, Monte Carlo errors, rates
+beside predictions.
+"""
 
 from __future__ import annotations
 
@@ -31,31 +33,53 @@ from esscher.runs import Job, Shard, Unit
 __all__ = ["CONVERGE", "preset_names", "read_preset"]
 
 REPEATS_PER_UNIT = 10  # repeats a unit of work does; seeds do not depend on it
-DTYPES = {"float32": torch.float32, "float64": torch.float64}  # any other word leaves the choice to the plan
+# any other word leaves the choice to the plan
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def preset_names() -> list[str]:
     folder = importlib.resources.files("esscher.convergence.montecarlo") / "presets"
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    return sorted(
+        entry.name.removesuffix(".yaml")
+        for entry in folder.iterdir()
+        if entry.name.endswith(".yaml")
+    )
 
 
 def read_preset(name: str) -> str:
     """The text of a preset."""
     if name not in preset_names():
-        raise ValueError(f"preset: expected one of {', '.join(preset_names())} or a YAML file, got {name!r}")
-    return (importlib.resources.files("esscher.convergence.montecarlo") / "presets" / f"{name}.yaml").read_text("utf-8")
+        raise ValueError(
+            f"preset: expected one of {', '.join(preset_names())} or a YAML file, got {name!r}"
+        )
+    return (
+        importlib.resources.files("esscher.convergence.montecarlo") / "presets" / f"{name}.yaml"
+    ).read_text("utf-8")
 
 
-# ---- the job ---------------------------------------------------------------------------------------------------------
+# ---- the job
+# ------------------------------------------------------------------------------------------
 
 
 def units(spec: ExperimentSpec) -> Iterator[Unit]:
-    """Some repeats of one point each; and the exact curve of a point, for each metric that may have one."""
+    """Some repeats of one point each; and the exact curve of a point, for each metric that may have
+    one.
+    """
     for point in range(len(spec.points)):
         for first in range(0, spec.repeats, REPEATS_PER_UNIT):
-            yield {"point": point, "first": first, "count": min(REPEATS_PER_UNIT, spec.repeats - first)}
-    exact = [] if spec.query_inside else [name for name in dict.fromkeys(spec.metrics) if METRICS[name].has_exact]
-    yield from ({"point": point, "exact": metric} for point in range(len(spec.points)) for metric in exact)
+            yield {
+                "point": point,
+                "first": first,
+                "count": min(REPEATS_PER_UNIT, spec.repeats - first),
+            }
+    exact = (
+        []
+        if spec.query_inside
+        else [name for name in dict.fromkeys(spec.metrics) if METRICS[name].has_exact]
+    )
+    yield from (
+        {"point": point, "exact": metric} for point in range(len(spec.points)) for metric in exact
+    )
 
 
 @functools.lru_cache(maxsize=4)
@@ -65,7 +89,9 @@ def setting(spec: ExperimentSpec, point: int) -> tuple[Measure, Head]:
     if spec.sweep is not None and spec.sweep.over == "decay":
         law = law.model_validate(law.model_dump() | {"decay": value})
     elif spec.sweep is not None and spec.sweep.over in ("horizon", "scale"):
-        head = HeadSpec.model_validate(head.model_dump() | {"horizon": None, "scale": None, spec.sweep.over: value})
+        head = HeadSpec.model_validate(
+            head.model_dump() | {"horizon": None, "scale": None, spec.sweep.over: value}
+        )
     elif spec.sweep is not None and spec.sweep.over == "support":
         law = of_support(law, value)
     measure = law.build(DTYPES.get(spec.dtype, torch.float64), spec.device)
@@ -119,7 +145,9 @@ def compute(spec: ExperimentSpec, unit: Unit) -> dict[str, Any]:
 
 
 def consolidate(spec: ExperimentSpec, shards: Sequence[Shard]) -> dict[str, Any]:
-    """errors (every repeat), curves (tidy, with the exact one beside l2), rates (a row per point and metric)."""
+    """errors (every repeat), curves (tidy, with the exact one beside l2), rates (a row per point
+    and metric).
+    """
     parts = [shard.tables["errors"].to_pandas() for shard in shards if "errors" in shard.tables]
     errors = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
     refusals = {
@@ -129,13 +157,16 @@ def consolidate(spec: ExperimentSpec, shards: Sequence[Shard]) -> dict[str, Any]
         for row in shard.tables["refusals"].to_pylist()
     }
     exact = pd.concat(
-        [shard.tables["exact"].to_pandas() for shard in shards if "exact" in shard.tables] or [pd.DataFrame({"point": []})]
+        [shard.tables["exact"].to_pandas() for shard in shards if "exact" in shard.tables]
+        or [pd.DataFrame({"point": []})]
     )
     curve_rows, rate_rows, constants = [], [], []
     for point, value in enumerate(spec.points):
         identity = {"point": point, "value": value}
         if point in refusals:
-            rate_rows += [identity | refused(spec, metric, refusals[point]) for metric in spec.metrics]
+            rate_rows += [
+                identity | refused(spec, metric, refusals[point]) for metric in spec.metrics
+            ]
             continue
         curves = curves_of(spec, point, errors[errors["point"] == point])
         if spec.sweep is not None and spec.sweep.over == "support":
@@ -150,7 +181,9 @@ def consolidate(spec: ExperimentSpec, shards: Sequence[Shard]) -> dict[str, Any]
                 exponents[metric] = float(own["exponent"].iloc[0])
                 curve_rows.append(own.drop(columns=["exponent", "point"]).assign(**identity))
         for metric, curve in curves.items():
-            rate_rows.append(identity | rate_row(spec, point, metric, curve, exponents.get(metric, np.nan)))
+            rate_rows.append(
+                identity | rate_row(spec, point, metric, curve, exponents.get(metric, np.nan))
+            )
     tables: dict[str, Any] = {"rates": pd.DataFrame(rate_rows)}
     if curve_rows:
         tables |= {"errors": errors, "curves": pd.concat(curve_rows, ignore_index=True)}
@@ -169,23 +202,34 @@ def curves_of(spec: ExperimentSpec, point: int, errors: pd.DataFrame) -> dict[st
             Repeat(
                 repeat=int(repeat),
                 squared={metric: part["squared"].to_numpy() for metric, part in by_metric.items()},
-                limit_squared={metric: float(part["limit_squared"].iloc[0]) for metric, part in by_metric.items()},
+                limit_squared={
+                    metric: float(part["limit_squared"].iloc[0])
+                    for metric, part in by_metric.items()
+                },
             )
         )
     return assemble(plan_of(spec, point), repeats)
 
 
 def exact_tables(spec: ExperimentSpec, point: int, metric: str) -> dict[str, Any]:
-    """The curve of a metric without sampling, with its exponent; no rows of it where the metric has none here."""
+    """The curve of a metric without sampling, with its exponent; no rows of it where the metric has
+    none here.
+    """
     measure, head = setting(spec, point)
     curve = METRICS[metric].exact(head, measure, list(spec.n), spec.seed)
     if curve is None:
         return {"without": [{"point": point, "metric": metric}]}
     exponent = fit_rate(curve, raise_on_failure=False).exponent
-    return {"exact": curve.to_frame().assign(query_stderr=curve.query_stderr, point=point, exponent=exponent)}
+    return {
+        "exact": (
+            curve.to_frame().assign(query_stderr=curve.query_stderr, point=point, exponent=exponent)
+        )
+    }
 
 
-def rate_row(spec: ExperimentSpec, point: int, metric: str, curve: ErrorCurve, exact_exponent: float) -> dict[str, Any]:
+def rate_row(
+    spec: ExperimentSpec, point: int, metric: str, curve: ErrorCurve, exact_exponent: float
+) -> dict[str, Any]:
     """Fitted exponent with its interval, beside what theory says for this head and law."""
     measure, head = setting(spec, point)
     fit = fit_rate(curve, raise_on_failure=False)

@@ -17,7 +17,8 @@ MOST_POINTS = 10_000  # of a ladder
 
 
 def parse_ladder(text: Any, name: str = "n") -> npt.NDArray[np.int64]:
-    """Whole numbers from "1e3:1e12" (4 a decade), "1e3:1e12:40", "100,1000", a number or a list; increasing, each once.
+    """Whole numbers from "1e3:1e12" (4 a decade), "1e3:1e12:40", "100,1000", a number or a list;
+    increasing, each once.
 
     ``name`` is what a mistake is said of.
     """
@@ -28,7 +29,9 @@ def parse_ladder(text: Any, name: str = "n") -> npt.NDArray[np.int64]:
         if len(parts) not in (2, 3):
             raise ValueError(f"{name}: expected first:last or first:last:points, got {text!r}")
         first, last = as_counts([_number(part, name) for part in parts[:2]], name)
-        points = max(2, round(POINTS_PER_DECADE * math.log10(last / first)) + 1) if first < last else 1
+        points = (
+            max(2, round(POINTS_PER_DECADE * math.log10(last / first)) + 1) if first < last else 1
+        )
         if len(parts) == 3:
             points = int(as_counts([_number(parts[2], name)], f"{name} (points)")[0])
         if points > MOST_POINTS:
@@ -49,4 +52,6 @@ def _number(text: str, name: str) -> float:
     try:
         return float(text)
     except ValueError as cause:
-        raise ValueError(f"{name}: expected numbers such as 100,1000 or 1e3:1e12, got {text!r}") from cause
+        raise ValueError(
+            f"{name}: expected numbers such as 100,1000 or 1e3:1e12, got {text!r}"
+        ) from cause

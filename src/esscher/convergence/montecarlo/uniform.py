@@ -23,13 +23,16 @@ TOKEN_STARTS = 4  # directions that favour the tokens of largest reach, with bot
 SCOUT_STEPS = 8  # with every start
 FINISHERS = 4  # the best starts go on
 FINISH_STEPS = 60
-SHORTEST = 1e-5  # of the radius: at a smooth maximum the height is then known to about the square of this
+# of the radius: at a smooth maximum the height is then known to about the square of this
+SHORTEST = 1e-5
 BLOCK = 1 << 21  # scores held at once
 
 
 @dataclass(frozen=True)
 class UniformError:
-    """sup over |x| <= R of |Gamma_n(x) - Gamma(x)|, as found, and the query where it is attained."""
+    """sup over |x| <= R of |Gamma_n(x) - Gamma(x)|, as found, and the query where it is
+    attained.
+    """
 
     error: float
     point: Float64[Tensor, " d_query"]
@@ -44,11 +47,13 @@ def uniform_error(
     *,
     query_inside: bool = False,
 ) -> UniformError:
-    """The largest error of ``head`` on the given tokens over the queries |x| <= ``radius``; a lower bound that is attained.
+    """The largest error of ``head`` on the given tokens over the queries |x| <= ``radius``; a lower
+    bound that is attained.
 
-    Projected gradient ascent of |Gamma_n(x) - Gamma(x)|^2 on the ball, with each start's own step length. Starts: random
-    points on the sphere and inside, singular directions of A, and the directions in which the tokens of largest |A^T y| win
-    the softmax. The quantity is that of the uniform bound of [B] (error C(R)/sqrt(n)). In float64; memory flat in n.
+    Projected gradient ascent of |Gamma_n(x) - Gamma(x)|^2 on the ball, with each start's own step
+    length. Starts: random points on the sphere and inside, singular directions of A, and the
+    directions in which the tokens of largest |A^T y| win the softmax. The quantity is that of the
+    uniform bound of [B] (error C(R)/sqrt(n)). In float64; memory flat in n.
     """
     R = as_positive(radius, "radius")
     y = as_tensor(tokens, "tokens", ndim=2, last=head.dim).double().to(measure.device)
@@ -60,12 +65,22 @@ def uniform_error(
     return UniformError(float((2.0 * height[top]).sqrt()), x[top].clone())
 
 
-def _starts(head: Head, y: Tensor, R: float, generator: torch.Generator | None) -> Float64[Tensor, "starts d_query"]:
+def _starts(
+    head: Head, y: Tensor, R: float, generator: torch.Generator | None
+) -> Float64[Tensor, "starts d_query"]:
     d = head.dim_query
     device = torch.device("cpu") if generator is None else generator.device
-    noise = torch.randn(RANDOM_STARTS + RANDOM_STARTS // 2, d, dtype=torch.float64, device=device, generator=generator).to(y)
+    noise = torch.randn(
+        RANDOM_STARTS + RANDOM_STARTS // 2,
+        d,
+        dtype=torch.float64,
+        device=device,
+        generator=generator,
+    ).to(y)
     random = _unit(noise)
-    inside = torch.rand(RANDOM_STARTS // 2, 1, dtype=torch.float64, device=device, generator=generator).to(y)
+    inside = torch.rand(
+        RANDOM_STARTS // 2, 1, dtype=torch.float64, device=device, generator=generator
+    ).to(y)
     random[RANDOM_STARTS:] *= inside
     A = head.A.to(y)
     singular = torch.linalg.svd(A, full_matrices=False).Vh[:SINGULAR_STARTS]
@@ -82,15 +97,22 @@ def _unit(rows: Tensor) -> Tensor:
 def _ascend(
     head: Head, measure: Measure, y: Tensor, x: Tensor, R: float, steps: int, query_inside: bool
 ) -> tuple[Tensor, Tensor]:
-    """Points after some steps of projected ascent, and |error|^2 / 2 there. A step that does not climb is shortened."""
+    """Points after some steps of projected ascent, and |error|^2 / 2 there. A step that does not
+    climb is shortened.
+    """
     height, slope = error_and_gradient(head, measure, y, x, query_inside=query_inside)
     length = torch.full_like(height, 0.3 * R)
     for _ in range(steps):
         trial = x + length[:, None] * _feasible_direction(x, slope, R)
         trial = trial * (R / trial.norm(dim=1, keepdim=True).clamp_min(R))
-        new_height, new_slope = error_and_gradient(head, measure, y, trial, query_inside=query_inside)
+        new_height, new_slope = error_and_gradient(
+            head, measure, y, trial, query_inside=query_inside
+        )
         climbs = new_height > height
-        x, slope = torch.where(climbs[:, None], trial, x), torch.where(climbs[:, None], new_slope, slope)
+        x, slope = (
+            torch.where(climbs[:, None], trial, x),
+            torch.where(climbs[:, None], new_slope, slope),
+        )
         height = torch.where(climbs, new_height, height)
         length = torch.where(climbs, 1.5 * length, 0.4 * length).clamp_max(R)
         if float(length.max()) < SHORTEST * R:
@@ -99,7 +121,9 @@ def _ascend(
 
 
 def _feasible_direction(x: Tensor, slope: Tensor, R: float) -> Tensor:
-    """The gradient's direction; at the edge without its outward part, which the projection would undo."""
+    """The gradient's direction; at the edge without its outward part, which the projection would
+    undo.
+    """
     outward = (slope * x).sum(dim=1, keepdim=True) / R**2
     at_edge = (x.norm(dim=1, keepdim=True) >= R * (1.0 - 1e-12)) & (outward > 0)
     return _unit(torch.where(at_edge, slope - outward * x, slope))
@@ -110,9 +134,10 @@ def error_and_gradient(
 ) -> tuple[Float64[Tensor, " m"], Float64[Tensor, "m d_query"]]:
     """h = |Gamma_n(x) - Gamma(x)|^2 / 2 for each row x, and its gradient in x.
 
-    With error e and w = V^T e:  grad h = A^T (Cov_n(theta) - Cov(theta)) w, the covariances of the tokens under softmax
-    weights and under the tilted law. With the query in its own prompt, of weight p:  grad h = A^T ((1-p) Cov_n - Cov) w + p w
-    + p (1-p) <V x + v0 - Gamma_n, e> (A^T (x - m_n) + theta), m_n the softmax mean of the tokens.
+    With error e and w = V^T e:  grad h = A^T (Cov_n(theta) - Cov(theta)) w, the covariances of the
+    tokens under softmax weights and under the tilted law. With the query in its own prompt, of
+    weight p:  grad h = A^T ((1-p) Cov_n - Cov) w + p w + p (1-p) <V x + v0 - Gamma_n, e> (A^T (x -
+    m_n) + theta), m_n the softmax mean of the tokens.
     """
     theta, V, A = head.tilt(x), head.V.to(x), head.A.to(x)
     state = attention_state(theta, y, y, 1.0)

@@ -2,7 +2,8 @@
 
     E||Gamma_n - Gamma||^2 = E[ f1(n, s) a^T G a / s^2 + f2(n, s) (tr G - a^T G a / s^2) ]
 
-over the law of (s, a^T G a) of ``score_law``, by a trapezoid rule in log s that is halved until it stands.
+over the law of (s, a^T G a) of ``score_law``, by a trapezoid rule in log s that is halved until it
+stands.
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ Counts = npt.NDArray[np.int64]
 
 STANDS = 1e-11  # relative change at which the rule in log s is no longer halved
 HALVINGS = 7
-OUTER = 14.0  # deviations beyond the root mean square of s to which the rule reaches; what is left weighs exp(-98)
+# deviations beyond the root mean square of s to which the rule reaches; what is left weighs
+# exp(-98)
+OUTER = 14.0
 INNER = 9.0  # deviations below it
 NEAR_ZERO = 1e-17  # mass times s^2 left out at s = 0, where f1 and f2 are constant up to s^2
 NEGLIGIBLE = 1e-45  # weight of a node that is not evaluated
 LEVEL = 0.95
-FROZEN, DEGREE = 20.0, 10  # f1/s^2 and f2 beyond S_MAX: polynomials in 1/s through values from here to S_MAX
+# f1/s^2 and f2 beyond S_MAX: polynomials in 1/s through values from here to S_MAX
+FROZEN, DEGREE = 20.0, 10
 EXTRAPOLATED = 1e-9  # their relative error for n up to 2^53
 
 
@@ -53,17 +57,26 @@ def gaussian_queries_curve(head: Head, measure: Measure, queries: Measure, n: Co
         rms=np.sqrt(mse),
         kind="exact",
         scale=math.hypot(float(centre.norm()), float(spread.norm())),
-        q95=np.sqrt(_errors(np.array([_quantile(law)]), trace / head.dim, trace, n)[0][0]) if alike else None,
+        q95=(
+            np.sqrt(_errors(np.array([_quantile(law)]), trace / head.dim, trace, n)[0][0])
+            if alike
+            else None
+        ),
         slope=slope,
         effective_tokens=1.0 / sum_p2,
         delta=size * trace + form if math.isfinite(size) else math.inf,
         accuracy=accuracy,
-        origin="exact, Gaussian tokens: f1 and f2 of the score's standard deviation; the law of queries integrated",
+        origin=(
+            "exact, Gaussian tokens: f1 and f2 of the score's standard deviation; the law of"
+            " queries integrated"
+        ),
     )
 
 
 def _integrate(law: ScoreLaw, trace: float, n: Counts) -> tuple[Floats, float]:
-    """Mean squared error, its derivative in log n and E sum_j p_j^2 at each n, and their relative accuracy."""
+    """Mean squared error, its derivative in log n and E sum_j p_j^2 at each n, and their relative
+    accuracy.
+    """
     if law.values.size == 0:  # every query has the same s
         s = math.sqrt(law.floor)
         along = float(law.cross.sum()) / law.floor if law.floor > 0 else 0.0
@@ -87,7 +100,8 @@ def _integrate(law: ScoreLaw, trace: float, n: Counts) -> tuple[Floats, float]:
         else:
             sums, mass = 0.5 * (sums + added), 0.5 * (mass + float(weight.sum()))
             step, count = 0.5 * step, 2 * count - 1
-        before, found = found, sums + (1.0 - mass) * near  # what lies below the first node has its error
+        # what lies below the first node has its error
+        before, found = found, sums + (1.0 - mass) * near
         with np.errstate(divide="ignore", invalid="ignore"):  # V = 0 has no error
             change = float(np.nan_to_num(np.abs(before / found - 1.0)[[0, 2]], nan=0.0).max())
         if change < STANDS:
@@ -98,8 +112,9 @@ def _integrate(law: ScoreLaw, trace: float, n: Counts) -> tuple[Floats, float]:
 def _grid(law: ScoreLaw) -> tuple[float, float, int]:
     """First log s, step and number of nodes of the coarsest rule.
 
-    |a| is Lipschitz in standard normals with constant sigma = sqrt(max lambda), so P(|a| > sqrt(E|a|^2) + r) and
-    P(|a| < sqrt(E|a|^2 - sigma^2) - r) are at most exp(-r^2 / (2 sigma^2)). Near 0 the mass of |a| < e is at most e / sigma.
+    |a| is Lipschitz in standard normals with constant sigma = sqrt(max lambda), so P(|a| >
+    sqrt(E|a|^2) + r) and P(|a| < sqrt(E|a|^2 - sigma^2) - r) are at most exp(-r^2 / (2 sigma^2)).
+    Near 0 the mass of |a| < e is at most e / sigma.
     """
     sigma, size = math.sqrt(float(law.values.max())), math.sqrt(law.mean)
     inner = math.sqrt(max(law.mean - sigma**2, 0.0)) - INNER * sigma
@@ -111,8 +126,12 @@ def _grid(law: ScoreLaw) -> tuple[float, float, int]:
     return first, step, count
 
 
-def _errors(s: Floats, along: Floats | float, trace: float, n: Counts) -> tuple[Floats, Floats, Floats]:
-    """f1 along + f2 (trace - along), its derivative in log n, and f2, for each s and n; ``along`` = a^T G a / s^2."""
+def _errors(
+    s: Floats, along: Floats | float, trace: float, n: Counts
+) -> tuple[Floats, Floats, Floats]:
+    """f1 along + f2 (trace - along), its derivative in log n, and f2, for each s and n; ``along`` =
+    a^T G a / s^2.
+    """
     inside = s <= S_MAX
     f1, f2, df1, df2 = (np.empty((s.size, n.size)) for _ in range(4))
     at = gaussian_error_slopes(n[None, :], s[inside][:, None])
@@ -125,20 +144,27 @@ def _errors(s: Floats, along: Floats | float, trace: float, n: Counts) -> tuple[
 
 
 def _frozen(s: Floats, n: Counts) -> tuple[Floats, Floats, Floats, Floats]:
-    """f1, f2 and their derivatives in log n beyond S_MAX, where attention takes the largest of n tokens up to powers of 1/s."""
+    """f1, f2 and their derivatives in log n beyond S_MAX, where attention takes the largest of n
+    tokens up to powers of 1/s.
+    """
     points = chebyshev.chebpts1(DEGREE + 1)
     low, high = 1.0 / S_MAX, 1.0 / FROZEN
     nodes = 1.0 / (low + 0.5 * (high - low) * (points + 1.0))
     at = gaussian_error_slopes(n[None, :], nodes[:, None])
     x = 2.0 * (1.0 / s - low) / (high - low) - 1.0
     powers = ((at.f1, 2), (at.f2, 0), (at.df1_dlogn, 1), (at.df2_dlogn, 0))
-    fits = [(chebyshev.chebfit(points, values / nodes[:, None] ** power, DEGREE), power) for values, power in powers]
+    fits = [
+        (chebyshev.chebfit(points, values / nodes[:, None] ** power, DEGREE), power)
+        for values, power in powers
+    ]
     f1, f2, df1, df2 = (chebyshev.chebval(x, fit).T * s[:, None] ** power for fit, power in fits)
     return f1, f2, df1, df2
 
 
 def _quantile(law: ScoreLaw) -> float:
-    """The 95 % quantile of s, from the density on a fine grid in log s; the error of alike directions rises with s."""
+    """The 95 % quantile of s, from the density on a fine grid in log s; the error of alike
+    directions rises with s.
+    """
     if law.values.size == 0:
         return math.sqrt(law.floor)
     first, step, count = _grid(law)

@@ -1,16 +1,19 @@
-"""The law over Gaussian queries of what the error at a query depends on: the score's deviation s and a^T G a.
+"""The law over Gaussian queries of what the error at a query depends on: the score's deviation s
+and a^T G a.
 
-For Gaussian tokens N(m, Sigma), Sigma = L L^T, and Gaussian queries the score's vector a = L^T theta(x) is Gaussian, and with
-G = L^T V^T V L the error at a query is f1(n, s) a^T G a / s^2 + f2(n, s) (tr G - a^T G a / s^2), s = |a|. In the basis where
-cov(a) is diagonal, a_k has variance lambda_k and mean b_k, and with q_k = 1 + 2 p lambda_k
+For Gaussian tokens N(m, Sigma), Sigma = L L^T, and Gaussian queries the score's vector a = L^T
+theta(x) is Gaussian, and with G = L^T V^T V L the error at a query is f1(n, s) a^T G a / s^2 +
+f2(n, s) (tr G - a^T G a / s^2), s = |a|. In the basis where cov(a) is diagonal, a_k has variance
+lambda_k and mean b_k, and with q_k = 1 + 2 p lambda_k
 
-    E exp(-p s^2)            = D(p) = prod_k q_k^{-1/2} exp(-p b_k^2 / q_k)
-    E exp(-p s^2) a^T G a    = D(p) ( sum_k G_kk lambda_k / q_k + sum_kl G_kl b_k b_l / (q_k q_l) ) .
+    E exp(-p s^2)            = D(p) = prod_k q_k^{-1/2} exp(-p b_k^2 / q_k) E exp(-p s^2) a^T G a
+    = D(p) ( sum_k G_kk lambda_k / q_k + sum_kl G_kl b_k b_l / (q_k q_l) ) .
 
-Both are inverted for each s on the parabola p = p_0 + mu (1 + iu)^2, p_0 the rightmost singularity -1/(2 max lambda) and mu
-such that the parabola crosses the axis at the saddle point, where D(p) e^{pt} is least. There the integrand is real and falls
-off on both sides, so a trapezoid rule in u is right to rounding relative to the density itself, in its tails too: at large n
-the rare queries far out carry the mean.
+Both are inverted for each s on the parabola p = p_0 + mu (1 + iu)^2, p_0 the rightmost singularity
+-1/(2 max lambda) and mu such that the parabola crosses the axis at the saddle point, where D(p)
+e^{pt} is least. There the integrand is real and falls off on both sides, so a trapezoid rule in u
+is right to rounding relative to the density itself, in its tails too: at large n the rare queries
+far out carry the mean.
 """
 
 from __future__ import annotations
@@ -38,8 +41,9 @@ Floats = npt.NDArray[np.float64]
 class ScoreLaw:
     """The law of s^2 = |a|^2, a Gaussian, and of a^T G a beside it; equal variances are one group.
 
-    ``values``: the groups' lambda > 0; ``counts``: how many; ``shifts``: sum b_k^2; ``traces``: sum G_kk lambda_k; ``cross``:
-    sum G_kl b_k b_l between groups, the last row and column for the directions of variance 0, whose sum b_k^2 is ``floor``.
+    ``values``: the groups' lambda > 0; ``counts``: how many; ``shifts``: sum b_k^2; ``traces``: sum
+    G_kk lambda_k; ``cross``: sum G_kl b_k b_l between groups, the last row and column for the
+    directions of variance 0, whose sum b_k^2 is ``floor``.
     """
 
     values: Floats
@@ -56,26 +60,36 @@ class ScoreLaw:
 
     @property
     def deviation(self) -> float:
-        return math.sqrt(float(2.0 * self.counts @ self.values**2 + 4.0 * self.shifts @ self.values))
+        return math.sqrt(
+            float(2.0 * self.counts @ self.values**2 + 4.0 * self.shifts @ self.values)
+        )
 
     def growth(self, power: float) -> tuple[float, float]:
         """E exp(power s^2) and E exp(power s^2) a^T G a; infinite where they are."""
         q = 1.0 - 2.0 * power * self.values
         if (q <= 0.0).any():
             return math.inf, math.inf
-        log = power * self.floor + float((-0.5 * self.counts * np.log(q) + power * self.shifts / q).sum())
+        log = power * self.floor + float(
+            (-0.5 * self.counts * np.log(q) + power * self.shifts / q).sum()
+        )
         size = math.exp(log) if log < 700.0 else math.inf
         return size, size * float(self._form(1.0 / q))
 
     def densities(self, t: Floats) -> tuple[Floats, Floats, Floats]:
-        """Logarithms of a scale, and over it the density of s^2 - floor at t and that density times E[a^T G a | t]."""
+        """Logarithms of a scale, and over it the density of s^2 - floor at t and that density times
+        E[a^T G a | t].
+        """
         top = self.values.max()
         gap = 1.0 - self.values / top
         mu = self._saddle(t, gap)
         q = gap + 2.0 * mu[:, None] * self.values
         p = mu - 0.5 / top
-        log_scale = p * t - (0.5 * self.counts * np.log(q) + p[:, None] * self.shifts / q).sum(axis=1)
-        curvature = (2.0 * self.counts * (self.values / q) ** 2 + 4.0 * self.shifts * self.values / q**3).sum(axis=1)
+        log_scale = p * t - (0.5 * self.counts * np.log(q) + p[:, None] * self.shifts / q).sum(
+            axis=1
+        )
+        curvature = (
+            2.0 * self.counts * (self.values / q) ** 2 + 4.0 * self.shifts * self.values / q**3
+        ).sum(axis=1)
         step = np.minimum(0.1, 0.5 / np.sqrt(4.0 * mu**2 * curvature))
         points = int(np.ceil((np.sqrt(46.0 / (mu * t)) / step).max())) + 1
         one, form = np.zeros_like(t), np.zeros_like(t)
@@ -84,8 +98,12 @@ class ScoreLaw:
             at = mu * turn**2
             z = gap + 2.0 * at[:, None] * self.values
             here = at - 0.5 / top
-            log = here * t - (0.5 * self.counts * np.log(z) + here[:, None] * self.shifts / z).sum(axis=1)
-            share = (0.5 if k == 0 else 1.0) * step * 2.0 * mu / np.pi * turn * np.exp(log - log_scale)
+            log = here * t - (0.5 * self.counts * np.log(z) + here[:, None] * self.shifts / z).sum(
+                axis=1
+            )
+            share = (
+                (0.5 if k == 0 else 1.0) * step * 2.0 * mu / np.pi * turn * np.exp(log - log_scale)
+            )
             one += share.real
             form += (share * self._form(1.0 / z)).real
         return log_scale, one, form
@@ -99,7 +117,9 @@ class ScoreLaw:
         return linear + ((full @ self.cross) * full).sum(axis=-1)
 
     def _saddle(self, t: Floats, gap: Floats) -> Floats:
-        """mu > 0 with sum_k lambda_k / q_k + b_k^2 / q_k^2 = t, by bisection of its logarithm: a few digits suffice."""
+        """mu > 0 with sum_k lambda_k / q_k + b_k^2 / q_k^2 = t, by bisection of its logarithm: a
+        few digits suffice.
+        """
         total = float(self.counts.sum())
         low = np.log(0.25 / t)
         high = np.log(2.0 * total / t + np.sqrt((self.shifts / self.values**2).sum() / t) + 1e-300)
@@ -127,13 +147,15 @@ def score_law(head: Head, measure: Measure, queries: Measure) -> tuple[ScoreLaw,
     largest = max(float(numbers.max()) for numbers in (values, offset * offset, size))
     if not largest < LARGEST:
         raise ValueError(
-            f"head and measure: expected squared scores and values below {LARGEST:g}, got {largest:.3g}; "
-            "give scales and horizons nearer to 1"
+            f"head and measure: expected squared scores and values below {LARGEST:g}, got"
+            f" {largest:.3g}; give scales and horizons nearer to 1"
         )
     gram = product(value.T, value)
     even = size.mean() * torch.eye(size.numel(), dtype=torch.float64, device=size.device)
     alike = float((gram - even).abs().max()) <= 1e-12 * float(size.mean())
-    law = _grouped(values.cpu().numpy(), offset.cpu().numpy(), value.cpu().numpy(), size.cpu().numpy())
+    law = _grouped(
+        values.cpu().numpy(), offset.cpu().numpy(), value.cpu().numpy(), size.cpu().numpy()
+    )
     return law, float(size.sum()), alike
 
 
@@ -142,9 +164,11 @@ def _grouped(values: Floats, offset: Floats, value: Floats, size: Floats) -> Sco
     levels, group = np.unique(values, return_inverse=True)
     if levels[0] > 0.0:
         levels, group = np.append(0.0, levels), group + 1
-    last = levels.size  # groups 1 .. last - 1 have variance; group 0, which has none, becomes the last
+    # groups 1 .. last - 1 have variance; group 0, which has none, becomes the last
+    last = levels.size
     sums = [
-        np.bincount(group, weights, last).astype(np.float64) for weights in (np.ones_like(values), offset**2, size * values)
+        np.bincount(group, weights, last).astype(np.float64)
+        for weights in (np.ones_like(values), offset**2, size * values)
     ]
     cross = np.zeros((last, last))
     if offset.any():

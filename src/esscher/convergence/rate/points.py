@@ -1,4 +1,6 @@
-"""Which points of a curve a rate is fitted to, what is known of their sampling error, and when there is nothing to fit."""
+"""Which points of a curve a rate is fitted to, what is known of their sampling error, and when
+there is nothing to fit.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ class Points:
     evidence: str  # "exact", "queries", "repeats", "stderr" or "none"
     stderr: Floats  # of y
     z: Floats | None  # squared errors over their mean, (repeats, points)
-    clusters: Floats | None  # squared errors summed over the queries of each cluster, (clusters, points)
+    # squared errors summed over the queries of each cluster, (clusters, points)
+    clusters: Floats | None
     slope: Floats | None  # analytic d log rms / d log n
     accuracy: float
 
@@ -53,13 +56,19 @@ class Points:
         return np.diag(self.stderr**2) if self.evidence == "stderr" else np.eye(self.n.size)
 
     def line(self, degree: int = 1) -> Line:
-        """The one line of every rate: y against x, weighted with what is known of its covariance."""
+        """The one line of every rate: y against x, weighted with what is known of its
+        covariance.
+        """
         return fit_line(self.x, self.y, self.covariance(), degree)
 
     def local_slopes(self) -> Floats:
         if self.slope is not None and np.isfinite(self.slope).all():
             return self.slope
-        return np.asarray(np.gradient(self.y, self.x)) if self.n.size > 1 else np.full(self.n.size, np.nan)
+        return (
+            np.asarray(np.gradient(self.y, self.x))
+            if self.n.size > 1
+            else np.full(self.n.size, np.nan)
+        )
 
 
 def as_window(window: Any) -> tuple[float, float] | None:
@@ -75,12 +84,18 @@ def as_window(window: Any) -> tuple[float, float] | None:
     return low, high
 
 
-def select_points(curve: ErrorCurve, limits: tuple[float, float] | None) -> tuple[Points, Window, Status | None]:
-    """The usable points, the window with the rule that chose it, and what forbids a fit if anything does."""
+def select_points(
+    curve: ErrorCurve, limits: tuple[float, float] | None
+) -> tuple[Points, Window, Status | None]:
+    """The usable points, the window with the rule that chose it, and what forbids a fit if anything
+    does.
+    """
     as_kind(curve, ErrorCurve, "curve")
     shape = (0, curve.n.size) if curve.samples is None else curve.samples.shape
     if len(shape) != 2 or shape[1] != curve.n.size:
-        raise ValueError(f"curve.samples: expected squared errors, (repeats, {curve.n.size}), got shape {shape}")
+        raise ValueError(
+            f"curve.samples: expected squared errors, (repeats, {curve.n.size}), got shape {shape}"
+        )
     low, high = limits or (-math.inf, math.inf)
     order = np.argsort(curve.n, kind="stable")
     order = order[(curve.n[order] >= low) & (curve.n[order] <= high)]
@@ -88,13 +103,23 @@ def select_points(curve: ErrorCurve, limits: tuple[float, float] | None) -> tupl
     problem = _nonsense(curve, order)
     usable = order
     if problem is None:
-        scale = curve.scale if math.isfinite(curve.scale) and curve.scale > 0 else float(curve.rms[order].max(initial=0.0))
+        scale = (
+            curve.scale
+            if math.isfinite(curve.scale) and curve.scale > 0
+            else float(curve.rms[order].max(initial=0.0))
+        )
         rounding = curve.rms[order] <= ROUNDING * scale
         noisy = ~rounding & (curve.stderr[order] > NOISY * curve.rms[order])
         usable = order[~rounding & ~noisy]
-        for dropped, why in ((rounding, "error is at rounding level"), (noisy, "standard error exceeds half the error")):
+        for dropped, why in (
+            (rounding, "error is at rounding level"),
+            (noisy, "standard error exceeds half the error"),
+        ):
             if dropped.any():
-                rule += f", without the {int(dropped.sum())} whose {why} (n = {_listed(curve.n[order][dropped])})"
+                rule += (
+                    f", without the {int(dropped.sum())} whose {why} (n ="
+                    f" {_listed(curve.n[order][dropped])})"
+                )
         if usable.size < 3:
             problem = _too_few(usable.size, int(rounding.sum()), int(noisy.sum()))
     ends = (int(curve.n[usable].min()), int(curve.n[usable].max())) if usable.size else (0, 0)
@@ -102,11 +127,20 @@ def select_points(curve: ErrorCurve, limits: tuple[float, float] | None) -> tupl
 
 
 def _too_few(usable: int, rounding: int, noisy: int) -> Status:
-    have = f"{usable} usable point{'' if usable == 1 else 's'}, where a rate and the test of it need 3"
+    have = (
+        f"{usable} usable point{'' if usable == 1 else 's'}, where a rate and the test of it need 3"
+    )
     if rounding:
-        return Status("rounding", f"the error is at rounding level at {rounding} points; {have}: give smaller n", True)
+        return Status(
+            "rounding",
+            f"the error is at rounding level at {rounding} points; {have}: give smaller n",
+            True,
+        )
     if noisy:
-        text = f"the standard error exceeds half the error at {noisy} points; {have}: give more repeats"
+        text = (
+            f"the standard error exceeds half the error at {noisy} points; {have}: give more"
+            " repeats"
+        )
         return Status("noisy", text, True)
     return Status("too_few_points", f"{have}: give a longer ladder of n or a wider window", True)
 
@@ -115,33 +149,46 @@ def _nonsense(curve: ErrorCurve, order: npt.NDArray[np.int64]) -> Status | None:
     """What makes logarithms or weights meaningless."""
     n, rms, stderr = curve.n[order], curve.rms[order], curve.stderr[order]
     if curve.accuracy >= INACCURATE:
-        text = f"the errors are only known to {curve.accuracy:.2g} of themselves: compute the curve more accurately"
+        text = (
+            f"the errors are only known to {curve.accuracy:.2g} of themselves: compute the curve"
+            " more accurately"
+        )
         return Status("rounding", text, True)
     bad = ~np.isfinite(rms) | (rms <= 0) | (n < 1)
     if bad.any():
         return Status(
             "invalid",
-            f"the error is {rms[bad][0]} at n = {n[bad][0]}, where a rate needs finite errors above 0: "
-            "leave that n out with window=(n_min, n_max), or compute the error anew",
+            f"the error is {rms[bad][0]} at n = {n[bad][0]}, where a rate needs finite errors above"
+            " 0: leave that n out with window=(n_min, n_max), or compute the error anew",
             True,
         )
     if np.unique(n).size < n.size:
-        return Status("repeated_n", f"n repeats ({_listed(n)}): put all repeats at one n into one point", True)
+        return Status(
+            "repeated_n", f"n repeats ({_listed(n)}): put all repeats at one n into one point", True
+        )
     known = np.isfinite(stderr) & (stderr > 0)
     if known.any() and not known.all():
-        text = "stderr is 0, negative or NaN at some points only: give every point its own, or leave points out by window"
+        text = (
+            "stderr is 0, negative or NaN at some points only: give every point its own, or leave"
+            " points out by window"
+        )
         return Status("invalid", text, True)
     return None if curve.samples is None else _disagreement(curve.samples, order, n, rms)
 
 
-def _disagreement(samples: Floats, order: npt.NDArray[np.int64], n: npt.NDArray[np.int64], rms: Floats) -> Status | None:
+def _disagreement(
+    samples: Floats, order: npt.NDArray[np.int64], n: npt.NDArray[np.int64], rms: Floats
+) -> Status | None:
     """Repeats that the errors are not the root mean square of."""
     with np.errstate(invalid="ignore"):
         root = np.sqrt(samples[:, order].mean(axis=0))
         off = ~(np.abs(root - rms) <= DISAGREEMENT * rms)
     if not off.any():
         return None
-    text = f"rms is {rms[off][0]:.6g} at n = {n[off][0]} but the root mean square of the samples {root[off][0]:.6g}"
+    text = (
+        f"rms is {rms[off][0]:.6g} at n = {n[off][0]} but the root mean square of the samples"
+        f" {root[off][0]:.6g}"
+    )
     return Status("invalid", text + ": samples must be the squared errors of the repeats", True)
 
 
@@ -162,13 +209,16 @@ def _points(curve: ErrorCurve, usable: npt.NDArray[np.int64]) -> Points:
     else:
         evidence = "none" if curve.kind == "montecarlo" else "exact"
     slope = None if curve.slope is None else curve.slope[usable]
-    with np.errstate(divide="ignore", invalid="ignore"):  # nonsense is refused, with what there is of a fit
+    # nonsense is refused, with what there is of a fit
+    with np.errstate(divide="ignore", invalid="ignore"):
         y, relative = np.log(rms), stderr / rms
     return Points(curve.n[usable], y, evidence, relative, z, clusters, slope, curve.accuracy)
 
 
 def _clustered(curve: ErrorCurve, usable: npt.NDArray[np.int64]) -> Floats | None:
-    """Squared errors summed over the queries of each cluster; None where clusters are not known, or all queries are of one."""
+    """Squared errors summed over the queries of each cluster; None where clusters are not known, or
+    all queries are of one.
+    """
     if curve.queries is None or curve.queries.clusters is None:
         return None
     groups = np.unique(curve.queries.clusters, return_inverse=True)[1]

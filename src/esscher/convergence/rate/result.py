@@ -1,4 +1,6 @@
-"""RateFit: what a fit of error ~ constant * n^-exponent found, how sure it is, and what it could not say."""
+"""RateFit: what a fit of error ~ constant * n^-exponent found, how sure it is, and what it could
+not say.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ __all__ = ["Curvature", "FitError", "LawComparison", "RateFit", "Status", "Windo
 class Status:
     """A short code, and a text with the cause and the remedy.
 
-    Fitted: "ok", "exact", "curved", "few_repeats", "heavy_tail", "no_stderr". Not fitted (``failed``): "too_few_points",
-    "rounding", "noisy", "invalid", "repeated_n".
+    Fitted: "ok", "exact", "curved", "few_repeats", "heavy_tail", "no_stderr". Not fitted
+    (``failed``): "too_few_points", "rounding", "noisy", "invalid", "repeated_n".
     """
 
     code: str
@@ -28,7 +30,9 @@ class Status:
 
 @dataclass(frozen=True)
 class Window:
-    """The points fitted: their smallest and largest n, their number, and the rule that chose them."""
+    """The points fitted: their smallest and largest n, their number, and the rule that chose
+    them.
+    """
 
     n_min: int
     n_max: int
@@ -47,7 +51,9 @@ class Curvature:
 
 @dataclass(frozen=True)
 class LawComparison:
-    """n^-exponent against (log n)^-gamma on the same points; both laws have two parameters, so AIC compares likelihoods."""
+    """n^-exponent against (log n)^-gamma on the same points; both laws have two parameters, so AIC
+    compares likelihoods.
+    """
 
     gamma: float
     constant: float  # error ~ constant * (log n)^-gamma
@@ -62,10 +68,12 @@ class LawComparison:
 class RateFit:
     """error ~ ``constant`` * n^-``exponent``.
 
-    ``interval``: for the exponent, at ``level``; of an exact curve the range of its local slopes instead, whatever the level.
-    ``local_slopes``: d log rms / d log n at each n (near -exponent), analytic where the curve has them, else differences.
-    ``residuals``: log rms minus the line. ``chi2``: residuals^T covariance^-1 residuals, near its ``dof`` when the points are
-    straight, and ``p_value`` the chance of a larger one; NaN where there is no sampling error to compare with.
+    ``interval``: for the exponent, at ``level``; of an exact curve the range of its local slopes
+    instead, whatever the level. ``local_slopes``: d log rms / d log n at each n (near -exponent),
+    analytic where the curve has them, else differences. ``residuals``: log rms minus the line.
+    ``chi2``: residuals^T covariance^-1 residuals, near its ``dof`` when the points are straight,
+    and ``p_value`` the chance of a larger one; NaN where there is no sampling error to compare
+    with.
     """
 
     exponent: float
@@ -89,11 +97,15 @@ class RateFit:
         return np.asarray(self.constant * np.asarray(n, dtype=np.float64) ** -self.exponent)
 
     def with_exponent(self, exponent: float, low: float, high: float, source: str) -> RateFit:
-        """The same points under an exponent and interval from elsewhere; the line keeps its height in the middle of log n."""
+        """The same points under an exponent and interval from elsewhere; the line keeps its height
+        in the middle of log n.
+        """
         middle = np.exp(np.log(self.n.astype(np.float64)).mean()) if self.n.size else np.nan
         constant = float(self.predict(middle) * middle**exponent)
         status = replace(self.status, text=source)
-        return replace(self, exponent=exponent, constant=constant, interval=(low, high), status=status)
+        return replace(
+            self, exponent=exponent, constant=constant, interval=(low, high), status=status
+        )
 
     def __repr__(self) -> str:
         return f"RateFit({self})"
@@ -101,14 +113,16 @@ class RateFit:
     def __str__(self) -> str:
         low, high = self.interval
         return (
-            f"error ~ {self.constant:.4g} n^{-self.exponent:.4g}, interval [{low:.4g}, {high:.4g}], "
-            f"{self.window.points} points from n = {self.window.n_min} to {self.window.n_max}; "
-            f"{self.status.code}: {self.status.text}"
+            f"error ~ {self.constant:.4g} n^{-self.exponent:.4g}, interval [{low:.4g}, {high:.4g}],"
+            f" {self.window.points} points from n = {self.window.n_min} to {self.window.n_max};"
+            f" {self.status.code}: {self.status.text}"
         )
 
 
 class FitError(ValueError):
-    """No rate can be given; ``fit`` has what there is of it, and its status the cause and the remedy."""
+    """No rate can be given; ``fit`` has what there is of it, and its status the cause and the
+    remedy.
+    """
 
     def __init__(self, fit: RateFit) -> None:
         super().__init__(f"curve: {fit.status.text}")

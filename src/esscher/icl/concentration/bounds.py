@@ -1,4 +1,6 @@
-"""What [S] proves of the distance between softmax attention and its limit: Propositions 3.1 and 3.4 at given weights."""
+"""What [S] proves of the distance between softmax attention and its limit: Propositions 3.1 and 3.4
+at given weights.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,9 @@ TASKS = 16  # drawn to average the bounds, which hold task by task
 
 
 def bounds(task: LinearTask, weights: OVKQ, lengths: Any, seed: int = 0) -> pd.DataFrame:
-    """[S] Propositions 3.1 and 3.4 for these weights: root mean square over tasks of the proved bounds on the distance to
-    the limit. Columns metric, name, n, rms, exponent; infinite where the proof says nothing.
+    """[S] Propositions 3.1 and 3.4 for these weights: root mean square over tasks of the proved
+    bounds on the distance to the limit. Columns metric, name, n, rms, exponent; infinite where the
+    proof says nothing.
     """
     uv = weights.uv()
     n = np.asarray(lengths, np.int64)
@@ -47,13 +50,21 @@ def bounds(task: LinearTask, weights: OVKQ, lengths: Any, seed: int = 0) -> pd.D
         for metric, names in BOUNDS.items():
             for name in names:
                 prediction = by_name[name]
-                found.setdefault((metric, name), []).append((prediction.rms(n) ** 2, prediction.exponent or 0.0))
+                found.setdefault((metric, name), []).append(
+                    (prediction.rms(n) ** 2, prediction.exponent or 0.0)
+                )
     rows = []
     for (metric, name), values in found.items():
         rms = factor.get(metric, 1.0) * np.sqrt(np.mean([value for value, _ in values], axis=0))
         exponent = min(exponent for _, exponent in values)
         rows += [
-            {"metric": metric, "name": name, "n": int(m), "rms": float(height), "exponent": exponent}
+            {
+                "metric": metric,
+                "name": name,
+                "n": int(m),
+                "rms": float(height),
+                "exponent": exponent,
+            }
             for m, height in zip(n, rms, strict=True)
         ]
     return pd.DataFrame(rows)

@@ -1,7 +1,9 @@
-"""How far softmax attention on a prompt of L tokens is from linear: outputs and gradients at given weights.
+"""How far softmax attention on a prompt of L tokens is from linear: outputs and gradients at given
+weights.
 
-Measured on the same prompts, in mean square: softmax attention on L tokens minus (1/L) linear attention on the same tokens
-("linear"), or minus the limit of both, attention on infinitely many tokens of the same task ("limit"). [S], Figures 1 and 5.
+Measured on the same prompts, in mean square: softmax attention on L tokens minus (1/L) linear
+attention on the same tokens ("linear"), or minus the limit of both, attention on infinitely many
+tokens of the same task ("limit"). [S], Figures 1 and 5.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ LIMIT = 2  # the third model of a prompt, after softmax and linear
 def prompt_errors(task: LinearTask, weights: OVKQ, length: int, prompts: int, seed: int) -> Floats:
     """Squared differences on each of some random prompts, (prompts, against, metrics).
 
-    Metrics: output f; df/dU and df/dV (its last row), Frobenius; gradient of the loss (f - y)^2 in (O, V, K, Q); df/dK =
-    Q (df/dU)^T and df/dQ = K df/dU [S, after Proposition 3.4].
+    Metrics: output f; df/dU and df/dV (its last row), Frobenius; gradient of the loss (f - y)^2 in
+    (O, V, K, Q); df/dK = Q (df/dU)^T and df/dQ = K df/dU [S, after Proposition 3.4].
     """
     acting = weights_of(weights)
     out = np.zeros((prompts, len(AGAINST), len(METRICS)))
@@ -43,7 +45,9 @@ def prompt_errors(task: LinearTask, weights: OVKQ, length: int, prompts: int, se
 
 @compiled
 def measure_prompts(stream: Any, length: int, task: Any, weights: Any, out: Any) -> None:
-    """Rows of ``out`` (prompts, against, metrics): squared differences between softmax and the others."""
+    """Rows of ``out`` (prompts, against, metrics): squared differences between softmax and the
+    others.
+    """
     white = whiten(weights, task.root)
     size = white.shape[0]
     d = size - 1
@@ -75,7 +79,9 @@ def measure_prompts(stream: Any, length: int, task: Any, weights: Any, out: Any)
 
 @compiled
 def take_limit(white: Any, task: Any, prompt: Any) -> None:
-    """Output and gradients on infinitely many tokens: S = I in white coordinates, so df/dc = A^T theta, df/dtheta = A^T c."""
+    """Output and gradients on infinitely many tokens: S = I in white coordinates, so df/dc = A^T
+    theta, df/dtheta = A^T c.
+    """
     by_value, by_theta = prompt.by_value[LIMIT], prompt.by_theta[LIMIT]
     white_directions(white, prompt.query, prompt.task, task.noise, by_value, by_theta)
     prompt.outputs[LIMIT] = 0.0
@@ -85,7 +91,9 @@ def take_limit(white: Any, task: Any, prompt: Any) -> None:
 
 @compiled
 def square_gradient(weights: Any, query: Any, by_V: Any, by_U: Any) -> float:
-    """Squared norm of the gradient in (O, V, K, Q) whose gradient in c is ``by_V`` and in U is ``by_U query^T``."""
+    """Squared norm of the gradient in (O, V, K, Q) whose gradient in c is ``by_V`` and in U is
+    ``by_U query^T``.
+    """
     return (
         square(weights.o) * square(by_V)
         + square_image(weights.V, by_V)
@@ -115,10 +123,18 @@ def square_image(matrix: Any, x: Any) -> float:
 
 
 def risk_gradient_errors(task: LinearTask, weights: OVKQ, length: int) -> Floats:
-    """Norm of the difference of the exact gradients of the mean squared error in (O, V, K, Q): to linear, to the limit."""
+    """Norm of the difference of the exact gradients of the mean squared error in (O, V, K, Q): to
+    linear, to the limit.
+    """
     rule = product_rule(task.dim)
     at = [(length, "softmax"), (length, "linear"), (float("inf"), "softmax")]
     gradients = [tensors(risk_gradient(task, weights, n, kind, rule)[1]) for n, kind in at]
     # the risk is half of the mean squared error
-    return np.array([2 * sum(float(((a - b) ** 2).sum()) for a, b in zip(gradients[0], other, strict=True)) ** 0.5
-                     for other in gradients[1:]])  # fmt: skip
+    return np.array(
+        [
+            2
+            * sum(float(((a - b) ** 2).sum()) for a, b in zip(gradients[0], other, strict=True))
+            ** 0.5
+            for other in gradients[1:]
+        ]
+    )

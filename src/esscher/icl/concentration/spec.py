@@ -21,7 +21,9 @@ class ConcentrationSpec(RunSpec):
     dim: Dim = 5
     noise: Noise = 0.1
     task_cov: TaskCov = "scaled"
-    repeats: int = Field(default=32, ge=2, le=10**6, description="groups of prompts, resampled for the intervals")
+    repeats: int = Field(
+        default=32, ge=2, le=10**6, description="groups of prompts, resampled for the intervals"
+    )
     prompts: int = Field(default=128, ge=1, le=1 << 20, description="prompts in a group")
 
 

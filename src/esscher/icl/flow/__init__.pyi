@@ -11,4 +11,9 @@ from .limit import (
     prompt_covariance as prompt_covariance,
     start_block as start_block,
 )
-from .trajectory import Flow as Flow, Solver as Solver, flow_times as flow_times, gradient_flow as gradient_flow
+from .trajectory import (
+    Flow as Flow,
+    Solver as Solver,
+    flow_times as flow_times,
+    gradient_flow as gradient_flow,
+)

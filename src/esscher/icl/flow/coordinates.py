@@ -18,10 +18,11 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Coordinates:
-    """The vector that the solver sees: all parameters, or d + 1 numbers where the flow keeps U11 diagonal.
+    """The vector that the solver sees: all parameters, or d + 1 numbers where the flow keeps U11
+    diagonal.
 
-    When U11(0), Sigma, W and the queries' covariance share an eigenbasis, the columns of ``basis``, so do U11(t) and every
-    gradient.
+    When U11(0), Sigma, W and the queries' covariance share an eigenbasis, the columns of ``basis``,
+    so do U11(t) and every gradient.
     """
 
     like: Parameters
@@ -35,10 +36,14 @@ class Coordinates:
         if task.shifted:
             matrices.append(task.query_sigma.numpy())
         # a mixture, so that its eigenbasis is that of all
-        mixture = np.tensordot(np.array((1.0, 0.7310, 0.5170, 0.2930)[: len(matrices)]), np.stack(matrices), axes=1)
+        mixture = np.tensordot(
+            np.array((1.0, 0.7310, 0.5170, 0.2930)[: len(matrices)]), np.stack(matrices), axes=1
+        )
         basis = np.linalg.eigh(0.5 * (mixture + mixture.T))[1]
         turned = [basis.T @ matrix @ basis for matrix in matrices]
-        shared = all(np.abs(m - np.diag(np.diag(m))).max() <= 1e-13 * np.abs(m).max() for m in turned)
+        shared = all(
+            np.abs(m - np.diag(np.diag(m))).max() <= 1e-13 * np.abs(m).max() for m in turned
+        )
         return cls(start, basis if shared else None)
 
     def pull(self, params: Parameters) -> Floats:

@@ -1,4 +1,6 @@
-"""What gradient flow has learned in the end, against the length of the prompts: Theorem 5.2 of [S] in numbers."""
+"""What gradient flow has learned in the end, against the length of the prompts: Theorem 5.2 of [S]
+in numbers.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,11 @@ LONGEST = 10**12
 
 @dataclass(frozen=True, eq=False)
 class FinalRisks:
-    """Risk at the end of the flow for each prompt length, for softmax and linear attention, with the Bayes risk on L tokens.
+    """Risk at the end of the flow for each prompt length, for softmax and linear attention, with
+    the Bayes risk on L tokens.
 
-    ``noise_level`` is tau^2 / 2, where all of them go. One row of ``softmax_parameters`` and ``linear_parameters`` a length.
+    ``noise_level`` is tau^2 / 2, where all of them go. One row of ``softmax_parameters`` and
+    ``linear_parameters`` a length.
     """
 
     lengths: npt.NDArray[np.int64]
@@ -49,29 +53,44 @@ class FinalRisks:
 
 
 def final_parameters(
-    task: LinearTask, start: Block, length: Any = math.inf, kind: str = "softmax", query_inside: bool = False
+    task: LinearTask,
+    start: Block,
+    length: Any = math.inf,
+    kind: str = "softmax",
+    query_inside: bool = False,
 ) -> Block:
     """The limit of the gradient flow from ``start`` in the block form.
 
-    Closed form for linear attention and infinite prompts. Softmax attention on L tokens: the flow itself until t = 30, then
-    a quasi-Newton descent down the valley it has reached, to a gradient of 1e-9. The valley is flat: along it v U11 is nearly
-    constant, and the flow alone would need a time that grows with L.
+    Closed form for linear attention and infinite prompts. Softmax attention on L tokens: the flow
+    itself until t = 30, then a quasi-Newton descent down the valley it has reached, to a gradient
+    of 1e-9. The valley is flat: along it v U11 is nearly constant, and the flow alone would need a
+    time that grows with L.
     """
     length = as_length(length)
     if kind == "linear" or math.isinf(length):
         return flow_limit(task, start, length, query_inside)
     rule = product_rule(task.dim, 8) if query_inside else None
-    flow = gradient_flow(task, start, length, kind, flow_times(HANDOVER, 8), rule, query_inside, rtol=1e-6, atol=1e-8)
+    flow = gradient_flow(
+        task, start, length, kind, flow_times(HANDOVER, 8), rule, query_inside, rtol=1e-6, atol=1e-8
+    )
     if flow.converged:
         end = flow.end
     else:
         form = Coordinates.of(task, start)
 
         def objective(state: Floats) -> tuple[float, Floats]:
-            value, gradient = risk_gradient(task, form.unpack(state), length, kind, rule, query_inside)
+            value, gradient = risk_gradient(
+                task, form.unpack(state), length, kind, rule, query_inside
+            )
             return value, form.pull(gradient)
 
-        found = minimize(objective, form.pull(flow.end), jac=True, method="BFGS", options={"gtol": 1e-9, "maxiter": 500})
+        found = minimize(
+            objective,
+            form.pull(flow.end),
+            jac=True,
+            method="BFGS",
+            options={"gtol": 1e-9, "maxiter": 500},
+        )
         end = form.unpack(found.x)
     assert isinstance(end, Block)
     return end
@@ -85,7 +104,8 @@ def final_risks(
     generator: torch.Generator | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> FinalRisks:
-    """Final risks of softmax and linear attention for each length: Figures 2 and 6 of [S] without training.
+    """Final risks of softmax and linear attention for each length: Figures 2 and 6 of [S] without
+    training.
 
     ``progress(done, total)`` is called after every length.
     """
@@ -118,10 +138,11 @@ def prompt_length_for(
     precision: float = 0.02,
     query_inside: bool = False,
 ) -> int:
-    """L(eps) of Theorem 5.2: the shortest prompts on which the flow ends within ``eps`` of the best risk, tau^2 / 2.
+    """L(eps) of Theorem 5.2: the shortest prompts on which the flow ends within ``eps`` of the best
+    risk, tau^2 / 2.
 
-    Bisection in log L; the answer is at most the fraction ``precision`` above the shortest. The final risk is taken to fall
-    with L.
+    Bisection in log L; the answer is at most the fraction ``precision`` above the shortest. The
+    final risk is taken to fall with L.
     """
     goal = 0.5 * task.noise + as_positive(eps, "eps")
     start = start_block(task) if start is None else start
@@ -133,7 +154,9 @@ def prompt_length_for(
     low, high = 0, 1
     while not reached(high):
         if high >= LONGEST:
-            raise ValueError(f"eps: expected an excess risk that {LONGEST:g} tokens reach, got {float(eps):g}")
+            raise ValueError(
+                f"eps: expected an excess risk that {LONGEST:g} tokens reach, got {float(eps):g}"
+            )
         low, high = high, 10 * high
     while high - low > max(1.0, precision * low):
         middle = max(low + 1, round(math.sqrt(max(low, 1) * high)))

@@ -23,10 +23,16 @@ class FlowSpec(RunSpec):
     task_cov: TaskCov = "scaled"
     alpha: Alpha = None
     query_inside: QueryInside = False
-    trajectory: bool = Field(default=False, description="also the flows in time, with their distances and Lemma E.1's bound")
+    trajectory: bool = Field(
+        default=False,
+        description="also the flows in time, with their distances and Lemma E.1's bound",
+    )
     until: float = Field(default=100.0, gt=0, description="time at which the flows in time end")
     points: int = Field(default=24, ge=2, le=10**4, description="times at which they are recorded")
-    draws: int = Field(default=4000, ge=2, le=10**9, description="prompts that sample the best predictor's error")
+    draws: int = Field(
+        default=4000, ge=2, le=10**9, description="prompts that sample the best predictor's error"
+    )
 
 
-register("icl-flow", "esscher.icl.flow.job:FLOW")  # here, so that naming the job does not import what computes it
+# here, so that naming the job does not import what computes it
+register("icl-flow", "esscher.icl.flow.job:FLOW")

@@ -25,7 +25,8 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """A trajectory: times, the parameters at each of them (one row a time), the risk and the norm of its gradient.
+    """A trajectory: times, the parameters at each of them (one row a time), the risk and the norm
+    of its gradient.
 
     ``converged``: the norm of the gradient fell below the tolerance; from then on the rows repeat.
     """
@@ -53,15 +54,22 @@ class Flow:
         return float(self.risks[-1])
 
     def distance(self, other: Flow) -> Floats:
-        """|theta(t) - theta'(t)|, Euclidean over all parameters, at the common times of two flows."""
+        """|theta(t) - theta'(t)|, Euclidean over all parameters, at the common times of two
+        flows.
+        """
         if self.states.shape != other.states.shape or not np.array_equal(self.times, other.times):
-            raise ValueError("flows: expected the same times and parametrisation; pass the same times to gradient_flow")
+            raise ValueError(
+                "flows: expected the same times and parametrisation; pass the same times to"
+                " gradient_flow"
+            )
         return np.asarray(np.linalg.norm(self.states - other.states, axis=1))
 
 
 @dataclass(frozen=True)
 class Solver:
-    """How a flow is solved: it ends when the norm of the gradient falls below ``tolerance``; the rest is ``solve_ivp``'s."""
+    """How a flow is solved: it ends when the norm of the gradient falls below ``tolerance``; the
+    rest is ``solve_ivp``'s.
+    """
 
     tolerance: float = 1e-9
     rtol: float = 1e-8
@@ -85,11 +93,12 @@ def gradient_flow(
     query_inside: bool = False,
     **solver: Any,
 ) -> Flow:
-    """Solve d theta / dt = -grad R_L(theta) from ``start``, in its own parametrisation, by an adaptive solver.
+    """Solve d theta / dt = -grad R_L(theta) from ``start``, in its own parametrisation, by an
+    adaptive solver.
 
-    [S], equations (7) for finite ``length`` and (10) for an infinite one. ``times`` are where the flow is recorded
-    (``flow_times()`` unless given); ``rule`` and ``query_inside`` are those of ``risk``; ``solver``: fields of ``Solver``,
-    as in ``rtol=1e-6``.
+    [S], equations (7) for finite ``length`` and (10) for an infinite one. ``times`` are where the
+    flow is recorded (``flow_times()`` unless given); ``rule`` and ``query_inside`` are those of
+    ``risk``; ``solver``: fields of ``Solver``, as in ``rtol=1e-6``.
     """
     chosen = Solver(**solver)
     length = as_length(length)
@@ -99,18 +108,26 @@ def gradient_flow(
     form = Coordinates.of(task, start)
 
     def slope(_: float, state: Floats) -> Floats:
-        return -form.pull(risk_gradient(task, form.unpack(state), length, kind, rule, query_inside)[1])
+        return -form.pull(
+            risk_gradient(task, form.unpack(state), length, kind, rule, query_inside)[1]
+        )
 
     def still(t: float, state: Floats) -> float:
         return float(np.linalg.norm(slope(t, state))) - chosen.tolerance
 
     still.terminal = True  # type: ignore[attr-defined]
     accuracy = {"method": chosen.method, "rtol": chosen.rtol, "atol": chosen.atol}
-    solution = solve_ivp(slope, (0.0, grid[-1]), form.pull(start), t_eval=grid, events=still, **accuracy)
+    solution = solve_ivp(
+        slope, (0.0, grid[-1]), form.pull(start), t_eval=grid, events=still, **accuracy
+    )
     if not solution.success:
-        raise RuntimeError(f"gradient flow: the solver stopped at t = {solution.t[-1]:g}: {solution.message}")
+        raise RuntimeError(
+            f"gradient flow: the solver stopped at t = {solution.t[-1]:g}: {solution.message}"
+        )
     stopped = bool(solution.status == 1)
-    known = list(solution.y.T) + ([solution.y_events[0][-1]] if stopped and solution.t.size < grid.size else [])
+    known = list(solution.y.T) + (
+        [solution.y_events[0][-1]] if stopped and solution.t.size < grid.size else []
+    )
     params = [form.unpack(state) for state in known]
     found = [risk_gradient(task, each, length, kind, rule, query_inside) for each in params]
     states = _extend([flatten(each) for each in params], grid.size)

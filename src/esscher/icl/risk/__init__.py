@@ -1,4 +1,6 @@
-"""Exact risks of softmax and linear attention at any prompt length, and sampled ones of any task."""
+"""Exact risks of softmax and linear attention at any prompt length, and sampled ones of any
+task.
+"""
 
 import lazy_loader
 

@@ -18,14 +18,17 @@ __all__ = ["bayes_risk"]
 Floats = npt.NDArray[np.float64]
 
 
-def bayes_risk(task: Task, length: Any, draws: Any = 4000, generator: torch.Generator | None = None) -> Risk:
+def bayes_risk(
+    task: Task, length: Any, draws: Any = 4000, generator: torch.Generator | None = None
+) -> Risk:
     """1/2 E[x_q^T P x_q] + tau^2 / 2, P the posterior covariance of w given L labelled tokens.
 
         P = W^{1/2} (I + W^{1/2} X^T X W^{1/2} / tau^2)^{-1} W^{1/2},     X^T X ~ Wishart(L, Sigma)
 
-    Labels, noise and query are averaged exactly; only X^T X is drawn, ``draws`` times, by Bartlett's decomposition, so that L
-    may be as large as you like. Without noise P is the projection on what the tokens leave open. This is the L-Bayes-optimal
-    estimator of [S], section 6.
+    Labels, noise and query are averaged exactly; only X^T X is drawn, ``draws`` times, by
+    Bartlett's decomposition, so that L may be as large as you like. Without noise P is the
+    projection on what the tokens leave open. This is the L-Bayes-optimal estimator of [S], section
+    6.
     """
     if not isinstance(task, LinearTask):
         raise ValueError(f"task: expected a LinearTask, got {type(task).__name__}")
@@ -53,5 +56,7 @@ def _wishart(length: int, draws: int, dim: int, rng: np.random.Generator) -> Flo
     else:
         rows = np.tril(rng.standard_normal((draws, dim, dim)), -1)
         index = np.arange(dim)
-        rows[:, index, index] = np.sqrt(rng.chisquare(np.asarray(length - index, float), (draws, dim)))
+        rows[:, index, index] = np.sqrt(
+            rng.chisquare(np.asarray(length - index, float), (draws, dim))
+        )
     return np.asarray(rows @ rows.transpose(0, 2, 1))

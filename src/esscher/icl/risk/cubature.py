@@ -1,8 +1,10 @@
-"""Averages over a Gaussian vector in several dimensions: a rule in radius and direction, turned at random.
+"""Averages over a Gaussian vector in several dimensions: a rule in radius and direction, turned at
+random.
 
-Radius: generalised Gauss-Laguerre in |g|^2 / 2. Direction: Mysovskikh's rule on the sphere, exact to degree 5, on the vertices
-of a regular simplex, the midpoints of its edges and their opposites. Each random rotation of the rule is an unbiased estimate
-(Genz and Monahan, SIAM J. Sci. Comput. 19, 1998), so a few of them give the error.
+Radius: generalised Gauss-Laguerre in |g|^2 / 2. Direction: Mysovskikh's rule on the sphere, exact
+to degree 5, on the vertices of a regular simplex, the midpoints of its edges and their opposites.
+Each random rotation of the rule is an unbiased estimate (Genz and Monahan, SIAM J. Sci. Comput. 19,
+1998), so a few of them give the error.
 """
 
 from __future__ import annotations
@@ -35,18 +37,27 @@ class Cubature:
 
 
 @lru_cache(maxsize=32)
-def gaussian_cubature(dim: int, rotations: int = 8, shells: int = 16, seed: int = 0, even: bool = False) -> Cubature:
+def gaussian_cubature(
+    dim: int, rotations: int = 8, shells: int = 16, seed: int = 0, even: bool = False
+) -> Cubature:
     """The rule for N(0, I) in ``dim`` dimensions; the same arguments give the same points.
 
     ``even``: for even functions, with one of each pair of opposite points.
     """
-    dim, rotations, shells = as_count(dim, "dim"), as_count(rotations, "rotations"), as_count(shells, "shells")
+    dim, rotations, shells = (
+        as_count(dim, "dim"),
+        as_count(rotations, "rotations"),
+        as_count(shells, "shells"),
+    )
     half_square, radial = roots_genlaguerre(shells, dim / 2 - 1)
     radial = radial / radial.sum()
     kept = radial > NEGLIGIBLE
     directions, angular = _directions(dim)
     if not even:
-        directions, angular = np.concatenate([directions, -directions]), np.concatenate([angular, angular])
+        directions, angular = (
+            np.concatenate([directions, -directions]),
+            np.concatenate([angular, angular]),
+        )
     shell = np.sqrt(2.0 * half_square[kept])[:, None, None] * directions
     rotation = _rotations(dim, rotations, np.random.default_rng(seed))
     points = shell.reshape(-1, dim) @ rotation

@@ -1,4 +1,6 @@
-"""f1 and f2 of ``gaussian_error`` at one n, tabulated: what a gradient flow needs thousands of times."""
+"""f1 and f2 of ``gaussian_error`` at one n, tabulated: what a gradient flow needs thousands of
+times.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,18 @@ __all__ = ["ErrorTable", "table"]
 Floats = npt.NDArray[np.float64]
 
 WIDTH = 0.5  # of a panel in s
-DEGREE = 12  # of the polynomial in a panel: relative error below 1e-9 for n >= 2 and 1e-11 for n >= 10
+# of the polynomial in a panel: relative error below 1e-9 for n >= 2 and 1e-11 for n >= 10
+DEGREE = 12
 
 # Row k: the Chebyshev polynomial of degree k in powers of x.
-TO_POWERS = np.array([np.pad(chebyshev.cheb2poly(np.eye(DEGREE + 1)[k]), (0, DEGREE - k)) for k in range(DEGREE + 1)])
+TO_POWERS = np.array(
+    [np.pad(chebyshev.cheb2poly(np.eye(DEGREE + 1)[k]), (0, DEGREE - k)) for k in range(DEGREE + 1)]
+)
 
 
 class ErrorTable:
-    """log f1(n, s) and log f2(n, s) as polynomials on panels of s, each made when a first s falls into it.
+    """log f1(n, s) and log f2(n, s) as polynomials on panels of s, each made when a first s falls
+    into it.
 
     Not for n = 1, where f1 = 1 + s^2 and f2 = 1 are used as they are.
     """
@@ -55,8 +61,8 @@ class ErrorTable:
     def _extend(self, largest: float) -> None:
         if not largest <= S_MAX:
             raise ValueError(
-                f"scores: expected standard deviations up to {S_MAX:g}, got {largest:g}; the score matrix U is too large for "
-                "this law of tokens"
+                f"scores: expected standard deviations up to {S_MAX:g}, got {largest:g}; the score"
+                " matrix U is too large for this law of tokens"
             )
         have = self._coefficients.shape[0]
         need = min(int(largest / WIDTH) + 1, round(S_MAX / WIDTH))
@@ -65,7 +71,9 @@ class ErrorTable:
         points = chebyshev.chebpts1(DEGREE + 1)
         s = WIDTH * (np.arange(have, need)[:, None] + 0.5 * (points + 1.0))
         value = gaussian_error_slopes(self.n, s)
-        fits = [chebyshev.chebfit(points, np.log(values).T, DEGREE) for values in (value.f1, value.f2)]
+        fits = [
+            chebyshev.chebfit(points, np.log(values).T, DEGREE) for values in (value.f1, value.f2)
+        ]
         powers = np.stack([fit.T @ TO_POWERS for fit in fits], axis=1)
         self._coefficients = np.concatenate([self._coefficients, powers])
 
@@ -86,7 +94,10 @@ class _Tabulated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_f1: Tensor, grad_f2: Tensor) -> tuple[Tensor, None]:
         if torch.is_grad_enabled():
-            raise RuntimeError("the softmax risk is differentiable once; create_graph=True asks for second derivatives")
+            raise RuntimeError(
+                "the softmax risk is differentiable once; create_graph=True asks for second"
+                " derivatives"
+            )
         df1, df2 = ctx.saved_tensors
         return grad_f1 * df1 + grad_f2 * df2, None
 

@@ -1,4 +1,6 @@
-"""Population risks of in-context prediction without sampling: closed forms, quadrature, cubature."""
+"""Population risks of in-context prediction without sampling: closed forms, quadrature,
+cubature.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from esscher.icl.layer import KINDS, UV, Block, Parameters, as_uv, tensors
-from esscher.icl.risk.linear import active, block_linear_gradient, limit_risk, linear_risk, linear_variance
+from esscher.icl.risk.linear import (
+    active,
+    block_linear_gradient,
+    limit_risk,
+    linear_risk,
+    linear_variance,
+)
 from esscher.icl.risk.query_inside import inside_excess, inside_shrinkage, linear_inside
 from esscher.icl.risk.softmax_block import block_excess, block_excess_gradient, block_shrinkage
 from esscher.icl.risk.softmax_general import Rule, general_excess, general_shrinkage, product_rule
@@ -24,14 +32,21 @@ RADIAL = 1e-4  # the same for the shells of a cubature
 
 
 def risk(
-    task: Task, params: Parameters, length: Any, kind: str = "softmax", rule: Rule | None = None, query_inside: bool = False
+    task: Task,
+    params: Parameters,
+    length: Any,
+    kind: str = "softmax",
+    rule: Rule | None = None,
+    query_inside: bool = False,
 ) -> Risk:
-    """R_L = 1/2 E (prediction - label)^2 on prompts of ``length`` tokens (``math.inf`` allowed), without sampling prompts.
+    """R_L = 1/2 E (prediction - label)^2 on prompts of ``length`` tokens (``math.inf`` allowed),
+    without sampling prompts.
 
-    Linear attention and infinite prompts: closed form. Softmax in the block form of [S], Assumption 5.1: quadrature, to
-    about nine digits of R_L - R_infinity. Softmax in general: a cubature over (w, x_q), ``product_rule(dim, rotations)``
-    unless given. ``query_inside`` adds the query's own token to the prompt [S, Remark 3.2]: a closed form for linear attention,
-    a cubature for softmax, in the block form over x_q alone.
+    Linear attention and infinite prompts: closed form. Softmax in the block form of [S], Assumption
+    5.1: quadrature, to about nine digits of R_L - R_infinity. Softmax in general: a cubature over
+    (w, x_q), ``product_rule(dim, rotations)`` unless given. ``query_inside`` adds the query's own
+    token to the prompt [S, Remark 3.2]: a closed form for linear attention, a cubature for softmax,
+    in the block form over x_q alone.
     """
     task, length, uv = _check(task, params, length, kind)
     with torch.no_grad():
@@ -39,7 +54,9 @@ def risk(
         if math.isinf(length) or kind == "linear":
             return Risk(float(_closed(uv, task, length, query_inside)), 0.0, CLOSED)
         if query_inside:
-            return _over_rotations(limit, inside_excess(uv, task, int(length), rule or _inside_rule(uv)))
+            return _over_rotations(
+                limit, inside_excess(uv, task, int(length), rule or _inside_rule(uv))
+            )
         block = _as_block(uv)
         if block is not None:
             excess = float(block_excess(block, task, int(length)))
@@ -49,23 +66,41 @@ def risk(
 
 
 def risk_tensor(
-    task: Task, params: Parameters, length: Any, kind: str = "softmax", rule: Rule | None = None, query_inside: bool = False
+    task: Task,
+    params: Parameters,
+    length: Any,
+    kind: str = "softmax",
+    rule: Rule | None = None,
+    query_inside: bool = False,
 ) -> Float64[Tensor, ""]:
     """``risk`` as a tensor, differentiable once in the tensors of ``params``."""
     task, length, uv = _check(task, params, length, kind)
     if math.isinf(length) or kind == "linear":
         return _closed(uv, task, length, query_inside)
     if query_inside:
-        return limit_risk(uv, task) + inside_excess(uv, task, int(length), rule or _inside_rule(uv)).mean()
+        return (
+            limit_risk(uv, task)
+            + inside_excess(uv, task, int(length), rule or _inside_rule(uv)).mean()
+        )
     if isinstance(params, Block):
         return limit_risk(uv, task) + block_excess(params, task, int(length))
-    return limit_risk(uv, task) + general_excess(uv, task, int(length), rule or product_rule(task.dim)).mean()
+    return (
+        limit_risk(uv, task)
+        + general_excess(uv, task, int(length), rule or product_rule(task.dim)).mean()
+    )
 
 
 def risk_gradient(
-    task: Task, params: Parameters, length: Any, kind: str = "softmax", rule: Rule | None = None, query_inside: bool = False
+    task: Task,
+    params: Parameters,
+    length: Any,
+    kind: str = "softmax",
+    rule: Rule | None = None,
+    query_inside: bool = False,
 ) -> tuple[float, Parameters]:
-    """The risk and its gradient, in the parametrisation given: a gradient in (O, V, K, Q) for ``OVKQ``, and so on."""
+    """The risk and its gradient, in the parametrisation given: a gradient in (O, V, K, Q) for
+    ``OVKQ``, and so on.
+    """
     if isinstance(params, Block) and not query_inside:
         return _block_gradient(task, params, length, kind)
     leaves = [tensor.detach().double().requires_grad_(True) for tensor in tensors(params)]
@@ -88,7 +123,12 @@ def _block_gradient(task: Task, block: Block, length: Any, kind: str) -> tuple[f
 
 
 def decompose(
-    task: Task, params: Parameters, length: Any, kind: str = "softmax", rule: Rule | None = None, query_inside: bool = False
+    task: Task,
+    params: Parameters,
+    length: Any,
+    kind: str = "softmax",
+    rule: Rule | None = None,
+    query_inside: bool = False,
 ) -> RiskParts:
     """The risk on ``length`` tokens in four parts; their sum is ``risk``."""
     task, length, uv = _check(task, params, length, kind)
@@ -102,7 +142,10 @@ def decompose(
             return RiskParts(noise, approximation, float(square) - approximation, float(variance))
         if kind == "linear":
             return RiskParts(noise, approximation, 0.0, float(linear_variance(uv, task)) / length)
-        rule, block = rule or (_inside_rule(uv) if query_inside else product_rule(task.dim)), _as_block(uv)
+        rule, block = (
+            rule or (_inside_rule(uv) if query_inside else product_rule(task.dim)),
+            _as_block(uv),
+        )
         if query_inside:
             bias = float(inside_shrinkage(uv, task, int(length), rule).mean())
         elif block is not None:
@@ -113,14 +156,19 @@ def decompose(
     return RiskParts(noise, approximation, bias, total - noise - approximation - bias)
 
 
-def _check(task: Task, params: Parameters, length: Any, kind: str) -> tuple[LinearTask, float | int, UV]:
+def _check(
+    task: Task, params: Parameters, length: Any, kind: str
+) -> tuple[LinearTask, float | int, UV]:
     uv = as_uv(params)
     return *_check_task(task, uv.dim, length, kind), uv
 
 
 def _check_task(task: Task, dim: int, length: Any, kind: str) -> tuple[LinearTask, float | int]:
     if not isinstance(task, LinearTask):
-        raise ValueError(f"task: expected a LinearTask, got {type(task).__name__}; use sampled_risk for other tasks")
+        raise ValueError(
+            f"task: expected a LinearTask, got {type(task).__name__}; use sampled_risk for other"
+            " tasks"
+        )
     if kind not in KINDS:
         raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {kind!r}")
     if dim != task.dim:
@@ -134,8 +182,12 @@ def _as_block(uv: UV) -> Block | None:
     return None if bool(a.any()) or bool(r1.any()) else Block(A1, v)
 
 
-def _closed(uv: UV, task: LinearTask, length: float | int, query_inside: bool) -> Float64[Tensor, ""]:
-    """Of linear attention, or of an infinite prompt, in which the query's own token has no share."""
+def _closed(
+    uv: UV, task: LinearTask, length: float | int, query_inside: bool
+) -> Float64[Tensor, ""]:
+    """Of linear attention, or of an infinite prompt, in which the query's own token has no
+    share.
+    """
     if not query_inside or math.isinf(length):
         return linear_risk(uv, task, length)
     square, variance = linear_inside(uv, task, int(length))

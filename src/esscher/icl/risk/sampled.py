@@ -31,10 +31,12 @@ def sampled_risk(
     query_inside: bool = False,
     loss: Loss | None = None,
 ) -> Risk:
-    """The risk on drawn prompts, with its standard error: for every task, and with the query inside the prompt.
+    """The risk on drawn prompts, with its standard error: for every task, and with the query inside
+    the prompt.
 
-    ``loss`` maps predictions and labels to a loss each, half the squared error unless given; [S], section 4, takes any that is
-    1-smooth in the prediction with no slope at (0, 0), as ``huber`` is.
+    ``loss`` maps predictions and labels to a loss each, half the squared error unless given; [S],
+    section 4, takes any that is 1-smooth in the prediction with no slope at (0, 0), as ``huber``
+    is.
     """
     loss, losses = loss or half_square, []
     with torch.no_grad():
@@ -51,7 +53,9 @@ def half_square(predicted: Tensor, label: Tensor) -> Tensor:
 
 
 def huber(predicted: Tensor, label: Tensor) -> Tensor:
-    """Half the square up to a distance of 1, its tangent beyond: 1-smooth, and its gradient is at most 1."""
+    """Half the square up to a distance of 1, its tangent beyond: 1-smooth, and its gradient is at
+    most 1.
+    """
     size = (predicted - label).reshape(len(label), -1).norm(dim=-1)
     return torch.where(size <= 1.0, 0.5 * size**2, size - 0.5)
 
@@ -65,7 +69,9 @@ def sampled_gradient(
     generator: torch.Generator | None = None,
     groups: int = 50,
 ) -> tuple[Parameters, Parameters]:
-    """Mean gradient of the loss over drawn prompts and its standard error, entry by entry, from ``groups`` groups."""
+    """Mean gradient of the loss over drawn prompts and its standard error, entry by entry, from
+    ``groups`` groups.
+    """
     size = max(1, as_count(prompts, "prompts") // groups)
     leaves = [tensor.detach().requires_grad_(True) for tensor in tensors(params)]
     rows: list[list[Tensor]] = []
@@ -73,7 +79,9 @@ def sampled_gradient(
         total = [torch.zeros_like(leaf) for leaf in leaves]
         for part in _batches(task, size, length):
             batch = task.sample(part, length, generator)
-            loss = half_square(predict(type(params)(*leaves), batch, kind), batch.target).sum() / size
+            loss = (
+                half_square(predict(type(params)(*leaves), batch, kind), batch.target).sum() / size
+            )
             total = [a + b for a, b in zip(total, torch.autograd.grad(loss, leaves), strict=True)]
         rows.append(total)
     stacked = [torch.stack(column) for column in zip(*rows, strict=True)]

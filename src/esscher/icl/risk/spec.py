@@ -23,14 +23,18 @@ class RiskFlags(Plain):
     noise: Noise = 0.1
     task_cov: TaskCov = "scaled"
     query_inside: QueryInside = False
-    query_covariance: str | None = Field(default=None, description="of the query, where it is not that of the prompt")
+    query_covariance: str | None = Field(
+        default=None, description="of the query, where it is not that of the prompt"
+    )
 
 
 class LengthFlags(Plain):
     """How close to the best risk the end of the flow is to come."""
 
     epsilon: tuple[Part, ...] = Field(
-        default=(0.01,), min_length=1, description="excess risks, half mean squared errors, separated by commas"
+        default=(0.01,),
+        min_length=1,
+        description="excess risks, half mean squared errors, separated by commas",
     )
     covariances: Covariances = ("isotropic", "kms:0.5")
     dim: Dim = 5

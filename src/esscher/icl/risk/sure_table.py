@@ -1,4 +1,6 @@
-"""f1, f2, q1, q2 and c of ``gaussian_sure`` at one n, tabulated over the deviation s of scores and the known key's score b."""
+"""f1, f2, q1, q2 and c of ``gaussian_sure`` at one n, tabulated over the deviation s of scores and
+the known key's score b.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,18 @@ __all__ = ["SureTable", "sure_table"]
 
 Floats = npt.NDArray[np.float64]
 
-WIDTH_B, DEGREE_B = 2.0, 16  # of a panel in b and of its polynomial: relative error about 1e-9 of the panel's largest value
+# of a panel in b and of its polynomial: relative error about 1e-9 of the panel's largest value
+WIDTH_B, DEGREE_B = 2.0, 16
 POINTS, POINTS_B = chebyshev.chebpts1(DEGREE + 1), chebyshev.chebpts1(DEGREE_B + 1)
-TO_S, TO_B = (np.linalg.inv(chebyshev.chebvander(points, points.size - 1)) for points in (POINTS, POINTS_B))
+TO_S, TO_B = (
+    np.linalg.inv(chebyshev.chebvander(points, points.size - 1)) for points in (POINTS, POINTS_B)
+)
 
 
 class SureTable:
-    """The five functions as polynomials on panels of (s, b), each made when a first point falls into it."""
+    """The five functions as polynomials on panels of (s, b), each made when a first point falls
+    into it.
+    """
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -35,16 +42,23 @@ class SureTable:
         self._coefficients = np.empty((0, COLUMNS_SURE, DEGREE + 1, DEGREE_B + 1))
 
     def evaluate(self, s: Floats, b: Floats) -> Floats:
-        """Rows: the functions, their slopes in s, their slopes in b; then the shape of ``s`` and ``b``."""
+        """Rows: the functions, their slopes in s, their slopes in b; then the shape of ``s`` and
+        ``b``.
+        """
         largest = float(s.max(initial=0.0))
         if not largest <= S_MAX:
             raise ValueError(
-                f"scores: expected standard deviations up to {S_MAX:g}, got {largest:g}; the score matrix U is too large for "
-                "this law of tokens"
+                f"scores: expected standard deviations up to {S_MAX:g}, got {largest:g}; the score"
+                " matrix U is too large for this law of tokens"
             )
         flat_s, flat_b = np.ascontiguousarray(s).ravel(), np.array(b, np.float64).ravel()
         moves = _clamp(float(self.n), flat_s, flat_b)
-        panels = np.stack([np.minimum(flat_s / WIDTH, S_MAX / WIDTH - 1).astype(int), np.floor(flat_b / WIDTH_B).astype(int)])
+        panels = np.stack(
+            [
+                np.minimum(flat_s / WIDTH, S_MAX / WIDTH - 1).astype(int),
+                np.floor(flat_b / WIDTH_B).astype(int),
+            ]
+        )
         distinct, index = np.unique(panels, axis=1, return_inverse=True)
         self._extend([(int(i), int(j)) for i, j in distinct.T])
         place = np.array([self._place[int(i), int(j)] for i, j in distinct.T])[index.ravel()]
@@ -91,7 +105,10 @@ class _Tabulated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         if torch.is_grad_enabled():
-            raise RuntimeError("the softmax risk is differentiable once; create_graph=True asks for second derivatives")
+            raise RuntimeError(
+                "the softmax risk is differentiable once; create_graph=True asks for second"
+                " derivatives"
+            )
         by_s, by_b = ctx.saved_tensors
         grad = torch.stack(grads)
         return (grad * by_s).sum(dim=0), (grad * by_b).sum(dim=0), None

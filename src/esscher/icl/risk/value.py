@@ -17,8 +17,8 @@ CLOSED, QUADRATURE, CUBATURE, SIMULATION = "closed form", "quadrature", "cubatur
 class Risk:
     """A risk, its error, and where it comes from.
 
-    ``error`` is 0 for a closed form, a bound on the numerical error for a quadrature, one standard error for a cubature
-    (over its random rotations) and for a simulation.
+    ``error`` is 0 for a closed form, a bound on the numerical error for a quadrature, one standard
+    error for a cubature (over its random rotations) and for a simulation.
     """
 
     value: float
@@ -33,9 +33,9 @@ class Risk:
 class RiskParts:
     """risk = noise + approximation + bias + variance.
 
-    noise: tau^2 / 2, which nobody avoids. approximation: what the layer misses with infinitely many tokens. bias: the change
-    of the squared bias 1/2 E (E[prediction | w, x_q] - <w, x_q>)^2 from there to L tokens, which may be negative. variance:
-    1/2 E Var(prediction | w, x_q) on L tokens.
+    noise: tau^2 / 2, which nobody avoids. approximation: what the layer misses with infinitely many
+    tokens. bias: the change of the squared bias 1/2 E (E[prediction | w, x_q] - <w, x_q>)^2 from
+    there to L tokens, which may be negative. variance: 1/2 E Var(prediction | w, x_q) on L tokens.
     """
 
     noise: float

@@ -1,4 +1,6 @@
-"""Flows of (O, V, K, Q) from the first weights of training: which of them get stuck, where, and how far the two models part."""
+"""Flows of (O, V, K, Q) from the first weights of training: which of them get stuck, where, and how
+far the two models part.
+"""
 
 import lazy_loader
 

@@ -1,7 +1,8 @@
-"""Gradient flow of (o, V, K, Q) from any first weights: what training with small steps follows, without a prompt drawn.
+"""Gradient flow of (o, V, K, Q) from any first weights: what training with small steps follows,
+without a prompt drawn.
 
-SGD with rate eta on the loss (f - y)^2, twice the risk, moves by 2 eta in time a step: the paper's 500 000 steps of 1e-3 are
-t = 1000.
+SGD with rate eta on the loss (f - y)^2, twice the risk, moves by 2 eta in time a step: the paper's
+500 000 steps of 1e-3 are t = 1000.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ STEP = 1e-5  # of differences of gradients
 
 @dataclass(frozen=True, eq=False)
 class WeightFlow:
-    """Weights at some times, one row a time, with the mean squared error (twice the risk) and the norm of the gradient."""
+    """Weights at some times, one row a time, with the mean squared error (twice the risk) and the
+    norm of the gradient.
+    """
 
     times: Floats
     states: Floats
@@ -47,16 +50,28 @@ def weight_flow(risk: PopulationRisk, start: Weights, times: Floats) -> WeightFl
         return -weight_hessian(risk, unpack(state, start), sides=1)
 
     span = (0.0, float(times[-1]))
-    solution = solve_ivp(slope, span, pack(start), "LSODA", times, jac=curvature, rtol=RTOL, atol=ATOL)
+    solution = solve_ivp(
+        slope, span, pack(start), "LSODA", times, jac=curvature, rtol=RTOL, atol=ATOL
+    )
     if not solution.success:
-        raise RuntimeError(f"gradient flow: the solver stopped at t = {solution.t[-1]:g}: {solution.message}")
+        raise RuntimeError(
+            f"gradient flow: the solver stopped at t = {solution.t[-1]:g}: {solution.message}"
+        )
     found = [risk(unpack(state, start)) for state in solution.y.T]
     mse = np.array([2.0 * value for value, _ in found])
-    return WeightFlow(times, solution.y.T, mse, np.array([np.linalg.norm(pack(slope)) for _, slope in found]), start)
+    return WeightFlow(
+        times,
+        solution.y.T,
+        mse,
+        np.array([np.linalg.norm(pack(slope)) for _, slope in found]),
+        start,
+    )
 
 
 def white_hessian(risk: PopulationRisk, white: Floats, sides: int = 2) -> tuple[Floats, Floats]:
-    """The gradient in ``white`` and the Hessian, by central or one-sided differences of gradients; both flattened."""
+    """The gradient in ``white`` and the Hessian, by central or one-sided differences of gradients;
+    both flattened.
+    """
     base = risk.white(white)[1].ravel()
     rows = np.empty((white.size, white.size))
     for i in range(white.size):
@@ -72,8 +87,9 @@ def white_hessian(risk: PopulationRisk, white: Floats, sides: int = 2) -> tuple[
 def weight_hessian(risk: PopulationRisk, weights: Weights, sides: int = 2) -> Floats:
     """The Hessian of the risk in (o, V, K, Q).
 
-    ``white`` is bilinear in the weights and ``chain`` linear in them, so that it follows exactly from the Hessian in
-    ``white``, which has (d + 1)^2 rows instead of the weights' 3 (d + 1)^2 and more.
+    ``white`` is bilinear in the weights and ``chain`` linear in them, so that it follows exactly
+    from the Hessian in ``white``, which has (d + 1)^2 rows instead of the weights' 3 (d + 1)^2 and
+    more.
     """
     root, white = risk.task.root, whiten(weights, risk.task.root)
     gradient, hessian = white_hessian(risk, white, sides)

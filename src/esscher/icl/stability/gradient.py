@@ -1,17 +1,21 @@
-"""The population risk and its gradient in (o, V, K, Q), compiled: what flows from hundreds of first weights need.
+"""The population risk and its gradient in (o, V, K, Q), compiled: what flows from hundreds of first
+weights need.
 
-In white coordinates (``training.white``) the score of a token g' ~ N(0, I_{d+1}) is <theta, g'> and its value <c, g'>. With
-omega = R^T w the task, x_q = R g the query and ``white`` = [[A, r], [a^T, v]],
+In white coordinates (``training.white``) the score of a token g' ~ N(0, I_{d+1}) is <theta, g'> and
+its value <c, g'>. With omega = R^T w the task, x_q = R g the query and ``white`` = [[A, r], [a^T,
+v]],
 
     theta = B g,   B = [A + omega a^T; tau a^T],   c = (r + v omega, tau v),   label = <omega, g> .
 
-For infinite prompts and for linear attention the average over g is a norm, and what is left is a polynomial of degree 4 in
-omega, which the cubature integrates exactly:
+For infinite prompts and for linear attention the average over g is a norm, and what is left is a
+polynomial of degree 4 in omega, which the cubature integrates exactly:
 
-    R_infinity = 1/2 E|B^T c - omega|^2 + tau^2/2,     R_L = R_infinity + (1/2L) E[ |c|^2 |B|_F^2 + |B^T c|^2 ]  (linear) .
+    R_infinity = 1/2 E|B^T c - omega|^2 + tau^2/2,     R_L = R_infinity + (1/2L) E[ |c|^2 |B|_F^2 +
+    |B^T c|^2 ]  (linear) .
 
-Softmax attention adds the excess of ``risk.softmax_block`` with s = |theta|, kappa = <c, theta>, averaged over the product of a
-cubature of tasks and one of queries. It is as good as exact near the block form, which is polynomial in omega.
+Softmax attention adds the excess of ``risk.softmax_block`` with s = |theta|, kappa = <c, theta>,
+averaged over the product of a cubature of tasks and one of queries. It is as good as exact near the
+block form, which is polynomial in omega.
 """
 
 from __future__ import annotations
@@ -31,11 +35,14 @@ from esscher.icl.training.white import Weights, chain, white_task, whiten
 __all__ = ["PopulationRisk"]
 
 Floats = npt.NDArray[np.float64]
-TASK_SHELLS, QUERY_SHELLS = 2, 4  # two shells are exact for the fourth degree; more of either change the excess by 1e-4
+# two shells are exact for the fourth degree; more of either change the excess by 1e-4
+TASK_SHELLS, QUERY_SHELLS = 2, 4
 
 
 class PopulationRisk:
-    """R_L of one kind of attention as a function of ``white`` or of (o, V, K, Q); ``length`` may be infinite."""
+    """R_L of one kind of attention as a function of ``white`` or of (o, V, K, Q); ``length`` may be
+    infinite.
+    """
 
     def __init__(self, task: LinearTask, length: float | int, kind: str, seed: int = 0) -> None:
         self.task, self.length = white_task(task), length
@@ -52,7 +59,9 @@ class PopulationRisk:
         gradient, noise = np.zeros_like(white), self.task.noise
         risk = add_polynomial(white, self.tasks, self.task_weights, noise, self.share, gradient)
         if self.excess:
-            errors = table(int(self.length)).evaluate(deviations(white, self.tasks, self.queries, noise))
+            errors = table(int(self.length)).evaluate(
+                deviations(white, self.tasks, self.queries, noise)
+            )
             rule = self.tasks, self.task_weights, self.queries, self.query_weights
             risk += add_excess(white, rule, errors, noise, gradient)
         return risk, gradient
@@ -91,8 +100,12 @@ def add_back(weight: float, task: Any, noise: float, by_B: Any, by_c: Any, gradi
 
 
 @compiled
-def add_polynomial(white: Any, tasks: Any, weights: Any, noise: float, share: float, gradient: Any) -> float:
-    """R_infinity + ``share`` L (R_L - R_infinity) of linear attention; its gradient is added to ``gradient``."""
+def add_polynomial(
+    white: Any, tasks: Any, weights: Any, noise: float, share: float, gradient: Any
+) -> float:
+    """R_infinity + ``share`` L (R_L - R_infinity) of linear attention; its gradient is added to
+    ``gradient``.
+    """
     d = tasks.shape[1]
     B, c, by_B, by_c = np.empty((d + 1, d)), np.empty(d + 1), np.empty((d + 1, d)), np.empty(d + 1)
     pull = np.empty(d)
@@ -129,13 +142,16 @@ def deviations(white: Any, tasks: Any, queries: Any, noise: float) -> Any:
                 for k in range(d):
                     theta += B[i, k] * queries[q, k]
                 square += theta * theta
-            s[n, q] = max(math.sqrt(square), 1e-6)  # below it f1 - f2 has no digits left, and kappa/s is bounded by |c|
+            # below it f1 - f2 has no digits left, and kappa/s is bounded by |c|
+            s[n, q] = max(math.sqrt(square), 1e-6)
     return s
 
 
 @compiled
 def add_excess(white: Any, rule: Any, errors: Any, noise: float, gradient: Any) -> float:
-    """E 1/2 (f2 |c|^2 + (f1 - f2) kappa^2/s^2 - 2 f2 kappa (kappa - label)); its gradient is added to ``gradient``."""
+    """E 1/2 (f2 |c|^2 + (f1 - f2) kappa^2/s^2 - 2 f2 kappa (kappa - label)); its gradient is added
+    to ``gradient``.
+    """
     tasks, task_weights, queries, query_weights = rule
     d = tasks.shape[1]
     B, c, by_B, by_c = np.empty((d + 1, d)), np.empty(d + 1), np.empty((d + 1, d)), np.empty(d + 1)
@@ -145,7 +161,12 @@ def add_excess(white: Any, rule: Any, errors: Any, noise: float, gradient: Any) 
         by_B[:], by_c[:], values, mean = 0.0, 0.0, np.sum(c * c), 0.0
         for q in range(queries.shape[0]):
             query, weight = queries[q], query_weights[q]
-            f1, f2, slope1, slope2 = errors[0][n, q], errors[1][n, q], errors[2][n, q], errors[3][n, q]
+            f1, f2, slope1, slope2 = (
+                errors[0][n, q],
+                errors[1][n, q],
+                errors[2][n, q],
+                errors[3][n, q],
+            )
             square, kappa, label = 0.0, 0.0, 0.0
             for k in range(d):
                 label += tasks[n, k] * query[k]
@@ -159,7 +180,11 @@ def add_excess(white: Any, rule: Any, errors: Any, noise: float, gradient: Any) 
             part, along, miss = (kappa / s) ** 2, f1 - f2, kappa - label
             mean += 0.5 * weight * (f2 * values + along * part - 2.0 * f2 * kappa * miss)
             by_kappa = weight * (along * kappa / s**2 - f2 * (kappa + miss))
-            by_s = 0.5 * (slope2 * values + (slope1 - slope2) * part) - along * part / s - slope2 * kappa * miss
+            by_s = (
+                0.5 * (slope2 * values + (slope1 - slope2) * part)
+                - along * part / s
+                - slope2 * kappa * miss
+            )
             by_s *= weight / s
             for i in range(d + 1):
                 by_c[i] += weight * f2 * c[i] + by_kappa * theta[i]

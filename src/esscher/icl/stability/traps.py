@@ -1,14 +1,17 @@
-"""Critical points outside the block form, where flows get stuck: one direction of the task is read the other way round.
+"""Critical points outside the block form, where flows get stuck: one direction of the task is read
+the other way round.
 
-The block form ([S], Assumption 5.1) scores tokens by their covariates and reads their labels: prediction v <A^T omega, g>. Its
-mirror image, a and r alone, scores by labels and reads covariates: <r, omega> <a, g>, one direction of the task. A *trap* has
-both: in an eigenbasis of R^T W R and Sigma, A is diagonal and a and r lie along one eigenvector e, so that
+The block form ([S], Assumption 5.1) scores tokens by their covariates and reads their labels:
+prediction v <A^T omega, g>. Its mirror image, a and r alone, scores by labels and reads covariates:
+<r, omega> <a, g>, one direction of the task. A *trap* has both: in an eigenbasis of R^T W R and
+Sigma, A is diagonal and a and r lie along one eigenvector e, so that
 
     along e:  v A_ee + a r > 0 with v A_ee < 0,        across e:  v A_ii > 0 as in the block form .
 
-Reflections of the other axes and (a, r) -> (-a, -r) with e -> -e leave the risk as it is, and this set is what they fix: a
-critical point of the risk on it is one of the risk. What decides is the Hessian in all directions: a minimum keeps flows
-for ever, a saddle for about a multiple of 1/|its most negative curvature|.
+Reflections of the other axes and (a, r) -> (-a, -r) with e -> -e leave the risk as it is, and this
+set is what they fix: a critical point of the risk on it is one of the risk. What decides is the
+Hessian in all directions: a minimum keeps flows for ever, a saddle for about a multiple of 1/|its
+most negative curvature|.
 """
 
 from __future__ import annotations
@@ -35,10 +38,11 @@ EQUAL = 1e-9  # eigenvalues closer than this are one
 
 @dataclass(frozen=True, eq=False)
 class Trap:
-    """A critical point: the variance of Sigma along e, the error there, and its curvatures in white coordinates, ascending.
+    """A critical point: the variance of Sigma along e, the error there, and its curvatures in white
+    coordinates, ascending.
 
-    Directions along which symmetries of the risk move the point have none and are left out of the curvatures. ``slope`` is the
-    norm of the gradient left. ``white`` is the point.
+    Directions along which symmetries of the risk move the point have none and are left out of the
+    curvatures. ``slope`` is the norm of the gradient left. ``white`` is the point.
     """
 
     variance: float
@@ -59,15 +63,22 @@ class Trap:
 
 
 def traps(task: LinearTask, length: float | int, kind: str = KINDS[0]) -> list[Trap]:
-    """The traps of a task, one for each eigenvector of Sigma that has one, the largest variance first.
+    """The traps of a task, one for each eigenvector of Sigma that has one, the largest variance
+    first.
 
-    W has to share the eigenvectors of Sigma. Equal eigenvalues give one trap for all of their directions.
+    W has to share the eigenvectors of Sigma. Equal eigenvalues give one trap for all of their
+    directions.
     """
     values, basis = np.linalg.eigh(task.sigma.numpy())
     turned = basis.T @ task.task_cov.numpy() @ basis
     if not np.allclose(turned, np.diag(np.diag(turned)), atol=1e-12 * np.abs(turned).max()):
-        raise ValueError("task_cov: expected the eigenvectors of sigma; traps along other directions are not sought")
-    risk = PopulationRisk(LinearTask(np.diag(values), np.diag(np.diag(turned)), task.noise), length, kind)
+        raise ValueError(
+            "task_cov: expected the eigenvectors of sigma; traps along other directions are not"
+            " sought"
+        )
+    risk = PopulationRisk(
+        LinearTask(np.diag(values), np.diag(np.diag(turned)), task.noise), length, kind
+    )
     found: list[Trap] = []
     for k in np.argsort(-values):
         if any(abs(values[k] - trap.variance) < EQUAL for trap in found):
@@ -88,7 +99,9 @@ def _spread(state: Floats, k: int) -> Floats:
 
 
 def _on_the_set(risk: PopulationRisk, k: int) -> Floats | None:
-    """Where the flow on the set ends that begins with A_kk against v; None where that is in the block form."""
+    """Where the flow on the set ends that begins with A_kk against v; None where that is in the
+    block form.
+    """
     d = risk.tasks.shape[1]
     start = np.full(d + 3, 0.7)
     start[k], start[d:] = -0.1, (0.3, 2.0, 1.0)
@@ -102,25 +115,36 @@ def _on_the_set(risk: PopulationRisk, k: int) -> Floats | None:
 
 
 def _judged(risk: PopulationRisk, white: Floats, values: Floats, k: int) -> Trap:
-    """Newton steps across the orbits of symmetries, since a cubature has not all of them; then the curvatures across."""
+    """Newton steps across the orbits of symmetries, since a cubature has not all of them; then the
+    curvatures across.
+    """
     for _ in range(STEPS):
         gradient, hessian = white_hessian(risk, white)
         across = _across(white, values, scale=risk.share > 0)
         step = across @ np.linalg.solve(across.T @ hessian @ across, -across.T @ gradient)
-        white = white + (step * min(1.0, 0.1 / max(float(np.abs(step).max()), 1e-300))).reshape(white.shape)
+        white = white + (step * min(1.0, 0.1 / max(float(np.abs(step).max()), 1e-300))).reshape(
+            white.shape
+        )
         if np.abs(step).max() < 1e-9:
             break
     gradient, hessian = white_hessian(risk, white)
     across = _across(white, values, scale=risk.share > 0)
     curvatures: Floats = np.linalg.eigvalsh(across.T @ hessian @ across).astype(np.float64)
-    return Trap(float(values[k]), 2 * risk.white(white)[0], float(np.linalg.norm(across.T @ gradient)), curvatures, white)
+    return Trap(
+        float(values[k]),
+        2 * risk.white(white)[0],
+        float(np.linalg.norm(across.T @ gradient)),
+        curvatures,
+        white,
+    )
 
 
 def _across(white: Floats, values: Floats, scale: bool) -> Floats:
-    """An orthonormal basis across the directions in which the point moves without a change of the risk.
+    """An orthonormal basis across the directions in which the point moves without a change of the
+    risk.
 
-    Rotations among equal eigenvalues turn the axes of A, a and r together. Linear attention has the scale besides: A and a
-    grow as r and v shrink.
+    Rotations among equal eigenvalues turn the axes of A, a and r together. Linear attention has the
+    scale besides: A and a grow as r and v shrink.
     """
     d = values.size
     moves = []

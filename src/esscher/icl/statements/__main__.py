@@ -1,4 +1,6 @@
-"""The page "what [S] says and what we find": ``python -m esscher.icl.statements > docs/theory/statements.md``."""
+"""The page "what [S] says and what we find": ``python -m esscher.icl.statements >
+docs/theory/statements.md``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tokens +1 or -1: attention on n of them is a function of a binomial count, so statements at one query can be enumerated."""
+"""Tokens +1 or -1: attention on n of them is a function of a binomial count, so statements at one
+query can be enumerated.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ Floats = npt.NDArray[np.float64]
 
 
 def coin_errors(n: int, tilt: float, value: float = 1.0) -> tuple[Floats, Floats]:
-    """Errors of the softmax average of ``value`` y over n tokens y = +-1 at a tilt, and the chance of each; sigma = d = 1."""
+    """Errors of the softmax average of ``value`` y over n tokens y = +-1 at a tilt, and the chance
+    of each; sigma = d = 1.
+    """
     up = np.arange(n + 1) * math.exp(tilt)
     down = (n - np.arange(n + 1)) * math.exp(-tilt)
     errors = value * ((up - down) / (up + down) - math.tanh(tilt))

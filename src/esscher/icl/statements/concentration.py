@@ -1,4 +1,6 @@
-"""Sections 2 and 3 and Appendices B and D of [S]: limits, concentration averaged over queries, auxiliary lemmas."""
+"""Sections 2 and 3 and Appendices B and D of [S]: limits, concentration averaged over queries,
+auxiliary lemmas.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def lemma_21() -> Finding:
 def linear_attention() -> Finding:
     """V E[z z^T] U z against V m + V Gamma U z, d = 1, U = V = z = Gamma = 1."""
     told = [(mean, mean + 1.0, 1.0 + mean * mean) for mean in (0.0, 2.0)]
-    words = "; ".join(f"mean {mean:g}: softmax {softmax:g}, linear {linear:g}" for mean, softmax, linear in told)
+    words = "; ".join(
+        f"mean {mean:g}: softmax {softmax:g}, linear {linear:g}" for mean, softmax, linear in told
+    )
     return Finding(words, told[0][1] == told[0][2] and told[1][1] != told[1][2])
 
 
@@ -54,19 +58,30 @@ def proposition_31() -> Finding:
     law, head = Gaussian(np.eye(2)), Head(0.3 * np.eye(2), np.eye(2))
     found = {each.name: each for each in predictions(head, law)}
     n = [2, 10**6]
-    error, bound, mended = exact_curve(head, law, law, n).rms, found["s-16-sharpened"].rms(n), found["s-16-mended"].rms(n)
+    error, bound, mended = (
+        exact_curve(head, law, law, n).rms,
+        found["s-16-sharpened"].rms(n),
+        found["s-16-mended"].rms(n),
+    )
     alone = float(found["s-prop31"].exponent or 0.0)
     words = (
-        f"Gaussian tokens, d = 2, U = 0.3 I: error {error[1]:.2g} at 10^6 tokens, mended bound {mended[1]:.2g}, sharpened "
-        f"{bound[1]:.2g}; exponent {alone:.2g} where the error has 0.5; at n = 1 the printed right side is 0, the error is not"
+        f"Gaussian tokens, d = 2, U = 0.3 I: error {error[1]:.2g} at 10^6 tokens, mended bound"
+        f" {mended[1]:.2g}, sharpened {bound[1]:.2g}; exponent {alone:.2g} where the error has 0.5;"
+        " at n = 1 the printed right side is 0, the error is not"
     )
     return Finding(words, bool((error < bound).all() and (error < mended).all()))
 
 
 def remark_32() -> Finding:
     task, block = LinearTask.kms(2), Block([[0.2, 0.05], [0.05, 0.1]], 1.2)
-    scaled = [n * (risk(task, block, n, query_inside=True).value - risk(task, block, n).value) for n in (10**3, 10**5)]
-    words = f"n times the change of the exact risk, d = 2: {scaled[0]:.3g} at 10^3 tokens, {scaled[1]:.3g} at 10^5"
+    scaled = [
+        n * (risk(task, block, n, query_inside=True).value - risk(task, block, n).value)
+        for n in (10**3, 10**5)
+    ]
+    words = (
+        f"n times the change of the exact risk, d = 2: {scaled[0]:.3g} at 10^3 tokens,"
+        f" {scaled[1]:.3g} at 10^5"
+    )
     return Finding(words, abs(scaled[0] / scaled[1] - 1.0) < 0.05)
 
 
@@ -75,29 +90,48 @@ def assumption_33() -> Finding:
     setting = setting_of(Head([[0.5]], [[1.0]]), Gaussian([[1.0]]), Gaussian([[1.0]]))
     exact, bound = 3 * 3 + 6 * 0.25 * 15 + 0.0625 * 105, tilted_moment(setting, 4, 4)
     assert bound is not None
-    return Finding(f"M_44 for N(0, 1) and U = 0.5: {exact:.4g}, estimate {bound:.4g}", exact <= bound)
+    return Finding(
+        f"M_44 for N(0, 1) and U = 0.5: {exact:.4g}, estimate {bound:.4g}", exact <= bound
+    )
 
 
 def proposition_34() -> Finding:
-    task, weights = LinearTask.kms(2, 0.4, noise=0.2), default_weights(2, torch.Generator().manual_seed(3))
+    task, weights = (
+        LinearTask.kms(2, 0.4, noise=0.2),
+        default_weights(2, torch.Generator().manual_seed(3)),
+    )
     table = bounds(task, weights, [1000])
-    rms = dict(zip(METRICS, np.sqrt(prompt_errors(task, weights, 1000, 1000, seed=1)[:, 1].mean(axis=0)), strict=True))
+    rms = dict(
+        zip(
+            METRICS,
+            np.sqrt(prompt_errors(task, weights, 1000, 1000, seed=1)[:, 1].mean(axis=0)),
+            strict=True,
+        )
+    )
     told, fine = [], True
     for metric in ("gradient_U", "gradient_V", "gradient_K", "gradient_Q"):
         height = float(table[table["metric"] == metric]["rms"].iloc[0])
         told.append(f"{metric[-1]} {rms[metric]:.1g} below {height:.0e}")
         fine &= bool(rms[metric] < height)
-    return Finding("rms errors of gradients at 1000 tokens, d = 2, first weights of training: " + ", ".join(told), fine)
+    return Finding(
+        "rms errors of gradients at 1000 tokens, d = 2, first weights of training: "
+        + ", ".join(told),
+        fine,
+    )
 
 
 def equation_20() -> Finding:
-    """Gaussian tokens, |theta| = 3, f(y) = y: left (E e y)^4 / (E e)^4 = theta^4, right E[e y^4] / (E e)^4."""
+    """Gaussian tokens, |theta| = 3, f(y) = y: left (E e y)^4 / (E e)^4 = theta^4, right E[e y^4] /
+    (E e)^4.
+    """
     theta = 3.0
     left = theta**4
     right = (3 + 6 * theta**2 + theta**4) * math.exp(-1.5 * theta**2)
     jensen = 3 + 6 * theta**2 + theta**4
     return Finding(
-        f"N(0, 1), tilt 3: left {left:g}, printed right {right:.2g}, with the first power {jensen:g}", right < left <= jensen
+        f"N(0, 1), tilt 3: left {left:g}, printed right {right:.2g}, with the first power"
+        f" {jensen:g}",
+        right < left <= jensen,
     )
 
 
@@ -115,7 +149,10 @@ def lemma_d1_check() -> Finding:
 def lemma_d2() -> Finding:
     d, t = 5, np.array([8.0, 14.0, 20.0])
     tail, bound = chi2.sf(t**2, d), np.minimum(lemma_d2_tail(t, d), 1.0)
-    return Finding(f"N(0, I_5): P(|z| >= 14) = {tail[1]:.1g}, bound {bound[1]:.1g}", bool((tail <= bound).all()))
+    return Finding(
+        f"N(0, I_5): P(|z| >= 14) = {tail[1]:.1g}, bound {bound[1]:.1g}",
+        bool((tail <= bound).all()),
+    )
 
 
 STATEMENTS = (
@@ -139,7 +176,8 @@ STATEMENTS = (
         "Proposition 3.1",
         "the mean square error in L2(nu) falls at least like a power of the prompt length",
         "c1 sigma^6 ln L / L^(c2 / sigma^2), c1 and c2 of d, V, K, Q alone",
-        "L >= 2; with the sharpened Lemma C.4 the constants are uniform, the exponent 1/(2 (1 + 128 sigma^2 |U|^2))",
+        "L >= 2; with the sharpened Lemma C.4 the constants are uniform, the exponent 1/(2 (1 + 128"
+        " sigma^2 |U|^2))",
         "holds, mended",
         proposition_31,
     ),

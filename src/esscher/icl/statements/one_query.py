@@ -1,4 +1,6 @@
-"""Appendix C of [S]: errors at one query, on tokens that can be enumerated, and their averages over queries."""
+"""Appendix C of [S]: errors at one query, on tokens that can be enumerated, and their averages over
+queries.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,12 @@ from numpy.polynomial.hermite_e import hermegauss
 
 from esscher.icl.statements.coins import coin_errors
 from esscher.icl.statements.statement import Finding, Statement
-from esscher.theory.boursier.average import Numbers, equation_16_mended, equation_16_printed, equation_18
+from esscher.theory.boursier.average import (
+    Numbers,
+    equation_16_mended,
+    equation_16_printed,
+    equation_18,
+)
 from esscher.theory.boursier.query import (
     corollary_c3,
     corollary_c3_threshold_mended,
@@ -42,10 +49,14 @@ def lemma_c1_check() -> Finding:
         for n in LENGTHS
         for delta in (1e-4, 0.01, 0.2)
     ]
-    low, needed = (float(f[0]) for f in (lemma_c1_threshold_printed(50, 0.3), lemma_c1_threshold_mended(50, 2.0, 0.3)))
+    low, needed = (
+        float(f[0])
+        for f in (lemma_c1_threshold_printed(50, 0.3), lemma_c1_threshold_mended(50, 2.0, 0.3))
+    )
     words = (
-        f"tokens +-1: a larger error has at most {max(shares):.2g} of the chance 4 delta, at every delta; for sigma = 2 "
-        f"the printed threshold is {low:.2g} where the proof needs {needed:.2g}"
+        f"tokens +-1: a larger error has at most {max(shares):.2g} of the chance 4 delta, at every"
+        f" delta; for sigma = 2 the printed threshold is {low:.2g} where the proof needs"
+        f" {needed:.2g}"
     )
     return Finding(words, max(shares) <= 1.0 and low < needed)
 
@@ -54,8 +65,13 @@ def lemma_c2_check() -> Finding:
     """Q = +-a with chance delta each, else 0, one draw: Chebyshev's inequality with equality."""
     delta, a = 0.05, 3.0
     second = 2 * delta * a * a
-    printed, sharp = (float(bound(1, delta, second)[0]) for bound in (lemma_c2_printed, lemma_c2_sharpened))
-    words = f"three values, n = 1: 2 delta of the draws are {a:g} away; printed {printed:.3g}, sharpened {sharp:.3g}"
+    printed, sharp = (
+        float(bound(1, delta, second)[0]) for bound in (lemma_c2_printed, lemma_c2_sharpened)
+    )
+    words = (
+        f"three values, n = 1: 2 delta of the draws are {a:g} away; printed {printed:.3g},"
+        f" sharpened {sharp:.3g}"
+    )
     return Finding(words, abs(sharp - a) < 1e-12 and printed > sharp)
 
 
@@ -65,9 +81,13 @@ def corollary_c3_check() -> Finding:
         for n in LENGTHS
         for delta in (1e-4, 0.01, 0.2)
     ]
-    low, needed = (float(f(15, 1.0, 0.0)[0]) for f in (corollary_c3_threshold_printed, corollary_c3_threshold_mended))
+    low, needed = (
+        float(f(15, 1.0, 0.0)[0])
+        for f in (corollary_c3_threshold_printed, corollary_c3_threshold_mended)
+    )
     words = (
-        f"tokens +-1: at most {max(shares):.2g} of delta; n = 15, no tilt: threshold {low:.2g}, the proof needs {needed:.2g}"
+        f"tokens +-1: at most {max(shares):.2g} of delta; n = 15, no tilt: threshold {low:.2g}, the"
+        f" proof needs {needed:.2g}"
     )
     return Finding(words, max(shares) <= 1.0 and low < needed)
 
@@ -76,15 +96,21 @@ def lemma_c4_check() -> Finding:
     """Tokens +-1, no tilt, f(y) = 1000 y, n = 1; then the mended bounds on every length."""
     errors, chances = coin_errors(1, 0.0, 1000.0)
     square = float(chances @ errors**2)
-    printed, mended = (float(f(1, 1, 1.0, 0.0, 1e12, 1000.0)[0]) for f in (lemma_c4_printed, lemma_c4_mended))
+    printed, mended = (
+        float(f(1, 1, 1.0, 0.0, 1e12, 1000.0)[0]) for f in (lemma_c4_printed, lemma_c4_mended)
+    )
     fine = square <= mended
     for n in LENGTHS:
         errors, chances = coin_errors(n, TILT)
         own = float(chances @ errors**2)
         fine &= own <= min(
-            float(lemma_c4_mended(n, 1, 1.0, TILT, 1.0, 1.0)[0]), float(lemma_c4_sharpened(n, 1.0, TILT, 1.0)[0])
+            float(lemma_c4_mended(n, 1, 1.0, TILT, 1.0, 1.0)[0]),
+            float(lemma_c4_sharpened(n, 1.0, TILT, 1.0)[0]),
         )
-    words = f"tokens +-1, f = 1000 y, n = 1: squared error {square:.3g}, printed {printed:.3g}, mended {mended:.3g}"
+    words = (
+        f"tokens +-1, f = 1000 y, n = 1: squared error {square:.3g}, printed {printed:.3g}, mended"
+        f" {mended:.3g}"
+    )
     return Finding(words, fine and printed < square)
 
 
@@ -94,7 +120,9 @@ def assumption_c5() -> Finding:
     y, v = rng.standard_normal((1000, 3)), np.array([1.0, -2.0, 0.5])
     ratio = float((np.linalg.norm((y @ v)[:, None] * y, axis=1) / (y**2).sum(axis=1)).max())
     size = float(np.linalg.norm(v))
-    return Finding(f"f = (v y) y: |f|/|y|^2 up to {ratio:.3g} on 1000 draws, |v| = {size:.3g}", ratio <= size)
+    return Finding(
+        f"f = (v y) y: |f|/|y|^2 up to {ratio:.3g} on 1000 draws, |v| = {size:.3g}", ratio <= size
+    )
 
 
 def numbers(scale: float = 1.0) -> Numbers:
@@ -128,8 +156,8 @@ def lemma_c6_check() -> Finding:
     decays = [math.sqrt(numbers(scale).fourth) / 32 for scale in (1.0, 0.01)]
     at_one = float(equation_16_printed(1, numbers())[0])
     words = (
-        f"tokens +-1, U = 0.2, n = 50: {own:.2g}, mended (16) {bound:.2g}; the second term decays with c = {decays[0]:.2g} for "
-        f"+-1 and {decays[1]:.2g} for +-0.01, so c depends on the law"
+        f"tokens +-1, U = 0.2, n = 50: {own:.2g}, mended (16) {bound:.2g}; the second term decays"
+        f" with c = {decays[0]:.2g} for +-1 and {decays[1]:.2g} for +-0.01, so c depends on the law"
     )
     return Finding(words, own <= bound and at_one >= 0 and decays[1] < 1e-3 * decays[0])
 
@@ -141,7 +169,9 @@ def lemma_c7_check() -> Finding:
         own, bound = float(chances @ errors**4), float(lemma_c7(n, 1, 1.0, TILT, 1.0, 1.0, 1.0)[0])
         fine &= own <= bound
         told.append(f"{own:.1g} below {bound:.1g}")
-    return Finding(f"tokens +-1, tilt 0.7, n = {', '.join(map(str, LENGTHS))}: {', '.join(told)}", fine)
+    return Finding(
+        f"tokens +-1, tilt 0.7, n = {', '.join(map(str, LENGTHS))}: {', '.join(told)}", fine
+    )
 
 
 def lemma_c9_check() -> Finding:
@@ -194,7 +224,8 @@ STATEMENTS = (
         "Lemma C.6",
         "mean square over queries, equation (16)",
         "c1 sigma^(6p) ln(L)^p / L^(c2/sigma^2), constants of d, f, g, p, P, U alone",
-        "L >= 2; C_f^2; the constants depend on the law of the tokens, unless Lemma C.4 is sharpened",
+        "L >= 2; C_f^2; the constants depend on the law of the tokens, unless Lemma C.4 is"
+        " sharpened",
         "holds, mended",
         lemma_c6_check,
     ),

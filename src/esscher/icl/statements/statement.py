@@ -1,4 +1,6 @@
-"""Statement: one numbered statement of [S], as printed and mended, with a check that computes what we find."""
+"""Statement: one numbered statement of [S], as printed and mended, with a check that computes what
+we find.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ from typing import Literal, get_args
 
 __all__ = ["Finding", "Statement", "Verdict"]
 
-Verdict = Literal["holds", "holds, mended", "false as printed, mended", "assumption, met", "assumption, met in part"]
+Verdict = Literal[
+    "holds",
+    "holds, mended",
+    "false as printed, mended",
+    "assumption, met",
+    "assumption, met in part",
+]
 
 
 @dataclass(frozen=True)
@@ -21,8 +29,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Statement:
-    """``says``: what the paper claims, in a sentence. ``printed`` and ``mended``: its formula, and ours where it differs
-    ("as printed" where it does not). ``check``: computes a case that would show the verdict wrong."""
+    """``says``: what the paper claims, in a sentence. ``printed`` and ``mended``: its formula, and
+    ours where it differs ("as printed" where it does not). ``check``: computes a case that would
+    show the verdict wrong.
+    """
 
     number: str
     says: str

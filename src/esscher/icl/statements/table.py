@@ -14,8 +14,12 @@ KNOWN = (*concentration.STATEMENTS, *one_query.STATEMENTS, *training.STATEMENTS)
 
 
 def place(statement: Statement) -> tuple[int, str]:
-    """The body of the paper, then its appendices by letter; equations and appendices without a lemma with theirs."""
-    where = {"Appendix B.2": "B.2", "Appendix F.3": "F.3", "Equation (20)": "C.99"}.get(statement.number)
+    """The body of the paper, then its appendices by letter; equations and appendices without a
+    lemma with theirs.
+    """
+    where = {"Appendix B.2": "B.2", "Appendix F.3": "F.3", "Equation (20)": "C.99"}.get(
+        statement.number
+    )
     number = where or statement.number.split()[-1]
     return (0 if number[0].isdigit() else 1, number)
 
@@ -32,14 +36,15 @@ Proofs and counterexamples are on {doc}`bounds`. Letters: $x = \sigma^2|Uz|^2$, 
 *Holds*: as printed. *Holds, mended*: true once a hypothesis, a constant or a step of the proof is put right. *False as printed,
 mended*: a counterexample is given, and what is true instead. Bounds that are proved are mostly far above what they bound.
 
-"""
+"""  # noqa: E501
 
 
 def measured(statement: Statement) -> str:
     finding = statement.check()
     if not finding.agrees:
         raise RuntimeError(
-            f"{statement.number}: what is found contradicts the verdict {statement.verdict!r}: {finding.measured}"
+            f"{statement.number}: what is found contradicts the verdict {statement.verdict!r}:"
+            f" {finding.measured}"
         )
     return finding.measured
 

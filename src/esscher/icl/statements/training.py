@@ -1,4 +1,6 @@
-"""Sections 4 and 5 and Appendices E and F of [S]: risks, flows and their ends, on tasks of one or two dimensions."""
+"""Sections 4 and 5 and Appendices E and F of [S]: risks, flows and their ends, on tasks of one or
+two dimensions.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,10 @@ def remark_41() -> Finding:
     slope = risk_gradient(shifted, end, 50, "linear")[1]
     assert isinstance(slope, Block)
     own, other = (2 * risk(task, end, 50, "linear").value for task in (PLANE, shifted))
-    words = f"d = 2, L = 50, linear: mean squared error {own:.3g} on its queries, {other:.3g} on others; the end stays"
+    words = (
+        f"d = 2, L = 50, linear: mean squared error {own:.3g} on its queries, {other:.3g} on"
+        " others; the end stays"
+    )
     return Finding(words, float(slope.U11.abs().max()) < 1e-12 and own != other)
 
 
@@ -52,8 +57,9 @@ def assumption_42() -> Finding:
     task = LinearTask.isotropic(5, np.eye(5), 0.0)
     found = check_assumption(task, start_block(task), [10, 10**12])
     words = (
-        f"d = 5, Sigma = I: rho = {found.rho:.3g}, c = {found.exponent:.1e}, E sigma^12 = {found.sigma12:.2g}; the rate of "
-        f"(ii) is {found.rate[1]:.1e} at 10^12 tokens and begins to fall at 10^{found.falls_from / math.log(10):.0f}"
+        f"d = 5, Sigma = I: rho = {found.rho:.3g}, c = {found.exponent:.1e}, E sigma^12 ="
+        f" {found.sigma12:.2g}; the rate of (ii) is {found.rate[1]:.1e} at 10^12 tokens and begins"
+        f" to fall at 10^{found.falls_from / math.log(10):.0f}"
     )
     return Finding(words, [met for _, met in found.met] == [True, True, False, True])
 
@@ -61,7 +67,10 @@ def assumption_42() -> Finding:
 def theorem_43() -> Finding:
     start = start_block(LINE)
     ends = [risk(LINE, final_parameters(LINE, start, n), n).value for n in (100, 10_000)]
-    words = f"d = 1, W = 1, no noise, risk at the end of the flow: {ends[0]:.2g} at 100 tokens, {ends[1]:.2g} at 10^4; limit 0"
+    words = (
+        f"d = 1, W = 1, no noise, risk at the end of the flow: {ends[0]:.2g} at 100 tokens,"
+        f" {ends[1]:.2g} at 10^4; limit 0"
+    )
     return Finding(words, ends[1] < 0.05 * ends[0])
 
 
@@ -70,8 +79,14 @@ def assumption_51() -> Finding:
     start = start_block(PLANE).uv()
     slope = risk_gradient(PLANE, start, 20, "linear")[1]
     assert isinstance(slope, UV)
-    off = max(float(slope.U[:, -1].abs().max()), float(slope.U[-1].abs().max()), float(slope.V[-1, :-1].abs().max()))
-    return Finding(f"d = 2, L = 20: the gradient outside the blocks is {off:.0e} at most", off < 1e-14)
+    off = max(
+        float(slope.U[:, -1].abs().max()),
+        float(slope.U[-1].abs().max()),
+        float(slope.V[-1, :-1].abs().max()),
+    )
+    return Finding(
+        f"d = 2, L = 20: the gradient outside the blocks is {off:.0e} at most", off < 1e-14
+    )
 
 
 def theorem_52() -> Finding:
@@ -79,7 +94,10 @@ def theorem_52() -> Finding:
     norm, told = 0.01, []
     for limit in (alpha_limit_printed(5, norm), alpha_limit_mended(5, norm)):
         told.append((0.25 * limit**2 * norm / math.sqrt(5.0) - 1.0) ** 2)
-    words = f"Sigma = 0.01 I, d = 5, alpha half of the limit: risk {told[0]:.3g} times that of no weights, mended {told[1]:.3g}"
+    words = (
+        f"Sigma = 0.01 I, d = 5, alpha half of the limit: risk {told[0]:.3g} times that of no"
+        f" weights, mended {told[1]:.3g}"
+    )
     return Finding(words, told[0] > 1.0 > told[1])
 
 
@@ -94,24 +112,41 @@ def remark_53() -> Finding:
 
 def lemma_e1() -> Finding:
     start, times = start_block(LINE), flow_times(8.0, 8)
-    found = flow_bound(LINE, gradient_flow(LINE, start, 1000, times=times), gradient_flow(LINE, start, times=times))
-    distance, sharper, bound = (values[1:] for values in (found.distance, found.sharper, found.bound))  # all are 0 at the start
-    words = f"d = 1, L = 1000, t = 8: distance {distance[-1]:.2g}, bound {bound[-1]:.2g}, sharper {sharper[-1]:.2g}"
+    found = flow_bound(
+        LINE, gradient_flow(LINE, start, 1000, times=times), gradient_flow(LINE, start, times=times)
+    )
+    # all are 0 at the start
+    distance, sharper, bound = (
+        values[1:] for values in (found.distance, found.sharper, found.bound)
+    )
+    words = (
+        f"d = 1, L = 1000, t = 8: distance {distance[-1]:.2g}, bound {bound[-1]:.2g}, sharper"
+        f" {sharper[-1]:.2g}"
+    )
     return Finding(words, bool((distance <= sharper).all() and (sharper <= bound).all()))
 
 
 def lemma_e2() -> Finding:
     """Labels 0, tokens +-1, U = 0, V = 1, one token: R_1 = 1/2, R = 0."""
-    printed, mended = float(lemma_e2_printed(1.0, 1.0, 0.0, 0.0)), float(lemma_e2_mended(1.0, 0.0, 0.0))
+    printed, mended = (
+        float(lemma_e2_printed(1.0, 1.0, 0.0, 0.0)),
+        float(lemma_e2_mended(1.0, 0.0, 0.0)),
+    )
     return Finding(
-        f"labels 0, tokens +-1, one token: the risks differ by 0.5; printed {printed:g}, mended {mended:g}",
+        f"labels 0, tokens +-1, one token: the risks differ by 0.5; printed {printed:g}, mended"
+        f" {mended:g}",
         printed < 0.5 <= mended,
     )
 
 
 def corollaries() -> tuple[float, float, float, float]:
-    """Gaps of risk and gradient over the ball of rho = 0.2 at 10^6 tokens, and the exact ones at one point of it."""
-    found, point = ball_gaps(LINE, 0.2, [10**6], tasks=3), UV([[0.2, 0.1], [0.1, 0.1]], [[0.0, 0.0], [0.1, 0.2]])
+    """Gaps of risk and gradient over the ball of rho = 0.2 at 10^6 tokens, and the exact ones at
+    one point of it.
+    """
+    found, point = (
+        ball_gaps(LINE, 0.2, [10**6], tasks=3),
+        UV([[0.2, 0.1], [0.1, 0.1]], [[0.0, 0.0], [0.1, 0.2]]),
+    )
     gap = abs(risk(LINE, point, 10**6).value - risk(LINE, point, math.inf).value)
     own, limit = (risk_gradient(LINE, point, n)[1] for n in (10**6, math.inf))
     assert isinstance(own, UV)
@@ -122,23 +157,40 @@ def corollaries() -> tuple[float, float, float, float]:
 
 def corollary_e3() -> Finding:
     bound, gap, _, _ = corollaries()
-    return Finding(f"d = 1, rho = 0.2, 10^6 tokens: g1 = {bound:.2g}, exact gap at a point of the ball {gap:.1e}", gap < bound)
+    return Finding(
+        f"d = 1, rho = 0.2, 10^6 tokens: g1 = {bound:.2g}, exact gap at a point of the ball"
+        f" {gap:.1e}",
+        gap < bound,
+    )
 
 
 def corollary_e5() -> Finding:
     _, _, bound, apart = corollaries()
     return Finding(
-        f"d = 1, rho = 0.2, 10^6 tokens: g2 = {bound:.1g}, exact gap at a point of the ball {apart:.1e}", apart < bound
+        f"d = 1, rho = 0.2, 10^6 tokens: g2 = {bound:.1g}, exact gap at a point of the ball"
+        f" {apart:.1e}",
+        apart < bound,
     )
 
 
 def lemma_e4() -> Finding:
-    task, weights = LinearTask.kms(2, 0.4, noise=0.2), default_weights(2, torch.Generator().manual_seed(3))
+    task, weights = (
+        LinearTask.kms(2, 0.4, noise=0.2),
+        default_weights(2, torch.Generator().manual_seed(3)),
+    )
     squared = prompt_errors(task, weights, 100, 1000, seed=1)[:, 1]
     error2, error4 = float(squared[:, 0].mean() ** 0.5), float((squared[:, 0] ** 2).mean() ** 0.25)
-    row = risk_gaps(task, weights.uv(), 100, error2, error4, float((squared[:, 1] + squared[:, 2]).mean() ** 0.5))[1]
+    row = risk_gaps(
+        task,
+        weights.uv(),
+        100,
+        error2,
+        error4,
+        float((squared[:, 1] + squared[:, 2]).mean() ** 0.5),
+    )[1]
     words = (
-        f"first weights of training, d = 2, 100 tokens: gradients differ by {row['measured']:.2g}, bound {row['mended']:.2g}"
+        f"first weights of training, d = 2, 100 tokens: gradients differ by {row['measured']:.2g},"
+        f" bound {row['mended']:.2g}"
     )
     return Finding(words, row["measured"] < row["mended"])
 
@@ -148,12 +200,17 @@ def lemma_f1() -> Finding:
     gram = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
     norm = float(np.linalg.norm(gram @ gram.T, ord=2))
     n = [10**8]
-    exact, own = (float(decay(math.log(n[0]), 5, 1 / 3, sigma=sigma_printed)[0]), float(decay(math.log(n[0]), 5, 1 / 3)[0]))
-    printed, mended, laplace = (float(f(n, 5, 1 / 3)[0]) for f in (lemma_f1_printed, lemma_f1_mended, lemma_f1_asymptote))
+    exact, own = (
+        float(decay(math.log(n[0]), 5, 1 / 3, sigma=sigma_printed)[0]),
+        float(decay(math.log(n[0]), 5, 1 / 3)[0]),
+    )
+    printed, mended, laplace = (
+        float(f(n, 5, 1 / 3)[0]) for f in (lemma_f1_printed, lemma_f1_mended, lemma_f1_asymptote)
+    )
     words = (
-        f"w = (1, 0): sigma^2 = {norm:g}, printed {sigma_printed(1.0):g}; E n^(-c/sigma^2), d = 5, c = 1/3, n = 10^8: "
-        f"{exact:.3f} below {printed:.3f} for the printed sigma (Laplace's method {laplace:.3f}), "
-        f"{own:.3f} below {mended:.3f} for the mended one"
+        f"w = (1, 0): sigma^2 = {norm:g}, printed {sigma_printed(1.0):g}; E n^(-c/sigma^2), d = 5,"
+        f" c = 1/3, n = 10^8: {exact:.3f} below {printed:.3f} for the printed sigma (Laplace's"
+        f" method {laplace:.3f}), {own:.3f} below {mended:.3f} for the mended one"
     )
     return Finding(words, norm > 1.0 and exact <= printed and own <= mended)
 
@@ -171,8 +228,8 @@ def appendix_f3() -> Finding:
     end = flow_limit(flat, tilted)
     still = float((end.U11 - tilted.U11)[1].abs().max())
     words = (
-        f"d = 1, Sigma = 0.1, alpha = 1: |grad R|^2 / R = {ratio:.2g} at the start, printed {printed:.2g}, mended {mended:.2g};"
-        f" singular Sigma: what it does not see of U11 stays"
+        f"d = 1, Sigma = 0.1, alpha = 1: |grad R|^2 / R = {ratio:.2g} at the start, printed"
+        f" {printed:.2g}, mended {mended:.2g}; singular Sigma: what it does not see of U11 stays"
     )
     return Finding(words, printed > ratio >= mended and still < 1e-15)
 
@@ -214,7 +271,8 @@ STATEMENTS = (
         "Theorem 5.2",
         "the softmax flow on long prompts reaches the Bayes risk",
         "0 < alpha < sqrt(2) / (d^(1/4) |Sigma|)",
-        "sqrt(2) / (d^(1/4) |Sigma|^(1/2)): the printed range is not dimensionless, and too wide for |Sigma| < 1",
+        "sqrt(2) / (d^(1/4) |Sigma|^(1/2)): the printed range is not dimensionless, and too wide"
+        " for |Sigma| < 1",
         "holds, mended",
         theorem_52,
     ),
@@ -230,7 +288,8 @@ STATEMENTS = (
         "Lemma E.1",
         "flows on L and on infinitely many tokens stay close for a time",
         "g2(L) t exp(beta t)",
-        "the same proof gives g2 (exp(mt) - 1)/m, m the most negative curvature; beta is that of the infinite risk",
+        "the same proof gives g2 (exp(mt) - 1)/m, m the most negative curvature; beta is that of"
+        " the infinite risk",
         "holds",
         lemma_e1,
     ),
@@ -278,7 +337,8 @@ STATEMENTS = (
         "Appendix F.3",
         "singular Sigma: PL inequality and the end of the flow",
         "mu = alpha^2 / (sqrt(d) |Sigma| tr(Sigma^+2) tr(Sigma^+))",
-        "mu = alpha^2 t (2 - alpha^2 |Sigma|) / (|Sigma^2|_F tr(Sigma^+2) tr(Sigma^+)), t = tr(Sigma Theta Theta^T Sigma)",
+        "mu = alpha^2 t (2 - alpha^2 |Sigma|) / (|Sigma^2|_F tr(Sigma^+2) tr(Sigma^+)), t ="
+        " tr(Sigma Theta Theta^T Sigma)",
         "false as printed, mended",
         appendix_f3,
     ),

@@ -1,1 +1,6 @@
-from .train import Settings as Settings, Training as Training, TrainingDiverged as TrainingDiverged, train as train
+from .train import (
+    Settings as Settings,
+    Training as Training,
+    TrainingDiverged as TrainingDiverged,
+    train as train,
+)

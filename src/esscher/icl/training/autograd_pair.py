@@ -1,4 +1,6 @@
-"""Paired training as one would write it: prompts token by token, gradients by autograd; any task, any number of heads."""
+"""Paired training as one would write it: prompts token by token, gradients by autograd; any task,
+any number of heads.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ EVALUATED = 4096  # tokens times prompts held at once while evaluating, in thous
 
 
 class AutogradPair:
-    """Softmax and linear attention with one or more heads, whose outputs are added, on the same prompts.
+    """Softmax and linear attention with one or more heads, whose outputs are added, on the same
+    prompts.
 
     A ``Pair``, as ``CompiledPair`` is, which is faster and covers one head on a ``LinearTask``.
     """
@@ -29,7 +32,9 @@ class AutogradPair:
         self.task, self.length, self.step = task, length, step
         self.heads = [[_leaves(head) for head in start] for _ in range(2)]
         kind: Any = torch.optim.Adam if step.adam else torch.optim.SGD
-        self.optimizers = [kind([part for head in heads for part in head], lr=1.0) for heads in self.heads]
+        self.optimizers = [
+            kind([part for head in heads for part in head], lr=1.0) for heads in self.heads
+        ]
         self.diverged = np.full(2, ALIVE, np.int64)
         self.begun = 0
         self.generator = torch.Generator().manual_seed(step.seed % 2**63)
@@ -61,12 +66,19 @@ class AutogradPair:
         with torch.no_grad():
             for first in range(0, prompts, at_once):
                 drawn = self.task.sample(min(at_once, prompts - first), self.length, self.fresh)
-                squared.append(torch.stack([(self._output(model, drawn) - drawn.target) ** 2 for model in range(2)]))
+                squared.append(
+                    torch.stack(
+                        [(self._output(model, drawn) - drawn.target) ** 2 for model in range(2)]
+                    )
+                )
         values = torch.cat(squared, dim=1).numpy()
         return values.mean(axis=1), values.std(axis=1) / np.sqrt(prompts)
 
     def distance(self) -> float:
-        pairs = zip(*([part.detach() for head in heads for part in head] for heads in self.heads), strict=True)
+        pairs = zip(
+            *([part.detach() for head in heads for part in head] for heads in self.heads),
+            strict=True,
+        )
         return float(sum(((a - b) ** 2).sum() for a, b in pairs))
 
     def parameters(self, model: int) -> list[OVKQ]:

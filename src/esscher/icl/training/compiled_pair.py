@@ -1,4 +1,6 @@
-"""Paired training without tokens: a step on random prompts for softmax and linear attention, compiled, one head each."""
+"""Paired training without tokens: a step on random prompts for softmax and linear attention,
+compiled, one head each.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def whiten_both(weights: Any, root: Any) -> Any:
 
 
 @compiled
-def move(weight: Any, slope: Any, mean: Any, square: Any, rate: float, adam: bool, count: int) -> None:
+def move(
+    weight: Any, slope: Any, mean: Any, square: Any, rate: float, adam: bool, count: int
+) -> None:
     """One step of SGD or Adam on flat arrays."""
     if not adam:
         for i in range(weight.size):
@@ -80,7 +84,9 @@ def move(weight: Any, slope: Any, mean: Any, square: Any, rate: float, adam: boo
 
 @compiled
 def advance(setting: Any, state: Any, begun: int, rates: Any, losses: Any) -> None:
-    """``rates.size`` steps; ``losses`` (2, steps) gets each batch's loss, NaN for a model that has stopped."""
+    """``rates.size`` steps; ``losses`` (2, steps) gets each batch's loss, NaN for a model that has
+    stopped.
+    """
     root, diverged = setting.task.root, state.diverged
     for step in range(rates.size):
         totals = new_totals(root.shape[0])
@@ -97,7 +103,9 @@ def advance(setting: Any, state: Any, begun: int, rates: Any, losses: Any) -> No
             weights = of_model(state.weights, model)
             slopes = chain(weights, root, setting.weight * totals.gradient[model] / setting.batch)
             means, squares = of_model(state.mean, model), of_model(state.square, model)
-            for weight, slope, mean, square in zip(flat(weights), flat(slopes), flat(means), flat(squares)):  # noqa: B905
+            for weight, slope, mean, square in zip(  # noqa: B905
+                flat(weights), flat(slopes), flat(means), flat(squares)
+            ):
                 move(weight, slope, mean, square, rates[step], setting.adam, begun + step + 1)
         if diverged[0] >= 0 and diverged[1] >= 0:
             losses[:, step + 1 :] = np.nan
@@ -105,16 +113,22 @@ def advance(setting: Any, state: Any, begun: int, rates: Any, losses: Any) -> No
 
 
 class CompiledPair:
-    """A ``Pair`` of one head each on a linear task; fresh prompts for evaluation come from a stream of their own."""
+    """A ``Pair`` of one head each on a linear task; fresh prompts for evaluation come from a stream
+    of their own.
+    """
 
     def __init__(self, task: LinearTask, length: int, start: OVKQ, step: Step) -> None:
-        self.setting = Setting(white_task(task), length, step.batch, step.adam, step.bound, step.weight)
+        self.setting = Setting(
+            white_task(task), length, step.batch, step.adam, step.bound, step.weight
+        )
         self.step, self.begun = step, 0
         self.diverged = np.full(2, ALIVE, np.int64)
         self.output = start.O.numpy().copy()  # its rows but the last have no gradient
         self.weights = Weights(*(np.stack([part, part]) for part in weights_of(start)))
         mean, square = (Weights(*(np.zeros_like(part) for part in self.weights)) for _ in range(2))
-        self.state = State(new_stream(step.seed, task.dim + 1), self.weights, mean, square, self.diverged)
+        self.state = State(
+            new_stream(step.seed, task.dim + 1), self.weights, mean, square, self.diverged
+        )
         self.fresh = new_stream(step.seed + 1, task.dim + 1)
 
     def advance(self, rates: Floats) -> Floats:
@@ -126,7 +140,14 @@ class CompiledPair:
     def evaluate(self, prompts: int) -> tuple[Floats, Floats]:
         task = self.setting.task
         totals = new_totals(task.root.shape[0])
-        add_prompts(self.fresh, prompts, self.setting.length, whiten_both(self.weights, task.root), task, totals)
+        add_prompts(
+            self.fresh,
+            prompts,
+            self.setting.length,
+            whiten_both(self.weights, task.root),
+            task,
+            totals,
+        )
         mean, square = totals.loss / prompts, totals.square / prompts
         return mean, np.sqrt(np.maximum(square - mean**2, 0.0) / prompts)
 

@@ -1,4 +1,6 @@
-"""What trains a pair of models, softmax and linear attention, from the same weights on the same prompts: the contract."""
+"""What trains a pair of models, softmax and linear attention, from the same weights on the same
+prompts: the contract.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ ALIVE = -1  # step of divergence of a model that has not diverged
 
 @dataclass(frozen=True)
 class Step:
-    """How a pair makes its steps: prompts in a batch, SGD or Adam, the loss that stops a model, the seed of the prompts.
+    """How a pair makes its steps: prompts in a batch, SGD or Adam, the loss that stops a model, the
+    seed of the prompts.
 
     The loss is ``weight`` times the squared error.
     """
@@ -32,14 +35,18 @@ class Step:
 
 @runtime_checkable
 class Pair(Protocol):
-    """Softmax (model 0) and linear attention (model 1). A model whose loss leaves the bound is left as it was then."""
+    """Softmax (model 0) and linear attention (model 1). A model whose loss leaves the bound is left
+    as it was then.
+    """
 
     step: Step
     begun: int  # steps so far
     diverged: npt.NDArray[np.int64]  # step at which each model left the bound, ``ALIVE`` before
 
     def advance(self, rates: Floats) -> Floats:
-        """Train for one step per rate; batch losses (2, steps), NaN for a model that has stopped."""
+        """Train for one step per rate; batch losses (2, steps), NaN for a model that has
+        stopped.
+        """
 
     def evaluate(self, prompts: int) -> tuple[Floats, Floats]:
         """Mean squared error of both models on the same fresh prompts, and its standard error."""

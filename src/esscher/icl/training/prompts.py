@@ -1,20 +1,25 @@
-"""Losses and gradients of softmax and linear attention on the same random prompts, drawn without drawing their tokens.
+"""Losses and gradients of softmax and linear attention on the same random prompts, drawn without
+drawing their tokens.
 
-In white coordinates a token is z = A g with g ~ N(0, I_D), D = d + 1 (``white``). With theta = U x_q and c the value
-direction, softmax attention needs
+In white coordinates a token is z = A g with g ~ N(0, I_D), D = d + 1 (``white``). With theta = U
+x_q and c the value direction, softmax attention needs
 
-    f = sum_j p_j c^T z_j,   df/dc = sum_j p_j z_j,   df/dtheta = sum_j p_j (c^T z_j) z_j - f sum_j p_j z_j
+    f = sum_j p_j c^T z_j,   df/dc = sum_j p_j z_j,   df/dtheta = sum_j p_j (c^T z_j) z_j - f sum_j
+    p_j z_j
 
-and linear attention f = c^T S theta, df/dc = S theta, df/dtheta = S c with S = (1/L) sum_j z_j z_j^T. Rotate g so that
-A^T theta of softmax lies on the first axis and A^T c in the span of the first two. Then p_j is a function of the first
-coordinate, and the other D - 2, collected in Q (L x (D - 2)), are N(0, I) given the first two. They enter through
+and linear attention f = c^T S theta, df/dc = S theta, df/dtheta = S c with S = (1/L) sum_j z_j
+z_j^T. Rotate g so that A^T theta of softmax lies on the first axis and A^T c in the span of the
+first two. Then p_j is a function of the first coordinate, and the other D - 2, collected in Q (L x
+(D - 2)), are N(0, I) given the first two. They enter through
 
-    W^T Q,  W = (g_1, g_2, p, p c^T z) an L x 4 matrix,   and   Q^T Q = (P_W Q)^T (P_W Q) + Wishart(L - rank W)
+    W^T Q,  W = (g_1, g_2, p, p c^T z) an L x 4 matrix,   and   Q^T Q = (P_W Q)^T (P_W Q) +
+    Wishart(L - rank W)
 
-by Cochran's theorem: W^T Q = C N with C the Cholesky factor of W^T W and N Gaussian, P_W Q = the same N in another
-basis, and Bartlett's factor is the rest. So a token costs two normals and one exponential whatever d is, and the joint
-law of all outputs and gradients of both models is that of L tokens, exactly, up to float32 rounding in the token sums.
-Short prompts (L < SHORT, or too short for Bartlett) draw Q itself.
+by Cochran's theorem: W^T Q = C N with C the Cholesky factor of W^T W and N Gaussian, P_W Q = the
+same N in another basis, and Bartlett's factor is the rest. So a token costs two normals and one
+exponential whatever d is, and the joint law of all outputs and gradients of both models is that of
+L tokens, exactly, up to float32 rounding in the token sums. Short prompts (L < SHORT, or too short
+for Bartlett) draw Q itself.
 """
 
 from __future__ import annotations
@@ -31,13 +36,24 @@ from esscher.icl.training.token_sums import Reading
 from esscher.icl.training.tokens import apply_factors, apply_symmetric, draw_tokens, new_work
 from esscher.icl.training.white import add_gradient, white_directions
 
-__all__ = ["Prompt", "Totals", "add_prompts", "draw_prompt", "new_prompt", "new_totals", "reflect", "reflector"]
+__all__ = [
+    "Prompt",
+    "Totals",
+    "add_prompts",
+    "draw_prompt",
+    "new_prompt",
+    "new_totals",
+    "reflect",
+    "reflector",
+]
 
 Floats = npt.NDArray[np.float64]
 
 
 class Prompt(NamedTuple):
-    """One prompt in white coordinates: its query, its task, and of each model (softmax, linear, ...) output and gradients."""
+    """One prompt in white coordinates: its query, its task, and of each model (softmax, linear,
+    ...) output and gradients.
+    """
 
     query: Floats  # d
     task: Floats  # d
@@ -50,7 +66,9 @@ class Prompt(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Sums over prompts, softmax first: gradients of the loss (f - y)^2 in ``white``, losses, squares of losses."""
+    """Sums over prompts, softmax first: gradients of the loss (f - y)^2 in ``white``, losses,
+    squares of losses.
+    """
 
     gradient: Floats  # 2 x D x D
     loss: Floats  # 2
@@ -67,7 +85,16 @@ def new_prompt(size: int, models: int) -> Any:
         np.zeros((models, size)),
         np.zeros((models, size)),
     )
-    return Prompt(np.zeros(d), np.zeros(d), theta, value, np.zeros((2, size)), np.zeros(models), by_value, by_theta)
+    return Prompt(
+        np.zeros(d),
+        np.zeros(d),
+        theta,
+        value,
+        np.zeros((2, size)),
+        np.zeros(models),
+        by_value,
+        by_theta,
+    )
 
 
 @compiled
@@ -77,7 +104,9 @@ def new_totals(size: int) -> Any:
 
 @compiled
 def reflector(x: Any, start: int, h: Any) -> float:
-    """h with (I - 2 h h^T) x = value e_start on the coordinates from ``start`` on; returns the value (Householder)."""
+    """h with (I - 2 h h^T) x = value e_start on the coordinates from ``start`` on; returns the
+    value (Householder).
+    """
     norm = 0.0
     for i in range(start, x.size):
         norm += x[i] * x[i]
@@ -164,10 +193,17 @@ def draw_task(stream: Any, root: Any, noise: float, query: Any, task: Any) -> An
 
 @compiled
 def draw_prompt(stream: Any, white: Any, task: Any, work: Any, prompt: Any) -> Any:
-    """One prompt: fills all of ``prompt`` for softmax with ``white[0]`` and linear attention with ``white[1]``; the label."""
+    """One prompt: fills all of ``prompt`` for softmax with ``white[0]`` and linear attention with
+    ``white[1]``; the label.
+    """
     query, direction, noise = prompt.query, prompt.task, task.noise
     label = draw_task(stream, task.task_root, noise, query, direction)
-    theta, value, theta2, value2 = prompt.theta[0], prompt.value[0], prompt.theta[1], prompt.value[1]
+    theta, value, theta2, value2 = (
+        prompt.theta[0],
+        prompt.value[0],
+        prompt.theta[1],
+        prompt.value[1],
+    )
     white_directions(white[0], query, direction, noise, theta, value)
     white_directions(white[1], query, direction, noise, theta2, value2)
     one, two = prompt.mirrors[0], prompt.mirrors[1]
@@ -178,7 +214,12 @@ def draw_prompt(stream: Any, white: Any, task: Any, work: Any, prompt: Any) -> A
         reflect(one, vector)
         reflect(two, vector)
     sums = draw_tokens(stream, reading, work)
-    by_value, by_theta, by_value2, by_theta2 = prompt.by_value[0], prompt.by_theta[0], prompt.by_value[1], prompt.by_theta[1]
+    by_value, by_theta, by_value2, by_theta2 = (
+        prompt.by_value[0],
+        prompt.by_theta[0],
+        prompt.by_value[1],
+        prompt.by_theta[1],
+    )
     prompt.outputs[0] = softmax_moments(sums, reading, work.linear, by_value, by_theta)
     second_moment(sums, work, theta2, by_value2)
     second_moment(sums, work, value2, by_theta2)
@@ -191,7 +232,9 @@ def draw_prompt(stream: Any, white: Any, task: Any, work: Any, prompt: Any) -> A
 
 @compiled
 def add_prompts(stream: Any, batch: int, length: int, white: Any, task: Any, totals: Any) -> None:
-    """Draw ``batch`` prompts of ``length`` tokens and add them to ``totals``; ``white`` (2, D, D) are the two models."""
+    """Draw ``batch`` prompts of ``length`` tokens and add them to ``totals``; ``white`` (2, D, D)
+    are the two models.
+    """
     size = white.shape[1]
     work, prompt = new_work(length, size - 2), new_prompt(size, 2)
     query, direction, noise = prompt.query, prompt.task, task.noise
@@ -200,6 +243,8 @@ def add_prompts(stream: Any, batch: int, length: int, white: Any, task: Any, tot
         for model in range(2):
             error = prompt.outputs[model] - label
             by_value, by_theta = prompt.by_value[model], prompt.by_theta[model]
-            add_gradient(2.0 * error, query, direction, noise, by_value, by_theta, totals.gradient[model])
+            add_gradient(
+                2.0 * error, query, direction, noise, by_value, by_theta, totals.gradient[model]
+            )
             totals.loss[model] += error**2
             totals.square[model] += error**4

@@ -22,10 +22,11 @@ Floats = npt.NDArray[np.float64]
 class Training:
     """What training left behind, as tidy tables; models are "softmax" and "linear".
 
-    ``curve``: step, model, loss (mean over the batches since the last record), mse and its stderr on fresh prompts.
-    ``distance``: step, squared distance between the parameters of the two models.
-    ``path``: step, model, values: [U without its last column, last row of O V] row by row, heads one after the other.
-    ``final``: a row per model: mse and stderr, status ("ok" or "diverged"), step, loss, advice; O, V, K, Q flattened.
+    ``curve``: step, model, loss (mean over the batches since the last record), mse and its stderr
+    on fresh prompts. ``distance``: step, squared distance between the parameters of the two models.
+    ``path``: step, model, values: [U without its last column, last row of O V] row by row, heads
+    one after the other. ``final``: a row per model: mse and stderr, status ("ok" or "diverged"),
+    step, loss, advice; O, V, K, Q flattened.
     """
 
     curve: pd.DataFrame
@@ -65,7 +66,11 @@ class Recorder:
         self.losses = []
         mse, stderr = pair.evaluate(self.evaluation)
         for model, kind in enumerate(KINDS):
-            seen = losses[model][~np.isnan(losses[model])] if pair.diverged[model] == ALIVE else losses[model]
+            seen = (
+                losses[model][~np.isnan(losses[model])]
+                if pair.diverged[model] == ALIVE
+                else losses[model]
+            )
             known = np.flatnonzero(~np.isnan(losses[model]))
             if known.size:
                 self.last[model] = losses[model, known[-1]]
@@ -98,19 +103,35 @@ class Recorder:
                     "status": "ok" if alive else "diverged",
                     "step": self.pair.begun if alive else at,
                     "loss": float(self.last[model]),
-                    "advice": "" if alive else advice(kind, at, float(self.last[model]), self.pair.step.bound, rate),
+                    "advice": (
+                        ""
+                        if alive
+                        else advice(kind, at, float(self.last[model]), self.pair.step.bound, rate)
+                    ),
                 }
-                | {name: _flat([getattr(head, name) for head in heads]) for name in ("O", "V", "K", "Q")}
+                | {
+                    name: _flat([getattr(head, name) for head in heads])
+                    for name in ("O", "V", "K", "Q")
+                }
             )
-        curve, distance, path, final = (pd.DataFrame(table) for table in (self.curve, self.distance, self.path, rows))
-        return Training(curve, distance, path, final, {kind: self.pair.parameters(i) for i, kind in enumerate(KINDS)})
+        curve, distance, path, final = (
+            pd.DataFrame(table) for table in (self.curve, self.distance, self.path, rows)
+        )
+        return Training(
+            curve,
+            distance,
+            path,
+            final,
+            {kind: self.pair.parameters(i) for i, kind in enumerate(KINDS)},
+        )
 
 
 def advice(kind: str, step: int, loss: float, bound: float, rate: float) -> str:
     """What happened to a model that diverged, and what helps."""
     return (
-        f"{kind} attention diverged: loss {loss:.3g} at step {step}, above the bound {bound:g}; "
-        f"try a rate below {rate:g} (such as {rate / 4:.2g}), another seed, longer prompts or larger batches"
+        f"{kind} attention diverged: loss {loss:.3g} at step {step}, above the bound {bound:g}; try"
+        f" a rate below {rate:g} (such as {rate / 4:.2g}), another seed, longer prompts or larger"
+        " batches"
     )
 
 

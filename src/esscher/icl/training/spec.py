@@ -22,7 +22,9 @@ class TrainSpec(RunSpec):
     job: Literal["icl-train"] = "icl-train"
     covariances: Covariances = ("isotropic", "kms:0.5")
     lengths: Lengths = (10, 100, 1000)
-    seeds: int = Field(default=3, ge=1, le=10_000, description="how many first weights are trained from")
+    seeds: int = Field(
+        default=3, ge=1, le=10_000, description="how many first weights are trained from"
+    )
     dim: Dim = 5
     noise: Noise = 0.1
     task_cov: TaskCov = "scaled"
@@ -30,14 +32,29 @@ class TrainSpec(RunSpec):
     batch: int = Field(default=128, ge=1, le=1 << 20, description="prompts in a step")
     rate: float = Field(default=1e-3, gt=0, description="learning rate")
     optimizer: Optimizer = Field(default="sgd", description="optimizer: sgd or adam")
-    loss: Loss = Field(default="square", description="loss: square, or half of it as [S] writes; SGD on half is half the rate")
-    schedule: Schedule = Field(default="constant", description="course of the rate: constant, linear or cosine")
+    loss: Loss = Field(
+        default="square",
+        description="loss: square, or half of it as [S] writes; SGD on half is half the rate",
+    )
+    schedule: Schedule = Field(
+        default="constant", description="course of the rate: constant, linear or cosine"
+    )
     warmup: int = Field(default=0, ge=0, le=10**9, description="steps over which the rate rises")
-    heads: int = Field(default=1, ge=1, le=1024, description="heads of each model; more than one is slower")
-    records: int = Field(default=200, ge=1, le=10**6, description="steps at which training is recorded, about")
-    evaluation: int = Field(default=4096, ge=2, le=10**9, description="prompts that measure the error at each")
-    final_evaluation: int = Field(default=100_000, ge=2, le=10**9, description="prompts that measure it at the end")
-    bound: float = Field(default=1e4, gt=0, description="a batch whose loss is not below this stops its model")
+    heads: int = Field(
+        default=1, ge=1, le=1024, description="heads of each model; more than one is slower"
+    )
+    records: int = Field(
+        default=200, ge=1, le=10**6, description="steps at which training is recorded, about"
+    )
+    evaluation: int = Field(
+        default=4096, ge=2, le=10**9, description="prompts that measure the error at each"
+    )
+    final_evaluation: int = Field(
+        default=100_000, ge=2, le=10**9, description="prompts that measure it at the end"
+    )
+    bound: float = Field(
+        default=1e4, gt=0, description="a batch whose loss is not below this stops its model"
+    )
 
     @field_validator("lengths")
     @classmethod
@@ -51,4 +68,5 @@ class TrainSpec(RunSpec):
 
 
 PAPER = TrainSpec()
-register("icl-train", "esscher.icl.training.job:TRAIN")  # here, so that naming the job does not import what computes it
+# here, so that naming the job does not import what computes it
+register("icl-train", "esscher.icl.training.job:TRAIN")

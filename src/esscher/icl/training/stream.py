@@ -1,4 +1,6 @@
-"""A stream of random numbers that compiled code takes from: normals out of a buffer, and chi-squares made of them."""
+"""A stream of random numbers that compiled code takes from: normals out of a buffer, and
+chi-squares made of them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ BUFFER = 32 * 2 * LANES
 
 
 class Stream(NamedTuple):
-    """State of the generator, a buffer of normals, and how many of them are used, in an array of one."""
+    """State of the generator, a buffer of normals, and how many of them are used, in an array of
+    one.
+    """
 
     lanes: npt.NDArray[np.uint32]
     buffer: npt.NDArray[np.float32]
@@ -24,15 +28,20 @@ class Stream(NamedTuple):
 
 
 def new_stream(seed: int, dim: int) -> Stream:
-    """The stream of a seed, its buffer used up; the buffer holds the most that prompts in ``dim`` dimensions take at once."""
+    """The stream of a seed, its buffer used up; the buffer holds the most that prompts in ``dim``
+    dimensions take at once.
+    """
     size = max(BUFFER, -(-4 * (dim + 8) // (2 * LANES)) * 2 * LANES)
     return Stream(seeded_lanes(seed), np.zeros(size, np.float32), np.array([size], np.int64))
 
 
 @compiled
 def take(stream: Stream, count: int) -> npt.NDArray[np.float32]:
-    """The next ``count`` normals of the stream, side by side; what is left of a buffer that is too short is skipped."""
-    lanes, buffer, used = stream  # once: in compiled code each look at a field counts references up and down
+    """The next ``count`` normals of the stream, side by side; what is left of a buffer that is too
+    short is skipped.
+    """
+    # once: in compiled code each look at a field counts references up and down
+    lanes, buffer, used = stream
     first = used[0]
     if first + count > buffer.size:
         fill_normals(lanes, buffer)
@@ -43,7 +52,9 @@ def take(stream: Stream, count: int) -> npt.NDArray[np.float32]:
 
 @compiled
 def chi_square(stream: Stream, freedom: int) -> float:
-    """A chi-square number: squares summed up to 8 degrees of freedom, beyond Marsaglia and Tsang's rejection."""
+    """A chi-square number: squares summed up to 8 degrees of freedom, beyond Marsaglia and Tsang's
+    rejection.
+    """
     if freedom <= 8:
         total = 0.0
         for value in take(stream, freedom):

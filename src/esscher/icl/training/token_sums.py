@@ -1,4 +1,6 @@
-"""Sums over tokens of which the first two coordinates are known: all that outputs take from these two."""
+"""Sums over tokens of which the first two coordinates are known: all that outputs take from these
+two.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ __all__ = ["Reading", "TokenSums", "add_chunk", "largest", "no_tokens", "sum_chu
 
 
 class Reading(NamedTuple):
-    """What a token is to softmax attention: its score is ``score g_1``, its value a = ``along g_1 + across g_2``."""
+    """What a token is to softmax attention: its score is ``score g_1``, its value a = ``along g_1 +
+    across g_2``.
+    """
 
     score: float
     along: float
@@ -21,7 +25,9 @@ class Reading(NamedTuple):
 
 
 class TokenSums(NamedTuple):
-    """Sums over tokens, e = exp(score - shift) with one shift for all: ``e`` of e, ``e_g1`` of e g_1, ``ee_a`` of e^2 a, ..."""
+    """Sums over tokens, e = exp(score - shift) with one shift for all: ``e`` of e, ``e_g1`` of e
+    g_1, ``ee_a`` of e^2 a, ...
+    """
 
     e: float
     e_g1: float
@@ -55,8 +61,14 @@ def largest(x: Any, factor: Any) -> Any:
 
 @compiled
 def sum_chunk(one: Any, two: Any, reading: Any, shift: float, weight: Any) -> Any:
-    """Sums over tokens with first coordinates ``one`` and second ``two``, in float32; fills ``weight`` with e."""
-    score, along, across = np.float32(reading.score), np.float32(reading.along), np.float32(reading.across)
+    """Sums over tokens with first coordinates ``one`` and second ``two``, in float32; fills
+    ``weight`` with e.
+    """
+    score, along, across = (
+        np.float32(reading.score),
+        np.float32(reading.along),
+        np.float32(reading.across),
+    )
     top = np.float32(shift)
     zero: Any = np.float32(0.0)
     e_, e_g1, e_g2, e_g11, e_g12, e_g22 = zero, zero, zero, zero, zero, zero
@@ -83,7 +95,9 @@ def sum_chunk(one: Any, two: Any, reading: Any, shift: float, weight: Any) -> An
 
 @compiled
 def add_chunk(sums: Any, factor: float, part: Any) -> Any:
-    """``sums`` plus those of a chunk, in float64; ``factor`` is what e shrank by as its shift rose, 1 where it did not."""
+    """``sums`` plus those of a chunk, in float64; ``factor`` is what e shrank by as its shift rose,
+    1 where it did not.
+    """
     square = factor * factor
     return TokenSums(
         factor * sums.e + part.e,

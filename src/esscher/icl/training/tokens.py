@@ -1,4 +1,6 @@
-"""The tokens of a random prompt, drawn without drawing the tokens; ``prompts`` tells why this is enough."""
+"""The tokens of a random prompt, drawn without drawing the tokens; ``prompts`` tells why this is
+enough.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,18 @@ __all__ = ["SHORT", "Work", "apply_factors", "apply_symmetric", "draw_tokens", "
 Floats = npt.NDArray[np.float64]
 SHORT = 32  # below this length drawing every coordinate is faster
 CHUNK = 512  # tokens summed in float32 before the sums go on in float64
-COLLINEAR = 1e-6  # squared share of a weight vector outside the span of the others, below which it counts as inside
+# squared share of a weight vector outside the span of the others, below which it counts as inside
+COLLINEAR = 1e-6
 
 
 class Work(NamedTuple):
-    """Arrays of one prompt of ``length`` tokens with ``rest`` coordinates beyond the first two, Q (length x rest)."""
+    """Arrays of one prompt of ``length`` tokens with ``rest`` coordinates beyond the first two, Q
+    (length x rest).
+    """
 
     length: int
-    short: bool  # Q is drawn itself: too few tokens for the shortcut to pay, or for Bartlett's factor to exist
+    # Q is drawn itself: too few tokens for the shortcut to pay, or for Bartlett's factor to exist
+    short: bool
     linear: Floats  # W^T Q, 4 x rest
     normal: Floats  # N, 4 x rest; unused in a short prompt
     square: Floats  # Q^T Q in a short prompt, otherwise Bartlett's factor; lower triangle
@@ -85,7 +91,9 @@ def long_prompt(stream: Any, reading: Any, work: Any) -> Any:
 
 @compiled
 def factor_gram(sums: Any, reading: Any, gram: Any) -> int:
-    """Cholesky factor (4 x rank) of W^T W, W = (g_1, g_2, e, e a); columns of dependent vectors are left out."""
+    """Cholesky factor (4 x rank) of W^T W, W = (g_1, g_2, e, e a); columns of dependent vectors are
+    left out.
+    """
     full = np.empty((4, 4))
     full[0, 0], full[1, 0], full[1, 1] = sums.g11, sums.g12, sums.g22
     full[2, 0], full[2, 1], full[2, 2] = sums.e_g1, sums.e_g2, sums.ee

@@ -1,8 +1,10 @@
-"""SGD on fresh prompts: softmax and linear attention from the same weights on the same prompts, as in [S] appendix A.
+"""SGD on fresh prompts: softmax and linear attention from the same weights on the same prompts, as
+in [S] appendix A.
 
-The loss is the mean squared error E(f - y)^2 of the query's noisy label, so its floor is the variance of the noise. [S] writes
-one half of it as the loss of its theory: ``loss="half"`` trains on that. For SGD it is the same as half the rate: after t steps
-of rate r the flow of the risk R has run for a time 2 r t on the square, and r t on its half.
+The loss is the mean squared error E(f - y)^2 of the query's noisy label, so its floor is the
+variance of the noise. [S] writes one half of it as the loss of its theory: ``loss="half"`` trains
+on that. For SGD it is the same as half the rate: after t steps of rate r the flow of the risk R has
+run for a time 2 r t on the square, and r t on its half.
 """
 
 from __future__ import annotations
@@ -32,10 +34,11 @@ TOKENS_PER_CALL = 2**26  # between two looks at the clock and at Ctrl-C
 class Settings:
     """How a pair is trained; the defaults are the paper's.
 
-    ``schedule``: "constant", or "linear" or "cosine" down to 0, after ``warmup`` steps up. ``seed`` decides the weights and,
-    unless ``prompt_seed`` is given, the prompts. ``loss``: "square", or "half" of it. ``records`` numbers of training are kept;
-    ``evaluation`` prompts measure the risk at each, ``final_evaluation`` at the end. A batch whose loss is not below ``bound``
-    stops its model. Fields are checked here, so they may come as anything.
+    ``schedule``: "constant", or "linear" or "cosine" down to 0, after ``warmup`` steps up. ``seed``
+    decides the weights and, unless ``prompt_seed`` is given, the prompts. ``loss``: "square", or
+    "half" of it. ``records`` numbers of training are kept; ``evaluation`` prompts measure the risk
+    at each, ``final_evaluation`` at the end. A batch whose loss is not below ``bound`` stops its
+    model. Fields are checked here, so they may come as anything.
     """
 
     steps: Any = PAPER.steps
@@ -60,12 +63,20 @@ class Settings:
             object.__setattr__(self, name, as_positive(getattr(self, name), name))
         for name, kinds in (("optimizer", get_args(Optimizer)), ("loss", get_args(Loss))):
             if getattr(self, name) not in kinds:
-                raise ValueError(f"{name}: expected one of {', '.join(kinds)}, got {getattr(self, name)!r}")
+                raise ValueError(
+                    f"{name}: expected one of {', '.join(kinds)}, got {getattr(self, name)!r}"
+                )
 
     @property
     def step(self) -> Step:
         seed = self.seed if self.prompt_seed is None else self.prompt_seed
-        return Step(self.batch, self.optimizer == "adam", self.bound, seed, 0.5 if self.loss == "half" else 1.0)
+        return Step(
+            self.batch,
+            self.optimizer == "adam",
+            self.bound,
+            seed,
+            0.5 if self.loss == "half" else 1.0,
+        )
 
 
 def train(
@@ -77,10 +88,12 @@ def train(
     progress: Callable[[int, int], object] | None = None,
     **changes: Any,
 ) -> Training:
-    """Train softmax and (1/L) linear attention on the same prompts of ``length`` tokens from the same weights.
+    """Train softmax and (1/L) linear attention on the same prompts of ``length`` tokens from the
+    same weights.
 
-    ``changes`` are fields of ``Settings``: ``train(task, 20, steps=4000, rate=0.02)``. A model that diverges stops, the other
-    goes on. ``progress`` is told (steps done, steps). One head on a ``LinearTask`` needs no tokens (``prompts``).
+    ``changes`` are fields of ``Settings``: ``train(task, 20, steps=4000, rate=0.02)``. A model that
+    diverges stops, the other goes on. ``progress`` is told (steps done, steps). One head on a
+    ``LinearTask`` needs no tokens (``prompts``).
     """
     length, settings = as_count(length, "length"), replace(settings or Settings(), **changes)
     rates = learning_rates(settings.rate, settings.steps, settings.schedule, settings.warmup)

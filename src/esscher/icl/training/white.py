@@ -1,8 +1,10 @@
-"""White coordinates: the parameters of a head as random prompts see them, and the way back for gradients.
+"""White coordinates: the parameters of a head as random prompts see them, and the way back for
+gradients.
 
-Parameters of a model are o (m), V (m x e), K and Q (k x e), e = d + 1: o is the last row of O, the only one that acts.
-A prompt meets them through U = K^T Q without its last column, which meets the query's 0, and c = V^T o, what the output
-reads from a token ([S]: v_{d+1} for O = I). With R the root of Sigma and 1 beside it, ``white`` = R^T [U, c] R, e x e:
+Parameters of a model are o (m), V (m x e), K and Q (k x e), e = d + 1: o is the last row of O, the
+only one that acts. A prompt meets them through U = K^T Q without its last column, which meets the
+query's 0, and c = V^T o, what the output reads from a token ([S]: v_{d+1} for O = I). With R the
+root of Sigma and 1 beside it, ``white`` = R^T [U, c] R, e x e:
 
     white = [[R^T U_x R, R^T c_x], [U_y R, c_y]] .
 
@@ -46,7 +48,9 @@ class Weights(NamedTuple):
 
 
 class WhiteTask(NamedTuple):
-    """A linear task: ``root`` (e x e) is R; R^T w = ``task_root`` n (d x d), n ~ N(0, I); ``noise`` is the deviation tau."""
+    """A linear task: ``root`` (e x e) is R; R^T w = ``task_root`` n (d x d), n ~ N(0, I); ``noise``
+    is the deviation tau.
+    """
 
     root: Floats
     task_root: Floats
@@ -55,15 +59,25 @@ class WhiteTask(NamedTuple):
 
 def weights_of(params: OVKQ) -> Weights:
     """The parameters that act, as arrays of their own."""
-    return Weights(*(np.array(part.numpy(), np.float64) for part in (params.O[-1], params.V, params.K, params.Q)))
+    return Weights(
+        *(
+            np.array(part.numpy(), np.float64)
+            for part in (params.O[-1], params.V, params.K, params.Q)
+        )
+    )
 
 
 def white_task(task: LinearTask) -> WhiteTask:
     if task.shifted:
-        raise ValueError("query_sigma: expected queries of the law of the prompt; a shifted task has risks and flows only")
+        raise ValueError(
+            "query_sigma: expected queries of the law of the prompt; a shifted task has risks and"
+            " flows only"
+        )
     root = np.eye(task.dim + 1)
     root[:-1, :-1] = task.root.numpy()
-    return WhiteTask(root, np.ascontiguousarray((task.root.T @ task.task_root).numpy()), math.sqrt(task.noise))
+    return WhiteTask(
+        root, np.ascontiguousarray((task.root.T @ task.task_root).numpy()), math.sqrt(task.noise)
+    )
 
 
 @compiled
@@ -94,7 +108,9 @@ def whiten(weights: Any, root: Any) -> Any:
 
 @compiled
 def chain(weights: Any, root: Any, white: Any) -> Any:
-    """The gradient in (o, V, K, Q) from that in ``white``: do = V dc, dV = o dc^T, dK = Q dU^T, dQ = K dU."""
+    """The gradient in (o, V, K, Q) from that in ``white``: do = V dc, dV = o dc^T, dK = Q dU^T, dQ
+    = K dU.
+    """
     joined = multiply(multiply(root, white), root.T)
     last, o, V = joined.shape[0] - 1, weights.o, weights.V
     by_o, by_V = np.zeros(o.size), np.empty(V.shape)
@@ -108,7 +124,9 @@ def chain(weights: Any, root: Any, white: Any) -> Any:
 
 
 @compiled
-def white_directions(white: Any, query: Any, task: Any, noise: float, theta: Any, value: Any) -> None:
+def white_directions(
+    white: Any, query: Any, task: Any, noise: float, theta: Any, value: Any
+) -> None:
     """A^T theta and A^T c of one model; ``query`` and ``task`` are R^{-1} x_q and R^T w."""
     d = query.size
     tilt = 0.0
@@ -125,7 +143,9 @@ def white_directions(white: Any, query: Any, task: Any, noise: float, theta: Any
 
 
 @compiled
-def add_gradient(slope: float, query: Any, task: Any, noise: float, by_value: Any, by_theta: Any, gradient: Any) -> None:
+def add_gradient(
+    slope: float, query: Any, task: Any, noise: float, by_value: Any, by_theta: Any, gradient: Any
+) -> None:
     """Add ``slope`` times df/d(white) to ``gradient``, laid out as ``white``."""
     d = query.size
     last_value, last_theta = noise * by_value[d], noise * by_theta[d]

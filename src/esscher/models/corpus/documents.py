@@ -1,4 +1,6 @@
-"""Where the text comes from: files, standard input, a dataset by name, or text that is on every machine."""
+"""Where the text comes from: files, standard input, a dataset by name, or text that is on every
+machine.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def files_of_text(spec: CorpusSpec) -> list[Path]:
-    """The files a corpus is read from; none for standard input, packaged text and datasets that are not here."""
+    """The files a corpus is read from; none for standard input, packaged text and datasets that are
+    not here.
+    """
     found: list[Path] = []
     local = [spec.dataset] if spec.dataset is not None and os.path.exists(spec.dataset) else []
     for name in [name for name in (*spec.text, *local) if name != "-" and "\0" not in name]:
@@ -36,7 +40,9 @@ def files_of_text(spec: CorpusSpec) -> list[Path]:
 
 
 def read_documents(spec: CorpusSpec) -> Iterator[str]:
-    """Documents one by one; a file is read when its turn comes. What cannot be read is a ValueError of one line."""
+    """Documents one by one; a file is read when its turn comes. What cannot be read is a ValueError
+    of one line.
+    """
     number = 0
 
     def numbered(piece: Piece) -> int:
@@ -49,7 +55,9 @@ def read_documents(spec: CorpusSpec) -> Iterator[str]:
 
 
 def read_pieces(spec: CorpusSpec) -> Iterator[Piece]:
-    """The same in stretches, so that a document need not be in memory whole; documents without text are left out."""
+    """The same in stretches, so that a document need not be in memory whole; documents without text
+    are left out.
+    """
     count = 0
     for starts, text in _source(spec):
         if starts and (not text or text.isspace()):
@@ -59,11 +67,15 @@ def read_pieces(spec: CorpusSpec) -> Iterator[Piece]:
             return
         yield starts, _encodable(text)
     if count == 0:
-        raise ValueError("corpus: expected text, got documents without any; give a source with text")
+        raise ValueError(
+            "corpus: expected text, got documents without any; give a source with text"
+        )
 
 
 def _encodable(text: str) -> str:
-    """Half a surrogate pair, which JSON can hold and UTF-8 cannot, becomes the replacement character."""
+    """Half a surrogate pair, which JSON can hold and UTF-8 cannot, becomes the replacement
+    character.
+    """
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -83,7 +95,9 @@ def _source(spec: CorpusSpec) -> Iterator[Piece]:
             for path in folder_files(Path(name), tables=spec.field is not None):
                 yield from file_pieces(path, spec.encoding, spec.field, listed=True)
         elif not name or "\0" in name:
-            raise ValueError(f"text: expected the name of a file, got {name!r}; give a file, a directory or '-'")
+            raise ValueError(
+                f"text: expected the name of a file, got {name!r}; give a file, a directory or '-'"
+            )
         else:
             yield from file_pieces(Path(name), spec.encoding, spec.field)
 
@@ -93,9 +107,19 @@ def _dataset(dataset: str, split: str, field: str | None) -> Iterator[Piece]:
     try:
         import datasets
     except ImportError as cause:
-        raise ValueError("dataset: the package datasets is not installed; pip install 'esscher[hf]'") from cause
+        raise ValueError(
+            "dataset: the package datasets is not installed; pip install 'esscher[hf]'"
+        ) from cause
     name, _, config = (dataset, "", "") if os.path.exists(dataset) else dataset.partition(":")
-    failures = (OSError, ValueError, RuntimeError, LookupError, TypeError, ImportError, datasets.exceptions.DatasetsError)
+    failures = (
+        OSError,
+        ValueError,
+        RuntimeError,
+        LookupError,
+        TypeError,
+        ImportError,
+        datasets.exceptions.DatasetsError,
+    )
     try:
         with quiet():
             rows = iter(datasets.load_dataset(name, config or None, split=split, streaming=True))
@@ -117,6 +141,7 @@ def _dataset(dataset: str, split: str, field: str | None) -> Iterator[Piece]:
 def _not_loaded(dataset: str, split: str, cause: BaseException) -> str:
     reason = " ".join(str(cause).split())[:160]
     return (
-        f"dataset {show(dataset)}: split '{split}' cannot be read ({type(cause).__name__}: {reason}); "
-        "check its name ('name' or 'name:config'), the split and the network, or give files with text"
+        f"dataset {show(dataset)}: split '{split}' cannot be read ({type(cause).__name__}:"
+        f" {reason}); check its name ('name' or 'name:config'), the split and the network, or give"
+        " files with text"
     )

@@ -1,4 +1,6 @@
-"""Three domains of text that need no download: manual pages, source code, licences of what is installed."""
+"""Three domains of text that need no download: manual pages, source code, licences of what is
+installed.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,11 @@ TESTS = {"test", "tests", "idle_test"}
 
 
 def packaged_documents(domain: str) -> Iterator[str]:
-    """``prose``: Python's manual by topic; ``code``: its standard library by file; ``legal``: licences by distribution.
+    """``prose``: Python's manual by topic; ``code``: its standard library by file; ``legal``:
+    licences by distribution.
 
-    The order is that of the names. Prose and code are fixed by the version of Python, licences by what is installed.
+    The order is that of the names. Prose and code are fixed by the version of Python, licences by
+    what is installed.
     """
     return {"prose": _prose, "code": _code, "legal": _legal}[domain]()
 
@@ -35,7 +39,8 @@ def _prose() -> Iterator[str]:
 def _code() -> Iterator[str]:
     folder = Path(sysconfig.get_paths()["stdlib"])
     wanted = sys.stdlib_module_names - NOT_CODE
-    tops = [path for path in folder.iterdir() if path.stem in wanted]  # not what else was installed beside them
+    # not what else was installed beside them
+    tops = [path for path in folder.iterdir() if path.stem in wanted]
     paths = [path for path in tops if path.suffix == ".py"]
     paths += [path for top in tops if top.is_dir() for path in top.rglob("*.py")]
     chosen = [path for path in paths if not TESTS & set(path.relative_to(folder).parts)]
@@ -43,7 +48,10 @@ def _code() -> Iterator[str]:
         with tokenize.open(path) as source:  # honours the coding line
             yield source.read()
     if not chosen:
-        raise ValueError("packaged code: this Python has no source of its standard library; give files with --text")
+        raise ValueError(
+            "packaged code: this Python has no source of its standard library; give files with"
+            " --text"
+        )
 
 
 def _legal() -> Iterator[str]:
@@ -65,7 +73,9 @@ def _legal() -> Iterator[str]:
                 seen.add(key)
                 yield text
     if not seen:
-        raise ValueError("packaged legal: no installed distribution has a licence file; give files with --text")
+        raise ValueError(
+            "packaged legal: no installed distribution has a licence file; give files with --text"
+        )
 
 
 def _is_licence(file: PurePosixPath) -> bool:

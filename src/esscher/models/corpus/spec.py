@@ -13,25 +13,43 @@ __all__ = ["CorpusSpec"]
 
 
 class CorpusSpec(Plain):
-    """A corpus as plain data: one source (files, a dataset or packaged text), how much of it, how it is cut."""
+    """A corpus as plain data: one source (files, a dataset or packaged text), how much of it, how
+    it is cut.
+    """
 
-    text: tuple[str, ...] = Field(default=(), description="file or folder of text, or - for stdin; may be repeated")
-    dataset: str | None = Field(default=None, description="Hugging Face dataset, name or name:config, streamed")
+    text: tuple[str, ...] = Field(
+        default=(), description="file or folder of text, or - for stdin; may be repeated"
+    )
+    dataset: str | None = Field(
+        default=None, description="Hugging Face dataset, name or name:config, streamed"
+    )
     split: str = Field(default="train", description="split of the dataset")
-    field: str | None = Field(default=None, description="field with the text in JSONL, CSV, Parquet, datasets")
+    field: str | None = Field(
+        default=None, description="field with the text in JSONL, CSV, Parquet, datasets"
+    )
     packaged: Literal["prose", "code", "legal"] | None = Field(
-        default=None, description="text that needs no file: prose, code or legal, as a flag also several of them, prose,code"
+        default=None,
+        description=(
+            "text that needs no file: prose, code or legal, as a flag also several of them,"
+            " prose,code"
+        ),
     )
     encoding: str = Field(default="utf-8", description="encoding of text files and of stdin")
     limit: PositiveInt | None = Field(default=None, description="documents at most")
     max_tokens: PositiveInt | None = Field(default=None, description="tokens of text at most")
-    documents: Literal["joined", "separate"] = Field(default="joined", description="may a window cross documents")
-    special: bool = Field(default=True, description="windows carry the model's special tokens around the text")
+    documents: Literal["joined", "separate"] = Field(
+        default="joined", description="may a window cross documents"
+    )
+    special: bool = Field(
+        default=True, description="windows carry the model's special tokens around the text"
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _prose_if_nothing(cls, fields: Any) -> Any:
-        if isinstance(fields, dict) and not (fields.get("text") or fields.get("dataset") or fields.get("packaged")):
+        if isinstance(fields, dict) and not (
+            fields.get("text") or fields.get("dataset") or fields.get("packaged")
+        ):
             return {**fields, "packaged": "prose"}
         return fields
 
@@ -44,16 +62,24 @@ class CorpusSpec(Plain):
         except UnicodeDecodeError:
             pass  # UTF-16 and its like: known, and one byte is no character
         except (LookupError, ValueError) as cause:
-            raise ValueError(f"expected a text encoding such as utf-8, utf-16 or cp1252, got {encoding!r}") from cause
+            raise ValueError(
+                f"expected a text encoding such as utf-8, utf-16 or cp1252, got {encoding!r}"
+            ) from cause
         return encoding
 
     @model_validator(mode="after")
     def _one_source(self) -> CorpusSpec:
         given = [name for name in ("text", "dataset", "packaged") if getattr(self, name)]
         if len(given) > 1:
-            raise ValueError(f"expected one source of text, got {' and '.join(given)}; leave all but one out")
+            raise ValueError(
+                f"expected one source of text, got {' and '.join(given)}; leave all but one out"
+            )
         if self.packaged and self.field is not None:
-            raise ValueError(f"field '{self.field}' was asked for, but packaged text has no fields; leave it out")
+            raise ValueError(
+                f"field '{self.field}' was asked for, but packaged text has no fields; leave it out"
+            )
         if self.text.count("-") > 1:
-            raise ValueError("text: standard input '-' can be read once, got it twice; leave one out")
+            raise ValueError(
+                "text: standard input '-' can be read once, got it twice; leave one out"
+            )
         return self

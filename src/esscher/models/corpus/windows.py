@@ -35,8 +35,9 @@ Report = Callable[[int, int | None], object]
 class Windows:
     """W windows of T token ids; each position is text, special or padding, and only one of them.
 
-    ``ids`` (W, T) int32; ``text``, ``special``, ``padding`` (W, T) bool; ``documents`` that gave tokens;
-    ``text_sha256`` of the text as UTF-8, a zero byte before each document; ``sha256`` of ids, masks and that.
+    ``ids`` (W, T) int32; ``text``, ``special``, ``padding`` (W, T) bool; ``documents`` that gave
+    tokens; ``text_sha256`` of the text as UTF-8, a zero byte before each document; ``sha256`` of
+    ids, masks and that.
     """
 
     ids: npt.NDArray[np.int32]
@@ -74,10 +75,20 @@ class _Frame:
     def of(cls, tokenizer: Any, encode: Encode, wanted: bool) -> _Frame:
         named = {int(number) for number in tokenizer.all_special_ids}
         unknown = tokenizer.unk_token_id
-        others = {getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad", "cls", "sep", "mask")}
+        others = {
+            getattr(tokenizer, f"{name}_token_id", None)
+            for name in ("bos", "eos", "pad", "cls", "sep", "mask")
+        }
         if unknown not in others:
             named.discard(unknown)  # a word the model does not know is text all the same
-        padding = next((number for number in (tokenizer.pad_token_id, tokenizer.eos_token_id) if number is not None), 0)
+        padding = next(
+            (
+                number
+                for number in (tokenizer.pad_token_id, tokenizer.eos_token_id)
+                if number is not None
+            ),
+            0,
+        )
         before, after = _around(tokenizer, encode) if wanted else ([], [])
         is_text = np.ones(max(len(tokenizer), *named, 0) + 1, dtype=bool)
         is_text[sorted(named)] = False
@@ -102,7 +113,9 @@ class _Flat:
             self.ends.append(self.count)
         self.opened = False
 
-    def add(self, ids: npt.NDArray[np.int32], is_text: npt.NDArray[np.bool_], most: int | None) -> None:
+    def add(
+        self, ids: npt.NDArray[np.int32], is_text: npt.NDArray[np.bool_], most: int | None
+    ) -> None:
         """Tokens in order, at most so many of text in all."""
         if most is not None and self.tokens + np.count_nonzero(is_text) > most:
             stop = int(np.searchsorted(np.cumsum(is_text), most - self.tokens)) + 1
@@ -117,22 +130,32 @@ class _Flat:
         self.opened = True
 
 
-def make_windows(spec: CorpusSpec, tokenizer: Any, length: int, *, progress: Report | None = None) -> Windows:
-    """The corpus as windows of ``length`` token ids: every token of the text once, in order; the last one padded.
+def make_windows(
+    spec: CorpusSpec, tokenizer: Any, length: int, *, progress: Report | None = None
+) -> Windows:
+    """The corpus as windows of ``length`` token ids: every token of the text once, in order; the
+    last one padded.
 
-    Reading stops when ``spec.max_tokens`` tokens of text are there. ``progress(tokens, wanted or None)`` is called now
-    and then. Special tokens that the text itself spells out stay where they are and count as special, not as text.
+    Reading stops when ``spec.max_tokens`` tokens of text are there. ``progress(tokens, wanted or
+    None)`` is called now and then. Special tokens that the text itself spells out stay where they
+    are and count as special, not as text.
     """
     length = as_count(length, "length")
     if not callable(tokenizer) or not hasattr(tokenizer, "all_special_ids"):
-        raise ValueError(f"tokenizer: expected one of transformers, got {type(tokenizer).__name__}; use AutoTokenizer")
+        raise ValueError(
+            f"tokenizer: expected one of transformers, got {type(tokenizer).__name__}; use"
+            " AutoTokenizer"
+        )
 
     def encode(texts: list[str]) -> list[list[int]]:
         try:
-            found = tokenizer(texts, add_special_tokens=False, truncation=False, padding=False, verbose=False)
+            found = tokenizer(
+                texts, add_special_tokens=False, truncation=False, padding=False, verbose=False
+            )
         except Exception as cause:  # the tokenizers library raises nothing more precise
             raise ValueError(
-                f"tokenizer: it refused the text ({' '.join(str(cause).split())[:120]}); give other text"
+                f"tokenizer: it refused the text ({' '.join(str(cause).split())[:120]}); give other"
+                " text"
             ) from cause
         ids: list[list[int]] = found["input_ids"]
         return ids
@@ -141,8 +164,8 @@ def make_windows(spec: CorpusSpec, tokenizer: Any, length: int, *, progress: Rep
     room = length - len(frame.before) - len(frame.after)
     if room < 1:
         raise ValueError(
-            f"length: expected more than the {length - room} special tokens of a window, got {length}; "
-            "take longer windows, or special=False"
+            f"length: expected more than the {length - room} special tokens of a window, got"
+            f" {length}; take longer windows, or special=False"
         )
     flat, text_hash, due = _Flat(), hashlib.sha256(), REPORTED
     for starts, text, gap, ids in _tokenised(spec, encode, flat):
@@ -157,7 +180,9 @@ def make_windows(spec: CorpusSpec, tokenizer: Any, length: int, *, progress: Rep
             progress(flat.tokens, spec.max_tokens)
             due = flat.tokens + REPORTED
     if flat.tokens == 0:
-        raise ValueError("corpus: expected text, got none that this tokenizer has tokens for; give other text")
+        raise ValueError(
+            "corpus: expected text, got none that this tokenizer has tokens for; give other text"
+        )
     if progress is not None:
         progress(flat.tokens, spec.max_tokens)
     return _laid_out(flat, frame, length, text_hash.hexdigest())
@@ -202,35 +227,55 @@ def _around(tokenizer: Any, encode: Encode) -> tuple[list[int], list[int]]:
             (bare,) = encode([sample])
         except ValueError:
             continue  # a vocabulary of whole words may know no other
-        full: list[int] = tokenizer(sample, truncation=False, padding=False, verbose=False)["input_ids"]
-        places = [place for place in range(len(full) - len(bare) + 1) if full[place : place + len(bare)] == bare]
+        full: list[int] = tokenizer(sample, truncation=False, padding=False, verbose=False)[
+            "input_ids"
+        ]
+        places = [
+            place
+            for place in range(len(full) - len(bare) + 1)
+            if full[place : place + len(bare)] == bare
+        ]
         if bare and len(places) == 1:
             return full[: places[0]], full[places[0] + len(bare) :]
-    raise ValueError("tokenizer: its special tokens around a text could not be found; use special=False")
+    raise ValueError(
+        "tokenizer: its special tokens around a text could not be found; use special=False"
+    )
 
 
-def _tokenised(spec: CorpusSpec, encode: Encode, flat: _Flat) -> Iterator[tuple[bool, str, str, list[int]]]:
-    """Chunks with their ids, a batch at a time; batches are small when few tokens are left to find."""
+def _tokenised(
+    spec: CorpusSpec, encode: Encode, flat: _Flat
+) -> Iterator[tuple[bool, str, str, list[int]]]:
+    """Chunks with their ids, a batch at a time; batches are small when few tokens are left to
+    find.
+    """
     batch: list[tuple[bool, str, str]] = []
     size = 0
     for chunk in _chunks(read_pieces(spec), encode):
         batch.append(chunk)
         size += len(chunk[1])
-        enough = BATCH if spec.max_tokens is None else min(BATCH, 8 * (spec.max_tokens - flat.tokens))
+        enough = (
+            BATCH if spec.max_tokens is None else min(BATCH, 8 * (spec.max_tokens - flat.tokens))
+        )
         if size >= enough or len(batch) == BATCH_ITEMS:
             yield from _with_ids(batch, encode)
             batch, size = [], 0
     yield from _with_ids(batch, encode)
 
 
-def _with_ids(batch: list[tuple[bool, str, str]], encode: Encode) -> Iterator[tuple[bool, str, str, list[int]]]:
+def _with_ids(
+    batch: list[tuple[bool, str, str]], encode: Encode
+) -> Iterator[tuple[bool, str, str, list[int]]]:
     if batch:
-        for (starts, text, gap), ids in zip(batch, encode([text for _, text, _ in batch]), strict=True):
+        for (starts, text, gap), ids in zip(
+            batch, encode([text for _, text, _ in batch]), strict=True
+        ):
             yield starts, text, gap, ids
 
 
 def _chunks(pieces: Iterable[Piece], encode: Encode) -> Iterator[tuple[bool, str, str]]:
-    """(starts a document, text, character left out before it): long documents in chunks that keep their token ids."""
+    """(starts a document, text, character left out before it): long documents in chunks that keep
+    their token ids.
+    """
     rest, starts, gap = "", True, ""
     for new, text in pieces:
         if new:
@@ -254,13 +299,17 @@ def _chunks(pieces: Iterable[Piece], encode: Encode) -> Iterator[tuple[bool, str
 
 
 def _find_cut(text: str, start: int, end: int, encode: Encode) -> tuple[int, int] | None:
-    """Where the text can be cut before ``end`` without changing a token id: the place, and how many characters to skip.
+    """Where the text can be cut before ``end`` without changing a token id: the place, and how many
+    characters to skip.
 
-    What a tokenizer does at the start of a string differs (a space is added, kept or dropped), so each place is tried:
-    the ids of both sides, with the space or without it, must be those of the uncut text around it.
+    What a tokenizer does at the start of a string differs (a space is added, kept or dropped), so
+    each place is tried: the ids of both sides, with the space or without it, must be those of the
+    uncut text around it.
     """
     for pattern, skips in ((SINGLE_SPACE, (0, 1)), (WORD_EDGE, (0,))):
-        places = [match.start() for match in pattern.finditer(text, max(start + 1, end - CHUNK // 4), end)]
+        places = [
+            match.start() for match in pattern.finditer(text, max(start + 1, end - CHUNK // 4), end)
+        ]
         for place in reversed(places[-CANDIDATES:]):
             left, right = text[max(start, place - CONTEXT) : place], text[place : place + CONTEXT]
             whole, first, *others = encode([left + right, left, *(right[skip:] for skip in skips)])

@@ -1,1 +1,3 @@
-"""What a reader of a model sees when its attention keeps a few keys: next tokens, embeddings, labels, a needle."""
+"""What a reader of a model sees when its attention keeps a few keys: next tokens, embeddings,
+labels, a needle.
+"""

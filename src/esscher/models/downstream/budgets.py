@@ -1,4 +1,6 @@
-"""How many keys each head keeps by the errors that a probe measured: the split of least predicted error at the same total."""
+"""How many keys each head keeps by the errors that a probe measured: the split of least predicted
+error at the same total.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +19,31 @@ __all__ = ["budget_hashes", "budgets_of"]
 
 @functools.lru_cache(maxsize=1)
 def budgets_of(source: DownstreamContext) -> dict[str, dict[float, dict[Place, int]]]:
-    """By rule and size, keys of every key-value head, for rules that the probe measured; as shares, as windows may differ."""
+    """By rule and size, keys of every key-value head, for rules that the probe measured; as shares,
+    as windows may differ.
+    """
     spec = source.spec
     if spec.budget is None:
         return {}
     run = load_run(Path(spec.budget))
     if "frontier" not in run.tables:
-        raise ValueError(f"budget: {spec.budget} has no errors of keep rules; probe with --pool sequence and --rules")
+        raise ValueError(
+            f"budget: {spec.budget} has no errors of keep rules; probe with --pool sequence and"
+            " --rules"
+        )
     frontier = run.table("frontier")
     weights, _ = split_weights(run, spec.weights)
     found: dict[str, dict[float, dict[Place, int]]] = {}
     caches = frontier.groupby(["layer", "kv_head"])["keys"].mean()
-    wanted = {(layer, kv) for layer, shape in enumerate(source.loaded.shapes) for kv in range(shape.kv_heads)}
+    wanted = {
+        (layer, kv)
+        for layer, shape in enumerate(source.loaded.shapes)
+        for kv in range(shape.kv_heads)
+    }
     if missing := sorted(wanted - set(caches.index)):
         raise ValueError(
-            f"budget: {spec.budget} has no errors of key-value head {missing[0][0]}.{missing[0][1]}; probe all layers"
+            f"budget: {spec.budget} has no errors of key-value head"
+            f" {missing[0][0]}.{missing[0][1]}; probe all layers"
         )
     for rule in spec.compared:
         if rule not in set(frontier["rule"]):
@@ -43,11 +55,16 @@ def budgets_of(source: DownstreamContext) -> dict[str, dict[float, dict[Place, i
                 rows = rule_budget(frontier, rule, total=total, weights=weights).caches
             except ValueError:  # fewer keys than the probe's smallest sizes
                 continue
-            own = {(int(row.layer), int(row.kv_head)): round(row.ratio * source.prefill) for row in rows.itertuples()}
+            own = {
+                (int(row.layer), int(row.kv_head)): round(row.ratio * source.prefill)
+                for row in rows.itertuples()
+            }
             found.setdefault(rule, {})[size] = own
     if not found:
         known = ", ".join(dict.fromkeys(frontier["rule"]))
-        raise ValueError(f"budget: {spec.budget} measured {known}; expected one of {', '.join(spec.compared)}")
+        raise ValueError(
+            f"budget: {spec.budget} measured {known}; expected one of {', '.join(spec.compared)}"
+        )
     return found
 
 
@@ -58,5 +75,7 @@ def budget_hashes(source: DownstreamContext) -> dict[str, str]:
     budget, weights = Path(source.spec.budget), source.spec.weights
     files = {"budget": budget / "frontier.parquet"}
     if weights != ALIKE:
-        files["weights"] = budget / "heads.parquet" if weights is None else Path(weights) / "sensitivity.parquet"
+        files["weights"] = (
+            budget / "heads.parquet" if weights is None else Path(weights) / "sensitivity.parquet"
+        )
     return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}

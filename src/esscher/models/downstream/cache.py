@@ -1,8 +1,9 @@
-"""What is kept of a cache: decided at the end of a prefill on all keys, for every layer and key-value head.
+"""What is kept of a cache: decided at the end of a prefill on all keys, for every layer and
+key-value head.
 
-One set of keys serves all later queries, so that a rule decides for the query at the last place of the prefill; the queries it
-observes are the last ones. Where heads share a total, one cut over the scores of all heads says how much each keeps, or errors
-that a probe measured do.
+One set of keys serves all later queries, so that a rule decides for the query at the last place of
+the prefill; the queries it observes are the last ones. Where heads share a total, one cut over the
+scores of all heads says how much each keeps, or errors that a probe measured do.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ Place = tuple[int, int]  # layer and key-value head
 
 @dataclass(frozen=True)
 class Cell:
-    """One way to keep keys: a rule, the split between heads, the size asked for, and which draw where chance decides."""
+    """One way to keep keys: a rule, the split between heads, the size asked for, and which draw
+    where chance decides.
+    """
 
     rule: str
     split: str
@@ -38,7 +41,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Choice:
-    """Keys of the prefill that are kept, by layer: (kv_heads, P) bool, and what they count where that is not 1."""
+    """Keys of the prefill that are kept, by layer: (kv_heads, P) bool, and what they count where
+    that is not 1.
+    """
 
     kept: Mapping[int, Tensor]
     weight: Mapping[int, Tensor] = field(default_factory=dict)
@@ -50,38 +55,54 @@ class Choice:
         return float(counts.double().mean())
 
     def left(self, captured: Captured, drops: Tensor | None) -> Kept:
-        """What the queries of a decode have left; ``drops``: the query heads that lose anything, all when left out."""
+        """What the queries of a decode have left; ``drops``: the query heads that lose anything,
+        all when left out.
+        """
         kept, (batch, heads, _, _) = self.kept[captured.layer], captured.query.shape
         later = captured.key.shape[2] - kept.shape[1]
         shared = heads // captured.kv_heads
         allowed = torch.nn.functional.pad(kept, (0, later), value=True).repeat_interleave(shared, 0)
         weight = self.weight.get(captured.layer)
         if weight is not None:
-            weight = torch.nn.functional.pad(weight, (0, later), value=1.0).repeat_interleave(shared, 0)
+            weight = torch.nn.functional.pad(weight, (0, later), value=1.0).repeat_interleave(
+                shared, 0
+            )
         if drops is not None:
             allowed = allowed | ~drops[:, None].to(allowed.device)
-            weight = None if weight is None else torch.where(drops[:, None].to(weight.device), weight, 1.0)
+            weight = (
+                None
+                if weight is None
+                else torch.where(drops[:, None].to(weight.device), weight, 1.0)
+            )
         rows = allowed[None, :, None].expand(batch, -1, -1, -1)
-        return Kept(rows, None if weight is None else weight[None, :, None].expand(batch, -1, -1, -1))
+        return Kept(
+            rows, None if weight is None else weight[None, :, None].expand(batch, -1, -1, -1)
+        )
 
 
 def once(rule: Rule, context: Context, n: int) -> Inclusion:
-    """Probabilities and weights (1, N) of one set of n keys for whoever comes later: those of the query at the last place.
+    """Probabilities and weights (1, N) of one set of n keys for whoever comes later: those of the
+    query at the last place.
 
-    Parts that weigh the observed queries together see all of them; chance that does not has the last query alone.
+    Parts that weigh the observed queries together see all of them; chance that does not has the
+    last query alone.
     """
     sure = rule.filled(context, rule.start(context, [n]), n)
     last = torch.tensor([int(context.positions.argmax())], device=context.positions.device)
     chances = [part for part in rule.parts if isinstance(part, Chance)]
     if any(part.shared for part in chances):
         found = rule.decide(context, sure, n)
-        return Inclusion(found.probability[last], None if found.weight is None else found.weight[last])
+        return Inclusion(
+            found.probability[last], None if found.weight is None else found.weight[last]
+        )
     return rule.decide(context.take(last), sure[last], n)
 
 
 @dataclass(frozen=True)
 class _Scores:
-    """Of one key-value head under a rule: keys that are kept anyway (N,), and the order (N,) of the others."""
+    """Of one key-value head under a rule: keys that are kept anyway (N,), and the order (N,) of the
+    others.
+    """
 
     held: Tensor
     order: Tensor | None
@@ -90,30 +111,41 @@ class _Scores:
 class Plan:
     """Sees a prefill layer by layer; then knows what every cell keeps."""
 
-    def __init__(self, source: DownstreamContext, budgets: Mapping[str, Mapping[float, Mapping[Place, int]]]) -> None:
+    def __init__(
+        self, source: DownstreamContext, budgets: Mapping[str, Mapping[float, Mapping[Place, int]]]
+    ) -> None:
         self.source, self.budgets = source, budgets
         self.rules = {text: parse(text) for text in source.spec.compared}
         for text, rule in self.rules.items():
             if any(part.per_query for part in rule.parts):
-                raise ValueError(f"rules: {text} chooses keys for each query, and a cache is chosen once; use --when every")
+                raise ValueError(
+                    f"rules: {text} chooses keys for each query, and a cache is chosen once; use"
+                    " --when every"
+                )
         self.contexts: dict[Place, Context] = {}
 
     def see(self, captured: Captured) -> None:
         """The sink of the prefill: what the rules see of each key-value head."""
         tokens = captured.key.shape[2]
-        rows = torch.arange(max(0, tokens - self.source.spec.observe), tokens, device=captured.query.device)
+        rows = torch.arange(
+            max(0, tokens - self.source.spec.observe), tokens, device=captured.query.device
+        )
         shared = captured.heads // captured.kv_heads
         output = self.source.outputs[captured.layer]
         for kv in range(captured.kv_heads):
             made = call_context(captured, kv, rows, tokens)
-            self.contexts[captured.layer, kv] = replace(made, output=output[kv * shared : (kv + 1) * shared])
+            self.contexts[captured.layer, kv] = replace(
+                made, output=output[kv * shared : (kv + 1) * shared]
+            )
 
     @property
     def keys(self) -> int:
         return next(iter(self.contexts.values())).keys
 
     def cells(self) -> Iterator[Cell]:
-        """Every way to keep keys that is asked for; chance is drawn several times, one draw a cell."""
+        """Every way to keep keys that is asked for; chance is drawn several times, one draw a
+        cell.
+        """
         spec = self.source.spec
         for text, rule in self.rules.items():
             by_chance = any(isinstance(part, Chance) for part in rule.parts)
@@ -123,7 +155,10 @@ class Plan:
                     continue
                 for split in spec.splits:
                     if self._has(text, rule, split, size):
-                        yield from (Cell(text, split, size, draw) for draw in range(spec.draws if by_chance else 1))
+                        yield from (
+                            Cell(text, split, size, draw)
+                            for draw in range(spec.draws if by_chance else 1)
+                        )
 
     def _has(self, text: str, rule: Rule, split: str, size: float) -> bool:
         if split == CUT:  # places have no height that heads could be compared by
@@ -139,8 +174,12 @@ class Plan:
         weight: dict[Place, Tensor] = {}
         for place, context in self.contexts.items():
             found = self.inclusion(cell, place)
-            state = torch.Generator().manual_seed(self.source.spec.unit_seed({"draw": cell.draw, "place": list(place)}))
-            drawn = torch.rand(context.keys, generator=state, dtype=torch.float64).to(found.probability.device)
+            state = torch.Generator().manual_seed(
+                self.source.spec.unit_seed({"draw": cell.draw, "place": list(place)})
+            )
+            drawn = torch.rand(context.keys, generator=state, dtype=torch.float64).to(
+                found.probability.device
+            )
             kept[place] = drawn < found.probability[0]
             if found.weight is not None:
                 weight[place] = found.weight[0]
@@ -158,10 +197,18 @@ class Plan:
         scores = {place: _scores(rule, context) for place, context in self.contexts.items()}
         kept = {place: one.held.clone() for place, one in scores.items()}
         free = n * len(scores) - sum(int(held.sum()) for held in kept.values())
-        heights = torch.cat([torch.where(one.held, -torch.inf, one.order) for one in scores.values() if one.order is not None])
+        heights = torch.cat(
+            [
+                torch.where(one.held, -torch.inf, one.order)
+                for one in scores.values()
+                if one.order is not None
+            ]
+        )
         first = torch.zeros_like(heights, dtype=torch.bool)
         first[heights.topk(max(0, min(free, int((heights > -torch.inf).sum())))).indices] = True
-        for place, own in zip(scores, torch.split(first, [one.held.numel() for one in scores.values()]), strict=True):
+        for place, own in zip(
+            scores, torch.split(first, [one.held.numel() for one in scores.values()]), strict=True
+        ):
             kept[place] |= own
         return Choice(_by_layer(kept))
 
@@ -175,4 +222,7 @@ def _scores(rule: Rule, context: Context) -> _Scores:
 
 def _by_layer(places: Mapping[Place, Tensor]) -> dict[int, Tensor]:
     layers = sorted({layer for layer, _ in places})
-    return {layer: torch.stack([places[place] for place in sorted(places) if place[0] == layer]) for layer in layers}
+    return {
+        layer: torch.stack([places[place] for place in sorted(places) if place[0] == layer])
+        for layer in layers
+    }

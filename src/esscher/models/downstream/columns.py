@@ -9,11 +9,25 @@ from esscher.runs.columns import Column, Declared
 
 __all__ = ["columns"]
 
-RULE = Column("rule", "word", "keep rule", "Keep rule, as esscher.keep writes it; full: the model on all keys.")
-SPLIT = Column(
-    "split", "word", "split", "How many keys each head keeps: all the same, by one cut over all heads, or by a budget."
+RULE = Column(
+    "rule",
+    "word",
+    "keep rule",
+    "Keep rule, as esscher.keep writes it; full: the model on all keys.",
 )
-SIZE = Column("size", "float", "size asked", "Share of the keys, or number of them, that was asked for.", "log")
+SPLIT = Column(
+    "split",
+    "word",
+    "split",
+    "How many keys each head keeps: all the same, by one cut over all heads, or by a budget.",
+)
+SIZE = Column(
+    "size",
+    "float",
+    "size asked",
+    "Share of the keys, or number of them, that was asked for.",
+    "log",
+)
 LOW = Column("low", "float", "lower end", "Lower end of the 95 % interval over texts.")
 HIGH = Column("high", "float", "upper end", "Upper end of the 95 % interval over texts.")
 TEXTS = Column("texts", "int", "texts", "Number of texts.")
@@ -29,14 +43,23 @@ READ = Column(
     meanings=tuple(reading.help for reading in READINGS),
 )
 KL = Column(
-    "kl", "float", "divergence", "Divergence of the next token when only this head, or layer, drops keys, in nats.", "log"
+    "kl",
+    "float",
+    "divergence",
+    "Divergence of the next token when only this head, or layer, drops keys, in nats.",
+    "log",
 )
 CELL = (RULE, SPLIT, SIZE)
 
 TABLES: Declared = {
     "draws": (
         TEXT,
-        Column("horizon", "float", "horizon of the text", "Median over heads of the two-sided horizon on this text."),
+        Column(
+            "horizon",
+            "float",
+            "horizon of the text",
+            "Median over heads of the two-sided horizon on this text.",
+        ),
         *CELL,
         Column("draw", "int", "draw", "Number of the draw, where chance decides."),
         Column("kept", "float", "keys kept", "Keys kept on average of a key-value head.", "log"),
@@ -48,10 +71,19 @@ TABLES: Declared = {
         *CELL,
         Column("share", "float", "share of keys", "Share of the keys that was kept.", "log"),
         Column(
-            "horizon", "word", "horizon third", "Texts of which third, by their horizon on the full model; all: every text."
+            "horizon",
+            "word",
+            "horizon third",
+            "Texts of which third, by their horizon on the full model; all: every text.",
         ),
         READ,
-        Column("value", "float", "mean", "Mean over the texts, draws of a text averaged before.", ends=ENDS),
+        Column(
+            "value",
+            "float",
+            "mean",
+            "Mean over the texts, draws of a text averaged before.",
+            ends=ENDS,
+        ),
         LOW,
         HIGH,
         TEXTS,
@@ -67,8 +99,18 @@ TABLES: Declared = {
             "Relative error of a layer at the full model's inputs, behind W_O.",
             ends=ENDS,
         ),
-        Column("independent", "float", "if heads were independent", "The same from the summed squares of its heads' errors."),
-        Column("inputs", "float", "error of inputs", "Relative error of what enters the layer's attention."),
+        Column(
+            "independent",
+            "float",
+            "if heads were independent",
+            "The same from the summed squares of its heads' errors.",
+        ),
+        Column(
+            "inputs",
+            "float",
+            "error of inputs",
+            "Relative error of what enters the layer's attention.",
+        ),
         LOW,
         HIGH,
         TEXTS,
@@ -76,8 +118,19 @@ TABLES: Declared = {
     "depth": (
         RULE,
         SPLIT,
-        Column("layer", "word", "layer of the error", "Layer whose attention error it is of; output: the model's last word."),
-        Column("exponent", "float", "exponent", "b of error ~ keys^-b over the sizes, mean over texts.", ends=ENDS),
+        Column(
+            "layer",
+            "word",
+            "layer of the error",
+            "Layer whose attention error it is of; output: the model's last word.",
+        ),
+        Column(
+            "exponent",
+            "float",
+            "exponent",
+            "b of error ~ keys^-b over the sizes, mean over texts.",
+            ends=ENDS,
+        ),
         LOW,
         HIGH,
         TEXTS,
@@ -94,7 +147,13 @@ TABLES: Declared = {
             "log",
             ends=ENDS,
         ),
-        Column("first_order", "float", "first order", "The same by Jacobian-vector products of its heads' errors.", "log"),
+        Column(
+            "first_order",
+            "float",
+            "first order",
+            "The same by Jacobian-vector products of its heads' errors.",
+            "log",
+        ),
         KL,
         LOW,
         HIGH,
@@ -107,7 +166,10 @@ TABLES: Declared = {
         RULE,
         SIZE,
         KL,
-        *(Column(name, "float", name.replace("_", " "), text, "log") for name, text in PREDICTORS.items()),
+        *(
+            Column(name, "float", name.replace("_", " "), text, "log")
+            for name, text in PREDICTORS.items()
+        ),
         LOW,
         HIGH,
         TEXTS,
@@ -118,17 +180,32 @@ TABLES: Declared = {
         SIZE,
         LAYER,
         Column(
-            "subset", "word", "sets of keys", "Whether all heads of the layer keep one random set of keys, or each its own."
+            "subset",
+            "word",
+            "sets of keys",
+            "Whether all heads of the layer keep one random set of keys, or each its own.",
         ),
         Column(
             "exact",
             "float",
             "exact error",
-            "Relative error of what the layer adds to the stream, by integrals over pairs of heads.",
+            "Relative error of what the layer adds to the stream, by integrals over pairs of"
+            " heads.",
         ),
         Column("first_order", "float", "small errors", "The same to first order in the sums."),
-        Column("independent", "float", "independent heads", "Root of the summed mean squares of the heads alone."),
-        Column("measured", "float", "drawn", "Root mean square over draws at the same inputs.", ends=ENDS),
+        Column(
+            "independent",
+            "float",
+            "independent heads",
+            "Root of the summed mean squares of the heads alone.",
+        ),
+        Column(
+            "measured",
+            "float",
+            "drawn",
+            "Root mean square over draws at the same inputs.",
+            ends=ENDS,
+        ),
         Column("low", "float", "lower end", "Lower end of its 95 % interval over draws."),
         Column("high", "float", "upper end", "Upper end of its 95 % interval over draws."),
     ),
@@ -137,13 +214,15 @@ TABLES: Declared = {
         RULE,
         SIZE,
         LAYER,
-        Column("draws", "int", "draws", "Draws that were measured; a rule without chance needs one."),
+        Column(
+            "draws", "int", "draws", "Draws that were measured; a rule without chance needs one."
+        ),
         Column(
             "predicted",
             "float",
             "predicted error",
-            "Relative error of what the layer adds to the stream for two queries at the full model's inputs, by integrals over "
-            "which keys are kept.",
+            "Relative error of what the layer adds to the stream for two queries at the full"
+            " model's inputs, by integrals over which keys are kept.",
         ),
         Column(
             "measured",
@@ -152,13 +231,18 @@ TABLES: Declared = {
             "The same in the running model, where layers hand on full outputs.",
             ends=ENDS,
         ),
-        Column("low", "float", "lower end", "Lower end of its 95 % interval over draws, Student's."),
-        Column("high", "float", "upper end", "Upper end of its 95 % interval over draws, Student's."),
+        Column(
+            "low", "float", "lower end", "Lower end of its 95 % interval over draws, Student's."
+        ),
+        Column(
+            "high", "float", "upper end", "Upper end of its 95 % interval over draws, Student's."
+        ),
         Column(
             "common",
             "float",
             "predicted covariance",
-            "Summed products of the errors of different heads behind W_O, over the squared size of what the layer adds.",
+            "Summed products of the errors of different heads behind W_O, over the squared size of"
+            " what the layer adds.",
         ),
         Column(
             "common_measured",
@@ -167,8 +251,12 @@ TABLES: Declared = {
             "The same in the running model, mean over draws.",
             ends=("common_low", "common_high"),
         ),
-        Column("common_low", "float", "its lower end", "Lower end of its 95 % interval over draws."),
-        Column("common_high", "float", "its upper end", "Upper end of its 95 % interval over draws."),
+        Column(
+            "common_low", "float", "its lower end", "Lower end of its 95 % interval over draws."
+        ),
+        Column(
+            "common_high", "float", "its upper end", "Upper end of its 95 % interval over draws."
+        ),
     ),
     "agreement": (
         RULE,
@@ -178,19 +266,39 @@ TABLES: Declared = {
             "inside",
             "int",
             "errors inside",
-            "Of how many the predicted error lies in the interval of the measured one; without chance, differs by rounding.",
+            "Of how many the predicted error lies in the interval of the measured one; without"
+            " chance, differs by rounding.",
         ),
         Column("common", "int", "covariances inside", "The same of the heads' covariance."),
-        Column("apart", "float", "largest difference", "Largest relative difference of a predicted and a measured error."),
+        Column(
+            "apart",
+            "float",
+            "largest difference",
+            "Largest relative difference of a predicted and a measured error.",
+        ),
         Column("draws", "int", "draws", "Draws that were measured."),
     ),
     "correlations": (
         RULE,
         SIZE,
-        Column("predictor", "word", "predictor", "Column of the table sensitivity.", words=tuple(PREDICTORS)),
-        Column("rho", "float", "rank correlation", "Spearman's, over heads, with the measured divergence.", ends=ENDS),
+        Column(
+            "predictor",
+            "word",
+            "predictor",
+            "Column of the table sensitivity.",
+            words=tuple(PREDICTORS),
+        ),
+        Column(
+            "rho",
+            "float",
+            "rank correlation",
+            "Spearman's, over heads, with the measured divergence.",
+            ends=ENDS,
+        ),
         Column("low", "float", "lower end", "Lower end of its 95 % interval, by resampling heads."),
-        Column("high", "float", "upper end", "Upper end of its 95 % interval, by resampling heads."),
+        Column(
+            "high", "float", "upper end", "Upper end of its 95 % interval, by resampling heads."
+        ),
         Column("heads", "int", "heads", "Number of heads."),
     ),
 }

@@ -1,4 +1,6 @@
-"""What a downstream run works on: the model with its head, its texts, W_O of every layer; made once and remembered."""
+"""What a downstream run works on: the model with its head, its texts, W_O of every layer; made once
+and remembered.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ __all__ = ["DownstreamContext", "context_of"]
 
 @dataclass(frozen=True, eq=False)
 class DownstreamContext:
-    """``texts``: numbers of the windows; a window has ``prefill`` tokens, and of a language model ``decode`` more."""
+    """``texts``: numbers of the windows; a window has ``prefill`` tokens, and of a language model
+    ``decode`` more.
+    """
 
     spec: DownstreamSpec
     loaded: Loaded
@@ -37,7 +41,9 @@ class DownstreamContext:
     @property
     def layers(self) -> tuple[int, ...]:
         """Layers that drop keys."""
-        return self.spec.layers if self.spec.layers is not None else tuple(range(self.loaded.layers))
+        return (
+            self.spec.layers if self.spec.layers is not None else tuple(range(self.loaded.layers))
+        )
 
     def drops(self, layer: int) -> Tensor | None:
         """Query heads (H,) of a layer that drop keys; None where all do."""
@@ -55,11 +61,13 @@ class DownstreamContext:
 
 
 _lock = threading.Lock()
-_latest: tuple[DownstreamContext, Stamp, str] | None = None  # and for which spec; a model fills the memory
+# and for which spec; a model fills the memory
+_latest: tuple[DownstreamContext, Stamp, str] | None = None
 
 
 def context_of(spec: DownstreamSpec, *, starts: bool = False) -> DownstreamContext:
-    """The context of a spec: the one this process has, or a new one in its place. Its own spec leaves nothing open.
+    """The context of a spec: the one this process has, or a new one in its place. Its own spec
+    leaves nothing open.
 
     ``starts``: a run starts here, and files may have changed since under the same names.
     """
@@ -75,11 +83,16 @@ def context_of(spec: DownstreamSpec, *, starts: bool = False) -> DownstreamConte
 
 
 def _make(spec: DownstreamSpec) -> DownstreamContext:
-    loaded = load_model(spec.model, revision=spec.revision, dtype=spec.dtype, device=spec.device, with_head=True)
+    loaded = load_model(
+        spec.model, revision=spec.revision, dtype=spec.dtype, device=spec.device, with_head=True
+    )
     task = task_of(loaded.model)
     when = spec.when if spec.when != "auto" else "cache" if task == "language" else "every"
     if when == "cache" and task != "language":
-        raise ValueError(f"when: {loaded.name} is no language model, so that no cache is decoded from; use --when every")
+        raise ValueError(
+            f"when: {loaded.name} is no language model, so that no cache is decoded from; use"
+            " --when every"
+        )
     spec = DownstreamSpec.read({**spec.as_dict(), "when": when})
     _check(spec, loaded)
     decode = spec.decode if task == "language" else 0
@@ -88,7 +101,8 @@ def _make(spec: DownstreamSpec) -> DownstreamContext:
     if most is not None and prefill + decode > most:
         if spec.window is not None or spec.decode != DECODE:
             raise ValueError(
-                f"window: {loaded.name} takes at most {most} positions, got {prefill} and {decode} more; use a smaller --window"
+                f"window: {loaded.name} takes at most {most} positions, got {prefill} and {decode}"
+                " more; use a smaller --window"
             )
         prefill = most - decode if most > 2 * decode else most // 2
         decode = min(decode, most - prefill)
@@ -96,8 +110,8 @@ def _make(spec: DownstreamSpec) -> DownstreamContext:
     full = np.flatnonzero(~windows.padding.any(axis=1))
     if len(full) < spec.texts:
         raise ValueError(
-            f"texts: the corpus fills {len(full)} windows of {prefill + decode} tokens, expected {spec.texts}; "
-            "give more text, fewer --texts or a smaller --window"
+            f"texts: the corpus fills {len(full)} windows of {prefill + decode} tokens, expected"
+            f" {spec.texts}; give more text, fewer --texts or a smaller --window"
         )
     texts = full[np.linspace(0, len(full) - 1, spec.texts).round().astype(np.int64)]
     return DownstreamContext(spec, loaded, task, windows, texts, prefill, decode, _outputs(loaded))
@@ -105,18 +119,29 @@ def _make(spec: DownstreamSpec) -> DownstreamContext:
 
 def _check(spec: DownstreamSpec, loaded: Loaded) -> None:
     if spec.layers is not None and max(spec.layers) >= loaded.layers:
-        raise ValueError(f"layers: {loaded.name} has layers 0 to {loaded.layers - 1}, got {max(spec.layers)}")
+        raise ValueError(
+            f"layers: {loaded.name} has layers 0 to {loaded.layers - 1}, got {max(spec.layers)}"
+        )
     fewest = min(shape.heads for shape in loaded.shapes)
     if spec.heads is not None and max(spec.heads) >= fewest:
         raise ValueError(f"heads: {loaded.name} has heads 0 to {fewest - 1}, got {max(spec.heads)}")
     if spec.when != "cache":
-        asked = {"splits": spec.splits != ("uniform",), "needles": spec.needles, "sensitivity": spec.sensitivity}
+        asked = {
+            "splits": spec.splits != ("uniform",),
+            "needles": spec.needles,
+            "sensitivity": spec.sensitivity,
+        }
         asked |= {"depth": spec.depth}
         given = [name for name, wanted in asked.items() if wanted]
         if given:
-            raise ValueError(f"{given[0]}: it is of a cache that a language model decodes from; leave it out")
+            raise ValueError(
+                f"{given[0]}: it is of a cache that a language model decodes from; leave it out"
+            )
     if ("budget" in spec.splits) != (spec.budget is not None):
-        raise ValueError("budget: the split budget and a probe's run go together; give --splits budget and --budget RUN")
+        raise ValueError(
+            "budget: the split budget and a probe's run go together; give --splits budget and"
+            " --budget RUN"
+        )
 
 
 def _outputs(loaded: Loaded) -> dict[int, Tensor]:

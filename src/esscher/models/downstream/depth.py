@@ -1,4 +1,6 @@
-"""Keys dropped in one layer, and in all: what reaches the last word, measured and to first order."""
+"""Keys dropped in one layer, and in all: what reaches the last word, measured and to first
+order.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ ALL = -1  # in place of a layer: keys are dropped in all of them
 
 
 def layer_rows(text: Text, cell: Cell, layers: Iterable[int]) -> Iterator[dict[str, Any]]:
-    """A row for each layer that alone drops keys, and one for all layers at once: change of the logits, measured and pushed
-    forward from the errors that the layers' heads make at the full model's inputs; and the divergence.
+    """A row for each layer that alone drops keys, and one for all layers at once: change of the
+    logits, measured and pushed forward from the errors that the layers' heads make at the full
+    model's inputs; and the divergence.
     """
     choice, error, divergence = text.plan.choose(cell), Error(), Divergence()
     made = {call.layer: text.head_errors(choice, call) for call in text.calls}

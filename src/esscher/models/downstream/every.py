@@ -1,4 +1,6 @@
-"""One text whose every query keeps a few keys: encoders, classifiers, and language models that are asked so."""
+"""One text whose every query keeps a few keys: encoders, classifiers, and language models that are
+asked so.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,15 @@ class EveryText:
     once: ClassVar[bool] = False
 
     def __init__(self, source: DownstreamContext, window: int) -> None:
-        self.source, self.window, self.ids, self.horizons = source, window, source.ids(window), Horizons()
-        self.full = self._outcome(forward(source.loaded.model, {"input_ids": self.ids}, self.horizons.see))
+        self.source, self.window, self.ids, self.horizons = (
+            source,
+            window,
+            source.ids(window),
+            Horizons(),
+        )
+        self.full = self._outcome(
+            forward(source.loaded.model, {"input_ids": self.ids}, self.horizons.see)
+        )
 
     def cells(self) -> Iterator[Cell]:
         """Every rule and size; chance is drawn several times, one draw a cell."""
@@ -49,7 +58,10 @@ class EveryText:
             for size in spec.sizes:
                 if spec.keys_of(size, self.ids.shape[1]) <= self._held(rule):
                     continue
-                yield from (Cell(text, UNIFORM, size, draw) for draw in range(spec.draws if by_chance else 1))
+                yield from (
+                    Cell(text, UNIFORM, size, draw)
+                    for draw in range(spec.draws if by_chance else 1)
+                )
 
     def _held(self, rule: Rule) -> float:
         """Keys that a rule's numbers alone keep, of the query at the last place."""
@@ -65,19 +77,29 @@ class EveryText:
         return kept, outcome
 
     def under(self, cell: Cell, **watch: Any) -> tuple[float, Acted, Any]:
-        """Keys kept on average by a query, what was done, and what the model returns; ``watch``: as of :func:`intervene`."""
+        """Keys kept on average by a query, what was done, and what the model returns; ``watch``: as
+        of :func:`intervene`.
+        """
         source, model = self.source, self.source.loaded.model
         n = source.spec.keys_of(cell.size, self.ids.shape[1])
-        seed = source.spec.unit_seed({"draw": cell.draw, "window": self.window, "rule": cell.rule, "size": cell.size})
+        seed = source.spec.unit_seed(
+            {"draw": cell.draw, "window": self.window, "rule": cell.rule, "size": cell.size}
+        )
         drawn = torch.Generator().manual_seed(seed)
-        decide = rule_for_every_query(parse(cell.rule), self._sizes(n), drawn, outputs=source.outputs)
+        decide = rule_for_every_query(
+            parse(cell.rule), self._sizes(n), drawn, outputs=source.outputs
+        )
         kept: list[float] = []
 
         def own(captured: Captured) -> Kept | None:
             found, drops = decide(captured), source.drops(captured.layer)
             if found is None:
                 return None
-            allowed = found.allowed if drops is None else found.allowed | ~drops[:, None, None].to(found.allowed.device)
+            allowed = (
+                found.allowed
+                if drops is None
+                else found.allowed | ~drops[:, None, None].to(found.allowed.device)
+            )
             kept.append(float(found.allowed.sum(-1).double().mean()))
             return Kept(allowed, found.weight)
 
@@ -98,12 +120,16 @@ class EveryText:
         return {call.layer: call.output()[0] for call in self.calls}
 
     def inclusion(self, cell: Cell, call: Captured, kv_head: int) -> Inclusion:
-        """What every query keeps, as chances and weights; of heads that share keys below each other."""
+        """What every query keeps, as chances and weights; of heads that share keys below each
+        other.
+        """
         rule, shared = parse(cell.rule), call.heads // call.kv_heads
         rows = torch.arange(call.query.shape[2], device=call.query.device)
         output = self.source.outputs[call.layer][kv_head * shared : (kv_head + 1) * shared]
         context = replace(call_context(call, kv_head, rows, call.key.shape[2]), output=output)
-        return rule.include(context, self.source.spec.keys_of(cell.size, self.ids.shape[1]) if rule.free else None)
+        return rule.include(
+            context, self.source.spec.keys_of(cell.size, self.ids.shape[1]) if rule.free else None
+        )
 
     def _sizes(self, n: int) -> Any:
         dropping = set(self.source.layers)
@@ -113,15 +139,23 @@ class EveryText:
         task = self.source.task
         if task == "encoder":
             found = embedding(result)
-            same = {"neighbour": float(self._nearest(found) == self._nearest(None))} if len(self.source.texts) > 1 else {}
+            same = (
+                {"neighbour": float(self._nearest(found) == self._nearest(None))}
+                if len(self.source.texts) > 1
+                else {}
+            )
             return Outcome(task, found[None], known=same)
         if task == "classifier":
             return Outcome(task, result.logits)
         last = self.source.decode
-        return Outcome(task, result.logits[0, -last:], self.ids[0, 1:][-last:][1:] if last > 1 else None)
+        return Outcome(
+            task, result.logits[0, -last:], self.ids[0, 1:][-last:][1:] if last > 1 else None
+        )
 
     def _nearest(self, found: Tensor | None) -> int:
-        """The other text whose full embedding is nearest; of this text's own full embedding where none is given."""
+        """The other text whose full embedding is nearest; of this text's own full embedding where
+        none is given.
+        """
         all_of_them = embeddings(self.source)
         place = self.source.texts.tolist().index(self.window)
         own = all_of_them[place] if found is None else found
@@ -141,4 +175,6 @@ def embeddings(source: DownstreamContext) -> Tensor:
     """(texts, d): of all texts, by the full model."""
     model = source.loaded.model
     with torch.no_grad():
-        return torch.stack([embedding(model(input_ids=source.ids(window))) for window in source.texts.tolist()])
+        return torch.stack(
+            [embedding(model(input_ids=source.ids(window))) for window in source.texts.tolist()]
+        )

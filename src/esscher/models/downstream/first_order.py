@@ -1,8 +1,9 @@
-"""How a small error of heads moves the model's last word: pushed forward by Jacobian-vector products.
+"""How a small error of heads moves the model's last word: pushed forward by Jacobian-vector
+products.
 
-Of the continuation of a text, the inputs of all layers being the full model's. Of logits z with probabilities p, a change dz
-costs KL = 1/2 Var_p(dz) to second order; gradients of drawn tokens (models/huggingface/gradients.py) are the other side of the
-same number.
+Of the continuation of a text, the inputs of all layers being the full model's. Of logits z with
+probabilities p, a change dz costs KL = 1/2 Var_p(dz) to second order; gradients of drawn tokens
+(models/huggingface/gradients.py) are the other side of the same number.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ __all__ = ["pushed"]
 
 
 def pushed(text: Text, errors: Mapping[int, Tensor]) -> Tensor:
-    """J e, (D, words): the change of the logits, to first order, when heads' outputs move by errors (heads, D, width)."""
+    """J e, (D, words): the change of the logits, to first order, when heads' outputs move by errors
+    (heads, D, width).
+    """
 
     def move(captured: Captured, out: Tensor) -> Tensor:
         error = errors.get(captured.layer)
@@ -36,7 +39,8 @@ def pushed(text: Text, errors: Mapping[int, Tensor]) -> Tensor:
         moved: Tensor = make_dual(primal, tangent if before is None else tangent + before)
         return moved
 
-    with warnings.catch_warnings(), forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):  # fused kernels have no derivatives
+    # fused kernels have no derivatives
+    with warnings.catch_warnings(), forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
         warnings.filterwarnings(
             "ignore", category=DeprecationWarning, module=r"torch\."
         )  # of its own, when it first needs them

@@ -1,8 +1,10 @@
-"""Inputs held fixed: the error of every layer under a keep rule, predicted from its queries, keys and values, and measured.
+"""Inputs held fixed: the error of every layer under a keep rule, predicted from its queries, keys
+and values, and measured.
 
-Measured: the model runs with keys dropped in every layer at once, but each layer hands on what it gives on all keys, so that
-the next one has the full model's inputs. Predicted: heads whose keys are drawn together (they read one cache) err together, by
-the integral of two heads; others share their mean errors alone. A rule without chance errs for sure: then both are one number.
+Measured: the model runs with keys dropped in every layer at once, but each layer hands on what it
+gives on all keys, so that the next one has the full model's inputs. Predicted: heads whose keys are
+drawn together (they read one cache) err together, by the integral of two heads; others share their
+mean errors alone. A rule without chance errs for sure: then both are one number.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ ROUNDING = 1e-3  # relative, of errors in float32 without chance
 
 @dataclass(frozen=True)
 class _Layer:
-    """Some queries of one layer: of each (m of them) the heads' scores (H, N), values (H, N, v), chances and weights (H, N).
+    """Some queries of one layer: of each (m of them) the heads' scores (H, N), values (H, N, v),
+    chances and weights (H, N).
 
     ``groups``: heads of one number have their keys drawn together. ``output``: W_O, (H, v, d).
     """
@@ -60,11 +63,16 @@ class _Layer:
     def _query(self, i: int) -> tuple[float, float]:
         heads = range(len(self.groups))
         bias = torch.stack([self._bias(h, i) for h in heads])
-        among = {(h, h): self._pair(h, h, i) if self._drawn(h, i) else float(bias[h].square().sum()) for h in heads}
+        among = {
+            (h, h): self._pair(h, h, i) if self._drawn(h, i) else float(bias[h].square().sum())
+            for h in heads
+        }
         for h in heads:
             for g in range(h):
                 together = self.groups[g] == self.groups[h] and self._drawn(h, i)
-                among[g, h] = 2 * (self._pair(g, h, i) if together else float((bias[g] * bias[h]).sum()))
+                among[g, h] = 2 * (
+                    self._pair(g, h, i) if together else float((bias[g] * bias[h]).sum())
+                )
         return sum(among.values()), sum(among[h, h] for h in heads)
 
     def _drawn(self, h: int, i: int) -> bool:
@@ -74,12 +82,19 @@ class _Layer:
 
     def _bias(self, h: int, i: int) -> Tensor:
         chance, weight = self.chance[h, i][None], self.weight[h, i][None]
-        return inclusion_error(self.scores[h, i][None], self.values[h], chance, weight).bias[0].double() @ self.output[h]
+        return (
+            inclusion_error(self.scores[h, i][None], self.values[h], chance, weight)
+            .bias[0]
+            .double()
+            @ self.output[h]
+        )
 
     def _pair(self, g: int, h: int, i: int) -> float:
         between = self.output[g] @ self.output[h].T
         centred = (self.values[g] - self.limit[g, i]) @ between, self.values[h] - self.limit[h, i]
-        return pair_error((self.scores[g, i], self.scores[h, i]), centred, self.chance[h, i], self.weight[h, i])
+        return pair_error(
+            (self.scores[g, i], self.scores[h, i]), centred, self.chance[h, i], self.weight[h, i]
+        )
 
     @property
     def size(self) -> float:
@@ -88,19 +103,35 @@ class _Layer:
 
 
 def fixed_rows(text: Text | EveryText, rule: str) -> Iterator[dict[str, Any]]:
-    """A row for each layer that drops keys: its error predicted and measured, and what of it heads have in common."""
+    """A row for each layer that drops keys: its error predicted and measured, and what of it heads
+    have in common.
+    """
     cell = next((cell for cell in text.cells() if cell.rule == rule), None)
     if cell is None:
         return
     layers = dict(_layers(text, cell))
     chance = any(isinstance(part, Chance) for part in parse(rule).parts)
-    measured = np.stack([_measured(text, replace(cell, draw=draw), layers) for draw in range(DRAWS if chance else 1)])
+    measured = np.stack(
+        [
+            _measured(text, replace(cell, draw=draw), layers)
+            for draw in range(DRAWS if chance else 1)
+        ]
+    )
     for i, (number, layer) in enumerate(layers.items()):
         total, alone = (value / layer.size for value in layer.squares())
         draws = measured[:, i] / layer.size  # (draws, 2)
         mean, low, high = _interval(draws[:, 0])
-        row = {"rule": rule, "size": cell.size, "layer": number, "draws": len(draws), "predicted": math.sqrt(max(total, 0.0))}
-        row |= {name: math.sqrt(max(value, 0.0)) for name, value in {"measured": mean, "low": low, "high": high}.items()}
+        row = {
+            "rule": rule,
+            "size": cell.size,
+            "layer": number,
+            "draws": len(draws),
+            "predicted": math.sqrt(max(total, 0.0)),
+        }
+        row |= {
+            name: math.sqrt(max(value, 0.0))
+            for name, value in {"measured": mean, "low": low, "high": high}.items()
+        }
         common = _interval(draws[:, 0] - draws[:, 1])
         yield row | {"common": total - alone} | dict(zip(COMMON, common, strict=True))
 
@@ -109,26 +140,46 @@ COMMON = ("common_measured", "common_low", "common_high")
 
 
 def _interval(values: npt.NDArray[np.float64]) -> tuple[float, float, float]:
-    """Mean over draws with its interval; of a rule without chance, which is drawn once, no width."""
+    """Mean over draws with its interval; of a rule without chance, which is drawn once, no
+    width.
+    """
     return interval(values) if len(values) > 1 else (float(values[0]),) * 3
 
 
 def agreement_of(fixed: pd.DataFrame) -> pd.DataFrame:
-    """By rule: of how many layers the prediction lies in the interval, or differs by rounding; the same of what is common."""
+    """By rule: of how many layers the prediction lies in the interval, or differs by rounding; the
+    same of what is common.
+    """
     rows = []
     for (rule, size), own in fixed.groupby(["rule", "size"], sort=False):
         slack = ROUNDING * own["measured"]
-        inside = (own["predicted"] >= own["low"] - slack) & (own["predicted"] <= own["high"] + slack)
+        inside = (own["predicted"] >= own["low"] - slack) & (
+            own["predicted"] <= own["high"] + slack
+        )
         slack = 2 * slack * own["measured"]
-        common = (own["common"] >= own["common_low"] - slack) & (own["common"] <= own["common_high"] + slack)
-        apart = float(((own["predicted"] - own["measured"]).abs() / own["measured"].clip(lower=1e-12)).max())
-        row = {"rule": rule, "size": size, "layers": len(own), "inside": int(inside.sum()), "common": int(common.sum())}
+        common = (own["common"] >= own["common_low"] - slack) & (
+            own["common"] <= own["common_high"] + slack
+        )
+        apart = float(
+            ((own["predicted"] - own["measured"]).abs() / own["measured"].clip(lower=1e-12)).max()
+        )
+        row = {
+            "rule": rule,
+            "size": size,
+            "layers": len(own),
+            "inside": int(inside.sum()),
+            "common": int(common.sum()),
+        }
         rows.append(row | {"apart": apart, "draws": int(own["draws"].iloc[0])})
     return pd.DataFrame(rows)
 
 
-def _measured(text: Text | EveryText, cell: Cell, layers: Mapping[int, _Layer]) -> npt.NDArray[np.float64]:
-    """(layers, 2): the two sums of squares of one draw, of every layer at the full model's inputs."""
+def _measured(
+    text: Text | EveryText, cell: Cell, layers: Mapping[int, _Layer]
+) -> npt.NDArray[np.float64]:
+    """(layers, 2): the two sums of squares of one draw, of every layer at the full model's
+    inputs.
+    """
     found = {}
 
     def hand_on(captured: Captured, out: Tensor) -> Tensor:
@@ -148,18 +199,32 @@ def _layers(text: Text | EveryText, cell: Cell) -> Iterator[tuple[int, _Layer]]:
         if call.layer not in text.source.layers:
             continue
         keys, shared = call.key.shape[2], call.heads // call.kv_heads
-        rows = torch.linspace(0, call.query.shape[2] - 1, QUERIES + 2).round().long()[1:-1].to(call.query.device)
+        rows = (
+            torch.linspace(0, call.query.shape[2] - 1, QUERIES + 2)
+            .round()
+            .long()[1:-1]
+            .to(call.query.device)
+        )
         parts, drops = [], text.source.drops(call.layer)
         for kv in range(call.kv_heads):
             context = call_context(call, kv, rows, keys)
             decided = text.inclusion(cell, call, kv)
-            chance, weight = (_of_rows(one, shared, rows) for one in (decided.probability, decided.weight))
+            chance, weight = (
+                _of_rows(one, shared, rows) for one in (decided.probability, decided.weight)
+            )
             seen = context.visible.view(shared, len(rows), keys)
             chance = chance.expand(shared, len(rows), keys) * seen
-            weight = torch.ones_like(chance) if weight is None else weight.expand(shared, len(rows), keys)
+            weight = (
+                torch.ones_like(chance)
+                if weight is None
+                else weight.expand(shared, len(rows), keys)
+            )
             if drops is not None:
                 own = drops[kv * shared : (kv + 1) * shared, None, None].to(chance.device)
-                chance, weight = torch.where(own, chance, seen.double()), torch.where(own, weight, 1.0)
+                chance, weight = (
+                    torch.where(own, chance, seen.double()),
+                    torch.where(own, weight, 1.0),
+                )
             scores, values = context.scores.view(shared, len(rows), keys), context.v.double()
             parts.append((scores, values.expand(shared, -1, -1), chance, weight))
         scores, values, chance, weight = (torch.cat(part) for part in zip(*parts, strict=True))
@@ -170,7 +235,9 @@ def _layers(text: Text | EveryText, cell: Cell) -> Iterator[tuple[int, _Layer]]:
 
 
 def _of_rows(found: Tensor | None, shared: int, rows: Tensor) -> Any:
-    """(shared, m, N) of what was decided for all queries of the heads that share keys; of one decision for all (1, 1, N)."""
+    """(shared, m, N) of what was decided for all queries of the heads that share keys; of one
+    decision for all (1, 1, N).
+    """
     if found is None:
         return None
     return found[None] if len(found) == 1 else found.view(shared, -1, found.shape[1])[:, rows]

@@ -13,7 +13,9 @@ __all__ = ["Horizons"]
 
 
 class Horizons:
-    """A sink: the two-sided horizon of every head on one text, scale ||Sigma_k^{1/2} Sigma_q^{1/2}||."""
+    """A sink: the two-sided horizon of every head on one text, scale ||Sigma_k^{1/2}
+    Sigma_q^{1/2}||.
+    """
 
     def __init__(self) -> None:
         self.found: list[float] = []
@@ -22,7 +24,9 @@ class Horizons:
         shared = captured.heads // captured.kv_heads
         keys = [_covariance(head) for head in captured.key[0]]
         for i, head in enumerate(captured.query[0]):
-            self.found.append(horizon_of_covariances(keys[i // shared], _covariance(head), captured.scale))
+            self.found.append(
+                horizon_of_covariances(keys[i // shared], _covariance(head), captured.scale)
+            )
 
     @property
     def median(self) -> float:

@@ -1,4 +1,6 @@
-"""A downstream run: a text, a needle, or some heads of a text are its units; tables are made of all of them."""
+"""A downstream run: a text, a needle, or some heads of a text are its units; tables are made of all
+of them.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,16 @@ BLOCK = 5  # layers of a unit that compresses one head, or drops in one layer, a
 
 
 def units(spec: DownstreamSpec) -> list[Unit]:
-    """A text each; a needle each; of what goes through the model once for each head or layer, some layers of a text each."""
+    """A text each; a needle each; of what goes through the model once for each head or layer, some
+    layers of a text each.
+    """
     source = context_of(spec, starts=True)
     spec = source.spec
     found: list[Unit] = [{"text": text} for text in range(len(source.texts))]
     found += [{"needle": number} for number in range(spec.needles)]
-    blocks = [list(source.layers[start : start + BLOCK]) for start in range(0, len(source.layers), BLOCK)]
+    blocks = [
+        list(source.layers[start : start + BLOCK]) for start in range(0, len(source.layers), BLOCK)
+    ]
     for text in range(len(source.texts)):
         if spec.sensitivity:
             found += [{"text": text, "sensitivity": block} for block in blocks]
@@ -66,7 +72,9 @@ def compute(spec: DownstreamSpec, unit: Unit) -> Mapping[str, Any]:
         return _fixed(every, unit) if "fixed" in unit else _every(every, unit["text"])
     if "needle" in unit:
         return {"draws": _needle(source, unit["needle"])}
-    text = Text(source, source.ids(int(source.texts[unit["text"]])), source.prefill, budgets_of(source))
+    text = Text(
+        source, source.ids(int(source.texts[unit["text"]])), source.prefill, budgets_of(source)
+    )
     if "fixed" in unit:
         return _fixed(text, unit)
     if "together" in unit:
@@ -75,7 +83,10 @@ def compute(spec: DownstreamSpec, unit: Unit) -> Mapping[str, Any]:
     if "sensitivity" in unit or "depth" in unit:
         cell = next(text.plan.cells(), None)
         if cell is None:
-            raise ValueError(f"sizes: no size leaves {source.spec.compared[0]} a key to choose; give larger sizes")
+            raise ValueError(
+                f"sizes: no size leaves {source.spec.compared[0]} a key to choose; give larger"
+                " sizes"
+            )
         named = {"text": unit["text"], "rule": cell.rule, "size": cell.size}
         if "depth" in unit:
             return {"propagation": [named | row for row in layer_rows(text, cell, unit["depth"])]}
@@ -107,7 +118,9 @@ def _every(text: EveryText, number: int) -> Mapping[str, Any]:
     rows, cells = list(_full(text.full, place)), list(text.cells())
     for i, cell in enumerate(cells):
         keys, kept = text.run(cell)
-        rows += list(_read(text.full, kept, place | vars(cell) | {"kept": keys, "keys": text.ids.shape[1]}))
+        rows += list(
+            _read(text.full, kept, place | vars(cell) | {"kept": keys, "keys": text.ids.shape[1]})
+        )
         advance((i + 1) / len(cells))
     return {"draws": rows}
 
@@ -123,13 +136,22 @@ def _needle(source: DownstreamContext, number: int) -> list[dict[str, Any]]:
         choice, kept, _ = text.run(cell)
         known = {"needle": needle.found(kept), "q95": kept.known["q95"]}
         named = place | vars(cell) | {"kept": choice.keys, "keys": text.plan.keys}
-        rows += list(_read(text.full, Outcome("language", kept.rows, None, known), named, ("needle",)))
+        rows += list(
+            _read(text.full, Outcome("language", kept.rows, None, known), named, ("needle",))
+        )
     return rows
 
 
-def _full(full: Outcome, place: dict[str, Any], names: tuple[str, ...] = ("loss",)) -> Iterator[dict[str, Any]]:
+def _full(
+    full: Outcome, place: dict[str, Any], names: tuple[str, ...] = ("loss",)
+) -> Iterator[dict[str, Any]]:
     """What the full model is read by itself."""
-    yield from _read(full, full, place | vars(Cell(FULL, FULL, 1.0, 0)) | {"kept": float("nan"), "keys": 0}, names)
+    yield from _read(
+        full,
+        full,
+        place | vars(Cell(FULL, FULL, 1.0, 0)) | {"kept": float("nan"), "keys": 0},
+        names,
+    )
 
 
 def _read(
@@ -174,4 +196,6 @@ def _about(source: DownstreamContext) -> pd.DataFrame:
     return pd.DataFrame([row])
 
 
-DOWNSTREAM = Job("downstream", DownstreamSpec, units, compute, consolidate, hashes, columns, concrete)
+DOWNSTREAM = Job(
+    "downstream", DownstreamSpec, units, compute, consolidate, hashes, columns, concrete
+)

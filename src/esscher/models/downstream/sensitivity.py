@@ -1,4 +1,6 @@
-"""One head at a time: what a predicted error of its attention says of the measured change of the model's next tokens."""
+"""One head at a time: what a predicted error of its attention says of the measured change of the
+model's next tokens.
+"""
 
 from __future__ import annotations
 
@@ -22,23 +24,36 @@ __all__ = ["PREDICTORS", "head_rows", "rank_correlation"]
 
 RESAMPLES = 2000
 PREDICTORS = {
-    "relative": "Error of the head's output relative to the output, root mean square over the continuation.",
+    "relative": (
+        "Error of the head's output relative to the output, root mean square over the continuation."
+    ),
     "plain": "Error of the head's output, root mean square over the continuation.",
     "output": "The same behind W_O: length of what it changes in the residual stream.",
-    "sensitive": "The plain error times the root mean square gradient of log p of drawn next tokens at the head's output.",
-    "first_order": "Root mean square of the change of log p of drawn next tokens, to first order; KL is half its square.",
+    "sensitive": (
+        "The plain error times the root mean square gradient of log p of drawn next tokens at the"
+        " head's output."
+    ),
+    "first_order": (
+        "Root mean square of the change of log p of drawn next tokens, to first order; KL is half"
+        " its square."
+    ),
 }
 
 
 def head_rows(text: Text, cell: Cell, layers: Iterable[int], seed: int) -> Iterator[dict[str, Any]]:
-    """A row for each head of some layers: predictors at the full model's inputs, and the divergence when it alone drops."""
+    """A row for each head of some layers: predictors at the full model's inputs, and the divergence
+    when it alone drops.
+    """
     choice, measure = text.plan.choose(cell), Divergence()
-    gradients = drawn_gradients(text.held, text.ids[:, text.tokens :], DRAWS, torch.Generator().manual_seed(seed))
+    gradients = drawn_gradients(
+        text.held, text.ids[:, text.tokens :], DRAWS, torch.Generator().manual_seed(seed)
+    )
     calls = {call.layer: call for call in text.calls}
     for layer in layers:
         call, outputs = calls[layer], text.limits[layer]
         errors = text.head_errors(choice, call)
-        own = torch.stack([draw[layer] for draw in gradients]).to(errors.dtype)  # (draws, heads, D, width)
+        # (draws, heads, D, width)
+        own = torch.stack([draw[layer] for draw in gradients]).to(errors.dtype)
         predicted = {
             "relative": _rms(errors) / _rms(outputs).clamp_min(torch.finfo(errors.dtype).tiny),
             "plain": _rms(errors),
@@ -49,7 +64,12 @@ def head_rows(text: Text, cell: Cell, layers: Iterable[int], seed: int) -> Itera
         for head in range(call.heads):
             result, _ = text.decode(_alone(choice, layer, head))
             divergence = measure.value(text.full, text.outcome(result))
-            row = {"layer": layer, "head": head, "kv_head": head // (call.heads // call.kv_heads), "kl": divergence}
+            row = {
+                "layer": layer,
+                "head": head,
+                "kv_head": head // (call.heads // call.kv_heads),
+                "kl": divergence,
+            }
             yield row | {name: float(values[head]) for name, values in predicted.items()}
 
 

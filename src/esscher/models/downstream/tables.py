@@ -1,7 +1,9 @@
-"""The tables of a downstream run: values of single draws, then means over texts with their intervals.
+"""The tables of a downstream run: values of single draws, then means over texts with their
+intervals.
 
-Texts are what varies: values of several draws of one text, each of one draw alone, are averaged first, and
-intervals are Student's over texts. Tertiles of the texts' horizon are those of the full model, fixed before any key goes.
+Texts are what varies: values of several draws of one text, each of one draw alone, are averaged
+first, and intervals are Student's over texts. Tertiles of the texts' horizon are those of the full
+model, fixed before any key goes.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ CELL = ["rule", "split", "size"]
 
 
 def finished(spec: DownstreamSpec, raw: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    """downstream, layers, depth, propagation, sensitivity and correlations, as far as there is anything to say."""
+    """downstream, layers, depth, propagation, sensitivity and correlations, as far as there is
+    anything to say.
+    """
     found: dict[str, pd.DataFrame] = {}
     draws = raw.get("draws")
     if draws is not None:
@@ -41,14 +45,18 @@ def finished(spec: DownstreamSpec, raw: Mapping[str, pd.DataFrame]) -> dict[str,
     if draws is not None and len(depth := _exponents(draws, raw.get("layers"))):
         found["depth"] = depth
     if "propagation" in raw:
-        found["propagation"] = _means(raw["propagation"], ["rule", "size", "layer"], ["error", "first_order", "kl"])
+        found["propagation"] = _means(
+            raw["propagation"], ["rule", "size", "layer"], ["error", "first_order", "kl"]
+        )
     if "fixed" in raw:
         found["fixed"] = raw["fixed"]
         found["agreement"] = agreement_of(raw["fixed"])
     if "together" in raw:
         found["together"] = raw["together"]
     if "sensitivity" in raw:
-        found["sensitivity"] = _means(raw["sensitivity"], ["layer", "head", "kv_head", "rule", "size"], ["kl", *PREDICTORS])
+        found["sensitivity"] = _means(
+            raw["sensitivity"], ["layer", "head", "kv_head", "rule", "size"], ["kl", *PREDICTORS]
+        )
         found["correlations"] = _correlations(found["sensitivity"], spec.seed)
     return found
 
@@ -65,14 +73,28 @@ def _summary(draws: pd.DataFrame) -> pd.DataFrame:
         horizons = own.groupby("text")["horizon"].first()
         third = tertiles(horizons)
         for cell, some in own.groupby(CELL, sort=False):
-            texts = some.groupby("text").agg(value=("value", "mean"), kept=("kept", "mean"), keys=("keys", "first"))
-            groups = {EVERY: texts} | {name: texts[third[texts.index] == name] for name in TERTILES if len(horizons) >= FEWEST}
+            texts = some.groupby("text").agg(
+                value=("value", "mean"), kept=("kept", "mean"), keys=("keys", "first")
+            )
+            groups = {EVERY: texts} | {
+                name: texts[third[texts.index] == name]
+                for name in TERTILES
+                if len(horizons) >= FEWEST
+            }
             for name, members in groups.items():
                 mean, low, high = interval(members["value"].to_numpy(), binary=reading in BINARY)
                 kept = float((members["kept"] / members["keys"].where(members["keys"] > 0)).mean())
                 place = dict(zip(CELL, cell, strict=True))
-                counts = {"share": kept, "texts": len(members), "draws": int(some["draw"].nunique())}
-                rows.append(place | {"horizon": name, "reading": reading, "value": mean, "low": low, "high": high} | counts)
+                counts = {
+                    "share": kept,
+                    "texts": len(members),
+                    "draws": int(some["draw"].nunique()),
+                }
+                rows.append(
+                    place
+                    | {"horizon": name, "reading": reading, "value": mean, "low": low, "high": high}
+                    | counts
+                )
     return pd.DataFrame(rows)
 
 
@@ -86,18 +108,27 @@ def _means(raw: pd.DataFrame, keys: list[str], values: list[str]) -> pd.DataFram
     texts = raw.groupby([*keys, "text"], sort=False)[values].mean().reset_index()
     rows = []
     for place, own in texts.groupby(keys, sort=False):
-        row = dict(zip(keys, place, strict=True)) | {name: float(own[name].mean()) for name in values}
+        row = dict(zip(keys, place, strict=True)) | {
+            name: float(own[name].mean()) for name in values
+        }
         _, low, high = interval(own[values[0]].to_numpy())
         rows.append(row | {"low": low, "high": high, "texts": len(own)})
     return pd.DataFrame(rows)
 
 
 def _exponents(draws: pd.DataFrame, layers: pd.DataFrame | None) -> pd.DataFrame:
-    """Of each rule and split: how fast the final error falls with the keys kept, and that of each layer's attention."""
-    parts = [draws[draws["reading"] == "error"].assign(layer=FINAL, error=lambda rows: rows["value"])]
+    """Of each rule and split: how fast the final error falls with the keys kept, and that of each
+    layer's attention.
+    """
+    parts = [
+        draws[draws["reading"] == "error"].assign(layer=FINAL, error=lambda rows: rows["value"])
+    ]
     if layers is not None:
         parts.append(layers.assign(layer=layers["layer"].astype(str), error=layers["fixed"]))
-    every = pd.concat([part[["text", "draw", *CELL, "kept", "layer", "error"]] for part in parts], ignore_index=True)
+    every = pd.concat(
+        [part[["text", "draw", *CELL, "kept", "layer", "error"]] for part in parts],
+        ignore_index=True,
+    )
     rows = []
     for (rule, split, layer), own in every.groupby(["rule", "split", "layer"], sort=False):
         slopes = [slope for _, text in own.groupby("text") if math.isfinite(slope := _slope(text))]
@@ -123,6 +154,14 @@ def _correlations(heads: pd.DataFrame, seed: int) -> pd.DataFrame:
         for name in PREDICTORS:
             rho, low, high = rank_correlation(own[name].to_numpy(), own["kl"].to_numpy(), seed)
             rows.append(
-                {"rule": rule, "size": size, "predictor": name, "rho": rho, "low": low, "high": high, "heads": len(own)}
+                {
+                    "rule": rule,
+                    "size": size,
+                    "predictor": name,
+                    "rho": rho,
+                    "low": low,
+                    "high": high,
+                    "heads": len(own),
+                }
             )
     return pd.DataFrame(rows)

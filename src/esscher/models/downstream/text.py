@@ -1,4 +1,6 @@
-"""One text of a language model: prefilled once on all keys, continued once in full, then on what each cell keeps."""
+"""One text of a language model: prefilled once on all keys, continued once in full, then on what
+each cell keeps.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,12 @@ QUANTILE = 0.95
 
 @dataclass(frozen=True)
 class LayerErrors:
-    """Of one layer under a choice, relative to what its attention adds to the stream, root mean square over positions.
+    """Of one layer under a choice, relative to what its attention adds to the stream, root mean
+    square over positions.
 
-    ``fixed``: at the full model's inputs; ``independent``: the same if the errors of its heads were uncorrelated, the root of
-    their summed squares; ``inputs``: of what enters its attention when all layers before it kept few keys.
+    ``fixed``: at the full model's inputs; ``independent``: the same if the errors of its heads were
+    uncorrelated, the root of their summed squares; ``inputs``: of what enters its attention when
+    all layers before it kept few keys.
     """
 
     layer: int
@@ -38,11 +42,15 @@ class LayerErrors:
 
 
 class Text:
-    """``ids`` (1, P + D): the first ``tokens`` are the prefill, the others the continuation, all on one choice of keys."""
+    """``ids`` (1, P + D): the first ``tokens`` are the prefill, the others the continuation, all on
+    one choice of keys.
+    """
 
     once: ClassVar[bool] = True
 
-    def __init__(self, source: DownstreamContext, ids: Tensor, tokens: int, budgets: Budgets) -> None:
+    def __init__(
+        self, source: DownstreamContext, ids: Tensor, tokens: int, budgets: Budgets
+    ) -> None:
         self.source, self.ids, self.tokens = source, ids, tokens
         self.plan, self.horizons = Plan(source, budgets), Horizons()
         self.held = prefill(source.loaded.model, ids[:, :tokens], self._see)
@@ -72,7 +80,9 @@ class Text:
         return self.plan.cells()
 
     def inclusion(self, cell: Cell, call: Captured, kv_head: int) -> Inclusion:
-        """What a cell keeps of a key-value head, as chances and weights (1, N): once for all queries of the continuation."""
+        """What a cell keeps of a key-value head, as chances and weights (1, N): once for all
+        queries of the continuation.
+        """
         found = self.plan.inclusion(cell, (call.layer, kv_head))
         later = call.key.shape[2] - found.probability.shape[1]
         chance, weight = (
@@ -94,31 +104,46 @@ class Text:
         def see(captured: Captured) -> None:
             entered[captured.layer] = captured.hidden
 
-        result, acted = self.decode(lambda captured: self.left(choice, captured), sink=see, hidden=True)
+        result, acted = self.decode(
+            lambda captured: self.left(choice, captured), sink=see, hidden=True
+        )
         layers, worst = self.layer_errors(choice, entered)
         kept = self.outcome(result, {"q95": worst})
         check_acted(acted, self.full.rows, kept.rows)
         return choice, kept, layers
 
     def head_errors(self, choice: Choice, call: Captured) -> Tensor:
-        """(heads, D, width): output on the keys kept minus that on all, at the full model's inputs."""
+        """(heads, D, width): output on the keys kept minus that on all, at the full model's
+        inputs.
+        """
         kept = self.left(choice, call)
         if kept is None:
             return torch.zeros_like(self.limits[call.layer])
         return with_kept(call, kept)[0].output()[0] - self.limits[call.layer]
 
     def behind(self, layer: int, rows: Tensor) -> Tensor:
-        """(heads, D, d): what outputs of heads (heads, D, width), or their errors, add to the stream."""
+        """(heads, D, d): what outputs of heads (heads, D, width), or their errors, add to the
+        stream.
+        """
         return torch.bmm(rows, self.source.outputs[layer].to(rows.dtype))
 
-    def layer_errors(self, choice: Choice, entered: Mapping[int, Tensor | None]) -> tuple[list[LayerErrors], float]:
-        """Of every layer; and the relative error that QUANTILE of all queries and heads stay below."""
+    def layer_errors(
+        self, choice: Choice, entered: Mapping[int, Tensor | None]
+    ) -> tuple[list[LayerErrors], float]:
+        """Of every layer; and the relative error that QUANTILE of all queries and heads stay
+        below.
+        """
         found, relative = [], []
         for call in self.calls:
-            error, output = self.behind(call.layer, self.head_errors(choice, call)), self.added[call.layer]
+            error, output = (
+                self.behind(call.layer, self.head_errors(choice, call)),
+                self.added[call.layer],
+            )
             size = float(output.sum(0).square().sum()) or 1.0
             own = error.square().sum(-1)
-            heads = output.square().sum(-1).mean(1, keepdim=True).clamp_min(torch.finfo(own.dtype).tiny)
+            heads = (
+                output.square().sum(-1).mean(1, keepdim=True).clamp_min(torch.finfo(own.dtype).tiny)
+            )
             relative.append((own / heads).sqrt().flatten())
             before, after = call.hidden, entered.get(call.layer)
             moved = 0.0

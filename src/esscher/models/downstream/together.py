@@ -1,8 +1,10 @@
-"""Heads of a layer together: behind W_O their errors add, and heads that lose the same keys err together.
+"""Heads of a layer together: behind W_O their errors add, and heads that lose the same keys err
+together.
 
-Keys of a prefill are kept at random, one set for all heads of the layer or one for each. What the layer adds to the stream is
-off by sum_h W_h e_h; its mean square is the sum over pairs of heads of E <W_h e_h, W_g e_g>, exact by the integrals of one head
-and of two, beside the first order and beside draws at the same inputs.
+Keys of a prefill are kept at random, one set for all heads of the layer or one for each. What the
+layer adds to the stream is off by sum_h W_h e_h; its mean square is the sum over pairs of heads of
+E <W_h e_h, W_g e_g>, exact by the integrals of one head and of two, beside the first order and
+beside draws at the same inputs.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ SHARED, ALONE = "one for all heads", "one for each head"
 
 @dataclass(frozen=True)
 class _Query:
-    """One query of all heads: scores (H, N) of the N keys that it sees, values (H, N, v), W_O (H, v, d), chances (N,)."""
+    """One query of all heads: scores (H, N) of the N keys that it sees, values (H, N, v), W_O (H,
+    v, d), chances (N,).
+    """
 
     scores: Tensor
     values: Tensor
@@ -55,7 +59,9 @@ class _Query:
         return self.values - self.limit[:, None]
 
     def pair(self, g: int, h: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Scores and centred values of two heads, in a space where products are those behind W_O."""
+        """Scores and centred values of two heads, in a space where products are those behind
+        W_O.
+        """
         between = self.output[g] @ self.output[h].T  # (v, v)
         return (self.scores[g], self.scores[h]), (self.centred[g] @ between, self.centred[h])
 
@@ -69,10 +75,14 @@ class _Query:
         return total, torch.stack(bias)
 
     def exact(self) -> dict[str, float]:
-        """Mean square of the layer's error, for one set of keys and for one set a head; and if heads were independent."""
+        """Mean square of the layer's error, for one set of keys and for one set a head; and if
+        heads were independent.
+        """
         heads = range(len(self.scores))
         alone, bias = self.alone()
-        across = sum(2 * pair_error(*self.pair(g, h), self.chance) for g in heads for h in heads if g < h)
+        across = sum(
+            2 * pair_error(*self.pair(g, h), self.chance) for g in heads for h in heads if g < h
+        )
         mean = float(bias.sum(0).square().sum() - bias.square().sum())
         return {SHARED: alone + across, ALONE: alone + mean, "independent": alone}
 
@@ -80,7 +90,9 @@ class _Query:
         """The same to first order, by which heads with sets of their own are independent."""
         heads = range(len(self.scores))
         pairs = {
-            (g, h): first_order_pair((self.attention[g], self.attention[h]), self.pair(g, h)[1], self.chance)
+            (g, h): first_order_pair(
+                (self.attention[g], self.attention[h]), self.pair(g, h)[1], self.chance
+            )
             for g in heads
             for h in heads
         }
@@ -88,7 +100,10 @@ class _Query:
 
     def drawn(self, generator: torch.Generator) -> dict[str, Tensor]:
         """(DRAWS,): squared error of the layer, of each draw."""
-        return {SHARED: self._squares(generator, shared=True), ALONE: self._squares(generator, shared=False)}
+        return {
+            SHARED: self._squares(generator, shared=True),
+            ALONE: self._squares(generator, shared=False),
+        }
 
     def _squares(self, generator: torch.Generator, *, shared: bool) -> Tensor:
         heads, keys = self.scores.shape
@@ -105,17 +120,23 @@ class _Query:
 
 
 def together_rows(text: Text, layers: Iterable[int], seed: int) -> Iterator[dict[str, Any]]:
-    """Rows of some layers: one set of keys for all heads, and one for each; relative to what attention adds to the stream."""
+    """Rows of some layers: one set of keys for all heads, and one for each; relative to what
+    attention adds to the stream.
+    """
     cell = _random_cell(text)
     calls = {call.layer: call for call in text.calls}
     generator = torch.Generator().manual_seed(seed)
     for layer in layers:
         queries = list(_queries(text, cell, calls[layer]))
-        size = sum(float((one.limit[:, None] @ one.output).sum((0, 1)).square().sum()) for one in queries)
+        size = sum(
+            float((one.limit[:, None] @ one.output).sum((0, 1)).square().sum()) for one in queries
+        )
         yield from _rows(cell, layer, queries, size, generator)
 
 
-def _rows(cell: Cell, layer: int, queries: list[_Query], size: float, generator: torch.Generator) -> Iterator[dict[str, Any]]:
+def _rows(
+    cell: Cell, layer: int, queries: list[_Query], size: float, generator: torch.Generator
+) -> Iterator[dict[str, Any]]:
     exact, first = [one.exact() for one in queries], [one.first_order() for one in queries]
     drawn = [one.drawn(generator) for one in queries]
     for subset in (SHARED, ALONE):
@@ -136,7 +157,9 @@ def _rows(cell: Cell, layer: int, queries: list[_Query], size: float, generator:
 def random_rule(rules: Iterable[str]) -> str | None:
     """The first rule of random keys that count once."""
     parts = ((text, parse(text).free) for text in rules)
-    return next((text for text, free in parts if isinstance(free, Random) and not free.reweight), None)
+    return next(
+        (text for text, free in parts if isinstance(free, Random) and not free.reweight), None
+    )
 
 
 def _random_cell(text: Text) -> Cell:
@@ -156,7 +179,11 @@ def _queries(text: Text, cell: Cell, call: Captured) -> Iterator[_Query]:
     contexts = [call_context(call, kv, rows, keys) for kv in range(call.kv_heads)]
     shared = call.heads // call.kv_heads
     for i in range(len(rows)):
-        scores = torch.cat([context.scores.view(shared, len(rows), keys)[:, i] for context in contexts])
+        scores = torch.cat(
+            [context.scores.view(shared, len(rows), keys)[:, i] for context in contexts]
+        )
         seen = torch.isfinite(scores).all(0)
         values = torch.stack([contexts[h // shared].v.double()[seen] for h in range(call.heads)])
-        yield _Query(scores[:, seen], values, text.source.outputs[call.layer].double(), chance[seen])
+        yield _Query(
+            scores[:, seen], values, text.source.outputs[call.layer].double(), chance[seen]
+        )

@@ -1,7 +1,8 @@
 """q, k, v of every softmax self-attention layer, taken while the model runs.
 
-transformers lets an attention function and a mask function be registered under a name. Ours hands queries, keys and values to
-a sink, after fused projections, norms and rotary positions, and then computes the attention the model asked for.
+transformers lets an attention function and a mask function be registered under a name. Ours hands
+queries, keys and values to a sink, after fused projections, norms and rotary positions, and then
+computes the attention the model asked for.
 """
 
 from __future__ import annotations
@@ -34,12 +35,16 @@ Sink = Callable[[Captured], Any]
 
 
 class StopForward(Exception):
-    """Raised by a sink that has what it wants: the forward pass ends there, and ``capture`` and ``forward`` swallow it."""
+    """Raised by a sink that has what it wants: the forward pass ends there, and ``capture`` and
+    ``forward`` swallow it.
+    """
 
 
 @dataclass
 class CaptureReport:
-    """What was captured so far: calls seen, forward passes begun, layer names, layers a pass should have."""
+    """What was captured so far: calls seen, forward passes begun, layer names, layers a pass should
+    have.
+    """
 
     expected: int | None
     calls: int = 0
@@ -56,19 +61,26 @@ class CaptureReport:
 class _Session:
     """One model under capture: where its modules are, what its sink wants, what it was before."""
 
-    def __init__(self, model: Any, sink: Sink, layers: Iterable[int] | None, hidden: bool, detach: bool) -> None:
+    def __init__(
+        self, model: Any, sink: Sink, layers: Iterable[int] | None, hidden: bool, detach: bool
+    ) -> None:
         self.model, self.sink, self.hidden, self.detach = model, sink, hidden, detach
         self.report = CaptureReport(expected_layers(model))
         self.layers = _wanted(layers, self.report.expected)
         self.last: int | None = None
         self.next_layer = 0
         self.entered: dict[int, Tensor] = {}
-        self.replace: Callable[[Tensor], Tensor] | None = None  # another input for the attention modules
-        self.change: Callable[[Captured], Captured] | None = None  # another mask and bias for an attention call
-        self.after: Callable[[Captured, Tensor], Tensor] | None = None  # another output (batch, heads, tokens, width) of it
+        # another input for the attention modules
+        self.replace: Callable[[Tensor], Tensor] | None = None
+        # another mask and bias for an attention call
+        self.change: Callable[[Captured], Captured] | None = None
+        # another output (batch, heads, tokens, width) of it
+        self.after: Callable[[Captured, Tensor], Tensor] | None = None
         self.names = {id(module): name for name, module in model.named_modules()}
         self.before = [(config, config._attn_implementation_internal) for config in _configs(model)]
-        self.was_eager = {id(config): implementation == "eager" for config, implementation in self.before}
+        self.was_eager = {
+            id(config): implementation == "eager" for config, implementation in self.before
+        }
         self.hooks: list[Any] = []
 
     def install(self) -> None:
@@ -77,7 +89,9 @@ class _Session:
         if self.hidden:
             for module in self.model.modules():
                 if "attention" in type(module).__name__.lower():
-                    self.hooks.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
+                    self.hooks.append(
+                        module.register_forward_pre_hook(self._enter, with_kwargs=True)
+                    )
         for module in self.names:
             _SESSIONS[module] = self
         with quiet():
@@ -100,8 +114,8 @@ class _Session:
     def _end(self, module: Any, args: Any, output: Any) -> None:
         if self.next_layer == 0:
             raise ValueError(
-                f"{type(self.model).__name__}: a forward pass went by without one softmax self-attention call, so there is "
-                f"nothing to measure; what works: {WORKS}"
+                f"{type(self.model).__name__}: a forward pass went by without one softmax"
+                f" self-attention call, so there is nothing to measure; what works: {WORKS}"
             )
 
     def _enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -114,7 +128,9 @@ class _Session:
             self.entered[id(module)] = self.shown(tensor)
             return None
         tensor = self.entered[id(module)] = self.replace(tensor)
-        return (args, {**kwargs, "hidden_states": tensor}) if named else ((tensor, *args[1:]), kwargs)
+        return (
+            (args, {**kwargs, "hidden_states": tensor}) if named else ((tensor, *args[1:]), kwargs)
+        )
 
     def shown(self, tensor: Tensor) -> Tensor:
         """What the sink is given of a tensor."""
@@ -142,14 +158,20 @@ _SESSIONS: dict[int, _Session] = {}
 
 
 @contextlib.contextmanager
-def capture(model: Any, sink: Sink, *, layers: Iterable[int] | None = None, hidden: bool = False) -> Iterator[CaptureReport]:
-    """Inside, every forward pass of the model calls ``sink(captured)`` for each self-attention layer, in order.
+def capture(
+    model: Any, sink: Sink, *, layers: Iterable[int] | None = None, hidden: bool = False
+) -> Iterator[CaptureReport]:
+    """Inside, every forward pass of the model calls ``sink(captured)`` for each self-attention
+    layer, in order.
 
-    The model computes what it always does. ``layers`` limits the calls, ``hidden=True`` adds what entered the attention module.
-    Nothing is kept here once the sink returns. On exit, also after an exception, the model is as it was.
-    A sink may raise StopForward to leave the block.
+    The model computes what it always does. ``layers`` limits the calls, ``hidden=True`` adds what
+    entered the attention module. Nothing is kept here once the sink returns. On exit, also after an
+    exception, the model is as it was. A sink may raise StopForward to leave the block.
     """
-    with open_session(model, sink, layers=layers, hidden=hidden) as session, contextlib.suppress(StopForward):
+    with (
+        open_session(model, sink, layers=layers, hidden=hidden) as session,
+        contextlib.suppress(StopForward),
+    ):
         yield session.report
 
 
@@ -162,13 +184,18 @@ def forward(
     last_layer: int | None = None,
     hidden: bool = False,
 ) -> Any:
-    """One forward pass under capture, without gradients; what the model returned, or None when it was ended early.
+    """One forward pass under capture, without gradients; what the model returned, or None when it
+    was ended early.
 
-    The pass ends right after the sink has seen ``last_layer`` (the largest of ``layers`` when only these are given): that
-    layer's attention and everything behind it are not computed.
+    The pass ends right after the sink has seen ``last_layer`` (the largest of ``layers`` when only
+    these are given): that layer's attention and everything behind it are not computed.
     """
     with open_session(model, sink, layers=layers, hidden=hidden) as session:
-        session.last = last_layer if last_layer is not None else (max(session.layers) if session.layers else None)
+        session.last = (
+            last_layer
+            if last_layer is not None
+            else (max(session.layers) if session.layers else None)
+        )
         with torch.no_grad(), contextlib.suppress(StopForward):
             return model(**inputs, **without_cache(model))
     return None
@@ -176,21 +203,32 @@ def forward(
 
 def without_cache(model: Any) -> dict[str, bool]:
     """Keys and values are not to be kept for a next call, where the model has such a switch."""
-    return {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+    return (
+        {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+    )
 
 
 @contextlib.contextmanager
 def open_session(
-    model: Any, sink: Sink, *, layers: Iterable[int] | None = None, hidden: bool = False, detach: bool = True
+    model: Any,
+    sink: Sink,
+    *,
+    layers: Iterable[int] | None = None,
+    hidden: bool = False,
+    detach: bool = True,
 ) -> Iterator[_Session]:
     """Put a model under capture and back; ``detach=False`` leaves gradients in what is captured."""
     reason = refusal(model)
     if reason is not None:
         raise ValueError(f"capture: {reason}")
     if model.training:
-        raise ValueError(f"capture: {type(model).__name__} is in training mode; call model.eval() first")
+        raise ValueError(
+            f"capture: {type(model).__name__} is in training mode; call model.eval() first"
+        )
     if any(id(module) in _SESSIONS for module in model.modules()):
-        raise ValueError(f"capture: {type(model).__name__} is being captured already; leave that block first")
+        raise ValueError(
+            f"capture: {type(model).__name__} is being captured already; leave that block first"
+        )
     _register()
     session = _Session(model, sink, layers, hidden, detach)
     try:
@@ -220,10 +258,15 @@ def _attention(
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Stands in for a model's attention: show the sink what came, then compute it. Dropout is off, as in eval mode."""
+    """Stands in for a model's attention: show the sink what came, then compute it. Dropout is off,
+    as in eval mode.
+    """
     session = _SESSIONS.get(id(module))
     if session is None:
-        raise ValueError(f"capture: {type(module).__name__} is not part of a model under capture; was the model changed?")
+        raise ValueError(
+            f"capture: {type(module).__name__} is not part of a model under capture; was the model"
+            " changed?"
+        )
     mask, bias = _mask_and_bias(attention_mask, query, key)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     was_eager = session.was_eager.get(id(getattr(module, "config", None)), False)
@@ -255,13 +298,17 @@ def _attention(
     if not cross and session.change is not None:
         changed = session.change(captured)
         mask, bias = changed.mask, changed.bias
-    out = attend_masked(query, key, value, captured.scale, mask=mask, bias=bias, softcap=softcap, sinks=s_aux)
+    out = attend_masked(
+        query, key, value, captured.scale, mask=mask, bias=bias, softcap=softcap, sinks=s_aux
+    )
     if not cross and session.after is not None:
         out = session.after(captured, out)
     return out.transpose(1, 2).contiguous(), None
 
 
-def _mask_and_bias(attention_mask: Tensor | None, query: Tensor, key: Tensor) -> tuple[Mask | None, Tensor | None]:
+def _mask_and_bias(
+    attention_mask: Tensor | None, query: Tensor, key: Tensor
+) -> tuple[Mask | None, Tensor | None]:
     """Who is seen, and what is added to scores."""
     if isinstance(attention_mask, MaskTensor):
         return attention_mask.mask, None
@@ -270,7 +317,9 @@ def _mask_and_bias(attention_mask: Tensor | None, query: Tensor, key: Tensor) ->
 
 
 def _is_cross(module: Any, name: str) -> bool:
-    """Queries of one sequence over keys of another; self-attention of a decoder lies under names without these words."""
+    """Queries of one sequence over keys of another; self-attention of a decoder lies under names
+    without these words.
+    """
     if getattr(module, "is_cross_attention", False):
         return True
     own = ".".join(name.split(".")[-2:]) + type(module).__name__
@@ -283,7 +332,11 @@ def _configs(model: Any) -> list[Any]:
     queue = [module.config for module in model.modules() if hasattr(module, "config")]
     while queue:
         config = queue.pop()
-        if config is None or id(config) in found or not hasattr(config, "_attn_implementation_internal"):
+        if (
+            config is None
+            or id(config) in found
+            or not hasattr(config, "_attn_implementation_internal")
+        ):
             continue
         found[id(config)] = config
         queue += [getattr(config, name, None) for name in config.sub_configs]

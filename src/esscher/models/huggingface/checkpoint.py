@@ -1,4 +1,6 @@
-"""Where a checkpoint is and what is read of it: folders, GGUF files, the hub, packaged models; nothing that runs code."""
+"""Where a checkpoint is and what is read of it: folders, GGUF files, the hub, packaged models;
+nothing that runs code.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ __all__ = [
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.msgpack", "*.h5")
 MAGIC = b"GGUF"
-FLOATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' names, and torch's
+# safetensors' names, and torch's
+FLOATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 @dataclass(frozen=True)
@@ -51,28 +54,40 @@ class Source:
 
 
 def resolve(name: Any) -> Source:
-    """Where a packaged name, a folder, a GGUF file or a name on the hub leads; None is the first packaged model.
+    """Where a packaged name, a folder, a GGUF file or a name on the hub leads; None is the first
+    packaged model.
 
-    A packaged name goes before a folder of that name, so that a run means the same wherever it is resumed: the folder is
-    ./minilm, or ``pathlib.Path("minilm")``.
+    A packaged name goes before a folder of that name, so that a run means the same wherever it is
+    resumed: the folder is ./minilm, or ``pathlib.Path("minilm")``.
     """
     known = packaged_model(name)
     if known is not None:
         weights = known.path()
-        return Source(str(weights if _is_gguf(weights) else weights.parent), known.distribution, known)
+        return Source(
+            str(weights if _is_gguf(weights) else weights.parent), known.distribution, known
+        )
     text = str(name)
-    path = Path(os.path.expanduser(text))  # unlike Path's own, it leaves the name of an unknown user as it is
+    # unlike Path's own, it leaves the name of an unknown user as it is
+    path = Path(os.path.expanduser(text))
     if path.is_dir():
         return Source(str(path), path.resolve().name)
     if path.exists():
         if not _is_gguf(path):
             kind = kind_of(path.stat().st_mode)
-            raise ValueError(f"{text}: expected a model folder, a GGUF file or a hub name, got {kind}")
+            raise ValueError(
+                f"{text}: expected a model folder, a GGUF file or a hub name, got {kind}"
+            )
         return Source(str(path), path.stem if path.suffix.lower() == ".gguf" else path.name)
-    if text.startswith(("/", "./", "../", "~")) or text.count("/") > 1 or not text.strip() or text.lower().endswith(".gguf"):
+    if (
+        text.startswith(("/", "./", "../", "~"))
+        or text.count("/") > 1
+        or not text.strip()
+        or text.lower().endswith(".gguf")
+    ):
         raise ValueError(
-            f"{text}: no such model folder or GGUF file; give a folder with config.json and model.safetensors, a GGUF file, "
-            f"a hub name, or one of {', '.join(known.name for known in PACKAGED)}"
+            f"{text}: no such model folder or GGUF file; give a folder with config.json and"
+            " model.safetensors, a GGUF file, a hub name, or one of"
+            f" {', '.join(known.name for known in PACKAGED)}"
         )
     return Source(text, text)
 
@@ -88,11 +103,15 @@ def _is_gguf(path: Path) -> bool:
 
 
 def written(name: Any) -> str:
-    """A model as a spec names it: a folder or file by its absolute path, since whoever resumes the run may stand elsewhere."""
+    """A model as a spec names it: a folder or file by its absolute path, since whoever resumes the
+    run may stand elsewhere.
+    """
     if name is None:
         return "packaged"
     path = Path(os.path.expanduser(str(name)))
-    return str(name) if packaged_model(name) is not None or not path.exists() else str(path.absolute())
+    return (
+        str(name) if packaged_model(name) is not None or not path.exists() else str(path.absolute())
+    )
 
 
 def as_read(name: Any) -> str:
@@ -100,11 +119,16 @@ def as_read(name: Any) -> str:
     source = resolve(name)
     if source.file is None:
         return f"the model {source.shown}"
-    return f"{source.shown} ({source.file.stat().st_size / 1e6:.0f} MB of GGUF, to be dequantised; half a minute for 100 MB)"
+    return (
+        f"{source.shown} ({source.file.stat().st_size / 1e6:.0f} MB of GGUF, to be dequantised;"
+        " half a minute for 100 MB)"
+    )
 
 
 def files_of_model(name: Any, revision: str | None = None) -> list[Path]:
-    """The files that a name stands for now; of a model on the hub the configuration in its cache, which names the commit."""
+    """The files that a name stands for now; of a model on the hub the configuration in its cache,
+    which names the commit.
+    """
     source = resolve(name)
     if source.file is not None:
         return [source.file]
@@ -113,23 +137,31 @@ def files_of_model(name: Any, revision: str | None = None) -> list[Path]:
     try:
         hub = importlib.import_module("huggingface_hub")
         cached = hub.try_to_load_from_cache(source.where, "config.json", revision=revision)
-    except (ImportError, ValueError):  # no such package, or no name for the hub: who loads the model says it
+    # no such package, or no name for the hub: who loads the model says it
+    except (ImportError, ValueError):
         return []
     return [Path(cached)] if isinstance(cached, str) else []
 
 
 def read_config(source: Source, revision: str | None = None) -> Any:
-    """The configuration of a model, without its weights; what cannot be loaded as it is meant is refused here."""
+    """The configuration of a model, without its weights; what cannot be loaded as it is meant is
+    refused here.
+    """
     package = transformers()
     if revision is not None and Path(source.where).exists():
-        raise ValueError(f"revision: {source.shown} is on this machine and has no revisions, got {revision!r}; leave it out")
+        raise ValueError(
+            f"revision: {source.shown} is on this machine and has no revisions, got {revision!r};"
+            " leave it out"
+        )
     if source.file is not None:
         return gguf_config(source.file)
     if Path(source.where).is_dir():
         _check_files(Path(source.where))
     try:
         with quiet():
-            config = package.AutoConfig.from_pretrained(source.where, revision=revision, trust_remote_code=False)
+            config = package.AutoConfig.from_pretrained(
+                source.where, revision=revision, trust_remote_code=False
+            )
     except Exception as cause:  # whatever the hub, the file or its content made the library raise
         raise ValueError(f"{source.where}: {why(cause)}") from cause
     _check_quantisation(source.where, config)
@@ -144,18 +176,23 @@ def _check_quantisation(where: str, config: Any) -> None:
     given = settings if isinstance(settings, dict) else vars(settings)
     method = str(given.get("quant_method", "unknown"))[:40]
     raise ValueError(
-        f"{where}: its weights are quantised ({method}), which is not read from safetensors; take the model before it was "
-        "quantised, or a GGUF file of it"
+        f"{where}: its weights are quantised ({method}), which is not read from safetensors; take"
+        " the model before it was quantised, or a GGUF file of it"
     )
 
 
 def _check_files(folder: Path) -> None:
-    """A folder with a configuration, and without pipes or devices, on which a reader waits for ever."""
+    """A folder with a configuration, and without pipes or devices, on which a reader waits for
+    ever.
+    """
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder}: no config.json in this folder; {_file_instead(folder)}")
     for entry in sorted(folder.iterdir()):
         if entry.exists() and not (entry.is_file() or entry.is_dir()):
-            raise ValueError(f"{entry}: expected a file, got {kind_of(entry.stat().st_mode)}; remove it from the model")
+            raise ValueError(
+                f"{entry}: expected a file, got {kind_of(entry.stat().st_mode)}; remove it from the"
+                " model"
+            )
 
 
 def check_folder(folder: Path) -> None:
@@ -163,14 +200,20 @@ def check_folder(folder: Path) -> None:
         return
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if pickles:
-        raise ValueError(f"{folder}: " + pickle_advice(f"the folder holds {pickles[0]} and no safetensors"))
+        raise ValueError(
+            f"{folder}: " + pickle_advice(f"the folder holds {pickles[0]} and no safetensors")
+        )
     raise ValueError(f"{folder}: no model.safetensors in this folder; {_file_instead(folder)}")
 
 
 def _file_instead(folder: Path) -> str:
     """What to give in place of a folder without safetensors."""
     files = sorted(folder.glob("*.gguf"))
-    return f"give the file: {files[0]}" if files else "expected a Hugging Face model with model.safetensors"
+    return (
+        f"give the file: {files[0]}"
+        if files
+        else "expected a Hugging Face model with model.safetensors"
+    )
 
 
 def weight_files(source: Source, revision: str | None) -> list[Path]:
@@ -178,7 +221,11 @@ def weight_files(source: Source, revision: str | None) -> list[Path]:
     if source.file is not None:
         return [source.file]
     folder = Path(source.where)
-    return sorted(folder.glob("*.safetensors")) if folder.is_dir() else _hub_files(source.where, revision)
+    return (
+        sorted(folder.glob("*.safetensors"))
+        if folder.is_dir()
+        else _hub_files(source.where, revision)
+    )
 
 
 def sha256_of(files: list[Path]) -> str:
@@ -189,18 +236,30 @@ def sha256_of(files: list[Path]) -> str:
             hashes[path.name] = hashlib.file_digest(stream, "sha256").hexdigest()
     if len(hashes) == 1:
         return next(iter(hashes.values()))
-    return hashlib.sha256("\n".join(f"{key} {value}" for key, value in sorted(hashes.items())).encode()).hexdigest()
+    return hashlib.sha256(
+        "\n".join(f"{key} {value}" for key, value in sorted(hashes.items())).encode()
+    ).hexdigest()
 
 
 def stored_as(files: list[Path], dtype: str | None = None) -> str:
-    """What the weights are in their files, and what they are read as: "GGUF Q4_1, dequantised to float32".
+    """What the weights are in their files, and what they are read as: "GGUF Q4_1, dequantised to
+    float32".
 
-    Types that hold most numbers come first; plain numbers beside quantised ones (norms) are not named.
+    Types that hold most numbers come first; plain numbers beside quantised ones (norms) are not
+    named.
     """
     if len(files) == 1 and _is_gguf(files[0]):
         kinds = read_header(files[0]).kinds()
         packed = [kind for kind in kinds if kind not in FLOATS]
-        read = "" if dtype is None else f", dequantised to {dtype}" if packed else _read_as([FLOATS[k] for k in kinds], dtype)
+        read = (
+            ""
+            if dtype is None
+            else (
+                f", dequantised to {dtype}"
+                if packed
+                else _read_as([FLOATS[k] for k in kinds], dtype)
+            )
+        )
         return f"GGUF {' and '.join(packed or kinds)}{read}"
     counts: Counter[str] = Counter()
     for file in files:
@@ -208,7 +267,11 @@ def stored_as(files: list[Path], dtype: str | None = None) -> str:
             for name in stream.keys():  # noqa: SIM118, it is no mapping
                 piece = stream.get_slice(name)
                 counts[piece.get_dtype()] += int(torch.Size(piece.get_shape()).numel())
-    kinds = [FLOATS.get(kind, kind) for kind, _ in counts.most_common() if not kind.startswith(("I", "U", "BOOL"))]
+    kinds = [
+        FLOATS.get(kind, kind)
+        for kind, _ in counts.most_common()
+        if not kind.startswith(("I", "U", "BOOL"))
+    ]
     return f"safetensors {' and '.join(kinds)}{_read_as(kinds, dtype)}"
 
 
@@ -225,7 +288,11 @@ def _hub_files(source: str, revision: str | None) -> list[Path]:
             if single is not None:
                 return [Path(single)]
             index = hub.cached_file(source, "model.safetensors.index.json", **options)
-            shards = [] if index is None else hub.get_checkpoint_shard_files(source, index, revision=revision)[0]
+            shards = (
+                []
+                if index is None
+                else hub.get_checkpoint_shard_files(source, index, revision=revision)[0]
+            )
     except Exception as cause:
         raise ValueError(f"{source}: {why(cause)}") from cause
     if not shards:

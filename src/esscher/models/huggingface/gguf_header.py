@@ -1,7 +1,9 @@
-"""The header of a GGUF file, read within the bounds of the file: no count in it can cost more memory than its bytes.
+"""The header of a GGUF file, read within the bounds of the file: no count in it can cost more
+memory than its bytes.
 
-A GGUF file is: "GGUF", a version, the number of tensors and of settings; the settings (name, type, value); the table of
-tensors (name, sizes, type, where); then their data. Libraries believe these numbers; this reader checks each of them first.
+A GGUF file is: "GGUF", a version, the number of tensors and of settings; the settings (name, type,
+value); the table of tensors (name, sizes, type, where); then their data. Libraries believe these
+numbers; this reader checks each of them first.
 """
 
 from __future__ import annotations
@@ -20,16 +22,31 @@ from esscher.runs.files import open_regular
 __all__ = ["GgufHeader", "GgufTensor", "read_header"]
 
 VERSIONS = (2, 3)
-SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+SCALARS = {
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<?",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
+}
 STRING, ARRAY = 8, 9
-KEPT = 4096  # numbers of an array that are kept; of longer ones and of lists of words only the length is
+# numbers of an array that are kept; of longer ones and of lists of words only the length is
+KEPT = 4096
 DIMENSIONS = 4
 ALIGNMENT = 32  # of the data, where the file does not say
 
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """A tensor of the file: sizes as there (the fastest first), its type by name (F32, Q4_1, ...), and where its bytes are."""
+    """A tensor of the file: sizes as there (the fastest first), its type by name (F32, Q4_1, ...),
+    and where its bytes are.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -69,7 +86,8 @@ class _Cursor:
         begin = self.at
         if size > len(self.data) - begin:
             raise ValueError(
-                f"the header asks for {size} bytes at byte {begin} of {len(self.data)}; the file is cut off or damaged"
+                f"the header asks for {size} bytes at byte {begin} of {len(self.data)}; the file is"
+                " cut off or damaged"
             )
         self.at = begin + size
         return begin
@@ -81,7 +99,10 @@ class _Cursor:
         """A number of things that take at least so many bytes each."""
         found: int = self.number("<Q")
         if found * least > len(self.data) - self.at:
-            raise ValueError(f"the header counts {found} {what}, more than the file has room for; it is cut off or damaged")
+            raise ValueError(
+                f"the header counts {found} {what}, more than the file has room for; it is cut off"
+                " or damaged"
+            )
         return found
 
     def text(self) -> str:
@@ -90,7 +111,9 @@ class _Cursor:
         try:
             return self.data[begin : begin + size].decode("utf-8")
         except UnicodeDecodeError as cause:
-            raise ValueError(f"the word at byte {begin} is not text; the file is damaged") from cause
+            raise ValueError(
+                f"the word at byte {begin} is not text; the file is damaged"
+            ) from cause
 
     def value(self, kind: int) -> Any:
         if kind in SCALARS:
@@ -98,7 +121,10 @@ class _Cursor:
         if kind == STRING:
             return self.text()
         if kind != ARRAY:
-            raise ValueError(f"a setting of type {kind} at byte {self.at}, which GGUF does not have; the file is damaged")
+            raise ValueError(
+                f"a setting of type {kind} at byte {self.at}, which GGUF does not have; the file is"
+                " damaged"
+            )
         return self._array(self.number("<I"))
 
     def _array(self, kind: int) -> Any:
@@ -106,7 +132,11 @@ class _Cursor:
             size = struct.calcsize(SCALARS[kind])
             count = self.count("numbers of a list", size)
             begin = self.skip(count * size)
-            return struct.unpack_from(f"<{count}{SCALARS[kind][1]}", self.data, begin) if count <= KEPT else count
+            return (
+                struct.unpack_from(f"<{count}{SCALARS[kind][1]}", self.data, begin)
+                if count <= KEPT
+                else count
+            )
         if kind != STRING:
             raise ValueError(f"a list of type {kind} at byte {self.at}, which is not read")
         count = self.count("words of a list", 8)
@@ -116,12 +146,16 @@ class _Cursor:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """The header of a file, checked against the file's size; a mistake is a ValueError of one line."""
+    """The header of a file, checked against the file's size; a mistake is a ValueError of one
+    line.
+    """
     try:
         with open_regular(path) as stream:
             size = path.stat().st_size
             if size < 24:
-                raise ValueError(f"{size} bytes, less than a GGUF header; the file is empty or cut off")
+                raise ValueError(
+                    f"{size} bytes, less than a GGUF header; the file is empty or cut off"
+                )
             with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _parse(data)
     except OSError as cause:
@@ -138,7 +172,10 @@ def _parse(data: mmap.mmap) -> GgufHeader:
     if version not in VERSIONS:
         swapped = struct.unpack_from(">I", data, 4)[0] in VERSIONS
         what = "of a machine with the other order of bytes" if swapped else f"of version {version}"
-        raise ValueError(f"a GGUF file {what}; versions {VERSIONS[0]} and {VERSIONS[-1]}, low byte first, are read")
+        raise ValueError(
+            f"a GGUF file {what}; versions {VERSIONS[0]} and {VERSIONS[-1]}, low byte first, are"
+            " read"
+        )
     tensors = cursor.count("tensors", 24)
     settings: dict[str, Any] = {}
     for _ in range(cursor.count("settings", 13)):
@@ -148,16 +185,26 @@ def _parse(data: mmap.mmap) -> GgufHeader:
         settings[name] = cursor.value(cursor.number("<I"))
     architecture = settings.get("general.architecture")
     if not isinstance(architecture, str):
-        raise ValueError("no general.architecture among its settings, so there is no knowing what model it is")
+        raise ValueError(
+            "no general.architecture among its settings, so there is no knowing what model it is"
+        )
     if isinstance(parts := settings.get("split.count"), int) and parts > 1:
-        raise ValueError(f"one of {parts} parts of a model; join them first: llama-gguf-split --merge")
-    return GgufHeader(architecture, settings, _table(cursor, tensors, settings.get("general.alignment", ALIGNMENT)))
+        raise ValueError(
+            f"one of {parts} parts of a model; join them first: llama-gguf-split --merge"
+        )
+    return GgufHeader(
+        architecture,
+        settings,
+        _table(cursor, tensors, settings.get("general.alignment", ALIGNMENT)),
+    )
 
 
 def _table(cursor: _Cursor, count: int, alignment: Any) -> tuple[GgufTensor, ...]:
     """The table of tensors; what they hold lies inside the file, no byte of it twice."""
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-        raise ValueError(f"general.alignment: expected a power of two, got {alignment!r}; the file is damaged")
+        raise ValueError(
+            f"general.alignment: expected a power of two, got {alignment!r}; the file is damaged"
+        )
     library = gguf()
     found = [_tensor(cursor, library) for _ in range(count)]
     if len({tensor.name for tensor in found}) < count:
@@ -166,11 +213,14 @@ def _table(cursor: _Cursor, count: int, alignment: Any) -> tuple[GgufTensor, ...
     placed = tuple(replace(tensor, begin=start + tensor.begin) for tensor in found)
     for tensor in sorted(placed, key=lambda tensor: tensor.begin):
         if tensor.begin < end:
-            raise ValueError(f"the tensor {tensor.name} lies in the place of another; the file is damaged")
+            raise ValueError(
+                f"the tensor {tensor.name} lies in the place of another; the file is damaged"
+            )
         end = tensor.begin + tensor.bytes
         if end > len(cursor.data):
             raise ValueError(
-                f"the tensor {tensor.name} ends at byte {end} of {len(cursor.data)}; the file is cut off or damaged"
+                f"the tensor {tensor.name} ends at byte {end} of {len(cursor.data)}; the file is"
+                " cut off or damaged"
             )
     return placed
 
@@ -180,14 +230,21 @@ def _tensor(cursor: _Cursor, library: Any) -> GgufTensor:
     name = cursor.text()
     dimensions = cursor.number("<I")
     if dimensions > DIMENSIONS:
-        raise ValueError(f"the tensor {name[:80]!r} has {dimensions} sizes, at most {DIMENSIONS} are possible")
+        raise ValueError(
+            f"the tensor {name[:80]!r} has {dimensions} sizes, at most {DIMENSIONS} are possible"
+        )
     shape = tuple(cursor.number("<Q") for _ in range(dimensions))
     code, offset = cursor.number("<I"), cursor.number("<Q")
     try:
         kind = library.GGMLQuantizationType(code)
     except ValueError as cause:
-        raise ValueError(f"the tensor {name[:80]!r} is of type {code}, which the package gguf does not know") from cause
+        raise ValueError(
+            f"the tensor {name[:80]!r} is of type {code}, which the package gguf does not know"
+        ) from cause
     numbers, width = library.GGML_QUANT_SIZES[kind]
     if math.prod(shape) < 1 or (shape and shape[0] % numbers):
-        raise ValueError(f"the tensor {name[:80]!r} of sizes {shape} cannot be of type {kind.name}; the file is damaged")
+        raise ValueError(
+            f"the tensor {name[:80]!r} of sizes {shape} cannot be of type {kind.name}; the file is"
+            " damaged"
+        )
     return GgufTensor(name, shape, kind.name, offset, math.prod(shape) // numbers * width)

@@ -1,8 +1,10 @@
-"""A GGUF file as a transformers model: its reader, and a proof that what was made is the model of the file.
+"""A GGUF file as a transformers model: its reader, and a proof that what was made is the model of
+the file.
 
-The reader leaves out, without a word, settings it does not know (scaled positions, sliding windows) and tensors that have no
-place. So every setting of the architecture must be found again in the configuration, every number of the file in the
-model, and only architectures are read whose attention the tests compare with the same model in safetensors.
+The reader leaves out, without a word, settings it does not know (scaled positions, sliding windows)
+and tensors that have no place. So every setting of the architecture must be found again in the
+configuration, every number of the file in the model, and only architectures are read whose
+attention the tests compare with the same model in safetensors.
 """
 
 from __future__ import annotations
@@ -26,10 +28,15 @@ __all__ = ["ARCHITECTURES", "gguf_config", "gguf_tokenizer", "gguf_weights", "sk
 
 ARCHITECTURES = ("gemma2", "gemma3", "gpt2", "llama", "qwen2", "qwen3")
 # What the architecture is without a setting: llama.cpp's defaults
-UNSAID: dict[str, Any] = {"rope.freq_base": 10000.0, "attention.sliding_window": None, "attn_logit_softcapping": None}
+UNSAID: dict[str, Any] = {
+    "rope.freq_base": 10000.0,
+    "attention.sliding_window": None,
+    "attn_logit_softcapping": None,
+}
 # Settings that change nothing up to the last layer, or that the sizes of tensors prove
 OTHER = ("final_logit_softcapping", "tensor_data_layout")
-BEGINS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2")  # a text begins with BOS
+# a text begins with BOS
+BEGINS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2")
 HEAD = ("output.weight", "output.bias")  # behind the last layer, which attention does not see
 FACTORS = "rope_freqs.weight"  # of llama: each frequency of a rotation is divided by one of these
 
@@ -39,20 +46,33 @@ def gguf_config(path: Path) -> Any:
     header = read_header(path)
     kind = header.architecture
     if kind not in ARCHITECTURES:
-        raise ValueError(f"{path}: the architecture {kind[:40]!r} is not read from GGUF; these are: {', '.join(ARCHITECTURES)}")
+        raise ValueError(
+            f"{path}: the architecture {kind[:40]!r} is not read from GGUF; these are:"
+            f" {', '.join(ARCHITECTURES)}"
+        )
     blocks = header.settings.get(f"{kind}.block_count")
     if not isinstance(blocks, int) or not 1 <= blocks <= len(header.tensors):
-        raise ValueError(f"{path}: expected a number of layers that {len(header.tensors)} tensors can make, got {blocks!r}")
+        raise ValueError(
+            f"{path}: expected a number of layers that {len(header.tensors)} tensors can make, got"
+            f" {blocks!r}"
+        )
     with _alone(path) as options:
         config = transformers().AutoConfig.from_pretrained(**options)
     for name, (given, made) in _settings(header, config).items():
         if not _same(given, made):
             raise ValueError(
-                f"{path}: the file says {name} = {given!r}, transformers {transformers().__version__} makes {made!r} of it; "
-                "attention would not be the file's: take the model's safetensors"
+                f"{path}: the file says {name} = {given!r}, transformers"
+                f" {transformers().__version__} makes {made!r} of it; attention would not be the"
+                " file's: take the model's safetensors"
             )
-    if isinstance(words := header.settings.get("tokenizer.ggml.tokens"), int) and words > config.vocab_size:
-        raise ValueError(f"{path}: its tokenizer has {words} words, its embedding {config.vocab_size}; the file is damaged")
+    if (
+        isinstance(words := header.settings.get("tokenizer.ggml.tokens"), int)
+        and words > config.vocab_size
+    ):
+        raise ValueError(
+            f"{path}: its tokenizer has {words} words, its embedding {config.vocab_size}; the file"
+            " is damaged"
+        )
     _check_tensors(path, header, skeleton(config, str(path)))
     return config
 
@@ -64,26 +84,45 @@ def skeleton(config: Any, name: str) -> Any:
             return transformers().AutoModel.from_config(config, trust_remote_code=False).eval()
     except Exception as cause:  # a configuration may be wrong in any way
         line = " ".join(str(cause).split())
-        raise ValueError(f"{name}: no model can be built from this configuration: {line[:240]}") from cause
+        raise ValueError(
+            f"{name}: no model can be built from this configuration: {line[:240]}"
+        ) from cause
 
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[dict[str, Any]]:
-    """Arguments that read this file and nothing beside it; what lies in its folder may be of another model, or code."""
+    """Arguments that read this file and nothing beside it; what lies in its folder may be of
+    another model, or code.
+    """
     gguf()
     try:
         # the reader draws a bar of its own on stderr
-        with quiet(), tempfile.TemporaryDirectory() as empty, contextlib.redirect_stderr(io.StringIO()):
-            yield {"pretrained_model_name_or_path": empty, "gguf_file": str(path.absolute()), "trust_remote_code": False}
+        with (
+            quiet(),
+            tempfile.TemporaryDirectory() as empty,
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            yield {
+                "pretrained_model_name_or_path": empty,
+                "gguf_file": str(path.absolute()),
+                "trust_remote_code": False,
+            }
     except Exception as cause:  # whatever the file made the libraries raise
         raise ValueError(f"{path}: {why(cause)}") from cause
 
 
 def _settings(header: GgufHeader, config: Any) -> dict[str, tuple[Any, Any]]:
-    """By name, what the file says and what the configuration says; every setting of the architecture is one of them."""
+    """By name, what the file says and what the configuration says; every setting of the
+    architecture is one of them.
+    """
     prefix = f"{header.architecture}."
-    said = {name.removeprefix(prefix): value for name, value in header.settings.items() if name.startswith(prefix)}
-    if said.get("rope.scaling.type", "none") == "none":  # the other numbers of a scaling are idle then
+    said = {
+        name.removeprefix(prefix): value
+        for name, value in header.settings.items()
+        if name.startswith(prefix)
+    }
+    # the other numbers of a scaling are idle then
+    if said.get("rope.scaling.type", "none") == "none":
         said = {name: value for name, value in said.items() if not name.startswith("rope.scaling.")}
     made = _made(config)
     if "attention.scale" in made and isinstance(width := said.get("attention.key_length"), int):
@@ -91,8 +130,13 @@ def _settings(header: GgufHeader, config: Any) -> dict[str, tuple[Any, Any]]:
     reach = said.get("attention.sliding_window")
     if isinstance(reach, int) and (reach == 0 or reach >= said.get("context_length", math.inf)):
         del said["attention.sliding_window"]  # a window that nothing is outside of
-    names = [name for name in UNSAID if name not in said and name in made] + [name for name in said if name not in OTHER]
-    return {prefix + name: (said.get(name, UNSAID.get(name)), made.get(name, "nothing")) for name in names}
+    names = [name for name in UNSAID if name not in said and name in made] + [
+        name for name in said if name not in OTHER
+    ]
+    return {
+        prefix + name: (said.get(name, UNSAID.get(name)), made.get(name, "nothing"))
+        for name in names
+    }
 
 
 def _made(config: Any) -> dict[str, Any]:
@@ -120,7 +164,9 @@ def _made(config: Any) -> dict[str, Any]:
         found["attention.scale"] = config.query_pre_attn_scalar**-0.5
     if rope:
         found["rope.freq_base"] = rope.get("rope_theta")
-        found["rope.freq_base_swa"] = getattr(config, "rope_parameters", {}).get("sliding_attention", rope).get("rope_theta")
+        found["rope.freq_base_swa"] = (
+            getattr(config, "rope_parameters", {}).get("sliding_attention", rope).get("rope_theta")
+        )
         found["rope.dimension_count"] = int(width * rope.get("partial_rotary_factor", 1.0))
     return found
 
@@ -132,13 +178,20 @@ def _same(given: Any, made: Any) -> bool:
 
 
 def _check_tensors(path: Path, header: GgufHeader, model: Any) -> None:
-    """Refuse a file with numbers that have no place in the model, or a model with more than the file has."""
-    held = sum(tensor.numbers for tensor in header.tensors if tensor.name not in HEAD and tensor != _factors(header))
+    """Refuse a file with numbers that have no place in the model, or a model with more than the
+    file has.
+    """
+    held = sum(
+        tensor.numbers
+        for tensor in header.tensors
+        if tensor.name not in HEAD and tensor != _factors(header)
+    )
     taken = sum(parameter.numel() for parameter in model.parameters())
     if held != taken:
         raise ValueError(
-            f"{path}: the file holds {held} numbers and {type(model).__name__} {taken}{_without_place(header, model)}; "
-            "transformers does not make the model of this file"
+            f"{path}: the file holds {held} numbers and {type(model).__name__}"
+            f" {taken}{_without_place(header, model)}; transformers does not make the model of this"
+            " file"
         )
 
 
@@ -147,7 +200,11 @@ def _without_place(header: GgufHeader, model: Any) -> str:
     reader = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
     process = reader.TENSOR_PROCESSORS.get(header.architecture, reader.TensorProcessor)
     placed = reader.get_gguf_hf_weights_map(model, process(config=model.config.to_dict()))
-    left = [tensor.name for tensor in header.tensors if tensor.name not in placed and tensor.name not in HEAD]
+    left = [
+        tensor.name
+        for tensor in header.tensors
+        if tensor.name not in placed and tensor.name not in HEAD
+    ]
     return f", with no place for {left[0]}" if left else ""
 
 
@@ -155,11 +212,17 @@ def _factors(header: GgufHeader) -> GgufTensor | None:
     """Where the factors of frequencies are, if a llama has them and one for each."""
     width = header.settings.get("llama.rope.dimension_count")
     plain = [tensor for tensor in header.tensors if (tensor.name, tensor.kind) == (FACTORS, "F32")]
-    return plain[0] if plain and isinstance(width, int) and plain[0].shape == (width // 2,) else None
+    return (
+        plain[0] if plain and isinstance(width, int) and plain[0].shape == (width // 2,) else None
+    )
 
 
-def gguf_weights(path: Path, config: Any, dtype: torch.dtype, auto: str = "AutoModel") -> tuple[Any, dict[str, Any]]:
-    """The model, dequantised to this dtype, and what the reader said of it; ``auto``: the class of transformers to make."""
+def gguf_weights(
+    path: Path, config: Any, dtype: torch.dtype, auto: str = "AutoModel"
+) -> tuple[Any, dict[str, Any]]:
+    """The model, dequantised to this dtype, and what the reader said of it; ``auto``: the class of
+    transformers to make.
+    """
     with _alone(path) as options:
         read = getattr(transformers(), auto).from_pretrained
         model, info = read(**options, config=config, dtype=dtype, output_loading_info=True)
@@ -167,17 +230,24 @@ def gguf_weights(path: Path, config: Any, dtype: torch.dtype, auto: str = "AutoM
     if factors is not None:  # the reader leaves them out
         values = torch.from_numpy(np.fromfile(path, "<f4", factors.shape[0], offset=factors.begin))
         if not bool((torch.isfinite(values) & (values > 0)).all()):
-            raise ValueError(f"{path}: {FACTORS} holds numbers that are not positive; get the file again")
+            raise ValueError(
+                f"{path}: {FACTORS} holds numbers that are not positive; get the file again"
+            )
         model.base_model.rotary_emb.inv_freq.div_(values)
     return model, info
 
 
 def gguf_tokenizer(path: Path) -> Any:
-    """The tokenizer that the file describes, with the tokens it puts before and after a text; the reader forgets these."""
+    """The tokenizer that the file describes, with the tokens it puts before and after a text; the
+    reader forgets these.
+    """
     settings = read_header(path).settings
     with _alone(path) as options:
         tokenizer = transformers().PreTrainedTokenizerFast.from_pretrained(**options)
-    begins = settings.get("tokenizer.ggml.model") == "llama" or settings.get("tokenizer.ggml.pre") in BEGINS
+    begins = (
+        settings.get("tokenizer.ggml.model") == "llama"
+        or settings.get("tokenizer.ggml.pre") in BEGINS
+    )
     around = {"add_bos_token": begins, "add_eos_token": False}
     for name, usual in around.items():
         setattr(tokenizer, name, bool(settings.get(f"tokenizer.ggml.{name}", usual)))

@@ -1,9 +1,11 @@
-"""How much the next tokens of a language model feel its heads: gradients of log probabilities at the heads' outputs.
+"""How much the next tokens of a language model feel its heads: gradients of log probabilities at
+the heads' outputs.
 
-A text is prefilled on all keys, and its continuation goes through the model once, all heads tapped. Tokens y are drawn from
-the model's own probabilities p at every place of the continuation: of a small error e of heads' outputs
-E_y (g . e)^2 = sum over places of Var_p(J e), twice the divergence that it costs, g the gradient of sum log p(y), J the
-Jacobian of the logits (Fisher's information, from both sides).
+A text is prefilled on all keys, and its continuation goes through the model once, all heads tapped.
+Tokens y are drawn from the model's own probabilities p at every place of the continuation: of a
+small error e of heads' outputs E_y (g . e)^2 = sum over places of Var_p(J e), twice the divergence
+that it costs, g the gradient of sum log p(y), J the Jacobian of the logits (Fisher's information,
+from both sides).
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ DRAWS = 8  # of next tokens
 def drawn_gradients(
     held: Prefilled, ids: Int[Tensor, "1 m"], draws: int, generator: torch.Generator
 ) -> list[dict[int, Float[Tensor, "heads m width"]]]:
-    """For each draw of the next tokens the gradient of their summed log probability at the heads' outputs, by layer.
+    """For each draw of the next tokens the gradient of their summed log probability at the heads'
+    outputs, by layer.
 
     ``ids``: the continuation of what is held.
     """
@@ -40,9 +43,15 @@ def drawn_gradients(
         logp = torch.log_softmax(result.logits[0].double(), -1)
         found = []
         for i in range(draws):
-            drawn = torch.multinomial(logp.detach().exp().cpu(), 1, generator=generator).to(logp.device)
-            gradients = torch.autograd.grad(logp.gather(1, drawn).sum(), list(taps.values()), retain_graph=i + 1 < draws)
-            found.append({layer: gradient[0] for layer, gradient in zip(taps, gradients, strict=True)})
+            drawn = torch.multinomial(logp.detach().exp().cpu(), 1, generator=generator).to(
+                logp.device
+            )
+            gradients = torch.autograd.grad(
+                logp.gather(1, drawn).sum(), list(taps.values()), retain_graph=i + 1 < draws
+            )
+            found.append(
+                {layer: gradient[0] for layer, gradient in zip(taps, gradients, strict=True)}
+            )
     return found
 
 

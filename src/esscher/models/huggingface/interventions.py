@@ -1,8 +1,10 @@
-"""Keep rules applied for real: a model runs with attention on the keys that are kept, layer by layer and head by head.
+"""Keep rules applied for real: a model runs with attention on the keys that are kept, layer by
+layer and head by head.
 
-The same attention interface as capture. What is kept is decided when a layer's attention is called (every query under a rule,
-its inputs made by layers that kept few keys themselves), or beforehand, from a prefill on all keys: a cache. Whether it acted
-is checked, not believed: calls are counted, and so are the pairs of queries and keys that were taken away.
+The same attention interface as capture. What is kept is decided when a layer's attention is called
+(every query under a rule, its inputs made by layers that kept few keys themselves), or beforehand,
+from a prefill on all keys: a cache. Whether it acted is checked, not believed: calls are counted,
+and so are the pairs of queries and keys that were taken away.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ Decide = Callable[[Captured], "Kept | None"]
 
 @dataclass(frozen=True)
 class Kept:
-    """What is left to the queries of an attention call, beside its own mask; axes of length 1 stand for all.
+    """What is left to the queries of an attention call, beside its own mask; axes of length 1 stand
+    for all.
 
     ``weight``: what a kept key counts, where that is not 1.
     """
@@ -53,7 +56,9 @@ class Kept:
 
 @dataclass
 class Acted:
-    """What interventions did so far: attention calls seen, calls in which a pair went or was weighted, pairs that went."""
+    """What interventions did so far: attention calls seen, calls in which a pair went or was
+    weighted, pairs that went.
+    """
 
     calls: int = 0
     changed: int = 0
@@ -69,11 +74,13 @@ def intervene(
     hidden: bool = False,
     after: Callable[[Captured, Tensor], Tensor] | None = None,
 ) -> Iterator[Acted]:
-    """Inside, every self-attention layer of the model attends to what ``decide(captured)`` leaves; None leaves all.
+    """Inside, every self-attention layer of the model attends to what ``decide(captured)`` leaves;
+    None leaves all.
 
-    ``sink`` and ``hidden`` are those of capture; ``after(captured, out)`` may return another output of an attention call.
-    A model whose attention does not go through the interface is refused, and so is one of which some layers do not. A query
-    to which nothing would be left keeps the nearest key that it sees: attention on nothing is undefined.
+    ``sink`` and ``hidden`` are those of capture; ``after(captured, out)`` may return another output
+    of an attention call. A model whose attention does not go through the interface is refused, and
+    so is one of which some layers do not. A query to which nothing would be left keeps the nearest
+    key that it sees: attention on nothing is undefined.
     """
     acted = Acted()
     with open_session(model, sink or _look_on, hidden=hidden) as session:
@@ -90,11 +97,14 @@ def _look_on(captured: Captured) -> None:
 
 
 def check_acted(acted: Acted, full: Tensor, kept: Tensor) -> None:
-    """ValueError where keys were dropped and the output is the full model's to the last bit: something ignored it."""
+    """ValueError where keys were dropped and the output is the full model's to the last bit:
+    something ignored it.
+    """
     if acted.dropped and torch.equal(full, kept):
         raise ValueError(
-            f"interventions: {acted.dropped} pairs of queries and keys were dropped in {acted.changed} attention calls and the "
-            "output did not change in one bit; the model does not use what its attention returns"
+            f"interventions: {acted.dropped} pairs of queries and keys were dropped in"
+            f" {acted.changed} attention calls and the output did not change in one bit; the model"
+            " does not use what its attention returns"
         )
 
 
@@ -110,7 +120,9 @@ def _changed(decide: Decide, acted: Acted, captured: Captured) -> Captured:
 
 
 def with_kept(captured: Captured, kept: Kept) -> tuple[Captured, int]:
-    """The same call on what is kept, and how many pairs that took away; the call itself where nothing changes."""
+    """The same call on what is kept, and how many pairs that took away; the call itself where
+    nothing changes.
+    """
     queries, keys = captured.query.shape[2], captured.key.shape[2]
     seen = captured.visible(torch.arange(queries, device=captured.query.device))
     left = seen & kept.allowed
@@ -124,13 +136,22 @@ def with_kept(captured: Captured, kept: Kept) -> tuple[Captured, int]:
     bias = captured.bias
     if weighted:
         assert kept.weight is not None
-        added = kept.weight.clamp_min(torch.finfo(torch.float32).tiny).log().to(captured.query.dtype)
+        added = (
+            kept.weight.clamp_min(torch.finfo(torch.float32).tiny).log().to(captured.query.dtype)
+        )
         bias = (added if bias is None else bias + added).expand(-1, -1, queries, keys)
-    return replace(captured, mask=given_mask(left, queries, keys) if dropped else captured.mask, bias=bias), dropped
+    return (
+        replace(
+            captured, mask=given_mask(left, queries, keys) if dropped else captured.mask, bias=bias
+        ),
+        dropped,
+    )
 
 
 def _nearest(seen: Bool[Tensor, "batch heads m keys"]) -> Bool[Tensor, "batch heads m keys"]:
-    """The key at each query's own place, or the last that it sees; the last queries stand at the last keys."""
+    """The key at each query's own place, or the last that it sees; the last queries stand at the
+    last keys.
+    """
     queries, keys = seen.shape[-2:]
     place = torch.arange(queries, device=seen.device) + keys - queries
     far = (torch.arange(keys, device=seen.device) - place[:, None]).abs().expand(seen.shape)
@@ -138,18 +159,26 @@ def _nearest(seen: Bool[Tensor, "batch heads m keys"]) -> Bool[Tensor, "batch he
     return torch.zeros_like(seen).scatter(-1, nearest, True)
 
 
-# ---- every query under a rule -------------------------------------------------------------------------------------------
+# ---- every query under a rule
+# ------------------------------------------------------------------------------------------
 
 
-def call_context(captured: Captured, kv_head: int, rows: Int[Tensor, " m"], keys: int, place: int = 0) -> Context:
-    """What a keep rule sees of one key-value head: queries of all heads that share it, below each other, and the first keys.
+def call_context(
+    captured: Captured, kv_head: int, rows: Int[Tensor, " m"], keys: int, place: int = 0
+) -> Context:
+    """What a keep rule sees of one key-value head: queries of all heads that share it, below each
+    other, and the first keys.
 
-    ``rows``: which queries of the call, rising. The last query of a call stands at its last key. ``place``: in the batch.
+    ``rows``: which queries of the call, rising. The last query of a call stands at its last key.
+    ``place``: in the batch.
     """
     shared = captured.heads // captured.kv_heads
     heads = torch.arange(kv_head * shared, (kv_head + 1) * shared, device=rows.device)
     q = captured.query[place, heads][:, rows].float()
-    k, v = captured.key[place, kv_head, :keys].float(), captured.value[place, kv_head, :keys].float()
+    k, v = (
+        captured.key[place, kv_head, :keys].float(),
+        captured.value[place, kv_head, :keys].float(),
+    )
     positions = (rows + captured.key.shape[2] - captured.query.shape[2]).clamp(max=keys - 1)
     seen = captured.visible(rows)[place][:, :, :keys].expand(captured.heads, -1, -1)[heads]
     causal = bool((seen == (torch.arange(keys, device=rows.device) <= positions[:, None])).all())
@@ -165,7 +194,9 @@ def call_context(captured: Captured, kv_head: int, rows: Int[Tensor, " m"], keys
     )
 
 
-def _logits(captured: Captured, q: Tensor, k: Tensor, heads: Tensor, rows: Tensor, place: int) -> Tensor | None:
+def _logits(
+    captured: Captured, q: Tensor, k: Tensor, heads: Tensor, rows: Tensor, place: int
+) -> Tensor | None:
     """The model's own scores, where they are more than scale <q, k>."""
     if captured.softcap is None and captured.bias is None:
         return None
@@ -187,10 +218,11 @@ def rule_for_every_query(
     shared: bool = False,
     outputs: Mapping[int, Float[Tensor, "heads width d"]] | None = None,
 ) -> Decide:
-    """Every query of every call keeps what the rule says; ``sizes(layer, kv_head, keys)``: its n, or None to leave all.
+    """Every query of every call keeps what the rule says; ``sizes(layer, kv_head, keys)``: its n,
+    or None to leave all.
 
-    Chance is drawn for each query, or once for all queries and key-value heads of a layer (``shared``). ``outputs``: W_O of
-    each layer, for rules that ask what lies behind a head.
+    Chance is drawn for each query, or once for all queries and key-value heads of a layer
+    (``shared``). ``outputs``: W_O of each layer, for rules that ask what lies behind a head.
     """
 
     def decide(captured: Captured) -> Kept | None:
@@ -212,8 +244,14 @@ def rule_for_every_query(
                 if outputs is not None:
                     context = replace(context, output=outputs[captured.layer][own])
                 kept = rule.include(context, n if rule.free else None)
-                drawn = torch.rand(kept.probability.shape, generator=generator, dtype=torch.float64) if once is None else once
-                allowed[place, own] = (drawn.to(rows.device) < kept.probability).view(per, queries, keys)
+                drawn = (
+                    torch.rand(kept.probability.shape, generator=generator, dtype=torch.float64)
+                    if once is None
+                    else once
+                )
+                allowed[place, own] = (drawn.to(rows.device) < kept.probability).view(
+                    per, queries, keys
+                )
                 if kept.weight is not None:
                     weight[place, own] = kept.weight.view(per, queries, keys)
         return Kept(allowed, weight if bool((weight != 1).any()) else None)
@@ -221,19 +259,24 @@ def rule_for_every_query(
     return decide
 
 
-# ---- a cache ------------------------------------------------------------------------------------------------------------
+# ---- a cache
+# ------------------------------------------------------------------------------------------
 
 
 class Prefilled:
-    """A model after a prefill on all keys, to be decoded again and again on what is kept of its cache.
+    """A model after a prefill on all keys, to be decoded again and again on what is kept of its
+    cache.
 
-    The continuation is given, so that its tokens go through the model at once, under a mask: no token waits for another.
+    The continuation is given, so that its tokens go through the model at once, under a mask: no
+    token waits for another.
     """
 
     def __init__(self, model: Any, cache: Any) -> None:
         self.model, self.cache = model, cache
 
-    def decode(self, ids: Int[Tensor, "batch m"], decide: Decide, **watch: Any) -> tuple[Any, Acted]:
+    def decode(
+        self, ids: Int[Tensor, "batch m"], decide: Decide, **watch: Any
+    ) -> tuple[Any, Acted]:
         """What the model returns for these tokens, and what was done; the cache is then as it was.
 
         ``watch``: what else :func:`intervene` takes.
@@ -248,16 +291,22 @@ class Prefilled:
 
 
 def prefill(model: Any, ids: Int[Tensor, "batch tokens"], sink: Sink | None = None) -> Prefilled:
-    """Run tokens through a causal model on all keys, and keep its cache; the sink sees every layer, as in capture."""
+    """Run tokens through a causal model on all keys, and keep its cache; the sink sees every layer,
+    as in capture.
+    """
     if "past_key_values" not in inspect.signature(model.forward).parameters:
-        raise ValueError(f"interventions: {type(model).__name__} keeps no cache of keys; let every query keep a few instead")
+        raise ValueError(
+            f"interventions: {type(model).__name__} keeps no cache of keys; let every query keep a"
+            " few instead"
+        )
     cache = transformers().DynamicCache()
     with torch.no_grad(), open_session(model, sink or _look_on):
         model(input_ids=ids, past_key_values=cache, use_cache=True)
     layers, expected = len(cache.layers), expected_layers(model)
     if cache.get_seq_length() != ids.shape[1] or (expected is not None and layers != expected):
         raise ValueError(
-            f"interventions: {type(model).__name__} put {cache.get_seq_length()} keys of {layers} layers into its cache, "
-            f"expected {ids.shape[1]} of {expected}; let every query keep a few instead"
+            f"interventions: {type(model).__name__} put {cache.get_seq_length()} keys of {layers}"
+            f" layers into its cache, expected {ids.shape[1]} of {expected}; let every query keep a"
+            " few instead"
         )
     return Prefilled(model, cache)

@@ -1,4 +1,6 @@
-"""Models by name, folder or file, safely: safetensors and GGUF only, no code of the checkpoint, the encoder of a pair."""
+"""Models by name, folder or file, safely: safetensors and GGUF only, no code of the checkpoint, the
+encoder of a pair.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,12 @@ from esscher.models.huggingface.task import auto_class
 
 __all__ = ["LayerShape", "Loaded", "load_model", "positions", "wrap_model"]
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 # Parts behind the last layer that a checkpoint may lack without any effect on attention.
 BEHIND = ("pooler", "lm_head", "classifier", "qa_outputs")
 
@@ -43,15 +50,17 @@ class LayerShape:
     width: int
     value_width: int
     causal: bool = False  # no query sees a later key
-    window: int | None = None  # keys that a query of a sliding layer sees, itself included, or that it sees on either side
+    # keys that a query of a sliding layer sees, itself included, or that it sees on either side
+    window: int | None = None
 
 
 @dataclass(frozen=True)
 class Loaded:
     """A model ready for capture, and what a forward pass showed of it.
 
-    ``heads``, ``kv_heads`` and ``width`` are those of layer 0; ``shapes`` has every layer. ``max_positions`` is None where
-    there is no limit. ``sha256`` is the hash of the weights, ``weights`` what they were before they were read.
+    ``heads``, ``kv_heads`` and ``width`` are those of layer 0; ``shapes`` has every layer.
+    ``max_positions`` is None where there is no limit. ``sha256`` is the hash of the weights,
+    ``weights`` what they were before they were read.
     """
 
     model: Any
@@ -85,11 +94,13 @@ def load_model(
     device: str = "cpu",
     with_head: bool = False,
 ) -> Loaded:
-    """A packaged model by its name (minilm, smollm2), or one of a folder, a GGUF file or the Hugging Face hub, in eval mode.
+    """A packaged model by its name (minilm, smollm2), or one of a folder, a GGUF file or the
+    Hugging Face hub, in eval mode.
 
-    None or "packaged" is minilm. Only safetensors and GGUF files are read, the latter dequantised; code of the checkpoint is
-    never run, weights that are not finite are refused. Of an encoder-decoder the encoder is kept. ``with_head``: with what
-    stands behind the last layer of a language model or a classifier, which attention does not see.
+    None or "packaged" is minilm. Only safetensors and GGUF files are read, the latter dequantised;
+    code of the checkpoint is never run, weights that are not finite are refused. Of an
+    encoder-decoder the encoder is kept. ``with_head``: with what stands behind the last layer of a
+    language model or a classifier, which attention does not see.
     """
     source = resolve(name)
     if dtype not in DTYPES:
@@ -102,7 +113,9 @@ def load_model(
     digest = sha256_of(files)
     if source.packaged is not None:
         source.packaged.check(digest)
-    model = _weights(source, config, revision, DTYPES[dtype], _auto(source, config) if with_head else "AutoModel")
+    model = _weights(
+        source, config, revision, DTYPES[dtype], _auto(source, config) if with_head else "AutoModel"
+    )
     paired = bool(getattr(config, "is_encoder_decoder", False))
     if paired:
         model = model.get_encoder()
@@ -112,15 +125,21 @@ def load_model(
 
 
 def wrap_model(model: Any, tokenizer: Any = None, *, name: str | None = None) -> Loaded:
-    """A model object the caller already has; its weights are hashed and checked, it is not moved or changed."""
+    """A model object the caller already has; its weights are hashed and checked, it is not moved or
+    changed.
+    """
     reason = refusal(model)
     if reason is not None:
         raise ValueError(f"model: {reason}")
-    paired = bool(getattr(model.config, "is_encoder_decoder", False)) and hasattr(model, "get_encoder")
+    paired = bool(getattr(model.config, "is_encoder_decoder", False)) and hasattr(
+        model, "get_encoder"
+    )
     if paired:
         model = model.get_encoder()
     if model.training:
-        raise ValueError(f"model: {type(model).__name__} is in training mode; call model.eval() first")
+        raise ValueError(
+            f"model: {type(model).__name__} is in training mode; call model.eval() first"
+        )
     digest = hashlib.sha256()
     for key, tensor in sorted(model.state_dict().items()):
         digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -130,7 +149,9 @@ def wrap_model(model: Any, tokenizer: Any = None, *, name: str | None = None) ->
     return _look(model, tokenizer, _Found(shown, None, paired, digest.hexdigest(), weights, None))
 
 
-def _weights(source: Source, config: Any, revision: str | None, dtype: torch.dtype, auto: str) -> Any:
+def _weights(
+    source: Source, config: Any, revision: str | None, dtype: torch.dtype, auto: str
+) -> Any:
     if source.file is not None:
         model, info = gguf_weights(source.file, config, dtype, auto)
     else:
@@ -139,22 +160,33 @@ def _weights(source: Source, config: Any, revision: str | None, dtype: torch.dty
     missing = sorted(key for key in info["missing_keys"] if not any(part in key for part in behind))
     if missing:
         raise ValueError(
-            f"{source.where}: the checkpoint lacks {len(missing)} tensors of {type(model).__name__}, the first is "
-            f"{missing[0]}; they would be random"
+            f"{source.where}: the checkpoint lacks {len(missing)} tensors of"
+            f" {type(model).__name__}, the first is {missing[0]}; they would be random"
         )
     return model
 
 
 def _auto(source: Source, config: Any) -> str:
-    """The class that makes the model with its head: files of GGUF hold language models, and do not say so."""
+    """The class that makes the model with its head: files of GGUF hold language models, and do not
+    say so.
+    """
     return "AutoModelForCausalLM" if source.file is not None else auto_class(config)
 
 
-def _safetensors(where: str, config: Any, revision: str | None, dtype: torch.dtype, auto: str) -> tuple[Any, dict[str, Any]]:
-    options = {"revision": revision, "use_safetensors": True, "trust_remote_code": False, "output_loading_info": True}
+def _safetensors(
+    where: str, config: Any, revision: str | None, dtype: torch.dtype, auto: str
+) -> tuple[Any, dict[str, Any]]:
+    options = {
+        "revision": revision,
+        "use_safetensors": True,
+        "trust_remote_code": False,
+        "output_loading_info": True,
+    }
     try:
         with quiet():
-            model, info = getattr(transformers(), auto).from_pretrained(where, config=config, dtype=dtype, **options)
+            model, info = getattr(transformers(), auto).from_pretrained(
+                where, config=config, dtype=dtype, **options
+            )
     except Exception as cause:
         raise ValueError(f"{where}: {why(cause)}") from cause
     return model, info
@@ -183,7 +215,9 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as cause:
-        raise ValueError(f"device: {name!r} cannot be used here: {str(cause).splitlines()[0]}") from cause
+        raise ValueError(
+            f"device: {name!r} cannot be used here: {str(cause).splitlines()[0]}"
+        ) from cause
     return device
 
 
@@ -200,7 +234,9 @@ class _Found:
 
 
 def _look(model: Any, tokenizer: Any, found: _Found) -> Loaded:
-    """Check the weights and run four tokens through: shapes and causality are seen, not read from a configuration."""
+    """Check the weights and run four tokens through: shapes and causality are seen, not read from a
+    configuration.
+    """
     _check_finite(model, found.name)
     shapes: list[LayerShape] = []
     causal: list[bool] = []
@@ -209,7 +245,9 @@ def _look(model: Any, tokenizer: Any, found: _Found) -> Loaded:
         width, value_width = int(captured.query.shape[-1]), int(captured.value.shape[-1])
         causal.append(captured.allowed is not None and not bool(captured.allowed[0, 0, 0, 1]))
         heads = captured.heads, captured.kv_heads
-        shapes.append(LayerShape(captured.name, *heads, width, value_width, causal[-1], captured.window))
+        shapes.append(
+            LayerShape(captured.name, *heads, width, value_width, causal[-1], captured.window)
+        )
 
     try:
         forward(model, example_inputs(model), see)
@@ -227,7 +265,9 @@ def _look(model: Any, tokenizer: Any, found: _Found) -> Loaded:
         heads=first.heads,
         kv_heads=first.kv_heads,
         width=first.width,
-        hidden_size=int(getattr(model.config.get_text_config(), "hidden_size", first.heads * first.width)),
+        hidden_size=int(
+            getattr(model.config.get_text_config(), "hidden_size", first.heads * first.width)
+        ),
         causal=any(causal),
         shapes=tuple(shapes),
         **vars(found),
@@ -243,18 +283,28 @@ def _check_finite(model: Any, name: str) -> None:
         if not bool(torch.isfinite(low) & torch.isfinite(high)):
             bad = int((~torch.isfinite(tensor)).sum())
             raise ValueError(
-                f"{name}: weight {key} holds {bad} NaN or infinite of {tensor.numel()} numbers; get the checkpoint again"
+                f"{name}: weight {key} holds {bad} NaN or infinite of {tensor.numel()} numbers; get"
+                " the checkpoint again"
             )
 
 
 def positions(model: Any, tokenizer: Any = None) -> int | None:
-    """Longest sequence the model takes, by its configuration and its tokenizer; None where there is no limit."""
+    """Longest sequence the model takes, by its configuration and its tokenizer; None where there is
+    no limit.
+    """
     config = model.config.get_text_config()
-    found = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_source_positions")]
+    found = [
+        getattr(config, name, None)
+        for name in ("max_position_embeddings", "n_positions", "max_source_positions")
+    ]
     limits = [value for value in found if isinstance(value, int) and value > 0]
     for key, module in model.named_modules():
         # the roberta family counts positions from the one after padding
-        if key.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
+        if (
+            key.endswith("position_embeddings")
+            and isinstance(module, nn.Embedding)
+            and module.padding_idx is not None
+        ):
             limits.append(module.num_embeddings - module.padding_idx - 1)
     longest = getattr(tokenizer, "model_max_length", None)
     if isinstance(longest, int) and 0 < longest < 10**7:

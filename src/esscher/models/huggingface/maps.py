@@ -1,6 +1,8 @@
-"""The affine maps from what enters an attention layer to its queries, keys and values, read off by differentiation.
+"""The affine maps from what enters an attention layer to its queries, keys and values, read off by
+differentiation.
 
-Fused projections, transposed weights, biases and scales differ from family to family; the Jacobian of q, k, v does not care.
+Fused projections, transposed weights, biases and scales differ from family to family; the Jacobian
+of q, k, v does not care.
 """
 
 from __future__ import annotations
@@ -26,9 +28,11 @@ JACOBIAN_NUMBERS = 1 << 26  # held at once
 
 @dataclass(frozen=True)
 class LinearMaps:
-    """q = wq h + bq, k = wk h + bk, v = wv h + bv for the hidden state h (d) of a token, heads stacked: wq (heads width, d).
+    """q = wq h + bq, k = wk h + bk, v = wv h + bv for the hidden state h (d) of a token, heads
+    stacked: wq (heads width, d).
 
-    A map is None where q, k or v is no affine function of h alone, and ``reason`` says why. ``scale`` is the softmax scale.
+    A map is None where q, k or v is no affine function of h alone, and ``reason`` says why.
+    ``scale`` is the softmax scale.
     """
 
     layer: int
@@ -50,19 +54,24 @@ class LinearMaps:
         return self.reason is None
 
     def head(self, index: int) -> Head:
-        """Head ``index`` with the key head it shares: A = scale W_k^T W_q, tilt bias scale W_k^T b_q, V = W_v."""
+        """Head ``index`` with the key head it shares: A = scale W_k^T W_q, tilt bias scale W_k^T
+        b_q, V = W_v.
+        """
         if self.wq is None or self.wk is None or self.wv is None:
             raise ValueError(f"layer {self.layer} ({self.name}): no linear maps, {self.reason}")
         assert self.bq is not None
         assert self.bk is not None
         assert self.bv is not None
         if not 0 <= index < self.heads:
-            raise ValueError(f"head: layer {self.layer} has heads 0 to {self.heads - 1}, got {index}")
+            raise ValueError(
+                f"head: layer {self.layer} has heads 0 to {self.heads - 1}, got {index}"
+            )
         shared = index // (self.heads // self.kv_heads)
         wq, bq = _rows(self.wq, index, self.heads), _rows(self.bq, index, self.heads)
         wk, bk = _rows(self.wk, shared, self.kv_heads), _rows(self.bk, shared, self.kv_heads)
         wv, bv = _rows(self.wv, shared, self.kv_heads), _rows(self.bv, shared, self.kv_heads)
-        factor = self.scale * math.sqrt(wk.shape[0])  # Head divides by sqrt(k); not every model does
+        # Head divides by sqrt(k); not every model does
+        factor = self.scale * math.sqrt(wk.shape[0])
         return Head.from_weights(factor * wq, wk, wv, factor * bq, bk, bv)
 
 
@@ -74,12 +83,16 @@ def _rows(stacked: Tensor, index: int, parts: int) -> Tensor:
 def linear_maps(model: Any, *, layers: Iterable[int] | None = None) -> list[LinearMaps]:
     """The maps of every self-attention layer, or of those asked for.
 
-    Each attention module is fed tokens 0, a, a, b in one sequence and 0, b, b, a in another. q at 0 is the bias; equal q at the
-    two a's means that the position does not matter; equal Jacobians at a and b mean that the map is affine. Rotary positions
-    fail the first, norms of queries and keys the second.
+    Each attention module is fed tokens 0, a, a, b in one sequence and 0, b, b, a in another. q at 0
+    is the bias; equal q at the two a's means that the position does not matter; equal Jacobians at
+    a and b mean that the map is affine. Rotary positions fail the first, norms of queries and keys
+    the second.
     """
     found: list[LinearMaps] = []
-    inputs = {key: value.expand(2, *value.shape[1:]).contiguous() for key, value in example_inputs(model).items()}
+    inputs = {
+        key: value.expand(2, *value.shape[1:]).contiguous()
+        for key, value in example_inputs(model).items()
+    }
     state = torch.Generator().manual_seed(1)
 
     def replace(hidden: Tensor) -> Tensor:
@@ -94,7 +107,10 @@ def linear_maps(model: Any, *, layers: Iterable[int] | None = None) -> list[Line
     def sink(captured: Captured) -> None:
         found.append(_maps(captured))
 
-    with open_session(model, sink, layers=layers, hidden=True, detach=False) as session, torch.enable_grad():
+    with (
+        open_session(model, sink, layers=layers, hidden=True, detach=False) as session,
+        torch.enable_grad(),
+    ):
         session.replace = replace
         model(**inputs, **without_cache(model))
     return found
@@ -138,11 +154,16 @@ def _affine(out: Tensor, hidden: Tensor | None) -> tuple[Tensor | None, Tensor |
 
 
 def _close(left: Tensor, right: Tensor) -> bool:
-    return float((left - right).abs().max()) <= TOLERANCE * float(torch.maximum(left.abs().max(), right.abs().max()))
+    return float((left - right).abs().max()) <= TOLERANCE * float(
+        torch.maximum(left.abs().max(), right.abs().max())
+    )
 
 
 def _jacobian(
-    out: Float[Tensor, "batch heads tokens width"], hidden: Float[Tensor, "batch tokens d"], batch: int, token: int
+    out: Float[Tensor, "batch heads tokens width"],
+    hidden: Float[Tensor, "batch tokens d"],
+    batch: int,
+    token: int,
 ) -> tuple[Float[Tensor, "rows d"], bool]:
     """d out[batch, :, token] / d hidden[batch, token], and whether any other token matters."""
     flat = out[batch, :, token].flatten()
@@ -151,7 +172,11 @@ def _jacobian(
     parts, leak = [], False
     for start in range(0, len(flat), step):
         (gradient,) = torch.autograd.grad(
-            flat, hidden, grad_outputs=units[start : start + step], is_grads_batched=True, retain_graph=True
+            flat,
+            hidden,
+            grad_outputs=units[start : start + step],
+            is_grads_batched=True,
+            retain_graph=True,
         )
         parts.append(gradient[:, batch, token].clone())
         gradient[:, batch, token] = 0

@@ -1,7 +1,9 @@
-"""Which keys the queries of an attention call may see, row by row: nothing of size tokens x tokens is held.
+"""Which keys the queries of an attention call may see, row by row: nothing of size tokens x tokens
+is held.
 
-transformers makes a mask from a function of two positions, so its rows can be had one block at a time. Models that only pass a
-mask on to their attention hand on a :class:`MaskTensor`; those that calculate with it get its numbers.
+transformers makes a mask from a function of two positions, so its rows can be had one block at a
+time. Models that only pass a mask on to their attention hand on a :class:`MaskTensor`; those that
+calculate with it get its numbers.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ __all__ = ["Mask", "MaskTensor", "causal_mask", "given_mask", "model_mask"]
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """Of ``queries`` and ``keys``; ``tell(at, keys)`` says which of these keys (a slice) the queries ``at`` see.
+    """Of ``queries`` and ``keys``; ``tell(at, keys)`` says which of these keys (a slice) the
+    queries ``at`` see.
 
-    What it says is (batch or 1, heads or 1, m, keys). ``causal``: key j is seen by query i when j <= i, and nothing else.
+    What it says is (batch or 1, heads or 1, m, keys). ``causal``: key j is seen by query i when j
+    <= i, and nothing else.
     """
 
     queries: int
@@ -41,7 +45,8 @@ class Mask:
         return self.rows(torch.arange(self.queries, device=self.device))
 
     def block(self, start: int, stop: int) -> tuple[slice, Tensor]:
-        """The keys from the first to the last that any of these queries sees, and which of them each one does.
+        """The keys from the first to the last that any of these queries sees, and which of them
+        each one does.
 
         Found once and kept: the layers of a model share their masks.
         """
@@ -53,7 +58,9 @@ class Mask:
 
 
 def _span(rows: Bool[Tensor, "batch heads m keys"]) -> slice:
-    """From the first to the last key seen; one key where none is, and all where there are no numbers."""
+    """From the first to the last key seen; one key where none is, and all where there are no
+    numbers.
+    """
     if rows.is_meta:
         return slice(0, rows.shape[-1])
     seen = rows.flatten(0, -2).any(0).nonzero()[:, 0]
@@ -76,22 +83,44 @@ def given_mask(allowed: Bool[Tensor, "batch heads m n"], queries: int, keys: int
 
 
 def model_mask(**given: Any) -> Tensor | None:
-    """Stands in for the function of transformers that makes the mask of a model's fused attention, with its arguments.
+    """Stands in for the function of transformers that makes the mask of a model's fused attention,
+    with its arguments.
 
     None means that every key is seen; it is never left to be guessed whether a mask is causal.
     """
     from transformers.masking_utils import sdpa_mask
 
-    if "q_length" not in given:  # the first releases of transformers 5 say by cache_position where queries stand
+    # the first releases of transformers 5 say by cache_position where queries stand
+    if "q_length" not in given:
         return sdpa_mask(**{**given, "allow_is_causal_skip": False})
     padding, causal = given.get("attention_mask"), given.get("allow_is_causal_skip", True)
-    causal = causal and not (padding is not None and padding.is_meta)  # whose numbers would be asked for
-    skipped = sdpa_mask(**{**given, "allow_is_causal_skip": causal, "mask_function": _anything, "use_vmap": False}) is None
+    # whose numbers would be asked for
+    causal = causal and not (padding is not None and padding.is_meta)
+    skipped = (
+        sdpa_mask(
+            **{
+                **given,
+                "allow_is_causal_skip": causal,
+                "mask_function": _anything,
+                "use_vmap": False,
+            }
+        )
+        is None
+    )
     if skipped and not causal:
         return None
-    queries, keys, device = given["q_length"], given["kv_length"], torch.device(given.get("device", "cpu"))
+    queries, keys, device = (
+        given["q_length"],
+        given["kv_length"],
+        torch.device(given.get("device", "cpu")),
+    )
     asked, first = (
-        {**given, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False, "q_offset": 0},
+        {
+            **given,
+            "allow_is_causal_skip": False,
+            "allow_is_bidirectional_skip": False,
+            "q_offset": 0,
+        },
         given["q_offset"],
     )
 
@@ -100,11 +129,21 @@ def model_mask(**given: Any) -> Tensor | None:
             return given["mask_function"](batch, head, at[query] + first, key)
 
         length, offset = some.stop - some.start, given["kv_offset"] + some.start
-        rows = sdpa_mask(**{**asked, "q_length": len(at), "kv_length": length, "kv_offset": offset, "mask_function": seen})
+        rows = sdpa_mask(
+            **{
+                **asked,
+                "q_length": len(at),
+                "kv_length": length,
+                "kv_offset": offset,
+                "mask_function": seen,
+            }
+        )
         assert rows is not None
         return rows
 
-    return MaskTensor(Mask(queries, keys, device, tell, causal=skipped and queries == keys), given["batch_size"])
+    return MaskTensor(
+        Mask(queries, keys, device, tell, causal=skipped and queries == keys), given["batch_size"]
+    )
 
 
 def _anything(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -115,7 +154,8 @@ def _anything(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor
 class MaskTensor(Tensor):
     """A mask as models pass it on: a boolean tensor (batch, 1, queries, keys) without memory.
 
-    Whatever is done with it besides asking for its shape, dtype and device is done with the mask spelled out.
+    Whatever is done with it besides asking for its shape, dtype and device is done with the mask
+    spelled out.
     """
 
     mask: Mask
@@ -123,11 +163,17 @@ class MaskTensor(Tensor):
 
     def __new__(cls, mask: Mask, batch: int) -> MaskTensor:
         shape = (batch, 1, mask.queries, mask.keys)
-        made: MaskTensor = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=mask.device)
+        made: MaskTensor = Tensor._make_wrapper_subclass(
+            cls, shape, dtype=torch.bool, device=mask.device
+        )
         made.mask = mask
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        args, kwargs = tree_map_only(cls, lambda lazy: lazy.mask.whole().expand(lazy.shape), (args, kwargs or {}))
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        args, kwargs = tree_map_only(
+            cls, lambda lazy: lazy.mask.whole().expand(lazy.shape), (args, kwargs or {})
+        )
         return function(*args, **kwargs)

@@ -1,4 +1,6 @@
-"""Proof that capturing changes nothing: the same output with and without, and a capture for every layer."""
+"""Proof that capturing changes nothing: the same output with and without, and a capture for every
+layer.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Parity:
-    """Largest difference of the outputs, also relative to the largest output, and layers captured of those expected."""
+    """Largest difference of the outputs, also relative to the largest output, and layers captured
+    of those expected.
+    """
 
     max_difference: float
     relative: float
@@ -34,14 +38,18 @@ class Parity:
 
     def __str__(self) -> str:
         layers = "?" if self.expected is None else self.expected
-        return f"parity {self.max_difference:.1e} (relative {self.relative:.1e}), {self.captured} of {layers} layers captured"
+        return (
+            f"parity {self.max_difference:.1e} (relative {self.relative:.1e}), {self.captured} of"
+            f" {layers} layers captured"
+        )
 
 
 def parity(model: Any, inputs: Mapping[str, Any] | None = None) -> Parity:
-    """Run the model with and without capture and compare logits (or hidden states) on tokens that are not padding.
+    """Run the model with and without capture and compare logits (or hidden states) on tokens that
+    are not padding.
 
-    A model of which nothing, or not every layer, is captured is refused with the reason. Without inputs a few random tokens
-    are used.
+    A model of which nothing, or not every layer, is captured is refused with the reason. Without
+    inputs a few random tokens are used.
     """
     reason = refusal(model)
     if reason is not None:
@@ -62,10 +70,17 @@ def parity(model: Any, inputs: Mapping[str, Any] | None = None) -> Parity:
     if isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape == ours.shape[:2]:
         ours, theirs = ours[mask.bool()], theirs[mask.bool()]
     difference = float((ours.double() - theirs.double()).abs().max())
-    return Parity(difference, difference / max(float(theirs.double().abs().max()), 1e-300), len(seen), expected_layers(model))
+    return Parity(
+        difference,
+        difference / max(float(theirs.double().abs().max()), 1e-300),
+        len(seen),
+        expected_layers(model),
+    )
 
 
 def _output(result: Any) -> Tensor:
     """Logits where there are some, else the last hidden states."""
-    found: Tensor = next((result[key] for key in ("logits", "last_hidden_state") if key in result), result[0])
+    found: Tensor = next(
+        (result[key] for key in ("logits", "last_hidden_state") if key in result), result[0]
+    )
     return found

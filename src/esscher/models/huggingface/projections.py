@@ -1,7 +1,8 @@
-"""The map from the outputs of a layer's heads to what it adds to the residual stream, W_O, found while the model runs.
+"""The map from the outputs of a layer's heads to what it adds to the residual stream, W_O, found
+while the model runs.
 
-The first module that is called with exactly what attention returned is the output projection, whatever its name and the layout
-of its weights; its columns are what it makes of unit vectors.
+The first module that is called with exactly what attention returned is the output projection,
+whatever its name and the layout of its weights; its columns are what it makes of unit vectors.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ __all__ = ["head_projections"]
 
 
 def head_projections(model: Any) -> dict[int, Float[Tensor, "heads width d"]]:
-    """W_O of each self-attention layer, cut into heads: a head's output o (width) adds o @ W_O[head] to the stream.
+    """W_O of each self-attention layer, cut into heads: a head's output o (width) adds o @
+    W_O[head] to the stream.
 
-    A layer in which nothing is called with the heads' outputs side by side (a gate lies between) is left out.
+    A layer in which nothing is called with the heads' outputs side by side (a gate lies between) is
+    left out.
     """
     found: dict[int, Tensor] = {}
     waiting: dict[int, Tensor] = {}
@@ -37,11 +40,19 @@ def head_projections(model: Any) -> dict[int, Float[Tensor, "heads width d"]]:
         layer, out = next(reversed(waiting.items()))
         heads, width = out.shape[1], out.shape[3]
         side = out.transpose(1, 2).flatten(2)
-        if layer not in found and given.numel() == side.numel() and torch.equal(given.detach().reshape(side.shape), side):
+        if (
+            layer not in found
+            and given.numel() == side.numel()
+            and torch.equal(given.detach().reshape(side.shape), side)
+        ):
             found[layer] = _columns(module, given, heads * width).view(heads, width, -1)
 
     leaves = [module for module in model.modules() if not any(True for _ in module.children())]
-    hooks = [module.register_forward_pre_hook(called) for module in leaves if any(True for _ in module.parameters())]
+    hooks = [
+        module.register_forward_pre_hook(called)
+        for module in leaves
+        if any(True for _ in module.parameters())
+    ]
     try:
         with torch.no_grad(), open_session(model, lambda captured: None) as session:
             session.after = after

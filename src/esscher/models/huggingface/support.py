@@ -1,4 +1,6 @@
-"""How many softmax self-attention layers a model has by its configuration, and which models can be captured."""
+"""How many softmax self-attention layers a model has by its configuration, and which models can be
+captured.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,8 @@ OTHER_LAYERS = ("linear", "mamba", "conv", "recurrent", "rwkv", "ssm", "mlp", "m
 def refusal(model: Any) -> str | None:
     """Why the attention of this model cannot be captured, or None.
 
-    Models written before the attention interface keep their own code whatever implementation is asked for; transformers
-    finds them by reading their source.
+    Models written before the attention interface keep their own code whatever implementation is
+    asked for; transformers finds them by reading their source.
     """
     base = transformers().PreTrainedModel
     if not isinstance(model, base):
@@ -45,36 +47,47 @@ def refusal(model: Any) -> str | None:
     for module in model.modules():
         if isinstance(module, base) and not module._can_set_attn_implementation():
             return (
-                f"{type(module).__name__} computes attention in its own code, not through the attention interface of "
-                f"transformers, so nothing would be captured; what works: {WORKS}"
+                f"{type(module).__name__} computes attention in its own code, not through the"
+                " attention interface of transformers, so nothing would be captured; what works:"
+                f" {WORKS}"
             )
     return None
 
 
 def escaped(model: Any, captured: int) -> str | None:
-    """Why a forward pass of which so many layers were captured is not the whole model's, or None."""
+    """Why a forward pass of which so many layers were captured is not the whole model's, or
+    None.
+    """
     expected = expected_layers(model)
     if expected is None or captured == expected:
         return None
     return (
-        f"{type(model).__name__} has {expected} attention layers by its configuration, {captured} were captured; "
-        f"the others compute attention in their own code; what works: {WORKS}"
+        f"{type(model).__name__} has {expected} attention layers by its configuration, {captured}"
+        f" were captured; the others compute attention in their own code; what works: {WORKS}"
     )
 
 
 def expected_layers(model: Any) -> int | None:
-    """Softmax self-attention layers in one forward pass by the configuration; None where it does not say."""
+    """Softmax self-attention layers in one forward pass by the configuration; None where it does
+    not say.
+    """
     config = model.config
     if getattr(config, "is_encoder_decoder", False):
         encoder = _first(config, "encoder_layers", "num_layers", "num_hidden_layers")
         if not hasattr(model, "decoder") and not hasattr(getattr(model, "model", None), "decoder"):
             return encoder
-        decoder = _first(config, "decoder_layers", "num_decoder_layers", "num_layers", "num_hidden_layers")
+        decoder = _first(
+            config, "decoder_layers", "num_decoder_layers", "num_layers", "num_hidden_layers"
+        )
         return None if encoder is None or decoder is None else encoder + decoder
     own = _softmax_layers(config)
     if own is not None:
         return own
-    towers = [_softmax_layers(getattr(config, name)) for name in config.sub_configs if getattr(config, name) is not None]
+    towers = [
+        _softmax_layers(getattr(config, name))
+        for name in config.sub_configs
+        if getattr(config, name) is not None
+    ]
     found = [layers for layers in towers if layers is not None]
     return sum(found) if found else None
 
@@ -92,4 +105,6 @@ def _first(config: Any, *names: str) -> int | None:
 
 
 def _first_of(config: Any, *names: str) -> Any:
-    return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
+    return next(
+        (value for name in names if (value := getattr(config, name, None)) is not None), None
+    )

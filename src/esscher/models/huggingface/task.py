@@ -20,7 +20,10 @@ def task_of(model: Any) -> Task:
     return TASKS.get(_reader(type(model).__name__), "encoder")
 
 
-TASKS: dict[str, Task] = {"AutoModelForCausalLM": "language", "AutoModelForSequenceClassification": "classifier"}
+TASKS: dict[str, Task] = {
+    "AutoModelForCausalLM": "language",
+    "AutoModelForSequenceClassification": "classifier",
+}
 
 
 def _reader(made: str) -> str:

@@ -1,4 +1,6 @@
-"""Normality and coverage as a run: a unit is some repeats of one case, a law or a head of a model."""
+"""Normality and coverage as a run: a unit is some repeats of one case, a law or a head of a
+model.
+"""
 
 from __future__ import annotations
 
@@ -29,30 +31,51 @@ REPEATS_PER_UNIT = 20  # seeds do not depend on it
 def units(spec: NormalitySpec) -> Iterator[Unit]:
     for case in spec.cases:
         for first in range(0, spec.repeats, REPEATS_PER_UNIT):
-            yield {"case": case.name, "first": first, "count": min(REPEATS_PER_UNIT, spec.repeats - first)}
+            yield {
+                "case": case.name,
+                "first": first,
+                "count": min(REPEATS_PER_UNIT, spec.repeats - first),
+            }
 
 
 @functools.lru_cache(maxsize=2)
 def trial_of(spec: NormalitySpec, name: str) -> Trial:
-    """What is drawn in a case. Queries are fresh tokens of a law; of a head, its own queries in the text."""
+    """What is drawn in a case. Queries are fresh tokens of a law; of a head, its own queries in the
+    text.
+    """
     case = next(case for case in spec.cases if case.name == name)
     if isinstance(case, LawCase):
         measure = case.law.build(torch.float64, spec.device)
         head = build_head(case.head, measure)
-        queries = measure.sample(spec.queries, generator_for(f"normality/{name}", spec.seed, "queries")).double()
+        queries = measure.sample(
+            spec.queries, generator_for(f"normality/{name}", spec.seed, "queries")
+        ).double()
         return Trial(head, measure, queries, spec.n, spec.level, spec.seed, f"normality/{name}")
     pooled = context_of(spec.probe).once(hold)[case.layer]
     info = pooled.queries.info
     if case.head >= info.heads or info.softcap is not None:
-        raise ValueError(f"heads: layer {case.layer} has {info.heads} heads; expected one of them, with uncapped scores")
+        raise ValueError(
+            f"heads: layer {case.layer} has {info.heads} heads; expected one of them, with uncapped"
+            " scores"
+        )
     shared = info.kv_head(case.head)
     k, v = pooled.rows.k[shared].double(), pooled.rows.v[shared].double()
     head, pool = head_of_pool(k, v, info.scale)
-    return Trial(head, pool, pooled.queries.q[case.head].double(), spec.n, spec.level, spec.seed, f"normality/{name}")
+    return Trial(
+        head,
+        pool,
+        pooled.queries.q[case.head].double(),
+        spec.n,
+        spec.level,
+        spec.seed,
+        f"normality/{name}",
+    )
 
 
 def head_of_pool(k: torch.Tensor, v: torch.Tensor, scale: float) -> tuple[Head, Pool]:
-    """A token is a key and its value side by side: A picks the key, V the value. Then Gamma is attention on the whole pool."""
+    """A token is a key and its value side by side: A picks the key, V the value. Then Gamma is
+    attention on the whole pool.
+    """
     width, out = k.shape[1], v.shape[1]
     eye = torch.eye(width + out, dtype=torch.float64, device=k.device)
     return Head(scale * eye[:, :width], eye[width:]), Pool(torch.cat([k, v], dim=1))
@@ -66,16 +89,23 @@ def hashes(spec: NormalitySpec) -> dict[str, str]:
 
 
 def compute(spec: NormalitySpec, unit: Unit) -> dict[str, Any]:
-    found = draw_regions(trial_of(spec, unit["case"]), range(unit["first"], unit["first"] + unit["count"]))
+    found = draw_regions(
+        trial_of(spec, unit["case"]), range(unit["first"], unit["first"] + unit["count"])
+    )
     return {"draws": found.assign(case=unit["case"])}
 
 
 def consolidate(spec: NormalitySpec, shards: Sequence[Shard]) -> dict[str, Any]:
     """coverage (a row for each case and n) and draws (every repeat)."""
     draws = pd.concat([shard.tables["draws"].to_pandas() for shard in shards], ignore_index=True)
-    tables = [coverage_table(part).assign(case=case) for case, part in draws.groupby("case", sort=False)]
+    tables = [
+        coverage_table(part).assign(case=case) for case, part in draws.groupby("case", sort=False)
+    ]
     table = pd.concat(tables, ignore_index=True)
-    return {"coverage": table[["case", *(name for name in table if name != "case")]], "draws": draws}
+    return {
+        "coverage": table[["case", *(name for name in table if name != "case")]],
+        "draws": draws,
+    }
 
 
 WORDS = {
@@ -86,13 +116,27 @@ WORDS = {
 KEPT = {column.key: column for column in CURVE}
 CASE = Column("case", "word", "case", "The law or the head whose tokens are drawn.")
 N = KEPT["n"]
-EFFECTIVE = Column("effective_tokens", "float", "effective tokens", "One over the sum of squared softmax weights of a draw.")
+EFFECTIVE = Column(
+    "effective_tokens",
+    "float",
+    "effective tokens",
+    "One over the sum of squared softmax weights of a draw.",
+)
 COVERAGE = (
     CASE,
     *(N, KEPT["rms"], EFFECTIVE),
-    *(Column(kind, "float", kind, f"Share of draws whose {WORDS[kind]}, holds the limit.") for kind in REGIONS),
     *(
-        Column(f"{kind}_stderr", "float", f"{kind}: standard error", f"Binomial, of the share of the {WORDS[kind]}.", short="±")
+        Column(kind, "float", kind, f"Share of draws whose {WORDS[kind]}, holds the limit.")
+        for kind in REGIONS
+    ),
+    *(
+        Column(
+            f"{kind}_stderr",
+            "float",
+            f"{kind}: standard error",
+            f"Binomial, of the share of the {WORDS[kind]}.",
+            short="±",
+        )
         for kind in REGIONS
     ),
     *(
@@ -106,13 +150,28 @@ COVERAGE = (
         for kind in REGIONS
     ),
     Column(
-        "kolmogorov", "float", "distance to normal", "Kolmogorov distance of the studentised error to normal.", short="distance"
+        "kolmogorov",
+        "float",
+        "distance to normal",
+        "Kolmogorov distance of the studentised error to normal.",
+        short="distance",
     ),
     Column(
-        "kolmogorov_noise", "float", "its noise", "What that distance is on average for as many normal draws.", short="noise"
+        "kolmogorov_noise",
+        "float",
+        "its noise",
+        "What that distance is on average for as many normal draws.",
+        short="noise",
     ),
-    Column("skewness", "float", "skewness", "Skewness of the studentised error; 0 for a normal one."),
-    Column("kurtosis", "float", "excess kurtosis", "Excess kurtosis of the studentised error; 0 for a normal one."),
+    Column(
+        "skewness", "float", "skewness", "Skewness of the studentised error; 0 for a normal one."
+    ),
+    Column(
+        "kurtosis",
+        "float",
+        "excess kurtosis",
+        "Excess kurtosis of the studentised error; 0 for a normal one.",
+    ),
     Column(
         "chi2_mean",
         "float",
@@ -121,19 +180,44 @@ COVERAGE = (
         short="χ²",
     ),
     Column(
-        "chi2_median", "float", "chi-squared, median", "Its median over that of chi-squared; 1 in the limit.", short="χ² median"
+        "chi2_median",
+        "float",
+        "chi-squared, median",
+        "Its median over that of chi-squared; 1 in the limit.",
+        short="χ² median",
     ),
 )
 DRAWS = (
     *(CASE, N, EFFECTIVE),
     Column("repeat", "int", "repeat", "Number of the draw of tokens."),
     Column("query", "int", "query", "Number of the query."),
-    Column("student", "float", "studentised error", "Error along the tilt over its plug-in standard deviation."),
+    Column(
+        "student",
+        "float",
+        "studentised error",
+        "Error along the tilt over its plug-in standard deviation.",
+    ),
     Column("chi2", "float", "squared error", "Squared error in units of the plug-in covariance."),
-    Column("dim", "float", "dimension", "Output coordinates, the degrees of freedom of the squared error."),
+    Column(
+        "dim",
+        "float",
+        "dimension",
+        "Output coordinates, the degrees of freedom of the squared error.",
+    ),
     Column("squared", "float", "squared error", "Squared error of one query in one draw."),
-    *(Column(kind, "float", kind, f"1 where the {WORDS[kind]}, held the limit in this draw.") for kind in REGIONS),
-    *(Column(f"{kind}_radius", "float", f"{kind}: radius", f"Radius of the {WORDS[kind]}, in this draw.") for kind in REGIONS),
+    *(
+        Column(kind, "float", kind, f"1 where the {WORDS[kind]}, held the limit in this draw.")
+        for kind in REGIONS
+    ),
+    *(
+        Column(
+            f"{kind}_radius",
+            "float",
+            f"{kind}: radius",
+            f"Radius of the {WORDS[kind]}, in this draw.",
+        )
+        for kind in REGIONS
+    ),
 )
 NORMALITY = Job(
     "normality",

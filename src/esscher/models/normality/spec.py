@@ -23,7 +23,9 @@ class LawCase(Plain):
 
 
 class ModelCase(Plain):
-    """A head of a model: its keys and values, pooled over a text, drawn with replacement; its own queries."""
+    """A head of a model: its keys and values, pooled over a text, drawn with replacement; its own
+    queries.
+    """
 
     name: str
     layer: Annotated[int, Field(ge=0)]
@@ -49,7 +51,10 @@ class NormalitySpec(RunSpec):
     def _some_cases(self) -> NormalitySpec:
         names = [case.name for case in self.cases]
         if not names or len(set(names)) < len(names):
-            raise ValueError(f"laws and heads: expected some cases, each name once, got {', '.join(names) or 'none'}")
+            raise ValueError(
+                "laws and heads: expected some cases, each name once, got"
+                f" {', '.join(names) or 'none'}"
+            )
         return self
 
     @property
@@ -74,4 +79,5 @@ class NormalitySpec(RunSpec):
         )
 
 
-register("normality", "esscher.models.normality.job:NORMALITY")  # here, so that naming it does not import what computes it
+# here, so that naming it does not import what computes it
+register("normality", "esscher.models.normality.job:NORMALITY")

@@ -1,9 +1,11 @@
-"""Predicted beside measured: rank correlations, over heads and over layers, of exponents that theory gives with those fitted.
+"""Predicted beside measured: rank correlations, over heads and over layers, of exponents that
+theory gives with those fitted.
 
-Spearman's rho between a column of heads.parquet that theory fills and one that was measured, with a 95 % interval: percentiles
-of the bootstrap over heads (or layers). Ranks are all it looks at, so every decreasing function of the coupling has one rho:
-[B]'s proved and experimental exponents stand apart in the table and agree in it. A layer's prediction is that of its slowest
-head, its measurement that of its heads side by side.
+Spearman's rho between a column of heads.parquet that theory fills and one that was measured, with a
+95 % interval: percentiles of the bootstrap over heads (or layers). Ranks are all it looks at, so
+every decreasing function of the coupling has one rho: [B]'s proved and experimental exponents stand
+apart in the table and agree in it. A layer's prediction is that of its slowest head, its
+measurement that of its heads side by side.
 """
 
 from __future__ import annotations
@@ -27,9 +29,16 @@ RESAMPLES = 2000
 LEVEL = 0.95
 
 AGREEMENT = (
-    Column("over", "word", "compared over", "What is put in order: heads, or layers with their heads side by side."),
+    Column(
+        "over",
+        "word",
+        "compared over",
+        "What is put in order: heads, or layers with their heads side by side.",
+    ),
     Column("predicted", "word", "predicted", "Column of the heads that theory fills."),
-    Column("measured", "word", "measured", "Column of the heads, or of the layers, that was fitted."),
+    Column(
+        "measured", "word", "measured", "Column of the heads, or of the layers, that was fitted."
+    ),
     Column(
         "rho",
         "float",
@@ -37,14 +46,28 @@ AGREEMENT = (
         "Spearman's rank correlation of predicted and measured exponents.",
         ends=("rho_low", "rho_high"),
     ),
-    Column("rho_low", "float", "rank correlation, low", "Lower end of its 95 % interval, by the bootstrap."),
-    Column("rho_high", "float", "rank correlation, high", "Upper end of its 95 % interval, by the bootstrap."),
+    Column(
+        "rho_low",
+        "float",
+        "rank correlation, low",
+        "Lower end of its 95 % interval, by the bootstrap.",
+    ),
+    Column(
+        "rho_high",
+        "float",
+        "rank correlation, high",
+        "Upper end of its 95 % interval, by the bootstrap.",
+    ),
     Column("count", "int", "number compared", "Heads or layers that have both exponents."),
 )
 
 
-def agreement_table(tables: Mapping[str, pd.DataFrame], columns: Sequence[Column], seed: int) -> pd.DataFrame:
-    """A row for every prediction and measurement among the ``columns`` of the heads; none where fewer than 5 have both."""
+def agreement_table(
+    tables: Mapping[str, pd.DataFrame], columns: Sequence[Column], seed: int
+) -> pd.DataFrame:
+    """A row for every prediction and measurement among the ``columns`` of the heads; none where
+    fewer than 5 have both.
+    """
     predicted = [column.key for column in columns if column.of]
     measured = [column.key for column in columns if column.metric]
     heads = tables["heads"]
@@ -59,7 +82,13 @@ def agreement_table(tables: Mapping[str, pd.DataFrame], columns: Sequence[Column
                     both = np.isfinite(x) & np.isfinite(y)
                     if both.sum() >= FEWEST:
                         rho, low, high = rank_correlation(x[both], y[both], seed)
-                        found = {"over": over, "predicted": theory, "measured": fitted, "rho": rho, "rho_low": low}
+                        found = {
+                            "over": over,
+                            "predicted": theory,
+                            "measured": fitted,
+                            "rho": rho,
+                            "rho_low": low,
+                        }
                         rows.append(found | {"rho_high": high, "count": int(both.sum())})
     return pd.DataFrame(rows, columns=[column.key for column in AGREEMENT])
 

@@ -38,25 +38,30 @@ def probe(
     progress: Any = None,
     **settings: Unpack[Settings],
 ) -> Run:
-    """Measure every head of a model on text; the run has tables heads, curves, scores, tails, layers, budget and about.
+    """Measure every head of a model on text; the run has tables heads, curves, scores, tails,
+    layers, budget and about.
 
-    A run whose pool is the query's own context has frontier too, the errors of keep rules, and rule_budget, what each needs.
+    A run whose pool is the query's own context has frontier too, the errors of keep rules, and
+    rule_budget, what each needs.
 
-    ``model``: a packaged model ("minilm", which None is too, or "smollm2"), a hub name, a folder, a GGUF file, or a
-    transformers model (with its ``tokenizer``).
-    ``texts``: a document or a list of them, or files and folders: ``pathlib.Path``, or a string that names one; None for the
-    packaged prose.
-    ``out``: the run's folder, ``runs/MODEL-HASH`` when left out, as on the command line. What is finished there is not computed
-    again. ``progress``: True or False; by default in a terminal and in a notebook; or a function of a
-    :class:`esscher.runs.Progress`. The other settings are the fields of :class:`ProbeSpec` and of its corpus, named as the
-    flags are: ``max_tokens=100_000``, ``layers=range(2)``, ``queries=64``, ``epsilon=0.1``, ``dataset="name"`` ... or
-    ``corpus={...}`` with all of a corpus.
+    ``model``: a packaged model ("minilm", which None is too, or "smollm2"), a hub name, a folder, a
+    GGUF file, or a transformers model (with its ``tokenizer``). ``texts``: a document or a list of
+    them, or files and folders: ``pathlib.Path``, or a string that names one; None for the packaged
+    prose. ``out``: the run's folder, ``runs/MODEL-HASH`` when left out, as on the command line.
+    What is finished there is not computed again. ``progress``: True or False; by default in a
+    terminal and in a notebook; or a function of a :class:`esscher.runs.Progress`. The other
+    settings are the fields of :class:`ProbeSpec` and of its corpus, named as the flags are:
+    ``max_tokens=100_000``, ``layers=range(2)``, ``queries=64``, ``epsilon=0.1``, ``dataset="name"``
+    ... or ``corpus={...}`` with all of a corpus.
     """
     fields = read_settings(settings)  # a mistake is told before anything is written or read
     loaded = None
     if model is not None and not isinstance(model, str | Path):
         if workers > 1 or dask is not None:
-            raise ValueError("workers: a model given as an object stays in this process; save it in a folder and give that")
+            raise ValueError(
+                "workers: a model given as an object stays in this process; save it in a folder and"
+                " give that"
+            )
         loaded = wrap_model(model, tokenizer)
         model = f"{OBJECT}{loaded.sha256[:16]}"
     else:
@@ -73,7 +78,9 @@ def probe(
 
 
 def run_folder(context: ProbeContext) -> Path:
-    """Where a run goes unless told: a folder for each model and spec, so that the same probe finds its run again."""
+    """Where a run goes unless told: a folder for each model and spec, so that the same probe finds
+    its run again.
+    """
     return RUNS / f"{short_name(context.loaded.name)}-{context.spec.hash[:8]}"
 
 
@@ -86,15 +93,24 @@ def short_name(model: str) -> str:
 def too_few_keys(context: ProbeContext) -> str | None:
     """A sentence where no query meets enough keys to say much; None elsewhere."""
     own = context.spec.pool == "sequence"
-    keys = max(int(np.max(context.foreseen(layer))) for layer in context.layers) if own else context.keys
+    keys = (
+        max(int(np.max(context.foreseen(layer))) for layer in context.layers)
+        if own
+        else context.keys
+    )
     if keys >= SMALLEST:
         return None
     of = "a query sees at most" if own else "the pool has"
-    return f"{of} {keys} keys: errors and exponents of fewer than {SMALLEST} say little; give more text, or larger windows"
+    return (
+        f"{of} {keys} keys: errors and exponents of fewer than {SMALLEST} say little; give more"
+        " text, or larger windows"
+    )
 
 
 def _texts(texts: Any, folder: Path) -> dict[str, Any]:
-    """Fields of the corpus; documents are written into a folder, so that every process can read them."""
+    """Fields of the corpus; documents are written into a folder, so that every process can read
+    them.
+    """
     if texts is None:
         return {}
     given = [texts] if isinstance(texts, str | Path) else list(texts)
@@ -102,18 +118,37 @@ def _texts(texts: Any, folder: Path) -> dict[str, Any]:
     if given and len(files) == len(given):
         return {"text": [str(Path(file).expanduser().absolute()) for file in files]}
     if not given or not all(isinstance(text, str) and text not in files for text in given):
-        kinds = ", ".join(sorted({"a file" if text in files else type(text).__name__ for text in given})) or "nothing"
-        raise ValueError(f"texts: expected strings (documents) or pathlib.Path (files), all of one kind, got {kinds}")
+        kinds = (
+            ", ".join(
+                sorted({"a file" if text in files else type(text).__name__ for text in given})
+            )
+            or "nothing"
+        )
+        raise ValueError(
+            "texts: expected strings (documents) or pathlib.Path (files), all of one kind, got"
+            f" {kinds}"
+        )
     folder.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256("\0".join(str(text) for text in given).encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    path = folder / f".texts-{digest}.parquet"  # hidden: a run begins in an empty folder; other texts are another spec
+    digest = hashlib.sha256(
+        "\0".join(str(text) for text in given).encode("utf-8", "surrogatepass")
+    ).hexdigest()[:16]
+    # hidden: a run begins in an empty folder; other texts are another spec
+    path = folder / f".texts-{digest}.parquet"
     pd.DataFrame({"text": given}).to_parquet(path)
     return {"text": [str(path.absolute())], "field": "text"}
 
 
 def _names_a_file(text: Any) -> bool:
-    """Whether a string is the name of a file or folder; one that looks like it and is none is a mistake."""
-    if not isinstance(text, str) or not text.strip() or len(text) > 1024 or "\n" in text or "\0" in text:
+    """Whether a string is the name of a file or folder; one that looks like it and is none is a
+    mistake.
+    """
+    if (
+        not isinstance(text, str)
+        or not text.strip()
+        or len(text) > 1024
+        or "\n" in text
+        or "\0" in text
+    ):
         return False
     try:
         if os.path.exists(os.path.expanduser(text)):
@@ -121,5 +156,8 @@ def _names_a_file(text: Any) -> bool:
     except OSError:  # too long for a name
         return False
     if FILE_NAME.fullmatch(text):
-        raise ValueError(f"texts: {text!r} looks like a file and there is none of this name; give its path, or a document")
+        raise ValueError(
+            f"texts: {text!r} looks like a file and there is none of this name; give its path, or a"
+            " document"
+        )
     return False

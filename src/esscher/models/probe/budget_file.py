@@ -1,4 +1,6 @@
-"""A budget as others read it: a record of every key-value head (JSON, YAML), and the array of kvpress's per-head press."""
+"""A budget as others read it: a record of every key-value head (JSON, YAML), and the array of
+kvpress's per-head press.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,13 @@ def budget_record(found: RuleBudget, about: Mapping[str, Any]) -> dict[str, Any]
         "epsilon": found.epsilon,
         "total": found.total,
         "split": split,
-        **{name: _plain(total[name]) for name in ("keys", "ratio", "error", "q95", *(column.key for column in WORST))},
-        "caches": [{name: _plain(row[name]) for name in kept} for row in found.caches.to_dict("records")],
+        **{
+            name: _plain(total[name])
+            for name in ("keys", "ratio", "error", "q95", *(column.key for column in WORST))
+        },
+        "caches": [
+            {name: _plain(row[name]) for name in kept} for row in found.caches.to_dict("records")
+        ],
     }
 
 
@@ -54,28 +61,37 @@ def as_bytes(content: dict[str, Any] | npt.NDArray[np.float32], kind: str, endin
         return file.getvalue()
     if isinstance(content, np.ndarray):
         return (json.dumps(content.astype(float).round(6).tolist()) + "\n").encode()
-    text = yaml.safe_dump(content, sort_keys=False) if kind == "yaml" else json.dumps(content, indent=2, allow_nan=False) + "\n"
+    text = (
+        yaml.safe_dump(content, sort_keys=False)
+        if kind == "yaml"
+        else json.dumps(content, indent=2, allow_nan=False) + "\n"
+    )
     return text.encode()
 
 
 def prune_ratios(
     frontier: pd.DataFrame, rule: str, layers: int, kv_heads: int, weights: Weights | None = None
 ) -> npt.NDArray[np.float32]:
-    """Shares to drop, (99, layers, kv_heads): row i is the best split that drops (i + 1) % of all keys.
+    """Shares to drop, (99, layers, kv_heads): row i is the best split that drops (i + 1) % of all
+    keys.
 
-    Steepest first (:class:`esscher.convergence.split.Sharing`), so that no cache gets fewer keys where more are kept in all.
-    Below the smallest size that was measured every cache shrinks in proportion.
+    Steepest first (:class:`esscher.convergence.split.Sharing`), so that no cache gets fewer keys
+    where more are kept in all. Below the smallest size that was measured every cache shrinks in
+    proportion.
     """
     if per_query(rule):
-        raise ValueError(f"kvpress: {rule} chooses keys for each query, and a press chooses once; give another rule")
+        raise ValueError(
+            f"kvpress: {rule} chooses keys for each query, and a press chooses once; give another"
+            " rule"
+        )
     caches = {(cache.layer, cache.kv_head): cache for cache in caches_of(frontier, rule, weights)}
     wanted = [(layer, kv) for layer in range(layers) for kv in range(kv_heads)]
     missing = [f"{layer}.{kv}" for layer, kv in wanted if (layer, kv) not in caches]
     if missing:
         measured = ", ".join(str(layer) for layer in sorted({layer for layer, _ in caches}))
         raise ValueError(
-            f"kvpress: expected every key-value head of {layers} layers; this run has layers {measured}, without "
-            f"{', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}"
+            f"kvpress: expected every key-value head of {layers} layers; this run has layers"
+            f" {measured}, without {', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}"
         )
     shares = [_by_share(caches[place]) for place in wanted]
     sharing = Sharing(shares)
@@ -83,7 +99,9 @@ def prune_ratios(
     found = np.empty((99, len(wanted)))
     for percent in range(1, 100):
         total = round((100 - percent) / 100 * PARTS * len(wanted))
-        kept = sharing.steepest_first(total)[0] if total >= least else sharing.least * (total / least)
+        kept = (
+            sharing.steepest_first(total)[0] if total >= least else sharing.least * (total / least)
+        )
         found[percent - 1] = 1 - kept / PARTS
     return found.reshape(99, layers, kv_heads).astype(np.float32)
 

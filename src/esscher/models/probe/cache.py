@@ -1,4 +1,6 @@
-"""How much of a key-value cache a model needs: tokens of each head at a given error, and the best split of a total."""
+"""How much of a key-value cache a model needs: tokens of each head at a given error, and the best
+split of a total.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,12 @@ __all__ = [
 ]
 
 OWN, UNIFORM, BEST = ("each head its own", "uniform", "best split")
-WANTED = Column("epsilon", "float", "relative error allowed", "Relative error that is allowed.", short="asked")
-RATIO = Column("ratio", "float", "share kept", "Share of the cache that is kept.", short="of the cache")
+WANTED = Column(
+    "epsilon", "float", "relative error allowed", "Relative error that is allowed.", short="asked"
+)
+RATIO = Column(
+    "ratio", "float", "share kept", "Share of the cache that is kept.", short="of the cache"
+)
 SAVED = Column("saved", "float", "saved", "Share of the cache that is dropped.")
 BUDGET = (  # of budget_table
     WANTED,
@@ -44,10 +50,7 @@ BUDGET = (  # of budget_table
     RATIO,
     SAVED,
     Column(
-        "squared_error",
-        "float",
-        "squared error",
-        "Squared relative error, mean over the heads.",
+        "squared_error", "float", "squared error", "Squared relative error, mean over the heads."
     ),
     *WORST,
 )
@@ -55,13 +58,15 @@ BUDGET = (  # of budget_table
 
 @dataclass(frozen=True, repr=False)
 class Budget:
-    """Tokens to keep, at random, for a relative error of ``epsilon``, or the best split of ``total``.
+    """Tokens to keep, at random, for a relative error of ``epsilon``, or the best split of
+    ``total``.
 
-    ``heads``: a row per head (n_keys, tokens, ratio). ``caches``: a row per key-value head, whose heads share its keys: the
-    most that one of them needs, and its share of the best split. ``totals``: a row per split, with tokens, ratio, saved
-    (share of the cache that goes), squared_error (relative, mean over the heads: a head counts by its error relative to its own
-    limit, whatever the size of that) and the head and the layer that it serves worst. Of a total the tokens are those of the
-    best split. ``part``: of the model that was measured.
+    ``heads``: a row per head (n_keys, tokens, ratio). ``caches``: a row per key-value head, whose
+    heads share its keys: the most that one of them needs, and its share of the best split.
+    ``totals``: a row per split, with tokens, ratio, saved (share of the cache that goes),
+    squared_error (relative, mean over the heads: a head counts by its error relative to its own
+    limit, whatever the size of that) and the head and the layer that it serves worst. Of a total
+    the tokens are those of the best split. ``part``: of the model that was measured.
     """
 
     epsilon: float | None
@@ -75,10 +80,12 @@ class Budget:
 
 
 def described(totals: pd.DataFrame, split: str, part: str) -> str:
-    """Each split in a few words: what it keeps, and what it serves worst. ``split``: the column that names them."""
+    """Each split in a few words: what it keeps, and what it serves worst. ``split``: the column
+    that names them.
+    """
     told = [
-        f"{row[split]} keeps {row['ratio']:.1%}, worst head {row['worst_head']} {row['worst']:.1%}, "
-        f"worst layer {row['worst_layer']} {row['worst_layer_error']:.1%}"
+        f"{row[split]} keeps {row['ratio']:.1%}, worst head {row['worst_head']} {row['worst']:.1%},"
+        f" worst layer {row['worst_layer']} {row['worst_layer_error']:.1%}"
         for row in totals.to_dict("records")
     ]
     return "; ".join([*([part] if part else []), *told])
@@ -87,7 +94,9 @@ def described(totals: pd.DataFrame, split: str, part: str) -> str:
 def error_or_total(epsilon: Any, total: Any) -> tuple[float | None, int | None]:
     """What a budget is asked for: one of the two, checked."""
     if (epsilon is None) == (total is None):
-        raise ValueError(f"budget: expected an error or a total, got epsilon {epsilon} and total {total}")
+        raise ValueError(
+            f"budget: expected an error or a total, got epsilon {epsilon} and total {total}"
+        )
     if epsilon is None:
         return None, as_count(total, "total")
     epsilon = as_positive(epsilon, "epsilon")
@@ -96,22 +105,41 @@ def error_or_total(epsilon: Any, total: Any) -> tuple[float | None, int | None]:
     return epsilon, None
 
 
-def budget_of(heads: pd.DataFrame, curves: pd.DataFrame, epsilon: Any = None, total: Any = None) -> Budget:
-    """The budget at one error, or of a total number of tokens, from the tables of a probe; keys are kept at random."""
+def budget_of(
+    heads: pd.DataFrame, curves: pd.DataFrame, epsilon: Any = None, total: Any = None
+) -> Budget:
+    """The budget at one error, or of a total number of tokens, from the tables of a probe; keys are
+    kept at random.
+    """
     epsilon, total = error_or_total(epsilon, total)
-    # a head whose values are all alike has no error at any n: it needs no token, and there is nothing to compare
-    known = {place: curve for place, curve in stored_curves(curves, METRICS["bernoulli"]).items() if curve.rms[0] > 0}
+    # a head whose values are all alike has no error at any n: it needs no token, and there is
+    # nothing to compare
+    known = {
+        place: curve
+        for place, curve in stored_curves(curves, METRICS["bernoulli"]).items()
+        if curve.rms[0] > 0
+    }
     if not known:
-        raise ValueError("curves: no errors of kept keys in this run; were all of its heads refused?")
+        raise ValueError(
+            "curves: no errors of kept keys in this run; were all of its heads refused?"
+        )
     kv_of = {(int(row.layer), int(row.head)): int(row.kv_head) for row in heads.itertuples()}
     per_head = pd.DataFrame(
         [
-            {"layer": layer, "head": head, "kv_head": kv_of[layer, head], "n_keys": int(curve.n[-1])}
+            {
+                "layer": layer,
+                "head": head,
+                "kv_head": kv_of[layer, head],
+                "n_keys": int(curve.n[-1]),
+            }
             for (layer, head), curve in known.items()
         ]
     )
     groups = per_head.groupby(["layer", "kv_head"], sort=True)
-    pools = [_together([known[int(layer), int(head)] for head in rows["head"]]) for (layer, _), rows in groups]
+    pools = [
+        _together([known[int(layer), int(head)] for head in rows["head"]])
+        for (layer, _), rows in groups
+    ]
     caches = groups.agg(heads=("head", "size"), n_keys=("n_keys", "max")).reset_index()
     sharing, size = Sharing(pools), float(len(per_head))
     if epsilon is None:
@@ -126,36 +154,57 @@ def budget_of(heads: pd.DataFrame, curves: pd.DataFrame, epsilon: Any = None, to
         table["ratio"] = table["tokens"] / table["n_keys"]
     caches["best_split"] = splits[BEST]
     totals = _totals(sharing, size, epsilon, splits)
-    worst = [_worst(known, dict(zip(known, tokens[groups.ngroup()].tolist(), strict=True))) for tokens in splits.values()]
+    worst = [
+        _worst(known, dict(zip(known, tokens[groups.ngroup()].tolist(), strict=True)))
+        for tokens in splits.values()
+    ]
     return Budget(epsilon, per_head, caches, totals.join(pd.DataFrame(worst)))
 
 
-def _worst(curves: Mapping[tuple[int, int], ErrorCurve], tokens: Mapping[tuple[int, int], int]) -> dict[str, Any]:
-    """The head and the layer that have the largest error, each head with the tokens of its cache."""
-    heights = {place: float(log_rms(curve)(math.log(tokens[place]))) for place, curve in curves.items()}
-    return worst_of({place: (math.exp(2 * heights[place]), curve.scale**2) for place, curve in curves.items()})
+def _worst(
+    curves: Mapping[tuple[int, int], ErrorCurve], tokens: Mapping[tuple[int, int], int]
+) -> dict[str, Any]:
+    """The head and the layer that have the largest error, each head with the tokens of its
+    cache.
+    """
+    heights = {
+        place: float(log_rms(curve)(math.log(tokens[place]))) for place, curve in curves.items()
+    }
+    return worst_of(
+        {place: (math.exp(2 * heights[place]), curve.scale**2) for place, curve in curves.items()}
+    )
 
 
-def budget_table(heads: pd.DataFrame, curves: pd.DataFrame, epsilons: Sequence[float]) -> pd.DataFrame:
+def budget_table(
+    heads: pd.DataFrame, curves: pd.DataFrame, epsilons: Sequence[float]
+) -> pd.DataFrame:
     """budget.parquet: the totals at several errors."""
-    return pd.concat([budget_of(heads, curves, epsilon).totals for epsilon in epsilons], ignore_index=True)
+    return pd.concat(
+        [budget_of(heads, curves, epsilon).totals for epsilon in epsilons], ignore_index=True
+    )
 
 
 def _together(curves: list[ErrorCurve]) -> ErrorCurve:
     """The summed squared relative error of heads that share their keys."""
     rms = np.sqrt(sum(curve.relative**2 for curve in curves))
     scale = math.sqrt(len(curves))
-    return ErrorCurve(n=curves[0].n, rms=np.asarray(rms), kind="exact", metric=METRICS["bernoulli"], scale=scale)
+    return ErrorCurve(
+        n=curves[0].n, rms=np.asarray(rms), kind="exact", metric=METRICS["bernoulli"], scale=scale
+    )
 
 
 def shared(sharing: Sharing, target: float = math.nan, total: Any = None) -> dict[str, Counts]:
-    """The same for all and the best split: of a total, or of the fewest tokens with a summed squared error of ``target``."""
+    """The same for all and the best split: of a total, or of the fewest tokens with a summed
+    squared error of ``target``.
+    """
     even = sharing.split(sharing.fewest(target, uniform=True) if total is None else total)
     best = sharing.split(sharing.fewest(target)) if total is None else even
     return {UNIFORM: even.uniform, BEST: best.tokens}
 
 
-def _totals(sharing: Sharing, size: float, epsilon: float | None, splits: dict[str, Counts]) -> pd.DataFrame:
+def _totals(
+    sharing: Sharing, size: float, epsilon: float | None, splits: dict[str, Counts]
+) -> pd.DataFrame:
     most = int(sharing.most.sum())
     rows = [
         {

@@ -1,4 +1,6 @@
-"""What a probe works on: the model, the windows of text, which tokens ask, and how tokens meet queries, decided once."""
+"""What a probe works on: the model, the windows of text, which tokens ask, and how tokens meet
+queries, decided once.
+"""
 
 from __future__ import annotations
 
@@ -32,22 +34,33 @@ WindowSink = Callable[[Captured, Indices], None]
 QUERY_WINDOWS = 256  # windows the queries come from: each process runs these through the model
 SEQUENCE_WINDOWS = 32  # the same where a window is the pool
 QUARTERS = 4  # depths of a window at which its own queries stand
-OBJECT = "object:"  # begins the name, in a spec, of a model given as an object: no other process can load it
+# begins the name, in a spec, of a model given as an object: no other process can load it
+OBJECT = "object:"
 MEMORY = 1.5e9  # bytes of captured queries, keys and values that a process may hold
 
 
 class Mode(Enum):
     """How the tokens of a probe meet its queries."""
 
-    HELD = "tokens of all layers are held, from one pass over the corpus; a unit of work is some heads"
+    HELD = (
+        "tokens of all layers are held, from one pass over the corpus; a unit of work is some heads"
+    )
     LAYERS = "the corpus streams by once for each layer; a unit is a layer"
-    PARTS = "the corpus streams by part by part; a unit leaves states of some layers, and states of parts merge"
-    OWN = "each query meets the keys of its own window; a unit is a window, and goes through the model once"
+    PARTS = (
+        "the corpus streams by part by part; a unit leaves states of some layers, and states of"
+        " parts merge"
+    )
+    OWN = (
+        "each query meets the keys of its own window; a unit is a window, and goes through the"
+        " model once"
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Where the m queries stand: window and position of each, in the order of windows, and which depth that is."""
+    """Where the m queries stand: window and position of each, in the order of windows, and which
+    depth that is.
+    """
 
     windows: Indices
     positions: Indices
@@ -59,7 +72,9 @@ class Places:
 
     def take(self, rows: Indices) -> Places:
         """Those of some queries."""
-        return Places(self.windows[rows], self.positions[rows], self.depths[rows], self.pieces[rows])
+        return Places(
+            self.windows[rows], self.positions[rows], self.depths[rows], self.pieces[rows]
+        )
 
     def inside(self, window: int) -> Indices:
         """Numbers of the queries of a window."""
@@ -74,7 +89,8 @@ class ProbeContext:
     loaded: Loaded
     windows: Windows
     pooled: npt.NDArray[np.bool_]  # (W, T): tokens that are part of a pool
-    pieces: npt.NDArray[np.int8]  # (W, T): which of PIECES equal pieces of the pool, as the text goes, a pooled token is of
+    # (W, T): which of PIECES equal pieces of the pool, as the text goes, a pooled token is of
+    pieces: npt.NDArray[np.int8]
     places: Places
     parts: tuple[Indices, ...]  # windows of each part of the corpus
     mode: Mode
@@ -83,10 +99,16 @@ class ProbeContext:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        return self.spec.layers if self.spec.layers is not None else tuple(range(self.loaded.layers))
+        return (
+            self.spec.layers if self.spec.layers is not None else tuple(range(self.loaded.layers))
+        )
 
     def heads(self, layer: int) -> tuple[int, ...]:
-        return self.spec.heads if self.spec.heads is not None else tuple(range(self.loaded.shapes[layer].heads))
+        return (
+            self.spec.heads
+            if self.spec.heads is not None
+            else tuple(range(self.loaded.shapes[layer].heads))
+        )
 
     @functools.cached_property
     def maps(self) -> dict[int, LinearMaps]:
@@ -99,7 +121,9 @@ class ProbeContext:
         return head_projections(self.loaded.model)
 
     def once(self, make: Callable[..., _T], *arguments: Any) -> _T:
-        """``make(self, *arguments)``, made once: the last result of each function is kept as long as the context is."""
+        """``make(self, *arguments)``, made once: the last result of each function is kept as long
+        as the context is.
+        """
         with self._lock:
             known = self._made.get(make)
             if known is None or known[0] != arguments:
@@ -114,11 +138,19 @@ class ProbeContext:
         return int(self.pooled.sum())
 
     def foreseen(self, layer: int) -> Indices:
-        """(m,): how many keys each query will see in its own context; a mask may still show another number."""
+        """(m,): how many keys each query will see in its own context; a mask may still show another
+        number.
+        """
         shape = self.loaded.shapes[layer]
         real = (~self.windows.padding).sum(axis=1)[self.places.windows]
         seen = self.places.positions + 1 if shape.causal else real
-        most = np.inf if shape.window is None else shape.window if shape.causal else 2 * shape.window + 1
+        most = (
+            np.inf
+            if shape.window is None
+            else shape.window
+            if shape.causal
+            else 2 * shape.window + 1
+        )
         return np.minimum(seen, most).astype(np.int64)
 
     def deepest(self, window: int) -> Indices:
@@ -129,23 +161,33 @@ class ProbeContext:
         return last
 
     def run(self, windows: Indices, layers: Sequence[int], sink: WindowSink) -> None:
-        """Forward passes over these windows; the sink sees each layer of each batch, with the batch's window numbers."""
+        """Forward passes over these windows; the sink sees each layer of each batch, with the
+        batch's window numbers.
+        """
         size = max(1, self.spec.batch // self.windows.length)
         for start in range(0, len(windows), size):
             batch = windows[start : start + size]
             forward(
-                self.loaded.model, self.inputs(batch), functools.partial(_give, sink, batch), layers=list(layers), hidden=True
+                self.loaded.model,
+                self.inputs(batch),
+                functools.partial(_give, sink, batch),
+                layers=list(layers),
+                hidden=True,
             )
 
     def inputs(self, batch: Indices) -> dict[str, Tensor]:
         device = self.loaded.device
         return {
             "input_ids": torch.from_numpy(self.windows.ids[batch].astype(np.int64)).to(device),
-            "attention_mask": torch.from_numpy((~self.windows.padding[batch]).astype(np.int64)).to(device),
+            "attention_mask": (
+                torch.from_numpy((~self.windows.padding[batch]).astype(np.int64)).to(device)
+            ),
         }
 
     def sinks(self, window: int) -> npt.NDArray[np.bool_]:
-        """(T,): the first token and the special ones, where attention is known to rest when it has nothing to say."""
+        """(T,): the first token and the special ones, where attention is known to rest when it has
+        nothing to say.
+        """
         mask: npt.NDArray[np.bool_] = self.windows.special[window].copy()
         mask[0] = True
         return mask
@@ -156,19 +198,34 @@ def _give(sink: WindowSink, batch: Indices, captured: Captured) -> None:
 
 
 def make_context(spec: ProbeSpec, loaded: Loaded | None = None) -> ProbeContext:
-    """Read the model (unless it is given) and the text of a spec. Every mistake in them is a ValueError of one line."""
+    """Read the model (unless it is given) and the text of a spec. Every mistake in them is a
+    ValueError of one line.
+    """
     loaded = _model(spec) if loaded is None else loaded
     spec = _concrete(spec, loaded)
     windows = make_windows(spec.corpus, tokenizer_of(loaded), _window(spec, loaded))
     _check_heads(spec, loaded)
-    pooled = windows.text | windows.special if spec.special or spec.pool == "sequence" else windows.text
+    pooled = (
+        windows.text | windows.special if spec.special or spec.pool == "sequence" else windows.text
+    )
     pieces = _pieces(pooled)
     places, parts = _places(spec, windows, pooled, loaded.causal, pieces), _parts(spec, pooled)
-    return ProbeContext(spec, loaded, windows, pooled, pieces, places, parts, _mode(spec, loaded, parts, int(pooled.sum())))
+    return ProbeContext(
+        spec,
+        loaded,
+        windows,
+        pooled,
+        pieces,
+        places,
+        parts,
+        _mode(spec, loaded, parts, int(pooled.sum())),
+    )
 
 
 def _concrete(spec: ProbeSpec, loaded: Loaded) -> ProbeSpec:
-    """The same with the pool that suits the model: a query's own context for causal ones, the corpus for encoders."""
+    """The same with the pool that suits the model: a query's own context for causal ones, the
+    corpus for encoders.
+    """
     if spec.pool != "auto":
         return spec
     return ProbeSpec.read({**spec.as_dict(), "pool": "sequence" if loaded.causal else "corpus"})
@@ -177,11 +234,14 @@ def _concrete(spec: ProbeSpec, loaded: Loaded) -> ProbeSpec:
 def _model(spec: ProbeSpec) -> Loaded:
     if spec.model.startswith(OBJECT):
         raise ValueError(
-            f"model: {spec.model} was given as a Python object, which this process does not have now; call esscher.probe with "
-            "that model and the same out, or save the model in a folder and probe that"
+            f"model: {spec.model} was given as a Python object, which this process does not have"
+            " now; call esscher.probe with that model and the same out, or save the model in a"
+            " folder and probe that"
         )
     own = spec.pool != "corpus"  # of a query's own context it is asked what next tokens feel
-    return load_model(spec.model, revision=spec.revision, dtype=spec.dtype, device=spec.device, with_head=own)
+    return load_model(
+        spec.model, revision=spec.revision, dtype=spec.dtype, device=spec.device, with_head=own
+    )
 
 
 def _pieces(pooled: npt.NDArray[np.bool_]) -> npt.NDArray[np.int8]:
@@ -202,7 +262,10 @@ def _mode(spec: ProbeSpec, loaded: Loaded, parts: Sequence[Indices], keys: int) 
         return Mode.OWN
     if len(parts) > 1:
         return Mode.PARTS
-    shapes = [loaded.shapes[layer] for layer in (range(loaded.layers) if spec.layers is None else spec.layers)]
+    shapes = [
+        loaded.shapes[layer]
+        for layer in (range(loaded.layers) if spec.layers is None else spec.layers)
+    ]
     numbers = sum(shape.kv_heads * (shape.width + shape.value_width) for shape in shapes)
     if spec.moments:
         numbers += sum(shape.heads * shape.width for shape in shapes)
@@ -213,7 +276,9 @@ def tokenizer_of(loaded: Loaded) -> object:
     """The tokenizer of a model; ValueError where it has none."""
     if loaded.tokenizer is None:
         reason = f": {loaded.tokenizer_error}" if loaded.tokenizer_error else ""
-        raise ValueError(f"{loaded.name}: no tokenizer, so no text can be given to it{reason}; pass tokenizer=")
+        raise ValueError(
+            f"{loaded.name}: no tokenizer, so no text can be given to it{reason}; pass tokenizer="
+        )
     return loaded.tokenizer
 
 
@@ -223,13 +288,18 @@ def _window(spec: ProbeSpec, loaded: Loaded) -> int:
         usual = OWN_WINDOW if spec.pool == "sequence" else WINDOW
         return usual if most is None else min(usual, most)
     if most is not None and spec.window > most:
-        raise ValueError(f"window: {loaded.name} takes at most {most} positions, got {spec.window}; use --window {most}")
+        raise ValueError(
+            f"window: {loaded.name} takes at most {most} positions, got {spec.window}; use --window"
+            f" {most}"
+        )
     return spec.window
 
 
 def _check_heads(spec: ProbeSpec, loaded: Loaded) -> None:
     if spec.layers is not None and max(spec.layers) >= loaded.layers:
-        raise ValueError(f"layers: {loaded.name} has layers 0 to {loaded.layers - 1}, got {max(spec.layers)}")
+        raise ValueError(
+            f"layers: {loaded.name} has layers 0 to {loaded.layers - 1}, got {max(spec.layers)}"
+        )
     layers = spec.layers if spec.layers is not None else range(loaded.layers)
     fewest = min(loaded.shapes[layer].heads for layer in layers)
     if spec.heads is not None and max(spec.heads) >= fewest:
@@ -237,23 +307,44 @@ def _check_heads(spec: ProbeSpec, loaded: Loaded) -> None:
 
 
 def _places(
-    spec: ProbeSpec, windows: Windows, pooled: npt.NDArray[np.bool_], causal: bool, pieces: npt.NDArray[np.int8]
+    spec: ProbeSpec,
+    windows: Windows,
+    pooled: npt.NDArray[np.bool_],
+    causal: bool,
+    pieces: npt.NDArray[np.int8],
 ) -> Places:
     """Queries spread evenly over a few windows, at random places in each.
 
-    Where a causal model's window is the pool, or where positions are given, they stand at these depths of it, by default at
-    each quarter: the tokens before and at each.
+    Where a causal model's window is the pool, or where positions are given, they stand at these
+    depths of it, by default at each quarter: the tokens before and at each.
     """
     generator = np.random.default_rng(spec.seed)
     own = spec.pool == "sequence"
     if spec.positions is not None and not own:
-        raise ValueError("positions: they are of queries in their own context; use --pool sequence, or leave --positions out")
+        raise ValueError(
+            "positions: they are of queries in their own context; use --pool sequence, or leave"
+            " --positions out"
+        )
     sizes = pooled.sum(axis=1)
-    most, least = (SEQUENCE_WINDOWS, int(sizes.max())) if own else (QUERY_WINDOWS, max(1, int(sizes.max()) // 2))
+    most, least = (
+        (SEQUENCE_WINDOWS, int(sizes.max()))
+        if own
+        else (QUERY_WINDOWS, max(1, int(sizes.max()) // 2))
+    )
     full = np.flatnonzero(sizes >= least)
-    chosen = full[np.unique(np.linspace(0, len(full) - 1, min(most, len(full), spec.queries)).round().astype(np.int64))]
+    chosen = full[
+        np.unique(
+            np.linspace(0, len(full) - 1, min(most, len(full), spec.queries))
+            .round()
+            .astype(np.int64)
+        )
+    ]
     shares = [len(part) for part in np.array_split(np.arange(spec.queries), len(chosen))]
-    ends = _depths(spec, windows, int(sizes.max())) if own and (causal or spec.positions is not None) else None
+    ends = (
+        _depths(spec, windows, int(sizes.max()))
+        if own and (causal or spec.positions is not None)
+        else None
+    )
     found: list[tuple[Indices, Indices, Indices]] = []
     for window, share in zip(chosen, shares, strict=True):
         text = np.flatnonzero(windows.text[window] & pooled[window])
@@ -270,18 +361,32 @@ def _places(
 def _depths(spec: ProbeSpec, windows: Windows, longest: int) -> Indices:
     """The last positions of the queries of each depth, rising."""
     if spec.positions is None:
-        return np.unique([max(0, round(longest * quarter / QUARTERS) - 1) for quarter in range(1, QUARTERS + 1)])
+        return np.unique(
+            [max(0, round(longest * quarter / QUARTERS) - 1) for quarter in range(1, QUARTERS + 1)]
+        )
     if spec.positions[-1] >= longest:
-        has = f"a window has {windows.length} tokens" if longest == windows.length else f"the text fills {longest} tokens"
-        raise ValueError(f"positions: {has}, expected places from 0 to {longest - 1}, got {spec.positions[-1]}")
+        has = (
+            f"a window has {windows.length} tokens"
+            if longest == windows.length
+            else f"the text fills {longest} tokens"
+        )
+        raise ValueError(
+            f"positions: {has}, expected places from 0 to {longest - 1}, got {spec.positions[-1]}"
+        )
     return np.array(spec.positions, dtype=np.int64)
 
 
 def _before(text: Indices, ends: Indices, share: int) -> tuple[Indices, Indices]:
-    """About as many places of text at each depth, the last ones up to it, each once; and which depth they are of."""
+    """About as many places of text at each depth, the last ones up to it, each once; and which
+    depth they are of.
+    """
     taken: dict[int, int] = {}
-    for depth, part in zip(reversed(range(len(ends))), np.array_split(np.arange(share), len(ends)), strict=True):
+    for depth, part in zip(
+        reversed(range(len(ends))), np.array_split(np.arange(share), len(ends)), strict=True
+    ):
         free = [place for place in text[text <= ends[depth]].tolist() if place not in taken]
         taken |= dict.fromkeys(free[max(0, len(free) - len(part)) :], depth)
     places = sorted(taken)
-    return np.array(places, dtype=np.int64), np.array([taken[place] for place in places], dtype=np.int64)
+    return np.array(places, dtype=np.int64), np.array(
+        [taken[place] for place in places], dtype=np.int64
+    )

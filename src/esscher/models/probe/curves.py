@@ -1,4 +1,6 @@
-"""Error curves of a probe: from deposits to the errors of queries, to a curve, to rows of the table ``curves``, and back."""
+"""Error curves of a probe: from deposits to the errors of queries, to a curve, to rows of the table
+``curves``, and back.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,29 @@ class Errors:
     @classmethod
     def of(cls, found: NodeErrors, keys: Tensor) -> Errors:
         names = ("mse", "sum_p2", "dmse_dlogn", "limit", "delta")
-        numbers = {name: torch.from_numpy(np.array(getattr(found, name), dtype=np.float64)) for name in names}
-        return cls(**numbers, accuracy=torch.full((len(keys),), found.accuracy, dtype=torch.float64), keys=keys.cpu())
+        numbers = {
+            name: torch.from_numpy(np.array(getattr(found, name), dtype=np.float64))
+            for name in names
+        }
+        return cls(
+            **numbers,
+            accuracy=torch.full((len(keys),), found.accuracy, dtype=torch.float64),
+            keys=keys.cpu(),
+        )
 
     @classmethod
     def none(cls, width: int, ladder: int) -> Errors:
         """Of no query."""
-        shapes = {"mse": (0, ladder), "sum_p2": (0, ladder), "dmse_dlogn": (0, ladder), "limit": (0, width)}
-        numbers = {part.name: torch.zeros(shapes.get(part.name, (0,)), dtype=torch.float64) for part in fields(cls)}
+        shapes = {
+            "mse": (0, ladder),
+            "sum_p2": (0, ladder),
+            "dmse_dlogn": (0, ladder),
+            "limit": (0, width),
+        }
+        numbers = {
+            part.name: torch.zeros(shapes.get(part.name, (0,)), dtype=torch.float64)
+            for part in fields(cls)
+        }
         return cls(**{**numbers, "keys": torch.zeros(0, dtype=torch.int64)})
 
     @property
@@ -57,14 +74,20 @@ class Errors:
 
     def curve(self, n: Counts, sampling: str) -> ErrorCurve:
         """Over all queries alike."""
-        mse, sum_p2, slope, limit, delta = (x.numpy() for x in (self.mse, self.sum_p2, self.dmse_dlogn, self.limit, self.delta))
+        mse, sum_p2, slope, limit, delta = (
+            x.numpy() for x in (self.mse, self.sum_p2, self.dmse_dlogn, self.limit, self.delta)
+        )
         queries = QueryErrors(mse=mse, sum_p2=sum_p2, limit=limit, delta=delta)
         accuracy, origin = float(self.accuracy.max()), f"exact, {sampling}"
-        curve = ErrorCurve.from_queries(n, queries, slope, kind="exact", accuracy=accuracy, origin=origin)
+        curve = ErrorCurve.from_queries(
+            n, queries, slope, kind="exact", accuracy=accuracy, origin=origin
+        )
         return replace(curve, metric=METRICS[sampling])
 
 
-def errors_of(state: Deposit | Held, n: Counts, sampling: str, of: int, notes: dict[str, Any]) -> Errors:
+def errors_of(
+    state: Deposit | Held, n: Counts, sampling: str, of: int, notes: dict[str, Any]
+) -> Errors:
     """The exact error of n keys drawn with replacement, or of keys kept with probability n / of.
 
     The error of the score grids is measured on the first head of a layer, and noted for the others.
@@ -87,9 +110,13 @@ def curve_rows(curve: ErrorCurve) -> pd.DataFrame:
 
 
 def stored_curves(curves: pd.DataFrame, metric: str) -> dict[tuple[int, int], ErrorCurve]:
-    """The curves of one metric from the table ``curves`` of a probe, by (layer, head); empty where it was not measured."""
+    """The curves of one metric from the table ``curves`` of a probe, by (layer, head); empty where
+    it was not measured.
+    """
     found = {}
-    for (layer, head), rows in curves[curves["metric"] == metric].groupby(["layer", "head"], sort=True):
+    for (layer, head), rows in curves[curves["metric"] == metric].groupby(
+        ["layer", "head"], sort=True
+    ):
         rows = rows.sort_values("n")
         rms, relative = rows["rms"].to_numpy(), rows["relative"].to_numpy()
         slope = rows["local_slope"].to_numpy()

@@ -1,4 +1,6 @@
-"""How much next tokens feel each head at the end of a window: what the errors of its heads count in a split of keys."""
+"""How much next tokens feel each head at the end of a window: what the errors of its heads count in
+a split of keys.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,12 @@ QUARTER = 4
 
 
 def window_gradients(probe: ProbeContext, window: int) -> dict[int, list[float]]:
-    """Root mean square gradient of log p of drawn next tokens at the output of every head, by layer.
+    """Root mean square gradient of log p of drawn next tokens at the output of every head, by
+    layer.
 
-    The window is prefilled but for its last places, which are tapped, all heads at once: memory is that of a few tokens. Empty
-    for a model that has no next token, or no cache of keys to continue from.
+    The window is prefilled but for its last places, which are tapped, all heads at once: memory is
+    that of a few tokens. Empty for a model that has no next token, or no cache of keys to continue
+    from.
     """
     model = probe.loaded.model
     if task_of(model) != "language":

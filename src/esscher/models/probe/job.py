@@ -18,7 +18,14 @@ from esscher.models.probe.agreement import agreement_table
 from esscher.models.probe.cache import budget_table
 from esscher.models.probe.context import Mode, ProbeContext
 from esscher.models.probe.curves import METRICS
-from esscher.models.probe.layer import LayerState, add_head, begin, layer_from_rows, layer_rows, merge_layers
+from esscher.models.probe.layer import (
+    LayerState,
+    add_head,
+    begin,
+    layer_from_rows,
+    layer_rows,
+    merge_layers,
+)
 from esscher.models.probe.looks import looks
 from esscher.models.probe.memory import context_of
 from esscher.models.probe.moment_stream import moment_units, stream_moments, with_moments
@@ -46,14 +53,22 @@ HEADS = 4  # heads of a unit of work, where the tokens of all layers are held
 
 
 def units(spec: ProbeSpec) -> list[Unit]:
-    """A window each where it is the pool of its own queries; a few heads of a layer each where all tokens can be held; a layer
-    each where the corpus is one part; else some layers over one part. States of windows and of parts meet at the end. Moments
-    of tokens that are not held have units of their own.
+    """A window each where it is the pool of its own queries; a few heads of a layer each where all
+    tokens can be held; a layer each where the corpus is one part; else some layers over one part.
+    States of windows and of parts meet at the end. Moments of tokens that are not held have units
+    of their own.
     """
     check_registered(spec)
     context = context_of(spec, starts=True)
     own = context.mode is Mode.OWN
-    check_ladder(spec, int(max(context.foreseen(layer).max() for layer in context.layers)) if own else context.keys)
+    check_ladder(
+        spec,
+        (
+            int(max(context.foreseen(layer).max() for layer in context.layers))
+            if own
+            else context.keys
+        ),
+    )
     if spec.moments:
         _check_moments(context)
     check_rules(spec, int(context.pooled.sum(1).max()))
@@ -64,9 +79,17 @@ def units(spec: ProbeSpec) -> list[Unit]:
     streamed = moment_units(context) if spec.moments and context.mode is not Mode.HELD else []
     if context.mode is Mode.PARTS:
         blocks = _layer_blocks(context)
-        return [{"layers": block, "part": part} for block in blocks for part in range(len(context.parts))] + streamed
+        return [
+            {"layers": block, "part": part}
+            for block in blocks
+            for part in range(len(context.parts))
+        ] + streamed
     if context.mode is Mode.HELD and not spec.moments:
-        return [{"layers": [layer], "part": 0, "heads": heads} for layer in context.layers for heads in _groups(context, layer)]
+        return [
+            {"layers": [layer], "part": 0, "heads": heads}
+            for layer in context.layers
+            for heads in _groups(context, layer)
+        ]
     return [{"layers": [layer], "part": 0} for layer in context.layers] + streamed
 
 
@@ -74,7 +97,10 @@ def _check_moments(context: ProbeContext) -> None:
     """Refuse moments of what is no pool of the whole corpus, and of more tokens than it has."""
     spec, mode = context.spec, context.mode
     if mode is Mode.OWN:
-        raise ValueError("moments: they are of tokens of the whole corpus; use --pool corpus, or leave --moments out")
+        raise ValueError(
+            "moments: they are of tokens of the whole corpus; use --pool corpus, or leave"
+            " --moments out"
+        )
     moment_ladder(spec.moments_n, context.keys)
 
 
@@ -85,13 +111,19 @@ def _groups(context: ProbeContext, layer: int) -> list[list[int]]:
 
 
 def _layer_blocks(context: ProbeContext) -> list[list[int]]:
-    """Layers whose states fit into memory together; each block is one more forward pass over the corpus."""
+    """Layers whose states fit into memory together; each block is one more forward pass over the
+    corpus.
+    """
     kept = context.spec.kept_queries
     queries = (
         len(context.places) + (3 + PIECES) * kept
     )  # grids of kept keys are twice as fine, and wider; pieces have their own
     sizes = [
-        len(context.heads(layer)) * queries * (context.loaded.shapes[layer].value_width + 2) * CELLS * 8
+        len(context.heads(layer))
+        * queries
+        * (context.loaded.shapes[layer].value_width + 2)
+        * CELLS
+        * 8
         for layer in context.layers
     ]
     blocks: list[list[int]] = [[]]
@@ -122,15 +154,20 @@ def hashes(spec: ProbeSpec) -> dict[str, str]:
 
 
 def compute(spec: ProbeSpec, unit: Unit) -> Mapping[str, Any]:
-    """The finished tables of one layer or some of its heads, or the states of some layers over one part."""
+    """The finished tables of one layer or some of its heads, or the states of some layers over one
+    part.
+    """
     context = context_of(spec)
-    return stream_moments(context, unit) if "moments" in unit else COMPUTE[context.mode](context, unit)
+    return (
+        stream_moments(context, unit) if "moments" in unit else COMPUTE[context.mode](context, unit)
+    )
 
 
 def _own(context: ProbeContext, unit: Unit) -> Mapping[str, Any]:
     """Settled states of every layer, for the queries of one window."""
     rows: list[dict[str, Any]] = []
-    window_states(context, unit["window"], lambda state: rows.extend(layer_rows(state)))  # bytes are small
+    # bytes are small
+    window_states(context, unit["window"], lambda state: rows.extend(layer_rows(state)))
     return {"states": _columns(rows)}
 
 
@@ -152,13 +189,17 @@ def _layer(context: ProbeContext, unit: Unit) -> Mapping[str, Any]:
 
 
 def _held(context: ProbeContext, unit: Unit) -> Mapping[str, Any]:
-    """Heads of a layer whose tokens are in memory, one at a time: a state is small, but there are many heads."""
+    """Heads of a layer whose tokens are in memory, one at a time: a state is small, but there are
+    many heads.
+    """
     spec, (layer,) = context.spec, unit["layers"]
     pooled = context.once(hold)[layer]
     queries, rows = pooled.queries, pooled.rows
     empty = replace(begin(context, queries, rows), moments=pooled.moments, keys=rows.k.shape[1])
     wanted = unit.get("heads", context.heads(layer))
-    heads = ((head, add_head(empty.heads[head], queries, head, rows, whole=True)) for head in wanted)
+    heads = (
+        (head, add_head(empty.heads[head], queries, head, rows, whole=True)) for head in wanted
+    )
     sampled = _sampled(context, pooled) if spec.moments else None
     tables = layer_tables(spec, empty, context.maps[layer], context.places, heads, sampled)
     if wanted[0] != context.heads(layer)[0]:
@@ -177,11 +218,15 @@ def _sampled(context: ProbeContext, pooled: PooledLayer) -> dict[tuple[int, str]
     """Monte Carlo errors of the outputs' moments of a layer."""
     spec, info, rows = context.spec, pooled.queries.info, pooled.rows
     n = moment_ladder(spec.moments_n, rows.k.shape[1])
-    return moment_curves(info, (rows.q, rows.k, rows.v), context.heads(info.layer), n, spec.moments, spec.seed)
+    return moment_curves(
+        info, (rows.q, rows.k, rows.v), context.heads(info.layer), n, spec.moments, spec.seed
+    )
 
 
 def consolidate(spec: ProbeSpec, shards: Sequence[Shard]) -> Mapping[str, Any]:
-    """The final tables: parts of the corpus merged, heads in order, those that failed named, budgets, and what was run."""
+    """The final tables: parts of the corpus merged, heads in order, those that failed named,
+    budgets, and what was run.
+    """
     context = context_of(spec)
     sampled: list[Shard] = []
     if context.mode in (Mode.PARTS, Mode.OWN):
@@ -191,7 +236,10 @@ def consolidate(spec: ProbeSpec, shards: Sequence[Shard]) -> Mapping[str, Any]:
     parts["heads"] = _with_missing(context, parts.get("heads", pd.DataFrame()))
     if sampled:
         parts = with_moments(parts, _side_by_side(sampled))
-    if "curves" in parts and (parts["curves"]["rms"][parts["curves"]["metric"] == METRICS["bernoulli"]] > 0).any():
+    if (
+        "curves" in parts
+        and (parts["curves"]["rms"][parts["curves"]["metric"] == METRICS["bernoulli"]] > 0).any()
+    ):
         parts["budget"] = budget_table(parts["heads"], parts["curves"], spec.epsilons)
     if "frontier" in parts and np.isfinite(parts["frontier"]["relative"]).any():
         asked = [(epsilon, None) for epsilon in spec.epsilons]
@@ -204,7 +252,9 @@ def consolidate(spec: ProbeSpec, shards: Sequence[Shard]) -> Mapping[str, Any]:
 
 
 def _with_looks(context: ProbeContext, heads: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The heads with their sinks, and which tokens they look at; none of a head that was not measured."""
+    """The heads with their sinks, and which tokens they look at; none of a head that was not
+    measured.
+    """
     sinks, rows = looks(context)
     measured = heads.loc[heads["status"] == "ok", ["layer", "head"]]
     sinks, rows = (measured.merge(frame, on=["layer", "head"]) for frame in (sinks, rows))
@@ -230,10 +280,14 @@ def _side_by_side(shards: Iterable[Shard]) -> dict[str, pd.DataFrame]:
     return {name: pd.concat(rows, ignore_index=True) for name, rows in frames.items()}
 
 
-def _joined(context: ProbeContext, shards: Sequence[Shard], sampled: list[Shard]) -> dict[str, pd.DataFrame]:
-    """Tables of layers whose states, of parts or of windows, are all there. Shards of moments go to the list.
+def _joined(
+    context: ProbeContext, shards: Sequence[Shard], sampled: list[Shard]
+) -> dict[str, pd.DataFrame]:
+    """Tables of layers whose states, of parts or of windows, are all there. Shards of moments go to
+    the list.
 
-    One shard is in memory at a time, and the states of few layers: a window has those of all, and is read again for every few.
+    One shard is in memory at a time, and the states of few layers: a window has those of all, and
+    is read again for every few.
     """
     layers = list(context.layers)
     few = LAYERS if context.mode is Mode.OWN else len(layers)
@@ -243,11 +297,18 @@ def _joined(context: ProbeContext, shards: Sequence[Shard], sampled: list[Shard]
         for state in _whole(context, layers[start : start + few], _without(sampled, shards)):
             for name, frame in _finish(context, state).finished().items():
                 finished.setdefault(name, []).append(frame)
-    return {name: pd.concat(frames, ignore_index=True) if frames else pd.DataFrame() for name, frames in finished.items()}
+    return {
+        name: pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+        for name, frames in finished.items()
+    }
 
 
-def _whole(context: ProbeContext, layers: Sequence[int], shards: Iterable[Shard]) -> Iterator[LayerState]:
-    """The states of these layers over all parts or windows, each as soon as its last piece was read."""
+def _whole(
+    context: ProbeContext, layers: Sequence[int], shards: Iterable[Shard]
+) -> Iterator[LayerState]:
+    """The states of these layers over all parts or windows, each as soon as its last piece was
+    read.
+    """
     own = context.mode is Mode.OWN
     pieces = len(np.unique(context.places.windows)) if own else len(context.parts)
     join = join_windows if own else merge_layers
@@ -276,16 +337,25 @@ def _with_missing(context: ProbeContext, heads: pd.DataFrame) -> pd.DataFrame:
         shape = context.loaded.shapes[layer]
         info = LayerInfo(layer, shape.heads, shape.kv_heads, 1.0, None, "")
         missing = [head for head in context.heads(layer) if (layer, head) not in known]
-        rows += [failed_row(context.spec, Failure(info, head, reason, context.keys, len(context.places))) for head in missing]
+        rows += [
+            failed_row(context.spec, Failure(info, head, reason, context.keys, len(context.places)))
+            for head in missing
+        ]
     if rows:
-        heads = pd.concat([heads, pd.DataFrame(rows)], ignore_index=True) if len(heads) else pd.DataFrame(rows)
+        heads = (
+            pd.concat([heads, pd.DataFrame(rows)], ignore_index=True)
+            if len(heads)
+            else pd.DataFrame(rows)
+        )
     return heads.sort_values(["layer", "head"], ignore_index=True)
 
 
 def about(context: ProbeContext, heads: pd.DataFrame) -> pd.DataFrame:
-    """One row: the model and the text as they were measured, and the parity of the captured model with the plain one.
+    """One row: the model and the text as they were measured, and the parity of the captured model
+    with the plain one.
 
-    ``output_difference``: largest of all heads, between their limits and the model's own outputs, where these are the same.
+    ``output_difference``: largest of all heads, between their limits and the model's own outputs,
+    where these are the same.
     """
     loaded, windows, same = context.loaded, context.windows, parity(context.loaded.model)
     corpus = context.spec.corpus
@@ -304,7 +374,11 @@ def about(context: ProbeContext, heads: pd.DataFrame) -> pd.DataFrame:
                 "parity": same.max_difference,
                 "parity_relative": same.relative,
                 "captured_layers": same.captured,
-                "output_difference": float(heads["output_difference"].max()) if "output_difference" in heads else math.nan,
+                "output_difference": (
+                    float(heads["output_difference"].max())
+                    if "output_difference" in heads
+                    else math.nan
+                ),
                 "text": text,
                 "corpus_sha256": windows.sha256,
                 "documents": windows.documents,

@@ -1,7 +1,8 @@
-"""What is known of one layer while its tokens stream by: moments of its tokens, and the states of each head.
+"""What is known of one layer while its tokens stream by: moments of its tokens, and the states of
+each head.
 
-A layer's queries are captured first (esscher.models.probe.queries); then every block of keys and values updates the states.
-Parts of a corpus have states of their own, which merge.
+A layer's queries are captured first (esscher.models.probe.queries); then every block of keys and
+values updates the states. Parts of a corpus have states of their own, which merge.
 """
 
 from __future__ import annotations
@@ -19,16 +20,27 @@ from esscher.models.probe.statistics import Block, Start, statistics_of
 from esscher.models.probe.tokens import LayerInfo, LayerMoments, Rows, scores_of
 from esscher.models.probe.wide import Held
 
-__all__ = ["LayerState", "add_head", "add_keys", "add_moments", "begin", "layer_from_rows", "layer_rows", "merge_layers"]
+__all__ = [
+    "LayerState",
+    "add_head",
+    "add_keys",
+    "add_moments",
+    "begin",
+    "layer_from_rows",
+    "layer_rows",
+    "merge_layers",
+]
 
 KEY_BLOCK = 8192
 
 
 @dataclass(frozen=True)
 class LayerState:
-    """Moments and heads of a layer over the keys seen so far; a head that could not go on has the reason instead.
+    """Moments and heads of a layer over the keys seen so far; a head that could not go on has the
+    reason instead.
 
-    ``keys``: how many a query sees; on average, and as foreseen, where each has a context of its own.
+    ``keys``: how many a query sees; on average, and as foreseen, where each has a context of its
+    own.
     """
 
     info: LayerInfo
@@ -37,12 +49,16 @@ class LayerState:
     keys: int = 0
 
 
-# ---- keys ------------------------------------------------------------------------------------------------------------
+# ---- keys
+# ------------------------------------------------------------------------------------------
 
 
 def begin(source: ProbeContext, queries: LayerQueries, rows: Rows) -> LayerState:
     """The state of a layer before its first block of rows; the block says where the values lie."""
-    statistics, kept = statistics_of(source.spec), kept_rows(queries.q.shape[1], source.spec.kept_queries)
+    statistics, kept = (
+        statistics_of(source.spec),
+        kept_rows(queries.q.shape[1], source.spec.kept_queries),
+    )
     heads: dict[int, HeadState | str] = {}
     for head in source.heads(queries.info.layer):
         center = rows.v[queries.info.kv_head(head)].double().mean(0)
@@ -61,8 +77,12 @@ def add_keys(state: LayerState, queries: LayerQueries, rows: Rows) -> LayerState
     return replace(state, heads=heads, keys=state.keys + rows.k.shape[1])
 
 
-def add_head(known: HeadState | str, queries: LayerQueries, head: int, rows: Rows, *, whole: bool = False) -> HeadState | str:
-    """One head's state after keys and values, or the reason why it has none. ``whole``: they are all there will be."""
+def add_head(
+    known: HeadState | str, queries: LayerQueries, head: int, rows: Rows, *, whole: bool = False
+) -> HeadState | str:
+    """One head's state after keys and values, or the reason why it has none. ``whole``: they are
+    all there will be.
+    """
     own, q = queries.info.kv_head(head), queries.q[head]
     pool = None
     if whole and queries.info.softcap is None:  # a cap keeps scores on the grid
@@ -72,7 +92,9 @@ def add_head(known: HeadState | str, queries: LayerQueries, head: int, rows: Row
             if not isinstance(known, str):
                 some = slice(start, start + KEY_BLOCK)
                 k, v = rows.k[own, some], rows.v[own, some]
-                hidden, pieces = (None if x is None else x[some] for x in (rows.hidden, rows.pieces))
+                hidden, pieces = (
+                    None if x is None else x[some] for x in (rows.hidden, rows.pieces)
+                )
                 scores, positions = scores_of(queries.info, q, k), rows.positions[some]
                 block = Block(scores, q, k, v, positions, known.kept, hidden, pool, pieces=pieces)
                 known = head_state.update(known, block)
@@ -86,11 +108,18 @@ def merge_layers(a: LayerState, b: LayerState) -> LayerState:
     heads: dict[int, HeadState | str] = {}
     for head, known in a.heads.items():
         other = b.heads[head]
-        heads[head] = known if isinstance(known, str) else other if isinstance(other, str) else head_state.merge(known, other)
+        heads[head] = (
+            known
+            if isinstance(known, str)
+            else other
+            if isinstance(other, str)
+            else head_state.merge(known, other)
+        )
     return replace(a, moments=a.moments.merge(b.moments), heads=heads, keys=a.keys + b.keys)
 
 
-# ---- bytes -----------------------------------------------------------------------------------------------------------
+# ---- bytes
+# ------------------------------------------------------------------------------------------
 
 
 def layer_rows(state: LayerState) -> list[dict[str, Any]]:
@@ -104,7 +133,9 @@ def layer_rows(state: LayerState) -> list[dict[str, Any]]:
     return rows
 
 
-def layer_from_rows(spec: ProbeSpec, rows: list[dict[str, Any]], *, settled: bool = False) -> LayerState:
+def layer_from_rows(
+    spec: ProbeSpec, rows: list[dict[str, Any]], *, settled: bool = False
+) -> LayerState:
     """The state of one layer from its rows; ``settled``: those of its heads are."""
     statistics = statistics_of(spec)
     (itself,) = (row["state"] for row in rows if row["head"] == -1)
@@ -113,5 +144,7 @@ def layer_from_rows(spec: ProbeSpec, rows: list[dict[str, Any]], *, settled: boo
     for row in rows:
         if row["head"] >= 0:
             data = row["state"]
-            heads[row["head"]] = head_state.from_bytes(data, statistics, settled=settled) if data else row["reason"]
+            heads[row["head"]] = (
+                head_state.from_bytes(data, statistics, settled=settled) if data else row["reason"]
+            )
     return LayerState(known["info"], known["moments"], heads, known["keys"])

@@ -1,13 +1,16 @@
-"""Which tokens the heads of a model look at, in their text: the heaviest keys of a few queries, and the token of most weight.
+"""Which tokens the heads of a model look at, in their text: the heaviest keys of a few queries, and
+the token of most weight.
 
-As the model runs, whatever the pool is: weights are the softmax over all keys that a query sees in its own window, special
-tokens included. The sink of a head is the token t that gets most beyond its share of the keys,
+As the model runs, whatever the pool is: weights are the softmax over all keys that a query sees in
+its own window, special tokens included. The sink of a head is the token t that gets most beyond its
+share of the keys,
 
     w(t) = mean over queries of  sum_j p_j [key j is t],        sink = argmax_t  w(t) - u(t),
 
-where p is the softmax of a query and u is w with equal weights on all keys that the query sees: a token that is merely common
-is no sink, and where nothing gets LEAST beyond its share there is none. What stands first in a window is a token of its own,
-unless it is a special one: heads rest on first tokens whatever these are. One pass over few windows, at the end of a probe.
+where p is the softmax of a query and u is w with equal weights on all keys that the query sees: a
+token that is merely common is no sink, and where nothing gets LEAST beyond its share there is none.
+What stands first in a window is a token of its own, unless it is a special one: heads rest on first
+tokens whatever these are. One pass over few windows, at the end of a probe.
 """
 
 from __future__ import annotations
@@ -45,12 +48,17 @@ SINK = (  # of the table of heads
         "sink_token",
         "word",
         "sink token",
-        "Token that gets most attention beyond its share of the keys, in queries' own windows; empty where none does."
-        " first token: whatever stands first.",
+        "Token that gets most attention beyond its share of the keys, in queries' own windows;"
+        " empty where none does. first token: whatever stands first.",
         first=15,
         short="sink",
     ),
-    Column("sink_weight", "float", "weight of the sink", "Share of the attention that the sink token gets."),
+    Column(
+        "sink_weight",
+        "float",
+        "weight of the sink",
+        "Share of the attention that the sink token gets.",
+    ),
 )
 LOOKS = (
     LAYER,
@@ -59,12 +67,27 @@ LOOKS = (
     Column("query_before", "word", "before the query", "Text before the token that asks."),
     Column("query_token", "word", "query token", "The token that asks."),
     Column("query_after", "word", "after the query", "Text after it."),
-    Column("rank", "int", "rank", "Place of the key among those of the query, the heaviest first, from 0."),
-    Column("distance", "int", "distance", "Tokens from the key to the query; below 0 where the key comes later."),
+    Column(
+        "rank",
+        "int",
+        "rank",
+        "Place of the key among those of the query, the heaviest first, from 0.",
+    ),
+    Column(
+        "distance",
+        "int",
+        "distance",
+        "Tokens from the key to the query; below 0 where the key comes later.",
+    ),
     Column("key_before", "word", "before the key", "Text before the token that is looked at."),
     Column("key_token", "word", "key token", "The token that is looked at."),
     Column("key_after", "word", "after the key", "Text after that."),
-    Column("weight", "float", "weight", "Share of the query's attention that the key gets, in the query's own window."),
+    Column(
+        "weight",
+        "float",
+        "weight",
+        "Share of the query's attention that the key gets, in the query's own window.",
+    ),
 )
 
 
@@ -90,7 +113,9 @@ class _Asking:
 
 
 def _asking(context: ProbeContext) -> _Asking:
-    """Queries spread over text of a few windows, from full ones; of each window some are told, ever deeper ones."""
+    """Queries spread over text of a few windows, from full ones; of each window some are told, ever
+    deeper ones.
+    """
     sizes = context.windows.text.sum(axis=1)
     full = np.flatnonzero(sizes >= max(1, sizes.max() // 2))
     few = min(QUERIES, len(full), max(1, TOKENS // context.windows.length))
@@ -103,7 +128,11 @@ def _asking(context: ProbeContext) -> _Asking:
         text = texts[window]
         told.setdefault((window, int(text[int(len(text) * (number + 0.5) / QUERIES)])), number)
     for window, text in texts.items():
-        spread = text[np.unique(np.linspace(0, len(text) - 1, min(ASKING, len(text))).round().astype(np.int64))]
+        spread = text[
+            np.unique(
+                np.linspace(0, len(text) - 1, min(ASKING, len(text))).round().astype(np.int64)
+            )
+        ]
         own = {position for where, position in told if where == window}
         found += [(window, position) for position in sorted({*spread.tolist(), *own})]
     where, at = (np.array(column, dtype=np.int64) for column in zip(*found, strict=True))
@@ -120,11 +149,14 @@ class _Seen:
     told: dict[int, int]
     sinks: list[dict[str, Any]] = field(default_factory=list)
     rows: list[tuple[Any, ...]] = field(default_factory=list)
-    sums: dict[int, Tensor] = field(default_factory=dict)  # (2, H, tokens + 1): w and u by layer, until its last window
+    # (2, H, tokens + 1): w and u by layer, until its last window
+    sums: dict[int, Tensor] = field(default_factory=dict)
     left: dict[int, int] = field(default_factory=dict)  # windows to come
 
     def __post_init__(self) -> None:
-        self.reader = _Reader(tokenizer_of(self.whole.loaded), self.whole.windows.ids, ~self.whole.windows.padding)
+        self.reader = _Reader(
+            tokenizer_of(self.whole.loaded), self.whole.windows.ids, ~self.whole.windows.padding
+        )
         self.windows = np.unique(self.context.places.windows)
         codes = self.whole.windows.ids[self.windows].astype(np.int64)
         codes[~self.whole.windows.special[self.windows, 0], 0] = -1  # what stands first
@@ -143,11 +175,15 @@ class _Seen:
                     self._tell(info.layer, query, own.first, weights[:, row])
 
     def _add(self, info: LayerInfo, window: int, first: int, weights: Tensor) -> None:
-        """The summed weights (2, H, T) of each token; a logit without a key is one more, the last."""
+        """The summed weights (2, H, T) of each token; a logit without a key is one more, the
+        last.
+        """
         groups = torch.from_numpy(self.groups[int(np.searchsorted(self.windows, window))])
         if first < 0:
             groups = torch.cat([torch.tensor([len(self.tokens)]), groups])
-        sums = self.sums.setdefault(info.layer, torch.zeros(2, info.heads, len(self.tokens) + 1, dtype=torch.float64))
+        sums = self.sums.setdefault(
+            info.layer, torch.zeros(2, info.heads, len(self.tokens) + 1, dtype=torch.float64)
+        )
         sums.index_add_(2, groups, weights)
         self.left[info.layer] = self.left.get(info.layer, len(self.windows)) - 1
         if self.left[info.layer]:
@@ -166,9 +202,15 @@ class _Seen:
         return FIRST if self.tokens[group] < 0 else self.reader.token(int(self.tokens[group]))
 
     def _tell(self, layer: int, query: int, first: int, weights: Tensor) -> None:
-        """The heaviest keys of one query in every head; equal ones as they stand. ``weights``: (H, T)."""
+        """The heaviest keys of one query in every head; equal ones as they stand. ``weights``: (H,
+        T).
+        """
         places = self.context.places
-        window, at, number = int(places.windows[query]), int(places.positions[query]), self.told[query]
+        window, at, number = (
+            int(places.windows[query]),
+            int(places.positions[query]),
+            self.told[query],
+        )
         asks = self.reader.around(window, at)
         order = weights.argsort(dim=1, descending=True, stable=True)[:, :KEYS]
         for head in self.whole.heads(layer):
@@ -176,7 +218,9 @@ class _Seen:
                 weight, position = float(weights[head, key]), key + first
                 if weight > 0:
                     text = ("", LOGIT, "") if position < 0 else self.reader.around(window, position)
-                    self.rows.append((layer, head, number, *asks, rank, at - position, *text, weight))
+                    self.rows.append(
+                        (layer, head, number, *asks, rank, at - position, *text, weight)
+                    )
 
 
 @dataclass(frozen=True)
@@ -193,7 +237,9 @@ class _Reader:
         return _cut(self._decoded([number]))
 
     def around(self, window: int, position: int) -> tuple[str, str, str]:
-        """The text before a token, the token, and the text after it; heads often look at the same ones."""
+        """The text before a token, the token, and the text after it; heads often look at the same
+        ones.
+        """
         if (window, position) not in self.known:
             self.known[window, position] = self._around(window, position)
         return self.known[window, position]
@@ -201,7 +247,8 @@ class _Reader:
     def _around(self, window: int, position: int) -> tuple[str, str, str]:
         start, end = max(0, position - AROUND), position + 1 + AROUND
         before, after = (
-            self.ids[window, part][self.real[window, part]] for part in (slice(start, position), slice(position + 1, end))
+            self.ids[window, part][self.real[window, part]]
+            for part in (slice(start, position), slice(position + 1, end))
         )
         return (
             _cut(self._decoded(before.tolist()), end=True),
@@ -210,7 +257,15 @@ class _Reader:
         )
 
     def _decoded(self, ids: list[int]) -> str:
-        return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)) if ids else ""
+        return (
+            str(
+                self.tokenizer.decode(
+                    ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+                )
+            )
+            if ids
+            else ""
+        )
 
 
 def _cut(text: str, *, end: bool = False) -> str:

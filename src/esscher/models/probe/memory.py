@@ -1,4 +1,6 @@
-"""What a process remembers of probes: the context of the spec it works on, so that a unit of work need not read it again."""
+"""What a process remembers of probes: the context of the spec it works on, so that a unit of work
+need not read it again.
+"""
 
 from __future__ import annotations
 
@@ -18,28 +20,40 @@ __all__ = ["Stamp", "context_of", "stamp"]
 Stamp = tuple[tuple[str | int, ...], ...]
 
 _lock = threading.Lock()  # a worker of Dask may do units in threads
-_latest: tuple[ProbeContext, Stamp, str] | None = None  # and for which spec; one only: a model and its tokens fill the memory
+# and for which spec; one only: a model and its tokens fill the memory
+_latest: tuple[ProbeContext, Stamp, str] | None = None
 
 
-def context_of(spec: ProbeSpec, *, loaded: Loaded | None = None, starts: bool = False) -> ProbeContext:
-    """The context of a spec: the one this process has, or a new one in its place. Its own spec leaves nothing open.
+def context_of(
+    spec: ProbeSpec, *, loaded: Loaded | None = None, starts: bool = False
+) -> ProbeContext:
+    """The context of a spec: the one this process has, or a new one in its place. Its own spec
+    leaves nothing open.
 
-    ``starts``: a run starts here, and files may have changed since under the same names; units of one run all work on what
-    it started with. ``loaded``: the model of a new context, where it was given as an object.
+    ``starts``: a run starts here, and files may have changed since under the same names; units of
+    one run all work on what it started with. ``loaded``: the model of a new context, where it was
+    given as an object.
     """
     global _latest
     with _lock:
-        same = loaded is None and _latest is not None and spec.hash in (_latest[0].spec.hash, _latest[2])
+        same = (
+            loaded is None
+            and _latest is not None
+            and spec.hash in (_latest[0].spec.hash, _latest[2])
+        )
         if not same or (starts and _latest is not None and _latest[1] != stamp(spec)):
             _latest = None  # not two of them in memory
-            before = stamp(spec)  # before reading: what changes meanwhile is read again the next time
+            # before reading: what changes meanwhile is read again the next time
+            before = stamp(spec)
             _latest = make_context(spec, loaded), before, spec.hash
         assert _latest is not None
         return _latest[0]
 
 
 def stamp(spec: Any) -> Stamp:
-    """Which files a spec names by model and corpus, and which versions of them; what a hub holds is known by its copy here."""
+    """Which files a spec names by model and corpus, and which versions of them; what a hub holds is
+    known by its copy here.
+    """
     model = [] if spec.model.startswith(OBJECT) else files_of_model(spec.model, spec.revision)
     return tuple(_version(path) for path in [*model, *files_of_text(spec.corpus)])
 

@@ -1,8 +1,10 @@
-"""Moments of outputs where the tokens do not fit into memory: a unit of work streams the corpus by for some layers.
+"""Moments of outputs where the tokens do not fit into memory: a unit of work streams the corpus by
+for some layers.
 
-First the windows of the sampled queries go through the model. Then all of them do, once: sampled queries meet every key, every
-query meets the control's keys (esscher.models.probe.moment_limit), and the tokens of the draws, whose numbers are known from
-the seed, are kept. Layers share a unit while the tokens of their draws fit; draws of one layer that do not take more passes.
+First the windows of the sampled queries go through the model. Then all of them do, once: sampled
+queries meet every key, every query meets the control's keys (esscher.models.probe.moment_limit),
+and the tokens of the draws, whose numbers are known from the seed, are kept. Layers share a unit
+while the tokens of their draws fit; draws of one layer that do not take more passes.
 """
 
 from __future__ import annotations
@@ -45,10 +47,25 @@ LIMITS = (
     LAYER,
     HEAD,
     Column("metric", "word", "moment", "Moment of the outputs: mean or cov."),
-    Column("queries", "int", "sampled queries", "Queries whose attention on all keys the limit is estimated from."),
+    Column(
+        "queries",
+        "int",
+        "sampled queries",
+        "Queries whose attention on all keys the limit is estimated from.",
+    ),
     Column("windows", "int", "sampled windows", "Windows of text that these queries stand in."),
-    Column("stderr", "float", "error of the limit", "Standard error of the limit; its square is taken off the squared errors."),
-    Column("share", "float", "share of the error", "Standard error of the limit over the error at the largest n."),
+    Column(
+        "stderr",
+        "float",
+        "error of the limit",
+        "Standard error of the limit; its square is taken off the squared errors.",
+    ),
+    Column(
+        "share",
+        "float",
+        "share of the error",
+        "Standard error of the limit over the error at the largest n.",
+    ),
 )
 
 
@@ -83,7 +100,9 @@ def stream_moments(context: ProbeContext, unit: Unit) -> dict[str, pd.DataFrame]
         draws = _draw(context, layers, repeats.tolist(), {} if errors else limits)
         for layer in layers:
             if layer not in errors:
-                errors[layer] = Errors(limits[layer].finish(), context.heads(layer), _ladder(context))
+                errors[layer] = Errors(
+                    limits[layer].finish(), context.heads(layer), _ladder(context)
+                )
             info, (tokens, chosen) = limits[layer].info, draws.pop(layer)
             for numbers in chosen:
                 errors[layer].add(info, of_heads(info, tokens.of(numbers), context.heads(layer)))
@@ -95,7 +114,9 @@ def stream_moments(context: ProbeContext, unit: Unit) -> dict[str, pd.DataFrame]
 
 
 class _Tokens:
-    """Tokens of a layer by their numbers among the pooled ones, taken out of the blocks they come in."""
+    """Tokens of a layer by their numbers among the pooled ones, taken out of the blocks they come
+    in.
+    """
 
     def __init__(self, numbers: Indices) -> None:
         self.numbers = numbers  # increasing
@@ -107,7 +128,9 @@ class _Tokens:
         found = torch.from_numpy(np.searchsorted(numbers, self.numbers[low:high])).to(rows.k.device)
         if not self.held:
             sizes = ((x.shape[0], len(self.numbers), x.shape[2]) for x in (rows.q, rows.k, rows.v))
-            self.held = tuple(torch.empty(size, dtype=rows.k.dtype, device=rows.k.device) for size in sizes)
+            self.held = tuple(
+                torch.empty(size, dtype=rows.k.dtype, device=rows.k.device) for size in sizes
+            )
         for held, x in zip(self.held, (rows.q, rows.k, rows.v), strict=True):
             held[:, low:high] = x[:, found]
 
@@ -120,12 +143,16 @@ class _Tokens:
 class _Limit:
     """The limit of a layer while its tokens come by."""
 
-    def __init__(self, info: LayerInfo, sample: QuerySample, tokens: _Tokens, heads: tuple[int, ...]) -> None:
+    def __init__(
+        self, info: LayerInfo, sample: QuerySample, tokens: _Tokens, heads: tuple[int, ...]
+    ) -> None:
         self.info, self.sample, self.heads = info, sample, heads
         self.q = of_heads(info, tokens.of(sample.tokens), heads)[0]
         _, self.k, self.v = of_heads(info, tokens.of(sample.keys), heads)
         self.state = init(self.q, self.v.shape[-1])
-        self.every = token_moments.init(len(heads) * self.v.shape[-1], higher=False, device=self.q.device)
+        self.every = token_moments.init(
+            len(heads) * self.v.shape[-1], higher=False, device=self.q.device
+        )
 
     def add(self, rows: Rows) -> None:
         """Tokens as keys of the sampled queries, and as queries of the control's keys."""
@@ -134,7 +161,12 @@ class _Limit:
         self.every = token_moments.update(self.every, self._control(q))
 
     def finish(self) -> Limit:
-        return estimate(self.sample, torch.cat(list(finish(self.state)), dim=1), self._control(self.q), self.every)
+        return estimate(
+            self.sample,
+            torch.cat(list(finish(self.state)), dim=1),
+            self._control(self.q),
+            self.every,
+        )
 
     def _control(self, q: Tensor) -> Tensor:
         """Outputs (m, D) of queries on the control's keys, heads side by side."""
@@ -142,7 +174,9 @@ class _Limit:
 
 
 def _asked(context: ProbeContext, layers: list[int]) -> dict[int, _Limit]:
-    """The limits of some layers before any key: their sampled queries and the control's keys, by passes over those windows."""
+    """The limits of some layers before any key: their sampled queries and the control's keys, by
+    passes over those windows.
+    """
     sample = sample_queries(context.pooled, context.spec.moments_queries, context.spec.seed)
     tokens = {layer: _Tokens(np.union1d(sample.tokens, sample.keys)) for layer in layers}
     info: dict[int, LayerInfo] = {}
@@ -152,16 +186,24 @@ def _asked(context: ProbeContext, layers: list[int]) -> dict[int, _Limit]:
         tokens[captured.layer].add(*_numbered(context, captured, batch))
 
     context.run(sample.windows, layers, sink)
-    return {layer: _Limit(info[layer], sample, tokens.pop(layer), context.heads(layer)) for layer in layers}
+    return {
+        layer: _Limit(info[layer], sample, tokens.pop(layer), context.heads(layer))
+        for layer in layers
+    }
 
 
 def _draw(
     context: ProbeContext, layers: list[int], repeats: list[int], limits: Mapping[int, _Limit]
 ) -> dict[int, tuple[_Tokens, list[Indices]]]:
-    """The tokens that some repeats draw, and their numbers, by one pass over the corpus in which ``limits`` see every token."""
+    """The tokens that some repeats draw, and their numbers, by one pass over the corpus in which
+    ``limits`` see every token.
+    """
     largest = int(_ladder(context)[-1])
     chosen = {
-        layer: [drawn_tokens(layer, context.keys, largest, each, context.spec.seed) for each in repeats] for layer in layers
+        layer: [
+            drawn_tokens(layer, context.keys, largest, each, context.spec.seed) for each in repeats
+        ]
+        for layer in layers
     }
     tokens = {layer: _Tokens(np.unique(np.concatenate(chosen[layer]))) for layer in layers}
 
@@ -191,11 +233,22 @@ def _numbered(context: ProbeContext, captured: Captured, batch: Indices) -> tupl
 
 def _tables(layer: int, errors: Errors, sample: QuerySample) -> dict[str, pd.DataFrame]:
     """What is found of a layer: curves, exponents, and the limit's own error."""
-    curves = errors.curves(f"tokens drawn with replacement from a pool of {sample.pool}, nested prefixes")
+    curves = errors.curves(
+        f"tokens drawn with replacement from a pool of {sample.pool}, nested prefixes"
+    )
     place = [{"layer": layer, "head": head} for head in (*errors.heads, WHOLE_LAYER)]
-    frames = [curve_rows(known.curve).assign(layer=layer, head=head) for (head, _), known in curves.items()]
+    frames = [
+        curve_rows(known.curve).assign(layer=layer, head=head)
+        for (head, _), known in curves.items()
+    ]
     limits = [
-        {"layer": layer, "head": head, "metric": metric, "queries": len(sample.tokens), "windows": len(sample.windows)}
+        {
+            "layer": layer,
+            "head": head,
+            "metric": metric,
+            "queries": len(sample.tokens),
+            "windows": len(sample.windows),
+        }
         | {"stderr": known.limit_stderr, "share": known.limit_stderr / float(known.curve.rms[-1])}
         for (head, metric), known in curves.items()
     ]
@@ -206,14 +259,20 @@ def _tables(layer: int, errors: Errors, sample: QuerySample) -> dict[str, pd.Dat
     }
 
 
-def with_moments(tables: dict[str, pd.DataFrame], sampled: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    """The tables of a probe with the exponents, curves and limits that units of moments found; what failed stays empty."""
+def with_moments(
+    tables: dict[str, pd.DataFrame], sampled: Mapping[str, pd.DataFrame]
+) -> dict[str, pd.DataFrame]:
+    """The tables of a probe with the exponents, curves and limits that units of moments found; what
+    failed stays empty.
+    """
     found = dict(tables)
     exponents = [key for key in sampled["moments"] if key not in ("layer", "head")]
     for name, on in (("heads", ["layer", "head"]), ("layers", ["layer"])):
         if name in tables and len(tables[name]):
             rows = sampled["moments"]
-            rows = rows if name == "heads" else rows[rows["head"] == WHOLE_LAYER].drop(columns="head")
+            rows = (
+                rows if name == "heads" else rows[rows["head"] == WHOLE_LAYER].drop(columns="head")
+            )
             frame = tables[name].drop(columns=exponents).merge(rows, how="left", on=on)
             found[name] = frame[list(tables[name].columns)]
     curves = [tables["curves"]] if "curves" in tables else []

@@ -1,11 +1,14 @@
-"""Mean and covariance of self-attention's outputs on n tokens of a pool, by Monte Carlo: the protocol of [B].
+"""Mean and covariance of self-attention's outputs on n tokens of a pool, by Monte Carlo: the
+protocol of [B].
 
-n tokens are drawn with replacement from all pooled tokens of the corpus; they are queries and keys. The mean (L2) and the
-covariance (Frobenius) of the n outputs are compared with those of attention on the whole pool, for each head and for the
-layer's heads side by side. One draw of the largest n serves every n: its prefixes are the smaller draws.
+n tokens are drawn with replacement from all pooled tokens of the corpus; they are queries and keys.
+The mean (L2) and the covariance (Frobenius) of the n outputs are compared with those of attention
+on the whole pool, for each head and for the layer's heads side by side. One draw of the largest n
+serves every n: its prefixes are the smaller draws.
 
-A limit that is itself estimated (esscher.models.probe.moment_limit) is off by a delta that all draws share. Errors against it
-are too large by E|delta|^2, the square of its standard error, which is taken off; what is left,
+A limit that is itself estimated (esscher.models.probe.moment_limit) is off by a delta that all
+draws share. Errors against it are too large by E|delta|^2, the square of its standard error, which
+is taken off; what is left,
 
     mean_r |e_r - delta|^2 - E|delta|^2 = mean_r |e_r|^2 - 2 <mean_r e_r, delta> + ...,
 
@@ -59,7 +62,9 @@ NORMAL = 1.959963984540054  # a 95 % interval's end in standard errors
 
 @dataclass(frozen=True)
 class Sampled:
-    """A curve, the standard error of its limit, and what that adds to the covariance of log rms over n."""
+    """A curve, the standard error of its limit, and what that adds to the covariance of log rms
+    over n.
+    """
 
     curve: ErrorCurve
     limit_stderr: float = 0.0
@@ -74,56 +79,89 @@ class Sampled:
             x = np.log(fit.n) - np.log(fit.n).mean()
             slope = x / (x**2).sum()
             added = NORMAL**2 * float(slope @ self.limit_cov[np.ix_(used, used)] @ slope)
-            ends = fit.exponent + np.array([-1.0, 1.0]) * np.hypot(ends - fit.exponent, math.sqrt(added))
+            ends = fit.exponent + np.array([-1.0, 1.0]) * np.hypot(
+                ends - fit.exponent, math.sqrt(added)
+            )
         metric = self.curve.metric
-        return {f"beta_{metric}": fit.exponent, f"beta_{metric}_low": float(ends[0]), f"beta_{metric}_high": float(ends[1])}
+        return {
+            f"beta_{metric}": fit.exponent,
+            f"beta_{metric}_low": float(ends[0]),
+            f"beta_{metric}_high": float(ends[1]),
+        }
 
 
 def moment_ladder(given: tuple[int, ...] | None, keys: int) -> Indices:
     """Numbers of tokens: those given, or octaves from 64 up to 2048 and an eighth of the pool."""
     if given is not None:
         if max(given) > keys:
-            raise ValueError(f"moments_n: the pool has {keys} keys, got n = {max(given)}; give more text or smaller n")
+            raise ValueError(
+                f"moments_n: the pool has {keys} keys, got n = {max(given)}; give more text or"
+                " smaller n"
+            )
         return np.array(given, dtype=np.int64)
     largest = min(LARGEST, max(keys // 8, 4))
     ladder = SMALLEST * 2 ** np.arange(0, 8)
     ladder = ladder[ladder <= largest]
-    return ladder if ladder.size >= 3 else np.unique(np.geomspace(4, largest, 6).round().astype(np.int64))
+    return (
+        ladder
+        if ladder.size >= 3
+        else np.unique(np.geomspace(4, largest, 6).round().astype(np.int64))
+    )
 
 
 def drawn_tokens(layer: int, keys: int, largest: int, repeat: int, seed: int) -> Indices:
-    """Numbers (largest,) of the tokens that a repeat draws, with replacement, known before any token is seen."""
+    """Numbers (largest,) of the tokens that a repeat draws, with replacement, known before any
+    token is seen.
+    """
     generator = generator_for(f"moments/{layer}", seed, "nested", repeat, "tokens")
     found: Indices = torch.randint(keys, (largest,), generator=generator).numpy()
     return found
 
 
 def block_state(info: LayerInfo, q: Tensor, k: Tensor, v: Tensor) -> AttentionState:
-    """Attention of queries (H, m, k) on keys and values (H, B, .), by the fused kernel where scores are not capped."""
+    """Attention of queries (H, m, k) on keys and values (H, B, .), by the fused kernel where scores
+    are not capped.
+    """
     if info.softcap is None:
         return attention_state(q, k, v, info.scale)
     parts = []
     for rows in torch.split(q, max(1, SCORES // max(1, k[..., 0].numel())), dim=-2):
         scores = scores_of(info, rows, k).double()  # a cap keeps them small
         parts.append(AttentionState(scores.logsumexp(-1), scores.softmax(-1) @ v.double()))
-    return AttentionState(torch.cat([part.lse for part in parts], -1), torch.cat([part.out for part in parts], -2))
+    return AttentionState(
+        torch.cat([part.lse for part in parts], -1), torch.cat([part.out for part in parts], -2)
+    )
 
 
 def moment_curves(
     info: LayerInfo, tensors: Tensors, heads: tuple[int, ...], n: Indices, repeats: int, seed: int
 ) -> dict[tuple[int, str], Sampled]:
-    """Errors by (head, "mean" or "cov") where all tokens are held; head WHOLE_LAYER is the layer."""
+    """Errors by (head, "mean" or "cov") where all tokens are held; head WHOLE_LAYER is the
+    layer.
+    """
     q, k, v = of_heads(info, tensors, heads)
-    outputs = torch.cat([finish(block_state(info, q[i : i + 1], k[i : i + 1], v[i : i + 1]))[0] for i in range(len(heads))], 1)
+    outputs = torch.cat(
+        [
+            finish(block_state(info, q[i : i + 1], k[i : i + 1], v[i : i + 1]))[0]
+            for i in range(len(heads))
+        ],
+        1,
+    )
     errors = Errors(Limit.of(outputs), heads, n)
     for repeat in range(repeats):
-        chosen = torch.from_numpy(drawn_tokens(info.layer, k.shape[1], int(n[-1]), repeat, seed)).to(k.device)
+        chosen = torch.from_numpy(
+            drawn_tokens(info.layer, k.shape[1], int(n[-1]), repeat, seed)
+        ).to(k.device)
         errors.add(info, (q[:, chosen], k[:, chosen], v[:, chosen]))
-    return errors.curves(f"tokens drawn with replacement from a pool of {k.shape[1]}, nested prefixes")
+    return errors.curves(
+        f"tokens drawn with replacement from a pool of {k.shape[1]}, nested prefixes"
+    )
 
 
 def of_heads(info: LayerInfo, tensors: Tensors, heads: tuple[int, ...]) -> Tensors:
-    """The tokens of some heads, each with the keys and values that it reads; all alike are not copied."""
+    """The tokens of some heads, each with the keys and values that it reads; all alike are not
+    copied.
+    """
     q, k, v = tensors
     own = [info.kv_head(head) for head in heads]
     alike = len(heads) == len(q) == len(k)
@@ -137,8 +175,12 @@ class Errors:
         self.limit, self.heads, self.n = limit, heads, n
         self.width = len(limit.mean) // len(heads)
         self.squared: dict[tuple[int, str], list[list[float]]] = {}
-        self.mean = torch.zeros(len(n), *limit.mean.shape, dtype=torch.float64, device=limit.mean.device)
-        self.cov = torch.zeros(len(n), *limit.cov.shape, dtype=torch.float64, device=limit.mean.device)
+        self.mean = torch.zeros(
+            len(n), *limit.mean.shape, dtype=torch.float64, device=limit.mean.device
+        )
+        self.cov = torch.zeros(
+            len(n), *limit.cov.shape, dtype=torch.float64, device=limit.mean.device
+        )
 
     def add(self, info: LayerInfo, tensors: Tensors) -> None:
         """One more draw: q, k and v (H, n, .) of its tokens for these heads."""
@@ -164,15 +206,23 @@ class Errors:
         return slice(None) if head == WHOLE_LAYER else slice(place, place + self.width)
 
     def curves(self, origin: str) -> dict[tuple[int, str], Sampled]:
-        return {key: self._curve(*key, np.array(values), origin) for key, values in self.squared.items()}
+        return {
+            key: self._curve(*key, np.array(values), origin) for key, values in self.squared.items()
+        }
 
     def _curve(self, head: int, metric: str, samples: Floats, origin: str) -> Sampled:
         own, limit = self.columns(head), self.limit
         cov = limit.cov[own, own]
         # The mean itself may be 0, so its error is compared with the size of an output.
-        size = float(limit.mean[own].square().sum() + cov.trace()) if metric == "mean" else float(cov.square().sum())
+        size = (
+            float(limit.mean[own].square().sum() + cov.trace())
+            if metric == "mean"
+            else float(cov.square().sum())
+        )
         origin = f"Monte Carlo, {len(samples)} repeats; {origin}"
-        plain = functools.partial(ErrorCurve.from_repeats, self.n, metric=metric, scale=math.sqrt(size))
+        plain = functools.partial(
+            ErrorCurve.from_repeats, self.n, metric=metric, scale=math.sqrt(size)
+        )
         if limit.spread is None:
             return Sampled(plain(samples, origin=origin))
         error = (self.mean[:, own] if metric == "mean" else self.cov[:, own, own]) / len(samples)
@@ -180,11 +230,15 @@ class Errors:
         raw = samples.mean(axis=0)
         drowned = raw < 2 * square  # what is left after the correction is less than the correction
         left = np.where(drowned, raw, raw - square)
-        # d log rms = - <mean error, delta> / left, and the square itself is known from some windows only
-        doubt = crossed / np.outer(left, left) + np.diag((limit.spread.doubt * square / left / 2) ** 2)
+        # d log rms = - <mean error, delta> / left, and the square itself is known from some windows
+        # only
+        doubt = crossed / np.outer(left, left) + np.diag(
+            (limit.spread.doubt * square / left / 2) ** 2
+        )
         rms = np.sqrt(left)
         origin += (
-            f"; against a limit of {limit.spread.queries} sampled queries, its standard error {math.sqrt(square):.3g} taken off"
+            f"; against a limit of {limit.spread.queries} sampled queries, its standard error"
+            f" {math.sqrt(square):.3g} taken off"
         )
         curve = plain(np.where(drowned, samples, samples - square), origin=origin)
         stderr = np.where(drowned, rms, np.hypot(curve.stderr, rms * np.sqrt(doubt.diagonal())))
@@ -193,7 +247,9 @@ class Errors:
 
 
 def moment_row(curves: Mapping[tuple[int, str], Sampled], head: int) -> dict[str, Any]:
-    """Fitted exponents of a head's moments with their intervals: beta_mean, beta_mean_low, ..., beta_cov_high."""
+    """Fitted exponents of a head's moments with their intervals: beta_mean, beta_mean_low, ...,
+    beta_cov_high.
+    """
     row: dict[str, Any] = {}
     for metric in ("mean", "cov"):
         missing = {f"beta_{metric}{end}": math.nan for end in ("", "_low", "_high")}

@@ -1,10 +1,12 @@
-"""A query's real context as its pool: all that the model lets it attend to in its own window, special tokens included.
+"""A query's real context as its pool: all that the model lets it attend to in its own window,
+special tokens included.
 
-A window goes through the model once. At each layer its queries meet its keys, and what is left of them is settled at once: a
-few numbers of each query. So memory does not grow with the number of windows, and windows are the units of work.
+A window goes through the model once. At each layer its queries meet its keys, and what is left of
+them is settled at once: a few numbers of each query. So memory does not grow with the number of
+windows, and windows are the units of work.
 
-Contexts differ in their number of keys, a causal query's with its place. Every query that sees FEWEST keys is used, with its
-own number of them: keys are kept at one fraction of each context.
+Contexts differ in their number of keys, a causal query's with its place. Every query that sees
+FEWEST keys is used, with its own number of them: keys are kept at one fraction of each context.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ FIRST = 0  # the head whose keys are counted where a number is for all
 
 
 def window_states(probe: ProbeContext, window: int, take: Callable[[LayerState], object]) -> None:
-    """A forward pass, and where rules are compared one for gradients: ``take`` gets the settled state of each layer for the
-    queries of a window, as it goes by.
+    """A forward pass, and where rules are compared one for gradients: ``take`` gets the settled
+    state of each layer for the queries of a window, as it goes by.
     """
     statistics = statistics_of(probe.spec)
     comparison = _Comparison.of(probe, window) if window in compared(probe) else _Comparison()
@@ -57,32 +59,45 @@ def window_states(probe: ProbeContext, window: int, take: Callable[[LayerState],
 
 
 def join_windows(a: LayerState, b: LayerState) -> LayerState:
-    """The state of a layer over the queries of both; a head that could not go on in one of them has the reason."""
+    """The state of a layer over the queries of both; a head that could not go on in one of them has
+    the reason.
+    """
     heads: dict[int, HeadState | str] = {}
     for head, one in a.heads.items():
         other = b.heads[head]
         if isinstance(one, HeadState) and isinstance(other, HeadState):
             heads[head] = head_state.stack([one, other])
         else:  # a reason goes before a state, and a state before nothing
-            heads[head] = max(one, other, key=lambda known: 1 if isinstance(known, HeadState) else 2 * bool(known))
+            heads[head] = max(
+                one, other, key=lambda known: 1 if isinstance(known, HeadState) else 2 * bool(known)
+            )
     return replace(a, moments=a.moments.merge(b.moments), heads=heads)
 
 
 def whole_layer(probe: ProbeContext, state: LayerState) -> LayerState:
     """The state over all windows, with a note on queries that see too few keys."""
     few = f"no query sees {FEWEST} keys, at most {state.keys} of them; use longer windows"
-    heads = {head: known or few if isinstance(known, str) else known for head, known in state.heads.items()}
+    heads = {
+        head: known or few if isinstance(known, str) else known
+        for head, known in state.heads.items()
+    }
     asked = len(probe.places)
-    used = max((len(known.queries) for known in heads.values() if isinstance(known, HeadState)), default=0)
-    left_out = f"{asked - used} of {asked} queries see fewer than {FEWEST} keys and are left out" if 0 < used < asked else ""
+    used = max(
+        (len(known.queries) for known in heads.values() if isinstance(known, HeadState)), default=0
+    )
+    left_out = (
+        f"{asked - used} of {asked} queries see fewer than {FEWEST} keys and are left out"
+        if 0 < used < asked
+        else ""
+    )
     note = "; ".join(part for part in (state.info.note, left_out) if part)
     return replace(state, info=replace(state.info, note=note), heads=heads)
 
 
 @dataclass(frozen=True)
 class _Comparison:
-    """What is needed of a window in which keep rules are compared: the rules, by layer what next tokens feel of each head, and
-    W_O where a rule asks what lies behind a head.
+    """What is needed of a window in which keep rules are compared: the rules, by layer what next
+    tokens feel of each head, and W_O where a rule asks what lies behind a head.
     """
 
     rules: Sequence[Rule] = ()
@@ -93,7 +108,9 @@ class _Comparison:
     def of(cls, probe: ProbeContext, window: int) -> _Comparison:
         rules = [parse(text) for text in probe.spec.compared]
         behind = any(isinstance(part, Impact) for rule in rules for part in rule.parts)
-        return cls(rules, window_gradients(probe, window) if rules else {}, probe.outputs if behind else {})
+        return cls(
+            rules, window_gradients(probe, window) if rules else {}, probe.outputs if behind else {}
+        )
 
 
 @dataclass(frozen=True)
@@ -110,14 +127,18 @@ class _Own:
         first = parts[0]
         sizes = [i * len(first.numbers) for i in range(len(parts))]
         kept = torch.cat([part.start.kept + size for part, size in zip(parts, sizes, strict=True)])
-        start = replace(first.start, kept=kept, sink_mass=torch.cat([part.start.sink_mass for part in parts]))
+        start = replace(
+            first.start, kept=kept, sink_mass=torch.cat([part.start.sink_mass for part in parts])
+        )
         blocks = [part.block for part in parts]
         rows = _below(blocks, ("scores", "queries", "seen", "outputs"))
         pool = first.block.pool
         if pool is not None:
             pool = replace(pool, **_below([block.pool for block in blocks], ("q", "bias", "seen")))
         return cls(
-            torch.cat([part.numbers for part in parts]), start, replace(first.block, **rows, kept=kept, pool=pool, by_rule=None)
+            torch.cat([part.numbers for part in parts]),
+            start,
+            replace(first.block, **rows, kept=kept, pool=pool, by_rule=None),
         )
 
 
@@ -128,10 +149,14 @@ def _below(parts: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def _alike(parts: Sequence[_Own]) -> bool:
-    """Whether the same queries of all heads see the same keys, and no scores so wide that one head would hold up the others."""
+    """Whether the same queries of all heads see the same keys, and no scores so wide that one head
+    would hold up the others.
+    """
     first = parts[0]
     for part in parts:
-        same = torch.equal(part.numbers, first.numbers) and torch.equal(part.block.positions, first.block.positions)
+        same = torch.equal(part.numbers, first.numbers) and torch.equal(
+            part.block.positions, first.block.positions
+        )
         scores, seen = part.block.scores, part.block.seen
         low = scores if seen is None else torch.where(seen, scores, torch.inf)
         if not same or not bool((scores.amax(1) - low.amin(1) < WIDE).all()):
@@ -143,11 +168,24 @@ class _Layer:
     """One layer while a window passes it."""
 
     def __init__(
-        self, probe: ProbeContext, statistics: tuple[Statistic, ...], asked: _Comparison, captured: Captured, window: int
+        self,
+        probe: ProbeContext,
+        statistics: tuple[Statistic, ...],
+        asked: _Comparison,
+        captured: Captured,
+        window: int,
     ) -> None:
-        self.probe, self.statistics, self.captured, self.window = probe, statistics, captured, window
+        self.probe, self.statistics, self.captured, self.window = (
+            probe,
+            statistics,
+            captured,
+            window,
+        )
         self.rules = asked.rules
-        self.gradients, self.output = asked.gradients.get(captured.layer), asked.outputs.get(captured.layer)
+        self.gradients, self.output = (
+            asked.gradients.get(captured.layer),
+            asked.outputs.get(captured.layer),
+        )
         self.info = LayerInfo.of(captured, own=True)
         self.queries = WindowQueries.of(probe, captured, 0, window, self.info)
         at = torch.from_numpy(probe.places.positions[self.queries.rows]).to(captured.query.device)
@@ -157,20 +195,34 @@ class _Layer:
         self.notes: dict[str, dict[str, Any]] = {}
 
     def state(self) -> LayerState:
-        """Heads that share keys come one after the other: what keep rules cost them is found once."""
+        """Heads that share keys come one after the other: what keep rules cost them is found
+        once.
+        """
         masks = self.probe.pooled, self.probe.windows.special
-        rows = Rows.of(self.captured, *(torch.from_numpy(mask[[self.window]]).to(self.captured.query.device) for mask in masks))
+        rows = Rows.of(
+            self.captured,
+            *(
+                torch.from_numpy(mask[[self.window]]).to(self.captured.query.device)
+                for mask in masks
+            ),
+        )
         moments = LayerMoments.of(rows)
         heads: dict[int, HeadState | str] = {}
         asking = self._asking()
         for kv_head, sharing in groupby(self.probe.heads(self.info.layer), self.info.kv_head):
             members = kv_head, asking, self.probe.places
-            by_rule = Window(self.queries, self.info, *members, self.rules, self.output) if asking.size else None
+            by_rule = (
+                Window(self.queries, self.info, *members, self.rules, self.output)
+                if asking.size
+                else None
+            )
             own = {head: self._own(head, by_rule) for head in sharing}
             common = self._together({head: one for head, one in own.items() if one is not None})
             for head, one in own.items():
                 try:
-                    heads[head] = "" if one is None else self._settled(head, one, common.get(head, {}))
+                    heads[head] = (
+                        "" if one is None else self._settled(head, one, common.get(head, {}))
+                    )
                 except ValueError as reason:
                     heads[head] = str(reason)
         return LayerState(self.info, moments, heads, self.keys)
@@ -182,20 +234,29 @@ class _Layer:
         return round(float((enough if enough.size else self.foreseen).mean()))
 
     def _settled(self, head: int, own: _Own, common: Mapping[str, Any]) -> HeadState:
-        """The settled state of one head; ``common``: what was found of some statistics with other heads."""
+        """The settled state of one head; ``common``: what was found of some statistics with other
+        heads.
+        """
         alone = tuple(each for each in self.statistics if each.name not in common)
         state = self._measured(head, alone, own)
-        states = {each.name: common.get(each.name, state.states.get(each.name)) for each in self.statistics}
+        states = {
+            each.name: common.get(each.name, state.states.get(each.name))
+            for each in self.statistics
+        }
         return replace(state, statistics=self.statistics, states=states)
 
     def _measured(self, head: int, statistics: tuple[Statistic, ...], own: _Own) -> HeadState:
         state = head_state.update(head_state.init(statistics, own.start, own.numbers), own.block)
-        return head_state.settle(state, Met(self.probe.spec, self.info, head, self.keys, {}), self.notes)
+        return head_state.settle(
+            state, Met(self.probe.spec, self.info, head, self.keys, {}), self.notes
+        )
 
     def _together(self, own: Mapping[int, _Own]) -> dict[int, dict[str, Any]]:
-        """Settled states, by head and statistic, of statistics that take the queries of all heads of the same keys at once.
+        """Settled states, by head and statistic, of statistics that take the queries of all heads
+        of the same keys at once.
 
-        A few large products of matrices are faster than many small ones. Empty where heads must be measured alone.
+        A few large products of matrices are faster than many small ones. Empty where heads must be
+        measured alone.
         """
         statistics = tuple(each for each in self.statistics if each.together)
         if len(own) < 2 or not statistics or not _alike(list(own.values())):
@@ -208,11 +269,15 @@ class _Layer:
         for i, (head, one) in enumerate(own.items()):
             queries, kept = len(one.numbers), len(one.start.kept)
             order = Order(i * queries + torch.arange(queries), i * kept + torch.arange(kept))
-            found[head] = {each.name: each.stack([state.states[each.name]], order) for each in statistics}
+            found[head] = {
+                each.name: each.stack([state.states[each.name]], order) for each in statistics
+            }
         return found
 
     def _own(self, head: int, by_rule: Window | None) -> _Own | None:
-        """What one head's statistics are given; None where no query of the window sees enough keys."""
+        """What one head's statistics are given; None where no query of the window sees enough
+        keys.
+        """
         queries, own = self.queries, self.info.kv_head(head)
         seen = queries.seen_by(head)
         enough = seen.sum(1) >= FEWEST
@@ -228,32 +293,59 @@ class _Layer:
         bias = queries.bias_of(head)
         pool = None
         if self.info.softcap is None:  # a cap keeps scores on the grid
-            pool = Held(q, k, v, self.info.scale, None if bias is None else bias[rows][:, keys], seen)
-        start = Start(kept, queries.sink_mass[head, rows], int(self.foreseen.max()), v.double().mean(0), q.dtype)
+            pool = Held(
+                q, k, v, self.info.scale, None if bias is None else bias[rows][:, keys], seen
+            )
+        start = Start(
+            kept,
+            queries.sink_mass[head, rows],
+            int(self.foreseen.max()),
+            v.double().mean(0),
+            q.dtype,
+        )
         positions = torch.arange(queries.k.shape[1], device=k.device)[keys] + queries.first
         rules = None if by_rule is None else partial(by_rule.errors, head, numbers.numpy())
         felt = None if self.gradients is None else self.gradients[head]
-        block = Block(scores, q, k, v, positions, kept, None, pool, rules, seen, self.outputs[head, rows], gradient=felt)
+        block = Block(
+            scores,
+            q,
+            k,
+            v,
+            positions,
+            kept,
+            None,
+            pool,
+            rules,
+            seen,
+            self.outputs[head, rows],
+            gradient=felt,
+        )
         return _Own(numbers, start, block)
 
     def _asking(self) -> Indices:
-        """Places of the queries that keep rules are compared for: the deepest of the window; none where rules are not."""
+        """Places of the queries that keep rules are compared for: the deepest of the window; none
+        where rules are not.
+        """
         if not self.rules:
             return np.zeros(0, dtype=np.int64)
         members = np.flatnonzero(np.isin(self.queries.rows, self.probe.deepest(self.window)))
-        enough = self.queries.seen_by(FIRST)[torch.from_numpy(members)].sum(1).cpu().numpy() >= FEWEST
+        enough = (
+            self.queries.seen_by(FIRST)[torch.from_numpy(members)].sum(1).cpu().numpy() >= FEWEST
+        )
         return members[enough]
 
 
 def _asked(probe: ProbeContext, layer: int) -> Indices:
-    """Numbers of the queries that errors of kept keys are asked of, evenly spread over those that see enough keys."""
+    """Numbers of the queries that errors of kept keys are asked of, evenly spread over those that
+    see enough keys.
+    """
     able = np.flatnonzero(probe.foreseen(layer) >= FEWEST)
     return able[kept_rows(len(able), probe.spec.kept_queries).numpy()] if able.size else able
 
 
 def compared(probe: ProbeContext) -> set[int]:
-    """Windows in which keep rules are compared: whole ones, as the queries of a window decide together, evenly spread, as many
-    as hold the queries that errors of kept keys are asked of.
+    """Windows in which keep rules are compared: whole ones, as the queries of a window decide
+    together, evenly spread, as many as hold the queries that errors of kept keys are asked of.
     """
     windows = np.unique(probe.places.windows)
     share = min(1.0, probe.spec.kept_queries / len(probe.places))

@@ -1,7 +1,9 @@
-"""States to bytes and back: any tree of dataclasses, mappings, tensors, numbers, words and None, as safetensors.
+"""States to bytes and back: any tree of dataclasses, mappings, tensors, numbers, words and None, as
+safetensors.
 
-Tensors are stored under their place in the tree, ``.top.scores``; one more tensor holds the rest as JSON. Of a symmetric
-matrix one half is stored. Classes are never read from the bytes: whoever reads says what they are.
+Tensors are stored under their place in the tree, ``.top.scores``; one more tensor holds the rest as
+JSON. Of a symmetric matrix one half is stored. Classes are never read from the bytes: whoever reads
+says what they are.
 """
 
 from __future__ import annotations
@@ -21,12 +23,22 @@ __all__ = ["pack", "unpack"]
 TREE = "tree"  # places begin with a point, so that none is this one
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
+    for dtype in (
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.bool,
+    )
 }
 
 
 def pack(value: Any, single: Collection[str] = ()) -> bytes:
-    """``single``: places of float64 tensors that are known no better than float32, and stored as that."""
+    """``single``: places of float64 tensors that are known no better than float32, and stored as
+    that.
+    """
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_tree("", value, tensors, frozenset(single)))
     _own_memory(tensors)
@@ -40,7 +52,9 @@ def unpack(data: bytes, kind: Any) -> Any:
     return _value("", json.loads(bytes(tensors[TREE].numpy())), kind, tensors)
 
 
-def _tree(place: str, value: Any, tensors: dict[str, Tensor], single: frozenset[str]) -> dict[str, Any]:
+def _tree(
+    place: str, value: Any, tensors: dict[str, Tensor], single: frozenset[str]
+) -> dict[str, Any]:
     if isinstance(value, Tensor):
         kind = {"tensor": str(value.dtype).removeprefix("torch.")}
         value = value.float() if place in single else value
@@ -52,11 +66,17 @@ def _tree(place: str, value: Any, tensors: dict[str, Tensor], single: frozenset[
     if is_dataclass(value):
         value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {"of": {name: _tree(f"{place}.{name}", part, tensors, single) for name, part in value.items()}}
+        return {
+            "of": {
+                name: _tree(f"{place}.{name}", part, tensors, single)
+                for name, part in value.items()
+            }
+        }
     if value is None or isinstance(value, bool | int | float | str):
         return {"plain": value}
     raise TypeError(
-        f"{place[1:]}: expected a dataclass, a mapping, a tensor, a number, a word or None, got {type(value).__name__}"
+        f"{place[1:]}: expected a dataclass, a mapping, a tensor, a number, a word or None, got"
+        f" {type(value).__name__}"
     )
 
 
@@ -85,9 +105,16 @@ def _value(place: str, tree: dict[str, Any], kind: Any, tensors: dict[str, Tenso
     kind = _structure(kind)
     whole = is_dataclass(kind)
     kinds = (
-        get_type_hints(kind) if whole else dict.fromkeys(tree["of"], get_args(kind)[1]) if get_origin(kind) is dict else kind
+        get_type_hints(kind)
+        if whole
+        else dict.fromkeys(tree["of"], get_args(kind)[1])
+        if get_origin(kind) is dict
+        else kind
     )
-    parts = {name: _value(f"{place}.{name}", part, kinds[name], tensors) for name, part in tree["of"].items()}
+    parts = {
+        name: _value(f"{place}.{name}", part, kinds[name], tensors)
+        for name, part in tree["of"].items()
+    }
     return kind(**parts) if whole else parts
 
 

@@ -16,4 +16,7 @@ def measured_part(run: Run) -> str:
         return f"{found} heads, {layers} of {int(about['layers'])} layers"
     if found == int(about["layers"]) * int(about["heads"]):
         return f"all {found} heads of the model"
-    return f"{found} of {int(about['layers']) * int(about['heads'])} heads, {layers} of {int(about['layers'])} layers"
+    return (
+        f"{found} of {int(about['layers']) * int(about['heads'])} heads, {layers} of"
+        f" {int(about['layers'])} layers"
+    )

@@ -1,4 +1,6 @@
-"""Forward passes that feed the states of layers: all tokens held at once where they fit, else streamed block by block."""
+"""Forward passes that feed the states of layers: all tokens held at once where they fit, else
+streamed block by block.
+"""
 
 from __future__ import annotations
 
@@ -37,21 +39,30 @@ def hold(context: ProbeContext) -> dict[int, PooledLayer]:
         own = LayerMoments.of(rows)
         moments[layer] = moments[layer].merge(own) if layer in moments else own
         q = rows.q if context.spec.moments else rows.q[:, :0]
-        parts.setdefault(layer, []).append(Rows(q, rows.k, rows.v, rows.positions, None, pieces=rows.pieces))
+        parts.setdefault(layer, []).append(
+            Rows(q, rows.k, rows.v, rows.positions, None, pieces=rows.pieces)
+        )
 
     (windows,) = context.parts
     context.run(windows, context.layers, sink)
     found = {}
     for layer in context.layers:
-        q, k, v = (torch.cat([getattr(rows, name) for rows in parts[layer]], dim=1) for name in ("q", "k", "v"))
+        q, k, v = (
+            torch.cat([getattr(rows, name) for rows in parts[layer]], dim=1)
+            for name in ("q", "k", "v")
+        )
         positions = torch.cat([rows.positions for rows in parts[layer]])
         pieces = torch.cat([rows.pieces for rows in parts.pop(layer) if rows.pieces is not None])
-        found[layer] = PooledLayer(collector.result(layer), moments[layer], Rows(q, k, v, positions, None, pieces=pieces))
+        found[layer] = PooledLayer(
+            collector.result(layer), moments[layer], Rows(q, k, v, positions, None, pieces=pieces)
+        )
     return found
 
 
 def stream(context: ProbeContext, layers: Sequence[int], windows: Indices) -> list[LayerState]:
-    """The states of some layers over some windows; nothing is kept of a block once the states have seen it."""
+    """The states of some layers over some windows; nothing is kept of a block once the states have
+    seen it.
+    """
     queries = context.once(capture_queries, tuple(layers))
     states: dict[int, LayerState] = {}
 
@@ -66,4 +77,6 @@ def stream(context: ProbeContext, layers: Sequence[int], windows: Indices) -> li
 
 def _rows(context: ProbeContext, captured: Captured, batch: Indices) -> Rows:
     masks = context.pooled, context.windows.special, context.pieces
-    return Rows.of(captured, *(torch.from_numpy(mask[batch]).to(captured.query.device) for mask in masks))
+    return Rows.of(
+        captured, *(torch.from_numpy(mask[batch]).to(captured.query.device) for mask in masks)
+    )

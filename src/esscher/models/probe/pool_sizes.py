@@ -1,4 +1,6 @@
-"""One model and one text, pools of several sizes: whether the intervals that a small pool gave hold what larger ones give."""
+"""One model and one text, pools of several sizes: whether the intervals that a small pool gave hold
+what larger ones give.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ SIZE_COLUMNS = (
         "covered",
         "Share of the heads whose interval holds the larger pool's number; an open end holds all.",
     ),
-    Column("beyond", "float", "beyond the pool", "Share of the heads whose number was beyond the smaller pool."),
+    Column(
+        "beyond",
+        "float",
+        "beyond the pool",
+        "Share of the heads whose number was beyond the smaller pool.",
+    ),
     Column(
         "change",
         "float",
@@ -34,7 +41,9 @@ EXPONENT = "beta_fit"
 
 
 def compare_sizes(endless: Mapping[int, pd.DataFrame]) -> pd.DataFrame:
-    """Rows of SIZE_COLUMNS from the tables ``endless`` of probes by the size of their pools, the smallest against others."""
+    """Rows of SIZE_COLUMNS from the tables ``endless`` of probes by the size of their pools, the
+    smallest against others.
+    """
     sizes = sorted(endless)
     place = ["layer", "head", "number"]
     small = endless[sizes[0]].set_index(place)
@@ -44,10 +53,23 @@ def compare_sizes(endless: Mapping[int, pd.DataFrame]) -> pd.DataFrame:
         both = small.join(other).dropna(subset=["value", "value_larger"])
         held = ~((both["low"] > both["value_larger"]) | (both["high"] < both["value_larger"]))
         change = both["value_larger"] / both["value"]
-        change = change.where(both.index.get_level_values("number") != EXPONENT, both["value_larger"] - both["value"])
-        found = pd.DataFrame({"covered": held, "beyond": both["status"] == BEYOND, "change": change})
+        change = change.where(
+            both.index.get_level_values("number") != EXPONENT, both["value_larger"] - both["value"]
+        )
+        found = pd.DataFrame(
+            {"covered": held, "beyond": both["status"] == BEYOND, "change": change}
+        )
         for number, part in found.groupby(level="number", sort=False):
-            means = {"covered": float(part["covered"].mean()), "beyond": float(part["beyond"].mean())}
-            row = {"number": number, "pool": sizes[0], "larger": larger, "heads": len(part), **means}
+            means = {
+                "covered": float(part["covered"].mean()),
+                "beyond": float(part["beyond"].mean()),
+            }
+            row = {
+                "number": number,
+                "pool": sizes[0],
+                "larger": larger,
+                "heads": len(part),
+                **means,
+            }
             rows.append(row | {"change": float(part["change"].median())})
     return pd.DataFrame(rows, columns=[column.key for column in SIZE_COLUMNS])

@@ -21,8 +21,9 @@ __all__ = ["LayerQueries", "QueryCollector", "WindowQueries", "capture_queries"]
 class WindowQueries:
     """The m queries (H, m, k) of a window, and its T keys and values (H_kv, T, .) as they see them.
 
-    ``scores`` (H, m, T): capped and biased as the model does it, -inf where a query does not see a key. A logit that stands in
-    the softmax without a key (gpt_oss) comes first among the keys, with a value of 0.
+    ``scores`` (H, m, T): capped and biased as the model does it, -inf where a query does not see a
+    key. A logit that stands in the softmax without a key (gpt_oss) comes first among the keys, with
+    a value of 0.
     """
 
     rows: Indices  # numbers of the queries
@@ -43,7 +44,9 @@ class WindowQueries:
         return None if self.bias is None else self.bias[head if len(self.bias) > 1 else 0]
 
     @classmethod
-    def of(cls, source: ProbeContext, captured: Captured, place: int, window: int, info: LayerInfo) -> WindowQueries:
+    def of(
+        cls, source: ProbeContext, captured: Captured, place: int, window: int, info: LayerInfo
+    ) -> WindowQueries:
         """``place``: of the window in the captured batch."""
         rows = source.places.inside(window)
         at = torch.from_numpy(source.places.positions[rows]).to(captured.query.device)
@@ -56,7 +59,11 @@ class WindowQueries:
         resting = torch.from_numpy(source.sinks(window)).to(q.device)
         if captured.sinks is not None:
             logit = captured.sinks.to(wide)[:, None, None].expand(-1, len(at), 1)
-            zero = logit.new_zeros(info.heads, len(at), k.shape[1]) if bias is None else bias.expand(info.heads, -1, -1)
+            zero = (
+                logit.new_zeros(info.heads, len(at), k.shape[1])
+                if bias is None
+                else bias.expand(info.heads, -1, -1)
+            )
             bias = torch.cat([logit, zero], dim=2)
             k, v = pad(k, (0, 0, 1, 0)), pad(v, (0, 0, 1, 0))
             seen, resting = pad(seen, (1, 0), value=True), pad(resting, (1, 0), value=True)
@@ -65,12 +72,16 @@ class WindowQueries:
             scores = scores + bias
         scores = scores.masked_fill(~seen, -torch.inf)
         mass = scores.masked_fill(~resting, -torch.inf).logsumexp(-1) - scores.logsumexp(-1)
-        return cls(rows, q, k, v, seen, bias, scores, mass.exp(), 0 if captured.sinks is None else -1)
+        return cls(
+            rows, q, k, v, seen, bias, scores, mass.exp(), 0 if captured.sinks is None else -1
+        )
 
 
 @dataclass(frozen=True)
 class LayerQueries:
-    """Queries (H, m, k) of a layer, and the weight (H, m) they put on sink tokens in their window."""
+    """Queries (H, m, k) of a layer, and the weight (H, m) they put on sink tokens in their
+    window.
+    """
 
     info: LayerInfo
     q: Tensor
@@ -78,7 +89,9 @@ class LayerQueries:
 
 
 class QueryCollector:
-    """Takes the queries of each layer out of the windows they stand in, whichever batches these come in."""
+    """Takes the queries of each layer out of the windows they stand in, whichever batches these
+    come in.
+    """
 
     def __init__(self, source: ProbeContext) -> None:
         self.source = source

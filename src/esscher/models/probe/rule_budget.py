@@ -1,8 +1,10 @@
-"""Keys that a keep rule needs: of each key-value cache at an error, and the best split of a total between caches.
+"""Keys that a keep rule needs: of each key-value cache at an error, and the best split of a total
+between caches.
 
-Read from the table ``frontier`` of a probe: relative errors of every head at a ladder of sizes. All keys kept is no error, the
-last size of every ladder; between sizes log errors are interpolated. A size counts for the largest error from it on, so that
-more keys never cost: a budget is the size from which the error stays below.
+Read from the table ``frontier`` of a probe: relative errors of every head at a ladder of sizes. All
+keys kept is no error, the last size of every ladder; between sizes log errors are interpolated. A
+size counts for the largest error from it on, so that more keys never cost: a budget is the size
+from which the error stays below.
 """
 
 from __future__ import annotations
@@ -20,7 +22,16 @@ from esscher.convergence.budget import log_rms, tokens_needed
 from esscher.convergence.curve import ErrorCurve, Floats
 from esscher.convergence.split import Counts, Sharing
 from esscher.keep import parse
-from esscher.models.probe.cache import BEST, OWN, RATIO, SAVED, WANTED, described, error_or_total, shared
+from esscher.models.probe.cache import (
+    BEST,
+    OWN,
+    RATIO,
+    SAVED,
+    WANTED,
+    described,
+    error_or_total,
+    shared,
+)
 from esscher.models.probe.curves import METRICS, stored_curves
 from esscher.models.probe.worst import WORST, worst_of
 from esscher.runs.columns import Column
@@ -42,7 +53,9 @@ __all__ = [
 
 Weights = Mapping[tuple[int, int], float]  # by layer and head
 
-UNIT = 1000  # sizes are counted in thousandths of a key: contexts differ, and a mean number of keys is no whole one
+# sizes are counted in thousandths of a key: contexts differ, and a mean number of keys is no whole
+# one
+UNIT = 1000
 FEWEST = 1e-9  # relative errors below are rounding; a curve is 0 at its last size only
 
 RULE_BUDGET = (  # of rule_table
@@ -53,27 +66,41 @@ RULE_BUDGET = (  # of rule_table
         "chosen",
         "word",
         "chosen",
-        "Whether keys are chosen once for all queries, as a cache must, or for each query: then a query reads so few, and the "
-        "cache holds all.",
+        "Whether keys are chosen once for all queries, as a cache must, or for each query: then a"
+        " query reads so few, and the cache holds all.",
         words=("once", "for each query"),
     ),
-    Column("keys", "float", "keys in all", "Keys kept in all caches of one context of mean length.", short="keys"),
+    Column(
+        "keys",
+        "float",
+        "keys in all",
+        "Keys kept in all caches of one context of mean length.",
+        short="keys",
+    ),
     RATIO,
     SAVED,
     Column(
         "error",
         "float",
         "error",
-        "Relative error: root of the mean square over heads, each counted by what next tokens feel of it where that is known.",
+        "Relative error: root of the mean square over heads, each counted by what next tokens feel"
+        " of it where that is known.",
     ),
-    Column("q95", "float", "error, 95 %", "Error that 95 % of the queries stay below, in the head where it is largest."),
+    Column(
+        "q95",
+        "float",
+        "error, 95 %",
+        "Error that 95 % of the queries stay below, in the head where it is largest.",
+    ),
     *WORST,
 )
 
 
 @dataclass(frozen=True)
 class Cache:
-    """A key-value head under a rule, at a ladder of sizes that ends with all keys; a row for each query head that reads it."""
+    """A key-value head under a rule, at a ladder of sizes that ends with all keys; a row for each
+    query head that reads it.
+    """
 
     layer: int
     kv_head: int
@@ -82,7 +109,9 @@ class Cache:
     sizes: Counts  # kept, in thousandths of a key
     rms: Floats  # (heads, sizes), relative
     q95: Floats
-    counts: Floats  # (heads,): what each head's relative error counts in a split, of root mean square 1 over all caches
+    # (heads,): what each head's relative error counts in a split, of root mean square 1 over all
+    # caches
+    counts: Floats
 
     @cached_property
     def together(self) -> ErrorCurve:
@@ -103,12 +132,16 @@ class Cache:
     def each(self) -> Iterator[Cache]:
         """Its query heads, as if each had the cache for itself."""
         for i, head in enumerate(self.heads):
-            yield replace(self, heads=(head,), rms=self.rms[[i]], q95=self.q95[[i]], counts=self.counts[[i]])
+            yield replace(
+                self, heads=(head,), rms=self.rms[[i]], q95=self.q95[[i]], counts=self.counts[[i]]
+            )
 
     def at(self, size: int) -> tuple[Floats, float]:
         """Errors of the heads at a size, and the quantile."""
         own, quantile = self._between
-        return np.exp([float(height(math.log(size))) for height in own]), math.exp(float(quantile(math.log(size))))
+        return np.exp([float(height(math.log(size))) for height in own]), math.exp(
+            float(quantile(math.log(size)))
+        )
 
     @cached_property
     def _between(self) -> tuple[list[Callable[[Any], Floats]], Callable[[Any], Floats]]:
@@ -117,11 +150,13 @@ class Cache:
 
 @dataclass(frozen=True, repr=False)
 class RuleBudget:
-    """What a rule needs. ``caches``: a row per key-value head; ``heads``: per query head; ``totals``: per split, summed.
+    """What a rule needs. ``caches``: a row per key-value head; ``heads``: per query head;
+    ``totals``: per split, summed.
 
-    ``keys``, ``ratio``: kept for a root mean square error of ``epsilon`` over the queries of the heads that read the cache, or
-    the best split of ``total``; ``error``, ``q95``: then; ``keys_q95``: for which 95 % of the queries stay below epsilon.
-    ``part``: of the model that was measured.
+    ``keys``, ``ratio``: kept for a root mean square error of ``epsilon`` over the queries of the
+    heads that read the cache, or the best split of ``total``; ``error``, ``q95``: then;
+    ``keys_q95``: for which 95 % of the queries stay below epsilon. ``part``: of the model that was
+    measured.
     """
 
     rule: str
@@ -133,32 +168,47 @@ class RuleBudget:
     part: str = ""
 
     def __repr__(self) -> str:
-        return f"RuleBudget({self.rule}, {described(self.totals, 'split', self.part)}; tables heads, caches, totals)"
+        return (
+            f"RuleBudget({self.rule}, {described(self.totals, 'split', self.part)}; tables heads,"
+            " caches, totals)"
+        )
 
 
 def find_rule(frontier: pd.DataFrame, text: str) -> str:
-    """The rule as the frontier names it; ValueError for what is no rule, and for one that was not measured."""
+    """The rule as the frontier names it; ValueError for what is no rule, and for one that was not
+    measured.
+    """
     wanted = str(parse(text))
     known = list(dict.fromkeys(frontier["rule"]))
     found = next((name for name in known if str(parse(name)) == wanted), None)
     if found is None:
-        raise ValueError(f"rule: this run has no errors of {wanted}; it has those of {', '.join(known)}")
+        raise ValueError(
+            f"rule: this run has no errors of {wanted}; it has those of {', '.join(known)}"
+        )
     return str(found)
 
 
 def per_query(rule: str) -> bool:
-    """Whether every query has keys of its own: then a rule says what is read, not what a cache may drop."""
+    """Whether every query has keys of its own: then a rule says what is read, not what a cache may
+    drop.
+    """
     return any(part.per_query for part in parse(rule).parts)
 
 
 def random_frontier(heads: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
-    """The frontier of random keys from the curves of kept keys, for runs that measured no other rule."""
+    """The frontier of random keys from the curves of kept keys, for runs that measured no other
+    rule.
+    """
     kv_of = {(int(row.layer), int(row.head)): int(row.kv_head) for row in heads.itertuples()}
     frames = [
         pd.DataFrame(
             {
                 **{"layer": layer, "head": head, "kv_head": kv_of[layer, head], "rule": "random"},
-                **{"share": curve.n / curve.n[-1], "kept": curve.n.astype(float), "keys": float(curve.n[-1])},
+                **{
+                    "share": curve.n / curve.n[-1],
+                    "kept": curve.n.astype(float),
+                    "keys": float(curve.n[-1]),
+                },
                 **{"rms": curve.rms, "relative": curve.relative, "q95": curve.q95},
             }
         )
@@ -166,16 +216,24 @@ def random_frontier(heads: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
         if curve.rms[0] > 0
     ]
     if not frames:
-        raise ValueError("curves: no errors of kept keys in this run; were all of its heads refused?")
+        raise ValueError(
+            "curves: no errors of kept keys in this run; were all of its heads refused?"
+        )
     return pd.concat(frames, ignore_index=True)
 
 
 def rule_budget(
-    frontier: pd.DataFrame, rule: str, epsilon: Any = None, total: Any = None, weights: Weights | None = None
+    frontier: pd.DataFrame,
+    rule: str,
+    epsilon: Any = None,
+    total: Any = None,
+    weights: Weights | None = None,
 ) -> RuleBudget:
-    """The budget of a rule of the frontier at an error, or the best split of a total number of keys.
+    """The budget of a rule of the frontier at an error, or the best split of a total number of
+    keys.
 
-    ``weights``: how much next tokens feel an error of each head's output (:func:`gradients_of`, :func:`head_weights`).
+    ``weights``: how much next tokens feel an error of each head's output (:func:`gradients_of`,
+    :func:`head_weights`).
     """
     epsilon, total = error_or_total(epsilon, total)
     errors = _Errors(frontier, rule, weights)
@@ -187,8 +245,12 @@ def rule_budget(
     return RuleBudget(rule, epsilon, total, caches, heads, errors.totals(epsilon, splits))
 
 
-def rule_table(frontier: pd.DataFrame, asked: Sequence[tuple[Any, Any]], weights: Weights | None = None) -> pd.DataFrame:
-    """The totals of every rule, for errors or totals (the other None); rule_budget.parquet has them for some errors."""
+def rule_table(
+    frontier: pd.DataFrame, asked: Sequence[tuple[Any, Any]], weights: Weights | None = None
+) -> pd.DataFrame:
+    """The totals of every rule, for errors or totals (the other None); rule_budget.parquet has them
+    for some errors.
+    """
     wanted = [error_or_total(epsilon, total) for epsilon, total in asked]
     frames = []
     for rule in dict.fromkeys(frontier["rule"]):
@@ -206,42 +268,74 @@ class _Errors:
         self.sharing = Sharing([cache.counted for cache in self.caches])
 
     def splits(self, epsilon: float | None, total: int | None = None) -> dict[str, Counts]:
-        """At an error: each cache what its own heads need on average, the same for all, and the best split, these two with
-        that error over all heads. Of a total: these two.
+        """At an error: each cache what its own heads need on average, the same for all, and the
+        best split, these two with that error over all heads. Of a total: these two.
         """
         if epsilon is not None:
             own = np.array([tokens_needed(cache.together, epsilon) for cache in self.caches])
-            return {OWN: own, **shared(self.sharing, epsilon**2 * sum(cache.counted.scale**2 for cache in self.caches))}
+            return {
+                OWN: own,
+                **shared(
+                    self.sharing, epsilon**2 * sum(cache.counted.scale**2 for cache in self.caches)
+                ),
+            }
         assert total is not None
-        low, high = math.ceil(self.sharing.least.sum() / UNIT), math.floor(self.sharing.most.sum() / UNIT)
+        low, high = (
+            math.ceil(self.sharing.least.sum() / UNIT),
+            math.floor(self.sharing.most.sum() / UNIT),
+        )
         if not low <= total <= high:
             raise ValueError(
-                f"total: expected {low} (the smallest sizes of {self.rule} measured) to {high} keys (all), got {total}"
+                f"total: expected {low} (the smallest sizes of {self.rule} measured) to {high} keys"
+                f" (all), got {total}"
             )
         return shared(self.sharing, total=total * UNIT)
 
     def cache_rows(self, sizes: Counts, epsilon: float | None) -> Iterator[dict[str, Any]]:
         for cache, size in zip(self.caches, sizes.tolist(), strict=True):
             rms, q95 = cache.at(size)
-            row = {"layer": cache.layer, "kv_head": cache.kv_head, "heads": len(cache.heads), **_kept(cache, size)}
+            row = {
+                "layer": cache.layer,
+                "kv_head": cache.kv_head,
+                "heads": len(cache.heads),
+                **_kept(cache, size),
+            }
             row |= {"error": math.sqrt(float(np.square(rms).mean())), "q95": q95}
-            yield row if epsilon is None else {**row, "keys_q95": tokens_needed(cache.quantile, epsilon) / UNIT}
+            yield (
+                row
+                if epsilon is None
+                else {**row, "keys_q95": tokens_needed(cache.quantile, epsilon) / UNIT}
+            )
 
     def head_rows(self, sizes: Counts, epsilon: float | None) -> Iterator[dict[str, Any]]:
-        """Query heads: with the keys of their cache, or at an error with those that each by itself would need."""
+        """Query heads: with the keys of their cache, or at an error with those that each by itself
+        would need.
+        """
         for cache, size in zip(self.caches, sizes.tolist(), strict=True):
             for alone in cache.each():
                 own = size if epsilon is None else tokens_needed(alone.together, epsilon)
-                row = {"layer": cache.layer, "head": alone.heads[0], "kv_head": cache.kv_head, **_kept(cache, own)}
+                row = {
+                    "layer": cache.layer,
+                    "head": alone.heads[0],
+                    "kv_head": cache.kv_head,
+                    **_kept(cache, own),
+                }
                 (error,), q95 = alone.at(own)
                 row |= {"error": float(error), "q95": q95}
-                yield row if epsilon is None else {**row, "keys_q95": tokens_needed(alone.quantile, epsilon) / UNIT}
+                yield (
+                    row
+                    if epsilon is None
+                    else {**row, "keys_q95": tokens_needed(alone.quantile, epsilon) / UNIT}
+                )
 
     def totals(self, epsilon: float | None, splits: dict[str, Counts]) -> pd.DataFrame:
         return pd.DataFrame([self._total(epsilon, split, sizes) for split, sizes in splits.items()])
 
     def _total(self, epsilon: float | None, split: str, sizes: Counts) -> dict[str, Any]:
-        found = [(cache, *cache.at(size)) for cache, size in zip(self.caches, sizes.tolist(), strict=True)]
+        found = [
+            (cache, *cache.at(size))
+            for cache, size in zip(self.caches, sizes.tolist(), strict=True)
+        ]
         squared = {
             (cache.layer, head): (float(error) ** 2, 1.0)
             for cache, rms, _ in found
@@ -264,14 +358,19 @@ class _Errors:
 
 
 def gradients_of(heads: pd.DataFrame) -> dict[tuple[int, int], float] | None:
-    """Root mean square gradient of log p of next tokens at each head's output, from a probe's own table ``heads``.
+    """Root mean square gradient of log p of next tokens at each head's output, from a probe's own
+    table ``heads``.
 
-    The plain error times this gradient is, of what one may know of a head without compressing it, what predicts best how its
-    compression changes next tokens (docs/model.md). None where a head that was measured has none: the model is no language
-    model, or has no cache to continue from.
+    The plain error times this gradient is, of what one may know of a head without compressing it,
+    what predicts best how its compression changes next tokens (docs/model.md). None where a head
+    that was measured has none: the model is no language model, or has no cache to continue from.
     """
     known = heads[heads["status"] == "ok"]
-    if "gradient" not in known or not np.isfinite(known["gradient"]).all() or not (known["gradient"] > 0).any():
+    if (
+        "gradient" not in known
+        or not np.isfinite(known["gradient"]).all()
+        or not (known["gradient"] > 0).any()
+    ):
         return None
     return {(int(row.layer), int(row.head)): float(row.gradient) for row in known.itertuples()}
 
@@ -279,31 +378,52 @@ def gradients_of(heads: pd.DataFrame) -> dict[tuple[int, int], float] | None:
 def head_weights(sensitivity: pd.DataFrame) -> dict[tuple[int, int], float]:
     """The same from a downstream run's table ``sensitivity``, of its texts."""
     known = sensitivity[sensitivity["plain"] > 0]
-    texts = known.assign(gradient=known["sensitive"] / known["plain"]).groupby(["layer", "head"])["gradient"].mean()
+    texts = (
+        known.assign(gradient=known["sensitive"] / known["plain"])
+        .groupby(["layer", "head"])["gradient"]
+        .mean()
+    )
     return {(int(layer), int(head)): float(value) for (layer, head), value in texts.items()}
 
 
 def caches_of(frontier: pd.DataFrame, rule: str, weights: Weights | None = None) -> list[Cache]:
-    """The key-value heads that have errors of any rule; one that this rule has no size for needs all of its keys.
+    """The key-value heads that have errors of any rule; one that this rule has no size for needs
+    all of its keys.
 
-    With weights a head's relative error counts as much as the weight times the size of its output, of root mean square 1.
+    With weights a head's relative error counts as much as the weight times the size of its output,
+    of root mean square 1.
     """
     known = frontier[np.isfinite(frontier["relative"])]
     with np.errstate(invalid="ignore"):  # no error, no quantile
         q95 = np.where(known["rms"] > 0, known["q95"] * known["relative"] / known["rms"], 0.0)
     groups = known.assign(q95=q95).groupby(["layer", "kv_head"], sort=True)
     if not len(known):
-        raise ValueError("frontier: no errors of kept keys in this run; were all of its heads refused?")
+        raise ValueError(
+            "frontier: no errors of kept keys in this run; were all of its heads refused?"
+        )
     caches = [_cache(int(layer), int(kv_head), rows, rule) for (layer, kv_head), rows in groups]
     if weights is None:
         return caches
-    sizes = (known["rms"] / known["relative"]).where(known["relative"] > 0).groupby([known["layer"], known["head"]]).median()
+    sizes = (
+        (known["rms"] / known["relative"])
+        .where(known["relative"] > 0)
+        .groupby([known["layer"], known["head"]])
+        .median()
+    )
     missing = [place for place in sizes.index if place not in weights]
     if missing:
-        raise ValueError(f"weights: there is none of head {missing[0][0]}.{missing[0][1]}; measure all heads of the probe")
-    counts = {place: weights[place] * (float(size) if size > 0 else 0.0) for place, size in sizes.items()}
+        raise ValueError(
+            f"weights: there is none of head {missing[0][0]}.{missing[0][1]}; measure all heads of"
+            " the probe"
+        )
+    counts = {
+        place: weights[place] * (float(size) if size > 0 else 0.0) for place, size in sizes.items()
+    }
     scale = math.sqrt(float(np.square(list(counts.values())).mean())) or 1.0
-    return [replace(cache, counts=np.array([counts[cache.layer, head] / scale for head in cache.heads])) for cache in caches]
+    return [
+        replace(cache, counts=np.array([counts[cache.layer, head] / scale for head in cache.heads]))
+        for cache in caches
+    ]
 
 
 def _cache(layer: int, kv_head: int, rows: pd.DataFrame, rule: str) -> Cache:
@@ -312,7 +432,9 @@ def _cache(layer: int, kv_head: int, rows: pd.DataFrame, rule: str) -> Cache:
     own = rows[rows["rule"] == rule]
     shares = np.unique(own["share"])
     values = np.full((3, len(heads), len(shares)), np.nan)
-    values[:, np.searchsorted(heads, own["head"]), np.searchsorted(shares, own["share"])] = own[["kept", "relative", "q95"]].T
+    values[:, np.searchsorted(heads, own["head"]), np.searchsorted(shares, own["share"])] = own[
+        ["kept", "relative", "q95"]
+    ].T
     kept, relative, q95 = values[..., np.isfinite(values).all((0, 1))]
     sizes, first = np.unique(np.round(kept.mean(0) * UNIT).astype(np.int64), return_index=True)
     below = (sizes > 0) & (sizes < round(keys * UNIT))

@@ -1,4 +1,6 @@
-"""The settings of ``es.probe``, named and typed: what a checker and an editor know of them, under the names of the flags."""
+"""The settings of ``es.probe``, named and typed: what a checker and an editor know of them, under
+the names of the flags.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from esscher.models.probe.spec import KEYS, ProbeSpec
 
 __all__ = ["Settings", "read_settings"]
 
-RENAMED = {"epsilon": "epsilons", "scale": "scales"}  # a flag, and the field that holds several of them
+# a flag, and the field that holds several of them
+RENAMED = {"epsilon": "epsilons", "scale": "scales"}
 
 
 class Settings(TypedDict, total=False):
@@ -57,14 +60,18 @@ class Settings(TypedDict, total=False):
 def read_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a ProbeSpec from settings; ValueError with the nearest name for an unknown one.
 
-    ``special`` is a field of the spec and of the corpus: here it says, as the flag does, that special tokens are part of the
-    pool.
+    ``special`` is a field of the spec and of the corpus: here it says, as the flag does, that
+    special tokens are part of the pool.
     """
     known = {*Settings.__annotations__, *RENAMED.values()}
     for name in settings:
         if name not in known:
             near = difflib.get_close_matches(name, sorted(known - {*RENAMED.values()}), 1)
-            hint = f"; did you mean {near[0]}?" if near else f"; there are: {', '.join(sorted(known - {*RENAMED.values()}))}"
+            hint = (
+                f"; did you mean {near[0]}?"
+                if near
+                else f"; there are: {', '.join(sorted(known - {*RENAMED.values()}))}"
+            )
             raise ValueError(f"{name}: no such setting of a probe{hint}")
     found = {RENAMED.get(name, name): _listed(name, value) for name, value in settings.items()}
     of_text = CorpusSpec.model_fields.keys() - ProbeSpec.model_fields.keys()
@@ -73,7 +80,9 @@ def read_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _listed(name: str, value: Any) -> Any:
-    """A range, an array or a set as a list, which a spec holds; rules given as objects by their text."""
+    """A range, an array or a set as a list, which a spec holds; rules given as objects by their
+    text.
+    """
     if name == "rules" and not isinstance(value, str | None):
         return [str(rule) for rule in value]
     if name in RENAMED and not isinstance(value, str | Iterable):

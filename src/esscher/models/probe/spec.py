@@ -1,4 +1,6 @@
-"""What a probe measures, as plain data: the same as a YAML file, as flags and as a Python object."""
+"""What a probe measures, as plain data: the same as a YAML file, as flags and as a Python
+object.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,17 @@ from esscher.models.fields import open_rules, places, split_numbers
 from esscher.runs import RunSpec, register
 
 __all__ = [
-    *("FIXED", "FLOOR", "SHARES", "ProbeSpec", "check_ladder", "drawn_ladder", "fit_points", "kept_ladder", "kept_sizes"),
+    *(
+        "FIXED",
+        "FLOOR",
+        "SHARES",
+        "ProbeSpec",
+        "check_ladder",
+        "drawn_ladder",
+        "fit_points",
+        "kept_ladder",
+        "kept_sizes",
+    ),
     "own_ladder",
 ]
 
@@ -26,17 +38,27 @@ KEYS = 16384  # tokens of text unless told otherwise
 SMALLEST = 16  # first n of a ladder
 BEYOND = 1024  # how far beyond the pool the errors of draws with replacement are followed
 FIT = (64, 4096)  # numbers of keys that exponents are fitted between
-FIXED = (64, 256, 1024, 4096)  # numbers of keys at which every head's error and local slope are told
+# numbers of keys at which every head's error and local slope are told
+FIXED = (64, 256, 1024, 4096)
 FEWEST_POINTS = 3  # of a fit
 MOST = 10**12  # keys, of a fit
 ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # a class in a module
 FRACTIONS = (0.75, 0.9, 1.0)  # of the pool, at the end of the ladder of kept keys
 FLOOR = "neyman"  # the keep rule of least error, to first order, that no other goes below
 RULES = (  # keep rules that are compared unless told otherwise
-    *("random", "sinks:4+recent", "sinks:4+recent:16+random:reweight", "heavy", "keynorm", "expected", "topk"),
+    *(
+        "random",
+        "sinks:4+recent",
+        "sinks:4+recent:16+random:reweight",
+        "heavy",
+        "keynorm",
+        "expected",
+        "topk",
+    ),
     *("topk:16+random:reweight", "neyman:shared", FLOOR),
 )
-SHARES = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.4, 0.6, 0.8)  # of a window's keys, that they keep
+# of a window's keys, that they keep
+SHARES = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.4, 0.6, 0.8)
 NO_RULES = ("none",)  # as a flag, which has no empty list
 
 
@@ -45,53 +67,84 @@ class ProbeSpec(RunSpec):
 
     job: Literal["probe"] = "probe"
     model: str = Field(
-        default="packaged", description="minilm (packaged is the same) or smollm2, a folder, a GGUF file or a hub name"
+        default="packaged",
+        description="minilm (packaged is the same) or smollm2, a folder, a GGUF file or a hub name",
     )
     revision: str | None = Field(default=None, description="revision of a hub model")
     corpus: CorpusSpec = CorpusSpec(max_tokens=KEYS)
-    window: PositiveInt | None = Field(default=None, description="tokens of a window, special ones included")
+    window: PositiveInt | None = Field(
+        default=None, description="tokens of a window, special ones included"
+    )
     pool: Literal["auto", "corpus", "sequence"] = Field(
         default="auto",
-        description="whose keys: corpus (all windows), sequence (all a query attends to in its own), auto (by the model)",
+        description=(
+            "whose keys: corpus (all windows), sequence (all a query attends to in its own), auto"
+            " (by the model)"
+        ),
     )
     positions: tuple[int, ...] | None = Field(
-        default=None, description="places in a window, from 0, at which queries of a sequence stand; 511,1023"
+        default=None,
+        description="places in a window, from 0, at which queries of a sequence stand; 511,1023",
     )
     special: bool = Field(default=False, description="special tokens are part of a corpus's pool")
     queries: PositiveInt = Field(default=256, description="queries of each head")
-    kept_queries: PositiveInt = Field(default=64, description="of them, queries with errors of kept keys, and with tails")
-    layers: tuple[int, ...] | None = Field(default=None, description="layers, 0,2-4; all when left out")
-    heads: tuple[int, ...] | None = Field(default=None, description="heads, 0,2-4; all when left out")
-    n: tuple[int, ...] | None = Field(default=None, description="token numbers: 16:4096:9 or 100,1000; up to the pool")
+    kept_queries: PositiveInt = Field(
+        default=64, description="of them, queries with errors of kept keys, and with tails"
+    )
+    layers: tuple[int, ...] | None = Field(
+        default=None, description="layers, 0,2-4; all when left out"
+    )
+    heads: tuple[int, ...] | None = Field(
+        default=None, description="heads, 0,2-4; all when left out"
+    )
+    n: tuple[int, ...] | None = Field(
+        default=None, description="token numbers: 16:4096:9 or 100,1000; up to the pool"
+    )
     fit: tuple[int, int] = Field(
-        default=FIT, description="smallest and largest n that exponents are fitted between, the same for every pool"
+        default=FIT,
+        description=(
+            "smallest and largest n that exponents are fitted between, the same for every pool"
+        ),
     )
     epsilons: tuple[float, ...] = Field(
         default=(0.05, 0.1, 0.2), description="relative error to count tokens for; may be repeated"
     )
-    moments: int = Field(default=0, ge=0, description="Monte Carlo repeats of the outputs' mean and covariance")
+    moments: int = Field(
+        default=0, ge=0, description="Monte Carlo repeats of the outputs' mean and covariance"
+    )
     moments_n: tuple[int, ...] | None = Field(default=None, description="token numbers of these")
     moments_queries: PositiveInt = Field(
         default=2048, description="queries of their limit, where tokens do not fit into memory"
     )
     rules: tuple[str, ...] | None = Field(
         default=None,
-        description="keep rules to compare where the pool is a query's own, such as sinks:4+recent or none; may be repeated",
+        description=(
+            "keep rules to compare where the pool is a query's own, such as sinks:4+recent or none;"
+            " may be repeated"
+        ),
     )
     temperature: tuple[float, float] | None = Field(
         default=None, description="also multiply scores with a + b log n at n keys, as a,b"
     )
     planted: int | None = Field(
-        default=None, ge=0, description="position, from 0, of a key of each window whose weight among n keys is told"
+        default=None,
+        ge=0,
+        description="position, from 0, of a key of each window whose weight among n keys is told",
     )
     scales: tuple[float, ...] = Field(
-        default=(), description="also measure every head with its scores multiplied with these numbers, as 0.1,1,10"
+        default=(),
+        description=(
+            "also measure every head with its scores multiplied with these numbers, as 0.1,1,10"
+        ),
     )
-    statistics: tuple[str, ...] = Field(default=(), description="statistics from elsewhere, 'module:Class' each")
+    statistics: tuple[str, ...] = Field(
+        default=(), description="statistics from elsewhere, 'module:Class' each"
+    )
     batch: PositiveInt = Field(default=4096, description="tokens of one forward pass")
     part: PositiveInt = Field(default=131072, description="tokens of one piece of a large corpus")
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = Field(
-        default="float32", description="floating point of the model: float32, float64, bfloat16 or float16"
+        default="float32",
+        description="floating point of the model: float32, float64, bfloat16 or float16",
     )
 
     @field_validator("n", "moments_n", mode="before")
@@ -99,7 +152,8 @@ class ProbeSpec(RunSpec):
     def _ladder(cls, value: Any) -> tuple[int, ...] | None:
         if value is None:
             return None
-        from esscher.convergence.montecarlo.ladder import parse_ladder  # help and flags do not wait for torch
+        # help and flags do not wait for torch
+        from esscher.convergence.montecarlo.ladder import parse_ladder
 
         return tuple(parse_ladder(value).tolist())
 
@@ -119,11 +173,13 @@ class ProbeSpec(RunSpec):
     def _range(cls, value: tuple[int, int]) -> tuple[int, int]:
         low, high = value
         if not 1 <= low < high <= MOST:
-            raise ValueError(f"expected two whole numbers from 1 to {MOST}, the smaller first, got {low}:{high}")
+            raise ValueError(
+                f"expected two whole numbers from 1 to {MOST}, the smaller first, got {low}:{high}"
+            )
         if (points := fit_points(value)).size < FEWEST_POINTS:
             raise ValueError(
-                f"expected at least {FEWEST_POINTS} half octaves between the two numbers, got {low}:{high}, which has "
-                f"{points.size}; take them further apart"
+                f"expected at least {FEWEST_POINTS} half octaves between the two numbers, got"
+                f" {low}:{high}, which has {points.size}; take them further apart"
             )
         return value
 
@@ -168,7 +224,9 @@ class ProbeSpec(RunSpec):
 
     @property
     def compared(self) -> tuple[str, ...]:
-        """The keep rules whose errors are found; none where the pool is the corpus, whose keys have no place."""
+        """The keep rules whose errors are found; none where the pool is the corpus, whose keys have
+        no place.
+        """
         return () if self.pool != "sequence" else RULES if self.rules is None else self.rules
 
     @field_validator("statistics")
@@ -193,10 +251,14 @@ class ProbeSpec(RunSpec):
 
 
 def own_ladder(spec: ProbeSpec, keys: int) -> Counts:
-    """The numbers of tokens up to the pool's size: those given, or half octaves from 16 on and the pool's size."""
+    """The numbers of tokens up to the pool's size: those given, or half octaves from 16 on and the
+    pool's size.
+    """
     if spec.n is not None:
         return np.array(spec.n if min(spec.n) <= keys else (keys, *spec.n), dtype=np.int64)
-    halves = SMALLEST * np.sqrt(2.0) ** np.arange(2 * max(int(np.log2(max(keys, SMALLEST) / SMALLEST)), 0) + 2)
+    halves = SMALLEST * np.sqrt(2.0) ** np.arange(
+        2 * max(int(np.log2(max(keys, SMALLEST) / SMALLEST)), 0) + 2
+    )
     inside = np.unique(halves[halves <= keys].round().astype(np.int64))
     return np.unique(np.append(inside, keys))
 
@@ -204,25 +266,37 @@ def own_ladder(spec: ProbeSpec, keys: int) -> Counts:
 def check_ladder(spec: ProbeSpec, keys: int) -> None:
     """Refuse numbers of tokens beyond the pool."""
     if spec.n is not None and max(spec.n) > keys:
-        raise ValueError(f"n: the pool has {keys} keys, got n = {max(spec.n)}; give more text (--max-tokens) or smaller n")
+        raise ValueError(
+            f"n: the pool has {keys} keys, got n = {max(spec.n)}; give more text (--max-tokens) or"
+            " smaller n"
+        )
 
 
 def fit_points(fit: tuple[int, int]) -> Counts:
-    """The n that an exponent is fitted to: half octaves from the smallest n of ``fit`` on, and the largest."""
+    """The n that an exponent is fitted to: half octaves from the smallest n of ``fit`` on, and the
+    largest.
+    """
     low, high = fit
     halves = low * np.sqrt(2.0) ** np.arange(int(2 * np.log2(high / low)) + 1)
     return np.unique(np.append(halves.round().astype(np.int64), high))
 
 
 def drawn_ladder(spec: ProbeSpec, keys: int) -> Counts:
-    """For draws with replacement: also the pool's size and octaves beyond, where the law of the pool is still the law, and the
-    n that are the same for every pool: those of the fit, and FIXED."""
+    """For draws with replacement: also the pool's size and octaves beyond, where the law of the
+    pool is still the law, and the n that are the same for every pool: those of the fit, and FIXED.
+    """
     beyond = keys * 2 ** np.arange(int(np.log2(BEYOND)) + 1)
-    return np.unique(np.concatenate([own_ladder(spec, keys), beyond, fit_points(spec.fit), FIXED]).astype(np.int64))
+    return np.unique(
+        np.concatenate([own_ladder(spec, keys), beyond, fit_points(spec.fit), FIXED]).astype(
+            np.int64
+        )
+    )
 
 
 def kept_ladder(spec: ProbeSpec, keys: int) -> Counts:
-    """For kept keys: those given below the pool's size, or octaves and the last steps; and the pool, where the error is 0."""
+    """For kept keys: those given below the pool's size, or octaves and the last steps; and the
+    pool, where the error is 0.
+    """
     if spec.n is not None:
         return np.unique([*(n for n in spec.n if n < keys), keys])
     octaves = SMALLEST * 2 ** np.arange(int(np.ceil(np.log2(max(keys / SMALLEST, 1)))))
@@ -235,4 +309,5 @@ def kept_sizes(keys: int) -> Counts:
     return np.maximum(1, np.round(np.array(SHARES) * keys)).astype(np.int64)
 
 
-register("probe", "esscher.models.probe.job:PROBE")  # here, so that naming the job does not import what computes it
+# here, so that naming the job does not import what computes it
+register("probe", "esscher.models.probe.job:PROBE")

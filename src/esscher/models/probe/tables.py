@@ -1,4 +1,6 @@
-"""From the final state of a layer to its rows: what the statistics find of every head, and what is known of the tokens."""
+"""From the final state of a layer to its rows: what the statistics find of every head, and what is
+known of the tokens.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,11 @@ def columns(spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
     statistics = statistics_of(spec)
     heads = [column for statistic in statistics for column in statistic.columns(spec)]
     found = {"heads": with_sinks(heads), "looks": LOOKS}
-    found |= {"layers": (*LAYERS, *TAIL_COLUMNS, *moment_columns(spec)), "budget": BUDGET, "rule_budget": RULE_BUDGET}
+    found |= {
+        "layers": (*LAYERS, *TAIL_COLUMNS, *moment_columns(spec)),
+        "budget": BUDGET,
+        "rule_budget": RULE_BUDGET,
+    }
     found |= {"agreement": AGREEMENT} if spec.moments else {}
     found |= {"limits": LIMITS} if spec.moments else {}
     for statistic in statistics:
@@ -61,7 +67,9 @@ class Tables:
         found = {"heads": pd.DataFrame(self.heads)}
         if self.layers:
             found["layers"] = pd.DataFrame(self.layers)
-        return found | {name: pd.concat(frames, ignore_index=True) for name, frames in self.long.items()}
+        return found | {
+            name: pd.concat(frames, ignore_index=True) for name, frames in self.long.items()
+        }
 
 
 def layer_tables(
@@ -72,7 +80,9 @@ def layer_tables(
     heads: Iterable[tuple[int, HeadState | str]] | None = None,
     moments: Moments | None = None,
 ) -> Tables:
-    """Every table's rows of one layer. ``places``: those of the queries; ``heads`` come instead of the state's."""
+    """Every table's rows of one layer. ``places``: those of the queries; ``heads`` come instead of
+    the state's.
+    """
     summary = LayerSummary.of(state.info, state.moments, maps, {} if moments is None else moments)
     layer = _Layer(spec, summary, places, state.keys)
     for head, known in state.heads.items() if heads is None else heads:
@@ -90,7 +100,10 @@ def failed_row(spec: ProbeSpec, failure: Failure) -> dict[str, Any]:
     """The row of a head that could not be measured."""
     row: dict[str, Any] = {}
     for statistic in statistics_of(spec):
-        row |= {column.key: "" if column.kind == "word" else math.nan for column in statistic.columns(spec)}
+        row |= {
+            column.key: "" if column.kind == "word" else math.nan
+            for column in statistic.columns(spec)
+        }
         row |= statistic.failed(failure)
     return row
 
@@ -106,9 +119,13 @@ class _Layer:
 
     def measure(self, head: int, known: HeadState) -> None:
         """Append the rows of one head to every table."""
-        known = head_state.settle(known, Met(self.spec, self.layer.info, head, self.keys, {}), self.notes)
+        known = head_state.settle(
+            known, Met(self.spec, self.layer.info, head, self.keys, {}), self.notes
+        )
         places = self.places.take(known.queries.numpy())
-        row, long = head_state.finish(known, Found(self.spec, self.layer, head, self.keys, places, {}, {}, {}))
+        row, long = head_state.finish(
+            known, Found(self.spec, self.layer, head, self.keys, places, {}, {}, {})
+        )
         self.tables.heads.append(row)
         for table, frames in long.items():
             for frame in frames:
@@ -119,7 +136,10 @@ class _Layer:
         whole = rows.assign(layer=self.layer.info.layer, head=head)
         keys = [column.key for column in self.columns[table]]
         if set(whole.columns) != set(keys):
-            raise TypeError(f"table {table}: declared with the columns {sorted(keys)}, got {sorted(whole.columns)}")
+            raise TypeError(
+                f"table {table}: declared with the columns {sorted(keys)}, got"
+                f" {sorted(whole.columns)}"
+            )
         self.tables.long.setdefault(table, []).append(whole[keys])
 
     def give_up(self, failure: Failure) -> None:
@@ -132,7 +152,8 @@ class _Layer:
             self.append("curves", head, curve_rows(sampled.curve))
 
 
-# ---- layers ----------------------------------------------------------------------------------------------------------
+# ---- layers
+# ------------------------------------------------------------------------------------------
 
 LAYERS = (
     LAYER,
@@ -144,9 +165,24 @@ LAYERS = (
         "largest kurtosis",
         "Largest fourth standardised moment of a token coordinate; 3 for a Gaussian.",
     ),
-    Column("largest_z", "float", "largest deviation", "Largest token coordinate in standard deviations."),
-    Column("gaussian_z", "float", "Gaussian deviation", "Largest deviation that as many Gaussian tokens would show."),
-    Column("verdict", "word", "verdict", "Whether the tokens of the layer are sub-Gaussian, heavier-tailed or lighter-tailed."),
+    Column(
+        "largest_z",
+        "float",
+        "largest deviation",
+        "Largest token coordinate in standard deviations.",
+    ),
+    Column(
+        "gaussian_z",
+        "float",
+        "Gaussian deviation",
+        "Largest deviation that as many Gaussian tokens would show.",
+    ),
+    Column(
+        "verdict",
+        "word",
+        "verdict",
+        "Whether the tokens of the layer are sub-Gaussian, heavier-tailed or lighter-tailed.",
+    ),
     Column("reason", "word", "reason", "The numbers behind the verdict."),
 )
 
@@ -154,7 +190,11 @@ LAYERS = (
 def _layer_row(spec: ProbeSpec, layer: LayerSummary) -> dict[str, Any]:
     """What is known of the tokens that enter the layer."""
     hidden, kurtosis = layer.hidden, math.nan
-    if hidden is not None and hidden.kurtosis is not None and not bool(hidden.kurtosis.isnan().all()):
+    if (
+        hidden is not None
+        and hidden.kurtosis is not None
+        and not bool(hidden.kurtosis.isnan().all())
+    ):
         kurtosis = float(hidden.kurtosis.nan_to_num(-math.inf).max())
     largest = math.nan if hidden is None or hidden.largest_z is None else float(hidden.largest_z)
     return {

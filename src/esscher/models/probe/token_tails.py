@@ -1,7 +1,9 @@
-"""Tails of the tokens that enter a layer: norms and coordinates, with and without the tokens that attention rests on.
+"""Tails of the tokens that enter a layer: norms and coordinates, with and without the tokens that
+attention rests on.
 
-The first token of a window and special tokens are unlike the others: a few of their coordinates are so large that they alone
-make a tail. States of them and of the text are kept apart, and merge to that of all tokens.
+The first token of a window and special tokens are unlike the others: a few of their coordinates are
+so large that they alone make a tail. States of them and of the text are kept apart, and merge to
+that of all tokens.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ class SplitExtremes:
         return cls(extremes.update(start, hidden[~sinks]), extremes.update(start, hidden[sinks]))
 
     def merge(self, other: SplitExtremes) -> SplitExtremes:
-        return SplitExtremes(extremes.merge(self.text, other.text), extremes.merge(self.sinks, other.sinks))
+        return SplitExtremes(
+            extremes.merge(self.text, other.text), extremes.merge(self.sinks, other.sinks)
+        )
 
     def finish(self) -> SplitTails:
         whole = extremes.finish(extremes.merge(self.text, self.sinks))
@@ -63,11 +67,21 @@ MEANINGS = (
 
 
 def _words(kind: str, plural: str) -> tuple[Column, ...]:
-    whole = f"Law of the largest token {plural}, a Gaussian's tail against Pareto's, both fitted and compared."
+    whole = (
+        f"Law of the largest token {plural}, a Gaussian's tail against Pareto's, both fitted and"
+        " compared."
+    )
     text = f"Law of the largest {plural} without first tokens of windows and special tokens."
     return (
         Column(f"{kind}_tail", "word", f"tail of {plural}", whole, words=TAILS, meanings=MEANINGS),
-        Column(f"{kind}_tail_text", "word", f"{plural} without sinks", text, words=TAILS, meanings=MEANINGS),
+        Column(
+            f"{kind}_tail_text",
+            "word",
+            f"{plural} without sinks",
+            text,
+            words=TAILS,
+            meanings=MEANINGS,
+        ),
     )
 
 
@@ -79,26 +93,33 @@ def _numbers(kind: str, plural: str) -> tuple[Column, ...]:
             shape,
             "float",
             f"Pareto shape of {plural}",
-            f"Shape xi of the generalised Pareto law of the largest {plural}; above 0 is a power tail, of exponent 1/xi.",
+            f"Shape xi of the generalised Pareto law of the largest {plural}; above 0 is a power"
+            " tail, of exponent 1/xi.",
             ends=(f"{shape}_low", f"{shape}_high"),
         ),
         Column(f"{shape}_low", "float", f"shape of {plural}, low", f"Lower end of its {interval}"),
-        Column(f"{shape}_high", "float", f"shape of {plural}, high", f"Upper end of its {interval}"),
+        Column(
+            f"{shape}_high", "float", f"shape of {plural}, high", f"Upper end of its {interval}"
+        ),
         Column(
             f"{kind}_sigma",
             "float",
             f"Gaussian scale of {plural}",
-            f"Scale of the Gaussian whose tail fits the largest {plural} best, in standard deviations; 1 for a Gaussian law.",
+            f"Scale of the Gaussian whose tail fits the largest {plural} best, in standard"
+            " deviations; 1 for a Gaussian law.",
         ),
         Column(
             ratio,
             "float",
             f"likelihood ratio of {plural}",
-            "Log-likelihood of the Pareto law less that of the Gaussian tail, per value of the tail; above 0 for Pareto.",
+            "Log-likelihood of the Pareto law less that of the Gaussian tail, per value of the"
+            " tail; above 0 for Pareto.",
             ends=(f"{ratio}_low", f"{ratio}_high"),
         ),
         Column(f"{ratio}_low", "float", f"ratio of {plural}, low", f"Lower end of its {interval}"),
-        Column(f"{ratio}_high", "float", f"ratio of {plural}, high", f"Upper end of its {interval}"),
+        Column(
+            f"{ratio}_high", "float", f"ratio of {plural}, high", f"Upper end of its {interval}"
+        ),
     )
 
 
@@ -106,15 +127,24 @@ TAIL_COLUMNS = (
     *(column for kind, plural in KINDS.items() for column in _words(kind, plural)),
     *(column for kind, plural in KINDS.items() for column in _numbers(kind, plural)),
     Column(
-        "tail_reason", "word", "tails in words", "The numbers behind the laws of the tails, and what differs from the verdict."
+        "tail_reason",
+        "word",
+        "tails in words",
+        "The numbers behind the laws of the tails, and what differs from the verdict.",
     ),
 )
 
 
 def tail_row(tails: SplitTails | None, verdict: str) -> dict[str, Any]:
-    """The columns of a layer; ``verdict``: that by kurtosis, which is named where it says otherwise."""
+    """The columns of a layer; ``verdict``: that by kurtosis, which is named where it says
+    otherwise.
+    """
     if tails is None:
-        words = {column.key: "unknown" if column.words else "" for column in TAIL_COLUMNS if column.kind == "word"}
+        words = {
+            column.key: "unknown" if column.words else ""
+            for column in TAIL_COLUMNS
+            if column.kind == "word"
+        }
         return {column.key: float("nan") for column in TAIL_COLUMNS} | words
     row: dict[str, Any] = {}
     told = []
@@ -126,10 +156,14 @@ def tail_row(tails: SplitTails | None, verdict: str) -> dict[str, Any]:
             told.append(f"Without the {tails.sinks} first and special tokens, {text.reason}.")
     heavy = {tails.whole.norms.verdict, tails.whole.coordinates.verdict} & {"Pareto", "between"}
     if verdict == "heavier" and not heavy:
-        told.append("By kurtosis the verdict is heavier: it counts single coordinates and values, this one the tail of all.")
+        told.append(
+            "By kurtosis the verdict is heavier: it counts single coordinates and values, this one"
+            " the tail of all."
+        )
     if verdict in ("sub-Gaussian", "lighter") and heavy:
         told.append(
-            f"By kurtosis the verdict is {verdict}: it weighs the middle of each coordinate, this one the largest values."
+            f"By kurtosis the verdict is {verdict}: it weighs the middle of each coordinate, this"
+            " one the largest values."
         )
     row["tail_reason"] = " ".join(told)
     return {column.key: row[column.key] for column in TAIL_COLUMNS}

@@ -1,4 +1,6 @@
-"""The tokens of one layer: its attention, blocks of its queries, keys and values, their moments, and what these say."""
+"""The tokens of one layer: its attention, blocks of its queries, keys and values, their moments,
+and what these say.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,14 @@ class LayerInfo:
         note = f"left out of the pool: {', '.join(left_out)}" if left_out else ""
         if captured.sinks is not None and own:
             note = "the sink logit is one key more, of value 0"
-        return cls(captured.layer, captured.heads, captured.kv_heads, captured.scale, captured.softcap, note)
+        return cls(
+            captured.layer,
+            captured.heads,
+            captured.kv_heads,
+            captured.scale,
+            captured.softcap,
+            note,
+        )
 
     def kv_head(self, head: int) -> int:
         """The key-value head that a head reads."""
@@ -55,9 +64,11 @@ def scores_of(info: LayerInfo, q: Tensor, k: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Rows:
-    """Pooled tokens of a block: q (H, B, k), k and v (H_kv, B, .), positions in their windows (B,), hidden (B, d) or None.
+    """Pooled tokens of a block: q (H, B, k), k and v (H_kv, B, .), positions in their windows (B,),
+    hidden (B, d) or None.
 
-    ``special`` (B,): the special tokens among them; ``pieces`` (B,): the piece of the pool each is of; None: not known.
+    ``special`` (B,): the special tokens among them; ``pieces`` (B,): the piece of the pool each is
+    of; None: not known.
     """
 
     q: Tensor
@@ -69,10 +80,21 @@ class Rows:
     pieces: Tensor | None = None
 
     @classmethod
-    def of(cls, captured: Captured, pooled: Tensor, special: Tensor | None = None, pieces: Tensor | None = None) -> Rows:
-        """``pooled`` (batch, tokens): which tokens to take; ``special`` and ``pieces``, alike: what is known of them."""
+    def of(
+        cls,
+        captured: Captured,
+        pooled: Tensor,
+        special: Tensor | None = None,
+        pieces: Tensor | None = None,
+    ) -> Rows:
+        """``pooled`` (batch, tokens): which tokens to take; ``special`` and ``pieces``, alike: what
+        is known of them.
+        """
         wide = torch.float64 if captured.query.dtype == torch.float64 else torch.float32
-        q, k, v = (x.to(wide).transpose(0, 1)[:, pooled] for x in (captured.query, captured.key, captured.value))
+        q, k, v = (
+            x.to(wide).transpose(0, 1)[:, pooled]
+            for x in (captured.query, captured.key, captured.value)
+        )
         hidden = None if captured.hidden is None else captured.hidden.to(wide)[pooled]
         known = (None if each is None else each[pooled] for each in (special, pieces))
         return cls(q, k, v, pooled.nonzero()[:, 1], hidden, *known)
@@ -93,8 +115,9 @@ class Rows:
 class LayerMoments:
     """Streaming moments of what entered the layer and of its queries, keys and values.
 
-    ``cross`` is sum (q - E q)(k - E k)^T over the tokens, q and k of the same one: with the scatters of q and k that of the
-    pair (q, k). States merge as scatters do (esscher.diagnostics.moments).
+    ``cross`` is sum (q - E q)(k - E k)^T over the tokens, q and k of the same one: with the
+    scatters of q and k that of the pair (q, k). States merge as scatters do
+    (esscher.diagnostics.moments).
     """
 
     hidden: TokenMoments | None
@@ -109,34 +132,52 @@ class LayerMoments:
         hidden = extremes = None
         if rows.hidden is not None:
             start = token_moments.init(rows.hidden.shape[-1], device=rows.hidden.device)
-            hidden, extremes = token_moments.update(start, rows.hidden), SplitExtremes.of(rows.hidden, rows.sinks)
+            hidden, extremes = (
+                token_moments.update(start, rows.hidden),
+                SplitExtremes.of(rows.hidden, rows.sinks),
+            )
         q, k, v = (
-            token_moments.update(token_moments.init(x.shape[-1], (x.shape[0],), higher=False, device=x.device), x)
+            token_moments.update(
+                token_moments.init(x.shape[-1], (x.shape[0],), higher=False, device=x.device), x
+            )
             for x in (rows.q, rows.k, rows.v)
         )
-        apart = rows.k.double() - k.mean[:, None]  # its sum is 0, so that queries need not be centred
+        # its sum is 0, so that queries need not be centred
+        apart = rows.k.double() - k.mean[:, None]
         cross = _of_each_head(apart, len(rows.q)).transpose(1, 2) @ rows.q.double()
         return cls(hidden, q, k, v, cross.transpose(1, 2), extremes)
 
     def merge(self, other: LayerMoments) -> LayerMoments:
         both = self.hidden is not None and other.hidden is not None
         hidden = token_moments.merge(self.hidden, other.hidden) if both else None  # type: ignore[arg-type]
-        q, k, v = (token_moments.merge(a, b) for a, b in ((self.q, other.q), (self.k, other.k), (self.v, other.v)))
+        q, k, v = (
+            token_moments.merge(a, b)
+            for a, b in ((self.q, other.q), (self.k, other.k), (self.v, other.v))
+        )
         both = self.extremes is not None and other.extremes is not None
         extremes = self.extremes.merge(other.extremes) if both else None  # type: ignore[union-attr, arg-type]
-        return LayerMoments(hidden, q, k, v, self.cross + other.cross + self._apart(other), extremes)
+        return LayerMoments(
+            hidden, q, k, v, self.cross + other.cross + self._apart(other), extremes
+        )
 
     def _apart(self, other: LayerMoments) -> Tensor:
-        """What the distance of two states' means adds to the cross scatter: n_a n_b / n D_q D_k^T."""
+        """What the distance of two states' means adds to the cross scatter: n_a n_b / n D_q
+        D_k^T.
+        """
         a, b = self.q.count, other.q.count
-        q, k = other.q.mean - self.q.mean, _of_each_head(other.k.mean - self.k.mean, len(self.q.mean))
+        q, k = (
+            other.q.mean - self.q.mean,
+            _of_each_head(other.k.mean - self.k.mean, len(self.q.mean)),
+        )
         return a * b / max(a + b, 1) * q[:, :, None] * k[:, None, :]
 
     def pair_cov(self, head: int, kv_head: int) -> Tensor:
         """Covariance (2k, 2k) of a head's token (q, k)."""
         cross = self.cross[head]
         above = torch.cat([self.q.scatter[head], cross], dim=1)
-        return torch.cat([above, torch.cat([cross.T, self.k.scatter[kv_head]], dim=1)]) / self.q.count
+        return (
+            torch.cat([above, torch.cat([cross.T, self.k.scatter[kv_head]], dim=1)]) / self.q.count
+        )
 
 
 def _of_each_head(x: Tensor, heads: int) -> Tensor:
@@ -146,7 +187,9 @@ def _of_each_head(x: Tensor, heads: int) -> Tensor:
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """What is known of a layer in the end; ``sampled``: errors of its outputs' moments, by head and metric, if asked for."""
+    """What is known of a layer in the end; ``sampled``: errors of its outputs' moments, by head and
+    metric, if asked for.
+    """
 
     info: LayerInfo
     moments: LayerMoments
@@ -160,7 +203,11 @@ class LayerSummary:
 
     @classmethod
     def of(
-        cls, info: LayerInfo, moments: LayerMoments, maps: LinearMaps | None, sampled: Mapping[tuple[int, str], Any]
+        cls,
+        info: LayerInfo,
+        moments: LayerMoments,
+        maps: LinearMaps | None,
+        sampled: Mapping[tuple[int, str], Any],
     ) -> LayerSummary:
         q, k, v = (token_moments.finish(part) for part in (moments.q, moments.k, moments.v))
         hidden = None if moments.hidden is None else token_moments.finish(moments.hidden)

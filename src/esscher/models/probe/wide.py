@@ -1,4 +1,6 @@
-"""Heads whose scores span more than a score grid: measured key by key, where all their keys are held."""
+"""Heads whose scores span more than a score grid: measured key by key, where all their keys are
+held.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ ELEMENTS = 2**22  # scores computed at once
 
 @dataclass(frozen=True)
 class Held:
-    """Queries (m, k) and all keys (N, k) and values (N, d_v) of a head; scores are scale <q, k> + bias."""
+    """Queries (m, k) and all keys (N, k) and values (N, d_v) of a head; scores are scale <q, k> +
+    bias.
+    """
 
     q: Tensor
     k: Tensor
@@ -59,7 +63,9 @@ class Held:
         return concatenate(parts)
 
     def softmax(self) -> SoftmaxStatistics:
-        """From the scores themselves, measured from each query's largest: no sum of them overflows or cancels."""
+        """From the scores themselves, measured from each query's largest: no sum of them overflows
+        or cancels.
+        """
         parts = []
         for scores in self.scores():
             top = scores.amax(1, keepdim=True)
@@ -71,11 +77,17 @@ class Held:
             count = seen.sum(1)
             mean = below.sum(1) / count
             sd = (torch.where(seen, below - mean[:, None], 0.0).square().sum(1) / count).sqrt()
-            parts.append((log_sum + top[:, 0], 1 / p.square().sum(1), entropy, mean + top[:, 0], sd))
-        return SoftmaxStatistics(*(torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True)))
+            parts.append(
+                (log_sum + top[:, 0], 1 / p.square().sum(1), entropy, mean + top[:, 0], sd)
+            )
+        return SoftmaxStatistics(
+            *(torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))
+        )
 
     def masses(self, grid: Grid) -> Deposit:
-        """Deposits of the keys without their values, of scores divided by a number that brings them onto the grid."""
+        """Deposits of the keys without their values, of scores divided by a number that brings them
+        onto the grid.
+        """
         widest, span = 0.9 * deposit.MAX_CELLS * grid.spacing, 0.0
         for scores in self.scores():
             low = torch.where(scores > -torch.inf, scores, torch.inf).amin(1)
@@ -92,15 +104,21 @@ class Held:
 
     def scores(self) -> Iterator[Tensor]:
         """In float64, some queries at a time; -inf for keys that a query does not see."""
-        for rows in torch.split(torch.arange(len(self.q), device=self.q.device), max(1, ELEMENTS // len(self.k))):
+        for rows in torch.split(
+            torch.arange(len(self.q), device=self.q.device), max(1, ELEMENTS // len(self.k))
+        ):
             scores = (self.q[rows] * self.scale).double() @ self.k.double().T
             if self.bias is not None:
                 scores = scores + self.bias[rows].double()
             yield scores if self.seen is None else scores.masked_fill(~self.seen[rows], -torch.inf)
 
 
-def add_keys_or_hold(state: Deposit | Held, scores: Tensor, values: Tensor, pool: Held | None) -> Deposit | Held:
-    """The deposits after a block of keys, or the pool of all keys where there is one and the scores are too wide."""
+def add_keys_or_hold(
+    state: Deposit | Held, scores: Tensor, values: Tensor, pool: Held | None
+) -> Deposit | Held:
+    """The deposits after a block of keys, or the pool of all keys where there is one and the scores
+    are too wide.
+    """
     if isinstance(state, Held):
         return state
     extent = deposit.reach(state, scores)

@@ -1,4 +1,6 @@
-"""What keep rules cost the queries of one window: exact errors of all heads that share its keys, found once."""
+"""What keep rules cost the queries of one window: exact errors of all heads that share its keys,
+found once.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,15 @@ from esscher.models.probe.tokens import LayerInfo
 
 __all__ = ["OVERFLOW", "RuleErrors", "Window", "check_rules"]
 
-OVERFLOW = "scores or values are not finite: the activations of the model overflow; try --dtype float32"
+OVERFLOW = (
+    "scores or values are not finite: the activations of the model overflow; try --dtype float32"
+)
 
 
 @dataclass(frozen=True)
 class RuleErrors:
-    """Of m queries, R rules and S shares of the keys; NaN where the window has too few keys for what a rule keeps surely.
+    """Of m queries, R rules and S shares of the keys; NaN where the window has too few keys for
+    what a rule keeps surely.
 
     Heads that share keys are one cache: ``kept`` is the mean over the queries of all of them.
     """
@@ -44,10 +49,11 @@ class RuleErrors:
 
 
 class Window:
-    """The keys of a window for some queries of all heads that share them; nothing but the errors is held.
+    """The keys of a window for some queries of all heads that share them; nothing but the errors is
+    held.
 
-    ``members``: places of these queries, rising, in the window's own list; ``output``: W_O of the layer, (heads, width, d), for
-    rules that ask what lies behind a head.
+    ``members``: places of these queries, rising, in the window's own list; ``output``: W_O of the
+    layer, (heads, width, d), for rules that ask what lies behind a head.
     """
 
     def __init__(
@@ -60,7 +66,13 @@ class Window:
         rules: Sequence[Rule],
         output: Tensor | None = None,
     ) -> None:
-        self.queries, self.info, self.kv_head, self.members, self.rules = queries, info, kv_head, members, rules
+        self.queries, self.info, self.kv_head, self.members, self.rules = (
+            queries,
+            info,
+            kv_head,
+            members,
+            rules,
+        )
         self.output = output
         self.numbers = queries.rows[members]
         self.positions = places.positions[self.numbers]
@@ -92,11 +104,15 @@ class Window:
         if not bool((seen == (torch.arange(len(keys), device=device) <= place[:, None])).all()):
             mask = seen.flatten(0, 1)
         heads = [head for head, fine in zip(self.sharing, finite.tolist(), strict=True) if fine]
-        context = Context(q.flatten(0, 1), k, v, self.info.scale, place.repeat(len(q)), mask, logits.flatten(0, 1))
+        context = Context(
+            q.flatten(0, 1), k, v, self.info.scale, place.repeat(len(q)), mask, logits.flatten(0, 1)
+        )
         if self.output is not None:
             of = torch.arange(len(heads), device=device).repeat_interleave(len(rows))
             context = replace(context, heads=of, output=self.output[heads])
-        return heads, _errors(context, self.rules) if heads and bool(torch.isfinite(v).all()) else None
+        return heads, (
+            _errors(context, self.rules) if heads and bool(torch.isfinite(v).all()) else None
+        )
 
 
 def _errors(context: Context, rules: Sequence[Rule]) -> RuleErrors:
@@ -111,16 +127,26 @@ def _errors(context: Context, rules: Sequence[Rule]) -> RuleErrors:
             curve = errors.curve(rule, n[possible])
             assert curve.queries is not None
             assert curve.kept is not None
-            mse[:, i, possible], kept[:, i, possible], accuracy[:, i] = curve.queries.mse, curve.kept, curve.accuracy
+            mse[:, i, possible], kept[:, i, possible], accuracy[:, i] = (
+                curve.queries.mse,
+                curve.kept,
+                curve.accuracy,
+            )
     seen, limit = context.visible.sum(1).cpu(), context.limit.square().sum(1).cpu()
     mse, kept = mse[..., place], kept[..., place]
-    return RuleErrors(torch.from_numpy(mse), torch.from_numpy(kept), seen, limit, torch.from_numpy(accuracy))
+    return RuleErrors(
+        torch.from_numpy(mse), torch.from_numpy(kept), seen, limit, torch.from_numpy(accuracy)
+    )
 
 
 def check_rules(spec: ProbeSpec, keys: int) -> None:
-    """Refuse rules where the pool is the corpus, and those that keep more keys surely than the largest window's ladder has."""
+    """Refuse rules where the pool is the corpus, and those that keep more keys surely than the
+    largest window's ladder has.
+    """
     if spec.rules and spec.pool != "sequence":
-        raise ValueError("rules: they are of a query's own context; use --pool sequence, or leave --rules out")
+        raise ValueError(
+            "rules: they are of a query's own context; use --pool sequence, or leave --rules out"
+        )
     one = torch.ones(keys, 1, dtype=torch.float64)
     context = Context(one[:1], one, one, 1.0, torch.tensor([keys - 1]))
     most = int(kept_sizes(keys).max())
@@ -129,8 +155,8 @@ def check_rules(spec: ProbeSpec, keys: int) -> None:
         rule.check(context, most)
         if most < rule.least(context):
             raise ValueError(
-                f"rules: {text} keeps more keys surely than {most}, {SHARES[-1]:.0%} of the {keys} that a window has; "
-                "use smaller numbers or a larger --window"
+                f"rules: {text} keeps more keys surely than {most}, {SHARES[-1]:.0%} of the {keys}"
+                " that a window has; use smaller numbers or a larger --window"
             )
 
 

@@ -1,4 +1,6 @@
-"""What the numbers of a head do as more text is read, in words for someone who has not seen the theory."""
+"""What the numbers of a head do as more text is read, in words for someone who has not seen the
+theory.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +14,34 @@ from esscher.convergence.endless import BEYOND, SETTLED
 
 __all__ = ["settled_sentence"]
 
-NEEDED, EXPONENT, EFFECTIVE, ERROR = "tokens_needed_10pct", "beta_fit", "effective_1024", "relative_1024"
+NEEDED, EXPONENT, EFFECTIVE, ERROR = (
+    "tokens_needed_10pct",
+    "beta_fit",
+    "effective_1024",
+    "relative_1024",
+)
 
 
 def settled_sentence(rows: pd.DataFrame, status: str, keys: int, *, own: bool) -> str:
-    """``rows``: the table ``endless`` of a head. ``own``: each query has a context of its own, of ``keys`` keys on average."""
+    """``rows``: the table ``endless`` of a head. ``own``: each query has a context of its own, of
+    ``keys`` keys on average.
+    """
     known = {str(row["number"]): row for row in rows.to_dict("records")}
     if own:
         return _own_context(known)
     if status == SETTLED:
         parts = [_exponent(known[EXPONENT]), _needed_between(known[NEEDED])]
-        return f"Settled: more text of this kind would change these numbers little. An endless one has {_joined(parts)}."
+        return (
+            "Settled: more text of this kind would change these numbers little. An endless one has"
+            f" {_joined(parts)}."
+        )
     for key in (NEEDED, ERROR, EXPONENT, EFFECTIVE):
         row = known[key]
         if row["status"] == status and math.isfinite(row["value"]) and _known(row):
             return _unsettled(key, row, status, keys)
     return (
-        f"Beyond the pool: a few of these {keys:,} tokens decide what the head gives, and more text may bring others that do; "
-        "its numbers are those of this text alone."
+        f"Beyond the pool: a few of these {keys:,} tokens decide what the head gives, and more text"
+        " may bring others that do; its numbers are those of this text alone."
     )
 
 
@@ -46,13 +58,19 @@ def _unsettled(key: str, row: Mapping[str, Any], status: str, keys: int) -> str:
     half = f", {say(row['half'])} on halves of it" if math.isfinite(row["half"]) else ""
     if status != BEYOND:
         return (
-            f"Moving: {now[0].lower()}{now[1:]} on this text of {keys:,} tokens{half}. The number is not at rest yet: an "
-            f"endless text of this kind has {say(row['low'])} to {say(row['high'])}."
+            f"Moving: {now[0].lower()}{now[1:]} on this text of {keys:,} tokens{half}. The number"
+            f" is not at rest yet: an endless text of this kind has {say(row['low'])} to"
+            f" {say(row['high'])}."
         )
-    bound = f"at least {say(row['low'])}" if math.isfinite(row["low"]) else f"at most {say(row['high'])}"
+    bound = (
+        f"at least {say(row['low'])}"
+        if math.isfinite(row["low"])
+        else f"at most {say(row['high'])}"
+    )
     return (
-        f"Beyond the pool: {now[0].lower()}{now[1:]} on this text of {keys:,} tokens{half}. That belongs to this much text: an "
-        f"endless one of this kind has {bound}. Read more text (--max-tokens) to know."
+        f"Beyond the pool: {now[0].lower()}{now[1:]} on this text of {keys:,} tokens{half}. That"
+        f" belongs to this much text: an endless one of this kind has {bound}. Read more text"
+        " (--max-tokens) to know."
     )
 
 
@@ -60,11 +78,17 @@ def _own_context(known: Mapping[str, Mapping[str, Any]]) -> str:
     parts = [_exponent(known[EXPONENT])]
     effective = known[EFFECTIVE]
     if _known(effective):
-        parts.append(f"{_tokens(effective['low'])} to {_tokens(effective['high'])} effective tokens among 1,024")
+        parts.append(
+            f"{_tokens(effective['low'])} to {_tokens(effective['high'])} effective tokens among"
+            " 1,024"
+        )
     parts = [part for part in parts if part]
     if not parts:
         return "One window of text cannot tell how much other windows differ."
-    return f"Each query is measured in its own context; other windows of such text have {_joined(parts)}."
+    return (
+        "Each query is measured in its own context; other windows of such text have"
+        f" {_joined(parts)}."
+    )
 
 
 def _exponent(row: Mapping[str, Any]) -> str:
@@ -72,7 +96,11 @@ def _exponent(row: Mapping[str, Any]) -> str:
 
 
 def _needed_between(row: Mapping[str, Any]) -> str:
-    return f"{_tokens(row['low'])} to {_tokens(row['high'])} tokens for an error of 10 %" if _both(row) else ""
+    return (
+        f"{_tokens(row['low'])} to {_tokens(row['high'])} tokens for an error of 10 %"
+        if _both(row)
+        else ""
+    )
 
 
 def _both(row: Mapping[str, Any]) -> bool:

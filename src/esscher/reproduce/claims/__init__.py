@@ -1,1 +1,3 @@
-"""Claims, one file a family: a module lists its own in ``CLAIMS``. A new file here is found by itself."""
+"""Claims, one file a family: a module lists its own in ``CLAIMS``. A new file here is found by
+itself.
+"""

@@ -1,4 +1,6 @@
-"""From heads to the model: heads of a layer together, depth, agreement against the horizon, single heads against the output."""
+"""From heads to the model: heads of a layer together, depth, agreement against the horizon, single
+heads against the output.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,14 @@ PROSE = CorpusSpec(packaged="prose")
 RANDOM = "sinks:4+random"
 
 
-# ---- 11 and 35: heads of SmolLM2, together and one at a time ---------------------------------------------------------------
+# ---- 11 and 35: heads of SmolLM2, together and one at a time
+# ---------------------------------------------------------------
 
 
 def language(scale: Scale, seed: int, texts: int, **settings: Any) -> DownstreamSpec:
-    """A prefill of SmolLM2 of which every third layer, or in full all, keeps a fifth of the keys at random, and the first 4."""
+    """A prefill of SmolLM2 of which every third layer, or in full all, keeps a fifth of the keys at
+    random, and the first 4.
+    """
     quick = scale == "quick"
     return DownstreamSpec(
         model="smollm2",
@@ -62,14 +67,21 @@ def decide_together(tables: Tables) -> Decision:
     by_layer = ratio.groupby(own["layer"]).mean()
     low, high = by_layer.idxmin(), by_layer.idxmax()
     reason = (
-        f"the error of a layer over the root of its heads' summed squares is {by_layer.median():.2f} in the median of "
-        f"{len(by_layer)} layers, least {by_layer[low]:.2f} (layer {low}), most {by_layer[high]:.2f} (layer {high})"
+        "the error of a layer over the root of its heads' summed squares is"
+        f" {by_layer.median():.2f} in the median of {len(by_layer)} layers, least"
+        f" {by_layer[low]:.2f} (layer {low}), most {by_layer[high]:.2f} (layer {high})"
     )
     x = own["layer"].to_numpy()
     ends = [float(x.min()), float(x.max())]
     lines = (Series(f"{bound}", ends, [bound, bound], line=True) for bound in ALIKE)
-    picture = Picture("layer", "error over that of independent heads", (Series("one text", x, ratio.to_numpy()), *lines))
-    return Decision(above(*found[1:], 0.5), "share of layers and texts near 1", *found, reason, picture)
+    picture = Picture(
+        "layer",
+        "error over that of independent heads",
+        (Series("one text", x, ratio.to_numpy()), *lines),
+    )
+    return Decision(
+        above(*found[1:], 0.5), "share of layers and texts near 1", *found, reason, picture
+    )
 
 
 def made_together(ratio: float, seed: int) -> Tables:
@@ -77,7 +89,13 @@ def made_together(ratio: float, seed: int) -> Tables:
     layer = np.tile(np.arange(12), 2)
     independent = rng.uniform(0.1, 0.5, 24)
     exact = independent * ratio * np.exp(0.03 * rng.standard_normal(24))
-    frame = {"text": np.repeat([0, 1], 12), "layer": layer, "subset": SHARED, "exact": exact, "independent": independent}
+    frame = {
+        "text": np.repeat([0, 1], 12),
+        "layer": layer,
+        "subset": SHARED,
+        "exact": exact,
+        "independent": independent,
+    }
     return {"together": {"together": pd.DataFrame(frame)}}
 
 
@@ -86,16 +104,23 @@ USEFUL = 0.5
 
 def decide_single(tables: Tables) -> Decision:
     heads = tables["single"]["sensitivity"]
-    found = {name: rank_correlation(heads[name], heads["kl"]) for name in ("relative", "plain", "first_order")}
+    found = {
+        name: rank_correlation(heads[name], heads["kl"])
+        for name in ("relative", "plain", "first_order")
+    }
     reason = (
-        f"rank correlation with the divergence of the next token, over {len(heads)} heads: relative error "
-        f"{found['relative'][0]:.2f}, plain error {found['plain'][0]:.2f}, first order by gradients "
-        f"{found['first_order'][0]:.2f}"
+        f"rank correlation with the divergence of the next token, over {len(heads)} heads: relative"
+        f" error {found['relative'][0]:.2f}, plain error {found['plain'][0]:.2f}, first order by"
+        f" gradients {found['first_order'][0]:.2f}"
     )
     points = Series("heads", heads["relative"].to_numpy(), heads["kl"].to_numpy())
     picture = Picture("relative error of the head", "divergence, nats", (points,), log="xy")
     return Decision(
-        above(*found["relative"][1:], USEFUL), "rank correlation of the relative error", *found["relative"], reason, picture
+        above(*found["relative"][1:], USEFUL),
+        "rank correlation of the relative error",
+        *found["relative"],
+        reason,
+        picture,
     )
 
 
@@ -107,7 +132,8 @@ def made_single(noise: float, seed: int) -> Tables:
     return {"single": {"sensitivity": pd.DataFrame({**predictors, "kl": kl})}}
 
 
-# ---- 14: depth -------------------------------------------------------------------------------------------------------------
+# ---- 14: depth
+# ------------------------------------------------------------------------------------------
 
 OUTPUT = "output"
 SAME_RATE = 0.1
@@ -131,7 +157,9 @@ def depth(scale: Scale, seed: int) -> dict[str, RunSpec]:
 
 
 def decide_depth(tables: Tables) -> Decision:
-    """Exponents of every text's final error, against the median exponent of the layers' own errors."""
+    """Exponents of every text's final error, against the median exponent of the layers' own
+    errors.
+    """
     draws, layers = tables["depth"]["draws"], tables["depth"]["depth"]
     single = layers[layers["layer"] != OUTPUT]["exponent"]
     middle = float(single.median())
@@ -141,16 +169,27 @@ def decide_depth(tables: Tables) -> Decision:
         final.append(-float(np.polyfit(np.log(means["kept"]), np.log(means["value"]), 1)[0]))
     value, low, high = mean_interval(final)
     reason = (
-        f"the error of the logits falls with exponent {value:.2f} over {len(final)} texts, those of {len(single)} layers' "
-        f"attention at the full model's inputs with {middle:.2f} in the median ({single.min():.2f} to {single.max():.2f})"
+        f"the error of the logits falls with exponent {value:.2f} over {len(final)} texts, those of"
+        f" {len(single)} layers' attention at the full model's inputs with {middle:.2f} in the"
+        f" median ({single.min():.2f} to {single.max():.2f})"
     )
     x = np.arange(len(single), dtype=np.float64)
     ends = [0.0, float(len(single) - 1)]
     lines = (Series("logits", ends, [value, value], [low, low], [high, high], line=True),)
-    picture = Picture("layer", "exponent in the keys kept", (Series("attention of a layer", x, single.to_numpy()), *lines))
+    picture = Picture(
+        "layer",
+        "exponent in the keys kept",
+        (Series("attention of a layer", x, single.to_numpy()), *lines),
+    )
     verdict = inside(low - middle, high - middle, -SAME_RATE, SAME_RATE)
     return Decision(
-        verdict, "exponent of the logits less the layers' median", value - middle, low - middle, high - middle, reason, picture
+        verdict,
+        "exponent of the logits less the layers' median",
+        value - middle,
+        low - middle,
+        high - middle,
+        reason,
+        picture,
     )
 
 
@@ -162,11 +201,20 @@ def made_depth(final: float, seed: int) -> Tables:
         for text, slope in enumerate(final + 0.02 * rng.standard_normal(10))
         for size in (0.1, 0.2, 0.4)
     ]
-    exponents = [{"layer": str(layer), "exponent": 0.35 + 0.05 * rng.standard_normal()} for layer in range(30)]
-    return {"depth": {"draws": pd.DataFrame(rows), "depth": pd.DataFrame([{"layer": OUTPUT, "exponent": final}, *exponents])}}
+    exponents = [
+        {"layer": str(layer), "exponent": 0.35 + 0.05 * rng.standard_normal()}
+        for layer in range(30)
+    ]
+    return {
+        "depth": {
+            "draws": pd.DataFrame(rows),
+            "depth": pd.DataFrame([{"layer": OUTPUT, "exponent": final}, *exponents]),
+        }
+    }
 
 
-# ---- 16: agreement against the horizon of a text ---------------------------------------------------------------------------
+# ---- 16: agreement against the horizon of a text
+# ---------------------------------------------------------------------------
 
 
 def embeddings(scale: Scale, seed: int) -> dict[str, RunSpec]:
@@ -191,18 +239,25 @@ WEAK = -0.2  # a rank correlation nearer to 0 is no fall to speak of
 
 def decide_horizon(tables: Tables) -> Decision:
     draws = tables["embeddings"]["draws"]
-    texts = draws[draws["reading"] == "cosine"].groupby("text").agg(horizon=("horizon", "first"), value=("value", "mean"))
+    texts = (
+        draws[draws["reading"] == "cosine"]
+        .groupby("text")
+        .agg(horizon=("horizon", "first"), value=("value", "mean"))
+    )
     order = rank_correlation(texts["horizon"], texts["value"])
     verdict: Verdict = "refuted" if order[1] > WEAK else below(*order[1:], 0.0)
     third = texts["horizon"].rank(pct=True)
     low, high = texts["value"][third <= 1 / 3].mean(), texts["value"][third > 2 / 3].mean()
     reason = (
-        f"over {len(texts)} texts the rank correlation of the cosine with the full model's embedding and the text's horizon is "
-        f"{order[0]:.2f}; mean cosine {low:.3f} in the third of lowest horizon, {high:.3f} in the highest; horizons "
-        f"{texts['horizon'].min():.2f} to {texts['horizon'].max():.2f}"
+        f"over {len(texts)} texts the rank correlation of the cosine with the full model's"
+        f" embedding and the text's horizon is {order[0]:.2f}; mean cosine {low:.3f} in the third"
+        f" of lowest horizon, {high:.3f} in the highest; horizons {texts['horizon'].min():.2f} to"
+        f" {texts['horizon'].max():.2f}"
     )
     picture = Picture(
-        "horizon of the text", "cosine", (Series("texts", texts["horizon"].to_numpy(), texts["value"].to_numpy()),)
+        "horizon of the text",
+        "cosine",
+        (Series("texts", texts["horizon"].to_numpy(), texts["value"].to_numpy()),),
     )
     return Decision(verdict, "rank correlation with the horizon", *order, reason, picture)
 
@@ -211,21 +266,37 @@ def made_embeddings(slope: float, seed: int) -> Tables:
     rng = np.random.default_rng(seed)
     horizon = rng.uniform(1, 2, 300)
     frame = {"text": np.arange(300), "horizon": horizon, "reading": "cosine"}
-    return {"embeddings": {"draws": pd.DataFrame({**frame, "value": 0.7 + slope * horizon + 0.03 * rng.standard_normal(300)})}}
+    return {
+        "embeddings": {
+            "draws": pd.DataFrame(
+                {**frame, "value": 0.7 + slope * horizon + 0.03 * rng.standard_normal(300)}
+            )
+        }
+    }
 
 
 CLAIMS = (
     Claim(
         id="b-11-heads-together",
         number=11,
-        seen="A run on one text; layers were added because it could not be decided, bars did not change.",
+        seen=(
+            "A run on one text; layers were added because it could not be decided, bars did not"
+            " change."
+        ),
         source="[B] next check: several heads in parallel",
-        statement="Heads of a layer that lose the same keys err nearly independently: the layer's error is the root of the "
-        "summed squares of its heads' errors.",
-        hypothesis="SmolLM2-135M, the first 4 and a fifth of the other keys of a prefill kept at random, one set for all "
-        "heads; exact errors behind W_O.",
-        rule=f"Supported if the share of layers and texts whose error is {ALIKE[0]} to {ALIKE[1]} times that of independent "
-        "heads lies above a half with its 99.9 % interval; refuted if it lies below.",
+        statement=(
+            "Heads of a layer that lose the same keys err nearly independently: the layer's error"
+            " is the root of the summed squares of its heads' errors."
+        ),
+        hypothesis=(
+            "SmolLM2-135M, the first 4 and a fifth of the other keys of a prefill kept at random,"
+            " one set for all heads; exact errors behind W_O."
+        ),
+        rule=(
+            f"Supported if the share of layers and texts whose error is {ALIKE[0]} to {ALIKE[1]}"
+            " times that of independent heads lies above a half with its 99.9 % interval; refuted"
+            " if it lies below."
+        ),
         refuted_by="Most layers outside this range.",
         runs=together,
         decide=decide_together,
@@ -236,13 +307,22 @@ CLAIMS = (
         id="b-14-depth",
         number=14,
         source="[B] open question: depth; answered here",
-        statement="Depth leaves the rate as it is: the error of the logits falls in the keys kept like the errors of the "
-        "layers' attention do.",
-        hypothesis="SmolLM2-135M, a tenth to two fifths of the keys of a prefill kept at random in all layers, beside the "
-        "first 4.",
-        rule=f"Supported if the exponent of the logits' error less the median of the layers' lies within {SAME_RATE} of 0, "
-        "with its 99.9 % interval over texts; refuted if all of it lies outside.",
-        refuted_by=f"A final exponent that differs by more than {SAME_RATE} from the layers' median.",
+        statement=(
+            "Depth leaves the rate as it is: the error of the logits falls in the keys kept like"
+            " the errors of the layers' attention do."
+        ),
+        hypothesis=(
+            "SmolLM2-135M, a tenth to two fifths of the keys of a prefill kept at random in all"
+            " layers, beside the first 4."
+        ),
+        rule=(
+            "Supported if the exponent of the logits' error less the median of the layers' lies"
+            f" within {SAME_RATE} of 0, with its 99.9 % interval over texts; refuted if all of it"
+            " lies outside."
+        ),
+        refuted_by=(
+            f"A final exponent that differs by more than {SAME_RATE} from the layers' median."
+        ),
         runs=depth,
         decide=decide_depth,
         holds=partial(made_depth, 0.35),
@@ -252,11 +332,18 @@ CLAIMS = (
         id="b-16-downstream-horizon",
         number=16,
         source="[B] later version: downstream agreement",
-        statement="Texts on which the heads' horizon is larger agree less with the full model when keys are dropped.",
-        hypothesis="MiniLM, texts of 128 tokens, every query keeps a fifth of its keys at random; cosine of the embedding with "
-        "the full model's, horizon the median over heads on the text.",
-        rule="Supported if the rank correlation over texts lies below 0 with its 99.9 % interval; refuted if the interval lies "
-        f"above {WEAK}.",
+        statement=(
+            "Texts on which the heads' horizon is larger agree less with the full model when keys"
+            " are dropped."
+        ),
+        hypothesis=(
+            "MiniLM, texts of 128 tokens, every query keeps a fifth of its keys at random; cosine"
+            " of the embedding with the full model's, horizon the median over heads on the text."
+        ),
+        rule=(
+            "Supported if the rank correlation over texts lies below 0 with its 99.9 % interval;"
+            f" refuted if the interval lies above {WEAK}."
+        ),
         refuted_by=f"A rank correlation above {WEAK}: no fall, or one too weak to matter.",
         runs=embeddings,
         decide=decide_horizon,
@@ -266,13 +353,22 @@ CLAIMS = (
     Claim(
         id="o-35-heads-predict",
         number=35,
-        seen="A run on one text; heads were added because it could not be decided, bars did not change.",
+        seen=(
+            "A run on one text; heads were added because it could not be decided, bars did not"
+            " change."
+        ),
         source="esscher, sensitivity of single heads",
-        statement="The relative error of a head's output, at the full model's inputs, tells how much the model's next tokens "
-        "change when this head alone drops keys.",
-        hypothesis="SmolLM2-135M, the first 4 and a fifth of the other keys of a prefill kept at random.",
-        rule="Supported if the rank correlation over heads of the error with the divergence of the next token is above "
-        f"{USEFUL} with its 99.9 % interval; refuted if it is below.",
+        statement=(
+            "The relative error of a head's output, at the full model's inputs, tells how much the"
+            " model's next tokens change when this head alone drops keys."
+        ),
+        hypothesis=(
+            "SmolLM2-135M, the first 4 and a fifth of the other keys of a prefill kept at random."
+        ),
+        rule=(
+            "Supported if the rank correlation over heads of the error with the divergence of the"
+            f" next token is above {USEFUL} with its 99.9 % interval; refuted if it is below."
+        ),
         refuted_by=f"A rank correlation below {USEFUL}.",
         runs=single,
         decide=decide_single,

@@ -13,13 +13,16 @@ __all__ = ["Executor"]
 
 
 class Executor(ABC):
-    """Takes units, gives outcomes as they come. Entering starts it; leaving stops it at once, finished or not.
+    """Takes units, gives outcomes as they come. Entering starts it; leaving stops it at once,
+    finished or not.
 
-    ``submit`` and ``next`` instead of one ``map``: a unit that failed is submitted again while the others go on, and a second
-    without an outcome is when progress is told. An outcome holds the shard, or nothing where a worker stored it already.
+    ``submit`` and ``next`` instead of one ``map``: a unit that failed is submitted again while the
+    others go on, and a second without an outcome is when progress is told. An outcome holds the
+    shard, or nothing where a worker stored it already.
     """
 
-    heard: Callable[[int, float], object] | None = None  # told how far a unit is, where its job says so
+    # told how far a unit is, where its job says so
+    heard: Callable[[int, float], object] | None = None
 
     @abstractmethod
     def submit(self, index: int, unit: Unit) -> None:
@@ -40,5 +43,10 @@ class Executor(ABC):
     def __enter__(self) -> Executor:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, cause: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        cause: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()

@@ -1,4 +1,6 @@
-"""One unit of work, from a spec and a unit to the bytes of its shard: the same function in every process."""
+"""One unit of work, from a spec and a unit to the bytes of its shard: the same function in every
+process.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class Order:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one try of a unit. ``data``: its shard, unless the executor's worker has stored it already."""
+    """What became of one try of a unit. ``data``: its shard, unless the executor's worker has
+    stored it already.
+    """
 
     index: int
     reason: str | None = None  # why it failed
@@ -52,11 +56,15 @@ class Outcome:
 def compute_shard(job: Job, spec: RunSpec, header: dict[str, Any], index: int, unit: Unit) -> bytes:
     with threads_set(spec.threads):
         tables = job.compute(spec, unit)
-    return encode_shard(declare(as_tables(tables), job.columns(spec)), {**header, "index": index, "unit": unit})
+    return encode_shard(
+        declare(as_tables(tables), job.columns(spec)), {**header, "index": index, "unit": unit}
+    )
 
 
 def compute_there(order: str, index: int, unit: Unit, expected: dict[str, str]) -> bytes:
-    """The same in a process of another machine, if it has the same versions: others could give other bits."""
+    """The same in a process of another machine, if it has the same versions: others could give
+    other bits.
+    """
     here = versions()
     other = [name for name in expected if here.get(name) != expected[name]]
     if other:
@@ -81,10 +89,11 @@ def describe(cause: BaseException) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def threads_set(threads: int) -> Iterator[None]:
-    """Let torch, where it is loaded, use so many threads: the bits of a parallel sum depend on the number.
+    """Let torch, where it is loaded, use so many threads: the bits of a parallel sum depend on the
+    number.
 
-    numpy's BLAS and numba read theirs when they are imported (OMP_NUM_THREADS, NUMBA_NUM_THREADS); local workers are
-    started with both set.
+    numpy's BLAS and numba read theirs when they are imported (OMP_NUM_THREADS, NUMBA_NUM_THREADS);
+    local workers are started with both set.
     """
     torch = sys.modules.get("torch")
     before = torch.get_num_threads() if torch else threads

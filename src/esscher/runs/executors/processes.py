@@ -20,7 +20,12 @@ from esscher.runs.spec import Unit
 
 __all__ = ["Processes"]
 
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
+)
 _STILLBORN = 3  # deaths before any unit, in a row, after which no worker is started any more
 
 
@@ -75,7 +80,9 @@ class _Worker:
 
 
 class Processes(Executor):
-    """So many fresh processes, each with the threads of the spec, each storing the shards it computes."""
+    """So many fresh processes, each with the threads of the spec, each storing the shards it
+    computes.
+    """
 
     def __init__(self, order: Order, path: Path, workers: int) -> None:
         _, spec = order.load()
@@ -111,7 +118,9 @@ class Processes(Executor):
         self._selector.close()
 
     def _staff(self) -> None:
-        """Give every idle worker a unit, and start workers while there are more units than workers to come."""
+        """Give every idle worker a unit, and start workers while there are more units than workers
+        to come.
+        """
         for worker in self._workers:
             if worker.ready and worker.index is None and self._queue:
                 worker.index, unit = self._queue.popleft()
@@ -159,7 +168,9 @@ class Processes(Executor):
         elif not worker.ready:
             self._stillborn += 1
             if self._stillborn >= _STILLBORN:
-                raise RunError(f"{self._stillborn} workers died before their first unit; the last: {reason}")
+                raise RunError(
+                    f"{self._stillborn} workers died before their first unit; the last: {reason}"
+                )
 
     def _dismiss(self, worker: _Worker) -> None:
         self._workers.remove(worker)

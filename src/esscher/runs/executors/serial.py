@@ -1,4 +1,6 @@
-"""Units in this process, one after the other: what the other executors must agree with, bit for bit."""
+"""Units in this process, one after the other: what the other executors must agree with, bit for
+bit.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class InProcess(Executor):
         heard = self.heard
         try:
             with advancing(None if heard is None else lambda share: heard(index, share)):
-                return Outcome(index, data=compute_shard(self._job, self._spec, self._header, index, unit))
+                return Outcome(
+                    index, data=compute_shard(self._job, self._spec, self._header, index, unit)
+                )
         except (Exception, SystemExit) as cause:
             return Outcome(index, *describe(cause))
 

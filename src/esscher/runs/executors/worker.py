@@ -1,7 +1,9 @@
-"""A local worker: reads units from standard input, stores their shards, answers on standard output, a line each.
+"""A local worker: reads units from standard input, stores their shards, answers on standard output,
+a line each.
 
-Run as ``python -m esscher.runs.executors.worker`` by the module ``processes`` beside it. It ends when its input does, so it
-never outlives the process that started it, even when that one is killed in the middle of a unit.
+Run as ``python -m esscher.runs.executors.worker`` by the module ``processes`` beside it. It ends
+when its input does, so it never outlives the process that started it, even when that one is killed
+in the middle of a unit.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ def _tell(answer: Callable[..., None], index: int, share: float) -> None:
 
 
 def _lines() -> queue.SimpleQueue[str]:
-    """Lines of standard input, read by a thread of its own that ends the process at the end of input."""
+    """Lines of standard input, read by a thread of its own that ends the process at the end of
+    input.
+    """
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def read() -> None:

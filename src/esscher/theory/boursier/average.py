@@ -1,14 +1,17 @@
-"""[S] averaged over queries: equations (16) to (19), Lemma D.1 and Proposition 3.1 with every constant the proofs give.
+"""[S] averaged over queries: equations (16) to (19), Lemma D.1 and Proposition 3.1 with every
+constant the proofs give.
 
 Symbols of ``query``, and
 
-    u_norm   ||U||_2 times the sub-Gaussian parameter of the query law (the paper takes that law 1-sub-Gaussian;
+    u_norm   ||U||_2 times the sub-Gaussian parameter of the query law (the paper takes that law
+    1-sub-Gaussian;
              a query z = tau w with w 1-sub-Gaussian is the same as the query w under tau U)
-    d_query  dimension of a query (the paper has d for both)
-    g2, g4, g8          E|g(z)|^2, ^4, ^8 of the factor that multiplies the average; 1 for the output itself
-    limit4, limit8      E|R g(z)/S|^4, ^8: moments of the limit over queries
+    d_query  dimension of a query (the paper has d for both) g2, g4, g8          E|g(z)|^2, ^4, ^8
+    of the factor that multiplies the average; 1 for the output itself limit4, limit8      E|R
+    g(z)/S|^4, ^8: moments of the limit over queries
 
-The split of the proofs: queries with |z| <= B, B^2 = ln(n) / (6 u^2 sigma^2) (12 for the fourth power), and the others.
+The split of the proofs: queries with |z| <= B, B^2 = ln(n) / (6 u^2 sigma^2) (12 for the fourth
+power), and the others.
 """
 
 from __future__ import annotations
@@ -56,7 +59,9 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers:
-    """What the averaged bounds are made of: the symbols at the top of this file, and f of the power ``p`` with its moments."""
+    """What the averaged bounds are made of: the symbols at the top of this file, and f of the power
+    ``p`` with its moments.
+    """
 
     d: int
     d_query: int
@@ -80,7 +85,8 @@ def lemma_d1(d_query: int, sigma: float, v_norm: float, u_norm: float) -> float:
 
 
 def proposition_31_exponent(sigma: float, u_norm: float) -> float:
-    """Exponent b of the root mean square L2(nu) error n^-b up to logarithms: half of min(1/3, 1/(192 sigma^2 u^2)).
+    """Exponent b of the root mean square L2(nu) error n^-b up to logarithms: half of min(1/3,
+    1/(192 sigma^2 u^2)).
 
     Source: [S] equation (16), behind the constant c_2 of Proposition 3.1.
     """
@@ -99,7 +105,9 @@ def reciprocal(constant: float, sigma: float, u_norm: float) -> float:
 
 
 def equation_17_printed(n: Any, fourth: float, g2: float = 1.0) -> Floats:
-    """Part of the mean square error from queries |z| <= B: 216 sqrt(fourth) g2 ln(n) / n^{1/3}. Source: [S] (17)."""
+    """Part of the mean square error from queries |z| <= B: 216 sqrt(fourth) g2 ln(n) / n^{1/3}.
+    Source: [S] (17).
+    """
     return from_logs(_log_17(counts_of(n), 1.0, fourth, g2))
 
 
@@ -114,19 +122,22 @@ def _log_17(counts: Floats, least: float, fourth: float, g2: float) -> Floats:
 
 
 def equation_16_printed(n: Any, of: Numbers) -> Floats:
-    """Mean square L2(nu) error with the constants of the printed proof (c_f, not its square, in the second term).
+    """Mean square L2(nu) error with the constants of the printed proof (c_f, not its square, in the
+    second term).
 
         (17) + 2 16^p sigma^{2p} n p c_f e^{2d} (1 + [p=2] ..) g2
                    exp( -((n/2)^{1/p} - n^{1/3p}) fourth^{1/2p} / (16 sigma^2 c_f^{2/p}) )
-             + 2 ( sigma^{2p} c_f^2 sqrt(2 g4 C_{4p} (d^{2p} + ln(n)^{2p})) + sqrt(2 limit4) ) e^{d} n^{-1/(192 sigma^2
-             u^2)}
+             + 2 ( sigma^{2p} c_f^2 sqrt(2 g4 C_{4p} (d^{2p} + ln(n)^{2p})) + sqrt(2 limit4) ) e^{d}
+             n^{-1/(192 sigma^2 u^2)}
 
     Source: [S] Lemma C.6 and its equation (16).
     """
     counts = counts_of(n)
     second = log_of(of.g2) + log_of(of.c_f) + _log_second_16(counts, of)
     return from_logs(
-        _log_17(counts, 1.0, of.fourth, of.g2), second, _log_far_16(counts, of) + of.d_query + _log_decay(counts, 192.0, of)
+        _log_17(counts, 1.0, of.fourth, of.g2),
+        second,
+        _log_far_16(counts, of) + of.d_query + _log_decay(counts, 192.0, of),
     )
 
 
@@ -135,17 +146,20 @@ def equation_16_mended(n: Any, of: Numbers) -> Floats:
     counts = counts_of(n)
     second = log_of(of.g2) + 2.0 * log_of(of.c_f) + _log_second_16(counts, of)
     return from_logs(
-        _log_17(counts, 2.0, of.fourth, of.g2), second, _log_far_16(counts, of) + of.d_query + _log_decay(counts, 192.0, of)
+        _log_17(counts, 2.0, of.fourth, of.g2),
+        second,
+        _log_far_16(counts, of) + of.d_query + _log_decay(counts, 192.0, of),
     )
 
 
 def equation_16_sharpened(n: Any, of: Numbers) -> Floats:
-    """Mean square L2(nu) error: ``lemma_c4_sharpened`` for |z| <= B, third term of (16) beyond, the best B for each n.
+    """Mean square L2(nu) error: ``lemma_c4_sharpened`` for |z| <= B, third term of (16) beyond, the
+    best B for each n.
 
         min_B 60 exp(4 sigma^2 u^2 B^2) sqrt(fourth) g2 / n + 2 ( .. ) exp(d - B^2/32)
 
-    Every B gives a true bound, so an inexact minimum does too. Falls like n^{-1/(1 + 128 sigma^2 u^2)} up to a power of
-    ln n. Source: derived here on [S] section C.3.
+    Every B gives a true bound, so an inexact minimum does too. Falls like n^{-1/(1 + 128 sigma^2
+    u^2)} up to a power of ln n. Source: derived here on [S] section C.3.
     """
     counts = counts_of(n)
     coupling = (of.sigma * of.u_norm) * (of.sigma * of.u_norm)
@@ -153,7 +167,9 @@ def equation_16_sharpened(n: Any, of: Numbers) -> Floats:
     if coupling == 0.0:
         return from_logs(near)
     far = _log_far_16(counts, of) + of.d_query
-    return from_logs(np.array([_best_split(a, b, coupling) for a, b in zip(near, far, strict=True)]))
+    return from_logs(
+        np.array([_best_split(a, b, coupling) for a, b in zip(near, far, strict=True)])
+    )
 
 
 def _best_split(near: float, far: float, coupling: float) -> float:
@@ -170,12 +186,16 @@ def _best_split(near: float, far: float, coupling: float) -> float:
 
 
 def equation_19(n: Any, fourth: float, g4: float = 1.0) -> Floats:
-    """Part of the mean fourth power from queries |z| <= B: 216 fourth g4 / n^{1/6}. Source: [S] (19)."""
+    """Part of the mean fourth power from queries |z| <= B: 216 fourth g4 / n^{1/6}. Source: [S]
+    (19).
+    """
     return from_logs(_log_19(counts_of(n), fourth, g4))
 
 
 def _log_19(counts: Floats, fourth: float, g4: float) -> Floats:
-    return np.asarray(math.log(216.0) + log_of(fourth) + log_of(g4) - np.log(counts) / 6.0, np.float64)
+    return np.asarray(
+        math.log(216.0) + log_of(fourth) + log_of(g4) - np.log(counts) / 6.0, np.float64
+    )
 
 
 def equation_18(n: Any, of: Numbers) -> Floats:
@@ -183,13 +203,18 @@ def equation_18(n: Any, of: Numbers) -> Floats:
 
         (19) + 16^3 sigma^4 n c_f^4 e^{2d} (1 + sqrt(n token_fourth) / (32 sqrt(2) sigma^2))
                    exp( -(sqrt(n/8) - n^{1/6}) fourth^{1/2} / (16 sigma^2 c_f^2) ) g4
-             + 8 ( sigma^4 c_f^4 sqrt(2 g8 C_8 (d^4 + ln(n)^4)) + sqrt(2 limit8) ) e^{d} n^{-1/(384 sigma^2 u^2)}
+             + 8 ( sigma^4 c_f^4 sqrt(2 g8 C_8 (d^4 + ln(n)^4)) + sqrt(2 limit8) ) e^{d} n^{-1/(384
+             sigma^2 u^2)}
 
     Source: [S] Lemma C.9 and its equation (18).
     """
     counts = counts_of(n)
-    tail = log_tail_c7(counts, of.d, of.sigma, np.log(counts) / 6.0, of.fourth, of.c_f, of.token_fourth)
-    spread = 4.0 * log_of(of.c_f) + 0.5 * (math.log(2.0) + log_of(of.g8) + log_maximum_moment(counts, of.d, 8, of.sigma))
+    tail = log_tail_c7(
+        counts, of.d, of.sigma, np.log(counts) / 6.0, of.fourth, of.c_f, of.token_fourth
+    )
+    spread = 4.0 * log_of(of.c_f) + 0.5 * (
+        math.log(2.0) + log_of(of.g8) + log_maximum_moment(counts, of.d, 8, of.sigma)
+    )
     far = math.log(8.0) + np.logaddexp(spread, 0.5 * (math.log(2.0) + log_of(of.limit8)))
     third = far + of.d_query + _log_decay(counts, 384.0, of)
     return from_logs(_log_19(counts, of.fourth, of.g4), log_of(of.g4) + tail, third)
@@ -205,16 +230,21 @@ def _log_far_16(counts: Floats, of: Numbers) -> Floats:
     """2 ( sigma^{2p} c_f^2 sqrt(2 g4 C_{4p} (d^{2p} + ln(n)^{2p})) + sqrt(2 limit4) )."""
     most = log_maximum_moment(counts, of.d, 4 * of.p, of.sigma)
     spread = 2.0 * log_of(of.c_f) + 0.5 * (math.log(2.0) + log_of(of.g4) + most)
-    return np.asarray(math.log(2.0) + np.logaddexp(spread, 0.5 * (math.log(2.0) + log_of(of.limit4))), np.float64)
+    return np.asarray(
+        math.log(2.0) + np.logaddexp(spread, 0.5 * (math.log(2.0) + log_of(of.limit4))), np.float64
+    )
 
 
 def _log_decay(counts: Floats, constant: float, of: Numbers) -> Floats:
-    """Logarithm of n^{-1/(constant sigma^2 u^2)}; of 0 for u = 0, where no query lies beyond B = infinity."""
+    """Logarithm of n^{-1/(constant sigma^2 u^2)}; of 0 for u = 0, where no query lies beyond B =
+    infinity.
+    """
     rate = reciprocal(constant, of.sigma, of.u_norm)
     return np.full_like(counts, -np.inf) if math.isinf(rate) else -rate * np.log(counts)
 
 
-# ---- what they say of one head and one law --------------------------------------------------------------------------------
+# ---- what they say of one head and one law
+# --------------------------------------------------------------------------------
 
 
 def predictions(setting: Setting) -> list[Prediction]:
@@ -236,9 +266,15 @@ def is_ready(setting: Setting) -> bool:
 def conditions_of(setting: Setting) -> Conditions:
     return (
         *token_conditions(setting),
-        ("queries are sub-Gaussian (parameter tau; [S] has tau = 1 and U in place of tau A)", setting.tau is not None),
+        (
+            "queries are sub-Gaussian (parameter tau; [S] has tau = 1 and U in place of tau A)",
+            setting.tau is not None,
+        ),
         ("queries are centred", setting.queries_centred),
-        ("the head has no tilt bias", setting.head.tilt_bias is None or not bool(setting.head.tilt_bias.any())),
+        (
+            "the head has no tilt bias",
+            setting.head.tilt_bias is None or not bool(setting.head.tilt_bias.any()),
+        ),
     )
 
 
@@ -248,41 +284,101 @@ def _at_least_one(setting: Setting) -> float:
 
 
 def _limit_power(setting: Setting, power: int, sigma: float) -> float:
-    """Bound on E|Gamma - V E y|^power over queries: |grad K(theta)| <= 2 sigma^2 |theta|, as in Lemma D.1."""
+    """Bound on E|Gamma - V E y|^power over queries: |grad K(theta)| <= 2 sigma^2 |theta|, as in
+    Lemma D.1.
+    """
     d, u, v = setting.head.dim_query, setting.u_norm or 0.0, setting.v_norm
     if power == 4:
         return raised(lemma_d1(d, sigma, v, u), 4)
-    # E w_i^8 <= 8! exp(lambda^2/2) / lambda^8 at lambda^2 = 8 for a 1-sub-Gaussian coordinate; E|w|^8 <= d^4 max_i E
-    # w_i^8
-    return raised(2.0 * sigma * sigma * v * u, 8) * float(d) ** 4 * 40320.0 * float(np.exp(4.0)) / 8.0**4
+    # E w_i^8 <= 8! exp(lambda^2/2) / lambda^8 at lambda^2 = 8 for a 1-sub-Gaussian coordinate;
+    # E|w|^8 <= d^4 max_i E w_i^8
+    return (
+        raised(2.0 * sigma * sigma * v * u, 8)
+        * float(d) ** 4
+        * 40320.0
+        * float(np.exp(4.0))
+        / 8.0**4
+    )
 
 
 def _second_power(setting: Setting, ready: bool) -> list[Prediction]:
     d, dq, u = setting.head.dim, setting.head.dim_query, setting.u_norm or 0.0
-    own, wide, fourth, c_f = setting.sigma or 1.0, _at_least_one(setting), setting.fourth or 0.0, setting.v_norm
+    own, wide, fourth, c_f = (
+        setting.sigma or 1.0,
+        _at_least_one(setting),
+        setting.fourth or 0.0,
+        setting.v_norm,
+    )
 
     def numbers(sigma: float) -> Numbers:
         limit4 = _limit_power(setting, 4, sigma)
-        return Numbers(d=d, d_query=dq, sigma=sigma, u_norm=u, fourth=fourth, c_f=c_f, limit4=limit4)
+        return Numbers(
+            d=d, d_query=dq, sigma=sigma, u_norm=u, fourth=fourth, c_f=c_f, limit4=limit4
+        )
 
     printed, mended, sharp = equation_16_printed, equation_16_mended, equation_16_sharpened
-    third = "2 ( sigma^2 ||V||^2 sqrt(2 C_4 (d^2 + ln(n)^2)) + sqrt(2 E|Gamma|^4) ) e^d n^{-1/(192 sigma^2 ||U||^2)}"
+    third = (
+        "2 ( sigma^2 ||V||^2 sqrt(2 C_4 (d^2 + ln(n)^2)) + sqrt(2 E|Gamma|^4) ) e^d n^{-1/(192"
+        " sigma^2 ||U||^2)}"
+    )
     whole = f"(17) + (second term of C.4 at |x| = B) + {third}"
     near = "216 E|V y|^4^{1/2} ln(n) / n^{1/3}"
     inside = "part of the mean square L2 error from queries |x| <= B"
     rows: list[tuple[str, str, Status, str, str, float, float, Callable[[Any], Floats]]] = [
-        ("s-17-printed", "[S] equation (17)", PRINTED, near, inside, 1 / 6, wide,
-         lambda n: equation_17_printed(n, fourth)),
-        ("s-17-mended", "[S] equation (17), mended", "proved", near.replace("ln(n)", "ln(max(n,2))"), inside, 1 / 6,
-         own, lambda n: equation_17_mended(n, fourth)),
-        ("s-16-printed", "[S] Lemma C.6, equation (16)", PRINTED, whole, "l2",
-         proposition_31_exponent(wide, u), wide, lambda n: printed(n, numbers(wide))),
-        ("s-16-mended", "[S] Lemma C.6, equation (16), mended", "proved", whole, "l2",
-         proposition_31_exponent(own, u), own, lambda n: mended(n, numbers(own))),
-        ("s-16-sharpened", "derived here on [S] Lemma C.6", "proved",
-         "min over B of 60 exp(4 sigma^2 ||U||^2 B^2) E|V y|^4^{1/2} / n + 2 ( .. ) exp(d - B^2/32)", "l2",
-         sharpened_exponent(own, u), own, lambda n: sharp(n, numbers(own))),
-    ]  # fmt: skip
+        (
+            "s-17-printed",
+            "[S] equation (17)",
+            PRINTED,
+            near,
+            inside,
+            1 / 6,
+            wide,
+            lambda n: equation_17_printed(n, fourth),
+        ),
+        (
+            "s-17-mended",
+            "[S] equation (17), mended",
+            "proved",
+            near.replace("ln(n)", "ln(max(n,2))"),
+            inside,
+            1 / 6,
+            own,
+            lambda n: equation_17_mended(n, fourth),
+        ),
+        (
+            "s-16-printed",
+            "[S] Lemma C.6, equation (16)",
+            PRINTED,
+            whole,
+            "l2",
+            proposition_31_exponent(wide, u),
+            wide,
+            lambda n: printed(n, numbers(wide)),
+        ),
+        (
+            "s-16-mended",
+            "[S] Lemma C.6, equation (16), mended",
+            "proved",
+            whole,
+            "l2",
+            proposition_31_exponent(own, u),
+            own,
+            lambda n: mended(n, numbers(own)),
+        ),
+        (
+            "s-16-sharpened",
+            "derived here on [S] Lemma C.6",
+            "proved",
+            (
+                "min over B of 60 exp(4 sigma^2 ||U||^2 B^2) E|V y|^4^{1/2} / n + 2 ( .. ) exp(d -"
+                " B^2/32)"
+            ),
+            "l2",
+            sharpened_exponent(own, u),
+            own,
+            lambda n: sharp(n, numbers(own)),
+        ),
+    ]
     out = []
     for name, source, status, formula, quantity, exponent, sigma, value in rows:
         everywhere = quantity == "l2"
@@ -299,26 +395,51 @@ def _second_power(setting: Setting, ready: bool) -> list[Prediction]:
                 exponent=exponent if ready else None,
                 value=zero_without_values(setting, value) if ready else None,
                 units="squared" if ready else "none",
-                numbers={"sigma": sigma, "u_norm": u, "fourth": fourth, "c_f": c_f} if ready else {},
+                numbers=(
+                    {"sigma": sigma, "u_norm": u, "fourth": fourth, "c_f": c_f} if ready else {}
+                ),
             )
         )
     return out
 
 
 def _fourth_power(setting: Setting, ready: bool) -> list[Prediction]:
-    d, dq, u, sigma = setting.head.dim, setting.head.dim_query, setting.u_norm or 0.0, setting.sigma or 1.0
+    d, dq, u, sigma = (
+        setting.head.dim,
+        setting.head.dim_query,
+        setting.u_norm or 0.0,
+        setting.sigma or 1.0,
+    )
     fourth, token_fourth, c_f = setting.fourth or 0.0, setting.token_fourth or 0.0, setting.v_norm
     limit8 = _limit_power(setting, 8, sigma)
-    numbers = Numbers(d=d, d_query=dq, sigma=sigma, u_norm=u, fourth=fourth, c_f=c_f, token_fourth=token_fourth, limit8=limit8)
+    numbers = Numbers(
+        d=d,
+        d_query=dq,
+        sigma=sigma,
+        u_norm=u,
+        fourth=fourth,
+        c_f=c_f,
+        token_fourth=token_fourth,
+        limit8=limit8,
+    )
     rows: list[tuple[str, str, str, str, float, Callable[[Any], Floats]]] = [
-        ("s-19", "[S] equation (19)", "216 E|V y|^4 / n^{1/6}",
-         "part of the l4 mean fourth power from queries |x| <= B", 1 / 24,
-         lambda n: equation_19(n, fourth)),
-        ("s-18", "[S] Lemma C.9, equation (18)",
-         "(19) + (second term of C.7 at |x| = B) + 8 ( .. ) e^d n^{-1/(384 sigma^2 ||U||^2)}",
-         "l4 mean fourth power", min(1 / 24, reciprocal(1536.0, sigma, u)),
-         lambda n: equation_18(n, numbers)),
-    ]  # fmt: skip
+        (
+            "s-19",
+            "[S] equation (19)",
+            "216 E|V y|^4 / n^{1/6}",
+            "part of the l4 mean fourth power from queries |x| <= B",
+            1 / 24,
+            lambda n: equation_19(n, fourth),
+        ),
+        (
+            "s-18",
+            "[S] Lemma C.9, equation (18)",
+            "(19) + (second term of C.7 at |x| = B) + 8 ( .. ) e^d n^{-1/(384 sigma^2 ||U||^2)}",
+            "l4 mean fourth power",
+            min(1 / 24, reciprocal(1536.0, sigma, u)),
+            lambda n: equation_18(n, numbers),
+        ),
+    ]
     return [
         Prediction(
             name=name,
@@ -341,7 +462,10 @@ def _proposition(setting: Setting, ready: bool) -> Prediction:
     sigma, u = _at_least_one(setting), setting.u_norm or 0.0
     return Prediction(
         name="s-prop31",
-        statement="For n >= 2 the mean square error over queries is at most c_1 sigma^6 ln(n) n^{-c_2/sigma^2}.",
+        statement=(
+            "For n >= 2 the mean square error over queries is at most c_1 sigma^6 ln(n)"
+            " n^{-c_2/sigma^2}."
+        ),
         source="[S] Proposition 3.1",
         formula="c_1 sigma^6 ln(n) / n^{c_2/sigma^2}, c_2 = min(1/3, 1/(192 ||U||^2)) by its proof",
         status="proved",
@@ -357,7 +481,10 @@ def _limit(setting: Setting, ready: bool) -> Prediction:
     bound = lemma_d1(setting.head.dim_query, sigma, setting.v_norm, u)
     return Prediction(
         name="s-d1",
-        statement="The L4 norm over queries of the limit Gamma(x) - V E y is at most the bound, whatever n.",
+        statement=(
+            "The L4 norm over queries of the limit Gamma(x) - V E y is at most the bound,"
+            " whatever n."
+        ),
         source="[S] Lemma D.1",
         formula="4 sigma^2 ||V|| ||U|| sqrt(d)",
         status="proved",

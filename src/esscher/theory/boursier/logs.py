@@ -1,6 +1,7 @@
 """Sums of products of powers and exponentials, added up from the logarithms of their terms.
 
-e^{2d} at d = 4096 is 10^3557, and what multiplies it may be as small. A bound beyond float64 is infinite, which is true.
+e^{2d} at d = 4096 is 10^3557, and what multiplies it may be as small. A bound beyond float64 is
+infinite, which is true.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ def log_of(number: Any) -> Any:
 
 
 def from_logs(*terms: Any) -> Floats:
-    """The sum of the exponentials, infinite beyond float64. A product of 0 and infinity (NaN) says nothing: infinite."""
+    """The sum of the exponentials, infinite beyond float64. A product of 0 and infinity (NaN) says
+    nothing: infinite.
+    """
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         total = np.exp(functools.reduce(np.logaddexp, terms))
     return np.asarray(np.nan_to_num(total, nan=np.inf, posinf=np.inf), np.float64)

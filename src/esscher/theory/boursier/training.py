@@ -1,4 +1,5 @@
-"""[S] sections 4, 5 and F as functions of plain numbers: Assumption 4.2 (ii), Lemma F.1 (ii), the start, the PL constant.
+"""[S] sections 4, 5 and F as functions of plain numbers: Assumption 4.2 (ii), Lemma F.1 (ii), the
+start, the PL constant.
 
 d      dimension of the covariates, w ~ N(0, I_d), zeta = |w|^2 ~ chi^2(d)
 c      exponent of a bound n^(-c / sigma_mu^2), as in Proposition 3.1
@@ -38,17 +39,23 @@ Floats = npt.NDArray[np.float64]
 
 
 def sigma_printed(zeta: float) -> float:
-    """sigma_mu^2 = max(1, |w|^2) of [S] Lemma F.1, for ||Sigma|| <= 1. Too small: see ``sigma_mended``."""
+    """sigma_mu^2 = max(1, |w|^2) of [S] Lemma F.1, for ||Sigma|| <= 1. Too small: see
+    ``sigma_mended``.
+    """
     return max(1.0, zeta)
 
 
 def sigma_mended(zeta: float) -> float:
-    """sigma_mu^2 = 1 + |w|^2: Gamma_w = (I, w)^T Sigma (I, w) has the norm ||Sigma|| (1 + |w|^2) for Sigma = ||Sigma|| I."""
+    """sigma_mu^2 = 1 + |w|^2: Gamma_w = (I, w)^T Sigma (I, w) has the norm ||Sigma|| (1 + |w|^2)
+    for Sigma = ||Sigma|| I.
+    """
     return 1.0 + zeta
 
 
 def task_mean(f: Callable[[float], float], d: int, far: float = 0.0) -> float:
-    """E f(|w|^2) over tasks w ~ N(0, I_d), by quadrature; ``far``: where f has most of its weight, if beyond d."""
+    """E f(|w|^2) over tasks w ~ N(0, I_d), by quadrature; ``far``: where f has most of its weight,
+    if beyond d.
+    """
     ends = sorted({0.0, 1.0, d + 10.0, d + 10.0 + 2.0 * far})
     pieces = [*pairwise(ends), (ends[-1], np.inf)]
     size = math.lgamma(0.5 * d) + 0.5 * d * math.log(2.0)
@@ -56,34 +63,46 @@ def task_mean(f: Callable[[float], float], d: int, far: float = 0.0) -> float:
     def weighted(z: float) -> float:
         return math.exp((0.5 * d - 1.0) * math.log(z) - 0.5 * z - size) * f(z)
 
-    return math.fsum(quad(weighted, *piece, limit=200, epsabs=0.0, epsrel=1e-9)[0] for piece in pieces)
+    return math.fsum(
+        quad(weighted, *piece, limit=200, epsabs=0.0, epsrel=1e-9)[0] for piece in pieces
+    )
 
 
-def decay(log_n: Any, d: int, c: float, power: int = 0, sigma: Callable[[float], float] = sigma_mended) -> Floats:
-    """E[ln(n)^power / n^(c / sigma_mu^2)] over tasks w ~ N(0, I_d), sigma_mu^2 a function of |w|^2, at some ln n.
+def decay(
+    log_n: Any, d: int, c: float, power: int = 0, sigma: Callable[[float], float] = sigma_mended
+) -> Floats:
+    """E[ln(n)^power / n^(c / sigma_mu^2)] over tasks w ~ N(0, I_d), sigma_mu^2 a function of |w|^2,
+    at some ln n.
 
     Assumption 4.2 (ii) of [S] has power 4 and wants it to vanish as n grows.
     """
 
     def one(x: float) -> float:
-        return x**power * task_mean(lambda z: math.exp(-c * x / sigma(z)), d, math.sqrt(2.0 * c * x))
+        return x**power * task_mean(
+            lambda z: math.exp(-c * x / sigma(z)), d, math.sqrt(2.0 * c * x)
+        )
 
     return np.array([one(float(x)) for x in np.atleast_1d(np.asarray(log_n, np.float64))])
 
 
 def decay_begins(d: int, c: float, power: int = 4) -> float:
-    """The ln n from which on ``decay`` falls, 2 (power + (d-1)/4)^2 / c: the maximum of ln(n)^power times the asymptote of
-    Lemma F.1 (ii). For c = 1/3, d = 5 and power 4 it is 150, that is n = 10^65. Derived here."""
+    """The ln n from which on ``decay`` falls, 2 (power + (d-1)/4)^2 / c: the maximum of ln(n)^power
+    times the asymptote of Lemma F.1 (ii). For c = 1/3, d = 5 and power 4 it is 150, that is n =
+    10^65. Derived here.
+    """
     return 2.0 * (power + 0.25 * (d - 1)) ** 2 / c
 
 
 def lemma_f1_printed(n: Any, d: int, c: float) -> Floats:
-    """Bound of the proof of [S] Lemma F.1 (ii) on E n^(-c / sigma_mu^2), sigma_mu^2 = max(1, |w|^2), in closed form.
+    """Bound of the proof of [S] Lemma F.1 (ii) on E n^(-c / sigma_mu^2), sigma_mu^2 = max(1,
+    |w|^2), in closed form.
 
-        n^-c + lambda^{d/2} / (2^{d/2} Gamma(d/2)) int_0^inf u^{d/2-1} exp(-lambda (1/u + u/2)) du,    lambda^2 = c ln n
+        n^-c + lambda^{d/2} / (2^{d/2} Gamma(d/2)) int_0^inf u^{d/2-1} exp(-lambda (1/u + u/2)) du,
+        lambda^2 = c ln n
       = n^-c + 2 (lambda / sqrt 2)^{d/2} K_{d/2}(sqrt 2 lambda) / Gamma(d/2)
 
-    The paper goes on by Laplace's method (``lemma_f1_asymptote``); the Bessel function needs no limit.
+    The paper goes on by Laplace's method (``lemma_f1_asymptote``); the Bessel function needs no
+    limit.
     """
     counts = counts_of(n)
     return np.asarray(counts**-c + _bessel(c * np.log(counts), d), np.float64)
@@ -92,52 +111,67 @@ def lemma_f1_printed(n: Any, d: int, c: float) -> Floats:
 def lemma_f1_mended(n: Any, d: int, c: float) -> Floats:
     """The same for sigma_mu^2 = 1 + |w|^2: e^{1/2} times the integral, and no n^-c.
 
-    With x = 1 + zeta the density has (x-1)^{d/2-1} e^{-(x-1)/2} <= e^{1/2} x^{d/2-1} e^{-x/2} for d >= 2; one dimension has
-    smaller tasks than two. Derived here.
+    With x = 1 + zeta the density has (x-1)^{d/2-1} e^{-(x-1)/2} <= e^{1/2} x^{d/2-1} e^{-x/2} for d
+    >= 2; one dimension has smaller tasks than two. Derived here.
     """
     return math.exp(0.5) * _bessel(c * np.log(counts_of(n)), max(d, 2))
 
 
 def _bessel(rate: Floats, d: int) -> Floats:
-    """2 (lambda / sqrt 2)^{d/2} K_{d/2}(sqrt 2 lambda) / Gamma(d/2), lambda^2 = ``rate``; 1 at 0."""
+    """2 (lambda / sqrt 2)^{d/2} K_{d/2}(sqrt 2 lambda) / Gamma(d/2), lambda^2 = ``rate``; 1
+    at 0.
+    """
     at = np.sqrt(2.0 * rate)
     with np.errstate(divide="ignore", invalid="ignore"):
-        value = np.exp(math.log(2.0) + 0.5 * d * np.log(0.5 * at) - gammaln(0.5 * d) - at) * kve(0.5 * d, at)
+        value = np.exp(math.log(2.0) + 0.5 * d * np.log(0.5 * at) - gammaln(0.5 * d) - at) * kve(
+            0.5 * d, at
+        )
     return np.where(rate > 0, value, 1.0)
 
 
 def lemma_f1_asymptote(n: Any, d: int, c: float) -> Floats:
-    """What the integral of ``lemma_f1_printed`` is equivalent to for large n, with n^-c left out. Source: [S] Lemma F.1 (ii).
+    """What the integral of ``lemma_f1_printed`` is equivalent to for large n, with n^-c left out.
+    Source: [S] Lemma F.1 (ii).
 
-    lambda^{(d-1)/2} sqrt(2 pi / Phi''(u_0)) u_0^{d/2-1} exp(-sqrt 2 lambda) / (2^{d/2} Gamma(d/2)), Phi(u) = 1/u + u/2,
-    u_0 = sqrt 2, Phi''(u_0) = 1/sqrt 2.
+    lambda^{(d-1)/2} sqrt(2 pi / Phi''(u_0)) u_0^{d/2-1} exp(-sqrt 2 lambda) / (2^{d/2} Gamma(d/2)),
+    Phi(u) = 1/u + u/2, u_0 = sqrt 2, Phi''(u_0) = 1/sqrt 2.
     """
     root = np.sqrt(c * np.log(counts_of(n)))
     size = math.sqrt(2.0 * math.pi * math.sqrt(2.0)) * math.sqrt(2.0) ** (0.5 * d - 1.0)
     return np.asarray(
-        root ** (0.5 * (d - 1.0)) * size * np.exp(-math.sqrt(2.0) * root - gammaln(0.5 * d)) / 2.0 ** (0.5 * d), np.float64
+        root ** (0.5 * (d - 1.0))
+        * size
+        * np.exp(-math.sqrt(2.0) * root - gammaln(0.5 * d))
+        / 2.0 ** (0.5 * d),
+        np.float64,
     )
 
 
 def alpha_limit_printed(d: int, norm: float) -> float:
-    """sqrt(2) / (d^{1/4} ||Sigma||) of [S] Theorem 5.2: not dimensionless. With Sigma = s I the start is scaled right by
-    s^{-1/2}, and for ||Sigma|| < 1 this range is too wide."""
+    """sqrt(2) / (d^{1/4} ||Sigma||) of [S] Theorem 5.2: not dimensionless. With Sigma = s I the
+    start is scaled right by s^{-1/2}, and for ||Sigma|| < 1 this range is too wide.
+    """
     return math.sqrt(2.0) / (math.sqrt(math.sqrt(d)) * norm)
 
 
 def alpha_limit_mended(d: int, norm: float) -> float:
-    """sqrt(2) / (d^{1/4} ||Sigma||^{1/2}): below it the start has less risk than no weights at all, which the proof needs.
+    """sqrt(2) / (d^{1/4} ||Sigma||^{1/2}): below it the start has less risk than no weights at all,
+    which the proof needs.
 
-    R(start) - R(0) = alpha^4 tr(Sigma G Sigma G Sigma)/2 - alpha^2 tr(Sigma G Sigma) < 0 for alpha^2 ||Sigma|| < 2, since
-    ||G|| <= |G|_F = 1; Zhang et al. (2024) have alpha^2 sqrt(d) ||Sigma|| < 2. Derived here for W = I.
+    R(start) - R(0) = alpha^4 tr(Sigma G Sigma G Sigma)/2 - alpha^2 tr(Sigma G Sigma) < 0 for
+    alpha^2 ||Sigma|| < 2, since
+    ||G|| <= |G|_F = 1; Zhang et al. (2024) have alpha^2 sqrt(d) ||Sigma|| < 2. Derived here for W =
+    I.
     """
     return math.sqrt(2.0) / math.sqrt(math.sqrt(d) * norm)
 
 
 def pl_constant_printed(alpha: float, eigenvalues: Any) -> float:
-    """mu of [S] F.3: alpha^2 / (sqrt(d) ||Sigma|| tr(Sigma^+2) tr(Sigma^+)), d the number of eigenvalues.
+    """mu of [S] F.3: alpha^2 / (sqrt(d) ||Sigma|| tr(Sigma^+2) tr(Sigma^+)), d the number of
+    eigenvalues.
 
-    False: in units of x it is x^2 where |grad R|^2 / R is x^4. For d = 1, Sigma = s < 1/4 it fails at the start.
+    False: in units of x it is x^2 where |grad R|^2 / R is x^4. For d = 1, Sigma = s < 1/4 it fails
+    at the start.
     """
     all_of_them = np.asarray(eigenvalues, np.float64)
     values = all_of_them[all_of_them > 0]
@@ -146,16 +180,21 @@ def pl_constant_printed(alpha: float, eigenvalues: Any) -> float:
 
 
 def pl_constant_mended(alpha: float, eigenvalues: Any, turned: float) -> float:
-    """mu with |grad R|^2 >= mu (R - min R) along the flow on an infinite prompt, W = I, from the start of Assumption 5.1.
+    """mu with |grad R|^2 >= mu (R - min R) along the flow on an infinite prompt, W = I, from the
+    start of Assumption 5.1.
 
-        mu = alpha^2 t (2 - alpha^2 ||Sigma||) / (|Sigma^2|_F tr(Sigma^+2) tr(Sigma^+)),     t = ``turned`` = tr(Sigma G Sigma)
+        mu = alpha^2 t (2 - alpha^2 ||Sigma||) / (|Sigma^2|_F tr(Sigma^+2) tr(Sigma^+)),     t =
+        ``turned`` = tr(Sigma G Sigma)
 
-    Proof. |grad R|^2 >= |v Sigma B Sigma|_F^2 >= v^2 |B Sigma^{1/2}|_F^2 / (tr(Sigma^+2) tr(Sigma^+)), B = v Sigma U - I, and
-    R - min R = |B Sigma^{1/2}|_F^2 / 2. Below, v^2 |Sigma^2|_F >= v tr(Sigma U Sigma) >= R(0) - R(t) >= R(0) - R(start) >=
-    alpha^2 t (2 - alpha^2 ||Sigma||) / 2, with |U|_F = v. Derived here; [S] F.3 lacks t and the bracket.
+    Proof. |grad R|^2 >= |v Sigma B Sigma|_F^2 >= v^2 |B Sigma^{1/2}|_F^2 / (tr(Sigma^+2)
+    tr(Sigma^+)), B = v Sigma U - I, and R - min R = |B Sigma^{1/2}|_F^2 / 2. Below, v^2 |Sigma^2|_F
+    >= v tr(Sigma U Sigma) >= R(0) - R(t) >= R(0) - R(start) >= alpha^2 t (2 - alpha^2 ||Sigma||) /
+    2, with |U|_F = v. Derived here; [S] F.3 lacks t and the bracket.
     """
     values = np.asarray(eigenvalues, np.float64)
     values = values[values > 0]
     slack = 2.0 - alpha**2 * float(values.max())
     size = math.sqrt(float((values**4).sum()))
-    return float(max(alpha**2 * turned * slack, 0.0) / (size * (values**-2).sum() * (values**-1).sum()))
+    return float(
+        max(alpha**2 * turned * slack, 0.0) / (size * (values**-2).sum() * (values**-1).sum())
+    )

@@ -1,4 +1,6 @@
-"""The metrics of Monte Carlo experiments: one table, one file each; a metric from outside enters by ``register``."""
+"""The metrics of Monte Carlo experiments: one table, one file each; a metric from outside enters by
+``register``.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,21 @@ from esscher.inputs import as_kind
 __all__ = ["METRICS", "Discrepancy", "Exponents", "Metric", "discrepancies", "register", "unknown"]
 
 METRICS: dict[str, Metric] = {
-    metric.name: metric for metric in (Mean(), Cov(), L2(), Uniform(), GradV(), GradU(), Hardmax(), CovOp())
+    metric.name: metric
+    for metric in (Mean(), Cov(), L2(), Uniform(), GradV(), GradU(), Hardmax(), CovOp())
 }
 """Name -> metric. Only :func:`register` adds to it; no file of a run can."""
 
 
 def register(metric: Any) -> None:
-    """Let experiments, in Python and in YAML, ask for a metric by its name. Processes that compute have to import it too."""
+    """Let experiments, in Python and in YAML, ask for a metric by its name. Processes that compute
+    have to import it too.
+    """
     metric = as_kind(metric, Metric, "metric")
     if type(METRICS.setdefault(metric.name, metric)) is not type(metric):
-        raise ValueError(f"metric {metric.name}: already registered, as {METRICS[metric.name].description}")
+        raise ValueError(
+            f"metric {metric.name}: already registered, as {METRICS[metric.name].description}"
+        )
 
 
 def unknown(names: tuple[object, ...]) -> list[object]:
@@ -36,7 +43,9 @@ def unknown(names: tuple[object, ...]) -> list[object]:
 
 
 def discrepancies(draw: Draw) -> dict[str, Discrepancy]:
-    """Every metric of the plan on one draw, and what these bring with them, in the order of the table."""
+    """Every metric of the plan on one draw, and what these bring with them, in the order of the
+    table.
+    """
     found: dict[str, Discrepancy] = {}
     for name, metric in METRICS.items():
         if name in draw.plan.metrics:

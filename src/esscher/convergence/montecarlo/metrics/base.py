@@ -1,4 +1,6 @@
-"""The contract of a metric: which error of a head on n tokens a Monte Carlo experiment measures, and against what."""
+"""The contract of a metric: which error of a head on n tokens a Monte Carlo experiment measures,
+and against what.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ PROBES = 64  # tokens of the law at which a limit must exist before any work is 
 
 @dataclass(frozen=True)
 class Discrepancy:
-    """Squared error at each n of a draw, the squared size of what it is compared with, where a largest error is attained."""
+    """Squared error at each n of a draw, the squared size of what it is compared with, where a
+    largest error is attained.
+    """
 
     squared: Floats  # (len ladder,)
     limit_squared: float
@@ -34,7 +38,9 @@ class Discrepancy:
 
 @dataclass(frozen=True)
 class Exponents:
-    """What theory says of the rate of a metric, nan where it says nothing; the names are columns of ``rates``."""
+    """What theory says of the rate of a metric, nan where it says nothing; the names are columns of
+    ``rates``.
+    """
 
     bohbot: float = math.nan
     bohbot_experimental: float = math.nan
@@ -42,33 +48,42 @@ class Exponents:
 
 
 class Metric(ABC):
-    """One error of a head on n tokens. A new one is a file: a subclass, and ``register`` of its one object.
+    """One error of a head on n tokens. A new one is a file: a subclass, and ``register`` of its one
+    object.
 
-    ``asked_by`` says who the queries are: the "tokens" of the prompt themselves (self-attention), the "queries" x ~ nu
-    (rows given, or fresh ones of the law), or a "ball" |x| <= R. ``description`` is one line for lists and manuals.
+    ``asked_by`` says who the queries are: the "tokens" of the prompt themselves (self-attention),
+    the "queries" x ~ nu (rows given, or fresh ones of the law), or a "ball" |x| <= R.
+    ``description`` is one line for lists and manuals.
     """
 
     name: ClassVar[str]
     description: ClassVar[str]
     asked_by: ClassVar[Literal["tokens", "queries", "ball"]]
     brings: ClassVar[tuple[str, ...]] = ()  # metrics that come with it at no cost
-    of_softmax: ClassVar[bool] = True  # compares with the limit of softmax attention, which must exist
+    # compares with the limit of softmax attention, which must exist
+    of_softmax: ClassVar[bool] = True
     in_float64: ClassVar[bool] = False  # whatever the dtype of the experiment
 
     @abstractmethod
     def target(self, plan: Plan, x: Tensor) -> Tensor:
-        """What n tokens are compared with: a limit at the rows x, or one for the whole law, whatever x."""
+        """What n tokens are compared with: a limit at the rows x, or one for the whole law,
+        whatever x.
+        """
 
     @abstractmethod
     def error(self, draw: Draw) -> Discrepancy:
-        """The squared difference between the head on the first n tokens of the draw and the target, at each n."""
+        """The squared difference between the head on the first n tokens of the draw and the target,
+        at each n.
+        """
 
     def at_queries(self, draw: Draw) -> Tensor:
         """The target at the queries of a draw; computed once where these are always the same."""
         return draw.target(self.name, lambda x: self.target(draw.plan, x))
 
     def check(self, plan: Plan) -> None:
-        """Raise ValueError where the experiment is not one for this metric; by default every one is."""
+        """Raise ValueError where the experiment is not one for this metric; by default every one
+        is.
+        """
         return
 
     def probes(self, plan: Plan) -> Tensor:
@@ -105,7 +120,9 @@ class Metric(ABC):
         return type(self).exact is not Metric.exact
 
     def exact(self, head: Head, measure: Measure, n: list[int], seed: int) -> ErrorCurve | None:
-        """The same curve without sampling tokens, for queries of the law outside their prompts; None where none is known."""
+        """The same curve without sampling tokens, for queries of the law outside their prompts;
+        None where none is known.
+        """
         return None
 
 

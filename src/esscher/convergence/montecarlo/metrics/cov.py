@@ -18,7 +18,9 @@ __all__ = ["Cov", "CovOp"]
 
 
 class _Covariance(Metric):
-    """|Cov_n - covariance of the push-forward|, Cov_n that of the empirical measure of the n outputs, divided by n [B]."""
+    """|Cov_n - covariance of the push-forward|, Cov_n that of the empirical measure of the n
+    outputs, divided by n [B].
+    """
 
     asked_by = "tokens"
 
@@ -32,7 +34,9 @@ class _Covariance(Metric):
     def error(self, draw: Draw) -> Discrepancy:
         cov = self.target(draw.plan, draw.tokens).to(draw.tokens.device)
         differences = torch.stack([prefix.cov - cov for prefix in draw.moments])
-        return Discrepancy(as_floats(self.squared_norm(differences)), float(self.squared_norm(cov[None])))
+        return Discrepancy(
+            as_floats(self.squared_norm(differences)), float(self.squared_norm(cov[None]))
+        )
 
     def target_error(self, plan: Plan) -> tuple[float, str]:
         push = plan.pushforward

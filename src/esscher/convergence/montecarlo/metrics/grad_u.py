@@ -1,7 +1,7 @@
 """grad_u: the gradient in the score matrix.
 
-Letters: m queries x, n tokens y of dimension d; theta = A x + a0; Cov_n the covariance of the tokens under the softmax weights
-of a query.
+Letters: m queries x, n tokens y of dimension d; theta = A x + a0; Cov_n the covariance of the
+tokens under the softmax weights of a query.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ KEY_BLOCK = 4096  # keys whose weights are held at once
 
 
 class GradU(Metric):
-    """The gradient in U = A is the tensor V Cov(theta) (x) x, so the error is ||V (Cov_n - Cov)||_F |x| [S, Prop. 3.4]."""
+    """The gradient in U = A is the tensor V Cov(theta) (x) x, so the error is ||V (Cov_n - Cov)||_F
+    |x| [S, Prop. 3.4].
+    """
 
     name = "grad_u"
     description = "gradient in U = A over queries x ~ nu"
@@ -38,14 +40,17 @@ class GradU(Metric):
         device = plan.measure.device
         x, tokens = draw.queries.to(device), draw.tokens.double().to(device)
         theta, V, target = plan.head.tilt(x), plan.head.V.to(x), self.at_queries(draw)
-        centre = plan.measure.mean.double()  # a common shift changes no covariance and no softmax; it saves digits
+        # a common shift changes no covariance and no softmax; it saves digits
+        centre = plan.measure.mean.double()
         inside = x - centre if plan.query_inside else None
         weight = x.square().sum(1)
         squared = [
             (weight * (scatter - target).square().sum((1, 2))).mean()
             for scatter in softmax_scatter(theta, tokens - centre, V, draw.ladder, inside)
         ]
-        return Discrepancy(as_floats(torch.stack(squared)), float((weight * target.square().sum((1, 2))).mean()))
+        return Discrepancy(
+            as_floats(torch.stack(squared)), float((weight * target.square().sum((1, 2))).mean())
+        )
 
 
 def softmax_scatter(
@@ -55,7 +60,9 @@ def softmax_scatter(
     ladder: tuple[int, ...],
     inside: Float64[Tensor, "m d"] | None = None,
 ) -> Iterator[Float64[Tensor, "m d_out d"]]:
-    """V Cov_n(theta) for every n of the ladder; ``inside`` adds one own token to each query's prompt."""
+    """V Cov_n(theta) for every n of the ladder; ``inside`` adds one own token to each query's
+    prompt.
+    """
     mean_and_second = init(theta, tokens.shape[1] * (1 + V.shape[0]))
     for start, stop in segments(ladder):
         for first in range(start, stop, KEY_BLOCK):
@@ -70,7 +77,9 @@ def softmax_scatter(
 
 
 def _second_moments(theta: Tensor, block: Tensor, V: Tensor) -> AttentionState:
-    """Softmax means of y and of (V y) y^T over some keys. Query by query: the products of all keys are never held."""
+    """Softmax means of y and of (V y) y^T over some keys. Query by query: the products of all keys
+    are never held.
+    """
     scores = theta @ block.T
     lse = torch.logsumexp(scores, dim=1)
     weights = torch.exp(scores - lse[:, None])

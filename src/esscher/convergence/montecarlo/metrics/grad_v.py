@@ -12,9 +12,11 @@ __all__ = ["GradV"]
 
 
 class GradV(Metric):
-    """The gradient in V, row by row: every row has the tilted mean m(theta) as its gradient, so the error is |m_n - m|.
+    """The gradient in V, row by row: every row has the tilted mean m(theta) as its gradient, so the
+    error is |m_n - m|.
 
-    [S, Proposition 3.4], gradients as in [S, C.7]; the gradient in all of V is larger by the factor sqrt(d_out).
+    [S, Proposition 3.4], gradients as in [S, C.7]; the gradient in all of V is larger by the factor
+    sqrt(d_out).
     """
 
     name = "grad_v"

@@ -32,7 +32,11 @@ class L2(Metric):
 
     def exponents(self, head: Head, measure: Measure) -> Exponents:
         """The sharp one speaks of Gaussian tokens and of queries that are Gaussian and centred."""
-        return Exponents(sharp=float(l2_exponent_rms(head.horizon(measure)))) if speaks_of(measure) else Exponents()
+        return (
+            Exponents(sharp=float(l2_exponent_rms(head.horizon(measure))))
+            if speaks_of(measure)
+            else Exponents()
+        )
 
     def exact(self, head: Head, measure: Measure, n: list[int], seed: int) -> ErrorCurve | None:
         return exact_curve(head, measure, measure, n, seed=seed)

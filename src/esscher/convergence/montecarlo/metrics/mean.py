@@ -28,7 +28,8 @@ class Mean(Metric):
         tokens, push = draw.tokens, draw.plan.pushforward
         mean, cov = self.target(draw.plan, tokens).to(tokens.device), push.cov.to(tokens.device)
         squared = torch.stack([prefix.mean - mean for prefix in draw.moments]).square().sum(1)
-        size = float(mean.square().sum() + cov.trace())  # of an output, since the mean itself may be 0
+        # of an output, since the mean itself may be 0
+        size = float(mean.square().sum() + cov.trace())
         return Discrepancy(as_floats(squared), size)
 
     def target_error(self, plan: Plan) -> tuple[float, str]:

@@ -1,4 +1,6 @@
-"""What theory says of the moments of self-attention's outputs: one answer for mean and covariance."""
+"""What theory says of the moments of self-attention's outputs: one answer for mean and
+covariance.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ __all__ = ["moment_exponents"]
 
 
 def moment_exponents(head: Head, measure: Measure) -> Exponents:
-    """1/(2(1 + 32 Psi)) as proved, 1/(2(1 + Psi)) as conjectured [B], where Psi is known; the sharp one for Gaussian tokens."""
+    """1/(2(1 + 32 Psi)) as proved, 1/(2(1 + Psi)) as conjectured [B], where Psi is known; the sharp
+    one for Gaussian tokens.
+    """
     _, proved = proved_coupling(head, measure)
     psi = math.nan if proved is None else proved
     return Exponents(

@@ -15,12 +15,18 @@ __all__ = ["against", "segments"]
 
 
 def against(draw: Draw, values: Callable[[Tensor], Tensor], target: Tensor) -> Discrepancy:
-    """Mean over queries of |sum_j p_j values(y_j) - target|^2; segments between the n are merged, each key seen once."""
+    """Mean over queries of |sum_j p_j values(y_j) - target|^2; segments between the n are merged,
+    each key seen once.
+    """
     head, tokens = draw.plan.head, draw.tokens
     x, target = draw.queries.to(tokens), target.double().to(tokens.device)
     q, k, v = head.queries(x), head.keys(tokens), values(tokens)
     state = init(q, v.shape[1])
-    own = AttentionState((q.double() * head.keys(x).double()).sum(1), values(x).double()) if draw.plan.query_inside else None
+    own = (
+        AttentionState((q.double() * head.keys(x).double()).sum(1), values(x).double())
+        if draw.plan.query_inside
+        else None
+    )
     squared = []
     for start, stop in segments(draw.ladder):
         state = merge(state, attention_state(q, k[start:stop], v[start:stop], 1.0))

@@ -15,7 +15,9 @@ __all__ = ["Uniform"]
 
 
 class Uniform(Metric):
-    """sup over |x| <= R of |Gamma_n(x) - Gamma(x)| [B]; the size of the limit is that where it is attained."""
+    """sup over |x| <= R of |Gamma_n(x) - Gamma(x)| [B]; the size of the limit is that where it is
+    attained.
+    """
 
     name = "uniform"
     description = "largest error over queries |x| <= radius"
@@ -29,7 +31,12 @@ class Uniform(Metric):
         plan, tokens = draw.plan, draw.tokens
         worst = [
             uniform_error(
-                plan.head, plan.measure, tokens[:n], plan.radius, draw.generator(f"starts {n}"), query_inside=plan.query_inside
+                plan.head,
+                plan.measure,
+                tokens[:n],
+                plan.radius,
+                draw.generator(f"starts {n}"),
+                query_inside=plan.query_inside,
             )
             for n in draw.ladder
         ]

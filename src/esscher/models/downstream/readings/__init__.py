@@ -1,4 +1,6 @@
-"""What is read off a model's last word, one file each; a reading compares the full model with one that keeps a few keys."""
+"""What is read off a model's last word, one file each; a reading compares the full model with one
+that keeps a few keys.
+"""
 
 from __future__ import annotations
 

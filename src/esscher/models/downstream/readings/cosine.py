@@ -18,4 +18,6 @@ class Cosine(Reading):
     tasks = ("encoder",)
 
     def value(self, full: Outcome, kept: Outcome) -> float:
-        return float(torch.nn.functional.cosine_similarity(full.rows.double(), kept.rows.double()).mean())
+        return float(
+            torch.nn.functional.cosine_similarity(full.rows.double(), kept.rows.double()).mean()
+        )

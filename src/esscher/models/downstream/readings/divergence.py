@@ -15,7 +15,8 @@ class Divergence(Reading):
     name = "kl"
     label = "divergence"
     help = (
-        "Kullback-Leibler divergence of the next token, or of the label, from the full model's, in nats; mean over positions."
+        "Kullback-Leibler divergence of the next token, or of the label, from the full model's, in"
+        " nats; mean over positions."
     )
     tasks = ("language", "classifier")
 

@@ -8,11 +8,16 @@ __all__ = ["Error"]
 
 
 class Error(Reading):
-    """|z_kept - z| / |z| of logits (without their mean, which the softmax does not see) or of the embedding."""
+    """|z_kept - z| / |z| of logits (without their mean, which the softmax does not see) or of the
+    embedding.
+    """
 
     name = "error"
     label = "relative error of the output"
-    help = "Length of the change of logits, or of the embedding, relative to theirs; root mean square over positions."
+    help = (
+        "Length of the change of logits, or of the embedding, relative to theirs; root mean square"
+        " over positions."
+    )
     tasks = ("language", "classifier", "encoder")
 
     def value(self, full: Outcome, kept: Outcome) -> float:

@@ -12,7 +12,10 @@ class Neighbour(Reading):
 
     name = "neighbour"
     label = "retrieval agreement"
-    help = "Share of texts whose nearest other text, by the cosine with its full embedding, is the one found on all keys."
+    help = (
+        "Share of texts whose nearest other text, by the cosine with its full embedding, is the one"
+        " found on all keys."
+    )
     tasks = ("encoder",)
 
     binary = True

@@ -15,9 +15,10 @@ __all__ = ["Outcome", "Reading"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a model said of one text. ``rows``: logits (m, words) of a language model, (1, labels) of a classifier, or the
-    embedding (1, d) of an encoder; ``targets``: the tokens that truly came next, where that is asked; ``known``: what else was
-    found of the text, by the name of the reading.
+    """What a model said of one text. ``rows``: logits (m, words) of a language model, (1, labels)
+    of a classifier, or the embedding (1, d) of an encoder; ``targets``: the tokens that truly came
+    next, where that is asked; ``known``: what else was found of the text, by the name of the
+    reading.
     """
 
     task: Task

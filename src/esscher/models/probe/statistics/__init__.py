@@ -1,4 +1,6 @@
-"""What is measured of a head: a list of statistics, one file each; docs/developer/new_statistic.md shows how to add one."""
+"""What is measured of a head: a list of statistics, one file each; docs/developer/new_statistic.md
+shows how to add one.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,15 @@ from esscher.models.probe.statistics.scales import Scales
 from esscher.models.probe.statistics.score_shape import ScoreShape
 from esscher.models.probe.statistics.sinks import Sinks
 from esscher.models.probe.statistics.softmax import Softmax
-from esscher.models.probe.statistics.statistic import Block, Findings, Found, Met, Order, Start, Statistic
+from esscher.models.probe.statistics.statistic import (
+    Block,
+    Findings,
+    Found,
+    Met,
+    Order,
+    Start,
+    Statistic,
+)
 from esscher.models.probe.statistics.tail import Tail
 from esscher.models.probe.statistics.theory import Theory
 from esscher.models.probe.statistics.token_shape import TokenShape
@@ -71,12 +81,16 @@ STATISTICS: tuple[Statistic, ...] = (
 
 
 REGISTERED: dict[str, type[Statistic]] = {}
-"""Statistics from elsewhere by "module:Class". Only :func:`register` fills it; no file of a run can."""
+"""Statistics from elsewhere by "module:Class". Only :func:`register` fills it; no file of a run
+can.
+"""
 OUTSIDE = "esscher.statistics"  # entry points of installed packages
 
 
 def register(statistic: type[_S]) -> type[_S]:
-    """Decorator: let probes name a statistic from outside this package, ``statistics=["module:Class"]``."""
+    """Decorator: let probes name a statistic from outside this package,
+    ``statistics=["module:Class"]``.
+    """
     REGISTERED[f"{statistic.__module__}:{statistic.__name__}"] = statistic
     return statistic
 
@@ -88,18 +102,27 @@ def statistics_of(spec: ProbeSpec) -> tuple[Statistic, ...]:
 
 
 def check_registered(spec: ProbeSpec) -> None:
-    """Refuse names that only the file of a run has: a process imports what a spec names after this alone."""
-    known = {*REGISTERED, *(point.value for point in entry_points(group=OUTSIDE))} if spec.statistics else set()
+    """Refuse names that only the file of a run has: a process imports what a spec names after this
+    alone.
+    """
+    known = (
+        {*REGISTERED, *(point.value for point in entry_points(group=OUTSIDE))}
+        if spec.statistics
+        else set()
+    )
     for entry in spec.statistics:
         if entry not in known:
             raise ValueError(
-                f"statistics: {entry} is not registered (registered: {', '.join(sorted(known)) or 'none'}); import the module "
-                f"that registers it, or list it among the entry points {OUTSIDE}"
+                f"statistics: {entry} is not registered (registered:"
+                f" {', '.join(sorted(known)) or 'none'}); import the module that registers it, or"
+                f" list it among the entry points {OUTSIDE}"
             )
 
 
 def _found(entry: str) -> type[Statistic]:
-    """The class of an entry; a worker imports its module, since whoever started it has checked the name."""
+    """The class of an entry; a worker imports its module, since whoever started it has checked the
+    name.
+    """
     if entry not in REGISTERED:
         module, _, name = entry.partition(":")
         found = getattr(importlib.import_module(module), name, None)
@@ -110,7 +133,9 @@ def _found(entry: str) -> type[Statistic]:
 
 
 def checked(statistics: Sequence[Statistic], spec: ProbeSpec) -> tuple[Statistic, ...]:
-    """The same, if each has a name and columns of its own, reads only earlier ones, and tables are declared alike."""
+    """The same, if each has a name and columns of its own, reads only earlier ones, and tables are
+    declared alike.
+    """
     columns: dict[str, str] = {}
     tables: dict[str, tuple[Column, ...]] = {}
     names: list[str] = []
@@ -120,13 +145,21 @@ def checked(statistics: Sequence[Statistic], spec: ProbeSpec) -> tuple[Statistic
             raise ValueError(f"statistic {name}: there are two of this name; rename one")
         late = [other for other in statistic.reads if other not in names]
         if late:
-            raise ValueError(f"statistic {name}: it reads {late}, expected some of those before it, {names}")
+            raise ValueError(
+                f"statistic {name}: it reads {late}, expected some of those before it, {names}"
+            )
         for column in statistic.columns(spec):
             if column.key in columns:
-                raise ValueError(f"statistic {name}: column {column.key} is {columns[column.key]}'s already; rename it")
+                raise ValueError(
+                    f"statistic {name}: column {column.key} is {columns[column.key]}'s already;"
+                    " rename it"
+                )
             columns[column.key] = name
         for table, declared in statistic.tables(spec).items():
             if tables.setdefault(table, declared) != declared:
-                raise ValueError(f"statistic {name}: table {table} is declared with other columns already; use another name")
+                raise ValueError(
+                    f"statistic {name}: table {table} is declared with other columns already; use"
+                    " another name"
+                )
         names.append(name)
     return tuple(statistics)

@@ -9,7 +9,10 @@ from esscher.runs.columns import Column
 __all__ = ["ACCURACY", "Accuracy"]
 
 ACCURACY = Column(
-    "accuracy", "float", "accuracy", "Estimated relative error of the numerical integrals behind the exact curve."
+    "accuracy",
+    "float",
+    "accuracy",
+    "Estimated relative error of the numerical integrals behind the exact curve.",
 )
 
 

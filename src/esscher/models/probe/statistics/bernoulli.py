@@ -11,7 +11,16 @@ from esscher.convergence.grid.state import Deposit
 from esscher.models.probe.curves import Errors, curve_rows, errors_of
 from esscher.models.probe.spec import ProbeSpec, kept_ladder
 from esscher.models.probe.statistics.curve_table import CURVES
-from esscher.models.probe.statistics.statistic import Block, Findings, Found, Met, Order, Start, Statistic, stacked
+from esscher.models.probe.statistics.statistic import (
+    Block,
+    Findings,
+    Found,
+    Met,
+    Order,
+    Start,
+    Statistic,
+    stacked,
+)
 from esscher.models.probe.wide import Held, add_keys_or_hold
 from esscher.runs.columns import Column
 
@@ -19,7 +28,9 @@ __all__ = ["Bernoulli"]
 
 
 class Bernoulli(Statistic):
-    """The state is the deposits of the kept queries, on finer grids, or all keys; settled, their errors."""
+    """The state is the deposits of the kept queries, on finer grids, or all keys; settled, their
+    errors.
+    """
 
     name = "bernoulli"
     together = True
@@ -30,7 +41,9 @@ class Bernoulli(Statistic):
         return {"curves": CURVES}
 
     def init(self, start: Start) -> Deposit:
-        return deposit.init(len(start.kept), deposit.choose_grid(start.dtype, self.name), start.center)
+        return deposit.init(
+            len(start.kept), deposit.choose_grid(start.dtype, self.name), start.center
+        )
 
     def update(self, state: Deposit | Held, block: Block) -> Deposit | Held:
         if not len(block.kept):
@@ -49,7 +62,9 @@ class Bernoulli(Statistic):
         return errors_of(state, ladder, self.name, met.keys, met.notes)
 
     def stack(self, states: Sequence[Errors], order: Order) -> Errors:
-        found: Errors = stacked([state for state in states if len(state.keys)] or states[:1], order.kept)
+        found: Errors = stacked(
+            [state for state in states if len(state.keys)] or states[:1], order.kept
+        )
         return found
 
     def single(self, state: Deposit | Errors) -> tuple[str, ...]:
@@ -58,6 +73,8 @@ class Bernoulli(Statistic):
     def finish(self, state: Errors, found: Found) -> Findings:
         ladder = kept_ladder(found.spec, found.keys)
         if state.mean_keys != found.keys:  # masks show another number of keys than was foreseen
-            ladder = np.maximum(1, np.round(ladder * (state.mean_keys / found.keys))).astype(np.int64)
+            ladder = np.maximum(1, np.round(ladder * (state.mean_keys / found.keys))).astype(
+                np.int64
+            )
         curve = state.curve(ladder, self.name)
         return Findings(tables={"curves": curve_rows(curve)}, value=curve)

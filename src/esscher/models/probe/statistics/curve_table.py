@@ -28,5 +28,10 @@ CURVES = (
     *(METRIC if column.key == METRIC.key else column for column in CURVE),
     Column("local_slope", "float", "local slope", "Slope of log error against log n at this n."),
     EFFECTIVE_TOKENS,
-    Column("sampling", "word", "sampling", "How keys are drawn: with replacement, or each kept at random."),
+    Column(
+        "sampling",
+        "word",
+        "sampling",
+        "How keys are drawn: with replacement, or each kept at random.",
+    ),
 )

@@ -1,7 +1,9 @@
-"""How softmax spreads over n keys as n grows: effective tokens, entropy, largest weight, and the weight of a planted key.
+"""How softmax spreads over n keys as n grows: effective tokens, entropy, largest weight, and the
+weight of a planted key.
 
-Of some of the queries. ``random keys``: n keys drawn at random from those that the query sees, exact expectations
-(esscher.convergence.dispersion). ``position``: the queries as they stand, with all the keys that they see.
+Of some of the queries. ``random keys``: n keys drawn at random from those that the query sees,
+exact expectations (esscher.convergence.dispersion). ``position``: the queries as they stand, with
+all the keys that they see.
 """
 
 from __future__ import annotations
@@ -18,7 +20,14 @@ import torch
 from torch import Tensor
 
 from esscher.convergence.curve import ErrorCurve, QueryErrors
-from esscher.convergence.dispersion import COARSEST, TOP, DispersionCurve, factors, from_masses, from_scores
+from esscher.convergence.dispersion import (
+    COARSEST,
+    TOP,
+    DispersionCurve,
+    factors,
+    from_masses,
+    from_scores,
+)
 from esscher.convergence.grid import state as deposit
 from esscher.convergence.grid.state import Deposit, Grid
 from esscher.convergence.rate.fit import fit_rate
@@ -29,7 +38,16 @@ from esscher.models.probe.context import Mode, ProbeContext
 from esscher.models.probe.spec import SMALLEST, ProbeSpec
 from esscher.models.probe.statistics.identity import HEAD, LAYER
 from esscher.models.probe.statistics.softmax import EFFECTIVE_TOKENS
-from esscher.models.probe.statistics.statistic import Block, Findings, Found, Met, Order, Start, Statistic, stacked
+from esscher.models.probe.statistics.statistic import (
+    Block,
+    Findings,
+    Found,
+    Met,
+    Order,
+    Start,
+    Statistic,
+    stacked,
+)
 from esscher.models.probe.wide import Held, add_keys_or_hold
 from esscher.runs.columns import Column
 
@@ -40,14 +58,17 @@ Counts = npt.NDArray[np.int64]
 Pair = tuple[float, float]
 
 GRID = Grid(1 / 8, 4, 1e-6)
-BELOW = (2, 4, 8)  # n before the ladder's first, which show where the largest weight falls below a half
+# n before the ladder's first, which show where the largest weight falls below a half
+BELOW = (2, 4, 8)
 HALF = 0.5
 TEMPERED = "_tempered"  # ends the names of columns at a temperature
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Scores of the kept queries: deposits without values, the largest ones, and those of planted keys."""
+    """Scores of the kept queries: deposits without values, the largest ones, and those of planted
+    keys.
+    """
 
     asked: Tensor  # (m,) bool: which of all queries these are
     masses: Deposit
@@ -59,7 +80,9 @@ class Keys:
 
 @dataclass(frozen=True)
 class Curves:
-    """Expectations over n random keys for each kept query, (m_kept, len n); (m_kept, 0) where they were not asked for."""
+    """Expectations over n random keys for each kept query, (m_kept, len n); (m_kept, 0) where they
+    were not asked for.
+    """
 
     sum_p2: Tensor
     entropy: Tensor
@@ -72,11 +95,15 @@ class Curves:
             return cls(*(torch.zeros(queries, size, dtype=torch.float64) for _ in range(4)))
         planted = np.full_like(curve.sum_p2, np.nan) if curve.planted is None else curve.planted
         arrays = (curve.sum_p2, curve.entropies, curve.largest, planted)
-        sum_p2, entropy, largest, own = (torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)
+        sum_p2, entropy, largest, own = (
+            torch.from_numpy(np.ascontiguousarray(array)) for array in arrays
+        )
         return cls(sum_p2, entropy, largest, own)
 
     def read(self, n: Counts, temperature: Pair | None) -> DispersionCurve:
-        sum_p2, entropy, largest, planted = (x.numpy() for x in (self.sum_p2, self.entropy, self.largest, self.planted))
+        sum_p2, entropy, largest, planted = (
+            x.numpy() for x in (self.sum_p2, self.entropy, self.largest, self.planted)
+        )
         return DispersionCurve(n, factors(temperature, n), sum_p2, entropy, largest, planted)
 
 
@@ -95,7 +122,9 @@ class Spread:
 
 
 class Dispersion(Statistic):
-    """``temperature`` (a, b): scores times a + b log n as well. ``planted``: the position of a key that is always there."""
+    """``temperature`` (a, b): scores times a + b log n as well. ``planted``: the position of a key
+    that is always there.
+    """
 
     name = "dispersion"
     together = True
@@ -109,7 +138,10 @@ class Dispersion(Statistic):
         return Dispersion(spec.temperature, spec.planted)
 
     def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
-        return (*_columns("", ""), *(_columns(TEMPERED, _heated(spec.temperature)) if spec.temperature else ()))
+        return (
+            *_columns("", ""),
+            *(_columns(TEMPERED, _heated(spec.temperature)) if spec.temperature else ()),
+        )
 
     def tables(self, spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
         return {"dispersion": DISPERSION}
@@ -124,7 +156,11 @@ class Dispersion(Statistic):
 
     def _grid(self, keys: int) -> Grid:
         """So fine that it can be read at every temperature of the ladder."""
-        warmest = 1.0 if self.temperature is None else float(factors(self.temperature, np.array([BELOW[0], keys])).max())
+        warmest = (
+            1.0
+            if self.temperature is None
+            else float(factors(self.temperature, np.array([BELOW[0], keys])).max())
+        )
         spacing = GRID.spacing
         while spacing * warmest > COARSEST:
             spacing /= 2
@@ -149,7 +185,9 @@ class Dispersion(Statistic):
 
     def merge(self, a: Keys, b: Keys) -> Keys:
         masses, top = deposit.merge(a.masses, b.masses), tails.merge(a.top, b.top)
-        return replace(a, masses=masses, top=top, planted=torch.where(a.planted.isnan(), b.planted, a.planted))
+        return replace(
+            a, masses=masses, top=top, planted=torch.where(a.planted.isnan(), b.planted, a.planted)
+        )
 
     def settle(self, state: Keys, met: Met) -> Spread:
         n = _ladder(met.spec, met.keys)
@@ -165,7 +203,9 @@ class Dispersion(Statistic):
             return None
         there = bool(torch.isfinite(state.planted).all())
         if state.held is None:
-            return from_masses(state.masses, state.top.scores, n, heat, state.planted if there else None)
+            return from_masses(
+                state.masses, state.top.scores, n, heat, state.planted if there else None
+            )
         found = []
         for row in _rows(state.held):
             own = row > -torch.inf
@@ -174,7 +214,9 @@ class Dispersion(Statistic):
         return DispersionCurve.of_all(found)
 
     def _own(self, state: Keys) -> Iterator[Tensor]:
-        """Of the queries as they stand: keys, effective tokens, entropy, largest and planted weight."""
+        """Of the queries as they stand: keys, effective tokens, entropy, largest and planted
+        weight.
+        """
         if not len(state.planted):
             return iter([torch.zeros(0, dtype=torch.float64)] * 5)
         if state.held is not None:
@@ -182,17 +224,27 @@ class Dispersion(Statistic):
             top = torch.stack([row.max() for row in _rows(state.held)])
         else:
             masses = state.masses
-            softmax = softmax_statistics(masses.cells[-2], first_centres(masses), masses.grid.spacing, masses.grid.points)
+            softmax = softmax_statistics(
+                masses.cells[-2], first_centres(masses), masses.grid.spacing, masses.grid.points
+            )
             keys, top = masses.keys, state.top.scores[:, 0]
         log_sum = torch.from_numpy(softmax.log_sum_exp)
-        weights = [torch.exp(score.double().cpu() - log_sum).clamp(max=1) for score in (top, state.planted)]
+        weights = [
+            torch.exp(score.double().cpu() - log_sum).clamp(max=1) for score in (top, state.planted)
+        ]
         numbers = [torch.from_numpy(x) for x in (softmax.effective_tokens, softmax.entropy)]
         return iter([keys.double().cpu(), *numbers, *weights])
 
     def stack(self, states: Sequence[Spread], order: Order) -> Spread:
         asked = torch.cat([state.asked for state in states])[order.queries]
         names = [part.name for part in fields(Spread) if part.name != "asked"]
-        return Spread(asked, **{name: stacked([getattr(state, name) for state in states], order.kept) for name in names})
+        return Spread(
+            asked,
+            **{
+                name: stacked([getattr(state, name) for state in states], order.kept)
+                for name in names
+            },
+        )
 
     def single(self, state: Keys | Spread) -> tuple[str, ...]:
         return (".masses.cells",) if isinstance(state, Keys) else ()
@@ -200,34 +252,50 @@ class Dispersion(Statistic):
     def finish(self, state: Spread, found: Found) -> Findings:
         spec, windows = found.spec, found.windows[state.asked.numpy()]
         n = _ladder(spec, found.keys)
-        curves = [state.plain.read(n, None)] + ([state.tempered.read(n, spec.temperature)] if spec.temperature else [])
+        curves = [state.plain.read(n, None)] + (
+            [state.tempered.read(n, spec.temperature)] if spec.temperature else []
+        )
         row: dict[str, Any] = {}
         for curve, end in zip(curves, ("", TEMPERED), strict=False):
             row |= {f"{key}{end}": value for key, value in _summary(curve, windows).items()}
-        frames = [curve.to_frame().assign(origin=origin) for curve, origin in zip(curves, ORIGINS, strict=False)]
+        frames = [
+            curve.to_frame().assign(origin=origin)
+            for curve, origin in zip(curves, ORIGINS, strict=False)
+        ]
         if spec.pool == "sequence":
             frames.append(_positions(state))
         return Findings(row, {"dispersion": pd.concat(frames, ignore_index=True)}, curves[0])
 
 
 def check_spread(context: ProbeContext) -> None:
-    """Refuse a temperature that is not above 0 at some n, and a planted key that some query does not see."""
+    """Refuse a temperature that is not above 0 at some n, and a planted key that some query does
+    not see.
+    """
     spec, own = context.spec, context.mode is Mode.OWN
-    most = context.keys if not own else max(int(context.foreseen(layer).max()) for layer in context.layers)
+    most = (
+        context.keys
+        if not own
+        else max(int(context.foreseen(layer).max()) for layer in context.layers)
+    )
     factors(spec.temperature, np.array([BELOW[0], most]))
     if spec.planted is None:
         return
     if not own:
-        raise ValueError("planted: a key has a place in a query's own context; use --pool sequence, or leave --planted out")
+        raise ValueError(
+            "planted: a key has a place in a query's own context; use --pool sequence, or leave"
+            " --planted out"
+        )
     places = context.places.positions
     for layer in context.layers:
         low, high = _seen(context, layer)
-        unseen = np.flatnonzero(((spec.planted < low) | (spec.planted > high)) & (context.foreseen(layer) >= SMALLEST))
+        unseen = np.flatnonzero(
+            ((spec.planted < low) | (spec.planted > high)) & (context.foreseen(layer) >= SMALLEST)
+        )
         if unseen.size:
             i = int(unseen[0])
             raise ValueError(
-                f"planted: expected a position that every query sees, got {spec.planted}; in layer {layer} the query at "
-                f"position {places[i]} sees those from {low[i]} to {high[i]}"
+                f"planted: expected a position that every query sees, got {spec.planted}; in layer"
+                f" {layer} the query at position {places[i]} sees those from {low[i]} to {high[i]}"
             )
 
 
@@ -254,15 +322,20 @@ def _rows(held: Held) -> Iterator[Tensor]:
 
 
 def _summary(curve: DispersionCurve, windows: npt.NDArray[np.int64]) -> dict[str, float]:
-    """The exponent of effective tokens, with its interval over windows, and where the largest weight falls below a half.
+    """The exponent of effective tokens, with its interval over windows, and where the largest
+    weight falls below a half.
 
-    Effective tokens are 1 / E sum p^2, so that their exponent is twice the one of the root of E sum p^2.
+    Effective tokens are 1 / E sum p^2, so that their exponent is twice the one of the root of E sum
+    p^2.
     """
     p2 = curve.sum_p2
     none = np.zeros((len(p2), 1))
     queries = QueryErrors(mse=p2, sum_p2=p2, limit=none, delta=none[:, 0], clusters=windows)
-    roots = ErrorCurve.from_queries(curve.n, queries, None, kind="exact", origin="root of E sum p^2")
-    first = SMALLEST if curve.n[-1] > SMALLEST else int(curve.n[0])  # all there is, where n was given smaller
+    roots = ErrorCurve.from_queries(
+        curve.n, queries, None, kind="exact", origin="root of E sum p^2"
+    )
+    # all there is, where n was given smaller
+    first = SMALLEST if curve.n[-1] > SMALLEST else int(curve.n[0])
     fit = fit_rate(roots, window=(first - 0.5, float(curve.n[-1]) + 0.5), raise_on_failure=False)
     low, high = (2 * end for end in fit.interval)
     return {
@@ -274,7 +347,9 @@ def _summary(curve: DispersionCurve, windows: npt.NDArray[np.int64]) -> dict[str
 
 
 def _crossing(n: Counts, weight: Floats) -> float:
-    """The n from which on the weight stays below a half, linear in log n; NaN where it does not, up to the last n."""
+    """The n from which on the weight stays below a half, linear in log n; NaN where it does not, up
+    to the last n.
+    """
     above = np.flatnonzero(weight >= HALF)
     if not above.size or above[-1] == n.size - 1:
         return math.nan if above.size else float(n[0])
@@ -303,7 +378,8 @@ def _positions(state: Spread) -> pd.DataFrame:
     )
 
 
-# ---- columns ---------------------------------------------------------------------------------------------------------
+# ---- columns
+# ------------------------------------------------------------------------------------------
 
 ORIGINS = ("random keys", "random keys, tempered")
 POSITION = "position"
@@ -321,18 +397,30 @@ def _columns(end: str, heated: str) -> tuple[Column, ...]:
             f"tokens_exponent{end}",
             "float",
             f"exponent of effective tokens{note}",
-            f"Effective tokens of n random keys grow as n to this power{heated}: 1 is uniform attention, 0 a few keys.",
+            f"Effective tokens of n random keys grow as n to this power{heated}: 1 is uniform"
+            " attention, 0 a few keys.",
             scale="linear",
             ends=(f"tokens_exponent_low{end}", f"tokens_exponent_high{end}"),
             short=f"spread{note}",
         ),
-        Column(f"tokens_exponent_low{end}", "float", f"spread, low{note}", "Lower end of the exponent of effective tokens."),
-        Column(f"tokens_exponent_high{end}", "float", f"spread, high{note}", "Upper end of the exponent of effective tokens."),
+        Column(
+            f"tokens_exponent_low{end}",
+            "float",
+            f"spread, low{note}",
+            "Lower end of the exponent of effective tokens.",
+        ),
+        Column(
+            f"tokens_exponent_high{end}",
+            "float",
+            f"spread, high{note}",
+            "Upper end of the exponent of effective tokens.",
+        ),
         Column(
             f"half_weight_at{end}",
             "float",
             f"no key has half from{note}",
-            f"Random keys from which on the largest weight stays below a half, on average{heated}; empty: it does not.",
+            f"Random keys from which on the largest weight stays below a half, on average{heated};"
+            " empty: it does not.",
             scale="log",
             short=f"half from{note}",
         ),
@@ -346,14 +434,30 @@ DISPERSION = (
         "origin",
         "word",
         "origin",
-        "Which n keys: drawn at random from those a query sees (exact expectations), or all that queries so deep see.",
+        "Which n keys: drawn at random from those a query sees (exact expectations), or all that"
+        " queries so deep see.",
         words=(*ORIGINS, POSITION),
-        meanings=("n keys drawn at random", "the same, scores times the temperature", "queries that see n keys, as they stand"),
+        meanings=(
+            "n keys drawn at random",
+            "the same, scores times the temperature",
+            "queries that see n keys, as they stand",
+        ),
     ),
-    Column("n", "int", "keys n", "Number of keys; of positions the mean of those taken together.", "log"),
+    Column(
+        "n",
+        "int",
+        "keys n",
+        "Number of keys; of positions the mean of those taken together.",
+        "log",
+    ),
     Column("temperature", "float", "temperature", "What the scores are multiplied with at this n."),
     EFFECTIVE_TOKENS,
     Column("entropy", "float", "entropy", "Mean entropy of the softmax weights, in nats."),
     Column("largest_weight", "float", "largest weight", "Mean weight of the key that has most."),
-    Column("planted_weight", "float", "planted weight", "Mean weight left on the planted key; empty where none was."),
+    Column(
+        "planted_weight",
+        "float",
+        "planted weight",
+        "Mean weight left on the planted key; empty where none was.",
+    ),
 )

@@ -1,6 +1,8 @@
-"""The exact error of every keep rule against the keys it keeps, in the queries' own contexts; what it takes to reach an error.
+"""The exact error of every keep rule against the keys it keeps, in the queries' own contexts; what
+it takes to reach an error.
 
-Whether a head streams, retrieves or is diffuse follows from three of them: sinks:4+recent, random, and the best.
+Whether a head streams, retrieves or is diffuse follows from three of them: sinks:4+recent, random,
+and the best.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ NONE = "none"  # in place of a rule, where none reaches an error
 
 
 class Frontier(Statistic):
-    """The state is the errors of the queries of some windows; none for the others, nor where the pool is the corpus."""
+    """The state is the errors of the queries of some windows; none for the others, nor where the
+    pool is the corpus.
+    """
 
     name = "frontier"
     reads = ("identity",)
@@ -50,7 +54,11 @@ class Frontier(Statistic):
     def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
         if not spec.compared:
             return ()
-        return (*KIND, RULE_KEYS, *(column for epsilon in spec.epsilons for column in _reached(epsilon)))
+        return (
+            *KIND,
+            RULE_KEYS,
+            *(column for epsilon in spec.epsilons for column in _reached(epsilon)),
+        )
 
     def tables(self, spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
         return {"frontier": FRONTIER} if spec.compared else {}
@@ -63,7 +71,12 @@ class Frontier(Statistic):
         """Those that there are; which query is which is no matter any more."""
         known = [state for state in states if state is not None]
         return (
-            RuleErrors(*(torch.cat([getattr(one, part.name) for one in known]) for part in fields(RuleErrors)))
+            RuleErrors(
+                *(
+                    torch.cat([getattr(one, part.name) for one in known])
+                    for part in fields(RuleErrors)
+                )
+            )
             if known
             else None
         )
@@ -72,7 +85,9 @@ class Frontier(Statistic):
         if state is None:
             return Findings()
         keys = float(state.keys.double().mean())
-        rows = _rows(state, found.spec.compared).assign(kv_head=found.row["kv_head"], keys=keys, queries=len(state.keys))
+        rows = _rows(state, found.spec.compared).assign(
+            kv_head=found.row["kv_head"], keys=keys, queries=len(state.keys)
+        )
         curves = {str(rule): own for rule, own in rows.groupby("rule", sort=False)}
         columns = _kind(curves, keys) | {RULE_KEYS.key: keys}
         for epsilon in found.spec.epsilons:
@@ -82,7 +97,9 @@ class Frontier(Statistic):
 
 
 def _rows(state: RuleErrors, rules: tuple[str, ...]) -> pd.DataFrame:
-    """A row for each rule and share that every query's window has keys enough for; the same sizes once."""
+    """A row for each rule and share that every query's window has keys enough for; the same sizes
+    once.
+    """
     mse, kept = state.mse.numpy(), state.kept.numpy()
     again = np.zeros(mse.shape[1:], dtype=bool)
     again[:, 1:] = ((mse[..., 1:] == mse[..., :-1]) & (kept[..., 1:] == kept[..., :-1])).all(0)
@@ -104,17 +121,21 @@ def _rows(state: RuleErrors, rules: tuple[str, ...]) -> pd.DataFrame:
 
 
 def _needed(rows: pd.DataFrame, epsilon: float, keys: float = math.inf) -> float:
-    """Fewest keys with a relative error of at most epsilon, log error linear in log keys; infinite where none is enough.
+    """Fewest keys with a relative error of at most epsilon, log error linear in log keys; infinite
+    where none is enough.
 
-    Where the error is 0 there is no logarithm: then it is the first size on the ladder. ``keys``: all there are. With them
-    no error is left, and beyond the ladder it falls as that of random keys does at last, as sqrt(1/n - 1/keys).
+    Where the error is 0 there is no logarithm: then it is the first size on the ladder. ``keys``:
+    all there are. With them no error is left, and beyond the ladder it falls as that of random keys
+    does at last, as sqrt(1/n - 1/keys).
     """
     kept, error = rows["kept"].to_numpy(), rows["relative"].to_numpy()
     below = np.flatnonzero(error <= epsilon)
     if below.size == 0 and math.isinf(keys):
         return math.inf
     if below.size == 0:
-        return float(1 / (1 / keys + (epsilon / error[-1]) ** 2 * max(1 / kept[-1] - 1 / keys, 0.0)))
+        return float(
+            1 / (1 / keys + (epsilon / error[-1]) ** 2 * max(1 / kept[-1] - 1 / keys, 0.0))
+        )
     i = int(below[0])
     if i == 0 or error[i] == 0 or not math.isfinite(error[i - 1]):
         return float(kept[i])
@@ -123,10 +144,19 @@ def _needed(rows: pd.DataFrame, epsilon: float, keys: float = math.inf) -> float
 
 
 def _fewest(needed: Mapping[str, float]) -> dict[str, Any]:
-    """The rule that needs the fewest keys, the floor left out; the same of rules for a cache; and the floor."""
+    """The rule that needs the fewest keys, the floor left out; the same of rules for a cache; and
+    the floor.
+    """
     rules = {rule: keys for rule, keys in needed.items() if rule != FLOOR and math.isfinite(keys)}
-    cached = {rule: keys for rule, keys in rules.items() if not any(part.per_query for part in parse(rule).parts)}
-    best, cache = min(rules, key=rules.__getitem__, default=NONE), min(cached, key=cached.__getitem__, default=NONE)
+    cached = {
+        rule: keys
+        for rule, keys in rules.items()
+        if not any(part.per_query for part in parse(rule).parts)
+    }
+    best, cache = (
+        min(rules, key=rules.__getitem__, default=NONE),
+        min(cached, key=cached.__getitem__, default=NONE),
+    )
     floor = needed.get(FLOOR, math.nan)
     return {
         "best_rule": best,
@@ -140,36 +170,55 @@ def _fewest(needed: Mapping[str, float]) -> dict[str, Any]:
 def _kind(curves: Mapping[str, pd.DataFrame], keys: float) -> dict[str, Any]:
     """Which keys a head needs for a relative error of ERROR, in these contexts.
 
-    streams: sinks:4+recent need at most STREAMS of the keys, and no more than random keys;
-    diffuse: random keys are at most DIFFUSE times as many as those of the best rule, floor included: choosing saves little;
-    retrieves: neither. Nothing is said where one of the two rules, or the floor, was not measured.
+    streams: sinks:4+recent need at most STREAMS of the keys, and no more than random keys; diffuse:
+    random keys are at most DIFFUSE times as many as those of the best rule, floor included:
+    choosing saves little; retrieves: neither. Nothing is said where one of the two rules, or the
+    floor, was not measured.
     """
     if not {STREAM, CHANCE, FLOOR} <= curves.keys():
         return {"kind": "", "kind_reason": ""}
     shares = {rule: _needed(own, ERROR, keys) / keys for rule, own in curves.items()}
     stream, chance, best = shares[STREAM], shares[CHANCE], min(shares, key=shares.__getitem__)
-    kind = "streams" if stream <= min(STREAMS, chance) else "diffuse" if chance <= DIFFUSE * shares[best] else "retrieves"
-    needs = ", ".join(f"{rule} {shares[rule]:.1%}" for rule in dict.fromkeys((STREAM, CHANCE, best)))
-    return {"kind": kind, "kind_reason": f"{KINDS[kind]}; of the keys, for an error of {percent(ERROR)} %: {needs}"}
+    kind = (
+        "streams"
+        if stream <= min(STREAMS, chance)
+        else "diffuse"
+        if chance <= DIFFUSE * shares[best]
+        else "retrieves"
+    )
+    needs = ", ".join(
+        f"{rule} {shares[rule]:.1%}" for rule in dict.fromkeys((STREAM, CHANCE, best))
+    )
+    return {
+        "kind": kind,
+        "kind_reason": f"{KINDS[kind]}; of the keys, for an error of {percent(ERROR)} %: {needs}",
+    }
 
 
-# ---- columns ---------------------------------------------------------------------------------------------------------
+# ---- columns
+# ------------------------------------------------------------------------------------------
 
 KIND = (
     Column(
         "kind",
         "word",
         "kind of head",
-        f"For a relative error of {percent(ERROR)} %, on this text and window: streams if {STREAM} need at most {STREAMS:.0%} "
-        f"of the keys and no more than random ones; diffuse if random keys are at most {DIFFUSE:g} times those of the best "
-        "rule, so that choosing saves little; else retrieves: it needs chosen keys.",
+        f"For a relative error of {percent(ERROR)} %, on this text and window: streams if {STREAM}"
+        f" need at most {STREAMS:.0%} of the keys and no more than random ones; diffuse if random"
+        f" keys are at most {DIFFUSE:g} times those of the best rule, so that choosing saves"
+        " little; else retrieves: it needs chosen keys.",
         scale="words",
         first=16,
         short="kind",
         words=tuple(KINDS),
         meanings=tuple(KINDS.values()),
     ),
-    Column("kind_reason", "word", "why this kind", "What the three rules that tell the kind of a head need."),
+    Column(
+        "kind_reason",
+        "word",
+        "why this kind",
+        "What the three rules that tell the kind of a head need.",
+    ),
 )
 RULE_KEYS = Column(
     "rule_keys",
@@ -187,7 +236,8 @@ def _reached(epsilon: float) -> tuple[Column, ...]:
             at_error("best_rule", epsilon),
             "word",
             f"best rule, {error}",
-            f"Keep rule that reaches a relative error of {error} with the fewest keys, the floor left out; none: no rule does.",
+            f"Keep rule that reaches a relative error of {error} with the fewest keys, the floor"
+            " left out; none: no rule does.",
         ),
         Column(
             at_error("best_kept", epsilon),
@@ -201,7 +251,8 @@ def _reached(epsilon: float) -> tuple[Column, ...]:
             at_error("cache_rule", epsilon),
             "word",
             f"best rule for a cache, {error}",
-            f"The same among rules that drop keys for good: no query chooses by its own scores ({error}).",
+            "The same among rules that drop keys for good: no query chooses by its own scores"
+            f" ({error}).",
             short=f"cache rule {error}",
         ),
         Column(
@@ -217,7 +268,8 @@ def _reached(epsilon: float) -> tuple[Column, ...]:
             at_error("floor_kept", epsilon),
             "float",
             f"keys of the floor, {error}",
-            f"Keys that chances of least error (Neyman) keep on average for {error}: about the fewest of any rule.",
+            f"Keys that chances of least error (Neyman) keep on average for {error}: about the"
+            " fewest of any rule.",
             scale="log",
             short=f"floor {error}",
         ),
@@ -230,7 +282,13 @@ FRONTIER = (
     KV_HEAD,
     Column("rule", "word", "keep rule", "Which keys are kept, as esscher.keep writes it."),
     Column("share", "float", "share", "Share of the window's keys that the rule was given.", "log"),
-    Column("kept", "float", "keys kept", "Keys kept, on average over the queries of the key-value head.", "log"),
+    Column(
+        "kept",
+        "float",
+        "keys kept",
+        "Keys kept, on average over the queries of the key-value head.",
+        "log",
+    ),
     Column("keys", "float", "keys seen", "Keys that a query sees, on average."),
     *(column for column in CURVE if column.key in ("rms", "relative", "q95")),
     Column("queries", "int", "queries", "Number of queries that the error is the mean over."),

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from esscher.models.probe.spec import ProbeSpec
-from esscher.models.probe.statistics.statistic import Block, Findings, Found, Order, Start, Statistic
+from esscher.models.probe.statistics.statistic import (
+    Block,
+    Findings,
+    Found,
+    Order,
+    Start,
+    Statistic,
+)
 from esscher.runs.columns import Column
 
 __all__ = ["Gradient"]
@@ -24,7 +31,9 @@ class Felt:
 
 
 class Gradient(Statistic):
-    """What a head's errors count in a split of keys between heads (esscher.models.probe.rule_budget)."""
+    """What a head's errors count in a split of keys between heads
+    (esscher.models.probe.rule_budget).
+    """
 
     name = "gradient"
     state = Felt
@@ -33,8 +42,8 @@ class Gradient(Statistic):
         if not spec.compared:
             return ()
         help_text = (
-            "Root mean square gradient of the log probability of next tokens, drawn from the model, at the head's output: what "
-            "its errors count in the best split."
+            "Root mean square gradient of the log probability of next tokens, drawn from the model,"
+            " at the head's output: what its errors count in the best split."
         )
         return (Column("gradient", "float", "gradient of log p", help_text, scale="log"),)
 
@@ -42,7 +51,11 @@ class Gradient(Statistic):
         return Felt(torch.zeros(0, dtype=torch.float64))
 
     def update(self, state: Felt, block: Block) -> Felt:
-        return state if block.gradient is None else Felt(torch.tensor([block.gradient], dtype=torch.float64))
+        return (
+            state
+            if block.gradient is None
+            else Felt(torch.tensor([block.gradient], dtype=torch.float64))
+        )
 
     def merge(self, a: Felt, b: Felt) -> Felt:
         return a
@@ -55,4 +68,6 @@ class Gradient(Statistic):
         if not found.spec.compared:
             return Findings()
         known = state.gradients
-        return Findings({"gradient": float(known.square().mean().sqrt()) if len(known) else math.nan})
+        return Findings(
+            {"gradient": float(known.square().mean().sqrt()) if len(known) else math.nan}
+        )

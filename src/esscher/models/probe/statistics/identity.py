@@ -9,15 +9,29 @@ import torch
 from torch import Tensor
 
 from esscher.models.probe.spec import ProbeSpec
-from esscher.models.probe.statistics.statistic import Block, Failure, Findings, Found, Start, Statistic
+from esscher.models.probe.statistics.statistic import (
+    Block,
+    Failure,
+    Findings,
+    Found,
+    Start,
+    Statistic,
+)
 from esscher.models.probe.tokens import LayerInfo
 from esscher.runs.columns import Column
 
 __all__ = ["HEAD", "KV_HEAD", "LAYER", "Identity", "Seen"]
 
 LAYER = Column("layer", "int", "layer", "Layer of the model, counted from 0.", first=0)
-HEAD = Column("head", "int", "head", "Head within its layer, counted from 0; -1 is the whole layer.", first=1)
-KV_HEAD = Column("kv_head", "int", "kv head", "Head whose keys and values this one reads; several query heads may share one.")
+HEAD = Column(
+    "head", "int", "head", "Head within its layer, counted from 0; -1 is the whole layer.", first=1
+)
+KV_HEAD = Column(
+    "kv_head",
+    "int",
+    "kv head",
+    "Head whose keys and values this one reads; several query heads may share one.",
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +62,8 @@ class Identity(Statistic):
                 "n_keys",
                 "int",
                 "keys",
-                "Number of keys in the pool the head was measured on; where each query has its own context, their mean.",
+                "Number of keys in the pool the head was measured on; where each query has its own"
+                " context, their mean.",
             ),
             Column("n_keys_least", "int", "keys, least", "Fewest keys that a query sees."),
             Column("n_keys_most", "int", "keys, most", "Most keys that a query sees."),
@@ -65,7 +80,11 @@ class Identity(Statistic):
         return Seen(torch.zeros(start.queries, dtype=torch.int64), len(start.kept))
 
     def update(self, state: Seen, block: Block) -> Seen:
-        return replace(state, keys=state.keys + (len(block.values) if block.seen is None else block.seen.sum(1).cpu()))
+        return replace(
+            state,
+            keys=state.keys
+            + (len(block.values) if block.seen is None else block.seen.sum(1).cpu()),
+        )
 
     def merge(self, a: Seen, b: Seen) -> Seen:
         return replace(a, keys=a.keys + b.keys)
@@ -75,8 +94,15 @@ class Identity(Statistic):
         return Seen(keys, sum(state.kept for state in states))
 
     def finish(self, state: Seen, found: Found) -> Findings:
-        row = _place(found.layer.info, found.head) | {"status": "ok", "reason": found.layer.info.note}
-        row |= {"n_keys": state.mean, "n_keys_least": int(state.keys.min()), "n_keys_most": int(state.keys.max())}
+        row = _place(found.layer.info, found.head) | {
+            "status": "ok",
+            "reason": found.layer.info.note,
+        }
+        row |= {
+            "n_keys": state.mean,
+            "n_keys_least": int(state.keys.min()),
+            "n_keys_most": int(state.keys.max()),
+        }
         return Findings(row | {"n_queries": len(state.keys), "n_kept_queries": state.kept})
 
     def failed(self, failure: Failure) -> dict[str, Any]:

@@ -16,7 +16,9 @@ def moment_columns(spec: ProbeSpec) -> tuple[Column, ...]:
 
 
 class OutputMoments(Statistic):
-    """The curves are sampled from whole layers (esscher.models.probe.moments); here they are read."""
+    """The curves are sampled from whole layers (esscher.models.probe.moments); here they are
+    read.
+    """
 
     name = "output_moments"
 
@@ -48,6 +50,10 @@ _COLUMNS = (
         ends=("beta_cov_low", "beta_cov_high"),
         metric="cov",
     ),
-    Column("beta_cov_low", "float", "exponent of the covariance, low", "Lower end of its interval."),
-    Column("beta_cov_high", "float", "exponent of the covariance, high", "Upper end of its interval."),
+    Column(
+        "beta_cov_low", "float", "exponent of the covariance, low", "Lower end of its interval."
+    ),
+    Column(
+        "beta_cov_high", "float", "exponent of the covariance, high", "Upper end of its interval."
+    ),
 )

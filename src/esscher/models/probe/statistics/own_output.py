@@ -1,4 +1,6 @@
-"""Whether a head's limit is what the model itself computes: the output that its attention gives the same queries."""
+"""Whether a head's limit is what the model itself computes: the output that its attention gives the
+same queries.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class Outputs:
 
 
 class OwnOutput(Statistic):
-    """Where the pool is a query's own context, its limit is attention on all that the model lets it see."""
+    """Where the pool is a query's own context, its limit is attention on all that the model lets it
+    see.
+    """
 
     name = "own_output"
     reads = ("replacement",)
@@ -33,8 +37,8 @@ class OwnOutput(Statistic):
         if spec.pool != "sequence":
             return ()
         help_text = (
-            "Largest difference between a coordinate of the limit and of the model's own output for the same query, relative "
-            "to the largest coordinate of these outputs."
+            "Largest difference between a coordinate of the limit and of the model's own output for"
+            " the same query, relative to the largest coordinate of these outputs."
         )
         return (Column("output_difference", "float", "difference from the model", help_text),)
 
@@ -52,5 +56,9 @@ class OwnOutput(Statistic):
             return Findings()
         outputs = state.outputs.double()
         size = float(outputs.abs().max()) if outputs.numel() else math.nan
-        apart = float((found.states["replacement"].errors.limit - outputs).abs().max()) if outputs.numel() else math.nan
+        apart = (
+            float((found.states["replacement"].errors.limit - outputs).abs().max())
+            if outputs.numel()
+            else math.nan
+        )
         return Findings({"output_difference": apart / size if size > 0 else apart})

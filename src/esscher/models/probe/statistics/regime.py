@@ -16,7 +16,17 @@ __all__ = ["Regime"]
 
 class Regime(Statistic):
     name = "regime"
-    reads = ("identity", "theory", "replacement", "endless", "softmax", "tail", "sinks", "score_shape", "token_shape")
+    reads = (
+        "identity",
+        "theory",
+        "replacement",
+        "endless",
+        "softmax",
+        "tail",
+        "sinks",
+        "score_shape",
+        "token_shape",
+    )
 
     def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
         return (
@@ -29,12 +39,15 @@ class Regime(Statistic):
                 first=15,
                 words=LABELS,
             ),
-            Column("regime_reason", "word", "why", "The rule that gave the regime, with its numbers."),
+            Column(
+                "regime_reason", "word", "why", "The rule that gave the regime, with its numbers."
+            ),
             Column(
                 "signatures",
                 "word",
                 "signatures",
-                "Signs of failure by name: exploded constants, hardmax regime, distribution mismatch.",
+                "Signs of failure by name: exploded constants, hardmax regime, distribution"
+                " mismatch.",
             ),
         )
 
@@ -64,7 +77,13 @@ class Regime(Statistic):
             )
         )
         reason = " ".join([regime.reason, *regime.signatures.values()])
-        return Findings({"regime": regime.label, "regime_reason": reason, "signatures": ", ".join(regime.signatures)})
+        return Findings(
+            {
+                "regime": regime.label,
+                "regime_reason": reason,
+                "signatures": ", ".join(regime.signatures),
+            }
+        )
 
     def failed(self, failure: Failure) -> dict[str, Any]:
         return {"regime": "unknown"}

@@ -1,4 +1,6 @@
-"""The exact error of keys drawn with replacement: its curve, and the numbers of a head that are read off it."""
+"""The exact error of keys drawn with replacement: its curve, and the numbers of a head that are
+read off it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,16 @@ from esscher.models.probe.curves import METRICS, Errors, curve_rows, errors_of
 from esscher.models.probe.headline import headline, headline_numbers, needed_column, or_nan, percent
 from esscher.models.probe.spec import FIXED, ProbeSpec, drawn_ladder
 from esscher.models.probe.statistics.curve_table import CURVES
-from esscher.models.probe.statistics.statistic import Block, Findings, Found, Met, Order, Start, Statistic, stacked
+from esscher.models.probe.statistics.statistic import (
+    Block,
+    Findings,
+    Found,
+    Met,
+    Order,
+    Start,
+    Statistic,
+    stacked,
+)
 from esscher.models.probe.wide import Held, add_keys_or_hold
 from esscher.runs.columns import Column
 
@@ -38,7 +49,9 @@ class Weights:
 
 @dataclass(frozen=True)
 class Masses:
-    """Keys in the cells of each query's score grid; of some other multiple of the scores where they are too wide for one."""
+    """Keys in the cells of each query's score grid; of some other multiple of the scores where they
+    are too wide for one.
+    """
 
     grid: Grid
     cells: Tensor  # (m, L)
@@ -54,8 +67,12 @@ class Masses:
         """Of different queries; shorter ranges grow at their low end."""
         grid, longest = states[0].grid, max(state.cells.shape[1] for state in states)
         more = [longest - state.cells.shape[1] for state in states]
-        cells = torch.cat([pad(state.cells, (size, 0)) for state, size in zip(states, more, strict=True)])
-        first = torch.cat([state.first - size * grid.spacing for state, size in zip(states, more, strict=True)])
+        cells = torch.cat(
+            [pad(state.cells, (size, 0)) for state, size in zip(states, more, strict=True)]
+        )
+        first = torch.cat(
+            [state.first - size * grid.spacing for state, size in zip(states, more, strict=True)]
+        )
         return cls(grid, cells[order], first[order])
 
 
@@ -69,7 +86,9 @@ class Drawn:
 
 
 class Replacement(Statistic):
-    """The state is the deposits of all queries, or all keys; who reads this statistic finds its curve."""
+    """The state is the deposits of all queries, or all keys; who reads this statistic finds its
+    curve.
+    """
 
     name = "replacement"
     together = True
@@ -79,7 +98,9 @@ class Replacement(Statistic):
 
     def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
         ends = {number.key: (number.low, number.high) for number in headline_numbers(spec)}
-        needed = (_needed(spec, epsilon, first) for first, epsilon in enumerate(spec.epsilons, start=3))
+        needed = (
+            _needed(spec, epsilon, first) for first, epsilon in enumerate(spec.epsilons, start=3)
+        )
         found = (_exponent(spec), *AT_POOL, *_at_fixed(spec), *needed, *FINAL)
         return tuple(replace(column, ends=ends.get(column.key)) for column in found)
 
@@ -87,7 +108,9 @@ class Replacement(Statistic):
         return {"curves": CURVES}
 
     def init(self, start: Start) -> Deposit:
-        return deposit.init(start.queries, deposit.choose_grid(start.dtype, self.name), start.center)
+        return deposit.init(
+            start.queries, deposit.choose_grid(start.dtype, self.name), start.center
+        )
 
     def update(self, state: Deposit | Held, block: Block) -> Deposit | Held:
         return add_keys_or_hold(state, block.scores, block.values, block.pool)
@@ -98,20 +121,34 @@ class Replacement(Statistic):
     def settle(self, state: Deposit | Held, met: Met) -> Drawn:
         errors = errors_of(state, drawn_ladder(met.spec, met.keys), self.name, met.keys, met.notes)
         if isinstance(state, Held):
-            softmax, masses = state.softmax(), Masses.of(state.masses(deposit.choose_grid(state.q.dtype, self.name)))
+            softmax, masses = (
+                state.softmax(),
+                Masses.of(state.masses(deposit.choose_grid(state.q.dtype, self.name))),
+            )
         else:
             masses = Masses.of(state)
-            softmax = softmax_statistics(masses.cells, masses.first, masses.grid.spacing, masses.grid.points)
-        weights = (torch.from_numpy(x) for x in (softmax.effective_tokens, softmax.entropy, softmax.sd))
+            softmax = softmax_statistics(
+                masses.cells, masses.first, masses.grid.spacing, masses.grid.points
+            )
+        weights = (
+            torch.from_numpy(x) for x in (softmax.effective_tokens, softmax.entropy, softmax.sd)
+        )
         return Drawn(errors, Weights(*weights), masses)
 
     def stack(self, states: Sequence[Drawn], order: Order) -> Drawn:
-        errors, weights = (stacked([getattr(one, part) for one in states], order.queries) for part in ("errors", "weights"))
+        errors, weights = (
+            stacked([getattr(one, part) for one in states], order.queries)
+            for part in ("errors", "weights")
+        )
         return Drawn(errors, weights, Masses.stack([one.masses for one in states], order.queries))
 
     def single(self, state: Deposit | Drawn) -> tuple[str, ...]:
         masses = state.masses if isinstance(state, Drawn) else state
-        return (".masses.cells" if isinstance(state, Drawn) else ".cells",) if masses.grid.tol > 1e-8 else ()
+        return (
+            (".masses.cells" if isinstance(state, Drawn) else ".cells",)
+            if masses.grid.tol > 1e-8
+            else ()
+        )
 
     def finish(self, state: Drawn, found: Found) -> Findings:
         keys = found.row["n_keys"]
@@ -140,13 +177,20 @@ def pool_place(curve: ErrorCurve, keys: int) -> int:
     return int(np.flatnonzero(curve.n <= keys)[-1])
 
 
-# ---- columns ---------------------------------------------------------------------------------------------------------
+# ---- columns
+# ------------------------------------------------------------------------------------------
 
 
 def _needed(spec: ProbeSpec, epsilon: float, first: int) -> Column:
-    """Of own contexts these are draws, often more than there are keys; what a rule keeps is the frontier's."""
+    """Of own contexts these are draws, often more than there are keys; what a rule keeps is the
+    frontier's.
+    """
     error, own = percent(epsilon), spec.pool == "sequence"
-    what = "draws with replacement from the keys a query sees" if own else "tokens, drawn with replacement from the pool,"
+    what = (
+        "draws with replacement from the keys a query sees"
+        if own
+        else "tokens, drawn with replacement from the pool,"
+    )
     more = " It may be more than these keys; a keep rule keeps fewer of them." if own else ""
     return Column(
         needed_column(epsilon),
@@ -165,8 +209,8 @@ def _exponent(spec: ProbeSpec) -> Column:
         "beta_fit",
         "float",
         "measured exponent",
-        f"Exponent of the exact error from {low:,} to {high:,} drawn keys, a range that is the same for every pool: 0.5 is "
-        f"the usual square-root law, less is slower.{_drawn(spec)}",
+        f"Exponent of the exact error from {low:,} to {high:,} drawn keys, a range that is the same"
+        f" for every pool: 0.5 is the usual square-root law, less is slower.{_drawn(spec)}",
         scale="linear",
         first=6,
         metric=METRICS["replacement"],
@@ -180,7 +224,8 @@ def _at_fixed(spec: ProbeSpec) -> tuple[Column, ...]:
             f"relative_{n}",
             "float",
             f"relative error, {n:,} keys",
-            f"Error of {n:,} drawn keys divided by the size of the limit; it compares between pools.{_drawn(spec)}",
+            f"Error of {n:,} drawn keys divided by the size of the limit; it compares between"
+            f" pools.{_drawn(spec)}",
             scale="log",
         )
         for n in FIXED
@@ -190,7 +235,8 @@ def _at_fixed(spec: ProbeSpec) -> tuple[Column, ...]:
             f"local_slope_{n}",
             "float",
             f"local slope, {n:,} keys",
-            f"Slope of log error against log n at {n:,} drawn keys; -0.5 is the square-root law.{_drawn(spec)}",
+            f"Slope of log error against log n at {n:,} drawn keys; -0.5 is the square-root"
+            f" law.{_drawn(spec)}",
         )
         for n in FIXED
     )
@@ -199,7 +245,8 @@ def _at_fixed(spec: ProbeSpec) -> tuple[Column, ...]:
             f"effective_{n}",
             "float",
             f"effective tokens, {n:,} keys",
-            f"How many of {n:,} drawn keys share the attention, one over the summed squared weights.{_drawn(spec)}",
+            f"How many of {n:,} drawn keys share the attention, one over the summed squared"
+            f" weights.{_drawn(spec)}",
             scale="log",
         )
         for n in FIXED
@@ -209,7 +256,11 @@ def _at_fixed(spec: ProbeSpec) -> tuple[Column, ...]:
 
 def _drawn(spec: ProbeSpec) -> str:
     """What is drawn, where a query may see fewer keys than that."""
-    return " Keys are drawn with replacement from those a query sees, however few." if spec.pool == "sequence" else ""
+    return (
+        " Keys are drawn with replacement from those a query sees, however few."
+        if spec.pool == "sequence"
+        else ""
+    )
 
 
 AT_POOL = (
@@ -219,8 +270,20 @@ AT_POOL = (
         "local slope",
         "Slope of log error against log n at the size of the pool; -0.5 is the square-root law.",
     ),
-    Column("rms_at_n", "float", "rms error", "Root mean square error when as many keys are drawn as the pool has.", "log"),
-    Column("relative_at_n", "float", "relative error", "The same error divided by the size of the limit.", scale="log"),
+    Column(
+        "rms_at_n",
+        "float",
+        "rms error",
+        "Root mean square error when as many keys are drawn as the pool has.",
+        "log",
+    ),
+    Column(
+        "relative_at_n",
+        "float",
+        "relative error",
+        "The same error divided by the size of the limit.",
+        scale="log",
+    ),
     Column(
         "q95_at_n",
         "float",
@@ -230,7 +293,12 @@ AT_POOL = (
 )
 
 FINAL = (
-    Column("asymptotic_from", "float", "asymptotic from", "Tokens from which the error follows its final square-root law."),
+    Column(
+        "asymptotic_from",
+        "float",
+        "asymptotic from",
+        "Tokens from which the error follows its final square-root law.",
+    ),
     Column(
         "delta_constant",
         "float",

@@ -1,7 +1,9 @@
-"""Horizon ablation: a head whose scores are multiplied with alpha, and its exponent against alpha^2 beside what theory says.
+"""Horizon ablation: a head whose scores are multiplied with alpha, and its exponent against alpha^2
+beside what theory says.
 
-Multiplying the scores multiplies A, hence both horizons with alpha and the coupling Psi with alpha^2: the third experiment of
-[B] on real heads. Of some of the queries, each scale on grids of its own.
+Multiplying the scores multiplies A, hence both horizons with alpha and the coupling Psi with
+alpha^2: the third experiment of [B] on real heads. Of some of the queries, each scale on grids of
+its own.
 """
 
 from __future__ import annotations
@@ -24,7 +26,16 @@ from esscher.models.probe.headline import fitted, needed_column, or_nan
 from esscher.models.probe.spec import ProbeSpec, drawn_ladder
 from esscher.models.probe.statistics.identity import HEAD, LAYER
 from esscher.models.probe.statistics.replacement import Replacement, pool_place
-from esscher.models.probe.statistics.statistic import Block, Findings, Found, Met, Order, Start, Statistic, stacked
+from esscher.models.probe.statistics.statistic import (
+    Block,
+    Findings,
+    Found,
+    Met,
+    Order,
+    Start,
+    Statistic,
+    stacked,
+)
 from esscher.models.probe.statistics.theory import Theory
 from esscher.runs.columns import Column
 from esscher.theory import bohbot, sharp
@@ -54,7 +65,9 @@ class ScaledErrors:
 
 
 class Scales(Statistic):
-    """No column of a head: rows of the table ``scales``. Nothing is kept unless a probe asks for scales."""
+    """No column of a head: rows of the table ``scales``. Nothing is kept unless a probe asks for
+    scales.
+    """
 
     name = "scales"
     reads = ("identity", "theory")
@@ -74,7 +87,14 @@ class Scales(Statistic):
         asked = torch.zeros(start.queries, dtype=torch.bool)
         asked[start.kept] = True
         grid = deposit.choose_grid(start.dtype, SAMPLING)
-        return Scaled(asked, {str(scale): deposit.init(len(start.kept), grid, start.center) for scale in self.scales}, {})
+        return Scaled(
+            asked,
+            {
+                str(scale): deposit.init(len(start.kept), grid, start.center)
+                for scale in self.scales
+            },
+            {},
+        )
 
     def update(self, state: Scaled, block: Block) -> Scaled:
         if not len(block.kept):
@@ -85,7 +105,9 @@ class Scales(Statistic):
             extent = deposit.reach(known, scores)
             if extent.cells > deposit.MAX_CELLS or not extent.largest < deposit.FAR:
                 del parts[name]
-                refused[name] = _too_wide(name, extent.cells * known.grid.spacing, known.grid.spacing)
+                refused[name] = _too_wide(
+                    name, extent.cells * known.grid.spacing, known.grid.spacing
+                )
             else:
                 parts[name] = deposit.update(known, scores, block.values, extent=extent, owned=True)
         return replace(state, parts=parts, refused=refused)
@@ -100,7 +122,9 @@ class Scales(Statistic):
         parts = {}
         for name, known in state.parts.items():
             if len(known.keys):
-                parts[name] = errors_of(known, ladder, SAMPLING, met.keys, met.notes.setdefault(name, {}))
+                parts[name] = errors_of(
+                    known, ladder, SAMPLING, met.keys, met.notes.setdefault(name, {})
+                )
             else:
                 parts[name] = Errors.none(len(known.center), len(ladder))
         return ScaledErrors(state.asked, parts, state.refused)
@@ -109,19 +133,32 @@ class Scales(Statistic):
         """A scale that is refused in one window is refused."""
         refused = {name: reason for state in states for name, reason in state.refused.items()}
         names = [str(scale) for scale in self.scales if str(scale) not in refused]
-        parts = {name: stacked([state.parts[name] for state in states], order.kept) for name in names}
-        return ScaledErrors(torch.cat([state.asked for state in states])[order.queries], parts, refused)
+        parts = {
+            name: stacked([state.parts[name] for state in states], order.kept) for name in names
+        }
+        return ScaledErrors(
+            torch.cat([state.asked for state in states])[order.queries], parts, refused
+        )
 
     def finish(self, state: ScaledErrors, found: Found) -> Findings:
         if not self.scales:
             return Findings()
-        return Findings(tables={"scales": pd.DataFrame([self._row(state, found, scale) for scale in self.scales])})
+        return Findings(
+            tables={
+                "scales": pd.DataFrame([self._row(state, found, scale) for scale in self.scales])
+            }
+        )
 
     def _row(self, state: ScaledErrors, found: Found, scale: float) -> dict[str, Any]:
         reason = state.refused.get(str(scale), "")
-        row = {"scale": scale, "status": "refused" if reason else "ok", "reason": reason} | _theory(found, scale)
+        row = {"scale": scale, "status": "refused" if reason else "ok", "reason": reason} | _theory(
+            found, scale
+        )
         if reason:
-            return row | dict.fromkeys(("beta_fit", "beta_low", "beta_high", "relative_at_n", needed_column(ERROR)), math.nan)
+            return row | dict.fromkeys(
+                ("beta_fit", "beta_low", "beta_high", "relative_at_n", needed_column(ERROR)),
+                math.nan,
+            )
         curve = state.parts[str(scale)].curve(drawn_ladder(found.spec, found.keys), SAMPLING)
         row |= fitted(curve, found.spec.fit, found.windows[state.asked.numpy()])
         return row | {
@@ -134,8 +171,9 @@ def check_scales(context: ProbeContext) -> None:
     """Refuse scales where the states of many layers would be held at once."""
     if context.spec.scales and context.mode not in (Mode.HELD, Mode.OWN):
         raise ValueError(
-            f"scale: every scale has grids of its own, one head at a time, and {context.keys} tokens of all layers do not fit "
-            "into memory; lower --max-tokens, give --layers, or use --pool sequence"
+            f"scale: every scale has grids of its own, one head at a time, and {context.keys}"
+            " tokens of all layers do not fit into memory; lower --max-tokens, give --layers, or"
+            " use --pool sequence"
         )
 
 
@@ -154,26 +192,50 @@ def _theory(found: Found, scale: float) -> dict[str, float]:
 
 def _too_wide(name: str, span: float, spacing: float) -> str:
     most = deposit.MAX_CELLS * spacing
-    return f"scores times {float(name):g} span {span:.0f} nats for one query, more than the {most:.0f} of a grid"
+    return (
+        f"scores times {float(name):g} span {span:.0f} nats for one query, more than the {most:.0f}"
+        " of a grid"
+    )
 
 
-# ---- columns ---------------------------------------------------------------------------------------------------------
+# ---- columns
+# ------------------------------------------------------------------------------------------
 
-MOMENTS = "Of the mean and covariance of the outputs, scores times α: not of the L2 error, whose exponent is measured here."
+MOMENTS = (
+    "Of the mean and covariance of the outputs, scores times α: not of the L2 error, whose exponent"
+    " is measured here."
+)
 L2 = "Scores times α. The rate of [B] is of the outputs' mean and covariance, not of this L2 error."
 
 
 def _columns(spec: ProbeSpec) -> tuple[Column, ...]:
-    known = {column.key: column for one in (Replacement(), Theory()) for column in one.columns(spec)}
+    known = {
+        column.key: column for one in (Replacement(), Theory()) for column in one.columns(spec)
+    }
     return (
         LAYER,
         HEAD,
         Column("scale", "float", "scale α", "What the scores are multiplied with.", "log"),
-        Column("status", "word", "status", "ok, or refused where the scores are too wide at this scale."),
+        Column(
+            "status",
+            "word",
+            "status",
+            "ok, or refused where the scores are too wide at this scale.",
+        ),
         Column("reason", "word", "reason", "Why a scale was refused."),
         replace(known["beta_fit"], help=f"{known['beta_fit'].help} {L2}"),
-        Column("beta_low", "float", "exponent, low", "Lower end of its 95 % interval over windows of text."),
-        Column("beta_high", "float", "exponent, high", "Upper end of its 95 % interval over windows of text."),
+        Column(
+            "beta_low",
+            "float",
+            "exponent, low",
+            "Lower end of its 95 % interval over windows of text.",
+        ),
+        Column(
+            "beta_high",
+            "float",
+            "exponent, high",
+            "Upper end of its 95 % interval over windows of text.",
+        ),
         *(known[key] for key in ("coupling", "horizon2")),
         *(replace(known[key], help=MOMENTS) for key in ("beta_paper", "beta_paper_experimental")),
         *(known[key] for key in ("beta_sharp", "beta_sharp_rms", "relative_at_n")),

@@ -26,7 +26,17 @@ class Sinks(Statistic):
 
     def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
         help_text = "Share of the attention that goes to first and special tokens."
-        return (Column("sink_mass", "float", "sink mass", help_text, scale="linear", first=14, short="sinks"),)
+        return (
+            Column(
+                "sink_mass",
+                "float",
+                "sink mass",
+                help_text,
+                scale="linear",
+                first=14,
+                short="sinks",
+            ),
+        )
 
     def init(self, start: Start) -> SinkMass:
         return SinkMass(start.sink_mass)

@@ -1,4 +1,6 @@
-"""How softmax spreads its weight over the keys, from the masses that were deposited for the errors."""
+"""How softmax spreads its weight over the keys, from the masses that were deposited for the
+errors.
+"""
 
 from __future__ import annotations
 
@@ -34,26 +36,37 @@ class Softmax(Statistic):
                 "entropy",
                 "float",
                 "entropy",
-                "Entropy of the attention weights in nats; its exponential is another count of keys.",
+                "Entropy of the attention weights in nats; its exponential is another count of"
+                " keys.",
             ),
-            Column("score_sd", "float", "score spread", "Median over queries of the standard deviation s of their scores."),
+            Column(
+                "score_sd",
+                "float",
+                "score spread",
+                "Median over queries of the standard deviation s of their scores.",
+            ),
             Column(
                 "share_frozen",
                 "float",
                 "frozen queries",
-                "Share of queries whose scores spread so widely (s² > 2 log n) that a few keys take all.",
+                "Share of queries whose scores spread so widely (s² > 2 log n) that a few keys take"
+                " all.",
             ),
             Column(
                 "freezing_tokens",
                 "float",
                 "freezing point",
-                "Below about this many tokens the softmax of a typical query rests on its few largest scores.",
+                "Below about this many tokens the softmax of a typical query rests on its few"
+                " largest scores.",
             ),
         )
 
     def finish(self, state: None, found: Found) -> Findings:
         drawn = found.states["replacement"]
-        tokens, entropy, sd = (x.numpy() for x in (drawn.weights.effective_tokens, drawn.weights.entropy, drawn.weights.sd))
+        tokens, entropy, sd = (
+            x.numpy()
+            for x in (drawn.weights.effective_tokens, drawn.weights.entropy, drawn.weights.sd)
+        )
         spread = float(np.median(sd))
         row = {"effective_tokens": float(1 / np.mean(1 / tokens)), "entropy": float(entropy.mean())}
         row |= {"score_sd": spread, "share_frozen": share_frozen(sd, drawn.errors.keys.double())}

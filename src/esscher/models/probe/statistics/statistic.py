@@ -1,16 +1,18 @@
-"""The contract of a statistic: what it keeps of a head's keys while they stream by, and what it says of the head at the end.
+"""The contract of a statistic: what it keeps of a head's keys while they stream by, and what it
+says of the head at the end.
 
-    state = init(start)                      before any key
-    state = update(state, block)             for every block of keys
-    state = merge(a, b)                      of the same queries over disjoint keys
-    state = settle(state, met)               every key was met: what is left of them
-    state = stack(states, order)             settled, of different queries, each over keys of its own
-    columns, rows = finish(state, found)     columns of the head's row, rows of long tables; the state is settled
+    state = init(start)                      before any key state = update(state, block)
+    for every block of keys state = merge(a, b)                      of the same queries over
+    disjoint keys state = settle(state, met)               every key was met: what is left of them
+    state = stack(states, order)             settled, of different queries, each over keys of its
+    own columns, rows = finish(state, found)     columns of the head's row, rows of long tables; the
+    state is settled
 
-None of these may depend on how keys came in blocks or parts, but for rounding, and a state must not grow with the number of
-keys. A state is a dataclass of tensors, numbers, words and dataclasses, or None where a statistic only reads others; that is
-all it takes to be stored (esscher.models.probe.packing). Where each query has a context of its own, a state is settled as soon
-as its window has gone by: what is kept of it should be a few numbers of each query.
+None of these may depend on how keys came in blocks or parts, but for rounding, and a state must not
+grow with the number of keys. A state is a dataclass of tensors, numbers, words and dataclasses, or
+None where a statistic only reads others; that is all it takes to be stored
+(esscher.models.probe.packing). Where each query has a context of its own, a state is settled as
+soon as its window has gone by: what is kept of it should be a few numbers of each query.
 
 Statistics stand in a list; one may read what those before it found, if it names them in ``reads``.
 """
@@ -43,7 +45,9 @@ __all__ = ["Block", "Failure", "Findings", "Found", "Met", "Order", "Start", "St
 class Start:
     """What is known of a head before its first key."""
 
-    kept: Tensor  # (m_kept,) int64: numbers of the queries that costly statistics are of, `kept_queries` of the spec
+    # (m_kept,) int64: numbers of the queries that costly statistics are of, `kept_queries` of the
+    # spec
+    kept: Tensor
     sink_mass: Tensor  # (m,): the weight that each query puts on sink tokens of its own window
     keys: int  # how many will come, on average over the queries
     center: Tensor  # (d_v,) float64: near the values
@@ -65,13 +69,18 @@ class Block:
     values: Tensor  # (B, d_v)
     positions: Tensor  # (B,) int64: the place of each key in its window
     kept: Tensor  # as in Start
-    hidden: Tensor | None = None  # (B, d): what entered the layer at each key, where the corpus is the pool
+    # (B, d): what entered the layer at each key, where the corpus is the pool
+    hidden: Tensor | None = None
     pool: Held | None = None  # all keys of the head, where they are held
-    by_rule: Callable[[], RuleErrors] | None = None  # what keep rules cost the queries, where they see their own context
+    # what keep rules cost the queries, where they see their own context
+    by_rule: Callable[[], RuleErrors] | None = None
     seen: Tensor | None = None  # (m, B): which keys each query sees; None: all
-    outputs: Tensor | None = None  # (m, d_v): what the model itself made of these keys, where they are a query's own context
-    pieces: Tensor | None = None  # (B,) int8, rising: the piece of the pool each key is of, where the corpus is the pool
-    gradient: float | None = None  # that next tokens have at the head's output, where keep rules are compared
+    # (m, d_v): what the model itself made of these keys, where they are a query's own context
+    outputs: Tensor | None = None
+    # (B,) int8, rising: the piece of the pool each key is of, where the corpus is the pool
+    pieces: Tensor | None = None
+    # that next tokens have at the head's output, where keep rules are compared
+    gradient: float | None = None
 
     @cached_property
     def kept_scores(self) -> Tensor:
@@ -86,13 +95,16 @@ class Met:
     spec: ProbeSpec
     info: LayerInfo
     head: int
-    keys: int  # that a query sees on average, as foreseen for the whole probe: ladders are made from it
+    # that a query sees on average, as foreseen for the whole probe: ladders are made from it
+    keys: int
     notes: dict[str, Any]  # the statistic's own, from one head of a layer to the next
 
 
 @dataclass(frozen=True)
 class Order:
-    """The places that stacked queries take: query i of the result is number ``queries[i]`` of those side by side."""
+    """The places that stacked queries take: query i of the result is number ``queries[i]`` of those
+    side by side.
+    """
 
     queries: Tensor  # (m,)
     kept: Tensor  # (m_kept,): the same among the kept ones
@@ -119,7 +131,9 @@ class Found:
 
 @dataclass(frozen=True)
 class Findings:
-    """Columns of the head's row, rows of long tables (layer and head are added), and a value for who reads it."""
+    """Columns of the head's row, rows of long tables (layer and head are added), and a value for
+    who reads it.
+    """
 
     columns: Mapping[str, Any] = field(default_factory=dict)
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
@@ -138,13 +152,16 @@ class Failure:
 
 
 class Statistic(ABC):
-    """One thing to measure of a head. Only ``finish`` must be written; a statistic with a state writes the others too."""
+    """One thing to measure of a head. Only ``finish`` must be written; a statistic with a state
+    writes the others too.
+    """
 
     name: ClassVar[str]
     reads: ClassVar[tuple[str, ...]] = ()
     state: ClassVar[Any] = None  # the dataclass of its states
     settled: ClassVar[Any] = None  # that of its settled states, where it is another
-    together: ClassVar[bool] = False  # states may be of several heads that share keys, until ``stack`` takes those of one out
+    # states may be of several heads that share keys, until ``stack`` takes those of one out
+    together: ClassVar[bool] = False
 
     def asked(self, spec: ProbeSpec) -> Statistic:
         """Itself as a probe asks for it: with the settings that ``init`` and ``update`` need."""
@@ -162,7 +179,9 @@ class Statistic(ABC):
         return None
 
     def update(self, state: Any, block: Block) -> Any:
-        """The state after one more block of keys. The old one is not used again: its tensors may be written to."""
+        """The state after one more block of keys. The old one is not used again: its tensors may be
+        written to.
+        """
         return state
 
     def merge(self, a: Any, b: Any) -> Any:
@@ -171,23 +190,30 @@ class Statistic(ABC):
         return None
 
     def settle(self, state: Any, met: Met) -> Any:
-        """What is left of the keys, of each query. ValueError: the head cannot be measured, and why."""
+        """What is left of the keys, of each query. ValueError: the head cannot be measured, and
+        why.
+        """
         return state
 
     def stack(self, states: Sequence[Any], order: Order) -> Any:
-        """By default every tensor of a state has a row for each query, and the rest is the same for all.
+        """By default every tensor of a state has a row for each query, and the rest is the same for
+        all.
 
         Where ``together``, ``order`` may name some of the queries alone.
         """
         return stacked(states, order.queries)
 
     def single(self, state: Any) -> tuple[str, ...]:
-        """Places of float64 tensors, as ``.cells``, that are stored as float32 since they are known no better."""
+        """Places of float64 tensors, as ``.cells``, that are stored as float32 since they are known
+        no better.
+        """
         return ()
 
     @abstractmethod
     def finish(self, state: Any, found: Found) -> Findings:
-        """All declared columns, and rows of declared tables alone. ValueError: the head cannot be measured, and why."""
+        """All declared columns, and rows of declared tables alone. ValueError: the head cannot be
+        measured, and why.
+        """
 
     def failed(self, failure: Failure) -> dict[str, Any]:
         """Columns of a head that could not be measured, where they are not NaN or an empty word."""
@@ -195,13 +221,20 @@ class Statistic(ABC):
 
 
 def stacked(states: Sequence[Any], order: Tensor) -> Any:
-    """Tensors of all states one below the other, in this order; whatever else they hold is the same in all."""
+    """Tensors of all states one below the other, in this order; whatever else they hold is the same
+    in all.
+    """
     first = states[0]
     if isinstance(first, Tensor):
         return torch.cat(list(states))[order.to(first.device)]
     if is_dataclass(first) and not isinstance(first, type):
-        parts = {part.name: stacked([getattr(state, part.name) for state in states], order) for part in fields(first)}
+        parts = {
+            part.name: stacked([getattr(state, part.name) for state in states], order)
+            for part in fields(first)
+        }
         return replace(first, **parts)
     if any(state != first for state in states):
-        raise TypeError(f"expected the same number for all queries, got {list(states)}; write stack")
+        raise TypeError(
+            f"expected the same number for all queries, got {list(states)}; write stack"
+        )
     return first

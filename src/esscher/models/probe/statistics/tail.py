@@ -1,4 +1,6 @@
-"""Pareto k-hat of the softmax weights of some of the queries: how heavy the tail of their largest weights is."""
+"""Pareto k-hat of the softmax weights of some of the queries: how heavy the tail of their largest
+weights is.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,14 @@ from collections.abc import Sequence
 from esscher.diagnostics import tails
 from esscher.diagnostics.tails import TopScores, tail_length
 from esscher.models.probe.spec import ProbeSpec
-from esscher.models.probe.statistics.statistic import Block, Findings, Found, Order, Start, Statistic
+from esscher.models.probe.statistics.statistic import (
+    Block,
+    Findings,
+    Found,
+    Order,
+    Start,
+    Statistic,
+)
 from esscher.runs.columns import Column
 
 __all__ = ["Tail"]
@@ -25,7 +34,8 @@ class Tail(Statistic):
                 "khat",
                 "float",
                 "k-hat",
-                "Shape of the weights' tail: below 0.5 averages behave, above 0.7 a few keys decide.",
+                "Shape of the weights' tail: below 0.5 averages behave, above 0.7 a few keys"
+                " decide.",
                 scale="linear",
                 first=13,
                 ends=("khat_low", "khat_high"),
@@ -51,4 +61,7 @@ class Tail(Statistic):
     def finish(self, state: TopScores, found: Found) -> Findings:
         tail = tails.finish(state)
         low, high = tail.interval
-        return Findings({"khat": tail.median, "khat_low": low, "khat_high": high, "khat_label": tail.label}, value=tail)
+        return Findings(
+            {"khat": tail.median, "khat_low": low, "khat_high": high, "khat_label": tail.label},
+            value=tail,
+        )

@@ -16,16 +16,21 @@ from esscher.theory import bohbot, sharp
 
 __all__ = ["REACH", "Theory"]
 
-REACH = Column("reach", "float", "reach", "Largest variance of the tokens in any direction, the norm of their covariance.")
+REACH = Column(
+    "reach",
+    "float",
+    "reach",
+    "Largest variance of the tokens in any direction, the norm of their covariance.",
+)
 
 
 class Theory(Statistic):
     """From the moments of the layer's tokens.
 
-    Where q and k are affine functions of what enters the layer, tokens are that: A = scale W_k^T W_q. Elsewhere (rotary
-    positions, norms) the token is the pair (q, k) itself and A = scale times the map from its one half to the other, so
-    that reach is the norm of their joint covariance and H = scale ||Sigma_k||^{1/2}. The two-sided horizon is the same in
-    both.
+    Where q and k are affine functions of what enters the layer, tokens are that: A = scale W_k^T
+    W_q. Elsewhere (rotary positions, norms) the token is the pair (q, k) itself and A = scale times
+    the map from its one half to the other, so that reach is the norm of their joint covariance and
+    H = scale ||Sigma_k||^{1/2}. The two-sided horizon is the same in both.
     """
 
     name = "theory"
@@ -85,7 +90,12 @@ class Theory(Statistic):
     def finish(self, state: None, found: Found) -> Findings:
         layer, head = found.layer, found.head
         own = layer.info.kv_head(head)
-        key_cov, query_cov, scale, maps = layer.k.cov[own], layer.q.cov[head], layer.info.scale, layer.maps
+        key_cov, query_cov, scale, maps = (
+            layer.k.cov[own],
+            layer.q.cov[head],
+            layer.info.scale,
+            layer.maps,
+        )
         horizon2 = horizon_of_covariances(key_cov, query_cov, scale)
         if maps is not None and maps.affine and layer.hidden is not None and maps.wq is not None:
             width = maps.wq.shape[0] // layer.info.heads
@@ -96,11 +106,21 @@ class Theory(Statistic):
             space, reach = "query-key", largest_variance(layer.moments.pair_cov(head, own))
             horizon = horizon_of_covariances(key_cov, torch.eye(len(key_cov)).to(key_cov), scale)
         coupling = coupling_of(math.sqrt(reach), horizon)
-        row = {"token_space": space, "reach": reach, "horizon": horizon, "horizon2": horizon2, "coupling": coupling}
+        row = {
+            "token_space": space,
+            "reach": reach,
+            "horizon": horizon,
+            "horizon2": horizon2,
+            "coupling": coupling,
+        }
         row |= {
             "beta_paper": bohbot.moment_exponent(coupling),
             "beta_paper_experimental": bohbot.moment_exponent_experimental(coupling),
         }
         return Findings(
-            row | {"beta_sharp": sharp.l2_exponent_typical(horizon2), "beta_sharp_rms": sharp.l2_exponent_rms(horizon2)}
+            row
+            | {
+                "beta_sharp": sharp.l2_exponent_typical(horizon2),
+                "beta_sharp_rms": sharp.l2_exponent_rms(horizon2),
+            }
         )

@@ -13,7 +13,10 @@ class TokenShape(Statistic):
     name = "token_shape"
 
     def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
-        help_text = "Whether the tokens are as light-tailed as theory assumes: sub-Gaussian, heavier or lighter."
+        help_text = (
+            "Whether the tokens are as light-tailed as theory assumes: sub-Gaussian, heavier or"
+            " lighter."
+        )
         return (Column("token_verdict", "word", "tokens' tails", help_text),)
 
     def finish(self, state: None, found: Found) -> Findings:
