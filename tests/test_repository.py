@@ -117,17 +117,6 @@ def test_an_innocent_word_is_not(text: str) -> None:
     assert forbidden(text) == []
 
 
-def test_modules_stay_short() -> None:
-    lines = {
-        path: len(path.read_text("utf-8").splitlines())
-        for path in tracked()
-        if path.suffix == ".py"
-    }
-    assert {
-        str(path.relative_to(ROOT)): count for path, count in lines.items() if count >= 500
-    } == {}
-
-
 def test_one_version() -> None:
     version = metadata()["version"]
     newest = re.search(
