@@ -1,5 +1,5 @@
-"""Small runs whose tables are kept: four probes of tiny models, one Monte Carlo run, two runs of
-the in-context lab.
+"""Small runs whose tables are kept: probes and downstream runs of tiny models, one Monte Carlo
+run, two runs of the in-context lab, and the verdicts of three claims.
 
 Weights, text and tokenizer are made by numpy's generators and plain lists, in float64, so that the
 same numbers come out of every processor. ``python -m tests.snapshot`` writes the tables anew: only
@@ -27,6 +27,13 @@ USUAL = {
     "vocab_size": 60,
     "max_position_embeddings": 64,
     "pad_token_id": 0,
+}
+LLAMA = {
+    **USUAL,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
 }
 
 WORDS = [f"w{number}" for number in range(57)]
@@ -64,11 +71,14 @@ def tokenizer() -> Any:
     )
 
 
-def model(config: str, options: dict[str, Any]) -> Any:
+def model(config: str, options: dict[str, Any], kind: str = "AutoModel") -> Any:
     """A tiny model in float64, its weights large enough that attention is far from uniform."""
     transformers = pytest.importorskip("transformers")
     made = (
-        transformers.AutoModel.from_config(getattr(transformers, config)(**options)).eval().double()
+        getattr(transformers, kind)
+        .from_config(getattr(transformers, config)(**options))
+        .eval()
+        .double()
     )
     generator = np.random.default_rng(17)
     with torch.no_grad():
@@ -87,10 +97,7 @@ def encoder() -> Any:
 
 
 def causal() -> Any:
-    return model(
-        "LlamaConfig",
-        {**USUAL, "num_key_value_heads": 2, "head_dim": 8, "bos_token_id": 1, "eos_token_id": 2},
-    )
+    return model("LlamaConfig", LLAMA)
 
 
 def probe(folder: Path, made: Callable[[], Any], **settings: Any) -> None:
@@ -115,6 +122,22 @@ def converge(folder: Path) -> None:
     command(folder, f"converge {spec} --figures=")
 
 
+def downstream(folder: Path, made: Callable[[], Any], flags: str) -> None:
+    """Keys dropped in a model that is saved beside the run, on a text beside it."""
+    home = folder.parent / f"{folder.name}-model"
+    made().save_pretrained(home)
+    tokenizer().save_pretrained(home)
+    words = home / "text.txt"
+    words.write_text("\n".join(text()))
+    sizes = "--texts 3 --window 30 --sizes 0.2,0.5 --dtype float64"
+    command(folder, f"downstream {home} --text {words} {sizes} {flags}")
+
+
+def claims(folder: Path) -> None:
+    """Verdicts of three quick claims: on laws, on the in-context lab, on keep rules."""
+    command(folder, "reproduce b-5-support s-25-singular o-33-keep-rules --quick --seed 3")
+
+
 RUNS: dict[str, Callable[[Path], None]] = {
     "corpus": lambda folder: probe(folder, encoder, heads=(0, 3)),
     "parts": lambda folder: probe(folder, encoder, heads=(1,), part=80),
@@ -132,4 +155,17 @@ RUNS: dict[str, Callable[[Path], None]] = {
     "icl_flow": lambda folder: command(
         folder, "icl flow --dim 2 --covariance isotropic --lengths 10,50 --figures="
     ),
+    "rules": lambda folder: probe(
+        folder, causal, pool="sequence", window=40, queries=24, kept_queries=24, max_tokens=120
+    ),
+    "downstream": lambda folder: downstream(
+        folder,
+        lambda: model("LlamaConfig", LLAMA, "AutoModelForCausalLM"),
+        "--decode 10 --observe 8 --splits uniform --splits cut --rules sinks:2+heavy "
+        "--rules sinks:2+recent:4+impact --rules sinks:2+random --together --depth --sensitivity",
+    ),
+    "downstream_encoder": lambda folder: downstream(
+        folder, encoder, "--rules random --rules heavy --rules topk"
+    ),
+    "claims": claims,
 }

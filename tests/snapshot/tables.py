@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,14 @@ def kept(run: str) -> Path:
 
 
 def tables_of(folder: Path) -> dict[str, pd.DataFrame]:
+    """The tables of a run, or the verdicts of claims as one table."""
+    if (verdicts := folder / "reproduce.json").is_file():
+        claims = json.loads(verdicts.read_text())["claims"]
+        rows = [
+            {key: claim[key] for key in ("id", "verdict", "value", "low", "high")}
+            for claim in claims
+        ]
+        return {"verdicts": pd.DataFrame(rows)}
     run = es.load_run(folder)
     return {name: run.table(name) for name in run.tables if name not in LEFT_OUT}
 
