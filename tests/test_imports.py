@@ -14,6 +14,7 @@ SRC = Path(__file__).parents[1] / "src"
 # each other.
 RANK = {
     "inputs": 0,
+    "intervals": 0,
     "runs": 0,  # and imports nothing of the others at all
     "measures": 1,
     "keep": 2,

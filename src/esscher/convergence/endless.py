@@ -32,7 +32,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+
+from esscher.intervals import t_quantile
 
 __all__ = [
     *("BEYOND", "LEVEL", "MOVING", "PIECES", "SETTLED", "STATUSES", "TEXT"),
@@ -133,7 +134,7 @@ def endless(
     shrunk = changes * SHRINK ** np.arange(3)[:, None]
     doubt = np.hypot(DOUBT * np.sqrt(np.square(shrunk).mean(axis=0)), LEAST * scale.near)
     stderr = np.sqrt(alike * without.variance)
-    t = float(stats.t.ppf((1 + LEVEL) / 2, len(without.keys) - 1))
+    t = t_quantile(len(without.keys) - 1, LEVEL)
     estimate = value + changes[0] * SHRINK / (1 - SHRINK)
     half_width = t * np.hypot(stderr, doubt)
     beyond = ~inside | _lasting(changes, scale)
@@ -161,7 +162,7 @@ def other_text(value: Floats, queries: Floats, scale: Scale) -> Endless:
         open_end = np.full(len(value), np.inf)
         return Endless(value, -open_end, open_end, np.full(len(value), MOVING), open_end)
     stderr = np.sqrt(Without(np.zeros_like(queries), queries).variance)
-    half_width = float(stats.t.ppf((1 + LEVEL) / 2, len(queries) - 1)) * stderr
+    half_width = t_quantile(len(queries) - 1, LEVEL) * stderr
     status = np.where(half_width <= scale.near, SETTLED, MOVING)
     return Endless(value, value - half_width, value + half_width, status, stderr)
 

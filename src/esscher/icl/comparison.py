@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from scipy.stats import t as student
 
 from esscher.icl.flow.job import compute
 from esscher.icl.flow.spec import FlowSpec
 from esscher.icl.layer import UV
 from esscher.icl.risk.exact import risk
 from esscher.icl.tasks import as_task
+from esscher.intervals import mean_interval
 
 __all__ = ["compare_with_flow", "flow_ends", "judged", "path_uv", "trained_risks"]
 
@@ -130,7 +130,7 @@ def flow_ends(
 def compare_with_flow(
     trained: pd.DataFrame, flow: pd.DataFrame, level: float = 0.95, stuck: float = ABOVE
 ) -> pd.DataFrame:
-    """Mean over seeds of the exact error of trained models, its Student interval, and the flow's
+    """Mean over seeds of the exact error of trained models, its interval, and the flow's
     prediction.
 
     Seeds that ended more than the share ``stuck`` above the flow are counted in the columns
@@ -155,11 +155,8 @@ def compare_with_flow(
         there = ended[ended["exact"] <= (1 + stuck) * predicted]
         exact, count = there["exact"].to_numpy(), len(there)
         late = list(ended.drop(there.index).get("status", ())).count(UNDERTRAINED)
-        mean = float(exact.mean()) if count else math.nan
-        half = (
-            float(student.ppf((1 + level) / 2, count - 1) * exact.std(ddof=1) / math.sqrt(count))
-            if count > 1
-            else math.nan
+        mean, low, high = (
+            mean_interval(exact, level, least=0.0) if count else (math.nan, math.nan, math.nan)
         )
         rows.append(
             {
@@ -170,8 +167,8 @@ def compare_with_flow(
                 "stuck": len(ended) - count - late,
                 "undertrained": late,
                 "trained": mean,
-                "low": mean - half,
-                "high": mean + half,
+                "low": low,
+                "high": high,
                 "flow": predicted,
                 "excess": mean / predicted - 1,
                 "sampled": float(there["sampled"].mean()),

@@ -14,7 +14,8 @@ from scipy import stats
 from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.rate.fit import fit_rate
 from esscher.convergence.rate.result import RateFit
-from esscher.models.downstream.interval import interval
+from esscher.intervals import Interval, share_interval
+from esscher.intervals import mean_interval as student_interval
 from esscher.reproduce.claim import Verdict
 
 __all__ = [
@@ -37,8 +38,6 @@ LEVEL = 0.999
 """Of the intervals that decide: a verdict that another seed would overturn is worth nothing."""
 
 Floats = npt.NDArray[np.float64]
-Interval = tuple[float, float, float]
-"""An estimate with the ends of its interval."""
 
 
 def above(low: float, high: float, bound: float) -> Verdict:
@@ -69,19 +68,14 @@ def all_of(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 def share_of(hits: int, total: int, level: float = LEVEL) -> Interval:
-    """A share with Wilson's interval."""
-    if total == 0:
-        return float("nan"), 0.0, 1.0
-    found = stats.binomtest(hits, total).proportion_ci(level, method="wilson")
-    return hits / total, float(found.low), float(found.high)
+    """A share with its interval, at the level that decides."""
+    return share_interval(hits, total, level)
 
 
 def mean_interval(values: Iterable[float], level: float = LEVEL) -> Interval:
     """A mean with Student's interval; of one value it has no ends, which decides nothing."""
-    known = np.asarray(list(values), dtype=np.float64)
-    return (
-        interval(known, level=level) if len(known) > 1 else (float(known.mean()), -np.inf, np.inf)
-    )
+    mean, low, high = student_interval(list(values), level)
+    return (mean, -np.inf, np.inf) if np.isnan(low) else (mean, low, high)
 
 
 def rank_correlation(x: Iterable[float], y: Iterable[float], level: float = LEVEL) -> Interval:

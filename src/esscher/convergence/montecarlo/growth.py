@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import scipy.stats
 
 from esscher.attention.head import Head
 from esscher.convergence.curve import ErrorCurve
@@ -23,6 +22,7 @@ from esscher.convergence.montecarlo.converge import assemble, converge_unit, mea
 from esscher.convergence.montecarlo.draw import Plan
 from esscher.convergence.montecarlo.metrics import METRICS
 from esscher.convergence.montecarlo.plan import Design, plan
+from esscher.intervals import t_quantile
 from esscher.measures.base import Measure
 from esscher.measures.fields import LawFields
 from esscher.theory.uniform import uniform_constant
@@ -170,7 +170,6 @@ def _line(
     slope = float(leverage @ y)
     left = y - y.mean() - slope * away
     scatter = math.sqrt(float(left @ left) / max(1, len(x) - 2)) * float(np.linalg.norm(leverage))
-    wide = max(float(np.linalg.norm(leverage * error)), scatter) * float(
-        scipy.stats.t.ppf(0.5 + LEVEL / 2, max(1, len(x) - 2))
-    )
+    stderr = max(float(np.linalg.norm(leverage * error)), scatter)
+    wide = stderr * t_quantile(max(1, len(x) - 2), LEVEL)
     return slope, slope - wide, slope + wide, math.sqrt(float(left @ left) / len(x))

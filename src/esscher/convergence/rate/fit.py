@@ -30,6 +30,7 @@ from esscher.convergence.rate.result import (
     Window,
 )
 from esscher.inputs import as_count, as_positive
+from esscher.intervals import t_quantile
 
 __all__ = ["FitError", "RateFit", "fit_rate", "log_slope"]
 
@@ -162,7 +163,7 @@ def _from_repeats(points: Points, line: Line, bend: Line, level: float, seed: in
     bend_value = float(bend.coefficients[2])
     repeats = points.z.shape[0]
     if repeats < FEW:
-        half_width = stderr * float(scipy.stats.t.ppf((1 + level) / 2, repeats - 1))
+        half_width = stderr * t_quantile(repeats - 1, level)
         bend_p_value = 2 * float(scipy.stats.t.sf(abs(bend_value) / bend_stderr, repeats - 1))
         return _Doubt(stderr, half_width, bend_stderr, bend_p_value, NAN)
     p_value = drawn.misfit_p_value(line.misfit)
@@ -192,7 +193,7 @@ def _from_scatter(points: Points, line: Line, bend: Line, level: float, seed: in
         if bend_stderr > 0
         else NAN
     )
-    half_width = stderr * float(scipy.stats.t.ppf((1 + level) / 2, dof))
+    half_width = stderr * t_quantile(dof, level)
     return _Doubt(stderr, half_width, bend_stderr, bend_p_value, NAN)
 
 

@@ -22,17 +22,11 @@ import pandas as pd
 from scipy.stats import binomtest, rankdata
 
 from esscher.icl.layer import KINDS
+from esscher.intervals import share_interval
 
-__all__ = ["ALL", "holm", "share", "verdict"]
+__all__ = ["ALL", "holm", "verdict"]
 
 ALL = "all"
-LEVEL = 0.95  # of Clopper and Pearson's intervals
-
-
-def share(count: int, of: int, level: float = LEVEL) -> tuple[float, float, float]:
-    """count / of with Clopper and Pearson's interval."""
-    found = binomtest(count, of).proportion_ci(level, "exact")
-    return count / of, float(found.low), float(found.high)
 
 
 def verdict(flows: pd.DataFrame) -> pd.DataFrame:
@@ -107,7 +101,7 @@ def _row(covariance: str, length: int, counts: pd.DataFrame) -> dict[str, Any]:
 
 def _shares(kind: str, count: int, of: int, interval: bool = True) -> dict[str, float]:
     """Of all settings together no interval is given: their starts are the same."""
-    value, low, high = share(count, of)
+    value, low, high = share_interval(count, of)
     return {
         kind: value,
         f"{kind}_low": low if interval else np.nan,

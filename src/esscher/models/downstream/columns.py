@@ -86,6 +86,27 @@ TABLES: Declared = {
         ),
         LOW,
         HIGH,
+        Column(
+            "added",
+            "float",
+            "added",
+            "Loss or divergence, less the full model's on the same text; mean over the texts, in"
+            " nats.",
+            ends=("added_low", "added_high"),
+        ),
+        Column("added_low", "float", "its lower end", "Lower end of its 95 % interval."),
+        Column("added_high", "float", "its upper end", "Upper end of its 95 % interval."),
+        Column(
+            "behind",
+            "float",
+            "behind the best",
+            "Loss or divergence, less that of the best rule at this size on the same text; mean"
+            " over the texts, in nats. Best: the smallest mean on these texts, so that rules close"
+            " to it look slightly worse than they are.",
+            ends=("behind_low", "behind_high"),
+        ),
+        Column("behind_low", "float", "its lower end", "Lower end of its 95 % interval."),
+        Column("behind_high", "float", "its upper end", "Upper end of its 95 % interval."),
         TEXTS,
         Column("draws", "int", "draws", "Draws of each text."),
     ),
@@ -231,12 +252,8 @@ TABLES: Declared = {
             "The same in the running model, where layers hand on full outputs.",
             ends=ENDS,
         ),
-        Column(
-            "low", "float", "lower end", "Lower end of its 95 % interval over draws, Student's."
-        ),
-        Column(
-            "high", "float", "upper end", "Upper end of its 95 % interval over draws, Student's."
-        ),
+        Column("low", "float", "lower end", "Lower end of its 95 % interval over draws."),
+        Column("high", "float", "upper end", "Upper end of its 95 % interval over draws."),
         Column(
             "common",
             "float",

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from esscher.convergence.integral.inclusion import inclusion_error
 from esscher.convergence.integral.pairs import pair_error
+from esscher.intervals import Interval, mean_interval
 from esscher.keep import parse
 from esscher.keep.rule import Chance
 from esscher.models.downstream.cache import Cell
 from esscher.models.downstream.every import EveryText
-from esscher.models.downstream.interval import interval
 from esscher.models.downstream.text import Text
 from esscher.models.huggingface.capture import Captured
 from esscher.models.huggingface.interventions import call_context
@@ -120,7 +120,7 @@ def fixed_rows(text: Text | EveryText, rule: str) -> Iterator[dict[str, Any]]:
     for i, (number, layer) in enumerate(layers.items()):
         total, alone = (value / layer.size for value in layer.squares())
         draws = measured[:, i] / layer.size  # (draws, 2)
-        mean, low, high = _interval(draws[:, 0])
+        mean, low, high = _interval(draws[:, 0], least=0.0)
         row = {
             "rule": rule,
             "size": cell.size,
@@ -128,10 +128,7 @@ def fixed_rows(text: Text | EveryText, rule: str) -> Iterator[dict[str, Any]]:
             "draws": len(draws),
             "predicted": math.sqrt(max(total, 0.0)),
         }
-        row |= {
-            name: math.sqrt(max(value, 0.0))
-            for name, value in {"measured": mean, "low": low, "high": high}.items()
-        }
+        row |= {"measured": math.sqrt(mean), "low": math.sqrt(low), "high": math.sqrt(high)}
         common = _interval(draws[:, 0] - draws[:, 1])
         yield row | {"common": total - alone} | dict(zip(COMMON, common, strict=True))
 
@@ -139,11 +136,11 @@ def fixed_rows(text: Text | EveryText, rule: str) -> Iterator[dict[str, Any]]:
 COMMON = ("common_measured", "common_low", "common_high")
 
 
-def _interval(values: npt.NDArray[np.float64]) -> tuple[float, float, float]:
+def _interval(values: npt.NDArray[np.float64], least: float = -math.inf) -> Interval:
     """Mean over draws with its interval; of a rule without chance, which is drawn once, no
     width.
     """
-    return interval(values) if len(values) > 1 else (float(values[0]),) * 3
+    return mean_interval(values, least=least) if len(values) > 1 else (float(values[0]),) * 3
 
 
 def agreement_of(fixed: pd.DataFrame) -> pd.DataFrame:

@@ -2,8 +2,9 @@
 intervals.
 
 Texts are what varies: values of several draws of one text, each of one draw alone, are averaged
-first, and intervals are Student's over texts. Tertiles of the texts' horizon are those of the full
-model, fixed before any key goes.
+first, and intervals (:mod:`esscher.intervals`) are over texts. Every rule reads the same texts, so
+that rules are compared by differences on each text: texts differ more than rules do. Tertiles of
+the texts' horizon are those of the full model, fixed before any key goes.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from esscher.intervals import mean_interval, share_interval
 from esscher.models.downstream.fixed import agreement_of
-from esscher.models.downstream.interval import interval
-from esscher.models.downstream.readings import READINGS
+from esscher.models.downstream.readings import READINGS, Reading
 from esscher.models.downstream.sensitivity import PREDICTORS, rank_correlation
 from esscher.models.downstream.spec import DownstreamSpec
 
@@ -27,7 +28,11 @@ FULL = "full"  # in place of a rule: the model on all keys
 EVERY, TERTILES = "all", ("low", "middle", "high")
 FEWEST = 6  # texts from which on tertiles are told
 FINAL = "output"  # in place of a layer's number, among exponents: the model's last word
-BINARY = {reading.name for reading in READINGS if reading.binary}
+BY_NAME = {reading.name: reading for reading in READINGS}
+ADDED, BEHIND = (
+    ("added", "added_low", "added_high"),
+    ("behind", "behind_low", "behind_high"),
+)
 CELL = ["rule", "split", "size"]
 
 
@@ -69,33 +74,72 @@ def tertiles(horizons: pd.Series) -> pd.Series:
 
 def _summary(draws: pd.DataFrame) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
-    for reading, own in draws.groupby("reading", sort=False):
+    for name, own in draws.groupby("reading", sort=False):
         horizons = own.groupby("text")["horizon"].first()
         third = tertiles(horizons)
-        for cell, some in own.groupby(CELL, sort=False):
-            texts = some.groupby("text").agg(
-                value=("value", "mean"), kept=("kept", "mean"), keys=("keys", "first")
+        texts = (
+            own.groupby([*CELL, "text"], sort=False)
+            .agg(
+                value=("value", "mean"),
+                kept=("kept", "mean"),
+                keys=("keys", "first"),
+                draws=("draw", "nunique"),
             )
-            groups = {EVERY: texts} | {
-                name: texts[third[texts.index] == name]
-                for name in TERTILES
-                if len(horizons) >= FEWEST
-            }
-            for name, members in groups.items():
-                mean, low, high = interval(members["value"].to_numpy(), binary=reading in BINARY)
-                kept = float((members["kept"] / members["keys"].where(members["keys"] > 0)).mean())
-                place = dict(zip(CELL, cell, strict=True))
-                counts = {
-                    "share": kept,
-                    "texts": len(members),
-                    "draws": int(some["draw"].nunique()),
-                }
+            .reset_index()
+        )
+        thirds = TERTILES if len(horizons) >= FEWEST else ()
+        groups = {
+            group: texts if group == EVERY else texts[texts["text"].map(third) == group]
+            for group in (EVERY, *thirds)
+        }
+        values = {
+            group: some.pivot(index=CELL, columns="text", values="value")
+            for group, some in groups.items()
+        }
+        for cell, members in texts.groupby(CELL, sort=False):
+            for group, some in groups.items():
+                part = some[(some[CELL] == list(cell)).all(axis=1)]
                 rows.append(
-                    place
-                    | {"horizon": name, "reading": reading, "value": mean, "low": low, "high": high}
-                    | counts
+                    dict(zip(CELL, cell, strict=True))
+                    | {"horizon": group, "reading": name}
+                    | _reading(BY_NAME[name], values[group], cell)
+                    | {
+                        "share": float(
+                            (part["kept"] / part["keys"].where(part["keys"] > 0)).mean()
+                        ),
+                        "texts": len(part),
+                        "draws": int(members["draws"].max()),
+                    }
                 )
     return pd.DataFrame(rows)
+
+
+def _reading(reading: Reading, values: pd.DataFrame, cell: tuple[Any, ...]) -> dict[str, float]:
+    """The mean of a cell with its interval; of a reading in nats also differences on the same
+    texts, to the full model and to the best cell of this size.
+
+    ``values``: a row for each cell, a column for each text.
+    """
+    own = values.loc[cell].dropna()
+    interval = (
+        share_interval(float(own.sum()), len(own))
+        if reading.binary
+        else mean_interval(own, least=reading.least, most=reading.most)
+    )
+    found = dict(zip(("value", "low", "high"), interval, strict=True))
+    differences = dict.fromkeys((*ADDED, *BEHIND), math.nan)
+    if reading.paired and cell[0] != FULL:
+        alike = values[values.index.get_level_values("size") == cell[-1]]
+        alike = alike[alike.index.get_level_values("rule") != FULL]
+        best = alike.mean(axis=1).idxmin()
+        full = (FULL, FULL, 1.0)
+        # the divergence of the full model from itself is 0
+        added = mean_interval(own - values.loc[full]) if full in values.index else interval
+        behind = (0.0, math.nan, math.nan)
+        if best != cell:
+            behind = mean_interval((own - values.loc[best]).dropna())
+        differences = dict(zip((*ADDED, *BEHIND), (*added, *behind), strict=True))
+    return found | differences
 
 
 def _layers(raw: pd.DataFrame) -> pd.DataFrame:
@@ -104,14 +148,14 @@ def _layers(raw: pd.DataFrame) -> pd.DataFrame:
 
 
 def _means(raw: pd.DataFrame, keys: list[str], values: list[str]) -> pd.DataFrame:
-    """Means over texts, and of the first value its interval."""
+    """Means over texts, and of the first value, which is never negative, its interval."""
     texts = raw.groupby([*keys, "text"], sort=False)[values].mean().reset_index()
     rows = []
     for place, own in texts.groupby(keys, sort=False):
         row = dict(zip(keys, place, strict=True)) | {
             name: float(own[name].mean()) for name in values
         }
-        _, low, high = interval(own[values[0]].to_numpy())
+        _, low, high = mean_interval(own[values[0]], least=0.0)
         rows.append(row | {"low": low, "high": high, "texts": len(own)})
     return pd.DataFrame(rows)
 
@@ -133,7 +177,7 @@ def _exponents(draws: pd.DataFrame, layers: pd.DataFrame | None) -> pd.DataFrame
     for (rule, split, layer), own in every.groupby(["rule", "split", "layer"], sort=False):
         slopes = [slope for _, text in own.groupby("text") if math.isfinite(slope := _slope(text))]
         if slopes:
-            mean, low, high = interval(np.array(slopes))
+            mean, low, high = mean_interval(slopes)
             place = {"rule": rule, "split": split, "layer": layer}
             rows.append(place | {"exponent": mean, "low": low, "high": high, "texts": len(slopes)})
     return pd.DataFrame(rows)

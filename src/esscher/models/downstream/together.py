@@ -20,6 +20,7 @@ from torch import Tensor
 
 from esscher.convergence.integral.inclusion import inclusion_error
 from esscher.convergence.integral.pairs import first_order_pair, pair_error
+from esscher.intervals import mean_interval
 from esscher.keep import parse
 from esscher.keep.random import Random
 from esscher.models.downstream.cache import Cell, once
@@ -141,14 +142,14 @@ def _rows(
     drawn = [one.drawn(generator) for one in queries]
     for subset in (SHARED, ALONE):
         squares = torch.stack([one[subset] for one in drawn]).sum(0)
-        mean, half = float(squares.mean()), 1.96 * float(squares.std()) / math.sqrt(DRAWS)
+        mean, low, high = mean_interval(squares.numpy(), least=0.0)
         numbers = {
             "exact": sum(one[subset] for one in exact),
             "first_order": sum(one[subset] for one in first),
             "independent": sum(one["independent"] for one in exact),
             "measured": mean,
-            "low": max(0.0, mean - half),
-            "high": mean + half,
+            "low": low,
+            "high": high,
         }
         place = {"rule": cell.rule, "size": cell.size, "layer": layer, "subset": subset}
         yield place | {name: math.sqrt(value / size) for name, value in numbers.items()}

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from esscher.convergence.montecarlo.spec import ExperimentSpec
 from esscher.icl.concentration.spec import ConcentrationSpec
+from esscher.intervals import t_quantile
 from esscher.reproduce.claim import Claim, Decision, Picture, Rows, Scale, Series, Tables
 from esscher.reproduce.decide import LEVEL, above, all_of, below, fitted, inside, mean_interval
 from esscher.reproduce.evidence import EvidenceSpec
@@ -325,7 +325,7 @@ def exponent_gap(inner: pd.DataFrame, outer: pd.DataFrame) -> tuple[float, float
     left_out = gap([square.sum(axis=0) - square for square in squares])
     repeats = len(left_out)
     error = np.sqrt((repeats - 1) / repeats * ((left_out - left_out.mean()) ** 2).sum())
-    half = float(stats.t.ppf((1 + LEVEL) / 2, repeats - 1) * error)
+    half = float(t_quantile(repeats - 1, LEVEL) * error)
     return value, value - half, value + half
 
 

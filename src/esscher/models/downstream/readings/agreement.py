@@ -14,6 +14,7 @@ class Agreement(Reading):
     label = "agreement"
     help = "Share of positions at which the likeliest token, or the label, is the full model's."
     tasks = ("language", "classifier")
+    most = 1.0
 
     def value(self, full: Outcome, kept: Outcome) -> float:
         return float((full.rows.argmax(-1) == kept.rows.argmax(-1)).double().mean())

@@ -16,6 +16,7 @@ class Cosine(Reading):
     label = "cosine"
     help = "Cosine of the embedding, the mean of the last hidden states, with the full model's."
     tasks = ("encoder",)
+    least, most = -1.0, 1.0
 
     def value(self, full: Outcome, kept: Outcome) -> float:
         return float(

@@ -19,6 +19,7 @@ class Divergence(Reading):
         " nats; mean over positions."
     )
     tasks = ("language", "classifier")
+    paired = True
 
     def value(self, full: Outcome, kept: Outcome) -> float:
         p, q = (torch.log_softmax(rows.double(), -1) for rows in (full.rows, kept.rows))

@@ -21,6 +21,7 @@ class Loss(Reading):
         " the row full."
     )
     tasks = ("language",)
+    paired = True
 
     def value(self, full: Outcome, kept: Outcome) -> float | None:
         if kept.targets is None:

@@ -14,7 +14,7 @@ class Found(Reading):
     label = "needles found"
     help = "Share of planted facts whose every token is the likeliest, the tokens before it given."
     tasks = ("language",)
-
+    most = 1.0
     binary = True
 
     def value(self, full: Outcome, kept: Outcome) -> float | None:

@@ -17,7 +17,7 @@ class Neighbour(Reading):
         " found on all keys."
     )
     tasks = ("encoder",)
-
+    most = 1.0
     binary = True
 
     def value(self, full: Outcome, kept: Outcome) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -34,7 +35,10 @@ class Reading(ABC):
     label: ClassVar[str]
     help: ClassVar[str]
     tasks: ClassVar[tuple[Task, ...]]
+    least: ClassVar[float] = 0.0  # range of its values: intervals stay in it
+    most: ClassVar[float] = math.inf
     binary: ClassVar[bool] = False  # 0 or 1 of a text
+    paired: ClassVar[bool] = False  # in nats: rules are compared by differences on the same texts
 
     @abstractmethod
     def value(self, full: Outcome, kept: Outcome) -> float | None:

@@ -1,0 +1,80 @@
+"""Confidence intervals of a mean and of a share.
+
+An interval stays in the range of what it is of, and holds the estimate.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+__all__ = ["Interval", "mean_interval", "share_interval", "t_quantile"]
+
+Interval = tuple[float, float, float]
+"""An estimate with the ends of its interval."""
+
+
+def t_quantile(freedom: float, level: float = 0.95) -> float:
+    """Student's two-sided quantile: the half width of an interval in standard errors that were
+    estimated with so many degrees of freedom.
+    """
+    return float(stats.t.ppf((1 + level) / 2, freedom))
+
+
+def mean_interval(
+    values: npt.ArrayLike,
+    level: float = 0.95,
+    *,
+    least: float = -math.inf,
+    most: float = math.inf,
+) -> Interval:
+    """Mean of independent values and the ends of its interval; NaN ends for a single value.
+
+    m the mean, s its standard error, t Student's quantile for count - 1 degrees of freedom:
+
+    - values without bounds: m -+ t s;
+    - values of at least ``least``: Student's on the scale log(m - least), whose standard error is
+      s / (m - least) (delta method);
+    - values between ``least`` and ``most``: Wilson's for the share m of that range, with t for the
+      normal quantile and the number of 0/1 trials that would have the standard error s (Korn and
+      Graubard's effective sample size; the number of values where all are alike).
+    """
+    known = np.asarray(values, dtype=np.float64)
+    mean = min(max(float(known.mean()), least), most)
+    if known.size < 2:
+        return mean, math.nan, math.nan
+    stderr = float(known.std(ddof=1)) / math.sqrt(known.size)
+    t = t_quantile(known.size - 1, level)
+    if math.isfinite(least) and math.isfinite(most):
+        share, width = (mean - least) / (most - least), most - least
+        spread = share * (1 - share) * width**2
+        trials = spread / stderr**2 if min(spread, stderr**2) > 0 else float(known.size)
+        low, high = _wilson(share, trials, t)
+        return mean, min(least + width * low, mean), max(least + width * high, mean)
+    if math.isfinite(least):
+        above = mean - least
+        factor = math.exp(min(t * stderr / above, 700.0)) if above > 0 else 1.0
+        return mean, least + above / factor, least + above * factor
+    if math.isfinite(most):
+        raise ValueError(f"most: expected least beside it, got most = {most:g} alone")
+    return mean, mean - t * stderr, mean + t * stderr
+
+
+def share_interval(hits: float, total: int, level: float = 0.95) -> Interval:
+    """hits / total with Wilson's interval; NaN in [0, 1] where there was no trial."""
+    if total == 0:
+        return math.nan, 0.0, 1.0
+    share = hits / total
+    low, high = _wilson(share, total, float(stats.norm.ppf((1 + level) / 2)))
+    return share, min(low, share), max(high, share)
+
+
+def _wilson(share: float, trials: float, z: float) -> tuple[float, float]:
+    """Both p with (share - p)^2 = z^2 p (1 - p) / trials."""
+    far = z * z / trials
+    middle = share + far / 2
+    half = math.sqrt(far * (share * (1 - share) + far / 4))
+    return max(0.0, (middle - half) / (1 + far)), min(1.0, (middle + half) / (1 + far))
