@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from esscher.intervals import mean_interval
 from esscher.models.downstream.cache import Cell, Choice
 from esscher.models.downstream.context import DownstreamContext, context_of
-from esscher.models.downstream.interval import interval
 from esscher.models.downstream.readings import READINGS, Outcome
 from esscher.models.downstream.spec import DownstreamSpec
 from esscher.models.downstream.text import Text
@@ -92,7 +92,8 @@ def pressed(model: Any, press: Any, ids: torch.Tensor, tokens: int) -> tuple[Out
         logits = model(
             input_ids=ids[:, tokens:], past_key_values=cache, position_ids=places, use_cache=True
         ).logits[0]
-    return Outcome("language", logits, ids[0, tokens + 1 :]), choice.keys
+    left = np.mean([int(layer.sum()) / len(layer) for layer in kept])
+    return Outcome("language", logits, ids[0, tokens + 1 :]), float(left)
 
 
 def compare(source: DownstreamContext) -> dict[tuple[str, float], list[tuple[float, float, float]]]:
@@ -115,7 +116,7 @@ def compare(source: DownstreamContext) -> dict[tuple[str, float], list[tuple[flo
             for rule, splits in OURS.items():
                 for split in splits:
                     choice, kept, _ = text.run(Cell(rule, split, share, 0))
-                    add(f"{rule}, {split}", share, kept, choice.keys)
+                    add(f"{rule}, {split}", share, kept, text.plan.kept(choice))
             for name, press in presses(1 - share).items():
                 add(name, share, *pressed(source.loaded.model, press, ids, source.prefill))
             print(f"window {window}, share {share:g} done", file=sys.stderr, flush=True)
@@ -149,7 +150,11 @@ def main(arguments: list[str] | None = None) -> list[str]:
     ):
         columns = np.array(values).T
         told = [
-            f"{mean:.3f} [{low:.3f}, {high:.3f}]" for mean, low, high in map(interval, columns[:2])
+            f"{mean:.3f} [{low:.3f}, {high:.3f}]"
+            for mean, low, high in (
+                mean_interval(columns[0], least=0.0),  # a divergence is never negative
+                mean_interval(columns[1]),
+            )
         ]
         lines.append(
             f"{share:5.0%}  {name:<44} KL {told[0]}  loss added {told[1]}  keys"

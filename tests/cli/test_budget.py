@@ -32,7 +32,14 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_json_has_heads_caches_and_totals(probed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(["budget", str(probed), "--epsilon", ".1", "--json"], capsys)
     assert (code, err) == (0, "")
+    rows = json.loads(out)
+    assert "heads" not in rows  # rows are key-value heads
+    code, out, err = run(
+        ["budget", str(probed), "--epsilon", ".1", "--by", "head", "--json"], capsys
+    )
+    assert (code, err) == (0, "")
     found = json.loads(out)
+    assert found["caches"] == rows["caches"]
     assert (found["rule"], found["epsilon"], found["total"], found["window"]) == (
         "random",
         0.1,

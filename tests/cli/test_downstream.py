@@ -40,7 +40,9 @@ def test_a_run_its_tables_and_its_page(tmp_path: Path, capsys: pytest.CaptureFix
         "keep rule",
         "kl",
         "agreement",
-        "loss",
+        "loss added",
+        "kl behind the best",
+        "shares of the cache are keys kept over keys held, summed over layers",
         "rank correlation",
         "exponent",
         "first order",
@@ -51,6 +53,7 @@ def test_a_run_its_tables_and_its_page(tmp_path: Path, capsys: pytest.CaptureFix
     titles = [chart["title"] for chart in page["charts"]]
     assert titles[:1] == ["Reading: kl"] or "Reading: kl" in titles
     assert {"One layer at a time", "One head at a time: sensitive"} <= set(titles)
+    assert {"Reading: loss, added", "Reading: kl, behind the best"} <= set(titles)
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
     code, out, _ = run(["resume", str(tmp_path / "run"), "--json"], capsys)
     assert code == 0

@@ -60,13 +60,16 @@ def test_a_curve_that_is_not_convex_keeps_to_its_bound() -> None:
         assert found.squared_error <= 1.35 * best
 
 
-def test_the_uniform_split_gives_everyone_the_same_within_its_ends() -> None:
+def test_the_uniform_split_gives_everyone_the_same_share_within_its_ends() -> None:
+    """69 of 208 are a third: 2 of 8, 33 or 34 of 100. A curve that starts at 6 has at least 6."""
     short, long = (
         power_law(1.0, 0.5, np.array([1, 4, 8])),
         power_law(1.0, 0.5, np.array([1, 50, 100])),
     )
     found = share_tokens([short, long, long], 69)
-    assert found.uniform.tolist() == [8, 31, 30]
+    assert found.uniform.tolist() == [2, 34, 33]
+    late = power_law(1.0, 0.5, np.array([6, 8]))
+    assert share_tokens([late, long, long], 69).uniform.tolist() == [6, 32, 31]
 
 
 def test_kept_keys_are_interpolated_to_the_exact_curve_up_to_all_of_them() -> None:

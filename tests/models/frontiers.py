@@ -11,7 +11,10 @@ import pandas as pd
 from esscher.runs import Run
 from tests.report.atlas import ProbeLike, store_run
 
-__all__ = ["CONSTANTS", "KEYS", "LIMIT", "frontier", "frontier_run"]
+__all__ = [
+    *("CONSTANTS", "KEYS", "LIMIT"),
+    *("frontier", "frontier_run", "one_head_a_layer", "probe_like"),
+]
 
 KEYS, LIMIT = 400.0, 3.0
 SHARES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6)
@@ -62,6 +65,29 @@ def frontier(factors: dict[str, float] | None = None) -> pd.DataFrame:
                     }
                 )
     return pd.DataFrame(rows)
+
+
+def one_head_a_layer(keys: dict[int, float], heads: int = 1) -> pd.DataFrame:
+    """Errors c sqrt(1/n - 1/N) of layers whose windows hold different numbers N of keys, c = 1 +
+    layer; one key-value head, read by some query heads.
+    """
+    rows = []
+    for layer, held in keys.items():
+        for share in SHARES:
+            relative = (1 + layer) * np.sqrt(1 / (share * held) - 1 / held)
+            row = {"layer": layer, "kv_head": 0, "rule": "keynorm", "share": share}
+            row |= {"kept": share * held, "keys": held, "rms": relative, "relative": relative}
+            rows += [row | {"q95": 2 * relative, "head": head} for head in range(heads)]
+    return pd.DataFrame(rows)
+
+
+def probe_like(path: Path, table: pd.DataFrame) -> Run:
+    """A stored probe that has this frontier."""
+    places = table[["layer", "head", "kv_head"]].drop_duplicates().to_dict("records")
+    heads = [row | {"status": "ok", "reason": ""} for row in places]
+    about = {"model": "example/windows", "layers": 3, "kv_heads": 1, "text": "prose.txt"}
+    tables = {"heads": heads, "frontier": table, "about": [about | {"window": 600, "tokens": 4096}]}
+    return store_run(path, ProbeLike(), tables)
 
 
 def frontier_run(

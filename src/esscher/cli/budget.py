@@ -58,6 +58,11 @@ def budget(
     output, which of all weights tried ranks heads best. Where a run has no gradients, as of an
     encoder, relative errors count alike.
 
+    Percentages of the cache are keys kept over keys that the cache holds, summed over layers and
+    key-value heads; a sliding-window layer holds at most its window. The uniform split keeps the
+    same percentage of every head's cache. Rows are key-value heads: heads that share keys share
+    a row; --by head adds what each query head alone would need.
+
     Example: esscher budget runs/mine --rule heavy --epsilon 0.1 --export json --out heavy.json
     """
     from esscher.models.probe.cache import budget_of
@@ -86,7 +91,7 @@ def budget(
             raise ValueError("--weights: they are for splits of a keep rule; give --rule too")
         found = budget_of(stored.table("heads"), stored.table("curves"), epsilon, total)
         return (
-            _print(about, found, epsilon, total)
+            _print(about, found, (epsilon, total), by)
             if as_json
             else _show_random(found, stored, by, look)
         )
@@ -108,7 +113,7 @@ def budget(
         return _export(stored, about, frontier, (rule, epsilon, total), weights, export, out)
     chosen = rule_budget(frontier, rule, epsilon, total, weights)
     return (
-        _print(about, chosen, epsilon, total)
+        _print(about, chosen, (epsilon, total), by)
         if as_json
         else _show_rule(chosen, stored, about, by, look)
     )
@@ -141,11 +146,15 @@ def _about(stored: Run) -> dict[str, Any]:
 
 
 def _print(
-    about: dict[str, Any], found: Budget | RuleBudget, epsilon: float | None, total: int | None
+    about: dict[str, Any],
+    found: Budget | RuleBudget,
+    asked: tuple[float | None, int | None],
+    by: str,
 ) -> None:
-    tables = {
-        name: getattr(found, name).to_dict("records") for name in ("heads", "caches", "totals")
-    }
+    """Rows are key-value heads; query heads beside them where they are asked for."""
+    epsilon, total = asked
+    names = ("heads", "caches", "totals") if by == "head" else ("caches", "totals")
+    tables = {name: getattr(found, name).to_dict("records") for name in names}
     print_json(
         {
             **about,

@@ -78,7 +78,10 @@ def downstream(
     planted facts.
 
     A language model reads a text on all keys, keeps a few, and continues; of an encoder every query
-    keeps a few.
+    keeps a few. Percentages of the cache are keys kept over keys that the cache holds, summed over
+    layers and key-value heads; a sliding-window layer holds at most its window. Rules are compared
+    on the same texts: "added" is the loss or KL less the full model's, "behind the best" less that
+    of the best rule at the same size.
 
     Example: esscher downstream smollm2 --text book.txt --rules sinks:4+recent --sizes 0.05,0.1
     """
@@ -192,19 +195,31 @@ def show(run: Run) -> None:
 
 def _show_readings(run: Run, what: str) -> None:
     """A row for each rule, split and share, a column for each reading: means over all texts with
-    their intervals.
+    their intervals; then the loss added to the full model's, and how far behind the best rule of
+    the same size, on the same texts.
     """
     columns, table = run.columns("downstream"), run.table("downstream")
     table = table[table["horizon"] == "all"]
-    cells = table.drop_duplicates(["rule", "split", "size"])
-    rows: list[dict[str, Any]] = cells.to_dict("records")
+    place = ["rule", "split", "size"]
+    rows: list[dict[str, Any]] = table.drop_duplicates(place).to_dict("records")
     found = [
         shown(columns[key], rows, form)
         for key, form in {"rule": "", "split": "", "share": ".1%"}.items()
     ]
+    compared = []
     for reading, own in table.groupby("reading", sort=False):
-        values = {(row["rule"], row["split"], row["size"]): row for row in own.to_dict("records")}
-        blank = dict.fromkeys(("value", "low", "high"), float("nan"))
-        some = [values.get((row["rule"], row["split"], row["size"]), blank) for row in rows]
+        values = {tuple(row[key] for key in place): row for row in own.to_dict("records")}
+        blank = dict.fromkeys(table.columns, float("nan"))
+        some = [values.get(tuple(row[key] for key in place), blank) for row in rows]
         found.append(replace(shown(columns["value"], some, ".3f"), header=str(reading)))
-    show_table(f"readings: {what}", found)
+        for key in ("added", "behind"):
+            # the divergence that is added is the divergence; older runs have neither
+            if key in own and own[key].notna().any() and (reading, key) != ("kl", "added"):
+                header = f"{reading} {columns[key].header}"
+                compared.append(
+                    replace(shown(columns[key], some, ".3f", gives_way=1), header=header)
+                )
+    show_table(
+        f"readings: {what}; shares of the cache are keys kept over keys held, summed over layers",
+        [*found, *compared],
+    )

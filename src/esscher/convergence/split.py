@@ -24,8 +24,8 @@ GRID = 512  # token numbers at which a curve is looked at
 
 @dataclass(frozen=True)
 class Shares:
-    """How many of ``total`` tokens each curve gets, and the summed squared error, beside the same
-    number for each.
+    """How many of ``total`` tokens each curve gets, and the summed squared error, beside the
+    uniform split: the same share of its largest n for each.
 
     ``floor`` is a bound that no split can beat (that of the curves' convex hulls), so floor <=
     squared_error.
@@ -142,21 +142,25 @@ class Sharing:
         return tokens, max(self.first_error + float(self.gains @ steps), 0.0)
 
     def _uniform(self, total: int) -> Counts:
-        """The same number for all, within each curve's ends; the tokens that do not divide go to
-        the first ones.
+        """The same share of each curve's largest n, rounded down and within its ends; the tokens
+        that are left go to the first curves that the next larger share gives one more.
         """
-        low, high = 0, int(self.most.max())
+        all_of_them = int(self.most.max())
+
+        def at(part: int) -> Counts:
+            """The share part / all_of_them, in whole numbers of any size."""
+            shares = [part * int(most) // all_of_them for most in self.most]
+            return np.clip(np.array(shares, dtype=np.int64), self.least, self.most)
+
+        low, high = 0, all_of_them
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (
-                (middle, high)
-                if int(np.clip(middle, self.least, self.most).sum()) <= total
-                else (low, middle - 1)
-            )
-        tokens = np.clip(low, self.least, self.most)
-        free = np.flatnonzero((tokens < self.most) & (tokens >= low))[: total - int(tokens.sum())]
-        tokens[free] += 1
-        return np.asarray(tokens, dtype=np.int64)
+            low, high = (middle, high) if int(at(middle).sum()) <= total else (low, middle - 1)
+        tokens = at(low)
+        if low < all_of_them:
+            more = np.flatnonzero(at(low + 1) > tokens)
+            tokens[more[: total - int(tokens.sum())]] += 1
+        return tokens
 
 
 def _hull(curve: ErrorCurve, spline: Callable[[Any], Floats]) -> tuple[Floats, Floats]:

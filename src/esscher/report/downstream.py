@@ -44,32 +44,48 @@ def _named(rule: str, split: str) -> str:
 
 
 def _readings(run: Run) -> list[dict[str, Any]]:
-    """A chart a reading, a line a rule and split, with intervals over texts."""
+    """A chart a reading, a line a rule and split, with intervals over texts; of losses and
+    divergences also the differences on the same texts.
+    """
     table = read_table(run, "downstream")
     if table is None or not {"reading", "horizon", "share"} <= set(table.columns):
         return []
-    words = run.columns("downstream")["reading"]
-    meanings = dict(zip(words.words, words.meanings, strict=False))
+    columns = run.columns("downstream")
+    meanings = dict(zip(columns["reading"].words, columns["reading"].meanings, strict=False))
     charts = []
     for reading, own in table[(table["horizon"] == "all") & table["share"].notna()].groupby(
         "reading", sort=False
     ):
-        series = []
-        for i, ((rule, split), part) in enumerate(own.groupby(["rule", "split"], sort=False)):
-            part = part.sort_values("share")
-            ends = {"low": numbers(part["low"]), "high": numbers(part["high"])}
-            points = {"x": numbers(part["share"]), "y": numbers(part["value"]), **ends}
-            series.append({"label": _named(str(rule), str(split)), "color": i % COLORS, **points})
-        y = {
-            "label": str(reading),
-            "log": reading in ("kl", "error") and bool((own["value"] > 0).all()),
-        }
-        x = {"label": run.columns("downstream")["share"].label, "log": True}
+        log = reading in ("kl", "error") and bool((own["value"] > 0).all())
         note = f"{meanings.get(str(reading), '')} With 95 % intervals over texts."
-        charts.append(
-            {"title": f"Reading: {reading}", "note": note, "x": x, "y": y, "series": series}
-        )
+        charts.append(_against_share(run, own, "value", f"Reading: {reading}", note, log=log))
+        for key in ("added", "behind"):
+            # the divergence that is added is the divergence; older runs have neither
+            if key in own and own[key].notna().any() and (reading, key) != ("kl", "added"):
+                title = f"Reading: {reading}, {columns[key].label}"
+                charts.append(_against_share(run, own, key, title, columns[key].help))
     return charts
+
+
+def _against_share(
+    run: Run, own: pd.DataFrame, key: str, title: str, note: str, *, log: bool = False
+) -> dict[str, Any]:
+    """A column of one reading against the share of the cache that is kept."""
+    columns, series = run.columns("downstream"), []
+    low, high = columns[key].ends or ("low", "high")
+    for i, ((rule, split), part) in enumerate(own.groupby(["rule", "split"], sort=False)):
+        part = part.sort_values("share")
+        ends = {"low": numbers(part[low]), "high": numbers(part[high])}
+        points = {"x": numbers(part["share"]), "y": numbers(part[key]), **ends}
+        series.append({"label": _named(str(rule), str(split)), "color": i % COLORS, **points})
+    share = columns["share"]
+    return {
+        "title": title,
+        "note": f"{note} {share.label.capitalize()}: {share.help}",
+        "x": {"label": share.label, "log": True},
+        "y": {"label": str(own["reading"].iloc[0]), "log": log},
+        "series": series,
+    }
 
 
 def _layers(run: Run) -> list[dict[str, Any]]:

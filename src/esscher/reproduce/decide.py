@@ -21,7 +21,6 @@ from esscher.reproduce.claim import Verdict
 __all__ = [
     *(
         "LEVEL",
-        "Interval",
         "above",
         "all_of",
         "below",

@@ -22,6 +22,7 @@ SIZES: dict[str, Any] = {
     "draws": 2,
 }
 RULES = ["sinks:2+random", "sinks:2+recent:4+impact"]
+WINDOW = 20  # of the sliding layers of the tiny gemma
 
 
 @functools.cache
@@ -32,6 +33,16 @@ def folder() -> Path:
     save_tiny(made / "gpt2", "gpt2", "gpt2", n_positions=128)
     save_tiny(made / "bert", "bert", "llama", max_position_embeddings=128)
     words = tokenizer("llama")
+    gemma = next(family for family in FAMILIES if family.name == "gemma3_text")
+    options = {
+        **gemma.options,
+        "vocab_size": len(words),
+        "max_position_embeddings": 128,
+        "num_key_value_heads": 1,
+        "sliding_window": WINDOW,
+    }
+    build(gemma.config, options, "AutoModelForCausalLM").save_pretrained(made / "gemma")
+    words.save_pretrained(made / "gemma")
     bert = next(family for family in FAMILIES if family.name == "bert")
     options = {
         **bert.options,

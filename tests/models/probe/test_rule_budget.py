@@ -26,7 +26,7 @@ from esscher.models.probe.rule_budget import (
     rule_table,
 )
 from esscher.models.probe.run_budget import run_budget, split_weights
-from tests.models.frontiers import CONSTANTS, KEYS, SHARES, frontier, frontier_run
+from tests.models.frontiers import CONSTANTS, KEYS, SHARES, frontier, frontier_run, one_head_a_layer
 from tests.models.probe.test_cache import tables
 
 PLACES = [(0, 0), (0, 1), (1, 0), (1, 1)]
@@ -57,6 +57,30 @@ def test_keys_of_caches_and_heads(epsilon: float) -> None:
         square = 0.25 * CONSTANTS[row.layer, row.head] ** 2
         assert row.keys == pytest.approx(needed(square, epsilon), abs=2e-3)
         assert row.keys_q95 == pytest.approx(needed(4 * square, epsilon), abs=2e-3)
+
+
+def test_layers_that_hold_different_numbers_of_keys() -> None:
+    """Windows of 200, 200 and 600 keys, one key-value head for four heads. 400 of the 1000 keys are
+    80, 80 and 240 in the uniform split; row p of kvpress's array drops p % of the 1000.
+    """
+    held = {0: 200.0, 1: 200.0, 2: 600.0}
+    table = one_head_a_layer(held, heads=4)
+    found = rule_budget(table, "keynorm", total=400)
+    assert [(row.layer, row.kv_head, row.heads) for row in found.caches.itertuples()] == [
+        (layer, 0, 4) for layer in held
+    ]
+    assert found.caches["n_keys"].tolist() == list(held.values())
+    uniform = found.totals.set_index("split").loc["uniform"]
+    assert uniform["ratio"] == pytest.approx(0.4)
+    squares = [(1 + layer) ** 2 * (1 / (0.4 * n) - 1 / n) for layer, n in held.items()]
+    assert uniform["error"] == pytest.approx(math.sqrt(sum(squares) / 3), rel=1e-6)
+    for epsilon in (0.1, 0.3):
+        totals = rule_budget(table, "keynorm", epsilon).totals
+        assert totals["ratio"].to_numpy() == pytest.approx(totals["keys"].to_numpy() / 1000)
+    kept = 1 - prune_ratios(table, "keynorm", 3, 1)[:, :, 0]
+    np.testing.assert_allclose(
+        kept @ np.array(list(held.values())), 10 * (100 - np.arange(1, 100)), rtol=1e-4
+    )
 
 
 def test_totals_at_an_error() -> None:
@@ -243,12 +267,13 @@ def test_prune_ratios_below_what_was_measured_shrink_alike() -> None:
     np.testing.assert_allclose(array.mean((1, 2)), np.arange(1, 100) / 100, atol=1e-6)
 
 
-def test_prune_ratios_of_contexts_that_differ_are_shares() -> None:
+def test_prune_ratios_of_contexts_that_differ_drop_a_share_of_all_keys() -> None:
     table = frontier()
     short = table["layer"] == 1
     table.loc[short, ["kept", "keys"]] *= 0.25  # a window that slides
     array = prune_ratios(table, "heavy", 2, 2)
-    np.testing.assert_allclose(array.mean((1, 2)), np.arange(1, 100) / 100, atol=1e-6)
+    dropped = np.average(array.mean(2), axis=1, weights=[1.0, 0.25])
+    np.testing.assert_allclose(dropped, np.arange(1, 100) / 100, atol=1e-5)
 
 
 def test_prune_ratios_need_every_layer_and_one_choice() -> None:

@@ -8,7 +8,7 @@ import functools
 import hashlib
 from pathlib import Path
 
-from esscher.models.downstream.cache import Place
+from esscher.models.downstream.cache import Budgets, Place
 from esscher.models.downstream.context import DownstreamContext
 from esscher.models.probe.rule_budget import rule_budget
 from esscher.models.probe.run_budget import ALIKE, split_weights
@@ -18,9 +18,9 @@ __all__ = ["budget_hashes", "budgets_of"]
 
 
 @functools.lru_cache(maxsize=1)
-def budgets_of(source: DownstreamContext) -> dict[str, dict[float, dict[Place, int]]]:
-    """By rule and size, keys of every key-value head, for rules that the probe measured; as shares,
-    as windows may differ.
+def budgets_of(source: DownstreamContext) -> Budgets:
+    """By rule and size, the share of its cache that every key-value head keeps, for rules that the
+    probe measured.
     """
     spec = source.spec
     if spec.budget is None:
@@ -33,7 +33,7 @@ def budgets_of(source: DownstreamContext) -> dict[str, dict[float, dict[Place, i
         )
     frontier = run.table("frontier")
     weights, _ = split_weights(run, spec.weights)
-    found: dict[str, dict[float, dict[Place, int]]] = {}
+    found: dict[str, dict[float, dict[Place, float]]] = {}
     caches = frontier.groupby(["layer", "kv_head"])["keys"].mean()
     wanted = {
         (layer, kv)
@@ -49,15 +49,13 @@ def budgets_of(source: DownstreamContext) -> dict[str, dict[float, dict[Place, i
         if rule not in set(frontier["rule"]):
             continue
         for size in spec.sizes:
-            share = spec.keys_of(size, source.prefill) / source.prefill
-            total = round(share * float(caches.sum()))
+            total = round(spec.share(size, source.held) * float(caches.sum()))
             try:
                 rows = rule_budget(frontier, rule, total=total, weights=weights).caches
             except ValueError:  # fewer keys than the probe's smallest sizes
                 continue
             own = {
-                (int(row.layer), int(row.kv_head)): round(row.ratio * source.prefill)
-                for row in rows.itertuples()
+                (int(row.layer), int(row.kv_head)): float(row.ratio) for row in rows.itertuples()
             }
             found.setdefault(rule, {})[size] = own
     if not found:

@@ -1,6 +1,9 @@
 """What is kept of a cache: decided at the end of a prefill on all keys, for every layer and
 key-value head.
 
+A size is a share of what the cache holds: the keys that the query at the last place sees, of a
+sliding-window layer at most its window. Uniform is the same share for every head.
+
 One set of keys serves all later queries, so that a rule decides for the query at the last place of
 the prefill; the queries it observes are the last ones. Where heads share a total, one cut over the
 scores of all heads says how much each keeps, or errors that a probe measured do.
@@ -22,9 +25,11 @@ from esscher.models.downstream.spec import CUT, UNIFORM
 from esscher.models.huggingface.capture import Captured
 from esscher.models.huggingface.interventions import Kept, call_context
 
-__all__ = ["Cell", "Choice", "Plan", "once"]
+__all__ = ["Budgets", "Cell", "Choice", "Place", "Plan", "once"]
 
 Place = tuple[int, int]  # layer and key-value head
+# by rule and size, the share of its cache that each head keeps
+Budgets = Mapping[str, Mapping[float, Mapping[Place, float]]]
 
 
 @dataclass(frozen=True)
@@ -47,12 +52,6 @@ class Choice:
 
     kept: Mapping[int, Tensor]
     weight: Mapping[int, Tensor] = field(default_factory=dict)
-
-    @property
-    def keys(self) -> float:
-        """Kept on average of a key-value head."""
-        counts = torch.cat([layer.sum(1) for layer in self.kept.values()])
-        return float(counts.double().mean())
 
     def left(self, captured: Captured, drops: Tensor | None) -> Kept:
         """What the queries of a decode have left; ``drops``: the query heads that lose anything,
@@ -101,7 +100,7 @@ def once(rule: Rule, context: Context, n: int) -> Inclusion:
 @dataclass(frozen=True)
 class _Scores:
     """Of one key-value head under a rule: keys that are kept anyway (N,), and the order (N,) of the
-    others.
+    others, -inf of keys that the cache does not hold.
     """
 
     held: Tensor
@@ -111,9 +110,7 @@ class _Scores:
 class Plan:
     """Sees a prefill layer by layer; then knows what every cell keeps."""
 
-    def __init__(
-        self, source: DownstreamContext, budgets: Mapping[str, Mapping[float, Mapping[Place, int]]]
-    ) -> None:
+    def __init__(self, source: DownstreamContext, budgets: Budgets) -> None:
         self.source, self.budgets = source, budgets
         self.rules = {text: parse(text) for text in source.spec.compared}
         for text, rule in self.rules.items():
@@ -138,20 +135,47 @@ class Plan:
                 made, output=output[kv * shared : (kv + 1) * shared]
             )
 
+    def held(self, place: Place) -> int:
+        """Keys that a head's cache holds: those that the query at the last place sees."""
+        return int(_last(self.contexts[place]).sum())
+
     @property
-    def keys(self) -> int:
-        return next(iter(self.contexts.values())).keys
+    def keys(self) -> float:
+        """The same on average over key-value heads."""
+        return sum(map(self.held, self.contexts)) / len(self.contexts)
+
+    def kept(self, choice: Choice) -> float:
+        """Keys that a key-value head keeps on average. Of a cache that some query head reads whole
+        all keys are kept.
+        """
+        total = 0
+        for layer, kv in self.contexts:
+            own, drops = choice.kept[layer][kv], self.source.drops(layer)
+            shared = self.source.loaded.shapes[layer].heads // len(choice.kept[layer])
+            whole = drops is not None and not bool(drops[kv * shared : (kv + 1) * shared].all())
+            total += self.held((layer, kv)) if whole else int(own.sum())
+        return total / len(self.contexts)
+
+    def size(self, cell: Cell, place: Place) -> int:
+        """Keys that a head keeps under a cell without a cut: its share of its own cache."""
+        share = self.source.spec.share(cell.size, self.keys)
+        if cell.split not in (UNIFORM, CUT):
+            share = self.budgets[cell.rule][cell.size][place]
+        return max(1, round(share * self.held(place)))
 
     def cells(self) -> Iterator[Cell]:
-        """Every way to keep keys that is asked for; chance is drawn several times, one draw a
-        cell.
+        """Every way to keep keys that is asked for, but sizes that leave a rule nothing to choose
+        in some cache; chance is drawn several times, one draw a cell.
         """
         spec = self.source.spec
         for text, rule in self.rules.items():
             by_chance = any(isinstance(part, Chance) for part in rule.parts)
-            least = max(rule.least(context) for context in self.contexts.values())
             for size in spec.sizes:
-                if spec.keys_of(size, self.keys) <= least:
+                uniform = Cell(text, UNIFORM, size, 0)
+                if any(
+                    self.size(uniform, place) <= rule.least(context)
+                    for place, context in self.contexts.items()
+                ):
                     continue
                 for split in spec.splits:
                     if self._has(text, rule, split, size):
@@ -169,7 +193,7 @@ class Plan:
     def choose(self, cell: Cell) -> Choice:
         """What a cell keeps; the same for the same cell and text."""
         if cell.split == CUT:
-            return self._cut(self.rules[cell.rule], self.source.spec.keys_of(cell.size, self.keys))
+            return self._cut(self.rules[cell.rule], cell.size)
         kept: dict[Place, Tensor] = {}
         weight: dict[Place, Tensor] = {}
         for place, context in self.contexts.items():
@@ -188,15 +212,15 @@ class Plan:
     def inclusion(self, cell: Cell, place: Place) -> Inclusion:
         """Chances and weights (1, N) of the keys of one key-value head, of a cell without a cut."""
         rule, context = self.rules[cell.rule], self.contexts[place]
-        own = self.budgets[cell.rule][cell.size] if cell.split != UNIFORM else {}
-        n = own.get(place, self.source.spec.keys_of(cell.size, self.keys))
-        return once(rule, context, min(context.keys, max(rule.least(context), n)))
+        n = max(rule.least(context), self.size(cell, place))
+        return once(rule, context, min(self.held(place), n))
 
-    def _cut(self, rule: Rule, n: int) -> Choice:
-        """One threshold on the scores of all heads, so that they keep n each on average."""
+    def _cut(self, rule: Rule, size: float) -> Choice:
+        """One threshold on the scores of all heads, so that they keep a share of all caches."""
         scores = {place: _scores(rule, context) for place, context in self.contexts.items()}
         kept = {place: one.held.clone() for place, one in scores.items()}
-        free = n * len(scores) - sum(int(held.sum()) for held in kept.values())
+        total = round(self.source.spec.share(size, self.keys) * self.keys * len(scores))
+        free = total - sum(int(held.sum()) for held in kept.values())
         heights = torch.cat(
             [
                 torch.where(one.held, -torch.inf, one.order)
@@ -217,7 +241,13 @@ def _scores(rule: Rule, context: Context) -> _Scores:
     assert isinstance(rule.free, Ranked)
     order = rule.free.order(context)
     last = int(context.positions.argmax())
-    return _Scores(rule.held(context)[last], (order if order.ndim == 1 else order[last]).double())
+    own = (order if order.ndim == 1 else order[last]).double()
+    return _Scores(rule.held(context)[last], own.masked_fill(~_last(context), -torch.inf))
+
+
+def _last(context: Context) -> Tensor:
+    """(N,): keys that the query at the last place sees."""
+    return context.visible[int(context.positions.argmax())]
 
 
 def _by_layer(places: Mapping[Place, Tensor]) -> dict[int, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from esscher.models.downstream.readings import READINGS
 from esscher.models.downstream.sensitivity import PREDICTORS
 from esscher.models.downstream.spec import DownstreamSpec
+from esscher.models.probe.cache import SHARE
 from esscher.runs.columns import Column, Declared
 
 __all__ = ["columns"]
@@ -19,13 +20,14 @@ SPLIT = Column(
     "split",
     "word",
     "split",
-    "How many keys each head keeps: all the same, by one cut over all heads, or by a budget.",
+    "How many keys each head keeps: the same share of its cache (uniform), by one cut over all"
+    " heads, or by a budget.",
 )
 SIZE = Column(
     "size",
     "float",
     "size asked",
-    "Share of the keys, or number of them, that was asked for.",
+    "What was asked for: a share of the cache, or keys of a key-value head on average.",
     "log",
 )
 LOW = Column("low", "float", "lower end", "Lower end of the 95 % interval over texts.")
@@ -62,14 +64,26 @@ TABLES: Declared = {
         ),
         *CELL,
         Column("draw", "int", "draw", "Number of the draw, where chance decides."),
-        Column("kept", "float", "keys kept", "Keys kept on average of a key-value head.", "log"),
-        Column("keys", "int", "keys seen", "Keys there are."),
+        Column(
+            "kept",
+            "float",
+            "keys kept",
+            "Keys kept of a key-value head, on average; where every query keeps a few, by a query.",
+            "log",
+        ),
+        Column(
+            "keys",
+            "float",
+            "keys held",
+            "Keys that the cache of a key-value head holds, on average; where every query keeps a"
+            " few, keys that a query sees.",
+        ),
         READ,
         Column("value", "float", "value", "What was read on this text, of this draw alone."),
     ),
     "downstream": (
         *CELL,
-        Column("share", "float", "share of keys", "Share of the keys that was kept.", "log"),
+        Column("share", "float", "share of the cache", SHARE, "log"),
         Column(
             "horizon",
             "word",

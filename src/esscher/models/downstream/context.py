@@ -45,6 +45,15 @@ class DownstreamContext:
             self.spec.layers if self.spec.layers is not None else tuple(range(self.loaded.layers))
         )
 
+    @property
+    def held(self) -> float:
+        """Keys that the cache of a key-value head holds after the prefill, on average: a sliding
+        window, or all.
+        """
+        shapes = self.loaded.shapes
+        keys = [min(shape.window or self.prefill, self.prefill) for shape in shapes]
+        return float(np.average(keys, weights=[shape.kv_heads for shape in shapes]))
+
     def drops(self, layer: int) -> Tensor | None:
         """Query heads (H,) of a layer that drop keys; None where all do."""
         heads = self.loaded.shapes[layer].heads

@@ -45,9 +45,32 @@ class EveryText:
             source.ids(window),
             Horizons(),
         )
-        self.full = self._outcome(
-            forward(source.loaded.model, {"input_ids": self.ids}, self.horizons.see)
+        # by layer: pairs of queries and keys that its heads see, most keys that a query sees
+        self.pairs: dict[int, int] = {}
+        self.most: dict[int, int] = {}
+        self.full = self._outcome(forward(source.loaded.model, {"input_ids": self.ids}, self._see))
+
+    def _see(self, captured: Captured) -> None:
+        self.horizons.see(captured)
+        seen = _visible(captured).sum(-1)
+        self.pairs[captured.layer], self.most[captured.layer] = int(seen.sum()), int(seen.max())
+
+    @property
+    def queries(self) -> int:
+        """Of all heads and layers."""
+        return sum(self.source.loaded.shapes[layer].heads for layer in self.pairs) * len(
+            self.ids[0]
         )
+
+    @property
+    def keys(self) -> float:
+        """Keys that a query sees, on average over queries, heads and layers."""
+        return sum(self.pairs.values()) / self.queries
+
+    def size(self, size: float, layer: int) -> int:
+        """Keys that a query keeps in a layer: a share of the most that a query there sees."""
+        most = list(self.most.values())
+        return max(1, round(self.source.spec.share(size, sum(most) / len(most)) * self.most[layer]))
 
     def cells(self) -> Iterator[Cell]:
         """Every rule and size; chance is drawn several times, one draw a cell."""
@@ -56,16 +79,19 @@ class EveryText:
             rule = parse(text)
             by_chance = any(isinstance(part, Chance) for part in rule.parts)
             for size in spec.sizes:
-                if spec.keys_of(size, self.ids.shape[1]) <= self._held(rule):
+                if any(
+                    self.size(size, layer) <= self._held(rule, self.most[layer])
+                    for layer in self.source.layers
+                ):
                     continue
                 yield from (
                     Cell(text, UNIFORM, size, draw)
                     for draw in range(spec.draws if by_chance else 1)
                 )
 
-    def _held(self, rule: Rule) -> float:
-        """Keys that a rule's numbers alone keep, of the query at the last place."""
-        one = torch.ones(self.ids.shape[1], 1, dtype=torch.float64)
+    def _held(self, rule: Rule, keys: int) -> float:
+        """Keys that a rule's numbers alone keep, of a query that sees so many."""
+        one = torch.ones(keys, 1, dtype=torch.float64)
         last = torch.tensor([len(one) - 1])
         return float(rule.held(Context(one[:1], one, one, 1.0, last)).sum())
 
@@ -81,15 +107,14 @@ class EveryText:
         of :func:`intervene`.
         """
         source, model = self.source, self.source.loaded.model
-        n = source.spec.keys_of(cell.size, self.ids.shape[1])
         seed = source.spec.unit_seed(
             {"draw": cell.draw, "window": self.window, "rule": cell.rule, "size": cell.size}
         )
         drawn = torch.Generator().manual_seed(seed)
         decide = rule_for_every_query(
-            parse(cell.rule), self._sizes(n), drawn, outputs=source.outputs
+            parse(cell.rule), self._sizes(cell.size), drawn, outputs=source.outputs
         )
-        kept: list[float] = []
+        kept = dict(self.pairs)
 
         def own(captured: Captured) -> Kept | None:
             found, drops = decide(captured), source.drops(captured.layer)
@@ -100,12 +125,12 @@ class EveryText:
                 if drops is None
                 else found.allowed | ~drops[:, None, None].to(found.allowed.device)
             )
-            kept.append(float(found.allowed.sum(-1).double().mean()))
+            kept[captured.layer] = int((allowed & _visible(captured)).sum())
             return Kept(allowed, found.weight)
 
         with torch.no_grad(), intervene(model, own, **watch) as acted:
             result = model(input_ids=self.ids, **without_cache(model))
-        return sum(kept) / max(1, len(kept)), acted, result
+        return sum(kept.values()) / self.queries, acted, result
 
     @functools.cached_property
     def calls(self) -> list[Captured]:
@@ -127,13 +152,11 @@ class EveryText:
         rows = torch.arange(call.query.shape[2], device=call.query.device)
         output = self.source.outputs[call.layer][kv_head * shared : (kv_head + 1) * shared]
         context = replace(call_context(call, kv_head, rows, call.key.shape[2]), output=output)
-        return rule.include(
-            context, self.source.spec.keys_of(cell.size, self.ids.shape[1]) if rule.free else None
-        )
+        return rule.include(context, self.size(cell.size, call.layer) if rule.free else None)
 
-    def _sizes(self, n: int) -> Any:
+    def _sizes(self, size: float) -> Any:
         dropping = set(self.source.layers)
-        return lambda layer, kv_head, keys: n if layer in dropping else None
+        return lambda layer, kv_head, keys: self.size(size, layer) if layer in dropping else None
 
     def _outcome(self, result: Any) -> Outcome:
         task = self.source.task
@@ -162,6 +185,12 @@ class EveryText:
         cosine = torch.nn.functional.cosine_similarity(own[None], all_of_them)
         cosine[place] = -torch.inf
         return int(cosine.argmax())
+
+
+def _visible(captured: Captured) -> Tensor:
+    """(batch, heads, m, keys)"""
+    queries = torch.arange(captured.query.shape[2], device=captured.query.device)
+    return captured.visible(queries).expand(-1, captured.heads, -1, -1)
 
 
 def embedding(result: Any) -> Tensor:

@@ -107,8 +107,9 @@ def _cache(text: Text, number: int) -> Mapping[str, Any]:
     for i, cell in enumerate(cells):
         choice, kept, errors = text.run(cell)
         named = place | vars(cell)
-        rows += list(_read(text.full, kept, named | {"kept": choice.keys, "keys": text.plan.keys}))
-        layers += [named | {"kept": choice.keys} | vars(one) for one in errors]
+        share = {"kept": text.plan.kept(choice), "keys": text.plan.keys}
+        rows += list(_read(text.full, kept, named | share))
+        layers += [named | {"kept": share["kept"]} | vars(one) for one in errors]
         advance((i + 1) / len(cells))
     return {"draws": rows, "layers": layers} if layers else {"draws": rows}
 
@@ -118,9 +119,8 @@ def _every(text: EveryText, number: int) -> Mapping[str, Any]:
     rows, cells = list(_full(text.full, place)), list(text.cells())
     for i, cell in enumerate(cells):
         keys, kept = text.run(cell)
-        rows += list(
-            _read(text.full, kept, place | vars(cell) | {"kept": keys, "keys": text.ids.shape[1]})
-        )
+        named = place | vars(cell) | {"kept": keys, "keys": text.keys}
+        rows += list(_read(text.full, kept, named))
         advance((i + 1) / len(cells))
     return {"draws": rows}
 
@@ -135,7 +135,8 @@ def _needle(source: DownstreamContext, number: int) -> list[dict[str, Any]]:
     for cell in text.plan.cells():
         choice, kept, _ = text.run(cell)
         known = {"needle": needle.found(kept), "q95": kept.known["q95"]}
-        named = place | vars(cell) | {"kept": choice.keys, "keys": text.plan.keys}
+        share = {"kept": text.plan.kept(choice), "keys": text.plan.keys}
+        named = place | vars(cell) | share
         rows += list(
             _read(text.full, Outcome("language", kept.rows, None, known), named, ("needle",))
         )
@@ -149,7 +150,7 @@ def _full(
     yield from _read(
         full,
         full,
-        place | vars(Cell(FULL, FULL, 1.0, 0)) | {"kept": float("nan"), "keys": 0},
+        place | vars(Cell(FULL, FULL, 1.0, 0)) | {"kept": float("nan"), "keys": 0.0},
         names,
     )
 

@@ -73,12 +73,16 @@ class DownstreamSpec(RunSpec):
     )
     sizes: tuple[float, ...] = Field(
         default=(0.05, 0.1, 0.2),
-        description="keys kept: shares below 1, numbers from 1 on, separated by commas",
+        description=(
+            "shares of the cache kept, below 1, or keys of a head on average, from 1 on; separated"
+            " by commas"
+        ),
     )
     splits: tuple[Literal["uniform", "cut", "budget"], ...] = Field(
         default=("uniform",),
         description=(
-            "sizes of heads: uniform, cut (one cut over all heads) or budget; may be repeated"
+            "how heads share the keys: uniform (the same share of each head's cache), cut (one cut"
+            " over all heads) or budget; may be repeated"
         ),
     )
     budget: str | None = Field(
@@ -154,9 +158,9 @@ class DownstreamSpec(RunSpec):
         """The rules, those for the way keys are kept where none are given."""
         return self.rules if self.rules is not None else RULES if self.when == "cache" else EVERY
 
-    def keys_of(self, size: float, keys: int) -> int:
-        """A size as a number of keys, of so many."""
-        return min(keys, max(1, round(size * keys) if size < 1 else int(size)))
+    def share(self, size: float, held: float) -> float:
+        """A size as a share of the cache; ``held``: keys that a head's cache holds, on average."""
+        return size if size < 1 else min(1.0, size / held)
 
 
 # naming the job does not import what computes it

@@ -12,16 +12,15 @@ import torch
 from torch import Tensor
 
 from esscher.keep.rule import Inclusion
-from esscher.models.downstream.cache import Cell, Choice, Place, Plan
+from esscher.models.downstream.cache import Budgets, Cell, Choice, Plan
 from esscher.models.downstream.context import DownstreamContext
 from esscher.models.downstream.horizon import Horizons
 from esscher.models.downstream.readings import Outcome
 from esscher.models.huggingface.capture import Captured
 from esscher.models.huggingface.interventions import Kept, check_acted, prefill, with_kept
 
-__all__ = ["Budgets", "LayerErrors", "Text"]
+__all__ = ["LayerErrors", "Text"]
 
-Budgets = Mapping[str, Mapping[float, Mapping[Place, int]]]
 QUANTILE = 0.95
 
 

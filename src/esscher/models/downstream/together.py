@@ -23,7 +23,7 @@ from esscher.convergence.integral.pairs import first_order_pair, pair_error
 from esscher.intervals import mean_interval
 from esscher.keep import parse
 from esscher.keep.random import Random
-from esscher.models.downstream.cache import Cell, once
+from esscher.models.downstream.cache import Cell
 from esscher.models.downstream.text import Text
 from esscher.models.huggingface.capture import Captured
 from esscher.models.huggingface.interventions import call_context
@@ -173,8 +173,7 @@ def _random_cell(text: Text) -> Cell:
 
 def _queries(text: Text, cell: Cell, call: Captured) -> Iterator[_Query]:
     decoded, keys = call.query.shape[2], call.key.shape[2]
-    n = text.source.spec.keys_of(cell.size, text.plan.keys)
-    chance = once(text.plan.rules[cell.rule], text.plan.contexts[call.layer, 0], n).probability[0]
+    chance = text.plan.inclusion(cell, (call.layer, 0)).probability[0]
     chance = torch.nn.functional.pad(chance, (0, keys - len(chance)), value=1.0)
     rows = torch.linspace(0, decoded - 1, QUERIES + 2).round().long()[1:-1]
     contexts = [call_context(call, kv, rows, keys) for kv in range(call.kv_heads)]

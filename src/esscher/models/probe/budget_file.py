@@ -15,15 +15,13 @@ import numpy.typing as npt
 import pandas as pd
 import yaml
 
-from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.split import Sharing
-from esscher.models.probe.rule_budget import Cache, RuleBudget, Weights, caches_of, per_query
+from esscher.models.probe.rule_budget import RuleBudget, Weights, caches_of, per_query
 from esscher.models.probe.worst import WORST
 
 __all__ = ["KINDS", "as_bytes", "budget_record", "prune_ratios"]
 
 KINDS = ("json", "yaml", "kvpress")
-PARTS = 10**6  # of a cache: shares as whole numbers
 
 
 def budget_record(found: RuleBudget, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,8 +70,8 @@ def as_bytes(content: dict[str, Any] | npt.NDArray[np.float32], kind: str, endin
 def prune_ratios(
     frontier: pd.DataFrame, rule: str, layers: int, kv_heads: int, weights: Weights | None = None
 ) -> npt.NDArray[np.float32]:
-    """Shares to drop, (99, layers, kv_heads): row i is the best split that drops (i + 1) % of all
-    keys.
+    """Shares to drop of each cache, (99, layers, kv_heads): row i is the best split that drops (i +
+    1) % of the keys that all caches hold.
 
     Steepest first (:class:`esscher.convergence.split.Sharing`), so that no cache gets fewer keys
     where more are kept in all. Below the smallest size that was measured every cache shrinks in
@@ -93,20 +91,13 @@ def prune_ratios(
             f"kvpress: expected every key-value head of {layers} layers; this run has layers"
             f" {measured}, without {', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}"
         )
-    shares = [_by_share(caches[place]) for place in wanted]
-    sharing = Sharing(shares)
-    least = int(sharing.least.sum())
+    sharing = Sharing([caches[place].counted for place in wanted])
+    least, most = int(sharing.least.sum()), int(sharing.most.sum())
     found = np.empty((99, len(wanted)))
     for percent in range(1, 100):
-        total = round((100 - percent) / 100 * PARTS * len(wanted))
+        total = round((100 - percent) / 100 * most)
         kept = (
             sharing.steepest_first(total)[0] if total >= least else sharing.least * (total / least)
         )
-        found[percent - 1] = 1 - kept / PARTS
+        found[percent - 1] = 1 - kept / sharing.most
     return found.reshape(99, layers, kv_heads).astype(np.float32)
-
-
-def _by_share(cache: Cache) -> ErrorCurve:
-    """The curve in parts of a cache, whatever its length."""
-    shares = np.round(cache.sizes / cache.sizes[-1] * PARTS).astype(np.int64)
-    return ErrorCurve(n=shares, rms=cache.counted.rms, kind="exact", scale=cache.counted.scale)

@@ -26,6 +26,7 @@ __all__ = [
     "OWN",
     "RATIO",
     "SAVED",
+    "SHARE",
     "WANTED",
     "Budget",
     "budget_of",
@@ -39,10 +40,13 @@ OWN, UNIFORM, BEST = ("each head its own", "uniform", "best split")
 WANTED = Column(
     "epsilon", "float", "relative error allowed", "Relative error that is allowed.", short="asked"
 )
-RATIO = Column(
-    "ratio", "float", "share kept", "Share of the cache that is kept.", short="of the cache"
+# what a percentage of the cache is, wherever one is shown
+SHARE = (
+    "Keys kept over keys that the cache holds, summed over layers and key-value heads; a"
+    " sliding-window layer holds at most its window."
 )
-SAVED = Column("saved", "float", "saved", "Share of the cache that is dropped.")
+RATIO = Column("ratio", "float", "share of the cache kept", SHARE, short="of the cache")
+SAVED = Column("saved", "float", "saved", "Share of the cache that is dropped: 1 - share kept.")
 BUDGET = (  # of budget_table
     WANTED,
     Column("rule", "word", "split", "How tokens are shared between heads."),
@@ -194,7 +198,7 @@ def _together(curves: list[ErrorCurve]) -> ErrorCurve:
 
 
 def shared(sharing: Sharing, target: float = math.nan, total: Any = None) -> dict[str, Counts]:
-    """The same for all and the best split: of a total, or of the fewest tokens with a summed
+    """The same share for all and the best split: of a total, or of the fewest tokens with a summed
     squared error of ``target``.
     """
     even = sharing.split(sharing.fewest(target, uniform=True) if total is None else total)

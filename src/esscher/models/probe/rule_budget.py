@@ -268,8 +268,8 @@ class _Errors:
         self.sharing = Sharing([cache.counted for cache in self.caches])
 
     def splits(self, epsilon: float | None, total: int | None = None) -> dict[str, Counts]:
-        """At an error: each cache what its own heads need on average, the same for all, and the
-        best split, these two with that error over all heads. Of a total: these two.
+        """At an error: each cache what its own heads need on average, the same share for all, and
+        the best split, these two with that error over all heads. Of a total: these two.
         """
         if epsilon is not None:
             own = np.array([tokens_needed(cache.together, epsilon) for cache in self.caches])
