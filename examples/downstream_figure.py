@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> None:
         ax.set(
             xscale="log",
             yscale="log",
-            xlabel="share of keys kept",
+            xlabel="share of the cache kept",
             ylabel="divergence of the next token (nats)",
         )
         ax.legend(fontsize=7)

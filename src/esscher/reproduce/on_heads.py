@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from esscher.reproduce.claim import Picture, Series
 from esscher.intervals import Interval
+from esscher.reproduce.claim import Picture, Series
 from esscher.reproduce.decide import mean_interval, rank_correlation, share_of
 
 __all__ = [

@@ -64,7 +64,7 @@ function totalsOf(atlas) {
     const header = el("tr", {}, [atlas.labels.rule, "", ...SPLITS, "largest error of a head"].map((name, i) => el("th", { class: i > 1 ? "wrap number" : i ? "barcell" : null }, name)));
     box.replaceChildren(el("h3", {}, `Keys kept for a total error of ${atlas.percent} %, by rule`),
       lines.length ? el("div", { class: "scroll" }, el("table", { class: "medians" }, el("thead", {}, header), el("tbody", {}, lines))) : el("p", { class: "soft" }, `Nothing was stored for ${atlas.percent} %.`),
-      el("p", { class: "soft" }, "Share of all keys, on this text and in these windows; another rule, text or length has other numbers. The total error is relative, the root of its mean square over heads, which count by the gradient of log p " +
+      el("p", { class: "soft" }, "Share of the cache: keys kept over keys that the cache holds, summed over layers and key-value heads; a sliding-window layer holds at most its window. On this text and in these windows; another rule, text or length has other numbers. The total error is relative, the root of its mean square over heads, which count by the gradient of log p " +
         "where it was measured; the best split makes it least, and single heads may err far more (last column). * Chosen for each query: what a query reads, while the cache holds all keys."));
   }
   atlas.on((change) => { if ("percent" in change) show(); });

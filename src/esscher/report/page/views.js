@@ -36,7 +36,7 @@ function cacheOf(atlas) {
     if (!rows.length) return box.replaceChildren(title, el("p", { class: "soft" }, `No budget was stored for ${atlas.percent} %.`));
     const uniform = rows.find(({ rule }) => rule === "uniform"), best = rows.find(({ rule }) => rule === "best split");
     const text = uniform && best
-      ? `On this text, for an error of ${atlas.percent} %, random keys may go: ${percent(uniform.saved)} of them if every head keeps as many, ${percent(best.saved)} if the rest is split best between the heads. A rule that chooses its keys has other numbers.`
+      ? `On this text, for an error of ${atlas.percent} %, random keys may go: ${percent(uniform.saved)} of them if every head keeps the same share, ${percent(best.saved)} if the rest is split best between the heads. A rule that chooses its keys has other numbers.`
       : `Share of the keys that may go at random, on this text, for an error of ${atlas.percent} %.`;
     box.replaceChildren(title, ...bars, el("p", {}, text));
   }
