@@ -24,7 +24,7 @@ from esscher.convergence.integral.nodes import concatenate, error_from_nodes
 from esscher.convergence.keep_law import law_rule
 from esscher.convergence.pool_curve import exact_pool_curve
 from esscher.convergence.queries.gaussian import gaussian_queries_curve
-from esscher.convergence.queries.law import drawn, integrated, query_rows
+from esscher.convergence.queries.law import drawn, integrated
 from esscher.inputs import as_count, as_counts, as_tensor
 from esscher.keep.text import parse
 from esscher.measures.base import Measure
@@ -71,8 +71,9 @@ def exact_curve(
 
     ``queries`` may be a measure. Its law is integrated for Gaussian queries on Gaussian tokens,
     rotation-invariant queries on rotation-invariant tokens where A is a multiple of an orthogonal
-    matrix, pools, small Rademacher cubes and intervals; of any other ``draws`` queries are drawn
-    with ``seed``, and ``.query_stderr`` says what that leaves uncertain.
+    matrix, pools, small Rademacher cubes and intervals; of any other law, and where that integral
+    would not be right to 1e-6, ``draws`` queries are drawn with ``seed``, and ``.query_stderr``
+    says what that leaves uncertain.
 
     ``keep``: a rule of ``es.keep`` or its text: "random", "topk", "topk:K+random:reweight"
     (reweight or not), "neyman". The error is then that of the n keys it keeps on average of
@@ -131,12 +132,7 @@ def _over_law(
     """The curve over a law of queries that can be integrated; None where they must be drawn."""
     if measure.is_gaussian and queries.is_gaussian:
         return gaussian_queries_curve(head, measure, queries, n)
-    rows = query_rows(head, measure, queries)
-    return (
-        None
-        if rows is None
-        else integrated(over(rows.head, rows.x.to(measure.device), rows.weights), rows)
-    )
+    return integrated(over, head, measure, queries)
 
 
 def _over_rows(

@@ -71,15 +71,86 @@ def test_score_law_is_chi_square(d: int) -> None:
 
 
 @pytest.mark.parametrize("mean", [0.1, 2.3, 30.0])
-def test_score_law_is_noncentral_chi_square(mean: float) -> None:
-    offset = torch.tensor([mean, 0.0, 0.0], dtype=torch.float64)
-    law, _, _ = score_law(es.Head(eye(3), eye(3)), es.Gaussian(eye(3)), es.Gaussian(eye(3), offset))
-    t = (mean + np.array([-0.05, 0.5, 2.0, 8.0])) ** 2
-    log_scale, one, form = law.densities(t)
-    np.testing.assert_allclose(
-        np.log(one) + log_scale, stats.ncx2.logpdf(t, 3, mean**2), rtol=0, atol=1e-9
+def test_isotropic_gaussian_queries_with_a_mean_against_quadrature(mean: float) -> None:
+    """Over the noncentral chi-square law of s^2, d = 3, V = 1: s alone counts; and its quantile."""
+    offset = torch.tensor([0.0, mean, 0.0], dtype=torch.float64)
+    law, n = es.Gaussian(eye(3)), 1000
+    curve = es.exact_curve(es.Head(eye(3), eye(3)), law, es.Gaussian(eye(3), offset), [n])
+
+    def error(t: float) -> float:
+        f1, f2 = gaussian_error(n, math.sqrt(t))
+        return float(f1) + 2 * float(f2)
+
+    ends = np.linspace(max(0.0, mean - 10.0), mean + 11.0, 60) ** 2
+    parts = [
+        integrate.quad(
+            lambda t: float(stats.ncx2.pdf(t, 3, mean**2)) * error(t), a, b, epsabs=0, epsrel=1e-10
+        )[0]
+        for a, b in itertools.pairwise(ends)
+    ]
+    assert curve.rms[0] == pytest.approx(math.sqrt(sum(parts)), rel=1e-7)
+    assert curve.q95 is not None
+    assert curve.q95[0] == pytest.approx(
+        math.sqrt(error(float(stats.ncx2.ppf(0.95, 3, mean**2)))), rel=1e-9
     )
-    np.testing.assert_allclose(form, one * t, rtol=1e-9)
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.1, 0.01, 0.003, 1e-6, 1e-13])
+def test_gaussian_queries_with_a_mean_and_unequal_variances(ratio: float) -> None:
+    """Against a product of two Gauss-Hermite rules over the queries, for every ratio of variances
+    down to a law on a line.
+    """
+    variances, mean, n = 0.1 * np.array([1.0, ratio]), np.array([0.5, 0.5]), [1, 100, 10**6]
+    queries = es.Gaussian(torch.diag(torch.from_numpy(variances)), torch.from_numpy(mean))
+    head = es.Head(eye(2), torch.tensor([[1.0, 0.3], [-0.5, 2.0]], dtype=torch.float64))
+    found = es.exact_curve(head, es.Gaussian(eye(2)), queries, n)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    rows = np.stack(np.meshgrid(nodes, nodes, indexing="ij"), axis=-1).reshape(-1, 2)
+    rows = mean + np.sqrt(variances) * rows
+    s = np.sqrt((rows**2).sum(1))
+    f1, f2 = gaussian_error(np.array(n)[None, :], s[:, None])
+    V = head.V.numpy()
+    along = ((rows @ V.T) ** 2).sum(1) / s**2
+    mse = along[:, None] * f1 + ((V**2).sum() - along)[:, None] * f2
+    expected = np.outer(weights, weights).ravel() @ mse / weights.sum() ** 2
+    np.testing.assert_allclose(found.rms, np.sqrt(expected), rtol=1e-9)
+    assert found.kind == "exact"
+    assert found.accuracy < 1e-10
+    assert (found.query_stderr == 0).all()
+
+
+def test_a_law_of_queries_that_is_not_integrated_well_is_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Too few nodes allowed for a mean, and for a sharp head on an interval."""
+    monkeypatch.setattr("esscher.convergence.queries.shifted.MOST", 40)
+    law = es.Gaussian(eye(2))
+    queries = es.Gaussian(torch.diag(torch.tensor([1.0, 0.3], dtype=torch.float64)), [1.0, 0.0])
+    curve = es.exact_curve(es.Head(eye(2), eye(2)), law, queries, [10])
+    assert "queries drawn" in curve.origin
+    assert curve.query_stderr[0] > 0
+    monkeypatch.setattr("esscher.convergence.queries.law.DOUBLINGS", 1)
+    sharp = es.exact_curve(es.Head([[3000.0]], [[1.0]]), es.Sphere(1), es.Ball(1), [10])
+    assert "queries drawn" in sharp.origin
+
+
+def test_radii_of_queries_are_doubled_until_the_curve_stands() -> None:
+    """Tokens +-1, queries uniform on [-1, 1] at A = 50: n = 2, so that the error at one query is
+    pi_+ (1 - tanh)^2 + ..., integrated by scipy.
+    """
+    a = 50.0
+
+    def error(x: float) -> float:
+        limit, other = math.tanh(a * x), 0.0
+        for count in (0, 1, 2):  # of two tokens that are +1
+            weight = math.comb(2, count) / 4
+            mean = {0: -1.0, 1: limit, 2: 1.0}[count]
+            other += weight * (mean - limit) ** 2
+        return other
+
+    mse = integrate.quad(error, 0, 1, points=[0.01, 0.05, 0.2], epsabs=0, epsrel=1e-12)[0]
+    curve = es.exact_curve(es.Head([[a]], [[1.0]]), es.Sphere(1), es.Ball(1), [2])
+    assert curve.rms[0] == pytest.approx(math.sqrt(mse), rel=1e-9)
 
 
 @pytest.mark.parametrize("centred", [True, False])

@@ -2,8 +2,9 @@
 
     E||Gamma_n - Gamma||^2 = E[ f1(n, s) a^T G a / s^2 + f2(n, s) (tr G - a^T G a / s^2) ]
 
-over the law of (s, a^T G a) of ``score_law``, by a trapezoid rule in log s that is halved until it
-stands.
+over the law of (s, a^T G a) of ``score_law``: by a trapezoid rule in log s on its density where the
+score's vector has mean 0, direction by direction (``shifted``) where it has not. Steps are halved
+until the sums stand.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ import math
 
 import numpy as np
 import numpy.typing as npt
+import scipy.stats
 from numpy.polynomial import chebyshev
 from scipy.interpolate import CubicSpline
 
 from esscher.attention.head import Head
 from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.integral.gaussian import S_MAX, gaussian_error_slopes
+from esscher.convergence.queries.law import UNSURE, relative_change
 from esscher.convergence.queries.score import ScoreLaw, score_law
+from esscher.convergence.queries.shifted import Nodes, shifted_nodes
 from esscher.measures.base import Measure
 from esscher.measures.spectrum import product
 
@@ -41,10 +45,16 @@ FROZEN, DEGREE = 20.0, 10
 EXTRAPOLATED = 1e-9  # their relative error for n up to 2^53
 
 
-def gaussian_queries_curve(head: Head, measure: Measure, queries: Measure, n: Counts) -> ErrorCurve:
-    """The curve over Gaussian queries of any mean and covariance, on Gaussian tokens."""
+def gaussian_queries_curve(
+    head: Head, measure: Measure, queries: Measure, n: Counts
+) -> ErrorCurve | None:
+    """The curve over Gaussian queries of any mean and covariance, on Gaussian tokens; None where
+    the integral is not right to ``UNSURE``.
+    """
     law, trace, alike = score_law(head, measure, queries)
-    parts, accuracy = _integrate(law, trace, n)
+    parts, accuracy = (_by_direction if law.shifts.any() else _integrate)(law, trace, n)
+    if not accuracy < UNSURE:  # or NaN
+        return None
     mse, dmse, sum_p2 = parts
     with np.errstate(divide="ignore", invalid="ignore"):  # an error of exactly 0 has no slope
         slope = 0.5 * dmse / mse
@@ -57,11 +67,7 @@ def gaussian_queries_curve(head: Head, measure: Measure, queries: Measure, n: Co
         rms=np.sqrt(mse),
         kind="exact",
         scale=math.hypot(float(centre.norm()), float(spread.norm())),
-        q95=(
-            np.sqrt(_errors(np.array([_quantile(law)]), trace / head.dim, trace, n)[0][0])
-            if alike
-            else None
-        ),
+        q95=_quantile_error(law, trace, trace / head.dim, n) if alike else None,
         slope=slope,
         effective_tokens=1.0 / sum_p2,
         delta=size * trace + form if math.isfinite(size) else math.inf,
@@ -78,9 +84,8 @@ def _integrate(law: ScoreLaw, trace: float, n: Counts) -> tuple[Floats, float]:
     accuracy.
     """
     if law.values.size == 0:  # every query has the same s
-        s = math.sqrt(law.floor)
-        along = float(law.cross.sum()) / law.floor if law.floor > 0 else 0.0
-        return np.stack([part[0] for part in _errors(np.array([s]), along, trace, n)]), 1e-12
+        s = np.array([math.sqrt(law.floor)])
+        return _sums(Nodes(s, np.ones(1), np.array([float(law.cross.sum())])), trace, n), 1e-12
     first, step, count = _grid(law)
     sums, found, change, beyond = np.zeros((3, n.size)), np.zeros((3, n.size)), math.inf, False
     mass, near = 0.0, sums
@@ -88,13 +93,12 @@ def _integrate(law: ScoreLaw, trace: float, n: Counts) -> tuple[Floats, float]:
         log_s = first + step * (np.arange(count) if level == 0 else np.arange(count - 1) + 0.5)
         t = np.exp(2.0 * log_s)
         log_scale, one, form = law.densities(t)
-        weight = 2.0 * step * np.exp(2.0 * log_s + log_scale) * one
-        s = np.sqrt(law.floor + t)
-        along = form / one / s**2
+        scale = 2.0 * step * np.exp(2.0 * log_s + log_scale)
+        weight, s = scale * one, np.sqrt(law.floor + t)
         keep = weight > NEGLIGIBLE
-        added = np.stack([weight[keep] @ part for part in _errors(s[keep], along[keep], trace, n)])
+        added = _sums(Nodes(s[keep], weight[keep], (scale * form)[keep]), trace, n)
         if level == 0:
-            near = np.stack([part[0] for part in _errors(s[:1], along[:1], trace, n)])
+            near = _sums(Nodes(s[:1], np.ones(1), form[:1] / one[:1]), trace, n)
             beyond = float(weight[s > S_MAX].sum()) > 1e-12
             sums, mass = added, float(weight.sum())
         else:
@@ -102,11 +106,28 @@ def _integrate(law: ScoreLaw, trace: float, n: Counts) -> tuple[Floats, float]:
             step, count = 0.5 * step, 2 * count - 1
         # what lies below the first node has its error
         before, found = found, sums + (1.0 - mass) * near
-        with np.errstate(divide="ignore", invalid="ignore"):  # V = 0 has no error
-            change = float(np.nan_to_num(np.abs(before / found - 1.0)[[0, 2]], nan=0.0).max())
+        change = relative_change(before[[0, 2]], found[[0, 2]])
         if change < STANDS:
             break
-    return found, max(1e-12, change, EXTRAPOLATED if beyond else 0.0)
+    return found, max(1e-12, change, mass - 1.0, EXTRAPOLATED if beyond else 0.0)
+
+
+def _by_direction(law: ScoreLaw, trace: float, n: Counts) -> tuple[Floats, float]:
+    """As ``_integrate``, where the score's vector has a mean."""
+    found, accuracy = np.zeros((3, n.size)), math.inf
+    for level in range(HALVINGS + 1):
+        nodes = shifted_nodes(law, level)
+        if nodes is None:
+            break
+        before, found = found, _sums(nodes, trace, n)
+        beyond = float(np.abs(nodes.one[nodes.s > S_MAX]).sum()) > 1e-12
+        accuracy = max(
+            relative_change(before[[0, 2]], found[[0, 2]]), abs(float(nodes.one.sum()) - 1.0)
+        )
+        if accuracy < STANDS:
+            break
+        accuracy = max(accuracy, EXTRAPOLATED if beyond else 0.0)
+    return found, max(1e-12, accuracy)
 
 
 def _grid(law: ScoreLaw) -> tuple[float, float, int]:
@@ -126,21 +147,21 @@ def _grid(law: ScoreLaw) -> tuple[float, float, int]:
     return first, step, count
 
 
-def _errors(
-    s: Floats, along: Floats | float, trace: float, n: Counts
-) -> tuple[Floats, Floats, Floats]:
-    """f1 along + f2 (trace - along), its derivative in log n, and f2, for each s and n; ``along`` =
-    a^T G a / s^2.
+def _sums(nodes: Nodes, trace: float, n: Counts) -> Floats:
+    """Sums over the nodes of f1 a^T G a / s^2 + f2 (trace - a^T G a / s^2), of its derivative in
+    log n, and of f2, at each n.
     """
+    s = nodes.s
     inside = s <= S_MAX
     f1, f2, df1, df2 = (np.empty((s.size, n.size)) for _ in range(4))
     at = gaussian_error_slopes(n[None, :], s[inside][:, None])
     f1[inside], f2[inside], df1[inside], df2[inside] = at.f1, at.f2, at.df1_dlogn, at.df2_dlogn
     if not inside.all():
         f1[~inside], f2[~inside], df1[~inside], df2[~inside] = _frozen(s[~inside], n)
-    line = np.broadcast_to(np.asarray(along, np.float64), s.shape)[:, None]
-    rest = np.maximum(trace - line, 0.0)
-    return line * f1 + rest * f2, line * df1 + rest * df2, f2
+    # at s = 0 there is no direction along the tilt
+    along = nodes.form / np.where(s > 0, s, math.inf) ** 2
+    across = trace * nodes.one - along
+    return np.stack([along @ f1 + across @ f2, along @ df1 + across @ df2, nodes.one @ f2])
 
 
 def _frozen(s: Floats, n: Counts) -> tuple[Floats, Floats, Floats, Floats]:
@@ -161,12 +182,29 @@ def _frozen(s: Floats, n: Counts) -> tuple[Floats, Floats, Floats, Floats]:
     return f1, f2, df1, df2
 
 
-def _quantile(law: ScoreLaw) -> float:
-    """The 95 % quantile of s, from the density on a fine grid in log s; the error of alike
-    directions rises with s.
+def _quantile_error(law: ScoreLaw, trace: float, per_direction: float, n: Counts) -> Floats | None:
+    """The error at the 95 % quantile of s, where V keeps angles: it rises with s. None where that
+    quantile is not known: unequal variances and a mean.
     """
     if law.values.size == 0:
-        return math.sqrt(law.floor)
+        t = 0.0
+    elif not law.shifts.any():
+        t = _quantile(law)
+    elif law.values.size == 1:
+        top = float(law.values[0])
+        t = top * float(scipy.stats.ncx2.ppf(LEVEL, law.counts[0], law.shifts[0] / top))
+    else:
+        return None
+    if not math.isfinite(t):
+        return None
+    s = math.sqrt(law.floor + t)
+    form = s**2 * per_direction
+    mse: Floats = _sums(Nodes(np.array([s]), np.ones(1), np.array([form])), trace, n)[0]
+    return np.sqrt(mse)
+
+
+def _quantile(law: ScoreLaw) -> float:
+    """The 95 % quantile of s^2 - floor, from the density on a fine grid in log s."""
     first, step, count = _grid(law)
     log_s = np.linspace(first, first + step * (count - 1), 8 * count)
     log_scale, one, _ = law.densities(np.exp(2.0 * log_s))
@@ -176,4 +214,4 @@ def _quantile(law: ScoreLaw) -> float:
     for _ in range(60):
         middle = 0.5 * (low + high)
         low, high = (middle, high) if float(chance(middle)) < target else (low, middle)
-    return math.sqrt(law.floor + math.exp(2.0 * low))
+    return math.exp(2.0 * low)

@@ -5,6 +5,7 @@ standard error where it is not.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,11 +18,13 @@ from esscher.convergence.curve import ErrorCurve, QueryErrors
 from esscher.measures.base import Measure
 from esscher.measures.spectrum import product
 
-__all__ = ["QueryRows", "drawn", "integrated", "query_rows"]
+__all__ = ["UNSURE", "drawn", "integrated", "relative_change"]
 
 Floats = npt.NDArray[np.float64]
 
-RADII = 24  # nodes of a radius
+RADII = 24  # nodes of a radius, doubled until the curve stands
+STANDS, UNSURE = 1e-11, 1e-6  # relative change that ends the doubling, and that the last may have
+DOUBLINGS = 4
 LEVEL = 0.95
 
 
@@ -39,13 +42,16 @@ class QueryRows:
     quantile: bool
 
 
-def query_rows(head: Head, measure: Measure, queries: Measure) -> QueryRows | None:
-    """The law of queries as finitely many rows, where that is exact; None where it is not.
+def _query_rows(
+    head: Head, measure: Measure, queries: Measure, nodes: int = RADII
+) -> QueryRows | None:
+    """The law of queries as finitely many rows, where that is possible; None where it is not.
 
     Pools of equal weights and small Rademacher cubes: their points. Tokens and queries both
     rotation-invariant and A a multiple of an orthogonal matrix: the error depends on |x| and on |V
     u|^2, u uniform and independent of |x|, so V may be replaced by |V|_F I / sqrt(d) and the
-    direction by any; the radius has a Gauss-Jacobi rule. A uniform law on the line is a ball.
+    direction by any; the radius has a Gauss-Jacobi rule of ``nodes``. A uniform law on the line is
+    a ball.
     """
     points, turned = queries.points(), queries.as_rotational()
     if points is not None:
@@ -55,7 +61,7 @@ def query_rows(head: Head, measure: Measure, queries: Measure) -> QueryRows | No
     line = measure.dim == queries.dim == 1 and entire and head.tilt_bias is None
     if turned is None or not (line or _turns_alike(head, measure)):
         return None
-    radii, weights = turned.lengths(RADII)
+    radii, weights = turned.lengths(nodes)
     first = torch.eye(1, queries.dim, dtype=torch.float64, device=queries.device)
     quantile = turned.quantile(np.array(LEVEL))
     size = float(head.V.double().norm()) / math.sqrt(head.dim)
@@ -85,20 +91,44 @@ def _turns_alike(head: Head, measure: Measure) -> bool:
     )
 
 
-def integrated(curve: ErrorCurve, rows: QueryRows) -> ErrorCurve:
-    """The curve of ``QueryRows`` with its quantile; nodes of a rule are not queries and are left
-    out.
+def integrated(
+    over: Callable[..., ErrorCurve], head: Head, measure: Measure, queries: Measure
+) -> ErrorCurve | None:
+    """The curve over a law of queries that is finitely many rows, ``over`` giving that of rows;
+    None where it is not, or where its rule of radii does not converge.
     """
+    rows = _query_rows(head, measure, queries)
+    if rows is None:
+        return None
+    curve, change = over(rows.head, rows.x.to(measure.device), rows.weights), 0.0
     origin = f"{curve.origin}; the law of queries integrated"
     if rows.weights is None:
         return replace(curve, origin=origin)
+    if len(rows.weights) > 2:  # more radii than one, and the quantile's
+        for doubled in range(1, DOUBLINGS + 1):
+            before, rows = curve.rms, _query_rows(head, measure, queries, RADII << doubled)
+            assert rows is not None
+            curve = over(rows.head, rows.x.to(measure.device), rows.weights)
+            change = relative_change(before, curve.rms)
+            if change < STANDS:
+                break
+    if not change < UNSURE:
+        return None
     assert curve.queries is not None
     return replace(
         curve,
+        # nodes of a rule are not queries and are left out
         q95=np.sqrt(curve.queries.mse[-1]) if rows.quantile else None,
         queries=None,
+        accuracy=max(curve.accuracy, change),
         origin=origin,
     )
+
+
+def relative_change(before: Floats, found: Floats) -> float:
+    """The largest relative change of a number; 0 where both are 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return float(np.where(before == found, 0.0, np.abs(before / found - 1.0)).max())
 
 
 def drawn(curve: ErrorCurve, seed: int) -> ErrorCurve:

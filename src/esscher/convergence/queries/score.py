@@ -9,11 +9,12 @@ lambda_k and mean b_k, and with q_k = 1 + 2 p lambda_k
     E exp(-p s^2)            = D(p) = prod_k q_k^{-1/2} exp(-p b_k^2 / q_k) E exp(-p s^2) a^T G a
     = D(p) ( sum_k G_kk lambda_k / q_k + sum_kl G_kl b_k b_l / (q_k q_l) ) .
 
-Both are inverted for each s on the parabola p = p_0 + mu (1 + iu)^2, p_0 the rightmost singularity
--1/(2 max lambda) and mu such that the parabola crosses the axis at the saddle point, where D(p)
-e^{pt} is least. There the integrand is real and falls off on both sides, so a trapezoid rule in u
-is right to rounding relative to the density itself, in its tails too: at large n the rare queries
-far out carry the mean.
+Where all b_k = 0 the first is inverted for each s on the parabola p = p_0 + mu (1 + iu)^2, p_0 the
+rightmost singularity -1/(2 max lambda) and mu such that the parabola crosses the axis at the saddle
+point, where D(p) e^{pt} is least. There the integrand is real and falls off on both sides, so a
+trapezoid rule in u is right to rounding relative to the density itself, in its tails too: at large
+n the rare queries far out carry the mean. With means the transform has essential singularities that
+no such contour avoids: ``shifted`` has that law without a density.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class ScoreLaw:
 
     @property
     def deviation(self) -> float:
+        """Standard deviation of s^2."""
         return math.sqrt(
             float(2.0 * self.counts @ self.values**2 + 4.0 * self.shifts @ self.values)
         )
@@ -77,19 +79,16 @@ class ScoreLaw:
 
     def densities(self, t: Floats) -> tuple[Floats, Floats, Floats]:
         """Logarithms of a scale, and over it the density of s^2 - floor at t and that density times
-        E[a^T G a | t].
+        E[a^T G a | t]; no b_k but of variance 0.
         """
+        assert not self.shifts.any()
         top = self.values.max()
         gap = 1.0 - self.values / top
         mu = self._saddle(t, gap)
         q = gap + 2.0 * mu[:, None] * self.values
         p = mu - 0.5 / top
-        log_scale = p * t - (0.5 * self.counts * np.log(q) + p[:, None] * self.shifts / q).sum(
-            axis=1
-        )
-        curvature = (
-            2.0 * self.counts * (self.values / q) ** 2 + 4.0 * self.shifts * self.values / q**3
-        ).sum(axis=1)
+        log_scale = p * t - 0.5 * np.log(q) @ self.counts
+        curvature = 2.0 * (self.values / q) ** 2 @ self.counts
         step = np.minimum(0.1, 0.5 / np.sqrt(4.0 * mu**2 * curvature))
         points = int(np.ceil((np.sqrt(46.0 / (mu * t)) / step).max())) + 1
         one, form = np.zeros_like(t), np.zeros_like(t)
@@ -97,10 +96,7 @@ class ScoreLaw:
             turn = 1.0 + 1j * k * step
             at = mu * turn**2
             z = gap + 2.0 * at[:, None] * self.values
-            here = at - 0.5 / top
-            log = here * t - (0.5 * self.counts * np.log(z) + here[:, None] * self.shifts / z).sum(
-                axis=1
-            )
+            log = (at - 0.5 / top) * t - 0.5 * np.log(z) @ self.counts
             share = (
                 (0.5 if k == 0 else 1.0) * step * 2.0 * mu / np.pi * turn * np.exp(log - log_scale)
             )
@@ -117,16 +113,14 @@ class ScoreLaw:
         return linear + ((full @ self.cross) * full).sum(axis=-1)
 
     def _saddle(self, t: Floats, gap: Floats) -> Floats:
-        """mu > 0 with sum_k lambda_k / q_k + b_k^2 / q_k^2 = t, by bisection of its logarithm: a
-        few digits suffice.
+        """mu > 0 with sum_k lambda_k / q_k = t, by bisection of its logarithm: a few digits
+        suffice.
         """
-        total = float(self.counts.sum())
-        low = np.log(0.25 / t)
-        high = np.log(2.0 * total / t + np.sqrt((self.shifts / self.values**2).sum() / t) + 1e-300)
+        low, high = np.log(0.25 / t), np.log(2.0 * float(self.counts.sum()) / t + 1e-300)
         for _ in range(40):
             middle = 0.5 * (low + high)
             q = gap + 2.0 * np.exp(middle)[:, None] * self.values
-            above = (self.counts * self.values / q + self.shifts / q**2).sum(axis=1) > t
+            above = self.values / q @ self.counts > t
             low, high = np.where(above, middle, low), np.where(above, high, middle)
         return np.asarray(np.exp(0.5 * (low + high)), np.float64)
 
@@ -161,6 +155,7 @@ def score_law(head: Head, measure: Measure, queries: Measure) -> tuple[ScoreLaw,
 
 def _grouped(values: Floats, offset: Floats, value: Floats, size: Floats) -> ScoreLaw:
     values = np.where(values > 1e-14 * values.max(initial=0.0), values, 0.0)
+    offset = np.where(offset**2 > 1e-32 * values, offset, 0.0)  # below is rounding
     levels, group = np.unique(values, return_inverse=True)
     if levels[0] > 0.0:
         levels, group = np.append(0.0, levels), group + 1
