@@ -4,15 +4,20 @@ refuses.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
+import scipy.special
 import torch
 from torch import Tensor
 
 import esscher as es
+import esscher.keep as keep
 from esscher.convergence.grid import state as deposit
 from esscher.convergence.integral.inclusion import inclusion_error
 from esscher.convergence.keep_curve import keep_curve
+from esscher.keep.context import Context
 
 KEYS = 40
 
@@ -164,3 +169,64 @@ def test_given_probabilities_have_a_curve() -> None:
     np.testing.assert_allclose(
         curve.rms, es.exact_pool_curve(q, k, v, keep="random:0.5:reweight").rms, rtol=1e-12
     )
+
+
+def wide_pool(queries: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Scores up to 1000 nats apart, the extremes in the middle: what the first and the last keys
+    weigh underflows in float64 or in float32 alone.
+    """
+    generator = torch.Generator().manual_seed(0)
+    score = torch.tensor([300.0, 121.0, 1000.0, 0.5, 0.0, 800.0, 120.0, 90.0])
+    k = score[:, None].to(dtype)
+    v = torch.randn(8, 3, generator=generator, dtype=torch.float64).to(dtype)
+    # both ends of the scores may be the heavy one
+    q = torch.where(torch.arange(queries) % 2 == 0, 1.0, -1.0)[:, None].to(dtype)
+    return q, k, v
+
+
+def explicit_mse(score: np.ndarray, v: np.ndarray, p: np.ndarray, w: np.ndarray) -> float:
+    """Of one query: every subset of the keys that chance decides, each a softmax of its own in the
+    logarithms; no kept key counts as no error.
+    """
+    everything = scipy.special.softmax(score) @ v
+    sure, free = np.flatnonzero(p == 1), np.flatnonzero((p > 0) & (p < 1))
+    total = 0.0
+    for taken in itertools.product([False, True], repeat=len(free)):
+        chosen = np.array(taken, dtype=bool)
+        kept = np.concatenate([sure, free[chosen]])
+        if len(kept) == 0:
+            continue
+        out = scipy.special.softmax(score[kept] + np.log(w[kept])) @ v[kept]
+        chance = np.prod(np.where(chosen, p[free], 1 - p[free]))
+        total += float(chance * ((out - everything) ** 2).sum())
+    return total
+
+
+@pytest.mark.parametrize("queries", [2, 600], ids=["few pairs", "many pairs"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("topk", "recent", "heavy", "keynorm", "expected", "impact", "sinks:1+recent"),
+        *("strided:8+topk", "topk:1+heavy", "sinks:1+keynorm", "recent:2", "sinks:2+topk:1"),
+        *("random", "sinks:1+random", "recent:2+random", "recent:2+random:reweight"),
+        *("topk:1+random", "sinks:1+neyman", "neyman", "magicpig", "recent:1+magicpig"),
+    ],
+)
+def test_wide_scores_for_every_rule(text: str, dtype: torch.dtype, queries: int) -> None:
+    """Kept keys far below the largest score count as they do alone: every subset by itself."""
+    q, k, v = wide_pool(queries, dtype)
+    rule = keep.parse(text)
+    context = Context.of(q, k, v, 1.0)
+    counts = [2, 3, 5] if rule.free is not None else None
+    found = es.exact_pool_curve(q, k, v, counts, scale=1.0, keep=text)
+    assert found.queries is not None
+    for i, n in enumerate(counts or [None]):
+        kept = rule.include(context, n)
+        p = kept.probability.numpy()
+        w = np.ones_like(p) if kept.weight is None else kept.weight.numpy()
+        for row in range(2):
+            score = context.scores[row].numpy()
+            expected = explicit_mse(score, v.double().numpy(), p[row], w[row])
+            within = 1e-9 if dtype == torch.float64 else 3e-4
+            assert found.queries.mse[row, i] == pytest.approx(expected, rel=within, abs=1e-20)

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from tests.fuzz import attention, budgets, exact, heads, laws, limits, pools, simulation, theory
+from tests.fuzz import (
+    attention,
+    budgets,
+    exact,
+    heads,
+    laws,
+    limits,
+    pools,
+    query_laws,
+    simulation,
+    theory,
+    wide_rules,
+)
 from tests.fuzz.driver import Family
 
 __all__ = ["FAMILIES", "NOT_CALLED", "calls_of"]
@@ -10,10 +22,12 @@ __all__ = ["FAMILIES", "NOT_CALLED", "calls_of"]
 FAMILIES = (
     Family("laws", 0.24, laws.COVERS, laws.one),
     Family("heads", 0.10, heads.COVERS, heads.one),
-    Family("attention", 0.28, attention.COVERS, attention.one),
+    Family("attention", 0.24, attention.COVERS, attention.one),
     Family("limits", 0.09, limits.COVERS, limits.one),
     Family("pool-curves", 0.09, pools.COVERS, pools.one),
     Family("exact-curves", 0.05, exact.COVERS, exact.one),
+    Family("query-laws", 0.02, query_laws.COVERS, query_laws.one),
+    Family("wide-rules", 0.02, wide_rules.COVERS, wide_rules.one),
     Family("budgets", 0.10, budgets.COVERS, budgets.one),
     Family("theory", 0.045, theory.COVERS, theory.one),
     Family("simulation", 0.005, simulation.COVERS, simulation.one),

@@ -32,9 +32,17 @@ class QueryErrors:
     delta: Floats  # lim n * MSE = tr C(x), (m,)
     bias: Floats | None = None  # E Gamma_n(x) - Gamma(x), (m, len n, d_v)
     dmse_dlogn: Floats | None = None  # derivative of mse, (m, len n)
-    cov: Floats | None = None  # E (Gamma_n - Gamma)(Gamma_n - Gamma)^T, (m, len n, d_v, d_v)
+    # E (Gamma_n - Gamma)(Gamma_n - Gamma)^T, (m, len n, d_v, d_v); its trace is mse
+    second_moment: Floats | None = None
     # (m,) queries of one cluster are alike: a rate's interval resamples clusters
     clusters: npt.NDArray[np.int64] | None = None
+
+    @property
+    def cov(self) -> Floats | None:
+        """Covariance of Gamma_n(x): ``second_moment`` minus bias bias^T, (m, len n, d_v, d_v)."""
+        if self.second_moment is None or self.bias is None:
+            return None
+        return self.second_moment - self.bias[..., :, None] * self.bias[..., None, :]
 
 
 @dataclass(frozen=True, repr=False)

@@ -66,8 +66,8 @@ def exact_curve(
     one-dimensional laws and mixtures of these: one-dimensional quadrature along each query's tilt.
     Any other law: exactly for a stated pool of ``pool_size`` tokens drawn from it with ``seed``,
     and then ``kind`` is "pool". Per-query values are in ``.queries``; ``details`` adds each query's
-    bias and, for Gaussian tokens and those on the sphere and in the ball, the covariance of its
-    error.
+    bias and, for Gaussian tokens and those on the sphere and in the ball, the second moment and the
+    covariance of its error.
 
     ``queries`` may be a measure. Its law is integrated for Gaussian queries on Gaussian tokens,
     rotation-invariant queries on rotation-invariant tokens where A is a multiple of an orthogonal
@@ -204,11 +204,11 @@ class _TwoDirections:
     def result(self, head: Head, measure: Measure, x: Tensor, details: bool) -> Result:
         along = (self.w**2).sum(-1)[:, None]
         across = np.maximum(np.trace(self.total) - along, 0.0)
-        bias = cov = None
+        bias = second = None
         if details:
             bias = self.b[:, :, None] * self.w[:, None, :]
             line = self.w[:, :, None] * self.w[:, None, :]
-            cov = (
+            second = (
                 self.f1[:, :, None, None] * line[:, None]
                 + self.f2[:, :, None, None] * (self.total - line)[:, None]
             )
@@ -218,7 +218,7 @@ class _TwoDirections:
             limit=limit(head, measure)(x).cpu().numpy(),
             delta=_delta_trace(head, measure, x),
             bias=bias,
-            cov=cov,
+            second_moment=second,
         )
         return errors, along * self.df1_dlogn + across * self.df2_dlogn, self.accuracy
 

@@ -196,7 +196,14 @@ def test_prompt_length_for_linear_attention() -> None:
     curve = [float(risk(task, flow_limit(task, start, L), L, "linear")) for L in range(1, 80)]
     shortest = 1 + next(index for index, value in enumerate(curve) if value <= goal)
     found = prompt_length_for(task, 0.02, "linear")
-    assert shortest <= found <= math.ceil(1.03 * shortest)
+    assert found == shortest
+
+
+@pytest.mark.parametrize(("eps", "shortest"), [(0.1, 144), (0.01, 1494), (0.001, 14994), (4.0, 1)])
+def test_prompt_length_is_the_closed_form(eps: float, shortest: int) -> None:
+    """d = 5, Sigma = Lambda = I, no noise: linear attention ends at the risk 15 / (L + 6)."""
+    task = LinearTask.isotropic(5, torch.eye(5), noise=0.0)
+    assert prompt_length_for(task, eps, "linear") == shortest
 
 
 def test_a_start_for_small_covariates_is_not_beyond_its_range() -> None:
@@ -266,7 +273,7 @@ def test_theorem_5_2_at_the_size_of_the_paper(task: LinearTask, generator: torch
     assert (np.diff(found.softmax - found.linear) < 0).all()
     assert found.softmax[-1] == pytest.approx(0.05, abs=2e-5)
     eps = 0.01
-    length = prompt_length_for(task, eps, precision=0.3)
+    length = prompt_length_for(task, eps)
     assert (
         float(risk(task, final_parameters(task, start_block(task), length), length)) <= 0.05 + eps
     )

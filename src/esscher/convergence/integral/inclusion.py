@@ -34,6 +34,7 @@ __all__ = ["TOL", "InclusionErrors", "Sums", "SureKeys", "inclusion_error", "joi
 TOL = 1e-13
 ELEMENTS = 2**21  # queries x keys x nodes in one temporary
 LEAST = -700.0
+FAR = 700.0  # exp(FAR) is a number still
 
 
 @dataclass(frozen=True)
@@ -95,14 +96,14 @@ class Sums:
     """Running sums over nodes of an integral over kept keys, and where its nodes lie; it knows its
     own reach.
 
-    ``total``: what the sure keys of each query sum to; ``first``: B; ``log_most``: logarithm of the
-    largest S.
+    ``log_total``: logarithm of what the sure keys of each query sum to; ``first``: B; ``log_most``:
+    logarithm of the largest S.
     """
 
     chunk = 16
 
-    def __init__(self, total: Tensor, first: Tensor, log_most: float, step: float) -> None:
-        self.total, self.first, self.log_most, self.step = total, first, log_most, step
+    def __init__(self, log_total: Tensor, first: Tensor, log_most: float, step: float) -> None:
+        self.log_total, self.first, self.log_most, self.step = log_total, first, log_most, step
         self.sums = torch.zeros(2, len(first), dtype=torch.float64, device=first.device)
         self.drift = torch.zeros_like(first)
         self.bottom = math.inf  # the lowest node added
@@ -116,7 +117,7 @@ class Sums:
         """How far below the anchor the logarithm of the smallest S lies: that of the sure keys, or
         of one key alone.
         """
-        least = torch.where(self.total > 0, self.total.log(), self.lightest())
+        least = torch.where(self.log_total > -torch.inf, self.log_total, self.lightest())
         return -float(least.clamp(max=0).min())
 
     def add(self, tau: Tensor) -> None:
@@ -180,10 +181,13 @@ def _rows(
     anchor = log_eps.amax(1, keepdim=True)
     log_eps = log_eps - torch.where(anchor > -torch.inf, anchor, 0.0)
     distance = torch.cdist(limit, v, compute_mode="donot_use_mm_for_euclid_dist")
-    sure = SureKeys.of(p == 1, log_eps, v, limit, distance)
+    # measured from the largest of the sure keys, which may lie far below the largest of all
+    highest = torch.where(p == 1, log_eps, -torch.inf).amax(1)
+    highest = torch.where(highest > -torch.inf, highest, 0.0)
+    sure = SureKeys.of(p == 1, log_eps - highest[:, None], v, limit, distance)
     if not bool(((p > 0) & (p < 1)).any()):
         return _softmax(sure)
-    return _Included(log_eps, v, limit, p, distance, sure, step_for(tol)).integrate(tol)
+    return _Included(log_eps, v, limit, p, distance, sure, highest, step_for(tol)).integrate(tol)
 
 
 def _softmax(sure: SureKeys) -> InclusionErrors:
@@ -204,23 +208,26 @@ class _Included(Sums):
         p: Tensor,
         distance: Tensor,
         sure: SureKeys,
+        highest: Tensor,
         step: float,
     ) -> None:
+        """``highest`` (m,): the anchor of ``sure``."""
         by_chance = (p > 0) & (p < 1)
         rest = by_chance.any(0).nonzero()[:, 0]  # keys that chance decides for some query
         self.p = torch.where(by_chance, p, 0.0)[:, rest]
         self.log_eps = torch.where(self.p > 0, log_eps[:, rest], -torch.inf)
         self.distance, self.near, self.gamma, self.sure = distance[:, rest], v[rest], limit, sure
-        self.size = (torch.where(p == 1, log_eps, -torch.inf).exp() * distance).sum(1)
-        eps = self.log_eps.exp()
+        self.highest, above = highest, log_eps - highest[:, None]
+        self.size = (torch.where(p == 1, above, -torch.inf).exp() * distance).sum(1)
+        eps, scale = self.log_eps.exp(), highest.exp()
         once = self.p * eps
-        first = sure.vector + once @ self.near - once.sum(1, keepdim=True) * limit
+        first = scale[:, None] * sure.vector + once @ self.near - once.sum(1, keepdim=True) * limit
         self.second = first.square().sum(1) + (
             (1 - self.p) * once * eps * self.distance.square()
         ).sum(1)
-        self.pair = sure.pair + (once * eps).sum(1)
-        log_most = float((sure.total + eps.sum(1)).max().clamp_min(1e-300).log())
-        super().__init__(sure.total, first, log_most, step)
+        self.pair = scale.square() * sure.pair + (once * eps).sum(1)
+        log_most = float((scale * sure.total + eps.sum(1)).max().clamp_min(1e-300).log())
+        super().__init__(highest + sure.total.log(), first, log_most, step)
 
     def lightest(self) -> Tensor:
         return torch.where(self.log_eps > -torch.inf, self.log_eps, torch.inf).amin(1)
@@ -232,31 +239,33 @@ class _Included(Sums):
             self._add(nodes)
 
     def _add(self, tau: Tensor) -> None:
-        t = tau.exp()
-        p = self.p[:, None]  # (m, 1, N)
+        t, p = tau.clamp(max=FAR).exp(), self.p[:, None]  # (m, 1, N)
+        of_sure = (tau + self.highest[:, None]).clamp(max=HIGHEST).exp()  # t in units of ``sure``
         # t eps, (m, nodes, N)
         y = torch.exp((tau[:, None] + self.log_eps[:, None]).clamp(max=HIGHEST))
         x, lost = torch.exp(-y), torch.expm1(-y)
         d = (1 - p) + p * x
         log_d = torch.where(p * lost > -0.5, torch.log1p(p * lost), d.log()).sum(2)
-        chance = torch.exp((log_d - t * self.total[:, None]).clamp_min(LEAST)) * self.step
+        total = self.sure.total[:, None]
+        chance = torch.exp((log_d - of_sure * total).clamp_min(LEAST)) * self.step
         late = p * y * x / d
         early = p * (1 - p) * y * lost / d
         far = self.distance[:, None]
-        is_late = t * self.size[:, None] + (late * far).sum(2) < t * self.first.norm(dim=1)[
+        is_late = of_sure * self.size[:, None] + (late * far).sum(2) < t * self.first.norm(dim=1)[
             :, None
         ] - (early * far).sum(2)
         is_late |= tau + self.log_eps.amax(1, keepdim=True) > HIGHEST  # y was cut there, t was not
         terms = torch.where(is_late[:, :, None], late, early)
-        base = (
-            torch.where(is_late[:, :, None], self.sure.vector[:, None], self.first[:, None])
-            * t[:, None]
+        base = torch.where(
+            is_late[:, :, None],
+            of_sure[:, :, None] * self.sure.vector[:, None],
+            t[:, None] * self.first[:, None],
         )
         vector = base + terms @ self.near - terms.sum(2, keepdim=True) * self.gamma[:, None]
         pairs = p * y * y * x / d
         spread = ((1 - p) * pairs / d * far.square()).sum(2)
         mse = vector.square().sum(2) + spread
-        sum_p2 = t.square() * self.sure.pair[:, None] + pairs.sum(2)
+        sum_p2 = of_sure.square() * self.sure.pair[:, None] + pairs.sum(2)
         self.sums += torch.stack([(chance * mse).sum(1), (chance * sum_p2).sum(1)])
         self.drift += (chance[:, :, None] * vector).sum(1)
 
@@ -268,9 +277,8 @@ class _Included(Sums):
         x = torch.exp(-half)
         d = 1 - self.p + self.p * x
         log_d = torch.log1p(self.p * torch.expm1(-half)).where(half < 0.5, d.log()).sum(1)
-        chance = 2 * torch.exp(
-            (log_d - math.exp(min(tau, 700.0)) / 2 * self.total).clamp_min(LEAST)
-        )
+        of_sure = (tau + self.highest).clamp(max=HIGHEST).exp()
+        chance = 2 * torch.exp((log_d - of_sure / 2 * self.sure.total).clamp_min(LEAST))
         kept = self.p * x / d
         return chance * torch.stack(
             [

@@ -6,7 +6,8 @@ With pi the softmax weights and K, D what is kept and dropped,
 
 and of the two sums that over the lighter set is taken. Keys between two n of the ladder are summed
 once, by a product of a sparse matrix (its rows: a query's keys between two n) with the values; the
-sums of K and D are running sums of these.
+sums of K and D are running sums of these. A query whose kept or dropped keys weigh less than these
+sums can hold has a softmax over each kept set by itself.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from esscher.convergence.integral.inclusion import InclusionErrors
 from esscher.keep.context import Context
+from esscher.keep.rule import first_of
 
 __all__ = ["ranked_errors"]
 
@@ -49,12 +51,46 @@ def ranked_errors(
     )
     some = torch.where(mass > 0, mass, 1.0)
     bias, pair = vector / some[:, :, None], kept[:, :, -1] / some.square()
+    least = torch.finfo(context.dtype).tiny
+    # pi^2 is summed over what is kept, pi alone over what is dropped
+    faint = ((mass < 1e4 * least**0.5) | ((light < 1e8 * least) & steps.drops)).any(1).nonzero()
+    rows = faint[:, 0]
+    if len(rows):
+        own = _one_by_one(
+            context.take(rows), held[rows], ranking.expand(len(held), -1)[rows], counts[order]
+        )
+        bias[rows], pair[rows] = own
     accuracy = 32 * torch.finfo(context.dtype).eps
     found = [
         InclusionErrors(bias[:, i].square().sum(1), bias[:, i], pair[:, i], accuracy)
         for i in range(len(counts))
     ]
     return [found[i] for i in order.argsort().tolist()]
+
+
+def _one_by_one(
+    context: Context, held: Tensor, ranking: Tensor, counts: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Bias (m, S, d) and sum p^2 (m, S) from the logarithm of what each set weighs."""
+    place = torch.empty_like(ranking).scatter_(
+        1, ranking, -torch.arange(ranking.shape[1]).to(ranking).expand_as(ranking)
+    )
+    free, biases, pairs = context.visible & ~held, [], []
+    for count in counts.tolist():
+        kept = held | first_of(place, free, count - held.sum(1))
+        inside, outside = (
+            context.scores.masked_fill(~part, -torch.inf)
+            for part in (kept, context.visible & ~kept)
+        )
+        log_mass = inside.logsumexp(1, keepdim=True)
+        lighter = outside.logsumexp(1, keepdim=True) < log_mass
+        weight, lost = (inside - log_mass).exp(), (outside - log_mass).exp()
+        of_kept, of_dropped = (
+            x @ context.near - x.sum(1, keepdim=True) * context.drift for x in (weight, lost)
+        )
+        biases.append(torch.where(lighter, -of_dropped, of_kept))
+        pairs.append(weight.square().sum(1))
+    return torch.stack(biases, dim=1), torch.stack(pairs, dim=1)
 
 
 class _Steps:
@@ -79,6 +115,7 @@ class _Steps:
             columns, weights = columns[inside], weights[inside]
         ends = torch.minimum((counts - held.sum(1)[:, None]).clamp_min(0), total[:, None])  # (m, S)
         ends = torch.cat([ends, total[:, None]], dim=1)
+        self.drops = ends[:, :-1] < total[:, None]  # whether a key is dropped, (m, S)
         starts = torch.cumsum(total, 0) - total
         edges = torch.cat([torch.zeros_like(ends[:1, 0]), (starts[:, None] + ends).flatten()])
         weights = weights.flatten()

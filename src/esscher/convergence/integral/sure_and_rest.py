@@ -93,9 +93,9 @@ class _Rest(Sums):
         self.family, self.early = _kernels(share)
         light = share if reweight else 1.0  # 1/w
         self.pair, self.vector = sure.pair * light**2, sure.vector * light
-        total = sure.total * light
-        log_most = float((total + keys[:, 0] * source.moments.log_first.exp()).log().max())
-        super().__init__(total, sure.vector * (light - share), log_most, step)
+        self.total = sure.total * light
+        log_most = float((self.total + keys[:, 0] * source.moments.log_first.exp()).log().max())
+        super().__init__(self.total.log(), sure.vector * (light - share), log_most, step)
 
     def lightest(self) -> Tensor:
         return torch.full_like(self.total, -self.source.span)

@@ -31,6 +31,7 @@ Floats = npt.NDArray[np.float64]
 
 HANDOVER = 30.0  # time at which the flow is taken to have chosen its valley
 LONGEST = 10**12
+ROUNDING = 1e-11  # relative error of a risk
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,33 +136,43 @@ def prompt_length_for(
     eps: Any,
     kind: str = "softmax",
     start: Block | None = None,
-    precision: float = 0.02,
     query_inside: bool = False,
 ) -> int:
     """L(eps) of Theorem 5.2: the shortest prompts on which the flow ends within ``eps`` of the best
     risk, tau^2 / 2.
 
-    Bisection in log L; the answer is at most the fraction ``precision`` above the shortest. The
-    final risk is taken to fall with L.
+    The final risk is taken to fall with L: the answer reaches the goal, and one token fewer does
+    not. Between a length that does not and one that does, the next is where a power law through
+    both meets the goal.
     """
-    goal = 0.5 * task.noise + as_positive(eps, "eps")
+    goal = as_positive(eps, "eps")
     start = start_block(task) if start is None else start
 
-    def reached(length: int) -> bool:
+    def excess(length: int) -> float:
+        """Logarithm of the risk above the best over eps: at most 0 where the goal is reached, to
+        rounding.
+        """
         end = final_parameters(task, start, length, kind, query_inside)
-        return float(risk(task, end, length, kind, query_inside=query_inside)) <= goal
+        found = float(risk(task, end, length, kind, query_inside=query_inside)) - 0.5 * task.noise
+        return math.log(max(found, 1e-300) / goal) - ROUNDING
 
     low, high = 0, 1
-    while not reached(high):
+    above, below = math.inf, excess(1)
+    while below > 0:
         if high >= LONGEST:
             raise ValueError(
-                f"eps: expected an excess risk that {LONGEST:g} tokens reach, got {float(eps):g}"
+                f"eps: expected an excess risk that {LONGEST:g} tokens reach, got {goal:g}"
             )
-        low, high = high, 10 * high
-    while high - low > max(1.0, precision * low):
-        middle = max(low + 1, round(math.sqrt(max(low, 1) * high)))
-        if reached(middle):
-            high = middle
+        low, above, high = high, below, 10 * high
+        below = excess(high)
+    beside = 0  # tokens beside the power law's length, wider each time that it misses
+    while high - low > 1:
+        share = above / (above - below) if math.isfinite(above) else 0.5
+        middle = round(max(low, 1) ** (1 - share) * high**share)
+        middle = min(max(middle + beside, low + 1), high - 1)
+        found = excess(middle)
+        if found <= 0:
+            high, below, beside = middle, found, min(-1, 4 * beside)
         else:
-            low = middle
+            low, above, beside = middle, found, max(1, 4 * beside)
     return high
