@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from esscher.convergence.curve import ErrorCurve, QueryErrors
 from esscher.convergence.grid import state as deposit
@@ -59,12 +60,13 @@ class KeepErrors:
     """The errors of rules on one context; what several of them need is found once."""
 
     def __init__(self, context: Context) -> None:
-        self.context = context
+        self.asked = context  # what rules see
+        self.context = context.whole  # what sums are over: a sink logit is a sure key of value 0
         self._last: tuple[Tensor, _Rest | None] | None = None
 
     def curve(self, rule: Rule, n: Any = None, *, details: bool = False) -> ErrorCurve:
         """As ``keep_curve``."""
-        context = self.context
+        context = self.asked
         counts = [None] if n is None else as_counts(n, "n").tolist()
         found, sizes = self._found(rule, counts)
         queries = QueryErrors(
@@ -99,23 +101,25 @@ class KeepErrors:
         if large and len(chances) == 1 and isinstance(rule.free, Random):
             return self._one_probability(rule, rule.free, counts)
         alike = large and all(isinstance(part, Random) for part in chances)
-        found = [(self._of(kept, alike), kept.size) for kept in rule.ladder(self.context, counts)]
+        found = [(self._of(kept, alike), kept.size) for kept in rule.ladder(self.asked, counts)]
         return [errors for errors, _ in found], [size for _, size in found]
 
     def _ranked(
         self, rule: Rule, free: Ranked, counts: Sequence[int | None]
     ) -> tuple[list[InclusionErrors], list[Tensor]]:
-        held = rule.start(self.context, counts)
+        held = rule.start(self.asked, counts)
         ladder = torch.tensor(counts, device=held.device)
-        seen, sure = self.context.visible.sum(1), held.sum(1)
+        seen, sure = self.asked.visible.sum(1), held.sum(1)
         sizes = [torch.maximum(sure, seen.clamp(max=n)).double() for n in ladder.tolist()]
-        return ranked_errors(self.context, held, ranking(free.order(self.context)), ladder), sizes
+        extra, order = self.context.keys - self.asked.keys, ranking(free.order(self.asked))
+        order = pad(order, (0, extra), value=self.asked.keys)
+        return ranked_errors(self.context, self._and_sink(held), order, ladder + extra), sizes
 
     def _one_probability(
         self, rule: Rule, free: Random, counts: Sequence[int | None]
     ) -> tuple[list[InclusionErrors], list[Tensor]]:
-        held = rule.start(self.context, counts)
-        sure, rest = held.sum(1).double(), (self.context.visible & ~held).sum(1).double()
+        held = rule.start(self.asked, counts)
+        sure, rest = held.sum(1).double(), (self.asked.visible & ~held).sum(1).double()
         found, sizes = [], []
         for n in counts:
             assert n is not None
@@ -124,8 +128,17 @@ class KeepErrors:
             sizes.append(sure + share * rest)
         return found, sizes
 
+    def share(self, share: float) -> InclusionErrors:
+        """Every key is kept with one probability."""
+        return self._shared(torch.zeros_like(self.asked.visible), share, False)
+
+    def _and_sink(self, kept: Tensor) -> Tensor:
+        """What is kept, or counts, with a sink logit: that is always kept, and counts once."""
+        return pad(kept, (0, self.context.keys - self.asked.keys), value=1)
+
     def _shared(self, sure: Tensor, share: float, reweight: bool) -> InclusionErrors:
         """Every key that is not sure is kept with one probability."""
+        sure = self._and_sink(sure)
         rest = self._rest(sure[self.blunt]) if len(self.blunt) and 0 < share < 1 else None
         near = None if rest is None else rest.errors(share, reweight=reweight)
         if near is not None and len(self.blunt) == len(sure):
@@ -142,7 +155,8 @@ class KeepErrors:
         share = kept.share if alike else None
         if share is not None:
             return self._shared(kept.sure, share, kept.weight is not None)
-        return self._by_key(kept, slice(None))
+        weight = None if kept.weight is None else self._and_sink(kept.weight)
+        return self._by_key(Inclusion(self._and_sink(kept.probability), weight), slice(None))
 
     def _completed(
         self, found: InclusionErrors | None, known: Tensor, kept: Inclusion

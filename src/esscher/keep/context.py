@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from esscher.inputs import as_attention
 
@@ -27,7 +28,8 @@ class Context:
     (an encoder's queries see later keys too). ``logits``: the model's own scores, where they are
     more than scale <q, k>. ``heads``: which of the heads that share the keys each row is a query
     of; ``output``: what each of them makes of a value, W_O, where differences of values are to be
-    measured behind it.
+    measured behind it. ``sink``: a logit of each row that is in the softmax without a key, as in
+    gpt_oss. It acts as a key of value 0 that is always kept: rules neither see, count nor drop it.
     """
 
     q: Tensor
@@ -39,6 +41,7 @@ class Context:
     logits: Tensor | None = None  # (m, N)
     heads: Tensor | None = None  # (m,) int64
     output: Tensor | None = None  # (heads, d_v, d)
+    sink: Tensor | None = None  # (m,)
 
     @classmethod
     def of(cls, q: Any, k: Any, v: Any, scale: Any = None, positions: Any = None) -> Context:
@@ -65,8 +68,8 @@ class Context:
 
     def take(self, rows: Tensor) -> Context:
         """The same keys for some of the queries."""
-        mask, logits, heads = (
-            None if x is None else x[rows] for x in (self.mask, self.logits, self.heads)
+        mask, logits, heads, sink = (
+            None if x is None else x[rows] for x in (self.mask, self.logits, self.heads, self.sink)
         )
         return replace(
             self,
@@ -75,6 +78,7 @@ class Context:
             mask=mask,
             logits=logits,
             heads=heads,
+            sink=sink,
         )
 
     @property
@@ -103,9 +107,29 @@ class Context:
         return scores.masked_fill(~self.visible, -torch.inf)
 
     @cached_property
+    def whole(self) -> Context:
+        """For sums over all that is in the softmax: the sink logit as one more key, the last; the
+        context itself where there is none.
+        """
+        if self.sink is None:
+            return self
+        logits = torch.cat([self.scores, self.sink.double()[:, None]], 1)
+        mask = pad(self.visible, (0, 1), value=True)
+        return replace(
+            self,
+            k=pad(self.k, (0, 0, 0, 1)),
+            v=pad(self.v, (0, 0, 0, 1)),
+            mask=mask,
+            logits=logits.masked_fill(~mask, 0.0),
+            sink=None,
+        )
+
+    @cached_property
     def attention(self) -> Tensor:
-        """Softmax weights pi over the visible keys, (m, N)."""
-        return torch.softmax(self.scores, 1)
+        """Softmax weights pi of the visible keys, (m, N); they sum to 1, or to less beside a sink
+        logit.
+        """
+        return torch.softmax(self.whole.scores, 1)[:, : self.keys]
 
     @cached_property
     def near(self) -> Tensor:
@@ -115,6 +139,8 @@ class Context:
     @cached_property
     def drift(self) -> Tensor:
         """The limit measured from that value, (m, d_v)."""
+        if self.sink is not None:
+            return self.whole.limit - self.v[len(self.v) // 2].double()
         return self.attention @ self.near
 
     @cached_property

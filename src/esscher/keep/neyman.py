@@ -90,8 +90,9 @@ def gain(context: Context, *, behind_output: bool = False) -> Tensor:
     loss of one key; c / (1 - pi) is measured as the value's distance from the limit of the others.
     ``behind_output``: |W_O c| in place of |c|.
     """
+    keys, context = context.keys, context.whole
     found = context.attention * (context.impact if behind_output else context.distance)
-    weight, top = context.attention.max(1)
+    weight, top = context.attention[:, :keys].max(1)
     rows = (weight > 0.5).nonzero()[:, 0]
     if len(rows):
         others = context.scores[rows].scatter(1, top[rows, None], -torch.inf)
@@ -101,7 +102,7 @@ def gain(context: Context, *, behind_output: bool = False) -> Tensor:
         found[rows, top[rows]] = weight[rows] * (
             context.felt(away, rows) if behind_output else away.norm(dim=1)
         )
-    return found
+    return found[:, :keys]
 
 
 def fill_up(gain: Tensor, counts: Tensor) -> Iterator[Tensor]:

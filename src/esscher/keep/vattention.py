@@ -77,12 +77,14 @@ class AdaptiveRest(Chance):
         return torch.minimum(torch.maximum(wanted, self.base_size(rest)), rest)
 
     def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
-        e = torch.exp(context.scores - context.scores.amax(1, keepdim=True))
+        scores = context.whole.scores
+        e = torch.exp(scores - scores.amax(1, keepdim=True))
+        total, e = e.sum(1), e[:, : context.keys]
         count = rest.sum(1).double()
         some = count.clamp_min(1)
         mean = (e * rest).sum(1) / some
         sigma = (((e - mean[:, None]) * rest).square().sum(1) / some).sqrt()
-        return rest * (self.budget(sigma, e.sum(1), count) / some)[:, None]
+        return rest * (self.budget(sigma, total, count) / some)[:, None]
 
 
 def VAttention(

@@ -14,7 +14,6 @@ from esscher.models.huggingface.capture import Captured
 from esscher.models.huggingface.interventions import (
     Acted,
     Kept,
-    call_context,
     check_acted,
     intervene,
     prefill,
@@ -188,7 +187,7 @@ def test_every_query_keeps_what_the_rule_says(name: str, text: str) -> None:
         rows, dropped = torch.arange(TOKENS), 0
         for call in calls:
             for kv in range(call.kv_heads):
-                context = call_context(call, kv, rows, TOKENS)
+                context = call.context(kv, rows)
                 dropped += int(
                     (context.visible & (rule.include(context, 4).probability == 0)).sum()
                 )

@@ -19,7 +19,7 @@ from esscher.models.huggingface.masks import Mask, MaskTensor, causal_mask, give
 from esscher.models.huggingface.parity import parity
 from tests.models.tiny import FAMILIES, VOCABULARY, build, inputs_of, model_of
 
-masked = importlib.import_module("esscher.models.huggingface.attention")
+masked = importlib.import_module("esscher.models.huggingface.call")
 LONG = 1024
 
 

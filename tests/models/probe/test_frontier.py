@@ -16,12 +16,13 @@ import torch
 import esscher as es
 from esscher.convergence.keep_curve import keep_curve
 from esscher.keep.context import Context
+from esscher.models.huggingface.call import score
 from esscher.models.probe import head as head_state
 from esscher.models.probe.context import Places
 from esscher.models.probe.queries import WindowQueries
 from esscher.models.probe.spec import RULES, SHARES, ProbeSpec, kept_sizes
 from esscher.models.probe.statistics import frontier, statistics_of
-from esscher.models.probe.tokens import LayerInfo, scores_of
+from esscher.models.probe.tokens import LayerInfo
 from esscher.models.probe.window import Window
 from tests.models.probe_runs import (
     captured_layers,
@@ -310,10 +311,10 @@ def test_a_head_that_overflows_leaves_the_others_alone() -> None:
     q[0, 3, 1] = torch.inf
     rows, info = np.arange(20), LayerInfo(0, 2, 1, 0.5, None, "")
     seen = torch.ones(1, 20, 20).tril().bool()
-    scores = scores_of(info, q, k[:1]).masked_fill(~seen, -torch.inf)
+    scores = score(q, k[:1], 0.5, seen=seen)
 
     def window() -> Window:
-        queries = WindowQueries(rows, q, k[:1], v[:1], seen, None, scores, torch.zeros(2, 20), 0)
+        queries = WindowQueries(rows, q, k[:1], v[:1], seen, None, scores, torch.zeros(2, 20), None)
         return Window(
             queries, info, 0, rows, Places(0 * rows, rows, 0 * rows, 0 * rows), [es.keep.Heavy()]
         )

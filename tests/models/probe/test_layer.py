@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from esscher.diagnostics import moments as token_moments
+from esscher.models.huggingface.call import score
 from esscher.models.huggingface.capture import Captured, forward
 from esscher.models.huggingface.loading import wrap_model
 from esscher.models.probe.context import ProbeContext, make_context
@@ -21,7 +22,7 @@ from esscher.models.probe.passes import stream
 from esscher.models.probe.queries import capture_queries
 from esscher.models.probe.spec import ProbeSpec
 from esscher.models.probe.tables import layer_tables
-from esscher.models.probe.tokens import LayerInfo, LayerMoments, Rows, scores_of
+from esscher.models.probe.tokens import LayerInfo, LayerMoments, Rows
 from tests.models.probe_runs import captured_layers, few_texts, tiny_model
 from tests.models.tiny import inputs_of, model_of
 
@@ -249,8 +250,5 @@ def test_what_the_pool_leaves_out_is_said(name: str, note: str) -> None:
 
 def test_capped_scores() -> None:
     q, k = torch.randn(3, 4), torch.randn(5, 4)
-    plain = LayerInfo(0, 1, 1, 0.5, None, "")
-    torch.testing.assert_close(scores_of(plain, q, k), 0.5 * q @ k.T)
-    torch.testing.assert_close(
-        scores_of(replace(plain, softcap=0.3), q, k), 0.3 * torch.tanh(0.5 * q @ k.T / 0.3)
-    )
+    torch.testing.assert_close(score(q, k, 0.5), 0.5 * q @ k.T)
+    torch.testing.assert_close(score(q, k, 0.5, 0.3), 0.3 * torch.tanh(0.5 * q @ k.T / 0.3))

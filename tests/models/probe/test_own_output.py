@@ -25,7 +25,13 @@ from tests.models.tiny import inputs_of, model_of
 # Where a family's attention output can be had: what leaves a module, or what enters one (its last
 # projection).
 LEAVES = {"bert": "attention.self"}
-ENTERS = {"gpt2": "attn.c_proj", "t5": "SelfAttention.o"}
+ENTERS = {
+    "gpt2": "attn.c_proj",
+    "t5": "SelfAttention.o",
+    "bart": "self_attn.out_proj",
+    "opt": "self_attn.out_proj",
+    "modernbert": "attn.Wo",
+}
 TINY = ("bert", "gpt2", "llama", "qwen3", "gemma2", "gemma3_text", "gpt_oss", "t5")
 
 

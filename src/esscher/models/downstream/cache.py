@@ -23,7 +23,7 @@ from esscher.keep.rule import Chance, Inclusion, Placed, Ranked, Rule
 from esscher.models.downstream.context import DownstreamContext
 from esscher.models.downstream.spec import CUT, UNIFORM
 from esscher.models.huggingface.capture import Captured
-from esscher.models.huggingface.interventions import Kept, call_context
+from esscher.models.huggingface.interventions import Kept
 
 __all__ = ["Budgets", "Cell", "Choice", "Place", "Plan", "once"]
 
@@ -130,7 +130,7 @@ class Plan:
         shared = captured.heads // captured.kv_heads
         output = self.source.outputs[captured.layer]
         for kv in range(captured.kv_heads):
-            made = call_context(captured, kv, rows, tokens)
+            made = captured.context(kv, rows)
             self.contexts[captured.layer, kv] = replace(
                 made, output=output[kv * shared : (kv + 1) * shared]
             )

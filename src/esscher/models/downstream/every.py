@@ -24,7 +24,6 @@ from esscher.models.huggingface.capture import Captured, forward, without_cache
 from esscher.models.huggingface.interventions import (
     Acted,
     Kept,
-    call_context,
     check_acted,
     intervene,
     rule_for_every_query,
@@ -151,7 +150,7 @@ class EveryText:
         rule, shared = parse(cell.rule), call.heads // call.kv_heads
         rows = torch.arange(call.query.shape[2], device=call.query.device)
         output = self.source.outputs[call.layer][kv_head * shared : (kv_head + 1) * shared]
-        context = replace(call_context(call, kv_head, rows, call.key.shape[2]), output=output)
+        context = replace(call.context(kv_head, rows), output=output)
         return rule.include(context, self.size(cell.size, call.layer) if rule.free else None)
 
     def _sizes(self, size: float) -> Any:

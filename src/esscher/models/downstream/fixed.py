@@ -29,7 +29,6 @@ from esscher.models.downstream.cache import Cell
 from esscher.models.downstream.every import EveryText
 from esscher.models.downstream.text import Text
 from esscher.models.huggingface.capture import Captured
-from esscher.models.huggingface.interventions import call_context
 
 __all__ = ["agreement_of", "fixed_rows"]
 
@@ -195,7 +194,7 @@ def _layers(text: Text | EveryText, cell: Cell) -> Iterator[tuple[int, _Layer]]:
     for call in text.calls:
         if call.layer not in text.source.layers:
             continue
-        keys, shared = call.key.shape[2], call.heads // call.kv_heads
+        shared = call.shared
         rows = (
             torch.linspace(0, call.query.shape[2] - 1, QUERIES + 2)
             .round()
@@ -204,10 +203,10 @@ def _layers(text: Text | EveryText, cell: Cell) -> Iterator[tuple[int, _Layer]]:
         )
         parts, drops = [], text.source.drops(call.layer)
         for kv in range(call.kv_heads):
-            context = call_context(call, kv, rows, keys)
-            decided = text.inclusion(cell, call, kv)
+            context = call.context(kv, rows).whole
+            decided, keys = text.inclusion(cell, call, kv), context.keys
             chance, weight = (
-                _of_rows(one, shared, rows) for one in (decided.probability, decided.weight)
+                _of_rows(one, shared, rows, keys) for one in (decided.probability, decided.weight)
             )
             seen = context.visible.view(shared, len(rows), keys)
             chance = chance.expand(shared, len(rows), keys) * seen
@@ -231,10 +230,11 @@ def _layers(text: Text | EveryText, cell: Cell) -> Iterator[tuple[int, _Layer]]:
         yield call.layer, _Layer(rows, scores, values, chance, weight, groups, output, limit)
 
 
-def _of_rows(found: Tensor | None, shared: int, rows: Tensor) -> Any:
+def _of_rows(found: Tensor | None, shared: int, rows: Tensor, keys: int) -> Any:
     """(shared, m, N) of what was decided for all queries of the heads that share keys; of one
-    decision for all (1, 1, N).
+    decision for all (1, 1, N). A sink logit is always kept.
     """
     if found is None:
         return None
+    found = torch.nn.functional.pad(found, (0, keys - found.shape[1]), value=1.0)
     return found[None] if len(found) == 1 else found.view(shared, -1, found.shape[1])[:, rows]

@@ -26,7 +26,6 @@ from esscher.keep.random import Random
 from esscher.models.downstream.cache import Cell
 from esscher.models.downstream.text import Text
 from esscher.models.huggingface.capture import Captured
-from esscher.models.huggingface.interventions import call_context
 
 __all__ = ["random_rule", "together_rows"]
 
@@ -172,12 +171,12 @@ def _random_cell(text: Text) -> Cell:
 
 
 def _queries(text: Text, cell: Cell, call: Captured) -> Iterator[_Query]:
-    decoded, keys = call.query.shape[2], call.key.shape[2]
     chance = text.plan.inclusion(cell, (call.layer, 0)).probability[0]
+    rows = torch.linspace(0, call.query.shape[2] - 1, QUERIES + 2).round().long()[1:-1]
+    contexts = [call.context(kv, rows).whole for kv in range(call.kv_heads)]
+    keys, shared = contexts[0].keys, call.shared
+    # later keys and a sink logit are always kept
     chance = torch.nn.functional.pad(chance, (0, keys - len(chance)), value=1.0)
-    rows = torch.linspace(0, decoded - 1, QUERIES + 2).round().long()[1:-1]
-    contexts = [call_context(call, kv, rows, keys) for kv in range(call.kv_heads)]
-    shared = call.heads // call.kv_heads
     for i in range(len(rows)):
         scores = torch.cat(
             [context.scores.view(shared, len(rows), keys)[:, i] for context in contexts]

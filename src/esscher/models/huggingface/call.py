@@ -1,23 +1,66 @@
-"""What one attention call of a model is given."""
+"""One attention call of a model: its scores, its softmax weights and its output.
+
+With s_j the score of key j for a query, over the keys that the query sees,
+
+    s_j = cap(scale <q, k_j>) + bias_j,     p_j = exp(s_j) / (exp(sink) + sum_i exp(s_i)),
+
+cap(s) = softcap tanh(s / softcap), and the output is sum_j p_j v_j. Head h reads key-value head
+h // (heads / kv_heads). The sink logit (gpt_oss) is a parameter of the head: it is in the softmax,
+but it is no key, has no value, and is in no cache.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from esscher.models.huggingface.attention import attend_masked
+from esscher.keep.context import Context
 from esscher.models.huggingface.masks import Mask, given_mask
 
-__all__ = ["Captured"]
+__all__ = ["Captured", "at_least_single", "score", "softmax"]
+
+EXPLICIT_SCORES = 1 << 22  # scores held at once where there is no fused kernel
+ROWS = 256  # queries that meet their keys at once where a mask is more than causal
+# keys and values of one width up to this have a fused kernel that shares key heads
+FUSED_WIDTH = 256
+
+
+def score(
+    q: Float[Tensor, "*batch m k"],
+    k: Float[Tensor, "*batch n k"],
+    scale: float,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+    seen: Tensor | None = None,
+) -> Float[Tensor, "*batch m n"]:
+    """cap(scale <q, k>) + bias, and -inf for keys that are not seen; in float32 at least."""
+    scores = (q @ k.mT).to(torch.promote_types(q.dtype, torch.float32)) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + bias
+    return scores if seen is None else scores.masked_fill(~seen, -torch.inf)
+
+
+def softmax(
+    scores: Float[Tensor, "*batch heads m n"], sinks: Float[Tensor, " heads"] | None = None
+) -> Float[Tensor, "*batch heads m n"]:
+    """Weights of the keys beside the sink logit of each head; 0 where a query sees nothing."""
+    keys = scores.shape[-1]
+    if sinks is not None:
+        logits = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, logits], dim=-1)
+    blind = scores.amax(dim=-1, keepdim=True) == -torch.inf
+    return torch.softmax(scores.masked_fill(blind, 0.0), -1).masked_fill(blind, 0.0)[..., :keys]
 
 
 @dataclass(frozen=True)
 class Captured:
-    """One attention call: weights are softmax(cap(scale <q, k>) + bias) over the allowed keys and
-    the sink logit.
+    """What one attention call of a model is given.
 
     ``layer`` counts the model's self-attention layers in order of execution, ``name`` is the
     module's dotted name. ``query`` is (batch, heads, tokens, width); ``key`` and ``value`` are
@@ -50,6 +93,11 @@ class Captured:
         return int(self.key.shape[1])
 
     @property
+    def shared(self) -> int:
+        """Heads that read one key-value head."""
+        return self.heads // self.kv_heads
+
+    @property
     def allowed(self) -> Bool[Tensor, "batch heads tokens keys"] | None:
         """The mask spelled out, for short sequences."""
         return None if self.mask is None else self.mask.whole().expand(len(self.query), -1, -1, -1)
@@ -70,25 +118,148 @@ class Captured:
         if self.bias is None:
             return None
         rows = self.bias if self.bias.shape[2] == 1 else self.bias[:, :, at]
-        return rows.expand(len(self.query), -1, len(at), -1)
+        return rows.expand(len(self.query), -1, len(at), self.key.shape[2])
+
+    def take(self, at: Int[Tensor, " m"], place: int | None = None) -> Captured:
+        """The same call for the queries at some positions; ``place``: of one sequence of the batch
+        alone.
+        """
+        some = slice(None) if place is None else slice(place, place + 1)
+        bias = self.bias_at(at)
+        return replace(
+            self,
+            query=self.query[some, :, at],
+            key=self.key[some],
+            value=self.value[some],
+            mask=None
+            if self.mask is None
+            else given_mask(self.visible(at)[some], len(at), self.key.shape[2]),
+            bias=None if bias is None else bias[some],
+            hidden=None,
+        )
+
+    def scores(
+        self, at: Int[Tensor, " m"] | None = None, heads: slice = slice(None)
+    ) -> Float[Tensor, "batch heads m keys"]:
+        """Of all queries or of those at some positions, of all heads or of some; -inf for keys that
+        a query does not see.
+        """
+        if at is not None:
+            return self.take(at).scores(heads=heads)
+        q, k = (at_least_single(x) for x in (self.query[:, heads], self._for_heads(self.key)))
+        bias, seen = (
+            None if x is None else x.expand(-1, self.heads, -1, -1)[:, heads]
+            for x in (self.bias, self.allowed)
+        )
+        return score(q, k[:, heads], self.scale, self.softcap, bias, seen)
+
+    def weights(
+        self, at: Int[Tensor, " m"] | None = None, heads: slice = slice(None)
+    ) -> Float[Tensor, "batch heads m keys"]:
+        """Softmax weights of the keys; beside a sink logit they sum to less than 1."""
+        sinks = None if self.sinks is None else self.sinks[heads]
+        return softmax(self.scores(at, heads), sinks)
 
     def output(self, at: Int[Tensor, " m"] | None = None) -> Float[Tensor, "batch heads m width"]:
-        """Attention recomputed from what was captured, of all queries or of those at some
-        positions.
+        """sum_j p_j v_j of all queries or of those at some positions; 0 where a query sees nothing.
+
+        Without a mask, or with a causal one, this is one fused call. Else queries go in blocks,
+        which meet the keys from the first to the last that one of them sees: a sliding window costs
+        tokens x window, and no mask or score of all pairs is held.
         """
-        query, mask, bias = self.query, self.mask, self.bias
         if at is not None:
-            query, bias = query[:, :, at], self.bias_at(at)
-            mask = (
-                None if mask is None else given_mask(self.visible(at), len(at), self.key.shape[2])
-            )
-        return attend_masked(
-            query,
-            self.key,
-            self.value,
-            self.scale,
-            mask=mask,
-            bias=bias,
-            softcap=self.softcap,
-            sinks=self.sinks,
+            return self.take(at).output()
+        query, key, value, mask = self.query, self.key, self.value, self.mask
+        explicit, alike = (
+            self.softcap is not None or self.sinks is not None,
+            key.shape[-1] == value.shape[-1],
         )
+        plain = not explicit and self.bias is None and (mask is None or mask.causal)
+        if plain and alike and key.shape[-1] <= FUSED_WIDTH:
+            return F.scaled_dot_product_attention(
+                query,
+                key,
+                value,
+                is_causal=mask is not None and query.shape[2] > 1,
+                scale=self.scale,
+                enable_gqa=self.shared > 1,
+            )
+        key, value = self._for_heads(key), self._for_heads(value)
+        most = max(1, EXPLICIT_SCORES // max(1, query.shape[0] * query.shape[1] * key.shape[2]))
+        step = most if explicit or not alike else ROWS
+        blocks = []
+        for start in range(0, query.shape[2], step):
+            at = torch.arange(start, min(start + step, query.shape[2]), device=query.device)
+            reach, seen = (
+                (slice(0, key.shape[2]), None)
+                if mask is None
+                else mask.block(start, start + len(at))
+            )
+            bias = self.bias_at(at)
+            bias = None if bias is None else bias[..., reach]
+            q, k, v = query[:, :, start : start + step], key[:, :, reach], value[:, :, reach]
+            if explicit:
+                scores = score(q, k, self.scale, self.softcap, bias, seen)
+                blocks.append(softmax(scores, self.sinks).to(v.dtype) @ v)
+            else:
+                added = _additive(seen, bias, q.dtype)
+                blocks.append(
+                    F.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=self.scale)
+                )
+        return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
+
+    def context(
+        self, kv_head: int, rows: Int[Tensor, " m"], keys: int | None = None, place: int = 0
+    ) -> Context:
+        """What a keep rule sees of one key-value head: queries of all heads that share it, below
+        each other, and the first ``keys`` keys.
+
+        ``rows``: which queries of the call, rising. The last query of a call stands at its last
+        key. ``place``: of the sequence in the batch.
+        """
+        total = self.key.shape[2]
+        keys = total if keys is None else keys
+        own, some = (
+            slice(kv_head * self.shared, (kv_head + 1) * self.shared),
+            self.take(rows, place),
+        )
+        q, k, v = (
+            at_least_single(x)
+            for x in (some.query[0, own], some.key[0, kv_head], some.value[0, kv_head])
+        )
+        positions = (rows + total - self.query.shape[2]).clamp(max=keys - 1)
+        seen = self.visible(rows)[place].expand(self.heads, -1, -1)[own, :, :keys]
+        causal = bool(
+            (seen == (torch.arange(keys, device=rows.device) <= positions[:, None])).all()
+        )
+        logits = None
+        if self.softcap is not None or self.bias is not None:
+            logits = some.scores(heads=own)[0, :, :, :keys].masked_fill(~seen, 0.0).flatten(0, 1)
+        sinks = None if self.sinks is None else at_least_single(self.sinks[own])
+        return Context(
+            q.flatten(0, 1),
+            k[:keys],
+            v[:keys],
+            self.scale,
+            positions.repeat(self.shared),
+            None if causal else seen.flatten(0, 1),
+            logits,
+            heads=torch.arange(self.shared, device=rows.device).repeat_interleave(len(rows)),
+            sink=None if sinks is None else sinks.repeat_interleave(len(rows)),
+        )
+
+    def _for_heads(self, x: Tensor) -> Tensor:
+        """Keys or values as each head reads them."""
+        return x if self.shared == 1 else x.repeat_interleave(self.shared, dim=1)
+
+
+def at_least_single(x: Tensor) -> Tensor:
+    """In float32, or in float64 where it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _additive(seen: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Mask and bias as fused attention takes them: one boolean or one added tensor."""
+    if bias is None:
+        return seen
+    return bias.to(dtype) if seen is None else bias.to(dtype).masked_fill(~seen, -torch.inf)

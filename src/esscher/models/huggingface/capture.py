@@ -12,15 +12,21 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from esscher.models.huggingface.attention import attend_masked, split_mask
 from esscher.models.huggingface.call import Captured
-from esscher.models.huggingface.masks import Mask, MaskTensor, causal_mask, given_mask, model_mask
+from esscher.models.huggingface.masks import (
+    Mask,
+    MaskTensor,
+    causal_mask,
+    given_mask,
+    model_mask,
+    split_mask,
+)
 from esscher.models.huggingface.package import quiet, transformers
 from esscher.models.huggingface.support import WORKS, expected_layers, refusal
 
@@ -125,16 +131,22 @@ class _Session:
         if not isinstance(tensor, Tensor):
             return None
         if self.replace is None:
-            self.entered[id(module)] = self.shown(tensor)
+            self.entered[id(module)] = tensor.detach() if self.detach else tensor
             return None
         tensor = self.entered[id(module)] = self.replace(tensor)
         return (
             (args, {**kwargs, "hidden_states": tensor}) if named else ((tensor, *args[1:]), kwargs)
         )
 
-    def shown(self, tensor: Tensor) -> Tensor:
-        """What the sink is given of a tensor."""
-        return tensor.detach() if self.detach else tensor
+    def shown(self, call: Captured) -> Captured:
+        """What the sink is given of a call."""
+        if not self.detach:
+            return call
+        parts: dict[str, Any] = {
+            name: None if (x := getattr(call, name)) is None else x.detach()
+            for name in ("query", "key", "value", "bias", "sinks")
+        }
+        return replace(call, **parts)
 
     def hidden_of(self, module: Any) -> Tensor | None:
         """What entered this module; the inputs of modules around it are forgotten with it."""
@@ -276,31 +288,29 @@ def _attention(
         bias = position_bias if bias is None else bias + position_bias
     name = session.names[id(module)]
     cross = _is_cross(module, name)
-    hidden, shown = session.hidden_of(module), session.shown
-    captured = Captured(
+    call = Captured(
         layer=session.next_layer,
         name=name,
-        query=shown(query),
-        key=shown(key),
-        value=shown(value),
+        query=query,
+        key=key,
+        value=value,
         scale=1.0 / math.sqrt(query.shape[-1]) if scaling is None else float(scaling),
         mask=mask,
-        bias=None if bias is None else shown(bias),
+        bias=bias,
         softcap=softcap,
-        sinks=None if s_aux is None else shown(s_aux),
-        hidden=hidden,
+        sinks=s_aux,
+        hidden=session.hidden_of(module),
         window=sliding_window,
     )
+    captured = session.shown(call)
     if cross:
         session.report.cross += 1
     else:
         session.see(captured)
     if not cross and session.change is not None:
         changed = session.change(captured)
-        mask, bias = changed.mask, changed.bias
-    out = attend_masked(
-        query, key, value, captured.scale, mask=mask, bias=bias, softcap=softcap, sinks=s_aux
-    )
+        call = replace(call, mask=changed.mask, bias=changed.bias)
+    out = call.output()
     if not cross and session.after is not None:
         out = session.after(captured, out)
     return out.transpose(1, 2).contiguous(), None

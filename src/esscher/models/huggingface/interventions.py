@@ -20,7 +20,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from esscher.keep.context import Context
 from esscher.keep.rule import Rule
 from esscher.models.huggingface.capture import Captured, Sink, open_session
 from esscher.models.huggingface.masks import given_mask
@@ -31,7 +30,6 @@ __all__ = [
     "Acted",
     "Kept",
     "Prefilled",
-    "call_context",
     "check_acted",
     "intervene",
     "prefill",
@@ -80,7 +78,8 @@ def intervene(
     ``sink`` and ``hidden`` are those of capture; ``after(captured, out)`` may return another output
     of an attention call. A model whose attention does not go through the interface is refused, and
     so is one of which some layers do not. A query to which nothing would be left keeps the nearest
-    key that it sees: attention on nothing is undefined.
+    key that it sees: attention on nothing is undefined, but for heads with a sink logit, which give
+    0.
     """
     acted = Acted()
     with open_session(model, sink or _look_on, hidden=hidden) as session:
@@ -127,7 +126,7 @@ def with_kept(captured: Captured, kept: Kept) -> tuple[Captured, int]:
     seen = captured.visible(torch.arange(queries, device=captured.query.device))
     left = seen & kept.allowed
     blind = seen.any(-1) & ~left.any(-1)
-    if bool(blind.any()):
+    if captured.sinks is None and bool(blind.any()):
         left = left | (_nearest(seen) & blind[..., None])
     weighted = kept.weight is not None and bool((kept.weight != 1).any())
     dropped = int((seen & ~left).sum())
@@ -163,53 +162,6 @@ def _nearest(seen: Bool[Tensor, "batch heads m keys"]) -> Bool[Tensor, "batch he
 # ------------------------------------------------------------------------------------------
 
 
-def call_context(
-    captured: Captured, kv_head: int, rows: Int[Tensor, " m"], keys: int, place: int = 0
-) -> Context:
-    """What a keep rule sees of one key-value head: queries of all heads that share it, below each
-    other, and the first keys.
-
-    ``rows``: which queries of the call, rising. The last query of a call stands at its last key.
-    ``place``: in the batch.
-    """
-    shared = captured.heads // captured.kv_heads
-    heads = torch.arange(kv_head * shared, (kv_head + 1) * shared, device=rows.device)
-    q = captured.query[place, heads][:, rows].float()
-    k, v = (
-        captured.key[place, kv_head, :keys].float(),
-        captured.value[place, kv_head, :keys].float(),
-    )
-    positions = (rows + captured.key.shape[2] - captured.query.shape[2]).clamp(max=keys - 1)
-    seen = captured.visible(rows)[place][:, :, :keys].expand(captured.heads, -1, -1)[heads]
-    causal = bool((seen == (torch.arange(keys, device=rows.device) <= positions[:, None])).all())
-    return Context(
-        q.flatten(0, 1),
-        k,
-        v,
-        captured.scale,
-        positions.repeat(shared),
-        None if causal else seen.flatten(0, 1),
-        _logits(captured, q, k, heads, rows, place),
-        heads=torch.arange(shared, device=rows.device).repeat_interleave(len(rows)),
-    )
-
-
-def _logits(
-    captured: Captured, q: Tensor, k: Tensor, heads: Tensor, rows: Tensor, place: int
-) -> Tensor | None:
-    """The model's own scores, where they are more than scale <q, k>."""
-    if captured.softcap is None and captured.bias is None:
-        return None
-    scores = captured.scale * (q @ k.mT)
-    if captured.softcap is not None:
-        scores = captured.softcap * torch.tanh(scores / captured.softcap)
-    bias = captured.bias_at(rows)
-    if bias is not None:
-        own = bias[place].expand(captured.heads, -1, -1)[heads]
-        scores = scores + own.expand(-1, -1, captured.key.shape[2])[:, :, : k.shape[0]]
-    return scores.flatten(0, 1)
-
-
 def rule_for_every_query(
     rule: Rule,
     sizes: Callable[[int, int, int], int | None],
@@ -240,7 +192,7 @@ def rule_for_every_query(
                 if n is None:
                     continue
                 own = slice(kv * per, (kv + 1) * per)
-                context = call_context(captured, kv, rows, keys, place)
+                context = captured.context(kv, rows, place=place)
                 if outputs is not None:
                     context = replace(context, output=outputs[captured.layer][own])
                 kept = rule.include(context, n if rule.free else None)

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-__all__ = ["Mask", "MaskTensor", "causal_mask", "given_mask", "model_mask"]
+__all__ = ["Mask", "MaskTensor", "causal_mask", "given_mask", "model_mask", "split_mask"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +80,25 @@ def given_mask(allowed: Bool[Tensor, "batch heads m n"], queries: int, keys: int
     """A mask spelled out by the model; axes of length 1 stand for all."""
     spelled = allowed.expand(-1, -1, queries, keys)
     return Mask(queries, keys, allowed.device, lambda at, some: spelled[:, :, at, some])
+
+
+def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """(allowed, bias) of a mask: boolean masks say who is seen; of float ones the very negative
+    entries forbid, the rest adds.
+
+    Float masks of transformers forbid by the smallest number of their dtype, sums of two of them
+    reach minus infinity.
+    """
+    if mask is None:
+        return None, None
+    if mask.dtype == torch.bool:
+        return mask, None
+    forbidden = mask <= torch.finfo(mask.dtype).min / 2
+    rest = mask.masked_fill(forbidden, 0.0)
+    if mask.device.type == "meta":
+        return ~forbidden, None
+    allowed = ~forbidden if bool(forbidden.any()) else None
+    return allowed, rest if bool(rest.any()) else None
 
 
 def model_mask(**given: Any) -> Tensor | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from esscher.models.huggingface.call import score
 from esscher.models.probe import head as head_state
 from esscher.models.probe.context import ProbeContext
 from esscher.models.probe.head import HeadState, kept_rows
@@ -17,7 +18,7 @@ from esscher.models.probe.packing import pack, unpack
 from esscher.models.probe.queries import LayerQueries
 from esscher.models.probe.spec import ProbeSpec
 from esscher.models.probe.statistics import Block, Start, statistics_of
-from esscher.models.probe.tokens import LayerInfo, LayerMoments, Rows, scores_of
+from esscher.models.probe.tokens import LayerInfo, LayerMoments, Rows
 from esscher.models.probe.wide import Held
 
 __all__ = [
@@ -83,10 +84,11 @@ def add_head(
     """One head's state after keys and values, or the reason why it has none. ``whole``: they are
     all there will be.
     """
-    own, q = queries.info.kv_head(head), queries.q[head]
+    info, q = queries.info, queries.q[head]
+    own = info.kv_head(head)
     pool = None
-    if whole and queries.info.softcap is None:  # a cap keeps scores on the grid
-        pool = Held(q, rows.k[own], rows.v[own], queries.info.scale)
+    if whole and info.softcap is None:  # a cap keeps scores on the grid
+        pool = Held(q, rows.k[own], rows.v[own], info.scale)
     try:
         for start in range(0, rows.k.shape[1], KEY_BLOCK):
             if not isinstance(known, str):
@@ -95,7 +97,7 @@ def add_head(
                 hidden, pieces = (
                     None if x is None else x[some] for x in (rows.hidden, rows.pieces)
                 )
-                scores, positions = scores_of(queries.info, q, k), rows.positions[some]
+                scores, positions = score(q, k, info.scale, info.softcap), rows.positions[some]
                 block = Block(scores, q, k, v, positions, known.kept, hidden, pool, pieces=pieces)
                 known = head_state.update(known, block)
     except ValueError as reason:

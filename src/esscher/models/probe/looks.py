@@ -24,8 +24,9 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from esscher.models.huggingface.capture import Captured
+from esscher.models.huggingface.call import Captured, softmax
 from esscher.models.probe.context import Indices, Places, ProbeContext, tokenizer_of
 from esscher.models.probe.queries import WindowQueries
 from esscher.models.probe.statistics.identity import HEAD, LAYER
@@ -166,21 +167,21 @@ class _Seen:
     def __call__(self, captured: Captured, batch: Indices) -> None:
         info = LayerInfo.of(captured, own=True)
         for place, window in enumerate(batch.tolist()):
-            own = WindowQueries.of(self.context, captured, place, window, info)
-            weights = own.scores.double().softmax(-1).cpu()  # (H, m, T)
+            own = WindowQueries.of(self.context, captured, place, window)
+            weights = softmax(own.scores.double(), own.sinks).cpu()  # (H, m, T)
             even = (own.seen.double() / own.seen.sum(-1, keepdim=True)).cpu().expand_as(weights)
-            self._add(info, window, own.first, torch.stack([weights.sum(1), even.sum(1)]))
+            if own.sinks is not None:  # the last, which has no share of the keys
+                rest = (1 - weights.sum(-1, keepdim=True)).clamp_min(0)
+                weights, even = torch.cat([weights, rest], -1), pad(even, (0, 1))
+            self._add(info, window, torch.stack([weights.sum(1), even.sum(1)]))
             for row, query in enumerate(own.rows.tolist()):
                 if query in self.told:
-                    self._tell(info.layer, query, own.first, weights[:, row])
+                    self._tell(info.layer, query, weights[:, row])
 
-    def _add(self, info: LayerInfo, window: int, first: int, weights: Tensor) -> None:
-        """The summed weights (2, H, T) of each token; a logit without a key is one more, the
-        last.
-        """
+    def _add(self, info: LayerInfo, window: int, weights: Tensor) -> None:
+        """The summed weights (2, H, T) of each token, and of a sink logit after them."""
         groups = torch.from_numpy(self.groups[int(np.searchsorted(self.windows, window))])
-        if first < 0:
-            groups = torch.cat([torch.tensor([len(self.tokens)]), groups])
+        groups = pad(groups, (0, weights.shape[2] - len(groups)), value=len(self.tokens))
         sums = self.sums.setdefault(
             info.layer, torch.zeros(2, info.heads, len(self.tokens) + 1, dtype=torch.float64)
         )
@@ -201,9 +202,9 @@ class _Seen:
             return LOGIT
         return FIRST if self.tokens[group] < 0 else self.reader.token(int(self.tokens[group]))
 
-    def _tell(self, layer: int, query: int, first: int, weights: Tensor) -> None:
+    def _tell(self, layer: int, query: int, weights: Tensor) -> None:
         """The heaviest keys of one query in every head; equal ones as they stand. ``weights``: (H,
-        T).
+        T), or with a sink logit after them (H, T + 1).
         """
         places = self.context.places
         window, at, number = (
@@ -215,12 +216,11 @@ class _Seen:
         order = weights.argsort(dim=1, descending=True, stable=True)[:, :KEYS]
         for head in self.whole.heads(layer):
             for rank, key in enumerate(order[head].tolist()):
-                weight, position = float(weights[head, key]), key + first
+                weight, logit = float(weights[head, key]), key == self.groups.shape[1]
                 if weight > 0:
-                    text = ("", LOGIT, "") if position < 0 else self.reader.around(window, position)
-                    self.rows.append(
-                        (layer, head, number, *asks, rank, at - position, *text, weight)
-                    )
+                    text = ("", LOGIT, "") if logit else self.reader.around(window, key)
+                    distance = at + 1 if logit else at - key  # as if it stood before the first
+                    self.rows.append((layer, head, number, *asks, rank, distance, *text, weight))
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,9 @@ from esscher.attention.state import AttentionState, attention_state, finish, ini
 from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.montecarlo.seeds import generator_for
 from esscher.convergence.rate.fit import fit_rate
+from esscher.models.huggingface.call import score
 from esscher.models.probe.moment_limit import Limit
-from esscher.models.probe.tokens import LayerInfo, scores_of
+from esscher.models.probe.tokens import LayerInfo
 
 __all__ = [
     "WHOLE_LAYER",
@@ -126,7 +127,7 @@ def block_state(info: LayerInfo, q: Tensor, k: Tensor, v: Tensor) -> AttentionSt
         return attention_state(q, k, v, info.scale)
     parts = []
     for rows in torch.split(q, max(1, SCORES // max(1, k[..., 0].numel())), dim=-2):
-        scores = scores_of(info, rows, k).double()  # a cap keeps them small
+        scores = score(rows, k, info.scale, info.softcap).double()  # a cap keeps them small
         parts.append(AttentionState(scores.logsumexp(-1), scores.softmax(-1) @ v.double()))
     return AttentionState(
         torch.cat([part.lse for part in parts], -1), torch.cat([part.out for part in parts], -2)

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from esscher.keep import Impact, parse
 from esscher.keep.rule import Rule
@@ -134,7 +135,9 @@ class _Own:
         rows = _below(blocks, ("scores", "queries", "seen", "outputs"))
         pool = first.block.pool
         if pool is not None:
-            pool = replace(pool, **_below([block.pool for block in blocks], ("q", "bias", "seen")))
+            pool = replace(
+                pool, **_below([block.pool for block in blocks], ("q", "bias", "seen", "sink"))
+            )
         return cls(
             torch.cat([part.numbers for part in parts]),
             start,
@@ -187,7 +190,7 @@ class _Layer:
             asked.outputs.get(captured.layer),
         )
         self.info = LayerInfo.of(captured, own=True)
-        self.queries = WindowQueries.of(probe, captured, 0, window, self.info)
+        self.queries = WindowQueries.of(probe, captured, 0, window)
         at = torch.from_numpy(probe.places.positions[self.queries.rows]).to(captured.query.device)
         self.outputs = captured.output(at)[0].to(self.queries.v.dtype)
         self.foreseen = probe.foreseen(self.info.layer)
@@ -290,12 +293,16 @@ class _Layer:
         q, k, v = queries.q[head, rows], queries.k[own, keys], queries.v[own, keys]
         numbers = torch.from_numpy(queries.rows)[rows.cpu()]
         kept = torch.from_numpy(np.flatnonzero(np.isin(numbers.numpy(), self.asked)))
-        bias = queries.bias_of(head)
-        pool = None
-        if self.info.softcap is None:  # a cap keeps scores on the grid
-            pool = Held(
-                q, k, v, self.info.scale, None if bias is None else bias[rows][:, keys], seen
-            )
+        bias, sink = queries.bias_of(head), None
+        bias = None if bias is None else bias[rows][:, keys]
+        positions = torch.arange(queries.k.shape[1], device=k.device)[keys]
+        if queries.sinks is not None:
+            sink = queries.sinks[head].expand(len(rows))
+        pool = Held(q, k, v, self.info.scale, bias, seen, self.info.softcap, sink)
+        if sink is not None:  # draws take it for one more key, of value 0
+            scores = torch.cat([scores, sink[:, None]], 1)
+            k, v, seen = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1)), pad(seen, (0, 1), value=True)
+            positions = pad(positions, (0, 1), value=-1)
         start = Start(
             kept,
             queries.sink_mass[head, rows],
@@ -303,7 +310,6 @@ class _Layer:
             v.double().mean(0),
             q.dtype,
         )
-        positions = torch.arange(queries.k.shape[1], device=k.device)[keys] + queries.first
         rules = None if by_rule is None else partial(by_rule.errors, head, numbers.numpy())
         felt = None if self.gradients is None else self.gradients[head]
         block = Block(

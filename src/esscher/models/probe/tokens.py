@@ -17,7 +17,7 @@ from esscher.models.huggingface.capture import Captured
 from esscher.models.huggingface.maps import LinearMaps
 from esscher.models.probe.token_tails import SplitExtremes, SplitTails
 
-__all__ = ["LayerInfo", "LayerMoments", "LayerSummary", "Rows", "largest_variance", "scores_of"]
+__all__ = ["LayerInfo", "LayerMoments", "LayerSummary", "Rows", "largest_variance"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class LayerInfo:
             left_out.append("sink logit")
         note = f"left out of the pool: {', '.join(left_out)}" if left_out else ""
         if captured.sinks is not None and own:
-            note = "the sink logit is one key more, of value 0"
+            note = "a sink logit is in the softmax: keep rules never drop it, draws may take it"
         return cls(
             captured.layer,
             captured.heads,
@@ -54,12 +54,6 @@ class LayerInfo:
     def kv_head(self, head: int) -> int:
         """The key-value head that a head reads."""
         return head // (self.heads // self.kv_heads)
-
-
-def scores_of(info: LayerInfo, q: Tensor, k: Tensor) -> Tensor:
-    """Scores of queries (..., m, k) for keys (..., B, k), capped where the model caps them."""
-    scores = (q * info.scale) @ k.transpose(-1, -2)
-    return scores if info.softcap is None else info.softcap * torch.tanh(scores / info.softcap)
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from esscher.convergence.grid import state as deposit
 from esscher.convergence.grid.state import Deposit, Grid
 from esscher.convergence.integral.formulas import NodeErrors
 from esscher.convergence.integral.nodes import concatenate, error_of_share
+from esscher.convergence.keep_curve import KeepErrors
 from esscher.convergence.pool_curve import pool_errors
 from esscher.diagnostics.scores import SoftmaxStatistics
+from esscher.keep.context import Context
+from esscher.models.huggingface.call import score
 
 __all__ = ["Held", "add_keys_or_hold"]
 
@@ -29,6 +33,9 @@ ELEMENTS = 2**22  # scores computed at once
 class Held:
     """Queries (m, k) and all keys (N, k) and values (N, d_v) of a head; scores are scale <q, k> +
     bias.
+
+    ``sink``: a logit of each query that is in the softmax without a key. Draws take it for one more
+    key of value 0; where keys are kept or dropped, it is always kept.
     """
 
     q: Tensor
@@ -37,6 +44,8 @@ class Held:
     scale: float
     bias: Tensor | None = None  # (m, N)
     seen: Tensor | None = None  # (m, N): which keys each query sees; None: all
+    softcap: float | None = None
+    sink: Tensor | None = None  # (m,)
 
     @property
     def keys(self) -> Tensor:
@@ -48,19 +57,47 @@ class Held:
     def only(self, rows: Tensor) -> Held:
         """The same for some of the queries."""
         rows = rows.to(self.q.device)
-        bias, seen = (None if x is None else x[rows] for x in (self.bias, self.seen))
-        return replace(self, q=self.q[rows], bias=bias, seen=seen)
+        bias, seen, sink = (
+            None if x is None else x[rows] for x in (self.bias, self.seen, self.sink)
+        )
+        return replace(self, q=self.q[rows], bias=bias, seen=seen, sink=sink)
 
     def errors(self, n: npt.NDArray[np.int64], sampling: str, of: int) -> NodeErrors:
         """Of n keys drawn with replacement, or of keys kept with probability n / of."""
         if self.bias is None and self.seen is None:
             return pool_errors(self.q, self.k, self.v, n, sampling, self.scale)
-        parts = []
+        if self.sink is not None and sampling == "bernoulli":
+            return self._kept_beside_sink(n / of)
+        parts, values = [], self._values
         for scores in self.scores():
             for row in scores:  # each query has keys of its own
                 own = row > -torch.inf
-                parts.append(error_of_share(row[own][None], self.v[own], n, of, sampling))
+                parts.append(error_of_share(row[own][None], values[own], n, of, sampling))
         return concatenate(parts)
+
+    def _kept_beside_sink(self, shares: npt.NDArray[np.float64]) -> NodeErrors:
+        """Of keys kept with these probabilities; derivatives are not known."""
+        logits = torch.cat(list(replace(self, sink=None).scores()))
+        assert self.seen is not None
+        logits = logits.masked_fill(~self.seen, 0.0)
+        last = torch.full((len(self.q),), len(self.k) - 1, device=self.q.device)
+        context = Context(
+            self.q, self.k, self.v, self.scale, last, self.seen, logits, sink=self.sink
+        )
+        errors = KeepErrors(context)
+        found = [errors.share(min(1.0, share)) for share in shares.tolist()]
+        mse, sum_p2 = (
+            torch.stack([getattr(one, name) for one in found], 1).cpu().numpy()
+            for name in ("mse", "sum_p2")
+        )
+        unknown, accuracy = np.full_like(mse, np.nan), max(one.accuracy for one in found)
+        limit = context.limit.cpu().numpy()
+        return NodeErrors(mse, sum_p2, unknown, limit, unknown[:, 0], None, accuracy)
+
+    @property
+    def _values(self) -> Tensor:
+        """(N, d_v), or with that of a sink logit (N + 1, d_v)."""
+        return self.v if self.sink is None else pad(self.v, (0, 0, 0, 1))
 
     def softmax(self) -> SoftmaxStatistics:
         """From the scores themselves, measured from each query's largest: no sum of them overflows
@@ -99,18 +136,21 @@ class Held:
             state = deposit.init(len(scores), grid, torch.zeros(0, device=scores.device))
             seen = scores > -torch.inf
             mean = torch.where(seen, scores, 0.0).sum(1, keepdim=True) / seen.sum(1, keepdim=True)
-            parts.append(deposit.update(state, (scores - mean) / unit, self.v[:, :0]))
+            parts.append(deposit.update(state, (scores - mean) / unit, self._values[:, :0]))
         return deposit.stack(parts)
 
     def scores(self) -> Iterator[Tensor]:
-        """In float64, some queries at a time; -inf for keys that a query does not see."""
+        """In float64, some queries at a time; -inf for keys that a query does not see. A sink logit
+        comes last.
+        """
         for rows in torch.split(
             torch.arange(len(self.q), device=self.q.device), max(1, ELEMENTS // len(self.k))
         ):
-            scores = (self.q[rows] * self.scale).double() @ self.k.double().T
-            if self.bias is not None:
-                scores = scores + self.bias[rows].double()
-            yield scores if self.seen is None else scores.masked_fill(~self.seen[rows], -torch.inf)
+            some = self.only(rows)
+            scores = score(
+                some.q.double(), self.k.double(), self.scale, self.softcap, some.bias, some.seen
+            )
+            yield scores if some.sink is None else torch.cat([scores, some.sink[:, None]], 1)
 
 
 def add_keys_or_hold(

@@ -98,14 +98,22 @@ class Window:
         logits = queries.scores[self.sharing][:, rows][:, :, keys].masked_fill(~seen, 0.0)
         finite = torch.isfinite(logits).flatten(1).all(1)
         q, logits, seen = q[finite], logits[finite], seen[finite]
-        at = torch.from_numpy(self.positions).to(device) - queries.first
+        at = torch.from_numpy(self.positions).to(device)
         place = (torch.searchsorted(keys, at, right=True) - 1).clamp_min(0)
         mask = None
         if not bool((seen == (torch.arange(len(keys), device=device) <= place[:, None])).all()):
             mask = seen.flatten(0, 1)
         heads = [head for head, fine in zip(self.sharing, finite.tolist(), strict=True) if fine]
+        sink = None if queries.sinks is None else queries.sinks[heads].repeat_interleave(len(rows))
         context = Context(
-            q.flatten(0, 1), k, v, self.info.scale, place.repeat(len(q)), mask, logits.flatten(0, 1)
+            q.flatten(0, 1),
+            k,
+            v,
+            self.info.scale,
+            place.repeat(len(q)),
+            mask,
+            logits.flatten(0, 1),
+            sink=sink,
         )
         if self.output is not None:
             of = torch.arange(len(heads), device=device).repeat_interleave(len(rows))

@@ -49,6 +49,8 @@ class Bernoulli(Statistic):
         if not len(block.kept):
             return state
         pool = None if block.pool is None else block.pool.only(block.kept)
+        if pool is not None and pool.sink is not None:
+            return pool
         return add_keys_or_hold(state, block.kept_scores, block.values, pool)
 
     def merge(self, a: Deposit, b: Deposit) -> Deposit:

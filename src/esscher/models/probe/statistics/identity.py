@@ -80,11 +80,9 @@ class Identity(Statistic):
         return Seen(torch.zeros(start.queries, dtype=torch.int64), len(start.kept))
 
     def update(self, state: Seen, block: Block) -> Seen:
-        return replace(
-            state,
-            keys=state.keys
-            + (len(block.values) if block.seen is None else block.seen.sum(1).cpu()),
-        )
+        real = block.positions >= 0  # a sink logit is no key
+        seen = real.sum() if block.seen is None else (block.seen & real).sum(1)
+        return replace(state, keys=state.keys + seen.cpu())
 
     def merge(self, a: Seen, b: Seen) -> Seen:
         return replace(a, keys=a.keys + b.keys)

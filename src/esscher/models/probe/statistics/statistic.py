@@ -67,7 +67,7 @@ class Block:
     queries: Tensor  # (m, k)
     keys: Tensor  # (B, k)
     values: Tensor  # (B, d_v)
-    positions: Tensor  # (B,) int64: the place of each key in its window
+    positions: Tensor  # (B,) int64: the place of each key in its window; -1: a sink logit, no key
     kept: Tensor  # as in Start
     # (B, d): what entered the layer at each key, where the corpus is the pool
     hidden: Tensor | None = None

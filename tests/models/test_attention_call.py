@@ -1,0 +1,279 @@
+"""Every architecture through capture, probe and downstream: one attention call has the scores, and
+each number is compared with the model's own output or with all subsets of its keys.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import esscher as es
+from esscher.convergence.keep_curve import KeepErrors
+from esscher.keep import parse
+from esscher.models.downstream.context import DownstreamContext, context_of
+from esscher.models.downstream.every import EveryText
+from esscher.models.downstream.fixed import agreement_of, fixed_rows
+from esscher.models.downstream.spec import DownstreamSpec
+from esscher.models.downstream.text import Text
+from esscher.models.downstream.together import together_rows
+from esscher.models.huggingface.capture import Captured, forward
+from esscher.models.huggingface.interventions import intervene, rule_for_every_query, with_kept
+from esscher.models.huggingface.masks import given_mask
+from tests.models.probe.test_own_output import own_outputs, probe_difference
+from tests.models.probe_runs import few_texts, whole_prose
+from tests.models.tiny import FAMILIES, GROUPED, Family, build
+from tests.models.tokenizers_for_tests import tokenizer
+
+DEEPSEEK = {
+    **{key: value for key, value in GROUPED.items() if key != "head_dim"},
+    **{"num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 12, "qk_rope_head_dim": 4},
+    **{"qk_nope_head_dim": 8, "v_head_dim": 6, "first_k_dense_replace": 2},
+    **{"n_routed_experts": 2, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 1},
+}
+TABLE = {family.name: family for family in FAMILIES} | {
+    "deepseek_v3": Family("deepseek_v3", "DeepseekV3Config", DEEPSEEK, width=6)
+}
+CAUSAL = ("llama", "mistral", "gemma2", "gemma3_text", "gpt_oss", "deepseek_v3", "gpt2", "qwen2")
+NAMES = (*CAUSAL, "qwen3", "phi3", "opt", "bert", "modernbert", "bart", "t5")
+TOKENS = 9
+RULE = "sinks:2+random"
+
+
+@functools.cache
+def whole_model(name: str, window: int | None = None) -> Any:
+    """A random model that knows the tokens of a tiny tokenizer; ``window``: of sliding layers."""
+    family = TABLE[name]
+    options = {**family.options, "vocab_size": len(tokenizer("llama"))}
+    if window is not None:
+        wide = {"sliding_window": window, "local_attention": 2 * window}
+        options |= {key: value for key, value in wide.items() if key in options}
+    model = build(family.config, options, "AutoModelForCausalLM" if name in CAUSAL else "AutoModel")
+    with torch.no_grad():
+        for part, parameter in model.named_parameters():
+            if part.endswith("sinks"):
+                parameter.add_(2.0)  # a third of the weight of a few keys
+    return model
+
+
+def model_of(name: str, window: int | None = None) -> Any:
+    """Of an encoder and a decoder the encoder alone."""
+    model = whole_model(name, window)
+    return model.get_encoder() if name in ("bart", "t5") else model
+
+
+def calls_of(name: str) -> tuple[list[Captured], list[torch.Tensor], dict[str, torch.Tensor]]:
+    """Attention calls on a few tokens, and what the model's own modules give, by plain hooks."""
+    ids = torch.randint(3, 60, (2, TOKENS), generator=torch.Generator().manual_seed(3))
+    inputs, calls = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, []
+    forward(model_of(name), inputs, calls.append)
+    return calls, own_outputs(model_of(name), inputs, name, calls[0].heads), inputs
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_output_and_weights_are_the_models_own(name: str) -> None:
+    calls, own, _ = calls_of(name)
+    assert len(calls) == len(own)
+    at = torch.tensor([5, 0, 8])
+    for call, theirs in zip(calls, own, strict=True):
+        size = float(theirs.abs().max())
+        value = call.value.repeat_interleave(call.shared, dim=1)
+        for found, expected in (
+            (call.output(), theirs),
+            (call.output(at), theirs[:, :, at]),
+            (call.weights() @ value, theirs),
+            (call.weights(at) @ value, theirs[:, :, at]),
+        ):
+            assert float((found - expected).abs().max()) <= 1e-5 * max(1.0, size)
+        lost = torch.zeros(call.query.shape[:3], dtype=torch.float64)
+        if call.sinks is not None:
+            sink = call.sinks.double().exp()[:, None]
+            lost = sink / (sink + call.scores().double().exp().sum(-1))
+            assert float(lost.max()) > 0.3
+        torch.testing.assert_close(1 - call.weights().double().sum(-1), lost, rtol=0, atol=1e-6)
+        few = slice(1, 3)
+        torch.testing.assert_close(call.scores(at, few), call.scores()[:, few][:, :, at])
+
+
+def test_the_table_has_every_part_of_a_call() -> None:
+    seen = {name: calls_of(name)[0] for name in NAMES}
+    having = {
+        "groups": {name for name in NAMES if seen[name][0].shared > 1},
+        "window": {name for name in NAMES if any(call.window for call in seen[name])},
+        "cap": {name for name in NAMES if seen[name][0].softcap},
+        "bias": {name for name in NAMES if seen[name][0].bias is not None},
+        "sink": {name for name in NAMES if seen[name][0].sinks is not None},
+        "width": {n for n in NAMES if seen[n][0].key.shape[-1] != seen[n][0].value.shape[-1]},
+    }
+    assert having["cap"] == {"gemma2"}
+    assert having["bias"] == {"t5"}
+    assert having["sink"] == {"gpt_oss"}
+    assert having["width"] == {"deepseek_v3"}
+    assert {"mistral", "gemma2", "gemma3_text", "gpt_oss", "modernbert"} <= having["window"]
+    assert {"llama", "mistral", "gemma2", "gpt_oss", "qwen2"} <= having["groups"]
+
+
+# ---- the error of dropping keys
+# ------------------------------------------------------------------------------------------
+
+
+def by_subsets(call: Captured, row: int, chance: torch.Tensor) -> torch.Tensor:
+    """(heads,): E |output - limit|^2 of a query over all subsets of its keys, through the call."""
+    subsets = torch.tensor(list(itertools.product([False, True], repeat=TOKENS)))
+    one = replace(call.take(torch.tensor([row]), 0), hidden=None)
+    seen = one.visible(torch.tensor([0]))[:, :, 0]  # (1, heads or 1, keys)
+    left = seen & subsets[:, None]
+    size = len(subsets)
+    many = replace(
+        one,
+        query=one.query.expand(size, -1, -1, -1),
+        key=one.key.expand(size, -1, -1, -1),
+        value=one.value.expand(size, -1, -1, -1),
+        mask=given_mask(left[:, :, None], 1, TOKENS),
+        bias=None if one.bias is None else one.bias.expand(size, -1, -1, -1),
+    )
+    error = (many.output() - one.output())[:, :, 0].double()
+    if call.sinks is None:  # attention on nothing is no output, and no error is counted
+        error = error * left.any(-1)[..., None]
+    weight = torch.where(subsets, chance, 1 - chance).double().prod(1)  # (subsets,)
+    return (weight[:, None] * error.square().sum(-1)).sum(0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_predicted_errors_are_those_of_all_subsets(name: str) -> None:
+    """Each key kept with its own probability, or surely, as rules have it; at the full model's
+    inputs.
+    """
+    calls, _, _ = calls_of(name)
+    for call, text in itertools.product(calls, ("random:0.4", "sinks:2+random:0.6", "random:0.9")):
+        rule = parse(text)
+        for kv, row in itertools.product(range(call.kv_heads), (4, 8)):
+            context = call.context(kv, torch.tensor([row]))
+            found = KeepErrors(context).curve(rule)
+            chance = rule.include(context).probability[0]
+            assert len(chance) == TOKENS
+            assert found.queries is not None
+            own = slice(kv * call.shared, (kv + 1) * call.shared)
+            expected = by_subsets(call, row, chance)[own].numpy()
+            np.testing.assert_allclose(found.queries.mse[:, 0], expected, rtol=2e-4, atol=1e-10)
+
+
+@pytest.mark.parametrize("rule", ["topk", "heavy", "sinks:2+recent", "recent:2+impact"])
+@pytest.mark.parametrize("name", NAMES)
+def test_dropped_keys_cost_what_is_predicted(name: str, rule: str) -> None:
+    """Every query of every call keeps 4 keys: the attention call on these, and the prediction."""
+    calls, _, _ = calls_of(name)
+    decide = rule_for_every_query(parse(rule), lambda *_: 4, torch.Generator().manual_seed(0))
+    rows = torch.arange(TOKENS)
+    for call in calls:
+        kept = decide(call)
+        assert kept is not None
+        measured = (with_kept(call, kept)[0].output() - call.output())[0].square().sum(-1)
+        for kv in range(call.kv_heads):
+            errors = KeepErrors(call.context(kv, rows)).curve(parse(rule), [4])
+            assert errors.queries is not None
+            own = measured[kv * call.shared : (kv + 1) * call.shared].flatten()
+            np.testing.assert_allclose(errors.queries.mse[:, 0], own, rtol=1e-3, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_everything_kept_is_the_full_model(name: str) -> None:
+    _, _, inputs = calls_of(name)
+    model = model_of(name)
+    keep_all = rule_for_every_query(
+        parse("random"), lambda layer, kv, keys: keys, torch.Generator().manual_seed(0)
+    )
+    with torch.no_grad():
+        full = model(**inputs)[0]
+        with intervene(model, keep_all) as acted:
+            kept = model(**inputs)[0]
+    assert acted.calls > 0
+    assert acted.dropped == 0
+    torch.testing.assert_close(kept, full, rtol=1e-5, atol=1e-5)
+
+
+# ---- the probe
+# ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_probes_limits_are_the_models_outputs(name: str, tmp_path: Path) -> None:
+    settings = {
+        **{"max_tokens": 60, "window": 40, "queries": 3, "kept_queries": 2, "n": "16"},
+        **{"heads": (0, 3), "rules": ("topk", "sinks:2+recent", "random")},
+    }
+    model = model_of(name, 24)
+    run = es.probe(
+        model,
+        few_texts(),
+        tokenizer=tokenizer("llama"),
+        out=tmp_path,
+        pool="sequence",
+        **settings,
+    )
+    heads = run.table("heads")
+    assert set(heads["status"]) == {"ok"}
+    assert (heads["output_difference"] < 1e-5).all()
+    assert probe_difference(run, model, name) <= 1e-5
+
+
+# ---- downstream
+# ------------------------------------------------------------------------------------------
+
+
+def source(name: str, folder: Path, **settings: Any) -> DownstreamContext:
+    whole_model(name, 40).save_pretrained(folder / "model")
+    tokenizer("llama").save_pretrained(folder / "model")
+    (folder / "text.txt").write_text(whole_prose()[:12000], "utf-8")
+    fields = {
+        **{"texts": 1, "window": 48, "decode": 8, "observe": 8, "draws": 1, "sizes": [0.3, 0.6]},
+        **{"model": str(folder / "model"), "corpus": {"text": [str(folder / "text.txt")]}},
+    }
+    return context_of(DownstreamSpec.read({**fields, **settings}))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_predictions_agree_with_draws(name: str, tmp_path: Path) -> None:
+    """Errors of every layer at the full model's inputs, within 3.3 standard errors of the mean over
+    draws: heads of a layer together, and each as the run drops its keys.
+    """
+    causal = name in CAUSAL
+    found = source(name, tmp_path, rules=[RULE], when="cache" if causal else "every")
+    window = int(found.texts[0])
+    text: Any = EveryText(found, window)
+    rows = []
+    if causal:
+        text = Text(found, found.ids(window), found.prefill, {})
+        rows = [{**row, "predicted": row["exact"]} for row in together_rows(text, found.layers, 1)]
+    rows += list(fixed_rows(text, RULE))
+    for row in rows:
+        low, middle, high, at = (row[key] ** 2 for key in ("low", "measured", "high", "predicted"))
+        z = 1.96 * (at - middle) / (high - middle if at > middle else middle - low)
+        print(f"{name}, layer {row['layer']}: {row['predicted']:.3f}, {z:+.1f} standard errors")
+        assert abs(z) <= 3.3
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
+def test_predictions_lie_in_their_intervals(name: str, tmp_path: Path) -> None:
+    """With a sink logit as often as without; measured is what the model itself gives on the keys
+    that are left.
+    """
+    rules = [RULE, "sinks:2+recent", "sinks:2+recent:4+heavy", "random:reweight"]
+    found = source(name, tmp_path, rules=rules, texts=4)
+    rows: list[dict[str, Any]] = []
+    for window in found.texts.tolist():
+        text = Text(found, found.ids(window), found.prefill, {})
+        for rule in rules:
+            rows += fixed_rows(text, rule)
+    whole = agreement_of(pd.DataFrame(rows))
+    print(whole)
+    print(f"{name}: {whole['inside'].sum()} of {whole['layers'].sum()} inside their intervals")
+    assert whole["layers"].sum() == 32
+    assert whole["inside"].sum() >= 27
