@@ -24,11 +24,19 @@ from esscher.models.downstream.fixed import agreement_of, fixed_rows
 from esscher.models.downstream.spec import DownstreamSpec
 from esscher.models.downstream.text import Text
 from esscher.models.downstream.together import together_rows
+from esscher.models.huggingface.call import score
 from esscher.models.huggingface.capture import Captured, forward
 from esscher.models.huggingface.interventions import intervene, rule_for_every_query, with_kept
 from esscher.models.huggingface.masks import given_mask
+from esscher.models.probe.context import Places
+from esscher.models.probe.queries import WindowQueries
+from esscher.models.probe.spec import kept_sizes
+from esscher.models.probe.tokens import LayerInfo
+from esscher.models.probe.wide import Held
+from esscher.models.probe.window import Window
 from tests.models.probe.test_own_output import own_outputs, probe_difference
-from tests.models.probe_runs import few_texts, whole_prose
+from tests.models.probe_runs import few_texts, rows_of, whole_prose
+from tests.models.probe_runs import source as probe_source
 from tests.models.tiny import FAMILIES, GROUPED, Family, build
 from tests.models.tokenizers_for_tests import tokenizer
 
@@ -277,3 +285,88 @@ def test_predictions_lie_in_their_intervals(name: str, tmp_path: Path) -> None:
     print(f"{name}: {whole['inside'].sum()} of {whole['layers'].sum()} inside their intervals")
     assert whole["layers"].sum() == 32
     assert whole["inside"].sum() >= 27
+
+
+# ---- a sink logit is no key
+# ------------------------------------------------------------------------------------------
+
+
+def beside_sink(scores: torch.Tensor, v: torch.Tensor, sink: float) -> torch.Tensor:
+    """Attention of one query on keys, and on a logit of value 0."""
+    e = scores.double().exp()
+    return e @ v.double() / (e.sum() + np.exp(sink))
+
+
+def test_a_window_never_drops_the_sink_logit() -> None:
+    """Keys that places or scores choose, as many as the ladder says, and the logit with them."""
+    generator = torch.Generator().manual_seed(2)
+    q, k, v = (torch.randn(2, 20, 4, generator=generator) for _ in range(3))
+    rows, info, sinks = np.arange(20), LayerInfo(0, 2, 1, 0.5, None, ""), torch.tensor([1.5, 3.0])
+    seen = torch.ones(1, 20, 20).tril().bool()
+    scores = score(q, k[:1], 0.5, seen=seen)
+    queries = WindowQueries(rows, q, k[:1], v[:1], seen, None, scores, torch.zeros(2, 20), sinks)
+    rules = [parse("sinks:4+recent"), parse("topk")]
+    window = Window(queries, info, 0, rows, Places(0 * rows, rows, 0 * rows, 0 * rows), rules)
+    for head in range(2):
+        found = window.errors(head, np.array([12, 19]))
+        assert found.keys.tolist() == [13, 20]
+        for i, row in enumerate((12, 19)):
+            own, sink = scores[head, row, : row + 1], float(sinks[head])
+            limit = beside_sink(own, v[0, : row + 1], sink)
+            assert float(found.limit[i]) == pytest.approx(float(limit.square().sum()), rel=1e-5)
+            for place, n in enumerate(kept_sizes(20).tolist()):
+                first = [0, 1, 2, 3, *range(max(4, row + 1 - (n - 4)), row + 1)]
+                for r, keys in enumerate((first, own.argsort(descending=True)[:n].tolist())):
+                    if r == 1 or n > 4:
+                        error = beside_sink(own[keys], v[0, keys], sink) - limit
+                        expected = float(error.square().sum())
+                        assert float(found.mse[i, r, place]) == pytest.approx(
+                            expected, rel=1e-5, abs=1e-7
+                        )
+
+
+def test_keys_kept_at_random_beside_a_sink_logit() -> None:
+    """All 512 subsets of 9 keys, of which two queries see all and seven."""
+    generator = torch.Generator().manual_seed(4)
+    q, k, v = (torch.randn(rows, 4, generator=generator) for rows in (2, 9, 9))
+    seen = torch.arange(9) < torch.tensor([[9], [7]])
+    sink = torch.tensor([0.5, 2.0])
+    held = Held(q, k, v, 0.7, None, seen, None, sink)
+    found = held.errors(np.array([3, 6, 9]), "bernoulli", 9)
+    for i, (own, logit) in enumerate(zip((9, 7), sink.tolist(), strict=True)):
+        scores = 0.7 * q[i] @ k[:own].T
+        limit = beside_sink(scores, v[:own], logit)
+        np.testing.assert_allclose(found.limit[i], limit, rtol=1e-5)
+        expected = np.zeros(3)
+        for subset in itertools.product([False, True], repeat=own):
+            kept = torch.tensor(subset)
+            error = beside_sink(scores[kept], v[:own][kept], logit) - limit
+            share = np.array([3, 6, 9]) / 9
+            chance = share ** sum(subset) * (1 - share) ** (own - sum(subset))
+            expected += chance * float(error.square().sum())
+        np.testing.assert_allclose(found.mse[i], expected, rtol=1e-4, atol=1e-12)
+
+
+def test_a_probe_does_not_count_the_sink_logit(tmp_path: Path) -> None:
+    settings = {
+        **{"max_tokens": 200, "window": 64, "positions": (63,), "queries": 4, "kept_queries": 4},
+        **{"n": "16,64", "layers": (1,), "heads": (1,), "rules": ("sinks:4+recent", "topk")},
+    }
+    words = tokenizer("llama")
+    run = es.probe(
+        model_of("gpt_oss", 24),
+        few_texts(),
+        tokenizer=words,
+        out=tmp_path,
+        pool="sequence",
+        **settings,
+    )
+    (row,) = run.table("heads").to_dict("records")
+    assert row["status"] == "ok"
+    assert row["n_keys"] == row["n_keys_most"] == 64
+    kept = rows_of(run, 1, 1, "l2_kept")
+    assert kept["n"].max() == 64
+    assert kept["rms"].iloc[-1] < 1e-12
+    assert (kept["rms"].iloc[:-1] > 0).all()
+    seen = probe_source(run).places.positions + 1
+    assert set(run.table("frontier")["keys"]) == {seen.mean()}

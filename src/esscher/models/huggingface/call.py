@@ -30,13 +30,13 @@ FUSED_WIDTH = 256
 
 
 def score(
-    q: Float[Tensor, "*batch m k"],
-    k: Float[Tensor, "*batch n k"],
+    q: Float[Tensor, "*#batch m k"],
+    k: Float[Tensor, "*#batch n k"],
     scale: float,
     softcap: float | None = None,
     bias: Tensor | None = None,
     seen: Tensor | None = None,
-) -> Float[Tensor, "*batch m n"]:
+) -> Float[Tensor, "... m n"]:
     """cap(scale <q, k>) + bias, and -inf for keys that are not seen; in float32 at least."""
     scores = (q @ k.mT).to(torch.promote_types(q.dtype, torch.float32)) * scale
     if softcap is not None:
