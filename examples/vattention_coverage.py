@@ -11,7 +11,7 @@ import torch
 
 import esscher as es
 from esscher.keep import AdaptiveRest, Recent, Sinks, TopK
-from esscher.models import Captured, capture, load_model
+from esscher.models import AttentionCall, capture, load_model
 from esscher.models.corpus.packaged import packaged_documents
 
 KEYS, CONTEXTS = 16_384, 8
@@ -61,7 +61,7 @@ def real_heads() -> None:
     )
     print(f"{'head':>4}{'denominator':>13}{'output':>18}{'keys':>7}")
 
-    def sink(captured: Captured) -> None:
+    def sink(captured: AttentionCall) -> None:
         if captured.layer != LAYER:
             return
         for head in range(captured.query.shape[1]):

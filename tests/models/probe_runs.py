@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
-from esscher.models.huggingface.capture import Captured, forward
+from esscher.models.huggingface.capture import AttentionCall, forward
 from esscher.models.probe.context import ProbeContext
 from esscher.models.probe.layer import LayerState
 from esscher.models.probe.memory import context_of
@@ -177,9 +177,9 @@ def few_texts() -> list[str]:
     return list(prose()[20:40])
 
 
-def captured_layers(found: ProbeContext, windows: Any = None) -> dict[int, list[Captured]]:
+def captured_layers(found: ProbeContext, windows: Any = None) -> dict[int, list[AttentionCall]]:
     """Every capture of each layer over windows (all when not given), one window at a time."""
-    seen: dict[int, list[Captured]] = {}
+    seen: dict[int, list[AttentionCall]] = {}
     for window in range(len(found.windows)) if windows is None else windows:
         forward(
             found.loaded.model,

@@ -25,7 +25,7 @@ from esscher.models.downstream.spec import DownstreamSpec
 from esscher.models.downstream.text import Text
 from esscher.models.downstream.together import together_rows
 from esscher.models.huggingface.call import score
-from esscher.models.huggingface.capture import Captured, forward
+from esscher.models.huggingface.capture import AttentionCall, forward
 from esscher.models.huggingface.interventions import intervene, rule_for_every_query, with_kept
 from esscher.models.huggingface.masks import given_mask
 from esscher.models.probe.context import Places
@@ -77,7 +77,7 @@ def model_of(name: str, window: int | None = None) -> Any:
     return model.get_encoder() if name in ("bart", "t5") else model
 
 
-def calls_of(name: str) -> tuple[list[Captured], list[torch.Tensor], dict[str, torch.Tensor]]:
+def calls_of(name: str) -> tuple[list[AttentionCall], list[torch.Tensor], dict[str, torch.Tensor]]:
     """Attention calls on a few tokens, and what the model's own modules give, by plain hooks."""
     ids = torch.randint(3, 60, (2, TOKENS), generator=torch.Generator().manual_seed(3))
     inputs, calls = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, []
@@ -132,7 +132,7 @@ def test_the_table_has_every_part_of_a_call() -> None:
 # ------------------------------------------------------------------------------------------
 
 
-def by_subsets(call: Captured, row: int, chance: torch.Tensor) -> torch.Tensor:
+def by_subsets(call: AttentionCall, row: int, chance: torch.Tensor) -> torch.Tensor:
     """(heads,): E |output - limit|^2 of a query over all subsets of its keys, through the call."""
     subsets = torch.tensor(list(itertools.product([False, True], repeat=TOKENS)))
     one = replace(call.take(torch.tensor([row]), 0), hidden=None)

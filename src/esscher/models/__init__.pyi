@@ -1,5 +1,5 @@
 from .huggingface.capture import (
-    Captured as Captured,
+    AttentionCall as AttentionCall,
     CaptureReport as CaptureReport,
     StopForward as StopForward,
     capture as capture,

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from esscher.models.huggingface.capture import Captured, forward
+from esscher.models.huggingface.capture import AttentionCall, forward
 from esscher.models.huggingface.checkpoint import (
     Source,
     read_config,
@@ -95,7 +95,7 @@ def describe_model(
     if paired:
         model = model.get_encoder()
     reason = refusal(model)
-    seen: list[Captured] = []
+    seen: list[AttentionCall] = []
     if reason is None:
         reason = _run(model, seen)
     heads = _heads(seen)
@@ -131,7 +131,7 @@ def _weights(source: Source) -> str | None:
     return stored_as(files) if files else None
 
 
-def _run(model: Any, seen: list[Captured]) -> str | None:
+def _run(model: Any, seen: list[AttentionCall]) -> str | None:
     """Run the model on shapes, keeping what its layers were given; the reason if nothing came."""
     inputs = example_inputs(model)
     mask = {"attention_mask": torch.ones_like(inputs["input_ids"])} if "input_ids" in inputs else {}
@@ -157,7 +157,7 @@ def _run(model: Any, seen: list[Captured]) -> str | None:
     )
 
 
-def _heads(seen: Sequence[Captured]) -> dict[str, Any]:
+def _heads(seen: Sequence[AttentionCall]) -> dict[str, Any]:
     if not seen:
         names = ("heads", "kv_heads", "width", "hidden_size", "causal", "softcap")
         return {**dict.fromkeys(names), "sinks": False}
@@ -173,7 +173,9 @@ def _heads(seen: Sequence[Captured]) -> dict[str, Any]:
     }
 
 
-def _windows(model: Any, seen: Sequence[Captured], layers: int | None) -> tuple[int | None, ...]:
+def _windows(
+    model: Any, seen: Sequence[AttentionCall], layers: int | None
+) -> tuple[int | None, ...]:
     """As seen; where the run ended early, by the configuration's list of layer kinds."""
     if layers is None or len(seen) >= layers:
         return tuple(captured.window for captured in seen)
@@ -186,7 +188,7 @@ def _windows(model: Any, seen: Sequence[Captured], layers: int | None) -> tuple[
     )
 
 
-def _position_kind(model: Any, seen: Sequence[Captured]) -> str:
+def _position_kind(model: Any, seen: Sequence[AttentionCall]) -> str:
     classes = {type(module).__name__.lower() for module in model.modules()}
     if any("rotary" in name for name in classes):
         return "rotary"
@@ -203,7 +205,7 @@ def _position_kind(model: Any, seen: Sequence[Captured]) -> str:
 
 def estimate_cost(
     model: Any,
-    captured: Captured,
+    captured: AttentionCall,
     layers: int,
     causal: bool,
     packed: bool,

@@ -12,7 +12,7 @@ from esscher.models.downstream.depth import ALL, layer_rows
 from esscher.models.downstream.first_order import pushed
 from esscher.models.downstream.sensitivity import PREDICTORS, head_rows, rank_correlation
 from esscher.models.downstream.text import Text
-from esscher.models.huggingface.capture import Captured
+from esscher.models.huggingface.capture import AttentionCall
 from esscher.models.huggingface.gradients import drawn_gradients
 from tests.models.downstream.runs import source
 
@@ -26,7 +26,7 @@ def text(request: pytest.FixtureRequest) -> Text:
 
 
 def moved(text: Text, errors: dict[int, torch.Tensor], step: float) -> torch.Tensor:
-    def after(captured: Captured, out: torch.Tensor) -> torch.Tensor:
+    def after(captured: AttentionCall, out: torch.Tensor) -> torch.Tensor:
         return out + step * errors[captured.layer][None] if captured.layer in errors else out
 
     found: torch.Tensor = text.decode(lambda captured: None, after=after)[0].logits[0]

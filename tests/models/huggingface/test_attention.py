@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from esscher.models.huggingface.call import Captured
+from esscher.models.huggingface.call import AttentionCall
 from esscher.models.huggingface.masks import causal_mask, given_mask, split_mask
 
 masked = importlib.import_module("esscher.models.huggingface.call")
@@ -74,7 +74,7 @@ def test_every_combination_agrees_with_loops(
     )
     sinks = torch.randn(heads, generator=generator, dtype=torch.float64) if with_sinks else None
     mask = None if allowed is None else given_mask(allowed, m, n)
-    out = Captured(0, "", query, key, value, 0.6, mask, bias, softcap, sinks).output()
+    out = AttentionCall(0, "", query, key, value, 0.6, mask, bias, softcap, sinks).output()
     expected = by_loops(query, key, value, 0.6, allowed, bias, softcap, sinks)
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
 
@@ -87,7 +87,7 @@ def test_a_query_that_sees_nothing_gets_zero(softcap: float | None, with_bias: b
     allowed[..., 0, 0] = False
     bias = torch.ones(1, 2, 3, 3) if with_bias else None
     mask = given_mask(allowed, 3, 3)
-    out = Captured(0, "", query, query, query, 0.5, mask, bias, softcap).output()
+    out = AttentionCall(0, "", query, query, query, 0.5, mask, bias, softcap).output()
     assert torch.equal(out[:, :, 0], torch.zeros(1, 2, 4))
     torch.testing.assert_close(out[:, :, 1:], torch.ones(1, 2, 2, 4))
 

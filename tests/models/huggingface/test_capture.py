@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-from esscher.models.huggingface.capture import Captured, StopForward, capture, forward
+from esscher.models.huggingface.capture import AttentionCall, StopForward, capture, forward
 from esscher.models.huggingface.support import TESTED
 from tests.models.tiny import BATCH, FAMILIES, REFUSED, Family, build, inputs_of, model_of
 
@@ -22,13 +22,13 @@ capturing = importlib.import_module("esscher.models.huggingface.capture")
 NAMES = [family.name for family in FAMILIES]
 
 
-def caught(model: Any, inputs: dict[str, torch.Tensor], **options: Any) -> list[Captured]:
-    found: list[Captured] = []
+def caught(model: Any, inputs: dict[str, torch.Tensor], **options: Any) -> list[AttentionCall]:
+    found: list[AttentionCall] = []
     forward(model, inputs, found.append, **options)
     return found
 
 
-def weights_by_hand(captured: Captured) -> torch.Tensor:
+def weights_by_hand(captured: AttentionCall) -> torch.Tensor:
     """Attention weights from the captured parts, entry by definition, in float64."""
     groups = captured.heads // captured.kv_heads
     key = captured.key.double().repeat_interleave(groups, dim=1)
@@ -221,7 +221,7 @@ def test_the_model_is_as_before_also_after_an_exception(name: str) -> None:
     with torch.no_grad():
         expected = model(**inputs)[0]
 
-    def fail(captured: Captured) -> None:
+    def fail(captured: AttentionCall) -> None:
         raise KeyError("from the sink")
 
     with (
@@ -289,7 +289,7 @@ def test_without_a_mask_explicit_attention_is_not_made_causal() -> None:
 def test_nothing_that_is_shown_asks_for_gradients(name: str) -> None:
     """Position biases and sink logits are parameters of the model, or made of some."""
     family, model = model_of(name)
-    found: list[Captured] = []
+    found: list[AttentionCall] = []
     with capture(model, found.append, hidden=True):
         model(**inputs_of(family))
     shown = [x for one in found for x in vars(one).values() if isinstance(x, torch.Tensor)]
@@ -301,7 +301,7 @@ def test_nothing_is_kept_once_the_sink_returns() -> None:
     family, model = model_of("gpt2")
     alive: list[weakref.ref[torch.Tensor]] = []
 
-    def sink(captured: Captured) -> None:
+    def sink(captured: AttentionCall) -> None:
         gc.collect()
         # what earlier layers showed is gone
         assert [ref for ref in alive if ref() is not None] == []
@@ -349,7 +349,7 @@ def test_a_sink_may_stop() -> None:
     family, model = model_of("bert")
     seen: list[int] = []
 
-    def stop(captured: Captured) -> None:
+    def stop(captured: AttentionCall) -> None:
         seen.append(captured.layer)
         raise StopForward
 

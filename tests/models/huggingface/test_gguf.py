@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.models.huggingface.capture import Captured, forward
+from esscher.models.huggingface.capture import AttentionCall, forward
 from esscher.models.huggingface.checkpoint import files_of_model, sha256_of
 from esscher.models.huggingface.gguf_header import read_header
 from esscher.models.huggingface.gguf_model import ARCHITECTURES
@@ -30,7 +30,7 @@ def attention(model: Any) -> list[tuple[torch.Tensor, ...]]:
     """Queries, keys, values and outputs of every layer."""
     found: list[tuple[torch.Tensor, ...]] = []
 
-    def see(captured: Captured) -> None:
+    def see(captured: AttentionCall) -> None:
         found.append((captured.query, captured.key, captured.value))
 
     with torch.no_grad():

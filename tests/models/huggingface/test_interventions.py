@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from esscher.keep import parse
-from esscher.models.huggingface.capture import Captured
+from esscher.models.huggingface.capture import AttentionCall
 from esscher.models.huggingface.interventions import (
     Acted,
     Kept,
@@ -31,7 +31,7 @@ def output(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     return found
 
 
-def everything(captured: Captured) -> Kept:
+def everything(captured: AttentionCall) -> Kept:
     return Kept(torch.ones(1, 1, 1, 1, dtype=torch.bool))
 
 
@@ -95,7 +95,7 @@ def test_dropping_the_first_keys_of_a_cache(name: str) -> None:
     ids = inputs_of(family)["input_ids"]
     held = prefill(model, ids[:, :SEEN])
 
-    def decide(captured: Captured) -> Kept:
+    def decide(captured: AttentionCall) -> Kept:
         return without([0, 1, 2, 5], captured.key.shape[2])
 
     with torch.no_grad():
@@ -115,7 +115,7 @@ def test_one_head_of_one_layer_alone() -> None:
     family, model = model_of("llama")
     ids = inputs_of(family)["input_ids"]
 
-    def decide(captured: Captured) -> Kept | None:
+    def decide(captured: AttentionCall) -> Kept | None:
         allowed = torch.ones(1, family.heads, 1, TOKENS, dtype=torch.bool)
         allowed[:, 2, :, :6] = False
         return Kept(allowed) if captured.layer == 1 else None
@@ -151,7 +151,7 @@ def test_weights_count_as_copies_of_a_key() -> None:
     hook = model.encoder.layer[0].attention.output.dense.register_forward_pre_hook(
         lambda module, given: outs.append(given[0])
     )
-    calls: list[Captured] = []
+    calls: list[AttentionCall] = []
     with intervene(
         model, lambda c: Kept(torch.ones_like(weight, dtype=torch.bool), weight), sink=calls.append
     ) as acted:
@@ -204,7 +204,7 @@ def test_a_shared_draw_is_one_set_of_keys_for_all_heads() -> None:
         [],
     )
 
-    def see(captured: Captured) -> Kept | None:
+    def see(captured: AttentionCall) -> Kept | None:
         found.append(decide(captured))
         return found[-1]
 
@@ -218,7 +218,7 @@ def test_a_shared_draw_is_one_set_of_keys_for_all_heads() -> None:
 def test_a_query_left_with_nothing_keeps_its_own_key() -> None:
     family, model = model_of("llama")
     inputs = {key: tensor[:1] for key, tensor in inputs_of(family).items()}
-    calls: list[Captured] = []
+    calls: list[AttentionCall] = []
     outs: list[torch.Tensor] = []
     hook = model.model.layers[0].self_attn.o_proj.register_forward_pre_hook(
         lambda module, given: outs.append(given[0])

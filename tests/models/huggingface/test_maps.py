@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.models.huggingface.capture import Captured, forward
+from esscher.models.huggingface.capture import AttentionCall, forward
 from esscher.models.huggingface.loading import load_model
 from esscher.models.huggingface.maps import LinearMaps, linear_maps
 from tests.models.tiny import FAMILIES, inputs_of, model_of
@@ -21,7 +21,7 @@ def test_maps_give_back_queries_keys_and_values_on_other_inputs(name: str) -> No
     maps = linear_maps(model)
     assert [found.layer for found in maps] == list(range(family.layers))
     assert all(found.affine == family.affine for found in maps)
-    seen: list[Captured] = []
+    seen: list[AttentionCall] = []
     forward(model, inputs_of(family), seen.append, hidden=True)
     for found, captured in zip(maps, seen, strict=True):
         tensors = {"q": captured.query, "k": captured.key, "v": captured.value}
@@ -106,7 +106,7 @@ def brute_force(module: Any, index: int, heads: int, root: torch.Tensor) -> tupl
 def check_horizons(
     model: Any, inputs: dict[str, torch.Tensor], layers: list[int], heads: list[int]
 ) -> None:
-    seen: list[Captured] = []
+    seen: list[AttentionCall] = []
     forward(model, inputs, seen.append, hidden=True, layers=layers)
     for found, captured in zip(linear_maps(model, layers=layers), seen, strict=True):
         assert captured.hidden is not None
@@ -146,7 +146,7 @@ def test_heads_from_maps_score_as_the_model_does_and_biases_matter(name: str) ->
     gpt2 does.
     """
     family, model = model_of(name)
-    seen: list[Captured] = []
+    seen: list[AttentionCall] = []
     forward(model, inputs_of(family), seen.append, hidden=True)
     for found, captured in zip(linear_maps(model), seen, strict=True):
         assert captured.hidden is not None

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import masking_utils
 
-from esscher.models.huggingface.capture import Captured, forward
+from esscher.models.huggingface.capture import AttentionCall, forward
 from esscher.models.huggingface.masks import Mask, MaskTensor, causal_mask, given_mask, model_mask
 from esscher.models.huggingface.parity import parity
 from tests.models.tiny import FAMILIES, VOCABULARY, build, inputs_of, model_of
@@ -95,7 +95,7 @@ def test_no_mask_and_no_scores_of_all_pairs_are_made(name: str, padded: bool) ->
         inputs["attention_mask"][:, -37:] = 0
     at, seen = torch.tensor([3, LONG - 40]), []
 
-    def sink(captured: Captured) -> None:
+    def sink(captured: AttentionCall) -> None:
         seen.append(captured.visible(at).sum(-1)[0, 0].tolist())
 
     explicit = name in ("gemma2", "gpt_oss")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.models.huggingface.capture import Captured, forward
+from esscher.models.huggingface.capture import AttentionCall, forward
 from tests.models.real_models import encoder, language_model, window
 
 DRAWS = 2000
@@ -37,7 +37,7 @@ def deviations(
     generator = torch.Generator().manual_seed(15)
     at = torch.tensor([position])
 
-    def sink(captured: Captured) -> None:
+    def sink(captured: AttentionCall) -> None:
         seen = captured.visible(at)[0, 0, 0]
         for head in [head for layer, head in places if layer == captured.layer]:
             own = head // (captured.heads // captured.kv_heads)

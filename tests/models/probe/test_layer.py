@@ -14,7 +14,7 @@ import torch
 
 from esscher.diagnostics import moments as token_moments
 from esscher.models.huggingface.call import score
-from esscher.models.huggingface.capture import Captured, forward
+from esscher.models.huggingface.capture import AttentionCall, forward
 from esscher.models.huggingface.loading import wrap_model
 from esscher.models.probe.context import ProbeContext, make_context
 from esscher.models.probe.layer import LayerState, layer_from_rows, layer_rows, merge_layers
@@ -239,7 +239,7 @@ def test_sink_mass_by_hand(tmp_path_factory: pytest.TempPathFactory, name: str, 
 )
 def test_what_the_pool_leaves_out_is_said(name: str, note: str) -> None:
     family, model = model_of(name)
-    seen: list[Captured] = []
+    seen: list[AttentionCall] = []
     forward(model, inputs_of(family), seen.append)
     info = LayerInfo.of(seen[0])
     assert info.note == (f"left out of the pool: {note}" if note else "")

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.models.huggingface.capture import Captured, forward
+from esscher.models.huggingface.capture import AttentionCall, forward
 from esscher.runs import Run
 from tests.models.probe_runs import few_texts, own_states, source, tiny_model
 from tests.models.real_models import encoder, language_model, window
@@ -63,7 +63,7 @@ def own_outputs(
     return [out.flatten(2).unflatten(2, (heads, -1)).transpose(1, 2).double() for out in found]
 
 
-def limit(captured: Captured, at: torch.Tensor) -> torch.Tensor:
+def limit(captured: AttentionCall, at: torch.Tensor) -> torch.Tensor:
     """Attention of single queries over all they see, in float64 from what was captured: (batch,
     heads, m, width).
     """
@@ -84,8 +84,8 @@ def limit(captured: Captured, at: torch.Tensor) -> torch.Tensor:
     return torch.exp(scores - total) @ value
 
 
-def caught(model: Any, inputs: dict[str, torch.Tensor]) -> list[Captured]:
-    found: list[Captured] = []
+def caught(model: Any, inputs: dict[str, torch.Tensor]) -> list[AttentionCall]:
+    found: list[AttentionCall] = []
     forward(model, inputs, found.append)
     return found
 

@@ -22,7 +22,7 @@ from esscher.keep.context import Context
 from esscher.keep.rule import Chance, Inclusion, Placed, Ranked, Rule
 from esscher.models.downstream.context import DownstreamContext
 from esscher.models.downstream.spec import CUT, UNIFORM
-from esscher.models.huggingface.capture import Captured
+from esscher.models.huggingface.capture import AttentionCall
 from esscher.models.huggingface.interventions import Kept
 
 __all__ = ["Budgets", "Cell", "Choice", "Place", "Plan", "once"]
@@ -53,7 +53,7 @@ class Choice:
     kept: Mapping[int, Tensor]
     weight: Mapping[int, Tensor] = field(default_factory=dict)
 
-    def left(self, captured: Captured, drops: Tensor | None) -> Kept:
+    def left(self, captured: AttentionCall, drops: Tensor | None) -> Kept:
         """What the queries of a decode have left; ``drops``: the query heads that lose anything,
         all when left out.
         """
@@ -121,7 +121,7 @@ class Plan:
                 )
         self.contexts: dict[Place, Context] = {}
 
-    def see(self, captured: Captured) -> None:
+    def see(self, captured: AttentionCall) -> None:
         """The sink of the prefill: what the rules see of each key-value head."""
         tokens = captured.key.shape[2]
         rows = torch.arange(

@@ -14,7 +14,7 @@ from esscher.models.downstream.first_order import pushed
 from esscher.models.downstream.readings.divergence import Divergence
 from esscher.models.downstream.readings.error import Error
 from esscher.models.downstream.text import Text
-from esscher.models.huggingface.capture import Captured
+from esscher.models.huggingface.capture import AttentionCall
 
 __all__ = ["ALL", "layer_rows"]
 
@@ -45,7 +45,7 @@ def layer_rows(text: Text, cell: Cell, layers: Iterable[int]) -> Iterator[dict[s
 
 
 def _only(text: Text, choice: Any, layer: int) -> Any:
-    def decide(captured: Captured) -> Any:
+    def decide(captured: AttentionCall) -> Any:
         return text.left(choice, captured) if layer in (ALL, captured.layer) else None
 
     return decide

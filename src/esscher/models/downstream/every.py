@@ -20,7 +20,7 @@ from esscher.models.downstream.context import DownstreamContext
 from esscher.models.downstream.horizon import Horizons
 from esscher.models.downstream.readings import Outcome
 from esscher.models.downstream.spec import UNIFORM
-from esscher.models.huggingface.capture import Captured, forward, without_cache
+from esscher.models.huggingface.capture import AttentionCall, forward, without_cache
 from esscher.models.huggingface.interventions import (
     Acted,
     Kept,
@@ -115,7 +115,7 @@ class EveryText:
         )
         kept = dict(self.pairs)
 
-        def own(captured: Captured) -> Kept | None:
+        def own(captured: AttentionCall) -> Kept | None:
             found, drops = decide(captured), source.drops(captured.layer)
             if found is None:
                 return None
@@ -132,9 +132,9 @@ class EveryText:
         return sum(kept.values()) / self.queries, acted, result
 
     @functools.cached_property
-    def calls(self) -> list[Captured]:
+    def calls(self) -> list[AttentionCall]:
         """Attention of every layer on all keys."""
-        found: list[Captured] = []
+        found: list[AttentionCall] = []
         forward(self.source.loaded.model, {"input_ids": self.ids}, found.append)
         return found
 
@@ -143,7 +143,7 @@ class EveryText:
         """(heads, T, width) by layer."""
         return {call.layer: call.output()[0] for call in self.calls}
 
-    def inclusion(self, cell: Cell, call: Captured, kv_head: int) -> Inclusion:
+    def inclusion(self, cell: Cell, call: AttentionCall, kv_head: int) -> Inclusion:
         """What every query keeps, as chances and weights; of heads that share keys below each
         other.
         """

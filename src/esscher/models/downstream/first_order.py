@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from esscher.models.downstream.text import Text
-from esscher.models.huggingface.capture import Captured
+from esscher.models.huggingface.capture import AttentionCall
 
 make_dual: Any = forward_ad.make_dual
 unpack_dual: Any = forward_ad.unpack_dual
@@ -30,7 +30,7 @@ def pushed(text: Text, errors: Mapping[int, Tensor]) -> Tensor:
     (heads, D, width).
     """
 
-    def move(captured: Captured, out: Tensor) -> Tensor:
+    def move(captured: AttentionCall, out: Tensor) -> Tensor:
         error = errors.get(captured.layer)
         if error is None:
             return out

@@ -28,7 +28,7 @@ from esscher.keep.rule import Chance
 from esscher.models.downstream.cache import Cell
 from esscher.models.downstream.every import EveryText
 from esscher.models.downstream.text import Text
-from esscher.models.huggingface.capture import Captured
+from esscher.models.huggingface.capture import AttentionCall
 
 __all__ = ["agreement_of", "fixed_rows"]
 
@@ -178,7 +178,7 @@ def _measured(
     """
     found = {}
 
-    def hand_on(captured: Captured, out: Tensor) -> Tensor:
+    def hand_on(captured: AttentionCall, out: Tensor) -> Tensor:
         layer = layers.get(captured.layer)
         full = text.limits[captured.layer]
         if layer is not None:

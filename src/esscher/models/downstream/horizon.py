@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from esscher.attention import horizon_of_covariances
-from esscher.models.huggingface.capture import Captured
+from esscher.models.huggingface.capture import AttentionCall
 
 __all__ = ["Horizons"]
 
@@ -20,7 +20,7 @@ class Horizons:
     def __init__(self) -> None:
         self.found: list[float] = []
 
-    def see(self, captured: Captured) -> None:
+    def see(self, captured: AttentionCall) -> None:
         shared = captured.heads // captured.kv_heads
         keys = [_covariance(head) for head in captured.key[0]]
         for i, head in enumerate(captured.query[0]):

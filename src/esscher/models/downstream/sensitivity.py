@@ -16,7 +16,7 @@ from torch import Tensor
 from esscher.models.downstream.cache import Cell, Choice
 from esscher.models.downstream.readings.divergence import Divergence
 from esscher.models.downstream.text import Text
-from esscher.models.huggingface.capture import Captured
+from esscher.models.huggingface.capture import AttentionCall
 from esscher.models.huggingface.gradients import DRAWS, drawn_gradients, gradient_size
 from esscher.models.huggingface.interventions import Kept
 
@@ -79,7 +79,7 @@ def _rms(rows: Tensor) -> Tensor:
 
 
 def _alone(choice: Choice, layer: int, head: int) -> Any:
-    def decide(captured: Captured) -> Kept | None:
+    def decide(captured: AttentionCall) -> Kept | None:
         if captured.layer != layer:
             return None
         return choice.left(captured, torch.arange(captured.heads) == head)

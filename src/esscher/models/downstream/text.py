@@ -16,7 +16,7 @@ from esscher.models.downstream.cache import Budgets, Cell, Choice, Plan
 from esscher.models.downstream.context import DownstreamContext
 from esscher.models.downstream.horizon import Horizons
 from esscher.models.downstream.readings import Outcome
-from esscher.models.huggingface.capture import Captured
+from esscher.models.huggingface.capture import AttentionCall
 from esscher.models.huggingface.interventions import Kept, check_acted, prefill, with_kept
 
 __all__ = ["LayerErrors", "Text"]
@@ -53,13 +53,13 @@ class Text:
         self.source, self.ids, self.tokens = source, ids, tokens
         self.plan, self.horizons = Plan(source, budgets), Horizons()
         self.held = prefill(source.loaded.model, ids[:, :tokens], self._see)
-        self.calls: list[Captured] = []
+        self.calls: list[AttentionCall] = []
         result, _ = self.decode(lambda captured: None, sink=self.calls.append, hidden=True)
         self.full = self.outcome(result)
         self.limits = {call.layer: call.output()[0] for call in self.calls}  # (heads, D, width)
         self.added = {layer: self.behind(layer, output) for layer, output in self.limits.items()}
 
-    def _see(self, captured: Captured) -> None:
+    def _see(self, captured: AttentionCall) -> None:
         self.plan.see(captured)
         self.horizons.see(captured)
 
@@ -70,7 +70,7 @@ class Text:
     def outcome(self, result: Any, known: dict[str, float] | None = None) -> Outcome:
         return Outcome("language", result.logits[0], self.ids[0, self.tokens + 1 :], known or {})
 
-    def left(self, choice: Choice, captured: Captured) -> Kept | None:
+    def left(self, choice: Choice, captured: AttentionCall) -> Kept | None:
         """What a layer's queries have left under a choice; None where the layer drops nothing."""
         drops = self.source.drops(captured.layer)
         return None if drops is not None and not bool(drops.any()) else choice.left(captured, drops)
@@ -78,7 +78,7 @@ class Text:
     def cells(self) -> Iterator[Cell]:
         return self.plan.cells()
 
-    def inclusion(self, cell: Cell, call: Captured, kv_head: int) -> Inclusion:
+    def inclusion(self, cell: Cell, call: AttentionCall, kv_head: int) -> Inclusion:
         """What a cell keeps of a key-value head, as chances and weights (1, N): once for all
         queries of the continuation.
         """
@@ -100,7 +100,7 @@ class Text:
         """The continuation on what a cell keeps."""
         choice, entered = self.plan.choose(cell), {}
 
-        def see(captured: Captured) -> None:
+        def see(captured: AttentionCall) -> None:
             entered[captured.layer] = captured.hidden
 
         result, acted = self.decode(
@@ -111,7 +111,7 @@ class Text:
         check_acted(acted, self.full.rows, kept.rows)
         return choice, kept, layers
 
-    def head_errors(self, choice: Choice, call: Captured) -> Tensor:
+    def head_errors(self, choice: Choice, call: AttentionCall) -> Tensor:
         """(heads, D, width): output on the keys kept minus that on all, at the full model's
         inputs.
         """

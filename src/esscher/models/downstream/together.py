@@ -25,7 +25,7 @@ from esscher.keep import parse
 from esscher.keep.random import Random
 from esscher.models.downstream.cache import Cell
 from esscher.models.downstream.text import Text
-from esscher.models.huggingface.capture import Captured
+from esscher.models.huggingface.capture import AttentionCall
 
 __all__ = ["random_rule", "together_rows"]
 
@@ -170,7 +170,7 @@ def _random_cell(text: Text) -> Cell:
     return found
 
 
-def _queries(text: Text, cell: Cell, call: Captured) -> Iterator[_Query]:
+def _queries(text: Text, cell: Cell, call: AttentionCall) -> Iterator[_Query]:
     chance = text.plan.inclusion(cell, (call.layer, 0)).probability[0]
     rows = torch.linspace(0, call.query.shape[2] - 1, QUERIES + 2).round().long()[1:-1]
     contexts = [call.context(kv, rows).whole for kv in range(call.kv_heads)]

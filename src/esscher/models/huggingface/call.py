@@ -21,7 +21,7 @@ from torch import Tensor
 from esscher.keep.context import Context
 from esscher.models.huggingface.masks import Mask, given_mask
 
-__all__ = ["Captured", "at_least_single", "score", "softmax"]
+__all__ = ["AttentionCall", "at_least_single", "score", "softmax"]
 
 EXPLICIT_SCORES = 1 << 22  # scores held at once where there is no fused kernel
 ROWS = 256  # queries that meet their keys at once where a mask is more than causal
@@ -59,7 +59,7 @@ def softmax(
 
 
 @dataclass(frozen=True)
-class Captured:
+class AttentionCall:
     """What one attention call of a model is given.
 
     ``layer`` counts the model's self-attention layers in order of execution, ``name`` is the
@@ -120,7 +120,7 @@ class Captured:
         rows = self.bias if self.bias.shape[2] == 1 else self.bias[:, :, at]
         return rows.expand(len(self.query), -1, len(at), self.key.shape[2])
 
-    def take(self, at: Int[Tensor, " m"], place: int | None = None) -> Captured:
+    def take(self, at: Int[Tensor, " m"], place: int | None = None) -> AttentionCall:
         """The same call for the queries at some positions; ``place``: of one sequence of the batch
         alone.
         """

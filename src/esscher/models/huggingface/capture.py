@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esscher.models.huggingface.call import Captured
+from esscher.models.huggingface.call import AttentionCall
 from esscher.models.huggingface.masks import (
     Mask,
     MaskTensor,
@@ -30,14 +30,14 @@ from esscher.models.huggingface.masks import (
 from esscher.models.huggingface.package import quiet, transformers
 from esscher.models.huggingface.support import WORKS, expected_layers, refusal
 
-__all__ = ["CaptureReport", "Captured", "StopForward", "capture", "forward"]
+__all__ = ["AttentionCall", "CaptureReport", "StopForward", "capture", "forward"]
 
 # transformers treats names that contain "sdpa" or "flash" in its own way.
 NAME = "esscher_capture"
 CROSS = re.compile(r"cross|encdec|encoder_attn", re.IGNORECASE)
 
 
-Sink = Callable[[Captured], Any]
+Sink = Callable[[AttentionCall], Any]
 
 
 class StopForward(Exception):
@@ -79,9 +79,9 @@ class _Session:
         # another input for the attention modules
         self.replace: Callable[[Tensor], Tensor] | None = None
         # another mask and bias for an attention call
-        self.change: Callable[[Captured], Captured] | None = None
+        self.change: Callable[[AttentionCall], AttentionCall] | None = None
         # another output (batch, heads, tokens, width) of it
-        self.after: Callable[[Captured, Tensor], Tensor] | None = None
+        self.after: Callable[[AttentionCall, Tensor], Tensor] | None = None
         self.names = {id(module): name for name, module in model.named_modules()}
         self.before = [(config, config._attn_implementation_internal) for config in _configs(model)]
         self.was_eager = {
@@ -138,7 +138,7 @@ class _Session:
             (args, {**kwargs, "hidden_states": tensor}) if named else ((tensor, *args[1:]), kwargs)
         )
 
-    def shown(self, call: Captured) -> Captured:
+    def shown(self, call: AttentionCall) -> AttentionCall:
         """What the sink is given of a call."""
         if not self.detach:
             return call
@@ -154,7 +154,7 @@ class _Session:
         self.entered.clear()
         return hidden
 
-    def see(self, captured: Captured) -> None:
+    def see(self, captured: AttentionCall) -> None:
         """Count a call and give it to the sink if its layer is wanted."""
         layer = captured.layer
         self.next_layer += 1
@@ -288,7 +288,7 @@ def _attention(
         bias = position_bias if bias is None else bias + position_bias
     name = session.names[id(module)]
     cross = _is_cross(module, name)
-    call = Captured(
+    call = AttentionCall(
         layer=session.next_layer,
         name=name,
         query=query,

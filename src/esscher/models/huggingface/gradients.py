@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from esscher.models.huggingface.capture import Captured
+from esscher.models.huggingface.capture import AttentionCall
 from esscher.models.huggingface.interventions import Prefilled
 
 __all__ = ["DRAWS", "drawn_gradients", "gradient_size"]
@@ -34,7 +34,7 @@ def drawn_gradients(
     """
     taps: dict[int, Tensor] = {}
 
-    def tap(captured: Captured, out: Tensor) -> Tensor:
+    def tap(captured: AttentionCall, out: Tensor) -> Tensor:
         taps[captured.layer] = torch.zeros_like(out, requires_grad=True)
         return out + taps[captured.layer]
 

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from esscher.keep.rule import Rule
-from esscher.models.huggingface.capture import Captured, Sink, open_session
+from esscher.models.huggingface.capture import AttentionCall, Sink, open_session
 from esscher.models.huggingface.masks import given_mask
 from esscher.models.huggingface.package import transformers
 from esscher.models.huggingface.support import escaped, expected_layers
@@ -37,7 +37,7 @@ __all__ = [
     "with_kept",
 ]
 
-Decide = Callable[[Captured], "Kept | None"]
+Decide = Callable[[AttentionCall], "Kept | None"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def intervene(
     *,
     sink: Sink | None = None,
     hidden: bool = False,
-    after: Callable[[Captured, Tensor], Tensor] | None = None,
+    after: Callable[[AttentionCall, Tensor], Tensor] | None = None,
 ) -> Iterator[Acted]:
     """Inside, every self-attention layer of the model attends to what ``decide(captured)`` leaves;
     None leaves all.
@@ -91,7 +91,7 @@ def intervene(
         raise ValueError(f"interventions: {reason}")
 
 
-def _look_on(captured: Captured) -> None:
+def _look_on(captured: AttentionCall) -> None:
     """A sink that wants nothing."""
 
 
@@ -107,7 +107,7 @@ def check_acted(acted: Acted, full: Tensor, kept: Tensor) -> None:
         )
 
 
-def _changed(decide: Decide, acted: Acted, captured: Captured) -> Captured:
+def _changed(decide: Decide, acted: Acted, captured: AttentionCall) -> AttentionCall:
     acted.calls += 1
     kept = decide(captured)
     if kept is None:
@@ -118,7 +118,7 @@ def _changed(decide: Decide, acted: Acted, captured: Captured) -> Captured:
     return left
 
 
-def with_kept(captured: Captured, kept: Kept) -> tuple[Captured, int]:
+def with_kept(captured: AttentionCall, kept: Kept) -> tuple[AttentionCall, int]:
     """The same call on what is kept, and how many pairs that took away; the call itself where
     nothing changes.
     """
@@ -177,7 +177,7 @@ def rule_for_every_query(
     (``shared``). ``outputs``: W_O of each layer, for rules that ask what lies behind a head.
     """
 
-    def decide(captured: Captured) -> Kept | None:
+    def decide(captured: AttentionCall) -> Kept | None:
         batch, heads, queries, _ = captured.query.shape
         keys, per = captured.key.shape[2], heads // captured.kv_heads
         asked = [sizes(captured.layer, kv, keys) for kv in range(captured.kv_heads)]

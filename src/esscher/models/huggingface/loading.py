@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esscher.models.huggingface.capture import Captured, forward
+from esscher.models.huggingface.capture import AttentionCall, forward
 from esscher.models.huggingface.checkpoint import (
     Source,
     check_folder,
@@ -241,7 +241,7 @@ def _look(model: Any, tokenizer: Any, found: _Found) -> Loaded:
     shapes: list[LayerShape] = []
     causal: list[bool] = []
 
-    def see(captured: Captured) -> None:
+    def see(captured: AttentionCall) -> None:
         width, value_width = int(captured.query.shape[-1]), int(captured.value.shape[-1])
         causal.append(captured.allowed is not None and not bool(captured.allowed[0, 0, 0, 1]))
         heads = captured.heads, captured.kv_heads

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from esscher.attention import Head
-from esscher.models.huggingface.capture import Captured, open_session, without_cache
+from esscher.models.huggingface.capture import AttentionCall, open_session, without_cache
 from esscher.models.huggingface.example import example_inputs
 
 __all__ = ["LinearMaps", "linear_maps"]
@@ -104,7 +104,7 @@ def linear_maps(model: Any, *, layers: Iterable[int] | None = None) -> list[Line
         other[1, 1], other[1, 2], other[1, 3] = b, b, a
         return other.requires_grad_(True)
 
-    def sink(captured: Captured) -> None:
+    def sink(captured: AttentionCall) -> None:
         found.append(_maps(captured))
 
     with (
@@ -116,7 +116,7 @@ def linear_maps(model: Any, *, layers: Iterable[int] | None = None) -> list[Line
     return found
 
 
-def _maps(captured: Captured) -> LinearMaps:
+def _maps(captured: AttentionCall) -> LinearMaps:
     tensors = {"q": captured.query, "k": captured.key, "v": captured.value}
     maps = {letter: _affine(tensor, captured.hidden) for letter, tensor in tensors.items()}
     reasons = [f"{letter} {why}" for letter, (_, _, why) in maps.items() if why is not None]

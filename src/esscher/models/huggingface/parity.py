@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esscher.models.huggingface.capture import Captured, forward, without_cache
+from esscher.models.huggingface.capture import AttentionCall, forward, without_cache
 from esscher.models.huggingface.example import example_inputs
 from esscher.models.huggingface.support import escaped, expected_layers, refusal
 
@@ -57,7 +57,7 @@ def parity(model: Any, inputs: Mapping[str, Any] | None = None) -> Parity:
     inputs = example_inputs(model, 16) if inputs is None else inputs
     seen: list[int] = []
 
-    def count(captured: Captured) -> None:
+    def count(captured: AttentionCall) -> None:
         seen.append(captured.layer)
 
     ours = _output(forward(model, inputs, count))

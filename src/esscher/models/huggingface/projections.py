@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from esscher.models.huggingface.capture import Captured, open_session, without_cache
+from esscher.models.huggingface.capture import AttentionCall, open_session, without_cache
 from esscher.models.huggingface.example import example_inputs
 
 __all__ = ["head_projections"]
@@ -29,7 +29,7 @@ def head_projections(model: Any) -> dict[int, Float[Tensor, "heads width d"]]:
     found: dict[int, Tensor] = {}
     waiting: dict[int, Tensor] = {}
 
-    def after(captured: Captured, out: Tensor) -> Tensor:
+    def after(captured: AttentionCall, out: Tensor) -> Tensor:
         waiting[captured.layer] = out.detach()
         return out
 

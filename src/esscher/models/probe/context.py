@@ -18,7 +18,7 @@ from torch import Tensor
 
 from esscher.convergence.endless import PIECES
 from esscher.models.corpus.windows import Windows, make_windows
-from esscher.models.huggingface.capture import Captured, forward
+from esscher.models.huggingface.capture import AttentionCall, forward
 from esscher.models.huggingface.loading import Loaded, load_model
 from esscher.models.huggingface.maps import LinearMaps, linear_maps
 from esscher.models.huggingface.projections import head_projections
@@ -29,7 +29,7 @@ __all__ = ["Mode", "Places", "ProbeContext", "make_context", "tokenizer_of"]
 _T = TypeVar("_T")
 
 Indices = npt.NDArray[np.int64]
-WindowSink = Callable[[Captured, Indices], None]
+WindowSink = Callable[[AttentionCall, Indices], None]
 
 QUERY_WINDOWS = 256  # windows the queries come from: each process runs these through the model
 SEQUENCE_WINDOWS = 32  # the same where a window is the pool
@@ -193,7 +193,7 @@ class ProbeContext:
         return mask
 
 
-def _give(sink: WindowSink, batch: Indices, captured: Captured) -> None:
+def _give(sink: WindowSink, batch: Indices, captured: AttentionCall) -> None:
     sink(captured, batch)
 
 

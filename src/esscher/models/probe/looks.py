@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from esscher.models.huggingface.call import Captured, softmax
+from esscher.models.huggingface.call import AttentionCall, softmax
 from esscher.models.probe.context import Indices, Places, ProbeContext, tokenizer_of
 from esscher.models.probe.queries import WindowQueries
 from esscher.models.probe.statistics.identity import HEAD, LAYER
@@ -164,7 +164,7 @@ class _Seen:
         self.tokens, self.groups = np.unique(codes, return_inverse=True)
         self.groups = self.groups.reshape(codes.shape)
 
-    def __call__(self, captured: Captured, batch: Indices) -> None:
+    def __call__(self, captured: AttentionCall, batch: Indices) -> None:
         info = LayerInfo.of(captured, own=True)
         for place, window in enumerate(batch.tolist()):
             own = WindowQueries.of(self.context, captured, place, window)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from esscher.attention.state import finish, init, merge
 from esscher.diagnostics import moments as token_moments
-from esscher.models.huggingface.capture import Captured
+from esscher.models.huggingface.capture import AttentionCall
 from esscher.models.probe.context import Indices, ProbeContext
 from esscher.models.probe.curves import curve_rows
 from esscher.models.probe.moment_limit import Limit, QuerySample, estimate, sample_queries
@@ -181,7 +181,7 @@ def _asked(context: ProbeContext, layers: list[int]) -> dict[int, _Limit]:
     tokens = {layer: _Tokens(np.union1d(sample.tokens, sample.keys)) for layer in layers}
     info: dict[int, LayerInfo] = {}
 
-    def sink(captured: Captured, batch: Indices) -> None:
+    def sink(captured: AttentionCall, batch: Indices) -> None:
         info.setdefault(captured.layer, LayerInfo.of(captured))
         tokens[captured.layer].add(*_numbered(context, captured, batch))
 
@@ -207,7 +207,7 @@ def _draw(
     }
     tokens = {layer: _Tokens(np.unique(np.concatenate(chosen[layer]))) for layer in layers}
 
-    def sink(captured: Captured, batch: Indices) -> None:
+    def sink(captured: AttentionCall, batch: Indices) -> None:
         rows, numbers = _numbered(context, captured, batch)
         if len(numbers):
             tokens[captured.layer].add(rows, numbers)
@@ -222,7 +222,9 @@ def _ladder(context: ProbeContext) -> Indices:
     return moment_ladder(context.spec.moments_n, context.keys)
 
 
-def _numbered(context: ProbeContext, captured: Captured, batch: Indices) -> tuple[Rows, Indices]:
+def _numbered(
+    context: ProbeContext, captured: AttentionCall, batch: Indices
+) -> tuple[Rows, Indices]:
     """The pooled tokens of a batch and their numbers among all pooled ones."""
     pooled = context.pooled[batch]
     counts = context.pooled.sum(axis=1)

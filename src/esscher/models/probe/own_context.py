@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 
 from esscher.keep import Impact, parse
 from esscher.keep.rule import Rule
-from esscher.models.huggingface.capture import Captured
+from esscher.models.huggingface.capture import AttentionCall
 from esscher.models.probe import head as head_state
 from esscher.models.probe.context import Indices, ProbeContext
 from esscher.models.probe.gradients import window_gradients
@@ -52,7 +52,7 @@ def window_states(probe: ProbeContext, window: int, take: Callable[[LayerState],
     statistics = statistics_of(probe.spec)
     comparison = _Comparison.of(probe, window) if window in compared(probe) else _Comparison()
 
-    def sink(captured: Captured, batch: Indices) -> None:
+    def sink(captured: AttentionCall, batch: Indices) -> None:
         take(_Layer(probe, statistics, comparison, captured, window).state())
         advance((probe.layers.index(captured.layer) + 1) / len(probe.layers))
 
@@ -175,7 +175,7 @@ class _Layer:
         probe: ProbeContext,
         statistics: tuple[Statistic, ...],
         asked: _Comparison,
-        captured: Captured,
+        captured: AttentionCall,
         window: int,
     ) -> None:
         self.probe, self.statistics, self.captured, self.window = (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from esscher.models.huggingface.capture import Captured
+from esscher.models.huggingface.capture import AttentionCall
 from esscher.models.probe.context import Indices, ProbeContext
 from esscher.models.probe.layer import LayerState, add_keys, add_moments, begin
 from esscher.models.probe.queries import LayerQueries, QueryCollector, capture_queries
@@ -33,7 +33,7 @@ def hold(context: ProbeContext) -> dict[int, PooledLayer]:
     moments: dict[int, LayerMoments] = {}
     parts: dict[int, list[Rows]] = {}
 
-    def sink(captured: Captured, batch: Indices) -> None:
+    def sink(captured: AttentionCall, batch: Indices) -> None:
         collector(captured, batch)
         layer, rows = captured.layer, _rows(context, captured, batch)
         own = LayerMoments.of(rows)
@@ -66,7 +66,7 @@ def stream(context: ProbeContext, layers: Sequence[int], windows: Indices) -> li
     queries = context.once(capture_queries, tuple(layers))
     states: dict[int, LayerState] = {}
 
-    def sink(captured: Captured, batch: Indices) -> None:
+    def sink(captured: AttentionCall, batch: Indices) -> None:
         layer, rows = captured.layer, _rows(context, captured, batch)
         state = states[layer] if layer in states else begin(context, queries[layer], rows)
         states[layer] = add_keys(add_moments(state, rows), queries[layer], rows)
@@ -75,7 +75,7 @@ def stream(context: ProbeContext, layers: Sequence[int], windows: Indices) -> li
     return [states[layer] for layer in layers]
 
 
-def _rows(context: ProbeContext, captured: Captured, batch: Indices) -> Rows:
+def _rows(context: ProbeContext, captured: AttentionCall, batch: Indices) -> Rows:
     masks = context.pooled, context.windows.special, context.pieces
     return Rows.of(
         captured, *(torch.from_numpy(mask[batch]).to(captured.query.device) for mask in masks)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esscher.models.huggingface.call import Captured, at_least_single
+from esscher.models.huggingface.call import AttentionCall, at_least_single
 from esscher.models.probe.context import Indices, ProbeContext
 from esscher.models.probe.tokens import LayerInfo
 
@@ -44,7 +44,9 @@ class WindowQueries:
         return None if self.bias is None else self.bias[head if len(self.bias) > 1 else 0]
 
     @classmethod
-    def of(cls, source: ProbeContext, captured: Captured, place: int, window: int) -> WindowQueries:
+    def of(
+        cls, source: ProbeContext, captured: AttentionCall, place: int, window: int
+    ) -> WindowQueries:
         """``place``: of the window in the captured batch."""
         rows = source.places.inside(window)
         at = torch.from_numpy(source.places.positions[rows]).to(captured.query.device)
@@ -82,7 +84,7 @@ class QueryCollector:
         self.found: dict[int, dict[int, tuple[Tensor, Tensor]]] = {}
         self.info: dict[int, LayerInfo] = {}
 
-    def __call__(self, captured: Captured, batch: Indices) -> None:
+    def __call__(self, captured: AttentionCall, batch: Indices) -> None:
         self.info.setdefault(captured.layer, LayerInfo.of(captured))
         for place, window in enumerate(batch.tolist()):
             if len(self.source.places.inside(window)):

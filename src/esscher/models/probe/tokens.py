@@ -13,7 +13,7 @@ from torch import Tensor
 
 from esscher.diagnostics import moments as token_moments
 from esscher.diagnostics.moments import TokenMoments, TokenSummary
-from esscher.models.huggingface.capture import Captured
+from esscher.models.huggingface.capture import AttentionCall
 from esscher.models.huggingface.maps import LinearMaps
 from esscher.models.probe.token_tails import SplitExtremes, SplitTails
 
@@ -32,7 +32,7 @@ class LayerInfo:
     note: str  # what the pool leaves out of this attention; empty where nothing is
 
     @classmethod
-    def of(cls, captured: Captured, *, own: bool = False) -> LayerInfo:
+    def of(cls, captured: AttentionCall, *, own: bool = False) -> LayerInfo:
         """``own``: queries meet the keys of their own context, where biases and sinks are known."""
         left_out = []
         if captured.bias is not None and not own:
@@ -76,7 +76,7 @@ class Rows:
     @classmethod
     def of(
         cls,
-        captured: Captured,
+        captured: AttentionCall,
         pooled: Tensor,
         special: Tensor | None = None,
         pieces: Tensor | None = None,
