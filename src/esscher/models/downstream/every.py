@@ -49,7 +49,7 @@ class EveryText:
         self.most: dict[int, int] = {}
         self.full = self._outcome(forward(source.loaded.model, {"input_ids": self.ids}, self._see))
 
-    def _see(self, captured: Captured) -> None:
+    def _see(self, captured: AttentionCall) -> None:
         self.horizons.see(captured)
         seen = _visible(captured).sum(-1)
         self.pairs[captured.layer], self.most[captured.layer] = int(seen.sum()), int(seen.max())
@@ -186,7 +186,7 @@ class EveryText:
         return int(cosine.argmax())
 
 
-def _visible(captured: Captured) -> Tensor:
+def _visible(captured: AttentionCall) -> Tensor:
     """(batch, heads, m, keys)"""
     queries = torch.arange(captured.query.shape[2], device=captured.query.device)
     return captured.visible(queries).expand(-1, captured.heads, -1, -1)
