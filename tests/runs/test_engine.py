@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 
+from esscher.report.reading import warnings_of
 from esscher.runs import (
     Damaged,
     Progress,
@@ -298,8 +299,10 @@ def test_an_unfinished_run_shows_what_it_has(
         run.table("ends")
     with pytest.raises(ValueError, match="there are: ends, points"):
         run.partial("none")
+    assert any("Ctrl-C" in line for line in warnings_of(run))
     complete = resume(run.path)
     assert same_tables(complete)
+    assert warnings_of(complete) == []  # what stopped it before is no matter of a complete run
     edit(run.path, status="running")  # as a killed run leaves it
     assert load_run(run.path).status == "incomplete"
     with pytest.raises(ValueError, match="no table 'none'; there are: ends, points"):
@@ -436,7 +439,7 @@ def test_final_tables_that_cannot_be_made(tmp_path: Path) -> None:
         execute(SummarySpec(fails=True), tmp_path / "run")
     run = load_run(tmp_path / "run")
     assert (run.status, run.progress.done) == ("failed", 3)
-    assert run.manifest.notes == ("ZeroDivisionError: no mean of nothing",)
+    assert "ZeroDivisionError: no mean of nothing" in warnings_of(run)
     assert not (run.path / "lock").exists()
 
 

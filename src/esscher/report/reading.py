@@ -73,6 +73,8 @@ def warnings_of(run: Run) -> list[str]:
             for reason, count in list(reasons.items())[:3]
         )
         found.append(f"{len(run.failures)} of {progress.total} units failed: {told}")
+    if run.manifest.stopped is not None:
+        found.append(shortened(run.manifest.stopped))
     found += [shortened(str(note)) for note in run.manifest.notes[:3]]
     return found
 

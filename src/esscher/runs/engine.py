@@ -189,6 +189,7 @@ def _begun(found: Found, executor: str) -> Manifest:
             status="running",
             ended=None,
             failures=(),
+            stopped=None,
             tables={},
             checksums={},
             starts=(*found.previous.starts, start),
@@ -216,12 +217,11 @@ class _Log:
         *,
         tables: dict[str, int] | None = None,
         checksums: dict[str, str] | None = None,
-        note: str | None = None,
+        stopped: str | None = None,
     ) -> None:
         failures = tuple(sorted(self.failures, key=lambda failure: failure.index))
-        notes = (*self.manifest.notes, note) if note else self.manifest.notes
         self.store.settle()
-        ended = {"status": status, "ended": now(), "failures": failures, "notes": notes}
+        ended = {"status": status, "ended": now(), "failures": failures, "stopped": stopped}
         self.manifest = self.manifest.replaced(
             **ended, tables=tables or {}, checksums=checksums or {}
         )
@@ -243,11 +243,11 @@ def _ended(log: _Log, total: int) -> Iterator[None]:
         yield
     except KeyboardInterrupt as cause:
         with contextlib.suppress(StoreError):
-            log.end("incomplete", note="stopped by Ctrl-C")
+            log.end("incomplete", stopped="stopped by Ctrl-C")
         raise RunInterrupted(path, count(), total) from cause
     except RunError as cause:
         with contextlib.suppress(StoreError):
-            log.end("incomplete", note=str(cause))
+            log.end("incomplete", stopped=str(cause))
         kept = (
             f"the {count()} of {total} units that are finished are kept. To go on:"
             f" {resume_command(path)}"
@@ -255,7 +255,7 @@ def _ended(log: _Log, total: int) -> Iterator[None]:
         raise type(cause)(f"{cause}; {kept}") from cause
     except Exception as cause:
         with contextlib.suppress(StoreError):
-            log.end("failed", note=describe(cause)[0])
+            log.end("failed", stopped=describe(cause)[0])
         raise
 
 

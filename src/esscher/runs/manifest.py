@@ -88,6 +88,8 @@ class Manifest(_Record):
     failures: tuple[Failure, ...] = ()
     # what a reader should know: damaged shards done again, a manifest rebuilt
     notes: tuple[str, ...] = ()
+    # what ended the last start before the run was complete; the next start forgets it
+    stopped: str | None = None
     tables: dict[str, int] = {}  # final tables and their numbers of rows
     # and the checksum each carries; runs begun by an early esscher have none
     checksums: dict[str, str] = {}
