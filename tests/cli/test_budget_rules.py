@@ -165,6 +165,7 @@ def test_a_rule_of_each_query_says_that_the_cache_holds_all(
         (["--rule", "heavy", "--epsilon", "1"], "between 0 and 1"),
         (["--export", "json"], "--export: give the rule, one of random, sinks:4+recent"),
         (["--rule", "topk", "--export", "kvpress"], "topk chooses keys for each query"),
+        (["--rule", "neyman", "--export", "kvpress"], "neyman chooses keys for each query"),
     ],
 )
 def test_bad_input(
@@ -216,6 +217,27 @@ def test_the_array_of_kvpress(
     assert run([*asked, "--out", str(file)], capsys)[0] == 0
     np.testing.assert_array_equal(np.load(file, allow_pickle=False), want)
     np.testing.assert_allclose(json.loads(run(asked, capsys)[1]), want, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ("neyman:shared", "gives kept keys weights of 1/p, and a press has no weights"),
+        ("sinks:4+random:reweight", "gives kept keys weights of 1/p, and a press has no weights"),
+        ("strided:8+heavy", "chooses keys for each query"),
+        ("topk:16+random:reweight", "chooses keys for each query"),
+    ],
+)
+def test_rules_that_no_press_can_follow_are_refused(
+    rule: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A press drops keys once, and those it keeps have no weights."""
+    path = frontier_run(tmp_path / "run", table=frontier({rule: 0.5})).path
+    code, out, err = run(["budget", str(path), "--rule", rule, "--export", "kvpress"], capsys)
+    assert (code, out) == (2, "")
+    assert f"kvpress: {rule} {said}" in err
+    assert len(err.splitlines()) == 1
+    assert run(["budget", str(path), "--rule", rule, "--export", "json"], capsys)[0] == 0
 
 
 def test_a_run_of_some_layers_says_which_it_has(

@@ -16,6 +16,8 @@ import pandas as pd
 import yaml
 
 from esscher.convergence.split import Sharing
+from esscher.keep import parse
+from esscher.keep.rule import Chance, Placed
 from esscher.models.probe.rule_budget import RuleBudget, Weights, caches_of, per_query
 from esscher.models.probe.worst import WORST
 
@@ -77,11 +79,8 @@ def prune_ratios(
     where more are kept in all. Below the smallest size that was measured every cache shrinks in
     proportion.
     """
-    if per_query(rule):
-        raise ValueError(
-            f"kvpress: {rule} chooses keys for each query, and a press chooses once; give another"
-            " rule"
-        )
+    if (reason := _not_a_press(rule)) is not None:
+        raise ValueError(f"kvpress: {rule} {reason}; give another rule")
     caches = {(cache.layer, cache.kv_head): cache for cache in caches_of(frontier, rule, weights)}
     wanted = [(layer, kv) for layer in range(layers) for kv in range(kv_heads)]
     missing = [f"{layer}.{kv}" for layer, kv in wanted if (layer, kv) not in caches]
@@ -101,3 +100,15 @@ def prune_ratios(
         )
         found[percent - 1] = 1 - kept / sharing.most
     return found.reshape(99, layers, kv_heads).astype(np.float32)
+
+
+def _not_a_press(rule: str) -> str | None:
+    """Why no press of kvpress can follow a rule: it drops keys once, for all later queries, and the
+    keys it keeps count as they are.
+    """
+    parts = parse(rule).parts
+    if per_query(rule) or any(isinstance(part, Placed) and part.period > 1 for part in parts):
+        return "chooses keys for each query, so that the cache holds all, and a press chooses once"
+    if any(isinstance(part, Chance) and part.reweight for part in parts):
+        return "gives kept keys weights of 1/p, and a press has no weights"
+    return None
