@@ -46,11 +46,11 @@ def test_the_probe_that_is_asked_for_is_priced(
         json.loads(run([*command, "--json"], capsys)[1])["cost"]
         for command in (["describe"], ["describe", *asked], ["probe", "--dry-run", *asked])
     ]
-    whole, part, probed = (
-        (cost["seconds"] - cost["forward_seconds"]) * cost["fused"] for cost in costs
-    )
-    assert part == pytest.approx(whole * (2 / 6) * (1 / 4) * (1 / 2))
-    assert probed == pytest.approx(part)
+    whole, part, probed = (cost["work"] for cost in costs)
+    assert part["pieces"] == whole["pieces"] * (2 / 6) * (1 / 4)
+    assert part["heads"] == whole["heads"] * (2 / 6)
+    assert part["forward"] < whole["forward"] / 3
+    assert probed == part
     assert "(256 queries in windows of 512" in run(["describe", "--pool", "sequence"], capsys)[1]
 
 

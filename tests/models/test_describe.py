@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from esscher.models.describe import describe_model
+from esscher.models.describe import Cost, Work, describe_model
+from esscher.models.probe.spec import ProbeSpec
 from tests.models.tiny import FAMILIES, REFUSED, Family, build, transformers
 
 POSITIONS = {
@@ -69,40 +71,70 @@ def test_the_reason_of_a_refusal_is_given(name: str, tmp_path: Path) -> None:
     assert found.cost is None
 
 
+def saved(name: str, folder: Path, **options: Any) -> Path:
+    family = next(family for family in FAMILIES if family.name == name)
+    getattr(transformers, family.config)(**{**family.options, **options}).save_pretrained(folder)
+    return folder
+
+
+def priced(folder: Path, **settings: Any) -> Cost:
+    corpus = {"max_tokens": settings.pop("max_tokens", 16_384)}
+    cost = describe_model(folder, asked=ProbeSpec.read({**settings, "corpus": corpus})).cost
+    assert cost is not None
+    return cost
+
+
 def test_cost_grows_with_the_model(tmp_path: Path) -> None:
-    family = next(family for family in FAMILIES if family.name == "llama")
-    small = describe_model(configured(family, tmp_path / "small")).cost
-    big = transformers.LlamaConfig(
-        **{**family.options, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8}
-    )
-    big.save_pretrained(tmp_path / "big")
-    large = describe_model(tmp_path / "big").cost
-    assert small is not None
-    assert large is not None
+    small = priced(saved("llama", tmp_path / "small"))
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8}
+    large = priced(saved("llama", tmp_path / "big", **sizes))
     # windows of all that it takes
     assert (small.tokens, small.keys, small.queries) == (16_384, 64, 256)
-    assert 0 < small.forward_seconds < small.seconds
     # numbers of operations, since the measured speeds differ from one moment to the next
-    assert large.forward_seconds * large.matmul > 100 * small.forward_seconds * small.matmul
+    assert large.speed.forward * large.speed.matmul > 100 * small.speed.forward * small.speed.matmul
     assert large.bytes > small.bytes
 
 
-def test_queries_meet_the_text_of_an_encoder_and_the_window_of_a_causal_model(
-    tmp_path: Path,
-) -> None:
-    """As a default probe has it, and pairs as many as these: time is forward passes and a multiple
-    of the pairs.
+def test_every_stage_of_a_probe_is_counted(tmp_path: Path) -> None:
+    """As :mod:`esscher.models.probe` does it: 32 windows at most hold the queries of a causal model,
+    and kept_queries / queries of them compare rules, for which a language model is also asked for
+    gradients of 8 draws at 64 places.
     """
-    pairs = {}
-    for name in ("bert", "llama"):
-        family = next(family for family in FAMILIES if family.name == name)
-        options = {**family.options, "max_position_embeddings": 4096}
-        getattr(transformers, family.config)(**options).save_pretrained(tmp_path / name)
-        cost = describe_model(tmp_path / name).cost
-        assert cost is not None
-        assert (cost.tokens, cost.keys) == (16_384, 16_384 if name == "bert" else 2048)
-        pairs[name] = (cost.seconds - cost.forward_seconds) * cost.fused
-    assert pairs["bert"] / pairs["llama"] == pytest.approx(8)
+    folder = saved("llama", tmp_path / "llama", max_position_embeddings=4096)
+    heads = 2 * 4
+    cost = priced(folder, max_tokens=16_384, queries=64, kept_queries=16)
+    assert (cost.tokens, cost.keys) == (16_384, 2048)
+    windows, ruled = 8, 2
+    assert cost.work == Work(
+        forward=(windows + ruled + 1) * 2048,
+        backward=ruled * 64 * 8,
+        pieces=heads * (windows - ruled),
+        compared=heads * ruled,
+        heads=heads,
+    )
+    speed, work = cost.speed, cost.work
+    stages = (work.forward, work.backward, work.pieces, work.compared, work.heads)
+    each = (speed.forward, speed.backward, speed.piece, speed.compared, speed.tables)
+    assert min(each) > 0
+    assert cost.seconds == pytest.approx(
+        sum(count * spent for count, spent in zip(stages, each, strict=True))
+    )
+    bare = priced(folder, max_tokens=16_384, queries=64, kept_queries=16, rules="none", layers=(0,))
+    assert bare.work == Work((windows + 1) * 1024, 0, heads // 2 * windows, 0, heads // 2)
+    corpus = priced(folder, max_tokens=16_384, queries=64, pool="corpus")
+    assert corpus.work == Work(16_384 + 32 * 512 + 2048, 0, heads * 16_384, 0, heads)
+    assert corpus.keys == 16_384
+
+
+def test_a_corpus_in_parts_takes_no_more_memory_than_a_part(tmp_path: Path) -> None:
+    for name, pool in (("bert", "corpus"), ("llama", "auto")):
+        folder = saved(name, tmp_path / name, max_position_embeddings=512)
+        asked = {"part": 4096, "queries": 16, "kept_queries": 4, "pool": pool}
+        sizes = [
+            priced(folder, max_tokens=tokens, **asked).bytes for tokens in (8192, 10**6, 20_000_000)
+        ]
+        assert len(set(sizes)) == 1
+        assert sizes[0] < 4e9
 
 
 def test_a_configuration_that_builds_nothing_is_refused(tmp_path: Path) -> None:

@@ -21,8 +21,11 @@ __all__ = ["describe", "describe_run"]
 
 PRICED = Fields(
     "esscher.models.probe.spec:ProbeSpec",
-    ("revision", "window", "pool", "queries", "layers", "heads"),
-    left_out={"window": "512, or 2048 for a sequence, or what the model takes"},
+    ("revision", "window", "pool", "queries", "kept_queries", "layers", "heads", "rules", "part"),
+    left_out={
+        "window": "512, or 2048 for a sequence, or what the model takes",
+        "rules": "ten of them",
+    },
 )
 TOKENS = Fields(
     "esscher.models.corpus.spec:CorpusSpec", ("max_tokens",), left_out={"max_tokens": "16384"}
@@ -39,8 +42,8 @@ def describe(
     probe would cost.
 
     Only the configuration is read, and of the weights how they are stored. Time and memory are
-    those of the probe that the flags ask for, from a short measurement on this machine; esscher
-    probe --dry-run says the same.
+    those of the probe that the flags ask for: a small piece of each stage is timed on this machine
+    and multiplied. esscher probe --dry-run says the same.
 
     Example: esscher describe openai-community/gpt2
     """
@@ -104,17 +107,23 @@ def _lines(found: ModelDescription) -> list[tuple[str, str]]:
     if found.cost is not None:
         cost = found.cost
         lines += [
-            ("a probe costs", f"about {_time(cost.seconds)} and {cost.bytes / 1e9:.2g} GB"),
+            (
+                "a probe costs",
+                f"about {_time(cost.seconds)} of processor time and {cost.bytes / 1e9:.2g} GB",
+            ),
             ("", f"({_pool(cost)}; of the time {_time(cost.forward_seconds)} are forward passes)"),
             (
                 "measured here",
-                (
-                    f"{cost.matmul / 1e9:.3g} GFLOP/s, {cost.fused / 1e6:.3g} M query-key pairs/s,"
-                    f" threads: {cost.threads}"
-                ),
+                (f"{cost.speed.matmul / 1e9:.3g} GFLOP/s, {_heads(cost)}, threads: {cost.threads}"),
             ),
         ]
     return lines
+
+
+def _heads(cost: Cost) -> str:
+    """The measured time of one head, its keep rules and tables included."""
+    spent = cost.seconds - cost.forward_seconds - cost.work.backward * cost.speed.backward
+    return f"{spent / cost.work.heads:.2g} s for a head"
 
 
 def _pool(cost: Cost) -> str:

@@ -21,7 +21,14 @@ if TYPE_CHECKING:
     from esscher.models.probe.spec import ProbeSpec
     from esscher.runs import Run
 
-__all__ = ["domain_specs", "group_path", "probe_domains", "resume_domains", "size_specs"]
+__all__ = [
+    "check_group",
+    "domain_specs",
+    "group_path",
+    "probe_domains",
+    "resume_domains",
+    "size_specs",
+]
 
 FORMS: dict[str, Form] = {
     "beta_fit": ".3f",
@@ -107,6 +114,17 @@ def size_specs(fields: Mapping[str, Any], text: str | None) -> dict[str, ProbeSp
     }
 
 
+def check_group(specs: Mapping[str, ProbeSpec]) -> None:
+    """Refuse what a domain, or the text for a pool size, cannot give, before weights are read."""
+    from esscher.models.probe.asked import check_asked
+    from esscher.models.probe.context import plan_context
+
+    for name, spec in specs.items():
+        context = plan_context(spec, check_asked)
+        if context is not None and name.isdigit():
+            _check_size(context, name)
+
+
 def _check_size(context: ProbeContext, name: str) -> None:
     """Refuse sizes of what is no pool of a corpus, and those that the text does not fill."""
     if context.spec.pool == "sequence":
@@ -141,22 +159,23 @@ def probe_domains(
 ) -> None:
     """Run every domain that is not finished, then compare them."""
     from esscher import runs
-    from esscher.models.probe.job import units
+    from esscher.models.probe.api import check_measured
     from esscher.models.probe.memory import context_of
 
-    loaded, settled = None, {}
+    loaded: Any = None
+    settled = {}
     for name, spec in specs.items():  # what a domain cannot give is refused before the first is run
         context = context_of(spec, loaded=loaded, starts=True)
         loaded, settled[name] = context.loaded, context.spec
         if name.isdigit():
             _check_size(context, name)
-        units(context.spec)
     runs.begin_group(path, settled)
     found: dict[str, Run] = {}
     for name, spec in settled.items():
         context = context_of(spec, loaded=loaded)
         log(f"{name}: {len(context.places)} queries, pool {spec.pool}; run {path / name}")
         found[name] = runs.execute(spec, path / name, **where, progress=runs.terminal())
+        check_measured(found[name])
     _compare(found, path, page=page, as_json=as_json, look=look or {})
 
 

@@ -91,6 +91,7 @@ def downstream(
     from esscher.models.probe.api import short_name
     from esscher.models.probe.run_budget import ALIKE
     from esscher.runs import execute, terminal
+    from esscher.runs.survey import refuse_foreign
 
     for name in ("layers", "heads"):
         if name in settings:
@@ -106,6 +107,8 @@ def downstream(
         if name in settings and settings[name] != ALIKE:
             settings[name] = absolute(settings[name])
     spec = DownstreamSpec.read({"model": written(model), **settings, "corpus": corpus})
+    if out is not None:
+        refuse_foreign(out, spec, {"when": "auto"})
     source = context_of(spec, starts=True)
     spec = source.spec
     path = (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from esscher.cli.describe import describe_run
-from esscher.cli.domains import domain_specs, group_path, probe_domains, size_specs
+from esscher.cli.domains import check_group, domain_specs, group_path, probe_domains, size_specs
 from esscher.cli.heads_table import show_heads
 from esscher.cli.options import EXECUTION, Fields, Given
 from esscher.cli.output import MODEL, Json, Out, as_path, log, path_option, print_json
@@ -117,13 +117,14 @@ def probe(
 
     Example: esscher probe --text book.txt --max-tokens 100000 --workers 2
     """
+    from esscher.models.corpus.documents import check_text
     from esscher.models.huggingface.checkpoint import as_read, written
-    from esscher.models.probe.api import run_folder, too_few_keys
-    from esscher.models.probe.job import units
+    from esscher.models.probe.api import LEFT_OPEN, run_folder, too_few_keys
     from esscher.models.probe.memory import context_of
     from esscher.models.probe.spec import ProbeSpec
     from esscher.runs import execute, terminal
     from esscher.runs.process import cores
+    from esscher.runs.survey import refuse_foreign
 
     if model is not None:
         settings["model"] = written(model)
@@ -133,6 +134,8 @@ def probe(
     # threads beat processes here, and share one model (docs/runs.md)
     if "workers" not in where and "dask" not in where:
         fields.setdefault("threads", min(cores(), MOST_THREADS))
+    if out is not None and not dry_run:
+        refuse_foreign(out)
     if "-" in fields["corpus"].get("text", ()) and not dry_run:
         out = _keep_stdin(fields["corpus"], out)
     specs = domain_specs(fields, [_absolute_domain(given) for given in domains or ()])
@@ -145,12 +148,15 @@ def probe(
     specs = specs or sizes
     spec = next(iter(specs.values())) if specs else ProbeSpec.read(fields)
     if dry_run:
+        check_text(spec.corpus)
         return describe_run(spec, as_json)
+    check_group(specs)
+    if out is not None and not specs:
+        refuse_foreign(out, spec, LEFT_OPEN)
     if sys.stderr.isatty():  # in a log a mistake is one line, with nothing before it
         log(f"reading {as_read(spec.model)} and the text")
     context = context_of(spec, starts=True)
     spec = context.spec
-    units(spec)  # what this pool cannot give is refused before anything is said
     if specs:
         folder = out if out is not None else group_path(context, specs)
         return probe_domains(specs, folder, where, page=page, as_json=as_json, look=look)
@@ -163,8 +169,10 @@ def probe(
 
 def end_probe(run: Run, as_json: bool, *, page: bool = True, look: Given | None = None) -> None:
     """What a finished probe leaves: its page, and the tables."""
+    from esscher.models.probe.api import check_measured
     from esscher.report import write_report
 
+    check_measured(run)
     report = write_report([run]) if page else None
     if as_json:
         tables = {

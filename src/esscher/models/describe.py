@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from esscher.models.corpus.windows import Windows
 from esscher.models.huggingface.capture import AttentionCall, forward
 from esscher.models.huggingface.checkpoint import (
     Source,
@@ -24,23 +25,63 @@ from esscher.models.huggingface.checkpoint import (
 )
 from esscher.models.huggingface.example import example_inputs
 from esscher.models.huggingface.gguf_model import skeleton
-from esscher.models.huggingface.loading import positions
+from esscher.models.huggingface.gradients import DRAWS
+from esscher.models.huggingface.loading import Loaded, outline_of, positions, wrap_model
+from esscher.models.huggingface.package import quiet, transformers
 from esscher.models.huggingface.support import expected_layers, refusal
-from esscher.models.probe.spec import KEYS, OWN_WINDOW, ProbeSpec
+from esscher.models.huggingface.task import task_of
+from esscher.models.probe.asked import check_asked
+from esscher.models.probe.context import Mode, ProbeContext, context_on, window_length
+from esscher.models.probe.gradients import PLACES
+from esscher.models.probe.job import STATE, layer_blocks, measure_piece, state_bytes
+from esscher.models.probe.looks import TOKENS as LOOKED_AT
+from esscher.models.probe.own_context import compared
+from esscher.models.probe.spec import KEYS, ProbeSpec
 
-__all__ = ["Cost", "ModelDescription", "describe_model", "estimate_cost"]
+__all__ = ["Cost", "ModelDescription", "Speed", "Work", "describe_model", "estimate_cost"]
 
 DEFAULT = ProbeSpec()
-PASSES = 70  # fused attention passes over the same pairs that a probe costs (benchmarks/probe.py)
-HELD = 1 << 28  # bytes of one block of windows and of scores, roughly
+BLOCK = 1 << 28  # bytes of one block of windows and of scores, roughly
 LIBRARIES = 4e8  # bytes of a process that has loaded nothing yet
+PARTS = 4  # of a large corpus that are laid out to count its work; the others are like them
+TRIED = (2048, 8192)  # keys of the two small pools that are timed
+
+
+@dataclass(frozen=True)
+class Work:
+    """How often each stage of a probe is done.
+
+    ``forward`` and ``backward``: tokens that go through the model, and tokens that gradients come
+    back from. ``pieces``: for each head the windows, or the keys, that are measured; ``compared``:
+    those of the windows in which keep rules are compared; ``heads``: heads that tables are made of.
+    """
+
+    forward: int
+    backward: int
+    pieces: int
+    compared: int
+    heads: int
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds of processor time, measured on this machine just before: of a token forward and a
+    token backward (from ``matmul``, floating-point operations a second), of a piece of one head, of
+    one with keep rules, and of the tables of a head.
+    """
+
+    forward: float
+    backward: float
+    piece: float
+    compared: float
+    tables: float
+    matmul: float
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Time and memory of a probe: of ``tokens`` of text, ``keys`` of which a query meets.
-    ``matmul`` (floating-point operations a second) and ``fused`` (query-key pairs a second) were
-    measured on this machine just before.
+    """Processor time and memory of a probe of ``tokens`` of text, ``keys`` of which a query meets:
+    the stages of ``work`` at their ``speed``.
     """
 
     seconds: float
@@ -49,8 +90,8 @@ class Cost:
     tokens: int
     keys: int
     queries: int
-    matmul: float
-    fused: float
+    work: Work
+    speed: Speed
     threads: int
 
 
@@ -115,13 +156,7 @@ def describe_model(
         positions=_position_kind(model, seen),
         windows=_windows(model, seen, layers),
         encoder_of_pair=paired,
-        cost=(
-            estimate_cost(
-                model, seen[0], int(layers or 0), heads["causal"], source.file is not None, asked
-            )
-            if wanted
-            else None
-        ),
+        cost=(_cost(source, config, revision, asked) if wanted else None),
         **heads,
     )
 
@@ -203,76 +238,179 @@ def _position_kind(model: Any, seen: Sequence[AttentionCall]) -> str:
     return "unknown"
 
 
-def estimate_cost(
-    model: Any,
-    captured: AttentionCall,
-    layers: int,
-    causal: bool,
-    packed: bool,
-    asked: ProbeSpec = DEFAULT,
-) -> Cost:
-    """Forward passes over the text at the measured speed of matrix products, and PASSES fused
-    attention passes over the pairs.
+def _cost(source: Source, config: Any, revision: str | None, asked: ProbeSpec) -> Cost | None:
+    loaded = outline_of(source, config, revision, with_head=asked.pool != "corpus")
+    return None if loaded is None else estimate_cost(loaded, asked, source.file is not None)
 
-    Of the probe that is ``asked`` for: its text (all of it counts as KEYS tokens), windows,
-    queries, layers and heads. Queries of a causal model meet the keys of their own window, of one
-    layer after the other; those of an encoder the keys of the whole text, held for all layers.
-    Memory is weights in float32, these keys and values, and one block of scores; or the weights
-    twice, while those of a GGUF file (``packed``) are read.
+
+def estimate_cost(loaded: Loaded, asked: ProbeSpec = DEFAULT, packed: bool = False) -> Cost:
+    """Every stage of the probe that is ``asked`` for (text without a number of tokens counts as
+    KEYS), counted, times its speed on this machine.
+
+    Memory is weights in float32 and what a process holds beside them: keys and values of a window,
+    or of the corpus where they fit, or the states of some layers while a corpus that does not fit
+    streams by part by part; or the weights twice, while those of a GGUF file (``packed``) are read.
     """
-    own = causal if asked.pool == "auto" else asked.pool == "sequence"
     tokens = asked.corpus.max_tokens or KEYS
-    window = asked.window or OWN_WINDOW
-    keys = min(window, positions(model) or window) if own else tokens
-    layers = layers if asked.layers is None else len(asked.layers)
-    heads = captured.heads if asked.heads is None else len(asked.heads)
-    embeddings = sum(
-        module.weight.numel()
-        for module in model.modules()
-        if isinstance(module, nn.Embedding) and module.weight.is_meta
-    )
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    matmul, fused = _matmul_speed(), _fused_speed(int(captured.query.shape[-1]))
-    forward_seconds = 2.0 * max(parameters - embeddings, 0) * tokens / matmul
-    pairs = layers * heads * asked.queries * keys
-    width = int(captured.key.shape[-1] + captured.value.shape[-1])
-    pool = 4 * (1 if own else layers) * keys * captured.kv_heads * width
+    length = window_length(asked, loaded)
+    laid_out = min(tokens, PARTS * asked.part)
+    context = context_on(asked, loaded, _blank(max(1, laid_out // length), min(length, laid_out)))
+    check_asked(context)
+    own = context.mode is Mode.OWN
+    work = count_work(context, tokens)
+    speed = _speed(context)
+    parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
+    forward = work.forward * speed.forward
+    measured = work.pieces * speed.piece + work.compared * speed.compared
     return Cost(
-        seconds=forward_seconds + PASSES * pairs / fused,
-        forward_seconds=forward_seconds,
-        bytes=int(LIBRARIES + max(4 * parameters + pool + HELD, 8 * parameters if packed else 0)),
+        seconds=forward + work.backward * speed.backward + measured + work.heads * speed.tables,
+        forward_seconds=forward,
+        bytes=int(
+            LIBRARIES
+            + max(4 * parameters + _held(context) + BLOCK, 8 * parameters if packed else 0)
+        ),
         tokens=tokens,
-        keys=keys,
-        queries=asked.queries,
-        matmul=matmul,
-        fused=fused,
+        keys=context.windows.length if own else tokens,
+        queries=len(context.places),
+        work=work,
+        speed=speed,
         threads=torch.get_num_threads(),
     )
+
+
+def count_work(context: ProbeContext, tokens: int) -> Work:
+    """The stages of a probe of so many tokens; the context may be of fewer, where it has several
+    parts.
+
+    Windows of queries go through the model once, and those that tell which tokens heads look at
+    once more. Where rules are compared a language model is asked for gradients of drawn next tokens
+    at the last places of a window, after a prefill of the others.
+    """
+    length, heads = (
+        context.windows.length,
+        sum(len(context.heads(layer)) for layer in context.layers),
+    )
+    asking = len(np.unique(context.places.windows))
+    looked = max(length, LOOKED_AT)
+    depth = (max(context.layers) + 1) / context.loaded.layers  # a pass ends after the last of them
+    if context.mode is not Mode.OWN:
+        passes = len(layer_blocks(context)) if context.mode is Mode.PARTS else 1
+        if context.mode is Mode.LAYERS:
+            passes = len(context.layers)
+        forward = depth * (passes * tokens + asking * length + looked)
+        return Work(round(forward), 0, heads * tokens, 0, heads)
+    rules = len(compared(context)) if context.spec.compared else 0
+    felt = rules if task_of(context.loaded.model) == "language" else 0
+    places = min(PLACES, length // 4)
+    return Work(
+        round(depth * (asking * length + looked)) + felt * length,
+        felt * places * DRAWS,
+        heads * (asking - rules),
+        heads * rules,
+        heads,
+    )
+
+
+def _held(context: ProbeContext) -> float:
+    """Bytes of keys and values, or of states, that a process holds at once."""
+    shapes = [context.loaded.shapes[layer] for layer in context.layers]
+    each = [4 * shape.kv_heads * (shape.width + shape.value_width) for shape in shapes]
+    if context.mode is Mode.OWN:
+        return float(max(each) * context.windows.length)
+    if context.mode is Mode.HELD:
+        return float(sum(each) * context.keys)
+    return min(STATE, float(sum(state_bytes(context, layer) for layer in context.layers)))
+
+
+def _blank(windows: int, length: int) -> Windows:
+    """Windows full of a text of random tokens."""
+    shape = (windows, length)
+    ids = np.random.default_rng(0).integers(1, 500, shape, dtype=np.int32)
+    text, none = np.ones(shape, dtype=bool), np.zeros(shape, dtype=bool)
+    return Windows(ids, text, none, none, 1, "", "")
+
+
+def _speed(context: ProbeContext) -> Speed:
+    """Time each stage on a random model of one layer and two heads, of this model's widths."""
+    matmul = _matmul_speed()
+    per_token = _operations(context) / matmul
+    own = context.mode is Mode.OWN
+    small = _small_model(context)
+    if own:
+        share = len(context.places) // len(np.unique(context.places.windows))
+        counts = {"queries": 2 * share, "kept_queries": share}
+        trial = _trial(context, small, counts, _blank(2, context.windows.length))
+        rules = compared(trial) if trial.spec.compared else set()
+        first = next(iter(rules), 0)  # a table of heads needs one whose rules were compared
+        measure_piece(trial, {"window": 1 - first}, tables=False)  # the first call of all is slow
+        piece, _ = measure_piece(trial, {"window": 1 - first}, tables=False)
+        ruled, tables = measure_piece(trial, {"window": first})
+    else:
+        length = context.windows.length
+        found = []
+        for keys in (TRIED[0], *TRIED):  # the first call of all is slow
+            trial = _trial(context, small, {}, _blank(max(1, keys // length), length))
+            spent = sum(measure_piece(trial, {"layers": [0], "part": 0, "heads": [0, 1]}))
+            found.append((trial.keys, spent))
+        (few, short), (many, long) = found[1:]
+        piece = max(long - short, 0.0) / (many - few)
+        ruled, tables = 0.0, max(short - piece * few, 0.0)
+    heads = 2
+    return Speed(per_token, 2 * per_token, piece / heads, ruled / heads, tables / heads, matmul)
+
+
+def _trial(
+    context: ProbeContext, small: Loaded, counts: dict[str, Any], windows: Windows
+) -> ProbeContext:
+    """The same settings on the small model."""
+    # places, and numbers of keys that a small pool may not have
+    settings = dict.fromkeys(("layers", "heads", "n", "moments_n", "planted"))
+    spec = ProbeSpec.read({**context.spec.as_dict(), **settings, **counts})
+    return context_on(spec, small, windows)
+
+
+def _small_model(context: ProbeContext) -> Loaded:
+    shape = context.loaded.shapes[context.layers[0]]
+    config = transformers().LlamaConfig(
+        hidden_size=context.loaded.hidden_size,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=shape.width,
+        num_hidden_layers=1,
+        intermediate_size=16,
+        vocab_size=512,
+        max_position_embeddings=context.windows.length,
+    )
+    with quiet(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return wrap_model(transformers().LlamaForCausalLM(config).eval(), name="a small model")
+
+
+def _operations(context: ProbeContext) -> float:
+    """Floating-point operations of one token forward: two for each weight, and four for each key,
+    head and coordinate.
+    """
+    weights = sum(
+        parameter.numel()
+        for module in context.loaded.model.modules()
+        if not isinstance(module, nn.Embedding)
+        for parameter in module.parameters(recurse=False)
+        if parameter.ndim > 1
+    )
+    attention = sum(
+        shape.heads * (shape.width + shape.value_width) * context.windows.length
+        for shape in context.loaded.shapes
+    )
+    return 2.0 * (weights + attention)
 
 
 def _matmul_speed(seconds: float = 0.2) -> float:
     """Floating-point operations a second of float32 matrix products."""
     size = 768
     left, right = torch.ones(size, size), torch.ones(size, size)
-    return 2.0 * size**3 * _calls_per_second(lambda: left @ right, seconds)
-
-
-def _fused_speed(width: int, seconds: float = 0.2) -> float:
-    """Query-key pairs a second of fused attention of this width."""
-    query, key = torch.zeros(1, 4, DEFAULT.queries, width), torch.zeros(1, 4, KEYS, width)
-    with torch.no_grad():
-        return (
-            4.0
-            * DEFAULT.queries
-            * KEYS
-            * _calls_per_second(lambda: F.scaled_dot_product_attention(query, key, key), seconds)
-        )
-
-
-def _calls_per_second(call: Any, seconds: float) -> float:
-    call()
-    calls, start = 0, time.perf_counter()
-    while (spent := time.perf_counter() - start) < seconds or calls == 0:
-        call()
+    left @ right
+    calls, start = 0, time.process_time()
+    while (spent := time.process_time() - start) < seconds or calls == 0:
+        left @ right
         calls += 1
-    return calls / spent
+    return 2.0 * size**3 * calls / spent

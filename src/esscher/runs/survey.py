@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from esscher.runs.errors import Damaged, RunError
@@ -34,10 +36,23 @@ class Found:
         return [index for index in range(len(self.units)) if index not in self.done]
 
 
-def refuse_foreign(path: Path) -> None:
-    """A folder with other things in it is no place for a new run."""
+def refuse_foreign(
+    path: Path, spec: RunSpec | None = None, left_open: Mapping[str, Any] = MappingProxyType({})
+) -> None:
+    """A folder with other things in it, or with another run, or that cannot be written to, is no
+    place for a run.
+
+    ``left_open``: fields of the spec, and the values that stand for what is not yet decided.
+    """
     if path.exists() and not path.is_dir():
         raise RunError(f"{path}: expected a folder, or a name that is free, got a file")
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not there.is_dir():
+        raise RunError(f"{path}: cannot be made: {there} is a file; choose another folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise RunError(f"{path}: no permission to write in {there}; choose another folder")
+    if spec is not None and (path / MANIFEST).exists():
+        _refuse_other(path, spec, left_open)
     if not path.is_dir() or (path / MANIFEST).exists() or Store(path).shards.is_dir():
         return
     other = sorted(
@@ -51,6 +66,21 @@ def refuse_foreign(path: Path) -> None:
         )
 
 
+def _refuse_other(path: Path, spec: RunSpec, left_open: Mapping[str, Any]) -> None:
+    try:
+        previous = read_manifest(path)
+    except Damaged:
+        return  # who goes on with the run says what is wrong with it
+    here = spec.as_dict()
+    unknown = {name for name, value in left_open.items() if here.get(name) == value}
+    if _differing(previous, spec) - unknown:
+        raise RunError(_another(path, previous, spec))
+
+
+def _another(path: Path, previous: Manifest, spec: RunSpec) -> str:
+    return f"{path}: holds another run: {_difference(previous, spec)}; choose another folder"
+
+
 def survey(store: Store, spec: RunSpec | None) -> Found:
     """What there is of the run of ``spec``, or of whichever run it is. Damaged shards are removed
     and named.
@@ -59,9 +89,7 @@ def survey(store: Store, spec: RunSpec | None) -> Found:
     if spec is None:
         spec = _recorded_spec(store, previous)
     elif previous is not None and previous.spec_hash != spec.hash:
-        raise RunError(
-            f"{store.path}: holds another run: {_difference(previous, spec)}; choose another folder"
-        )
+        raise RunError(_another(store.path, previous, spec))
     job = find_job(spec.job)
     units = units_of(job, spec)
     hashes = {name: str(value) for name, value in job.hashes(spec).items()}
@@ -144,9 +172,14 @@ def _other_versions(previous: Manifest) -> tuple[str, ...]:
 
 
 def _difference(previous: Manifest, spec: RunSpec) -> str:
+    names = sorted(_differing(previous, spec))
+    return ", ".join(f"{name} is {canonical_json(previous.spec.get(name))} there" for name in names)
+
+
+def _differing(previous: Manifest, spec: RunSpec) -> set[str]:
+    """Fields in which two specs differ."""
     here, there = spec.as_dict(), previous.spec
-    names = sorted(name for name in {*here, *there} if here.get(name) != there.get(name))
-    return ", ".join(f"{name} is {canonical_json(there.get(name))} there" for name in names)
+    return {name for name in {*here, *there} if here.get(name) != there.get(name)}
 
 
 def _sound_shards(

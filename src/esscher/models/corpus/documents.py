@@ -17,7 +17,7 @@ from esscher.models.corpus.table_files import Piece, as_text, chosen_field, show
 from esscher.models.corpus.text_files import file_pieces, folder_files, stdin_pieces
 from esscher.models.huggingface.package import quiet
 
-__all__ = ["files_of_text", "read_documents", "read_pieces"]
+__all__ = ["check_text", "files_of_text", "read_documents", "read_pieces"]
 
 SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -37,6 +37,13 @@ def files_of_text(spec: CorpusSpec) -> list[Path]:
             with contextlib.suppress(ValueError):  # who reads the folder says what is wrong with it
                 found += folder_files(Path(name), tables=spec.field is not None)
     return found
+
+
+def check_text(spec: CorpusSpec) -> None:
+    """Refuse files and folders that are missing, empty or no text, by the first block of each."""
+    for name in spec.text:
+        if name != "-":
+            next(_source(spec.model_copy(update={"text": (name,)})), None)
 
 
 def read_documents(spec: CorpusSpec) -> Iterator[str]:

@@ -5,19 +5,22 @@ and remembered.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from esscher.keep import Context, parse
+from esscher.models.corpus.documents import check_text
 from esscher.models.corpus.windows import Windows, make_windows
 from esscher.models.downstream.spec import DECODE, ENCODED, PREFILL, DownstreamSpec
-from esscher.models.huggingface.loading import Loaded, load_model
+from esscher.models.huggingface.loading import Loaded, load_model, outline_model
 from esscher.models.huggingface.projections import head_projections
 from esscher.models.huggingface.task import Task, task_of
-from esscher.models.probe.context import tokenizer_of
+from esscher.models.probe.context import alike, tokenizer_of
 from esscher.models.probe.memory import Stamp, stamp
 
 __all__ = ["DownstreamContext", "context_of"]
@@ -92,9 +95,28 @@ def context_of(spec: DownstreamSpec, *, starts: bool = False) -> DownstreamConte
 
 
 def _make(spec: DownstreamSpec) -> DownstreamContext:
-    loaded = load_model(
+    """Text, layers, rules and budgets are checked by the configuration, before weights are read."""
+    from esscher.models.downstream.budgets import budgets_of  # which knows this module
+
+    check_text(spec.corpus)
+    outline = _read(spec, outline_model)
+    planned = None if outline is None else _planned(spec, outline)
+    if planned is not None:
+        budgets_of(planned)
+    loaded = _read(spec, load_model)
+    assert loaded is not None
+    if planned is None or outline is None or not alike(outline, loaded):
+        planned = _planned(spec, loaded)
+    return replace(planned, loaded=loaded, outputs=_outputs(loaded))
+
+
+def _read(spec: DownstreamSpec, read: Callable[..., Loaded | None]) -> Loaded | None:
+    return read(
         spec.model, revision=spec.revision, dtype=spec.dtype, device=spec.device, with_head=True
     )
+
+
+def _planned(spec: DownstreamSpec, loaded: Loaded) -> DownstreamContext:
     task = task_of(loaded.model)
     when = spec.when if spec.when != "auto" else "cache" if task == "language" else "every"
     if when == "cache" and task != "language":
@@ -115,6 +137,7 @@ def _make(spec: DownstreamSpec) -> DownstreamContext:
             )
         prefill = most - decode if most > 2 * decode else most // 2
         decode = min(decode, most - prefill)
+    _check_rules(spec, prefill if when == "cache" else prefill + decode)
     windows = make_windows(spec.corpus, tokenizer_of(loaded), prefill + decode)
     full = np.flatnonzero(~windows.padding.any(axis=1))
     if len(full) < spec.texts:
@@ -123,7 +146,27 @@ def _make(spec: DownstreamSpec) -> DownstreamContext:
             f" {spec.texts}; give more text, fewer --texts or a smaller --window"
         )
     texts = full[np.linspace(0, len(full) - 1, spec.texts).round().astype(np.int64)]
-    return DownstreamContext(spec, loaded, task, windows, texts, prefill, decode, _outputs(loaded))
+    return DownstreamContext(spec, loaded, task, windows, texts, prefill, decode, {})
+
+
+def _check_rules(spec: DownstreamSpec, keys: int) -> None:
+    """Refuse rules whose numbers do not fit so many keys, and sizes that leave a rule nothing to
+    choose.
+    """
+    one = torch.ones(keys, 1, dtype=torch.float64)
+    context = Context(one[:1], one, one, 1.0, torch.tensor([keys - 1]))
+    least = {}
+    for text in spec.compared:
+        rule = parse(text)
+        rule.check(context, keys)
+        least[text] = rule.least(context)
+    most = spec.keys_of(spec.sizes[-1], keys)
+    bare = [text for text in spec.compared if most <= least[text]]
+    if bare and (spec.rules is not None or len(bare) == len(least)):
+        raise ValueError(
+            f"sizes: {bare[0]} keeps {least[bare[0]]} keys of {keys} surely, and no size leaves it"
+            f" more, {most} at most; give larger --sizes or a larger --window"
+        )
 
 
 def _check(spec: DownstreamSpec, loaded: Loaded) -> None:

@@ -10,6 +10,8 @@ attention the tests compare with the same model in safetensors.
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import importlib
 import io
 import math
@@ -43,6 +45,12 @@ FACTORS = "rope_freqs.weight"  # of llama: each frequency of a rotation is divid
 
 def gguf_config(path: Path) -> Any:
     """The configuration of the model in a file, found to be what the file says."""
+    found = path.stat()
+    return copy.deepcopy(_gguf_config(path, (found.st_ino, found.st_size, found.st_mtime_ns)))
+
+
+@functools.lru_cache(maxsize=1)  # transformers takes seconds to read it
+def _gguf_config(path: Path, _version: tuple[int, ...]) -> Any:
     header = read_header(path)
     kind = header.architecture
     if kind not in ARCHITECTURES:
@@ -77,11 +85,14 @@ def gguf_config(path: Path) -> Any:
     return config
 
 
-def skeleton(config: Any, name: str) -> Any:
-    """The model of a configuration, without memory for its weights."""
+def skeleton(config: Any, name: str, auto: str = "AutoModel") -> Any:
+    """The model of a configuration, without memory for its weights; ``auto``: the class of
+    transformers to make.
+    """
     try:
         with quiet(), torch.device("meta"):
-            return transformers().AutoModel.from_config(config, trust_remote_code=False).eval()
+            made = getattr(transformers(), auto).from_config(config, trust_remote_code=False)
+            return made.eval()
     except Exception as cause:  # a configuration may be wrong in any way
         line = " ".join(str(cause).split())
         raise ValueError(

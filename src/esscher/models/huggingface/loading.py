@@ -23,12 +23,21 @@ from esscher.models.huggingface.checkpoint import (
     weight_files,
 )
 from esscher.models.huggingface.example import example_inputs
-from esscher.models.huggingface.gguf_model import gguf_tokenizer, gguf_weights
+from esscher.models.huggingface.gguf_model import gguf_tokenizer, gguf_weights, skeleton
+from esscher.models.huggingface.masks import Mask
 from esscher.models.huggingface.package import quiet, transformers, why
 from esscher.models.huggingface.support import escaped, refusal
 from esscher.models.huggingface.task import auto_class
 
-__all__ = ["LayerShape", "Loaded", "load_model", "positions", "wrap_model"]
+__all__ = [
+    "LayerShape",
+    "Loaded",
+    "load_model",
+    "outline_model",
+    "outline_of",
+    "positions",
+    "wrap_model",
+]
 
 DTYPES = {
     "float32": torch.float32,
@@ -102,13 +111,7 @@ def load_model(
     encoder-decoder the encoder is kept. ``with_head``: with what stands behind the last layer of a
     language model or a classifier, which attention does not see.
     """
-    source = resolve(name)
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
-    place = _device(device)
-    config = read_config(source, revision)
-    if Path(source.where).is_dir():
-        check_folder(Path(source.where))
+    source, place, config = _source(name, revision, dtype, device)
     files = weight_files(source, revision)
     digest = sha256_of(files)
     if source.packaged is not None:
@@ -122,6 +125,55 @@ def load_model(
     tokenizer, reason = _tokenizer(source, revision)
     found = _Found(source.shown, revision, paired, digest, stored_as(files, dtype), reason)
     return _look(model.eval().to(place), tokenizer, found)
+
+
+def outline_model(
+    name: Any = None,
+    *,
+    revision: str | None = None,
+    dtype: str = "float32",
+    device: str = "cpu",
+    with_head: bool = False,
+) -> Loaded | None:
+    """What :func:`load_model` would return, without weights: shapes, positions and tokenizer, from
+    the configuration.
+
+    None where the model does not run on shapes alone. A mistake that needs no weights to be seen
+    raises the ValueError that load_model raises.
+    """
+    source, _, config = _source(name, revision, dtype, device)
+    return outline_of(source, config, revision, with_head)
+
+
+def outline_of(source: Source, config: Any, revision: str | None, with_head: bool) -> Loaded | None:
+    """The same from a configuration that was read."""
+    paired = bool(getattr(config, "is_encoder_decoder", False))
+    auto = _auto(source, config) if with_head else "AutoModel"
+    model = skeleton(config, source.shown, auto)
+    if paired:
+        model = model.get_encoder()
+    tokenizer, reason = _tokenizer(source, revision)
+    found = _Found(source.shown, revision, paired, "", "", reason)
+    for masked in (False, True):  # without a mask some models look for packed sequences
+        try:
+            return _look(model, tokenizer, found, masked=masked)
+        except Exception:  # a step that needs numbers; who loads the model says what is wrong
+            continue
+    return None
+
+
+def _source(
+    name: Any, revision: str | None, dtype: str, device: str
+) -> tuple[Source, torch.device, Any]:
+    """Where a model is, the device it goes to, and its configuration."""
+    source = resolve(name)
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+    place = _device(device)
+    config = read_config(source, revision)
+    if Path(source.where).is_dir():
+        check_folder(Path(source.where))
+    return source, place, config
 
 
 def wrap_model(model: Any, tokenizer: Any = None, *, name: str | None = None) -> Loaded:
@@ -233,9 +285,9 @@ class _Found:
     tokenizer_error: str | None
 
 
-def _look(model: Any, tokenizer: Any, found: _Found) -> Loaded:
+def _look(model: Any, tokenizer: Any, found: _Found, *, masked: bool = False) -> Loaded:
     """Check the weights and run four tokens through: shapes and causality are seen, not read from a
-    configuration.
+    configuration. ``masked``: with a mask that hides nothing.
     """
     _check_finite(model, found.name)
     shapes: list[LayerShape] = []
@@ -243,14 +295,17 @@ def _look(model: Any, tokenizer: Any, found: _Found) -> Loaded:
 
     def see(captured: AttentionCall) -> None:
         width, value_width = int(captured.query.shape[-1]), int(captured.value.shape[-1])
-        causal.append(captured.allowed is not None and not bool(captured.allowed[0, 0, 0, 1]))
+        causal.append(captured.mask is not None and _hides_next(captured.mask))
         heads = captured.heads, captured.kv_heads
         shapes.append(
             LayerShape(captured.name, *heads, width, value_width, causal[-1], captured.window)
         )
 
     try:
-        forward(model, example_inputs(model), see)
+        inputs = example_inputs(model)
+        if masked:
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        forward(model, inputs, see)
     except ValueError as cause:
         raise ValueError(f"{found.name}: {cause}") from cause
     reason = escaped(model, len(shapes))
@@ -272,6 +327,12 @@ def _look(model: Any, tokenizer: Any, found: _Found) -> Loaded:
         shapes=tuple(shapes),
         **vars(found),
     )
+
+
+def _hides_next(mask: Mask) -> bool:
+    """Whether the first query does not see the second key."""
+    place = torch.device("cpu") if mask.device.type == "meta" else mask.device
+    return not bool(mask.rows(torch.zeros(1, dtype=torch.int64, device=place))[0, 0, 0, 1])
 
 
 def _check_finite(model: Any, name: str) -> None:

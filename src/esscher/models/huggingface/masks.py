@@ -151,6 +151,9 @@ def model_mask(**given: Any) -> Tensor | None:
         rows = sdpa_mask(
             **{
                 **asked,
+                # of a model without memory numbers are wanted too, and its padding has none
+                "device": at.device,
+                "attention_mask": None if padding is not None and padding.is_meta else padding,
                 "q_length": len(at),
                 "kv_length": length,
                 "kv_offset": offset,

@@ -10,7 +10,6 @@ import warnings
 from pathlib import Path
 from typing import Any, Unpack
 
-import numpy as np
 import pandas as pd
 
 from esscher.models.huggingface.checkpoint import written
@@ -20,10 +19,12 @@ from esscher.models.probe.memory import context_of
 from esscher.models.probe.settings import Settings, read_settings
 from esscher.models.probe.spec import SMALLEST, ProbeSpec
 from esscher.runs import Run, execute, watched
+from esscher.runs.survey import refuse_foreign
 
-__all__ = ["probe", "run_folder", "short_name", "too_few_keys"]
+__all__ = ["LEFT_OPEN", "check_measured", "probe", "run_folder", "short_name", "too_few_keys"]
 
 RUNS = Path("runs")
+LEFT_OPEN = {"pool": "auto"}  # of a spec, until the model is known
 FILE_NAME = re.compile(r"[^\s\\]*(/[^\s\\]*|\.(txt|md|rst|jsonl?|csv|tsv|parquet|gz|html?|py))")
 
 
@@ -66,15 +67,30 @@ def probe(
         model = f"{OBJECT}{loaded.sha256[:16]}"
     else:
         model = written(model)
+    if out is not None:
+        refuse_foreign(Path(out))
     fields["corpus"] |= _texts(texts, RUNS / ".texts" if out is None else Path(out))
-    context = context_of(ProbeSpec.read({"model": model, **fields}), loaded=loaded, starts=True)
+    spec = ProbeSpec.read({"model": model, **fields})
+    if out is not None:
+        refuse_foreign(Path(out), spec, left_open=LEFT_OPEN)
+    context = context_of(spec, loaded=loaded, starts=True)
     if (few := too_few_keys(context)) is not None:
         warnings.warn(few, stacklevel=2)
     folder = run_folder(context) if out is None else Path(out)
     report = watched(progress)
     if report is not None:
         print(f"run: {folder}", file=sys.stderr, flush=True)
-    return execute(context.spec, folder, workers=workers, dask=dask, progress=report)
+    run = execute(context.spec, folder, workers=workers, dask=dask, progress=report)
+    check_measured(run)
+    return run
+
+
+def check_measured(run: Run) -> None:
+    """ValueError where no head of a probe was measured, with the reason most of them have."""
+    heads = run.table("heads")
+    if not (heads["status"] == "ok").any():
+        reason = heads["reason"].mode().iloc[0]
+        raise ValueError(f"{run.path}: none of {len(heads)} heads could be measured: {reason}")
 
 
 def run_folder(context: ProbeContext) -> Path:
@@ -91,19 +107,12 @@ def short_name(model: str) -> str:
 
 
 def too_few_keys(context: ProbeContext) -> str | None:
-    """A sentence where no query meets enough keys to say much; None elsewhere."""
-    own = context.spec.pool == "sequence"
-    keys = (
-        max(int(np.max(context.foreseen(layer))) for layer in context.layers)
-        if own
-        else context.keys
-    )
-    if keys >= SMALLEST:
+    """A sentence where the pool of a corpus has too few keys to say much; None elsewhere."""
+    if context.spec.pool == "sequence" or context.keys >= SMALLEST:
         return None
-    of = "a query sees at most" if own else "the pool has"
     return (
-        f"{of} {keys} keys: errors and exponents of fewer than {SMALLEST} say little; give more"
-        " text, or larger windows"
+        f"the pool has {context.keys} keys: errors and exponents of fewer than {SMALLEST} say"
+        " little; give more text"
     )
 
 

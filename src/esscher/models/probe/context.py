@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -17,14 +17,25 @@ import torch
 from torch import Tensor
 
 from esscher.convergence.endless import PIECES
+from esscher.models.corpus.documents import check_text
 from esscher.models.corpus.windows import Windows, make_windows
 from esscher.models.huggingface.capture import AttentionCall, forward
-from esscher.models.huggingface.loading import Loaded, load_model
+from esscher.models.huggingface.loading import Loaded, load_model, outline_model
 from esscher.models.huggingface.maps import LinearMaps, linear_maps
 from esscher.models.huggingface.projections import head_projections
 from esscher.models.probe.spec import OWN_WINDOW, WINDOW, ProbeSpec
 
-__all__ = ["Mode", "Places", "ProbeContext", "make_context", "tokenizer_of"]
+__all__ = [
+    "Mode",
+    "Places",
+    "ProbeContext",
+    "alike",
+    "context_on",
+    "make_context",
+    "plan_context",
+    "tokenizer_of",
+    "window_length",
+]
 
 _T = TypeVar("_T")
 
@@ -197,13 +208,59 @@ def _give(sink: WindowSink, batch: Indices, captured: AttentionCall) -> None:
     sink(captured, batch)
 
 
-def make_context(spec: ProbeSpec, loaded: Loaded | None = None) -> ProbeContext:
-    """Read the model (unless it is given) and the text of a spec. Every mistake in them is a
+def make_context(
+    spec: ProbeSpec,
+    loaded: Loaded | None = None,
+    check: Callable[[ProbeContext], None] = lambda _: None,
+) -> ProbeContext:
+    """Read the text and the model (unless it is given) of a spec. Every mistake in them is a
     ValueError of one line.
+
+    ``check`` refuses what a context cannot give. It sees the context before the weights are read,
+    which may take minutes: text, layers, windows and rules need the configuration alone.
     """
-    loaded = _model(spec) if loaded is None else loaded
+    if loaded is not None:
+        found = _planned(spec, loaded)
+        check(found)
+        return found
+    planned = plan_context(spec, check)
+    loaded = _model(spec, load_model)
+    assert loaded is not None
+    if planned is not None and alike(planned.loaded, loaded):
+        return replace(planned, loaded=loaded)  # the text is not read again
+    found = _planned(spec, loaded)
+    check(found)
+    return found
+
+
+def plan_context(
+    spec: ProbeSpec, check: Callable[[ProbeContext], None] = lambda _: None
+) -> ProbeContext | None:
+    """The context with a model that has no weights; None where a model does not run without."""
+    check_text(spec.corpus)
+    outline = _model(spec, outline_model)
+    if outline is None:
+        return None
+    planned = _planned(spec, outline)
+    check(planned)
+    return planned
+
+
+def alike(outline: Loaded, loaded: Loaded) -> bool:
+    """Whether a model looks as it did without its weights."""
+    return (outline.shapes, outline.max_positions) == (loaded.shapes, loaded.max_positions)
+
+
+def _planned(spec: ProbeSpec, loaded: Loaded) -> ProbeContext:
     spec = _concrete(spec, loaded)
-    windows = make_windows(spec.corpus, tokenizer_of(loaded), _window(spec, loaded))
+    _check_heads(spec, loaded)
+    length = window_length(spec, loaded)
+    return context_on(spec, loaded, make_windows(spec.corpus, tokenizer_of(loaded), length))
+
+
+def context_on(spec: ProbeSpec, loaded: Loaded, windows: Windows) -> ProbeContext:
+    """The context of a spec on windows that are there already."""
+    spec = _concrete(spec, loaded)
     _check_heads(spec, loaded)
     pooled = (
         windows.text | windows.special if spec.special or spec.pool == "sequence" else windows.text
@@ -231,7 +288,7 @@ def _concrete(spec: ProbeSpec, loaded: Loaded) -> ProbeSpec:
     return ProbeSpec.read({**spec.as_dict(), "pool": "sequence" if loaded.causal else "corpus"})
 
 
-def _model(spec: ProbeSpec) -> Loaded:
+def _model(spec: ProbeSpec, read: Callable[..., Loaded | None]) -> Loaded | None:
     if spec.model.startswith(OBJECT):
         raise ValueError(
             f"model: {spec.model} was given as a Python object, which this process does not have"
@@ -239,7 +296,7 @@ def _model(spec: ProbeSpec) -> Loaded:
             " folder and probe that"
         )
     own = spec.pool != "corpus"  # of a query's own context it is asked what next tokens feel
-    return load_model(
+    return read(
         spec.model, revision=spec.revision, dtype=spec.dtype, device=spec.device, with_head=own
     )
 
@@ -282,7 +339,9 @@ def tokenizer_of(loaded: Loaded) -> object:
     return loaded.tokenizer
 
 
-def _window(spec: ProbeSpec, loaded: Loaded) -> int:
+def window_length(spec: ProbeSpec, loaded: Loaded) -> int:
+    """Tokens of a window: those asked for, or the usual number as far as the model takes it."""
+    spec = _concrete(spec, loaded)
     most = loaded.max_positions
     if spec.window is None:
         usual = OWN_WINDOW if spec.pool == "sequence" else WINDOW

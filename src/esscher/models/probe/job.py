@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -33,17 +34,13 @@ from esscher.models.probe.moments import Sampled, moment_curves, moment_ladder
 from esscher.models.probe.own_context import compared, join_windows, whole_layer, window_states
 from esscher.models.probe.passes import PooledLayer, hold, stream
 from esscher.models.probe.rule_budget import gradients_of, rule_table
-from esscher.models.probe.spec import ProbeSpec, check_ladder
-from esscher.models.probe.statistics import check_registered
-from esscher.models.probe.statistics.dispersion import check_spread
-from esscher.models.probe.statistics.scales import check_scales
+from esscher.models.probe.spec import ProbeSpec
 from esscher.models.probe.statistics.statistic import Failure
 from esscher.models.probe.tables import Tables, columns, failed_row, layer_tables
 from esscher.models.probe.tokens import LayerInfo
-from esscher.models.probe.window import check_rules
 from esscher.runs import Job, Shard, Unit
 
-__all__ = ["PROBE", "about"]
+__all__ = ["PROBE", "STATE", "about", "layer_blocks", "measure_piece", "state_bytes"]
 
 STATE = 2.0e9  # bytes of states that a unit may hold
 CELLS = 300  # cells of a score grid, for that estimate
@@ -58,27 +55,12 @@ def units(spec: ProbeSpec) -> list[Unit]:
     States of windows and of parts meet at the end. Moments of tokens that are not held have units
     of their own.
     """
-    check_registered(spec)
     context = context_of(spec, starts=True)
-    own = context.mode is Mode.OWN
-    check_ladder(
-        spec,
-        (
-            int(max(context.foreseen(layer).max() for layer in context.layers))
-            if own
-            else context.keys
-        ),
-    )
-    if spec.moments:
-        _check_moments(context)
-    check_rules(spec, int(context.pooled.sum(1).max()))
-    check_spread(context)
-    check_scales(context)
-    if own:
+    if context.mode is Mode.OWN:
         return [{"window": window} for window in np.unique(context.places.windows).tolist()]
     streamed = moment_units(context) if spec.moments and context.mode is not Mode.HELD else []
     if context.mode is Mode.PARTS:
-        blocks = _layer_blocks(context)
+        blocks = layer_blocks(context)
         return [
             {"layers": block, "part": part}
             for block in blocks
@@ -93,39 +75,25 @@ def units(spec: ProbeSpec) -> list[Unit]:
     return [{"layers": [layer], "part": 0} for layer in context.layers] + streamed
 
 
-def _check_moments(context: ProbeContext) -> None:
-    """Refuse moments of what is no pool of the whole corpus, and of more tokens than it has."""
-    spec, mode = context.spec, context.mode
-    if mode is Mode.OWN:
-        raise ValueError(
-            "moments: they are of tokens of the whole corpus; use --pool corpus, or leave"
-            " --moments out"
-        )
-    moment_ladder(spec.moments_n, context.keys)
-
-
 def _groups(context: ProbeContext, layer: int) -> list[list[int]]:
     """The heads of a layer, a few at a time."""
     heads = context.heads(layer)
     return [list(heads[start : start + HEADS]) for start in range(0, len(heads), HEADS)]
 
 
-def _layer_blocks(context: ProbeContext) -> list[list[int]]:
+def state_bytes(context: ProbeContext, layer: int) -> int:
+    """Bytes of a layer's states, about."""
+    # grids of kept keys are twice as fine, and wider; pieces have their own
+    queries = len(context.places) + (3 + PIECES) * context.spec.kept_queries
+    width = context.loaded.shapes[layer].value_width
+    return len(context.heads(layer)) * queries * (width + 2) * CELLS * 8
+
+
+def layer_blocks(context: ProbeContext) -> list[list[int]]:
     """Layers whose states fit into memory together; each block is one more forward pass over the
     corpus.
     """
-    kept = context.spec.kept_queries
-    queries = (
-        len(context.places) + (3 + PIECES) * kept
-    )  # grids of kept keys are twice as fine, and wider; pieces have their own
-    sizes = [
-        len(context.heads(layer))
-        * queries
-        * (context.loaded.shapes[layer].value_width + 2)
-        * CELLS
-        * 8
-        for layer in context.layers
-    ]
+    sizes = [state_bytes(context, layer) for layer in context.layers]
     blocks: list[list[int]] = [[]]
     held = 0
     for layer, size in zip(context.layers, sizes, strict=True):
@@ -221,6 +189,20 @@ def _sampled(context: ProbeContext, pooled: PooledLayer) -> dict[tuple[int, str]
     return moment_curves(
         info, (rows.q, rows.k, rows.v), context.heads(info.layer), n, spec.moments, spec.seed
     )
+
+
+def measure_piece(context: ProbeContext, unit: Unit, *, tables: bool = True) -> tuple[float, float]:
+    """Processor time of one unit of work, and of the tables made of a window."""
+    start = time.process_time()
+    if context.mode is not Mode.OWN:
+        COMPUTE[context.mode](context, unit)
+        return time.process_time() - start, 0.0
+    states: list[LayerState] = []
+    window_states(context, unit["window"], states.append)
+    measured = time.process_time()
+    for state in states if tables else ():
+        _finish(context, whole_layer(context, state)).finished()
+    return measured - start, time.process_time() - measured
 
 
 def consolidate(spec: ProbeSpec, shards: Sequence[Shard]) -> Mapping[str, Any]:

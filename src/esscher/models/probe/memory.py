@@ -12,6 +12,7 @@ from typing import Any
 from esscher.models.corpus.documents import files_of_text
 from esscher.models.huggingface.checkpoint import files_of_model
 from esscher.models.huggingface.loading import Loaded
+from esscher.models.probe.asked import check_asked
 from esscher.models.probe.context import OBJECT, ProbeContext, make_context
 from esscher.models.probe.spec import ProbeSpec
 
@@ -45,7 +46,7 @@ def context_of(
             _latest = None  # not two of them in memory
             # before reading: what changes meanwhile is read again the next time
             before = stamp(spec)
-            _latest = make_context(spec, loaded), before, spec.hash
+            _latest = make_context(spec, loaded, check_asked), before, spec.hash
         assert _latest is not None
         return _latest[0]
 
