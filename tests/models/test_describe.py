@@ -96,9 +96,8 @@ def test_cost_grows_with_the_model(tmp_path: Path) -> None:
 
 
 def test_every_stage_of_a_probe_is_counted(tmp_path: Path) -> None:
-    """As :mod:`esscher.models.probe` does it: 32 windows at most hold the queries of a causal model,
-    and kept_queries / queries of them compare rules, for which a language model is also asked for
-    gradients of 8 draws at 64 places.
+    """32 windows at most hold the queries of a causal model, and kept_queries / queries of them
+    compare rules, for which a language model is also asked for gradients of 8 draws at 64 places.
     """
     folder = saved("llama", tmp_path / "llama", max_position_embeddings=4096)
     heads = 2 * 4

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from esscher.models.huggingface.loading import Loaded, load_model, wrap_model
+from esscher.models.huggingface.loading import Loaded, load_model, outline_model, wrap_model
 from esscher.models.huggingface.package import OFFLINE, why
-from tests.models.tiny import FAMILIES, REFUSED, build, inputs_of, model_of
+from tests.models.tiny import FAMILIES, REFUSED, Family, build, inputs_of, model_of
 
 safetensors = pytest.importorskip("safetensors.torch")
 
@@ -259,3 +259,21 @@ def test_where_the_hub_is_not_asked_the_message_says_so(monkeypatch: pytest.Monk
     assert "OFFLINE" not in why(cause)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert why(cause).endswith("HF_HUB_OFFLINE is set, so the hub was not asked: unset it")
+
+
+# masks whose numbers these models ask for, and experts chosen by value
+NEED_NUMBERS = ("t5", "gpt_oss")
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_an_outline_is_the_model_without_its_weights(family: Family, tmp_path: Path) -> None:
+    build(family.config, family.options, family.model).save_pretrained(tmp_path)
+    outline = outline_model(tmp_path, with_head=True)
+    if family.name in NEED_NUMBERS:
+        assert outline is None
+        return
+    loaded = load_model(tmp_path, with_head=True)
+    assert outline is not None
+    for name in ("shapes", "layers", "max_positions", "causal", "hidden_size", "name"):
+        assert getattr(outline, name) == getattr(loaded, name)
+    assert all(parameter.is_meta for parameter in outline.model.parameters())

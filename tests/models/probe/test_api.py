@@ -19,6 +19,7 @@ import torch
 import esscher as es
 from esscher.models.corpus import CorpusSpec
 from esscher.models.probe import head as head_state
+from esscher.models.probe.api import check_measured
 from esscher.models.probe.settings import RENAMED, Settings
 from esscher.models.probe.spec import ProbeSpec
 from esscher.runs import Progress, RunError, list_runs
@@ -32,6 +33,7 @@ from tests.models.probe_runs import (
     tiny_model,
 )
 from tests.models.tokenizers_for_tests import tokenizer
+from tests.report.atlas import ProbeLike, store_run
 
 
 @pytest.fixture(scope="module")
@@ -345,3 +347,16 @@ def test_a_checker_refuses_a_setting_that_is_none(tmp_path: Path) -> None:
     ).stdout
     assert 'call.py:2: error: Unexpected keyword argument "layerz" for "probe"' in said
     assert "call.py:3" not in said
+
+
+def test_a_probe_that_measured_nothing_says_so(tmp_path: Path) -> None:
+    """In place of a table in which every head failed."""
+    heads = [
+        {"layer": 0, "head": head, "status": "failed", "reason": "no query sees 16 keys"}
+        for head in range(3)
+    ]
+    run = store_run(tmp_path / "run", ProbeLike(), {"heads": heads})
+    with pytest.raises(ValueError, match="none of 3 heads could be measured: no query sees 16"):
+        check_measured(run)
+    heads[1]["status"] = "ok"
+    check_measured(store_run(tmp_path / "other", ProbeLike(), {"heads": heads}))
