@@ -99,7 +99,8 @@ def test_every_stage_of_a_probe_is_counted(tmp_path: Path) -> None:
     """32 windows at most hold the queries of a causal model, and kept_queries / queries of them
     compare rules, for which a language model is also asked for gradients of 8 draws at 64 places.
     """
-    folder = saved("llama", tmp_path / "llama", max_position_embeddings=4096)
+    head = {"architectures": ["LlamaForCausalLM"]}
+    folder = saved("llama", tmp_path / "llama", max_position_embeddings=4096, **head)
     heads = 2 * 4
     cost = priced(folder, max_tokens=16_384, queries=64, kept_queries=16)
     assert (cost.tokens, cost.keys) == (16_384, 2048)
