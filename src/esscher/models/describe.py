@@ -401,7 +401,7 @@ def _operations(context: ProbeContext) -> float:
         shape.heads * (shape.width + shape.value_width) * context.windows.length
         for shape in context.loaded.shapes
     )
-    return 2.0 * (weights + attention)
+    return 2.0 * float(weights + attention)
 
 
 def _matmul_speed(seconds: float = 0.2) -> float:
