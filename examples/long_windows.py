@@ -34,6 +34,7 @@ def one(model: str, window: int) -> dict[str, float]:
         "queries": 64,
         "kept_queries": 16,
         "rules": "none",
+        "fit": "64:4096",  # the same n for every window
         "threads": 2,
         "layers": LAYERS,
     }

@@ -165,9 +165,9 @@ def _of_probe(stored: Run) -> Iterator[_Stored]:
     """
     from esscher.models.probe.curves import stored_curves
     from esscher.models.probe.moments import WHOLE_LAYER
-    from esscher.models.probe.spec import ProbeSpec, fit_points
+    from esscher.models.probe.spec import ProbeSpec, fit_points, fit_range
 
-    points = fit_points(ProbeSpec.read(stored.spec).fit)
+    spec = ProbeSpec.read(stored.spec)
     curves = stored.table("curves")
     rows = {(row["layer"], row["head"]): row for row in stored.table("heads").to_dict("records")}
     if "layers" in stored.tables:
@@ -180,14 +180,14 @@ def _of_probe(stored: Run) -> Iterator[_Stored]:
         ("mean", "mean", repeats),
         ("cov", "cov", repeats),
     ):
-        fitted = stored_curves(
-            curves[curves["n"].isin(points)] if metric == "l2" else curves, metric
-        )
         for (layer, head), curve in stored_curves(curves, metric).items():
             name = {"head": f"{layer}.{head}" if head != WHOLE_LAYER else f"{layer}, all"}
-            yield _Stored(
-                name, curve, fitted[layer, head], _own(rows.get((layer, head), {}), beta), meaning
-            )
+            row, fitted = rows.get((layer, head), {}), curve
+            if metric == "l2":
+                points = fit_points(fit_range(spec, int(row["n_keys"])))
+                own = curves[(curves["layer"] == layer) & (curves["head"] == head)]
+                fitted = stored_curves(own[own["n"].isin(points)], metric)[layer, head]
+            yield _Stored(name, curve, fitted, _own(row, beta), meaning)
 
 
 def _own(row: Mapping[Any, Any], beta: str) -> tuple[float, float, float] | None:

@@ -40,6 +40,8 @@ MEASURED = Fields(
             "special",
             "queries",
             "kept_queries",
+            "observe",
+            "decode",
             "layers",
             "heads",
             "n",
@@ -61,7 +63,7 @@ MEASURED = Fields(
     flags={"epsilons": "epsilon", "scales": "scale"},
     as_text={"temperature": ",", "scales": ","},
     left_out={
-        "fit": "64:4096",
+        "fit": "64:4096, own contexts 16 to an eighth of their keys",
         "window": "512, or 2048 for a sequence, or what the model takes",
         "rules": "ten of them",
         "positions": "at each quarter",

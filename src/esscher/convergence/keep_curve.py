@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from esscher.convergence.curve import ErrorCurve, QueryErrors
 from esscher.convergence.grid import state as deposit
@@ -57,7 +56,11 @@ def keep_curve(context: Context, rule: Rule, n: Any = None, *, details: bool = F
 
 
 class KeepErrors:
-    """The errors of rules on one context; what several of them need is found once."""
+    """The errors of rules on one context; what several of them need is found once.
+
+    Of a restricted context a rule sees and counts the keys of the cache (``asked``); the others are
+    all kept, and errors are those on all keys (``context``).
+    """
 
     def __init__(self, context: Context) -> None:
         self.asked = context  # what rules see
@@ -86,7 +89,7 @@ class KeepErrors:
             None,
             kind="exact",
             accuracy=max(part.accuracy for part in found),
-            origin=f"exact error on the keys that {rule} keeps of {context.keys}",
+            origin=f"exact error on the keys that {rule} keeps of {self.asked.keys}",
             kept=size.mean(axis=0),
         )
 
@@ -111,9 +114,12 @@ class KeepErrors:
         ladder = torch.tensor(counts, device=held.device)
         seen, sure = self.asked.visible.sum(1), held.sum(1)
         sizes = [torch.maximum(sure, seen.clamp(max=n)).double() for n in ladder.tolist()]
-        extra, order = self.context.keys - self.asked.keys, ranking(free.order(self.asked))
-        order = pad(order, (0, extra), value=self.asked.keys)
-        return ranked_errors(self.context, self._and_sink(held), order, ladder + extra), sizes
+        order = self.asked.inside[ranking(free.order(self.asked))]
+        others = torch.ones(self.context.keys, dtype=torch.bool, device=held.device)
+        others[self.asked.inside] = False  # they are held: where they rank is no matter
+        rest = others.nonzero()[:, 0].expand(len(order), -1)
+        order = torch.cat([order, rest], dim=1)
+        return ranked_errors(self.context, self._and_others(held), order, ladder, sure), sizes
 
     def _one_probability(
         self, rule: Rule, free: Random, counts: Sequence[int | None]
@@ -132,13 +138,19 @@ class KeepErrors:
         """Every key is kept with one probability."""
         return self._shared(torch.zeros_like(self.asked.visible), share, False)
 
-    def _and_sink(self, kept: Tensor) -> Tensor:
-        """What is kept, or counts, with a sink logit: that is always kept, and counts once."""
-        return pad(kept, (0, self.context.keys - self.asked.keys), value=1)
+    def _and_others(self, kept: Tensor) -> Tensor:
+        """What is kept, or counts, with all that rules do not see, such as a sink logit: that is
+        always kept, and counts once.
+        """
+        if self.context is self.asked:
+            return kept
+        found = self.context.visible.to(kept.dtype, copy=True)
+        found[:, self.asked.inside] = kept
+        return found
 
     def _shared(self, sure: Tensor, share: float, reweight: bool) -> InclusionErrors:
         """Every key that is not sure is kept with one probability."""
-        sure = self._and_sink(sure)
+        sure = self._and_others(sure)
         rest = self._rest(sure[self.blunt]) if len(self.blunt) and 0 < share < 1 else None
         near = None if rest is None else rest.errors(share, reweight=reweight)
         if near is not None and len(self.blunt) == len(sure):
@@ -155,8 +167,8 @@ class KeepErrors:
         share = kept.share if alike else None
         if share is not None:
             return self._shared(kept.sure, share, kept.weight is not None)
-        weight = None if kept.weight is None else self._and_sink(kept.weight)
-        return self._by_key(Inclusion(self._and_sink(kept.probability), weight), slice(None))
+        weight = None if kept.weight is None else self._and_others(kept.weight)
+        return self._by_key(Inclusion(self._and_others(kept.probability), weight), slice(None))
 
     def _completed(
         self, found: InclusionErrors | None, known: Tensor, kept: Inclusion

@@ -48,6 +48,7 @@ def exact_pool_curve(
     *,
     keep: Any = None,
     positions: Any = None,
+    chosen_by: Any = None,
     weights: Any = None,
     empty: str = "zero",
     details: bool = False,
@@ -82,6 +83,11 @@ def exact_pool_curve(
     and see no later key. ``n`` is then how many keys are kept in all, for the part of the rule
     without a number; None where every number is given. ``.kept``: how many were, on average over
     the queries. ``lowrank`` mixes keys instead; its ``n`` are ranks.
+
+    A rule that chooses one set of keys by what queries attend to (heavy, impact, expected,
+    neyman:shared) chooses by ``q``, the queries that its error is then the mean over: an oracle,
+    since a cache is cut before the queries that it serves are known. ``chosen_by`` (c, k): other
+    queries, such as earlier ones, that choose in their place; they see all keys.
     """
     if keep is not None:
         if sampling != "replacement" or weights is not None or empty != "zero":
@@ -90,14 +96,14 @@ def exact_pool_curve(
                 " empty out"
             )
         context, rule = Context.of(q, k, v, scale, positions), parse(keep)
+        if chosen_by is not None:
+            context = replace(context, choosers=Context.of(chosen_by, k, v, scale))
         if isinstance(rule, LowRank):
             return low_rank_curve(context, rule, n)
         return keep_curve(context, rule, n, details=details)
-    if positions is not None:
-        raise ValueError(
-            "positions: where queries stand matters to a rule; give keep too, or leave"
-            " positions out"
-        )
+    for name, given in (("positions", positions), ("chosen_by", chosen_by)):
+        if given is not None:
+            raise ValueError(f"{name}: matters to a keep rule; give keep too, or leave {name} out")
     if n is None:
         raise ValueError(
             "n: expected numbers of tokens, got None; only a keep rule with all its numbers goes"

@@ -30,6 +30,9 @@ class Context:
     of; ``output``: what each of them makes of a value, W_O, where differences of values are to be
     measured behind it. ``sink``: a logit of each row that is in the softmax without a key, as in
     gpt_oss. It acts as a key of value 0 that is always kept: rules neither see, count nor drop it.
+    ``choosers``: the queries, over the same keys, that choose for all, where others are judged;
+    without them the queries choose for themselves. ``base``, ``columns``: of a context made by
+    ``restrict``, the context of all keys, and which of them these are.
     """
 
     q: Tensor
@@ -42,6 +45,9 @@ class Context:
     heads: Tensor | None = None  # (m,) int64
     output: Tensor | None = None  # (heads, d_v, d)
     sink: Tensor | None = None  # (m,)
+    choosers: Context | None = None
+    base: Context | None = None
+    columns: Tensor | None = None  # (N,) int64, rising
 
     @classmethod
     def of(cls, q: Any, k: Any, v: Any, scale: Any = None, positions: Any = None) -> Context:
@@ -66,6 +72,28 @@ class Context:
             else torch.float32
         )
 
+    @property
+    def choosing(self) -> Context:
+        """The queries that choose one set of keys for all."""
+        return self if self.choosers is None else self.choosers
+
+    def restrict(self, columns: Tensor) -> Context:
+        """The same queries where a rule may drop some of the keys only, those of a cache: weights
+        and limits stay those of all keys, and the others are kept.
+        """
+        place = torch.searchsorted(columns, self.positions, right=True) - 1
+        mask, logits = (None if x is None else x[:, columns] for x in (self.mask, self.logits))
+        return replace(
+            self,
+            k=self.k[columns],
+            v=self.v[columns],
+            positions=place.clamp_min(0),
+            mask=mask,
+            logits=logits,
+            base=self,
+            columns=columns,
+        )
+
     def take(self, rows: Tensor) -> Context:
         """The same keys for some of the queries."""
         mask, logits, heads, sink = (
@@ -79,6 +107,7 @@ class Context:
             logits=logits,
             heads=heads,
             sink=sink,
+            base=None if self.base is None else self.base.take(rows),
         )
 
     @property
@@ -108,9 +137,11 @@ class Context:
 
     @cached_property
     def whole(self) -> Context:
-        """For sums over all that is in the softmax: the sink logit as one more key, the last; the
-        context itself where there is none.
+        """For sums over all that is in the softmax: keys outside a restricted context, and the sink
+        logit as one more key, the last; the context itself where there are none.
         """
+        if self.base is not None:
+            return self.base.whole
         if self.sink is None:
             return self
         logits = torch.cat([self.scores, self.sink.double()[:, None]], 1)
@@ -125,11 +156,20 @@ class Context:
         )
 
     @cached_property
+    def inside(self) -> Tensor:
+        """Which keys of ``whole`` these are, (N,)."""
+        return (
+            torch.arange(self.keys, device=self.k.device) if self.columns is None else self.columns
+        )
+
+    @cached_property
     def attention(self) -> Tensor:
-        """Softmax weights pi of the visible keys, (m, N); they sum to 1, or to less beside a sink
-        logit.
+        """Softmax weights pi of the visible keys, (m, N); they sum to 1, or to less where the
+        softmax has more than these keys.
         """
-        return torch.softmax(self.whole.scores, 1)[:, : self.keys]
+        if self.whole is self:
+            return torch.softmax(self.scores, 1)
+        return self.whole.attention[:, self.inside]
 
     @cached_property
     def near(self) -> Tensor:
@@ -139,7 +179,7 @@ class Context:
     @cached_property
     def drift(self) -> Tensor:
         """The limit measured from that value, (m, d_v)."""
-        if self.sink is not None:
+        if self.whole is not self:
             return self.whole.limit - self.v[len(self.v) // 2].double()
         return self.attention @ self.near
 

@@ -24,8 +24,8 @@ __all__ = ["ExpectedAttention"]
 
 @dataclass(frozen=True)
 class ExpectedAttention(Ranked):
-    """The ``size`` keys of largest E[e] |v|, mean and covariance of the queries taken from the
-    context's own.
+    """The ``size`` keys of largest E[e] |v|, mean and covariance of the queries taken from those
+    that choose.
     """
 
     name: ClassVar[str] = "expected"
@@ -34,7 +34,12 @@ class ExpectedAttention(Ranked):
     def __post_init__(self) -> None:
         as_size(self.size, "expected")
 
+    @property
+    def observes(self) -> bool:
+        return True
+
     def order(self, context: Context) -> Tensor:
+        context = context.choosing
         q, k = context.q.double() * context.scale, context.k.double()
         mean = q.mean(0)
         spread = (q - mean).T @ (q - mean) / len(q)

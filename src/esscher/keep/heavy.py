@@ -20,8 +20,8 @@ __all__ = ["Heavy", "observed", "pooled"]
 
 @dataclass(frozen=True)
 class Heavy(Ranked):
-    """The ``size`` keys of largest mean softmax weight over the queries at the ``last`` positions,
-    or over all of them.
+    """The ``size`` keys of largest mean softmax weight over the choosing queries at the ``last``
+    positions, or over all of them.
 
     Queries that stand all at one place are counted in the order of their rows. ``pool``: the mean
     weight of so many neighbours counts for a key (SnapKV).
@@ -37,7 +37,12 @@ class Heavy(Ranked):
         as_size(self.last, "heavy, last")
         as_size(self.pool, "heavy, pool")
 
+    @property
+    def observes(self) -> bool:
+        return True
+
     def order(self, context: Context) -> Tensor:
+        context = context.choosing
         asked = observed(context, self.last)
         total = torch.zeros(context.keys, dtype=torch.float64, device=context.k.device)
         for rows, part in blocks(context):

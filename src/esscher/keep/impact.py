@@ -27,8 +27,8 @@ __all__ = ["Impact"]
 
 @dataclass(frozen=True)
 class Impact(Ranked):
-    """The ``size`` keys of largest impact over the queries at the ``last`` positions, or over all
-    of them.
+    """The ``size`` keys of largest impact over the choosing queries at the ``last`` positions, or
+    over all of them.
 
     ``pool``: the mean impact of so many neighbours counts for a key where it is larger than its
     own: what matters comes in phrases, yet a key that matters alone must not be averaged away where
@@ -45,7 +45,12 @@ class Impact(Ranked):
         as_size(self.last, "impact, last")
         as_size(self.pool, "impact, pool")
 
+    @property
+    def observes(self) -> bool:
+        return True
+
     def order(self, context: Context) -> Tensor:
+        context = context.choosing
         asked = observed(context, self.last)
         total = torch.zeros(context.keys, dtype=torch.float64, device=context.k.device)
         for rows, part in blocks(context):

@@ -27,7 +27,7 @@ __all__ = ["Neyman", "fill_up", "gain"]
 @dataclass(frozen=True)
 class Neyman(Chance):
     """``size`` keys on average, each query its own chances; ``shared``: one set of keys for all
-    queries.
+    queries, by those that choose.
     """
 
     name: ClassVar[str] = "neyman"
@@ -46,6 +46,10 @@ class Neyman(Chance):
     def per_query(self) -> bool:
         return not self.shared
 
+    @property
+    def observes(self) -> bool:
+        return self.shared
+
     def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
         count = torch.full(
             (len(rest),), float(self.size or 0), dtype=torch.float64, device=rest.device
@@ -55,8 +59,11 @@ class Neyman(Chance):
     def probabilities(
         self, context: Context, rest: Tensor, wanted: Sequence[Tensor]
     ) -> Iterator[Tensor]:
-        gains = gain(context) * rest
         counts = torch.stack(list(wanted), dim=1)
+        if self.shared and context.choosers is not None:
+            gains = gain(context.choosers) * rest.any(0)
+        else:
+            gains = gain(context) * rest
         if self.shared:
             gains, counts = (
                 gains.square().mean(0, keepdim=True).sqrt(),
@@ -90,9 +97,10 @@ def gain(context: Context, *, behind_output: bool = False) -> Tensor:
     loss of one key; c / (1 - pi) is measured as the value's distance from the limit of the others.
     ``behind_output``: |W_O c| in place of |c|.
     """
-    keys, context = context.keys, context.whole
+    inside, context = context.inside, context.whole
     found = context.attention * (context.impact if behind_output else context.distance)
-    weight, top = context.attention[:, :keys].max(1)
+    weight, top = context.attention[:, inside].max(1)
+    top = inside[top]
     rows = (weight > 0.5).nonzero()[:, 0]
     if len(rows):
         others = context.scores[rows].scatter(1, top[rows, None], -torch.inf)
@@ -102,7 +110,7 @@ def gain(context: Context, *, behind_output: bool = False) -> Tensor:
         found[rows, top[rows]] = weight[rows] * (
             context.felt(away, rows) if behind_output else away.norm(dim=1)
         )
-    return found[:, :keys]
+    return found[:, inside]
 
 
 def fill_up(gain: Tensor, counts: Tensor) -> Iterator[Tensor]:

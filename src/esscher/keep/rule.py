@@ -219,6 +219,13 @@ class Part(Rule):
         """
         return False
 
+    @property
+    def observes(self) -> bool:
+        """Whether it chooses one set of keys for all queries by what ``context.choosing`` attend
+        to.
+        """
+        return False
+
     def surely(self, context: Context) -> Tensor:
         """Keys it keeps whatever happens, (m, N) or (N,), as far as its own number says."""
         return torch.zeros_like(context.visible)

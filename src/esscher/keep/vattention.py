@@ -77,14 +77,12 @@ class AdaptiveRest(Chance):
         return torch.minimum(torch.maximum(wanted, self.base_size(rest)), rest)
 
     def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
-        scores = context.whole.scores
-        e = torch.exp(scores - scores.amax(1, keepdim=True))
-        total, e = e.sum(1), e[:, : context.keys]
+        share = context.attention  # e over the whole denominator
         count = rest.sum(1).double()
         some = count.clamp_min(1)
-        mean = (e * rest).sum(1) / some
-        sigma = (((e - mean[:, None]) * rest).square().sum(1) / some).sqrt()
-        return rest * (self.budget(sigma, total, count) / some)[:, None]
+        mean = (share * rest).sum(1) / some
+        sigma = (((share - mean[:, None]) * rest).square().sum(1) / some).sqrt()
+        return rest * (self.budget(sigma, torch.ones_like(sigma), count) / some)[:, None]
 
 
 def VAttention(

@@ -36,9 +36,9 @@ def test_each_set_by_itself(
     seen, rule = context(dtype, positions), keep.parse(text)
     free = rule.free
     assert isinstance(free, keep.Ranked)
-    found = ranked_errors(
-        seen, rule.start(seen, COUNTS), ranking(free.order(seen)), torch.tensor(COUNTS)
-    )
+    held = rule.start(seen, COUNTS)
+    order, counts = ranking(free.order(seen)), torch.tensor(COUNTS)
+    found = ranked_errors(seen, held, order, counts, held.sum(1))
     for n, errors in zip(COUNTS, found, strict=True):
         kept = rule.include(seen, n).probability == 1
         assert int(kept.sum(1).max()) == n
@@ -61,8 +61,8 @@ def test_equal_keys_are_ranked_from_the_last() -> None:
 
 def test_queries_that_see_fewer_keys_than_n_keep_what_they_see() -> None:
     seen = context(torch.float64, [3, 299, 299, 299, 299, 299, 299, 299])
-    found = ranked_errors(
-        seen, torch.zeros_like(seen.visible), ranking(seen.scores), torch.tensor([2, 40])
-    )
+    none = torch.zeros_like(seen.visible)
+    counts = torch.tensor([2, 40])
+    found = ranked_errors(seen, none, ranking(seen.scores), counts, none.sum(1))
     assert float(found[1].mse[0]) < 1e-28
     assert float(found[0].mse[0]) > 1e-6

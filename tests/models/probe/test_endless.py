@@ -83,7 +83,7 @@ def test_numbers_on_parts_are_those_of_curves_on_these_parts() -> None:
     numbers = {number.key: number for number in headline_numbers(SPEC)}
 
     def on(rows: Any, some: slice) -> dict[str, float]:
-        return headline(es.exact_pool_curve(q[rows], k[some], v[some], n, scale=1.0), SPEC)
+        return headline(es.exact_pool_curve(q[rows], k[some], v[some], n, scale=1.0), SPEC, KEYS)
 
     whole, few = on(slice(None), slice(None)), on(kept, slice(None))
     for parts, name in ((2, "half"), (4, "quarter"), (8, "eighth")):

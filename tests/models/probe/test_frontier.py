@@ -14,11 +14,10 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.convergence.keep_curve import keep_curve
-from esscher.keep.context import Context
+from esscher.convergence.integral.inclusion import inclusion_error
 from esscher.models.huggingface.call import score
 from esscher.models.probe import head as head_state
-from esscher.models.probe.context import Places
+from esscher.models.probe.context import Asked
 from esscher.models.probe.queries import WindowQueries
 from esscher.models.probe.spec import RULES, SHARES, ProbeSpec, kept_sizes
 from esscher.models.probe.statistics import frontier, statistics_of
@@ -55,62 +54,95 @@ def probe(name: str, out: Path, **more: Any) -> Any:
 
 
 class ByHand:
-    """Queries, keys and values of one window for the heads that share a key-value head, in
-    float64.
+    """Queries, keys and values of one window for the heads that share a key-value head, in float64:
+    those that choose, and those that are judged, each over all keys that it sees.
     """
 
     def __init__(self, run: Any, window: int, head: int) -> None:
         found = source(run)
+        asked = found.asked(window)
         captured = captured_layers(found, [window])[1][0]
         self.share = captured.heads // captured.kv_heads
         self.first = head // self.share * self.share
-        own = found.places.inside(window)
-        positions, text = (
-            found.places.positions[own][:, None],
-            np.flatnonzero(~found.windows.padding[window]),
-        )
-        seen = text <= positions if found.loaded.causal else np.ones((len(own), len(text)), bool)
-        if "sliding_window" in found.loaded.model.config.to_dict():
-            seen &= text > positions - SLIDING
-        text, seen = text[seen.any(0)], seen[:, seen.any(0)]  # a key that nobody sees is no key
-        self.places = np.searchsorted(text, positions[:, 0])
-        sharing = range(self.first, self.first + self.share)
-        self.q = torch.cat(
-            [captured.query[0, other, positions[:, 0]] for other in sharing]
-        ).double()
+        self.text = np.flatnonzero(~found.windows.padding[window])
+        self.scale, self.queries = captured.scale, len(asked.judged)
         self.k, self.v = (
-            x[0, head // self.share, text].double() for x in (captured.key, captured.value)
+            x[0, head // self.share, self.text].double() for x in (captured.key, captured.value)
         )
-        self.scale, self.queries = captured.scale, len(own)
-        self.visible = torch.from_numpy(np.tile(seen, (self.share, 1)))
-        scores = (self.q @ self.k.T * self.scale).masked_fill(~self.visible, -torch.inf)
-        self.weights = torch.softmax(scores, 1)
-        self.limit = self.weights @ self.v
+        sharing = range(self.first, self.first + self.share)
+
+        def queries(positions: np.ndarray) -> tuple[torch.Tensor, ...]:
+            places = positions[:, None]
+            seen = np.ones((len(places), len(self.text)), bool)
+            if found.loaded.causal:
+                seen = self.text <= places
+            if "sliding_window" in found.loaded.model.config.to_dict():
+                seen &= self.text > places - SLIDING
+            q = torch.cat([captured.query[0, other, positions] for other in sharing]).double()
+            visible = torch.from_numpy(np.tile(seen, (self.share, 1)))
+            scores = (q @ self.k.T * self.scale).masked_fill(~visible, -torch.inf)
+            return visible, scores, torch.softmax(scores, 1)
+
+        _, _, self.choosers = queries(asked.choosing)
+        self.visible, self.scores, self.weights = queries(asked.judged)
+        self.limit, self.chosen_limit = self.weights @ self.v, self.choosers @ self.v
+        self.places = np.tile(np.searchsorted(self.text, asked.judged), self.share)
+        self.cache = self.visible.any(0).numpy()  # a key that nobody sees is no key
+        if asked.cut is not None:
+            self.cache &= self.text < asked.cut
+            self.places = np.full_like(self.places, np.flatnonzero(self.cache)[-1])
+        self.size = int(self.cache.sum())
 
     def rows(self, head: int) -> slice:
         return slice((head - self.first) * self.queries, (head - self.first + 1) * self.queries)
 
-    def set_of(self, rule: str, i: int, n: int) -> list[int]:
-        """The n keys that query i keeps."""
-        keys = np.flatnonzero(self.visible[i])
-        place = int(np.tile(self.places, self.share)[i])
+    def set_of(self, rule: str, i: int, n: int, *, oracle: bool = False) -> list[int]:
+        """The keys that query i keeps: n of the cache, and all later ones."""
+        seen = self.visible[i].numpy()
+        keys, later = np.flatnonzero(seen & self.cache), np.flatnonzero(seen & ~self.cache)
+        place = int(self.places[i])
         if rule == "sinks:4+recent":
-            last = sorted(set(keys) - set(keys[:4]), key=lambda key: (abs(key - place), -key))
-            return [*keys[:4], *last[: n - 4]]
+            last = sorted(set(keys[4:]), key=lambda key: (abs(key - place), -key))
+            return [*keys[:4], *last[: n - 4], *later]
         order = {
-            "heavy": self.weights.mean(0),
+            "heavy": (self.weights if oracle else self.choosers).mean(0),
             "keynorm": -self.k.square().sum(1),
             "topk": self.weights[i],
         }[rule].numpy()
-        return sorted(keys, key=lambda key: -order[key])[:n]
+        return [*sorted(keys, key=lambda key: (-order[key], -key))[:n], *later]
 
-    def squared(self, rule: str, head: int, n: int) -> list[float]:
+    def squared(self, rule: str, head: int, n: int, *, oracle: bool = False) -> list[float]:
         errors = []
-        for i in range(*self.rows(head).indices(len(self.q))):
-            kept = self.set_of(rule, i, n)
+        for i in range(*self.rows(head).indices(len(self.weights))):
+            kept = self.set_of(rule, i, n, oracle=oracle)
             out = self.weights[i, kept] @ self.v[kept] / self.weights[i, kept].sum()
             errors.append(float((out - self.limit[i]).square().sum()))
         return errors
+
+    def chances(self, rule: str, n: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Probabilities and weights (m, keys) of the rules of CHANCES; later keys are kept."""
+        inside = self.visible & torch.from_numpy(self.cache)
+        p, sure = torch.zeros_like(self.weights), self.visible & ~inside
+        if rule == "neyman:shared":
+            apart = torch.cdist(self.chosen_limit, self.v)
+            gain = self.choosers * apart
+            gain = torch.where(self.choosers > 0.5, gain / (1 - self.choosers), gain)
+            gain = gain.square().mean(0).sqrt() * inside.any(0)
+            low, high = 0.0, 1e9
+            for _ in range(200):
+                middle = (low * high) ** 0.5 if low else high / 2
+                few = (middle * gain).clamp(max=1).sum() < n
+                low, high = (middle, high) if few else (low, middle)
+            p = (high * gain).clamp(max=1) * inside
+        else:
+            if rule.startswith("topk:8"):
+                top = self.scores.masked_fill(~inside, -torch.inf).topk(8).indices
+                sure = sure.scatter(1, top, value=True)
+            rest = inside & ~sure
+            share = (n - (sure & inside).sum(1).double().mean()) / rest.sum(1).double().mean()
+            p = rest * min(float(share), 1.0)
+        p = torch.where(sure, 1.0, p)
+        return p, None if rule == "random" else torch.where(p > 0, 1 / p, 1.0)
 
 
 @pytest.fixture(scope="module", params=["llama", "gpt2", "bert", "mistral"])
@@ -139,8 +171,8 @@ def rows_of(run: Any, head: int, rule: str) -> pd.DataFrame:
 
 
 def test_sets_of_keys_by_hand(measured: Any) -> None:
-    """Shared rules look at the queries of all heads of a key-value head, asked for or not: llama
-    has two of four.
+    """Shared rules look at the choosing queries of all heads of a key-value head, asked for or not:
+    llama has two of four. Errors are those of the judged; the oracle lets them choose.
     """
     name, run, of_heads = measured
     for head, hands in of_heads.items():
@@ -151,52 +183,46 @@ def test_sets_of_keys_by_hand(measured: Any) -> None:
         for rule in ONE_SET:
             rows = rows_of(run, head, rule)
             assert len(rows) >= 6
+            apart = 0.0
             for row in rows.itertuples():
-                sizes = [kept_sizes(len(hand.k))[SHARES.index(row.share)] for hand in hands]
-                squared = np.concatenate(
-                    [hand.squared(rule, head, n) for hand, n in zip(hands, sizes, strict=True)]
+                sizes = [kept_sizes(hand.size)[SHARES.index(row.share)] for hand in hands]
+                held_out, oracle = (
+                    np.concatenate(
+                        [
+                            hand.squared(rule, head, n, oracle=own)
+                            for hand, n in zip(hands, sizes, strict=True)
+                        ]
+                    )
+                    for own in (False, True)
                 )
-                weights = np.concatenate(
-                    [np.full(hand.queries, n) for hand, n in zip(hands, sizes, strict=True)]
-                )
-                assert row.rms == pytest.approx(np.sqrt(squared.mean()), rel=1e-4)
-                assert row.relative == pytest.approx(
-                    np.sqrt(squared.mean() / limits.mean()), rel=1e-4
-                )
-                assert row.q95 == pytest.approx(np.sqrt(np.quantile(squared, 0.95)), rel=1e-4)
-                assert row.kept == pytest.approx(weights.mean(), rel=1e-12)
+                root = np.sqrt(held_out.mean())
+                assert row.rms == pytest.approx(root, rel=1e-4)
+                assert row.relative == pytest.approx(root / np.sqrt(limits.mean()), rel=1e-4)
+                assert row.oracle == pytest.approx(np.sqrt(oracle.mean() / limits.mean()), rel=1e-4)
+                assert row.q95 == pytest.approx(np.sqrt(np.quantile(held_out, 0.95)), rel=1e-4)
                 assert row.accuracy < 1e-5
+                if name != "mistral":  # there a query may see fewer of the kept keys
+                    assert row.kept == pytest.approx(np.mean(sizes), rel=1e-12)
+                apart = max(apart, abs(row.relative - row.oracle))
+            assert (apart > 0.01) == (rule == "heavy")
+            assert set(rows["queries_choosing"]) == (
+                {len(hands[0].choosers) // hands[0].share} if rule == "heavy" else {0}
+            )
+            assert set(rows["queries"]) == {sum(hand.queries for hand in hands)}
 
 
-def test_chances_by_the_public_function(measured: Any) -> None:
-    name, run, of_heads = measured
+def test_chances_by_hand(measured: Any) -> None:
+    _, run, of_heads = measured
     for head, hands in of_heads.items():
         for rule in CHANCES:
-            squares = []
-            for hand in hands:
-                n = kept_sizes(len(hand.k))
-                places = np.tile(hand.places, hand.share)
-                if name in ("bert", "mistral"):
-                    context = Context(
-                        hand.q, hand.k, hand.v, hand.scale, torch.from_numpy(places), hand.visible
-                    )
-                    curve = keep_curve(context, es.keep.parse(rule), n[n >= 8])
-                else:
-                    curve = es.exact_pool_curve(
-                        hand.q,
-                        hand.k,
-                        hand.v,
-                        n[n >= 8],
-                        keep=rule,
-                        positions=places,
-                        scale=hand.scale,
-                    )
-                squares.append(curve.queries.mse[hand.rows(head)])
-            expected = np.sqrt(np.concatenate(squares).mean(0))
-            rows = rows_of(run, head, rule)
-            np.testing.assert_allclose(
-                rows["rms"].to_numpy()[-len(expected) :], expected, rtol=2e-4
-            )
+            for row in rows_of(run, head, rule).itertuples():
+                squares = []
+                for hand in hands:
+                    n = int(kept_sizes(hand.size)[SHARES.index(row.share)])
+                    p, weight = hand.chances(rule, n)
+                    found = inclusion_error(hand.scores, hand.v, p, weight)
+                    squares.append(found.mse[hand.rows(head)])
+                assert row.rms == pytest.approx(float(torch.cat(squares).mean().sqrt()), rel=2e-4)
 
 
 REPEATS = 2000
@@ -212,10 +238,11 @@ def test_random_keys_dropped_by_hand(measured: Any) -> None:
         for row in rows_of(run, head, "random").iloc[[3, -2]].itertuples():
             squared = torch.zeros(REPEATS, dtype=torch.float64)
             for hand in hands:
-                own, seen = hand.weights[hand.rows(head)], hand.visible[hand.rows(head)]
-                n = kept_sizes(len(hand.k))[SHARES.index(row.share)]
+                own, cache = hand.weights[hand.rows(head)], torch.from_numpy(hand.cache)
+                n = kept_sizes(hand.size)[SHARES.index(row.share)]
+                share = n / (hand.visible & cache).sum(1).double().mean()
                 uniform = torch.rand(REPEATS, *own.shape, generator=generator, dtype=torch.float64)
-                weights = own * (uniform < n / seen.sum(1).double().mean())
+                weights = own * ((uniform < share) | ~cache)
                 total = weights.sum(2, keepdim=True)
                 out = weights @ hand.v / total.clamp_min(1e-300)
                 errors = (
@@ -224,6 +251,72 @@ def test_random_keys_dropped_by_hand(measured: Any) -> None:
                 squared += errors.sum(1)
             squared /= sum(hand.queries for hand in hands)
             assert abs(row.rms**2 - float(squared.mean())) < 4 * float(squared.std()) / REPEATS**0.5
+
+
+# ---- who chooses and who is judged
+# ------------------------------------------------------------------------------------------
+
+
+def test_a_querys_error_does_not_depend_on_how_many_are_judged(tmp_path: Path) -> None:
+    """The last query of a window, with two and with six judged in it: the same keys are kept."""
+    found = []
+    for queries in (4, 12):
+        run = probe(
+            "llama", tmp_path / str(queries), queries=queries, rules=("heavy", "neyman:shared")
+        )
+        known = own_state(source(run), 1).heads[1]
+        assert not isinstance(known, str)
+        assert len(known.states["frontier"].mse) == queries
+        found.append(known.states["frontier"].mse[[queries // 2 - 1, queries - 1]])
+    torch.testing.assert_close(*found, rtol=1e-5, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("queries", [2, 12, 60])
+def test_queries_before_the_cut_choose_and_later_ones_are_judged(
+    tmp_path: Path, queries: int
+) -> None:
+    run = probe(
+        "gpt2",
+        tmp_path,
+        queries=queries,
+        kept_queries=queries,
+        rules=("heavy",),
+        observe=7,
+        decode=9,
+    )
+    asked = source(run).asked(0)
+    assert asked.cut == 55
+    assert asked.choosing.tolist() == list(range(48, 55))
+    assert len(asked.judged) == min(9, queries // 2)
+    assert asked.judged[-1] == 63
+    assert (asked.judged >= 55).all()
+    assert set(run.table("frontier")["keys"]) == {55.0}
+    assert set(run.table("frontier")["queries_choosing"]) == {7}
+    assert set(run.table("frontier")["queries"]) == {2 * len(asked.judged)}
+
+
+def test_of_short_windows_a_quarter_is_judged_and_half_of_the_rest_chooses(tmp_path: Path) -> None:
+    """63 tokens of text behind a special one: 15 are judged, or an even part of them."""
+    asked = source(probe("gpt2", tmp_path, rules=("heavy",))).asked(0)
+    assert (asked.cut, len(asked.choosing), asked.choosing[-1]) == (49, 24, 48)
+    assert asked.judged.tolist() == [50, 53, 55, 58, 60, 63]
+
+
+@pytest.mark.parametrize(("observe", "queries"), [(7, 12), (64, 12), (64, 120)])
+def test_an_encoders_choosers_are_drawn_from_the_other_tokens(
+    tmp_path: Path, observe: int, queries: int
+) -> None:
+    run = probe("bert", tmp_path, queries=queries, observe=observe, positions=None, rules=("topk",))
+    found = source(run)
+    for window in (0, 1):
+        asked = found.asked(window)
+        text = np.flatnonzero(found.windows.text[window])
+        assert asked.cut is None
+        assert set(asked.judged) <= set(found.places.positions[found.places.inside(window)])
+        assert len(asked.judged) == min(queries // 2, len(text) // 2)
+        assert len(asked.choosing) == min(observe, len(text) // 2)
+        assert set(asked.choosing) <= set(text) - set(asked.judged)
+    assert not np.array_equal(found.asked(0).choosing, found.asked(1).choosing)
 
 
 # ---- what a run has
@@ -285,7 +378,7 @@ def test_errors_are_of_whole_windows_that_hold_the_queries_asked_for(tmp_path: P
     assert set(one.table("frontier")["queries"]) == {6}
     hand = ByHand(one, int(source(one).places.windows[0]), 1)
     row = rows_of(one, 1, "topk").iloc[-2]
-    squared = hand.squared("topk", 1, kept_sizes(64)[SHARES.index(row["share"])])
+    squared = hand.squared("topk", 1, kept_sizes(hand.size)[SHARES.index(row["share"])])
     assert row["rms"] == pytest.approx(np.sqrt(np.mean(squared)), rel=1e-4)
 
 
@@ -297,7 +390,7 @@ def test_states_are_stored_as_they_are(tmp_path: Path) -> None:
     again = head_state.from_bytes(
         head_state.to_bytes(known), statistics_of(found.spec), settled=True
     )
-    for name in ("mse", "kept", "keys", "limit", "accuracy"):
+    for name in ("mse", "oracle", "kept", "keys", "limit", "accuracy", "choosing"):
         one, other = (getattr(head.states["frontier"], name) for head in (known, again))
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
@@ -308,28 +401,41 @@ def test_a_head_that_overflows_leaves_the_others_alone() -> None:
     """
     generator = torch.Generator().manual_seed(2)
     q, k, v = (torch.randn(2, 20, 4, generator=generator) for _ in range(3))
-    q[0, 3, 1] = torch.inf
+    q[0, 9, 1] = torch.inf
     rows, info = np.arange(20), LayerInfo(0, 2, 1, 0.5, None, "")
     seen = torch.ones(1, 20, 20).tril().bool()
     scores = score(q, k[:1], 0.5, seen=seen)
+    asked = Asked(rows[8:16], rows[16:], 16)
 
     def window() -> Window:
-        queries = WindowQueries(rows, q, k[:1], v[:1], seen, None, scores, torch.zeros(2, 20), None)
-        return Window(
-            queries, info, 0, rows, Places(0 * rows, rows, 0 * rows, 0 * rows), [es.keep.Heavy()]
+        queries = WindowQueries(
+            rows[8:],
+            q[:, 8:],
+            k[:1],
+            v[:1],
+            seen[:, 8:],
+            None,
+            scores[:, 8:],
+            torch.zeros(2, 12),
+            None,
         )
+        return Window(queries, asked, info, 0, [es.keep.Heavy()])
 
     with pytest.raises(ValueError, match="scores or values are not finite"):
-        window().errors(0, np.arange(2))
-    alone = es.exact_pool_curve(
-        q[1], k[0], v[0], [8, 12, 16], keep="heavy", positions=np.arange(20), scale=0.5
-    )
-    np.testing.assert_allclose(
-        window().errors(1, np.arange(20)).mse[:, 0, -3:], alone.queries.mse, rtol=1e-4, atol=1e-9
-    )
+        window().errors(0)
+    weights = torch.softmax(scores[1].double(), 1)
+    order = weights[8:16].mean(0).argsort(descending=True).tolist()
+    for i, n in enumerate(kept_sizes(16)):
+        for row, place in enumerate(range(16, 20)):
+            kept = [*order[:n], *range(16, place + 1)]
+            out = weights[place, kept] @ v[0, kept].double() / weights[place, kept].sum()
+            error = float((out - weights[place] @ v[0].double()).square().sum())
+            assert float(window().errors(1).mse[row, 0, i]) == pytest.approx(
+                error, rel=1e-4, abs=1e-9
+            )
     v[0, 0, 0] = torch.nan
     with pytest.raises(ValueError, match="scores or values are not finite"):
-        window().errors(1, np.arange(2))
+        window().errors(1)
 
 
 def test_a_run_that_lost_its_work_finds_the_same_bytes(tmp_path: Path) -> None:

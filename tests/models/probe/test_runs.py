@@ -28,6 +28,7 @@ from esscher.models.probe.spec import (
     check_ladder,
     drawn_ladder,
     fit_points,
+    fit_range,
     kept_ladder,
     own_ladder,
 )
@@ -176,7 +177,7 @@ def test_ladders_rise_to_the_pool(keys: int) -> None:
         assert ladder[0] >= 1
     assert own[-1] == kept[-1] == keys
     assert drawn[-1] == max(1024 * keys, 4096)
-    assert {*own, *FIXED, *fit_points(spec.fit)} <= set(drawn)
+    assert {*own, *FIXED, *fit_points(fit_range(spec, keys))} <= set(drawn)
     if keys >= 1000:
         assert own[0] == kept[0] == 16
         assert (np.diff(np.log2(own.astype(float))) <= 0.53).all()
@@ -187,7 +188,13 @@ def test_given_ladders_are_kept_and_must_fit() -> None:
     assert own_ladder(spec, 500).tolist() == [10, 100, 400]
     assert kept_ladder(spec, 500).tolist() == [10, 100, 400, 500]
     drawn = set(drawn_ladder(spec, 500).tolist())
-    assert drawn == {10, 100, 400, *(500 * 2**i for i in range(11)), *fit_points(spec.fit).tolist()}
+    assert drawn == {
+        10,
+        100,
+        400,
+        *(500 * 2**i for i in range(11)),
+        *fit_points((64, 4096)).tolist(),
+    }
     assert own_ladder(ProbeSpec.read({"n": "100,400"}), 50).tolist() == [50, 100, 400]
     with pytest.raises(
         ValueError, match=r"the pool has 300 keys, got n = 400; give more text .*or smaller n"

@@ -31,15 +31,15 @@ with warnings.catch_warnings():
 
 
 def ranked_errors(
-    context: Context, held: Tensor, ranking: Tensor, counts: Tensor
+    context: Context, held: Tensor, ranking: Tensor, counts: Tensor, sure: Tensor
 ) -> list[InclusionErrors]:
     """One result for each of ``counts`` (S,): keys kept in all, the ``held`` (m, N) and then the
-    first of the ``ranking``.
+    first of the ``ranking``. ``sure`` (m,): how many of the held count among them.
 
     ``ranking`` (1, N) or (m, N): indices of the keys, the first to be kept first.
     """
     order = counts.argsort()
-    steps = _Steps(context, held, ranking, counts[order])
+    steps = _Steps(context, held, ranking, counts[order], sure)
     kept = steps.sums[:, :-1].cumsum(1) + steps.held[:, None]  # (m, S, channels)
     dropped = steps.sums.flip(1).cumsum(1).flip(1)[:, 1:]
     mass, light = kept[:, :, -2], dropped[:, :, -2]
@@ -98,22 +98,24 @@ class _Steps:
     held, (m, d + 2).
     """
 
-    def __init__(self, context: Context, held: Tensor, ranking: Tensor, counts: Tensor) -> None:
+    def __init__(
+        self, context: Context, held: Tensor, ranking: Tensor, counts: Tensor, sure: Tensor
+    ) -> None:
         weight, near = context.attention.to(context.dtype), context.near.to(context.dtype)
         rows = torch.cat([near, torch.ones_like(near[:, :1])], dim=1)
         m, keys = weight.shape
         free = context.visible & ~held
         self.held = torch.zeros(m, rows.shape[1] + 1, dtype=torch.float64, device=weight.device)
         if bool(held.any()):
-            sure = torch.where(held, weight, 0.0)
-            self.held = torch.cat([sure @ rows, sure.square().sum(1, keepdim=True)], dim=1).double()
+            kept = torch.where(held, weight, 0.0)
+            self.held = torch.cat([kept @ rows, kept.square().sum(1, keepdim=True)], dim=1).double()
         columns = ranking.expand(m, keys)
         weights = weight.gather(1, columns)
         total = free.sum(1)
         if not bool(free.all()):
             inside = free.gather(1, columns)
             columns, weights = columns[inside], weights[inside]
-        ends = torch.minimum((counts - held.sum(1)[:, None]).clamp_min(0), total[:, None])  # (m, S)
+        ends = torch.minimum((counts - sure[:, None]).clamp_min(0), total[:, None])  # (m, S)
         ends = torch.cat([ends, total[:, None]], dim=1)
         self.drops = ends[:, :-1] < total[:, None]  # whether a key is dropped, (m, S)
         starts = torch.cumsum(total, 0) - total

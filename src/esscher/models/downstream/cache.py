@@ -81,20 +81,10 @@ class Choice:
 
 def once(rule: Rule, context: Context, n: int) -> Inclusion:
     """Probabilities and weights (1, N) of one set of n keys for whoever comes later: those of the
-    query at the last place.
-
-    Parts that weigh the observed queries together see all of them; chance that does not has the
-    last query alone.
+    query at the last place, chosen by all of the context.
     """
-    sure = rule.filled(context, rule.start(context, [n]), n)
     last = torch.tensor([int(context.positions.argmax())], device=context.positions.device)
-    chances = [part for part in rule.parts if isinstance(part, Chance)]
-    if any(part.shared for part in chances):
-        found = rule.decide(context, sure, n)
-        return Inclusion(
-            found.probability[last], None if found.weight is None else found.weight[last]
-        )
-    return rule.decide(context.take(last), sure[last], n)
+    return rule.include(replace(context.take(last), choosers=context), n)
 
 
 @dataclass(frozen=True)

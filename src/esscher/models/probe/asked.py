@@ -31,7 +31,7 @@ def check_asked(context: ProbeContext) -> None:
     check_ladder(spec, most)
     if spec.moments:
         _check_moments(context)
-    check_rules(spec, int(context.pooled.sum(1).max()))
+    check_rules(spec, context.cache_keys if own else context.keys)
     check_spread(context)
     check_scales(context)
 

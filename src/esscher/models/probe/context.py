@@ -26,6 +26,7 @@ from esscher.models.huggingface.projections import head_projections
 from esscher.models.probe.spec import OWN_WINDOW, WINDOW, ProbeSpec
 
 __all__ = [
+    "Asked",
     "Mode",
     "Places",
     "ProbeContext",
@@ -90,6 +91,25 @@ class Places:
     def inside(self, window: int) -> Indices:
         """Numbers of the queries of a window."""
         return np.flatnonzero(self.windows == window)
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """Positions of a window whose queries keep rules are compared for: some choose keys, others are
+    judged.
+
+    Of a causal model the keys before ``cut`` are the cache: queries just before it choose, later
+    ones are judged, and keys from there on are all kept. None: every key is in the cache.
+    """
+
+    choosing: Indices
+    judged: Indices
+    cut: int | None
+
+    @property
+    def positions(self) -> Indices:
+        """Those that choose, and then those that are judged."""
+        return np.concatenate([self.choosing, self.judged])
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,6 +191,36 @@ class ProbeContext:
         last: Indices = rows[depths == depths.max()]
         return last
 
+    def asked(self, window: int) -> Asked:
+        """Which queries of a window choose the keys of rules that decide for all, and which are
+        judged: as many as the probe has at the last depth.
+
+        Of a causal model the judged are spread evenly over the last ``spec.decode`` places of text,
+        a quarter of them at most, and the ``spec.observe`` places before these choose, half of what
+        is there at most: neither the cache nor its choice depends on how many are judged. Of an
+        encoder those of the probe are judged, half of the text at most, and others, drawn, choose.
+        """
+        spec, last = self.spec, self.places.positions[self.deepest(window)]
+        text = np.flatnonzero(self.windows.text[window] & self.pooled[window])
+        if self.loaded.causal:
+            text = text[text <= last.max()]
+            later = min(spec.decode, max(1, len(text) // 4))
+            before, after = text[:-later], text[-later:]
+            judged = after[_spread(len(after), len(last))]
+            return Asked(before[-min(spec.observe, len(before) // 2) :], judged, int(after[0]))
+        judged = last[_spread(len(last), len(text) // 2)]
+        others = np.setdiff1d(text, judged)
+        generator = np.random.default_rng([spec.seed, window])
+        drawn = generator.choice(others, min(spec.observe, len(text) // 2), replace=False)
+        return Asked(np.sort(drawn), judged, None)
+
+    @property
+    def cache_keys(self) -> int:
+        """Keys of the largest cache that keep rules choose from."""
+        windows = np.unique(self.places.windows).tolist()
+        cuts = {window: self.asked(window).cut for window in windows}
+        return max(int(self.pooled[window, :cut].sum()) for window, cut in cuts.items())
+
     def run(self, windows: Indices, layers: Sequence[int], sink: WindowSink) -> None:
         """Forward passes over these windows; the sink sees each layer of each batch, with the
         batch's window numbers.
@@ -202,6 +252,12 @@ class ProbeContext:
         mask: npt.NDArray[np.bool_] = self.windows.special[window].copy()
         mask[0] = True
         return mask
+
+
+def _spread(size: int, count: int) -> Indices:
+    """At most ``count`` of the numbers below ``size``, evenly spread, the last among them."""
+    few = min(size, count)
+    return (np.arange(1, few + 1) * size) // max(few, 1) - 1
 
 
 def _give(sink: WindowSink, batch: Indices, captured: AttentionCall) -> None:

@@ -1,9 +1,10 @@
 """The numbers of a head that compare between pools, models and texts: all from its error curve, at
 n that are always the same.
 
-The exponent is fitted to the half octaves of the spec's range ``fit`` and to no other n; error,
-local slope and effective tokens are those at FIXED. The ladder of draws with replacement
-(``drawn_ladder``) has all of them, whatever the pool's size.
+The exponent is fitted to the half octaves of a range (``fit_range``) and to no other n: the same n
+for every corpus, in own contexts up to an eighth of a query's keys. Error, local slope and
+effective tokens are those at FIXED. The ladder of draws with replacement (``drawn_ladder``) has all
+of them, whatever the pool's size.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from esscher.convergence.budget import tokens_needed
 from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.rate.fit import fit_rate
-from esscher.models.probe.spec import FIXED, ProbeSpec, fit_points
+from esscher.models.probe.spec import FIT, FIXED, ProbeSpec, fit_points, fit_range
 
 __all__ = [
     "Number",
@@ -76,7 +77,7 @@ def headline_numbers(spec: ProbeSpec) -> tuple[Number, ...]:
             log=False,
             near=0.03,
             far=0.04,
-            n=spec.fit[1],
+            n=(spec.fit or FIT)[1],  # of a corpus: own contexts have no parts
             limits=(-math.inf, math.inf),
         ),
         *(
@@ -91,16 +92,19 @@ def _number(key: str, **known: object) -> Number:
     return Number(key, f"{key}_low", f"{key}_high", **known)  # type: ignore[arg-type]
 
 
-def read_numbers(spec: ProbeSpec, n: Indices, mse: Floats, limit: Floats, sum_p2: Floats) -> Floats:
+def read_numbers(
+    spec: ProbeSpec, keys: int, n: Indices, mse: Floats, limit: Floats, sum_p2: Floats
+) -> Floats:
     """The headline numbers of R curves, (R, k), each on its own scale; NaN where a curve does not
     have one.
 
-    ``n``: the ladder; ``mse`` and ``sum_p2`` (R, len n) and ``limit`` (R,), the squared norm of the
-    limit: means over queries.
+    ``keys``: of the pool; ``n``: the ladder; ``mse`` and ``sum_p2`` (R, len n) and ``limit`` (R,),
+    the squared norm of the limit: means over queries.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         height, x = 0.5 * np.log(mse / limit[:, None]), np.log(n.astype(float))
-        fixed, points = np.searchsorted(n, FIXED), np.searchsorted(n, fit_points(spec.fit))
+        fixed, points = np.searchsorted(n, FIXED), fit_points(fit_range(spec, keys))
+        points = np.searchsorted(n, points)
         apart = x[points] - x[points].mean()
         slope = height[:, points] @ apart / (apart @ apart)
         needed = [_crossing(x, height, math.log(epsilon)) for epsilon in spec.epsilons]
@@ -121,13 +125,14 @@ def _crossing(x: Floats, height: Floats, level: float) -> Floats:
     return np.where(below[:, 0], x[0], np.where(below.any(axis=1), crossing, np.nan))
 
 
-def headline(curve: ErrorCurve, spec: ProbeSpec) -> dict[str, float]:
+def headline(curve: ErrorCurve, spec: ProbeSpec, keys: int) -> dict[str, float]:
     """beta_fit, relative_<n>, local_slope_<n> and effective_<n> at FIXED, tokens_needed_<error>pct
     for the spec's errors.
 
-    ``curve``: exact, of draws with replacement, on a ladder that has the n of the fit and FIXED.
+    ``curve``: exact, of draws with replacement, on a ladder that has the n of the fit and FIXED;
+    ``keys``: of the pool.
     """
-    found = {"beta_fit": fitted(curve, spec.fit)["beta_fit"]}
+    found = {"beta_fit": fitted(curve, fit_range(spec, keys))["beta_fit"]}
     places = _places(curve, np.array(FIXED))
     unknown = np.full(curve.n.size, np.nan)
     columns = {

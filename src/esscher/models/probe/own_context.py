@@ -27,7 +27,7 @@ from esscher.keep import Impact, parse
 from esscher.keep.rule import Rule
 from esscher.models.huggingface.capture import AttentionCall
 from esscher.models.probe import head as head_state
-from esscher.models.probe.context import Indices, ProbeContext
+from esscher.models.probe.context import Asked, Indices, ProbeContext
 from esscher.models.probe.gradients import window_gradients
 from esscher.models.probe.head import HeadState, kept_rows
 from esscher.models.probe.layer import LayerState
@@ -211,13 +211,12 @@ class _Layer:
         )
         moments = LayerMoments.of(rows)
         heads: dict[int, HeadState | str] = {}
-        asking = self._asking()
+        asking = self._asking() if self.rules else None
         for kv_head, sharing in groupby(self.probe.heads(self.info.layer), self.info.kv_head):
-            members = kv_head, asking, self.probe.places
             by_rule = (
-                Window(self.queries, self.info, *members, self.rules, self.output)
-                if asking.size
-                else None
+                None
+                if asking is None
+                else Window(*asking, self.info, kv_head, self.rules, self.output)
             )
             own = {head: self._own(head, by_rule) for head in sharing}
             common = self._together({head: one for head, one in own.items() if one is not None})
@@ -310,7 +309,7 @@ class _Layer:
             v.double().mean(0),
             q.dtype,
         )
-        rules = None if by_rule is None else partial(by_rule.errors, head, numbers.numpy())
+        rules = None if by_rule is None else partial(by_rule.errors, head)
         felt = None if self.gradients is None else self.gradients[head]
         block = Block(
             scores,
@@ -328,17 +327,14 @@ class _Layer:
         )
         return _Own(numbers, start, block)
 
-    def _asking(self) -> Indices:
-        """Places of the queries that keep rules are compared for: the deepest of the window; none
-        where rules are not.
+    def _asking(self) -> tuple[WindowQueries, Asked] | None:
+        """The queries that keep rules are compared for; None where those that are judged see too
+        few keys.
         """
-        if not self.rules:
-            return np.zeros(0, dtype=np.int64)
-        members = np.flatnonzero(np.isin(self.queries.rows, self.probe.deepest(self.window)))
-        enough = (
-            self.queries.seen_by(FIRST)[torch.from_numpy(members)].sum(1).cpu().numpy() >= FEWEST
-        )
-        return members[enough]
+        asked = self.probe.asked(self.window)
+        queries = WindowQueries.of(self.probe, self.captured, 0, self.window, asked.positions)
+        seen = queries.seen_by(FIRST)[len(asked.choosing) :].sum(1)
+        return (queries, asked) if bool((seen >= FEWEST).all()) and len(seen) else None
 
 
 def _asked(probe: ProbeContext, layer: int) -> Indices:

@@ -45,11 +45,22 @@ class WindowQueries:
 
     @classmethod
     def of(
-        cls, source: ProbeContext, captured: AttentionCall, place: int, window: int
+        cls,
+        source: ProbeContext,
+        captured: AttentionCall,
+        place: int,
+        window: int,
+        positions: Indices | None = None,
     ) -> WindowQueries:
-        """``place``: of the window in the captured batch."""
-        rows = source.places.inside(window)
-        at = torch.from_numpy(source.places.positions[rows]).to(captured.query.device)
+        """``place``: of the window in the captured batch; ``positions``: other queries than those
+        of the probe, numbered from 0.
+        """
+        if positions is None:
+            rows = source.places.inside(window)
+            positions = source.places.positions[rows]
+        else:
+            rows = np.arange(len(positions))
+        at = torch.from_numpy(positions).to(captured.query.device)
         own = captured.take(at, place)
         scores, weights = own.scores()[0], own.weights()[0]
         resting = torch.from_numpy(source.sinks(window)).to(at.device)

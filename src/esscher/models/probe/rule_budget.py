@@ -61,13 +61,19 @@ FEWEST = 1e-9  # relative errors below are rounding; a curve is 0 at its last si
 RULE_BUDGET = (  # of rule_table
     WANTED,
     Column("rule", "word", "keep rule", "Rule that says which keys are kept."),
-    Column("split", "word", "split", "How the keys that are kept are shared between heads."),
+    Column(
+        "split",
+        "word",
+        "split",
+        "How the keys that are kept are shared between heads; the best split is found on the errors"
+        " that it is told with.",
+    ),
     Column(
         "chosen",
         "word",
         "chosen",
-        "Whether keys are chosen once for all queries, as a cache must, or for each query: then a"
-        " query reads so few, and the cache holds all.",
+        "Whether keys are chosen once, before the queries that are judged, as a cache must, or for"
+        " each query: then a query reads so few, and the cache holds all.",
         words=("once", "for each query"),
     ),
     Column(

@@ -28,10 +28,12 @@ class Settings(TypedDict, total=False):
     special: bool
     queries: int
     kept_queries: int
+    observe: int
+    decode: int
     layers: Iterable[int] | None
     heads: Iterable[int] | None
     n: str | Iterable[int] | None
-    fit: str | tuple[int, int]
+    fit: str | tuple[int, int] | None
     epsilon: float | Iterable[float]
     moments: int
     moments_n: str | Iterable[int] | None

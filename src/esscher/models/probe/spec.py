@@ -24,6 +24,7 @@ __all__ = [
         "check_ladder",
         "drawn_ladder",
         "fit_points",
+        "fit_range",
         "kept_ladder",
         "kept_sizes",
     ),
@@ -37,7 +38,10 @@ OWN_WINDOW = 2048  # the same where a window is the pool of its own queries
 KEYS = 16384  # tokens of text unless told otherwise
 SMALLEST = 16  # first n of a ladder
 BEYOND = 1024  # how far beyond the pool the errors of draws with replacement are followed
-FIT = (64, 4096)  # numbers of keys that exponents are fitted between
+FIT = (64, 4096)  # numbers of keys that exponents are fitted between where the pool is the corpus
+# in a query's own context: from SMALLEST to this part of its keys; beyond, draws with replacement
+# meet the same keys again, and the error falls because they run out
+OWN_FIT = 8
 # numbers of keys at which every head's error and local slope are told
 FIXED = (64, 256, 1024, 4096)
 FEWEST_POINTS = 3  # of a fit
@@ -91,6 +95,20 @@ class ProbeSpec(RunSpec):
     kept_queries: PositiveInt = Field(
         default=64, description="of them, queries with errors of kept keys, and with tails"
     )
+    observe: PositiveInt = Field(
+        default=64,
+        description=(
+            "queries that choose keys for all: of a causal model those just before the cache is"
+            " cut, never those that are judged"
+        ),
+    )
+    decode: PositiveInt = Field(
+        default=128,
+        description=(
+            "positions after the cut over which the judged queries of a causal model are spread, a"
+            " quarter of the window at most"
+        ),
+    )
     layers: tuple[int, ...] | None = Field(
         default=None, description="layers, 0,2-4; all when left out"
     )
@@ -100,10 +118,11 @@ class ProbeSpec(RunSpec):
     n: tuple[int, ...] | None = Field(
         default=None, description="token numbers: 16:4096:9 or 100,1000; up to the pool"
     )
-    fit: tuple[int, int] = Field(
-        default=FIT,
+    fit: tuple[int, int] | None = Field(
+        default=None,
         description=(
-            "smallest and largest n that exponents are fitted between, the same for every pool"
+            "smallest and largest n that exponents are fitted between; 64:4096, in a query's own"
+            " context 16 to an eighth of its keys when left out"
         ),
     )
     epsilons: tuple[float, ...] = Field(
@@ -170,7 +189,9 @@ class ProbeSpec(RunSpec):
 
     @field_validator("fit")
     @classmethod
-    def _range(cls, value: tuple[int, int]) -> tuple[int, int]:
+    def _range(cls, value: tuple[int, int] | None) -> tuple[int, int] | None:
+        if value is None:
+            return None
         low, high = value
         if not 1 <= low < high <= MOST:
             raise ValueError(
@@ -272,6 +293,20 @@ def check_ladder(spec: ProbeSpec, keys: int) -> None:
         )
 
 
+def fit_range(spec: ProbeSpec, keys: int) -> tuple[int, int]:
+    """The smallest and the largest n that exponents are fitted between; ``keys``: that a query
+    sees, on average.
+
+    In an own context of few keys the range begins below SMALLEST, so that it has enough points.
+    """
+    if spec.fit is not None:
+        return spec.fit
+    if spec.pool != "sequence":
+        return FIT
+    high = max(4, keys // OWN_FIT)
+    return min(SMALLEST, high // 2), high
+
+
 def fit_points(fit: tuple[int, int]) -> Counts:
     """The n that an exponent is fitted to: half octaves from the smallest n of ``fit`` on, and the
     largest.
@@ -287,9 +322,9 @@ def drawn_ladder(spec: ProbeSpec, keys: int) -> Counts:
     """
     beyond = keys * 2 ** np.arange(int(np.log2(BEYOND)) + 1)
     return np.unique(
-        np.concatenate([own_ladder(spec, keys), beyond, fit_points(spec.fit), FIXED]).astype(
-            np.int64
-        )
+        np.concatenate(
+            [own_ladder(spec, keys), beyond, fit_points(fit_range(spec, keys)), FIXED]
+        ).astype(np.int64)
     )
 
 

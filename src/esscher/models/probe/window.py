@@ -17,7 +17,7 @@ from esscher.convergence.keep_curve import KeepErrors
 from esscher.keep import parse
 from esscher.keep.context import Context
 from esscher.keep.rule import Rule
-from esscher.models.probe.context import Indices, Places
+from esscher.models.probe.context import Asked
 from esscher.models.probe.queries import WindowQueries
 from esscher.models.probe.spec import SHARES, ProbeSpec, kept_sizes
 from esscher.models.probe.tokens import LayerInfo
@@ -31,17 +31,19 @@ OVERFLOW = (
 
 @dataclass(frozen=True)
 class RuleErrors:
-    """Of m queries, R rules and S shares of the keys; NaN where the window has too few keys for
-    what a rule keeps surely.
+    """Of m judged queries, R rules and S shares of the cached keys; NaN where the window has too
+    few keys for what a rule keeps surely.
 
     Heads that share keys are one cache: ``kept`` is the mean over the queries of all of them.
     """
 
     mse: Tensor  # (m, R, S): E|output - limit|^2
+    oracle: Tensor  # (m, R, S): the same where the judged queries choose for themselves
     kept: Tensor  # (m, R, S)
-    keys: Tensor  # (m,): that each query sees
+    keys: Tensor  # (m,): of the cache, that each query sees
     limit: Tensor  # (m,): |limit|^2
     accuracy: Tensor  # (m, R): relative, of the roots of mse
+    choosing: Tensor  # (m, R): positions whose queries chose the keys; 0 where none did
 
     def take(self, rows: Tensor) -> RuleErrors:
         """Those of some queries."""
@@ -49,107 +51,120 @@ class RuleErrors:
 
 
 class Window:
-    """The keys of a window for some queries of all heads that share them; nothing but the errors is
+    """The keys of a window for the queries of all heads that share them; nothing but the errors is
     held.
 
-    ``members``: places of these queries, rising, in the window's own list; ``output``: W_O of the
-    layer, (heads, width, d), for rules that ask what lies behind a head.
+    ``queries``: those that choose, and then those that are judged, as ``asked`` has them;
+    ``output``: W_O of the layer, (heads, width, d), for rules that ask what lies behind a head.
     """
 
     def __init__(
         self,
         queries: WindowQueries,
+        asked: Asked,
         info: LayerInfo,
         kv_head: int,
-        members: Indices,
-        places: Places,
         rules: Sequence[Rule],
         output: Tensor | None = None,
     ) -> None:
-        self.queries, self.info, self.kv_head, self.members, self.rules = (
-            queries,
-            info,
-            kv_head,
-            members,
-            rules,
-        )
-        self.output = output
-        self.numbers = queries.rows[members]
-        self.positions = places.positions[self.numbers]
+        self.queries, self.asked, self.info, self.kv_head = queries, asked, info, kv_head
+        self.rules, self.output = rules, output
         self.sharing = [head for head in range(info.heads) if info.kv_head(head) == kv_head]
 
-    def errors(self, head: int, numbers: Indices) -> RuleErrors:
-        """Of one head, of those of the queries with these numbers that rules are compared for."""
+    def errors(self, head: int) -> RuleErrors:
+        """Of the judged queries of one head."""
         heads, found = self._found
         if found is None or head not in heads:
             raise ValueError(OVERFLOW)
-        own = np.flatnonzero(np.isin(self.numbers, numbers))
-        return found.take(torch.from_numpy(heads.index(head) * len(self.numbers) + own))
+        judged = len(self.asked.judged)
+        return found.take(heads.index(head) * judged + torch.arange(judged))
 
     @cached_property
     def _found(self) -> tuple[list[int], RuleErrors | None]:
         """A head whose scores overflow has no errors, and no say in what the others keep."""
-        queries, device = self.queries, self.queries.k.device
-        rows = torch.from_numpy(self.members).to(device)
-        seen = torch.stack([queries.seen_by(head)[rows] for head in self.sharing])  # (heads, m, T)
+        queries, choosing = self.queries, len(self.asked.choosing)
+        seen = torch.stack([queries.seen_by(head) for head in self.sharing])  # (heads, m, T)
         keys = seen.any(0).any(0).nonzero()[:, 0]
-        k, v, seen = queries.k[self.kv_head, keys], queries.v[self.kv_head, keys], seen[:, :, keys]
-        q = queries.q[self.sharing][:, rows]
-        logits = queries.scores[self.sharing][:, rows][:, :, keys].masked_fill(~seen, 0.0)
+        logits = queries.scores[self.sharing][:, :, keys].masked_fill(~seen[:, :, keys], 0.0)
         finite = torch.isfinite(logits).flatten(1).all(1)
-        q, logits, seen = q[finite], logits[finite], seen[finite]
-        at = torch.from_numpy(self.positions).to(device)
-        place = (torch.searchsorted(keys, at, right=True) - 1).clamp_min(0)
-        mask = None
-        if not bool((seen == (torch.arange(len(keys), device=device) <= place[:, None])).all()):
-            mask = seen.flatten(0, 1)
         heads = [head for head, fine in zip(self.sharing, finite.tolist(), strict=True) if fine]
-        sink = None if queries.sinks is None else queries.sinks[heads].repeat_interleave(len(rows))
+        if not heads or not bool(torch.isfinite(queries.v[self.kv_head, keys]).all()):
+            return heads, None
+        choosers = self._context(heads, keys, slice(None, choosing))
+        judged = self._context(heads, keys, slice(choosing, None))
+        cached = judged.visible.any(0)  # what no judged query sees is no key of theirs
+        if self.asked.cut is not None:
+            cached &= keys < self.asked.cut
+        if not bool(cached.all()):
+            columns = cached.nonzero()[:, 0]
+            choosers, judged = choosers.restrict(columns), judged.restrict(columns)
+        return heads, _errors(judged, choosers, choosing, self.rules)
+
+    def _context(self, heads: list[int], keys: Tensor, rows: slice) -> Context:
+        """What some of the queries see of these keys, all heads below each other."""
+        queries, device = self.queries, keys.device
+        seen = torch.stack([queries.seen_by(head)[rows][:, keys] for head in heads])
+        at = torch.from_numpy(self.asked.positions[rows]).to(device)
+        place = (torch.searchsorted(keys, at, right=True) - 1).clamp_min(0)
+        causal = bool((seen == (torch.arange(len(keys), device=device) <= place[:, None])).all())
+        logits = queries.scores[heads][:, rows][:, :, keys].masked_fill(~seen, 0.0)
         context = Context(
-            q.flatten(0, 1),
-            k,
-            v,
+            queries.q[heads][:, rows].flatten(0, 1),
+            queries.k[self.kv_head, keys],
+            queries.v[self.kv_head, keys],
             self.info.scale,
-            place.repeat(len(q)),
-            mask,
+            place.repeat(len(heads)),
+            None if causal else seen.flatten(0, 1),
             logits.flatten(0, 1),
-            sink=sink,
+            sink=None
+            if queries.sinks is None
+            else queries.sinks[heads].repeat_interleave(len(place)),
         )
-        if self.output is not None:
-            of = torch.arange(len(heads), device=device).repeat_interleave(len(rows))
-            context = replace(context, heads=of, output=self.output[heads])
-        return heads, (
-            _errors(context, self.rules) if heads and bool(torch.isfinite(v).all()) else None
-        )
+        if self.output is None:
+            return context
+        of = torch.arange(len(heads), device=device).repeat_interleave(len(place))
+        return replace(context, heads=of, output=self.output[heads])
 
 
-def _errors(context: Context, rules: Sequence[Rule]) -> RuleErrors:
+def _errors(
+    context: Context, choosers: Context, choosing: int, rules: Sequence[Rule]
+) -> RuleErrors:
+    """``context``: of the judged queries; without ``choosers`` they choose for themselves."""
     ladder = kept_sizes(context.keys)
     n, place = np.unique(ladder, return_inverse=True)
     mse = np.full((len(context.q), len(rules), len(n)), np.nan)
-    kept, accuracy = np.full_like(mse, np.nan), np.full(mse.shape[:2], np.nan)
-    errors = KeepErrors(context)
+    oracle, kept = np.full_like(mse, np.nan), np.full_like(mse, np.nan)
+    accuracy, chose = np.full(mse.shape[:2], np.nan), np.zeros(mse.shape[:2], dtype=np.int64)
+    own, held_out = KeepErrors(context), KeepErrors(replace(context, choosers=choosers))
     for i, rule in enumerate(rules):
         possible = n >= _least(rule, context)
-        if possible.any():
-            curve = errors.curve(rule, n[possible])
-            assert curve.queries is not None
-            assert curve.kept is not None
-            mse[:, i, possible], kept[:, i, possible], accuracy[:, i] = (
-                curve.queries.mse,
-                curve.kept,
-                curve.accuracy,
-            )
+        if not possible.any():
+            continue
+        curve = own.curve(rule, n[possible])
+        assert curve.queries is not None
+        oracle[:, i, possible] = curve.queries.mse
+        if any(part.observes for part in rule.parts):
+            chose[:, i] = choosing
+            curve = held_out.curve(rule, n[possible])
+        assert curve.queries is not None
+        assert curve.kept is not None
+        mse[:, i, possible], kept[:, i, possible] = curve.queries.mse, curve.kept
+        accuracy[:, i] = curve.accuracy
     seen, limit = context.visible.sum(1).cpu(), context.limit.square().sum(1).cpu()
-    mse, kept = mse[..., place], kept[..., place]
     return RuleErrors(
-        torch.from_numpy(mse), torch.from_numpy(kept), seen, limit, torch.from_numpy(accuracy)
+        torch.from_numpy(mse[..., place]),
+        torch.from_numpy(oracle[..., place]),
+        torch.from_numpy(kept[..., place]),
+        seen,
+        limit,
+        torch.from_numpy(accuracy),
+        torch.from_numpy(chose),
     )
 
 
 def check_rules(spec: ProbeSpec, keys: int) -> None:
     """Refuse rules where the pool is the corpus, and those that keep more keys surely than the
-    largest window's ladder has.
+    ladder of the largest cache has, of ``keys`` keys.
     """
     if spec.rules and spec.pool != "sequence":
         raise ValueError(
@@ -164,7 +179,7 @@ def check_rules(spec: ProbeSpec, keys: int) -> None:
         if most < rule.least(context):
             raise ValueError(
                 f"rules: {text} keeps more keys surely than {most}, {SHARES[-1]:.0%} of the {keys}"
-                " that a window has; use smaller numbers or a larger --window"
+                " that the cache of a window has; use smaller numbers or a larger --window"
             )
 
 

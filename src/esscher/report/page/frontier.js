@@ -18,7 +18,7 @@ function frontierOf(atlas, i) {
   const marks = atlas.percents.map((percent) => ({ y: percent / 100, label: `${percent} %`, scaled: true }));
   const least = series.flatMap(({ y }) => finite(y)).filter((error) => error > 0).reduce((a, b) => Math.min(a, b), 1);
   const chart = mountChart({ title: "Which keys: error against keys kept, by rule", height: 340, x: { label: atlas.labels.kept, log: true }, y: { label: atlas.labels.relative, log: true, low: least < EXACT ? EXACT : undefined }, series, marks,
-    note: `Keys kept on average over the queries.${atlas.rules.includes(atlas.floor) ? " Dashed: the chances of least error to first order, about the fewest keys of any rule." : ""}` });
+    note: `Keys of the cache kept, on average over the queries. Rules that choose for all queries chose by others than those that are judged.${atlas.rules.includes(atlas.floor) ? " Dashed: the chances of least error to first order, about the fewest keys of any rule." : ""}` });
   return el("div", { class: "frontier" }, chart, reachedOf(atlas, i));
 }
 

@@ -230,6 +230,7 @@ class EndlessText(Statistic):
         )
         return read_numbers(
             found.spec,
+            found.keys,
             drawn_ladder(found.spec, found.keys),
             share @ mse,
             share @ limit,
@@ -268,6 +269,7 @@ class EndlessText(Statistic):
         return {
             name: read_numbers(
                 found.spec,
+                found.keys,
                 n,
                 state.mse[name].numpy(),
                 state.limit[name].numpy(),

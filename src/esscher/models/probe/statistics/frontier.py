@@ -1,6 +1,9 @@
 """The exact error of every keep rule against the keys it keeps, in the queries' own contexts; what
 it takes to reach an error.
 
+Rules that choose one set for all queries choose by other queries than those that their error is the
+mean over (:class:`esscher.models.probe.context.Asked`).
+
 Whether a head streams, retrieves or is diffuse follows from three of them: sinks:4+recent, random,
 and the best.
 """
@@ -100,13 +103,16 @@ def _rows(state: RuleErrors, rules: tuple[str, ...]) -> pd.DataFrame:
     """A row for each rule and share that every query's window has keys enough for; the same sizes
     once.
     """
-    mse, kept = state.mse.numpy(), state.kept.numpy()
+    mse, kept, oracle = state.mse.numpy(), state.kept.numpy(), state.oracle.numpy()
     again = np.zeros(mse.shape[1:], dtype=bool)
     again[:, 1:] = ((mse[..., 1:] == mse[..., :-1]) & (kept[..., 1:] == kept[..., :-1])).all(0)
     rms = np.sqrt(mse.mean(0))
     rule, share = np.nonzero(np.isfinite(rms) & ~again)
+    limit = np.sqrt(state.limit.double().mean().numpy())
     with np.errstate(divide="ignore", invalid="ignore"):
-        relative = np.where(rms == 0, 0.0, rms / np.sqrt(state.limit.double().mean().numpy()))
+        relative, chosen = (
+            np.where(size == 0, 0.0, size / limit) for size in (rms, np.sqrt(oracle.mean(0)))
+        )
     return pd.DataFrame(
         {
             "rule": np.array(rules, dtype=object)[rule],
@@ -115,6 +121,8 @@ def _rows(state: RuleErrors, rules: tuple[str, ...]) -> pd.DataFrame:
             "rms": rms[rule, share],
             "relative": relative[rule, share],
             "q95": np.sqrt(np.quantile(mse, 0.95, axis=0))[rule, share],
+            "oracle": chosen[rule, share],
+            "queries_choosing": state.choosing.numpy().min(0)[rule],
             "accuracy": state.accuracy.numpy().max(0)[rule],
         }
     )
@@ -224,7 +232,8 @@ RULE_KEYS = Column(
     "rule_keys",
     "float",
     "keys under keep rules",
-    "Keys that the queries of the keep rules see, on average: what kept keys are out of.",
+    "Keys of the cache that the judged queries of the keep rules see, on average: what kept keys"
+    " are out of.",
     scale="log",
 )
 
@@ -237,7 +246,8 @@ def _reached(epsilon: float) -> tuple[Column, ...]:
             "word",
             f"best rule, {error}",
             f"Keep rule that reaches a relative error of {error} with the fewest keys, the floor"
-            " left out; none: no rule does.",
+            " left out; none: no rule does. The least of several numbers measured on the same"
+            " queries: on others it is a little more.",
         ),
         Column(
             at_error("best_kept", epsilon),
@@ -259,7 +269,8 @@ def _reached(epsilon: float) -> tuple[Column, ...]:
             at_error("cache_kept", epsilon),
             "float",
             f"keys of the cache, {error}",
-            f"Keys that the best rule for a cache keeps at {error}.",
+            f"Keys that the best rule for a cache keeps at {error}: the least over the rules, on"
+            " the queries that they are compared by.",
             scale="log",
             first=17,
             short=f"cache {error}",
@@ -281,16 +292,45 @@ FRONTIER = (
     HEAD,
     KV_HEAD,
     Column("rule", "word", "keep rule", "Which keys are kept, as esscher.keep writes it."),
-    Column("share", "float", "share", "Share of the window's keys that the rule was given.", "log"),
+    Column("share", "float", "share", "Share of the cache's keys that the rule was given.", "log"),
     Column(
         "kept",
         "float",
         "keys kept",
-        "Keys kept, on average over the queries of the key-value head.",
+        "Keys of the cache that are kept, on average over the queries of the key-value head.",
         "log",
     ),
-    Column("keys", "float", "keys seen", "Keys that a query sees, on average."),
+    Column(
+        "keys",
+        "float",
+        "keys in the cache",
+        "Keys of the cache that a query sees, on average; of a causal model those before the judged"
+        " queries, as later ones are all kept.",
+    ),
     *(column for column in CURVE if column.key in ("rms", "relative", "q95")),
-    Column("queries", "int", "queries", "Number of queries that the error is the mean over."),
+    Column(
+        "oracle",
+        "float",
+        "relative error, oracle",
+        "Relative error if the judged queries themselves had chosen the keys: no cache can, it is"
+        " cut before they come. The same as the relative error where a rule looks at no queries, or"
+        " at each by itself.",
+        "log",
+    ),
+    Column(
+        "queries_choosing",
+        "int",
+        "queries that chose",
+        "Positions of a window whose queries chose the keys for all, other ones than those that are"
+        " judged; 0 where the rule looks at no queries, or at each judged one itself, which takes"
+        " all keys.",
+    ),
+    Column(
+        "queries",
+        "int",
+        "queries judged",
+        "Number of queries that the error is the mean over: of a causal model they come after the"
+        " cache was cut.",
+    ),
     ACCURACY,
 )

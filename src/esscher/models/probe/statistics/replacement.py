@@ -20,7 +20,7 @@ from esscher.convergence.grid.state import Deposit, Grid
 from esscher.diagnostics.scores import first_centres, softmax_statistics
 from esscher.models.probe.curves import METRICS, Errors, curve_rows, errors_of
 from esscher.models.probe.headline import headline, headline_numbers, needed_column, or_nan, percent
-from esscher.models.probe.spec import FIXED, ProbeSpec, drawn_ladder
+from esscher.models.probe.spec import FIT, FIXED, ProbeSpec, drawn_ladder
 from esscher.models.probe.statistics.curve_table import CURVES
 from esscher.models.probe.statistics.statistic import (
     Block,
@@ -153,7 +153,7 @@ class Replacement(Statistic):
     def finish(self, state: Drawn, found: Found) -> Findings:
         keys = found.row["n_keys"]
         curve = state.errors.curve(drawn_ladder(found.spec, found.keys), self.name)
-        row = headline(curve, found.spec) | self._at_pool(curve, keys)
+        row = headline(curve, found.spec, found.keys) | self._at_pool(curve, keys)
         row |= {
             "asymptotic_from": or_nan(asymptotic_from, curve, 0.1),
             "delta_constant": math.nan if curve.delta is None else math.sqrt(curve.delta),
@@ -204,13 +204,17 @@ def _needed(spec: ProbeSpec, epsilon: float, first: int) -> Column:
 
 
 def _exponent(spec: ProbeSpec) -> Column:
-    low, high = spec.fit
+    low, high = spec.fit or FIT
+    if spec.fit is None and spec.pool == "sequence":
+        where = "from 16 drawn keys to an eighth of those that a query sees"
+    else:
+        where = f"from {low:,} to {high:,} drawn keys, a range that is the same for every pool"
     return Column(
         "beta_fit",
         "float",
         "measured exponent",
-        f"Exponent of the exact error from {low:,} to {high:,} drawn keys, a range that is the same"
-        f" for every pool: 0.5 is the usual square-root law, less is slower.{_drawn(spec)}",
+        f"Exponent of the exact error {where}: 0.5 is the usual square-root law, less is"
+        f" slower.{_drawn(spec)}",
         scale="linear",
         first=6,
         metric=METRICS["replacement"],

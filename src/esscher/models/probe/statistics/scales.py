@@ -23,7 +23,7 @@ from esscher.convergence.grid.state import Deposit
 from esscher.models.probe.context import Mode, ProbeContext
 from esscher.models.probe.curves import Errors, errors_of
 from esscher.models.probe.headline import fitted, needed_column, or_nan
-from esscher.models.probe.spec import ProbeSpec, drawn_ladder
+from esscher.models.probe.spec import ProbeSpec, drawn_ladder, fit_range
 from esscher.models.probe.statistics.identity import HEAD, LAYER
 from esscher.models.probe.statistics.replacement import Replacement, pool_place
 from esscher.models.probe.statistics.statistic import (
@@ -160,7 +160,7 @@ class Scales(Statistic):
                 math.nan,
             )
         curve = state.parts[str(scale)].curve(drawn_ladder(found.spec, found.keys), SAMPLING)
-        row |= fitted(curve, found.spec.fit, found.windows[state.asked.numpy()])
+        row |= fitted(curve, fit_range(found.spec, found.keys), found.windows[state.asked.numpy()])
         return row | {
             "relative_at_n": float(curve.relative[pool_place(curve, found.row["n_keys"])]),
             needed_column(ERROR): or_nan(tokens_needed, curve, ERROR),
