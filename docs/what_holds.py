@@ -14,7 +14,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from esscher.reproduce.claim import VERDICTS
+from esscher.papers.claim import VERDICTS
 
 HERE = Path(__file__).parent
 SHOWN = HERE / "reproduce.json"  # of the full run

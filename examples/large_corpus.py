@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from esscher.reproduce.bible import bible
+from esscher.papers.claims_heads import bible
 
 
 def main(folder: Path, tokens: int, flags: list[str]) -> int:

@@ -20,9 +20,9 @@ from esscher.icl.training.job import TRAIN
 from esscher.icl.training.spec import TrainSpec
 from esscher.models.downstream.job import DOWNSTREAM
 from esscher.models.downstream.spec import DownstreamSpec
-from esscher.models.normality.job import NORMALITY
 from esscher.models.probe.job import PROBE
 from esscher.models.probe.spec import ProbeSpec
+from esscher.papers.normality import NORMALITY
 from esscher.runs.columns import Declared, columns_of
 
 SHOWN = (

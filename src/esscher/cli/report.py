@@ -37,10 +37,10 @@ def report(
 
     Example: esscher report runs/mine --figures svg,pdf
     """
+    from esscher.papers.judge import read_verdicts
     from esscher.report import write_report
     from esscher.report.reproduce import write_verdicts
     from esscher.report.run_figures import save_figures
-    from esscher.reproduce.judge import read_verdicts
     from esscher.runs import load_run, read_group
 
     if show not in ("yes", "no"):

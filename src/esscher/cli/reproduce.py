@@ -15,8 +15,7 @@ from esscher.cli.output import Json, Out, log, number, print_json
 from esscher.cli.tables import Look, print_table
 
 if TYPE_CHECKING:
-    from esscher.reproduce import Claim
-    from esscher.reproduce.claim import Scale
+    from esscher.papers.claim import Claim, Scale
     from esscher.runs import Run
 
 __all__ = ["end_evidence", "reproduce"]
@@ -26,7 +25,7 @@ HOW = Fields(
     ("everything", "quick", "full", "check"),
     flags={"everything": "all"},
 )
-SEED = Fields("esscher.reproduce.evidence:EvidenceSpec", ("seed",), defaults=True)
+SEED = Fields("esscher.papers.claim:EvidenceSpec", ("seed",), defaults=True)
 
 
 def reproduce(
@@ -48,8 +47,7 @@ def reproduce(
 
     Example: esscher reproduce b-1-sub-parametric s-17-limit --quick
     """
-    from esscher.reproduce.catalogue import all_claims, find_claim, register
-    from esscher.reproduce.judge import Asked, judge
+    from esscher.papers.judge import all_claims, find_claim, judge, register
 
     everything, full, seed = asked.get("everything", False), asked.get("full", False), asked["seed"]
     if everything and claims:
@@ -78,7 +76,7 @@ def reproduce(
         f"{len(tested)} claims, {scale}; verdicts in {folder / VERDICTS}; the same command goes on"
         " where it stops"
     )
-    found = judge(tested, Asked(scale, seed, folder, where), terminal, _tell)
+    found = judge(tested, scale, seed, folder, where, terminal, _tell)
     page = write_verdicts(folder, found)
     ids = {claim.id for claim in tested}
     records = [record for record in found["claims"] if record["id"] in ids]
@@ -122,9 +120,9 @@ def _show_list(claims: Iterable[Claim], as_json: bool, look: Given) -> None:
 
 
 def _show_check(claims: Iterable[Claim], seed: int, as_json: bool, look: Given) -> None:
-    from esscher.reproduce.judge import check_rules
+    from esscher.papers.judge import check_rule
 
-    found = {claim.id: check_rules(claim, seed) for claim in claims}
+    found = {claim.id: check_rule(claim, seed) for claim in claims}
     if as_json:
         print_json(found)
         return

@@ -20,12 +20,12 @@ __all__ = ["resume"]
 JOBS = {
     "converge": ("esscher.convergence.montecarlo.spec", "esscher.cli.converge:end_converge"),
     "downstream": ("esscher.models.downstream.spec", "esscher.cli.downstream:end_downstream"),
-    "evidence": ("esscher.reproduce.evidence", "esscher.cli.reproduce:end_evidence"),
+    "evidence": ("esscher.papers.claim", "esscher.cli.reproduce:end_evidence"),
     "icl-concentration": ("esscher.icl.concentration.spec", "esscher.cli.icl:end_concentration"),
     "icl-flow": ("esscher.icl.flow.spec", "esscher.cli.icl:end_flow"),
     "icl-stability": ("esscher.icl.stability.spec", "esscher.cli.stability:end_stability"),
     "icl-train": ("esscher.icl.training.spec", "esscher.cli.icl:end_train"),
-    "normality": ("esscher.models.normality.spec", "esscher.cli.converge:end_normality"),
+    "normality": ("esscher.papers.normality", "esscher.cli.converge:end_normality"),
     "probe": ("esscher.models.probe.spec", "esscher.cli.probe:end_probe"),
 }
 

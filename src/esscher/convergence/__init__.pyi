@@ -7,7 +7,6 @@ from .exact import exact_curve as exact_curve
 from .integral.gaussian import gaussian_error as gaussian_error
 from .montecarlo.converge import converge as converge
 from .montecarlo.growth import growth_table as growth_table, support_constants as support_constants
-from .normality import normality_table as normality_table
 from .pool_curve import exact_pool_curve as exact_pool_curve
 from .rate.fit import fit_rate as fit_rate
 from .rate.result import FitError as FitError, RateFit as RateFit

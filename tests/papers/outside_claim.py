@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from esscher.reproduce import Claim, Decision, EvidenceSpec
-from esscher.reproduce.decide import inside, share_of
+from esscher.papers.claim import Claim, Decision, EvidenceSpec
+from esscher.papers.rules import inside, share_of
 
 
 def measure(draws: int, rng: np.random.Generator) -> list[dict[str, Any]]:
@@ -19,15 +19,9 @@ def measure(draws: int, rng: np.random.Generator) -> list[dict[str, Any]]:
 
 def decide(tables: Any) -> Decision:
     rows = tables["own"]["evidence"]
-    value, low, high = share_of(int(rows["above"].sum()), int(rows["draws"].sum()))
-    return Decision(
-        inside(low, high, 0.4, 0.6),
-        "share above 1/2",
-        value,
-        low,
-        high,
-        f"{value:.3f} of the numbers",
-    )
+    found = share_of(int(rows["above"].sum()), int(rows["draws"].sum()))
+    reason = f"{found.value:.3f} of the numbers"
+    return Decision(inside(found, 0.4, 0.6), "share above 1/2", found, reason)
 
 
 def made(share: float, seed: int) -> Any:
@@ -37,7 +31,6 @@ def made(share: float, seed: int) -> Any:
 
 TAIL = Claim(
     id="o-100-half",
-    number=100,
     source="this test",
     statement="Half of them are above 1/2.",
     hypothesis="Evenly drawn.",

@@ -5,14 +5,14 @@ specs that exist.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from esscher.reproduce import Claim, all_claims, find_claim
-from esscher.reproduce.claims import bohbot_laws
-from esscher.reproduce.evidence import EvidenceSpec, compute
-from esscher.reproduce.judge import check_rules
+from esscher.papers import claims_laws
+from esscher.papers.claim import Claim, EvidenceSpec
+from esscher.papers.judge import all_claims, check_rule, compute, find_claim, register
 from esscher.runs import RunSpec, find_job
 
 CLAIMS = all_claims()
@@ -21,7 +21,7 @@ CLAIMS = all_claims()
 @pytest.mark.parametrize("name", CLAIMS)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_rule_tells_true_from_false(name: str, seed: int) -> None:
-    assert check_rules(CLAIMS[name], seed) == {"true": "supported", "false": "refuted"}
+    assert check_rule(CLAIMS[name], seed) == {"true": "supported", "false": "refuted"}
 
 
 @pytest.mark.parametrize("name", CLAIMS)
@@ -52,9 +52,11 @@ SMALL = {
     "draws": 20,
     "pools": 1,
     "cases": 1,
+    "dim": 2,
+    "rank": 2,
     "tokens": 50,
-    "square": 1.0,
-    "lengths": [100, 1000],
+    "square": 1,
+    "lengths": [100],
 }
 
 
@@ -72,25 +74,24 @@ def test_made_up_tables_have_no_column_that_runs_lack(name: str) -> None:
 
 
 def known_columns(spec: RunSpec) -> dict[str, set[str]]:
-    """Of every table of a run: as its job declares them, or, of evidence, as each part measures
-    them at its smallest size.
+    """The columns of every table of a run: as its job declares them, or, of evidence, as a part of
+    each kind measures them at its smallest size.
     """
     if not isinstance(spec, EvidenceSpec):
         return {
             table: {column.key for column in columns}
             for table, columns in find_job(spec.job).columns(spec).items()
         }
-    small = [{key: SMALL.get(key, value) for key, value in part.items()} for part in spec.parts]
-    rows = [
-        row
-        for i, part in enumerate(small)
-        for row in compute(spec, {"part": i, **part})["evidence"]
-    ]
-    return {"evidence": {column for row in rows for column in row}}
+    kinds = {tuple(part): (i, part) for i, part in enumerate(spec.parts)}  # by their settings
+    found: set[str] = set()
+    for i, part in kinds.values():
+        small = {key: SMALL.get(key, value) for key, value in part.items()}
+        found.update(*compute(spec, {"part": i, **small})["evidence"])
+    return {"evidence": found}
 
 
 def test_errors_that_fall_like_the_root_do_not_support_claim_1() -> None:
-    decided = find_claim("1").decide(bohbot_laws.made_sweep((0.5, 0.5), 3))
+    decided = find_claim("1").decide(claims_laws.made_sweep((0.5, 0.5), 3))
     assert decided.verdict != "supported"
 
 
@@ -99,10 +100,13 @@ def test_an_unknown_claim_is_refused_with_those_there_are() -> None:
         find_claim("b-99")
 
 
+def test_an_id_without_a_number_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"id: expected paper, number and name.*got 'half'"):
+        replace(find_claim("1"), id="half").described()
+
+
 def test_a_claim_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From outside: a module with a Claim, named as module:NAME."""
-    from esscher.reproduce import register
-
     source = Path(__file__).with_name("outside_claim.py").read_text("utf-8")
     (tmp_path / "my_claim.py").write_text(source, "utf-8")
     monkeypatch.syspath_prepend(tmp_path)

@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 
 from esscher.cli.app import main
-from esscher.reproduce import Claim, Decision, Picture, Series, catalogue
-from esscher.reproduce.judge import Asked, folder_of, judge, read_verdicts
+from esscher.papers import judge as judging
+from esscher.papers.claim import Claim, Decision
+from esscher.papers.judge import folder_of, judge, read_verdicts, register, units
+from esscher.papers.pictures import Picture, Series
+from esscher.report.reproduce import write_verdicts
 from esscher.runs import RunError, list_runs
 from esscher.runs.lock import held
 from esscher.runs.run import LOCK
@@ -31,20 +34,16 @@ def claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Claim:
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("PYTHONPATH", str(folder))  # of worker processes
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(catalogue, "REGISTERED", {})
-    return catalogue.register(OUTSIDE)
+    monkeypatch.setattr(judging, "REGISTERED", {})
+    return register(OUTSIDE)
 
 
-def asked(folder: Path, **changes: Any) -> Asked:
-    return replace(Asked("quick", 0, folder, {"workers": 1}), **changes)
-
-
-def tried(claims: list[Claim], how: Asked) -> dict[str, Any]:
-    return judge(claims, how, lambda: None, lambda record: None)
+def tried(claims: list[Claim], folder: Path, seed: int = 0, workers: int = 1) -> dict[str, Any]:
+    return judge(claims, "quick", seed, folder, {"workers": workers})
 
 
 def test_a_verdict_is_written_with_all_that_belongs_to_it(claim: Claim, tmp_path: Path) -> None:
-    found = tried([claim], asked(tmp_path / "out"))
+    found = tried([claim], tmp_path / "out")
     [record] = found["claims"]
     assert record["verdict"] == "supported"
     assert record["low"] < 0.5 < record["high"]
@@ -54,13 +53,13 @@ def test_a_verdict_is_written_with_all_that_belongs_to_it(claim: Claim, tmp_path
 
 
 def test_what_was_measured_is_reused(claim: Claim, tmp_path: Path) -> None:
-    how = asked(tmp_path / "out")
-    first = tried([claim], how)
+    folder = tmp_path / "out"
+    first = tried([claim], folder)
     [run] = list_runs(tmp_path / "out")
     stamp = (run.path / "evidence.parquet").stat().st_mtime_ns
     # the same run, asked for by another claim
-    other = replace(claim, id="o-101-again", number=101, measure=None)
-    both = tried([other], how)
+    other = replace(claim, id="o-101-again", measure=None)
+    both = tried([other], folder)
     assert [record["id"] for record in both["claims"]] == ["o-100-half", "o-101-again"]
     assert both["claims"][0] == first["claims"][0]
     assert (run.path / "evidence.parquet").stat().st_mtime_ns == stamp
@@ -68,19 +67,19 @@ def test_what_was_measured_is_reused(claim: Claim, tmp_path: Path) -> None:
 
 
 def test_workers_find_the_same(claim: Claim, tmp_path: Path) -> None:
-    one = tried([claim], asked(tmp_path / "one"))["claims"][0]
-    two = tried([claim], asked(tmp_path / "two", execution={"workers": 2}))["claims"][0]
+    one = tried([claim], tmp_path / "one")["claims"][0]
+    two = tried([claim], tmp_path / "two", workers=2)["claims"][0]
     assert one["value"] == two["value"]
-    assert one["value"] != tried([claim], asked(tmp_path / "three", seed=1))["claims"][0]["value"]
+    assert one["value"] != tried([claim], tmp_path / "three", seed=1)["claims"][0]["value"]
 
 
 def test_a_run_that_another_command_is_at_is_no_verdict(claim: Claim, tmp_path: Path) -> None:
-    how = asked(tmp_path / "out")
-    folder = folder_of(how.folder, claim.runs("quick", 0)["own"])
-    folder.mkdir(parents=True)
-    with held(folder / LOCK), pytest.raises(RunError, match="writing this run"):
-        tried([claim], how)
-    assert read_verdicts(how.folder) is None
+    folder = tmp_path / "out"
+    run = folder_of(folder, claim.runs("quick", 0)["own"])
+    run.mkdir(parents=True)
+    with held(run / LOCK), pytest.raises(RunError, match="writing this run"):
+        tried([claim], folder)
+    assert read_verdicts(folder) is None
 
 
 def test_what_cannot_be_tested_here_says_why(claim: Claim, tmp_path: Path) -> None:
@@ -88,21 +87,21 @@ def test_what_cannot_be_tested_here_says_why(claim: Claim, tmp_path: Path) -> No
         raise ValueError("smollm2: not installed; pip install it")
 
     lacking = replace(claim, measure=measure)
-    catalogue.REGISTERED[OUTSIDE] = lacking
-    [record] = tried([lacking], asked(tmp_path / "out"))["claims"]
+    judging.REGISTERED[OUTSIDE] = lacking
+    [record] = tried([lacking], tmp_path / "out")["claims"]
     assert record["verdict"] == "undecided"
     assert record["value"] is None
     assert "not installed" in record["reason"]
 
 
 def test_ctrl_c_keeps_earlier_verdicts(claim: Claim, tmp_path: Path) -> None:
-    tried([claim], asked(tmp_path / "out"))
+    tried([claim], tmp_path / "out")
 
     def stop(tables: Any) -> Any:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        tried([replace(claim, id="o-102-stop", number=102, decide=stop)], asked(tmp_path / "out"))
+        tried([replace(claim, id="o-102-stop", decide=stop)], tmp_path / "out")
     kept = read_verdicts(tmp_path / "out")
     assert kept is not None
     assert [record["id"] for record in kept["claims"]] == ["o-100-half"]
@@ -115,10 +114,8 @@ def test_a_damaged_file_of_verdicts_is_named(tmp_path: Path) -> None:
 
 
 def test_the_file_of_a_run_cannot_name_code(claim: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
-    from esscher.reproduce.evidence import units
-
     spec = claim.runs("quick", 0)["own"]
-    monkeypatch.setattr(catalogue, "REGISTERED", {})
+    monkeypatch.setattr(judging, "REGISTERED", {})
     with pytest.raises(ValueError, match="not registered"):
         list(units(spec))  # type: ignore[arg-type]
 
@@ -140,7 +137,6 @@ def test_the_command(claim: Claim, tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_a_picture_with_open_ends_is_drawn(claim: Claim, tmp_path: Path) -> None:
     """An interval without end is null in the file, and no point of the page."""
-    from esscher.report.reproduce import write_verdicts
 
     def decide(tables: Any) -> Decision:
         picture = Picture(
@@ -154,7 +150,7 @@ def test_a_picture_with_open_ends_is_drawn(claim: Claim, tmp_path: Path) -> None
         )
         return replace(claim.decide(tables), picture=picture)
 
-    found = tried([replace(claim, decide=decide)], asked(tmp_path / "out"))
+    found = tried([replace(claim, decide=decide)], tmp_path / "out")
     assert found["claims"][0]["picture"]["series"][0]["high"] == [2.0, None]
     assert write_verdicts(tmp_path / "out", found).is_file()
 

@@ -1,0 +1,121 @@
+"""The pieces of decision rules: intervals against bounds, shares, means, rank correlations, rates
+fitted to stored errors; and made-up errors to try rules on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from esscher.convergence.curve import ErrorCurve
+from esscher.convergence.rate.fit import fit_rate
+from esscher.intervals import mean_interval as student_interval
+from esscher.intervals import share_interval
+from esscher.papers.claim import Interval, Verdict
+
+__all__ = [
+    *("LEVEL", "above", "all_of", "below", "exactly", "exponent", "grid", "inside", "made_errors"),
+    *("mean_interval", "rank_correlation", "share_of", "widened"),
+]
+
+LEVEL = 0.999
+"""Level of the intervals that decide, high so that another seed seldom changes a verdict."""
+
+
+def above(found: Interval, bound: float) -> Verdict:
+    """Supported if the whole interval lies above the bound, refuted if all of it lies below."""
+    return "supported" if found.low > bound else "refuted" if found.high < bound else "undecided"
+
+
+def below(found: Interval, bound: float) -> Verdict:
+    """Supported if the whole interval lies below the bound, refuted if all of it lies above."""
+    return "supported" if found.high < bound else "refuted" if found.low > bound else "undecided"
+
+
+def inside(found: Interval, least: float, most: float) -> Verdict:
+    """Supported if the interval lies between two bounds, refuted if none of it does."""
+    if found.low >= least and found.high <= most:
+        return "supported"
+    return "refuted" if found.high < least or found.low > most else "undecided"
+
+
+def all_of(verdicts: Iterable[Verdict]) -> Verdict:
+    """The verdict on a claim with parts: one refuted part refutes it, all together support it."""
+    found = set(verdicts)
+    if "refuted" in found:
+        return "refuted"
+    return "supported" if found == {"supported"} else "undecided"
+
+
+def exactly(value: float) -> Interval:
+    """A number that was computed and not estimated."""
+    return Interval(float(value), float(value), float(value))
+
+
+def share_of(hits: Any, total: int) -> Interval:
+    """The share hits / total, with Wilson's interval."""
+    return Interval(*share_interval(float(hits), total, LEVEL))
+
+
+def mean_interval(values: Iterable[float]) -> Interval:
+    """The mean, with Student's interval; unbounded for a single value, which decides nothing."""
+    found = Interval(*student_interval(list(values), LEVEL))
+    return Interval(found.value, -np.inf, np.inf) if np.isnan(found.low) else found
+
+
+def rank_correlation(x: Iterable[float], y: Iterable[float]) -> Interval:
+    """Spearman's correlation, with the interval of Fisher's transform and the variance
+    1.06 / (n - 3) of Fieller, Hartley and Pearson.
+    """
+    pairs = pd.DataFrame({"x": list(x), "y": list(y)}).dropna()
+    few = len(pairs) < 5
+    rho = float("nan") if few else float(stats.spearmanr(pairs["x"], pairs["y"]).statistic)
+    if not np.isfinite(rho):
+        return Interval(float("nan"), -1.0, 1.0)
+    middle = np.arctanh(np.clip(rho, -1 + 1e-12, 1 - 1e-12))
+    half = stats.norm.ppf((1 + LEVEL) / 2) * np.sqrt(1.06 / (len(pairs) - 3))
+    return Interval(rho, float(np.tanh(middle - half)), float(np.tanh(middle + half)))
+
+
+def widened(value: float, low: float, high: float) -> Interval:
+    """A stored 95 % interval at the level that decides, errors taken as normal."""
+    factor = float(stats.norm.ppf((1 + LEVEL) / 2) / stats.norm.ppf(0.975))
+    return Interval(value, value - factor * (value - low), value + factor * (high - value))
+
+
+def exponent(errors: pd.DataFrame, metric: str, point: int = 0) -> Interval:
+    """The rate fitted to the squared errors of every repeat (table ``errors`` of ``esscher
+    converge``).
+    """
+    own = errors[(errors["metric"] == metric) & (errors["point"] == point)]
+    squared = own.pivot(index="repeat", columns="n", values="squared").sort_index(axis=1)
+    n = squared.columns.to_numpy(dtype=np.int64)
+    curve = ErrorCurve.from_repeats(n, squared.to_numpy(dtype=np.float64), metric=metric)
+    fit = fit_rate(curve, level=LEVEL, raise_on_failure=False)
+    return Interval(fit.exponent, *fit.interval)
+
+
+def grid(**values: Any) -> pd.DataFrame:
+    """A table with a row for each combination of values; a single value stands for itself."""
+    lists = [[one] if isinstance(one, str | int | float) else [*one] for one in values.values()]
+    return pd.MultiIndex.from_product(lists, names=[*values]).to_frame(index=False)
+
+
+def made_errors(
+    exponents: Mapping[tuple[int, str], float], seed: int, repeats: int = 60
+) -> pd.DataFrame:
+    """Squared errors with root mean square n^-exponent for each (point, metric), as ``esscher
+    converge`` stores them. Repeats spread like chi-squared with 8 degrees of freedom.
+    """
+    rng = np.random.default_rng(seed)
+    ladder = (1000, 2000, 4000, 8000, 16000, 32000)
+    parts = []
+    for (point, metric), power in exponents.items():
+        own = grid(point=point, metric=metric, repeat=range(repeats), n=ladder)
+        spread = rng.chisquare(8, len(own)) / 8
+        parts.append(own.assign(squared=own["n"] ** (-2.0 * power) * spread, limit_squared=1.0))
+    return pd.concat(parts, ignore_index=True)
