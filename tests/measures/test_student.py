@@ -9,7 +9,7 @@ import scipy.stats
 import torch
 
 import esscher as es
-from esscher.measures.student import Student
+from esscher.measures.rotational import Student
 
 
 def test_coordinates_and_norms_have_their_laws(generator: torch.Generator) -> None:

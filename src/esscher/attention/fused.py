@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esscher.measures.wide import wide_scores
+from esscher.measures.matrices import wide_scores
 
 __all__ = ["attend_block"]
 

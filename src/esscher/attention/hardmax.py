@@ -10,7 +10,7 @@ from torch import Tensor
 
 from esscher.attention.softmax import attention_inputs
 from esscher.inputs import finite_result
-from esscher.measures.wide import split
+from esscher.measures.matrices import split
 
 __all__ = ["attend_hardmax"]
 

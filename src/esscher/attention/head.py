@@ -14,9 +14,7 @@ from torch import Tensor
 
 from esscher.inputs import as_kind, as_positive, as_tensor, finite_result
 from esscher.measures.base import Measure
-from esscher.measures.covariance import check_covariance
-from esscher.measures.spectrum import product, spectral_norm
-from esscher.measures.wide import shift, split
+from esscher.measures.matrices import check_covariance, product, shift, spectral_norm, split
 
 __all__ = ["Head", "check_pair", "coupling_of", "horizon_of_covariances"]
 

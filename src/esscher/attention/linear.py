@@ -12,7 +12,7 @@ from torch import Tensor
 
 from esscher.attention.softmax import attention_inputs
 from esscher.inputs import finite_result
-from esscher.measures.wide import shift, split
+from esscher.measures.matrices import shift, split
 
 __all__ = ["attend_linear"]
 

@@ -26,7 +26,7 @@ from esscher.attention.softmax import attention_inputs
 from esscher.convergence.exact import exact_curve
 from esscher.inputs import as_positive, as_tensor, finite_result
 from esscher.measures.base import Measure
-from esscher.measures.spectrum import spectral_norm
+from esscher.measures.matrices import spectral_norm
 
 __all__ = [
     "Bounds",

@@ -26,9 +26,9 @@ from torch import Tensor
 from esscher.attention.head import Head
 from esscher.convergence.queries.score import ScoreLaw
 from esscher.measures.base import Measure
-from esscher.measures.panels import graded
+from esscher.measures.line import graded
+from esscher.measures.matrices import product
 from esscher.measures.radial import radial
-from esscher.measures.spectrum import product
 
 __all__ = ["Sizes", "drawn_sizes", "tilted_sizes"]
 

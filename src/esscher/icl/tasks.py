@@ -14,7 +14,7 @@ from torch import Tensor
 
 from esscher.inputs import as_count, as_tensor
 from esscher.measures import Measure
-from esscher.measures.covariance import check_covariance
+from esscher.measures.matrices import check_covariance
 
 __all__ = [
     "LINKS",

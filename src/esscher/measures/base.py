@@ -1,10 +1,9 @@
-"""Measure: a law of tokens whose exponential tilts are known. The contract of every law in this
-folder.
-"""
+"""Measure: a law of tokens whose exponential tilts are known; the contract of every law."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,10 +12,9 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from esscher.inputs import as_count, as_tensor, finite_result
-from esscher.measures.covariance import check_covariance
 from esscher.measures.line import Line
+from esscher.measures.matrices import check_covariance, spectral_norm
 from esscher.measures.moments import fourth_moment, power
-from esscher.measures.spectrum import spectral_norm
 
 if TYPE_CHECKING:  # these are laws themselves
     from esscher.measures.gaussian import Gaussian
@@ -56,36 +54,26 @@ class Measure(ABC):
 
     def log_laplace(self, theta: Any) -> Float[Tensor, "*batch"]:
         """K(theta), one number per row."""
-        given, rows = self._rows(theta)
-        return self._answer("log_laplace", self._log_laplace(rows), given.dtype).reshape(
-            given.shape[:-1]
-        )
+        return self._of_rows(self._log_laplace, theta)
 
     def tilted_mean(self, theta: Any) -> Float[Tensor, "*batch d"]:
         """grad K(theta): the mean of a token under the tilted law."""
-        given, rows = self._rows(theta)
-        return self._answer("tilted_mean", self._tilted_mean(rows), given.dtype).reshape(
-            given.shape
-        )
+        return self._of_rows(self._tilted_mean, theta)
 
     def tilted_cov(self, theta: Any) -> Float[Tensor, "*batch d d"]:
         """Hess K(theta): the covariance of a token under the tilted law."""
-        given, rows = self._rows(theta)
-        return self._answer("tilted_cov", self._tilted_cov(rows), given.dtype).reshape(
-            *given.shape, self.dim
-        )
-
-    def sample(self, n: Any, generator: torch.Generator | None = None) -> Float[Tensor, "n d"]:
-        """n independent tokens as rows. Without a generator torch's own is used."""
-        tokens = self._sample(as_count(n, "n"), generator).to(self.device)
-        return self._answer("sample", tokens, self.dtype)
+        return self._of_rows(self._tilted_cov, theta)
 
     def extreme(self, theta: Any) -> Float[Tensor, "*batch d"]:
         """lim tilted_mean(c theta) as c grows without bound: where hardmax attention ends. Bounded
         laws only.
         """
-        given, rows = self._rows(theta)
-        return self._answer("extreme", self._extreme(rows), given.dtype).reshape(given.shape)
+        return self._of_rows(self._extreme, theta)
+
+    def sample(self, n: Any, generator: torch.Generator | None = None) -> Float[Tensor, "n d"]:
+        """n independent tokens as rows. Without a generator torch's own is used."""
+        tokens = self._sample(as_count(n, "n"), generator).to(self.device)
+        return self._answer("sample", tokens, self.dtype)
 
     @cached_property
     def mean(self) -> Float[Tensor, " d"]:
@@ -109,7 +97,6 @@ class Measure(ABC):
         return check_covariance(self.cov, "cov")[1]
 
     # ---- facts a law may know
-    # --------------------------------------------------------------------------------------
 
     @property
     def is_even(self) -> bool:
@@ -204,29 +191,39 @@ class Measure(ABC):
         )
 
     def __repr__(self) -> str:
+        """The class with the numbers that the law was made with."""
         sizes = [
             f"{name}={value:g}"
             for name, value in vars(self).items()
-            if name != "dim" and _is_size(name, value)
+            if name != "dim" and not name.startswith("_") and type(value) in (int, float)
         ]
         return f"{type(self).__name__}({', '.join([f'dim={self.dim}', *sizes])})"
 
     # ---- of use inside
-    # ------------------------------------------------------------------------------------------
+
+    def _of_rows(self, compute: Callable[[Tensor], Tensor], theta: Any) -> Tensor:
+        """``compute`` at the rows of theta in float64, in the shape and the dtype of theta."""
+        given = as_tensor(theta, "theta", last=self.dim)
+        rows = given.reshape(-1, self.dim).to(device=self.device, dtype=torch.float64)
+        self._check_domain(rows)
+        found = compute(rows)
+        answer = self._answer(compute.__name__.removeprefix("_"), found, given.dtype)
+        return answer.reshape(given.shape[:-1] + found.shape[1:])
 
     def _answer(self, name: str, result: Tensor, dtype: torch.dtype) -> Tensor:
         return finite_result(result.to(dtype), f"{type(self).__name__}.{name}", REMEDY)
 
+    def _noise(
+        self, draw: Callable[..., Tensor], n: int, width: int, generator: torch.Generator | None
+    ) -> Float64[Tensor, "n width"]:
+        """``torch.rand`` or ``torch.randn`` as rows, drawn where the generator lives."""
+        device = self.device if generator is None else generator.device
+        noise = draw(n, width, dtype=torch.float64, device=device, generator=generator)
+        return noise.to(self.device)
+
     @property
     def _zero(self) -> Tensor:
         return torch.zeros(self.dim, dtype=torch.float64, device=self.device)
-
-    def _rows(self, theta: Any) -> tuple[Tensor, Tensor]:
-        """Checked theta as given, and its rows in float64 on the device of the law."""
-        given = as_tensor(theta, "theta", last=self.dim)
-        rows = given.reshape(-1, self.dim).to(device=self.device, dtype=torch.float64)
-        self._check_domain(rows)
-        return given, rows
 
     def _check_domain(self, rows: Float64[Tensor, "m d"]) -> None:
         """Raise ValueError where the transform is infinite, as K says; a formula of a tilted mean
@@ -246,7 +243,6 @@ class Measure(ABC):
             )
 
     # ---- a law writes these
-    # ----------------------------------------------------------------------------------------
 
     @abstractmethod
     def _log_laplace(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]: ...
@@ -259,15 +255,3 @@ class Measure(ABC):
 
     @abstractmethod
     def _sample(self, n: int, generator: torch.Generator | None) -> Float[Tensor, "n d"]: ...
-
-
-def noise_device(generator: torch.Generator | None, fallback: torch.device) -> torch.device:
-    """Random numbers are drawn where their generator lives."""
-    return fallback if generator is None else generator.device
-
-
-def _is_size(name: str, value: Any) -> bool:
-    """Whether an attribute is a number that the law was made with."""
-    return (
-        not name.startswith("_") and isinstance(value, int | float) and not isinstance(value, bool)
-    )

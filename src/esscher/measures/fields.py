@@ -22,14 +22,15 @@ Dim = Annotated[int, Field(ge=1, le=MOST_DIM)]
 
 
 class LawFields(Plain):
-    """The fields of one law. A law's file subclasses this with ``law: Literal[<its name>]``, its
-    fields and ``build``.
+    """The fields of one law. A law's file subclasses this with ``law: Literal[<its name>]``, the
+    arguments of the law as fields, and the class of the law as ``measure``.
 
-    Python has read the file once the law can be built from data: nothing else lists it, and no file
-    of a run can add one. ``size`` is the field that says how wide the law is.
+    A law can be built from data once Python has read its file: nothing else lists it, and no file
+    of a run can add one.
     """
 
-    size: ClassVar[str] = "scale"
+    measure: ClassVar[type[Measure]]
+    size: ClassVar[str] = "scale"  # the field that says how wide the law is
 
     law: str
 
@@ -51,7 +52,8 @@ class LawFields(Plain):
 
     def build(self, dtype: torch.dtype, device: str) -> Measure:
         """The law itself."""
-        raise NotImplementedError
+        given = {name: getattr(self, name) for name in type(self).model_fields if name != "law"}
+        return self.measure(**given, dtype=dtype, device=device)
 
 
 LAWS: dict[str, type[LawFields]] = {}
@@ -68,7 +70,7 @@ def read_law(value: Any) -> Any:
         raise ValueError(f"expected a mapping of fields, got {type(value).__name__}")
     name = value.get("law")
     if not isinstance(name, str) or name not in LAWS:
-        raise ValueError(f"law: expected one of {', '.join(map(repr, LAWS))}, got {name!r}")
+        raise ValueError(f"law: expected one of {', '.join(map(repr, sorted(LAWS)))}, got {name!r}")
     try:
         return LAWS[name].model_validate(value)
     except ValidationError as wrong:

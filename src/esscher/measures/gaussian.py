@@ -13,53 +13,20 @@ from torch import Tensor
 
 from esscher.inputs import as_tensor, is_finite
 from esscher.measures import line
-from esscher.measures.base import Measure, noise_device
-from esscher.measures.covariance import check_covariance, half_exponents
+from esscher.measures.base import Measure
 from esscher.measures.fields import Dim, LawFields
-from esscher.measures.line import Line, check_nodes, ladder, normalised
+from esscher.measures.line import Line, check_nodes, ladder, normalised, panels
+from esscher.measures.matrices import (
+    check_covariance,
+    half_exponents,
+    is_diagonal,
+    product,
+    shift,
+    wide_scores,
+)
 from esscher.measures.moments import from_cumulants
-from esscher.measures.panels import panels
-from esscher.measures.spectrum import is_diagonal, product
-from esscher.measures.wide import shift, wide_scores
 
 __all__ = ["Gaussian", "GaussianFields"]
-
-
-class GaussianFields(LawFields):
-    """N(mean, Sigma): eigenvalues of Sigma fall like variance * i^-decay, or are given one by one
-    in ``spectrum``.
-    """
-
-    size: ClassVar[str] = "variance"
-
-    law: Literal["gaussian"]
-    dim: Dim
-    variance: PositiveFloat = 1.0
-    decay: float = Field(0.0, ge=0.0)
-    spectrum: tuple[float, ...] | None = None
-    mean: float | tuple[float, ...] = 0.0
-
-    @model_validator(mode="after")
-    def _lengths(self) -> GaussianFields:
-        for name in ("spectrum", "mean"):
-            given = getattr(self, name)
-            if isinstance(given, tuple) and len(given) != self.dim:
-                raise ValueError(
-                    f"{name}: expected {self.dim} numbers, one per dimension, got {len(given)}"
-                )
-        return self
-
-    def build(self, dtype: torch.dtype, device: str) -> Gaussian:
-        indices = torch.arange(1, self.dim + 1, dtype=torch.float64)
-        values = self.variance * indices**-self.decay
-        if self.spectrum is not None:
-            values = torch.tensor(self.spectrum, dtype=torch.float64)
-        mean = (
-            torch.full((self.dim,), self.mean)
-            if isinstance(self.mean, float)
-            else torch.tensor(self.mean)
-        )
-        return Gaussian(torch.diag(values).to(device, dtype), mean.to(device, dtype))
 
 
 class Gaussian(Measure):
@@ -88,11 +55,10 @@ class Gaussian(Measure):
     @cached_property
     def spectrum(self) -> Float64[Tensor, " d"]:
         """The eigenvalues of Sigma."""
-        return (
-            self._cov.diagonal()
-            if is_diagonal(self._cov)
-            else torch.linalg.eigvalsh(self._cov).clamp_min(0.0)
-        )
+        if is_diagonal(self._cov):
+            return self._cov.diagonal()
+        values: Tensor = torch.linalg.eigvalsh(self._cov).clamp_min(0.0)
+        return values
 
     def _log_laplace(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]:
         plain = rows @ self._mean + 0.5 * ((rows @ self._cov) * rows).sum(-1)
@@ -127,9 +93,7 @@ class Gaussian(Measure):
         return self._cov.expand(rows.shape[0], -1, -1)
 
     def _sample(self, n: int, generator: torch.Generator | None) -> Float64[Tensor, "n d"]:
-        device = noise_device(generator, self.device)
-        noise = torch.randn(n, self.dim, dtype=torch.float64, device=device, generator=generator)
-        return self._mean + noise.to(self.device) @ self.root.T
+        return self._mean + self._noise(torch.randn, n, self.dim, generator) @ self.root.T
 
     @property
     def is_even(self) -> bool:
@@ -139,43 +103,23 @@ class Gaussian(Measure):
         return [(1.0, self)]
 
     def along(self, theta: Float64[Tensor, " d"]) -> list[Line]:
-        """Score m.theta + s g, token m + L u g with covariance L (I - u u^T) L^T; L = root, u = L^T
-        theta / s, s its length.
-
-        Whatever unit vector u is, these are two parts of the same Gaussian: rounding of u costs
-        nothing where s nearly vanishes.
-        """
-        u = self.root.T @ theta
-        s = float(u.norm())
-        if s == 0.0:
-            one = theta.new_ones(1)
-            return [
-                Line(
-                    theta[None] @ self.mean.double(),
-                    torch.zeros_like(one),
-                    self.mean.double()[None],
-                    one,
-                    self.root,
-                )
-            ]
+        s, step = self._score_step(theta)
         # weights tilt by up to exp(2 score), which moves the bell to g = 2s
-        g = ladder(-10.0, 2 * s + 10.0, _step(s)).to(theta.device)
-        return [self._line(theta, u / s, s, g, normalised(-0.5 * g * g))]
+        g = ladder(-10.0, 2 * s + 10.0, step).to(theta.device) if s > 0.0 else theta.new_zeros(1)
+        return [self._line(theta, g, normalised(-0.5 * g * g))]
 
     def pieces(self, theta: Float64[Tensor, " d"], cut: float) -> list[Line]:
         """Panels of g that end where the score is ``cut``."""
-        u = self.root.T @ theta
-        s = float(u.norm())
+        s, step = self._score_step(theta)
         if s == 0.0:
             return self.along(theta)
-        step, place = _step(s), (cut - float(theta @ self.mean.double())) / s
+        place = (cut - float(theta @ self.mean.double())) / s
         check_nodes(2.0 * (2 * s + 26.0) / step)
         z, weights = (
             x.to(theta.device) for x in panels(-10.0 / step, (2 * s + 16.0) / step, place / step)
         )
-        return [
-            self._line(theta, u / s, s, step * z, normalised(weights.log() - 0.5 * (step * z) ** 2))
-        ]
+        g = step * z
+        return [self._line(theta, g, normalised(weights.log() - 0.5 * g**2))]
 
     def score_tail(self, theta: Float64[Tensor, " d"], cut: float) -> float:
         s, centre = float((self.root.T @ theta).norm()), float(theta @ self.mean.double())
@@ -183,16 +127,28 @@ class Gaussian(Measure):
             return float(centre > cut)
         return 0.5 * math.erfc((cut - centre) / s / math.sqrt(2.0))
 
-    def _line(self, theta: Tensor, u: Tensor, s: float, g: Tensor, log_weights: Tensor) -> Line:
-        step = self.root @ u
-        means = self.mean.double() + g[:, None] * step
-        across = self.root - torch.outer(step, u)
+    def _score_step(self, theta: Float64[Tensor, " d"]) -> tuple[float, float]:
+        """The deviation s of the score, and a step in g that is at most ``line.STEP`` in it."""
+        s = float((self.root.T @ theta).norm())
+        return s, min(0.25, line.STEP / s) if s > 0.0 else 0.25
+
+    def _line(self, theta: Tensor, g: Tensor, log_weights: Tensor) -> Line:
+        """Score m.theta + s g, token m + L u g with covariance L (I - u u^T) L^T; L = root, u = L^T
+        theta / s, s its length.
+
+        Whatever unit vector u is, these are two parts of the same Gaussian: rounding of u costs
+        nothing where s nearly vanishes. Where it does vanish, u = 0.
+        """
+        u = self.root.T @ theta
+        s = float(u.norm())
+        u = u / s if s > 0.0 else u
+        mean, along = self.mean.double(), self.root @ u
         return Line(
-            float(theta @ self.mean.double()) + s * g,
+            float(theta @ mean) + s * g,
             log_weights,
-            means,
+            mean + g[:, None] * along,
             torch.ones_like(g),
-            across,
+            self.root - torch.outer(along, u),
         )
 
     @cached_property
@@ -219,6 +175,33 @@ class Gaussian(Measure):
         return double ** (1.0 / order) * self.reach, double * self._norm_moment(order)
 
 
-def _step(s: float) -> float:
-    """In g: at most ``line.STEP`` in the score."""
-    return min(0.25, line.STEP / s)
+class GaussianFields(LawFields):
+    """N(mean, Sigma): eigenvalues of Sigma fall like variance * i^-decay, or are given one by one
+    in ``spectrum``.
+    """
+
+    size: ClassVar[str] = "variance"
+
+    law: Literal["gaussian"]
+    dim: Dim
+    variance: PositiveFloat = 1.0
+    decay: float = Field(0.0, ge=0.0)
+    spectrum: tuple[float, ...] | None = None
+    mean: float | tuple[float, ...] = 0.0
+
+    @model_validator(mode="after")
+    def _lengths(self) -> GaussianFields:
+        for name in ("spectrum", "mean"):
+            given = getattr(self, name)
+            if isinstance(given, tuple) and len(given) != self.dim:
+                raise ValueError(
+                    f"{name}: expected {self.dim} numbers, one per dimension, got {len(given)}"
+                )
+        return self
+
+    def build(self, dtype: torch.dtype, device: str) -> Gaussian:
+        values = self.variance * torch.arange(1, self.dim + 1, dtype=torch.float64) ** -self.decay
+        if self.spectrum is not None:
+            values = torch.tensor(self.spectrum, dtype=torch.float64)
+        mean = torch.tensor(self.mean, dtype=torch.float64).expand(self.dim)
+        return Gaussian(torch.diag(values).to(device, dtype), mean.to(device, dtype))

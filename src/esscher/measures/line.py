@@ -3,26 +3,42 @@ given its score.
 
 The exact error of attention needs E[h(score) |V y|^2] and its like. When the token given its score
 has a known mean and covariance, these are one-dimensional integrals whatever d is; here they become
-weighted nodes. The rules are trapezoid rules of analytic functions on the whole line, with a step
-in the score of at most ``STEP``: the functions they meet are analytic for |Im score| < pi/2, so the
-error is about exp(-pi^2 / STEP).
+weighted nodes of one of two rules. Smooth functions: a trapezoid rule on the whole line with a step
+in the score of at most ``STEP``; the functions it meets are analytic for |Im score| < pi/2, so its
+error is about exp(-pi^2 / STEP). Functions with a jump: Gauss-Legendre panels that end there.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-__all__ = ["NEGLIGIBLE", "Line", "check_nodes", "edge", "invert", "ladder", "normalised", "points"]
+__all__ = [
+    "NEGLIGIBLE",
+    "Line",
+    "check_nodes",
+    "edge",
+    "graded",
+    "invert",
+    "ladder",
+    "normalised",
+    "panels",
+    "points",
+]
 
 STEP = 0.3
 NEGLIGIBLE = 46.0  # nodes below exp(-46) of the largest, tilted or not, are left out
 MAX_NODES = 1 << 21
+PANEL = 6.0  # length of a panel, in steps of a trapezoid rule that would resolve the function
+# nodes of a panel: of half-length L, nearest singularity L a away, error (a + sqrt(a^2 - 1))^-24
+X, W = np.polynomial.legendre.leggauss(12)
 
 
 @dataclass(frozen=True)
@@ -53,13 +69,8 @@ def points(
     """The given tokens, without spread; equally likely where no weights are given."""
     if log_weights is None:
         log_weights = torch.full_like(tokens[:, 0], -math.log(tokens.shape[0]))
-    return Line(
-        tokens @ theta,
-        log_weights,
-        tokens,
-        torch.ones_like(log_weights),
-        theta.new_zeros(theta.numel(), 0),
-    )
+    no_spread = theta.new_zeros(theta.numel(), 0)
+    return Line(tokens @ theta, log_weights, tokens, torch.ones_like(log_weights), no_spread)
 
 
 def normalised(log_weights: Float64[Tensor, " N"]) -> Float64[Tensor, " N"]:
@@ -70,8 +81,7 @@ def ladder(start: float, end: float, step: float) -> Float64[Tensor, " N"]:
     """Equally spaced nodes."""
     nodes = (end - start) / step
     check_nodes(nodes)
-    count = math.ceil(nodes) + 1
-    return start + step * torch.arange(count, dtype=torch.float64)
+    return start + step * torch.arange(math.ceil(nodes) + 1, dtype=torch.float64)
 
 
 def check_nodes(count: float) -> None:
@@ -105,3 +115,35 @@ def edge(exponent: Callable[[float], float]) -> float:
         elif value < best - NEGLIGIBLE:
             return y
         step *= 1.02
+
+
+def panels(
+    first: float, last: float, cut: float | None = None
+) -> tuple[Float64[Tensor, " N"], Float64[Tensor, " N"]]:
+    """Gauss-Legendre nodes and weights on [first, last], whose unit is a step that resolves the
+    function; no panel straddles ``cut``.
+    """
+    ends = [first, last] if cut is None or not first < cut < last else [first, cut, last]
+    edges = [
+        np.linspace(a, b, max(1, math.ceil((b - a) / PANEL)) + 1)[(i > 0) :]
+        for i, (a, b) in enumerate(itertools.pairwise(ends))
+    ]
+    return _legendre(np.concatenate(edges))
+
+
+def graded(
+    first: float, last: float, unit: float, halvings: int
+) -> tuple[Float64[Tensor, " N"], Float64[Tensor, " N"]]:
+    """The same on [first, last], first >= 0: panels of length ``unit`` at most, and ever shorter
+    towards 0.
+    """
+    edges = np.append(0.0, unit * 2.0 ** np.arange(-halvings, 1.0))
+    edges = edges[edges > first]
+    start = first if edges.size == 0 else float(edges[-1])
+    far = np.linspace(start, last, max(1, math.ceil((last - start) / unit)) + 1)
+    return _legendre(np.concatenate([np.append(first, edges[:-1]) if edges.size else edges, far]))
+
+
+def _legendre(edges: np.ndarray) -> tuple[Tensor, Tensor]:
+    half, middle = 0.5 * np.diff(edges)[:, None], 0.5 * (edges[1:] + edges[:-1])[:, None]
+    return torch.from_numpy((middle + half * X).ravel()), torch.from_numpy((half * W).ravel())

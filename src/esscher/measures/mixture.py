@@ -14,38 +14,21 @@ from jaxtyping import Float64
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from esscher.measures.base import Measure, noise_device
-from esscher.measures.covariance import check_covariance
-from esscher.measures.ellipsoid import above, ellipsoids
+from esscher.measures.base import Measure
 from esscher.measures.fields import LawFields, LawSpec
 from esscher.measures.gaussian import Gaussian
 from esscher.measures.line import Line
+from esscher.measures.matrices import (
+    check_covariance,
+    ellipsoids,
+    spectral_norm,
+    split,
+    upper_bound,
+)
 from esscher.measures.moments import power
-from esscher.measures.spectrum import spectral_norm
-from esscher.measures.weights import check_weights, log_mean_exp
-from esscher.measures.wide import split
+from esscher.measures.pool import check_weights, choose
 
-__all__ = ["Mixture", "MixtureFields"]
-
-
-class MixtureFields(LawFields):
-    law: Literal["mixture"]
-    weights: Annotated[tuple[float, ...], Field(min_length=1)]
-    components: tuple[LawSpec, ...]
-
-    @model_validator(mode="after")
-    def _one_each(self) -> MixtureFields:
-        if len(self.weights) != len(self.components):
-            raise ValueError(
-                f"weights: expected {len(self.components)} numbers, one per component, got"
-                f" {len(self.weights)}"
-            )
-        return self
-
-    def build(self, dtype: torch.dtype, device: str) -> Mixture:
-        return Mixture(
-            list(self.weights), [component.build(dtype, device) for component in self.components]
-        )
+__all__ = ["Mixture"]
 
 
 class Mixture(Measure):
@@ -90,7 +73,11 @@ class Mixture(Measure):
         return (self.weights.log() + self._transforms(rows)).softmax(-1)
 
     def _log_laplace(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]:
-        return log_mean_exp(self._transforms(rows), self.weights)
+        transforms = self._transforms(rows)
+        large = torch.logsumexp(transforms + self.weights.log(), dim=-1)
+        # small ones by log1p and expm1, which do not round at one
+        small = torch.log1p(torch.expm1(transforms.clamp(-1.0, 1.0)) @ self.weights)
+        return torch.where(transforms.detach().abs().amax(-1) < 0.5, small, large)
 
     def _apart(
         self, rows: Tensor, weights: Tensor
@@ -129,10 +116,7 @@ class Mixture(Measure):
         return torch.einsum("mk,kmd->md", tied.to(points), points)
 
     def _sample(self, n: int, generator: torch.Generator | None) -> Float64[Tensor, "n d"]:
-        device = noise_device(generator, self.device)
-        labels = torch.multinomial(
-            self.weights.to(device), n, replacement=True, generator=generator
-        ).to(self.device)
+        labels = choose(self.weights, n, generator)
         tokens = torch.empty(n, self.dim, dtype=torch.float64, device=self.device)
         for k, component in enumerate(self.components):
             chosen = labels == k
@@ -141,22 +125,17 @@ class Mixture(Measure):
                 tokens[chosen] = component.sample(count, generator).double()
         return tokens
 
+    @cached_property
     def _used(self) -> list[tuple[float, Measure]]:
         """Components of weight above 0."""
-        return [
-            (float(w), c)
-            for w, c in zip(self.weights, self.components, strict=True)
-            if float(w) > 0
-        ]
+        pairs = zip(self.weights.tolist(), self.components, strict=True)
+        return [(weight, component) for weight, component in pairs if weight > 0]
 
     def gaussian_parts(self) -> list[tuple[float, Gaussian]] | None:
-        parts: list[tuple[float, Gaussian]] = []
-        for weight, component in self._used():
-            own = component.gaussian_parts()
-            if own is None:
-                return None
-            parts += [(weight * share, part) for share, part in own]
-        return parts
+        parts = [(weight, component.gaussian_parts()) for weight, component in self._used]
+        if any(own is None for _, own in parts):
+            return None
+        return [(weight * share, part) for weight, own in parts for share, part in own or ()]
 
     def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
         return self._joined(lambda component: component.along(theta))
@@ -164,24 +143,24 @@ class Mixture(Measure):
     def pieces(self, theta: Float64[Tensor, " d"], cut: float) -> list[Line] | None:
         return self._joined(lambda component: component.pieces(theta, cut))
 
-    def score_tail(self, theta: Float64[Tensor, " d"], cut: float) -> float | None:
-        tails = [component.score_tail(theta, cut) for _, component in self._used()]
-        shares = [weight for weight, _ in self._used()]
-        known = [
-            share * tail for share, tail in zip(shares, tails, strict=True) if tail is not None
-        ]
-        return sum(known) if len(known) == len(tails) else None
-
     def _joined(self, nodes: Callable[[Measure], list[Line] | None]) -> list[Line] | None:
-        lines: list[Line] = []
-        for weight, component in self._used():
-            parts = nodes(component)
-            if parts is None:
+        parts = [(weight, nodes(component)) for weight, component in self._used]
+        if any(lines is None for _, lines in parts):
+            return None
+        return [
+            replace(line, log_weights=line.log_weights + math.log(weight))
+            for weight, lines in parts
+            for line in lines or ()
+        ]
+
+    def score_tail(self, theta: Float64[Tensor, " d"], cut: float) -> float | None:
+        total = 0.0
+        for weight, component in self._used:
+            tail = component.score_tail(theta, cut)
+            if tail is None:
                 return None
-            lines += [
-                replace(line, log_weights=line.log_weights + math.log(weight)) for line in parts
-            ]
-        return lines
+            total += weight * tail
+        return total
 
     @cached_property
     def subgaussian_roots(self) -> list[Float64[Tensor, "d d"]] | None:
@@ -190,21 +169,20 @@ class Mixture(Measure):
         a pool: S = U + E. U is built by U <- U + (S_k - U)_+; it is the largest S_k where there is
         one. Also U = max_k ||S_k|| I with a ball for E.
         """
-        parts = [component.subgaussian_roots for _, component in self._used()]
+        parts = [component.subgaussian_roots for _, component in self._used]
         known = [min(part, key=spectral_norm) for part in parts if part]
         if len(known) < len(parts):
             return None
-        upper = functools.reduce(above, (root @ root.T for root in known))
-        between = ellipsoids(
-            torch.stack([component.mean.double() for _, component in self._used()])
-        )
+        upper = functools.reduce(upper_bound, (root @ root.T for root in known))
+        means = torch.stack([component.mean.double() for _, component in self._used])
+        between = ellipsoids(means)
         largest = max(spectral_norm(root) for root in known)
         ball = between[0] + largest * largest * torch.eye(self.dim).to(between[0])
         return [check_covariance(S, "S")[1] for S in (*(upper + E for E in between), ball)]
 
     def support_radius(self) -> float | None:
         radii = []
-        for _, component in self._used():
+        for _, component in self._used:
             radius = component.support_radius()
             if radius is None:
                 return None
@@ -227,10 +205,30 @@ class Mixture(Measure):
         self, order: int, of: Callable[[Measure], float | None], value: Callable[[Tensor], Tensor]
     ) -> float | None:
         total = 0.0
-        for weight, component in self._used():
+        for weight, component in self._used:
             own = of(component)
             if own is None:
                 return None
             apart = value(component.mean.double() - self.mean.double())
             total += weight * power(float(apart.norm()) + own ** (1.0 / order), order)
         return total
+
+
+class MixtureFields(LawFields):
+    law: Literal["mixture"]
+    weights: Annotated[tuple[float, ...], Field(min_length=1)]
+    components: tuple[LawSpec, ...]
+
+    @model_validator(mode="after")
+    def _one_each(self) -> MixtureFields:
+        if len(self.weights) != len(self.components):
+            raise ValueError(
+                f"weights: expected {len(self.components)} numbers, one per component, got"
+                f" {len(self.weights)}"
+            )
+        return self
+
+    def build(self, dtype: torch.dtype, device: str) -> Mixture:
+        return Mixture(
+            list(self.weights), [component.build(dtype, device) for component in self.components]
+        )

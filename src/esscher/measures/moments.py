@@ -29,11 +29,8 @@ def from_cumulants(cumulants: list[float]) -> float:
     """The last raw moment that goes with cumulants 1 .. r."""
     moments = [1.0]
     for r in range(1, len(cumulants) + 1):
-        moments.append(
-            sum(
-                math.comb(r - 1, j - 1) * cumulants[j - 1] * moments[r - j] for j in range(1, r + 1)
-            )
-        )
+        terms = (math.comb(r - 1, j) * cumulants[j] * moments[r - 1 - j] for j in range(r))
+        moments.append(sum(terms))
     return moments[-1]
 
 
@@ -42,10 +39,8 @@ def to_cumulants(raw: list[float]) -> list[float]:
     moments = [1.0, *raw]
     cumulants: list[float] = []
     for r in range(1, len(moments)):
-        below = sum(
-            math.comb(r - 1, j - 1) * cumulants[j - 1] * moments[r - j] for j in range(1, r)
-        )
-        cumulants.append(moments[r] - below)
+        terms = (math.comb(r - 1, j) * cumulants[j] * moments[r - 1 - j] for j in range(r - 1))
+        cumulants.append(moments[r] - sum(terms))
     return cumulants
 
 
@@ -64,41 +59,30 @@ def fourth_moment(
     None where C cannot be differentiated at 0, or where differences do not bear the derivatives
     out.
     """
+
+    def trace(cov: Float64[Tensor, "*m d d"]) -> Float64[Tensor, "*m"]:
+        return torch.einsum("ai,...ij,aj->...", V, cov, V)
+
     d = V.shape[1]
     if d > WIDEST or V.shape[0] > WIDEST:
         return None
     theta = torch.zeros(1, d, dtype=torch.float64, device=V.device, requires_grad=True)
+    curvature = 0.0
     with torch.enable_grad():
         cov = tilted_cov(theta)[0]
         if not cov.requires_grad:
             return None
-        (slope,) = torch.autograd.grad(_trace(cov, V), theta, create_graph=True)
-        curved = _curvatures(slope[0], theta, V)
+        (slope,) = torch.autograd.grad(trace(cov), theta, create_graph=True)
+        for row in V if slope.requires_grad else V[:0]:
+            (bend,) = torch.autograd.grad(slope[0] @ row, theta, retain_graph=True)
+            curvature += float(bend[0] @ row)
     spread = V @ cov.detach() @ V.T
-    flat = float(spread.trace() ** 2 + 2.0 * spread.square().sum())
+    gaussian = float(spread.trace() ** 2 + 2.0 * spread.square().sum())
     steps = STEP / spread.diagonal().clamp_min(1e-300).sqrt()[:, None]
     ends = torch.cat([steps * V, -steps * V])
-    seen = _trace(tilted_cov(ends).detach(), V).reshape(2, -1).sum(0) - 2.0 * spread.trace()
+    seen = trace(tilted_cov(ends).detach()).reshape(2, -1).sum(0) - 2.0 * spread.trace()
     moving = spread.diagonal() > 0
     checked = float((seen / steps[:, 0] ** 2)[moving].sum())
-    found = flat + curved
-    if not math.isfinite(found) or not abs(checked - curved) <= AGREE * flat:
-        return None
-    return found
-
-
-def _trace(cov: Float64[Tensor, "*m d d"], V: Float64[Tensor, "d_out d"]) -> Float64[Tensor, "*m"]:
-    return torch.einsum("ai,...ij,aj->...", V, cov, V)
-
-
-def _curvatures(
-    slope: Float64[Tensor, " d"], theta: Float64[Tensor, "1 d"], V: Float64[Tensor, "d_out d"]
-) -> float:
-    """Sum over the rows of V of the second derivative along each."""
-    if not slope.requires_grad:
-        return 0.0
-    total = 0.0
-    for row in V:
-        (bend,) = torch.autograd.grad(slope @ row, theta, retain_graph=True)
-        total += float(bend[0] @ row)
-    return total
+    found = gaussian + curvature
+    agrees = abs(checked - curvature) <= AGREE * gaussian
+    return found if math.isfinite(found) and agrees else None

@@ -7,18 +7,15 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from esscher.inputs import as_tensor
-from esscher.measures.base import Measure, noise_device
-from esscher.measures.covariance import check_covariance
-from esscher.measures.ellipsoid import ellipsoids
+from esscher.measures.base import Measure
 from esscher.measures.line import Line, points
-from esscher.measures.weights import check_weights
-from esscher.measures.wide import split, wide_scores
+from esscher.measures.matrices import check_covariance, ellipsoids, split, wide_scores
 
-__all__ = ["Pool"]
+__all__ = ["Pool", "check_weights", "choose"]
 
 BLOCK = 1 << 21  # scores held at once (16 MiB in float64), whatever the size of the pool
 
@@ -47,36 +44,24 @@ class Pool(Measure):
             self.weights = check_weights(weights, tokens.shape[0]).to(self.device)
 
     def __repr__(self) -> str:
-        return (
-            f"Pool(dim={self.dim}, {self.size}"
-            f" tokens{'' if self.weights is None else ', weighted'})"
-        )
+        weighted = "" if self.weights is None else ", weighted"
+        return f"Pool(dim={self.dim}, {self.size} tokens{weighted})"
 
     @property
     def size(self) -> int:
         return int(self.tokens.shape[0])
 
-    def _blocks(
-        self, rows: Tensor
-    ) -> Iterator[tuple[Float64[Tensor, "b d"], Float64[Tensor, "m b"]]]:
-        """Blocks of tokens with their scores <theta, y_j> + log w_j, the weights normalised."""
-        total = float(self.size) if self.weights is None else 1.0
-        for tokens, scores, weights in self._plain_blocks(rows):
-            yield tokens, scores + (weights / total).log()
-
     def _log_laplace(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]:
-        parts = [torch.logsumexp(scores, dim=-1) for _, scores in self._blocks(rows)]
+        parts = [
+            torch.logsumexp(scores + share.log(), dim=-1) for _, scores, share in self._blocks(rows)
+        ]
         large = torch.logsumexp(torch.stack(parts), dim=0)
         small = rows.detach().abs().amax(-1) * (self.dim * self._largest) < 0.5
         if not bool(small.any()):
             return large
         # small scores by log1p and expm1, which do not round at one
         inner = torch.where(small[:, None], rows, 0.0)
-        total = self.size if self.weights is None else 1.0
-        mean = sum(
-            torch.expm1(scores) @ (weights / total)
-            for _, scores, weights in self._plain_blocks(inner)
-        )
+        mean = sum(torch.expm1(scores) @ share for _, scores, share in self._blocks(inner))
         return torch.where(small, torch.log1p(torch.as_tensor(mean)), large)
 
     @cached_property
@@ -86,16 +71,16 @@ class Pool(Measure):
     def _tilted_mean(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
         total = self._log_laplace(rows)[:, None]
         mean = torch.zeros_like(rows)
-        for tokens, scores in self._blocks(rows):
-            mean = mean + torch.exp(scores - total) @ tokens
+        for tokens, scores, share in self._blocks(rows):
+            mean = mean + torch.exp(scores + share.log() - total) @ tokens
         return mean
 
     def _tilted_cov(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d d"]:
         total = self._log_laplace(rows)[:, None]
         mean = self._tilted_mean(rows)
         cov = rows.new_zeros(rows.shape[0], self.dim, self.dim)
-        for tokens, scores in self._blocks(rows):
-            weights = torch.exp(scores - total)
+        for tokens, scores, share in self._blocks(rows):
+            weights = torch.exp(scores + share.log() - total)
             # centred on each query's own mean: no cancellation, flat memory
             for i in range(rows.shape[0]):
                 apart = tokens - mean[i]
@@ -107,36 +92,31 @@ class Pool(Measure):
         # the longest way along theta is that along any multiple of it
         rows, _ = split(rows, ordinary=0.0)
         best = torch.full_like(rows[:, 0], -torch.inf)
-        for _, scores, visible in self._plain_blocks(rows):
-            best = torch.maximum(best, scores.masked_fill(visible == 0, -torch.inf).max(-1).values)
+        for _, scores, share in self._blocks(rows):
+            best = torch.maximum(best, scores.masked_fill(share == 0, -torch.inf).max(-1).values)
         total, mass = torch.zeros_like(rows), torch.zeros_like(best)
-        for tokens, scores, weights in self._plain_blocks(rows):
-            tied = (scores == best[:, None]) * weights
+        for tokens, scores, share in self._blocks(rows):
+            tied = (scores == best[:, None]) * share
             total, mass = total + tied @ tokens, mass + tied.sum(-1)
         return total / mass[:, None]
 
-    def _plain_blocks(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Blocks of tokens with their scores <theta, y_j> and weights."""
+    def _blocks(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Blocks of tokens with their scores <theta, y_j> and their weights, which sum to one."""
         step = max(1, BLOCK // max(1, rows.shape[0]))
         reach = float(rows.detach().abs().max()) * self.dim if rows.numel() else 0.0
         wide = not reach * self._largest < 1e300
+        even = torch.full((step,), 1.0 / self.size, dtype=torch.float64, device=self.device)
         for start in range(0, self.size, step):
             tokens = self.tokens[start : start + step].double()
-            weights = (
-                tokens.new_ones(tokens.shape[0])
-                if self.weights is None
-                else self.weights[start : start + step]
-            )
-            yield tokens, wide_scores(rows, tokens) if wide else rows @ tokens.T, weights
+            share = even if self.weights is None else self.weights[start : start + step]
+            scores = wide_scores(rows, tokens) if wide else rows @ tokens.T
+            yield tokens, scores, share[: len(tokens)]
 
     def _sample(self, n: int, generator: torch.Generator | None) -> Float[Tensor, "n d"]:
-        device = noise_device(generator, self.device)
-        if self.weights is None:
-            chosen = torch.randint(self.size, (n,), device=device, generator=generator)
-        else:
-            chosen = torch.multinomial(
-                self.weights.to(device), n, replacement=True, generator=generator
-            )
+        if self.weights is not None:
+            return self.tokens[choose(self.weights, n, generator)]
+        device = self.device if generator is None else generator.device
+        chosen = torch.randint(self.size, (n,), device=device, generator=generator)
         return self.tokens[chosen.to(self.device)]
 
     def _used(self) -> Float64[Tensor, "k d"]:
@@ -151,11 +131,8 @@ class Pool(Measure):
         return self.tokens.double() if self.weights is None else None
 
     def along(self, theta: Float64[Tensor, " d"]) -> list[Line]:
-        return [
-            points(
-                theta, self.tokens.double(), None if self.weights is None else self.weights.log()
-            )
-        ]
+        log_weights = None if self.weights is None else self.weights.log()
+        return [points(theta, self.tokens.double(), log_weights)]
 
     @cached_property
     def subgaussian_roots(self) -> list[Float64[Tensor, "d d"]]:
@@ -175,3 +152,27 @@ class Pool(Measure):
 
     def _average(self, sizes: Float64[Tensor, " N"]) -> float:
         return float(sizes.mean() if self.weights is None else sizes @ self.weights)
+
+
+def check_weights(weights: Any, size: int) -> Float64[Tensor, " k"]:
+    """Non-negative weights of the given number, normalised to sum to one."""
+    checked = as_tensor(weights, "weights", ndim=1).double()
+    if checked.numel() != size:
+        raise ValueError(f"weights: expected {size} numbers, got {checked.numel()}")
+    if bool((checked < 0).any()):
+        raise ValueError(
+            f"weights: expected no negative number, got {float(checked.detach().min())}"
+        )
+    largest = checked.max()
+    if float(largest.detach()) <= 0:
+        raise ValueError("weights: expected at least one above 0, got only zeros")
+    checked = checked / largest  # so that the sum cannot overflow
+    return checked / checked.sum()
+
+
+def choose(
+    weights: Float64[Tensor, " k"], n: int, generator: torch.Generator | None
+) -> Int64[Tensor, " n"]:
+    """n places drawn by weight, with replacement, where the generator lives."""
+    here = weights if generator is None else weights.to(generator.device)
+    return torch.multinomial(here, n, replacement=True, generator=generator).to(weights.device)

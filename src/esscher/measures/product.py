@@ -1,28 +1,37 @@
-"""Laws with independent coordinates: everything happens one coordinate at a time."""
+"""Laws with independent coordinates, where everything happens one coordinate at a time: the cube,
+independent signs, and Laplace tokens.
+"""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float64
+from pydantic import PositiveFloat
 from torch import Tensor
 
-from esscher.measures.base import Measure, noise_device
-from esscher.measures.moments import from_cumulants, to_cumulants
-from esscher.measures.spectrum import product
+from esscher.inputs import as_positive
+from esscher.measures import line
+from esscher.measures.base import Measure
+from esscher.measures.fields import Dim, LawFields
+from esscher.measures.line import NEGLIGIBLE, Line, ladder, normalised, points
+from esscher.measures.matrices import product
+from esscher.measures.moments import from_cumulants, power, to_cumulants
+from esscher.measures.radial import scaled_log, scaled_mean, sech_squared, spread
+from esscher.measures.rotational import Ball
 
-__all__ = ["Product"]
+__all__ = ["Cube", "Laplace", "Product", "Rademacher"]
+
+CORNERS = 12  # up to this dimension the law of signs along a tilt is listed corner by corner
+FEW = 6  # and up to this one its corners are few
 
 
 class Product(Measure):
     """d independent copies of one symmetric law on the line: K(theta) = sum_i k(theta_i)."""
-
-    def __init__(self, dim: Any, dtype: torch.dtype, device: torch.device | str) -> None:
-        super().__init__(dim, dtype, device)
 
     @abstractmethod
     def _log_laplace_1d(self, x: Tensor) -> Tensor:
@@ -62,10 +71,7 @@ class Product(Measure):
         return torch.diag_embed(self._variance_1d(rows))
 
     def _sample(self, n: int, generator: torch.Generator | None) -> Float64[Tensor, "n d"]:
-        device = noise_device(generator, self.device)
-        return self._quantile_1d(
-            torch.rand(n, self.dim, dtype=torch.float64, device=device, generator=generator)
-        )
+        return self._quantile_1d(self._noise(torch.rand, n, self.dim, generator))
 
     @property
     def is_even(self) -> bool:
@@ -83,11 +89,9 @@ class Product(Measure):
     def subgaussian_roots(self) -> list[Float64[Tensor, "d d"]] | None:
         """S = sigma^2 I, coordinates being independent."""
         sigma = self._sigma_1d()
-        return (
-            None
-            if sigma is None
-            else [sigma * torch.eye(self.dim, dtype=torch.float64, device=self.device)]
-        )
+        if sigma is None:
+            return None
+        return [sigma * torch.eye(self.dim, dtype=torch.float64, device=self.device)]
 
     def _norm_moment(self, order: int) -> float:
         """Cumulants of |y|^2 are d times those of y_i^2."""
@@ -99,11 +103,197 @@ class Product(Measure):
         G = product(V.T, V)
         isotropic = float(G.trace() ** 2 + 2.0 * (G * G).sum())
         m2, m4 = self._moment_1d(2), self._moment_1d(4)
-        return _or_infinite(
-            m2 * m2 * isotropic + (m4 - 3.0 * m2 * m2) * float((G.diagonal() ** 2).sum())
-        )
+        excess = (m4 - 3.0 * m2 * m2) * float((G.diagonal() ** 2).sum())
+        return _or_infinite(m2 * m2 * isotropic + excess)
 
 
 def _or_infinite(moment: float) -> float:
     """inf - inf: beyond float64."""
     return math.inf if math.isnan(moment) else moment
+
+
+class Cube(Product):
+    """Uniform on [-half_width, half_width]^dim: k(x) = log(sinh(ax) / (ax)), tilted mean by
+    Langevin's function.
+    """
+
+    is_entire: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        dim: Any,
+        half_width: Any = 1.0,
+        *,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(dim, dtype, device)
+        self.half_width = as_positive(half_width, "half_width")
+
+    def _log_laplace_1d(self, x: Tensor) -> Tensor:
+        return scaled_log(1.5, self.half_width, x[..., None])
+
+    def _mean_1d(self, x: Tensor) -> Tensor:
+        return scaled_mean(1.5, self.half_width, x[..., None])[..., 0]
+
+    def _variance_1d(self, x: Tensor) -> Tensor:
+        return spread(1.5, self.half_width, x.abs())[1]
+
+    def _quantile_1d(self, u: Tensor) -> Tensor:
+        return self.half_width * (2.0 * u - 1.0)
+
+    def _moment_1d(self, order: int) -> float:
+        return power(self.half_width, order) / (order + 1)
+
+    def _sigma_1d(self) -> float:
+        """sinh(x)/x <= exp(x^2/6), since (2k+1)! >= 6^k k!."""
+        return self.half_width / math.sqrt(3.0)
+
+    def _edge_1d(self) -> float:
+        return self.half_width
+
+    def as_rotational(self) -> Ball | None:
+        """An interval is a ball."""
+        if self.dim > 1:
+            return None
+        return Ball(1, self.half_width, dtype=self.dtype, device=self.device)
+
+    def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
+        ball = self.as_rotational()
+        return None if ball is None else ball.along(theta)
+
+
+class CubeFields(LawFields):
+    measure: ClassVar[type[Measure]] = Cube
+    size: ClassVar[str] = "half_width"
+
+    law: Literal["cube"]
+    dim: Dim
+    half_width: PositiveFloat = 1.0
+
+
+class Rademacher(Product):
+    """Each coordinate is +scale or -scale with equal chance: k(x) = log cosh(scale x), tilted mean
+    scale tanh.
+    """
+
+    is_entire: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        dim: Any,
+        scale: Any = 1.0,
+        *,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(dim, dtype, device)
+        self.scale = as_positive(scale, "scale")
+
+    def _log_laplace_1d(self, x: Tensor) -> Tensor:
+        return scaled_log(0.5, self.scale, x[..., None])
+
+    def _mean_1d(self, x: Tensor) -> Tensor:
+        return self.scale * torch.tanh(self.scale * x)
+
+    def _variance_1d(self, x: Tensor) -> Tensor:
+        return sech_squared(self.scale, x.abs())
+
+    def _quantile_1d(self, u: Tensor) -> Tensor:
+        return self.scale * (2.0 * (u >= 0.5).to(u.dtype) - 1.0)
+
+    def _moment_1d(self, order: int) -> float:
+        return power(self.scale, order)
+
+    def _sigma_1d(self) -> float:
+        """cosh x <= exp(x^2/2)."""
+        return self.scale
+
+    def _edge_1d(self) -> float:
+        return self.scale
+
+    def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
+        return None if self.dim > CORNERS else [points(theta, self._corners())]
+
+    def points(self) -> Float64[Tensor, "N d"] | None:
+        return None if self.dim > FEW else self._corners()
+
+    def _corners(self) -> Float64[Tensor, "N d"]:
+        ends = torch.tensor([-self.scale, self.scale], dtype=torch.float64, device=self.device)
+        return torch.cartesian_prod(*self.dim * [ends]).reshape(-1, self.dim)
+
+
+class RademacherFields(LawFields):
+    measure: ClassVar[type[Measure]] = Rademacher
+
+    law: Literal["rademacher"]
+    dim: Dim
+    scale: PositiveFloat = 1.0
+
+
+class Laplace(Product):
+    """Two-sided exponential coordinates of scale b: k(x) = -log(1 - b^2 x^2), finite only for |x| <
+    1/b.
+    """
+
+    def __init__(
+        self,
+        dim: Any,
+        scale: Any = 1.0,
+        *,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(dim, dtype, device)
+        self.scale = as_positive(scale, "scale")
+
+    def _check_domain(self, rows: Float64[Tensor, "m d"]) -> None:
+        worst = float(rows.detach().abs().max()) if rows.numel() else 0.0
+        if worst * self.scale >= 1.0:
+            raise ValueError(
+                f"theta: a Laplace law of scale {self.scale:g} has a limit only where every"
+                f" |theta_i| < {1 / self.scale:g}, got {worst:g}; its transform is infinite there,"
+                " so attention does not converge"
+            )
+
+    def _log_laplace_1d(self, x: Tensor) -> Tensor:
+        a = self.scale * x
+        # near the edge (1 - a)(1 + a) does not cancel; far from it log1p does not round at one
+        return -torch.where(a.abs() > 0.5, torch.log((1.0 - a) * (1.0 + a)), torch.log1p(-a * a))
+
+    def _mean_1d(self, x: Tensor) -> Tensor:
+        a = self.scale * x
+        return self.scale * (2.0 * a / ((1.0 - a) * (1.0 + a)))
+
+    def _variance_1d(self, x: Tensor) -> Tensor:
+        a = self.scale * x
+        return self.scale * (self.scale * (2.0 * (1.0 + a * a) / ((1.0 - a) * (1.0 + a)) ** 2))
+
+    def _quantile_1d(self, u: Tensor) -> Tensor:
+        centred = u - 0.5
+        # clamp: u = 0 has chance 2^-53 per draw and would give an infinite token
+        log_tail = torch.log1p((-2.0 * centred.abs()).clamp_min(-1.0 + 2.0**-53))
+        return -self.scale * centred.sign() * log_tail
+
+    def _moment_1d(self, order: int) -> float:
+        return math.factorial(order) * power(self.scale, order)
+
+    def along(self, theta: Float64[Tensor, " d"]) -> list[Line] | None:
+        """Token +-b e^z with weight exp(z - e^z) / 2: one dimension only, no spread."""
+        if self.dim > 1:
+            return None
+        size = self.scale * abs(float(theta))
+        top = math.log(2.5 * NEGLIGIBLE / (1.0 - size))
+        step = min(0.1, line.STEP / (size * math.exp(top)) if size > 0 else 1.0)
+        z = ladder(-NEGLIGIBLE, top, step).to(theta.device)
+        tokens = self.scale * torch.exp(z)
+        log_weights = normalised((z - torch.exp(z)).repeat(2))
+        return [points(theta, torch.cat([-tokens, tokens])[:, None], log_weights)]
+
+
+class LaplaceFields(LawFields):
+    measure: ClassVar[type[Measure]] = Laplace
+
+    law: Literal["laplace"]
+    dim: Dim
+    scale: PositiveFloat = 1.0

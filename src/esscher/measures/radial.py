@@ -2,8 +2,7 @@
 
 For v > 0 and r >= 0, with rho = r^2,
 
-    K_v(r) = log 0F1(; v; r^2 / 4),      B_v(r) = K_v'(r) = I_v(r) / I_{v-1}(r),      q_v = B_v(r) /
-    r.
+    K_v(r) = log 0F1(; v; r^2 / 4),   B_v(r) = K_v'(r) = I_v(r) / I_{v-1}(r),   q_v = B_v(r) / r.
 
 The uniform law on the sphere of radius R in R^d has log-Laplace transform K_{d/2}(R |theta|), the
 ball K_{d/2+1}(R |theta|); v = 1/2 is log cosh (Rademacher), v = 3/2 is log(sinh r / r) (uniform on
@@ -13,8 +12,8 @@ Direct Bessel quotients underflow for large v and lose all digits for large r. H
 ``FLOOR`` use Debye's uniform expansion (DLMF 10.41), rearranged so that no two large numbers are
 subtracted, and lower orders are reached by
 
-    q_v = 1 / (2v + rho q_{v+1}),    K_v = K_{v+1} + log1p(rho q_{v+1} / 2v),    B_v' = q_v^2 (2v -
-    rho B_{v+1}'),
+    q_v = 1 / (2v + rho q_{v+1}),   K_v = K_{v+1} + log1p(rho q_{v+1} / 2v),
+    B_v' = q_v^2 (2v - rho B_{v+1}'),
 
 whose terms are positive and whose rounding errors do not grow. Nothing is truncated, so r from 0 to
 1e12 and beyond and v from 1/2 to 4096 keep about 14 digits, the curvature 12.
@@ -31,11 +30,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from esscher.measures.wide import norms, units
+from esscher.measures.matrices import norms, units
 
 __all__ = [
     "Radial",
-    "log_transform",
     "radial",
     "scaled_log",
     "scaled_mean",
@@ -80,16 +78,10 @@ def radial(order: float, rho: Tensor) -> Radial:
     return value
 
 
-def log_transform(order: float, rho: Tensor) -> Tensor:
-    """K_v as a function of rho = r^2, differentiable twice by autograd (also at r = 0)."""
-    out: Tensor = _Log.apply(rho, order)  # type: ignore[no-untyped-call]
-    return out
-
-
 def scaled_log(order: float, radius: float, rows: Tensor) -> Tensor:
     """K_v(R |theta|) for each row theta, differentiable twice."""
     rho = ((radius * rows) ** 2).sum(-1)
-    near = log_transform(order, rho.clamp(max=FAR**2))
+    near: Tensor = _Log.apply(rho.clamp(max=FAR**2), order)  # type: ignore[no-untyped-call]
     far = rho.detach() > FAR**2
     return torch.where(far, radius * norms(rows), near) if bool(far.any()) else near
 
@@ -123,9 +115,8 @@ def spread(order: float, radius: float, size: Tensor) -> tuple[Tensor, Tensor]:
     if not bool(far.any()):
         return across, along
     safe = torch.where(far, size, 1.0)
-    return torch.where(far, radius / safe, across), torch.where(
-        far, (order - 0.5) / safe / safe, along
-    )
+    across = torch.where(far, radius / safe, across)
+    return across, torch.where(far, (order - 0.5) / safe / safe, along)
 
 
 def sech_squared(radius: float, size: Tensor) -> Tensor:
@@ -135,6 +126,8 @@ def sech_squared(radius: float, size: Tensor) -> Tensor:
 
 
 class _Log(torch.autograd.Function):
+    """K_v as a function of rho = r^2, differentiable twice by autograd (also at r = 0)."""
+
     @staticmethod
     def forward(ctx: Any, rho: Tensor, order: float) -> Tensor:
         ctx.save_for_backward(rho)

@@ -1,30 +1,30 @@
-"""Laws that every rotation turns into themselves."""
+"""Laws that every rotation turns into themselves: the sphere, the ball, and Student tokens."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 import scipy.special
 import torch
 from jaxtyping import Float64
+from pydantic import PositiveFloat
 from torch import Tensor
 
 from esscher.inputs import as_positive
 from esscher.measures import line
-from esscher.measures.base import Measure, noise_device
-from esscher.measures.line import Line, check_nodes, edge, invert, ladder, normalised
+from esscher.measures.base import Measure
+from esscher.measures.fields import Dim, LawFields
+from esscher.measures.line import Line, check_nodes, edge, invert, ladder, normalised, panels
+from esscher.measures.matrices import norms, product, units
 from esscher.measures.moments import power
-from esscher.measures.panels import panels
 from esscher.measures.radial import scaled_log, scaled_mean, spread
-from esscher.measures.spectrum import product
-from esscher.measures.wide import norms, units
 
-__all__ = ["Rotational"]
+__all__ = ["Ball", "Rotational", "Sphere", "Student"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -77,7 +77,8 @@ class Rotational(Measure):
 
     def _tilted_cov(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d d"]:
         of_across, of_along = spread(self.order, self.radius, norms(rows))
-        along = torch.einsum("mi,mj->mij", *(2 * [units(rows)]))
+        u = units(rows)
+        along = u[:, :, None] * u[:, None, :]
         across = torch.eye(self.dim, dtype=torch.float64, device=rows.device) - along
         return of_across[:, None, None] * across + of_along[:, None, None] * along
 
@@ -85,8 +86,7 @@ class Rotational(Measure):
         return self.radius * units(rows)
 
     def _directions(self, n: int, generator: torch.Generator | None) -> Float64[Tensor, "n d"]:
-        device = noise_device(generator, self.device)
-        noise = torch.randn(n, self.dim, dtype=torch.float64, device=device, generator=generator)
+        noise = self._noise(torch.randn, n, self.dim, generator)
         return torch.nn.functional.normalize(noise, eps=1e-300)
 
     @property
@@ -97,12 +97,19 @@ class Rotational(Measure):
         return self
 
     def along(self, theta: Float64[Tensor, " d"]) -> list[Line]:
-        """Token R (x u + sqrt(1 - x^2) w): x the cosine, w uniform across u."""
-        return self._lines(theta, None)
+        return self.pieces(theta, None)
 
-    def pieces(self, theta: Float64[Tensor, " d"], cut: float) -> list[Line]:
-        """Panels of the cosine that end where the score is ``cut``."""
-        return self._lines(theta, cut)
+    def pieces(self, theta: Float64[Tensor, " d"], cut: float | None) -> list[Line]:
+        """Token R (x u + sqrt(1 - x^2) w): x the cosine, w uniform across u. Panels of the cosine
+        end where the score is ``cut``.
+        """
+        size = float(theta.norm())
+        eye = torch.eye(self.dim, dtype=theta.dtype, device=theta.device)
+        u = theta / size if size > 0 else eye[0]
+        r, R = self.radius * size, self.radius
+        x, log_weights, spread = self.cosine(r, cut)
+        across = eye - torch.outer(u, u)
+        return [Line(r * x, log_weights, R * x[:, None] * u, R**2 * spread, across)]
 
     def score_tail(self, theta: Float64[Tensor, " d"], cut: float) -> float:
         """P(x > cut / r) = I(1 - x^2; (p - 1)/2, 1/2) / 2 for x >= 0, I the regularised incomplete
@@ -115,17 +122,6 @@ class Rotational(Measure):
             scipy.special.betainc(0.5 * (p - 1), 0.5, (1.0 - cut / r) * (1.0 + cut / r))
         )
         return tail if cut >= 0 else 1.0 - tail
-
-    def _lines(self, theta: Tensor, cut: float | None) -> list[Line]:
-        size = float(theta.norm())
-        eye = torch.eye(self.dim, dtype=theta.dtype, device=theta.device)
-        u = theta / size if size > 0 else eye[0]
-        r = self.radius * size
-        x, log_weights, spread = self.cosine(r, cut)
-        across = eye - torch.outer(u, u)
-        return [
-            Line(r * x, log_weights, self.radius * x[:, None] * u, self.radius**2 * spread, across)
-        ]
 
     def cosine(self, r: float, cut: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Nodes of the cosine x = <y, u> / R for tilts up to r = R |theta|: x, log-weights,
@@ -192,3 +188,134 @@ class Rotational(Measure):
 
 def _log_sech(y: float) -> float:
     return math.log(2.0) - abs(y) - math.log1p(math.exp(-2 * abs(y)))
+
+
+class Sphere(Rotational):
+    """Uniform on the sphere of the given radius in R^dim; Bessel order d/2."""
+
+    @property
+    def order(self) -> float:
+        return self.dim / 2
+
+    def _sample(self, n: int, generator: torch.Generator | None) -> Float64[Tensor, "n d"]:
+        return self.radius * self._directions(n, generator)
+
+    def quantile(self, chance: Floats) -> Floats:
+        return np.full_like(chance, self.radius)
+
+    def lengths(self, count: int) -> tuple[Floats, Floats]:
+        return np.array([self.radius]), np.ones(1)
+
+    def _length_moment(self, order: int) -> float:
+        return 1.0
+
+
+class SphereFields(LawFields):
+    measure: ClassVar[type[Measure]] = Sphere
+    size: ClassVar[str] = "radius"
+
+    law: Literal["sphere"]
+    dim: Dim
+    radius: PositiveFloat = 1.0
+
+
+class Ball(Rotational):
+    """Uniform in the ball of the given radius in R^dim; Bessel order d/2 + 1."""
+
+    @property
+    def order(self) -> float:
+        return self.dim / 2 + 1
+
+    def _sample(self, n: int, generator: torch.Generator | None) -> Float64[Tensor, "n d"]:
+        directions = self._directions(n, generator)
+        share = self._noise(torch.rand, n, 1, generator)
+        return self.radius * share ** (1 / self.dim) * directions
+
+    def quantile(self, chance: Floats) -> Floats:
+        return np.asarray(self.radius * chance ** (1.0 / self.dim))
+
+    def lengths(self, count: int) -> tuple[Floats, Floats]:
+        """Gauss-Jacobi nodes for the density d r^(d-1) on [0, 1]."""
+        nodes, weights = scipy.special.roots_jacobi(count, 0.0, self.dim - 1.0)
+        return self.radius * 0.5 * (nodes + 1.0), weights / weights.sum()
+
+    def _length_moment(self, order: int) -> float:
+        return self.dim / (self.dim + order)
+
+
+class BallFields(LawFields):
+    measure: ClassVar[type[Measure]] = Ball
+    size: ClassVar[str] = "radius"
+
+    law: Literal["ball"]
+    dim: Dim
+    radius: PositiveFloat = 1.0
+
+
+class Student(Measure):
+    """Multivariate Student tokens y = scale z sqrt(df / chi^2_df), z ~ N(0, I), with df degrees of
+    freedom.
+
+    E exp<theta, y> is infinite for every theta except 0, so no tilted law exists and softmax
+    attention does not converge: its weight goes to the largest token, whose score grows like
+    n^(1/df), and so do the outputs. Samples can be drawn; the transform and its derivatives exist
+    at theta = 0 alone, the mean there for df > 1 and the covariance scale^2 df / (df - 2) I for df
+    > 2.
+    """
+
+    def __init__(
+        self,
+        dim: Any,
+        df: Any,
+        scale: Any = 1.0,
+        *,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(dim, dtype, device)
+        self.df = as_positive(df, "df")
+        self.scale = as_positive(scale, "scale")
+
+    def _check_domain(self, rows: Float64[Tensor, "m d"]) -> None:
+        worst = float(rows.detach().abs().max()) if rows.numel() else 0.0
+        if worst > 0.0:
+            raise ValueError(
+                f"theta: a Student law (df = {self.df:g}) has a transform only at theta = 0, got"
+                f" entries up to {worst:g}; it is infinite elsewhere, so attention has no limit"
+            )
+
+    def _log_laplace(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]:
+        return rows.new_zeros(rows.shape[0])
+
+    def _tilted_mean(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
+        if self.df <= 1.0:
+            raise ValueError(f"mean: a Student law has one for df > 1, got df = {self.df:g}")
+        return torch.zeros_like(rows)
+
+    def _tilted_cov(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d d"]:
+        if self.df <= 2.0:
+            raise ValueError(
+                f"cov: a Student law has a finite one for df > 2, got df = {self.df:g}"
+            )
+        eye = torch.eye(self.dim, dtype=torch.float64, device=rows.device)
+        variance = self.scale * (self.scale * (self.df / (self.df - 2.0)))
+        return (variance * eye).expand(rows.shape[0], -1, -1)
+
+    def _sample(self, n: int, generator: torch.Generator | None) -> Float64[Tensor, "n d"]:
+        noise = self._noise(torch.randn, n, self.dim, generator)
+        # clamp: chance = 0 comes once in 2^53 draws and would give an infinite token
+        chance = self._noise(torch.rand, n, 1, generator).clamp_min(2.0**-54)
+        quantile = scipy.special.gammaincinv(0.5 * self.df, chance.cpu().numpy())
+        chi2 = 2.0 * torch.from_numpy(quantile).clamp_min(1e-300).to(noise)
+        return self.scale * noise * torch.sqrt(self.df / chi2)
+
+
+class StudentFields(LawFields):
+    """Heavy tails: no limit exists, and the run says so."""
+
+    measure: ClassVar[type[Measure]] = Student
+
+    law: Literal["student"]
+    dim: Dim
+    df: PositiveFloat
+    scale: PositiveFloat = 1.0

@@ -14,7 +14,7 @@ from esscher.attention.head import Head
 from esscher.attention.second_tilt import second_tilt
 from esscher.inputs import as_counts, as_tensor
 from esscher.measures.base import Measure
-from esscher.measures.spectrum import product
+from esscher.measures.matrices import product
 from esscher.theory.prediction import Prediction
 from esscher.theory.setting import Setting
 

@@ -43,8 +43,8 @@ import torch
 from torch import Tensor
 
 from esscher.inputs import as_counts
-from esscher.measures.panels import panels
-from esscher.measures.spectrum import is_diagonal, product
+from esscher.measures.line import panels
+from esscher.measures.matrices import is_diagonal, product
 from esscher.theory.prediction import Conditions, Prediction
 from esscher.theory.setting import Setting
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from esscher.attention.head import Head, check_pair, coupling_of
 from esscher.inputs import as_positive
 from esscher.measures.base import Measure
+from esscher.measures.matrices import largest_singular, product, spectral_norm
 from esscher.measures.moments import power
-from esscher.measures.spectrum import largest_singular, product, spectral_norm
 
 __all__ = ["Setting", "proved_coupling", "setting_of", "tilted_moment"]
 

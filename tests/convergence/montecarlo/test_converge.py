@@ -17,7 +17,7 @@ from esscher.convergence.montecarlo.draw import finite_pool_factor
 from esscher.convergence.montecarlo.plan import Design, plan
 from esscher.convergence.montecarlo.seeds import generator_for
 from esscher.convergence.rate.fit import log_slope
-from esscher.measures.student import Student
+from esscher.measures.rotational import Student
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -24,7 +24,7 @@ from esscher.convergence.queries.law import UNSURE, relative_change
 from esscher.convergence.queries.score import ScoreLaw, score_law
 from esscher.convergence.queries.shifted import Nodes, shifted_nodes
 from esscher.measures.base import Measure
-from esscher.measures.spectrum import product
+from esscher.measures.matrices import product
 
 __all__ = ["gaussian_queries_curve"]
 

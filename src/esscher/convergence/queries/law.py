@@ -16,7 +16,7 @@ from torch import Tensor
 from esscher.attention.head import Head
 from esscher.convergence.curve import ErrorCurve, QueryErrors
 from esscher.measures.base import Measure
-from esscher.measures.spectrum import product
+from esscher.measures.matrices import product
 
 __all__ = ["UNSURE", "drawn", "integrated", "relative_change"]
 

@@ -29,7 +29,7 @@ import torch
 
 from esscher.attention.head import Head
 from esscher.measures.base import Measure
-from esscher.measures.spectrum import is_diagonal, product
+from esscher.measures.matrices import is_diagonal, product
 
 __all__ = ["ScoreLaw", "score_law"]
 

@@ -16,7 +16,7 @@ from esscher.attention.head import Head
 from esscher.icl.layer import OVKQ
 from esscher.icl.tasks import LinearTask
 from esscher.measures.gaussian import Gaussian
-from esscher.measures.spectrum import spectral_norm
+from esscher.measures.matrices import spectral_norm
 from esscher.theory.boursier import average, gradient
 from esscher.theory.setting import setting_of
 

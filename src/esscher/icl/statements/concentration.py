@@ -21,7 +21,7 @@ from esscher.icl.risk.exact import risk
 from esscher.icl.statements.statement import Finding, Statement
 from esscher.icl.tasks import LinearTask
 from esscher.measures.gaussian import Gaussian
-from esscher.measures.rademacher import Rademacher
+from esscher.measures.product import Rademacher
 from esscher.theory.boursier.average import lemma_d1
 from esscher.theory.boursier.query import lemma_d2_tail
 from esscher.theory.catalogue import predictions
