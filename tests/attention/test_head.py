@@ -11,7 +11,7 @@ import torch
 import esscher as es
 from esscher.attention.head import coupling_of
 from esscher.attention.softmax import softmax_attention
-from esscher.theory.setting import proved_coupling
+from esscher.theory.prediction import proved_coupling
 
 
 def randn(*shape: int, seed: int) -> torch.Tensor:

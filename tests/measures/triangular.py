@@ -20,17 +20,6 @@ from esscher.measures.line import Line, points
 from esscher.measures.product import Product
 
 
-class TriangularFields(LawFields):
-    size: ClassVar[str] = "half_width"
-
-    law: Literal["triangular"]
-    dim: Dim
-    half_width: PositiveFloat = 1.0
-
-    def build(self, dtype: torch.dtype, device: str) -> Triangular:
-        return Triangular(self.dim, self.half_width, dtype=dtype, device=device)
-
-
 class Triangular(Product):
     """A coordinate is the sum of two uniform ones on [-a/2, a/2]: k(x) = 2 log( sinh(ax/2) / (ax/2)
     ).
@@ -83,3 +72,12 @@ class Triangular(Product):
         y = torch.from_numpy((starts + 0.5 * (nodes + 1.0)) / pieces).flatten()
         mass = torch.from_numpy(np.tile(0.5 * weights / pieces, 2 * pieces)) * (1.0 - y.abs())
         return [points(theta, self.half_width * y[:, None], mass.log())]
+
+
+class TriangularFields(LawFields):
+    measure: ClassVar[type[es.Measure]] = Triangular
+    size: ClassVar[str] = "half_width"
+
+    law: Literal["triangular"]
+    dim: Dim
+    half_width: PositiveFloat = 1.0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import integrate
 
-from esscher.theory.boursier import average, gradient, query
+from esscher.theory import boursier
 
 CASES = [
     # n, d, sigma, tilt, fourth, c_f, eighth
@@ -32,14 +32,14 @@ def test_second_term_of_lemma_c4_is_the_integral_of_its_proof(case: tuple[float,
     n, d, sigma, tilt, fourth, c_f, eighth = case
     x = (sigma * tilt) ** 2
     start = max(n / 2 - math.exp(2 * x), 0.0) * math.sqrt(fourth)
-    first = 2 * query.corollary_c3_constant(sigma, tilt, fourth) * math.log(n) / n
+    first = boursier.corollary_c3(n, 0.5, sigma, tilt, fourth)[0] * math.log(n)
     for p in (1, 2):
         width = 16 * sigma**2 * c_f ** (2 / p)
         tail = lambda u, width=width, p=p: p * u ** (p - 1) * math.exp(-u / width)  # noqa: E731
         low = start ** (1 / p)
         integral = 2 * n * math.exp(2 * d) * integrate.quad(tail, low, low + 60 * width)[0]
         extra = {"p": 2, "eighth": max(eighth, fourth**2 / c_f**8)} if p == 2 else {}
-        mended = query.lemma_c4_mended(int(n), int(d), sigma, tilt, fourth, c_f, **extra)[0] - first
+        mended = boursier.lemma_c4(int(n), int(d), sigma, tilt, fourth, c_f, **extra)[0] - first
         if p == 1 and start > 0:
             assert mended == pytest.approx(integral, rel=1e-6)
         else:
@@ -61,14 +61,14 @@ def test_one_query_from_the_page(case: tuple[float, ...]) -> None:
         delta = mp.mpf("0.03")
         beta = mp.exp(2 * g) * mp.root(fourth, 4) * mp.sqrt(1 / (delta * n))
         rest = plain[2:5]
-        assert query.lemma_c1(plain[0], 0.03, *rest)[0] == pytest.approx(
+        assert boursier.lemma_c1(plain[0], 0.03, *rest)[0] == pytest.approx(
             float(27 * beta**2), rel=1e-12
         )
-        assert query.corollary_c3(plain[0], 0.03, *rest)[0] == pytest.approx(
+        assert boursier.corollary_c3(plain[0], 0.03, *rest)[0] == pytest.approx(
             float(C / (delta * n)), rel=1e-12
         )
-        assert query.lemma_c1(plain[0], 0.03 / 4, *rest)[0] == pytest.approx(
-            query.corollary_c3(plain[0], 0.03, *rest)[0]
+        assert boursier.lemma_c1(plain[0], 0.03 / 4, *rest)[0] == pytest.approx(
+            boursier.corollary_c3(plain[0], 0.03, *rest)[0]
         )
         for p in (1, 2):
             factor = 1 + (mp.sqrt(n) / (22 * sigma**2) * mp.root(eighth, 4) if p == 2 else 0)
@@ -82,12 +82,10 @@ def test_one_query_from_the_page(case: tuple[float, ...]) -> None:
                 2 * C * mp.log(n) / n + c_f * body,
                 2 * C * mp.log(n) / n + c_f**2 * body,
             )
-            assert query.lemma_c4_printed(*plain, **extra)[0] == pytest.approx(
+            assert boursier.lemma_c4(*plain, **extra, printed=True)[0] == pytest.approx(
                 float(printed), rel=1e-11
             )
-            assert query.lemma_c4_mended(*plain, **extra)[0] == pytest.approx(
-                float(mended), rel=1e-11
-            )
+            assert boursier.lemma_c4(*plain, **extra)[0] == pytest.approx(float(mended), rel=1e-11)
         token = mp.mpf(11)
         second = (
             16**3
@@ -103,7 +101,7 @@ def test_one_query_from_the_page(case: tuple[float, ...]) -> None:
             / (16 * sigma**2 * c_f**2)
         )
         expected = 2 * C * mp.sqrt(fourth) / mp.sqrt(n) + second
-        assert query.lemma_c7(*plain, 11.0)[0] == pytest.approx(float(expected), rel=1e-11)
+        assert boursier.lemma_c7(*plain, 11.0)[0] == pytest.approx(float(expected), rel=1e-11)
 
 
 @pytest.mark.parametrize("p", [1, 2])
@@ -140,11 +138,13 @@ def test_averages_from_the_page(case: tuple[float, ...], p: int) -> None:
             "u_norm": u, "fourth": case[4], "c_f": case[5],
         }  # fmt: skip
         extra = {"limit4": limit4, "p": p, "eighth": case[6], "g2": g2, "g4": g4}
-        found = average.equation_16_printed(int(case[0]), average.Numbers(**numbers, **extra))[0]
+        found = boursier.equation_16(
+            int(case[0]), boursier.Numbers(**numbers, **extra), printed=True
+        )[0]
         assert found == pytest.approx(float(first + c_f * second + third), rel=1e-11)
-        found = average.equation_16_mended(int(case[0]), average.Numbers(**numbers, **extra))[0]
+        found = boursier.equation_16(int(case[0]), boursier.Numbers(**numbers, **extra))[0]
         assert found == pytest.approx(float(first + c_f**2 * second + third), rel=1e-11)
-        assert average.equation_17_printed(int(case[0]), case[4], g2)[0] == pytest.approx(
+        assert boursier.equation_17(int(case[0]), case[4], g2, printed=True)[0] == pytest.approx(
             float(first), rel=1e-12
         )
 
@@ -156,20 +156,20 @@ def test_averages_from_the_page(case: tuple[float, ...], p: int) -> None:
         spread4 = sigma**4 * mp.sqrt(2 * g8 * c_f**8 * constant(8) * (d**4 + mp.log(n) ** 4))
         third4 = 8 * (spread4 + mp.sqrt(2 * mp.mpf(limit8))) * mp.exp(dq - B2 / 2 / 32)
         extra = {"token_fourth": token, "limit8": limit8, "g4": g4, "g8": g8}
-        found = average.equation_18(int(case[0]), average.Numbers(**numbers, **extra))[0]
+        found = boursier.equation_18(int(case[0]), boursier.Numbers(**numbers, **extra))[0]
         assert found == pytest.approx(float(first4 + second4 + third4), rel=1e-11)
-        assert average.equation_19(int(case[0]), case[4], g4)[0] == pytest.approx(
+        assert boursier.equation_19(int(case[0]), case[4], g4)[0] == pytest.approx(
             float(first4), rel=1e-12
         )
 
 
 def test_small_formulas_from_the_page() -> None:
     """Lemma D.1, Lemma D.2 part 1, the exponents, (21) and the sharpened Lemma C.4."""
-    assert average.lemma_d1(4, 1.5, 2.0, 3.0) == pytest.approx(4 * 2.25 * 6 * 2)
-    assert query.lemma_d2_tail(9.0, 3, 1.5) == pytest.approx(math.exp(6 - 36 / 16))
-    assert average.proposition_31_exponent(1.0, 0.01) == pytest.approx(1 / 6)
-    assert average.proposition_31_exponent(2.0, 1.0) == pytest.approx(1 / (2 * 192 * 4))
-    assert average.sharpened_exponent(2.0, 0.5) == pytest.approx(1 / 258)
-    assert query.lemma_c4_sharpened(10, 2.0, 0.5, 16.0)[0] == pytest.approx(6 * math.e**4 * 4)
-    found = gradient.gradient_u_bound(np.array([5.0]), 2.0, np.array([0.5]), 3.0, np.array([0.1]))
+    assert boursier.lemma_d1(4, 1.5, 2.0, 3.0) == pytest.approx(4 * 2.25 * 6 * 2)
+    assert boursier.lemma_d2_tail(9.0, 3, 1.5) == pytest.approx(math.exp(6 - 36 / 16))
+    assert boursier.proposition_31_exponent(1.0, 0.01) == pytest.approx(1 / 6)
+    assert boursier.proposition_31_exponent(2.0, 1.0) == pytest.approx(1 / (2 * 192 * 4))
+    assert boursier.sharpened_exponent(2.0, 0.5) == pytest.approx(1 / 258)
+    assert boursier.lemma_c4_sharpened(10, 2.0, 0.5, 16.0)[0] == pytest.approx(6 * math.e**4 * 4)
+    found = boursier.gradient_u_bound(np.array([5.0]), 2.0, np.array([0.5]), 3.0, np.array([0.1]))
     assert found[0] == pytest.approx(10 + 4 * math.sqrt(8 * 2.5 * 0.1) + 4 * math.sqrt(1.5))

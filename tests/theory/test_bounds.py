@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import integrate, special, stats
 
-from esscher.theory.boursier import average, query
+from esscher.theory import boursier
 from tests.theory.finite_laws import mean_square_error, random_law, softmax_errors
 
 
@@ -50,14 +50,14 @@ def test_every_bound_at_one_query_on_random_finite_laws() -> None:
         fourth, c_f = float(law.weights @ f**4), float(np.max(np.abs(f / law.tokens)))
         order = np.argsort(-squares)
         weak = float((squares[order] * np.cumsum(chances[order])).max())
-        assert weak <= query.corollary_c3_constant(sigma, tilt, fourth) / n
+        assert weak <= 0.5 * boursier.corollary_c3(n, 0.5, sigma, tilt, fourth)[0]
         second, fourth_power = float(chances @ squares), float(chances @ squares**2)
-        assert second <= query.lemma_c4_sharpened(n, sigma, tilt, fourth)[0]
-        assert second <= query.lemma_c4_mended(n, 1, sigma, tilt, fourth, c_f)[0]
+        assert second <= boursier.lemma_c4_sharpened(n, sigma, tilt, fourth)[0]
+        assert second <= boursier.lemma_c4(n, 1, sigma, tilt, fourth, c_f)[0]
         if n >= 2:
-            assert second <= query.lemma_c4_printed(n, 1, sigma, tilt, fourth, c_f)[0]
+            assert second <= boursier.lemma_c4(n, 1, sigma, tilt, fourth, c_f, printed=True)[0]
         token_fourth = float(law.weights @ law.tokens**4)
-        assert fourth_power <= query.lemma_c7(n, 1, sigma, tilt, fourth, c_f, token_fourth)[0]
+        assert fourth_power <= boursier.lemma_c7(n, 1, sigma, tilt, fourth, c_f, token_fourth)[0]
 
 
 def test_second_moments_on_random_finite_laws() -> None:
@@ -79,9 +79,9 @@ def test_second_moments_on_random_finite_laws() -> None:
             float(law.weights @ law.tokens**8),
         )
         second = float(chances @ errors[:, 0] ** 2)
-        assert second <= query.lemma_c4_mended(n, *args)[0]
+        assert second <= boursier.lemma_c4(n, *args)[0]
         if n >= 2:
-            assert second <= query.lemma_c4_printed(n, *args)[0]
+            assert second <= boursier.lemma_c4(n, *args, printed=True)[0]
 
 
 def test_printed_lemma_c4_fails_at_one_token() -> None:
@@ -100,8 +100,8 @@ def test_printed_lemma_c4_fails_at_one_token() -> None:
     )
     assert exact[0] == pytest.approx(1e6, rel=1e-9)
     args = (1, 1, 1.0, 0.0, 1e12, 1000.0)
-    assert query.lemma_c4_printed(*args)[0] < 0.3e6
-    assert query.lemma_c4_mended(*args)[0] > 1e6
+    assert boursier.lemma_c4(*args, printed=True)[0] < 0.3e6
+    assert boursier.lemma_c4(*args)[0] > 1e6
     numbers = {
         "d": 1,
         "d_query": 1,
@@ -111,24 +111,23 @@ def test_printed_lemma_c4_fails_at_one_token() -> None:
         "c_f": 1000.0,
         "limit4": 0.0,
     }
-    assert average.equation_16_printed(1, average.Numbers(**numbers))[0] < 0.3e6
-    assert average.equation_16_mended(1, average.Numbers(**numbers))[0] > 1e6
-    assert average.equation_17_printed(1, 1e12)[0] == 0.0
-    assert average.equation_17_mended(1, 1e12)[0] > 1e6
+    assert boursier.equation_16(1, boursier.Numbers(**numbers), printed=True)[0] < 0.3e6
+    assert boursier.equation_16(1, boursier.Numbers(**numbers))[0] > 1e6
+    assert boursier.equation_17(1, 1e12, printed=True)[0] == 0.0
+    assert boursier.equation_17(1, 1e12)[0] > 1e6
 
 
 def test_thresholds() -> None:
     """The printed thresholds allow more delta than the printed proofs do."""
-    assert (
-        query.lemma_c1_threshold_printed(100, 0.7)[0]
-        < query.lemma_c1_threshold_mended(100, 2.0, 0.7)[0]
-    )
-    np.testing.assert_allclose(
-        query.lemma_c1_threshold_printed(100, 0.7), query.lemma_c1_threshold_mended(100, 1.0, 0.7)
-    )
+    for sigma, proof in ((2.0, 1.0 / 4.0), (1.0, 1.0)):
+        printed = boursier.lemma_c1_threshold(100, sigma, 0.7, printed=True)[0]
+        assert printed == pytest.approx(math.exp(-100 / 8 * math.exp(-2 * 0.7**2)))
+        mended = boursier.lemma_c1_threshold(100, sigma, 0.7)[0]
+        assert mended == pytest.approx(math.exp(-100 / 8 * math.exp(-2 * 0.7**2 / proof)))
+        assert mended >= printed
     n = np.arange(1, 100)
-    gap = query.corollary_c3_threshold_printed(n, 1.0, 0.0) < query.corollary_c3_threshold_mended(
-        n, 1.0, 0.0
+    gap = boursier.corollary_c3_threshold(n, 1.0, 0.0, printed=True) < (
+        boursier.corollary_c3_threshold(n, 1.0, 0.0)
     )
     assert (n[gap].min(), n[gap].max()) == (6, 34)
 
@@ -153,7 +152,7 @@ def test_sharpened_constant() -> None:
     m = np.geomspace(1e-3, 1e4, 200_001)
     first = float((2 * m**1.5 * np.exp(-0.36 * m / 4)).max())
     second = float((2 * m * np.exp(-0.36 * m / 2)).max())
-    assert 4 / 0.16 + first + second < query.SHARPENED
+    assert 4 / 0.16 + first + second < boursier.SHARPENED
 
 
 def test_lemma_c7_absorbs_the_term_its_proof_drops() -> None:
@@ -181,12 +180,12 @@ def test_lemma_d2_on_gaussian_tokens(d: int) -> None:
     """
     sigma = 1.7
     t = np.linspace(0, 40 * sigma, 500)
-    assert np.all(stats.chi2.sf((t / sigma) ** 2, d) <= query.lemma_d2_tail(t, d, sigma))
+    assert np.all(stats.chi2.sf((t / sigma) ** 2, d) <= boursier.lemma_d2_tail(t, d, sigma))
     for p in (2, 4, 8):
         for n in (1, 2, 100, 10**6):
             survival = lambda u, n=n, p=p: -np.expm1(n * stats.chi2.logcdf(u ** (2 / p), d))  # noqa: E731
             exact = sigma**p * integrate.quad(survival, 0, (60 + 10 * d) ** (p / 2), limit=2000)[0]
-            assert exact <= query.lemma_d2_maximum_moment(n, d, p, sigma)[0]
+            assert exact <= boursier.lemma_d2_maximum_moment(n, d, p, sigma)[0]
 
 
 def test_lemma_d2_constant() -> None:
@@ -199,9 +198,9 @@ def test_lemma_d2_constant() -> None:
             (special.gammaincc(p / 2, x) * special.gamma(p / 2) * np.exp(x) * x ** (-p / 2)).max()
         )
         expected = 64 ** (p / 2) * (1 + p / 2 * c_p)
-        assert query.lemma_d2_maximum_moment(1, 1, p)[0] == pytest.approx(expected, rel=1e-9)
+        assert boursier.lemma_d2_maximum_moment(1, 1, p)[0] == pytest.approx(expected, rel=1e-9)
     with pytest.raises(ValueError, match="even"):
-        query.lemma_d2_maximum_moment(1, 1, 3)
+        boursier.lemma_d2_maximum_moment(1, 1, 3)
 
 
 def test_lemma_d1_on_closed_limits() -> None:
@@ -210,29 +209,29 @@ def test_lemma_d1_on_closed_limits() -> None:
     """
     for d in (1, 2, 7):
         exact = 1.3**2 * 0.7 * 2.1 * (d * (d + 2)) ** 0.25
-        assert exact <= average.lemma_d1(d, 1.3, 0.7, 2.1)
+        assert exact <= boursier.lemma_d1(d, 1.3, 0.7, 2.1)
     for u in (0.01, 0.5, 3.0, 40.0):
         cut = 12.0
         fourth = integrate.quad(
             lambda z, u=u: math.tanh(u * z) ** 4 * stats.norm.pdf(z), -cut, cut
         )[0]
-        assert fourth**0.25 <= average.lemma_d1(1, 1.0, 1.0, u)
+        assert fourth**0.25 <= boursier.lemma_d1(1, 1.0, 1.0, u)
 
 
 def test_overflow_is_infinite_and_input_is_checked() -> None:
     """Numbers too large for float64 give an infinite bound, never NaN."""
     for value in (
-        query.lemma_c4_mended([1, 10**12], 3, 5.0, 50.0, 2.0, 1.0),
-        query.lemma_c7([1, 10**12], 3, 5.0, 50.0, 2.0, 1.0, 2.0),
-        query.lemma_c1([1, 10**12], 0.1, 5.0, 50.0, 2.0),
+        boursier.lemma_c4([1, 10**12], 3, 5.0, 50.0, 2.0, 1.0),
+        boursier.lemma_c7([1, 10**12], 3, 5.0, 50.0, 2.0, 1.0, 2.0),
+        boursier.lemma_c1([1, 10**12], 0.1, 5.0, 50.0, 2.0),
     ):
         assert np.all(np.isposinf(value))
     with pytest.raises(ValueError, match="p: expected 1 or 2"):
-        query.lemma_c4_mended(5, 1, 1.0, 0.1, 1.0, 1.0, 3)
+        boursier.lemma_c4(5, 1, 1.0, 0.1, 1.0, 1.0, 3)
     with pytest.raises(ValueError, match="c_f"):
-        query.lemma_c4_mended(5, 1, 1.0, 0.1, 1.0, 0.0)
+        boursier.lemma_c4(5, 1, 1.0, 0.1, 1.0, 0.0)
     with pytest.raises(ValueError, match="delta"):
-        query.lemma_c1(5, 1.5, 1.0, 0.1, 1.0)
+        boursier.lemma_c1(5, 1.5, 1.0, 0.1, 1.0)
 
 
 def test_sharpened_average_takes_the_best_split() -> None:
@@ -247,18 +246,18 @@ def test_sharpened_average_takes_the_best_split() -> None:
         "limit4": 0.4,
     }
     n = np.array([1, 2, 50, 10**4, 10**9])
-    best = average.equation_16_sharpened(n, average.Numbers(**numbers))
+    best = boursier.equation_16_sharpened(n, boursier.Numbers(**numbers))
     coupling = (1.2 * 0.3) ** 2
-    spread = 0.8**2 * np.sqrt(2 * query.lemma_d2_maximum_moment(n, 2, 4, 1.2)) + math.sqrt(0.8)
+    spread = 0.8**2 * np.sqrt(2 * boursier.lemma_d2_maximum_moment(n, 2, 4, 1.2)) + math.sqrt(0.8)
     for square in np.linspace(0, 400, 4001):
         split = 60 * math.exp(min(4 * coupling * square, 700)) * math.sqrt(
             5.0
         ) / n + 2 * spread * math.exp(2 - square / 32)
         assert np.all(best <= split * (1 + 1e-4))
     # c_f = 0 leaves out the ln n of the largest token
-    far = average.equation_16_sharpened(
-        [10**13, 10**15], average.Numbers(**(numbers | {"c_f": 0.0}))
+    far = boursier.equation_16_sharpened(
+        [10**13, 10**15], boursier.Numbers(**(numbers | {"c_f": 0.0}))
     )
     slope = -math.log(far[1] / far[0]) / math.log(100) / 2
-    assert slope == pytest.approx(average.sharpened_exponent(1.2, 0.3), abs=0.003)
-    assert average.sharpened_exponent(1.0, 0.5) > average.proposition_31_exponent(1.0, 0.5)
+    assert slope == pytest.approx(boursier.sharpened_exponent(1.2, 0.3), abs=0.003)
+    assert boursier.sharpened_exponent(1.0, 0.5) > boursier.proposition_31_exponent(1.0, 0.5)

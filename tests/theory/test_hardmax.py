@@ -12,8 +12,8 @@ import torch
 from scipy import integrate, stats
 
 import esscher as es
-from esscher.theory import hardmax
-from esscher.theory.hardmax import hardmax_mean_abs, hardmax_mean_abs_asymptotic
+from esscher.theory import bohbot
+from esscher.theory.bohbot import hardmax_mean_abs, hardmax_mean_abs_asymptotic
 
 ROOT = math.sqrt(2 / math.pi)
 
@@ -97,7 +97,7 @@ def test_against_sampled_order_statistics(n: int, positive: bool) -> None:
 
 def test_grid_of_splits_agrees_with_the_full_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     thinned = hardmax_mean_abs([1001, 2501])
-    monkeypatch.setattr(hardmax, "EVERY_SPLIT", 2600)
+    monkeypatch.setattr(bohbot, "EVERY_SPLIT", 2600)
     np.testing.assert_allclose(thinned, hardmax_mean_abs([1001, 2501]), rtol=1e-11)
 
 

@@ -17,12 +17,11 @@ from hypothesis import strategies as st
 
 import esscher as es
 from esscher.convergence.integral.gaussian import gaussian_error
-from esscher.theory.boursier.average import Numbers, equation_16_mended
+from esscher.theory import REFERENCES
+from esscher.theory.boursier import Numbers, equation_16
 from esscher.theory.catalogue import predictions
-from esscher.theory.delta_bound import delta_bound, delta_bound_numbers
-from esscher.theory.prediction import Prediction
-from esscher.theory.references import REFERENCES
-from esscher.theory.setting import setting_of, tilted_moment
+from esscher.theory.prediction import Prediction, setting_of, tilted_moment
+from esscher.theory.sharp import delta_bound, delta_bound_numbers
 from tests.measures.table import LAWS, Law
 from tests.theory.finite_laws import draws, mean_square_error
 
@@ -573,7 +572,7 @@ def test_wide_bounds_against_many_digits() -> None:
     maximum = 64**2 * (1 + 2 * mp.gammainc(2, 4) * mp.e**4 / 16) * sigma**4 * (d**2 + log_n**2)
     decay = 1 / (192 * (sigma * mp.mpf(u)) ** 2)
     third = 2 * (c_f**2 * mp.sqrt(2 * maximum) + mp.sqrt(2 * limit4)) * mp.exp(d) * counts**-decay
-    found = equation_16_mended(
+    found = equation_16(
         n, Numbers(d=d, d_query=d, sigma=sigma, u_norm=u, fourth=fourth, c_f=c_f, limit4=limit4)
     )[0]
     assert found == pytest.approx(float(first + second + third), rel=1e-10)

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 
-from esscher.theory.boursier import risk
+from esscher.theory import training
 from tests.theory.finite_laws import random_law, softmax_errors
 
 
@@ -32,7 +32,7 @@ def test_risk_gap_and_gradient_gap(seed: int) -> None:
     gap = sum(0.25 * (chances @ (output - y) ** 2 - (goal - y) ** 2) for y in labels)
     error2 = math.sqrt(chances @ (output - goal) ** 2)
     label2 = math.sqrt(np.mean(labels**2))
-    assert abs(gap) <= risk.lemma_e2_mended(error2, label2, abs(goal)) * (1 + 1e-9)
+    assert abs(gap) <= training.lemma_e2_mended(error2, label2, abs(goal)) * (1 + 1e-9)
 
     jacobian = np.stack([V * z * (second - first**2), first], axis=1)
     target = np.array([V * z * (limit[1] - limit[0] ** 2), limit[0]])
@@ -40,7 +40,9 @@ def test_risk_gap_and_gradient_gap(seed: int) -> None:
         0.5 * (chances @ (jacobian * (output - y)[:, None]) - target * (goal - y)) for y in labels
     )
     gradient_error2 = math.sqrt(chances @ ((jacobian - target) ** 2).sum(axis=1))
-    bound = risk.lemma_e4(error2, gradient_error2, label2, abs(goal), float(np.linalg.norm(target)))
+    bound = training.lemma_e4(
+        error2, gradient_error2, label2, abs(goal), float(np.linalg.norm(target))
+    )
     assert np.linalg.norm(gradient_gap) <= bound * (1 + 1e-9)
 
 
@@ -51,8 +53,8 @@ def test_printed_lemma_e2_fails_without_labels() -> None:
     )
     gap = 0.5 * float(chances @ errors[:, 0] ** 2)
     assert gap == pytest.approx(0.5)
-    assert float(risk.lemma_e2_printed(1.0, 1.0, 0.0, 0.0)) == 0.0
-    assert float(risk.lemma_e2_mended(1.0, 0.0, 0.0)) >= gap
+    assert float(training.lemma_e2_printed(1.0, 1.0, 0.0, 0.0)) == 0.0
+    assert float(training.lemma_e2_mended(1.0, 0.0, 0.0)) >= gap
 
 
 def test_gaussian_limits_scale_with_the_square_of_sigma() -> None:
@@ -63,15 +65,19 @@ def test_gaussian_limits_scale_with_the_square_of_sigma() -> None:
     limit4 = sigma**2 * v * u * (d * (d + 2)) ** 0.25
     limit2 = sigma**2 * v * u * math.sqrt(d)
     gradient2 = sigma**2 * math.hypot(u, v) * math.sqrt(d)
-    assert limit4 <= risk.gaussian_limit4(d, v, u, sigma**8)
-    assert limit2 <= risk.gaussian_limit2(d, v, u, sigma**4)
-    assert gradient2 <= risk.gaussian_gradient2(d, v, u, sigma**4)
-    assert limit4 > risk.gaussian_limit4(d, v, u, sigma**4)  # as printed
-    assert limit2 > risk.gaussian_limit2(d, v, u, sigma**2)
-    assert gradient2 > risk.gaussian_gradient2(d, v, u, sigma**2)
+    assert limit4 <= training.gaussian_limit4(d, v, u, sigma**8)
+    assert limit2 <= training.gaussian_limit2(d, v, u, sigma**4)
+    assert gradient2 <= training.gaussian_gradient2(d, v, u, sigma**4)
+    assert limit4 > training.gaussian_limit4(d, v, u, sigma**4)  # as printed
+    assert limit2 > training.gaussian_limit2(d, v, u, sigma**2)
+    assert gradient2 > training.gaussian_gradient2(d, v, u, sigma**2)
 
 
 def test_formulas() -> None:
-    assert float(risk.lemma_e2_printed(2.0, 3.0, 5.0, 7.0)) == pytest.approx(2 * 5 * 2 * (3 + 7))
-    assert float(risk.lemma_e2_mended(2.0, 5.0, 7.0)) == pytest.approx(2 * (5 + 7 + 2))
-    assert float(risk.lemma_e4(2.0, 3.0, 5.0, 7.0, 11.0)) == pytest.approx(3 * (7 + 2 + 5) + 2 * 11)
+    assert float(training.lemma_e2_printed(2.0, 3.0, 5.0, 7.0)) == pytest.approx(
+        2 * 5 * 2 * (3 + 7)
+    )
+    assert float(training.lemma_e2_mended(2.0, 5.0, 7.0)) == pytest.approx(2 * (5 + 7 + 2))
+    assert float(training.lemma_e4(2.0, 3.0, 5.0, 7.0, 11.0)) == pytest.approx(
+        3 * (7 + 2 + 5) + 2 * 11
+    )

@@ -13,8 +13,8 @@ from scipy.integrate import quad
 from scipy.stats import binom
 
 from esscher.icl import LinearTask, flow_times, gradient_flow, start_block
-from esscher.theory.boursier.sums import lemma_c2_printed, lemma_c2_sharpened
-from esscher.theory.boursier.training import (
+from esscher.theory.boursier import lemma_c2
+from esscher.theory.training import (
     alpha_limit_mended,
     alpha_limit_printed,
     decay,
@@ -38,11 +38,10 @@ def test_lemma_c2_by_enumeration(p: float, delta: float) -> None:
     for n in (1, 7, 300):
         away = np.abs(np.arange(n + 1) - n * p)
         chance = binom.pmf(np.arange(n + 1), n, p)
-        for bound in (lemma_c2_printed, lemma_c2_sharpened):
-            assert chance[away > bound(n, delta, p)[0]].sum() <= 2 * delta
-        assert lemma_c2_sharpened(n, delta, p)[0] == pytest.approx(
-            lemma_c2_printed(n, delta, p)[0] / math.sqrt(6)
-        )
+        printed, sharpened = lemma_c2(n, delta, p, printed=True)[0], lemma_c2(n, delta, p)[0]
+        for bound in (printed, sharpened):
+            assert chance[away > bound].sum() <= 2 * delta
+        assert sharpened == pytest.approx(printed / math.sqrt(6))
 
 
 def test_lemma_c2_sharpened_is_attained() -> None:
@@ -50,7 +49,7 @@ def test_lemma_c2_sharpened_is_attained() -> None:
     (2 delta)) = a.
     """
     delta, a = 0.05, 3.0
-    assert lemma_c2_sharpened(1, delta, 2 * delta * a * a)[0] == pytest.approx(a)
+    assert lemma_c2(1, delta, 2 * delta * a * a)[0] == pytest.approx(a)
 
 
 @pytest.mark.parametrize("d", [1, 2, 5])

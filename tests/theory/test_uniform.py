@@ -14,7 +14,7 @@ import torch
 import esscher as es
 from esscher.convergence.delta import delta_trace
 from esscher.convergence.montecarlo.uniform import uniform_error
-from esscher.theory.uniform import chaining_constant, dudley_sum, uniform_constant
+from esscher.theory.sharp import chaining_constant, dudley_sum, uniform_constant
 
 
 def eye(d: int, scale: float = 1.0) -> torch.Tensor:

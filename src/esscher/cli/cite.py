@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from esscher.cli.output import Json, print_json
-from esscher.theory.references import REFERENCES
+from esscher.theory import REFERENCES
 
 __all__ = ["cite"]
 

@@ -10,25 +10,22 @@ import torch
 
 from esscher.attention.head import Head
 from esscher.measures.base import Measure
-from esscher.theory import bohbot, delta_bound, hardmax, keep_rules, sharp, uniform
-from esscher.theory.boursier import average, gradient, query, sums
-from esscher.theory.prediction import Prediction
-from esscher.theory.setting import setting_of
+from esscher.theory import bohbot, boursier, keep_rules, sharp
+from esscher.theory.prediction import Prediction, setting_of
 
 __all__ = ["predictions"]
 
 THEORIES = (
-    sharp,
-    bohbot,
-    uniform,
-    hardmax,
-    query,
-    sums,
-    delta_bound,
-    average,
-    gradient,
-    keep_rules,
-)  # each ends with its predictions
+    sharp.exponents,
+    bohbot.moments,
+    sharp.uniform,
+    bohbot.hardmax,
+    boursier.one_query,
+    sharp.delta,
+    boursier.averaged,
+    boursier.gradients,
+    keep_rules.predictions,
+)
 
 
 @torch.no_grad()
@@ -45,4 +42,4 @@ def predictions(
     nothing else does.
     """
     setting = setting_of(head, measure, queries_law, radius)
-    return [prediction for theory in THEORIES for prediction in theory.predictions(setting)]
+    return [prediction for theory in THEORIES for prediction in theory(setting)]

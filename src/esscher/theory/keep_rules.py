@@ -2,12 +2,11 @@
 
 e = exp<theta, y>, c = V y - Gamma, E_t the tilted law, s the standard deviation of the score, w = V
 Sigma theta / s. For N independent tokens that are kept with chance p and counted 1/p times, N MSE
--> E[e^2 |c|^2 / p] / (E e)^2 (the delta method; the proof of ``delta_bound`` holds with e/p in
-place of e). From it
+-> E[e^2 |c|^2 / p] / (E e)^2 (the delta method; the proof of ``sharp.delta_bound`` holds with e/p
+in place of e). From it
 
-    random        n MSE -> E[e^2 |c|^2] / (E e)^2,    Gaussian: exp(s^2) (tr V Sigma V^T + s^2
-    |w|^2) topk + rest   n MSE -> f (E[e^2 |c|^2; top] + E[e^2 |c|^2; rest] / p) / (E e)^2 at a
-    fixed share f = n/N.
+    random        n MSE -> E[e^2 |c|^2] / (E e)^2,  Gaussian: exp(s^2) (tr V Sigma V^T + s^2 |w|^2)
+    topk + rest   n MSE -> f (E[e^2 |c|^2; top] + E[e^2 |c|^2; rest] / p) / (E e)^2, f = n/N fixed.
 
 The largest scores alone, at a fixed share, tend to the wrong limit: cut at r, the tilted score N(s,
 1) of Gaussian tokens has its mean moved by the hazard phi(r-s) / Q(r-s), and Gamma_keep - Gamma ->
@@ -36,7 +35,6 @@ import math
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import scipy.special
 import scipy.stats
 import torch
@@ -45,12 +43,9 @@ from torch import Tensor
 from esscher.inputs import as_counts
 from esscher.measures.line import panels
 from esscher.measures.matrices import is_diagonal, product
-from esscher.theory.prediction import Conditions, Prediction
-from esscher.theory.setting import Setting
+from esscher.theory.prediction import Conditions, Floats, Prediction, Setting
 
 __all__ = ["gaussian_mean_norm", "neyman_bound", "rest_constant", "topk_bias"]
-
-Floats = npt.NDArray[np.float64]
 
 # of a context, at which the predictions for the largest scores speak; half of it for those with a
 # rest
@@ -125,7 +120,7 @@ def _exp(log: float) -> float:
 
 
 def predictions(setting: Setting) -> list[Prediction]:
-    """At ``setting.query``; that of random keys is with ``delta_bound``, which proves it."""
+    """At ``setting.query``; the rate of random keys is with ``sharp.delta``, which proves it."""
     theta = setting.head.tilt(setting.query).double()
     return [*_neyman(setting, theta), *_largest(setting, theta)]
 
@@ -186,7 +181,7 @@ def _neyman(setting: Setting, theta: Tensor) -> list[Prediction]:
             conditions=(("tokens are Gaussian", measure.is_gaussian),),
             exponent=0.5,
             value=(lambda n: neyman_bound(n, **sized)) if sized else None,
-            units="squared" if sized else "none",
+            units="squared",
             numbers=sized,
         ),
     ]

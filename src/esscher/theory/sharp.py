@@ -1,12 +1,11 @@
-"""Sharp exponents from the random energy model: heuristic, not proved. Gaussian tokens, Gaussian
-queries.
+"""Results derived here: exponents from the random energy model (heuristic), a proved bound at one
+query whose leading term is the delta method's, and a proved constant for the uniform error.
 
-At one query of score deviation s = c sqrt(2 ln n) the error of the softmax over n Gaussian scores
-is n^{-b}:
+Exponents, Gaussian tokens and queries. At one query of score deviation s = c sqrt(2 ln n) the error
+of the softmax over n Gaussian scores is n^{-b}:
 
-    root mean square   b = 1/2 - c^2  for c < 1/sqrt(3),   b = (1 - c^2)^2 / (8 c^2)  for 1/sqrt(3)
-    < c < 1 typical            b = 1/2 - c^2  for c < 1/2,         b = (1 - c)^2              for
-    1/2 < c < 1
+    root mean square   b = 1/2 - c^2 for c < 1/sqrt(3),   (1 - c^2)^2 / (8 c^2) up to c = 1
+    typical            b = 1/2 - c^2 for c < 1/2,         (1 - c)^2 up to c = 1
 
 They differ because the mean square is carried by rare draws in which one token beats the rest: a
 token sqrt(2 ln n) y out, y > 1, is there with chance n^{1-y^2}, and takes the softmax over once y
@@ -17,25 +16,44 @@ horizon; the exponents below are the minima over c of the sum.
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
+import torch
+
+from esscher.attention.head import Head
+from esscher.attention.second_tilt import second_tilt
+from esscher.inputs import as_counts, as_tensor
 from esscher.measures.base import Measure
-from esscher.theory.prediction import Conditions, Prediction
-from esscher.theory.setting import Setting
+from esscher.measures.matrices import product
+from esscher.theory.prediction import Conditions, Floats, Prediction, Setting, setting_of
 
 __all__ = [
     "RMS",
     "TYPICAL",
+    "chaining_constant",
+    "delta",
+    "delta_bound",
+    "delta_bound_numbers",
+    "dudley_sum",
+    "exponents",
     "freezing_tokens",
     "l2_exponent_rms",
     "l2_exponent_typical",
     "moment_exponent_rms",
     "moment_exponent_typical",
-    "predictions",
     "speaks_of",
+    "uniform",
+    "uniform_constant",
 ]
 
 RMS = "min(1/2, (√(1+4/h²)−1)/4)"  # the exponents as pictures write them
 TYPICAL = "min(1/2, 1/(1+2h²))"
+SHARES = np.concatenate([np.linspace(0.05, 0.9, 35), 1.0 - np.geomspace(0.09, 1e-4, 40)])
+LEVELS = 64  # of nets: the next one would change no digit
+
+
+# ---- exponents of the random energy model
 
 
 def l2_exponent_typical(horizon2: float) -> float:
@@ -73,8 +91,8 @@ def moment_exponent_rms(horizon2: float) -> float:
 
 
 def speaks_of(measure: Measure) -> bool:
-    """Whether these exponents are of tokens of this law that are their own queries: Gaussian, and
-    centred.
+    """Whether these exponents hold for tokens of this law that are their own queries: the law is
+    Gaussian and centred.
     """
     return measure.is_gaussian and not bool(measure.mean.any())
 
@@ -94,7 +112,7 @@ def _saddle(constant: float, horizon2: float) -> float:
     return 0.25 * ratio / (math.sqrt(1.0 + ratio) + 1.0)  # (sqrt(1 + r) - 1)/4 without cancellation
 
 
-def predictions(setting: Setting) -> list[Prediction]:
+def exponents(setting: Setting) -> list[Prediction]:
     """Exponents of the random energy model and the freezing threshold; heuristic."""
     h, s = setting.horizon2, setting.score_deviation
     gaussian: Conditions = (
@@ -174,3 +192,215 @@ def predictions(setting: Setting) -> list[Prediction]:
         numbers={"score_deviation": s, "n_star": freezing_tokens(s)},
     )
     return [*exponents, freezing]
+
+
+# ---- one query: the delta method with a bound
+
+
+def delta_bound(n: Any, ratio: float, delta: float, fourth: float, centre: float) -> Floats:
+    """E|Gamma_n(x) - Gamma(x)|^2 at most
+
+        min over 0 < a < 1 of  delta / (a^2 n) + 2 sqrt(n fourth P) + 2 centre^2 P,
+        P = exp(-(1-a)^2 n / (2 ratio)),
+
+    and at most 2 sqrt(n fourth) + 2 centre^2. Here e = exp<theta, y>, c = V y - Gamma(x), and
+    ``ratio`` = E e^2 / (E e)^2, ``delta`` = E e^2 |c|^2 / (E e)^2 (so delta/n is the delta method's
+    value), ``fourth`` = E|V (y - E y)|^4, ``centre`` = |Gamma(x) - V E y|.
+
+    Proof: with S_n = sum e_k, P(S_n < a n E e) <= P (Chung-Lu). Where S_n >= a n E e the error is
+    at most |sum e_k c_k| / (a n E e), of mean square delta / (a^2 n); elsewhere its square is at
+    most 2 max_k |V (y_k - E y)|^2 + 2 centre^2: Cauchy-Schwarz, and max <= sum. As n grows a -> 1
+    and the bound tends to the delta method's value. Source: derived here.
+    """
+    counts = as_counts(n, "n").astype(np.float64)[:, None]
+    square = centre * centre
+    with np.errstate(over="ignore", under="ignore"):  # infinite where a number is beyond float64
+        chance = np.exp(-((1.0 - SHARES) ** 2) * counts / (2.0 * ratio))
+        rare = 2.0 * np.sqrt(counts * chance) * math.sqrt(fourth) + 2.0 * square * chance
+        split = (delta / (SHARES**2 * counts) + rare).min(axis=1)
+        most = 2.0 * np.sqrt(counts[:, 0]) * math.sqrt(fourth) + 2.0 * square
+    return np.asarray(np.nan_to_num(np.fmin(split, most), nan=np.inf, posinf=np.inf), np.float64)
+
+
+def delta_bound_numbers(head: Head, measure: Measure, query: Any) -> dict[str, float]:
+    """ratio, delta, fourth and centre of ``delta_bound`` for one query.
+
+    With K the log-Laplace transform and theta the tilt, ratio = exp(K(2 theta) - 2 K(theta)) and
+    delta = ratio (tr V Hess K(2 theta) V^T + |V (grad K(2 theta) - grad K(theta))|^2).
+    """
+    theta = head.tilt(as_tensor(query, "query", ndim=1).double())
+    V = head.V.double()
+    fourth = measure.value_fourth_moment(V)
+    if fourth is None:
+        raise ValueError(f"measure: the fourth moment of {type(measure).__name__} is not known")
+    twice = second_tilt(head, measure, theta)
+    log_ratio = float(twice.log_growth)
+    spread = float((product(V, twice.cov) * V).sum() + twice.shift @ twice.shift)
+    ratio = math.exp(log_ratio) if log_ratio < 700.0 else math.inf
+    centre = float((V @ (measure.tilted_mean(theta) - measure.mean.double())).norm())
+    return {
+        "ratio": ratio,
+        "delta": ratio * spread if spread > 0.0 else 0.0,
+        "fourth": fourth,
+        "centre": centre,
+    }
+
+
+def delta(setting: Setting) -> list[Prediction]:
+    """The bound at ``setting.query``, and the limit it proves: the rate of keys taken as they
+    come.
+    """
+    try:
+        numbers = delta_bound_numbers(setting.head, setting.measure, setting.query)
+    except ValueError:  # the transform is infinite at twice the tilt, or a moment is not known
+        numbers = {}
+    conditions = (("E exp<2 theta, y> is finite and E|V (y - E y)|^4 is known", bool(numbers)),)
+    bound = Prediction(
+        name="delta-bound",
+        statement=(
+            "The mean square error at the query R v, v the direction A stretches most, is at most"
+            " the bound."
+        ),
+        source="derived here",
+        formula=(
+            "min over a of delta/(a^2 n) + 2 sqrt(n E|V y|^4 P) + 2 |Gamma - V E y|^2 P, "
+            "P = exp(-(1-a)^2 n (E e)^2 / (2 E e^2))"
+        ),
+        status="proved",
+        quantity="mean square error at one query",
+        conditions=conditions,
+        exponent=0.5,
+        value=(lambda n: delta_bound(n, **numbers)) if numbers else None,
+        units="squared",
+        numbers=numbers,
+    )
+    limit = Prediction(
+        name="keep-random",
+        statement=(
+            "n keys taken as they come err by sqrt(constant/n) at large n; the constant is"
+            " exponential in s^2."
+        ),
+        source="derived here",
+        formula=(
+            "n MSE -> E[e^2 |c|^2]/(E e)^2; Gaussian tokens: exp(s^2) (tr V Sigma V^T + |V Sigma"
+            " theta|^2)"
+        ),
+        status="proved (asymptotic)",
+        quantity="kept keys at one query: random",
+        conditions=conditions,
+        exponent=0.5,
+        numbers={"constant": numbers["delta"]} if numbers else {},
+    )
+    return [bound, limit]
+
+
+# ---- the largest error over a ball of queries: the method of [B] Theorem 3.4, with constants
+
+
+def dudley_sum(dim: int) -> float:
+    """S = sum over j >= 1 of 2^{1-j} sqrt(2 log(2 N_j)), N_j = (1 + 2^{j+1})^dim: a net of mesh
+    2^{-j} in the unit ball.
+
+    A process of norms whose increments over a distance t have E cosh(l |Z_x - Z_y|) <= exp(l^2 t^2
+    / 2) has E sup |Z_x - Z_0| <= S over the unit ball: each point is reached by links from net to
+    net, N_j links of length at most 2^{1-j}, and the largest of N such norms has mean at most t
+    sqrt(2 log 2N).
+    """
+    level = np.arange(1, LEVELS + 1, dtype=np.float64)
+    logs = dim * np.log1p(2.0 ** (level + 1.0)) + math.log(2.0)
+    return float((2.0 ** (1.0 - level) * np.sqrt(2.0 * logs)).sum())
+
+
+def chaining_constant(
+    score: float, log_peak: float, value: float, spread: float, dim: int
+) -> float:
+    """C with E sup over |x| <= r of |Gamma_n(x) - Gamma(x)| at most C / sqrt(n) for every n:
+
+        C = (sqrt(C_N) + sqrt(2 v C_D))^2,   C_N = 2 spread + 8 v M B S,   C_D = 4 M B S.
+
+    Tokens lie within R of their mean, v = ||V|| R (``value``), B = ||A|| r R (``score``) bounds the
+    scores about their mean, spread^2 = tr V Sigma V^T, S = ``dudley_sum`` of the rank of A
+    (``dim``), and M bounds w = exp(<theta, y - E y> - K(theta)), K of the centred law (``log_peak``
+    = log M). As K >= 0 by Jensen, M <= exp(B), whatever the law: exponential in r R.
+
+    Proof. Let E y = 0, g = w V (y - m), m the tilted mean; then Gamma_n - Gamma = N/D with N = mean
+    g, D = mean w, E g = 0, E w = 1. (1) Symmetrise: E sup|N| <= 2 E sup|mean eps_i g_i|, eps_i
+    signs. (2) In theta, g has the derivative w V ((y-m)(y-m)^T - Cov), a difference of positive
+    matrices of norm at most 4 R^2 and R^2: Lipschitz with 4 ||V|| R^2 M; w has w (y-m): 2 R M. (3)
+    A sum of signs has E cosh(l |sum eps_i a_i|) <= prod cosh(l |a_i|) <= exp(l^2 sum |a_i|^2 / 2)
+    (Pinelis 1994), so chaining over |x| <= r gives E sup|mean eps (g_x - g_0)| <= 4 v M B S /
+    sqrt(n), and E|mean eps g_0| <= spread / sqrt(n): C_N. The same for w, where w_0 = 1: E sup|D -
+    1| <= C_D / sqrt(n). (4) For 0 < a < 1: where D >= a everywhere the error is at most sup|N| / a;
+    elsewhere, with chance C_D / ((1-a) sqrt(n)) by Markov, at most 2 v, since both outputs lie in a
+    ball of radius v. The best a gives C. Source: derived here, by the method of [B] Theorem 3.4.
+    """
+    with np.errstate(over="ignore"):
+        chain = float(np.exp(log_peak)) * score * dudley_sum(dim)
+    numerator, denominator = 2.0 * spread + 8.0 * value * chain, 4.0 * chain
+    return (math.sqrt(numerator) + math.sqrt(2.0 * value * denominator)) ** 2
+
+
+def uniform_constant(
+    head: Head, measure: Measure, radius: float, *, any_law: bool = False
+) -> float:
+    """``chaining_constant`` of a head and a bounded law over |x| <= radius; ``any_law``: of every
+    law of this support.
+
+    nan where the law is not bounded or the head has a tilt bias.
+    """
+    return _constant(setting_of(head, measure, radius=radius), any_law)
+
+
+def _constant(setting: Setting, any_law: bool = False) -> float:
+    reach, tilt = setting.measure.support_radius(), setting.a_norm * setting.radius
+    if reach is None or setting.head.tilt_bias is not None:
+        return math.nan
+    V = setting.head.V.double()
+    spread = math.sqrt(float((V @ setting.measure.cov.double() * V).sum()))
+    rank = max(1, int(torch.linalg.matrix_rank(setting.head.A.double())))
+    score = log_peak = tilt * reach
+    if not any_law and setting.measure.as_rotational() is not None:
+        # reach t - K(t) grows in t, since K' is a mean of scores over t, none of them above reach
+        theta = torch.zeros(setting.measure.dim, dtype=torch.float64)
+        theta[0] = tilt
+        log_peak -= float(setting.measure.log_laplace(theta))
+    return chaining_constant(score, log_peak, setting.v_norm * reach, spread, rank)
+
+
+def uniform(setting: Setting) -> list[Prediction]:
+    """The uniform bound over |x| <= ``setting.radius``, for bounded laws."""
+    reach, constant = setting.measure.support_radius(), _constant(setting)
+    known = reach is not None and math.isfinite(constant)
+
+    def value(n: object) -> Floats:
+        assert reach is not None
+        return np.minimum(constant / np.sqrt(as_counts(n, "n")), 2.0 * setting.v_norm * reach)
+
+    return [
+        Prediction(
+            name="uniform-chaining",
+            statement=(
+                "The largest error over |x| <= R is on average at most C(R)/sqrt(n), for every n."
+            ),
+            source="derived here, by the method of [B] Theorem 3.4",
+            formula=(
+                "C = (sqrt(C_N) + sqrt(2 v C_D))^2, C_N = 2 sqrt(tr V Sigma V^T) + 8 v M B S, C_D ="
+                " 4 M B S, S the sum of Dudley's chain, M at most exp(B), B = ||A|| R r, r the"
+                " radius of the support"
+            ),
+            status="proved",
+            quantity="uniform",
+            conditions=(
+                ("tokens have bounded support", reach is not None),
+                ("the head has no tilt bias", setting.head.tilt_bias is None),
+            ),
+            exponent=0.5,
+            value=value if known else None,
+            units="mean absolute",
+            numbers=(
+                {"radius": setting.radius, "support": reach, "constant": constant}
+                if known and reach is not None
+                else {}
+            ),
+        )
+    ]

@@ -13,7 +13,7 @@ import pytest
 import esscher as es
 from esscher.convergence.montecarlo.growth import growth_table, of_support, support_constants
 from esscher.measures.fields import read_law
-from esscher.theory.uniform import uniform_constant
+from esscher.theory.sharp import uniform_constant
 from tests.cli.commands import run
 
 SWEEP = """

@@ -10,10 +10,10 @@ import torch
 
 import esscher as es
 from esscher.convergence.grid import state as deposit
-from esscher.diagnostics.tails import finish as finish_tail
 from esscher.models.probe import head as head_state
 from esscher.models.probe.head import HeadState
 from esscher.models.probe.statistics import STATISTICS, Block, Start
+from esscher.tails.scores import finish as finish_tail
 from tests.convergence.pools import by_subsets
 
 QUERIES, KEPT, KEYS, WIDTH = 11, 5, 307, 3

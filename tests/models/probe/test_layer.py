@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 import torch
 
-from esscher.diagnostics import moments as token_moments
 from esscher.models.huggingface.call import score
 from esscher.models.huggingface.capture import AttentionCall, forward
 from esscher.models.huggingface.loading import wrap_model
@@ -23,6 +22,7 @@ from esscher.models.probe.queries import capture_queries
 from esscher.models.probe.spec import ProbeSpec
 from esscher.models.probe.tables import layer_tables
 from esscher.models.probe.tokens import LayerInfo, LayerMoments, Rows
+from esscher.tails import moments as token_moments
 from tests.models.probe_runs import captured_layers, few_texts, tiny_model
 from tests.models.tiny import inputs_of, model_of
 

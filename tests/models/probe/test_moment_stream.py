@@ -21,13 +21,13 @@ import yaml
 
 import esscher as es
 from esscher.cli import main
-from esscher.diagnostics import moments as token_moments
 from esscher.models.probe import context, moment_limit, moment_stream
 from esscher.models.probe.context import Mode
 from esscher.models.probe.moment_limit import Limit, estimate, sample_queries
 from esscher.models.probe.moments import WHOLE_LAYER, Errors
 from esscher.runs import Run
 from esscher.runs.store import Store
+from esscher.tails import moments as token_moments
 from tests.models.probe_runs import few_texts, save_tiny, source, tiny_model
 
 ROOT = Path(__file__).parents[3]

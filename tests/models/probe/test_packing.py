@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from esscher.diagnostics import moments
-from esscher.diagnostics.moments import TokenMoments
 from esscher.models.probe.packing import pack, unpack
+from esscher.tails import moments
+from esscher.tails.moments import TokenMoments
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.diagnostics.tails import pareto_khat
 from esscher.models.probe.cache import budget_table
 from esscher.models.probe.head import kept_rows
 from esscher.models.probe.spec import fit_points
 from esscher.runs import Run
+from esscher.tails.scores import pareto_khat
 from tests.models.probe_runs import (
     CONTRACT,
     HEADS,

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from esscher.convergence.grid import state as deposit
-from esscher.diagnostics.scores import first_centres, score_histogram, softmax_statistics
 from esscher.models.probe import wide
 from esscher.models.probe.wide import Held, add_keys_or_hold
+from esscher.tails.scores import first_centres, score_histogram, softmax_statistics
 
 
 def held(size: float) -> Held:

@@ -25,7 +25,7 @@ from esscher.convergence.montecarlo.plan import Design, plan
 from esscher.intervals import t_quantile
 from esscher.measures.base import Measure
 from esscher.measures.fields import LawFields
-from esscher.theory.uniform import uniform_constant
+from esscher.theory.sharp import uniform_constant
 
 __all__ = ["constant_rows", "growth_table", "of_support", "support_constants"]
 

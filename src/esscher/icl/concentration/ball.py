@@ -26,11 +26,16 @@ from esscher.icl.layer import Parameters
 from esscher.icl.tasks import LinearTask
 from esscher.inputs import as_counts, as_positive
 from esscher.measures.gaussian import Gaussian
-from esscher.theory.boursier import average, gradient
-from esscher.theory.boursier.average import proposition_31_exponent
-from esscher.theory.boursier.risk import lemma_e2_mended, lemma_e4
-from esscher.theory.boursier.training import decay, decay_begins, sigma_mended, task_mean
-from esscher.theory.setting import setting_of
+from esscher.theory.boursier import averaged, gradients, proposition_31_exponent
+from esscher.theory.prediction import setting_of
+from esscher.theory.training import (
+    decay,
+    decay_begins,
+    lemma_e2_mended,
+    lemma_e4,
+    sigma_mended,
+    task_mean,
+)
 
 __all__ = ["AssumptionCheck", "BallGaps", "ball_gaps", "check_assumption", "flow_radius"]
 
@@ -154,10 +159,7 @@ def _errors(
     for law in laws:
         top = torch.linalg.eigh(law)[1][:, -1:]
         setting = setting_of(Head(u * wide, v * top.T), Gaussian(law), Gaussian(task.query_sigma))
-        known = {
-            each.name: each
-            for each in [*average.predictions(setting), *gradient.predictions(setting)]
-        }
+        known = {each.name: each for each in [*averaged(setting), *gradients(setting)]}
         output, by_u, by_v = (
             known[name].rms(n) ** 2 for name in ("s-16-sharpened", "s-gradient-u", "s-gradient-v")
         )

@@ -17,8 +17,8 @@ from esscher.icl.layer import OVKQ
 from esscher.icl.tasks import LinearTask
 from esscher.measures.gaussian import Gaussian
 from esscher.measures.matrices import spectral_norm
-from esscher.theory.boursier import average, gradient
-from esscher.theory.setting import setting_of
+from esscher.theory.boursier import averaged, gradients
+from esscher.theory.prediction import setting_of
 
 __all__ = ["bounds", "token_laws"]
 
@@ -45,7 +45,7 @@ def bounds(task: LinearTask, weights: OVKQ, lengths: Any, seed: int = 0) -> pd.D
     found: dict[tuple[str, str], list[tuple[Floats, float]]] = {}
     for cov in token_laws(task, TASKS, seed):
         setting = setting_of(head, Gaussian(cov), Gaussian(task.query_sigma))
-        predictions = [*average.predictions(setting), *gradient.predictions(setting)]
+        predictions = [*averaged(setting), *gradients(setting)]
         by_name = {prediction.name: prediction for prediction in predictions}
         for metric, names in BOUNDS.items():
             for name in names:

@@ -17,7 +17,7 @@ from esscher.icl.risk.exact import risk, risk_gradient
 from esscher.icl.risk.linear import active
 from esscher.icl.risk.softmax_general import product_rule
 from esscher.icl.tasks import LinearTask
-from esscher.theory.boursier.risk import lemma_e2_mended, lemma_e2_printed, lemma_e4
+from esscher.theory.training import lemma_e2_mended, lemma_e2_printed, lemma_e4
 
 __all__ = ["LimitNorms", "limit_norms", "risk_gaps"]
 

@@ -17,7 +17,7 @@ from esscher.icl.risk.linear import limit_risk
 from esscher.icl.risk.value import as_length
 from esscher.icl.tasks import LinearTask
 from esscher.inputs import as_positive, as_tensor
-from esscher.theory.boursier.training import alpha_limit_mended, alpha_limit_printed
+from esscher.theory.training import alpha_limit_mended, alpha_limit_printed
 
 __all__ = ["alpha_limit", "flow_limit", "prompt_covariance", "start_block"]
 

@@ -22,10 +22,9 @@ from esscher.icl.statements.statement import Finding, Statement
 from esscher.icl.tasks import LinearTask
 from esscher.measures.gaussian import Gaussian
 from esscher.measures.product import Rademacher
-from esscher.theory.boursier.average import lemma_d1
-from esscher.theory.boursier.query import lemma_d2_tail
+from esscher.theory.boursier import lemma_d1, lemma_d2_tail
 from esscher.theory.catalogue import predictions
-from esscher.theory.setting import setting_of, tilted_moment
+from esscher.theory.prediction import setting_of, tilted_moment
 
 __all__ = ["STATEMENTS"]
 

@@ -11,25 +11,19 @@ from numpy.polynomial.hermite_e import hermegauss
 
 from esscher.icl.statements.coins import coin_errors
 from esscher.icl.statements.statement import Finding, Statement
-from esscher.theory.boursier.average import (
+from esscher.theory.boursier import (
     Numbers,
-    equation_16_mended,
-    equation_16_printed,
-    equation_18,
-)
-from esscher.theory.boursier.query import (
     corollary_c3,
-    corollary_c3_threshold_mended,
-    corollary_c3_threshold_printed,
+    corollary_c3_threshold,
+    equation_16,
+    equation_18,
     lemma_c1,
-    lemma_c1_threshold_mended,
-    lemma_c1_threshold_printed,
-    lemma_c4_mended,
-    lemma_c4_printed,
+    lemma_c1_threshold,
+    lemma_c2,
+    lemma_c4,
     lemma_c4_sharpened,
     lemma_c7,
 )
-from esscher.theory.boursier.sums import lemma_c2_printed, lemma_c2_sharpened
 
 __all__ = ["STATEMENTS"]
 
@@ -50,8 +44,7 @@ def lemma_c1_check() -> Finding:
         for delta in (1e-4, 0.01, 0.2)
     ]
     low, needed = (
-        float(f[0])
-        for f in (lemma_c1_threshold_printed(50, 0.3), lemma_c1_threshold_mended(50, 2.0, 0.3))
+        float(lemma_c1_threshold(50, 2.0, 0.3, printed=printed)[0]) for printed in (True, False)
     )
     words = (
         f"tokens +-1: a larger error has at most {max(shares):.2g} of the chance 4 delta, at every"
@@ -66,7 +59,7 @@ def lemma_c2_check() -> Finding:
     delta, a = 0.05, 3.0
     second = 2 * delta * a * a
     printed, sharp = (
-        float(bound(1, delta, second)[0]) for bound in (lemma_c2_printed, lemma_c2_sharpened)
+        float(lemma_c2(1, delta, second, printed=printed)[0]) for printed in (True, False)
     )
     words = (
         f"three values, n = 1: 2 delta of the draws are {a:g} away; printed {printed:.3g},"
@@ -82,8 +75,7 @@ def corollary_c3_check() -> Finding:
         for delta in (1e-4, 0.01, 0.2)
     ]
     low, needed = (
-        float(f(15, 1.0, 0.0)[0])
-        for f in (corollary_c3_threshold_printed, corollary_c3_threshold_mended)
+        float(corollary_c3_threshold(15, 1.0, 0.0, printed=printed)[0]) for printed in (True, False)
     )
     words = (
         f"tokens +-1: at most {max(shares):.2g} of delta; n = 15, no tilt: threshold {low:.2g}, the"
@@ -97,14 +89,15 @@ def lemma_c4_check() -> Finding:
     errors, chances = coin_errors(1, 0.0, 1000.0)
     square = float(chances @ errors**2)
     printed, mended = (
-        float(f(1, 1, 1.0, 0.0, 1e12, 1000.0)[0]) for f in (lemma_c4_printed, lemma_c4_mended)
+        float(lemma_c4(1, 1, 1.0, 0.0, 1e12, 1000.0, printed=printed)[0])
+        for printed in (True, False)
     )
     fine = square <= mended
     for n in LENGTHS:
         errors, chances = coin_errors(n, TILT)
         own = float(chances @ errors**2)
         fine &= own <= min(
-            float(lemma_c4_mended(n, 1, 1.0, TILT, 1.0, 1.0)[0]),
+            float(lemma_c4(n, 1, 1.0, TILT, 1.0, 1.0)[0]),
             float(lemma_c4_sharpened(n, 1.0, TILT, 1.0)[0]),
         )
     words = (
@@ -152,9 +145,9 @@ def averaged(power: int, n: int) -> float:
 
 def lemma_c6_check() -> Finding:
     n = 50
-    own, bound = averaged(2, n), float(equation_16_mended(n, numbers())[0])
+    own, bound = averaged(2, n), float(equation_16(n, numbers())[0])
     decays = [math.sqrt(numbers(scale).fourth) / 32 for scale in (1.0, 0.01)]
-    at_one = float(equation_16_printed(1, numbers())[0])
+    at_one = float(equation_16(1, numbers(), printed=True)[0])
     words = (
         f"tokens +-1, U = 0.2, n = 50: {own:.2g}, mended (16) {bound:.2g}; the second term decays"
         f" with c = {decays[0]:.2g} for +-1 and {decays[1]:.2g} for +-0.01, so c depends on the law"

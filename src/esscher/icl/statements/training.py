@@ -20,11 +20,12 @@ from esscher.icl.layer import UV, Block, default_weights
 from esscher.icl.risk.exact import risk, risk_gradient
 from esscher.icl.statements.statement import Finding, Statement
 from esscher.icl.tasks import LinearTask
-from esscher.theory.boursier.risk import lemma_e2_mended, lemma_e2_printed
-from esscher.theory.boursier.training import (
+from esscher.theory.training import (
     alpha_limit_mended,
     alpha_limit_printed,
     decay,
+    lemma_e2_mended,
+    lemma_e2_printed,
     lemma_f1_asymptote,
     lemma_f1_mended,
     lemma_f1_printed,

@@ -27,7 +27,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from esscher.diagnostics.moments import TokenMoments
+from esscher.tails.moments import TokenMoments
 
 __all__ = ["Limit", "QuerySample", "Spread", "estimate", "sample_queries"]
 

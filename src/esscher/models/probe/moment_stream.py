@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from esscher.attention.state import finish, init, merge
-from esscher.diagnostics import moments as token_moments
 from esscher.models.huggingface.capture import AttentionCall
 from esscher.models.probe.context import Indices, ProbeContext
 from esscher.models.probe.curves import curve_rows
@@ -38,6 +37,7 @@ from esscher.models.probe.statistics.identity import HEAD, LAYER
 from esscher.models.probe.tokens import LayerInfo, Rows
 from esscher.runs import Unit
 from esscher.runs.columns import Column
+from esscher.tails import moments as token_moments
 
 __all__ = ["LIMITS", "moment_units", "stream_moments", "with_moments"]
 

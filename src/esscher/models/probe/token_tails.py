@@ -13,10 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from esscher.diagnostics import extremes
-from esscher.diagnostics.extremes import Extremes, TokenTails
-from esscher.diagnostics.tail_comparison import TAILS, TailComparison
 from esscher.runs.columns import Column
+from esscher.tails import extremes
+from esscher.tails.extremes import TAILS, Extremes, TailComparison, TokenTails
 
 __all__ = ["TAIL_COLUMNS", "SplitExtremes", "SplitTails", "tail_row"]
 

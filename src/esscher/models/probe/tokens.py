@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esscher.diagnostics import moments as token_moments
-from esscher.diagnostics.moments import TokenMoments, TokenSummary
 from esscher.models.huggingface.capture import AttentionCall
 from esscher.models.huggingface.maps import LinearMaps
 from esscher.models.probe.token_tails import SplitExtremes, SplitTails
+from esscher.tails import moments as token_moments
+from esscher.tails.moments import TokenMoments, TokenSummary
 
 __all__ = ["LayerInfo", "LayerMoments", "LayerSummary", "Rows", "largest_variance"]
 
@@ -111,7 +111,7 @@ class LayerMoments:
 
     ``cross`` is sum (q - E q)(k - E k)^T over the tokens, q and k of the same one: with the
     scatters of q and k that of the pair (q, k). States merge as scatters do
-    (esscher.diagnostics.moments).
+    (esscher.tails.moments).
     """
 
     hidden: TokenMoments | None

@@ -20,9 +20,9 @@ from esscher.convergence.integral.formulas import NodeErrors
 from esscher.convergence.integral.nodes import concatenate, error_of_share
 from esscher.convergence.keep_curve import KeepErrors
 from esscher.convergence.pool_curve import pool_errors
-from esscher.diagnostics.scores import SoftmaxStatistics
 from esscher.keep.context import Context
 from esscher.models.huggingface.call import score
+from esscher.tails.scores import SoftmaxStatistics
 
 __all__ = ["Held", "add_keys_or_hold"]
 

@@ -10,7 +10,7 @@ from esscher.attention.head import Head
 from esscher.convergence.montecarlo.metrics.base import Exponents
 from esscher.measures.base import Measure
 from esscher.theory.bohbot import moment_exponent, moment_exponent_experimental
-from esscher.theory.setting import proved_coupling
+from esscher.theory.prediction import proved_coupling
 from esscher.theory.sharp import moment_exponent_rms, speaks_of
 
 __all__ = ["moment_exponents"]

@@ -31,9 +31,6 @@ from esscher.convergence.dispersion import (
 from esscher.convergence.grid import state as deposit
 from esscher.convergence.grid.state import Deposit, Grid
 from esscher.convergence.rate.fit import fit_rate
-from esscher.diagnostics import tails
-from esscher.diagnostics.scores import first_centres, softmax_statistics
-from esscher.diagnostics.tails import TopScores
 from esscher.models.probe.context import Mode, ProbeContext
 from esscher.models.probe.spec import SMALLEST, ProbeSpec
 from esscher.models.probe.statistics.identity import HEAD, LAYER
@@ -50,6 +47,8 @@ from esscher.models.probe.statistics.statistic import (
 )
 from esscher.models.probe.wide import Held, add_keys_or_hold
 from esscher.runs.columns import Column
+from esscher.tails import scores as tails
+from esscher.tails.scores import TopScores, first_centres, softmax_statistics
 
 __all__ = ["Dispersion", "check_spread"]
 

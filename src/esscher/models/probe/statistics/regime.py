@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from esscher.diagnostics.regimes import LABELS, HeadEvidence, classify, slow_until
 from esscher.models.probe.spec import ProbeSpec
 from esscher.models.probe.statistics.replacement import pool_place
 from esscher.models.probe.statistics.statistic import Failure, Findings, Found, Statistic
 from esscher.runs.columns import Column
+from esscher.tails.regimes import LABELS, HeadEvidence, classify, slow_until
 
 __all__ = ["Regime"]
 

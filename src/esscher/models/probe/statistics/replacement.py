@@ -17,7 +17,6 @@ from esscher.convergence.budget import asymptotic_from
 from esscher.convergence.curve import ErrorCurve
 from esscher.convergence.grid import state as deposit
 from esscher.convergence.grid.state import Deposit, Grid
-from esscher.diagnostics.scores import first_centres, softmax_statistics
 from esscher.models.probe.curves import METRICS, Errors, curve_rows, errors_of
 from esscher.models.probe.headline import headline, headline_numbers, needed_column, or_nan, percent
 from esscher.models.probe.spec import FIT, FIXED, ProbeSpec, drawn_ladder
@@ -34,6 +33,7 @@ from esscher.models.probe.statistics.statistic import (
 )
 from esscher.models.probe.wide import Held, add_keys_or_hold
 from esscher.runs.columns import Column
+from esscher.tails.scores import first_centres, softmax_statistics
 
 __all__ = ["Drawn", "Replacement", "pool_place"]
 

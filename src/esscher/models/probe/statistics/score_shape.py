@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import pandas as pd
 
-from esscher.diagnostics.scores import score_histogram
 from esscher.models.probe.spec import ProbeSpec
 from esscher.models.probe.statistics.identity import HEAD, LAYER
 from esscher.models.probe.statistics.statistic import Findings, Found, Statistic
 from esscher.runs.columns import Column
+from esscher.tails.scores import score_histogram
 
 __all__ = ["ScoreShape"]
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from esscher.diagnostics.regimes import share_frozen
 from esscher.models.probe.spec import ProbeSpec
 from esscher.models.probe.statistics.statistic import Findings, Found, Statistic
 from esscher.runs.columns import Column
+from esscher.tails.regimes import share_frozen
 from esscher.theory.sharp import freezing_tokens
 
 __all__ = ["EFFECTIVE_TOKENS", "Softmax"]

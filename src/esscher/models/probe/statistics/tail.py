@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from esscher.diagnostics import tails
-from esscher.diagnostics.tails import TopScores, tail_length
 from esscher.models.probe.spec import ProbeSpec
 from esscher.models.probe.statistics.statistic import (
     Block,
@@ -18,6 +16,8 @@ from esscher.models.probe.statistics.statistic import (
     Statistic,
 )
 from esscher.runs.columns import Column
+from esscher.tails import scores as tails
+from esscher.tails.scores import TopScores, tail_length
 
 __all__ = ["Tail"]
 

@@ -13,7 +13,7 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from esscher.diagnostics import moments
+from esscher.tails import moments
 
 
 def rows_of(law: str, n: int = 20_000, d: int = 7) -> Tensor:

@@ -1,9 +1,23 @@
-"""[S] sections 4, 5 and F as functions of plain numbers: Assumption 4.2 (ii), Lemma F.1 (ii), the
-start, the PL constant.
+"""[S] on in-context learning, as functions of plain numbers: risks (Lemmas E.2 and E.4) and
+training (Assumption 4.2 (ii), Lemma F.1 (ii), the start of Theorem 5.2, the PL constant).
 
-d      dimension of the covariates, w ~ N(0, I_d), zeta = |w|^2 ~ chi^2(d)
-c      exponent of a bound n^(-c / sigma_mu^2), as in Proposition 3.1
-alpha  size of the start of Assumption 5.1, U11 = alpha G, v = alpha, G = Theta Theta^T, |G|_F = 1
+Risks: R_n and R are E loss(Gamma_n(z), y) and E loss(Gamma(z), y). All norms are over tasks, tokens
+and queries together:
+
+    error2, error4     (E|Gamma_n - Gamma|^2)^{1/2}, (E|Gamma_n - Gamma|^4)^{1/4}, or above them
+    gradient_error2    (E|grad Gamma_n - grad Gamma|^2)^{1/2}, gradients in (U, V)
+    limit2, limit4     (E|Gamma|^2)^{1/2}, (E|Gamma|^4)^{1/4}
+    label2, label4     (E|y|^2)^{1/2}, (E|y|^4)^{1/4}
+
+The loss satisfies |grad_1 loss(a, y)| <= |a| + |y| and |grad_1 loss(a, y) - grad_1 loss(b, y)| <=
+|a - b|; the quadratic loss |a - y|^2 / 2 does.
+
+Training:
+
+    d      dimension of the covariates, w ~ N(0, I_d), zeta = |w|^2 ~ chi^2(d)
+    c      exponent of a bound n^(-c / sigma_mu^2), as in Proposition 3.1
+    alpha  size of the start of Assumption 5.1: U11 = alpha G, v = alpha, G = Theta Theta^T,
+           |G|_F = 1
 """
 
 from __future__ import annotations
@@ -14,17 +28,23 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy.integrate import quad
 from scipy.special import gammaln, kve
 
-from esscher.theory.boursier.logs import counts_of
+from esscher.theory.boursier import counts_of
+from esscher.theory.prediction import Floats
 
 __all__ = [
     "alpha_limit_mended",
     "alpha_limit_printed",
     "decay",
     "decay_begins",
+    "gaussian_gradient2",
+    "gaussian_limit2",
+    "gaussian_limit4",
+    "lemma_e2_mended",
+    "lemma_e2_printed",
+    "lemma_e4",
     "lemma_f1_asymptote",
     "lemma_f1_mended",
     "lemma_f1_printed",
@@ -35,7 +55,75 @@ __all__ = [
     "task_mean",
 ]
 
-Floats = npt.NDArray[np.float64]
+
+# ---- risks
+
+
+def lemma_e2_printed(error2: Any, error4: Any, label4: float, limit4: float) -> Floats:
+    """|R_n - R| as printed: 2 label4 error2 (error4 + limit4). Source: [S] Lemma E.2.
+
+    False: the proof bounds |(a, y)| by |y| |a| where it needs |y| + |a|, so the bound is 0 for
+    labels that are 0.
+    """
+    return np.asarray(2.0 * label4 * _floats(error2) * (_floats(error4) + limit4))
+
+
+def lemma_e2_mended(error2: Any, label2: float, limit2: float) -> Floats:
+    """|R_n - R| <= error2 (label2 + limit2 + error2).
+
+    From |loss(a, y) - loss(b, y)| <= (|y| + max(|a|, |b|)) |a - b|, max(|a|, |b|) <= |b| + |a - b|
+    and Cauchy-Schwarz; second moments suffice. Source: [S] Lemma E.2, mended.
+    """
+    second = _floats(error2)
+    return np.asarray(second * (label2 + limit2 + second))
+
+
+def lemma_e4(
+    error2: Any, gradient_error2: Any, label2: float, limit2: float, gradient2: float
+) -> Floats:
+    """|grad R_n - grad R| <= gradient_error2 (limit2 + error2 + label2) + error2 gradient2,
+    gradient2 = (E|grad Gamma|^2)^{1/2}.
+
+    Source: the proof of [S] Lemma E.4 up to (28). Its last step replaces (E_mu X^2)^{1/2} by E_mu
+    X, which is smaller when the tasks differ in sigma_mu, so the displayed statement holds only for
+    one common sigma_mu.
+    """
+    second = _floats(error2)
+    by_gradient = _floats(gradient_error2) * (limit2 + second + label2)
+    return np.asarray(by_gradient + second * gradient2)
+
+
+def gaussian_limit4(d: int, v_norm: float, u_norm: float, sigma8: float) -> float:
+    """(E|Gamma|^4)^{1/4} <= 2 sqrt(d) ||V|| ||U|| (E sigma_mu^8)^{1/4} for Gaussian tokens;
+    ``sigma8`` = E sigma_mu^8.
+
+    Source: [S] Lemma E.2, which prints E sigma_mu^4: the limit is V Gamma U z with ||Gamma|| =
+    sigma_mu^2.
+    """
+    return 2.0 * math.sqrt(d) * v_norm * u_norm * math.sqrt(math.sqrt(sigma8))
+
+
+def gaussian_limit2(d: int, v_norm: float, u_norm: float, sigma4: float) -> float:
+    """(E|Gamma|^2)^{1/2} <= 2 sqrt(d) ||V|| ||U|| (E sigma_mu^4)^{1/2}. Source: [S] Lemma E.4
+    (prints E sigma_mu^2).
+    """
+    return 2.0 * math.sqrt(d) * v_norm * u_norm * math.sqrt(sigma4)
+
+
+def gaussian_gradient2(d: int, v_norm: float, u_norm: float, sigma4: float) -> float:
+    """(E|grad Gamma|^2)^{1/2} <= 2 sqrt(d) (||V|| + ||U||) (E sigma_mu^4)^{1/2}, operator norm of
+    the gradient.
+
+    Source: [S] Lemma E.4, which prints E sigma_mu^2.
+    """
+    return 2.0 * math.sqrt(d) * (v_norm + u_norm) * math.sqrt(sigma4)
+
+
+def _floats(numbers: Any) -> Floats:
+    return np.asarray(numbers, np.float64)
+
+
+# ---- training
 
 
 def sigma_printed(zeta: float) -> float:
@@ -123,10 +211,8 @@ def _bessel(rate: Floats, d: int) -> Floats:
     """
     at = np.sqrt(2.0 * rate)
     with np.errstate(divide="ignore", invalid="ignore"):
-        value = np.exp(math.log(2.0) + 0.5 * d * np.log(0.5 * at) - gammaln(0.5 * d) - at) * kve(
-            0.5 * d, at
-        )
-    return np.where(rate > 0, value, 1.0)
+        log_size = math.log(2.0) + 0.5 * d * np.log(0.5 * at) - gammaln(0.5 * d) - at
+        return np.where(rate > 0, np.exp(log_size) * kve(0.5 * d, at), 1.0)
 
 
 def lemma_f1_asymptote(n: Any, d: int, c: float) -> Floats:
@@ -138,13 +224,8 @@ def lemma_f1_asymptote(n: Any, d: int, c: float) -> Floats:
     """
     root = np.sqrt(c * np.log(counts_of(n)))
     size = math.sqrt(2.0 * math.pi * math.sqrt(2.0)) * math.sqrt(2.0) ** (0.5 * d - 1.0)
-    return np.asarray(
-        root ** (0.5 * (d - 1.0))
-        * size
-        * np.exp(-math.sqrt(2.0) * root - gammaln(0.5 * d))
-        / 2.0 ** (0.5 * d),
-        np.float64,
-    )
+    fall = np.exp(-math.sqrt(2.0) * root - gammaln(0.5 * d))
+    return np.asarray(root ** (0.5 * (d - 1.0)) * size * fall / 2.0 ** (0.5 * d), np.float64)
 
 
 def alpha_limit_printed(d: int, norm: float) -> float:
@@ -195,6 +276,5 @@ def pl_constant_mended(alpha: float, eigenvalues: Any, turned: float) -> float:
     values = values[values > 0]
     slack = 2.0 - alpha**2 * float(values.max())
     size = math.sqrt(float((values**4).sum()))
-    return float(
-        max(alpha**2 * turned * slack, 0.0) / (size * (values**-2).sum() * (values**-1).sum())
-    )
+    gain = max(alpha**2 * turned * slack, 0.0)
+    return float(gain / (size * (values**-2).sum() * (values**-1).sum()))

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from esscher.diagnostics import extremes
-from esscher.diagnostics.extremes import Extremes
+from esscher.tails import extremes
+from esscher.tails.extremes import Extremes
 
 N, D = 3001, 11
 

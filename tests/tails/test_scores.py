@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from esscher.convergence.grid import state as deposit
-from esscher.diagnostics.scores import (
+from esscher.tails.scores import (
     ScoreShape,
     first_centres,
     score_histogram,

@@ -2,15 +2,18 @@
 scores and of weights.
 """
 
-from esscher.diagnostics.moments import TokenMoments, TokenSummary
-from esscher.diagnostics.regimes import HeadEvidence, Regime, classify, share_frozen
-from esscher.diagnostics.scores import (
+from esscher.tails.moments import TokenMoments, TokenSummary
+from esscher.tails.regimes import HeadEvidence, Regime, classify, share_frozen
+from esscher.tails.scores import (
     ScoreShape,
     SoftmaxStatistics,
+    TailFit,
+    TopScores,
+    gaussian_khat,
+    pareto_khat,
     score_histogram,
     softmax_statistics,
 )
-from esscher.diagnostics.tails import TailFit, TopScores, gaussian_khat, pareto_khat
 
 __all__ = [
     "HeadEvidence",

@@ -14,8 +14,8 @@ import pytest
 import scipy.stats
 from numpy.random import Generator
 
-from esscher.diagnostics import tail_comparison
-from esscher.diagnostics.tail_comparison import Floats, TailComparison, compare
+from esscher.tails import extremes
+from esscher.tails.extremes import Floats, TailComparison, compare
 
 Draw = Callable[[Generator, int], Floats]
 LAWS: dict[str, Draw] = {
@@ -40,8 +40,8 @@ def test_the_pareto_fit_is_the_largest_likelihood(shape: float) -> None:
     excess = scipy.stats.genpareto(shape, scale=0.3).rvs(
         2000, random_state=np.random.default_rng(5)
     )
-    found = tail_comparison._fit_pareto(excess)
-    ours = tail_comparison._log_density(excess, *found)
+    found = extremes._fit_pareto(excess)
+    ours = extremes._log_density(excess, *found)
     np.testing.assert_allclose(
         ours, scipy.stats.genpareto(found[0], scale=found[1]).logpdf(excess), rtol=1e-9, atol=1e-9
     )
@@ -66,7 +66,7 @@ def test_the_gaussian_tail_is_that_of_mpmath(threshold: float, scale: float) -> 
         else cut.rvs(500, random_state=generator) - threshold
     )
     z = threshold + excess
-    sigma, density = tail_comparison._fit_gaussian(z, threshold)
+    sigma, density = extremes._fit_gaussian(z, threshold)
     with mpmath.workdps(60):
 
         def log_density(x: float, s: mpmath.mpf) -> mpmath.mpf:

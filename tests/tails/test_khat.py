@@ -13,7 +13,7 @@ import scipy.special
 import scipy.stats
 import torch
 
-from esscher.diagnostics import tails
+from esscher.tails import scores as khat
 
 
 def logs(kind: str, total: int, scale: float) -> np.ndarray:
@@ -46,7 +46,7 @@ PUBLISHED = [
 def test_equals_the_published_procedure(
     kind: str, total: int, scale: float, published: float
 ) -> None:
-    assert tails.pareto_khat(logs(kind, total, scale), total).median == pytest.approx(
+    assert khat.pareto_khat(logs(kind, total, scale), total).median == pytest.approx(
         published, abs=1e-12
     )
 
@@ -65,7 +65,7 @@ def test_close_to_maximum_likelihood(k: float) -> None:
     k)/sqrt(M).
     """
     rows = exceedances(k, 5, 384, 7)
-    fit = tails.pareto_khat(rows, 16384)
+    fit = khat.pareto_khat(rows, 16384)
     shape = (fit.low + fit.high) / 2
     for own, row in zip(shape, rows, strict=True):
         likelihood, _, _ = scipy.stats.genpareto.fit(np.expm1(row[1:]), floc=0)
@@ -78,7 +78,7 @@ def test_coverage(k: float, tail: int) -> None:
     """1500 tails: 95 % intervals cover between 92.5 % and 97 %; the deviation of the share is 0.6
     %.
     """
-    fit = tails.pareto_khat(exceedances(k, 1500, tail, 1), (tail // 3) ** 2)
+    fit = khat.pareto_khat(exceedances(k, 1500, tail, 1), (tail // 3) ** 2)
     assert fit.tail == tail
     covered = ((fit.low <= k) & (k <= fit.high)).mean()
     assert 0.925 < covered < 0.97
@@ -89,7 +89,7 @@ def test_a_known_pareto_law_from_whole_samples() -> None:
     of mean k.
     """
     scores = torch.from_numpy(np.random.default_rng(2).exponential(0.8, size=(400, 4096)))
-    fit = tails.finish(tails.update(tails.init(400, tails.tail_length(4096) + 1), scores))
+    fit = khat.finish(khat.update(khat.init(400, khat.tail_length(4096) + 1), scores))
     # 400 queries: deviation 1.8/sqrt(192)/20 = 0.0065, and the prior pulls by 0.015
     assert abs(fit.khat.mean() - 0.8) < 0.03
     assert fit.label == "bad"
@@ -99,11 +99,11 @@ def test_a_known_pareto_law_from_whole_samples() -> None:
 
 def test_the_scale_does_not_matter_and_the_order_neither() -> None:
     rows = exceedances(0.5, 3, 192, 5)
-    fit = tails.pareto_khat(rows, 4096)
+    fit = khat.pareto_khat(rows, 4096)
     shuffled = np.random.default_rng(0).permuted(rows, axis=1)
-    np.testing.assert_allclose(tails.pareto_khat(shuffled + 700.0, 4096).khat, fit.khat, rtol=1e-9)
+    np.testing.assert_allclose(khat.pareto_khat(shuffled + 700.0, 4096).khat, fit.khat, rtol=1e-9)
     np.testing.assert_allclose(
-        tails.pareto_khat(torch.from_numpy(rows - 5000.0), 4096).khat, fit.khat, rtol=1e-9
+        khat.pareto_khat(torch.from_numpy(rows - 5000.0), 4096).khat, fit.khat, rtol=1e-9
     )
 
 
@@ -115,44 +115,44 @@ def test_gaussian_khat_is_what_gaussian_scores_show() -> None:
         scores = s * torch.randn(
             300, 8192, dtype=torch.float64, generator=torch.Generator().manual_seed(8)
         )
-        fit = tails.finish(tails.update(tails.init(300, tails.tail_length(8192) + 1), scores))
-        assert abs(fit.khat.mean() - float(tails.gaussian_khat([s], 8192)[0])) < 0.03
-    rising = tails.gaussian_khat(np.linspace(0.1, 6, 20), 10**6)
+        fit = khat.finish(khat.update(khat.init(300, khat.tail_length(8192) + 1), scores))
+        assert abs(fit.khat.mean() - float(khat.gaussian_khat([s], 8192)[0])) < 0.03
+    rising = khat.gaussian_khat(np.linspace(0.1, 6, 20), 10**6)
     assert (np.diff(rising) > 0).all()
 
 
 def test_more_tokens_make_the_same_scores_lighter() -> None:
     assert (
-        tails.gaussian_khat([2.0], 10**3)
-        > tails.gaussian_khat([2.0], 10**6)
-        > tails.gaussian_khat([2.0], 10**9)
+        khat.gaussian_khat([2.0], 10**3)
+        > khat.gaussian_khat([2.0], 10**6)
+        > khat.gaussian_khat([2.0], 10**9)
     )
 
 
 def test_thresholds() -> None:
-    assert tails.khat_threshold(10**6) == 0.7
-    assert tails.khat_threshold(100) == pytest.approx(0.5)
-    assert tails.tail_length(16384) == 384
-    assert tails.tail_length(100) == 20
+    assert khat.khat_threshold(10**6) == 0.7
+    assert khat.khat_threshold(100) == pytest.approx(0.5)
+    assert khat.tail_length(16384) == 384
+    assert khat.tail_length(100) == 20
     assert [
-        tails.pareto_khat(logs("exponential", 9999, k), 9999).label for k in (0.3, 0.85, 1.4)
+        khat.pareto_khat(logs("exponential", 9999, k), 9999).label for k in (0.3, 0.85, 1.4)
     ] == ["good", "bad", "very bad"]
 
 
 @pytest.mark.parametrize("keep", [1, 13, 60])
 def test_streaming_equals_one_pass_in_any_order(keep: int) -> None:
     scores = torch.randn(5, 97, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    one = tails.update(tails.init(5, keep), scores)
+    one = khat.update(khat.init(5, keep), scores)
     assert torch.equal(one.scores, scores.sort(1, descending=True).values[:, :keep])
     parts = [
-        tails.update(tails.init(5, keep), part) for part in scores.tensor_split([2, 40, 41], dim=1)
+        khat.update(khat.init(5, keep), part) for part in scores.tensor_split([2, 40, 41], dim=1)
     ]
     for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
-        merged = functools.reduce(tails.merge, (parts[i] for i in order), tails.init(5, keep))
+        merged = functools.reduce(khat.merge, (parts[i] for i in order), khat.init(5, keep))
         assert set(merged.count.tolist()) == {97}
         assert torch.equal(merged.scores, one.scores)
     streamed = functools.reduce(
-        tails.update, scores.tensor_split([5, 50], dim=1), tails.init(5, keep)
+        khat.update, scores.tensor_split([5, 50], dim=1), khat.init(5, keep)
     )
     assert torch.equal(streamed.scores, one.scores)
 
@@ -163,11 +163,9 @@ def test_queries_with_different_numbers_of_keys_have_their_own_tails() -> None:
         3 * torch.randn(rows, keys, generator=generator, dtype=torch.float64)
         for rows, keys in ((2, 16), (1, 97), (3, 700))
     ]
-    states = [
-        tails.update(tails.init(len(x), tails.tail_length(x.shape[1]) + 1), x) for x in blocks
-    ]
-    fit = tails.finish(tails.stack(states))
-    alone = [tails.pareto_khat(x, x.shape[1]) for x in blocks]
+    states = [khat.update(khat.init(len(x), khat.tail_length(x.shape[1]) + 1), x) for x in blocks]
+    fit = khat.finish(khat.stack(states))
+    alone = [khat.pareto_khat(x, x.shape[1]) for x in blocks]
     for name in ("khat", "low", "high"):
         np.testing.assert_array_equal(
             getattr(fit, name), np.concatenate([getattr(part, name) for part in alone])
@@ -175,15 +173,15 @@ def test_queries_with_different_numbers_of_keys_have_their_own_tails() -> None:
     assert np.isnan(fit.khat[:2]).all()  # three weights of sixteen are no tail
     assert np.isfinite(fit.khat[2:]).all()
     # (2 16 + 97 + 3 700) / 6 = 371.5
-    assert (fit.threshold, fit.tail) == (tails.khat_threshold(372), tails.tail_length(372))
+    assert (fit.threshold, fit.tail) == (khat.khat_threshold(372), khat.tail_length(372))
 
 
 def test_equal_weights_have_no_khat() -> None:
-    fit = tails.pareto_khat(np.zeros((2, 400)), 16384)
+    fit = khat.pareto_khat(np.zeros((2, 400)), 16384)
     assert fit.label == "unknown"
     assert np.isnan(fit.khat).all()
     assert math.isnan(fit.median)
-    assert tails.pareto_khat([0.0, 1.0, 2.0], 3).label == "unknown"
+    assert khat.pareto_khat([0.0, 1.0, 2.0], 3).label == "unknown"
 
 
 def test_repeated_tokens_do_not_break_the_fit() -> None:
@@ -192,27 +190,27 @@ def test_repeated_tokens_do_not_break_the_fit() -> None:
     """
     once = logs("exponential", 500, 0.6)
     many = np.repeat(once, 8)
-    fit = tails.pareto_khat(many, many.size)
+    fit = khat.pareto_khat(many, many.size)
     assert np.isfinite(fit.khat).all()
     weights = np.exp(many)
-    cut = np.sort(weights)[-tails.tail_length(many.size) - 1]
+    cut = np.sort(weights)[-khat.tail_length(many.size) - 1]
     over = np.sort(weights[weights > cut]) - cut
     shape = (fit.low + fit.high) / 2
-    np.testing.assert_allclose(shape, tails._zhang_stephens(over[None] / over[-1]), rtol=1e-9)
+    np.testing.assert_allclose(shape, khat._zhang_stephens(over[None] / over[-1]), rtol=1e-9)
 
 
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="at least the 9 weights"):
-        tails.pareto_khat(np.arange(9.0), 5)
+        khat.pareto_khat(np.arange(9.0), 5)
     with pytest.raises(ValueError, match="between 0 and 1"):
-        tails.pareto_khat(np.arange(9.0), 50, level=95.0)
+        khat.pareto_khat(np.arange(9.0), 50, level=95.0)
     with pytest.raises(ValueError, match="shape"):
-        tails.pareto_khat(np.zeros((1, 2, 3)), 50)
+        khat.pareto_khat(np.zeros((1, 2, 3)), 50)
     with pytest.raises(ValueError, match="finite"):
-        tails.pareto_khat([1.0, math.inf], 50)
+        khat.pareto_khat([1.0, math.inf], 50)
     with pytest.raises(ValueError, match="seen no key"):
-        tails.finish(tails.init(2, 3))
+        khat.finish(khat.init(2, 3))
     with pytest.raises(ValueError, match="expected 2 rows"):
-        tails.update(tails.init(2, 3), torch.zeros(3, 4))
+        khat.update(khat.init(2, 3), torch.zeros(3, 4))
     with pytest.raises(ValueError, match="keeping 3"):
-        tails.merge(tails.init(2, 3), tails.init(2, 4))
+        khat.merge(khat.init(2, 3), khat.init(2, 4))

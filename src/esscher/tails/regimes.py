@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from esscher.diagnostics.tails import gaussian_khat
 from esscher.inputs import as_tensor
+from esscher.tails.scores import gaussian_khat
 
 __all__ = [
     "LABELS",

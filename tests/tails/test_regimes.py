@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from esscher.diagnostics.regimes import LABELS, SIGNATURES, HeadEvidence, classify, share_frozen
-from esscher.diagnostics.tails import gaussian_khat
+from esscher.tails.regimes import LABELS, SIGNATURES, HeadEvidence, classify, share_frozen
+from esscher.tails.scores import gaussian_khat
 
 DIFFUSE = HeadEvidence(
     n=16384,

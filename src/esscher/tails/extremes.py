@@ -1,0 +1,377 @@
+"""The largest norms and coordinates of tokens, and the law their tails follow: Pareto or
+sub-Gaussian.
+
+The state (init, update, merge, finish). Coordinates are told apart by size only once they are
+standardised, and mean and deviation are known only at the end: the state keeps the COORDINATES
+largest and smallest values of *every* coordinate, from which all standardised values |z| above
+
+    u = the largest, over the 2 d lists, of the smallest |z| that a full list holds
+
+are known, whatever came in which order. With every value the norm of its token is kept: it tells
+the tokens apart, and tokens alike in every digit (the same word at the bottom of a model) count as
+one. A norm is standardised by the mean and the deviation of norms; for Gaussian tokens it is then
+sub-Gaussian with a scale of at most sqrt(||Sigma||) / deviation, whatever d is (the norm is
+1-Lipschitz: Borell 1975; Tsirelson, Ibragimov, Sudakov 1976). The tail is the upper tenth of norms
+(DuMouchel, Annals of Statistics 11, 1983), NORMS of them at most, and the upper hundredth of
+coordinates, LISTED for each list at most.
+
+The comparison. Values z > u, exceedances e = z - u. Two laws of what lies beyond u are fitted by
+likelihood:
+
+    Pareto        P(e > x) = (1 + xi x / b)^(-1/xi), xi > 0;  exp(-x / b), the lightest, at xi = 0
+    sub-Gaussian  P(z > x) = Q(x / sigma) / Q(u / sigma), Q the survival of the standard normal law
+
+The first is the generalised Pareto law, which exceedances of every law with a power tail of
+exponent 1/xi come near to (Balkema, de Haan 1974; Pickands 1975). The second is the tail of a
+Gaussian about 0, the law that sub-Gaussian ones are measured by; sigma solves E[z^2 | z > u] =
+sigma^2 + u sigma phi(u/sigma)/Q(u/sigma) = mean z^2, and is 1 for Gaussian values in standard
+deviations. The Pareto side may not take xi < 0: those laws end somewhere, and are sub-Gaussian.
+
+Let l_i be the log-likelihood of value i under the first less that under the second. The sign of
+their mean is believed where the mean is beyond its standard error (Vuong, Econometrica 57, 1989,
+307-333; Clauset, Shalizi, Newman, SIAM Review 51, 2009, 661-703). The shape xi that is told is that
+of largest likelihood over xi > -1/2, where it is regular (Smith, Biometrika 72, 1985), negative if
+need be; (1 + xi)^2 s_xi - b (1 + xi) s_b is the influence of a value on it, s the scores.
+
+Values that come from one token, or from tokens alike in every digit, are no independent witnesses:
+both standard errors are of sums over groups of values, sqrt(G/(G - 1) sum_g (sum_{i in g} x_i)^2) /
+M for G groups of M values in all.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.optimize
+import scipy.special
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from esscher.inputs import as_tensor
+
+__all__ = [
+    "TAILS",
+    "Extremes",
+    "Floats",
+    "TailComparison",
+    "TokenTails",
+    "compare",
+    "finish",
+    "init",
+    "merge",
+    "update",
+]
+
+Floats = npt.NDArray[np.float64]
+
+NORMS = 2048
+COORDINATES = 64
+LISTED = 16
+NORM_SHARE, COORDINATE_SHARE = 10, 100  # one in so many is tail
+FEWEST = 30  # exceedances below which nothing is fitted
+GROUPS = 10  # and groups of them
+LEVEL = 0.95  # of intervals, and of the verdict
+SMALLEST_SHAPE = -0.5
+ROOT = math.sqrt(2.0 / math.pi)
+# thresholds in deviations from which the hazard's expansion has all digits that its formula has
+FAR = 1e3
+FLAT = 1e-6  # xi and t so near 0 that the law is exponential
+
+MEANINGS = {
+    "sub-Gaussian": "the sub-Gaussian law fits better than any Pareto law",
+    "between": (
+        "heavier than the sub-Gaussian law, yet no power is seen: the Pareto shape may be 0, an"
+        " exponential tail"
+    ),
+    "Pareto": "a Pareto law fits better, and its shape is above 0",
+    "undecided": "neither law fits better beyond the error of the comparison",
+}
+TAILS = (*MEANINGS, "unknown")
+
+
+@dataclass(frozen=True)
+class TailComparison:
+    """Both fits and which is better; NaN where there was too little to fit.
+
+    ``ratio`` is the log-likelihood of the Pareto law less that of the sub-Gaussian one, per
+    exceedance.
+    """
+
+    threshold: float  # u
+    exceedances: int
+    groups: int
+    shape: float = math.nan  # xi
+    shape_interval: tuple[float, float] = (math.nan, math.nan)
+    sigma: float = math.nan
+    ratio: float = math.nan
+    ratio_interval: tuple[float, float] = (math.nan, math.nan)
+    # chance of a mean ratio as far from 0 where both laws are as good; two-sided
+    p_value: float = math.nan
+    verdict: str = "unknown"  # one of TAILS
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """State over the rows seen so far. The last place of ``mean`` and ``square`` is that of the
+    norm.
+    """
+
+    count: int
+    mean: Float64[Tensor, " e"]  # e = d + 1
+    square: Float64[Tensor, " e"]  # sum of squares about the mean
+    norms: Float64[Tensor, " m"]  # the largest, falling
+    values: Float[Tensor, "2 d k"]  # of each coordinate, the largest and the smallest
+    owners: Float64[Tensor, "2 d k"]  # the norms of the tokens that these are of
+
+
+@dataclass(frozen=True)
+class TokenTails:
+    """Which law the largest norms and the largest coordinates follow."""
+
+    norms: TailComparison
+    coordinates: TailComparison
+
+
+def init(d: int, *, dtype: torch.dtype = torch.float64, device: Any = None) -> Extremes:
+    """The state before any row; ``dtype``: of the rows."""
+    wide = {"dtype": torch.float64, "device": device}
+    values = torch.empty(2, d, 0, dtype=dtype, device=device)
+    return Extremes(
+        0,
+        torch.zeros(d + 1, **wide),
+        torch.zeros(d + 1, **wide),
+        torch.empty(0, **wide),
+        values,
+        values.double(),
+    )
+
+
+def update(state: Extremes, rows: Any) -> Extremes:
+    """The state after one more block of rows (B, d)."""
+    rows = as_tensor(rows, "rows", ndim=2, last=len(state.mean) - 1)
+    if not len(rows):
+        return state
+    norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    wide, across = rows.double(), rows.T.contiguous()
+    centre, centre_norm = wide.mean(0), norms.mean()
+    mean = torch.cat([centre, centre_norm[None]])
+    square = torch.cat(
+        [(wide - centre).square_().sum(0), (norms - centre_norm).square().sum()[None]]
+    )
+    largest, smallest = (
+        across.topk(min(COORDINATES, len(rows)), largest=largest) for largest in (True, False)
+    )
+    values = torch.stack([largest.values, smallest.values]).to(state.values.dtype)
+    owners = norms[torch.stack([largest.indices, smallest.indices])]
+    top = norms.topk(min(NORMS, len(rows))).values
+    return merge(state, Extremes(len(rows), mean, square, top, values, owners))
+
+
+def merge(a: Extremes, b: Extremes) -> Extremes:
+    """The state over the union of two disjoint sets of rows."""
+    if a.mean.shape != b.mean.shape:
+        raise ValueError(
+            f"merge: expected states of one width, got {len(a.mean) - 1} and {len(b.mean) - 1}"
+        )
+    if a.count == 0 or b.count == 0:
+        return a if b.count == 0 else b
+    count = a.count + b.count
+    apart = b.mean - a.mean
+    square = a.square + b.square + a.count * b.count / count * apart.square()
+    norms = torch.cat([a.norms, b.norms])
+    values, owners = torch.cat([a.values, b.values], dim=2), torch.cat([a.owners, b.owners], dim=2)
+    size = min(COORDINATES, values.shape[2])
+    chosen = torch.stack([values[side].topk(size, largest=side == 0).indices for side in (0, 1)])
+    return Extremes(
+        count,
+        a.mean + b.count / count * apart,
+        square,
+        norms.topk(min(NORMS, len(norms))).values,
+        values.gather(2, chosen),
+        owners.gather(2, chosen),
+    )
+
+
+def finish(state: Extremes) -> TokenTails:
+    """Both laws fitted to the largest norms and to the largest coordinates."""
+    if state.count == 0:
+        raise ValueError("finish: the state has seen no row; update it first")
+    mean, deviation = state.mean.cpu().numpy(), np.sqrt(state.square.cpu().numpy() / state.count)
+    # a coordinate that varies by rounding alone has no tail
+    varies = deviation > 1e-12 * np.abs(mean)
+    norms = (state.norms.cpu().numpy() - mean[-1]) / deviation[-1] if varies[-1] else np.zeros(0)
+    of_norms = _tail(norms, state.norms.cpu().numpy()[: len(norms)], state.count // NORM_SHARE)
+    values = state.values.double().cpu().numpy()[:, varies[:-1]]
+    centre, scale = mean[:-1][varies[:-1], None], deviation[:-1][varies[:-1], None]
+    z = np.stack([values[0] - centre, centre - values[1]]) / scale
+    listed = z.shape[1] * 2 * LISTED
+    floor = float(z.min(axis=2).max()) if z.size and z.shape[2] < state.count else 0.0
+    wanted = min(state.count * z.shape[1] // COORDINATE_SHARE, listed)
+    of_coordinates = _tail(
+        z.ravel(), state.owners.cpu().numpy()[:, varies[:-1]].ravel(), wanted, floor
+    )
+    return TokenTails(of_norms, of_coordinates)
+
+
+def _tail(z: Floats, owners: Floats, wanted: int, floor: float = 0.0) -> TailComparison:
+    """The comparison over the ``wanted`` largest values above the next, and above the floor."""
+    wanted = min(wanted, len(z) - 1)
+    threshold = (
+        max(floor, float(np.partition(z, len(z) - wanted - 1)[len(z) - wanted - 1]))
+        if wanted > 0
+        else floor
+    )
+    return compare(z, threshold, np.unique(owners, return_inverse=True)[1])
+
+
+def compare(values: Floats, threshold: float, groups: npt.NDArray[np.int64]) -> TailComparison:
+    """Fit both laws to the values above a threshold; ``groups``: values of one number are one
+    witness.
+    """
+    over = values > threshold
+    z, (_, group) = values[over], np.unique(groups[over], return_inverse=True)
+    count, witnesses = len(z), int(group.max(initial=-1)) + 1
+    excess = z - threshold
+    enough = count >= FEWEST and witnesses >= GROUPS and threshold > 0.0
+    if not enough or not excess.max() > 1e-12 * abs(threshold):
+        reason = (
+            f"unknown: {count} values of {witnesses} tokens are too few or too much alike to fit a"
+            f" tail (at least {FEWEST} of {GROUPS})"
+        )
+        return TailComparison(threshold, count, witnesses, reason=reason)
+    shape, scale = _fit_pareto(excess)
+    shape_se = _standard_error(_influence(excess, shape, scale), group)
+    sigma, light = _fit_gaussian(z, threshold)
+    heavy = _log_density(excess, *((shape, scale) if shape > 0.0 else (0.0, float(excess.mean()))))
+    ratio = float((heavy - light).mean())
+    ratio_se = _standard_error(heavy - light - ratio, group)
+    reach = -float(scipy.special.ndtri((1.0 - LEVEL) / 2))
+    shape_interval = shape - reach * shape_se, shape + reach * shape_se
+    ratio_interval = ratio - reach * ratio_se, ratio + reach * ratio_se
+    p_value = math.erfc(abs(ratio) / (ratio_se * math.sqrt(2.0))) if ratio_se > 0.0 else 1.0
+    verdict = "undecided"
+    if ratio_interval[1] < 0.0:
+        verdict = "sub-Gaussian"
+    elif ratio_interval[0] > 0.0:
+        verdict = "Pareto" if shape_interval[0] > 0.0 else "between"
+    reason = (
+        f"{verdict}: {MEANINGS[verdict]} ({count} values of {witnesses} tokens beyond"
+        f" {threshold:.2f} standard deviations, Pareto shape {shape:.2f}, {shape_interval[0]:.2f}"
+        f" to {shape_interval[1]:.2f}; sub-Gaussian scale {sigma:.2f}; log-likelihood ratio"
+        f" {ratio:+.2g} a value, {ratio_interval[0]:+.2g} to {ratio_interval[1]:+.2g})"
+    )
+    return TailComparison(
+        threshold,
+        count,
+        witnesses,
+        shape,
+        shape_interval,
+        sigma,
+        ratio,
+        ratio_interval,
+        p_value,
+        verdict,
+        reason,
+    )
+
+
+def _fit_pareto(excess: Floats) -> tuple[float, float]:
+    """Shape and scale of largest likelihood. With t = xi / b the best xi is mean log(1 + t e), and
+    the likelihood of t
+
+        l(t) = - log(xi / t) - xi - 1
+
+    has one variable (Grimshaw, Technometrics 35, 1993): its best place on a grid, then the root of
+    its slope beside that.
+    """
+    x = excess / excess.mean()
+
+    def shape_of(t: float) -> float:
+        return float(np.log1p(t * x).mean())
+
+    def loss(t: float) -> float:
+        shape = shape_of(t)
+        return 1.0 if abs(t) < FLAT else math.log(shape / t) + shape + 1.0
+
+    def slope(t: float) -> float:
+        bend = float((x / (1.0 + t * x)).mean())
+        return (
+            1.0 - 0.5 * float(np.square(x).mean())
+            if abs(t) < FLAT
+            else bend / shape_of(t) - 1.0 / t + bend
+        )
+
+    first = -(1.0 - 1e-12) / float(x.max())
+    if shape_of(first) < SMALLEST_SHAPE:
+        first = scipy.optimize.brentq(lambda t: shape_of(t) - SMALLEST_SHAPE, first, 0.0)
+    grid = np.concatenate(
+        [np.geomspace(first, 1e-2 * first, 16), [0.0], np.geomspace(1e-2, 1e6, 48)]
+    )
+    best = int(np.argmin([loss(t) for t in grid]))
+    ends = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
+    t = float(grid[best])
+    if slope(ends[0]) < 0.0 < slope(ends[1]):
+        t = float(scipy.optimize.brentq(slope, *ends, xtol=1e-14))
+    shape = shape_of(t)
+    mean = float(excess.mean())
+    return (0.0, mean) if abs(t) < FLAT else (shape, mean * shape / t)
+
+
+def _fit_gaussian(z: Floats, u: float) -> tuple[float, Floats]:
+    """Scale sigma, and the log-density of each value.
+
+    With x = u / sigma and the hazard h = phi/Q, sigma solves mean (z^2 - u^2)/2 = sigma^2 (1 + x
+    (h(x) - x))/2, and the last factor lies between 1/2 and 1. Q(x) = exp(-x^2/2) erfcx(x / sqrt 2)
+    / 2: no exponential is left to underflow.
+    """
+    half = 0.5 * (z - u) * (z + u)
+    mean = float(half.mean())
+
+    def miss(variance: float) -> float:
+        x = u / math.sqrt(variance)
+        factor = (
+            1.0 - 1.0 / x**2
+            if x > FAR
+            else 0.5 + 0.5 * x * (ROOT / scipy.special.erfcx(x / math.sqrt(2.0)) - x)
+        )
+        return variance / mean * factor - 1.0
+
+    variance = float(scipy.optimize.brentq(miss, 0.99 * mean, 2.01 * mean, xtol=1e-15 * mean))
+    sigma = math.sqrt(variance)
+    density: Floats = -half / variance - math.log(
+        sigma * scipy.special.erfcx(u / (sigma * math.sqrt(2.0))) / ROOT
+    )
+    return sigma, density
+
+
+def _log_density(excess: Floats, shape: float, scale: float) -> Floats:
+    x = excess / scale
+    if shape == 0.0:
+        return -x - math.log(scale)
+    found: Floats = -(1.0 + 1.0 / shape) * np.log1p(shape * x) - math.log(scale)
+    return found
+
+
+def _influence(excess: Floats, shape: float, scale: float) -> Floats:
+    """Of each value on the shape: (1 + xi)^2 s_xi - b (1 + xi) s_b."""
+    x = excess / scale
+    part = x / (1.0 + shape * x)
+    bend = (
+        0.5 * x * x - x
+        if shape == 0.0
+        else np.log1p(shape * x) / shape**2 - (1.0 + 1.0 / shape) * part
+    )
+    found: Floats = (1.0 + shape) ** 2 * bend - (1.0 + shape) * ((1.0 + shape) * part - 1.0)
+    return found
+
+
+def _standard_error(parts: Floats, group: npt.NDArray[np.int64]) -> float:
+    """Of the mean of parts whose sum is near 0, from sums over groups."""
+    sums = np.bincount(group, weights=parts)
+    return math.sqrt(len(sums) / (len(sums) - 1) * float(np.square(sums).sum())) / len(parts)

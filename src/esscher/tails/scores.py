@@ -1,0 +1,562 @@
+"""Scores of a head: Pareto k-hat of the softmax weights, softmax statistics, and the shape of the
+scores against the Gaussian of equal variance.
+
+k-hat says how heavy the tail is that the few largest weights come from. Attention on n tokens is
+self-normalised importance sampling of its own limit, with the ratios e = exp(score). If the ratios'
+upper tail is generalised Pareto with shape k, moments of order below 1/k are finite: k < 1/2 gives
+the rate n^(-1/2), and above it the rate falls. The M largest of S ratios, M = floor(min(S/5, 3
+sqrt(S))), less the next one below, are fitted by
+
+    density (1 + k x / sigma)^(-1/k - 1) / sigma,      k-hat = (M k + 10/2) / (M + 10),
+
+k the posterior mean of Zhang and Stephens (Technometrics 51, 2009, 316-325), shrunk by a prior
+worth ten weights at 1/2: Pareto smoothed importance sampling (Vehtari, Simpson, Gelman, Yao, Gabry,
+JMLR 25(72), 2024), whose thresholds are used: good up to min(1 - 1/log10 S, 0.7), bad up to 1, very
+bad above. The interval is k -+ z (1 + k)/sqrt(M), the asymptotic deviation of the likelihood
+estimate for k > -1/2 (Smith, Biometrika 72, 1985); it holds for a tail that is Pareto, and does not
+know how far the tail is from one. The M + 1 largest scores of each query are a streaming state:
+init, update, merge, finish.
+
+The other two are computed from binned masses: the deposits of keys on each query's uniform score
+grid (esscher.convergence.grid.state: its channel ``cells[-2]``), which are kept anyway for the
+exact error. A key's unit of mass is spread over ``points`` cells by B-spline weights, which is a
+smoothing of known effect: its mean is 0, its variance w = points spacing^2 / 12, its fourth moment
+3 w^2 - points spacing^4 / 120 on average over the places in a cell, and it multiplies sums of exp(a
+score) by a known gain (esscher.convergence.grid.bspline). All of that is taken out here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import scipy.special
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from esscher.convergence.grid.bspline import exponential_gain, weight_table
+from esscher.convergence.grid.state import Deposit
+from esscher.inputs import as_count, as_positive, as_tensor
+
+__all__ = [
+    "ScoreShape",
+    "SoftmaxStatistics",
+    "TailFit",
+    "TopScores",
+    "finish",
+    "first_centres",
+    "gaussian_khat",
+    "init",
+    "khat_threshold",
+    "merge",
+    "pareto_khat",
+    "score_histogram",
+    "softmax_statistics",
+    "stack",
+    "tail_length",
+    "update",
+]
+
+Floats = npt.NDArray[np.float64]
+
+GRID = 30  # posterior nodes, and sqrt(M) more [Zhang, Stephens]
+PRIOR_SCALE = 3.0  # of the prior's scale, in quartiles of the tail [the same]
+PRIOR_WEIGHTS, PRIOR_SHAPE = 10.0, 0.5  # the prior of k-hat, in weights [Vehtari et al.]
+FEWEST = 5  # exceedances below which no shape is given
+USUAL = 0.7
+BAD = 1.0  # the mean of the ratios is infinite from here on
+MEANINGS = {
+    "good": "averages over this many tokens are reliable",
+    "bad": (
+        "averages over this many tokens converge slowly and their spread cannot be read from the"
+        " sample"
+    ),
+    "very bad": (
+        "a few weights decide, and even the mean of the weights is not settled at this many tokens"
+    ),
+}
+
+SURVIVAL_AT = np.arange(1.0, 9.0)
+EDGES = np.linspace(-10.0, 10.0, 81)
+GAUSSIAN_SURVIVAL = scipy.special.ndtr(-SURVIVAL_AT)
+GAUSSIAN_DENSITY = np.diff(scipy.special.ndtr(EDGES)) / np.diff(EDGES)
+HEAVIER, LIGHTER = 2.0, 0.5  # survival over the Gaussian's beyond which tails differ
+EXPECTED = 10.0  # keys a Gaussian leaves beyond the point where tails are compared
+RESOLVED = 2.0  # cells per standard deviation that a query needs for its shape to be seen
+
+
+# ---- k-hat of softmax weights
+
+
+@dataclass(frozen=True)
+class TopScores:
+    """State: the ``keep`` largest scores of each query, in falling order, and how many keys it has
+    seen.
+    """
+
+    keep: int
+    count: Tensor  # (m,) int64
+    # (m, at most keep), in the dtype of the scores; a query that has seen fewer keys ends in -inf
+    scores: Tensor
+
+
+@dataclass(frozen=True)
+class TailFit:
+    """k-hat of every query's weights with its interval; NaN where the largest weights are all alike
+    or too few.
+    """
+
+    khat: Floats  # (m,)
+    low: Floats  # (m,)
+    high: Floats  # (m,)
+    threshold: float  # good up to here
+    tail: int  # weights in the fit
+    level: float  # of the interval
+    label: str  # of the median query: good, bad, very bad or unknown
+    reason: str
+
+    @property
+    def median(self) -> float:
+        """k-hat of the median query."""
+        return _median(self.khat)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Medians of the ends. Queries share their keys, so that more of them do not make it
+        narrower.
+        """
+        return _median(self.low), _median(self.high)
+
+
+def tail_length(total: Any) -> int:
+    """M = floor(min(S/5, 3 sqrt(S))), the number of weights that count as the tail."""
+    count = as_count(total, "total")
+    return min(count // 5, math.isqrt(9 * count))
+
+
+def khat_threshold(total: Any) -> float:
+    """min(1 - 1/log10 S, 0.7): beyond it S weights are too few for a usable estimate [Vehtari et
+    al.].
+    """
+    total = as_count(total, "total")
+    return min(1.0 - 1.0 / math.log10(total), USUAL) if total > 1 else -math.inf
+
+
+def init(
+    queries: int, keep: int, *, dtype: torch.dtype = torch.float64, device: Any = None
+) -> TopScores:
+    """The state before any key. For S keys in all, ``keep`` = tail_length(S) + 1 is what the fit
+    asks for.
+    """
+    count = torch.zeros(queries, dtype=torch.int64, device=device)
+    return TopScores(
+        as_count(keep, "keep"), count, torch.empty(queries, 0, dtype=dtype, device=device)
+    )
+
+
+def update(state: TopScores, scores: Tensor) -> TopScores:
+    """The state after one more block of scores (m, B); -inf: a key that a query does not see."""
+    if scores.ndim != 2 or scores.shape[0] != state.scores.shape[0]:
+        raise ValueError(
+            f"scores: expected {state.scores.shape[0]} rows, got shape {tuple(scores.shape)}"
+        )
+    block = scores.topk(min(state.keep, scores.shape[1]), dim=1).values.to(state.scores.dtype)
+    return merge(state, TopScores(state.keep, (scores > -math.inf).sum(1).to(state.count), block))
+
+
+def merge(a: TopScores, b: TopScores) -> TopScores:
+    """The state over the union of two disjoint sets of keys, seen by the same queries."""
+    if a.keep != b.keep or a.scores.shape[0] != b.scores.shape[0]:
+        raise ValueError(
+            f"merge: expected states of the same queries and length, got {a.scores.shape[0]}"
+            f" queries keeping {a.keep} and {b.scores.shape[0]} keeping {b.keep}"
+        )
+    both = torch.cat([a.scores, b.scores], dim=1)
+    top = (
+        both.topk(min(a.keep, both.shape[1]), dim=1).values
+        if a.scores.shape[1] and b.scores.shape[1]
+        else both
+    )
+    return replace(a, count=a.count + b.count, scores=top)
+
+
+def stack(states: Sequence[TopScores]) -> TopScores:
+    """States of different queries, each over its own keys, as one."""
+    longest = max(state.scores.shape[1] for state in states)
+    rows = [
+        pad(state.scores, (0, longest - state.scores.shape[1]), value=-math.inf) for state in states
+    ]
+    return TopScores(
+        max(state.keep for state in states),
+        torch.cat([state.count for state in states]),
+        torch.cat(rows),
+    )
+
+
+def finish(state: TopScores, level: float = 0.95) -> TailFit:
+    """k-hat of every query over all keys it has seen: the tail and its length are the query's own.
+
+    Threshold, label and reason are for the mean number of keys, to the nearest whole number.
+    """
+    counts = state.count.cpu().numpy()
+    if not counts.size or counts.min() == 0:
+        raise ValueError("finish: a query of the state has seen no key; update it first")
+    khat, low, high = np.empty((3, counts.size))
+    totals, place = np.unique(counts, return_inverse=True)
+    lengths = np.array([tail_length(total) for total in totals.tolist()])[place]
+    # queries whose tails are as long are fitted together
+    for length in np.unique(lengths).tolist():
+        own = lengths == length
+        rows = state.scores[torch.from_numpy(own).to(state.scores.device)]
+        fit = pareto_khat(rows[:, torch.isfinite(rows).all(0)], int(counts[own].min()), level=level)
+        khat[own], low[own], high[own] = fit.khat, fit.low, fit.high
+    mean = round(float(counts.mean()))
+    tail, threshold = min(tail_length(mean), state.scores.shape[1] - 1), khat_threshold(mean)
+    label, reason = _describe(khat, low, high, threshold, tail, mean, level)
+    return TailFit(khat, low, high, threshold, tail, level, label, reason)
+
+
+def pareto_khat(log_weights: Any, total: Any, *, level: float = 0.95) -> TailFit:
+    """k-hat of each row's ``total`` weights from the logarithms of its largest, (m, K) or (K,), in
+    any order.
+
+    K should be at least tail_length(total) + 1; a shorter row fits the K - 1 it has. Any constant
+    may be added to a row.
+    """
+    tensor = as_tensor(log_weights, "log_weights")
+    if tensor.ndim not in (1, 2):
+        raise ValueError(
+            f"log_weights: expected a row or rows of logarithms, got shape {tuple(tensor.shape)}"
+        )
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"level: expected a number between 0 and 1, got {level}")
+    rows = np.atleast_2d(tensor.detach().double().cpu().numpy())
+    total = as_count(total, "total")
+    if rows.shape[1] > total:
+        raise ValueError(f"total: expected at least the {rows.shape[1]} weights given, got {total}")
+    tail = min(tail_length(total), rows.shape[1] - 1)
+    threshold = khat_threshold(total)
+    shape, size, khat = _fit_rows(rows, tail)
+    z = -float(scipy.special.ndtri((1.0 - level) / 2))
+    half = z * np.maximum(1.0 + shape, 0.5) / np.sqrt(size)
+    label, reason = _describe(khat, shape - half, shape + half, threshold, tail, total, level)
+    return TailFit(khat, shape - half, shape + half, threshold, tail, level, label, reason)
+
+
+def gaussian_khat(s: Any, total: Any) -> Floats:
+    """k-hat that ``total`` Gaussian scores of standard deviation ``s`` (a number or (m,)) show: the
+    fit of their quantiles.
+
+    A Gaussian score has lognormal weights, whose k is 0 in the far tail, yet of finitely many the
+    largest look heavy once s nears sqrt(log S). A k-hat far above this one is not the work of s
+    alone.
+    """
+    total = as_count(total, "total")
+    deviation = np.atleast_1d(as_tensor(s, "s").detach().double().cpu().numpy())
+    rank = np.arange(1, tail_length(total) + 2)
+    z = -scipy.special.ndtri((rank - 0.5) / total)
+    return _fit_rows(deviation[:, None] * z, len(rank) - 1)[2]
+
+
+def _fit_rows(rows: Floats, tail: int) -> tuple[Floats, Floats, Floats]:
+    """Shape k of each row's ``tail`` largest weights above the next, how many of them there were,
+    and k-hat.
+    """
+    shape, size = np.full(len(rows), np.nan), np.full(len(rows), float(max(tail, 1)))
+    if tail < FEWEST or not len(rows):
+        return shape, size, shape
+    top = np.sort(rows, axis=1)[:, -(tail + 1) :]
+    # exp(a) - exp(b) over the largest weight, without cancellation; the shape does not see the
+    # scale.
+    over = np.exp(top[:, 1:] - top[:, -1:]) * -np.expm1(top[:, :1] - top[:, 1:])
+    ties = (over <= 0.0).sum(axis=1)
+    whole = ties == 0
+    if whole.any():
+        shape[whole] = _zhang_stephens(over[whole])
+    for i in np.flatnonzero(~whole):  # weights equal to the one below the tail are not above it
+        size[i] = max(tail - int(ties[i]), 1)
+        if size[i] >= FEWEST and over[i, -1] > over[i, ties[i]]:
+            shape[i] = _zhang_stephens(over[i : i + 1, ties[i] :])[0]
+    # rounding is all that tells them apart
+    alike = over[:, -1] - over[:, min(tail - 1, tail // 4)] <= 1e-12
+    shape[alike] = np.nan
+    khat: Floats = (size * shape + PRIOR_WEIGHTS * PRIOR_SHAPE) / (size + PRIOR_WEIGHTS)
+    return shape, size, khat
+
+
+def _zhang_stephens(x: Floats) -> Floats:
+    """Posterior mean of the shape for rows of positive exceedances in rising order (m, M).
+
+    With b_j = 1/x_M + (1 - sqrt(G/(j - 1/2))) / (3 q), q the lower quartile, the profile likelihood
+    of b has k(b) = mean log(1 - b x) and the weight exp(M (log(-b/k) - k - 1)); k-hat is k at the
+    mean of b.
+    """
+    rows, size = x.shape
+    nodes = GRID + int(math.sqrt(size))
+    quartile = x[:, int(size / 4 + 0.5) - 1]
+    step = (1.0 - np.sqrt(nodes / (np.arange(1, nodes + 1) - 0.5))) / PRIOR_SCALE
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        b = 1.0 / x[:, -1:] + step / quartile[:, None]  # (m, nodes)
+        shape = np.empty((rows, nodes))
+        for j in range(nodes):  # one node at a time: the temporary stays in the cache
+            shape[:, j] = np.log1p(-b[:, j : j + 1] * x).mean(axis=1)
+        fit = size * (np.log(-b / shape) - shape - 1.0)
+    fit = np.where(np.isfinite(fit), fit, -np.inf)
+    weight = np.exp(fit - fit.max(axis=1, keepdims=True))
+    weight = np.where(np.isfinite(b), weight, 0.0)
+    mean = (weight * np.where(np.isfinite(b), b, 0.0)).sum(axis=1) / weight.sum(axis=1)
+    result: Floats = np.log1p(-mean[:, None] * x).mean(axis=1)
+    return result
+
+
+def _describe(
+    khat: Floats, low: Floats, high: Floats, threshold: float, tail: int, total: int, level: float
+) -> tuple[str, str]:
+    known = khat[~np.isnan(khat)]
+    if not known.size:
+        reason = f"No k-hat: the {tail} largest of {total} weights are too few or all alike."
+        return "unknown", reason
+    middle = float(np.median(known))
+    label = "good" if middle <= threshold else "bad" if middle <= BAD else "very bad"
+    above = float((known > threshold).mean())
+    reason = (
+        f"Median k-hat {middle:.2f} ({level:.0%} interval {_median(low):.2f} to"
+        f" {_median(high):.2f}) against the threshold {threshold:.2f} for {total} tokens,"
+        f" {above:.0%} of {known.size} queries above it: {MEANINGS[label]}."
+    )
+    return label, reason
+
+
+def _median(values: Floats) -> float:
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if known.size else math.nan
+
+
+# ---- shape of the scores, and softmax statistics, from binned masses
+
+
+@dataclass(frozen=True)
+class ScoreShape:
+    """Scores of all queries, each standardised by its own mean and deviation, pooled. Arrays of
+    survival go with ``at``.
+    """
+
+    density: Floats  # between the ``edges``
+    survival: Floats  # share of scores above +z: what the softmax sees
+    survival_below: Floats  # share below -z
+    skewness: float
+    kurtosis: float
+    proxy: float  # median over queries of 2 (log mean exp(score) - mean) / sd^2: 1 for a Gaussian
+    compared_at: float  # the z of the verdict
+    # share of queries whose deviation exceeds the grid's spacing; the others are left out
+    resolved: float
+    verdict: str  # sub-Gaussian, heavier, lighter or unknown
+    reason: str
+    edges: ClassVar[Floats] = EDGES  # of z
+    gaussian_density: ClassVar[Floats] = GAUSSIAN_DENSITY  # averaged over each bin, as the density
+    at: ClassVar[Floats] = SURVIVAL_AT  # z = 1 .. 8
+    gaussian_survival: ClassVar[Floats] = GAUSSIAN_SURVIVAL
+
+    @property
+    def excess(self) -> float:
+        """Kurtosis less the Gaussian's 3."""
+        return self.kurtosis - 3.0
+
+
+@dataclass(frozen=True)
+class SoftmaxStatistics:
+    """Per query (m,): log sum exp of the scores, effective tokens 1/sum p^2, entropy in nats, mean
+    and deviation.
+    """
+
+    log_sum_exp: Floats
+    effective_tokens: Floats
+    entropy: Floats
+    mean: Floats
+    sd: Floats
+
+
+def first_centres(state: Deposit) -> Tensor:
+    """The score at the centre of each query's first cell, (m,): cell number c is centred at (c +
+    points/2) spacing.
+    """
+    first = state.end - state.cells.shape[2]
+    return (first.double() + state.grid.points / 2) * state.grid.spacing
+
+
+def softmax_statistics(
+    mass: Any, first_centre: Any, spacing: Any, points: int = 4
+) -> SoftmaxStatistics:
+    """Statistics of softmax over the keys whose masses (m, L) lie in cells at first_centre_i + l *
+    spacing.
+
+    sum_j exp(a s_j) = sum_l mass_l exp(a centre_l) / gain(a), and the entropy is log sum exp less
+    its derivative in a at 1. The relative error, about 2 (a spacing / 2 pi)^points, is 3e-7 (a = 1)
+    and 5e-6 (a = 2) at 4 points and 1/8.
+    """
+    cells, centre, spacing = _cells(mass, first_centre, spacing)
+    mean, variance, _, _ = _moments(cells, centre, spacing, points)
+    with np.errstate(divide="ignore"):
+        logs = np.log(cells)
+    first, slope = _tilted(logs, centre, 1.0)
+    second, _ = _tilted(logs, centre, 2.0)
+    first -= math.log(exponential_gain(points, spacing))
+    second -= math.log(exponential_gain(points, 2.0 * spacing))
+    taps = np.arange(points) - (points // 2 - 1)
+    weight = weight_table(points)[:, 0] * np.exp(spacing * taps)
+    slope -= spacing * float(taps @ weight) / float(weight.sum())
+    return SoftmaxStatistics(
+        first, np.exp(2.0 * first - second), np.maximum(first - slope, 0.0), mean, np.sqrt(variance)
+    )
+
+
+def score_histogram(
+    mass: Any, first_centre: Any, spacing: Any, mean: Any = None, sd: Any = None, *, points: int = 4
+) -> ScoreShape:
+    """Pooled shape of the standardised scores z = (score - mean_i) / sd_i from masses (m, L).
+
+    ``mean`` and ``sd`` (m,) are those of each query, scale q_i . E k and scale sqrt(q_i^T Cov_k
+    q_i); None takes them from the masses, which give them exactly. Within a cell the mass is spread
+    evenly: with the B-spline that adds (points + 1) spacing^2 / 12 to the variance, and z is
+    measured in the deviation that includes it.
+    """
+    cells, centre, spacing = _cells(mass, first_centre, spacing)
+    own_mean, own_variance, third, fourth = _moments(cells, centre, spacing, points)
+    mean = own_mean if mean is None else _per_query(mean, "mean", len(cells))
+    variance = own_variance if sd is None else _per_query(sd, "sd", len(cells)) ** 2
+    seen = np.sqrt(variance) >= RESOLVED * spacing
+    if not seen.any():
+        nothing = np.full(SURVIVAL_AT.shape, np.nan)
+        reason = (
+            f"The scores' standard deviation, {float(np.median(np.sqrt(variance))):.2g} in the"
+            f" median, is below the grid's spacing {spacing:g}: softmax over them is nearly"
+            " uniform, and their shape does not matter."
+        )
+        return ScoreShape(
+            density=np.full(len(EDGES) - 1, np.nan),
+            survival=nothing,
+            survival_below=nothing,
+            skewness=math.nan,
+            kurtosis=math.nan,
+            proxy=math.nan,
+            compared_at=math.nan,
+            resolved=0.0,
+            verdict="unknown",
+            reason=reason,
+        )
+    cells, centre, mean, variance = cells[seen], centre[seen], mean[seen], variance[seen]
+    wide = np.sqrt(variance + (points + 1) * spacing**2 / 12.0)
+    below = _cumulative(cells, centre, spacing, mean, wide, EDGES)
+    density = np.diff(below.mean(axis=0)) / np.diff(EDGES)
+    above = 1.0 - _cumulative(cells, centre, spacing, mean, wide, SURVIVAL_AT).mean(axis=0)
+    under = _cumulative(cells, centre, spacing, mean, wide, -SURVIVAL_AT).mean(axis=0)
+    skewness = float((third[seen] / own_variance[seen] ** 1.5).mean())
+    kurtosis = float((fourth[seen] / own_variance[seen] ** 2).mean())
+    # K = log E exp(score - mean): 2 K / s^2 is the sub-Gaussian parameter that the softmax meets
+    with np.errstate(divide="ignore"):
+        first, _ = _tilted(np.log(cells / cells.sum(axis=1, keepdims=True)), centre, 1.0)
+    K = first - math.log(exponential_gain(points, spacing)) - mean
+    proxy = float(np.median(2.0 * K / variance))
+    keys = float(np.median(cells.sum(axis=1)))
+    where, verdict, reason = _judge(np.maximum(above, 0.0), keys, skewness, kurtosis, proxy)
+    return ScoreShape(
+        density=density,
+        survival=np.maximum(above, 0.0),
+        survival_below=under,
+        skewness=skewness,
+        kurtosis=kurtosis,
+        proxy=proxy,
+        compared_at=where,
+        resolved=float(seen.mean()),
+        verdict=verdict,
+        reason=reason,
+    )
+
+
+def _cells(mass: Any, first_centre: Any, spacing: Any) -> tuple[Floats, Floats, float]:
+    """Checked masses (m, L), centres (m, L) and spacing."""
+    cells = as_tensor(mass, "mass", ndim=2).detach().double().cpu().numpy()
+    first = _per_query(first_centre, "first_centre", len(cells))
+    width = as_positive(spacing, "spacing")
+    empty = int((cells.sum(axis=1) <= 0.0).sum()) if cells.size else len(cells)
+    if empty or not len(cells):
+        raise ValueError(
+            f"mass: expected every query to have seen a key, got {empty} of {len(cells)} without"
+        )
+    if float(cells.min()) < 0.0:
+        raise ValueError(f"mass: expected masses of at least 0, got {float(cells.min())}")
+    return cells, first[:, None] + width * np.arange(cells.shape[1]), width
+
+
+def _per_query(value: Any, name: str, queries: int) -> Floats:
+    result: Floats = as_tensor(value, name, ndim=1, last=queries).detach().double().cpu().numpy()
+    return result
+
+
+def _tilted(logs: Floats, centre: Floats, rate: float) -> tuple[Floats, Floats]:
+    """log sum_l mass_l exp(rate centre_l), and the mean centre under these weights."""
+    exponent = logs + rate * centre
+    top = exponent.max(axis=1, keepdims=True)
+    weight = np.exp(exponent - top)
+    total = weight.sum(axis=1)
+    return np.log(total) + top[:, 0], (weight * centre).sum(axis=1) / total
+
+
+def _moments(
+    cells: Floats, centre: Floats, spacing: float, points: int
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Mean and second to fourth central moments of the scores, the smoothing taken out; the fourth
+    on average only.
+    """
+    share = cells / cells.sum(axis=1, keepdims=True)
+    mean = (share * centre).sum(axis=1)
+    apart = centre - mean[:, None]
+    square = apart * apart
+    widening = points * spacing**2 / 12.0
+    second = np.maximum((share * square).sum(axis=1) - widening, 0.0)
+    third = (share * square * apart).sum(axis=1)
+    own_fourth = 3.0 * widening**2 - points * spacing**4 / 120.0
+    fourth = (share * square * square).sum(axis=1) - 6.0 * second * widening - own_fourth
+    return mean, second, third, fourth
+
+
+def _cumulative(
+    cells: Floats, centre: Floats, spacing: float, mean: Floats, sd: Floats, z: Floats
+) -> Floats:
+    """Share of each query's mass below mean + sd z, (m, len(z)); even within a cell."""
+    sums = np.concatenate([np.zeros((len(cells), 1)), np.cumsum(cells, axis=1)], axis=1)
+    sums /= sums[:, -1:]
+    place = (mean[:, None] + sd[:, None] * z - centre[:, :1]) / spacing + 0.5
+    place = np.clip(place, 0.0, cells.shape[1])
+    left = np.minimum(place.astype(np.int64), cells.shape[1] - 1)
+    low, high = np.take_along_axis(sums, left, axis=1), np.take_along_axis(sums, left + 1, axis=1)
+    below: Floats = low + (place - left) * (high - low)
+    return below
+
+
+def _judge(
+    above: Floats, keys: float, skewness: float, kurtosis: float, proxy: float
+) -> tuple[float, str, str]:
+    """Compare the upper tail at the last z that a Gaussian would still fill with EXPECTED keys."""
+    enough = np.flatnonzero(keys * GAUSSIAN_SURVIVAL >= EXPECTED)
+    if enough.size == 0:
+        needed = EXPECTED / GAUSSIAN_SURVIVAL[0]
+        reason = f"{keys:.0f} keys are too few to see a tail; {needed:.0f} are needed."
+        return math.nan, "unknown", reason
+    last = int(enough[-1])
+    z, ratio = float(SURVIVAL_AT[last]), float(above[last] / GAUSSIAN_SURVIVAL[last])
+    facts = (
+        f"{above[last]:.2g} of the scores lie above {z:.0f} standard deviations,"
+        f" {ratio:.2f} times the Gaussian share (skewness {skewness:.2f}, excess kurtosis"
+        f" {kurtosis - 3:.2f}, variance proxy {proxy:.2f})"
+    )
+    if ratio > HEAVIER:
+        return z, "heavier", f"Heavier upper tail than a Gaussian: {facts}."
+    if ratio < LIGHTER:
+        return z, "lighter", f"Lighter upper tail than a Gaussian: {facts}."
+    return z, "sub-Gaussian", f"Upper tail like a Gaussian's: {facts}."

@@ -1,1 +1,0 @@
-"""The bounds of Boursier and Boyer [S]."""
