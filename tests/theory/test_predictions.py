@@ -547,7 +547,7 @@ def test_every_value_is_a_number_or_infinite(seed: int) -> None:
             assert (value >= 0).all(), p.name
 
 
-@pytest.mark.parametrize("d", [354, 355, 709, 710, 1000, 4096])
+@pytest.mark.parametrize("d", [354, 355, 709, 710, 2048])
 def test_wide_tokens(d: int) -> None:
     """e^d and e^{2d} leave float64 at d = 710 and 355; the bounds without them stay finite, no
     bound raises.

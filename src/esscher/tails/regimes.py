@@ -143,54 +143,38 @@ def classify(evidence: HeadEvidence) -> Regime:
 
 
 def _label(e: HeadEvidence) -> tuple[str, str]:
-    missing = [
-        name
-        for name, value in (
-            ("the number of tokens", e.n),
-            ("effective tokens", e.effective_tokens),
-            ("the share of frozen queries", e.share_frozen),
-        )
-        if not math.isfinite(value)
-    ]
+    needed = {
+        "the number of tokens": e.n,
+        "effective tokens": e.effective_tokens,
+        "the share of frozen queries": e.share_frozen,
+    }
+    missing = " and ".join(name for name, value in needed.items() if not math.isfinite(value))
     if missing:
-        return (
-            "unknown",
-            f"No regime without {' and '.join(missing)}: the measurement is missing or not finite.",
-        )
+        why = f"No regime without {missing}: the measurement is missing or not finite."
+        return "unknown", why
     share = e.effective_tokens / e.n
     counted = f"{_number(e.effective_tokens)} of {_number(e.n)} tokens are effective"
+    deviation = "" if math.isnan(e.s) else f", median s = {e.s:.2f}"
     if e.sink_mass >= SINK_MASS:
-        return (
-            "sink-dominated",
-            (
-                f"Sink tokens hold {e.sink_mass:.0%} of the weight (at least {SINK_MASS:.0%});"
-                f" {counted}."
-            ),
-        )
+        why = f"Sink tokens hold {e.sink_mass:.0%} of the weight (at least {SINK_MASS:.0%})"
+        return "sink-dominated", f"{why}; {counted}."
     if e.share_frozen >= FROZEN_SHARE:
-        return (
-            "frozen",
-            (
-                f"{e.share_frozen:.0%} of the queries have s^2 > 2 log n ="
-                f" {2 * math.log(e.n):.1f}{_deviation(e)}, so their few largest scores take the"
-                f" softmax over; {counted}."
-            ),
+        why = (
+            f"{e.share_frozen:.0%} of the queries have s^2 > 2 log n = {2 * math.log(e.n):.1f}"
+            f"{deviation}, so their few largest scores take the softmax over; {counted}."
         )
+        return "frozen", why
     if share >= DIFFUSE_SHARE:
-        return (
-            "diffuse",
-            (
-                f"{counted}, a share of {share:.2g} (at least {DIFFUSE_SHARE:g}){_deviation(e)}, "
-                f"and {e.share_frozen:.0%} of the queries are frozen."
-            ),
+        why = (
+            f"{counted}, a share of {share:.2g} (at least {DIFFUSE_SHARE:g}){deviation}, "
+            f"and {e.share_frozen:.0%} of the queries are frozen."
         )
-    return (
-        "selective",
-        (
-            f"{counted}, a share of {share:.2g} (below {DIFFUSE_SHARE:g}){_deviation(e)}, yet only"
-            f" {e.share_frozen:.0%} of the queries have s^2 > 2 log n = {2 * math.log(e.n):.1f}."
-        ),
+        return "diffuse", why
+    why = (
+        f"{counted}, a share of {share:.2g} (below {DIFFUSE_SHARE:g}){deviation}, yet only"
+        f" {e.share_frozen:.0%} of the queries have s^2 > 2 log n = {2 * math.log(e.n):.1f}."
     )
+    return "selective", why
 
 
 def _exploded(e: HeadEvidence) -> str:
@@ -203,14 +187,11 @@ def _exploded(e: HeadEvidence) -> str:
             f" 1/sqrt(n), and the coupling Psi is {e.coupling:.3g}, far above 1: the cause that [B]"
             " names."
         )
-    if (
-        not (e.constant_ratio >= EXPLODED_RATIO and e.relative_rms >= LARGE_ERROR)
-        or e.share_frozen >= FROZEN_SHARE
-    ):
+    large = e.constant_ratio >= EXPLODED_RATIO and e.relative_rms >= LARGE_ERROR
+    if not large or e.share_frozen >= FROZEN_SHARE:
         return ""
-    rate = (
-        "" if math.isnan(e.exponent) else f" although it falls as n^-{e.exponent:.2f}{_interval(e)}"
-    )
+    rate = f" although it falls as n^-{e.exponent:.2f}{_interval(e)}"
+    rate = "" if math.isnan(e.exponent) else rate
     coupling = "" if math.isnan(e.coupling) else f"; the coupling Psi is {e.coupling:.3g}"
     return (
         f"The error at {_number(e.n)} tokens is still {e.relative_rms:.0%} of the limit{rate}: its"
@@ -225,28 +206,23 @@ def _hardmax(e: HeadEvidence) -> str:
         why = f"{e.effective_tokens:.2g} tokens carry the softmax"
     else:
         return ""
-    pace = _pace(e) or " No curve says how the error falls."
+    rate = f" (exponent {e.exponent:.2f} over the range of the fit)"
+    rate = "" if math.isnan(e.exponent) else rate
+    if math.isnan(e.slow_until):
+        pace = "No curve says how the error falls."
+    elif e.slow_until == 0:
+        pace = "Its error falls like 1/sqrt(n) at every n that was measured."
+    elif math.isinf(e.slow_until):
+        pace = f"Its error falls more slowly than 1/sqrt(n){rate} at every n that was measured."
+    else:
+        pace = (
+            f"Its error is slow{rate} up to about n = {_number(float(f'{e.slow_until:.2g}'))}, and"
+            " falls like 1/sqrt(n) from there on, on this pool."
+        )
     return (
-        f"Weights concentrate on single tokens ({why}).{pace} The logarithmic law of hardmax [B,"
+        f"Weights concentrate on single tokens ({why}). {pace} The logarithmic law of hardmax [B,"
         " Prop. 5.1] is of one-dimensional symmetric Gaussian tokens: it is no prediction for this"
         " head."
-    )
-
-
-def _pace(e: HeadEvidence) -> str:
-    """How the error falls on this pool, as measured."""
-    if math.isnan(e.slow_until):
-        return ""
-    if e.slow_until == 0:
-        return " Its error falls like 1/sqrt(n) at every n that was measured."
-    rate = (
-        "" if math.isnan(e.exponent) else f" (exponent {e.exponent:.2f} over the range of the fit)"
-    )
-    if math.isinf(e.slow_until):
-        return f" Its error falls more slowly than 1/sqrt(n){rate} at every n that was measured."
-    return (
-        f" Its error is slow{rate} up to about n = {_number(float(f'{e.slow_until:.2g}'))}, and"
-        " falls like 1/sqrt(n) from there on, on this pool."
     )
 
 
@@ -262,21 +238,13 @@ def _mismatch(e: HeadEvidence) -> str:
     expected = e.khat_gaussian
     if math.isnan(expected) and math.isfinite(e.s) and math.isfinite(e.n) and e.s > 0 and e.n >= 1:
         expected = float(gaussian_khat([e.s], round(e.n))[0])
-    floor = (
-        e.khat_threshold if math.isnan(expected) else max(e.khat_threshold, expected + KHAT_MARGIN)
-    )
+    floor, beside = e.khat_threshold, ""
+    if not math.isnan(expected):
+        floor = max(floor, expected + KHAT_MARGIN)
+        beside = f", where Gaussian scores of the same deviation would show {expected:.2f}"
     if e.khat > floor:
-        beside = (
-            ""
-            if math.isnan(expected)
-            else f", where Gaussian scores of the same deviation would show {expected:.2f}"
-        )
         why.append(f"k-hat is {e.khat:.2f} (threshold {e.khat_threshold:.2f}){beside}")
     return f"The theory's hypotheses are in doubt: {'; '.join(why)}." if why else ""
-
-
-def _deviation(e: HeadEvidence) -> str:
-    return "" if math.isnan(e.s) else f", median s = {e.s:.2f}"
 
 
 def _interval(e: HeadEvidence) -> str:

@@ -68,12 +68,8 @@ def gaussian_mean_norm(values: Any) -> float:
     y = np.arange(-90.0, 90.0, 0.5)
     grown = 2.0 * np.exp(y)[:, None] * (spectrum / largest)
     lost = -np.expm1(-0.5 * np.log1p(grown).sum(axis=1))
-    return (
-        math.sqrt(largest)
-        * float((lost * np.exp(-0.5 * y)).sum())
-        * 0.5
-        / (2.0 * math.sqrt(math.pi))
-    )
+    integral = 0.5 * float((lost * np.exp(-0.5 * y)).sum())
+    return math.sqrt(largest) * integral / (2.0 * math.sqrt(math.pi))
 
 
 def neyman_bound(n: Any, first: float, second: float, third: float) -> Floats:
@@ -83,9 +79,7 @@ def neyman_bound(n: Any, first: float, second: float, third: float) -> Floats:
     counts = as_counts(n, "n").astype(np.float64)
     if first <= 0.0:
         return np.zeros_like(counts)
-    return np.asarray(
-        ((counts - 1.0) * (second / first) ** 2 + third / first) / counts**2, np.float64
-    )
+    return ((counts - 1.0) * (second / first) ** 2 + third / first) / counts**2
 
 
 def topk_bias(share: float, s: float) -> float:
@@ -133,13 +127,10 @@ def _neyman(setting: Setting, theta: Tensor) -> list[Prediction]:
     try:
         measure.log_laplace(1.001 * theta)
         if measure.is_gaussian:
-            spread = product(V, measure.root)
-            sized = _sizes(_squares(spread))
-            numbers = (
-                {"constant": sized["first"] * sized["first"], "most": sized["second"]}
-                if sized
-                else {"most": math.inf}
-            )
+            sized = _sizes(product(V, measure.root))
+            numbers = {"most": sized.get("second", math.inf)}
+            if sized:
+                numbers["constant"] = sized["first"] * sized["first"]
         else:
             numbers = {"most": _trace(V, measure.tilted_cov(theta))}
         moments = True if setting.sigma is not None or bool(theta.any()) else None
@@ -187,10 +178,16 @@ def _neyman(setting: Setting, theta: Tensor) -> list[Prediction]:
     ]
 
 
-def _sizes(values: Floats) -> dict[str, float]:
-    """M_1, and numbers above M_2 and M_3, of N(0, C) with these eigenvalues; nothing where they
-    leave the floating range.
+def _sizes(spread: Tensor) -> dict[str, float]:
+    """M_1, and numbers above M_2 and M_3, of N(0, L L^T), L = ``spread``; nothing where they leave
+    the floating range.
     """
+    if is_diagonal(spread):
+        eigenvalues = spread.diagonal().square()
+    else:
+        narrow = spread if spread.shape[0] < spread.shape[1] else spread.T
+        eigenvalues = torch.linalg.eigvalsh(product(narrow, narrow.T)).clamp_min(0.0)
+    values = np.asarray(eigenvalues.cpu().numpy(), np.float64)
     second = float(values.sum())
     if not math.isfinite(second):
         return {}
@@ -211,16 +208,6 @@ def _trace(V: Tensor, cov: Tensor) -> float:
     unit = V / wide
     trace = max(0.0, float((product(unit, cov.double() / spread) * unit).sum()))
     return trace * wide * spread * wide if trace else 0.0
-
-
-def _squares(spread: Tensor) -> Floats:
-    """Squared singular values."""
-    if is_diagonal(spread):
-        return np.asarray(spread.diagonal().square().cpu().numpy(), np.float64)
-    narrow = spread if spread.shape[0] < spread.shape[1] else spread.T
-    return np.asarray(
-        torch.linalg.eigvalsh(product(narrow, narrow.T)).clamp_min(0.0).cpu().numpy(), np.float64
-    )
 
 
 def _largest(setting: Setting, theta: Tensor) -> list[Prediction]:
