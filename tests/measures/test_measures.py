@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import esscher as es
+from esscher.measures.fields import read_law
 
 EYE = torch.eye(3, dtype=torch.float64)
 
@@ -134,3 +135,9 @@ def test_reach() -> None:
     assert es.Gaussian(torch.diag(torch.tensor([4.0, 9.0]))).reach == pytest.approx(9.0)
     assert es.Sphere(4, 3.0).reach == pytest.approx(9 / 4)
     assert es.Laplace(2, 0.5).reach == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("mean", [0.1, [0.1, 0.1]])
+def test_a_mean_from_a_file_keeps_its_digits(mean: float | list[float]) -> None:
+    law = read_law({"law": "gaussian", "dim": 2, "mean": mean}).build(torch.float64, "cpu")
+    assert law.mean.tolist() == [0.1, 0.1]
