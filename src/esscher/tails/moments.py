@@ -106,11 +106,21 @@ def update(state: TokenMoments, rows: Any) -> TokenMoments:
             f"rows: expected {tuple(state.mean.shape[:-1])} heads before the rows, got shape"
             f" {tuple(rows.shape)}"
         )
-    return (
-        state
-        if rows.shape[-2] == 0
-        else merge(state, _block(rows.double(), state.higher is not None))
-    )
+    if rows.shape[-2] == 0:
+        return state
+    rows = rows.double()
+    mean = rows.mean(-2)
+    apart = rows - mean[..., None, :]
+    slip = apart.mean(-2)  # what rounding left of the mean
+    apart = apart - slip[..., None, :]
+    scatter = apart.transpose(-1, -2) @ apart
+    # symmetric to the last digit: half of it is all of it
+    scatter = scatter.triu() + scatter.triu(1).transpose(-1, -2)
+    higher = None
+    if state.higher is not None:
+        third, fourth = (apart.square() * apart).sum(-2), apart.square().square().sum(-2)
+        higher = Higher(third, fourth, rows.amin(-2), rows.amax(-2))
+    return merge(state, TokenMoments(rows.shape[-2], mean + slip, scatter, higher))
 
 
 def merge(a: TokenMoments, b: TokenMoments) -> TokenMoments:
@@ -127,8 +137,19 @@ def merge(a: TokenMoments, b: TokenMoments) -> TokenMoments:
     u, w = a.count / count, b.count / count
     apart = b.mean - a.mean
     pair = a.count * w
+    mean = a.mean + w * apart
     scatter = a.scatter + b.scatter + pair * (apart[..., :, None] * apart[..., None, :])
-    return TokenMoments(count, a.mean + w * apart, scatter, _merge_higher(a, b, apart, u, w))
+    if a.higher is None or b.higher is None:
+        return TokenMoments(count, mean, scatter, None)
+    x, y = a.higher, b.higher
+    spread_a, spread_b = (state.scatter.diagonal(dim1=-2, dim2=-1) for state in (a, b))
+    third = x.third + y.third + pair * (u - w) * apart**3
+    third = third + 3 * apart * (u * spread_b - w * spread_a)
+    fourth = x.fourth + y.fourth + pair * (u * u - u * w + w * w) * apart**4
+    fourth = fourth + 6 * apart**2 * (u * u * spread_b + w * w * spread_a)
+    fourth = fourth + 4 * apart * (u * y.third - w * x.third)
+    low, high = torch.minimum(x.low, y.low), torch.maximum(x.high, y.high)
+    return TokenMoments(count, mean, scatter, Higher(third, fourth, low, high))
 
 
 def finish(state: TokenMoments) -> TokenSummary:
@@ -176,45 +197,6 @@ def gaussian_largest(numbers: int, chance: float = 0.5) -> float:
     return float(-scipy.special.ndtri(tail / 2))
 
 
-def _block(rows: Tensor, higher: bool) -> TokenMoments:
-    count = rows.shape[-2]
-    mean = rows.mean(-2)
-    apart = rows - mean[..., None, :]
-    slip = apart.mean(-2)  # what rounding left of the mean
-    apart = apart - slip[..., None, :]
-    scatter = apart.transpose(-1, -2) @ apart
-    # symmetric to the last digit: half of it is all of it
-    scatter = scatter.triu() + scatter.triu(1).transpose(-1, -2)
-    if not higher:
-        return TokenMoments(count, mean + slip, scatter, None)
-    square = apart.square()
-    more = Higher((square * apart).sum(-2), square.square().sum(-2), rows.amin(-2), rows.amax(-2))
-    return TokenMoments(count, mean + slip, scatter, more)
-
-
-def _merge_higher(
-    a: TokenMoments, b: TokenMoments, apart: Tensor, u: float, w: float
-) -> Higher | None:
-    if a.higher is None or b.higher is None:
-        return None
-    pair = a.count * w
-    spread_a, spread_b = (state.scatter.diagonal(dim1=-2, dim2=-1) for state in (a, b))
-    third = (
-        a.higher.third
-        + b.higher.third
-        + pair * (u - w) * apart**3
-        + 3 * apart * (u * spread_b - w * spread_a)
-    )
-    fourth = a.higher.fourth + b.higher.fourth + pair * (u * u - u * w + w * w) * apart**4
-    fourth = fourth + 6 * apart**2 * (u * u * spread_b + w * w * spread_a)
-    fourth = fourth + 4 * apart * (u * b.higher.third - w * a.higher.third)
-    low, high = (
-        torch.minimum(a.higher.low, b.higher.low),
-        torch.maximum(a.higher.high, b.higher.high),
-    )
-    return Higher(third, fourth, low, high)
-
-
 def _judge(
     kurtosis: Tensor, largest: Tensor, count: int, gaussian: float, alarm: float
 ) -> tuple[str, str]:
@@ -230,10 +212,8 @@ def _judge(
         return "mixed", f"Heads differ: {counts}."
     excess = kurtosis[~kurtosis.isnan()].cpu().numpy() - 3.0
     if count < 8 or excess.size == 0:
-        return (
-            "unknown",
-            f"{count} rows with {excess.size} coordinates that vary are too few to judge a tail.",
-        )
+        varying = f"{count} rows with {excess.size} coordinates that vary"
+        return "unknown", f"{varying} are too few to judge a tail."
     noise = 3.0 * math.sqrt(24.0 / count)  # three standard errors of a Gaussian sample's kurtosis
     limit = max(HEAVY_EXCESS, noise)
     heavy = float((excess > limit).mean())
