@@ -65,12 +65,11 @@ def test_gaussian_limits_scale_with_the_square_of_sigma() -> None:
     limit4 = sigma**2 * v * u * (d * (d + 2)) ** 0.25
     limit2 = sigma**2 * v * u * math.sqrt(d)
     gradient2 = sigma**2 * math.hypot(u, v) * math.sqrt(d)
-    assert limit4 <= training.gaussian_limit4(d, v, u, sigma**8)
-    assert limit2 <= training.gaussian_limit2(d, v, u, sigma**4)
-    assert gradient2 <= training.gaussian_gradient2(d, v, u, sigma**4)
-    assert limit4 > training.gaussian_limit4(d, v, u, sigma**4)  # as printed
-    assert limit2 > training.gaussian_limit2(d, v, u, sigma**2)
-    assert gradient2 > training.gaussian_gradient2(d, v, u, sigma**2)
+    output, slopes = 2 * math.sqrt(d) * v * u, 2 * math.sqrt(d) * (v + u)
+    assert max(limit4, limit2) <= output * sigma**2  # (E sigma_mu^8)^{1/4}, (E sigma_mu^4)^{1/2}
+    assert gradient2 <= slopes * sigma**2
+    assert min(limit4, limit2) > output * sigma  # as printed: (E sigma_mu^4)^{1/4}, ..
+    assert gradient2 > slopes * sigma
 
 
 def test_formulas() -> None:

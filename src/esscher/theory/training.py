@@ -39,9 +39,6 @@ __all__ = [
     "alpha_limit_printed",
     "decay",
     "decay_begins",
-    "gaussian_gradient2",
-    "gaussian_limit2",
-    "gaussian_limit4",
     "lemma_e2_mended",
     "lemma_e2_printed",
     "lemma_e4",
@@ -91,32 +88,6 @@ def lemma_e4(
     second = _floats(error2)
     by_gradient = _floats(gradient_error2) * (limit2 + second + label2)
     return np.asarray(by_gradient + second * gradient2)
-
-
-def gaussian_limit4(d: int, v_norm: float, u_norm: float, sigma8: float) -> float:
-    """(E|Gamma|^4)^{1/4} <= 2 sqrt(d) ||V|| ||U|| (E sigma_mu^8)^{1/4} for Gaussian tokens;
-    ``sigma8`` = E sigma_mu^8.
-
-    Source: [S] Lemma E.2, which prints E sigma_mu^4: the limit is V Gamma U z with ||Gamma|| =
-    sigma_mu^2.
-    """
-    return 2.0 * math.sqrt(d) * v_norm * u_norm * math.sqrt(math.sqrt(sigma8))
-
-
-def gaussian_limit2(d: int, v_norm: float, u_norm: float, sigma4: float) -> float:
-    """(E|Gamma|^2)^{1/2} <= 2 sqrt(d) ||V|| ||U|| (E sigma_mu^4)^{1/2}. Source: [S] Lemma E.4
-    (prints E sigma_mu^2).
-    """
-    return 2.0 * math.sqrt(d) * v_norm * u_norm * math.sqrt(sigma4)
-
-
-def gaussian_gradient2(d: int, v_norm: float, u_norm: float, sigma4: float) -> float:
-    """(E|grad Gamma|^2)^{1/2} <= 2 sqrt(d) (||V|| + ||U||) (E sigma_mu^4)^{1/2}, operator norm of
-    the gradient.
-
-    Source: [S] Lemma E.4, which prints E sigma_mu^2.
-    """
-    return 2.0 * math.sqrt(d) * (v_norm + u_norm) * math.sqrt(sigma4)
 
 
 def _floats(numbers: Any) -> Floats:
