@@ -595,6 +595,7 @@ def one_query(setting: Setting) -> list[Prediction]:
         said = corollary_c3_threshold(n, sigma, tilt, printed=True) <= DELTA
         return np.where(said, c3(n), np.inf)
 
+    at_most = "the squared error at one query is at most the bound."
     growth = "exp(4 sigma^2 |theta|^2) E|V y|^4^{1/2}"
     with_chance = replace(lemma, numbers=lemma.numbers | {"delta": DELTA})
     first = replace(
@@ -602,6 +603,7 @@ def one_query(setting: Setting) -> list[Prediction]:
         name="s-c1",
         source="[S] Lemma C.1",
         quantity=f"squared error at one query, with chance {1.0 - 4.0 * DELTA:g}",
+        statement=f"With chance {1.0 - 4.0 * DELTA:g} or more {at_most}",
         printed=Version(
             f"27 {growth} / (delta n), for delta >= exp(-(n/8) exp(-2 |theta|^2))", c1_printed
         ),
@@ -612,6 +614,7 @@ def one_query(setting: Setting) -> list[Prediction]:
         name="s-c3",
         source="[S] Corollary C.3",
         quantity=f"squared error at one query, with chance {1.0 - DELTA:g}",
+        statement=f"With chance {1.0 - DELTA:g} or more {at_most}",
         printed=Version(
             f"108 {growth} / (delta n), for delta >= 64 exp(4 sigma^2 |theta|^2) / n^2", c3_printed
         ),
@@ -673,6 +676,10 @@ def one_query(setting: Setting) -> list[Prediction]:
         name="s-d2",
         source="[S] Lemma D.2, part 1, and a union bound",
         quantity=f"largest |y - E y| of n tokens, with chance {1.0 - DELTA:g}",
+        statement=(
+            f"With chance at least {1.0 - DELTA:g} no token of n lies further from the mean than"
+            " the bound."
+        ),
         conditions=lemma.conditions[:1],
         known=setting.sigma is not None,
         exponent=None,

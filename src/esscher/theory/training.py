@@ -235,8 +235,8 @@ def pl_constant_mended(alpha: float, eigenvalues: Any, turned: float) -> float:
     """mu with |grad R|^2 >= mu (R - min R) along the flow on an infinite prompt, W = I, from the
     start of Assumption 5.1.
 
-        mu = alpha^2 t (2 - alpha^2 ||Sigma||) / (|Sigma^2|_F tr(Sigma^+2) tr(Sigma^+)),     t =
-        ``turned`` = tr(Sigma G Sigma)
+        mu = alpha^2 t (2 - alpha^2 ||Sigma||) / (|Sigma^2|_F tr(Sigma^+2) tr(Sigma^+)),
+        t = ``turned`` = tr(Sigma G Sigma)
 
     Proof. |grad R|^2 >= |v Sigma B Sigma|_F^2 >= v^2 |B Sigma^{1/2}|_F^2 / (tr(Sigma^+2)
     tr(Sigma^+)), B = v Sigma U - I, and R - min R = |B Sigma^{1/2}|_F^2 / 2. Below, v^2 |Sigma^2|_F
