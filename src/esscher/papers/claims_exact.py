@@ -21,8 +21,8 @@ from esscher.measures.base import Measure
 from esscher.measures.gaussian import Gaussian
 from esscher.measures.mixture import Mixture
 from esscher.measures.pool import Pool
-from esscher.measures.rademacher import Rademacher
-from esscher.measures.sphere import Sphere
+from esscher.measures.product import Rademacher
+from esscher.measures.rotational import Sphere
 from esscher.papers.claim import Claim, Decision, EvidenceSpec, Interval, Rows, Scale, Tables
 from esscher.papers.pictures import Picture, line, points
 from esscher.papers.rules import (
@@ -36,8 +36,7 @@ from esscher.papers.rules import (
     share_of,
 )
 from esscher.runs import RunSpec
-from esscher.theory.delta_bound import delta_bound, delta_bound_numbers
-from esscher.theory.sharp import l2_exponent_rms
+from esscher.theory.sharp import delta_bound, delta_bound_numbers, l2_exponent_rms
 
 __all__ = ["CLAIMS"]
 

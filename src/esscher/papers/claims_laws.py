@@ -30,7 +30,7 @@ from esscher.papers.rules import (
     mean_interval,
 )
 from esscher.runs import RunSpec
-from esscher.theory.hardmax import hardmax_mean_abs_asymptotic
+from esscher.theory.bohbot import hardmax_mean_abs_asymptotic
 
 __all__ = ["CLAIMS"]
 
