@@ -160,7 +160,7 @@ def _check_rules(spec: DownstreamSpec, keys: int) -> None:
         rule = parse(text)
         rule.check(context, keys)
         least[text] = rule.least(context)
-    most = round(spec.share(spec.sizes[-1], keys) * keys)
+    most = round(spec.share(spec.sizes[-1], float(keys)) * keys)
     bare = [text for text in spec.compared if most <= least[text]]
     if bare and (spec.rules is not None or len(bare) == len(least)):
         raise ValueError(
