@@ -10,14 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from esscher.convergence.montecarlo.job import CONVERGE
-from esscher.icl.concentration.job import CONCENTRATION
-from esscher.icl.concentration.spec import ConcentrationSpec
-from esscher.icl.flow.job import FLOW
-from esscher.icl.flow.spec import FlowSpec
-from esscher.icl.stability.job import STABILITY
-from esscher.icl.stability.spec import StabilitySpec
-from esscher.icl.training.job import TRAIN
-from esscher.icl.training.spec import TrainSpec
+from esscher.icl.jobs import CONCENTRATION, FLOW, STABILITY, TRAIN
+from esscher.icl.specs import ConcentrationSpec, FlowSpec, StabilitySpec, TrainSpec
 from esscher.models.downstream.job import DOWNSTREAM
 from esscher.models.downstream.spec import DownstreamSpec
 from esscher.models.probe.job import PROBE

@@ -9,13 +9,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from esscher.icl import figures as figure_runs
-from esscher.icl.concentration.spec import ConcentrationSpec
-from esscher.icl.flow.limit import flow_limit, start_block
-from esscher.icl.flow.spec import FlowSpec
-from esscher.icl.risk.exact import risk
+from esscher.icl import specs as figure_runs
+from esscher.icl.exact import risk
+from esscher.icl.flow import flow_limit, start_block
+from esscher.icl.specs import ConcentrationSpec, FlowSpec, TrainSpec
 from esscher.icl.tasks import LinearTask
-from esscher.icl.training.spec import TrainSpec
 from tests.cli.commands import run
 
 SMALL = ["--dim", "2", "--covariance", "isotropic"]

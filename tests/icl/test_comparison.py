@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from esscher.icl.comparison import compare_with_flow, flow_ends, judged, trained_risks
-from esscher.icl.training.spec import TrainSpec
+from esscher.icl.specs import TrainSpec
 from esscher.runs import execute
 
 SMALL = {

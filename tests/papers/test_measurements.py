@@ -13,7 +13,7 @@ import torch
 
 from esscher.attention.head import Head
 from esscher.convergence.region import confidence_region
-from esscher.icl.flow.limit import flow_limit
+from esscher.icl.flow import flow_limit
 from esscher.papers import claims_exact, claims_laws, claims_limit, claims_training
 
 

@@ -13,10 +13,6 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
-import esscher.convergence.montecarlo.spec
-import esscher.icl.concentration.spec
-import esscher.icl.flow.spec
-import esscher.icl.training.spec  # noqa: F401  (each names its job)
 from esscher.models.probe.rule_budget import rule_table
 from esscher.models.probe.spec import ProbeSpec
 from esscher.runs import JOBS, Run, RunSpec, find_job, load_run

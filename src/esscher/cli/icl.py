@@ -28,7 +28,7 @@ from esscher.cli.tables import Look, Shown, say, show_table
 if TYPE_CHECKING:
     import pandas as pd
 
-    from esscher.icl.figures import IclFigure
+    from esscher.icl.specs import IclFigure
     from esscher.runs import Run, RunSpec
 
 __all__ = ["end_concentration", "end_flow", "end_train", "icl"]
@@ -51,15 +51,15 @@ def _flags(spec: str, *names: str) -> Fields:
 
 SGD = ("seeds", "steps", "batch", "rate", "optimizer", "loss", "schedule", "warmup", "heads")
 TASK = ("dim", "noise", "task_cov")
-TRAIN = _flags("training.spec:TrainSpec", "covariances", "lengths", *SGD, *TASK, "seed")
+TRAIN = _flags("specs:TrainSpec", "covariances", "lengths", *SGD, *TASK, "seed")
 IN_TIME = ("query_inside", "trajectory", "until", "points")
-FLOW = _flags("flow.spec:FlowSpec", "covariances", "lengths", "alpha", *TASK, *IN_TIME, "seed")
+FLOW = _flags("specs:FlowSpec", "covariances", "lengths", "alpha", *TASK, *IN_TIME, "seed")
 RISK = _flags(
-    "risk.spec:RiskFlags", "covariances", "lengths", *TASK, "query_inside", "query_covariance"
+    "specs:RiskFlags", "covariances", "lengths", *TASK, "query_inside", "query_covariance"
 )
-LENGTH = _flags("risk.spec:LengthFlags", "epsilon", "covariances", *TASK, "alpha", "query_inside")
+LENGTH = _flags("specs:LengthFlags", "epsilon", "covariances", *TASK, "alpha", "query_inside")
 CONCENTRATION = _flags(
-    "concentration.spec:ConcentrationSpec",
+    "specs:ConcentrationSpec",
     "covariances",
     "lengths",
     "repeats",
@@ -67,7 +67,7 @@ CONCENTRATION = _flags(
     *TASK,
     "seed",
 )
-WHICH = _flags("figures:FigureFlags", "only", "quick", "seed")
+WHICH = _flags("specs:FigureFlags", "only", "quick", "seed")
 
 
 @icl.command()
@@ -83,7 +83,7 @@ def train(
 
     Example: esscher icl train --lengths 10 --steps 20000 --seeds 1
     """
-    from esscher.icl.training.spec import TrainSpec
+    from esscher.icl.specs import TrainSpec
 
     end_train(_execute(TrainSpec.model_validate(_settings(settings)), out, where), as_json, look)
 
@@ -117,7 +117,7 @@ def flow(
 
     Example: esscher icl flow --lengths 10,1000,1e6
     """
-    from esscher.icl.flow.spec import FlowSpec
+    from esscher.icl.specs import FlowSpec
 
     spec = FlowSpec.model_validate(_settings(settings))
     figure_formats(figures)  # a mistake is told before anything is computed
@@ -190,11 +190,10 @@ def _risks(task_of: Given, key_query: float | None, value: float) -> pd.DataFram
     """
     import pandas as pd
 
-    from esscher.icl.flow.end import final_parameters
-    from esscher.icl.flow.limit import start_block
+    from esscher.icl.exact import decompose
+    from esscher.icl.flow import final_parameters, start_block
     from esscher.icl.layer import KINDS, Block
-    from esscher.icl.risk.exact import decompose
-    from esscher.icl.risk.spec import RiskFlags
+    from esscher.icl.specs import RiskFlags
     from esscher.icl.tasks import as_task
 
     asked = RiskFlags(**task_of)
@@ -227,10 +226,9 @@ def length(settings: Annotated[Given, LENGTH], look: Look, as_json: Json = False
     """
     import pandas as pd
 
-    from esscher.icl.flow.end import prompt_length_for
-    from esscher.icl.flow.limit import start_block
+    from esscher.icl.flow import prompt_length_for, start_block
     from esscher.icl.layer import KINDS
-    from esscher.icl.risk.spec import LengthFlags
+    from esscher.icl.specs import LengthFlags
     from esscher.icl.tasks import as_task
 
     words = {
@@ -266,7 +264,7 @@ def concentration(
 
     Example: esscher icl concentration --lengths 10,100,1000 --covariance isotropic
     """
-    from esscher.icl.concentration.spec import ConcentrationSpec
+    from esscher.icl.specs import ConcentrationSpec
 
     end_concentration(
         _execute(ConcentrationSpec.model_validate(_settings(settings)), out, where), as_json, look
@@ -298,7 +296,7 @@ def figures(
 
     Example: esscher icl figures --quick --only fig2,fig3 --out figures
     """
-    from esscher.icl.figures import FigureFlags, choose_figures, specs_for
+    from esscher.icl.specs import FigureFlags, choose_figures, specs_for
     from esscher.runs import execute, load_run, terminal
 
     asked = FigureFlags(**which)

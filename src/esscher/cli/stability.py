@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_commands", "end_stability"]
 
-SPEC = "esscher.icl.stability.spec:StabilitySpec"
+SPEC = "esscher.icl.specs:StabilitySpec"
 NAMES = ("covariances", "lengths", "starts", "training", "until", "dim", "noise", "seed")
 STABILITY = Fields(
     SPEC, NAMES, flags={"covariances": "covariance"}, as_text={"covariances": " "}, defaults=True
@@ -61,8 +61,8 @@ def stability(
 
     Example: esscher icl stability --starts 10 --lengths 10,100
     """
-    from esscher.icl.stability.agreement import spec_beside
-    from esscher.icl.stability.spec import StabilitySpec
+    from esscher.icl.comparison import spec_beside
+    from esscher.icl.specs import StabilitySpec
     from esscher.runs import execute, load_run, terminal
 
     figure_formats(figures)  # a mistake is told before anything is computed
@@ -88,7 +88,7 @@ def end_stability(
     run: Run, as_json: bool, figures: str = FIGURES, look: Given | None = None
 ) -> None:
     """What finished flows leave: two figures and the verdict."""
-    from esscher.icl.stability.verdict import ALL
+    from esscher.icl.stability import ALL
     from esscher.report.stability_figures import save_apart, save_arrivals
 
     flows, training = run.table("flows"), float(run.spec["training"])
@@ -126,9 +126,9 @@ def traps(settings: Annotated[Given, TRAPS], look: Look, as_json: Json = False) 
     """
     import pandas as pd
 
+    from esscher.icl.comparison import flow_end
     from esscher.icl.layer import KINDS
-    from esscher.icl.stability.job import block_end
-    from esscher.icl.stability.traps import traps
+    from esscher.icl.stability import traps
     from esscher.icl.tasks import as_task
 
     given = _settings(settings)
@@ -136,7 +136,7 @@ def traps(settings: Annotated[Given, TRAPS], look: Look, as_json: Json = False) 
     for name in given["covariances"]:
         for kind in KINDS:
             for length in given["lengths"]:
-                end = block_end(name, given["dim"], given["noise"], length, kind)
+                end = flow_end(name, given["dim"], given["noise"], length, kind)
                 for trap in traps(as_task(name, given["dim"], given["noise"]), length, kind):
                     rows.append(
                         {
@@ -181,8 +181,7 @@ def _settings(flags: Given) -> dict[str, Any]:
 
 
 def _beside(run: Run, trained: Run) -> pd.DataFrame:
-    from esscher.icl.comparison import trained_risks
-    from esscher.icl.stability.agreement import beside_training
+    from esscher.icl.comparison import beside_training, trained_risks
 
     exact = trained_risks(
         trained.table("final"), trained.table("path"), trained.spec["dim"], trained.spec["noise"]

@@ -1,3 +1,12 @@
+from .exact import (
+    Risk as Risk,
+    RiskParts as RiskParts,
+    bayes_risk as bayes_risk,
+    decompose as decompose,
+    risk as risk,
+    risk_gradient as risk_gradient,
+    risk_tensor as risk_tensor,
+)
 from .flow import (
     FinalRisks as FinalRisks,
     Flow as Flow,
@@ -22,17 +31,9 @@ from .layer import (
     default_weights as default_weights,
     predict as predict,
 )
-from .risk import (
-    Risk as Risk,
-    RiskParts as RiskParts,
-    Rule as Rule,
-    bayes_risk as bayes_risk,
-    decompose as decompose,
+from .quadrature import Rule as Rule, product_rule as product_rule
+from .sampled import (
     huber as huber,
-    product_rule as product_rule,
-    risk as risk,
-    risk_gradient as risk_gradient,
-    risk_tensor as risk_tensor,
     sampled_gradient as sampled_gradient,
     sampled_risk as sampled_risk,
 )

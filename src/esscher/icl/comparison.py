@@ -5,22 +5,35 @@ should.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 
-from esscher.icl.flow.job import compute
-from esscher.icl.flow.spec import FlowSpec
-from esscher.icl.layer import UV
-from esscher.icl.risk.exact import risk
+from esscher.icl.exact import risk
+from esscher.icl.flow import final_parameters, start_block
+from esscher.icl.layer import KINDS, UV
+from esscher.icl.specs import StabilitySpec
 from esscher.icl.tasks import as_task
 from esscher.intervals import mean_interval
 
-__all__ = ["compare_with_flow", "flow_ends", "judged", "path_uv", "trained_risks"]
+__all__ = [
+    "ABOVE",
+    "STUCK",
+    "beside_training",
+    "compare_with_flow",
+    "flow_end",
+    "flow_ends",
+    "judged",
+    "path_uv",
+    "spec_beside",
+    "trained_risks",
+]
 
-KEY = ["covariance", "length", "seed", "model"]
+START = ["covariance", "length", "seed"]
+KEY = [*START, "model"]
 ABOVE = 0.05  # share above the end of the flow from which on a model has not arrived
 LATE = 0.25  # of the records, at the end: whether the error still falls there
 FALLING = 0.01  # share by which it falls there
@@ -80,12 +93,10 @@ def trained_risks(
     and its error.
     """
     last = path.loc[path.groupby(KEY)["step"].idxmax()]
-    values = {
-        (row.covariance, row.length, row.seed, row.model): row.values_ for row in _named(last)
-    }
+    values = {tuple(row[name] for name in KEY): row["values"] for row in last.to_dict("records")}
     rows = []
     for row in final.to_dict("records"):
-        key = (row["covariance"], row["length"], row["seed"], row["model"])
+        key = tuple(row[name] for name in KEY)
         joined = np.asarray(values[key])
         found = {"exact": math.nan, "error": math.nan}
         if row["status"] != "diverged" and joined.size == (dim + 1) ** 2:
@@ -102,10 +113,6 @@ def trained_risks(
     return pd.DataFrame(rows)
 
 
-def _named(path: pd.DataFrame) -> Any:
-    return path.rename(columns={"values": "values_"}).itertuples(index=False)
-
-
 def path_uv(joined: Any, dim: int) -> UV:
     """(U, V) from [U without its last column, last row of V], as a run's table ``path`` holds
     it.
@@ -116,15 +123,28 @@ def path_uv(joined: Any, dim: int) -> UV:
     return UV(U, V)
 
 
+@lru_cache(maxsize=256)
+def flow_end(
+    covariance: str, dim: int, noise: float, length: int, kind: str, task_cov: Any = "scaled"
+) -> float:
+    """Mean squared error where the flow of the block form ends."""
+    task = as_task(covariance, dim, noise, task_cov)
+    end = final_parameters(task, start_block(task), length, kind)
+    return 2 * float(risk(task, end, length, kind))
+
+
 def flow_ends(
     trained: pd.DataFrame, dim: int, noise: float, task_cov: Any = "scaled"
 ) -> pd.DataFrame:
     """The ends of the flow for every covariance and length of a table: columns covariance, length,
     model, mse.
     """
+    law = task_cov if isinstance(task_cov, str) else tuple(map(tuple, task_cov))
     asked = trained[["covariance", "length"]].drop_duplicates().to_dict("records")
-    spec = FlowSpec(dim=dim, noise=noise, task_cov=task_cov, draws=100)
-    return pd.DataFrame([row for unit in asked for row in compute(spec, unit)["final"]])
+    rows = [unit | {"model": kind} for unit in asked for kind in KINDS]
+    for row in rows:
+        row["mse"] = flow_end(row["covariance"], dim, noise, row["length"], row["model"], law)
+    return pd.DataFrame(rows)
 
 
 def compare_with_flow(
@@ -176,3 +196,54 @@ def compare_with_flow(
             }
         )
     return pd.DataFrame(rows)
+
+
+def spec_beside(trained: dict[str, Any]) -> StabilitySpec:
+    """The flows from the first weights of a training run (its spec), until the time its steps
+    take.
+    """
+    if trained["optimizer"] != "sgd" or trained["schedule"] != "constant" or trained["heads"] > 1:
+        raise ValueError(
+            "--train: expected one head trained by SGD at a constant rate, since that is what the"
+            " flow follows"
+        )
+    time = 2.0 * trained["rate"] * trained["steps"]
+    same = {name: trained[name] for name in ("covariances", "dim", "noise", "seed")}
+    return StabilitySpec(
+        **same,
+        lengths=tuple(sorted(trained["lengths"])),
+        starts=trained["seeds"],
+        training=time,
+        until=time,
+    )
+
+
+def beside_training(
+    flows: pd.DataFrame, distance: pd.DataFrame, exact: pd.DataFrame, apart: pd.DataFrame
+) -> pd.DataFrame:
+    """A row for each trained model: its exact error and status, those of the flow, and the squared
+    distance of its pair.
+
+    ``flows`` and ``distance`` are tables of a stability run, ``exact`` is ``trained_risks`` and
+    ``apart`` the table distance of the training run. A trained model is stuck by the same rule as a
+    flow.
+    """
+    flowed = distance.loc[distance.groupby(START)["time"].idxmax(), [*START, "weights2"]].rename(
+        columns={"weights2": "flow2"}
+    )
+    drawn = apart.loc[apart.groupby(START)["step"].idxmax(), [*START, "distance2"]].rename(
+        columns={"distance2": "trained2"}
+    )
+    own = flows[[*START, "model", "mse", "end", "status"]].rename(
+        columns={"mse": "flow", "status": "flow_status"}
+    )
+    table = (
+        exact[[*START, "model", "exact"]]
+        .rename(columns={"exact": "trained"})
+        .merge(own, on=[*START, "model"])
+    )
+    table["trained_status"] = [
+        "ok" if value <= (1 + ABOVE) * end else STUCK
+        for value, end in zip(table["trained"], table["end"], strict=True)
+    ]
+    return table.merge(drawn, on=START).merge(flowed, on=START)

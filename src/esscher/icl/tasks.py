@@ -101,19 +101,14 @@ class LinearTask:
     ) -> None:
         sigma, root = check_covariance(as_tensor(sigma, "sigma", ndim=2), "sigma")
         dim = sigma.shape[0]
-        task_cov = torch.eye(dim, dtype=torch.float64) / dim if task_cov is None else task_cov
-        task_cov, task_root = _covariance(task_cov, dim, "task_cov")
-        query_sigma, query_root = (
-            (sigma, root) if query_sigma is None else _covariance(query_sigma, dim, "query_sigma")
-        )
-        _set(
-            self,
-            sigma=sigma,
-            task_cov=task_cov,
-            noise=_variance(noise),
-            root=root,
-            task_root=task_root,
-        )
+        task_cov, task_root = _task_law(task_cov, dim)
+        query_root = root
+        if query_sigma is None:
+            query_sigma = sigma
+        else:
+            query_sigma, query_root = _covariance(query_sigma, dim, "query_sigma")
+        _set(self, sigma=sigma, task_cov=task_cov, noise=_variance(noise))
+        _set(self, root=root, task_root=task_root)
         _set(self, query_sigma=query_sigma, query_root=query_root)
 
     @classmethod
@@ -179,19 +174,9 @@ class CovariateTask:
     task_root: Float64[Tensor, "d d"] = field(repr=False)
 
     def __init__(self, covariates: Measure, task_cov: Any = None, noise: Any = 0.1) -> None:
-        task_cov = (
-            torch.eye(covariates.dim, dtype=torch.float64) / covariates.dim
-            if task_cov is None
-            else task_cov
-        )
-        task_cov, task_root = _covariance(task_cov, covariates.dim, "task_cov")
-        _set(
-            self,
-            covariates=covariates,
-            task_cov=task_cov,
-            noise=_variance(noise),
-            task_root=task_root,
-        )
+        task_cov, task_root = _task_law(task_cov, covariates.dim)
+        _set(self, covariates=covariates, noise=_variance(noise))
+        _set(self, task_cov=task_cov, task_root=task_root)
 
     @property
     def dim(self) -> int:
@@ -270,14 +255,8 @@ class SingleIndexTask:
                 f"link: expected one of {', '.join(LINKS)} or a function, got {link!r}"
             )
         linear = LinearTask(sigma, task_cov, 0.0)
-        _set(
-            self,
-            sigma=linear.sigma,
-            link=link,
-            task_cov=linear.task_cov,
-            noise=_variance(noise),
-            linear=linear,
-        )
+        _set(self, sigma=linear.sigma, link=link, task_cov=linear.task_cov)
+        _set(self, noise=_variance(noise), linear=linear)
 
     @property
     def dim(self) -> int:
@@ -363,6 +342,12 @@ def _variance(noise: Any) -> float:
             f" {number:g}"
         )
     return number
+
+
+def _task_law(task_cov: Any, dim: int) -> tuple[Tensor, Tensor]:
+    """W, which is I/d unless given, and a root of it."""
+    law = TASK_LAWS["scaled"](dim) if task_cov is None else task_cov
+    return _covariance(law, dim, "task_cov")
 
 
 def _covariance(cov: Any, dim: int, name: str) -> tuple[Tensor, Tensor]:

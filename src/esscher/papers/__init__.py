@@ -1,1 +1,1 @@
-"""The papers' claims, each with its experiment, the rule that decides it, and the verdict."""
+"""The papers' claims and numbered statements, each with what decides it and the verdict."""

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from esscher.convergence.montecarlo.spec import ExperimentSpec
-from esscher.icl.concentration.spec import ConcentrationSpec
+from esscher.icl.specs import ConcentrationSpec
 from esscher.intervals import t_quantile
 from esscher.papers.claim import Claim, Decision, EvidenceSpec, Interval, Rows, Scale, Tables
 from esscher.papers.pictures import Picture, line, points

@@ -16,16 +16,12 @@ import torch
 from scipy import stats
 
 from esscher.icl.comparison import ABOVE
-from esscher.icl.flow.end import final_parameters
-from esscher.icl.flow.limit import alpha_limit, start_block
-from esscher.icl.flow.spec import FlowSpec
-from esscher.icl.flow.trajectory import flow_times, gradient_flow
+from esscher.icl.exact import risk
+from esscher.icl.flow import alpha_limit, final_parameters, flow_times, gradient_flow, start_block
 from esscher.icl.layer import Block
-from esscher.icl.risk.exact import risk
-from esscher.icl.stability.spec import StabilitySpec
-from esscher.icl.stability.verdict import ALL, verdict
+from esscher.icl.specs import FlowSpec, StabilitySpec, TrainSpec
+from esscher.icl.stability import ALL, verdict
 from esscher.icl.tasks import LinearTask
-from esscher.icl.training.spec import TrainSpec
 from esscher.papers.claim import Claim, Decision, EvidenceSpec, Interval, Rows, Scale, Tables
 from esscher.papers.pictures import Picture, line, points
 from esscher.papers.rules import LEVEL, above, all_of, below, exactly, grid, mean_interval, share_of

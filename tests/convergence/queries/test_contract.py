@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import esscher as es
-from esscher.icl.risk.score_law import score_law
+from esscher.icl.quadrature import score_law
 
 ERRORS = 5.5
 DRAWS = 3000

@@ -1,0 +1,234 @@
+"""Distance between softmax attention on L tokens and linear attention, measured and as [S] bounds
+it: Propositions 3.1 and 3.4, Lemmas E.2 and E.4.
+
+Measured on the same prompts, in mean square: softmax attention on L tokens minus (1/L) linear
+attention on the same tokens ("linear"), or minus the limit of both, attention on infinitely many
+tokens of the same task ("limit"). [S], Figures 1 and 5.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from torch import Tensor
+
+from esscher.attention.head import Head
+from esscher.icl.exact import acting, risk, risk_gradient
+from esscher.icl.layer import OVKQ, UV, tensors
+from esscher.icl.quadrature import product_rule
+from esscher.icl.sampled import batches, respond
+from esscher.icl.tasks import LinearTask
+from esscher.measures.gaussian import Gaussian
+from esscher.measures.matrices import spectral_norm
+from esscher.theory.boursier import averaged, gradients
+from esscher.theory.prediction import setting_of
+from esscher.theory.training import lemma_e2_mended, lemma_e2_printed, lemma_e4
+
+__all__ = [
+    "AGAINST",
+    "METRICS",
+    "LimitNorms",
+    "bounds",
+    "limit_norms",
+    "prompt_errors",
+    "risk_gaps",
+    "risk_gradient_errors",
+    "token_laws",
+]
+
+Floats = npt.NDArray[np.float64]
+
+METRICS = ("output", "gradient_U", "gradient_V", "gradient", "gradient_K", "gradient_Q")
+AGAINST = ("linear", "limit")
+BOUNDS = {
+    "output": ("s-16-mended", "s-16-sharpened"),
+    "gradient_U": ("s-gradient-u",),
+    "gradient_V": ("s-gradient-v",),
+    "gradient_K": ("s-gradient-u",),  # times ||Q||: df/dK = Q (df/dU)^T
+    "gradient_Q": ("s-gradient-u",),  # times ||K||: df/dQ = K df/dU
+}
+TASKS = 16  # drawn to average the bounds, which hold task by task
+
+
+def prompt_errors(task: LinearTask, weights: OVKQ, length: int, prompts: int, seed: int) -> Floats:
+    """Squared differences on each of some random prompts, (prompts, against, metrics).
+
+    Metrics: output f; df/dU and df/dV (its last row), Frobenius; gradient of the loss (f - y)^2 in
+    (O, V, K, Q); df/dK = Q (df/dU)^T and df/dQ = K df/dU [S, after Proposition 3.4].
+    """
+
+    def square(x: Tensor) -> Tensor:
+        return (x**2).sum(dim=-1)
+
+    uv, (O, V, K, Q) = weights.uv(), tensors(weights)
+    U, c, rows = uv.U[:, :-1], uv.V[-1], []
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    for drawn in next(batches(task, length, prompts, 1, generator)):
+        assert drawn.to_token is not None
+        theta = drawn.query @ U.mT
+        found = respond(drawn, torch.stack([theta, theta], dim=1), torch.stack([c, c]))
+        law = drawn.to_token @ drawn.to_token.mT
+        limit_c, limit_theta = (law @ theta[..., None])[..., 0], law @ c
+        output = torch.cat([found.output, (limit_c @ c)[:, None]], dim=1)
+        by_c = torch.cat([found.by_value, limit_c[:, None]], dim=1)
+        by_theta = torch.cat([found.by_theta, limit_theta[:, None]], dim=1)
+        slope = 2.0 * (output - drawn.label[:, None])[..., None]
+        of_output, of_V, of_U, loss_V, loss_U = (
+            x[:, :1] - x[:, 1:] for x in (output, by_c, by_theta, slope * by_c, slope * by_theta)
+        )
+        size, key = (square(x)[:, None] for x in (drawn.query, drawn.query @ Q[:, :-1].mT))
+        loss = square(O[-1]) * square(loss_V) + square(loss_V @ V.mT)
+        loss = loss + key * square(loss_U) + square(loss_U @ K.mT) * size
+        by_K, by_Q = key * square(of_U), square(of_U @ K.mT) * size
+        parts = of_output**2, square(of_U) * size, square(of_V), loss, by_K, by_Q
+        rows.append(torch.stack(parts, dim=-1))
+    return torch.cat(rows).numpy()
+
+
+def risk_gradient_errors(task: LinearTask, weights: OVKQ, length: int) -> Floats:
+    """Norm of the difference of the exact gradients of the mean squared error in (O, V, K, Q): to
+    linear, to the limit.
+    """
+    rule = product_rule(task.dim)
+    at = [(length, "softmax"), (length, "linear"), (float("inf"), "softmax")]
+    gradients = [tensors(risk_gradient(task, weights, n, kind, rule)[1]) for n, kind in at]
+    # the risk is half of the mean squared error
+    return np.array(
+        [
+            2
+            * sum(float(((a - b) ** 2).sum()) for a, b in zip(gradients[0], other, strict=True))
+            ** 0.5
+            for other in gradients[1:]
+        ]
+    )
+
+
+def bounds(task: LinearTask, weights: OVKQ, lengths: Any, seed: int = 0) -> pd.DataFrame:
+    """[S] Propositions 3.1 and 3.4 for these weights: root mean square over tasks of the proved
+    bounds on the distance to the limit. Columns metric, name, n, rms, exponent; infinite where the
+    proof says nothing.
+    """
+    uv = weights.uv()
+    n = np.asarray(lengths, np.int64)
+    head = Head(uv.U[:, :-1], uv.V[-1:])
+    factor = {"gradient_K": spectral_norm(weights.Q), "gradient_Q": spectral_norm(weights.K)}
+    found: dict[tuple[str, str], list[tuple[Floats, float]]] = {}
+    for cov in token_laws(task, TASKS, seed):
+        setting = setting_of(head, Gaussian(cov), Gaussian(task.query_sigma))
+        predictions = [*averaged(setting), *gradients(setting)]
+        by_name = {prediction.name: prediction for prediction in predictions}
+        for metric, names in BOUNDS.items():
+            for name in names:
+                prediction = by_name[name]
+                found.setdefault((metric, name), []).append(
+                    (prediction.rms(n) ** 2, prediction.exponent or 0.0)
+                )
+    rows = []
+    for (metric, name), values in found.items():
+        rms = factor.get(metric, 1.0) * np.sqrt(np.mean([value for value, _ in values], axis=0))
+        exponent = min(exponent for _, exponent in values)
+        rows += [
+            {
+                "metric": metric,
+                "name": name,
+                "n": int(m),
+                "rms": float(height),
+                "exponent": exponent,
+            }
+            for m, height in zip(n, rms, strict=True)
+        ]
+    return pd.DataFrame(rows)
+
+
+def token_laws(task: LinearTask, tasks: int, seed: int) -> list[Tensor]:
+    """Covariances Gamma_w of the tokens (x, y) of drawn tasks."""
+    generator = torch.Generator().manual_seed(seed)
+    w = torch.randn(tasks, task.dim, dtype=torch.float64, generator=generator) @ task.task_root.T
+    laws = []
+    for row in w:
+        gram = torch.cat([torch.eye(task.dim, dtype=torch.float64), row[None]])
+        cov = gram @ task.sigma @ gram.T
+        cov[-1, -1] += task.noise
+        laws.append(cov)
+    return laws
+
+
+class LimitNorms(NamedTuple):
+    """(E T^2)^{1/2}, (E T^4)^{1/4} of the limit T = kappa, (E|grad T|^2)^{1/2} in (U, V), and the
+    label's second and fourth.
+    """
+
+    limit2: float
+    limit4: float
+    gradient2: float
+    label2: float
+    label4: float
+
+
+def limit_norms(task: LinearTask, uv: UV, rotations: int = 32) -> LimitNorms:
+    """With Gamma_w the tokens' covariance, T = r^T Gamma_w U z_q, grad_r T = Gamma_w U z_q and
+    grad_U T = Gamma_w r z_q^T.
+
+    Cubature over (w, x_q), exact for the second moments and, as a polynomial of degree 4 in x_q,
+    nearly so for the fourth.
+    """
+    A1, a, r1, v = acting(uv)
+    rule = product_rule(task.dim, rotations)
+    w, x = rule.tasks.points @ task.task_root.mT, rule.queries.points @ task.query_root.mT
+    gram = torch.cat(
+        [torch.eye(task.dim, dtype=torch.float64).expand(*w.shape, -1), w[..., None, :]], dim=-2
+    )
+    gamma = gram @ task.sigma @ gram.mT
+    gamma[..., -1, -1] += task.noise
+    value = gamma @ torch.cat([r1, v[None]])  # Gamma_w r, a row for each task
+    tilt = torch.cat([x @ A1.mT, (x @ a)[..., None]], dim=-1)
+    limit = value @ tilt.mT
+    moved = torch.einsum("rtij,rqj->rtqi", gamma, tilt)
+    gradient = (moved**2).sum(dim=-1) + (value**2).sum(dim=-1)[:, :, None] * (x**2).sum(dim=-1)[
+        :, None, :
+    ]
+    means = [float(rule.average(part).mean()) for part in (limit**2, limit**4, gradient)]
+    moved_cov = task.query_sigma @ task.task_cov
+    spread = float(torch.trace(moved_cov))
+    fourth = 3.0 * ((spread + task.noise) ** 2 + 2.0 * float(torch.trace(moved_cov @ moved_cov)))
+    return LimitNorms(
+        means[0] ** 0.5,
+        means[1] ** 0.25,
+        means[2] ** 0.5,
+        math.sqrt(spread + task.noise),
+        fourth**0.25,
+    )
+
+
+def risk_gaps(
+    task: LinearTask, uv: UV, length: int, error2: float, error4: float, gradient_error2: float
+) -> list[dict[str, Any]]:
+    """Two rows, for the risk and for its gradient: measured, as printed, mended. The errors are
+    those on ``length`` tokens.
+
+    Of Lemma E.4 both are the proof's (28) with root mean squares over tasks; the printed one has
+    its factor 2 sqrt 2.
+    """
+    at = limit_norms(task, uv)
+    gap = abs(risk(task, uv, length).value - risk(task, uv, math.inf).value)
+    own, limit = (tensors(risk_gradient(task, uv, n)[1]) for n in (length, math.inf))
+    apart = math.sqrt(
+        sum(float(((one - other) ** 2).sum()) for one, other in zip(own, limit, strict=True))
+    )
+    mended = float(lemma_e4(error2, gradient_error2, at.label2, at.limit2, at.gradient2))
+    printed = float(
+        lemma_e4(error2, 2.0 * math.sqrt(2.0) * gradient_error2, at.label2, at.limit2, at.gradient2)
+    )
+    by_risk = {
+        "printed": float(lemma_e2_printed(error2, error4, at.label4, at.limit4)),
+        "mended": float(lemma_e2_mended(error2, at.label2, at.limit2)),
+    }
+    return [
+        {"quantity": "risk", "measured": gap} | by_risk,
+        {"quantity": "gradient", "measured": apart, "printed": printed, "mended": mended},
+    ]

@@ -1,1 +1,0 @@
-"""How fast softmax attention becomes linear attention."""

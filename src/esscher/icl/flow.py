@@ -1,0 +1,564 @@
+"""Gradient flow of the population risk at any prompt length, and where it ends: no prompts are
+drawn.
+
+``start_block`` is where Theorem 5.2 of [S] begins, ``gradient_flow`` the way, ``flow_limit`` and
+``final_parameters`` the end, ``flow_bound`` Lemma E.1 on the distance of two flows.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float64
+from scipy.integrate import solve_ivp
+from scipy.optimize import minimize
+from torch import Tensor
+
+from esscher.icl.exact import as_length, bayes_risk, limit_risk, risk, risk_gradient, risk_tensor
+from esscher.icl.layer import KINDS, Block, Parameters, tensors
+from esscher.icl.quadrature import Rule, product_rule
+from esscher.icl.tasks import LinearTask
+from esscher.inputs import as_positive, as_tensor
+from esscher.theory.training import alpha_limit_mended, alpha_limit_printed
+
+__all__ = [
+    "FinalRisks",
+    "Flow",
+    "FlowBound",
+    "alpha_limit",
+    "final_parameters",
+    "final_risks",
+    "flow_bound",
+    "flow_limit",
+    "flow_times",
+    "gradient_flow",
+    "prompt_covariance",
+    "prompt_length_for",
+    "start_block",
+]
+
+Floats = npt.NDArray[np.float64]
+
+SINGULAR = 1e-12  # an eigenvalue of Sigma below this share of the largest is 0
+HANDOVER = 30.0  # time at which the flow is taken to have chosen its valley
+LONGEST = 10**12
+ROUNDING = 1e-11  # relative error of a risk
+
+
+def alpha_limit(task: LinearTask) -> float:
+    """sqrt(2) / (d^{1/4} max(||Sigma||, ||Sigma||^{1/2})): Theorem 5.2 of [S] is for 0 < alpha
+    below it.
+
+    The paper has ||Sigma|| alone, which is not dimensionless and too wide for ||Sigma|| < 1
+    (``alpha_limit_mended``); this is the smaller of the two.
+    """
+    norm = float(torch.linalg.matrix_norm(task.sigma, ord=2))
+    return min(alpha_limit_printed(task.dim, norm), alpha_limit_mended(task.dim, norm))
+
+
+def start_block(task: LinearTask, alpha: Any = None, theta: Any = None) -> Block:
+    """U11 = alpha Theta Theta^T / |Theta Theta^T|_F, v = alpha: the start of [S], Assumption 5.1.
+
+    ``alpha`` is half of ``alpha_limit`` and Theta the identity unless given. Three departures from
+    the paper: Theta of any size is taken and scaled, where the assumption asks for |Theta
+    Theta^T|_F = 1; alpha > 0 is asked for, where it has any real number; and Theta^T Sigma = 0 is
+    refused, which is what the proof needs where the paper prints Theta Sigma. Warns when alpha is
+    outside the range of Theorem 5.2, and when the start has no less risk than no weights at all:
+    then the flow may end at 0.
+    """
+    high = alpha_limit(task)
+    alpha = 0.5 * high if alpha is None else as_positive(alpha, "alpha")
+    root = (
+        torch.eye(task.dim, dtype=torch.float64)
+        if theta is None
+        else as_tensor(theta, "theta", ndim=2).double()
+    )
+    if root.shape[0] != task.dim:
+        raise ValueError(
+            f"theta: expected {task.dim} rows, one for each covariate, got shape"
+            f" {tuple(root.shape)}"
+        )
+    gram = root @ root.mT
+    if float(torch.linalg.matrix_norm(gram @ task.sigma)) == 0:
+        raise ValueError(
+            "theta: expected Theta Theta^T Sigma other than zero, since the flow never leaves such"
+            " a start"
+        )
+    start = Block(
+        alpha * gram / torch.linalg.matrix_norm(gram), torch.tensor(alpha, dtype=torch.float64)
+    )
+    own, nothing = (
+        float(limit_risk(block.uv(), task)) for block in (start, Block(0.0 * gram, 0.0 * start.v))
+    )
+    doubts = []
+    if alpha >= high:
+        limit = f"sqrt(2) / (d^(1/4) max(||Sigma||, ||Sigma||^(1/2))) = {high:g}"
+        doubts.append(f"it is outside the range of Theorem 5.2, 0 < alpha < {limit}")
+    if own >= nothing > 0.5 * task.noise:
+        doubts.append(
+            f"the risk at the start, {own:.3g}, is not below that of no weights, {nothing:.3g}, as"
+            " its proof needs"
+        )
+    if doubts:
+        warnings.warn(
+            f"alpha = {alpha:g}: {'; '.join(doubts)}: the flow may not reach the Bayes risk",
+            stacklevel=2,
+        )
+    return start
+
+
+def prompt_covariance(task: LinearTask, length: Any) -> Float64[Tensor, "d d"]:
+    """Sigma_L = (1 + 1/L) Sigma + (1/L) (tr(Sigma W) + tau^2) W^{-1}, whose inverse is the best v
+    U11 of linear attention.
+
+    For W = I and no noise it is (1 + 1/L) Sigma + (1/L) tr(Sigma) I of Zhang et al. (2024), Theorem
+    4.1.
+    """
+    length = as_length(length)
+    if math.isinf(length):
+        return task.sigma.clone()
+    budget = float(torch.sum(task.sigma * task.task_cov)) + task.noise
+    cov: Tensor = (1.0 + 1.0 / length) * task.sigma + budget / length * torch.linalg.inv(
+        task.task_cov
+    )
+    return cov
+
+
+def flow_limit(
+    task: LinearTask, start: Block, length: Any = math.inf, query_inside: bool = False
+) -> Block:
+    """Where the gradient flow of linear attention ends; for an infinite prompt also that of softmax
+    attention.
+
+        v U11 -> A + v P(U11(0)),     v^2 = (q + sqrt(q^2 + 4 |A|_F^2)) / 2,     q = |P(U11(0))|_F^2
+        + v(0)^2 - |U11(0)|_F^2
+
+    A = Sigma_L^{-1} on the range of Sigma and 0 off it, P(M) = M - Pi M Pi with Pi the projection
+    on that range: the flow never moves P(U11), and |U11|_F^2 - v^2 is constant along it. With q = 0
+    and A = Sigma^{-1} this is Remark 5.3 of [S], with singular Sigma its appendix F.3, with finite
+    L Theorem 4.1 of Zhang et al. (2024). v(0) > 0 is assumed.
+
+    ``query_inside`` divides by L + 1 and adds a token of value 0, so that A is (1 + 1/L) times as
+    large. Queries of another covariance than the prompt's change the way and not the end, as long
+    as both are invertible.
+    """
+    length = as_length(length)
+    if float(start.v) <= 0:
+        raise ValueError(f"start: expected v above 0, got {float(start.v):g}")
+    values, vectors = torch.linalg.eigh(task.sigma)
+    basis = vectors[:, values > SINGULAR * values[-1]]
+    if (
+        task.shifted
+        and min(basis.shape[1], int(torch.linalg.matrix_rank(task.query_sigma))) < task.dim
+    ):
+        raise ValueError(
+            "query_sigma: expected both covariances invertible where they differ; otherwise the"
+            " limit is not known"
+        )
+    sigma, W = basis.mT @ task.sigma @ basis, basis.mT @ task.task_cov @ basis
+    share = 0.0 if math.isinf(length) else 1.0 / length
+    eye = torch.eye(sigma.shape[0], dtype=torch.float64)
+    system = (1.0 + share) * W @ sigma + share * (torch.sum(sigma * W) + task.noise) * eye
+    if float(torch.linalg.cond(system)) > 1.0 / SINGULAR:
+        raise ValueError(
+            "task_cov: expected a law of tasks that fills the range of sigma; otherwise the limit"
+            " is not unique"
+        )
+    best = basis @ torch.linalg.solve(system, W) @ basis.mT * (1.0 + share if query_inside else 1.0)
+    U = start.U11.detach().double()
+    projection = basis @ basis.mT
+    frozen = U - projection @ U @ projection
+    offset = torch.sum(frozen**2) + float(start.v) ** 2 - torch.sum(U**2)
+    v = torch.sqrt(0.5 * (offset + torch.sqrt(offset**2 + 4.0 * torch.sum(best**2))))
+    return Block(best / v + frozen, v)
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """A trajectory: times, the parameters at each of them (one row a time), the risk and the norm
+    of its gradient.
+
+    ``converged``: the norm of the gradient fell below the tolerance; from then on the rows repeat.
+    """
+
+    times: Floats
+    states: Floats
+    risks: Floats
+    gradients: Floats
+    length: float | int
+    kind: str
+    converged: bool
+    start: Parameters
+    query_inside: bool = False
+
+    def at(self, index: int) -> Parameters:
+        """The parameters at one of the times."""
+        return unflatten(self.states[index], self.start)
+
+    @property
+    def end(self) -> Parameters:
+        return self.at(-1)
+
+    @property
+    def final_risk(self) -> float:
+        return float(self.risks[-1])
+
+    def distance(self, other: Flow) -> Floats:
+        """|theta(t) - theta'(t)|, Euclidean over all parameters, at the common times of two
+        flows.
+        """
+        if self.states.shape != other.states.shape or not np.array_equal(self.times, other.times):
+            raise ValueError(
+                "flows: expected the same times and parametrisation; pass the same times to"
+                " gradient_flow"
+            )
+        return np.asarray(np.linalg.norm(self.states - other.states, axis=1))
+
+
+def flow_times(until: Any = 1e4, points: int = 120) -> Floats:
+    """0, then ``points`` times in geometric progression from until/1e6 to ``until``."""
+    end = as_positive(until, "until")
+    return np.concatenate([[0.0], np.geomspace(end * 1e-6, end, points)])
+
+
+def gradient_flow(
+    task: LinearTask,
+    start: Parameters,
+    length: Any = math.inf,
+    kind: str = "softmax",
+    times: Any = None,
+    rule: Rule | None = None,
+    query_inside: bool = False,
+    *,
+    tolerance: float = 1e-9,
+    rtol: float = 1e-8,
+    atol: float = 1e-10,
+    method: str = "LSODA",
+) -> Flow:
+    """Solve d theta / dt = -grad R_L(theta) from ``start``, in its own parametrisation, by an
+    adaptive solver.
+
+    [S], equations (7) for finite ``length`` and (10) for an infinite one. ``times`` are where the
+    flow is recorded (``flow_times()`` unless given); ``rule`` and ``query_inside`` are those of
+    ``risk``. The flow ends when the norm of the gradient falls below ``tolerance``; ``rtol``,
+    ``atol`` and ``method`` are those of ``scipy.integrate.solve_ivp``.
+    """
+    length = as_length(length)
+    grid = flow_times() if times is None else as_tensor(times, "times", ndim=1).double().numpy()
+    if grid.size < 2 or grid[0] != 0 or (np.diff(grid) <= 0).any():
+        raise ValueError("times: expected increasing times that begin with 0")
+    form = Coordinates.of(task, start)
+
+    def slope(_: float, state: Floats) -> Floats:
+        return -form.pull(
+            risk_gradient(task, form.unpack(state), length, kind, rule, query_inside)[1]
+        )
+
+    def still(t: float, state: Floats) -> float:
+        return float(np.linalg.norm(slope(t, state))) - tolerance
+
+    still.terminal = True  # type: ignore[attr-defined]
+    span, first = (0.0, grid[-1]), form.pull(start)
+    solution = solve_ivp(slope, span, first, method, grid, events=still, rtol=rtol, atol=atol)
+    if not solution.success:
+        raise RuntimeError(
+            f"gradient flow: the solver stopped at t = {solution.t[-1]:g}: {solution.message}"
+        )
+    stopped = bool(solution.status == 1)
+    known = list(solution.y.T) + (
+        [solution.y_events[0][-1]] if stopped and solution.t.size < grid.size else []
+    )
+    params = [form.unpack(state) for state in known]
+    found = [risk_gradient(task, each, length, kind, rule, query_inside) for each in params]
+
+    def filled(rows: list[Any]) -> Floats:
+        """The rows, the last repeated up to the end."""
+        return np.asarray(rows + [rows[-1]] * (grid.size - len(rows)))
+
+    states = filled([flatten(each) for each in params])
+    risks = filled([np.float64(value) for value, _ in found])
+    gradients = filled([np.linalg.norm(flatten(gradient)) for _, gradient in found])
+    converged = stopped or bool(gradients[-1] <= tolerance)
+    return Flow(grid, states, risks, gradients, length, kind, converged, start, query_inside)
+
+
+@dataclass(frozen=True, eq=False)
+class Coordinates:
+    """The vector that the solver sees: all parameters, or d + 1 numbers where the flow keeps U11
+    diagonal.
+
+    When U11(0), Sigma, W and the queries' covariance share an eigenbasis, the columns of ``basis``,
+    so do U11(t) and every gradient.
+    """
+
+    like: Parameters
+    basis: Floats | None
+
+    @classmethod
+    def of(cls, task: LinearTask, start: Parameters) -> Coordinates:
+        if not isinstance(start, Block):
+            return cls(start, None)
+        matrices = [start.U11.detach().double().numpy(), task.sigma.numpy(), task.task_cov.numpy()]
+        if task.shifted:
+            matrices.append(task.query_sigma.numpy())
+        # a mixture, so that its eigenbasis is that of all
+        mixture = np.tensordot(
+            np.array((1.0, 0.7310, 0.5170, 0.2930)[: len(matrices)]), np.stack(matrices), axes=1
+        )
+        basis = np.linalg.eigh(0.5 * (mixture + mixture.T))[1]
+        turned = [basis.T @ matrix @ basis for matrix in matrices]
+        shared = all(
+            np.abs(m - np.diag(np.diag(m))).max() <= 1e-13 * np.abs(m).max() for m in turned
+        )
+        return cls(start, basis if shared else None)
+
+    def pull(self, params: Parameters) -> Floats:
+        """Coordinates of parameters, or of a gradient."""
+        if self.basis is None or not isinstance(params, Block):
+            return flatten(params)
+        U = params.U11.detach().double().numpy()
+        return np.append(np.einsum("ik,ij,jk->k", self.basis, U, self.basis), float(params.v))
+
+    def unpack(self, state: Floats) -> Parameters:
+        if self.basis is None:
+            return unflatten(state, self.like)
+        U = (self.basis * state[:-1]) @ self.basis.T
+        return Block(torch.from_numpy(U), torch.tensor(state[-1], dtype=torch.float64))
+
+
+def flatten(params: Parameters) -> Floats:
+    """All parameters in one vector."""
+    return np.concatenate([tensor.detach().double().numpy().ravel() for tensor in tensors(params)])
+
+
+def unflatten(state: Floats | Tensor, like: Parameters) -> Parameters:
+    """The inverse of ``flatten``, for the parametrisation of ``like``; a tensor keeps its
+    graph.
+    """
+    vector = state if isinstance(state, Tensor) else torch.from_numpy(state.copy())
+    own, first = [], 0
+    for tensor in tensors(like):
+        own.append(vector[first : first + tensor.numel()].reshape(tensor.shape))
+        first += tensor.numel()
+    return type(like)(*own)
+
+
+@dataclass(frozen=True, eq=False)
+class FinalRisks:
+    """Risk at the end of the flow for each prompt length, for softmax and linear attention, with
+    the Bayes risk on L tokens.
+
+    ``noise_level`` is tau^2 / 2, where all of them go. One row of ``softmax_parameters`` and
+    ``linear_parameters`` a length.
+    """
+
+    lengths: npt.NDArray[np.int64]
+    softmax: Floats
+    linear: Floats
+    bayes: Floats
+    bayes_error: Floats
+    noise_level: float
+    softmax_parameters: tuple[Block, ...]
+    linear_parameters: tuple[Block, ...]
+
+
+def final_parameters(
+    task: LinearTask,
+    start: Block,
+    length: Any = math.inf,
+    kind: str = "softmax",
+    query_inside: bool = False,
+) -> Block:
+    """The limit of the gradient flow from ``start`` in the block form.
+
+    Closed form for linear attention and infinite prompts. Softmax attention on L tokens: the flow
+    itself until t = 30, then a quasi-Newton descent down the valley it has reached, to a gradient
+    of 1e-9. The valley is flat: along it v U11 is nearly constant, and the flow alone would need a
+    time that grows with L.
+    """
+    length = as_length(length)
+    if kind == "linear" or math.isinf(length):
+        return flow_limit(task, start, length, query_inside)
+    rule = product_rule(task.dim, 8) if query_inside else None
+    flow = gradient_flow(
+        task, start, length, kind, flow_times(HANDOVER, 8), rule, query_inside, rtol=1e-6, atol=1e-8
+    )
+    if flow.converged:
+        end = flow.end
+    else:
+        form = Coordinates.of(task, start)
+
+        def objective(state: Floats) -> tuple[float, Floats]:
+            value, gradient = risk_gradient(
+                task, form.unpack(state), length, kind, rule, query_inside
+            )
+            return value, form.pull(gradient)
+
+        found = minimize(
+            objective,
+            form.pull(flow.end),
+            jac=True,
+            method="BFGS",
+            options={"gtol": 1e-9, "maxiter": 500},
+        )
+        end = form.unpack(found.x)
+    assert isinstance(end, Block)
+    return end
+
+
+def final_risks(
+    task: LinearTask,
+    lengths: Any = (10, 100, 1_000, 10_000, 100_000, 1_000_000),
+    start: Block | None = None,
+    draws: int = 4000,
+    generator: torch.Generator | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> FinalRisks:
+    """Final risks of softmax and linear attention for each length: Figures 2 and 6 of [S] without
+    training.
+
+    ``progress(done, total)`` is called after every length.
+    """
+    start = start_block(task) if start is None else start
+    counts = [int(as_length(length)) for length in np.atleast_1d(np.asarray(lengths)).tolist()]
+    ends: dict[str, list[Block]] = {kind: [] for kind in KINDS}
+    risks: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    bayes = []
+    for done, length in enumerate(counts, 1):
+        for kind in KINDS:
+            ends[kind].append(final_parameters(task, start, length, kind))
+            risks[kind].append(float(risk(task, ends[kind][-1], length, kind)))
+        bayes.append(bayes_risk(task, length, draws, generator))
+        if progress is not None:
+            progress(done, len(counts))
+    return FinalRisks(
+        np.asarray(counts, dtype=np.int64),
+        np.array(risks["softmax"]),
+        np.array(risks["linear"]),
+        np.array([found.value for found in bayes]),
+        np.array([found.error for found in bayes]),
+        0.5 * task.noise,
+        tuple(ends["softmax"]),
+        tuple(ends["linear"]),
+    )
+
+
+def prompt_length_for(
+    task: LinearTask,
+    eps: Any,
+    kind: str = "softmax",
+    start: Block | None = None,
+    query_inside: bool = False,
+) -> int:
+    """L(eps) of Theorem 5.2: the shortest prompts on which the flow ends within ``eps`` of the best
+    risk, tau^2 / 2.
+
+    The final risk is taken to fall with L: the answer reaches the goal, and one token fewer does
+    not. Between a length that does not and one that does, the next is where a power law through
+    both meets the goal.
+    """
+    goal = as_positive(eps, "eps")
+    start = start_block(task) if start is None else start
+
+    def excess(length: int) -> float:
+        """Logarithm of the risk above the best over eps: at most 0 where the goal is reached, to
+        rounding.
+        """
+        end = final_parameters(task, start, length, kind, query_inside)
+        found = float(risk(task, end, length, kind, query_inside=query_inside)) - 0.5 * task.noise
+        return math.log(max(found, 1e-300) / goal) - ROUNDING
+
+    low, high = 0, 1
+    above, below = math.inf, excess(1)
+    while below > 0:
+        if high >= LONGEST:
+            raise ValueError(
+                f"eps: expected an excess risk that {LONGEST:g} tokens reach, got {goal:g}"
+            )
+        low, above, high = high, below, 10 * high
+        below = excess(high)
+    beside = 0  # tokens beside the power law's length, wider each time that it misses
+    while high - low > 1:
+        share = above / (above - below) if math.isfinite(above) else 0.5
+        middle = round(max(low, 1) ** (1 - share) * high**share)
+        middle = min(max(middle + beside, low + 1), high - 1)
+        found = excess(middle)
+        if found <= 0:
+            high, below, beside = middle, found, min(-1, 4 * beside)
+        else:
+            low, above, beside = middle, found, max(1, 4 * beside)
+    return high
+
+
+@dataclass(frozen=True, eq=False)
+class FlowBound:
+    """Distance between two flows and what Groenwall's inequality allows, at the times of the flows.
+
+    gap g2: largest |grad R_L - grad R_infinity| along the flow on L tokens. beta: largest norm of
+    the Hessian of R_infinity between the two flows. ``bound`` = g2 t exp(beta t) as in (26) of [S];
+    ``sharper`` = g2 (exp(m t) - 1) / m with m the most negative curvature met, which is what the
+    same proof gives from <theta - theta', grad - grad'> alone.
+    """
+
+    times: Floats
+    distance: Floats
+    bound: Floats
+    sharper: Floats
+    gap: float
+    beta: float
+    curvature: float
+
+
+def flow_bound(task: LinearTask, finite: Flow, infinite: Flow, stations: int = 5) -> FlowBound:
+    """Lemma E.1 of [S] with the constants that its proof uses, measured where the proof uses them.
+
+    The paper takes g2 and beta as suprema over a ball of radius 2 rho; the proof needs them only
+    along the flow on L tokens, and on the segments between the two flows, where they are taken here
+    at ``stations`` points each. Maxima over the recorded times, so record them densely. Past
+    exp(700) the bound is infinite.
+    """
+    if not math.isinf(infinite.length):
+        raise ValueError(
+            f"infinite: expected a flow on an infinite prompt, got length {infinite.length:g}"
+        )
+    distance = finite.distance(infinite)
+    like = finite.start
+    gap, beta, curvature = 0.0, 0.0, 0.0
+    for row, other in zip(finite.states, infinite.states, strict=True):
+        params = unflatten(row, like)
+        own = flatten(
+            risk_gradient(task, params, finite.length, finite.kind, None, finite.query_inside)[1]
+        )
+        limit = flatten(risk_gradient(task, params, math.inf)[1])
+        gap = max(gap, float(np.linalg.norm(own - limit)))
+        for share in np.linspace(0.0, 1.0, stations):
+            values = np.linalg.eigvalsh(
+                _hessian(task, unflatten(row + share * (other - row), like))
+            )
+            beta, curvature = (
+                max(beta, float(np.abs(values).max())),
+                max(curvature, -float(values[0])),
+            )
+    t = finite.times
+    with np.errstate(over="ignore"):
+        bound = gap * t * np.exp(beta * t)
+        sharper = gap * (np.expm1(curvature * t) / curvature if curvature > 0 else t)
+    return FlowBound(t, distance, bound, sharper, gap, beta, curvature)
+
+
+def _hessian(task: LinearTask, params: Parameters) -> Floats:
+    """Hessian of R_infinity in the parametrisation of ``params``."""
+
+    def value(vector: Tensor) -> Tensor:
+        return risk_tensor(task, unflatten(vector, params), math.inf)
+
+    flat = torch.from_numpy(flatten(params))
+    hessian: Tensor = torch.autograd.functional.hessian(value, flat)  # type: ignore[no-untyped-call]
+    return hessian.numpy()

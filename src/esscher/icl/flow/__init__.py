@@ -1,5 +1,0 @@
-"""Gradient flow at any prompt length, and where it ends."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,410 @@
+"""Averages over Gaussian vectors, and tables of the error functions that are averaged.
+
+``gaussian_cubature`` and ``product_rule``: any function of tasks and queries. ``score_law``:
+functions of the deviation s of a query's scores. ``error_table`` and ``inside_table``: the
+functions f1, f2 of ``gaussian_error`` and those of ``gaussian_sure`` at one prompt length, fast
+enough for a gradient flow and differentiable once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float64
+from numpy.polynomial import chebyshev
+from scipy.special import roots_genlaguerre
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from esscher.convergence.integral.gaussian import S_MAX, gaussian_error_slopes
+from esscher.convergence.integral.gaussian_sure import COLUMNS_SURE, integrate_sure, share_range
+from esscher.inputs import as_count
+
+__all__ = [
+    "ONCE",
+    "Cubature",
+    "ErrorTable",
+    "InsideTable",
+    "Rule",
+    "ScoreLaw",
+    "error_table",
+    "gaussian_cubature",
+    "inside_table",
+    "product_rule",
+    "score_law",
+]
+
+Floats = npt.NDArray[np.float64]
+
+NEGLIGIBLE = 1e-15  # radial weight below which a shell is left out
+ONCE = "the softmax risk is differentiable once; create_graph=True asks for second derivatives"
+
+
+@dataclass(frozen=True, eq=False)
+class Cubature:
+    """Points g (rotations x points x dim) and the weights of the points, which sum to 1."""
+
+    points: Float64[Tensor, "rotations points dim"]
+    weights: Float64[Tensor, " points"]
+
+
+@lru_cache(maxsize=32)
+def gaussian_cubature(
+    dim: int, rotations: int = 8, shells: int = 16, seed: int = 0, even: bool = False
+) -> Cubature:
+    """A rule for N(0, I) in ``dim`` dimensions; the same arguments give the same points.
+
+    Radius: generalised Gauss-Laguerre in |g|^2 / 2. Direction: Mysovskikh's rule on the sphere,
+    exact to degree 5, on the vertices of a regular simplex, the midpoints of its edges and their
+    opposites. Each random rotation of the rule is an unbiased estimate (Genz and Monahan, SIAM J.
+    Sci. Comput. 19, 1998), so a few of them give the error. ``even``: for even functions, with one
+    of each pair of opposite points.
+    """
+    dim, rotations = as_count(dim, "dim"), as_count(rotations, "rotations")
+    half_square, radial = roots_genlaguerre(as_count(shells, "shells"), dim / 2 - 1)
+    radial = radial / radial.sum()
+    kept = radial > NEGLIGIBLE
+    directions, angular = _directions(dim)
+    if not even:
+        directions = np.concatenate([directions, -directions])
+        angular = np.concatenate([angular, angular])
+    shell = np.sqrt(2.0 * half_square[kept])[:, None, None] * directions
+    rng = np.random.default_rng(seed)
+    q, r = np.linalg.qr(rng.standard_normal((rotations, dim, dim)))
+    uniform = q * np.sign(np.diagonal(r, axis1=1, axis2=2))[:, None, :]
+    points = shell.reshape(-1, dim) @ uniform
+    weights = np.outer(radial[kept], angular).ravel()
+    return Cubature(torch.from_numpy(points), torch.from_numpy(weights / weights.sum()))
+
+
+def _directions(dim: int) -> tuple[Floats, Floats]:
+    if dim == 1:
+        return np.ones((1, 1)), np.ones(1)
+    centred = np.eye(dim + 1) - 1.0 / (dim + 1)
+    basis = np.linalg.svd(centred)[2][:dim]  # the hyperplane in which the simplex lies
+    vertices = centred @ basis.T
+    first, second = np.triu_indices(dim + 1, 1)
+    middles = vertices[first] + vertices[second]
+    points = np.concatenate([vertices, middles])
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    at_vertex = (7 - dim) * dim / ((dim + 1) ** 2 * (dim + 2))
+    at_middle = 4 * (dim - 1) ** 2 / (dim * (dim + 1) ** 2 * (dim + 2))
+    return points, np.concatenate([np.full(dim + 1, at_vertex), np.full(first.size, at_middle)])
+
+
+class Rule(NamedTuple):
+    """A cubature over tasks and one over queries, rotated together."""
+
+    tasks: Cubature
+    queries: Cubature
+
+    def average(
+        self, values: Float64[Tensor, "rotations tasks queries"]
+    ) -> Float64[Tensor, " rotations"]:
+        """One estimate of the mean for each rotation; values that do not depend on the task have
+        one row.
+        """
+        over = values @ self.queries.weights
+        return over[:, 0] if over.shape[1] == 1 else over @ self.tasks.weights
+
+
+def product_rule(
+    dim: int, rotations: int = 8, seed: int = 0, shells: tuple[int, int] = (6, 16)
+) -> Rule:
+    """A cubature of tasks times one of queries, with so many ``shells``.
+
+    On 6 shells of tasks the excess risk of softmax attention is nearly a polynomial.
+    """
+    tasks = gaussian_cubature(dim, rotations, shells[0], seed)
+    return Rule(tasks, gaussian_cubature(dim, rotations, shells[1], seed + 1, True))
+
+
+# step in log s, for d up to 5: the rule's error is about exp(-39); the law narrows like 1/sqrt(d)
+STEP = 0.125
+# log s begins at LEFT, s ends RIGHT beyond sqrt(d), in units of the largest deviation
+LEFT, RIGHT = -9.0, 9.5
+
+
+@dataclass(frozen=True)
+class ScoreLaw:
+    """Nodes s and their weights: ``sum(one * phi(s))`` = E phi(s), and likewise with powers of g
+    in the basis ``basis``.
+
+    one (m,); square (m, d) for E[phi g_i^2]; pair (m, d, d) for E[phi g_i^2 g_j^2], a third of it
+    on the diagonal.
+    """
+
+    s: Floats
+    one: Floats
+    square: Floats
+    pair: Floats
+    basis: Floats
+
+    def second_moment(self, phi: Floats) -> Floats:
+        """E[phi(s) g g^T]."""
+        return np.asarray((self.basis * (phi @ self.square)) @ self.basis.T)
+
+    def fourth_moment(self, psi: Floats, N: Floats) -> Floats:
+        """E[psi(s) (g^T N g) g g^T] for symmetric N; odd moments vanish in the eigenbasis."""
+        pairs = np.einsum("t,tij->ij", psi, self.pair)
+        turned = self.basis.T @ N @ self.basis
+        inner = 2.0 * pairs * turned + np.diag(pairs @ np.diag(turned))
+        return np.asarray(self.basis @ inner @ self.basis.T)
+
+
+def score_law(C: Floats) -> ScoreLaw:
+    """The law of s = sqrt(g^T C g), g ~ N(0, I), for a positive semi-definite C, as weighted nodes.
+
+    The law of s^2 has the Laplace transform det(I + 2p C)^{-1/2}, and weighting it by products of
+    coordinates of g (in the eigenbasis of C) multiplies by r_i = 1/(1 + 2p lambda_i):
+
+        E[phi(s)]             <-  D(p) = prod_k r_k^{1/2}
+        E[phi(s) g_i^2]       <-  D(p) r_i
+        E[phi(s) g_i^2 g_j^2] <-  D(p) r_i r_j      (three times that for i = j)
+
+    The transforms are inverted on Talbot's contour with the parameters of Weideman (SIAM J. Numer.
+    Anal. 44, 2006), moved to the rightmost singularity -1/(2 max lambda), which keeps relative
+    accuracy in the tail. The integral over s is a trapezoid rule in log s. For smooth even phi the
+    sums are right to about 1e-10 up to d = 20, whatever C is, and 1e-8 at d = 50. The missing mass
+    near s = 0, where phi is constant to the accuracy claimed, is put on the smallest node.
+    """
+    d = C.shape[0]
+    values, basis = np.linalg.eigh(0.5 * (C + C.T))
+    values = np.clip(values, 0.0, None)
+    top = float(values[-1])
+    if top == 0.0:
+        return ScoreLaw(np.zeros(1), np.ones(1), np.ones((1, d)), np.ones((1, d, d)), basis)
+    scaled = values / top
+    step = STEP / max(1.0, np.sqrt(d / 5.0))
+    s = np.exp(np.arange(LEFT, np.log(np.sqrt(d) + RIGHT) + step, step))
+    one, square, pair = _invert(s * s, scaled)
+    jacobian = step * 2.0 * s * s
+    one, square, pair = jacobian * one, jacobian[:, None] * square, jacobian[:, None, None] * pair
+    one[0] += 1.0 - one.sum()
+    square[0] += 1.0 - square.sum(axis=0)
+    pair[0] += 1.0 - pair.sum(axis=0)
+    return ScoreLaw(s * np.sqrt(top), one, square, pair, basis)
+
+
+def _invert(t: Floats, scaled: Floats) -> tuple[Floats, Floats, Floats]:
+    """Densities at t = s^2, for eigenvalues at most 1."""
+    half = min(16 + scaled.size // 2, 44)  # more of them would lose digits to e^z
+    angle = np.pi * (np.arange(half) + 0.5) / half  # the upper half; the lower is its conjugate
+    count = 2 * half
+    cot = 1.0 / np.tan(0.6407 * angle)
+    contour = count * (-0.6122 + 0.5017 * angle * cot + 0.2645j * angle)
+    speed = count * (0.5017 * cot - 0.5017 * 0.6407 * angle / np.sin(0.6407 * angle) ** 2 + 0.2645j)
+    # (1/(2 pi i)) int e^{pt} F dp with p = z/t: weights e^z z' / (i count), real part doubled for
+    # the conjugate half.
+    weight = np.exp(contour) * speed / (1j * count) * 2.0
+    z = contour[None, :] / t[:, None]
+    p = z - 0.5
+    r = 1.0 / (1.0 + 2.0 * p[:, :, None] * scaled)
+    base = np.exp(-0.5 * t)[:, None] / t[:, None] * weight * np.sqrt(r).prod(axis=2)
+    one = base.sum(axis=1).real
+    square = np.einsum("tp,tpi->ti", base, r).real
+    pair = np.einsum("tpi,tpj->tij", base[:, :, None] * r, r).real
+    return one, square, pair
+
+
+WIDTH, DEGREE = 0.5, 12  # of a panel in s, and of its polynomial: relative error below 1e-9
+WIDTH_B, DEGREE_B = 2.0, 16  # the same in the known key's score b: about 1e-9 of the largest value
+POINTS, POINTS_B = chebyshev.chebpts1(DEGREE + 1), chebyshev.chebpts1(DEGREE_B + 1)
+TO_S, TO_B = (
+    np.linalg.inv(chebyshev.chebvander(points, points.size - 1)) for points in (POINTS, POINTS_B)
+)
+# Row k: the Chebyshev polynomial of degree k in powers of x.
+TO_POWERS = np.array(
+    [np.pad(chebyshev.cheb2poly(np.eye(DEGREE + 1)[k]), (0, DEGREE - k)) for k in range(DEGREE + 1)]
+)
+
+
+@lru_cache(maxsize=64)
+def error_table(length: int) -> ErrorTable:
+    """The table of f1 and f2 at one prompt length."""
+    return ErrorTable(length)
+
+
+@lru_cache(maxsize=16)
+def inside_table(length: int) -> InsideTable:
+    """The table of f1, f2, q1, q2 and c at one prompt length."""
+    return InsideTable(length)
+
+
+class ErrorTable:
+    """log f1(n, s) and log f2(n, s) as polynomials on panels of s, each made when a first s falls
+    into it.
+
+    For n = 1, f1 = 1 + s^2 and f2 = 1 are used as they are.
+    """
+
+    def __init__(self, n: Any) -> None:
+        self.n = as_count(n, "n")
+        self._coefficients = np.empty((0, 2, DEGREE + 1))
+
+    def evaluate(self, s: Floats) -> Floats:
+        """f1, f2 and their slopes in s, stacked in front of the shape of ``s``."""
+        if self.n == 1:
+            return np.stack([1.0 + s * s, np.ones_like(s), 2.0 * s, np.zeros_like(s)])
+        need = min(int(_largest(s) / WIDTH) + 1, round(S_MAX / WIDTH))
+        have = self._coefficients.shape[0]
+        if need > have:
+            nodes = WIDTH * (np.arange(have, need)[:, None] + 0.5 * (POINTS + 1.0))
+            found = gaussian_error_slopes(self.n, nodes)
+            fits = [
+                chebyshev.chebfit(POINTS, np.log(values).T, DEGREE)
+                for values in (found.f1, found.f2)
+            ]
+            powers = np.stack([fit.T @ TO_POWERS for fit in fits], axis=1)
+            self._coefficients = np.concatenate([self._coefficients, powers])
+        out = np.empty((4, s.size))
+        _horner(self._coefficients, np.ascontiguousarray(s).ravel(), out)
+        return out.reshape(4, *s.shape)
+
+    def __call__(self, s: Tensor) -> tuple[Tensor, ...]:
+        """(f1, f2) as tensors, differentiable once in s."""
+        return tuple(_Tabulated.apply(self, s))  # type: ignore[no-untyped-call]
+
+
+class InsideTable:
+    """f1, f2, q1, q2 and c of ``gaussian_sure`` as polynomials on panels of the deviation s of
+    scores and the known key's score b, each made when a first point falls into it.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self._place: dict[tuple[int, int], int] = {}
+        self._coefficients = np.empty((0, COLUMNS_SURE, DEGREE + 1, DEGREE_B + 1))
+
+    def evaluate(self, s: Floats, b: Floats) -> Floats:
+        """The five functions, their slopes in s, their slopes in b, stacked in front of the shape
+        of ``s`` and ``b``.
+        """
+        _largest(s)
+        flat_s, flat_b = np.ascontiguousarray(s).ravel(), np.array(b, np.float64).ravel()
+        moves = _clamp(float(self.n), flat_s, flat_b)
+        row = np.minimum(flat_s / WIDTH, S_MAX / WIDTH - 1).astype(int)
+        panels = np.stack([row, np.floor(flat_b / WIDTH_B).astype(int)])
+        distinct, index = np.unique(panels, axis=1, return_inverse=True)
+        keys = [(int(i), int(j)) for i, j in distinct.T]
+        self._extend([key for key in keys if key not in self._place])
+        place = np.array([self._place[key] for key in keys])[index.ravel()]
+        out = np.empty((3 * COLUMNS_SURE, flat_s.size))
+        x, y = 2.0 * (flat_s / WIDTH - panels[0]) - 1.0, 2.0 * (flat_b / WIDTH_B - panels[1]) - 1.0
+        _chebyshev_sums(self._coefficients, place, x, y, out)
+        out[2 * COLUMNS_SURE :] *= moves
+        return out.reshape(3 * COLUMNS_SURE, *s.shape)
+
+    def __call__(self, s: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        """f1, f2, q1, q2, c as tensors, differentiable once in s and b."""
+        return tuple(_Tabulated.apply(self, s, b))  # type: ignore[no-untyped-call]
+
+    def _extend(self, new: list[tuple[int, int]]) -> None:
+        """Fill new panels; those of one range of s share the integrals over tokens."""
+        made = [self._coefficients]
+        for first in sorted({i for i, _ in new}):
+            columns = [j for i, j in new if i == first]
+            b = WIDTH_B * (np.array(columns)[:, None] + 0.5 * (POINTS_B + 1.0))
+            found = np.empty((DEGREE + 1, b.size, COLUMNS_SURE))
+            for row, s in enumerate(WIDTH * (first + 0.5 * (POINTS + 1.0))):
+                integrate_sure(float(self.n), float(s), b.ravel(), found[row])
+            values = found.reshape(DEGREE + 1, len(columns), DEGREE_B + 1, COLUMNS_SURE)
+            made.append(np.einsum("ks,sjbf,mb->jfkm", TO_S, values, TO_B))
+            for j in columns:
+                self._place[first, j] = len(self._place)
+        self._coefficients = np.concatenate(made)
+
+
+def _largest(s: Floats) -> float:
+    largest = float(s.max(initial=0.0))
+    if not largest <= S_MAX:
+        raise ValueError(
+            f"scores: expected standard deviations up to {S_MAX:g}, got {largest:g}; the score"
+            " matrix U is too large for this law of tokens"
+        )
+    return largest
+
+
+class _Tabulated(torch.autograd.Function):
+    """The functions of a table, with the slopes that the table has."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, table: ErrorTable | InsideTable, *at: Tensor
+    ) -> tuple[Tensor, ...]:
+        found = torch.from_numpy(table.evaluate(*(each.detach().numpy() for each in at)))
+        values, *slopes = found.chunk(len(at) + 1)
+        ctx.save_for_backward(*slopes)
+        return tuple(values.unbind())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(ONCE)
+        grad = torch.stack(grads)
+        return None, *((grad * slope).sum(dim=0) for slope in ctx.saved_tensors)
+
+
+@numba.njit(nogil=True, cache=True)
+def _horner(coefficients: Floats, s: Floats, out: Floats) -> None:
+    """Both polynomials and their slopes at every s; the last panel is closed on the right."""
+    for point in range(s.size):
+        panel = min(int(s[point] / WIDTH), coefficients.shape[0] - 1)
+        x = 2.0 * (s[point] / WIDTH - panel) - 1.0
+        for which in range(2):
+            value, slope = coefficients[panel, which, DEGREE], 0.0
+            for power in range(DEGREE - 1, -1, -1):
+                slope = slope * x + value
+                value = value * x + coefficients[panel, which, power]
+            f = np.exp(value)
+            out[which, point] = f
+            out[2 + which, point] = f * slope * 2.0 / WIDTH
+
+
+@numba.njit(nogil=True, cache=True)
+def _clamp(n: float, s: Floats, b: Floats) -> Floats:
+    """Move each b into the range in which it matters; 0 where it was moved, 1 elsewhere."""
+    moves = np.ones(b.size)
+    for point in range(b.size):
+        low, high = share_range(n, s[point])
+        if not low <= b[point] <= high:
+            b[point], moves[point] = min(max(b[point], low), high), 0.0
+    return moves
+
+
+@numba.njit(nogil=True, cache=True)
+def _chebyshev_sums(coefficients: Floats, place: Any, x: Floats, y: Floats, out: Floats) -> None:
+    """Chebyshev sums and their slopes; ``out`` has the functions, then d/ds, then d/db."""
+    functions, rows, columns = coefficients.shape[1:]
+    t, dt, u, du = np.empty(rows), np.empty(rows), np.empty(columns), np.empty(columns)
+    for point in range(x.size):
+        _polynomials(x[point], t, dt)
+        _polynomials(y[point], u, du)
+        for f in range(functions):
+            value = by_s = by_b = 0.0
+            for k in range(rows):
+                inner = slope = 0.0
+                for m in range(columns):
+                    inner += coefficients[place[point], f, k, m] * u[m]
+                    slope += coefficients[place[point], f, k, m] * du[m]
+                value += t[k] * inner
+                by_s += dt[k] * inner
+                by_b += t[k] * slope
+            out[f, point] = value
+            out[functions + f, point] = by_s * 2.0 / WIDTH
+            out[2 * functions + f, point] = by_b * 2.0 / WIDTH_B
+
+
+@numba.njit(nogil=True, cache=True)
+def _polynomials(x: float, t: Floats, dt: Floats) -> None:
+    """T_k(x) and its slope for every degree."""
+    t[0], dt[0], t[1], dt[1] = 1.0, 0.0, x, 1.0
+    for k in range(2, t.size):
+        t[k] = 2.0 * x * t[k - 1] - t[k - 2]
+        dt[k] = 2.0 * t[k - 1] + 2.0 * x * dt[k - 1] - dt[k - 2]

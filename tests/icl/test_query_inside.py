@@ -1,0 +1,220 @@
+"""The query inside the prompt: the integrals with one known key, their table, and the risks, each
+against something plain.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from numpy.polynomial.hermite_e import hermegauss
+
+from esscher.convergence.integral.gaussian import gaussian_error
+from esscher.convergence.integral.gaussian_sure import COLUMNS_SURE, integrate_sure
+from esscher.icl import UV, Block, LinearTask, final_parameters, gradient_flow, start_block
+from esscher.icl.exact import decompose, risk, risk_gradient
+from esscher.icl.flow import flatten, unflatten
+from esscher.icl.quadrature import InsideTable, product_rule
+from esscher.icl.sampled import sampled_risk
+from tests.icl.test_exact import case
+
+SHIFTED = LinearTask(
+    [[1.0, 0.4], [0.4, 0.5]],
+    [[0.6, -0.1], [-0.1, 0.9]],
+    0.2,
+    query_sigma=[[0.7, -0.3], [-0.3, 1.1]],
+)
+
+
+def integrals(n: int, s: float, b: float) -> np.ndarray:
+    out = np.empty((1, COLUMNS_SURE))
+    integrate_sure(float(n), s, np.array([b]), out)
+    return out[0]
+
+
+@pytest.mark.parametrize(
+    ("s", "b"), [(0.0, 0.4), (0.2, -3.0), (0.45, 0.0), (0.8, 2.0), (1.5, -1.0)]
+)
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_integrals_against_plain_averages_over_the_tokens(n: int, s: float, b: float) -> None:
+    """n = 1, 2, 3: a product rule of 40 nodes a token, softmax written out."""
+    x, weight = hermegauss(40)
+    g = np.stack(np.meshgrid(*[x] * n, indexing="ij"), axis=-1).reshape(-1, n)
+    chance = np.prod(
+        np.stack(np.meshgrid(*[weight] * n, indexing="ij"), axis=-1).reshape(-1, n), axis=1
+    )
+    chance /= chance.sum()
+    e = np.exp(s * g)
+    total = e.sum(axis=1) + math.exp(b)
+    p, own = e / total[:, None], math.exp(b) / total
+    error = (p * (g - s)).sum(axis=1)
+    f1, f2, q1, q2, c = integrals(n, s, b)
+    plain = [error**2, (p**2).sum(axis=1), own, own**2]
+    np.testing.assert_allclose([f1, f2, q1, q2], [chance @ part for part in plain], rtol=2e-6)
+    assert -s * c == pytest.approx(chance @ (own * error), rel=1e-5, abs=1e-12)
+    assert -s * f2 == pytest.approx(chance @ error, rel=1e-5, abs=1e-12)  # Stein's lemma
+
+
+@pytest.mark.parametrize("n", [1, 2, 50, 10**6, 10**15])
+def test_a_key_without_share_leaves_gaussian_error_and_one_with_all_leaves_nothing(n: int) -> None:
+    for s in (0.0, 0.3, 2.0, 9.0, 40.0):
+        f1, f2, q1, q2, c = integrals(n, s, -1e4)
+        np.testing.assert_allclose([f1, f2], gaussian_error(n, s), rtol=1e-10)
+        assert max(q1, q2, c) < 1e-10
+        f1, f2, q1, q2, c = integrals(n, s, 1e4)
+        assert abs(q1 - 1) + abs(q2 - 1) + max(f1, f2, c) < 1e-9
+
+
+@pytest.mark.parametrize("n", [1, 7, 1000])
+def test_table_has_the_integrals_and_their_slopes(n: int) -> None:
+    table, rng, step = InsideTable(n), np.random.default_rng(0), 1e-4
+    s, b = rng.uniform(0.1, 3.0, 6), rng.uniform(-6.0, 12.0, 6)
+    values, by_s, by_b = table.evaluate(s, b).reshape(3, COLUMNS_SURE, -1)
+    for i in range(s.size):
+        at = [
+            integrals(n, s[i] + ds, b[i] + db)
+            for ds, db in ((0, 0), (step, 0), (-step, 0), (0, step), (0, -step))
+        ]
+        np.testing.assert_allclose(values[:, i], at[0], rtol=1e-7, atol=1e-10)
+        np.testing.assert_allclose(by_s[:, i], (at[1] - at[2]) / (2 * step), rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(by_b[:, i], (at[3] - at[4]) / (2 * step), rtol=1e-5, atol=1e-7)
+    again = table.evaluate(s, b).reshape(3, COLUMNS_SURE, -1)
+    np.testing.assert_array_equal(values, again[0])
+
+
+@pytest.mark.parametrize("kind", ["softmax", "linear"])
+@pytest.mark.parametrize("block", [False, True])
+def test_risk_of_one_token_against_a_plain_quadrature(kind: str, block: bool) -> None:
+    """d = 1, L = 1, no noise: w, x_q and the one covariate on a product rule, the layer written
+    out.
+    """
+    task = LinearTask([[0.8]], [[0.5]], 0.0, query_sigma=[[0.6]])
+    U, V = (
+        np.array([[0.5, 0.3], [0.2 * (not block), -0.4]]),
+        np.array([[9.0, 9.0], [0.3 * (not block), 0.7]]),
+    )
+    node, weight = hermegauss(60)
+    w, x, q = np.meshgrid(0.5**0.5 * node, 0.8**0.5 * node, 0.6**0.5 * node, indexing="ij")
+    chance = weight[:, None, None] * weight[:, None] * weight / weight.sum() ** 3
+    score = (x * U[0, 0] + w * x * U[1, 0]) * q
+    own, value, own_value = q * q * U[0, 0], V[1, 0] * x + V[1, 1] * w * x, V[1, 0] * q
+    if kind == "softmax":
+        share = 1 / (1 + np.exp(own - score))
+        predicted = share * value + (1 - share) * own_value
+    else:
+        predicted = 0.5 * (score * value + own * own_value)
+    plain = float((chance * 0.5 * (predicted - w * q) ** 2).sum())
+    found = risk(task, UV(U, V), 1, kind, query_inside=True)
+    assert found.origin == ("closed form" if kind == "linear" else "cubature")
+    assert found.value == pytest.approx(plain, rel=2e-5 if kind == "softmax" else 1e-10)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 3, 6])
+@pytest.mark.parametrize("kind", ["softmax", "linear"])
+def test_risk_is_what_simulation_finds(seed: int, kind: str) -> None:
+    """Within 3.5 standard errors in each of 8 comparisons: a false alarm for 1 choice of seeds in
+    270.
+    """
+    task, params, length = case(seed)
+    exact = risk(task, params, length, kind, query_inside=True)
+    drawn = sampled_risk(
+        task, params, length, kind, 40_000, torch.Generator().manual_seed(seed), query_inside=True
+    )
+    assert abs(exact.value - drawn.value) < 3.5 * math.hypot(exact.error, drawn.error)
+    parts = decompose(task, params, length, kind, query_inside=True)
+    assert parts.total == pytest.approx(exact.value, rel=1e-12)
+    assert parts.variance > 0
+    assert parts.approximation + parts.bias >= 0  # a squared bias
+
+
+@pytest.mark.parametrize("kind", ["softmax", "linear"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_shifted_queries_against_simulation(kind: str, inside: bool) -> None:
+    """Queries of another covariance than the prompt's [S, Remark 4.1]: 8 comparisons within 3.5
+    standard errors.
+    """
+    for params in (
+        Block([[0.8, -0.3], [0.5, 0.4]], 0.9),
+        UV(0.4 * np.eye(3)[::-1].copy(), np.full((3, 3), 0.3)),
+    ):
+        exact = risk(SHIFTED, params, 9, kind, query_inside=inside)
+        drawn = sampled_risk(
+            SHIFTED, params, 9, kind, 60_000, torch.Generator().manual_seed(1), query_inside=inside
+        )
+        assert abs(exact.value - drawn.value) < 3.5 * math.hypot(exact.error, drawn.error)
+        plain = risk(
+            LinearTask(SHIFTED.sigma, SHIFTED.task_cov, 0.2), params, 9, kind, query_inside=inside
+        )
+        assert abs(exact.value - plain.value) > 5 * drawn.error
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(
+    "params", [Block([[0.8, -0.3], [0.5, 0.4]], 0.9), UV(0.4 * np.eye(3), np.full((3, 3), 0.3))]
+)
+def test_gradient_equals_finite_differences(params: Block | UV, inside: bool) -> None:
+    rule, step = product_rule(2, 2), 1e-4
+    for kind in ("softmax", "linear"):
+        value, gradient = risk_gradient(SHIFTED, params, 9, kind, rule, inside)
+        exact = risk(SHIFTED, params, 9, kind, rule, inside)
+        assert value == pytest.approx(exact.value, rel=1e-8)
+        direction = np.random.default_rng(3).standard_normal(flatten(params).size)
+        ends = [
+            risk_gradient(
+                SHIFTED,
+                unflatten(flatten(params) + side * step * direction, params),
+                9,
+                kind,
+                rule,
+                inside,
+            )[0]
+            for side in (1, -1)
+        ]
+        assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(
+            float(direction @ flatten(gradient)), rel=1e-5, abs=1e-7
+        )
+
+
+def test_a_long_prompt_forgets_the_query_in_it() -> None:
+    """The query's own share falls like 1/L: ten times the length, a tenth of the difference."""
+    task, block = LinearTask.kms(2), Block([[0.2, 0.05], [0.05, 0.1]], 1.2)
+    apart = [
+        risk(task, block, L, query_inside=True).value - risk(task, block, L).value
+        for L in (10**3, 10**4, 10**5)
+    ]
+    assert apart[0] / apart[1] == pytest.approx(10, rel=0.05)
+    assert apart[1] / apart[2] == pytest.approx(10, rel=0.05)
+
+
+def test_flows_with_the_query_inside_end_where_the_gradient_vanishes() -> None:
+    task = LinearTask([[0.8]], [[1.0]], 0.1)
+    start = start_block(task)
+    for kind in ("softmax", "linear"):
+        end = final_parameters(task, start, 6, kind, query_inside=True)
+        gradient = risk_gradient(task, end, 6, kind, product_rule(1, 8), True)[1]
+        assert np.linalg.norm(flatten(gradient)) < 1e-8
+        assert (
+            risk(task, end, 6, kind, query_inside=True).value
+            < risk(task, final_parameters(task, start, 6, kind), 6, kind, query_inside=True).value
+        )
+    flow = gradient_flow(task, start, 6, "linear", query_inside=True)
+    end = final_parameters(task, start, 6, "linear", query_inside=True)
+    np.testing.assert_allclose(flatten(flow.end), flatten(end), rtol=1e-6)
+
+
+def test_shifted_queries_do_not_move_the_end_of_the_linear_flow() -> None:
+    """The minimum of the linear risk is Sigma_L^{-1} whatever the queries are; only singular
+    covariances are refused.
+    """
+    plain = LinearTask(SHIFTED.sigma, SHIFTED.task_cov, 0.2)
+    start = start_block(plain)
+    end = final_parameters(SHIFTED, start, 9, "linear")
+    np.testing.assert_allclose(
+        flatten(end), flatten(final_parameters(plain, start, 9, "linear")), rtol=1e-12
+    )
+    assert np.linalg.norm(flatten(risk_gradient(SHIFTED, end, 9, "linear")[1])) < 1e-12
+    flat = plain.with_queries([[1.0, 0.0], [0.0, 0.0]])
+    with pytest.raises(ValueError, match="query_sigma: expected both covariances invertible"):
+        final_parameters(flat, start, 9, "linear")

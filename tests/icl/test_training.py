@@ -1,0 +1,243 @@
+"""Paired training: against torch's own autograd and optimisers on the same prompts; the exact
+risk, schedules, records, divergence, bad input, and the run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from esscher.icl import LinearTask, Prompts, SingleIndexTask, default_weights, predict
+from esscher.icl.exact import risk
+from esscher.icl.layer import KINDS, OVKQ
+from esscher.icl.sampled import batches
+from esscher.icl.specs import TrainSpec
+from esscher.icl.training import Pair, Settings, TrainingDiverged, record_steps, train
+from esscher.runs import execute, resume
+from esscher.runs.job import find_job
+
+TASK = LinearTask.kms(3, 0.5)
+FEW = {"records": 4, "evaluation": 64, "final_evaluation": 256}
+
+
+def pair(length: int = 12, **changes: object) -> Pair:
+    return Pair(TASK, length, Settings(**{"steps": 100, "batch": 32, "seed": 5} | changes))
+
+
+@pytest.mark.parametrize(("optimizer", "heads"), [("sgd", 1), ("adam", 1), ("sgd", 2)])
+def test_training_is_torchs_on_the_same_prompts(optimizer: str, heads: int) -> None:
+    """Five steps with autograd through ``predict`` and torch's optimiser."""
+    ours, rate = pair(optimizer=optimizer, heads=heads, steps=5, batch=8), 0.01
+    ours.advance(np.full(5, rate))
+    for model, kind in enumerate(KINDS):
+        generator = torch.Generator().manual_seed(5)
+        start = [default_weights(3, generator) for _ in range(heads)]
+        parts = [
+            [part.requires_grad_() for part in (head.O, head.V, head.K, head.Q)] for head in start
+        ]
+        flat = [part for head in parts for part in head]
+        step = torch.optim.Adam(flat, rate) if optimizer == "adam" else torch.optim.SGD(flat, rate)
+        for (drawn,) in batches(TASK, 12, 8, 5, torch.Generator().manual_seed(5), heads):
+            z = drawn.white @ drawn.to_token.mT
+            prompts = Prompts(z[..., :-1], z[..., -1], drawn.query, drawn.label)
+            output = sum(predict(OVKQ(*head), prompts, kind) for head in parts)
+            step.zero_grad()
+            ((output - prompts.target) ** 2).mean().backward()
+            step.step()
+        for own, theirs in zip(ours.parameters(model), parts, strict=True):
+            for a, b in zip((own.O, own.V, own.K, own.Q), theirs, strict=True):
+                torch.testing.assert_close(a, b.detach(), atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("length", [12, 150])
+def test_evaluation_is_the_exact_risk(length: int) -> None:
+    """Within 4 standard errors of twice the exact risk, both models; false alarms 1.3e-4."""
+    trained = pair(length)
+    trained.advance(np.full(50, 0.05))
+    mse, stderr = trained.evaluate(20_000)
+    for model, kind in enumerate(KINDS):
+        exact = 2 * float(risk(TASK, trained.parameters(model)[0], length, kind))
+        assert abs(mse[model] - exact) < 4 * stderr[model]
+
+
+def test_steps_do_not_depend_on_how_they_are_grouped() -> None:
+    one, other = pair(), pair()
+    one.advance(np.full(20, 0.02))
+    for size in (1, 7, 12):
+        other.advance(np.full(size, 0.02))
+    for a, b in zip(one.weights, other.weights, strict=True):
+        torch.testing.assert_close(a, b, atol=0, rtol=0)
+
+
+def test_training_reaches_the_least_risk_of_linear_attention():
+    """d = 2, L = 20: the least mean squared error of linear attention, by Sigma_L, is reached
+    within one per cent.
+    """
+    task = LinearTask.isotropic(2)
+    found = train(task, 20, steps=2000, rate=0.06, batch=512, seed=1, **FEW)
+    length, budget = 20, 1.0 + 0.1
+    best = 1.1 - 2 / 2 / (1 + 1 / length + 2 * budget / length)
+    uv = found.parameters["linear"][0].uv()
+    assert 2 * float(risk(task, uv, length, "linear")) == pytest.approx(best, rel=0.01)
+    assert set(found.final["status"]) == {"ok"}
+    assert list(found.curve["step"].unique()) == list(found.distance["step"])
+    assert found.distance["distance2"].iloc[0] == 0
+
+
+def test_many_heads_and_other_tasks_train():
+    """More heads than one lower the loss, and a nonlinear task trains."""
+    found = train(TASK, 8, steps=150, rate=0.1, heads=2, batch=64, **FEW)
+    assert len(found.parameters["softmax"]) == 2
+    assert found.path["values"].map(len).eq(2 * 16).all()
+    losses = found.curve[found.curve["model"] == "linear"].set_index("step")["loss"].dropna()
+    assert losses.iloc[-1] < losses.iloc[0]
+    nonlinear = train(SingleIndexTask(torch.eye(2), "relu"), 8, steps=5, **FEW)
+    assert set(nonlinear.final["status"]) == {"ok"}
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_divergence_stops_with_step_loss_and_advice_and_the_other_goes_on(heads: int):
+    with pytest.raises(
+        TrainingDiverged,
+        match=r"diverged: loss .* at step \d+, above the bound 50; try a rate below 0.3",
+    ) as caught:
+        train(TASK, 4, steps=400, rate=0.3, batch=16, bound=50.0, heads=heads, **FEW)
+    training = caught.value.training
+    lost = training.diverged
+    assert len(lost) >= 1
+    assert (lost["loss"] > 50).all()
+    assert (lost["step"] <= 400).all()
+    assert training.curve["mse"].isna().any()
+
+
+def test_one_model_may_diverge_alone():
+    """Linear attention begins with weights 30 times as large: it stops at once and is kept as it
+    was, softmax attention trains on.
+    """
+    trained = pair(2, batch=256, steps=10)
+    for part in trained.weights:
+        part[1] *= 30.0
+    before = [part[1].clone() for part in trained.weights]
+    losses = trained.advance(np.full(10, 1e-3))
+    assert trained.diverged == [None, 1]
+    assert np.isfinite(losses[:, 0]).all()
+    assert np.isnan(losses[1:, 1]).all()
+    for kept, part in zip(trained.stopped[1], before, strict=True):
+        assert torch.equal(kept, part)
+    assert np.isnan(trained.evaluate(10)[0]).tolist() == [False, True]
+
+
+def test_schedules_and_records():
+    def rates(rate: float, steps: int, schedule: str = "constant", warmup: int = 0) -> np.ndarray:
+        return Settings(rate=rate, steps=steps, schedule=schedule, warmup=warmup).rates
+
+    np.testing.assert_allclose(rates(2.0, 4), 2.0)
+    np.testing.assert_allclose(rates(1.0, 4, "linear"), [1, 0.75, 0.5, 0.25])
+    np.testing.assert_allclose(rates(1.0, 4, "cosine")[2], 0.5)
+    np.testing.assert_allclose(rates(1.0, 5, "constant", 3), [0.25, 0.5, 0.75, 1, 1])
+    steps = record_steps(1000, 20)
+    assert steps[0] == 0
+    assert steps[-1] == 1000
+    assert steps == sorted(set(steps))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"length": 0}, "length"),
+        ({"steps": 0}, "steps"),
+        ({"batch": -1}, "batch"),
+        ({"batch": 1.5}, "batch"),
+        ({"rate": 0.0}, "rate"),
+        ({"rate": float("nan")}, "rate"),
+        ({"optimizer": "newton"}, "optimizer: expected one of sgd, adam, got 'newton'"),
+        ({"schedule": "step"}, "schedule: expected one of constant, linear, cosine"),
+        ({"warmup": 9}, "warmup"),
+        ({"heads": 0}, "heads"),
+        ({"bound": 0}, "bound"),
+    ],
+)
+def test_bad_input(change: dict[str, object], message: str):
+    with pytest.raises(ValueError, match=message):
+        train(TASK, change.pop("length", 4), **({"steps": 5} | FEW | change))
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_half_of_the_square_is_half_the_rate(heads: int) -> None:
+    """SGD on half the square at twice the rate makes the same steps; its losses are half."""
+    asked = {
+        "steps": 20,
+        "batch": 8,
+        "records": 4,
+        "evaluation": 10,
+        "final_evaluation": 10,
+        "heads": heads,
+    }
+    task = LinearTask.isotropic(2)
+    square, half = (
+        train(task, 5, rate=0.01, **asked),
+        train(task, 5, rate=0.02, loss="half", **asked),
+    )
+    np.testing.assert_allclose(np.stack(half.final["K"]), np.stack(square.final["K"]), rtol=1e-9)
+    later = square.curve["step"] > 0
+    np.testing.assert_allclose(
+        half.curve["loss"][later], 0.5 * square.curve["loss"][later], rtol=1e-9
+    )
+    np.testing.assert_allclose(half.curve["mse"], square.curve["mse"], rtol=1e-9)
+    with pytest.raises(ValueError, match="loss: expected one of square, half"):
+        train(task, 5, loss="third", **asked)
+
+
+SMALL = {
+    "dim": 2,
+    "covariances": ("kms:0.3",),
+    "lengths": (8, 4),
+    "seeds": 2,
+    "steps": 60,
+    "rate": 0.02,
+}
+SPEC = TrainSpec(**SMALL, records=4, evaluation=64, final_evaluation=20_000)
+
+
+def test_paper_settings_are_the_defaults():
+    spec = TrainSpec()
+    assert (spec.dim, spec.noise, spec.steps, spec.batch, spec.rate) == (5, 0.1, 500_000, 128, 1e-3)
+    assert [unit["length"] for unit in find_job("icl-train").units(spec)] == sorted(
+        unit["length"] for unit in find_job("icl-train").units(spec)
+    )
+    assert len(find_job("icl-train").units(spec)) == 18
+
+
+def test_a_training_run_is_resumed_to_the_same_tables(tmp_path: Path):
+    run = execute(SPEC, tmp_path / "run")
+    assert set(run.tables) == {"curve", "distance", "path", "final"}
+    final = run.table("final")
+    assert len(final) == 8
+    before = {name: (tmp_path / "run" / f"{name}.parquet").read_bytes() for name in run.tables}
+    (tmp_path / "run" / "shards" / "000002.parquet").unlink()
+    resume(tmp_path / "run")
+    for name, content in before.items():
+        assert (tmp_path / "run" / f"{name}.parquet").read_bytes() == content
+    first = run.table("path").query("step == 0").groupby("seed")["values"]
+    assert all(len({tuple(row) for row in rows}) == 1 for _, rows in first)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lengths": (0,)},
+        {"lengths": ()},
+        {"steps": 0},
+        {"batch": 0},
+        {"rate": -1.0},
+        {"seeds": 0},
+        {"heads": 0},
+    ],
+)
+def test_bad_specs(change: dict[str, object]):
+    with pytest.raises(ValidationError, match=next(iter(change))):
+        TrainSpec(**change)
