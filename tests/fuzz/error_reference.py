@@ -2,7 +2,7 @@
 quadrature.
 
     E|Gamma_n - Gamma|^2 = n int t E[e^2 |c|^2 exp(-te)] phi^{n-1} dt + n (n-1) int t |E[e c
-    exp(-te)]|^2 phi^{n-2} dt
+        exp(-te)]|^2 phi^{n-2} dt
 
 with e = exp(score), c = value - Gamma, phi(t) = E exp(-te), over atoms of given weight, in long
 double, on a fine grid of log t without any shortcut. Continuous laws come as many atoms (Gauss

@@ -77,8 +77,8 @@ def mean_square_error(
     log t.
 
     1/S^2 = int t exp(-tS) dt gives
-        n int t E[e^2 |c|^2 exp(-te)] phi^{n-1} dt + n(n-1) int t |E[e c exp(-te)]|^2 phi^{n-2} dt,
-        phi = E exp(-te).
+        n int t E[e^2 |c|^2 exp(-te)] phi^{n-1} dt + n(n-1) int t |E[e c exp(-te)]|^2 phi^{n-2}
+            dt, phi = E exp(-te).
     """
     scores = tokens @ tilt
     e = np.exp(scores - scores.max())

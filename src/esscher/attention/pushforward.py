@@ -239,8 +239,9 @@ def _densities(eigenvalues: Array, points: Array) -> tuple[Array, Array]:
 
     Imhof's inversion of P(sum_j (lambda_j - x) z_j^2 <= 0), differentiated in lambda_i:
 
-        f_i(x) = (1 / 2 pi) int exp(kappa(zeta)) / (1 - 2 zeta (lambda_i - x)) du   along   zeta =
-        zeta_0 + iu.
+        f_i(x) = (1 / 2 pi) int exp(kappa(zeta)) / (1 - 2 zeta (lambda_i - x)) du
+        along
+        zeta = zeta_0 + iu.
 
     Through the saddle point zeta_0 the integrand hardly oscillates; u = scale * sinh(y) covers
     Gaussian decay and, in low dimension, the algebraic one u^(-d/2).

@@ -4,8 +4,9 @@ state.
 A state is (lse, out) for each query: lse = log sum_j exp(score_j) and out = sum_j softmax_j v_j
 over the keys seen so far. Two states over disjoint keys merge exactly:
 
-    lse = log(exp lse_a + exp lse_b),      out = (1 - w) out_a + w out_b,      w = exp(lse_b - lse)
-    = sigmoid(lse_b - lse_a).
+    lse = log(exp lse_a + exp lse_b),
+    out = (1 - w) out_a + w out_b,
+    w = exp(lse_b - lse) = sigmoid(lse_b - lse_a).
 
 The merge is associative and commutative up to rounding. States are float64 whatever the inputs are.
 """

@@ -6,10 +6,12 @@ a number read off keys and queries, on a scale on which its errors are about sym
 logarithm of an error, an exponent as it is). With T(N / 2) the mean over both halves of the keys,
 T(N / 4) over quarters and T(N / 8) over eighths, the same queries throughout:
 
-    d1 = T(N) - T(N/2),   d2 = T(N/2) - T(N/4),   d3 = T(N/4) - T(N/8) estimate = T(N) + d1 R / (1 -
-    R)                     what doubling the pool again and again would add doubt    = DOUBT times
-    the root mean square of d1, R d2 and R^2 d3, and at least ``least`` variance = (G - 1) / G sum_g
-    (k_g + q_g)^2           jackknife: k_g without the keys of piece g, q_g without its queries
+    d1 = T(N) - T(N/2),   d2 = T(N/2) - T(N/4),   d3 = T(N/4) - T(N/8)
+    estimate = T(N) + d1 R / (1 - R)
+    what doubling the pool again and again would add
+    doubt    = DOUBT times the root mean square of d1, R d2 and R^2 d3, and at least ``least``
+    variance = (G - 1) / G sum_g (k_g + q_g)^2
+    jackknife: k_g without the keys of piece g, q_g without its queries
     interval = estimate -+ t sqrt(alike variance + doubt^2)
 
 with Student's t of G - 1 degrees of freedom. R is how much smaller a change is than the one before

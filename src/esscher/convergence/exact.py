@@ -59,8 +59,8 @@ def exact_curve(
 
     With e = exp<theta, y>, c = V y + v0 - Gamma and phi(t) = E exp(-te),
 
-        E||Gamma_n - Gamma||^2 = n int t E[e^2 |c|^2 exp(-te)] phi^{n-1} dt + n (n-1) int t |E[e c
-        exp(-te)]|^2 phi^{n-2} dt.
+        E||Gamma_n - Gamma||^2 = n int t E[e^2 |c|^2 exp(-te)] phi^{n-1} dt + n (n-1) int t |E[e
+            c exp(-te)]|^2 phi^{n-2} dt.
 
     Gaussian tokens: through ``gaussian_error``. Sphere, ball, pools, small Rademacher cubes,
     one-dimensional laws and mixtures of these: one-dimensional quadrature along each query's tilt.

@@ -4,7 +4,9 @@ With p the softmax weights of a query, S and U the singular values and vectors o
 weights P = U diag(S) W':
 
     random       E |p E'E V - p V|^2 = (|p|^2 |V|^2 + |p V|^2) / r         (Frobenius norm of V;
-    Wishart moments) svd          |sum_{i > r} U_i S_i (W_i' V)|^2 projected    simulated
+        Wishart moments)
+    svd          |sum_{i > r} U_i S_i (W_i' V)|^2
+    projected    simulated
 """
 
 from __future__ import annotations

@@ -205,8 +205,9 @@ def confidence_region(
     ``known`` :class:`Bounds` b, r ("bernstein", proved for every n and every law that keeps the
     bounds): the ball of radius
 
-        (A sqrt(tr C_n) + (8/3) A^2 r w) / (1 - A / sqrt(n_eff)),   A = sqrt(2 log(4/delta)),   w =
-        exp(b) / sum_j exp(score_j),
+        (A sqrt(tr C_n) + (8/3) A^2 r w) / (1 - A / sqrt(n_eff)),
+        A = sqrt(2 log(4/delta)),
+        w = exp(b) / sum_j exp(score_j),
 
     and never above 2 r; 2 r where n_eff <= A^2. Proof: z_j = e_j (v_j - Gamma) has mean 0, |z_j| <=
     L = 2 r exp(b). With sigma^2 = E|z|^2 and l = log(4/delta), |mean z| <= sigma sqrt(2 l/n) + 2 L

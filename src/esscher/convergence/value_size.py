@@ -6,8 +6,8 @@ more. Gaussian tokens stay Gaussian when tilted, so c is N(a, C), C = V Sigma V^
 I on its own span, of dimension r, and alpha is the length of a in it, the length rho of c in that
 span has the density
 
-    rho^(r-1) exp(-(rho^2 + alpha^2) / (2 sigma^2) + K_{r/2}(rho alpha / sigma^2))        up to a
-    constant,
+    rho^(r-1) exp(-(rho^2 + alpha^2) / (2 sigma^2) + K_{r/2}(rho alpha / sigma^2))
+    up to a constant,
 
 and c given rho has the mean rho B_{r/2}(rho alpha / sigma^2) along a; K and B are those of a
 uniform law on a sphere. Where a = 0, which is one Gaussian alone, |c|^2 is a sum of squares for any

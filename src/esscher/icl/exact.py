@@ -418,8 +418,8 @@ def block_linear(
     """The risk of linear attention in the block form and its gradient in U11 and v, without a
     graph.
 
-        R_L = 1/2 tr(W B Sigma_q B^T) + (v^2 / 2L) tr(((tr(Sigma W) + tau^2) I + Sigma W) Sigma U
-        Sigma_q U^T) + tau^2 / 2,
+        R_L = 1/2 tr(W B Sigma_q B^T) + (v^2 / 2L) tr(((tr(Sigma W) + tau^2) I + Sigma W) Sigma
+            U Sigma_q U^T) + tau^2 / 2,
 
     B = v Sigma U - I.
     """
@@ -441,8 +441,8 @@ def block_excess(U: Floats, v: float, task: LinearTask, length: int) -> tuple[fl
     """R_L - R_infinity of softmax attention in the block form and its gradient in U11 and v,
     without a graph; relative error about 1e-10.
 
-        1/2 (v^2 (tr(Sigma W) + tau^2) E f2 + v^2 E[phi k^2] + 2 v E[f2 k <w, x>]),     phi = (f1 -
-        f2)/s^2 - 2 f2,
+        1/2 (v^2 (tr(Sigma W) + tau^2) E f2 + v^2 E[phi k^2] + 2 v E[f2 k <w, x>]),
+        phi = (f1 - f2)/s^2 - 2 f2,
 
     k = kappa / v. Gradients of E[phi(|M g|) g^T N g] in M^T M are fourth moments with phi'/(2s).
     """

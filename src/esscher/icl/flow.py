@@ -137,8 +137,9 @@ def flow_limit(
     """Where the gradient flow of linear attention ends; for an infinite prompt also that of softmax
     attention.
 
-        v U11 -> A + v P(U11(0)),     v^2 = (q + sqrt(q^2 + 4 |A|_F^2)) / 2,     q = |P(U11(0))|_F^2
-        + v(0)^2 - |U11(0)|_F^2
+        v U11 -> A + v P(U11(0)),
+        v^2 = (q + sqrt(q^2 + 4 |A|_F^2)) / 2,
+        q = |P(U11(0))|_F^2 + v(0)^2 - |U11(0)|_F^2
 
     A = Sigma_L^{-1} on the range of Sigma and 0 off it, P(M) = M - Pi M Pi with Pi the projection
     on that range: the flow never moves P(U11), and |U11|_F^2 - v^2 is constant along it. With q = 0

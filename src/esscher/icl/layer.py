@@ -168,8 +168,8 @@ def predict(
 ) -> Float[Tensor, B * k]:
     """The layer's prediction of each query's label; differentiable in the parameters.
 
-        softmax: sum_l p_l r^T z_l, p_l ~ exp<z_l, U z_q>        linear: (1/L) sum_l <z_l, U z_q>
-        r^T z_l
+        softmax: sum_l p_l r^T z_l, p_l ~ exp<z_l, U z_q>
+        linear: (1/L) sum_l <z_l, U z_q> r^T z_l
 
     r is the last row of V and z_q = (x_q, 0); for labels of k numbers the last k rows, and k zeros.
     ``query_inside`` adds z_q to the prompt, (L mu_L + delta)/(L + 1) [S, Remark 3.2]. Computed in

@@ -3,10 +3,12 @@ a size like theirs.
 
 With P the softmax weights (queries x keys) and E of shape (r, N):
 
-    random       P E'E V,     E with independent N(0, 1/r) entries: E'E is the identity on average
-    (Linformer, Theorem 1) svd          P_r V,       P_r the matrix of rank r nearest to P, whose
-    low rank is Linformer's argument projected    softmax(scale q (E K)') E V: keys and values
-    projected by one such E, as Linformer runs, but untrained
+    random       P E'E V,     E with independent N(0, 1/r) entries: E'E is the identity on
+        average (Linformer, Theorem 1)
+    svd          P_r V,       P_r the matrix of rank r nearest to P, whose low rank is
+        Linformer's argument
+    projected    softmax(scale q (E K)') E V: keys and values projected by one such E, as
+        Linformer runs, but untrained
 """
 
 from __future__ import annotations

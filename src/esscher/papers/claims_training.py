@@ -76,8 +76,10 @@ def printed_limit(task: LinearTask, start: Block, length: float) -> tuple[Floats
     """U11 and v as Remark 5.3, appendix F.2 (finite L) and F.3 (singular Sigma) of [S] print them.
 
         U11 = gamma Sigma_L^+ + P(U11(0)),   v = 1/gamma,   gamma^2 = (sqrt(p^2 + 4 T) - p) / (2 T),
-        T = tr((Sigma_L^+)^2),   p = |P(U11(0))|_F^2,   P(M) = M - Pi M Pi,   Pi the projection on
-        the range of Sigma,
+        T = tr((Sigma_L^+)^2),
+        p = |P(U11(0))|_F^2,
+        P(M) = M - Pi M Pi,
+        Pi the projection on the range of Sigma,
 
     Sigma_L = (1 + 1/L) Sigma + (tr(Sigma)/L) I; with Sigma invertible gamma = T^(-1/4).
     """

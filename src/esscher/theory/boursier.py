@@ -449,8 +449,8 @@ def equation_18(n: Any, of: Numbers) -> Floats:
 
         (19) + 16^3 sigma^4 n c_f^4 e^{2d} (1 + sqrt(n token_fourth) / (32 sqrt(2) sigma^2))
                    exp( -(sqrt(n/8) - n^{1/6}) fourth^{1/2} / (16 sigma^2 c_f^2) ) g4
-             + 8 ( sigma^4 c_f^4 sqrt(2 g8 C_8 (d^4 + ln(n)^4)) + sqrt(2 limit8) )
-                   e^{d} n^{-1/(384 sigma^2 u^2)}
+             + 8 ( sigma^4 c_f^4 sqrt(2 g8 C_8 (d^4 + ln(n)^4)) + sqrt(2 limit8) ) e^{d}
+                 n^{-1/(384 sigma^2 u^2)}
 
     Source: [S] Lemma C.9 and its equation (18).
     """

@@ -156,9 +156,9 @@ def lemma_f1_printed(n: Any, d: int, c: float) -> Floats:
     """Bound of the proof of [S] Lemma F.1 (ii) on E n^(-c / sigma_mu^2), sigma_mu^2 = max(1,
     |w|^2), in closed form.
 
-        n^-c + lambda^{d/2} / (2^{d/2} Gamma(d/2)) int_0^inf u^{d/2-1} exp(-lambda (1/u + u/2)) du,
-        lambda^2 = c ln n
-      = n^-c + 2 (lambda / sqrt 2)^{d/2} K_{d/2}(sqrt 2 lambda) / Gamma(d/2)
+        n^-c + lambda^{d/2} / (2^{d/2} Gamma(d/2)) int_0^inf u^{d/2-1} exp(-lambda (1/u + u/2))
+            du,    lambda^2 = c ln n
+        = n^-c + 2 (lambda / sqrt 2)^{d/2} K_{d/2}(sqrt 2 lambda) / Gamma(d/2)
 
     The paper goes on by Laplace's method (``lemma_f1_asymptote``); the Bessel function needs no
     limit.

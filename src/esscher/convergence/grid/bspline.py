@@ -4,8 +4,8 @@ kernel read them back.
 With beta the B-spline of ``points`` taps (degree points - 1, support [0, points]), a smooth kernel
 h is represented as
 
-    h(u) ~ sum_k c_k beta(u / spacing - k),      c = (prefilter) * (samples of h), so that both
-    agree on the grid,
+    h(u) ~ sum_k c_k beta(u / spacing - k),
+    c = (prefilter) * (samples of h), so that both agree on the grid,
 
 hence sum_j v_j h(u_j) ~ sum_k c_k D_k with the deposits D_k = sum_j v_j beta(u_j / spacing - k),
 which do not know h. The error is about 2 (spacing / 2 pi)^points |h^(points)|, the classical order

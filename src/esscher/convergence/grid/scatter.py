@@ -95,8 +95,8 @@ def _accumulator() -> Any:
     """A compiled sum over the keys j of order[start:stop] of weights x rows, for TAPS cells and
     WIDTH channels at once:
 
-        out[at + width t : ...] += sum_j weights[stride j + tap + t] rows[width j + channel : ...],
-        t < TAPS.
+        out[at + width t : ...] += sum_j weights[stride j + tap + t] rows[width j + channel :
+            ...],   t < TAPS.
 
     Written in vector instructions, because the loop compiler does not keep the TAPS x WIDTH sums in
     registers. Gain over plain numba loops, measured in one process, interleaved, best of nine (8

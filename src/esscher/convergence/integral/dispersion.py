@@ -4,9 +4,10 @@ weight of a planted key.
 With e = exp(score), phi(t) = E exp(-te), S the sum over the keys drawn, p = e / S, u = log t +
 score and dtau = dt / t,
 
-    E sum_j p_j^2      = n int E[e^2u exp(-e^u)] phi^(n-1) dtau E entropy          = - n int E[(u +
-    gamma) e^u exp(-e^u)] phi^(n-1) dtau,        gamma = 0.5772... (Euler) E e' / (e' + S')   = int
-    e^u' exp(-e^u') phi^(n-1) dtau
+    E sum_j p_j^2      = n int E[e^2u exp(-e^u)] phi^(n-1) dtau
+    E entropy          = - n int E[(u + gamma) e^u exp(-e^u)] phi^(n-1) dtau,        gamma =
+        0.5772... (Euler)
+    E e' / (e' + S')   = int e^u' exp(-e^u') phi^(n-1) dtau
 
 the last for a planted key of weight e', always there, beside n - 1 drawn ones. The entropy is the
 sum over the keys of (log S - score) e / S, and -log(S) / S = int (log t + gamma) exp(-tS) dt, the

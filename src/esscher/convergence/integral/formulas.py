@@ -12,8 +12,8 @@ denominator S into a product over keys. Drawing n keys, with phi(t) = E exp(-te)
 Keeping each of N keys with probability f, D_j = 1 - f + f exp(-t e_j), P = prod_j D_j, w_j = f e_j
 exp(-t e_j) / D_j:
 
-    E||Gamma_f - Gamma||^2 = int t P ( sum_j f (1-f) e_j^2 exp(-t e_j) / D_j^2 |c_j|^2 + |sum_j w_j
-    c_j|^2 ) dt
+    E||Gamma_f - Gamma||^2 = int t P ( sum_j f (1-f) e_j^2 exp(-t e_j) / D_j^2 |c_j|^2 + |sum_j
+        w_j c_j|^2 ) dt
 
 where no kept key counts as no error (its S is 0). Every functional is a sum over keys of a kernel
 of u = tau + score.

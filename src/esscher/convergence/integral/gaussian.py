@@ -51,8 +51,9 @@ def gaussian_error(
 ) -> tuple[Tensor, Tensor] | tuple[Floats, Floats] | tuple[np.float64, np.float64]:
     """Mean squared error of attention on n Gaussian tokens, along the tilt (f1) and across it (f2).
 
-        f1(n, s) = E (sum_j p_j (g_j - s))^2,     f2(n, s) = E sum_j p_j^2,     p_j proportional to
-        exp(s g_j),
+        f1(n, s) = E (sum_j p_j (g_j - s))^2,
+        f2(n, s) = E sum_j p_j^2,
+        p_j proportional to exp(s g_j),
 
     g_1, ..., g_n independent standard normal. For tokens N(m, Sigma), tilt theta, s = sqrt(theta^T
     Sigma theta) and u = Sigma^(1/2) theta / s, the error Gamma_n - Gamma of the head has second

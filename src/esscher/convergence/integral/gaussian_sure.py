@@ -4,10 +4,11 @@ one factor more.
 The known key has score b and so the share p_0 = exp(b) / (exp(b) + sum_j exp(s g_j)). With y =
 exp(tau + b) and M, N, phi of ``gaussian_rule``,
 
-    f1 = E (sum_j p_j (g_j - s))^2      = int (n N phi^(n-1) + n (n-1) s^2 M^2 phi^(n-2)) exp(-y)
-    dtau f2 = E sum_j p_j^2                  = n int M phi^(n-1) exp(-y) dtau q1 = E p_0,  q2 = E
-    p_0^2           = int (y, y^2) exp(-y) phi^n dtau c  = -E p_0 sum_j p_j (g_j - s) / s = n int y
-    exp(-y) M phi^(n-1) dtau
+    f1 = E (sum_j p_j (g_j - s))^2
+    = int (n N phi^(n-1) + n (n-1) s^2 M^2 phi^(n-2)) exp(-y) dtau
+    f2 = E sum_j p_j^2                  = n int M phi^(n-1) exp(-y) dtau
+    q1 = E p_0,  q2 = E p_0^2           = int (y, y^2) exp(-y) phi^n dtau
+    c  = -E p_0 sum_j p_j (g_j - s) / s = n int y exp(-y) M phi^(n-1) dtau
 
 and E sum_j p_j (g_j - s) = -s f2 (Stein's lemma): a sure key of weight exp(b) puts exp(-t exp(b))
 under the integral. Every integrand is positive and analytic for |Im tau| < pi/2.

@@ -5,9 +5,10 @@ times; eps_j = w_j e_j, x_j = exp(-t eps_j), D_j = 1 - p_j + p_j x_j, g_j = p_j 
 Sure keys (p = 1) are two numbers of a query, S = sum eps_j and M = sum eps_j c_j. With P = exp(-t
 S) prod_j D_j, products and sums over the others,
 
-    E||Gamma_keep - Gamma||^2  = int t P ( |M + sum_j g_j c_j|^2 + sum_j p_j (1-p_j) eps_j^2 x_j /
-    D_j^2 |c_j|^2 ) dt E Gamma_keep - Gamma       = int P (M + sum_j g_j c_j) dt E sum_j (softmax
-    weight)^2 = int t P (sum_sure eps_j^2 + sum_j p_j eps_j^2 x_j / D_j) dt
+    E||Gamma_keep - Gamma||^2  = int t P ( |M + sum_j g_j c_j|^2 + sum_j p_j (1-p_j) eps_j^2 x_j
+        / D_j^2 |c_j|^2 ) dt
+    E Gamma_keep - Gamma       = int P (M + sum_j g_j c_j) dt
+    E sum_j (softmax weight)^2 = int t P (sum_sure eps_j^2 + sum_j p_j eps_j^2 x_j / D_j) dt
 
 where no kept key counts as no error. Trapezoid rule in log t, and its error, as in
 integral.formulas. The vector may lose its digits while t is small (reweighted by 1/p, M + sum_j p_j

@@ -3,8 +3,8 @@ transform.
 
 With M(z) = E exp(-z S), S >= 0, and nodes z_k = theta + 2 pi i k / T,
 
-    P(low < S < high) = (1/T) sum_k M(z_k) (exp(z_k high) - exp(z_k low)) / z_k,       k from -inf
-    to inf,
+    P(low < S < high) = (1/T) sum_k M(z_k) (exp(z_k high) - exp(z_k low)) / z_k,
+    k from -inf to inf,
 
 is the Fourier series of exp(-theta s) times the density, taken periodically: what lies beyond T
 comes back damped by exp(-theta T) = exp(-DAMPED) (Abate and Whitt 1992). The series ends where M

@@ -6,7 +6,8 @@ theta(x) is Gaussian, and with G = L^T V^T V L the error at a query is f1(n, s) 
 f2(n, s) (tr G - a^T G a / s^2), s = |a|. In the basis where cov(a) is diagonal, a_k has variance
 lambda_k and mean b_k, and with q_k = 1 + 2 p lambda_k
 
-    E exp(-p s^2)            = D(p) = prod_k q_k^{-1/2} exp(-p b_k^2 / q_k) E exp(-p s^2) a^T G a
+    E exp(-p s^2)            = D(p) = prod_k q_k^{-1/2} exp(-p b_k^2 / q_k)
+    E exp(-p s^2) a^T G a
     = D(p) ( sum_k G_kk lambda_k / q_k + sum_kl G_kl b_k b_l / (q_k q_l) ) .
 
 Where all b_k = 0 the first is inverted for each s on the parabola p = p_0 + mu (1 + iu)^2, p_0 the

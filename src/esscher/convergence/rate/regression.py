@@ -73,8 +73,9 @@ def working_covariance(x: Floats, z: Floats) -> Floats:
     """Covariance of y = log(mean square) / 2 by the delta method, steadied for repeats that are
     few:
 
-        cov / (4 repeats),   cov = (1 - share) sample + share target, target_ij = sqrt(d_i d_j)
-        (floor + (1 - floor) rho^(|x_i - x_j| / mean gap)),   log d linear in x.
+        cov / (4 repeats),   cov = (1 - share) sample + share target,
+        target_ij = sqrt(d_i d_j) (floor + (1 - floor) rho^(|x_i - x_j| / mean gap)),
+        log d linear in x.
 
     The sample covariance alone must not weigh the points: with 20 repeats of 8 points its inverse
     finds weights that suit the noise, and 95 % intervals cover 69 to 83 %. The target has what

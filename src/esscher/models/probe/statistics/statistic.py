@@ -1,12 +1,14 @@
 """The contract of a statistic: what it keeps of a head's keys while they stream by, and what it
 says of the head at the end.
 
-    state = init(start)                      before any key state = update(state, block)
-    for every block of keys state = merge(a, b)                      of the same queries over
-    disjoint keys state = settle(state, met)               every key was met: what is left of them
-    state = stack(states, order)             settled, of different queries, each over keys of its
-    own columns, rows = finish(state, found)     columns of the head's row, rows of long tables; the
-    state is settled
+    state = init(start)                      before any key
+    state = update(state, block)             for every block of keys
+    state = merge(a, b)                      of the same queries over disjoint keys
+    state = settle(state, met)               every key was met: what is left of them
+    state = stack(states, order)
+    settled, of different queries, each over keys of its own
+    columns, rows = finish(state, found)
+    columns of the head's row, rows of long tables; the state is settled
 
 None of these may depend on how keys came in blocks or parts, but for rounding, and a state must not
 grow with the number of keys. A state is a dataclass of tensors, numbers, words and dataclasses, or
