@@ -76,7 +76,7 @@ def _read(fields: dict[str, Any]) -> RunSpec:
 
     job = fields.get("job", "converge")
     if job == "normality":
-        from esscher.papers.normality import NormalitySpec
+        from esscher.papers.specs import NormalitySpec
 
         return NormalitySpec.model_validate(fields)
     if job != "converge":

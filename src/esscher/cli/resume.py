@@ -25,7 +25,7 @@ JOBS = {
     "icl-flow": ("esscher.icl.specs", "esscher.cli.icl:end_flow"),
     "icl-stability": ("esscher.icl.specs", "esscher.cli.stability:end_stability"),
     "icl-train": ("esscher.icl.specs", "esscher.cli.icl:end_train"),
-    "normality": ("esscher.papers.normality", "esscher.cli.converge:end_normality"),
+    "normality": ("esscher.papers.specs", "esscher.cli.converge:end_normality"),
     "probe": ("esscher.models.probe.spec", "esscher.cli.probe:end_probe"),
 }
 

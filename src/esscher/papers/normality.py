@@ -13,13 +13,12 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import scipy.stats
 import torch
-from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor
 
 from esscher.attention.head import Head
@@ -28,14 +27,12 @@ from esscher.convergence.columns import CURVE
 from esscher.convergence.exact import exact_curve
 from esscher.convergence.montecarlo.head import build_head
 from esscher.convergence.montecarlo.seeds import generator_for
-from esscher.convergence.montecarlo.spec import Count, HeadSpec, Ladder, Law
 from esscher.convergence.region import Bounds, KnownError, quadratic, region_of, see
 from esscher.measures.base import Measure
 from esscher.measures.pool import Pool
-from esscher.models.probe.spec import KEYS, ProbeSpec
-from esscher.runs import Job, RunSpec, Shard, Unit, register
+from esscher.papers.specs import LawCase, NormalitySpec
+from esscher.runs import Job, Shard, Unit
 from esscher.runs.columns import Column
-from esscher.runs.spec import Plain
 
 __all__ = ["NORMALITY", "NormalitySpec", "normality_table"]
 
@@ -178,71 +175,6 @@ def normality_table(
 # ---- as a run
 
 
-class LawCase(Plain):
-    """Tokens of a law, and a head for them."""
-
-    name: str
-    law: Law
-    head: HeadSpec = HeadSpec()
-
-
-class ModelCase(Plain):
-    """A head of a model: its keys and values, pooled over a text, drawn with replacement; its own
-    queries.
-    """
-
-    name: str
-    layer: Annotated[int, Field(ge=0)]
-    head: Annotated[int, Field(ge=0)]
-
-
-class NormalitySpec(RunSpec):
-    """What ``esscher converge normality`` runs: cases by name, laws and heads of one model."""
-
-    job: Literal["normality"] = "normality"
-    title: str = ""
-    laws: tuple[LawCase, ...] = ()
-    heads: tuple[ModelCase, ...] = ()
-    model: str = ProbeSpec.model_fields["model"].default
-    tokens: PositiveInt = KEYS  # of text, in the pool of the model's heads
-    n: Ladder = Field(description="token numbers: 1e3:3e4:12 or 100,1000")
-    repeats: int = Field(default=500, ge=2, le=1_000_000, description="draws of the tokens")
-    queries: Count = 3
-    level: Annotated[float, Field(gt=0, lt=1)] = 0.95
-    dtype: Literal["float64"] = "float64"
-
-    @model_validator(mode="after")
-    def _some_cases(self) -> NormalitySpec:
-        names = [case.name for case in self.cases]
-        if not names or len(set(names)) < len(names):
-            raise ValueError(
-                "laws and heads: expected some cases, each name once, got"
-                f" {', '.join(names) or 'none'}"
-            )
-        return self
-
-    @property
-    def cases(self) -> tuple[LawCase | ModelCase, ...]:
-        return (*self.laws, *self.heads)
-
-    @property
-    def probe(self) -> ProbeSpec:
-        """The probe whose pool and queries these are."""
-        return ProbeSpec.read(
-            {
-                "model": self.model,
-                "corpus": {"max_tokens": self.tokens},
-                "pool": "corpus",
-                "queries": self.queries,
-                "kept_queries": self.queries,
-                "layers": sorted({case.layer for case in self.heads}),
-                "seed": self.seed,
-                "device": self.device,
-                "threads": self.threads,
-            }
-        )
-
-
 def units(spec: NormalitySpec) -> Iterator[Unit]:
     for case in spec.cases:
         for first in range(0, spec.repeats, REPEATS_PER_UNIT):
@@ -368,4 +300,3 @@ def columns(spec: Any) -> dict[str, list[Column]]:
 NORMALITY = Job(
     "normality", NormalitySpec, units, compute, consolidate, hashes=hashes, columns=columns
 )
-register("normality", "esscher.papers.normality:NORMALITY")
