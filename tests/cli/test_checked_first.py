@@ -55,7 +55,7 @@ PROBE = {
     "probe llama --text text.txt --window 999": "window: llama takes at most 128 positions",
     "probe llama --text text.txt --positions 500": "expected places from 0 to 127, got 500",
     "probe llama --text text.txt --n 16,500": "the pool has 128 keys, got n = 500",
-    "probe llama --text text.txt --rules sinks:999+recent": "sinks: expected at most 128",
+    "probe llama --text text.txt --rules sinks:999+recent": "sinks: expected at most 9",
     "probe llama --text text.txt --rules best": "no rule 'best'",
     "probe llama --text text.txt --moments 5": "moments: they are of tokens of the whole corpus",
     "probe llama --text text.txt --planted 127": "planted",
@@ -75,7 +75,7 @@ PROBE = {
     "describe llama --layers 7": "layers: llama has layers 0 to 1, got 7",
     "describe llama --heads 4": "heads: llama has heads 0 to 3, got 4",
     "describe llama --window 999": "window: llama takes at most 128 positions",
-    "describe llama --rules sinks:999+recent": "sinks: expected at most 128",
+    "describe llama --rules sinks:999+recent": "sinks: expected at most 9",
     "probe llama --dry-run --text none.txt": "none.txt: cannot be read",
 }
 DOWN = "downstream llama --window 64 --decode 16 --text"

@@ -156,6 +156,8 @@ def test_pools_of_several_sizes(
     assert code == 0, err
     told = json.loads(shown)
     assert list(told["runs"]) == ["256", "512"]
+    again = run([*command, "--pool-sizes", "512,256", "--json"], capsys)
+    assert (again[0], json.loads(again[1])) == (0, told)  # the same command goes on with the group
     assert {row["larger"] for row in told["pool_sizes"]} == {512}
     assert (out / "pool_sizes.svg").read_text("utf-8").count("256 tokens") == 1
     for given, words in (

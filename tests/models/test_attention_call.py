@@ -28,7 +28,8 @@ from esscher.models.huggingface.call import score
 from esscher.models.huggingface.capture import AttentionCall, forward
 from esscher.models.huggingface.interventions import intervene, rule_for_every_query, with_kept
 from esscher.models.huggingface.masks import given_mask
-from esscher.models.probe.context import Places
+from esscher.models.probe.context import Asked
+from esscher.models.probe.own_context import compared
 from esscher.models.probe.queries import WindowQueries
 from esscher.models.probe.spec import kept_sizes
 from esscher.models.probe.tokens import LayerInfo
@@ -301,17 +302,18 @@ def test_a_window_never_drops_the_sink_logit() -> None:
     """Keys that places or scores choose, as many as the ladder says, and the logit with them."""
     generator = torch.Generator().manual_seed(2)
     q, k, v = (torch.randn(2, 20, 4, generator=generator) for _ in range(3))
-    rows, info, sinks = np.arange(20), LayerInfo(0, 2, 1, 0.5, None, ""), torch.tensor([1.5, 3.0])
-    seen = torch.ones(1, 20, 20).tril().bool()
-    scores = score(q, k[:1], 0.5, seen=seen)
-    queries = WindowQueries(rows, q, k[:1], v[:1], seen, None, scores, torch.zeros(2, 20), sinks)
+    info, sinks = LayerInfo(0, 2, 1, 0.5, None, ""), torch.tensor([1.5, 3.0])
+    asked = Asked(choosing=np.array([5]), judged=np.array([12, 19]), cut=None)
+    seen, q = torch.ones(1, 20, 20).tril().bool()[:, asked.positions], q[:, asked.positions]
+    scores, rows = score(q, k[:1], 0.5, seen=seen), np.arange(3)
+    queries = WindowQueries(rows, q, k[:1], v[:1], seen, None, scores, torch.zeros(2, 3), sinks)
     rules = [parse("sinks:4+recent"), parse("topk")]
-    window = Window(queries, info, 0, rows, Places(0 * rows, rows, 0 * rows, 0 * rows), rules)
+    window = Window(queries, asked, info, 0, rules)
     for head in range(2):
-        found = window.errors(head, np.array([12, 19]))
+        found = window.errors(head)
         assert found.keys.tolist() == [13, 20]
         for i, row in enumerate((12, 19)):
-            own, sink = scores[head, row, : row + 1], float(sinks[head])
+            own, sink = scores[head, 1 + i, : row + 1], float(sinks[head])
             limit = beside_sink(own, v[0, : row + 1], sink)
             assert float(found.limit[i]) == pytest.approx(float(limit.square().sum()), rel=1e-5)
             for place, n in enumerate(kept_sizes(20).tolist()):
@@ -368,5 +370,6 @@ def test_a_probe_does_not_count_the_sink_logit(tmp_path: Path) -> None:
     assert kept["n"].max() == 64
     assert kept["rms"].iloc[-1] < 1e-12
     assert (kept["rms"].iloc[:-1] > 0).all()
-    seen = probe_source(run).places.positions + 1
-    assert set(run.table("frontier")["keys"]) == {seen.mean()}
+    context = probe_source(run)
+    cuts = {context.asked(window).cut for window in compared(context)}
+    assert set(run.table("frontier")["keys"]) == cuts

@@ -4,6 +4,7 @@ the same.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -44,7 +45,8 @@ def kill_and_resume(
     pid = driver.start("execute", spec.as_dict(), path, workers=workers)
     wait_for_units(path, after)
     time.sleep(pause)
-    os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # it was just done, and is gone
+        os.kill(pid, signal.SIGKILL)
     code, _ = driver.wait()
     assert code in (-signal.SIGKILL, 0)  # 0: it was just done
     kept = finished(path)

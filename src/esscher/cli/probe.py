@@ -124,7 +124,7 @@ def probe(
     from esscher.models.probe.api import LEFT_OPEN, run_folder, too_few_keys
     from esscher.models.probe.memory import context_of
     from esscher.models.probe.spec import ProbeSpec
-    from esscher.runs import execute, terminal
+    from esscher.runs import execute, read_group, terminal
     from esscher.runs.process import cores
     from esscher.runs.survey import refuse_foreign
 
@@ -136,7 +136,7 @@ def probe(
     # threads beat processes here, and share one model (docs/runs.md)
     if "workers" not in where and "dask" not in where:
         fields.setdefault("threads", min(cores(), MOST_THREADS))
-    if out is not None and not dry_run:
+    if out is not None and not dry_run and read_group(out) is None:
         refuse_foreign(out)
     if "-" in fields["corpus"].get("text", ()) and not dry_run:
         out = _keep_stdin(fields["corpus"], out)

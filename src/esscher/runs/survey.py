@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from esscher.runs.job import Job, find_job, read_spec, units_of
 from esscher.runs.manifest import MANIFEST, Manifest, read_manifest
 from esscher.runs.provenance import versions
 from esscher.runs.spec import RunSpec, Unit, canonical_json, digest
-from esscher.runs.store import Store
+from esscher.runs.store import Store, disk_error
 
 __all__ = ["Found", "refuse_foreign", "survey"]
 
@@ -50,7 +51,8 @@ def refuse_foreign(
     if not there.is_dir():
         raise RunError(f"{path}: cannot be made: {there} is a file; choose another folder")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise RunError(f"{path}: no permission to write in {there}; choose another folder")
+        read_only = os.statvfs(there).f_flag & os.ST_RDONLY
+        raise disk_error(OSError(errno.EROFS if read_only else errno.EACCES, ""), path)
     if spec is not None and (path / MANIFEST).exists():
         _refuse_other(path, spec, left_open)
     if not path.is_dir() or (path / MANIFEST).exists() or Store(path).shards.is_dir():

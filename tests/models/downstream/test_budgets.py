@@ -61,8 +61,8 @@ def test_a_choice_keeps_what_the_budget_says(weights: str, tmp_path: Path) -> No
 
 
 def test_a_rule_that_was_not_probed_is_refused(tmp_path: Path) -> None:
-    source = context_of(asked(tmp_path).model_copy(update={"rules": ("sinks:2+recent",)}))
+    wanted = asked(tmp_path).model_copy(update={"rules": ("sinks:2+recent",)})
     with pytest.raises(
         ValueError, match=r"budget: .* measured random, .*; expected one of sinks:2\+recent"
     ):
-        budgets_of(source)
+        context_of(wanted)

@@ -123,21 +123,24 @@ def test_impact_is_measured_behind_the_output(llama: Run) -> None:
     )
     seen: dict[int, Any] = {}
     found.run(np.array([window]), (1,), lambda captured, batch: seen.update({1: captured}))
-    at = torch.from_numpy(found.places.positions[found.deepest(window)])
-    captured = seen[1]
+    asked, captured = found.asked(window), seen[1]
+    cut = asked.cut
+    assert cut is not None
     k, v = captured.key[0, kv].double(), captured.value[0, kv].double()
-    visible = torch.arange(len(k)) <= at[:, None]
-    pi, limit, impact = [], [], torch.zeros(len(k), dtype=torch.float64)
-    for i in range(per):
-        scores = (captured.query[0, kv * per + i, at].double() @ k.T * captured.scale).masked_fill(
-            ~visible, -torch.inf
-        )
-        pi.append(scores.softmax(1))
-        limit.append(pi[i] @ v)
-        moved = (v[None] - limit[i][:, None]) @ into[i]
-        impact += (pi[i] * moved.norm(dim=2)).square().sum(0)
+
+    def weights(at: np.ndarray, i: int) -> torch.Tensor:
+        scores = captured.query[0, kv * per + i, at].double() @ k.T * captured.scale
+        visible = torch.arange(len(k)) <= torch.from_numpy(at)[:, None]
+        return scores.masked_fill(~visible, -torch.inf).softmax(1)
+
+    pi = [weights(asked.judged, i) for i in range(per)]
+    limit, impact = [one @ v for one in pi], torch.zeros(cut, dtype=torch.float64)
+    for i in range(per):  # queries before the cut choose among the keys there
+        chose = weights(asked.choosing, i)[:, :cut]
+        moved = (v[None, :cut] - (chose @ v[:cut])[:, None]) @ into[i]
+        impact += (chose * moved.norm(dim=2)).square().sum(0)
     rows = llama.table("frontier").query("layer == 1 and rule == 'impact' and share == 0.25")
-    kept = impact.topk(round(0.25 * int(at.max() + 1))).indices
+    kept = torch.cat([impact.topk(round(0.25 * cut)).indices, torch.arange(cut, len(k))])
     for i in range(per):
         left = torch.zeros_like(pi[i])
         left[:, kept] = pi[i][:, kept]

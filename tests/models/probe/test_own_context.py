@@ -14,7 +14,6 @@ import esscher as es
 from esscher.models.probe import context, own_context
 from esscher.models.probe.queries import WindowQueries, capture_queries
 from esscher.models.probe.spec import ProbeSpec, drawn_ladder, kept_ladder
-from esscher.models.probe.tokens import LayerInfo
 from tests.models.probe_runs import (
     captured_layers,
     few_texts,
@@ -120,11 +119,10 @@ def test_a_call_without_a_mask_sees_every_key_that_came(tmp_path: Path) -> None:
     window = int(np.flatnonzero(found.windows.padding.any(1))[-1])
     places = replace(found.places, windows=np.full_like(found.places.windows, window))
     (captured,) = captured_layers(found, np.array([window]))[1]
-    info, padded = LayerInfo.of(captured, own=True), torch.from_numpy(found.windows.padding[window])
+    padded = torch.from_numpy(found.windows.padding[window])
     there = replace(found, places=places)
     masked, bare = (
-        WindowQueries.of(there, one, 0, window, info)
-        for one in (captured, replace(captured, mask=None))
+        WindowQueries.of(there, one, 0, window) for one in (captured, replace(captured, mask=None))
     )
     assert torch.equal(masked.seen[0].any(0), ~padded)
     assert bool(bare.seen.all())
@@ -426,19 +424,10 @@ def test_contexts_that_are_too_short_are_left_out_and_counted(tmp_path: Path) ->
     torch.testing.assert_close(states["sinks"].mass, all_sinks[1, used], rtol=1e-5, atol=1e-7)
 
 
-def test_contexts_that_are_all_too_short_are_a_failed_head_that_says_so(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="a query sees at most 5 keys"):
-        run = probe("mistral", tmp_path, n=None)  # a window of 5 keys
-    heads = run.table("heads")
-    assert set(heads["status"]) == {"failed"}
-    assert (
-        heads["reason"]
-        .str.contains("no query sees 16 keys, at most 5 of them; use longer windows")
-        .all()
-    )
-    assert set(heads["regime"]) == {"unknown"}
-    assert list(heads["kv_head"]) == [0, 1]
-    assert "budget" not in run.tables
+def test_contexts_that_are_all_too_short_are_refused(tmp_path: Path) -> None:
+    """A window of 5 keys."""
+    with pytest.raises(ValueError, match="no query sees 16 keys, 5 at most, so nothing can be"):
+        probe("mistral", tmp_path, n=None)
 
 
 @pytest.mark.parametrize("keys", [16, 17, 63, 64, 65, 508, 511, 512, 513, 2048, 3000, 16384])

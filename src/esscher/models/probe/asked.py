@@ -6,7 +6,6 @@ from esscher.models.probe.context import Mode, ProbeContext
 from esscher.models.probe.moments import moment_ladder
 from esscher.models.probe.own_context import FEWEST
 from esscher.models.probe.spec import check_ladder
-from esscher.models.probe.statistics import check_registered
 from esscher.models.probe.statistics.dispersion import check_spread
 from esscher.models.probe.statistics.scales import check_scales
 from esscher.models.probe.window import check_rules
@@ -19,7 +18,6 @@ def check_asked(context: ProbeContext) -> None:
     and scales that do not fit.
     """
     spec, own = context.spec, context.mode is Mode.OWN
-    check_registered(spec)
     most = (
         max(int(context.foreseen(layer).max()) for layer in context.layers) if own else context.keys
     )

@@ -35,6 +35,7 @@ from esscher.models.probe.own_context import compared, join_windows, whole_layer
 from esscher.models.probe.passes import PooledLayer, hold, stream
 from esscher.models.probe.rule_budget import gradients_of, rule_table
 from esscher.models.probe.spec import ProbeSpec
+from esscher.models.probe.statistics import check_registered
 from esscher.models.probe.statistics.statistic import Failure
 from esscher.models.probe.tables import Tables, columns, failed_row, layer_tables
 from esscher.models.probe.tokens import LayerInfo
@@ -55,6 +56,7 @@ def units(spec: ProbeSpec) -> list[Unit]:
     States of windows and of parts meet at the end. Moments of tokens that are not held have units
     of their own.
     """
+    check_registered(spec)
     context = context_of(spec, starts=True)
     if context.mode is Mode.OWN:
         return [{"window": window} for window in np.unique(context.places.windows).tolist()]
@@ -107,6 +109,7 @@ def layer_blocks(context: ProbeContext) -> list[list[int]]:
 
 def concrete(spec: ProbeSpec) -> ProbeSpec:
     """With the pool that suits the model."""
+    check_registered(spec)
     return spec if spec.pool != "auto" else context_of(spec).spec
 
 
