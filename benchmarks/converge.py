@@ -13,7 +13,7 @@ import torch
 from ratio import ratio_line
 
 import esscher as es
-from esscher.convergence.rate.fit import log_slope
+from esscher.errors.rate import log_slope
 
 DIM = 50
 VARIANCE = 0.1

@@ -11,10 +11,10 @@ import torch
 from ratio import best_times, ratio_line
 from torch.nn.functional import scaled_dot_product_attention
 
-from esscher.convergence.keep_curve import KeepErrors
+from esscher.errors.keep_curve import KeepErrors
 from esscher.keep import parse
 from esscher.keep.context import Context
-from esscher.models.probe.spec import RULES, kept_sizes
+from esscher.probe.spec import RULES, kept_sizes
 
 QUERIES, KEYS, WIDTH = 64, 4096, 64
 CACHE = "neyman:shared"

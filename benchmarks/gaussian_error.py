@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from ratio import best_times, ratio_line
 
-from esscher.convergence.integral.gaussian import gaussian_error
+from esscher.errors.gaussian import gaussian_error
 
 Floats = npt.NDArray[np.float64]
 PAIRS = 500

@@ -14,11 +14,11 @@ from collections.abc import Callable
 import torch
 from ratio import ratio_line
 
-from esscher.attention.fused import attend_block
-from esscher.models.huggingface.capture import without_cache
-from esscher.models.probe.job import compute, units
-from esscher.models.probe.memory import context_of
-from esscher.models.probe.spec import ProbeSpec
+from esscher.attention.state import attend_block
+from esscher.hf.capture import without_cache
+from esscher.probe.checks import context_of
+from esscher.probe.job import compute, units
+from esscher.probe.spec import ProbeSpec
 
 WINDOW, QUERIES, WINDOWS = 2048, 64, 4
 PASSES, BAR = 80, 1.5

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from ratio import best_times, ratio_line
 
-from esscher.convergence.pool_curve import exact_pool_curve
+from esscher.errors.pool_curve import exact_pool_curve
 
 QUERIES, KEYS, WIDTH = 512, 8192, 32
 

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from esscher.compress.choose import Cell, Choice
+from esscher.compress.metrics import READINGS, Outcome
+from esscher.compress.session import DownstreamContext, context_of
+from esscher.compress.spec import DownstreamSpec
+from esscher.compress.text import Text
+from esscher.hf.interventions import intervene
 from esscher.intervals import mean_interval
-from esscher.models.downstream.cache import Cell, Choice
-from esscher.models.downstream.context import DownstreamContext, context_of
-from esscher.models.downstream.readings import READINGS, Outcome
-from esscher.models.downstream.spec import DownstreamSpec
-from esscher.models.downstream.text import Text
-from esscher.models.huggingface.interventions import intervene
 
 SHARES = (0.05, 0.1, 0.2)
 HELD = "sinks:4+recent:32"

@@ -10,11 +10,10 @@ import torch
 from ratio import ratio_line
 
 import esscher as es
-from esscher.attention.fused import attend_block
-from esscher.models.probe.job import compute, units
-from esscher.models.probe.memory import context_of
-from esscher.models.probe.passes import hold
-from esscher.models.probe.spec import ProbeSpec
+from esscher.attention.state import attend_block
+from esscher.probe.checks import context_of
+from esscher.probe.job import compute, hold, units
+from esscher.probe.spec import ProbeSpec
 
 KEYS, QUERIES = 16384, 256
 ROUNDS = 2

@@ -19,15 +19,14 @@ import torch
 from scipy import stats
 
 import esscher as es
-from esscher.convergence.endless import BEYOND, PIECES
-from esscher.models.probe import head as head_state
-from esscher.models.probe.context import Places
-from esscher.models.probe.headline import headline_numbers, read_numbers
-from esscher.models.probe.spec import ProbeSpec, drawn_ladder
-from esscher.models.probe.statistics.endless import EndlessText
-from esscher.models.probe.statistics.identity import Identity
-from esscher.models.probe.statistics.replacement import Replacement
-from esscher.models.probe.statistics.statistic import Block, Found, Met, Start
+from esscher.errors.endless import BEYOND, PIECES
+from esscher.probe import layer as head_state
+from esscher.probe.curves import headline_numbers, read_numbers
+from esscher.probe.session import Places
+from esscher.probe.spec import ProbeSpec, drawn_ladder
+from esscher.probe.statistics.base import Block, Found, Identity, Met, Start
+from esscher.probe.statistics.endless import EndlessText
+from esscher.probe.statistics.errors import Replacement
 
 SPEC = ProbeSpec(pool="corpus", kept_queries=64)
 WIDTH, QUERIES = 8, 256

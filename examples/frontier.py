@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 import esscher as es
-from esscher.models.probe.statistics.frontier import KINDS
+from esscher.probe.statistics.frontier import KINDS
 
 SHARES = (0.05, 0.1, 0.25)
 

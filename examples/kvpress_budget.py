@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from esscher.models import load_model
+from esscher.hf import load_model
 
 
 def with_positions(model: Any) -> list[Any]:

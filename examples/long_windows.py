@@ -24,9 +24,9 @@ def one(model: str, window: int) -> dict[str, float]:
     import torch
 
     import esscher as es
-    from esscher.models.huggingface.capture import without_cache
-    from esscher.models.probe.memory import context_of
-    from esscher.models.probe.spec import ProbeSpec
+    from esscher.hf.capture import without_cache
+    from esscher.probe.checks import context_of
+    from esscher.probe.spec import ProbeSpec
 
     torch.set_num_threads(2)
     settings = {

@@ -33,7 +33,7 @@ MEASURE = f"setTimeout(() => {{ document.title = ({LAST}).getBoundingClientRect(
 
 
 def probed(folder: Path) -> Run:
-    from esscher.models.probe.api import probe
+    from esscher.probe.api import probe
 
     return probe(out=folder, progress=terminal())
 

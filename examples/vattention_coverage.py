@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 
 import esscher as es
+from esscher.corpus.documents import packaged_documents
+from esscher.hf import AttentionCall, capture, load_model
 from esscher.keep import AdaptiveRest, Recent, Sinks, TopK
-from esscher.models import AttentionCall, capture, load_model
-from esscher.models.corpus.packaged import packaged_documents
 
 KEYS, CONTEXTS = 16_384, 8
 TOP = KEYS // 50

@@ -49,3 +49,14 @@ for _name in ("njit", "jit", "vectorize", "guvectorize"):
 def generator() -> torch.Generator:
     """Random state with a fixed seed."""
     return torch.Generator().manual_seed(20251)
+
+
+@pytest.fixture(scope="session")
+def real_run(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A probe of six heads of the packaged model on 2048 tokens of prose."""
+    import esscher as es
+    from tests.models.probe_runs import SETTINGS, whole_prose
+    from tests.real_head import model_folder
+
+    model_folder()
+    return es.probe(None, whole_prose(), out=tmp_path_factory.mktemp("probe") / "run", **SETTINGS)

@@ -9,14 +9,14 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from esscher.convergence.montecarlo.job import CONVERGE
+from esscher.compress.job import DOWNSTREAM
+from esscher.compress.spec import DownstreamSpec
+from esscher.errors.montecarlo.job import CONVERGE
 from esscher.icl.jobs import CONCENTRATION, FLOW, STABILITY, TRAIN
 from esscher.icl.specs import ConcentrationSpec, FlowSpec, StabilitySpec, TrainSpec
-from esscher.models.downstream.job import DOWNSTREAM
-from esscher.models.downstream.spec import DownstreamSpec
-from esscher.models.probe.job import PROBE
-from esscher.models.probe.spec import ProbeSpec
 from esscher.papers.normality import NORMALITY
+from esscher.probe.job import PROBE
+from esscher.probe.spec import ProbeSpec
 from esscher.runs.columns import Declared, columns_of
 
 SHOWN = (
@@ -24,7 +24,7 @@ SHOWN = (
     "cli/probe.py",
     "cli/converge.py",
     "cli/icl.py",
-    "cli/stability.py",
+    "cli/icl.py",
     "cli/fit.py",
 )  # where stored tables are shown
 # of figures drawn from points, whatever table they come from

@@ -332,7 +332,7 @@ ELSEWHERE = {  # public names that take no numbers of the user's
         "a result, made by the functions above",
     ),
     "Measure": "abstract; every law is in the table",
-    "capture": "takes a model; tests/models/huggingface/test_capture.py",
+    "capture": "takes a model; tests/hf/test_capture.py",
     "probe": "takes a model and texts; tests/models",
     "icl": "a part with functions of its own; tests/icl",
     "keep": "a part with rules of its own; tests/keep",

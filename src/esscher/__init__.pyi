@@ -11,7 +11,7 @@ from .attention import (
     limit as limit,
     linear_limit as linear_limit,
 )
-from .convergence import (
+from .errors import (
     Bounds as Bounds,
     ConfidenceRegion as ConfidenceRegion,
     Coverage as Coverage,
@@ -45,8 +45,8 @@ from .measures import (
     Sphere as Sphere,
     Student as Student,
 )
-from .models.huggingface.capture import capture as capture
-from .models.probe.api import probe as probe
+from .hf.capture import capture as capture
+from .probe.api import probe as probe
 from .runs import Run as Run, load_run as load_run
 from .theory import (
     Prediction as Prediction,

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import esscher as es
-from esscher.attention import fused
+from esscher.attention import state as fused
 from esscher.attention import state as states
 from esscher.attention.softmax import softmax_attention
 from esscher.attention.state import finish, init, merge, update
@@ -215,7 +215,7 @@ def test_hardmax_is_softmax_without_temperature_and_averages_ties(
     )
     repeated, values = torch.cat([k, k]), torch.cat([v, v + 2.0])
     for block in (1 << 22, 13 * 8):
-        monkeypatch.setattr("esscher.attention.hardmax.BLOCK", block)
+        monkeypatch.setattr("esscher.attention.finite.BLOCK", block)
         torch.testing.assert_close(
             es.attend_hardmax(q, repeated, values), es.attend_hardmax(q, k, v) + 1.0
         )

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import esscher as es
 from esscher.attention import kept as by_places
-from esscher.keep import blocks
+from esscher.keep import rule as blocks
 from esscher.keep.rule import Chance
 from tests.keep.table import RULES
 

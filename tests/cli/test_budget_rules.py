@@ -11,8 +11,7 @@ import pytest
 import yaml
 
 import esscher as es
-from esscher.models.probe.budget_file import prune_ratios
-from esscher.models.probe.rule_budget import gradients_of, rule_budget, rule_table
+from esscher.probe.budget import gradients_of, prune_ratios, rule_budget, rule_table
 from tests.cli.commands import run
 from tests.models.frontiers import KEYS, frontier, frontier_run
 from tests.models.probe_runs import few_texts, tiny_model

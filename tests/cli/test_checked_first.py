@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from esscher.models.huggingface import loading
+from esscher.hf import loading
 from esscher.runs import load_run
 from tests.cli.commands import run
 from tests.models.probe_runs import save_tiny
@@ -119,7 +119,7 @@ def test_a_run_whose_text_is_gone_and_a_folder_of_another_run(
     (folder / "done" / "heads.parquet").unlink()
     (folder / "gone.txt").unlink()
     monkeypatch.setattr(loading, "_weights", None)  # calling it would be a TypeError
-    from esscher.models.probe import memory
+    from esscher.probe import checks as memory
 
     monkeypatch.setattr(memory, "_latest", None)  # as in a new process
     code, _, err = run(["resume", "done"], capsys)

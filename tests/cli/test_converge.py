@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 import esscher as es
-from esscher.convergence.montecarlo.job import preset_names, read_preset, units
-from esscher.convergence.montecarlo.spec import ExperimentSpec
+from esscher.errors.montecarlo.job import preset_names, read_preset, units
+from esscher.errors.montecarlo.spec import ExperimentSpec
 from esscher.papers.specs import NormalitySpec
 from esscher.runs import RunIncomplete, execute
 from tests.cli.commands import run
@@ -210,7 +210,7 @@ def test_the_number_of_repeats_per_unit_does_not_matter(
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     run(["converge", str(quick), "--out", str(one), "--figures", ""], capsys)
-    monkeypatch.setattr("esscher.convergence.montecarlo.job.REPEATS_PER_UNIT", 7)
+    monkeypatch.setattr("esscher.errors.montecarlo.job.REPEATS_PER_UNIT", 7)
     run(["converge", str(quick), "--out", str(two), "--figures", ""], capsys)
     order = ["point", "metric", "repeat", "n"]
     frames = [

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from esscher.models.downstream.spec import DownstreamSpec
+from esscher.compress.spec import DownstreamSpec
 from esscher.report.page import content_of
 from esscher.runs import load_run
 from tests.cli.commands import run
-from tests.models.downstream.runs import folder
+from tests.compress.runs import folder
 from tests.models.frontiers import CONSTANTS, frontier_run
 from tests.report.atlas import store_run
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from esscher.cli.tables import Shown, fitting, show_table, shown
+from esscher.cli.output import Shown, fitting, show_table, shown
 from esscher.runs import Column
 from tests.cli.commands import run
 

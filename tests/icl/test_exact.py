@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from esscher.convergence.integral.gaussian import gaussian_error
+from esscher.errors.gaussian import gaussian_error
 from esscher.icl import UV, Block, LinearTask, SingleIndexTask, default_weights
 from esscher.icl.exact import _excess, decompose, limit_risk, risk, risk_gradient, risk_tensor
 from esscher.icl.flow import flatten, unflatten

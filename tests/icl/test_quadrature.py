@@ -13,7 +13,7 @@ import torch
 from scipy.stats import chi2
 
 import esscher as es
-from esscher.convergence.integral.gaussian import gaussian_error_slopes
+from esscher.errors.gaussian import gaussian_error_slopes
 from esscher.icl import Block, CovariateTask, LinearTask, SingleIndexTask
 from esscher.icl.exact import bayes_risk
 from esscher.icl.quadrature import ErrorTable, gaussian_cubature, score_law

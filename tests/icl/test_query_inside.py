@@ -11,8 +11,7 @@ import pytest
 import torch
 from numpy.polynomial.hermite_e import hermegauss
 
-from esscher.convergence.integral.gaussian import gaussian_error
-from esscher.convergence.integral.gaussian_sure import COLUMNS_SURE, integrate_sure
+from esscher.errors.gaussian import COLUMNS_SURE, gaussian_error, integrate_sure
 from esscher.icl import UV, Block, LinearTask, final_parameters, gradient_flow, start_block
 from esscher.icl.exact import decompose, risk, risk_gradient
 from esscher.icl.flow import flatten, unflatten

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import esscher as es
-from esscher.convergence.keep_curve import keep_curve
+from esscher.errors.keep_curve import keep_curve
 from esscher.keep.context import Context
 
 KEYS, CACHE, DIM = 24, 18, 6

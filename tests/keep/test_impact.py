@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import esscher.keep as keep
-from esscher.keep.heavy import pooled
+from esscher.keep.ranked import pooled
 
 HEADS, QUERIES, KEYS, WIDTH, OUT = 2, 3, 11, 4, 5
 

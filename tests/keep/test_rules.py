@@ -352,7 +352,7 @@ def test_bad_rules_in_python(make: Callable[[], object], message: str) -> None:
 
 
 def test_every_rule_with_a_name_is_in_the_table() -> None:
-    """And so is enumerated in tests/convergence/integral/test_inclusion.py; lowrank keeps no
+    """And so is enumerated in tests/errors/integral/test_inclusion.py; lowrank keeps no
     keys.
     """
     written = {piece.split(":")[0] for text, _ in RULES for piece in text.split("+")}

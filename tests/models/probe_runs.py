@@ -13,12 +13,12 @@ import pandas as pd
 import pytest
 import torch
 
-from esscher.models.huggingface.capture import AttentionCall, forward
-from esscher.models.probe.context import ProbeContext
-from esscher.models.probe.layer import LayerState
-from esscher.models.probe.memory import context_of
-from esscher.models.probe.own_context import join_windows, whole_layer, window_states
-from esscher.models.probe.spec import ProbeSpec
+from esscher.hf.capture import AttentionCall, forward
+from esscher.probe.checks import context_of
+from esscher.probe.layer import LayerState
+from esscher.probe.own_context import join_windows, whole_layer, window_states
+from esscher.probe.session import ProbeContext
+from esscher.probe.spec import ProbeSpec
 from esscher.runs import Run, load_run
 from tests.models.tiny import FAMILIES, build
 from tests.models.tokenizers_for_tests import prose, tokenizer

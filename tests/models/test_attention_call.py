@@ -16,30 +16,27 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.convergence.keep_curve import KeepErrors
+from esscher.compress.predicted import agreement_of, fixed_rows, together_rows
+from esscher.compress.session import DownstreamContext, context_of
+from esscher.compress.spec import DownstreamSpec
+from esscher.compress.text import EveryText, Text
+from esscher.errors.keep_curve import KeepErrors
+from esscher.hf.call import given_mask, score
+from esscher.hf.capture import AttentionCall, forward
+from esscher.hf.interventions import intervene, rule_for_every_query, with_kept
 from esscher.keep import parse
-from esscher.models.downstream.context import DownstreamContext, context_of
-from esscher.models.downstream.every import EveryText
-from esscher.models.downstream.fixed import agreement_of, fixed_rows
-from esscher.models.downstream.spec import DownstreamSpec
-from esscher.models.downstream.text import Text
-from esscher.models.downstream.together import together_rows
-from esscher.models.huggingface.call import score
-from esscher.models.huggingface.capture import AttentionCall, forward
-from esscher.models.huggingface.interventions import intervene, rule_for_every_query, with_kept
-from esscher.models.huggingface.masks import given_mask
-from esscher.models.probe.context import Asked
-from esscher.models.probe.own_context import compared
-from esscher.models.probe.queries import WindowQueries
-from esscher.models.probe.spec import kept_sizes
-from esscher.models.probe.tokens import LayerInfo
-from esscher.models.probe.wide import Held
-from esscher.models.probe.window import Window
-from tests.models.probe.test_own_output import own_outputs, probe_difference
+from esscher.probe.own_context import compared
+from esscher.probe.queries import WindowQueries
+from esscher.probe.rules import Window
+from esscher.probe.session import Asked
+from esscher.probe.spec import kept_sizes
+from esscher.probe.tokens import LayerInfo
+from esscher.probe.wide import Held
 from tests.models.probe_runs import few_texts, rows_of, whole_prose
 from tests.models.probe_runs import source as probe_source
 from tests.models.tiny import FAMILIES, GROUPED, Family, build
 from tests.models.tokenizers_for_tests import tokenizer
+from tests.probe.test_own_output import own_outputs, probe_difference
 
 DEEPSEEK = {
     **{key: value for key, value in GROUPED.items() if key != "head_dim"},

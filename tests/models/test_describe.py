@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from esscher.models.describe import Cost, Work, describe_model
-from esscher.models.probe.spec import ProbeSpec
+from esscher.describe import Cost, Work, describe_model
+from esscher.probe.spec import ProbeSpec
 from tests.models.tiny import FAMILIES, REFUSED, Family, build, transformers
 
 POSITIONS = {

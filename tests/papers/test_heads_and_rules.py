@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from esscher.convergence.pool_curve import exact_pool_curve
+from esscher.errors.pool_curve import exact_pool_curve
 from esscher.keep import parse
 from esscher.keep.context import Context
 from esscher.papers import claims_heads, claims_kept

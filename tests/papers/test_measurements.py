@@ -12,7 +12,7 @@ import scipy.stats
 import torch
 
 from esscher.attention.head import Head
-from esscher.convergence.region import confidence_region
+from esscher.errors.region import confidence_region
 from esscher.icl.flow import flow_limit
 from esscher.papers import claims_exact, claims_laws, claims_limit, claims_training
 

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from esscher.models.probe.rule_budget import rule_table
-from esscher.models.probe.spec import ProbeSpec
+from esscher.probe.budget import rule_table
+from esscher.probe.spec import ProbeSpec
 from esscher.runs import JOBS, Run, RunSpec, find_job, load_run
 from esscher.runs.columns import Declared, declare
 from esscher.runs.manifest import Failure, Manifest, Start

@@ -14,13 +14,16 @@ import pytest
 
 from esscher import report
 from esscher.report import render_page, write_report
-from esscher.report.packing import Grids, columns_of, number, shortened
 from esscher.report.page import content_of
 from esscher.report.words import (
+    Grids,
+    columns_of,
     demanding,
     need_column,
+    number,
     ranked_heads,
     sentence,
+    shortened,
     text_described,
     written,
 )

@@ -7,8 +7,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 import esscher as es
-from esscher.report.exponents import TheoryLine
 from esscher.report.figures import exponents_panel, plot_exponents
+from esscher.report.words import TheoryLine
 
 
 def test_the_axes_of_exponents_hold_every_point_and_the_legend_hides_none() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from esscher.report import write_report
-from esscher.report.exponents import theory_lines
+from esscher.report.words import theory_lines
 from esscher.runs import Column, Run
 from tests.report.atlas import ProbeLike, atlas_run, atlas_tables, declared, looks_table, store_run
 from tests.report.browser import Browser, Page

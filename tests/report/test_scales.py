@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from esscher.models.probe.spec import ProbeSpec
-from esscher.models.probe.statistics.scales import Scales
+from esscher.probe.spec import ProbeSpec
+from esscher.probe.statistics.shape import Scales
 from esscher.report import write_report
 from esscher.report.page import content_of
 from esscher.report.run_figures import _plans, plot_scales

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from esscher.report.reading import warnings_of
+from esscher.report.words import warnings_of
 from esscher.runs import (
     Damaged,
     Progress,
@@ -34,9 +34,9 @@ from esscher.runs import (
     resume,
     terminal,
 )
-from esscher.runs.executors.order import Order, compute_there
+from esscher.runs.executors import Order, compute_there
+from esscher.runs.manifest import versions
 from esscher.runs.progress import Tracker
-from esscher.runs.provenance import versions
 from esscher.runs.spec import digest
 from tests.runs.job import SummarySpec, WalkSpec
 

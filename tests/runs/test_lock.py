@@ -15,8 +15,7 @@ import psutil
 import pytest
 
 from esscher.runs import RunLocked
-from esscher.runs.lock import Holder, held, holder_of
-from esscher.runs.process import start_of
+from esscher.runs.lock import Holder, held, holder_of, start_of
 
 
 @pytest.fixture

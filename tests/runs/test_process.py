@@ -9,7 +9,7 @@ import sys
 import psutil
 import pytest
 
-from esscher.runs.process import cores, memory_of, start_of
+from esscher.runs.lock import cores, memory_of, start_of
 
 
 def test_a_start_stays_when_the_clock_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +46,7 @@ def test_memory_is_that_of_all_which_are_there() -> None:
 )
 def test_cores_are_those_a_process_is_bound_to() -> None:
     bound = f"import os; os.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}}); "
-    asked = "from esscher.runs.process import cores; print(cores())"
+    asked = "from esscher.runs.lock import cores; print(cores())"
     assert subprocess.check_output([sys.executable, "-c", bound + asked], text=True) == "1\n"
     assert cores() == len(os.sched_getaffinity(0))
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from esscher.runs import Progress, Run, RunError, RunIncomplete, execute, load_run, resume
-from esscher.runs.process import start_of
+from esscher.runs.lock import start_of
 from tests.runs.driver import Driver
 from tests.runs.job import WalkSpec
 from tests.runs.test_survive import kill_and_resume, wait_for_units

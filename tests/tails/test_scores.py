@@ -13,7 +13,7 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from esscher.convergence.grid import state as deposit
+from esscher.errors import grid as deposit
 from esscher.tails.scores import (
     ScoreShape,
     first_centres,

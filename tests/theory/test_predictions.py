@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import esscher as es
-from esscher.convergence.integral.gaussian import gaussian_error
+from esscher.errors.gaussian import gaussian_error
 from esscher.theory import REFERENCES
 from esscher.theory.boursier import Numbers, equation_16
 from esscher.theory.catalogue import predictions

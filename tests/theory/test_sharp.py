@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.special import logsumexp
 
-from esscher.convergence.integral.gaussian import gaussian_error
+from esscher.errors.gaussian import gaussian_error
 from esscher.theory import bohbot, sharp
 
 C = np.linspace(1e-3, 1 - 1e-9, 400_001)

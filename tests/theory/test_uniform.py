@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.convergence.delta import delta_trace
-from esscher.convergence.montecarlo.uniform import uniform_error
+from esscher.errors.delta import delta_trace
+from esscher.errors.montecarlo.metrics import uniform_error
 from esscher.theory.sharp import chaining_constant, dudley_sum, uniform_constant
 
 

@@ -1,12 +1,9 @@
 """A head on n tokens, or on infinitely many."""
 
-from esscher.attention.finite import attend_tokens
-from esscher.attention.hardmax import attend_hardmax
+from esscher.attention.finite import attend_hardmax, attend_linear, attend_tokens
 from esscher.attention.head import Head, horizon_of_covariances
 from esscher.attention.limit import hardmax_limit, limit, linear_limit
-from esscher.attention.linear import attend_linear
-from esscher.attention.prefixes import attend_prefixes
-from esscher.attention.streaming import attend
+from esscher.attention.streaming import attend, attend_prefixes
 
 __all__ = [
     "Head",

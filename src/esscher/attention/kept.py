@@ -17,12 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esscher.attention.fused import attend_block
-from esscher.attention.state import AttentionState, merge
-from esscher.keep.blocks import PAIRS, blocks
+from esscher.attention.state import AttentionState, attend_block, merge
 from esscher.keep.context import Context
-from esscher.keep.ranking import ranking
-from esscher.keep.rule import Chance, Placed, PlacedOrder, Rule, Union, first_of
+from esscher.keep.rule import (
+    PAIRS,
+    Chance,
+    Placed,
+    PlacedOrder,
+    Rule,
+    Union,
+    blocks,
+    first_of,
+    ranking,
+)
 from esscher.keep.settled import settled
 
 __all__ = ["attend_kept"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from esscher.attention import pushforward as _pushforward
@@ -16,7 +16,16 @@ from esscher.attention.pushforward import Pushforward
 from esscher.inputs import as_tensor, finite_result
 from esscher.measures.base import Measure
 
-__all__ = ["HardmaxLimit", "LinearLimit", "SoftmaxLimit", "hardmax_limit", "limit", "linear_limit"]
+__all__ = [
+    "HardmaxLimit",
+    "LinearLimit",
+    "SecondTilt",
+    "SoftmaxLimit",
+    "hardmax_limit",
+    "limit",
+    "linear_limit",
+    "second_tilt",
+]
 
 
 @dataclass(frozen=True)
@@ -143,3 +152,29 @@ def _queries_from(head: Head, measure: Measure) -> None:
             f"pushforward: queries drawn from the measure have dimension {measure.dim}, the head"
             f" expects {head.dim_query}"
         )
+
+
+# ---- What squared weights see: the law of a token tilted twice as far.
+
+
+@dataclass(frozen=True)
+class SecondTilt:
+    """E[e^2 f(y)] / (E e)^2 = exp(log_growth) E_{2 theta} f(y) with e = exp<theta, y>, for c = V y
+    - Gamma(x):
+
+    E_{2 theta} c = ``shift`` and the covariance of y under 2 theta is ``cov``, so that the delta
+    method's matrix is C = exp(log_growth) (V cov V^T + shift shift^T).
+    """
+
+    log_growth: Float64[Tensor, "*batch"]  # K(2 theta) - 2 K(theta)
+    shift: Float64[Tensor, "*batch d_out"]  # V (m_{2 theta} - m_theta)
+    cov: Float64[Tensor, "*batch d d"]
+
+
+def second_tilt(head: Head, measure: Measure, theta: Float64[Tensor, "*batch d"]) -> SecondTilt:
+    """The law at twice each tilt; ValueError where it has no transform there."""
+    return SecondTilt(
+        log_growth=measure.log_laplace(2 * theta) - 2 * measure.log_laplace(theta),
+        shift=(measure.tilted_mean(2 * theta) - measure.tilted_mean(theta)) @ head.V.double().T,
+        cov=measure.tilted_cov(2 * theta),
+    )

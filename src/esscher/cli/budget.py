@@ -9,24 +9,35 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esscher.cli.heads_table import show_totals
+from esscher.cli.heads_table import held_for, rules_in_words, show_rules, show_splits, show_totals
 from esscher.cli.options import Fields, Given
-from esscher.cli.output import Json, log, number, path_argument, path_option, print_json
-from esscher.cli.rule_totals import held_for, rules_in_words, show_rules, show_splits
-from esscher.cli.tables import Form, Look, Shown, print_table, say, show_table, shown
-from esscher.models.probe.budget_spec import ALLOWED
+from esscher.cli.output import (
+    Form,
+    Json,
+    Look,
+    Shown,
+    log,
+    number,
+    path_argument,
+    path_option,
+    print_json,
+    print_table,
+    say,
+    show_table,
+    shown,
+)
+from esscher.probe.spec import ALLOWED
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from esscher.models.probe.cache import Budget
-    from esscher.models.probe.rule_budget import RuleBudget, Weights
+    from esscher.probe.budget import Budget, RuleBudget, Weights
     from esscher.runs import Run
 
 __all__ = ["budget"]
 
 ASKED = Fields(
-    "esscher.models.probe.budget_spec:BudgetFlags",
+    "esscher.probe.spec:BudgetFlags",
     ("rule", "epsilon", "total", "weights"),
     left_out={
         "rule": "every rule of the run",
@@ -65,9 +76,13 @@ def budget(
 
     Example: esscher budget runs/mine --rule heavy --epsilon 0.1 --export json --out heavy.json
     """
-    from esscher.models.probe.cache import budget_of
-    from esscher.models.probe.rule_budget import find_rule, random_frontier, rule_budget
-    from esscher.models.probe.run_budget import split_weights
+    from esscher.probe.budget import (
+        budget_of,
+        find_rule,
+        random_frontier,
+        rule_budget,
+        split_weights,
+    )
     from esscher.runs import load_run
 
     _check(by, export, out, as_json)
@@ -120,7 +135,7 @@ def budget(
 
 
 def _check(by: str, export: str | None, out: Path | None, as_json: bool) -> None:
-    from esscher.models.probe.budget_file import KINDS
+    from esscher.probe.budget import KINDS
 
     if by not in ("head", "kv"):
         raise ValueError(f"--by: expected head or kv, got {by!r}")
@@ -138,7 +153,7 @@ def _check(by: str, export: str | None, out: Path | None, as_json: bool) -> None
 
 def _about(stored: Run) -> dict[str, Any]:
     """What a budget holds for."""
-    from esscher.models.probe.part import measured_part
+    from esscher.probe.session import measured_part
 
     row = stored.table("about").iloc[0]
     found = {"run": str(stored.path), "model": str(row["model"]), "part": measured_part(stored)}
@@ -190,7 +205,7 @@ def _in_words(totals: pd.DataFrame, epsilon: float | None, total: int | None) ->
 
 def _show_random(found: Budget, stored: Run, by: str, look: Given) -> None:
     """Today's question to a pool of the corpus: keys kept at random."""
-    from esscher.models.probe.cache import BUDGET
+    from esscher.probe.budget import BUDGET
 
     columns = {column.key: column for column in BUDGET}
     kept = [columns[key].header for key in ("tokens", "ratio")]
@@ -231,7 +246,7 @@ def _show_random(found: Budget, stored: Run, by: str, look: Given) -> None:
 
 
 def _show_rule(found: RuleBudget, stored: Run, about: dict[str, Any], by: str, look: Given) -> None:
-    from esscher.models.probe.rule_budget import RULE_BUDGET, per_query
+    from esscher.probe.budget import RULE_BUDGET, per_query
 
     columns, place = (
         {column.key: column for column in RULE_BUDGET},
@@ -278,7 +293,7 @@ def _every_rule(
     look: Given | None,
 ) -> None:
     """Totals of all rules: a table in a look, JSON where there is none."""
-    from esscher.models.probe.rule_budget import RULE_BUDGET, rule_table
+    from esscher.probe.budget import RULE_BUDGET, rule_table
 
     epsilon, total = asked
     found = rule_table(frontier, [asked], weights)
@@ -307,8 +322,7 @@ def _export(
     kind: str,
     out: Path | None,
 ) -> None:
-    from esscher.models.probe.budget_file import as_bytes, budget_record, prune_ratios
-    from esscher.models.probe.rule_budget import rule_budget
+    from esscher.probe.budget import as_bytes, budget_record, prune_ratios, rule_budget
     from esscher.runs.store import write_durable
 
     if out is not None and os.path.lexists(out):

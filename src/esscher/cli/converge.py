@@ -13,17 +13,23 @@ import typer
 from esscher.cli.options import Execution, Fields, Given
 from esscher.cli.output import (
     FIGURES,
+    LOOK,
     Figures,
     Json,
     Out,
+    Shown,
     check_device,
+    count,
     figure_formats,
     log,
     number,
     print_json,
+    print_table,
+    say,
+    show_table,
+    shown,
 )
-from esscher.cli.tables import LOOK, Shown, count, print_table, say, show_table, shown
-from esscher.runs.printable import printable
+from esscher.runs.errors import printable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,10 +38,10 @@ if TYPE_CHECKING:
 
 __all__ = ["converge", "end_converge", "end_normality"]
 
-SPEC = "esscher.convergence.montecarlo.spec:ExperimentSpec"
+SPEC = "esscher.errors.montecarlo.spec:ExperimentSpec"
 CHANGES = ("n", "repeats", "metrics", "sampling", "query_inside", "dtype")
 EXPERIMENT = Fields(SPEC, CHANGES, as_text={"metrics": ","}, left_out=dict.fromkeys(CHANGES, ""))
-SWEEP = Fields("esscher.convergence.montecarlo.spec:Sweep", ("values",), as_text={"values": ","})
+SWEEP = Fields("esscher.errors.montecarlo.spec:Sweep", ("values",), as_text={"values": ","})
 GIVEN = Fields(SPEC, ("seed", "device"), defaults=True)  # before what the preset says
 
 
@@ -72,7 +78,7 @@ def converge(
 
 def _read(fields: dict[str, Any]) -> RunSpec:
     """The spec of the job that a preset names; there are two kinds of experiment."""
-    from esscher.convergence.montecarlo.spec import ExperimentSpec
+    from esscher.errors.montecarlo.spec import ExperimentSpec
 
     job = fields.get("job", "converge")
     if job == "normality":
@@ -88,8 +94,8 @@ def end_converge(
     run: Run, as_json: bool, figures: str = FIGURES, look: Given | None = None
 ) -> None:
     """What a finished sweep leaves: figures of its rates, and the table."""
-    from esscher.report.exponents import theory_lines
     from esscher.report.figures import save_rates
+    from esscher.report.words import theory_lines
 
     rates, curves = run.table("rates"), run.table("curves") if "curves" in run.tables else None
     files = [run.path / f"rates.{kind}" for kind in figure_formats(figures)]
@@ -158,7 +164,7 @@ def _settings(preset: str, changes: Given) -> dict[str, Any]:
     """Fields of the spec: flags before the preset or the file."""
     import yaml
 
-    from esscher.convergence.montecarlo.job import read_preset
+    from esscher.errors.montecarlo.job import read_preset
     from esscher.runs.spec import read_mapping
 
     found = (
@@ -297,7 +303,7 @@ def _numbers(text: str) -> list[float]:
 def _list_presets(as_json: bool) -> None:
     import yaml
 
-    from esscher.convergence.montecarlo.job import preset_names, read_preset
+    from esscher.errors.montecarlo.job import preset_names, read_preset
 
     found = {name: yaml.safe_load(read_preset(name)) for name in preset_names()}
     if as_json:

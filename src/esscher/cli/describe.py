@@ -9,27 +9,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from esscher.cli.options import Fields, Given
-from esscher.cli.output import MODEL, Json, print_json
-from esscher.cli.tables import print_table
+from esscher.cli.output import MODEL, Json, print_json, print_table
 
 if TYPE_CHECKING:
-    from esscher.models.describe import Cost, ModelDescription
-    from esscher.models.probe.spec import ProbeSpec
+    from esscher.describe import Cost, ModelDescription
+    from esscher.probe.spec import ProbeSpec
 
 __all__ = ["describe", "describe_run"]
 
 
 PRICED = Fields(
-    "esscher.models.probe.spec:ProbeSpec",
+    "esscher.probe.spec:ProbeSpec",
     ("revision", "window", "pool", "queries", "kept_queries", "layers", "heads", "rules", "part"),
     left_out={
         "window": "512, or 2048 for a sequence, or what the model takes",
         "rules": "ten of them",
     },
 )
-TOKENS = Fields(
-    "esscher.models.corpus.spec:CorpusSpec", ("max_tokens",), left_out={"max_tokens": "16384"}
-)
+TOKENS = Fields("esscher.corpus.spec:CorpusSpec", ("max_tokens",), left_out={"max_tokens": "16384"})
 
 
 def describe(
@@ -48,14 +45,14 @@ def describe(
     Example: esscher describe openai-community/gpt2
     """
     from esscher.cli.probe import read_fields
-    from esscher.models.probe.spec import ProbeSpec
+    from esscher.probe.spec import ProbeSpec
 
     describe_run(ProbeSpec.read(read_fields(settings | {"model": model}, corpus, None)), as_json)
 
 
 def describe_run(asked: ProbeSpec, as_json: bool) -> None:
     """A model, and what a probe of it costs that is not run."""
-    from esscher.models.describe import describe_model
+    from esscher.describe import describe_model
 
     found = describe_model(asked.model, revision=asked.revision, asked=asked)
     if as_json:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from esscher.cli.options import Execution, Fields, Given
-from esscher.cli.output import MODEL, Json, Out, log, print_json
+from esscher.cli.output import MODEL, Form, Json, Out, log, print_json, show_table, shown
 from esscher.cli.probe import absolute, place_numbers
-from esscher.cli.tables import Form, show_table, shown
 
 if TYPE_CHECKING:
     from esscher.runs import Run
@@ -19,11 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["downstream", "end_downstream"]
 
 TEXT = Fields(
-    "esscher.models.corpus.spec:CorpusSpec",
+    "esscher.corpus.spec:CorpusSpec",
     ("text", "dataset", "split", "field", "packaged", "encoding", "max_tokens", "limit"),
 )
 ASKED = Fields(
-    "esscher.models.downstream.spec:DownstreamSpec",
+    "esscher.compress.spec:DownstreamSpec",
     (
         *(
             "rules",
@@ -85,11 +84,11 @@ def downstream(
 
     Example: esscher downstream smollm2 --text book.txt --rules sinks:4+recent --sizes 0.05,0.1
     """
-    from esscher.models.downstream.context import context_of
-    from esscher.models.downstream.spec import DownstreamSpec
-    from esscher.models.huggingface.checkpoint import written
-    from esscher.models.probe.api import short_name
-    from esscher.models.probe.run_budget import ALIKE
+    from esscher.compress.session import context_of
+    from esscher.compress.spec import DownstreamSpec
+    from esscher.hf.checkpoint import written
+    from esscher.probe.api import short_name
+    from esscher.probe.budget import ALIKE
     from esscher.runs import execute, terminal
     from esscher.runs.survey import refuse_foreign
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from esscher.cli.output import Json, log, path_argument, path_option, print_json
-from esscher.runs.formats import ENDINGS
+from esscher.runs.files import ENDINGS
 
 __all__ = ["export"]
 

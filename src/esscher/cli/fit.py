@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esscher.cli.output import Json, number, path_argument, print_json
-from esscher.cli.tables import Look, Shown, say, show_table
+from esscher.cli.output import Json, Look, Shown, number, path_argument, print_json, say, show_table
 
 if TYPE_CHECKING:
-    from esscher.convergence.curve import ErrorCurve
-    from esscher.convergence.rate.result import RateFit
+    from esscher.errors.curve import ErrorCurve
+    from esscher.errors.rate import RateFit
     from esscher.runs import Run
 
 __all__ = ["fit"]
@@ -38,7 +37,7 @@ class _Stored:
 
     def fit(self, window: tuple[float, float] | None, level: float | None) -> RateFit:
         """The run's own fit, unless another window or a level is asked for."""
-        from esscher.convergence.rate.fit import fit_rate
+        from esscher.errors.rate import fit_rate
 
         given = LEVEL if level is None else level
         if window is not None:
@@ -150,8 +149,8 @@ def _in_words(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _of_converge(stored: Run) -> Iterator[_Stored]:
     """Curves of a sweep, from its repeats."""
-    from esscher.convergence.montecarlo.job import curves_of
-    from esscher.convergence.montecarlo.spec import ExperimentSpec
+    from esscher.errors.montecarlo.job import curves_of
+    from esscher.errors.montecarlo.spec import ExperimentSpec
 
     spec, errors = ExperimentSpec.read(stored.spec), stored.table("errors")
     for point in sorted(set(errors["point"])):
@@ -163,9 +162,9 @@ def _of_probe(stored: Run) -> Iterator[_Stored]:
     """Curves of a model's heads; the run fits that of draws with replacement at the n of its
     setting ``fit``.
     """
-    from esscher.models.probe.curves import stored_curves
-    from esscher.models.probe.moments import WHOLE_LAYER
-    from esscher.models.probe.spec import ProbeSpec, fit_points, fit_range
+    from esscher.probe.curves import stored_curves
+    from esscher.probe.moments import WHOLE_LAYER
+    from esscher.probe.spec import ProbeSpec, fit_points, fit_range
 
     spec = ProbeSpec.read(stored.spec)
     curves = stored.table("curves")

@@ -14,16 +14,18 @@ from esscher.cli.output import (
     FIGURES,
     Figures,
     Json,
+    Look,
     Out,
+    Shown,
     figure_formats,
     log,
     number,
     path_argument,
     path_option,
     print_json,
+    say,
+    show_table,
 )
-from esscher.cli.stability import add_commands
-from esscher.cli.tables import Look, Shown, say, show_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +33,218 @@ if TYPE_CHECKING:
     from esscher.icl.specs import IclFigure
     from esscher.runs import Run, RunSpec
 
-__all__ = ["end_concentration", "end_flow", "end_train", "icl"]
+__all__ = ["add_commands", "end_concentration", "end_flow", "end_stability", "end_train", "icl"]
+
+SPEC = "esscher.icl.specs:StabilitySpec"
+NAMES = ("covariances", "lengths", "starts", "training", "until", "dim", "noise", "seed")
+STABILITY = Fields(
+    SPEC, NAMES, flags={"covariances": "covariance"}, as_text={"covariances": " "}, defaults=True
+)
+TRAPS = Fields(
+    SPEC,
+    ("covariances", "lengths", "dim", "noise"),
+    flags={"covariances": "covariance"},
+    as_text={"covariances": " "},
+    defaults=True,
+)
+
+
+def stability(
+    settings: Annotated[Given, STABILITY],
+    where: Execution,
+    look: Look,
+    trained: Annotated[
+        Path | None,
+        path_option(
+            "--train", "A run of esscher icl train: flow from its first weights for its time."
+        ),
+    ] = None,
+    figures: Figures = FIGURES,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Which first weights get stuck: gradient flow of (O, V, K, Q) for both models from the same
+    starts, and a test.
+
+    Example: esscher icl stability --starts 10 --lengths 10,100
+    """
+    from esscher.icl.comparison import spec_beside
+    from esscher.icl.specs import StabilitySpec
+    from esscher.runs import execute, load_run, terminal
+
+    figure_formats(figures)  # a mistake is told before anything is computed
+    source = None if trained is None else load_run(trained)
+    if source is not None and source.manifest.job != "icl-train":
+        raise ValueError(
+            f"{source.path}: expected a run of esscher icl train, got one of job"
+            f" {source.manifest.job}"
+        )
+    spec = (
+        StabilitySpec.model_validate(_settings(settings))
+        if source is None
+        else spec_beside(source.spec)
+    )
+    path = out if out is not None else Path("runs") / f"{spec.job}-{spec.hash[:8]}"
+    run = execute(spec, path, **where, progress=terminal())
+    if source is None:
+        return end_stability(run, as_json, figures, look)
+    _show(run, {"beside training": _beside(run, source)}, as_json, look)
+
+
+def end_stability(
+    run: Run, as_json: bool, figures: str = FIGURES, look: Given | None = None
+) -> None:
+    """What finished flows leave: two figures and the verdict."""
+    from esscher.icl.stability import ALL
+    from esscher.report.icl_figures import save_apart, save_arrivals
+
+    flows, training = run.table("flows"), float(run.spec["training"])
+    files = []
+    for kind in figure_formats(figures):
+        files += [run.path / f"{name}.{kind}" for name in ("arrivals", "apart")]
+        save_arrivals(flows, training, float(run.spec["until"]), files[-2])
+        save_apart(run.table("distance"), flows, training, files[-1])
+    verdict = run.table("verdict")
+    if not as_json:
+        total = verdict[verdict["covariance"] == ALL].to_dict("records")[0]
+        more = {
+            1: "linear attention is stuck more often",
+            -1: "softmax attention is stuck more often",
+            0: "no difference",
+        }
+        sign = (total["only_linear"] > total["only_softmax"]) - (
+            total["only_linear"] < total["only_softmax"]
+        )
+        told = more[sign] if total["p"] < 0.05 else "neither model is shown to be stuck more often"
+        say(
+            f"over all settings: {told} (sign test over {total['starts']} starts, p ="
+            f" {number(total['p'])})"
+        )
+    _show(run, {"verdict": verdict}, as_json, look)
+    for file in files:
+        log(f"figure: {file}")
+
+
+def traps(settings: Annotated[Given, TRAPS], look: Look, as_json: Json = False) -> None:
+    """Critical points outside the block form, where flows get stuck: the error there and whether it
+    is a minimum or a saddle.
+
+    Example: esscher icl traps --lengths 10,100,1000 --covariance kms:0.5
+    """
+    import pandas as pd
+
+    from esscher.icl.comparison import flow_end
+    from esscher.icl.layer import KINDS
+    from esscher.icl.stability import traps
+    from esscher.icl.tasks import as_task
+
+    given = _settings(settings)
+    rows = []
+    for name in given["covariances"]:
+        for kind in KINDS:
+            for length in given["lengths"]:
+                end = flow_end(name, given["dim"], given["noise"], length, kind)
+                for trap in traps(as_task(name, given["dim"], given["noise"]), length, kind):
+                    rows.append(
+                        {
+                            "covariance": name,
+                            "model": kind,
+                            "length": length,
+                            "variance": trap.variance,
+                            "mse": trap.mse,
+                            "above": trap.mse / end - 1,
+                            "falling": trap.falling,
+                            "steepest": trap.steepest,
+                            "kind": "saddle" if trap.falling else "minimum",
+                        }
+                    )
+    columns = [
+        "covariance",
+        "model",
+        "length",
+        "variance",
+        "mse",
+        "above",
+        "falling",
+        "steepest",
+        "kind",
+    ]
+    _show(None, {"traps": pd.DataFrame(rows, columns=columns)}, as_json, look)
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Put the commands of this file under ``esscher icl``."""
+    app.command()(stability)
+    app.command()(traps)
+
+
+def _settings(flags: Given) -> dict[str, Any]:
+    from esscher.errors.montecarlo.draw import parse_ladder
+
+    return flags | {
+        "covariances": flags["covariances"].split(),
+        "lengths": parse_ladder(flags["lengths"], "lengths").tolist(),
+    }
+
+
+def _beside(run: Run, trained: Run) -> pd.DataFrame:
+    from esscher.icl.comparison import beside_training, trained_risks
+
+    exact = trained_risks(
+        trained.table("final"), trained.table("path"), trained.spec["dim"], trained.spec["noise"]
+    )
+    return beside_training(
+        run.table("flows"), run.table("distance"), exact, trained.table("distance")
+    )
+
+
+WORDS = ("covariance", "model", "kind", "flow_status", "trained_status")
+# shown beside the share they belong to
+LEAST = ("softmax_low", "softmax_high", "linear_low", "linear_high")
+GIVES_WAY = {
+    "softmax_lead": 4,
+    "linear_lead": 4,
+    "softmax_never": 2,
+    "linear_never": 2,
+    "starts": 1,
+    "end": 3,
+}
+
+
+def _show(
+    run: Run | None, tables: dict[str, pd.DataFrame], as_json: bool, look: Given | None
+) -> None:
+    if as_json:
+        head = {} if run is None else {"run": str(run.path), "spec": run.spec}
+        print_json(head | {name: table.to_dict("records") for name, table in tables.items()})
+        return
+    for name, table in tables.items():
+        declared = {} if run is None or name not in run.tables else run.columns(name)
+        shows = []
+        for key in [column for column in table.columns if column not in LEAST]:
+            rows, values = table.to_dict("records"), tuple(table[key].tolist())
+            header = declared[key].header if key in declared else key.replace("_", " ")
+            ends = declared[key].ends if key in declared else None
+            cells = tuple(_cell(row, key, ends) for row in rows)
+            shows.append(
+                Shown(header, cells, key in WORDS, GIVES_WAY.get(key, 0), key=key, values=values)
+            )
+        show_table(name if run is None else f"{name}: {run.path}", shows, look)
+
+
+def _cell(row: dict[str, Any], key: str, ends: tuple[str, str] | None) -> str:
+    value = row[key]
+    if not isinstance(value, float):
+        return "" if key == "length" and value == 0 else str(value)
+    text = number(value)
+    return (
+        f"{text} [{number(row[ends[0]])}, {number(row[ends[1]])}]"
+        if ends and row[ends[0]] == row[ends[0]]
+        else text
+    )
+
+
+# ---- ``esscher icl``: softmax against linear attention on linear regression in context.
 
 icl = typer.Typer(
     help=(
@@ -85,7 +298,9 @@ def train(
     """
     from esscher.icl.specs import TrainSpec
 
-    end_train(_execute(TrainSpec.model_validate(_settings(settings)), out, where), as_json, look)
+    end_train(
+        _execute(TrainSpec.model_validate(_icl_settings(settings)), out, where), as_json, look
+    )
 
 
 def end_train(run: Run, as_json: bool, look: Given | None = None) -> None:
@@ -95,7 +310,7 @@ def end_train(run: Run, as_json: bool, look: Given | None = None) -> None:
     if (final["status"] == "diverged").all():
         raise ValueError("; ".join(dict.fromkeys(lost["advice"])))
     shown = final[["covariance", "length", "seed", "model", "mse", "stderr", "status", "step"]]
-    _show(run, {"final": shown}, as_json, look)
+    _icl_show(run, {"final": shown}, as_json, look)
     for row in lost.to_dict("records"):
         log(f"note: {row['covariance']}, L = {row['length']}, seed {row['seed']}: {row['advice']}")
 
@@ -119,15 +334,14 @@ def flow(
     """
     from esscher.icl.specs import FlowSpec
 
-    spec = FlowSpec.model_validate(_settings(settings))
+    spec = FlowSpec.model_validate(_icl_settings(settings))
     figure_formats(figures)  # a mistake is told before anything is computed
     end_flow(_execute(spec, out, where), as_json, figures, look)
 
 
 def end_flow(run: Run, as_json: bool, figures: str = FIGURES, look: Given | None = None) -> None:
     """What a finished flow leaves: its figures and its tables."""
-    from esscher.report.icl_figures import save_flow
-    from esscher.report.icl_in_time import save_in_time
+    from esscher.report.icl_figures import save_flow, save_in_time
 
     tables = {"final": run.table("final")}
     files = [run.path / f"flow.{kind}" for kind in figure_formats(figures)]
@@ -144,7 +358,7 @@ def end_flow(run: Run, as_json: bool, figures: str = FIGURES, look: Given | None
         if as_json
         else {name: table for name, table in tables.items() if name != "trajectory"}
     )
-    _show(run, shown, as_json, look)
+    _icl_show(run, shown, as_json, look)
     for file in files:
         log(f"figure: {file}")
 
@@ -177,11 +391,11 @@ def show_risk(
     if run is not None:
         tables = _trained(load_run(run))
         shown = {"trained": tables["trained"], "beside the flow": tables["compared"]}
-        _show(None, shown, as_json, look)
+        _icl_show(None, shown, as_json, look)
         return
     if not math.isfinite(value):
         raise ValueError(f"--value: expected a finite number, got {value}")
-    _show(None, {"risk": _risks(_settings(settings), key_query, value)}, as_json, look)
+    _icl_show(None, {"risk": _risks(_icl_settings(settings), key_query, value)}, as_json, look)
 
 
 def _risks(task_of: Given, key_query: float | None, value: float) -> pd.DataFrame:
@@ -248,7 +462,7 @@ def length(settings: Annotated[Given, LENGTH], look: Look, as_json: Json = False
                 rows.append(
                     {"covariance": name, "model": kind, "epsilon": epsilon, "length": found}
                 )
-    _show(None, {"shortest prompts": pd.DataFrame(rows)}, as_json, look)
+    _icl_show(None, {"shortest prompts": pd.DataFrame(rows)}, as_json, look)
 
 
 @icl.command()
@@ -267,7 +481,9 @@ def concentration(
     from esscher.icl.specs import ConcentrationSpec
 
     end_concentration(
-        _execute(ConcentrationSpec.model_validate(_settings(settings)), out, where), as_json, look
+        _execute(ConcentrationSpec.model_validate(_icl_settings(settings)), out, where),
+        as_json,
+        look,
     )
 
 
@@ -276,7 +492,7 @@ def end_concentration(run: Run, as_json: bool, look: Given | None = None) -> Non
         ["covariance", "metric", "against", "exponent", "low", "high", "status"]
     ]
     lemmas = {"Lemmas E.2 and E.4": run.table("risks")} if "risks" in run.tables else {}
-    _show(run, {"rates": rates} | lemmas, as_json, look)
+    _icl_show(run, {"rates": rates} | lemmas, as_json, look)
 
 
 @icl.command()
@@ -411,9 +627,9 @@ def _trained(run: Run) -> dict[str, pd.DataFrame]:
     return {"trained": trained, "compared": compare_with_flow(trained, ends)}
 
 
-def _settings(flags: Given) -> dict[str, Any]:
+def _icl_settings(flags: Given) -> dict[str, Any]:
     """Fields of a spec, with the words and numbers of flags that are text."""
-    from esscher.convergence.montecarlo.ladder import parse_ladder
+    from esscher.errors.montecarlo.draw import parse_ladder
 
     return flags | {
         "covariances": flags["covariances"].split(),
@@ -428,9 +644,9 @@ def _execute(spec: RunSpec, out: Path | None, where: Given) -> Run:
     return execute(spec, path, **where, progress=terminal())
 
 
-WORDS = ("covariance", "model", "metric", "against", "status")  # these columns come first
+ICL_WORDS = ("covariance", "model", "metric", "against", "status")  # these columns come first
 # these give way
-LEAST = {
+ICL_LEAST = {
     "noise": 5,
     "approximation": 4,
     "bias": 3,
@@ -441,7 +657,7 @@ LEAST = {
 }
 
 
-def _show(
+def _icl_show(
     run: Run | None, tables: dict[str, pd.DataFrame], as_json: bool, look: Given | None
 ) -> None:
     """Tables for people, below what they say in words, or for machines."""
@@ -453,15 +669,21 @@ def _show(
         for sentence in _in_words(table):
             say(sentence)
         order = sorted(
-            table.columns, key=lambda column: WORDS.index(column) if column in WORDS else len(WORDS)
+            table.columns,
+            key=lambda column: ICL_WORDS.index(column) if column in ICL_WORDS else len(ICL_WORDS),
         )
         shows = []
         for column in order:
-            cells = tuple(_cell(value) for value in table[column])
+            cells = tuple(_icl_cell(value) for value in table[column])
             values = tuple(table[column].tolist())
             shows.append(
                 Shown(
-                    column, cells, column in WORDS, LEAST.get(column, 0), key=column, values=values
+                    column,
+                    cells,
+                    column in ICL_WORDS,
+                    ICL_LEAST.get(column, 0),
+                    key=column,
+                    values=values,
                 )
             )
         show_table(name if run is None else f"{name}: {run.path}", shows, look)
@@ -478,7 +700,7 @@ def _in_words(table: pd.DataFrame) -> Iterator[str]:
         yield f"{covariance}, prompts of {longest:,} tokens: mean squared error {told}"
 
 
-def _cell(value: Any) -> str:
+def _icl_cell(value: Any) -> str:
     if isinstance(value, float):
         return number(value)
     return str(value)

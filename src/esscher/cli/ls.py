@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from esscher.cli.output import Json, log, path_argument, print_json
-from esscher.cli.tables import print_table
+from esscher.cli.output import Json, log, path_argument, print_json, print_table
 
 __all__ = ["ls"]
 

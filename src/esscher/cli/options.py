@@ -18,8 +18,11 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import typer
+from pydantic import Field
 
-__all__ = ["EXECUTION", "Execution", "Fields", "Given", "with_fields"]
+from esscher.runs.spec import Plain
+
+__all__ = ["EXECUTION", "Executed", "Execution", "Fields", "Given", "with_fields"]
 
 Given = dict[str, Any]
 """Values by field."""
@@ -72,7 +75,7 @@ class Fields:
         return self.as_text.get(name, ",").join(map(_number, values))
 
 
-EXECUTION = "esscher.cli.execution:Executed"
+EXECUTION = "esscher.cli.options:Executed"
 Execution = Annotated[Given, Fields(EXECUTION, ("workers", "dask"), defaults=True)]
 """Where a run is computed, as :func:`esscher.runs.execute` takes it."""
 
@@ -153,3 +156,20 @@ def _number(value: Any) -> str:
     text = str(value)
     first, zeros = text.rstrip("0"), len(text) - len(text.rstrip("0"))
     return f"{first}e{zeros}" if isinstance(value, int) and zeros > 3 else text
+
+
+# ---- Where a run is computed, as flags say it.
+
+MOST_WORKERS = 1024
+
+
+class Executed(Plain):
+    """Arguments of :func:`esscher.runs.execute`."""
+
+    workers: int = Field(
+        default=1, ge=1, lt=MOST_WORKERS + 1, description="local processes; 1 is this one"
+    )
+    dask: str | None = Field(
+        default=None,
+        description="scheduler of a Dask cluster, tcp://host:8786; or local for one of --workers",
+    )

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from esscher.cli.options import Fields, Given
 from esscher.cli.output import (
     Json,
+    Look,
     as_dtype,
     check_device,
     log,
@@ -15,7 +16,6 @@ from esscher.cli.output import (
     path_option,
     print_json,
 )
-from esscher.cli.tables import Look
 
 __all__ = ["predict"]
 
@@ -25,7 +25,7 @@ SPEC, SETTING = (
 )
 LAWS = ("gaussian", "sphere", "ball", "cube", "rademacher", "laplace")
 LAW = Fields(SETTING, (*LAWS, "dim", "size"))
-HEAD = Fields("esscher.convergence.montecarlo.spec:HeadSpec", ("horizon", "scale"))
+HEAD = Fields("esscher.errors.montecarlo.spec:HeadSpec", ("horizon", "scale"))
 RANDOM = Fields(SETTING, ("random_head",))
 ASKED = Fields(SPEC, ("n", "queries", "epsilon"))
 GIVEN = Fields(SPEC, ("seed", "dtype"), defaults=True)  # before what the file says

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from esscher.cli.output import as_dtype, number
+from esscher.cli.output import Shown, as_dtype, number, say, show_table
 from esscher.cli.prediction_spec import PredictSpec
-from esscher.cli.tables import Shown, say, show_table
-from esscher.convergence.budget import asymptotic_from, tokens_needed
-from esscher.convergence.curve import ErrorCurve
-from esscher.convergence.exact import exact_curve
-from esscher.convergence.montecarlo.head import build_head
+from esscher.errors.budget import asymptotic_from, tokens_needed
+from esscher.errors.curve import ErrorCurve
+from esscher.errors.exact import exact_curve
+from esscher.errors.montecarlo.converge import build_head
 from esscher.theory.catalogue import predictions
 from esscher.theory.prediction import Prediction
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from esscher.convergence.montecarlo.spec import Count, Dtype, HeadSpec, Ladder, Law, read_ladder
+from esscher.errors.montecarlo.spec import Count, Dtype, HeadSpec, Ladder, Law, read_ladder
 from esscher.runs.spec import Plain, Seed
 
 __all__ = ["PredictSpec", "SettingFlags"]

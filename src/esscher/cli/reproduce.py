@@ -9,19 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import Field
 
 from esscher.cli.options import Execution, Fields, Given
-from esscher.cli.output import Json, Out, log, number, print_json
-from esscher.cli.tables import Look, print_table
+from esscher.cli.output import Json, Look, Out, log, number, print_json, print_table
+from esscher.runs.spec import Plain
 
 if TYPE_CHECKING:
     from esscher.papers.claim import Claim, Scale
     from esscher.runs import Run
 
-__all__ = ["end_evidence", "reproduce"]
+__all__ = ["ReproduceFlags", "end_evidence", "reproduce"]
 
 HOW = Fields(
-    "esscher.cli.reproduce_flags:ReproduceFlags",
+    "esscher.cli.reproduce:ReproduceFlags",
     ("everything", "quick", "full", "check"),
     flags={"everything": "all"},
 )
@@ -154,3 +155,17 @@ def _interval(record: Mapping[str, Any]) -> str:
         return ""
     low, high = (number(record[end], ".3g") for end in ("low", "high"))
     return number(record["value"], ".3g") + ("" if low == high else f" [{low}, {high}]")
+
+
+# ---- How claims are tested, as flags say it.
+
+
+class ReproduceFlags(Plain):
+    """Which claims, and how thoroughly."""
+
+    everything: bool = Field(default=False, description="test every claim")
+    quick: bool = Field(default=False, description="in minutes, as without a flag")
+    full: bool = Field(default=False, description="at the size of the page on what holds, in hours")
+    check: bool = Field(
+        default=False, description="try the rules on made-up data, true and false, and stop"
+    )

@@ -9,24 +9,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-from esscher.cli.domains import resume_domains
 from esscher.cli.options import Execution
 from esscher.cli.output import Json, log, path_argument, print_json
+from esscher.cli.probe import resume_domains
 
 __all__ = ["resume"]
 
 # A run names its job: the module that registers it, for only registered names are known, and how
 # its command ends.
 JOBS = {
-    "converge": ("esscher.convergence.montecarlo.spec", "esscher.cli.converge:end_converge"),
-    "downstream": ("esscher.models.downstream.spec", "esscher.cli.downstream:end_downstream"),
+    "converge": ("esscher.errors.montecarlo.spec", "esscher.cli.converge:end_converge"),
+    "downstream": ("esscher.compress.spec", "esscher.cli.downstream:end_downstream"),
     "evidence": ("esscher.papers.claim", "esscher.cli.reproduce:end_evidence"),
     "icl-concentration": ("esscher.icl.specs", "esscher.cli.icl:end_concentration"),
     "icl-flow": ("esscher.icl.specs", "esscher.cli.icl:end_flow"),
-    "icl-stability": ("esscher.icl.specs", "esscher.cli.stability:end_stability"),
+    "icl-stability": ("esscher.icl.specs", "esscher.cli.icl:end_stability"),
     "icl-train": ("esscher.icl.specs", "esscher.cli.icl:end_train"),
     "normality": ("esscher.papers.specs", "esscher.cli.converge:end_normality"),
-    "probe": ("esscher.models.probe.spec", "esscher.cli.probe:end_probe"),
+    "probe": ("esscher.probe.spec", "esscher.cli.probe:end_probe"),
 }
 
 

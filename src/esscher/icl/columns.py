@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from esscher.convergence.columns import STDERR
+from esscher.errors.curve import STDERR
 from esscher.icl.layer import KINDS
 from esscher.runs.columns import Column
 

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from esscher.convergence.curve import ErrorCurve
-from esscher.convergence.rate.fit import fit_rate
+from esscher.errors.curve import ErrorCurve
+from esscher.errors.rate import fit_rate
 from esscher.icl import columns
 from esscher.icl.comparison import flow_end
 from esscher.icl.concentration import (

@@ -22,8 +22,13 @@ from scipy.special import roots_genlaguerre
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from esscher.convergence.integral.gaussian import S_MAX, gaussian_error_slopes
-from esscher.convergence.integral.gaussian_sure import COLUMNS_SURE, integrate_sure, share_range
+from esscher.errors.gaussian import (
+    COLUMNS_SURE,
+    S_MAX,
+    gaussian_error_slopes,
+    integrate_sure,
+    share_range,
+)
 from esscher.inputs import as_count
 
 __all__ = [

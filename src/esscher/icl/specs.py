@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from esscher.convergence.montecarlo.spec import read_ladder
+from esscher.errors.montecarlo.spec import read_ladder
 from esscher.runs import RunSpec, register
 from esscher.runs.spec import Plain, Seed
 

@@ -2,26 +2,13 @@
 combine with |.
 """
 
-from esscher.keep.chosen import Global
+from esscher.keep.chance import Importance, MagicPIG, Neyman, Random
 from esscher.keep.context import Context
-from esscher.keep.expected_attention import ExpectedAttention
-from esscher.keep.heavy import Heavy
-from esscher.keep.impact import Impact
-from esscher.keep.importance import Importance, MagicPIG
-from esscher.keep.key_norm import KeyNorm
-from esscher.keep.low_rank import LowRank
-from esscher.keep.named import BigBird, Longformer, StreamingLLM
-from esscher.keep.neyman import Neyman
-from esscher.keep.random import Random
-from esscher.keep.recent import Recent
-from esscher.keep.registry import register, rules
-from esscher.keep.rule import Chance, Inclusion, Pattern, Ranked, Rule, Union
-from esscher.keep.sinks import Sinks
-from esscher.keep.strided import Strided
+from esscher.keep.named import AdaptiveRest, BigBird, Longformer, LowRank, StreamingLLM, VAttention
+from esscher.keep.position import Global, Recent, Sinks, Strided, Window
+from esscher.keep.ranked import ExpectedAttention, Heavy, Impact, KeyNorm, TopK
+from esscher.keep.rule import Chance, Inclusion, Pattern, Ranked, Rule, Union, register, rules
 from esscher.keep.text import parse
-from esscher.keep.topk import TopK
-from esscher.keep.vattention import AdaptiveRest, VAttention
-from esscher.keep.window import Window
 
 __all__ = [
     "AdaptiveRest",

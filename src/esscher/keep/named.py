@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from esscher.keep.chosen import Global
-from esscher.keep.random import Random
-from esscher.keep.recent import Recent
-from esscher.keep.rule import Union
-from esscher.keep.sinks import Sinks
-from esscher.keep.window import Window
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import ClassVar
 
-__all__ = ["BigBird", "Longformer", "StreamingLLM"]
+import torch
+from torch import Tensor
+
+from esscher.keep.chance import Random
+from esscher.keep.context import Context
+from esscher.keep.position import Global, Recent, Sinks, Window
+from esscher.keep.ranked import TopK
+from esscher.keep.rule import Chance, Part, Union, as_between, as_size, refused
+
+__all__ = ["AdaptiveRest", "BigBird", "Longformer", "LowRank", "StreamingLLM", "VAttention"]
 
 
 def StreamingLLM(sinks: int = 4, recent: int | None = None) -> Union:
@@ -25,3 +31,105 @@ def Longformer(window: int, at: tuple[int, ...] = (0,)) -> Union:
 def BigBird(window: int, share: float | None = None, at: tuple[int, ...] = (0,)) -> Union:
     """A window, keys at given positions, and others at random (Zaheer et al. 2020)."""
     return Window(window) | Global(at) | Random(share)
+
+
+# ---- AdaptiveRest: of the keys that nothing keeps surely, as many as (epsilon, delta) ask for;
+# and vAttention, which has it.
+
+
+@dataclass(frozen=True)
+class AdaptiveRest(Chance):
+    """Each key of the rest with probability b/n, reweighted; b of each query from its own sigma and
+    D.
+
+    As a keep rule it knows sigma and D from all keys, and keys are kept independently, so that the
+    integral applies. ``base`` 0: no base sample, also in ``coverage``.
+    """
+
+    name: ClassVar[str] = "adaptive"
+    epsilon: float = 0.1
+    delta: float = 0.1
+    base: float = 0.02
+    reweight: ClassVar[bool] = True  # type: ignore[misc]
+
+    @property
+    def per_query(self) -> bool:
+        return True
+
+    def __post_init__(self) -> None:
+        as_between(self.epsilon, "adaptive, epsilon", 0, 1)
+        as_between(self.delta, "adaptive, delta", 0, 0.5)
+        if self.base != 0:
+            as_between(self.base, "adaptive, base", 0, 1)
+
+    def base_size(self, rest: Tensor) -> Tensor:
+        """Keys of the base sample; two at least, where there is one: a standard deviation needs
+        them.
+        """
+        return (
+            torch.minimum(rest, (self.base * rest).floor().clamp_min(2))
+            if self.base
+            else torch.zeros_like(rest)
+        )
+
+    def budget(self, sigma: Tensor, total: Tensor, rest: Tensor) -> Tensor:
+        """b, a whole number: from the base sample's size, and from 1, to ``rest``, the keys there
+        are.
+        """
+        z = -NormalDist().inv_cdf(self.delta)
+        wanted = (z * sigma * rest / (self.epsilon * total)).square().floor().clamp_min(1)
+        return torch.minimum(torch.maximum(wanted, self.base_size(rest)), rest)
+
+    def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
+        share = context.attention  # e over the whole denominator
+        count = rest.sum(1).double()
+        some = count.clamp_min(1)
+        mean = (share * rest).sum(1) / some
+        sigma = (((share - mean[:, None]) * rest).square().sum(1) / some).sqrt()
+        return rest * (self.budget(sigma, torch.ones_like(sigma), count) / some)[:, None]
+
+
+def VAttention(
+    epsilon: float = 0.1,
+    delta: float = 0.1,
+    sinks: int = 4,
+    recent: int = 64,
+    topk: int | None = None,
+    base: float = 0.02,
+) -> Union:
+    """The first keys, the last, those of largest score, and of the rest what (epsilon, delta) ask
+    for (Desai et al. 2025).
+    """
+    return Sinks(sinks) | Recent(recent) | TopK(topk) | AdaptiveRest(epsilon, delta, base)
+
+
+# ---- LowRank: attention through r mixtures of all keys (Linformer); no keep rule, but an error
+# against a size like theirs.
+
+
+@dataclass(frozen=True)
+class LowRank(Part):
+    """``rank`` mixtures, at random, or with ``svd`` those of the nearest matrix, or with
+    ``projected`` below the softmax.
+    """
+
+    name: ClassVar[str] = "lowrank"
+    alone: ClassVar[bool] = True
+    rank: int | None = None
+    svd: bool = False
+    projected: bool = False
+
+    def __post_init__(self) -> None:
+        as_size(self.rank, "lowrank")
+        if self.svd and self.projected:
+            raise refused("lowrank: expected svd or projected, got both")
+
+    @property
+    def is_open(self) -> bool:
+        return self.rank is None
+
+    def check_numbers(self, context: Context) -> None:
+        raise refused(
+            "lowrank: it mixes all keys and keeps none; expected a rule here, lowrank is for"
+            " exact_pool_curve"
+        )

@@ -10,19 +10,20 @@ of them drop it.
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from esscher.keep.context import Context
-from esscher.keep.ranking import ranking
-from esscher.keep.registry import refused
 
 __all__ = [
+    "PAIRS",
     "Chance",
     "Inclusion",
     "Part",
@@ -32,8 +33,71 @@ __all__ = [
     "Ranked",
     "Rule",
     "Union",
+    "as_between",
+    "as_fraction",
+    "as_size",
+    "blocks",
     "first_of",
+    "ordered",
+    "ranking",
+    "refused",
+    "register",
+    "rules",
 ]
+
+
+def ranking(order: Tensor) -> Tensor:
+    """Indices of the keys, the largest ``order`` first and of equal ones the later key: (N,) -> (1,
+    N), (m, N) -> (m, N).
+    """
+    rows = order if order.ndim == 2 else order[None]
+    if rows.device.type != "cpu" or len(rows) == 1:
+        return _stable(rows)
+    # 3 times faster than torch's, but not stable
+    found = torch.from_numpy(np.argsort(-rows.numpy(), axis=1))
+    height = rows.gather(1, found)
+    tied = (height[:, 1:] == height[:, :-1]).any(1).nonzero()[:, 0]
+    if len(tied):
+        found[tied] = _stable(rows[tied])
+    return found
+
+
+def _stable(rows: Tensor) -> Tensor:
+    return rows.shape[1] - 1 - rows.flip(1).argsort(dim=1, descending=True, stable=True)
+
+
+def ordered(rows: Tensor) -> Tensor:
+    """Each row from its largest number to its smallest."""
+    if rows.device.type != "cpu":
+        return rows.sort(dim=1, descending=True).values
+    # numpy sorts floats ten times faster than torch
+    return torch.from_numpy(-np.sort(-rows.numpy(), axis=1))
+
+
+# ---- Rules by name, as texts call them; and the refusal of a bad one, which says what there is.
+
+_RULES: dict[str, Callable[..., Rule]] = {}
+
+
+def register(name: str, make: Callable[..., Rule]) -> None:
+    """Let ``make`` be called by this name in texts."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise ValueError(f"keep: expected a name of small letters, digits and _, got {name!r}")
+    _RULES[name] = make
+
+
+def rules() -> dict[str, Callable[..., Rule]]:
+    """What may be written, by name."""
+    return dict(_RULES)
+
+
+def refused(message: str) -> ValueError:
+    """The error to raise for a bad rule: one line that ends with the names of all rules."""
+    return ValueError(f"{message}; rules: {', '.join(sorted(_RULES))}")
+
+
+# ---- What a keep rule is: parts that name keys surely, by a pattern or a ranking, and parts that
+# keep keys by chance.
 
 
 @dataclass(frozen=True)
@@ -428,3 +492,56 @@ class Union(Rule):
         return self.members
 
     __str__ = Rule.__str__
+
+
+# ---- Numbers of a rule, checked where it is written.
+
+
+def as_size(value: Any, name: str, *, least: int = 1) -> int | None:
+    """A whole number of keys, or None where it is left open."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise refused(f"{name}: expected a whole number of at least {least}, got {value!r}")
+    return value
+
+
+def as_fraction(value: Any, name: str) -> float | None:
+    """A probability above 0 and up to 1, or None where it is left open."""
+    if value is None:
+        return None
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 < value <= 1
+        or math.isnan(value)
+    ):
+        raise refused(f"{name}: expected a probability above 0 and up to 1, got {value!r}")
+    return float(value)
+
+
+def as_between(value: Any, name: str, low: float, high: float) -> float:
+    """A number above ``low`` and below ``high``."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low < value < high:
+        raise refused(f"{name}: expected a number above {low:g} and below {high:g}, got {value!r}")
+    return float(value)
+
+
+# ---- Queries some at a time: what needs all pairs of queries and keys never has them open at
+# once.
+
+# of queries and keys open at once: four megabytes for each matrix that a rule makes of them
+PAIRS = 1 << 19
+
+
+def blocks(context: Context) -> Iterator[tuple[Tensor, Context]]:
+    """Rows and what the queries in them see; the context itself where it is small or has its scores
+    already.
+    """
+    rows = torch.arange(len(context.q), device=context.k.device)
+    step = max(1, PAIRS // context.keys)
+    if len(rows) <= step or "scores" in vars(context):
+        yield rows, context
+        return
+    for part in torch.split(rows, step):
+        yield part, context.take(part)

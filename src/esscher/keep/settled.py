@@ -11,10 +11,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from esscher.keep.blocks import blocks
 from esscher.keep.context import Context
-from esscher.keep.ranking import ranking
-from esscher.keep.rule import Chance, Part, Placed, PlacedOrder, Ranked, Rule, Union
+from esscher.keep.rule import (
+    Chance,
+    Part,
+    Placed,
+    PlacedOrder,
+    Ranked,
+    Rule,
+    Union,
+    blocks,
+    ranking,
+)
 
 __all__ = ["settled"]
 

@@ -8,8 +8,7 @@ import inspect
 import re
 from collections.abc import Mapping
 
-from esscher.keep.registry import refused, rules
-from esscher.keep.rule import Rule
+from esscher.keep.rule import Rule, refused, rules
 
 __all__ = ["parse"]
 

@@ -15,8 +15,8 @@ import torch
 from scipy import stats
 
 from esscher.attention.head import Head
-from esscher.convergence.delta import delta_covariance
-from esscher.convergence.exact import exact_curve
+from esscher.errors.delta import delta_covariance
+from esscher.errors.exact import exact_curve
 from esscher.measures.base import Measure
 from esscher.measures.gaussian import Gaussian
 from esscher.measures.mixture import Mixture

@@ -15,8 +15,7 @@ from typing import Literal, get_args
 import numpy as np
 import pandas as pd
 
-from esscher.models.corpus.spec import CorpusSpec
-from esscher.models.probe.spec import ProbeSpec
+from esscher.corpus.spec import CorpusSpec
 from esscher.papers.claim import Claim, Decision, EvidenceSpec, Interval, Rows, Scale, Tables
 from esscher.papers.pictures import Picture, diagonal, line, points
 from esscher.papers.rules import (
@@ -28,6 +27,7 @@ from esscher.papers.rules import (
     share_of,
     widened,
 )
+from esscher.probe.spec import ProbeSpec
 from esscher.runs import RunSpec, execute
 
 __all__ = ["CLAIMS", "FALL", "bible", "encoder", "fall_with_scale", "made_heads"]

@@ -12,12 +12,11 @@ import numpy as np
 import pandas as pd
 import torch
 
-from esscher.convergence.pool_curve import exact_pool_curve
+from esscher.compress.spec import DownstreamSpec
+from esscher.corpus.spec import CorpusSpec
+from esscher.errors.pool_curve import exact_pool_curve
 from esscher.keep import parse
 from esscher.keep.context import Context
-from esscher.models.corpus.spec import CorpusSpec
-from esscher.models.downstream.spec import DownstreamSpec
-from esscher.models.probe.spec import ProbeSpec
 from esscher.papers.claim import Claim, Decision, EvidenceSpec, Interval, Rows, Scale, Tables
 from esscher.papers.pictures import Picture, diagonal, line, points
 from esscher.papers.rules import (
@@ -33,6 +32,7 @@ from esscher.papers.rules import (
     rank_correlation,
     share_of,
 )
+from esscher.probe.spec import ProbeSpec
 from esscher.runs import RunSpec
 
 __all__ = ["CLAIMS"]

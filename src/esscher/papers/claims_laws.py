@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from esscher.convergence.integral.gaussian import gaussian_error
-from esscher.convergence.montecarlo.spec import ExperimentSpec
+from esscher.errors.gaussian import gaussian_error
+from esscher.errors.montecarlo.spec import ExperimentSpec
 from esscher.papers.claim import Claim, Decision, EvidenceSpec, Interval, Rows, Scale, Tables
 from esscher.papers.claims_heads import FALL, encoder, fall_with_scale, made_heads
 from esscher.papers.pictures import Picture, line, points

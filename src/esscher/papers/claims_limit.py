@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from esscher.convergence.montecarlo.spec import ExperimentSpec
+from esscher.errors.montecarlo.spec import ExperimentSpec
 from esscher.icl.specs import ConcentrationSpec
 from esscher.intervals import t_quantile
 from esscher.papers.claim import Claim, Decision, EvidenceSpec, Interval, Rows, Scale, Tables

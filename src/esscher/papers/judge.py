@@ -20,11 +20,10 @@ from esscher import papers
 from esscher.papers.claim import Claim, Decision, EvidenceSpec, Scale
 from esscher.papers.rules import exactly
 from esscher.runs import Job, Run, RunError, RunLocked, RunSpec, Unit, execute
+from esscher.runs.errors import one_line, plain
 from esscher.runs.files import read_json
-from esscher.runs.manifest import VERDICTS, now
-from esscher.runs.printable import one_line, plain
+from esscher.runs.manifest import VERDICTS, commit, machine, now, versions
 from esscher.runs.progress import Report
-from esscher.runs.provenance import commit, machine, versions
 from esscher.runs.store import write_durable
 
 __all__ = [

@@ -23,11 +23,11 @@ from torch import Tensor
 
 from esscher.attention.head import Head
 from esscher.attention.limit import limit
-from esscher.convergence.columns import CURVE
-from esscher.convergence.exact import exact_curve
-from esscher.convergence.montecarlo.head import build_head
-from esscher.convergence.montecarlo.seeds import generator_for
-from esscher.convergence.region import Bounds, KnownError, quadratic, region_of, see
+from esscher.errors.curve import CURVE
+from esscher.errors.exact import exact_curve
+from esscher.errors.montecarlo.converge import build_head
+from esscher.errors.montecarlo.draw import generator_for
+from esscher.errors.region import Bounds, KnownError, quadratic, region_of, see
 from esscher.measures.base import Measure
 from esscher.measures.pool import Pool
 from esscher.papers.specs import LawCase, NormalitySpec
@@ -187,8 +187,8 @@ def trial_of(spec: NormalitySpec, name: str) -> Trial:
     """The trial of a case. Queries are fresh tokens of a law, or a head's own queries in the
     text.
     """
-    from esscher.models.probe.memory import context_of  # laws need no model
-    from esscher.models.probe.passes import hold
+    from esscher.probe.checks import context_of  # laws need no model
+    from esscher.probe.job import hold
 
     case, seeded = next(case for case in spec.cases if case.name == name), f"normality/{name}"
     if isinstance(case, LawCase):
@@ -223,7 +223,7 @@ def head_of_pool(k: Tensor, v: Tensor, scale: float) -> tuple[Head, Pool]:
 def hashes(spec: NormalitySpec) -> dict[str, str]:
     if not spec.heads:
         return {}
-    from esscher.models.probe.memory import context_of
+    from esscher.probe.checks import context_of
 
     context = context_of(spec.probe, starts=True)
     return {"model": context.loaded.sha256, "corpus": context.windows.sha256}

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from esscher.convergence.curve import ErrorCurve
-from esscher.convergence.rate.fit import fit_rate
+from esscher.errors.curve import ErrorCurve
+from esscher.errors.rate import fit_rate
 from esscher.intervals import mean_interval as student_interval
 from esscher.intervals import share_interval
 from esscher.papers.claim import Interval, Verdict

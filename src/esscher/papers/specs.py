@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from esscher.convergence.montecarlo.spec import Count, HeadSpec, Ladder, Law
-from esscher.models.probe.spec import KEYS, ProbeSpec
+from esscher.errors.montecarlo.spec import Count, HeadSpec, Ladder, Law
+from esscher.probe.spec import KEYS, ProbeSpec
 from esscher.runs import RunSpec, register
 from esscher.runs.spec import Plain
 

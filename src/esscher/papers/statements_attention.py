@@ -17,7 +17,7 @@ from scipy.stats import binom, chi2
 
 from esscher.attention.head import Head
 from esscher.attention.limit import limit
-from esscher.convergence.exact import exact_curve
+from esscher.errors.exact import exact_curve
 from esscher.icl.concentration import METRICS, bounds, prompt_errors
 from esscher.icl.exact import risk
 from esscher.icl.layer import Block, default_weights

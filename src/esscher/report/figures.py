@@ -11,11 +11,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, NullFormatter
 
-from esscher.report.exponents import TheoryLine
 from esscher.report.style import PALETTE, STYLE, beside, save_figure
+from esscher.report.words import TheoryLine
 
 if TYPE_CHECKING:  # so that figures of stored runs need no torch
-    from esscher.convergence.curve import ErrorCurve
+    from esscher.errors.curve import ErrorCurve
     from esscher.theory.prediction import Prediction
 
 __all__ = [

@@ -4,7 +4,7 @@ risks along training.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,16 @@ from matplotlib.figure import Figure
 
 from esscher.report.style import PALETTE, STYLE, beside, save_figure
 
-__all__ = ["save_concentration", "save_distances", "save_final_risks", "save_flow", "save_training"]
+__all__ = [
+    "save_apart",
+    "save_arrivals",
+    "save_concentration",
+    "save_distances",
+    "save_final_risks",
+    "save_flow",
+    "save_in_time",
+    "save_training",
+]
 
 COLORS = {"softmax": PALETTE[0], "linear": PALETTE[1], "bayes": PALETTE[2]}
 LABELS = {
@@ -235,3 +244,138 @@ def _decimal_ticks(ax: Any, values: Any) -> None:
     if ticks:
         ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
         ax.minorticks_off()
+
+
+# ---- The flows of softmax and linear attention in time: risks, and the distance between them
+# below the bound of Lemma E.1.
+
+LINES = {"softmax": "-", "linear": "--", "limit": ":"}
+APART = {"distance": "-", "sharper": "--", "bound": ":"}
+ICL_IN_TIME_HEADROOM = 1e3  # times the largest distance: where the picture ends
+
+
+def save_in_time(trajectory: Any, apart: Any, columns: Mapping[str, Any], path: Path) -> None:
+    """A row of two panels for each covariance: mean squared errors, and distances with what bounds
+    them.
+    """
+    names = list(dict.fromkeys(trajectory["covariance"]))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.4, 2.8 * len(names)), layout="constrained")
+        for (left, right), name in zip(
+            figure.subplots(len(names), 2, squeeze=False), names, strict=True
+        ):
+            own, distances = (
+                trajectory[trajectory["covariance"] == name],
+                apart[apart["covariance"] == name],
+            )
+            for i, length in enumerate(sorted(set(own["length"]))):
+                color = PALETTE[i % len(PALETTE)]
+                for model, style in LINES.items():
+                    part = own[
+                        (own["length"] == length) & (own["model"] == model) & (own["time"] > 0)
+                    ]
+                    left.plot(part["time"], part["mse"], color=color, ls=style, lw=1.0)
+                part = distances[(distances["length"] == length) & (distances["time"] > 0)]
+                for key, style in APART.items():
+                    label = (
+                        f"L = {length:g}, {columns[key].label}"
+                        if i == 0
+                        else f"L = {length:g}"
+                        if key == "distance"
+                        else None
+                    )
+                    right.plot(part["time"], part[key], color=color, ls=style, lw=1.0, label=label)
+            left.set(xscale="log", yscale="log", xlabel="time", ylabel="mean squared error")
+            left.set_title(f"{name}: softmax -, linear - -, limit ...", fontsize=8)
+            right.set(
+                xscale="log", yscale="log", xlabel="time", ylabel="distance of the parameters"
+            )
+            finite = own[own["model"] != "limit"]["mse"]
+            left.set_ylim(0.5 * float(finite.min()), 2.0 * float(finite.max()))
+            drawn = distances["distance"][distances["time"] > 0]
+            right.set_ylim(0.5 * float(drawn.min()), ICL_IN_TIME_HEADROOM * float(drawn.max()))
+            beside(right)
+        save_figure(figure, path)
+
+
+# ---- Figures of flows from many first weights: how many have not arrived, and how far the two
+# models are from each other.
+
+DASHES = {"softmax": "-", "linear": "--"}
+MEASURES = (
+    ("weights2", "weights"),
+    ("modulo2", "weights, modulo scale"),
+    ("product2", "value times score"),
+)
+
+
+def save_arrivals(flows: Any, training: float, until: float, path: Path) -> None:
+    """Share of starts that have not arrived against time, a panel for each covariance; dotted: the
+    end of training.
+    """
+    names = list(dict.fromkeys(flows["covariance"]))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(3.0 * len(names) + 1.4, 3.0), layout="constrained")
+        for ax, name in zip(
+            np.atleast_1d(figure.subplots(1, len(names), sharey=True)), names, strict=True
+        ):
+            own = flows[flows["covariance"] == name]
+            for i, (length, part) in enumerate(own.groupby("length")):
+                for model, rows in part.groupby("model", sort=False):
+                    times = np.sort(rows["arrival"].fillna(np.inf).to_numpy())
+                    shares = 1.0 - np.arange(1, times.size + 1) / times.size
+                    seen = times <= until
+                    x = np.concatenate([[1.0], times[seen], [until]])
+                    y = np.concatenate([[1.0], shares[seen], [1.0 - seen.mean()]])
+                    label = f"{model}, L = {length:g}"
+                    ax.step(
+                        x,
+                        y,
+                        where="post",
+                        color=PALETTE[i % len(PALETTE)],
+                        ls=DASHES.get(str(model), ":"),
+                        lw=1.1,
+                        label=label,
+                    )
+            ax.axvline(training, color=PALETTE[6], ls=":", lw=0.8)
+            ax.set(xscale="log", xlabel="time of the flow", title=name, ylim=(-0.02, 1.02))
+        figure.axes[0].set_ylabel("share of starts not arrived")
+        beside(figure.axes[-1])
+        save_figure(figure, path)
+
+
+def save_apart(distance: Any, flows: Any, training: float, path: Path) -> None:
+    """Squared distance between the two models along the flow in three measures: medians over starts
+    where both arrived.
+    """
+    keys = ["covariance", "length", "seed"]
+    arrived = flows.groupby(keys)["status"].agg(lambda known: (known == "ok").all())
+    there = distance[distance["time"] > 0].merge(arrived[arrived].reset_index()[keys], on=keys)
+    names = list(dict.fromkeys(distance["covariance"]))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.4, 2.4 * len(names) + 0.4), layout="constrained")
+        rows = figure.subplots(len(names), len(MEASURES), sharex=True, sharey=True, squeeze=False)
+        for name, axes in zip(names, rows, strict=True):
+            own = there[there["covariance"] == name]
+            for ax, (column, title) in zip(axes, MEASURES, strict=True):
+                for i, (length, part) in enumerate(own.groupby("length")):
+                    middle = part.groupby("time")[column].median()
+                    ax.plot(
+                        middle.index,
+                        middle,
+                        color=PALETTE[i % len(PALETTE)],
+                        lw=1.1,
+                        label=f"L = {length:g}",
+                    )
+                ax.axvline(training, color=PALETTE[6], ls=":", lw=0.8)
+                ax.set(
+                    xscale="log",
+                    yscale="log",
+                    title=title if name == names[0] else "",
+                    ylim=(1e-10, 10.0),
+                )
+            axes[0].set_ylabel(f"squared distance, {name}", fontsize=7)
+        for ax in rows[-1]:
+            ax.set_xlabel("time of the flow")
+        beside(rows[0][-1])
+        save_figure(figure, path)

@@ -14,12 +14,17 @@ from typing import Any
 import jinja2
 import matplotlib
 
-from esscher.report.atlas import atlas, is_atlas
-from esscher.report.downstream import downstream_page, is_downstream
-from esscher.report.icl import icl_page, is_icl
-from esscher.report.packing import columns_of, safe_json
+from esscher.report.others import (
+    downstream_page,
+    icl_page,
+    is_downstream,
+    is_icl,
+    sweep,
+    tables_page,
+)
+from esscher.report.probe import atlas, is_atlas
 from esscher.report.style import PALETTE, SCALE, WORDS
-from esscher.report.sweep import sweep, tables_page
+from esscher.report.words import columns_of, safe_json
 from esscher.runs import Run, load_run
 from esscher.runs.files import check_output
 from esscher.runs.store import PAGE, write_durable

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from esscher.report.packing import numbers, shortened
 from esscher.report.page import render_content
+from esscher.report.words import numbers, shortened
 from esscher.runs.files import check_output
 from esscher.runs.store import PAGE, write_durable
 

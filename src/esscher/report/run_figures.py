@@ -16,15 +16,11 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from esscher.report.atlas import epsilons_of, heads_of, is_atlas
-from esscher.report.dispersion import draw_dispersion
-from esscher.report.exponents import TheoryLine, theory_lines
 from esscher.report.figures import errors_panel, exponents_panel
 from esscher.report.formats import FORMATS
-from esscher.report.reading import read_table
-from esscher.report.scales import draw_scales
+from esscher.report.probe import draw_dispersion, draw_scales, epsilons_of, heads_of, is_atlas
 from esscher.report.style import COLUMN, PALETTE, SCALE, STYLE, WIDE, WORDS, save_figure
-from esscher.report.words import need_column, ranked_heads
+from esscher.report.words import TheoryLine, need_column, ranked_heads, read_table, theory_lines
 from esscher.runs import Run
 from esscher.runs.columns import Column
 

@@ -6,19 +6,20 @@ import re
 from html import escape, unescape
 from typing import Any
 
-from esscher.report.atlas import epsilons_of, heads_of, is_atlas
-from esscher.report.packing import shortened
-from esscher.report.reading import read_table, warnings_of
+from esscher.report.probe import epsilons_of, heads_of, is_atlas
 from esscher.report.words import (
     head_name,
     model_described,
     need,
     need_column,
     ranked_heads,
+    read_table,
+    shortened,
     text_described,
+    warnings_of,
 )
 from esscher.runs import Run, RunError
-from esscher.runs.printable import printable
+from esscher.runs.errors import printable
 
 __all__ = ["html_summary", "text_summary"]
 

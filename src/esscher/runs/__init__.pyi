@@ -9,7 +9,7 @@ from .errors import (
     StoreError as StoreError,
 )
 from .export import export_run as export_run
-from .group import begin_group as begin_group, read_group as read_group
+from .survey import begin_group as begin_group, read_group as read_group
 from .job import (
     JOBS as JOBS,
     Job as Job,

@@ -22,16 +22,22 @@ from esscher.runs.errors import (
     StoreError,
     resume_command,
 )
-from esscher.runs.executors.base import Executor
-from esscher.runs.executors.cluster import Cluster
-from esscher.runs.executors.order import Order, Outcome, describe
-from esscher.runs.executors.processes import Processes
-from esscher.runs.executors.serial import InProcess
+from esscher.runs.executors import Cluster, Executor, InProcess, Order, Outcome, Processes, describe
 from esscher.runs.job import entry_of, find_job, read_spec, units_of
 from esscher.runs.lock import held
-from esscher.runs.manifest import MANIFEST, Failure, Manifest, Start, Status, now, read_manifest
+from esscher.runs.manifest import (
+    MANIFEST,
+    Failure,
+    Manifest,
+    Start,
+    Status,
+    commit,
+    machine,
+    now,
+    read_manifest,
+    versions,
+)
 from esscher.runs.progress import Report, Tracker
-from esscher.runs.provenance import commit, machine, versions
 from esscher.runs.run import LOCK, Run, load_run
 from esscher.runs.spec import RunSpec
 from esscher.runs.store import Store

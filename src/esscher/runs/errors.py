@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +15,20 @@ if TYPE_CHECKING:
     from esscher.runs.run import Run
 
 __all__ = [
+    "LONGEST",
+    "NAME",
+    "SCHEMA",
     "Damaged",
     "RunError",
     "RunIncomplete",
     "RunInterrupted",
     "RunLocked",
     "StoreError",
+    "check_schema",
     "field_lines",
+    "one_line",
+    "plain",
+    "printable",
     "resume_command",
 ]
 
@@ -86,3 +96,68 @@ class RunInterrupted(KeyboardInterrupt):
             f"{path}: stopped after {done} of {total} units, which are kept. To continue:"
             f" {self.resume}"
         )
+
+
+# ---- Text that may come from anywhere (file names, models, other people's files) made fit for a
+# terminal or a log.
+
+LONGEST = 500  # characters of a line that says what is wrong
+
+
+def printable(text: str) -> str:
+    """The text with its control characters, escapes, text direction marks and half surrogates
+    written out: \\x1b, \\u202e.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )
+
+
+def one_line(text: str, most: int = LONGEST) -> str:
+    """The text on one printable line; of a longer one the beginning and the end, where the remedy
+    stands.
+    """
+    line = printable(" ".join(text.split()))
+    if len(line) <= most:
+        return line
+    end = most // 3
+    return f"{line[: most - end - 5]} ... {line[-end:]}"
+
+
+def plain(value: Any) -> Any:
+    """Numbers, lists and dictionaries; JSON has no infinity and no NaN, so these become null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if hasattr(value, "tolist"):  # a number or an array of numpy's
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value
+
+
+# ---- The version of what is stored, which every file of a run names, and the names tables may
+# have.
+
+SCHEMA = 1  # raised when the meaning of files changes
+NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")  # of a table
+
+
+def check_schema(schema: Any, origin: str) -> None:
+    """Refuse what another version of the format wrote; schema 1 is the first, so there is none
+    older to read.
+    """
+    if schema == SCHEMA:
+        return
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise RunError(
+            f"{origin}: written in schema {schema} by a newer esscher; this one reads up to"
+            f" {SCHEMA}. Upgrade esscher"
+        )
+    raise RunError(
+        f"{origin}: written in schema {schema}, which this esscher no longer reads (it reads"
+        f" {SCHEMA})"
+    )

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from esscher.runs.errors import RunError
-from esscher.runs.formats import ENDINGS
+from esscher.runs.files import ENDINGS
 from esscher.runs.run import Run, load_run
 from esscher.runs.spec import canonical_json
 from esscher.runs.store import write_durable

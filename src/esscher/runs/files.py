@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import yaml
 
 __all__ = [
+    "ENDINGS",
     "check_output",
     "json_object",
     "kind_of",
@@ -144,3 +145,8 @@ def check_output(path: Path) -> None:
         return
     if not stat.S_ISREG(mode):
         raise ValueError(f"{path}: expected the name of a file to write, got {kind_of(mode)}")
+
+
+# ---- The formats of exported tables, by name; named without what writes them.
+
+ENDINGS = {"csv": ".csv", "json": ".json", "parquet": ".parquet", "netcdf": ".nc"}

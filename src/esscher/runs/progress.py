@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from esscher.runs.printable import one_line
-from esscher.runs.process import memory_of
+from esscher.runs.errors import one_line
+from esscher.runs.lock import memory_of
 
 __all__ = ["Progress", "Report", "Tracker", "advance", "advancing", "terminal", "watched"]
 

@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esscher.runs.errors import RunError, resume_command
-from esscher.runs.group import read_group
+from esscher.runs.errors import RunError, one_line, resume_command
 from esscher.runs.lock import holder_of
 from esscher.runs.manifest import MANIFEST, Failure, Manifest, Status, read_manifest
-from esscher.runs.printable import one_line
 from esscher.runs.progress import Progress
 from esscher.runs.store import Store
-from esscher.runs.views import find_view
+from esscher.runs.survey import read_group
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from esscher.runs.columns import Column
 
-__all__ = ["LOCK", "Run", "list_runs", "load_run"]
+__all__ = ["LOCK", "VIEWS", "Run", "find_view", "list_runs", "load_run"]
+
+VIEWS: dict[str, str] = {
+    "plot_curve": "esscher.report.run_figures:plot_curve",
+    "plot_map": "esscher.report.run_figures:plot_map",
+    "plot_rates": "esscher.report.run_figures:plot_rates",
+    "plot_error": "esscher.report.figures:plot_alone",
+    "html": "esscher.report.summary:html_summary",
+    "text": "esscher.report.summary:text_summary",
+    "budget": "esscher.probe.budget:run_budget",
+}
+"""Name of a view -> "module:function" of a function of a run, or of what else shows itself."""
+
+
+def find_view(name: str) -> Callable[..., Any]:
+    module, _, attribute = VIEWS[name].partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+# ---- A stored run as tables. Reading needs neither the job's code nor torch.
 
 LOCK = "lock"
 _log = logging.getLogger("esscher.runs")

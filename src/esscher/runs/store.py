@@ -16,9 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from esscher.runs.errors import Damaged, RunError, StoreError, resume_command
+from esscher.runs.errors import NAME, Damaged, RunError, StoreError, resume_command
 from esscher.runs.files import read_own
-from esscher.runs.schema import NAME
 from esscher.runs.spec import Unit
 
 if TYPE_CHECKING:

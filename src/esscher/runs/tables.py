@@ -21,9 +21,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from esscher.runs.errors import Damaged
+from esscher.runs.errors import NAME, SCHEMA, Damaged, check_schema
 from esscher.runs.files import json_object
-from esscher.runs.schema import NAME, SCHEMA, check_schema
 from esscher.runs.spec import Unit, canonical_json
 
 __all__ = [

@@ -18,11 +18,11 @@ know how far the tail is from one. The M + 1 largest scores of each query are a 
 init, update, merge, finish.
 
 The other two are computed from binned masses: the deposits of keys on each query's uniform score
-grid (esscher.convergence.grid.state: its channel ``cells[-2]``), which are kept anyway for the
+grid (esscher.errors.grid: its channel ``cells[-2]``), which are kept anyway for the
 exact error. A key's unit of mass is spread over ``points`` cells by B-spline weights, which is a
 smoothing of known effect: its mean is 0, its variance w = points spacing^2 / 12, its fourth moment
 3 w^2 - points spacing^4 / 120 on average over the places in a cell, and it multiplies sums of exp(a
-score) by a known gain (esscher.convergence.grid.bspline). All of that is taken out here.
+score) by a known gain (esscher.errors.scatter). All of that is taken out here.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from esscher.convergence.grid.bspline import exponential_gain, weight_table
-from esscher.convergence.grid.state import Deposit
+from esscher.errors.grid import Deposit
+from esscher.errors.scatter import exponential_gain, weight_table
 from esscher.inputs import as_count, as_positive, as_tensor
 
 __all__ = [

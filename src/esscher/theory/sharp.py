@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from esscher.attention.head import Head
-from esscher.attention.second_tilt import second_tilt
+from esscher.attention.limit import second_tilt
 from esscher.inputs import as_counts, as_tensor
 from esscher.measures.base import Measure
 from esscher.measures.matrices import product

@@ -1,1 +1,0 @@
-"""Keys deposited on score grids: the streaming state of the exact error."""

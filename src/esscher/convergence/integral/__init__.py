@@ -1,1 +1,0 @@
-"""The integrals that give the exact error at n tokens."""

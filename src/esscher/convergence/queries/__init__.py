@@ -1,1 +1,0 @@
-"""Queries that come from a law: the exact error integrated over it."""

@@ -1,1 +1,0 @@
-"""From an error curve to its rate."""

@@ -1,0 +1,127 @@
+"""A corpus as plain data: which text, how much of it, how it is cut."""
+
+from __future__ import annotations
+
+import codecs
+from typing import Any, Literal
+
+from pydantic import Field, PositiveInt, field_validator, model_validator
+
+from esscher.runs.spec import Plain
+
+__all__ = ["CorpusSpec", "open_rules", "places", "split_numbers"]
+
+
+class CorpusSpec(Plain):
+    """A corpus as plain data: one source (files, a dataset or packaged text), how much of it, how
+    it is cut.
+    """
+
+    text: tuple[str, ...] = Field(
+        default=(), description="file or folder of text, or - for stdin; may be repeated"
+    )
+    dataset: str | None = Field(
+        default=None, description="Hugging Face dataset, name or name:config, streamed"
+    )
+    split: str = Field(default="train", description="split of the dataset")
+    field: str | None = Field(
+        default=None, description="field with the text in JSONL, CSV, Parquet, datasets"
+    )
+    packaged: Literal["prose", "code", "legal"] | None = Field(
+        default=None,
+        description=(
+            "text that needs no file: prose, code or legal, as a flag also several of them,"
+            " prose,code"
+        ),
+    )
+    encoding: str = Field(default="utf-8", description="encoding of text files and of stdin")
+    limit: PositiveInt | None = Field(default=None, description="documents at most")
+    max_tokens: PositiveInt | None = Field(default=None, description="tokens of text at most")
+    documents: Literal["joined", "separate"] = Field(
+        default="joined", description="may a window cross documents"
+    )
+    special: bool = Field(
+        default=True, description="windows carry the model's special tokens around the text"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prose_if_nothing(cls, fields: Any) -> Any:
+        if isinstance(fields, dict) and not (
+            fields.get("text") or fields.get("dataset") or fields.get("packaged")
+        ):
+            return {**fields, "packaged": "prose"}
+        return fields
+
+    @field_validator("encoding")
+    @classmethod
+    def _known(cls, encoding: str) -> str:
+        try:
+            b"a".decode(encoding)
+            codecs.getincrementaldecoder(encoding)
+        except UnicodeDecodeError:
+            pass  # UTF-16 and its like: known, and one byte is no character
+        except (LookupError, ValueError) as cause:
+            raise ValueError(
+                f"expected a text encoding such as utf-8, utf-16 or cp1252, got {encoding!r}"
+            ) from cause
+        return encoding
+
+    @model_validator(mode="after")
+    def _one_source(self) -> CorpusSpec:
+        given = [name for name in ("text", "dataset", "packaged") if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(
+                f"expected one source of text, got {' and '.join(given)}; leave all but one out"
+            )
+        if self.packaged and self.field is not None:
+            raise ValueError(
+                f"field '{self.field}' was asked for, but packaged text has no fields; leave it out"
+            )
+        if self.text.count("-") > 1:
+            raise ValueError(
+                "text: standard input '-' can be read once, got it twice; leave one out"
+            )
+        return self
+
+
+# ---- Fields that specs of models share, from what a flag or a YAML file holds: numbers, places,
+# keep rules.
+
+
+def split_numbers(value: Any, such_as: str) -> Any:
+    """Numbers with commas, where they come as text; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return tuple(float(part) for part in value.split(","))
+    except ValueError as cause:
+        raise ValueError(f"expected numbers such as {such_as}, got {value!r}") from cause
+
+
+def places(value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """Numbers of layers, heads or positions, each once and rising."""
+    if value is None:
+        return None
+    if not value or min(value) < 0:
+        raise ValueError(f"expected whole numbers from 0 on, got {list(value)}")
+    return tuple(sorted(set(value)))
+
+
+def open_rules(value: Any) -> tuple[str, ...]:
+    """Keep rules, each once and as it is written in short, its size left open: a ladder of sizes is
+    for it.
+    """
+    texts = (value,) if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple):
+        raise ValueError(f"expected a list of keep rules, got {value!r}")
+    from esscher.keep import parse  # help and flags do not wait for torch
+
+    rules = [parse(text) for text in texts]
+    for rule in rules:
+        if rule.free is None:
+            raise ValueError(
+                "expected rules with one part that has no number, which keeps what is left; got"
+                f" {rule}"
+            )
+    return tuple(dict.fromkeys(str(rule) for rule in rules))

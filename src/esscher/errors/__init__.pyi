@@ -1,0 +1,25 @@
+from .budget import asymptotic_from as asymptotic_from, tokens_needed as tokens_needed
+from .region import Coverage as Coverage, coverage as coverage
+from .curve import ErrorCurve as ErrorCurve
+from .delta import delta_covariance as delta_covariance
+from .dispersion import (
+    DispersionCurve as DispersionCurve,
+    dispersion_curve as dispersion_curve,
+)
+from .exact import exact_curve as exact_curve
+from .gaussian import gaussian_error as gaussian_error
+from .montecarlo.converge import converge as converge
+from .montecarlo.job import (
+    growth_table as growth_table,
+    support_constants as support_constants,
+)
+from .pool_curve import exact_pool_curve as exact_pool_curve
+from .rate import fit_rate as fit_rate
+from .rate import FitError as FitError, RateFit as RateFit
+from .region import (
+    Bounds as Bounds,
+    ConfidenceRegion as ConfidenceRegion,
+    KnownError as KnownError,
+    confidence_region as confidence_region,
+)
+from .budget import share_tokens as share_tokens

@@ -1,0 +1,363 @@
+"""ErrorCurve: the error of attention on n tokens against its limit, for a ladder of n. Every
+estimator ends here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from esscher.runs.columns import Column
+from esscher.runs.run import find_view
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "CURVE",
+    "HORIZONS",
+    "RATE",
+    "SAMPLINGS",
+    "STATUS",
+    "STDERR",
+    "ErrorCurve",
+    "QueryErrors",
+    "check_sampling",
+]
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class QueryErrors:
+    """What an exact curve knows of each query; arrays run over (query, n) and then over output
+    axes.
+    """
+
+    mse: Floats  # E||Gamma_n(x) - Gamma(x)||^2, (m, len n)
+    sum_p2: Floats  # E sum_j p_j^2, (m, len n)
+    limit: Floats  # Gamma(x), (m, d_v)
+    delta: Floats  # lim n * MSE = tr C(x), (m,)
+    bias: Floats | None = None  # E Gamma_n(x) - Gamma(x), (m, len n, d_v)
+    dmse_dlogn: Floats | None = None  # derivative of mse, (m, len n)
+    # E (Gamma_n - Gamma)(Gamma_n - Gamma)^T, (m, len n, d_v, d_v); its trace is mse
+    second_moment: Floats | None = None
+    # (m,) queries of one cluster are alike: a rate's interval resamples clusters
+    clusters: npt.NDArray[np.int64] | None = None
+
+    @property
+    def cov(self) -> Floats | None:
+        """Covariance of Gamma_n(x): ``second_moment`` minus bias bias^T, (m, len n, d_v, d_v)."""
+        if self.second_moment is None or self.bias is None:
+            return None
+        return self.second_moment - self.bias[..., :, None] * self.bias[..., None, :]
+
+
+@dataclass(frozen=True, repr=False)
+class ErrorCurve:
+    """Root mean square error against the limit at each n.
+
+    ``rms``: root of the mean over queries (or repeats) of the squared error; ``relative``: rms /
+    ``scale``, where ``scale`` is the root mean square norm of the limit; ``stderr``: standard error
+    of ``rms``, 0 where exact; ``query_stderr``: standard error of ``rms`` from drawing the queries
+    of a law, 0 where they are given or their law is integrated; ``accuracy`` is the other error of
+    an exact curve, that of the numbers at each query; ``kind``: "exact", "pool" (exact on a stated
+    finite pool) or "montecarlo".
+    """
+
+    n: npt.NDArray[np.int64]
+    rms: Floats
+    kind: str
+    metric: str = "l2"
+    scale: float = float("nan")
+    stderr: Floats = field(default_factory=lambda: np.zeros(0))
+    query_stderr: Floats = field(default_factory=lambda: np.zeros(0))
+    slope_stderr: Floats | None = None  # of slope, from drawing the queries of a law
+    # of rms, from a drawn pool that stands for the law of the tokens
+    pool_stderr: Floats | None = None
+    # 95 % quantile over queries (exact) or repeats (Monte Carlo) of the error's norm
+    q95: Floats | None = None
+    slope: Floats | None = None  # d log rms / d log n at each n, analytic; None where unknown
+    # 1 / E sum_j p_j^2, averaged over queries before inversion
+    effective_tokens: Floats | None = None
+    delta: float | None = None  # lim n * MSE, the delta method's constant
+    accuracy: float = 0.0  # estimated relative error of rms from quadrature and rounding
+    origin: str = ""  # one sentence: which formula, which pool, which sampling
+    queries: QueryErrors | None = None
+    kept: Floats | None = None  # keys kept on average over the queries, where a keep rule decides
+    samples: Floats | None = None  # Monte Carlo: squared error of each repeat, (repeats, len n)
+
+    def __post_init__(self) -> None:
+        if self.stderr.size == 0:
+            object.__setattr__(self, "stderr", np.zeros_like(self.rms))
+        if self.query_stderr.size == 0:
+            object.__setattr__(self, "query_stderr", np.zeros_like(self.rms))
+        assert self.n.shape == self.rms.shape == self.stderr.shape == self.query_stderr.shape
+
+    def __repr__(self) -> str:
+        if self.n.size == 0:
+            return f"ErrorCurve({self.metric}, {self.kind}, no n)"
+        ends = [
+            f"{self.rms[i]:.4g} at n = {self.n[i]}" for i in ((0, -1) if self.n.size > 1 else (0,))
+        ]
+        return f"ErrorCurve({self.metric}, {self.kind}: rms {' to '.join(ends)})"
+
+    def plot(self, *, ax: Any = None) -> Any:
+        """The error against n on logarithmic axes, with its 95 % quantile and standard errors;
+        returns the matplotlib axes.
+        """
+        return find_view("plot_error")(self, ax=ax)
+
+    @classmethod
+    def from_queries(
+        cls,
+        n: npt.NDArray[np.int64],
+        queries: QueryErrors,
+        dmse_dlogn: Floats | None,
+        *,
+        kind: str,
+        origin: str,
+        accuracy: float = 0.0,
+        weights: Floats | None = None,
+        kept: Floats | None = None,
+    ) -> ErrorCurve:
+        """The curve over all queries from each query's exact errors (and their derivative in log
+        n), alike or weighted.
+        """
+        share = np.full(len(queries.mse), 1.0 / len(queries.mse)) if weights is None else weights
+        mse = queries.mse.mean(axis=0) if weights is None else share @ queries.mse
+        if not np.isfinite(mse).all():
+            raise ValueError(
+                "values: their squared errors leave the floating range; scale the values down"
+            )
+        slope = None
+        if dmse_dlogn is not None:
+            # an error of exactly 0 has no slope
+            with np.errstate(divide="ignore", invalid="ignore"):
+                slope = (
+                    0.5 * (dmse_dlogn.mean(axis=0) if weights is None else share @ dmse_dlogn) / mse
+                )
+        return cls(
+            n=n,
+            rms=np.sqrt(mse),
+            kind=kind,
+            scale=_root_mean_square(queries.limit, share),
+            q95=np.sqrt(np.quantile(queries.mse, 0.95, axis=0)) if weights is None else None,
+            slope=slope,
+            effective_tokens=1.0 / (share @ queries.sum_p2),
+            delta=None if kept is not None else float(share[share > 0] @ queries.delta[share > 0]),
+            accuracy=accuracy,
+            origin=origin,
+            queries=replace(queries, dmse_dlogn=dmse_dlogn),
+            kept=kept,
+        )
+
+    @classmethod
+    def from_repeats(
+        cls,
+        n: npt.NDArray[np.int64],
+        samples: Floats,
+        *,
+        metric: str = "l2",
+        scale: float = float("nan"),
+        origin: str = "",
+        accuracy: float = 0.0,
+    ) -> ErrorCurve:
+        """The Monte Carlo curve of squared errors (repeats, len n); one repeat has no standard
+        error.
+        """
+        rms = np.sqrt(samples.mean(axis=0))
+        repeats = len(samples)
+        # an error of exactly 0 has no relative spread
+        with np.errstate(divide="ignore", invalid="ignore"):
+            spread = samples.std(axis=0, ddof=1) if repeats > 1 else np.full_like(rms, np.nan)
+            stderr = np.where(spread == 0, 0.0, spread / np.sqrt(repeats) / (2.0 * rms))
+        return cls(
+            n=n,
+            rms=rms,
+            kind="montecarlo",
+            metric=metric,
+            scale=scale,
+            stderr=stderr,
+            # the limit's own error may have been taken off
+            q95=np.sqrt(np.quantile(samples, 0.95, axis=0).clip(min=0)),
+            accuracy=accuracy,
+            origin=origin,
+            samples=samples,
+        )
+
+    @property
+    def relative(self) -> Floats:
+        """rms / scale: 0 where there is no error; infinite where there is one and the limit has
+        size 0; NaN: scale unknown.
+        """
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(np.where(self.rms == 0, 0.0, self.rms / np.float64(self.scale)))
+
+    def ascending(self) -> ErrorCurve:
+        """n, rms, stderr and slope by increasing n, each n once; ValueError where the errors are no
+        curve.
+        """
+        if self.n.size == 0:
+            raise ValueError("curve: expected at least one n, got none")
+        bad = ~(np.isfinite(self.rms) & (self.rms >= 0))
+        if bad.any():
+            raise ValueError(
+                f"curve: expected finite errors of at least 0, got {self.rms[bad][0]} at n ="
+                f" {self.n[bad][0]}; leave that n out or compute the error anew"
+            )
+        order = np.argsort(self.n, kind="stable")
+        n, rms = self.n[order], self.rms[order]
+        again = np.flatnonzero(np.diff(n) == 0)
+        apart = again[~np.isclose(rms[again], rms[again + 1], rtol=1e-9, atol=0)]
+        if apart.size:
+            i = int(apart[0])
+            raise ValueError(
+                f"curve: n = {n[i]} has two errors, {rms[i]:g} and {rms[i + 1]:g}; put all repeats"
+                " at one n into one point"
+            )
+        once = np.delete(order, again + 1)
+        slope = None if self.slope is None else self.slope[once]
+        kept = replace(
+            self,
+            q95=None,
+            effective_tokens=None,
+            queries=None,
+            samples=None,
+            slope_stderr=None,
+            pool_stderr=None,
+        )
+        kept = replace(
+            kept,
+            n=self.n[once],
+            rms=self.rms[once],
+            stderr=self.stderr[once],
+            query_stderr=self.query_stderr[once],
+        )
+        return replace(kept, slope=slope)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Tidy table: metric kind n rms relative stderr q95."""
+        import pandas as pd
+
+        q95 = np.full_like(self.rms, np.nan) if self.q95 is None else self.q95
+        return pd.DataFrame(
+            {
+                "metric": self.metric,
+                "kind": self.kind,
+                "n": self.n,
+                "rms": self.rms,
+                "relative": self.relative,
+                "stderr": self.stderr,
+                "q95": q95,
+            }
+        )
+
+
+def _root_mean_square(rows: Floats, share: Floats) -> float:
+    """Of the rows' norms, weighted; by their largest entry, so that no square leaves the floating
+    range.
+    """
+    largest = float(np.abs(rows).max())
+    return (
+        largest * float(np.sqrt(share @ ((rows / largest) ** 2).sum(axis=1)))
+        if largest > 0
+        else 0.0
+    )
+
+
+# ---- What the columns of stored error curves, rates and horizons are, whichever job stores them.
+
+STDERR = Column(
+    "stderr", "float", "standard error", "Standard error of a sampled error; 0 where exact."
+)
+CURVE = (  # of ErrorCurve.to_frame
+    Column(
+        "metric",
+        "word",
+        "error of",
+        "Which error: l2 the output itself, mean and cov its first two moments, uniform the worst"
+        " query.",
+        short="metric",
+    ),
+    Column("kind", "word", "kind", "exact (an integral) or montecarlo (sampled)."),
+    Column("n", "int", "n", "Number of tokens; of kept keys, how many are kept on average.", "log"),
+    Column("rms", "float", "rms error", "Root mean square error.", "log"),
+    Column("relative", "float", "relative error", "Error divided by the size of the limit.", "log"),
+    STDERR,
+    Column("q95", "float", "95 % quantile", "Error that 95 % of the queries stay below.", "log"),
+)
+RATE = (  # of a RateFit
+    Column(
+        "exponent",
+        "float",
+        "measured exponent",
+        "The error falls as n to minus this.",
+        short="exponent",
+        ends=("low", "high"),
+    ),
+    Column("low", "float", "low", "Lower end of the interval."),
+    Column("high", "float", "high", "Upper end of the interval."),
+    Column(
+        "constant", "float", "constant", "The error is about this times n to minus the exponent."
+    ),
+    Column(
+        "preferred_law",
+        "word",
+        "law",
+        "Whether a power or a logarithm describes the decay better; empty where none is told.",
+    ),
+)
+STATUS = (
+    Column("status", "word", "status", "ok or exact; else what is wrong with the fit, or refused."),
+    Column("reason", "word", "reason", "What the status means here, and what to do."),
+)
+HORIZONS = (
+    Column(
+        "horizon",
+        "float",
+        "horizon",
+        "One-sided horizon: how far the score matrix stretches the tokens' spread.",
+        "log",
+        first=10,
+    ),
+    Column(
+        "horizon2",
+        "float",
+        "two-sided horizon",
+        "Horizon with the spread of queries and keys both counted: largest typical size of a"
+        " score.",
+        "log",
+        first=11,
+    ),
+    Column(
+        "coupling",
+        "float",
+        "coupling Ψ",
+        "Attention-reach coupling: reach times the squared horizon. Large means slow convergence.",
+        "log",
+        first=9,
+        short="coupling",
+    ),
+)
+
+
+# ---- The two ways in which n keys come from a pool of N, by name.
+
+# n keys drawn independently; each key kept with probability n / N
+SAMPLINGS = ("replacement", "bernoulli")
+
+
+def check_sampling(sampling: str, n: npt.NDArray[np.int64], keys: int) -> None:
+    """Raise where this is no sampling, or where more keys are to be kept than there are."""
+    if sampling not in SAMPLINGS:
+        raise ValueError(
+            f"sampling: expected {' or '.join(map(repr, SAMPLINGS))}, got {sampling!r}"
+        )
+    if sampling == "bernoulli" and n.max() > keys:
+        raise ValueError(
+            f"n: keeping keys of a pool of {keys} gives at most {keys} tokens, got {n.max()}"
+        )

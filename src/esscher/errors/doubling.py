@@ -1,0 +1,282 @@
+"""The integral over kept keys whose probabilities all differ, key by key, to a relative 1e-4:
+compiled, at doubling nodes.
+
+The formulas are those of integral.inclusion, with the trapezoid rule in log t of step log 2, whose
+aliasing is 9e-5 of the mean squared error at most. From one node to the next t doubles, so that no
+exponential is computed but the first: with l = exp(-t eps) - 1,
+
+    exp(-2 t eps) - 1 = l (l + 2),
+
+which keeps the relative precision of l, as the square of exp(-t eps) does its own once that is
+small. What lies above a node 2t is bounded by 2 P(t) times a sum of |c|^2 that the node t knows
+already. Inner sums are float64; those of values are one product of matrices in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from esscher.errors.formulas import TINY, Floats, aliasing
+from esscher.errors.inclusion import InclusionErrors
+
+__all__ = ["Answered", "doubling_errors"]
+
+STEP = math.log(2.0)
+TOL = 2e-6  # of what is cut off at either end, and of float32 products
+# log t of the first node, measured from 1 / what is kept on average. There the aliasing, 2 Re
+# Gamma(2 - iy) exp(iy log tS) with y = 2 pi / log 2, is 0 where nothing else than the average is
+# ever kept.
+LOWEST = -6.693294777457927
+DEEPER = 3  # nodes further down, where that is not low enough
+TRIES = 12
+NODES = 72  # of a query at most
+QUERIES = 8  # of one task
+ROUNDING = 1e-15  # of p w: below it p w is 1
+# smaller numbers are nothing, and their products denormal, which takes processors a hundred times
+# as long
+SLOW = 1e-30
+# over the keys of a query
+SUMS = ("total", "pair", "spread", "count", "first", "kept", "second", "largest")
+TOTAL, PAIR, SPREAD, COUNT, FIRST, KEPT, SECOND, LARGEST = range(len(SUMS))
+# sums in any order; infinity and NaN stay what they are
+FAST = {"reassoc", "contract", "arcp", "nsz"}
+# numbers of a node: t, P, whether the vector is in its late form, summed terms, spread, pairs
+COLUMNS = 6
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The errors of those queries (m,) that ``known`` marks; the others' numbers mean nothing."""
+
+    errors: InclusionErrors
+    known: Tensor
+
+
+def doubling_errors(
+    weight: Tensor, near: Tensor, drift: Tensor, distance: Tensor, p: Tensor, w: Tensor | None
+) -> Answered:
+    """float64, on the CPU: softmax weights (m, N), values (N, d) and limits (m, d) from one origin,
+    |c| (m, N), p and w (m, N).
+
+    A query that needs more than NODES nodes is not answered.
+    """
+    keys = _Keys(weight, near, drift, distance, p, w)
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        parts = list(pool.map(keys.integrate, range(0, len(p), QUERIES)))
+    mse, bias, sum_p2, known = (torch.cat(column) for column in zip(*parts, strict=True))
+    return Answered(InclusionErrors(mse, bias, sum_p2, aliasing(STEP) / 2 + TOL), known)
+
+
+class _Keys:
+    """Keys of all queries as arrays: those that chance decides, and sums over the sure ones."""
+
+    def __init__(
+        self,
+        weight: Tensor,
+        near: Tensor,
+        drift: Tensor,
+        distance: Tensor,
+        p: Tensor,
+        w: Tensor | None,
+    ) -> None:
+        self.drift, self.near = drift, near.float()
+        weights, self.distance, given = (x.contiguous().numpy() for x in (weight, distance, p))
+        counted = np.ones_like(given) if w is None else w.contiguous().numpy()
+        self.p, self.eps = own = np.empty((2, *weights.shape))
+        self.sums, apart = (
+            np.zeros((len(p), len(SUMS))),
+            torch.empty(2, *p.shape, dtype=torch.float64),
+        )
+        _part(weights, self.distance, given, counted, own, self.sums, apart.numpy())
+        vectors = (apart.flatten(0, 1) @ near).reshape(2, len(p), -1) - apart.sum(
+            2, keepdim=True
+        ) * drift
+        self.first, self.vector = vectors.unbind(0)
+        self.sums[:, FIRST] = self.first.norm(dim=1).numpy()
+
+    def integrate(self, start: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """mse, bias, E sum p^2, and which are known, of QUERIES queries from ``start`` on."""
+        part = slice(start, start + QUERIES)
+        m, size = self.p[part].shape
+        terms, nodes = np.empty((m * NODES, size), np.float32), np.empty((m * NODES, COLUMNS))
+        room = (np.empty(size), np.empty(size), np.empty(size))
+        counts, known, rows = torch.zeros(m, dtype=torch.int64), torch.zeros(m, dtype=torch.bool), 0
+        for i in range(m):
+            counts[i], known[i] = self._march(start + i, terms[rows:], nodes[rows:], room)
+            rows += int(counts[i])
+        owner = torch.repeat_interleave(torch.arange(m), counts)
+        t, chance, late, summed, spread, pairs = torch.from_numpy(nodes[:rows]).unbind(1)
+        base = torch.where(late[:, None] > 0, self.vector[part][owner], self.first[part][owner])
+        moved = (torch.from_numpy(terms[:rows]) @ self.near).double()
+        vector = base + moved - summed[:, None] * self.drift[part][owner]
+        share = STEP * t * chance
+        of_rows = torch.stack(
+            [share * t * (vector.square().sum(1) + spread), share * t * pairs], dim=1
+        )
+        numbers = torch.cat([of_rows, share[:, None] * vector], dim=1)
+        found = torch.zeros(m, numbers.shape[1], dtype=torch.float64).index_add_(0, owner, numbers)
+        begin = counts.cumsum(0) - counts
+        # Below the first node, at t, the bias has t (B - t G) left. Over these nodes the sum of t
+        # is that t, and of t^2 a third of its square; the first node says what B - t G is.
+        lowest = 2 * self.first[part] + chance[begin, None] * vector[begin]
+        bias = found[:, 2:] + STEP * t[begin, None] * lowest / 3
+        return found[:, 0], bias, found[:, 1], known
+
+    def _march(
+        self, i: int, terms: Any, nodes: Floats, room: tuple[Floats, ...]
+    ) -> tuple[int, bool]:
+        """Nodes of one query, and whether nothing is left on either side.
+
+        Arrays of the inner sums come from here: the compiler makes vector operations of them only
+        where it is given each alone.
+        """
+        sums = self.sums[i]
+        second, t = sums[FIRST] ** 2 + sums[SECOND], math.exp(LOWEST) / max(sums[KEPT], TINY)
+        for _ in range(TRIES):
+            count, found, closed = _query(
+                (self.p[i], self.eps[i], self.distance[i]), sums, t, room, terms, nodes
+            )
+            if closed and t * t * second <= 2 * TOL * found + TINY:
+                return count, True
+            t /= 2**DEEPER
+        return count, False
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
+def _part(weight: Any, far: Any, given: Any, counted: Any, own: Any, sums: Any, apart: Any) -> None:
+    """p and eps of the keys that chance decides, 0 for the others; SUMS; and (p w - 1) pi and the
+    sure keys' eps.
+
+    As sum pi c = 0, B = sum p eps c is that of (p w - 1) pi c too, which has no digits to lose
+    where the rule reweights.
+    """
+    for i in range(given.shape[0]):
+        total, pair, spread, count, kept, second, largest = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+        for j in range(given.shape[1]):
+            chance, square = given[i, j], far[i, j] * far[i, j]
+            some, surely = 1.0 if chance > 0.0 else 0.0, 1.0 if chance == 1.0 else 0.0
+            counts = counted[i, j] if chance > 0.0 else 0.0
+            e, lack = weight[i, j] * counts, chance * counts - 1.0
+            sure = surely * e
+            apart[0, i, j] = lack * weight[i, j] if abs(lack) > ROUNDING else 0.0
+            apart[1, i, j] = sure
+            own[0, i, j] = (1.0 - surely) * chance
+            own[1, i, j] = e - sure
+            total += sure
+            pair += sure * sure
+            spread += surely * square
+            count += surely
+            kept += chance * e
+            second += (1.0 - chance) * chance * e * e * square
+            largest = max(largest, some * square)
+        sums[i, TOTAL], sums[i, PAIR], sums[i, SPREAD] = total, pair, spread
+        sums[i, COUNT], sums[i, KEPT], sums[i, SECOND], sums[i, LARGEST] = (
+            count,
+            kept,
+            second,
+            largest,
+        )
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _query(
+    keys: Any, sums: Any, t: float, room: Any, terms: Any, nodes: Any
+) -> tuple[int, float, bool]:
+    """Nodes from t up: how many, what of the mean squared error is surely found, and whether
+    nothing is left above them.
+    """
+    p, eps, far = keys
+    lost, left, share = room
+    for j in range(p.size):
+        lost[j], left[j] = math.expm1(-t * eps[j]), math.exp(-t * eps[j])
+    found, pairs, rest, rest_pairs = 0.0, 0.0, math.inf, math.inf
+    for node in range(NODES):
+        product, spread, pair, sum_late, sum_early, above, above_pair = _sums(
+            p, eps, far, lost, left, share
+        )
+        chance = math.exp(-t * sums[TOTAL]) * product
+        # of the two forms of the vector the one that float32 rounds less
+        is_late = sum_late < -sum_early
+        _store(share, p, lost, left, is_late, terms[node])
+        _double(lost, left)
+        nodes[node, 0], nodes[node, 1], nodes[node, 2] = t, chance, 1.0 if is_late else 0.0
+        nodes[node, 3] = sum_late if is_late else sum_early
+        nodes[node, 4], nodes[node, 5] = spread, pair + sums[PAIR]
+        found += STEP * t * t * chance * spread
+        pairs += STEP * t * t * chance * (pair + sums[PAIR])
+        if rest <= TOL * found + TINY and rest_pairs <= TOL * pairs + TINY:
+            return node + 1, found, True
+        # an output is a mean of kept values, so that its error is at most the largest |c|, or the
+        # root of their summed squares
+        rest = 2 * chance * min(sums[LARGEST], sums[SPREAD] + above)
+        rest_pairs = 2 * chance * min(1.0, sums[COUNT] + above_pair)
+        t *= 2
+    return NODES, found, False
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
+def _sums(
+    p: Any, eps: Any, far: Any, lost: Any, left: Any, share: Any
+) -> tuple[float, float, float, float, float, float, float]:
+    """Over the keys at one node: product of D, spread, pairs, sums of the terms that both forms of
+    the vector have.
+
+    The last two: sums of p x / D times |c|^2 and 1. ``lost``: x - 1; ``left``: x; ``share``: gets p
+    eps / D.
+    """
+    product, spread, pair, sum_late, sum_early, above, above_pair = (
+        1.0,
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+    )
+    for j in range(p.size):
+        stay = 1.0 - p[j]
+        d = stay + p[j] * left[j]
+        some = p[j] / d
+        alive = some * left[j]  # p x / D
+        weight = alive * eps[j]
+        shed = some * stay * eps[j] * lost[j]
+        product *= d
+        share[j] = some * eps[j]
+        sum_late += weight
+        sum_early += shed
+        square = far[j] * far[j]
+        pair += weight * eps[j]
+        spread += weight * eps[j] * stay / d * square
+        above += alive * square
+        above_pair += alive
+    return product, spread, pair, sum_late, sum_early, above, above_pair
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
+def _store(share: Any, p: Any, lost: Any, left: Any, is_late: bool, row: Any) -> None:
+    """The terms of one form of the vector, as float32."""
+    if is_late:
+        for j in range(row.size):
+            term = share[j] * left[j]
+            row[j] = term if term > SLOW else 0.0
+    else:
+        for j in range(row.size):
+            row[j] = share[j] * (1.0 - p[j]) * lost[j]
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=FAST)
+def _double(lost: Any, left: Any) -> None:
+    """x - 1 and x at the next node."""
+    for j in range(lost.size):
+        more = lost[j] * (lost[j] + 2.0)
+        square = left[j] * left[j] if left[j] > SLOW else 0.0
+        left[j] = square if lost[j] < -0.5 else 1.0 + more
+        lost[j] = more

@@ -1,0 +1,368 @@
+"""exact_curve: the exact error of a head on n tokens of a law, for every n at once. No sampling, no
+variance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from esscher.attention.head import Head, check_pair
+from esscher.attention.limit import limit
+from esscher.errors.curve import ErrorCurve, QueryErrors
+from esscher.errors.delta import delta_trace
+from esscher.errors.gaussian import gaussian_error_slopes
+from esscher.errors.keep_law import law_rule
+from esscher.errors.nodes import concatenate, error_from_nodes
+from esscher.errors.pool_curve import exact_pool_curve, pool_stderr
+from esscher.errors.query_laws import drawn, gaussian_queries_curve, integrated
+from esscher.inputs import as_count, as_counts, as_tensor
+from esscher.keep.text import parse
+from esscher.measures.base import Measure
+from esscher.measures.line import Line
+from esscher.measures.rotational import Rotational
+
+__all__ = ["exact_curve"]
+
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+CHEBYSHEV = 33  # tilts at which many queries' f1 and f2 are computed, then interpolated in between
+INTERPOLATED = 1e-10  # relative accuracy the interpolation must reach
+
+
+@torch.no_grad()
+def exact_curve(
+    head: Head,
+    measure: Measure,
+    queries: Any,
+    n: Any = None,
+    *,
+    keep: Any = None,
+    context: Any = None,
+    details: bool = False,
+    pool_size: int = 1 << 15,
+    seed: int = 0,
+    draws: int = 256,
+) -> ErrorCurve:
+    """E||Gamma_n - Gamma||^2 at each n, averaged over ``queries``, rows or a law: ``.rms`` is its
+    root.
+
+    With e = exp<theta, y>, c = V y + v0 - Gamma and phi(t) = E exp(-te),
+
+        E||Gamma_n - Gamma||^2 = n int t E[e^2 |c|^2 exp(-te)] phi^{n-1} dt + n (n-1) int t |E[e
+            c exp(-te)]|^2 phi^{n-2} dt.
+
+    Gaussian tokens: through ``gaussian_error``. Sphere, ball, pools, small Rademacher cubes,
+    one-dimensional laws and mixtures of these: one-dimensional quadrature along each query's tilt.
+    Any other law: exactly for a stated pool of ``pool_size`` tokens drawn from it with ``seed``,
+    and then ``kind`` is "pool". Per-query values are in ``.queries``; ``details`` adds each query's
+    bias and, for Gaussian tokens and those on the sphere and in the ball, the second moment and the
+    covariance of its error.
+
+    ``queries`` may be a measure. Its law is integrated for Gaussian queries on Gaussian tokens,
+    rotation-invariant queries on rotation-invariant tokens where A is a multiple of an orthogonal
+    matrix, pools, small Rademacher cubes and intervals; of any other law, and where that integral
+    would not be right to 1e-6, ``draws`` queries are drawn with ``seed``, and ``.query_stderr``
+    says what that leaves uncertain.
+
+    ``keep``: a rule of ``es.keep`` or its text: "random", "topk", "topk:K+random:reweight"
+    (reweight or not), "neyman". The error is then that of the n keys it keeps on average of
+    ``context`` independent tokens (one number, or one for each n), each kept with a chance that
+    depends on its score and value. ``context`` None: n keys are kept of a context without end
+    ("random", which is the curve above, or "neyman"). Formulas: esscher.errors.keep_law.
+    Neyman's curve without end is exact for Gaussian tokens, for mixtures of Gaussians where each V
+    Sigma V^T has one eigenvalue beside 0, for spheres and balls where V^T V is a multiple of the
+    identity, and for pools; elsewhere, and in a context, ``kind`` is "pool".
+    """
+    check_pair(head, measure)
+    size = as_count(pool_size, "pool_size")
+    if keep is None and context is not None:
+        raise ValueError("context: only a keep rule has one; give keep too, or leave context out")
+    kept = None if keep is None else law_rule(parse(keep), n, context)
+    counts = as_counts(n, "n") if kept is None else kept.n
+
+    def over(head: Head, x: Tensor, weights: Floats | None = None) -> ErrorCurve:
+        if kept is None or kept.plain:
+            return _over_rows(head, measure, x, counts, details, (size, seed), weights)
+        # outside its strip a law has no limit: refuse before any work
+        measure.log_laplace(head.tilt(x))
+        return kept.curve(head, measure, x, details, size, seed)
+
+    if isinstance(queries, Measure):
+        if details:
+            raise ValueError(
+                "details: expected queries as rows, got a law of queries; draw rows with"
+                " queries.sample(m)"
+            )
+        if queries.dim != head.dim_query:
+            raise ValueError(
+                f"queries: expected a law of dimension {head.dim_query}, the head's queries, got"
+                f" {queries.dim}"
+            )
+        known = (
+            _over_law(head, measure, queries, counts, over) if kept is None or kept.plain else None
+        )
+        if known is not None:
+            return known
+        x = (
+            queries.sample(as_count(draws, "draws"), torch.Generator().manual_seed(seed))
+            .double()
+            .to(measure.device)
+        )
+        return drawn(over(head, x), seed)
+    x = as_tensor(queries, "queries", ndim=2, last=head.dim_query).double().to(measure.device)
+    if x.shape[0] == 0:
+        raise ValueError("queries: expected at least one row, got none")
+    return over(head, x)
+
+
+def _over_law(
+    head: Head, measure: Measure, queries: Measure, n: Counts, over: Callable[..., ErrorCurve]
+) -> ErrorCurve | None:
+    """The curve over a law of queries that can be integrated; None where they must be drawn."""
+    if measure.is_gaussian and queries.is_gaussian:
+        return gaussian_queries_curve(head, measure, queries, n)
+    return integrated(over, head, measure, queries)
+
+
+def _over_rows(
+    head: Head,
+    measure: Measure,
+    x: Tensor,
+    counts: Counts,
+    details: bool,
+    drawn_pool: tuple[int, int],
+    weights: Floats | None,
+) -> ErrorCurve:
+    """``drawn_pool``: size and seed of the pool that stands for a law without a formula."""
+    # outside its strip a law has no limit: refuse before any work
+    measure.log_laplace(head.tilt(x))
+    pool, rotational, law = measure.as_pool(), measure.as_rotational(), type(measure).__name__
+    if measure.is_gaussian:
+        errors, slopes, accuracy = _gaussian(head, measure, x, counts).result(
+            head, measure, x, details
+        )
+        origin = "exact, Gaussian tokens: f1 and f2 of the score's standard deviation"
+    elif rotational is not None:
+        errors, slopes, accuracy = _rotational(head, rotational, x, counts).result(
+            head, measure, x, details
+        )
+        origin = f"exact, {law} tokens: quadrature over the cosine"
+    elif pool is not None:
+        q, k, v = (
+            head.queries(x),
+            head.keys(pool.tokens.double()),
+            head.values(pool.tokens.double()),
+        )
+        return exact_pool_curve(q, k, v, counts, scale=1.0, weights=pool.weights, details=details)
+    else:
+        lines = (measure.along(theta) for theta in head.tilt(x).double())
+        first = next(lines)
+        if first is None:
+            return _through_pool(head, measure, x, counts, details, *drawn_pool)
+        errors, slopes, accuracy = _along_tilts(
+            head, measure, x, counts, details, chain([first], lines)
+        )
+        origin = f"exact, {law} tokens: quadrature along each query's tilt"
+    return ErrorCurve.from_queries(
+        counts, errors, slopes, kind="exact", accuracy=accuracy, origin=origin, weights=weights
+    )
+
+
+Result = tuple[QueryErrors, Floats, float]  # errors, d MSE / d log n, relative accuracy
+
+
+@dataclass(frozen=True)
+class _TwoDirections:
+    """Second moment of the error f1 w w^T + f2 (M - w w^T) and bias b w: w = value of the unit step
+    along the tilt.
+
+    Rotation-invariant laws and Gaussians (after whitening) know only the direction of the tilt and
+    what is across it.
+    """
+
+    w: Floats  # (m, d_out)
+    total: Floats  # M, (d_out, d_out)
+    f1: Floats  # (m, len n), as are the others
+    f2: Floats
+    df1_dlogn: Floats
+    df2_dlogn: Floats
+    b: Floats
+    sum_p2: Floats
+    accuracy: float
+
+    def result(self, head: Head, measure: Measure, x: Tensor, details: bool) -> Result:
+        along = (self.w**2).sum(-1)[:, None]
+        across = np.maximum(np.trace(self.total) - along, 0.0)
+        bias = second = None
+        if details:
+            bias = self.b[:, :, None] * self.w[:, None, :]
+            line = self.w[:, :, None] * self.w[:, None, :]
+            second = (
+                self.f1[:, :, None, None] * line[:, None]
+                + self.f2[:, :, None, None] * (self.total - line)[:, None]
+            )
+        errors = QueryErrors(
+            mse=along * self.f1 + across * self.f2,
+            sum_p2=self.sum_p2,
+            limit=limit(head, measure)(x).cpu().numpy(),
+            delta=_delta_trace(head, measure, x),
+            bias=bias,
+            second_moment=second,
+        )
+        return errors, along * self.df1_dlogn + across * self.df2_dlogn, self.accuracy
+
+
+def _gaussian(head: Head, measure: Measure, x: Tensor, n: Counts) -> _TwoDirections:
+    """w = V L u, M = V Sigma V^T, f1 and f2 of ``gaussian_error``; bias -f2 V Sigma theta (Stein).
+
+    L L^T = Sigma, u = L^T theta / s, s its length: so rounding is of the size of Sigma, also where
+    it is singular along theta.
+    """
+    white, root = head.tilt(x) @ measure.root, head.V.double() @ measure.root
+    length = white.norm(dim=-1)
+    s = length.cpu().numpy()
+    f = gaussian_error_slopes(n[None, :], s[:, None])
+    w = (white / torch.where(length > 0, length, 1.0)[:, None] @ root.T).cpu().numpy()
+    total = (root @ root.T).cpu().numpy()
+    return _TwoDirections(
+        w, total, f.f1, f.f2, f.df1_dlogn, f.df2_dlogn, -f.f2 * s[:, None], f.f2, 1e-12
+    )
+
+
+def _rotational(head: Head, measure: Rotational, x: Tensor, n: Counts) -> _TwoDirections:
+    """w = R V u, M = R^2 V V^T; f1 is the error of the cosine, f2 = E sum_j p_j^2 (1 - cos_j^2) /
+    (d - 1).
+
+    Both depend on the query through r = R |theta| alone.
+    """
+    theta, V = head.tilt(x), head.V.double()
+    size = theta.norm(dim=-1)
+    u = torch.where(
+        size[:, None] > 0,
+        theta / size.clamp_min(1e-300)[:, None],
+        torch.eye(measure.dim).to(theta)[0],
+    )
+    columns, accuracy = _over_tilts(measure, (measure.radius * size).cpu().numpy(), n)
+    f1, f2, df1_dlogn, df2_dlogn, b, sum_p2 = np.moveaxis(columns, -1, 0)
+    return _TwoDirections(
+        w=(measure.radius * u @ V.T).cpu().numpy(),
+        total=(measure.radius**2 * V @ V.T).cpu().numpy(),
+        f1=f1,
+        f2=f2,
+        df1_dlogn=df1_dlogn,
+        df2_dlogn=df2_dlogn,
+        b=b,
+        sum_p2=sum_p2,
+        accuracy=accuracy,
+    )
+
+
+def _over_tilts(measure: Rotational, r: Floats, n: Counts) -> tuple[Floats, float]:
+    """The six functions of (r, n) at each r: (m, len n, 6). Many queries are interpolated between
+    Chebyshev points of r.
+
+    The functions are analytic in r, so the interpolant converges geometrically; its last
+    coefficients tell its error, and where they are not small enough every query is integrated on
+    its own.
+    """
+    if r.size > CHEBYSHEV and np.ptp(r) > 0:
+        angles = (np.arange(CHEBYSHEV) + 0.5) * np.pi / CHEBYSHEV
+        low, high = float(r.min()), float(r.max())
+        nodes = low + 0.5 * (high - low) * (1.0 + np.cos(angles))
+        values, accuracy = _over_tilts(measure, nodes, n)
+        modes = np.cos(np.outer(np.arange(CHEBYSHEV), angles)) * (2.0 / CHEBYSHEV)
+        modes[0] /= 2.0
+        coefficients = np.tensordot(modes, values, axes=1)
+        size = np.abs(values).max(axis=0) + 1e-300
+        tail = float((np.abs(coefficients[-3:]).max(axis=0) / size).max())
+        if tail < INTERPOLATED:
+            position = np.clip((2.0 * r - low - high) / (high - low), -1.0, 1.0)
+            basis = np.cos(np.outer(np.arccos(position), np.arange(CHEBYSHEV)))
+            return np.tensordot(basis, coefficients, axes=1), accuracy + 10.0 * tail
+    out, accuracy = np.empty((r.size, n.size, 6)), 0.0
+    for i, radius in enumerate(r):
+        x, log_weights, spread = measure.cosine(float(radius))
+        scores = (radius * x)[None]
+        along = error_from_nodes(scores, log_weights, x[:, None], None, n, details=True)
+        across = error_from_nodes(scores, log_weights, torch.zeros_like(x)[:, None], spread, n)
+        assert along.bias is not None
+        parts = (
+            along.mse,
+            across.mse,
+            along.dmse_dlogn,
+            across.dmse_dlogn,
+            along.bias[..., 0],
+            along.sum_p2,
+        )
+        out[i] = np.stack([part[0] for part in parts], axis=-1)
+        accuracy = max(accuracy, along.accuracy, across.accuracy)
+    return out, accuracy
+
+
+def _along_tilts(
+    head: Head,
+    measure: Measure,
+    x: Tensor,
+    n: Counts,
+    details: bool,
+    tilts: Iterable[list[Line] | None],
+) -> Result:
+    """One query at a time: nodes along its tilt, values V y given the score, and what they spread
+    across it.
+    """
+    V, parts = head.V.double(), []
+    for lines in tilts:
+        assert lines is not None  # a law has nodes along every tilt or along none
+        parts.append(
+            error_from_nodes(
+                torch.cat([line.scores for line in lines])[None],
+                torch.cat([line.log_weights for line in lines]),
+                torch.cat([line.means for line in lines]) @ V.T,
+                torch.cat([line.extra(V) for line in lines]),
+                n,
+                details=details,
+            )
+        )
+    joined = concatenate(parts)
+    errors = replace(
+        joined.queries(),
+        limit=limit(head, measure)(x).cpu().numpy(),
+        delta=_delta_trace(head, measure, x),
+    )
+    return errors, joined.dmse_dlogn, joined.accuracy
+
+
+def _through_pool(
+    head: Head, measure: Measure, x: Tensor, n: Counts, details: bool, size: int, seed: int
+) -> ErrorCurve:
+    """Exact for a pool drawn from the law: right for the law up to the pool's own sampling error,
+    which is told.
+    """
+    tokens = measure.sample(size, torch.Generator().manual_seed(seed)).double()
+
+    def over(pool: Tensor, more: bool = False) -> ErrorCurve:
+        return exact_pool_curve(
+            head.queries(x), head.keys(pool), head.values(pool), n, scale=1.0, details=more
+        )
+
+    curve = over(tokens, details)
+    doubt = pool_stderr(tokens, lambda part: over(part).rms)
+    origin = (
+        f"exact for a pool of {size} tokens drawn from {type(measure).__name__} (seed {seed}), with"
+        " replacement"
+    )
+    return replace(curve, kind="pool", pool_stderr=doubt, origin=origin)
+
+
+def _delta_trace(head: Head, measure: Measure, x: Tensor) -> Floats:
+    trace: Floats = delta_trace(head, measure, x).cpu().numpy()
+    return trace

@@ -1,0 +1,563 @@
+"""Exact error of softmax attention on n Gaussian tokens: two functions of n and of the score's
+standard deviation s.
+"""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from math import ceil, erfc, exp, expm1, floor, log, log1p, pi, sqrt
+from typing import Any, overload
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from esscher.errors.formulas import HIGHEST, Floats, step_for
+from esscher.inputs import as_counts, as_tensor
+
+__all__ = [
+    "COLUMNS",
+    "COLUMNS_SURE",
+    "S_MAX",
+    "GaussianError",
+    "gaussian_error",
+    "gaussian_error_slopes",
+    "integrate_pairs",
+    "integrate_sure",
+    "largest_weights",
+    "share_range",
+]
+
+
+# Without the interpreter's lock the caller can run parts in plain threads: unlike numba's own
+# (parallel=True) they survive a fork and calls from several threads at once. Sums may be reordered:
+# that is what vector units need.
+compiled = numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
+
+COLUMNS = 6  # f1, f2, df1/ds, df2/ds, df1/dlog n, df2/dlog n
+
+STEP = 0.25  # of the lattice that carries both u and tau
+# from this s on the expectation over g is a sum over lattice nodes u, below it a sum over nodes g
+WIDE = 0.5
+# range of g that carries weight; a large n looks far to the right
+REACH_LEFT, REACH_RIGHT = 10.0, 14.0
+NEGLIGIBLE = 39.0  # exp(-39) = 1e-17
+TINY = 1e-17  # the share of the sum so far at which the march over tau ends
+
+U_FIRST, U_LAST = -1120, 20  # u from -280 to 5, in steps
+NODES_U = np.arange(U_FIRST, U_LAST + 1) * STEP
+M1 = STEP * np.exp(NODES_U - np.exp(NODES_U))  # m_1 and m_2 with the rule's weight
+M2 = STEP * np.exp(2 * NODES_U - np.exp(NODES_U))
+M1_BELOW = np.cumsum(M1) - M1  # sum of M1 over the nodes before each one
+
+STEP_G = 0.5  # error exp(-2 pi^2 / STEP_G^2) from the normal density
+NODES_G = np.arange(-REACH_LEFT, 12.0 + STEP_G, STEP_G)
+WEIGHTS_G = STEP_G * np.exp(-0.5 * NODES_G**2) / np.sqrt(2 * np.pi)
+
+
+@compiled
+def moments_narrow(tau: float, s: float, row: Floats) -> None:
+    """M, N, log phi and their slopes in s at one tau, for s < ``WIDE``.
+
+    With A_k = E m_k(u), Stein's lemma gives N = A_2 + s^2 P, P = A_2 - 3 A_3 + A_4 >= -5/4 A_2, and
+    the heat equation dE h(tau + s g)/ds = s E h''(tau + s g) with m_k'' = k^2 m_k - (2k+1) m_(k+1)
+    + m_(k+2) gives slopes that keep their digits as s goes to 0.
+    """
+    missing = present = a1 = a2 = a3 = a4 = a5 = a6 = 0.0
+    for k in range(NODES_G.size):
+        y = exp(tau + s * NODES_G[k])
+        lost = -expm1(-y)
+        kept = exp(-y) if lost > 0.5 else 1.0 - lost
+        missing += WEIGHTS_G[k] * lost
+        present += WEIGHTS_G[k] * kept
+        m1 = WEIGHTS_G[k] * kept * y
+        m2 = m1 * y
+        m3 = m2 * y
+        a1, a2, a3, a4, a5, a6 = (
+            a1 + m1,
+            a2 + m2,
+            a3 + m3,
+            a4 + m3 * y,
+            a5 + m3 * y * y,
+            a6 + m3 * y * y * y,
+        )
+    phi_s = -s * (a1 - a2)
+    p = a2 - 3 * a3 + a4
+    m_2nd = 4 * a2 - 5 * a3 + a4
+    p_2nd = 4 * a2 - 32 * a3 + 38 * a4 - 12 * a5 + a6
+    row[0] = a2
+    row[1] = a2 + s * s * p
+    row[2] = log1p(-missing) if missing < 0.5 else log(present)
+    row[3] = s * m_2nd
+    row[4] = s * (m_2nd + 2 * p + s * s * p_2nd)
+    row[5] = phi_s / present
+
+
+@compiled
+def fill_kernel(s: float, kernel: Floats) -> int:
+    """What M, N and phi weigh m_k(u) by, over the offsets u - tau = x s; returns the column of x =
+    0.
+
+    With w the normal density and Q its survival function the rows are w/s, (x-s)^2 w/s, Q(x),
+    Q(-x), then d/ds of w/s, of (x-s)^2 w/s and of Q(x), all at fixed u and tau: dx/ds = -x/s.
+    """
+    left, right = ceil(REACH_LEFT * s / STEP), ceil(REACH_RIGHT * s / STEP)
+    for j in range(-left, right + 1):
+        x = j * STEP / s
+        w = exp(-0.5 * x * x) / (sqrt(2 * pi) * s)
+        tail = 0.5 * erfc(abs(x) / sqrt(2.0))
+        gap = x - s
+        c = j + left
+        kernel[0, c] = w
+        kernel[1, c] = gap * gap * w
+        kernel[2, c] = tail if x > 0 else 1.0 - tail
+        kernel[3, c] = tail if x <= 0 else 1.0 - tail
+        kernel[4, c] = (x * x - 1.0) / s * w
+        kernel[5, c] = gap * (gap * (x * x - 1.0) - 2.0 * (x + s)) / s * w
+        kernel[6, c] = x * w
+    return left
+
+
+@compiled
+def lowest_u(tau: float, s: float) -> float:
+    """Where the integrand m_1(u) Q((u - tau)/s) of 1 - phi is left of everything that matters, or Q
+    is 1.
+
+    Right of tau the integrand is a normal density about tau + s^2 cut off at u = 0; left of tau it
+    is e^u.
+    """
+    low = min(tau, 0.0)
+    centre = low + s * s
+    beyond = max(centre, 0.0)
+    edge = centre - sqrt(2 * NEGLIGIBLE * s * s + beyond * beyond)
+    if edge < low:
+        edge = low + s * s / 2 - beyond * beyond / (2 * s * s) - NEGLIGIBLE
+    return max(edge, tau - REACH_LEFT * s)
+
+
+@compiled
+def moments_wide(i: int, s: float, kernel: Floats, centre: int, row: Floats) -> None:
+    """M, N, log phi and their slopes in s at tau = i ``STEP``, for s >= ``WIDE``.
+
+    Integration by parts bounds the window on the right: 1 - phi = int m_1(u) Q((u - tau)/s) du, and
+    phi with 1 - Q.
+    """
+    first = max(ceil(lowest_u(i * STEP, s) / STEP), i - centre)
+    assert first >= U_FIRST
+    last = min(U_LAST, i + ceil(REACH_RIGHT * s / STEP))
+    c = centre - i
+    m = v = missing = present = m_s = v_s = missing_s = 0.0
+    for k in range(first, last + 1):
+        m1, m2 = M1[k - U_FIRST], M2[k - U_FIRST]
+        m += m2 * kernel[0, k + c]
+        v += m2 * kernel[1, k + c]
+        missing += m1 * kernel[2, k + c]
+        present += m1 * kernel[3, k + c]
+        m_s += m2 * kernel[4, k + c]
+        v_s += m2 * kernel[5, k + c]
+        missing_s += m1 * kernel[6, k + c]
+    # there Q is 1, or it does not matter
+    missing += M1_BELOW[first - U_FIRST] * kernel[2, first + c]
+    row[0], row[1], row[3], row[4] = m, v, m_s, v_s
+    if missing < 0.5:
+        row[2] = log1p(-missing)
+        row[5] = -missing_s / (1.0 - missing)
+    else:
+        row[2] = log(present)
+        row[5] = -missing_s / present
+
+
+@compiled
+def fill_moments(i: int, s: float, kernel: Floats, centre: int, row: Floats) -> None:
+    """M, N, log phi, then their slopes in s, at tau = i ``STEP``."""
+    if s < WIDE:
+        moments_narrow(i * STEP, s, row)
+    else:
+        moments_wide(i, s, kernel, centre, row)
+
+
+@compiled
+def add_node(n: float, s: float, row: Floats, total: Floats) -> bool:
+    """Add the integrands at one tau to ``total``; true while the node still matters to f1 or f2."""
+    m, v, log_phi, m_s, v_s, log_phi_s = row
+    one = n * exp((n - 1) * log_phi)
+    two = n * s * exp((n - 2) * log_phi) * m
+    f2 = one * m
+    f1_apart, f1_pairs = one * v, (n - 1) * s * two * m
+    f1 = f1_apart + f1_pairs
+    total[0] += f1
+    total[1] += f2
+    total[2] += one * (v_s + (n - 1) * v * log_phi_s)
+    total[2] += (n - 1) * two * (2 * m + s * (2 * m_s + (n - 2) * m * log_phi_s))
+    total[3] += one * (m_s + (n - 1) * m * log_phi_s)
+    total[4] += f1_apart * (1 + n * log_phi) + s * two * m * (2 * n - 1 + n * (n - 1) * log_phi)
+    total[5] += f2 * (1 + n * log_phi)
+    return bool(f1 > TINY * total[0] or f2 > TINY * total[1])
+
+
+@compiled
+def stride(n: float, s: float) -> int:
+    """Lattice steps between the nodes tau: beyond freezing phi^n varies on the scale s / sqrt(2 log
+    n) > 1.
+    """
+    return max(1, floor(s / (1 + sqrt(2 * log(n)))))
+
+
+@compiled
+def peak(n: float, s: float) -> float:
+    """The tau about which the integrands live: n (1 - phi) is about 1 there."""
+    freezing = sqrt(2 * log(n))
+    return -log(n) - s * s / 2 if s < freezing else -s * freezing
+
+
+@compiled
+def integrate_pairs(ns: Floats, ss: Floats, out: Floats) -> None:
+    """f1, f2 and their slopes for each pair (n, s), into the rows of ``out``; runs of equal s share
+    M, N and phi.
+    """
+    kernel = np.empty((7, ceil((REACH_LEFT + REACH_RIGHT) * ss.max() / STEP) + 3))
+    lowest, highest = (
+        -ceil((REACH_RIGHT * ss.max() + 120) / STEP),
+        ceil((REACH_LEFT * ss.max() + 10) / STEP),
+    )
+    rows = np.empty((highest - lowest + 1, 6))
+    known = np.zeros(rows.shape[0], dtype=np.bool_)
+    centre, last_s = 0, -1.0
+    for pair in range(ss.size):
+        n, s, total = ns[pair], ss[pair], out[pair]
+        if s != last_s:
+            last_s = s
+            known[:] = False
+            if s >= WIDE:
+                centre = fill_kernel(s, kernel)
+        total[:] = 0.0
+        hop = stride(n, s)
+        begin = hop * round(peak(n, s) / (hop * STEP))
+        for direction in (-1, 1):
+            i, matters = begin + min(direction, 0) * hop, True
+            while matters:
+                assert lowest <= i <= highest
+                row = rows[i - lowest]
+                if not known[i - lowest]:
+                    known[i - lowest] = True
+                    fill_moments(i, s, kernel, centre, row)
+                matters = add_node(n, s, row, total)
+                i += direction * hop
+        total *= hop * STEP
+
+
+# ---- Exact error of softmax attention on n Gaussian tokens: two functions of n and of the
+# score's standard deviation s.
+
+S_MAX = 100.0  # largest score standard deviation taken
+
+
+@dataclass(frozen=True)
+class GaussianError:
+    """f1 and f2 of ``gaussian_error`` and their slopes in s and in log n, n read as a real number;
+    all of one shape.
+    """
+
+    f1: Floats
+    f2: Floats
+    df1_ds: Floats
+    df2_ds: Floats
+    df1_dlogn: Floats
+    df2_dlogn: Floats
+
+
+@overload
+def gaussian_error(n: Any, s: Tensor) -> tuple[Tensor, Tensor]: ...
+@overload
+def gaussian_error(n: Tensor, s: npt.ArrayLike) -> tuple[Tensor, Tensor]: ...
+@overload
+def gaussian_error(n: float, s: float) -> tuple[np.float64, np.float64]: ...
+@overload
+def gaussian_error(n: npt.ArrayLike, s: npt.ArrayLike) -> tuple[Floats, Floats]: ...
+def gaussian_error(
+    n: Any, s: Any
+) -> tuple[Tensor, Tensor] | tuple[Floats, Floats] | tuple[np.float64, np.float64]:
+    """Mean squared error of attention on n Gaussian tokens, along the tilt (f1) and across it (f2).
+
+        f1(n, s) = E (sum_j p_j (g_j - s))^2,
+        f2(n, s) = E sum_j p_j^2,
+        p_j proportional to exp(s g_j),
+
+    g_1, ..., g_n independent standard normal. For tokens N(m, Sigma), tilt theta, s = sqrt(theta^T
+    Sigma theta) and u = Sigma^(1/2) theta / s, the error Gamma_n - Gamma of the head has second
+    moment V Sigma^(1/2) [f1 u u^T + f2 (I - u u^T)] Sigma^(1/2) V^T and mean -f2 V Sigma theta, in
+    every dimension.
+
+    ``n``: numbers of tokens, whole, from 1 to 2^53; ``s``: standard deviations of the score, from 0
+    to ``S_MAX``; they broadcast. Float64, relative error below 1e-12. Torch tensors where either
+    input is one, differentiable once in s; numpy otherwise.
+    """
+    if isinstance(n, Tensor) and n.requires_grad:
+        raise ValueError(
+            "n: expected counts, got a tensor that requires grad; gaussian_error_slopes has"
+            " d/dlog n"
+        )
+    counts, deviations = _broadcast(n, s)
+    if isinstance(s, Tensor) or isinstance(n, Tensor):
+        device = s.device if isinstance(s, Tensor) else n.device
+        f1, f2 = _Differentiable.apply(deviations.to(device), counts)  # type: ignore[no-untyped-call]
+        return f1, f2
+    value = _evaluate(counts, deviations.numpy())
+    return value.f1[()], value.f2[()]
+
+
+def gaussian_error_slopes(n: Any, s: Any) -> GaussianError:
+    """``gaussian_error`` with its slopes in s and in log n, all from the same quadrature, as numpy
+    arrays.
+
+    The slopes are right to about 1e-11 of f1 and f2 themselves.
+    """
+    counts, deviations = _broadcast(n, s)
+    return _evaluate(counts, deviations.detach().cpu().numpy())
+
+
+class _Differentiable(torch.autograd.Function):
+    """(f1, f2) as torch's graph sees them: the slopes in s are computed on the way forward."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, s: Tensor, n: Floats) -> tuple[Tensor, Tensor]:
+        value = _evaluate(n, s.detach().cpu().numpy())
+        ctx.save_for_backward(
+            *(torch.from_numpy(slope).to(s.device) for slope in (value.df1_ds, value.df2_ds))
+        )
+        return torch.from_numpy(value.f1).to(s.device), torch.from_numpy(value.f2).to(s.device)
+
+    @staticmethod
+    def backward(ctx: Any, grad_f1: Tensor, grad_f2: Tensor) -> tuple[Tensor, None]:
+        # once_differentiable would drop the second derivative without a word
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "gaussian_error is differentiable once; create_graph=True asks for second"
+                " derivatives"
+            )
+        df1_ds, df2_ds = ctx.saved_tensors
+        return grad_f1 * df1_ds + grad_f2 * df2_ds, None
+
+
+def _broadcast(n: Any, s: Any) -> tuple[Floats, Tensor]:
+    """Valid counts and standard deviations in float64, expanded to their common shape."""
+    raw = np.asarray(n.tolist() if isinstance(n, Tensor) else n)  # bfloat16 has no array
+    counts = as_counts(raw.ravel(), "n").astype(np.float64).reshape(raw.shape)
+    deviations = as_tensor(s, "s").double()
+    bad = (deviations < 0) | (deviations > S_MAX)
+    if bool(bad.any()):
+        raise ValueError(
+            f"s: expected standard deviations of the score from 0 to {S_MAX:g}, got"
+            f" {deviations[bad][0].item():g}; clamp s or raise the temperature"
+        )
+    try:
+        shape = np.broadcast_shapes(counts.shape, tuple(deviations.shape))
+    except ValueError as cause:
+        shapes = f"{counts.shape} and {tuple(deviations.shape)}"
+        raise ValueError(
+            f"n and s: expected shapes that broadcast, got {shapes}; add an axis, n[:, None]"
+        ) from cause
+    return np.broadcast_to(counts, shape), deviations.expand(shape)
+
+
+def _evaluate(n: Floats, s: Floats) -> GaussianError:
+    """Integrate every pair, in threads where there are many; pairs of equal s sit together and
+    share their work.
+    """
+    order = np.argsort(s, axis=None, kind="stable")[::-1]
+    flat_n, flat_s = n.ravel()[order], s.ravel()[order]
+    result = np.empty((order.size, COLUMNS))
+    workers = torch.get_num_threads()
+    parts = 8 * workers if order.size >= 32 * workers and workers > 1 else 1
+    slices = [
+        slice(part[0], part[-1] + 1)
+        for part in np.array_split(np.arange(order.size), parts)
+        if part.size
+    ]
+    if len(slices) <= 1:
+        for part in slices:
+            integrate_pairs(flat_n[part], flat_s[part], result[part])
+    else:
+        with ThreadPoolExecutor(workers) as pool:
+            list(
+                pool.map(
+                    lambda part: integrate_pairs(flat_n[part], flat_s[part], result[part]), slices
+                )
+            )
+    columns = np.empty((COLUMNS, order.size))
+    columns[:, order] = result.T
+    # rounding must not leave the range of sum_j p_j^2
+    columns[1] = np.clip(columns[1], 1 / n.ravel(), 1.0)
+    return GaussianError(*(column.reshape(s.shape) for column in columns))
+
+
+# ---- Softmax attention on n Gaussian tokens and one known key: the integrals of
+# ``gaussian_rule`` with one factor more.
+
+COLUMNS_SURE = 5  # f1, f2, q1, q2, c
+APART = 32.0  # exp(-32) = 1e-14
+
+
+@compiled
+def share_range(n: float, s: float) -> tuple[float, float]:
+    """Scores below which a known key has no share, and above which it has all of it, both to about
+    exp(-``APART``).
+
+    log sum_j exp(s g_j) is about -``peak``; but for that chance at most s sqrt(2 (log n + APART)),
+    at least -s sqrt(2 APART).
+    """
+    usual = -peak(n, s)
+    return min(usual, -s * sqrt(2 * APART)) - APART, max(
+        usual, s * sqrt(2 * (log(n) + APART))
+    ) + APART
+
+
+@compiled
+def fill_row(i: int, n: float, s: float, kernel: Floats, centre: int, row: Floats) -> None:
+    """What exp(-y) multiplies at tau = i ``STEP``: the integrand of f1, that of f2, and phi^n."""
+    fill_moments(i, s, kernel, centre, row)
+    m, v, log_phi = row[0], row[1], row[2]
+    one = n * exp((n - 1) * log_phi)
+    pairs = n * (n - 1) * s * s * exp((n - 2) * log_phi) * m * m if n > 1 else 0.0
+    row[0], row[1], row[2] = one * v + pairs, one * m, exp(n * log_phi)
+
+
+@compiled
+def add_sure(y: float, row: Floats, total: Floats) -> bool:
+    """Add the integrands at one tau to ``total``; true while one of them still matters."""
+    cut = exp(-y)
+    along, across, share = cut * row[0], cut * row[1], cut * y * row[2]
+    total[0] += along
+    total[1] += across
+    total[2] += share
+    total[3] += y * share
+    total[4] += y * across
+    less = along <= TINY * total[0] and across <= TINY * total[1] and share <= TINY * total[2]
+    return not (less and y * share <= TINY * total[3] and y * across <= TINY * total[4])
+
+
+@compiled
+def integrate_sure(n: float, s: float, scores: Floats, out: Floats) -> None:
+    """f1, f2, q1, q2, c for known keys of some ``scores``, into the rows of ``out``; they share M,
+    N and phi.
+
+    Scores outside ``share_range`` are taken at its ends.
+    """
+    kernel = np.empty((7, ceil((REACH_LEFT + REACH_RIGHT) * s / STEP) + 3))
+    lowest, highest = -ceil((REACH_RIGHT * s + 160) / STEP), ceil((REACH_LEFT * s + 60) / STEP)
+    rows = np.empty((highest - lowest + 1, 6))
+    known = np.zeros(rows.shape[0], dtype=np.bool_)
+    centre = fill_kernel(s, kernel) if s >= WIDE else 0
+    low, high = share_range(n, s)
+    for key in range(scores.size):
+        score, total = min(max(scores[key], low), high), out[key]
+        total[:] = 0.0
+        begin = round(min(peak(n, s), -score) / STEP)
+        for direction in (-1, 1):
+            i, matters = begin + min(direction, 0), True
+            while matters:
+                assert lowest <= i <= highest
+                row = rows[i - lowest]
+                if not known[i - lowest]:
+                    known[i - lowest] = True
+                    fill_row(i, n, s, kernel, centre, row)
+                matters = add_sure(exp(i * STEP + score), row, total)
+                i += direction
+        total *= STEP
+
+
+# ---- The largest softmax weight among n keys drawn independently, in expectation.
+
+QUERIES = 8  # of one task
+HIDDEN = 40.0  # from t e = 40 on, exp(-te) is nothing
+NOTHING = 1e-13
+LARGEST_WIDE = 600.0  # exp(-600) is a number still, and exp(604)
+
+
+def largest_weights(score: Tensor, weight: Tensor, n: Tensor, sum_p2: Floats, tol: float) -> Floats:
+    """E max_j p_j, (m, len n), relative error about ``tol``.
+
+    ``score`` (m, L): at most 0, rising along each row; ``weight`` (m, L): of sum 1, 0 for places
+    that no key takes. ``sum_p2`` (m, len n): E sum p^2, below which the largest weight never is; it
+    says where the integral may begin.
+    """
+    scores, weights = (x.double().cpu().contiguous().numpy() for x in (score, weight))
+    counts, out = n.double().cpu().numpy(), np.zeros_like(sum_p2)
+    step = step_for(tol)
+
+    def task(i: int) -> None:
+        part = slice(i, i + QUERIES)
+        _integrate(scores[part], weights[part], counts, sum_p2[part], step, tol, out[part])
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        list(pool.map(task, range(0, len(scores), QUERIES)))
+    return np.where(counts == 1, 1.0, np.minimum(out, 1.0))
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _integrate(
+    score: Floats, weight: Floats, n: Floats, floor: Floats, step: float, tol: float, out: Floats
+) -> None:
+    """Nodes upward from where t E e_max is nothing beside the result to where E exp(-tS) is."""
+    begin, log_below = np.empty(n.size), np.empty(score.shape[1])
+    for i in range(score.shape[0]):
+        taken = np.flatnonzero(weight[i] > 0.0)[::-1]  # from the largest score down
+        own, share = score[i][taken], weight[i][taken]
+        e, narrow = np.exp(own), own[-1] > -LARGEST_WIDE
+        mean = (e * share).sum()
+        for k in range(n.size):  # E e_max <= min(1, n E e)
+            begin[k] = math.log(tol * floor[i, k] / min(1.0, n[k] * mean))
+        tau = step * math.floor(begin.min() / step)
+        busy = True
+        while busy and tau < 4.0 - own[-1]:
+            grown = math.exp(tau) * e if narrow else np.exp(np.minimum(tau + own, HIGHEST))  # t e
+            log_all = _transforms(grown, share, log_below)
+            busy = False
+            for k in range(n.size):
+                whole = math.exp(n[k] * log_all)
+                if tau >= begin[k] and whole > tol * out[i, k]:
+                    out[i, k] += step * _largest(grown, log_below, n[k], whole)
+                busy = busy or tau < begin[k] or whole > tol * out[i, k]
+            tau += step
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _transforms(grown: Floats, share: Floats, log_below: Floats) -> float:
+    """log B_L; and log B_(l-1) for each l, the largest score first. ``grown``: t e; 1 - B is a sum
+    without cancellation.
+    """
+    gap = 0.0
+    for j in range(grown.size):
+        lost = -math.expm1(-grown[j]) if grown[j] < HIDDEN else 1.0
+        gap += share[j] * lost
+        log_below[j] = share[j] * (1.0 - lost)
+    log_all = math.log1p(-min(gap, 1.0))
+    for j in range(grown.size):
+        if log_below[j] > 0.0:
+            gap += log_below[j]
+            log_below[j] = math.log1p(-gap) if gap < 1.0 else -math.inf
+        else:
+            log_below[j] = log_all if j == 0 else log_below[j - 1]
+    log_below[grown.size - 1] = -math.inf
+    return log_all
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _largest(grown: Floats, log_below: Floats, n: float, whole: float) -> float:
+    """sum_l t e_l (B_l^n - B_(l-1)^n) from the top down; ``whole``: B_L^n."""
+    total, above, last = 0.0, whole, math.nan
+    for j in range(grown.size):
+        if log_below[j] == last:
+            continue
+        last = log_below[j]
+        below = math.exp(n * last)
+        total += grown[j] * (above - below)
+        above = below
+        if above <= NOTHING * whole:
+            break
+    return total

@@ -1,0 +1,720 @@
+"""All n for one pass over the keys: deposits on a score grid as a streaming state (init, update,
+merge, finish).
+
+Every functional of esscher.errors.formulas is sum_j h(tau + s_j) v_j with h smooth
+and v_j among 1, the value and its squared norm: a convolution of the keys' measure with h. So each
+key is deposited once, on its query's score grid, by B-spline weights that do not know h
+(esscher.errors.scatter); every h, tau and n is then a small matrix product shared by all
+queries. Deposits are sums over keys, hence two states over disjoint keys merge by addition, in any
+order.
+
+Cells lie at whole multiples of the spacing, the same for every query and every state. A state
+keeps, for each query, the cells from its lowest score to its highest, in float64; memory does not
+depend on the number of keys. A range that needs more than MAX_CELLS is refused: those queries
+belong to error_from_nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from esscher.errors.bernoulli import bernoulli_errors
+from esscher.errors.formulas import TINY, Family, Moments, NodeErrors, Sums, Vectors, step_for
+from esscher.errors.nodes import side_by_side
+from esscher.errors.replacement import replacement_errors
+from esscher.errors.scatter import (
+    coarsen,
+    exponential_gain,
+    interpolation_error,
+    prefilter,
+    scatter,
+)
+
+__all__ = [
+    "FAR",
+    "Cells",
+    "Deposit",
+    "DepositSource",
+    "Extent",
+    "Grid",
+    "Kernel",
+    "blank",
+    "choose_grid",
+    "finish",
+    "init",
+    "kernels",
+    "level_for",
+    "lost",
+    "merge",
+    "reach",
+    "recentre",
+    "stack",
+    "take",
+    "update",
+    "without",
+]
+
+BLOCK = 256  # cells filtered by one product
+NODES = 32  # remembered together
+LENGTHS = 128  # remembered grids have a multiple of so many cells
+LONGEST = 512  # and at most so many
+
+
+@dataclass(frozen=True)
+class Cells:
+    """A uniform grid of scores; a key is spread over ``points`` cells. ``single``: values on it are
+    known to float32 only.
+    """
+
+    points: int
+    spacing: float
+    single: bool
+    device: torch.device
+
+    def centres(self, length: int, reach: int = 0) -> Tensor:
+        """Of the last cells, and ``reach`` more on either side, measured from the end of the
+        grid.
+        """
+        index = torch.arange(-reach, length + reach, dtype=torch.float64, device=self.device)
+        return (index - length + self.points / 2) * self.spacing
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Which channel it weighs, and its coefficients (cells, nodes) divided by ``peak`` (nodes)."""
+
+    channel: str
+    weights: Tensor
+    peak: Tensor | float = 1.0
+
+
+def kernels(family: Family, cells: Cells, length: int, tau: Tensor) -> dict[str, Kernel]:
+    """Those of a family on the last ``length`` cells of a grid, at nodes tau: a lattice, or one
+    node.
+    """
+    start, padded = float(tau[0]), -(-length // LENGTHS) * LENGTHS
+    if len(tau) == 1 and length <= LONGEST:
+        alone = _at_node(family, cells, padded, start)
+        return {
+            name: Kernel(one.channel, one.weights[-length:], one.peak)
+            for name, one in alone.items()
+        }
+    step = round(float(tau[1] - tau[0]), 6) if len(tau) > 1 else 0.0
+    first = round(start / step) if step > 0 else 0
+    if step == 0 or length > LONGEST or start != step * first:
+        return _computed(family, cells, length, tau)
+    end = first + len(tau)
+    blocks = range(first // NODES, (end - 1) // NODES + 1)
+    parts = [_remembered(family, cells, padded, step, number) for number in blocks]
+    cuts = [
+        slice(max(0, first - number * NODES), min(NODES, end - number * NODES)) for number in blocks
+    ]
+    found = {}
+    for name, kernel in parts[0].items():
+        same = [part[name] for part in parts]
+        weights = torch.cat(
+            [one.weights[-length:, cut] for one, cut in zip(same, cuts, strict=True)], dim=1
+        )
+        peaks = [
+            one.peak[cut]
+            for one, cut in zip(same, cuts, strict=True)
+            if isinstance(one.peak, Tensor)
+        ]
+        found[name] = Kernel(kernel.channel, weights, torch.cat(peaks) if peaks else 1.0)
+    return found
+
+
+@lru_cache(maxsize=256)  # a third of a megabyte each
+def _remembered(
+    family: Family, cells: Cells, length: int, step: float, number: int
+) -> dict[str, Kernel]:
+    tau = step * torch.arange(
+        number * NODES, (number + 1) * NODES, dtype=torch.float64, device=cells.device
+    )
+    return _computed(family, cells, length, tau)
+
+
+@lru_cache(maxsize=1024)
+def _at_node(family: Family, cells: Cells, length: int, tau: float) -> dict[str, Kernel]:
+    return _computed(
+        family, cells, length, torch.full((1,), tau, dtype=torch.float64, device=cells.device)
+    )
+
+
+def _computed(family: Family, cells: Cells, length: int, tau: Tensor) -> dict[str, Kernel]:
+    smooth = _smoother(cells.points, cells.spacing).to(cells.device)
+    reach = (smooth.shape[0] - BLOCK) // 2
+    u = tau[:, None] + cells.centres(length, reach)
+    found = {}
+    for name, (channel, samples) in family(u, tau[:, None]).items():
+        weights = _filtered(samples, smooth, length, reach).T  # (cells, nodes)
+        if channel == "value" and cells.single:
+            peak = weights.abs().amax(0).clamp_min(TINY)  # float32 has few small numbers
+            found[name] = Kernel(channel, (weights / peak).float(), peak)
+        else:
+            found[name] = Kernel(channel, weights)
+    return found
+
+
+def _filtered(samples: Tensor, smooth: Tensor, length: int, reach: int) -> Tensor:
+    """Coefficients (nodes, length) of kernels sampled on the grid and ``reach`` further on either
+    side.
+    """
+    parts = []
+    for start in range(0, length, BLOCK):
+        width = min(BLOCK, length - start)
+        window = samples[:, start : start + width + 2 * reach]
+        parts.append(window @ smooth[: window.shape[1], :width])
+    return torch.cat(parts, dim=1)
+
+
+@lru_cache(maxsize=16)
+def _smoother(points: int, spacing: float) -> Tensor:
+    """The prefilter as a matrix: samples on BLOCK grid points, and some on either side ->
+    coefficients on the BLOCK.
+    """
+    taps = torch.as_tensor(prefilter(points, spacing))
+    matrix = torch.zeros(BLOCK + taps.shape[0] - 1, BLOCK, dtype=torch.float64)
+    for shift, tap in enumerate(taps):
+        matrix.diagonal(-shift).fill_(tap)
+    return matrix
+
+
+# ---- Deposits read back: the sums over keys that the integrals ask for, as products of kernels
+# and cells.
+
+# of a sum over keys, relative to the sum of absolute terms
+ROUNDING = 16 * torch.finfo(torch.float64).eps
+
+
+class DepositSource:
+    """A source (see convergence.integral.formulas) over the cells of a deposit; anchored at the end
+    of each query's grid.
+
+    The limit and all moments are those of the deposited measure itself, so that E[e c] = 0 holds to
+    rounding: what the grid gets wrong is relative to |c|, even where one key takes nearly all the
+    weight and its c nearly vanishes.
+    """
+
+    chunk = 32
+
+    def __init__(
+        self,
+        cells: Tensor,
+        spacing: float,
+        points: int,
+        center: Tensor,
+        single: bool,
+        drift: Tensor | None = None,
+    ) -> None:
+        """``drift``: the limit minus the centre, (m, d), where it is not that of these deposits."""
+        self.cells, self.spacing, self.points, self.center, self.single = (
+            cells,
+            spacing,
+            points,
+            center,
+            single,
+        )
+        if drift is not None:
+            self.drift = drift
+        self.span = cells.shape[2] * spacing
+        self.grid = Cells(points, spacing, single, cells.device)
+        # without itself: large tensors must not wait for the collector of cycles
+        self._coarser: dict[int, DepositSource] = {}
+
+    def coarser(self, times: int) -> DepositSource:
+        """The source over the same deposits with the spacing doubled so many times."""
+        if times == 0:
+            return self
+        if times not in self._coarser:
+            finer = self.coarser(times - 1)
+            cells = coarsen(finer.cells, self.points)
+            self._coarser[times] = DepositSource(
+                cells,
+                2 * finer.spacing,
+                self.points,
+                self.center,
+                self.single,
+                self.__dict__.get("drift"),
+            )
+        return self._coarser[times]
+
+    @cached_property
+    def moments(self) -> Moments:
+        first, pair = self._exponential(1.0), self._exponential(2.0)
+        return Moments(
+            limit=self.center + self.drift,
+            mean=self.cells[:-2].sum(2).T / self.total - self.drift,
+            variance=self.spread.sum(1).clamp_min(0),
+            log_first=(self.mass @ first).log(),
+            log_pair=(self.mass @ pair).log(),
+            log_spread=(self.spread @ pair).clamp_min(0).log(),
+        )
+
+    @cached_property
+    def total(self) -> Tensor:
+        """Weight of all keys, (m, 1)."""
+        return self.cells[-2].sum(1, keepdim=True)
+
+    @cached_property
+    def mass(self) -> Tensor:
+        """Deposits of 1 under the law of a key, (m, L)."""
+        return self.cells[-2] / self.total
+
+    @cached_property
+    def drift(self) -> Tensor:
+        """Limit minus centre, (m, d)."""
+        first = self._exponential(1.0)
+        return (self.cells[:-2] @ first).T / (self.cells[-2] @ first)[:, None]
+
+    @cached_property
+    def spread(self) -> Tensor:
+        """Deposits of |c|^2 + b, (m, L); what rounding leaves below 0 is 0."""
+        along = torch.einsum("md,dml->ml", self.drift, self.cells[:-2])
+        square = (
+            self.cells[-1] - 2 * along + self.drift.square().sum(1, keepdim=True) * self.cells[-2]
+        )
+        return square.clamp_min(0) / self.total
+
+    @cached_property
+    def rounding(self) -> Tensor:
+        """Bounds on the rounding of the mean squared error at n = 1 and, times n, as n grows: (2,
+        m).
+
+        |c|^2 is the difference of numbers of the size of |value - centre|^2 and |drift|^2. Where
+        one key has nearly all the weight its c nearly vanishes, and what is left of it is rounding.
+        """
+        size = (
+            self.cells[-1] + self.drift.square().sum(1, keepdim=True) * self.cells[-2]
+        ) / self.total
+        first, pair = self._exponential(1.0), self._exponential(2.0)
+        return ROUNDING * torch.stack([size.sum(1), (size @ pair) / (self.mass @ first).square()])
+
+    @cached_property
+    def value(self) -> Tensor:
+        """Deposits of c, (d, m, L): rounded to float32 when the values themselves are known no
+        better.
+        """
+        size = self.total * self.unit
+        value = torch.empty_like(
+            self.cells[:-2], dtype=torch.float32 if self.single else torch.float64
+        )
+        # one coordinate stays in the cache
+        for own, cells, drift in zip(value, self.cells, self.drift.T, strict=False):
+            own.copy_(torch.addcmul(cells, drift[:, None], self.cells[-2], value=-1).div_(size))
+        return value
+
+    @cached_property
+    def unit(self) -> float:
+        """The size of the values, a power of 2 taken out of them: float32 has few small numbers."""
+        size = math.sqrt(float((self.cells[-1].sum(1) / self.total[:, 0]).max()))
+        return 2.0 ** math.frexp(size)[1] if size > 0 else 1.0
+
+    def contract(self, tau: Tensor, family: Family) -> Sums:
+        numbers, vectors = {}, {}
+        for name, kernel in kernels(family, self.grid, self.cells.shape[2], tau).items():
+            if kernel.channel == "value":
+                vectors[name] = Vectors(self.value @ kernel.weights, kernel.peak * self.unit)
+            else:
+                numbers[name] = (
+                    self.mass if kernel.channel == "mass" else self.spread
+                ) @ kernel.weights
+        return Sums(numbers, vectors)
+
+    def _exponential(self, rate: float) -> Tensor:
+        """Coefficients of exp(rate u), which are exact."""
+        return torch.exp(rate * self.grid.centres(self.cells.shape[2])) / exponential_gain(
+            self.points, rate * self.spacing
+        )
+
+
+# ---- All n for one pass over the keys: deposits on a score grid as a streaming state (init,
+# update, merge, finish).
+
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+MAX_CELLS = 4096  # of one query: 512 nats of score range at the spacing 1/8
+FAR = 2.0**40  # scores from here on have no cell numbers, nor digits behind the point in float32
+ALIGN = 8  # every grid ends on a multiple of this, so that 1/32 can be coarsened to 1/4
+COARSEST = 0.25  # beyond it a kernel that grows as exp(u) has no B-spline coefficients
+SUBSET = 8  # queries on which the interpolation error is measured
+
+
+@dataclass(frozen=True)
+class Grid:
+    """``spacing`` (a power of 2) of the cells, ``points`` (4 or 8) a key is spread over, ``tol`` of
+    the quadrature.
+    """
+
+    spacing: float
+    points: int
+    tol: float
+
+
+@dataclass(frozen=True)
+class Deposit:
+    """State over the keys seen so far. Channels: d_v coordinates of value - ``center``, weight,
+    |value - center|^2.
+    """
+
+    grid: Grid
+    center: Tensor  # (d_v,) float64: near the values, so that a large common offset costs no digits
+    # (d_v + 2, m, L) float64; the last cell of query i is number end_i - 1, L the longest range
+    cells: Tensor
+    first: Tensor  # (m,) int64: the lowest cell that a key reaches
+    end: Tensor  # (m,) int64: past the highest, rounded up to ALIGN
+    keys: Tensor  # (m,) int64: how many each query has seen
+
+    @property
+    def mean_keys(self) -> int:
+        """The number of keys of a query, on average over the queries, to the nearest whole
+        number.
+        """
+        return round(float(self.keys.double().mean()))
+
+    @cached_property
+    def source(self) -> DepositSource:
+        """What the integrals read; its moments are computed once."""
+        return DepositSource(
+            self.cells,
+            self.grid.spacing,
+            self.grid.points,
+            self.center,
+            single=self.grid.tol > 1e-8,
+        )
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Where the cells of each query lie, the ``largest`` absolute score of a block, and whether
+    some keys are not seen.
+    """
+
+    first: Tensor
+    end: Tensor
+    largest: float = 0.0
+    partial: bool = False
+
+    @property
+    def cells(self) -> int:
+        """Length of the longest range."""
+        return int((self.end - self.first).max().clamp_min(0))
+
+
+def choose_grid(dtype: torch.dtype, sampling: str) -> Grid:
+    """float32: relative error of the mean squared error about 1e-5; float64: about 1e-10.
+
+    Keeping a fraction f near 1 makes the kernels sharp, analytic only within atan(pi /
+    log(f/(1-f))): finer cells.
+    """
+    if dtype == torch.float64:
+        return Grid(1 / 8 if sampling == "replacement" else 1 / 32, 8, 1e-10)
+    return Grid(1 / 8, 4, 1e-6) if sampling == "replacement" else Grid(1 / 16, 8, 1e-6)
+
+
+def init(queries: int, grid: Grid, center: Tensor) -> Deposit:
+    """The state of so many queries before any key; ``center`` (d_v,) says the device."""
+    center = center.double()
+    cells = torch.zeros(center.shape[0] + 2, queries, 0, dtype=torch.float64, device=center.device)
+    far = torch.full((queries,), 2**60, dtype=torch.int64, device=center.device)
+    return Deposit(grid, center, cells, far, -far, torch.zeros_like(far))
+
+
+def update(
+    state: Deposit,
+    scores: Tensor,
+    values: Tensor,
+    weights: Tensor | None = None,
+    extra: Tensor | None = None,
+    extent: Extent | None = None,
+    owned: bool = False,
+) -> Deposit:
+    """The state after one more block of keys: scores (m, B), values (B, d_v), weights and extra
+    variances (B,).
+
+    ``extent``: what ``reach`` says of the scores, where it is known already. ``owned``: the caller
+    has no further use for the old state, so its cells may be written to: long streams then leave no
+    trail of copies in memory.
+    """
+    extent = reach(state, scores) if extent is None else extent
+    if not extent.largest < FAR:  # or NaN
+        raise ValueError(
+            f"scores: expected numbers below {FAR:.0e} in size, got {extent.largest:g}; make scale"
+            " smaller"
+        )
+    if extent.cells > MAX_CELLS:
+        raise ValueError(
+            f"scores: a range of {extent.cells * state.grid.spacing:.0f} nats for one query is"
+            f" wider than the grid's {MAX_CELLS * state.grid.spacing:.0f}; use error_from_nodes,"
+            " which has no grid"
+        )
+    fits = owned and torch.equal(state.first, extent.first) and torch.equal(state.end, extent.end)
+    state = state if fits else _reframe(state, extent)
+    rows = values.double() - state.center
+    square = rows.square().sum(1) + (0.0 if extra is None else extra.double())
+    rows = torch.cat([rows, torch.ones_like(square)[:, None], square[:, None]], dim=1)
+    if weights is not None:
+        rows = rows * weights.double()[:, None]
+    scatter(
+        scores,
+        rows,
+        state.end - state.cells.shape[2],
+        state.cells,
+        state.grid.spacing,
+        state.grid.points,
+    )
+    seen = (scores > -torch.inf).sum(1) if extent.partial else scores.shape[1]
+    return replace(state, keys=state.keys + seen)
+
+
+def merge(a: Deposit, b: Deposit) -> Deposit:
+    """The state over the union of two disjoint sets of keys, seen by the same queries."""
+    if a.grid != b.grid or a.cells.shape[:2] != b.cells.shape[:2]:
+        raise ValueError(
+            f"merge: expected states of one grid and the same queries, got {a.grid} with"
+            f" {tuple(a.cells.shape[:2])} and {b.grid} with {tuple(b.cells.shape[:2])}"
+        )
+    b = recentre(b, a.center)
+    extent = Extent(torch.minimum(a.first, b.first), torch.maximum(a.end, b.end))
+    a, b = _reframe(a, extent), _reframe(b, extent)
+    return replace(a, cells=a.cells + b.cells, keys=a.keys + b.keys)
+
+
+def blank(state: Deposit) -> Deposit:
+    """The state of the same queries before any key."""
+    return init(len(state.keys), state.grid, state.center)
+
+
+def without(state: Deposit, scores: Tensor, values: Tensor, extent: Extent) -> Deposit:
+    """The state without keys that it has seen: their ``scores`` (m, B), -inf for keys that stay,
+    and values (B, d_v).
+
+    ``extent``: where the keys that stay lie. Deposits subtract as they add; what rounding leaves of
+    keys far above all that stay is cut off with their cells.
+    """
+    some = (scores > -torch.inf).any(0)
+    gone = update(blank(state), scores[:, some], values[some], owned=True)
+    kept, gone = _reframe(state, extent), _reframe(gone, extent)
+    return replace(kept, cells=kept.cells - gone.cells, keys=state.keys - gone.keys)
+
+
+def reach(state: Deposit, scores: Tensor) -> Extent:
+    """Where the state's grids would lie after a block with these scores; -inf: a key that a query
+    does not see.
+    """
+    low, high = scores.amin(1), scores.amax(1)
+    if bool((low == -torch.inf).any()):
+        return _reach_of_some(state, scores)
+    first = (low.double() / state.grid.spacing).floor().long() - (state.grid.points - 1)
+    end = ((high.double() / state.grid.spacing).floor().long() // ALIGN + 1) * ALIGN
+    largest = float(torch.maximum(low.abs(), high.abs()).max())  # NaN or infinite where a score is
+    return Extent(torch.minimum(first, state.first), torch.maximum(end, state.end), largest)
+
+
+def _reach_of_some(state: Deposit, scores: Tensor) -> Extent:
+    """The same where some keys are not seen; a query that sees none of the block stays where
+    it is.
+    """
+    seen = scores > -torch.inf
+    some = seen.any(1)
+    low, high = torch.where(seen, scores, torch.inf).amin(1)[some], scores.amax(1)[some]
+    part = replace(state, first=state.first[some], end=state.end[some])
+    inner = reach(part, torch.stack([low, high], dim=1))
+    first, end = state.first.clone(), state.end.clone()
+    first[some], end[some] = inner.first, inner.end
+    return Extent(first, end, inner.largest, partial=True)
+
+
+def finish(
+    state: Deposit,
+    n: Counts,
+    sampling: str = "replacement",
+    *,
+    of: int | None = None,
+    details: bool = False,
+    interpolation: float | None = None,
+) -> NodeErrors:
+    """The exact errors of the pool of all keys seen, at every n; ``accuracy`` includes the grid's
+    own error.
+
+    "bernoulli" keeps each key with probability f = n / ``of``, by default the mean number of keys:
+    where queries have seen different numbers of keys, f is the same for all of them, and n is what
+    they keep on average.
+
+    That error is measured on a few queries, those that make most of the mean, by the difference
+    between two spacings, unless ``interpolation`` (of a like state: the result has it) is given;
+    measuring costs as much again as the errors of few queries.
+    """
+    if not bool((state.keys > 0).all()):
+        raise ValueError("finish: a query of the state has seen no key; update it first")
+    of = state.mean_keys if of is None else of
+    levels = [
+        level_for(state.grid, count / of) if sampling == "bernoulli" else 0 for count in n.tolist()
+    ]
+    base = state.source
+    result = _integrate(base, state, n, of, sampling, details, levels)
+    result = replace(result, accuracy=result.accuracy + float(_lost(base, over_queries=True)) / 2)
+    if interpolation is not None:
+        return replace(
+            result, accuracy=result.accuracy + interpolation / 2, interpolation=interpolation
+        )
+    share = result.mse / np.maximum(result.mse.sum(axis=0), TINY)
+    rows = np.argsort(-share.max(axis=1), kind="stable")[:SUBSET]
+    few = take(state, torch.as_tensor(rows, device=state.end.device))
+    error = _interpolation(few, result.mse[rows], n, of, sampling, levels)
+    return replace(result, accuracy=result.accuracy + error / 2, interpolation=error)
+
+
+def lost(state: Deposit) -> Tensor:
+    """What rounding may take of each query's mean squared error, relative to it, (m,): near 1
+    nothing is left.
+    """
+    return _lost(state.source)
+
+
+def _lost(source: DepositSource, over_queries: bool = False) -> Tensor:
+    moments, rounding = source.moments, source.rounding
+    errors = torch.stack([moments.variance, moments.delta])
+    if over_queries:
+        rounding, errors = rounding.sum(1), errors.sum(1)
+    return torch.where(rounding > 0, rounding / errors, 0.0).amax(0)
+
+
+def _integrate(
+    base: DepositSource,
+    state: Deposit,
+    n: Counts,
+    of: int,
+    sampling: str,
+    details: bool,
+    levels: list[int],
+) -> NodeErrors:
+    """The integrals, with the spacing doubled ``levels`` times for each n; replacement has one
+    level for all.
+    """
+    grid = state.grid
+    step = step_for(grid.tol)
+    if sampling == "replacement":
+        counts = torch.as_tensor(n, dtype=torch.float64, device=state.cells.device)
+        return replacement_errors(
+            base.coarser(levels[0]), counts, step=step, tol=grid.tol, details=details
+        )
+    parts = [
+        bernoulli_errors(
+            base.coarser(level), count, of, state.keys, step=step, tol=grid.tol, details=details
+        )
+        for count, level in zip(n.tolist(), levels, strict=True)
+    ]
+    return side_by_side(parts)
+
+
+def level_for(grid: Grid, fraction: float) -> int:
+    """How often the spacing may be doubled before the kernels of this fraction suffer."""
+    odds = math.log(fraction / (1 - fraction)) if fraction < 1 else math.inf
+    strip = math.atan2(math.pi, odds) if odds > 0 else math.pi / 2
+    level = 0
+    while grid.spacing * 2 ** (level + 1) <= COARSEST:
+        if (
+            strip == 0
+            or interpolation_error(grid.points, grid.spacing * 2 ** (level + 1), strip)
+            > grid.tol / 10
+        ):
+            break
+        level += 1
+    return level
+
+
+def _interpolation(
+    few: Deposit, mse: Floats, n: Counts, of: int, sampling: str, levels: list[int]
+) -> float:
+    """Relative error of the mean squared error from the grid, by the change at another spacing.
+
+    At twice the spacing the error is in the end 2^points times as large; 2^(points/2 + 1) is taken,
+    as the sharpest kernels are not there yet. A finer spacing, where there is no coarser, shows the
+    error itself. Few keys may lie where two spacings agree by chance, so that the answer is at
+    least four times the error for a kernel without sharp bends.
+    """
+    coarser = [few.grid.spacing * 2 ** (level + 1) <= COARSEST for level in levels]
+    other = [level + 1 if up else level - 1 for level, up in zip(levels, coarser, strict=True)]
+    change = np.abs(_integrate(few.source, few, n, of, sampling, False, other).mse - mse).mean(
+        axis=0
+    )
+    change = np.where(coarser, change / 2 ** (few.grid.points // 2 + 1), change)
+    size = mse.mean(axis=0)
+    least = max(
+        interpolation_error(few.grid.points, few.grid.spacing * 2**level, math.pi / 2)
+        for level in levels
+    )
+    return max(float((change / np.where(size > 0, size, 1.0)).max()), 4 * least)
+
+
+def take(state: Deposit, rows: Tensor) -> Deposit:
+    """The deposits of these queries, in this order."""
+    return replace(
+        state,
+        cells=state.cells[:, rows],
+        first=state.first[rows],
+        end=state.end[rows],
+        keys=state.keys[rows],
+    )
+
+
+def stack(states: Sequence[Deposit]) -> Deposit:
+    """Deposits of different queries, each over its own keys, as one."""
+    first = states[0]
+    aligned = [first, *[recentre(state, first.center) for state in states[1:]]]
+    longest = max(state.cells.shape[2] for state in aligned)
+    # The last cell of a query is number end - 1 whatever the length, so shorter ranges grow at
+    # their low end.
+    cells = torch.cat(
+        [pad(state.cells, (longest - state.cells.shape[2], 0)) for state in aligned], dim=1
+    )
+    return replace(
+        first,
+        cells=cells,
+        first=torch.cat([state.first for state in aligned]),
+        end=torch.cat([state.end for state in aligned]),
+        keys=torch.cat([state.keys for state in aligned]),
+    )
+
+
+def _reframe(state: Deposit, extent: Extent) -> Deposit:
+    """The same deposits in another frame, cut off where that ends. Always a copy."""
+    old, length = state.cells.shape[2], extent.cells
+    cells = state.cells.new_zeros(*state.cells.shape[:2], length)
+    if old:
+        # the old number of cell 0 of the new frame
+        shifts = (extent.end - length - (state.end - old)).tolist()
+        for i, shift in enumerate(shifts):
+            start, stop = max(shift, 0), min(shift + length, old)
+            if start < stop:
+                cells[:, i, start - shift : stop - shift] = state.cells[:, i, start:stop]
+    return replace(state, cells=cells, first=extent.first, end=extent.end)
+
+
+def recentre(state: Deposit, center: Tensor) -> Deposit:
+    """The same deposits, values measured from another centre: |v - c'|^2 = |v - c|^2 + 2 <v - c, c
+    - c'> + |c - c'|^2.
+    """
+    shift = state.center - center
+    if not bool(shift.any()):
+        return state
+    value, mass, square = state.cells[:-2], state.cells[-2:-1], state.cells[-1:]
+    square = (
+        square
+        + 2 * (shift[:, None, None] * value).sum(0, keepdim=True)
+        + shift.square().sum() * mass
+    )
+    return replace(
+        state, cells=torch.cat([value + shift[:, None, None] * mass, mass, square]), center=center
+    )

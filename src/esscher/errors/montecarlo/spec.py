@@ -1,0 +1,144 @@
+"""What ``esscher converge`` runs, as plain data: what YAML files, flags and Python calls have in
+common.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PositiveFloat,
+    SerializeAsAny,
+    field_validator,
+    model_validator,
+)
+
+from esscher.runs import RunSpec, register
+from esscher.runs.spec import Plain, Seed
+
+__all__ = ["Count", "Dtype", "ExperimentSpec", "HeadSpec", "Ladder", "Law", "Sweep", "read_ladder"]
+
+
+def read_ladder(value: Any, name: str = "n") -> tuple[int, ...]:
+    # help and flags do not wait for torch
+    from esscher.errors.montecarlo.draw import parse_ladder
+
+    return tuple(parse_ladder(value, name).tolist())
+
+
+def _read_law(value: Any) -> Any:
+    from esscher.measures.fields import read_law
+
+    return read_law(value)
+
+
+Ladder = Annotated[tuple[int, ...], BeforeValidator(lambda value: read_ladder(value))]
+BOUNDED = ("radius", "half_width")  # sizes of laws that are the size of their support
+Count = Annotated[int, Field(ge=1, le=1 << 20)]
+Dtype = Annotated[
+    Literal["float32", "float64"], Field(description="floating point: float32 or float64")
+]
+if TYPE_CHECKING:
+    from esscher.measures.fields import LawSpec as Law
+else:  # read with the laws, which are imported when the first one is
+    Law = Annotated[SerializeAsAny[Plain], BeforeValidator(_read_law)]
+
+
+class HeadSpec(Plain):
+    """A head for a given law: ``identity`` (A = V = I) or ``random`` (W_q, W_k, W_v ~ N(0, 1/d), k
+    = d), then scaled.
+
+    ``horizon`` sets the two-sided horizon for that law; ``scale`` multiplies the scores as they
+    are. One of the two.
+    """
+
+    kind: Literal["identity", "random"] = "identity"
+    horizon: PositiveFloat | None = Field(
+        default=None, description="two-sided horizon the head is scaled to"
+    )
+    scale: PositiveFloat | None = Field(
+        default=None, description="factor on the head's scores, instead of a horizon"
+    )
+    seed: Seed = 0
+
+    @model_validator(mode="after")
+    def _one_scaling(self) -> HeadSpec:
+        if self.horizon is not None and self.scale is not None:
+            raise ValueError("horizon and scale: expected one of the two, got both")
+        return self
+
+
+class Sweep(Plain):
+    """The number that changes from point to point: the head's horizon or scale, the ball's radius,
+    the spectrum's decay, or the radius of the tokens' support, which is then the ball's too.
+    """
+
+    over: Literal["horizon", "scale", "radius", "decay", "support"]
+    values: tuple[float, ...] = Field(
+        min_length=1, max_length=1000, description="values of the sweep, separated by commas"
+    )
+
+    @model_validator(mode="after")
+    def _usable(self) -> Sweep:
+        smallest = min(self.values)
+        if smallest < 0 or (smallest == 0 and self.over != "decay"):
+            raise ValueError(f"values: expected numbers above 0 for {self.over}, got {smallest:g}")
+        return self
+
+
+class ExperimentSpec(RunSpec):
+    """What ``esscher converge`` runs; presets are files of these fields."""
+
+    job: Literal["converge"] = "converge"
+    title: str = ""
+    law: Law
+    head: HeadSpec = HeadSpec()
+    sweep: Sweep | None = None
+    n: Ladder = Field(description="token numbers: 1e3:3e4:12 or 100,1000")
+    repeats: int = Field(default=100, ge=2, le=1_000_000, description="draws of the tokens")
+    metrics: tuple[str, ...] = Field(
+        default=("mean", "cov", "l2"), description="which errors, separated by commas"
+    )
+    sampling: Literal["nested", "independent"] = Field(
+        default="nested", description="sampling of the tokens: nested or independent"
+    )
+    query_inside: bool = Field(
+        default=False, description="put the query's own token into its prompt"
+    )
+    queries: Count = 64
+    radius: Annotated[float, Field(gt=0)] | None = None
+    dtype: Literal["auto", "float32", "float64"] = Field(
+        default="auto",
+        description="floating point: float32, float64, or auto, the one the error needs",
+    )
+
+    @field_validator("metrics")
+    @classmethod
+    def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        from esscher.errors.montecarlo.metrics import METRICS, unknown
+
+        strange = unknown(value)
+        if strange or not value:
+            raise ValueError(
+                f"expected some of {', '.join(METRICS)}, got"
+                f" {', '.join(map(str, strange)) or 'none'}"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _has_support(self) -> ExperimentSpec:
+        if self.sweep is not None and self.sweep.over == "support" and self.law.size not in BOUNDED:
+            raise ValueError(
+                f"sweep: support is of laws with a radius (ball, sphere, cube), got {self.law.law}"
+            )
+        return self
+
+    @property
+    def points(self) -> tuple[float, ...]:
+        return (float("nan"),) if self.sweep is None else self.sweep.values
+
+
+# here, so that naming the job does not import what computes it
+register("converge", "esscher.errors.montecarlo.job:CONVERGE")

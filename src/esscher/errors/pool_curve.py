@@ -1,0 +1,324 @@
+"""exact_pool_curve: the exact error of attention on n tokens of a finite pool of keys and values,
+for every n at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from esscher.errors import grid as deposit
+from esscher.errors.curve import ErrorCurve, check_sampling
+from esscher.errors.formulas import NodeErrors
+from esscher.errors.keep_curve import keep_curve, low_rank_curve
+from esscher.errors.nodes import concatenate, error_from_nodes, take
+from esscher.inputs import as_attention, as_count, as_counts, as_tensor
+from esscher.keep import Context, LowRank, parse
+
+__all__ = ["exact_pool_curve", "pool_errors", "pool_stderr"]
+
+Counts = npt.NDArray[np.int64]
+
+# up to here (times the n of "bernoulli") the sum key by key is as fast as the grid
+FEW_PAIRS = 2**14
+QUERY_BLOCK = 512
+BLOCK = 8192  # keys deposited at once
+# of a query's mean squared error to rounding on its grid: beyond it the query goes key by key
+LOST = 1e-6
+# distances between values whose squares, over any n, are floating-point numbers
+SMALLEST, LARGEST = 1e-130, 1e150
+MEMORY = 2**24  # cells x channels x queries open at once: 128 megabytes
+
+
+def exact_pool_curve(
+    q: Any,
+    k: Any,
+    v: Any,
+    n: Any = None,
+    sampling: str = "replacement",
+    scale: Any = None,
+    *,
+    keep: Any = None,
+    positions: Any = None,
+    chosen_by: Any = None,
+    weights: Any = None,
+    empty: str = "zero",
+    details: bool = False,
+    block: int = BLOCK,
+) -> ErrorCurve:
+    """Exact E||Gamma_n - Gamma||^2 over a pool of N keys; Gamma is attention on the whole pool. No
+    Monte Carlo.
+
+    ``q`` (m, k), ``k`` (N, k), ``v`` (N, d_v); scores are scale <q, k>, ``scale`` None =
+    1/sqrt(width of q); ``n``: numbers of tokens. ``.rms`` is the root of the mean over queries;
+    per-query values are in ``.queries``, with each query's bias when ``details``.
+
+    ``sampling="replacement"``: n keys drawn independently, with probabilities proportional to
+    ``weights`` (N,), by default equal. ``sampling="bernoulli"``: each key is kept independently
+    with probability n / N, n from 1 to N, and the error is 0 at n = N. Attention on no key is not
+    defined: with ``empty="zero"`` that event, of probability (1 - n/N)^N, counts as no error in
+    every expectation, as it does in the integral; with ``empty="exclude"`` expectations are given
+    at least one key.
+
+    Formulas: esscher.errors.formulas. Few pairs are summed key by key in float64, to
+    about 1e-12. Otherwise keys are deposited once on each query's score grid
+    (esscher.errors.grid): float64 inputs to about 1e-9, float32 inputs to about 1e-5, in
+    a time of some ten to twenty fused attention passes ("bernoulli": a hundred) and in memory that
+    does not depend on N, ``block`` keys at a time. A query whose scores span more than 500 nats
+    ("bernoulli": 250 in float32, 125 in float64), or of whose error rounding would take more than a
+    millionth because one key has nearly all the weight, goes key by key: exact, but slow.
+    ``.accuracy`` estimates the relative error of ``.rms``, the rounding of scores in float32
+    included.
+
+    ``keep``: a rule that chooses the keys instead of ``sampling`` (esscher.keep, or its text). Keys
+    come in the order of their positions; queries stand at the last one, or at ``positions`` (m,),
+    and see no later key. ``n`` is then how many keys are kept in all, for the part of the rule
+    without a number; None where every number is given. ``.kept``: how many were, on average over
+    the queries. ``lowrank`` mixes keys instead; its ``n`` are ranks.
+
+    A rule that chooses one set of keys by what queries attend to (heavy, impact, expected,
+    neyman:shared) chooses by ``q``, the queries that its error is then the mean over: an oracle,
+    since a cache is cut before the queries that it serves are known. ``chosen_by`` (c, k): other
+    queries, such as earlier ones, that choose in their place; they see all keys.
+    """
+    if keep is not None:
+        if sampling != "replacement" or weights is not None or empty != "zero":
+            raise ValueError(
+                "keep: a rule says by itself which keys are kept; leave sampling, weights and"
+                " empty out"
+            )
+        context, rule = Context.of(q, k, v, scale, positions), parse(keep)
+        if chosen_by is not None:
+            context = replace(context, choosers=Context.of(chosen_by, k, v, scale))
+        if isinstance(rule, LowRank):
+            return low_rank_curve(context, rule, n)
+        return keep_curve(context, rule, n, details=details)
+    for name, given in (("positions", positions), ("chosen_by", chosen_by)):
+        if given is not None:
+            raise ValueError(f"{name}: matters to a keep rule; give keep too, or leave {name} out")
+    if n is None:
+        raise ValueError(
+            "n: expected numbers of tokens, got None; only a keep rule with all its numbers goes"
+            " without"
+        )
+    pool = _Pool.check(q, k, v, scale, weights, sampling, as_count(block, "block"))
+    counts = as_counts(n, "n")
+    if empty not in ("zero", "exclude"):
+        raise ValueError(f"empty: expected 'zero' or 'exclude', got {empty!r}")
+    check_sampling(sampling, counts, pool.keys)
+    errors = pool.errors(counts, details)
+    if sampling == "bernoulli" and empty == "exclude":
+        errors = _given_some_key(errors, counts, pool.keys)
+    return ErrorCurve.from_queries(
+        counts,
+        errors.queries(),
+        errors.dmse_dlogn,
+        kind="exact",
+        accuracy=errors.accuracy,
+        origin=pool.origin(empty),
+    )
+
+
+def pool_errors(
+    q: Tensor, k: Tensor, v: Tensor, n: Counts, sampling: str, scale: float
+) -> NodeErrors:
+    """What exact_pool_curve is made of: the errors of each query, with their derivatives."""
+    return _Pool.check(q, k, v, scale, None, sampling, BLOCK).errors(n, False)
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """Checked inputs, all of one floating type."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scale: float
+    weights: Tensor | None
+    sampling: str
+    block: int
+    # (d_v,) float64: one of the values, so that equal ones are exactly 0 apart from it
+    center: Tensor
+
+    @property
+    def keys(self) -> int:
+        return self.k.shape[0]
+
+    @classmethod
+    def check(
+        cls, q: Any, k: Any, v: Any, scale: Any, weights: Any, sampling: str, block: int
+    ) -> _Pool:
+        query, key, value, factor = as_attention(q, k, v, scale)
+        if weights is not None:
+            if sampling == "bernoulli":
+                raise ValueError(
+                    "weights: keys are kept with one probability in 'bernoulli'; leave weights out"
+                )
+            weights = (
+                as_tensor(weights, "weights", ndim=1, last=key.shape[0])
+                .detach()
+                .double()
+                .to(key.device)
+            )
+            if bool((weights < 0).any()) or not bool((weights > 0).any()):
+                raise ValueError("weights: expected numbers of at least 0, not all 0")
+            weights = weights / weights.sum()
+        dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
+        # half precision is computed in float32
+        dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        value = value.to(dtype)
+        mean = value.mean(0, dtype=torch.float64) if weights is None else weights @ value.double()
+        center = value[(value - mean.to(dtype)).square().sum(1).argmin()].double()
+        size = float(
+            torch.maximum(value.amax(0).double() - center, center - value.amin(0).double()).max()
+        )
+        if not (SMALLEST < size < LARGEST or size == 0):
+            raise ValueError(
+                f"v: values {size:g} apart have no squares in floating point; divide them by one"
+                " number, and multiply rms by it"
+            )
+        return cls(query.to(dtype), key.to(dtype), value, factor, weights, sampling, block, center)
+
+    def errors(self, n: Counts, details: bool) -> NodeErrors:
+        """Of all queries: few pairs key by key, else on score grids."""
+        pairs = len(self.q) * self.keys * (len(n) if self.sampling == "bernoulli" else 1)
+        if pairs <= FEW_PAIRS:
+            return self.by_keys(self.q, n, details)
+        return concatenate(
+            [self.by_deposit(part, n, details) for part in torch.split(self.q, QUERY_BLOCK)]
+        )
+
+    def by_keys(self, q: Tensor, n: Counts, details: bool) -> NodeErrors:
+        """Key by key, in float64, a few queries at a time."""
+        log_weights = None if self.weights is None else self.weights.log()
+        parts = []
+        for rows in torch.split(q, max(1, 2**22 // self.keys)):
+            scores = rows.double() @ self.k.double().T * self.scale
+            if not bool(torch.isfinite(scores).all()):
+                raise ValueError(
+                    "q, k, scale: scores are beyond the floating range; make scale smaller"
+                )
+            part = error_from_nodes(
+                scores, log_weights, self.v, None, n, sampling=self.sampling, details=details
+            )
+            parts.append(part)
+        return concatenate(parts)
+
+    def by_deposit(self, q: Tensor, n: Counts, details: bool) -> NodeErrors:
+        """On score grids; in halves where these would take too much memory."""
+        grid = deposit.choose_grid(q.dtype, self.sampling)
+        state = deposit.init(len(q), grid, self.center)
+        for part, scores in self._blocks(q):
+            extent = deposit.reach(state, scores)
+            if not extent.largest < deposit.FAR:  # or NaN
+                return self.by_keys(q, n, details)
+            if extent.cells > deposit.MAX_CELLS:
+                return self._apart(q, n, details, (deposit.MAX_CELLS - 64) * grid.spacing)
+            if extent.cells * state.cells.shape[0] * len(q) > MEMORY and len(q) > 1:
+                return concatenate(
+                    [self.by_deposit(half, n, details) for half in q.tensor_split(2)]
+                )
+            weights = None if self.weights is None else self.weights[part]
+            state = deposit.update(state, scores, self.v[part], weights, extent=extent)
+        lost = deposit.lost(state) > LOST
+        if bool(lost.all()):
+            return self.by_keys(q, n, details)
+        if bool(lost.any()):
+            state = deposit.take(state, (~lost).nonzero()[:, 0])
+        errors = deposit.finish(state, n, self.sampling, details=details)
+        errors = replace(errors, accuracy=errors.accuracy + self._score_rounding(q))
+        return self._together(q, n, details, lost, errors) if bool(lost.any()) else errors
+
+    def _score_rounding(self, q: Tensor) -> float:
+        """Bound on the rounding of a score, which the softmax exponentiates: eps (1 + |scale q|
+        |k|).
+        """
+        longest = self.scale * float(q.double().norm(dim=1).max()) * float(self.k.norm(dim=1).max())
+        return torch.finfo(q.dtype).eps * (1 + longest)
+
+    def _together(
+        self, q: Tensor, n: Counts, details: bool, keyed: Tensor, others: NodeErrors | None
+    ) -> NodeErrors:
+        """The queries of the mask key by key, joined with the results of the others, each in its
+        place.
+        """
+        rows = torch.cat([keyed.nonzero()[:, 0], (~keyed).nonzero()[:, 0]])
+        parts = [self.by_keys(q[keyed], n, details), *([] if others is None else [others])]
+        return take(concatenate(parts), torch.argsort(rows).cpu().numpy())
+
+    def _apart(self, q: Tensor, n: Counts, details: bool, widest: float) -> NodeErrors:
+        """Queries whose scores span more than ``widest`` nats go key by key, the others to their
+        grids.
+        """
+        ends = torch.stack(
+            [torch.stack([scores.amax(1), -scores.amin(1)]) for _, scores in self._blocks(q)]
+        )
+        wide = ends.amax(0).sum(0) > widest
+        others = None if bool(wide.all()) else self.by_deposit(q[~wide], n, details)
+        return self._together(q, n, details, wide, others)
+
+    def _blocks(self, q: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Slices of ``block`` keys with their scores (m, block)."""
+        for start in range(0, self.keys, self.block):
+            part = slice(start, start + self.block)
+            yield part, (q * self.scale) @ self.k[part].T
+
+    def origin(self, empty: str) -> str:
+        if self.sampling == "replacement":
+            law = "equal" if self.weights is None else "given"
+            return (
+                f"exact error over a pool of {self.keys} keys drawn with replacement, {law} weights"
+                " (Laplace integrals)"
+            )
+        rule = (
+            "no kept key counts as no error" if empty == "zero" else "given at least one kept key"
+        )
+        return (
+            f"exact error over a pool of {self.keys} keys, each kept with probability"
+            f" n/{self.keys}, {rule}"
+        )
+
+
+def _given_some_key(errors: NodeErrors, n: Counts, keys: int) -> NodeErrors:
+    """Expectations given a kept key: over 1 - (1-f)^N, whose f d/df is N f (1-f)^(N-1)."""
+    kept = n / keys
+    with np.errstate(divide="ignore"):  # log 0 at n = N, where nothing is dropped
+        log_dropped = np.log1p(-kept)
+    some = -np.expm1(keys * log_dropped)
+    rise = (
+        keys * kept * np.exp((keys - 1) * log_dropped if keys > 1 else np.zeros_like(kept)) / some
+    )
+    mse = errors.mse / some
+    return replace(
+        errors,
+        mse=mse,
+        sum_p2=errors.sum_p2 / some,
+        dmse_dlogn=errors.dmse_dlogn / some - mse * rise,
+        bias=None if errors.bias is None else errors.bias / some[:, None],
+    )
+
+
+# ---- A pool drawn from a law stands for it: how far that may be from the law's own error.
+
+Floats = npt.NDArray[np.float64]
+PARTS = 8  # of a drawn pool
+
+
+def pool_stderr(tokens: Tensor, rms: Callable[[Tensor], Floats]) -> Floats | None:
+    """The standard error of ``rms(tokens)``, from its parts: independent pools, each a ``PARTS``-th
+    as large.
+
+    The error of a pool of N tokens is of order N^(-1/2), so parts spread sqrt(PARTS) times as much
+    as whole pools do. None for a pool too small to have parts.
+    """
+    if len(tokens) < 2 * PARTS:
+        return None
+    parts = np.stack([rms(part) for part in tokens.chunk(PARTS)])
+    return np.asarray(parts.std(axis=0, ddof=1) / math.sqrt(len(parts)))

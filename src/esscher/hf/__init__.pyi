@@ -1,0 +1,22 @@
+from .capture import (
+    AttentionCall as AttentionCall,
+    CaptureReport as CaptureReport,
+    StopForward as StopForward,
+    capture as capture,
+    forward as forward,
+)
+from .interventions import (
+    Acted as Acted,
+    Kept as Kept,
+    intervene as intervene,
+    prefill as prefill,
+    rule_for_every_query as rule_for_every_query,
+)
+from .loading import (
+    Loaded as Loaded,
+    load_model as load_model,
+    wrap_model as wrap_model,
+)
+from .maps import LinearMaps as LinearMaps, linear_maps as linear_maps
+from .capture import Parity as Parity, parity as parity
+from .maps import head_projections as head_projections

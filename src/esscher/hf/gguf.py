@@ -1,0 +1,510 @@
+"""A GGUF file as a transformers model: its reader, and a proof that what was made is the model of
+the file.
+
+The reader leaves out, without a word, settings it does not know (scaled positions, sliding windows)
+and tensors that have no place. So every setting of the architecture must be found again in the
+configuration, every number of the file in the model, and only architectures are read whose
+attention the tests compare with the same model in safetensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import importlib
+import io
+import math
+import mmap
+import struct
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from esscher.hf.package import gguf, quiet, transformers, why
+from esscher.runs.files import open_regular
+
+__all__ = [
+    "ARCHITECTURES",
+    "GgufHeader",
+    "GgufTensor",
+    "gguf_config",
+    "gguf_tokenizer",
+    "gguf_weights",
+    "read_header",
+    "skeleton",
+]
+
+VERSIONS = (2, 3)
+SCALARS = {
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<?",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
+}
+STRING, ARRAY = 8, 9
+# numbers of an array that are kept; of longer ones and of lists of words only the length is
+KEPT = 4096
+DIMENSIONS = 4
+ALIGNMENT = 32  # of the data, where the file does not say
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """A tensor of the file: sizes as there (the fastest first), its type by name (F32, Q4_1, ...),
+    and where its bytes are.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+    begin: int
+    bytes: int
+
+    @property
+    def numbers(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    """Settings and tensors of a file; of a list of words only its length is here."""
+
+    architecture: str
+    settings: dict[str, Any]
+    tensors: tuple[GgufTensor, ...]
+
+    def kinds(self) -> list[str]:
+        """Types of the tensors, those that hold most numbers first."""
+        counts: Counter[str] = Counter()
+        for tensor in self.tensors:
+            counts[tensor.kind] += tensor.numbers
+        return [kind for kind, _ in counts.most_common()]
+
+
+class _Cursor:
+    """A place in the file that cannot leave it."""
+
+    def __init__(self, data: mmap.mmap, at: int) -> None:
+        self.data, self.at = data, at
+
+    def skip(self, size: int) -> int:
+        """Where the next ``size`` bytes begin."""
+        begin = self.at
+        if size > len(self.data) - begin:
+            raise ValueError(
+                f"the header asks for {size} bytes at byte {begin} of {len(self.data)}; the file is"
+                " cut off or damaged"
+            )
+        self.at = begin + size
+        return begin
+
+    def number(self, form: str) -> Any:
+        return struct.unpack_from(form, self.data, self.skip(struct.calcsize(form)))[0]
+
+    def count(self, what: str, least: int) -> int:
+        """A number of things that take at least so many bytes each."""
+        found: int = self.number("<Q")
+        if found * least > len(self.data) - self.at:
+            raise ValueError(
+                f"the header counts {found} {what}, more than the file has room for; it is cut off"
+                " or damaged"
+            )
+        return found
+
+    def text(self) -> str:
+        size: int = self.number("<Q")
+        begin = self.skip(size)
+        try:
+            return self.data[begin : begin + size].decode("utf-8")
+        except UnicodeDecodeError as cause:
+            raise ValueError(
+                f"the word at byte {begin} is not text; the file is damaged"
+            ) from cause
+
+    def value(self, kind: int) -> Any:
+        if kind in SCALARS:
+            return self.number(SCALARS[kind])
+        if kind == STRING:
+            return self.text()
+        if kind != ARRAY:
+            raise ValueError(
+                f"a setting of type {kind} at byte {self.at}, which GGUF does not have; the file is"
+                " damaged"
+            )
+        return self._array(self.number("<I"))
+
+    def _array(self, kind: int) -> Any:
+        if kind in SCALARS:
+            size = struct.calcsize(SCALARS[kind])
+            count = self.count("numbers of a list", size)
+            begin = self.skip(count * size)
+            return (
+                struct.unpack_from(f"<{count}{SCALARS[kind][1]}", self.data, begin)
+                if count <= KEPT
+                else count
+            )
+        if kind != STRING:
+            raise ValueError(f"a list of type {kind} at byte {self.at}, which is not read")
+        count = self.count("words of a list", 8)
+        for _ in range(count):
+            self.text()
+        return count
+
+
+def read_header(path: Path) -> GgufHeader:
+    """The header of a file, checked against the file's size; a mistake is a ValueError of one
+    line.
+    """
+    try:
+        with open_regular(path) as stream:
+            size = path.stat().st_size
+            if size < 24:
+                raise ValueError(
+                    f"{size} bytes, less than a GGUF header; the file is empty or cut off"
+                )
+            with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                return _parse(data)
+    except OSError as cause:
+        raise ValueError(f"{path}: {cause.strerror or cause}") from cause
+    except ValueError as cause:
+        raise ValueError(f"{path}: {cause}") from cause
+
+
+def _parse(data: mmap.mmap) -> GgufHeader:
+    cursor = _Cursor(data, 8)
+    if data[:4] != b"GGUF":
+        raise ValueError(f"no GGUF file: it begins with {bytes(data[:4])!r}")
+    (version,) = struct.unpack_from("<I", data, 4)
+    if version not in VERSIONS:
+        swapped = struct.unpack_from(">I", data, 4)[0] in VERSIONS
+        what = "of a machine with the other order of bytes" if swapped else f"of version {version}"
+        raise ValueError(
+            f"a GGUF file {what}; versions {VERSIONS[0]} and {VERSIONS[-1]}, low byte first, are"
+            " read"
+        )
+    tensors = cursor.count("tensors", 24)
+    settings: dict[str, Any] = {}
+    for _ in range(cursor.count("settings", 13)):
+        name = cursor.text()
+        if name in settings:
+            raise ValueError(f"the setting {name} is there twice; the file is damaged")
+        settings[name] = cursor.value(cursor.number("<I"))
+    architecture = settings.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise ValueError(
+            "no general.architecture among its settings, so there is no knowing what model it is"
+        )
+    if isinstance(parts := settings.get("split.count"), int) and parts > 1:
+        raise ValueError(
+            f"one of {parts} parts of a model; join them first: llama-gguf-split --merge"
+        )
+    return GgufHeader(
+        architecture,
+        settings,
+        _table(cursor, tensors, settings.get("general.alignment", ALIGNMENT)),
+    )
+
+
+def _table(cursor: _Cursor, count: int, alignment: Any) -> tuple[GgufTensor, ...]:
+    """The table of tensors; what they hold lies inside the file, no byte of it twice."""
+    if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+        raise ValueError(
+            f"general.alignment: expected a power of two, got {alignment!r}; the file is damaged"
+        )
+    library = gguf()
+    found = [_tensor(cursor, library) for _ in range(count)]
+    if len({tensor.name for tensor in found}) < count:
+        raise ValueError("a tensor is there twice; the file is damaged")
+    end = start = -(-cursor.at // alignment) * alignment
+    placed = tuple(replace(tensor, begin=start + tensor.begin) for tensor in found)
+    for tensor in sorted(placed, key=lambda tensor: tensor.begin):
+        if tensor.begin < end:
+            raise ValueError(
+                f"the tensor {tensor.name} lies in the place of another; the file is damaged"
+            )
+        end = tensor.begin + tensor.bytes
+        if end > len(cursor.data):
+            raise ValueError(
+                f"the tensor {tensor.name} ends at byte {end} of {len(cursor.data)}; the file is"
+                " cut off or damaged"
+            )
+    return placed
+
+
+def _tensor(cursor: _Cursor, library: Any) -> GgufTensor:
+    """A tensor; it begins where it does in the data, whose place is not known yet."""
+    name = cursor.text()
+    dimensions = cursor.number("<I")
+    if dimensions > DIMENSIONS:
+        raise ValueError(
+            f"the tensor {name[:80]!r} has {dimensions} sizes, at most {DIMENSIONS} are possible"
+        )
+    shape = tuple(cursor.number("<Q") for _ in range(dimensions))
+    code, offset = cursor.number("<I"), cursor.number("<Q")
+    try:
+        kind = library.GGMLQuantizationType(code)
+    except ValueError as cause:
+        raise ValueError(
+            f"the tensor {name[:80]!r} is of type {code}, which the package gguf does not know"
+        ) from cause
+    numbers, width = library.GGML_QUANT_SIZES[kind]
+    if math.prod(shape) < 1 or (shape and shape[0] % numbers):
+        raise ValueError(
+            f"the tensor {name[:80]!r} of sizes {shape} cannot be of type {kind.name}; the file is"
+            " damaged"
+        )
+    return GgufTensor(name, shape, kind.name, offset, math.prod(shape) // numbers * width)
+
+
+# ---- A GGUF file as a transformers model: its reader, and a proof that what was made is the
+# model of the file.
+
+ARCHITECTURES = ("gemma2", "gemma3", "gpt2", "llama", "qwen2", "qwen3")
+# What the architecture is without a setting: llama.cpp's defaults
+UNSAID: dict[str, Any] = {
+    "rope.freq_base": 10000.0,
+    "attention.sliding_window": None,
+    "attn_logit_softcapping": None,
+}
+# Settings that change nothing up to the last layer, or that the sizes of tensors prove
+OTHER = ("final_logit_softcapping", "tensor_data_layout")
+# a text begins with BOS
+BEGINS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2")
+HEAD = ("output.weight", "output.bias")  # behind the last layer, which attention does not see
+FACTORS = "rope_freqs.weight"  # of llama: each frequency of a rotation is divided by one of these
+
+
+def gguf_config(path: Path) -> Any:
+    """The configuration of the model in a file, found to be what the file says."""
+    found = path.stat()
+    return copy.deepcopy(_gguf_config(path, (found.st_ino, found.st_size, found.st_mtime_ns)))
+
+
+@functools.lru_cache(maxsize=1)  # transformers takes seconds to read it
+def _gguf_config(path: Path, _version: tuple[int, ...]) -> Any:
+    header = read_header(path)
+    kind = header.architecture
+    if kind not in ARCHITECTURES:
+        raise ValueError(
+            f"{path}: the architecture {kind[:40]!r} is not read from GGUF; these are:"
+            f" {', '.join(ARCHITECTURES)}"
+        )
+    blocks = header.settings.get(f"{kind}.block_count")
+    if not isinstance(blocks, int) or not 1 <= blocks <= len(header.tensors):
+        raise ValueError(
+            f"{path}: expected a number of layers that {len(header.tensors)} tensors can make, got"
+            f" {blocks!r}"
+        )
+    with _alone(path) as options:
+        config = transformers().AutoConfig.from_pretrained(**options)
+    for name, (given, made) in _settings(header, config).items():
+        if not _same(given, made):
+            raise ValueError(
+                f"{path}: the file says {name} = {given!r}, transformers"
+                f" {transformers().__version__} makes {made!r} of it; attention would not be the"
+                " file's: take the model's safetensors"
+            )
+    if (
+        isinstance(words := header.settings.get("tokenizer.ggml.tokens"), int)
+        and words > config.vocab_size
+    ):
+        raise ValueError(
+            f"{path}: its tokenizer has {words} words, its embedding {config.vocab_size}; the file"
+            " is damaged"
+        )
+    _check_tensors(path, header, skeleton(config, str(path)))
+    return config
+
+
+def skeleton(config: Any, name: str, auto: str = "AutoModel") -> Any:
+    """The model of a configuration, without memory for its weights; ``auto``: the class of
+    transformers to make.
+    """
+    try:
+        with quiet(), torch.device("meta"):
+            made = getattr(transformers(), auto).from_config(config, trust_remote_code=False)
+            return made.eval()
+    except Exception as cause:  # a configuration may be wrong in any way
+        line = " ".join(str(cause).split())
+        raise ValueError(
+            f"{name}: no model can be built from this configuration: {line[:240]}"
+        ) from cause
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[dict[str, Any]]:
+    """Arguments that read this file and nothing beside it; what lies in its folder may be of
+    another model, or code.
+    """
+    gguf()
+    try:
+        # the reader draws a bar of its own on stderr
+        with (
+            quiet(),
+            tempfile.TemporaryDirectory() as empty,
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            yield {
+                "pretrained_model_name_or_path": empty,
+                "gguf_file": str(path.absolute()),
+                "trust_remote_code": False,
+            }
+    except Exception as cause:  # whatever the file made the libraries raise
+        raise ValueError(f"{path}: {why(cause)}") from cause
+
+
+def _settings(header: GgufHeader, config: Any) -> dict[str, tuple[Any, Any]]:
+    """By name, what the file says and what the configuration says; every setting of the
+    architecture is one of them.
+    """
+    prefix = f"{header.architecture}."
+    said = {
+        name.removeprefix(prefix): value
+        for name, value in header.settings.items()
+        if name.startswith(prefix)
+    }
+    # the other numbers of a scaling are idle then
+    if said.get("rope.scaling.type", "none") == "none":
+        said = {name: value for name, value in said.items() if not name.startswith("rope.scaling.")}
+    made = _made(config)
+    if "attention.scale" in made and isinstance(width := said.get("attention.key_length"), int):
+        said.setdefault("attention.scale", width**-0.5)
+    reach = said.get("attention.sliding_window")
+    if isinstance(reach, int) and (reach == 0 or reach >= said.get("context_length", math.inf)):
+        del said["attention.sliding_window"]  # a window that nothing is outside of
+    names = [name for name in UNSAID if name not in said and name in made] + [
+        name for name in said if name not in OTHER
+    ]
+    return {
+        prefix + name: (said.get(name, UNSAID.get(name)), made.get(name, "nothing"))
+        for name in names
+    }
+
+
+def _made(config: Any) -> dict[str, Any]:
+    """A configuration in the words of GGUF."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    rope = rope.get("full_attention", rope)  # one for each kind of layer, in some
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    found = {
+        "vocab_size": config.vocab_size,
+        "context_length": config.max_position_embeddings,
+        "block_count": config.num_hidden_layers,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        "attention.head_count": heads,
+        "attention.head_count_kv": getattr(config, "num_key_value_heads", None) or heads,
+        "attention.key_length": width,
+        "attention.value_length": width,
+        "attention.sliding_window": getattr(config, "sliding_window", None),
+        "attn_logit_softcapping": getattr(config, "attn_logit_softcapping", None),
+        "attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", None),
+        "attention.layer_norm_epsilon": getattr(config, "layer_norm_epsilon", None),
+    }
+    if hasattr(config, "query_pre_attn_scalar"):
+        found["attention.scale"] = config.query_pre_attn_scalar**-0.5
+    if rope:
+        found["rope.freq_base"] = rope.get("rope_theta")
+        found["rope.freq_base_swa"] = (
+            getattr(config, "rope_parameters", {}).get("sliding_attention", rope).get("rope_theta")
+        )
+        found["rope.dimension_count"] = int(width * rope.get("partial_rotary_factor", 1.0))
+    return found
+
+
+def _same(given: Any, made: Any) -> bool:
+    if isinstance(given, float) and isinstance(made, float | int):
+        return math.isclose(given, made, rel_tol=1e-6)  # float32 in the file
+    return type(given) is type(made) and bool(given == made)
+
+
+def _check_tensors(path: Path, header: GgufHeader, model: Any) -> None:
+    """Refuse a file with numbers that have no place in the model, or a model with more than the
+    file has.
+    """
+    held = sum(
+        tensor.numbers
+        for tensor in header.tensors
+        if tensor.name not in HEAD and tensor != _factors(header)
+    )
+    taken = sum(parameter.numel() for parameter in model.parameters())
+    if held != taken:
+        raise ValueError(
+            f"{path}: the file holds {held} numbers and {type(model).__name__}"
+            f" {taken}{_without_place(header, model)}; transformers does not make the model of this"
+            " file"
+        )
+
+
+def _without_place(header: GgufHeader, model: Any) -> str:
+    """The first tensor that the reader would leave out."""
+    reader = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
+    process = reader.TENSOR_PROCESSORS.get(header.architecture, reader.TensorProcessor)
+    placed = reader.get_gguf_hf_weights_map(model, process(config=model.config.to_dict()))
+    left = [
+        tensor.name
+        for tensor in header.tensors
+        if tensor.name not in placed and tensor.name not in HEAD
+    ]
+    return f", with no place for {left[0]}" if left else ""
+
+
+def _factors(header: GgufHeader) -> GgufTensor | None:
+    """Where the factors of frequencies are, if a llama has them and one for each."""
+    width = header.settings.get("llama.rope.dimension_count")
+    plain = [tensor for tensor in header.tensors if (tensor.name, tensor.kind) == (FACTORS, "F32")]
+    return (
+        plain[0] if plain and isinstance(width, int) and plain[0].shape == (width // 2,) else None
+    )
+
+
+def gguf_weights(
+    path: Path, config: Any, dtype: torch.dtype, auto: str = "AutoModel"
+) -> tuple[Any, dict[str, Any]]:
+    """The model, dequantised to this dtype, and what the reader said of it; ``auto``: the class of
+    transformers to make.
+    """
+    with _alone(path) as options:
+        read = getattr(transformers(), auto).from_pretrained
+        model, info = read(**options, config=config, dtype=dtype, output_loading_info=True)
+    factors = _factors(read_header(path))
+    if factors is not None:  # the reader leaves them out
+        values = torch.from_numpy(np.fromfile(path, "<f4", factors.shape[0], offset=factors.begin))
+        if not bool((torch.isfinite(values) & (values > 0)).all()):
+            raise ValueError(
+                f"{path}: {FACTORS} holds numbers that are not positive; get the file again"
+            )
+        model.base_model.rotary_emb.inv_freq.div_(values)
+    return model, info
+
+
+def gguf_tokenizer(path: Path) -> Any:
+    """The tokenizer that the file describes, with the tokens it puts before and after a text; the
+    reader forgets these.
+    """
+    settings = read_header(path).settings
+    with _alone(path) as options:
+        tokenizer = transformers().PreTrainedTokenizerFast.from_pretrained(**options)
+    begins = (
+        settings.get("tokenizer.ggml.model") == "llama"
+        or settings.get("tokenizer.ggml.pre") in BEGINS
+    )
+    around = {"add_bos_token": begins, "add_eos_token": False}
+    for name, usual in around.items():
+        setattr(tokenizer, name, bool(settings.get(f"tokenizer.ggml.{name}", usual)))
+    return tokenizer

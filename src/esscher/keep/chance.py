@@ -1,0 +1,263 @@
+"""Random: every key with one probability."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from esscher.inputs import as_tensor
+from esscher.keep.context import Context
+from esscher.keep.rule import Chance, as_fraction, as_size, ordered, refused
+
+__all__ = ["Importance", "MagicPIG", "Neyman", "Random", "fill_up", "gain", "share_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Importance(Chance):
+    """Key j with the given probability, (N,) or (m, N); ``shared``: one draw of a key for all
+    queries.
+    """
+
+    name: ClassVar[str] = "importance"
+    given: Any = field(repr=False)
+    reweight: bool = True
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        given = as_tensor(self.given, "importance").detach().double()
+        if given.ndim not in (1, 2) or bool((given < 0).any()) or bool((given > 1).any()):
+            raise refused(
+                "importance: expected probabilities from 0 to 1, one for each key (and query)"
+            )
+        if self.shared and given.ndim == 2:
+            raise refused(
+                "importance: what queries share has one probability for each key, got shape"
+                f" {tuple(given.shape)}"
+            )
+        object.__setattr__(self, "given", given)
+
+    def check_numbers(self, context: Context) -> None:
+        shapes = (context.keys,), (len(context.q), context.keys)
+        if self.given.shape not in shapes:
+            raise refused(
+                f"importance: expected probabilities of shape {shapes[0]} or {shapes[1]}, got"
+                f" {tuple(self.given.shape)}"
+            )
+
+    def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
+        given: Tensor = self.given.to(rest.device)
+        return rest * given
+
+    def take(self, rows: Tensor) -> Chance:
+        return (
+            self
+            if self.given.ndim == 1
+            else replace(self, given=self.given[rows.to(self.given.device)])
+        )
+
+    def text(self) -> str:
+        """Its name: given probabilities cannot be written, and no text is read as them."""
+        return self.name
+
+
+@dataclass(frozen=True)
+class MagicPIG(Chance):
+    """A key is kept if it falls into the query's bucket in at least 2 of ``tables`` tables of
+    ``bits`` signs each.
+
+    Signs of random projections agree with probability s = 1 - angle/pi; all bits of a table with r
+    = s^bits; so that p = 1 - (1 - r)^tables - tables r (1 - r)^(tables - 1). Keys are centred
+    first, as MagicPIG does.
+    """
+
+    name: ClassVar[str] = "magicpig"
+    bits: int = 10
+    tables: int = 150
+    reweight: bool = True
+
+    def __post_init__(self) -> None:
+        as_size(self.bits, "magicpig, bits")
+        as_size(self.tables, "magicpig, tables", least=2)
+
+    @property
+    def per_query(self) -> bool:
+        return True
+
+    def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
+        k = context.k.double() - context.k.double().mean(0)
+        cosine = (
+            torch.nn.functional.normalize(context.q.double(), dim=1)
+            @ torch.nn.functional.normalize(k, dim=1).T
+        )
+        same = (1 - torch.acos(cosine.clamp(-1, 1)) / math.pi) ** self.bits
+        apart = (1 - same) ** (self.tables - 1)
+        return rest * (1 - apart * (1 - same) - self.tables * same * apart).clamp(0, 1)
+
+
+# ---- Random: every key with one probability.
+
+
+@dataclass(frozen=True)
+class Random(Chance):
+    """Each of the other keys with probability ``share``; without it, with the one that makes
+    queries keep n on average.
+
+    ``reweight``: a kept key counts 1/share, so that the sums of the softmax keep their means
+    (Horvitz-Thompson).
+    """
+
+    name: ClassVar[str] = "random"
+    share: float | None = None
+    reweight: bool = False
+
+    def __post_init__(self) -> None:
+        as_fraction(self.share, "random")
+
+    @property
+    def is_open(self) -> bool:
+        return self.share is None
+
+    def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
+        if self.share is not None:
+            return rest.double() * self.share
+        assert wanted is not None
+        return rest.double() * share_of(wanted, rest.sum(1))
+
+    def settle(self, seen: Iterable[tuple[Context, Tensor, Tensor | None]]) -> Chance:
+        if self.share is not None:
+            return self
+        keys, counts = 0, []
+        for context, rest, wanted in seen:
+            assert wanted is not None
+            keys = context.keys
+            counts.append(torch.stack([wanted, rest.sum(1).double()]))
+        share = share_of(*torch.cat(counts, 1))
+        return Importance(torch.full((keys,), share, dtype=torch.float64), self.reweight)
+
+
+def share_of(wanted: Tensor, rest: Tensor) -> float:
+    """The chance of each other key that makes queries keep as many as wanted (m,) of the rest (m,),
+    on average.
+    """
+    others = float(rest.double().mean())
+    return min(max(float(wanted.mean()) / others, 0.0), 1.0) if others else 0.0
+
+
+# ---- Neyman: the chances that make the reweighted error least, to first order, at a given number
+# of keys.
+
+
+@dataclass(frozen=True)
+class Neyman(Chance):
+    """``size`` keys on average, each query its own chances; ``shared``: one set of keys for all
+    queries, by those that choose.
+    """
+
+    name: ClassVar[str] = "neyman"
+    size: int | None = None
+    shared: bool = False
+    reweight: ClassVar[bool] = True  # type: ignore[misc]
+
+    def __post_init__(self) -> None:
+        as_size(self.size, "neyman")
+
+    @property
+    def is_open(self) -> bool:
+        return self.size is None
+
+    @property
+    def per_query(self) -> bool:
+        return not self.shared
+
+    @property
+    def observes(self) -> bool:
+        return self.shared
+
+    def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
+        count = torch.full(
+            (len(rest),), float(self.size or 0), dtype=torch.float64, device=rest.device
+        )
+        return next(self.probabilities(context, rest, [count if wanted is None else wanted]))
+
+    def probabilities(
+        self, context: Context, rest: Tensor, wanted: Sequence[Tensor]
+    ) -> Iterator[Tensor]:
+        counts = torch.stack(list(wanted), dim=1)
+        if self.shared and context.choosers is not None:
+            gains = gain(context.choosers) * rest.any(0)
+        else:
+            gains = gain(context) * rest
+        if self.shared:
+            gains, counts = (
+                gains.square().mean(0, keepdim=True).sqrt(),
+                counts.mean(0, keepdim=True),
+            )
+        for p in fill_up(gains, counts):
+            yield p * rest
+
+    def settle(self, seen: Iterable[tuple[Context, Tensor, Tensor | None]]) -> Chance:
+        if not self.shared:
+            return self
+        squares: Tensor | float = 0.0
+        count, queries = 0.0, 0
+        for context, rest, wanted in seen:
+            squares = squares + (gain(context) * rest).square().sum(0, keepdim=True)
+            count += float(self.size or 0) * len(rest) if wanted is None else float(wanted.sum())
+            queries += len(rest)
+        assert isinstance(squares, Tensor)
+        together = (squares / queries).sqrt()
+        return Importance(
+            next(fill_up(together, together.new_tensor([[count / queries]])))[0], shared=True
+        )
+
+
+def gain(context: Context, *, behind_output: bool = False) -> Tensor:
+    """pi |c|, (m, N); of a key with more than half of the weight what its loss would cost, pi |c| /
+    (1 - pi).
+
+    The first order knows only small changes: of a key that has nearly all the weight it sees that
+    |c| nearly vanishes, where without it nothing would be left. pi c / (1 - pi) is exact for the
+    loss of one key; c / (1 - pi) is measured as the value's distance from the limit of the others.
+    ``behind_output``: |W_O c| in place of |c|.
+    """
+    inside, context = context.inside, context.whole
+    found = context.attention * (context.impact if behind_output else context.distance)
+    weight, top = context.attention[:, inside].max(1)
+    top = inside[top]
+    rows = (weight > 0.5).nonzero()[:, 0]
+    if len(rows):
+        others = context.scores[rows].scatter(1, top[rows, None], -torch.inf)
+        alone = (others == -torch.inf).all(1, keepdim=True)  # it sees no other key
+        limit = torch.softmax(others.masked_fill(alone, 0.0), 1) @ context.near
+        away = context.near[top[rows]] - limit
+        found[rows, top[rows]] = weight[rows] * (
+            context.felt(away, rows) if behind_output else away.norm(dim=1)
+        )
+    return found[:, inside]
+
+
+def fill_up(gain: Tensor, counts: Tensor) -> Iterator[Tensor]:
+    """p = min(1, lambda gain) in each row (m, N), with sum p = count, or 1 where gain > 0 if there
+    are fewer such keys.
+
+    For each column of ``counts`` (m, S) one p.
+    """
+    order = ordered(gain)
+    behind = order.flip(1).cumsum(1).flip(1)  # gain of this key and all behind it
+    surely = torch.arange(gain.shape[1], dtype=gain.dtype, device=gain.device)
+    # Key i is kept surely while i + behind_i / order_i, what would be kept were its own p just 1,
+    # stays below the count.
+    reached = torch.where(order > 0, surely + behind / order, torch.inf)
+    first = torch.searchsorted(reached, counts.contiguous())  # keys kept surely
+    left = behind.gather(1, first.clamp(max=gain.shape[1] - 1))
+    factor = torch.where(
+        first < (order > 0).sum(1, keepdim=True), (counts - first).clamp_min(0) / left, torch.inf
+    )
+    for scale in factor.where(counts > 0, 0.0).unbind(1):
+        # 0 times infinity: never kept
+        yield (gain * scale[:, None]).nan_to_num(0.0, posinf=1.0).clamp(max=1)

@@ -1,1 +1,0 @@
-"""Hugging Face models: loading, and what their attention is given."""

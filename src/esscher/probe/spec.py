@@ -1,0 +1,444 @@
+"""What a probe measures, as plain data: the same as a YAML file, as flags and as a Python
+object.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field, PositiveInt, field_validator
+
+from esscher.corpus.spec import CorpusSpec, open_rules, places, split_numbers
+from esscher.runs import RunSpec, register
+from esscher.runs.spec import Plain
+
+__all__ = ["ALLOWED", "BudgetFlags", "Settings", "read_settings"]
+
+Counts = npt.NDArray[np.int64]
+
+WINDOW = 512  # tokens of a window unless the model takes fewer
+OWN_WINDOW = 2048  # the same where a window is the pool of its own queries
+KEYS = 16384  # tokens of text unless told otherwise
+SMALLEST = 16  # first n of a ladder
+BEYOND = 1024  # how far beyond the pool the errors of draws with replacement are followed
+FIT = (64, 4096)  # numbers of keys that exponents are fitted between where the pool is the corpus
+# in a query's own context: from SMALLEST to this part of its keys; beyond, draws with replacement
+# meet the same keys again, and the error falls because they run out
+OWN_FIT = 8
+# numbers of keys at which every head's error and local slope are told
+FIXED = (64, 256, 1024, 4096)
+FEWEST_POINTS = 3  # of a fit
+MOST = 10**12  # keys, of a fit
+ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # a class in a module
+FRACTIONS = (0.75, 0.9, 1.0)  # of the pool, at the end of the ladder of kept keys
+FLOOR = "neyman"  # the keep rule of least error, to first order, that no other goes below
+RULES = (  # keep rules that are compared unless told otherwise
+    *(
+        "random",
+        "sinks:4+recent",
+        "sinks:4+recent:16+random:reweight",
+        "heavy",
+        "keynorm",
+        "expected",
+        "topk",
+    ),
+    *("topk:16+random:reweight", "neyman:shared", FLOOR),
+)
+# of a window's keys, that they keep
+SHARES = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.4, 0.6, 0.8)
+NO_RULES = ("none",)  # as a flag, which has no empty list
+
+
+class ProbeSpec(RunSpec):
+    """What ``esscher probe`` runs."""
+
+    job: Literal["probe"] = "probe"
+    model: str = Field(
+        default="packaged",
+        description="minilm (packaged is the same) or smollm2, a folder, a GGUF file or a hub name",
+    )
+    revision: str | None = Field(default=None, description="revision of a hub model")
+    corpus: CorpusSpec = CorpusSpec(max_tokens=KEYS)
+    window: PositiveInt | None = Field(
+        default=None, description="tokens of a window, special ones included"
+    )
+    pool: Literal["auto", "corpus", "sequence"] = Field(
+        default="auto",
+        description=(
+            "whose keys: corpus (all windows), sequence (all a query attends to in its own), auto"
+            " (by the model)"
+        ),
+    )
+    positions: tuple[int, ...] | None = Field(
+        default=None,
+        description="places in a window, from 0, at which queries of a sequence stand; 511,1023",
+    )
+    special: bool = Field(default=False, description="special tokens are part of a corpus's pool")
+    queries: PositiveInt = Field(default=256, description="queries of each head")
+    kept_queries: PositiveInt = Field(
+        default=64, description="of them, queries with errors of kept keys, and with tails"
+    )
+    observe: PositiveInt = Field(
+        default=64,
+        description=(
+            "queries that choose keys for all: of a causal model those just before the cache is"
+            " cut, never those that are judged"
+        ),
+    )
+    decode: PositiveInt = Field(
+        default=128,
+        description=(
+            "positions after the cut over which the judged queries of a causal model are spread, a"
+            " quarter of the window at most"
+        ),
+    )
+    layers: tuple[int, ...] | None = Field(
+        default=None, description="layers, 0,2-4; all when left out"
+    )
+    heads: tuple[int, ...] | None = Field(
+        default=None, description="heads, 0,2-4; all when left out"
+    )
+    n: tuple[int, ...] | None = Field(
+        default=None, description="token numbers: 16:4096:9 or 100,1000; up to the pool"
+    )
+    fit: tuple[int, int] | None = Field(
+        default=None,
+        description=(
+            "smallest and largest n that exponents are fitted between; 64:4096, in a query's own"
+            " context 16 to an eighth of its keys when left out"
+        ),
+    )
+    epsilons: tuple[float, ...] = Field(
+        default=(0.05, 0.1, 0.2), description="relative error to count tokens for; may be repeated"
+    )
+    moments: int = Field(
+        default=0, ge=0, description="Monte Carlo repeats of the outputs' mean and covariance"
+    )
+    moments_n: tuple[int, ...] | None = Field(default=None, description="token numbers of these")
+    moments_queries: PositiveInt = Field(
+        default=2048, description="queries of their limit, where tokens do not fit into memory"
+    )
+    rules: tuple[str, ...] | None = Field(
+        default=None,
+        description=(
+            "keep rules to compare where the pool is a query's own, such as sinks:4+recent or none;"
+            " may be repeated"
+        ),
+    )
+    temperature: tuple[float, float] | None = Field(
+        default=None, description="also multiply scores with a + b log n at n keys, as a,b"
+    )
+    planted: int | None = Field(
+        default=None,
+        ge=0,
+        description="position, from 0, of a key of each window whose weight among n keys is told",
+    )
+    scales: tuple[float, ...] = Field(
+        default=(),
+        description=(
+            "also measure every head with its scores multiplied with these numbers, as 0.1,1,10"
+        ),
+    )
+    statistics: tuple[str, ...] = Field(
+        default=(), description="statistics from elsewhere, 'module:Class' each"
+    )
+    batch: PositiveInt = Field(default=4096, description="tokens of one forward pass")
+    part: PositiveInt = Field(default=131072, description="tokens of one piece of a large corpus")
+    dtype: Literal["float32", "float64", "bfloat16", "float16"] = Field(
+        default="float32",
+        description="floating point of the model: float32, float64, bfloat16 or float16",
+    )
+
+    @field_validator("n", "moments_n", mode="before")
+    @classmethod
+    def _ladder(cls, value: Any) -> tuple[int, ...] | None:
+        if value is None:
+            return None
+        # help and flags do not wait for torch
+        from esscher.errors.montecarlo.draw import parse_ladder
+
+        return tuple(parse_ladder(value).tolist())
+
+    @field_validator("fit", mode="before")
+    @classmethod
+    def _ends(cls, value: Any) -> Any:
+        """As text two numbers with a colon."""
+        if not isinstance(value, str):
+            return value
+        low, _, high = value.partition(":")
+        if not all(end.strip().isascii() and end.strip().isdigit() for end in (low, high)):
+            raise ValueError(f"expected two whole numbers such as 64:4096, got {value!r}")
+        return int(low), int(high)
+
+    @field_validator("fit")
+    @classmethod
+    def _range(cls, value: tuple[int, int] | None) -> tuple[int, int] | None:
+        if value is None:
+            return None
+        low, high = value
+        if not 1 <= low < high <= MOST:
+            raise ValueError(
+                f"expected two whole numbers from 1 to {MOST}, the smaller first, got {low}:{high}"
+            )
+        if (points := fit_points(value)).size < FEWEST_POINTS:
+            raise ValueError(
+                f"expected at least {FEWEST_POINTS} half octaves between the two numbers, got"
+                f" {low}:{high}, which has {points.size}; take them further apart"
+            )
+        return value
+
+    @field_validator("temperature", mode="before")
+    @classmethod
+    def _pair(cls, value: Any) -> Any:
+        """As text two numbers with a comma."""
+        if not isinstance(value, str):
+            return value
+        try:
+            a, b = (float(part) for part in value.split(","))
+        except ValueError as cause:
+            raise ValueError(f"expected two numbers a,b such as 0.5,0.1, got {value!r}") from cause
+        return a, b
+
+    @field_validator("scales", mode="before")
+    @classmethod
+    def _factors(cls, value: Any) -> Any:
+        return split_numbers(value, "0.1,1,10")
+
+    @field_validator("scales")
+    @classmethod
+    def _positive(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if not all(0 < scale < np.inf for scale in value):
+            raise ValueError(f"expected finite numbers above 0, got {list(value)}")
+        return tuple(sorted(set(value)))
+
+    @field_validator("temperature")
+    @classmethod
+    def _finite(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
+        if value is not None and not all(np.isfinite(value)):
+            raise ValueError(f"expected two finite numbers, got {list(value)}")
+        return value
+
+    @field_validator("rules", mode="before")
+    @classmethod
+    def _rules(cls, value: Any) -> tuple[str, ...] | None:
+        """No rule is asked for by NO_RULES."""
+        if value is None:
+            return None
+        return () if value in (NO_RULES[0], NO_RULES, list(NO_RULES)) else open_rules(value)
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """The keep rules whose errors are found; none where the pool is the corpus, whose keys have
+        no place.
+        """
+        return () if self.pool != "sequence" else RULES if self.rules is None else self.rules
+
+    @field_validator("statistics")
+    @classmethod
+    def _entries(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for entry in value:
+            if not ENTRY.fullmatch(entry):
+                raise ValueError(f"expected 'module:Class', got {entry!r}")
+        return value
+
+    @field_validator("layers", "heads", "positions")
+    @classmethod
+    def _numbers(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        return places(value)
+
+    @field_validator("epsilons")
+    @classmethod
+    def _errors(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if not all(0 < epsilon < 1 for epsilon in value):
+            raise ValueError(f"expected relative errors between 0 and 1, got {list(value)}")
+        return tuple(sorted({*value, 0.1}))
+
+
+def own_ladder(spec: ProbeSpec, keys: int) -> Counts:
+    """The numbers of tokens up to the pool's size: those given, or half octaves from 16 on and the
+    pool's size.
+    """
+    if spec.n is not None:
+        return np.array(spec.n if min(spec.n) <= keys else (keys, *spec.n), dtype=np.int64)
+    halves = SMALLEST * np.sqrt(2.0) ** np.arange(
+        2 * max(int(np.log2(max(keys, SMALLEST) / SMALLEST)), 0) + 2
+    )
+    inside = np.unique(halves[halves <= keys].round().astype(np.int64))
+    return np.unique(np.append(inside, keys))
+
+
+def check_ladder(spec: ProbeSpec, keys: int) -> None:
+    """Refuse numbers of tokens beyond the pool."""
+    if spec.n is not None and max(spec.n) > keys:
+        raise ValueError(
+            f"n: the pool has {keys} keys, got n = {max(spec.n)}; give more text (--max-tokens) or"
+            " smaller n"
+        )
+
+
+def fit_range(spec: ProbeSpec, keys: int) -> tuple[int, int]:
+    """The smallest and the largest n that exponents are fitted between; ``keys``: that a query
+    sees, on average.
+
+    In an own context of few keys the range begins below SMALLEST, so that it has enough points.
+    """
+    if spec.fit is not None:
+        return spec.fit
+    if spec.pool != "sequence":
+        return FIT
+    high = max(4, keys // OWN_FIT)
+    return min(SMALLEST, high // 2), high
+
+
+def fit_points(fit: tuple[int, int]) -> Counts:
+    """The n that an exponent is fitted to: half octaves from the smallest n of ``fit`` on, and the
+    largest.
+    """
+    low, high = fit
+    halves = low * np.sqrt(2.0) ** np.arange(int(2 * np.log2(high / low)) + 1)
+    return np.unique(np.append(halves.round().astype(np.int64), high))
+
+
+def drawn_ladder(spec: ProbeSpec, keys: int) -> Counts:
+    """For draws with replacement: also the pool's size and octaves beyond, where the law of the
+    pool is still the law, and the n that are the same for every pool: those of the fit, and FIXED.
+    """
+    beyond = keys * 2 ** np.arange(int(np.log2(BEYOND)) + 1)
+    return np.unique(
+        np.concatenate(
+            [own_ladder(spec, keys), beyond, fit_points(fit_range(spec, keys)), FIXED]
+        ).astype(np.int64)
+    )
+
+
+def kept_ladder(spec: ProbeSpec, keys: int) -> Counts:
+    """For kept keys: those given below the pool's size, or octaves and the last steps; and the
+    pool, where the error is 0.
+    """
+    if spec.n is not None:
+        return np.unique([*(n for n in spec.n if n < keys), keys])
+    octaves = SMALLEST * 2 ** np.arange(int(np.ceil(np.log2(max(keys / SMALLEST, 1)))))
+    ends = np.array([max(1, round(keys * fraction)) for fraction in FRACTIONS])
+    return np.unique(np.concatenate([octaves[octaves < 0.7 * keys], ends]).astype(np.int64))
+
+
+def kept_sizes(keys: int) -> Counts:
+    """For keep rules: the numbers of keys that are SHARES of a window's, one at least."""
+    return np.maximum(1, np.round(np.array(SHARES) * keys)).astype(np.int64)
+
+
+# here, so that naming the job does not import what computes it
+register("probe", "esscher.probe.job:PROBE")
+
+
+# ---- The settings of ``es.probe``, named and typed: what a checker and an editor know of them,
+# under the names of the flags.
+
+# a flag, and the field that holds several of them
+RENAMED = {"epsilon": "epsilons", "scale": "scales"}
+
+
+class Settings(TypedDict, total=False):
+    """Fields of :class:`ProbeSpec` and of its corpus, where they are described."""
+
+    revision: str | None
+    corpus: Mapping[str, Any]
+    window: int | None
+    pool: Literal["auto", "corpus", "sequence"]
+    positions: Iterable[int] | None
+    special: bool
+    queries: int
+    kept_queries: int
+    observe: int
+    decode: int
+    layers: Iterable[int] | None
+    heads: Iterable[int] | None
+    n: str | Iterable[int] | None
+    fit: str | tuple[int, int] | None
+    epsilon: float | Iterable[float]
+    moments: int
+    moments_n: str | Iterable[int] | None
+    moments_queries: int
+    rules: str | Sequence[Any] | None
+    temperature: tuple[float, float] | None
+    planted: int | None
+    scale: float | Iterable[float]
+    statistics: Sequence[str]
+    batch: int
+    part: int
+    dtype: Literal["float32", "float64", "bfloat16", "float16"]
+    seed: int
+    device: str
+    threads: int
+    dataset: str | None
+    split: str
+    field: str | None
+    packaged: Literal["prose", "code", "legal"] | None
+    encoding: str
+    limit: int | None
+    max_tokens: int | None
+    documents: Literal["joined", "separate"]
+
+
+def read_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a ProbeSpec from settings; ValueError with the nearest name for an unknown one.
+
+    ``special`` is a field of the spec and of the corpus: here it says, as the flag does, that
+    special tokens are part of the pool.
+    """
+    known = {*Settings.__annotations__, *RENAMED.values()}
+    for name in settings:
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known - {*RENAMED.values()}), 1)
+            hint = (
+                f"; did you mean {near[0]}?"
+                if near
+                else f"; there are: {', '.join(sorted(known - {*RENAMED.values()}))}"
+            )
+            raise ValueError(f"{name}: no such setting of a probe{hint}")
+    found = {RENAMED.get(name, name): _listed(name, value) for name, value in settings.items()}
+    of_text = CorpusSpec.model_fields.keys() - ProbeSpec.model_fields.keys()
+    own = {name: found.pop(name) for name in list(found) if name in of_text}
+    return {**found, "corpus": {"max_tokens": KEYS, **found.pop("corpus", {}), **own}}
+
+
+def _listed(name: str, value: Any) -> Any:
+    """A range, an array or a set as a list, which a spec holds; rules given as objects by their
+    text.
+    """
+    if name == "rules" and not isinstance(value, str | None):
+        return [str(rule) for rule in value]
+    if name in RENAMED and not isinstance(value, str | Iterable):
+        return [value]
+    if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
+        return value
+    return [part.item() if hasattr(part, "item") else part for part in value]
+
+
+# ---- What a budget is asked, as the flags of ``esscher budget``.
+
+ALLOWED = 0.1  # relative error, where neither an error nor a total is given
+
+
+class BudgetFlags(Plain):
+    """A keep rule, and an error or a total."""
+
+    rule: str | None = Field(default=None, description="keep rule, such as heavy or sinks:4+recent")
+    epsilon: float | None = Field(
+        default=None, description="relative root mean square error to allow"
+    )
+    total: int | None = Field(
+        default=None, description="keys to split between all key-value heads, instead of an error"
+    )
+    weights: str | None = Field(
+        default=None,
+        description=(
+            "what heads count in a split: none (all alike), or a run of esscher downstream"
+            " --sensitivity"
+        ),
+    )

@@ -1,0 +1,1 @@
+"""Statistics of a head, each one class; ``registry`` lists them."""

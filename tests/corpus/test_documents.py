@@ -1,0 +1,355 @@
+"""Documents come out of every source as they went in, and what cannot be read is refused on one
+line.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from esscher.corpus import CorpusSpec, read_documents
+from esscher.corpus import documents as text_files
+from esscher.corpus.documents import read_pieces
+from tests.models.tokenizers_for_tests import prose
+
+TEXTS = [
+    "one",
+    "two\nlines",
+    'a "quoted", field',
+    "  spaces kept\t",
+    "é\u4e2d👩\u2028x",
+    "x" * 200_000,
+]
+
+
+def read(*names: Path | str, **fields: Any) -> list[str]:
+    return list(read_documents(CorpusSpec(text=tuple(str(name) for name in names), **fields)))
+
+
+def refusal(*names: Path | str, **fields: Any) -> str:
+    """The message, which is one line and says more than a name."""
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        read(*names, **fields)
+    message = str(caught.value)
+    assert message.isprintable()
+    assert len(message) < 500
+    assert "; " in message
+    return message
+
+
+def as_stdin(monkeypatch: pytest.MonkeyPatch, raw: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
+
+
+def write_jsonl(path: Path) -> None:
+    path.write_text(
+        "".join(json.dumps({"id": 1, "body": text}) + "\n\n" for text in TEXTS), "utf-8"
+    )
+
+
+def write_json_array(path: Path) -> None:
+    path.write_text(
+        json.dumps([{"body": text, "more": None} for text in TEXTS], indent=2, ensure_ascii=False),
+        "utf-8",
+    )
+
+
+def write_csv(path: Path, delimiter: str = ",") -> None:
+    with open(path, "w", encoding="utf-8", newline="") as stream:
+        rows = csv.writer(stream, delimiter=delimiter)
+        rows.writerow(["id", "body"])
+        rows.writerows([number, text] for number, text in enumerate(TEXTS))
+
+
+def write_tsv(path: Path) -> None:
+    write_csv(path, "\t")
+
+
+def write_parquet(path: Path) -> None:
+    pd.DataFrame({"id": range(len(TEXTS)), "body": TEXTS}).to_parquet(path)
+
+
+TABLES = {
+    "a.jsonl": write_jsonl,
+    "a.ndjson": write_jsonl,
+    "b.json": write_json_array,
+    "c.csv": write_csv,
+    "d.tsv": write_tsv,
+    "e.parquet": write_parquet,
+}
+
+
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_tables_give_their_field(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / name
+    write: Callable[[Path], None] = TABLES[name]
+    write(path)
+    limit = csv.field_size_limit()
+    assert read(path, field="body") == TEXTS
+    assert csv.field_size_limit() == limit
+    assert read(path, field="body", limit=2) == TEXTS[:2]
+    monkeypatch.setattr(text_files, "BLOCK", 17)  # lines longer than blocks, characters across them
+    assert read(path, field="body") == TEXTS
+    message = refusal(path, field="nothing")
+    assert "expected a field 'nothing'" in message
+    assert "body" in message
+    assert "expected a field 'text'" in refusal(path)
+
+
+def test_text_is_the_field_when_none_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "one"}\n{"text": null}\n{"text": ""}\n{"text": "two", "x": 1}\n')
+    assert read(path) == ["one", "two"]
+    path.write_text('"one"\n"two"\n')
+    assert read(path) == ["one", "two"]
+    array = tmp_path / "a.json"
+    array.write_text('["one", "two"]')
+    assert read(array) == ["one", "two"]
+
+
+def test_files_are_documents_in_the_order_given(tmp_path: Path) -> None:
+    for name, text in (("b.txt", "second"), ("a.md", "first\n"), ("noname", "third")):
+        (tmp_path / name).write_text(text)
+    assert read(tmp_path / "b.txt", tmp_path / "noname", tmp_path / "a.md") == [
+        "second",
+        "third",
+        "first\n",
+    ]
+    assert read(tmp_path / "b.txt", tmp_path / "noname", limit=1) == ["second"]
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    text=st.text(min_size=1),
+    block=st.integers(1, 9),
+    encoding=st.sampled_from(["utf-8", "utf-16", "utf-32-be"]),
+)
+def test_any_text_comes_back(
+    text: str, block: int, encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_files, "BLOCK", block)
+    text = "x" + text.replace("\0", "")
+    path = tmp_path / "a.txt"
+    path.write_bytes(text.encode(encoding))
+    assert read(path, encoding=encoding) == [text]
+
+
+def test_byte_order_mark_and_line_ends(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\r")
+    assert read(path) == ["one\r\ntwo\r"]
+    table = tmp_path / "a.csv"
+    table.write_bytes(b'\xef\xbb\xbfbody,id\r\n"one\r\ntwo",1\r\n\r\nthree,2\r\n')
+    assert read(table, field="body") == ["one\r\ntwo", "three"]
+
+
+def test_half_a_surrogate_pair_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a\\ud800b \\ud83d\\ude00 \\u0000"}\n')
+    assert read(path) == ["a\ufffdb 😀 \0"]
+
+
+def test_directories_are_walked_in_order(tmp_path: Path) -> None:
+    for name in (
+        "b/x.txt",
+        "a/z.md",
+        "a/y.py",
+        "c.txt",
+        ".hidden/x.txt",
+        "b/.x.txt",
+        "b/picture.png",
+        "b/t.csv",
+        "e.txt",
+    ):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(name)
+    (tmp_path / "e.txt").write_text("")  # no document
+    (tmp_path / "a" / "loop").symlink_to(tmp_path, target_is_directory=True)
+    assert read(tmp_path) == ["a/y.py", "a/z.md", "b/x.txt", "c.txt"]
+    (tmp_path / "b" / "t.csv").write_text("body\none\n")
+    assert read(tmp_path, field="body") == ["one"]
+
+
+def test_a_bad_file_in_a_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("good")
+    (tmp_path / "b.txt").write_bytes(b"\x7fELF\0\0")
+    assert "b.txt: expected utf-8 text, got a program file" in refusal(tmp_path)
+    (tmp_path / "b.txt").unlink()
+    (tmp_path / "c.txt").symlink_to(tmp_path / "c.txt")
+    assert "c.txt: cannot be read: Too many levels of symbolic links" in refusal(tmp_path)
+    (tmp_path / "c.txt").unlink()
+    os.mkfifo(tmp_path / "d.txt")
+    assert "d.txt: cannot be read: expected a file, got a pipe" in refusal(tmp_path)
+
+
+def test_a_directory_without_text_is_refused(tmp_path: Path) -> None:
+    assert "got 0 other files" in refusal(tmp_path)
+    (tmp_path / "a.png").write_bytes(b"\x89PNG")
+    assert "expected a directory with text files" in refusal(tmp_path)
+    assert "expected a directory with tables" in refusal(tmp_path, field="x")
+    (tmp_path / "a.txt").write_text(" \n")
+    assert "corpus: expected text, got documents without any" in refusal(tmp_path)
+
+
+BAD = [
+    ("a.txt", b"", "an empty file"),
+    ("a.txt", b" \n\t\n", "white space alone"),
+    ("a.txt", b"abc\0def", "a zero character"),
+    ("a.txt", b"abc\0def", "it looks binary"),
+    ("a.txt", "some text".encode("utf-16"), "set encoding to utf-16"),
+    ("a.txt", "some text".encode("utf-32"), "set encoding to utf-32"),
+    ("a.txt", "some text here".encode("utf-16-le"), "set encoding to utf-16-le"),
+    ("a.txt", "some text here".encode("utf-16-be"), "set encoding to utf-16-be"),
+    (
+        "a.txt",
+        "déjà vu".encode("latin-1"),
+        "got byte 0xe9 at 1; set encoding to what it was written in (cp1252",
+    ),
+    ("a.txt", b"cut off \xe4\xb8", "got byte 0xe4 at 8"),
+    ("a.txt", b"\x01\x02\xff\xfe\x03", "it looks binary"),
+    ("a.txt", b"\x1f\x8b\x08\x00", "got a gzip file; unpack"),
+    ("a.pdf", b"%PDF-1.7 stream", "got a PDF file"),
+    ("a.jsonl", b"", "an empty file"),
+    ("a.jsonl", b'{"text": "a"}\n\n{"text": \n', "a.jsonl, line 3: expected JSON"),
+    (
+        "a.jsonl",
+        b'{"text": "a"}\n{"text": 5}\n',
+        "line 2, field 'text': expected a string, got int",
+    ),
+    ("a.jsonl", b'{"text": ["a"]}\n', "got list"),
+    ("a.jsonl", b'{"text": "a"}\n7\n', "line 2: expected an object with a field of text, got int"),
+    (
+        "a.jsonl",
+        b'{"text": "a"}\n{"other": "a"}\n',
+        "line 2: expected a field 'text', got the fields other",
+    ),
+    ("a.jsonl", b'{"t": ' + b"[" * 100_000, "expected JSON"),
+    ("a.json", b'{\n  "text": "a"\n}', "line 1: expected JSON, one object a line or one array"),
+    ("a.json", b'[{"text": "a"}, {"text": 1}]', "item 2, field 'text': expected a string"),
+    ("a.json", b'[\n{"text": "a"},\n', "expected JSON"),
+    ("a.csv", b"", "an empty file"),
+    ("a.csv", b"text\n", "documents without any"),
+    ("a.csv", b"text,id\na,1\nb\n", "line 3: expected 2 fields, got 1"),
+    ("a.csv", b'text,id\n"a"b,1\n', "line 2: expected rows of fields, got bad quoting"),
+    ("a.csv", b'text,id\n"a\nb', "bad quoting"),
+    ("a.parquet", b"", "expected a Parquet table"),
+    ("a.parquet", b"PAR1 and no more", "expected a Parquet table"),
+]
+
+
+@pytest.mark.parametrize(("name", "raw", "expected"), BAD)
+def test_bad_files_are_refused(name: str, raw: bytes, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(raw)
+    message = refusal(path)
+    assert expected in message
+    if "documents without any" not in expected:
+        assert message.startswith(str(path))
+
+
+def test_a_bad_byte_far_into_a_file_is_placed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("é".encode() * 50 + b"\xc3(")
+    for block in (1, 2, 7, 1000):
+        monkeypatch.setattr(text_files, "BLOCK", block)
+        assert "got byte 0xc3 at 100;" in refusal(path)
+
+
+def test_a_column_of_numbers_is_refused(tmp_path: Path) -> None:
+    pd.DataFrame({"text": [1, 2]}).to_parquet(tmp_path / "a.parquet")
+    assert "row 1, field 'text': expected a string, got int" in refusal(tmp_path / "a.parquet")
+
+
+def test_missing_and_unreadable_files(tmp_path: Path) -> None:
+    assert "cannot be read: No such file" in refusal(tmp_path / "no\nsuch.txt")
+    assert "cannot be read: No such file" in refusal(tmp_path / "no.parquet")
+    assert "expected the name of a file" in refusal("")
+    assert "expected the name of a file" in refusal("a\0b")
+    locked = tmp_path / "locked.txt"
+    locked.write_text("x")
+    locked.chmod(0)
+    if not os.access(locked, os.R_OK):  # the superuser reads everything
+        assert "Permission denied" in refusal(locked)
+    (tmp_path / "a.txt").write_text("x")
+    assert "a field needs a table" in refusal(tmp_path / "a.txt", field="body")
+
+
+def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_stdin(monkeypatch, "héllo\nworld".encode())
+    assert read("-") == ["héllo\nworld"]
+    as_stdin(monkeypatch, b'{"body": "one"}\n{"body": "two"}\n')
+    assert read("-", field="body") == ["one", "two"]
+    as_stdin(monkeypatch, b"")
+    assert refusal("-").startswith("standard input: expected text, got an empty file")
+    as_stdin(monkeypatch, b"\x00\x01")
+    assert refusal("-").startswith("standard input: expected utf-8 text, got a zero character")
+    monkeypatch.setattr(sys, "stdin", None)
+    assert "it is closed" in refusal("-")
+
+
+def test_pieces_do_not_hold_a_file_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_files, "BLOCK", 64)
+    path = tmp_path / "a.txt"
+    path.write_text("\n" * 100 + "word " * 1000)
+    pieces = list(read_pieces(CorpusSpec(text=(str(path), str(path)))))
+    assert max(len(text) for _, text in pieces) <= 64 * 2
+    assert sum(starts for starts, _ in pieces) == 2
+    assert "".join(text for _, text in pieces) == path.read_text() * 2
+
+
+def test_packaged_text() -> None:
+    assert tuple(read_documents(CorpusSpec())) == prose()
+    assert CorpusSpec().packaged == "prose"
+    code = list(read_documents(CorpusSpec(packaged="code", limit=30)))
+    assert code == list(read_documents(CorpusSpec(packaged="code", limit=30)))
+    assert all(len(compile(text, "x", "exec", dont_inherit=True).co_code) for text in code)
+    legal = list(read_documents(CorpusSpec(packaged="legal")))
+    assert len(legal) == len(set(legal)) > 5
+    assert sum("copyright" in text.lower() for text in legal) > len(legal) // 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"text": ("a",), "dataset": "b"}, "expected one source of text, got text and dataset"),
+        ({"dataset": "b", "packaged": "code"}, "got dataset and packaged"),
+        ({"packaged": "code", "field": "x"}, "packaged text has no fields"),
+        ({"text": ("-", "-")}, "can be read once"),
+        ({"encoding": "utf-99"}, "expected a text encoding"),
+        ({"encoding": "hex"}, "expected a text encoding"),
+        ({"limit": 0}, "greater than 0"),
+        ({"max_tokens": 0}, "greater than 0"),
+        ({"documents": "mixed"}, "'joined' or 'separate'"),
+        ({"packaged": "poems"}, "'prose', 'code' or 'legal'"),
+        ({"txt": "a"}, "Extra inputs"),
+    ],
+)
+def test_a_spec_that_makes_no_sense(fields: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ValidationError, match=expected):
+        CorpusSpec(**fields)
+
+
+def test_a_spec_survives_json() -> None:
+    for spec in (
+        CorpusSpec(),
+        CorpusSpec(text=("a", "-"), limit=3),
+        CorpusSpec(dataset="x:y", field="z"),
+    ):
+        assert CorpusSpec.model_validate_json(spec.model_dump_json()) == spec

@@ -1,0 +1,401 @@
+"""converge against exact curves and known laws; its seeds; what it refuses. Seeds are fixed, so a
+test that passes stays so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+import esscher as es
+from esscher.errors.montecarlo.converge import (
+    Design,
+    assemble,
+    converge,
+    converge_unit,
+    mean_error,
+    plan,
+)
+from esscher.errors.montecarlo.draw import finite_pool_factor, generator_for
+from esscher.errors.rate import log_slope
+from esscher.measures.rotational import Student
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def identity_head(d: int, horizon: float) -> es.Head:
+    eye = torch.eye(d).double()
+    return es.Head(horizon * eye, eye)
+
+
+def gaussian(d: int) -> es.Gaussian:
+    return es.Gaussian(torch.eye(d).double())
+
+
+def test_l2_agrees_with_the_exact_curve_at_every_n_and_horizon() -> None:
+    """Chi-square of 3 laws x 3 horizons x 3 n, independent draws: false alarm 0.001."""
+    total, points = 0.0, 0
+    for law in (gaussian(4), es.Sphere(3, 1.5), es.Cube(1, 2.0)):
+        x = law.sample(5, torch.Generator().manual_seed(2))
+        for horizon in (0.3, 0.7, 1.2):
+            head = identity_head(law.dim, horizon)
+            ladder = [4, 30, 250]
+            curve = converge(
+                head,
+                law,
+                ladder,
+                100,
+                "l2",
+                queries=x,
+                sampling="independent",
+                experiment=f"{horizon}",
+            )["l2"]
+            exact = es.exact_curve(head, law, x, ladder)
+            assert exact.kind == "exact"
+            assert curve.scale == pytest.approx(exact.scale)
+            total += float((((curve.rms - exact.rms) / curve.stderr) ** 2).sum())
+            points += len(ladder)
+    assert scipy.stats.chi2(points).sf(total) > 0.001
+    assert scipy.stats.chi2(points).cdf(total) > 0.001  # nor are the standard errors too large
+
+
+def test_moments_fall_at_rate_one_half_for_a_small_horizon() -> None:
+    """Slopes -1/2 within 4 standard errors (false alarm 1e-4 each)."""
+    curves = converge(identity_head(3, 0.1), gaussian(3), [100, 200, 400, 800], 60, ("mean", "cov"))
+    for curve in curves.values():
+        slope, error = log_slope(curve)
+        assert error < 0.05
+        assert abs(slope + 0.5) < 4 * error, (curve.metric, slope, error)
+        assert "closed form" in curve.origin
+
+
+def test_nested_and_independent_prompts_have_one_law() -> None:
+    """Four standard errors at each of 3 n, 4 metrics: false alarm below 0.001."""
+    law, head, metrics = gaussian(3), identity_head(3, 0.8), ("mean", "cov", "l2")
+    nested = converge(head, law, [10, 30, 90], 150, metrics, seed=1)
+    apart = converge(head, law, [10, 30, 90], 150, metrics, seed=2, sampling="independent")
+    for name in nested:
+        gap = (nested[name].rms - apart[name].rms) / np.hypot(
+            nested[name].stderr, apart[name].stderr
+        )
+        assert np.abs(gap).max() < 4.0, name
+    assert (
+        np.corrcoef(nested["l2"].samples[:, 1:].T)[0, 1]
+        > 0.2
+        > np.corrcoef(apart["l2"].samples[:, 1:].T)[0, 1]
+    )
+    assert "correlated" in nested["mean"].origin
+    assert "afresh" in apart["mean"].origin
+
+
+def test_a_curve_is_made_of_its_samples() -> None:
+    curve = converge(identity_head(2, 0.5), gaussian(2), [5, 20], 30, "mean")["mean"]
+    assert (curve.kind, curve.metric, curve.samples.shape) == ("montecarlo", "mean", (30, 2))
+    assert curve.rms == pytest.approx(np.sqrt(curve.samples.mean(0)))
+    half = [np.sqrt(np.delete(curve.samples, i, axis=0).mean(0)) for i in range(30)]  # jackknife
+    jackknife = np.sqrt(29 / 30 * ((np.array(half) - np.mean(half, axis=0)) ** 2).sum(0))
+    assert curve.stderr == pytest.approx(jackknife, rel=0.1)
+    assert curve.q95 == pytest.approx(np.sqrt(np.quantile(curve.samples, 0.95, axis=0)))
+    assert curve.scale == pytest.approx(0.5 * np.sqrt(2))
+    assert "30 repeats" in curve.origin
+    assert list(curve.to_frame()["n"]) == [5, 20]
+
+
+ALL = ("mean", "cov", "l2", "uniform", "grad_v", "grad_u")
+
+
+@pytest.mark.parametrize("sampling", ["nested", "independent"])
+def test_any_split_order_and_choice_of_metrics_gives_the_same_numbers(sampling: str) -> None:
+    head, law = identity_head(2, 0.6), gaussian(2)
+    whole = converge(head, law, [6, 17], 5, ALL, seed=3, sampling=sampling)
+    made = plan(head, law, [6, 17], ALL, 3, design=Design(sampling=sampling))
+    again = plan(head, law, [6, 17], ALL, 3, design=Design(sampling=sampling))
+    units = [converge_unit(again if repeat % 2 else made, repeat) for repeat in (4, 1, 3, 0, 2)]
+    for name, curve in assemble(again, units).items():
+        assert np.array_equal(curve.samples, whole[name].samples), name
+        assert np.array_equal(curve.rms, whole[name].rms)
+        assert curve.origin == whole[name].origin
+    alone = converge(head, law, [6, 17], 3, "l2", seed=3, sampling=sampling)["l2"]
+    assert np.array_equal(alone.samples, whole["l2"].samples[:3])
+
+
+def test_independent_numbers_of_one_n_do_not_depend_on_the_ladder() -> None:
+    head, law = identity_head(2, 0.6), gaussian(2)
+    long = converge(head, law, [6, 17, 40], 3, ALL, sampling="independent")
+    short = converge(head, law, [17], 3, ALL, sampling="independent")
+    for name, curve in short.items():
+        assert np.array_equal(curve.samples[:, 0], long[name].samples[:, 1]), name
+
+
+def test_seeds_are_named_and_distinct() -> None:
+    keys = [
+        ("a", 0, "nested", 1, "tokens"),
+        ("a", 0, 1, 1, "tokens"),
+        ("a", 0, "1", 1, "tokens"),
+        ("b", 0, 1, 1, "tokens"),
+    ]
+    keys += [
+        ("a", 1, 1, 1, "tokens"),
+        ("a", 0, 1, 2, "tokens"),
+        ("a", 0, 1, 1, "queries"),
+        ("a", 0, 11, "tokens"),
+    ]
+    seeds = [generator_for(*key).initial_seed() for key in keys]
+    assert len(set(seeds)) == len(keys)
+    assert seeds == [generator_for(*key).initial_seed() for key in keys]
+    # the number itself is part of the contract: stored runs must come out again
+    assert seeds[0] == FIRST_SEED
+
+
+FIRST_SEED = 14433407448849098503
+
+
+def test_repeats_of_two_seeds_and_experiments_differ() -> None:
+    def samples(**options: object) -> np.ndarray:
+        return converge(identity_head(2, 0.5), gaussian(2), [9], 2, "mean", **options)[
+            "mean"
+        ].samples  # type: ignore[arg-type]
+
+    base = samples()
+    assert not np.array_equal(base, samples(seed=1))
+    assert not np.array_equal(base, samples(experiment="other"))
+    assert base[0, 0] != base[1, 0]
+
+
+def test_float32_measures_the_same() -> None:
+    head, law = identity_head(5, 0.5), gaussian(5)
+    double = converge(head, law, [50, 200], 4, ALL, dtype=torch.float64)
+    single = converge(head, law, [50, 200], 4, ALL, dtype=torch.float32)
+    for name in double:
+        assert single[name].rms == pytest.approx(double[name].rms, rel=1e-4), name
+    assert 1e-8 < single["mean"].accuracy < 1e-4
+    assert double["mean"].accuracy < 1e-12
+
+
+def test_the_precision_is_the_one_the_error_needs() -> None:
+    """float32 where the noise of sampling is a thousand times its rounding: the same curve to 1e-4,
+    at any of these.
+    """
+    head, law = es.Head(torch.eye(3) / 2, torch.eye(3)), es.Gaussian(torch.eye(3))
+    usual = converge(head, law, [50, 2000], 4, ("mean", "cov", "l2"))
+    double = converge(head, law, [50, 2000], 4, ("mean", "cov", "l2"), dtype=torch.float64)
+    for name, curve in usual.items():
+        assert "4 repeats in float32" in curve.origin
+        assert "4 repeats in float64" in double[name].origin
+        assert curve.rms == pytest.approx(double[name].rms, rel=1e-4), name
+        assert (np.abs(curve.rms - double[name].rms) < 1e-3 * double[name].stderr).all()
+    far = es.Gaussian(1e-6 * torch.eye(3, dtype=torch.float64), [10.0, 0.0, 0.0])
+    assert "in float64" in converge(head, far, [50, 200], 2, "l2")["l2"].origin
+    pool = es.Pool(law.sample(200, torch.Generator().manual_seed(0)))
+    assert (
+        "in float64"
+        in converge(head, pool, [50, 200], 2, "l2", sampling="without_replacement")["l2"].origin
+    )
+
+
+def test_hardmax_on_the_line_agrees_with_quadrature() -> None:
+    """E|mean| within 4 standard errors at n = 30 .. 3000, both signs of A (false alarm below
+    0.001).
+    """
+    for sign in (1.0, -1.0):
+        head = es.Head([[sign]], [[1.0]])
+        curve = converge(head, es.Gaussian([[4.0]]), [30, 300, 3000], 1500, "hardmax", seed=5)[
+            "hardmax"
+        ]
+        found, error = mean_error(curve)
+        exact = es.hardmax_mean_abs([30, 300, 3000], 2.0, positive=sign > 0)
+        assert np.abs((found - exact) / error).max() < 4.0
+        assert (curve.rms >= found).all()
+
+
+def test_pool_with_and_without_replacement() -> None:
+    """The factor sqrt(1 - n/N) within 4 standard errors, and no error at all on the whole pool."""
+    pool, n = es.Pool(randn(64, 2)), [8, 32, 48]
+    head, x = identity_head(2, 0.2), randn(3, 2, seed=1)
+    kept = converge(
+        head, pool, [*n, 64], 250, ("l2", "mean"), queries=x, sampling="without_replacement"
+    )
+    drawn = converge(head, pool, n, 250, "l2", queries=x, sampling="replacement")["l2"]
+    exact = es.exact_pool_curve(
+        head.queries(x), head.keys(pool.tokens), head.values(pool.tokens), n, scale=1.0
+    )
+    assert np.abs((drawn.rms - exact.rms) / drawn.stderr).max() < 4.0
+    for curve in kept.values():
+        assert curve.n.tolist() == n  # n = N is left out: only rounding is there
+        assert "left out n = 64" in curve.origin
+        assert "sqrt(1 - n/N) = 0.935, 0.707, 0.5, 0 for" in curve.origin
+    ratio = kept["l2"].rms / drawn.rms / finite_pool_factor(n, 64)
+    error = np.hypot(kept["l2"].stderr / kept["l2"].rms, drawn.stderr / drawn.rms)
+    assert np.abs((ratio - 1.0) / error).max() < 4.0
+    assert finite_pool_factor([75, 100], 100) == pytest.approx([0.5, 0.0])
+    with pytest.raises(ValueError, match="n: expected at most the 64"):
+        finite_pool_factor([65], 64)
+
+
+def test_ladder_stops_where_the_error_of_the_limit_shows() -> None:
+    """Cube in two dimensions: its push-forward is sampled, with its own error."""
+    law, head, ladder = es.Cube(2), identity_head(2, 0.4), [8, 64, 512]
+    made = plan(head, law, ladder, ("mean", "l2"))
+    own = made.pushforward.mean_error
+    assert made.pushforward.method == "sampled"
+    curves = converge(head, law, ladder, 6, ("mean", "l2"))
+    assert 0.0 < curves["mean"].accuracy < 0.2
+    assert curves["mean"].accuracy == pytest.approx(own / curves["mean"].rms[-1], rel=0.01)
+    assert f"sampled, own error {own:.2g}" in curves["mean"].origin
+    assert curves["l2"].n.tolist() == ladder
+
+    vars(made)["pushforward"] = replace(
+        made.pushforward, mean_error=0.21 * float(curves["mean"].rms[1])
+    )
+    cut = assemble(made, [converge_unit(made, repeat) for repeat in range(6)])["mean"]
+    assert cut.n.tolist() == [8]
+    assert "left out n = 64, 512" in cut.origin
+    assert cut.samples.shape == (6, 1)
+    vars(made)["pushforward"] = replace(made.pushforward, mean_error=100.0)
+    none = assemble(made, [converge_unit(made, repeat) for repeat in range(2)])["mean"]
+    assert none.n.size == none.rms.size == none.stderr.size == 0
+
+
+def test_slope_and_its_standard_error_on_made_samples() -> None:
+    """Correlated log-normal samples of exponent 0.3: over 300 sets, (slope - truth) / error has
+    variance 1 +- 0.25.
+    """
+    random, n = np.random.default_rng(0), np.array([100, 200, 400, 800])
+    scores = []
+    for _ in range(300):
+        shared, own = random.standard_normal((80, 1)), random.standard_normal((80, 4))
+        samples = n**-0.6 * np.exp(0.4 * shared + 0.4 * own - 0.16)
+        curve = es.ErrorCurve(n=n, rms=np.sqrt(samples.mean(0)), kind="montecarlo", samples=samples)
+        slope, error = log_slope(curve)
+        scores.append((slope + 0.3) / error)
+    assert abs(np.mean(scores)) < 0.25
+    assert 0.75 < np.var(scores) < 1.3
+
+
+def test_auto_goes_on_until_the_slope_is_known() -> None:
+    head, law, seen = identity_head(2, 0.3), gaussian(2), []
+    curves = converge(
+        head,
+        law,
+        [50, 400],
+        "auto",
+        "l2",
+        target=0.06,
+        progress=lambda done, of: seen.append((done, of)),
+    )
+    repeats = len(curves["l2"].samples)
+    assert 2 * 1.96 * log_slope(curves["l2"])[1] <= 0.06
+    assert repeats in (48, 72, 108, 162, 243, 364)
+    assert seen[-1] == (repeats, 4096)
+    fixed = converge(head, law, [50, 400], repeats, "l2")
+    assert np.array_equal(fixed["l2"].samples, curves["l2"].samples)
+
+
+def test_auto_stops_at_its_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esscher.errors.montecarlo.converge.AUTO_CAP", 40)
+    curve = converge(identity_head(2, 0.3), gaussian(2), [5, 40], "auto", "l2", target=1e-6)["l2"]
+    assert len(curve.samples) == 40
+
+
+def test_student_tokens_are_refused_with_the_reason_unless_nothing_is_tilted() -> None:
+    law = Student(2, 5)
+    for metrics in ("mean", "l2", "uniform", "grad_u"):
+        with pytest.raises(
+            ValueError, match=f"metrics: {metrics} compare with attention's limit.*infinite"
+        ):
+            converge(identity_head(2, 0.5), law, [10, 20], 3, metrics)
+    with pytest.raises(
+        ValueError, match=r"hardmax limit: Student has unbounded support|only at theta = 0"
+    ):
+        converge(identity_head(2, 0.5), law, [10, 20], 3, "hardmax")
+    flat = es.Head(torch.zeros(2, 2).double(), torch.eye(2).double())
+    # the plain mean of n tokens of covariance 5/3 I
+    curve = converge(flat, law, [100, 400], 300, "l2")["l2"]
+    assert np.abs(curve.rms - np.sqrt(2 * 5 / 3 / curve.n)).max() < 4 * curve.stderr.max()
+
+
+HEAD, LAW = identity_head(2, 0.5), gaussian(2)
+WIDE = es.Head(randn(2, 3), torch.eye(2).double())
+BAD = [
+    (
+        {"metrics": ("mean", "covariance")},
+        "metrics: expected some of mean, cov, l2, uniform, grad_v, grad_u, hardmax.*'covar",
+    ),
+    ({"metrics": ()}, "metrics: expected some of"),
+    ({"metrics": ("l2", "l2")}, "metrics: expected some of"),
+    ({"metrics": "hardmax"}, "hardmax limit: Gaussian has unbounded support"),
+    ({"n": [10, 10]}, "n: expected increasing"),
+    ({"n": [20, 10]}, "n: expected increasing"),
+    ({"n": [0, 10]}, "n: expected whole numbers"),
+    ({"repeats": 0}, "repeats: expected 'auto' or a whole number of at least 2, got 0"),
+    ({"repeats": 1}, "repeats: expected 'auto' or at least 2"),
+    ({"repeats": "many"}, "repeats: expected 'auto' or a whole"),
+    ({"repeats": "auto", "n": [10]}, "repeats: 'auto' needs a slope"),
+    ({"repeats": "auto", "target": 0}, "target: expected a finite number above 0"),
+    (
+        {"sampling": "sobol"},
+        (
+            "sampling: expected one of nested, independent, replacement, without_replacement, got"
+            " 'sobol'"
+        ),
+    ),
+    (
+        {"sampling": "replacement"},
+        "sampling: replacement draws from a Pool, the measure is Gaussian",
+    ),
+    (
+        {"measure": es.Pool(randn(9, 2)), "sampling": "without_replacement"},
+        "n: expected at most the 9 tokens",
+    ),
+    (
+        {
+            "measure": es.Pool(randn(9, 2), torch.ones(9)),
+            "sampling": "without_replacement",
+            "n": [3],
+        },
+        "sampling: .*equal",
+    ),
+    ({"dtype": torch.float16}, "dtype: expected torch.float32 or torch.float64, got torch.float16"),
+    ({"seed": 1.5}, "seed: expected a whole number"),
+    ({"radius": -1.0}, "radius: expected a finite number above 0"),
+    ({"queries": randn(4, 3)}, "queries: expected rows of length 2"),
+    ({"queries": randn(0, 2)}, "queries: expected at least one row"),
+    ({"queries": 0}, "queries: expected whole numbers"),
+    ({"measure": gaussian(3)}, "head and measure"),
+    ({"measure": es.Laplace(2, 1.0)}, "metrics: .*missing: theta: a Laplace law"),
+    ({"head": WIDE}, "metrics: mean is of self-attention"),
+    ({"head": WIDE, "metrics": "l2"}, "queries: expected rows of length 3 for l2, got None"),
+    ({"head": WIDE, "metrics": "uniform"}, "radius: expected a number above 0, got None"),
+    (
+        {"head": WIDE, "metrics": "l2", "queries": randn(2, 3), "query_inside": True},
+        "query_inside: expected False",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD, ids=[message[:24] for _, message in BAD])
+def test_bad_input_is_refused_naming_the_field(change: dict[str, object], message: str) -> None:
+    call: dict[str, object] = {"head": HEAD, "measure": LAW, "n": [10, 20], "repeats": 2, **change}
+    with pytest.raises(ValueError, match=message):
+        converge(**call)  # type: ignore[arg-type]
+
+
+def test_given_queries_of_another_dimension_work() -> None:
+    curves = converge(
+        WIDE, LAW, [10, 20], 3, ("l2", "uniform", "grad_u"), queries=randn(2, 3), radius=0.5
+    )
+    assert set(curves) == {"l2", "uniform", "grad_u"}
+
+
+def test_units_must_be_distinct_and_two() -> None:
+    made = plan(HEAD, LAW, [10], "l2")
+    unit = converge_unit(made, 0)
+    for units in ([unit], [unit, unit], []):
+        with pytest.raises(ValueError, match="units: expected at least 2 repeats, each once"):
+            assemble(made, units)

@@ -1,0 +1,278 @@
+"""Each metric on one draw against another road to it: autograd, finite differences, brute force,
+explicit softmax.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import esscher as es
+from esscher.attention.softmax import softmax_attention
+from esscher.errors.montecarlo.converge import Design, plan
+from esscher.errors.montecarlo.draw import Plan
+from esscher.errors.montecarlo.metrics import (
+    discrepancies,
+    error_and_gradient,
+    softmax_scatter,
+    uniform_error,
+)
+
+LADDER = (7, 19, 53)
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def head_for(d: int, size: float = 0.5) -> es.Head:
+    return es.Head(
+        size * randn(d, d, seed=1), randn(2, d, seed=2), 0.2 * randn(d, seed=3), randn(2, seed=4)
+    )
+
+
+def squared(made: Plan, metric: str) -> np.ndarray:
+    (draw,) = made.draws(0)
+    return discrepancies(draw)[metric].squared
+
+
+LAWS = [
+    pytest.param(lambda: es.Gaussian(randn(3, 3) @ randn(3, 3).T, randn(3, seed=9)), id="gaussian"),
+    pytest.param(lambda: es.Sphere(3, 1.5), id="sphere"),
+    pytest.param(lambda: es.Pool(randn(80, 3, seed=5)), id="pool"),
+]
+
+
+@pytest.mark.parametrize("make", LAWS)
+def test_moments_are_those_of_explicit_self_attention(make: object) -> None:
+    law = make()  # type: ignore[operator]
+    head = head_for(3)
+    made = plan(head, law, LADDER, ("mean", "cov"), design=Design(dtype=torch.float64))
+    (draw,) = made.draws(0)
+    found = discrepancies(draw)
+    assert set(found) == {"mean", "cov", "cov_op"}
+    push = es.limit(head, law).pushforward()
+    for i, n in enumerate(LADDER):
+        y = draw.tokens[:n]
+        out = softmax_attention(head.queries(y), head.keys(y), head.values(y), 1.0)
+        error = torch.cov(out.T, correction=0) - push.cov
+        assert found["mean"].squared[i] == pytest.approx(
+            float((out.mean(0) - push.mean).square().sum()), rel=1e-9
+        )
+        assert found["cov"].squared[i] == pytest.approx(float(error.square().sum()), rel=1e-9)
+        assert found["cov_op"].squared[i] == pytest.approx(
+            float(torch.linalg.matrix_norm(error, ord=2)) ** 2, rel=1e-9
+        )
+    assert found["cov"].limit_squared == pytest.approx(float(push.cov.square().sum()))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("make", LAWS)
+def test_l2_is_that_of_explicit_attention(make: object, inside: bool) -> None:
+    law = make()  # type: ignore[operator]
+    head = head_for(3)
+    made = plan(
+        head, law, LADDER, "l2", design=Design(dtype=torch.float64, queries=11, query_inside=inside)
+    )
+    (draw,) = made.draws(0)
+    x = draw.queries
+    assert x.shape == (11, 3)
+    limit = es.limit(head, law)(x)
+    expected = [
+        es.attend_tokens(head, x, draw.tokens[:n], query_inside=inside) - limit for n in LADDER
+    ]
+    assert discrepancies(draw)["l2"].squared == pytest.approx(
+        [float(e.square().sum(1).mean()) for e in expected], rel=1e-9
+    )
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_gradients_are_those_of_autograd(inside: bool) -> None:
+    """d/dV and d/dA of V m(theta) on n tokens by autograd, against the limit's by autograd through
+    the tilted mean.
+    """
+    law, x = es.Cube(3, 1.4), randn(5, 3, seed=6)
+    head = head_for(3)
+    made = plan(
+        head,
+        law,
+        LADDER,
+        ("grad_v", "grad_u"),
+        design=Design(dtype=torch.float64, queries=x, query_inside=inside),
+    )
+    (draw,) = made.draws(0)
+    found = discrepancies(draw)
+    bias = head.tilt_bias
+
+    def finite(A: torch.Tensor, V: torch.Tensor, n: int, i: int) -> torch.Tensor:
+        y = torch.cat([draw.tokens[:n], x[i : i + 1]]) if inside else draw.tokens[:n]
+        return V @ (torch.softmax(y @ (A @ x[i] + bias), 0) @ y)
+
+    def infinite(A: torch.Tensor, V: torch.Tensor, i: int) -> torch.Tensor:
+        return V @ law.tilted_mean(A @ x[i] + bias)
+
+    step = 1e-5
+    for at, n in enumerate(LADDER):
+        by_v, by_u = [], []
+        for i in range(5):
+            got = torch.autograd.functional.jacobian(
+                lambda A, V, n=n, i=i: finite(A, V, n, i), (head.A, head.V)
+            )
+            limit_v = torch.autograd.functional.jacobian(
+                lambda V, i=i: infinite(head.A, V, i), head.V
+            )
+            limit_u = torch.zeros_like(got[0])
+            for j in range(3):
+                for k in range(3):
+                    nudge = torch.zeros(3, 3).double()
+                    nudge[j, k] = step
+                    up, down = (
+                        infinite(head.A + nudge, head.V, i),
+                        infinite(head.A - nudge, head.V, i),
+                    )
+                    limit_u[:, j, k] = (up - down) / (2 * step)
+            by_u.append(float((got[0] - limit_u).square().sum()))
+            by_v.append(float((got[1] - limit_v)[0, 0].square().sum()))  # one row of V
+        assert found["grad_u"].squared[at] == pytest.approx(np.mean(by_u), rel=1e-6)
+        assert found["grad_v"].squared[at] == pytest.approx(np.mean(by_v), rel=1e-9)
+
+
+def test_scatter_does_not_depend_on_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    theta, y, V = randn(4, 3, seed=1), randn(53, 3, seed=2), randn(2, 3, seed=3)
+    whole = list(softmax_scatter(theta, y, V, LADDER))
+    monkeypatch.setattr("esscher.errors.montecarlo.metrics.KEY_BLOCK", 5)
+    for one, other in zip(whole, softmax_scatter(theta, y, V, LADDER), strict=True):
+        assert torch.allclose(one, other, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("make", LAWS)
+def test_gradient_of_the_error_is_its_derivative(make: object, inside: bool) -> None:
+    law = make()  # type: ignore[operator]
+    head, y, x, step = (
+        head_for(3),
+        law.sample(31, torch.Generator().manual_seed(1)),
+        randn(6, 3, seed=7),
+        1e-5,
+    )
+    height, slope = error_and_gradient(head, law, y, x, query_inside=inside)
+
+    def half_square(rows: torch.Tensor) -> torch.Tensor:
+        error = es.attend_tokens(head, rows, y, query_inside=inside) - es.limit(head, law)(rows)
+        return 0.5 * error.square().sum(1)
+
+    assert torch.allclose(height, half_square(x), rtol=1e-10)
+    for i in range(3):
+        nudge = step * torch.eye(3).double()[i]
+        numeric = (half_square(x + nudge) - half_square(x - nudge)) / (2 * step)
+        assert torch.allclose(slope[:, i], numeric, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("size", [0.5, 2.0])
+@pytest.mark.parametrize("d", [1, 2])
+def test_uniform_error_is_that_of_brute_force(d: int, size: float, inside: bool) -> None:
+    """Against a fine grid of the ball: never below it by more than 1e-6, above it only by what the
+    grid misses.
+    """
+    head = es.Head(
+        size * (torch.eye(d).double() + 0.3 * randn(d, d, seed=1)),
+        randn(2, d, seed=2),
+        0.2 * randn(d, seed=3),
+    )
+    radius = 2.0
+    if d == 1:
+        grid = torch.linspace(-radius, radius, 4001, dtype=torch.float64)[:, None]
+    else:
+        r, angle = torch.meshgrid(
+            torch.linspace(0, radius, 41), torch.linspace(0, 2 * math.pi, 241), indexing="ij"
+        )
+        grid = torch.stack([r * angle.cos(), r * angle.sin()], -1).reshape(-1, 2).double()
+    for law in (
+        es.Gaussian(torch.eye(d).double()),
+        es.Mixture([0.6, 0.4], [es.Cube(d), es.Ball(d, 2.0)]),
+    ):
+        limit = es.limit(head, law)
+        y = law.sample(30, torch.Generator().manual_seed(4))
+        found = uniform_error(
+            head, law, y, radius, torch.Generator().manual_seed(5), query_inside=inside
+        )
+        brute = float(
+            (es.attend_tokens(head, grid, y, query_inside=inside) - limit(grid)).norm(dim=1).max()
+        )
+        assert brute * (1 - 1e-6) <= found.error <= brute * (1 + 2e-3)
+        assert float(found.point.norm()) <= radius * (1 + 1e-12)
+        there = es.attend_tokens(head, found.point[None], y, query_inside=inside) - limit(
+            found.point[None]
+        )
+        assert float(there.norm()) == pytest.approx(found.error, rel=1e-9)
+
+
+def test_uniform_error_in_many_dimensions_does_not_depend_on_the_random_starts() -> None:
+    d = 20
+    law, head = (
+        es.Gaussian(torch.eye(d).double()),
+        es.Head(0.15 * torch.eye(d).double(), torch.eye(d).double()),
+    )
+    y = law.sample(200, torch.Generator().manual_seed(0))
+    errors = [
+        uniform_error(head, law, y, 5.0, torch.Generator().manual_seed(seed)).error
+        for seed in range(4)
+    ]
+    assert max(errors) == pytest.approx(min(errors), rel=1e-6)
+    many = 5.0 * torch.nn.functional.normalize(randn(20_000, d, seed=8))
+    assert float(
+        (es.attend_tokens(head, many, y) - es.limit(head, law)(many)).norm(dim=1).max()
+    ) <= min(errors)
+
+
+def test_uniform_keeps_the_points() -> None:
+    law = es.Sphere(3)
+    (draw,) = plan(
+        head_for(3), law, LADDER, "uniform", design=Design(dtype=torch.float64, radius=1.2)
+    ).draws(0)
+    found = discrepancies(draw)["uniform"]
+    assert found.points is not None
+    assert found.points.shape == (3, 3)
+    for i, n in enumerate(LADDER):
+        x = found.points[i : i + 1]
+        error = es.attend_tokens(head_for(3), x, draw.tokens[:n]) - es.limit(head_for(3), law)(x)
+        assert float(error.norm()) ** 2 == pytest.approx(found.squared[i], rel=1e-9)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_hardmax_on_the_line_is_that_of_attend_hardmax(sign: float) -> None:
+    head = es.Head([[sign * 0.7]], [[-1.3], [0.4]], value_bias=[3.0, 1.0])
+    (draw,) = plan(
+        head, es.Gaussian([[4.0]]), LADDER, "hardmax", design=Design(dtype=torch.float64)
+    ).draws(0)
+    for at, n in enumerate(LADDER):
+        out = es.attend_tokens(head, draw.tokens[:n], draw.tokens[:n], kernel="hardmax")
+        error = out.mean(0) - torch.tensor([3.0, 1.0])
+        assert discrepancies(draw)["hardmax"].squared[at] == pytest.approx(
+            float(error.square().sum()), rel=1e-9
+        )
+
+
+def test_hardmax_of_a_bounded_law_goes_to_its_limit() -> None:
+    """On {-1, 1}^2 the furthest corner is among 53 tokens but for a chance of 1e-6."""
+    found = squared(
+        plan(head_for(2), es.Rademacher(2), LADDER, "hardmax", design=Design(dtype=torch.float64)),
+        "hardmax",
+    )
+    assert found[-1] == pytest.approx(0.0, abs=1e-20)
+    x = randn(9, 3, seed=4)
+    made = plan(
+        head_for(3), es.Ball(3), LADDER, "hardmax", design=Design(dtype=torch.float64, queries=x)
+    )
+    (draw,) = made.draws(0)
+    limit = es.hardmax_limit(head_for(3), es.Ball(3))(x)
+    errors = [
+        es.attend_tokens(head_for(3), x, draw.tokens[:n], kernel="hardmax") - limit for n in LADDER
+    ]
+    assert squared(made, "hardmax") == pytest.approx(
+        [float(e.square().sum(1).mean()) for e in errors]
+    )

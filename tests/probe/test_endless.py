@@ -1,0 +1,258 @@
+"""Numbers on parts of a pool and their intervals: against curves of these parts, merged, stored,
+told.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import esscher as es
+from esscher.errors.endless import BEYOND, MOVING, PIECES, SETTLED
+from esscher.probe import layer as head_state
+from esscher.probe.agreement import compare_sizes
+from esscher.probe.curves import headline, headline_numbers, settled_sentence
+from esscher.probe.session import Places
+from esscher.probe.spec import ProbeSpec, drawn_ladder
+from esscher.probe.statistics.base import Block, Findings, Found, Identity, Met, Start
+from esscher.probe.statistics.endless import EndlessText
+from esscher.probe.statistics.errors import Replacement
+from esscher.probe.tokens import LayerInfo, LayerMoments, LayerSummary, Rows
+from esscher.probe.wide import Held
+from tests.models.probe_runs import few_texts, save_tiny
+
+SPEC = ProbeSpec(pool="corpus", kept_queries=7, epsilons=(0.2,))
+KEYS, QUERIES, WIDTH = 320, 13, 3
+STATISTICS = (Identity(), Replacement(), EndlessText())
+INFO = LayerInfo(0, 1, 1, 1.0, None, "")
+
+
+def tokens(width: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    q, k, v = (
+        torch.randn(n, WIDTH, generator=generator, dtype=torch.float64)
+        for n in (QUERIES, KEYS, KEYS)
+    )
+    return width * q, k, v
+
+
+def states(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, some: slice = slice(None)
+) -> head_state.HeadState:
+    kept = head_state.kept_rows(len(q), SPEC.kept_queries)
+    pieces = torch.arange(KEYS) * PIECES // KEYS
+    pool = Held(q, k, v, 1.0)
+    start = Start(kept, torch.zeros(len(q)), KEYS, v.mean(0), torch.float64)
+    block = Block(
+        q @ k[some].T,
+        q,
+        k[some],
+        v[some],
+        torch.arange(KEYS)[some],
+        kept,
+        pool=pool,
+        pieces=pieces[some],
+    )
+    return head_state.update(head_state.init(STATISTICS, start), block)
+
+
+def found_of(state: head_state.HeadState) -> Findings:
+    rows = np.arange(QUERIES)
+    state = head_state.settle(state, Met(SPEC, INFO, 0, KEYS, {}), {})
+    places = Places(rows, 0 * rows, 0 * rows, rows * PIECES // QUERIES)
+    some = torch.zeros(1, 2, WIDTH)
+    layer = LayerSummary.of(
+        INFO, LayerMoments.of(Rows(some, some, some, torch.arange(2), None)), None, {}
+    )
+    known = Found(SPEC, layer, 0, KEYS, places, state.states, {}, {"n_keys": KEYS})
+    return EndlessText().finish(state.states["endless"], known)
+
+
+def test_numbers_on_parts_are_those_of_curves_on_these_parts() -> None:
+    q, k, v = tokens()
+    table = found_of(states(q, k, v)).tables["endless"].set_index("number")
+    n, kept = drawn_ladder(SPEC, KEYS), head_state.kept_rows(QUERIES, SPEC.kept_queries)
+    numbers = {number.key: number for number in headline_numbers(SPEC)}
+
+    def on(rows: Any, some: slice) -> dict[str, float]:
+        return headline(es.exact_pool_curve(q[rows], k[some], v[some], n, scale=1.0), SPEC, KEYS)
+
+    whole, few = on(slice(None), slice(None)), on(kept, slice(None))
+    for parts, name in ((2, "half"), (4, "quarter"), (8, "eighth")):
+        size = KEYS // parts
+        read = [on(kept, slice(i * size, (i + 1) * size)) for i in range(parts)]
+        for key, number in numbers.items():
+            f = math.log if number.log else float
+            expected = np.mean([f(one[key]) for one in read]) + f(whole[key]) - f(few[key])
+            assert table.loc[key, name] == pytest.approx(
+                number.plain(expected), rel=2e-3 if number.n is None else 1e-7
+            ), key
+    for key in numbers:
+        assert table.loc[key, "value"] == pytest.approx(whole[key], rel=2e-3)
+        assert not table.loc[key, "low"] > table.loc[key, "estimate"]
+
+
+def test_parts_of_the_keys_merge_and_are_stored() -> None:
+    """A part ends within a piece; one head's state goes to bytes and back."""
+    q, k, v = tokens()
+    whole, cut = states(q, k, v), 150
+    merged = head_state.merge(states(q, k, v, slice(cut)), states(q, k, v, slice(cut, None)))
+    stored = head_state.from_bytes(head_state.to_bytes(merged), STATISTICS)
+    for state in (merged, stored):
+        pd.testing.assert_frame_equal(
+            found_of(state).tables["endless"], found_of(whole).tables["endless"], rtol=1e-9
+        )
+
+
+def test_a_query_in_its_own_half_of_the_text() -> None:
+    """Keys of the half that a query stands in are its own: by hand at n = 1024."""
+    q, k, v = tokens()
+    v[: KEYS // 2] += 2.0
+    kept = head_state.kept_rows(QUERIES, SPEC.kept_queries)
+    upper = (np.arange(QUERIES) * PIECES // QUERIES)[kept.numpy()] >= PIECES // 2
+    halves = [
+        es.exact_pool_curve(q[kept], k[some], v[some], [1024], scale=1.0).queries
+        for some in (slice(160), slice(160, 320))
+    ]
+    mse, limit = (
+        np.stack(parts)
+        for parts in zip(
+            *((h.mse[:, 0], np.square(h.limit).sum(axis=1)) for h in halves), strict=True
+        )
+    )
+    rows = np.arange(len(kept))
+    own, other = (
+        math.sqrt(mse[half, rows].sum() / limit[half, rows].sum())
+        for half in (upper.astype(int), 1 - upper)
+    )
+    assert found_of(states(q, k, v)).columns["own_text_bias"] == pytest.approx(
+        own / other - 1, rel=1e-6
+    )
+
+
+def test_scores_too_wide_for_a_grid_and_few_effective_tokens_leave_no_interval() -> None:
+    wide = found_of(states(*tokens(400.0)))
+    assert wide.columns["settled"] == BEYOND
+    assert math.isnan(wide.columns["relative_64_low"])
+    assert math.isnan(wide.columns["relative_64_high"])
+    frozen = found_of(states(*tokens(4.0)))
+    assert set(frozen.tables["endless"]["status"]) == {BEYOND}
+    assert not math.isnan(frozen.columns["tokens_needed_20pct_low"])  # it grows with the pool
+    for told in (wide, frozen):
+        assert told.columns["settled_reason"].startswith("Beyond the pool: ")
+
+
+@pytest.mark.parametrize(
+    ("status", "half", "ends", "words"),
+    [
+        (
+            SETTLED,
+            1990,
+            (1900.0, 2200.0),
+            ("Settled: ", "1,900 to 2,200 tokens for an error of 10 %", "exponent of 0.45 to 0.50"),
+        ),
+        (
+            MOVING,
+            1500,
+            (2100.0, 3100.0),
+            ("Moving: ", "takes 2,000 randomly drawn tokens", "1,500 on halves", "2,100 to 3,100"),
+        ),
+        (
+            BEYOND,
+            1500,
+            (1800.0, math.nan),
+            ("Beyond the pool: ", "has at least 1,800", "--max-tokens"),
+        ),
+        (BEYOND, 1500, (math.nan, math.nan), ("a few of these 16,384 tokens decide",)),
+    ],
+)
+def test_sentences(
+    status: str, half: float, ends: tuple[float, float], words: tuple[str, ...]
+) -> None:
+    low, high = ends
+    others = (math.nan, math.nan) if math.isnan(low) else (0.45, 0.5)
+    rows = [
+        {
+            "number": "tokens_needed_10pct",
+            "value": 2000.0,
+            "half": half,
+            "low": low,
+            "high": high,
+            "status": status,
+        }
+    ]
+    rows += [
+        {
+            "number": name,
+            "value": 0.48,
+            "half": 0.47,
+            "low": others[0],
+            "high": others[1],
+            "status": status,
+        }
+        for name in ("beta_fit", "effective_1024", "relative_1024")
+    ]
+    said = settled_sentence(pd.DataFrame(rows), status, 16384, own=False)
+    assert all(word in said for word in words), said
+    assert "nan" not in said
+
+
+def test_own_contexts_have_intervals_over_windows(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "pool": "sequence",
+        "window": 64,
+        "max_tokens": 400,
+        "queries": 12,
+        "kept_queries": 4,
+    }
+    run = es.probe(
+        save_tiny(tmp_path / "model", "llama"),
+        few_texts(),
+        layers=(0,),
+        rules="none",
+        out=tmp_path / "run",
+        **settings,
+    )
+    heads, table = run.table("heads"), run.table("endless")
+    assert set(table["number"]) == {number.key for number in headline_numbers(ProbeSpec())}
+    assert (heads["beta_low"] <= heads["beta_fit"]).all()
+    assert (heads["beta_fit"] <= heads["beta_high"]).all()
+    assert table["half"].isna().all()  # no pool grows
+    assert heads["own_text_bias"].isna().all()
+    assert (
+        heads["settled_reason"]
+        .str.startswith("Each query is measured in its own context; other windows")
+        .all()
+    )
+
+
+def test_pools_of_several_sizes_are_compared() -> None:
+    def table(values: list[float], low: float, high: float) -> pd.DataFrame:
+        place = {"layer": [0, 0], "head": [0, 1], "number": ["relative_64"] * 2}
+        return pd.DataFrame(
+            {
+                **place,
+                "value": values,
+                "low": [low, low],
+                "high": [high, math.nan],
+                "status": [MOVING, BEYOND],
+            }
+        )
+
+    rows = compare_sizes(
+        {
+            100: table([1.0, 2.0], 0.9, 1.2),
+            400: table([1.1, 0.8], 0, 9),
+            1600: table([1.3, 5.0], 0, 9),
+        }
+    )
+    assert rows["larger"].tolist() == [400, 1600]
+    assert rows["covered"].tolist() == [0.5, 0.5]  # 0.8 is below the bound; 1.3 is outside
+    assert rows["beyond"].tolist() == [0.5, 0.5]
+    assert rows["change"].tolist() == pytest.approx([0.75, 1.9])

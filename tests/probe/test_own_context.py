@@ -1,0 +1,439 @@
+"""A query's own context as its pool: exactly the keys that the mask allows it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import esscher as es
+from esscher.probe import own_context
+from esscher.probe import session as context
+from esscher.probe.queries import WindowQueries, capture_queries
+from esscher.probe.spec import ProbeSpec, drawn_ladder, kept_ladder
+from tests.models.probe_runs import (
+    captured_layers,
+    few_texts,
+    own_state,
+    rows_of,
+    source,
+    tiny_model,
+)
+
+SMALL: dict[str, Any] = {
+    "max_tokens": 400,
+    "window": 64,
+    "queries": 12,
+    "kept_queries": 4,
+    "pool": "sequence",
+    "n": "16,32,48",
+    "layers": (1,),
+    "heads": (1, 2),
+    "rules": "none",
+}
+
+
+def probe(name: str, out: Path, **more: Any) -> Any:
+    options = more.pop("options", {})
+    model, words = tiny_model(name, **options)
+    return es.probe(model, few_texts(), tokenizer=words, out=out, **{**SMALL, **more})
+
+
+def allowed_keys(name: str, padding: np.ndarray[Any, Any], position: int, window: int) -> list[int]:
+    """By hand: all tokens; of a causal model those up to the query; of a sliding layer the last so
+    many of these.
+    """
+    keys = [key for key in range(len(padding)) if not padding[key]]
+    if name != "bert":
+        keys = [key for key in keys if key <= position]
+    if window:
+        keys = [key for key in keys if key > position - window]
+    return keys
+
+
+@pytest.mark.parametrize(("name", "sliding"), [("llama", 0), ("bert", 0), ("mistral", 50)])
+def test_the_pool_of_each_query_is_what_its_mask_allows(
+    name: str, sliding: int, tmp_path: Path
+) -> None:
+    run = probe(name, tmp_path, options={"sliding_window": sliding} if sliding else {}, queries=24)
+    found = source(run)
+    state = own_state(found, 1)
+    seen = dict(
+        zip(
+            *(lambda w: (w.tolist(), captured_layers(found, w)[1]))(
+                np.unique(found.places.windows)
+            ),
+            strict=True,
+        )
+    )
+    ladder = drawn_ladder(found.spec, state.keys)
+    sizes = []
+    for head in (1, 2):
+        known = state.heads[head]
+        assert not isinstance(known, str)
+        for i, number in enumerate(known.queries.tolist()):
+            window, position = (
+                int(found.places.windows[number]),
+                int(found.places.positions[number]),
+            )
+            captured = seen[window]
+            own = head * captured.kv_heads // captured.heads
+            keys = allowed_keys(name, found.windows.padding[window], position, sliding)
+            sizes.append(len(keys))
+            q, k, v = (
+                captured.query[0, head, position],
+                captured.key[0, own, keys],
+                captured.value[0, own, keys],
+            )
+            truth = es.exact_pool_curve(
+                q[None].double(), k.double(), v.double(), ladder, scale=captured.scale
+            )
+            np.testing.assert_allclose(
+                known.states["replacement"].errors.mse[i], truth.queries.mse[0], rtol=3e-4
+            )
+            assert (
+                known.states["replacement"].errors.keys[i]
+                == known.states["identity"].keys[i]
+                == len(keys)
+            )
+    heads = run.table("heads")
+    assert state.keys == round(np.mean(sizes))
+    assert (heads["n_keys"] == state.keys).all()
+    assert (heads["n_keys_least"] == min(sizes)).all()
+    assert (heads["n_keys_most"] == max(sizes)).all()
+    assert (heads["n_queries"] == len(sizes) // 2).all()
+    assert (heads["n_kept_queries"] == 4).all()
+    assert (heads["status"] == "ok").all()
+    assert (heads["output_difference"] < 1e-5).all()
+    assert run.table("about")["output_difference"][0] == heads["output_difference"].max() > 0
+
+
+def test_a_call_without_a_mask_sees_every_key_that_came(tmp_path: Path) -> None:
+    """The mask alone says what a query sees: padding is in it, and where there is none the model
+    attends to all.
+    """
+    found = source(probe("bert", tmp_path, queries=24))
+    window = int(np.flatnonzero(found.windows.padding.any(1))[-1])
+    places = replace(found.places, windows=np.full_like(found.places.windows, window))
+    (captured,) = captured_layers(found, np.array([window]))[1]
+    padded = torch.from_numpy(found.windows.padding[window])
+    there = replace(found, places=places)
+    masked, bare = (
+        WindowQueries.of(there, one, 0, window) for one in (captured, replace(captured, mask=None))
+    )
+    assert torch.equal(masked.seen[0].any(0), ~padded)
+    assert bool(bare.seen.all())
+    assert bool(torch.isfinite(bare.scores).all())
+
+
+def test_heads_that_share_keys_are_measured_at_once_as_they_are_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8}
+    found = source(probe("llama", tmp_path, options=options, heads=(0, 1, 2, 3, 5)))
+    groups: list[int] = []
+    joined = own_context._Own.joined
+    monkeypatch.setattr(
+        own_context._Own, "joined", lambda parts: (groups.append(len(parts)), joined(parts))[1]
+    )
+    together = own_state(found, 1)
+    assert set(groups) == {2, 3}
+    monkeypatch.setattr(own_context, "WIDE", 0.0)
+    groups.clear()
+    alone = own_state(found, 1)
+    assert groups == []
+    for head, one in alone.heads.items():
+        other = together.heads[head]
+        assert not isinstance(one, str)
+        assert not isinstance(other, str)
+        assert torch.equal(one.queries, other.queries)
+        assert torch.equal(one.kept, other.kept)
+        for name, own in one.states.items():
+            same = other.states[name]
+            if name in ("replacement", "bernoulli"):
+                for sums in ("mse", "sum_p2", "limit", "keys"):
+                    a, b = (
+                        getattr(x.errors if name == "replacement" else x, sums) for x in (own, same)
+                    )
+                    torch.testing.assert_close(a, b, rtol=2e-5, atol=1e-12)
+            if name == "dispersion":
+                for curve in ("sum_p2", "entropy", "largest"):
+                    a, b = (getattr(x.plain, curve) for x in (own, same))
+                    torch.testing.assert_close(a, b, rtol=2e-4, atol=1e-5)
+                assert torch.equal(own.asked, same.asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("t5", "t5"), ("gpt_oss", "llama"), ("gemma2", "llama")]
+)
+def test_biases_caps_and_sink_logits_are_in_the_limit(name: str, kind: str, tmp_path: Path) -> None:
+    model, words = tiny_model(name, kind, **({} if name == "t5" else {"sliding_window": 40}))
+    run = es.probe(model, few_texts(), tokenizer=words, out=tmp_path, **{**SMALL, "layers": (0, 1)})
+    heads = run.table("heads")
+    assert (heads["status"] == "ok").all()
+    assert (heads["output_difference"] < 1e-5).all()
+
+
+def test_a_window_goes_through_the_model_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes = []
+    plain = context.forward
+
+    def count(model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        passes.append(tuple(inputs["input_ids"].shape))
+        return plain(model, inputs, *args, **options)
+
+    monkeypatch.setattr(context, "forward", count)
+    run = probe("llama", tmp_path, layers=None)
+    windows = len(np.unique(source(run).places.windows))
+    assert windows > 1
+    assert passes[:windows] == [(1, 64)] * windows
+    # once more, few of them together, to say which tokens heads look at
+    assert len(passes) == windows + 1
+
+
+def test_curves_of_the_run_are_the_mean_over_the_queries_contexts(tmp_path: Path) -> None:
+    run = probe("llama", tmp_path)
+    found = source(run)
+    seen = dict(
+        zip(
+            *(lambda w: (w.tolist(), captured_layers(found, w)[1]))(
+                np.unique(found.places.windows)
+            ),
+            strict=True,
+        )
+    )
+    rows = rows_of(run, 1, 2)
+    squares = []
+    for window, position in zip(
+        found.places.windows.tolist(), found.places.positions.tolist(), strict=True
+    ):
+        captured = seen[window]
+        keys = allowed_keys("llama", found.windows.padding[window], position, 0)
+        q, k, v = (
+            captured.query[0, 2, position],
+            captured.key[0, 1, keys],
+            captured.value[0, 1, keys],
+        )
+        squares.append(
+            es.exact_pool_curve(q[None].double(), k.double(), v.double(), rows["n"].to_numpy()).rms
+            ** 2
+        )
+    np.testing.assert_allclose(rows["rms"], np.sqrt(np.mean(squares, axis=0)), rtol=1e-4)
+
+
+def test_kept_keys_of_queries_that_see_the_same_number(tmp_path: Path) -> None:
+    """A bidirectional model: all queries of a full window see all of its text."""
+    run = probe("bert", tmp_path)
+    rows = rows_of(run, 1, 2, "l2_kept")
+    row = run.table("heads").iloc[0]
+    assert row["n_keys"] == row["n_keys_least"] == row["n_keys_most"] == 64
+    assert rows["n"].iloc[-1] == 64
+    assert rows["rms"].iloc[-1] == 0
+    found = source(run)
+    known = own_state(found, 1).heads[2]
+    assert not isinstance(known, str)
+    assert len(known.kept) == len(known.states["bernoulli"].keys) == 4
+    seen = dict(
+        zip(
+            *(lambda w: (w.tolist(), captured_layers(found, w)[1]))(
+                np.unique(found.places.windows)
+            ),
+            strict=True,
+        )
+    )
+    squares = []
+    for i in known.kept.tolist():
+        captured = seen[int(found.places.windows[i])]
+        q, k, v = (
+            captured.query[0, 2, int(found.places.positions[i])],
+            captured.key[0, 2],
+            captured.value[0, 2],
+        )
+        curve = es.exact_pool_curve(
+            q[None].double(), k.double(), v.double(), rows["n"].to_numpy(), "bernoulli"
+        )
+        squares.append(curve.rms**2)
+    np.testing.assert_allclose(rows["rms"], np.sqrt(np.mean(squares, axis=0)), rtol=1e-4, atol=1e-9)
+
+
+QUERIES, REPEATS = 20, 400
+
+
+def dropped(scores: torch.Tensor, values: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    """Squared errors (R, m) of attention on the keys that are kept (R, m, T), of those with a score
+    above -inf.
+    """
+    whole = torch.softmax(scores, 1)
+    limit = torch.einsum("mt,mtd->md", whole, values)
+    weights = whole * keep
+    total = weights.sum(2, keepdim=True)
+    out = torch.einsum("rmt,mtd->rmd", weights / total.clamp_min(1e-300), values)
+    return torch.where(total > 0, out - limit, 0.0).square().sum(2)
+
+
+def test_errors_of_kept_keys_are_those_of_dropping_keys_by_hand(tmp_path: Path) -> None:
+    """36 heads of a causal model, every query asked, each with its own number of keys; 400 draws,
+    four fractions.
+
+    Four standard errors: of 144 comparisons one lies outside by chance in one seed of a hundred.
+    """
+    shape = {
+        "num_hidden_layers": 4,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "hidden_size": 72,
+    }
+    more = {
+        "layers": None,
+        "heads": None,
+        "n": "6,12,24,48",
+        "queries": QUERIES,
+        "kept_queries": QUERIES,
+        "max_tokens": 126,
+        "positions": (63,),
+    }
+    run = probe("llama", tmp_path, options=shape, **more)
+    heads = run.table("heads")
+    assert len(heads) == 36
+    assert (heads["n_kept_queries"] == QUERIES).all()
+    found = source(run)
+    seen = captured_layers(found, np.unique(found.places.windows))
+    place = {window: i for i, window in enumerate(np.unique(found.places.windows).tolist())}
+    at = [place[window] for window in found.places.windows.tolist()]
+    text = torch.from_numpy(~found.windows.padding[found.places.windows])
+    visible = text & (
+        torch.arange(text.shape[1]) <= torch.from_numpy(found.places.positions)[:, None]
+    )
+    sizes = visible.sum(1)
+    assert sorted(set(sizes.tolist())) == list(range(55, 65))
+    mean = round(float(sizes.double().mean()))
+    generator = torch.Generator().manual_seed(1)
+    uniform = torch.rand(REPEATS, QUERIES, text.shape[1], generator=generator, dtype=torch.float64)
+    worst = 0.0
+    for layer, captured in seen.items():
+        q, k, v = (
+            torch.cat([getattr(one, name) for one in captured]).double()
+            for name in ("query", "key", "value")
+        )
+        for head in range(9):
+            rows = rows_of(run, layer, head, "l2_kept")
+            assert rows["n"].tolist() == [6, 12, 24, 48, mean]
+            assert rows["rms"].iloc[-1] == 0
+            keys, values = k[at, head // 3], v[at, head // 3]
+            own = q[at, head, found.places.positions]
+            scores = torch.einsum("mk,mtk->mt", own, keys) * captured[0].scale
+            scores = scores.masked_fill(~visible, -torch.inf)
+            for n, rms in zip(rows["n"].tolist()[:-1], rows["rms"].tolist(), strict=False):
+                squared = dropped(scores, values, uniform < n / mean).mean(1)
+                error = float(squared.std() / REPEATS**0.5)
+                worst = max(worst, abs(rms**2 - float(squared.mean())) / error)
+    assert worst < 4
+
+
+def test_queries_of_a_causal_model_stand_at_every_quarter_of_their_windows(tmp_path: Path) -> None:
+    found = source(probe("llama", tmp_path, max_tokens=126, queries=16, kept_queries=2))
+    assert np.unique(found.places.windows).tolist() == [0, 1]
+    for window in (0, 1):
+        rows = found.places.inside(window)
+        assert found.places.positions[rows].tolist() == [14, 15, 30, 31, 46, 47, 62, 63]
+        assert found.places.depths[rows].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+        assert found.places.positions[found.deepest(window)].tolist() == [62, 63]
+
+
+def test_positions_are_where_queries_stand(tmp_path: Path) -> None:
+    found = source(probe("llama", tmp_path, max_tokens=126, queries=8, positions=(20, 50)))
+    assert found.places.positions.tolist() == [19, 20, 49, 50] * 2
+    assert found.foreseen(1).tolist() == [20, 21, 50, 51] * 2
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            {"positions": (5, 64)},
+            "positions: a window has 64 tokens, expected places from 0 to 63, got 64",
+        ),
+        (
+            {"positions": (63,), "max_tokens": 40},
+            "positions: the text fills 41 tokens, expected places from 0 to 40, got 63",
+        ),
+        (
+            {"positions": (3,), "pool": "corpus"},
+            "positions: they are of queries in their own context; use --pool sequence",
+        ),
+    ],
+)
+def test_positions_that_are_not_there(more: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        probe("llama", tmp_path / "run", **{"n": None, **more})
+    assert not (tmp_path / "run" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "pool"), [("llama", "sequence"), ("bert", "corpus"), ("t5", "corpus")]
+)
+def test_the_model_says_whose_keys(name: str, pool: str, tmp_path: Path) -> None:
+    model, words = (
+        tiny_model(name, "t5" if name == "t5" else "llama") if name != "bert" else tiny_model(name)
+    )
+    settings = {**SMALL, "pool": "auto", "n": None, "heads": (1,)}
+    run = es.probe(model, few_texts(), tokenizer=words, out=tmp_path / "run", **settings)
+    assert run.manifest.spec["pool"] == run.table("about")["pool"][0] == pool
+    again = es.probe(model, few_texts(), tokenizer=words, out=tmp_path / "run", **settings)
+    assert len(again.manifest.starts) == 1
+
+
+def test_contexts_that_are_too_short_are_left_out_and_counted(tmp_path: Path) -> None:
+    """Causal queries all along their windows: those at the start see few keys."""
+    run = probe("llama", tmp_path, max_tokens=138, window=24, queries=132, kept_queries=9, n="4,8")
+    found = source(run)
+    sizes = found.places.positions + 1
+    short = int((sizes < 16).sum())
+    assert 0 < short < len(sizes)
+    used = np.flatnonzero(sizes >= 16)
+    state = own_state(found, 1)
+    heads = run.table("heads")
+    assert set(heads["status"]) == {"ok"}
+    assert (heads["n_queries"] == len(sizes) - short).all()
+    assert (heads["n_kept_queries"] == 9).all()
+    assert (heads["n_keys_least"] == 16).all()
+    assert (
+        heads["reason"]
+        == f"{short} of {len(sizes)} queries see fewer than 16 keys and are left out"
+    ).all()
+    known = state.heads[1]
+    assert not isinstance(known, str)
+    assert known.queries.tolist() == used.tolist()
+    states = known.states
+    assert (
+        states["replacement"].errors.keys.tolist()
+        == states["identity"].keys.tolist()
+        == sizes[used].tolist()
+    )
+    assert (
+        states["bernoulli"].keys.tolist()
+        == states["tail"].count.tolist()
+        == sizes[used][known.kept].tolist()
+    )
+    all_sinks = capture_queries(found, [1])[1].sink_mass
+    torch.testing.assert_close(states["sinks"].mass, all_sinks[1, used], rtol=1e-5, atol=1e-7)
+
+
+def test_contexts_that_are_all_too_short_are_refused(tmp_path: Path) -> None:
+    """A window of 5 keys."""
+    with pytest.raises(ValueError, match="no query sees 16 keys, 5 at most, so nothing can be"):
+        probe("mistral", tmp_path, n=None)
+
+
+@pytest.mark.parametrize("keys", [16, 17, 63, 64, 65, 508, 511, 512, 513, 2048, 3000, 16384])
+def test_the_ladder_of_kept_keys_has_every_octave(keys: int) -> None:
+    """A context one key short of a power of two has the octaves of its neighbours."""
+    ladder = kept_ladder(ProbeSpec(), keys)
+    octaves = [16 * 2**i for i in range(20) if 16 * 2**i < 0.7 * keys]
+    assert ladder.tolist() == sorted({*octaves, *(round(f * keys) for f in (0.75, 0.9, 1.0))})

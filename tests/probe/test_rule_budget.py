@@ -1,0 +1,362 @@
+"""Budgets of keep rules from a frontier that is known in closed form, and the files that others
+read.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from esscher.probe.budget import (
+    as_bytes,
+    budget_record,
+    find_rule,
+    gradients_of,
+    head_weights,
+    per_query,
+    prune_ratios,
+    random_frontier,
+    rule_budget,
+    rule_table,
+    run_budget,
+    split_weights,
+)
+from tests.models.frontiers import CONSTANTS, KEYS, SHARES, frontier, frontier_run, one_head_a_layer
+from tests.probe.test_cache import tables
+
+PLACES = [(0, 0), (0, 1), (1, 0), (1, 1)]
+# by cache and head
+SQUARES = np.array([[CONSTANTS[layer, 2 * kv + i] ** 2 for i in (0, 1)] for layer, kv in PLACES])
+
+
+def needed(square: float, epsilon: float) -> float:
+    """c^2 (1/n - 1/N) = eps^2, from the first size on."""
+    return max(1 / (epsilon**2 / square + 1 / KEYS), SHARES[0] * KEYS)
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 0.1, 0.3])
+def test_keys_of_caches_and_heads(epsilon: float) -> None:
+    found = rule_budget(frontier(), "heavy", epsilon)
+    assert [(row.layer, row.kv_head) for row in found.caches.itertuples()] == PLACES
+    for row, squares in zip(found.caches.itertuples(), 0.25 * SQUARES, strict=True):
+        assert row.keys == pytest.approx(needed(squares.mean(), epsilon), abs=2e-3)
+        assert row.ratio == pytest.approx(row.keys / KEYS)
+        assert row.error == pytest.approx(
+            math.sqrt(squares.mean() * (1 / row.keys - 1 / KEYS)), rel=1e-6
+        )
+        assert row.q95 == pytest.approx(
+            2 * math.sqrt(squares.max() * (1 / row.keys - 1 / KEYS)), rel=1e-6
+        )
+        assert row.keys_q95 == pytest.approx(needed(4 * squares.max(), epsilon), abs=2e-3)
+    for row in found.heads.itertuples():
+        square = 0.25 * CONSTANTS[row.layer, row.head] ** 2
+        assert row.keys == pytest.approx(needed(square, epsilon), abs=2e-3)
+        assert row.keys_q95 == pytest.approx(needed(4 * square, epsilon), abs=2e-3)
+
+
+def test_layers_that_hold_different_numbers_of_keys() -> None:
+    """Windows of 200, 200 and 600 keys, one key-value head for four heads. 400 of the 1000 keys are
+    80, 80 and 240 in the uniform split; row p of kvpress's array drops p % of the 1000.
+    """
+    held = {0: 200.0, 1: 200.0, 2: 600.0}
+    table = one_head_a_layer(held, heads=4)
+    found = rule_budget(table, "keynorm", total=400)
+    assert [(row.layer, row.kv_head, row.heads) for row in found.caches.itertuples()] == [
+        (layer, 0, 4) for layer in held
+    ]
+    assert found.caches["n_keys"].tolist() == list(held.values())
+    uniform = found.totals.set_index("split").loc["uniform"]
+    assert uniform["ratio"] == pytest.approx(0.4)
+    squares = [(1 + layer) ** 2 * (1 / (0.4 * n) - 1 / n) for layer, n in held.items()]
+    assert uniform["error"] == pytest.approx(math.sqrt(sum(squares) / 3), rel=1e-6)
+    for epsilon in (0.1, 0.3):
+        totals = rule_budget(table, "keynorm", epsilon).totals
+        assert totals["ratio"].to_numpy() == pytest.approx(totals["keys"].to_numpy() / 1000)
+    kept = 1 - prune_ratios(table, "keynorm", 3, 1)[:, :, 0]
+    np.testing.assert_allclose(
+        kept @ np.array(list(held.values())), 10 * (100 - np.arange(1, 100)), rtol=1e-4
+    )
+
+
+def test_totals_at_an_error() -> None:
+    found = rule_budget(frontier(), "heavy", 0.1)
+    totals = found.totals.set_index("split")
+    assert list(totals.index) == ["each head its own", "uniform", "best split"]
+    assert totals["keys"]["each head its own"] == pytest.approx(found.caches["keys"].sum())
+    uniform = 4 * needed(0.25 * SQUARES.mean(), 0.1)
+    assert totals["keys"]["uniform"] == pytest.approx(uniform, rel=1e-3)
+    assert totals["keys"]["best split"] == pytest.approx(found.caches["best_split"].sum())
+    assert totals["keys"]["best split"] < totals["keys"]["uniform"]
+    for row in totals.itertuples():
+        assert row.error <= 0.1 * (1 + 1e-6)
+        assert row.ratio == pytest.approx(row.keys / (4 * KEYS))
+        assert row.saved == pytest.approx(1 - row.ratio)
+        assert (row.rule, row.chosen) == ("heavy", "once")
+    worst = 0.5 * 6 * math.sqrt(4 / totals["keys"]["uniform"] - 1 / KEYS)
+    assert totals["worst_head"]["uniform"] == "1.2"
+    assert totals["worst"]["uniform"] == pytest.approx(worst, rel=1e-3)
+    assert totals["q95"]["uniform"] == pytest.approx(2 * worst, rel=1e-3)
+    # its four heads, by their constants; the other has 21.09
+    layer = math.sqrt((1 + 1 + 36 + 0.25) / 4) * worst / 6
+    assert totals["worst_layer"]["uniform"] == "1"
+    assert totals["worst_layer_error"]["uniform"] == pytest.approx(layer, rel=1e-3)
+
+
+def test_the_best_split_of_a_total_follows_the_square_root_rule() -> None:
+    """min sum C_i / n_i with sum n_i = T: n_i proportional to sqrt(C_i)."""
+    found = rule_budget(frontier(), "heavy", total=300)
+    roots = np.sqrt(SQUARES.sum(1))
+    np.testing.assert_allclose(found.caches["keys"], 300 * roots / roots.sum(), rtol=0.03)
+    assert found.caches["keys"].sum() == pytest.approx(300)
+    totals = found.totals.set_index("split")
+    assert list(totals.index) == ["uniform", "best split"]
+    assert totals["epsilon"].isna().all()
+    np.testing.assert_allclose(totals["keys"], 300)
+    assert totals["error"]["uniform"] == pytest.approx(
+        math.sqrt(0.25 * SQUARES.mean() * (1 / 75 - 1 / KEYS)), rel=1e-4
+    )
+    best = 0.25 * (roots.sum() ** 2 / 300 - SQUARES.sum() / KEYS) / SQUARES.size
+    assert totals["error"]["best split"] == pytest.approx(math.sqrt(best), rel=1e-3)
+    assert "keys_q95" not in found.caches
+    for row in found.heads.itertuples():
+        assert (
+            row.keys == found.caches.set_index(["layer", "kv_head"])["keys"][row.layer, row.kv_head]
+        )
+
+
+def test_every_rule_in_one_table() -> None:
+    table = rule_table(frontier(), [(0.1, None), (0.2, None)])
+    assert len(table) == 5 * 2 * 3
+    own = table[(table["epsilon"] == 0.1) & (table["split"] == "uniform")].set_index("rule")[
+        "ratio"
+    ]
+    assert list(own.index) == ["random", "sinks:4+recent", "heavy", "topk", "neyman"]
+    assert (np.diff(own[["random", "sinks:4+recent", "heavy", "topk"]]) < 0).all()
+    chosen = table.drop_duplicates("rule").set_index("rule")["chosen"]
+    assert dict(chosen) == {
+        **dict.fromkeys(("random", "sinks:4+recent", "heavy"), "once"),
+        **dict.fromkeys(("topk", "neyman"), "for each query"),
+    }
+    pd.testing.assert_frame_equal(
+        table[(table["rule"] == "heavy") & (table["epsilon"] == 0.1)].reset_index(drop=True),
+        rule_budget(frontier(), "heavy", 0.1).totals,
+    )
+
+
+def test_an_error_that_rises_with_more_keys_is_not_a_saving() -> None:
+    """No kept key counts as no error, so that few random keys may seem to be enough: what counts is
+    where it stays below.
+    """
+    table = frontier()
+    few = (table["rule"] == "heavy") & (table["share"] <= 0.01)
+    table.loc[few, ["rms", "relative", "q95"]] = 0.0
+    found, whole = rule_budget(table, "heavy", 0.05), rule_budget(frontier(), "heavy", 0.05)
+    big = whole.caches["keys"] > 0.02 * KEYS
+    np.testing.assert_allclose(found.caches["keys"][big], whole.caches["keys"][big], rtol=0.02)
+
+
+def test_a_cache_without_sizes_of_a_rule_needs_all_of_its_keys() -> None:
+    table = frontier()
+    table = table[(table["rule"] != "heavy") | (table["layer"] != 1) | (table["kv_head"] != 0)]
+    found = rule_budget(table, "heavy", 0.1).caches.set_index(["layer", "kv_head"])
+    assert found["ratio"][1, 0] == 1
+    assert found["error"][1, 0] == found["q95"][1, 0] == 0
+    assert (found["ratio"].drop((1, 0)) < 1).all()
+
+
+def test_heads_without_a_relative_error_are_left_out() -> None:
+    table = frontier()
+    table.loc[(table["layer"] == 1) & (table["head"] == 2), "relative"] = np.inf
+    found = rule_budget(table, "heavy", 0.1)
+    assert list(found.caches["heads"]) == [2, 2, 2, 1]
+    assert np.isfinite(
+        found.totals.drop(columns=["rule", "split", "chosen", "worst_head", "worst_layer"])
+    ).all(axis=None)
+
+
+def test_random_keys_of_a_corpus_are_a_frontier_too() -> None:
+    """c sqrt(1/n - 1/N) with N = 1024 again, from curves."""
+    heads, curves = tables()
+    found = rule_budget(random_frontier(heads, curves), "random", 0.1).caches
+    squares = [(1 + 4) / 2, (16 + 0.09) / 2, 1, (64 + 0.25) / 2]
+    want = [max(1 / (0.01 / square + 1 / 1024), 16) for square in squares]
+    np.testing.assert_allclose(found["keys"], want, rtol=1e-3)
+
+
+def test_rules_are_found_however_they_are_written() -> None:
+    table = frontier({"sinks:4+recent": 1.0, "heavy:last=32": 1.0})
+    assert find_rule(table, " sinks:4 + recent") == "sinks:4+recent"
+    assert find_rule(table, "heavy:last=32") == "heavy:last=32"
+    with pytest.raises(
+        ValueError, match=r"no errors of heavy; it has those of sinks:4\+recent, heavy:last=32"
+    ):
+        find_rule(table, "heavy")
+    with pytest.raises(ValueError, match="no rule 'best' in 'best'; rules: adaptive"):
+        find_rule(table, "best")
+    assert per_query("topk:8+random:reweight")
+    assert not per_query("neyman:shared")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"epsilon": 0.1, "total": 300},
+        {"epsilon": 1},
+        {"epsilon": 0},
+        {"total": 7},
+        {"total": 1601},
+    ],
+)
+def test_bad_questions_are_refused(asked: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        rule_budget(frontier(), "heavy", **asked)
+
+
+# ---- files
+# ------------------------------------------------------------------------------------------
+
+ABOUT = {"run": "runs/mine", "model": "m", "text": "prose.txt", "window": 512}
+
+
+@pytest.mark.parametrize(("kind", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
+@pytest.mark.parametrize("asked", [{"epsilon": 0.1}, {"total": 300}])
+def test_a_record_is_read_back(kind: str, read: Any, asked: dict[str, Any]) -> None:
+    found = rule_budget(frontier(), "heavy", **asked)
+    record = read(as_bytes(budget_record(found, ABOUT), kind, ""))
+    assert {key: record[key] for key in ABOUT} == ABOUT
+    assert (record["rule"], record["epsilon"], record["total"]) == (
+        "heavy",
+        asked.get("epsilon"),
+        asked.get("total"),
+    )
+    assert record["split"] == ("each head its own" if "epsilon" in asked else "best split")
+    frame = pd.DataFrame(record["caches"])
+    assert list(frame.columns) == ["layer", "kv_head", "n_keys", "keys", "ratio", "error", "q95"]
+    pd.testing.assert_frame_equal(frame, found.caches[frame.columns])
+    assert record["keys"] == pytest.approx(frame["keys"].sum())
+
+
+def test_prune_ratios_are_splits_of_every_share() -> None:
+    """Row i drops (i + 1) % of all keys, and no cache gets fewer keys where more are kept."""
+    array = np.load(
+        io.BytesIO(as_bytes(prune_ratios(frontier(), "heavy", 2, 2), "kvpress", ".npy")),
+        allow_pickle=False,
+    )
+    assert array.shape == (99, 2, 2)
+    assert array.dtype == np.float32
+    np.testing.assert_allclose(array.mean((1, 2)), np.arange(1, 100) / 100, atol=1e-6)
+    assert (array >= 0).all()
+    assert (array <= 1).all()
+    assert (np.diff(array, axis=0) >= -1e-7).all()
+    roots = np.sqrt(SQUARES.sum(1))
+    kept = 1 - array[round(100 * 0.9) - 1].reshape(-1)
+    np.testing.assert_allclose(kept, 0.4 * roots / roots.sum(), rtol=0.03)
+    listed = json.loads(as_bytes(prune_ratios(frontier(), "heavy", 2, 2), "kvpress", ".json"))
+    np.testing.assert_allclose(listed, array, atol=1e-6)
+
+
+def test_prune_ratios_below_what_was_measured_shrink_alike() -> None:
+    array = prune_ratios(frontier(), "sinks:4+recent", 2, 2)  # from 2 % on
+    np.testing.assert_allclose(array[98], 0.99, atol=1e-6)
+    np.testing.assert_allclose(array.mean((1, 2)), np.arange(1, 100) / 100, atol=1e-6)
+
+
+def test_prune_ratios_of_contexts_that_differ_drop_a_share_of_all_keys() -> None:
+    table = frontier()
+    short = table["layer"] == 1
+    table.loc[short, ["kept", "keys"]] *= 0.25  # a window that slides
+    array = prune_ratios(table, "heavy", 2, 2)
+    dropped = np.average(array.mean(2), axis=1, weights=[1.0, 0.25])
+    np.testing.assert_allclose(dropped, np.arange(1, 100) / 100, atol=1e-5)
+
+
+def test_prune_ratios_need_every_layer_and_one_choice() -> None:
+    with pytest.raises(
+        ValueError,
+        match=r"every key-value head of 3 layers; this run has layers 0, 1, without 2\.0, 2\.1",
+    ):
+        prune_ratios(frontier(), "heavy", 3, 2)
+    with pytest.raises(ValueError, match="topk chooses keys for each query"):
+        prune_ratios(frontier(), "topk", 2, 2)
+
+
+def test_weights_move_keys_to_heads_that_the_model_feels() -> None:
+    """sum_h g_h^2 c_h^2 (1/n - 1/N) over caches is least where n goes with the root of the summed
+    g^2 c^2.
+    """
+    table = frontier()
+    sizes = (table["rms"] / table["relative"]).groupby([table["layer"], table["head"]]).median()
+    alike = rule_budget(table, "heavy", total=300)
+    same = rule_budget(
+        table, "heavy", total=300, weights={place: 3 / size for place, size in sizes.items()}
+    )
+    pd.testing.assert_frame_equal(same.caches, alike.caches)
+    felt = {
+        (layer, head): (2.0 if layer == 0 else 0.5) / sizes[layer, head]
+        for layer, head in sizes.index
+    }
+    found = rule_budget(table, "heavy", total=300, weights=felt).caches
+    roots = np.sqrt((SQUARES * np.array([[4.0], [4.0], [0.25], [0.25]])).sum(1))
+    assert np.allclose(found["keys"], 300 * roots / roots.sum(), rtol=0.02)
+    assert found["keys"].sum() == pytest.approx(300, abs=0.01)
+    array = prune_ratios(table, "heavy", 2, 2, felt)
+    assert (array[70] < prune_ratios(table, "heavy", 2, 2)[70])[0].all()  # layer 0 drops less
+    with pytest.raises(ValueError, match=r"weights: there is none of head 0\.1; measure all heads"):
+        rule_budget(table, "heavy", total=300, weights={(0, 0): 1.0})
+
+
+def test_an_error_is_counted_as_the_split_counts_it() -> None:
+    """At an error the uniform and the best split have it with the heads' weights; in closed form of
+    the uniform one.
+    """
+    felt = {(layer, head): 2.0 if layer == 0 else 0.5 for layer, head in CONSTANTS}
+    totals = rule_budget(frontier(), "heavy", 0.1, weights=felt).totals.set_index("split")
+    assert totals["error"]["uniform"] == pytest.approx(0.1, rel=1e-3)
+    assert totals["error"]["best split"] == pytest.approx(0.1, rel=1e-3)
+    counts = np.array([4.0, 4.0, 0.25, 0.25]) / 2.125  # squared, of mean 1
+    uniform = 4 * needed(0.25 * float((SQUARES.mean(1) * counts).mean()), 0.1)
+    assert totals["keys"]["uniform"] == pytest.approx(uniform, rel=1e-3)
+
+
+def test_a_run_is_split_by_its_own_gradients(tmp_path: Path) -> None:
+    """By default; --weights none, or a run without gradients: relative errors alike."""
+    felt = {(layer, head): 2.0 if layer == 0 else 0.5 for layer, head in CONSTANTS}
+    run, plain = frontier_run(tmp_path / "felt", gradients=felt), frontier_run(tmp_path / "plain")
+    assert gradients_of(run.table("heads")) == felt
+    assert gradients_of(plain.table("heads")) is None
+    assert gradients_of(run.table("heads").assign(gradient=[np.nan, *[1.0] * 7])) is None
+    assert split_weights(plain, None) == (None, "heads count alike (no gradients in this run)")
+    assert split_weights(run, None) == (felt, "heads count by the gradient of log p")
+    wanted = rule_budget(frontier(), "heavy", total=300, weights=felt)
+    alike = rule_budget(frontier(), "heavy", total=300)
+    pd.testing.assert_frame_equal(run_budget(run, total=300, rule="heavy").caches, wanted.caches)
+    pd.testing.assert_frame_equal(
+        run_budget(run, total=300, rule="heavy", weights="none").caches, alike.caches
+    )
+    pd.testing.assert_frame_equal(run_budget(plain, total=300, rule="heavy").caches, alike.caches)
+    with pytest.raises(
+        ValueError,
+        match=r"weights: .* has no table sensitivity; run esscher downstream with --sensitivity",
+    ):
+        run_budget(run, total=300, rule="heavy", weights=str(plain.path))
+
+
+def test_weights_are_gradients_of_a_downstream_run() -> None:
+    heads = pd.DataFrame(
+        {
+            "layer": [0, 0, 0],
+            "head": [0, 0, 1],
+            "plain": [2.0, 1.0, 4.0],
+            "sensitive": [6.0, 5.0, 1.0],
+        }
+    )
+    assert head_weights(heads) == {(0, 0): 4.0, (0, 1): 0.25}

@@ -1,0 +1,110 @@
+"""Scores multiplied: every scale against the exact curve of scaled queries, refusals, and bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import esscher as es
+from esscher.probe.layer import kept_rows, pack, unpack
+from esscher.probe.spec import ProbeSpec, drawn_ladder, fit_points
+from esscher.probe.statistics.shape import Scaled, Scales
+from esscher.theory import bohbot, sharp
+from tests.models.probe_runs import head_row, pooled_tensors, source
+from tests.probe.test_dispersion import block, probe, some_scores, start
+
+ALPHAS = (0.01, 0.5, 1.0, 3.0)
+
+
+def test_every_scale_is_the_head_with_scaled_queries(tmp_path: Path) -> None:
+    run = probe("bert", tmp_path, pool="corpus", scales=(*ALPHAS, 1e6))
+    found, table = source(run), run.table("scales")
+    q, k, v = pooled_tensors(found, 1)
+    rows = kept_rows(q.shape[1], 4)
+    ladder = drawn_ladder(found.spec, found.keys)
+    for head in (1, 2):
+        own = table[(table["layer"] == 1) & (table["head"] == head)].set_index("scale")
+        row = head_row(run, 1, head)
+        for alpha in ALPHAS:
+            told = own.loc[alpha]
+            tensors = alpha * q[head, rows].double(), k[head].double(), v[head].double()
+            curve, points = (
+                es.exact_pool_curve(*tensors, ladder),
+                es.exact_pool_curve(*tensors, fit_points((64, 4096))),
+            )
+            assert points.queries is not None
+            fit = es.fit_rate(
+                replace(
+                    points,
+                    queries=replace(points.queries, clusters=found.places.windows[rows.numpy()]),
+                )
+            )
+            assert told["status"] == "ok"
+            assert told["beta_fit"] == pytest.approx(fit.exponent, rel=1e-4)
+            assert (told["beta_low"], told["beta_high"]) == pytest.approx(fit.interval, rel=1e-4)
+            at = int(np.flatnonzero(curve.n == found.keys)[0])
+            assert told["relative_at_n"] == pytest.approx(curve.relative[at], rel=1e-4)
+            assert told["tokens_needed_10pct"] == pytest.approx(es.tokens_needed(curve, 0.1), abs=1)
+            coupling, horizon2 = alpha**2 * row["coupling"], alpha * row["horizon2"]
+            assert told["coupling"] == pytest.approx(coupling)
+            assert told["beta_paper"] == pytest.approx(bohbot.moment_exponent(coupling))
+            assert told["beta_paper_experimental"] == pytest.approx(
+                bohbot.moment_exponent_experimental(coupling)
+            )
+            assert told["beta_sharp"] == pytest.approx(sharp.l2_exponent_typical(horizon2))
+            assert told["beta_sharp_rms"] == pytest.approx(sharp.l2_exponent_rms(horizon2))
+        refused = own.loc[1e6]
+        assert refused["status"] == "refused"
+        assert refused["reason"].startswith("scores times 1e+06 span ")
+        assert np.isnan(refused["beta_fit"])
+        assert row["status"] == "ok"
+
+
+def test_windows_of_a_causal_model_are_stacked(tmp_path: Path) -> None:
+    """At scale 1 and with every query kept it is the head itself."""
+    run = probe("llama", tmp_path, pool="sequence", scales="1,1e6", queries=8, kept_queries=8)
+    for told in run.table("scales").to_dict("records"):
+        row = head_row(run, told["layer"], told["head"])
+        assert told["status"] == ("ok" if told["scale"] == 1 else "refused")
+        if told["scale"] == 1:
+            for name in ("beta_fit", "relative_at_n", "tokens_needed_10pct"):
+                assert told[name] == pytest.approx(row[name], rel=1e-6)
+
+
+def test_states_merge_and_are_stored() -> None:
+    """A scale that one part refuses is refused for both."""
+    statistic, scores = Scales((1.0, 100.0)), some_scores(3, 60, 0.5)
+    scores[0, 0] = 30.0  # times 100 beyond a grid
+    whole = statistic.update(statistic.init(start(3, 60)), block(scores))
+    one, other = (
+        statistic.update(statistic.init(start(3, 60)), block(part))
+        for part in scores.split(30, dim=1)
+    )
+    both = statistic.merge(unpack(pack(other), Scaled), one)
+    assert list(both.parts) == list(whole.parts) == ["1.0"]
+    assert list(both.refused) == list(whole.refused) == ["100.0"]
+    assert torch.allclose(both.parts["1.0"].cells.sum(), whole.parts["1.0"].cells.sum())
+
+
+def test_nothing_is_kept_unless_asked(tmp_path: Path) -> None:
+    run = probe("bert", tmp_path, pool="corpus")
+    assert "scales" not in run.tables
+    assert Scales().init(start(3, 60)).parts == {}
+
+
+@pytest.mark.parametrize("given", ["0,1", "1,x", (-1.0,), "", (float("inf"),)])
+def test_scales_are_numbers_above_0(given: Any) -> None:
+    with pytest.raises(ValueError, match="scales"):
+        ProbeSpec(scales=given)
+    assert ProbeSpec(scales="10, 0.1,10").scales == (0.1, 10.0)
+
+
+def test_refused_where_tokens_are_streamed(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="scale: every scale has grids of its own"):
+        probe("bert", tmp_path / "run", pool="corpus", scales=(1.0,), part=130)
+    assert not (tmp_path / "run" / "manifest.json").exists()
