@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.fuzz import (
     attention,
     budgets,
+    calls,
     exact,
     heads,
     laws,
@@ -22,12 +23,13 @@ __all__ = ["FAMILIES", "NOT_CALLED", "calls_of"]
 FAMILIES = (
     Family("laws", 0.24, laws.COVERS, laws.one),
     Family("heads", 0.10, heads.COVERS, heads.one),
-    Family("attention", 0.24, attention.COVERS, attention.one),
+    Family("attention", 0.22, attention.COVERS, attention.one),
     Family("limits", 0.09, limits.COVERS, limits.one),
     Family("pool-curves", 0.09, pools.COVERS, pools.one),
     Family("exact-curves", 0.05, exact.COVERS, exact.one),
     Family("query-laws", 0.02, query_laws.COVERS, query_laws.one),
     Family("wide-rules", 0.02, wide_rules.COVERS, wide_rules.one),
+    Family("attention-calls", 0.02, calls.COVERS, calls.one),
     Family("budgets", 0.10, budgets.COVERS, budgets.one),
     Family("theory", 0.045, theory.COVERS, theory.one),
     Family("simulation", 0.005, simulation.COVERS, simulation.one),

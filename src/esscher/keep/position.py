@@ -18,7 +18,7 @@ __all__ = ["Global", "Recent", "Sinks", "Strided", "Window"]
 
 @dataclass(frozen=True)
 class Sinks(PlacedOrder):
-    """The first ``size`` keys."""
+    """The first ``size`` keys that a query sees; in a sliding window the first ones inside it."""
 
     name: ClassVar[str] = "sinks"
     size: int | None = None
