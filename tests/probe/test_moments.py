@@ -11,6 +11,7 @@ import torch
 
 import esscher as es
 from esscher.errors.montecarlo.draw import generator_for
+from esscher.probe import moments
 from esscher.probe.moments import WHOLE_LAYER, moment_curves, moment_ladder, moment_row
 from esscher.probe.session import ProbeContext
 from esscher.probe.tokens import LayerInfo
@@ -127,7 +128,7 @@ def test_capped_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Against a plain loop whose scores are capped in the same way; blocks of queries change
     nothing.
     """
-    monkeypatch.setattr("esscher.probe.moments.SCORES", 211)
+    monkeypatch.setattr(moments, "SCORES", 211)
     curves = moment_curves(
         LayerInfo(3, HEADS, KV_HEADS, 0.7, 1.3, ""), tensors(), (0, 1, 2, 3), COUNTS, REPEATS, SEED
     )

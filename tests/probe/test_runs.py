@@ -131,7 +131,8 @@ def test_a_killed_probe_resumes_to_the_same_bytes(
     """SIGKILL after the first shard, then ``esscher resume`` in a process of its own."""
     out = tmp_path / "killed"
     code = (
-        "import sys, time, esscher.probe.job as probe; from esscher.runs import execute\n"
+        "import sys, time; from esscher.probe import job as probe\n"
+        "from esscher.runs import execute\n"
         "whole = probe.layer_tables\n"
         "def slow(*args):\n"
         "    time.sleep(0.5)\n"
