@@ -179,6 +179,7 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def _settings(flags: Given) -> dict[str, Any]:
+    """Fields of a spec, with the words and numbers of flags that are text."""
     from esscher.errors.montecarlo.draw import parse_ladder
 
     return flags | {
@@ -298,9 +299,7 @@ def train(
     """
     from esscher.icl.specs import TrainSpec
 
-    end_train(
-        _execute(TrainSpec.model_validate(_icl_settings(settings)), out, where), as_json, look
-    )
+    end_train(_execute(TrainSpec.model_validate(_settings(settings)), out, where), as_json, look)
 
 
 def end_train(run: Run, as_json: bool, look: Given | None = None) -> None:
@@ -310,7 +309,7 @@ def end_train(run: Run, as_json: bool, look: Given | None = None) -> None:
     if (final["status"] == "diverged").all():
         raise ValueError("; ".join(dict.fromkeys(lost["advice"])))
     shown = final[["covariance", "length", "seed", "model", "mse", "stderr", "status", "step"]]
-    _icl_show(run, {"final": shown}, as_json, look)
+    _show_worded(run, {"final": shown}, as_json, look)
     for row in lost.to_dict("records"):
         log(f"note: {row['covariance']}, L = {row['length']}, seed {row['seed']}: {row['advice']}")
 
@@ -334,7 +333,7 @@ def flow(
     """
     from esscher.icl.specs import FlowSpec
 
-    spec = FlowSpec.model_validate(_icl_settings(settings))
+    spec = FlowSpec.model_validate(_settings(settings))
     figure_formats(figures)  # a mistake is told before anything is computed
     end_flow(_execute(spec, out, where), as_json, figures, look)
 
@@ -358,7 +357,7 @@ def end_flow(run: Run, as_json: bool, figures: str = FIGURES, look: Given | None
         if as_json
         else {name: table for name, table in tables.items() if name != "trajectory"}
     )
-    _icl_show(run, shown, as_json, look)
+    _show_worded(run, shown, as_json, look)
     for file in files:
         log(f"figure: {file}")
 
@@ -391,11 +390,11 @@ def show_risk(
     if run is not None:
         tables = _trained(load_run(run))
         shown = {"trained": tables["trained"], "beside the flow": tables["compared"]}
-        _icl_show(None, shown, as_json, look)
+        _show_worded(None, shown, as_json, look)
         return
     if not math.isfinite(value):
         raise ValueError(f"--value: expected a finite number, got {value}")
-    _icl_show(None, {"risk": _risks(_icl_settings(settings), key_query, value)}, as_json, look)
+    _show_worded(None, {"risk": _risks(_settings(settings), key_query, value)}, as_json, look)
 
 
 def _risks(task_of: Given, key_query: float | None, value: float) -> pd.DataFrame:
@@ -462,7 +461,7 @@ def length(settings: Annotated[Given, LENGTH], look: Look, as_json: Json = False
                 rows.append(
                     {"covariance": name, "model": kind, "epsilon": epsilon, "length": found}
                 )
-    _icl_show(None, {"shortest prompts": pd.DataFrame(rows)}, as_json, look)
+    _show_worded(None, {"shortest prompts": pd.DataFrame(rows)}, as_json, look)
 
 
 @icl.command()
@@ -481,7 +480,7 @@ def concentration(
     from esscher.icl.specs import ConcentrationSpec
 
     end_concentration(
-        _execute(ConcentrationSpec.model_validate(_icl_settings(settings)), out, where),
+        _execute(ConcentrationSpec.model_validate(_settings(settings)), out, where),
         as_json,
         look,
     )
@@ -492,7 +491,7 @@ def end_concentration(run: Run, as_json: bool, look: Given | None = None) -> Non
         ["covariance", "metric", "against", "exponent", "low", "high", "status"]
     ]
     lemmas = {"Lemmas E.2 and E.4": run.table("risks")} if "risks" in run.tables else {}
-    _icl_show(run, {"rates": rates} | lemmas, as_json, look)
+    _show_worded(run, {"rates": rates} | lemmas, as_json, look)
 
 
 @icl.command()
@@ -627,16 +626,6 @@ def _trained(run: Run) -> dict[str, pd.DataFrame]:
     return {"trained": trained, "compared": compare_with_flow(trained, ends)}
 
 
-def _icl_settings(flags: Given) -> dict[str, Any]:
-    """Fields of a spec, with the words and numbers of flags that are text."""
-    from esscher.errors.montecarlo.draw import parse_ladder
-
-    return flags | {
-        "covariances": flags["covariances"].split(),
-        "lengths": parse_ladder(flags["lengths"], "lengths").tolist(),
-    }
-
-
 def _execute(spec: RunSpec, out: Path | None, where: Given) -> Run:
     from esscher.runs import execute, terminal
 
@@ -644,9 +633,9 @@ def _execute(spec: RunSpec, out: Path | None, where: Given) -> Run:
     return execute(spec, path, **where, progress=terminal())
 
 
-ICL_WORDS = ("covariance", "model", "metric", "against", "status")  # these columns come first
+FIRST = ("covariance", "model", "metric", "against", "status")  # these columns come first
 # these give way
-ICL_LEAST = {
+YIELDING = {
     "noise": 5,
     "approximation": 4,
     "bias": 3,
@@ -657,7 +646,7 @@ ICL_LEAST = {
 }
 
 
-def _icl_show(
+def _show_worded(
     run: Run | None, tables: dict[str, pd.DataFrame], as_json: bool, look: Given | None
 ) -> None:
     """Tables for people, below what they say in words, or for machines."""
@@ -670,18 +659,18 @@ def _icl_show(
             say(sentence)
         order = sorted(
             table.columns,
-            key=lambda column: ICL_WORDS.index(column) if column in ICL_WORDS else len(ICL_WORDS),
+            key=lambda column: FIRST.index(column) if column in FIRST else len(FIRST),
         )
         shows = []
         for column in order:
-            cells = tuple(_icl_cell(value) for value in table[column])
+            cells = tuple(number(x) if isinstance(x, float) else str(x) for x in table[column])
             values = tuple(table[column].tolist())
             shows.append(
                 Shown(
                     column,
                     cells,
-                    column in ICL_WORDS,
-                    ICL_LEAST.get(column, 0),
+                    column in FIRST,
+                    YIELDING.get(column, 0),
                     key=column,
                     values=values,
                 )
@@ -698,12 +687,6 @@ def _in_words(table: pd.DataFrame) -> Iterator[str]:
         errors = rows.groupby("model", sort=False)["mse"].mean()
         told = ", ".join(f"{model} {number(value)}" for model, value in errors.items())
         yield f"{covariance}, prompts of {longest:,} tokens: mean squared error {told}"
-
-
-def _icl_cell(value: Any) -> str:
-    if isinstance(value, float):
-        return number(value)
-    return str(value)
 
 
 add_commands(icl)  # last in help

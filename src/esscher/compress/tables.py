@@ -255,7 +255,7 @@ KL = Column(
     "Divergence of the next token when only this head, or layer, drops keys, in nats.",
     "log",
 )
-COLUMNS_CELL = (RULE, SPLIT, SIZE)
+CELL_COLUMNS = (RULE, SPLIT, SIZE)
 
 TABLES: Declared = {
     "draws": (
@@ -266,7 +266,7 @@ TABLES: Declared = {
             "horizon of the text",
             "Median over heads of the two-sided horizon on this text.",
         ),
-        *COLUMNS_CELL,
+        *CELL_COLUMNS,
         Column("draw", "int", "draw", "Number of the draw, where chance decides."),
         Column(
             "kept",
@@ -286,7 +286,7 @@ TABLES: Declared = {
         Column("value", "float", "value", "What was read on this text, of this draw alone."),
     ),
     "downstream": (
-        *COLUMNS_CELL,
+        *CELL_COLUMNS,
         Column("share", "float", "share of the cache", SHARE, "log"),
         Column(
             "horizon",
@@ -329,7 +329,7 @@ TABLES: Declared = {
         Column("draws", "int", "draws", "Draws of each text."),
     ),
     "layers": (
-        *COLUMNS_CELL,
+        *CELL_COLUMNS,
         LAYER,
         Column(
             "fixed",

@@ -251,7 +251,7 @@ def _decimal_ticks(ax: Any, values: Any) -> None:
 
 LINES = {"softmax": "-", "linear": "--", "limit": ":"}
 APART = {"distance": "-", "sharper": "--", "bound": ":"}
-ICL_IN_TIME_HEADROOM = 1e3  # times the largest distance: where the picture ends
+TIME_HEADROOM = 1e3  # times the largest distance: where the picture ends
 
 
 def save_in_time(trajectory: Any, apart: Any, columns: Mapping[str, Any], path: Path) -> None:
@@ -293,7 +293,7 @@ def save_in_time(trajectory: Any, apart: Any, columns: Mapping[str, Any], path: 
             finite = own[own["model"] != "limit"]["mse"]
             left.set_ylim(0.5 * float(finite.min()), 2.0 * float(finite.max()))
             drawn = distances["distance"][distances["time"] > 0]
-            right.set_ylim(0.5 * float(drawn.min()), ICL_IN_TIME_HEADROOM * float(drawn.max()))
+            right.set_ylim(0.5 * float(drawn.min()), TIME_HEADROOM * float(drawn.max()))
             beside(right)
         save_figure(figure, path)
 
