@@ -285,6 +285,9 @@ class _Layer:
 def fixed_rows(text: Text | EveryText, rule: str) -> Iterator[dict[str, Any]]:
     """A row for each layer that drops keys: its error predicted and measured, and what of it heads
     have in common.
+
+    A draw that keeps no key of a query counts as no error in the prediction, and the run keeps the
+    nearest key then: the two differ where queries see so few keys that this is likely.
     """
     cell = next((cell for cell in text.cells() if cell.rule == rule), None)
     if cell is None:
