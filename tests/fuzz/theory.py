@@ -124,6 +124,11 @@ def _predictions(draw: Draw) -> None:
         or law.dtype != torch.float64
     ):
         draw.extreme = draw.extreme or "extreme size"
+    with np.errstate(all="ignore"):
+        steep = (radius or size) * np.linalg.norm(maps.A.astype(float), 2)
+        deviation = steep * np.sqrt(np.linalg.norm(zero.cov.astype(float), 2))
+    if not deviation < 26:  # exp(s^2), by which scores of deviation s count, leaves float64
+        draw.extreme = draw.extreme or "steeper than float64 holds"
     if radius is None and not (zero.cov.any() or zero.mean.any()):
         draw.extreme = draw.extreme or "tokens at 0: no radius"
     kinds = {"head": "head", "measure": "measure"} | (

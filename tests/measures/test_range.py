@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import esscher as es
+from esscher.measures.matrices import spectral_norm
 from tests.measures.test_radial import log_bessel, reference
 
 LARGEST = mpmath.mpf(torch.finfo(torch.float64).max)
@@ -266,3 +267,12 @@ def test_weights_of_any_size() -> None:
     for size in (1e-320, 1e-300, 1e300, 1e308):
         law = es.Pool([[1.0], [3.0]], [size, size])
         torch.testing.assert_close(law.mean, torch.tensor([2.0], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("size", [1e-200, 1.0, 1e200])
+def test_the_largest_singular_value_of_a_wide_matrix_has_any_size(size: float) -> None:
+    """By Lanczos iteration, against all singular values of the matrix of size 1."""
+    generator = torch.Generator().manual_seed(3)
+    matrix = torch.randn(520, 530, generator=generator, dtype=torch.float64)
+    expected = size * float(torch.linalg.matrix_norm(matrix, 2))
+    assert spectral_norm(size * matrix) == pytest.approx(expected, rel=1e-9)

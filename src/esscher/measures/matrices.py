@@ -72,16 +72,17 @@ def largest_singular(matrix: Float64[Tensor, "r c"]) -> tuple[float, Float64[Ten
         vector = torch.zeros_like(sizes)
         vector[top] = 1.0
         return float(sizes[top]), vector
-    if min(matrix.shape) <= DENSE:
+    size = float(matrix.abs().max())
+    if min(matrix.shape) <= DENSE or size == 0.0:
         _, values, rows = torch.linalg.svd(matrix, full_matrices=False)
         return float(values[0]), rows[0]
-    array = matrix.cpu().numpy()
+    array = (matrix / size).cpu().numpy()  # squares of small entries would vanish
     operator = LinearOperator(
         array.shape, matvec=array.__matmul__, rmatvec=array.T.__matmul__, dtype=array.dtype
     )
     start = np.random.default_rng(0).standard_normal(min(array.shape))
     _, values, rows = svds(operator, k=1, v0=start, return_singular_vectors=True)
-    return float(values[0]), torch.from_numpy(rows[0].copy()).to(matrix)
+    return size * float(values[0]), torch.from_numpy(rows[0].copy()).to(matrix)
 
 
 def spectral_norm(matrix: Float64[Tensor, "r c"]) -> float:

@@ -366,6 +366,7 @@ BAD = [
     ({"radius": -1.0}, "radius: expected a finite number above 0"),
     ({"queries": randn(4, 3)}, "queries: expected rows of length 2"),
     ({"queries": randn(0, 2)}, "queries: expected at least one row"),
+    ({"queries": [[1.0, 2.0], [3.0]]}, "queries: "),
     ({"queries": 0}, "queries: expected whole numbers"),
     ({"measure": gaussian(3)}, "head and measure"),
     ({"measure": es.Laplace(2, 1.0)}, "metrics: .*missing: theta: a Laplace law"),

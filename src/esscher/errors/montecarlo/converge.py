@@ -185,7 +185,7 @@ def _check_queries_from_law(
             raise ValueError(
                 f"metrics: {name} is of self-attention, where queries are tokens; {dims}"
             )
-        if asked_by == "queries" and (design.queries is None or np.ndim(design.queries) == 0):
+        if asked_by == "queries" and (design.queries is None or _is_number(design.queries)):
             raise ValueError(
                 f"queries: expected rows of length {head.dim_query} for {name}, got"
                 f" {design.queries!r}; {dims}"
@@ -196,10 +196,15 @@ def _check_queries_from_law(
         raise ValueError(f"query_inside: expected False, since {dims}")
 
 
+def _is_number(queries: Any) -> bool:
+    """Whether it says how many queries, not which."""
+    return bool(np.isscalar(queries)) or getattr(queries, "ndim", None) == 0
+
+
 def _queries(queries: Any, head: Head) -> Tensor | int:
     if queries is None:
         return FRESH_QUERIES
-    if np.ndim(queries) == 0:
+    if _is_number(queries):
         return as_count(queries, "queries")
     rows = as_tensor(queries, "queries", ndim=2, last=head.dim_query)
     if rows.shape[0] == 0:
