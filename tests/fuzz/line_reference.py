@@ -28,7 +28,7 @@ CORNERS = 12  # largest dimension in which a Rademacher law is listed corner by 
 def has_atoms(spec: Spec) -> bool:
     """Whether the law along a tilt is a sum of atoms here."""
     if isinstance(spec, MixtureSpec):
-        return all(has_atoms(part) for part in spec.parts)
+        return all(has_atoms(p) for w, p in zip(spec.weights, spec.parts, strict=True) if w > 0)
     if isinstance(spec, ProductSpec):
         return spec.dim == 1 or (spec.kind == "rademacher" and spec.dim <= CORNERS)
     return True
