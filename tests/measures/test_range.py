@@ -276,3 +276,14 @@ def test_the_largest_singular_value_of_a_wide_matrix_has_any_size(size: float) -
     matrix = torch.randn(520, 530, generator=generator, dtype=torch.float64)
     expected = size * float(torch.linalg.matrix_norm(matrix, 2))
     assert spectral_norm(size * matrix) == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_pool_of_one_token_repeated_has_it_as_its_mean_at_any_tilt() -> None:
+    """Weights of scores of 1e10 sum to one to rounding, not to what a logarithm of 1e10 is known
+    to.
+    """
+    token = torch.tensor([1.1937, -0.6194, 0.3449], dtype=torch.float64)
+    pool = es.Pool(token.expand(5, 3).clone())
+    for size in (1.0, 1e10, 1e100):
+        found = pool.tilted_mean(size * torch.tensor([[2.0, 0.3, -1.0]], dtype=torch.float64))
+        torch.testing.assert_close(found[0], token, rtol=1e-15, atol=0.0)

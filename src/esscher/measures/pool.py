@@ -68,32 +68,43 @@ class Pool(Measure):
     def _largest(self) -> float:
         return float(self.tokens.detach().abs().max())
 
-    def _tilted_mean(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
-        total = self._log_laplace(rows)[:, None]
-        mean = torch.zeros_like(rows)
+    def _best(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]:
+        """The largest score; tokens of weight 0 do not count."""
+        best = torch.full_like(rows[:, 0], -torch.inf)
+        for _, scores, share in self._blocks(rows.detach()):
+            best = torch.maximum(best, scores.masked_fill(share == 0, -torch.inf).max(-1).values)
+        return best
+
+    def _weights(self, rows: Float64[Tensor, "m d"]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Blocks of tokens with w_j exp(<theta, y_j> - the largest score), not normalised: a
+        logarithm of all would be known only to the rounding of large scores.
+        """
+        best = self._best(rows)[:, None]
         for tokens, scores, share in self._blocks(rows):
-            mean = mean + torch.exp(scores + share.log() - total) @ tokens
-        return mean
+            yield tokens, torch.exp((scores - best).clamp_max(0.0)) * share
+
+    def _tilted_mean(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
+        mean, mass = torch.zeros_like(rows), torch.zeros_like(rows[:, :1])
+        for tokens, weights in self._weights(rows):
+            mean, mass = mean + weights @ tokens, mass + weights.sum(-1, keepdim=True)
+        return mean / mass
 
     def _tilted_cov(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d d"]:
-        total = self._log_laplace(rows)[:, None]
-        mean = self._tilted_mean(rows)
+        mean, mass = self._tilted_mean(rows), torch.zeros_like(rows[:, 0])
         cov = rows.new_zeros(rows.shape[0], self.dim, self.dim)
-        for tokens, scores, share in self._blocks(rows):
-            weights = torch.exp(scores + share.log() - total)
+        for tokens, weights in self._weights(rows):
+            mass = mass + weights.sum(-1)
             # centred on each query's own mean: no cancellation, flat memory
             for i in range(rows.shape[0]):
                 apart = tokens - mean[i]
                 cov[i] += (weights[i, :, None] * apart).T @ apart
-        return cov
+        return cov / mass[:, None, None]
 
     def _extreme(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
         """Mean of the tokens with the largest score, by weight; tokens of weight 0 do not count."""
         # the longest way along theta is that along any multiple of it
         rows, _ = split(rows, ordinary=0.0)
-        best = torch.full_like(rows[:, 0], -torch.inf)
-        for _, scores, share in self._blocks(rows):
-            best = torch.maximum(best, scores.masked_fill(share == 0, -torch.inf).max(-1).values)
+        best = self._best(rows)
         total, mass = torch.zeros_like(rows), torch.zeros_like(best)
         for tokens, scores, share in self._blocks(rows):
             tied = (scores == best[:, None]) * share
