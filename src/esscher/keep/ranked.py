@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -41,12 +42,17 @@ class Heavy(Ranked):
         return True
 
     def order(self, context: Context) -> Tensor:
-        context = context.choosing
-        asked = observed(context, self.last)
-        total = torch.zeros(context.keys, dtype=torch.float64, device=context.k.device)
-        for rows, part in blocks(context):
-            total += part.attention[asked[rows]].sum(0)
-        return pooled(total / asked.sum(), self.pool)
+        return pooled(chosen_mean(context, self.last, lambda part: part.attention), self.pool)
+
+
+def chosen_mean(context: Context, last: int | None, of: Callable[[Context], Tensor]) -> Tensor:
+    """Mean of a number (m, N) of each key over the choosing queries at the ``last`` positions."""
+    context = context.choosing
+    asked = observed(context, last)
+    total = torch.zeros(context.keys, dtype=torch.float64, device=context.k.device)
+    for rows, part in blocks(context):
+        total += of(part)[asked[rows]].sum(0)
+    return total / asked.sum()
 
 
 def observed(context: Context, last: int | None) -> Tensor:
@@ -100,12 +106,10 @@ class Impact(Ranked):
         return True
 
     def order(self, context: Context) -> Tensor:
-        context = context.choosing
-        asked = observed(context, self.last)
-        total = torch.zeros(context.keys, dtype=torch.float64, device=context.k.device)
-        for rows, part in blocks(context):
-            total += gain(part, behind_output=True)[asked[rows]].square().sum(0)
-        own = (total / asked.sum()).sqrt()
+        squares = chosen_mean(
+            context, self.last, lambda part: gain(part, behind_output=True).square()
+        )
+        own = squares.sqrt()
         return torch.maximum(own, pooled(own, self.pool))
 
 
