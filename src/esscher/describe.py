@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from esscher.corpus.windows import Windows
-from esscher.hf.capture import AttentionCall, example_inputs, expected_layers, forward, refusal
+from esscher.hf.call import AttentionCall
+from esscher.hf.capture import example_inputs, expected_layers, forward, refusal
 from esscher.hf.checkpoint import (
     Source,
     read_config,
@@ -34,8 +35,6 @@ from esscher.probe.own_context import compared
 from esscher.probe.queries import PLACES
 from esscher.probe.session import Mode, ProbeContext, context_on, window_length
 from esscher.probe.spec import KEYS, ProbeSpec
-
-__all__ = ["Cost", "ModelDescription", "Speed", "Work", "describe_model", "estimate_cost"]
 
 DEFAULT = ProbeSpec()
 BLOCK = 1 << 28  # bytes of one block of windows and of scores, roughly

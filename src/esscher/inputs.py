@@ -12,20 +12,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = [
-    "as_attention",
-    "as_count",
-    "as_counts",
-    "as_kind",
-    "as_pair",
-    "as_place",
-    "as_positive",
-    "as_seed",
-    "as_tensor",
-    "finite_result",
-    "is_finite",
-]
-
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 

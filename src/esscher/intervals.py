@@ -11,8 +11,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-__all__ = ["Interval", "mean_interval", "share_interval", "t_quantile"]
-
 Interval = tuple[float, float, float]
 """An estimate with the ends of its interval."""
 

@@ -17,7 +17,7 @@ from esscher.compress.predicted import (
     rank_correlation,
 )
 from esscher.compress.text import Text
-from esscher.hf.capture import AttentionCall
+from esscher.hf.call import AttentionCall
 from esscher.hf.gradients import drawn_gradients
 from tests.compress.runs import source
 

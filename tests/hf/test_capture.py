@@ -13,7 +13,8 @@ import pytest
 import torch
 import transformers
 
-from esscher.hf.capture import TESTED, AttentionCall, StopForward, capture, forward
+from esscher.hf.call import AttentionCall
+from esscher.hf.capture import TESTED, StopForward, capture, forward
 from tests.models.tiny import BATCH, FAMILIES, REFUSED, Family, build, inputs_of, model_of
 
 # the module has a function of its name

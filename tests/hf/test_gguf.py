@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.hf.capture import AttentionCall, forward
+from esscher.hf.call import AttentionCall
+from esscher.hf.capture import forward
 from esscher.hf.checkpoint import files_of_model, sha256_of
 from esscher.hf.gguf import ARCHITECTURES, read_header
 from esscher.hf.loading import load_model

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from esscher.hf.capture import AttentionCall
+from esscher.hf.call import AttentionCall
 from esscher.hf.interventions import (
     Acted,
     Kept,

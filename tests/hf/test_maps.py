@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.hf.capture import AttentionCall, forward
+from esscher.hf.call import AttentionCall
+from esscher.hf.capture import forward
 from esscher.hf.loading import load_model
 from esscher.hf.maps import LinearMaps, linear_maps
 from tests.models.tiny import FAMILIES, inputs_of, model_of

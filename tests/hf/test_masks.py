@@ -14,8 +14,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import masking_utils
 
-from esscher.hf.call import Mask, MaskTensor, causal_mask, given_mask, model_mask
-from esscher.hf.capture import AttentionCall, forward, parity
+from esscher.hf.call import AttentionCall, Mask, MaskTensor, causal_mask, given_mask, model_mask
+from esscher.hf.capture import forward, parity
 from tests.models.tiny import FAMILIES, VOCABULARY, build, inputs_of, model_of
 
 masked = importlib.import_module("esscher.hf.call")

@@ -13,7 +13,8 @@ import pandas as pd
 import pytest
 import torch
 
-from esscher.hf.capture import AttentionCall, forward
+from esscher.hf.call import AttentionCall
+from esscher.hf.capture import forward
 from esscher.probe.checks import context_of
 from esscher.probe.layer import LayerState
 from esscher.probe.own_context import join_windows, whole_layer, window_states

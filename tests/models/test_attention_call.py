@@ -21,8 +21,8 @@ from esscher.compress.session import DownstreamContext, context_of
 from esscher.compress.spec import DownstreamSpec
 from esscher.compress.text import EveryText, Text
 from esscher.errors.keep_curve import KeepErrors
-from esscher.hf.call import given_mask, score
-from esscher.hf.capture import AttentionCall, forward
+from esscher.hf.call import AttentionCall, given_mask, score
+from esscher.hf.capture import forward
 from esscher.hf.interventions import intervene, rule_for_every_query, with_kept
 from esscher.keep import parse
 from esscher.probe.own_context import compared

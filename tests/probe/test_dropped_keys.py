@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.hf.capture import AttentionCall, forward
+from esscher.hf.call import AttentionCall
+from esscher.hf.capture import forward
 from tests.models.real_models import encoder, language_model, window
 
 DRAWS = 2000

@@ -12,7 +12,8 @@ import esscher as es
 from esscher.errors import grid as deposit
 from esscher.probe import layer as head_state
 from esscher.probe.layer import HeadState
-from esscher.probe.statistics.registry import STATISTICS, Block, Start
+from esscher.probe.statistics.base import Block, Start
+from esscher.probe.statistics.registry import STATISTICS
 from esscher.tails.scores import finish as finish_tail
 from tests.errors.pools import by_subsets
 

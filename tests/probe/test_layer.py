@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 import torch
 
-from esscher.hf.call import score
-from esscher.hf.capture import AttentionCall, forward
+from esscher.hf.call import AttentionCall, score
+from esscher.hf.capture import forward
 from esscher.hf.loading import wrap_model
 from esscher.probe.job import stream
 from esscher.probe.layer import LayerState, layer_from_rows, layer_rows, merge_layers

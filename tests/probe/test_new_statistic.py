@@ -17,18 +17,8 @@ import torch
 
 import esscher as es
 from esscher.probe.spec import ProbeSpec
-from esscher.probe.statistics.base import HEAD, LAYER
-from esscher.probe.statistics.registry import (
-    STATISTICS,
-    Block,
-    Column,
-    Findings,
-    Found,
-    Start,
-    Statistic,
-    checked,
-    register,
-)
+from esscher.probe.statistics.base import HEAD, LAYER, Block, Findings, Found, Start, Statistic
+from esscher.probe.statistics.registry import STATISTICS, Column, checked, register
 from esscher.report.page import write_report
 from esscher.runs import RunError
 from tests.models.probe_runs import SMALL, few_texts, pooled_tensors, save_tiny, source

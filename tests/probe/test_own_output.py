@@ -16,7 +16,8 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.hf.capture import AttentionCall, forward
+from esscher.hf.call import AttentionCall
+from esscher.hf.capture import forward
 from esscher.runs import Run
 from tests.models.probe_runs import few_texts, own_states, source, tiny_model
 from tests.models.real_models import encoder, language_model, window

@@ -17,8 +17,6 @@ from esscher.attention.state import AttentionState, attention_state, finish, mer
 from esscher.inputs import as_kind, as_tensor, finite_result
 from esscher.measures.matrices import shift, split
 
-__all__ = ["KERNELS", "attend_hardmax", "attend_linear", "attend_tokens"]
-
 BLOCK = 1 << 22  # scores held at once
 # scores this close, relative to |q| |k_j|, are equal: repeated keys differ by rounding only
 TIE = 1e-12

@@ -16,8 +16,6 @@ from esscher.inputs import as_kind, as_positive, as_tensor, finite_result
 from esscher.measures.base import Measure
 from esscher.measures.matrices import check_covariance, product, shift, spectral_norm, split
 
-__all__ = ["Head", "check_pair", "coupling_of", "horizon_of_covariances"]
-
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class Head:

@@ -32,8 +32,6 @@ from esscher.keep.rule import (
 )
 from esscher.keep.settled import settled
 
-__all__ = ["attend_kept"]
-
 # neighbouring queries with one set of keys; from here on the fused kernel takes 64 of them at once
 BLOCK = 192
 MOST = 4096  # queries at one place in a block

@@ -16,17 +16,6 @@ from esscher.attention.pushforward import Pushforward
 from esscher.inputs import as_tensor, finite_result
 from esscher.measures.base import Measure
 
-__all__ = [
-    "HardmaxLimit",
-    "LinearLimit",
-    "SecondTilt",
-    "SoftmaxLimit",
-    "hardmax_limit",
-    "limit",
-    "linear_limit",
-    "second_tilt",
-]
-
 
 @dataclass(frozen=True)
 class SoftmaxLimit:

@@ -21,8 +21,6 @@ from esscher.measures.pool import Pool
 from esscher.measures.radial import scaled_ratio
 from esscher.measures.rotational import Rotational
 
-__all__ = ["Pushforward", "affine", "pooled", "rotational", "sampled"]
-
 Outputs = Callable[[Tensor], Tensor]
 Array = npt.NDArray[np.float64]
 

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from esscher.inputs import as_positive, as_tensor, finite_result
 
-__all__ = ["attention_inputs", "softmax_attention"]
-
 
 def softmax_attention(
     q: Any, k: Any, v: Any, scale: Any = None, mask: Any = None

@@ -22,8 +22,6 @@ from torch import Tensor
 
 from esscher.measures.matrices import wide_scores
 
-__all__ = ["AttentionState", "attend_block", "attention_state", "finish", "init", "merge", "update"]
-
 EXPLICIT_SCORES = 1 << 22  # scores the explicit path holds at once
 # scores above it are taken again in float64: float32 rounds them by more than 6e-5, and so the
 # weights

@@ -20,8 +20,6 @@ from esscher.inputs import as_count, as_counts, finite_result
 from esscher.keep.context import Context
 from esscher.keep.text import parse
 
-__all__ = ["PrefixOutputs", "attend", "attend_prefixes"]
-
 
 def attend(
     q: Any,

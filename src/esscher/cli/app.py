@@ -23,8 +23,6 @@ from esscher import __version__
 from esscher.cli.options import with_fields
 from esscher.runs.errors import RunError, RunIncomplete, RunInterrupted, field_lines, one_line
 
-__all__ = ["COMMANDS", "OUTSIDE", "answer", "main"]
-
 COMMANDS = (
     "predict",
     "converge",

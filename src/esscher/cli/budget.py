@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from esscher.probe.budget import Budget, RuleBudget, Weights
     from esscher.runs import Run
 
-__all__ = ["budget"]
-
 ASKED = Fields(
     "esscher.probe.spec:BudgetFlags",
     ("rule", "epsilon", "total", "weights"),

@@ -9,8 +9,6 @@ import typer
 from esscher.cli.output import Json, print_json
 from esscher.theory import REFERENCES
 
-__all__ = ["cite"]
-
 
 def cite(
     key: Annotated[str | None, typer.Argument(help="B or S; all when left out.")] = None,

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from esscher.runs import Run, RunSpec
 
-__all__ = ["converge", "end_converge", "end_normality"]
-
 SPEC = "esscher.errors.montecarlo.spec:ExperimentSpec"
 CHANGES = ("n", "repeats", "metrics", "sampling", "query_inside", "dtype")
 EXPERIMENT = Fields(SPEC, CHANGES, as_text={"metrics": ","}, left_out=dict.fromkeys(CHANGES, ""))

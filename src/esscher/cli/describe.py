@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from esscher.describe import Cost, ModelDescription
     from esscher.probe.spec import ProbeSpec
 
-__all__ = ["describe", "describe_run"]
-
 
 PRICED = Fields(
     "esscher.probe.spec:ProbeSpec",

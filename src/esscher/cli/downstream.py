@@ -15,8 +15,6 @@ from esscher.cli.probe import absolute, place_numbers
 if TYPE_CHECKING:
     from esscher.runs import Run
 
-__all__ = ["downstream", "end_downstream"]
-
 TEXT = Fields(
     "esscher.corpus.spec:CorpusSpec",
     ("text", "dataset", "split", "field", "packaged", "encoding", "max_tokens", "limit"),

@@ -10,8 +10,6 @@ import typer
 from esscher.cli.output import Json, log, path_argument, path_option, print_json
 from esscher.runs.files import ENDINGS
 
-__all__ = ["export"]
-
 
 def export(
     run: Annotated[Path, path_argument("Run directory.")],

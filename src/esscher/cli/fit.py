@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from esscher.errors.rate import RateFit
     from esscher.runs import Run
 
-__all__ = ["fit"]
-
 LEVEL = 0.95  # of intervals that are computed here
 
 

@@ -18,18 +18,6 @@ if TYPE_CHECKING:
 
     from esscher.runs import Column, Run
 
-__all__ = [
-    "held_for",
-    "rules_in_words",
-    "show_agreement",
-    "show_heads",
-    "show_rules",
-    "show_splits",
-    "show_tails",
-    "show_totals",
-    "worst",
-]
-
 L2 = (
     "exponent: that of the L2 error of outputs, of which the rate of [B] does not speak: it is of"
     " their mean and covariance"

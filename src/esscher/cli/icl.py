@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from esscher.icl.specs import IclFigure
     from esscher.runs import Run, RunSpec
 
-__all__ = ["add_commands", "end_concentration", "end_flow", "end_stability", "end_train", "icl"]
-
 SPEC = "esscher.icl.specs:StabilitySpec"
 NAMES = ("covariances", "lengths", "starts", "training", "until", "dim", "noise", "seed")
 STABILITY = Fields(

@@ -7,8 +7,6 @@ from typing import Annotated
 
 from esscher.cli.output import Json, log, path_argument, print_json, print_table
 
-__all__ = ["ls"]
-
 
 def ls(
     folder: Annotated[Path, path_argument("Folder that holds run directories.", "FOLDER")] = Path(),

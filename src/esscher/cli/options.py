@@ -22,8 +22,6 @@ from pydantic import Field
 
 from esscher.runs.spec import Plain
 
-__all__ = ["EXECUTION", "Executed", "Execution", "Fields", "Given", "with_fields"]
-
 Given = dict[str, Any]
 """Values by field."""
 

@@ -31,36 +31,6 @@ if TYPE_CHECKING:
 
     from esscher.runs import Column
 
-__all__ = [
-    "FIGURES",
-    "LOOK",
-    "MODEL",
-    "Figures",
-    "Form",
-    "Json",
-    "Look",
-    "Out",
-    "Shown",
-    "TableLook",
-    "as_dtype",
-    "as_path",
-    "check_device",
-    "count",
-    "figure_formats",
-    "fitting",
-    "log",
-    "number",
-    "path_argument",
-    "path_option",
-    "print_json",
-    "print_table",
-    "same_form",
-    "say",
-    "screen_width",
-    "show_table",
-    "shown",
-]
-
 UNPRINTABLE = re.compile("[^\n -~]+")  # at most; letters of other scripts are told apart one by one
 
 MODEL = (

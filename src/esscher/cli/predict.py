@@ -17,8 +17,6 @@ from esscher.cli.output import (
     print_json,
 )
 
-__all__ = ["predict"]
-
 SPEC, SETTING = (
     "esscher.cli.prediction_spec:PredictSpec",
     "esscher.cli.prediction_spec:SettingFlags",

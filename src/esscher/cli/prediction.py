@@ -16,8 +16,6 @@ from esscher.errors.montecarlo.converge import build_head
 from esscher.theory.catalogue import predictions
 from esscher.theory.prediction import Prediction
 
-__all__ = ["evaluate", "needed_tokens", "record", "show"]
-
 
 def evaluate(spec: PredictSpec, device: str = "cpu") -> tuple[ErrorCurve, list[Prediction]]:
     """The exact curve and all predictions of a spec."""

@@ -11,8 +11,6 @@ from pydantic import Field
 from esscher.errors.montecarlo.spec import Count, Dtype, HeadSpec, Ladder, Law, read_ladder
 from esscher.runs.spec import Plain, Seed
 
-__all__ = ["PredictSpec", "SettingFlags"]
-
 
 class PredictSpec(Plain):
     """Everything ``esscher predict`` needs; a YAML file has these fields."""

@@ -40,20 +40,6 @@ if TYPE_CHECKING:
     from esscher.probe.spec import ProbeSpec
     from esscher.runs import Run
 
-__all__ = [
-    "absolute",
-    "check_group",
-    "domain_specs",
-    "end_probe",
-    "group_path",
-    "place_numbers",
-    "probe",
-    "probe_domains",
-    "read_fields",
-    "resume_domains",
-    "size_specs",
-]
-
 FORMS: dict[str, Form] = {
     "beta_fit": ".3f",
     "tokens_needed_10pct": count,

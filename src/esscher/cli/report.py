@@ -10,8 +10,6 @@ import typer
 from esscher.cli.output import Json, figure_formats, log, path_argument, path_option, print_json
 from esscher.report.formats import FORMATS
 
-__all__ = ["report"]
-
 
 def report(
     runs: Annotated[list[Path], path_argument("Run directories; several are set side by side.")],

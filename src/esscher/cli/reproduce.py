@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from esscher.papers.claim import Claim, Scale
     from esscher.runs import Run
 
-__all__ = ["ReproduceFlags", "end_evidence", "reproduce"]
-
 HOW = Fields(
     "esscher.cli.reproduce:ReproduceFlags",
     ("everything", "quick", "full", "check"),

@@ -13,8 +13,6 @@ from esscher.cli.options import Execution
 from esscher.cli.output import Json, log, path_argument, print_json
 from esscher.cli.probe import resume_domains
 
-__all__ = ["resume"]
-
 # A run names its job: the module that registers it, for only registered names are known, and how
 # its command ends.
 JOBS = {

@@ -24,25 +24,13 @@ from torch import Tensor
 from esscher.attention import horizon_of_covariances
 from esscher.compress.session import DownstreamContext
 from esscher.compress.spec import CUT, UNIFORM
-from esscher.hf.capture import AttentionCall
+from esscher.hf.call import AttentionCall
 from esscher.hf.interventions import Kept
 from esscher.keep import parse
 from esscher.keep.context import Context
 from esscher.keep.rule import Chance, Inclusion, Placed, Ranked, Rule
 from esscher.probe.budget import ALIKE, rule_budget, split_weights
 from esscher.runs import load_run
-
-__all__ = [
-    "Budgets",
-    "Cell",
-    "Choice",
-    "Horizons",
-    "Place",
-    "Plan",
-    "budget_hashes",
-    "budgets_of",
-    "once",
-]
 
 Place = tuple[int, int]  # layer and key-value head
 # by rule and size, the share of its cache that each head keeps

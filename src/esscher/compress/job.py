@@ -27,8 +27,6 @@ from esscher.hf.capture import parity
 from esscher.runs import Job, Shard, Unit
 from esscher.runs.progress import advance
 
-__all__ = ["DOWNSTREAM"]
-
 BLOCK = 5  # layers of a unit that compresses one head, or drops in one layer, at a time
 
 

@@ -12,20 +12,6 @@ from torch import Tensor
 
 from esscher.hf.loading import Task
 
-__all__ = [
-    "READINGS",
-    "Agreement",
-    "Cosine",
-    "Divergence",
-    "Error",
-    "Found",
-    "Loss",
-    "Neighbour",
-    "Outcome",
-    "Reading",
-    "WorstQuery",
-]
-
 
 @dataclass(frozen=True)
 class Outcome:

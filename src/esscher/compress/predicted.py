@@ -30,26 +30,13 @@ from esscher.compress.metrics import Divergence, Error
 from esscher.compress.text import EveryText, Text
 from esscher.errors.inclusion import inclusion_error
 from esscher.errors.replacement import first_order_pair, pair_error
-from esscher.hf.capture import AttentionCall
+from esscher.hf.call import AttentionCall
 from esscher.hf.gradients import DRAWS, drawn_gradients, gradient_size
 from esscher.hf.interventions import Kept
 from esscher.intervals import Interval, mean_interval
 from esscher.keep import parse
 from esscher.keep.chance import Random
 from esscher.keep.rule import Chance
-
-__all__ = [
-    "ALL",
-    "PREDICTORS",
-    "agreement_of",
-    "fixed_rows",
-    "head_rows",
-    "layer_rows",
-    "pushed",
-    "random_rule",
-    "rank_correlation",
-    "together_rows",
-]
 
 QUERIES = 2  # of a continuation, evenly spread
 PAIR_DRAWS = 400

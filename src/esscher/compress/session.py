@@ -22,8 +22,6 @@ from esscher.keep import Context, parse
 from esscher.probe.checks import Stamp, stamp
 from esscher.probe.session import alike, tokenizer_of
 
-__all__ = ["DownstreamContext", "context_of"]
-
 
 @dataclass(frozen=True, eq=False)
 class DownstreamContext:

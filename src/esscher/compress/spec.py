@@ -11,8 +11,6 @@ from pydantic import Field, PositiveInt, field_validator
 from esscher.corpus.spec import CorpusSpec, open_rules, places, split_numbers
 from esscher.runs import RunSpec, register
 
-__all__ = ["CUT", "UNIFORM", "DownstreamSpec"]
-
 UNIFORM, CUT, _ = SPLITS = ("uniform", "cut", "budget")
 # tokens of a window: of a language model before it is continued, of an encoder
 PREFILL, ENCODED = 1024, 256

@@ -23,8 +23,6 @@ from esscher.intervals import mean_interval, share_interval
 from esscher.probe.budget import SHARE
 from esscher.runs.columns import Column, Declared
 
-__all__ = ["FULL", "columns", "finished"]
-
 FULL = "full"  # in place of a rule: the model on all keys
 EVERY, TERTILES = "all", ("low", "middle", "high")
 FEWEST = 6  # texts from which on tertiles are told

@@ -17,7 +17,8 @@ from esscher.compress.choose import Budgets, Cell, Choice, Horizons, Plan
 from esscher.compress.metrics import Outcome
 from esscher.compress.session import DownstreamContext
 from esscher.compress.spec import UNIFORM
-from esscher.hf.capture import AttentionCall, forward, without_cache
+from esscher.hf.call import AttentionCall
+from esscher.hf.capture import forward, without_cache
 from esscher.hf.interventions import (
     Acted,
     Kept,
@@ -30,8 +31,6 @@ from esscher.hf.interventions import (
 from esscher.keep import parse
 from esscher.keep.context import Context
 from esscher.keep.rule import Chance, Inclusion, Rule
-
-__all__ = ["EveryText", "LayerErrors", "Needle", "Text", "plant"]
 
 QUANTILE = 0.95
 

@@ -25,26 +25,6 @@ from esscher.corpus.spec import CorpusSpec
 from esscher.hf.package import quiet
 from esscher.runs.files import open_regular
 
-__all__ = [
-    "TABLES",
-    "TEXTS",
-    "Piece",
-    "as_text",
-    "check_text",
-    "chosen_field",
-    "csv_rows",
-    "file_pieces",
-    "files_of_text",
-    "folder_files",
-    "json_values",
-    "packaged_documents",
-    "parquet_rows",
-    "read_documents",
-    "read_pieces",
-    "show",
-    "stdin_pieces",
-]
-
 LICENCE = re.compile(r"licen[cs]e|copying|copyright|notice", re.IGNORECASE)
 NOT_CODE = {"pydoc_data"}  # the prose
 TESTS = {"test", "tests", "idle_test"}

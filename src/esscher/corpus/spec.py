@@ -9,8 +9,6 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from esscher.runs.spec import Plain
 
-__all__ = ["CorpusSpec", "open_rules", "places", "split_numbers"]
-
 
 class CorpusSpec(Plain):
     """A corpus as plain data: one source (files, a dataset or packaged text), how much of it, how

@@ -15,8 +15,6 @@ from esscher.corpus.documents import Piece, read_pieces
 from esscher.corpus.spec import CorpusSpec
 from esscher.inputs import as_count
 
-__all__ = ["Windows", "make_windows"]
-
 CHUNK = 1 << 15  # characters tokenised as one string
 CONTEXT = 256  # characters on either side of a cut that must tokenise as if there were none
 CANDIDATES = 16

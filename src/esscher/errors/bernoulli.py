@@ -22,8 +22,6 @@ from esscher.errors.formulas import (
 )
 from esscher.errors.inclusion import LEAST, InclusionErrors, Sums, SureKeys
 
-__all__ = ["bernoulli_errors", "sure_and_rest_error"]
-
 
 @lru_cache(maxsize=64)  # one function for one share: its kernels are remembered
 def _bernoulli(kept: float, dropped: float) -> Family:

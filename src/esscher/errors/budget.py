@@ -16,16 +16,6 @@ from scipy.interpolate import CubicHermiteSpline, PchipInterpolator
 from esscher.errors.curve import ErrorCurve, Floats
 from esscher.inputs import as_count, as_kind, as_positive
 
-__all__ = [
-    "Counts",
-    "Shares",
-    "Sharing",
-    "asymptotic_from",
-    "log_rms",
-    "share_tokens",
-    "tokens_needed",
-]
-
 GRID = 4001  # points of log n on which a crossing is first looked for
 PIECES, ROUNDS = 256, 5  # then in pieces of an interval, again and again: to the last digit
 

@@ -16,18 +16,6 @@ from esscher.runs.run import find_view
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "CURVE",
-    "HORIZONS",
-    "RATE",
-    "SAMPLINGS",
-    "STATUS",
-    "STDERR",
-    "ErrorCurve",
-    "QueryErrors",
-    "check_sampling",
-]
-
 Floats = npt.NDArray[np.float64]
 
 

@@ -13,8 +13,6 @@ from esscher.attention.limit import second_tilt
 from esscher.inputs import as_tensor, finite_result
 from esscher.measures.base import Measure
 
-__all__ = ["delta_covariance", "delta_trace"]
-
 BLOCK = 1 << 21  # scores held at once
 
 

@@ -24,18 +24,6 @@ from esscher.inputs import as_attention, as_counts, as_pair, as_place, is_finite
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "COARSEST",
-    "TOP",
-    "Dispersion",
-    "DispersionCurve",
-    "dispersion",
-    "dispersion_curve",
-    "factors",
-    "from_masses",
-    "from_scores",
-]
-
 LEAST = -700.0  # logarithm of the smallest power worth telling from 0
 LOWEST = 40.0  # below -log n - LOWEST, exp(-40) of anything is left
 

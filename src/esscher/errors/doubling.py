@@ -27,8 +27,6 @@ from torch import Tensor
 from esscher.errors.formulas import TINY, Floats, aliasing
 from esscher.errors.inclusion import InclusionErrors
 
-__all__ = ["Answered", "doubling_errors"]
-
 STEP = math.log(2.0)
 TOL = 2e-6  # of what is cut off at either end, and of float32 products
 # log t of the first node, measured from 1 / what is kept on average. There the aliasing, 2 Re

@@ -29,8 +29,6 @@ from esscher.measures.base import Measure
 from esscher.measures.line import Line
 from esscher.measures.rotational import Rotational
 
-__all__ = ["exact_curve"]
-
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 

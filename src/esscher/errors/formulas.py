@@ -38,23 +38,6 @@ from torch import Tensor
 
 from esscher.errors.curve import QueryErrors
 
-__all__ = [
-    "Exponentials",
-    "Family",
-    "Integral",
-    "Moments",
-    "NodeErrors",
-    "Reach",
-    "Source",
-    "Sums",
-    "Vectors",
-    "aliasing",
-    "as_numpy",
-    "interval_probability",
-    "march",
-    "step_for",
-]
-
 Floats = npt.NDArray[np.float64]
 # (u, tau) -> name: (channel, kernel)
 Family = Callable[[Tensor, Tensor], dict[str, tuple[str, Tensor]]]

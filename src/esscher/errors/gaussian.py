@@ -20,20 +20,6 @@ from torch.autograd.function import FunctionCtx
 from esscher.errors.formulas import HIGHEST, Floats, step_for
 from esscher.inputs import as_counts, as_tensor
 
-__all__ = [
-    "COLUMNS",
-    "COLUMNS_SURE",
-    "S_MAX",
-    "GaussianError",
-    "gaussian_error",
-    "gaussian_error_slopes",
-    "integrate_pairs",
-    "integrate_sure",
-    "largest_weights",
-    "share_range",
-]
-
-
 # Without the interpreter's lock the caller can run parts in plain threads: unlike numba's own
 # (parallel=True) they survive a fork and calls from several threads at once. Sums may be reordered:
 # that is what vector units need.

@@ -39,30 +39,6 @@ from esscher.errors.scatter import (
     scatter,
 )
 
-__all__ = [
-    "FAR",
-    "Cells",
-    "Deposit",
-    "DepositSource",
-    "Extent",
-    "Grid",
-    "Kernel",
-    "blank",
-    "choose_grid",
-    "finish",
-    "init",
-    "kernels",
-    "level_for",
-    "lost",
-    "merge",
-    "reach",
-    "recentre",
-    "stack",
-    "take",
-    "update",
-    "without",
-]
-
 BLOCK = 256  # cells filtered by one product
 NODES = 32  # remembered together
 LENGTHS = 128  # remembered grids have a multiple of so many cells

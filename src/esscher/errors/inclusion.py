@@ -34,16 +34,6 @@ from esscher.errors.formulas import HIGHEST, aliasing, march, step_for
 from esscher.keep.context import Context
 from esscher.keep.rule import first_of
 
-__all__ = [
-    "TOL",
-    "InclusionErrors",
-    "Sums",
-    "SureKeys",
-    "inclusion_error",
-    "joined",
-    "ranked_errors",
-]
-
 TOL = 1e-13
 ELEMENTS = 2**21  # queries x keys x nodes in one temporary
 LEAST = -700.0

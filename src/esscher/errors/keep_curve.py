@@ -40,8 +40,6 @@ from esscher.keep.chance import Random, share_of
 from esscher.keep.context import Context
 from esscher.keep.rule import Chance, Inclusion, Ranked, Rule, ranking, refused
 
-__all__ = ["KeepErrors", "keep_curve", "low_rank_curve"]
-
 FEW_PAIRS = 2**12  # queries x keys up to which the sum key by key is as fast as the others
 BLOCK = 8192  # keys deposited at once
 SHARP = 0.999

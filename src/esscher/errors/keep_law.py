@@ -54,8 +54,6 @@ from esscher.keep.rule import Rule
 from esscher.measures.base import Measure
 from esscher.measures.line import Line
 
-__all__ = ["LawRule", "law_rule"]
-
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 

@@ -25,19 +25,6 @@ from esscher.errors.formulas import Family, Moments, NodeErrors, Source, Sums, V
 from esscher.errors.replacement import replacement_errors
 from esscher.inputs import as_counts, as_tensor
 
-__all__ = [
-    "REACH",
-    "WIDE",
-    "KeySource",
-    "concatenate",
-    "error_from_nodes",
-    "error_of_kept",
-    "error_of_share",
-    "side_by_side",
-    "sources",
-    "take",
-]
-
 STEP, TOL = 0.28, 1e-13  # aliasing(0.28) is 3e-13
 ELEMENTS = 2**17  # of one temporary array: a megabyte
 WIDE = 300.0  # a span from which keys are sorted and only those near tau are summed

@@ -22,8 +22,6 @@ from esscher.errors.nodes import concatenate, error_from_nodes, take
 from esscher.inputs import as_attention, as_count, as_counts, as_tensor
 from esscher.keep import Context, LowRank, parse
 
-__all__ = ["exact_pool_curve", "pool_errors", "pool_stderr"]
-
 Counts = npt.NDArray[np.int64]
 
 # up to here (times the n of "bernoulli") the sum key by key is as fast as the grid

@@ -26,21 +26,6 @@ from esscher.measures.line import graded
 from esscher.measures.matrices import is_diagonal, product
 from esscher.measures.radial import radial
 
-__all__ = [
-    "UNSURE",
-    "Nodes",
-    "ScoreLaw",
-    "Sizes",
-    "drawn",
-    "drawn_sizes",
-    "gaussian_queries_curve",
-    "integrated",
-    "relative_change",
-    "score_law",
-    "shifted_nodes",
-    "tilted_sizes",
-]
-
 Floats = npt.NDArray[np.float64]
 
 RADII = 24  # nodes of a radius, doubled until the curve stands

@@ -17,27 +17,6 @@ from esscher.errors.curve import ErrorCurve, Floats
 from esscher.inputs import as_count, as_kind, as_positive
 from esscher.intervals import t_quantile
 
-__all__ = [
-    "Curvature",
-    "FitError",
-    "LawComparison",
-    "Line",
-    "Points",
-    "RateFit",
-    "Resampled",
-    "Status",
-    "Window",
-    "as_window",
-    "fit_line",
-    "fit_rate",
-    "log_slope",
-    "repeats_stderr",
-    "resample",
-    "resample_clusters",
-    "select_points",
-    "working_covariance",
-]
-
 RESAMPLES = 1999
 CLUSTER_RESAMPLES = 400  # a percentile interval needs fewer than percentile-t
 BLOCK = 1 << 17  # numbers held at once while resampling

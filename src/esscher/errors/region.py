@@ -38,19 +38,6 @@ from esscher.measures.matrices import spectral_norm
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "Bounds",
-    "ConfidenceRegion",
-    "Coverage",
-    "KnownError",
-    "Seen",
-    "confidence_region",
-    "coverage",
-    "quadratic",
-    "region_of",
-    "see",
-]
-
 BLOCK = 1 << 21  # scores held at once
 ROUNDING = 1e-14  # of the values' size: lengths below it are none
 SLACK = 1e-9  # by which rounding may lift a score or a value above its bound

@@ -20,8 +20,6 @@ from esscher.errors.formulas import (
     march,
 )
 
-__all__ = ["first_order_pair", "pair_error", "replacement_errors"]
-
 LEAST = -700.0  # logarithm of the smallest power worth telling from 0: smaller numbers are slow
 
 

@@ -27,17 +27,6 @@ from scipy.linalg import solveh_banded
 from torch import Tensor
 from torch.nn.functional import pad
 
-__all__ = [
-    "coarsen",
-    "exponential_gain",
-    "interpolation_error",
-    "prefilter",
-    "scatter",
-    "scatter_compiled",
-    "scatter_tensors",
-    "weight_table",
-]
-
 Floats = npt.NDArray[np.float64]
 
 

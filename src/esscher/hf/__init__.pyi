@@ -1,5 +1,5 @@
+from .call import AttentionCall as AttentionCall
 from .capture import (
-    AttentionCall as AttentionCall,
     CaptureReport as CaptureReport,
     StopForward as StopForward,
     capture as capture,

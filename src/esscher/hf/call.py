@@ -23,19 +23,6 @@ from torch.utils._pytree import tree_map_only
 
 from esscher.keep.context import Context
 
-__all__ = [
-    "AttentionCall",
-    "Mask",
-    "MaskTensor",
-    "at_least_single",
-    "causal_mask",
-    "given_mask",
-    "model_mask",
-    "score",
-    "softmax",
-    "split_mask",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Mask:

@@ -29,22 +29,6 @@ from esscher.hf.call import (
 )
 from esscher.hf.package import quiet, transformers
 
-__all__ = [
-    "TESTED",
-    "WORKS",
-    "AttentionCall",
-    "CaptureReport",
-    "Parity",
-    "StopForward",
-    "capture",
-    "escaped",
-    "example_inputs",
-    "expected_layers",
-    "forward",
-    "parity",
-    "refusal",
-]
-
 # Families this is tested on; others that use the attention interface work as well.
 TESTED = (
     *("albert", "bert", "distilbert", "electra", "modernbert", "roberta"),

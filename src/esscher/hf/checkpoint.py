@@ -26,19 +26,6 @@ from esscher.hf.package import (
 )
 from esscher.runs.files import kind_of
 
-__all__ = [
-    "Source",
-    "as_read",
-    "check_folder",
-    "files_of_model",
-    "read_config",
-    "resolve",
-    "sha256_of",
-    "stored_as",
-    "weight_files",
-    "written",
-]
-
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.msgpack", "*.h5")
 MAGIC = b"GGUF"
 # safetensors' names, and torch's

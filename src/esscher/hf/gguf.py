@@ -30,17 +30,6 @@ import torch
 from esscher.hf.package import gguf, quiet, transformers, why
 from esscher.runs.files import open_regular
 
-__all__ = [
-    "ARCHITECTURES",
-    "GgufHeader",
-    "GgufTensor",
-    "gguf_config",
-    "gguf_tokenizer",
-    "gguf_weights",
-    "read_header",
-    "skeleton",
-]
-
 VERSIONS = (2, 3)
 SCALARS = {
     0: "<B",

@@ -16,10 +16,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from esscher.hf.capture import AttentionCall
+from esscher.hf.call import AttentionCall
 from esscher.hf.interventions import Prefilled
-
-__all__ = ["DRAWS", "drawn_gradients", "gradient_size"]
 
 DRAWS = 8  # of next tokens
 

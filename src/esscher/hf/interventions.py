@@ -20,21 +20,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from esscher.hf.call import given_mask
-from esscher.hf.capture import AttentionCall, Sink, escaped, expected_layers, open_session
+from esscher.hf.call import AttentionCall, given_mask
+from esscher.hf.capture import Sink, escaped, expected_layers, open_session
 from esscher.hf.package import transformers
 from esscher.keep.rule import Rule
-
-__all__ = [
-    "Acted",
-    "Kept",
-    "Prefilled",
-    "check_acted",
-    "intervene",
-    "prefill",
-    "rule_for_every_query",
-    "with_kept",
-]
 
 Decide = Callable[[AttentionCall], "Kept | None"]
 

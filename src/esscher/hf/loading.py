@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from esscher.hf.call import Mask
-from esscher.hf.capture import AttentionCall, escaped, example_inputs, forward, refusal
+from esscher.hf.call import AttentionCall, Mask
+from esscher.hf.capture import escaped, example_inputs, forward, refusal
 from esscher.hf.checkpoint import (
     Source,
     check_folder,
@@ -26,19 +26,6 @@ from esscher.hf.checkpoint import (
 )
 from esscher.hf.gguf import gguf_tokenizer, gguf_weights, skeleton
 from esscher.hf.package import quiet, transformers, why
-
-__all__ = [
-    "LayerShape",
-    "Loaded",
-    "Task",
-    "auto_class",
-    "load_model",
-    "outline_model",
-    "outline_of",
-    "positions",
-    "task_of",
-    "wrap_model",
-]
 
 Task = Literal["language", "classifier", "encoder"]
 

@@ -17,9 +17,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from esscher.attention import Head
-from esscher.hf.capture import AttentionCall, example_inputs, open_session, without_cache
-
-__all__ = ["LinearMaps", "head_projections", "linear_maps"]
+from esscher.hf.call import AttentionCall
+from esscher.hf.capture import example_inputs, open_session, without_cache
 
 TOLERANCE = 1e-5
 JACOBIAN_NUMBERS = 1 << 26  # held at once

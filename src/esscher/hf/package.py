@@ -16,17 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "PACKAGED",
-    "Packaged",
-    "gguf",
-    "packaged_model",
-    "pickle_advice",
-    "quiet",
-    "transformers",
-    "why",
-]
-
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")  # with one of these the hub is not asked
 
 

@@ -6,8 +6,6 @@ from esscher.errors.curve import STDERR
 from esscher.icl.layer import KINDS
 from esscher.runs.columns import Column
 
-__all__ = ["CONCENTRATION", "FLOW", "STABILITY", "TRAIN", "TRAJECTORY"]
-
 
 def _log(key: str, label: str, text: str) -> Column:
     return Column(key, "float", label, text, "log")

@@ -19,19 +19,6 @@ from esscher.icl.specs import StabilitySpec
 from esscher.icl.tasks import as_task
 from esscher.intervals import mean_interval
 
-__all__ = [
-    "ABOVE",
-    "STUCK",
-    "beside_training",
-    "compare_with_flow",
-    "flow_end",
-    "flow_ends",
-    "judged",
-    "path_uv",
-    "spec_beside",
-    "trained_risks",
-]
-
 START = ["covariance", "length", "seed"]
 KEY = [*START, "model"]
 ABOVE = 0.05  # share above the end of the flow from which on a model has not arrived

@@ -29,18 +29,6 @@ from esscher.theory.boursier import averaged, gradients
 from esscher.theory.prediction import setting_of
 from esscher.theory.training import lemma_e2_mended, lemma_e2_printed, lemma_e4
 
-__all__ = [
-    "AGAINST",
-    "METRICS",
-    "LimitNorms",
-    "bounds",
-    "limit_norms",
-    "prompt_errors",
-    "risk_gaps",
-    "risk_gradient_errors",
-    "token_laws",
-]
-
 Floats = npt.NDArray[np.float64]
 
 METRICS = ("output", "gradient_U", "gradient_V", "gradient", "gradient_K", "gradient_Q")

@@ -50,21 +50,6 @@ from esscher.icl.quadrature import (
 from esscher.icl.tasks import LinearTask, Task
 from esscher.inputs import as_count
 
-__all__ = [
-    "SIMULATION",
-    "Risk",
-    "RiskParts",
-    "acting",
-    "as_length",
-    "bayes_risk",
-    "decompose",
-    "limit_risk",
-    "risk",
-    "risk_gradient",
-    "risk_tensor",
-    "wishart_root",
-]
-
 Floats = npt.NDArray[np.float64]
 
 CLOSED, QUADRATURE, CUBATURE, SIMULATION = "closed form", "quadrature", "cubature", "simulation"

@@ -28,22 +28,6 @@ from esscher.icl.tasks import LinearTask
 from esscher.inputs import as_positive, as_tensor
 from esscher.theory.training import alpha_limit_mended, alpha_limit_printed
 
-__all__ = [
-    "FinalRisks",
-    "Flow",
-    "FlowBound",
-    "alpha_limit",
-    "final_parameters",
-    "final_risks",
-    "flow_bound",
-    "flow_limit",
-    "flow_times",
-    "gradient_flow",
-    "prompt_covariance",
-    "prompt_length_for",
-    "start_block",
-]
-
 Floats = npt.NDArray[np.float64]
 
 SINGULAR = 1e-12  # an eigenvalue of Sigma below this share of the largest is 0

@@ -34,8 +34,6 @@ from esscher.runs import Job, Shard, Unit
 from esscher.runs.columns import Declared
 from esscher.runs.progress import advance
 
-__all__ = ["CONCENTRATION", "FLOW", "STABILITY", "TRAIN"]
-
 FIRST = 1e-4  # of the time of training: the first time of a stability run recorded after 0
 
 Spec = TrainSpec | FlowSpec | ConcentrationSpec

@@ -13,19 +13,6 @@ from torch import Tensor
 from esscher.icl.tasks import Prompts
 from esscher.inputs import as_count, as_tensor
 
-__all__ = [
-    "KINDS",
-    "KQV",
-    "OVKQ",
-    "UV",
-    "Block",
-    "Parameters",
-    "as_uv",
-    "default_weights",
-    "predict",
-    "tensors",
-]
-
 KINDS = ("softmax", "linear")
 
 

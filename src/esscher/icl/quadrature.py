@@ -31,20 +31,6 @@ from esscher.errors.gaussian import (
 )
 from esscher.inputs import as_count
 
-__all__ = [
-    "ONCE",
-    "Cubature",
-    "ErrorTable",
-    "InsideTable",
-    "Rule",
-    "ScoreLaw",
-    "error_table",
-    "gaussian_cubature",
-    "inside_table",
-    "product_rule",
-    "score_law",
-]
-
 Floats = npt.NDArray[np.float64]
 
 NEGLIGIBLE = 1e-15  # radial weight below which a shell is left out

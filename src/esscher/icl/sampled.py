@@ -22,17 +22,6 @@ from esscher.icl.layer import Parameters, predict, tensors
 from esscher.icl.tasks import LinearTask, Task
 from esscher.inputs import as_count
 
-__all__ = [
-    "Drawn",
-    "Responses",
-    "batches",
-    "half_square",
-    "huber",
-    "respond",
-    "sampled_gradient",
-    "sampled_risk",
-]
-
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 CHUNK = 4_000_000  # numbers in the tokens of one batch of prompts

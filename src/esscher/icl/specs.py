@@ -14,24 +14,6 @@ from esscher.errors.montecarlo.spec import read_ladder
 from esscher.runs import RunSpec, register
 from esscher.runs.spec import Plain, Seed
 
-__all__ = [
-    "FIGURES",
-    "PAPER",
-    "ConcentrationSpec",
-    "FigureFlags",
-    "FlowSpec",
-    "IclFigure",
-    "LengthFlags",
-    "LossName",
-    "Optimizer",
-    "RiskFlags",
-    "Schedule",
-    "StabilitySpec",
-    "TrainSpec",
-    "choose_figures",
-    "specs_for",
-]
-
 LENGTHS = Field(description="prompt lengths: 10,100,1000 or 10:1e4:7")
 NAMED = ("scaled", "identity")
 

@@ -27,25 +27,6 @@ from esscher.icl.quadrature import error_table, product_rule
 from esscher.icl.tasks import LinearTask
 from esscher.intervals import share_interval
 
-__all__ = [
-    "ALL",
-    "Apart",
-    "PopulationRisk",
-    "Trap",
-    "WeightFlow",
-    "Weights",
-    "apart",
-    "balance",
-    "first_weights",
-    "holm",
-    "pair_flows",
-    "start_lead",
-    "summary",
-    "traps",
-    "verdict",
-    "weight_flow",
-]
-
 Floats = npt.NDArray[np.float64]
 
 RTOL, ATOL = 1e-4, 1e-6  # of the solver; ten times finer changes an error at t = 1000 by 1e-5

@@ -16,18 +16,6 @@ from esscher.inputs import as_count, as_tensor
 from esscher.measures import Measure
 from esscher.measures.matrices import check_covariance
 
-__all__ = [
-    "LINKS",
-    "TASK_LAWS",
-    "CovariateTask",
-    "LinearTask",
-    "Prompts",
-    "SingleIndexTask",
-    "Task",
-    "VectorTask",
-    "as_task",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Prompts:

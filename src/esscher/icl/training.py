@@ -25,8 +25,6 @@ from esscher.icl.specs import PAPER, LossName, Optimizer, Schedule
 from esscher.icl.tasks import Task
 from esscher.inputs import as_count, as_positive
 
-__all__ = ["Pair", "Settings", "Training", "TrainingDiverged", "record_steps", "train"]
-
 Floats = npt.NDArray[np.float64]
 
 

@@ -14,8 +14,6 @@ from esscher.inputs import as_tensor
 from esscher.keep.context import Context
 from esscher.keep.rule import Chance, as_fraction, as_size, ordered, refused
 
-__all__ = ["Importance", "MagicPIG", "Neyman", "Random", "fill_up", "gain", "share_of"]
-
 
 @dataclass(frozen=True, eq=False)
 class Importance(Chance):

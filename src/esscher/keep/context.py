@@ -15,8 +15,6 @@ from torch.nn.functional import pad
 
 from esscher.inputs import as_attention
 
-__all__ = ["Context"]
-
 
 @dataclass(frozen=True)
 class Context:

@@ -15,8 +15,6 @@ from esscher.keep.position import Global, Recent, Sinks, Window
 from esscher.keep.ranked import TopK
 from esscher.keep.rule import Chance, Part, Union, as_between, as_size, refused
 
-__all__ = ["AdaptiveRest", "BigBird", "Longformer", "LowRank", "StreamingLLM", "VAttention"]
-
 
 def StreamingLLM(sinks: int = 4, recent: int | None = None) -> Union:
     """The first keys and the last (Xiao et al. 2023)."""

@@ -13,8 +13,6 @@ from torch import Tensor
 from esscher.keep.context import Context
 from esscher.keep.rule import Pattern, PlacedOrder, as_size, refused
 
-__all__ = ["Global", "Recent", "Sinks", "Strided", "Window"]
-
 
 @dataclass(frozen=True)
 class Sinks(PlacedOrder):

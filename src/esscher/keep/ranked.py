@@ -15,8 +15,6 @@ from esscher.keep.chance import gain
 from esscher.keep.context import Context
 from esscher.keep.rule import Ranked, as_size, blocks
 
-__all__ = ["ExpectedAttention", "Heavy", "Impact", "KeyNorm", "TopK", "observed", "pooled"]
-
 
 @dataclass(frozen=True)
 class Heavy(Ranked):

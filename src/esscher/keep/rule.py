@@ -22,29 +22,6 @@ from torch import Tensor
 
 from esscher.keep.context import Context
 
-__all__ = [
-    "PAIRS",
-    "Chance",
-    "Inclusion",
-    "Part",
-    "Pattern",
-    "Placed",
-    "PlacedOrder",
-    "Ranked",
-    "Rule",
-    "Union",
-    "as_between",
-    "as_fraction",
-    "as_size",
-    "blocks",
-    "first_of",
-    "ordered",
-    "ranking",
-    "refused",
-    "register",
-    "rules",
-]
-
 
 def ranking(order: Tensor) -> Tensor:
     """Indices of the keys, the largest ``order`` first and of equal ones the later key: (N,) -> (1,

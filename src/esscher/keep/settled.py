@@ -24,8 +24,6 @@ from esscher.keep.rule import (
     ranking,
 )
 
-__all__ = ["settled"]
-
 
 @dataclass(frozen=True, eq=False)
 class _Ordered(PlacedOrder):

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 
 from esscher.keep.rule import Rule, refused, rules
 
-__all__ = ["parse"]
-
 
 def parse(text: str | Rule) -> Rule:
     """The rule that a text writes; a rule is given back as it is."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:  # these are laws themselves
     from esscher.measures.pool import Pool
     from esscher.measures.rotational import Rotational
 
-__all__ = ["Measure"]
-
 REMEDY = "scale theta or the law down, or use float64"
 
 

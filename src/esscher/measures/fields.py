@@ -14,8 +14,6 @@ from esscher.runs.spec import Plain
 if TYPE_CHECKING:  # laws declare their fields, so these cannot import laws
     from esscher.measures.base import Measure
 
-__all__ = ["LAWS", "Dim", "LawFields", "LawSpec", "read_law"]
-
 MOST_DIM = 16_384  # a covariance of this size is 2 GB in float64
 
 Dim = Annotated[int, Field(ge=1, le=MOST_DIM)]

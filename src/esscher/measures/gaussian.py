@@ -26,8 +26,6 @@ from esscher.measures.matrices import (
 )
 from esscher.measures.moments import from_cumulants
 
-__all__ = ["Gaussian", "GaussianFields"]
-
 
 class Gaussian(Measure):
     """N(m, Sigma), Sigma possibly singular.

@@ -20,19 +20,6 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-__all__ = [
-    "NEGLIGIBLE",
-    "Line",
-    "check_nodes",
-    "edge",
-    "graded",
-    "invert",
-    "ladder",
-    "normalised",
-    "panels",
-    "points",
-]
-
 STEP = 0.3
 NEGLIGIBLE = 46.0  # nodes below exp(-46) of the largest, tilted or not, are left out
 MAX_NODES = 1 << 21

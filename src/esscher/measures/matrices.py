@@ -16,22 +16,6 @@ from jaxtyping import Float64
 from scipy.sparse.linalg import LinearOperator, svds
 from torch import Tensor
 
-__all__ = [
-    "check_covariance",
-    "ellipsoids",
-    "half_exponents",
-    "is_diagonal",
-    "largest_singular",
-    "norms",
-    "product",
-    "shift",
-    "spectral_norm",
-    "split",
-    "units",
-    "upper_bound",
-    "wide_scores",
-]
-
 DENSE = 512  # up to this size all singular values are computed
 ORDINARY = 100.0  # |e| up to which rows are left alone
 # coordinates further apart than 2^20 are brought to one size: eigh would round the smallest away

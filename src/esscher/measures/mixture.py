@@ -28,8 +28,6 @@ from esscher.measures.matrices import (
 from esscher.measures.moments import power
 from esscher.measures.pool import check_weights, choose
 
-__all__ = ["Mixture"]
-
 
 class Mixture(Measure):
     """sum_k pi_k mu_k. Under the tilt the weights become pi_k exp(K_k(theta)), normalised.

@@ -12,8 +12,6 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-__all__ = ["fourth_moment", "from_cumulants", "power", "to_cumulants"]
-
 WIDEST = 128  # dimension up to which a tilted covariance is differentiated
 STEP = 1e-2  # of the differences that check the derivatives, in standard deviations of a value
 AGREE = 1e-2  # relative

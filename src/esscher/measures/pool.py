@@ -15,8 +15,6 @@ from esscher.measures.base import Measure
 from esscher.measures.line import Line, points
 from esscher.measures.matrices import check_covariance, ellipsoids, split, wide_scores
 
-__all__ = ["Pool", "check_weights", "choose"]
-
 BLOCK = 1 << 21  # scores held at once (16 MiB in float64), whatever the size of the pool
 
 

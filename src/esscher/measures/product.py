@@ -24,8 +24,6 @@ from esscher.measures.moments import from_cumulants, power, to_cumulants
 from esscher.measures.radial import scaled_log, scaled_mean, sech_squared, spread
 from esscher.measures.rotational import Ball
 
-__all__ = ["Cube", "Laplace", "Product", "Rademacher"]
-
 CORNERS = 12  # up to this dimension the law of signs along a tilt is listed corner by corner
 FEW = 6  # and up to this one its corners are few
 

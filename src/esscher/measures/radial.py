@@ -35,16 +35,6 @@ from torch.autograd.function import once_differentiable
 
 from esscher.measures.matrices import norms, units
 
-__all__ = [
-    "Radial",
-    "radial",
-    "scaled_log",
-    "scaled_mean",
-    "scaled_ratio",
-    "sech_squared",
-    "spread",
-]
-
 FLOOR = 30.0  # smallest Debye order; with TERMS = 10 the truncation error is below 1e-15
 TERMS = 10
 # from here on K_v = r, B_v = 1 and B_v' = (v - 1/2) / r^2 to rounding, for orders up to 1e6

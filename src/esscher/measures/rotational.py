@@ -24,8 +24,6 @@ from esscher.measures.matrices import norms, product, units
 from esscher.measures.moments import power
 from esscher.measures.radial import scaled_log, scaled_mean, spread
 
-__all__ = ["Ball", "Rotational", "Sphere", "Student"]
-
 Floats = npt.NDArray[np.float64]
 
 

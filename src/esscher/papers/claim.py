@@ -16,11 +16,6 @@ from esscher.runs import RunSpec, register
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    *("VERDICTS", "Claim", "Decision", "EvidenceSpec", "Interval", "Rows", "Scale", "Tables"),
-    "Verdict",
-]
-
 Scale = Literal["quick", "full"]
 Verdict = Literal["supported", "refuted", "undecided"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)

@@ -38,8 +38,6 @@ from esscher.papers.rules import (
 from esscher.runs import RunSpec
 from esscher.theory.sharp import delta_bound, delta_bound_numbers, l2_exponent_rms
 
-__all__ = ["CLAIMS"]
-
 Floats = npt.NDArray[np.float64]
 
 

@@ -30,8 +30,6 @@ from esscher.papers.rules import (
 from esscher.probe.spec import ProbeSpec
 from esscher.runs import RunSpec, execute
 
-__all__ = ["CLAIMS", "FALL", "bible", "encoder", "fall_with_scale", "made_heads"]
-
 Domain = Literal["prose", "code", "legal"]
 DOMAINS: tuple[Domain, ...] = get_args(Domain)
 ALPHAS = (0.25, 1.0, 2.0)  # factors on the scores

@@ -35,8 +35,6 @@ from esscher.papers.rules import (
 from esscher.probe.spec import ProbeSpec
 from esscher.runs import RunSpec
 
-__all__ = ["CLAIMS"]
-
 PROSE = CorpusSpec(packaged="prose")
 
 

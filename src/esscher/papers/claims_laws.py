@@ -32,8 +32,6 @@ from esscher.papers.rules import (
 from esscher.runs import RunSpec
 from esscher.theory.bohbot import hardmax_mean_abs_asymptotic
 
-__all__ = ["CLAIMS"]
-
 MOMENTS = ("mean", "cov")
 
 

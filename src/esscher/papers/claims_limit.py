@@ -30,8 +30,6 @@ from esscher.papers.rules import (
 )
 from esscher.runs import RunSpec
 
-__all__ = ["CLAIMS"]
-
 COVARIANCES = ("isotropic", "kms:0.5")
 
 

@@ -27,8 +27,6 @@ from esscher.papers.pictures import Picture, line, points
 from esscher.papers.rules import LEVEL, above, all_of, below, exactly, grid, mean_interval, share_of
 from esscher.runs import RunSpec
 
-__all__ = ["CLAIMS"]
-
 Floats = npt.NDArray[np.float64]
 
 

@@ -26,16 +26,6 @@ from esscher.runs.manifest import VERDICTS, commit, machine, now, versions
 from esscher.runs.progress import Report
 from esscher.runs.store import write_durable
 
-__all__ = [
-    "EVIDENCE",
-    "all_claims",
-    "check_rule",
-    "find_claim",
-    "judge",
-    "read_verdicts",
-    "register",
-]
-
 # What a machine may lack: a model, a text, memory, disk space. The claim is then undecided.
 LACKING = (ValueError, OSError, ImportError, MemoryError, RunError)
 REGISTERED: dict[str, Claim] = {}

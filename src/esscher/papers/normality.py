@@ -34,8 +34,6 @@ from esscher.papers.specs import LawCase, NormalitySpec
 from esscher.runs import Job, Shard, Unit
 from esscher.runs.columns import Column
 
-__all__ = ["NORMALITY", "NormalitySpec", "normality_table"]
-
 REPEATS_PER_UNIT = 20  # seeds do not depend on it
 REGIONS = {
     "normal": "asymptotic region, of the central limit theorem",

@@ -17,11 +17,6 @@ from esscher.intervals import mean_interval as student_interval
 from esscher.intervals import share_interval
 from esscher.papers.claim import Interval, Verdict
 
-__all__ = [
-    *("LEVEL", "above", "all_of", "below", "exactly", "exponent", "grid", "inside", "made_errors"),
-    *("mean_interval", "rank_correlation", "share_of", "widened"),
-]
-
 LEVEL = 0.999
 """Level of the intervals that decide, high so that another seed seldom changes a verdict."""
 

@@ -11,8 +11,6 @@ from esscher.probe.spec import KEYS, ProbeSpec
 from esscher.runs import RunSpec, register
 from esscher.runs.spec import Plain
 
-__all__ = ["LawCase", "NormalitySpec"]
-
 
 class LawCase(Plain):
     """Tokens of a law, and a head for them."""

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from esscher.papers import statements_attention, statements_training
 from esscher.papers.statements_attention import Statement
 
-__all__ = ["STATEMENTS", "page"]
-
 KNOWN = (*statements_attention.STATEMENTS, *statements_training.STATEMENTS)
 
 

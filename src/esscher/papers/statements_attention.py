@@ -42,8 +42,6 @@ from esscher.theory.boursier import (
 from esscher.theory.catalogue import predictions
 from esscher.theory.prediction import setting_of, tilted_moment
 
-__all__ = ["STATEMENTS", "Finding", "Statement"]
-
 Floats = npt.NDArray[np.float64]
 
 Verdict = Literal[

@@ -50,15 +50,6 @@ from esscher.theory.training import (
 )
 from esscher.theory.training import lemma_e4 as lemma_e4_bound
 
-__all__ = [
-    "STATEMENTS",
-    "AssumptionCheck",
-    "BallGaps",
-    "ball_gaps",
-    "check_assumption",
-    "flow_radius",
-]
-
 Floats = npt.NDArray[np.float64]
 
 CELLS = 12

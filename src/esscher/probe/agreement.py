@@ -23,17 +23,6 @@ import scipy.stats
 from esscher.errors.endless import BEYOND
 from esscher.runs.columns import Column
 
-__all__ = [
-    "AGREEMENT",
-    "DOMAIN_COLUMNS",
-    "RANK_COLUMNS",
-    "SIZE_COLUMNS",
-    "agreement_table",
-    "compare_domains",
-    "compare_sizes",
-    "rank_correlation",
-]
-
 Floats = npt.NDArray[np.float64]
 
 FEWEST = 5  # of fewer no order is surprising: 4 agree by chance once in 24

@@ -20,8 +20,6 @@ from esscher.probe.spec import SMALLEST, ProbeSpec, Settings, read_settings
 from esscher.runs import Run, execute, watched
 from esscher.runs.survey import refuse_foreign
 
-__all__ = ["LEFT_OPEN", "check_measured", "probe", "run_folder", "short_name", "too_few_keys"]
-
 RUNS = Path("runs")
 LEFT_OPEN = {"pool": "auto"}  # of a spec, until the model is known
 FILE_NAME = re.compile(r"[^\s\\]*(/[^\s\\]*|\.(txt|md|rst|jsonl?|csv|tsv|parquet|gz|html?|py))")

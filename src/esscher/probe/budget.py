@@ -34,41 +34,6 @@ from esscher.probe.spec import ALLOWED
 from esscher.runs import Run, load_run
 from esscher.runs.columns import Column
 
-__all__ = [
-    "ALIKE",
-    "BEST",
-    "BUDGET",
-    "KINDS",
-    "OWN",
-    "RATIO",
-    "RULE_BUDGET",
-    "SAVED",
-    "SHARE",
-    "WANTED",
-    "Budget",
-    "Cache",
-    "RuleBudget",
-    "Weights",
-    "as_bytes",
-    "budget_of",
-    "budget_record",
-    "budget_table",
-    "caches_of",
-    "described",
-    "error_or_total",
-    "find_rule",
-    "gradients_of",
-    "head_weights",
-    "per_query",
-    "prune_ratios",
-    "random_frontier",
-    "rule_budget",
-    "rule_table",
-    "run_budget",
-    "shared",
-    "split_weights",
-]
-
 OWN, UNIFORM, BEST = ("each head its own", "uniform", "best split")
 WANTED = Column(
     "epsilon", "float", "relative error allowed", "Relative error that is allowed.", short="asked"

@@ -18,8 +18,6 @@ from esscher.probe.spec import ProbeSpec, check_ladder
 from esscher.probe.statistics.dispersion import check_spread
 from esscher.probe.statistics.shape import check_scales
 
-__all__ = ["Stamp", "check_asked", "context_of", "stamp"]
-
 
 def check_asked(context: ProbeContext) -> None:
     """Refuse what this text and this model cannot give: too short a text, numbers of keys, rules

@@ -26,26 +26,6 @@ from esscher.probe.spec import FIT, FIXED, ProbeSpec, fit_points, fit_range
 from esscher.probe.wide import Held
 from esscher.runs.columns import Column
 
-__all__ = [
-    "METRICS",
-    "WORST",
-    "Errors",
-    "Number",
-    "at_error",
-    "curve_rows",
-    "errors_of",
-    "fitted",
-    "headline",
-    "headline_numbers",
-    "needed_column",
-    "or_nan",
-    "percent",
-    "read_numbers",
-    "settled_sentence",
-    "stored_curves",
-    "worst_of",
-]
-
 Counts = npt.NDArray[np.int64]
 
 METRICS = {"replacement": "l2", "bernoulli": "l2_kept"}  # of the errors of outputs, by sampling

@@ -15,7 +15,8 @@ import pyarrow.compute as compute_arrow
 import torch
 
 from esscher.errors.endless import PIECES
-from esscher.hf.capture import AttentionCall, parity
+from esscher.hf.call import AttentionCall
+from esscher.hf.capture import parity
 from esscher.probe.agreement import agreement_table
 from esscher.probe.budget import budget_table, gradients_of, rule_table
 from esscher.probe.checks import context_of
@@ -42,18 +43,6 @@ from esscher.probe.statistics.registry import check_registered
 from esscher.probe.tables import Tables, columns, failed_row, layer_tables
 from esscher.probe.tokens import LayerInfo, LayerMoments, Rows
 from esscher.runs import Job, Shard, Unit
-
-__all__ = [
-    "PROBE",
-    "STATE",
-    "PooledLayer",
-    "about",
-    "hold",
-    "layer_blocks",
-    "measure_piece",
-    "state_bytes",
-    "stream",
-]
 
 
 @dataclass(frozen=True)

@@ -36,29 +36,6 @@ from esscher.probe.statistics.registry import statistics_of
 from esscher.probe.tokens import LayerInfo, LayerMoments, Rows
 from esscher.probe.wide import Held
 
-__all__ = [
-    "HeadState",
-    "LayerState",
-    "add_head",
-    "add_keys",
-    "add_moments",
-    "begin",
-    "finish",
-    "from_bytes",
-    "init",
-    "kept_rows",
-    "layer_from_rows",
-    "layer_rows",
-    "merge",
-    "merge_layers",
-    "pack",
-    "settle",
-    "stack",
-    "to_bytes",
-    "unpack",
-    "update",
-]
-
 TREE = "tree"  # places begin with a point, so that none is this one
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype

@@ -33,8 +33,6 @@ from esscher.probe.statistics.base import HEAD, LAYER
 from esscher.probe.tokens import LayerInfo
 from esscher.runs.columns import Column
 
-__all__ = ["LOOKS", "looks", "with_sinks"]
-
 QUERIES = 4  # whose keys are told
 KEYS = 5  # of each, the heaviest
 ASKING = 32  # queries of a window that sinks are found from

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from esscher.attention.state import finish, init, merge
-from esscher.hf.capture import AttentionCall
+from esscher.hf.call import AttentionCall
 from esscher.probe.curves import curve_rows
 from esscher.probe.moments import (
     WHOLE_LAYER,
@@ -41,8 +41,6 @@ from esscher.probe.tokens import LayerInfo, Rows
 from esscher.runs import Unit
 from esscher.runs.columns import Column
 from esscher.tails import moments as token_moments
-
-__all__ = ["LIMITS", "moment_units", "stream_moments", "with_moments"]
 
 DRAWN = 3.0e9  # bytes of drawn tokens that a unit may hold
 

@@ -37,24 +37,6 @@ from esscher.hf.call import score
 from esscher.probe.tokens import LayerInfo
 from esscher.tails.moments import TokenMoments
 
-__all__ = [
-    "WHOLE_LAYER",
-    "Errors",
-    "Limit",
-    "QuerySample",
-    "Sampled",
-    "Spread",
-    "Tensors",
-    "block_state",
-    "drawn_tokens",
-    "estimate",
-    "moment_curves",
-    "moment_ladder",
-    "moment_row",
-    "of_heads",
-    "sample_queries",
-]
-
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 

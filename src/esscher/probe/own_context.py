@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from esscher.hf.capture import AttentionCall
+from esscher.hf.call import AttentionCall
 from esscher.keep import Impact, parse
 from esscher.keep.rule import Rule
 from esscher.probe import layer as head_state
@@ -31,12 +31,11 @@ from esscher.probe.layer import HeadState, LayerState, kept_rows
 from esscher.probe.queries import WindowQueries, window_gradients
 from esscher.probe.rules import Window
 from esscher.probe.session import Asked, Indices, ProbeContext
-from esscher.probe.statistics.registry import Block, Met, Order, Start, Statistic, statistics_of
+from esscher.probe.statistics.base import Block, Met, Order, Start, Statistic
+from esscher.probe.statistics.registry import statistics_of
 from esscher.probe.tokens import LayerInfo, LayerMoments, Rows
 from esscher.probe.wide import Held
 from esscher.runs.progress import advance
-
-__all__ = ["FEWEST", "compared", "join_windows", "whole_layer", "window_states"]
 
 FEWEST = 16  # keys a context must have
 WIDE = 100.0  # nats that scores of heads span which are measured together

@@ -16,8 +16,6 @@ from esscher.hf.loading import task_of
 from esscher.probe.session import Indices, ProbeContext
 from esscher.probe.tokens import LayerInfo
 
-__all__ = ["LayerQueries", "QueryCollector", "WindowQueries", "capture_queries", "window_gradients"]
-
 
 @dataclass(frozen=True)
 class WindowQueries:

@@ -22,8 +22,6 @@ from esscher.probe.session import Asked
 from esscher.probe.spec import SHARES, ProbeSpec, kept_sizes
 from esscher.probe.tokens import LayerInfo
 
-__all__ = ["OVERFLOW", "RuleErrors", "Window", "check_rules"]
-
 OVERFLOW = (
     "scores or values are not finite: the activations of the model overflow; try --dtype float32"
 )

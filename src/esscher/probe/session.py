@@ -19,25 +19,12 @@ from torch import Tensor
 from esscher.corpus.documents import check_text
 from esscher.corpus.windows import Windows, make_windows
 from esscher.errors.endless import PIECES
-from esscher.hf.capture import AttentionCall, forward
+from esscher.hf.call import AttentionCall
+from esscher.hf.capture import forward
 from esscher.hf.loading import Loaded, load_model, outline_model
 from esscher.hf.maps import LinearMaps, head_projections, linear_maps
 from esscher.probe.spec import OWN_WINDOW, WINDOW, ProbeSpec
 from esscher.runs import Run
-
-__all__ = [
-    "Asked",
-    "Mode",
-    "Places",
-    "ProbeContext",
-    "alike",
-    "context_on",
-    "make_context",
-    "measured_part",
-    "plan_context",
-    "tokenizer_of",
-    "window_length",
-]
 
 _T = TypeVar("_T")
 

@@ -17,8 +17,6 @@ from esscher.corpus.spec import CorpusSpec, open_rules, places, split_numbers
 from esscher.runs import RunSpec, register
 from esscher.runs.spec import Plain
 
-__all__ = ["ALLOWED", "BudgetFlags", "Settings", "read_settings"]
-
 Counts = npt.NDArray[np.int64]
 
 WINDOW = 512  # tokens of a window unless the model takes fewer

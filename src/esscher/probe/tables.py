@@ -29,8 +29,6 @@ from esscher.probe.statistics.shape import REACH
 from esscher.probe.tokens import TAIL_COLUMNS, LayerSummary, largest_variance, tail_row
 from esscher.runs.columns import Column
 
-__all__ = ["Tables", "columns", "failed_row", "layer_tables"]
-
 Moments = Mapping[tuple[int, str], Sampled]  # sampled, by head and metric
 
 

@@ -11,25 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esscher.hf.capture import AttentionCall
+from esscher.hf.call import AttentionCall
 from esscher.hf.maps import LinearMaps
 from esscher.runs.columns import Column
 from esscher.tails import extremes
 from esscher.tails import moments as token_moments
 from esscher.tails.extremes import TAILS, Extremes, TailComparison, TokenTails
 from esscher.tails.moments import TokenMoments, TokenSummary
-
-__all__ = [
-    "TAIL_COLUMNS",
-    "LayerInfo",
-    "LayerMoments",
-    "LayerSummary",
-    "Rows",
-    "SplitExtremes",
-    "SplitTails",
-    "largest_variance",
-    "tail_row",
-]
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,6 @@ from esscher.hf.call import score
 from esscher.keep.context import Context
 from esscher.tails.scores import SoftmaxStatistics
 
-__all__ = ["Held", "add_keys_or_hold"]
-
 ELEMENTS = 2**22  # scores computed at once
 
 

@@ -18,20 +18,6 @@ if TYPE_CHECKING:  # so that figures of stored runs need no torch
     from esscher.errors.curve import ErrorCurve
     from esscher.theory.prediction import Prediction
 
-__all__ = [
-    "PALETTE",
-    "STYLE",
-    "errors_panel",
-    "exponents_panel",
-    "plot_alone",
-    "plot_bounds",
-    "plot_curve",
-    "plot_exponents",
-    "save_figure",
-    "save_predictions",
-    "save_rates",
-]
-
 DASHES = {"proved": "-", "heuristic": "--", "experimental": ":", "asymptotic": "-.", "exact": "-"}
 HEADROOM = 100.0  # bounds further above the curve than this are left out of the picture
 

@@ -14,17 +14,6 @@ from matplotlib.figure import Figure
 
 from esscher.report.style import PALETTE, STYLE, beside, save_figure
 
-__all__ = [
-    "save_apart",
-    "save_arrivals",
-    "save_concentration",
-    "save_distances",
-    "save_final_risks",
-    "save_flow",
-    "save_in_time",
-    "save_training",
-]
-
 COLORS = {"softmax": PALETTE[0], "linear": PALETTE[1], "bayes": PALETTE[2]}
 LABELS = {
     "output": "output",

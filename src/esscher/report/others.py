@@ -22,17 +22,6 @@ from esscher.report.words import (
 from esscher.runs import Run
 from esscher.runs.columns import Column
 
-__all__ = [
-    "MOST_ROWS",
-    "charts_page",
-    "downstream_page",
-    "icl_page",
-    "is_downstream",
-    "is_icl",
-    "sweep",
-    "tables_page",
-]
-
 MOST_ROWS = 5000  # of a table on the page; the rest stays in the run
 
 

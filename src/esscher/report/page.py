@@ -29,8 +29,6 @@ from esscher.runs import Run, load_run
 from esscher.runs.files import check_output
 from esscher.runs.store import PAGE, write_durable
 
-__all__ = ["content_of", "render_content", "render_page", "write_report"]
-
 _SOURCES = Path(__file__).parent / "page"
 _SCRIPTS = (
     "dom",

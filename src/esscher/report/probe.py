@@ -35,22 +35,6 @@ from esscher.report.words import (
 )
 from esscher.runs import Run
 
-__all__ = [
-    "atlas",
-    "dispersion_content",
-    "draw_dispersion",
-    "draw_scales",
-    "endless_content",
-    "epsilons_of",
-    "frontier_content",
-    "heads_of",
-    "is_atlas",
-    "looks_content",
-    "save_pool_sizes",
-    "scales_content",
-    "unsettled",
-]
-
 SHOWN = ("effective_tokens", "largest_weight", "planted_weight")
 DIGITS = 4
 POSITION = "position"  # the origin whose rows are queries, not expectations

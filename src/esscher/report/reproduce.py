@@ -11,8 +11,6 @@ from esscher.report.words import numbers, shortened
 from esscher.runs.files import check_output
 from esscher.runs.store import PAGE, write_durable
 
-__all__ = ["verdicts_page", "write_verdicts"]
-
 COLUMNS = {
     "id": ("claim", "Which claim; esscher reproduce takes this name."),
     "source": ("source", "Paper and statement."),

@@ -24,16 +24,6 @@ from esscher.report.words import TheoryLine, need_column, ranked_heads, read_tab
 from esscher.runs import Run
 from esscher.runs.columns import Column
 
-__all__ = [
-    "plot_curve",
-    "plot_dispersion",
-    "plot_layers",
-    "plot_map",
-    "plot_rates",
-    "plot_scales",
-    "save_figures",
-]
-
 WRITTEN = 150  # cells of a map that still hold their value as text
 
 

@@ -12,8 +12,6 @@ from esscher.report.formats import check_format
 from esscher.runs.files import check_output
 from esscher.runs.store import write_durable
 
-__all__ = ["COLUMN", "PALETTE", "SCALE", "STYLE", "WIDE", "WORDS", "beside", "save_figure"]
-
 # Okabe and Ito's colours, told apart by colour-blind readers too
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999", "#000000"]
 SCALE = "cividis"  # for whatever has an order; the same to colour-blind readers, and in grey

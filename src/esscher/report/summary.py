@@ -21,8 +21,6 @@ from esscher.report.words import (
 from esscher.runs import Run, RunError
 from esscher.runs.errors import printable
 
-__all__ = ["html_summary", "text_summary"]
-
 TAG = re.compile("<[^<>]*>")
 
 

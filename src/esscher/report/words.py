@@ -11,36 +11,6 @@ from typing import Any
 from esscher.runs import Run, RunError
 from esscher.runs.columns import Column
 
-__all__ = [
-    "DASHES",
-    "Grids",
-    "TheoryLine",
-    "columns_of",
-    "demanding",
-    "described",
-    "head_name",
-    "identity_of",
-    "model_described",
-    "need",
-    "need_column",
-    "number",
-    "numbers",
-    "overview",
-    "parts_of",
-    "ranked_heads",
-    "read_table",
-    "records_of",
-    "safe_json",
-    "sentence",
-    "settings_line",
-    "shortened",
-    "text_described",
-    "text_of",
-    "theory_lines",
-    "warnings_of",
-    "written",
-]
-
 DIGITS = 5
 LONGEST = 300  # characters of a text from outside, where it stands in a sentence
 

@@ -13,8 +13,6 @@ from typing import Literal, get_args
 
 import pyarrow as pa
 
-__all__ = ["Column", "Declared", "Kind", "Scale", "columns_of", "declare", "undeclared"]
-
 Kind = Literal["int", "float", "word", "bool", "list"]
 Scale = Literal["log", "linear", "words"]
 # fields that are one text, stored as it is

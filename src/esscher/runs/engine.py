@@ -44,8 +44,6 @@ from esscher.runs.store import Store
 from esscher.runs.survey import Found, refuse_foreign, survey
 from esscher.runs.tables import as_tables
 
-__all__ = ["execute", "resume"]
-
 _SILENCE = 2.0  # seconds
 _MANIFEST_SECONDS = 5.0  # while units fail, the manifest is written again at most so often
 

@@ -14,24 +14,6 @@ if TYPE_CHECKING:
 
     from esscher.runs.run import Run
 
-__all__ = [
-    "LONGEST",
-    "NAME",
-    "SCHEMA",
-    "Damaged",
-    "RunError",
-    "RunIncomplete",
-    "RunInterrupted",
-    "RunLocked",
-    "StoreError",
-    "check_schema",
-    "field_lines",
-    "one_line",
-    "plain",
-    "printable",
-    "resume_command",
-]
-
 
 def resume_command(path: Path) -> str:
     """The shell command that continues a run."""

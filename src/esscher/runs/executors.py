@@ -30,19 +30,6 @@ from esscher.runs.progress import advancing
 from esscher.runs.spec import RunSpec, Unit, canonical_json
 from esscher.runs.tables import as_tables, encode_shard
 
-__all__ = [
-    "Cluster",
-    "Executor",
-    "InProcess",
-    "Order",
-    "Outcome",
-    "Processes",
-    "compute_shard",
-    "compute_there",
-    "describe",
-    "threads_set",
-]
-
 
 @dataclass(frozen=True)
 class Order:

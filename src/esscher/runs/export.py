@@ -19,8 +19,6 @@ from esscher.runs.spec import canonical_json
 from esscher.runs.store import write_durable
 from esscher.runs.tables import encode_table
 
-__all__ = ["export_run"]
-
 
 def export_run(
     path: str | os.PathLike[str],

@@ -16,17 +16,6 @@ from typing import Any, BinaryIO
 
 import yaml
 
-__all__ = [
-    "ENDINGS",
-    "check_output",
-    "json_object",
-    "kind_of",
-    "open_regular",
-    "read_json",
-    "read_own",
-    "read_yaml",
-]
-
 YAML_BYTES = 1 << 22  # a spec is read at about a megabyte in ten seconds
 JSON_BYTES = 1 << 28  # a manifest holds a record of every failure
 _KINDS = (

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from esscher.runs.columns import Declared
     from esscher.runs.tables import Shard
 
-__all__ = ["JOBS", "Job", "entry_of", "find_job", "load_job", "read_spec", "register", "units_of"]
-
 MOST_UNITS = 1_000_000  # each is a file
 JOBS: dict[str, str] = {}
 """Name of a job -> "module:attribute". Only :func:`register` fills it; no file of a run can."""

@@ -24,8 +24,6 @@ from esscher.runs.errors import RunLocked, StoreError
 from esscher.runs.files import descriptor_of, read_json
 from esscher.runs.store import disk_error
 
-__all__ = ["Holder", "cores", "held", "holder_of", "memory_of", "start_of"]
-
 
 def start_of(pid: int) -> str | None:
     """Seconds from the boot of the machine to the start of a process, to the hundredth; None when

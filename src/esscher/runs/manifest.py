@@ -21,21 +21,6 @@ from esscher.runs.job import MOST_UNITS
 from esscher.runs.spec import RunSpec, Unit, digest
 from esscher.runs.store import Store, write_durable
 
-__all__ = [
-    "GROUP",
-    "MANIFEST",
-    "VERDICTS",
-    "Failure",
-    "Manifest",
-    "Start",
-    "Status",
-    "commit",
-    "machine",
-    "now",
-    "read_manifest",
-    "versions",
-]
-
 MANIFEST = "manifest.json"
 GROUP = "group.json"  # in a folder of several runs
 VERDICTS = "reproduce.json"  # in a folder of runs that test claims

@@ -15,8 +15,6 @@ from typing import Any
 from esscher.runs.errors import one_line
 from esscher.runs.lock import memory_of
 
-__all__ = ["Progress", "Report", "Tracker", "advance", "advancing", "terminal", "watched"]
-
 _log = logging.getLogger("esscher.runs")
 
 

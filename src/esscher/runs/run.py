@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from esscher.runs.columns import Column
 
-__all__ = ["LOCK", "VIEWS", "Run", "find_view", "list_runs", "load_run"]
-
 VIEWS: dict[str, str] = {
     "plot_curve": "esscher.report.run_figures:plot_curve",
     "plot_map": "esscher.report.run_figures:plot_map",

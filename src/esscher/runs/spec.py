@@ -16,8 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from esscher.runs.errors import field_lines
 from esscher.runs.files import read_yaml
 
-__all__ = ["Plain", "RunSpec", "Seed", "Unit", "canonical_json", "digest", "read_mapping"]
-
 _S = TypeVar("_S", bound="RunSpec")
 MOST_THREADS = 1024
 Seed = Annotated[int, Field(ge=0, lt=2**63, description="seed of everything random")]

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from esscher.runs.tables import Shard
 
-__all__ = ["PAGE", "Shards", "Store", "write_durable"]
-
 PAGE = "report.html"
 _SHARD = re.compile(r"([0-9]{6,7})\.parquet")
 # as write_durable names it

@@ -19,8 +19,6 @@ from esscher.runs.manifest import GROUP, MANIFEST, Manifest, read_manifest, vers
 from esscher.runs.spec import RunSpec, Unit, canonical_json, digest
 from esscher.runs.store import Store, disk_error, write_durable
 
-__all__ = ["Found", "begin_group", "check_name", "read_group", "refuse_foreign", "survey"]
-
 
 @dataclass(frozen=True)
 class Found:

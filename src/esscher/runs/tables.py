@@ -25,19 +25,6 @@ from esscher.runs.errors import NAME, SCHEMA, Damaged, check_schema
 from esscher.runs.files import json_object
 from esscher.runs.spec import Unit, canonical_json
 
-__all__ = [
-    "Shard",
-    "as_table",
-    "as_tables",
-    "checksum_of",
-    "concatenate",
-    "decode_shard",
-    "decode_table",
-    "encode_shard",
-    "encode_table",
-    "read_shard_header",
-]
-
 _NOTHING = "_"
 _MARK = b"sha256:"
 _BLANK = b"0" * 64

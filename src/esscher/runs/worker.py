@@ -23,8 +23,6 @@ from esscher.runs.executors import Order, compute_shard, describe
 from esscher.runs.progress import advancing
 from esscher.runs.store import Store
 
-__all__ = ["main"]
-
 
 def main() -> None:
     # What a job prints must not mix with the answers: it goes where errors go.

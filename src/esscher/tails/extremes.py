@@ -54,19 +54,6 @@ from torch import Tensor
 
 from esscher.inputs import as_tensor
 
-__all__ = [
-    "TAILS",
-    "Extremes",
-    "Floats",
-    "TailComparison",
-    "TokenTails",
-    "compare",
-    "finish",
-    "init",
-    "merge",
-    "update",
-]
-
 Floats = npt.NDArray[np.float64]
 
 NORMS = 2048

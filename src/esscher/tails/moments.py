@@ -28,17 +28,6 @@ from torch import Tensor
 
 from esscher.inputs import as_tensor
 
-__all__ = [
-    "TokenMoments",
-    "TokenSummary",
-    "finish",
-    "gaussian_largest",
-    "init",
-    "merge",
-    "summarise",
-    "update",
-]
-
 HEAVY_EXCESS = 1.0  # excess kurtosis of a coordinate above which it counts as heavy
 LIGHT_EXCESS = -0.5  # and below which it counts as light; a uniform law has -1.2
 HEAVY_SHARE = 0.05  # share of heavy coordinates that makes the tokens heavy

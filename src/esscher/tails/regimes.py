@@ -33,16 +33,6 @@ import numpy.typing as npt
 from esscher.inputs import as_tensor
 from esscher.tails.scores import gaussian_khat
 
-__all__ = [
-    "LABELS",
-    "SIGNATURES",
-    "HeadEvidence",
-    "Regime",
-    "classify",
-    "share_frozen",
-    "slow_until",
-]
-
 SINK_MASS = 0.5
 FROZEN_SHARE = 0.5
 DIFFUSE_SHARE = 0.1

@@ -43,25 +43,6 @@ from esscher.errors.grid import Deposit
 from esscher.errors.scatter import exponential_gain, weight_table
 from esscher.inputs import as_count, as_positive, as_tensor
 
-__all__ = [
-    "ScoreShape",
-    "SoftmaxStatistics",
-    "TailFit",
-    "TopScores",
-    "finish",
-    "first_centres",
-    "gaussian_khat",
-    "init",
-    "khat_threshold",
-    "merge",
-    "pareto_khat",
-    "score_histogram",
-    "softmax_statistics",
-    "stack",
-    "tail_length",
-    "update",
-]
-
 Floats = npt.NDArray[np.float64]
 
 GRID = 30  # posterior nodes, and sqrt(M) more [Zhang, Stephens]

@@ -16,18 +16,6 @@ from scipy.special import erf, erfc, gammaln
 from esscher.inputs import as_counts, as_positive
 from esscher.theory.prediction import Conditions, Floats, Prediction, Setting
 
-__all__ = [
-    "EXPERIMENTAL",
-    "PROVED",
-    "hardmax",
-    "hardmax_mean_abs",
-    "hardmax_mean_abs_asymptotic",
-    "moment_exponent",
-    "moment_exponent_experimental",
-    "moments",
-    "uniform_log_growth",
-]
-
 PROVED = "1/(2(1+32Ψ))"  # the exponent as pictures and tables write it
 EXPERIMENTAL = "1/(2(1+Ψ))"
 EVERY_SPLIT = 1000  # up to here every number of positive tokens is summed; beyond, a grid of them

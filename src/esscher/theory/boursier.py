@@ -45,33 +45,6 @@ from esscher.theory.prediction import (
     tilted_moment,
 )
 
-__all__ = [
-    "Numbers",
-    "averaged",
-    "corollary_c3",
-    "corollary_c3_threshold",
-    "counts_of",
-    "equation_16",
-    "equation_16_sharpened",
-    "equation_17",
-    "equation_18",
-    "equation_19",
-    "gradient_u_bound",
-    "gradients",
-    "lemma_c1",
-    "lemma_c1_threshold",
-    "lemma_c2",
-    "lemma_c4",
-    "lemma_c4_sharpened",
-    "lemma_c7",
-    "lemma_d1",
-    "lemma_d2_maximum_moment",
-    "lemma_d2_tail",
-    "one_query",
-    "proposition_31_exponent",
-    "sharpened_exponent",
-]
-
 Bound = Callable[[Any], Floats]
 
 DELTA = 0.01  # chance left out by the statements "with high probability"

@@ -13,8 +13,6 @@ from esscher.measures.base import Measure
 from esscher.theory import bohbot, boursier, keep_rules, sharp
 from esscher.theory.prediction import Prediction, setting_of
 
-__all__ = ["predictions"]
-
 THEORIES = (
     sharp.exponents,
     bohbot.moments,

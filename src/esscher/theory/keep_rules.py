@@ -45,8 +45,6 @@ from esscher.measures.line import panels
 from esscher.measures.matrices import is_diagonal, product
 from esscher.theory.prediction import Conditions, Floats, Prediction, Setting
 
-__all__ = ["gaussian_mean_norm", "neyman_bound", "rest_constant", "topk_bias"]
-
 # of a context, at which the predictions for the largest scores speak; half of it for those with a
 # rest
 SHARE = 1 / 16

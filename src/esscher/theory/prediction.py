@@ -22,18 +22,6 @@ from esscher.measures.base import Measure
 from esscher.measures.matrices import largest_singular, product, spectral_norm
 from esscher.measures.moments import power
 
-__all__ = [
-    "Conditions",
-    "Floats",
-    "Prediction",
-    "Setting",
-    "Status",
-    "Units",
-    "proved_coupling",
-    "setting_of",
-    "tilted_moment",
-]
-
 Floats = npt.NDArray[np.float64]
 Conditions = tuple[tuple[str, bool | None], ...]
 

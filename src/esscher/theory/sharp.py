@@ -28,25 +28,6 @@ from esscher.measures.base import Measure
 from esscher.measures.matrices import product
 from esscher.theory.prediction import Conditions, Floats, Prediction, Setting, setting_of
 
-__all__ = [
-    "RMS",
-    "TYPICAL",
-    "chaining_constant",
-    "delta",
-    "delta_bound",
-    "delta_bound_numbers",
-    "dudley_sum",
-    "exponents",
-    "freezing_tokens",
-    "l2_exponent_rms",
-    "l2_exponent_typical",
-    "moment_exponent_rms",
-    "moment_exponent_typical",
-    "speaks_of",
-    "uniform",
-    "uniform_constant",
-]
-
 RMS = "min(1/2, (√(1+4/h²)−1)/4)"  # the exponents as pictures write them
 TYPICAL = "min(1/2, 1/(1+2h²))"
 SHARES = np.concatenate([np.linspace(0.05, 0.9, 35), 1.0 - np.geomspace(0.09, 1e-4, 40)])

@@ -34,25 +34,6 @@ from scipy.special import gammaln, kve
 from esscher.theory.boursier import counts_of
 from esscher.theory.prediction import Floats
 
-__all__ = [
-    "alpha_limit_mended",
-    "alpha_limit_printed",
-    "decay",
-    "decay_begins",
-    "lemma_e2_mended",
-    "lemma_e2_printed",
-    "lemma_e4",
-    "lemma_f1_asymptote",
-    "lemma_f1_mended",
-    "lemma_f1_printed",
-    "pl_constant_mended",
-    "pl_constant_printed",
-    "sigma_mended",
-    "sigma_printed",
-    "task_mean",
-]
-
-
 # ---- risks
 
 

@@ -21,19 +21,6 @@ from esscher.errors.rate import log_slope
 from esscher.inputs import as_count, as_counts, as_positive, as_seed, as_tensor
 from esscher.measures.base import Measure
 
-__all__ = [
-    "ROUNDING",
-    "SAMPLINGS",
-    "Design",
-    "Unit",
-    "assemble",
-    "build_head",
-    "converge",
-    "converge_unit",
-    "mean_error",
-    "plan",
-]
-
 SAMPLINGS = ("nested", "independent", "replacement", "without_replacement")
 SEEN = 64  # tokens on which sizes are seen
 ROUNDING = 8.0  # rounding of an output, in units of its size times the precision

@@ -22,8 +22,6 @@ from esscher.attention.streaming import PrefixOutputs, attend_prefixes
 from esscher.inputs import as_count, as_counts
 from esscher.measures.base import Measure
 
-__all__ = ["Draw", "Plan", "finite_pool_factor", "generator_for", "parse_ladder"]
-
 
 def generator_for(experiment: str, seed: int, *key: str | int) -> torch.Generator:
     """A generator for one draw, seeded with the first 8 bytes of sha256 of (experiment, seed,

@@ -39,17 +39,6 @@ from esscher.runs.columns import Column, Declared
 from esscher.theory import bohbot
 from esscher.theory.sharp import uniform_constant
 
-__all__ = [
-    "CONVERGE",
-    "columns",
-    "constant_rows",
-    "growth_table",
-    "of_support",
-    "preset_names",
-    "read_preset",
-    "support_constants",
-]
-
 POINT = (
     Column("point", "int", "point", "Place in the sweep."),
     Column("value", "float", "value", "Value of what the sweep varies."),

@@ -29,32 +29,6 @@ from esscher.theory.bohbot import moment_exponent, moment_exponent_experimental
 from esscher.theory.prediction import proved_coupling
 from esscher.theory.sharp import l2_exponent_rms, moment_exponent_rms, speaks_of
 
-__all__ = [
-    "L2",
-    "METRICS",
-    "Cov",
-    "CovOp",
-    "Discrepancy",
-    "Exponents",
-    "GradU",
-    "GradV",
-    "Hardmax",
-    "Mean",
-    "Metric",
-    "Uniform",
-    "UniformError",
-    "against",
-    "as_floats",
-    "discrepancies",
-    "error_and_gradient",
-    "moment_exponents",
-    "register",
-    "segments",
-    "softmax_scatter",
-    "uniform_error",
-    "unknown",
-]
-
 Floats = npt.NDArray[np.float64]
 PROBES = 64  # tokens of the law at which a limit must exist before any work is done
 

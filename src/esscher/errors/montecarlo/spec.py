@@ -18,8 +18,6 @@ from pydantic import (
 from esscher.runs import RunSpec, register
 from esscher.runs.spec import Plain, Seed
 
-__all__ = ["Count", "Dtype", "ExperimentSpec", "HeadSpec", "Ladder", "Law", "Sweep", "read_ladder"]
-
 
 def read_ladder(value: Any, name: str = "n") -> tuple[int, ...]:
     # help and flags do not wait for torch
@@ -41,7 +39,9 @@ Dtype = Annotated[
     Literal["float32", "float64"], Field(description="floating point: float32 or float64")
 ]
 if TYPE_CHECKING:
-    from esscher.measures.fields import LawSpec as Law
+    from esscher.measures.fields import LawSpec
+
+    Law = LawSpec
 else:  # read with the laws, which are imported when the first one is
     Law = Annotated[SerializeAsAny[Plain], BeforeValidator(_read_law)]
 

@@ -40,25 +40,6 @@ from esscher.probe.tokens import LayerInfo, LayerSummary
 from esscher.probe.wide import Held
 from esscher.runs.columns import Column
 
-__all__ = [
-    "ACCURACY",
-    "HEAD",
-    "KV_HEAD",
-    "LAYER",
-    "Accuracy",
-    "Block",
-    "Failure",
-    "Findings",
-    "Found",
-    "Identity",
-    "Met",
-    "Order",
-    "Seen",
-    "Start",
-    "Statistic",
-    "stacked",
-]
-
 
 @dataclass(frozen=True)
 class Start:

@@ -51,8 +51,6 @@ from esscher.runs.columns import Column
 from esscher.tails import scores as tails
 from esscher.tails.scores import TopScores, first_centres, softmax_statistics
 
-__all__ = ["Dispersion", "check_spread"]
-
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 Pair = tuple[float, float]

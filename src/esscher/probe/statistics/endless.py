@@ -55,8 +55,6 @@ from esscher.probe.statistics.base import (
 )
 from esscher.runs.columns import Column
 
-__all__ = ["EndlessText"]
-
 Floats = npt.NDArray[np.float64]
 
 SAMPLING = "replacement"

@@ -48,19 +48,6 @@ from esscher.tails.regimes import share_frozen
 from esscher.tails.scores import first_centres, softmax_statistics
 from esscher.theory.sharp import freezing_tokens
 
-__all__ = [
-    "CURVES",
-    "EFFECTIVE_TOKENS",
-    "Bernoulli",
-    "Drawn",
-    "OutputMoments",
-    "OwnOutput",
-    "Replacement",
-    "Softmax",
-    "moment_columns",
-    "pool_place",
-]
-
 EFFECTIVE_TOKENS = Column(
     "effective_tokens",
     "float",

@@ -40,8 +40,6 @@ from esscher.probe.statistics.base import (
 )
 from esscher.runs.columns import Column
 
-__all__ = ["Frontier", "Gradient"]
-
 Floats = npt.NDArray[np.float64]
 
 KINDS = {

@@ -12,13 +12,7 @@ from typing import TypeVar
 from esscher.probe.spec import ProbeSpec
 from esscher.probe.statistics.base import (
     Accuracy,
-    Block,
-    Findings,
-    Found,
     Identity,
-    Met,
-    Order,
-    Start,
     Statistic,
 )
 from esscher.probe.statistics.dispersion import Dispersion
@@ -41,22 +35,6 @@ from esscher.probe.statistics.shape import (
     TokenShape,
 )
 from esscher.runs.columns import Column
-
-__all__ = [
-    "STATISTICS",
-    "Block",
-    "Column",
-    "Findings",
-    "Found",
-    "Met",
-    "Order",
-    "Start",
-    "Statistic",
-    "check_registered",
-    "checked",
-    "register",
-    "statistics_of",
-]
 
 _S = TypeVar("_S", bound=Statistic)
 

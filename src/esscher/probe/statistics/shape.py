@@ -42,19 +42,6 @@ from esscher.tails.regimes import LABELS, HeadEvidence, classify, slow_until
 from esscher.tails.scores import TopScores, score_histogram, tail_length
 from esscher.theory import bohbot, sharp
 
-__all__ = [
-    "REACH",
-    "Regime",
-    "Scales",
-    "ScoreShape",
-    "SinkMass",
-    "Sinks",
-    "Tail",
-    "Theory",
-    "TokenShape",
-    "check_scales",
-]
-
 STANDARD = Column("z", "float", "z", "Score in standard deviations above the query's mean.")
 
 
