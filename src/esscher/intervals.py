@@ -6,13 +6,19 @@ An interval stays in the range of what it is of, and holds the estimate.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-Interval = tuple[float, float, float]
-"""An estimate with the ends of its interval."""
+
+class Interval(NamedTuple):
+    """An estimate with the ends of its interval."""
+
+    value: float
+    low: float
+    high: float
 
 
 def t_quantile(freedom: float, level: float = 0.95) -> float:
@@ -43,7 +49,7 @@ def mean_interval(
     known = np.asarray(values, dtype=np.float64)
     mean = min(max(float(known.mean()), least), most)
     if known.size < 2:
-        return mean, math.nan, math.nan
+        return Interval(mean, math.nan, math.nan)
     stderr = float(known.std(ddof=1)) / math.sqrt(known.size)
     t = t_quantile(known.size - 1, level)
     if math.isfinite(least) and math.isfinite(most):
@@ -51,23 +57,23 @@ def mean_interval(
         spread = share * (1 - share) * width**2
         trials = spread / stderr**2 if min(spread, stderr**2) > 0 else float(known.size)
         low, high = _wilson(share, trials, t)
-        return mean, min(least + width * low, mean), max(least + width * high, mean)
+        return Interval(mean, min(least + width * low, mean), max(least + width * high, mean))
     if math.isfinite(least):
         above = mean - least
         factor = math.exp(min(t * stderr / above, 700.0)) if above > 0 else 1.0
-        return mean, least + above / factor, least + above * factor
+        return Interval(mean, least + above / factor, least + above * factor)
     if math.isfinite(most):
         raise ValueError(f"most: expected least beside it, got most = {most:g} alone")
-    return mean, mean - t * stderr, mean + t * stderr
+    return Interval(mean, mean - t * stderr, mean + t * stderr)
 
 
 def share_interval(hits: float, total: int, level: float = 0.95) -> Interval:
     """hits / total with Wilson's interval; NaN in [0, 1] where there was no trial."""
     if total == 0:
-        return math.nan, 0.0, 1.0
+        return Interval(math.nan, 0.0, 1.0)
     share = hits / total
     low, high = _wilson(share, total, float(stats.norm.ppf((1 + level) / 2)))
-    return share, min(low, share), max(high, share)
+    return Interval(share, min(low, share), max(high, share))
 
 
 def _wilson(share: float, trials: float, z: float) -> tuple[float, float]:

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from esscher.errors.pool_curve import exact_pool_curve
+from esscher.intervals import Interval
 from esscher.keep import parse
 from esscher.keep.context import Context
 from esscher.papers import claims_heads, claims_kept
-from esscher.papers.claim import Interval
 from esscher.papers.claims_heads import fall_with_scale, slow_share
 from esscher.papers.rules import above, all_of, below, inside, rank_correlation, widened
 

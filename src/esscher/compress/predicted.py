@@ -310,7 +310,9 @@ def _interval(values: npt.NDArray[np.float64], least: float = -math.inf) -> Inte
     """Mean over draws with its interval; of a rule without chance, which is drawn once, no
     width.
     """
-    return mean_interval(values, least=least) if len(values) > 1 else (float(values[0]),) * 3
+    if len(values) == 1:
+        return Interval(*(float(values[0]),) * 3)
+    return mean_interval(values, least=least)
 
 
 def agreement_of(fixed: pd.DataFrame) -> pd.DataFrame:

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import Field
 
+from esscher.intervals import Interval
 from esscher.papers.pictures import Picture
 from esscher.runs import RunSpec, register
 
@@ -25,14 +26,6 @@ if TYPE_CHECKING:
 else:
     Tables = Mapping
 """The stored tables of a claim's runs, by run and by name."""
-
-
-class Interval(NamedTuple):
-    """An estimate with the ends of its interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,14 @@ from scipy import stats
 from esscher.attention.head import Head
 from esscher.errors.delta import delta_covariance
 from esscher.errors.exact import exact_curve
+from esscher.intervals import Interval
 from esscher.measures.base import Measure
 from esscher.measures.gaussian import Gaussian
 from esscher.measures.mixture import Mixture
 from esscher.measures.pool import Pool
 from esscher.measures.product import Rademacher
 from esscher.measures.rotational import Sphere
-from esscher.papers.claim import Claim, Decision, EvidenceSpec, Interval, Rows, Scale, Tables
+from esscher.papers.claim import Claim, Decision, EvidenceSpec, Rows, Scale, Tables
 from esscher.papers.pictures import Picture, line, points
 from esscher.papers.rules import (
     LEVEL,

@@ -16,7 +16,8 @@ import numpy as np
 import pandas as pd
 
 from esscher.corpus.spec import CorpusSpec
-from esscher.papers.claim import Claim, Decision, EvidenceSpec, Interval, Rows, Scale, Tables
+from esscher.intervals import Interval
+from esscher.papers.claim import Claim, Decision, EvidenceSpec, Rows, Scale, Tables
 from esscher.papers.pictures import Picture, diagonal, line, points
 from esscher.papers.rules import (
     above,

@@ -15,9 +15,10 @@ import torch
 from esscher.compress.spec import DownstreamSpec
 from esscher.corpus.spec import CorpusSpec
 from esscher.errors.pool_curve import exact_pool_curve
+from esscher.intervals import Interval
 from esscher.keep import parse
 from esscher.keep.context import Context
-from esscher.papers.claim import Claim, Decision, EvidenceSpec, Interval, Rows, Scale, Tables
+from esscher.papers.claim import Claim, Decision, EvidenceSpec, Rows, Scale, Tables
 from esscher.papers.pictures import Picture, diagonal, line, points
 from esscher.papers.rules import (
     above,

@@ -15,7 +15,8 @@ from scipy import stats
 
 from esscher.errors.gaussian import gaussian_error
 from esscher.errors.montecarlo.spec import ExperimentSpec
-from esscher.papers.claim import Claim, Decision, EvidenceSpec, Interval, Rows, Scale, Tables
+from esscher.intervals import Interval
+from esscher.papers.claim import Claim, Decision, EvidenceSpec, Rows, Scale, Tables
 from esscher.papers.claims_heads import FALL, encoder, fall_with_scale, made_heads
 from esscher.papers.pictures import Picture, line, points
 from esscher.papers.rules import (

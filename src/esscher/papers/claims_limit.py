@@ -13,8 +13,8 @@ import pandas as pd
 
 from esscher.errors.montecarlo.spec import ExperimentSpec
 from esscher.icl.specs import ConcentrationSpec
-from esscher.intervals import t_quantile
-from esscher.papers.claim import Claim, Decision, EvidenceSpec, Interval, Rows, Scale, Tables
+from esscher.intervals import Interval, t_quantile
+from esscher.papers.claim import Claim, Decision, EvidenceSpec, Rows, Scale, Tables
 from esscher.papers.pictures import Picture, line, points
 from esscher.papers.rules import (
     LEVEL,

@@ -22,7 +22,8 @@ from esscher.icl.layer import Block
 from esscher.icl.specs import FlowSpec, StabilitySpec, TrainSpec
 from esscher.icl.stability import ALL, verdict
 from esscher.icl.tasks import LinearTask
-from esscher.papers.claim import Claim, Decision, EvidenceSpec, Interval, Rows, Scale, Tables
+from esscher.intervals import Interval
+from esscher.papers.claim import Claim, Decision, EvidenceSpec, Rows, Scale, Tables
 from esscher.papers.pictures import Picture, line, points
 from esscher.papers.rules import LEVEL, above, all_of, below, exactly, grid, mean_interval, share_of
 from esscher.runs import RunSpec

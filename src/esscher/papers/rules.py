@@ -13,9 +13,9 @@ from scipy import stats
 
 from esscher.errors.curve import ErrorCurve
 from esscher.errors.rate import fit_rate
+from esscher.intervals import Interval, share_interval
 from esscher.intervals import mean_interval as student_interval
-from esscher.intervals import share_interval
-from esscher.papers.claim import Interval, Verdict
+from esscher.papers.claim import Verdict
 
 LEVEL = 0.999
 """Level of the intervals that decide, high so that another seed seldom changes a verdict."""
@@ -53,12 +53,12 @@ def exactly(value: float) -> Interval:
 
 def share_of(hits: Any, total: int) -> Interval:
     """The share hits / total, with Wilson's interval."""
-    return Interval(*share_interval(float(hits), total, LEVEL))
+    return share_interval(float(hits), total, LEVEL)
 
 
 def mean_interval(values: Iterable[float]) -> Interval:
     """The mean, with Student's interval; unbounded for a single value, which decides nothing."""
-    found = Interval(*student_interval(list(values), LEVEL))
+    found = student_interval(list(values), LEVEL)
     return Interval(found.value, -np.inf, np.inf) if np.isnan(found.low) else found
 
 
