@@ -17,9 +17,8 @@ from esscher.icl.specs import (
     choose_figures,
     specs_for,
 )
-from esscher.runs import RunSpec, execute
+from esscher.runs import RunSpec, execute, find_job
 from esscher.runs.columns import undeclared
-from esscher.runs.job import find_job
 
 SMALL = {"dim": 2, "covariances": ("isotropic",)}
 SPECS = [

@@ -37,8 +37,7 @@ from esscher.icl.stability import (
     weights_of,
     whiten,
 )
-from esscher.runs import execute, resume
-from esscher.runs.job import find_job
+from esscher.runs import execute, find_job, resume
 
 TASK = LinearTask.kms(3, 0.4, noise=0.2)
 

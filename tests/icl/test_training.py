@@ -17,8 +17,7 @@ from esscher.icl.layer import KINDS, OVKQ
 from esscher.icl.sampled import batches
 from esscher.icl.specs import TrainSpec
 from esscher.icl.training import Pair, Settings, TrainingDiverged, record_steps, train
-from esscher.runs import execute, resume
-from esscher.runs.job import find_job
+from esscher.runs import execute, find_job, resume
 
 TASK = LinearTask.kms(3, 0.5)
 FEW = {"records": 4, "evaluation": 64, "final_evaluation": 256}

@@ -19,7 +19,7 @@ from esscher.papers.pictures import Picture, Series
 from esscher.report.reproduce import write_verdicts
 from esscher.runs import RunError, list_runs
 from esscher.runs.lock import held
-from esscher.runs.run import LOCK
+from esscher.runs.manifest import LOCK
 
 OUTSIDE = "my_claim:TAIL"
 

@@ -12,7 +12,6 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,10 +33,11 @@ from esscher.runs import (
     resume,
     terminal,
 )
-from esscher.runs.executors import Order, compute_there
+from esscher.runs.executors import compute_remotely
 from esscher.runs.manifest import versions
 from esscher.runs.progress import Tracker
 from esscher.runs.spec import digest
+from esscher.runs.tables import as_tables
 from tests.runs.job import SummarySpec, WalkSpec
 
 
@@ -364,17 +364,18 @@ def test_the_time_left_does_not_count_what_the_first_unit_makes_ready(
     assert seen[-1].rate == 1.0
 
 
-@pytest.mark.parametrize("quiet", [False, True])
-def test_the_last_phase_is_not_silent(quiet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Making the final tables is said where it takes longer than a while, which is none here; to
-    nobody where all is quiet.
-    """
-    said, words = threading.Event(), []
+def test_the_last_phase_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making the final tables is said where it takes longer than a while, which is none here."""
+    said = threading.Event()
     monkeypatch.setattr(engine, "_SILENCE", 0.0)
-    tracker = SimpleNamespace(quiet=quiet, say=lambda text: (words.append(text), said.set()))
-    with engine._patience(tracker):
-        assert quiet or said.wait(60)
-    assert words == ([] if quiet else ["all units are done; making the final tables"])
+    monkeypatch.setattr(engine, "as_tables", lambda made: said.wait(60) and as_tables(made))
+
+    def hear(progress: Progress) -> None:
+        if progress.message == "all units are done; making the final tables":
+            said.set()
+
+    assert execute(WalkSpec(), tmp_path / "run", progress=hear).status == "complete"
+    assert said.is_set()
 
 
 def test_what_a_spec_leaves_open_is_found_once(tmp_path: Path) -> None:
@@ -444,13 +445,14 @@ def test_final_tables_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 def test_a_worker_elsewhere_with_other_versions_is_refused() -> None:
-    order = Order("tests.runs.job:WALK", {"job": "walk", "spec": WalkSpec().as_dict()})
+    header = {"job": "walk", "spec": WalkSpec().as_dict()}
+    order = json.dumps({"entry": "tests.runs.job:WALK", "header": header})
     here = versions()
-    assert compute_there(order.as_json(), 2, {"walk": 2}, here)
+    assert compute_remotely(order, 2, {"walk": 2}, here)
     with pytest.raises(
         RuntimeError, match=rf"the worker has numpy {here['numpy']} instead of 1.0; give it"
     ):
-        compute_there(order.as_json(), 2, {"walk": 2}, {**here, "numpy": "1.0"})
+        compute_remotely(order, 2, {"walk": 2}, {**here, "numpy": "1.0"})
 
 
 @pytest.mark.parametrize("options", [{"workers": 0}, {"workers": -2}, {"tries": 0}])

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from esscher.runs import JOBS, Job, RunSpec, find_job, job, read_spec, register
+from esscher.runs import JOBS, Job, RunSpec, find_job, read_spec, register
+from esscher.runs import spec as spec_module
 from tests.runs.job import WALK, WalkSpec
 
 
@@ -105,8 +106,8 @@ def test_units_have_seeds_of_their_own() -> None:
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The table of jobs, put back afterwards."""
-    monkeypatch.setattr(job, "JOBS", dict(JOBS))
-    return job.JOBS
+    monkeypatch.setattr(spec_module, "JOBS", dict(JOBS))
+    return spec_module.JOBS
 
 
 def test_only_registered_names_are_jobs(registry: dict[str, str]) -> None:
@@ -144,7 +145,7 @@ def test_units_are_plain_and_distinct(units: list[Any], words: str) -> None:
         return units
 
     with pytest.raises(ValueError, match=words):
-        job.units_of(Job("walk", WalkSpec, listed, WALK.compute), WalkSpec())
+        spec_module.units_of(Job("walk", WalkSpec, listed, WALK.compute), WalkSpec())
 
 
 def test_units_are_as_any_process_gets_them() -> None:
@@ -153,6 +154,6 @@ def test_units_are_as_any_process_gets_them() -> None:
     def listed(spec: RunSpec) -> list[Any]:
         return [{"pair": (1, 2), "at": {3: 0.1}}]
 
-    assert job.units_of(Job("walk", WalkSpec, listed, WALK.compute), WalkSpec()) == [
+    assert spec_module.units_of(Job("walk", WalkSpec, listed, WALK.compute), WalkSpec()) == [
         {"pair": [1, 2], "at": {"3": 0.1}}
     ]

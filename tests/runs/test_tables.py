@@ -26,7 +26,14 @@ from esscher.runs.tables import (
     encode_table,
 )
 
-HEADER = {"index": 3, "unit": {"layer": 1}, "spec": {"seed": 0}}
+HEADER = {
+    "index": 3,
+    "unit": {"layer": 1},
+    "job": "walk",
+    "spec": {"seed": 0},
+    "spec_hash": "",
+    "hashes": {},
+}
 
 
 def example() -> dict[str, pa.Table]:
@@ -173,5 +180,5 @@ def test_rows_follow_the_units_and_types_meet() -> None:
 
 
 def test_types_that_do_not_meet_are_named() -> None:
-    with pytest.raises(ValueError, match="table t: its columns differ"):
+    with pytest.raises(ValueError, match="columns differ in type"):
         concatenate(None, shards({"x": [1]}, {"x": ["a"]}))

@@ -321,7 +321,7 @@ def _export(
     out: Path | None,
 ) -> None:
     from esscher.probe.budget import as_bytes, budget_record, prune_ratios, rule_budget
-    from esscher.runs.store import write_durable
+    from esscher.runs.files import write_durable
 
     if out is not None and os.path.lexists(out):
         raise ValueError(f"{out}: it exists already; give another name")

@@ -60,7 +60,7 @@ def domain_specs(fields: Mapping[str, Any], files: Sequence[str]) -> dict[str, P
     is the usual probe.
     """
     from esscher.probe.spec import ProbeSpec
-    from esscher.runs.survey import check_name
+    from esscher.runs.folders import check_name
 
     corpus = dict(fields["corpus"])
     packaged = corpus.get("packaged")
@@ -460,8 +460,8 @@ def probe(
     from esscher.probe.checks import context_of
     from esscher.probe.spec import ProbeSpec
     from esscher.runs import execute, read_group, terminal
+    from esscher.runs.folders import refuse_foreign
     from esscher.runs.lock import cores
-    from esscher.runs.survey import refuse_foreign
 
     if model is not None:
         settings["model"] = written(model)
@@ -604,7 +604,7 @@ def _keep_stdin(corpus: dict[str, Any], out: Path | None) -> Path:
     """Put what came on stdin into the run's folder: it can be read once only, a run may need it
     again.
     """
-    from esscher.runs.store import write_durable
+    from esscher.runs.files import write_durable
 
     data = sys.stdin.buffer.read()
     if not data.strip():

@@ -26,8 +26,8 @@ from esscher.report.probe import atlas, is_atlas
 from esscher.report.style import PALETTE, SCALE, WORDS
 from esscher.report.words import columns_of, safe_json
 from esscher.runs import Run, load_run
-from esscher.runs.files import check_output
-from esscher.runs.store import PAGE, write_durable
+from esscher.runs.files import check_output, write_durable
+from esscher.runs.store import PAGE
 
 _SOURCES = Path(__file__).parent / "page"
 _SCRIPTS = (

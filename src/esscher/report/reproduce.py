@@ -8,8 +8,8 @@ from typing import Any
 
 from esscher.report.page import render_content
 from esscher.report.words import numbers, shortened
-from esscher.runs.files import check_output
-from esscher.runs.store import PAGE, write_durable
+from esscher.runs.files import check_output, write_durable
+from esscher.runs.store import PAGE
 
 COLUMNS = {
     "id": ("claim", "Which claim; esscher reproduce takes this name."),

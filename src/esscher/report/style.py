@@ -9,8 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from esscher.report.formats import check_format
-from esscher.runs.files import check_output
-from esscher.runs.store import write_durable
+from esscher.runs.files import check_output, write_durable
 
 # Okabe and Ito's colours, told apart by colour-blind readers too
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999", "#000000"]

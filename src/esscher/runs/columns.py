@@ -1,22 +1,17 @@
-"""What a column of a stored table is, in words: declared by the job that fills it, stored with the
-table, read by who shows it.
-
-The words travel as metadata of the Parquet field, under the names of the fields of :class:`Column`;
-the kind is the field's own type. Reading them needs no code of the job.
+"""Descriptions of columns: declared by a job and stored as metadata of the Parquet fields, so that
+showing a table needs no code of the job.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
 Kind = Literal["int", "float", "word", "bool", "list"]
 Scale = Literal["log", "linear", "words"]
-# fields that are one text, stored as it is
-TEXTS = ("label", "help", "short", "metric", "of", "status", "formula")
 
 
 @dataclass(frozen=True)
@@ -24,12 +19,11 @@ class Column:
     """A column as tables and pictures show it.
 
     ``scale``: how a picture shows it by colour or along an axis; None where none does. ``first``:
-    columns that have one come before the others, the smallest first. ``short``: the label where
-    there is little room. ``ends``: the columns that hold the lower and the upper end of its
-    interval. ``words``: those a column of words may hold, in their order; ``meanings``: what each
-    stands for. Of exponents: ``metric``, of a measured one, is the error it was fitted to; ``of``,
-    of one that theory gives, is the column it is a function of, ``status`` how it is known (proved,
-    heuristic, experimental, exact) and ``formula`` what a picture calls it.
+    columns that have one come first, the smallest first. ``short``: the label where there is little
+    room. ``ends``: the columns with the ends of its interval. ``words``: what a column of words may
+    hold, in their order; ``meanings``: what each stands for. ``metric``: the error that a measured
+    exponent was fitted to. ``of``: the column that a theoretical exponent is a function of, with
+    ``status`` (proved, heuristic, experimental, exact) and ``formula``.
     """
 
     key: str
@@ -57,24 +51,21 @@ Declared = Mapping[str, Sequence[Column]]
 
 
 def undeclared(key: str, kind: Kind) -> Column:
-    """A column nobody described: shown under its own name."""
+    """A column that nobody described: shown under its own name."""
     return Column(key, kind, key.replace("_", " "), f"Column {key} of the stored table.")
 
 
 def declare(tables: Mapping[str, pa.Table], declared: Declared) -> dict[str, pa.Table]:
-    """Tables whose fields carry what is declared of them; a declared column that a table does not
-    have is no matter.
-    """
-    return {name: _declare(table, declared.get(name, ())) for name, table in tables.items()}
-
-
-def _declare(table: pa.Table, columns: Sequence[Column]) -> pa.Table:
-    words = {column.key: _metadata(column) for column in columns}
-    fields = [
-        field.with_metadata(words[field.name]) if field.name in words else field
-        for field in table.schema
-    ]
-    return pa.Table.from_arrays(table.columns, schema=pa.schema(fields)) if words else table
+    """Tables whose fields carry their descriptions; missing columns are ignored."""
+    found = {}
+    for name, table in tables.items():
+        words = {column.key: _metadata(column) for column in declared.get(name, ())}
+        schema = [
+            field.with_metadata(words[field.name]) if field.name in words else field
+            for field in table.schema
+        ]
+        found[name] = pa.Table.from_arrays(table.columns, schema=pa.schema(schema))
+    return found
 
 
 def columns_of(schema: pa.Schema) -> dict[str, Column]:
@@ -83,32 +74,28 @@ def columns_of(schema: pa.Schema) -> dict[str, Column]:
 
 
 def _metadata(column: Column) -> dict[str, str]:
-    known = {"scale": column.scale} | {name: getattr(column, name) for name in TEXTS}
-    known["first"] = None if column.first is None else str(column.first)
-    known["ends"] = None if column.ends is None else " ".join(column.ends)
+    known: dict[str, Any] = {f.name: getattr(column, f.name) for f in fields(Column)[2:]}
+    known["ends"] = " ".join(column.ends or ())
     known |= {"words": "\n".join(column.words), "meanings": "\n".join(column.meanings)}
-    return {name: text for name, text in known.items() if text}
+    return {name: str(value) for name, value in known.items() if value or value == 0}
 
 
 def _column(field: pa.Field) -> Column:
-    """Other programs may write metadata too: what is not ours to read is left out."""
-    plain = undeclared(field.name, _kind(field.type))
-    known = {
+    """Metadata of other programs is ignored."""
+    known: dict[str, Any] = {
         name.decode("utf-8", "replace"): text.decode("utf-8", "replace")
         for name, text in (field.metadata or {}).items()
     }
-    ends = known.get("ends", "").split()
-    return Column(
-        key=plain.key,
-        kind=plain.kind,
-        label=known.get("label", plain.label),
-        help=known.get("help", plain.help),
-        scale=next((scale for scale in get_args(Scale) if scale == known.get("scale")), None),
-        first=int(known["first"]) if known.get("first", "").isdecimal() else None,
+    known = {f.name: known[f.name] for f in fields(Column)[2:] if f.name in known}
+    ends, first = known.pop("ends", "").split(), known.pop("first", "")
+    known |= {name: tuple(known.pop(name, "").splitlines()) for name in ("words", "meanings")}
+    if known.get("scale") not in get_args(Scale):
+        known.pop("scale", None)
+    return replace(
+        undeclared(field.name, _kind(field.type)),
         ends=(ends[0], ends[1]) if len(ends) == 2 else None,
-        words=tuple(known.get("words", "").splitlines()),
-        meanings=tuple(known.get("meanings", "").splitlines()),
-        **{name: known.get(name, "") for name in TEXTS[2:]},
+        first=int(first) if first.isdecimal() else None,
+        **known,
     )
 
 

@@ -1,5 +1,5 @@
-"""Run a spec to its tables, or go on where a run stopped: finished units are neither done again nor
-lost.
+"""Run a spec to its tables, or go on where a run stopped: finished units are neither computed again
+nor lost.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,29 +23,37 @@ from esscher.runs.errors import (
     StoreError,
     resume_command,
 )
-from esscher.runs.executors import Cluster, Executor, InProcess, Order, Outcome, Processes, describe
-from esscher.runs.job import entry_of, find_job, read_spec, units_of
+from esscher.runs.executors import Cluster, Executor, InProcess, Processes, describe
+from esscher.runs.folders import refuse_foreign, refuse_other
 from esscher.runs.lock import held
 from esscher.runs.manifest import (
+    LOCK,
     MANIFEST,
     Failure,
     Manifest,
     Start,
     Status,
-    commit,
-    machine,
     now,
     read_manifest,
     versions,
 )
 from esscher.runs.progress import Report, Tracker
-from esscher.runs.run import LOCK, Run, load_run
-from esscher.runs.spec import RunSpec
+from esscher.runs.run import Run, load_run
+from esscher.runs.spec import (
+    JOBS,
+    Job,
+    RunSpec,
+    Unit,
+    canonical_json,
+    digest,
+    find_job,
+    read_spec,
+    units_of,
+)
 from esscher.runs.store import Store
-from esscher.runs.survey import Found, refuse_foreign, survey
 from esscher.runs.tables import as_tables
 
-_SILENCE = 2.0  # seconds
+_SILENCE = 2.0  # seconds of making the final tables after which a message says so
 _MANIFEST_SECONDS = 5.0  # while units fail, the manifest is written again at most so often
 
 
@@ -75,7 +84,7 @@ def execute(
     refuse_foreign(Path(out))
     whole: RunSpec = job.concrete(given)
     if not os.path.lexists(out):
-        units_of(job, whole)  # what leaves no unit is refused before there is a folder
+        units_of(job, whole)  # a spec without units is refused before there is a folder
     return _run(Path(out), whole, workers, dask, progress, tries)
 
 
@@ -87,15 +96,14 @@ def resume(
     progress: Report | None = None,
     tries: int = 3,
 ) -> Run:
-    """Complete a run: finished units are skipped, failed ones tried again, damaged shards done
+    """Complete a run: finished units are skipped, failed ones tried again, damaged shards computed
     again and named.
 
     A lost or truncated manifest is written again from the shards.
     """
     Store(Path(path)).refuse_link()
     if not os.path.lexists(Path(path) / MANIFEST) and Store(Path(path)).count() == 0:
-        # raises: there is nothing to go on with, so nothing may be made here
-        read_manifest(Path(path))
+        read_manifest(Path(path))  # raises: there is nothing to go on with
     return _run(Path(path), None, workers, dask, progress, tries)
 
 
@@ -113,219 +121,296 @@ def _run(
     store = Store(path)
     store.create()
     with held(path / LOCK):
-        store.sweep()
-        found = survey(store, spec)
-        costs = {index: found.job.cost(found.spec, found.units[index]) for index in found.pending}
-        tracker = Tracker(progress, costs, len(found.units))
-        with tracker:
-            for note in found.notes:
+        store.clean()
+        plan = _plan(store, spec)
+        costs = {index: plan.job.cost(plan.spec, plan.units[index]) for index in plan.pending}
+        tracker = Tracker(progress, costs, len(plan.units))
+        try:
+            tracker.tick()
+            for note in plan.notes:
                 tracker.say(note)
-            if _is_finished(store, found):
-                return load_run(path)
-            executor = (
-                f"dask {dask}"
-                if dask
-                else f"{workers} processes"
-                if workers > 1
-                else "this process"
-            )
-            store.remove_page()
-            log = _Log(store, _begun(found, executor))
-            with _ended(log, len(found.units)):
-                if found.pending:
-                    order = Order(entry_of(found.job.name), log.manifest.header)
-                    with _executor(order, path, workers, dask, len(found.pending)) as where:
-                        _compute(found, where, log, tracker, tries)
-                with _patience(tracker):
-                    tables, checksums = _consolidate(store, found, log.manifest)
-                log.end(
-                    "incomplete" if log.failures else "complete", tables=tables, checksums=checksums
-                )
+            if not plan.is_finished(store):
+                _Writer(store, plan, tracker).write(workers, dask, tries)
+        finally:
+            tracker.tick(ended=True)
         run = load_run(path)
     if run.failures:
         raise RunIncomplete(run)
     return run
 
 
-@contextlib.contextmanager
-def _patience(tracker: Tracker) -> Iterator[None]:
-    """Say that the final tables are being made, when that takes longer than people like to wait in
-    silence.
+# ---- What a run directory already holds
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A run as it is on the disk: what is to be computed follows from it."""
+
+    job: Job
+    spec: RunSpec
+    units: list[Unit]
+    hashes: dict[str, str]
+    previous: Manifest | None
+    pending: list[int]
+    notes: tuple[str, ...]
+
+    def is_finished(self, store: Store) -> bool:
+        """Whether all is done and sound, so that nothing need be touched."""
+        if self.pending or self.previous is None or self.previous.status != "complete":
+            return False
+        try:
+            for name in self.previous.tables:
+                store.read_table(name, self.spec.hash, self.previous.checksums.get(name))
+        except Damaged:
+            return False
+        return True
+
+
+def _plan(store: Store, spec: RunSpec | None) -> _Plan:
+    """What there is of the run of ``spec``, or of whichever run it is. Damaged shards are removed
+    and named.
     """
-    if tracker.quiet:
-        yield
-        return
-    timer = threading.Timer(_SILENCE, tracker.say, ["all units are done; making the final tables"])
-    timer.daemon = True
-    timer.start()
+    notes: list[str] = []
     try:
-        yield
-    finally:
-        timer.cancel()
+        previous: Manifest | None = read_manifest(store.path)
+    except Damaged as cause:
+        previous = None
+        if store.count() or os.path.lexists(store.path / MANIFEST):
+            notes.append(f"{cause}: done now")
+    if spec is None:
+        spec = _recorded_spec(store, previous)
+    elif previous is not None and previous.spec_hash != spec.hash:
+        refuse_other(store.path, previous, spec)
+    job = find_job(spec.job)
+    units = units_of(job, spec)
+    hashes = {name: str(value) for name, value in job.hashes(spec).items()}
+    if previous is not None:
+        notes += _check_unchanged(store.path, previous, units, hashes)
+    pending, damaged = _pending(store, spec, units, hashes, known=previous is not None)
+    return _Plan(job, spec, units, hashes, previous, pending, (*notes, *damaged))
 
 
-def _is_finished(store: Store, found: Found) -> bool:
-    """Whether all is done and sound, so that nothing need be touched."""
-    if found.pending or found.previous is None or found.previous.status != "complete":
-        return False
-    try:
-        for name in found.previous.tables:
-            store.read_table(name, found.spec.hash, found.previous.checksums.get(name))
-    except Damaged:
-        return False
-    return True
-
-
-def _executor(order: Order, path: Path, workers: int, dask: str | None, pending: int) -> Executor:
-    if dask is not None:
-        return Cluster(order, dask, workers)
-    return Processes(order, path, min(workers, pending)) if workers > 1 else InProcess(order)
-
-
-def _begun(found: Found, executor: str) -> Manifest:
-    start = Start(
-        started=now(), executor=executor, machine=machine(), versions=versions(), commit=commit()
-    )
-    if found.previous is None:
-        manifest = Manifest.begin(found.spec, found.units, found.hashes, start)
-    else:
-        manifest = found.previous.replaced(
-            status="running",
-            ended=None,
-            failures=(),
-            stopped=None,
-            tables={},
-            checksums={},
-            starts=(*found.previous.starts, start),
+def _recorded_spec(store: Store, previous: Manifest | None) -> RunSpec:
+    """The spec as the manifest has it, or any sound shard."""
+    header = None if previous is None else previous.header
+    for index in store.indices() if header is None else ():
+        with contextlib.suppress(Damaged):
+            header = store.read_shard_header(index)
+            break
+    if header is None:
+        raise Damaged(
+            f"{store.path}: no manifest and no sound shard, so the run cannot be known; start it"
+            " again"
         )
-    return manifest.replaced(notes=(*manifest.notes, *found.notes))
-
-
-class _Log:
-    """The manifest on the disk while the run goes on."""
-
-    def __init__(self, store: Store, manifest: Manifest) -> None:
-        self.store, self.manifest = store, manifest
-        self.failures: list[Failure] = []
-        self._write()
-
-    def fail(self, failure: Failure) -> None:
-        self.failures.append(failure)
-        if time.monotonic() - self._written > _MANIFEST_SECONDS:
-            self.manifest = self.manifest.replaced(failures=tuple(self.failures))
-            self._write()
-
-    def end(
-        self,
-        status: Status,
-        *,
-        tables: dict[str, int] | None = None,
-        checksums: dict[str, str] | None = None,
-        stopped: str | None = None,
-    ) -> None:
-        failures = tuple(sorted(self.failures, key=lambda failure: failure.index))
-        self.store.settle()
-        ended = {"status": status, "ended": now(), "failures": failures, "stopped": stopped}
-        self.manifest = self.manifest.replaced(
-            **ended, tables=tables or {}, checksums=checksums or {}
-        )
-        self._write()
-
-    def _write(self) -> None:
-        self.manifest.write(self.store)
-        self._written = time.monotonic()
-
-
-@contextlib.contextmanager
-def _ended(log: _Log, total: int) -> Iterator[None]:
-    """Whatever stops a run is written down if the disk allows, and raised with the command to go
-    on.
-    """
-    # counted on the disk: Ctrl-C may come right after a rename
-    path, count = log.store.path, log.store.count
-    try:
-        yield
-    except KeyboardInterrupt as cause:
-        with contextlib.suppress(StoreError):
-            log.end("incomplete", stopped="stopped by Ctrl-C")
-        raise RunInterrupted(path, count(), total) from cause
-    except RunError as cause:
-        with contextlib.suppress(StoreError):
-            log.end("incomplete", stopped=str(cause))
-        kept = (
-            f"the {count()} of {total} units that are finished are kept. To go on:"
-            f" {resume_command(path)}"
-        )
-        raise type(cause)(f"{cause}; {kept}") from cause
-    except Exception as cause:
-        with contextlib.suppress(StoreError):
-            log.end("failed", stopped=describe(cause)[0])
-        raise
-
-
-def _compute(found: Found, executor: Executor, log: _Log, tracker: Tracker, tries: int) -> None:
-    """Do the pending units, each as often as it may fail."""
-    executor.heard = lambda index, share: tracker.hear(index, share, executor.pids())
-    for index in found.pending:
-        executor.submit(index, found.units[index])
-    failed: Counter[int] = Counter()
-    left = len(found.pending)
-    while left:
-        outcome = executor.next()
-        if outcome is None:
-            tracker.tick(executor.pids())
-            continue
-        if outcome.reason is None:
-            if outcome.data is not None:
-                log.store.write_shard(outcome.index, outcome.data)
-            tracker.end(outcome.index)
-            left -= 1
-        else:
-            failed[outcome.index] += 1
-            if failed[outcome.index] < tries:
-                tracker.again(outcome.index)
-                executor.submit(outcome.index, found.units[outcome.index])
-            else:
-                _give_up(found, outcome, log, tracker, tries)
-                left -= 1
-        tracker.tick(executor.pids())
-
-
-def _give_up(found: Found, outcome: Outcome, log: _Log, tracker: Tracker, tries: int) -> None:
-    assert outcome.reason is not None
-    unit = found.units[outcome.index]
-    tracker.end(outcome.index, failed=True)
-    tracker.say(f"unit {outcome.index} {unit} failed {tries} times: {outcome.reason}")
-    failure = Failure(
-        index=outcome.index,
-        unit=unit,
-        reason=outcome.reason,
-        tries=tries,
-        traceback=outcome.traceback,
-    )
-    log.fail(failure)
-
-
-def _consolidate(
-    store: Store, found: Found, manifest: Manifest
-) -> tuple[dict[str, int], dict[str, str]]:
-    """Final tables from the shards there are: their numbers of rows and their checksums."""
-    shards = store.stored(found.units, found.spec.hash)
-    if not shards:
-        return {}, {}
-    try:
-        tables = declare(
-            as_tables(found.job.consolidate(found.spec, shards)), found.job.columns(found.spec)
-        )
-    except Exception as cause:
-        if not found.done or isinstance(cause, RunError):
-            raise
-        # The shards were there before this start, and may be what nobody computed.
+    spec = read_spec(header["spec"])
+    if spec.hash != header["spec_hash"]:
         raise RunError(
-            f"{store.path}: the tables cannot be made of its shards ({describe(cause)[0]}); if a"
-            f" shard is not this run's own, remove it from {store.shards}"
-        ) from cause
-    checksums = {
-        name: store.write_table(name, table, manifest.header) for name, table in tables.items()
-    }
-    return {name: table.num_rows for name, table in tables.items()}, checksums
+            f"{store.path}: this esscher reads the spec of the run differently; use the version"
+            " that began it"
+        )
+    return spec
+
+
+def _check_unchanged(
+    path: Path, previous: Manifest, units: list[Unit], hashes: dict[str, str]
+) -> list[str]:
+    """Refuse a run whose units or data changed; a note where versions of packages did."""
+    if previous.units_hash != digest(units):
+        raise RunError(
+            f"{path}: began with other units than its job now lists; use the esscher that began it,"
+            " or start a new run"
+        )
+    names = sorted({*previous.hashes, *hashes})
+    changed = [name for name in names if previous.hashes.get(name) != hashes.get(name)]
+    if changed:
+        raise RunError(
+            f"{path}: its {', '.join(changed)} changed since it began; restore it, or start a"
+            " new run"
+        )
+    before = previous.starts[-1].versions
+    other = [
+        f"{name} {version}, before {before.get(name)}"
+        for name, version in versions().items()
+        if version != before.get(name)
+    ]
+    if not other:
+        return []
+    return [f"goes on with other versions, so bits may differ: {'; '.join(other)}"]
+
+
+def _pending(
+    store: Store, spec: RunSpec, units: list[Unit], hashes: dict[str, str], *, known: bool
+) -> tuple[list[int], list[str]]:
+    """Units without a sound shard, and a line for each file that was not one. ``known``: a manifest
+    says whose shards these are.
+    """
+    done: set[int] = set()
+    notes = [
+        f"{name}: not a shard of this run; left alone, and none of it is in the tables"
+        for name in store.strays(len(units))
+    ]
+    for index in store.indices(len(units)):
+        path = store.shard_path(index)
+        try:
+            header = store.read_shard_header(index)
+            run = (header["job"], header["spec_hash"], header["hashes"])
+            if run != (spec.job, spec.hash, hashes):
+                if not known:
+                    raise RunError(
+                        f"{path}: belongs to another run, or to one on other data; choose another"
+                        " folder"
+                    )
+                raise Damaged(f"{path}: damaged: belongs to another run")
+            if header["index"] != index or header["unit"] != units[index]:
+                raise Damaged(f"{path}: damaged: holds another unit than its name says")
+        except Damaged as cause:
+            store.remove_shard(index)
+            notes.append(f"{cause}; its unit is computed again")
+        else:
+            done.add(index)
+    return [index for index in range(len(units)) if index not in done], notes
+
+
+# ---- Computing what is missing
+
+
+class _Writer:
+    """Computes the pending units of a run, makes its tables, and keeps its manifest up to date."""
+
+    def __init__(self, store: Store, plan: _Plan, tracker: Tracker) -> None:
+        self.store, self.plan, self.tracker = store, plan, tracker
+        self.failures: list[Failure] = []
+
+    def write(self, workers: int, dask: str | None, tries: int) -> None:
+        """Compute and store; whatever stops it is written down if the disk allows, and raised with
+        the command to go on.
+        """
+        self.store.remove_page()
+        self._begin(f"dask {dask}" if dask else f"{workers} processes" if workers > 1 else "")
+        path, total = self.store.path, len(self.plan.units)
+        try:
+            if self.plan.pending:
+                with contextlib.closing(self._executor(workers, dask)) as executor:
+                    self._compute(executor, tries)
+            self._consolidate()
+        except KeyboardInterrupt as cause:
+            self._stop("incomplete", "stopped by Ctrl-C")
+            # counted on the disk: Ctrl-C may come right after a rename
+            raise RunInterrupted(path, self.store.count(), total) from cause
+        except RunError as cause:
+            self._stop("incomplete", str(cause))
+            raise type(cause)(
+                f"{cause}; the {self.store.count()} of {total} units that are finished are kept."
+                f" To go on: {resume_command(path)}"
+            ) from cause
+        except Exception as cause:
+            self._stop("failed", describe(cause))
+            raise
+
+    def _executor(self, workers: int, dask: str | None) -> Executor:
+        order = canonical_json({"entry": JOBS[self.plan.job.name], "header": self.manifest.header})
+        if dask is not None:
+            return Cluster(order, dask, workers)
+        if workers > 1:
+            return Processes(order, self.store.path, min(workers, len(self.plan.pending)))
+        return InProcess(order)
+
+    def _compute(self, executor: Executor, tries: int) -> None:
+        """Do the pending units, each as often as it may fail."""
+        units, tracker = self.plan.units, self.tracker
+        executor.heard = lambda index, share: tracker.hear(index, share, executor.pids())
+        for index in self.plan.pending:
+            executor.submit(index, units[index])
+        failed: Counter[int] = Counter()
+        left = len(self.plan.pending)
+        while left:
+            outcome = executor.next()
+            if outcome is None:
+                tracker.tick(executor.pids())
+                continue
+            index = outcome.index
+            failed[index] += outcome.reason is not None
+            if outcome.reason is None:
+                if outcome.data is not None:
+                    self.store.write_shard(index, outcome.data)
+                tracker.end(index)
+                left -= 1
+            elif failed[index] < tries:
+                tracker.again(index)
+                executor.submit(index, units[index])
+            else:
+                tracker.end(index, failed=True)
+                tracker.say(f"unit {index} {units[index]} failed {tries} times: {outcome.reason}")
+                self._fail(
+                    Failure(
+                        index=index,
+                        unit=units[index],
+                        reason=outcome.reason,
+                        tries=tries,
+                        traceback=outcome.traceback,
+                    )
+                )
+                left -= 1
+            tracker.tick(executor.pids())
+
+    def _consolidate(self) -> None:
+        """Make the final tables from the shards there are."""
+        plan, store = self.plan, self.store
+        message = "all units are done; making the final tables"
+        timer = threading.Timer(_SILENCE, self.tracker.tick, kwargs={"message": message})
+        timer.daemon = True
+        timer.start()
+        try:
+            shards = store.stored(plan.units, plan.spec.hash)
+            made = plan.job.consolidate(plan.spec, shards) if shards else {}
+            tables = declare(as_tables(made), plan.job.columns(plan.spec))
+        except Exception as cause:
+            if len(plan.pending) == len(plan.units) or isinstance(cause, RunError):
+                raise
+            # The shards were there before this start, and may not be the run's own.
+            raise RunError(
+                f"{store.path}: the tables cannot be made of its shards ({describe(cause)}); if a"
+                f" shard is not this run's own, remove it from {store.shards}"
+            ) from cause
+        finally:
+            timer.cancel()
+        header = self.manifest.header
+        checksums = {name: store.write_table(name, table, header) for name, table in tables.items()}
+        rows = {name: table.num_rows for name, table in tables.items()}
+        status: Status = "incomplete" if self.failures else "complete"
+        self._end(status, tables=rows, checksums=checksums)
+
+    def _begin(self, executor: str) -> None:
+        plan = self.plan
+        start = Start.here(executor or "this process")
+        if plan.previous is None:
+            manifest = Manifest.begin(plan.spec, plan.units, plan.hashes, start)
+        else:
+            manifest = plan.previous.replaced(
+                status="running",
+                ended=None,
+                failures=(),
+                stopped=None,
+                tables={},
+                checksums={},
+                starts=(*plan.previous.starts, start),
+            )
+        self._save(manifest.replaced(notes=(*manifest.notes, *plan.notes)))
+
+    def _fail(self, failure: Failure) -> None:
+        self.failures.append(failure)
+        if time.monotonic() - self._saved > _MANIFEST_SECONDS:
+            self._save(self.manifest.replaced(failures=tuple(self.failures)))
+
+    def _stop(self, status: Status, stopped: str) -> None:
+        with contextlib.suppress(StoreError):
+            self._end(status, stopped=stopped)
+
+    def _end(self, status: Status, **changes: Any) -> None:
+        self.store.sync()
+        failures = tuple(sorted(self.failures, key=lambda failure: failure.index))
+        self._save(self.manifest.replaced(status=status, ended=now(), failures=failures, **changes))
+
+    def _save(self, manifest: Manifest) -> None:
+        manifest.write(self.store)
+        self.manifest, self._saved = manifest, time.monotonic()

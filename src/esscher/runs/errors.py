@@ -1,4 +1,4 @@
-"""What can go wrong with a run, each with a line that says what to do."""
+"""Exceptions of runs, each with a line that says what to do; text made fit for a terminal."""
 
 from __future__ import annotations
 
@@ -14,26 +14,9 @@ if TYPE_CHECKING:
 
     from esscher.runs.run import Run
 
-
-def resume_command(path: Path) -> str:
-    """The shell command that continues a run."""
-    return f"esscher resume {shlex.quote(str(path))}"
-
-
-def field_lines(cause: ValidationError, most: int | None = None) -> str:
-    """pydantic's complaints on one line, each as "field: what is wrong, got what"."""
-    return "; ".join(_field_line(dict(error)) for error in cause.errors(include_url=False)[:most])
-
-
-def _field_line(error: dict[str, Any]) -> str:
-    *path, field = error["loc"] or ("input",)
-    if error["type"] == "extra_forbidden":
-        return f"{'.'.join(map(str, error['loc']))}: no such field"
-    text, given = str(error["msg"]).removeprefix("Value error, "), error.get("input")
-    if not text.startswith(f"{field}: "):  # our own words may name the field already
-        text = f"{field}: {text[:1].lower()}{text[1:]}"
-    shown = "" if "got " in text or isinstance(given, dict | list | tuple) else f", got {given!r}"
-    return ".".join([*map(str, path), text]) + shown
+SCHEMA = 1  # version of the stored files, raised when their meaning changes
+NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")  # of a table
+LONGEST = 500  # characters of a line that says what is wrong
 
 
 class RunError(Exception):
@@ -80,15 +63,45 @@ class RunInterrupted(KeyboardInterrupt):
         )
 
 
-# ---- Text that may come from anywhere (file names, models, other people's files) made fit for a
-# terminal or a log.
+def resume_command(path: Path) -> str:
+    """The shell command that continues a run."""
+    return f"esscher resume {shlex.quote(str(path))}"
 
-LONGEST = 500  # characters of a line that says what is wrong
+
+def check_schema(schema: Any, origin: str) -> None:
+    """Refuse files in another version of the format; schema 1 is the first."""
+    if schema == SCHEMA:
+        return
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise RunError(
+            f"{origin}: written in schema {schema} by a newer esscher; this one reads up to"
+            f" {SCHEMA}. Upgrade esscher"
+        )
+    raise RunError(
+        f"{origin}: written in schema {schema}, which this esscher no longer reads (it reads"
+        f" {SCHEMA})"
+    )
+
+
+def field_lines(cause: ValidationError, most: int | None = None) -> str:
+    """pydantic's complaints on one line, each as "field: what is wrong, got what"."""
+    return "; ".join(_field_line(dict(error)) for error in cause.errors(include_url=False)[:most])
+
+
+def _field_line(error: dict[str, Any]) -> str:
+    *path, field = error["loc"] or ("input",)
+    if error["type"] == "extra_forbidden":
+        return f"{'.'.join(map(str, error['loc']))}: no such field"
+    text, given = str(error["msg"]).removeprefix("Value error, "), error.get("input")
+    if not text.startswith(f"{field}: "):  # our own words may name the field already
+        text = f"{field}: {text[:1].lower()}{text[1:]}"
+    shown = "" if "got " in text or isinstance(given, dict | list | tuple) else f", got {given!r}"
+    return ".".join([*map(str, path), text]) + shown
 
 
 def printable(text: str) -> str:
-    """The text with its control characters, escapes, text direction marks and half surrogates
-    written out: \\x1b, \\u202e.
+    """The text with control characters, escapes, text direction marks and half surrogates written
+    out: \\x1b, \\u202e.
     """
     if text.isprintable():
         return text
@@ -109,7 +122,7 @@ def one_line(text: str, most: int = LONGEST) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Numbers, lists and dictionaries; JSON has no infinity and no NaN, so these become null."""
+    """Numbers, lists and dictionaries as JSON has them: infinity and NaN become null."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if hasattr(value, "tolist"):  # a number or an array of numpy's
@@ -119,27 +132,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value
-
-
-# ---- The version of what is stored, which every file of a run names, and the names tables may
-# have.
-
-SCHEMA = 1  # raised when the meaning of files changes
-NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")  # of a table
-
-
-def check_schema(schema: Any, origin: str) -> None:
-    """Refuse what another version of the format wrote; schema 1 is the first, so there is none
-    older to read.
-    """
-    if schema == SCHEMA:
-        return
-    if isinstance(schema, int) and schema > SCHEMA:
-        raise RunError(
-            f"{origin}: written in schema {schema} by a newer esscher; this one reads up to"
-            f" {SCHEMA}. Upgrade esscher"
-        )
-    raise RunError(
-        f"{origin}: written in schema {schema}, which this esscher no longer reads (it reads"
-        f" {SCHEMA})"
-    )

@@ -1,108 +1,100 @@
-"""The one interface of all who do units: what is queued, what comes back, and the end."""
+"""Where units are computed: in this process, in local processes, or on a Dask cluster.
+
+A local worker is ``python -m esscher.runs.executors``: it reads units from standard input, stores
+their shards and answers on standard output, a JSON object per line. It ends when its input does, so
+it never outlives the process that started it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import itertools
 import json
 import os
 import queue
 import secrets
-import selectors
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from esscher.runs.columns import declare
 from esscher.runs.errors import RunError, StoreError
-from esscher.runs.job import Job, load_job
 from esscher.runs.manifest import versions
 from esscher.runs.progress import advancing
-from esscher.runs.spec import RunSpec, Unit, canonical_json
+from esscher.runs.spec import Job, RunSpec, Unit, find_job
+from esscher.runs.store import Store
 from esscher.runs.tables import as_tables, encode_shard
 
 
 @dataclass(frozen=True)
-class Order:
-    """What any process needs to do units of a run; plain text, so it travels."""
-
-    entry: str  # "module:attribute" of the job
-    header: dict[str, Any]  # of the manifest; holds the job's name and the spec
-
-    def as_json(self) -> str:
-        return canonical_json({"entry": self.entry, "header": self.header})
-
-    @classmethod
-    def from_json(cls, text: str) -> Order:
-        return cls(**json.loads(text))
-
-    def load(self) -> tuple[Job, RunSpec]:
-        job = load_job(self.entry, self.header["job"])
-        return job, job.spec.read(self.header["spec"])
-
-
-@dataclass(frozen=True)
 class Outcome:
-    """What became of one try of a unit. ``data``: its shard, unless the executor's worker has
-    stored it already.
-    """
+    """Result of one try of a unit. ``data``: its shard, unless a worker has stored it already."""
 
     index: int
     reason: str | None = None  # why it failed
     traceback: str = ""
     data: bytes | None = None
 
+    @classmethod
+    def failed(cls, index: int, cause: BaseException) -> Outcome:
+        trace = "".join(traceback.format_exception(cause))[-4000:]
+        return cls(index, describe(cause), trace)
 
-def compute_shard(job: Job, spec: RunSpec, header: dict[str, Any], index: int, unit: Unit) -> bytes:
-    with threads_set(spec.threads):
+
+def describe(cause: BaseException) -> str:
+    """An exception as one line."""
+    text = " ".join(str(cause).split())
+    return (f"{type(cause).__name__}: {text}" if text else type(cause).__name__)[:500]
+
+
+@functools.lru_cache(maxsize=8)
+def _load(order: str) -> tuple[Job, RunSpec, dict[str, Any]]:
+    """Job, spec and header of a run from the JSON that any process can be given."""
+    given = json.loads(order)
+    job = find_job(given["header"]["job"], given["entry"])
+    return job, job.spec.read(given["header"]["spec"]), given["header"]
+
+
+def compute_shard(order: str, index: int, unit: Unit) -> bytes:
+    """The shard of one unit, computed in this process with the threads of the spec.
+
+    ``order``: JSON of ``entry``, "module:attribute" of the job, and ``header``, that of the
+    manifest.
+    """
+    job, spec, header = _load(order)
+    with _threads(spec.threads):
         tables = job.compute(spec, unit)
     return encode_shard(
         declare(as_tables(tables), job.columns(spec)), {**header, "index": index, "unit": unit}
     )
 
 
-def compute_there(order: str, index: int, unit: Unit, expected: dict[str, str]) -> bytes:
-    """The same in a process of another machine, if it has the same versions: others could give
-    other bits.
-    """
+def compute_remotely(order: str, index: int, unit: Unit, expected: dict[str, str]) -> bytes:
+    """The same on another machine, refused with other versions, which could give other bits."""
     here = versions()
     other = [name for name in expected if here.get(name) != expected[name]]
     if other:
         found = ", ".join(f"{name} {here.get(name)} instead of {expected[name]}" for name in other)
         raise RuntimeError(f"the worker has {found}; give it the versions of the client")
-    job, spec, header = _loaded(order)
-    return compute_shard(job, spec, header, index, unit)
-
-
-@functools.lru_cache(maxsize=8)
-def _loaded(order: str) -> tuple[Job, RunSpec, dict[str, Any]]:
-    parsed = Order.from_json(order)
-    return *parsed.load(), parsed.header
-
-
-def describe(cause: BaseException) -> tuple[str, str]:
-    """An exception as one line, and its traceback."""
-    text = " ".join(str(cause).split())
-    reason = f"{type(cause).__name__}: {text}" if text else type(cause).__name__
-    return reason[:500], "".join(traceback.format_exception(cause))[-4000:]
+    return compute_shard(order, index, unit)
 
 
 @contextlib.contextmanager
-def threads_set(threads: int) -> Iterator[None]:
-    """Let torch, where it is loaded, use so many threads: the bits of a parallel sum depend on the
-    number.
+def _threads(threads: int) -> Iterator[None]:
+    """Set torch's threads, where it is loaded: the bits of a parallel sum depend on the number.
 
-    numpy's BLAS and numba read theirs when they are imported (OMP_NUM_THREADS, NUMBA_NUM_THREADS);
-    local workers are started with both set.
+    numpy's BLAS and numba read theirs from the environment when they are imported; local workers
+    are started with it.
     """
     torch = sys.modules.get("torch")
     before = torch.get_num_threads() if torch else threads
@@ -115,19 +107,10 @@ def threads_set(threads: int) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-# ---- The one interface of all who do units: what is queued, what comes back, and the end.
-
-
 class Executor(ABC):
-    """Takes units, gives outcomes as they come. Entering starts it; leaving stops it at once,
-    finished or not.
+    """Takes units, gives outcomes as they come; a failed unit can be submitted again meanwhile."""
 
-    ``submit`` and ``next`` instead of one ``map``: a unit that failed is submitted again while the
-    others go on, and a second without an outcome is when progress is told. An outcome holds the
-    shard, or nothing where a worker stored it already.
-    """
-
-    # told how far a unit is, where its job says so
+    # called with a unit's index and how far it is, where its job says so
     heard: Callable[[int, float], object] | None = None
 
     @abstractmethod
@@ -146,28 +129,12 @@ class Executor(ABC):
         """Processes of this machine that work for it, beside this one."""
         return []
 
-    def __enter__(self) -> Executor:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        cause: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-# ---- Units in this process, one after the other: what the other executors must agree with, bit
-# for bit.
-
 
 class InProcess(Executor):
-    """One unit after the other in this process."""
+    """One unit after the other in this process; the other executors give the same bytes."""
 
-    def __init__(self, order: Order) -> None:
-        self._job, self._spec = order.load()
-        self._header = order.header
+    def __init__(self, order: str) -> None:
+        self._order = order
         self._queue: deque[tuple[int, Unit]] = deque()
 
     def submit(self, index: int, unit: Unit) -> None:
@@ -178,17 +145,15 @@ class InProcess(Executor):
         heard = self.heard
         try:
             with advancing(None if heard is None else lambda share: heard(index, share)):
-                return Outcome(
-                    index, data=compute_shard(self._job, self._spec, self._header, index, unit)
-                )
+                return Outcome(index, data=compute_shard(self._order, index, unit))
         except (Exception, SystemExit) as cause:
-            return Outcome(index, *describe(cause))
+            return Outcome.failed(index, cause)
 
     def close(self) -> None:
         self._queue.clear()
 
 
-# ---- Units in local processes. A process that dies costs its unit one try and is replaced.
+# ---- Local processes. A process that dies costs its unit one try and is replaced.
 
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -196,160 +161,170 @@ _THREAD_VARIABLES = (
     "OPENBLAS_NUM_THREADS",
     "NUMBA_NUM_THREADS",
 )
-_STILLBORN = 3  # deaths before any unit, in a row, after which no worker is started any more
-
-
-class _Worker:
-    """One process and the unit it is at."""
-
-    def __init__(self, environment: dict[str, str], start: str) -> None:
-        # A session of its own: Ctrl-C is for the writer of the run, which then stops its workers.
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "esscher.runs.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            start_new_session=True,
-        )
-        assert self.process.stdout is not None
-        self.output = self.process.stdout.fileno()
-        self.ready = False
-        self.index: int | None = None
-        self._pending = b""
-        self.send(start)
-
-    def send(self, line: str) -> None:
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # then it is dead, which its output will tell
-            self.process.stdin.write(line.encode("utf-8") + b"\n")
-            self.process.stdin.flush()
-
-    def answers(self) -> list[str] | None:
-        """Whole lines that have come; None at the end of output."""
-        data = os.read(self.output, 1 << 16)
-        if not data:
-            return None
-        *lines, self._pending = (self._pending + data).split(b"\n")
-        return [line.decode("utf-8") for line in lines]
-
-    def death(self) -> str:
-        code = self.process.wait()
-        if code >= 0:
-            return f"its process ended with code {code}"
-        killed = " (out of memory?)" if -code == signal.SIGKILL else ""
-        return f"its process was ended by signal {-code}, {signal.strsignal(-code)}{killed}"
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
+_STILLBORN = 3  # deaths before any unit, in a row, after which the run ends
 
 
 class Processes(Executor):
-    """So many fresh processes, each with the threads of the spec, each storing the shards it
-    computes.
+    """Fresh processes with the threads of the spec, each served by a thread of this one, each
+    storing the shards it computes.
     """
 
-    def __init__(self, order: Order, path: Path, workers: int) -> None:
-        _, spec = order.load()
+    def __init__(self, order: str, path: Path, workers: int) -> None:
+        _, spec, _ = _load(order)
         limits = dict.fromkeys(_THREAD_VARIABLES, str(spec.threads))
         # The path of this process, so that a worker finds the same modules, and (-P) no others.
         search = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         self._environment = {**os.environ, **limits, "PYTHONPATH": search}
-        self._start = json.dumps({"order": asdict(order), "path": str(path.resolve())})
-        self._limit = workers
-        self._workers: list[_Worker] = []
-        self._queue: deque[tuple[int, Unit]] = deque()
-        self._outcomes: deque[Outcome] = deque()
-        self._selector = selectors.DefaultSelector()
-        self._stillborn = 0
+        self._start = {"order": order, "path": str(path.resolve())}
+        self._units: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._processes: list[subprocess.Popen[str]] = []
+        self._stillborn, self._closed, self._lock = 0, False, threading.Lock()
+        self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(workers)]
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, index: int, unit: Unit) -> None:
-        self._queue.append((index, unit))
+        self._units.put({"index": index, "unit": unit})
 
     def pids(self) -> list[int]:
-        return [worker.process.pid for worker in self._workers]
+        return [process.pid for process in self._processes]
 
     def next(self) -> Outcome | None:
-        self._staff()
-        if not self._outcomes:
-            for key, _ in self._selector.select(timeout=1.0):
-                self._listen(key.data)
-            self._bury()
-        return self._outcomes.popleft() if self._outcomes else None
+        try:
+            answer = self._answers.get(timeout=1.0)
+        except queue.Empty:
+            return None
+        if "fatal" in answer:
+            raise (StoreError if answer.get("disk") else RunError)(answer["fatal"])
+        if "share" in answer:
+            if self.heard is not None:
+                self.heard(answer["index"], answer["share"])
+            return None
+        return Outcome(**answer)
 
     def close(self) -> None:
-        while self._workers:
-            self._dismiss(self._workers[-1])
-        self._selector.close()
+        with self._lock:
+            self._closed = True
+            for process in self._processes:
+                process.kill()
+        for _ in self._threads:
+            self._units.put(None)
+        for thread in self._threads:
+            thread.join()
 
-    def _staff(self) -> None:
-        """Give every idle worker a unit, and start workers while there are more units than workers
-        to come.
+    def _serve(self) -> None:
+        """Give one process units, and replace it when it dies."""
+        try:
+            while (process := self._begin()) is not None:
+                unit = None
+                if ready := self._talk(process, self._start):
+                    self._stillborn = 0
+                    while (unit := self._units.get()) is not None and self._talk(process, unit):
+                        pass
+                self._bury(process, ready, unit)
+        except Exception as cause:  # no process can be started
+            self._answers.put({"fatal": describe(cause)})
+
+    def _begin(self) -> subprocess.Popen[str] | None:
+        with self._lock:
+            if self._closed or self._stillborn >= _STILLBORN:
+                return None
+            # A session of its own: Ctrl-C is for the writer of the run, which stops its workers.
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "esscher.runs.executors"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=self._environment,
+                start_new_session=True,
+                encoding="utf-8",
+            )
+            self._processes.append(process)
+            return process
+
+    def _talk(self, process: subprocess.Popen[str], message: Mapping[str, Any]) -> bool:
+        """Send a message and pass the answers on until it is done; False where the process died or
+        gave up.
         """
-        for worker in self._workers:
-            if worker.ready and worker.index is None and self._queue:
-                worker.index, unit = self._queue.popleft()
-                worker.send(json.dumps({"index": worker.index, "unit": unit}))
-        coming = sum(not worker.ready for worker in self._workers)
-        while len(self._workers) < self._limit and coming < len(self._queue):
-            worker = _Worker(self._environment, self._start)
-            self._workers.append(worker)
-            self._selector.register(worker.output, selectors.EVENT_READ, worker)
-            coming += 1
+        with contextlib.suppress(BrokenPipeError):
+            print(json.dumps(message), file=process.stdin, flush=True)
+            for line in process.stdout or ():
+                answer = json.loads(line)
+                if "ready" in answer:
+                    return True
+                self._answers.put(answer)
+                if "share" not in answer:
+                    return "fatal" not in answer
+        return False
 
-    def _listen(self, worker: _Worker) -> None:
-        lines = worker.answers()
-        if lines is None:
-            self._lose(worker)
-            return
-        for line in lines:
-            answer = json.loads(line)
-            if "fatal" in answer:
-                raise (RunError if not worker.ready else StoreError)(answer["fatal"])
-            if "ready" in answer:
-                worker.ready, self._stillborn = True, 0
-                continue
-            if "share" in answer:
-                if self.heard is not None:
-                    self.heard(answer["index"], answer["share"])
-                continue
-            worker.index = None
-            self._outcomes.append(Outcome(**answer))
-
-    def _bury(self) -> None:
-        """Processes that are gone though something they started keeps their output open."""
-        for worker in list(self._workers):
-            if worker.process.poll() is not None and not self._has_answers(worker):
-                self._lose(worker)
-
-    def _has_answers(self, worker: _Worker) -> bool:
-        return any(key.data is worker for key, _ in self._selector.select(timeout=0))
-
-    def _lose(self, worker: _Worker) -> None:
-        reason = worker.death()
-        self._dismiss(worker)
-        if worker.index is not None:
-            self._outcomes.append(Outcome(worker.index, reason))
-        elif not worker.ready:
-            self._stillborn += 1
-            if self._stillborn >= _STILLBORN:
-                raise RunError(
-                    f"{self._stillborn} workers died before their first unit; the last: {reason}"
-                )
-
-    def _dismiss(self, worker: _Worker) -> None:
-        self._workers.remove(worker)
-        self._selector.unregister(worker.output)
-        worker.end()
+    def _bury(
+        self, process: subprocess.Popen[str], ready: bool, unit: dict[str, Any] | None
+    ) -> None:
+        """Say why a process died; after several deaths before the first unit the run ends."""
+        with contextlib.suppress(BrokenPipeError), process:
+            pass  # its pipes are closed and its end is waited for
+        code = process.returncode
+        reason = f"its process ended with code {code}"
+        if code < 0:
+            killed = " (out of memory?)" if -code == signal.SIGKILL else ""
+            reason = f"its process was ended by signal {-code}, {signal.strsignal(-code)}{killed}"
+        with self._lock:
+            self._processes.remove(process)
+            if unit is not None:
+                self._answers.put({"index": unit["index"], "reason": reason})
+            elif not ready:
+                self._stillborn += 1
+                if self._stillborn == _STILLBORN:
+                    died = f"{_STILLBORN} workers died before their first unit; the last: {reason}"
+                    self._answers.put({"fatal": died})
 
 
-# ---- Units on a dask.distributed cluster: workers compute, shards come back as bytes, this
-# process stores them.
+def main() -> None:
+    """A local worker."""
+    # What a job prints must not mix with the answers: it goes where errors go.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            lines.put(line)
+        os._exit(0)
+
+    def answer(**fields: Any) -> None:
+        print(json.dumps(fields), file=answers, flush=True)
+
+    threading.Thread(target=read, daemon=True).start()
+    try:
+        start = json.loads(lines.get())
+        store = Store(Path(start["path"]))
+        _load(start["order"])
+    except Exception as cause:
+        answer(fatal=f"a worker cannot start: {describe(cause)}")
+        return
+    answer(ready=True)
+    while _do(start["order"], store, answer, **json.loads(lines.get())):
+        pass
+
+
+def _do(order: str, store: Store, answer: Callable[..., None], index: int, unit: Unit) -> bool:
+    """Compute and store one unit; False where the disk refused it."""
+    try:
+        with advancing(lambda share: answer(index=index, share=share)):
+            data = compute_shard(order, index, unit)
+        store.write_shard(index, data)
+        answer(index=index)
+    except StoreError as cause:
+        answer(fatal=str(cause), disk=True)
+        return False
+    except (Exception, SystemExit) as cause:
+        failed = Outcome.failed(index, cause)
+        answer(index=index, reason=failed.reason, traceback=failed.traceback)
+    return True
+
+
+# ---- A dask.distributed cluster: workers compute, shards come back as bytes, this process stores
+# them.
 
 _CONNECT_SECONDS = 10
 
@@ -359,10 +334,14 @@ class Cluster(Executor):
     machine.
     """
 
-    def __init__(self, order: Order, address: str, workers: int = 1) -> None:
-        distributed = _distributed()
-        self._order = order.as_json()
-        self._address = address
+    def __init__(self, order: str, address: str, workers: int = 1) -> None:
+        try:
+            distributed: Any = importlib.import_module("distributed")
+        except ImportError as cause:
+            raise RunError(
+                f"Dask is not installed ({cause}); install it with: pip install 'esscher[dask]'"
+            ) from cause
+        self._order, self._address = order, address
         self._local: Any = None
         if address == "local":
             self._local = distributed.LocalCluster(
@@ -380,15 +359,14 @@ class Cluster(Executor):
         self._done: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._futures: dict[str, Any] = {}
         # a key is known to the whole cluster, so no other run may have it
-        self._token = f"esscher-{secrets.token_hex(8)}"
-        self._tries = itertools.count()
+        token = secrets.token_hex(8)
+        self._keys = (f"esscher-{token}-{number}" for number in itertools.count())
 
     def submit(self, index: int, unit: Unit) -> None:
-        key = f"{self._token}-{index}-{next(self._tries)}"
         future = self._client.submit(
-            compute_there, self._order, index, unit, versions(), key=key, pure=False
+            compute_remotely, self._order, index, unit, versions(), key=next(self._keys), pure=False
         )
-        self._futures[key] = future
+        self._futures[future.key] = future
         future.add_done_callback(lambda finished: self._done.put((index, finished)))
 
     def next(self) -> Outcome | None:
@@ -401,9 +379,9 @@ class Cluster(Executor):
         except Exception as cause:
             if future.status in ("cancelled", "lost"):
                 raise RunError(
-                    f"the Dask scheduler at {self._address} is gone: {describe(cause)[0]}"
+                    f"the Dask scheduler at {self._address} is gone: {describe(cause)}"
                 ) from cause
-            return Outcome(index, *describe(cause))
+            return Outcome.failed(index, cause)
         finally:
             self._futures.pop(future.key, None)
 
@@ -414,11 +392,5 @@ class Cluster(Executor):
             self._local.close()
 
 
-def _distributed() -> Any:
-    try:
-        import distributed
-    except ImportError as cause:
-        raise RunError(
-            f"Dask is not installed ({cause}); install it with: pip install 'esscher[dask]'"
-        ) from cause
-    return distributed
+if __name__ == "__main__":
+    main()

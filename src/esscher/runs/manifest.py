@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import json
@@ -13,29 +14,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from esscher.runs.errors import SCHEMA, Damaged, RunError, check_schema, field_lines, resume_command
-from esscher.runs.files import read_json
-from esscher.runs.job import MOST_UNITS
-from esscher.runs.spec import RunSpec, Unit, digest
-from esscher.runs.store import Store, write_durable
+from esscher.runs.files import read_json, write_durable
+from esscher.runs.spec import MOST_UNITS, Plain, RunSpec, Unit, digest
+from esscher.runs.store import Store
 
 MANIFEST = "manifest.json"
+LOCK = "lock"
 GROUP = "group.json"  # in a folder of several runs
 VERDICTS = "reproduce.json"  # in a folder of runs that test claims
 Status = Literal["running", "complete", "incomplete", "failed"]
 
 
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Failure(_Record):
+class Failure(Plain):
     """A unit that failed every time it was tried."""
 
     index: int
@@ -45,10 +38,8 @@ class Failure(_Record):
     traceback: str = ""
 
 
-class Start(_Record):
-    """One start of the run, the first or a resumption: which code, on what machine, by which
-    executor.
-    """
+class Start(Plain):
+    """One start of the run, the first or a resumption: code, machine and executor."""
 
     started: str
     executor: str
@@ -56,8 +47,18 @@ class Start(_Record):
     versions: dict[str, str]
     commit: str | None = None
 
+    @classmethod
+    def here(cls, executor: str) -> Start:
+        return cls(
+            started=now(),
+            executor=executor,
+            machine=machine(),
+            versions=versions(),
+            commit=commit(),
+        )
 
-class Manifest(_Record):
+
+class Manifest(Plain):
     """``manifest.json``. ``status`` is as last written: a killed run still says running (see
     Run.status).
     """
@@ -78,13 +79,12 @@ class Manifest(_Record):
     ended: str | None = None
     starts: tuple[Start, ...] = Field(min_length=1)
     failures: tuple[Failure, ...] = ()
-    # what a reader should know: damaged shards done again, a manifest rebuilt
-    notes: tuple[str, ...] = ()
-    # what ended the last start before the run was complete; the next start forgets it
-    stopped: str | None = None
-    tables: dict[str, int] = {}  # final tables and their numbers of rows
-    # and the checksum each carries; runs begun by an early esscher have none
-    checksums: dict[str, str] = {}
+    notes: tuple[str, ...] = ()  # damaged shards computed again, a manifest rebuilt
+    stopped: str | None = None  # what ended the last start before the run was complete
+    tables: dict[str, int] = Field(default={})  # final tables and their numbers of rows
+    checksums: dict[str, str] = Field(
+        default={}
+    )  # of the final tables; an early esscher wrote none
 
     @classmethod
     def begin(
@@ -129,14 +129,29 @@ class Manifest(_Record):
 def read_manifest(path: Path) -> Manifest:
     """The manifest of a run directory, or a RunError that says what is wrong and what to do."""
     file = path / MANIFEST
+    remedy = (
+        f"{Store(path).count()} finished units are kept, and {resume_command(path)} writes it again"
+        " from them"
+    )
     try:
         content = read_json(file)
         check_schema(content.get("schema_version"), str(file))
         manifest = Manifest.model_validate(content)
     except FileNotFoundError as cause:
-        raise Damaged(_missing(path)) from cause
+        if not path.is_dir():
+            missing = "no such run directory"
+        elif os.path.lexists(path / GROUP):
+            missing = "holds several runs, each in a folder of its own; name one of these"
+        elif Store(path).count() == 0:
+            missing = f"not a run directory: it has no {MANIFEST}"
+        else:
+            missing = f"its {MANIFEST} is missing; {remedy}"
+        raise Damaged(f"{path}: {missing}") from cause
     except ValueError as cause:
-        raise Damaged(f"{file}: damaged or truncated ({_short(cause)}); {_remedy(path)}") from cause
+        short = str(cause).splitlines()[0]
+        if isinstance(cause, ValidationError):
+            short = field_lines(cause, most=2)
+        raise Damaged(f"{file}: damaged or truncated ({short}); {remedy}") from cause
     except OSError as cause:
         raise RunError(f"{file}: cannot be read: {cause.strerror or cause}") from cause
     if digest(manifest.spec) != manifest.spec_hash:
@@ -146,33 +161,14 @@ def read_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def _missing(path: Path) -> str:
-    if not path.is_dir():
-        return f"{path}: no such run directory"
-    if os.path.lexists(path / GROUP):
-        return f"{path}: holds several runs, each in a folder of its own; name one of these"
-    if Store(path).count() == 0:
-        return f"{path}: not a run directory: it has no {MANIFEST}"
-    return f"{path}: its {MANIFEST} is missing; {_remedy(path)}"
-
-
-def _remedy(path: Path) -> str:
-    return (
-        f"{Store(path).count()} finished units are kept, and {resume_command(path)} writes it again"
-        " from them"
-    )
-
-
-def _short(cause: Exception) -> str:
-    if isinstance(cause, ValidationError):
-        return field_lines(cause, most=2)
-    return str(cause).splitlines()[0]
-
-
 # ---- Where a result comes from: versions, commit, machine.
 
 # Those whose version can change a bit of a result or of a file.
 _PACKAGES = ("esscher", "torch", "numpy", "scipy", "numba", "pandas", "pyarrow", "transformers")
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 @functools.cache
@@ -180,10 +176,8 @@ def versions() -> dict[str, str]:
     """Python and the packages that matter, as installed; nothing is imported."""
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 
@@ -199,38 +193,21 @@ def machine() -> dict[str, Any]:
 @functools.cache
 def commit() -> str | None:
     """The commit of this source, with -dirty if changed since; None where it is not known."""
-    return _installed_commit() or _checked_out_commit()
-
-
-def _installed_commit() -> str | None:
-    """As pip wrote it down when it installed from a repository."""
-    try:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         text = importlib.metadata.distribution("esscher").read_text("direct_url.json")
-    except importlib.metadata.PackageNotFoundError:
+        installed = json.loads(text or "{}").get("vcs_info", {}).get("commit_id")
+        if installed:  # pip wrote it down when it installed from a repository
+            return str(installed)
+    # a virtual environment may lie in another repository, which does not keep this file
+    if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
         return None
-    found = json.loads(text or "{}").get("vcs_info", {}).get("commit_id")
-    return str(found) if found else None
+    return _git("describe", "--always", "--abbrev=40", "--dirty", "--exclude=*")
 
 
-def _checked_out_commit() -> str | None:
-    """As git says, if git keeps this very file: a virtual environment may lie in somebody else's
-    repository.
-    """
-    here = Path(__file__)
-    if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
-        return None
-    return _git(here.parent, "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*")
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
+def _git(*arguments: str) -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
     try:
-        answer = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=10,
-        )
+        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip() or None

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from esscher.runs.errors import one_line
@@ -20,19 +19,17 @@ _log = logging.getLogger("esscher.runs")
 
 @dataclass(frozen=True)
 class Progress:
-    """Units done and to do; the rate and the time left since this start; memory of all local
-    processes in bytes.
-    """
+    """Units done and to do, rate and time left since this start, memory of all local processes."""
 
     done: int
     total: int
     failed: int = 0
     rate: float | None = None  # units per second
     seconds_left: float | None = None
-    memory: int | None = None
+    memory: int | None = None  # bytes
     message: str | None = None  # what happened, in words
     ended: bool = False
-    under_way: float = 0.0  # of units not yet done, how many that makes together
+    under_way: float = 0.0  # sum of the shares done of units under way
 
     def line(self) -> str:
         """All of it on one line."""
@@ -62,9 +59,7 @@ _heard: ContextVar[Callable[[float], object] | None] = ContextVar("heard", defau
 
 
 def advance(share: float) -> None:
-    """A job may say how far the unit is that it computes, from 0 to 1: units that take minutes are
-    not silent.
-    """
+    """Called by a job to say how far its unit is, from 0 to 1."""
     heard = _heard.get()
     if heard is not None:
         heard(share)
@@ -86,66 +81,38 @@ class Tracker:
     """
 
     def __init__(self, report: Report | None, costs: Mapping[int, float], total: int) -> None:
-        """``costs``: of the units to do, by number, against one another; the time left is that of
-        their work.
-        """
+        """``costs``: of the units to do, by number; the time left is that of their work."""
         self.total, self.failed = total, 0
         self.done = self._before = total - len(costs)
         self._report, self._costs = report, costs
         self._parts: dict[int, float] = {}  # of units under way: how far each is
         self._work = 0.0  # of those done
         self._left = sum(costs.values())  # of the others
-        self._start = time.monotonic()
-        # when the first unit ended, and units and work done by then
-        self._warm: tuple[float, float, float] | None = None
-
-    def __enter__(self) -> Tracker:
-        self.tick()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        cause: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.tick(ended=True)
-
-    @property
-    def quiet(self) -> bool:
-        """Whether nobody listens."""
-        return self._report is None
+        # moment, units and work that the rate is counted from
+        self._since = (time.monotonic(), 0.0, 0.0)
+        self._first: tuple[float, float, float] | None = None  # the same when the first unit ended
 
     def tick(
         self, pids: Iterable[int] = (), *, message: str | None = None, ended: bool = False
     ) -> None:
+        """Tell the report how far the run is."""
         if self._report is None:
             return
-        now = time.monotonic()
         under_way = sum(self._parts.values())
         part = sum(share * self._costs[index] for index, share in self._parts.items())
-        new, work = self.done - self._before + under_way, self._work + part
-        # the first unit also compiles and reads what the others find ready: once there is more, it
-        # does not count
-        since, new_then, work_then = (
-            self._warm
-            if self._warm is not None and work > self._warm[2]
-            else (self._start, 0.0, 0.0)
-        )
-        elapsed = now - since
-        rate = (new - new_then) / elapsed if new > new_then and elapsed > 0 else None
+        units, work = self.done - self._before + under_way, self._work + part
+        # the first unit also compiles and loads for the others: it does not count once there is
+        # more
+        if self._first is not None and work > self._first[2]:
+            self._since = self._first
+        start, units_then, work_then = self._since
+        elapsed = time.monotonic() - start
+        rate = (units - units_then) / elapsed if units > units_then and elapsed > 0 else None
         left = (self._left - part) * elapsed / (work - work_then) if rate else None
+        memory = memory_of(pids)
         self._report(
             Progress(
-                self.done,
-                self.total,
-                self.failed,
-                rate,
-                left,
-                memory_of(pids),
-                message,
-                ended,
-                under_way,
+                self.done, self.total, self.failed, rate, left, memory, message, ended, under_way
             )
         )
 
@@ -165,8 +132,8 @@ class Tracker:
         self.done += not failed
         self._left -= self._costs[index]
         self._work += 0.0 if failed else self._costs[index]
-        if self._warm is None and not failed:
-            self._warm = time.monotonic(), float(self.done - self._before), self._work
+        if self._first is None and not failed:
+            self._first = time.monotonic(), float(self.done - self._before), self._work
 
     def say(self, message: str) -> None:
         if self._report is None:
@@ -175,18 +142,14 @@ class Tracker:
 
 
 def terminal(stream: Any = None, every: float = 5.0) -> Report:
-    """A report for people on a stream, standard error unless told: a bar on a terminal, else a line
-    now and then.
-    """
+    """A report for a stream (stderr unless told): a bar on a terminal, else a line now and then."""
     stream = sys.stderr if stream is None else stream
     return _Bar(stream) if stream.isatty() else _Lines(stream, every)
 
 
 def watched(progress: Any = None) -> Report | None:
-    """What a caller's ``progress`` means: a function is itself, True is the terminal's, False none;
-    None: where people look on.
-
-    People look on in a terminal and in a notebook.
+    """The report that ``progress`` stands for: a function is itself, True is the terminal's, False
+    none; None is the terminal's in a terminal and in a notebook.
     """
     if callable(progress):
         report: Report = progress

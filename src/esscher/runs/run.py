@@ -1,8 +1,11 @@
-"""A stored run as tables. Reading needs neither the job's code nor torch."""
+"""A stored run as tables, and its tables as files for other tools. Reading needs neither the job's
+code nor torch.
+"""
 
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 import os
 from collections.abc import Callable
@@ -10,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esscher.runs.errors import RunError, one_line, resume_command
+from esscher.runs.errors import RunError, one_line, plain, resume_command
+from esscher.runs.files import ENDINGS, write_durable
+from esscher.runs.folders import read_group
 from esscher.runs.lock import holder_of
-from esscher.runs.manifest import MANIFEST, Failure, Manifest, Status, read_manifest
+from esscher.runs.manifest import LOCK, MANIFEST, Failure, Manifest, Status, read_manifest
 from esscher.runs.progress import Progress
+from esscher.runs.spec import canonical_json
 from esscher.runs.store import Store
-from esscher.runs.survey import read_group
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,9 +45,6 @@ def find_view(name: str) -> Callable[..., Any]:
     return found
 
 
-# ---- A stored run as tables. Reading needs neither the job's code nor torch.
-
-LOCK = "lock"
 _log = logging.getLogger("esscher.runs")
 
 
@@ -76,13 +78,8 @@ class Run:
     @property
     def progress(self) -> Progress:
         """Units finished now, by the shards there are."""
-        ended = self.status != "running"
-        return Progress(
-            Store(self.path).count(self.manifest.units),
-            self.manifest.units,
-            failed=len(self.failures),
-            ended=ended,
-        )
+        done, total = Store(self.path).count(self.manifest.units), self.manifest.units
+        return Progress(done, total, len(self.failures), ended=self.status != "running")
 
     @property
     def tables(self) -> list[str]:
@@ -91,8 +88,15 @@ class Run:
 
     def arrow(self, name: str) -> pa.Table:
         """A final table as Arrow, its checksum verified."""
-        if name not in self.manifest.tables:
-            raise ValueError(self._no_table(name))
+        if name not in self.tables and self.tables:
+            raise ValueError(f"{self.path}: no table {name!r}; there are: {', '.join(self.tables)}")
+        if name not in self.tables:
+            progress = self.progress
+            raise ValueError(
+                f"{self.path}: no tables yet, {progress.done} of {progress.total} units are done"
+                f" ({self.status}); {resume_command(self.path)} completes it, and"
+                f" partial({name!r}) shows what there is"
+            )
         return Store(self.path).read_table(
             name, self.manifest.spec_hash, self.manifest.checksums.get(name)
         )
@@ -102,17 +106,13 @@ class Run:
         return self.arrow(name).to_pandas()
 
     def columns(self, name: str) -> dict[str, Column]:
-        """What the columns of a table are, in their order; before there are tables, of the rows
-        there are.
-        """
+        """Descriptions of a table's columns, in their order."""
         from esscher.runs.columns import columns_of
 
         return columns_of((self.arrow(name) if self.tables else self._finished(name)).schema)
 
     def partial(self, name: str) -> Any:
-        """Rows of the units finished so far, in the order of units and before consolidation, as a
-        pandas frame.
-        """
+        """Rows of the units finished so far, before consolidation, as a pandas frame."""
         return self._finished(name).to_pandas()
 
     def _finished(self, name: str) -> pa.Table:
@@ -120,9 +120,7 @@ class Run:
 
         store, spec_hash = Store(self.path), self.manifest.spec_hash
         indices = store.indices(self.manifest.units)
-        found = concatenate(
-            None, [store.read_shard(index, spec_hash=spec_hash) for index in indices]
-        )
+        found = concatenate(None, [store.read_shard(index, spec_hash) for index in indices])
         if name not in found:
             raise ValueError(
                 f"{self.path}: no finished unit has a table {name!r}; there are:"
@@ -174,16 +172,6 @@ class Run:
     def _repr_html_(self) -> str:
         return str(find_view("html")(self))
 
-    def _no_table(self, name: str) -> str:
-        if self.tables:
-            return f"{self.path}: no table {name!r}; there are: {', '.join(self.tables)}"
-        progress = self.progress
-        return (
-            f"{self.path}: no tables yet, {progress.done} of {progress.total} units are done"
-            f" ({self.status}); {resume_command(self.path)} completes it, and partial({name!r})"
-            " shows what there is"
-        )
-
 
 def load_run(path: str | os.PathLike[str]) -> Run:
     """A stored run, finished or not."""
@@ -206,3 +194,71 @@ def list_runs(folder: str | os.PathLike[str] = ".") -> list[Run]:
         except RunError as cause:
             _log.warning("%s", one_line(str(cause)))
     return sorted(runs, key=lambda run: run.manifest.started)
+
+
+def export_run(
+    path: str | os.PathLike[str],
+    to: str = "csv",
+    out: str | os.PathLike[str] = ".",
+    *,
+    overwrite: bool = False,
+) -> list[Path]:
+    """Write every final table of a run into the folder ``out``, a file each, and return the files.
+
+    "json" is a list of rows, with null where a number is none. "netcdf" is one xarray dataset per
+    table along the dimension "row", with the spec among its attributes. Files that are there
+    already are refused unless ``overwrite``.
+    """
+    if to not in ENDINGS:
+        raise ValueError(f"to: expected one of {', '.join(ENDINGS)}, got {to!r}")
+    run, folder = load_run(path), Path(out)
+    if not run.tables:
+        raise RunError(f"{run.path}: no tables to export yet ({run.status})")
+    if folder.resolve() == run.path.resolve():
+        raise ValueError(f"out: expected another folder than the run itself, got {folder}")
+    files = {name: folder / f"{name}{ENDINGS[to]}" for name in run.tables}
+    there = [file for file in files.values() if os.path.lexists(file)]
+    if there and not overwrite:
+        raise ValueError(
+            f"out: {there[0]} is there already; choose another folder, or ask to overwrite it"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, file in files.items():
+        if to == "netcdf":
+            _write_netcdf(run, name, file)
+        else:
+            write_durable(file, _as_bytes(run, name, to))
+    return list(files.values())
+
+
+def _as_bytes(run: Run, name: str, to: str) -> bytes:
+    import pyarrow as pa
+    import pyarrow.csv
+
+    from esscher.runs.tables import encode_table
+
+    table = run.arrow(name)
+    if to == "parquet":
+        return encode_table(table, {**run.manifest.header, "table": name})
+    if to == "json":
+        return json.dumps(plain(table.to_pylist()), indent=1, ensure_ascii=False).encode() + b"\n"
+    sink = pa.BufferOutputStream()
+    pyarrow.csv.write_csv(table, sink)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _write_netcdf(run: Run, name: str, file: Path) -> None:
+    try:
+        xarray: Any = importlib.import_module("xarray")
+    except ImportError as cause:
+        raise RunError(
+            "xarray is not installed; install it with: pip install 'esscher[netcdf]'"
+        ) from cause
+    dataset = xarray.Dataset.from_dataframe(run.table(name).rename_axis("row"))
+    dataset.attrs = {
+        "job": run.manifest.job,
+        "spec": canonical_json(run.spec),
+        "spec_hash": run.manifest.spec_hash,
+    }
+    dataset.to_netcdf(file)

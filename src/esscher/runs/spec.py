@@ -1,31 +1,35 @@
-"""The spec of a run: frozen, the same as a YAML file, as flags and as a Python object; its hash is
-its identity.
-"""
+"""Specs and jobs: what a run computes, as plain data, and the code behind the name of its job."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from esscher.runs.errors import field_lines
-from esscher.runs.files import read_yaml
+from esscher.runs.files import open_regular, read_bytes
+
+if TYPE_CHECKING:
+    from esscher.runs.columns import Declared
+    from esscher.runs.tables import Shard
 
 _S = TypeVar("_S", bound="RunSpec")
 MOST_THREADS = 1024
+MOST_UNITS = 1_000_000  # each is a file
+YAML_BYTES = 1 << 22  # a spec is read at about a megabyte in ten seconds
 Seed = Annotated[int, Field(ge=0, lt=2**63, description="seed of everything random")]
 Unit = dict[str, Any]  # names one piece of work; whatever JSON can hold
 
 
 def canonical_json(value: Any) -> str:
-    """One text per value: keys sorted, no spaces, shortest floats that read back the same, no
-    NaN.
-    """
+    """One text per value: sorted keys, no spaces, shortest floats that read back, no NaN."""
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )
@@ -37,23 +41,20 @@ def digest(value: Any) -> str:
 
 
 class Plain(BaseModel):
-    """A part of a spec: frozen, and a misspelt field is an error that names the allowed ones."""
+    """A part of a spec: frozen, and a misspelt field is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class RunSpec(BaseModel):
-    """Base of every job's spec. A subclass fixes ``job`` by a Literal and adds its own fields
-    (tuples, not lists).
+class RunSpec(Plain):
+    """Base of every job's spec. A subclass fixes ``job`` by a Literal and adds fields (tuples, not
+    lists).
 
-    Everything that can change a bit of the result belongs here, ``threads`` included: each unit is
-    computed with exactly that many threads in whichever process, since the order of a parallel sum
-    depends on it.
+    Everything that can change a bit of the result belongs here, ``threads`` included: the order of
+    a parallel sum depends on it.
     """
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True
-    )
+    model_config = ConfigDict(validate_default=True)
 
     job: str
     seed: Seed = 0
@@ -72,13 +73,11 @@ class RunSpec(BaseModel):
 
     @property
     def hash(self) -> str:
-        """sha256 of the canonical JSON of all fields: two specs of one hash are the same run."""
+        """sha256 of the canonical JSON of all fields: the identity of the run."""
         return digest(self.as_dict())
 
     def unit_seed(self, unit: Unit) -> int:
-        """A seed for one unit, from the spec's seed and the unit alone: the order of units does not
-        matter.
-        """
+        """A seed for one unit; it depends on the spec's seed and the unit alone."""
         return int(digest([self.seed, unit])[:15], 16)
 
     @classmethod
@@ -98,11 +97,126 @@ class RunSpec(BaseModel):
             ) from cause
 
 
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Plain values without aliases: a few lines of these stand for more than any memory holds."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases such as *name are not read; write the value out")
+        return super().compose_node(parent, index)
+
+
 def read_mapping(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
-    """Fields from a YAML file (or a mapping, as it is)."""
+    """Fields of a YAML file; a mapping is copied. Bad input is a ValueError of one line."""
     if isinstance(source, Mapping):
         return dict(source)
-    fields = read_yaml(source)
+    try:
+        with open_regular(source) as file:
+            fields = yaml.load(read_bytes(file, source, YAML_BYTES).decode("utf-8"), Loader=_Loader)
+    except FileNotFoundError as cause:
+        raise ValueError(f"{source}: no such file; give a YAML file or flags") from cause
+    except OSError as cause:
+        raise ValueError(f"{source}: cannot be read: {cause.strerror or cause}") from cause
+    except RecursionError as cause:
+        raise ValueError(f"{source}: not YAML: nested too deeply") from cause
+    # an impossible date or number is a ValueError
+    except (yaml.YAMLError, ValueError, OverflowError) as cause:
+        raise ValueError(f"{source}: not YAML: {' '.join(str(cause).split())}") from cause
     if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
         raise ValueError(f"{source}: expected 'name: value' lines, got {type(fields).__name__}")
     return fields
+
+
+# ---- Jobs
+
+JOBS: dict[str, str] = {}
+"""Name of a job -> "module:attribute". Only :func:`register` fills it; no file of a run can."""
+
+
+def _concatenate(spec: Any, shards: Sequence[Shard]) -> Mapping[str, Any]:
+    from esscher.runs.tables import concatenate  # naming a job must not import pyarrow
+
+    return concatenate(spec, shards)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A spec class and functions of a spec.
+
+    ``units`` lists the pieces of work as plain dicts; the same spec gives the same list.
+    ``compute`` does one and returns tables by name (Arrow, pandas, a mapping of columns, or a list
+    of rows); it depends on spec and unit alone. ``consolidate`` makes the final tables from the
+    shards in the order of units; the default concatenates rows. ``hashes`` names what else decides
+    the result (a model's files, a corpus); it is compared on resuming. ``columns`` describes the
+    columns by table (:class:`~esscher.runs.Column`). ``concrete`` fills in what a new run's spec
+    leaves open. ``cost`` weighs a unit against the others for the estimate of the time left. The
+    module should import what computes at its top: threads are set before a unit begins.
+    """
+
+    name: str
+    spec: type[RunSpec]
+    units: Callable[[Any], Iterable[Unit]]
+    compute: Callable[[Any, Unit], Mapping[str, Any]]
+    consolidate: Callable[[Any, Sequence[Shard]], Mapping[str, Any]] = _concatenate
+    hashes: Callable[[Any], Mapping[str, str]] = lambda spec: {}
+    columns: Callable[[Any], Declared] = lambda spec: {}
+    concrete: Callable[[Any], Any] = lambda spec: spec
+    cost: Callable[[Any, Unit], float] = lambda spec, unit: 1.0
+
+
+def register(name: str, entry: str) -> None:
+    """Let runs name a job: ``entry`` is "module:attribute" of a :class:`Job`, imported when it is
+    first needed.
+    """
+    module, colon, attribute = entry.partition(":")
+    if not (module and colon and attribute):
+        raise ValueError(f"entry: expected 'module:attribute', got {entry!r}")
+    if JOBS.setdefault(name, entry) != entry:
+        raise ValueError(f"job {name}: already registered as {JOBS[name]}, got {entry}")
+
+
+def find_job(name: str, entry: str | None = None) -> Job:
+    """The job registered under a name; ``entry`` as the process that started this one has it."""
+    if entry is None and name not in JOBS:
+        known = ", ".join(sorted(JOBS)) or "none"
+        raise ValueError(
+            f"job {name!r}: not registered (registered: {known}); import the module that registers"
+            " it, or call esscher.runs.register(name, 'module:attribute')"
+        )
+    entry = JOBS[name] if entry is None else entry
+    module, _, attribute = entry.partition(":")
+    job = getattr(importlib.import_module(module), attribute, None)
+    if not isinstance(job, Job) or job.name != name:
+        raise ValueError(f"job {name}: {entry} is not a Job of that name")
+    return job
+
+
+def read_spec(source: Any, **changes: Any) -> RunSpec:
+    """A spec from a YAML file or a mapping, in the class of the job it names; ``changes`` (flags)
+    replace fields.
+    """
+    fields = {**read_mapping(source), **changes}
+    if not isinstance(fields.get("job"), str):
+        raise ValueError(f"job: expected the name of a job, got {fields.get('job')!r}")
+    return find_job(fields["job"]).spec.read(fields)
+
+
+def units_of(job: Job, spec: RunSpec) -> list[Unit]:
+    """The units of a run, at least one, distinct, and as JSON gives them back to any process."""
+    seen: dict[str, int] = {}
+    for index, unit in enumerate(job.units(spec)):
+        place = f"job {job.name}: unit {index}"
+        if index == MOST_UNITS:
+            raise ValueError(f"{place}: expected at most {MOST_UNITS} units; ask for less")
+        if not isinstance(unit, dict):
+            raise ValueError(f"{place}: expected a dict, got {unit!r}")
+        try:
+            text = canonical_json(unit)
+        except (TypeError, ValueError) as cause:
+            raise ValueError(f"{place} holds what JSON cannot: {cause}") from cause
+        if text in seen:
+            raise ValueError(f"job {job.name}: units {seen[text]} and {index} are the same: {text}")
+        seen[text] = index
+    if not seen:
+        raise ValueError(f"job {job.name}: this spec leaves no unit of work")
+    return [json.loads(text) for text in seen]

@@ -1,13 +1,10 @@
 """Tables and the bytes they are stored as: Parquet with a header and a checksum of the whole file
 in its metadata.
 
-The same tables give the same bytes: no time, no host, no order of arrival enters, only the version
-of pyarrow.
-
-Why not Parquet's own page checksums: they cover neither the footer nor the headers of pages. Of the
-3254 bytes of a small shard written with them, a reader that verifies them misses a flipped bit in
-955 (907 in the footer, 48 in headers of pages; without them 1046 of 3149), a checksum of the whole
-file none of its 3241.
+The same tables give the same bytes, whatever the time, the host and the order of arrival; only the
+version of pyarrow enters. Parquet's own page checksums do not cover the footer and the headers of
+pages: a flipped bit in 955 of the 3254 bytes of a small shard goes unnoticed with them, with a
+checksum of the whole file none does.
 """
 
 from __future__ import annotations
@@ -61,7 +58,7 @@ def as_table(value: Any, name: str) -> pa.Table:
         raise ValueError(f"table {name}: expected at least one column, got none")
     if len(set(table.column_names)) < table.num_columns:
         raise ValueError(f"table {name}: expected distinct column names, got {table.column_names}")
-    # A category is stored as its value: which codes it has differs from unit to unit.
+    # A category is stored as its value: its codes differ from unit to unit.
     plain = pa.schema([field.with_type(_plain(field.type)) for field in table.schema])
     if plain.types != table.schema.types:
         table = table.cast(plain)
@@ -96,51 +93,58 @@ def concatenate(spec: Any, shards: Sequence[Shard]) -> dict[str, pa.Table]:
     for shard in shards:
         for name, table in shard.tables.items():
             pieces.setdefault(name, []).append(table)
-    return {name: _join(name, pieces[name]) for name in sorted(pieces)}
-
-
-def _join(name: str, tables: list[pa.Table]) -> pa.Table:
     try:
-        return pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+        return {
+            name: pa.concat_tables(pieces[name], promote_options="permissive").combine_chunks()
+            for name in sorted(pieces)
+        }
     except (pa.ArrowInvalid, pa.ArrowTypeError) as cause:
-        raise ValueError(
-            f"table {name}: its columns differ in type from unit to unit: {cause}"
-        ) from cause
+        raise ValueError(f"columns differ in type from unit to unit: {cause}") from cause
 
 
 def encode_shard(tables: Mapping[str, pa.Table], header: Mapping[str, Any]) -> bytes:
     """Several tables as one file: one row, each table a column that holds a list of its rows."""
     columns = {name: _nested(table) for name, table in tables.items()}
     # A unit may find nothing, and Parquet wants a column.
-    return _seal(pa.table(columns or {_NOTHING: pa.nulls(1, pa.int8())}), header)
+    return encode_table(pa.table(columns or {_NOTHING: pa.nulls(1, pa.int8())}), header)
 
 
 def decode_shard(data: bytes, origin: str) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     """Header and tables of a shard whose checksum holds."""
-    header, file = _opened(data, origin)
-    _check_shard(header, file, origin)
-    row = _table(file, len(data), origin)
+    header, file = _open_shard(data, origin)
+    row = _read(file, len(data), origin)
     return header, {name: _flat(row.column(name)) for name in row.column_names if name != _NOTHING}
 
 
+def read_shard_header(data: bytes, origin: str) -> dict[str, Any]:
+    """The header of a shard whose checksum holds and whose schema this version reads."""
+    return _open_shard(data, origin)[0]
+
+
 def encode_table(table: pa.Table, header: Mapping[str, Any]) -> bytes:
-    """One table as one ordinary Parquet file."""
-    return _seal(table, header)
+    """A table as a Parquet file whose checksum was taken with zeros in its own place."""
+    metadata = {
+        "esscher.schema": str(SCHEMA),
+        "esscher.header": canonical_json(dict(header)),
+        "esscher.checksum": (_MARK + _BLANK).decode(),
+    }
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, table.schema, **_OPTIONS) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata(metadata)
+    # a shard may be large: one copy of it, the one that is returned
+    view = memoryview(sink.getvalue())
+    place = _rfind(view, _MARK + _BLANK) + len(_MARK)
+    data = b"".join([view[:place], hashlib.sha256(view).hexdigest().encode(), view[place + 64 :]])
+    del writer, view, sink
+    _release(len(data))
+    return data
 
 
 def decode_table(data: bytes, origin: str) -> tuple[dict[str, Any], pa.Table]:
     """Header and table of a file whose checksum holds."""
-    header, file = _opened(data, origin)
-    return header, _table(file, len(data), origin)
-
-
-def _table(file: pq.ParquetFile, size: int, origin: str) -> pa.Table:
-    try:
-        table = file.read(use_threads=False).replace_schema_metadata(None)
-    except (OSError, ValueError, pa.ArrowException) as cause:
-        raise Damaged(f"{origin}: damaged: {cause}") from cause
-    _release(size)
-    return table
+    header, file = _open(data, origin)
+    return header, _read(file, len(data), origin)
 
 
 def checksum_of(data: bytes) -> str:
@@ -160,42 +164,21 @@ def _flat(column: pa.ChunkedArray) -> pa.Table:
     return pa.Table.from_arrays(rows.flatten(), schema=pa.schema(list(rows.type)))
 
 
-def _seal(table: pa.Table, header: Mapping[str, Any]) -> bytes:
-    """Parquet bytes whose checksum was taken with zeros in its own place."""
-    metadata = {
-        "esscher.schema": str(SCHEMA),
-        "esscher.header": canonical_json(dict(header)),
-        "esscher.checksum": (_MARK + _BLANK).decode(),
-    }
-    sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, table.schema, **_OPTIONS) as writer:
-        writer.write_table(table)
-        writer.add_key_value_metadata(metadata)
-    # a shard may be large: one copy of it, the one that is returned
-    view = memoryview(sink.getvalue())
-    place = _rfind(view, _MARK + _BLANK) + len(_MARK)
-    data = b"".join([view[:place], hashlib.sha256(view).hexdigest().encode(), view[place + 64 :]])
-    del writer, view, sink
-    _release(len(data))
-    return data
-
-
 def _release(size: int) -> None:
-    """Arrow keeps what it used for a large file, several times its size, unless it is asked to give
-    it back.
-    """
+    """Give back the memory that Arrow keeps after a large file, several times the file's size."""
     if size > _LARGE:
         pa.default_memory_pool().release_unused()
 
 
 def _rfind(view: memoryview, mark: bytes) -> int:
-    """Where the mark stands last, near the end; -1 where it does not."""
+    """The last place of the mark, which is near the end; -1 where there is none."""
     start = max(0, len(view) - _TAIL)
     place = bytes(view[start:]).rfind(mark)
     return place + start if place >= 0 else bytes(view).rfind(mark)
 
 
-def _verify(data: bytes, origin: str) -> None:
+def _open(data: bytes, origin: str) -> tuple[dict[str, Any], pq.ParquetFile]:
+    """Header and file; Damaged where the checksum does not hold or the file is not one of ours."""
     view = memoryview(data)
     place = _rfind(view, _MARK) + len(_MARK)
     if place < len(_MARK):
@@ -205,35 +188,6 @@ def _verify(data: bytes, origin: str) -> None:
     blank.update(view[place + 64 :])
     if blank.hexdigest().encode() != data[place : place + 64]:
         raise Damaged(f"{origin}: damaged: its content does not match its checksum")
-
-
-def read_shard_header(data: bytes, origin: str) -> dict[str, Any]:
-    """The header of a shard whose checksum holds and whose schema this version reads."""
-    header, file = _opened(data, origin)
-    _check_shard(header, file, origin)
-    return header
-
-
-def _check_shard(header: dict[str, Any], file: pq.ParquetFile, origin: str) -> None:
-    """A shard names its unit, and has one row, in which each column is a list of the rows of a
-    table.
-    """
-    if type(header.get("index")) is not int or not isinstance(header.get("unit"), dict):
-        raise Damaged(f"{origin}: damaged: it does not name its unit")
-    for field in file.schema_arrow:
-        rows = getattr(field.type, "value_type", None)
-        if field.name != _NOTHING and not (
-            rows is not None and pa.types.is_struct(rows) and NAME.fullmatch(field.name)
-        ):
-            raise Damaged(
-                f"{origin}: damaged: expected a list of rows in {field.name!r}, got {field.type}"
-            )
-    if file.metadata.num_rows != 1:
-        raise Damaged(f"{origin}: damaged: expected one row, got {file.metadata.num_rows}")
-
-
-def _opened(data: bytes, origin: str) -> tuple[dict[str, Any], pq.ParquetFile]:
-    _verify(data, origin)
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
         metadata = file.metadata.metadata
@@ -242,3 +196,31 @@ def _opened(data: bytes, origin: str) -> tuple[dict[str, Any], pq.ParquetFile]:
     except (KeyError, TypeError, ValueError, OSError, pa.ArrowException) as cause:
         raise Damaged(f"{origin}: damaged: {cause}") from cause
     return header, file
+
+
+def _open_shard(data: bytes, origin: str) -> tuple[dict[str, Any], pq.ParquetFile]:
+    """The same of a shard, which names its run and its unit and has one row of lists of rows."""
+    header, file = _open(data, origin)
+    fields = {"job": str, "spec": dict, "spec_hash": str, "hashes": dict, "index": int}
+    for name, kind in {**fields, "unit": dict}.items():
+        if type(header.get(name)) is not kind:
+            raise Damaged(f"{origin}: damaged: its header has no {name}")
+    for field in file.schema_arrow:
+        rows = getattr(field.type, "value_type", None)
+        is_table = rows is not None and pa.types.is_struct(rows) and NAME.fullmatch(field.name)
+        if field.name != _NOTHING and not is_table:
+            raise Damaged(
+                f"{origin}: damaged: expected a list of rows in {field.name!r}, got {field.type}"
+            )
+    if file.metadata.num_rows != 1:
+        raise Damaged(f"{origin}: damaged: expected one row, got {file.metadata.num_rows}")
+    return header, file
+
+
+def _read(file: pq.ParquetFile, size: int, origin: str) -> pa.Table:
+    try:
+        table = file.read(use_threads=False).replace_schema_metadata(None)
+    except (OSError, ValueError, pa.ArrowException) as cause:
+        raise Damaged(f"{origin}: damaged: {cause}") from cause
+    _release(size)
+    return table
