@@ -228,8 +228,7 @@ def test_overflow_is_infinite_and_input_is_checked() -> None:
         assert np.all(np.isposinf(value))
     with pytest.raises(ValueError, match="p: expected 1 or 2"):
         boursier.lemma_c4(5, 1, 1.0, 0.1, 1.0, 1.0, 3)
-    with pytest.raises(ValueError, match="c_f"):
-        boursier.lemma_c4(5, 1, 1.0, 0.1, 1.0, 0.0)
+    assert boursier.lemma_c4(5, 1, 1.0, 0.1, 0.0, 0.0)[0] == 0.0  # f = 0
     with pytest.raises(ValueError, match="delta"):
         boursier.lemma_c1(5, 1.5, 1.0, 0.1, 1.0)
 

@@ -13,8 +13,7 @@ from esscher.errors.budget import asymptotic_from, tokens_needed
 from esscher.errors.curve import ErrorCurve
 from esscher.errors.exact import exact_curve
 from esscher.errors.montecarlo.converge import build_head
-from esscher.theory.catalogue import predictions
-from esscher.theory.prediction import Prediction
+from esscher.theory.prediction import Prediction, predictions
 
 
 def evaluate(spec: PredictSpec, device: str = "cpu") -> tuple[ErrorCurve, list[Prediction]]:

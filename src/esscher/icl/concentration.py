@@ -26,7 +26,7 @@ from esscher.icl.tasks import LinearTask
 from esscher.measures.gaussian import Gaussian
 from esscher.measures.matrices import spectral_norm
 from esscher.theory.boursier import averaged, gradients
-from esscher.theory.prediction import setting_of
+from esscher.theory.prediction import Setting
 from esscher.theory.training import lemma_e2_mended, lemma_e2_printed, lemma_e4
 
 Floats = npt.NDArray[np.float64]
@@ -107,7 +107,7 @@ def bounds(task: LinearTask, weights: OVKQ, lengths: Any, seed: int = 0) -> pd.D
     factor = {"gradient_K": spectral_norm(weights.Q), "gradient_Q": spectral_norm(weights.K)}
     found: dict[tuple[str, str], list[tuple[Floats, float]]] = {}
     for cov in token_laws(task, TASKS, seed):
-        setting = setting_of(head, Gaussian(cov), Gaussian(task.query_sigma))
+        setting = Setting(head, Gaussian(cov), Gaussian(task.query_sigma))
         predictions = [*averaged(setting), *gradients(setting)]
         by_name = {prediction.name: prediction for prediction in predictions}
         for metric, names in BOUNDS.items():

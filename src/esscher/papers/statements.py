@@ -39,8 +39,7 @@ from esscher.inputs import as_counts, as_positive
 from esscher.measures.gaussian import Gaussian
 from esscher.measures.product import Rademacher
 from esscher.theory import boursier, training
-from esscher.theory.catalogue import predictions
-from esscher.theory.prediction import setting_of, tilted_moment
+from esscher.theory.prediction import Setting, predictions, tilted_moment
 
 Floats = npt.NDArray[np.float64]
 Check = Callable[[], tuple[str, bool]]
@@ -129,7 +128,7 @@ def remark_32() -> tuple[str, bool]:
 @check("Assumption 3.3")
 def assumption_33() -> tuple[str, bool]:
     """d = 1, Gaussian, U = 0.5: E|x|^4 E_tilted y^4 = E x^4 (3 + 6 u^2 x^2 + u^4 x^4)."""
-    setting = setting_of(Head([[0.5]], [[1.0]]), Gaussian([[1.0]]), Gaussian([[1.0]]))
+    setting = Setting(Head([[0.5]], [[1.0]]), Gaussian([[1.0]]), Gaussian([[1.0]]))
     exact, bound = 3 * 3 + 6 * 0.25 * 15 + 0.0625 * 105, tilted_moment(setting, 4, 4)
     assert bound is not None
     return f"M_44 for N(0, 1) and U = 0.5: {exact:.4g}, estimate {bound:.4g}", exact <= bound
@@ -512,7 +511,7 @@ def ball_gaps(
         for law in laws:
             top = torch.linalg.eigh(law)[1][:, -1:]
             head, query = Head(u * wide, v * top.T), Gaussian(task.query_sigma)
-            setting = setting_of(head, Gaussian(law), query)
+            setting = Setting(head, Gaussian(law), query)
             known = [*boursier.averaged(setting), *boursier.gradients(setting)]
             by_name = {each.name: each for each in known}
             of_output, by_u, by_v = (

@@ -1,5 +1,4 @@
 from .bohbot import hardmax_mean_abs as hardmax_mean_abs
-from .catalogue import predictions as predictions
-from .prediction import Prediction as Prediction
+from .prediction import Prediction as Prediction, predictions as predictions
 
 REFERENCES: dict[str, str]

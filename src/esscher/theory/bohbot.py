@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ EXPERIMENTAL = "1/(2(1+Ψ))"
 EVERY_SPLIT = 1000  # up to here every number of positive tokens is summed; beyond, a grid of them
 # half-width of that grid in standard deviations; what lies outside weighs less than 1e-20
 WINDOW = 9.5
+_legendre = functools.cache(np.polynomial.legendre.leggauss)
 
 
 def moment_exponent(coupling: float) -> float:
@@ -51,15 +53,16 @@ def uniform_log_growth(horizon: float, radius: float) -> float:
 
 def moments(setting: Setting) -> list[Prediction]:
     """[B] Theorem 4.4, the curve of its experiments, and its uniform bound."""
+    subgaussian = ("tokens are sub-Gaussian", setting.sigma is not None)
     conditions: Conditions = (
-        ("tokens are sub-Gaussian", setting.sigma is not None),
+        subgaussian,
         ("queries are the tokens (self-attention)", setting.own_queries),
     )
     psi, horizon = setting.coupling, setting.horizon
-    growth = None if horizon is None else uniform_log_growth(horizon, setting.radius)
     numbers = {} if psi is None else {"coupling": psi}
     uniform = {"radius": setting.radius}
-    if horizon is not None and growth is not None:
+    if horizon is not None:
+        growth = uniform_log_growth(horizon, setting.radius)
         uniform |= {"horizon": horizon, "log_growth": growth}
     return [
         Prediction(
@@ -81,10 +84,7 @@ def moments(setting: Setting) -> list[Prediction]:
         ),
         Prediction(
             name="b-moments-experimental",
-            statement=(
-                "The curve that measured exponents of the mean and the covariance are compared"
-                " with."
-            ),
+            statement="The curve with which measured exponents are compared.",
             source="a summary of [B], in an experiment it suggests",
             formula="beta = 1 / (2 (1 + Psi))",
             status="experimental",
@@ -96,16 +96,14 @@ def moments(setting: Setting) -> list[Prediction]:
         Prediction(
             name="b-uniform",
             statement=(
-                "Uniformly over queries |x| <= R the error is at most C(R)/sqrt(n), C(R) growing"
-                " like exp(R^2 ||S^{1/2} A||^2); the constant in front is not given in the sources"
-                " used here."
+                "Uniformly over queries |x| <= R the error is at most C(R)/sqrt(n); the constant"
+                " in front of C(R) is not given in the sources used here."
             ),
             source="[B] Theorem 3.4 and section 4.1",
-            formula="C(R) / sqrt(n), ln C(R) of order R^2 ||S^(1/2) A||^2"
-            + ("" if growth is None else f" = {growth:.4g}"),
+            formula="C(R) / sqrt(n), ln C(R) of order R^2 ||S^(1/2) A||^2",
             status="proved (asymptotic)",
             quantity="uniform",
-            conditions=(("tokens are sub-Gaussian", setting.sigma is not None),),
+            conditions=(subgaussian,),
             exponent=0.5,
             numbers=uniform,
         ),
@@ -218,13 +216,8 @@ def _grid(n: float) -> tuple[Floats, Floats]:
     1e-18.
     """
     end = math.sqrt(2.0 * (math.log(n) + 42.0))
-    nodes, weights = _legendre()
+    nodes, weights = _legendre(600)
     return 0.5 * end * (nodes + 1.0), 0.5 * end * weights
-
-
-@functools.cache
-def _legendre() -> tuple[Floats, Floats]:
-    return np.polynomial.legendre.leggauss(600)
 
 
 def _log_erf(u: Floats) -> Floats:
@@ -242,15 +235,28 @@ def hardmax(setting: Setting) -> list[Prediction]:
     if head.dim != 1 or head.dim_query != 1 or head.dim_out != 1:
         return []
     a = float(head.A.double()[0, 0])
-    mean = float(measure.mean.double()[0])
     scale = abs(float(head.V.double()[0, 0])) * float(measure.cov.double()[0, 0]) ** 0.5
+    centred = measure.is_gaussian and not bool(measure.mean.any())
     conditions: Conditions = (
-        ("d = 1 and tokens are N(0, sigma^2)", measure.is_gaussian and mean == 0.0 and scale > 0.0),
+        ("d = 1 and tokens are N(0, sigma^2)", centred and scale > 0.0),
         ("queries are the tokens (self-attention)", setting.own_queries),
-        ("no tilt bias and A is not 0", head.tilt_bias is None and a != 0.0),
+        ("no tilt bias and A is not 0", setting.no_bias and a != 0.0),
     )
-    known = scale > 0.0
-    exact = Prediction(
+    asymptote = Prediction(
+        name="b-hardmax",
+        statement="The mean over all tokens of the hardmax output falls only like 1/sqrt(ln n).",
+        source="[B] Proposition 5.1",
+        formula="ln(4) sigma |V| / (2 sqrt(2 ln n)) (1 + o(1))",
+        status="proved (asymptotic)",
+        quantity="hardmax mean",
+        conditions=conditions,
+        exponent=0.0,
+        value=(lambda n: hardmax_mean_abs_asymptotic(n, scale)) if scale > 0.0 else None,
+        units="mean absolute",
+        numbers={"sigma": scale, "A": a},
+    )
+    exact = replace(
+        asymptote,
         name="hardmax-exact",
         statement=(
             "The mean over all tokens of the hardmax output has this mean absolute value; its limit"
@@ -262,24 +268,6 @@ def hardmax(setting: Setting) -> list[Prediction]:
             " half-normals"
         ),
         status="exact",
-        quantity="hardmax mean",
-        conditions=conditions,
-        exponent=0.0,
-        value=(lambda n: hardmax_mean_abs(n, scale, positive=a > 0)) if known else None,
-        units="mean absolute",
-        numbers={"sigma": scale, "A": a},
-    )
-    asymptote = Prediction(
-        name="b-hardmax",
-        statement="The mean over all tokens of the hardmax output falls only like 1/sqrt(ln n).",
-        source="[B] Proposition 5.1",
-        formula="ln(4) sigma |V| / (2 sqrt(2 ln n)) (1 + o(1))",
-        status="proved (asymptotic)",
-        quantity="hardmax mean",
-        conditions=conditions,
-        exponent=0.0,
-        value=(lambda n: hardmax_mean_abs_asymptotic(n, scale)) if known else None,
-        units="mean absolute",
-        numbers={"sigma": scale},
+        value=(lambda n: hardmax_mean_abs(n, scale, positive=a > 0)) if scale > 0.0 else None,
     )
     return [asymptote, exact]

@@ -114,21 +114,28 @@ def _exp(log: float) -> float:
 def predictions(setting: Setting) -> list[Prediction]:
     """At ``setting.query``; the rate of random keys is with ``sharp.delta``, which proves it."""
     theta = setting.head.tilt(setting.query).double()
-    return [*_neyman(setting, theta), *_largest(setting, theta)]
-
-
-def _neyman(setting: Setting, theta: Tensor) -> list[Prediction]:
     V, measure = setting.head.V.double(), setting.measure
+    gaussian: Conditions = (("tokens are Gaussian", measure.is_gaussian),)
+    sizes: dict[str, float] = {}  # of Neyman's rule
+    top: dict[str, float] = {}  # of the largest scores
+    rest: dict[str, float] = {}
+    if measure.is_gaussian:
+        white, spread = measure.root.T @ theta, product(V, measure.root)
+        sizes = _sizes(spread)
+        s = float(white.norm())
+        along = float((spread @ (white / s)).square().sum()) if s > 0.0 else 0.0
+        across = max(0.0, float(spread.square().sum()) - along)
+        top = {"share": SHARE, "rms": math.sqrt(along) * topk_bias(SHARE, s)}
+        constant = rest_constant(SHARE / 2, SHARE / (2.0 - SHARE), s, along, across)
+        rest = {"share": SHARE, "constant": SHARE * constant}
     numbers: dict[str, float] = {}
-    sized: dict[str, float] = {}
     moments: bool | None = False
     try:
         measure.log_laplace(1.001 * theta)
         if measure.is_gaussian:
-            sized = _sizes(product(V, measure.root))
-            numbers = {"most": sized.get("second", math.inf)}
-            if sized:
-                numbers["constant"] = sized["first"] * sized["first"]
+            numbers = {"most": sizes.get("second", math.inf)}
+            if sizes:
+                numbers["constant"] = sizes["first"] * sizes["first"]
         else:
             numbers = {"most": _trace(V, measure.tilted_cov(theta))}
         moments = True if setting.sigma is not None or bool(theta.any()) else None
@@ -167,64 +174,12 @@ def _neyman(setting: Setting, theta: Tensor) -> list[Prediction]:
             ),
             status="proved",
             quantity="kept keys at one query: Neyman's",
-            conditions=(("tokens are Gaussian", measure.is_gaussian),),
+            conditions=gaussian,
             exponent=0.5,
-            value=(lambda n: neyman_bound(n, **sized)) if sized else None,
+            value=(lambda n: neyman_bound(n, **sizes)) if sizes else None,
             units="squared",
-            numbers=sized,
+            numbers=sizes,
         ),
-    ]
-
-
-def _sizes(spread: Tensor) -> dict[str, float]:
-    """M_1, and numbers above M_2 and M_3, of N(0, L L^T), L = ``spread``; nothing where they leave
-    the floating range.
-    """
-    if is_diagonal(spread):
-        eigenvalues = spread.diagonal().square()
-    else:
-        narrow = spread if spread.shape[0] < spread.shape[1] else spread.T
-        eigenvalues = torch.linalg.eigvalsh(product(narrow, narrow.T)).clamp_min(0.0)
-    values = np.asarray(eigenvalues.cpu().numpy(), np.float64)
-    second = float(values.sum())
-    if not math.isfinite(second):
-        return {}
-    uneven = 2.0 * float(((values / (second or 1.0)) ** 2).sum())
-    third = second * math.sqrt(second) * math.sqrt(1.0 + uneven)  # sqrt(M_2 M_4) >= M_3
-    return {"first": gaussian_mean_norm(values), "second": second, "third": third}
-
-
-def _trace(V: Tensor, cov: Tensor) -> float:
-    """tr V C V^T, infinite where it leaves the floating range: of V and C over their largest
-    entries, then times these.
-    """
-    wide, spread = float(V.abs().max()), float(cov.abs().max())
-    if not math.isfinite(spread):
-        return math.inf
-    if wide == 0.0 or spread == 0.0:
-        return 0.0
-    unit = V / wide
-    trace = max(0.0, float((product(unit, cov.double() / spread) * unit).sum()))
-    return trace * wide * spread * wide if trace else 0.0
-
-
-def _largest(setting: Setting, theta: Tensor) -> list[Prediction]:
-    gaussian: Conditions = (("tokens are Gaussian", setting.measure.is_gaussian),)
-    top: dict[str, float] = {}
-    rest: dict[str, float] = {}
-    if setting.measure.is_gaussian:
-        root = setting.measure.root
-        white, spread = root.T @ theta, product(setting.head.V.double(), root)
-        s = float(white.norm())
-        along = float((spread @ (white / s)).square().sum()) if s > 0.0 else 0.0
-        across = max(0.0, float(spread.square().sum()) - along)
-        half = SHARE / 2
-        top = {"share": SHARE, "rms": math.sqrt(along) * topk_bias(SHARE, s)}
-        rest = {
-            "share": SHARE,
-            "constant": SHARE * rest_constant(half, half / (1.0 - half), s, along, across),
-        }
-    return [
         Prediction(
             name="keep-topk",
             statement=(
@@ -254,3 +209,28 @@ def _largest(setting: Setting, theta: Tensor) -> list[Prediction]:
             numbers=rest,
         ),
     ]
+
+
+def _sizes(spread: Tensor) -> dict[str, float]:
+    """M_1, and numbers above M_2 and M_3, of N(0, L L^T), L = ``spread``; nothing where they leave
+    the floating range.
+    """
+    if is_diagonal(spread):
+        eigenvalues = spread.diagonal().square()
+    else:
+        narrow = spread if spread.shape[0] < spread.shape[1] else spread.T
+        eigenvalues = torch.linalg.eigvalsh(product(narrow, narrow.T)).clamp_min(0.0)
+    values = np.asarray(eigenvalues.cpu().numpy(), np.float64)
+    second = float(values.sum())
+    if not math.isfinite(second):
+        return {}
+    uneven = 2.0 * float(((values / (second or 1.0)) ** 2).sum())
+    third = second * math.sqrt(second) * math.sqrt(1.0 + uneven)  # sqrt(M_2 M_4) >= M_3
+    return {"first": gaussian_mean_norm(values), "second": second, "third": third}
+
+
+def _trace(V: Tensor, cov: Tensor) -> float:
+    """tr V C V^T of V over its largest entry, then times its square; infinite beyond float64."""
+    size = float(V.abs().max()) or 1.0
+    trace = float((product(V / size, cov) * (V / size)).sum())
+    return max(0.0, trace) * size * size if math.isfinite(trace) else math.inf

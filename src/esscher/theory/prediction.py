@@ -1,20 +1,17 @@
 """Prediction: one statement of theory about the error at n tokens, with its source, its hypotheses
-and its status. Setting: the numbers of one head, one law of tokens and one law of queries that
-predictions are made of.
+and its status. Setting: the numbers of one head and its laws. predictions: all statements.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from esscher.attention.head import Head, check_pair, coupling_of
 from esscher.inputs import as_counts, as_positive
@@ -24,14 +21,12 @@ from esscher.measures.moments import power
 
 Floats = npt.NDArray[np.float64]
 Conditions = tuple[tuple[str, bool | None], ...]
-
 Status = Literal[
     "proved",
     "exact",
     "proved (asymptotic)",
     "heuristic",
     "experimental",
-    "printed (not proved as printed)",
 ]
 Units = Literal["rms", "mean absolute", "squared", "fourth power", "none"]
 
@@ -51,9 +46,7 @@ class Prediction:
     - "proved (asymptotic)": a proved statement about large n whose constant or remainder is not
       known here;
     - "heuristic": derived, not proved;
-    - "experimental": a curve that experiments were compared with;
-    - "printed (not proved as printed)": kept as its source prints it; its proof has a gap or the
-      statement fails in a corner.
+    - "experimental": a curve that experiments were compared with.
 
     ``value`` maps token numbers to float64 in ``units`` ("squared": the bound is on the squared
     error); it is infinite where the statement says nothing at that n, and None for a pure exponent.
@@ -74,13 +67,10 @@ class Prediction:
     numbers: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        assert self.status in get_args(Status)
-        assert self.units in get_args(Units)
         if self.value is None:
             object.__setattr__(self, "units", "none")
-        else:
-            assert self.units != "none"
-            object.__setattr__(self, "value", _quietly(self.value))
+        else:  # a bound beyond float64 is infinite: numpy need not warn
+            object.__setattr__(self, "value", np.errstate(all="ignore")(self.value))
 
     def __repr__(self) -> str:
         applies = "applies" if self.applies else f"does not apply: {'; '.join(self.unmet)}"
@@ -89,7 +79,7 @@ class Prediction:
     @property
     def applies(self) -> bool:
         """All hypotheses hold. One that could not be checked (None) counts as not met."""
-        return all(met is True for _, met in self.conditions)
+        return not self.unmet
 
     @property
     def unmet(self) -> tuple[str, ...]:
@@ -97,9 +87,7 @@ class Prediction:
         return tuple(text for text, met in self.conditions if met is not True)
 
     def rms(self, n: Any) -> Floats:
-        """``value`` turned into an error: its square or fourth root where it is a power of the
-        error.
-        """
+        """``value`` as an error: its square or fourth root where it is a power of the error."""
         if self.value is None:
             raise ValueError(
                 f"{self.name}: this prediction has an exponent and no value; read .exponent and"
@@ -108,98 +96,59 @@ class Prediction:
         return np.asarray(self.value(as_counts(n, "n")) ** POWER[self.units], dtype=np.float64)
 
 
-def _quietly(value: Callable[[Any], Floats]) -> Callable[[Any], Floats]:
-    """The same numbers without numpy's warnings: a bound beyond float64 is infinite, and 0 times
-    infinity says nothing.
-    """
-
-    @functools.wraps(value)
-    def quiet(n: Any) -> Floats:
-        with np.errstate(all="ignore"):
-            return value(n)
-
-    return quiet
-
-
-@dataclass(frozen=True)
 class Setting:
-    """Symbols as in ``boursier``; None where the law does not have the number."""
+    """The numbers of one head, one law of tokens and one law of queries that statements are made
+    of. Symbols as in ``boursier``; None where the law does not have the number.
 
-    head: Head
-    measure: Measure
-    queries: Measure
-    own_queries: bool  # queries have the law of the tokens (self-attention)
-    radius: float  # bound on |x| for the statements at one query
-    query: Tensor  # a query of that norm, along the direction A stretches most
-    tilt: float  # largest |theta(x)| over |x| <= radius
-    sigma: float | None
-    tau: float | None  # sub-Gaussian parameter of the centred query law
-    a_norm: float
-    v_norm: float
-    fourth: float | None  # E|V (y - E y)|^4
-    token_fourth: float | None
-    token_eighth: float | None
-    queries_centred: bool
-    # ||S^{1/2} A||_2, S the sub-Gaussian matrix of the tokens that gives the least
-    horizon: float | None
-    coupling: float | None  # ||S||_2 ||S^{1/2} A||_2^2, likewise
-    horizon2: float  # ||Sigma^{1/2} A Sigma_q^{1/2}||_2
-    score_deviation: float  # root mean square over queries of s(x) = sqrt(theta^T Sigma theta)
-
-    @property
-    def u_norm(self) -> float | None:
-        return None if self.tau is None else self.tau * self.a_norm
-
-
-def setting_of(
-    head: Head, measure: Measure, queries_law: Measure | None = None, radius: Any = None
-) -> Setting:
-    """``queries_law`` defaults to the law of the tokens, ``radius`` to the root mean square norm of
-    a query.
+    ``queries_law`` defaults to the law of the tokens, ``radius`` to the root mean square norm of a
+    query; the statements at one query hold for all queries |x| <= radius.
     """
-    check_pair(head, measure)
-    queries = measure if queries_law is None else queries_law
-    if queries.dim != head.dim_query:
-        raise ValueError(
-            f"queries_law: expected a measure of dimension {head.dim_query}, the head's queries,"
-            f" got {queries.dim}; pass queries_law when queries and tokens differ"
-        )
-    mean, cov_q = queries.mean.double(), queries.cov.double()
-    root_mean_square = math.sqrt(float(cov_q.trace() + mean @ mean))
-    R = root_mean_square if radius is None else as_positive(radius, "radius")
-    A, V = head.A.detach().double(), head.V.detach().double()
-    bias = torch.zeros(head.dim, dtype=torch.float64)
-    if head.tilt_bias is not None:
-        bias = head.tilt_bias.detach().double()
-    a_norm, direction = largest_singular(A)
-    direction = direction * (-1.0 if float((A @ direction) @ bias) < 0 else 1.0)
-    horizon, coupling = proved_coupling(head, measure)
-    scores = product(product(measure.root.T, A), queries.root)
-    offset = measure.root.T @ (A @ mean + bias)
-    return Setting(
-        head=head,
-        measure=measure,
-        queries=queries,
-        own_queries=queries is measure,
-        radius=R,
-        query=R * direction,
-        tilt=a_norm * R + float(bias.norm()),
-        sigma=None if measure.sigma is None else max(measure.sigma, SMALLEST),
-        tau=queries.sigma,
-        a_norm=a_norm,
-        v_norm=spectral_norm(V),
-        fourth=measure.value_fourth_moment(V),
-        token_fourth=measure.norm_moment(4),
-        token_eighth=measure.norm_moment(8),
-        queries_centred=float(mean.norm()) <= 1e-9 * root_mean_square,
-        horizon=horizon,
-        coupling=coupling,
-        horizon2=spectral_norm(scores),
-        score_deviation=math.hypot(float(scores.norm()), float(offset.norm())),
-    )
+
+    def __init__(
+        self, head: Head, measure: Measure, queries_law: Measure | None = None, radius: Any = None
+    ) -> None:
+        check_pair(head, measure)
+        queries = measure if queries_law is None else queries_law
+        if queries.dim != head.dim_query:
+            raise ValueError(
+                f"queries_law: expected a measure of dimension {head.dim_query}, the head's"
+                f" queries, got {queries.dim}; pass queries_law when queries and tokens differ"
+            )
+        self.head, self.measure, self.queries = head, measure, queries
+        self.own_queries = queries is measure  # self-attention
+        mean = queries.mean.double()
+        size = math.sqrt(float(queries.cov.double().trace() + mean @ mean))
+        self.queries_centred = float(mean.norm()) <= 1e-9 * size
+        self.radius = size if radius is None else as_positive(radius, "radius")
+
+        A, V = head.A.detach().double(), head.V.detach().double()
+        bias = torch.zeros(head.dim, dtype=torch.float64)
+        if head.tilt_bias is not None:
+            bias = head.tilt_bias.detach().double()
+        self.no_bias = not bool(bias.any())
+        self.a_norm, direction = largest_singular(A)
+        self.v_norm = spectral_norm(V)
+        if float((A @ direction) @ bias) < 0:
+            direction = -direction
+        self.query = self.radius * direction  # of that norm, where A stretches most
+        self.tilt = self.a_norm * self.radius + float(bias.norm())  # largest |theta(x)|
+
+        sigma, tau = measure.sigma, queries.sigma  # sub-Gaussian parameters of the centred laws
+        self.sigma = None if sigma is None else max(sigma, SMALLEST)
+        self.u_norm = None if tau is None else tau * self.a_norm
+        self.fourth = measure.value_fourth_moment(V)  # E|V (y - E y)|^4
+        self.token_fourth, self.token_eighth = measure.norm_moment(4), measure.norm_moment(8)
+        horizon, coupling = proved_coupling(head, measure)
+        self.horizon: float | None = horizon
+        self.coupling: float | None = coupling
+        scores = product(product(measure.root.T, A), queries.root)
+        self.horizon2 = spectral_norm(scores)  # ||Sigma^{1/2} A Sigma_q^{1/2}||_2
+        # root mean square over queries of s(x) = sqrt(theta^T Sigma theta)
+        offset = float((measure.root.T @ (A @ mean + bias)).norm())
+        self.score_deviation = math.hypot(float(scores.norm()), offset)
 
 
-def proved_coupling(head: Head, measure: Measure) -> tuple[float, float] | tuple[None, None]:
+def proved_coupling(head: Head, measure: Measure) -> tuple[float | None, float | None]:
     """The least ||S^{1/2} A||_2 and ||S||_2 ||S^{1/2} A||_2^2 over the sub-Gaussian matrices S of
     the law; None without one.
 
@@ -231,3 +180,33 @@ def tilted_moment(setting: Setting, p: int, q: int) -> float | None:
         return constant * own
     far = setting.queries.norm_moment(p + q)
     return None if far is None else power(slope * setting.a_norm, p) * far + constant * own
+
+
+@torch.no_grad()
+def predictions(
+    head: Head, measure: Measure, *, queries_law: Measure | None = None, radius: Any = None
+) -> list[Prediction]:
+    """Every statement of theory about this head on tokens of this law; ``.applies`` says whether
+    its hypotheses hold.
+
+    ``queries_law``: law of the queries, by default that of the tokens (self-attention). ``radius``:
+    the statements at one query hold for all queries |x| <= radius, by default the root mean square
+    norm of a query. Statements whose hypotheses fail are kept, with the failing ones in ``.unmet``.
+    Proved bounds lie above the exact error wherever they apply; heuristics carry that status and
+    nothing else does.
+    """
+    from esscher.theory import bohbot, boursier, keep_rules, sharp  # they import this file
+
+    setting = Setting(head, measure, queries_law, radius)
+    theories = (
+        sharp.exponents,
+        bohbot.moments,
+        sharp.uniform,
+        bohbot.hardmax,
+        boursier.one_query,
+        sharp.delta,
+        boursier.averaged,
+        boursier.gradients,
+        keep_rules.predictions,
+    )
+    return [prediction for theory in theories for prediction in theory(setting)]

@@ -26,7 +26,7 @@ from esscher.attention.limit import second_tilt
 from esscher.inputs import as_counts, as_tensor
 from esscher.measures.base import Measure
 from esscher.measures.matrices import product
-from esscher.theory.prediction import Conditions, Floats, Prediction, Setting, setting_of
+from esscher.theory.prediction import Conditions, Floats, Prediction, Setting
 
 RMS = "min(1/2, (√(1+4/h²)−1)/4)"  # the exponents as pictures write them
 TYPICAL = "min(1/2, 1/(1+2h²))"
@@ -104,60 +104,26 @@ def exponents(setting: Setting) -> list[Prediction]:
         ),
     )
     rows = [
-        (
-            "sharp-l2",
-            "typical l2",
-            "min(1/2, 1/(1 + 2 h^2))",
-            l2_exponent_typical(h),
-            (
-                "The L2 norm over queries of the error falls like n^-beta in a typical draw and in"
-                " mean."
-            ),
-        ),
-        (
-            "sharp-l2-rms",
-            "l2 mean square",
-            "min(1/2, (sqrt(1 + 4/h^2) - 1)/4)",
-            l2_exponent_rms(h),
-            (
-                "The root of the mean square error averaged over queries falls like n^-beta; rare"
-                " draws carry it."
-            ),
-        ),
-        (
-            "sharp-moments",
-            "typical mean and cov",
-            "min(1/2, 1/(1 + h^2))",
-            moment_exponent_typical(h),
-            (
-                "The mean and the covariance of the outputs err like n^-beta in a typical draw and"
-                " in mean absolute value."
-            ),
-        ),
-        (
-            "sharp-moments-rms",
-            "mean and cov",
-            "min(1/2, (sqrt(1 + 8/h^2) - 1)/4)",
-            moment_exponent_rms(h),
-            (
-                "The mean and the covariance of the outputs have root mean square error like"
-                " n^-beta; rare draws carry it."
-            ),
-        ),
+        ("sharp-l2", "typical l2", "1/(1 + 2 h^2)", l2_exponent_typical(h)),
+        ("sharp-l2-rms", "l2 mean square", "(sqrt(1 + 4/h^2) - 1)/4", l2_exponent_rms(h)),
+        ("sharp-moments", "typical mean and cov", "1/(1 + h^2)", moment_exponent_typical(h)),
+        ("sharp-moments-rms", "mean and cov", "(sqrt(1 + 8/h^2) - 1)/4", moment_exponent_rms(h)),
     ]
     exponents = [
         Prediction(
             name=name,
-            statement=statement,
+            statement=f"The root of the {quantity} falls like n^-beta; rare draws carry it."
+            if name.endswith("rms")
+            else f"The {quantity} error falls like n^-beta, in a typical draw and in mean.",
             source="random energy model, derived here",
-            formula=f"beta = {formula}, h = ||Sigma^(1/2) A Sigma_q^(1/2)||_2",
+            formula=f"beta = min(1/2, {formula}), h = ||Sigma^(1/2) A Sigma_q^(1/2)||_2",
             status="heuristic",
             quantity=quantity,
             conditions=gaussian,
             exponent=exponent,
             numbers={"horizon2": h},
         )
-        for name, quantity, formula, exponent, statement in rows
+        for name, quantity, formula, exponent in rows
     ]
     freezing = Prediction(
         name="freezing",
@@ -329,59 +295,54 @@ def uniform_constant(
 
     nan where the law is not bounded or the head has a tilt bias.
     """
-    return _constant(setting_of(head, measure, radius=radius), any_law)
+    return _constant(Setting(head, measure, radius=radius), any_law)
 
 
 def _constant(setting: Setting, any_law: bool = False) -> float:
-    reach, tilt = setting.measure.support_radius(), setting.a_norm * setting.radius
-    if reach is None or setting.head.tilt_bias is not None:
+    measure, reach = setting.measure, setting.measure.support_radius()
+    if reach is None or not setting.no_bias:
         return math.nan
-    V = setting.head.V.double()
-    spread = math.sqrt(float((V @ setting.measure.cov.double() * V).sum()))
+    V, tilt = setting.head.V.double(), setting.a_norm * setting.radius
+    spread = math.sqrt(float((V @ measure.cov.double() * V).sum()))
     rank = max(1, int(torch.linalg.matrix_rank(setting.head.A.double())))
     score = log_peak = tilt * reach
-    if not any_law and setting.measure.as_rotational() is not None:
+    if not any_law and measure.as_rotational() is not None:
         # reach t - K(t) grows in t, since K' is a mean of scores over t, none of them above reach
-        theta = torch.zeros(setting.measure.dim, dtype=torch.float64)
+        theta = torch.zeros(measure.dim, dtype=torch.float64)
         theta[0] = tilt
-        log_peak -= float(setting.measure.log_laplace(theta))
+        log_peak -= float(measure.log_laplace(theta))
     return chaining_constant(score, log_peak, setting.v_norm * reach, spread, rank)
 
 
 def uniform(setting: Setting) -> list[Prediction]:
     """The uniform bound over |x| <= ``setting.radius``, for bounded laws."""
     reach, constant = setting.measure.support_radius(), _constant(setting)
-    known = reach is not None and math.isfinite(constant)
-
-    def value(n: object) -> Floats:
-        assert reach is not None
-        return np.minimum(constant / np.sqrt(as_counts(n, "n")), 2.0 * setting.v_norm * reach)
-
-    return [
-        Prediction(
-            name="uniform-chaining",
-            statement=(
-                "The largest error over |x| <= R is on average at most C(R)/sqrt(n), for every n."
-            ),
-            source="derived here, by the method of [B] Theorem 3.4",
-            formula=(
-                "C = (sqrt(C_N) + sqrt(2 v C_D))^2, C_N = 2 sqrt(tr V Sigma V^T) + 8 v M B S, C_D ="
-                " 4 M B S, S the sum of Dudley's chain, M at most exp(B), B = ||A|| R r, r the"
-                " radius of the support"
-            ),
-            status="proved",
-            quantity="uniform",
-            conditions=(
-                ("tokens have bounded support", reach is not None),
-                ("the head has no tilt bias", setting.head.tilt_bias is None),
-            ),
-            exponent=0.5,
-            value=value if known else None,
-            units="mean absolute",
-            numbers=(
-                {"radius": setting.radius, "support": reach, "constant": constant}
-                if known and reach is not None
-                else {}
-            ),
-        )
-    ]
+    most, numbers = math.inf, {}
+    if reach is not None and math.isfinite(constant):
+        most = 2.0 * setting.v_norm * reach
+        numbers = {"radius": setting.radius, "support": reach, "constant": constant}
+    bound = Prediction(
+        name="uniform-chaining",
+        statement=(
+            "The largest error over |x| <= R is on average at most C(R)/sqrt(n), for every n."
+        ),
+        source="derived here, by the method of [B] Theorem 3.4",
+        formula=(
+            "C = (sqrt(C_N) + sqrt(2 v C_D))^2, C_N = 2 sqrt(tr V Sigma V^T) + 8 v M B S, C_D ="
+            " 4 M B S, S the sum of Dudley's chain, M at most exp(B), B = ||A|| R r, r the"
+            " radius of the support"
+        ),
+        status="proved",
+        quantity="uniform",
+        conditions=(
+            ("tokens have bounded support", reach is not None),
+            ("the head has no tilt bias", setting.no_bias),
+        ),
+        exponent=0.5,
+        value=(lambda n: np.minimum(constant / np.sqrt(as_counts(n, "n")), most))
+        if numbers
+        else None,
+        units="mean absolute",
+        numbers=numbers,
+    )
+    return [bound]

@@ -31,7 +31,7 @@ import numpy as np
 from scipy.integrate import quad
 from scipy.special import gammaln, kve
 
-from esscher.theory.boursier import counts_of
+from esscher.inputs import as_counts
 from esscher.theory.prediction import Floats
 
 # ---- risks
@@ -144,7 +144,7 @@ def lemma_f1_printed(n: Any, d: int, c: float) -> Floats:
     The paper goes on by Laplace's method (``lemma_f1_asymptote``); the Bessel function needs no
     limit.
     """
-    counts = counts_of(n)
+    counts = as_counts(n, "n").astype(np.float64)
     return np.asarray(counts**-c + _bessel(c * np.log(counts), d), np.float64)
 
 
@@ -154,7 +154,7 @@ def lemma_f1_mended(n: Any, d: int, c: float) -> Floats:
     With x = 1 + zeta the density has (x-1)^{d/2-1} e^{-(x-1)/2} <= e^{1/2} x^{d/2-1} e^{-x/2} for d
     >= 2; one dimension has smaller tasks than two. Derived here.
     """
-    return math.exp(0.5) * _bessel(c * np.log(counts_of(n)), max(d, 2))
+    return math.exp(0.5) * _bessel(c * np.log(as_counts(n, "n").astype(np.float64)), max(d, 2))
 
 
 def _bessel(rate: Floats, d: int) -> Floats:
@@ -174,7 +174,7 @@ def lemma_f1_asymptote(n: Any, d: int, c: float) -> Floats:
     lambda^{(d-1)/2} sqrt(2 pi / Phi''(u_0)) u_0^{d/2-1} exp(-sqrt 2 lambda) / (2^{d/2} Gamma(d/2)),
     Phi(u) = 1/u + u/2, u_0 = sqrt 2, Phi''(u_0) = 1/sqrt 2.
     """
-    root = np.sqrt(c * np.log(counts_of(n)))
+    root = np.sqrt(c * np.log(as_counts(n, "n").astype(np.float64)))
     size = math.sqrt(2.0 * math.pi * math.sqrt(2.0)) * math.sqrt(2.0) ** (0.5 * d - 1.0)
     fall = np.exp(-math.sqrt(2.0) * root - gammaln(0.5 * d))
     return np.asarray(root ** (0.5 * (d - 1.0)) * size * fall / 2.0 ** (0.5 * d), np.float64)
