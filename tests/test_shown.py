@@ -72,7 +72,7 @@ def test_a_run_in_words_and_its_budget(tmp_path: Path) -> None:
     assert (heavy.caches["error"] <= 0.1 * (1 + 1e-6)).all()
     assert run.budget(total=300, rule="heavy").total == 300
     assert run.budget().rule == "random"
-    assert repr(heavy).startswith("RuleBudget(heavy, ")
+    assert repr(heavy).startswith("Budget(heavy, ")
     assert "; best split keeps " in repr(heavy)
     assert "worst layer " in repr(heavy)
 

@@ -56,22 +56,19 @@ def test_json_has_heads_caches_and_totals(probed: Path, capsys: pytest.CaptureFi
         (1, 0, 2),
         (1, 1, 2),
     ]
-    tokens = {row["head"]: row["tokens"] for row in found["heads"]}
-    assert [row["tokens"] for row in found["caches"]] == [
-        max(tokens[0], tokens[1]),
-        max(tokens[2], tokens[3]),
-    ]
-    totals = {row["rule"]: row for row in found["totals"]}
+    keys = {row["head"]: row["keys"] for row in found["heads"]}
+    for row, own in zip(found["caches"], [(keys[0], keys[1]), (keys[2], keys[3])], strict=True):
+        assert min(own) <= row["keys"] <= max(own)
+    totals = {row["split"]: row for row in found["totals"]}
     assert set(totals) == {"each head its own", "uniform", "best split"}
     for row in totals.values():
-        assert row["ratio"] == pytest.approx(row["tokens"] / 600)
+        assert row["ratio"] == pytest.approx(row["keys"] / 600)
         assert row["saved"] == pytest.approx(1 - row["ratio"])
-        assert row["squared_error"] <= 0.01 * (1 + 1e-6)
-    assert totals["best split"]["tokens"] <= totals["uniform"]["tokens"]
+        assert row["error"] <= 0.1 * (1 + 1e-6)
+    assert totals["best split"]["keys"] <= totals["uniform"]["keys"]
     stored = es.load_run(probed).table("budget")
-    assert totals["best split"]["tokens"] == int(
-        stored.query("epsilon == 0.1 and rule == 'best split'")["tokens"].iloc[0]
-    )
+    (best,) = stored.query("epsilon == 0.1 and split == 'best split'")["keys"]
+    assert totals["best split"]["keys"] == best
 
 
 def test_tables_by_head_and_by_cache(probed: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,14 +86,10 @@ def test_a_total_is_split(probed: Path, capsys: pytest.CaptureFixture[str]) -> N
     code, out, _ = run(["budget", str(probed), "--total", "200", "--json"], capsys)
     assert code == 0
     found = json.loads(out)
-    totals = {row["rule"]: row for row in found["totals"]}
-    assert (
-        totals["best split"]["tokens"]
-        == totals["uniform"]["tokens"]
-        == sum(row["best_split"] for row in found["caches"])
-        == 200
-    )
-    assert totals["best split"]["squared_error"] <= totals["uniform"]["squared_error"] * (1 + 1e-9)
+    totals = {row["split"]: row for row in found["totals"]}
+    assert totals["best split"]["keys"] == totals["uniform"]["keys"] == 200
+    assert sum(row["best_split"] for row in found["caches"]) == pytest.approx(200)
+    assert totals["best split"]["error"] <= totals["uniform"]["error"] * (1 + 1e-9)
     # nothing is said of an error that nobody asked for
     assert set(totals) == {"uniform", "best split"}
     assert found["epsilon"] is None
@@ -104,9 +97,7 @@ def test_a_total_is_split(probed: Path, capsys: pytest.CaptureFixture[str]) -> N
         code, out, _ = run(["budget", str(probed), "--total", "200", "--by", by], capsys)
         assert code == 0
         assert out.startswith("error of 200 keys in all: uniform ")
-        assert out.splitlines()[1].startswith(
-            "keys kept at random, tokens in the best split of 200; "
-        )
+        assert out.splitlines()[1].startswith("random, keys in the best split of 200; ")
         assert "10.0%" not in out
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import esscher as es
-from esscher.probe.budget import gradients_of, prune_ratios, rule_budget, rule_table
+from esscher.probe.budget import budget_table, gradients_of, prune_ratios, rule_budget
 from tests.cli.commands import run
 from tests.models.frontiers import KEYS, frontier, frontier_run
 from tests.models.probe_runs import few_texts, tiny_model
@@ -32,10 +32,7 @@ def test_the_budget_of_a_rule(probed: Path, capsys: pytest.CaptureFixture[str]) 
         == "heavy, keys for an error of 10.0%; 8 heads, 2 of 2 layers, prose.txt, windows of 512"
         " tokens"
     )
-    assert (
-        " ".join(lines[1].split())
-        == "kv head keys of the cache error error, 95 % keys for q95 best split"
-    )
+    assert " ".join(lines[1].split()) == "kv head keys of the cache error error, 95 % best split"
     want = rule_budget(frontier(), "heavy", 0.1)
     assert lines[2].split()[:4] == [
         "0.0",
@@ -131,7 +128,7 @@ def test_what_was_not_measured_is_not_called_the_model(
         assert "of the model" not in out
         assert "all heads" not in out
     assert repr(es.load_run(path).budget(rule="heavy")).startswith(
-        "RuleBudget(heavy, 8 of 120 heads, 2 of 30 layers; each head"
+        "Budget(heavy, 8 of 120 heads, 2 of 30 layers; each head"
     )
     whole = str(frontier_run(tmp_path / "whole", heads=4).path)
     assert "all 8 heads of the model" in run(["budget", whole], capsys)[1]
@@ -157,10 +154,10 @@ def test_a_rule_of_each_query_says_that_the_cache_holds_all(
         (["--rule", "heavy:32"], "no errors of heavy:32"),
         (
             ["--rule", "heavy", "--total", "7"],
-            "total: expected 8 (the smallest sizes of heavy measured) to 1600",
+            "total: expected between 8 (the smallest sizes of heavy measured) and 1600",
         ),
-        (["--total", "20"], "total: expected 32 (the smallest sizes of sinks:4+recent measured)"),
-        (["--rule", "heavy", "--total", "1601"], "total: expected 8"),
+        (["--total", "20"], "total: expected between 32 (the smallest sizes of sinks:4+recent measured)"),
+        (["--rule", "heavy", "--total", "1601"], "total: expected between 8"),
         (["--rule", "heavy", "--epsilon", "1"], "between 0 and 1"),
         (["--export", "json"], "--export: give the rule, one of random, sinks:4+recent"),
         (["--rule", "topk", "--export", "kvpress"], "topk chooses keys for each query"),
@@ -266,13 +263,13 @@ def test_a_model_whose_heads_share_keys(tmp_path: Path, capsys: pytest.CaptureFi
     stored = es.probe(
         model, few_texts(), tokenizer=words, out=tmp_path / "run", pool="sequence", **settings
     )
-    about, totals = stored.table("about").iloc[0], stored.table("rule_budget")
+    about, totals = stored.table("about").iloc[0], stored.table("budget")
     assert len(totals) == 2 * 3 * 3
     weights = gradients_of(stored.table("heads"))
     assert weights is not None
     asked: list[tuple[float | None, int | None]] = [(e, None) for e in (0.05, 0.1, 0.2)]
-    pd.testing.assert_frame_equal(totals, rule_table(stored.table("frontier"), asked, weights))
-    assert all(column.help and column.label for column in stored.columns("rule_budget").values())
+    pd.testing.assert_frame_equal(totals, budget_table(stored.table("frontier"), asked, weights))
+    assert all(column.help and column.label for column in stored.columns("budget").values())
     array = json.loads(
         run(["budget", str(stored.path), "--rule", "heavy", "--export", "kvpress"], capsys)[1]
     )

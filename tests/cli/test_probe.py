@@ -161,9 +161,7 @@ def test_the_table_of_heads_is_sorted_cut_and_markdown(
     assert [row.split(" | ")[0] for row in tables[0][2:]] == [
         f"| 1.{head}" for head in heads["head"][:2]
     ]
-    assert len(tables) == 2 + len(
-        es.load_run(own_contexts[0]).table("rule_budget")["epsilon"].unique()
-    )
+    assert len(tables) == 2 + len(es.load_run(own_contexts[0]).table("budget")["epsilon"].unique())
     assert "most demanding first" not in shown
     code, _, err = run([*own_contexts[1], "--sort", "colour"], capsys)
     assert code == 2
@@ -249,7 +247,7 @@ def test_runs_have_a_name_of_their_own(
     code, shown, err = run(["resume", str(path)], capsys)
     assert code == 0
     # it ends as the probe does: with its table and its page
-    assert "key-value cache, keys kept at random" in shown
+    assert "share of the cache kept for an error of" in shown
     assert f"report: {path / 'report.html'}" in err
     assert (path / "report.html").exists()
 

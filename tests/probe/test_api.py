@@ -196,7 +196,7 @@ def test_a_head_that_fails_has_a_row_with_the_reason(
     monkeypatch.setattr(head_state, "update", update)
     run = es.probe(folder, few_texts(), out=tmp_path, **{**SMALL, "part": part})
     check_failed(run, 1, "nothing to be seen")
-    assert set(run.table("budget")["rule"]) == {"each head its own", "uniform", "best split"}
+    assert set(run.table("budget")["split"]) == {"each head its own", "uniform", "best split"}
 
 
 def wide_model() -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ import torch
 
 import esscher as es
 from esscher.hf.gradients import DRAWS
-from esscher.probe.budget import gradients_of, rule_table
+from esscher.probe.budget import budget_table, gradients_of
 from esscher.probe.own_context import compared
 from esscher.probe.queries import window_gradients
 from esscher.runs import Run
@@ -83,9 +83,9 @@ def test_gradients_are_those_of_the_model(llama: Run) -> None:
 
 def test_the_stored_splits_count_by_them(llama: Run) -> None:
     frontier, heads = llama.table("frontier"), llama.table("heads")
-    stored = llama.table("rule_budget")
+    stored = llama.table("budget")
     asked = [(epsilon, None) for epsilon in sorted(set(stored["epsilon"]))]
-    felt, alike = rule_table(frontier, asked, gradients_of(heads)), rule_table(frontier, asked)
+    felt, alike = budget_table(frontier, asked, gradients_of(heads)), budget_table(frontier, asked)
     assert np.allclose(stored["keys"], felt["keys"])
     assert np.allclose(stored["error"], felt["error"])
     assert not np.allclose(stored["keys"], alike["keys"], rtol=1e-3)
@@ -104,7 +104,7 @@ def test_models_without_next_tokens_have_none(tmp_path: Path) -> None:
         )
         assert window_gradients(source(run), 0) == {}
         assert gradients_of(run.table("heads")) is None
-        assert np.isfinite(run.table("rule_budget")["keys"]).all()
+        assert np.isfinite(run.table("budget")["keys"]).all()
 
 
 def test_impact_is_measured_behind_the_output(llama: Run) -> None:

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.probe.budget import budget_table
 from esscher.probe.layer import kept_rows
 from esscher.probe.spec import fit_points
 from esscher.runs import Run
@@ -284,8 +283,3 @@ def test_about_names_model_text_and_parity(real_run: Run) -> None:
     assert row["parity"] <= 1e-6
     assert row["corpus_sha256"] == source(real_run).windows.sha256
     assert real_run.manifest.hashes["corpus"] == row["corpus_sha256"]
-
-
-def test_budget_table_equals_the_one_computed_from_the_tables(real_run: Run) -> None:
-    again = budget_table(real_run.table("heads"), real_run.table("curves"), (0.05, 0.1, 0.2))
-    pd.testing.assert_frame_equal(real_run.table("budget"), again, check_dtype=False)

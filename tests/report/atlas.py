@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from esscher.probe.budget import rule_table
+from esscher.probe.budget import budget_table
 from esscher.probe.spec import ProbeSpec
 from esscher.runs import JOBS, Run, RunSpec, find_job, load_run
 from esscher.runs.columns import Declared, declare
@@ -279,7 +279,7 @@ def rules_tables(layers: int, heads: int, seed: int = 1) -> dict[str, Any]:
         **found,
         "heads": frame.assign(**needs),
         "frontier": table,
-        "rule_budget": rule_table(table, asked),
+        "budget": budget_table(table, asked),
     }
 
 
@@ -448,16 +448,17 @@ def _budget(heads: pd.DataFrame) -> pd.DataFrame:
     rows = []
     total = KEYS * len(heads)
     for percent, base in ((5, 0.05), (10, 0.2), (20, 0.45)):
-        for rule, factor in (("each head its own", 0.9), ("uniform", 0.5), ("best split", 1.2)):
+        for split, factor in (("each head its own", 0.9), ("uniform", 0.5), ("best split", 1.2)):
             saved = base * factor
             rows.append(
                 {
                     "epsilon": percent / 100,
-                    "rule": rule,
-                    "tokens": total * (1 - saved),
+                    "rule": "random",
+                    "split": split,
+                    "keys": total * (1 - saved),
                     "ratio": 1 - saved,
                     "saved": saved,
-                    "squared_error": (percent / 100) ** 2 * len(heads),
+                    "error": percent / 100,
                 }
             )
     return pd.DataFrame(rows)

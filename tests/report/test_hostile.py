@@ -42,7 +42,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     heads.loc[measured, "signatures"] = SCRIPT + SEPARATORS
     heads.loc[measured, "score_verdict"] = '=HYPERLINK("http://127.0.0.1/")'
     heads[SCRIPT] = 1.0
-    tables["budget"]["rule"] = tables["budget"]["rule"] + SCRIPT
+    tables["budget"]["split"] = tables["budget"]["split"] + SCRIPT
     tables |= hostile_rules()
     heads["sink_token"], heads["sink_weight"] = SCRIPT + RIGHT_TO_LEFT + SEPARATORS, 0.5
     tables["looks"] = [row | {"query_before": ENDING} for row in looks_table(heads, HOSTILE)]
@@ -57,12 +57,12 @@ def hostile_rules() -> dict[str, Any]:
     """Keep rules of such names, and totals that no rule of the frontier has."""
     tables = rules_tables(2, 4)
     names = dict(zip(dict.fromkeys(tables["frontier"]["rule"]), HOSTILE, strict=False))
-    for table in ("frontier", "rule_budget"):
+    for table in ("frontier", "budget"):
         tables[table] = tables[table].assign(rule=tables[table]["rule"].map(names))
-    totals = tables["rule_budget"].assign(worst_head=ENDING, chosen=QUOTES)
+    totals = tables["budget"].assign(worst_head=ENDING, chosen=QUOTES)
     return {
         "frontier": tables["frontier"],
-        "rule_budget": pd.concat([totals, totals.assign(rule="__proto__")]),
+        "budget": pd.concat([totals, totals.assign(rule="__proto__")]),
     }
 
 

@@ -44,7 +44,7 @@ def test_totals_follow_the_error_and_name_their_rule(
     visit: Visit, rules_page: Path, run: Run
 ) -> None:
     page = visit(rules_page)
-    totals = run.table("rule_budget")
+    totals = run.table("budget")
     seen = set()
     for percent in ("5", "10", "20"):
         page.click(f"#map .choice button[data-value='{percent}']")
@@ -146,7 +146,7 @@ def test_totals_of_rules_with_long_names_are_not_cut_off_beside_the_map(
     visit: Visit, tmp_path: Path
 ) -> None:
     tables = rules_tables(3, 9)
-    for name in ("frontier", "rule_budget"):
+    for name in ("frontier", "budget"):
         tables[name]["rule"] = tables[name]["rule"].replace(
             "topk", "sinks:4+recent:16+random:reweight"
         )

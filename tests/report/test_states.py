@@ -175,7 +175,7 @@ def test_runs_of_other_models_are_not_paired(visit: Visit, tmp_path: Path, artef
     assert any(line.startswith("keys a query sees") and line.count("16,384") == 2 for line in facts)
     assert any(line.endswith("24 of 24, 4 layers48 of 48, 8 layers") for line in facts)
     budget = runs[1].table("budget")
-    row = budget[(budget["epsilon"] == 0.1) & (budget["rule"] == "uniform")].iloc[0]
+    row = budget[(budget["epsilon"] == 0.1) & (budget["split"] == "uniform")].iloc[0]
     assert (
         page.texts("#compare .budgets tbody tr")[0]
         == f"random, uniform{100 * row['ratio']:.0f} %{100 * row['ratio']:.0f} %"

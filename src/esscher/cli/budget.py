@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esscher.cli.heads_table import held_for, rules_in_words, show_rules, show_splits, show_totals
+from esscher.cli.heads_table import held_for, rules_in_words, show_rules, show_splits
 from esscher.cli.options import Fields, Given
 from esscher.cli.output import (
     Form,
@@ -21,7 +20,6 @@ from esscher.cli.output import (
     path_argument,
     path_option,
     print_json,
-    print_table,
     say,
     show_table,
     shown,
@@ -31,7 +29,7 @@ from esscher.probe.spec import ALLOWED
 if TYPE_CHECKING:
     import pandas as pd
 
-    from esscher.probe.budget import Budget, RuleBudget, Weights
+    from esscher.probe.budget import Budget, Weights
     from esscher.runs import Run
 
 ASKED = Fields(
@@ -74,21 +72,12 @@ def budget(
 
     Example: esscher budget runs/mine --rule heavy --epsilon 0.1 --export json --out heavy.json
     """
-    from esscher.probe.budget import (
-        budget_of,
-        find_rule,
-        random_frontier,
-        rule_budget,
-        split_weights,
-    )
+    from esscher.probe.budget import RANDOM, find_rule, frontier_of, rule_budget, split_weights
     from esscher.runs import load_run
 
     _check(by, export, out, as_json)
     stored = load_run(run)
-    if stored.manifest.job != "probe":
-        raise ValueError(
-            f"{run}: expected a run of esscher probe, got one of {stored.manifest.job}"
-        )
+    frontier = frontier_of(stored)
     rule, epsilon, total = (asked.get(name) for name in ("rule", "epsilon", "total"))
     if export == "kvpress" and (epsilon is not None or total is not None):
         raise ValueError(
@@ -99,21 +88,7 @@ def budget(
     about = _about(stored) | {"weights": counted}
     epsilon = ALLOWED if epsilon is None and total is None else epsilon
     several = "frontier" in stored.tables
-    if rule is None and export is None and not several:
-        if weights is not None:
-            raise ValueError("--weights: they are for splits of a keep rule; give --rule too")
-        found = budget_of(stored.table("heads"), stored.table("curves"), epsilon, total)
-        return (
-            _print(about, found, (epsilon, total), by)
-            if as_json
-            else _show_random(found, stored, by, look)
-        )
-    frontier = (
-        stored.table("frontier")
-        if several
-        else random_frontier(stored.table("heads"), stored.table("curves"))
-    )
-    if rule is None and export is None:
+    if rule is None and export is None and several:
         return _every_rule(
             stored, about, frontier, (epsilon, total), weights, None if as_json else look
         )
@@ -121,15 +96,11 @@ def budget(
         raise ValueError(
             f"--export: give the rule, one of {', '.join(dict.fromkeys(frontier['rule']))}"
         )
-    rule = find_rule(frontier, "random" if rule is None else rule)
+    rule = find_rule(frontier, RANDOM if rule is None else rule)
     if export is not None:
         return _export(stored, about, frontier, (rule, epsilon, total), weights, export, out)
-    chosen = rule_budget(frontier, rule, epsilon, total, weights)
-    return (
-        _print(about, chosen, (epsilon, total), by)
-        if as_json
-        else _show_rule(chosen, stored, about, by, look)
-    )
+    found = rule_budget(frontier, rule, epsilon, total, weights)
+    return _print(about, found, by) if as_json else _show_rule(found, stored, about, by, look)
 
 
 def _check(by: str, export: str | None, out: Path | None, as_json: bool) -> None:
@@ -158,25 +129,12 @@ def _about(stored: Run) -> dict[str, Any]:
     return {**found, "text": str(row["text"]), "window": int(row["window"])}
 
 
-def _print(
-    about: dict[str, Any],
-    found: Budget | RuleBudget,
-    asked: tuple[float | None, int | None],
-    by: str,
-) -> None:
+def _print(about: dict[str, Any], found: Budget, by: str) -> None:
     """Rows are key-value heads; query heads beside them where they are asked for."""
-    epsilon, total = asked
     names = ("heads", "caches", "totals") if by == "head" else ("caches", "totals")
     tables = {name: getattr(found, name).to_dict("records") for name in names}
-    print_json(
-        {
-            **about,
-            "rule": getattr(found, "rule", "random"),
-            "epsilon": epsilon,
-            "total": total,
-            **tables,
-        }
-    )
+    asked = {"rule": found.rule, "epsilon": found.epsilon, "total": found.total}
+    print_json({**about, **asked, **tables})
 
 
 def _asked(epsilon: float | None, total: int | None) -> str:
@@ -189,65 +147,19 @@ def _asked(epsilon: float | None, total: int | None) -> str:
 
 def _in_words(totals: pd.DataFrame, epsilon: float | None, total: int | None) -> str:
     """What each split keeps of the cache for an error; of a total, the error that it leaves."""
-    split = "split" if "split" in totals else "rule"
     rows = totals.to_dict("records")
     if epsilon is not None:
-        told = ", ".join(f"{row[split]} {number(row['ratio'], '.1%')}" for row in rows)
+        told = ", ".join(f"{row['split']} {number(row['ratio'], '.1%')}" for row in rows)
         return f"kept of the cache {_asked(epsilon, total)}: {told}"
-    errors = [row["error"] if "error" in row else math.sqrt(row["squared_error"]) for row in rows]
-    told = ", ".join(
-        f"{row[split]} {number(error, '.2%')}" for row, error in zip(rows, errors, strict=True)
-    )
+    told = ", ".join(f"{row['split']} {number(row['error'], '.2%')}" for row in rows)
     return f"error of {total:,} keys in all: {told}"
 
 
-def _show_random(found: Budget, stored: Run, by: str, look: Given) -> None:
-    """Today's question to a pool of the corpus: keys kept at random."""
-    from esscher.probe.budget import BUDGET
-
-    columns = {column.key: column for column in BUDGET}
-    kept = [columns[key].header for key in ("tokens", "ratio")]
-    cache = stored.columns("heads")["kv_head"].header
-    total = int(found.totals["tokens"].iloc[-1])
-    title = f"keys kept at random, tokens {_asked(found.epsilon, total)}; {held_for(stored)}"
-    say(_in_words(found.totals, found.epsilon, total))
-    if by == "head":
-        rows = [
-            [
-                f"{row['layer']}.{row['head']}",
-                str(row["kv_head"]),
-                number(row["tokens"], ","),
-                number(row["ratio"], ".1%"),
-            ]
-            for row in found.heads.to_dict("records")
-        ]
-        print_table(title, ["head", cache, *kept], rows, look=look)
-    else:
-        also = ("best_split",) if found.epsilon is not None else ()
-        rows = [
-            [
-                f"{row['layer']}.{row['kv_head']}",
-                str(row["heads"]),
-                number(row["tokens"], ","),
-                number(row["ratio"], ".1%"),
-            ]
-            + [number(row[key], ",") for key in also]
-            for row in found.caches.to_dict("records")
-        ]
-        print_table(
-            title,
-            [cache, "heads", *kept, *(key.replace("_", " ") for key in also)],
-            rows,
-            look=look,
-        )
-    show_totals(found.totals, columns, look)
-
-
-def _show_rule(found: RuleBudget, stored: Run, about: dict[str, Any], by: str, look: Given) -> None:
-    from esscher.probe.budget import RULE_BUDGET, per_query
+def _show_rule(found: Budget, stored: Run, about: dict[str, Any], by: str, look: Given) -> None:
+    from esscher.probe.budget import BUDGET, per_query
 
     columns, place = (
-        {column.key: column for column in RULE_BUDGET},
+        {column.key: column for column in BUDGET},
         "head" if by == "head" else "kv_head",
     )
     rows = (found.heads if by == "head" else found.caches).to_dict("records")
@@ -257,16 +169,9 @@ def _show_rule(found: RuleBudget, stored: Run, about: dict[str, Any], by: str, l
         words=True,
     )
     forms: dict[str, Form] = {"keys": ",.1f", "ratio": ".1%", "error": ".1%", "q95": ".1%"}
-    also = (
-        {"keys_q95": "keys for q95", "best_split": "best split"}
-        if found.epsilon is not None
-        else {}
-    )
-    more = [
-        Shown(also[key], tuple(number(row[key], ",.1f") for row in rows))
-        for key in also
-        if key in rows[0]
-    ]
+    more = []
+    if found.epsilon is not None and by == "kv":
+        more.append(Shown("best split", tuple(number(row["best_split"], ",.1f") for row in rows)))
     reads = " (what a query reads: the cache holds all)" if per_query(found.rule) else ""
     title = f"{found.rule}{reads}, keys {_asked(found.epsilon, found.total)}; {held_for(stored)}"
     say(_in_words(found.totals, found.epsilon, found.total))
@@ -291,10 +196,10 @@ def _every_rule(
     look: Given | None,
 ) -> None:
     """Totals of all rules: a table in a look, JSON where there is none."""
-    from esscher.probe.budget import RULE_BUDGET, rule_table
+    from esscher.probe.budget import BUDGET, budget_table
 
     epsilon, total = asked
-    found = rule_table(frontier, [asked], weights)
+    found = budget_table(frontier, [asked], weights)
     if look is None:
         print_json({**about, "epsilon": epsilon, "total": total, "rules": found.to_dict("records")})
         return
@@ -303,7 +208,7 @@ def _every_rule(
         if total is None
         else f"error of {total:,} keys in all"
     )
-    columns = {column.key: column for column in RULE_BUDGET}
+    columns = {column.key: column for column in BUDGET}
     say(rules_in_words(found))
     show_rules(
         found, columns, f"{title}, by keep rule; {held_for(stored)}; {about['weights']}", look

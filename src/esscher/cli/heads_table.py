@@ -285,15 +285,13 @@ def show_heads(run: Run, look: Look) -> None:
     form = same_form(look)
     show_agreement(run, form)
     show_tails(run, form)
-    if "rule_budget" in run.tables:  # random keys are one of the rules
-        for epsilon, rows in run.table("rule_budget").groupby("epsilon"):
+    if "budget" in run.tables:
+        for epsilon, rows in run.table("budget").groupby("epsilon"):
             title = (
                 f"share of the cache kept for an error of {epsilon:.1%}, by keep rule;"
                 f" {held_for(run)}"
             )
-            show_rules(rows, run.columns("rule_budget"), title, form)
-    elif "budget" in run.tables:
-        show_totals(run.table("budget"), run.columns("budget"), form, f"; {held_for(run)}")
+            show_rules(rows, run.columns("budget"), title, form)
     heads = run.table("heads")
     fine = heads["status"] == "ok"
     for note, number_of in (
@@ -302,27 +300,6 @@ def show_heads(run: Run, look: Look) -> None:
         log(f"{number_of} of {len(heads)} heads: {note}")
     for row in heads[~fine].to_dict("records"):
         log(f"layer {row['layer']} head {row['head']}: {row['status']}, {row['reason']}")
-
-
-def show_totals(
-    totals: pd.DataFrame, columns: Mapping[str, Column], look: Look, holds_for: str = ""
-) -> None:
-    """Cache to keep where keys are kept at random, under each split between heads."""
-    rows = totals.to_dict("records")
-    error = Shown(
-        "total error", tuple(number(math.sqrt(row["squared_error"]), ".2%") for row in rows)
-    )
-    forms: dict[str, tuple[Form, int]] = {
-        "rule": ("", 0),
-        "epsilon": (".1%", 0),
-        "tokens": (count, 1),
-    }
-    forms |= {"ratio": (".1%", 0), "saved": (".1%", 2)}
-    rule, asked, *rest = (
-        shown(columns[key], rows, form, gives_way=last) for key, (form, last) in forms.items()
-    )
-    shows = [rule, asked, error, *rest, *worst(rows, columns)]
-    show_table(f"key-value cache, keys kept at random{holds_for}", shows, same_form(look))
 
 
 def _title(run: Run, look: Look) -> str:

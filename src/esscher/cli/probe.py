@@ -514,7 +514,7 @@ def end_probe(run: Run, as_json: bool, *, page: bool = True, look: Given | None 
     if as_json:
         tables = {
             name: run.table(name).to_dict("records")
-            for name in ("about", "heads", "layers", "budget", "rule_budget", "agreement", "limits")
+            for name in ("about", "heads", "layers", "budget", "agreement", "limits")
             if name in run.tables
         }
         print_json(

@@ -39,8 +39,7 @@ def probe(
     """Measure every head of a model on text; the run has tables heads, curves, scores, tails,
     layers, budget and about.
 
-    A run whose pool is the query's own context has frontier too, the errors of keep rules, and
-    rule_budget, what each needs.
+    A run whose pool is the query's own context has frontier too: the errors of keep rules.
 
     ``model``: a packaged model ("minilm", which None is too, or "smollm2"), a hub name, a folder, a
     GGUF file, or a transformers model (with its ``tokenizer``). ``texts``: a document or a list of

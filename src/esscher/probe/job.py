@@ -18,9 +18,8 @@ from esscher.errors.endless import PIECES
 from esscher.hf.call import AttentionCall
 from esscher.hf.capture import parity
 from esscher.probe.agreement import agreement_table
-from esscher.probe.budget import budget_table, gradients_of, rule_table
+from esscher.probe.budget import budget_table, gradients_of, random_frontier
 from esscher.probe.checks import context_of
-from esscher.probe.curves import METRICS
 from esscher.probe.layer import (
     LayerState,
     add_head,
@@ -289,14 +288,12 @@ def consolidate(spec: ProbeSpec, shards: Sequence[Shard]) -> Mapping[str, Any]:
     parts["heads"] = _with_missing(context, parts.get("heads", pd.DataFrame()))
     if sampled:
         parts = with_moments(parts, _side_by_side(sampled))
-    if (
-        "curves" in parts
-        and (parts["curves"]["rms"][parts["curves"]["metric"] == METRICS["bernoulli"]] > 0).any()
-    ):
-        parts["budget"] = budget_table(parts["heads"], parts["curves"], spec.epsilons)
-    if "frontier" in parts and np.isfinite(parts["frontier"]["relative"]).any():
+    frontier = parts.get("frontier", pd.DataFrame())
+    if not len(frontier) and "curves" in parts:
+        frontier = random_frontier(parts["heads"], parts["curves"])
+    if len(frontier) and np.isfinite(frontier["relative"]).any():
         asked = [(epsilon, None) for epsilon in spec.epsilons]
-        parts["rule_budget"] = rule_table(parts["frontier"], asked, gradients_of(parts["heads"]))
+        parts["budget"] = budget_table(frontier, asked, gradients_of(parts["heads"]))
     if spec.moments and len(agreement := agreement_table(parts, columns(spec)["heads"], spec.seed)):
         parts["agreement"] = agreement
     parts["heads"], parts["looks"] = _with_looks(context, parts["heads"])

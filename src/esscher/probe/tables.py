@@ -14,7 +14,7 @@ import pandas as pd
 from esscher.hf.maps import LinearMaps
 from esscher.probe import layer as head_state
 from esscher.probe.agreement import AGREEMENT
-from esscher.probe.budget import BUDGET, RULE_BUDGET
+from esscher.probe.budget import BUDGET
 from esscher.probe.curves import curve_rows
 from esscher.probe.layer import HeadState, LayerState
 from esscher.probe.looks import LOOKS, with_sinks
@@ -40,7 +40,6 @@ def columns(spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
     found |= {
         "layers": (*LAYERS, *TAIL_COLUMNS, *moment_columns(spec)),
         "budget": BUDGET,
-        "rule_budget": RULE_BUDGET,
     }
     found |= {"agreement": AGREEMENT} if spec.moments else {}
     found |= {"limits": LIMITS} if spec.moments else {}

@@ -234,7 +234,7 @@ def frontier_content(run: Run, places: list[tuple[int, int]], grids: Grids) -> d
     frame = read_table(run, "frontier")
     if frame is None or frame.empty:
         return {}
-    totals = records_of(read_table(run, "rule_budget"))
+    totals = records_of(read_table(run, "budget"))
     names = {str(rule): shortened(str(rule), LONGEST) for rule in dict.fromkeys(frame["rule"])}
     rules = list(names)
     curves: dict[tuple[int, int], list[Any]] = {}

@@ -34,7 +34,7 @@ VIEWS: dict[str, str] = {
     "plot_error": "esscher.report.figures:plot_alone",
     "html": "esscher.report.summary:html_summary",
     "text": "esscher.report.summary:text_summary",
-    "budget": "esscher.probe.budget:run_budget",
+    "budget": "esscher.probe.budget:budget_of",
 }
 """Name of a view -> "module:function" of a function of a run, or of what else shows itself."""
 

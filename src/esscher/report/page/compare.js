@@ -40,7 +40,7 @@ function factsOf(atlases) {
 function budgetsOf(atlases) {
   const percents = [...new Set(atlases.flatMap((atlas) => atlas.percents))].sort((a, b) => a - b);
   const kept = (atlas, wanted) => {
-    const rows = atlas.totals && atlas.totals.length ? atlas.totals.map(({ epsilon, rule, split, ratio }) => [epsilon, split, rule, ratio]) : atlas.budget.map(({ epsilon, rule, ratio }) => [epsilon, rule, "random", ratio]);
+    const rows = (atlas.totals && atlas.totals.length ? atlas.totals : atlas.budget).map(({ epsilon, rule, split, ratio }) => [epsilon, split, rule, ratio]);
     return new Map(rows.filter(([epsilon, split]) => SPLITS.slice(0, 2).includes(split) && Math.abs(100 * epsilon - wanted) < 1e-6).map(([, split, rule, ratio]) => [`${rule}, ${split}`, ratio]));
   };
   if (!atlases.some((atlas) => atlas.budget.length || (atlas.totals || []).length)) return null;

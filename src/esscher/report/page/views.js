@@ -30,11 +30,11 @@ function cacheOf(atlas) {
     const bars = rows.map((row) => {
       const bar = el("span", { class: "bar" }, el("i", {}));
       bar.firstChild.style.width = `${100 * saved(row)}%`;
-      return el("div", { class: "barrow", "data-rule": row.rule }, el("span", { class: "rule" }, outside(row.rule)), bar, el("span", { class: "amount" }, percent(row.saved)));
+      return el("div", { class: "barrow", "data-rule": row.split }, el("span", { class: "rule" }, outside(row.split)), bar, el("span", { class: "amount" }, percent(row.saved)));
     });
     const title = el("h3", {}, "Keys dropped at random");
     if (!rows.length) return box.replaceChildren(title, el("p", { class: "soft" }, `No budget was stored for ${atlas.percent} %.`));
-    const uniform = rows.find(({ rule }) => rule === "uniform"), best = rows.find(({ rule }) => rule === "best split");
+    const uniform = rows.find(({ split }) => split === "uniform"), best = rows.find(({ split }) => split === "best split");
     const text = uniform && best
       ? `On this text, for an error of ${atlas.percent} %, random keys may go: ${percent(uniform.saved)} of them if every head keeps the same share, ${percent(best.saved)} if the rest is split best between the heads. A rule that chooses its keys has other numbers.`
       : `Share of the keys that may go at random, on this text, for an error of ${atlas.percent} %.`;

@@ -17,7 +17,9 @@ import yaml
 
 from esscher.probe.budget import (
     as_bytes,
+    budget_of,
     budget_record,
+    budget_table,
     find_rule,
     gradients_of,
     head_weights,
@@ -25,12 +27,10 @@ from esscher.probe.budget import (
     prune_ratios,
     random_frontier,
     rule_budget,
-    rule_table,
-    run_budget,
     split_weights,
 )
+from esscher.runs import Run
 from tests.models.frontiers import CONSTANTS, KEYS, SHARES, frontier, frontier_run, one_head_a_layer
-from tests.probe.test_cache import tables
 
 PLACES = [(0, 0), (0, 1), (1, 0), (1, 1)]
 # by cache and head
@@ -55,11 +55,9 @@ def test_keys_of_caches_and_heads(epsilon: float) -> None:
         assert row.q95 == pytest.approx(
             2 * math.sqrt(squares.max() * (1 / row.keys - 1 / KEYS)), rel=1e-6
         )
-        assert row.keys_q95 == pytest.approx(needed(4 * squares.max(), epsilon), abs=2e-3)
     for row in found.heads.itertuples():
         square = 0.25 * CONSTANTS[row.layer, row.head] ** 2
         assert row.keys == pytest.approx(needed(square, epsilon), abs=2e-3)
-        assert row.keys_q95 == pytest.approx(needed(4 * square, epsilon), abs=2e-3)
 
 
 def test_layers_that_hold_different_numbers_of_keys() -> None:
@@ -125,7 +123,6 @@ def test_the_best_split_of_a_total_follows_the_square_root_rule() -> None:
     )
     best = 0.25 * (roots.sum() ** 2 / 300 - SQUARES.sum() / KEYS) / SQUARES.size
     assert totals["error"]["best split"] == pytest.approx(math.sqrt(best), rel=1e-3)
-    assert "keys_q95" not in found.caches
     for row in found.heads.itertuples():
         assert (
             row.keys == found.caches.set_index(["layer", "kv_head"])["keys"][row.layer, row.kv_head]
@@ -133,7 +130,7 @@ def test_the_best_split_of_a_total_follows_the_square_root_rule() -> None:
 
 
 def test_every_rule_in_one_table() -> None:
-    table = rule_table(frontier(), [(0.1, None), (0.2, None)])
+    table = budget_table(frontier(), [(0.1, None), (0.2, None)])
     assert len(table) == 5 * 2 * 3
     own = table[(table["epsilon"] == 0.1) & (table["split"] == "uniform")].set_index("rule")[
         "ratio"
@@ -182,13 +179,116 @@ def test_heads_without_a_relative_error_are_left_out() -> None:
     ).all(axis=None)
 
 
-def test_random_keys_of_a_corpus_are_a_frontier_too() -> None:
-    """c sqrt(1/n - 1/N) with N = 1024 again, from curves."""
-    heads, curves = tables()
-    found = rule_budget(random_frontier(heads, curves), "random", 0.1).caches
+# ---- random keys of a corpus: a frontier from curves
+# ------------------------------------------------------------------------------------------
+
+POOL = 1024
+COUNTS = np.array([16, 32, 64, 128, 256, 512, 768, 922, 1024])
+# constants of rms = c sqrt(1/n - 1/N) in units of the limit, by (layer, head); two heads share each
+# key-value head
+RANDOM = {
+    (0, 0): 1.0,
+    (0, 1): 2.0,
+    (0, 2): 4.0,
+    (0, 3): 0.3,
+    (1, 0): 1.0,
+    (1, 1): 1.0,
+    (1, 2): 8.0,
+    (1, 3): 0.5,
+}
+LIMIT = 3.0
+
+
+def tables() -> tuple[pd.DataFrame, pd.DataFrame]:
+    heads = pd.DataFrame(
+        [
+            {"layer": layer, "head": head, "kv_head": head // 2, "status": "ok"}
+            for layer, head in RANDOM
+        ]
+    )
+    rows = []
+    for (layer, head), constant in RANDOM.items():
+        relative = constant * np.sqrt(1 / COUNTS - 1 / POOL)
+        rows.append(
+            pd.DataFrame(
+                {
+                    **{
+                        "layer": layer,
+                        "head": head,
+                        "metric": "l2_kept",
+                        "kind": "exact",
+                        "n": COUNTS,
+                    },
+                    **{
+                        "rms": LIMIT * relative,
+                        "relative": relative,
+                        "stderr": 0.0,
+                        "q95": LIMIT * relative,
+                    },
+                    "local_slope": np.nan,
+                }
+            )
+        )
+        rows.append(rows[-1].assign(metric="l2", rms=99.0))
+    return heads, pd.concat(rows, ignore_index=True)
+
+
+def squared(keys: Any) -> float:
+    """Squared relative error of the four caches, mean over their eight heads, in closed form."""
+    size = [sum(RANDOM[layer, 2 * kv + i] ** 2 for i in (0, 1)) for layer, kv in PLACES]
+    return sum(c2 * (1 / n - 1 / POOL) for c2, n in zip(size, keys, strict=True)) / len(RANDOM)
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 0.1, 0.3])
+def test_random_keys_of_a_corpus(epsilon: float) -> None:
+    """c sqrt(1/n - 1/N): what heads and caches need, and the totals."""
+    found = rule_budget(random_frontier(*tables()), "random", epsilon)
+    for row in found.heads.itertuples():
+        square = RANDOM[row.layer, row.head] ** 2
+        assert row.keys == pytest.approx(max(1 / (epsilon**2 / square + 1 / POOL), 16), rel=1e-3)
     squares = [(1 + 4) / 2, (16 + 0.09) / 2, 1, (64 + 0.25) / 2]
-    want = [max(1 / (0.01 / square + 1 / 1024), 16) for square in squares]
-    np.testing.assert_allclose(found["keys"], want, rtol=1e-3)
+    want = [max(1 / (epsilon**2 / square + 1 / POOL), 16) for square in squares]
+    np.testing.assert_allclose(found.caches["keys"], want, rtol=1e-3)
+    totals = found.totals.set_index("split")
+    assert totals["error"]["best split"] ** 2 == pytest.approx(
+        squared(found.caches["best_split"]), rel=1e-3
+    )
+    assert totals["keys"]["best split"] <= totals["keys"]["uniform"]
+    assert totals["error"]["best split"] <= epsilon * (1 + 1e-6)
+
+
+def test_a_head_counts_by_its_relative_error() -> None:
+    """A layer whose outputs are a hundred times as large, errors with them, needs the same."""
+    heads, curves = tables()
+    curves.loc[curves["layer"] == 1, ["rms", "q95"]] *= 100
+    for asked in ({"epsilon": 0.1}, {"total": 1200}):
+        large, same = (
+            rule_budget(random_frontier(heads, each), "random", **asked)
+            for each in (curves, tables()[1])
+        )
+        pd.testing.assert_frame_equal(large.caches, same.caches)
+        pd.testing.assert_frame_equal(large.totals, same.totals)
+
+
+def test_heads_that_failed_and_heads_that_give_nothing_are_left_out() -> None:
+    heads, curves = tables()
+    curves = curves[(curves["layer"] != 0) | (curves["head"] != 2)]
+    silent = (curves["layer"] == 1) & (curves["head"] == 2)
+    curves.loc[silent, ["rms", "relative"]] = (0.0, np.nan)
+    found = rule_budget(random_frontier(heads, curves), "random", 0.1)
+    assert list(found.caches["heads"]) == [2, 1, 2, 1]
+    assert np.isfinite(found.totals["error"]).all()
+    with pytest.raises(ValueError, match="no errors of kept keys"):
+        find_rule(random_frontier(heads, curves[curves["metric"] == "l2"]), "random")
+
+
+def test_the_budget_of_real_heads_meets_its_error(real_run: Run) -> None:
+    totals = budget_of(real_run, 0.1).totals.set_index("split")
+    assert (totals["error"] <= 0.1 * (1 + 1e-6)).all()
+    split = budget_of(real_run, total=int(0.3 * 6 * 2048)).totals.set_index("split")["error"]
+    assert split["best split"] <= split["uniform"]
+    stored = real_run.table("budget").query("epsilon == 0.1").set_index("split")
+    pd.testing.assert_frame_equal(stored, totals, check_dtype=False)
 
 
 def test_rules_are_found_however_they_are_written() -> None:
@@ -338,16 +438,16 @@ def test_a_run_is_split_by_its_own_gradients(tmp_path: Path) -> None:
     assert split_weights(run, None) == (felt, "heads count by the gradient of log p")
     wanted = rule_budget(frontier(), "heavy", total=300, weights=felt)
     alike = rule_budget(frontier(), "heavy", total=300)
-    pd.testing.assert_frame_equal(run_budget(run, total=300, rule="heavy").caches, wanted.caches)
+    pd.testing.assert_frame_equal(budget_of(run, total=300, rule="heavy").caches, wanted.caches)
     pd.testing.assert_frame_equal(
-        run_budget(run, total=300, rule="heavy", weights="none").caches, alike.caches
+        budget_of(run, total=300, rule="heavy", weights="none").caches, alike.caches
     )
-    pd.testing.assert_frame_equal(run_budget(plain, total=300, rule="heavy").caches, alike.caches)
+    pd.testing.assert_frame_equal(budget_of(plain, total=300, rule="heavy").caches, alike.caches)
     with pytest.raises(
         ValueError,
         match=r"weights: .* has no table sensitivity; run esscher downstream with --sensitivity",
     ):
-        run_budget(run, total=300, rule="heavy", weights=str(plain.path))
+        budget_of(run, total=300, rule="heavy", weights=str(plain.path))
 
 
 def test_weights_are_gradients_of_a_downstream_run() -> None:
