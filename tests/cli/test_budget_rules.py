@@ -156,7 +156,7 @@ def test_a_rule_of_each_query_says_that_the_cache_holds_all(
             ["--rule", "heavy", "--total", "7"],
             "total: expected between 8 (the smallest sizes of heavy measured) and 1600",
         ),
-        (["--total", "20"], "total: expected between 32 (the smallest sizes of sinks:4+recent measured)"),
+        (["--total", "20"], "total: expected between 32 (the smallest sizes of sinks:4+recent"),
         (["--rule", "heavy", "--total", "1601"], "total: expected between 8"),
         (["--rule", "heavy", "--epsilon", "1"], "between 0 and 1"),
         (["--export", "json"], "--export: give the rule, one of random, sinks:4+recent"),
