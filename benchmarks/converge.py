@@ -13,7 +13,6 @@ import torch
 from ratio import ratio_line
 
 import esscher as es
-from esscher.errors.rate import log_slope
 
 DIM = 50
 VARIANCE = 0.1
@@ -102,7 +101,7 @@ def _in_turn(*works: Callable[[int], object], rounds: int = 3) -> list[float]:
 
 def _repeats_needed(curve: es.ErrorCurve) -> int:
     assert curve.samples is not None
-    return math.ceil(curve.samples.shape[0] * (log_slope(curve)[1] / SLOPE_ERROR) ** 2)
+    return math.ceil(curve.samples.shape[0] * (es.fit_rate(curve).stderr / SLOPE_ERROR) ** 2)
 
 
 if __name__ == "__main__":

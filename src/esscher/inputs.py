@@ -4,6 +4,9 @@ to do.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import operator
 from typing import Any
 
@@ -209,3 +212,56 @@ def as_counts(value: Any, name: str) -> npt.NDArray[np.int64]:
     if bad.any():
         raise ValueError(f"{name}: expected whole numbers from 1 to 2**53, got {numbers[bad][0]:g}")
     return numbers.astype(np.int64)
+
+
+def generator_for(experiment: str, seed: int, *key: str | int) -> torch.Generator:
+    """A generator for one draw, seeded with the first 8 bytes of sha256 of (experiment, seed,
+    *key).
+
+    Distinct keys give unrelated streams; 1 and "1" are distinct. It lives on the CPU, so that the
+    numbers are those of every device.
+    """
+    text = json.dumps([experiment, seed, *key], ensure_ascii=True, separators=(",", ":"))
+    digest = hashlib.sha256(text.encode("ascii")).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))
+
+
+POINTS_PER_DECADE = 4
+MOST_POINTS = 10_000  # of a ladder
+
+
+def parse_ladder(text: Any, name: str = "n") -> npt.NDArray[np.int64]:
+    """Increasing whole numbers from "1e3:1e12" (4 a decade), "1e3:1e12:40", "100,1000", a number
+    or a list; ``name`` stands in the message of an error.
+    """
+    if isinstance(text, str):
+        parts = text.split(":") if ":" in text else text.split(",")
+        try:
+            numbers = [float(part) for part in parts]
+        except ValueError as cause:
+            raise ValueError(
+                f"{name}: expected numbers such as 100,1000 or 1e3:1e12, got {text!r}"
+            ) from cause
+        ladder = _spaced(numbers, text, name) if ":" in text else as_counts(numbers, name)
+    else:
+        ladder = as_counts(text, name)
+    if ladder.size > MOST_POINTS:
+        raise ValueError(f"{name}: expected at most {MOST_POINTS} points, got {ladder.size}")
+    if (np.diff(ladder) <= 0).any():
+        raise ValueError(f"{name}: expected increasing numbers, got {ladder.tolist()}")
+    return ladder
+
+
+def _spaced(numbers: list[float], text: str, name: str) -> npt.NDArray[np.int64]:
+    """Whole numbers from first to last, evenly spaced in their logarithm."""
+    if len(numbers) not in (2, 3):
+        raise ValueError(f"{name}: expected first:last or first:last:points, got {text!r}")
+    first, last = as_counts(numbers[:2], name)
+    if first > last:
+        raise ValueError(f"{name}: expected first below last, got {text!r}")
+    points = max(2, round(POINTS_PER_DECADE * math.log10(last / first)) + 1)
+    if len(numbers) == 3:
+        points = as_count(numbers[2], f"{name} (points)")
+    if points > MOST_POINTS:
+        raise ValueError(f"{name}: expected at most {MOST_POINTS} points, got {points}")
+    return np.unique(np.geomspace(float(first), float(last), points).round().astype(np.int64))

@@ -284,7 +284,9 @@ def test_a_mistake_in_n_names_it_and_what_came_once(
 ) -> None:
     code, _, err = run(command, capsys)
     assert code == 2
-    assert err == "esscher: n: expected numbers such as 100,1000 or 1e3:1e12, got 'x'\n"
+    assert err == (
+        f"esscher: n: expected numbers such as 100,1000 or 1e3:1e12, got {command[-1]!r}\n"
+    )
 
 
 def test_a_small_horizon_is_not_called_logarithmic(

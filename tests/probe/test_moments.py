@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.errors.montecarlo.draw import generator_for
+from esscher.inputs import generator_for
 from esscher.probe import moments
 from esscher.probe.moments import WHOLE_LAYER, moment_curves, moment_ladder, moment_row
 from esscher.probe.session import ProbeContext

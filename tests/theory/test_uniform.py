@@ -92,7 +92,7 @@ def test_the_bound_lies_above_the_measured_uniform_error(law: es.Measure, n: int
     head = es.Head(eye(2), eye(2))
     generator = torch.Generator().manual_seed(2)
     found = [
-        uniform_error(head, law, law.sample(n, generator), 1.0, generator).error for _ in range(4)
+        uniform_error(head, law, law.sample(n, generator), 1.0, generator)[0] for _ in range(4)
     ]
     bound = bound_of(head, law, 1.0)
     assert bound.applies

@@ -221,8 +221,6 @@ SUPPORT = {  # the same for the tables of a sweep over the support
             "growth_low": 2,
             "growth_high": 2,
             "growth_misfit": 4,
-            "power_first": 3,
-            "power_last": 3,
         },
     },
 }

@@ -178,7 +178,7 @@ def add_commands(app: typer.Typer) -> None:
 
 def _settings(flags: Given) -> dict[str, Any]:
     """Fields of a spec, with the words and numbers of flags that are text."""
-    from esscher.errors.montecarlo.draw import parse_ladder
+    from esscher.inputs import parse_ladder
 
     return flags | {
         "covariances": flags["covariances"].split(),

@@ -12,14 +12,13 @@ from esscher.cli.prediction_spec import PredictSpec
 from esscher.errors.budget import asymptotic_from, tokens_needed
 from esscher.errors.curve import ErrorCurve
 from esscher.errors.exact import exact_curve
-from esscher.errors.montecarlo.converge import build_head
 from esscher.theory.prediction import Prediction, predictions
 
 
 def evaluate(spec: PredictSpec, device: str = "cpu") -> tuple[ErrorCurve, list[Prediction]]:
     """The exact curve and all predictions of a spec."""
     measure = spec.law.build(as_dtype(spec.dtype), device)
-    head = build_head(spec.head, measure)
+    head = spec.head.build(measure)
     curve = exact_curve(head, measure, measure, list(spec.n), seed=spec.seed, draws=spec.queries)
     return curve, predictions(head, measure)
 

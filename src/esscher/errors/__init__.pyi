@@ -9,10 +9,6 @@ from .dispersion import (
 from .exact import exact_curve as exact_curve
 from .gaussian import gaussian_error as gaussian_error
 from .montecarlo.converge import converge as converge
-from .montecarlo.job import (
-    growth_table as growth_table,
-    support_constants as support_constants,
-)
 from .pool_curve import exact_pool_curve as exact_pool_curve
 from .rate import fit_rate as fit_rate
 from .rate import FitError as FitError, RateFit as RateFit

@@ -33,8 +33,7 @@ from esscher.errors.inclusion import (
     joined,
     ranked_errors,
 )
-from esscher.errors.montecarlo.draw import generator_for
-from esscher.inputs import as_counts
+from esscher.inputs import as_counts, generator_for
 from esscher.keep import LowRank
 from esscher.keep.chance import Random, share_of
 from esscher.keep.context import Context

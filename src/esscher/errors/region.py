@@ -29,8 +29,7 @@ from esscher.attention.head import Head, check_pair
 from esscher.attention.softmax import attention_inputs
 from esscher.errors.exact import exact_curve
 from esscher.errors.formulas import Exponentials, interval_probability
-from esscher.errors.montecarlo.draw import generator_for
-from esscher.inputs import as_count, as_positive, as_seed, as_tensor, finite_result
+from esscher.inputs import as_count, as_positive, as_seed, as_tensor, finite_result, generator_for
 from esscher.keep import AdaptiveRest, Chance, Context, Rule, Union, parse
 from esscher.measures.base import Measure
 from esscher.measures.matrices import spectral_norm

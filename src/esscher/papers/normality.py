@@ -25,9 +25,8 @@ from esscher.attention.head import Head
 from esscher.attention.limit import limit
 from esscher.errors.curve import CURVE
 from esscher.errors.exact import exact_curve
-from esscher.errors.montecarlo.converge import build_head
-from esscher.errors.montecarlo.draw import generator_for
 from esscher.errors.region import Bounds, KnownError, quadratic, region_of, see
+from esscher.inputs import generator_for
 from esscher.measures.base import Measure
 from esscher.measures.pool import Pool
 from esscher.papers.specs import LawCase, NormalitySpec
@@ -191,7 +190,7 @@ def trial_of(spec: NormalitySpec, name: str) -> Trial:
     case, seeded = next(case for case in spec.cases if case.name == name), f"normality/{name}"
     if isinstance(case, LawCase):
         measure = case.law.build(torch.float64, spec.device)
-        head = build_head(case.head, measure)
+        head = case.head.build(measure)
         generator = generator_for(seeded, spec.seed, "queries")
         queries = measure.sample(spec.queries, generator).double()
         return Trial(head, measure, queries, spec.n, spec.level, spec.seed, seeded)

@@ -31,9 +31,9 @@ from torch import Tensor
 
 from esscher.attention.state import AttentionState, attention_state, finish, init, merge
 from esscher.errors.curve import ErrorCurve
-from esscher.errors.montecarlo.draw import generator_for
 from esscher.errors.rate import fit_rate
 from esscher.hf.call import score
+from esscher.inputs import generator_for
 from esscher.probe.tokens import LayerInfo
 from esscher.tails.moments import TokenMoments
 

@@ -158,7 +158,7 @@ class ProbeSpec(RunSpec):
         if value is None:
             return None
         # help and flags do not wait for torch
-        from esscher.errors.montecarlo.draw import parse_ladder
+        from esscher.inputs import parse_ladder
 
         return tuple(parse_ladder(value).tolist())
 

@@ -13,15 +13,12 @@ import torch
 
 import esscher as es
 from esscher.errors.montecarlo.converge import (
-    Design,
     assemble,
     converge,
-    converge_unit,
-    mean_error,
+    converge_repeat,
     plan,
 )
-from esscher.errors.montecarlo.draw import finite_pool_factor, generator_for
-from esscher.errors.rate import log_slope
+from esscher.inputs import generator_for
 from esscher.measures.rotational import Student
 
 
@@ -69,9 +66,9 @@ def test_moments_fall_at_rate_one_half_for_a_small_horizon() -> None:
     """Slopes -1/2 within 4 standard errors (false alarm 1e-4 each)."""
     curves = converge(identity_head(3, 0.1), gaussian(3), [100, 200, 400, 800], 60, ("mean", "cov"))
     for curve in curves.values():
-        slope, error = log_slope(curve)
-        assert error < 0.05
-        assert abs(slope + 0.5) < 4 * error, (curve.metric, slope, error)
+        fit = es.fit_rate(curve)
+        assert fit.stderr < 0.05
+        assert abs(fit.exponent - 0.5) < 4 * fit.stderr, (curve.metric, str(fit))
         assert "closed form" in curve.origin
 
 
@@ -114,9 +111,9 @@ ALL = ("mean", "cov", "l2", "uniform", "grad_v", "grad_u")
 def test_any_split_order_and_choice_of_metrics_gives_the_same_numbers(sampling: str) -> None:
     head, law = identity_head(2, 0.6), gaussian(2)
     whole = converge(head, law, [6, 17], 5, ALL, seed=3, sampling=sampling)
-    made = plan(head, law, [6, 17], ALL, 3, design=Design(sampling=sampling))
-    again = plan(head, law, [6, 17], ALL, 3, design=Design(sampling=sampling))
-    units = [converge_unit(again if repeat % 2 else made, repeat) for repeat in (4, 1, 3, 0, 2)]
+    made = plan(head, law, [6, 17], ALL, 3, sampling=sampling)
+    again = plan(head, law, [6, 17], ALL, 3, sampling=sampling)
+    units = [converge_repeat(again if repeat % 2 else made, repeat) for repeat in (4, 1, 3, 0, 2)]
     for name, curve in assemble(again, units).items():
         assert np.array_equal(curve.samples, whole[name].samples), name
         assert np.array_equal(curve.rms, whole[name].rms)
@@ -192,11 +189,6 @@ def test_the_precision_is_the_one_the_error_needs() -> None:
         assert (np.abs(curve.rms - double[name].rms) < 1e-3 * double[name].stderr).all()
     far = es.Gaussian(1e-6 * torch.eye(3, dtype=torch.float64), [10.0, 0.0, 0.0])
     assert "in float64" in converge(head, far, [50, 200], 2, "l2")["l2"].origin
-    pool = es.Pool(law.sample(200, torch.Generator().manual_seed(0)))
-    assert (
-        "in float64"
-        in converge(head, pool, [50, 200], 2, "l2", sampling="without_replacement")["l2"].origin
-    )
 
 
 def test_hardmax_on_the_line_agrees_with_quadrature() -> None:
@@ -208,34 +200,21 @@ def test_hardmax_on_the_line_agrees_with_quadrature() -> None:
         curve = converge(head, es.Gaussian([[4.0]]), [30, 300, 3000], 1500, "hardmax", seed=5)[
             "hardmax"
         ]
-        found, error = mean_error(curve)
+        sizes = np.sqrt(curve.samples)
+        found, error = sizes.mean(0), sizes.std(0, ddof=1) / np.sqrt(1500)
         exact = es.hardmax_mean_abs([30, 300, 3000], 2.0, positive=sign > 0)
         assert np.abs((found - exact) / error).max() < 4.0
         assert (curve.rms >= found).all()
 
 
-def test_pool_with_and_without_replacement() -> None:
-    """The factor sqrt(1 - n/N) within 4 standard errors, and no error at all on the whole pool."""
+def test_tokens_of_a_pool_are_drawn_with_replacement() -> None:
+    """Within 4 standard errors of the exact curve."""
     pool, n = es.Pool(randn(64, 2)), [8, 32, 48]
     head, x = identity_head(2, 0.2), randn(3, 2, seed=1)
-    kept = converge(
-        head, pool, [*n, 64], 250, ("l2", "mean"), queries=x, sampling="without_replacement"
-    )
-    drawn = converge(head, pool, n, 250, "l2", queries=x, sampling="replacement")["l2"]
-    exact = es.exact_pool_curve(
-        head.queries(x), head.keys(pool.tokens), head.values(pool.tokens), n, scale=1.0
-    )
+    drawn = converge(head, pool, n, 250, "l2", queries=x)["l2"]
+    q, k, v = head.queries(x), head.keys(pool.tokens), head.values(pool.tokens)
+    exact = es.exact_pool_curve(q, k, v, n, scale=1.0)
     assert np.abs((drawn.rms - exact.rms) / drawn.stderr).max() < 4.0
-    for curve in kept.values():
-        assert curve.n.tolist() == n  # n = N is left out: only rounding is there
-        assert "left out n = 64" in curve.origin
-        assert "sqrt(1 - n/N) = 0.935, 0.707, 0.5, 0 for" in curve.origin
-    ratio = kept["l2"].rms / drawn.rms / finite_pool_factor(n, 64)
-    error = np.hypot(kept["l2"].stderr / kept["l2"].rms, drawn.stderr / drawn.rms)
-    assert np.abs((ratio - 1.0) / error).max() < 4.0
-    assert finite_pool_factor([75, 100], 100) == pytest.approx([0.5, 0.0])
-    with pytest.raises(ValueError, match="n: expected at most the 64"):
-        finite_pool_factor([65], 64)
 
 
 def test_ladder_stops_where_the_error_of_the_limit_shows() -> None:
@@ -253,54 +232,13 @@ def test_ladder_stops_where_the_error_of_the_limit_shows() -> None:
     vars(made)["pushforward"] = replace(
         made.pushforward, mean_error=0.21 * float(curves["mean"].rms[1])
     )
-    cut = assemble(made, [converge_unit(made, repeat) for repeat in range(6)])["mean"]
+    cut = assemble(made, [converge_repeat(made, repeat) for repeat in range(6)])["mean"]
     assert cut.n.tolist() == [8]
     assert "left out n = 64, 512" in cut.origin
     assert cut.samples.shape == (6, 1)
     vars(made)["pushforward"] = replace(made.pushforward, mean_error=100.0)
-    none = assemble(made, [converge_unit(made, repeat) for repeat in range(2)])["mean"]
+    none = assemble(made, [converge_repeat(made, repeat) for repeat in range(2)])["mean"]
     assert none.n.size == none.rms.size == none.stderr.size == 0
-
-
-def test_slope_and_its_standard_error_on_made_samples() -> None:
-    """Correlated log-normal samples of exponent 0.3: over 300 sets, (slope - truth) / error has
-    variance 1 +- 0.25.
-    """
-    random, n = np.random.default_rng(0), np.array([100, 200, 400, 800])
-    scores = []
-    for _ in range(300):
-        shared, own = random.standard_normal((80, 1)), random.standard_normal((80, 4))
-        samples = n**-0.6 * np.exp(0.4 * shared + 0.4 * own - 0.16)
-        curve = es.ErrorCurve(n=n, rms=np.sqrt(samples.mean(0)), kind="montecarlo", samples=samples)
-        slope, error = log_slope(curve)
-        scores.append((slope + 0.3) / error)
-    assert abs(np.mean(scores)) < 0.25
-    assert 0.75 < np.var(scores) < 1.3
-
-
-def test_auto_goes_on_until_the_slope_is_known() -> None:
-    head, law, seen = identity_head(2, 0.3), gaussian(2), []
-    curves = converge(
-        head,
-        law,
-        [50, 400],
-        "auto",
-        "l2",
-        target=0.06,
-        progress=lambda done, of: seen.append((done, of)),
-    )
-    repeats = len(curves["l2"].samples)
-    assert 2 * 1.96 * log_slope(curves["l2"])[1] <= 0.06
-    assert repeats in (48, 72, 108, 162, 243, 364)
-    assert seen[-1] == (repeats, 4096)
-    fixed = converge(head, law, [50, 400], repeats, "l2")
-    assert np.array_equal(fixed["l2"].samples, curves["l2"].samples)
-
-
-def test_auto_stops_at_its_cap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esscher.errors.montecarlo.converge.AUTO_CAP", 40)
-    curve = converge(identity_head(2, 0.3), gaussian(2), [5, 40], "auto", "l2", target=1e-6)["l2"]
-    assert len(curve.samples) == 40
 
 
 def test_student_tokens_are_refused_with_the_reason_unless_nothing_is_tilted() -> None:
@@ -333,34 +271,10 @@ BAD = [
     ({"n": [10, 10]}, "n: expected increasing"),
     ({"n": [20, 10]}, "n: expected increasing"),
     ({"n": [0, 10]}, "n: expected whole numbers"),
-    ({"repeats": 0}, "repeats: expected 'auto' or a whole number of at least 2, got 0"),
-    ({"repeats": 1}, "repeats: expected 'auto' or at least 2"),
-    ({"repeats": "many"}, "repeats: expected 'auto' or a whole"),
-    ({"repeats": "auto", "n": [10]}, "repeats: 'auto' needs a slope"),
-    ({"repeats": "auto", "target": 0}, "target: expected a finite number above 0"),
-    (
-        {"sampling": "sobol"},
-        (
-            "sampling: expected one of nested, independent, replacement, without_replacement, got"
-            " 'sobol'"
-        ),
-    ),
-    (
-        {"sampling": "replacement"},
-        "sampling: replacement draws from a Pool, the measure is Gaussian",
-    ),
-    (
-        {"measure": es.Pool(randn(9, 2)), "sampling": "without_replacement"},
-        "n: expected at most the 9 tokens",
-    ),
-    (
-        {
-            "measure": es.Pool(randn(9, 2), torch.ones(9)),
-            "sampling": "without_replacement",
-            "n": [3],
-        },
-        "sampling: .*equal",
-    ),
+    ({"repeats": 0}, "repeats: expected whole numbers"),
+    ({"repeats": 1}, "repeats: expected at least 2"),
+    ({"repeats": "many"}, "repeats: expected whole numbers"),
+    ({"sampling": "sobol"}, "sampling: expected one of nested, independent, got 'sobol'"),
     ({"dtype": torch.float16}, "dtype: expected torch.float32 or torch.float64, got torch.float16"),
     ({"seed": 1.5}, "seed: expected a whole number"),
     ({"radius": -1.0}, "radius: expected a finite number above 0"),
@@ -396,7 +310,7 @@ def test_given_queries_of_another_dimension_work() -> None:
 
 def test_units_must_be_distinct_and_two() -> None:
     made = plan(HEAD, LAW, [10], "l2")
-    unit = converge_unit(made, 0)
+    unit = converge_repeat(made, 0)
     for units in ([unit], [unit, unit], []):
-        with pytest.raises(ValueError, match="units: expected at least 2 repeats, each once"):
+        with pytest.raises(ValueError, match="repeats: expected at least 2, each once"):
             assemble(made, units)

@@ -12,12 +12,10 @@ import torch
 
 import esscher as es
 from esscher.attention.softmax import softmax_attention
-from esscher.errors.montecarlo.converge import Design, plan
-from esscher.errors.montecarlo.draw import Plan
+from esscher.errors.montecarlo.converge import Plan, converge_repeat, plan
 from esscher.errors.montecarlo.metrics import (
-    discrepancies,
     error_and_gradient,
-    softmax_scatter,
+    softmax_covariances,
     uniform_error,
 )
 
@@ -35,8 +33,7 @@ def head_for(d: int, size: float = 0.5) -> es.Head:
 
 
 def squared(made: Plan, metric: str) -> np.ndarray:
-    (draw,) = made.draws(0)
-    return discrepancies(draw)[metric].squared
+    return converge_repeat(made, 0).squared[metric]
 
 
 LAWS = [
@@ -50,23 +47,22 @@ LAWS = [
 def test_moments_are_those_of_explicit_self_attention(make: object) -> None:
     law = make()  # type: ignore[operator]
     head = head_for(3)
-    made = plan(head, law, LADDER, ("mean", "cov"), design=Design(dtype=torch.float64))
+    made = plan(head, law, LADDER, ("mean", "cov", "cov_op"), dtype=torch.float64)
     (draw,) = made.draws(0)
-    found = discrepancies(draw)
-    assert set(found) == {"mean", "cov", "cov_op"}
+    found = converge_repeat(made, 0)
     push = es.limit(head, law).pushforward()
     for i, n in enumerate(LADDER):
         y = draw.tokens[:n]
         out = softmax_attention(head.queries(y), head.keys(y), head.values(y), 1.0)
         error = torch.cov(out.T, correction=0) - push.cov
-        assert found["mean"].squared[i] == pytest.approx(
+        assert found.squared["mean"][i] == pytest.approx(
             float((out.mean(0) - push.mean).square().sum()), rel=1e-9
         )
-        assert found["cov"].squared[i] == pytest.approx(float(error.square().sum()), rel=1e-9)
-        assert found["cov_op"].squared[i] == pytest.approx(
+        assert found.squared["cov"][i] == pytest.approx(float(error.square().sum()), rel=1e-9)
+        assert found.squared["cov_op"][i] == pytest.approx(
             float(torch.linalg.matrix_norm(error, ord=2)) ** 2, rel=1e-9
         )
-    assert found["cov"].limit_squared == pytest.approx(float(push.cov.square().sum()))
+    assert found.limit_squared["cov"] == pytest.approx(float(push.cov.square().sum()))
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -74,9 +70,7 @@ def test_moments_are_those_of_explicit_self_attention(make: object) -> None:
 def test_l2_is_that_of_explicit_attention(make: object, inside: bool) -> None:
     law = make()  # type: ignore[operator]
     head = head_for(3)
-    made = plan(
-        head, law, LADDER, "l2", design=Design(dtype=torch.float64, queries=11, query_inside=inside)
-    )
+    made = plan(head, law, LADDER, "l2", dtype=torch.float64, queries=11, query_inside=inside)
     (draw,) = made.draws(0)
     x = draw.queries
     assert x.shape == (11, 3)
@@ -84,7 +78,7 @@ def test_l2_is_that_of_explicit_attention(make: object, inside: bool) -> None:
     expected = [
         es.attend_tokens(head, x, draw.tokens[:n], query_inside=inside) - limit for n in LADDER
     ]
-    assert discrepancies(draw)["l2"].squared == pytest.approx(
+    assert squared(made, "l2") == pytest.approx(
         [float(e.square().sum(1).mean()) for e in expected], rel=1e-9
     )
 
@@ -101,10 +95,12 @@ def test_gradients_are_those_of_autograd(inside: bool) -> None:
         law,
         LADDER,
         ("grad_v", "grad_u"),
-        design=Design(dtype=torch.float64, queries=x, query_inside=inside),
+        dtype=torch.float64,
+        queries=x,
+        query_inside=inside,
     )
     (draw,) = made.draws(0)
-    found = discrepancies(draw)
+    found = converge_repeat(made, 0)
     bias = head.tilt_bias
 
     def finite(A: torch.Tensor, V: torch.Tensor, n: int, i: int) -> torch.Tensor:
@@ -136,15 +132,15 @@ def test_gradients_are_those_of_autograd(inside: bool) -> None:
                     limit_u[:, j, k] = (up - down) / (2 * step)
             by_u.append(float((got[0] - limit_u).square().sum()))
             by_v.append(float((got[1] - limit_v)[0, 0].square().sum()))  # one row of V
-        assert found["grad_u"].squared[at] == pytest.approx(np.mean(by_u), rel=1e-6)
-        assert found["grad_v"].squared[at] == pytest.approx(np.mean(by_v), rel=1e-9)
+        assert found.squared["grad_u"][at] == pytest.approx(np.mean(by_u), rel=1e-6)
+        assert found.squared["grad_v"][at] == pytest.approx(np.mean(by_v), rel=1e-9)
 
 
 def test_scatter_does_not_depend_on_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     theta, y, V = randn(4, 3, seed=1), randn(53, 3, seed=2), randn(2, 3, seed=3)
-    whole = list(softmax_scatter(theta, y, V, LADDER))
+    whole = list(softmax_covariances(theta, y, V, LADDER))
     monkeypatch.setattr("esscher.errors.montecarlo.metrics.KEY_BLOCK", 5)
-    for one, other in zip(whole, softmax_scatter(theta, y, V, LADDER), strict=True):
+    for one, other in zip(whole, softmax_covariances(theta, y, V, LADDER), strict=True):
         assert torch.allclose(one, other, rtol=1e-12, atol=1e-14)
 
 
@@ -158,7 +154,7 @@ def test_gradient_of_the_error_is_its_derivative(make: object, inside: bool) -> 
         randn(6, 3, seed=7),
         1e-5,
     )
-    height, slope = error_and_gradient(head, law, y, x, query_inside=inside)
+    height, slope = error_and_gradient(head, law, y, x, inside=inside)
 
     def half_square(rows: torch.Tensor) -> torch.Tensor:
         error = es.attend_tokens(head, rows, y, query_inside=inside) - es.limit(head, law)(rows)
@@ -197,18 +193,16 @@ def test_uniform_error_is_that_of_brute_force(d: int, size: float, inside: bool)
     ):
         limit = es.limit(head, law)
         y = law.sample(30, torch.Generator().manual_seed(4))
-        found = uniform_error(
-            head, law, y, radius, torch.Generator().manual_seed(5), query_inside=inside
+        error, point = uniform_error(
+            head, law, y, radius, torch.Generator().manual_seed(5), inside=inside
         )
         brute = float(
             (es.attend_tokens(head, grid, y, query_inside=inside) - limit(grid)).norm(dim=1).max()
         )
-        assert brute * (1 - 1e-6) <= found.error <= brute * (1 + 2e-3)
-        assert float(found.point.norm()) <= radius * (1 + 1e-12)
-        there = es.attend_tokens(head, found.point[None], y, query_inside=inside) - limit(
-            found.point[None]
-        )
-        assert float(there.norm()) == pytest.approx(found.error, rel=1e-9)
+        assert brute * (1 - 1e-6) <= error <= brute * (1 + 2e-3)
+        assert float(point.norm()) <= radius * (1 + 1e-12)
+        there = es.attend_tokens(head, point[None], y, query_inside=inside) - limit(point[None])
+        assert float(there.norm()) == pytest.approx(error, rel=1e-9)
 
 
 def test_uniform_error_in_many_dimensions_does_not_depend_on_the_random_starts() -> None:
@@ -219,7 +213,7 @@ def test_uniform_error_in_many_dimensions_does_not_depend_on_the_random_starts()
     )
     y = law.sample(200, torch.Generator().manual_seed(0))
     errors = [
-        uniform_error(head, law, y, 5.0, torch.Generator().manual_seed(seed)).error
+        uniform_error(head, law, y, 5.0, torch.Generator().manual_seed(seed))[0]
         for seed in range(4)
     ]
     assert max(errors) == pytest.approx(min(errors), rel=1e-6)
@@ -229,30 +223,14 @@ def test_uniform_error_in_many_dimensions_does_not_depend_on_the_random_starts()
     ) <= min(errors)
 
 
-def test_uniform_keeps_the_points() -> None:
-    law = es.Sphere(3)
-    (draw,) = plan(
-        head_for(3), law, LADDER, "uniform", design=Design(dtype=torch.float64, radius=1.2)
-    ).draws(0)
-    found = discrepancies(draw)["uniform"]
-    assert found.points is not None
-    assert found.points.shape == (3, 3)
-    for i, n in enumerate(LADDER):
-        x = found.points[i : i + 1]
-        error = es.attend_tokens(head_for(3), x, draw.tokens[:n]) - es.limit(head_for(3), law)(x)
-        assert float(error.norm()) ** 2 == pytest.approx(found.squared[i], rel=1e-9)
-
-
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_hardmax_on_the_line_is_that_of_attend_hardmax(sign: float) -> None:
     head = es.Head([[sign * 0.7]], [[-1.3], [0.4]], value_bias=[3.0, 1.0])
-    (draw,) = plan(
-        head, es.Gaussian([[4.0]]), LADDER, "hardmax", design=Design(dtype=torch.float64)
-    ).draws(0)
+    (draw,) = plan(head, es.Gaussian([[4.0]]), LADDER, "hardmax", dtype=torch.float64).draws(0)
     for at, n in enumerate(LADDER):
         out = es.attend_tokens(head, draw.tokens[:n], draw.tokens[:n], kernel="hardmax")
         error = out.mean(0) - torch.tensor([3.0, 1.0])
-        assert discrepancies(draw)["hardmax"].squared[at] == pytest.approx(
+        assert squared(draw.plan, "hardmax")[at] == pytest.approx(
             float(error.square().sum()), rel=1e-9
         )
 
@@ -260,14 +238,12 @@ def test_hardmax_on_the_line_is_that_of_attend_hardmax(sign: float) -> None:
 def test_hardmax_of_a_bounded_law_goes_to_its_limit() -> None:
     """On {-1, 1}^2 the furthest corner is among 53 tokens but for a chance of 1e-6."""
     found = squared(
-        plan(head_for(2), es.Rademacher(2), LADDER, "hardmax", design=Design(dtype=torch.float64)),
+        plan(head_for(2), es.Rademacher(2), LADDER, "hardmax", dtype=torch.float64),
         "hardmax",
     )
     assert found[-1] == pytest.approx(0.0, abs=1e-20)
     x = randn(9, 3, seed=4)
-    made = plan(
-        head_for(3), es.Ball(3), LADDER, "hardmax", design=Design(dtype=torch.float64, queries=x)
-    )
+    made = plan(head_for(3), es.Ball(3), LADDER, "hardmax", dtype=torch.float64, queries=x)
     (draw,) = made.draws(0)
     limit = es.hardmax_limit(head_for(3), es.Ball(3))(x)
     errors = [

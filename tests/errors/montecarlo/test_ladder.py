@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from esscher.errors.montecarlo.draw import parse_ladder
+from esscher.inputs import parse_ladder
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from esscher.errors.montecarlo.converge import build_head
 from esscher.errors.montecarlo.spec import HeadSpec
 from esscher.measures.fields import LawSpec
 
@@ -34,9 +33,9 @@ def test_every_law_is_built(law: dict[str, object]) -> None:
     measure = law_adapter.validate_python(law).build(torch.float64, "cpu")
     assert measure.dim in (2, 3)
     for kind in ("identity", "random"):
-        head = build_head(HeadSpec(kind=kind, horizon=1.7), measure)  # type: ignore[arg-type]
+        head = HeadSpec(kind=kind, horizon=1.7).build(measure)  # type: ignore[arg-type]
         assert head.horizon(measure) == pytest.approx(1.7)
-    assert build_head(HeadSpec(scale=3.0), measure).A[0, 0] == 3.0
+    assert HeadSpec(scale=3.0).build(measure).A[0, 0] == 3.0
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import torch
 import esscher as es
 from esscher.errors.curve import ErrorCurve
 from esscher.errors.exact import exact_curve
-from esscher.errors.rate import FitError, Resampled, fit_rate
+from esscher.errors.rate import FitError, fit_rate, misfit_p_value
 from tests.errors.synthetic import (
     Floats,
     Law,
@@ -39,7 +39,8 @@ def test_known_law_is_recovered(exponent: float, nested: bool) -> None:
     """Exponent and constant within 4 standard errors; false alarms below 1e-4 each."""
     (fit,) = fits(1, 400, 10, power(exponent), dof=4, nested=nested)
     assert abs(fit.exponent - exponent) < 4 * fit.stderr < 0.1
-    assert fit.predict(2000.0) == pytest.approx(2.0 * 2000.0**-exponent, rel=0.1)
+    found = fit.constant * 2000.0**-fit.exponent
+    assert found == pytest.approx(2.0 * 2000.0**-exponent, rel=0.1)
     assert fit.status.code == "ok"
     assert "bootstrap over 400 repeats" in fit.status.text
     assert fit.window.rule == "all points"
@@ -82,7 +83,6 @@ def test_coverage_and_size(repeats: int, points: int, dof: int, nested: bool) ->
     """
     found = fits(2000, repeats, points, power(0.3), dof=dof, nested=nested)
     coverage = covered(found, 0.3)
-    bends = float(np.mean([fit.curvature.p_value < 0.05 for fit in found]))
     misfits = float(np.mean([fit.p_value < 0.05 for fit in found]))
     false_curved = float(np.mean([fit.status.code == "curved" for fit in found]))
     wrong_law = float(
@@ -95,11 +95,10 @@ def test_coverage_and_size(repeats: int, points: int, dof: int, nested: bool) ->
     )
     print(
         f"\nrepeats {repeats} points {points} dof {dof} nested {nested}: coverage {coverage:.4f},"
-        f" curvature {bends:.4f}, straightness {misfits:.4f}, curved {false_curved:.4f}, wrong law"
+        f" straightness {misfits:.4f}, curved {false_curved:.4f}, wrong law"
         f" {wrong_law:.4f}"
     )
     assert 0.93 <= coverage <= 0.97
-    assert 0.03 <= bends <= 0.07
     assert 0.02 <= misfits <= 0.08
     assert false_curved <= 0.005
     assert wrong_law <= 0.05
@@ -112,7 +111,6 @@ def test_coverage_from_standard_errors_alone() -> None:
     n = ladder(6)
     found = [fit_rate(noisy_curve(power(0.3), n, 0.05, seed)) for seed in range(1000)]
     assert 0.924 <= covered(found, 0.3) <= 0.976
-    assert 0.024 <= np.mean([fit.curvature.p_value < 0.05 for fit in found]) <= 0.076
     assert 0.024 <= np.mean([fit.p_value < 0.05 for fit in found]) <= 0.076
     assert found[0].status.code == "ok"
     assert "independent" in found[0].status.text
@@ -128,7 +126,6 @@ def test_coverage_from_scatter_alone() -> None:
     ]
     found = [fit_rate(curve) for curve in curves]
     assert 0.92 <= covered(found, 0.3) <= 0.98
-    assert 0.02 <= np.mean([fit.curvature.p_value < 0.05 for fit in found]) <= 0.08
     assert {fit.status.code for fit in found} == {"no_stderr"}
     assert np.isnan(found[0].p_value)
 
@@ -138,25 +135,14 @@ def test_scatter_gives_polyfits_standard_errors() -> None:
     curve = replace(noisy_curve(power(0.3), n, 0.05, 2), stderr=np.zeros(7))
     fit = fit_rate(curve)
     _, line = np.polyfit(np.log(n), np.log(curve.rms), 1, cov=True)
-    (bend, *_), parabola = np.polyfit(np.log(n), np.log(curve.rms), 2, cov=True)
     assert fit.stderr == pytest.approx(np.sqrt(line[0, 0]), rel=1e-8)
-    assert fit.curvature.stderr == pytest.approx(np.sqrt(parabola[0, 0]), rel=1e-8)
-    t = abs(bend) / fit.curvature.stderr
-    assert fit.curvature.p_value == pytest.approx(2 * scipy.stats.t.sf(t, 4), rel=1e-6)
 
 
-def test_resampled_values_become_p_values() -> None:
-    """Ranks for a contrast; for the misfit a scaled chi-square with the mean and variance of what
-    was resampled.
-    """
-    misfit = 1.7 * np.random.default_rng(0).chisquare(5, 200_000)
-    drawn = Resampled(stderr=np.array([2.0]), t=np.arange(99.0)[None], misfit=misfit)
-    assert drawn.p_value(0, -2 * 95.0) == 5 / 100
-    assert drawn.half_width(0, 0.95) == 2 * 94
+def test_a_misfit_is_compared_with_a_scaled_chi_square() -> None:
+    resampled = 1.7 * np.random.default_rng(0).chisquare(5, 200_000)
     for quantile in (3.0, 9.0, 20.0):
-        assert drawn.misfit_p_value(1.7 * quantile) == pytest.approx(
-            scipy.stats.chi2.sf(quantile, 5), rel=0.05
-        )
+        found = misfit_p_value(1.7 * quantile, resampled)
+        assert found == pytest.approx(scipy.stats.chi2.sf(quantile, 5), rel=0.05)
 
 
 def test_level_widens_the_interval() -> None:
@@ -169,27 +155,21 @@ def test_level_widens_the_interval() -> None:
     assert widths[3] > 1.2 * widths[2]
 
 
-# ----------------------------------------------------------------------------------- straightness,
-# curvature, two laws
+# ---- straightness, two laws
 
 
-def test_curvature_test_has_size_and_power() -> None:
+def test_straightness_has_size_and_power() -> None:
     """200 sets at 5 %: straight ones rejected 1 to 22 times (99.9 % of the binomial), bent ones
     nearly always.
     """
     straight = fits(200, 20, 8, power(0.3), dof=3, nested=True)
-    rejected = sum(fit.curvature.p_value < 0.05 for fit in straight)
-    assert 1 <= rejected <= 22
+    assert 1 <= sum(fit.p_value < 0.05 for fit in straight) <= 22
     curved = fits(20, 60, 8, bent, dof=3, nested=True)
-    assert sum(fit.curvature.p_value < 0.05 for fit in curved) >= 19
-    found = np.mean([fit.curvature.coefficient for fit in curved])
-    assert found == pytest.approx(0.07, abs=4 * curved[0].curvature.stderr / np.sqrt(20))
+    assert sum(fit.p_value < 0.05 for fit in curved) >= 19
 
 
 def test_curved_points_are_reported_and_kept() -> None:
-    """A floor under n^-1/2: the whole ladder is fitted, and the text names an upper end that is
-    straight.
-    """
+    """A floor under n^-1/2: the whole ladder is fitted; its upper end alone is straight."""
     n = ladder(12)
     rms = np.sqrt(1.0 / n + 300.0 / n.astype(float) ** 2)
     curve = montecarlo(n, squared_errors(np.random.default_rng(1), 400, n, rms, dof=3, nested=True))
@@ -198,21 +178,12 @@ def test_curved_points_are_reported_and_kept() -> None:
     assert not fit.status.failed
     assert fit.window.points == 12
     assert fit.p_value < 1e-3
-    low, high = fit.status.text.split("window=(")[1].split(")")[0].split(", ")
-    again = fit_rate(curve, window=(int(low), int(high)))
+    assert "give larger n or a window" in fit.status.text
+    again = fit_rate(curve, window=(3000, 30_000))
     assert again.status.code == "ok"
-    assert again.window.points < 12
     assert again.p_value >= 0.01
-    assert again.window.rule == f"points with n from {low} to {high}, as given"
+    assert again.window.rule == "points with n from 3000 to 30000, as given"
     assert abs(again.exponent - 0.5) < abs(fit.exponent - 0.5)
-
-
-def test_no_straight_upper_end() -> None:
-    n = ladder(6)
-    rms = bent(n.astype(float))
-    fit = fit_rate(ErrorCurve(n=n, rms=rms, kind="montecarlo", stderr=1e-4 * rms))
-    assert fit.status.code == "curved"
-    assert "no upper end of 3 points is straight" in fit.status.text
 
 
 def hardmax_like(n: Floats) -> Floats:
@@ -240,13 +211,12 @@ def test_power_law_or_logarithmic_law(law: Law, preferred: str, source: str) -> 
     found = fit_rate(curve).power_vs_log
     assert found is not None
     assert found.preferred == preferred
-    assert found.weight_power + found.weight_logarithmic == pytest.approx(1)
+    assert 0 <= found.weight_power <= 1
     assert (found.log_likelihood_difference > 0) == (preferred == "power")
     assert "is preferred to" in found.text
     assert "neither" not in found.text
     if preferred == "logarithmic":
         assert found.gamma == pytest.approx(0.5, abs=0.05)
-        assert found.constant == pytest.approx(0.5, rel=0.1)
 
 
 def test_likelihood_difference_is_that_of_the_normal_law() -> None:
@@ -296,7 +266,7 @@ def test_exact_curve_has_the_range_of_local_slopes() -> None:
     assert fit.status.code == "exact"
     assert "no sampling error; the interval is the range of local slopes" in fit.status.text
     np.testing.assert_array_equal(fit.local_slopes, slope)
-    assert np.isnan([fit.chi2, fit.p_value, fit.curvature.p_value]).all()
+    assert np.isnan(fit.p_value)
     bare = fit_rate(ErrorCurve(n=n, rms=np.sqrt(mse), kind="pool"))
     np.testing.assert_allclose(bare.local_slopes[1:-1], slope[1:-1], atol=0.06)
     assert bare.interval[0] < bare.exponent < bare.interval[1]

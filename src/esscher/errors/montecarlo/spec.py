@@ -4,6 +4,7 @@ common.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -21,7 +22,7 @@ from esscher.runs.spec import Plain, Seed
 
 def read_ladder(value: Any, name: str = "n") -> tuple[int, ...]:
     # help and flags do not wait for torch
-    from esscher.errors.montecarlo.draw import parse_ladder
+    from esscher.inputs import parse_ladder
 
     return tuple(parse_ladder(value, name).tolist())
 
@@ -39,6 +40,8 @@ Dtype = Annotated[
     Literal["float32", "float64"], Field(description="floating point: float32 or float64")
 ]
 if TYPE_CHECKING:
+    from esscher.attention.head import Head
+    from esscher.measures.base import Measure
     from esscher.measures.fields import LawSpec
 
     Law = LawSpec
@@ -68,6 +71,24 @@ class HeadSpec(Plain):
         if self.horizon is not None and self.scale is not None:
             raise ValueError("horizon and scale: expected one of the two, got both")
         return self
+
+    def build(self, measure: Measure) -> Head:
+        """The head in the law's dimension, scaled."""
+        import torch
+
+        from esscher.attention.head import Head
+
+        d = measure.dim
+        if self.kind == "identity":
+            eye = torch.eye(d, dtype=torch.float64, device=measure.device)
+            head = Head(eye, eye)
+        else:
+            generator = torch.Generator().manual_seed(self.seed)
+            weights = torch.randn(3, d, d, dtype=torch.float64, generator=generator) / math.sqrt(d)
+            head = Head.from_weights(*weights.to(measure.device))
+        if self.horizon is not None:
+            return head.scaled(self.horizon / head.horizon(measure))
+        return head if self.scale is None else head.scaled(self.scale)
 
 
 class Sweep(Plain):
@@ -117,15 +138,14 @@ class ExperimentSpec(RunSpec):
     @field_validator("metrics")
     @classmethod
     def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        from esscher.errors.montecarlo.metrics import METRICS, unknown
+        from esscher.errors.montecarlo.metrics import METRICS
 
-        strange = unknown(value)
-        if strange or not value:
+        unknown = [name for name in value if name not in METRICS]
+        if unknown or not value:
             raise ValueError(
-                f"expected some of {', '.join(METRICS)}, got"
-                f" {', '.join(map(str, strange)) or 'none'}"
+                f"expected some of {', '.join(METRICS)}, got {', '.join(unknown) or 'none'}"
             )
-        return value
+        return tuple(dict.fromkeys(value))
 
     @model_validator(mode="after")
     def _has_support(self) -> ExperimentSpec:
