@@ -19,7 +19,7 @@ import torch
 from scipy import stats
 
 import esscher as es
-from esscher.errors.endless import BEYOND, PIECES
+from esscher.errors.more_text import BEYOND, PIECES
 from esscher.probe import layer as head_state
 from esscher.probe.curves import headline_numbers, read_numbers
 from esscher.probe.session import Places

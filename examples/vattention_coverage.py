@@ -36,7 +36,7 @@ def gaussian_scores() -> None:
         q = deviation * torch.eye(CONTEXTS, dtype=torch.float64)
         rules = (AdaptiveRest(base=0), AdaptiveRest(), TopK(TOP) | AdaptiveRest())
         found = [
-            es.coverage(q, k, torch.ones(KEYS, 1), rule, scale=1.0, repeats=300) for rule in rules
+            es.coverage(q, k, torch.ones(KEYS, 1), rule, scale=1.0, repeats=1000) for rule in rules
         ]
         cells = "".join(
             f"{f'{x.denominator.mean():.2f} ({x.denominator.min():.2f}, {x.denominator.max():.2f})':>24}"  # noqa: E501
@@ -69,7 +69,7 @@ def real_heads() -> None:
                 x[0, head].double()
                 for x in (captured.query[:, :, -QUERIES:], captured.key, captured.value)
             )
-            found = es.coverage(q, k, v, rule, scale=captured.scale, repeats=300)
+            found = es.coverage(q, k, v, rule, scale=captured.scale, repeats=1000)
             error = (found.output_stderr**2).sum() ** 0.5 / QUERIES
             output = f"{found.output.mean():.3f} +- {error:.3f}"
             print(

@@ -1,6 +1,4 @@
-"""coverage: exact probabilities against simulation, vAttention's scheme against its own steps, and
-known cases.
-"""
+"""coverage: against brute force, vAttention's scheme against its own steps, and known cases."""
 
 from __future__ import annotations
 
@@ -42,9 +40,6 @@ def test_independent_keys_against_drawn_subsets(rule: str) -> None:
     q, k, v = tensors()
     positions = [KEYS - 1, 130, 120]
     found = es.coverage(q, k, v, rule, 0.15, positions=positions, repeats=4000, seed=3)
-    assert (found.denominator_stderr == 0).all() or rule == "neyman:80", (
-        "its weights make all keys count nearly alike"
-    )
     context = es.keep.Context.of(q, k, v, positions=positions)
     kept = es.keep.parse(rule).include(context)
     weight = torch.ones_like(kept.probability) if kept.weight is None else kept.weight
@@ -97,9 +92,6 @@ def test_vattention_against_its_own_steps(topk: int) -> None:
     rule = es.keep.AdaptiveRest(0.2, 0.1, 0.05)
     found = es.coverage(q, k, v, es.keep.TopK(topk) | rule if topk else rule, repeats=2000)
     assert found.epsilon == 0.2
-    assert (found.denominator_stderr < 0.006).all(), (
-        "0 where every base sample asks for less than its own size"
-    )
     for i, row in enumerate(es.keep.Context.of(q, k, v).attention.numpy()):
         e = np.sort(row)[: len(row) - topk]
         missed, spent = scheme(e, float(row.sum() - e.sum()), 0.2, 0.05, 5000)
@@ -117,8 +109,7 @@ def test_with_sigma_known_the_guarantee_is_one_sided() -> None:
     found = es.coverage(
         [[0.5]], k, torch.ones_like(k), es.keep.AdaptiveRest(0.02, 0.05, base=0), scale=1.0
     )
-    assert found.denominator == pytest.approx(0.1, abs=0.003)
-    assert found.denominator_stderr == pytest.approx(0, abs=0)
+    assert abs(found.denominator - 0.1) < 4 * found.denominator_stderr
     assert found.output == pytest.approx(0, abs=0), "equal values have no error"
     assert found.output_stderr > 0
 
@@ -142,13 +133,14 @@ def test_no_kept_key_is_beyond() -> None:
     k = torch.randn(10, 2, generator=generator, dtype=torch.float64)
     found = es.coverage([[1.0, 0.0]], k, 100 + k, "random:0.05", 0.5)
     assert abs(found.output - 0.95**10) < 4.5 * found.output_stderr
-    assert 0.599 < found.denominator < 1
+    assert 0.5 < found.denominator <= 1
 
 
 @pytest.mark.parametrize("rule", ["random:0.4:reweight", "topk:3+random:0.3:reweight", "neyman:6"])
-def test_few_keys_are_summed_over_subsets(rule: str) -> None:
+def test_few_keys_against_the_sum_over_subsets(rule: str) -> None:
+    """Within 4.5 standard errors, 7e-6 each."""
     q, k, v = tensors(12)
-    found = es.coverage(q, k, v, rule, 0.2, repeats=100)
+    found = es.coverage(q, k, v, rule, 0.2, repeats=20_000)
     context = es.keep.Context.of(q, k, v)
     kept = es.keep.parse(rule).include(context)
     weight = torch.ones_like(kept.probability) if kept.weight is None else kept.weight
@@ -158,37 +150,14 @@ def test_few_keys_are_summed_over_subsets(rule: str) -> None:
         chance = torch.where(chosen, kept.probability, 1 - kept.probability).prod(1)
         total = (chosen * weight * context.attention).sum(1)
         missed += chance * ((total - 1).abs() > 0.2)
-    np.testing.assert_allclose(found.denominator, missed.numpy(), rtol=1e-12)
-    assert (found.denominator_stderr == 0).all()
+    assert (np.abs(found.denominator - missed.numpy()) < 4.5 * found.denominator_stderr).all()
 
 
 def test_a_rest_of_no_weight_misses_nothing() -> None:
-    """The rest weighs 1e-13 of the sink: 0 is exact, though a sum so far inside its bounds has no
-    inversion.
-    """
+    """The rest weighs 1e-13 of the sink."""
     k = torch.cat([torch.tensor([[40.0]]), torch.linspace(0, 1, 200)[:, None]]).double()
     found = es.coverage([[1.0]], k, k, "sinks:1+adaptive:0.1:base=0.02", scale=1.0)
     assert found.denominator == 0
-    assert found.denominator_stderr == 0
-
-
-@pytest.mark.parametrize("rule", ["adaptive:0.3:base=0.05", "random:0.2:reweight"])
-def test_atoms_are_simulated(rule: str) -> None:
-    """Scores of two values: the sum has atoms, and the answer a standard error; against the
-    binomial law of how many it takes.
-
-    Within 4.5 standard errors, 7e-6."""
-    k = torch.tensor([[0.0]] * 50 + [[1.0]] * 50, dtype=torch.float64)
-    found = es.coverage([[1.0]], k, k, rule, 0.3, scale=1.0, repeats=3000)
-    assert found.denominator_stderr > 0
-    random = np.random.default_rng(8)
-    whole = 50 * (1 + np.e)
-    if rule.startswith("random"):
-        estimate = 5 * (random.binomial(50, 0.2, 10**6) + np.e * random.binomial(50, 0.2, 10**6))
-        missed = (np.abs(estimate / whole - 1) > 0.3).mean()
-    else:
-        missed = scheme(np.exp(k[:, 0].numpy()), 0.0, 0.3, 0.05, 40_000)[0]
-    assert abs(found.denominator - missed) < 4.5 * found.denominator_stderr
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.errors.endless import BEYOND, MOVING, PIECES, SETTLED
+from esscher.errors.more_text import BEYOND, MOVING, PIECES, SETTLED
 from esscher.probe import layer as head_state
 from esscher.probe.agreement import compare_sizes
 from esscher.probe.curves import headline, headline_numbers, settled_sentence

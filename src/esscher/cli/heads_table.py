@@ -429,7 +429,7 @@ def _settled(settled: pd.Series, words: Sequence[str], *, own: bool) -> str:
 
 def _advice(measured: pd.DataFrame, *, own: bool) -> str:
     """What to do with it."""
-    from esscher.errors.endless import BEYOND
+    from esscher.errors.more_text import BEYOND
 
     if "cache_rule_10pct" in measured:
         best = Counter(

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pandas as pd
 import scipy.stats
 
-from esscher.errors.endless import BEYOND
+from esscher.errors.more_text import BEYOND
 from esscher.runs.columns import Column
 
 Floats = npt.NDArray[np.float64]

@@ -18,9 +18,9 @@ from torch import Tensor
 from esscher.errors import grid as deposit
 from esscher.errors.budget import tokens_needed
 from esscher.errors.curve import ErrorCurve, QueryErrors
-from esscher.errors.endless import BEYOND, SETTLED
 from esscher.errors.formulas import NodeErrors
 from esscher.errors.grid import Deposit
+from esscher.errors.more_text import BEYOND, SETTLED
 from esscher.errors.rate import fit_rate
 from esscher.probe.spec import FIT, FIXED, ProbeSpec, fit_points, fit_range
 from esscher.probe.wide import Held
@@ -147,7 +147,7 @@ Floats = npt.NDArray[np.float64]
 class Number:
     """A headline number: its column, and its scale.
 
-    ``log``: it is compared by ratio. ``near`` and ``far``: as in esscher.errors.endless, of
+    ``log``: it is compared by ratio. ``near`` and ``far``: as in esscher.errors.more_text, of
     its logarithm where it is. ``n``: where it is read off the curve, at most; None where that is
     the number itself. ``limits``: no head can be outside.
     """

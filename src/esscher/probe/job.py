@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow.compute as compute_arrow
 import torch
 
-from esscher.errors.endless import PIECES
+from esscher.errors.more_text import PIECES
 from esscher.hf.call import AttentionCall
 from esscher.hf.capture import parity
 from esscher.probe.agreement import agreement_table

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from esscher.corpus.documents import check_text
 from esscher.corpus.windows import Windows, make_windows
-from esscher.errors.endless import PIECES
+from esscher.errors.more_text import PIECES
 from esscher.hf.call import AttentionCall
 from esscher.hf.capture import forward
 from esscher.hf.loading import Loaded, load_model, outline_model

@@ -24,21 +24,18 @@ import torch
 from torch import Tensor
 
 from esscher.errors import grid as deposit
-from esscher.errors.endless import (
+from esscher.errors.grid import Deposit
+from esscher.errors.more_text import (
     BEYOND,
     MOVING,
     PIECES,
     SETTLED,
     STATUSES,
     TEXT,
-    Endless,
-    Scale,
-    Sizes,
-    Without,
-    endless,
+    Extrapolation,
+    extrapolate,
     other_text,
 )
-from esscher.errors.grid import Deposit
 from esscher.probe.curves import Errors, Number, headline_numbers, read_numbers, settled_sentence
 from esscher.probe.spec import ProbeSpec, drawn_ladder
 from esscher.probe.statistics.base import (
@@ -96,7 +93,7 @@ class EndlessText(Statistic):
 
     def __init__(self, alike: float = TEXT) -> None:
         """``alike``: how alike pieces are, 1 where they are independent
-        (esscher.errors.endless).
+        (esscher.errors.more_text).
         """
         self.alike = alike
 
@@ -189,7 +186,7 @@ class EndlessText(Statistic):
             text = self._of_pool(read, found, numbers, value)
         elif found.spec.pool == "sequence":
             text = other_text(
-                value, self._without_queries(found, found.places.windows), _scale(numbers)
+                value, self._without_queries(found, found.places.windows), _each(numbers, "near")
             )
         ends = _unknown(value) if text is None else text
         row: dict[str, Any] = {}
@@ -236,7 +233,7 @@ class EndlessText(Statistic):
 
     def _of_pool(
         self, read: Mapping[str, Floats], found: Found, numbers: Sequence[Number], value: Floats
-    ) -> Endless:
+    ) -> Extrapolation:
         """``read``: as ``_sizes`` gives it."""
         queries = np.repeat(value[None], PIECES, axis=0)
         present = np.unique(found.places.pieces)
@@ -253,11 +250,18 @@ class EndlessText(Statistic):
             float(1 / np.mean(1 / found.states["replacement"].weights.effective_tokens.numpy()))
             < FEWEST
         )
-        sizes = Sizes(*(read[name].mean(axis=0) for name in ("whole", "half", "quarter", "eighth")))
-        inside = at <= INSIDE * keys
-        without = Without(read["without"], queries)
-        return endless(
-            value, sizes, without, _scale(numbers), inside, frozen=frozen, alike=self.alike
+        whole, half, quarter, eighth = (
+            read[name].mean(axis=0) for name in ("whole", "half", "quarter", "eighth")
+        )
+        return extrapolate(
+            value,
+            (whole, half, quarter, eighth),
+            (read["without"], queries),
+            _each(numbers, "near"),
+            _each(numbers, "far"),
+            at <= INSIDE * keys,
+            frozen=frozen,
+            alike=self.alike,
         )
 
     def _sizes(self, state: Replicates, found: Found) -> dict[str, Floats]:
@@ -276,7 +280,11 @@ class EndlessText(Statistic):
         }
 
     def _rows(
-        self, read: Mapping[str, Floats], numbers: Sequence[Number], value: Floats, ends: Endless
+        self,
+        read: Mapping[str, Floats],
+        numbers: Sequence[Number],
+        value: Floats,
+        ends: Extrapolation,
     ) -> pd.DataFrame:
         parts = {
             name: read[name].mean(axis=0) if read else np.full(len(numbers), np.nan)
@@ -346,16 +354,14 @@ def _own_text(state: Replicates, found: Found) -> tuple[float, float]:
     )  # type: ignore[return-value]
 
 
-def _scale(numbers: Sequence[Number]) -> Scale:
-    return Scale(
-        *(np.array([getattr(number, name) for number in numbers]) for name in ("near", "far"))
-    )
+def _each(numbers: Sequence[Number], name: str) -> Floats:
+    return np.array([getattr(number, name) for number in numbers])
 
 
-def _unknown(value: Floats) -> Endless:
+def _unknown(value: Floats) -> Extrapolation:
     """Nothing is known but the pool."""
     open_end = np.full(len(value), np.inf)
-    return Endless(value, -open_end, open_end, np.full(len(value), BEYOND), open_end)
+    return Extrapolation(value, -open_end, open_end, np.full(len(value), BEYOND))
 
 
 def _of_head(statuses: dict[str, str]) -> str:

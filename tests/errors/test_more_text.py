@@ -10,19 +10,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from esscher.errors.endless import (
+from esscher.errors.more_text import (
     BEYOND,
     MOVING,
     PIECES,
     SETTLED,
-    Scale,
-    Sizes,
-    Without,
-    endless,
+    extrapolate,
+    jackknife_variance,
     other_text,
 )
 
-ONE = Scale(np.array([0.1]), np.array([0.12]))
+ONE = (np.array([0.1]), np.array([0.12]))  # near, far
 
 
 def of(
@@ -33,9 +31,9 @@ def of(
     """
     eighth, quarter, half, whole = (np.array([value]) for value in sizes)
     change = spread * np.array([[1.0], [-1.0]] * (PIECES // 2))
-    without = Without(whole + change, np.repeat(whole[None], PIECES, axis=0))
+    without = (whole + change, np.repeat(whole[None], PIECES, axis=0))
     inside = np.array([known.pop("inside", True)])
-    found = endless(whole, Sizes(whole, half, quarter, eighth), without, ONE, inside, **known)  # type: ignore[arg-type]
+    found = extrapolate(whole, (whole, half, quarter, eighth), without, *ONE, inside, **known)  # type: ignore[arg-type]
     return float(found.estimate[0]), float(found.low[0]), float(found.high[0]), str(found.status[0])
 
 
@@ -98,20 +96,20 @@ def test_keys_and_queries_of_a_piece_do_not_cancel() -> None:
     """
     rng = np.random.default_rng(3)
     x = rng.standard_normal((PIECES, 1))
-    alone = Without(x, 0 * x).variance
+    alone = jackknife_variance(x, 0 * x)
     assert alone == pytest.approx((PIECES - 1) ** 2 / PIECES * x.var(axis=0, ddof=1), rel=1e-12)
-    assert Without(x, x).variance == pytest.approx(4 * alone, rel=1e-12)
-    assert Without(x, -x).variance == pytest.approx(2 * alone, rel=1e-12)
+    assert jackknife_variance(x, x) == pytest.approx(4 * alone, rel=1e-12)
+    assert jackknife_variance(x, -x) == pytest.approx(2 * alone, rel=1e-12)
 
 
 def test_windows_of_queries_with_contexts_of_their_own() -> None:
     value, queries = np.array([1.0, 2.0]), np.array([[1.01, 2.0], [0.99, 2.5], [1.0, 1.5]])
-    scale = Scale(np.array([0.1, 0.1]), np.array([0.1, 0.1]))
-    found = other_text(value, queries, scale)
+    near = np.array([0.1, 0.1])
+    found = other_text(value, queries, near)
     half = stats.t.ppf(0.95, 2) * math.sqrt(2 / 3 * 2 * 0.01**2)
     assert found.high[0] - 1 == pytest.approx(half, rel=1e-12) == 1 - found.low[0]
     assert found.status.tolist() == [SETTLED, MOVING]
-    alone = other_text(value, queries[:1], scale)
+    alone = other_text(value, queries[:1], near)
     assert not np.isfinite(alone.low).any()
     assert not np.isfinite(alone.high).any()
     assert alone.status.tolist() == [MOVING, MOVING]
@@ -126,7 +124,6 @@ def test_coverage_of_a_number_with_a_known_limit(bias: float) -> None:
     0.9 leaves this range with a probability below 1e-9.
     """
     rng, keys, repeats = np.random.default_rng(5), 4096, 2000
-    scale = Scale(np.array([0.1]), np.array([0.12]))
     covered = []
     for _ in range(repeats):
         pieces = 1 + rng.standard_normal(PIECES) * math.sqrt(2 / (keys / PIECES))
@@ -135,13 +132,9 @@ def test_coverage_of_a_number_with_a_known_limit(bias: float) -> None:
             size: np.log(mean[size]) + 1 - 2 / (keys * size / PIECES) ** bias for size in mean
         }
         without = np.log((pieces.sum() - pieces) / (PIECES - 1)) + 1 - 2 / keys**bias
-        sizes = Sizes(*(np.array([number[size].mean()]) for size in (8, 4, 2, 1)))
-        found = endless(
-            sizes.whole,
-            sizes,
-            Without(without[:, None], 0 * without[:, None]),
-            scale,
-            np.array([True]),
-        )
+        whole, half, quarter, eighth = (np.array([number[size].mean()]) for size in (8, 4, 2, 1))
+        left_out = (without[:, None], 0 * without[:, None])
+        sizes = (whole, half, quarter, eighth)
+        found = extrapolate(whole, sizes, left_out, *ONE, np.array([True]))
         covered.append(found.low[0] <= 1 <= found.high[0])
     assert 0.85 < np.mean(covered) < 0.97
