@@ -12,7 +12,7 @@ import pytest
 
 from esscher.papers import claims_laws
 from esscher.papers.claim import Claim, EvidenceSpec
-from esscher.papers.judge import all_claims, check_rule, compute, find_claim, register
+from esscher.papers.judge import all_claims, compute, find_claim, register
 from esscher.runs import RunSpec, find_job
 
 CLAIMS = all_claims()
@@ -21,7 +21,7 @@ CLAIMS = all_claims()
 @pytest.mark.parametrize("name", CLAIMS)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_rule_tells_true_from_false(name: str, seed: int) -> None:
-    assert check_rule(CLAIMS[name], seed) == {"true": "supported", "false": "refuted"}
+    assert CLAIMS[name].checked(seed) == {"true": "supported", "false": "refuted"}
 
 
 @pytest.mark.parametrize("name", CLAIMS)

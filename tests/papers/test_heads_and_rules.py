@@ -17,8 +17,19 @@ from esscher.intervals import Interval
 from esscher.keep import parse
 from esscher.keep.context import Context
 from esscher.papers import claims_heads, claims_kept
+from esscher.papers.claim import Picture
 from esscher.papers.claims_heads import fall_with_scale, slow_share
-from esscher.papers.rules import above, all_of, below, inside, rank_correlation, widened
+from esscher.papers.judge import find_claim
+from esscher.papers.rules import (
+    above,
+    all_of,
+    below,
+    decided,
+    inside,
+    need,
+    rank_correlation,
+    widened,
+)
 
 
 def test_drawn_errors_of_a_rule_are_those_of_all_sets() -> None:
@@ -95,6 +106,21 @@ def test_one_refuted_part_refutes_and_one_undecided_part_decides_nothing() -> No
     assert all_of([]) == "undecided"
 
 
+def test_a_decision_rests_on_the_part_that_decides_and_tells_the_worst_of_several() -> None:
+    picture = Picture("x", "y", ())
+    shares = {"a": Interval(0.9, 0.8, 1.0), ("b", 2.0): Interval(0.3, 0.2, 0.4)}
+    good, bad = need("mean", Interval(1.0, 0.5, 1.5), above, 0.0), need("share", shares, above, 0.5)
+    found = decided(good, bad, picture=picture, note="so it is")
+    assert (found.verdict, found.effect, found.found.value) == ("refuted", "share, b, 2", 0.3)
+    assert found.reason == (
+        "mean 1 [0.5, 1.5], above 0; share, b, 2 0.3 [0.2, 0.4], above 0.5; so it is"
+    )
+    assert decided(good, picture=picture).effect == "mean"
+    assert need("share", shares, inside, 0.8, 1.0).what == "share, b, 2"
+    assert need("share", shares, below, 0.5).what == "share, a"
+    assert need("nothing", {}, above, 0.0).verdict == "undecided"
+
+
 def test_a_stored_interval_is_widened_to_the_level_that_decides() -> None:
     value, low, high = widened(1.0, 1.0 - 1.959964, 1.0 + 2 * 1.959964)
     assert (value, low, high) == pytest.approx((1.0, 1.0 - 3.290527, 1.0 + 2 * 3.290527), abs=1e-5)
@@ -122,11 +148,10 @@ def test_a_refused_scale_is_left_out_of_the_fall() -> None:
 
 
 def test_no_relation_with_the_horizon_is_not_called_a_fall() -> None:
-    assert claims_kept.decide_horizon(claims_kept.made_embeddings(0.0, 4)).verdict != "supported"
+    tables = claims_kept.made_embeddings(0.0, 4)
+    assert find_claim("16").decide(tables).verdict != "supported"
 
 
 def test_exponents_of_heads_at_one_half_do_not_support_claim_7() -> None:
-    assert (
-        claims_heads.decide_heads(claims_heads.made_prose((0.5, 0.5), (0.5, 0.5), 2)).verdict
-        != "supported"
-    )
+    tables = claims_heads.made_prose((0.5, 0.5, 0.5, 0.5), 2)
+    assert find_claim("7").decide(tables).verdict != "supported"

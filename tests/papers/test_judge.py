@@ -13,9 +13,8 @@ import pytest
 
 from esscher.cli.app import main
 from esscher.papers import judge as judging
-from esscher.papers.claim import Claim, Decision
+from esscher.papers.claim import Claim, Decision, Picture, Series
 from esscher.papers.judge import folder_of, judge, read_verdicts, register, units
-from esscher.papers.pictures import Picture, Series
 from esscher.report.reproduce import write_verdicts
 from esscher.runs import RunError, list_runs
 from esscher.runs.lock import held

@@ -4,14 +4,20 @@ decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import numpy as np
+import numpy.typing as npt
+import yaml
 from pydantic import Field
 
 from esscher.intervals import Interval
-from esscher.papers.pictures import Picture
 from esscher.runs import RunSpec, register
 
 if TYPE_CHECKING:
@@ -21,11 +27,34 @@ Scale = Literal["quick", "full"]
 Verdict = Literal["supported", "refuted", "undecided"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 Rows = list[dict[str, Any]]
+Values = Sequence[float] | npt.NDArray[np.float64]
 if TYPE_CHECKING:
     Tables = Mapping[str, Mapping[str, pd.DataFrame]]
 else:
     Tables = Mapping
 """The stored tables of a claim's runs, by run and by name."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points of a picture, with their intervals if they have any; ``line`` joins them."""
+
+    label: str
+    x: Values
+    y: Values
+    low: Values | None = None
+    high: Values | None = None
+    line: bool = False
+
+
+@dataclass(frozen=True)
+class Picture:
+    """The evidence of a decision. ``log``: the logarithmic axes, "", "x", "y" or "xy"."""
+
+    x: str
+    y: str
+    series: Sequence[Series]
+    log: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,16 +109,93 @@ class Claim:
 
     def described(self) -> dict[str, Any]:
         """The words of the claim, for JSON."""
-        words = {
-            "source": self.source,
-            "statement": self.statement,
-            "hypothesis": self.hypothesis,
-            "rule": self.rule,
-            "refuted_by": self.refuted_by,
-            "seen": self.seen,
-        }
-        told = {name: " ".join(text.split()) for name, text in words.items()}
+        words = ("source", "statement", "hypothesis", "rule", "refuted_by", "seen")
+        told = {name: " ".join(getattr(self, name).split()) for name in words}
         return {"id": self.id, "number": self.number, **told}
+
+    def checked(self, seed: int) -> dict[str, Verdict]:
+        """The verdicts on made-up tables in which the claim is true, and in which it is false."""
+        made = {"true": self.holds, "false": self.fails}
+        return {name: self.decide(tables(seed)).verdict for name, tables in made.items()}
+
+
+CLAIMS: dict[str, Claim] = {}
+"""The claims of this package, by id; modules ``claims_*`` fill it with :func:`claim`."""
+
+
+def claim(
+    id: str,
+    made: Callable[[Any, int], Tables],
+    true: Any,
+    false: Any,
+    measure: Callable[..., Rows] | None = None,
+) -> Callable[[Callable[..., Decision]], Callable[..., Decision]]:
+    """Make the function below the rule of the claim that ``claims.yaml`` has under this id.
+
+    The file has its words, the ``bars`` of the rule (numbers that the words name in braces and the
+    function takes by name), and its ``runs``. ``made`` makes up tables from ``true`` or ``false``
+    and a seed.
+    """
+    known = _file()[id]
+    bars: dict[str, Any] = known.get("bars", {})
+    words = {name: text.format(**bars) for name, text in known.items() if isinstance(text, str)}
+
+    def add(rule: Callable[..., Decision]) -> Callable[..., Decision]:
+        CLAIMS[id] = Claim(
+            id,
+            runs=partial(_runs, known["runs"]),
+            decide=partial(rule, **bars),
+            holds=partial(made, true),
+            fails=partial(made, false),
+            measure=measure,
+            **words,
+        )
+        return rule
+
+    return add
+
+
+@functools.cache
+def _file() -> dict[str, dict[str, Any]]:
+    text = resources.files("esscher.papers").joinpath("claims.yaml").read_text("utf-8")
+    found: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    return found
+
+
+def _runs(runs: Any, scale: Scale, seed: int) -> dict[str, RunSpec]:
+    """The specs of runs as ``claims.yaml`` has them. A list in a part of evidence stands for a part
+    for each of its values.
+    """
+    from esscher.compress.spec import DownstreamSpec
+    from esscher.errors.montecarlo.spec import ExperimentSpec
+    from esscher.icl.specs import ConcentrationSpec, FlowSpec, StabilitySpec, TrainSpec
+    from esscher.probe.spec import ProbeSpec
+
+    specs: list[type[RunSpec]] = [DownstreamSpec, EvidenceSpec, ExperimentSpec, ProbeSpec]
+    specs += [ConcentrationSpec, FlowSpec, StabilitySpec, TrainSpec]
+    by_job = {spec.model_fields["job"].default: spec for spec in specs}
+    found: dict[str, RunSpec] = {}
+    for name, fields in _at(scale, runs).items():
+        if "parts" in fields:
+            fields["parts"] = [part for each in fields["parts"] for part in _product(each)]
+        # the seed of a stability run numbers its starts: no two seeds share some
+        fields["seed"] = 1000 * (seed + 1) if fields["job"] == "icl-stability" else seed
+        found[name] = by_job[fields["job"]].read(fields)
+    return found
+
+
+def _at(scale: Scale, value: Any) -> Any:
+    """A copy of plain data with {quick: a, full: b} replaced by the one of this scale."""
+    if isinstance(value, dict):
+        if {*value} == {"quick", "full"}:
+            return _at(scale, value[scale])
+        return {key: _at(scale, one) for key, one in value.items()}
+    return [_at(scale, one) for one in value] if isinstance(value, list) else value
+
+
+def _product(settings: Mapping[str, Any]) -> Rows:
+    lists = [value if isinstance(value, list) else [value] for value in settings.values()]
+    return [dict(zip(settings, values, strict=True)) for values in itertools.product(*lists)]
 
 
 class EvidenceSpec(RunSpec):

@@ -5,44 +5,34 @@ approach it and linear attention, the query inside the prompt.
 from __future__ import annotations
 
 import itertools
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from esscher.errors.montecarlo.spec import ExperimentSpec
-from esscher.icl.specs import ConcentrationSpec
 from esscher.intervals import Interval, t_quantile
-from esscher.papers.claim import Claim, Decision, EvidenceSpec, Rows, Scale, Tables
-from esscher.papers.pictures import Picture, line, points
+from esscher.papers.claim import Decision, Picture, Rows, Tables, claim
 from esscher.papers.rules import (
     LEVEL,
     above,
-    all_of,
     below,
+    decided,
+    each,
     exactly,
     exponent,
     grid,
     inside,
+    line,
     made_errors,
     mean_interval,
+    need,
+    points,
 )
-from esscher.runs import RunSpec
 
 COVARIANCES = ("isotropic", "kms:0.5")
 
 
 # ---- 17: the limit is linear
-
-SLOPE, SPREAD = 0.03, 0.1  # how far from 1 the ratios may be, with their intervals
-
-
-def long_prompts(scale: Scale, seed: int) -> dict[str, RunSpec]:
-    tokens, repeats = (10_000, 60) if scale == "quick" else (100_000, 200)
-    cases = ({"mean": 0.0, "rank": 4}, {"mean": 1.0, "rank": 4}, {"mean": 1.0, "rank": 2})
-    parts = tuple({**case, "dim": 4, "tokens": tokens, "repeats": repeats} for case in cases)
-    return {"long": EvidenceSpec(claim="s-17-limit", parts=parts, seed=seed)}
 
 
 def measure_limit(
@@ -79,28 +69,6 @@ def measure_limit(
     return rows
 
 
-def decide_limit(tables: Tables) -> Decision:
-    slopes, spreads, told = [], [], []
-    for (mean, rank), own in tables["long"]["evidence"].groupby(["mean", "rank"], sort=True):
-        slope, spread = mean_interval(own["slope"]), mean_interval(own["spread"])
-        slopes.append(slope)
-        spreads.append(spread)
-        told.append(
-            f"mean {mean:g}, rank {rank:g}: slope {slope.value:.4f}, variance {spread.value:.3f}"
-        )
-    parts = [inside(slope, 1 - SLOPE, 1 + SLOPE) for slope in slopes]
-    parts += [inside(spread, 1 - SPREAD, 1 + SPREAD) for spread in spreads]
-    x = range(len(slopes))
-    series = [points("slope", x, slopes), points("variance of the outputs", x, spreads)]
-    return Decision(
-        all_of(parts),
-        "slope furthest from 1",
-        max(slopes, key=lambda slope: abs(slope.value - 1)),
-        f"ratios to the formula: {'; '.join(told)}",
-        Picture("case", "measured / Lemma 2.1", [*series, line("1", x, 1.0)]),
-    )
-
-
 def made_limit(slope: float, seed: int) -> Tables:
     rng = np.random.default_rng(seed)
     rows = grid(mean=0.0, rank=4, repeat=range(40))
@@ -108,99 +76,40 @@ def made_limit(slope: float, seed: int) -> Tables:
     return {"long": {"evidence": rows}}
 
 
-# ---- 18 to 20: outputs and gradients at the weights that training begins with
-
-FALL = 0.1  # share of the first difference that may be left at the last length
-
-
-def concentration(scale: Scale, seed: int) -> dict[str, RunSpec]:
-    """The experiment of Figures 1 and 5 of [S], dimension 5."""
-    quick = scale == "quick"
-    full = (10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
-    spec = ConcentrationSpec(
-        covariances=COVARIANCES,
-        lengths=(10, 100, 1000, 10_000) if quick else full,
-        prompts=128 if quick else 512,
-        seed=seed,
+@claim("s-17-limit", made_limit, 1.0, 1.1, measure_limit)
+def linear_limit(tables: Tables, slope: float, spread: float) -> Decision:
+    groups = tables["long"]["evidence"].groupby(["mean", "rank"], sort=True)
+    slopes, spreads = (
+        {f"mean {m:g}, rank {rank:g}": mean_interval(own[name]) for (m, rank), own in groups}
+        for name in ("slope", "spread")
     )
-    return {"concentration": spec}
+    x = range(len(slopes))
+    series = [
+        points("slope", x, slopes.values()),
+        points("variance of the outputs", x, spreads.values()),
+        line("1", x, 1.0),
+    ]
+    return decided(
+        need("slope against the formula", slopes, inside, 1 - slope, 1 + slope),
+        need("variance over the lemma's", spreads, inside, 1 - spread, 1 + spread),
+        picture=Picture(f"case: {'; '.join(slopes)}", "measured / Lemma 2.1", series),
+    )
+
+
+# ---- 18 to 20: outputs and gradients at the weights that training begins with
 
 
 def rms_by_length(errors: pd.DataFrame) -> dict[float, Interval]:
     """Root mean squares of stored squared errors, by n."""
     return {
-        float(n): Interval(*np.sqrt(np.maximum(mean_interval(squared), 0.0)).tolist())
+        float(n): each(mean_interval(squared), lambda end: max(end, 0.0) ** 0.5)
         for n, squared in errors.groupby("n", sort=True)["squared"]
     }
 
 
-def decide_bounded(bounds: dict[str, str], tables: Tables) -> Decision:
-    """Compares errors to the limit with the proved bound of each metric at every length, and
-    exponents with the proved ones.
-    """
-    errors, proved = tables["concentration"]["errors"], tables["concentration"]["bounds"]
-    parts, gaps, rates, series = [], [], [], []
-    for metric, name in bounds.items():
-        for covariance in COVARIANCES:
-            place = f"covariance == '{covariance}' and metric == '{metric}'"
-            own = errors.query(f"{place} and against == 'limit'")
-            bound = proved.query(f"{place} and name == '{name}'").sort_values("n")
-            found, ceiling = rms_by_length(own), bound["rms"].to_numpy()
-            promised = float(bound["exponent"].iloc[0])
-            fit = exponent(own.assign(point=0), metric)
-            rates.append((fit.value, promised))
-            ratios = np.array([*found.values()]) / ceiling[:, None]
-            gaps += [Interval(*map(float, ratio)) for ratio in ratios]
-            parts.append(above(fit, promised))
-            series.append(points(f"{metric}, {covariance}", [*found], found.values()))
-            series.append(line(f"{name}, {covariance}", [*found], ceiling))
-    worst = max(gaps)
-    slowest, promised = min(rates)
-    reason = (
-        f"at every L errors are below the bound, by a factor of {1 / worst.value:.3g} or more; the"
-        f" smallest exponent measured is {slowest:.3f} where {promised:.2g} is proved"
-        if worst.high < 1
-        else f"an error is {worst.value:.3g} times its bound"
-    )
-    return Decision(
-        all_of([*parts, *(below(gap, 1.0) for gap in gaps)]),
-        "largest error / bound",
-        worst,
-        reason,
-        Picture("prompt length L", "root mean square error", series, log="xy"),
-    )
-
-
-def decide_nears_linear(tables: Tables) -> Decision:
-    errors, exact = tables["concentration"]["errors"], tables["concentration"]["exact"]
-    series, falls, parts = [], [], []
-    for covariance in COVARIANCES:
-        place = f"covariance == '{covariance}' and against == 'linear'"
-        drawn = rms_by_length(errors.query(f"{place} and metric == 'output'"))
-        known = [exactly(error) for error in exact.query(place).sort_values("n")["error"]]
-        n = [*drawn]
-        for what, found in (("output", [*drawn.values()]), ("risk gradient", known)):
-            first, last = found[0], found[-1]
-            fall = Interval(last.value / first.value, last.low / first.high, last.high / first.low)
-            rises = any(after.low > before.high for before, after in itertools.pairwise(found))
-            falls.append(fall)
-            parts.append("refuted" if rises else below(fall, FALL))
-            series.append(points(f"{what}, {covariance}", n, found))
-    reason = (
-        f"from L = {n[0]:.0f} to {n[-1]:.0f} the differences fall to between {min(falls).value:.2g}"
-        f" and {max(falls).value:.2g} of themselves"
-    )
-    return Decision(
-        all_of(parts),
-        "last difference / first, the largest",
-        max(falls),
-        reason,
-        Picture("prompt length L", "softmax minus linear attention, rms", series, log="xy"),
-    )
-
-
-def made_concentration(power: float, bound: float, seed: int) -> Tables:
-    """Differences that fall with this exponent, and flat bounds."""
+def made_concentration(case: tuple[float, float], seed: int) -> Tables:
+    """Differences that fall with an exponent, and flat bounds."""
+    power, bound = case
     rng = np.random.default_rng(seed)
     names = {"output": "s-16-mended", "gradient_U": "s-gradient-u", "gradient_V": "s-gradient-v"}
     places = {"covariance": COVARIANCES, "n": (10, 100, 1000, 10_000)}
@@ -214,25 +123,60 @@ def made_concentration(power: float, bound: float, seed: int) -> Tables:
     return {"concentration": {"errors": errors, "exact": exact, "bounds": bounds}}
 
 
+def bounded(tables: Tables, bounds: dict[str, str]) -> Decision:
+    """Errors to the limit against the proved bound of each metric at every length, and exponents
+    against the proved ones.
+    """
+    errors, proved = tables["concentration"]["errors"], tables["concentration"]["bounds"]
+    ratios, rates, series = {}, {}, []
+    for (metric, name), covariance in itertools.product(bounds.items(), COVARIANCES):
+        place = f"covariance == '{covariance}' and metric == '{metric}'"
+        own = errors.query(f"{place} and against == 'limit'")
+        bound = proved.query(f"{place} and name == '{name}'").sort_values("n")
+        found, ceiling = rms_by_length(own), bound["rms"].to_numpy()
+        fit, promised = exponent(own.assign(point=0), metric), float(bound["exponent"].iloc[0])
+        where = f"{metric}, {covariance}"
+        rates[where] = Interval(*(end - promised for end in fit))
+        for (n, error), height in zip(found.items(), ceiling, strict=True):
+            ratios[f"{where}, L = {n:.0f}"] = Interval(*(end / height for end in error))
+        series += [points(where, [*found], found.values())]
+        series += [line(f"{name}, {covariance}", [*found], ceiling)]
+    return decided(
+        need("error / bound", ratios, below, 1.0),
+        need("exponent less the proved one", rates, above, 0.0),
+        picture=Picture("prompt length L", "root mean square error", series, log="xy"),
+    )
+
+
+claim("s-18-outputs", made_concentration, (0.5, 100.0), (0.1, 0.2))(bounded)
+claim("s-19-gradients", made_concentration, (0.5, 100.0), (0.1, 0.2))(bounded)
+
+
+@claim("s-20-near-linear", made_concentration, (0.5, 100.0), (0.05, 100.0))
+def nears_linear(tables: Tables, fall: float) -> Decision:
+    errors, exact = tables["concentration"]["errors"], tables["concentration"]["exact"]
+    series, falls, rises = [], {}, {}
+    for covariance in COVARIANCES:
+        place = f"covariance == '{covariance}' and against == 'linear'"
+        drawn = rms_by_length(errors.query(f"{place} and metric == 'output'"))
+        known = [exactly(error) for error in exact.query(place).sort_values("n")["error"]]
+        for what, found in (("output", [*drawn.values()]), ("risk gradient", known)):
+            first, last, where = found[0], found[-1], f"{what}, {covariance}"
+            falls[where] = Interval(
+                last.value / first.value, last.low / first.high, last.high / first.low
+            )
+            steps = (after.low - before.high for before, after in itertools.pairwise(found))
+            rises[where] = exactly(max(steps))
+            series.append(points(where, [*drawn], found))
+    y = "softmax minus linear attention, rms"
+    return decided(
+        need("last difference / first", falls, below, fall),
+        need("rise from one length to the next beyond the intervals", rises, below, 0.0),
+        picture=Picture("prompt length L", y, series, log="xy"),
+    )
+
+
 # ---- 26: the query in its own prompt
-
-SAME = 0.05  # exponents closer than this are one rate
-
-
-def both_conventions(scale: Scale, seed: int) -> dict[str, RunSpec]:
-    quick = scale == "quick"
-    common: dict[str, Any] = {
-        "law": {"law": "gaussian", "dim": 2},
-        "sweep": {"over": "horizon", "values": (0.3, 0.5) if quick else (0.3, 0.5, 0.7, 1.0)},
-        "n": "200:12800:4" if quick else "200:51200:5",
-        "repeats": 300 if quick else 2000,
-        "metrics": ("l2",),
-        "seed": seed,
-    }
-    return {
-        "outside": ExperimentSpec(title="Query outside the prompt", **common),
-        "inside": ExperimentSpec(title="Query inside the prompt", query_inside=True, **common),
-    }
 
 
 def exponent_gap(inner: pd.DataFrame, outer: pd.DataFrame) -> Interval:
@@ -258,29 +202,6 @@ def exponent_gap(inner: pd.DataFrame, outer: pd.DataFrame) -> Interval:
     return Interval(value, value - half, value + half)
 
 
-def decide_conventions(tables: Tables) -> Decision:
-    gaps, series, told = [], [], []
-    for point in sorted(tables["inside"]["errors"]["point"].unique()):
-        both = {
-            name: tables[name]["errors"].query(f"point == {point}")
-            for name in ("inside", "outside")
-        }
-        gaps.append(exponent_gap(*both.values()))
-        told.append(
-            " and ".join(f"{exponent(own, 'l2', int(point)).value:.3f}" for own in both.values())
-        )
-        for name, own in both.items():
-            found = rms_by_length(own)
-            series.append(points(f"{name}, point {point}", [*found], found.values()))
-    return Decision(
-        all_of(inside(gap, -SAME, SAME) for gap in gaps),
-        "exponent inside minus outside",
-        max(gaps, key=lambda gap: abs(gap.value)),
-        f"exponents inside and outside, by horizon: {'; '.join(told)}",
-        Picture("tokens n", "root mean square error", series, log="xy"),
-    )
-
-
 def made_conventions(power: float, seed: int) -> Tables:
     outer, inner = ({(point, "l2"): value for point in range(2)} for value in (0.5, power))
     return {
@@ -289,91 +210,18 @@ def made_conventions(power: float, seed: int) -> Tables:
     }
 
 
-GRADIENTS = {"gradient_V": "s-gradient-v", "gradient_U": "s-gradient-u"}
-WEIGHTS = """In-context linear regression in dimension 5 with tokens of both covariances of [S],
-weights as PyTorch draws them."""
-BOUNDED = """Supported if at every L and both covariances the 99.9 % interval of the mean square
-lies below the bound with the constants of the proof, and the fitted exponents lie above the proved
-ones."""
-
-CLAIMS = (
-    Claim(
-        id="s-17-limit",
-        source="[S] Lemma 2.1",
-        statement="""On infinitely many tokens N(m, Gamma) softmax attention is z -> V(m + Gamma K^T
-        Q z); outputs of queries from the same law are Gaussian with covariance (V Gamma K^T Q)
-        Gamma (V Gamma K^T Q)^T.""",
-        hypothesis="""Gaussian tokens of any mean and covariance, singular ones too; here dimension
-        4, random matrices.""",
-        rule=f"""Supported if on long prompts the slope against the formula is within {SLOPE} of 1
-        and the variance of the outputs within {SPREAD:g} of the lemma's, with their 99.9 %
-        intervals, in every case.""",
-        refuted_by="A slope or a variance whose interval lies outside.",
-        seen="""Seed 1 was undecided with fewer queries; their number was raised, the rule did not
-        change.""",
-        runs=long_prompts,
-        decide=decide_limit,
-        holds=partial(made_limit, 1.0),
-        fails=partial(made_limit, 1.1),
-        measure=measure_limit,
-    ),
-    Claim(
-        id="s-18-outputs",
-        source="[S] Proposition 3.1, equation (16)",
-        statement="""The mean square L2 distance of outputs on L tokens to their limit is at most c1
-        sigma^6 ln(L) L^(-c2/sigma^2).""",
-        hypothesis=f"""{WEIGHTS} Bounds are averaged over tasks, and mended where the printed proof
-        has a slip.""",
-        rule=BOUNDED,
-        refuted_by="An error above its bound at some L >= 2, or an exponent below the proved one.",
-        runs=concentration,
-        decide=partial(decide_bounded, {"output": "s-16-mended"}),
-        holds=partial(made_concentration, 0.5, 100.0),
-        fails=partial(made_concentration, 0.1, 0.2),
-    ),
-    Claim(
-        id="s-19-gradients",
-        source="[S] Proposition 3.4",
-        statement="""So do the gradients of the output in V and in U, with sigma^12 ln(L)^2 in front
-        for U.""",
-        hypothesis=WEIGHTS,
-        rule=BOUNDED,
-        refuted_by="An error above its bound at some L >= 2, or an exponent below the proved one.",
-        runs=concentration,
-        decide=partial(decide_bounded, GRADIENTS),
-        holds=partial(made_concentration, 0.5, 100.0),
-        fails=partial(made_concentration, 0.1, 0.2),
-    ),
-    Claim(
-        id="s-20-near-linear",
-        source="[S] Figures 1 and 5",
-        statement="""At the first weights of training, outputs and risk gradients of softmax and of
-        linear attention near each other as L grows.""",
-        hypothesis=f"""{WEIGHTS} Outputs on the same prompts; gradients of the risk without
-        sampling.""",
-        rule=f"""Supported if every difference is at the largest L less than {FALL:g} of that at L =
-        10, and rises nowhere between, beyond 99.9 % intervals.""",
-        refuted_by="A difference that rises with L, or one that stays above a tenth.",
-        runs=concentration,
-        decide=decide_nears_linear,
-        holds=partial(made_concentration, 0.5, 100.0),
-        fails=partial(made_concentration, 0.05, 100.0),
-    ),
-    Claim(
-        id="s-26-query-inside",
-        source="[S] Remark 3.2",
-        statement="""Outputs converge at the same rate whether the query is a token of the prompt or
-        not.""",
-        hypothesis="""Identity heads, tokens and queries N(0, I) in dimension 2, error in L2 over
-        queries.""",
-        rule=f"""Supported if the two exponents on the same draws differ by less than {SAME}, with
-        99.9 % intervals, at every horizon.""",
-        refuted_by="Exponents that differ by more.",
-        seen="""The first version was undecided: the rule was made a paired one and the horizons
-        were lowered after that.""",
-        runs=both_conventions,
-        decide=decide_conventions,
-        holds=partial(made_conventions, 0.5),
-        fails=partial(made_conventions, 0.35),
-    ),
-)
+@claim("s-26-query-inside", made_conventions, 0.5, 0.35)
+def query_inside(tables: Tables, same: float) -> Decision:
+    gaps, series, told = {}, [], []
+    for point in sorted(tables["inside"]["errors"]["point"].unique()):
+        both = [tables[name]["errors"].query(f"point == {point}") for name in ("inside", "outside")]
+        gaps[f"point {point}"] = exponent_gap(*both)
+        told.append(" and ".join(f"{exponent(own, 'l2', int(point)).value:.3f}" for own in both))
+        for name, own in zip(("inside", "outside"), both, strict=True):
+            found = rms_by_length(own)
+            series.append(points(f"{name}, point {point}", [*found], found.values()))
+    return decided(
+        need("exponent inside minus outside", gaps, inside, -same, same),
+        picture=Picture("tokens n", "root mean square error", series, log="xy"),
+        note=f"exponents inside and outside, by horizon: {'; '.join(told)}",
+    )

@@ -4,10 +4,8 @@ stored in ``reproduce.json``.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import json
-import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -16,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from esscher import papers
-from esscher.papers.claim import Claim, Decision, EvidenceSpec, Scale
+from esscher.papers.claim import CLAIMS, Claim, Decision, EvidenceSpec, Scale
 from esscher.papers.rules import exactly
 from esscher.runs import Job, Run, RunError, RunLocked, RunSpec, Unit, execute
 from esscher.runs.errors import one_line, plain
@@ -31,17 +28,11 @@ REGISTERED: dict[str, Claim] = {}
 """Claims from elsewhere by "module:NAME". Only :func:`register` fills it; no file of a run can."""
 
 
-@functools.cache
 def own_claims() -> dict[str, Claim]:
-    """The claims of this package by id: those in ``CLAIMS`` of every module ``claims_*``."""
-    found: list[Claim] = []
-    for module in pkgutil.iter_modules(papers.__path__, f"{papers.__name__}."):
-        if module.name.startswith(f"{papers.__name__}.claims_"):
-            found += importlib.import_module(module.name).CLAIMS
-    known = {claim.id: claim for claim in sorted(found, key=lambda claim: claim.number)}
-    numbers = {claim.number for claim in found}
-    assert len(known) == len(found) == len(numbers), "two claims share an id or a number"
-    return known
+    """The claims of this package by id, in the order of their numbers."""
+    for module in ("exact", "heads", "kept", "laws", "limit", "training"):
+        importlib.import_module(f"esscher.papers.claims_{module}")
+    return dict(sorted(CLAIMS.items(), key=lambda known: known[1].number))
 
 
 def all_claims() -> dict[str, Claim]:
@@ -52,7 +43,7 @@ def all_claims() -> dict[str, Claim]:
 def find_claim(name: str) -> Claim:
     """A claim by its id or number, or by the entry "module:NAME" of one from outside."""
     if ":" in name:
-        return REGISTERED.get(name) or imported(name)
+        return REGISTERED.get(name) or _imported(name)
     for claim in own_claims().values():
         if name in (claim.id, str(claim.number)):
             return claim
@@ -64,11 +55,11 @@ def find_claim(name: str) -> Claim:
 
 def register(entry: str) -> Claim:
     """Let runs name a claim from outside: ``entry`` is "module:NAME" of a :class:`Claim`."""
-    REGISTERED[entry] = imported(entry)
+    REGISTERED[entry] = _imported(entry)
     return REGISTERED[entry]
 
 
-def imported(entry: str) -> Claim:
+def _imported(entry: str) -> Claim:
     module, _, name = entry.partition(":")
     try:
         found = getattr(importlib.import_module(module), name, None)
@@ -121,7 +112,7 @@ def judge(
     content: dict[str, Any] = {}
     made = {"commit": commit(), "cores": machine()["cores"], "versions": versions()}
     for claim in claims:
-        record = tested(claim, scale, seed, folder, execution, progress())
+        record = _tested(claim, scale, seed, folder, execution, progress())
         earlier = read_verdicts(folder)  # now: another command may have added to it meanwhile
         known = {one["id"]: one for one in earlier["claims"]} if earlier else {}
         records = {**known, claim.id: record}.values()
@@ -150,20 +141,12 @@ def read_verdicts(folder: Path) -> dict[str, Any] | None:
     return content
 
 
-def check_rule(claim: Claim, seed: int) -> dict[str, str]:
-    """The verdicts on made-up tables in which the claim is true, and on some in which it is
-    false.
-    """
-    made = {"true": claim.holds(seed), "false": claim.fails(seed)}
-    return {name: claim.decide(tables).verdict for name, tables in made.items()}
-
-
 def folder_of(folder: Path, spec: RunSpec) -> Path:
     """Where the run of a spec is kept, whichever claim asks for it."""
     return folder / f"{spec.job}-{spec.hash[:12]}"
 
 
-def tested(
+def _tested(
     claim: Claim,
     scale: Scale,
     seed: int,
@@ -172,8 +155,7 @@ def tested(
     progress: Report | None,
 ) -> dict[str, Any]:
     """The record of one claim: its words, its verdict, and the runs behind it."""
-    specs = claim.runs(scale, seed)
-    runs: dict[str, Run] = {}
+    specs, runs = claim.runs(scale, seed), {}
     try:
         for name, spec in specs.items():
             runs[name] = execute(spec, folder_of(folder, spec), **execution, progress=progress)
@@ -183,11 +165,10 @@ def tested(
         reason = f"not tested here: {one_line(str(cause) or type(cause).__name__)}"
         decision = Decision("undecided", "not measured", exactly(float("nan")), reason)
     else:  # an error in a rule is a mistake of ours, and is raised
-        tables = {
-            name: {table: run.table(table) for table in run.tables} for name, run in runs.items()
-        }
-        decision = claim.decide(tables)
-    seconds = {name: seconds_of(run) for name, run in runs.items()}
+        decision = claim.decide(
+            {name: {table: run.table(table) for table in run.tables} for name, run in runs.items()}
+        )
+    seconds = {name: _seconds(run) for name, run in runs.items()}
     return {
         **claim.described(),
         "verdict": decision.verdict,
@@ -204,7 +185,7 @@ def tested(
     }
 
 
-def seconds_of(run: Run) -> float:
+def _seconds(run: Run) -> float:
     """Seconds from the last start of a run to its end."""
     if run.manifest.ended is None or not run.manifest.starts:
         return 0.0

@@ -1,24 +1,28 @@
 """The pieces of decision rules: intervals against bounds, shares, means, rank correlations, rates
-fitted to stored errors; and made-up errors to try rules on.
+fitted to stored errors; series of pictures; and made-up errors to try rules on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
+from esscher import intervals
 from esscher.errors.curve import ErrorCurve
 from esscher.errors.rate import fit_rate
-from esscher.intervals import Interval, share_interval
-from esscher.intervals import mean_interval as student_interval
-from esscher.papers.claim import Verdict
+from esscher.intervals import Interval
+from esscher.papers.claim import Decision, Picture, Series, Verdict
 
 LEVEL = 0.999
 """Level of the intervals that decide, high so that another seed seldom changes a verdict."""
+
+
+# ---- Verdicts
 
 
 def above(found: Interval, bound: float) -> Verdict:
@@ -46,19 +50,86 @@ def all_of(verdicts: Iterable[Verdict]) -> Verdict:
     return "supported" if found == {"supported"} else "undecided"
 
 
+@dataclass(frozen=True)
+class Part:
+    """A number that a claim needs somewhere, such as above 0.5, and the verdict on it."""
+
+    what: str
+    found: Interval
+    must: str
+    verdict: Verdict
+
+
+Found = Interval | Mapping[Any, Interval]
+
+
+def need(what: str, found: Found, rule: Callable[..., Verdict], *bounds: float) -> Part:
+    """A number, or every one of several by name, has to be ``rule`` (above, below, inside) the
+    bounds. Of several the worst is told.
+    """
+    several = {"": found} if isinstance(found, Interval) else found
+    must = f"{rule.__name__} {' to '.join(f'{bound:g}' for bound in bounds)}"
+    if not several:
+        return Part(what, Interval(np.nan, -np.inf, np.inf), must, "undecided")
+
+    def badness(name: Any) -> float:
+        value = several[name].value
+        if rule is inside:
+            return abs(value - float(np.mean(bounds)))
+        return value if rule is below else -value
+
+    worst = max(several, key=badness)
+    names = worst if isinstance(worst, tuple) else (worst,)
+    told = [f"{name:g}" if isinstance(name, float) else str(name) for name in (what, *names)]
+    return Part(
+        ", ".join(filter(None, told)),
+        several[worst],
+        must,
+        all_of(rule(one, *bounds) for one in several.values()),
+    )
+
+
+def decided(*parts: Part, picture: Picture, note: str = "") -> Decision:
+    """The decision that parts make together; it rests on the first part that decides."""
+    verdict = all_of(part.verdict for part in parts)
+    effect = next((part for part in parts if part.verdict == verdict), parts[0])
+    told = [f"{part.what} {shown(part.found)}, {part.must}" for part in parts]
+    reason = "; ".join([*told, note] if note else told)
+    return Decision(verdict, effect.what, effect.found, reason, picture)
+
+
+# ---- Estimates with their intervals
+
+
+def shown(found: Interval) -> str:
+    """An estimate with its interval, as text."""
+    ends = "" if found.low == found.high else f" [{found.low:.3g}, {found.high:.3g}]"
+    return f"{found.value:.3g}{ends}"
+
+
 def exactly(value: float) -> Interval:
     """A number that was computed and not estimated."""
     return Interval(float(value), float(value), float(value))
 
 
+def largest(values: Any) -> Interval:
+    """The largest of computed numbers, with the range of all."""
+    return Interval(float(values.max()), float(values.min()), float(values.max()))
+
+
+def each(found: Iterable[float], change: Callable[[float], float]) -> Interval:
+    """An increasing function of an estimate and of its ends."""
+    return Interval(*(float(change(end)) for end in found))
+
+
 def share_of(hits: Any, total: int) -> Interval:
     """The share hits / total, with Wilson's interval."""
-    return share_interval(float(hits), total, LEVEL)
+    return intervals.share_interval(float(hits), total, LEVEL)
 
 
 def mean_interval(values: Iterable[float]) -> Interval:
     """The mean, with Student's interval; unbounded for a single value, which decides nothing."""
-    found = student_interval(list(values), LEVEL)
+    found = intervals.mean_interval(list(values), LEVEL)
     return Interval(found.value, -np.inf, np.inf) if np.isnan(found.low) else found
 
 
@@ -92,6 +163,38 @@ def exponent(errors: pd.DataFrame, metric: str, point: int = 0) -> Interval:
     curve = ErrorCurve.from_repeats(n, squared.to_numpy(dtype=np.float64), metric=metric)
     fit = fit_rate(curve, level=LEVEL, raise_on_failure=False)
     return Interval(fit.exponent, *fit.interval)
+
+
+# ---- Series of pictures
+
+
+def points(label: str, x: Any, y: Iterable[Any]) -> Series:
+    """Points at x: numbers, or estimates with their intervals."""
+    place, found = np.asarray(x, dtype=np.float64), np.array([*y], dtype=np.float64)
+    return Series(label, place, *found.T) if found.ndim == 2 else Series(label, place, found)
+
+
+def series_of(found: Mapping[tuple[Any, Any], Any]) -> list[Series]:
+    """Points by (label, x), a series for each label."""
+    by_label: dict[Any, dict[Any, Any]] = {}
+    for (label, x), one in found.items():
+        by_label.setdefault(label, {})[x] = one
+    return [points(str(label), [*own], own.values()) for label, own in by_label.items()]
+
+
+def line(label: str, x: Any, y: Any) -> Series:
+    """A line through numbers y, or at one height."""
+    place, height = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    return Series(label, place, np.broadcast_to(height, place.shape), line=True)
+
+
+def diagonal(label: str, x: Any) -> Series:
+    """The line y = x, from the smallest x to the largest."""
+    ends = [float(np.min(x)), float(np.max(x))]
+    return line(label, ends, ends)
+
+
+# ---- Made-up tables
 
 
 def grid(**values: Any) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ COLUMNS = {
     "value": ("value", "Its size."),
     "low": ("low", "Lower end of its interval, 99.9 % unless the rule says otherwise."),
     "high": ("high", "Upper end of its interval."),
-    "reason": ("why", "What was found, in a sentence."),
+    "reason": ("why", "What was found, and what it has to be."),
     "rule": ("rule", "How it is decided."),
     "refuted_by": ("refuted by", "What would have refuted it."),
     "seen": ("seen before", "Its own measurements seen when rule or settings were fixed."),
@@ -36,19 +37,9 @@ def write_verdicts(folder: Path, content: Mapping[str, Any], out: Path | None = 
     """
     path = folder / PAGE if out is None else out
     check_output(path)
-    page = render_content([verdicts_page(content, folder.name)])
-    write_durable(path, page.encode("utf-8", "backslashreplace"))
-    return path
-
-
-def verdicts_page(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The content of the page: charts of the evidence, then the table of verdicts."""
     claims = content["claims"]
-    counts = {
-        word: sum(claim["verdict"] == word for claim in claims)
-        for word in ("supported", "refuted", "undecided")
-    }
-    told = ", ".join(f"{count} {word}" for word, count in counts.items())
+    counts = Counter(claim["verdict"] for claim in claims)
+    told = ", ".join(f"{counts[word]} {word}" for word in ("supported", "refuted", "undecided"))
     made = (
         f"{content['scale']}, seed {content['seed']}, commit {str(content.get('commit'))[:10]},"
         f" {content['written'][:10]}"
@@ -58,36 +49,30 @@ def verdicts_page(content: Mapping[str, Any], name: str) -> dict[str, Any]:
         for key, (label, help) in COLUMNS.items()
     ]
     rows = {key: [claim[key] for claim in claims] for key in COLUMNS}
-    settings = [[key, str(value)] for key, value in content.items() if key != "claims"]
-    return {
+    page = {
         "kind": "charts",
         "job": "reproduce",
-        "name": shortened(name, 120),
+        "name": shortened(folder.name, 120),
         "title": "What holds",
         "lines": [f"{len(claims)} claims tested: {told}.", made],
         "status": "complete",
         "warnings": [],
-        "settings": settings,
+        "settings": [[key, str(value)] for key, value in content.items() if key != "claims"],
         "charts": [_chart(claim) for claim in claims if claim.get("picture")],
         "tables": [{"name": "verdicts", "columns": columns, "rows": rows, "count": len(claims)}],
     }
+    write_durable(path, render_content([page]).encode("utf-8", "backslashreplace"))
+    return path
 
 
 def _chart(claim: Mapping[str, Any]) -> dict[str, Any]:
     picture = claim["picture"]
     series = []
     for i, own in enumerate(picture["series"]):
-        entry = {
-            "label": own["label"],
-            "color": i % 8,
-            "x": _points(own["x"]),
-            "y": _points(own["y"]),
-        }
-        if not own["line"]:
-            entry["mode"] = "points"
-        if own["low"] is not None:
-            entry |= {"low": _points(own["low"]), "high": _points(own["high"])}
-        series.append(entry)
+        known = [key for key in ("x", "y", "low", "high") if own[key] is not None]
+        entry = {"label": own["label"], "color": i % 8}
+        entry |= {key: _points(own[key]) for key in known}
+        series.append(entry if own["line"] else {**entry, "mode": "points"})
     return {
         "title": f"{claim['id']}: {claim['verdict']}",
         "note": shortened(f"{claim['statement']} Found: {claim['reason']}", 600),
