@@ -66,19 +66,18 @@ def test_json_has_heads_caches_and_totals(probed: Path, capsys: pytest.CaptureFi
         assert row["saved"] == pytest.approx(1 - row["ratio"])
         assert row["error"] <= 0.1 * (1 + 1e-6)
     assert totals["best split"]["keys"] <= totals["uniform"]["keys"]
-    stored = es.load_run(probed).table("budget")
-    (best,) = stored.query("epsilon == 0.1 and split == 'best split'")["keys"]
-    assert totals["best split"]["keys"] == best
 
 
 def test_tables_by_head_and_by_cache(probed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(["budget", str(probed)], capsys)
     assert code == 0
-    assert "kv head" in out
+    assert "keys of each kv head" in out
     assert "best split" in out
+    assert len(out.splitlines()) <= 12
     code, by_head, _ = run(["budget", str(probed), "--by", "head", "--epsilon", "0.2"], capsys)
     assert code == 0
-    assert all(f"1.{head} " in by_head for head in range(4))
+    rows = [line.split()[:2] for line in by_head.splitlines() if line.startswith("    1 ")]
+    assert sorted(rows) == [["1", str(head)] for head in range(4)]
     assert "20.0%" in by_head
 
 
@@ -96,9 +95,7 @@ def test_a_total_is_split(probed: Path, capsys: pytest.CaptureFixture[str]) -> N
     for by in ("kv", "head"):
         code, out, _ = run(["budget", str(probed), "--total", "200", "--by", by], capsys)
         assert code == 0
-        assert out.startswith("error of 200 keys in all: uniform ")
-        assert out.splitlines()[1].startswith("random, keys in the best split of 200; ")
-        assert "10.0%" not in out
+        assert out.startswith("random for 200 keys in all keeps of the cache: uniform ")
 
 
 def test_a_run_of_the_corpus_has_random_keys_alone(
@@ -131,8 +128,8 @@ def test_a_run_of_the_corpus_has_random_keys_alone(
         (["--out", "x.json"], "--out: it names the file of --export"),
         (["--export", "json", "--json"], "--json"),
         (["--export", "kvpress", "--total", "200"], "leave --epsilon and --total out"),
-        (["--total", "5"], "total: expected between"),
-        (["--total", "100000"], "total: expected between"),
+        (["--total", "5"], "total: expected 32 (the smallest sizes of random measured)"),
+        (["--total", "100000"], "total: expected 32 (the smallest sizes of random measured)"),
     ],
 )
 def test_bad_input(

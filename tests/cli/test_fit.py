@@ -123,12 +123,12 @@ def test_the_range_is_that_of_the_probe_whatever_the_pool(
     stored = SimpleNamespace(
         table=tables.__getitem__, tables=list(tables), spec={"job": "probe", "fit": list(fit)}
     )
-    (known,) = _of_probe(stored)  # type: ignore[arg-type]
-    found = known.fit(None, 0.95)
+    ((_, curve, fitted_part, _, _),) = _of_probe(stored)  # type: ignore[arg-type]
+    found = es.fit_rate(fitted_part)
     fitted = 2.0 ** (4 + np.array(inside))
     assert found.n.tolist() == fitted.tolist()
     assert found.exponent == pytest.approx(
         -np.polyfit(np.log(fitted), np.log(fitted**-0.5 * (1 + 20 / fitted)), 1)[0], rel=1e-12
     )
-    asked = known.fit((200.0, 700.0), 0.95)
+    asked = es.fit_rate(curve, window=(200.0, 700.0))
     assert asked.n.tolist() == [256, 300, 512, 600]

@@ -31,7 +31,7 @@ def test_help_fits_and_shows_an_example(
     code, out, _ = run([*line, "--help"], capsys)
     assert code == 0
     assert max(map(len, out.splitlines())) <= 80
-    assert f"  Example: {' '.join(['esscher', *line])} " in out
+    assert f" Example: {' '.join(['esscher', *line])} " in out
 
 
 def test_a_mistyped_command_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,8 +73,8 @@ def other_package(tmp_path: Path) -> dict[str, Any]:
 
 def test_a_command_from_outside(other_package: dict[str, Any], tmp_path: Path) -> None:
     said, _ = imported(["--help"], tmp_path, **other_package)
-    assert re.search(r"^  greet +Greet a head\.$", said, re.M)
-    assert re.search(r"^  cite +Print the BibTeX", said, re.M)
+    assert re.search(r" greet +Greet a head\. ", said)
+    assert re.search(r" cite +Print the BibTeX", said)
     assert imported(["greet", "0.1"], tmp_path, **other_package)[0] == "head 0.1\n"
     assert (
         imported(["greet", "0.1", "--json"], tmp_path, **other_package)[0]

@@ -6,7 +6,6 @@ What is odd but can be answered may be answered: then without NaN.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
@@ -23,7 +22,6 @@ from tests.cli.commands import run
 from tests.models.probe_runs import save_tiny
 from tests.surroundings import ended_after, surroundings, tree_hash
 
-ls = importlib.import_module("esscher.cli.ls")
 ESCAPES = "\x1b[31mred\x9b2J\u202e\x07"
 HUGE = "99999999999999999999999"
 DEEP = 10_000

@@ -87,7 +87,7 @@ def test_other_laws(law: str, capsys: pytest.CaptureFixture[str]) -> None:
         ([*BASE, "--horizon", "1", "--scale", "1"], "one of the two"),
         ([*BASE, "--epsilon", "0"], "epsilon"),
         ([*BASE, "--queries", "0"], "queries"),
-        ([*BASE, "--dtype", "float8"], "--dtype: expected float32 or float64"),
+        ([*BASE, "--dtype", "float8"], "dtype: input should be 'float32' or 'float64'"),
         ([*BASE, "--device", "abacus"], "--device"),
         ([*BASE, "--figure", "figure.exe"], "ending in .svg"),
         (["predict", "--laplace", "--dim", "2", "--horizon", "9"], "has a limit only where"),
@@ -175,7 +175,8 @@ def test_drawn_queries_are_named_with_their_error(capsys: pytest.CaptureFixture[
     asked = ["predict", "--cube", "--dim", "2", "--queries", "8", "--n", "10"]
     record = json.loads(run([*asked, "--json"], capsys)[1])
     assert 0 < record["query_stderr"][0] < record["rms"][0]
-    text = run(asked, capsys)[1]
+    assert "from the drawn queries" in run(asked, capsys)[1]
+    text = run([*asked, "--all"], capsys)[1]
     assert "+- queries" in text
     assert "8 queries drawn" in " ".join(text.split())
 
@@ -191,4 +192,5 @@ def test_wide_gaussian_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     mended = next(p for p in record["predictions"] if p["name"] == "s-16-mended")
     assert mended["value"] == [None, None]
     assert mended["vacuous"] == [True, True]
-    assert "vacuous" in run(["predict", "--gaussian", "--dim", "1000", "--n", "100"], capsys)[1]
+    asked = ["predict", "--gaussian", "--dim", "1000", "--n", "100", "--all"]
+    assert "vacuous" in run(asked, capsys)[1]

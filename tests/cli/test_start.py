@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from esscher.cli.app import COMMANDS
-from esscher.cli.resume import JOBS
+from esscher.cli.runs import JOBS
 from esscher.icl.specs import FlowSpec
 from esscher.runs.manifest import Manifest, Start
 from esscher.runs.store import Store
@@ -110,7 +110,7 @@ def test_specs_are_read_without_what_computes_them() -> None:
     """Flags come from their fields, so help would wait for it."""
     names = [
         *(module for module, _ in JOBS.values()),
-        "esscher.cli.prediction_spec",
+        "esscher.cli.predict",
     ]
     script = f"import sys, importlib\nfor name in {names}: importlib.import_module(name)\n"
     assert printed(f"{script}print(*[name for name in {HEAVY} if name in sys.modules])") == ""

@@ -1,5 +1,5 @@
-"""The tables of runs on the terminal: headers and intervals from the columns; columns that give way
-where there is no room.
+"""Tables on the terminal: headers, order and intervals from the columns; what has no room is
+named.
 """
 
 from __future__ import annotations
@@ -10,72 +10,62 @@ from pathlib import Path
 
 import pytest
 
-from esscher.cli.output import Shown, fitting, show_table, shown
+from esscher.cli.output import brief, show
 from esscher.runs import Column
 from tests.cli.commands import run
 
-BETA = Column("beta", "float", "measured exponent", "Help.", short="exponent", ends=("low", "high"))
-ROWS = [
-    {"beta": 0.5, "low": 0.25, "high": 0.75},
-    {"beta": math.nan, "low": math.nan, "high": math.nan},
-]
-
-
-def test_headers_and_intervals_are_those_of_the_column() -> None:
-    assert shown(BETA, ROWS, ".2f") == Shown("exponent", ("0.50 [0.25, 0.75]", "-"))
-    assert shown(Column("w", "word", "regime", "Help."), [{"w": "frozen"}]) == Shown(
-        "regime", ("frozen",), words=True
-    )
-
-
-def test_the_column_that_matters_least_goes_first_and_some_never_go() -> None:
-    columns = [
-        Shown("head", ("0.1",)),
-        Shown("a" * 10, ("1",), gives_way=1),
-        Shown("b" * 10, ("2",), gives_way=2),
-    ]
-    assert fitting(columns, None) == columns
-    assert fitting(columns, 28) == columns
-    assert fitting(columns, 27) == columns[:2]
-    assert fitting(columns, 15) == columns[:1]
-    assert fitting(columns, 1) == columns[:1]
-
-
-COLUMNS = [
-    Shown("head", ("0.1", "0.2", "1.0"), words=True),
-    Shown("exponent", ("0.5", "-", "0.25"), key="beta", values=(0.5, math.nan, 0.25)),
-    Shown(
-        "why",
-        (
-            "because of all that is said here",
-            "no",
-            "a/path/that/is/much/too/long/for/any/column/but/stays/whole",
-        ),
-        words=True,
-        wraps=True,
+COLUMNS = {
+    "why": Column("why", "word", "why", "Help."),
+    "beta": Column(
+        "beta",
+        "float",
+        "measured exponent",
+        "Help.",
+        short="exponent",
+        ends=("low", "high"),
+        first=1,
     ),
+    "head": Column("head", "word", "head", "Help.", first=0),
+}
+PATH = "a/path/that/is/much/too/long/for/any/column/but/stays/whole"
+ROWS = [
+    {"why": "because of all that is said here, and of more", "head": "0.1", "beta": 0.5},
+    {"why": "no", "head": "0.2", "beta": math.nan},
+    {"why": PATH, "head": "1.0", "beta": 0.25},
 ]
+ROWS = [{**row, "low": row["beta"] / 2, "high": 2 * row["beta"]} for row in ROWS]  # type: ignore[operator]
+
+
+def test_headers_order_and_intervals_are_those_of_the_columns(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show("title", ROWS, COLUMNS)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "title"
+    assert lines[1].split() == ["head", "exponent", "why"]
+    assert lines[2].split()[:4] == ["0.1", "0.5", "[0.25,", "1]"]
+    assert lines[3].split() == ["0.2", "-", "no"]
 
 
 def test_sentences_wrap_between_words_and_paths_stay_whole(
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    show_table("a title that is longer than the table is wide", COLUMNS, width=40)
+    monkeypatch.setenv("COLUMNS", "100")
+    show("title", [{"why": "word " * 30, "path": PATH}])
     lines = capsys.readouterr().out.splitlines()
-    assert all(len(line) <= 40 for line in lines if "a/path" not in line)
-    assert any(
-        line.endswith("a/path/that/is/much/too/long/for/any/column/but/stays/whole")
-        for line in lines
-    )
-    assert "0.1        0.5  because of all that is" in lines
-    assert "                said here" in lines
+    assert max(map(len, lines)) <= 100
+    assert sum(line.count("word") for line in lines) == 30
+    assert any(line.endswith(PATH) for line in lines)
 
 
-def test_what_had_no_room_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    show_table("title", [COLUMNS[0], Shown("wide column", ("1", "2", "3"), gives_way=1)], width=12)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1:4] == ["head", "0.1", "0.2"]
-    assert "(no room for: wide column; a wider terminal" in " ".join(lines)
+def test_what_had_no_room_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    show("title", ROWS, COLUMNS)
+    said = capsys.readouterr().out
+    assert said.splitlines()[1].split() == ["head", "exponent"]
+    assert "(no room for: why; a wider" in said
 
 
 def test_rows_are_sorted_and_cut(capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,32 +75,23 @@ def test_rows_are_sorted_and_cut(capsys: pytest.CaptureFixture[str]) -> None:
         ("exponent", "1.0 0.1 0.2"),
         ("head:down", "1.0 0.2 0.1"),
     ):
-        show_table("title", COLUMNS[:2], {"sort": sort})
-        assert [
-            line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]
-        ] == order.split()
-    show_table("title", COLUMNS[:2], {"top": 1, "sort": "beta"})
-    out, err = capsys.readouterr()
-    assert out.splitlines()[2:] == ["1.0       0.25"]
-    assert err == "the first 1 of 3 rows\n"
-    with pytest.raises(
-        ValueError,
-        match="--sort: expected one of head, beta, with :down for the largest first, got 'colour'",
-    ):
-        show_table("title", COLUMNS[:2], {"sort": "colour"})
+        show("title", ROWS, COLUMNS, {"sort": sort})
+        lines = capsys.readouterr().out.splitlines()[2:]
+        assert [line.split()[0] for line in lines] == order.split()
+    show("title", ROWS, COLUMNS, {"top": 1, "sort": "beta"})
+    title, _, row = capsys.readouterr().out.splitlines()
+    assert title == "title (1 of 3 rows)"
+    assert row.startswith("1.0 ")
+    show("title", ROWS * 9, COLUMNS, brief({}))
+    assert capsys.readouterr().out.startswith("title (6 of 27 rows)")
+    with pytest.raises(ValueError, match="--sort: expected one of head, beta, why, with :down"):
+        show("title", ROWS, COLUMNS, {"sort": "colour"})
 
 
 def test_markdown(capsys: pytest.CaptureFixture[str]) -> None:
-    show_table(
-        "title",
-        [COLUMNS[0], Shown("a|b", ("1", "2", "3"), gives_way=9)],
-        {"markdown": True, "top": 2},
-        width=5,
-    )
-    assert (
-        capsys.readouterr().out
-        == "title\n\n| head | a\\|b |\n| :-- | --: |\n| 0.1 | 1 |\n| 0.2 | 2 |\n\n"
-    )
+    show("title", [{"head": "0.1", "a|b": 1}, {"head": "x", "a|b": 2}], None, {"markdown": True})
+    said = "title\n\n| head | a\\|b |\n| :-- | --: |\n| 0.1 | 1 |\n| x | 2 |\n\n"
+    assert capsys.readouterr().out == said
 
 
 def test_commands_fit_80_columns(
@@ -140,26 +121,8 @@ def test_commands_fit_80_columns(
         monkeypatch.setenv("COLUMNS", "80")
         narrow = run(command.split(" "), capsys)[1]
         assert max(map(len, narrow.splitlines())) <= 80, narrow
-        assert set(
-            re.sub(r"\(no room for:.*?has them\)", "", narrow, flags=re.DOTALL).split()
-        ) <= set(wide.split())
-
-
-@pytest.mark.parametrize("law", ["--gaussian --horizon 1.5 --n 1e3", "--cube --n 1e3 --queries 8"])
-def test_what_is_proved_is_said_at_any_width(
-    law: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    lines = run(["predict", "--dim", "3", *law.split()], capsys)[1].splitlines()
-    header = next(line.split() for line in lines if line.startswith("name "))
-    assert header[:2] == ["name", "status"]
-    assert header[-1] == "applies"
-    told = {
-        line.split()[0]: line.split()[1]
-        for line in lines
-        if line.startswith(("sharp-l2 ", "delta-bound "))
-    }
-    assert told == {"sharp-l2": "heuristic", "delta-bound": "proved"}
+        told = re.sub(r"\(no room for:.*?has them\)", "", narrow, flags=re.DOTALL)
+        assert set(told.split()) <= set(wide.split())
 
 
 def test_summaries_stand_above_the_tables(

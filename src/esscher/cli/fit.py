@@ -5,52 +5,27 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esscher.cli.output import Json, Look, Shown, number, path_argument, print_json, say, show_table
+from esscher.cli.options import All, Markdown, Sort, Top, given
+from esscher.cli.output import Json, brief, path_argument, print_json, say, show
 
 if TYPE_CHECKING:
     from esscher.errors.curve import ErrorCurve
-    from esscher.errors.rate import RateFit
     from esscher.runs import Run
 
 LEVEL = 0.95  # of intervals that are computed here
 
-
-@dataclass(frozen=True)
-class _Stored:
-    """A curve of a run, the part of it that the run fits, and (exponent, low, high) where it stored
-    a fit on more evidence.
-    """
-
-    name: dict[str, Any]
-    curve: ErrorCurve
-    fitted: ErrorCurve
-    own: tuple[float, float, float] | None = None
-    meaning: str = ""  # of that interval
-
-    def fit(self, window: tuple[float, float] | None, level: float | None) -> RateFit:
-        """The run's own fit, unless another window or a level is asked for."""
-        from esscher.errors.rate import fit_rate
-
-        given = LEVEL if level is None else level
-        if window is not None:
-            return fit_rate(self.curve, window=window, level=given, raise_on_failure=False)
-        found = fit_rate(self.fitted, level=given, raise_on_failure=False)
-        if self.own is None or level is not None:
-            return found
-        return found.with_exponent(
-            *self.own, f"exponent and interval as the run found them, {self.meaning}"
-        )
+# A stored curve: its name, the curve, the part that the run itself fits, and the (exponent, low,
+# high) that the run found, with what that interval means
+Stored = tuple[dict[str, Any], "ErrorCurve", "ErrorCurve", tuple[float, float, float] | None, str]
 
 
 def fit(
     run: Annotated[Path, path_argument("Run directory of esscher converge or esscher probe.")],
-    look: Look,
     window: Annotated[
         str | None,
         typer.Option(
@@ -63,6 +38,10 @@ def fit(
             help="Level of intervals that are computed anew; the run's own intervals when left out."
         ),
     ] = None,
+    top: Top = None,
+    sort: Sort = None,
+    markdown: Markdown = False,
+    everything: All = False,
     as_json: Json = False,
 ) -> None:
     """Fit error ~ constant * n^-exponent to every curve of a run, with interval, straightness and
@@ -73,63 +52,52 @@ def fit(
 
     Example: esscher fit runs/mine --window 100:10000
     """
+    look = given(locals())
+    from esscher.errors.rate import fit_rate
     from esscher.runs import load_run
 
     stored = load_run(run)
-    curves_of_job = {"converge": _of_converge, "probe": _of_probe}
-    if stored.manifest.job not in curves_of_job:
+    readers = {"converge": _of_converge, "probe": _of_probe}
+    if stored.manifest.job not in readers:
         raise ValueError(
             f"{run}: expected a run of esscher converge or probe, got one of {stored.manifest.job}"
         )
     limits = None if window is None else _limits(window)
     rows: list[dict[str, Any]] = []
-    for known in curves_of_job[stored.manifest.job](stored):
-        found = known.fit(limits, level)
+    for name, curve, fitted, own, meaning in readers[stored.manifest.job](stored):
+        found = fit_rate(
+            fitted if limits is None else curve,
+            window="auto" if limits is None else limits,
+            level=LEVEL if level is None else level,
+            raise_on_failure=False,
+        )
+        if own is not None and limits is None and level is None:
+            found = found.with_exponent(
+                *own, f"exponent and interval as the run found them, {meaning}"
+            )
         rows.append(
             {
-                **known.name,
-                "metric": known.curve.metric,
+                **name,
+                "metric": curve.metric,
                 "exponent": found.exponent,
                 "low": found.interval[0],
                 "high": found.interval[1],
+                "status": found.status.code,
                 "constant": found.constant,
                 "n_min": found.window.n_min,
                 "n_max": found.window.n_max,
                 "straightness_p": found.p_value,
                 "preferred_law": "" if found.power_vs_log is None else found.power_vs_log.preferred,
-                "status": found.status.code,
                 "reason": found.status.text,
             }
         )
     if as_json:
-        print_json(rows)
-        return
+        return print_json(rows)
     if not rows:
         raise ValueError(f"{run}: no curves to fit in this run")
     say(_in_words(rows))
-    show_table(
-        str(run),
-        [_column(name, [row[name] for row in rows]) for name in rows[0] if name != "reason"],
-        look,
-    )
-
-
-# Columns that give way where there is no room
-LEAST = {
-    "preferred_law": 7,
-    "straightness_p": 6,
-    "n_min": 4,
-    "n_max": 5,
-    "constant": 3,
-    "low": 1,
-    "high": 2,
-}
-
-
-def _column(name: str, values: Sequence[Any]) -> Shown:
-    cells = tuple(value if isinstance(value, str) else number(value) for value in values)
-    words = all(isinstance(value, str) for value in values)
-    return Shown(name, cells, words, LEAST.get(name, 0), key=name, values=tuple(values))
+    shown = [{key: value for key, value in row.items() if key != "reason"} for row in rows]
+    show(str(run), shown, None, look if everything else brief(look))
 
 
 def _in_words(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -137,15 +105,15 @@ def _in_words(rows: Sequence[Mapping[str, Any]]) -> str:
     found = sorted(row["exponent"] for row in rows if row["exponent"] == row["exponent"])
     if not found:
         return f"none of {len(rows)} curves has a rate"
-    states = Counter(row["status"] for row in rows)
-    told = ", ".join(f"{number} {status}" for status, number in states.most_common())
-    range_of = f"b from {found[0]:.3g} to {found[-1]:.3g}, median {found[len(found) // 2]:.3g}"
+    states = Counter(row["status"] for row in rows).most_common()
+    told = ", ".join(f"{count} {status}" for status, count in states)
     return (
-        f"{len(found)} of {len(rows)} curves have a rate (status: {told}): error ~ n^-b, {range_of}"
+        f"{len(found)} of {len(rows)} curves have a rate (status: {told}): error ~ n^-b, b from"
+        f" {found[0]:.3g} to {found[-1]:.3g}, median {found[len(found) // 2]:.3g}"
     )
 
 
-def _of_converge(stored: Run) -> Iterator[_Stored]:
+def _of_converge(stored: Run) -> Iterator[Stored]:
     """Curves of a sweep, from its repeats."""
     from esscher.errors.montecarlo.job import curves_of
     from esscher.errors.montecarlo.spec import ExperimentSpec
@@ -153,10 +121,10 @@ def _of_converge(stored: Run) -> Iterator[_Stored]:
     spec, errors = ExperimentSpec.read(stored.spec), stored.table("errors")
     for point in sorted(set(errors["point"])):
         for curve in curves_of(spec, point, errors[errors["point"] == point]).values():
-            yield _Stored({"value": spec.points[point]}, curve, curve)
+            yield {"value": spec.points[point]}, curve, curve, None, ""
 
 
-def _of_probe(stored: Run) -> Iterator[_Stored]:
+def _of_probe(stored: Run) -> Iterator[Stored]:
     """Curves of a model's heads; the run fits that of draws with replacement at the n of its
     setting ``fit``.
     """
@@ -164,18 +132,16 @@ def _of_probe(stored: Run) -> Iterator[_Stored]:
     from esscher.probe.moments import WHOLE_LAYER
     from esscher.probe.spec import ProbeSpec, fit_points, fit_range
 
-    spec = ProbeSpec.read(stored.spec)
-    curves = stored.table("curves")
+    spec, curves = ProbeSpec.read(stored.spec), stored.table("curves")
     rows = {(row["layer"], row["head"]): row for row in stored.table("heads").to_dict("records")}
     if "layers" in stored.tables:
-        rows |= {
-            (row["layer"], WHOLE_LAYER): row for row in stored.table("layers").to_dict("records")
-        }
+        layers = stored.table("layers").to_dict("records")
+        rows |= {(row["layer"], WHOLE_LAYER): row for row in layers}
     repeats = "95 % over repeats"
-    for metric, beta, meaning in (
-        ("l2", "fit", "90 % for an endless text"),
-        ("mean", "mean", repeats),
-        ("cov", "cov", repeats),
+    for metric, ends, meaning in (
+        ("l2", ("beta_fit", "beta_low", "beta_high"), "90 % for an endless text"),
+        ("mean", ("beta_mean", "beta_mean_low", "beta_mean_high"), repeats),
+        ("cov", ("beta_cov", "beta_cov_low", "beta_cov_high"), repeats),
     ):
         for (layer, head), curve in stored_curves(curves, metric).items():
             name = {"head": f"{layer}.{head}" if head != WHOLE_LAYER else f"{layer}, all"}
@@ -184,18 +150,9 @@ def _of_probe(stored: Run) -> Iterator[_Stored]:
                 points = fit_points(fit_range(spec, int(row["n_keys"])))
                 own = curves[(curves["layer"] == layer) & (curves["head"] == head)]
                 fitted = stored_curves(own[own["n"].isin(points)], metric)[layer, head]
-            yield _Stored(name, curve, fitted, _own(row, beta), meaning)
-
-
-def _own(row: Mapping[Any, Any], beta: str) -> tuple[float, float, float] | None:
-    """The exponent that a row stores, with its interval: beta_fit, beta_low, beta_high; beta_mean,
-    ...; an end may be open.
-    """
-    ends = "beta" if beta == "fit" else f"beta_{beta}"
-    found = tuple(
-        float(row.get(key, math.nan)) for key in (f"beta_{beta}", f"{ends}_low", f"{ends}_high")
-    )
-    return None if math.isnan(found[0]) else (found[0], found[1], found[2])
+            exponent, low, high = (float(row.get(key, math.nan)) for key in ends)
+            found = None if math.isnan(exponent) else (exponent, low, high)
+            yield name, curve, fitted, found, meaning
 
 
 def _limits(text: str) -> tuple[float, float]:

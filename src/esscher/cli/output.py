@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for machines; logs go to stderr.
+"""What commands print: an answer and tables for people, JSON for machines; logs go to stderr.
 
 A command's module says what it takes; what it computes with is imported when it is called, in its
 function. So help and completion wait for nothing.
@@ -20,44 +20,35 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import Field
 
-from esscher.cli.options import Fields, Given
+from esscher.cli.options import OUTPUT, Fields, Given
 from esscher.hf.package import PACKAGED
 from esscher.report.formats import FORMATS
 from esscher.runs.errors import plain, printable
 from esscher.runs.spec import Plain
 
 if TYPE_CHECKING:
-    import torch
-
-    from esscher.runs import Column
+    from esscher.runs import Column, Run
 
 UNPRINTABLE = re.compile("[^\n -~]+")  # at most; letters of other scripts are told apart one by one
+ROWS = 6  # of the table at the end of a command, unless --all or --top asks for more
+GAP = "  "  # between columns
+WIDEST, NARROWEST = 40, 24  # a column with cells longer than the first is folded, to the second
+ANY = 10_000  # columns where a program reads
 
 MODEL = (
     f"A folder, a GGUF file, a hub name, or {' or '.join(known.name for known in PACKAGED)} (models"
     f" that come as packages); {PACKAGED[0].name} when left out."
 )
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]
-
-
-def path_argument(help: str, shown: str = "RUN") -> Any:
-    return typer.Argument(help=help, parser=as_path, metavar=shown)
-
-
-def path_option(name: str, help: str) -> Any:
-    return typer.Option(name, help=help, parser=as_path, metavar="PATH")
-
-
-DTYPES = ("float32", "float64")
-
-
-def as_dtype(name: str) -> torch.dtype:
-    if name not in DTYPES:
-        raise ValueError(f"--dtype: expected {' or '.join(DTYPES)}, got {name!r}")
-    import torch
-
-    found: torch.dtype = getattr(torch, name)
-    return found
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="Print JSON on stdout and nothing else.", rich_help_panel=OUTPUT),
+]
+Report = Annotated[
+    bool,
+    typer.Option(
+        "--report/--no-report", help="Write report.html into the run.", rich_help_panel=OUTPUT
+    ),
+]
 
 
 def as_path(text: str | Path) -> Path:
@@ -70,14 +61,34 @@ def as_path(text: str | Path) -> Path:
     return Path(name)
 
 
+def path_argument(help: str, shown: str = "RUN") -> Any:
+    return typer.Argument(help=help, parser=as_path, metavar=shown)
+
+
+def path_option(name: str, help: str) -> Any:
+    return typer.Option(name, help=help, parser=as_path, metavar="PATH", rich_help_panel=OUTPUT)
+
+
 Out = Annotated[Path | None, path_option("--out", "Run directory; runs/NAME-HASH when left out.")]
 FIGURES = "svg,png"  # where none are named
 Figures = Annotated[
     str,
     typer.Option(
-        "--figures", help="Figure formats: svg, png, pdf, separated by commas; empty for none."
+        help="Figure formats: svg, png, pdf, separated by commas; empty for none.",
+        rich_help_panel=OUTPUT,
     ),
 ]
+
+
+def as_formats(text: str) -> list[str]:
+    """Formats of figure files, separated by commas; call it before anything is computed."""
+    formats = [kind.strip() for kind in text.split(",") if kind.strip()]
+    unknown = [kind for kind in formats if kind not in FORMATS]
+    if unknown:
+        raise ValueError(
+            f"--figures: expected some of {', '.join(FORMATS)}, got {', '.join(unknown)}"
+        )
+    return formats
 
 
 def check_device(name: str) -> str:
@@ -94,49 +105,202 @@ def check_device(name: str) -> str:
     return name
 
 
-def figure_formats(text: str) -> list[str]:
-    """Formats of figure files, separated by commas; refused before anything is computed for
-    them.
-    """
-    formats = [kind.strip() for kind in text.split(",") if kind.strip()]
-    unknown = [kind for kind in formats if kind not in FORMATS]
-    if unknown:
-        raise ValueError(
-            f"--figures: expected some of {', '.join(FORMATS)}, got {', '.join(unknown)}"
-        )
-    return formats
-
-
 def log(message: str) -> None:
     """A line on stderr."""
     print(printable(message), file=sys.stderr, flush=True)
 
 
-def number(value: float | None, form: str = ".4g") -> str:
-    """A number as people read it; "-" where there is none."""
-    return "-" if value is None or math.isnan(value) else format(value, form)
+def say(sentence: str) -> None:
+    """A sentence on stdout, folded at the width of the terminal."""
+    print("\n".join(_folded(printable(sentence), screen_width())))
 
 
 def print_json(value: Any) -> None:
-    """JSON in which every character is printable or escaped; ASCII alone where the stream takes no
-    more.
-    """
+    """JSON in which every character is printable or escaped; ASCII where the stream needs it."""
     ascii_only = not (sys.stdout.encoding or "ascii").lower().startswith("utf")
     text = json.dumps(plain(value), indent=2, allow_nan=False, ensure_ascii=ascii_only)
-    print(UNPRINTABLE.sub(lambda found: "".join(_escaped(c) for c in found.group()), text))
-
-
-def _escaped(character: str) -> str:
-    return (
-        character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1]
+    print(
+        UNPRINTABLE.sub(
+            lambda found: "".join(
+                c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in found.group()
+            ),
+            text,
+        )
     )
 
 
-# ---- Tables on the terminal: they fit its width, and no number and no path is broken; or
+def number(value: float | None, form: str = "") -> str:
+    """A number as people read it, with three or four digits where no form says more; - for none."""
+    if value is None or math.isnan(value):
+        return "-"
+    if form:
+        return format(value, form)
+    whole = isinstance(value, int) or (abs(value) >= 1000 and math.isfinite(value))
+    return format(value, ",.0f") if whole and abs(value) < 1e9 else format(value, ".4g")
+
+
+# ---- Tables.
+
+
+def show(
+    title: str,
+    rows: Any,
+    columns: Mapping[str, Column] | None = None,
+    look: Mapping[str, Any] | None = None,
+) -> None:
+    """Print a table from what is known of its columns: header, kind, interval, place.
+
+    ``rows``: a pandas frame or dictionaries. ``columns``: those of a stored table; a column that is
+    not there has its key for a header. Those with a ``first`` come first, and where the terminal is
+    narrow as many as there is room for are printed. ``look``: flags top, sort, markdown.
+    """
+    records = rows.to_dict("records") if hasattr(rows, "to_dict") else list(rows)
+    known, asked = columns or {}, look or {}
+    keys = _keys(records, known)
+    records, total = _chosen(records, keys, known, asked), len(records)
+    if len(records) < total:
+        title = f"{title} ({len(records)} of {total} rows)"
+    headers = [known[key].header if key in known else key.replace("_", " ") for key in keys]
+    cells = [[_cell(row, key, known) for row in records] for key in keys]
+    words = [not all(_is_number(row[key]) for row in records) for key in keys]
+    if asked.get("markdown"):
+        lines = [headers, [":--" if word else "--:" for word in words], *zip(*cells, strict=True)]
+        print(f"{printable(title)}\n")
+        for line in lines:
+            print("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |")
+        print()
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    width = screen_width()
+    kept = _fitting(headers, cells, width)
+    table = Table(box=None, pad_edge=False, padding=(0, len(GAP), 0, 0), header_style="")
+    for i in kept:
+        whole = _least(headers[i], cells[i]) == max(map(len, [headers[i], *cells[i]]))
+        side: Any = "left" if words[i] else "right"
+        table.add_column(Text(headers[i]), justify=side, no_wrap=whole, min_width=len(headers[i]))
+    for row in zip(*(cells[i] for i in kept), strict=True):
+        table.add_row(*map(Text, row))
+    console = Console(width=width or ANY, color_system=None)
+    with console.capture() as page:
+        console.print(table, crop=False)
+    say(title)
+    print("\n".join(line.rstrip() for line in page.get().splitlines()))
+    if len(kept) < len(keys):
+        left = ", ".join(header for i, header in enumerate(headers) if i not in kept)
+        say(f"(no room for: {left}; a wider terminal, --markdown or --json has them)")
+
+
+def show_tables(run: Run, names: Iterable[str], look: Mapping[str, Any]) -> None:
+    """The stored tables of a run, whole; the flags top and sort are for the first."""
+    for i, name in enumerate(name for name in names if name in run.tables):
+        own = look if i == 0 else {"markdown": look.get("markdown")}
+        show(f"{name.replace('_', ' ')}: {run.path}", run.table(name), run.columns(name), own)
+
+
+def brief(look: Mapping[str, Any]) -> dict[str, Any]:
+    """The look of the one table at the end of a command: ROWS rows unless --top says more."""
+    return {"most": ROWS, **look}
+
+
+def _keys(records: Sequence[Mapping[str, Any]], known: Mapping[str, Column]) -> list[str]:
+    """Columns in the order of their place; ends of intervals stand beside their number, and cells
+    with arrays stay in the run.
+    """
+    found = [key for key in (records[0] if records else known) if not key.startswith("_")]
+    ends = {end for column in known.values() if column.key in found for end in column.ends or ()}
+    lists = {key for key, column in known.items() if column.kind == "list"}
+    places = {key: column.first for key, column in known.items() if column.first is not None}
+    shown = (key for key in found if key not in ends | lists)
+    return sorted(shown, key=lambda key: places.get(key, len(found)))
+
+
+def _chosen(
+    records: list[Mapping[str, Any]],
+    keys: Sequence[str],
+    known: Mapping[str, Column],
+    asked: Mapping[str, Any],
+) -> list[Mapping[str, Any]]:
+    """Rows in the order and the number that was asked for; without a number last, either way."""
+    if asked.get("sort"):
+        name, _, way = str(asked["sort"]).partition(":")
+        names = {(known[key].header if key in known else key): key for key in keys}
+        key = name if name in keys else names.get(name)
+        if key is None or way not in ("", "up", "down"):
+            raise ValueError(
+                f"--sort: expected one of {', '.join(keys)}, with :down for the largest first, got"
+                f" {asked['sort']!r}"
+            )
+        there = [row for row in records if row[key] is not None and row[key] == row[key]]
+        rest = [row for row in records if row not in there]
+        records = sorted(there, key=lambda row: row[key], reverse=way == "down") + rest
+    return records[: asked.get("top") or asked.get("most")]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float | int) and not isinstance(value, bool)
+
+
+def _cell(row: Mapping[str, Any], key: str, known: Mapping[str, Column]) -> str:
+    value = row[key]
+    if not _is_number(value):
+        return "-" if value is None else printable(str(value))
+    ends = known[key].ends if key in known else None
+    if ends is None or any(end not in row for end in ends) or value != value:
+        return number(value)
+    low, high = (number(row[end]) for end in ends)
+    return number(value) if low == high == "-" else f"{number(value)} [{low}, {high}]"
+
+
+def screen_width() -> int | None:
+    """Columns of the terminal, or as COLUMNS says; None where a program reads: any width."""
+    told = os.environ.get("COLUMNS", "")
+    if told.isdigit() and int(told) > 0:
+        return int(told)
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
+    except (OSError, ValueError):  # no file behind it
+        return None
+
+
+def _least(header: str, cells: Sequence[str]) -> int:
+    """The width below which a column cannot go: sentences are folded between words, others not."""
+    longest = max(map(len, [header, *cells]))
+    word = max(len(word) for cell in [header, *cells] for word in cell.split() or [""])
+    return min(longest, max(word, NARROWEST)) if longest > WIDEST else longest
+
+
+def _fitting(
+    headers: Sequence[str], cells: Sequence[Sequence[str]], width: int | None
+) -> list[int]:
+    """The columns that have room, in their order; the first always."""
+    kept: list[int] = []
+    used = -len(GAP)
+    for i, (header, column) in enumerate(zip(headers, cells, strict=True)):
+        needs = len(GAP) + _least(header, column)
+        if width is None or not kept or used + needs <= width:
+            kept.append(i)
+            used += needs
+    return kept
+
+
+def _folded(text: str, width: int | None) -> list[str]:
+    """Lines of a sentence; a number or a path stays whole, however long."""
+    if width is None:
+        return [text]
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
+
+
+# ---- LEGACY
+
+figure_formats = as_formats
+# Tables on the terminal: they fit its width, and no number and no path is broken; or
 # Markdown, where that is asked for.
 
-GAP = 2  # spaces between columns
-NARROWEST = 24  # characters of a column of sentences
+WIDE_GAP = 2  # spaces between columns
+NARROW = 24  # characters of a column of sentences
 Form = str | Callable[[float], str]
 LOOK = Fields("esscher.cli.output:TableLook", ("top", "sort", "markdown"))
 Look = Annotated[Given, LOOK]
@@ -157,7 +321,7 @@ class Shown:
     words: bool = False
     gives_way: int = 0
     wraps: bool = False
-    narrowest: int = NARROWEST
+    narrowest: int = NARROW
     key: str = field(default="", compare=False)
     values: tuple[Any, ...] = field(default=(), compare=False)
 
@@ -183,7 +347,7 @@ def shown(
     column has one.
     """
     known = list(rows)
-    cells = tuple(_cell(column, row, form) for row in known)
+    cells = tuple(_cell_shown(column, row, form) for row in known)
     values = tuple(row[column.key] for row in known)
     return Shown(
         column.header, cells, column.kind == "word", gives_way, key=column.key, values=values
@@ -224,7 +388,7 @@ def show_table(
     ``width``: of the terminal, or any where the output is read by a program.
     """
     asked = look or {}
-    columns = _chosen([_printable(column) for column in columns], asked)
+    columns = _chosen_shown([_printable(column) for column in columns], asked)
     if asked.get("markdown"):
         print(f"{printable(title)}\n")
         print("\n".join(_markdown(columns)) + "\n")
@@ -250,28 +414,10 @@ def same_form(look: Mapping[str, Any] | None) -> dict[str, Any]:
     return {"markdown": True} if look and look.get("markdown") else {}
 
 
-def say(sentence: str) -> None:
-    """A summary in words, above a table."""
-    print("\n".join(_folded(printable(sentence), screen_width())))
-
-
-def screen_width() -> int | None:
-    """Columns of the terminal, or as COLUMNS says; None where a program reads, which can take any
-    width.
-    """
-    told = os.environ.get("COLUMNS", "")
-    if told.isdigit() and int(told) > 0:
-        return int(told)
-    try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
-    except (OSError, ValueError):  # no file behind it
-        return None
-
-
 def fitting(columns: Sequence[Shown], width: int | None) -> list[Shown]:
     """The columns that have room in a width, in their order."""
     kept = list(columns)
-    while width is not None and sum(column.least + GAP for column in kept) - GAP > width:
+    while width is not None and sum(column.least + WIDE_GAP for column in kept) - WIDE_GAP > width:
         place = max(range(len(kept)), key=lambda i: (kept[i].gives_way, i))
         if not kept[place].gives_way:
             break
@@ -290,7 +436,7 @@ def _printable(column: Shown) -> Shown:
     )
 
 
-def _chosen(columns: list[Shown], asked: Mapping[str, Any]) -> list[Shown]:
+def _chosen_shown(columns: list[Shown], asked: Mapping[str, Any]) -> list[Shown]:
     """Rows in the order and the number that was asked for."""
     rows = list(range(max((len(column.cells) for column in columns), default=0)))
     if asked.get("sort"):
@@ -325,7 +471,11 @@ def _rank(column: Shown, row: int) -> tuple[int, float, str]:
 
 def _lines(columns: Sequence[Shown], width: int | None) -> list[str]:
     """Header and rows; sentences get what room is left, and are continued below."""
-    spare = None if width is None else width - sum(column.least + GAP for column in columns) + GAP
+    spare = (
+        None
+        if width is None
+        else width - sum(column.least + WIDE_GAP for column in columns) + WIDE_GAP
+    )
     widths = []
     for column in columns:
         own = (
@@ -351,16 +501,7 @@ def _line(cells: Sequence[str], columns: Sequence[Shown], widths: Sequence[int])
     placed = [
         cell.ljust(width) if column.words else cell.rjust(width) for cell, column, width in row
     ]
-    return (" " * GAP).join(placed).rstrip()
-
-
-def _folded(text: str, width: int | None) -> list[str]:
-    """Lines of a sentence; a number or a path stays whole, however long."""
-    return (
-        [text]
-        if width is None
-        else textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
-    )
+    return (" " * WIDE_GAP).join(placed).rstrip()
 
 
 def _markdown(columns: Sequence[Shown]) -> list[str]:
@@ -372,7 +513,7 @@ def _markdown(columns: Sequence[Shown]) -> list[str]:
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
 
 
-def _cell(column: Column, row: Mapping[str, Any], form: Form) -> str:
+def _cell_shown(column: Column, row: Mapping[str, Any], form: Form) -> str:
     value = row[column.key]
     if not isinstance(value, float | int) or isinstance(value, bool):
         return str(value)
@@ -384,7 +525,7 @@ def _cell(column: Column, row: Mapping[str, Any], form: Form) -> str:
 
 
 def _written(value: float, form: Form) -> str:
-    return number(value, form) if isinstance(form, str) else form(value)
+    return number(value, form or ".4g") if isinstance(form, str) else form(value)
 
 
 # ---- How a table is shown, as flags say it.

@@ -5,82 +5,322 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esscher.cli.describe import describe_run
-from esscher.cli.heads_table import show_heads
-from esscher.cli.options import EXECUTION, Fields, Given
+from esscher.cli.describe import WINDOW, describe_run
+from esscher.cli.options import (
+    MEASURED,
+    OUTPUT,
+    PLACE,
+    SIZE,
+    TEXT,
+    All,
+    Dask,
+    Markdown,
+    Sort,
+    Top,
+    given,
+    option,
+)
 from esscher.cli.output import (
     MODEL,
-    Form,
     Json,
-    Look,
     Out,
-    Shown,
+    Report,
     as_path,
-    count,
+    brief,
     log,
-    number,
     path_option,
     print_json,
-    same_form,
-    show_table,
-    shown,
+    say,
+    show,
+    show_tables,
 )
+from esscher.corpus.spec import CorpusSpec
+from esscher.probe.spec import FLOOR, KEYS, ProbeSpec
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from esscher.probe.session import ProbeContext
-    from esscher.probe.spec import ProbeSpec
     from esscher.runs import Run
 
-FORMS: dict[str, Form] = {
-    "beta_fit": ".3f",
-    "tokens_needed_10pct": count,
-    "effective_tokens": count,
-    "sink_mass": ".1%",
-    "khat": ".2f",
-    "coupling": ".3g",
-}
+PLACES = 7  # digits of the number of a layer, a head or a token
 MOST_DIGITS = 12  # of the size of a pool
 FILLED = 0.95  # of it, by the text: special tokens do not count
-BESIDE = ("beta_fit", "tokens_needed_10pct")  # of a head, for every domain; its run has the rest
-LAYERS = ("reach", "coordinate_tail")  # of a layer
-FIGURE = "pool_sizes.svg"
+MOST_THREADS = 8  # of one process: more of them wait for each other
+PERCENT = "10"  # error that the summary speaks of
+TABLES = ("heads", "budget", "layers", "agreement", "limits", "about")
+FIT = "64:4096; own contexts 16 to an eighth of their keys"
+HEADS = [
+    "layer",
+    "head",
+    "regime",
+    "tokens_needed_10pct",
+    "beta_fit",
+    "effective_tokens",
+    "coupling",
+]
+RULES = ["rule", "chosen", "ratio", "worst_head", "worst", "worst_layer"]
 
 
-def domain_specs(fields: Mapping[str, Any], files: Sequence[str]) -> dict[str, ProbeSpec]:
-    """The spec of each domain, where there are several: packaged ones, and files as name=path. None
-    is the usual probe.
+def probe(
+    model: Annotated[str | None, typer.Argument(help=MODEL)] = None,
+    text: Annotated[list[str] | None, option(CorpusSpec, "text", TEXT)] = None,
+    dataset: Annotated[str | None, option(CorpusSpec, "dataset", TEXT)] = None,
+    split: Annotated[str | None, option(CorpusSpec, "split", TEXT)] = None,
+    field: Annotated[str | None, option(CorpusSpec, "field", TEXT)] = None,
+    packaged: Annotated[str | None, option(CorpusSpec, "packaged", TEXT)] = None,
+    domain: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Text of a domain, name=file or folder; may be repeated, also beside --packaged.",
+            rich_help_panel=TEXT,
+        ),
+    ] = None,
+    encoding: Annotated[str | None, option(CorpusSpec, "encoding", TEXT)] = None,
+    separate: Annotated[
+        bool,
+        typer.Option("--separate", help="No window crosses documents.", rich_help_panel=TEXT),
+    ] = False,
+    layers: Annotated[str | None, option(ProbeSpec, "layers", MEASURED)] = None,
+    heads: Annotated[str | None, option(ProbeSpec, "heads", MEASURED)] = None,
+    pool: Annotated[str | None, option(ProbeSpec, "pool", MEASURED)] = None,
+    rules: Annotated[
+        list[str] | None, option(ProbeSpec, "rules", MEASURED, default="ten of them")
+    ] = None,
+    epsilons: Annotated[
+        list[float] | None, option(ProbeSpec, "epsilons", MEASURED, "--epsilon", "0.05, 0.1, 0.2")
+    ] = None,
+    fit: Annotated[str | None, option(ProbeSpec, "fit", MEASURED, default=FIT)] = None,
+    moments: Annotated[int | None, option(ProbeSpec, "moments", MEASURED)] = None,
+    scales: Annotated[str | None, option(ProbeSpec, "scales", MEASURED, "--scale")] = None,
+    temperature: Annotated[str | None, option(ProbeSpec, "temperature", MEASURED)] = None,
+    planted: Annotated[int | None, option(ProbeSpec, "planted", MEASURED)] = None,
+    special: Annotated[bool, option(ProbeSpec, "special", MEASURED)] = False,
+    max_tokens: Annotated[
+        int | None, option(CorpusSpec, "max_tokens", SIZE, default="16384, 0 takes all")
+    ] = None,
+    window: Annotated[int | None, option(ProbeSpec, "window", SIZE, default=WINDOW)] = None,
+    queries: Annotated[int | None, option(ProbeSpec, "queries", SIZE)] = None,
+    kept_queries: Annotated[int | None, option(ProbeSpec, "kept_queries", SIZE)] = None,
+    limit: Annotated[int | None, option(CorpusSpec, "limit", SIZE)] = None,
+    pool_sizes: Annotated[
+        str | None,
+        typer.Option(
+            help=(
+                "Pools of several sizes of one text, 16384,131072: a run each in one folder,"
+                " compared; not --max-tokens."
+            ),
+            rich_help_panel=SIZE,
+        ),
+    ] = None,
+    positions: Annotated[
+        str | None, option(ProbeSpec, "positions", SIZE, default="at each quarter")
+    ] = None,
+    observe: Annotated[int | None, option(ProbeSpec, "observe", SIZE)] = None,
+    decode: Annotated[int | None, option(ProbeSpec, "decode", SIZE)] = None,
+    n: Annotated[str | None, option(ProbeSpec, "n", SIZE)] = None,
+    moments_n: Annotated[str | None, option(ProbeSpec, "moments_n", SIZE)] = None,
+    moments_queries: Annotated[int | None, option(ProbeSpec, "moments_queries", SIZE)] = None,
+    part: Annotated[int | None, option(ProbeSpec, "part", SIZE)] = None,
+    out: Out = None,
+    report: Report = True,
+    top: Top = None,
+    sort: Sort = None,
+    markdown: Markdown = False,
+    everything: All = False,
+    as_json: Json = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Say what it would cost, and stop.", rich_help_panel=OUTPUT),
+    ] = False,
+    config: Annotated[
+        Path | None, path_option("--config", "YAML file of these settings; flags go before it.")
+    ] = None,
+    revision: Annotated[str | None, option(ProbeSpec, "revision", PLACE)] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Local processes.",
+            min=1,
+            max=1024,
+            show_default="this process, one thread per core",
+            rich_help_panel=PLACE,
+        ),
+    ] = None,
+    dask: Dask = None,
+    threads: Annotated[
+        int | None, option(ProbeSpec, "threads", PLACE, default="one per core without --workers")
+    ] = None,
+    device: Annotated[str | None, option(ProbeSpec, "device", PLACE)] = None,
+    dtype: Annotated[str | None, option(ProbeSpec, "dtype", PLACE)] = None,
+    seed: Annotated[int | None, option(ProbeSpec, "seed", PLACE)] = None,
+) -> None:
+    """Measure every head of a model on text: how fast it converges, why, and how many tokens it
+    needs.
+
+    Several domains, --packaged prose,code or --domain, and several --pool-sizes have a run each in
+    one folder, and are compared.
+
+    Example: esscher probe --text book.txt --max-tokens 100000 --workers 2
     """
-    from esscher.probe.spec import ProbeSpec
+    flags = given(locals())
+    from esscher.corpus.documents import check_text
+    from esscher.hf.checkpoint import as_read
+    from esscher.probe.api import LEFT_OPEN, run_folder, too_few_keys
+    from esscher.probe.checks import context_of
+    from esscher.runs import execute, read_group, terminal
+    from esscher.runs.folders import refuse_foreign
+    from esscher.runs.lock import cores
+
+    fields = read_flags(flags)
+    where: dict[str, Any] = {"workers": workers or 1, "dask": dask}
+    if workers is None and dask is None:  # threads beat processes here, and share one model
+        fields.setdefault("threads", min(cores(), MOST_THREADS))
+    if out is not None and not dry_run and read_group(out) is None:
+        refuse_foreign(out)
+    if "-" in fields["corpus"].get("text", ()) and not dry_run:
+        out = _keep_stdin(fields["corpus"], out)
+    specs = _domain_specs(fields, domain or ()) | _size_specs(fields, pool_sizes)
+    if pool_sizes is not None and not all(name.isdigit() for name in specs):
+        raise ValueError(
+            "--pool-sizes: one text in several sizes, and several domains were asked for; ask for"
+            " one of the two"
+        )
+    spec = next(iter(specs.values())) if specs else ProbeSpec.read(fields)
+    if dry_run:
+        check_text(spec.corpus)
+        return describe_run(spec, as_json)
+    if specs:
+        return probe_several(specs, out, where, flags)
+    if out is not None:
+        refuse_foreign(out, spec, LEFT_OPEN)
+    if sys.stderr.isatty():  # in a log a mistake is one line, with nothing before it
+        log(f"reading {as_read(spec.model)} and the text")
+    context = context_of(spec, starts=True)
+    path = out if out is not None else run_folder(context)
+    log(f"{context.loaded.name}: {len(context.layers)} layers, {_pool(context)}; run {path}")
+    if (few := too_few_keys(context)) is not None:
+        log(f"note: {few}")
+    end_probe(execute(context.spec, path, **where, progress=terminal()), as_json, flags)
+
+
+def read_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of the spec: flags before the file --config, the file before the defaults."""
+    from esscher.hf.checkpoint import written
+    from esscher.runs.spec import read_mapping
+
+    found = read_mapping(flags["config"]) if "config" in flags else {}
+    in_file = found.get("corpus", {})
+    if not isinstance(in_file, dict):
+        raise ValueError(
+            f"{flags['config']}: corpus: expected a mapping of fields, got {type(in_file).__name__}"
+        )
+    own = given(flags, ProbeSpec)
+    corpus = {key: value for key, value in given(flags, CorpusSpec).items() if key != "special"}
+    if "model" in own:
+        own["model"] = written(own["model"])
+    for name in ("layers", "heads", "positions"):
+        if name in own:
+            own[name] = place_numbers(own[name], f"--{name}")
+    if "text" in corpus:
+        corpus["text"] = [name if name == "-" else absolute(name) for name in corpus["text"]]
+    if "separate" in flags:
+        corpus["documents"] = "separate"
+    if (most := corpus.get("max_tokens")) is not None and most <= 0:
+        if most < 0:
+            raise ValueError(f"--max-tokens: expected a whole number from 0 (all) on, got {most}")
+        corpus["max_tokens"] = None
+    return {**found, **own, "corpus": {"max_tokens": KEYS, **in_file, **corpus}}
+
+
+def absolute(name: str) -> str:
+    """The absolute path of a file: a run may be resumed from another folder."""
+    return os.path.abspath(os.path.expanduser(as_path(name)))
+
+
+def place_numbers(text: str, flag: str) -> list[int]:
+    """0,2-4 as [0, 2, 3, 4]."""
+
+    def usable(part: str) -> bool:
+        return part.isascii() and part.isdigit() and len(part) <= PLACES
+
+    found: list[int] = []
+    for piece in text.split(","):
+        first, dash, last = piece.strip().partition("-")
+        if not usable(first) or (dash and (not usable(last) or int(last) < int(first))):
+            raise ValueError(
+                f"{flag}: expected numbers such as 0,2-4, below {10**PLACES}, got {text!r}"
+            )
+        found += range(int(first), int(last if dash else first) + 1)
+    return found
+
+
+def _keep_stdin(corpus: dict[str, Any], out: Path | None) -> Path:
+    """Write what came on stdin into the run's folder, since a run may need it again; its folder."""
+    from esscher.runs.files import write_durable
+
+    data = sys.stdin.buffer.read()
+    if not data.strip():
+        raise ValueError("--text -: standard input is empty; pipe text into the command")
+    digest = hashlib.sha256(data).hexdigest()
+    folder = out if out is not None else Path("runs") / f"stdin-{digest[:8]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    # hidden: a run begins in an empty folder; other text is another spec
+    path = folder / f".stdin-{digest[:16]}.txt"
+    write_durable(path, data)
+    corpus["text"] = [str(path.absolute()) if name == "-" else name for name in corpus["text"]]
+    return folder
+
+
+def _pool(context: ProbeContext) -> str:
+    """Which keys queries meet, and how many."""
+    import numpy as np
+
+    queries = f"{len(context.places)} queries"
+    if context.spec.pool == "corpus":
+        return f"{queries} over {context.keys} keys of the corpus"
+    seen = np.concatenate([context.foreseen(layer) for layer in context.layers])
+    keys = f"{seen.min()} to {seen.max()} keys" if seen.min() < seen.max() else f"{seen.max()} keys"
+    windows = len(np.unique(context.places.windows))
+    return (
+        f"{queries}, each over all it attends to in its own window: {keys}, {windows} windows of"
+        f" {context.windows.length}"
+    )
+
+
+# ---- Several texts, or several sizes of one: a run of the same probe for each, and one table.
+
+
+def _domain_specs(fields: Mapping[str, Any], files: Sequence[str]) -> dict[str, ProbeSpec]:
+    """The spec of each domain: packaged ones, and files as name=path; none for a usual probe."""
     from esscher.runs.folders import check_name
 
     corpus = dict(fields["corpus"])
-    packaged = corpus.get("packaged")
-    names = packaged.split(",") if isinstance(packaged, str) else []
+    names = str(corpus.get("packaged") or "").split(",")
     if not files and len(names) < 2:
         return {}
-    others = [name for name in ("text", "dataset") if corpus.get(name)]
-    if others:
+    if (
+        other := next((name for name in ("text", "dataset") if corpus.get(name)), None)
+    ) is not None:
         raise ValueError(
-            f"--{others[0]}: one source of text, and several domains were asked for; use --domain"
+            f"--{other}: one source of text, and several domains were asked for; use --domain"
             " name=path"
         )
-    sources: list[tuple[str, dict[str, Any]]] = [
-        (name.strip(), {"packaged": name.strip()}) for name in names
+    sources = [
+        (name.strip(), {"packaged": name.strip()}) for name in names if corpus.get("packaged")
     ]
-    for given in files:
-        name, separator, path = given.partition("=")
+    for text in files:
+        name, separator, path = text.partition("=")
         if not separator or not path:
-            raise ValueError(f"--domain: expected name=path, got {given!r}")
-        sources.append((name, {"text": [path], "packaged": None}))
+            raise ValueError(f"--domain: expected name=path, got {text!r}")
+        sources.append((name, {"text": [absolute(path)], "packaged": None}))  # type: ignore[dict-item]
     if len(sources) < 2:
         raise ValueError(
             "--domain: one domain alone is a probe of --text; give two or more, or --packaged"
@@ -100,43 +340,28 @@ def domain_specs(fields: Mapping[str, Any], files: Sequence[str]) -> dict[str, P
     return found
 
 
-def size_specs(fields: Mapping[str, Any], text: str | None) -> dict[str, ProbeSpec]:
-    """The spec of each pool size, named by it, the smallest first; none where none was asked
-    for.
-    """
-    from esscher.probe.spec import ProbeSpec
-
+def _size_specs(fields: Mapping[str, Any], text: str | None) -> dict[str, ProbeSpec]:
+    """The spec of each pool size, named by it, the smallest first; none for a usual probe."""
     if text is None:
         return {}
-    parts = [part.strip() for part in text.split(",")]
-    if (
-        not all(part.isascii() and part.isdigit() and len(part) <= MOST_DIGITS for part in parts)
-        or len(set(parts)) < 2
-    ):
+    parts = {part.strip() for part in text.split(",")}
+    known = all(part.isascii() and part.isdigit() and len(part) <= MOST_DIGITS for part in parts)
+    if not known or len(parts) < 2:
         raise ValueError(
             "--pool-sizes: expected two or more numbers of tokens such as 16384,131072, got"
             f" {text!r}"
         )
-    sizes = sorted({int(part) for part in parts})
+    corpus = fields["corpus"]
     return {
-        str(size): ProbeSpec.read({**fields, "corpus": {**fields["corpus"], "max_tokens": size}})
-        for size in sizes
+        str(size): ProbeSpec.read({**fields, "corpus": {**corpus, "max_tokens": size}})
+        for size in sorted(map(int, parts))
     }
-
-
-def check_group(specs: Mapping[str, ProbeSpec]) -> None:
-    """Refuse what a domain, or the text for a pool size, cannot give, before weights are read."""
-    from esscher.probe.checks import check_asked
-    from esscher.probe.session import plan_context
-
-    for name, spec in specs.items():
-        context = plan_context(spec, check_asked)
-        if context is not None and name.isdigit():
-            _check_size(context, name)
 
 
 def _check_size(context: ProbeContext, name: str) -> None:
     """Refuse sizes of what is no pool of a corpus, and those that the text does not fill."""
+    if not name.isdigit():
+        return
     if context.spec.pool == "sequence":
         raise ValueError(
             "--pool-sizes: a query's own context has the size it has; use --pool corpus, or leave"
@@ -149,36 +374,30 @@ def _check_size(context: ProbeContext, name: str) -> None:
         )
 
 
-def group_path(context: ProbeContext, specs: Mapping[str, ProbeSpec]) -> Path:
-    """Where the runs go unless told: beside the run of one of them."""
-    from esscher.probe.api import run_folder
-
-    digest = hashlib.sha256(" ".join(spec.hash for spec in specs.values()).encode()).hexdigest()
-    alone = run_folder(context)
-    return alone.with_name(f"{alone.name.rpartition('-')[0]}-domains-{digest[:8]}")
-
-
-def probe_domains(
+def probe_several(
     specs: Mapping[str, ProbeSpec],
-    path: Path,
-    where: Given,
-    *,
-    page: bool,
-    as_json: bool,
-    look: Given | None = None,
+    path: Path | None,
+    where: Mapping[str, Any],
+    flags: Mapping[str, Any],
 ) -> None:
-    """Run every domain that is not finished, then compare them."""
+    """Run every probe that is not finished, each in a folder of its own, then compare them."""
     from esscher import runs
-    from esscher.probe.api import check_measured
-    from esscher.probe.checks import context_of
+    from esscher.probe.api import check_measured, run_folder
+    from esscher.probe.checks import check_asked, context_of
+    from esscher.probe.session import plan_context
 
-    loaded: Any = None
-    settled = {}
-    for name, spec in specs.items():  # what a domain cannot give is refused before the first is run
+    for name, spec in specs.items():  # what one cannot give is refused before weights are read
+        if (planned := plan_context(spec, check_asked)) is not None:
+            _check_size(planned, name)
+    settled, loaded = {}, None
+    for name, spec in specs.items():
         context = context_of(spec, loaded=loaded, starts=True)
+        _check_size(context, name)
         loaded, settled[name] = context.loaded, context.spec
-        if name.isdigit():
-            _check_size(context, name)
+    if path is None:
+        digest = hashlib.sha256(" ".join(spec.hash for spec in specs.values()).encode()).hexdigest()
+        alone = run_folder(context)
+        path = alone.with_name(f"{alone.name.rpartition('-')[0]}-domains-{digest[:8]}")
     runs.begin_group(path, settled)
     found: dict[str, Run] = {}
     for name, spec in settled.items():
@@ -186,25 +405,20 @@ def probe_domains(
         log(f"{name}: {len(context.places)} queries, pool {spec.pool}; run {path / name}")
         found[name] = runs.execute(spec, path / name, **where, progress=runs.terminal())
         check_measured(found[name])
-    _compare(found, path, page=page, as_json=as_json, look=look or {})
+    _compare(found, path, flags)
 
 
-def resume_domains(
-    fields: Mapping[str, Mapping[str, Any]], path: Path, where: Given, *, as_json: bool
-) -> None:
-    """Complete every run of a group, begun or not, and compare them."""
-    from esscher.probe.spec import ProbeSpec
-
-    specs = {name: ProbeSpec.read(dict(of)) for name, of in fields.items()}
-    probe_domains(specs, path, where, page=True, as_json=as_json)
-
-
-def _compare(
-    found: Mapping[str, Run], path: Path, *, page: bool, as_json: bool, look: Given
-) -> None:
+def _compare(found: Mapping[str, Run], path: Path, flags: Mapping[str, Any]) -> None:
+    """Store and show how the heads of several runs compare."""
     import pyarrow as pa
 
-    from esscher.probe.agreement import DOMAIN_COLUMNS, RANK_COLUMNS, compare_domains
+    from esscher.probe.agreement import (
+        DOMAIN_COLUMNS,
+        RANK_COLUMNS,
+        SIZE_COLUMNS,
+        compare_domains,
+        compare_sizes,
+    )
     from esscher.report import write_report
     from esscher.runs.columns import declare
     from esscher.runs.store import Store
@@ -213,407 +427,123 @@ def _compare(
     domains, ranks = compare_domains(
         {name: run.table("heads") for name, run in found.items()}, seed
     )
-    tables = {"domains": pa.Table.from_pandas(domains), "domain_ranks": pa.Table.from_pandas(ranks)}
-    for name, table in declare(
-        tables, {"domains": DOMAIN_COLUMNS, "domain_ranks": RANK_COLUMNS}
-    ).items():
+    frames = {"domain_ranks": ranks, "domains": domains}
+    if all(name.isdigit() for name in found):
+        pools = {int(name): run.table("endless") for name, run in found.items()}
+        frames = {"pool_sizes": compare_sizes(pools), **frames}
+    declared = {"pool_sizes": SIZE_COLUMNS, "domain_ranks": RANK_COLUMNS, "domains": DOMAIN_COLUMNS}
+    tables = {name: pa.Table.from_pandas(frame) for name, frame in frames.items()}
+    for name, table in declare(tables, declared).items():
         Store(path).write_table(name, table, {})
-    sizes = _sizes(found, path)
-    report = write_report(list(found.values()), group=path) if page else None
-    if as_json:
+    page = write_report(list(found.values()), group=path) if flags.get("report", True) else None
+    if flags.get("as_json"):
+        compared = {name: frame.to_dict("records") for name, frame in frames.items()}
         each = {
             name: {table: run.table(table).to_dict("records") for table in ("heads", "layers")}
             for name, run in found.items()
         }
-        compared = {"domains": domains.to_dict("records"), "domain_ranks": ranks.to_dict("records")}
-        compared |= {} if sizes is None else {"pool_sizes": sizes.to_dict("records")}
-        print_json(
-            {
-                "run": str(path),
-                "report": None if report is None else str(report),
-                **compared,
-                "runs": each,
-            }
-        )
-        return
-    form, first = same_form(look), next(iter(found.values()))
-    _show_beside(found, "heads", BESIDE, ["layer", "head"], look)
-    _show_beside(found, "layers", LAYERS, ["layer"], form)
-    _show_domains(domains, first, form)
-    _show_ranks(ranks, first, form)
-    if sizes is not None:
-        _show_sizes(sizes, first, form)
-        log(f"figure: {path / FIGURE}")
-    if report is not None:
-        log(f"report: {report}")
+        about = {"run": str(path), "report": None if page is None else str(page)}
+        return print_json({**about, **compared, "runs": each})
+    for i, (name, frame) in enumerate(frames.items()):
+        if i == 0 or flags.get("everything"):
+            columns = {column.key: column for column in declared[name]}
+            look = flags if flags.get("everything") else brief(flags)
+            show(f"{name.replace('_', ' ')}: {', '.join(found)}", frame, columns, look)
+    if page is not None:
+        log(f"report: {page}")
 
 
-def _sizes(found: Mapping[str, Run], path: Path) -> pd.DataFrame | None:
-    """Pools of one text in several sizes: their comparison, stored, and the figure of their curves;
-    None for other groups.
-    """
-    import pyarrow as pa
-
-    from esscher.probe.agreement import SIZE_COLUMNS, compare_sizes
-    from esscher.report.probe import save_pool_sizes
-    from esscher.runs.columns import declare
-    from esscher.runs.store import Store
-
-    if not all(name.isdigit() for name in found):
-        return None
-    rows = compare_sizes({int(name): run.table("endless") for name, run in found.items()})
-    table = declare({"pool_sizes": pa.Table.from_pandas(rows)}, {"pool_sizes": SIZE_COLUMNS})[
-        "pool_sizes"
-    ]
-    Store(path).write_table("pool_sizes", table, {})
-    save_pool_sizes(found, path / FIGURE)
-    return rows
+# ---- The end of a probe.
 
 
-def _show_sizes(sizes: pd.DataFrame, run: Run, look: Given) -> None:
-    from esscher.probe.agreement import SIZE_COLUMNS
-
-    known, rows = run.columns("heads"), sizes.to_dict("records")
-    forms: dict[str, Form] = {
-        "pool": count,
-        "larger": count,
-        "heads": ".0f",
-        "covered": ".0%",
-        "beyond": ".0%",
-        "change": ".3g",
-    }
-    first = Shown(
-        "number",
-        tuple(
-            known[row["number"]].header if row["number"] in known else row["number"] for row in rows
-        ),
-        words=True,
-    )
-    by_key = {column.key: column for column in SIZE_COLUMNS}
-    title = "90 % intervals for an endless text from the smallest pool, held against larger pools"
-    show_table(
-        title, [first, *(shown(by_key[key], rows, form) for key, form in forms.items())], look
-    )
-
-
-def _show_beside(
-    found: Mapping[str, Run], table: str, keys: Sequence[str], place: list[str], look: Given
-) -> None:
-    """Rows of all runs that have them in common, each number once for every domain."""
-    frames = {
-        name: run.table(table).set_index(place)
-        for name, run in found.items()
-        if table in run.tables
-    }
-    if len(frames) < len(found):
-        return
-    columns = next(iter(found.values())).columns(table)
-    common = sorted(set.intersection(*(set(frame.index) for frame in frames.values())))
-    places = tuple(".".join(map(str, one if isinstance(one, tuple) else (one,))) for one in common)
-    shows = [Shown(place[-1], places, words=True)]
-    for key in (key for key in keys if all(key in frame for frame in frames.values())):
-        for name, frame in frames.items():
-            cells = [{key: value} for value in frame.loc[common, key]]
-            own = shown(columns[key], cells, FORMS.get(key, ".3g"))
-            shows.append(replace(own, header=f"{own.header}, {name}", key=f"{key}, {name}"))
-    show_table(f"{table} by domain: {', '.join(found)}", shows, look)
-
-
-def _show_domains(domains: pd.DataFrame, run: Run, look: Given) -> None:
-    columns = run.columns("heads")
-    shows = [Shown("domain", tuple(dict.fromkeys(domains["domain"])), words=True)]
-    for key, rows in domains.groupby("measure", sort=False):
-        form = FORMS[str(key)]
-        cells = tuple(
-            "-" if value != value else number(value, form) if isinstance(form, str) else form(value)
-            for value in rows["median"]
-        )
-        shows.append(Shown(columns[str(key)].header, cells))
-    show_table("median over heads, by domain", shows, look)
-
-
-def _show_ranks(ranks: pd.DataFrame, run: Run, look: Given) -> None:
-    """A pair of domains a row, a measure a column."""
-    columns = run.columns("heads")
-    pairs = list(dict.fromkeys(zip(ranks["first"], ranks["second"], strict=True)))
-    shows = [Shown("domains", tuple(f"{first}, {second}" for first, second in pairs), words=True)]
-    for key, rows in ranks.groupby("measure", sort=False):
-        cells = []
-        for row in rows.to_dict("records"):
-            text = number(row["rho"], ".2f")
-            ends = (
-                ""
-                if row["rho_low"] != row["rho_low"]
-                else f" [{row['rho_low']:.2f}, {row['rho_high']:.2f}]"
-            )
-            change = "" if row["change"] != row["change"] else f", x{row['change']:.2f}"
-            cells.append(text + ends + change)
-        shows.append(Shown(columns[str(key)].header, tuple(cells)))
-    title = (
-        "rank correlation of heads between domains, with its 95 % interval, and median of the"
-        " second over the first"
-    )
-    show_table(title, shows, look)
-
-
-# ---- ``esscher probe``: every head of a model, measured on text.
-
-PLACES = 7  # digits of the number of a layer, a head or a token
-MOST_THREADS = 8  # of one process: more of them wait for each other
-TEXT = Fields(
-    "esscher.corpus.spec:CorpusSpec",
-    ("text", "dataset", "split", "field", "packaged", "encoding", "max_tokens", "limit"),
-    left_out={"max_tokens": "16384, 0 takes all"},
-)
-MEASURED = Fields(
-    "esscher.probe.spec:ProbeSpec",
-    (
-        *(
-            "window",
-            "pool",
-            "positions",
-            "special",
-            "queries",
-            "kept_queries",
-            "observe",
-            "decode",
-            "layers",
-            "heads",
-            "n",
-            "fit",
-        ),
-        *(
-            "epsilons",
-            "rules",
-            "temperature",
-            "planted",
-            "scales",
-            "moments",
-            "moments_n",
-            "moments_queries",
-            "part",
-        ),
-        *("revision", "seed", "device", "threads", "dtype"),
-    ),
-    flags={"epsilons": "epsilon", "scales": "scale"},
-    as_text={"temperature": ",", "scales": ","},
-    left_out={
-        "fit": "64:4096, own contexts 16 to an eighth of their keys",
-        "window": "512, or 2048 for a sequence, or what the model takes",
-        "rules": "ten of them",
-        "positions": "at each quarter",
-        "threads": "one a core where no --workers are given",
-    },
-)
-WHERE = Fields(EXECUTION, ("workers", "dask"), left_out={"workers": "this one, a thread a core"})
-
-
-def probe(
-    corpus: Annotated[Given, TEXT],
-    settings: Annotated[Given, MEASURED],
-    where: Annotated[Given, WHERE],
-    look: Look,
-    model: Annotated[str | None, typer.Argument(help=MODEL)] = None,
-    separate: Annotated[
-        bool, typer.Option("--separate", help="No window crosses documents.")
-    ] = False,
-    domains: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--domain",
-            help="Text of a domain, name=file or folder; may be repeated, also beside --packaged.",
-        ),
-    ] = None,
-    pool_sizes: Annotated[
-        str | None,
-        typer.Option(
-            help=(
-                "Pools of several sizes of one text, 16384,131072: a run each in one folder,"
-                " compared; not --max-tokens."
-            )
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None, path_option("--config", "YAML file of these settings; flags go before it.")
-    ] = None,
-    out: Out = None,
-    page: Annotated[
-        bool, typer.Option("--report/--no-report", help="Write report.html into the run.")
-    ] = True,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what it would cost, and stop.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Measure every head of a model on text: how fast it converges, why, and how many tokens it
-    needs.
-
-    Several domains, --packaged prose,code or --domain, and several --pool-sizes have a run each in
-    one folder, and are compared. --top shows the most demanding heads unless --sort says another
-    order.
-
-    Example: esscher probe --text book.txt --max-tokens 100000 --workers 2
-    """
-    from esscher.corpus.documents import check_text
-    from esscher.hf.checkpoint import as_read, written
-    from esscher.probe.api import LEFT_OPEN, run_folder, too_few_keys
-    from esscher.probe.checks import context_of
-    from esscher.probe.spec import ProbeSpec
-    from esscher.runs import execute, read_group, terminal
-    from esscher.runs.folders import refuse_foreign
-    from esscher.runs.lock import cores
-
-    if model is not None:
-        settings["model"] = written(model)
-    if separate:
-        corpus["documents"] = "separate"
-    fields = read_fields(settings, corpus, config)
-    # threads beat processes here, and share one model (docs/runs.md)
-    if "workers" not in where and "dask" not in where:
-        fields.setdefault("threads", min(cores(), MOST_THREADS))
-    if out is not None and not dry_run and read_group(out) is None:
-        refuse_foreign(out)
-    if "-" in fields["corpus"].get("text", ()) and not dry_run:
-        out = _keep_stdin(fields["corpus"], out)
-    specs = domain_specs(fields, [_absolute_domain(given) for given in domains or ()])
-    sizes = size_specs(fields, pool_sizes)
-    if specs and sizes:
-        raise ValueError(
-            "--pool-sizes: one text in several sizes, and several domains were asked for; ask for"
-            " one of the two"
-        )
-    specs = specs or sizes
-    spec = next(iter(specs.values())) if specs else ProbeSpec.read(fields)
-    if dry_run:
-        check_text(spec.corpus)
-        return describe_run(spec, as_json)
-    check_group(specs)
-    if out is not None and not specs:
-        refuse_foreign(out, spec, LEFT_OPEN)
-    if sys.stderr.isatty():  # in a log a mistake is one line, with nothing before it
-        log(f"reading {as_read(spec.model)} and the text")
-    context = context_of(spec, starts=True)
-    spec = context.spec
-    if specs:
-        folder = out if out is not None else group_path(context, specs)
-        return probe_domains(specs, folder, where, page=page, as_json=as_json, look=look)
-    path = out if out is not None else run_folder(context)
-    log(f"{context.loaded.name}: {len(context.layers)} layers, {_pool(context)}; run {path}")
-    if (few := too_few_keys(context)) is not None:
-        log(f"note: {few}")
-    end_probe(execute(spec, path, **where, progress=terminal()), as_json, page=page, look=look)
-
-
-def end_probe(run: Run, as_json: bool, *, page: bool = True, look: Given | None = None) -> None:
-    """What a finished probe leaves: its page, and the tables."""
+def end_probe(run: Run, as_json: bool, flags: Mapping[str, Any] | None = None) -> None:
+    """Write the page of a finished probe, and print what was found."""
     from esscher.probe.api import check_measured
     from esscher.report import write_report
 
+    flags = flags or {"report": True}
     check_measured(run)
-    report = write_report([run]) if page else None
+    page = write_report([run]) if flags.get("report") else None
     if as_json:
-        tables = {
-            name: run.table(name).to_dict("records")
-            for name in ("about", "heads", "layers", "budget", "agreement", "limits")
-            if name in run.tables
-        }
-        print_json(
-            {
-                "run": str(run.path),
-                "report": None if report is None else str(report),
-                "spec": run.spec,
-                **tables,
-            }
-        )
+        tables = {name: run.table(name).to_dict("records") for name in TABLES if name in run.tables}
+        about = {"run": str(run.path), "report": None if page is None else str(page)}
+        return print_json({**about, "spec": run.spec, **tables})
+    for sentence in _summary(run):
+        say(sentence)
+    if flags.get("everything"):
+        show_tables(run, TABLES, flags)
     else:
-        show_heads(run, look or {})
-        if report is not None:
-            log(f"report: {report}")
+        title, rows, columns = _short_table(run)
+        show(title, rows, columns, brief(flags))
+    say(f"Next: {_next(run)}")
+    _log_failures(run.table("heads"))
+    if page is not None:
+        log(f"report: {page}")
 
 
-def _pool(context: ProbeContext) -> str:
-    """Which keys queries meet, and how many."""
-    import numpy as np
+def _summary(run: Run) -> Iterator[str]:
+    """What was measured, and which heads need most and least."""
+    from esscher.probe.session import measured_part
+    from esscher.report.words import need, need_column, ranked_heads
 
-    queries = f"{len(context.places)} queries"
-    if context.spec.pool == "corpus":
-        return f"{queries} over {context.keys} keys of the corpus"
-    windows = np.unique(context.places.windows)
-    seen = np.concatenate([context.foreseen(layer) for layer in context.layers])
-    keys = f"{seen.min()} to {seen.max()} keys" if seen.min() < seen.max() else f"{seen.max()} keys"
-    return (
-        f"{queries}, each over all it attends to in its own window: {keys}, {len(windows)} windows"
-        f" of {context.windows.length}"
+    heads, about = run.table("heads"), run.table("about").iloc[0]
+    measured, own = heads[heads["status"] == "ok"], about["pool"] == "sequence"
+    kinds = "kind" if "kind" in measured else "regime"
+    counts = Counter(measured[kinds])
+    words = run.columns("heads")[kinds].words
+    told = ", ".join(f"{counts[word]} {word}" for word in words if counts[word])
+    difference = about["output_difference"] if own else about["parity"]
+    yield (
+        f"{about['model']} on {about['text']}: {measured_part(run)} ({told}); outputs match the"
+        f" model to {difference:.0e}."
     )
-
-
-def read_fields(flags: Given, corpus: Given, config: Path | None) -> dict[str, Any]:
-    """Fields of the spec: flags before the file, the file before a probe's own amount of text."""
-    from esscher.probe.spec import KEYS
-    from esscher.runs.spec import read_mapping
-
-    found = {} if config is None else read_mapping(config)
-    given = found.get("corpus", {})
-    if not isinstance(given, dict):
-        raise ValueError(
-            f"{config}: corpus: expected a mapping of fields, got {type(given).__name__}"
+    rows = ranked_heads(measured, need_column(measured, PERCENT)).to_dict("records")
+    if rows:
+        most, least = (
+            f"{row['layer']}.{row['head']} ({need(row, PERCENT, own=own)})"
+            for row in (rows[-1], rows[0])
         )
-    for name in ("layers", "heads", "positions"):
-        if name in flags:
-            flags[name] = place_numbers(flags[name], f"--{name}")
-    if "text" in corpus:
-        corpus["text"] = [name if name == "-" else absolute(name) for name in corpus["text"]]
-    if corpus.get("max_tokens", 0) < 0:
-        raise ValueError(
-            f"--max-tokens: expected a whole number from 0 (all) on, got {corpus['max_tokens']}"
-        )
-    if corpus.get("max_tokens") == 0:
-        corpus["max_tokens"] = None
-    return {**found, **flags, "corpus": {"max_tokens": KEYS, **given, **corpus}}
+        yield f"Most needed for an error of {PERCENT} %: {most}; least: {least}."
 
 
-def absolute(name: str) -> str:
-    """Whoever resumes the run may stand elsewhere."""
-    return os.path.abspath(os.path.expanduser(as_path(name)))
+def _short_table(run: Run) -> tuple[str, pd.DataFrame, Any]:
+    """Keep rules by the share of the cache they need; without rules the most demanding heads."""
+    from esscher.report.words import need_column, ranked_heads
+
+    if "frontier" in run.tables:
+        return "share of the cache for an error of 10 %, best split between heads", *_rules(run)
+    heads = run.table("heads")
+    order = ranked_heads(heads, need_column(heads, PERCENT))[::-1]
+    ends = [end for key in HEADS for end in run.columns("heads")[key].ends or ()]
+    return "most demanding heads", order[HEADS + ends], run.columns("heads")
 
 
-def _absolute_domain(given: str) -> str:
-    name, separator, path = given.partition("=")
-    return f"{name}={absolute(path)}" if separator and path else given
+def _rules(run: Run) -> tuple[pd.DataFrame, Any]:
+    """Totals of the rules at an error of 10 % in their best split, the smallest cache first."""
+    totals = run.table("budget")
+    best = totals[(totals["epsilon"] == 0.1) & (totals["split"] == "best split")]
+    best = best[best["rule"] != FLOOR].sort_values(["chosen", "ratio"], ascending=[False, True])
+    return best[RULES], run.columns("budget")
 
 
-def place_numbers(text: str, flag: str) -> list[int]:
-    """0,2-4 as [0, 2, 3, 4]."""
-    found: list[int] = []
-    for piece in text.split(","):
-        first, dash, last = piece.strip().partition("-")
-        if not _is_place(first) or (dash and (not _is_place(last) or int(last) < int(first))):
-            raise ValueError(
-                f"{flag}: expected numbers such as 0,2-4, below {10**PLACES}, got {text!r}"
-            )
-        found += range(int(first), int(last if dash else first) + 1)
-    return found
+def _next(run: Run) -> str:
+    """The command to type next."""
+    if "frontier" in run.tables:
+        rules = _rules(run)[0]
+        once = rules[rules["chosen"] == "once"]
+        if len(once):
+            return f"esscher budget {run.path} --rule {once['rule'].iloc[0]}"
+        return f"esscher budget {run.path}"
+    if run.spec.get("pool") == "sequence":
+        return "leave --rules none out, to compare keep rules"
+    return "esscher probe --pool sequence, for the keys that each query needs of its own context"
 
 
-def _is_place(text: str) -> bool:
-    """Whether it may be the number of a layer, a head or a token."""
-    return text.isascii() and text.isdigit() and len(text) <= PLACES
-
-
-def _keep_stdin(corpus: dict[str, Any], out: Path | None) -> Path:
-    """Put what came on stdin into the run's folder: it can be read once only, a run may need it
-    again.
-    """
-    from esscher.runs.files import write_durable
-
-    data = sys.stdin.buffer.read()
-    if not data.strip():
-        raise ValueError("--text -: standard input is empty; pipe text into the command")
-    digest = hashlib.sha256(data).hexdigest()
-    folder = out if out is not None else Path("runs") / f"stdin-{digest[:8]}"
-    folder.mkdir(parents=True, exist_ok=True)
-    # hidden: a run begins in an empty folder; other text is another spec
-    path = folder / f".stdin-{digest[:16]}.txt"
-    write_durable(path, data)
-    corpus["text"] = [str(path.absolute()) if name == "-" else name for name in corpus["text"]]
-    return folder
+def _log_failures(heads: pd.DataFrame) -> None:
+    """Why heads were not measured, and what was left out of those that were."""
+    fine = heads["status"] == "ok"
+    notes = heads.loc[fine & (heads["reason"] != ""), "reason"].value_counts(sort=False)
+    for note, count in notes.items():
+        log(f"{count} of {len(heads)} heads: {note}")
+    for row in heads[~fine].to_dict("records"):
+        log(f"layer {row['layer']} head {row['head']}: {row['status']}, {row['reason']}")
