@@ -128,8 +128,8 @@ def test_a_run_of_the_corpus_has_random_keys_alone(
         (["--out", "x.json"], "--out: it names the file of --export"),
         (["--export", "json", "--json"], "--json"),
         (["--export", "kvpress", "--total", "200"], "leave --epsilon and --total out"),
-        (["--total", "5"], "total: expected 32 (the smallest sizes of random measured)"),
-        (["--total", "100000"], "total: expected 32 (the smallest sizes of random measured)"),
+        (["--total", "5"], "total: expected between 32"),
+        (["--total", "100000"], "total: expected between 32"),
     ],
 )
 def test_bad_input(
