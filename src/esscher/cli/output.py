@@ -409,11 +409,6 @@ def show_table(
         )
 
 
-def same_form(look: Mapping[str, Any] | None) -> dict[str, Any]:
-    """How a table beside the main one is shown: Markdown where that is, with rows of its own."""
-    return {"markdown": True} if look and look.get("markdown") else {}
-
-
 def fitting(columns: Sequence[Shown], width: int | None) -> list[Shown]:
     """The columns that have room in a width, in their order."""
     kept = list(columns)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from esscher.report.style import PALETTE, SCALE, STYLE, WIDE, save_figure
+from esscher.report.style import PALETTE, SCALE
 from esscher.report.words import (
     Grids,
     columns_of,
@@ -100,12 +96,9 @@ def draw_dispersion(run: Run, layer: int, head: int, ax: Any) -> Any:
     return ax
 
 
-# ---- How settled the numbers of a probe are, as its page shows it, and heads on pools of several
-# sizes as a figure.
+# ---- How settled the numbers of a probe are.
 
 NUMBERS = ("value", "half", "estimate", "low", "high")
-ENDLESS_SHOWN = 6  # heads in the figure of pool sizes
-RELATIVE = "relative_"
 
 
 def unsettled(run: Run) -> tuple[str, ...]:
@@ -147,76 +140,6 @@ def _known(told: list[float], bounded: bool) -> list[float | None]:
         x if math.isfinite(x) and not (bounded and name == "estimate") else None
         for name, x in zip(NUMBERS, told, strict=True)
     ]
-
-
-def save_pool_sizes(runs: Mapping[str, Run], path: Path) -> Path:
-    """Curves of some heads on pools of several sizes, and the intervals for an endless text that
-    the smallest gave.
-    """
-    import matplotlib.pyplot as plt
-
-    smallest = next(iter(runs.values()))
-    heads = smallest.table("heads")
-    with plt.rc_context(STYLE):
-        chosen = _spread(heads)
-        figure, axes = plt.subplots(2, 3, figsize=(WIDE, 4.4), sharex=True, layout="constrained")
-        for ax in axes.flat[len(chosen) :]:
-            ax.set_visible(False)
-        for ax, row in zip(axes.flat, chosen, strict=False):
-            _draw(ax, runs, row)
-        for ax in axes[-1]:
-            ax.set_xlabel("tokens n")
-        label = smallest.columns("curves")["relative"].label
-        for ax in axes[:, 0]:
-            ax.set_ylabel(label)
-        handles, labels = axes.flat[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-        save_figure(figure, path)
-        plt.close(figure)
-    return path
-
-
-def _spread(heads: Any) -> list[Mapping[str, Any]]:
-    """Heads from the least to the most demanding, evenly spread."""
-    measured = heads[heads["status"] == "ok"].sort_values("relative_1024")
-    places = np.unique(
-        np.linspace(0, len(measured) - 1, min(ENDLESS_SHOWN, len(measured))).round().astype(int)
-    )
-    rows: list[Mapping[str, Any]] = measured.iloc[places].to_dict("records")
-    return rows
-
-
-def _draw(ax: Any, runs: Mapping[str, Run], row: Mapping[str, Any]) -> None:
-    """One head."""
-    ax.set(xscale="log", yscale="log", title=f"{row['layer']}.{row['head']}: {row['settled']}")
-    for color, (name, run) in zip(PALETTE[1:], runs.items(), strict=False):
-        curves = run.table("curves")
-        own = curves[
-            (curves["layer"] == row["layer"])
-            & (curves["head"] == row["head"])
-            & (curves["metric"] == "l2")
-        ]
-        own = own[own["n"] <= int(name)].sort_values("n")
-        ax.plot(own["n"], own["relative"], color=color, lw=1.1, label=f"{int(name):,} tokens")
-    fixed = sorted(
-        int(key.removeprefix(RELATIVE))
-        for key in row
-        if key.startswith(RELATIVE) and key.removeprefix(RELATIVE).isdigit()
-    )
-    low, high = (
-        np.array([row[f"{RELATIVE}{n}_{end}"] for n in fixed], dtype=float)
-        for end in ("low", "high")
-    )
-    known = np.isfinite(low) & np.isfinite(high)
-    ax.vlines(
-        np.array(fixed)[known],
-        low[known],
-        high[known],
-        color=PALETTE[0],
-        lw=3,
-        alpha=0.6,
-        label="endless text, 90 %",
-    )
 
 
 # ---- What keep rules cost the heads of a probe, as its page shows it: the curves of every head,
