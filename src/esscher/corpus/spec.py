@@ -11,9 +11,7 @@ from esscher.runs.spec import Plain
 
 
 class CorpusSpec(Plain):
-    """A corpus as plain data: one source (files, a dataset or packaged text), how much of it, how
-    it is cut.
-    """
+    """A corpus: one source (files, a dataset or packaged text), how much of it, how it is cut."""
 
     text: tuple[str, ...] = Field(
         default=(), description="file or folder of text, or - for stdin; may be repeated"
@@ -45,9 +43,8 @@ class CorpusSpec(Plain):
     @model_validator(mode="before")
     @classmethod
     def _prose_if_nothing(cls, fields: Any) -> Any:
-        if isinstance(fields, dict) and not (
-            fields.get("text") or fields.get("dataset") or fields.get("packaged")
-        ):
+        sources = ("text", "dataset", "packaged")
+        if isinstance(fields, dict) and not any(fields.get(name) for name in sources):
             return {**fields, "packaged": "prose"}
         return fields
 
@@ -83,8 +80,7 @@ class CorpusSpec(Plain):
         return self
 
 
-# ---- Fields that specs of models share, from what a flag or a YAML file holds: numbers, places,
-# keep rules.
+# ---- Fields that specs of models share
 
 
 def split_numbers(value: Any, such_as: str) -> Any:
@@ -107,9 +103,7 @@ def places(value: tuple[int, ...] | None) -> tuple[int, ...] | None:
 
 
 def open_rules(value: Any) -> tuple[str, ...]:
-    """Keep rules, each once and as it is written in short, its size left open: a ladder of sizes is
-    for it.
-    """
+    """Keep rules in their short form, each once; their size is left open for a ladder of sizes."""
     texts = (value,) if isinstance(value, str) else value
     if not isinstance(texts, list | tuple):
         raise ValueError(f"expected a list of keep rules, got {value!r}")

@@ -1,11 +1,11 @@
-"""Windows of token ids with the place of text, special tokens and padding in them."""
+"""Windows of token ids, with masks of the positions of text, special tokens and padding."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,11 +26,13 @@ WORD_EDGE = re.compile(r"(?<=\S)\b(?=\S)")
 
 Encode = Callable[[list[str]], list[list[int]]]
 Report = Callable[[int, int | None], object]
+# whether a document starts, its text, and the character left out before it
+Chunk = tuple[bool, str, str]
 
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """W windows of T token ids; each position is text, special or padding, and only one of them.
+    """W windows of T token ids; each position is either text, special or padding.
 
     ``ids`` (W, T) int32; ``text``, ``special``, ``padding`` (W, T) bool; ``documents`` that gave
     tokens; ``text_sha256`` of the text as UTF-8, a zero byte before each document; ``sha256`` of
@@ -59,74 +61,6 @@ class Windows:
         return int(np.count_nonzero(self.text))
 
 
-@dataclass(frozen=True)
-class _Frame:
-    """What stands around the text of a window, what fills it up, and which ids are not text."""
-
-    before: list[int]
-    after: list[int]
-    padding: int
-    is_text: npt.NDArray[np.bool_]  # by token id
-
-    @classmethod
-    def of(cls, tokenizer: Any, encode: Encode, wanted: bool) -> _Frame:
-        named = {int(number) for number in tokenizer.all_special_ids}
-        unknown = tokenizer.unk_token_id
-        others = {
-            getattr(tokenizer, f"{name}_token_id", None)
-            for name in ("bos", "eos", "pad", "cls", "sep", "mask")
-        }
-        if unknown not in others:
-            named.discard(unknown)  # a word the model does not know is text all the same
-        padding = next(
-            (
-                number
-                for number in (tokenizer.pad_token_id, tokenizer.eos_token_id)
-                if number is not None
-            ),
-            0,
-        )
-        before, after = _around(tokenizer, encode) if wanted else ([], [])
-        is_text = np.ones(max(len(tokenizer), *named, 0) + 1, dtype=bool)
-        is_text[sorted(named)] = False
-        return cls(before, after, int(padding), is_text)
-
-
-@dataclass
-class _Flat:
-    """Token ids in one row while they are read; ``ends`` are the places where windows must end."""
-
-    ids: list[npt.NDArray[np.int32]] = field(default_factory=list)
-    text: list[npt.NDArray[np.bool_]] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)
-    count: int = 0
-    tokens: int = 0
-    documents: int = 0
-    opened: bool = False
-
-    def open(self, separate: bool) -> None:
-        """A new document begins; the one before counts if it gave tokens."""
-        if separate and self.opened:
-            self.ends.append(self.count)
-        self.opened = False
-
-    def add(
-        self, ids: npt.NDArray[np.int32], is_text: npt.NDArray[np.bool_], most: int | None
-    ) -> None:
-        """Tokens in order, at most so many of text in all."""
-        if most is not None and self.tokens + np.count_nonzero(is_text) > most:
-            stop = int(np.searchsorted(np.cumsum(is_text), most - self.tokens)) + 1
-            ids, is_text = ids[:stop], is_text[:stop]
-        if len(ids) == 0:
-            return
-        self.ids.append(ids)
-        self.text.append(is_text)
-        self.count += len(ids)
-        self.tokens += int(np.count_nonzero(is_text))
-        self.documents += not self.opened
-        self.opened = True
-
-
 def make_windows(
     spec: CorpusSpec, tokenizer: Any, length: int, *, progress: Report | None = None
 ) -> Windows:
@@ -145,76 +79,99 @@ def make_windows(
         )
 
     def encode(texts: list[str]) -> list[list[int]]:
+        options = {"add_special_tokens": False, "truncation": False, "padding": False}
         try:
-            found = tokenizer(
-                texts, add_special_tokens=False, truncation=False, padding=False, verbose=False
-            )
+            ids: list[list[int]] = tokenizer(texts, **options, verbose=False)["input_ids"]
         except Exception as cause:  # the tokenizers library raises nothing more precise
             raise ValueError(
                 f"tokenizer: it refused the text ({' '.join(str(cause).split())[:120]}); give other"
                 " text"
             ) from cause
-        ids: list[list[int]] = found["input_ids"]
         return ids
 
-    frame = _Frame.of(tokenizer, encode, spec.special)
-    room = length - len(frame.before) - len(frame.after)
-    if room < 1:
+    before, after = _around(tokenizer, encode) if spec.special else ([], [])
+    if length <= len(before) + len(after):
         raise ValueError(
-            f"length: expected more than the {length - room} special tokens of a window, got"
-            f" {length}; take longer windows, or special=False"
+            f"length: expected more than the {len(before) + len(after)} special tokens of a window,"
+            f" got {length}; take longer windows, or special=False"
         )
-    flat, text_hash, due = _Flat(), hashlib.sha256(), REPORTED
-    for starts, text, gap, ids in _tokenised(spec, encode, flat):
-        if starts:
-            flat.open(spec.documents == "separate")
+    is_text, most, tokens, due = _is_text(tokenizer), spec.max_tokens, 0, REPORTED
+    text_hash = hashlib.sha256()
+    documents: list[list[npt.NDArray[np.int32]]] = []
+    for (starts, text, gap), ids in _tokenised(spec, encode):
         text_hash.update((b"\0" if starts else gap.encode("utf-8")) + text.encode("utf-8"))
         row = np.array(ids, dtype=np.int32)
-        flat.add(row, frame.is_text[row], spec.max_tokens)
-        if flat.tokens == spec.max_tokens:
+        if most is not None and tokens + np.count_nonzero(is_text[row]) > most:
+            row = row[: int(np.searchsorted(np.cumsum(is_text[row]), most - tokens)) + 1]
+        if starts or not documents:
+            documents.append([])
+        documents[-1].append(row)
+        tokens += int(np.count_nonzero(is_text[row]))
+        if tokens == most:
             break
-        if progress is not None and flat.tokens >= due:
-            progress(flat.tokens, spec.max_tokens)
-            due = flat.tokens + REPORTED
-    if flat.tokens == 0:
+        if progress is not None and tokens >= due:
+            progress(tokens, most)
+            due = tokens + REPORTED
+    if tokens == 0:
         raise ValueError(
             "corpus: expected text, got none that this tokenizer has tokens for; give other text"
         )
     if progress is not None:
-        progress(flat.tokens, spec.max_tokens)
-    return _laid_out(flat, frame, length, text_hash.hexdigest())
+        progress(tokens, most)
+    rows = [np.concatenate(parts) for parts in documents]
+    rows = [row for row in rows if len(row)]
+    documents.clear()
+    padding = next(
+        (n for n in (tokenizer.pad_token_id, tokenizer.eos_token_id) if n is not None), 0
+    )
+    stretches = rows if spec.documents == "separate" else [np.concatenate(rows)]
+    made, text_mask, special = _laid_out(stretches, is_text, before, after, length, int(padding))
+    text_sha256 = text_hash.hexdigest()
+    sha256 = hashlib.sha256(f"{made.shape} {text_sha256}".encode())
+    masks = text_mask, special, ~(text_mask | special)
+    for part in (made.astype("<i4", copy=False), *masks):
+        sha256.update(np.ascontiguousarray(part).data)
+    return Windows(made, *masks, len(rows), text_sha256, sha256.hexdigest())
 
 
-def _laid_out(flat: _Flat, frame: _Frame, length: int, text_sha256: str) -> Windows:
-    """Rows of before, text, after, padding."""
-    left, right = len(frame.before), len(frame.after)
+def _laid_out(
+    stretches: list[npt.NDArray[np.int32]],
+    is_text: npt.NDArray[np.bool_],
+    before: list[int],
+    after: list[int],
+    length: int,
+    padding: int,
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Rows of before, text, after, padding; a stretch begins in a new row."""
+    left, right = len(before), len(after)
     room = length - left - right
-    ends = np.array([*flat.ends, flat.count] if flat.opened else flat.ends, dtype=np.int64)
-    lengths = np.diff(ends, prepend=0)
-    shape = (int((-(-lengths // room)).sum()), length)
-    ids = np.full(shape, frame.padding, dtype=np.int32)
+    shape = (sum(-(-len(stretch) // room) for stretch in stretches), length)
+    ids = np.full(shape, padding, dtype=np.int32)
     text, special = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
-    all_ids, all_text = np.concatenate(flat.ids), np.concatenate(flat.text)
-    flat.ids.clear()
-    flat.text.clear()
-    ids[:, :left], special[:, :left] = frame.before, True
+    ids[:, :left], special[:, :left] = before, True
     row = 0
-    for end, size in zip(ends.tolist(), lengths.tolist(), strict=True):
-        whole, rest = divmod(size, room)
-        for rows, width, first in ((whole, room, end - size), (int(rest > 0), rest, end - rest)):
+    for stretch in stretches:
+        whole, rest = divmod(len(stretch), room)
+        for rows, width, first in ((whole, room, 0), (int(rest > 0), rest, whole * room)):
             here, body = slice(row, row + rows), slice(left, left + width)
-            part = slice(first, first + rows * width)
-            ids[here, body] = all_ids[part].reshape(rows, width)
-            text[here, body] = all_text[part].reshape(rows, width)
+            ids[here, body] = stretch[first : first + rows * width].reshape(rows, width)
+            text[here, body] = is_text[ids[here, body]]
             special[here, body] = ~text[here, body]
-            ids[here, left + width : left + width + right] = frame.after
+            ids[here, left + width : left + width + right] = after
             special[here, left + width : left + width + right] = True
             row += rows
-    padding = ~(text | special)
-    whole_hash = hashlib.sha256(f"{shape} {text_sha256}".encode())
-    for part_of_all in (ids.astype("<i4", copy=False), text, special, padding):
-        whole_hash.update(np.ascontiguousarray(part_of_all).data)
-    return Windows(ids, text, special, padding, flat.documents, text_sha256, whole_hash.hexdigest())
+    return ids, text, special
+
+
+def _is_text(tokenizer: Any) -> npt.NDArray[np.bool_]:
+    """By token id, whether it is text: special tokens are not."""
+    special = {int(number) for number in tokenizer.all_special_ids}
+    names = ("bos", "eos", "pad", "cls", "sep", "mask")
+    if tokenizer.unk_token_id not in [getattr(tokenizer, f"{n}_token_id", None) for n in names]:
+        special.discard(tokenizer.unk_token_id)  # a word the model does not know is text
+    found = np.ones(max(len(tokenizer), *special, 0) + 1, dtype=bool)
+    found[sorted(special)] = False
+    return found
 
 
 def _around(tokenizer: Any, encode: Encode) -> tuple[list[int], list[int]]:
@@ -227,52 +184,40 @@ def _around(tokenizer: Any, encode: Encode) -> tuple[list[int], list[int]]:
         full: list[int] = tokenizer(sample, truncation=False, padding=False, verbose=False)[
             "input_ids"
         ]
-        places = [
-            place
-            for place in range(len(full) - len(bare) + 1)
-            if full[place : place + len(bare)] == bare
-        ]
+        size = len(bare)
+        places = [i for i in range(len(full) - size + 1) if full[i : i + size] == bare]
         if bare and len(places) == 1:
-            return full[: places[0]], full[places[0] + len(bare) :]
+            return full[: places[0]], full[places[0] + size :]
     raise ValueError(
         "tokenizer: its special tokens around a text could not be found; use special=False"
     )
 
 
-def _tokenised(
-    spec: CorpusSpec, encode: Encode, flat: _Flat
-) -> Iterator[tuple[bool, str, str, list[int]]]:
+def _tokenised(spec: CorpusSpec, encode: Encode) -> Iterator[tuple[Chunk, list[int]]]:
     """Chunks with their ids, a batch at a time; batches are small when few tokens are left to
     find.
     """
-    batch: list[tuple[bool, str, str]] = []
-    size = 0
+    batch: list[Chunk] = []
+    size = found = 0
+
+    def encoded() -> Iterator[tuple[Chunk, list[int]]]:
+        return zip(batch, encode([text for _, text, _ in batch]), strict=True)
+
     for chunk in _chunks(read_pieces(spec), encode):
         batch.append(chunk)
         size += len(chunk[1])
-        enough = (
-            BATCH if spec.max_tokens is None else min(BATCH, 8 * (spec.max_tokens - flat.tokens))
-        )
-        if size >= enough or len(batch) == BATCH_ITEMS:
-            yield from _with_ids(batch, encode)
+        left = BATCH if spec.max_tokens is None else 8 * (spec.max_tokens - found)
+        if size >= min(BATCH, left) or len(batch) == BATCH_ITEMS:
+            for done in encoded():
+                yield done
+                found += len(done[1])
             batch, size = [], 0
-    yield from _with_ids(batch, encode)
-
-
-def _with_ids(
-    batch: list[tuple[bool, str, str]], encode: Encode
-) -> Iterator[tuple[bool, str, str, list[int]]]:
     if batch:
-        for (starts, text, gap), ids in zip(
-            batch, encode([text for _, text, _ in batch]), strict=True
-        ):
-            yield starts, text, gap, ids
+        yield from encoded()
 
 
-def _chunks(pieces: Iterable[Piece], encode: Encode) -> Iterator[tuple[bool, str, str]]:
-    """(starts a document, text, character left out before it): long documents in chunks that keep
-    their token ids.
-    """
+def _chunks(pieces: Iterable[Piece], encode: Encode) -> Iterator[Chunk]:
+    """Long documents in chunks that keep their token ids."""
     rest, starts, gap = "", True, ""
     for new, text in pieces:
         if new:
@@ -296,12 +241,10 @@ def _chunks(pieces: Iterable[Piece], encode: Encode) -> Iterator[tuple[bool, str
 
 
 def _find_cut(text: str, start: int, end: int, encode: Encode) -> tuple[int, int] | None:
-    """Where the text can be cut before ``end`` without changing a token id: the place, and how many
-    characters to skip.
+    """A place before ``end`` where a cut changes no token id, and the characters to skip there.
 
-    What a tokenizer does at the start of a string differs (a space is added, kept or dropped), so
-    each place is tried: the ids of both sides, with the space or without it, must be those of the
-    uncut text around it.
+    Tokenizers differ at the start of a string (a space is added, kept or dropped), so each place is
+    tried: the ids of both sides, with the space or without it, must be those of the uncut text.
     """
     for pattern, skips in ((SINGLE_SPACE, (0, 1)), (WORD_EDGE, (0,))):
         places = [
