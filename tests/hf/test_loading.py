@@ -98,7 +98,7 @@ def test_heads_and_causality_are_those_of_the_model(name: str, tmp_path: Path) -
 @pytest.mark.parametrize(("name", "layers"), [("t5", 2), ("bart", 3)])
 def test_of_an_encoder_decoder_the_encoder_is_kept(name: str, layers: int, tmp_path: Path) -> None:
     loaded = load_model(saved(name, tmp_path))
-    assert (loaded.layers, loaded.is_encoder_decoder, loaded.causal) == (layers, True, False)
+    assert (loaded.layers, loaded.causal) == (layers, False)
     assert not any("decoder" in key for key, _ in loaded.model.named_parameters())
 
 

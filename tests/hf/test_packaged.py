@@ -43,12 +43,7 @@ def test_minilm_is_found_and_never_imported(name: str | None) -> None:
         12,
         32,
     )
-    assert (loaded.hidden_size, loaded.max_positions, loaded.causal, loaded.is_encoder_decoder) == (
-        384,
-        512,
-        False,
-        False,
-    )
+    assert (loaded.hidden_size, loaded.max_positions, loaded.causal) == (384, 512, False)
     assert loaded.sha256 == MINILM.sha256
     assert loaded.weights == "safetensors float32"
     assert not loaded.model.training

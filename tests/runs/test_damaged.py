@@ -79,11 +79,7 @@ def write(path: Path, content: bytes) -> None:
 
 def truncated(file: str, share: float) -> Damage:
     def damage(run: Path) -> None:
-        data = (
-            (run / file).read_bytes()
-            if (run / file).exists()
-            else b'{"pid": 1, "host": "h", "start": "s"}'
-        )
+        data = (run / file).read_bytes() if (run / file).exists() else b'{"pid": 1, "host": "h"}'
         write(run / file, data[: int(len(data) * share)])
 
     return damage

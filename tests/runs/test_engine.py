@@ -225,10 +225,10 @@ def test_a_changed_manifest_is_refused(tmp_path: Path) -> None:
     edit(path, units_hash="0")
     with pytest.raises(RunError, match="other units"):
         resume(path)
-    for schema, words in ((9, "newer esscher"), (0, "no longer reads")):
+    for schema in (9, 0):
         edit(path, schema_version=schema)
         for read in (load_run, resume):
-            with pytest.raises(RunError, match=words):
+            with pytest.raises(RunError, match=f"written in schema {schema} by another esscher"):
                 read(path)
     evil = {**WalkSpec().as_dict(), "job": "os:system"}
     edit(path, schema_version=1, job="os:system", spec=evil, spec_hash=digest(evil))

@@ -1,4 +1,4 @@
-"""What the machine says of processes: starts that no clock moves, memory, cores."""
+"""What the machine says of processes: memory and cores."""
 
 from __future__ import annotations
 
@@ -9,26 +9,7 @@ import sys
 import psutil
 import pytest
 
-from esscher.runs.lock import cores, memory_of, start_of
-
-
-def test_a_start_stays_when_the_clock_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The moment of boot is what the clock says now less the time since: setting the clock moves
-    it.
-    """
-    linux = pytest.importorskip("psutil._pslinux")
-    before, moment = start_of(os.getpid()), psutil.Process().create_time()
-    boot = linux.boot_time()
-    monkeypatch.setattr(linux, "boot_time", lambda: boot + 3600.0)
-    assert psutil.Process().create_time() == pytest.approx(moment + 3600.0, abs=0.01)
-    assert start_of(os.getpid()) == before
-
-
-def test_a_later_process_has_another_start() -> None:
-    later = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
-    assert float(start_of(later.pid) or "nan") > float(start_of(os.getpid()) or "nan") > 0
-    later.communicate(b"\n")
-    assert start_of(later.pid) is None
+from esscher.runs.lock import cores, memory_of
 
 
 def test_memory_is_that_of_all_which_are_there() -> None:

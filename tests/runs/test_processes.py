@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from esscher.runs import Progress, Run, RunError, RunIncomplete, execute, load_run, resume
-from esscher.runs.lock import start_of
 from tests.runs.driver import Driver
 from tests.runs.job import WalkSpec
 from tests.runs.test_survive import kill_and_resume, wait_for_units
@@ -24,7 +23,10 @@ def children(pid: int) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
-    return start_of(pid) is not None
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_two_processes_give_the_same_tables(

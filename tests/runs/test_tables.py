@@ -128,19 +128,14 @@ def test_page_checksums_alone_would_miss_flipped_bits() -> None:
     assert min(missed) < footer < max(missed)
 
 
-@pytest.mark.parametrize(
-    ("schema", "words"), [(2, "newer esscher.*Upgrade"), (0, "schema 0, which .* no longer reads")]
-)
-def test_another_schema_is_refused_by_name(
-    schema: int, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("schema", [0, 2])
+def test_another_schema_is_refused_by_name(schema: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "SCHEMA", schema)
     data = encode_shard(example(), HEADER)
     monkeypatch.undo()
-    with pytest.raises(RunError, match=words) as refused:
+    with pytest.raises(RunError, match=f"000003.parquet: written in schema {schema}") as refused:
         decode_shard(data, "000003.parquet")
     assert not isinstance(refused.value, Damaged)
-    assert "000003.parquet" in str(refused.value)
 
 
 def test_a_tensor_is_a_column() -> None:

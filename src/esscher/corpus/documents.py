@@ -37,23 +37,11 @@ TEXTS = (
     " .hpp .cs .java .kt .scala .js .ts .go .rs .rb .php .pl .lua .r .jl .m .f90 .sh .sql .hs .ml"
     " .el"
 )
-MARKS = {  # the longer first: UTF-32's begins with UTF-16's
-    codecs.BOM_UTF32_LE: "utf-32",
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
+MARKS = {  # UTF-32's begins with UTF-16's
+    "utf-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
+    "utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
 }
-SIGNATURES = {
-    b"\x1f\x8b": "gzip",
-    b"PK\x03\x04": "zip",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ\x00": "xz",
-    b"\x28\xb5\x2f\xfd": "zstandard",
-    b"%PDF-": "PDF",
-    b"PAR1": "Parquet",
-    b"\x89PNG": "PNG",
-    b"\x7fELF": "program",
-}
+BINARY = "it looks binary; unpack or convert it to text first"
 LICENCE = re.compile(r"licen[cs]e|copying|copyright|notice", re.IGNORECASE)
 SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -216,7 +204,7 @@ def _decoded(stream: Any, name: str, encoding: str) -> Iterator[io.TextIOWrapper
         place = f" at {data.tell() - len(cause.object) + cause.start}" if data.seekable() else ""
         raise ValueError(
             f"{name}: expected {encoding} text, got byte 0x{cause.object[cause.start]:02x}{place};"
-            f" {'it looks binary; give a text file' if binary else advice}"
+            f" {BINARY if binary else advice}"
         ) from cause
     finally:
         text.detach()
@@ -226,18 +214,15 @@ def _decoded(stream: Any, name: str, encoding: str) -> Iterator[io.TextIOWrapper
 def _refuse_binary(head: bytes, name: str, encoding: str) -> None:
     """Refuse what its first bytes show to be something else."""
     expected = f"{name}: expected {encoding} text, got"
-    for mark, likely in MARKS.items():
-        if head.startswith(mark):
+    for likely, marks in MARKS.items():
+        if head.startswith(marks):
             raise ValueError(
                 f"{expected} the byte order mark of {likely}; set encoding to {likely}"
             )
-    for signature, kind in SIGNATURES.items():
-        if head.startswith(signature):
-            raise ValueError(f"{expected} a {kind} file; unpack or convert it to text first")
     if b"\0" in head:
         # UTF-16 without a mark: text of mostly one script has its zeros on one side of the pairs
         even, odd = head[::2].count(0), head[1::2].count(0)
-        advice = "it looks binary; give a text file"
+        advice = BINARY
         if max(even, odd) >= max(4, len(head) // 16) and min(even, odd) <= max(even, odd) // 8:
             advice = f"set encoding to utf-16-{'le' if odd > even else 'be'}, which it looks like"
         raise ValueError(f"{expected} a zero character near byte {head.find(0)}; {advice}")

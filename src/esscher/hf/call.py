@@ -26,11 +26,8 @@ from esscher.keep.context import Context
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """Of ``queries`` and ``keys``; ``tell(at, keys)`` says which of these keys (a slice) the
-    queries ``at`` see.
-
-    What it says is (batch or 1, heads or 1, m, keys). ``causal``: key j is seen by query i when j
-    <= i, and nothing else.
+    """A mask that is computed where it is asked for: ``tell(at, keys)`` is (batch or 1, heads or 1,
+    m, keys) and says which keys of a slice the queries ``at`` see. ``causal``: it says j <= i.
     """
 
     queries: int
@@ -41,7 +38,7 @@ class Mask:
     _reach: dict[tuple[int, int], slice] = field(default_factory=dict, init=False, repr=False)
 
     def rows(self, at: Int[Tensor, " m"]) -> Bool[Tensor, "batch heads m keys"]:
-        """What the queries at these places see."""
+        """The keys that the queries at these places see."""
         return self.tell(at, slice(0, self.keys))
 
     def whole(self) -> Bool[Tensor, "batch heads queries keys"]:
@@ -50,25 +47,17 @@ class Mask:
 
     def block(self, start: int, stop: int) -> tuple[slice, Tensor]:
         """The keys from the first to the last that any of these queries sees, and which of them
-        each one does.
-
-        Found once and kept: the layers of a model share their masks.
+        each one does. Found once: the layers of a model share their masks.
         """
         at = torch.arange(start, stop, device=self.device)
-        reach = self._reach.get((start, stop))
-        if reach is None:
-            reach = self._reach[start, stop] = _span(self.rows(at))
+        if (start, stop) not in self._reach:
+            rows, reach = self.rows(at), slice(0, self.keys)
+            if not rows.is_meta:
+                seen = rows.flatten(0, -2).any(0).nonzero()[:, 0].tolist() or [0]
+                reach = slice(seen[0], seen[-1] + 1)
+            self._reach[start, stop] = reach
+        reach = self._reach[start, stop]
         return reach, self.tell(at, reach)
-
-
-def _span(rows: Bool[Tensor, "batch heads m keys"]) -> slice:
-    """From the first to the last key seen; one key where none is, and all where there are no
-    numbers.
-    """
-    if rows.is_meta:
-        return slice(0, rows.shape[-1])
-    seen = rows.flatten(0, -2).any(0).nonzero()[:, 0]
-    return slice(int(seen[0]), int(seen[-1]) + 1) if len(seen) else slice(0, 1)
 
 
 def causal_mask(queries: int, keys: int, device: torch.device) -> Mask:
@@ -87,11 +76,9 @@ def given_mask(allowed: Bool[Tensor, "batch heads m n"], queries: int, keys: int
 
 
 def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """(allowed, bias) of a mask: boolean masks say who is seen; of float ones the very negative
-    entries forbid, the rest adds.
+    """(allowed, bias) of a mask: of a float mask the very negative entries forbid, the rest adds.
 
-    Float masks of transformers forbid by the smallest number of their dtype, sums of two of them
-    reach minus infinity.
+    transformers forbids by the smallest number of the dtype; sums of two reach minus infinity.
     """
     if mask is None:
         return None, None
@@ -106,82 +93,49 @@ def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 
 
 def model_mask(**given: Any) -> Tensor | None:
-    """Stands in for the function of transformers that makes the mask of a model's fused attention,
-    with its arguments.
+    """The mask of a model's attention, with the arguments of transformers' own mask functions.
 
-    None means that every key is seen; it is never left to be guessed whether a mask is causal.
+    None means that every key is seen; whether a mask is causal is never left to be guessed.
     """
     from transformers.masking_utils import sdpa_mask
 
-    # the first releases of transformers 5 say by cache_position where queries stand
-    if "q_length" not in given:
+    if "q_length" not in given:  # the first releases of transformers 5
         return sdpa_mask(**{**given, "allow_is_causal_skip": False})
-    padding, causal = given.get("attention_mask"), given.get("allow_is_causal_skip", True)
-    # whose numbers would be asked for
-    causal = causal and not (padding is not None and padding.is_meta)
-    skipped = (
-        sdpa_mask(
-            **{
-                **given,
-                "allow_is_causal_skip": causal,
-                "mask_function": _anything,
-                "use_vmap": False,
-            }
-        )
-        is None
-    )
+    padding = given.get("attention_mask")
+    no_numbers = padding is not None and padding.is_meta
+    causal = given.get("allow_is_causal_skip", True) and not no_numbers
+    # a mask function that costs nothing shows whether a mask would be made at all
+    free = {"mask_function": _anything, "use_vmap": False, "allow_is_causal_skip": causal}
+    skipped = sdpa_mask(**{**given, **free}) is None
     if skipped and not causal:
         return None
-    queries, keys, device = (
-        given["q_length"],
-        given["kv_length"],
-        torch.device(given.get("device", "cpu")),
-    )
-    asked, first = (
-        {
-            **given,
-            "allow_is_causal_skip": False,
-            "allow_is_bidirectional_skip": False,
-            "q_offset": 0,
-        },
-        given["q_offset"],
-    )
+    queries, keys = given["q_length"], given["kv_length"]
+    whole = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False, "q_offset": 0}
+    asked = {**given, **whole, "attention_mask": None if no_numbers else padding}
 
     def tell(at: Tensor, some: slice) -> Tensor:
         def seen(batch: Any, head: Any, query: Any, key: Any) -> Any:
-            return given["mask_function"](batch, head, at[query] + first, key)
+            return given["mask_function"](batch, head, at[query] + given["q_offset"], key)
 
-        length, offset = some.stop - some.start, given["kv_offset"] + some.start
-        rows = sdpa_mask(
-            **{
-                **asked,
-                # of a model without memory numbers are wanted too, and its padding has none
-                "device": at.device,
-                "attention_mask": None if padding is not None and padding.is_meta else padding,
-                "q_length": len(at),
-                "kv_length": length,
-                "kv_offset": offset,
-                "mask_function": seen,
-            }
-        )
+        place = {"kv_length": some.stop - some.start, "kv_offset": given["kv_offset"] + some.start}
+        some_rows = {"q_length": len(at), "mask_function": seen, "device": at.device}
+        rows = sdpa_mask(**{**asked, **place, **some_rows})
         assert rows is not None
         return rows
 
-    return MaskTensor(
-        Mask(queries, keys, device, tell, causal=skipped and queries == keys), given["batch_size"]
-    )
+    device = torch.device(given.get("device", "cpu"))
+    mask = Mask(queries, keys, device, tell, causal=skipped and queries == keys)
+    return MaskTensor(mask, given["batch_size"])
 
 
 def _anything(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """A mask function that costs nothing, to ask whether a mask would be made at all."""
     return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=query.device)
 
 
 class MaskTensor(Tensor):
     """A mask as models pass it on: a boolean tensor (batch, 1, queries, keys) without memory.
 
-    Whatever is done with it besides asking for its shape, dtype and device is done with the mask
-    spelled out.
+    Any operation on it, besides asking for shape, dtype and device, is done on the whole mask.
     """
 
     mask: Mask
@@ -205,12 +159,9 @@ class MaskTensor(Tensor):
         return function(*args, **kwargs)
 
 
-# ---- One attention call of a model: its scores, its softmax weights and its output.
-
 EXPLICIT_SCORES = 1 << 22  # scores held at once where there is no fused kernel
 ROWS = 256  # queries that meet their keys at once where a mask is more than causal
-# keys and values of one width up to this have a fused kernel that shares key heads
-FUSED_WIDTH = 256
+FUSED_WIDTH = 256  # widest keys and values of the fused kernel that shares key heads
 
 
 def score(
@@ -246,13 +197,12 @@ def softmax(
 class AttentionCall:
     """What one attention call of a model is given.
 
-    ``layer`` counts the model's self-attention layers in order of execution, ``name`` is the
-    module's dotted name. ``query`` is (batch, heads, tokens, width); ``key`` and ``value`` are
-    (batch, kv_heads, tokens, width), not repeated for the heads that share them. ``mask`` says
-    which keys a query may see, None is all: causality, windows and padding are in it. ``bias``
-    holds finite additive scores (T5), ``sinks`` one logit per head without a value (gpt_oss),
-    ``window`` the sliding window as the layer's configuration has it, ``hidden`` (batch, tokens, d)
-    what entered the attention module, if it was asked for.
+    ``layer`` counts the self-attention layers in order of execution, ``name`` is the module's
+    dotted name. ``query`` is (batch, heads, tokens, width); ``key`` and ``value`` are (batch,
+    kv_heads, tokens, width). ``mask`` has causality, windows and padding in it; None: every key is
+    seen. ``bias`` holds finite additive scores (T5), ``sinks`` one logit per head (gpt_oss),
+    ``window`` the sliding window of the layer's configuration, ``hidden`` (batch, tokens, d) what
+    entered the attention module, if it was asked for.
     """
 
     layer: int
@@ -287,37 +237,31 @@ class AttentionCall:
         return None if self.mask is None else self.mask.whole().expand(len(self.query), -1, -1, -1)
 
     def visible(self, at: Int[Tensor, " m"]) -> Bool[Tensor, "batch heads m keys"]:
-        """Which keys the queries at these positions may see; one head stands for all where they do
-        not differ.
-        """
+        """Keys that the queries at these positions may see; heads is 1 where they do not differ."""
         if self.mask is not None:
             return self.mask.rows(at).expand(len(self.query), -1, -1, -1)
         every = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=at.device)
         return every.expand(len(self.query), 1, len(at), self.key.shape[2])
 
     def bias_at(self, at: Int[Tensor, " m"]) -> Float[Tensor, "batch heads m keys"] | None:
-        """What is added to the scores of the queries at these positions; one head stands for all
-        where they do not differ.
-        """
+        """Bias of the queries at these positions; heads is 1 where they do not differ."""
         if self.bias is None:
             return None
         rows = self.bias if self.bias.shape[2] == 1 else self.bias[:, :, at]
         return rows.expand(len(self.query), -1, len(at), self.key.shape[2])
 
     def take(self, at: Int[Tensor, " m"], place: int | None = None) -> AttentionCall:
-        """The same call for the queries at some positions; ``place``: of one sequence of the batch
-        alone.
-        """
+        """The same call for the queries at some positions, or of one sequence ``place`` alone."""
         some = slice(None) if place is None else slice(place, place + 1)
-        bias = self.bias_at(at)
+        mask, bias = None, self.bias_at(at)
+        if self.mask is not None:
+            mask = given_mask(self.visible(at)[some], len(at), self.key.shape[2])
         return replace(
             self,
             query=self.query[some, :, at],
             key=self.key[some],
             value=self.value[some],
-            mask=None
-            if self.mask is None
-            else given_mask(self.visible(at)[some], len(at), self.key.shape[2]),
+            mask=mask,
             bias=None if bias is None else bias[some],
             hidden=None,
         )
@@ -325,9 +269,7 @@ class AttentionCall:
     def scores(
         self, at: Int[Tensor, " m"] | None = None, heads: slice = slice(None)
     ) -> Float[Tensor, "batch heads m keys"]:
-        """Of all queries or of those at some positions, of all heads or of some; -inf for keys that
-        a query does not see.
-        """
+        """Scores of all queries or of those at some positions; -inf for keys that are not seen."""
         if at is not None:
             return self.take(at).scores(heads=heads)
         q, k = (at_least_single(x) for x in (self.query[:, heads], self._for_heads(self.key)))
@@ -354,19 +296,13 @@ class AttentionCall:
         if at is not None:
             return self.take(at).output()
         query, key, value, mask = self.query, self.key, self.value, self.mask
-        explicit, alike = (
-            self.softcap is not None or self.sinks is not None,
-            key.shape[-1] == value.shape[-1],
-        )
+        explicit = self.softcap is not None or self.sinks is not None
+        alike = key.shape[-1] == value.shape[-1]
         plain = not explicit and self.bias is None and (mask is None or mask.causal)
         if plain and alike and key.shape[-1] <= FUSED_WIDTH:
+            causal = mask is not None and query.shape[2] > 1
             return F.scaled_dot_product_attention(
-                query,
-                key,
-                value,
-                is_causal=mask is not None and query.shape[2] > 1,
-                scale=self.scale,
-                enable_gqa=self.shared > 1,
+                query, key, value, is_causal=causal, scale=self.scale, enable_gqa=self.shared > 1
             )
         key, value = self._for_heads(key), self._for_heads(value)
         most = max(1, EXPLICIT_SCORES // max(1, query.shape[0] * query.shape[1] * key.shape[2]))
@@ -374,22 +310,20 @@ class AttentionCall:
         blocks = []
         for start in range(0, query.shape[2], step):
             at = torch.arange(start, min(start + step, query.shape[2]), device=query.device)
-            reach, seen = (
-                (slice(0, key.shape[2]), None)
-                if mask is None
-                else mask.block(start, start + len(at))
-            )
+            reach, seen = slice(0, key.shape[2]), None
+            if mask is not None:
+                reach, seen = mask.block(start, start + len(at))
             bias = self.bias_at(at)
             bias = None if bias is None else bias[..., reach]
             q, k, v = query[:, :, start : start + step], key[:, :, reach], value[:, :, reach]
             if explicit:
                 scores = score(q, k, self.scale, self.softcap, bias, seen)
                 blocks.append(softmax(scores, self.sinks).to(v.dtype) @ v)
-            else:
-                added = _additive(seen, bias, q.dtype)
-                blocks.append(
-                    F.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=self.scale)
-                )
+                continue
+            if bias is not None:  # mask and bias as one added tensor
+                bias = bias.to(q.dtype)
+                seen = bias if seen is None else bias.masked_fill(~seen, -torch.inf)
+            blocks.append(F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=self.scale))
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
 
     def context(
@@ -398,8 +332,8 @@ class AttentionCall:
         """What a keep rule sees of one key-value head: queries of all heads that share it, below
         each other, and the first ``keys`` keys.
 
-        ``rows``: which queries of the call, rising. The last query of a call stands at its last
-        key. ``place``: of the sequence in the batch.
+        ``rows``: queries of the call, rising; its last query stands at its last key. ``place``: of
+        the sequence in the batch.
         """
         total = self.key.shape[2]
         keys = total if keys is None else keys
@@ -407,15 +341,12 @@ class AttentionCall:
             slice(kv_head * self.shared, (kv_head + 1) * self.shared),
             self.take(rows, place),
         )
-        q, k, v = (
-            at_least_single(x)
-            for x in (some.query[0, own], some.key[0, kv_head], some.value[0, kv_head])
-        )
+        parts = some.query[0, own], some.key[0, kv_head], some.value[0, kv_head]
+        q, k, v = (at_least_single(x) for x in parts)
         positions = (rows + total - self.query.shape[2]).clamp(max=keys - 1)
         seen = self.visible(rows)[place].expand(self.heads, -1, -1)[own, :, :keys]
-        causal = bool(
-            (seen == (torch.arange(keys, device=rows.device) <= positions[:, None])).all()
-        )
+        earlier = torch.arange(keys, device=rows.device) <= positions[:, None]
+        causal = bool((seen == earlier).all())
         logits = None
         if self.softcap is not None or self.bias is not None:
             logits = some.scores(heads=own)[0, :, :, :keys].masked_fill(~seen, 0.0).flatten(0, 1)
@@ -440,10 +371,3 @@ class AttentionCall:
 def at_least_single(x: Tensor) -> Tensor:
     """In float32, or in float64 where it is."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _additive(seen: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Mask and bias as fused attention takes them: one boolean or one added tensor."""
-    if bias is None:
-        return seen
-    return bias.to(dtype) if seen is None else bias.to(dtype).masked_fill(~seen, -torch.inf)

@@ -1,4 +1,4 @@
-"""q, k, v of every softmax self-attention layer, taken while the model runs.
+"""q, k, v of every softmax self-attention layer, captured while the model runs.
 
 transformers lets an attention function and a mask function be registered under a name. Ours hands
 queries, keys and values to a sink, after fused projections, norms and rotary positions, and then
@@ -20,7 +20,6 @@ from torch import Tensor
 
 from esscher.hf.call import (
     AttentionCall,
-    Mask,
     MaskTensor,
     causal_mask,
     given_mask,
@@ -30,28 +29,18 @@ from esscher.hf.call import (
 from esscher.hf.package import quiet, transformers
 
 # Families this is tested on; others that use the attention interface work as well.
-TESTED = (
-    *("albert", "bert", "distilbert", "electra", "modernbert", "roberta"),
-    *(
-        "gemma2",
-        "gemma3_text",
-        "gpt2",
-        "gpt_neox",
-        "gpt_oss",
-        "llama",
-        "mistral",
-        "olmo2",
-        "opt",
-        "phi",
-        "phi3",
-        "qwen2",
-        "qwen3",
-    ),
-    *("bart", "t5", "dinov2", "vit"),
+WORKS = (
+    "albert, bert, distilbert, electra, modernbert, roberta, gemma2, gemma3_text, gpt2, gpt_neox,"
+    " gpt_oss, llama, mistral, olmo2, opt, phi, phi3, qwen2, qwen3, bart, t5, dinov2, vit"
 )
-WORKS = ", ".join(TESTED)
 # What a layer that is no softmax attention is called in config.layer_types or layers_block_type.
 OTHER_LAYERS = ("linear", "mamba", "conv", "recurrent", "rwkv", "ssm", "mlp", "moe")
+# transformers treats names that contain "sdpa" or "flash" in its own way.
+NAME = "esscher_capture"
+CROSS = re.compile(r"cross|encdec|encoder_attn", re.IGNORECASE)
+TOLERANCE = 1e-6
+
+Sink = Callable[[AttentionCall], Any]
 
 
 def refusal(model: Any) -> str | None:
@@ -74,9 +63,7 @@ def refusal(model: Any) -> str | None:
 
 
 def escaped(model: Any, captured: int) -> str | None:
-    """Why a forward pass of which so many layers were captured is not the whole model's, or
-    None.
-    """
+    """Why a forward pass that captured so many layers missed some, or None."""
     expected = expected_layers(model)
     if expected is None or captured == expected:
         return None
@@ -92,51 +79,30 @@ def expected_layers(model: Any) -> int | None:
     """
     config = model.config
     if getattr(config, "is_encoder_decoder", False):
-        encoder = _first(config, "encoder_layers", "num_layers", "num_hidden_layers")
+        encoder = _number(config, "encoder_layers", "num_layers", "num_hidden_layers")
         if not hasattr(model, "decoder") and not hasattr(getattr(model, "model", None), "decoder"):
             return encoder
-        decoder = _first(
-            config, "decoder_layers", "num_decoder_layers", "num_layers", "num_hidden_layers"
-        )
+        names = ("decoder_layers", "num_decoder_layers", "num_layers", "num_hidden_layers")
+        decoder = _number(config, *names)
         return None if encoder is None or decoder is None else encoder + decoder
     own = _softmax_layers(config)
     if own is not None:
         return own
-    towers = [
-        _softmax_layers(getattr(config, name))
-        for name in config.sub_configs
-        if getattr(config, name) is not None
-    ]
+    towers = [_softmax_layers(getattr(config, name, None)) for name in config.sub_configs]
     found = [layers for layers in towers if layers is not None]
     return sum(found) if found else None
 
 
 def _softmax_layers(config: Any) -> int | None:
-    kinds = _first_of(config, "layer_types", "layers_block_type")
+    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
     if kinds is not None:
         return sum(not any(word in str(kind) for word in OTHER_LAYERS) for kind in kinds)
-    return _first(config, "num_hidden_layers", "n_layers", "n_layer", "num_layers")
+    return _number(config, "num_hidden_layers", "n_layers", "n_layer", "num_layers")
 
 
-def _first(config: Any, *names: str) -> int | None:
-    found = _first_of(config, *names)
-    return int(found) if isinstance(found, int) else None
-
-
-def _first_of(config: Any, *names: str) -> Any:
-    return next(
-        (value for name in names if (value := getattr(config, name, None)) is not None), None
-    )
-
-
-# ---- q, k, v of every softmax self-attention layer, taken while the model runs.
-
-# transformers treats names that contain "sdpa" or "flash" in its own way.
-NAME = "esscher_capture"
-CROSS = re.compile(r"cross|encdec|encoder_attn", re.IGNORECASE)
-
-
-Sink = Callable[[AttentionCall], Any]
+def _number(config: Any, *names: str) -> int | None:
+    found = (getattr(config, name, None) for name in names)
+    return next((value for value in found if isinstance(value, int)), None)
 
 
 class StopForward(Exception):
@@ -147,9 +113,7 @@ class StopForward(Exception):
 
 @dataclass
 class CaptureReport:
-    """What was captured so far: calls seen, forward passes begun, layer names, layers a pass should
-    have.
-    """
+    """Calls seen, forward passes begun, layer names, and layers a pass should have."""
 
     expected: int | None
     calls: int = 0
@@ -164,41 +128,40 @@ class CaptureReport:
 
 
 class _Session:
-    """One model under capture: where its modules are, what its sink wants, what it was before."""
+    """One model under capture: its modules, its sink, and its implementation before."""
+
+    # another input for the attention modules
+    replace: Callable[[Tensor], Tensor] | None = None
+    # another mask and bias for an attention call
+    change: Callable[[AttentionCall], AttentionCall] | None = None
+    # another output (batch, heads, tokens, width) of it
+    after: Callable[[AttentionCall, Tensor], Tensor] | None = None
+    last: int | None = None  # the pass ends after this layer
 
     def __init__(
         self, model: Any, sink: Sink, layers: Iterable[int] | None, hidden: bool, detach: bool
     ) -> None:
-        self.model, self.sink, self.hidden, self.detach = model, sink, hidden, detach
+        self.model, self.sink, self.detach = model, sink, detach
         self.report = CaptureReport(expected_layers(model))
         self.layers = _wanted(layers, self.report.expected)
-        self.last: int | None = None
         self.next_layer = 0
         self.entered: dict[int, Tensor] = {}
-        # another input for the attention modules
-        self.replace: Callable[[Tensor], Tensor] | None = None
-        # another mask and bias for an attention call
-        self.change: Callable[[AttentionCall], AttentionCall] | None = None
-        # another output (batch, heads, tokens, width) of it
-        self.after: Callable[[AttentionCall, Tensor], Tensor] | None = None
         self.names = {id(module): name for name, module in model.named_modules()}
         self.before = [(config, config._attn_implementation_internal) for config in _configs(model)]
-        self.was_eager = {
-            id(config): implementation == "eager" for config, implementation in self.before
-        }
-        self.hooks: list[Any] = []
+        self.eager = {id(config) for config, was in self.before if was == "eager"}
+        self.hooks = [
+            model.register_forward_pre_hook(self._begin),
+            model.register_forward_hook(self._end),
+        ]
+        for module in model.modules() if hidden else ():
+            if "attention" in type(module).__name__.lower():
+                self.hooks.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
 
     def install(self) -> None:
-        self.hooks.append(self.model.register_forward_pre_hook(self._begin))
-        self.hooks.append(self.model.register_forward_hook(self._end))
-        if self.hidden:
-            for module in self.model.modules():
-                if "attention" in type(module).__name__.lower():
-                    self.hooks.append(
-                        module.register_forward_pre_hook(self._enter, with_kwargs=True)
-                    )
-        for module in self.names:
-            _SESSIONS[module] = self
+        package = transformers()
+        package.AttentionInterface.register(NAME, _attention)
+        package.AttentionMaskInterface.register(NAME, model_mask)
+        _SESSIONS.update(dict.fromkeys(self.names, self))
         with quiet():
             self.model.set_attn_implementation(NAME)
 
@@ -208,9 +171,7 @@ class _Session:
         for hook in self.hooks:
             hook.remove()
         for module in self.names:
-            if _SESSIONS.get(module) is self:
-                del _SESSIONS[module]
-        self.entered.clear()
+            _SESSIONS.pop(module, None)
 
     def _begin(self, module: Any, args: Any) -> None:
         self.next_layer = 0
@@ -237,32 +198,32 @@ class _Session:
             (args, {**kwargs, "hidden_states": tensor}) if named else ((tensor, *args[1:]), kwargs)
         )
 
-    def shown(self, call: AttentionCall) -> AttentionCall:
-        """What the sink is given of a call."""
-        if not self.detach:
-            return call
-        parts: dict[str, Any] = {
-            name: None if (x := getattr(call, name)) is None else x.detach()
-            for name in ("query", "key", "value", "bias", "sinks")
-        }
-        return replace(call, **parts)
-
-    def hidden_of(self, module: Any) -> Tensor | None:
-        """What entered this module; the inputs of modules around it are forgotten with it."""
+    def attend(self, module: Any, call: AttentionCall) -> Tensor:
+        """The output of an attention call, shown to the sink and changed as asked."""
+        # the inputs of modules around this one are forgotten with its own
         hidden = self.entered.get(id(module))
         self.entered.clear()
-        return hidden
-
-    def see(self, captured: AttentionCall) -> None:
-        """Count a call and give it to the sink if its layer is wanted."""
-        layer = captured.layer
+        if _is_cross(module, call.name):
+            self.report.cross += 1
+            return call.output()
+        shown = call = replace(call, hidden=hidden)
+        if self.detach:
+            names = ("query", "key", "value", "bias", "sinks")
+            tensors: dict[str, Any] = {name: getattr(call, name) for name in names}
+            tensors = {name: x if x is None else x.detach() for name, x in tensors.items()}
+            shown = replace(call, **tensors)
         self.next_layer += 1
         self.report.calls += 1
-        self.report.names.setdefault(layer, captured.name)
-        if self.layers is None or layer in self.layers:
-            self.sink(captured)
-        if self.last is not None and layer >= self.last:
+        self.report.names.setdefault(call.layer, call.name)
+        if self.layers is None or call.layer in self.layers:
+            self.sink(shown)
+        if self.last is not None and call.layer >= self.last:
             raise StopForward
+        if self.change is not None:
+            changed = self.change(shown)
+            call = replace(call, mask=changed.mask, bias=changed.bias)
+        out = call.output()
+        return out if self.after is None else self.after(shown, out)
 
 
 _SESSIONS: dict[int, _Session] = {}
@@ -302,18 +263,16 @@ def forward(
     these are given): that layer's attention and everything behind it are not computed.
     """
     with open_session(model, sink, layers=layers, hidden=hidden) as session:
-        session.last = (
-            last_layer
-            if last_layer is not None
-            else (max(session.layers) if session.layers else None)
-        )
+        session.last = last_layer
+        if last_layer is None and session.layers:
+            session.last = max(session.layers)
         with torch.no_grad(), contextlib.suppress(StopForward):
             return model(**inputs, **without_cache(model))
     return None
 
 
 def without_cache(model: Any) -> dict[str, bool]:
-    """Keys and values are not to be kept for a next call, where the model has such a switch."""
+    """The argument that switches the key-value cache off, where the model has one."""
     return (
         {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
     )
@@ -330,29 +289,18 @@ def open_session(
 ) -> Iterator[_Session]:
     """Put a model under capture and back; ``detach=False`` leaves gradients in what is captured."""
     reason = refusal(model)
+    if reason is None and model.training:
+        reason = f"{type(model).__name__} is in training mode; call model.eval() first"
+    if reason is None and any(id(module) in _SESSIONS for module in model.modules()):
+        reason = f"{type(model).__name__} is being captured already; leave that block first"
     if reason is not None:
         raise ValueError(f"capture: {reason}")
-    if model.training:
-        raise ValueError(
-            f"capture: {type(model).__name__} is in training mode; call model.eval() first"
-        )
-    if any(id(module) in _SESSIONS for module in model.modules()):
-        raise ValueError(
-            f"capture: {type(model).__name__} is being captured already; leave that block first"
-        )
-    _register()
     session = _Session(model, sink, layers, hidden, detach)
     try:
         session.install()
         yield session
     finally:
         session.remove()
-
-
-def _register() -> None:
-    package = transformers()
-    package.AttentionInterface.register(NAME, _attention)
-    package.AttentionMaskInterface.register(NAME, model_mask)
 
 
 def _attention(
@@ -369,27 +317,29 @@ def _attention(
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Stands in for a model's attention: show the sink what came, then compute it. Dropout is off,
-    as in eval mode.
-    """
+    """The attention of a model under capture. Dropout is off, as in eval mode."""
     session = _SESSIONS.get(id(module))
     if session is None:
         raise ValueError(
             f"capture: {type(module).__name__} is not part of a model under capture; was the model"
             " changed?"
         )
-    mask, bias = _mask_and_bias(attention_mask, query, key)
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    was_eager = session.was_eager.get(id(getattr(module, "config", None)), False)
-    if attention_mask is None and causal and query.shape[2] > 1 and not was_eager:
-        mask = causal_mask(query.shape[2], key.shape[2], query.device)
+    queries, keys = query.shape[2], key.shape[2]
+    mask, bias = None, None
+    if isinstance(attention_mask, MaskTensor):
+        mask = attention_mask.mask
+    elif attention_mask is not None:
+        allowed, bias = split_mask(attention_mask)
+        mask = None if allowed is None else given_mask(allowed, queries, keys)
+    else:
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        if causal and queries > 1 and id(getattr(module, "config", None)) not in session.eager:
+            mask = causal_mask(queries, keys, query.device)
     if position_bias is not None:
         bias = position_bias if bias is None else bias + position_bias
-    name = session.names[id(module)]
-    cross = _is_cross(module, name)
     call = AttentionCall(
         layer=session.next_layer,
-        name=name,
+        name=session.names[id(module)],
         query=query,
         key=key,
         value=value,
@@ -398,41 +348,15 @@ def _attention(
         bias=bias,
         softcap=softcap,
         sinks=s_aux,
-        hidden=session.hidden_of(module),
         window=sliding_window,
     )
-    captured = session.shown(call)
-    if cross:
-        session.report.cross += 1
-    else:
-        session.see(captured)
-    if not cross and session.change is not None:
-        changed = session.change(captured)
-        call = replace(call, mask=changed.mask, bias=changed.bias)
-    out = call.output()
-    if not cross and session.after is not None:
-        out = session.after(captured, out)
-    return out.transpose(1, 2).contiguous(), None
-
-
-def _mask_and_bias(
-    attention_mask: Tensor | None, query: Tensor, key: Tensor
-) -> tuple[Mask | None, Tensor | None]:
-    """Who is seen, and what is added to scores."""
-    if isinstance(attention_mask, MaskTensor):
-        return attention_mask.mask, None
-    allowed, bias = split_mask(attention_mask)
-    return None if allowed is None else given_mask(allowed, query.shape[2], key.shape[2]), bias
+    return session.attend(module, call).transpose(1, 2).contiguous(), None
 
 
 def _is_cross(module: Any, name: str) -> bool:
-    """Queries of one sequence over keys of another; self-attention of a decoder lies under names
-    without these words.
-    """
-    if getattr(module, "is_cross_attention", False):
-        return True
+    """Whether queries of one sequence meet keys of another, by the names of the module."""
     own = ".".join(name.split(".")[-2:]) + type(module).__name__
-    return CROSS.search(own) is not None
+    return getattr(module, "is_cross_attention", False) or CROSS.search(own) is not None
 
 
 def _configs(model: Any) -> list[Any]:
@@ -441,14 +365,9 @@ def _configs(model: Any) -> list[Any]:
     queue = [module.config for module in model.modules() if hasattr(module, "config")]
     while queue:
         config = queue.pop()
-        if (
-            config is None
-            or id(config) in found
-            or not hasattr(config, "_attn_implementation_internal")
-        ):
-            continue
-        found[id(config)] = config
-        queue += [getattr(config, name, None) for name in config.sub_configs]
+        if id(config) not in found and hasattr(config, "_attn_implementation_internal"):
+            found[id(config)] = config
+            queue += [getattr(config, name, None) for name in config.sub_configs]
     return list(found.values())
 
 
@@ -464,48 +383,28 @@ def _wanted(layers: Iterable[int] | None, expected: int | None) -> frozenset[int
     return wanted
 
 
-# ---- Small random inputs a model accepts: enough to see what its attention looks like.
+# ---- Parity: the same output with and without capture, and every layer captured
 
 
 def example_inputs(model: Any, tokens: int = 4, *, seed: int = 0) -> dict[str, Tensor]:
-    """One sequence of random token ids, or one random image or sound, on the model's device."""
-    name = model.main_input_name
-    config = model.config
+    """One sequence of random token ids, or one random image, on the model's device."""
+    name, config = model.main_input_name, model.config
     state = torch.Generator().manual_seed(seed)
-    device = next(model.parameters()).device
-    dtype = next(
-        parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()
-    )
+    weights = next(weight for weight in model.parameters() if weight.is_floating_point())
     if name == "input_ids":
         text = config.get_text_config()
-        taken = {
-            value for value in (text.pad_token_id, text.eos_token_id) if isinstance(value, int)
-        }
         ids = torch.randint(0, text.vocab_size, (1, tokens + 8), generator=state)[0].tolist()
+        taken = (text.pad_token_id, text.eos_token_id)
         kept = [value for value in ids if value not in taken][:tokens] or [0] * tokens
-        return {name: torch.tensor([kept], device=device)}
+        return {name: torch.tensor([kept], device=weights.device)}
     if name == "pixel_values":
         size = config.image_size
         height, width = (size, size) if isinstance(size, int) else tuple(size)
-        return {
-            name: torch.randn(1, config.num_channels, height, width, generator=state).to(
-                device, dtype
-            )
-        }
-    if name == "input_features" and hasattr(config, "num_mel_bins"):
-        frames = 2 * int(getattr(config, "max_source_positions", 50))
-        return {
-            name: torch.randn(1, config.num_mel_bins, frames, generator=state).to(device, dtype)
-        }
+        image = torch.randn(1, config.num_channels, height, width, generator=state)
+        return {name: image.to(weights)}
     raise ValueError(
         f"{type(model).__name__}: no example can be made of its input {name}; give inputs"
     )
-
-
-# ---- Proof that capturing changes nothing: the same output with and without, and a capture for
-# every layer.
-
-TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -533,22 +432,18 @@ class Parity:
 
 
 def parity(model: Any, inputs: Mapping[str, Any] | None = None) -> Parity:
-    """Run the model with and without capture and compare logits (or hidden states) on tokens that
-    are not padding.
+    """Compare the logits (or hidden states) of a model with and without capture, on tokens that are
+    not padding.
 
-    A model of which nothing, or not every layer, is captured is refused with the reason. Without
-    inputs a few random tokens are used.
+    A model of which not every layer is captured is refused with the reason. Without inputs a few
+    random tokens are used.
     """
     reason = refusal(model)
     if reason is not None:
         raise ValueError(f"parity: {reason}")
     inputs = example_inputs(model, 16) if inputs is None else inputs
     seen: list[int] = []
-
-    def count(captured: AttentionCall) -> None:
-        seen.append(captured.layer)
-
-    ours = _output(forward(model, inputs, count))
+    ours = _output(forward(model, inputs, lambda captured: seen.append(captured.layer)))
     with torch.no_grad():
         theirs = _output(model(**inputs, **without_cache(model)))
     reason = escaped(model, len(seen))
@@ -558,12 +453,8 @@ def parity(model: Any, inputs: Mapping[str, Any] | None = None) -> Parity:
     if isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape == ours.shape[:2]:
         ours, theirs = ours[mask.bool()], theirs[mask.bool()]
     difference = float((ours.double() - theirs.double()).abs().max())
-    return Parity(
-        difference,
-        difference / max(float(theirs.double().abs().max()), 1e-300),
-        len(seen),
-        expected_layers(model),
-    )
+    largest = max(float(theirs.double().abs().max()), 1e-300)
+    return Parity(difference, difference / largest, len(seen), expected_layers(model))
 
 
 def _output(result: Any) -> Tensor:

@@ -1,9 +1,9 @@
-"""A GGUF file as a transformers model: its reader, and a proof that what was made is the model of
-the file.
+"""GGUF files as transformers models: a safe header, transformers' reader, and a proof that what it
+made is the model of the file.
 
-The reader leaves out, without a word, settings it does not know (scaled positions, sliding windows)
-and tensors that have no place. So every setting of the architecture must be found again in the
-configuration, every number of the file in the model, and only architectures are read whose
+The reader silently leaves out settings it does not know (scaled positions, sliding windows) and
+tensors that have no place. So every setting of the architecture must be found again in the
+configuration and every number of the file in the model, and only architectures are read whose
 attention the tests compare with the same model in safetensors.
 """
 
@@ -20,9 +20,8 @@ import struct
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,31 +30,16 @@ from esscher.hf.package import gguf, quiet, transformers, why
 from esscher.runs.files import open_regular
 
 VERSIONS = (2, 3)
-SCALARS = {
-    0: "<B",
-    1: "<b",
-    2: "<H",
-    3: "<h",
-    4: "<I",
-    5: "<i",
-    6: "<f",
-    7: "<?",
-    10: "<Q",
-    11: "<q",
-    12: "<d",
-}
 STRING, ARRAY = 8, 9
-# numbers of an array that are kept; of longer ones and of lists of words only the length is
-KEPT = 4096
+SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
+KEPT = 4096  # numbers of a list that are kept; of longer ones and of words only the count is
 DIMENSIONS = 4
-ALIGNMENT = 32  # of the data, where the file does not say
+DAMAGED = "the file is damaged"
+CUT = "the file is cut off or damaged"
 
 
-@dataclass(frozen=True)
-class GgufTensor:
-    """A tensor of the file: sizes as there (the fastest first), its type by name (F32, Q4_1, ...),
-    and where its bytes are.
-    """
+class GgufTensor(NamedTuple):
+    """A tensor of the file: sizes (the fastest first), type by name (F32, Q4_1, ...), its bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -63,13 +47,8 @@ class GgufTensor:
     begin: int
     bytes: int
 
-    @property
-    def numbers(self) -> int:
-        return math.prod(self.shape)
 
-
-@dataclass(frozen=True)
-class GgufHeader:
+class GgufHeader(NamedTuple):
     """Settings and tensors of a file; of a list of words only its length is here."""
 
     architecture: str
@@ -80,78 +59,88 @@ class GgufHeader:
         """Types of the tensors, those that hold most numbers first."""
         counts: Counter[str] = Counter()
         for tensor in self.tensors:
-            counts[tensor.kind] += tensor.numbers
+            counts[tensor.kind] += math.prod(tensor.shape)
         return [kind for kind, _ in counts.most_common()]
 
 
 class _Cursor:
-    """A place in the file that cannot leave it."""
+    """A place in the file that cannot leave it: counts and lengths are checked before use."""
 
-    def __init__(self, data: mmap.mmap, at: int) -> None:
-        self.data, self.at = data, at
+    def __init__(self, data: mmap.mmap) -> None:
+        self.data, self.at = data, 8
 
     def skip(self, size: int) -> int:
         """Where the next ``size`` bytes begin."""
         begin = self.at
         if size > len(self.data) - begin:
             raise ValueError(
-                f"the header asks for {size} bytes at byte {begin} of {len(self.data)}; the file is"
-                " cut off or damaged"
+                f"the header asks for {size} bytes at byte {begin} of {len(self.data)}; {CUT}"
             )
         self.at = begin + size
         return begin
 
     def number(self, form: str) -> Any:
+        form = "<" + form
         return struct.unpack_from(form, self.data, self.skip(struct.calcsize(form)))[0]
 
     def count(self, what: str, least: int) -> int:
         """A number of things that take at least so many bytes each."""
-        found: int = self.number("<Q")
+        found: int = self.number("Q")
         if found * least > len(self.data) - self.at:
             raise ValueError(
-                f"the header counts {found} {what}, more than the file has room for; it is cut off"
-                " or damaged"
+                f"the header counts {found} {what}, more than the file has room for; {CUT}"
             )
         return found
 
     def text(self) -> str:
-        size: int = self.number("<Q")
+        size: int = self.number("Q")
         begin = self.skip(size)
         try:
             return self.data[begin : begin + size].decode("utf-8")
         except UnicodeDecodeError as cause:
-            raise ValueError(
-                f"the word at byte {begin} is not text; the file is damaged"
-            ) from cause
+            raise ValueError(f"the word at byte {begin} is not text; {DAMAGED}") from cause
 
-    def value(self, kind: int) -> Any:
+    def value(self) -> Any:
+        """A setting."""
+        kind = self.number("I")
         if kind in SCALARS:
             return self.number(SCALARS[kind])
         if kind == STRING:
             return self.text()
         if kind != ARRAY:
-            raise ValueError(
-                f"a setting of type {kind} at byte {self.at}, which GGUF does not have; the file is"
-                " damaged"
-            )
-        return self._array(self.number("<I"))
-
-    def _array(self, kind: int) -> Any:
-        if kind in SCALARS:
-            size = struct.calcsize(SCALARS[kind])
-            count = self.count("numbers of a list", size)
-            begin = self.skip(count * size)
-            return (
-                struct.unpack_from(f"<{count}{SCALARS[kind][1]}", self.data, begin)
-                if count <= KEPT
-                else count
-            )
-        if kind != STRING:
+            raise ValueError(f"a setting of type {kind} at byte {self.at}; {DAMAGED}")
+        kind = self.number("I")
+        if kind == STRING:
+            count = self.count("words of a list", 8)
+            for _ in range(count):
+                self.text()
+            return count
+        if kind not in SCALARS:
             raise ValueError(f"a list of type {kind} at byte {self.at}, which is not read")
-        count = self.count("words of a list", 8)
-        for _ in range(count):
-            self.text()
-        return count
+        size = struct.calcsize("<" + SCALARS[kind])
+        count = self.count("numbers of a list", size)
+        begin, form = self.skip(count * size), f"<{count}{SCALARS[kind]}"
+        return struct.unpack_from(form, self.data, begin) if count <= KEPT else count
+
+    def tensor(self, library: Any) -> GgufTensor:
+        """A tensor; ``begin`` counts from the start of the data, whose place is not known yet."""
+        name = self.text()
+        shown = f"the tensor {name[:80]!r}"
+        dimensions = self.number("I")
+        if dimensions > DIMENSIONS:
+            raise ValueError(f"{shown} has {dimensions} sizes, at most {DIMENSIONS} are possible")
+        shape = tuple(self.number("Q") for _ in range(dimensions))
+        code, offset = self.number("I"), self.number("Q")
+        try:
+            kind = library.GGMLQuantizationType(code)
+        except ValueError as cause:
+            raise ValueError(
+                f"{shown} is of type {code}, which the package gguf does not know"
+            ) from cause
+        numbers, width = library.GGML_QUANT_SIZES[kind]
+        if math.prod(shape) < 1 or (shape and shape[0] % numbers):
+            raise ValueError(f"{shown} of sizes {shape} cannot be of type {kind.name}; {DAMAGED}")
+        return GgufTensor(name, shape, kind.name, offset, math.prod(shape) // numbers * width)
 
 
 def read_header(path: Path) -> GgufHeader:
@@ -162,9 +151,7 @@ def read_header(path: Path) -> GgufHeader:
         with open_regular(path) as stream:
             size = path.stat().st_size
             if size < 24:
-                raise ValueError(
-                    f"{size} bytes, less than a GGUF header; the file is empty or cut off"
-                )
+                raise ValueError(f"{size} bytes, less than a GGUF header; {CUT}")
             with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _parse(data)
     except OSError as cause:
@@ -174,24 +161,21 @@ def read_header(path: Path) -> GgufHeader:
 
 
 def _parse(data: mmap.mmap) -> GgufHeader:
-    cursor = _Cursor(data, 8)
     if data[:4] != b"GGUF":
         raise ValueError(f"no GGUF file: it begins with {bytes(data[:4])!r}")
     (version,) = struct.unpack_from("<I", data, 4)
     if version not in VERSIONS:
         swapped = struct.unpack_from(">I", data, 4)[0] in VERSIONS
         what = "of a machine with the other order of bytes" if swapped else f"of version {version}"
-        raise ValueError(
-            f"a GGUF file {what}; versions {VERSIONS[0]} and {VERSIONS[-1]}, low byte first, are"
-            " read"
-        )
-    tensors = cursor.count("tensors", 24)
+        raise ValueError(f"a GGUF file {what}; versions 2 and 3, low byte first, are read")
+    cursor = _Cursor(data)
+    count = cursor.count("tensors", 24)
     settings: dict[str, Any] = {}
     for _ in range(cursor.count("settings", 13)):
         name = cursor.text()
         if name in settings:
-            raise ValueError(f"the setting {name} is there twice; the file is damaged")
-        settings[name] = cursor.value(cursor.number("<I"))
+            raise ValueError(f"the setting {name} is there twice; {DAMAGED}")
+        settings[name] = cursor.value()
     architecture = settings.get("general.architecture")
     if not isinstance(architecture, str):
         raise ValueError(
@@ -201,69 +185,30 @@ def _parse(data: mmap.mmap) -> GgufHeader:
         raise ValueError(
             f"one of {parts} parts of a model; join them first: llama-gguf-split --merge"
         )
-    return GgufHeader(
-        architecture,
-        settings,
-        _table(cursor, tensors, settings.get("general.alignment", ALIGNMENT)),
-    )
-
-
-def _table(cursor: _Cursor, count: int, alignment: Any) -> tuple[GgufTensor, ...]:
-    """The table of tensors; what they hold lies inside the file, no byte of it twice."""
+    alignment = settings.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
         raise ValueError(
-            f"general.alignment: expected a power of two, got {alignment!r}; the file is damaged"
+            f"general.alignment: expected a power of two, got {alignment!r}; {DAMAGED}"
         )
     library = gguf()
-    found = [_tensor(cursor, library) for _ in range(count)]
-    if len({tensor.name for tensor in found}) < count:
-        raise ValueError("a tensor is there twice; the file is damaged")
+    tensors = [cursor.tensor(library) for _ in range(count)]
+    if len({tensor.name for tensor in tensors}) < count:
+        raise ValueError(f"a tensor is there twice; {DAMAGED}")
     end = start = -(-cursor.at // alignment) * alignment
-    placed = tuple(replace(tensor, begin=start + tensor.begin) for tensor in found)
-    for tensor in sorted(placed, key=lambda tensor: tensor.begin):
+    tensors = [tensor._replace(begin=start + tensor.begin) for tensor in tensors]
+    for tensor in sorted(tensors, key=lambda tensor: tensor.begin):
         if tensor.begin < end:
-            raise ValueError(
-                f"the tensor {tensor.name} lies in the place of another; the file is damaged"
-            )
+            raise ValueError(f"the tensor {tensor.name} lies in the place of another; {DAMAGED}")
         end = tensor.begin + tensor.bytes
-        if end > len(cursor.data):
-            raise ValueError(
-                f"the tensor {tensor.name} ends at byte {end} of {len(cursor.data)}; the file is"
-                " cut off or damaged"
-            )
-    return placed
+        if end > len(data):
+            raise ValueError(f"the tensor {tensor.name} ends at byte {end} of {len(data)}; {CUT}")
+    return GgufHeader(architecture, settings, tuple(tensors))
 
 
-def _tensor(cursor: _Cursor, library: Any) -> GgufTensor:
-    """A tensor; it begins where it does in the data, whose place is not known yet."""
-    name = cursor.text()
-    dimensions = cursor.number("<I")
-    if dimensions > DIMENSIONS:
-        raise ValueError(
-            f"the tensor {name[:80]!r} has {dimensions} sizes, at most {DIMENSIONS} are possible"
-        )
-    shape = tuple(cursor.number("<Q") for _ in range(dimensions))
-    code, offset = cursor.number("<I"), cursor.number("<Q")
-    try:
-        kind = library.GGMLQuantizationType(code)
-    except ValueError as cause:
-        raise ValueError(
-            f"the tensor {name[:80]!r} is of type {code}, which the package gguf does not know"
-        ) from cause
-    numbers, width = library.GGML_QUANT_SIZES[kind]
-    if math.prod(shape) < 1 or (shape and shape[0] % numbers):
-        raise ValueError(
-            f"the tensor {name[:80]!r} of sizes {shape} cannot be of type {kind.name}; the file is"
-            " damaged"
-        )
-    return GgufTensor(name, shape, kind.name, offset, math.prod(shape) // numbers * width)
-
-
-# ---- A GGUF file as a transformers model: its reader, and a proof that what was made is the
-# model of the file.
+# ---- The model of a file
 
 ARCHITECTURES = ("gemma2", "gemma3", "gpt2", "llama", "qwen2", "qwen3")
-# What the architecture is without a setting: llama.cpp's defaults
+# llama.cpp's defaults for settings that a file leaves out
 UNSAID: dict[str, Any] = {
     "rope.freq_base": 10000.0,
     "attention.sliding_window": None,
@@ -271,14 +216,14 @@ UNSAID: dict[str, Any] = {
 }
 # Settings that change nothing up to the last layer, or that the sizes of tensors prove
 OTHER = ("final_logit_softcapping", "tensor_data_layout")
-# a text begins with BOS
+# tokenizers that begin a text with BOS
 BEGINS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2")
 HEAD = ("output.weight", "output.bias")  # behind the last layer, which attention does not see
-FACTORS = "rope_freqs.weight"  # of llama: each frequency of a rotation is divided by one of these
+FACTORS = "rope_freqs.weight"  # of llama: divisors of the rotary frequencies
 
 
 def gguf_config(path: Path) -> Any:
-    """The configuration of the model in a file, found to be what the file says."""
+    """The configuration of the model in a file, compared with what the file says."""
     found = path.stat()
     return copy.deepcopy(_gguf_config(path, (found.st_ino, found.st_size, found.st_mtime_ns)))
 
@@ -312,8 +257,7 @@ def _gguf_config(path: Path, _version: tuple[int, ...]) -> Any:
         and words > config.vocab_size
     ):
         raise ValueError(
-            f"{path}: its tokenizer has {words} words, its embedding {config.vocab_size}; the file"
-            " is damaged"
+            f"{path}: its tokenizer has {words} words, its embedding {config.vocab_size}; {DAMAGED}"
         )
     _check_tensors(path, header, skeleton(config, str(path)))
     return config
@@ -357,30 +301,22 @@ def _alone(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _settings(header: GgufHeader, config: Any) -> dict[str, tuple[Any, Any]]:
-    """By name, what the file says and what the configuration says; every setting of the
-    architecture is one of them.
-    """
-    prefix = f"{header.architecture}."
-    said = {
-        name.removeprefix(prefix): value
-        for name, value in header.settings.items()
-        if name.startswith(prefix)
-    }
-    # the other numbers of a scaling are idle then
-    if said.get("rope.scaling.type", "none") == "none":
-        said = {name: value for name, value in said.items() if not name.startswith("rope.scaling.")}
-    made = _made(config)
+    """By name, what the file says of its architecture and what the configuration says."""
+    prefix, made = f"{header.architecture}.", _made(config)
+    own = [(key, value) for key, value in header.settings.items() if key.startswith(prefix)]
+    said = {key.removeprefix(prefix): value for key, value in own}
+    if said.get("rope.scaling.type", "none") == "none":  # its numbers have no effect then
+        said = {key: value for key, value in said.items() if not key.startswith("rope.scaling.")}
     if "attention.scale" in made and isinstance(width := said.get("attention.key_length"), int):
         said.setdefault("attention.scale", width**-0.5)
     reach = said.get("attention.sliding_window")
     if isinstance(reach, int) and (reach == 0 or reach >= said.get("context_length", math.inf)):
         del said["attention.sliding_window"]  # a window that nothing is outside of
-    names = [name for name in UNSAID if name not in said and name in made] + [
-        name for name in said if name not in OTHER
-    ]
+    said = {key: value for key, value in UNSAID.items() if key in made} | said
     return {
-        prefix + name: (said.get(name, UNSAID.get(name)), made.get(name, "nothing"))
-        for name in names
+        prefix + key: (value, made.get(key, "nothing"))
+        for key, value in said.items()
+        if key not in OTHER
     }
 
 
@@ -426,40 +362,26 @@ def _check_tensors(path: Path, header: GgufHeader, model: Any) -> None:
     """Refuse a file with numbers that have no place in the model, or a model with more than the
     file has.
     """
-    held = sum(
-        tensor.numbers
-        for tensor in header.tensors
-        if tensor.name not in HEAD and tensor != _factors(header)
-    )
+    own = [t for t in header.tensors if t.name not in HEAD and t != _factors(header)]
+    held = sum(math.prod(tensor.shape) for tensor in own)
     taken = sum(parameter.numel() for parameter in model.parameters())
     if held != taken:
+        reader = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
+        process = reader.TENSOR_PROCESSORS.get(header.architecture, reader.TensorProcessor)
+        placed = reader.get_gguf_hf_weights_map(model, process(config=model.config.to_dict()))
+        left = [f", with no place for {tensor.name}" for tensor in own if tensor.name not in placed]
         raise ValueError(
-            f"{path}: the file holds {held} numbers and {type(model).__name__}"
-            f" {taken}{_without_place(header, model)}; transformers does not make the model of this"
-            " file"
+            f"{path}: the file holds {held} numbers and {type(model).__name__} {taken}"
+            f"{''.join(left[:1])}; transformers does not make the model of this file"
         )
 
 
-def _without_place(header: GgufHeader, model: Any) -> str:
-    """The first tensor that the reader would leave out."""
-    reader = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
-    process = reader.TENSOR_PROCESSORS.get(header.architecture, reader.TensorProcessor)
-    placed = reader.get_gguf_hf_weights_map(model, process(config=model.config.to_dict()))
-    left = [
-        tensor.name
-        for tensor in header.tensors
-        if tensor.name not in placed and tensor.name not in HEAD
-    ]
-    return f", with no place for {left[0]}" if left else ""
-
-
 def _factors(header: GgufHeader) -> GgufTensor | None:
-    """Where the factors of frequencies are, if a llama has them and one for each."""
+    """The divisors of the rotary frequencies, where a llama has one for each frequency."""
     width = header.settings.get("llama.rope.dimension_count")
-    plain = [tensor for tensor in header.tensors if (tensor.name, tensor.kind) == (FACTORS, "F32")]
-    return (
-        plain[0] if plain and isinstance(width, int) and plain[0].shape == (width // 2,) else None
-    )
+    shape = (width // 2,) if isinstance(width, int) else None
+    found = [t for t in header.tensors if (t.name, t.kind, t.shape) == (FACTORS, "F32", shape)]
+    return found[0] if found else None
 
 
 def gguf_weights(

@@ -7,13 +7,12 @@ from __future__ import annotations
 import hashlib
 import importlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from esscher.hf.call import AttentionCall, Mask
+from esscher.hf.call import AttentionCall
 from esscher.hf.capture import escaped, example_inputs, forward, refusal
 from esscher.hf.checkpoint import (
     Source,
@@ -28,36 +27,10 @@ from esscher.hf.gguf import gguf_tokenizer, gguf_weights, skeleton
 from esscher.hf.package import quiet, transformers, why
 
 Task = Literal["language", "classifier", "encoder"]
-
-
-def auto_class(config: Any) -> str:
-    """The class of transformers that reads a checkpoint with the head it was made with."""
-    return _reader(next(iter(getattr(config, "architectures", None) or ()), ""))
-
-
-def task_of(model: Any) -> Task:
-    """What this model is for, by its class."""
-    return TASKS.get(_reader(type(model).__name__), "encoder")
-
-
 TASKS: dict[str, Task] = {
     "AutoModelForCausalLM": "language",
     "AutoModelForSequenceClassification": "classifier",
 }
-
-
-def _reader(made: str) -> str:
-    """What reads a class of models; of a class without a head the plain reader."""
-    auto = importlib.import_module("transformers.models.auto.modeling_auto")
-    if made in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-        return "AutoModelForCausalLM"
-    labels = made in auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.values()
-    return "AutoModelForSequenceClassification" if labels else "AutoModel"
-
-
-# ---- Models by name, folder or file, safely: safetensors and GGUF only, no code of the
-# checkpoint, the encoder of a pair.
-
 DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
@@ -88,7 +61,7 @@ class Loaded:
 
     ``heads``, ``kv_heads`` and ``width`` are those of layer 0; ``shapes`` has every layer.
     ``max_positions`` is None where there is no limit. ``sha256`` is the hash of the weights,
-    ``weights`` what they were before they were read.
+    ``weights`` says how they were stored.
     """
 
     model: Any
@@ -102,7 +75,6 @@ class Loaded:
     width: int
     hidden_size: int
     causal: bool
-    is_encoder_decoder: bool
     sha256: str
     shapes: tuple[LayerShape, ...]
     weights: str
@@ -112,6 +84,31 @@ class Loaded:
     def device(self) -> torch.device:
         device: torch.device = next(self.model.parameters()).device
         return device
+
+
+def task_of(model: Any) -> Task:
+    """What this model is for, by its class."""
+    return TASKS.get(_auto_class(type(model).__name__), "encoder")
+
+
+def _auto_class(made: str) -> str:
+    """The class of transformers that reads models of a class; AutoModel for one without a head."""
+    auto = importlib.import_module("transformers.models.auto.modeling_auto")
+    if made in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        return "AutoModelForCausalLM"
+    labels = made in auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.values()
+    return "AutoModelForSequenceClassification" if labels else "AutoModel"
+
+
+def _reader(source: Source, config: Any, with_head: bool) -> str:
+    """The class of transformers that reads a checkpoint; GGUF files hold language models and do not
+    say so.
+    """
+    if not with_head:
+        return "AutoModel"
+    if source.file is not None:
+        return "AutoModelForCausalLM"
+    return _auto_class(next(iter(getattr(config, "architectures", None) or ()), ""))
 
 
 def load_model(
@@ -135,15 +132,18 @@ def load_model(
     digest = sha256_of(files)
     if source.packaged is not None:
         source.packaged.check(digest)
-    model = _weights(
-        source, config, revision, DTYPES[dtype], _auto(source, config) if with_head else "AutoModel"
-    )
-    paired = bool(getattr(config, "is_encoder_decoder", False))
-    if paired:
-        model = model.get_encoder()
+    model = _weights(source, config, revision, DTYPES[dtype], _reader(source, config, with_head))
+    model = _encoder(model).eval().to(place)
     tokenizer, reason = _tokenizer(source, revision)
-    found = _Found(source.shown, revision, paired, digest, stored_as(files, dtype), reason)
-    return _look(model.eval().to(place), tokenizer, found)
+    return _look(
+        model,
+        tokenizer,
+        name=source.shown,
+        revision=revision,
+        sha256=digest,
+        weights=stored_as(files, dtype),
+        tokenizer_error=reason,
+    )
 
 
 def outline_model(
@@ -166,33 +166,15 @@ def outline_model(
 
 def outline_of(source: Source, config: Any, revision: str | None, with_head: bool) -> Loaded | None:
     """The same from a configuration that was read."""
-    paired = bool(getattr(config, "is_encoder_decoder", False))
-    auto = _auto(source, config) if with_head else "AutoModel"
-    model = skeleton(config, source.shown, auto)
-    if paired:
-        model = model.get_encoder()
+    model = _encoder(skeleton(config, source.shown, _reader(source, config, with_head)))
     tokenizer, reason = _tokenizer(source, revision)
-    found = _Found(source.shown, revision, paired, "", "", reason)
+    known = {"name": source.shown, "revision": revision, "tokenizer_error": reason}
     for masked in (False, True):  # without a mask some models look for packed sequences
         try:
-            return _look(model, tokenizer, found, masked=masked)
-        except Exception:  # a step that needs numbers; who loads the model says what is wrong
+            return _look(model, tokenizer, masked=masked, sha256="", weights="", **known)
+        except Exception:  # a step that needs numbers; loading the model says what is wrong
             continue
     return None
-
-
-def _source(
-    name: Any, revision: str | None, dtype: str, device: str
-) -> tuple[Source, torch.device, Any]:
-    """Where a model is, the device it goes to, and its configuration."""
-    source = resolve(name)
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
-    place = _device(device)
-    config = read_config(source, revision)
-    if Path(source.where).is_dir():
-        check_folder(Path(source.where))
-    return source, place, config
 
 
 def wrap_model(model: Any, tokenizer: Any = None, *, name: str | None = None) -> Loaded:
@@ -202,11 +184,7 @@ def wrap_model(model: Any, tokenizer: Any = None, *, name: str | None = None) ->
     reason = refusal(model)
     if reason is not None:
         raise ValueError(f"model: {reason}")
-    paired = bool(getattr(model.config, "is_encoder_decoder", False)) and hasattr(
-        model, "get_encoder"
-    )
-    if paired:
-        model = model.get_encoder()
+    model = _encoder(model)
     if model.training:
         raise ValueError(
             f"model: {type(model).__name__} is in training mode; call model.eval() first"
@@ -217,16 +195,56 @@ def wrap_model(model: Any, tokenizer: Any = None, *, name: str | None = None) ->
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     shown = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
     weights = f"a model object, {str(next(model.parameters()).dtype).removeprefix('torch.')}"
-    return _look(model, tokenizer, _Found(shown, None, paired, digest.hexdigest(), weights, None))
+    return _look(
+        model, tokenizer, name=shown, revision=None, sha256=digest.hexdigest(), weights=weights
+    )
+
+
+def _encoder(model: Any) -> Any:
+    """The encoder of an encoder-decoder; any other model itself."""
+    paired = getattr(model.config, "is_encoder_decoder", False) and hasattr(model, "get_encoder")
+    return model.get_encoder() if paired else model
+
+
+def _source(
+    name: Any, revision: str | None, dtype: str, device: str
+) -> tuple[Source, torch.device, Any]:
+    """Where a model is, the device it goes to, and its configuration."""
+    source = resolve(name)
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError) as cause:
+        raise ValueError(
+            f"device: {device!r} cannot be used here: {str(cause).splitlines()[0]}"
+        ) from cause
+    config = read_config(source, revision)
+    if source.folder is not None:
+        check_folder(source.folder)
+    return source, place, config
 
 
 def _weights(
     source: Source, config: Any, revision: str | None, dtype: torch.dtype, auto: str
 ) -> Any:
+    """The model with the weights of its files; one with missing tensors is refused."""
     if source.file is not None:
         model, info = gguf_weights(source.file, config, dtype, auto)
     else:
-        model, info = _safetensors(source.where, config, revision, dtype, auto)
+        options = {"revision": revision, "config": config, "dtype": dtype}
+        try:
+            with quiet():
+                model, info = getattr(transformers(), auto).from_pretrained(
+                    source.where,
+                    use_safetensors=True,
+                    trust_remote_code=False,
+                    output_loading_info=True,
+                    **options,
+                )
+        except Exception as cause:
+            raise ValueError(f"{source.where}: {why(cause)}") from cause
     behind = BEHIND if auto == "AutoModel" else BEHIND[:1]
     missing = sorted(key for key in info["missing_keys"] if not any(part in key for part in behind))
     if missing:
@@ -235,32 +253,6 @@ def _weights(
             f" {type(model).__name__}, the first is {missing[0]}; they would be random"
         )
     return model
-
-
-def _auto(source: Source, config: Any) -> str:
-    """The class that makes the model with its head: files of GGUF hold language models, and do not
-    say so.
-    """
-    return "AutoModelForCausalLM" if source.file is not None else auto_class(config)
-
-
-def _safetensors(
-    where: str, config: Any, revision: str | None, dtype: torch.dtype, auto: str
-) -> tuple[Any, dict[str, Any]]:
-    options = {
-        "revision": revision,
-        "use_safetensors": True,
-        "trust_remote_code": False,
-        "output_loading_info": True,
-    }
-    try:
-        with quiet():
-            model, info = getattr(transformers(), auto).from_pretrained(
-                where, config=config, dtype=dtype, **options
-            )
-    except Exception as cause:
-        raise ValueError(f"{where}: {why(cause)}") from cause
-    return model, info
 
 
 def _tokenizer(source: Source, revision: str | None) -> tuple[Any | None, str | None]:
@@ -281,44 +273,23 @@ def _tokenizer(source: Source, revision: str | None) -> tuple[Any | None, str | 
     return tokenizer, None
 
 
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as cause:
-        raise ValueError(
-            f"device: {name!r} cannot be used here: {str(cause).splitlines()[0]}"
-        ) from cause
-    return device
-
-
-@dataclass(frozen=True)
-class _Found:
-    """What is known of a model without running it; the names are those of :class:`Loaded`."""
-
-    name: str
-    revision: str | None
-    is_encoder_decoder: bool
-    sha256: str
-    weights: str
-    tokenizer_error: str | None
-
-
-def _look(model: Any, tokenizer: Any, found: _Found, *, masked: bool = False) -> Loaded:
+def _look(model: Any, tokenizer: Any, *, masked: bool = False, **known: Any) -> Loaded:
     """Check the weights and run four tokens through: shapes and causality are seen, not read from a
-    configuration. ``masked``: with a mask that hides nothing.
+    configuration. ``masked``: with a mask that hides nothing. ``known``: other fields of Loaded.
     """
-    _check_finite(model, found.name)
+    name = known["name"]
+    _check_finite(model, name)
     shapes: list[LayerShape] = []
-    causal: list[bool] = []
 
-    def see(captured: AttentionCall) -> None:
-        width, value_width = int(captured.query.shape[-1]), int(captured.value.shape[-1])
-        causal.append(captured.mask is not None and _hides_next(captured.mask))
-        heads = captured.heads, captured.kv_heads
-        shapes.append(
-            LayerShape(captured.name, *heads, width, value_width, causal[-1], captured.window)
-        )
+    def see(call: AttentionCall) -> None:
+        widths = int(call.query.shape[-1]), int(call.value.shape[-1])
+        causal = False
+        if call.mask is not None:  # whether the first query does not see the second key
+            place = "cpu" if call.mask.device.type == "meta" else call.mask.device
+            first = torch.zeros(1, dtype=torch.int64, device=place)
+            causal = not bool(call.mask.rows(first)[0, 0, 0, 1])
+        heads = call.heads, call.kv_heads
+        shapes.append(LayerShape(call.name, *heads, *widths, causal, call.window))
 
     try:
         inputs = example_inputs(model)
@@ -326,11 +297,11 @@ def _look(model: Any, tokenizer: Any, found: _Found, *, masked: bool = False) ->
             inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
         forward(model, inputs, see)
     except ValueError as cause:
-        raise ValueError(f"{found.name}: {cause}") from cause
+        raise ValueError(f"{name}: {cause}") from cause
     reason = escaped(model, len(shapes))
     if reason is not None:
-        raise ValueError(f"{found.name}: {reason}")
-    first = shapes[0]
+        raise ValueError(f"{name}: {reason}")
+    first, text = shapes[0], model.config.get_text_config()
     return Loaded(
         model=model,
         tokenizer=tokenizer,
@@ -339,25 +310,16 @@ def _look(model: Any, tokenizer: Any, found: _Found, *, masked: bool = False) ->
         heads=first.heads,
         kv_heads=first.kv_heads,
         width=first.width,
-        hidden_size=int(
-            getattr(model.config.get_text_config(), "hidden_size", first.heads * first.width)
-        ),
-        causal=any(causal),
+        hidden_size=int(getattr(text, "hidden_size", first.heads * first.width)),
+        causal=any(shape.causal for shape in shapes),
         shapes=tuple(shapes),
-        **vars(found),
+        **known,
     )
 
 
-def _hides_next(mask: Mask) -> bool:
-    """Whether the first query does not see the second key."""
-    place = torch.device("cpu") if mask.device.type == "meta" else mask.device
-    return not bool(mask.rows(torch.zeros(1, dtype=torch.int64, device=place))[0, 0, 0, 1])
-
-
 def _check_finite(model: Any, name: str) -> None:
-    tensors: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
-    for key, tensor in tensors:
-        if not tensor.is_floating_point() or tensor.numel() == 0 or tensor.device.type == "meta":
+    for key, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if not tensor.is_floating_point() or tensor.numel() == 0 or tensor.is_meta:
             continue
         low, high = torch.aminmax(tensor.detach())
         if not bool(torch.isfinite(low) & torch.isfinite(high)):
@@ -373,20 +335,13 @@ def positions(model: Any, tokenizer: Any = None) -> int | None:
     no limit.
     """
     config = model.config.get_text_config()
-    found = [
-        getattr(config, name, None)
-        for name in ("max_position_embeddings", "n_positions", "max_source_positions")
-    ]
-    limits = [value for value in found if isinstance(value, int) and value > 0]
+    names = ("max_position_embeddings", "n_positions", "max_source_positions")
+    found = [getattr(config, name, None) for name in names]
     for key, module in model.named_modules():
-        # the roberta family counts positions from the one after padding
-        if (
-            key.endswith("position_embeddings")
-            and isinstance(module, nn.Embedding)
-            and module.padding_idx is not None
-        ):
-            limits.append(module.num_embeddings - module.padding_idx - 1)
+        embeds = key.endswith("position_embeddings") and isinstance(module, nn.Embedding)
+        if embeds and module.padding_idx is not None:  # roberta counts from the one after padding
+            found.append(module.num_embeddings - module.padding_idx - 1)
     longest = getattr(tokenizer, "model_max_length", None)
-    if isinstance(longest, int) and 0 < longest < 10**7:
-        limits.append(longest)
-    return min(limits) if limits else None
+    if isinstance(longest, int) and longest < 10**7:
+        found.append(longest)
+    return min((value for value in found if isinstance(value, int) and value > 0), default=None)

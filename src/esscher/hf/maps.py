@@ -1,8 +1,8 @@
-"""The affine maps from what enters an attention layer to its queries, keys and values, read off by
-differentiation.
+"""The affine maps from the input of an attention layer to its queries, keys and values, and from
+its heads' outputs to the residual stream.
 
-Fused projections, transposed weights, biases and scales differ from family to family; the Jacobian
-of q, k, v does not care.
+They are found by differentiation: fused projections, transposed weights, biases and scales differ
+from family to family, the Jacobian of q, k, v does not.
 """
 
 from __future__ import annotations
@@ -55,27 +55,22 @@ class LinearMaps:
         """Head ``index`` with the key head it shares: A = scale W_k^T W_q, tilt bias scale W_k^T
         b_q, V = W_v.
         """
-        if self.wq is None or self.wk is None or self.wv is None:
+        if not self.affine:
             raise ValueError(f"layer {self.layer} ({self.name}): no linear maps, {self.reason}")
-        assert self.bq is not None
-        assert self.bk is not None
-        assert self.bv is not None
         if not 0 <= index < self.heads:
             raise ValueError(
                 f"head: layer {self.layer} has heads 0 to {self.heads - 1}, got {index}"
             )
-        shared = index // (self.heads // self.kv_heads)
-        wq, bq = _rows(self.wq, index, self.heads), _rows(self.bq, index, self.heads)
-        wk, bk = _rows(self.wk, shared, self.kv_heads), _rows(self.bk, shared, self.kv_heads)
-        wv, bv = _rows(self.wv, shared, self.kv_heads), _rows(self.bv, shared, self.kv_heads)
+
+        def own(stacked: Tensor | None, heads: int) -> Tensor:
+            assert stacked is not None
+            return stacked.chunk(heads)[index * heads // self.heads]
+
+        wq, bq = own(self.wq, self.heads), own(self.bq, self.heads)
+        wk, bk, wv, bv = (own(x, self.kv_heads) for x in (self.wk, self.bk, self.wv, self.bv))
         # Head divides by sqrt(k); not every model does
         factor = self.scale * math.sqrt(wk.shape[0])
         return Head.from_weights(factor * wq, wk, wv, factor * bq, bk, bv)
-
-
-def _rows(stacked: Tensor, index: int, parts: int) -> Tensor:
-    width = stacked.shape[0] // parts
-    return stacked[index * width : (index + 1) * width]
 
 
 def linear_maps(model: Any, *, layers: Iterable[int] | None = None) -> list[LinearMaps]:
@@ -105,30 +100,22 @@ def linear_maps(model: Any, *, layers: Iterable[int] | None = None) -> list[Line
     def sink(captured: AttentionCall) -> None:
         found.append(_maps(captured))
 
-    with (
-        open_session(model, sink, layers=layers, hidden=True, detach=False) as session,
-        torch.enable_grad(),
-    ):
+    options: dict[str, Any] = {"layers": layers, "hidden": True, "detach": False}
+    with open_session(model, sink, **options) as session, torch.enable_grad():
         session.replace = replace
         model(**inputs, **without_cache(model))
     return found
 
 
-def _maps(captured: AttentionCall) -> LinearMaps:
-    tensors = {"q": captured.query, "k": captured.key, "v": captured.value}
-    maps = {letter: _affine(tensor, captured.hidden) for letter, tensor in tensors.items()}
-    reasons = [f"{letter} {why}" for letter, (_, _, why) in maps.items() if why is not None]
-    weights = {f"w{letter}": weight for letter, (weight, _, _) in maps.items()}
-    biases = {f"b{letter}": bias for letter, (_, bias, _) in maps.items()}
+def _maps(call: AttentionCall) -> LinearMaps:
+    fields: dict[str, Tensor | None] = {}
+    reasons = []
+    for letter, tensor in (("q", call.query), ("k", call.key), ("v", call.value)):
+        fields[f"w{letter}"], fields[f"b{letter}"], why = _affine(tensor, call.hidden)
+        reasons += [f"{letter} {why}"] if why is not None else []
+    reason = "; ".join(reasons) or None
     return LinearMaps(
-        layer=captured.layer,
-        name=captured.name,
-        heads=captured.heads,
-        kv_heads=captured.kv_heads,
-        scale=captured.scale,
-        **weights,
-        **biases,
-        reason="; ".join(reasons) or None,
+        call.layer, call.name, call.heads, call.kv_heads, call.scale, reason=reason, **fields
     )
 
 
@@ -152,9 +139,8 @@ def _affine(out: Tensor, hidden: Tensor | None) -> tuple[Tensor | None, Tensor |
 
 
 def _close(left: Tensor, right: Tensor) -> bool:
-    return float((left - right).abs().max()) <= TOLERANCE * float(
-        torch.maximum(left.abs().max(), right.abs().max())
-    )
+    largest = torch.maximum(left.abs().max(), right.abs().max())
+    return float((left - right).abs().max()) <= TOLERANCE * float(largest)
 
 
 def _jacobian(
@@ -182,16 +168,12 @@ def _jacobian(
     return torch.cat(parts), leak
 
 
-# ---- The map from the outputs of a layer's heads to what it adds to the residual stream, W_O,
-# found while the model runs.
-
-
 def head_projections(model: Any) -> dict[int, Float[Tensor, "heads width d"]]:
-    """W_O of each self-attention layer, cut into heads: a head's output o (width) adds o @
-    W_O[head] to the stream.
+    """W_O of each self-attention layer by head: a head's output o (width) adds o @ W_O[head] to the
+    residual stream.
 
-    A layer in which nothing is called with the heads' outputs side by side (a gate lies between) is
-    left out.
+    A layer in which no module is called with the heads' outputs side by side (a gate lies between)
+    is left out.
     """
     found: dict[int, Tensor] = {}
     waiting: dict[int, Tensor] = {}
@@ -205,20 +187,19 @@ def head_projections(model: Any) -> dict[int, Float[Tensor, "heads width d"]]:
         if not waiting or not isinstance(given, Tensor):
             return
         layer, out = next(reversed(waiting.items()))
-        heads, width = out.shape[1], out.shape[3]
         side = out.transpose(1, 2).flatten(2)
-        if (
-            layer not in found
-            and given.numel() == side.numel()
-            and torch.equal(given.detach().reshape(side.shape), side)
-        ):
-            found[layer] = _columns(module, given, heads * width).view(heads, width, -1)
+        if layer in found or given.numel() != side.numel():
+            return
+        if torch.equal(given.detach().reshape(side.shape), side):
+            # the linear part of an affine module: row i is what it makes of the unit vector i
+            units = torch.eye(side.shape[-1], dtype=given.dtype, device=given.device)[None]
+            rows = module.forward(units) - module.forward(torch.zeros_like(units))
+            found[layer] = rows[0].view(out.shape[1], out.shape[3], -1)
 
-    leaves = [module for module in model.modules() if not any(True for _ in module.children())]
     hooks = [
         module.register_forward_pre_hook(called)
-        for module in leaves
-        if any(True for _ in module.parameters())
+        for module in model.modules()
+        if not list(module.children()) and list(module.parameters())
     ]
     try:
         with torch.no_grad(), open_session(model, lambda captured: None) as session:
@@ -228,11 +209,3 @@ def head_projections(model: Any) -> dict[int, Float[Tensor, "heads width d"]]:
         for hook in hooks:
             hook.remove()
     return found
-
-
-def _columns(module: nn.Module, like: Tensor, width: int) -> Float[Tensor, "inputs d"]:
-    """The linear part of an affine module, row i what it makes of the unit vector i."""
-    forward = module.forward  # not the call, whose hook asked for this
-    units = torch.eye(width, dtype=like.dtype, device=like.device)
-    rows: Tensor = (forward(units[None]) - forward(torch.zeros_like(units[None])))[0]
-    return rows

@@ -1,5 +1,5 @@
-"""transformers and gguf, imported when they are first needed and kept quiet; what they say, in one
-line.
+"""The packages transformers and gguf, imported when they are first needed and kept quiet, and real
+models that come as packages of files.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")  # with one of these the hub is not asked
+NOT_FOUND = ("not a local folder", "couldn't connect", "offline", "cannot find the requested")
+NO_FILE = ("no file named", "not appear to have", "not found")
 
 
 def transformers() -> Any:
@@ -30,9 +32,7 @@ def transformers() -> Any:
 
 
 def gguf() -> Any:
-    """The package gguf, with accelerate beside it: transformers needs both for GGUF files; a
-    ValueError without them.
-    """
+    """The package gguf; a ValueError without it or accelerate, which reading GGUF needs."""
     missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(
@@ -44,9 +44,7 @@ def gguf() -> Any:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars, log lines or warnings of transformers and the hub inside; as before
-    afterwards.
-    """
+    """No progress bars, log lines or warnings of transformers and the hub inside."""
     settings = transformers().utils.logging
     had_bars, had_level = settings.is_progress_bar_enabled(), settings.get_verbosity()
     hub = logging.getLogger("huggingface_hub")
@@ -66,7 +64,7 @@ def quiet() -> Iterator[None]:
 
 
 def why(cause: Exception) -> str:
-    """One line for a user out of what the library said."""
+    """What the library said, as one line for a user."""
     text = " ".join(str(cause).split())
     low = text.lower()
     if "trust_remote_code" in low or "execute the" in low:
@@ -74,21 +72,11 @@ def why(cause: Exception) -> str:
             "the checkpoint brings code of its own, which is never run; choose a model that"
             " transformers knows"
         )
-    if "safetensors" in low and (
-        "no file named" in low or "not appear to have" in low or "not found" in low
-    ):
+    if "safetensors" in low and any(words in low for words in NO_FILE):
         return pickle_advice("the checkpoint has no safetensors")
-    if (
-        "not a local folder" in low
-        or "couldn't connect" in low
-        or "offline" in low
-        or "cannot find the requested" in low
-    ):
-        told = [
-            name
-            for name in OFFLINE
-            if os.environ.get(name, "").lower() in ("1", "on", "yes", "true")
-        ]
+    if any(words in low for words in NOT_FOUND):
+        on = ("1", "on", "yes", "true")
+        told = [name for name in OFFLINE if os.environ.get(name, "").lower() in on]
         if told:
             return (
                 f"no such folder here, and not in the hub's cache; {told[0]} is set, so the hub was"
@@ -111,14 +99,9 @@ def pickle_advice(what: str) -> str:
     )
 
 
-# ---- Real models that come as packages of files: found by what is installed, never imported,
-# checked by their sha256.
-
-
 @dataclass(frozen=True)
 class Packaged:
-    """A packaged model: its name here, the package that holds it, the file of its weights, and what
-    reading it needs.
+    """A model in a package of files, which is never imported and is checked by its sha256.
 
     The packages ask for others that nothing here uses, so they are installed with ``--no-deps``.
     """
@@ -133,12 +116,11 @@ class Packaged:
     @property
     def install(self) -> str:
         """The command that installs it."""
-        return " ".join(
-            ("pip install --no-deps", f"{self.distribution}=={self.version}", *self.needs)
-        )
+        wanted = f"{self.distribution}=={self.version}"
+        return " ".join(("pip install --no-deps", wanted, *self.needs))
 
     def path(self) -> Path:
-        """Where the weights are."""
+        """The file of the weights."""
         try:
             package = importlib.metadata.distribution(self.distribution)
         except importlib.metadata.PackageNotFoundError as cause:
@@ -149,17 +131,14 @@ class Packaged:
             raise ValueError(
                 f"{self.name}: {self.distribution} is of version {package.version}: {self.install}"
             )
-        found = [
-            Path(str(package.locate_file(file)))
-            for file in package.files or ()
-            if file.name == self.file
-        ]
-        if len(found) != 1 or not found[0].is_file():
+        files = [file for file in package.files or () if file.name == self.file]
+        path = Path(str(package.locate_file(files[0]))) if files else None
+        if path is None or not path.is_file():
             raise ValueError(
                 f"{self.name}: {self.distribution} holds no {self.file} now; install it again:"
                 f" {self.install}"
             )
-        return found[0]
+        return path
 
     def check(self, digest: str) -> None:
         """Refuse other weights under this name."""
@@ -190,18 +169,10 @@ PACKAGED = (
 
 
 def packaged_model(name: Any) -> Packaged | None:
-    """The packaged model of this name or package; None and "packaged" are the first of them. None
-    for any other name.
-
-    A path (``pathlib.Path``, or text with a slash as in ./minilm) is never one of these names.
+    """The packaged model of this name or package; None and "packaged" are the first. None for any
+    other name; a path (``pathlib.Path``, ./minilm) is never one of these names.
     """
     if name is None or (isinstance(name, str) and name == "packaged"):
         return PACKAGED[0]
-    return next(
-        (
-            each
-            for each in PACKAGED
-            if isinstance(name, str) and name in (each.name, each.distribution)
-        ),
-        None,
-    )
+    known = {key: each for each in PACKAGED for key in (each.name, each.distribution)}
+    return known.get(name) if isinstance(name, str) else None

@@ -407,7 +407,6 @@ class _Writer:
             self._end(status, stopped=stopped)
 
     def _end(self, status: Status, **changes: Any) -> None:
-        self.store.sync()
         failures = tuple(sorted(self.failures, key=lambda failure: failure.index))
         self._save(self.manifest.replaced(status=status, ended=now(), failures=failures, **changes))
 

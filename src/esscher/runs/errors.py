@@ -70,17 +70,11 @@ def resume_command(path: Path) -> str:
 
 def check_schema(schema: Any, origin: str) -> None:
     """Refuse files in another version of the format; schema 1 is the first."""
-    if schema == SCHEMA:
-        return
-    if isinstance(schema, int) and schema > SCHEMA:
+    if schema != SCHEMA:
         raise RunError(
-            f"{origin}: written in schema {schema} by a newer esscher; this one reads up to"
-            f" {SCHEMA}. Upgrade esscher"
+            f"{origin}: written in schema {schema} by another esscher; this one reads schema"
+            f" {SCHEMA}, so use the version that wrote it"
         )
-    raise RunError(
-        f"{origin}: written in schema {schema}, which this esscher no longer reads (it reads"
-        f" {SCHEMA})"
-    )
 
 
 def field_lines(cause: ValidationError, most: int | None = None) -> str:

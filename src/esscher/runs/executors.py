@@ -20,7 +20,6 @@ import subprocess
 import sys
 import threading
 import traceback
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -107,23 +106,24 @@ def _threads(threads: int) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-class Executor(ABC):
-    """Takes units, gives outcomes as they come; a failed unit can be submitted again meanwhile."""
+class Executor:
+    """Takes units, gives outcomes as they come; a failed unit can be submitted again meanwhile.
+
+    ``submit`` queues one try of a unit. ``next`` is the next outcome, or None after about a second
+    without one. ``close`` stops at once: work under way is lost, stored shards are not.
+    """
 
     # called with a unit's index and how far it is, where its job says so
-    heard: Callable[[int, float], object] | None = None
+    heard: Callable[[int, float], object] = staticmethod(lambda index, share: None)
 
-    @abstractmethod
     def submit(self, index: int, unit: Unit) -> None:
-        """Queue one try of a unit."""
+        raise NotImplementedError
 
-    @abstractmethod
     def next(self) -> Outcome | None:
-        """The next outcome; None after about a second without one."""
+        raise NotImplementedError
 
-    @abstractmethod
     def close(self) -> None:
-        """Stop at once. Work under way is lost, stored shards are not."""
+        """Nothing to stop."""
 
     def pids(self) -> list[int]:
         """Processes of this machine that work for it, beside this one."""
@@ -142,15 +142,11 @@ class InProcess(Executor):
 
     def next(self) -> Outcome | None:
         index, unit = self._queue.popleft()
-        heard = self.heard
         try:
-            with advancing(None if heard is None else lambda share: heard(index, share)):
+            with advancing(lambda share: self.heard(index, share)):
                 return Outcome(index, data=compute_shard(self._order, index, unit))
         except (Exception, SystemExit) as cause:
             return Outcome.failed(index, cause)
-
-    def close(self) -> None:
-        self._queue.clear()
 
 
 # ---- Local processes. A process that dies costs its unit one try and is replaced.
@@ -198,8 +194,7 @@ class Processes(Executor):
         if "fatal" in answer:
             raise (StoreError if answer.get("disk") else RunError)(answer["fatal"])
         if "share" in answer:
-            if self.heard is not None:
-                self.heard(answer["index"], answer["share"])
+            self.heard(answer["index"], answer["share"])
             return None
         return Outcome(**answer)
 

@@ -44,24 +44,12 @@ def descriptor_of(path: str | os.PathLike[str], flags: int, *, follow: bool) -> 
     """A descriptor of a regular file; anything else (a pipe, a device, with ``follow=False`` a
     symbolic link) is an OSError that says what it is, and is not waited for.
     """
+    with contextlib.suppress(FileNotFoundError):
+        mode = os.stat(path, follow_symlinks=follow).st_mode
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, f"expected a file, got {kind_of(mode)}", str(path))
     flags |= os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
-    try:
-        descriptor = os.open(path, flags, 0o644)
-    except OSError as cause:
-        if cause.errno == errno.ELOOP and not follow:
-            raise OSError(
-                errno.ELOOP, "is a symbolic link, which is not followed", str(path)
-            ) from cause
-        if cause.errno == errno.ENXIO:  # a socket, or a pipe that nobody reads
-            raise OSError(
-                errno.ENXIO, f"expected a file, got {kind_of(os.stat(path).st_mode)}", str(path)
-            ) from cause
-        raise
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, f"expected a file, got {kind_of(mode)}", str(path))
-    return descriptor
+    return os.open(path, flags, 0o644)
 
 
 def open_regular(path: str | os.PathLike[str], *, follow: bool = True) -> BinaryIO:
@@ -108,12 +96,10 @@ def check_output(path: Path) -> None:
             raise ValueError(f"{path}: expected the name of a file to write, got {kind_of(mode)}")
 
 
-def write_durable(path: Path, data: bytes, *, sync: bool = True) -> None:
+def write_durable(path: Path, data: bytes) -> None:
     """Write a file so that it is on the disk, whole and under its name, when this returns.
 
-    A temporary name in the same folder, fsync of the file, rename, fsync of the folder. Without the
-    last (``sync=False``) a loss of power may take the file back, whole; the end of a process never
-    does.
+    A temporary name in the same folder, fsync of the file, rename, fsync of the folder.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
@@ -127,8 +113,7 @@ def write_durable(path: Path, data: bytes, *, sync: bool = True) -> None:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise
-        if sync:
-            sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as cause:
         raise disk_error(cause, path) from cause
 

@@ -1,41 +1,21 @@
-"""One writer per run: a lock file that names its holder, locked by flock, which ends with the
-process. Also what the machine says of processes.
+"""One writer per run: a lock file that names its holder, locked by flock, which the kernel drops
+when the holder dies. Also what the machine says of processes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
 import socket
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
 
 from esscher.runs.errors import RunLocked, StoreError
 from esscher.runs.files import descriptor_of, disk_error, read_json
-
-_MOST_BYTES = 1 << 16
-_NO_FLOCK = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL}
-
-
-def start_of(pid: int) -> str | None:
-    """Seconds from the boot of the machine to the start of a process; None when it is gone.
-
-    It tells a process from a later one of the same number. psutil gives both moments by the clock
-    as it is set now, so their difference stays when the clock is set anew.
-    """
-    try:
-        process = psutil.Process(pid)
-        if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-            return None
-        return f"{process.create_time() - psutil.boot_time():.2f}"
-    except psutil.NoSuchProcess:
-        return None
 
 
 def memory_of(pids: Iterable[int] = ()) -> int:
@@ -54,53 +34,38 @@ def cores() -> int:
     return psutil.cpu_count() or 1
 
 
-@dataclass(frozen=True)
-class Holder:
-    """The process that writes a run. ``start`` tells it from a later process of the same number."""
-
-    pid: int
-    host: str
-    start: str
-
-    @classmethod
-    def this_process(cls) -> Holder:
-        return cls(os.getpid(), socket.gethostname(), start_of(os.getpid()) or "")
-
-    def is_alive(self) -> bool | None:
-        """None where it cannot be known: on another host, or where the system does not say."""
-        if self.host != socket.gethostname():
-            return None
-        try:
-            return start_of(self.pid) == self.start
-        except psutil.AccessDenied:
-            return None
-
-
-def holder_of(path: Path) -> Holder | None:
-    """The process that the lock file names; None when there is none, or none legible. Takes no
-    lock.
-    """
+def holder_of(path: Path) -> tuple[int, str] | None:
+    """Pid and host that a lock file names; None when there is none, or none legible."""
     try:
-        named = read_json(path, _MOST_BYTES)
+        named = read_json(path, 1 << 16)
     except (OSError, ValueError):
         return None
-    kinds = {name: type(value) for name, value in named.items()}
-    if kinds != {"pid": int, "host": str, "start": str} or not 0 < named["pid"] < 2**31:
+    pid, host = named.get("pid"), named.get("host")
+    if not isinstance(pid, int) or not 0 < pid < 2**31 or not isinstance(host, str):
         return None
-    return Holder(**named)
+    return pid, host
+
+
+def is_held(path: Path) -> bool:
+    """Whether a lock file names a living process; one on another host is taken for alive."""
+    holder = holder_of(path)
+    return holder is not None and (
+        holder[1] != socket.gethostname() or psutil.pid_exists(holder[0])
+    )
 
 
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[None]:
     """Hold the lock file, or raise RunLocked with the pid and host of its holder.
 
-    A process that has the flock and finds a dead holder's name in the file puts its own there: two
-    cannot both have it.
+    A dead holder has no flock, and its file is taken over. A file that names another host is
+    refused, since flock may not reach there.
     """
     descriptor = _take(path)
     try:
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(asdict(Holder.this_process())).encode(), 0)
+        name = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
+        os.pwrite(descriptor, name.encode(), 0)
     except OSError as cause:
         os.close(descriptor)
         raise disk_error(cause, path) from cause
@@ -116,13 +81,9 @@ def held(path: Path) -> Iterator[None]:
 
 def _take(path: Path) -> int:
     """A descriptor of the lock file, which is ours now."""
-    flags, created = os.O_RDWR | os.O_CREAT, True
     while True:
         try:
-            try:
-                descriptor = descriptor_of(path, flags | os.O_EXCL, follow=False)
-            except FileExistsError:
-                descriptor, created = descriptor_of(path, flags, follow=False), False
+            descriptor = descriptor_of(path, os.O_RDWR | os.O_CREAT, follow=False)
         except OSError as cause:
             raise disk_error(cause, path) from cause
         try:
@@ -132,45 +93,27 @@ def _take(path: Path) -> int:
                     f"{path}: the same file has another name elsewhere, which a lock has not;"
                     " remove it"
                 )
-            locked, holder = _lock(descriptor, path), holder_of(path)
-            if (holder is None and not (locked or created)) or (
-                holder is not None and holder.is_alive() is not False
-            ):
-                raise _refusal(path, holder)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            holder = holder_of(path)
+            if holder is not None and holder[1] != socket.gethostname():
+                raise _refusal(path, "whether it lives cannot be seen from here; if it is gone,")
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(found, os.lstat(path)):
                     return descriptor
+        except BlockingIOError as cause:
+            os.close(descriptor)
+            raise _refusal(path, "wait for it or stop it first; if there is none,") from cause
+        except OSError as cause:
+            os.close(descriptor)
+            raise disk_error(cause, path) from cause
         except BaseException:
             os.close(descriptor)
             raise
         os.close(descriptor)
 
 
-def _lock(descriptor: int, path: Path) -> bool:
-    """Whether the kernel locks the file for us; False on a file system without flock, where the
-    name in the file is all there is.
-    """
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as cause:
-        raise _refusal(path, holder_of(path)) from cause
-    except OSError as cause:
-        if cause.errno in _NO_FLOCK:
-            return False
-        raise disk_error(cause, path) from cause
-    return True
-
-
-def _refusal(path: Path, holder: Holder | None) -> RunLocked:
-    if holder is None:
-        return RunLocked(
-            f"{path.parent}: another process is just taking this run; if there is none, remove"
-            f" {path}"
-        )
-    remedy = {
-        None: f", and whether it lives cannot be seen from here; if it is gone, remove {path}",
-        False: ": it died, but a process it started still holds the lock; end that one first",
-        True: "; wait for it or stop it first",
-    }
-    who = f"{path.parent}: process {holder.pid} on host {holder.host} is writing this run"
-    return RunLocked(who + remedy[holder.is_alive()])
+def _refusal(path: Path, remedy: str) -> RunLocked:
+    pid, host = holder_of(path) or ("?", "?")
+    return RunLocked(
+        f"{path.parent}: process {pid} on host {host} is writing this run; {remedy} remove {path}"
+    )

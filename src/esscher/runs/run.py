@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from esscher.runs.errors import RunError, one_line, plain, resume_command
 from esscher.runs.files import ENDINGS, write_durable
 from esscher.runs.folders import read_group
-from esscher.runs.lock import holder_of
+from esscher.runs.lock import is_held
 from esscher.runs.manifest import LOCK, MANIFEST, Failure, Manifest, Status, read_manifest
 from esscher.runs.progress import Progress
 from esscher.runs.spec import canonical_json
@@ -64,8 +64,7 @@ class Run:
         """complete, incomplete, failed, or running. A run whose writer was killed is incomplete."""
         if self.manifest.status != "running":
             return self.manifest.status
-        holder = holder_of(self.path / LOCK)
-        if holder is not None and holder.is_alive() is not False:
+        if is_held(self.path / LOCK):
             return "running"
         # Nobody writes it: it ended since the manifest was read, or it was killed.
         status = read_manifest(self.path).status

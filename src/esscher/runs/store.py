@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,6 @@ PAGE = "report.html"
 _SHARD = re.compile(r"[0-9]{6,7}\.parquet")
 # temporary files of write_durable
 _LEFT = re.compile(r"\.(manifest\.json|[a-z0-9_]+\.parquet)\.[0-9]+\.[0-9a-f]+\.tmp")
-_SYNC_SECONDS = 1.0
 
 
 class Store:
@@ -36,7 +34,6 @@ class Store:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.shards = path / "shards"
-        self._synced = 0.0
 
     def create(self) -> None:
         """Make the folders, durably."""
@@ -98,20 +95,7 @@ class Store:
             return []
 
     def write_shard(self, index: int, data: bytes) -> None:
-        """Store a shard. Names are flushed once a second: a loss of power may take back the last
-        second's units.
-        """
-        sync = time.monotonic() - self._synced > _SYNC_SECONDS
-        write_durable(self.shard_path(index), data, sync=sync)
-        if sync:
-            self._synced = time.monotonic()
-
-    def sync(self) -> None:
-        """Flush the names of all shards, whichever process wrote them."""
-        try:
-            sync_folder(self.shards)
-        except OSError as cause:
-            raise disk_error(cause, self.shards) from cause
+        write_durable(self.shard_path(index), data)
 
     def remove_shard(self, index: int) -> None:
         """Remove a damaged shard; of a link the link."""

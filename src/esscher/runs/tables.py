@@ -26,7 +26,6 @@ _NOTHING = "_"
 _MARK = b"sha256:"
 _BLANK = b"0" * 64
 _LARGE = 1 << 24  # bytes
-_TAIL = 1 << 16  # bytes at the end of a file in which the checksum is looked for first
 _OPTIONS: dict[str, Any] = {"compression": "zstd", "version": "2.6", "write_statistics": False}
 
 
@@ -132,13 +131,12 @@ def encode_table(table: pa.Table, header: Mapping[str, Any]) -> bytes:
     with pq.ParquetWriter(sink, table.schema, **_OPTIONS) as writer:
         writer.write_table(table)
         writer.add_key_value_metadata(metadata)
-    # a shard may be large: one copy of it, the one that is returned
-    view = memoryview(sink.getvalue())
-    place = _rfind(view, _MARK + _BLANK) + len(_MARK)
-    data = b"".join([view[:place], hashlib.sha256(view).hexdigest().encode(), view[place + 64 :]])
-    del writer, view, sink
+    data = bytearray(sink.getvalue())
+    place = data.rfind(_MARK + _BLANK) + len(_MARK)
+    data[place : place + 64] = hashlib.sha256(data).hexdigest().encode()
+    del writer, sink
     _release(len(data))
-    return data
+    return bytes(data)
 
 
 def decode_table(data: bytes, origin: str) -> tuple[dict[str, Any], pa.Table]:
@@ -149,7 +147,7 @@ def decode_table(data: bytes, origin: str) -> tuple[dict[str, Any], pa.Table]:
 
 def checksum_of(data: bytes) -> str:
     """The checksum a file carries."""
-    place = _rfind(memoryview(data), _MARK) + len(_MARK)
+    place = data.rfind(_MARK) + len(_MARK)
     return data[place : place + 64].decode("ascii", "replace")
 
 
@@ -170,19 +168,9 @@ def _release(size: int) -> None:
         pa.default_memory_pool().release_unused()
 
 
-def _rfind(view: memoryview, mark: bytes) -> int:
-    """The last place of the mark, which is near the end; -1 where there is none."""
-    start = max(0, len(view) - _TAIL)
-    place = bytes(view[start:]).rfind(mark)
-    return place + start if place >= 0 else bytes(view).rfind(mark)
-
-
 def _open(data: bytes, origin: str) -> tuple[dict[str, Any], pq.ParquetFile]:
     """Header and file; Damaged where the checksum does not hold or the file is not one of ours."""
-    view = memoryview(data)
-    place = _rfind(view, _MARK) + len(_MARK)
-    if place < len(_MARK):
-        raise Damaged(f"{origin}: damaged: it ends before its checksum")
+    view, place = memoryview(data), data.rfind(_MARK) + len(_MARK)
     blank = hashlib.sha256(view[:place])
     blank.update(_BLANK)
     blank.update(view[place + 64 :])
