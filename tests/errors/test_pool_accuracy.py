@@ -101,7 +101,7 @@ def test_random_pools_keep_to_their_stated_accuracy() -> None:
 
 def digits(case: Case) -> list[float]:
     """The root mean square error of one query by the formulas of
-    esscher.errors.formulas, in 60 digits.
+    esscher.errors.integral, in 60 digits.
     """
     with mpmath.workdps(60):
         return [float(mpmath.sqrt(_mean_square(case, n))) for n in case.n]

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.errors.inclusion import inclusion_error
+from esscher.errors.nodes import inclusion_error
 from esscher.hf.call import score
 from esscher.probe import layer as head_state
 from esscher.probe.queries import WindowQueries
@@ -222,7 +222,7 @@ def test_chances_by_hand(measured: Any) -> None:
                     n = int(kept_sizes(hand.size)[SHARES.index(row.share)])
                     p, weight = hand.chances(rule, n)
                     found = inclusion_error(hand.scores, hand.v, p, weight)
-                    squares.append(found.mse[hand.rows(head)])
+                    squares.append(torch.from_numpy(found.mse[hand.rows(head), 0]))
                 assert row.rms == pytest.approx(float(torch.cat(squares).mean().sqrt()), rel=2e-4)
 
 

@@ -28,8 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from esscher.compress.choose import Cell, Choice
 from esscher.compress.metrics import Divergence, Error
 from esscher.compress.text import EveryText, Text
-from esscher.errors.inclusion import inclusion_error
-from esscher.errors.replacement import first_order_pair, pair_error
+from esscher.errors.nodes import first_order_pair, inclusion_error, pair_error
 from esscher.hf.call import AttentionCall
 from esscher.hf.gradients import DRAWS, drawn_gradients, gradient_size
 from esscher.hf.interventions import Kept
@@ -79,7 +78,7 @@ class _Query:
         total, bias = 0.0, []
         for h in range(len(self.scores)):
             found = inclusion_error(self.scores[h][None], self.values[h], self.chance[None], None)
-            bias.append(found.bias[0].double() @ self.output[h])
+            bias.append(torch.as_tensor(found.bias)[0, 0] @ self.output[h])
             total += pair_error(*self.pair(h, h), self.chance)
         return total, torch.stack(bias)
 
@@ -249,12 +248,8 @@ class _Layer:
 
     def _bias(self, h: int, i: int) -> Tensor:
         chance, weight = self.chance[h, i][None], self.weight[h, i][None]
-        return (
-            inclusion_error(self.scores[h, i][None], self.values[h], chance, weight)
-            .bias[0]
-            .double()
-            @ self.output[h]
-        )
+        found = inclusion_error(self.scores[h, i][None], self.values[h], chance, weight)
+        return torch.as_tensor(found.bias)[0, 0] @ self.output[h]
 
     def _pair(self, g: int, h: int, i: int) -> float:
         between = self.output[g] @ self.output[h].T

@@ -4,6 +4,7 @@ estimator ends here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,8 @@ class QueryErrors:
     second_moment: Floats | None = None
     # (m,) queries of one cluster are alike: a rate's interval resamples clusters
     clusters: npt.NDArray[np.int64] | None = None
+    accuracy: float = 0.0  # relative error of sqrt(mse), rounding of the inputs apart
+    interpolation: float = 0.0  # relative error of the mse that comes from a score grid
 
     @property
     def cov(self) -> Floats | None:
@@ -42,6 +45,40 @@ class QueryErrors:
         if self.second_moment is None or self.bias is None:
             return None
         return self.second_moment - self.bias[..., :, None] * self.bias[..., None, :]
+
+    def take(self, rows: npt.NDArray[np.int64]) -> QueryErrors:
+        """The errors of these queries, in this order."""
+        known = {name: getattr(self, name) for name in (*AT_EACH_N, *OF_A_QUERY)}
+        return replace(self, **{name: x[rows] for name, x in known.items() if x is not None})
+
+
+AT_EACH_N = ("mse", "sum_p2", "bias", "dmse_dlogn", "second_moment")
+OF_A_QUERY = ("limit", "delta", "clusters")
+
+
+def concatenate(parts: Sequence[QueryErrors]) -> QueryErrors:
+    """Errors of disjoint groups of queries as one."""
+    return _joined(parts, (*AT_EACH_N, *OF_A_QUERY), 0)
+
+
+def side_by_side(parts: Sequence[QueryErrors]) -> QueryErrors:
+    """Errors of the same queries at different n as one."""
+    return _joined(parts, AT_EACH_N, 1)
+
+
+def merged(first: npt.NDArray[np.bool_], inside: QueryErrors, outside: QueryErrors) -> QueryErrors:
+    """Errors of all queries: ``inside`` of those that the mask marks, ``outside`` of the others."""
+    rows = np.concatenate([np.flatnonzero(first), np.flatnonzero(~first)])
+    return concatenate([inside, outside]).take(np.argsort(rows))
+
+
+def _joined(parts: Sequence[QueryErrors], names: tuple[str, ...], axis: int) -> QueryErrors:
+    columns = {name: [getattr(part, name) for part in parts] for name in names}
+    known: dict[str, Any] = {
+        name: None if any(x is None for x in column) else np.concatenate(column, axis)
+        for name, column in columns.items()
+    }
+    return replace(parts[0], **known, accuracy=max(part.accuracy for part in parts))
 
 
 @dataclass(frozen=True, repr=False)
@@ -104,30 +141,26 @@ class ErrorCurve:
         cls,
         n: npt.NDArray[np.int64],
         queries: QueryErrors,
-        dmse_dlogn: Floats | None,
         *,
         kind: str,
         origin: str,
-        accuracy: float = 0.0,
         weights: Floats | None = None,
         kept: Floats | None = None,
     ) -> ErrorCurve:
-        """The curve over all queries from each query's exact errors (and their derivative in log
-        n), alike or weighted.
-        """
-        share = np.full(len(queries.mse), 1.0 / len(queries.mse)) if weights is None else weights
-        mse = queries.mse.mean(axis=0) if weights is None else share @ queries.mse
+        """The curve over all queries, alike or weighted, from each query's exact errors."""
+        count = len(queries.mse)
+        share = np.full(count, 1.0 / count) if weights is None else weights
+
+        def mean(x: Floats) -> Floats:
+            return np.asarray(x.mean(axis=0) if weights is None else share @ x)
+
+        mse = mean(queries.mse)
         if not np.isfinite(mse).all():
             raise ValueError(
                 "values: their squared errors leave the floating range; scale the values down"
             )
-        slope = None
-        if dmse_dlogn is not None:
-            # an error of exactly 0 has no slope
-            with np.errstate(divide="ignore", invalid="ignore"):
-                slope = (
-                    0.5 * (dmse_dlogn.mean(axis=0) if weights is None else share @ dmse_dlogn) / mse
-                )
+        with np.errstate(divide="ignore", invalid="ignore"):  # an error of exactly 0 has no slope
+            slope = None if queries.dmse_dlogn is None else 0.5 * mean(queries.dmse_dlogn) / mse
         return cls(
             n=n,
             rms=np.sqrt(mse),
@@ -137,9 +170,9 @@ class ErrorCurve:
             slope=slope,
             effective_tokens=1.0 / (share @ queries.sum_p2),
             delta=None if kept is not None else float(share[share > 0] @ queries.delta[share > 0]),
-            accuracy=accuracy,
+            accuracy=queries.accuracy,
             origin=origin,
-            queries=replace(queries, dmse_dlogn=dmse_dlogn),
+            queries=queries,
             kept=kept,
         )
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from esscher.errors import grid as deposit
-from esscher.errors.formulas import HIGHEST, TINY, Floats, Source, as_numpy, march, step_for
 from esscher.errors.gaussian import largest_weights
 from esscher.errors.grid import Deposit, DepositSource, Grid
+from esscher.errors.integral import HIGHEST, TINY, Floats, Source, as_numpy, march, step_for
 from esscher.errors.nodes import REACH, STEP, TOL, WIDE, sources
 from esscher.inputs import as_attention, as_counts, as_pair, as_place, is_finite
 
@@ -71,8 +71,9 @@ def dispersion(
     """
     sums = _Dispersion(source, n, planted, step)
     most = math.log(float(n.max()))
-    start = float((math.log(tol) - most - source.moments.log_first).min())
-    march(source, sums, start, -most - LOWEST - source.span * (planted is not None), step, tol)
+    start = float((math.log(tol) - most - source.log_first).min())
+    lowest = -most - LOWEST - source.span * (planted is not None)
+    march(sums, start, lowest, step, tol, span=source.span, chunk=source.chunk)
     return sums.result()
 
 
@@ -81,7 +82,7 @@ class _Dispersion:
 
     def __init__(self, source: Source, n: Tensor, planted: Tensor | None, step: float) -> None:
         self.source, self.n, self.planted, self.step = source, n, planted, step
-        self.sums = n.new_zeros(len(source.moments.log_first), 3, len(n))
+        self.sums = n.new_zeros(len(source.log_first), 3, len(n))
         self.log_phi = n.new_zeros(len(self.sums))  # at the last node added
 
     def add(self, tau: Tensor) -> None:
@@ -118,7 +119,7 @@ class _Dispersion:
 
     def below(self, tau: float) -> Tensor:
         """n t^2 E e^2 / 2; n t E[e (|u| + 1.6)], where E[e |score|] <= - E e log E e; t e'."""
-        pool = self.source.moments
+        pool = self.source
         pair = self.n * torch.exp(2 * tau + pool.log_pair)[:, None] / 2
         entropy = (
             self.n * (torch.exp(tau + pool.log_first) * (abs(tau) + 1.6 - pool.log_first))[:, None]

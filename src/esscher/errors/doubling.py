@@ -1,9 +1,9 @@
 """The integral over kept keys whose probabilities all differ, key by key, to a relative 1e-4:
 compiled, at doubling nodes.
 
-The formulas are those of integral.inclusion, with the trapezoid rule in log t of step log 2, whose
-aliasing is 9e-5 of the mean squared error at most. From one node to the next t doubles, so that no
-exponential is computed but the first: with l = exp(-t eps) - 1,
+The formulas are those of esscher.errors.integral, with the trapezoid rule in log t of step log 2,
+whose aliasing is 9e-5 of the mean squared error at most. From one node to the next t doubles, so
+that no exponential is computed but the first: with l = exp(-t eps) - 1,
 
     exp(-2 t eps) - 1 = l (l + 2),
 
@@ -16,16 +16,16 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numba
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from esscher.errors.formulas import TINY, Floats, aliasing
-from esscher.errors.inclusion import InclusionErrors
+from esscher.errors.curve import QueryErrors
+from esscher.errors.integral import TINY, Floats, aliasing
 
 STEP = math.log(2.0)
 TOL = 2e-6  # of what is cut off at either end, and of float32 products
@@ -50,27 +50,30 @@ FAST = {"reassoc", "contract", "arcp", "nsz"}
 COLUMNS = 6
 
 
-@dataclass(frozen=True)
-class Answered:
-    """The errors of those queries (m,) that ``known`` marks; the others' numbers mean nothing."""
-
-    errors: InclusionErrors
-    known: Tensor
-
-
 def doubling_errors(
     weight: Tensor, near: Tensor, drift: Tensor, distance: Tensor, p: Tensor, w: Tensor | None
-) -> Answered:
-    """float64, on the CPU: softmax weights (m, N), values (N, d) and limits (m, d) from one origin,
-    |c| (m, N), p and w (m, N).
+) -> tuple[QueryErrors, npt.NDArray[np.bool_]]:
+    """Errors at one n, and which of them are known, (m,): a query that needs more than NODES nodes
+    is not, and its numbers mean nothing.
 
-    A query that needs more than NODES nodes is not answered.
+    float64, on the CPU: softmax weights (m, N), values (N, d) and limits (m, d) from one origin,
+    |c| (m, N), p and w (m, N).
     """
     keys = _Keys(weight, near, drift, distance, p, w)
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         parts = list(pool.map(keys.integrate, range(0, len(p), QUERIES)))
-    mse, bias, sum_p2, known = (torch.cat(column) for column in zip(*parts, strict=True))
-    return Answered(InclusionErrors(mse, bias, sum_p2, aliasing(STEP) / 2 + TOL), known)
+    mse, bias, sum_p2, known = (
+        torch.cat(column)[:, None].numpy() for column in zip(*parts, strict=True)
+    )
+    errors = QueryErrors(
+        mse=mse,
+        sum_p2=sum_p2,
+        limit=drift.numpy(),
+        delta=np.full(len(p), np.nan),
+        bias=bias,
+        accuracy=aliasing(STEP) / 2 + TOL,
+    )
+    return errors, known[:, 0]
 
 
 class _Keys:

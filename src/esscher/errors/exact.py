@@ -16,11 +16,11 @@ from torch import Tensor
 
 from esscher.attention.head import Head, check_pair
 from esscher.attention.limit import limit
-from esscher.errors.curve import ErrorCurve, QueryErrors
+from esscher.errors.curve import ErrorCurve, QueryErrors, concatenate
 from esscher.errors.delta import delta_trace
 from esscher.errors.gaussian import gaussian_error_slopes
 from esscher.errors.keep_law import law_rule
-from esscher.errors.nodes import concatenate, error_from_nodes
+from esscher.errors.nodes import error_from_nodes
 from esscher.errors.pool_curve import exact_pool_curve, pool_stderr
 from esscher.errors.query_laws import drawn, gaussian_queries_curve, integrated
 from esscher.inputs import as_count, as_counts, as_tensor
@@ -145,14 +145,10 @@ def _over_rows(
     measure.log_laplace(head.tilt(x))
     pool, rotational, law = measure.as_pool(), measure.as_rotational(), type(measure).__name__
     if measure.is_gaussian:
-        errors, slopes, accuracy = _gaussian(head, measure, x, counts).result(
-            head, measure, x, details
-        )
+        errors = _gaussian(head, measure, x, counts).result(head, measure, x, details)
         origin = "exact, Gaussian tokens: f1 and f2 of the score's standard deviation"
     elif rotational is not None:
-        errors, slopes, accuracy = _rotational(head, rotational, x, counts).result(
-            head, measure, x, details
-        )
+        errors = _rotational(head, rotational, x, counts).result(head, measure, x, details)
         origin = f"exact, {law} tokens: quadrature over the cosine"
     elif pool is not None:
         q, k, v = (
@@ -166,16 +162,9 @@ def _over_rows(
         first = next(lines)
         if first is None:
             return _through_pool(head, measure, x, counts, details, *drawn_pool)
-        errors, slopes, accuracy = _along_tilts(
-            head, measure, x, counts, details, chain([first], lines)
-        )
+        errors = _along_tilts(head, measure, x, counts, details, chain([first], lines))
         origin = f"exact, {law} tokens: quadrature along each query's tilt"
-    return ErrorCurve.from_queries(
-        counts, errors, slopes, kind="exact", accuracy=accuracy, origin=origin, weights=weights
-    )
-
-
-Result = tuple[QueryErrors, Floats, float]  # errors, d MSE / d log n, relative accuracy
+    return ErrorCurve.from_queries(counts, errors, kind="exact", origin=origin, weights=weights)
 
 
 @dataclass(frozen=True)
@@ -197,7 +186,7 @@ class _TwoDirections:
     sum_p2: Floats
     accuracy: float
 
-    def result(self, head: Head, measure: Measure, x: Tensor, details: bool) -> Result:
+    def result(self, head: Head, measure: Measure, x: Tensor, details: bool) -> QueryErrors:
         along = (self.w**2).sum(-1)[:, None]
         across = np.maximum(np.trace(self.total) - along, 0.0)
         bias = second = None
@@ -208,15 +197,16 @@ class _TwoDirections:
                 self.f1[:, :, None, None] * line[:, None]
                 + self.f2[:, :, None, None] * (self.total - line)[:, None]
             )
-        errors = QueryErrors(
+        return QueryErrors(
             mse=along * self.f1 + across * self.f2,
             sum_p2=self.sum_p2,
             limit=limit(head, measure)(x).cpu().numpy(),
             delta=_delta_trace(head, measure, x),
             bias=bias,
+            dmse_dlogn=along * self.df1_dlogn + across * self.df2_dlogn,
             second_moment=second,
+            accuracy=self.accuracy,
         )
-        return errors, along * self.df1_dlogn + across * self.df2_dlogn, self.accuracy
 
 
 def _gaussian(head: Head, measure: Measure, x: Tensor, n: Counts) -> _TwoDirections:
@@ -293,6 +283,8 @@ def _over_tilts(measure: Rotational, r: Floats, n: Counts) -> tuple[Floats, floa
         along = error_from_nodes(scores, log_weights, x[:, None], None, n, details=True)
         across = error_from_nodes(scores, log_weights, torch.zeros_like(x)[:, None], spread, n)
         assert along.bias is not None
+        assert along.dmse_dlogn is not None
+        assert across.dmse_dlogn is not None
         parts = (
             along.mse,
             across.mse,
@@ -313,7 +305,7 @@ def _along_tilts(
     n: Counts,
     details: bool,
     tilts: Iterable[list[Line] | None],
-) -> Result:
+) -> QueryErrors:
     """One query at a time: nodes along its tilt, values V y given the score, and what they spread
     across it.
     """
@@ -330,13 +322,11 @@ def _along_tilts(
                 details=details,
             )
         )
-    joined = concatenate(parts)
-    errors = replace(
-        joined.queries(),
+    return replace(
+        concatenate(parts),
         limit=limit(head, measure)(x).cpu().numpy(),
         delta=_delta_trace(head, measure, x),
     )
-    return errors, joined.dmse_dlogn, joined.accuracy
 
 
 def _through_pool(

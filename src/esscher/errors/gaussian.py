@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from esscher.errors.formulas import HIGHEST, Floats, step_for
+from esscher.errors.integral import HIGHEST, Floats, step_for
 from esscher.inputs import as_counts, as_tensor
 
 # Without the interpreter's lock the caller can run parts in plain threads: unlike numba's own

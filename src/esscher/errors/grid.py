@@ -1,12 +1,11 @@
 """All n for one pass over the keys: deposits on a score grid as a streaming state (init, update,
 merge, finish).
 
-Every functional of esscher.errors.formulas is sum_j h(tau + s_j) v_j with h smooth
-and v_j among 1, the value and its squared norm: a convolution of the keys' measure with h. So each
-key is deposited once, on its query's score grid, by B-spline weights that do not know h
-(esscher.errors.scatter); every h, tau and n is then a small matrix product shared by all
-queries. Deposits are sums over keys, hence two states over disjoint keys merge by addition, in any
-order.
+Every functional of esscher.errors.integral is sum_j h(tau + s_j) v_j with h smooth and v_j among 1,
+the value and its squared norm: a convolution of the keys' measure with h. So each key is deposited
+once, on its query's score grid, by B-spline weights that do not know h (esscher.errors.scatter);
+every h, tau and n is then a small matrix product shared by all queries. Deposits are sums over
+keys, hence two states over disjoint keys merge by addition, in any order.
 
 Cells lie at whole multiples of the spacing, the same for every query and every state. A state
 keeps, for each query, the cells from its lowest score to its highest, in float64; memory does not
@@ -27,26 +26,38 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from esscher.errors.bernoulli import bernoulli_errors
-from esscher.errors.formulas import TINY, Family, Moments, NodeErrors, Sums, Vectors, step_for
-from esscher.errors.nodes import side_by_side
-from esscher.errors.replacement import replacement_errors
+from esscher.errors.curve import QueryErrors, side_by_side
+from esscher.errors.integral import (
+    TINY,
+    Family,
+    Source,
+    bernoulli_errors,
+    replacement_errors,
+    step_for,
+)
 from esscher.errors.scatter import (
     coarsen,
     exponential_gain,
     interpolation_error,
-    prefilter,
     scatter,
+    spline_coefficients,
 )
 
-BLOCK = 256  # cells filtered by one product
-NODES = 32  # remembered together
-LENGTHS = 128  # remembered grids have a multiple of so many cells
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+LENGTHS = 128  # remembered kernels have a multiple of so many cells
 LONGEST = 512  # and at most so many
+MAX_CELLS = 4096  # of one query: 512 nats of score range at the spacing 1/8
+FAR = 2.0**40  # scores from here on have no cell numbers, nor digits behind the point in float32
+ALIGN = 8  # every grid ends on a multiple of this, so that 1/32 can be coarsened to 1/4
+COARSEST = 0.25  # beyond it a kernel that grows as exp(u) has no B-spline coefficients
+SUBSET = 8  # queries on which the interpolation error is measured
+ROUNDING = 16 * torch.finfo(torch.float64).eps  # of a sum over keys, relative to absolute terms
 
 
 @dataclass(frozen=True)
-class Cells:
+class _Cells:
     """A uniform grid of scores; a key is spread over ``points`` cells. ``single``: values on it are
     known to float32 only.
     """
@@ -56,125 +67,52 @@ class Cells:
     single: bool
     device: torch.device
 
-    def centres(self, length: int, reach: int = 0) -> Tensor:
-        """Of the last cells, and ``reach`` more on either side, measured from the end of the
-        grid.
-        """
-        index = torch.arange(-reach, length + reach, dtype=torch.float64, device=self.device)
-        return (index - length + self.points / 2) * self.spacing
+    def centres(self, length: int) -> Tensor:
+        """Of the last cells, measured from the end of the grid."""
+        index = torch.arange(-length, 0, dtype=torch.float64, device=self.device)
+        return (index + self.points / 2) * self.spacing
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """Which channel it weighs, and its coefficients (cells, nodes) divided by ``peak`` (nodes)."""
-
-    channel: str
-    weights: Tensor
-    peak: Tensor | float = 1.0
+# channel, coefficients (cells, nodes) divided by a peak, and the peak (nodes)
+_Kernel = tuple[str, Tensor, Tensor | float]
 
 
-def kernels(family: Family, cells: Cells, length: int, tau: Tensor) -> dict[str, Kernel]:
-    """Those of a family on the last ``length`` cells of a grid, at nodes tau: a lattice, or one
-    node.
-    """
-    start, padded = float(tau[0]), -(-length // LENGTHS) * LENGTHS
-    if len(tau) == 1 and length <= LONGEST:
-        alone = _at_node(family, cells, padded, start)
-        return {
-            name: Kernel(one.channel, one.weights[-length:], one.peak)
-            for name, one in alone.items()
-        }
-    step = round(float(tau[1] - tau[0]), 6) if len(tau) > 1 else 0.0
-    first = round(start / step) if step > 0 else 0
-    if step == 0 or length > LONGEST or start != step * first:
+def _kernels(family: Family, cells: _Cells, length: int, tau: Tensor) -> dict[str, _Kernel]:
+    """Those of a family on the last ``length`` cells of a grid, at nodes tau."""
+    if length > LONGEST:
         return _computed(family, cells, length, tau)
-    end = first + len(tau)
-    blocks = range(first // NODES, (end - 1) // NODES + 1)
-    parts = [_remembered(family, cells, padded, step, number) for number in blocks]
-    cuts = [
-        slice(max(0, first - number * NODES), min(NODES, end - number * NODES)) for number in blocks
-    ]
-    found = {}
-    for name, kernel in parts[0].items():
-        same = [part[name] for part in parts]
-        weights = torch.cat(
-            [one.weights[-length:, cut] for one, cut in zip(same, cuts, strict=True)], dim=1
-        )
-        peaks = [
-            one.peak[cut]
-            for one, cut in zip(same, cuts, strict=True)
-            if isinstance(one.peak, Tensor)
-        ]
-        found[name] = Kernel(kernel.channel, weights, torch.cat(peaks) if peaks else 1.0)
-    return found
+    padded = -(-length // LENGTHS) * LENGTHS
+    found = _remembered(family, cells, padded, tuple(tau.tolist()))
+    return {name: (channel, x[-length:], peak) for name, (channel, x, peak) in found.items()}
 
 
-@lru_cache(maxsize=256)  # a third of a megabyte each
+@lru_cache(maxsize=512)  # a fifth of a megabyte each
 def _remembered(
-    family: Family, cells: Cells, length: int, step: float, number: int
-) -> dict[str, Kernel]:
-    tau = step * torch.arange(
-        number * NODES, (number + 1) * NODES, dtype=torch.float64, device=cells.device
-    )
-    return _computed(family, cells, length, tau)
+    family: Family, cells: _Cells, length: int, tau: tuple[float, ...]
+) -> dict[str, _Kernel]:
+    nodes = torch.tensor(tau, dtype=torch.float64, device=cells.device)
+    return _computed(family, cells, length, nodes)
 
 
-@lru_cache(maxsize=1024)
-def _at_node(family: Family, cells: Cells, length: int, tau: float) -> dict[str, Kernel]:
-    return _computed(
-        family, cells, length, torch.full((1,), tau, dtype=torch.float64, device=cells.device)
-    )
+def _computed(family: Family, cells: _Cells, length: int, tau: Tensor) -> dict[str, _Kernel]:
+    found: dict[str, _Kernel] = {}
 
+    def samples(centres: Tensor) -> dict[str, tuple[str, Tensor]]:
+        return family(tau[:, None] + centres, tau[:, None])
 
-def _computed(family: Family, cells: Cells, length: int, tau: Tensor) -> dict[str, Kernel]:
-    smooth = _smoother(cells.points, cells.spacing).to(cells.device)
-    reach = (smooth.shape[0] - BLOCK) // 2
-    u = tau[:, None] + cells.centres(length, reach)
-    found = {}
-    for name, (channel, samples) in family(u, tau[:, None]).items():
-        weights = _filtered(samples, smooth, length, reach).T  # (cells, nodes)
+    for name, (channel, weights) in spline_coefficients(
+        samples, cells.centres(length), cells.points, cells.spacing
+    ).items():
         if channel == "value" and cells.single:
             peak = weights.abs().amax(0).clamp_min(TINY)  # float32 has few small numbers
-            found[name] = Kernel(channel, (weights / peak).float(), peak)
+            found[name] = channel, (weights / peak).float(), peak
         else:
-            found[name] = Kernel(channel, weights)
+            found[name] = channel, weights, 1.0
     return found
 
 
-def _filtered(samples: Tensor, smooth: Tensor, length: int, reach: int) -> Tensor:
-    """Coefficients (nodes, length) of kernels sampled on the grid and ``reach`` further on either
-    side.
-    """
-    parts = []
-    for start in range(0, length, BLOCK):
-        width = min(BLOCK, length - start)
-        window = samples[:, start : start + width + 2 * reach]
-        parts.append(window @ smooth[: window.shape[1], :width])
-    return torch.cat(parts, dim=1)
-
-
-@lru_cache(maxsize=16)
-def _smoother(points: int, spacing: float) -> Tensor:
-    """The prefilter as a matrix: samples on BLOCK grid points, and some on either side ->
-    coefficients on the BLOCK.
-    """
-    taps = torch.as_tensor(prefilter(points, spacing))
-    matrix = torch.zeros(BLOCK + taps.shape[0] - 1, BLOCK, dtype=torch.float64)
-    for shift, tap in enumerate(taps):
-        matrix.diagonal(-shift).fill_(tap)
-    return matrix
-
-
-# ---- Deposits read back: the sums over keys that the integrals ask for, as products of kernels
-# and cells.
-
-# of a sum over keys, relative to the sum of absolute terms
-ROUNDING = 16 * torch.finfo(torch.float64).eps
-
-
-class DepositSource:
-    """A source (see convergence.integral.formulas) over the cells of a deposit; anchored at the end
-    of each query's grid.
+class DepositSource(Source):
+    """A source over the cells of a deposit, anchored at the end of each query's grid.
 
     The limit and all moments are those of the deposited measure itself, so that E[e c] = 0 holds to
     rounding: what the grid gets wrong is relative to |c|, even where one key takes nearly all the
@@ -193,18 +131,23 @@ class DepositSource:
         drift: Tensor | None = None,
     ) -> None:
         """``drift``: the limit minus the centre, (m, d), where it is not that of these deposits."""
-        self.cells, self.spacing, self.points, self.center, self.single = (
-            cells,
-            spacing,
-            points,
-            center,
-            single,
-        )
-        if drift is not None:
-            self.drift = drift
+        self.cells, self.center, self.own = cells, center, drift is None
         self.span = cells.shape[2] * spacing
-        self.grid = Cells(points, spacing, single, cells.device)
-        # without itself: large tensors must not wait for the collector of cycles
+        self.grid = _Cells(points, spacing, single, cells.device)
+        first, pair = self._exponential(1.0), self._exponential(2.0)
+        if drift is None:
+            drift = (cells[:-2] @ first).T / (cells[-2] @ first)[:, None]
+        self.drift, self.limit = drift, center + drift
+        self.total = cells[-2].sum(1, keepdim=True)  # weight of all keys, (m, 1)
+        self.mass = cells[-2] / self.total  # deposits of 1 under the law of a key, (m, L)
+        along = torch.einsum("md,dml->ml", drift, cells[:-2])
+        square = cells[-1] - 2 * along + drift.square().sum(1, keepdim=True) * cells[-2]
+        # deposits of |c|^2 + b, (m, L); what rounding leaves below 0 is 0
+        self.spread = square.clamp_min(0) / self.total
+        self.mean = cells[:-2].sum(2).T / self.total - drift
+        self.variance = self.spread.sum(1)
+        self.log_first, self.log_pair = (self.mass @ first).log(), (self.mass @ pair).log()
+        self.log_spread = (self.spread @ pair).clamp_min(0).log()
         self._coarser: dict[int, DepositSource] = {}
 
     def coarser(self, times: int) -> DepositSource:
@@ -212,54 +155,16 @@ class DepositSource:
         if times == 0:
             return self
         if times not in self._coarser:
-            finer = self.coarser(times - 1)
-            cells = coarsen(finer.cells, self.points)
+            finer, grid = self.coarser(times - 1), self.grid
             self._coarser[times] = DepositSource(
-                cells,
-                2 * finer.spacing,
-                self.points,
+                coarsen(finer.cells, grid.points),
+                2 * finer.grid.spacing,
+                grid.points,
                 self.center,
-                self.single,
-                self.__dict__.get("drift"),
+                grid.single,
+                None if self.own else self.drift,
             )
         return self._coarser[times]
-
-    @cached_property
-    def moments(self) -> Moments:
-        first, pair = self._exponential(1.0), self._exponential(2.0)
-        return Moments(
-            limit=self.center + self.drift,
-            mean=self.cells[:-2].sum(2).T / self.total - self.drift,
-            variance=self.spread.sum(1).clamp_min(0),
-            log_first=(self.mass @ first).log(),
-            log_pair=(self.mass @ pair).log(),
-            log_spread=(self.spread @ pair).clamp_min(0).log(),
-        )
-
-    @cached_property
-    def total(self) -> Tensor:
-        """Weight of all keys, (m, 1)."""
-        return self.cells[-2].sum(1, keepdim=True)
-
-    @cached_property
-    def mass(self) -> Tensor:
-        """Deposits of 1 under the law of a key, (m, L)."""
-        return self.cells[-2] / self.total
-
-    @cached_property
-    def drift(self) -> Tensor:
-        """Limit minus centre, (m, d)."""
-        first = self._exponential(1.0)
-        return (self.cells[:-2] @ first).T / (self.cells[-2] @ first)[:, None]
-
-    @cached_property
-    def spread(self) -> Tensor:
-        """Deposits of |c|^2 + b, (m, L); what rounding leaves below 0 is 0."""
-        along = torch.einsum("md,dml->ml", self.drift, self.cells[:-2])
-        square = (
-            self.cells[-1] - 2 * along + self.drift.square().sum(1, keepdim=True) * self.cells[-2]
-        )
-        return square.clamp_min(0) / self.total
 
     @cached_property
     def rounding(self) -> Tensor:
@@ -269,21 +174,19 @@ class DepositSource:
         |c|^2 is the difference of numbers of the size of |value - centre|^2 and |drift|^2. Where
         one key has nearly all the weight its c nearly vanishes, and what is left of it is rounding.
         """
-        size = (
-            self.cells[-1] + self.drift.square().sum(1, keepdim=True) * self.cells[-2]
-        ) / self.total
-        first, pair = self._exponential(1.0), self._exponential(2.0)
-        return ROUNDING * torch.stack([size.sum(1), (size @ pair) / (self.mass @ first).square()])
+        length = self.drift.square().sum(1, keepdim=True)
+        size = (self.cells[-1] + length * self.cells[-2]) / self.total
+        grown = (size @ self._exponential(2.0)) / (2 * self.log_first).exp()
+        return ROUNDING * torch.stack([size.sum(1), grown])
 
     @cached_property
     def value(self) -> Tensor:
-        """Deposits of c, (d, m, L): rounded to float32 when the values themselves are known no
-        better.
+        """Deposits of c / ``unit``, (d, m, L): rounded to float32 when the values themselves are
+        known no better.
         """
+        dtype = torch.float32 if self.grid.single else torch.float64
+        value = torch.empty_like(self.cells[:-2], dtype=dtype)
         size = self.total * self.unit
-        value = torch.empty_like(
-            self.cells[:-2], dtype=torch.float32 if self.single else torch.float64
-        )
         # one coordinate stays in the cache
         for own, cells, drift in zip(value, self.cells, self.drift.T, strict=False):
             own.copy_(torch.addcmul(cells, drift[:, None], self.cells[-2], value=-1).div_(size))
@@ -295,35 +198,21 @@ class DepositSource:
         size = math.sqrt(float((self.cells[-1].sum(1) / self.total[:, 0]).max()))
         return 2.0 ** math.frexp(size)[1] if size > 0 else 1.0
 
-    def contract(self, tau: Tensor, family: Family) -> Sums:
-        numbers, vectors = {}, {}
-        for name, kernel in kernels(family, self.grid, self.cells.shape[2], tau).items():
-            if kernel.channel == "value":
-                vectors[name] = Vectors(self.value @ kernel.weights, kernel.peak * self.unit)
+    def contract(self, tau: Tensor, family: Family) -> dict[str, Tensor]:
+        found = {}
+        for name, (channel, weights, peak) in _kernels(
+            family, self.grid, self.cells.shape[2], tau
+        ).items():
+            if channel == "value":
+                found[name] = (self.value @ weights).double().mul_(peak * self.unit)
             else:
-                numbers[name] = (
-                    self.mass if kernel.channel == "mass" else self.spread
-                ) @ kernel.weights
-        return Sums(numbers, vectors)
+                found[name] = (self.mass if channel == "mass" else self.spread) @ weights
+        return found
 
     def _exponential(self, rate: float) -> Tensor:
         """Coefficients of exp(rate u), which are exact."""
-        return torch.exp(rate * self.grid.centres(self.cells.shape[2])) / exponential_gain(
-            self.points, rate * self.spacing
-        )
-
-
-# ---- All n for one pass over the keys: deposits on a score grid as a streaming state (init,
-# update, merge, finish).
-
-Floats = npt.NDArray[np.float64]
-Counts = npt.NDArray[np.int64]
-
-MAX_CELLS = 4096  # of one query: 512 nats of score range at the spacing 1/8
-FAR = 2.0**40  # scores from here on have no cell numbers, nor digits behind the point in float32
-ALIGN = 8  # every grid ends on a multiple of this, so that 1/32 can be coarsened to 1/4
-COARSEST = 0.25  # beyond it a kernel that grows as exp(u) has no B-spline coefficients
-SUBSET = 8  # queries on which the interpolation error is measured
+        gain = exponential_gain(self.grid.points, rate * self.grid.spacing)
+        return torch.exp(rate * self.grid.centres(self.cells.shape[2])) / gain
 
 
 @dataclass(frozen=True)
@@ -519,7 +408,7 @@ def finish(
     of: int | None = None,
     details: bool = False,
     interpolation: float | None = None,
-) -> NodeErrors:
+) -> QueryErrors:
     """The exact errors of the pool of all keys seen, at every n; ``accuracy`` includes the grid's
     own error.
 
@@ -537,76 +426,62 @@ def finish(
     levels = [
         level_for(state.grid, count / of) if sampling == "bernoulli" else 0 for count in n.tolist()
     ]
-    base = state.source
-    result = _integrate(base, state, n, of, sampling, details, levels)
-    result = replace(result, accuracy=result.accuracy + float(_lost(base, over_queries=True)) / 2)
-    if interpolation is not None:
-        return replace(
-            result, accuracy=result.accuracy + interpolation / 2, interpolation=interpolation
-        )
-    share = result.mse / np.maximum(result.mse.sum(axis=0), TINY)
-    rows = np.argsort(-share.max(axis=1), kind="stable")[:SUBSET]
-    few = take(state, torch.as_tensor(rows, device=state.end.device))
-    error = _interpolation(few, result.mse[rows], n, of, sampling, levels)
-    return replace(result, accuracy=result.accuracy + error / 2, interpolation=error)
+    result = _integrate(state, n, of, sampling, details, levels)
+    if interpolation is None:
+        share = result.mse / np.maximum(result.mse.sum(axis=0), TINY)
+        rows = np.argsort(-share.max(axis=1), kind="stable")[:SUBSET]
+        few = take(state, torch.as_tensor(rows, device=state.end.device))
+        interpolation = _interpolation(few, result.mse[rows], n, of, sampling, levels)
+    rounding, sizes = state.source.rounding.sum(1), _sizes(state.source).sum(1)
+    accuracy = result.accuracy + (float(_share(rounding, sizes)) + interpolation) / 2
+    return replace(result, accuracy=accuracy, interpolation=interpolation)
 
 
 def lost(state: Deposit) -> Tensor:
     """What rounding may take of each query's mean squared error, relative to it, (m,): near 1
     nothing is left.
     """
-    return _lost(state.source)
+    return _share(state.source.rounding, _sizes(state.source))
 
 
-def _lost(source: DepositSource, over_queries: bool = False) -> Tensor:
-    moments, rounding = source.moments, source.rounding
-    errors = torch.stack([moments.variance, moments.delta])
-    if over_queries:
-        rounding, errors = rounding.sum(1), errors.sum(1)
-    return torch.where(rounding > 0, rounding / errors, 0.0).amax(0)
+def _sizes(source: DepositSource) -> Tensor:
+    return torch.stack([source.variance, source.delta])
+
+
+def _share(rounding: Tensor, sizes: Tensor) -> Tensor:
+    return torch.where(rounding > 0, rounding / sizes, 0.0).amax(0)
 
 
 def _integrate(
-    base: DepositSource,
-    state: Deposit,
-    n: Counts,
-    of: int,
-    sampling: str,
-    details: bool,
-    levels: list[int],
-) -> NodeErrors:
+    state: Deposit, n: Counts, of: int, sampling: str, details: bool, levels: list[int]
+) -> QueryErrors:
     """The integrals, with the spacing doubled ``levels`` times for each n; replacement has one
     level for all.
     """
-    grid = state.grid
-    step = step_for(grid.tol)
+    source, tol = state.source, state.grid.tol
+    step = step_for(tol)
     if sampling == "replacement":
         counts = torch.as_tensor(n, dtype=torch.float64, device=state.cells.device)
         return replacement_errors(
-            base.coarser(levels[0]), counts, step=step, tol=grid.tol, details=details
+            source.coarser(levels[0]), counts, step=step, tol=tol, details=details
         )
-    parts = [
-        bernoulli_errors(
-            base.coarser(level), count, of, state.keys, step=step, tol=grid.tol, details=details
-        )
-        for count, level in zip(n.tolist(), levels, strict=True)
-    ]
-    return side_by_side(parts)
+    return side_by_side(
+        [
+            bernoulli_errors(source.coarser(level), count, of, state.keys, step=step, tol=tol)
+            for count, level in zip(n.tolist(), levels, strict=True)
+        ]
+    )
 
 
 def level_for(grid: Grid, fraction: float) -> int:
     """How often the spacing may be doubled before the kernels of this fraction suffer."""
     odds = math.log(fraction / (1 - fraction)) if fraction < 1 else math.inf
     strip = math.atan2(math.pi, odds) if odds > 0 else math.pi / 2
-    level = 0
-    while grid.spacing * 2 ** (level + 1) <= COARSEST:
-        if (
-            strip == 0
-            or interpolation_error(grid.points, grid.spacing * 2 ** (level + 1), strip)
-            > grid.tol / 10
-        ):
+    level, spacing = 0, 2 * grid.spacing
+    while spacing <= COARSEST and strip > 0:
+        if interpolation_error(grid.points, spacing, strip) > grid.tol / 10:
             break
-        level += 1
+        level, spacing = level + 1, 2 * spacing
     return level
 
 
@@ -622,9 +497,7 @@ def _interpolation(
     """
     coarser = [few.grid.spacing * 2 ** (level + 1) <= COARSEST for level in levels]
     other = [level + 1 if up else level - 1 for level, up in zip(levels, coarser, strict=True)]
-    change = np.abs(_integrate(few.source, few, n, of, sampling, False, other).mse - mse).mean(
-        axis=0
-    )
+    change = np.abs(_integrate(few, n, of, sampling, False, other).mse - mse).mean(axis=0)
     change = np.where(coarser, change / 2 ** (few.grid.points // 2 + 1), change)
     size = mse.mean(axis=0)
     least = max(

@@ -1,14 +1,16 @@
 """The exact error of attention on the keys that a rule keeps, for a ladder of sizes. Formulas:
-integral.inclusion.
+esscher.errors.integral.
 
-Four roads, by what a rule leaves to chance. Nothing: sums over a ranking (integral.ranked). One
-probability for all keys it does not keep surely: one deposit of these on score grids serves every
-probability (integral.sure_and_rest). Probabilities of their own: key by key, of float32 inputs by
-compiled sums (integral.doubling).
+Four ways, by what a rule leaves to chance. Nothing: sums over a ranking. One probability for all
+keys that it does not keep surely: one deposit of these on score grids serves every probability.
+Probabilities of their own: key by key, of float32 inputs by compiled sums
+(esscher.errors.doubling).
 """
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -20,28 +22,21 @@ import torch
 from torch import Tensor
 
 from esscher.errors import grid as deposit
-from esscher.errors.bernoulli import sure_and_rest_error
-from esscher.errors.curve import ErrorCurve, QueryErrors
+from esscher.errors.curve import ErrorCurve, QueryErrors, merged, side_by_side
 from esscher.errors.doubling import doubling_errors
-from esscher.errors.formulas import step_for
-from esscher.errors.grid import DepositSource
-from esscher.errors.inclusion import (
-    TOL,
-    InclusionErrors,
-    SureKeys,
-    inclusion_error,
-    joined,
-    ranked_errors,
-)
+from esscher.errors.grid import Deposit, DepositSource
+from esscher.errors.integral import SureKeys, kept_errors, step_for
+from esscher.errors.nodes import TOL, inclusion_error
 from esscher.inputs import as_counts, generator_for
 from esscher.keep import LowRank
 from esscher.keep.chance import Random, share_of
 from esscher.keep.context import Context
-from esscher.keep.rule import Chance, Inclusion, Ranked, Rule, ranking, refused
+from esscher.keep.rule import Chance, Ranked, Rule, first_of, ranking, refused
 
 FEW_PAIRS = 2**12  # queries x keys up to which the sum key by key is as fast as the others
 BLOCK = 8192  # keys deposited at once
 SHARP = 0.999
+FAR_ABOVE = 300.0  # nats by which a sure key may exceed the others of a grid
 SINGLE = 1e-6  # tolerance of integrals over float32 inputs
 
 
@@ -64,78 +59,67 @@ class KeepErrors:
     def __init__(self, context: Context) -> None:
         self.asked = context  # what rules see
         self.context = context.whole  # what sums are over: a sink logit is a sure key of value 0
+        self.large = self.context.scores.numel() > FEW_PAIRS
         self._last: tuple[Tensor, _Rest | None] | None = None
 
     def curve(self, rule: Rule, n: Any = None, *, details: bool = False) -> ErrorCurve:
         """As ``keep_curve``."""
-        context = self.asked
         counts = [None] if n is None else as_counts(n, "n").tolist()
-        found, sizes = self._found(rule, counts)
-        queries = QueryErrors(
-            mse=np.stack([part.mse.cpu().numpy() for part in found], axis=1),
-            sum_p2=np.stack([part.sum_p2.cpu().numpy() for part in found], axis=1),
-            limit=context.limit.cpu().numpy(),
-            delta=np.full(len(context.q), np.nan),
-            bias=np.stack([part.bias.cpu().numpy() for part in found], axis=1) if details else None,
-        )
-        size = torch.stack(sizes, dim=1).cpu().numpy()
-        ladder = np.asarray(
-            [max(1, round(float(size.mean())))] if n is None else counts, dtype=np.int64
-        )
+        ranked = isinstance(rule.free, Ranked) and not rule_chances(rule)
+        found, sizes = (self._ranked if ranked else self._by_chance)(rule, counts)
+        kept = sizes.mean(0).cpu().numpy()
+        ladder = [max(1, round(float(kept[0])))] if n is None else counts
         return ErrorCurve.from_queries(
-            ladder,
-            queries,
-            None,
+            np.asarray(ladder, dtype=np.int64),
+            replace(
+                found,
+                limit=self.asked.limit.cpu().numpy(),
+                bias=found.bias if details else None,
+            ),
             kind="exact",
-            accuracy=max(part.accuracy for part in found),
             origin=f"exact error on the keys that {rule} keeps of {self.asked.keys}",
-            kept=size.mean(axis=0),
+            kept=kept,
         )
 
-    def _found(
-        self, rule: Rule, counts: Sequence[int | None]
-    ) -> tuple[list[InclusionErrors], list[Tensor]]:
-        """For each n: the errors, and the keys (m,) that each query keeps on average."""
-        chances = [part for part in rule.parts if isinstance(part, Chance)]
-        large = self.context.scores.numel() > FEW_PAIRS
-        if isinstance(rule.free, Ranked) and not chances:
-            return self._ranked(rule, rule.free, counts)
-        if large and len(chances) == 1 and isinstance(rule.free, Random):
-            return self._one_probability(rule, rule.free, counts)
-        alike = large and all(isinstance(part, Random) for part in chances)
-        found = [(self._of(kept, alike), kept.size) for kept in rule.ladder(self.asked, counts)]
-        return [errors for errors, _ in found], [size for _, size in found]
+    def share(self, share: float) -> QueryErrors:
+        """Every key is kept with one probability."""
+        return self._shared(torch.zeros_like(self.asked.visible), share, False)
 
-    def _ranked(
-        self, rule: Rule, free: Ranked, counts: Sequence[int | None]
-    ) -> tuple[list[InclusionErrors], list[Tensor]]:
-        held = rule.start(self.asked, counts)
+    def _by_chance(self, rule: Rule, counts: Sequence[int | None]) -> tuple[QueryErrors, Tensor]:
+        """The errors, and the keys (m, S) that each query keeps on average."""
+        chances, found, sizes = rule_chances(rule), [], []
+        if self.large and len(chances) == 1 and isinstance(rule.free, Random):
+            held = rule.start(self.asked, counts)
+            sure, rest = held.sum(1).double(), (self.asked.visible & ~held).sum(1).double()
+            for n in counts:
+                assert n is not None
+                share = share_of(n - sure, rest)
+                found.append(self._shared(held, share, rule.free.reweight))
+                sizes.append(sure + share * rest)
+            return side_by_side(found), torch.stack(sizes, dim=1)
+        alike = self.large and all(isinstance(part, Random) for part in chances)
+        for kept in rule.ladder(self.asked, counts):
+            one = kept.share if alike else None
+            if one is not None:
+                found.append(self._shared(kept.sure, one, kept.weight is not None))
+            else:
+                weight = None if kept.weight is None else self._and_others(kept.weight)
+                probability = self._and_others(kept.probability)
+                found.append(_by_key(self.context, probability, weight, self.large))
+            sizes.append(kept.size)
+        return side_by_side(found), torch.stack(sizes, dim=1)
+
+    def _ranked(self, rule: Rule, counts: Sequence[int | None]) -> tuple[QueryErrors, Tensor]:
+        held, free = rule.start(self.asked, counts), rule.free
+        assert isinstance(free, Ranked)
         ladder = torch.tensor(counts, device=held.device)
         seen, sure = self.asked.visible.sum(1), held.sum(1)
-        sizes = [torch.maximum(sure, seen.clamp(max=n)).double() for n in ladder.tolist()]
+        sizes = torch.maximum(sure[:, None], torch.minimum(seen[:, None], ladder)).double()
         order = self.asked.inside[ranking(free.order(self.asked))]
         others = torch.ones(self.context.keys, dtype=torch.bool, device=held.device)
         others[self.asked.inside] = False  # they are held: where they rank is no matter
-        rest = others.nonzero()[:, 0].expand(len(order), -1)
-        order = torch.cat([order, rest], dim=1)
+        order = torch.cat([order, others.nonzero()[:, 0].expand(len(order), -1)], dim=1)
         return ranked_errors(self.context, self._and_others(held), order, ladder, sure), sizes
-
-    def _one_probability(
-        self, rule: Rule, free: Random, counts: Sequence[int | None]
-    ) -> tuple[list[InclusionErrors], list[Tensor]]:
-        held = rule.start(self.asked, counts)
-        sure, rest = held.sum(1).double(), (self.asked.visible & ~held).sum(1).double()
-        found, sizes = [], []
-        for n in counts:
-            assert n is not None
-            share = share_of(n - sure, rest)
-            found.append(self._shared(held, share, free.reweight))
-            sizes.append(sure + share * rest)
-        return found, sizes
-
-    def share(self, share: float) -> InclusionErrors:
-        """Every key is kept with one probability."""
-        return self._shared(torch.zeros_like(self.asked.visible), share, False)
 
     def _and_others(self, kept: Tensor) -> Tensor:
         """What is kept, or counts, with all that rules do not see, such as a sink logit: that is
@@ -147,69 +131,21 @@ class KeepErrors:
         found[:, self.asked.inside] = kept
         return found
 
-    def _shared(self, sure: Tensor, share: float, reweight: bool) -> InclusionErrors:
+    def _shared(self, sure: Tensor, share: float, reweight: bool) -> QueryErrors:
         """Every key that is not sure is kept with one probability."""
-        sure = self._and_others(sure)
-        rest = self._rest(sure[self.blunt]) if len(self.blunt) and 0 < share < 1 else None
-        near = None if rest is None else rest.errors(share, reweight=reweight)
-        if near is not None and len(self.blunt) == len(sure):
+        sure, context = self._and_others(sure), self.context
+        rest = self._rest(sure[self.blunt]) if bool(self.blunt.any()) and 0 < share < 1 else None
+        near = None if rest is None else _rest_errors(rest, self.grid, share, reweight)
+        if near is not None and bool(self.blunt.all()):
             return near
-        known = torch.zeros(len(sure), dtype=torch.bool, device=sure.device)
-        if near is not None:
-            known[self.blunt] = True
-        probability = torch.where(sure, 1.0, self.context.visible.double() * share)
+        probability = torch.where(sure, 1.0, context.visible.double() * share)
         weight = torch.where(sure, 1.0, 1 / share) if reweight and share > 0 else None
-        return self._completed(near, known, Inclusion(probability, weight))
-
-    def _of(self, kept: Inclusion, alike: bool) -> InclusionErrors:
-        """``alike``: worth a look whether the chances are all the same."""
-        share = kept.share if alike else None
-        if share is not None:
-            return self._shared(kept.sure, share, kept.weight is not None)
-        weight = None if kept.weight is None else self._and_others(kept.weight)
-        return self._by_key(Inclusion(self._and_others(kept.probability), weight), slice(None))
-
-    def _completed(
-        self, found: InclusionErrors | None, known: Tensor, kept: Inclusion
-    ) -> InclusionErrors:
-        """Errors of all queries: those found, of the queries that are known, and of the others key
-        by key.
-        """
-        if found is None:
-            return self._by_key(kept, slice(None))
-        others = ~known
-        order = torch.cat([known.nonzero()[:, 0], others.nonzero()[:, 0]]).argsort()
-        return joined([found, self._by_key(kept, others.nonzero()[:, 0])], order)
-
-    def _by_key(self, kept: Inclusion, rows: Tensor | slice) -> InclusionErrors:
-        """Of some queries; compiled where inputs are float32 and many."""
-        context, p = self.context, kept.probability[rows]
-        w = None if kept.weight is None else kept.weight[rows]
-        single = context.dtype != torch.float64
-        by_chance = bool(((p > 0) & (p < 1)).any())
-        if (
-            not single
-            or not by_chance
-            or self.context.scores.numel() <= FEW_PAIRS
-            or p.device.type != "cpu"
-        ):
-            return inclusion_error(
-                context.scores[rows], context.v, p, w, tol=SINGLE if single else TOL
-            )
-        seen = context.attention[rows], context.near, context.drift[rows], context.distance[rows]
-        answer = doubling_errors(*seen, p, w)
-        if bool(answer.known.all()):
-            return answer.errors
-        left = ~answer.known
-        rest = inclusion_error(
-            context.scores[rows][left],
-            context.v,
-            p[left],
-            None if w is None else w[left],
-            tol=SINGLE,
-        )
-        order = torch.cat([answer.known.nonzero()[:, 0], left.nonzero()[:, 0]]).argsort()
-        return joined([answer.errors.take(answer.known), rest], order)
+        if near is None:
+            return _by_key(context, probability, weight, self.large)
+        rows = (~self.blunt).nonzero()[:, 0]
+        weight = None if weight is None else weight[rows]
+        far = _by_key(context.take(rows), probability[rows], weight, self.large)
+        return merged(self.blunt.cpu().numpy(), near, far)
 
     @cached_property
     def grid(self) -> deposit.Grid:
@@ -217,25 +153,22 @@ class KeepErrors:
 
     @cached_property
     def blunt(self) -> Tensor:
-        """Queries for the grid. The others go key by key: their largest weight is above SHARP (that
-        key's c nearly vanishes, and a grid of sums has no digits left for it), or their scores span
-        more than a grid.
+        """Which queries go to the grid, (m,). The others go key by key: their largest weight is
+        above SHARP (that key's c nearly vanishes, and a grid of sums has no digits left for it), or
+        their scores span more than a grid.
         """
         context = self.context
         lowest = torch.where(context.visible, context.scores, torch.inf).amin(1)
         wide = context.scores.amax(1) - lowest > 0.9 * deposit.MAX_CELLS * self.grid.spacing
-        return (~wide & (context.attention.amax(1) <= SHARP)).nonzero()[:, 0]
+        return ~wide & (context.attention.amax(1) <= SHARP)
 
     @cached_property
     def _near(self) -> Context:
-        return (
-            self.context
-            if len(self.blunt) == len(self.context.q)
-            else self.context.take(self.blunt)
-        )
+        rows = self.blunt.nonzero()[:, 0]
+        return self.context if bool(self.blunt.all()) else self.context.take(rows)
 
     @cached_property
-    def _all(self) -> deposit.Deposit:
+    def _all(self) -> Deposit:
         """Every key that a query sees."""
         near = self._near
         state = deposit.init(len(near.q), self.grid, torch.zeros_like(near.near[0]))
@@ -246,61 +179,183 @@ class KeepErrors:
 
     def _rest(self, sure: Tensor) -> _Rest | None:
         if self._last is None or not torch.equal(self._last[0], sure):
-            self._last = sure, _Rest.deposited(self._near, sure, self._all)
+            self._last = sure, _deposited(self._near, sure, self._all)
         return self._last[1]
 
 
-class _Rest:
-    """Deposits of the keys that are not kept surely, and the sums over those that are."""
+def rule_chances(rule: Rule) -> list[Chance]:
+    return [part for part in rule.parts if isinstance(part, Chance)]
 
-    def __init__(
-        self, state: deposit.Deposit, sure: SureKeys, drift: Tensor, rounding: float
-    ) -> None:
-        self.state, self.sure, self.rounding = state, sure, rounding
-        grid = state.grid
-        self.source = DepositSource(
-            state.cells, grid.spacing, grid.points, state.center, grid.tol > 1e-8, drift
-        )
 
-    @classmethod
-    def deposited(cls, context: Context, sure: Tensor, everything: deposit.Deposit) -> _Rest | None:
-        """None where a query keeps all its keys surely, or one so far above the others that they
-        have no weight.
-        """
-        others = context.visible & ~sure
-        if not bool(others.any(1).all()):
-            return None
-        grid, state = everything.grid, everything
-        if bool(sure.any()):
-            scores, kept = (
-                context.scores.masked_fill(~others, -torch.inf),
-                context.scores.masked_fill(~sure, -torch.inf),
-            )
-            state = deposit.without(
-                everything, kept, context.near, deposit.reach(deposit.blank(everything), scores)
-            )
-        anchor = (state.end.double() * grid.spacing)[:, None]
-        held = SureKeys.of(
-            sure, context.scores - anchor, context.near, context.drift, context.distance
-        )
-        if not bool(torch.isfinite(held.pair).all()):
-            return None
-        longest = float(context.scores[context.visible].abs().max())
-        return cls(state, held, context.drift, torch.finfo(context.dtype).eps * (1 + longest))
+# The deposits of the keys that are not sure, their numbers (m,), the sums over the sure keys, and
+# the rounding of scores.
+_Rest = tuple[DepositSource, Tensor, SureKeys, float]
 
-    def errors(self, share: float, reweight: bool) -> InclusionErrors:
-        grid = self.state.grid
-        source = self.source.coarser(deposit.level_for(grid, share))
-        found = sure_and_rest_error(
-            source,
-            self.state.keys,
-            self.sure,
-            share,
-            reweight,
-            step=step_for(grid.tol),
-            tol=grid.tol,
+
+def _deposited(context: Context, sure: Tensor, state: Deposit) -> _Rest | None:
+    """None where a query keeps all its keys surely, or one so far above the others that they have
+    no weight.
+    """
+    others, scores = context.visible & ~sure, context.scores
+    if not bool(others.any(1).all()):
+        return None
+    if bool(sure.any()):
+        rest, kept = (scores.masked_fill(~part, -torch.inf) for part in (others, sure))
+        extent = deposit.reach(deposit.blank(state), rest)
+        state = deposit.without(state, kept, context.near, extent)
+    grid = state.grid
+    below = scores - (state.end.double() * grid.spacing)[:, None]
+    held = SureKeys.of(sure, below, context.near, context.drift, context.distance)
+    if float(held.log_unit.max()) > FAR_ABOVE:
+        return None
+    source = DepositSource(
+        state.cells, grid.spacing, grid.points, state.center, grid.tol > 1e-8, context.drift
+    )
+    longest = float(scores[context.visible].abs().max())
+    return source, state.keys, held, torch.finfo(context.dtype).eps * (1 + longest)
+
+
+def _rest_errors(rest: _Rest, grid: deposit.Grid, share: float, reweight: bool) -> QueryErrors:
+    """Reweighted keys count 1/f; over f, sure keys count f and the others 1. As sum e c = 0 over
+    all keys, B = M (1 - f), or 0 where keys are reweighted.
+    """
+    source, keys, held, rounding = rest
+    first = held.log_unit.exp()[:, None] * held.vector * (0.0 if reweight else 1.0 - share)
+    if reweight:
+        held = replace(held, log_unit=held.log_unit + math.log(share))
+    found = kept_errors(
+        source.coarser(deposit.level_for(grid, share)),
+        keys,
+        share,
+        1 - share,
+        held,
+        first,
+        step=step_for(grid.tol),
+        tol=grid.tol,
+    )
+    return replace(found, accuracy=found.accuracy + grid.tol + rounding)
+
+
+def _by_key(context: Context, p: Tensor, w: Tensor | None, large: bool) -> QueryErrors:
+    """Compiled where inputs are float32 and many."""
+    single = context.dtype != torch.float64
+    by_chance = bool(((p > 0) & (p < 1)).any())
+    if not (single and by_chance and large and p.device.type == "cpu"):
+        return inclusion_error(context.scores, context.v, p, w, tol=SINGLE if single else TOL)
+    seen = context.attention, context.near, context.drift, context.distance
+    found, known = doubling_errors(*seen, p, w)
+    if bool(known.all()):
+        return found
+    left = torch.from_numpy(~known)
+    own = None if w is None else w[left]
+    rest = inclusion_error(context.scores[left], context.v, p[left], own, tol=SINGLE)
+    return merged(known, found.take(np.flatnonzero(known)), rest)
+
+
+# ---- Attention on the first n keys of a ranking, for every n of a ladder: no chance, no integral.
+
+# torch says once that the format is young; of it only products with dense matrices are used
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    torch.sparse_csr_tensor([0, 1], [0], [1.0])
+
+
+def ranked_errors(
+    context: Context, held: Tensor, order: Tensor, counts: Tensor, sure: Tensor
+) -> QueryErrors:
+    """The errors at each of ``counts`` (S,): keys kept in all, the ``held`` (m, N) and then the
+    first of the ranking. ``sure`` (m,): how many of the held count among them.
+
+    ``order`` (1, N) or (m, N): indices of the keys, the first to be kept first.
+    """
+    places = counts.argsort()
+    first, steps, drops = _steps(context, held, order, counts[places], sure)
+    kept = steps[:, :-1].cumsum(1) + first[:, None]  # (m, S, d + 2)
+    dropped = steps.flip(1).cumsum(1).flip(1)[:, 1:]
+    mass, light = kept[:, :, -2], dropped[:, :, -2]
+    drift = context.drift[:, None]
+    vector = torch.where(
+        (light < mass)[:, :, None],
+        light[:, :, None] * drift - dropped[:, :, :-2],
+        kept[:, :, :-2] - mass[:, :, None] * drift,
+    )
+    some = torch.where(mass > 0, mass, 1.0)
+    bias, pair = vector / some[:, :, None], kept[:, :, -1] / some.square()
+    least = torch.finfo(context.dtype).tiny
+    # pi^2 is summed over what is kept, pi alone over what is dropped
+    faint = ((mass < 1e4 * least**0.5) | ((light < 1e8 * least) & drops)).any(1)
+    rows = faint.nonzero()[:, 0]
+    if len(rows):
+        own = order.expand(len(held), -1)[rows]
+        bias[rows], pair[rows] = _one_by_one(context.take(rows), held[rows], own, counts[places])
+    back = places.argsort()
+    mean, sum_p2 = bias[:, back].cpu().numpy(), pair[:, back].cpu().numpy()
+    return QueryErrors(
+        mse=(mean**2).sum(2),
+        sum_p2=sum_p2,
+        limit=context.limit.cpu().numpy(),
+        delta=np.full(len(sum_p2), np.nan),
+        bias=mean,
+        accuracy=32 * torch.finfo(context.dtype).eps,
+    )
+
+
+def _steps(
+    context: Context, held: Tensor, order: Tensor, counts: Tensor, sure: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums of pi (value, 1, pi) over the keys held, (m, d + 2), and over those between two n, (m, S
+    + 1, d + 2); and whether an n drops a key, (m, S).
+    """
+    weight, near = context.attention.to(context.dtype), context.near.to(context.dtype)
+    rows = torch.cat([near, torch.ones_like(near[:, :1])], dim=1)
+    m, keys = weight.shape
+    free = context.visible & ~held
+    first = torch.zeros(m, rows.shape[1] + 1, dtype=torch.float64, device=weight.device)
+    if bool(held.any()):
+        kept = torch.where(held, weight, 0.0)
+        first = torch.cat([kept @ rows, kept.square().sum(1, keepdim=True)], dim=1).double()
+    columns = order.expand(m, keys)
+    weights = weight.gather(1, columns)
+    total = free.sum(1)
+    if not bool(free.all()):
+        inside = free.gather(1, columns)
+        columns, weights = columns[inside], weights[inside]
+    ends = torch.minimum((counts - sure[:, None]).clamp_min(0), total[:, None])  # (m, S)
+    drops = ends < total[:, None]
+    ends = torch.cat([ends, total[:, None]], dim=1)
+    starts = torch.cumsum(total, 0) - total
+    edges = torch.cat([torch.zeros_like(ends[:1, 0]), (starts[:, None] + ends).flatten()])
+    weights, shape = weights.flatten(), (len(edges) - 1, keys)
+    sparse = torch.sparse_csr_tensor(  # 32-bit indices, which the fastest products ask for
+        edges.int(), columns.flatten().int(), weights, shape, check_invariants=False
+    )
+    pairs = torch.segment_reduce(weights.square(), "sum", offsets=edges, initial=0.0)
+    sums = torch.cat([sparse @ rows, pairs[:, None]], dim=1).double()
+    return first, sums.reshape(m, len(counts) + 1, -1), drops
+
+
+def _one_by_one(
+    context: Context, held: Tensor, order: Tensor, counts: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Bias (m, S, d) and sum p^2 (m, S) from the logarithm of what each set weighs."""
+    steps = -torch.arange(order.shape[1]).to(order).expand_as(order)
+    place = torch.empty_like(order).scatter_(1, order, steps)
+    free, biases, pairs = context.visible & ~held, [], []
+    for count in counts.tolist():
+        kept = held | first_of(place, free, count - held.sum(1))
+        inside, outside = (
+            context.scores.masked_fill(~part, -torch.inf)
+            for part in (kept, context.visible & ~kept)
         )
-        return replace(found, accuracy=found.accuracy + grid.tol + self.rounding)
+        log_mass = inside.logsumexp(1, keepdim=True)
+        lighter = outside.logsumexp(1, keepdim=True) < log_mass
+        weight, lost = (inside - log_mass).exp(), (outside - log_mass).exp()
+        of_kept, of_dropped = (
+            x @ context.near - x.sum(1, keepdim=True) * context.drift for x in (weight, lost)
+        )
+        biases.append(torch.where(lighter, -of_dropped, of_kept))
+        pairs.append(weight.square().sum(1))
+    return torch.stack(biases, dim=1), torch.stack(pairs, dim=1)
 
 
 # ---- The error of attention through r mixtures of all keys (keep.LowRank), for a ladder of r.
@@ -319,28 +374,36 @@ def low_rank_curve(context: Context, rule: LowRank, n: Any = None) -> ErrorCurve
             "lowrank: mixtures of keys have no positions; expected queries that see every key,"
             " leave positions out"
         )
+    kept = ranks.astype(np.float64)
     if rule.projected:
-        return _projected(context, ranks, str(rule))
-    mse = _nearest(context, ranks) if rule.svd else _random(context, ranks)
-    unknown = np.full(len(context.q), np.nan)
+        scale = float(context.limit.square().sum(1).mean().sqrt())
+        origin = (
+            f"simulated error of {rule}: {REPEATS} Gaussian projections of {context.keys} keys and"
+            " values to n"
+        )
+        samples = _projected(context, ranks)
+        return replace(
+            ErrorCurve.from_repeats(ranks, samples, scale=scale, origin=origin), kept=kept
+        )
+    if rule.svd:
+        how = "the nearest weights of rank n"
+        left, size, right = torch.linalg.svd(context.attention, full_matrices=False)
+        mixed = right @ context.v.double()
+        lost = [((left[:, r:] * size[r:]) @ mixed[r:]).square().sum(1) for r in ranks.tolist()]
+        mse = torch.stack(lost, dim=1).cpu().numpy()
+    else:
+        how = "n random mixtures, mean over all Gaussian ones"
+        pairs, values = context.attention.square().sum(1), context.v.double().square().sum()
+        mse = (pairs * values + context.limit.square().sum(1)).cpu().numpy()[:, None] / ranks
     queries = QueryErrors(
-        mse=mse, sum_p2=np.full_like(mse, np.nan), limit=context.limit.cpu().numpy(), delta=unknown
-    )
-    how = (
-        "the nearest weights of rank n"
-        if rule.svd
-        else "n random mixtures, mean over all Gaussian ones"
+        mse=mse,
+        sum_p2=np.full_like(mse, np.nan),
+        limit=context.limit.cpu().numpy(),
+        delta=np.full(len(mse), np.nan),
+        accuracy=ROUNDING,
     )
     origin = f"exact error of {rule}: {how}, of {context.keys} keys"
-    curve = ErrorCurve.from_queries(
-        ranks,
-        queries,
-        None,
-        kind="exact",
-        origin=origin,
-        accuracy=ROUNDING,
-        kept=ranks.astype(np.float64),
-    )
+    curve = ErrorCurve.from_queries(ranks, queries, kind="exact", origin=origin, kept=kept)
     return replace(curve, effective_tokens=None)
 
 
@@ -360,40 +423,16 @@ def _ranks(context: Context, rule: LowRank, n: Any) -> npt.NDArray[np.int64]:
     return ranks
 
 
-def _random(context: Context, ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    spread = context.attention.square().sum(
-        1
-    ) * context.v.double().square().sum() + context.limit.square().sum(1)
-    return spread.cpu().numpy()[:, None] / ranks
-
-
-def _nearest(context: Context, ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    left, size, right = torch.linalg.svd(context.attention, full_matrices=False)
-    mixed = right @ context.v.double()
-    lost = [((left[:, r:] * size[r:]) @ mixed[r:]).square().sum(1) for r in ranks.tolist()]
-    return torch.stack(lost, dim=1).cpu().numpy()
-
-
-def _projected(context: Context, ranks: npt.NDArray[np.int64], name: str) -> ErrorCurve:
+def _projected(context: Context, ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Mean squared errors of attention on randomly projected keys and values, (REPEATS, len n)."""
     q, both = context.q.double() * context.scale, torch.cat([context.k, context.v], dim=1).double()
     width = context.k.shape[1]
     samples = np.empty((REPEATS, len(ranks)))
     for j, rank in enumerate(ranks.tolist()):
         generator = generator_for("low rank", 0, rank)
         for i in range(REPEATS):
-            matrix = torch.randn(rank, context.keys, generator=generator, dtype=torch.float64).to(
-                both.device
-            )
-            mixed: Tensor = matrix @ both / rank**0.5
+            matrix = torch.randn(rank, context.keys, generator=generator, dtype=torch.float64)
+            mixed: Tensor = matrix.to(both.device) @ both / rank**0.5
             error = torch.softmax(q @ mixed[:, :width].T, 1) @ mixed[:, width:] - context.limit
             samples[i, j] = float(error.square().sum(1).mean())
-    curve = ErrorCurve.from_repeats(
-        ranks,
-        samples,
-        scale=float(context.limit.square().sum(1).mean().sqrt()),
-        origin=(
-            f"simulated error of {name}: {REPEATS} Gaussian projections of {context.keys} keys and"
-            " values to n"
-        ),
-    )
-    return replace(curve, kept=ranks.astype(np.float64))
+    return samples

@@ -37,14 +37,8 @@ from torch import Tensor
 
 from esscher.attention.head import Head
 from esscher.attention.limit import limit
-from esscher.errors.curve import ErrorCurve
-from esscher.errors.formulas import NodeErrors
-from esscher.errors.nodes import (
-    concatenate,
-    error_from_nodes,
-    error_of_kept,
-    side_by_side,
-)
+from esscher.errors.curve import ErrorCurve, QueryErrors, concatenate, side_by_side
+from esscher.errors.nodes import error_from_nodes, error_of_kept
 from esscher.errors.pool_curve import pool_stderr
 from esscher.errors.query_laws import drawn_sizes, tilted_sizes
 from esscher.inputs import as_counts
@@ -117,15 +111,13 @@ class LawRule:
             )
             origin += f", on a pool of {pool_size} tokens drawn from the law (seed {seed})"
         found = concatenate([self._row(head, measure, row, tokens, details) for row in x])
-        queries = replace(found.queries(), bias=found.bias if details else None)
         slope = found.dmse_dlogn if self.context is None else None
+        queries = replace(found, bias=found.bias if details else None, dmse_dlogn=slope)
         kept = self.n.astype(np.float64)
         if self.context is not None and not self.is_neyman:
             pairs = zip(self.n.tolist(), self.context.tolist(), strict=True)
             kept = np.array([N * _shares(self.rule, n, N).kept for n, N in pairs])
-        curve = ErrorCurve.from_queries(
-            self.n, queries, slope, kind=kind, accuracy=found.accuracy, origin=origin
-        )
+        curve = ErrorCurve.from_queries(self.n, queries, kind=kind, origin=origin)
         doubt = (
             None
             if tokens is None
@@ -141,7 +133,7 @@ class LawRule:
 
     def _row(
         self, head: Head, measure: Measure, row: Tensor, tokens: Tensor | None, details: bool
-    ) -> NodeErrors:
+    ) -> QueryErrors:
         """One query, every size."""
         ((theta, target),) = _tilts(head, measure, row[None])
         if self.context is None:
@@ -163,7 +155,7 @@ class LawRule:
         target: Tensor,
         tokens: Tensor | None,
         details: bool,
-    ) -> NodeErrors:
+    ) -> QueryErrors:
         """Neyman's keys of a context without end."""
         sizes = (
             tilted_sizes(head, measure, theta, target)
@@ -189,7 +181,7 @@ class LawRule:
 
 def _by_score(
     head: Head, measure: Measure, theta: Tensor, target: Tensor, share: Shares, tokens: int
-) -> NodeErrors:
+) -> QueryErrors:
     """Keys of a context of so many tokens, kept by their scores."""
     lines, cut = _cut_lines(measure, theta, share.top)
     score, weight = (
@@ -204,7 +196,7 @@ def _by_score(
     return error_of_kept(counted[used], mass[used], value[used], extra[used], tokens, target)
 
 
-def _by_size(head: Head, pool: Tensor, theta: Tensor, share: float, tokens: int) -> NodeErrors:
+def _by_size(head: Head, pool: Tensor, theta: Tensor, share: float, tokens: int) -> QueryErrors:
     """Neyman's keys, p = min(1, lambda e |c|), of a context of so many tokens drawn from the
     pool.
     """

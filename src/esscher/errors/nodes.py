@@ -1,28 +1,34 @@
-"""The functionals summed key by key: the reference path, and the engine for laws reduced to nodes
-along the tilt.
+"""Exact errors summed key by key, in float64: the reference path, and the engine for laws reduced
+to nodes along the tilt.
 
 A law of keys seen from a query is a list of scores s_j with weights w_j, values v_j and variances
-b_j (the variance the value still has once the key's score is known). ``error_from_nodes``
-integrates its exact error in float64 by summing (nodes in tau) x (keys); see
-esscher.errors.formulas for the formulas.
+b_j (the variance the value still has once the key's score is known). Formulas:
+esscher.errors.integral.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
-from esscher.errors.bernoulli import bernoulli_errors
-from esscher.errors.curve import check_sampling
-from esscher.errors.formulas import Family, Moments, NodeErrors, Source, Sums, Vectors
-from esscher.errors.replacement import replacement_errors
+from esscher.errors.curve import QueryErrors, check_sampling, concatenate, side_by_side
+from esscher.errors.integral import (
+    Family,
+    Source,
+    SureKeys,
+    bernoulli_errors,
+    kept_errors,
+    replacement_errors,
+    step_for,
+)
 from esscher.inputs import as_counts, as_tensor
 
 STEP, TOL = 0.28, 1e-13  # aliasing(0.28) is 3e-13
@@ -32,24 +38,21 @@ REACH = 120.0  # below -tau - REACH a key is worth exp(-REACH): nothing, even ti
 SHUT = 6.0  # exp(-exp(6)) = 1e-175: above -tau + SHUT every kernel has its final value
 
 
-@dataclass(frozen=True)
-class KeySource:
+class KeySource(Source):
     """Keys of m queries: ``score`` (m, N), at most 0; mass w, spread w (|c|^2 + b), both (m, N);
     value w c, (m, d, N).
     """
 
-    score: Tensor
-    mass: Tensor
-    spread: Tensor
-    value: Tensor
-    moments: Moments
-    span: float
-    chunk: int = 16
+    chunk = 16
+
+    def __init__(self, score: Tensor, mass: Tensor, spread: Tensor, value: Tensor) -> None:
+        self.score, self.mass, self.spread, self.value = score, mass, spread, value
+        self.span = -float(torch.where(score > -torch.inf, score, 0.0).min())
 
     @classmethod
     def build(cls, scores: Tensor, log_weights: Tensor, values: Tensor, extra: Tensor) -> KeySource:
         """From scores, log-weights and extra variances (m, N) and values (m, N, d), in float64;
-        weights sum to 1.
+        weights sum to 1, or to 1 - ``missing``.
         """
         inside = log_weights > -math.inf
         anchor = scores.masked_fill(~inside, -math.inf).amax(1, keepdim=True)
@@ -67,50 +70,33 @@ class KeySource:
         c = near.transpose(1, 2) - drift
         square = c.square().sum(1) + extra
         mass = log_weights.exp()
-        value = mass[:, None, :] * c
-        return cls(
-            score=score,
-            mass=mass,
-            spread=mass * square,
-            value=value,
-            moments=Moments(
-                limit=shift[:, 0] + drift[:, :, 0],
-                mean=value.sum(2),
-                variance=(mass * square).sum(1),
-                log_first=log_tilt,
-                log_pair=torch.logsumexp(log_weights + 2 * score, 1),
-                log_spread=torch.logsumexp(log_weights + 2 * score + square.log(), 1),
-            ),
-            span=float(-score.min()),
-        )
+        found = cls(score, mass, mass * square, mass[:, None, :] * c)
+        found.limit = shift[:, 0] + drift[:, :, 0]
+        found.mean, found.variance = found.value.sum(2), found.spread.sum(1)
+        found.log_first = log_tilt
+        found.log_pair = torch.logsumexp(log_weights + 2 * score, 1)
+        found.log_spread = torch.logsumexp(log_weights + 2 * score + square.log(), 1)
+        return found
 
-    def contract(self, tau: Tensor, family: Family) -> Sums:
+    def contract(self, tau: Tensor, family: Family) -> dict[str, Tensor]:
         """Sum over keys, a few nodes at a time so that temporaries stay small."""
         rows = max(1, ELEMENTS // self.score.numel())
         parts = [self._contract(part, family) for part in torch.split(tau, rows)]
-        out = {name: torch.cat([part[name] for part in parts], dim=-1) for name in parts[0]}
-        vectors = {
-            name: Vectors(out.pop(name).transpose(0, 1), 1.0)
-            for name, x in list(out.items())
-            if x.ndim == 3
-        }
-        return Sums(out, vectors)
+        return {name: torch.cat([part[name] for part in parts], dim=-1) for name in parts[0]}
 
     def _contract(self, tau: Tensor, family: Family) -> dict[str, Tensor]:
-        """Numbers (m, nodes) and vectors (m, d, nodes)."""
         out = {}
-        for name, (channel, kernel) in family(
-            tau[:, None] + self.score[:, None, :], tau[:, None]
-        ).items():
+        u = tau[:, None] + self.score[:, None, :]  # (m, nodes, N)
+        for name, (channel, kernel) in family(u, tau[:, None]).items():
             if channel == "value":
-                out[name] = self.value @ kernel.transpose(1, 2)
+                out[name] = (self.value @ kernel.transpose(1, 2)).transpose(0, 1)
             else:
                 weights = self.mass if channel == "mass" else self.spread
                 out[name] = (kernel @ weights[:, :, None])[:, :, 0]
         return out
 
 
-class _WideSource:
+class _WideSource(Source):
     """One query whose scores span hundreds of nats: for each tau, only the keys whose kernel is not
     constant.
 
@@ -118,23 +104,23 @@ class _WideSource:
     apart never compete.
     """
 
+    chunk = 256
+
     def __init__(self, keys: KeySource) -> None:
-        assert keys.score.shape[0] == 1
         score, order = keys.score[0].sort(descending=True)
         weights = keys.mass[0][keys.mass[0] > 0]
         self.reach = REACH + float(torch.log(weights.max() / weights.min()))
         gaps = (score[:-1] - score[1:]).clamp(max=self.reach)
         self.score = torch.cat([score[:1], score[0] - gaps.cumsum(0)])
         self.channels = keys.mass[0, order], keys.spread[0, order], keys.value[0][:, order]
-        self.over = [torch.nn.functional.pad(x.cumsum(-1), (1, 0)) for x in self.channels]
-        self.under = [
-            torch.nn.functional.pad(x.flip(-1).cumsum(-1).flip(-1), (0, 1)) for x in self.channels
-        ]
-        self.moments = keys.moments
+        self.over = [pad(x.cumsum(-1), (1, 0)) for x in self.channels]
+        self.under = [pad(x.flip(-1).cumsum(-1).flip(-1), (0, 1)) for x in self.channels]
+        self.limit, self.mean, self.variance = keys.limit, keys.mean, keys.variance
+        self.log_first, self.log_pair = keys.log_first, keys.log_pair
+        self.log_spread, self.missing = keys.log_spread, keys.missing
         self.span = float(-self.score[-1])
-        self.chunk = 256
 
-    def contract(self, tau: Tensor, family: Family) -> Sums:
+    def contract(self, tau: Tensor, family: Family) -> dict[str, Tensor]:
         bounds = torch.stack([tau.min() - SHUT, tau.max() + self.reach])  # in -score, which ascends
         first, last = torch.searchsorted(-self.score, bounds.to(self.score)).tolist()
         # kernels are constant above the band and below it: a key at either infinity carries the
@@ -145,9 +131,8 @@ class _WideSource:
             )[None]
             for over, x, under in zip(self.over, self.channels, self.under, strict=True)
         )
-        score = torch.nn.functional.pad(self.score[first:last], (1, 0), value=1e9)
-        score = torch.nn.functional.pad(score, (0, 1), value=-1e9)[None]
-        return KeySource(score, mass, spread, value, self.moments, self.span).contract(tau, family)
+        score = pad(pad(self.score[first:last], (1, 0), value=1e9), (0, 1), value=-1e9)[None]
+        return KeySource(score, mass, spread, value).contract(tau, family)
 
 
 def error_from_nodes(
@@ -159,7 +144,7 @@ def error_from_nodes(
     *,
     sampling: str = "replacement",
     details: bool = False,
-) -> NodeErrors:
+) -> QueryErrors:
     """Exact error of softmax attention on n keys drawn from weighted nodes, in float64, relative
     error about 1e-12.
 
@@ -181,14 +166,13 @@ def error_from_nodes(
         raise ValueError(
             "sampling='bernoulli': expected equal weights and no extra variance; pass None for both"
         )
-    parts = [
-        _integrate(near, counts, keys, keys, sampling, details)
-        for _, near in sources(score, log_weight, value, spare)
-    ]
-    return concatenate(parts)
+    near = sources(score, log_weight, value, spare)
+    return concatenate(
+        [_integrate(source, counts, keys, keys, sampling, details) for _, source in near]
+    )
 
 
-def error_of_share(score: Tensor, value: Tensor, n: Any, of: int, sampling: str) -> NodeErrors:
+def error_of_share(score: Tensor, value: Tensor, n: Any, of: int, sampling: str) -> QueryErrors:
     """The error of queries over keys of their own, scores (m, N) and values (N, d): "bernoulli"
     keeps each with n / of.
     """
@@ -219,7 +203,7 @@ def sources(
 
 def error_of_kept(
     score: Tensor, log_mass: Tensor, value: Tensor, extra: Tensor, tokens: int, limit: Tensor
-) -> NodeErrors:
+) -> QueryErrors:
     """The error of one query, against ``limit`` (d,), of n tokens of which each is kept with a
     chance of its own.
 
@@ -230,19 +214,11 @@ def error_of_kept(
     """
     near = KeySource.build(score[None], log_mass[None], value[None], extra[None])
     kept = float(near.mass.sum())
-    near = replace(
-        near, moments=replace(near.moments, missing=near.mass.new_tensor([[max(0.0, 1.0 - kept)]]))
-    )
-    found = _integrate(
-        _WideSource(near) if near.span > WIDE else near,
-        [tokens],
-        tokens,
-        tokens,
-        "replacement",
-        True,
-    )
+    near.missing = max(0.0, 1.0 - kept)
+    source = _WideSource(near) if near.span > WIDE else near
+    found = _integrate(source, [tokens], tokens, tokens, "replacement", True)
     assert found.bias is not None
-    gap = (near.moments.limit[0] - limit).cpu().numpy()
+    gap = (near.limit[0] - limit).cpu().numpy()
     some = -math.expm1(tokens * math.log1p(-kept)) if kept < 1.0 else 1.0
     mse = found.mse[0, 0] + 2.0 * found.bias[0, 0] @ gap + gap @ gap * some
     return replace(
@@ -255,54 +231,137 @@ def error_of_kept(
 
 def _integrate(
     source: Source, counts: Any, keys: int, of: int, sampling: str, details: bool
-) -> NodeErrors:
-    limit = source.moments.limit
+) -> QueryErrors:
+    limit = source.limit
     if sampling == "replacement":
         n = torch.as_tensor(counts, dtype=torch.float64, device=limit.device)
         return replacement_errors(source, n, step=STEP, tol=TOL, details=details)
     own = limit.new_full((len(limit),), keys)
     return side_by_side(
-        [
-            bernoulli_errors(source, int(c), of, own, step=STEP, tol=TOL, details=details)
-            for c in counts
-        ]
+        [bernoulli_errors(source, int(c), of, own, step=STEP, tol=TOL) for c in counts]
     )
 
 
-def concatenate(parts: list[NodeErrors]) -> NodeErrors:
-    """Results of disjoint groups of queries as one."""
-    return _join(parts, 0)
+# ---- Keys kept with probabilities and weights of their own: any keep rule.
 
 
-def side_by_side(parts: list[NodeErrors]) -> NodeErrors:
-    """Results of the same queries at different n as one."""
-    return _join(parts, 1)
+def inclusion_error(
+    scores: Tensor,
+    values: Tensor,
+    probability: Tensor,
+    weight: Tensor | None = None,
+    *,
+    tol: float = TOL,
+) -> QueryErrors:
+    """The error of kept keys: ``scores``, ``probability``, ``weight`` (m, N), ``values`` (N, d);
+    arrays have one n.
+
+    A key that a query does not see has the score -inf and probability 0. A query that keeps no key
+    counts as no error.
+    """
+    near = values.double() - values[len(values) // 2].double()  # a common offset costs no digits
+    rows = max(1, ELEMENTS // (16 * scores.shape[1]))
+    parts = []
+    for at in range(0, len(scores), rows):
+        part = slice(at, at + rows)
+        own = None if weight is None else weight[part]
+        parts.append(_included(scores[part].double(), near, probability[part].double(), own, tol))
+    found = concatenate(parts)
+    return replace(found, limit=found.limit + values[len(values) // 2].double().cpu().numpy())
 
 
-def take(errors: NodeErrors, rows: npt.NDArray[np.int64]) -> NodeErrors:
-    """The results of these queries, in this order."""
-    return NodeErrors(
-        mse=errors.mse[rows],
-        sum_p2=errors.sum_p2[rows],
-        dmse_dlogn=errors.dmse_dlogn[rows],
-        limit=errors.limit[rows],
-        delta=errors.delta[rows],
-        bias=None if errors.bias is None else errors.bias[rows],
-        accuracy=errors.accuracy,
+def _included(s: Tensor, v: Tensor, p: Tensor, w: Tensor | None, tol: float) -> QueryErrors:
+    limit = torch.softmax(s, 1) @ v
+    some = p > 0
+    log_eps = torch.where(some, s if w is None else s + torch.where(some, w, 1.0).log(), -torch.inf)
+    by_chance = some & (p < 1)
+    chance = by_chance.any(0).nonzero()[:, 0]  # keys that chance decides for some query
+    own = torch.where(by_chance, p, 0.0)[:, chance]
+    score = log_eps.masked_fill(~by_chance, -torch.inf)[:, chance]
+    anchor = log_eps.amax(1, keepdim=True)
+    anchor = torch.where(anchor > -torch.inf, anchor, 0.0)
+    distance = torch.cdist(limit, v, compute_mode="donot_use_mm_for_euclid_dist")
+    sure = SureKeys.of(p == 1, log_eps - anchor, v, limit, distance)
+    if len(chance) == 0:
+        return _softmax(sure, limit)
+    c = (v[chance] - limit[:, None]).transpose(1, 2)
+    score = score - anchor
+    source = KeySource(score, torch.ones_like(score), distance[:, chance].square(), c)
+    source.limit, source.log_first = limit, score.logsumexp(1)
+    first = (c @ (own * score.exp())[:, :, None])[:, :, 0]
+    first = first + sure.log_unit.exp()[:, None] * sure.vector
+    keys, each = torch.ones_like(limit[:, 0]), own[:, None]
+    return kept_errors(source, keys, each, 1 - each, sure, first, step=step_for(tol), tol=tol)
+
+
+def _softmax(sure: SureKeys, limit: Tensor) -> QueryErrors:
+    """Nothing is left to chance: softmax over what is kept."""
+    total = torch.where(sure.total > 0, sure.total, 1.0)
+    bias = sure.vector / total[:, None]
+    columns = bias.square().sum(1), sure.pair / total.square(), bias
+    mse, sum_p2, drift = (x[:, None].cpu().numpy() for x in columns)
+    unknown = np.full(len(mse), np.nan)
+    return QueryErrors(mse=mse, sum_p2=sum_p2, limit=limit.cpu().numpy(), delta=unknown, bias=drift)
+
+
+# ---- Errors of two heads on one random set of keys: they lose the same keys, so that their
+# errors are correlated.
+
+PAIR_STEP = 0.4  # of log s and log t: the trapezoid rule converges geometrically
+SMALL, LARGE = 1e-9, 45.0  # where s S begins and where exp(-s S) ends
+
+
+def pair_error(
+    scores: tuple[Float[Tensor, " n"], Float[Tensor, " n"]],
+    centred: tuple[Float[Tensor, "n d"], Float[Tensor, "n d"]],
+    probability: Float[Tensor, " n"],
+    weight: Float[Tensor, " n"] | None = None,
+    *,
+    step: float = PAIR_STEP,
+) -> float:
+    """E <e_1, e_2> of one query of each head; ``centred``: values minus the limit, in one space."""
+    p = probability.double()
+    seen = p > 0
+    p = p[seen]
+    w = torch.ones_like(p) if weight is None else weight.double()[seen]
+    eps, phi = (w * torch.exp(one.double()[seen] - one.double()[seen].max()) for one in scores)
+    c, d = (values.double()[seen] for values in centred)
+    inner = (c * d).sum(1)
+    total = 0.0
+    across = _pair_nodes(phi, p, step)
+    for s in _pair_nodes(eps, p, step).tolist():
+        decay = p * torch.exp(-s * eps - across[:, None] * phi)  # (nodes, n)
+        denominator = 1 - p + decay
+        g = decay / denominator
+        first, second = (g * eps) @ c, (g * phi) @ d
+        inside = (first * second).sum(1) + (g * (1 - g) * (eps * phi)) @ inner
+        product = torch.log(denominator).sum(1).exp()
+        total += s * float((across * product * inside).sum())
+    return step * step * total
+
+
+def _pair_nodes(eps: Tensor, p: Tensor, step: float) -> Tensor:
+    """From well below 1 / E S to where exp(-s S) is gone, whichever keys are kept: with sure keys
+    that is sooner.
+    """
+    sure = float(eps[p == 1].sum())
+    end = LARGE / (sure if sure > 0 else float(eps.min()))
+    first = math.log(SMALL / float((p * eps).sum()))
+    return torch.exp(
+        torch.arange(first, math.log(end) + step, step, dtype=torch.float64, device=eps.device)
     )
 
 
-def _join(parts: list[NodeErrors], axis: int) -> NodeErrors:
-    biases = [part.bias for part in parts if part.bias is not None]
-    return NodeErrors(
-        mse=np.concatenate([part.mse for part in parts], axis),
-        sum_p2=np.concatenate([part.sum_p2 for part in parts], axis),
-        dmse_dlogn=np.concatenate([part.dmse_dlogn for part in parts], axis),
-        limit=np.concatenate([part.limit for part in parts]) if axis == 0 else parts[0].limit,
-        delta=np.concatenate([part.delta for part in parts]) if axis == 0 else parts[0].delta,
-        bias=np.concatenate(biases, axis) if biases else None,
-        accuracy=max(part.accuracy for part in parts),
-    )
+def first_order_pair(
+    attention: tuple[Float[Tensor, " n"], Float[Tensor, " n"]],
+    centred: tuple[Float[Tensor, "n d"], Float[Tensor, "n d"]],
+    probability: Float[Tensor, " n"],
+) -> float:
+    """sum_j (1/p_j - 1) pi_j rho_j <c_j, d_j>; where chances differ, of reweighted keys."""
+    p = probability.double().clamp_min(torch.finfo(torch.float64).tiny)
+    pi, rho = (weights.double() for weights in attention)
+    c, d = (values.double() for values in centred)
+    return float(((1 / p - 1) * pi * rho * (c * d).sum(1)).sum())
 
 
 def _nodes(

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from esscher.errors import grid as deposit
-from esscher.errors.curve import ErrorCurve, check_sampling
-from esscher.errors.formulas import NodeErrors
+from esscher.errors.curve import ErrorCurve, QueryErrors, check_sampling, concatenate, merged
 from esscher.errors.keep_curve import keep_curve, low_rank_curve
-from esscher.errors.nodes import concatenate, error_from_nodes, take
+from esscher.errors.nodes import error_from_nodes
 from esscher.inputs import as_attention, as_count, as_counts, as_tensor
 from esscher.keep import Context, LowRank, parse
 
@@ -65,7 +64,7 @@ def exact_pool_curve(
     every expectation, as it does in the integral; with ``empty="exclude"`` expectations are given
     at least one key.
 
-    Formulas: esscher.errors.formulas. Few pairs are summed key by key in float64, to
+    Formulas: esscher.errors.integral. Few pairs are summed key by key in float64, to
     about 1e-12. Otherwise keys are deposited once on each query's score grid
     (esscher.errors.grid): float64 inputs to about 1e-9, float32 inputs to about 1e-5, in
     a time of some ten to twenty fused attention passes ("bernoulli": a hundred) and in memory that
@@ -116,17 +115,15 @@ def exact_pool_curve(
         errors = _given_some_key(errors, counts, pool.keys)
     return ErrorCurve.from_queries(
         counts,
-        errors.queries(),
-        errors.dmse_dlogn,
+        errors if details else replace(errors, bias=None),
         kind="exact",
-        accuracy=errors.accuracy,
         origin=pool.origin(empty),
     )
 
 
 def pool_errors(
     q: Tensor, k: Tensor, v: Tensor, n: Counts, sampling: str, scale: float
-) -> NodeErrors:
+) -> QueryErrors:
     """What exact_pool_curve is made of: the errors of each query, with their derivatives."""
     return _Pool.check(q, k, v, scale, None, sampling, BLOCK).errors(n, False)
 
@@ -184,7 +181,7 @@ class _Pool:
             )
         return cls(query.to(dtype), key.to(dtype), value, factor, weights, sampling, block, center)
 
-    def errors(self, n: Counts, details: bool) -> NodeErrors:
+    def errors(self, n: Counts, details: bool) -> QueryErrors:
         """Of all queries: few pairs key by key, else on score grids."""
         pairs = len(self.q) * self.keys * (len(n) if self.sampling == "bernoulli" else 1)
         if pairs <= FEW_PAIRS:
@@ -193,7 +190,7 @@ class _Pool:
             [self.by_deposit(part, n, details) for part in torch.split(self.q, QUERY_BLOCK)]
         )
 
-    def by_keys(self, q: Tensor, n: Counts, details: bool) -> NodeErrors:
+    def by_keys(self, q: Tensor, n: Counts, details: bool) -> QueryErrors:
         """Key by key, in float64, a few queries at a time."""
         log_weights = None if self.weights is None else self.weights.log()
         parts = []
@@ -209,7 +206,7 @@ class _Pool:
             parts.append(part)
         return concatenate(parts)
 
-    def by_deposit(self, q: Tensor, n: Counts, details: bool) -> NodeErrors:
+    def by_deposit(self, q: Tensor, n: Counts, details: bool) -> QueryErrors:
         """On score grids; in halves where these would take too much memory."""
         grid = deposit.choose_grid(q.dtype, self.sampling)
         state = deposit.init(len(q), grid, self.center)
@@ -232,7 +229,7 @@ class _Pool:
             state = deposit.take(state, (~lost).nonzero()[:, 0])
         errors = deposit.finish(state, n, self.sampling, details=details)
         errors = replace(errors, accuracy=errors.accuracy + self._score_rounding(q))
-        return self._together(q, n, details, lost, errors) if bool(lost.any()) else errors
+        return self._beside(q, n, details, lost, errors) if bool(lost.any()) else errors
 
     def _score_rounding(self, q: Tensor) -> float:
         """Bound on the rounding of a score, which the softmax exponentiates: eps (1 + |scale q|
@@ -241,17 +238,13 @@ class _Pool:
         longest = self.scale * float(q.double().norm(dim=1).max()) * float(self.k.norm(dim=1).max())
         return torch.finfo(q.dtype).eps * (1 + longest)
 
-    def _together(
-        self, q: Tensor, n: Counts, details: bool, keyed: Tensor, others: NodeErrors | None
-    ) -> NodeErrors:
-        """The queries of the mask key by key, joined with the results of the others, each in its
-        place.
-        """
-        rows = torch.cat([keyed.nonzero()[:, 0], (~keyed).nonzero()[:, 0]])
-        parts = [self.by_keys(q[keyed], n, details), *([] if others is None else [others])]
-        return take(concatenate(parts), torch.argsort(rows).cpu().numpy())
+    def _beside(
+        self, q: Tensor, n: Counts, details: bool, keyed: Tensor, others: QueryErrors
+    ) -> QueryErrors:
+        """The queries of the mask key by key, beside the results of the others."""
+        return merged(keyed.cpu().numpy(), self.by_keys(q[keyed], n, details), others)
 
-    def _apart(self, q: Tensor, n: Counts, details: bool, widest: float) -> NodeErrors:
+    def _apart(self, q: Tensor, n: Counts, details: bool, widest: float) -> QueryErrors:
         """Queries whose scores span more than ``widest`` nats go key by key, the others to their
         grids.
         """
@@ -259,8 +252,9 @@ class _Pool:
             [torch.stack([scores.amax(1), -scores.amin(1)]) for _, scores in self._blocks(q)]
         )
         wide = ends.amax(0).sum(0) > widest
-        others = None if bool(wide.all()) else self.by_deposit(q[~wide], n, details)
-        return self._together(q, n, details, wide, others)
+        if bool(wide.all()):
+            return self.by_keys(q, n, details)
+        return self._beside(q, n, details, wide, self.by_deposit(q[~wide], n, details))
 
     def _blocks(self, q: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Slices of ``block`` keys with their scores (m, block)."""
@@ -284,7 +278,7 @@ class _Pool:
         )
 
 
-def _given_some_key(errors: NodeErrors, n: Counts, keys: int) -> NodeErrors:
+def _given_some_key(errors: QueryErrors, n: Counts, keys: int) -> QueryErrors:
     """Expectations given a kept key: over 1 - (1-f)^N, whose f d/df is N f (1-f)^(N-1)."""
     kept = n / keys
     with np.errstate(divide="ignore"):  # log 0 at n = N, where nothing is dropped
@@ -294,6 +288,7 @@ def _given_some_key(errors: NodeErrors, n: Counts, keys: int) -> NodeErrors:
         keys * kept * np.exp((keys - 1) * log_dropped if keys > 1 else np.zeros_like(kept)) / some
     )
     mse = errors.mse / some
+    assert errors.dmse_dlogn is not None
     return replace(
         errors,
         mse=mse,

@@ -43,27 +43,32 @@ def weight_table(points: int) -> Floats:
     return np.ascontiguousarray(pieces.c[::-1, first : first + points][:, ::-1].T)
 
 
-@lru_cache(maxsize=32)
-def prefilter(points: int, spacing: float) -> Floats:
-    """The symmetric filter g with sum_m g_m (samples at k + m) = c_k: the inverse of beta sampled
-    at the integers.
+def spline_coefficients(
+    samples: Callable[[Tensor], dict[str, tuple[str, Tensor]]],
+    centres: Tensor,
+    points: int,
+    spacing: float,
+) -> dict[str, tuple[str, Tensor]]:
+    """Coefficients (cells, nodes) c_k of functions sum_k c_k beta(x - k) with given samples (nodes,
+    cells) at the centres, evenly spaced.
 
-    Far from the ends of a long row it is what solves sum_i beta(points/2 + i) g_(m - i) = 1 at m =
-    0 and 0 elsewhere. Cut where its terms, which fall as the largest pole of 1 / sum_i beta(1 + i)
-    z^i inside the unit circle, are below 1e-17 of samples that grow as exp(2u), as the kernels do
-    to the left of 0; the length is odd and the middle belongs to shift 0.
+    They solve sum_i beta(points/2 + i) c_(k + i) = sample_k. The grid is continued on either side
+    until what lies beyond, which falls as the largest pole of 1 / sum_i beta(1 + i) z^i inside the
+    unit circle, is below 1e-17 of samples that grow as exp(2u), as kernels do to the left of 0.
     """
     assert points % 2 == 0, "an even number of taps puts the centre of a spline on the grid"
-    samples = weight_table(points)[: points - 1, 0]  # beta at 1 .. points - 1, symmetric
-    poles = np.abs(np.roots(samples))
+    taps = weight_table(points)[: points - 1, 0]  # beta at 1 .. points - 1, symmetric
+    poles = np.abs(np.roots(taps))
     decay = np.log(poles[poles < 1].max()) + 2 * spacing
     assert decay < 0, "so coarse a grid has no coefficients for exp(2u)"
     reach = int(np.ceil(np.log(1e-17) / decay))
-    impulse = np.zeros(4 * reach + 1)
-    impulse[2 * reach] = 1.0
-    bands = np.repeat(samples[points // 2 - 1 :, None], impulse.size, axis=1)
-    taps = solveh_banded(bands, impulse, lower=True)[reach : 3 * reach + 1]
-    return np.asarray(taps / taps.sum())  # exact on constants, whatever the rounding
+    index = torch.arange(-reach, len(centres) + reach, dtype=torch.float64, device=centres.device)
+    bands = np.repeat(taps[points // 2 - 1 :, None], len(index), axis=1)
+    found = {}
+    for name, (channel, values) in samples(centres[0] + index * spacing).items():
+        solved = solveh_banded(bands, values.T.cpu().numpy(), lower=True, check_finite=False)
+        found[name] = channel, torch.from_numpy(solved[reach:-reach]).to(centres.device)
+    return found
 
 
 def exponential_gain(points: int, rate: float) -> float:

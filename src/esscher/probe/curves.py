@@ -18,7 +18,6 @@ from torch import Tensor
 from esscher.errors import grid as deposit
 from esscher.errors.budget import tokens_needed
 from esscher.errors.curve import ErrorCurve, QueryErrors
-from esscher.errors.formulas import NodeErrors
 from esscher.errors.grid import Deposit
 from esscher.errors.more_text import BEYOND, SETTLED
 from esscher.errors.rate import fit_rate
@@ -43,7 +42,7 @@ class Errors:
     keys: Tensor  # (m,): that each query saw
 
     @classmethod
-    def of(cls, found: NodeErrors, keys: Tensor) -> Errors:
+    def of(cls, found: QueryErrors, keys: Tensor) -> Errors:
         names = ("mse", "sum_p2", "dmse_dlogn", "limit", "delta")
         numbers = {
             name: torch.from_numpy(np.array(getattr(found, name), dtype=np.float64))
@@ -80,11 +79,15 @@ class Errors:
         mse, sum_p2, slope, limit, delta = (
             x.numpy() for x in (self.mse, self.sum_p2, self.dmse_dlogn, self.limit, self.delta)
         )
-        queries = QueryErrors(mse=mse, sum_p2=sum_p2, limit=limit, delta=delta)
-        accuracy, origin = float(self.accuracy.max()), f"exact, {sampling}"
-        curve = ErrorCurve.from_queries(
-            n, queries, slope, kind="exact", accuracy=accuracy, origin=origin
+        queries = QueryErrors(
+            mse=mse,
+            sum_p2=sum_p2,
+            limit=limit,
+            delta=delta,
+            dmse_dlogn=slope,
+            accuracy=float(self.accuracy.max()),
         )
+        curve = ErrorCurve.from_queries(n, queries, kind="exact", origin=f"exact, {sampling}")
         return replace(curve, metric=METRICS[sampling])
 
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from esscher.errors import grid as deposit
-from esscher.errors.formulas import NodeErrors
+from esscher.errors.curve import QueryErrors, concatenate, side_by_side
 from esscher.errors.grid import Deposit, Grid
 from esscher.errors.keep_curve import KeepErrors
-from esscher.errors.nodes import concatenate, error_of_share
+from esscher.errors.nodes import error_of_share
 from esscher.errors.pool_curve import pool_errors
 from esscher.hf.call import score
 from esscher.keep.context import Context
@@ -60,7 +60,7 @@ class Held:
         )
         return replace(self, q=self.q[rows], bias=bias, seen=seen, sink=sink)
 
-    def errors(self, n: npt.NDArray[np.int64], sampling: str, of: int) -> NodeErrors:
+    def errors(self, n: npt.NDArray[np.int64], sampling: str, of: int) -> QueryErrors:
         """Of n keys drawn with replacement, or of keys kept with probability n / of."""
         if self.bias is None and self.seen is None:
             return pool_errors(self.q, self.k, self.v, n, sampling, self.scale)
@@ -73,7 +73,7 @@ class Held:
                 parts.append(error_of_share(row[own][None], values[own], n, of, sampling))
         return concatenate(parts)
 
-    def _kept_beside_sink(self, shares: npt.NDArray[np.float64]) -> NodeErrors:
+    def _kept_beside_sink(self, shares: npt.NDArray[np.float64]) -> QueryErrors:
         """Of keys kept with these probabilities; derivatives are not known."""
         logits = torch.cat(list(replace(self, sink=None).scores()))
         assert self.seen is not None
@@ -83,14 +83,9 @@ class Held:
             self.q, self.k, self.v, self.scale, last, self.seen, logits, sink=self.sink
         )
         errors = KeepErrors(context)
-        found = [errors.share(min(1.0, share)) for share in shares.tolist()]
-        mse, sum_p2 = (
-            torch.stack([getattr(one, name) for one in found], 1).cpu().numpy()
-            for name in ("mse", "sum_p2")
-        )
-        unknown, accuracy = np.full_like(mse, np.nan), max(one.accuracy for one in found)
+        found = side_by_side([errors.share(min(1.0, share)) for share in shares.tolist()])
         limit = context.limit.cpu().numpy()
-        return NodeErrors(mse, sum_p2, unknown, limit, unknown[:, 0], None, accuracy)
+        return replace(found, limit=limit, dmse_dlogn=np.full_like(found.mse, np.nan))
 
     @property
     def _values(self) -> Tensor:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-import mpmath
 import numpy as np
 import pytest
 import torch
@@ -28,9 +27,9 @@ from esscher.errors.scatter import (
     coarsen,
     exponential_gain,
     interpolation_error,
-    prefilter,
     scatter_compiled,
     scatter_tensors,
+    spline_coefficients,
     weight_table,
 )
 
@@ -58,43 +57,21 @@ def test_weights_are_the_b_spline(points: int) -> None:
         assert weights.sum() == pytest.approx(1, abs=1e-14)
 
 
-@pytest.mark.parametrize("points", POINTS)
-@pytest.mark.parametrize("spacing", [1 / 32, 1 / 8, 1 / 4])
-def test_prefilter_is_the_sum_over_poles(points: int, spacing: float) -> None:
-    """g_m = sum over the poles |z| < 1 of z^(|m| + points/2 - 2) / Q'(z), Q(z) = sum_i beta(1 + i)
-    z^i, in 50 digits.
-    """
-    with mpmath.workdps(50):
-        samples = [exact_spline(points, Fraction(1 + i)) for i in range(points - 1)]
-        rising = [mpmath.mpf(x.numerator) / x.denominator for x in samples]
-        poles = [
-            z for z in mpmath.polyroots(rising[::-1], maxsteps=200, extraprec=300) if abs(z) < 1
-        ]
-        slopes = [sum(i * c * z ** (i - 1) for i, c in enumerate(rising) if i) for z in poles]
-        taps = prefilter(points, spacing)
-        shifts = [abs(m) + points // 2 - 2 for m in range(-(len(taps) // 2), len(taps) // 2 + 1)]
-        expected = [
-            float(sum(z**m / slope for z, slope in zip(poles, slopes, strict=True))) for m in shifts
-        ]
-    np.testing.assert_allclose(taps, expected, rtol=2e-13, atol=0)
-    edge = abs(float(max(poles, key=abs))) ** (len(taps) // 2) * math.exp(
-        2 * spacing * (len(taps) // 2)
-    )
-    assert edge <= 1e-17
-
-
 def represent(points: int, spacing: float, kernel: Any, u: np.ndarray) -> np.ndarray:
     """The kernel at u through its B-spline coefficients."""
-    taps = prefilter(points, spacing)
-    reach = len(taps) // 2
-    cell = np.floor(u / spacing)
+    cell = np.floor(u / spacing).astype(int)
+    first, last = int(cell.min()) - points + 1, int(cell.max())
+    centres = (torch.arange(first, last + 1, dtype=torch.float64) + points / 2) * spacing
+    found = spline_coefficients(
+        lambda x: {"one": ("mass", torch.from_numpy(kernel(x.numpy()))[None])},
+        centres,
+        points,
+        spacing,
+    )
+    coefficients = found["one"][1].numpy()[:, 0]
     weights = ((u / spacing - cell)[:, None] ** np.arange(points)) @ weight_table(points).T
-    total = np.zeros_like(u)
-    for tap in range(points):
-        centre = cell - (points - 1) + tap + points / 2
-        samples = kernel((centre[:, None] + np.arange(-reach, reach + 1)) * spacing)
-        total += weights[:, tap] * (samples @ taps)
-    return total
+    places = cell[:, None] - (points - 1) + np.arange(points) - first
+    return (weights * coefficients[places]).sum(1)
 
 
 @pytest.mark.parametrize("points", POINTS)
@@ -126,10 +103,12 @@ def test_order_of_interpolation(points: int, ratio: int) -> None:
 @pytest.mark.parametrize("points", POINTS)
 @pytest.mark.parametrize("rate", [1.0, 2.0])
 def test_exponentials_have_exact_coefficients(points: int, rate: float) -> None:
-    taps = prefilter(points, 1 / 8)
-    reach = len(taps) // 2
-    filtered = np.exp(rate * np.arange(-reach, reach + 1) / 8) @ taps
-    assert filtered == pytest.approx(1 / exponential_gain(points, rate / 8), rel=1e-13)
+    centres = torch.arange(-40, 1, dtype=torch.float64) / 8
+    found = spline_coefficients(
+        lambda x: {"one": ("mass", torch.exp(rate * x)[None])}, centres, points, 1 / 8
+    )
+    exact = torch.exp(rate * centres) / exponential_gain(points, rate / 8)
+    torch.testing.assert_close(found["one"][1][:, 0], exact, rtol=1e-12, atol=1e-16)
 
 
 def keys(
@@ -188,10 +167,10 @@ def test_keys_that_a_query_does_not_see_leave_no_trace(
         )
     for i in range(5):
         alone = update(init(1, grid, values[0]), scores[i : i + 1, seen[i]], values[seen[i]])
-        own = deposit.take(together, torch.tensor([i])).source.moments
+        own = deposit.take(together, torch.tensor([i])).source
         assert int(together.keys[i]) == int(seen[i].sum())
-        torch.testing.assert_close(own.limit, alone.source.moments.limit, rtol=1e-12, atol=1e-13)
-        torch.testing.assert_close(own.delta, alone.source.moments.delta, rtol=1e-11, atol=0)
+        torch.testing.assert_close(own.limit, alone.source.limit, rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(own.delta, alone.source.delta, rtol=1e-11, atol=0)
 
 
 def test_the_device_chooses_the_scatter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,8 @@ import torch
 from scipy.special import gammaincc
 
 from esscher.errors import nodes as functionals
-from esscher.errors.bernoulli import bernoulli_errors
-from esscher.errors.formulas import aliasing, step_for
+from esscher.errors.integral import aliasing, bernoulli_errors, replacement_errors, step_for
 from esscher.errors.nodes import KeySource, error_from_nodes
-from esscher.errors.replacement import replacement_errors
 from tests.errors.pools import by_sequences, by_subsets, softmax
 
 
@@ -198,7 +196,7 @@ def test_slope_of_kept_keys_against_the_polynomial(n: int) -> None:
     random = np.random.default_rng(10)
     scores, values = random.normal(size=7), random.normal(size=(7, 2))
     source = KeySource.build(*_tensors(scores[None], values))
-    result = bernoulli_errors(source, n, 7, step=0.28, tol=1e-13)
+    result = bernoulli_errors(source, n, 7, torch.tensor([7.0]), step=0.28, tol=1e-13)
     h = 1e-4
     around = [by_subsets(scores, values, n / 7 * math.exp(k * h)).mse for k in (-2, -1, 1, 2)]
     difference = (around[0] - 8 * around[1] + 8 * around[2] - around[3]) / (12 * h)
@@ -234,7 +232,9 @@ def test_what_is_cut_off_is_within_tol(tol: float, sampling: str) -> None:
 
         def run(limit: float, n: int = n) -> Any:
             if sampling == "bernoulli":
-                return bernoulli_errors(source, n, 60, step=0.25, tol=limit).mse
+                return bernoulli_errors(
+                    source, n, 60, torch.full((3,), 60.0), step=0.25, tol=limit
+                ).mse
             return replacement_errors(
                 source, torch.tensor([float(n)]).double(), step=0.25, tol=limit
             ).mse

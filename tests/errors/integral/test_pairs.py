@@ -9,8 +9,7 @@ import itertools
 import pytest
 import torch
 
-from esscher.errors.inclusion import inclusion_error
-from esscher.errors.replacement import first_order_pair, pair_error
+from esscher.errors.nodes import first_order_pair, inclusion_error, pair_error
 
 N, WIDTH = 7, 3
 
@@ -58,7 +57,7 @@ def test_of_one_head_with_itself_it_is_the_mean_squared_error() -> None:
     scores, values, weights = heads(1.0)
     p = torch.tensor([1.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7], dtype=torch.float64)
     centred = values[0] - weights[0] @ values[0]
-    mse = float(inclusion_error(scores[0][None], values[0], p[None], None).mse)
+    mse = float(inclusion_error(scores[0][None], values[0], p[None], None).mse[0, 0])
     assert pair_error((scores[0], scores[0]), (centred, centred), p) == pytest.approx(mse, rel=1e-6)
 
 

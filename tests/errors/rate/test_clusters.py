@@ -14,10 +14,11 @@ N = np.array([16, 32, 64, 128, 256, 512])
 def clustered(mse: np.ndarray, clusters: np.ndarray | None) -> ErrorCurve:
     """A curve of queries with these squared errors."""
     rows = len(mse)
+    ones = np.ones(rows)
     queries = QueryErrors(
-        mse, np.ones_like(mse), np.ones((rows, 2)), np.ones(rows), clusters=clusters
+        mse, np.ones_like(mse), np.ones((rows, 2)), ones, dmse_dlogn=-mse, clusters=clusters
     )
-    return ErrorCurve.from_queries(N, queries, -mse, kind="exact", origin="made")
+    return ErrorCurve.from_queries(N, queries, kind="exact", origin="made")
 
 
 def made(windows: int, each: int, seed: int, spread: float = 0.2) -> tuple[np.ndarray, np.ndarray]:

@@ -329,9 +329,7 @@ def _summary(curve: DispersionCurve, windows: npt.NDArray[np.int64]) -> dict[str
     p2 = curve.sum_p2
     none = np.zeros((len(p2), 1))
     queries = QueryErrors(mse=p2, sum_p2=p2, limit=none, delta=none[:, 0], clusters=windows)
-    roots = ErrorCurve.from_queries(
-        curve.n, queries, None, kind="exact", origin="root of E sum p^2"
-    )
+    roots = ErrorCurve.from_queries(curve.n, queries, kind="exact", origin="root of E sum p^2")
     # all there is, where n was given smaller
     first = SMALLEST if curve.n[-1] > SMALLEST else int(curve.n[0])
     fit = fit_rate(roots, window=(first - 0.5, float(curve.n[-1]) + 0.5), raise_on_failure=False)

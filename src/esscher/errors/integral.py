@@ -1,0 +1,497 @@
+"""The integrals that give the exact error of attention on sampled keys, by a trapezoid rule in
+tau = log t.
+
+One query; e_j = exp(score_j), c_j = value_j - limit, b_j = variance of the value given the key.
+1/S^2 = int t exp(-tS) dt over t > 0 turns the softmax's denominator S into a product over keys.
+
+``replacement_errors``, n keys drawn from a law of keys, with phi(t) = E exp(-te):
+
+    E||Gamma_n - Gamma||^2 = n int t E[e^2 (|c|^2 + b) exp(-te)] phi^(n-1) dt
+                             + n (n-1) int t |E[e c exp(-te)]|^2 phi^(n-2) dt
+    E Gamma_n - Gamma      = n int E[e c exp(-te)] phi^(n-1) dt
+    E sum_j p_j^2          = n int t E[e^2 exp(-te)] phi^(n-1) dt
+
+``kept_errors``, each key kept with its own probability p_j and then counted w_j times: eps_j =
+w_j e_j, x_j = exp(-t eps_j), D_j = 1 - p_j + p_j x_j, g_j = p_j eps_j x_j / D_j. Sure keys (p = 1)
+are two numbers of a query, S = sum eps_j and M = sum eps_j c_j. With P = exp(-tS) prod_j D_j, and
+sums and products over the other keys:
+
+    E||Gamma_keep - Gamma||^2 = int t P ( |M + sum_j g_j c_j|^2
+                                          + sum_j p_j (1-p_j) eps_j^2 x_j / D_j^2 |c_j|^2 ) dt
+    E Gamma_keep - Gamma      = int P (M + sum_j g_j c_j) dt
+    E sum_j (weight)^2        = int t P (sum_sure eps_j^2 + sum_j p_j eps_j^2 x_j / D_j) dt
+
+where no kept key counts as no error. Every functional is a sum over keys of a kernel of u = tau +
+score. Both errors are E[|sum e c|^2 t^2 exp(-tS)] dtau, an average of positive bumps of one shape:
+the trapezoid rule of step H is wrong by a relative 2 sum_k |Gamma(2 + 2 pi i k / H)| at most
+(Poisson summation), and what is cut off at both ends is bounded by ``above`` and ``below``.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from esscher.errors.curve import QueryErrors
+
+Floats = npt.NDArray[np.float64]
+# (u, tau) -> name: (channel, kernel)
+Family = Callable[[Tensor, Tensor], dict[str, tuple[str, Tensor]]]
+
+HIGHEST = 6.5  # exp(-exp(6.5)) = 1e-289: larger u change nothing, and smaller numbers are slow
+TINY = 1e-300
+LEAST = -700.0  # logarithm of the smallest factor worth telling from 0: smaller numbers are slow
+
+
+class Source(ABC):
+    """Keys with weights of sum 1, seen from m queries; scores are measured from an anchor that no
+    score of the query exceeds.
+    """
+
+    limit: Tensor  # Gamma, (m, d)
+    mean: Tensor  # E c, (m, d)
+    variance: Tensor  # E(|c|^2 + b), (m,)
+    log_first: Tensor  # log E e, (m,)
+    log_pair: Tensor  # log E e^2, (m,)
+    log_spread: Tensor  # log E[e^2 (|c|^2 + b)], (m,)
+    missing: float = 0.0  # weight of tokens that are not kept: e = 0
+    span: float  # no score lies further below the anchor
+    chunk: int  # nodes to ask for at once
+
+    @property
+    def delta(self) -> Tensor:
+        """lim n * MSE = E[e^2 (|c|^2 + b)] / (E e)^2."""
+        return torch.exp(self.log_spread - 2 * self.log_first)
+
+    @abstractmethod
+    def contract(self, tau: Tensor, family: Family) -> dict[str, Tensor]:
+        """E[kernel(tau + score) x channel] for each kernel of the family, on nodes ``tau``.
+
+        Channels "mass" 1 and "spread" |c|^2 + b give (m, nodes); "value" c gives (d, m, nodes).
+        """
+
+
+def aliasing(step: float) -> float:
+    """2 sum_k |Gamma(2 + i y_k)|, y_k = 2 pi k / step, |Gamma(2 + iy)|^2 = (1 + y^2) pi y / sinh(pi
+    y).
+    """
+    total = 0.0
+    for k in (1, 2, 3):
+        y = 2 * math.pi * k / step
+        if y < 200:
+            total += 2 * math.sqrt((1 + y * y) * math.pi * y / math.sinh(math.pi * y))
+    return total
+
+
+def step_for(tol: float) -> float:
+    """The longest step, in hundredths, whose aliasing is at most ``tol``."""
+    return next(step / 100 for step in range(70, 9, -1) if aliasing(step / 100) <= tol)
+
+
+@runtime_checkable
+class Integral(Protocol):
+    """Sums over nodes tau, and bounds on what the nodes beyond the last and the first would add."""
+
+    def add(self, tau: Tensor) -> None: ...
+    def found(self) -> Tensor: ...
+    def above(self, tau: float) -> Tensor: ...
+    def below(self, tau: float) -> Tensor: ...
+
+
+def march(
+    integral: Integral,
+    start: float,
+    lowest: float,
+    step: float,
+    tol: float,
+    *,
+    span: float,
+    chunk: int,
+) -> None:
+    """Add lattice nodes upward from ``start``, then downward, until what is cut off is below
+    ``tol`` of what is found.
+
+    Whatever the bounds say, nothing is left below ``lowest``, nor where t e > exp(4) for every key.
+    """
+    highest, device = span + 4, integral.found().device
+
+    def add(first: int) -> None:
+        integral.add(step * torch.arange(first, first + chunk, dtype=torch.float64, device=device))
+
+    def negligible(rest: Tensor) -> bool:
+        return bool((rest <= tol * integral.found() + TINY).all())
+
+    # on multiples of half a chunk, so that a grid meets the same nodes again
+    half = chunk // 2
+    origin = index = half * math.floor(min(start, highest) / (step * half))
+    while True:
+        add(index)
+        index += chunk
+        last = step * (index - 1)
+        if last > highest or negligible(integral.above(last)):
+            break
+    index = origin
+    while step * index > lowest and not negligible(integral.below(step * index)):
+        index -= chunk
+        add(index)
+
+
+def as_numpy(x: Tensor) -> Floats:
+    out: Floats = x.detach().cpu().numpy()
+    return out
+
+
+def squared_length(x: Tensor) -> Tensor:
+    """Of vectors (d, ...), one coordinate after the other: each stays in the cache."""
+    out = torch.zeros_like(x[0]) if len(x) else x.sum(0)
+    for row in x:
+        out.addcmul_(row, row)
+    return out
+
+
+# ---- n keys drawn independently: one set of nodes serves every n.
+
+
+def _replacement(u: Tensor, tau: Tensor) -> dict[str, tuple[str, Tensor]]:
+    """Kernels 1 - exp(-e^u), exp(-e^u), e^2u exp(-e^u) and e^u exp(-e^u).
+
+    Since E[e c] = 0, e^u may be taken from the last one: e^u (exp(-e^u) - 1). That is the smaller
+    of the two below t e_max = log 2, and keeps the digits that cancel when n is large.
+    """
+    grown = torch.exp(u.clamp(max=HIGHEST))
+    left, lost = torch.exp(-grown), torch.expm1(-grown)
+    pair = grown * grown * left
+    return {
+        "lost": ("mass", -lost),
+        "left": ("mass", left),
+        "pair": ("mass", pair),
+        "square": ("spread", pair),
+        "single": ("value", grown * torch.where(tau <= math.log(math.log(2)), lost, left)),
+    }
+
+
+def _replacement_tail(u: Tensor, tau: Tensor) -> dict[str, tuple[str, Tensor]]:
+    """int over t' > t of t' e^2 exp(-t'e) dt' = (1 + te) exp(-te)."""
+    grown = torch.exp(u.clamp(max=HIGHEST))
+    tail = (1 + grown) * torch.exp(-grown)
+    return {"square": ("spread", tail), "pair": ("mass", tail)}
+
+
+def replacement_errors(
+    source: Source, n: Tensor, *, step: float, tol: float, details: bool = False
+) -> QueryErrors:
+    """The error for n keys drawn independently, every n at once. ``n``: float64, at least 1."""
+    sums = _Replacement(source, n, step, details)
+    most = math.log(float(n.max()))
+    start = float((0.5 * math.log(2 * tol) - most - source.log_first).min())
+    march(sums, start, -most - 18, step, tol, span=source.span, chunk=source.chunk)
+    return sums.result((aliasing(step) + 2 * tol) / 2)
+
+
+class _Replacement:
+    """Running sums over nodes, for m queries and all n."""
+
+    def __init__(self, source: Source, n: Tensor, step: float, details: bool) -> None:
+        self.source, self.n, self.step, self.details = source, n, step, details
+        m, width = source.limit.shape
+        # integrals of square phi^(n-1), cross phi^(n-1), pair phi^(n-1), and of the first two times
+        # log phi
+        self.sums = n.new_zeros(m, 5, len(n))
+        self.drift = n.new_zeros(m, width, len(n))
+        self.log_phi = n.new_zeros(m)  # at the last node added
+
+    def add(self, tau: Tensor) -> None:
+        f = self.source.contract(tau, _replacement)
+        phi = (f["left"] + self.source.missing).clamp_min(TINY)
+        log_phi = torch.where(f["lost"] < 0.5, torch.log1p(-f["lost"].clamp(0, 0.5)), phi.log())
+        # |E[e c x]|^2 <= phi E[e^2 |c|^2 x] (Cauchy-Schwarz), which rounding must not break where
+        # phi underflows
+        square = f["square"]
+        cross = torch.minimum(squared_length(f["single"]) / phi, square)
+        rows = torch.stack([square, cross, f["pair"], square * log_phi, cross * log_phi], dim=1)
+        power = self._power(log_phi) * self.step
+        self.sums += rows @ power
+        if self.details:
+            self.drift += f["single"].transpose(0, 1) @ power
+        self.log_phi = log_phi[:, -1]
+
+    def _power(self, log_phi: Tensor) -> Tensor:
+        """phi^(n-1)."""
+        return torch.exp((log_phi[..., None] * (self.n - 1)).clamp_min(LEAST))
+
+    def found(self) -> Tensor:
+        square, cross, pair = self.sums[:, :3].unbind(1)
+        return torch.stack([self.n * square + self.n * (self.n - 1) * cross, self.n * pair])
+
+    def above(self, tau: float) -> Tensor:
+        """The cross term is below (n - 1) times the other, by Cauchy-Schwarz; phi only falls."""
+        f = self.source.contract(self.n.new_full((1,), tau), _replacement_tail)
+        power = self.n * self._power(self.log_phi)
+        return torch.stack([self.n * power * f["square"], power * f["pair"]])
+
+    def below(self, tau: float) -> Tensor:
+        """E[|sum e c|^2 t^2 exp(-tS)] <= t^2 n E[e^2 |c|^2], because E[e c] = 0."""
+        logs = torch.stack([self.source.log_spread, self.source.log_pair])
+        return self.n * torch.exp(2 * tau + logs)[:, :, None] / 2
+
+    def result(self, accuracy: float) -> QueryErrors:
+        n, source = self.n, self.source
+        one = n == 1  # known without an integral
+        first, cross, pair, first_log, cross_log = self.sums.unbind(1)
+        slope = n * (first + n * first_log + (2 * n - 1) * cross + n * (n - 1) * cross_log)
+        bias = torch.where(one, source.mean[:, :, None], n * self.drift).transpose(1, 2)
+        return QueryErrors(
+            mse=as_numpy(torch.where(one, source.variance[:, None], self.found()[0])),
+            sum_p2=as_numpy(torch.where(one, 1.0 - source.missing, n * pair)),
+            limit=as_numpy(source.limit),
+            delta=as_numpy(source.delta),
+            bias=as_numpy(bias) if self.details else None,
+            dmse_dlogn=as_numpy(slope),
+            accuracy=accuracy,
+        )
+
+
+# ---- Each key kept with a probability, beside keys that are kept surely.
+
+
+@dataclass(frozen=True)
+class SureKeys:
+    """Sums over the sure keys of each query; e is measured from ``log_unit``, which is itself
+    measured from the anchor of the other keys.
+    """
+
+    log_unit: Tensor  # (m,)
+    total: Tensor  # of e, (m,)
+    pair: Tensor  # of e^2, (m,)
+    vector: Tensor  # of e c, (m, d)
+    spread: Tensor  # of |c|^2, (m,)
+    count: Tensor  # (m,)
+
+    @classmethod
+    def of(
+        cls, sure: Tensor, log_e: Tensor, v: Tensor, limit: Tensor, distance: Tensor
+    ) -> SureKeys:
+        """``sure``, ``log_e`` and ``distance`` |c| (m, N); ``v`` (N, d) and ``limit`` (m, d) from
+        one origin.
+        """
+        log_e = log_e.masked_fill(~sure, -torch.inf)
+        unit = log_e.amax(1)
+        unit = torch.where(unit > -torch.inf, unit, 0.0)
+        e = (log_e - unit[:, None]).exp()
+        total = e.sum(1)
+        return cls(
+            log_unit=unit,
+            total=total,
+            pair=e.square().sum(1),
+            vector=e @ v - total[:, None] * limit,
+            spread=torch.where(sure, distance.square(), 0.0).sum(1),
+            count=sure.sum(1).double(),
+        )
+
+    @classmethod
+    def none(cls, limit: Tensor) -> SureKeys:
+        zero = torch.zeros_like(limit[:, 0]) if limit.shape[1] else limit.sum(1)
+        return cls(zero, zero, zero, torch.zeros_like(limit), zero, zero)
+
+
+def _kernels_of_kept(
+    p: float | Tensor, q: float | Tensor, slope: bool
+) -> tuple[Family, Family, Family, float]:
+    """Kernels of the integrals, of their tails above and below, and the tau up to which the vector
+    is in its early form. ``p``: one probability, or (m, 1, N); ``q``: 1 - p.
+
+    p (1-p) eps^2 x / D^2 is g eps - g^2 without the cancellation that would spoil it near p = 1.
+    With B = M + sum_j p_j eps_j c_j, which vanishes where keys are reweighted by 1/p, M + sum_j g_j
+    c_j = B + sum_j p_j (1-p_j) eps_j (x_j - 1) / D_j c_j. That early form has the smaller terms
+    while x > (1-p)/(2-p). ``slope``: derivatives p d/dp of log D and of the terms of the error.
+    """
+    most = float(q.max()) if isinstance(q, Tensor) else q
+    early = math.log(math.log((1 + most) / most))
+
+    def log_d(lost: Tensor, d: Tensor) -> tuple[str, Tensor]:
+        return "mass", torch.where(p * lost > -0.5, torch.log1p(p * lost), d.log())
+
+    def inside(u: Tensor, tau: Tensor) -> dict[str, tuple[str, Tensor]]:
+        grown = torch.exp(u.clamp(max=HIGHEST))
+        x, lost = torch.exp(-grown), torch.expm1(-grown)
+        d = q + p * x
+        term = p * grown / d
+        pair = term * grown * x
+        single = term * torch.where(tau <= early, q * lost, x)
+        found = {
+            "log_d": log_d(lost, d),
+            "pair": ("mass", pair),
+            "square": ("spread", q * pair / d),
+            "single": ("value", single),
+        }
+        if slope:
+            rise = -p * lost / d  # -p d log D / dp
+            found["rise"] = ("mass", rise)
+            found["dsquare"] = ("spread", pair / d * (q - p + 2 * q * rise))
+            dearly = term * lost * (q - p + q * rise)
+            found["dsingle"] = ("value", torch.where(tau <= early, dearly, single / d))
+        return found
+
+    def above(u: Tensor, tau: Tensor) -> dict[str, tuple[str, Tensor]]:
+        """At t/2: E[|Gamma_keep - Gamma|^2 (1 + tS) exp(-tS)] <= 2 P(t/2) times a sum of |c|^2:
+        sure keys, and others times p x / D.
+        """
+        half = torch.exp(u.clamp(max=HIGHEST)) / 2
+        x, lost = torch.exp(-half), torch.expm1(-half)
+        d = q + p * x
+        kept = p * x / d
+        return {"log_d": log_d(lost, d), "square": ("spread", kept), "pair": ("mass", kept)}
+
+    def below(u: Tensor, tau: Tensor) -> dict[str, tuple[str, Tensor]]:
+        """What square and pair are over t^2 as t goes to 0; and of E S."""
+        grown = torch.exp(u.clamp(max=HIGHEST))
+        pair = p * grown * grown
+        return {"square": ("spread", q * pair), "pair": ("mass", pair), "mean": ("mass", p * grown)}
+
+    return inside, above, below, early
+
+
+_kernels_of_share = lru_cache(maxsize=64)(_kernels_of_kept)  # a grid remembers their samples
+
+
+def kept_errors(
+    source: Source,
+    keys: Tensor,
+    p: float | Tensor,
+    q: float | Tensor,
+    sure: SureKeys,
+    first: Tensor,
+    *,
+    step: float,
+    tol: float,
+    slope: bool = False,
+) -> QueryErrors:
+    """The error when each key of the source is kept with probability p < 1, and others surely;
+    arrays have one n.
+
+    ``keys`` (m,): how many keys the weight 1 of the source stands for. ``p``: one probability, or
+    (m, 1, N) for the keys of a KeySource; ``q``: 1 - p; scores are log eps. ``first`` (m, d): B = M
+    + sum_j p_j eps_j c_j. ``slope``: d MSE / d log p, for one p and no sure keys.
+    """
+    kernels = (_kernels_of_kept if isinstance(p, Tensor) else _kernels_of_share)(p, q, slope)
+    sums = _Kept(source, keys.double()[:, None], kernels, sure, first, step, slope)
+    log_sure = sure.log_unit + sure.total.log()
+    log_all = torch.logaddexp(log_sure, keys.double().log() + source.log_first)  # of the largest S
+    least = torch.where(sure.total > 0, log_sure, -source.span)  # and of the smallest
+    log_mean = torch.logaddexp(log_sure, sums.mean.log())
+    start = float((0.5 * math.log(2 * tol) - log_mean.where(log_mean > -torch.inf, 0.0)).min())
+    lowest = -float(log_all.max()) - 18
+    span = -float(least.clamp(max=0).min())
+    march(sums, start, lowest, step, tol, span=span, chunk=source.chunk)
+    return sums.result((aliasing(step) + 2 * tol) / 2)
+
+
+class _Kept:
+    """Running sums over nodes, for m queries and one rule."""
+
+    def __init__(
+        self,
+        source: Source,
+        keys: Tensor,
+        kernels: tuple[Family, Family, Family, float],
+        sure: SureKeys,
+        first: Tensor,
+        step: float,
+        slope: bool,
+    ) -> None:
+        self.source, self.keys, self.sure, self.first = source, keys, sure, first
+        self.inside, self.outside, start, self.early = kernels
+        self.step, self.slope = step, slope
+        self.sums = first.new_zeros(3, len(first))
+        self.drift = torch.zeros_like(first)
+        self.moves = bool(sure.count.any() or first.any())
+        self.bottom = math.inf  # the lowest node added
+        f = source.contract(self.sums.new_zeros(1), start)
+        square = first.square().sum(1) + (keys * f["square"])[:, 0]
+        pair = (2 * sure.log_unit).exp() * sure.pair + (keys * f["pair"])[:, 0]
+        self.start = torch.stack([square, pair]) / 2
+        self.mean = (keys * f["mean"])[:, 0]
+
+    def add(self, tau: Tensor) -> None:
+        self.bottom = min(self.bottom, float(tau.min()))
+        keys, sure = self.keys, self.sure
+        f = self.source.contract(tau, self.inside)
+        t = (tau + sure.log_unit[:, None]).clamp(max=HIGHEST).exp()  # in units of the sure keys
+        chance = (keys * f["log_d"] - t * sure.total[:, None]).clamp_min(LEAST).exp() * self.step
+        early = tau <= self.early
+        x = f["single"].mul_(keys)
+        if self.moves:
+            x += sure.vector.T[:, :, None] * torch.where(early, 0.0, t)
+            x += self.first.T[:, :, None] * torch.where(early, tau.exp(), 0.0)
+        mse = keys * f["square"] + squared_length(x)
+        self.sums[0] += (chance * mse).sum(1)
+        pair = t.square() * sure.pair[:, None] + keys * f["pair"]
+        self.sums[1] += (chance * pair).sum(1)
+        if self.slope:
+            cross = 2 * keys * (x * f["dsingle"]).sum(0)
+            rise = keys * (f["dsquare"] - f["rise"] * mse) + cross
+            self.sums[2] += (chance * rise).sum(1)
+        self.drift += (x.transpose(0, 1) @ chance[:, :, None])[:, :, 0]
+
+    def found(self) -> Tensor:
+        return self.sums[:2]
+
+    def above(self, tau: float) -> Tensor:
+        f = self.source.contract(self.sums.new_full((1,), tau), self.outside)
+        keys, sure = self.keys[:, 0], self.sure
+        t = (tau + sure.log_unit).clamp(max=HIGHEST).exp()
+        log_chance = (keys * f["log_d"][:, 0] - t / 2 * sure.total).clamp_min(LEAST)
+        rest = torch.stack([f["square"][:, 0], f["pair"][:, 0]])
+        return 2 * log_chance.exp() * (torch.stack([sure.spread, sure.count]) + keys * rest)
+
+    def below(self, tau: float) -> Tensor:
+        """E[|sum eps c|^2 t^2 exp(-tS)] <= t^2 (|B|^2 + sum_j p_j (1-p_j) eps_j^2 |c_j|^2)."""
+        return math.exp(2 * tau) * self.start
+
+    def result(self, accuracy: float) -> QueryErrors:
+        """Below the lowest node the bias has t B left, a geometric series; the squares t^2."""
+        rest = math.exp(self.bottom) * self.step / math.expm1(self.step)
+        mse, sum_p2, slope = (as_numpy(row[:, None]) for row in self.sums)
+        return QueryErrors(
+            mse=mse,
+            sum_p2=sum_p2,
+            limit=as_numpy(self.source.limit),
+            delta=np.full(len(mse), np.nan),
+            bias=as_numpy((self.drift + rest * self.first)[:, None]),
+            dmse_dlogn=slope if self.slope else None,
+            accuracy=accuracy,
+        )
+
+
+def bernoulli_errors(
+    source: Source, n: int, of: int, keys: Tensor, *, step: float, tol: float
+) -> QueryErrors:
+    """The error when each key is kept with probability f = n / of; no kept key counts as no error.
+
+    ``keys`` (m,): how many equal keys each query has. At f = 1 there is no error, and no slope.
+    """
+    limit, delta = as_numpy(source.limit), as_numpy(source.delta)
+    if n < of:
+        none = SureKeys.none(source.limit)
+        found = kept_errors(
+            source, keys, n / of, (of - n) / of, none, none.vector, step=step, tol=tol, slope=True
+        )
+        return replace(found, delta=delta)
+    pair = as_numpy(torch.exp(source.log_pair - 2 * source.log_first) / keys)[:, None]
+    return QueryErrors(
+        mse=np.zeros_like(pair),
+        sum_p2=pair,
+        limit=limit,
+        delta=delta,
+        bias=np.zeros_like(limit)[:, None],
+        dmse_dlogn=np.full_like(pair, np.nan),
+    )
