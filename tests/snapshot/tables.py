@@ -11,7 +11,7 @@ import pandas as pd
 import esscher as es
 
 LEFT_OUT = {"about"}  # names the machine's own paths and hashes of temporary files
-CLOSE = 1e-12  # relative to the number, or to the largest of its column
+CLOSE = 1e-10  # relative to the number, or to the largest of its column
 # runs that sum tokens in float32, in an order that the width of the processor's vectors sets
 SINGLE = {"icl_train": 1e-6}
 # A stated relative error is itself only known to rounding of the numbers it speaks of, and a

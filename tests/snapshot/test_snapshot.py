@@ -1,4 +1,4 @@
-"""The tables of small runs, kept: names, order, types, and values to 1e-12, or to what sums in
+"""The tables of small runs, kept: names, order, types, and values to 1e-10, or to what sums in
 float32 are known to.
 """
 
