@@ -15,7 +15,8 @@ import torch
 from ratio import best_times, ratio_line
 
 from esscher.icl import LinearTask
-from esscher.icl.training import Pair, Settings
+from esscher.icl.specs import TrainSpec
+from esscher.icl.training import Pair
 
 BATCH, DIM, RATE = 128, 5, 1e-3
 # by length: our steps, those of the plain loop
@@ -44,8 +45,9 @@ def plain_steps(task: LinearTask, length: int, steps: int, threads: int) -> None
         model = Plain(DIM + 1, softmax)
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
         for _ in range(steps):
-            prompts = task.sample(BATCH, length, generator, dtype=torch.float32)
-            loss = ((model(prompts.tokens, prompts.query_token) - prompts.target) ** 2).mean()
+            prompts = task.sample(BATCH, length, generator)
+            tokens, query = prompts.tokens.float(), prompts.query_token.float()
+            loss = ((model(tokens, query) - prompts.target.float()) ** 2).mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -60,7 +62,7 @@ def main() -> list[str]:
     lines = []
     task, threads = LinearTask.isotropic(DIM), torch.get_num_threads()
     for length, (ours_steps, steps) in STEPS.items():
-        pair = Pair(task, length, Settings(steps=10**6, batch=BATCH, rate=RATE))
+        pair = Pair(task, length, TrainSpec(steps=10**6, batch=BATCH, rate=RATE))
         works = [partial(our_steps, pair, ours_steps)]
         works += [partial(plain_steps, task, length, steps, count) for count in (1, threads)]
         ours, one, all_threads = best_times(*works, repeats=4)

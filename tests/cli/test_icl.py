@@ -142,7 +142,7 @@ def test_stuck_seeds_are_named_and_not_averaged_in(
     monkeypatch.setattr("esscher.icl.comparison.judged", judged)
     for name in ("save_final_risks", "save_training"):
         monkeypatch.setattr(
-            f"esscher.report.icl_figures.{name}",
+            f"esscher.report.icl.{name}",
             lambda table, *rest, name=name: drawn.update({name: table}),
         )
     code, _, err = run(

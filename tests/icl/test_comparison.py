@@ -15,7 +15,7 @@ from esscher.runs import execute
 SMALL = {
     "dim": 2,
     "covariances": ("kms:0.3",),
-    "lengths": (8, 4),
+    "lengths": (4, 8),
     "seeds": 2,
     "steps": 60,
     "rate": 0.02,
@@ -30,9 +30,12 @@ def test_trained_models_beside_the_flow(tmp_path: Path):
     run = execute(SPEC, tmp_path / "run")
     trained = trained_risks(run.table("final"), run.table("path"), 2, 0.1)
     assert (np.abs(trained["sampled"] - trained["exact"]) < 4.5 * trained["stderr"]).all()
-    compared = compare_with_flow(trained, flow_ends(trained, 2, 0.1), stuck=9.0)
+    ends = flow_ends(trained, 2, 0.1)
+    assert (compare_with_flow(trained, ends)["stuck"] == 2).all()
+    near = ends.assign(mse=9.0 * ends["mse"])
+    compared = compare_with_flow(trained, near)
     assert len(compared) == 4
-    assert (compared["excess"] > 0).all()
+    assert (9.0 * (1 + compared["excess"]) > 1).all()
     assert (compared["high"] > compared["low"]).all()
 
 

@@ -20,25 +20,24 @@ from esscher.icl.concentration import (
     risk_gradient_errors,
 )
 from esscher.icl.layer import OVKQ
-from esscher.icl.sampled import batches
 from esscher.icl.specs import ConcentrationSpec
-from esscher.icl.tasks import Prompts
+from esscher.icl.training import batches
 from esscher.runs import execute
 
 TASK = LinearTask.kms(2, 0.4, noise=0.2)
 
 
 def test_squared_differences_are_autograds_on_the_same_prompts():
-    """20 prompts of 6 tokens; the limit's output is r^T Gamma_w U z_q. The law of long prompts is
-    that of all their tokens (test_sampled).
-    """
+    """20 prompts of 6 tokens; the limit's output is r^T Gamma_w U z_q."""
     weights = default_weights(2, torch.Generator().manual_seed(3))
     ours = prompt_errors(TASK, weights, 6, 20, seed=2)
     ((drawn,),) = batches(TASK, 6, 20, 1, torch.Generator().manual_seed(2))
     for i in range(20):
-        A, query, label = drawn.to_token[i], drawn.query[i], drawn.label[i : i + 1]
-        z = drawn.white[i] @ A.T
-        prompts = Prompts(z[None, :, :-1], z[None, :, -1], query[None], label)
+        prompts, query, label = drawn.part(i, i + 1), drawn.query[i], drawn.target[i : i + 1]
+        gram = torch.cat([torch.eye(2, dtype=torch.float64), drawn.w[i : i + 1]])
+        gamma = gram @ TASK.sigma @ gram.T + torch.diag(
+            torch.tensor([0.0, 0.0, TASK.noise], dtype=torch.float64)
+        )
         found = []
         for kind in ("softmax", "linear", "limit"):
             O, V, K, Q = parts = [
@@ -47,7 +46,7 @@ def test_squared_differences_are_autograds_on_the_same_prompts():
             ]
             U, value = K.T @ Q, O @ V
             if kind == "limit":
-                f = value[-1] @ A @ A.T @ U[:, :-1] @ query
+                f = value[-1] @ gamma @ U[:, :-1] @ query
             else:
                 f = predict(UV(U, value), prompts, kind)[0]
             by_u, by_v, by_k, by_q = torch.autograd.grad(f, (U, value, K, Q), retain_graph=True)

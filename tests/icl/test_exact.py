@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+import esscher as es
 from esscher.errors.gaussian import gaussian_error
-from esscher.icl import UV, Block, LinearTask, SingleIndexTask, default_weights
-from esscher.icl.exact import _excess, decompose, limit_risk, risk, risk_gradient, risk_tensor
-from esscher.icl.flow import flatten, unflatten
-from esscher.icl.layer import Parameters
+from esscher.icl import OVKQ, UV, Block, CovariateTask, LinearTask, default_weights, predict
+from esscher.icl.exact import decompose, risk, risk_gradient
+from esscher.icl.layer import Parameters, flatten, tensors, unflatten
 from esscher.icl.quadrature import product_rule
-from esscher.icl.sampled import sampled_gradient, sampled_risk
+from esscher.icl.training import sampled_risk
 
 
 def normal(generator: torch.Generator, *shape: int) -> Tensor:
@@ -84,12 +84,19 @@ def test_block_and_general_form_agree(length: int) -> None:
     assert exact.origin == "quadrature"
     beside = params.uv()
     beside.U[-1, :-1] = 1e-12  # no block form any more: tasks are averaged by the cubature
-    estimates = _excess(beside, task, length, product_rule(task.dim, 40), query_inside=False)
-    value = float(limit_risk(params.uv(), task) + estimates.mean())
-    assert abs(value - exact.value) < 4 * float(estimates.std()) / 40**0.5 + 1e-4 * abs(
-        float(estimates.mean())
-    )
+    general = risk(task, beside, length, rule=product_rule(task.dim, 40))
+    assert general.origin == "cubature"
+    assert abs(general.value - exact.value) < 4 * general.error
     assert risk(task, params.uv(), length) == exact
+    for kind in ("softmax", "linear"):
+        limit = risk(task, beside, math.inf, kind)
+        assert limit.value == pytest.approx(risk(task, params, math.inf).value, abs=1e-10)
+    assert risk(task, beside, length, "linear").value == pytest.approx(
+        risk(task, params, length, "linear").value, abs=1e-10
+    )
+    slope = risk_gradient(task, beside, length, "linear")[1]
+    wanted = risk_gradient(task, params, length, "linear")[1]
+    np.testing.assert_allclose(flatten(params.pull(slope.U, slope.V)), flatten(wanted), atol=1e-9)
 
 
 @pytest.mark.parametrize("length", [2, 30, 10**4])
@@ -127,7 +134,7 @@ def test_gradient_equals_finite_differences(seed: int, kind: str) -> None:
     task, params, length = case(seed)
     rule = product_rule(task.dim, 2)
     value, gradient = risk_gradient(task, params, length, kind, rule)
-    assert value == pytest.approx(float(risk_tensor(task, params, length, kind, rule)), rel=1e-12)
+    assert value == pytest.approx(risk(task, params, length, kind, rule).value, rel=1e-12)
     rng = np.random.default_rng(seed)
     for _ in range(3):
         direction = rng.standard_normal(flatten(params).size)
@@ -142,37 +149,34 @@ def test_gradient_equals_finite_differences(seed: int, kind: str) -> None:
         assert float(flatten(gradient) @ direction) == pytest.approx(slope, rel=2e-6, abs=1e-8)
 
 
-@pytest.mark.parametrize("length", [1, 7, 10**6, math.inf])
-@pytest.mark.parametrize("kind", ["softmax", "linear"])
-def test_gradient_without_a_graph_is_that_of_the_graph(length: float, kind: str) -> None:
-    task, params, _ = case(3)
-    leaves = [each.detach().clone().requires_grad_(True) for each in (params.U11, params.v)]  # type: ignore[union-attr]
-    graph = torch.autograd.grad(risk_tensor(task, Block(*leaves), length, kind), leaves)
-    plain = risk_gradient(task, params, length, kind)[1]
-    assert np.allclose(
-        np.concatenate([g.numpy().ravel() for g in graph]), flatten(plain), rtol=1e-10
-    )
-
-
 def test_gradient_in_o_v_k_q_is_what_simulation_finds(generator: torch.Generator) -> None:
-    """48 entries within 4.5 standard errors of groups of prompts: false alarm below 1e-3."""
+    """48 entries within 4.5 standard errors of 50 groups of prompts: false alarm below 1e-3."""
     task, weights = LinearTask.kms(2), default_weights(2, generator)
+    leaves = [leaf.requires_grad_() for leaf in tensors(weights)]
     for kind in ("softmax", "linear"):
         exact = flatten(risk_gradient(task, weights, 6, kind)[1])
-        mean, error = sampled_gradient(task, weights, 6, kind, 40_000, generator)
-        assert (np.abs(flatten(mean) - exact) < 4.5 * flatten(error) + 1e-12).all()
+        rows = []
+        for _ in range(50):
+            prompts = task.sample(800, 6, generator)
+            loss = 0.5 * ((predict(weights, prompts, kind) - prompts.target) ** 2).mean()
+            rows.append(flatten(OVKQ(*torch.autograd.grad(loss, leaves))))
+        error = np.std(rows, axis=0, ddof=1) / 50**0.5
+        assert (np.abs(np.mean(rows, axis=0) - exact) < 4.5 * error + 1e-12).all()
 
 
-def test_softmax_has_no_second_derivative() -> None:
-    task, params, _ = case(1)
-    assert isinstance(params, Block)
-    leaf = params.U11.requires_grad_(True)
-    (first,) = torch.autograd.grad(
-        risk_tensor(task, Block(leaf, params.v), 7), leaf, retain_graph=True
-    )
-    assert first.shape == leaf.shape
-    with pytest.raises(RuntimeError, match="differentiable once"):
-        torch.autograd.grad(risk_tensor(task, Block(leaf, params.v), 7), leaf, create_graph=True)
+@pytest.mark.parametrize("kind", ["softmax", "linear"])
+def test_the_risk_has_its_symmetries(kind: str) -> None:
+    """(a, r1) -> (-a, -r1) and (U, V) -> (-U, -V), for both kinds; scores against values for linear
+    attention alone.
+    """
+    task, uv = LinearTask.kms(3, 0.4, noise=0.2), default_weights(3).uv()
+    signs = torch.tensor([1.0, 1.0, 1.0, -1.0], dtype=torch.float64)
+    turned = UV(signs[:, None] * uv.U, uv.V * signs * -1.0)
+    value = risk(task, uv, 20, kind).value
+    assert risk(task, turned, 20, kind).value == pytest.approx(value, rel=1e-12)
+    assert risk(task, UV(-uv.U, -uv.V), 20, kind).value == pytest.approx(value, rel=1e-12)
+    scaled = risk(task, UV(1.3 * uv.U, uv.V / 1.3), 20, kind).value
+    assert (abs(scaled / value - 1) < 1e-12) == (kind == "linear")
 
 
 def test_linear_risk_by_enumeration() -> None:
@@ -206,6 +210,8 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match="the layer takes d = 3, the task has d = 2"):
         risk(task, Block(np.eye(3), 1.0), 5)
     with pytest.raises(ValueError, match="use sampled_risk"):
-        risk(SingleIndexTask(np.eye(2)), params, 5)
+        risk(CovariateTask(es.Cube(2)), params, 5)
+    with pytest.raises(ValueError, match="query_inside: expected weights in the block form"):
+        risk(task, UV(np.eye(3), np.ones((3, 3))), 5, query_inside=True)
     with pytest.raises(ValueError, match="score matrix U is too large"):
         risk(task, Block(1e4 * np.eye(2), 1.0), 5)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 import esscher as es
 from esscher.icl import (
-    KQV,
     OVKQ,
     UV,
     Block,
@@ -23,7 +22,7 @@ from esscher.icl import (
     risk,
     risk_gradient,
 )
-from esscher.icl.layer import as_uv
+from esscher.icl.layer import as_uv, flatten, tensors, unflatten
 
 
 def normal(generator: torch.Generator, *shape: int) -> Tensor:
@@ -55,7 +54,6 @@ def test_parametrisations_agree(generator: torch.Generator) -> None:
     prompts = LinearTask.isotropic(3).sample(5, 7, generator)
     wanted = predict(UV(K.T @ Q, O @ V), prompts)
     assert torch.allclose(predict(OVKQ(O, V, K, Q), prompts), wanted)
-    assert torch.allclose(predict(KQV(K, Q, O @ V), prompts), wanted)
 
 
 def test_block_form(generator: torch.Generator) -> None:
@@ -75,6 +73,21 @@ def test_gradients_reach_the_parameters(generator: torch.Generator) -> None:
     assert U11.grad is not None
     assert float(U11.grad.abs().max()) > 0
     assert v.grad is not None
+
+
+def test_gradients_are_pulled_back_as_autograd_does(generator: torch.Generator) -> None:
+    by_U, by_V = normal(generator, 3, 3), normal(generator, 3, 3)
+    shapes = ((3, 2), (2, 3), (4, 3), (4, 3))
+    weights = [normal(generator, *shape).requires_grad_() for shape in shapes]
+    block = normal(generator, 2, 2).requires_grad_(), normal(generator).requires_grad_()
+    for params in (OVKQ(*weights), Block(*block), UV(by_V.clone().requires_grad_(), by_U)):
+        uv = params.uv()
+        leaves = [leaf for leaf in tensors(params) if leaf.requires_grad]
+        slopes = torch.autograd.grad((uv.U * by_U).sum() + (uv.V * by_V).sum(), leaves)
+        for ours, theirs in zip(tensors(params.pull(by_U, by_V)), slopes, strict=False):
+            torch.testing.assert_close(ours.detach(), theirs)
+        state = flatten(params)
+        np.testing.assert_array_equal(flatten(unflatten(state, params)), state)
 
 
 def test_default_weights_are_those_of_linear_layers() -> None:

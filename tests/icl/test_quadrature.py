@@ -14,10 +14,10 @@ from scipy.stats import chi2
 
 import esscher as es
 from esscher.errors.gaussian import gaussian_error_slopes
-from esscher.icl import Block, CovariateTask, LinearTask, SingleIndexTask
+from esscher.icl import Block, CovariateTask, LinearTask
 from esscher.icl.exact import bayes_risk
 from esscher.icl.quadrature import ErrorTable, gaussian_cubature, score_law
-from esscher.icl.sampled import sampled_risk
+from esscher.icl.training import sampled_risk
 
 Floats = npt.NDArray[np.float64]
 
@@ -139,7 +139,7 @@ def test_softmax_learns_an_even_link_that_linear_attention_cannot(
     """y = cos(w x): the softmax limit is v exp(-w^2/2) cos(w u x), that of linear attention 0.
     Separations of 3 errors.
     """
-    task = SingleIndexTask([[1.0]], "cosine", [[2.0]], 0)
+    task = CovariateTask(es.Gaussian([[1.0]]), [[2.0]], 0, link=torch.cos)
     blind, tuned = (
         sampled_risk(task, Block([[u]], 1.4), 300, "softmax", 4000, generator) for u in (0.0, 1.0)
     )

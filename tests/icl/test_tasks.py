@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.icl import CovariateTask, LinearTask, Prompts, SingleIndexTask, Task
+from esscher.icl import CovariateTask, LinearTask, Prompts, Task
 from esscher.icl.tasks import as_task
 
 EYE3 = torch.eye(3, dtype=torch.float64)
@@ -19,8 +19,7 @@ TASKS: list[Task] = [
     LinearTask([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 2.0]], noise=0),
     CovariateTask(es.Rademacher(3)),
     CovariateTask(es.Cube(3, 1.7)),
-    SingleIndexTask(np.eye(3)),
-    SingleIndexTask(EYE3, link=torch.tanh),
+    CovariateTask(es.Gaussian(np.eye(3)), link=torch.tanh),
 ]
 
 
@@ -32,7 +31,6 @@ def test_shapes(task: Task, generator: torch.Generator) -> None:
     assert prompts.x.shape == (7, 5, 3)
     assert prompts.y.shape == (7, 5)
     assert prompts.tokens.shape == (7, 5, 4)
-    assert prompts.length == 5
     assert torch.equal(prompts.tokens[..., :3], prompts.x)
     assert torch.equal(
         prompts.query_token, torch.cat([prompts.query, torch.zeros(7, 1, dtype=torch.float64)], 1)
@@ -89,16 +87,16 @@ def test_the_same_generator_gives_the_same_prompts() -> None:
     assert torch.equal(one.target, two.target)
 
 
-def test_single_index_labels(generator: torch.Generator) -> None:
-    """The quadratic link of a standard index has mean 0 and mean square 1; 5 standard errors."""
-    task = SingleIndexTask(EYE3, task_cov=EYE3 / 3, noise=0)
-    same = SingleIndexTask(
-        EYE3, link=lambda t: (t * t - 1.0) / 2.0**0.5, task_cov=EYE3 / 3, noise=0
-    )
-    one, two = (each.sample(50, 3, torch.Generator().manual_seed(4)) for each in (task, same))
-    assert torch.equal(one.y, two.y)
-    y = task.sample(40_000, 1, generator).y[:, 0]
-    assert abs(float(y.mean())) < 5 * float(y.std()) / 200
+def test_labels_through_a_link_and_several_of_them(generator: torch.Generator) -> None:
+    """A link that forgets w gives labels of noise alone; two labels have tasks of their own."""
+    task = CovariateTask(es.Gaussian(EYE3), EYE3, 0.0, link=lambda t: 0.0 * t + 3.0, labels=2)
+    prompts = task.sample(5, 7, generator)
+    assert prompts.y.shape == (5, 7, 2)
+    assert torch.equal(prompts.target, torch.full((5, 2), 3.0, dtype=torch.float64))
+    plain = CovariateTask(es.Gaussian(EYE3), EYE3, 0.0, labels=2).sample(5, 3, generator)
+    w = torch.linalg.solve(plain.x, plain.y)
+    assert torch.allclose((plain.query[:, None] @ w)[:, 0], plain.target, atol=1e-9)
+    assert not torch.allclose(w[..., 0], w[..., 1])
 
 
 @pytest.mark.parametrize(
@@ -118,7 +116,7 @@ def test_single_index_labels(generator: torch.Generator) -> None:
         (lambda: LinearTask.kms(2, 1.5), "rho: expected a correlation"),
         (lambda: LinearTask.isotropic(2).sample(0, 3), "batch: expected whole numbers from 1"),
         (lambda: LinearTask.isotropic(2).sample(3, 0), "length: expected whole numbers from 1"),
-        (lambda: SingleIndexTask(np.eye(2), link="cubic"), "link: expected one of quadratic"),
+        (lambda: CovariateTask(es.Cube(2), labels=0), "labels: expected whole numbers from 1"),
     ],
 )
 def test_bad_input(make: object, match: str) -> None:

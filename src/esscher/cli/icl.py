@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,218 +33,6 @@ if TYPE_CHECKING:
     from esscher.icl.specs import IclFigure
     from esscher.runs import Run, RunSpec
 
-SPEC = "esscher.icl.specs:StabilitySpec"
-NAMES = ("covariances", "lengths", "starts", "training", "until", "dim", "noise", "seed")
-STABILITY = Fields(
-    SPEC, NAMES, flags={"covariances": "covariance"}, as_text={"covariances": " "}, defaults=True
-)
-TRAPS = Fields(
-    SPEC,
-    ("covariances", "lengths", "dim", "noise"),
-    flags={"covariances": "covariance"},
-    as_text={"covariances": " "},
-    defaults=True,
-)
-
-
-def stability(
-    settings: Annotated[Given, STABILITY],
-    where: Execution,
-    look: Look,
-    trained: Annotated[
-        Path | None,
-        path_option(
-            "--train", "A run of esscher icl train: flow from its first weights for its time."
-        ),
-    ] = None,
-    figures: Figures = FIGURES,
-    out: Out = None,
-    as_json: Json = False,
-) -> None:
-    """Which first weights get stuck: gradient flow of (O, V, K, Q) for both models from the same
-    starts, and a test.
-
-    Example: esscher icl stability --starts 10 --lengths 10,100
-    """
-    from esscher.icl.comparison import spec_beside
-    from esscher.icl.specs import StabilitySpec
-    from esscher.runs import execute, load_run, terminal
-
-    figure_formats(figures)  # a mistake is told before anything is computed
-    source = None if trained is None else load_run(trained)
-    if source is not None and source.manifest.job != "icl-train":
-        raise ValueError(
-            f"{source.path}: expected a run of esscher icl train, got one of job"
-            f" {source.manifest.job}"
-        )
-    spec = (
-        StabilitySpec.model_validate(_settings(settings))
-        if source is None
-        else spec_beside(source.spec)
-    )
-    path = out if out is not None else Path("runs") / f"{spec.job}-{spec.hash[:8]}"
-    run = execute(spec, path, **where, progress=terminal())
-    if source is None:
-        return end_stability(run, as_json, figures, look)
-    _show(run, {"beside training": _beside(run, source)}, as_json, look)
-
-
-def end_stability(
-    run: Run, as_json: bool, figures: str = FIGURES, look: Given | None = None
-) -> None:
-    """What finished flows leave: two figures and the verdict."""
-    from esscher.icl.stability import ALL
-    from esscher.report.icl_figures import save_apart, save_arrivals
-
-    flows, training = run.table("flows"), float(run.spec["training"])
-    files = []
-    for kind in figure_formats(figures):
-        files += [run.path / f"{name}.{kind}" for name in ("arrivals", "apart")]
-        save_arrivals(flows, training, float(run.spec["until"]), files[-2])
-        save_apart(run.table("distance"), flows, training, files[-1])
-    verdict = run.table("verdict")
-    if not as_json:
-        total = verdict[verdict["covariance"] == ALL].to_dict("records")[0]
-        more = {
-            1: "linear attention is stuck more often",
-            -1: "softmax attention is stuck more often",
-            0: "no difference",
-        }
-        sign = (total["only_linear"] > total["only_softmax"]) - (
-            total["only_linear"] < total["only_softmax"]
-        )
-        told = more[sign] if total["p"] < 0.05 else "neither model is shown to be stuck more often"
-        say(
-            f"over all settings: {told} (sign test over {total['starts']} starts, p ="
-            f" {number(total['p'])})"
-        )
-    _show(run, {"verdict": verdict}, as_json, look)
-    for file in files:
-        log(f"figure: {file}")
-
-
-def traps(settings: Annotated[Given, TRAPS], look: Look, as_json: Json = False) -> None:
-    """Critical points outside the block form, where flows get stuck: the error there and whether it
-    is a minimum or a saddle.
-
-    Example: esscher icl traps --lengths 10,100,1000 --covariance kms:0.5
-    """
-    import pandas as pd
-
-    from esscher.icl.comparison import flow_end
-    from esscher.icl.layer import KINDS
-    from esscher.icl.stability import traps
-    from esscher.icl.tasks import as_task
-
-    given = _settings(settings)
-    rows = []
-    for name in given["covariances"]:
-        for kind in KINDS:
-            for length in given["lengths"]:
-                end = flow_end(name, given["dim"], given["noise"], length, kind)
-                for trap in traps(as_task(name, given["dim"], given["noise"]), length, kind):
-                    rows.append(
-                        {
-                            "covariance": name,
-                            "model": kind,
-                            "length": length,
-                            "variance": trap.variance,
-                            "mse": trap.mse,
-                            "above": trap.mse / end - 1,
-                            "falling": trap.falling,
-                            "steepest": trap.steepest,
-                            "kind": "saddle" if trap.falling else "minimum",
-                        }
-                    )
-    columns = [
-        "covariance",
-        "model",
-        "length",
-        "variance",
-        "mse",
-        "above",
-        "falling",
-        "steepest",
-        "kind",
-    ]
-    _show(None, {"traps": pd.DataFrame(rows, columns=columns)}, as_json, look)
-
-
-def add_commands(app: typer.Typer) -> None:
-    """Put the commands of this file under ``esscher icl``."""
-    app.command()(stability)
-    app.command()(traps)
-
-
-def _settings(flags: Given) -> dict[str, Any]:
-    """Fields of a spec, with the words and numbers of flags that are text."""
-    from esscher.inputs import parse_ladder
-
-    return flags | {
-        "covariances": flags["covariances"].split(),
-        "lengths": parse_ladder(flags["lengths"], "lengths").tolist(),
-    }
-
-
-def _beside(run: Run, trained: Run) -> pd.DataFrame:
-    from esscher.icl.comparison import beside_training, trained_risks
-
-    exact = trained_risks(
-        trained.table("final"), trained.table("path"), trained.spec["dim"], trained.spec["noise"]
-    )
-    return beside_training(
-        run.table("flows"), run.table("distance"), exact, trained.table("distance")
-    )
-
-
-WORDS = ("covariance", "model", "kind", "flow_status", "trained_status")
-# shown beside the share they belong to
-LEAST = ("softmax_low", "softmax_high", "linear_low", "linear_high")
-GIVES_WAY = {
-    "softmax_lead": 4,
-    "linear_lead": 4,
-    "softmax_never": 2,
-    "linear_never": 2,
-    "starts": 1,
-    "end": 3,
-}
-
-
-def _show(
-    run: Run | None, tables: dict[str, pd.DataFrame], as_json: bool, look: Given | None
-) -> None:
-    if as_json:
-        head = {} if run is None else {"run": str(run.path), "spec": run.spec}
-        print_json(head | {name: table.to_dict("records") for name, table in tables.items()})
-        return
-    for name, table in tables.items():
-        declared = {} if run is None or name not in run.tables else run.columns(name)
-        shows = []
-        for key in [column for column in table.columns if column not in LEAST]:
-            rows, values = table.to_dict("records"), tuple(table[key].tolist())
-            header = declared[key].header if key in declared else key.replace("_", " ")
-            ends = declared[key].ends if key in declared else None
-            cells = tuple(_cell(row, key, ends) for row in rows)
-            shows.append(
-                Shown(header, cells, key in WORDS, GIVES_WAY.get(key, 0), key=key, values=values)
-            )
-        show_table(name if run is None else f"{name}: {run.path}", shows, look)
-
-
-def _cell(row: dict[str, Any], key: str, ends: tuple[str, str] | None) -> str:
-    value = row[key]
-    if not isinstance(value, float):
-        return "" if key == "length" and value == 0 else str(value)
-    text = number(value)
-    return (
-        f"{text} [{number(row[ends[0]])}, {number(row[ends[1]])}]"
-        if ends and row[ends[0]] == row[ends[0]]
-        else text
-    )
-
-
-# ---- ``esscher icl``: softmax against linear attention on linear regression in context.
-
 icl = typer.Typer(
     help=(
         "In-context learning: softmax against linear attention at any prompt length.\n\n"
@@ -256,30 +44,24 @@ icl = typer.Typer(
 )
 
 
-def _flags(spec: str, *names: str) -> Fields:
+def _flags(spec: str, names: str) -> Fields:
+    """Fields of a spec as flags; the spec reads their text."""
     flags, words = {"covariances": "covariance"}, {"covariances": " ", "epsilon": ","}
-    return Fields(f"esscher.icl.{spec}", names, flags=flags, as_text=words, defaults=True)
+    where = f"esscher.icl.specs:{spec}"
+    return Fields(where, tuple(names.split()), flags=flags, as_text=words, defaults=True)
 
 
-SGD = ("seeds", "steps", "batch", "rate", "optimizer", "loss", "schedule", "warmup", "heads")
-TASK = ("dim", "noise", "task_cov")
-TRAIN = _flags("specs:TrainSpec", "covariances", "lengths", *SGD, *TASK, "seed")
-IN_TIME = ("query_inside", "trajectory", "until", "points")
-FLOW = _flags("specs:FlowSpec", "covariances", "lengths", "alpha", *TASK, *IN_TIME, "seed")
-RISK = _flags(
-    "specs:RiskFlags", "covariances", "lengths", *TASK, "query_inside", "query_covariance"
+SGD = "seeds steps batch rate optimizer loss schedule warmup heads"
+TASK = "dim noise task_cov"
+TRAIN = _flags("TrainSpec", f"covariances lengths {SGD} {TASK} seed")
+FLOW = _flags(
+    "FlowSpec", f"covariances lengths alpha {TASK} query_inside trajectory until points seed"
 )
-LENGTH = _flags("specs:LengthFlags", "epsilon", "covariances", *TASK, "alpha", "query_inside")
-CONCENTRATION = _flags(
-    "specs:ConcentrationSpec",
-    "covariances",
-    "lengths",
-    "repeats",
-    "prompts",
-    *TASK,
-    "seed",
-)
-WHICH = _flags("specs:FigureFlags", "only", "quick", "seed")
+RISK = _flags("RiskFlags", f"covariances lengths {TASK} query_inside query_covariance")
+LENGTH = _flags("LengthFlags", f"epsilon covariances {TASK} alpha query_inside")
+CONCENTRATION = _flags("ConcentrationSpec", f"covariances lengths repeats prompts {TASK} seed")
+STABILITY = _flags("StabilitySpec", "covariances lengths starts training until dim noise seed")
+WHICH = _flags("FigureFlags", "only quick seed")
 
 
 @icl.command()
@@ -297,17 +79,17 @@ def train(
     """
     from esscher.icl.specs import TrainSpec
 
-    end_train(_execute(TrainSpec.model_validate(_settings(settings)), out, where), as_json, look)
+    end_train(_execute(TrainSpec.model_validate(settings), out, where), as_json, look)
 
 
 def end_train(run: Run, as_json: bool, look: Given | None = None) -> None:
-    """What finished training leaves."""
+    """Show what training ended with."""
     final = _final(run)
     lost = final[final["status"] != "ok"]
     if (final["status"] == "diverged").all():
         raise ValueError("; ".join(dict.fromkeys(lost["advice"])))
     shown = final[["covariance", "length", "seed", "model", "mse", "stderr", "status", "step"]]
-    _show_worded(run, {"final": shown}, as_json, look)
+    _show(run, {"final": shown}, as_json, look)
     for row in lost.to_dict("records"):
         log(f"note: {row['covariance']}, L = {row['length']}, seed {row['seed']}: {row['advice']}")
 
@@ -331,31 +113,26 @@ def flow(
     """
     from esscher.icl.specs import FlowSpec
 
-    spec = FlowSpec.model_validate(_settings(settings))
+    spec = FlowSpec.model_validate(settings)
     figure_formats(figures)  # a mistake is told before anything is computed
     end_flow(_execute(spec, out, where), as_json, figures, look)
 
 
 def end_flow(run: Run, as_json: bool, figures: str = FIGURES, look: Given | None = None) -> None:
-    """What a finished flow leaves: its figures and its tables."""
-    from esscher.report.icl_figures import save_flow, save_in_time
+    """Draw and show the ends of the flows, and their way where it was asked for."""
+    from esscher.report.icl import save_flow, save_in_time
 
-    tables = {"final": run.table("final")}
-    files = [run.path / f"flow.{kind}" for kind in figure_formats(figures)]
+    tables, kinds = {"final": run.table("final")}, figure_formats(figures)
+    files = [run.path / f"flow.{kind}" for kind in kinds]
     for file in files:
         save_flow(tables["final"], float(run.spec["noise"]), file)
     if run.spec.get("trajectory"):
-        tables |= {"trajectory": run.table("trajectory"), "apart": run.table("apart")}
-        ways = [run.path / f"trajectory.{kind}" for kind in figure_formats(figures)]
-        for file in ways:
-            save_in_time(tables["trajectory"], tables["apart"], run.columns("apart"), file)
-        files += ways
-    shown = (
-        tables
-        if as_json
-        else {name: table for name, table in tables.items() if name != "trajectory"}
-    )
-    _show_worded(run, shown, as_json, look)
+        trajectory, apart = run.table("trajectory"), run.table("apart")
+        for kind in kinds:
+            files.append(run.path / f"trajectory.{kind}")
+            save_in_time(trajectory, apart, run.columns("apart"), files[-1])
+        tables |= ({"trajectory": trajectory} if as_json else {}) | {"apart": apart}
+    _show(run, tables, as_json, look)
     for file in files:
         log(f"figure: {file}")
 
@@ -383,23 +160,12 @@ def show_risk(
 
     Example: esscher icl risk --lengths 10,1e6 --key-query 0.5 --value 1.5
     """
-    from esscher.runs import load_run
-
     if run is not None:
-        tables = _trained(load_run(run))
-        shown = {"trained": tables["trained"], "beside the flow": tables["compared"]}
-        _show_worded(None, shown, as_json, look)
-        return
+        return _show(None, _trained(_training_run(run)), as_json, look)
     if not math.isfinite(value):
         raise ValueError(f"--value: expected a finite number, got {value}")
-    _show_worded(None, {"risk": _risks(_settings(settings), key_query, value)}, as_json, look)
-
-
-def _risks(task_of: Given, key_query: float | None, value: float) -> pd.DataFrame:
-    """Exact errors of the block form in parts; at the end of each model's own flow where no U11 is
-    given.
-    """
     import pandas as pd
+    import torch
 
     from esscher.icl.exact import decompose
     from esscher.icl.flow import final_parameters, start_block
@@ -407,25 +173,23 @@ def _risks(task_of: Given, key_query: float | None, value: float) -> pd.DataFram
     from esscher.icl.specs import RiskFlags
     from esscher.icl.tasks import as_task
 
-    asked = RiskFlags(**task_of)
-    rows, dim, inside = [], asked.dim, asked.query_inside
+    asked = RiskFlags(**settings)
+    rows, inside = [], asked.query_inside
     for name in asked.covariances:
-        trained = as_task(name, dim, asked.noise, asked.task_cov)
-        task = as_task(name, dim, asked.noise, asked.task_cov, asked.query_covariance)
+        law = (name, asked.dim, asked.noise, asked.task_cov)
+        trained, task = as_task(*law), as_task(*law, asked.query_covariance)
         for length in asked.lengths:
             for kind in KINDS:
                 if key_query is None:
                     block = final_parameters(trained, start_block(trained), length, kind, inside)
                 else:
-                    block = Block(
-                        [[key_query if i == j else 0.0 for j in range(dim)] for i in range(dim)],
-                        value,
-                    )
+                    eye = torch.eye(asked.dim, dtype=torch.float64)
+                    block = Block((key_query * eye).tolist(), value)
                 parts = decompose(task, block, length, kind, None, inside)
-                names = ("noise", "approximation", "bias", "variance")
                 row = {"covariance": name, "length": length, "model": kind, "mse": 2 * parts.total}
-                rows.append(row | {part: 2 * getattr(parts, part) for part in names})
-    return pd.DataFrame(rows)
+                row |= {"noise": 2 * parts.noise, "approximation": 2 * parts.approximation}
+                rows.append(row | {"bias": 2 * parts.bias, "variance": 2 * parts.variance})
+    return _show(None, {"risk": pd.DataFrame(rows)}, as_json, look)
 
 
 @icl.command()
@@ -442,24 +206,17 @@ def length(settings: Annotated[Given, LENGTH], look: Look, as_json: Json = False
     from esscher.icl.specs import LengthFlags
     from esscher.icl.tasks import as_task
 
-    words = {
-        "covariances": settings["covariances"].split(),
-        "epsilon": settings["epsilon"].split(","),
-    }
-    asked = LengthFlags(**settings | words)
+    asked = LengthFlags(**settings)
     rows = []
     for name in asked.covariances:
         task = as_task(name, asked.dim, asked.noise, asked.task_cov)
         start = start_block(task, asked.alpha)
         for epsilon in asked.epsilon:
             for kind in KINDS:
-                found = prompt_length_for(
-                    task, epsilon, kind, start, query_inside=asked.query_inside
-                )
-                rows.append(
-                    {"covariance": name, "model": kind, "epsilon": epsilon, "length": found}
-                )
-    _show_worded(None, {"shortest prompts": pd.DataFrame(rows)}, as_json, look)
+                found = prompt_length_for(task, epsilon, kind, start, asked.query_inside)
+                row = {"covariance": name, "model": kind, "epsilon": epsilon, "length": found}
+                rows.append(row)
+    _show(None, {"shortest prompts": pd.DataFrame(rows)}, as_json, look)
 
 
 @icl.command()
@@ -477,19 +234,15 @@ def concentration(
     """
     from esscher.icl.specs import ConcentrationSpec
 
-    end_concentration(
-        _execute(ConcentrationSpec.model_validate(_settings(settings)), out, where),
-        as_json,
-        look,
-    )
+    spec = ConcentrationSpec.model_validate(settings)
+    end_concentration(_execute(spec, out, where), as_json, look)
 
 
 def end_concentration(run: Run, as_json: bool, look: Given | None = None) -> None:
-    rates = run.table("rates")[
-        ["covariance", "metric", "against", "exponent", "low", "high", "status"]
-    ]
-    lemmas = {"Lemmas E.2 and E.4": run.table("risks")} if "risks" in run.tables else {}
-    _show_worded(run, {"rates": rates} | lemmas, as_json, look)
+    """Show the fitted rates, and the lemmas beside what they bound."""
+    shown = ["covariance", "metric", "against", "exponent", "low", "high", "status"]
+    tables = {"rates": run.table("rates")[shown], "Lemmas E.2 and E.4": run.table("risks")}
+    _show(run, tables, as_json, look)
 
 
 @icl.command()
@@ -510,118 +263,128 @@ def figures(
     Example: esscher icl figures --quick --only fig2,fig3 --out figures
     """
     from esscher.icl.specs import FigureFlags, choose_figures, specs_for
-    from esscher.runs import execute, load_run, terminal
 
     asked = FigureFlags(**which)
     chosen, kinds = choose_figures(asked.only), figure_formats(formats)
-    runs = {} if training is None else {"train": load_run(training)}
+    runs = {} if training is None else {"train": _training_run(training)}
     out.mkdir(parents=True, exist_ok=True)
     for name, spec in specs_for(chosen, asked.quick, asked.seed).items():
-        if name in runs:
-            continue
-        log(f"{name}: {out / 'runs' / name}")
-        runs[name] = execute(spec, out / "runs" / name, **where, progress=terminal())
-    files = [out / f"{figure.name}.{kind}" for figure in chosen for kind in kinds]
+        if name not in runs:
+            log(f"{name}: {out / 'runs' / name}")
+            runs[name] = _execute(spec, out / "runs" / name, where)
+    files = []
     for figure in chosen:
-        draw(figure, runs, [out / f"{figure.name}.{kind}" for kind in kinds])
+        own = [out / f"{figure.name}.{kind}" for kind in kinds]
+        _draw(figure, runs, own)
+        files += own
     if as_json:
-        print_json(
-            {
-                "figures": [str(file) for file in files],
-                "runs": {name: str(run.path) for name, run in runs.items()},
-            }
-        )
+        paths = {name: str(run.path) for name, run in runs.items()}
+        print_json({"figures": [str(file) for file in files], "runs": paths})
     for file in files:
         log(f"figure: {file}")
 
 
-def draw(figure: IclFigure, runs: dict[str, Run], paths: Sequence[Path]) -> None:
+def _draw(figure: IclFigure, runs: dict[str, Run], paths: list[Path]) -> None:
     """One figure from the tables of its runs, into each of some files."""
-    from esscher.report.icl_figures import (
-        save_concentration,
-        save_distances,
-        save_final_risks,
-        save_training,
-    )
+    from esscher.report import icl as pictures
 
     def table(run: str, name: str) -> Any:
-        source = runs[run]
-        found = source.table(name) if name in source.tables else source.partial(name)
+        found = _table(runs[run], name)
         return found[found["covariance"] == figure.covariance]
 
-    if figure.shows == "concentration":
-        curves, rates, bounds = (
-            table("concentration", name) for name in ("curves", "rates", "bounds")
-        )
-        for path in paths:
-            save_concentration(curves, rates, bounds, figure.title, path)
-        return
-    if table("train", "final").empty:
+    def arrived(flow: pd.DataFrame | None, left_out: str) -> pd.DataFrame:
+        """Models at the end of their flow or on their way there; the others are named."""
+        final = _final(runs["train"], flow)
+        own = final[final["covariance"] == figure.covariance]
+        for row in own[own["status"] != "ok"].to_dict("records"):
+            kept = "drawn, and still on its way" if row["status"] == "undertrained" else left_out
+            log(
+                f"{figure.name}: L = {row['length']}, seed {row['seed']}: {row['status']}, {kept};"
+                f" {row['advice']}"
+            )
+        return own[own["status"].isin(["ok", "undertrained"])]
+
+    if "train" in figure.runs and table("train", "final").empty:
         raise ValueError(
             f"{figure.name}: {runs['train'].path} holds no training for {figure.covariance}"
         )
-    if figure.shows == "distance":  # a line for each seed
-        _in_the_valley(figure, _final(runs["train"]), left_out="drawn as a line of its own")
-        for path in paths:
-            save_distances(table("train", "distance"), figure.title, path)
-        return
-    flow, noise = table("flow", "final"), float(runs["train"].spec["noise"])
-    there = _in_the_valley(figure, _final(runs["train"], flow))
-    keys = ["covariance", "length", "seed", "model"]
+    drawn: tuple[Any, ...]
+    if figure.shows == "concentration":
+        draw: Any = pictures.save_concentration
+        drawn = tuple(table("concentration", name) for name in ("curves", "rates", "bounds"))
+    elif figure.shows == "distance":  # a line for each seed
+        arrived(None, "drawn as a line of its own")
+        draw, drawn = pictures.save_distances, (table("train", "distance"),)
+    else:
+        flow, noise = table("flow", "final"), float(runs["train"].spec["noise"])
+        there = arrived(flow, "left out")
+        draw, drawn = pictures.save_final_risks, (there, flow, noise)
+        if figure.shows == "training":
+            keys = there[["covariance", "length", "seed", "model"]]
+            draw, drawn = pictures.save_training, (table("train", "curve").merge(keys), flow, noise)
     for path in paths:
-        if figure.shows == "final":
-            save_final_risks(there, flow, noise, figure.title, path)
-        else:
-            save_training(
-                table("train", "curve").merge(there[keys]), flow, noise, figure.title, path
-            )
+        draw(*drawn, figure.title, path)
 
 
-def _in_the_valley(
-    figure: IclFigure, trained: pd.DataFrame, left_out: str = "left out"
-) -> pd.DataFrame:
-    """The models of a figure that are at the end of their flow or on their way there; the others
-    are named, and left out.
+@icl.command()
+def stability(
+    settings: Annotated[Given, STABILITY],
+    where: Execution,
+    look: Look,
+    trained: Annotated[
+        Path | None,
+        path_option(
+            "--train", "A run of esscher icl train: flow from its first weights for its time."
+        ),
+    ] = None,
+    figures: Figures = FIGURES,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Which first weights get stuck: gradient flow of (O, V, K, Q) for both models from the same
+    starts, and a test.
+
+    Example: esscher icl stability --starts 10 --lengths 10,100
     """
-    own = trained[trained["covariance"] == figure.covariance]
-    for row in own[own["status"] != "ok"].to_dict("records"):
-        kept = "drawn, and still on its way" if row["status"] == "undertrained" else left_out
-        log(
-            f"{figure.name}: L = {row['length']}, seed {row['seed']}: {row['status']}, {kept};"
-            f" {row['advice']}"
-        )
-    return own[own["status"].isin(["ok", "undertrained"])]
+    from esscher.icl.comparison import beside_training, spec_beside
+    from esscher.icl.specs import StabilitySpec
+
+    figure_formats(figures)  # a mistake is told before anything is computed
+    if trained is None:
+        run = _execute(StabilitySpec.model_validate(settings), out, where)
+        return end_stability(run, as_json, figures, look)
+    source = _training_run(trained)
+    run = _execute(spec_beside(source.spec), out, where)
+    flows, distance, exact = run.table("flows"), run.table("distance"), _trained(source)["trained"]
+    table = beside_training(flows, distance, exact, source.table("distance"))
+    _show(run, {"beside training": table}, as_json, look)
 
 
-def _final(run: Run, flow: pd.DataFrame | None = None) -> pd.DataFrame:
-    """What training left, each model with the status that the end of its flow gives it; several
-    heads have no such flow.
-    """
-    from esscher.icl.comparison import flow_ends, judged
+def end_stability(
+    run: Run, as_json: bool, figures: str = FIGURES, look: Given | None = None
+) -> None:
+    """Draw two figures, and show the verdict."""
+    from esscher.icl.stability import ALL
+    from esscher.report.icl import save_apart, save_arrivals
 
-    final, curve = (
-        run.table(name) if name in run.tables else run.partial(name) for name in ("final", "curve")
-    )
-    if run.spec["heads"] > 1:
-        return final
-    task = (run.spec["dim"], run.spec["noise"], run.spec.get("task_cov", "scaled"))
-    ends = flow_ends(final, *task) if flow is None else flow
-    return judged(final, curve, ends)
-
-
-def _trained(run: Run) -> dict[str, pd.DataFrame]:
-    """Exact errors of trained models, and the flow's beside them."""
-    from esscher.icl.comparison import compare_with_flow, flow_ends, trained_risks
-
-    if run.manifest.job != "icl-train":
-        raise ValueError(
-            f"{run.path}: expected a run of esscher icl train, got one of job {run.manifest.job}"
-        )
-    final, path = _final(run), run.table("path") if "path" in run.tables else run.partial("path")
-    task = (run.spec["dim"], run.spec["noise"], run.spec.get("task_cov", "scaled"))
-    trained = trained_risks(final, path, *task)
-    ends = flow_ends(trained, *task)
-    return {"trained": trained, "compared": compare_with_flow(trained, ends)}
+    flows, training = run.table("flows"), float(run.spec["training"])
+    files = []
+    for kind in figure_formats(figures):
+        files += [run.path / f"{name}.{kind}" for name in ("arrivals", "apart")]
+        save_arrivals(flows, training, float(run.spec["until"]), files[-2])
+        save_apart(run.table("distance"), flows, training, files[-1])
+    verdict = run.table("verdict")
+    if not as_json:
+        total = verdict[verdict["covariance"] == ALL].to_dict("records")[0]
+        more = "linear" if total["only_linear"] > total["only_softmax"] else "softmax"
+        told = "neither model is shown to be stuck more often"
+        if total["p"] < 0.05:
+            told = f"{more} attention is stuck more often"
+        test = f"sign test over {total['starts']} starts, p = {number(total['p'])}"
+        say(f"over all settings: {told} ({test})")
+    _show(run, {"verdict": verdict}, as_json, look)
+    for file in files:
+        log(f"figure: {file}")
 
 
 def _execute(spec: RunSpec, out: Path | None, where: Given) -> Run:
@@ -631,20 +394,54 @@ def _execute(spec: RunSpec, out: Path | None, where: Given) -> Run:
     return execute(spec, path, **where, progress=terminal())
 
 
-FIRST = ("covariance", "model", "metric", "against", "status")  # these columns come first
-# these give way
-YIELDING = {
-    "noise": 5,
-    "approximation": 4,
-    "bias": 3,
-    "variance": 2,
-    "stderr": 1,
-    "step": 2,
-    "seed": 1,
-}
+def _table(run: Run, name: str) -> pd.DataFrame:
+    return run.table(name) if name in run.tables else run.partial(name)
 
 
-def _show_worded(
+def _training_run(path: Path) -> Run:
+    from esscher.runs import load_run
+
+    run = load_run(path)
+    if run.manifest.job != "icl-train":
+        raise ValueError(
+            f"{run.path}: expected a run of esscher icl train, got one of job {run.manifest.job}"
+        )
+    return run
+
+
+def _final(run: Run, flow: pd.DataFrame | None = None) -> pd.DataFrame:
+    """What training left, each model with the status that the end of its flow gives it; several
+    heads have no such flow.
+    """
+    from esscher.icl import comparison
+
+    final = _table(run, "final")
+    if run.spec["heads"] > 1:
+        return final
+    ends = comparison.flow_ends(final, *_law(run)) if flow is None else flow
+    return comparison.judged(final, _table(run, "curve"), ends)
+
+
+def _law(run: Run) -> tuple[Any, ...]:
+    return run.spec["dim"], run.spec["noise"], run.spec.get("task_cov", "scaled")
+
+
+def _trained(run: Run) -> dict[str, pd.DataFrame]:
+    """Exact errors of trained models, and the flow's beside them."""
+    from esscher.icl.comparison import compare_with_flow, flow_ends, trained_risks
+
+    trained = trained_risks(_final(run), _table(run, "path"), *_law(run))
+    compared = compare_with_flow(trained, flow_ends(trained, *_law(run)))
+    return {"trained": trained, "beside the flow": compared}
+
+
+# these columns hold words and come first
+FIRST = ("covariance", "model", "metric", "against", "status", "flow_status", "trained_status")
+YIELDING = {"noise": 5, "approximation": 4, "bias": 3, "variance": 2, "stderr": 1, "step": 2}
+YIELDING |= {"seed": 1, "softmax_never": 2, "linear_never": 2, "starts": 1, "end": 3}
+
+
+def _show(
     run: Run | None, tables: dict[str, pd.DataFrame], as_json: bool, look: Given | None
 ) -> None:
     """Tables for people, below what they say in words, or for machines."""
@@ -655,29 +452,29 @@ def _show_worded(
     for name, table in tables.items():
         for sentence in _in_words(table):
             say(sentence)
-        order = sorted(
-            table.columns,
-            key=lambda column: FIRST.index(column) if column in FIRST else len(FIRST),
-        )
+        ends = {key for key in table if str(key).endswith(("_low", "_high"))}
+        keys = [str(key) for key in table if key not in ends]
         shows = []
-        for column in order:
-            cells = tuple(number(x) if isinstance(x, float) else str(x) for x in table[column])
-            values = tuple(table[column].tolist())
-            shows.append(
-                Shown(
-                    column,
-                    cells,
-                    column in FIRST,
-                    YIELDING.get(column, 0),
-                    key=column,
-                    values=values,
-                )
-            )
+        for key in sorted(keys, key=lambda key: FIRST.index(key) if key in FIRST else len(FIRST)):
+            cells, values = tuple(_cells(table, key)), tuple(table[key].tolist())
+            words, yields = key in FIRST, YIELDING.get(key, 0)
+            header = key.replace("_", " ")
+            shows.append(Shown(header, cells, words, yields, key=key, values=values))
         show_table(name if run is None else f"{name}: {run.path}", shows, look)
 
 
+def _cells(table: pd.DataFrame, key: str) -> Iterator[str]:
+    """A number with its interval where the table has one; the row of all settings has no length."""
+    for row in table.to_dict("records"):
+        value, low = row[key], row.get(f"{key}_low", math.nan)
+        text = number(value) if isinstance(value, float) else str(value)
+        if low == low:
+            text += f" [{number(low)}, {number(row[f'{key}_high'])}]"
+        yield "" if key == "length" and value == 0 else text
+
+
 def _in_words(table: pd.DataFrame) -> Iterator[str]:
-    """Errors of the models at the longest prompt, a sentence a covariance."""
+    """Errors of the models at the longest prompt, a sentence for each covariance."""
     if not {"covariance", "length", "model", "mse"} <= set(table.columns):
         return
     longest = table["length"].max()
@@ -685,6 +482,3 @@ def _in_words(table: pd.DataFrame) -> Iterator[str]:
         errors = rows.groupby("model", sort=False)["mse"].mean()
         told = ", ".join(f"{model} {number(value)}" for model, value in errors.items())
         yield f"{covariance}, prompts of {longest:,} tokens: mean squared error {told}"
-
-
-add_commands(icl)  # last in help

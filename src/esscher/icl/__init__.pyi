@@ -5,15 +5,12 @@ from .exact import (
     decompose as decompose,
     risk as risk,
     risk_gradient as risk_gradient,
-    risk_tensor as risk_tensor,
 )
 from .flow import (
-    FinalRisks as FinalRisks,
     Flow as Flow,
     FlowBound as FlowBound,
     alpha_limit as alpha_limit,
     final_parameters as final_parameters,
-    final_risks as final_risks,
     flow_bound as flow_bound,
     flow_limit as flow_limit,
     flow_times as flow_times,
@@ -23,7 +20,6 @@ from .flow import (
     start_block as start_block,
 )
 from .layer import (
-    KQV as KQV,
     OVKQ as OVKQ,
     UV as UV,
     Block as Block,
@@ -32,16 +28,10 @@ from .layer import (
     predict as predict,
 )
 from .quadrature import Rule as Rule, product_rule as product_rule
-from .sampled import (
-    huber as huber,
-    sampled_gradient as sampled_gradient,
-    sampled_risk as sampled_risk,
-)
 from .tasks import (
     CovariateTask as CovariateTask,
     LinearTask as LinearTask,
     Prompts as Prompts,
-    SingleIndexTask as SingleIndexTask,
     Task as Task,
-    VectorTask as VectorTask,
 )
+from .training import huber as huber, sampled_risk as sampled_risk

@@ -21,36 +21,31 @@ from esscher.intervals import mean_interval
 
 START = ["covariance", "length", "seed"]
 KEY = [*START, "model"]
+SETTING = ["covariance", "length", "model"]
 ABOVE = 0.05  # share above the end of the flow from which on a model has not arrived
 LATE = 0.25  # of the records, at the end: whether the error still falls there
 FALLING = 0.01  # share by which it falls there
 STUCK, UNDERTRAINED = "stuck", "undertrained"
 
 
-def judged(
-    final: pd.DataFrame, curve: pd.DataFrame, flow: pd.DataFrame, above: float = ABOVE
-) -> pd.DataFrame:
+def judged(final: pd.DataFrame, curve: pd.DataFrame, flow: pd.DataFrame) -> pd.DataFrame:
     """The table ``final`` of a training run with the status of models that did not arrive, and what
     to do.
 
-    A model whose error is more than ``above`` over the end of its flow, and more than two standard
+    A model whose error is more than ``ABOVE`` over the end of its flow, and more than two standard
     errors, is "undertrained" where its error still falls at the end of training, by more than its
     noise and 1 % over the last quarter, or has not come half of the way from where it began; else
     it is "stuck", in another valley.
     """
-    ends = {
-        (row["covariance"], row["length"], row["model"]): row["mse"]
-        for row in flow.to_dict("records")
-    }
-    paths = {key: part.sort_values("step") for key, part in curve.groupby(KEY, sort=False)}
+    ends = flow.set_index(SETTING)["mse"].to_dict()
+    paths = dict(iter(curve.sort_values("step", kind="stable").groupby(KEY, sort=False)))
     rows = []
     for row in final.to_dict("records"):
-        end = ends.get((row["covariance"], row["length"], row["model"]), math.inf)
-        if row["status"] == "ok" and row["mse"] - 2 * row["stderr"] > (1 + above) * end:
+        end = ends.get(tuple(row[name] for name in SETTING), math.inf)
+        if row["status"] == "ok" and row["mse"] - 2 * row["stderr"] > (1 + ABOVE) * end:
             path = paths[tuple(row[name] for name in KEY)]
-            on_its_way = _still_falls(path) or path["mse"].iloc[0] - row["mse"] < 0.5 * (
-                path["mse"].iloc[0] - end
-            )
+            first = path["mse"].iloc[0]
+            on_its_way = _still_falls(path) or first - row["mse"] < 0.5 * (first - end)
             row["status"] = UNDERTRAINED if on_its_way else STUCK
             remedy = "train for more steps" if on_its_way else "take another seed"
             row["advice"] = (
@@ -79,24 +74,16 @@ def trained_risks(
     Columns covariance, length, seed, model, status, sampled and its stderr (from ``final``), exact
     and its error.
     """
-    last = path.loc[path.groupby(KEY)["step"].idxmax()]
-    values = {tuple(row[name] for name in KEY): row["values"] for row in last.to_dict("records")}
+    last = path.loc[path.groupby(KEY)["step"].idxmax(), [*KEY, "values"]]
+    table = final[[*KEY, "status", "mse", "stderr"]].rename(columns={"mse": "sampled"})
     rows = []
-    for row in final.to_dict("records"):
-        key = tuple(row[name] for name in KEY)
-        joined = np.asarray(values[key])
-        found = {"exact": math.nan, "error": math.nan}
+    for row in table.merge(last, on=KEY, how="left").to_dict("records"):
+        joined, exact, error = np.asarray(row.pop("values")), math.nan, math.nan
         if row["status"] != "diverged" and joined.size == (dim + 1) ** 2:
-            exact = risk(
-                as_task(key[0], dim, noise, task_cov), path_uv(joined, dim), int(key[1]), key[3]
-            )
-            found = {"exact": 2 * exact.value, "error": 2 * exact.error}
-        identity = dict(zip(KEY, key, strict=True))
-        rows.append(
-            identity
-            | {"status": row["status"], "sampled": row["mse"], "stderr": row["stderr"]}
-            | found
-        )
+            task = as_task(row["covariance"], dim, noise, task_cov)
+            found = risk(task, path_uv(joined, dim), int(row["length"]), row["model"])
+            exact, error = 2 * found.value, 2 * found.error
+        rows.append(row | {"exact": exact, "error": error})
     return pd.DataFrame(rows)
 
 
@@ -127,61 +114,51 @@ def flow_ends(
     model, mse.
     """
     law = task_cov if isinstance(task_cov, str) else tuple(map(tuple, task_cov))
-    asked = trained[["covariance", "length"]].drop_duplicates().to_dict("records")
-    rows = [unit | {"model": kind} for unit in asked for kind in KINDS]
-    for row in rows:
-        row["mse"] = flow_end(row["covariance"], dim, noise, row["length"], row["model"], law)
+    rows = [
+        {"covariance": name, "length": length, "model": kind}
+        | {"mse": flow_end(name, dim, noise, length, kind, law)}
+        for name, length in dict.fromkeys(
+            zip(trained["covariance"], trained["length"], strict=True)
+        )
+        for kind in KINDS
+    ]
     return pd.DataFrame(rows)
 
 
 def compare_with_flow(
-    trained: pd.DataFrame, flow: pd.DataFrame, level: float = 0.95, stuck: float = ABOVE
+    trained: pd.DataFrame, flow: pd.DataFrame, level: float = 0.95
 ) -> pd.DataFrame:
     """Mean over seeds of the exact error of trained models, its interval, and the flow's
     prediction.
 
-    Seeds that ended more than the share ``stuck`` above the flow are counted in the columns
+    Seeds that ended more than the share ``ABOVE`` above the flow are counted in the columns
     ``stuck``, in another valley, and ``undertrained``, still on their way (where ``judged`` said
     so), and left out of the mean ([S], appendix A.2, took other seeds for these). The others hover
     above the end of the flow by an amount that falls with the rate; ``excess`` is (mean - flow) /
     flow.
     """
+    known = trained[trained["exact"].notna()].merge(
+        flow.rename(columns={"mse": "flow"}), on=SETTING
+    )
     rows = []
-    for (covariance, length, model), part in trained.groupby(
-        ["covariance", "length", "model"], sort=False
-    ):
-        match = flow[
-            (flow["covariance"] == covariance)
-            & (flow["length"] == length)
-            & (flow["model"] == model)
-        ]
-        if match.empty or part["exact"].isna().all():
-            continue
-        predicted = float(match["mse"].iloc[0])
-        ended = part[part["exact"].notna()]
-        there = ended[ended["exact"] <= (1 + stuck) * predicted]
-        exact, count = there["exact"].to_numpy(), len(there)
-        late = list(ended.drop(there.index).get("status", ())).count(UNDERTRAINED)
+    for key, part in known.groupby(SETTING, sort=False):
+        predicted = float(part["flow"].iloc[0])
+        there = part[part["exact"] <= (1 + ABOVE) * predicted]
+        count = len(there)
+        late = list(part.drop(there.index).get("status", ())).count(UNDERTRAINED)
         mean, low, high = (
-            mean_interval(exact, level, least=0.0) if count else (math.nan, math.nan, math.nan)
+            mean_interval(there["exact"].to_numpy(), level, least=0.0) if count else [math.nan] * 3
         )
-        rows.append(
-            {
-                "covariance": covariance,
-                "length": length,
-                "model": model,
-                "seeds": count,
-                "stuck": len(ended) - count - late,
-                "undertrained": late,
-                "trained": mean,
-                "low": low,
-                "high": high,
-                "flow": predicted,
-                "excess": mean / predicted - 1,
-                "sampled": float(there["sampled"].mean()),
-                "stderr": float(np.sqrt((there["stderr"] ** 2).sum()) / max(count, 1)),
-            }
-        )
+        row: dict[str, Any] = {
+            "seeds": count,
+            "stuck": len(part) - count - late,
+            "undertrained": late,
+        }
+        row |= {"trained": mean, "low": low, "high": high}
+        row |= {"flow": predicted, "excess": mean / predicted - 1}
+        row["sampled"] = float(there["sampled"].mean())
+        row["stderr"] = float(np.sqrt((there["stderr"] ** 2).sum()) / max(count, 1))
+        rows.append(dict(zip(SETTING, key, strict=True)) | row)
     return pd.DataFrame(rows)
 
 
@@ -195,14 +172,8 @@ def spec_beside(trained: dict[str, Any]) -> StabilitySpec:
             " flow follows"
         )
     time = 2.0 * trained["rate"] * trained["steps"]
-    same = {name: trained[name] for name in ("covariances", "dim", "noise", "seed")}
-    return StabilitySpec(
-        **same,
-        lengths=tuple(sorted(trained["lengths"])),
-        starts=trained["seeds"],
-        training=time,
-        until=time,
-    )
+    same = {name: trained[name] for name in ("covariances", "lengths", "dim", "noise", "seed")}
+    return StabilitySpec(**same, starts=trained["seeds"], training=time, until=time)
 
 
 def beside_training(
@@ -215,22 +186,19 @@ def beside_training(
     ``apart`` the table distance of the training run. A trained model is stuck by the same rule as a
     flow.
     """
-    flowed = distance.loc[distance.groupby(START)["time"].idxmax(), [*START, "weights2"]].rename(
-        columns={"weights2": "flow2"}
+    flowed, drawn = (
+        table.loc[table.groupby(START)[clock].idxmax(), [*START, column]].rename(
+            columns={column: name}
+        )
+        for table, clock, column, name in (
+            (distance, "time", "weights2", "flow2"),
+            (apart, "step", "distance2", "trained2"),
+        )
     )
-    drawn = apart.loc[apart.groupby(START)["step"].idxmax(), [*START, "distance2"]].rename(
-        columns={"distance2": "trained2"}
-    )
-    own = flows[[*START, "model", "mse", "end", "status"]].rename(
+    own = flows[[*KEY, "mse", "end", "status"]].rename(
         columns={"mse": "flow", "status": "flow_status"}
     )
-    table = (
-        exact[[*START, "model", "exact"]]
-        .rename(columns={"exact": "trained"})
-        .merge(own, on=[*START, "model"])
-    )
-    table["trained_status"] = [
-        "ok" if value <= (1 + ABOVE) * end else STUCK
-        for value, end in zip(table["trained"], table["end"], strict=True)
-    ]
+    table = exact[[*KEY, "exact"]].rename(columns={"exact": "trained"}).merge(own, on=KEY)
+    arrived = table["trained"] <= (1 + ABOVE) * table["end"]
+    table["trained_status"] = np.where(arrived, "ok", STUCK)
     return table.merge(drawn, on=START).merge(flowed, on=START)

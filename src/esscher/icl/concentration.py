@@ -12,24 +12,21 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import torch
 from torch import Tensor
 
 from esscher.attention.head import Head
 from esscher.icl.exact import acting, risk, risk_gradient
-from esscher.icl.layer import OVKQ, UV, tensors
+from esscher.icl.layer import OVKQ, UV, Floats, flatten, tensors
 from esscher.icl.quadrature import product_rule
-from esscher.icl.sampled import batches, respond
 from esscher.icl.tasks import LinearTask
+from esscher.icl.training import batches, respond
 from esscher.measures.gaussian import Gaussian
 from esscher.measures.matrices import spectral_norm
 from esscher.theory.boursier import averaged, gradients
 from esscher.theory.prediction import Setting
 from esscher.theory.training import lemma_e2_mended, lemma_e2_printed, lemma_e4
-
-Floats = npt.NDArray[np.float64]
 
 METRICS = ("output", "gradient_U", "gradient_V", "gradient", "gradient_K", "gradient_Q")
 AGAINST = ("linear", "limit")
@@ -57,15 +54,15 @@ def prompt_errors(task: LinearTask, weights: OVKQ, length: int, prompts: int, se
     U, c, rows = uv.U[:, :-1], uv.V[-1], []
     generator = torch.Generator().manual_seed(seed % 2**63)
     for drawn in next(batches(task, length, prompts, 1, generator)):
-        assert drawn.to_token is not None
+        assert drawn.w is not None
         theta = drawn.query @ U.mT
         found = respond(drawn, torch.stack([theta, theta], dim=1), torch.stack([c, c]))
-        law = drawn.to_token @ drawn.to_token.mT
+        law = task.token_covariance(drawn.w)
         limit_c, limit_theta = (law @ theta[..., None])[..., 0], law @ c
         output = torch.cat([found.output, (limit_c @ c)[:, None]], dim=1)
         by_c = torch.cat([found.by_value, limit_c[:, None]], dim=1)
         by_theta = torch.cat([found.by_theta, limit_theta[:, None]], dim=1)
-        slope = 2.0 * (output - drawn.label[:, None])[..., None]
+        slope = 2.0 * (output - drawn.target[:, None])[..., None]
         of_output, of_V, of_U, loss_V, loss_U = (
             x[:, :1] - x[:, 1:] for x in (output, by_c, by_theta, slope * by_c, slope * by_theta)
         )
@@ -84,16 +81,9 @@ def risk_gradient_errors(task: LinearTask, weights: OVKQ, length: int) -> Floats
     """
     rule = product_rule(task.dim)
     at = [(length, "softmax"), (length, "linear"), (float("inf"), "softmax")]
-    gradients = [tensors(risk_gradient(task, weights, n, kind, rule)[1]) for n, kind in at]
+    own, *others = (flatten(risk_gradient(task, weights, n, kind, rule)[1]) for n, kind in at)
     # the risk is half of the mean squared error
-    return np.array(
-        [
-            2
-            * sum(float(((a - b) ** 2).sum()) for a, b in zip(gradients[0], other, strict=True))
-            ** 0.5
-            for other in gradients[1:]
-        ]
-    )
+    return np.array([2.0 * np.linalg.norm(own - other) for other in others])
 
 
 def bounds(task: LinearTask, weights: OVKQ, lengths: Any, seed: int = 0) -> pd.DataFrame:
@@ -101,49 +91,29 @@ def bounds(task: LinearTask, weights: OVKQ, lengths: Any, seed: int = 0) -> pd.D
     bounds on the distance to the limit. Columns metric, name, n, rms, exponent; infinite where the
     proof says nothing.
     """
-    uv = weights.uv()
-    n = np.asarray(lengths, np.int64)
+    uv, n = weights.uv(), np.asarray(lengths, np.int64)
     head = Head(uv.U[:, :-1], uv.V[-1:])
     factor = {"gradient_K": spectral_norm(weights.Q), "gradient_Q": spectral_norm(weights.K)}
-    found: dict[tuple[str, str], list[tuple[Floats, float]]] = {}
+    known = []
     for cov in token_laws(task, TASKS, seed):
         setting = Setting(head, Gaussian(cov), Gaussian(task.query_sigma))
-        predictions = [*averaged(setting), *gradients(setting)]
-        by_name = {prediction.name: prediction for prediction in predictions}
-        for metric, names in BOUNDS.items():
-            for name in names:
-                prediction = by_name[name]
-                found.setdefault((metric, name), []).append(
-                    (prediction.rms(n) ** 2, prediction.exponent or 0.0)
-                )
+        known.append({each.name: each for each in [*averaged(setting), *gradients(setting)]})
     rows = []
-    for (metric, name), values in found.items():
-        rms = factor.get(metric, 1.0) * np.sqrt(np.mean([value for value, _ in values], axis=0))
-        exponent = min(exponent for _, exponent in values)
-        rows += [
-            {
-                "metric": metric,
-                "name": name,
-                "n": int(m),
-                "rms": float(height),
-                "exponent": exponent,
-            }
-            for m, height in zip(n, rms, strict=True)
-        ]
-    return pd.DataFrame(rows)
+    for metric, names in BOUNDS.items():
+        for name in names:
+            mean = np.mean([by_name[name].rms(n) ** 2 for by_name in known], axis=0)
+            exponent = min(by_name[name].exponent or 0.0 for by_name in known)
+            rms = factor.get(metric, 1.0) * np.sqrt(mean)
+            one = {"metric": metric, "name": name, "n": n, "rms": rms, "exponent": exponent}
+            rows.append(pd.DataFrame(one))
+    return pd.concat(rows, ignore_index=True)
 
 
 def token_laws(task: LinearTask, tasks: int, seed: int) -> list[Tensor]:
     """Covariances Gamma_w of the tokens (x, y) of drawn tasks."""
     generator = torch.Generator().manual_seed(seed)
-    w = torch.randn(tasks, task.dim, dtype=torch.float64, generator=generator) @ task.task_root.T
-    laws = []
-    for row in w:
-        gram = torch.cat([torch.eye(task.dim, dtype=torch.float64), row[None]])
-        cov = gram @ task.sigma @ gram.T
-        cov[-1, -1] += task.noise
-        laws.append(cov)
-    return laws
+    w = torch.randn(tasks, task.dim, dtype=torch.float64, generator=generator)
+    return list(task.token_covariance(w @ task.task_root.T))
 
 
 class LimitNorms(NamedTuple):
@@ -165,32 +135,23 @@ def limit_norms(task: LinearTask, uv: UV, rotations: int = 32) -> LimitNorms:
     Cubature over (w, x_q), exact for the second moments and, as a polynomial of degree 4 in x_q,
     nearly so for the fourth.
     """
-    A1, a, r1, v = acting(uv)
-    rule = product_rule(task.dim, rotations)
+    joined, rule = torch.from_numpy(acting(uv)), product_rule(task.dim, rotations)
     w, x = rule.tasks.points @ task.task_root.mT, rule.queries.points @ task.query_root.mT
-    gram = torch.cat(
-        [torch.eye(task.dim, dtype=torch.float64).expand(*w.shape, -1), w[..., None, :]], dim=-2
-    )
-    gamma = gram @ task.sigma @ gram.mT
-    gamma[..., -1, -1] += task.noise
-    value = gamma @ torch.cat([r1, v[None]])  # Gamma_w r, a row for each task
-    tilt = torch.cat([x @ A1.mT, (x @ a)[..., None]], dim=-1)
+    gamma = task.token_covariance(w)
+    value = gamma @ joined[:, -1]  # Gamma_w r, a row for each task
+    tilt = x @ joined[:, :-1].mT
     limit = value @ tilt.mT
     moved = torch.einsum("rtij,rqj->rtqi", gamma, tilt)
-    gradient = (moved**2).sum(dim=-1) + (value**2).sum(dim=-1)[:, :, None] * (x**2).sum(dim=-1)[
-        :, None, :
-    ]
-    means = [float(rule.average(part).mean()) for part in (limit**2, limit**4, gradient)]
-    moved_cov = task.query_sigma @ task.task_cov
-    spread = float(torch.trace(moved_cov))
-    fourth = 3.0 * ((spread + task.noise) ** 2 + 2.0 * float(torch.trace(moved_cov @ moved_cov)))
-    return LimitNorms(
-        means[0] ** 0.5,
-        means[1] ** 0.25,
-        means[2] ** 0.5,
-        math.sqrt(spread + task.noise),
-        fourth**0.25,
+    sizes = (value**2).sum(dim=-1)[:, :, None] * (x**2).sum(dim=-1)[:, None, :]
+    gradient = (moved**2).sum(dim=-1) + sizes
+    square, fourth, slope = (
+        float((part @ rule.queries.weights @ rule.tasks.weights).mean())
+        for part in (limit**2, limit**4, gradient)
     )
+    moved_cov = task.query_sigma @ task.task_cov
+    label2 = float(torch.trace(moved_cov)) + task.noise
+    label4 = 3.0 * (label2**2 + 2.0 * float(torch.trace(moved_cov @ moved_cov)))
+    return LimitNorms(square**0.5, fourth**0.25, slope**0.5, label2**0.5, label4**0.25)
 
 
 def risk_gaps(
@@ -204,19 +165,21 @@ def risk_gaps(
     """
     at = limit_norms(task, uv)
     gap = abs(risk(task, uv, length).value - risk(task, uv, math.inf).value)
-    own, limit = (tensors(risk_gradient(task, uv, n)[1]) for n in (length, math.inf))
-    apart = math.sqrt(
-        sum(float(((one - other) ** 2).sum()) for one, other in zip(own, limit, strict=True))
-    )
-    mended = float(lemma_e4(error2, gradient_error2, at.label2, at.limit2, at.gradient2))
-    printed = float(
-        lemma_e4(error2, 2.0 * math.sqrt(2.0) * gradient_error2, at.label2, at.limit2, at.gradient2)
-    )
-    by_risk = {
-        "printed": float(lemma_e2_printed(error2, error4, at.label4, at.limit4)),
-        "mended": float(lemma_e2_mended(error2, at.label2, at.limit2)),
-    }
+    own, limit = (flatten(risk_gradient(task, uv, n)[1]) for n in (length, math.inf))
+    apart = float(np.linalg.norm(own - limit))
+    # of Lemma E.4 the printed one has a factor 2 sqrt 2
+    by_gradient = [
+        float(lemma_e4(error2, factor * gradient_error2, at.label2, at.limit2, at.gradient2))
+        for factor in (2.0 * math.sqrt(2.0), 1.0)
+    ]
+    by_risk = [
+        float(lemma_e2_printed(error2, error4, at.label4, at.limit4)),
+        float(lemma_e2_mended(error2, at.label2, at.limit2)),
+    ]
     return [
-        {"quantity": "risk", "measured": gap} | by_risk,
-        {"quantity": "gradient", "measured": apart, "printed": printed, "mended": mended},
+        {"quantity": quantity, "measured": gap, "printed": printed, "mended": mended}
+        for quantity, gap, (printed, mended) in (
+            ("risk", gap, by_risk),
+            ("gradient", apart, by_gradient),
+        )
     ]

@@ -14,26 +14,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from jaxtyping import Float64
 from scipy.integrate import solve_ivp
 from scipy.optimize import minimize
 from torch import Tensor
 
-from esscher.icl.exact import as_length, bayes_risk, limit_risk, risk, risk_gradient, risk_tensor
-from esscher.icl.layer import KINDS, Block, Parameters, tensors
+from esscher.icl.exact import as_length, block_linear, risk, risk_gradient
+from esscher.icl.layer import OVKQ, Block, Floats, Parameters, flatten, tensors, unflatten
 from esscher.icl.quadrature import Rule, product_rule
 from esscher.icl.tasks import LinearTask
 from esscher.inputs import as_positive, as_tensor
 from esscher.theory.training import alpha_limit_mended, alpha_limit_printed
 
-Floats = npt.NDArray[np.float64]
-
 SINGULAR = 1e-12  # an eigenvalue of Sigma below this share of the largest is 0
 HANDOVER = 30.0  # time at which the flow is taken to have chosen its valley
 LONGEST = 10**12
 ROUNDING = 1e-11  # relative error of a risk
+STEP = 1e-5  # of differences of gradients
 
 
 def alpha_limit(task: LinearTask) -> float:
@@ -59,11 +57,9 @@ def start_block(task: LinearTask, alpha: Any = None, theta: Any = None) -> Block
     """
     high = alpha_limit(task)
     alpha = 0.5 * high if alpha is None else as_positive(alpha, "alpha")
-    root = (
-        torch.eye(task.dim, dtype=torch.float64)
-        if theta is None
-        else as_tensor(theta, "theta", ndim=2).double()
-    )
+    root = torch.eye(task.dim, dtype=torch.float64)
+    if theta is not None:
+        root = as_tensor(theta, "theta", ndim=2).double()
     if root.shape[0] != task.dim:
         raise ValueError(
             f"theta: expected {task.dim} rows, one for each covariate, got shape"
@@ -75,11 +71,10 @@ def start_block(task: LinearTask, alpha: Any = None, theta: Any = None) -> Block
             "theta: expected Theta Theta^T Sigma other than zero, since the flow never leaves such"
             " a start"
         )
-    start = Block(
-        alpha * gram / torch.linalg.matrix_norm(gram), torch.tensor(alpha, dtype=torch.float64)
-    )
+    start = Block(alpha * gram / torch.linalg.matrix_norm(gram), alpha)
     own, nothing = (
-        float(limit_risk(block.uv(), task)) for block in (start, Block(0.0 * gram, 0.0 * start.v))
+        block_linear(share * start.U11.numpy(), share * alpha, task, math.inf)[0]
+        for share in (1.0, 0.0)
     )
     doubts = []
     if alpha >= high:
@@ -108,11 +103,9 @@ def prompt_covariance(task: LinearTask, length: Any) -> Float64[Tensor, "d d"]:
     length = as_length(length)
     if math.isinf(length):
         return task.sigma.clone()
-    budget = float(torch.sum(task.sigma * task.task_cov)) + task.noise
-    cov: Tensor = (1.0 + 1.0 / length) * task.sigma + budget / length * torch.linalg.inv(
-        task.task_cov
-    )
-    return cov
+    spread = float(torch.sum(task.sigma * task.task_cov)) + task.noise
+    smoothing: Tensor = spread / length * torch.linalg.inv(task.task_cov)
+    return smoothing.add(task.sigma, alpha=1.0 + 1.0 / length)
 
 
 def flow_limit(
@@ -139,10 +132,8 @@ def flow_limit(
         raise ValueError(f"start: expected v above 0, got {float(start.v):g}")
     values, vectors = torch.linalg.eigh(task.sigma)
     basis = vectors[:, values > SINGULAR * values[-1]]
-    if (
-        task.shifted
-        and min(basis.shape[1], int(torch.linalg.matrix_rank(task.query_sigma))) < task.dim
-    ):
+    rank = min(basis.shape[1], int(torch.linalg.matrix_rank(task.query_sigma)))
+    if task.shifted and rank < task.dim:
         raise ValueError(
             "query_sigma: expected both covariances invertible where they differ; otherwise the"
             " limit is not known"
@@ -183,12 +174,12 @@ class Flow:
     start: Parameters
     query_inside: bool = False
 
-    def at(self, index: int) -> Parameters:
+    def at(self, index: int) -> Any:
         """The parameters at one of the times."""
         return unflatten(self.states[index], self.start)
 
     @property
-    def end(self) -> Parameters:
+    def end(self) -> Any:
         return self.at(-1)
 
     @property
@@ -225,43 +216,54 @@ def gradient_flow(
     tolerance: float = 1e-9,
     rtol: float = 1e-8,
     atol: float = 1e-10,
-    method: str = "LSODA",
 ) -> Flow:
-    """Solve d theta / dt = -grad R_L(theta) from ``start``, in its own parametrisation, by an
-    adaptive solver.
+    """Solve d theta / dt = -grad R_L(theta) from ``start``, in its own parametrisation, by LSODA of
+    ``scipy.integrate.solve_ivp``, which has ``rtol`` and ``atol``.
 
     [S], equations (7) for finite ``length`` and (10) for an infinite one. ``times`` are where the
     flow is recorded (``flow_times()`` unless given); ``rule`` and ``query_inside`` are those of
-    ``risk``. The flow ends when the norm of the gradient falls below ``tolerance``; ``rtol``,
-    ``atol`` and ``method`` are those of ``scipy.integrate.solve_ivp``.
+    ``risk``. The flow ends when the norm of the gradient falls below ``tolerance``.
     """
     length = as_length(length)
     grid = flow_times() if times is None else as_tensor(times, "times", ndim=1).double().numpy()
     if grid.size < 2 or grid[0] != 0 or (np.diff(grid) <= 0).any():
         raise ValueError("times: expected increasing times that begin with 0")
-    form = Coordinates.of(task, start)
+    form = Coordinates(task, start)
+
+    def gradient(params: Parameters) -> tuple[float, Any]:
+        return risk_gradient(task, params, length, kind, rule, query_inside)
 
     def slope(_: float, state: Floats) -> Floats:
-        return -form.pull(
-            risk_gradient(task, form.unpack(state), length, kind, rule, query_inside)[1]
-        )
+        return -form.pull(gradient(form.unpack(state))[1])
 
     def still(t: float, state: Floats) -> float:
         return float(np.linalg.norm(slope(t, state))) - tolerance
 
+    def curvature(_: float, state: Floats) -> Floats:
+        return -_weight_hessian(unflatten(state, start), gradient)
+
     still.terminal = True  # type: ignore[attr-defined]
-    span, first = (0.0, grid[-1]), form.pull(start)
-    solution = solve_ivp(slope, span, first, method, grid, events=still, rtol=rtol, atol=atol)
+    given = {"jac": curvature} if isinstance(start, OVKQ) else {}
+    solution = solve_ivp(
+        slope,
+        (0.0, grid[-1]),
+        form.pull(start),
+        "LSODA",
+        grid,
+        events=still if tolerance > 0 else None,
+        rtol=rtol,
+        atol=atol,
+        **given,
+    )
     if not solution.success:
         raise RuntimeError(
             f"gradient flow: the solver stopped at t = {solution.t[-1]:g}: {solution.message}"
         )
-    stopped = bool(solution.status == 1)
-    known = list(solution.y.T) + (
-        [solution.y_events[0][-1]] if stopped and solution.t.size < grid.size else []
-    )
+    stopped, known = bool(solution.status == 1), list(solution.y.T)
+    if stopped and len(known) < grid.size:
+        known.append(solution.y_events[0][-1])
     params = [form.unpack(state) for state in known]
-    found = [risk_gradient(task, each, length, kind, rule, query_inside) for each in params]
+    found = [gradient(each) for each in params]
 
     def filled(rows: list[Any]) -> Floats:
         """The rows, the last repeated up to the end."""
@@ -269,12 +271,11 @@ def gradient_flow(
 
     states = filled([flatten(each) for each in params])
     risks = filled([np.float64(value) for value, _ in found])
-    gradients = filled([np.linalg.norm(flatten(gradient)) for _, gradient in found])
+    gradients = filled([np.linalg.norm(flatten(slope)) for _, slope in found])
     converged = stopped or bool(gradients[-1] <= tolerance)
     return Flow(grid, states, risks, gradients, length, kind, converged, start, query_inside)
 
 
-@dataclass(frozen=True, eq=False)
 class Coordinates:
     """The vector that the solver sees: all parameters, or d + 1 numbers where the flow keeps U11
     diagonal.
@@ -283,26 +284,19 @@ class Coordinates:
     so do U11(t) and every gradient.
     """
 
-    like: Parameters
-    basis: Floats | None
-
-    @classmethod
-    def of(cls, task: LinearTask, start: Parameters) -> Coordinates:
+    def __init__(self, task: LinearTask, start: Parameters) -> None:
+        self.like = start
+        self.basis: Floats | None = None
         if not isinstance(start, Block):
-            return cls(start, None)
-        matrices = [start.U11.detach().double().numpy(), task.sigma.numpy(), task.task_cov.numpy()]
-        if task.shifted:
-            matrices.append(task.query_sigma.numpy())
+            return
+        shared = (start.U11.detach().double(), task.sigma, task.task_cov, task.query_sigma)
+        matrices = [matrix.numpy() for matrix in shared]
         # a mixture, so that its eigenbasis is that of all
-        mixture = np.tensordot(
-            np.array((1.0, 0.7310, 0.5170, 0.2930)[: len(matrices)]), np.stack(matrices), axes=1
-        )
+        mixture = np.tensordot([1.0, 0.731, 0.517, 0.293], np.stack(matrices), axes=1)
         basis = np.linalg.eigh(0.5 * (mixture + mixture.T))[1]
         turned = [basis.T @ matrix @ basis for matrix in matrices]
-        shared = all(
-            np.abs(m - np.diag(np.diag(m))).max() <= 1e-13 * np.abs(m).max() for m in turned
-        )
-        return cls(start, basis if shared else None)
+        if all(np.abs(m - np.diag(np.diag(m))).max() <= 1e-13 * np.abs(m).max() for m in turned):
+            self.basis = basis
 
     def pull(self, params: Parameters) -> Floats:
         """Coordinates of parameters, or of a gradient."""
@@ -311,47 +305,43 @@ class Coordinates:
         U = params.U11.detach().double().numpy()
         return np.append(np.einsum("ik,ij,jk->k", self.basis, U, self.basis), float(params.v))
 
-    def unpack(self, state: Floats) -> Parameters:
+    def unpack(self, state: Floats) -> Any:
         if self.basis is None:
             return unflatten(state, self.like)
         U = (self.basis * state[:-1]) @ self.basis.T
         return Block(torch.from_numpy(U), torch.tensor(state[-1], dtype=torch.float64))
 
 
-def flatten(params: Parameters) -> Floats:
-    """All parameters in one vector."""
-    return np.concatenate([tensor.detach().double().numpy().ravel() for tensor in tensors(params)])
-
-
-def unflatten(state: Floats | Tensor, like: Parameters) -> Parameters:
-    """The inverse of ``flatten``, for the parametrisation of ``like``; a tensor keeps its
-    graph.
+def _weight_hessian(weights: OVKQ, gradient: Callable[[Parameters], tuple[float, Any]]) -> Floats:
+    """The Hessian of the risk in (O, V, K, Q), from differences in U and the last row of V, which
+    have a fifth of the entries: with J the derivative of (U, V) in the weights and G the gradient
+    in (U, V), J^T H J + the Hessian of <G, (U, V)>.
     """
-    vector = state if isinstance(state, Tensor) else torch.from_numpy(state.copy())
-    own, first = [], 0
-    for tensor in tensors(like):
-        own.append(vector[first : first + tensor.numel()].reshape(tensor.shape))
-        first += tensor.numel()
-    return type(like)(*own)
+    uv = weights.uv()
+    here, e = flatten(uv), uv.U.shape[0]
+    base = flatten(gradient(uv)[1])
+    acts = np.zeros((2, e, e), bool)
+    acts[0, :, :-1] = acts[1, -1] = True
+    hessian = np.zeros((here.size, here.size))
+    for i in np.flatnonzero(acts):
+        moved = here.copy()
+        moved[i] += STEP
+        hessian[i] = (flatten(gradient(unflatten(moved, uv))[1]) - base) / STEP
 
-
-@dataclass(frozen=True, eq=False)
-class FinalRisks:
-    """Risk at the end of the flow for each prompt length, for softmax and linear attention, with
-    the Bayes risk on L tokens.
-
-    ``noise_level`` is tau^2 / 2, where all of them go. One row of ``softmax_parameters`` and
-    ``linear_parameters`` a length.
-    """
-
-    lengths: npt.NDArray[np.int64]
-    softmax: Floats
-    linear: Floats
-    bayes: Floats
-    bayes_error: Floats
-    noise_level: float
-    softmax_parameters: tuple[Block, ...]
-    linear_parameters: tuple[Block, ...]
+    O, V, K, Q = (part.numpy() for part in tensors(weights))
+    eye, first, scores = np.eye(e), O.size + V.size, K.size + Q.size
+    by_O, by_V = np.einsum("il,bj->ijlb", eye, V), np.einsum("jl,ib->ijbl", eye, O)
+    by_K, by_Q = np.einsum("il,aj->ijal", eye, Q), np.einsum("jl,ai->ijal", eye, K)
+    J: Floats = np.zeros((2, e * e, first + scores))
+    J[0, :, first:] = np.hstack([each.reshape(e * e, -1) for each in (by_K, by_Q)])
+    J[1, :, :first] = np.hstack([each.reshape(e * e, -1) for each in (by_O, by_V)])
+    J = J.reshape(here.size, -1)
+    by_U, by_OV = base.reshape(2, e, e)
+    bent = np.zeros((first + scores, first + scores))
+    bent[first : first + K.size, first + K.size :] = np.kron(np.eye(len(K)), by_U)
+    mixed = np.einsum("ij,bc->ibcj", by_OV, np.eye(len(V)))
+    bent[: O.size, O.size : first] = mixed.reshape(O.size, V.size)
+    return np.asarray(0.5 * J.T @ (hessian + hessian.T) @ J + bent + bent.T)
 
 
 def final_parameters(
@@ -375,64 +365,19 @@ def final_parameters(
     flow = gradient_flow(
         task, start, length, kind, flow_times(HANDOVER, 8), rule, query_inside, rtol=1e-6, atol=1e-8
     )
+    end: Block = flow.end
     if flow.converged:
-        end = flow.end
-    else:
-        form = Coordinates.of(task, start)
+        return end
+    form = Coordinates(task, start)
 
-        def objective(state: Floats) -> tuple[float, Floats]:
-            value, gradient = risk_gradient(
-                task, form.unpack(state), length, kind, rule, query_inside
-            )
-            return value, form.pull(gradient)
+    def objective(state: Floats) -> tuple[float, Floats]:
+        value, gradient = risk_gradient(task, form.unpack(state), length, kind, rule, query_inside)
+        return value, form.pull(gradient)
 
-        found = minimize(
-            objective,
-            form.pull(flow.end),
-            jac=True,
-            method="BFGS",
-            options={"gtol": 1e-9, "maxiter": 500},
-        )
-        end = form.unpack(found.x)
-    assert isinstance(end, Block)
+    options = {"gtol": 1e-9, "maxiter": 500}
+    found = minimize(objective, form.pull(end), jac=True, method="BFGS", options=options)
+    end = form.unpack(found.x)
     return end
-
-
-def final_risks(
-    task: LinearTask,
-    lengths: Any = (10, 100, 1_000, 10_000, 100_000, 1_000_000),
-    start: Block | None = None,
-    draws: int = 4000,
-    generator: torch.Generator | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> FinalRisks:
-    """Final risks of softmax and linear attention for each length: Figures 2 and 6 of [S] without
-    training.
-
-    ``progress(done, total)`` is called after every length.
-    """
-    start = start_block(task) if start is None else start
-    counts = [int(as_length(length)) for length in np.atleast_1d(np.asarray(lengths)).tolist()]
-    ends: dict[str, list[Block]] = {kind: [] for kind in KINDS}
-    risks: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    bayes = []
-    for done, length in enumerate(counts, 1):
-        for kind in KINDS:
-            ends[kind].append(final_parameters(task, start, length, kind))
-            risks[kind].append(float(risk(task, ends[kind][-1], length, kind)))
-        bayes.append(bayes_risk(task, length, draws, generator))
-        if progress is not None:
-            progress(done, len(counts))
-    return FinalRisks(
-        np.asarray(counts, dtype=np.int64),
-        np.array(risks["softmax"]),
-        np.array(risks["linear"]),
-        np.array([found.value for found in bayes]),
-        np.array([found.error for found in bayes]),
-        0.5 * task.noise,
-        tuple(ends["softmax"]),
-        tuple(ends["linear"]),
-    )
 
 
 def prompt_length_for(
@@ -524,13 +469,9 @@ def flow_bound(task: LinearTask, finite: Flow, infinite: Flow, stations: int = 5
         limit = flatten(risk_gradient(task, params, math.inf)[1])
         gap = max(gap, float(np.linalg.norm(own - limit)))
         for share in np.linspace(0.0, 1.0, stations):
-            values = np.linalg.eigvalsh(
-                _hessian(task, unflatten(row + share * (other - row), like))
-            )
-            beta, curvature = (
-                max(beta, float(np.abs(values).max())),
-                max(curvature, -float(values[0])),
-            )
+            values = np.linalg.eigvalsh(_hessian(task, row + share * (other - row), like))
+            beta = max(beta, float(np.abs(values).max()))
+            curvature = max(curvature, -float(values[0]))
     t = finite.times
     with np.errstate(over="ignore"):
         bound = gap * t * np.exp(beta * t)
@@ -538,12 +479,14 @@ def flow_bound(task: LinearTask, finite: Flow, infinite: Flow, stations: int = 5
     return FlowBound(t, distance, bound, sharper, gap, beta, curvature)
 
 
-def _hessian(task: LinearTask, params: Parameters) -> Floats:
-    """Hessian of R_infinity in the parametrisation of ``params``."""
-
-    def value(vector: Tensor) -> Tensor:
-        return risk_tensor(task, unflatten(vector, params), math.inf)
-
-    flat = torch.from_numpy(flatten(params))
-    hessian: Tensor = torch.autograd.functional.hessian(value, flat)  # type: ignore[no-untyped-call]
-    return hessian.numpy()
+def _hessian(task: LinearTask, here: Floats, like: Parameters) -> Floats:
+    """Hessian of R_infinity in the parametrisation of ``like``, by differences of gradients."""
+    ends = [
+        [
+            flatten(risk_gradient(task, unflatten(here + step * e, like), math.inf)[1])
+            for step in (STEP, -STEP)
+        ]
+        for e in np.eye(here.size)
+    ]
+    rows: Floats = np.array([(ahead - behind) / (2.0 * STEP) for ahead, behind in ends])
+    return np.asarray(0.5 * (rows + rows.T))

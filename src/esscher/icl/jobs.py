@@ -1,20 +1,20 @@
-"""The runs of the lab: training, flow, stability and concentration, in units of work."""
+"""The runs of the lab: training, flow, stability and concentration, in units of work, and the
+columns of their tables.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 
-from esscher.errors.curve import ErrorCurve
+from esscher.errors.curve import STDERR, ErrorCurve
 from esscher.errors.rate import fit_rate
-from esscher.icl import columns
-from esscher.icl.comparison import flow_end
+from esscher.icl.comparison import START, flow_end
 from esscher.icl.concentration import (
     AGAINST,
     METRICS,
@@ -27,20 +27,139 @@ from esscher.icl.exact import bayes_risk, risk
 from esscher.icl.flow import final_parameters, flow_bound, flow_times, gradient_flow, start_block
 from esscher.icl.layer import KINDS, OVKQ, Block, default_weights
 from esscher.icl.specs import ConcentrationSpec, FlowSpec, StabilitySpec, TrainSpec
-from esscher.icl.stability import apart, balance, pair_flows, start_lead, summary, verdict
+from esscher.icl.stability import apart, pair_flows, summary, verdict
 from esscher.icl.tasks import LinearTask, as_task
-from esscher.icl.training import Settings, train
+from esscher.icl.training import train
 from esscher.runs import Job, Shard, Unit
-from esscher.runs.columns import Declared
+from esscher.runs.columns import Column
 from esscher.runs.progress import advance
 
 FIRST = 1e-4  # of the time of training: the first time of a stability run recorded after 0
 
-Spec = TrainSpec | FlowSpec | ConcentrationSpec
+Spec = TrainSpec | FlowSpec | StabilitySpec | ConcentrationSpec
+
+
+# What every column of a table is: kind (log and words: with the scale of a picture), label, help.
+WORDS = {
+    "covariance": ("word", "covariance", "Covariance of x: isotropic, kms:RHO or diag:A,B,..."),
+    "length": ("int log", "prompt length", "Labelled tokens in a prompt."),
+    "n": ("int log", "prompt length", "Labelled tokens in a prompt."),
+    "seed": ("int", "seed", "Number of the first weights."),
+    "model": ("words", "model", "softmax or linear attention; bayes is the best predictor."),
+    "mse": ("log", "mean squared error", "Mean squared error of the query's noisy label."),
+    "status": ("words", "status", "ok, or what went wrong."),
+    "step": ("int log", "step", "Steps of training so far; where a model diverged, that step."),
+    "loss": (
+        "log",
+        "loss",
+        "Mean loss of the batches since the last record; at the end, the last.",
+    ),
+    "distance2": ("log", "squared distance", "Squared distance of the two models' parameters."),
+    "values": ("list", "parameters", "U without its last column and the last row of OV, by heads."),
+    "advice": ("word", "advice", "What happened to a model that diverged, and what helps."),
+    "O": ("list", "O", "Output map, flattened, head by head."),
+    "V": ("list", "V", "Value map, flattened, head by head."),
+    "K": ("list", "K", "Key map, flattened, head by head."),
+    "Q": ("list", "Q", "Query map, flattened, head by head."),
+    "time": ("log", "time", "Time of the gradient flow: twice the rate of SGD times its steps."),
+    "gradient": ("log", "norm of the gradient", "Norm of the gradient of the risk in U11 and v."),
+    "v": ("linear", "v", "Value of the block form."),
+    "U11": ("list", "U11", "Score matrix of the block form, row by row."),
+    "distance": ("log", "softmax to linear", "Distance of softmax to linear attention's weights."),
+    "softmax_limit": ("log", "softmax to the limit", "Distance to the flow on infinite prompts."),
+    "linear_limit": ("log", "linear to the limit", "Distance to the flow on infinite prompts."),
+    "bound": ("log", "Lemma E.1", "Bound of Lemma E.1: g2 t exp(beta t) of both flows, added."),
+    "sharper": ("log", "sharper bound", "The same with the most negative curvature for beta."),
+    "end": ("log", "end of the block form", "Error where the flow of the block form ends."),
+    "arrival": ("log", "arrival", "Time from which on the error is within 5 % of the end."),
+    "weights2": ("log", "distance of the weights", "Squared distance between (o, V, K, Q)."),
+    "modulo2": ("log", "distance modulo scale", "The same, least over linear attention's scale."),
+    "product2": ("log", "distance of the products", "Squared distance of value times score maps."),
+    "starts": ("int", "starts", "First weights, the same for both models."),
+    "p": ("log", "p", "Exact two-sided sign test; of single settings, Holm's correction."),
+    "against": ("words", "against", "linear attention on the same prompt, or the limit of both."),
+    "metric": ("words", "difference of", "The output, its gradients, or those of loss and risk."),
+    "repeat": ("int", "repeat", "Number of the group of prompts."),
+    "squared": ("log", "squared difference", "Mean over a group of prompts."),
+    "error": ("log", "difference", "Norm of the difference of the exact gradients of the error."),
+    "rms": ("log", "rms difference", "Root mean square over prompts; of a bound, its height."),
+    "exponent": ("float", "exponent", "The difference, or the bound, falls as n to minus this."),
+    "low": ("float", "exponent, low", "Lower end of the exponent's interval."),
+    "high": ("float", "exponent, high", "Upper end of the exponent's interval."),
+    "constant": ("log", "constant", "The difference is this times n to minus the exponent."),
+    "reason": ("word", "reason", "What the status of the fit means."),
+    "quantity": ("words", "quantity", "The risk, Lemma E.2, or its gradient in (U, V), Lemma E.4."),
+    "measured": ("log", "measured", "Exact difference between n tokens and infinitely many."),
+    "printed": ("log", "as printed", "The lemma as printed, with norms measured on the prompts."),
+    "mended": ("log", "mended", "The lemma mended, with norms measured on the prompts."),
+    "name": ("word", "bound", "Name of the bound."),
+} | {
+    key: told
+    for kind in KINDS
+    for key, told in {
+        kind: ("float", f"{kind} stuck", "Share of starts that are stuck after training."),
+        f"{kind}_low": ("float", f"{kind}, low", "End of its 95 % interval."),
+        f"{kind}_high": ("float", f"{kind}, high", "End of its 95 % interval."),
+        f"{kind}_never": ("float", f"{kind}, never", "Share of starts that never arrive."),
+        f"only_{kind}": ("int", f"{kind} alone", f"Starts stuck more often for {kind} attention."),
+    }.items()
+}
+SCALED = {"log": "float", "int log": "int", "words": "word", "linear": "float"}
+ENDS = {"exponent": ("low", "high")} | {kind: (f"{kind}_low", f"{kind}_high") for kind in KINDS}
+
+
+def _declared(tables: dict[str, str]) -> dict[str, tuple[Column, ...]]:
+    """The columns of tables, each a line of keys."""
+
+    def column(key: str) -> Column:
+        if key == "stderr":
+            return STDERR
+        kind, label, text = WORDS[key]
+        scale: Any = kind.split()[-1] if kind in SCALED else None
+        known: Any = SCALED.get(kind, kind)
+        return Column(key, known, label, text, scale, ends=ENDS.get(key))
+
+    return {name: tuple(map(column, keys.split())) for name, keys in tables.items()}
+
+
+STARTED = "covariance length seed"
+SHARES = "softmax softmax_low softmax_high softmax_never linear linear_low linear_high linear_never"
+TRAINED = _declared(
+    {
+        "curve": f"step model loss mse stderr {STARTED}",
+        "distance": f"step distance2 {STARTED}",
+        "path": f"step model values {STARTED}",
+        "final": f"model mse stderr status step loss advice O V K Q {STARTED}",
+    }
+)
+FLOWED = _declared({"final": "covariance length model mse stderr"})
+IN_TIME = _declared(
+    {
+        "trajectory": "covariance length model time mse gradient v U11",
+        "apart": "covariance length time distance softmax_limit linear_limit bound sharper",
+    }
+)
+STARTS = _declared(
+    {
+        "flows": f"{STARTED} model status mse end arrival",
+        "distance": f"{STARTED} time weights2 modulo2 product2",
+        "verdict": f"covariance length starts {SHARES} only_softmax only_linear p",
+    }
+)
+CONCENTRATED = _declared(
+    {
+        "errors": "covariance n against metric repeat squared",
+        "exact": "covariance n against error",
+        "curves": "n rms stderr covariance against metric",
+        "rates": "covariance against metric exponent low high constant status reason",
+        "risks": "covariance n quantity measured printed mended",
+        "bounds": "metric name n rms exponent covariance",
+    }
+)
 
 
 def _task(spec: Spec, covariance: str) -> LinearTask:
-    return as_task(covariance, spec.dim, spec.noise, spec.task_cov)
+    return as_task(covariance, spec.dim, spec.noise, getattr(spec, "task_cov", None))
 
 
 def _units(spec: Spec, name: str = "length") -> list[Unit]:
@@ -49,7 +168,7 @@ def _units(spec: Spec, name: str = "length") -> list[Unit]:
         _task(spec, covariance)  # a mistake is told before anything is computed
     return [
         {"covariance": covariance, name: length}
-        for length in sorted(spec.lengths)
+        for length in spec.lengths
         for covariance in spec.covariances
     ]
 
@@ -60,12 +179,14 @@ def _joined(shards: Sequence[Shard], name: str) -> pd.DataFrame:
 
 
 def _train_units(spec: TrainSpec) -> list[Unit]:
-    _units(spec)
+    """Short prompts first; the seeds of a length one after the other."""
+    units = _units(spec)
     return [
-        {"covariance": covariance, "length": length, "seed": seed}
+        unit | {"seed": seed}
         for length in spec.lengths
         for seed in range(spec.seeds)
-        for covariance in spec.covariances
+        for unit in units
+        if unit["length"] == length
     ]
 
 
@@ -73,20 +194,19 @@ def _train_unit(spec: TrainSpec, unit: Unit) -> dict[str, Any]:
     """Train one pair; the seed alone decides the first weights, so all lengths and covariances
     share them.
     """
-    shared = {field.name for field in fields(Settings)} & set(TrainSpec.model_fields) - {"seed"}
-    seeds = {"seed": spec.seed + unit["seed"], "prompt_seed": spec.unit_seed(unit)}
     training = train(
         _task(spec, unit["covariance"]),
         unit["length"],
-        Settings(**spec.model_dump(include=shared), **seeds),
+        spec.model_copy(update={"seed": spec.seed + unit["seed"]}),
+        prompt_seed=spec.unit_seed(unit),
         raise_on_divergence=False,
         progress=lambda done, of: advance(done / of),
     )
-    return {name: getattr(training, name).assign(**unit) for name in columns.TRAIN}
+    return {name: getattr(training, name).assign(**unit) for name in TRAINED}
 
 
 def _train_tables(spec: TrainSpec, shards: Sequence[Shard]) -> dict[str, Any]:
-    return {name: _joined(shards, name) for name in columns.TRAIN}
+    return {name: _joined(shards, name) for name in TRAINED}
 
 
 def _flow_unit(spec: FlowSpec, unit: Unit) -> dict[str, Any]:
@@ -120,55 +240,44 @@ def _in_time(
     flows = {
         kind: gradient_flow(task, start, length, kind, times, None, query_inside) for kind in KINDS
     }
-    endless = gradient_flow(task, start, math.inf, times=times)
-    soft, linear = (flow_bound(task, flows[kind], endless) for kind in KINDS)
+    infinite = gradient_flow(task, start, math.inf, times=times)
+    soft, linear = (flow_bound(task, flows[kind], infinite) for kind in KINDS)
     rows = []
-    for kind, flow in [*flows.items(), ("limit", endless)]:
+    for kind, flow in [*flows.items(), ("limit", infinite)]:
         for i, time in enumerate(times):
             at = flow.at(i)
-            assert isinstance(at, Block)
             row = {"model": kind, "time": float(time), "mse": 2 * float(flow.risks[i])}
             row |= {"gradient": float(flow.gradients[i]), "v": float(at.v)}
             rows.append(row | {"U11": at.U11.flatten().tolist()})
-    distances = pd.DataFrame(
-        {
-            "time": times,
-            "distance": flows["softmax"].distance(flows["linear"]),
-            "softmax_limit": soft.distance,
-            "linear_limit": linear.distance,
-            "bound": soft.bound + linear.bound,
-            "sharper": soft.sharper + linear.sharper,
-        }
-    )
-    return {"trajectory": rows, "apart": distances.to_dict("records")}
-
-
-def _flow_columns(spec: FlowSpec) -> Declared:
-    return columns.FLOW | (columns.TRAJECTORY if spec.trajectory else {})
+    distances = {
+        "time": times,
+        "distance": flows["softmax"].distance(flows["linear"]),
+        "softmax_limit": soft.distance,
+        "linear_limit": linear.distance,
+        "bound": soft.bound + linear.bound,
+        "sharper": soft.sharper + linear.sharper,
+    }
+    return {"trajectory": rows, "apart": pd.DataFrame(distances).to_dict("records")}
 
 
 def _stability_units(spec: StabilitySpec) -> list[Unit]:
     """Every setting for the first starts, then for the next: a run that is stopped has all
     settings.
     """
-    for covariance in spec.covariances:
-        as_task(covariance, spec.dim, spec.noise)
+    units = _units(spec)
     return [
-        {"covariance": covariance, "length": length, "first": first}
-        for first in range(0, spec.starts, spec.block)
-        for length in spec.lengths
-        for covariance in spec.covariances
+        unit | {"first": first} for first in range(0, spec.starts, spec.block) for unit in units
     ]
 
 
 def _stability_unit(spec: StabilitySpec, unit: Unit) -> dict[str, Any]:
     """Flow both models from each start of the unit."""
-    task, length = as_task(unit["covariance"], spec.dim, spec.noise), unit["length"]
+    task, length = _task(spec, unit["covariance"]), unit["length"]
     grid = np.geomspace(FIRST * spec.training, spec.until, spec.times - 1)
     times = np.union1d(grid, [0.0, spec.training])
     trained = int(np.searchsorted(times, spec.training))
     last = min(unit["first"] + spec.block, spec.starts)
-    tables: dict[str, list[Any]] = {"flows": [], "curve": [], "distance": []}
+    tables: dict[str, list[Any]] = {"flows": [], "distance": []}
     for start in range(unit["first"], last):
         own = {"covariance": unit["covariance"], "length": length, "seed": start}
         flows = pair_flows(task, length, spec.seed + start, times)
@@ -176,10 +285,6 @@ def _stability_unit(spec: StabilitySpec, unit: Unit) -> dict[str, Any]:
             end = flow_end(unit["covariance"], spec.dim, spec.noise, length, kind)
             found = summary(task, length, kind, flow, trained, end)
             tables["flows"].append(own | {"model": kind} | found)
-            for i, time in enumerate(times):
-                row = {"model": kind, "time": float(time), "mse": float(flow.mse[i])}
-                row |= {"slope": float(flow.slopes[i]), "balance": balance(flow.at(i))}
-                tables["curve"].append(own | row)
         for i, time in enumerate(times):
             plain, modulo, product = apart(*(flow.at(i) for flow in flows.values()))
             row = {"weights2": plain, "modulo2": modulo, "product2": product}
@@ -189,20 +294,12 @@ def _stability_unit(spec: StabilitySpec, unit: Unit) -> dict[str, Any]:
 
 
 def _stability_tables(spec: StabilitySpec, shards: Sequence[Shard]) -> dict[str, Any]:
-    """flows, curve and distance of all units, and what they say of stability."""
-    order = ["covariance", "length", "seed"]
+    """flows and distance of all units, and what they say of stability."""
     tables = {
-        name: _joined(shards, name).sort_values(order, kind="stable", ignore_index=True)
-        for name in ("flows", "curve", "distance")
+        name: _joined(shards, name).sort_values(START, kind="stable", ignore_index=True)
+        for name in ("flows", "distance")
     }
-    flows, leads = tables["flows"], {}
-    for name in spec.covariances:
-        task = as_task(name, spec.dim, spec.noise)
-        leads[name] = [start_lead(task, spec.seed + start) for start in range(spec.starts)]
-    flows["lead"] = [
-        leads[name][seed] for name, seed in zip(flows["covariance"], flows["seed"], strict=True)
-    ]
-    return tables | {"verdict": verdict(flows)}
+    return tables | {"verdict": verdict(tables["flows"])}
 
 
 def _first_weights(spec: ConcentrationSpec) -> OVKQ:
@@ -276,21 +373,22 @@ def _concentration_tables(spec: ConcentrationSpec, shards: Sequence[Shard]) -> d
 
 
 TRAIN = Job(
-    "icl-train",
-    TrainSpec,
-    _train_units,
-    _train_unit,
-    _train_tables,
-    columns=lambda _: columns.TRAIN,
+    "icl-train", TrainSpec, _train_units, _train_unit, _train_tables, columns=lambda _: TRAINED
 )
-FLOW = Job("icl-flow", FlowSpec, _units, _flow_unit, columns=_flow_columns)
+FLOW = Job(
+    "icl-flow",
+    FlowSpec,
+    _units,
+    _flow_unit,
+    columns=lambda spec: FLOWED | (IN_TIME if spec.trajectory else {}),
+)
 STABILITY = Job(
     "icl-stability",
     StabilitySpec,
     _stability_units,
     _stability_unit,
     _stability_tables,
-    columns=lambda _: columns.STABILITY,
+    columns=lambda _: STARTS,
 )
 CONCENTRATION = Job(
     "icl-concentration",
@@ -298,5 +396,5 @@ CONCENTRATION = Job(
     lambda spec: _units(spec, "n"),
     _concentration_unit,
     _concentration_tables,
-    columns=lambda _: columns.CONCENTRATION,
+    columns=lambda _: CONCENTRATED,
 )

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -13,15 +15,25 @@ from torch import Tensor
 from esscher.icl.tasks import Prompts
 from esscher.inputs import as_count, as_tensor
 
+Floats = npt.NDArray[np.float64]
 KINDS = ("softmax", "linear")
+
+
+def _set(params: Any, **matrices: Any) -> None:
+    """Write the fields of a frozen dataclass once; tensors stay as they are, so that gradients
+    do.
+    """
+    for name, value in matrices.items():
+        given = value if isinstance(value, Tensor) else as_tensor(value, name)
+        object.__setattr__(params, name, given)
 
 
 @dataclass(frozen=True, eq=False, init=False)
 class UV:
     """Score matrix and value map, both (d+1) x (d+1): token z scores <z, U z_q> and has value V z.
 
-    The prediction is the last coordinate of the output, so of V only the last row acts. [S]: U =
-    K^T Q, section 4.
+    The prediction is the last coordinate of the output, so only the last row of V acts, and the
+    last column of U meets the query's masked label. [S]: U = K^T Q, section 4.
     """
 
     U: Float[Tensor, "e e"]
@@ -30,28 +42,12 @@ class UV:
     def __init__(self, U: Any, V: Any) -> None:
         _set(self, U=U, V=V)
 
-    @property
-    def dim(self) -> int:
-        """Dimension d of the covariates."""
-        return int(self.U.shape[0]) - 1
-
     def uv(self) -> UV:
         return self
 
-
-@dataclass(frozen=True, eq=False, init=False)
-class KQV:
-    """Key and query maps, both k x (d+1), and the value map: U = K^T Q."""
-
-    K: Float[Tensor, "k e"]
-    Q: Float[Tensor, "k e"]
-    V: Float[Tensor, "e e"]
-
-    def __init__(self, K: Any, Q: Any, V: Any) -> None:
-        _set(self, K=K, Q=Q, V=V)
-
-    def uv(self) -> UV:
-        return UV(self.K.mT @ self.Q, self.V)
+    def pull(self, by_U: Tensor, by_V: Tensor) -> UV:
+        """The gradient in these parameters of a function with these gradients in U and V."""
+        return UV(by_U, by_V)
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -71,6 +67,9 @@ class OVKQ:
     def uv(self) -> UV:
         return UV(self.K.mT @ self.Q, self.O @ self.V)
 
+    def pull(self, by_U: Tensor, by_V: Tensor) -> OVKQ:
+        return OVKQ(by_V @ self.V.mT, self.O.mT @ by_V, self.Q @ by_U.mT, self.K @ by_U)
+
 
 @dataclass(frozen=True, eq=False, init=False)
 class Block:
@@ -86,37 +85,22 @@ class Block:
         if not isinstance(v, Tensor):  # a plain number has the precision of the matrix beside it
             object.__setattr__(self, "v", self.v.to(self.U11))
 
-    @property
-    def dim(self) -> int:
-        return int(self.U11.shape[0])
-
     def uv(self) -> UV:
-        d = self.dim
-        U = torch.zeros(d + 1, d + 1, dtype=self.U11.dtype)
+        U = torch.nn.functional.pad(self.U11, (0, 1, 0, 1))
         V = torch.zeros_like(U)
-        return UV(
-            U.index_put((torch.arange(d)[:, None], torch.arange(d)), self.U11),
-            V.index_put((torch.tensor(d), torch.tensor(d)), self.v.to(U)),
-        )
+        return UV(U, V.index_put((torch.tensor(-1), torch.tensor(-1)), self.v.to(U)))
+
+    def pull(self, by_U: Tensor, by_V: Tensor) -> Block:
+        return Block(by_U[:-1, :-1], by_V[-1, -1])
 
 
-Parameters = UV | KQV | OVKQ | Block
-
-
-def _set(params: Any, **matrices: Any) -> None:
-    """Write the fields of a frozen dataclass once; tensors go through as they are, so that
-    gradients do.
-    """
-    for name, value in matrices.items():
-        object.__setattr__(
-            params, name, value if isinstance(value, Tensor) else as_tensor(value, name)
-        )
+Parameters = UV | OVKQ | Block
 
 
 def as_uv(params: Parameters) -> UV:
     """Any of the parametrisations as (U, V), or a ValueError when the shapes do not fit."""
     if not isinstance(params, Parameters):
-        raise ValueError(f"params: expected UV, KQV, OVKQ or Block, got {type(params).__name__}")
+        raise ValueError(f"params: expected UV, OVKQ or Block, got {type(params).__name__}")
     uv = params.uv()
     e = uv.U.shape[0]
     if uv.U.shape != (e, e) or uv.V.shape != (e, e) or e < 2:
@@ -132,21 +116,27 @@ def tensors(params: Parameters) -> list[Tensor]:
     return [getattr(params, field.name) for field in fields(params)]
 
 
-def default_weights(dim: Any, generator: torch.Generator | None = None, width: Any = None) -> OVKQ:
-    """O, V, K, Q as ``torch.nn.Linear`` draws its weights, uniform on +-1/sqrt(inputs), in that
-    order; float64.
+def flatten(params: Parameters) -> Floats:
+    """All parameters in one vector."""
+    return np.concatenate([tensor.detach().double().numpy().ravel() for tensor in tensors(params)])
 
-    ``dim`` is the dimension d of the covariates, ``width`` the inner dimension, d + 1 unless given.
-    [S], appendix A.1.
+
+def unflatten(state: Floats | Tensor, like: Parameters) -> Any:
+    """The inverse of ``flatten``, for the parametrisation of ``like``; a tensor keeps its graph."""
+    vector = state if isinstance(state, Tensor) else torch.from_numpy(state.copy())
+    own = tensors(like)
+    parts = torch.split(vector, [tensor.numel() for tensor in own])
+    return type(like)(*(part.view_as(tensor) for part, tensor in zip(parts, own, strict=True)))
+
+
+def default_weights(dim: Any, generator: torch.Generator | None = None) -> OVKQ:
+    """O, V, K, Q of inner dimension d + 1 as ``torch.nn.Linear`` draws its weights, uniform on
+    +-1/sqrt(inputs), in that order; float64. [S], appendix A.1.
     """
     e = as_count(dim, "dim") + 1
-    inner = e if width is None else as_count(width, "width")
-    shapes = ((e, inner), (inner, e), (inner, e), (inner, e))
-    drawn = []
-    for shape in shapes:
-        weight = torch.empty(shape, dtype=torch.float64)
+    drawn = [torch.empty(e, e, dtype=torch.float64) for _ in range(4)]
+    for weight in drawn:
         torch.nn.init.kaiming_uniform_(weight, a=math.sqrt(5), generator=generator)
-        drawn.append(weight)
     return OVKQ(*drawn)
 
 

@@ -2,8 +2,8 @@
 
 ``gaussian_cubature`` and ``product_rule``: any function of tasks and queries. ``score_law``:
 functions of the deviation s of a query's scores. ``error_table`` and ``inside_table``: the
-functions f1, f2 of ``gaussian_error`` and those of ``gaussian_sure`` at one prompt length, fast
-enough for a gradient flow and differentiable once.
+functions f1, f2 of ``gaussian_error`` and those of ``gaussian_sure`` at one prompt length with
+their slopes, fast enough for a gradient flow.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from esscher.inputs import as_count
 Floats = npt.NDArray[np.float64]
 
 NEGLIGIBLE = 1e-15  # radial weight below which a shell is left out
-ONCE = "the softmax risk is differentiable once; create_graph=True asks for second derivatives"
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,15 +93,6 @@ class Rule(NamedTuple):
 
     tasks: Cubature
     queries: Cubature
-
-    def average(
-        self, values: Float64[Tensor, "rotations tasks queries"]
-    ) -> Float64[Tensor, " rotations"]:
-        """One estimate of the mean for each rotation; values that do not depend on the task have
-        one row.
-        """
-        over = values @ self.queries.weights
-        return over[:, 0] if over.shape[1] == 1 else over @ self.tasks.weights
 
 
 def product_rule(
@@ -258,10 +248,6 @@ class ErrorTable:
         _horner(self._coefficients, np.ascontiguousarray(s).ravel(), out)
         return out.reshape(4, *s.shape)
 
-    def __call__(self, s: Tensor) -> tuple[Tensor, ...]:
-        """(f1, f2) as tensors, differentiable once in s."""
-        return tuple(_Tabulated.apply(self, s))  # type: ignore[no-untyped-call]
-
 
 class InsideTable:
     """f1, f2, q1, q2 and c of ``gaussian_sure`` as polynomials on panels of the deviation s of
@@ -323,23 +309,20 @@ def _largest(s: Floats) -> float:
 
 
 class _Tabulated(torch.autograd.Function):
-    """The functions of a table, with the slopes that the table has."""
+    """The functions of an ``InsideTable`` with its slopes."""
 
     @staticmethod
-    def forward(
-        ctx: FunctionCtx, table: ErrorTable | InsideTable, *at: Tensor
-    ) -> tuple[Tensor, ...]:
-        found = torch.from_numpy(table.evaluate(*(each.detach().numpy() for each in at)))
-        values, *slopes = found.chunk(len(at) + 1)
-        ctx.save_for_backward(*slopes)
+    def forward(ctx: FunctionCtx, table: InsideTable, s: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        found = torch.from_numpy(table.evaluate(s.detach().numpy(), b.detach().numpy()))
+        values, by_s, by_b = found.chunk(3)
+        ctx.save_for_backward(by_s, by_b)
         return tuple(values.unbind())
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(ONCE)
+        by_s, by_b = ctx.saved_tensors
         grad = torch.stack(grads)
-        return None, *((grad * slope).sum(dim=0) for slope in ctx.saved_tensors)
+        return None, (grad * by_s).sum(dim=0), (grad * by_b).sum(dim=0)
 
 
 @numba.njit(nogil=True, cache=True)

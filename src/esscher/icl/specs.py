@@ -1,6 +1,4 @@
-"""What the commands ``esscher icl`` ask for and run, as plain data; which runs the figures of [S]
-need.
-"""
+"""Specs of the runs and flags of ``esscher icl``; the figures of [S] and the runs they need."""
 
 from __future__ import annotations
 
@@ -8,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_validator
 
 from esscher.errors.montecarlo.spec import read_ladder
 from esscher.runs import RunSpec, register
 from esscher.runs.spec import Plain, Seed
 
-LENGTHS = Field(description="prompt lengths: 10,100,1000 or 10:1e4:7")
+ISOTROPIC, KMS = "isotropic", "kms:0.5"
 NAMED = ("scaled", "identity")
 
 
@@ -25,110 +23,100 @@ def read_task_cov(value: Any) -> Any:
     if not isinstance(value, str) or value in NAMED:
         return value
     try:
-        lines = Path(value).read_text("utf-8").splitlines()
-        rows = tuple(
-            tuple(float(part) for part in line.replace(",", " ").split())
-            for line in lines
-            if line.strip()
-        )
+        lines = Path(value).read_text("utf-8").replace(",", " ").splitlines()
+        return tuple(tuple(map(float, line.split())) for line in lines if line.strip())
     except (OSError, ValueError) as cause:
         expected = f"expected {', '.join(NAMED)} or a file with a row of numbers a line"
         raise ValueError(f"task_cov: {expected}, got {value!r}: {cause}") from cause
-    return rows
 
 
-Covariances = Annotated[
-    tuple[str, ...],
-    Field(
-        min_length=1,
-        description="of x: isotropic, kms:RHO or diag:A,B,...; several separated by spaces",
-    ),
+def _split(separator: str | None) -> BeforeValidator:
+    """Flags are text; specs may have lists."""
+    return BeforeValidator(lambda text: text.split(separator) if isinstance(text, str) else text)
+
+
+Covariances = Annotated[tuple[str, ...], _split(None)]
+Lengths = Annotated[
+    tuple[int, ...],
+    BeforeValidator(lambda value: read_ladder(value, "lengths")),
+    Field(description="prompt lengths: 10,100,1000 or 10:1e4:7"),
 ]
-Lengths = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), LENGTHS]
-OrderedLengths = Annotated[
-    tuple[int, ...], BeforeValidator(lambda value: read_ladder(value, "lengths")), LENGTHS
-]
-Dim = Annotated[int, Field(ge=1, le=4096, description="dimension of the covariates")]
-Noise = Annotated[float, Field(ge=0, description="variance of the label noise")]
-TaskCov = Annotated[
-    str | tuple[tuple[float, ...], ...],
-    BeforeValidator(read_task_cov),
-    Field(
-        description="of the tasks w: scaled (I/d), identity, or a file with a row of numbers a line"
-    ),
-]
-QueryInside = Annotated[bool, Field(description="put the query's own token into its prompt")]
 Alpha = Annotated[
     Annotated[float, Field(gt=0)] | None,
     Field(description="size of the first weights; by default half of Theorem 5.2's limit"),
 ]
+QueryInside = Annotated[bool, Field(description="put the query's own token into its prompt")]
 
 
-Part = Annotated[float, Field(gt=0)]
+class _Task(BaseModel):
+    """The laws of covariates and labels; the defaults are those of [S], appendix A."""
+
+    covariances: Covariances = Field(
+        default=(ISOTROPIC, KMS),
+        min_length=1,
+        description="of x: isotropic, kms:RHO or diag:A,B,...; several separated by spaces",
+    )
+    dim: int = Field(default=5, ge=1, le=4096, description="dimension of the covariates")
+    noise: float = Field(default=0.1, ge=0, description="variance of the label noise")
 
 
-class RiskFlags(Plain):
+class _Tasks(_Task):
+    """With the law of tasks."""
+
+    task_cov: Annotated[
+        str | tuple[tuple[float, ...], ...],
+        BeforeValidator(read_task_cov),
+        Field(
+            description=(
+                "of the tasks w: scaled (I/d), identity, or a file with a row of numbers a line"
+            )
+        ),
+    ] = "scaled"
+
+
+class RiskFlags(_Tasks, Plain):
     """A task and the prompts on which a layer is judged."""
 
-    covariances: Covariances = ("isotropic", "kms:0.5")
-    lengths: OrderedLengths = (10, 100, 1000)
-    dim: Dim = 5
-    noise: Noise = 0.1
-    task_cov: TaskCov = "scaled"
+    lengths: Lengths = (10, 100, 1000)
     query_inside: QueryInside = False
     query_covariance: str | None = Field(
         default=None, description="of the query, where it is not that of the prompt"
     )
 
 
-class LengthFlags(Plain):
+class LengthFlags(_Tasks, Plain):
     """How close to the best risk the end of the flow is to come."""
 
-    epsilon: tuple[Part, ...] = Field(
+    epsilon: Annotated[tuple[Annotated[float, Field(gt=0)], ...], _split(",")] = Field(
         default=(0.01,),
         min_length=1,
         description="excess risks, half mean squared errors, separated by commas",
     )
-    covariances: Covariances = ("isotropic", "kms:0.5")
-    dim: Dim = 5
-    noise: Noise = 0.1
-    task_cov: TaskCov = "scaled"
     alpha: Alpha = None
     query_inside: QueryInside = False
 
 
-Optimizer = Literal["sgd", "adam"]
-LossName = Literal["square", "half"]
-Schedule = Literal["constant", "linear", "cosine"]
-
-
-class TrainSpec(RunSpec):
+class TrainSpec(_Tasks, RunSpec):
     """What ``esscher icl train`` runs; the defaults are the experiments of [S], appendix A."""
 
     job: Literal["icl-train"] = "icl-train"
-    covariances: Covariances = ("isotropic", "kms:0.5")
     lengths: Lengths = (10, 100, 1000)
     seeds: int = Field(
         default=3, ge=1, le=10_000, description="how many first weights are trained from"
     )
-    dim: Dim = 5
-    noise: Noise = 0.1
-    task_cov: TaskCov = "scaled"
     steps: int = Field(default=500_000, ge=1, le=10**9, description="steps of training")
     batch: int = Field(default=128, ge=1, le=1 << 20, description="prompts in a step")
     rate: float = Field(default=1e-3, gt=0, description="learning rate")
-    optimizer: Optimizer = Field(default="sgd", description="optimizer: sgd or adam")
-    loss: LossName = Field(
+    optimizer: Literal["sgd", "adam"] = Field(default="sgd", description="optimizer: sgd or adam")
+    loss: Literal["square", "half"] = Field(
         default="square",
         description="loss: square, or half of it as [S] writes; SGD on half is half the rate",
     )
-    schedule: Schedule = Field(
+    schedule: Literal["constant", "linear", "cosine"] = Field(
         default="constant", description="course of the rate: constant, linear or cosine"
     )
     warmup: int = Field(default=0, ge=0, le=10**9, description="steps over which the rate rises")
-    heads: int = Field(
-        default=1, ge=1, le=1024, description="heads of each model; more than one is slower"
-    )
+    heads: int = Field(default=1, ge=1, le=1024, description="heads of each model")
     records: int = Field(
         default=200, ge=1, le=10**6, description="steps at which training is recorded, about"
     )
@@ -142,29 +130,25 @@ class TrainSpec(RunSpec):
         default=1e4, gt=0, description="a batch whose loss is not below this stops its model"
     )
 
-    @field_validator("lengths")
-    @classmethod
-    def _small_first(cls, value: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(sorted(set(value)))
-
     @field_validator("covariances")
     @classmethod
     def _named(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(value))
 
+    @model_validator(mode="after")
+    def _warm(self) -> TrainSpec:
+        if self.warmup >= self.steps:
+            raise ValueError(
+                f"warmup: expected fewer than the {self.steps} steps of training, got {self.warmup}"
+            )
+        return self
 
-PAPER = TrainSpec()
 
-
-class FlowSpec(RunSpec):
+class FlowSpec(_Tasks, RunSpec):
     """What ``esscher icl flow`` runs. The flow starts where Theorem 5.2 of [S] does."""
 
     job: Literal["icl-flow"] = "icl-flow"
-    covariances: Covariances = ("isotropic", "kms:0.5")
-    lengths: OrderedLengths = (10, 30, 100, 300, 1000, 10_000, 100_000, 1_000_000)
-    dim: Dim = 5
-    noise: Noise = 0.1
-    task_cov: TaskCov = "scaled"
+    lengths: Lengths = (10, 30, 100, 300, 1000, 10_000, 100_000, 1_000_000)
     alpha: Alpha = None
     query_inside: QueryInside = False
     trajectory: bool = Field(
@@ -178,14 +162,13 @@ class FlowSpec(RunSpec):
     )
 
 
-class StabilitySpec(RunSpec):
+class StabilitySpec(_Task, RunSpec):
     """What ``esscher icl stability`` runs: flows of (O, V, K, Q) from the first weights of as many
     seeds.
     """
 
     job: Literal["icl-stability"] = "icl-stability"
-    covariances: Covariances = ("isotropic", "kms:0.5")
-    lengths: OrderedLengths = (10, 100, 1000)
+    lengths: Lengths = (10, 100, 1000)
     starts: int = Field(
         default=100,
         ge=1,
@@ -201,8 +184,6 @@ class StabilitySpec(RunSpec):
     until: float = Field(
         default=1e5, gt=0, le=1e9, description="time at which a flow ends, to see who arrives later"
     )
-    dim: Dim = 5
-    noise: Noise = 0.1
     times: int = Field(default=100, ge=2, le=10**5, description="times at which a flow is recorded")
     block: int = Field(default=5, ge=1, le=10**6, description="starts in a unit of work")
 
@@ -216,29 +197,28 @@ class StabilitySpec(RunSpec):
         return self
 
 
-class ConcentrationSpec(RunSpec):
+class ConcentrationSpec(_Tasks, RunSpec):
     """What ``esscher icl concentration`` runs."""
 
     job: Literal["icl-concentration"] = "icl-concentration"
-    covariances: Covariances = ("isotropic", "kms:0.5")
-    lengths: OrderedLengths = (10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
-    dim: Dim = 5
-    noise: Noise = 0.1
-    task_cov: TaskCov = "scaled"
+    lengths: Lengths = (10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
     repeats: int = Field(
         default=32, ge=2, le=10**6, description="groups of prompts, resampled for the intervals"
     )
     prompts: int = Field(default=128, ge=1, le=1 << 20, description="prompts in a group")
 
 
-# here, so that naming a job does not import what computes it
-register("icl-train", "esscher.icl.jobs:TRAIN")
-register("icl-flow", "esscher.icl.jobs:FLOW")
-register("icl-stability", "esscher.icl.jobs:STABILITY")
-register("icl-concentration", "esscher.icl.jobs:CONCENTRATION")
+for _name in ("train", "flow", "stability", "concentration"):
+    # here, so that naming a job does not import what computes it
+    register(f"icl-{_name}", f"esscher.icl.jobs:{_name.upper()}")
 
 
-ISOTROPIC, KMS = "isotropic", "kms:0.5"
+class FigureFlags(Plain):
+    """Which figures, and of what size."""
+
+    only: str | None = Field(default=None, description="some figures: fig2,fig3; all when left out")
+    quick: bool = Field(default=False, description="minutes instead of the paper's size")
+    seed: Seed = 0
 
 
 @dataclass(frozen=True)
@@ -252,36 +232,20 @@ class IclFigure:
     runs: tuple[str, ...]
 
 
-def _pair(
-    numbers: tuple[int, int], shows: str, title: str, runs: tuple[str, ...]
-) -> list[IclFigure]:
-    names = (ISOTROPIC, "isotropic"), (KMS, "Kac-Murdock-Szegoe 0.5")
-    return [
-        IclFigure(f"fig{number}", shows, covariance, f"{title}, {name} covariates", runs)
-        for number, (covariance, name) in zip(numbers, names, strict=True)
-    ]
-
-
-FIGURES = {
-    figure.name: figure
-    for figure in sorted(
-        [
-            *_pair((1, 5), "concentration", "Softmax attention becomes linear", ("concentration",)),
-            *_pair((2, 6), "final", "Risk after training", ("train", "flow")),
-            *_pair((3, 7), "distance", "Distance between the trained models", ("train",)),
-            *_pair((4, 8), "training", "Risk along training", ("train", "flow")),
-        ],
-        key=lambda figure: figure.name,
-    )
+_SHOWN: dict[str, tuple[str, tuple[str, ...]]] = {
+    "concentration": ("Softmax attention becomes linear", ("concentration",)),
+    "final": ("Risk after training", ("train", "flow")),
+    "distance": ("Distance between the trained models", ("train",)),
+    "training": ("Risk along training", ("train", "flow")),
 }
-
-
-class FigureFlags(Plain):
-    """Which figures, and of what size."""
-
-    only: str | None = Field(default=None, description="some figures: fig2,fig3; all when left out")
-    quick: bool = Field(default=False, description="minutes instead of the paper's size")
-    seed: Seed = 0
+# Figures 1 to 4 with isotropic covariates, 5 to 8 the same with others
+FIGURES = {
+    f"fig{first + place}": IclFigure(
+        f"fig{first + place}", shows, covariance, f"{title}, {name} covariates", runs
+    )
+    for first, covariance, name in ((1, ISOTROPIC, ISOTROPIC), (5, KMS, "Kac-Murdock-Szegoe 0.5"))
+    for place, (shows, (title, runs)) in enumerate(_SHOWN.items())
+}
 
 
 def choose_figures(names: str | None) -> list[IclFigure]:
@@ -303,24 +267,20 @@ def specs_for(figures: list[IclFigure], quick: bool, seed: int = 0) -> dict[str,
     Quick: a rate four times the paper's for a twentieth of its steps, so a fifth of its training
     time; two seeds; fewer and shorter prompts.
     """
-    covariances = tuple(dict.fromkeys(figure.covariance for figure in figures))
-    needed = {run for figure in figures for run in figure.runs}
-    train: dict[str, Any] = {"covariances": covariances, "seed": seed}
-    concentration, flow = dict(train), dict(train)
-    if quick:
-        train |= {
-            "lengths": (10, 30, 100),
-            "seeds": 2,
-            "steps": 25_000,
-            "rate": 4e-3,
-            "records": 60,
-            "final_evaluation": 20_000,
-        }
-        concentration |= {"lengths": (10, 30, 100, 300, 1000), "repeats": 16, "prompts": 64}
-        flow |= {"lengths": (10, 30, 100), "draws": 1000}
-    specs = {
-        "concentration": ConcentrationSpec(**concentration),
-        "train": TrainSpec(**train),
-        "flow": FlowSpec(**flow),
+    common: dict[str, Any] = {
+        "covariances": tuple(dict.fromkeys(figure.covariance for figure in figures)),
+        "seed": seed,
     }
-    return {name: spec for name, spec in specs.items() if name in needed}
+    kinds = {"concentration": ConcentrationSpec, "train": TrainSpec, "flow": FlowSpec}
+    smaller: dict[str, dict[str, Any]] = {
+        "concentration": {"lengths": (10, 30, 100, 300, 1000), "repeats": 16, "prompts": 64},
+        "train": {"lengths": (10, 30, 100), "seeds": 2, "steps": 25_000, "rate": 4e-3}
+        | {"records": 60, "final_evaluation": 20_000},
+        "flow": {"lengths": (10, 30, 100), "draws": 1000},
+    }
+    needed = {run for figure in figures for run in figure.runs}
+    return {
+        name: spec(**common | (smaller[name] if quick else {}))
+        for name, spec in kinds.items()
+        if name in needed
+    }

@@ -1,88 +1,123 @@
-"""SGD on fresh prompts: softmax and linear attention from the same weights on the same prompts, as
-in [S] appendix A.
+"""Risks on drawn prompts, and SGD on fresh prompts: softmax and linear attention from the same
+weights on the same prompts, as in [S] appendix A.
 
-The loss is the mean squared error E(f - y)^2 of the query's noisy label, so its floor is the
-variance of the noise. [S] writes one half of it as the loss of its theory: ``loss="half"`` trains
-on that. For SGD it is the same as half the rate: after t steps of rate r the flow of the risk R has
-run for a time 2 r t on the square, and r t on its half.
+The loss of training is the mean squared error E(f - y)^2 of the query's noisy label, so its floor
+is the variance of the noise. [S] writes one half of it as the loss of its theory: ``loss="half"``
+trains on that. For SGD it is the same as half the rate: after t steps of rate r the flow of the
+risk R has run for a time 2 r t on the square, and r t on its half.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Any, get_args
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from esscher.icl.layer import KINDS, OVKQ, default_weights
-from esscher.icl.sampled import Drawn, Responses, batches, respond
-from esscher.icl.specs import PAPER, LossName, Optimizer, Schedule
-from esscher.icl.tasks import Task
-from esscher.inputs import as_count, as_positive
+from esscher.icl.exact import SIMULATION, Risk, acting
+from esscher.icl.layer import KINDS, OVKQ, Floats, Parameters, default_weights, predict
+from esscher.icl.specs import TrainSpec
+from esscher.icl.tasks import Prompts, Task
+from esscher.inputs import as_count
 
-Floats = npt.NDArray[np.float64]
+AT_ONCE = 2**19  # numbers in the tokens of prompts drawn at once
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How a pair is trained; the defaults are the paper's.
+def sampled_risk(
+    task: Task,
+    params: Parameters,
+    length: Any,
+    kind: str = "softmax",
+    prompts: Any = 20_000,
+    generator: torch.Generator | None = None,
+    query_inside: bool = False,
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> Risk:
+    """The risk on drawn prompts, with its standard error: for every task, and with the query inside
+    the prompt.
 
-    ``schedule``: "constant", or "linear" or "cosine" down to 0, after ``warmup`` steps up. ``seed``
-    decides the weights and, unless ``prompt_seed`` is given, the prompts. ``loss``: "square", or
-    "half" of it. ``records`` numbers of training are kept; ``evaluation`` prompts measure the risk
-    at each, ``final_evaluation`` at the end. A batch whose loss is not below ``bound`` stops its
-    model. Fields are checked here, so they may come as anything.
+    ``loss`` maps predictions and labels to a loss each, half the squared error unless given; [S],
+    section 4, takes any that is 1-smooth in the prediction with no slope at (0, 0), as ``huber``
+    is.
+    """
+    length, count = as_count(length, "length"), as_count(prompts, "prompts")
+    with torch.no_grad():
+        losses = [
+            (loss or half_square)(predict(params, part, kind, query_inside), part.target)
+            for part in next(batches(task, length, count, 1, generator))
+        ]
+    each = torch.cat(losses).double()
+    return Risk(float(each.mean()), float(each.std() / math.sqrt(each.numel())), SIMULATION)
+
+
+def half_square(predicted: Tensor, label: Tensor) -> Tensor:
+    """|prediction - label|^2 / 2, a number for each prompt."""
+    return 0.5 * ((predicted - label) ** 2).reshape(len(label), -1).sum(dim=-1)
+
+
+def huber(predicted: Tensor, label: Tensor) -> Tensor:
+    """Half the square up to a distance of 1, its tangent beyond: 1-smooth, and its gradient is at
+    most 1.
+    """
+    size = (predicted - label).reshape(len(label), -1).norm(dim=-1)
+    return torch.where(size <= 1.0, 0.5 * size**2, size - 0.5)
+
+
+def batches(
+    task: Task, length: int, batch: int, count: int, generator: torch.Generator | None
+) -> Iterator[Iterable[Prompts]]:
+    """``count`` batches of ``batch`` prompts, each in parts that fit in memory."""
+    fit = max(1, AT_ONCE // (length * (task.dim + 1)))
+    if fit < batch:
+        sizes = [min(fit, batch - first) for first in range(0, batch, fit)]
+        for _ in range(count):
+            yield (task.sample(size, length, generator) for size in sizes)
+        return
+    together = fit // batch
+    for first in range(0, count, together):
+        steps = min(together, count - first)
+        drawn = task.sample(steps * batch, length, generator)
+        for step in range(steps):
+            yield [drawn.part(step * batch, (step + 1) * batch)]
+
+
+class Responses(NamedTuple):
+    """Outputs f of softmax and linear attention on the same prompts, (B, 2), heads added; and for
+    each head, softmax first, df/dc and df/dtheta, (B, 2H, e), at the value direction c and theta =
+    U z_q.
     """
 
-    steps: Any = PAPER.steps
-    batch: Any = PAPER.batch
-    rate: Any = PAPER.rate
-    optimizer: Any = PAPER.optimizer
-    loss: Any = PAPER.loss
-    schedule: Any = PAPER.schedule
-    warmup: Any = PAPER.warmup
-    heads: Any = PAPER.heads
-    seed: int = 0
-    prompt_seed: int | None = None
-    records: Any = PAPER.records
-    evaluation: Any = PAPER.evaluation
-    final_evaluation: Any = PAPER.final_evaluation
-    bound: Any = PAPER.bound
+    output: Tensor
+    by_value: Tensor
+    by_theta: Tensor
 
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch", "heads", "records", "evaluation", "final_evaluation"):
-            object.__setattr__(self, name, as_count(getattr(self, name), name))
-        for name in ("rate", "bound"):
-            object.__setattr__(self, name, as_positive(getattr(self, name), name))
-        for name, words in (("optimizer", Optimizer), ("loss", LossName), ("schedule", Schedule)):
-            if getattr(self, name) not in get_args(words):
-                raise ValueError(
-                    f"{name}: expected one of {', '.join(get_args(words))}, got"
-                    f" {getattr(self, name)!r}"
-                )
-        if not 0 <= self.warmup < self.steps:
-            raise ValueError(
-                f"warmup: expected a number of steps from 0 to below {self.steps}, got"
-                f" {self.warmup}"
-            )
 
-    @property
-    def rates(self) -> Floats:
-        """The learning rate of every step."""
-        index = np.arange(self.steps, dtype=np.float64)
-        rates = np.full(self.steps, self.rate)
-        rates[: self.warmup] *= (index[: self.warmup] + 1) / (self.warmup + 1)
-        share = (index[self.warmup :] - self.warmup) / (self.steps - self.warmup)
-        if self.schedule == "linear":
-            rates[self.warmup :] *= 1 - share
-        elif self.schedule == "cosine":
-            rates[self.warmup :] *= 0.5 * (1 + np.cos(np.pi * share))
-        return rates
+def respond(
+    prompts: Prompts, theta: Float[Tensor, "B heads e"], value: Float[Tensor, "heads e"]
+) -> Responses:
+    """The outputs on prompts at given weights: the first half of ``heads`` are softmax attention's,
+    the other half linear attention's.
+
+        softmax: f = sum_j p_j c^T z_j,  df/dc = sum_j p_j z_j,
+                 df/dtheta = sum_j p_j (c^T z_j) z_j - f df/dc
+        linear:  f = c^T S theta,  df/dc = S theta,  df/dtheta = S c,  S = (1/L) sum_j z_j z_j^T
+    """
+    z, value = prompts.tokens, value.expand_as(theta)
+    heads, length = theta.shape[1] // 2, z.shape[1]
+    scores, values = (torch.cat([theta, value], dim=1) @ z.mT).chunk(2, dim=1)
+    p = scores[:, :heads].softmax(dim=-1)
+    weighted = p * values[:, :heads]
+    centred = weighted - weighted.sum(dim=-1, keepdim=True) * p
+    parts = [p, scores[:, heads:] / length, centred, values[:, heads:] / length]
+    by_value, by_theta = (torch.cat(parts, dim=1) @ z).chunk(2, dim=1)
+    output = (value * by_value).sum(dim=-1).reshape(len(theta), 2, -1).sum(dim=-1)
+    return Responses(output, by_value, by_theta)
 
 
 @dataclass(frozen=True)
@@ -119,8 +154,9 @@ class TrainingDiverged(ValueError):
 def train(
     task: Task,
     length: Any,
-    settings: Settings | None = None,
+    spec: TrainSpec | None = None,
     *,
+    prompt_seed: int | None = None,
     raise_on_divergence: bool = True,
     progress: Callable[[int, int], object] | None = None,
     **changes: Any,
@@ -128,19 +164,22 @@ def train(
     """Train softmax and (1/L) linear attention on the same prompts of ``length`` tokens from the
     same weights.
 
-    ``changes`` are fields of ``Settings``: ``train(task, 20, steps=4000, rate=0.02)``. A model that
-    diverges stops, the other goes on. ``progress`` is told (steps done, steps).
+    ``changes`` are fields of ``TrainSpec``, the paper's unless given: ``train(task, 20, steps=4000,
+    rate=0.02)``. The task and the length are those given here. The seed decides the weights and,
+    unless ``prompt_seed`` is given, the prompts. A model that diverges stops, the other goes on.
+    ``progress`` is told (steps done, steps).
     """
-    settings = replace(settings or Settings(), **changes)
-    pair, rates = Pair(task, as_count(length, "length"), settings), settings.rates
+    spec = TrainSpec(**changes) if spec is None else spec
+    pair = Pair(task, as_count(length, "length"), spec, prompt_seed)
+    rates = learning_rates(spec)
     curve: list[dict[str, Any]] = []
     distance: list[dict[str, Any]] = []
     path: list[dict[str, Any]] = []
     done = 0
-    for stop in record_steps(settings.steps, settings.records):
+    for stop in record_steps(spec.steps, spec.records):
         losses = pair.advance(rates[done:stop], progress)
         done = stop
-        mse, stderr = pair.evaluate(settings.evaluation)
+        mse, stderr = pair.evaluate(spec.evaluation)
         for model, kind in enumerate(KINDS):
             seen = losses[:, model]
             if pair.diverged[model] is None:
@@ -148,13 +187,11 @@ def train(
             loss = float(seen.mean()) if seen.size else np.nan
             row = {"step": done, "model": kind}
             curve.append(row | {"loss": loss, "mse": mse[model], "stderr": stderr[model]})
-            uvs = [head.uv() for head in pair.parameters(model)]
-            joined = [torch.cat([uv.U[:, :-1], uv.V[-1][:, None]], dim=1) for uv in uvs]
-            path.append(row | {"values": _flat(joined)})
+            path.append(row | {"values": _flat(map(acting, pair.parameters(model)))})
         distance.append({"step": done, "distance2": pair.distance()})
         if None not in pair.diverged:
             break
-    mse, stderr = pair.evaluate(settings.final_evaluation)
+    mse, stderr = pair.evaluate(spec.final_evaluation)
     final = []
     for model, kind in enumerate(KINDS):
         at, loss, heads = pair.diverged[model], pair.last[model], pair.parameters(model)
@@ -162,14 +199,14 @@ def train(
         if at is not None:
             advice = (
                 f"{kind} attention diverged: loss {loss:.3g} at step {at}, above the bound"
-                f" {settings.bound:g}; try a rate below {rates.max():g} (such as"
+                f" {spec.bound:g}; try a rate below {rates.max():g} (such as"
                 f" {rates.max() / 4:.2g}), another seed, longer prompts or larger batches"
             )
         row = {"model": kind, "mse": mse[model], "stderr": stderr[model]}
         row |= {"status": "ok" if at is None else "diverged", "step": done if at is None else at}
         row |= {"loss": loss, "advice": advice}
-        names = ("O", "V", "K", "Q")
-        final.append(row | {name: _flat([getattr(head, name) for head in heads]) for name in names})
+        weights = {name: _flat(getattr(head, name) for head in heads) for name in "OVKQ"}
+        final.append(row | weights)
     training = Training(
         pd.DataFrame(curve),
         pd.DataFrame(distance),
@@ -189,28 +226,21 @@ class Pair:
     model did, None before. Prompts for evaluation come from a generator of their own.
     """
 
-    def __init__(self, task: Task, length: int, settings: Settings) -> None:
-        self.task, self.length, self.settings = task, length, settings
-        generator = torch.Generator().manual_seed(settings.seed)
-        heads = [default_weights(task.dim, generator) for _ in range(settings.heads)]
+    def __init__(
+        self, task: Task, length: int, spec: TrainSpec, prompt_seed: int | None = None
+    ) -> None:
+        self.task, self.length, self.spec = task, length, spec
+        generator = torch.Generator().manual_seed(spec.seed)
+        heads = [default_weights(task.dim, generator) for _ in range(spec.heads)]
         self.outputs = [head.O for head in heads]  # only the last row acts and is trained
-        self.weights = [
-            torch.stack([torch.stack(parts)] * 2)
-            for parts in (
-                [head.O[-1] for head in heads],
-                [head.V for head in heads],
-                [head.K for head in heads],
-                [head.Q for head in heads],
-            )
-        ]
-        kind: Any = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.SGD
+        parts = [[head.O[-1], head.V, head.K, head.Q] for head in heads]
+        self.weights = [torch.stack([torch.stack(part)] * 2) for part in zip(*parts, strict=True)]
+        kind: Any = torch.optim.Adam if spec.optimizer == "adam" else torch.optim.SGD
         self.optimizer = kind(self.weights, lr=1.0)
-        self.weight = 0.5 if settings.loss == "half" else 1.0
-        seed = settings.seed if settings.prompt_seed is None else settings.prompt_seed
+        self.weight = 0.5 if spec.loss == "half" else 1.0
+        seed = spec.seed if prompt_seed is None else prompt_seed
         generator = torch.Generator().manual_seed(seed % 2**63)
-        self.drawn = batches(
-            task, length, settings.batch, settings.steps, generator, settings.heads
-        )
+        self.drawn = batches(task, length, spec.batch, spec.steps, generator)
         self.fresh = torch.Generator().manual_seed((seed + 1) % 2**63)
         self.begun, self.last = 0, [np.nan, np.nan]
         self.diverged: list[int | None] = [None, None]
@@ -221,7 +251,7 @@ class Pair:
         self, rates: Floats, progress: Callable[[int, int], object] | None = None
     ) -> Floats:
         """Train for one step per rate; the losses (steps, 2), NaN for a model that has stopped."""
-        s, losses = self.settings, np.full((rates.size, 2), np.nan)
+        losses = np.full((rates.size, 2), np.nan)
         for step, rate in enumerate(rates):
             if None not in self.diverged:
                 break
@@ -231,7 +261,7 @@ class Pair:
                 if self.diverged[model] is not None:
                     continue
                 losses[step, model] = self.last[model] = float(loss[model])
-                if not loss[model] <= s.bound:
+                if not loss[model] <= self.spec.bound:
                     self.diverged[model] = self.begun
                     self.stopped[model] = [part[model].clone() for part in self.weights]
             for model in self.stopped:
@@ -241,16 +271,16 @@ class Pair:
             self.optimizer.param_groups[0]["lr"] = float(rate)
             self.optimizer.step()
             if progress is not None and (self.begun % 1000 == 0 or step + 1 == rates.size):
-                progress(self.begun, s.steps)
+                progress(self.begun, self.spec.steps)
         return losses
 
-    def _respond(self, drawn: Drawn) -> Responses:
+    def _respond(self, prompts: Prompts) -> Responses:
         o, V, K, Q = self.weights
-        theta = drawn.query @ (K.mT @ Q[..., :-1]).mT  # (2, heads, B, e)
+        theta = prompts.query @ (K.mT @ Q[..., :-1]).mT  # (2, heads, B, e)
         value = (o[..., None, :] @ V)[..., 0, :]
-        return respond(drawn, theta.flatten(0, 1).transpose(0, 1), value.flatten(0, 1))
+        return respond(prompts, theta.flatten(0, 1).transpose(0, 1), value.flatten(0, 1))
 
-    def _slopes(self, batch: Iterable[Drawn]) -> Floats:
+    def _slopes(self, batch: Iterable[Prompts]) -> Floats:
         """Set the gradient of the loss on a batch, and return the two losses.
 
         With c = V^T o and U = K^T Q: do = V dc, dV = o dc^T, dK = Q dU^T, dQ = K dU.
@@ -258,14 +288,14 @@ class Pair:
         o, V, K, Q = self.weights
         loss, by_c = np.zeros(2), torch.zeros_like(V[:, :, 0])
         by_U = torch.zeros_like(K.mT @ Q[..., :-1])
-        for drawn in batch:
-            found = self._respond(drawn)
-            error = found.output - drawn.label[:, None]
-            loss += self.weight * (error**2).sum(dim=0).numpy() / self.settings.batch
-            slope = 2.0 * self.weight / self.settings.batch * error
-            each = slope.repeat_interleave(self.settings.heads, dim=1)[..., None]
+        for prompts in batch:
+            found = self._respond(prompts)
+            error = found.output - prompts.target[:, None]
+            loss += self.weight * (error**2).sum(dim=0).numpy() / self.spec.batch
+            slope = 2.0 * self.weight / self.spec.batch * error
+            each = slope.repeat_interleave(self.spec.heads, dim=1)[..., None]
             by_c += (each * found.by_value).sum(dim=0).view_as(by_c)
-            by_U += ((each * found.by_theta).permute(1, 2, 0) @ drawn.query).view_as(by_U)
+            by_U += ((each * found.by_theta).permute(1, 2, 0) @ prompts.query).view_as(by_U)
         o.grad = (V @ by_c[..., None])[..., 0]
         V.grad = o[..., None] * by_c[..., None, :]
         K.grad = Q[..., :-1] @ by_U.mT
@@ -277,9 +307,10 @@ class Pair:
         """Mean squared error of both models on the same fresh prompts, and its standard error; NaN
         for a model that has stopped.
         """
-        heads, squares = self.settings.heads, []
-        for drawn in next(batches(self.task, self.length, prompts, 1, self.fresh, heads)):
-            squares.append((self._respond(drawn).output - drawn.label[:, None]) ** 2)
+        squares = [
+            (self._respond(part).output - part.target[:, None]) ** 2
+            for part in next(batches(self.task, self.length, prompts, 1, self.fresh))
+        ]
         values = torch.cat(squares).numpy()
         values[:, list(self.stopped)] = np.nan
         return values.mean(axis=0), values.std(axis=0) / np.sqrt(prompts)
@@ -297,6 +328,18 @@ class Pair:
         return [OVKQ(*head) for head in zip(outputs, V, K, Q, strict=True)]
 
 
+def learning_rates(spec: TrainSpec) -> Floats:
+    """The learning rate of every step: up over ``warmup`` steps, then constant, or down to 0."""
+    index = np.arange(spec.steps, dtype=np.float64)
+    share = (index - spec.warmup) / (spec.steps - spec.warmup)
+    course: Floats = np.ones(spec.steps)
+    if spec.schedule == "linear":
+        course = 1 - share
+    elif spec.schedule == "cosine":
+        course = 0.5 * (1 + np.cos(np.pi * share))
+    return np.where(index < spec.warmup, (index + 1) / (spec.warmup + 1), course) * spec.rate
+
+
 def record_steps(steps: int, records: int) -> list[int]:
     """0, the last step, and about ``records`` between: half evenly spaced, half in geometric
     progression.
@@ -306,5 +349,5 @@ def record_steps(steps: int, records: int) -> list[int]:
     return [int(step) for step in np.unique(np.concatenate([even, geometric]).round())]
 
 
-def _flat(parts: list[Tensor]) -> list[float]:
+def _flat(parts: Iterable[Any]) -> list[float]:
     return [float(value) for part in parts for value in part.flatten()]

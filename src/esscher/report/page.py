@@ -14,11 +14,10 @@ from typing import Any
 import jinja2
 import matplotlib
 
+from esscher.report.icl import icl_page, is_icl
 from esscher.report.others import (
     downstream_page,
-    icl_page,
     is_downstream,
-    is_icl,
     sweep,
     tables_page,
 )
