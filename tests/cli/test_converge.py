@@ -14,7 +14,7 @@ import yaml
 import esscher as es
 from esscher.errors.montecarlo.job import preset_names, read_preset, units
 from esscher.errors.montecarlo.spec import ExperimentSpec
-from esscher.papers.specs import NormalitySpec
+from esscher.papers.normality import NormalitySpec
 from esscher.runs import RunIncomplete, execute
 from tests.cli.commands import run
 from tests.runs.job import WalkSpec

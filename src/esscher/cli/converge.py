@@ -83,7 +83,7 @@ def _read(preset: str, changes: dict[str, Any], values: str | None) -> RunSpec:
     import yaml
 
     from esscher.errors.montecarlo.job import read_preset
-    from esscher.papers.specs import NormalitySpec
+    from esscher.papers.normality import NormalitySpec
     from esscher.runs.spec import read_mapping
 
     is_file = preset.endswith((".yaml", ".yml"))
