@@ -55,7 +55,6 @@ def test_every_preset_is_a_valid_commented_spec() -> None:
         "hardmax",
         "student",
         "gradients",
-        "support",
         "normality",
         "normality-heads",
     } <= set(preset_names())

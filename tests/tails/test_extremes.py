@@ -150,8 +150,6 @@ def test_refusals() -> None:
         extremes.finish(extremes.init(3))
     with pytest.raises(ValueError, match="length 3"):
         extremes.update(extremes.init(3), torch.zeros(5, 2))
-    with pytest.raises(ValueError, match="one width"):
-        extremes.merge(extremes.init(3), extremes.init(4))
     with pytest.raises(ValueError, match="finite"):
         extremes.update(extremes.init(1), [[math.nan]])
     assert extremes.update(extremes.init(3), torch.zeros(0, 3)).count == 0

@@ -18,7 +18,6 @@ DIFFUSE = HeadEvidence(
     s=0.6,
     effective_tokens=11430,
     share_frozen=0.0,
-    entropy=9.5,
     sink_mass=0.02,
     khat=0.1,
     exponent=0.5,
@@ -30,14 +29,13 @@ DIFFUSE = HeadEvidence(
     scores="sub-Gaussian",
 )
 SELECTIVE = replace(
-    DIFFUSE, s=2.5, effective_tokens=60, entropy=5.5, khat=0.8, relative_rms=0.08, constant_ratio=15
+    DIFFUSE, s=2.5, effective_tokens=60, khat=0.8, relative_rms=0.08, constant_ratio=15
 )
 FROZEN = replace(
     DIFFUSE,
     s=6,
     effective_tokens=1.6,
     share_frozen=0.9,
-    entropy=0.8,
     khat=2.0,
     relative_rms=0.9,
     constant_ratio=90,

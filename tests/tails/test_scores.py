@@ -70,9 +70,7 @@ def test_even_weights_and_a_single_key() -> None:
 
 
 def test_the_shape_equals_that_of_the_scores() -> None:
-    """Survival, skewness and kurtosis against the standardised scores themselves, on a skewed
-    law.
-    """
+    """Survival against the standardised scores themselves, on a skewed law."""
     generator = torch.Generator().manual_seed(9)
     scores = torch.stack(
         [
@@ -84,25 +82,10 @@ def test_the_shape_equals_that_of_the_scores() -> None:
     z = (
         (scores - scores.mean(1, keepdim=True)) / scores.std(1, keepdim=True, correction=0)
     ).numpy()
-    assert shape.kurtosis == pytest.approx(
-        scipy.stats.kurtosis(z, axis=1, fisher=False).mean(), rel=1e-5
-    )
-    assert shape_of(scores, FINE).kurtosis == pytest.approx(
-        scipy.stats.kurtosis(z, axis=1, fisher=False).mean(), rel=1e-8
-    )
-    assert shape.skewness == pytest.approx(scipy.stats.skew(z, axis=1).mean(), rel=1e-6)
-    for at, above, below in zip(
-        shape.at[:5], shape.survival[:5], shape.survival_below[:5], strict=True
-    ):
+    for at, above in zip(shape.at[:5], shape.survival[:5], strict=True):
         assert above == pytest.approx((z > at).mean(), rel=0.03, abs=1e-5)
-        assert below == pytest.approx((z < -at).mean(), rel=0.05, abs=2e-3)
     assert (shape.density * np.diff(shape.edges)).sum() == pytest.approx(1, abs=1e-3)
     assert shape.verdict == "heavier"
-    K = scores.logsumexp(1) - math.log(scores.shape[1]) - scores.mean(1)
-    # two: median = mean
-    assert shape.proxy == pytest.approx(
-        float((2 * K / scores.var(1, correction=0)).mean()), rel=1e-4
-    )
 
 
 def test_gaussian_scores_look_gaussian() -> None:
@@ -127,18 +110,13 @@ def test_gaussian_scores_look_gaussian() -> None:
                 weight * scipy.stats.norm.pdf(fine) / 1000,
             )
     first = np.full(3, (cells[0] + points / 2) * spacing)
-    shape = score_histogram(1e6 * mass, first, spacing, means, deviations)
+    shape = score_histogram(1e6 * mass, first, spacing)
     # at two cells a deviation the cells show in the far tail
-    for survival in (shape.survival, shape.survival_below):
-        np.testing.assert_allclose(survival[:3], shape.gaussian_survival[:3], rtol=0.03)
-        assert survival[3] == pytest.approx(shape.gaussian_survival[3], rel=0.1)
+    np.testing.assert_allclose(shape.survival[:3], shape.gaussian_survival[:3], rtol=0.03)
+    assert shape.survival[3] == pytest.approx(shape.gaussian_survival[3], rel=0.1)
     np.testing.assert_allclose(shape.density, shape.gaussian_density, atol=1e-2)
-    assert shape.kurtosis == pytest.approx(3, abs=1e-3)
-    assert shape.skewness == pytest.approx(0, abs=1e-6)
-    assert shape.proxy == pytest.approx(1, abs=1e-4)
-    assert shape.resolved == 1
     assert shape.verdict == "sub-Gaussian"
-    assert shape.compared_at == 4
+    assert "above 4 standard deviations" in shape.reason
 
 
 def test_verdicts() -> None:
@@ -150,26 +128,14 @@ def test_verdicts() -> None:
     assert shape_of(uniform, COARSE).verdict == "lighter"
     heavy = shape_of(laplace, COARSE)
     assert heavy.verdict == "heavier"
-    assert heavy.excess > 2
-    assert heavy.proxy > 1
     assert "times the Gaussian share" in heavy.reason
-
-
-def test_given_mean_and_deviation_are_used() -> None:
-    """The same masses measured with twice the deviation: z = 1 is where z = 2 was."""
-    state = deposited(gaussian([2.0], 50_000), COARSE)
-    args = state.cells[-2], first_centres(state), COARSE.spacing
-    own, wide = score_histogram(*args), score_histogram(*args, [0.0], [4.0])
-    assert wide.survival[0] == pytest.approx(own.survival[1], rel=0.05)
 
 
 def test_flat_scores_are_left_out() -> None:
     shape = shape_of(gaussian([0.01, 0.02], 1000), COARSE)
     assert shape.verdict == "unknown"
-    assert shape.resolved == 0
     assert "nearly uniform" in shape.reason
     half = shape_of(gaussian([0.01, 2.0], 20_000), COARSE)
-    assert half.resolved == 0.5
     assert half.verdict == "sub-Gaussian"
     assert "too few" in shape_of(gaussian([1.0], 20), COARSE).reason
 

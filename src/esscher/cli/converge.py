@@ -121,14 +121,13 @@ def end_converge(
     title = printable(run.spec["title"] or run.path.name)
     for file in files:
         save_rates(curves, rates, theory_lines(run.columns("rates")), title, over, file)
-    names = [name for name in ("rates", "constants", "growth") if name in run.tables]
     if as_json:
-        tables = {name: run.table(name).to_dict("records") for name in names}
-        return print_json({"run": str(run.path), "spec": run.spec, **tables})
+        rows = rates.to_dict("records")
+        return print_json({"run": str(run.path), "spec": run.spec, "rates": rows})
     for metric, part in rates.groupby("metric", sort=False):
         say(_in_words(str(metric), part))
     if look.get("everything"):
-        show_tables(run, names, look)
+        show_tables(run, ["rates"], look)
     else:
         keys = [key for key in (*(["value"] if over else []), *RATES) if key in rates]
         show(f"rates: {run.path}", rates[keys], run.columns("rates"), brief(look))

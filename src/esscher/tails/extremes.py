@@ -1,19 +1,18 @@
 """The largest norms and coordinates of tokens, and the law their tails follow: Pareto or
 sub-Gaussian.
 
-The state (init, update, merge, finish). Coordinates are told apart by size only once they are
-standardised, and mean and deviation are known only at the end: the state keeps the COORDINATES
-largest and smallest values of *every* coordinate, from which all standardised values |z| above
+The state (init, update, merge, finish). Coordinates are compared once they are standardised, and
+mean and deviation are known only at the end: the state keeps the COORDINATES largest and smallest
+values of *every* coordinate, from which all standardised values |z| above
 
     u = the largest, over the 2 d lists, of the smallest |z| that a full list holds
 
-are known, whatever came in which order. With every value the norm of its token is kept: it tells
-the tokens apart, and tokens alike in every digit (the same word at the bottom of a model) count as
-one. A norm is standardised by the mean and the deviation of norms; for Gaussian tokens it is then
-sub-Gaussian with a scale of at most sqrt(||Sigma||) / deviation, whatever d is (the norm is
-1-Lipschitz: Borell 1975; Tsirelson, Ibragimov, Sudakov 1976). The tail is the upper tenth of norms
-(DuMouchel, Annals of Statistics 11, 1983), NORMS of them at most, and the upper hundredth of
-coordinates, LISTED for each list at most.
+are known. With every value the norm of its token is kept: it tells the tokens apart, and tokens
+alike in every digit count as one. A norm is standardised by the mean and the deviation of norms;
+for Gaussian tokens it is then sub-Gaussian with a scale of at most sqrt(||Sigma||) / deviation
+(Borell 1975; Tsirelson, Ibragimov, Sudakov 1976). The tail is the upper tenth of norms (DuMouchel,
+Annals of Statistics 11, 1983), NORMS of them at most, and the upper hundredth of coordinates,
+LISTED for each list at most.
 
 The comparison. Values z > u, exceedances e = z - u. Two laws of what lies beyond u are fitted by
 likelihood:
@@ -21,21 +20,19 @@ likelihood:
     Pareto        P(e > x) = (1 + xi x / b)^(-1/xi), xi > 0;  exp(-x / b), the lightest, at xi = 0
     sub-Gaussian  P(z > x) = Q(x / sigma) / Q(u / sigma), Q the survival of the standard normal law
 
-The first is the generalised Pareto law, which exceedances of every law with a power tail of
-exponent 1/xi come near to (Balkema, de Haan 1974; Pickands 1975). The second is the tail of a
-Gaussian about 0, the law that sub-Gaussian ones are measured by; sigma solves E[z^2 | z > u] =
-sigma^2 + u sigma phi(u/sigma)/Q(u/sigma) = mean z^2, and is 1 for Gaussian values in standard
-deviations. The Pareto side may not take xi < 0: those laws end somewhere, and are sub-Gaussian.
+The first is the generalised Pareto law, the limit of exceedances of every law with a power tail of
+exponent 1/xi (Balkema, de Haan 1974; Pickands 1975). The second is the tail of a Gaussian about 0;
+sigma solves E[z^2 | z > u] = sigma^2 + u sigma phi(u/sigma)/Q(u/sigma) = mean z^2. The Pareto side
+may not take xi < 0: those laws end somewhere, and are sub-Gaussian.
 
 Let l_i be the log-likelihood of value i under the first less that under the second. The sign of
 their mean is believed where the mean is beyond its standard error (Vuong, Econometrica 57, 1989,
-307-333; Clauset, Shalizi, Newman, SIAM Review 51, 2009, 661-703). The shape xi that is told is that
-of largest likelihood over xi > -1/2, where it is regular (Smith, Biometrika 72, 1985), negative if
-need be; (1 + xi)^2 s_xi - b (1 + xi) s_b is the influence of a value on it, s the scores.
+307-333; Clauset, Shalizi, Newman, SIAM Review 51, 2009, 661-703). The reported shape xi has the
+largest likelihood over xi > -1/2, where it is regular (Smith, Biometrika 72, 1985), and may be
+negative; (1 + xi)^2 s_xi - b (1 + xi) s_b is the influence of a value on it, s the scores.
 
-Values that come from one token, or from tokens alike in every digit, are no independent witnesses:
-both standard errors are of sums over groups of values, sqrt(G/(G - 1) sum_g (sum_{i in g} x_i)^2) /
-M for G groups of M values in all.
+Values of one token, or of tokens alike in every digit, are not independent: standard errors are of
+sums over groups, sqrt(G/(G - 1) sum_g (sum_{i in g} x_i)^2) / M for G groups of M values in all.
 """
 
 from __future__ import annotations
@@ -62,7 +59,7 @@ LISTED = 16
 NORM_SHARE, COORDINATE_SHARE = 10, 100  # one in so many is tail
 FEWEST = 30  # exceedances below which nothing is fitted
 GROUPS = 10  # and groups of them
-LEVEL = 0.95  # of intervals, and of the verdict
+NORMAL = float(scipy.special.ndtri(0.975))  # of 95 % intervals, and of the verdict
 SMALLEST_SHAPE = -0.5
 ROOT = math.sqrt(2.0 / math.pi)
 # thresholds in deviations from which the hazard's expansion has all digits that its formula has
@@ -97,8 +94,6 @@ class TailComparison:
     sigma: float = math.nan
     ratio: float = math.nan
     ratio_interval: tuple[float, float] = (math.nan, math.nan)
-    # chance of a mean ratio as far from 0 where both laws are as good; two-sided
-    p_value: float = math.nan
     verdict: str = "unknown"  # one of TAILS
     reason: str = ""
 
@@ -162,10 +157,6 @@ def update(state: Extremes, rows: Any) -> Extremes:
 
 def merge(a: Extremes, b: Extremes) -> Extremes:
     """The state over the union of two disjoint sets of rows."""
-    if a.mean.shape != b.mean.shape:
-        raise ValueError(
-            f"merge: expected states of one width, got {len(a.mean) - 1} and {len(b.mean) - 1}"
-        )
     if a.count == 0 or b.count == 0:
         return a if b.count == 0 else b
     count = a.count + b.count
@@ -238,10 +229,8 @@ def compare(values: Floats, threshold: float, groups: npt.NDArray[np.int64]) -> 
     heavy = _log_density(excess, *((shape, scale) if shape > 0.0 else (0.0, float(excess.mean()))))
     ratio = float((heavy - light).mean())
     ratio_se = _standard_error(heavy - light - ratio, group)
-    reach = -float(scipy.special.ndtri((1.0 - LEVEL) / 2))
-    shape_interval = shape - reach * shape_se, shape + reach * shape_se
-    ratio_interval = ratio - reach * ratio_se, ratio + reach * ratio_se
-    p_value = math.erfc(abs(ratio) / (ratio_se * math.sqrt(2.0))) if ratio_se > 0.0 else 1.0
+    shape_interval = shape - NORMAL * shape_se, shape + NORMAL * shape_se
+    ratio_interval = ratio - NORMAL * ratio_se, ratio + NORMAL * ratio_se
     verdict = "undecided"
     if ratio_interval[1] < 0.0:
         verdict = "sub-Gaussian"
@@ -262,7 +251,6 @@ def compare(values: Floats, threshold: float, groups: npt.NDArray[np.int64]) -> 
         sigma,
         ratio,
         ratio_interval,
-        p_value,
         verdict,
         reason,
     )

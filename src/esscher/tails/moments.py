@@ -65,13 +65,11 @@ class TokenSummary:
     count: int
     mean: Float64[Tensor, "*batch d"]
     cov: Float64[Tensor, "*batch d d"]
-    skewness: Float64[Tensor, "*batch d"] | None
     # 3 for a Gaussian; NaN where a coordinate is constant
     kurtosis: Float64[Tensor, "*batch d"] | None
     largest_z: Float64[Tensor, "*batch"] | None  # largest |y - mean| / sd over rows and coordinates
     gaussian_z: float  # the median of that for as many independent Gaussian rows and coordinates
-    alarm_z: float  # and what they exceed with chance ALARM
-    verdict: str  # sub-Gaussian, heavier, lighter, or unknown; "mixed" where heads differ
+    verdict: str  # sub-Gaussian, heavier, lighter, or unknown
     reason: str
 
 
@@ -114,12 +112,6 @@ def update(state: TokenMoments, rows: Any) -> TokenMoments:
 
 def merge(a: TokenMoments, b: TokenMoments) -> TokenMoments:
     """The state over the union of two disjoint sets of rows."""
-    if a.mean.shape != b.mean.shape or (a.higher is None) != (b.higher is None):
-        raise ValueError(
-            f"merge: expected two states of one shape and mode, got {tuple(a.mean.shape)} and"
-            f" {tuple(b.mean.shape)}, with higher moments {a.higher is not None} and"
-            f" {b.higher is not None}"
-        )
     if a.count == 0 or b.count == 0:
         return a if b.count == 0 else b
     count = a.count + b.count
@@ -147,26 +139,22 @@ def finish(state: TokenMoments) -> TokenSummary:
     """
     if state.count == 0:
         raise ValueError("finish: the state has seen no row; update it first")
-    cov = state.scatter / state.count
-    numbers = state.count * state.mean.shape[-1]
-    gaussian, alarm = gaussian_largest(numbers), gaussian_largest(numbers, 1.0 - ALARM)
+    count, mean, cov = state.count, state.mean, state.scatter / state.count
+    gaussian = gaussian_largest(count * mean.shape[-1])
     if state.higher is None:
         reason = "The light mode keeps mean and covariance alone."
-        return TokenSummary(
-            state.count, state.mean, cov, None, None, None, gaussian, alarm, "unknown", reason
-        )
+        return TokenSummary(count, mean, cov, None, None, gaussian, "unknown", reason)
     variance = cov.diagonal(dim1=-2, dim2=-1)
-    # A coordinate that varies by rounding alone has no shape.
-    constant = variance <= (1e-12 * state.mean.abs()).square()
+    # a coordinate that varies by rounding alone has no shape
+    constant = variance <= (1e-12 * mean.abs()).square()
     sd = variance.masked_fill(constant, torch.nan).sqrt()
-    skewness = state.higher.third / state.count / sd**3
-    kurtosis = state.higher.fourth / state.count / sd**4
-    extreme = torch.maximum(state.higher.high - state.mean, state.mean - state.higher.low) / sd
+    kurtosis = state.higher.fourth / count / sd**4
+    extreme = torch.maximum(state.higher.high - mean, mean - state.higher.low) / sd
     largest = extreme.nan_to_num(0.0).amax(-1)
-    verdict, reason = _judge(kurtosis, largest, state.count, gaussian, alarm)
-    return TokenSummary(
-        state.count, state.mean, cov, skewness, kurtosis, largest, gaussian, alarm, verdict, reason
-    )
+    verdict, reason = "unknown", "Several heads have no common verdict."
+    if kurtosis.ndim == 1:
+        verdict, reason = _judge(kurtosis, float(largest), count)
+    return TokenSummary(count, mean, cov, kurtosis, largest, gaussian, verdict, reason)
 
 
 def summarise(rows: Any) -> TokenSummary:
@@ -186,19 +174,8 @@ def gaussian_largest(numbers: int, chance: float = 0.5) -> float:
     return float(-scipy.special.ndtri(tail / 2))
 
 
-def _judge(
-    kurtosis: Tensor, largest: Tensor, count: int, gaussian: float, alarm: float
-) -> tuple[str, str]:
-    """One verdict for all rows of one head; heads of unlike verdicts are mixed."""
-    if kurtosis.ndim > 1:
-        parts = [
-            _judge(k, z, count, gaussian, alarm) for k, z in zip(kurtosis, largest, strict=True)
-        ]
-        verdicts = [verdict for verdict, _ in parts]
-        if len(set(verdicts)) == 1:
-            return parts[0][0], f"All {len(parts)} heads alike; the first: {parts[0][1]}"
-        counts = ", ".join(f"{verdicts.count(name)} {name}" for name in dict.fromkeys(verdicts))
-        return "mixed", f"Heads differ: {counts}."
+def _judge(kurtosis: Tensor, largest: float, count: int) -> tuple[str, str]:
+    numbers = count * len(kurtosis)
     excess = kurtosis[~kurtosis.isnan()].cpu().numpy() - 3.0
     if count < 8 or excess.size == 0:
         varying = f"{count} rows with {excess.size} coordinates that vary"
@@ -208,12 +185,12 @@ def _judge(
     heavy = float((excess > limit).mean())
     facts = (
         f"{heavy:.1%} of coordinates have excess kurtosis above {limit:.2g} (median"
-        f" {np.median(excess):.2f}), and the largest deviation is {float(largest):.1f} standard"
-        f" deviations where Gaussian rows would show {gaussian:.1f}"
+        f" {np.median(excess):.2f}), and the largest deviation is {largest:.1f} standard"
+        f" deviations where Gaussian rows would show {gaussian_largest(numbers):.1f}"
     )
     if heavy > HEAVY_SHARE:
         return "heavier", f"Heavier tails than a Gaussian: {facts}."
-    if float(largest) > alarm:
+    if largest > gaussian_largest(numbers, 1.0 - ALARM):
         return "heavier", f"Heavier tails than a Gaussian, in few coordinates or rows: {facts}."
     if float(np.median(excess)) < min(LIGHT_EXCESS, -noise):
         return "lighter", f"Lighter tails than a Gaussian: {facts}."

@@ -64,11 +64,9 @@ class HeadEvidence:
     s: Number = math.nan
     effective_tokens: Number = math.nan
     share_frozen: Number = math.nan
-    entropy: Number = math.nan
     sink_mass: Number = math.nan
     khat: Number = math.nan
     khat_threshold: Number = 0.7
-    khat_gaussian: Number = math.nan  # of Gaussian scores alike; from s and n where it is missing
     exponent: Number = math.nan
     exponent_low: Number = math.nan
     exponent_high: Number = math.nan
@@ -225,10 +223,9 @@ def _mismatch(e: HeadEvidence) -> str:
         for name in ("tokens", "scores")
         if getattr(e, name) == "heavier"
     ]
-    expected = e.khat_gaussian
-    if math.isnan(expected) and math.isfinite(e.s) and math.isfinite(e.n) and e.s > 0 and e.n >= 1:
+    floor, beside, expected = e.khat_threshold, "", math.nan
+    if math.isfinite(e.s) and math.isfinite(e.n) and e.s > 0 and e.n >= 1:
         expected = float(gaussian_khat([e.s], round(e.n))[0])
-    floor, beside = e.khat_threshold, ""
     if not math.isnan(expected):
         floor = max(floor, expected + KHAT_MARGIN)
         beside = f", where Gaussian scores of the same deviation would show {expected:.2f}"

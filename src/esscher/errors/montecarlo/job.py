@@ -7,12 +7,10 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
-import scipy.stats
 import torch
 
 from esscher.attention.head import Head
@@ -21,19 +19,14 @@ from esscher.errors.montecarlo.converge import Plan, Repeat, assemble, converge_
 from esscher.errors.montecarlo.metrics import METRICS, Metric
 from esscher.errors.montecarlo.spec import ExperimentSpec
 from esscher.errors.rate import fit_rate
-from esscher.intervals import t_quantile
 from esscher.measures.base import Measure
-from esscher.measures.fields import LawFields
 from esscher.runs import Job, Shard, Unit
 from esscher.runs.columns import Column, Declared
 from esscher.theory import bohbot
-from esscher.theory.sharp import uniform_constant
 
 REPEATS_PER_UNIT = 10  # repeats a unit of work does; seeds do not depend on it
 # any other word leaves the choice to the plan
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-LEVEL = 0.95
-FEWEST = 4  # radii, for a line and something left over
 
 POINT = (
     Column("point", "int", "point", "Place in the sweep."),
@@ -91,44 +84,6 @@ THEORY = (
         formula=bohbot.PROVED,
     ),
 )
-CONSTANTS = (
-    Column("rate", "word", "rate", "Exponent of n: 1/2, or the one proved for the moments."),
-    Column("constant", "float", "constant", "Largest n^exponent times the mean error, over n."),
-    Column("at", "int", "at n", "Token number where that is largest."),
-    Column(
-        "bound",
-        "float",
-        "proved constant",
-        "Constant of the uniform error proved for this law, by chaining.",
-        short="proved: law",
-        status="proved",
-    ),
-    Column(
-        "bound_any",
-        "float",
-        "proved constant, any law",
-        "Constant of the uniform error proved for every law of this support, by chaining.",
-        short="proved: any law",
-        status="proved",
-    ),
-)
-GROWTH = (
-    Column("of", "word", "constant of", "measured, or which proved constant.", short="of"),
-    Column("form", "word", "form", "Which form fits the constants better: power or exponential."),
-    *(
-        Column(form + end, "float", label + said, f"{words}{what}.", short=said.strip(", "))
-        for form, label, words in (
-            ("power", "power of R", "C grows like R to this"),
-            ("growth", "growth", "C grows like exp of this times R"),
-        )
-        for end, said, what in (
-            ("", "", ""),
-            ("_low", ", low", ": lower end of the interval"),
-            ("_high", ", high", ": upper end of the interval"),
-            ("_misfit", ", misfit", ": root mean square residual of log C"),
-        )
-    ),
-)
 
 
 def columns(spec: Any) -> Declared:
@@ -137,8 +92,6 @@ def columns(spec: Any) -> Declared:
         "curves": (*POINT, *CURVE, QUERY_STDERR),
         "rates": (*POINT, *CURVE, *HORIZONS, *RATE, *THEORY, *STATUS),
         "refusals": (*POINT, *STATUS),
-        "constants": (*POINT, *CURVE, *RATE[:1], *CONSTANTS),
-        "growth": (*CURVE, *CONSTANTS, *GROWTH),
     }
 
 
@@ -183,8 +136,6 @@ def setting(spec: ExperimentSpec, point: int) -> tuple[Measure, Head]:
     over = "" if spec.sweep is None else spec.sweep.over
     if over == "decay":
         law = law.model_validate(law.model_dump() | {"decay": value})
-    elif over == "support":
-        law = of_support(law, value)
     elif over in ("horizon", "scale"):
         changed = {"horizon": None, "scale": None, over: value}
         head = head.model_validate(head.model_dump() | changed)
@@ -196,7 +147,7 @@ def setting(spec: ExperimentSpec, point: int) -> tuple[Measure, Head]:
 def plan_of(spec: ExperimentSpec, point: int) -> Plan:
     """The checked experiment of one point; ValueError where its law has no limit."""
     measure, head = setting(spec, point)
-    swept = spec.sweep is not None and spec.sweep.over in ("radius", "support")
+    swept = spec.sweep is not None and spec.sweep.over == "radius"
     return plan(
         head,
         measure,
@@ -248,13 +199,13 @@ def _exact(spec: ExperimentSpec, point: int, metric: str) -> dict[str, Any]:
 
 def consolidate(spec: ExperimentSpec, shards: Sequence[Shard]) -> dict[str, Any]:
     """errors (every repeat), curves (tidy, with the exact ones), rates (a row per point and
-    metric); for a sweep over the support, constants and growth.
+    metric).
     """
     errors, exact, refusals = (_joined(shards, name) for name in ("errors", "exact", "refusals"))
     refused = (
         {} if refusals.empty else dict(zip(refusals["point"], refusals["reason"], strict=True))
     )
-    curve_rows, rate_rows, constants = [], [], []
+    curve_rows, rate_rows = [], []
     for point, value in enumerate(spec.points):
         identity = {"point": point, "value": value}
         if point in refused:
@@ -262,8 +213,6 @@ def consolidate(spec: ExperimentSpec, shards: Sequence[Shard]) -> dict[str, Any]
             rate_rows += [identity | REFUSED | row for row in rows]
             continue
         curves = curves_of(spec, point, errors[errors["point"] == point])
-        if spec.sweep is not None and spec.sweep.over == "support":
-            constants += [identity | row for row in constant_rows(plan_of(spec, point), curves)]
         for curve in curves.values():
             curve_rows.append(curve.to_frame().assign(query_stderr=curve.query_stderr, **identity))
         known = exact[exact["point"] == point] if len(exact) else exact
@@ -279,9 +228,6 @@ def consolidate(spec: ExperimentSpec, shards: Sequence[Shard]) -> dict[str, Any]
     tables: dict[str, Any] = {"rates": pd.DataFrame(rate_rows)}
     if curve_rows:
         tables |= {"errors": errors, "curves": pd.concat(curve_rows, ignore_index=True)}
-    if constants:
-        table = pd.DataFrame(constants)
-        tables |= {"constants": table, "growth": growth_table(table)}
     return tables
 
 
@@ -332,98 +278,6 @@ def _rate_row(spec: ExperimentSpec, point: int, metric: str, curve: ErrorCurve) 
         "status": fit.status.code,
         "reason": fit.status.text,
     }
-
-
-# ---- A sweep over the support: how the constant of a rate grows with the radius R of the tokens'
-# support, like a power of R or exponentially [B].
-
-
-def of_support(law: LawFields, radius: float) -> LawFields:
-    """The same law (ball, sphere or cube) with tokens that reach so far from their mean."""
-    size = radius / math.sqrt(getattr(law, "dim", 1)) if law.size == "half_width" else radius
-    return law.model_validate(law.model_dump() | {law.size: size})
-
-
-def constant_rows(made: Plan, curves: Mapping[str, ErrorCurve]) -> Iterator[dict[str, Any]]:
-    """For each metric the constants of n^-1/2 and, where [B] proves a smaller exponent, of that
-    one.
-
-    The uniform error has beside it our proved constants: of this law, and of every law of this
-    support.
-    """
-    head, measure = made.head, made.measure
-    for name, curve in curves.items():
-        if curve.samples is None or curve.n.size == 0:
-            continue
-        sizes = np.sqrt(curve.samples)  # |error|, where rms is the root of its mean square
-        stderr = sizes.std(axis=0, ddof=1) / math.sqrt(len(sizes))
-        bounds = (math.nan, math.nan)
-        if name == "uniform" and not made.query_inside:
-            bounds = (
-                uniform_constant(head, measure, made.radius),
-                uniform_constant(head, measure, made.radius, any_law=True),
-            )
-        proved = METRICS[name].exponents(head, measure).get("bohbot", math.nan)
-        for rate, exponent in (("1/2", 0.5), ("proved", proved)):
-            if not math.isfinite(exponent):
-                continue
-            grown = curve.n**exponent * sizes.mean(axis=0)
-            at = int(grown.argmax())
-            yield {
-                "metric": name,
-                "rate": rate,
-                "exponent": exponent,
-                "constant": float(grown[at]),
-                "at": int(curve.n[at]),
-                "stderr": float(curve.n[at] ** exponent * stderr[at]),
-                "bound": bounds[0],
-                "bound_any": bounds[1],
-            }
-
-
-def growth_table(constants: pd.DataFrame) -> pd.DataFrame:
-    """Both forms, C ~ R^power and C ~ exp(growth R), for each metric and rate and for the proved
-    constants of the uniform error; nan with fewer than 4 radii.
-
-    Slopes of straight lines through log C. An interval has the larger of two standard errors: of
-    the constants' own errors, and of their scatter about the line. ``misfit``: root mean square
-    residual.
-    """
-    rows = []
-    for (metric, rate), part in constants.groupby(["metric", "rate"], sort=False):
-        part = part.sort_values("value")
-        R = part["value"].to_numpy()
-        for of, column in (
-            ("measured", "constant"),
-            ("bound", "bound"),
-            ("bound_any", "bound_any"),
-        ):
-            C = part[column].to_numpy()
-            if np.isnan(C).any():
-                continue
-            error = part["stderr"].to_numpy() / C if of == "measured" else np.zeros(len(C))
-            row: dict[str, Any] = {"metric": metric, "rate": rate, "of": of, "form": ""}
-            for form, x in (("power", np.log(R)), ("growth", R)):
-                found = _line(x, np.log(C), error)
-                names = (form, f"{form}_low", f"{form}_high", f"{form}_misfit")
-                row |= dict(zip(names, found, strict=True))
-            if len(R) >= FEWEST:
-                better = row["power_misfit"] <= row["growth_misfit"]
-                row["form"] = "power" if better else "exponential"
-            rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def _line(x: Any, y: Any, error: Any) -> tuple[float, float, float, float]:
-    """Slope, the ends of its interval, root mean square residual."""
-    if len(x) < FEWEST:
-        return math.nan, math.nan, math.nan, math.nan
-    line = scipy.stats.linregress(x, y)
-    away = x - x.mean()
-    own = float(np.linalg.norm(away * error)) / float(away @ away)
-    reach = max(own, float(line.stderr)) * t_quantile(len(x) - 2, LEVEL)
-    misfit = math.sqrt(float(np.square(y - line.intercept - line.slope * x).mean()))
-    return float(line.slope), float(line.slope - reach), float(line.slope + reach), misfit
 
 
 CONVERGE = Job("converge", ExperimentSpec, units, compute, consolidate, columns=columns)

@@ -34,7 +34,6 @@ def _read_law(value: Any) -> Any:
 
 
 Ladder = Annotated[tuple[int, ...], BeforeValidator(lambda value: read_ladder(value))]
-BOUNDED = ("radius", "half_width")  # sizes of laws that are the size of their support
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
 Dtype = Annotated[
     Literal["float32", "float64"], Field(description="floating point: float32 or float64")
@@ -93,10 +92,10 @@ class HeadSpec(Plain):
 
 class Sweep(Plain):
     """The number that changes from point to point: the head's horizon or scale, the ball's radius,
-    the spectrum's decay, or the radius of the tokens' support, which is then the ball's too.
+    or the spectrum's decay.
     """
 
-    over: Literal["horizon", "scale", "radius", "decay", "support"]
+    over: Literal["horizon", "scale", "radius", "decay"]
     values: tuple[float, ...] = Field(
         min_length=1, max_length=1000, description="values of the sweep, separated by commas"
     )
@@ -146,14 +145,6 @@ class ExperimentSpec(RunSpec):
                 f"expected some of {', '.join(METRICS)}, got {', '.join(unknown) or 'none'}"
             )
         return tuple(dict.fromkeys(value))
-
-    @model_validator(mode="after")
-    def _has_support(self) -> ExperimentSpec:
-        if self.sweep is not None and self.sweep.over == "support" and self.law.size not in BOUNDED:
-            raise ValueError(
-                f"sweep: support is of laws with a radius (ball, sphere, cube), got {self.law.law}"
-            )
-        return self
 
     @property
     def points(self) -> tuple[float, ...]:

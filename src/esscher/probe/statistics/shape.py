@@ -243,7 +243,6 @@ class Regime(Statistic):
                 s=row["score_sd"],
                 effective_tokens=row["effective_tokens"],
                 share_frozen=row["share_frozen"],
-                entropy=row["entropy"],
                 sink_mass=row["sink_mass"],
                 khat=row["khat"],
                 khat_threshold=tail.threshold,
