@@ -287,18 +287,12 @@ def chaining_constant(
     return (math.sqrt(numerator) + math.sqrt(2.0 * value * denominator)) ** 2
 
 
-def uniform_constant(
-    head: Head, measure: Measure, radius: float, *, any_law: bool = False
-) -> float:
-    """``chaining_constant`` of a head and a bounded law over |x| <= radius; ``any_law``: of every
-    law of this support.
+def uniform_constant(setting: Setting, any_law: bool = False) -> float:
+    """``chaining_constant`` of a head and a bounded law over |x| <= ``setting.radius``.
 
-    nan where the law is not bounded or the head has a tilt bias.
+    ``any_law``: of every law of this support. NaN where the law is not bounded or the head has a
+    tilt bias.
     """
-    return _constant(Setting(head, measure, radius=radius), any_law)
-
-
-def _constant(setting: Setting, any_law: bool = False) -> float:
     measure, reach = setting.measure, setting.measure.support_radius()
     if reach is None or not setting.no_bias:
         return math.nan
@@ -316,7 +310,7 @@ def _constant(setting: Setting, any_law: bool = False) -> float:
 
 def uniform(setting: Setting) -> list[Prediction]:
     """The uniform bound over |x| <= ``setting.radius``, for bounded laws."""
-    reach, constant = setting.measure.support_radius(), _constant(setting)
+    reach, constant = setting.measure.support_radius(), uniform_constant(setting)
     most, numbers = math.inf, {}
     if reach is not None and math.isfinite(constant):
         most = 2.0 * setting.v_norm * reach
