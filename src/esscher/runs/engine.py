@@ -8,8 +8,8 @@ import contextlib
 import os
 import threading
 import time
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,14 @@ from esscher.runs.errors import (
     StoreError,
     resume_command,
 )
-from esscher.runs.executors import Cluster, Executor, InProcess, Processes, describe
+from esscher.runs.executors import (
+    Outcome,
+    Todo,
+    compute_here,
+    compute_in_processes,
+    compute_on_cluster,
+    describe,
+)
 from esscher.runs.folders import refuse_foreign, refuse_other
 from esscher.runs.lock import held
 from esscher.runs.manifest import (
@@ -289,9 +296,10 @@ class _Writer:
         self._begin(f"dask {dask}" if dask else f"{workers} processes" if workers > 1 else "")
         path, total = self.store.path, len(self.plan.units)
         try:
-            if self.plan.pending:
-                with contextlib.closing(self._executor(workers, dask)) as executor:
-                    self._compute(executor, tries)
+            todo = deque((index, self.plan.units[index]) for index in self.plan.pending)
+            if todo:
+                with contextlib.closing(self._outcomes(todo, workers, dask)) as outcomes:
+                    self._compute(todo, outcomes, tries)
             self._consolidate()
         except KeyboardInterrupt as cause:
             self._stop("incomplete", "stopped by Ctrl-C")
@@ -307,26 +315,24 @@ class _Writer:
             self._stop("failed", describe(cause))
             raise
 
-    def _executor(self, workers: int, dask: str | None) -> Executor:
+    def _outcomes(
+        self, todo: Todo, workers: int, dask: str | None
+    ) -> Generator[Outcome | None, None, None]:
         order = canonical_json({"entry": JOBS[self.plan.job.name], "header": self.manifest.header})
         if dask is not None:
-            return Cluster(order, dask, workers)
-        if workers > 1:
-            return Processes(order, self.store.path, min(workers, len(self.plan.pending)))
-        return InProcess(order)
+            yield from compute_on_cluster(order, todo, self.tracker, dask, workers)
+        elif workers > 1:
+            yield from compute_in_processes(order, todo, self.tracker, self.store.path, workers)
+        else:
+            yield from compute_here(order, todo, self.tracker)
 
-    def _compute(self, executor: Executor, tries: int) -> None:
+    def _compute(self, todo: Todo, outcomes: Iterable[Outcome | None], tries: int) -> None:
         """Do the pending units, each as often as it may fail."""
         units, tracker = self.plan.units, self.tracker
-        executor.heard = lambda index, share: tracker.hear(index, share, executor.pids())
-        for index in self.plan.pending:
-            executor.submit(index, units[index])
         failed: Counter[int] = Counter()
-        left = len(self.plan.pending)
-        while left:
-            outcome = executor.next()
+        for outcome in outcomes:
             if outcome is None:
-                tracker.tick(executor.pids())
+                tracker.tick()
                 continue
             index = outcome.index
             failed[index] += outcome.reason is not None
@@ -334,10 +340,9 @@ class _Writer:
                 if outcome.data is not None:
                     self.store.write_shard(index, outcome.data)
                 tracker.end(index)
-                left -= 1
             elif failed[index] < tries:
                 tracker.again(index)
-                executor.submit(index, units[index])
+                todo.append((index, units[index]))
             else:
                 tracker.end(index, failed=True)
                 tracker.say(f"unit {index} {units[index]} failed {tries} times: {outcome.reason}")
@@ -350,8 +355,7 @@ class _Writer:
                         traceback=outcome.traceback,
                     )
                 )
-                left -= 1
-            tracker.tick(executor.pids())
+            tracker.tick()
 
     def _consolidate(self) -> None:
         """Make the final tables from the shards there are."""

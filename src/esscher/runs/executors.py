@@ -1,5 +1,9 @@
 """Where units are computed: in this process, in local processes, or on a Dask cluster.
 
+An executor is a generator: it takes units from the queue ``todo``, to which a failed unit may come
+back, and yields an Outcome for each try, or None after about a second without one. Closing it stops
+all work; stored shards are kept.
+
 A local worker is ``python -m esscher.runs.executors``: it reads units from standard input, stores
 their shards and answers on standard output, a JSON object per line. It ends when its input does, so
 it never outlives the process that started it.
@@ -21,7 +25,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +33,12 @@ from typing import Any
 from esscher.runs.columns import declare
 from esscher.runs.errors import RunError, StoreError
 from esscher.runs.manifest import versions
-from esscher.runs.progress import advancing
+from esscher.runs.progress import Tracker, advancing
 from esscher.runs.spec import Job, RunSpec, Unit, find_job
 from esscher.runs.store import Store
 from esscher.runs.tables import as_tables, encode_shard
+
+Todo = deque[tuple[int, Unit]]
 
 
 @dataclass(frozen=True)
@@ -106,47 +112,16 @@ def _threads(threads: int) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-class Executor:
-    """Takes units, gives outcomes as they come; a failed unit can be submitted again meanwhile.
-
-    ``submit`` queues one try of a unit. ``next`` is the next outcome, or None after about a second
-    without one. ``close`` stops at once: work under way is lost, stored shards are not.
-    """
-
-    # called with a unit's index and how far it is, where its job says so
-    heard: Callable[[int, float], object] = staticmethod(lambda index, share: None)
-
-    def submit(self, index: int, unit: Unit) -> None:
-        raise NotImplementedError
-
-    def next(self) -> Outcome | None:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Nothing to stop."""
-
-    def pids(self) -> list[int]:
-        """Processes of this machine that work for it, beside this one."""
-        return []
-
-
-class InProcess(Executor):
+def compute_here(order: str, todo: Todo, tracker: Tracker) -> Iterator[Outcome | None]:
     """One unit after the other in this process; the other executors give the same bytes."""
-
-    def __init__(self, order: str) -> None:
-        self._order = order
-        self._queue: deque[tuple[int, Unit]] = deque()
-
-    def submit(self, index: int, unit: Unit) -> None:
-        self._queue.append((index, unit))
-
-    def next(self) -> Outcome | None:
-        index, unit = self._queue.popleft()
+    while todo:
+        index, unit = todo.popleft()
         try:
-            with advancing(lambda share: self.heard(index, share)):
-                return Outcome(index, data=compute_shard(self._order, index, unit))
+            with advancing(functools.partial(tracker.hear, index)):
+                outcome = Outcome(index, data=compute_shard(order, index, unit))
         except (Exception, SystemExit) as cause:
-            return Outcome.failed(index, cause)
+            outcome = Outcome.failed(index, cause)
+        yield outcome
 
 
 # ---- Local processes. A process that dies costs its unit one try and is replaced.
@@ -160,118 +135,96 @@ _THREAD_VARIABLES = (
 _STILLBORN = 3  # deaths before any unit, in a row, after which the run ends
 
 
-class Processes(Executor):
-    """Fresh processes with the threads of the spec, each served by a thread of this one, each
-    storing the shards it computes.
-    """
+class _Worker:
+    """A process, the thread that passes its answers on, and the unit it is at."""
 
-    def __init__(self, order: str, path: Path, workers: int) -> None:
-        _, spec, _ = _load(order)
-        limits = dict.fromkeys(_THREAD_VARIABLES, str(spec.threads))
+    def __init__(self, answers: queue.SimpleQueue[Any], start: Any, limits: dict[str, str]) -> None:
         # The path of this process, so that a worker finds the same modules, and (-P) no others.
         search = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        self._environment = {**os.environ, **limits, "PYTHONPATH": search}
-        self._start = {"order": order, "path": str(path.resolve())}
-        self._units: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._processes: list[subprocess.Popen[str]] = []
-        self._stillborn, self._closed, self._lock = 0, False, threading.Lock()
-        self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(workers)]
-        for thread in self._threads:
-            thread.start()
+        # A session of its own: Ctrl-C is for the writer of the run, which stops its workers.
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "esscher.runs.executors"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **limits, "PYTHONPATH": search},
+            start_new_session=True,
+            encoding="utf-8",
+        )
+        self.ready = False
+        self.unit: tuple[int, Unit] | None = None
+        self._thread = threading.Thread(target=self._listen, args=[answers], daemon=True)
+        self._thread.start()
+        self.send(start)
 
-    def submit(self, index: int, unit: Unit) -> None:
-        self._units.put({"index": index, "unit": unit})
+    def send(self, message: Any) -> None:
+        with contextlib.suppress(BrokenPipeError):  # then it is dead, which its output tells
+            print(json.dumps(message), file=self.process.stdin, flush=True)
 
-    def pids(self) -> list[int]:
-        return [process.pid for process in self._processes]
+    def _listen(self, answers: queue.SimpleQueue[Any]) -> None:
+        for line in self.process.stdout or ():
+            answers.put((self, json.loads(line)))
+        answers.put((self, {"died": True}))
 
-    def next(self) -> Outcome | None:
-        try:
-            answer = self._answers.get(timeout=1.0)
-        except queue.Empty:
-            return None
-        if "fatal" in answer:
-            raise (StoreError if answer.get("disk") else RunError)(answer["fatal"])
-        if "share" in answer:
-            self.heard(answer["index"], answer["share"])
-            return None
-        return Outcome(**answer)
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            for process in self._processes:
-                process.kill()
-        for _ in self._threads:
-            self._units.put(None)
-        for thread in self._threads:
-            thread.join()
-
-    def _serve(self) -> None:
-        """Give one process units, and replace it when it dies."""
-        try:
-            while (process := self._begin()) is not None:
-                unit = None
-                if ready := self._talk(process, self._start):
-                    self._stillborn = 0
-                    while (unit := self._units.get()) is not None and self._talk(process, unit):
-                        pass
-                self._bury(process, ready, unit)
-        except Exception as cause:  # no process can be started
-            self._answers.put({"fatal": describe(cause)})
-
-    def _begin(self) -> subprocess.Popen[str] | None:
-        with self._lock:
-            if self._closed or self._stillborn >= _STILLBORN:
-                return None
-            # A session of its own: Ctrl-C is for the writer of the run, which stops its workers.
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "esscher.runs.executors"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=self._environment,
-                start_new_session=True,
-                encoding="utf-8",
-            )
-            self._processes.append(process)
-            return process
-
-    def _talk(self, process: subprocess.Popen[str], message: Mapping[str, Any]) -> bool:
-        """Send a message and pass the answers on until it is done; False where the process died or
-        gave up.
-        """
-        with contextlib.suppress(BrokenPipeError):
-            print(json.dumps(message), file=process.stdin, flush=True)
-            for line in process.stdout or ():
-                answer = json.loads(line)
-                if "ready" in answer:
-                    return True
-                self._answers.put(answer)
-                if "share" not in answer:
-                    return "fatal" not in answer
-        return False
-
-    def _bury(
-        self, process: subprocess.Popen[str], ready: bool, unit: dict[str, Any] | None
-    ) -> None:
-        """Say why a process died; after several deaths before the first unit the run ends."""
-        with contextlib.suppress(BrokenPipeError), process:
+    def end(self) -> str:
+        """Wait for the end of the process; how it ended."""
+        self._thread.join()
+        with contextlib.suppress(BrokenPipeError), self.process:
             pass  # its pipes are closed and its end is waited for
-        code = process.returncode
-        reason = f"its process ended with code {code}"
-        if code < 0:
-            killed = " (out of memory?)" if -code == signal.SIGKILL else ""
-            reason = f"its process was ended by signal {-code}, {signal.strsignal(-code)}{killed}"
-        with self._lock:
-            self._processes.remove(process)
-            if unit is not None:
-                self._answers.put({"index": unit["index"], "reason": reason})
-            elif not ready:
-                self._stillborn += 1
-                if self._stillborn == _STILLBORN:
-                    died = f"{_STILLBORN} workers died before their first unit; the last: {reason}"
-                    self._answers.put({"fatal": died})
+        code = self.process.returncode
+        if code >= 0:
+            return f"its process ended with code {code}"
+        killed = " (out of memory?)" if -code == signal.SIGKILL else ""
+        return f"its process was ended by signal {-code}, {signal.strsignal(-code)}{killed}"
+
+
+def compute_in_processes(
+    order: str, todo: Todo, tracker: Tracker, path: Path, most: int
+) -> Iterator[Outcome | None]:
+    """Units in fresh processes with the threads of the spec; each stores its shards itself."""
+    limits = dict.fromkeys(_THREAD_VARIABLES, str(_load(order)[1].threads))
+    start = {"order": order, "path": str(path.resolve())}
+    answers: queue.SimpleQueue[tuple[_Worker, dict[str, Any]]] = queue.SimpleQueue()
+    workers: list[_Worker] = []
+    stillborn = 0
+    try:
+        while todo or any(worker.unit for worker in workers):
+            coming = sum(not worker.ready for worker in workers)
+            for _ in range(min(most - len(workers), len(todo) - coming)):
+                workers.append(_Worker(answers, start, limits))
+            for worker in workers:
+                if worker.ready and worker.unit is None and todo:
+                    worker.unit = index, unit = todo.popleft()
+                    worker.send({"index": index, "unit": unit})
+            tracker.pids = [worker.process.pid for worker in workers]
+            try:
+                worker, answer = answers.get(timeout=1.0)
+            except queue.Empty:
+                yield None
+                continue
+            if "fatal" in answer:
+                raise (StoreError if worker.ready else RunError)(answer["fatal"])
+            if "ready" in answer:
+                worker.ready, stillborn = True, 0
+            elif "share" in answer:
+                tracker.hear(**answer)
+            elif "died" in answer:
+                workers.remove(worker)
+                reason = worker.end()
+                stillborn += not worker.ready
+                if stillborn == _STILLBORN:
+                    raise RunError(
+                        f"{stillborn} workers died before their first unit; the last: {reason}"
+                    )
+                if worker.unit is not None:
+                    yield Outcome(worker.unit[0], reason)
+            else:
+                worker.unit = None
+                yield Outcome(**answer)
+    finally:
+        tracker.pids = []
+        for worker in workers:
+            worker.process.kill()
+            worker.end()
 
 
 def main() -> None:
@@ -289,6 +242,18 @@ def main() -> None:
     def answer(**fields: Any) -> None:
         print(json.dumps(fields), file=answers, flush=True)
 
+    def compute(index: int, unit: Unit) -> None:
+        try:
+            with advancing(lambda share: answer(index=index, share=share)):
+                data = compute_shard(start["order"], index, unit)
+            store.write_shard(index, data)
+            answer(index=index)
+        except StoreError as cause:
+            answer(fatal=str(cause))
+        except (Exception, SystemExit) as cause:
+            failed = Outcome.failed(index, cause)
+            answer(index=index, reason=failed.reason, traceback=failed.traceback)
+
     threading.Thread(target=read, daemon=True).start()
     try:
         start = json.loads(lines.get())
@@ -298,24 +263,8 @@ def main() -> None:
         answer(fatal=f"a worker cannot start: {describe(cause)}")
         return
     answer(ready=True)
-    while _do(start["order"], store, answer, **json.loads(lines.get())):
-        pass
-
-
-def _do(order: str, store: Store, answer: Callable[..., None], index: int, unit: Unit) -> bool:
-    """Compute and store one unit; False where the disk refused it."""
-    try:
-        with advancing(lambda share: answer(index=index, share=share)):
-            data = compute_shard(order, index, unit)
-        store.write_shard(index, data)
-        answer(index=index)
-    except StoreError as cause:
-        answer(fatal=str(cause), disk=True)
-        return False
-    except (Exception, SystemExit) as cause:
-        failed = Outcome.failed(index, cause)
-        answer(index=index, reason=failed.reason, traceback=failed.traceback)
-    return True
+    while True:
+        compute(**json.loads(lines.get()))
 
 
 # ---- A dask.distributed cluster: workers compute, shards come back as bytes, this process stores
@@ -324,67 +273,62 @@ def _do(order: str, store: Store, answer: Callable[..., None], index: int, unit:
 _CONNECT_SECONDS = 10
 
 
-class Cluster(Executor):
-    """An existing cluster by its scheduler's address, "tcp://host:port", or "local" for one on this
+def compute_on_cluster(
+    order: str, todo: Todo, tracker: Tracker, address: str, workers: int
+) -> Iterator[Outcome | None]:
+    """Units on a cluster by its scheduler's address, "tcp://host:port", or "local" for one on this
     machine.
     """
-
-    def __init__(self, order: str, address: str, workers: int = 1) -> None:
-        try:
-            distributed: Any = importlib.import_module("distributed")
-        except ImportError as cause:
-            raise RunError(
-                f"Dask is not installed ({cause}); install it with: pip install 'esscher[dask]'"
-            ) from cause
-        self._order, self._address = order, address
-        self._local: Any = None
+    try:
+        distributed: Any = importlib.import_module("distributed")
+    except ImportError as cause:
+        raise RunError(
+            f"Dask is not installed ({cause}); install it with: pip install 'esscher[dask]'"
+        ) from cause
+    done: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+    futures: dict[str, Any] = {}
+    # a key is known to the whole cluster, so no other run may have it
+    token, numbers = secrets.token_hex(8), itertools.count()
+    with contextlib.ExitStack() as stack:
+        place: Any = address
         if address == "local":
-            self._local = distributed.LocalCluster(
-                n_workers=workers, threads_per_worker=1, dashboard_address=None
+            place = stack.enter_context(
+                distributed.LocalCluster(
+                    n_workers=workers, threads_per_worker=1, dashboard_address=None
+                )
             )
         try:
-            self._client = distributed.Client(
-                self._local or address, timeout=_CONNECT_SECONDS, set_as_default=False
-            )
+            client = distributed.Client(place, timeout=_CONNECT_SECONDS, set_as_default=False)
         except (OSError, ValueError) as cause:
             raise RunError(
                 f"no Dask scheduler answers at {address} ({cause}); expected tcp://host:port, or"
                 " 'local'"
             ) from cause
-        self._done: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-        self._futures: dict[str, Any] = {}
-        # a key is known to the whole cluster, so no other run may have it
-        token = secrets.token_hex(8)
-        self._keys = (f"esscher-{token}-{number}" for number in itertools.count())
-
-    def submit(self, index: int, unit: Unit) -> None:
-        future = self._client.submit(
-            compute_remotely, self._order, index, unit, versions(), key=next(self._keys), pure=False
-        )
-        self._futures[future.key] = future
-        future.add_done_callback(lambda finished: self._done.put((index, finished)))
-
-    def next(self) -> Outcome | None:
-        try:
-            index, future = self._done.get(timeout=1.0)
-        except queue.Empty:
-            return None
-        try:
-            return Outcome(index, data=future.result())
-        except Exception as cause:
-            if future.status in ("cancelled", "lost"):
-                raise RunError(
-                    f"the Dask scheduler at {self._address} is gone: {describe(cause)}"
-                ) from cause
-            return Outcome.failed(index, cause)
-        finally:
-            self._futures.pop(future.key, None)
-
-    def close(self) -> None:
-        self._client.cancel(list(self._futures.values()), force=True)
-        self._client.close()
-        if self._local is not None:
-            self._local.close()
+        stack.callback(client.close)
+        stack.callback(lambda: client.cancel(list(futures.values()), force=True))
+        while todo or futures:
+            while todo:
+                index, unit = todo.popleft()
+                key = f"esscher-{token}-{next(numbers)}"
+                arguments = (order, index, unit, versions())
+                future = client.submit(compute_remotely, *arguments, key=key, pure=False)
+                futures[key] = future
+                future.add_done_callback(lambda ended, index=index: done.put((index, ended)))
+            try:
+                index, future = done.get(timeout=1.0)
+            except queue.Empty:
+                yield None
+                continue
+            del futures[future.key]
+            try:
+                outcome = Outcome(index, data=future.result())
+            except Exception as cause:
+                if future.status in ("cancelled", "lost"):
+                    raise RunError(
+                        f"the Dask scheduler at {address} is gone: {describe(cause)}"
+                    ) from cause
+                outcome = Outcome.failed(index, cause)
+            yield outcome
 
 
 if __name__ == "__main__":

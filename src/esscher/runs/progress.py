@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -66,7 +66,7 @@ def advance(share: float) -> None:
 
 
 @contextlib.contextmanager
-def advancing(heard: Callable[[float], object] | None) -> Iterator[None]:
+def advancing(heard: Callable[[float], object]) -> Iterator[None]:
     """Inside, ``advance`` calls this."""
     token = _heard.set(heard)
     try:
@@ -83,6 +83,7 @@ class Tracker:
     def __init__(self, report: Report | None, costs: Mapping[int, float], total: int) -> None:
         """``costs``: of the units to do, by number; the time left is that of their work."""
         self.total, self.failed = total, 0
+        self.pids: list[int] = []  # of other processes of this machine that work for the run
         self.done = self._before = total - len(costs)
         self._report, self._costs = report, costs
         self._parts: dict[int, float] = {}  # of units under way: how far each is
@@ -92,9 +93,7 @@ class Tracker:
         self._since = (time.monotonic(), 0.0, 0.0)
         self._first: tuple[float, float, float] | None = None  # the same when the first unit ended
 
-    def tick(
-        self, pids: Iterable[int] = (), *, message: str | None = None, ended: bool = False
-    ) -> None:
+    def tick(self, *, message: str | None = None, ended: bool = False) -> None:
         """Tell the report how far the run is."""
         if self._report is None:
             return
@@ -109,17 +108,17 @@ class Tracker:
         elapsed = time.monotonic() - start
         rate = (units - units_then) / elapsed if units > units_then and elapsed > 0 else None
         left = (self._left - part) * elapsed / (work - work_then) if rate else None
-        memory = memory_of(pids)
+        memory = memory_of(self.pids)
         self._report(
             Progress(
                 self.done, self.total, self.failed, rate, left, memory, message, ended, under_way
             )
         )
 
-    def hear(self, index: int, share: float, pids: Iterable[int] = ()) -> None:
+    def hear(self, index: int, share: float) -> None:
         """A unit is that far."""
         self._parts[index] = share
-        self.tick(pids)
+        self.tick()
 
     def again(self, index: int) -> None:
         """A unit has to be done from its start."""
