@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 
 from esscher.report import write_report
 from esscher.report.page import content_of
-from esscher.report.run_figures import _plans, plot_dispersion
 from esscher.runs import Run
 from tests.report.atlas import OwnContexts, atlas_tables, store_run
 from tests.report.browser import Page
@@ -76,17 +74,3 @@ def test_a_head_shows_its_spread(visit: Callable[..., Page], run: Run) -> None:
         page.texts("#head .spread figcaption")[1]
         == "The largest weight is not below a half at the last n."
     )
-
-
-def test_figures(run: Run) -> None:
-    ax = plot_dispersion(run, 1, 2, ax=Figure().subplots())
-    line, points, uniform = ax.lines
-    np.testing.assert_allclose(line.get_ydata(), N**0.7)
-    assert points.get_linestyle() == "None"
-    assert uniform.get_label() == "uniform: n"
-    names = {name.split("_L")[0] for name in _plans(run)}
-    assert {
-        "dispersion_least_demanding",
-        "dispersion_most_demanding",
-        "map_tokens_exponent",
-    } <= names

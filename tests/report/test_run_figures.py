@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 import esscher as es
-from esscher.report.run_figures import plot_layers, save_figures
+from esscher.report.run_figures import save_figures
 from esscher.report.style import COLUMN, STYLE, WIDE, save_figure
 from esscher.runs import Run, load_run
 from tests.report.atlas import ProbeLike, atlas_run, sparse_run, store_run
@@ -104,7 +104,6 @@ def test_failed_heads_can_be_drawn(tmp_path: Path) -> None:
     ax = run.plot_curve(int(failed["layer"]), int(failed["head"]), ax=axes())
     assert [text.get_text() for text in ax.texts] == ["NaN in the keys"]
     run.plot_map(ax=axes())
-    plot_layers(run, ax=axes())
     everything = atlas_run(tmp_path / "all", 2, 2, failed=1.0)
     assert save_figures(everything, ["svg"], tmp_path / "figures") == []
 
@@ -115,7 +114,6 @@ def test_files_of_every_format(tmp_path: Path) -> None:
     assert sorted(folder.iterdir()) == sorted(files)
     names = {
         "map_tokens_needed_10pct",
-        "layers",
         "curve_least_demanding_L0H0",
         "curve_most_demanding_L0H1",
     }
@@ -143,7 +141,6 @@ def test_all_figures_of_a_probe(tmp_path: Path) -> None:
         "map_beta_fit",
         "exponents_coupling",
         "exponents_horizon2",
-        "layers",
     }
     assert wanted <= names
     assert any(name.startswith("curve_most_demanding_L") for name in names)

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from esscher.cli.options import OUTPUT, Fields, Given
 from esscher.hf.package import PACKAGED
-from esscher.report.formats import FORMATS
+from esscher.report.style import FORMATS
 from esscher.runs.errors import plain, printable
 from esscher.runs.spec import Plain
 

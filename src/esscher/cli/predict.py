@@ -104,7 +104,7 @@ def predict(
     """
     flags = given(locals())
     from esscher.report.figures import save_predictions
-    from esscher.report.formats import check_format
+    from esscher.report.style import check_format
     from esscher.runs.files import check_output
     from esscher.runs.spec import read_mapping
 

@@ -18,7 +18,7 @@ from esscher.cli.output import (
     print_json,
     show,
 )
-from esscher.report.formats import FORMATS
+from esscher.report.style import FORMATS
 from esscher.runs.files import ENDINGS
 
 JOBS = {

@@ -1,4 +1,4 @@
-"""Figure files with matplotlib: error curves with what theory says of them."""
+"""Figure files with matplotlib: error curves of laws and sweeps with what theory says of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, NullFormatter
 
-from esscher.report.style import PALETTE, STYLE, beside, save_figure
+from esscher.report.style import PALETTE, SCALE, STYLE, beside, save_figure, say
 from esscher.report.words import TheoryLine
 
 if TYPE_CHECKING:  # so that figures of stored runs need no torch
@@ -55,34 +55,17 @@ def plot_bounds(ax: Any, curve: ErrorCurve, found: Sequence[Prediction]) -> None
     positive = curve.rms[curve.rms > 0]
     low, high = float(positive.min()), float(positive.max())
     if curve.delta is not None and np.isfinite(curve.delta):
-        ax.plot(
-            curve.n,
-            np.sqrt(curve.delta / curve.n),
-            color=PALETTE[6],
-            lw=1.0,
-            ls="-.",
-            label="delta method",
-        )
-    drawn, top = 0, high if curve.q95 is None else max(high, float(np.nanmax(curve.q95)))
-    for prediction in found:
-        if (
-            prediction.value is None
-            or not prediction.applies
-            or not prediction.quantity.startswith("l2")
-        ):
+        delta = np.sqrt(curve.delta / curve.n)
+        ax.plot(curve.n, delta, color=PALETTE[6], lw=1.0, ls="-.", label="delta method")
+    top = high if curve.q95 is None else max(high, float(np.nanmax(curve.q95)))
+    drawn = 0
+    for p in found:
+        if p.value is None or not p.applies or not p.quantity.startswith("l2"):
             continue
-        height = prediction.rms(curve.n)
+        height = p.rms(curve.n)
         visible = np.isfinite(height) & (height < HEADROOM * high)
         if visible.any():
-            color = PALETTE[1 + drawn % (len(PALETTE) - 1)]
-            ax.plot(
-                curve.n[visible],
-                height[visible],
-                color=color,
-                lw=1.0,
-                ls=_dashes(prediction),
-                label=_label(prediction),
-            )
+            ax.plot(curve.n[visible], height[visible], **_style(p, drawn))
             drawn, top = drawn + 1, max(top, float(height[visible].max()))
     ax.set_ylim(low / 2, min(2 * top, HEADROOM * high))
 
@@ -99,24 +82,15 @@ def plot_exponents(ax: Any, curve: ErrorCurve, found: Sequence[Prediction]) -> N
     own = [p for p in found if "l2" in p.quantity and "kept keys" not in p.quantity]
     rates = [p for p in own if p.value is None and p.exponent is not None and p.applies]
     for i, prediction in enumerate(rates):
-        color = PALETTE[1 + i % (len(PALETTE) - 1)]
-        assert prediction.exponent is not None
-        ax.axhline(
-            prediction.exponent,
-            color=color,
-            lw=1.0,
-            ls=_dashes(prediction),
-            label=_label(prediction),
-        )
+        ax.axhline(prediction.exponent, **_style(prediction, i))
     ax.set(xscale="log", xlabel="tokens n", ylabel="exponent", ylim=(0.0, None))
 
 
-def _dashes(prediction: Prediction) -> str:
-    return next((dash for word, dash in DASHES.items() if prediction.status.startswith(word)), ":")
-
-
-def _label(prediction: Prediction) -> str:
-    return f"{prediction.name} ({prediction.status})"
+def _style(prediction: Prediction, i: int) -> dict[str, Any]:
+    status = prediction.status
+    dash = next((dash for word, dash in DASHES.items() if status.startswith(word)), ":")
+    color = PALETTE[1 + i % (len(PALETTE) - 1)]
+    return {"color": color, "lw": 1.0, "ls": dash, "label": f"{prediction.name} ({status})"}
 
 
 def save_predictions(curve: ErrorCurve, found: Sequence[Prediction], path: Path) -> None:
@@ -148,13 +122,11 @@ def save_rates(
     metrics = list(dict.fromkeys(rates["metric"]))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.0, 2.6 * len(metrics) + 0.4), layout="constrained")
-        for row, metric in zip(
-            figure.subplots(len(metrics), 2, squeeze=False), metrics, strict=True
-        ):
-            errors_panel(
-                row[0], None if curves is None else curves[curves["metric"] == metric], metric, over
-            )
-            exponents_panel(row[1], rates[rates["metric"] == metric], theory)
+        rows = figure.subplots(len(metrics), 2, squeeze=False)
+        for (left, right), metric in zip(rows, metrics, strict=True):
+            own = None if curves is None else curves[curves["metric"] == metric]
+            errors_panel(left, own, metric, over)
+            exponents_panel(right, rates[rates["metric"] == metric], theory)
         figure.suptitle(title)
         save_figure(figure, path)
 
@@ -163,30 +135,16 @@ def errors_panel(ax: Any, curves: Any, metric: str, over: str) -> None:
     """Errors of a sweep against n: points with two standard errors, exact ones as lines."""
     ax.set(xscale="log", yscale="log", xlabel="tokens n", ylabel=f"rms error ({metric})")
     if curves is None or curves.empty:
-        ax.text(
-            0.5,
-            0.5,
-            "no limit, nothing to measure",
-            ha="center",
-            va="center",
-            transform=ax.transAxes,
-        )
+        say(ax, "no limit, nothing to measure")
         return
     points = max(1, int(curves["point"].max()))
     for (point, kind), part in curves.groupby(["point", "kind"]):
-        color = matplotlib.colormaps["cividis"](0.9 * int(point) / points)
+        style = {"color": matplotlib.colormaps[SCALE](0.9 * int(point) / points), "lw": 0.8}
         if kind == "montecarlo":
-            ax.errorbar(
-                part["n"],
-                part["rms"],
-                yerr=2 * part["stderr"],
-                fmt="o",
-                ms=2.5,
-                lw=0.8,
-                color=color,
-            )
+            ends = 2 * part["stderr"]
+            ax.errorbar(part["n"], part["rms"], yerr=ends, fmt="o", ms=2.5, **style)
         else:
-            ax.plot(part["n"], part["rms"], color=color, lw=0.8)
+            ax.plot(part["n"], part["rms"], **style)
     _plain_ticks(ax.xaxis, curves["n"].to_numpy(), 4, "%d")
     if curves["value"].notna().any():
         low, high = curves["value"].min(), curves["value"].max()
@@ -201,27 +159,17 @@ def exponents_panel(ax: Any, rates: Any, theory: Sequence[TheoryLine]) -> None:
     if measured.empty:
         return
     drawn = ["exponent", "low", "high", *(line.key for line in theory)]
-    low, high = (
-        float(np.nanquantile(measured[drawn].to_numpy(dtype=np.float64), end)) for end in (0.0, 1.0)
-    )
-    ax.set_ylim(min(0.0, 1.05 * low), max(0.65, 1.05 * high))
+    values = measured[drawn].to_numpy(dtype=np.float64)
+    ax.set_ylim(min(0.0, 1.05 * np.nanmin(values)), max(0.65, 1.05 * np.nanmax(values)))
     ax.set_xscale("log")
     _plain_ticks(ax.xaxis, measured["horizon2"].to_numpy(), 6, "%.2g")
-    ends = np.abs(measured[["low", "high"]].to_numpy().T - measured["exponent"].to_numpy())
-    ax.errorbar(
-        measured["horizon2"],
-        measured["exponent"],
-        yerr=ends,
-        fmt="o",
-        ms=3,
-        lw=0.8,
-        color=PALETTE[0],
-        label="measured",
-    )
+    x, y = measured["horizon2"], measured["exponent"]
+    ends = np.abs(measured[["low", "high"]].to_numpy().T - y.to_numpy())
+    ax.errorbar(x, y, yerr=ends, fmt="o", ms=3, lw=0.8, color=PALETTE[0], label="measured")
     for line in theory:
         if measured[line.key].notna().any():
             style = {"color": PALETTE[line.color], "ls": line.dash, "lw": 1.0}
-            ax.plot(measured["horizon2"], measured[line.key], label=line.label, **style)
+            ax.plot(x, measured[line.key], label=line.label, **style)
     beside(ax)
 
 

@@ -13,7 +13,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from esscher.report.others import charts_page
+from esscher.report.charts import charts_page
 from esscher.report.style import PALETTE, STYLE, beside, save_figure
 from esscher.report.words import numbers, read_table, shortened
 from esscher.runs import Run
@@ -31,11 +31,6 @@ HEADROOM = 1e3  # bounds this many times above the largest error are named, not 
 
 
 # The page.
-
-
-def is_icl(run: Run) -> bool:
-    """Whether a run is one of in-context learning."""
-    return run.manifest.job.startswith("icl")
 
 
 def icl_page(run: Run) -> dict[str, Any]:

@@ -14,14 +14,10 @@ from typing import Any
 import jinja2
 import matplotlib
 
-from esscher.report.icl import icl_page, is_icl
-from esscher.report.others import (
-    downstream_page,
-    is_downstream,
-    sweep,
-    tables_page,
-)
-from esscher.report.probe import atlas, is_atlas
+from esscher.report.charts import sweep, tables_page
+from esscher.report.downstream import downstream_page
+from esscher.report.icl import icl_page
+from esscher.report.probe import atlas
 from esscher.report.style import PALETTE, SCALE, WORDS
 from esscher.report.words import columns_of, safe_json
 from esscher.runs import Run, load_run
@@ -30,22 +26,8 @@ from esscher.runs.store import PAGE
 
 _SOURCES = Path(__file__).parent / "page"
 _SCRIPTS = (
-    "dom",
-    "save",
-    "pointing",
-    "chart",
-    "metrics",
-    "map",
-    "frontier",
-    "dispersion",
-    "endless",
-    "looks",
-    "scales",
-    "head",
-    "views",
-    "table",
-    "compare",
-    "main",
+    "dom save pointing chart metrics map frontier dispersion endless looks scales head views table"
+    " compare main"
 )
 RANKS = "domain_ranks.parquet"
 _STOPS = 17  # colours of the scale; the page mixes between them
@@ -53,14 +35,15 @@ _STOPS = 17  # colours of the scale; the page mixes between them
 
 def content_of(run: Run) -> dict[str, Any]:
     """What the page shows of a run, by the kind of its job."""
-    makers: list[tuple[Callable[[Run], bool], Callable[[Run], dict[str, Any]]]] = [
-        (is_atlas, atlas),
-        (lambda run: run.manifest.job == "converge", sweep),
-        (is_icl, icl_page),
-        (is_downstream, downstream_page),
-    ]
-    maker = next((make for fits, make in makers if fits(run)), tables_page)
-    return maker(run)
+    job = run.manifest.job
+    if job.startswith("icl"):
+        return icl_page(run)
+    makers: dict[str, Callable[[Run], dict[str, Any]]] = {
+        "probe": atlas,
+        "converge": sweep,
+        "downstream": downstream_page,
+    }
+    return makers.get(job, tables_page)(run)
 
 
 def render_page(runs: Sequence[Run], group: Path | None = None) -> str:
@@ -78,7 +61,7 @@ def render_content(contents: Sequence[dict[str, Any]], ranks: dict[str, Any] | N
     colors = matplotlib.colormaps[SCALE]
     scale = [[round(255 * part) for part in colors(i / (_STOPS - 1))[:3]] for i in range(_STOPS)]
     style = _source("style.css")
-    script = "\n".join(_source(f"{name}.js") for name in _SCRIPTS)
+    script = "\n".join(_source(f"{name}.js") for name in _SCRIPTS.split())
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

@@ -33,30 +33,20 @@ def html_summary(run: Run) -> str:
     """What the run is, how far it got, its tables; for a probe also its most and least demanding
     head.
     """
-    title = (
-        model_described(run.spec)
-        if is_atlas(run)
-        else str(run.spec.get("title") or run.manifest.job)
-    )
-    lines = [
-        f"<b><bdi>{escape(shortened(title, 120))}</bdi></b> · {escape(run.manifest.job)},"
-        f" {escape(run.status)}"
-    ]
+    job, title = run.manifest.job, str(run.spec.get("title") or run.manifest.job)
+    title = shortened(model_described(run.spec) if is_atlas(run) else title, 120)
+    lines = [f"<b><bdi>{escape(title)}</bdi></b> · {escape(job)}, {escape(run.status)}"]
     lines += [escape(warning) for warning in warnings_of(run)]
     try:
         lines += _atlas_lines(run) if is_atlas(run) else []
     except RunError as damage:  # a notebook must still show which run it is
         lines.append(escape(shortened(str(damage))))
-    rows = ", ".join(
-        f"{escape(name)} ({count:,})" for name, count in sorted(run.manifest.tables.items())
-    )
+    tables = sorted(run.manifest.tables.items())
+    rows = ", ".join(f"{escape(name)} ({count:,})" for name, count in tables)
     lines.append(f"tables: {rows or 'none yet'}")
     lines.append(f"<code><bdi>{escape(shortened(str(run.path), 200))}</bdi></code>")
-    return (
-        '<div class="esscher-run">'
-        + "<br>".join(f"<span>{line}</span>" for line in lines)
-        + "</div>"
-    )
+    spans = "<br>".join(f"<span>{line}</span>" for line in lines)
+    return f'<div class="esscher-run">{spans}</div>'
 
 
 def _atlas_lines(run: Run) -> list[str]:
@@ -86,9 +76,8 @@ def _sinks(measured: Any) -> list[str]:
     if "sink_token" not in measured.columns or not (measured["sink_token"] != "").any():
         return []
     counts = measured.loc[measured["sink_token"] != "", "sink_token"].value_counts()
-    named = {
-        f"“<bdi>{escape(shortened(printable(token), 60))}</bdi>”": count
+    told = [
+        f"“<bdi>{escape(shortened(printable(token), 60))}</bdi>” in {count} head{'s' * (count > 1)}"
         for token, count in counts.head(3).items()
-    }
-    told = [f"{token} in {count} head{'s' * (count != 1)}" for token, count in named.items()]
+    ]
     return [f"sinks: {', '.join(told)}, none in {len(measured) - counts.sum()}"]
