@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import esscher as es
-from esscher.attention import state as fused
 from esscher.attention import state as states
-from esscher.attention.softmax import softmax_attention
-from esscher.attention.state import finish, init, merge, update
+from esscher.attention.state import attention_state, finish, init, merge
+from tests.attention.reference import softmax_attention
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -45,8 +44,8 @@ def test_attend_equals_the_reference(
     dtype: torch.dtype, path: str, masked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if path == "explicit":
-        monkeypatch.setattr(fused, "_fused", fused._explicit)
-        monkeypatch.setattr(fused, "EXPLICIT_SCORES", 53 * 4)
+        monkeypatch.setattr(states, "_fused", states._explicit)
+        monkeypatch.setattr(states, "EXPLICIT_SCORES", 53 * 4)
     monkeypatch.setattr(states, "KEY_BLOCK", 11)
     q, k, v = qkv(dtype)
     mask = torch.rand(13, 53, generator=torch.Generator().manual_seed(4)) < 0.3 if masked else None
@@ -96,9 +95,9 @@ def test_huge_scores_do_not_overflow() -> None:
 def test_merge_is_exact_and_associative(cuts: list[int], order: list[int]) -> None:
     """Any split of the keys, merged in any order and any bracketing, gives the same state."""
     q, k, v = qkv()
-    whole = update(init(q, 5), q, k, v, 0.4)
+    whole = attention_state(q, k, v, 0.4)
     edges = sorted({0, 53, *cuts})
-    parts = [update(init(q, 5), q, k[a:b], v[a:b], 0.4) for a, b in itertools.pairwise(edges)]
+    parts = [attention_state(q, k[a:b], v[a:b], 0.4) for a, b in itertools.pairwise(edges)]
     parts = sorted(parts, key=lambda part: order[int(part.lse.sum()) % 4])
     left = init(q, 5)
     for part in parts:
@@ -117,7 +116,7 @@ def test_a_state_that_has_seen_no_key_cannot_finish() -> None:
     torch.testing.assert_close(merge(state, state).out, state.out)
     with pytest.raises(ValueError, match="13 queries have seen no key"):
         finish(state)
-    blocked = update(state, q, k, v, 1.0, torch.zeros(13, 53, dtype=torch.bool))
+    blocked = merge(state, attention_state(q, k, v, 1.0, torch.zeros(13, 53, dtype=torch.bool)))
     with pytest.raises(ValueError, match="seen no key"):
         finish(blocked)
 
@@ -259,7 +258,7 @@ def test_attend_tokens_refuses() -> None:
 
 
 @pytest.mark.parametrize("needs_grad", [False, True])
-@pytest.mark.parametrize("size", [1.0, 1e9, 1e36, 1e200])
+@pytest.mark.parametrize("size", [1.0, 1e9, 1e36, 1e100])
 def test_tied_keys_share_their_weight_whatever_the_score(size: float, needs_grad: bool) -> None:
     """Three equal keys: the mean of their values. exp(score - lse) gave their sum, since lse loses
     log 3 beside 1e17.

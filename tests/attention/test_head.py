@@ -10,8 +10,8 @@ import torch
 
 import esscher as es
 from esscher.attention.head import coupling_of
-from esscher.attention.softmax import softmax_attention
 from esscher.theory.prediction import proved_coupling
+from tests.attention.reference import softmax_attention
 
 
 def randn(*shape: int, seed: int) -> torch.Tensor:
@@ -117,11 +117,11 @@ def test_a_head_keeps_its_factors_and_does_not_change() -> None:
         (lambda: es.Head(torch.zeros(3, 0), torch.eye(3)), "non-empty"),
         (
             lambda: es.Head.from_weights(torch.zeros(0, 3), torch.zeros(0, 3), torch.eye(3)),
-            "k >= 1",
+            "non-empty",
         ),
         (
             lambda: es.Head.from_weights(torch.zeros(2, 3), torch.zeros(4, 3), torch.eye(3)),
-            "same number",
+            "one number of rows",
         ),
         (lambda: es.Head.from_weights(torch.zeros(2, 3), torch.zeros(2, 3), torch.eye(4)), "wv"),
         (lambda: es.Head.from_weights(*3 * [torch.eye(3)], bq=torch.zeros(2)), "bq"),

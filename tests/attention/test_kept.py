@@ -80,8 +80,6 @@ def dense(text: str, n: int | None, q: Any, k: Any, v: Any, **options: Any) -> t
 def several(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "many blocks":
         monkeypatch.setattr(by_places, "BLOCK", 8)
-        monkeypatch.setattr(by_places, "MOST", 8)
-        monkeypatch.setattr(by_places, "STACKED", 40)
         monkeypatch.setattr(blocks, "PAIRS", 5 * KEYS)
 
 
@@ -253,8 +251,6 @@ class Largest(TorchDispatchMode):
     [
         "window:60",
         "sinks:4+recent:60",
-        "strided:64",
-        "strided:64+window:64",
         "global:0,9+window:9",
         "keynorm:64",
         "sinks:4+recent",

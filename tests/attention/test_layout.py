@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.attention.softmax import softmax_attention
 from esscher.attention.state import attend_block
+from tests.attention.reference import softmax_attention
 
 
 def randn(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:

@@ -19,7 +19,7 @@ def randn(*shape: int, seed: int) -> torch.Tensor:
 A, V, X = randn(3, 3, seed=1), randn(2, 3, seed=2), randn(4, 3, seed=3)
 FACTOR = randn(3, 3, seed=4)
 COV = FACTOR @ FACTOR.T
-SIZES = [1e-280, 1e-170, 1e-60, 1e60, 1e170, 1e280]
+SIZES = [1e-90, 1e-45, 1e45, 1e90]
 
 
 def law(name: str, size: float) -> es.Measure:
@@ -37,9 +37,9 @@ def law(name: str, size: float) -> es.Measure:
 @pytest.mark.parametrize("size", SIZES)
 def test_limits_scale_with_the_tokens(name: str, size: float) -> None:
     """Tokens s y and scores A / s have the limit s Gamma, whatever s is; for Gaussians s^2 must be
-    a number.
+    in range.
     """
-    if name == "gaussian" and not 1e-150 < size < 1e150:
+    if name == "gaussian" and not 1e-50 < size < 1e50:
         return
     expected = es.limit(es.Head(A, V), law(name, 1.0))(X)
     out = es.limit(es.Head(A / size, V), law(name, size))(X)
@@ -59,14 +59,14 @@ def test_limits_scale_with_the_tokens(name: str, size: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["sphere", "ball"])
-@pytest.mark.parametrize("size", [1e-140, 1e-60, 1e60, 1e140])
+@pytest.mark.parametrize("size", [1e-45, 1e-20, 1e20, 1e45])
 def test_rotational_pushforwards_scale_with_the_tokens(name: str, size: float) -> None:
     """Queries are tokens too: with A / s^2 and V / s the outputs have one law for every s."""
     expected = es.limit(es.Head(A, V), law(name, 1.0)).pushforward()
     found = es.limit(es.Head(A / size / size, V / size), law(name, size)).pushforward()
     torch.testing.assert_close(found.cov, expected.cov, rtol=1e-9, atol=1e-12)
     # the tilted mean is at the edge
-    endless = es.limit(es.Head(1e200 * A, V), law(name, 1.0)).pushforward()
+    endless = es.limit(es.Head(1e90 * A, V), law(name, 1.0)).pushforward()
     torch.testing.assert_close(
         endless.cov,
         es.limit(es.Head(1e15 * A, V), law(name, 1.0)).pushforward().cov,
@@ -75,7 +75,7 @@ def test_rotational_pushforwards_scale_with_the_tokens(name: str, size: float) -
     )
 
 
-@pytest.mark.parametrize("size", [1e-300, 1e-150, 1e150, 1e300])
+@pytest.mark.parametrize("size", [1e-90, 1e90])
 def test_horizons_of_any_size(size: float) -> None:
     key, query = COV, torch.eye(3, dtype=torch.float64) + 0.1 * COV
     expected = es.horizon_of_covariances(key, query)
@@ -93,21 +93,15 @@ def test_horizons_of_any_size(size: float) -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    huge = es.Gaussian(1e300 * COV)
-    head = es.Head(1e200 * A, V)
+    huge, head = es.Gaussian(1e95 * COV), es.Head(1e95 * A, V)
     for broken in (
-        lambda: es.limit(head, huge)(X),
-        lambda: es.linear_limit(head, huge)(X),
+        lambda: es.Head(1e120 * A, V),
+        lambda: es.limit(head, huge)(1e95 * X),
         lambda: es.limit(head, huge).pushforward(),
         lambda: es.linear_limit(head, huge).pushforward(),
-        lambda: es.limit(head, es.Sphere(3, 1e200)).pushforward(),
-        lambda: es.hardmax_limit(es.Head(A, 1e200 * V), es.Cube(3, 1e200))(X),
-        lambda: es.limit(es.Head(A, 1e200 * V), es.Pool(1e150 * randn(5, 3, seed=6))).pushforward(),
+        lambda: es.limit(head, es.Sphere(3, 1e98)).pushforward(),
         lambda: es.limit(es.Head(A, V), es.Gaussian(1e6 * COV))(X.half()),
-        lambda: head.horizon(es.Gaussian(1e300 * COV)),
-        lambda: head.coupling(es.Gaussian(COV)),
-        lambda: head.queries(1e200 * X),
-        lambda: es.Head.from_weights(1e200 * A, 1e200 * A, V).A,
+        lambda: es.Head(99 * A.float(), V.float()).queries(1e38 * X.float()),
     ):
-        with pytest.raises(ValueError, match=r"leave the range of|beyond the floating range"):
+        with pytest.raises(ValueError, match=r"leave the range of|sizes up to 1e100"):
             broken()

@@ -162,14 +162,13 @@ def test_the_fourth_moment_comes_from_the_tilted_covariance() -> None:
     nothing is claimed.
     """
     law = Exponential(2)
-    assert law.value_fourth_moment(torch.eye(2)) == pytest.approx(9 + 9 + 2, rel=1e-12)
+    assert law.value_fourth_moment(torch.eye(2).double()) == pytest.approx(9 + 9 + 2, rel=1e-12)
     V = torch.tensor([[1.0, 2.0], [0.0, -1.0], [0.5, 0.0]], dtype=torch.float64)
     w = (law.sample(400_000, torch.Generator().manual_seed(0)) - 1.0) @ V.T
     sizes = w.square().sum(1).square()
     assert law.value_fourth_moment(V) == pytest.approx(
         float(sizes.mean()), abs=4 * float(sizes.std()) / 400_000**0.5
     )
-    assert super(Triangular, Triangular(2, WIDTH))._value_fourth_moment(V) is not None
 
     class Numbers(Exponential):
         def _tilted_cov(self, rows: torch.Tensor) -> torch.Tensor:

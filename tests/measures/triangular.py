@@ -5,17 +5,16 @@ on [-a, a].
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float64
-from pydantic import PositiveFloat
 from torch import Tensor
 
 import esscher as es
 from esscher.inputs import as_positive
-from esscher.measures.fields import Dim, LawFields
+from esscher.measures.fields import fields_of
 from esscher.measures.line import Line, points
 from esscher.measures.product import Product
 
@@ -33,7 +32,7 @@ class Triangular(Product):
         dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
     ) -> None:
-        super().__init__(dim, dtype, device)
+        es.Measure.__init__(self, dim, dtype, device)
         self.half_width = as_positive(half_width, "half_width")
         self._half = es.Cube(1, 0.5 * self.half_width)
 
@@ -74,10 +73,4 @@ class Triangular(Product):
         return [points(theta, self.half_width * y[:, None], mass.log())]
 
 
-class TriangularFields(LawFields):
-    measure: ClassVar[type[es.Measure]] = Triangular
-    size: ClassVar[str] = "half_width"
-
-    law: Literal["triangular"]
-    dim: Dim
-    half_width: PositiveFloat = 1.0
+TriangularFields = fields_of(Triangular, "half_width")

@@ -1,9 +1,14 @@
 """A head on n tokens, or on infinitely many."""
 
-from esscher.attention.finite import attend_hardmax, attend_linear, attend_tokens
+from esscher.attention.finite import (
+    attend,
+    attend_hardmax,
+    attend_linear,
+    attend_prefixes,
+    attend_tokens,
+)
 from esscher.attention.head import Head, horizon_of_covariances
 from esscher.attention.limit import hardmax_limit, limit, linear_limit
-from esscher.attention.streaming import attend, attend_prefixes
 
 __all__ = [
     "Head",

@@ -1,25 +1,133 @@
-"""A head on n tokens: softmax, hardmax or linear, with the query outside the prompt or inside
-it.
+"""Attention on n tokens, streamed in flat memory: softmax (over all keys, nested prefixes, or the
+keys that a rule keeps), hardmax and linear; and a head on tokens.
 """
 
 from __future__ import annotations
 
-import math
+import itertools
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from esscher.attention.head import Head
-from esscher.attention.softmax import attention_inputs
-from esscher.attention.state import AttentionState, attention_state, finish, merge
-from esscher.inputs import as_kind, as_tensor, finite_result
-from esscher.measures.matrices import shift, split
+from esscher.attention.kept import attend_kept
+from esscher.attention.state import (
+    AttentionState,
+    attention_inputs,
+    attention_state,
+    finish,
+    init,
+    merge,
+)
+from esscher.inputs import as_count, as_counts, as_kind, as_tensor, finite_result
+from esscher.keep.context import Context
+from esscher.keep.text import parse
 
-BLOCK = 1 << 22  # scores held at once
+BLOCK = 1 << 22  # scores that hardmax holds at once
 # scores this close, relative to |q| |k_j|, are equal: repeated keys differ by rounding only
 TIE = 1e-12
+KERNELS = ("softmax", "hardmax", "linear")
+REMEDY = "scale the head or the tokens down, or use float64"
+
+
+def attend(
+    q: Any,
+    k: Any,
+    v: Any,
+    scale: Any = None,
+    mask: Any = None,
+    *,
+    keep: Any = None,
+    positions: Any = None,
+    n: Any = None,
+    generator: Any = None,
+) -> Float[Tensor, "*batch m d_v"]:
+    """Softmax attention of queries q (m x k) on keys k (n x k) with values v (n x d_v), streamed
+    over blocks of keys.
+
+    Memory does not grow with n beyond the inputs. ``scale`` None = 1/sqrt(width of q); ``mask``:
+    booleans, true where a query may see a key. The answer has the dtype of the inputs; sums are
+    carried in float64 between blocks. Inputs may lie in memory as they like.
+
+    ``keep``: a rule that chooses the keys (esscher.keep, or its text), for each head of the leading
+    axes by itself; attention runs on those it keeps, each with its weight: softmax of score + log
+    w. Keys come in the order of their positions; queries stand at the last one, or at ``positions``
+    (m,), and see no later key, or what ``mask`` says. ``n``: keys kept in all, for the part of the
+    rule without a number. A rule with chance draws from ``generator``: for query after query and
+    key after key u_ij uniform on [0, 1), kept where u_ij < p_ij; parts that are shared by the
+    queries draw one u_j for each key. Where places decide (window, sinks, recent, global, heavy,
+    keynorm, expected and their unions) a block of neighbouring queries looks only at keys that one
+    of them may keep; otherwise at all keys, a block of queries at a time.
+    """
+    q, k, v, scale, mask = attention_inputs(q, k, v, scale, mask)
+    if keep is None:
+        for name, given in (("positions", positions), ("n", n), ("generator", generator)):
+            if given is not None:
+                raise ValueError(
+                    f"{name}: matters to a rule that keeps keys; give keep too, or leave {name} out"
+                )
+        out = finish(attention_state(q, k, v, scale, mask))
+    else:
+        rule, count = parse(keep), None if n is None else as_count(n, "n")
+        heads = [x.reshape(-1, *x.shape[-2:]) for x in (q, k, v)]
+        masks = [None] * len(heads[0]) if mask is None else mask.reshape(-1, *mask.shape[-2:])
+        outs = []
+        for queries, keys, values, visible in zip(*heads, masks, strict=True):
+            context = Context.of(queries, keys, values, scale, positions)
+            if visible is not None:
+                context = replace(context, mask=visible.to(context.k.device))
+            outs.append(attend_kept(queries, keys, values, context, rule, count, generator))
+        out = torch.stack(outs).reshape(*q.shape[:-1], v.shape[-1])
+    return finite_result(out.to(q.dtype), "attend", "scale v down or use float64")
+
+
+@dataclass(frozen=True)
+class PrefixOutputs:
+    """Outputs of self-attention on the first n tokens: their mean, their covariance (divided by n),
+    themselves on request.
+    """
+
+    n: int
+    mean: Float64[Tensor, " d_v"]
+    cov: Float64[Tensor, "d_v d_v"]
+    outputs: Float64[Tensor, "n d_v"] | None = None
+
+
+def attend_prefixes(
+    q: Any, k: Any, v: Any, sizes: Any, scale: Any = None, *, outputs: bool = False
+) -> list[PrefixOutputs]:
+    """Statistics of self-attention on the first n_1 < n_2 < ... < n_m tokens, for every size.
+
+    All queries meet the keys segment by segment, keys n_{i-1} .. n_i in one block; after segment i
+    the states of the first n_i queries are those of the prefix. Each of the n_m^2 pairs is visited
+    once, where one attention per size visits sum_i n_i^2.
+    """
+    q, k, v, scale, _ = attention_inputs(q, k, v, scale)
+    if q.ndim != 2 or q.shape[0] != k.shape[0]:
+        raise ValueError(
+            f"q, k: expected one query for each key, got shapes {tuple(q.shape)} and"
+            f" {tuple(k.shape)}"
+        )
+    ladder = as_counts(sizes, "sizes")
+    if bool((np.diff(ladder) <= 0).any()) or ladder[-1] > k.shape[0]:
+        raise ValueError(
+            f"sizes: expected increasing numbers up to the {k.shape[0]} tokens given, got"
+            f" {ladder.tolist()}"
+        )
+    largest = int(ladder[-1])
+    state = init(q[:largest], v.shape[1])
+    result = []
+    for old, new in itertools.pairwise([0, *ladder.tolist()]):
+        state = merge(state, attention_state(q[:largest], k[old:new], v[old:new], scale))
+        known = state.out[:new]
+        mean = known.mean(dim=0)
+        cov = (known - mean).T @ (known - mean) / new
+        result.append(PrefixOutputs(new, mean, cov, known.clone() if outputs else None))
+    return result
 
 
 def attend_hardmax(q: Any, k: Any, v: Any) -> Float[Tensor, "m d_v"]:
@@ -27,60 +135,43 @@ def attend_hardmax(q: Any, k: Any, v: Any) -> Float[Tensor, "m d_v"]:
     in float64.
 
     The limit of softmax attention as its scores are multiplied by a factor that grows without
-    bound. [B, section 5]. Which key is highest does not change when queries or all keys are scaled,
-    so both are brought to size one first.
+    bound. [B, section 5].
     """
-    q, k, v, _, _ = attention_inputs(q, k, v, 1.0, None)
+    q, k, v, _, _ = attention_inputs(q, k, v, 1.0)
     if q.ndim != 2:
         raise ValueError(f"q: expected two axes, got shape {tuple(q.shape)}")
-    (rows, _), (keys, _) = split(q), split(k, (-2, -1))
+    rows = q.double()
     slack = TIE * rows.norm(dim=1)
-    best = torch.full((q.shape[0],), -torch.inf, dtype=torch.float64, device=q.device)
-    reach = torch.zeros_like(best)  # slack of the best score
+    best = torch.full_like(rows[:, 0], -torch.inf)
+    reach, count = torch.zeros_like(best), torch.zeros_like(best)  # reach: slack of the best score
     total = torch.zeros(q.shape[0], v.shape[1], dtype=torch.float64, device=q.device)
-    count = torch.zeros_like(best)
     step = max(1, BLOCK // q.shape[0])
     for start in range(0, k.shape[0], step):
-        block = keys[start : start + step]
+        block = k[start : start + step].double()
         scores, sizes = rows @ block.T, block.norm(dim=1)
         top, at = scores.max(dim=1)
         near = slack * sizes[at]
         tied = (torch.addr(scores, slack, sizes) >= top[:, None]).double()
         close = torch.maximum(near, reach)
-        wins, draws = top > best + close, (top - best).abs() <= close
-        keep = torch.where(wins, 0.0, 1.0).double()
-        take = torch.where(wins | draws, 1.0, 0.0).double()
+        keep = (top <= best + close).double()  # what was best before still counts
+        take = (top >= best - close).double()
         total = keep[:, None] * total + take[:, None] * (tied @ v[start : start + step].double())
         count = keep * count + take * tied.sum(dim=1)
         best, reach = torch.maximum(best, top), torch.where(top > best, near, reach)
     return finite_result((total / count[:, None]).to(q.dtype), "attend_hardmax", "scale v down")
 
 
-# ---- Linear attention normalised by the number of tokens, the model of much in-context-learning
-# theory.
-
-
 def attend_linear(q: Any, k: Any, v: Any, scale: Any = None) -> Float[Tensor, "*batch m d_v"]:
     """(1/n) sum_j scale <q_i, k_j> v_j, in O(n) by forming sum_j k_j v_j^T first; sums in float64.
-    [S, B.2].
 
-    Powers of two are taken out of every factor, so that only the output itself can leave the
-    floating range; then ValueError.
+    Linear attention normalised by the number of tokens, the model of much in-context-learning
+    theory [S, B.2].
     """
-    q, k, v, scale, _ = attention_inputs(q, k, v, scale, None)
-    n, dtype = k.shape[-2], q.dtype
-    (q, of_q), (k, of_k), (v, of_v) = split(q), split(k, (-2, -1)), split(v, (-2, -1))
-    mantissa, of_scale = math.frexp(scale)
-    out = shift(mantissa * (q @ (k.mT @ v / n)), of_q + of_k + of_v + float(of_scale)).to(dtype)
-    return finite_result(
-        out, "attend_linear", "lower the scale or the size of q, k and v, or use float64"
-    )
-
-
-# ---- A head on n tokens: softmax, hardmax or linear, with the query outside the prompt or inside
-# it.
-
-KERNELS = ("softmax", "hardmax", "linear")
+    q, k, v, scale, _ = attention_inputs(q, k, v, scale)
+    sums = k.double().mT @ v.double() / k.shape[-2]
+    out = (scale * (q.double() @ sums)).to(q.dtype)
+    remedy = "lower the scale or the size of q, k and v, or use float64"
+    return finite_result(out, "attend_linear", remedy)
 
 
 def attend_tokens(
@@ -109,37 +200,20 @@ def attend_tokens(
     common = torch.promote_types(torch.promote_types(dtype, y.dtype), torch.float32)
     x, y = x.to(common), y.to(common)
     q, k, v = head.queries(x), head.keys(y), head.values(y)
-    if kernel == "hardmax":
-        out = _hardmax(head, x, q, k, v) if query_inside else attend_hardmax(q, k, v)
-    elif kernel == "linear":
-        out = _linear(head, x, q, k, v) if query_inside else attend_linear(q, k, v, scale=1.0)
-    else:
+    own_key, own = (head.keys(x), head.values(x)) if query_inside else (None, None)
+    if kernel == "softmax":
         state = attention_state(q, k, v, 1.0)
-        if query_inside:
-            own_score = finite_result(
-                (q.double() * head.keys(x).double()).sum(dim=1), "scores", "scale the head down"
-            )
-            state = merge(state, AttentionState(own_score, head.values(x).double()))
+        if own_key is not None and own is not None:
+            own_score = (q.double() * own_key.double()).sum(dim=1)
+            state = merge(state, AttentionState(own_score, own.double()))
         out = finish(state)
-    return finite_result(
-        out.to(dtype), "attend_tokens", "scale the head or the tokens down, or use float64"
-    )
-
-
-def _linear(head: Head, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    n = k.shape[0]
-    own_score = (q * head.keys(x)).sum(dim=1, keepdim=True)
-    return (n * attend_linear(q, k, v, scale=1.0) + own_score * head.values(x)) / (n + 1)
-
-
-def _hardmax(head: Head, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Hardmax with the query among its own keys: one prompt per query."""
-    rows = [
-        attend_hardmax(
-            q[i : i + 1],
-            torch.cat([k, head.keys(x[i : i + 1])]),
-            torch.cat([v, head.values(x[i : i + 1])]),
-        )
-        for i in range(x.shape[0])
-    ]
-    return torch.cat(rows)
+    elif own_key is None or own is None:
+        out = attend_hardmax(q, k, v) if kernel == "hardmax" else attend_linear(q, k, v, 1.0)
+    elif kernel == "linear":
+        own_score = (q * own_key).sum(dim=1, keepdim=True)
+        out = (len(y) * attend_linear(q, k, v, 1.0) + own_score * own) / (len(y) + 1)
+    else:  # one prompt per query
+        prompts = zip(*(torch.split(x, 1) for x in (q, own_key, own)), strict=True)
+        rows = [attend_hardmax(a, torch.cat([k, b]), torch.cat([v, c])) for a, b, c in prompts]
+        out = torch.cat(rows)
+    return finite_result(out.to(dtype), "attend_tokens", REMEDY)

@@ -4,17 +4,18 @@ converges.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float
 from torch import Tensor
 
-from esscher.inputs import as_kind, as_positive, as_tensor, finite_result
+from esscher.inputs import as_kind, as_tensor, finite_result
 from esscher.measures.base import Measure
-from esscher.measures.matrices import check_covariance, product, shift, spectral_norm, split
+from esscher.measures.matrices import as_size, check_covariance, in_range, product, spectral_norm
 
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
@@ -40,24 +41,18 @@ class Head:
     def __init__(
         self, A: Any, V: Any, tilt_bias: Any = None, value_bias: Any = None, *, key_map: Any = None
     ) -> None:
-        query_map = as_tensor(A, "A", ndim=2)
+        query_map = _matrix(A, "A")
         inner = query_map.shape[0]
-        key_map = None if key_map is None else as_tensor(key_map, "key_map", ndim=2)
+        key_map = None if key_map is None else _matrix(key_map, "key_map")
         if key_map is not None and key_map.shape[0] != inner:
             raise ValueError(f"key_map: expected {inner} rows as in A, got {key_map.shape[0]}")
-        query_bias = (
-            None if tilt_bias is None else as_tensor(tilt_bias, "tilt_bias", ndim=1, last=inner)
-        )
-        V = as_tensor(V, "V", ndim=2, last=inner if key_map is None else key_map.shape[1])
-        if min(*query_map.shape, *V.shape) == 0:
-            raise ValueError(
-                f"head: expected non-empty maps, got shapes {tuple(query_map.shape)} and"
-                f" {tuple(V.shape)}"
-            )
+        if tilt_bias is not None:
+            tilt_bias = as_tensor(tilt_bias, "tilt_bias", ndim=1, last=inner)
+        V = _matrix(V, "V", last=inner if key_map is None else key_map.shape[1])
         if value_bias is not None:
             value_bias = as_tensor(value_bias, "value_bias", ndim=1, last=V.shape[0])
         vars(self).update(
-            query_map=query_map, V=V, query_bias=query_bias, value_bias=value_bias, key_map=key_map
+            query_map=query_map, V=V, query_bias=tilt_bias, value_bias=value_bias, key_map=key_map
         )
 
     @classmethod
@@ -69,16 +64,10 @@ class Head:
         A = W_k^T W_q / sqrt(k), tilt bias W_k^T b_q / sqrt(k). The key bias adds one number to all
         scores of a query and cancels in the softmax: it is checked and dropped.
         """
-        wq, wk, wv = (
-            as_tensor(wq, "wq", ndim=2),
-            as_tensor(wk, "wk", ndim=2),
-            as_tensor(wv, "wv", ndim=2),
-        )
+        wq, wk, wv = _matrix(wq, "wq"), _matrix(wk, "wk"), _matrix(wv, "wv")
         k = wk.shape[0]
-        if k == 0 or wq.shape[0] != k:
-            raise ValueError(
-                f"wq, wk: expected the same number k >= 1 of rows, got {wq.shape[0]} and {k}"
-            )
+        if wq.shape[0] != k:
+            raise ValueError(f"wq, wk: expected one number of rows, got {wq.shape[0]} and {k}")
         if wv.shape[1] != wk.shape[1]:
             raise ValueError(f"wv: expected {wk.shape[1]} columns as in wk, got {wv.shape[1]}")
         dtype = torch.promote_types(wq.dtype, wk.dtype)
@@ -136,7 +125,7 @@ class Head:
 
     def scaled(self, alpha: Any) -> Head:
         """The same head with its scores multiplied by alpha > 0 (inverse temperature)."""
-        alpha = as_positive(alpha, "alpha")
+        alpha = as_size(alpha, "alpha")
 
         def times(part: Tensor) -> Tensor:
             return finite_result(alpha * part, "head.scaled", "scale less or use float64")
@@ -175,7 +164,7 @@ class Head:
     def coupling(self, measure: Measure) -> float:
         """Attention-reach coupling Psi = ||Sigma||_2 H^2 with the one-sided horizon H [B]."""
         horizon = self.horizon(measure, sided=1)
-        return _in_range(coupling_of(math.sqrt(measure.reach), horizon), "coupling")
+        return coupling_of(math.sqrt(measure.reach), horizon)
 
     def __repr__(self) -> str:
         inner = self.query_map.shape[0]
@@ -183,6 +172,13 @@ class Head:
             f"Head(dim={self.dim}, dim_query={self.dim_query}, dim_out={self.dim_out},"
             f" rank<={inner})"
         )
+
+
+def _matrix(value: Any, name: str, last: int | None = None) -> Tensor:
+    matrix = in_range(as_tensor(value, name, ndim=2, last=last), f"head.{name}")
+    if matrix.numel() == 0:
+        raise ValueError(f"head.{name}: expected a non-empty matrix, got {tuple(matrix.shape)}")
+    return matrix
 
 
 def _map(name: str, rows: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -202,42 +198,21 @@ def check_pair(head: Any, measure: Any) -> None:
     as_kind(head, Head, "head").check_measure(measure)
 
 
-def _in_range(value: float, name: str) -> float:
-    if not math.isfinite(value):
-        raise ValueError(
-            f"{name}: beyond the floating range (1.8e308); scale the head or the tokens down"
-        )
-    return value
-
-
-def _product_norm(left: list[Tensor], right: list[Tensor], scale: float = 1.0) -> float:
-    """scale ||left right||_2, each a product itself, without forming the product when the axis
-    between is the small one.
+def _product_norm(left: list[Tensor], right: list[Tensor]) -> float:
+    """||left right||_2, each a product itself, without forming the product when the axis between is
+    the small one.
     """
-    (a, of_a), (b, of_b) = _scaled_product(left), _scaled_product(right)
+    a, b = (
+        functools.reduce(product, (x.detach().double() for x in side)) for side in (left, right)
+    )
     if a.shape[1] < min(a.shape[0], b.shape[1]):
         a = torch.linalg.qr(a, mode="r").R
         b = torch.linalg.qr(b.T, mode="r").R.T
-    mantissa, of_scale = math.frexp(scale)
-    norm = torch.full_like(of_a, mantissa * spectral_norm(product(a, b)))
-    return _in_range(float(shift(norm, of_a + of_b + float(of_scale))), "horizon")
-
-
-def _scaled_product(factors: list[Tensor]) -> tuple[Float64[Tensor, "d e"], Float64[Tensor, ""]]:
-    """(P, e) with 2^e P the product; every factor is brought to size one, so that nothing overflows
-    on the way.
-    """
-    parts = [split(factor.detach(), (0, 1)) for factor in factors]
-    out = parts[0][0]
-    for factor, _ in parts[1:]:
-        out = product(out, factor)
-    return out, torch.stack([exponent[0, 0] for _, exponent in parts]).sum()
+    return spectral_norm(product(a, b))
 
 
 def coupling_of(root_reach: float, horizon: float) -> float:
-    """Psi = ||Sigma||_2 H^2 = (||Sigma^{1/2}||_2 H)^2 [B]: the square is taken last, so nothing
-    overflows before Psi.
-    """
+    """Psi = ||Sigma||_2 H^2 = (||Sigma^{1/2}||_2 H)^2 [B]."""
     size = root_reach * horizon
     return size * size
 
@@ -258,4 +233,4 @@ def horizon_of_covariances(key_cov: Any, query_cov: Any, scale: Any = 1.0) -> fl
             f"key_cov, query_cov: expected one shape, got {tuple(key_root.shape)} and"
             f" {tuple(query_root.shape)}"
         )
-    return _product_norm([key_root.T], [query_root], as_positive(scale, "scale"))
+    return as_size(scale, "scale") * _product_norm([key_root.T], [query_root])

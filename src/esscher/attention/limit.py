@@ -43,8 +43,8 @@ class SoftmaxLimit:
             matrix = head.V.double() @ cov @ head.A.double()
             zero = torch.zeros(head.dim_query, dtype=torch.float64, device=cov.device)
             return _pushforward.affine(matrix, self(zero), self.measure)
-        if rotational is not None:
-            return _pushforward.rotational(self.head, rotational, self)
+        if rotational is not None and self.head.query_bias is None:
+            return _pushforward.rotational(self.head, rotational)
         if pool is not None:
             return _pushforward.pooled(self, pool)
         return _pushforward.sampled(self, self.measure)
@@ -143,13 +143,10 @@ def _queries_from(head: Head, measure: Measure) -> None:
         )
 
 
-# ---- What squared weights see: the law of a token tilted twice as far.
-
-
 @dataclass(frozen=True)
 class SecondTilt:
-    """E[e^2 f(y)] / (E e)^2 = exp(log_growth) E_{2 theta} f(y) with e = exp<theta, y>, for c = V y
-    - Gamma(x):
+    """The law of a token tilted twice as far, which squared weights see: E[e^2 f(y)] / (E e)^2 =
+    exp(log_growth) E_{2 theta} f(y) with e = exp<theta, y>, for c = V y - Gamma(x).
 
     E_{2 theta} c = ``shift`` and the covariance of y under 2 theta is ``cov``, so that the delta
     method's matrix is C = exp(log_growth) (V cov V^T + shift shift^T).

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import scipy.special
-import scipy.stats
 import torch
 from jaxtyping import Float64
 from torch import Tensor
@@ -39,7 +38,7 @@ class Pushforward:
     gave them.
 
     Unpacks as (mean, cov). Errors are bounds from rounding ("closed form"), from comparing two
-    resolutions ("quadrature"), or one standard error ("sampled", "quasi-Monte Carlo").
+    resolutions ("quadrature"), or one standard error ("sampled").
     """
 
     mean: Float64[Tensor, " d_out"]
@@ -71,14 +70,7 @@ def affine(
     """
     mean = matrix @ measure.mean.double() + offset
     cov = matrix @ measure.cov.double() @ matrix.T
-    eps = torch.finfo(torch.float64).eps * measure.dim
-    return Pushforward(
-        mean,
-        cov,
-        eps * float(mean.detach().norm()),
-        eps * float(cov.detach().norm()),
-        "closed form",
-    )
+    return _closed(mean, cov, float(mean.detach().norm()), float(measure.dim))
 
 
 def pooled(outputs: Outputs, pool: Pool) -> Pushforward:
@@ -86,14 +78,17 @@ def pooled(outputs: Outputs, pool: Pool) -> Pushforward:
     if pool.size > POOL_QUERIES:
         return sampled(outputs, pool, POOL_QUERIES)
     values = outputs(pool.tokens.double())
-    weights = torch.full((pool.size,), 1.0 / pool.size, dtype=torch.float64, device=values.device)
+    weights = torch.full_like(values[:, 0], 1.0 / pool.size)
     if pool.weights is not None:
         weights = pool.weights
     mean = weights @ values
     cov = (weights[:, None] * (values - mean)).T @ (values - mean)
-    eps = torch.finfo(torch.float64).eps * math.sqrt(pool.size)
-    largest = float(values.detach().norm(dim=1).max())
-    return Pushforward(mean, cov, eps * largest, eps * float(cov.detach().norm()), "closed form")
+    return _closed(mean, cov, float(values.detach().norm(dim=1).max()), math.sqrt(pool.size))
+
+
+def _closed(mean: Tensor, cov: Tensor, size: float, terms: float) -> Pushforward:
+    eps = torch.finfo(torch.float64).eps * terms
+    return Pushforward(mean, cov, eps * size, eps * float(cov.detach().norm()), "closed form")
 
 
 def sampled(outputs: Outputs, measure: Measure, samples: int = SAMPLES) -> Pushforward:
@@ -106,17 +101,14 @@ def sampled(outputs: Outputs, measure: Measure, samples: int = SAMPLES) -> Pushf
     mean = values.mean(dim=0)
     cov = (values - mean).T @ (values - mean) / (samples - 1)
     batch_covs = torch.stack([torch.cov(part.T).reshape(cov.shape) for part in parts])
-    cov_error = float(torch.linalg.vector_norm(batch_covs.detach().std(dim=0))) / math.sqrt(
-        len(parts)
-    )
-    return Pushforward(
-        mean, cov, math.sqrt(float(cov.detach().trace()) / samples), cov_error, "sampled"
-    )
+    cov_error = float(batch_covs.detach().std(dim=0).norm()) / math.sqrt(len(parts))
+    mean_error = math.sqrt(float(cov.detach().trace()) / samples)
+    return Pushforward(mean, cov, mean_error, cov_error, "sampled")
 
 
-def rotational(head: Head, measure: Rotational, outputs: Outputs) -> Pushforward:
-    """Sphere and ball. Without a tilt bias the output depends on the query through one quadratic
-    form.
+def rotational(head: Head, measure: Rotational) -> Pushforward:
+    """Sphere and ball, for a head without tilt bias: the output depends on the query through one
+    quadratic form.
 
     With A = a P diag(b) W^T, b_1 = 1 the largest, x = R w and Q = sum_i b_i^2 w_i^2 (w uniform on
     the unit sphere, in the basis W), S = R^2 a and r = S sqrt(Q), the tilted mean is R S q_v(r) P
@@ -127,8 +119,6 @@ def rotational(head: Head, measure: Rotational, outputs: Outputs) -> Pushforward
     The expectations are one-dimensional integrals against densities found by Fourier inversion. In
     the ball x = R t w with density d t^(d-1) of the radius t in [0, 1].
     """
-    if head.query_bias is not None or measure.dim == 1:
-        return _quasi_monte_carlo(outputs, measure)
     left, singular, _ = torch.linalg.svd(head.A.detach().double().cpu(), full_matrices=False)
     largest = float(singular[0])
     if largest > 0.0:
@@ -246,10 +236,7 @@ def _densities(eigenvalues: Array, points: Array) -> tuple[Array, Array]:
     """
     y = np.linspace(0.0, max(6.4, 56.0 / eigenvalues.size), NODES // 2 + 1)
     weights = np.cosh(y) * (y[1] - y[0]) * np.where(y == 0.0, 0.5, 1.0) / np.pi
-    fine, coarse = (
-        np.empty((points.size, eigenvalues.size)),
-        np.empty((points.size, eigenvalues.size)),
-    )
+    fine, coarse = np.empty((2, points.size, eigenvalues.size))
     for row, (point, zeta, exponent) in enumerate(
         zip(points, *_saddle(eigenvalues, points), strict=True)
     ):
@@ -264,30 +251,3 @@ def _densities(eigenvalues: Array, points: Array) -> tuple[Array, Array]:
         integrand = (real - imaginary * x) / ((1.0 + x * x) * slack)
         fine[row], coarse[row] = integrand.sum(axis=0), 2.0 * integrand[::2].sum(axis=0)
     return fine, coarse
-
-
-def _quasi_monte_carlo(
-    outputs: Outputs, measure: Rotational, points: int = 1 << 13, repeats: int = 16
-) -> Pushforward:
-    """Scrambled Sobol points made into queries; one standard error from independent scrambles."""
-    means, seconds = [], []
-    for repeat in range(repeats):
-        sobol = scipy.stats.qmc.Sobol(
-            measure.dim + 1, scramble=True, rng=np.random.default_rng(repeat)
-        )
-        uniform = np.clip(sobol.random(points), 1e-15, 1.0 - 1e-15)
-        noise = torch.from_numpy(scipy.special.ndtri(uniform[:, 1:])).to(measure.device)
-        lengths = torch.from_numpy(measure.quantile(uniform[:, :1])).to(measure.device)
-        queries = lengths * torch.nn.functional.normalize(noise, eps=1e-300)
-        values = outputs(queries).detach()
-        means.append(values.mean(dim=0))
-        seconds.append(values.T @ values / points)
-    mean, second = torch.stack(means).mean(dim=0), torch.stack(seconds).mean(dim=0)
-    mean_error = float(torch.stack(means).detach().std(dim=0).norm()) / math.sqrt(repeats)
-    cov_error = float(
-        torch.linalg.vector_norm(torch.stack(seconds).detach().std(dim=0))
-    ) / math.sqrt(repeats)
-    cov_error += 2.0 * float(mean.detach().norm()) * mean_error
-    return Pushforward(
-        mean, second - torch.outer(mean, mean), mean_error, cov_error, "quasi-Monte Carlo"
-    )

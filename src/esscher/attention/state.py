@@ -1,5 +1,5 @@
-"""Softmax attention over any number of keys in flat memory: init, update, merge, finish on a frozen
-state.
+"""Softmax attention over any number of keys in flat memory: a fused kernel for a block of keys, and
+a frozen state that carries the sums from block to block.
 
 A state is (lse, out) for each query: lse = log sum_j exp(score_j) and out = sum_j softmax_j v_j
 over the keys seen so far. Two states over disjoint keys merge exactly:
@@ -13,84 +13,124 @@ The merge is associative and commutative up to rounding. States are float64 what
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float64
 from torch import Tensor
 
-from esscher.measures.matrices import wide_scores
+from esscher.inputs import as_tensor
+from esscher.measures.matrices import as_size, in_range
 
 EXPLICIT_SCORES = 1 << 22  # scores the explicit path holds at once
+KEY_BLOCK = 1 << 16  # keys per block: long sums are carried in float64 between blocks
 # scores above it are taken again in float64: float32 rounds them by more than 6e-5, and so the
 # weights
 LARGE = 1024.0
 
 
-def attend_block(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """(out, lse): softmax attention over these keys and log sum_j exp(scale <q, k_j>), lse = -inf
-    where no key is visible.
+def attention_inputs(
+    q: Any, k: Any, v: Any, scale: Any, mask: Any = None
+) -> tuple[Tensor, Tensor, Tensor, float, Tensor | None]:
+    """Check what every attention function here is given: shapes, finiteness, scale, and that each
+    query sees a key. ``scale`` None = 1/sqrt(width of q).
+    """
+    q, k, v = (in_range(as_tensor(x, name), name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.ndim < 2 or 0 in x.shape:
+            raise ValueError(
+                f"{name}: expected at least one row of at least one number, got shape"
+                f" {tuple(x.shape)}"
+            )
+    shapes = f"got shapes {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"q, k: expected rows of one width, {shapes}")
+    if k.shape[:-1] != v.shape[:-1]:
+        raise ValueError(f"k, v: expected one value for each key, {shapes}")
+    if q.shape[:-2] != k.shape[:-2]:
+        raise ValueError(f"q, k: expected the same leading axes, {shapes}")
+    if not (q.dtype == k.dtype == v.dtype):
+        raise ValueError(f"q, k, v: expected one dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
+    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else as_size(scale, "scale")
+    if mask is not None:
+        mask = _check_mask(mask, (*q.shape[:-1], k.shape[-2]))
+    return q, k, v, scale, mask
 
-    Half precision is raised to float32 first, so nothing is ever summed in half precision. Blocks
-    with scores that float32 cannot hold or hardly resolves are computed in float64; ValueError for
-    scores beyond float64.
+
+def _check_mask(mask: Any, shape: tuple[int, ...]) -> Tensor:
+    visible = torch.as_tensor(mask)
+    if visible.dtype != torch.bool:
+        raise ValueError(
+            f"mask: expected booleans, true where a query may see a key, got {visible.dtype}"
+        )
+    try:
+        visible = visible.expand(shape)
+    except RuntimeError as cause:
+        raise ValueError(
+            f"mask: expected a shape that broadcasts to {shape}, got {tuple(visible.shape)}"
+        ) from cause
+    blind = int((~visible.any(dim=-1)).sum())
+    if blind:
+        raise ValueError(
+            f"mask: {blind} queries see no key, so attention is undefined there; leave them out or"
+            " unmask a key"
+        )
+    return visible
+
+
+# ---- one block of keys
+
+
+def attend_block(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(out, lse): softmax attention over these keys and log sum_j exp(scale <q, k_j> + bias_j), lse
+    = -inf where no key is visible.
+
+    ``bias``: added to the scores, or booleans, true where a query may see a key. Half precision is
+    raised to float32 first, so nothing is ever summed in half precision. Blocks with scores that
+    float32 cannot hold or hardly resolves are computed in float64.
     """
     if q.dtype in (torch.float16, torch.bfloat16):
         q, k, v = q.float(), k.float(), v.float()
-    visible = None if mask is None else mask.any(dim=-1)
-    out, lse = _plain(q, k, v, scale, mask)
-    if q.dtype == torch.float32:
-        if not _doubtful(out, lse, visible, LARGE):
-            return out, lse
-        q, k, v = q.double(), k.double(), v.double()
-        out, lse = _plain(q, k, v, scale, mask)
-    if _doubtful(out, lse, visible, torch.inf):
-        out, lse = _explicit(q.double(), k.double(), v.double(), scale, mask, wide=True)
-        _refuse_overflow(out, lse, visible)
+    if bias is not None and bias.dtype == torch.bool:
+        bias = torch.zeros((), dtype=q.dtype, device=q.device).masked_fill(~bias, -torch.inf)
+    out, lse = _block(q, k, v, scale, bias)
+    if q.dtype == torch.float32 and _doubtful(out, lse):
+        out, lse = _block(q.double(), k.double(), v.double(), scale, bias)
     return out, lse
 
 
-def _plain(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None
+def _block(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
+    bias = None if bias is None else bias.to(q.dtype)
     # the fused kernels do not carry a gradient through lse, and merging blocks needs one
-    differentiable = torch.is_grad_enabled() and (
-        q.requires_grad or k.requires_grad or v.requires_grad
-    )
-    if not differentiable and q.device.type == "cpu":
-        return _fused(q, k, v, scale, mask)
-    if not differentiable and q.device.type == "cuda" and q.dtype == torch.float32 and mask is None:
-        return _fused(q, k, v, scale, None)
-    return _explicit(q, k, v, scale, mask)
+    if not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))):
+        if q.device.type == "cpu":
+            return _fused(q, k, v, scale, bias)
+        if q.device.type == "cuda" and q.dtype == torch.float32 and bias is None:
+            return _fused(q, k, v, scale, None)
+    return _explicit(q, k, v, scale, bias)
 
 
-def _doubtful(out: Tensor, lse: Tensor, visible: Tensor | None, large: float) -> bool:
+def _doubtful(out: Tensor, lse: Tensor) -> bool:
     """Whether a query has scores out of range; the CPU kernel answers out = 0 and lse = 0 where it
     met NaN or infinity.
     """
     low, high = torch.aminmax(out.detach())
     if not bool(torch.isfinite(low) & torch.isfinite(high)):
         return True
-    right = (lse.detach().abs() < large) & (lse.detach() != 0.0)
-    return not bool((right if visible is None else right | ~visible).all())
-
-
-def _refuse_overflow(out: Tensor, lse: Tensor, visible: Tensor | None) -> None:
-    bad = ~lse.isfinite() if visible is None else ~lse.isfinite() & visible
-    if bool(bad.any()):
-        raise ValueError(
-            f"attention: the scores scale <q, k> of {int(bad.sum())} of {bad.numel()} queries are"
-            " beyond float64 (1.8e308); lower the scale or the size of q and k"
-        )
-    if not bool(out.isfinite().all()):
-        raise ValueError("attention: sums of the values are beyond float64 (1.8e308); scale v down")
+    lse = lse.detach()
+    right = (lse.abs() < LARGE) & (lse != 0.0) | (lse == -torch.inf)
+    return not bool(right.all())
 
 
 def _fused(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """PyTorch's fused kernels want four axes and one width for q, k, v; zero columns change
     nothing.
@@ -104,19 +144,13 @@ def _fused(
         )[:2]
         lse = lse[..., :m]  # padded to a multiple of 32 rows
     else:
-        bias = None
-        if mask is not None:
-            bias = (
-                torch.zeros((), dtype=q.dtype)
-                .masked_fill(~mask, -torch.inf)
-                .reshape(-1, 1, m, k.shape[-2])
-            )
+        mask = None if bias is None else bias.reshape(-1, 1, m, k.shape[-2])
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q4, k4, v4, 0.0, False, attn_mask=bias, scale=scale
+            q4, k4, v4, 0.0, False, attn_mask=mask, scale=scale
         )
     out, lse = out[..., :d_v].reshape(*batch, m, d_v), lse.reshape(*batch, m)
-    if mask is not None:  # the kernel reports lse = 0 for a row without visible keys
-        lse = torch.where(mask.any(dim=-1), lse, -torch.inf)
+    if bias is not None:  # the kernel reports lse = 0 for a row without visible keys
+        lse = torch.where((bias > -torch.inf).any(dim=-1), lse, -torch.inf)
     return out, lse
 
 
@@ -132,15 +166,15 @@ def _four_axes(x: Tensor, width: int) -> Tensor:
 
 
 def _explicit(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, wide: bool = False
+    q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     step = max(1, EXPLICIT_SCORES // max(1, k[..., 0].numel()))
     outs, lses = [], []
     for start in range(0, q.shape[-2], step):
-        rows = q[..., start : start + step, :]
-        scores = wide_scores(rows, k, scale) if wide else scale * (rows @ k.mT)
-        if mask is not None:
-            scores = scores.masked_fill(~mask[..., start : start + step, :], -torch.inf)
+        rows = slice(start, start + step)
+        scores = scale * (q[..., rows, :] @ k.mT)
+        if bias is not None:
+            scores = scores + bias[..., rows, :]
         lse = torch.logsumexp(scores, dim=-1)
         # not exp(scores - lse): beside a large score lse loses the number of keys that share it
         blind = (lse == -torch.inf)[..., None]
@@ -149,10 +183,7 @@ def _explicit(
     return torch.cat(outs, dim=-2), torch.cat(lses, dim=-1)
 
 
-# ---- Softmax attention over any number of keys in flat memory: init, update, merge, finish on a
-# frozen state.
-
-KEY_BLOCK = 1 << 16  # keys per block: long sums are carried in float64 between blocks
+# ---- any number of keys
 
 
 @dataclass(frozen=True)
@@ -168,15 +199,6 @@ def init(q: Tensor, d_v: int) -> AttentionState:
     return AttentionState(lse, torch.zeros(*rows, d_v, dtype=torch.float64, device=q.device))
 
 
-def update(
-    state: AttentionState, q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None
-) -> AttentionState:
-    """The state after one more block of keys; ``mask`` is true where a query may see a key of the
-    block.
-    """
-    return merge(state, _block_state(q, k, v, scale, mask))
-
-
 def merge(a: AttentionState, b: AttentionState) -> AttentionState:
     """The state over the union of two disjoint sets of keys."""
     weight = torch.sigmoid(b.lse - a.lse)
@@ -190,9 +212,7 @@ def finish(state: AttentionState) -> Float64[Tensor, "*batch m d_v"]:
     """The outputs; every query must have seen a key."""
     blind = int((state.lse == -torch.inf).sum())
     if blind:
-        raise ValueError(
-            f"attention: {blind} queries have seen no key; update the state with visible keys first"
-        )
+        raise ValueError(f"attention: {blind} queries have seen no key; give them visible keys")
     return state.out
 
 
@@ -200,18 +220,12 @@ def attention_state(
     q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None
 ) -> AttentionState:
     """The state of checked queries after all keys."""
-    if k.shape[-2] <= KEY_BLOCK:
-        return _block_state(q, k, v, scale, mask)
-    state = init(q, v.shape[-1])
+    state = None
     for start in range(0, k.shape[-2], KEY_BLOCK):
         block = slice(start, start + KEY_BLOCK)
         visible = None if mask is None else mask[..., block]
-        state = update(state, q, k[..., block, :], v[..., block, :], scale, visible)
+        out, lse = attend_block(q, k[..., block, :], v[..., block, :], scale, visible)
+        new = AttentionState(lse.double(), out.double())
+        state = new if state is None else merge(state, new)
+    assert state is not None
     return state
-
-
-def _block_state(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None
-) -> AttentionState:
-    out, lse = attend_block(q, k, v, scale, mask)
-    return AttentionState(lse.double(), out.double())

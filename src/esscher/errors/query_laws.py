@@ -63,7 +63,7 @@ def _query_rows(
     if points is not None:
         return QueryRows(head, points, None, False)
     # the error is analytic in x^2 on the whole line
-    entire = measure.is_even and measure.subgaussian_roots is not None
+    entire = measure.is_even and measure.subgaussian_root is not None
     line = measure.dim == queries.dim == 1 and entire and head.tilt_bias is None
     if turned is None or not (line or _turns_alike(head, measure)):
         return None

@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from esscher.attention.head import Head, check_pair
-from esscher.attention.softmax import attention_inputs
+from esscher.attention.state import attention_inputs
 from esscher.errors.curve import Floats
 from esscher.errors.exact import exact_curve
 from esscher.inputs import as_count, as_positive, as_seed, as_tensor, finite_result, generator_for

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from esscher.inputs import as_count, as_tensor, finite_result
 from esscher.measures.line import Line
-from esscher.measures.matrices import check_covariance, spectral_norm
+from esscher.measures.matrices import check_covariance, in_range, spectral_norm
 from esscher.measures.moments import fourth_moment, power
 
 if TYPE_CHECKING:  # these are laws themselves
@@ -134,45 +134,35 @@ class Measure(ABC):
         return None
 
     @cached_property
-    def subgaussian_roots(self) -> list[Float64[Tensor, "d r"]] | None:
-        """Proved roots L of matrices S = L L^T with E exp<theta, y - E y> <= exp(theta^T S theta /
+    def subgaussian_root(self) -> Float64[Tensor, "d r"] | None:
+        """A proved root L of a matrix S = L L^T with E exp<theta, y - E y> <= exp(theta^T S theta /
         2) for every theta.
 
         S is the sub-Gaussian Sigma of [B]: the covariance only where the law is Gaussian or as
-        good. Every S is valid, so a statement may take the one that gives it most.
+        good.
         """
         return None
 
     @cached_property
     def sigma(self) -> float | None:
-        """The least sub-Gaussian parameter known: E exp<theta, y - E y> <= exp(sigma^2 |theta|^2 /
-        2) for every theta.
-
-        This is the definition used throughout [S] (its section C.1; "sigma sub-Gaussian" there
-        means this sigma).
+        """A sub-Gaussian parameter: E exp<theta, y - E y> <= exp(sigma^2 |theta|^2 / 2) for every
+        theta, as [S] defines it (section C.1).
         """
-        roots = self.subgaussian_roots
-        return min(spectral_norm(root) for root in roots) if roots else None
+        root = self.subgaussian_root
+        return None if root is None else spectral_norm(root)
 
     def support_radius(self) -> float | None:
         """A radius that |y - E y| never exceeds."""
         return None
 
     def norm_moment(self, order: int) -> float | None:
-        """E|y - E y|^order, ``order`` even, or a number above it."""
-        if order < 2 or order % 2:
-            raise ValueError(f"order: expected an even number of at least 2, got {order}")
-        return self._norm_moment(order)
-
-    def _norm_moment(self, order: int) -> float | None:
+        """E|y - E y|^order, ``order`` even and at least 2, or a number above it."""
         return None
 
-    def value_fourth_moment(self, V: Any) -> float | None:
-        """E|V (y - E y)|^4, or a number above it."""
-        return self._value_fourth_moment(as_tensor(V, "V", ndim=2, last=self.dim).double())
-
-    def _value_fourth_moment(self, V: Float64[Tensor, "d_out d"]) -> float | None:
-        """From the tilted covariance's own derivatives, where it can be differentiated."""
+    def value_fourth_moment(self, V: Float64[Tensor, "d_out d"]) -> float | None:
+        """E|V (y - E y)|^4, or a number above it: from the tilted covariance's own derivatives,
+        where it can be differentiated.
+        """
         return fourth_moment(self._tilted_cov, V)
 
     def tilted_moment(self, order: int) -> tuple[float, float] | None:
@@ -201,7 +191,7 @@ class Measure(ABC):
 
     def _of_rows(self, compute: Callable[[Tensor], Tensor], theta: Any) -> Tensor:
         """``compute`` at the rows of theta in float64, in the shape and the dtype of theta."""
-        given = as_tensor(theta, "theta", last=self.dim)
+        given = in_range(as_tensor(theta, "theta", last=self.dim), "theta")
         rows = given.reshape(-1, self.dim).to(device=self.device, dtype=torch.float64)
         self._check_domain(rows)
         found = compute(rows)
@@ -222,6 +212,9 @@ class Measure(ABC):
     @property
     def _zero(self) -> Tensor:
         return torch.zeros(self.dim, dtype=torch.float64, device=self.device)
+
+    def _times_identity(self, factor: float) -> Float64[Tensor, "d d"]:
+        return factor * torch.eye(self.dim, dtype=torch.float64, device=self.device)
 
     def _check_domain(self, rows: Float64[Tensor, "m d"]) -> None:
         """Raise ValueError where the transform is infinite, as K says; a formula of a tilted mean

@@ -4,10 +4,11 @@ build.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
+import inspect
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 import torch
-from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError
+from pydantic import BeforeValidator, Field, PositiveFloat, SerializeAsAny, create_model
 
 from esscher.runs.spec import Plain
 
@@ -20,8 +21,8 @@ Dim = Annotated[int, Field(ge=1, le=MOST_DIM)]
 
 
 class LawFields(Plain):
-    """The fields of one law. A law's file subclasses this with ``law: Literal[<its name>]``, the
-    arguments of the law as fields, and the class of the law as ``measure``.
+    """The fields of one law. ``fields_of`` makes them for a law of ``dim`` and numbers above 0;
+    other laws subclass this with ``law: Literal[<name>]``, their arguments, and ``build``.
 
     A law can be built from data once Python has read its file: nothing else lists it, and no file
     of a run can add one.
@@ -34,13 +35,7 @@ class LawFields(Plain):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        names = get_args(cls.model_fields["law"].annotation)
-        if len(names) != 1 or not isinstance(names[0], str):
-            raise ValueError(
-                f"{cls.__name__}.law: expected Literal[name], got"
-                f" {cls.model_fields['law'].annotation}"
-            )
-        name = names[0]
+        (name,) = get_args(cls.model_fields["law"].annotation)
         known = LAWS.setdefault(name, cls)
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(
@@ -58,10 +53,24 @@ LAWS: dict[str, type[LawFields]] = {}
 """Name -> fields of every law that Python has read."""
 
 
-def read_law(value: Any) -> Any:
-    """Check data as the fields of the law it names; what is wrong is said with the law's name
-    before the field's.
+def fields_of(measure: type[Measure], size: str = "scale") -> type[LawFields]:
+    """The fields of a law whose arguments are ``dim`` and numbers above 0, read off its
+    constructor; bind them to ``<Law>Fields`` beside the law, whose name in small letters they have.
     """
+    fields: dict[str, Any] = {"law": (Literal[measure.__name__.lower()], ...)}
+    for name, argument in inspect.signature(measure).parameters.items():
+        if name not in ("dtype", "device"):
+            kind = Dim if name == "dim" else PositiveFloat
+            fields[name] = (kind, ... if argument.default is argument.empty else argument.default)
+    made: type[LawFields] = create_model(
+        f"{measure.__name__}Fields", __base__=LawFields, __module__=measure.__module__, **fields
+    )
+    made.measure, made.size = measure, size
+    return made
+
+
+def read_law(value: Any) -> Any:
+    """Check data as the fields of the law it names."""
     if isinstance(value, LawFields):
         return value
     if not isinstance(value, dict):
@@ -69,19 +78,7 @@ def read_law(value: Any) -> Any:
     name = value.get("law")
     if not isinstance(name, str) or name not in LAWS:
         raise ValueError(f"law: expected one of {', '.join(map(repr, sorted(LAWS)))}, got {name!r}")
-    try:
-        return LAWS[name].model_validate(value)
-    except ValidationError as wrong:
-        details: Any = [
-            {
-                "type": error["type"],
-                "loc": (name, *error["loc"]),
-                "input": error["input"],
-                "ctx": error.get("ctx", {}),
-            }
-            for error in wrong.errors()
-        ]
-        raise ValidationError.from_exception_data(wrong.title, details) from wrong
+    return LAWS[name].model_validate(value)
 
 
 LawSpec = Annotated[SerializeAsAny[LawFields], BeforeValidator(read_law)]

@@ -11,19 +11,12 @@ from jaxtyping import Float64
 from pydantic import Field, PositiveFloat, model_validator
 from torch import Tensor
 
-from esscher.inputs import as_tensor, is_finite
+from esscher.inputs import as_tensor
 from esscher.measures import line
 from esscher.measures.base import Measure
 from esscher.measures.fields import Dim, LawFields
 from esscher.measures.line import Line, check_nodes, ladder, normalised, panels
-from esscher.measures.matrices import (
-    check_covariance,
-    half_exponents,
-    is_diagonal,
-    product,
-    shift,
-    wide_scores,
-)
+from esscher.measures.matrices import check_covariance, in_range, is_diagonal, product
 from esscher.measures.moments import from_cumulants
 
 
@@ -41,17 +34,17 @@ class Gaussian(Measure):
         cov = as_tensor(cov, "cov", ndim=2)
         super().__init__(cov.shape[0], cov.dtype, cov.device)
         self._cov, self.root = check_covariance(cov, "cov")
-        if mean is None:
-            self._mean = self._zero
-        else:
-            self._mean = as_tensor(mean, "mean", ndim=1, last=self.dim).to(self._cov)
+        self._mean = self._zero
+        if mean is not None:
+            mean = in_range(as_tensor(mean, "mean", ndim=1, last=self.dim), "mean")
+            self._mean = mean.to(self._cov)
 
     def __repr__(self) -> str:
         shifted = f", |mean|={float(self._mean.norm()):.4g}" if bool(self._mean.any()) else ""
         return f"Gaussian(dim={self.dim}, tr cov={float(self._cov.trace()):.4g}{shifted})"
 
     @cached_property
-    def spectrum(self) -> Float64[Tensor, " d"]:
+    def _spectrum(self) -> Float64[Tensor, " d"]:
         """The eigenvalues of Sigma."""
         if is_diagonal(self._cov):
             return self._cov.diagonal()
@@ -59,33 +52,10 @@ class Gaussian(Measure):
         return values
 
     def _log_laplace(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]:
-        plain = rows @ self._mean + 0.5 * ((rows @ self._cov) * rows).sum(-1)
-        if is_finite(plain):
-            return plain
-        u, push, exponent, _ = self._wide_push(rows)
-        square = shift(0.5 * (push * u).sum(-1), 2.0 * exponent[:, 0])
-        return wide_scores(rows, self._mean[None])[:, 0] + square
+        return rows @ self._mean + 0.5 * ((rows @ self._cov) * rows).sum(-1)
 
     def _tilted_mean(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
-        plain = self._mean + rows @ self._cov
-        if is_finite(plain):
-            return plain
-        _, push, exponent, sizes = self._wide_push(rows)
-        return self._mean + shift(push, exponent + sizes)
-
-    def _wide_push(self, rows: Float64[Tensor, "m d"]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(u, C u, a, e) with D theta = 2^a u, |u_i| < 1, where Sigma = D C D, D_ii = 2^{e_i} and
-        |C_ij| <= 1.
-
-        Then Sigma theta = 2^a D C u: where the plain product overflows on the way, this one does
-        only in the answer.
-        """
-        sizes = half_exponents(self._cov)
-        exponents = torch.frexp(rows.detach()).exponent + sizes
-        largest = exponents.masked_fill(rows.detach() == 0.0, -torch.inf).amax(-1, keepdim=True)
-        largest = largest.masked_fill(largest == -torch.inf, 0.0)
-        u = shift(rows, sizes - largest)
-        return u, u @ shift(self._cov, -(sizes[:, None] + sizes)), largest, sizes
+        return self._mean + rows @ self._cov
 
     def _tilted_cov(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d d"]:
         return self._cov.expand(rows.shape[0], -1, -1)
@@ -150,16 +120,16 @@ class Gaussian(Measure):
         )
 
     @cached_property
-    def subgaussian_roots(self) -> list[Float64[Tensor, "d d"]]:
+    def subgaussian_root(self) -> Float64[Tensor, "d d"]:
         """Equality with S = Sigma."""
-        return [self.root]
+        return self.root
 
-    def _norm_moment(self, order: int) -> float:
+    def norm_moment(self, order: int) -> float:
         """|y - m|^2 has the cumulants 2^{r-1} (r-1)! tr Sigma^r."""
-        sums = [float((self.spectrum**r).sum()) for r in range(1, order // 2 + 1)]
+        sums = [float((self._spectrum**r).sum()) for r in range(1, order // 2 + 1)]
         return from_cumulants([2.0**r * math.factorial(r) * total for r, total in enumerate(sums)])
 
-    def _value_fourth_moment(self, V: Float64[Tensor, "d_out d"]) -> float:
+    def value_fourth_moment(self, V: Float64[Tensor, "d_out d"]) -> float:
         """(tr G Sigma)^2 + 2 tr (G Sigma)^2, G = V^T V."""
         spread = product(V, self.root)
         cov = product(spread, spread.T)
@@ -170,7 +140,7 @@ class Gaussian(Measure):
         Lemma F.1.
         """
         double = 2.0 ** (order - 1)
-        return double ** (1.0 / order) * self.reach, double * self._norm_moment(order)
+        return double ** (1.0 / order) * self.reach, double * self.norm_moment(order)
 
 
 class GaussianFields(LawFields):

@@ -18,13 +18,7 @@ from esscher.measures.base import Measure
 from esscher.measures.fields import LawFields, LawSpec
 from esscher.measures.gaussian import Gaussian
 from esscher.measures.line import Line
-from esscher.measures.matrices import (
-    check_covariance,
-    ellipsoids,
-    spectral_norm,
-    split,
-    upper_bound,
-)
+from esscher.measures.matrices import ball_radius, check_covariance, upper_bound
 from esscher.measures.moments import power
 from esscher.measures.pool import check_weights, choose
 
@@ -71,11 +65,7 @@ class Mixture(Measure):
         return (self.weights.log() + self._transforms(rows)).softmax(-1)
 
     def _log_laplace(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]:
-        transforms = self._transforms(rows)
-        large = torch.logsumexp(transforms + self.weights.log(), dim=-1)
-        # small ones by log1p and expm1, which do not round at one
-        small = torch.log1p(torch.expm1(transforms.clamp(-1.0, 1.0)) @ self.weights)
-        return torch.where(transforms.detach().abs().amax(-1) < 0.5, small, large)
+        return torch.logsumexp(self._transforms(rows) + self.weights.log(), dim=-1)
 
     def _apart(
         self, rows: Tensor, weights: Tensor
@@ -101,7 +91,6 @@ class Mixture(Measure):
         )
 
     def _extreme(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
-        rows, _ = split(rows, ordinary=0.0)
         points = torch.stack([c.extreme(rows) for c in self.components])
         heights = torch.einsum("kmd,md->mk", points, rows)
         best = heights.max(-1, keepdim=True).values
@@ -161,22 +150,18 @@ class Mixture(Measure):
         return total
 
     @cached_property
-    def subgaussian_roots(self) -> list[Float64[Tensor, "d d"]] | None:
+    def subgaussian_root(self) -> Float64[Tensor, "d d"] | None:
         """With S_k of the components and U at least every S_k in Loewner's order, exp of the
         components' transforms is at most exp(theta^T U theta / 2) times the transform of the means,
-        a pool: S = U + E. U is built by U <- U + (S_k - U)_+; it is the largest S_k where there is
-        one. Also U = max_k ||S_k|| I with a ball for E.
+        a pool in a ball of radius r: S = U + r^2 I.
         """
-        parts = [component.subgaussian_roots for _, component in self._used]
-        known = [min(part, key=spectral_norm) for part in parts if part]
-        if len(known) < len(parts):
+        roots = [component.subgaussian_root for _, component in self._used]
+        known = [root @ root.T for root in roots if root is not None]
+        if len(known) < len(roots):
             return None
-        upper = functools.reduce(upper_bound, (root @ root.T for root in known))
         means = torch.stack([component.mean.double() for _, component in self._used])
-        between = ellipsoids(means)
-        largest = max(spectral_norm(root) for root in known)
-        ball = between[0] + largest * largest * torch.eye(self.dim).to(between[0])
-        return [check_covariance(S, "S")[1] for S in (*(upper + E for E in between), ball)]
+        between = self._times_identity(ball_radius(means) ** 2)
+        return check_covariance(functools.reduce(upper_bound, known) + between, "S")[1]
 
     def support_radius(self) -> float | None:
         radii = []
@@ -187,13 +172,13 @@ class Mixture(Measure):
             radii.append(radius + float((component.mean.double() - self.mean.double()).norm()))
         return max(radii)
 
-    def _norm_moment(self, order: int) -> float | None:
+    def norm_moment(self, order: int) -> float | None:
         """From above (Minkowski)."""
         return self._moment(
             order, lambda component: component.norm_moment(order), lambda apart: apart
         )
 
-    def _value_fourth_moment(self, V: Float64[Tensor, "d_out d"]) -> float | None:
+    def value_fourth_moment(self, V: Float64[Tensor, "d_out d"]) -> float | None:
         """From above (Minkowski)."""
         return self._moment(
             4, lambda component: component.value_fourth_moment(V), lambda apart: V @ apart

@@ -61,10 +61,9 @@ def fourth_moment(
     def trace(cov: Float64[Tensor, "*m d d"]) -> Float64[Tensor, "*m"]:
         return torch.einsum("ai,...ij,aj->...", V, cov, V)
 
-    d = V.shape[1]
-    if d > WIDEST or V.shape[0] > WIDEST:
+    if max(V.shape) > WIDEST:
         return None
-    theta = torch.zeros(1, d, dtype=torch.float64, device=V.device, requires_grad=True)
+    theta = torch.zeros(1, V.shape[1], dtype=torch.float64, device=V.device, requires_grad=True)
     curvature = 0.0
     with torch.enable_grad():
         cov = tilted_cov(theta)[0]
@@ -76,11 +75,11 @@ def fourth_moment(
             curvature += float(bend[0] @ row)
     spread = V @ cov.detach() @ V.T
     gaussian = float(spread.trace() ** 2 + 2.0 * spread.square().sum())
-    steps = STEP / spread.diagonal().clamp_min(1e-300).sqrt()[:, None]
-    ends = torch.cat([steps * V, -steps * V])
-    seen = trace(tilted_cov(ends).detach()).reshape(2, -1).sum(0) - 2.0 * spread.trace()
     moving = spread.diagonal() > 0
-    checked = float((seen / steps[:, 0] ** 2)[moving].sum())
+    steps = STEP / spread.diagonal()[moving].sqrt()
+    ends = steps[:, None] * V[moving]
+    both = trace(tilted_cov(torch.cat([ends, -ends])).detach()).reshape(2, -1).sum(0)
+    checked = float(((both - 2.0 * spread.trace()) / steps**2).sum())
     found = gaussian + curvature
     agrees = abs(checked - curvature) <= AGREE * gaussian
     return found if math.isfinite(found) and agrees else None

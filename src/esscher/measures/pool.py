@@ -13,7 +13,7 @@ from torch import Tensor
 from esscher.inputs import as_tensor
 from esscher.measures.base import Measure
 from esscher.measures.line import Line, points
-from esscher.measures.matrices import check_covariance, ellipsoids, split, wide_scores
+from esscher.measures.matrices import ball_radius, in_range
 
 BLOCK = 1 << 21  # scores held at once (16 MiB in float64), whatever the size of the pool
 
@@ -29,7 +29,7 @@ class Pool(Measure):
     is_entire: ClassVar[bool] = True
 
     def __init__(self, tokens: Any, weights: Any = None) -> None:
-        tokens = as_tensor(tokens, "tokens", ndim=2)
+        tokens = in_range(as_tensor(tokens, "tokens", ndim=2), "tokens")
         if tokens.shape[0] == 0 or tokens.shape[1] == 0:
             raise ValueError(
                 "tokens: expected at least one token of at least one number, got shape"
@@ -53,18 +53,7 @@ class Pool(Measure):
         parts = [
             torch.logsumexp(scores + share.log(), dim=-1) for _, scores, share in self._blocks(rows)
         ]
-        large = torch.logsumexp(torch.stack(parts), dim=0)
-        small = rows.detach().abs().amax(-1) * (self.dim * self._largest) < 0.5
-        if not bool(small.any()):
-            return large
-        # small scores by log1p and expm1, which do not round at one
-        inner = torch.where(small[:, None], rows, 0.0)
-        mean = sum(torch.expm1(scores) @ share for _, scores, share in self._blocks(inner))
-        return torch.where(small, torch.log1p(torch.as_tensor(mean)), large)
-
-    @cached_property
-    def _largest(self) -> float:
-        return float(self.tokens.detach().abs().max())
+        return torch.logsumexp(torch.stack(parts), dim=0)
 
     def _best(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, " m"]:
         """The largest score; tokens of weight 0 do not count."""
@@ -100,8 +89,6 @@ class Pool(Measure):
 
     def _extreme(self, rows: Float64[Tensor, "m d"]) -> Float64[Tensor, "m d"]:
         """Mean of the tokens with the largest score, by weight; tokens of weight 0 do not count."""
-        # the longest way along theta is that along any multiple of it
-        rows, _ = split(rows, ordinary=0.0)
         best = self._best(rows)
         total, mass = torch.zeros_like(rows), torch.zeros_like(best)
         for tokens, scores, share in self._blocks(rows):
@@ -112,14 +99,11 @@ class Pool(Measure):
     def _blocks(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Blocks of tokens with their scores <theta, y_j> and their weights, which sum to one."""
         step = max(1, BLOCK // max(1, rows.shape[0]))
-        reach = float(rows.detach().abs().max()) * self.dim if rows.numel() else 0.0
-        wide = not reach * self._largest < 1e300
         even = torch.full((step,), 1.0 / self.size, dtype=torch.float64, device=self.device)
         for start in range(0, self.size, step):
             tokens = self.tokens[start : start + step].double()
             share = even if self.weights is None else self.weights[start : start + step]
-            scores = wide_scores(rows, tokens) if wide else rows @ tokens.T
-            yield tokens, scores, share[: len(tokens)]
+            yield tokens, rows @ tokens.T, share[: len(tokens)]
 
     def _sample(self, n: int, generator: torch.Generator | None) -> Float[Tensor, "n d"]:
         if self.weights is not None:
@@ -144,19 +128,19 @@ class Pool(Measure):
         return [points(theta, self.tokens.double(), log_weights)]
 
     @cached_property
-    def subgaussian_roots(self) -> list[Float64[Tensor, "d d"]]:
-        """Where an ellipsoid (y - c)^T E^{-1} (y - c) <= 1 holds the tokens, <theta, y> lies in an
-        interval of length 2 sqrt(theta^T E theta), so S = E (Hoeffding).
+    def subgaussian_root(self) -> Float64[Tensor, "d d"]:
+        """In a ball of radius r <theta, y> lies in an interval of length 2 r |theta|, so S = r^2 I
+        (Hoeffding).
         """
-        return [check_covariance(E, "S")[1] for E in ellipsoids(self._used())]
+        return self._times_identity(ball_radius(self._used()))
 
     def support_radius(self) -> float:
         return float((self._used() - self.mean.double()).norm(dim=1).max())
 
-    def _norm_moment(self, order: int) -> float:
+    def norm_moment(self, order: int) -> float:
         return self._average((self.tokens.double() - self.mean.double()).norm(dim=1) ** order)
 
-    def _value_fourth_moment(self, V: Float64[Tensor, "d_out d"]) -> float:
+    def value_fourth_moment(self, V: Float64[Tensor, "d_out d"]) -> float:
         return self._average(((self.tokens.double() - self.mean.double()) @ V.T).norm(dim=1) ** 4)
 
     def _average(self, sizes: Float64[Tensor, " N"]) -> float:

@@ -7,21 +7,19 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float64
-from pydantic import PositiveFloat
 from torch import Tensor
 
-from esscher.inputs import as_positive
 from esscher.measures import line
 from esscher.measures.base import Measure
-from esscher.measures.fields import Dim, LawFields
+from esscher.measures.fields import fields_of
 from esscher.measures.line import NEGLIGIBLE, Line, ladder, normalised, points
-from esscher.measures.matrices import product
+from esscher.measures.matrices import as_size, product
 from esscher.measures.moments import from_cumulants, power, to_cumulants
-from esscher.measures.radial import scaled_log, scaled_mean, sech_squared, spread
+from esscher.measures.radial import scaled_log, scaled_mean, spread
 from esscher.measures.rotational import Ball
 
 CORNERS = 12  # up to this dimension the law of signs along a tilt is listed corner by corner
@@ -30,6 +28,17 @@ FEW = 6  # and up to this one its corners are few
 
 class Product(Measure):
     """d independent copies of one symmetric law on the line: K(theta) = sum_i k(theta_i)."""
+
+    def __init__(
+        self,
+        dim: Any,
+        scale: Any = 1.0,
+        *,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(dim, dtype, device)
+        self.scale = as_size(scale, "scale")
 
     @abstractmethod
     def _log_laplace_1d(self, x: Tensor) -> Tensor:
@@ -84,19 +93,17 @@ class Product(Measure):
         return None if edge is None else edge * math.sqrt(self.dim)
 
     @cached_property
-    def subgaussian_roots(self) -> list[Float64[Tensor, "d d"]] | None:
+    def subgaussian_root(self) -> Float64[Tensor, "d d"] | None:
         """S = sigma^2 I, coordinates being independent."""
         sigma = self._sigma_1d()
-        if sigma is None:
-            return None
-        return [sigma * torch.eye(self.dim, dtype=torch.float64, device=self.device)]
+        return None if sigma is None else self._times_identity(sigma)
 
-    def _norm_moment(self, order: int) -> float:
+    def norm_moment(self, order: int) -> float:
         """Cumulants of |y|^2 are d times those of y_i^2."""
         cumulants = to_cumulants([self._moment_1d(2 * r) for r in range(1, order // 2 + 1)])
         return _or_infinite(from_cumulants([self.dim * k for k in cumulants]))
 
-    def _value_fourth_moment(self, V: Float64[Tensor, "d_out d"]) -> float:
+    def value_fourth_moment(self, V: Float64[Tensor, "d_out d"]) -> float:
         """m_2^2 ((tr G)^2 + 2 tr G^2) + (m_4 - 3 m_2^2) sum_i G_ii^2, G = V^T V."""
         G = product(V.T, V)
         isotropic = float(G.trace() ** 2 + 2.0 * (G * G).sum())
@@ -110,12 +117,35 @@ def _or_infinite(moment: float) -> float:
     return math.inf if math.isnan(moment) else moment
 
 
-class Cube(Product):
+class _Bounded(Product):
+    """Coordinates in [-a, a] whose transform is K_v(a x), see ``radial``."""
+
+    is_entire: ClassVar[bool] = True
+    order: ClassVar[float]  # v
+
+    def _log_laplace_1d(self, x: Tensor) -> Tensor:
+        return scaled_log(self.order, self._edge_1d(), x[..., None])
+
+    def _mean_1d(self, x: Tensor) -> Tensor:
+        return scaled_mean(self.order, self._edge_1d(), x[..., None])[..., 0]
+
+    def _variance_1d(self, x: Tensor) -> Tensor:
+        return spread(self.order, self._edge_1d(), x.abs())[1]
+
+    def _sigma_1d(self) -> float:
+        """cosh x <= exp(x^2/2); sinh(x)/x <= exp(x^2/6), since (2k+1)! >= 6^k k!."""
+        return self._edge_1d() / math.sqrt(2.0 * self.order)
+
+    @abstractmethod
+    def _edge_1d(self) -> float: ...
+
+
+class Cube(_Bounded):
     """Uniform on [-half_width, half_width]^dim: k(x) = log(sinh(ax) / (ax)), tilted mean by
     Langevin's function.
     """
 
-    is_entire: ClassVar[bool] = True
+    order: ClassVar[float] = 1.5
 
     def __init__(
         self,
@@ -125,27 +155,14 @@ class Cube(Product):
         dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
     ) -> None:
-        super().__init__(dim, dtype, device)
-        self.half_width = as_positive(half_width, "half_width")
-
-    def _log_laplace_1d(self, x: Tensor) -> Tensor:
-        return scaled_log(1.5, self.half_width, x[..., None])
-
-    def _mean_1d(self, x: Tensor) -> Tensor:
-        return scaled_mean(1.5, self.half_width, x[..., None])[..., 0]
-
-    def _variance_1d(self, x: Tensor) -> Tensor:
-        return spread(1.5, self.half_width, x.abs())[1]
+        Measure.__init__(self, dim, dtype, device)
+        self.half_width = as_size(half_width, "half_width")
 
     def _quantile_1d(self, u: Tensor) -> Tensor:
         return self.half_width * (2.0 * u - 1.0)
 
     def _moment_1d(self, order: int) -> float:
         return power(self.half_width, order) / (order + 1)
-
-    def _sigma_1d(self) -> float:
-        """sinh(x)/x <= exp(x^2/6), since (2k+1)! >= 6^k k!."""
-        return self.half_width / math.sqrt(3.0)
 
     def _edge_1d(self) -> float:
         return self.half_width
@@ -161,51 +178,18 @@ class Cube(Product):
         return None if ball is None else ball.along(theta)
 
 
-class CubeFields(LawFields):
-    measure: ClassVar[type[Measure]] = Cube
-    size: ClassVar[str] = "half_width"
-
-    law: Literal["cube"]
-    dim: Dim
-    half_width: PositiveFloat = 1.0
-
-
-class Rademacher(Product):
+class Rademacher(_Bounded):
     """Each coordinate is +scale or -scale with equal chance: k(x) = log cosh(scale x), tilted mean
     scale tanh.
     """
 
-    is_entire: ClassVar[bool] = True
-
-    def __init__(
-        self,
-        dim: Any,
-        scale: Any = 1.0,
-        *,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        super().__init__(dim, dtype, device)
-        self.scale = as_positive(scale, "scale")
-
-    def _log_laplace_1d(self, x: Tensor) -> Tensor:
-        return scaled_log(0.5, self.scale, x[..., None])
-
-    def _mean_1d(self, x: Tensor) -> Tensor:
-        return self.scale * torch.tanh(self.scale * x)
-
-    def _variance_1d(self, x: Tensor) -> Tensor:
-        return sech_squared(self.scale, x.abs())
+    order: ClassVar[float] = 0.5
 
     def _quantile_1d(self, u: Tensor) -> Tensor:
         return self.scale * (2.0 * (u >= 0.5).to(u.dtype) - 1.0)
 
     def _moment_1d(self, order: int) -> float:
         return power(self.scale, order)
-
-    def _sigma_1d(self) -> float:
-        """cosh x <= exp(x^2/2)."""
-        return self.scale
 
     def _edge_1d(self) -> float:
         return self.scale
@@ -221,29 +205,14 @@ class Rademacher(Product):
         return torch.cartesian_prod(*self.dim * [ends]).reshape(-1, self.dim)
 
 
-class RademacherFields(LawFields):
-    measure: ClassVar[type[Measure]] = Rademacher
-
-    law: Literal["rademacher"]
-    dim: Dim
-    scale: PositiveFloat = 1.0
+CubeFields = fields_of(Cube, "half_width")
+RademacherFields = fields_of(Rademacher)
 
 
 class Laplace(Product):
     """Two-sided exponential coordinates of scale b: k(x) = -log(1 - b^2 x^2), finite only for |x| <
     1/b.
     """
-
-    def __init__(
-        self,
-        dim: Any,
-        scale: Any = 1.0,
-        *,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        super().__init__(dim, dtype, device)
-        self.scale = as_positive(scale, "scale")
 
     def _check_domain(self, rows: Float64[Tensor, "m d"]) -> None:
         worst = float(rows.detach().abs().max()) if rows.numel() else 0.0
@@ -289,9 +258,4 @@ class Laplace(Product):
         return [points(theta, torch.cat([-tokens, tokens])[:, None], log_weights)]
 
 
-class LaplaceFields(LawFields):
-    measure: ClassVar[type[Measure]] = Laplace
-
-    law: Literal["laplace"]
-    dim: Dim
-    scale: PositiveFloat = 1.0
+LaplaceFields = fields_of(Laplace)

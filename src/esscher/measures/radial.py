@@ -19,7 +19,7 @@ subtracted, and lower orders are reached by
     B_v' = q_v^2 (2v - rho B_{v+1}'),
 
 whose terms are positive and whose rounding errors do not grow. Nothing is truncated, so r from 0 to
-1e12 and beyond and v from 1/2 to 4096 keep about 14 digits, the curvature 12.
+1e150 and v from 1/2 to 4096 keep about 14 digits, the curvature 12.
 """
 
 from __future__ import annotations
@@ -33,12 +33,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from esscher.measures.matrices import norms, units
+from esscher.measures.matrices import norms
 
 FLOOR = 30.0  # smallest Debye order; with TERMS = 10 the truncation error is below 1e-15
 TERMS = 10
-# from here on K_v = r, B_v = 1 and B_v' = (v - 1/2) / r^2 to rounding, for orders up to 1e6
-FAR = 1e40
 
 Polynomial = list[Fraction]
 
@@ -74,48 +72,26 @@ def radial(order: float, rho: Tensor) -> Radial:
 def scaled_log(order: float, radius: float, rows: Tensor) -> Tensor:
     """K_v(R |theta|) for each row theta, differentiable twice."""
     rho = ((radius * rows) ** 2).sum(-1)
-    near: Tensor = _Log.apply(rho.clamp(max=FAR**2), order)  # type: ignore[no-untyped-call]
-    far = rho.detach() > FAR**2
-    return torch.where(far, radius * norms(rows), near) if bool(far.any()) else near
+    log: Tensor = _Log.apply(rho, order)  # type: ignore[no-untyped-call]
+    return log
 
 
 def scaled_mean(order: float, radius: float, rows: Tensor) -> Tensor:
     """R B_v(R |theta|) theta / |theta| for each row theta."""
-    r = radius * norms(rows)
-    ratio = radial(order, r.clamp(max=FAR) ** 2).ratio
-    near = radius * ((radius * ratio)[..., None] * rows)
-    far = r.detach() > FAR
-    return torch.where(far[..., None], radius * units(rows), near) if bool(far.any()) else near
+    return scaled_ratio(order, radius, norms(rows))[..., None] * (radius * rows)
 
 
 def scaled_ratio(order: float, radius: float, size: Tensor) -> Tensor:
     """R q_v(R size) = B_v(r) / size with r = R size."""
-    r = radius * size
-    near = radius * radial(order, r.clamp(max=FAR) ** 2).ratio
-    return torch.where(r > FAR, 1.0 / torch.where(r > FAR, size, 1.0), near)
+    return radius * radial(order, (radius * size) ** 2).ratio
 
 
 def spread(order: float, radius: float, size: Tensor) -> tuple[Tensor, Tensor]:
     """R^2 q_v and R^2 B_v' at r = R size: the tilted variances across and along theta, size =
     |theta|.
     """
-    r = radius * size
-    value = radial(order, r.clamp(max=FAR) ** 2)
-    across, along = radius * (radius * value.ratio), radius * (radius * value.curvature)
-    if order == 0.5:
-        along = sech_squared(radius, size)
-    far = r.detach() > FAR
-    if not bool(far.any()):
-        return across, along
-    safe = torch.where(far, size, 1.0)
-    across = torch.where(far, radius / safe, across)
-    return across, torch.where(far, (order - 0.5) / safe / safe, along)
-
-
-def sech_squared(radius: float, size: Tensor) -> Tensor:
-    """R^2 / cosh(R size)^2 in half steps, since R may be as large as exp(-R size) is small."""
-    half = torch.exp(-0.5 * (radius * size))
-    return (2.0 * (radius * half * half) / (1.0 + half**4)) ** 2
+    value = radial(order, (radius * size) ** 2)
+    return radius * (radius * value.ratio), radius * (radius * value.curvature)
 
 
 class _Log(torch.autograd.Function):
@@ -168,7 +144,7 @@ def _debye(nu: float, rho: Tensor) -> Radial:
         - 0.5 * torch.log1p(x)
         + torch.log1p(-x * t * gap / sum(u_series)),
         ratio=(1.0 / (1.0 + w) + t * e) / nu,
-        curvature=(t / (1.0 + w) + t**3 * e - z2 * t**4 * de) / nu,
+        curvature=(t / (1.0 + w) + t**3 * e - (z2 * t**2) * t**2 * de) / nu,
         ratio_slope=-(t / (1.0 + w) ** 2 + t**3 * (e + t * de)) / (2.0 * nu**3),
     )
 

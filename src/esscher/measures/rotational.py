@@ -5,22 +5,21 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import scipy.special
 import torch
 from jaxtyping import Float64
-from pydantic import PositiveFloat
 from torch import Tensor
 
 from esscher.inputs import as_positive
 from esscher.measures import line
 from esscher.measures.base import Measure
-from esscher.measures.fields import Dim, LawFields
+from esscher.measures.fields import fields_of
 from esscher.measures.line import Line, check_nodes, edge, invert, ladder, normalised, panels
-from esscher.measures.matrices import norms, product, units
+from esscher.measures.matrices import as_size, norms, product, units
 from esscher.measures.moments import power
 from esscher.measures.radial import scaled_log, scaled_mean, spread
 
@@ -46,7 +45,7 @@ class Rotational(Measure):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__(dim, dtype, device)
-        self.radius = as_positive(radius, "radius")
+        self.radius = as_size(radius, "radius")
 
     @property
     @abstractmethod
@@ -162,26 +161,25 @@ class Rotational(Measure):
         return torch.tanh(y), log_weights, sech2 / (p - 1)
 
     @cached_property
-    def subgaussian_roots(self) -> list[Float64[Tensor, "d d"]]:
+    def subgaussian_root(self) -> Float64[Tensor, "d d"]:
         """S = R^2 / (2v) I: the even moments of <u, y> are at most those of N(0, R^2 / (2v)).
 
         Sphere: E <u, y>^{2k} = R^{2k} (2k-1)!! / (d (d+2) .. (d+2k-2)); ball: one factor d/(d+2k)
         more.
         """
-        sigma = self.radius / math.sqrt(2 * self.order)
-        return [sigma * torch.eye(self.dim, dtype=torch.float64, device=self.device)]
+        return self._times_identity(self.radius / math.sqrt(2 * self.order))
 
     def support_radius(self) -> float:
         return self.radius
 
-    def _norm_moment(self, order: int) -> float:
+    def norm_moment(self, order: int) -> float:
         return power(self.radius, order) * self._length_moment(order)
 
-    def _value_fourth_moment(self, V: Float64[Tensor, "d_out d"]) -> float:
+    def value_fourth_moment(self, V: Float64[Tensor, "d_out d"]) -> float:
         """E|y|^4 ((tr G)^2 + 2 tr G^2) / (d (d+2)), G = V^T V."""
         G = product(V.T, V)
         isotropic = float(G.trace() ** 2 + 2.0 * (G * G).sum())
-        return self._norm_moment(4) * isotropic / (self.dim * (self.dim + 2))
+        return self.norm_moment(4) * isotropic / (self.dim * (self.dim + 2))
 
 
 def _log_sech(y: float) -> float:
@@ -208,13 +206,7 @@ class Sphere(Rotational):
         return 1.0
 
 
-class SphereFields(LawFields):
-    measure: ClassVar[type[Measure]] = Sphere
-    size: ClassVar[str] = "radius"
-
-    law: Literal["sphere"]
-    dim: Dim
-    radius: PositiveFloat = 1.0
+SphereFields = fields_of(Sphere, "radius")
 
 
 class Ball(Rotational):
@@ -241,13 +233,7 @@ class Ball(Rotational):
         return self.dim / (self.dim + order)
 
 
-class BallFields(LawFields):
-    measure: ClassVar[type[Measure]] = Ball
-    size: ClassVar[str] = "radius"
-
-    law: Literal["ball"]
-    dim: Dim
-    radius: PositiveFloat = 1.0
+BallFields = fields_of(Ball, "radius")
 
 
 class Student(Measure):
@@ -272,7 +258,7 @@ class Student(Measure):
     ) -> None:
         super().__init__(dim, dtype, device)
         self.df = as_positive(df, "df")
-        self.scale = as_positive(scale, "scale")
+        self.scale = as_size(scale, "scale")
 
     def _check_domain(self, rows: Float64[Tensor, "m d"]) -> None:
         worst = float(rows.detach().abs().max()) if rows.numel() else 0.0
@@ -295,9 +281,8 @@ class Student(Measure):
             raise ValueError(
                 f"cov: a Student law has a finite one for df > 2, got df = {self.df:g}"
             )
-        eye = torch.eye(self.dim, dtype=torch.float64, device=rows.device)
         variance = self.scale * (self.scale * (self.df / (self.df - 2.0)))
-        return (variance * eye).expand(rows.shape[0], -1, -1)
+        return self._times_identity(variance).expand(rows.shape[0], -1, -1)
 
     def _sample(self, n: int, generator: torch.Generator | None) -> Float64[Tensor, "n d"]:
         noise = self._noise(torch.randn, n, self.dim, generator)
@@ -308,12 +293,4 @@ class Student(Measure):
         return self.scale * noise * torch.sqrt(self.df / chi2)
 
 
-class StudentFields(LawFields):
-    """Heavy tails: no limit exists, and the run says so."""
-
-    measure: ClassVar[type[Measure]] = Student
-
-    law: Literal["student"]
-    dim: Dim
-    df: PositiveFloat
-    scale: PositiveFloat = 1.0
+StudentFields = fields_of(Student)

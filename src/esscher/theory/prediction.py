@@ -149,19 +149,17 @@ class Setting:
 
 
 def proved_coupling(head: Head, measure: Measure) -> tuple[float | None, float | None]:
-    """The least ||S^{1/2} A||_2 and ||S||_2 ||S^{1/2} A||_2^2 over the sub-Gaussian matrices S of
-    the law; None without one.
+    """||S^{1/2} A||_2 and ||S||_2 ||S^{1/2} A||_2^2 for the sub-Gaussian matrix S of the law; None
+    without one.
 
     The theorems of [B] hold for these: with the covariance in place of S, as in ``Head.coupling``,
     they are proved for Gaussian tokens only.
     """
-    roots = measure.subgaussian_roots
-    if not roots:
+    root = measure.subgaussian_root
+    if root is None:
         return None, None
-    A = head.A.double()
-    horizons = [spectral_norm(product(root.T, A)) for root in roots]
-    sizes = [spectral_norm(root) for root in roots]
-    return min(horizons), min(map(coupling_of, sizes, horizons))
+    horizon = spectral_norm(product(root.T, head.A.double()))
+    return horizon, coupling_of(spectral_norm(root), horizon)
 
 
 def tilted_moment(setting: Setting, p: int, q: int) -> float | None:

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.attention.softmax import softmax_attention
 from esscher.errors.montecarlo.converge import Plan, converge_repeat, plan
 from esscher.errors.montecarlo.metrics import (
     error_and_gradient,
     softmax_covariances,
     uniform_error,
 )
+from tests.attention.reference import softmax_attention
 
 LADDER = (7, 19, 53)
 

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esscher.attention.finite import PrefixOutputs, attend_prefixes
 from esscher.attention.head import Head, check_pair
 from esscher.attention.limit import limit
 from esscher.attention.pushforward import Pushforward
-from esscher.attention.streaming import PrefixOutputs, attend_prefixes
 from esscher.errors.curve import ErrorCurve, Floats
 from esscher.errors.montecarlo.metrics import METRICS
 from esscher.inputs import as_count, as_counts, as_positive, as_seed, as_tensor, generator_for
