@@ -397,7 +397,7 @@ def test_bad_input_is_refused(change: dict[str, object], word: str) -> None:
         es.exact_curve(**(given | change))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("size", [1e7, 1e20, 1e160])
+@pytest.mark.parametrize("size", [1e7, 1e20, 1e90])
 @pytest.mark.parametrize(
     "law",
     [

@@ -226,8 +226,10 @@ def horizon_of_covariances(key_cov: Any, query_cov: Any, scale: Any = 1.0) -> fl
     the query covariance replaced by W_q W_q^T it is the one-sided horizon; by the identity where
     queries are the tokens themselves.
     """
-    _, key_root = check_covariance(as_tensor(key_cov, "key_cov", ndim=2), "key_cov")
-    _, query_root = check_covariance(as_tensor(query_cov, "query_cov", ndim=2), "query_cov")
+    key_root, query_root = (
+        check_covariance(in_range(as_tensor(cov, name, ndim=2), name), name)[1]
+        for cov, name in ((key_cov, "key_cov"), (query_cov, "query_cov"))
+    )
     if key_root.shape != query_root.shape:
         raise ValueError(
             f"key_cov, query_cov: expected one shape, got {tuple(key_root.shape)} and"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,129 +17,81 @@ from esscher.measures.base import Measure
 
 
 @dataclass(frozen=True)
-class SoftmaxLimit:
-    """Gamma(x) = V grad K(theta(x)) + v0: the mean value under the Esscher transform of the law by
-    the tilt theta(x).
+class Limit:
+    """What attention of one head tends to, callable on rows of queries.
 
-    [B]: Gamma_mu; [S]: T[mu]. For N(m, Sigma): V (m + Sigma theta(x)) + v0, affine in x [S, Lemma
-    2.1].
+    - softmax: Gamma(x) = V grad K(theta(x)) + v0, the mean value under the Esscher transform of the
+      law by the tilt theta(x). [B]: Gamma_mu; [S]: T[mu]. For N(m, Sigma): V (m + Sigma theta(x)) +
+      v0, affine in x [S, Lemma 2.1].
+    - linear, (1/n)-normalised: E[<y, theta(x)> (V y + v0)] = V E[y y^T] theta(x) + v0 <E y,
+      theta(x)>. Equal to the softmax limit for centred Gaussian tokens and different otherwise
+      [S, B.2].
+    - hardmax: the value of the support's point furthest along the tilt. Bounded laws only.
     """
 
     head: Head
     measure: Measure
-
-    def __call__(self, queries: Any) -> Float[Tensor, "*batch d_out"]:
-        return _values(self.head, self.measure.tilted_mean, queries)
-
-    def pushforward(self) -> Pushforward:
-        """Mean and covariance of Gamma(x) for x ~ measure, with the error of each and the method
-        that gave it.
-        """
-        _queries_from(self.head, self.measure)
-        rotational, pool = self.measure.as_rotational(), self.measure.as_pool()
-        if self.measure.is_gaussian:
-            head, cov = self.head, self.measure.cov.double()
-            matrix = head.V.double() @ cov @ head.A.double()
-            zero = torch.zeros(head.dim_query, dtype=torch.float64, device=cov.device)
-            return _pushforward.affine(matrix, self(zero), self.measure)
-        if rotational is not None and self.head.query_bias is None:
-            return _pushforward.rotational(self.head, rotational)
-        if pool is not None:
-            return _pushforward.pooled(self, pool)
-        return _pushforward.sampled(self, self.measure)
-
-
-@dataclass(frozen=True)
-class LinearLimit:
-    """Limit of (1/n)-normalised linear attention: E[<y, theta(x)> (V y + v0)] = V E[y y^T] theta(x)
-    + v0 <E y, theta(x)>.
-
-    Equal to the softmax limit for centred Gaussian tokens and different otherwise [S, B.2].
-    """
-
-    head: Head
-    measure: Measure
+    kernel: str
 
     def __call__(self, queries: Any) -> Float[Tensor, "*batch d_out"]:
         x = as_tensor(queries, "queries")
-        return _answer(self.head.tilt(x.double()) @ self._map().T, x)
+        tilt = self.head.tilt(x.double())
+        if self.kernel == "linear":
+            out = tilt @ self._linear_map().T
+        else:
+            law = self.measure
+            means = law.tilted_mean(tilt) if self.kernel == "softmax" else law.extreme(tilt)
+            out = self.head.values(means)
+        remedy = "scale the head, the law or the queries down, or use float64"
+        return finite_result(out.to(x.dtype), "limit", remedy)
 
-    def pushforward(self) -> Pushforward:
-        _queries_from(self.head, self.measure)
-        matrix = self._map() @ self.head.A.double()
-        zero = torch.zeros(self.head.dim_query, dtype=torch.float64, device=matrix.device)
-        return _pushforward.affine(matrix, self(zero), self.measure)
-
-    def _map(self) -> Tensor:
+    def _linear_map(self) -> Float64[Tensor, "d_out d"]:
         mean = self.measure.mean.double()
-        second_moment = self.measure.cov.double() + torch.outer(mean, mean)
-        out = self.head.V.double() @ second_moment
-        return (
-            out
-            if self.head.value_bias is None
-            else out + torch.outer(self.head.value_bias.double(), mean)
-        )
-
-
-@dataclass(frozen=True)
-class HardmaxLimit:
-    """Limit of hardmax attention: the value of the support's point furthest along the tilt. Bounded
-    laws only.
-    """
-
-    head: Head
-    measure: Measure
-
-    def __call__(self, queries: Any) -> Float[Tensor, "*batch d_out"]:
-        return _values(self.head, self.measure.extreme, queries)
+        out = self.head.V.double() @ (self.measure.cov.double() + torch.outer(mean, mean))
+        bias = self.head.value_bias
+        return out if bias is None else out + torch.outer(bias.double(), mean)
 
     def pushforward(self) -> Pushforward:
-        _queries_from(self.head, self.measure)
-        return _pushforward.sampled(self, self.measure)
+        """Mean and covariance of the outputs for x ~ measure, with the error of each and the method
+        that gave it.
+        """
+        head, law = self.head, self.measure
+        if head.dim_query != law.dim:
+            raise ValueError(
+                f"pushforward: queries drawn from the measure have dimension {law.dim}, the head"
+                f" expects {head.dim_query}"
+            )
+        if self.kernel == "linear" or (self.kernel == "softmax" and law.is_gaussian):
+            linear = self.kernel == "linear"
+            to_output = self._linear_map() if linear else head.V.double() @ law.cov.double()
+            zero = torch.zeros(head.dim_query, dtype=torch.float64, device=law.device)
+            return _pushforward.affine(to_output @ head.A.double(), self(zero), law)
+        rotational, pool = law.as_rotational(), law.as_pool()
+        if self.kernel == "softmax" and rotational is not None and head.query_bias is None:
+            return _pushforward.rotational(head, rotational)
+        if self.kernel == "softmax" and pool is not None:
+            return _pushforward.pooled(self, pool)
+        return _pushforward.sampled(self, law)
 
 
-def limit(head: Head, measure: Measure) -> SoftmaxLimit:
+def limit(head: Head, measure: Measure) -> Limit:
     """Softmax attention of ``head`` on infinitely many tokens of ``measure``, callable on rows of
     queries.
     """
     check_pair(head, measure)
-    return SoftmaxLimit(head, measure)
+    return Limit(head, measure, "softmax")
 
 
-def linear_limit(head: Head, measure: Measure) -> LinearLimit:
+def linear_limit(head: Head, measure: Measure) -> Limit:
     """(1/n)-normalised linear attention on infinitely many tokens."""
     check_pair(head, measure)
-    return LinearLimit(head, measure)
+    return Limit(head, measure, "linear")
 
 
-def hardmax_limit(head: Head, measure: Measure) -> HardmaxLimit:
+def hardmax_limit(head: Head, measure: Measure) -> Limit:
     """Hardmax attention on infinitely many tokens."""
     check_pair(head, measure)
-    return HardmaxLimit(head, measure)
-
-
-def _values(head: Head, mean: Callable[[Tensor], Tensor], queries: Any) -> Tensor:
-    """The value of the mean token at each query's tilt, in float64 throughout and answered in the
-    dtype of the queries.
-    """
-    x = as_tensor(queries, "queries")
-    return _answer(head.values(mean(head.tilt(x.double()))), x)
-
-
-def _answer(out: Tensor, queries: Tensor) -> Tensor:
-    return finite_result(
-        out.to(queries.dtype),
-        "limit",
-        "scale the head, the law or the queries down, or use float64",
-    )
-
-
-def _queries_from(head: Head, measure: Measure) -> None:
-    if head.dim_query != measure.dim:
-        raise ValueError(
-            f"pushforward: queries drawn from the measure have dimension {measure.dim}, the head"
-            f" expects {head.dim_query}"
-        )
+    return Limit(head, measure, "hardmax")
 
 
 @dataclass(frozen=True)

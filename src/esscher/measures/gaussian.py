@@ -31,7 +31,7 @@ class Gaussian(Measure):
     is_entire: ClassVar[bool] = True
 
     def __init__(self, cov: Any, mean: Any = None) -> None:
-        cov = as_tensor(cov, "cov", ndim=2)
+        cov = in_range(as_tensor(cov, "cov", ndim=2), "cov")
         super().__init__(cov.shape[0], cov.dtype, cov.device)
         self._cov, self.root = check_covariance(cov, "cov")
         self._mean = self._zero

@@ -67,10 +67,6 @@ def moments(setting: Setting) -> list[Prediction]:
     return [
         Prediction(
             name="b-moments",
-            statement=(
-                "The mean and the covariance of the outputs err by O(n^-beta), "
-                "with a constant polynomial in the size of the support."
-            ),
             source="[B] Theorem 4.4",
             formula=(
                 "beta = 1 / (2 (1 + 32 Psi)), Psi = ||S||_2 ||S^{1/2} A||_2^2, "
@@ -84,7 +80,6 @@ def moments(setting: Setting) -> list[Prediction]:
         ),
         Prediction(
             name="b-moments-experimental",
-            statement="The curve with which measured exponents are compared.",
             source="a summary of [B], in an experiment it suggests",
             formula="beta = 1 / (2 (1 + Psi))",
             status="experimental",
@@ -95,10 +90,6 @@ def moments(setting: Setting) -> list[Prediction]:
         ),
         Prediction(
             name="b-uniform",
-            statement=(
-                "Uniformly over queries |x| <= R the error is at most C(R)/sqrt(n); the constant"
-                " in front of C(R) is not given in the sources used here."
-            ),
             source="[B] Theorem 3.4 and section 4.1",
             formula="C(R) / sqrt(n), ln C(R) of order R^2 ||S^(1/2) A||^2",
             status="proved (asymptotic)",
@@ -244,7 +235,6 @@ def hardmax(setting: Setting) -> list[Prediction]:
     )
     asymptote = Prediction(
         name="b-hardmax",
-        statement="The mean over all tokens of the hardmax output falls only like 1/sqrt(ln n).",
         source="[B] Proposition 5.1",
         formula="ln(4) sigma |V| / (2 sqrt(2 ln n)) (1 + o(1))",
         status="proved (asymptotic)",
@@ -258,10 +248,6 @@ def hardmax(setting: Setting) -> list[Prediction]:
     exact = replace(
         asymptote,
         name="hardmax-exact",
-        statement=(
-            "The mean over all tokens of the hardmax output has this mean absolute value; its limit"
-            " is 0."
-        ),
         source="derived here; the quantity of [B] Proposition 5.1",
         formula=(
             "sum_k C(n,k) 2^-n |V| E|(k/n) M_k - ((n-k)/n) M'_{n-k}|, M_k the largest of k"

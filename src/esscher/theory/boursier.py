@@ -54,12 +54,14 @@ wide = np.longdouble
 def _evaluated(
     formula: Callable[Concatenate[Any, P], Any],
 ) -> Callable[Concatenate[Any, P], Floats]:
-    """A formula in n as a function of token numbers, in float64. A product of 0 and infinity (NaN)
-    says nothing: infinite.
+    """A formula in n as a function of token numbers, in float64; inside another formula n is wide
+    already, and so is the answer. A product of 0 and infinity (NaN) says nothing: infinite.
     """
 
     @functools.wraps(formula)
-    def bound(n: Any, /, *args: P.args, **options: P.kwargs) -> Floats:
+    def bound(n: Any, /, *args: P.args, **options: P.kwargs) -> Any:
+        if isinstance(n, np.ndarray) and n.dtype == wide:
+            return formula(n, *args, **options)
         with np.errstate(all="ignore"):
             value = formula(as_counts(n, "n").astype(wide), *args, **options)
             return np.nan_to_num(np.asarray(value, np.float64), nan=np.inf, posinf=np.inf)
@@ -84,7 +86,7 @@ def lemma_c1(n: Any, delta: float, sigma: float, tilt: float, fourth: float) -> 
     Source: [S] Lemma C.1. The paper asks for delta above a threshold, see the two functions below;
     the statement holds for every delta in (0, 1), by the proof in "Bounds".
     """
-    return 0.25 * _c3(sigma, tilt, fourth) / (_chance(delta) * n)
+    return 0.25 * corollary_c3(n, delta, sigma, tilt, fourth)
 
 
 @_evaluated
@@ -114,7 +116,9 @@ def corollary_c3(n: Any, delta: float, sigma: float, tilt: float, fourth: float)
 
     Source: [S] Corollary C.3.
     """
-    return _c3(sigma, tilt, fourth) / (_chance(delta) * n)
+    if not 0.0 < delta < 1.0:
+        raise ValueError(f"delta: expected a number between 0 and 1, got {delta}")
+    return _c3(sigma, tilt, fourth) / (delta * n)
 
 
 @_evaluated
@@ -127,18 +131,12 @@ def corollary_c3_threshold(n: Any, sigma: float, tilt: float, *, printed: bool =
     """
     if printed:
         return 64.0 * _growth(4.0, sigma, tilt) / n**2
-    return 4.0 * np.exp(-n / 8.0 * _growth(-2.0, sigma, tilt))
+    return 4.0 * lemma_c1_threshold(n, sigma, tilt)
 
 
 def _c3(sigma: float, tilt: float, fourth: float) -> Any:
     """C of Corollary C.3."""
     return 108.0 * _growth(4.0, sigma, tilt) * math.sqrt(fourth)
-
-
-def _chance(delta: float) -> float:
-    if not 0.0 < delta < 1.0:
-        raise ValueError(f"delta: expected a number between 0 and 1, got {delta}")
-    return delta
 
 
 @_evaluated
@@ -240,10 +238,6 @@ def lemma_d2_maximum_moment(n: Any, d: int, p: int, sigma: float = 1.0) -> Any:
     The proof needs Gamma(p/2, x) <= c_p e^{-x} x^{p/2} only from x = 4 on, since d >= 1; there
     x^{-p/2} e^x Gamma(p/2, x) falls. Source: [S] Lemma D.2, part 2, which states that C_p exists.
     """
-    return _maximum_moment(n, d, p, sigma)
-
-
-def _maximum_moment(n: Any, d: int, p: int, sigma: float) -> Any:
     if p < 2 or p % 2:
         raise ValueError(f"p: expected an even number of at least 2, got {p}")
     half = p // 2
@@ -313,13 +307,8 @@ def equation_17(n: Any, fourth: float, g2: float = 1.0, *, printed: bool = False
     """Part of the mean square error from queries |z| <= B: 216 sqrt(fourth) g2 ln(max(n, 2)) /
     n^{1/3}; printed: ln n. Source: [S] (17).
     """
-    return _near_17(n, fourth, g2, printed)
-
-
-def _near_17(n: Any, fourth: float, g2: float, printed: bool) -> Any:
-    return (
-        216.0 * math.sqrt(fourth) * g2 * np.log(n if printed else np.maximum(n, 2.0)) / np.cbrt(n)
-    )
+    logs = np.log(n if printed else np.maximum(n, 2.0))
+    return 216.0 * math.sqrt(fourth) * g2 * logs / np.cbrt(n)
 
 
 @_evaluated
@@ -338,12 +327,16 @@ def equation_16(n: Any, of: Numbers, *, printed: bool = False) -> Any:
     second = _second_c4(n, of.d, of.sigma, peak, of.fourth, of.c_f, of.p, of.eighth) * of.g2
     if printed and of.c_f:
         second = second / of.c_f
-    return _near_17(n, of.fourth, of.g2, printed) + second + _far_16(n, of) * _decay(n, 192.0, of)
+    return (
+        equation_17(n, of.fourth, of.g2, printed=printed)
+        + second
+        + _far_16(n, of) * _decay(n, 192.0, of)
+    )
 
 
 def _far_16(n: Any, of: Numbers) -> Any:
     """2 ( sigma^{2p} c_f^2 sqrt(2 g4 C_{4p} (d^{2p} + ln(n)^{2p})) + sqrt(2 limit4) )."""
-    most = _maximum_moment(n, of.d, 4 * of.p, of.sigma)
+    most = lemma_d2_maximum_moment(n, of.d, 4 * of.p, of.sigma)
     return 2.0 * (wide(of.c_f) ** 2 * np.sqrt(2.0 * of.g4 * most) + math.sqrt(2.0 * of.limit4))
 
 
@@ -405,9 +398,11 @@ def equation_18(n: Any, of: Numbers) -> Any:
     """
     root = n ** (1.0 / wide(6.0))
     second = _second_c7(n, of.d, of.sigma, root, of.fourth, of.c_f, of.token_fourth)
-    spread = wide(of.c_f) ** 4 * np.sqrt(2.0 * of.g8 * _maximum_moment(n, of.d, 8, of.sigma))
+    spread = wide(of.c_f) ** 4 * np.sqrt(
+        2.0 * of.g8 * lemma_d2_maximum_moment(n, of.d, 8, of.sigma)
+    )
     far = 8.0 * (spread + math.sqrt(2.0 * of.limit8)) * _decay(n, 384.0, of)
-    return 216.0 * wide(of.fourth) * of.g4 / root + second * of.g4 + far
+    return equation_19(n, of.fourth, of.g4) + second * of.g4 + far
 
 
 @np.errstate(all="ignore")
@@ -444,7 +439,6 @@ def _proved(
     """A proved bound on ``quantity``; without a value where its numbers are not known."""
     return Prediction(
         name,
-        f"The {quantity} is at most the bound.",
         source,
         formula,
         "proved",
@@ -614,10 +608,6 @@ def averaged(setting: Setting) -> list[Prediction]:
         ),
         Prediction(
             name="s-prop31",
-            statement=(
-                "For n >= 2 the mean square error over queries is at most c_1 sigma^6 ln(n)"
-                " n^{-c_2/sigma^2}."
-            ),
             source="[S] Proposition 3.1",
             formula=(
                 "c_1 sigma^6 ln(n) / n^{c_2/sigma^2}, c_2 = min(1/3, 1/(192 ||U||^2)) by its proof"

@@ -12,21 +12,16 @@ The largest scores alone, at a fixed share, tend to the wrong limit: cut at r, t
 1) of Gaussian tokens has its mean moved by the hazard phi(r-s) / Q(r-s), and Gamma_keep - Gamma ->
 w times it.
 
-Neyman's rule in a context without end draws c_1 .. c_n from the tilted law by their sizes, and with
-u = c/|c| the error is sum u_j / sum |c_j|^-1 = (sum u_j / n) H_n, H_n the harmonic mean of the
-|c_j|. Since E u = 0 and |u| = 1 there,
+Neyman's rule in a context without end draws c_1 .. c_n from the tilted law by their sizes, and
 
-    n MSE = E[ |sum u_j|^2 / n  H_n^2 ] -> (E_t|c|)^2 <= tr V Cov_t V^T .
+    n MSE -> (E_t|c|)^2 <= tr V Cov_t V^T .
 
-Proof: H_n -> 1 / E[1/|c|] = E_t|c| almost surely, |sum u_j|^2 / n converges in law with all
-moments, and H_n is at most the arithmetic mean, whose powers are uniformly integrable where the
-tilted law has moments (and P_t(c = 0) = 0). For Gaussian tokens c is N(0, V Sigma V^T) under every
-tilt: the error is the same number at every query and every horizon, for every n. There the
-arithmetic mean gives, with M_k = E_t|c|^k,
+For Gaussian tokens c is N(0, V Sigma V^T) under every tilt: the error is the same number at every
+query and every horizon, and with M_k = E_t|c|^k
 
     MSE <= ((n-1) (M_2/M_1)^2 + M_3/M_1) / n^2        for every n.
 
-Source: derived here.
+Source: derived here; proofs: "Bounds" in the documentation.
 """
 
 from __future__ import annotations
@@ -144,10 +139,6 @@ def predictions(setting: Setting) -> list[Prediction]:
     return [
         Prediction(
             name="keep-neyman",
-            statement=(
-                "n keys of a context without end, drawn by weight and distance, err like n^-1/2: no"
-                " exponential."
-            ),
             source="derived here",
             formula=(
                 "n MSE -> (E_t|c|)^2 <= tr V Cov_t V^T, t the tilted law; Gaussian tokens: one"
@@ -164,10 +155,6 @@ def predictions(setting: Setting) -> list[Prediction]:
         ),
         Prediction(
             name="keep-neyman-bound",
-            statement=(
-                "The mean square error of n keys drawn by weight and distance is at most the bound,"
-                " at every query."
-            ),
             source="derived here",
             formula=(
                 "MSE <= ((n-1) (M_2/M_1)^2 + M_3/M_1)/n^2, M_k = E|c|^k for c ~ N(0, V Sigma V^T)"
@@ -182,10 +169,6 @@ def predictions(setting: Setting) -> list[Prediction]:
         ),
         Prediction(
             name="keep-topk",
-            statement=(
-                "The keys of largest score, a fixed share of the context, have an error that does"
-                " not fall with n."
-            ),
             source="derived here",
             formula="rms -> |w| phi(r-s)/Q(r-s), Q(r) = share, w = V Sigma theta / s",
             status="proved (asymptotic)",
@@ -196,10 +179,6 @@ def predictions(setting: Setting) -> list[Prediction]:
         ),
         Prediction(
             name="keep-topk-rest",
-            statement=(
-                "Half the keys of largest score, half a reweighted rest: sqrt(constant/n), between"
-                " random and Neyman."
-            ),
             source="derived here",
             formula="n MSE -> share E[e^2 |c|^2/p]/(E e)^2, p = 1 for the largest scores",
             status="proved (asymptotic)",

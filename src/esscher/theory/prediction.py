@@ -55,7 +55,6 @@ class Prediction:
     """
 
     name: str
-    statement: str
     source: str
     formula: str
     status: Status

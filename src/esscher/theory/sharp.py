@@ -7,10 +7,9 @@ of the softmax over n Gaussian scores is n^{-b}:
     root mean square   b = 1/2 - c^2 for c < 1/sqrt(3),   (1 - c^2)^2 / (8 c^2) up to c = 1
     typical            b = 1/2 - c^2 for c < 1/2,         (1 - c)^2 up to c = 1
 
-They differ because the mean square is carried by rare draws in which one token beats the rest: a
-token sqrt(2 ln n) y out, y > 1, is there with chance n^{1-y^2}, and takes the softmax over once y
->= (1 + c^2) / (2c). Queries with s >= c sqrt(2 ln n) have chance n^{-c^2/h^2}, h the two-sided
-horizon; the exponents below are the minima over c of the sum.
+They differ because the mean square is carried by rare draws in which one token beats the rest.
+Queries with s >= c sqrt(2 ln n) have chance n^{-c^2/h^2}, h the two-sided horizon; the exponents
+below are the minima over c of the sum.
 """
 
 from __future__ import annotations
@@ -112,9 +111,6 @@ def exponents(setting: Setting) -> list[Prediction]:
     exponents = [
         Prediction(
             name=name,
-            statement=f"The root of the {quantity} falls like n^-beta; rare draws carry it."
-            if name.endswith("rms")
-            else f"The {quantity} error falls like n^-beta, in a typical draw and in mean.",
             source="random energy model, derived here",
             formula=f"beta = min(1/2, {formula}), h = ||Sigma^(1/2) A Sigma_q^(1/2)||_2",
             status="heuristic",
@@ -127,10 +123,6 @@ def exponents(setting: Setting) -> list[Prediction]:
     ]
     freezing = Prediction(
         name="freezing",
-        statement=(
-            "Below n* tokens the softmax of a query with score deviation s rests on its few largest"
-            " scores."
-        ),
         source="random energy model",
         formula="n* = exp(s^2/2), s the root mean square score deviation over queries",
         status="heuristic",
@@ -154,10 +146,8 @@ def delta_bound(n: Any, ratio: float, delta: float, fourth: float, centre: float
     ``ratio`` = E e^2 / (E e)^2, ``delta`` = E e^2 |c|^2 / (E e)^2 (so delta/n is the delta method's
     value), ``fourth`` = E|V (y - E y)|^4, ``centre`` = |Gamma(x) - V E y|.
 
-    Proof: with S_n = sum e_k, P(S_n < a n E e) <= P (Chung-Lu). Where S_n >= a n E e the error is
-    at most |sum e_k c_k| / (a n E e), of mean square delta / (a^2 n); elsewhere its square is at
-    most 2 max_k |V (y_k - E y)|^2 + 2 centre^2: Cauchy-Schwarz, and max <= sum. As n grows a -> 1
-    and the bound tends to the delta method's value. Source: derived here.
+    As n grows a -> 1 and the bound tends to the delta method's value. Source: derived here; proof:
+    "Bounds" in the documentation.
     """
     counts = as_counts(n, "n").astype(np.float64)[:, None]
     square = centre * centre
@@ -204,10 +194,6 @@ def delta(setting: Setting) -> list[Prediction]:
     conditions = (("E exp<2 theta, y> is finite and E|V (y - E y)|^4 is known", bool(numbers)),)
     bound = Prediction(
         name="delta-bound",
-        statement=(
-            "The mean square error at the query R v, v the direction A stretches most, is at most"
-            " the bound."
-        ),
         source="derived here",
         formula=(
             "min over a of delta/(a^2 n) + 2 sqrt(n E|V y|^4 P) + 2 |Gamma - V E y|^2 P, "
@@ -223,10 +209,6 @@ def delta(setting: Setting) -> list[Prediction]:
     )
     limit = Prediction(
         name="keep-random",
-        statement=(
-            "n keys taken as they come err by sqrt(constant/n) at large n; the constant is"
-            " exponential in s^2."
-        ),
         source="derived here",
         formula=(
             "n MSE -> E[e^2 |c|^2]/(E e)^2; Gaussian tokens: exp(s^2) (tr V Sigma V^T + |V Sigma"
@@ -249,9 +231,7 @@ def dudley_sum(dim: int) -> float:
     2^{-j} in the unit ball.
 
     A process of norms whose increments over a distance t have E cosh(l |Z_x - Z_y|) <= exp(l^2 t^2
-    / 2) has E sup |Z_x - Z_0| <= S over the unit ball: each point is reached by links from net to
-    net, N_j links of length at most 2^{1-j}, and the largest of N such norms has mean at most t
-    sqrt(2 log 2N).
+    / 2) has E sup |Z_x - Z_0| <= S over the unit ball.
     """
     level = np.arange(1, LEVELS + 1, dtype=np.float64)
     logs = dim * np.log1p(2.0 ** (level + 1.0)) + math.log(2.0)
@@ -270,16 +250,7 @@ def chaining_constant(
     (``dim``), and M bounds w = exp(<theta, y - E y> - K(theta)), K of the centred law (``log_peak``
     = log M). As K >= 0 by Jensen, M <= exp(B), whatever the law: exponential in r R.
 
-    Proof. Let E y = 0, g = w V (y - m), m the tilted mean; then Gamma_n - Gamma = N/D with N = mean
-    g, D = mean w, E g = 0, E w = 1. (1) Symmetrise: E sup|N| <= 2 E sup|mean eps_i g_i|, eps_i
-    signs. (2) In theta, g has the derivative w V ((y-m)(y-m)^T - Cov), a difference of positive
-    matrices of norm at most 4 R^2 and R^2: Lipschitz with 4 ||V|| R^2 M; w has w (y-m): 2 R M. (3)
-    A sum of signs has E cosh(l |sum eps_i a_i|) <= prod cosh(l |a_i|) <= exp(l^2 sum |a_i|^2 / 2)
-    (Pinelis 1994), so chaining over |x| <= r gives E sup|mean eps (g_x - g_0)| <= 4 v M B S /
-    sqrt(n), and E|mean eps g_0| <= spread / sqrt(n): C_N. The same for w, where w_0 = 1: E sup|D -
-    1| <= C_D / sqrt(n). (4) For 0 < a < 1: where D >= a everywhere the error is at most sup|N| / a;
-    elsewhere, with chance C_D / ((1-a) sqrt(n)) by Markov, at most 2 v, since both outputs lie in a
-    ball of radius v. The best a gives C. Source: derived here, by the method of [B] Theorem 3.4.
+    Source: derived here, by the method of [B] Theorem 3.4; proof: "Bounds" in the documentation.
     """
     with np.errstate(over="ignore"):
         chain = float(np.exp(log_peak)) * score * dudley_sum(dim)
@@ -317,9 +288,6 @@ def uniform(setting: Setting) -> list[Prediction]:
         numbers = {"radius": setting.radius, "support": reach, "constant": constant}
     bound = Prediction(
         name="uniform-chaining",
-        statement=(
-            "The largest error over |x| <= R is on average at most C(R)/sqrt(n), for every n."
-        ),
         source="derived here, by the method of [B] Theorem 3.4",
         formula=(
             "C = (sqrt(C_N) + sqrt(2 v C_D))^2, C_N = 2 sqrt(tr V Sigma V^T) + 8 v M B S, C_D ="
