@@ -65,7 +65,7 @@ for name, function in {
         raise AssertionError(name)
 # no warning of numpy: a head without values has no error, a bound beyond float64 is infinite
 assert es.converge(es.Head([[1.0]], [[0.0]]), es.Rademacher(1), [2], 2, metrics=("mean",))["mean"].accuracy == 0
-for size in (1.0, 1e60, 1e100):
+for size in (1.0, 1e30, 1e60):
     for law in (es.Ball(2, size), es.Cube(2, size), es.Gaussian(size * np.eye(2))):
         for prediction in es.predictions(es.Head(np.eye(2), np.eye(2)), law):
             assert prediction.value is None or not np.isnan(prediction.value([1, 2, 10**6])).any(), prediction.name
