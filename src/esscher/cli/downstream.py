@@ -88,7 +88,7 @@ def downstream(
     from esscher.probe.api import short_name
     from esscher.probe.budget import ALIKE
     from esscher.runs import execute, terminal
-    from esscher.runs.folders import refuse_foreign
+    from esscher.runs.run import refuse_foreign
 
     for name in ("layers", "heads"):
         if name in settings:

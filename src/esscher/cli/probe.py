@@ -176,8 +176,8 @@ def probe(
     from esscher.probe.api import LEFT_OPEN, run_folder, too_few_keys
     from esscher.probe.checks import context_of
     from esscher.runs import execute, read_group, terminal
-    from esscher.runs.folders import refuse_foreign
     from esscher.runs.lock import cores
+    from esscher.runs.run import refuse_foreign
 
     fields = read_flags(flags)
     where: dict[str, Any] = {"workers": workers or 1, "dask": dask}
@@ -300,7 +300,7 @@ def _pool(context: ProbeContext) -> str:
 
 def _domain_specs(fields: Mapping[str, Any], files: Sequence[str]) -> dict[str, ProbeSpec]:
     """The spec of each domain: packaged ones, and files as name=path; none for a usual probe."""
-    from esscher.runs.folders import check_name
+    from esscher.runs.run import check_name
 
     corpus = dict(fields["corpus"])
     names = str(corpus.get("packaged") or "").split(",")

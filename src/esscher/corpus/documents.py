@@ -18,7 +18,7 @@ import re
 import sys
 import sysconfig
 import tokenize
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,7 @@ def files_of_text(spec: CorpusSpec) -> list[Path]:
 
 def _source(spec: CorpusSpec) -> Iterator[Piece]:
     if spec.dataset is not None:
-        yield from _dataset(spec.dataset, spec.split, spec.field)
+        yield from _texts(_dataset(spec.dataset, spec.split), spec.field)
     elif spec.packaged is not None:
         yield from ((True, text) for text in packaged_documents(spec.packaged))
     for name in spec.text:
@@ -159,11 +159,11 @@ def _file(path: Path, encoding: str, field: str | None, *, listed: bool = False)
     try:
         with open_regular(path) as stream:
             if kind == ".parquet":
-                yield from _parquet(path, field)
+                yield from _texts(_parquet(path, field), field)
                 return
             with _decoded(stream, name, encoding) as text:
                 if kind in TABLES:
-                    yield from TABLES[kind](text, name, field)
+                    yield from _texts(TABLES[kind](text, name), field)
                     return
                 if field is not None and not listed:
                     raise ValueError(
@@ -182,7 +182,10 @@ def _stdin(encoding: str, field: str | None) -> Iterator[Piece]:
     if stream is None or stream.closed:
         raise ValueError(f"{name}: it is closed; give a file, or pipe text into '-'")
     with _decoded(stream, name, encoding) as text:
-        yield from _plain(text, name, must=True) if field is None else _json(text, name, field)
+        if field is None:
+            yield from _plain(text, name, must=True)
+        else:
+            yield from _texts(_json(text, name), field)
 
 
 @contextlib.contextmanager
@@ -244,107 +247,93 @@ def _plain(text: io.TextIOWrapper, name: str, *, must: bool) -> Iterator[Piece]:
         raise ValueError(f"{name}: expected text, got {what}; give a file with text")
 
 
-# ---- Tables: one document per row, the text in one field
+# ---- Tables: one document per row, the text in one field. A reader yields rows with their places.
+
+Row = tuple[str, Any]
 
 
-def _json(text: io.TextIOWrapper, name: str, field: str | None) -> Iterator[Piece]:
-    """One value a line, or one array over all lines: strings, or objects with the field."""
+def _texts(rows: Iterable[Row], field: str | None) -> Iterator[Piece]:
+    """The field of each row, ``text`` unless told; a row may be a string; null is an empty text."""
+    wanted = "text" if field is None else field
+    for place, row in rows:
+        value = row
+        if not isinstance(row, str) or field is not None:
+            if not isinstance(row, dict):
+                raise ValueError(
+                    f"{place}: expected an object with a field of text, got {type(row).__name__};"
+                    " mend the file"
+                )
+            if wanted not in row:
+                names = ", ".join(_show(str(name))[:40] for name in list(row)[:12]) or "none"
+                raise ValueError(
+                    f"{place}: expected a field '{wanted}', got the fields {names}; set field to"
+                    " one of them"
+                )
+            value = row[wanted]
+        if value is not None and not isinstance(value, str):
+            raise ValueError(
+                f"{place}, field '{wanted}': expected a string, got {type(value).__name__}; name a"
+                " field that holds text"
+            )
+        yield True, value or ""
+
+
+def _json(text: io.TextIOWrapper, name: str) -> Iterator[Row]:
+    """One value a line, or one array over all lines."""
     number = 0
     for number, line in enumerate(text, 1):
-        place = f"{name}, line {number}"
-        if re.match(r"\s*\[\s*($|[{\"])", line):
-            values = enumerate(_parsed(line + text.read(), place), 1)
-            yield from ((True, _member(value, field, f"{name}, item {i}")) for i, value in values)
-            return
-        if line.strip():
-            yield True, _member(_parsed(line, place), field, place)
+        is_array = re.match(r"\s*\[\s*($|[{\"])", line)
+        whole = line + text.read() if is_array else line
+        if not whole.strip():
+            continue
+        try:
+            value = json.loads(whole)
+        except (ValueError, RecursionError) as cause:
+            raise ValueError(
+                f"{name}, line {number}: expected JSON, one object a line or one array, got"
+                f" {whole.strip()[:40]!r} ({str(cause)[:80]}); mend the line"
+            ) from cause
+        if not is_array:
+            yield f"{name}, line {number}", value
+        else:
+            yield from ((f"{name}, item {i}", item) for i, item in enumerate(value, 1))
     if number == 0:
         raise ValueError(
             f"{name}: expected JSON Lines, got an empty file; give a file with one object a line"
         )
 
 
-def _parsed(text: str, place: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as cause:
-        raise ValueError(
-            f"{place}: expected JSON, one object a line or one array, got {text.strip()[:40]!r}"
-            f" ({str(cause)[:80]}); mend the line"
-        ) from cause
-
-
-def _member(value: Any, field: str | None, place: str) -> str:
-    if isinstance(value, str) and field is None:
-        return value
-    if not isinstance(value, dict):
-        raise ValueError(
-            f"{place}: expected an object with a field of text, got {type(value).__name__}; mend"
-            " the file"
-        )
-    chosen = _field(field, list(value), place)
-    return _string(value[chosen], f"{place}, field '{chosen}'")
-
-
-def _string(value: Any, place: str) -> str:
-    """The text of a field; a missing value is an empty one."""
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise ValueError(
-            f"{place}: expected a string, got {type(value).__name__}; name a field that holds text"
-        )
-    return value
-
-
-def _field(field: str | None, names: list[str], place: str) -> str:
-    """The field asked for, else ``text``."""
-    wanted = "text" if field is None else field
-    if wanted not in names:
-        shown = ", ".join(_show(name)[:40] for name in names[:12]) or "none"
-        raise ValueError(
-            f"{place}: expected a field '{wanted}', got the fields {shown}; set field to one of"
-            " them"
-        )
-    return wanted
-
-
-def _csv(
-    text: io.TextIOWrapper, name: str, field: str | None, delimiter: str = ","
-) -> Iterator[Piece]:
-    """One document a row; the first row names the fields; quoted fields may hold line ends."""
+def _csv(text: io.TextIOWrapper, name: str, delimiter: str = ",") -> Iterator[Row]:
+    """The first row names the fields; quoted fields may hold line ends."""
     csv.field_size_limit(2**31 - 1)
-    reader = csv.reader(text, delimiter=delimiter, strict=True)
+    reader = csv.DictReader(text, delimiter=delimiter, strict=True)
     try:
-        names = next(reader, [])
-        if not names:
+        if not reader.fieldnames:
             raise ValueError(f"{name}: expected names of fields, got an empty file; give rows")
-        column = names.index(_field(field, names, name))
-        for row in filter(None, reader):
-            if len(row) != len(names):
-                raise ValueError(
-                    f"{name}, line {reader.line_num}: expected {len(names)} fields, got"
-                    f" {len(row)}; mend the row"
-                )
-            yield True, row[column]
+        for row in reader:
+            place, fields = f"{name}, line {reader.line_num}", len(reader.fieldnames)
+            if None in row or None in row.values():
+                found = sum(value is not None for value in row.values())
+                raise ValueError(f"{place}: expected {fields} fields, got {found}; mend the row")
+            yield place, row
     except csv.Error as cause:
         raise ValueError(
-            f"{name}, line {reader.line_num}: expected rows of fields, got bad quoting ({cause});"
-            " mend it"
+            f"{name}, line {reader.reader.line_num}: expected rows of fields, got bad quoting"
+            f" ({cause}); mend it"
         ) from cause
 
 
-def _parquet(path: Path, field: str | None) -> Iterator[Piece]:
+def _parquet(path: Path, field: str | None) -> Iterator[Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    name, rows = _show(path), itertools.count(1)
+    name, numbers = _show(path), itertools.count(1)
     try:
         with pq.ParquetFile(path) as table:
-            chosen = _field(field, list(table.schema_arrow.names), name)
-            for batch in table.iter_batches(ROWS, columns=[chosen]):
-                for value in batch.column(0).to_pylist():
-                    yield True, _string(value, f"{name}, row {next(rows)}, field '{chosen}'")
+            wanted = field or "text"
+            columns = [wanted] if wanted in table.schema_arrow.names else None
+            for batch in table.iter_batches(ROWS, columns=columns):
+                yield from ((f"{name}, row {next(numbers)}", row) for row in batch.to_pylist())
     except (pa.ArrowException, UnicodeDecodeError) as cause:
         raise ValueError(
             f"{name}: expected a Parquet table of text, got what cannot be read"
@@ -352,7 +341,7 @@ def _parquet(path: Path, field: str | None) -> Iterator[Piece]:
         ) from cause
 
 
-TABLES: dict[str, Callable[..., Iterator[Piece]]] = {
+TABLES: dict[str, Callable[..., Iterator[Row]]] = {
     ".jsonl": _json,
     ".ndjson": _json,
     ".json": _json,
@@ -371,7 +360,7 @@ def _show(name: str | Path) -> str:
     return printable(str(name))
 
 
-def _dataset(dataset: str, split: str, field: str | None) -> Iterator[Piece]:
+def _dataset(dataset: str, split: str) -> Iterator[Row]:
     """Rows of a dataset as they arrive; only data files are read, never code of the dataset."""
     try:
         import datasets
@@ -380,28 +369,19 @@ def _dataset(dataset: str, split: str, field: str | None) -> Iterator[Piece]:
             "dataset: the package datasets is not installed; pip install 'esscher[hf]'"
         ) from cause
     name, _, config = (dataset, "", "") if os.path.exists(dataset) else dataset.partition(":")
-
-    def rows() -> Iterator[dict[str, Any]]:
-        try:
-            with quiet():
-                found = iter(
-                    datasets.load_dataset(name, config or None, split=split, streaming=True)
-                )
-                first = next(found, None)
-            if first is not None:
-                yield first
-                yield from found
-        except Exception as cause:  # whatever the hub, the files or their readers raise
-            raise ValueError(
-                f"dataset {_show(dataset)}: split '{split}' cannot be read ({type(cause).__name__}:"
-                f" {' '.join(str(cause).split())[:160]}); check its name ('name' or 'name:config'),"
-                " the split and the network, or give files with text"
-            ) from cause
-
-    for number, row in enumerate(rows(), 1):
-        place = f"dataset {_show(dataset)}, row {number}"
-        chosen = _field(field, list(row), place)
-        yield True, _string(row[chosen], f"{place}, field '{chosen}'")
+    options = {"split": split, "streaming": True}
+    try:
+        with quiet():
+            rows = iter(datasets.load_dataset(name, config or None, **options))
+            first = [row for row in (next(rows, None),) if row is not None]
+        for number, row in enumerate(itertools.chain(first, rows), 1):
+            yield f"dataset {_show(dataset)}, row {number}", row
+    except Exception as cause:  # whatever the hub, the files or their readers raise
+        raise ValueError(
+            f"dataset {_show(dataset)}: split '{split}' cannot be read ({type(cause).__name__}:"
+            f" {' '.join(str(cause).split())[:160]}); check its name ('name' or 'name:config'), the"
+            " split and the network, or give files with text"
+        ) from cause
 
 
 # ---- Text that is on every machine

@@ -18,7 +18,7 @@ from esscher.probe.checks import context_of
 from esscher.probe.session import OBJECT, ProbeContext
 from esscher.probe.spec import SMALLEST, ProbeSpec, Settings, read_settings
 from esscher.runs import Run, execute, watched
-from esscher.runs.folders import refuse_foreign
+from esscher.runs.run import refuse_foreign
 
 RUNS = Path("runs")
 LEFT_OPEN = {"pool": "auto"}  # of a spec, until the model is known

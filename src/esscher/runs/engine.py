@@ -31,7 +31,6 @@ from esscher.runs.executors import (
     compute_on_cluster,
     describe,
 )
-from esscher.runs.folders import refuse_foreign, refuse_other
 from esscher.runs.lock import held
 from esscher.runs.manifest import (
     LOCK,
@@ -45,7 +44,7 @@ from esscher.runs.manifest import (
     versions,
 )
 from esscher.runs.progress import Report, Tracker
-from esscher.runs.run import Run, load_run
+from esscher.runs.run import Run, load_run, refuse_foreign, refuse_other
 from esscher.runs.spec import (
     JOBS,
     Job,
