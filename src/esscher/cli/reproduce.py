@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esscher.cli.options import Execution
-from esscher.cli.output import Json, Look, Out, log, number, print_json, print_table
+from esscher.cli.options import Dask, Markdown, Sort, Top, Workers, given
+from esscher.cli.output import Json, Out, log, number, print_json, show
 
 if TYPE_CHECKING:
     from esscher.papers.claim import Scale
@@ -22,19 +22,22 @@ ALL = typer.Option("--all", help="Test every claim.")
 QUICK = typer.Option("--quick", help="In minutes, as without a flag.")
 FULL = typer.Option("--full", help="At the size of the page on what holds, in hours.")
 CHECK = typer.Option("--check", help="Try the rules on made-up data, true and false, and stop.")
-SEED = typer.Option("--seed", min=0, help="Seed of everything random.")
+SEED = typer.Option("--seed", min=0, max=2**63 - 1, help="Seed of everything random.")
 
 
 def reproduce(
-    look: Look,
-    where: Execution,
     claims: Annotated[list[str] | None, CLAIMS] = None,
     everything: Annotated[bool, ALL] = False,
     quick: Annotated[bool, QUICK] = False,
     full: Annotated[bool, FULL] = False,
     check: Annotated[bool, CHECK] = False,
     seed: Annotated[int, SEED] = 0,
+    workers: Workers = 1,
+    dask: Dask = None,
     out: Out = None,
+    top: Top = None,
+    sort: Sort = None,
+    markdown: Markdown = False,
     as_json: Json = False,
 ) -> None:
     """Test what the papers claim, and what we do: verdict, effect with its interval, and why.
@@ -45,6 +48,7 @@ def reproduce(
 
     Example: esscher reproduce b-1-sub-parametric s-17-limit --quick
     """
+    look = given({"top": top, "sort": sort, "markdown": markdown})
     from esscher.papers.judge import all_claims, find_claim, judge, register
     from esscher.report.reproduce import write_verdicts
     from esscher.runs import terminal
@@ -56,38 +60,41 @@ def reproduce(
         raise ValueError("--quick and --full: expected one of the two, got both")
     chosen = [register(name) if ":" in name else find_claim(name) for name in claims or ()]
     tested = chosen or [*all_claims().values()]
-    if check or not (chosen or everything):
-        found: Any = [claim.described() for claim in tested]
-        title, names = "claims: esscher reproduce ID", ["claim", "source", "statement"]
-        rows = [[said["id"], said["source"], said["statement"]] for said in found]
-        if check:
-            found = {claim.id: claim.checked(seed) for claim in tested}
-            title, names = (
-                "rules on made-up data",
-                ["claim", "where it is true", "where it is false"],
-            )
-            rows = [[name, *verdicts.values()] for name, verdicts in found.items()]
-        print_json(found) if as_json else print_table(title, names, rows, left=3, look=look)
-        return
+    if check:
+        found = {claim.id: claim.checked(seed) for claim in tested}
+        rows = [
+            {"claim": name, **{f"where it is {case}": one[case] for case in one}}
+            for name, one in found.items()
+        ]
+        return print_json(found) if as_json else show("rules on made-up data", rows, look=look)
+    if not (chosen or everything):
+        said = [claim.described() for claim in tested]
+        rows = [{key: one[key] for key in ("id", "statement", "source")} for one in said]
+        title = "claims: esscher reproduce ID"
+        return print_json(said) if as_json else show(title, rows, look=look)
     scale: Scale = "full" if full else "quick"
     folder = out or Path("runs") / (f"reproduce-{scale}" + (f"-seed{seed}" if seed else ""))
     log(
         f"{len(tested)} claims, {scale}; verdicts in {folder / VERDICTS}; the same command goes on"
         " where it stops"
     )
+    where = {"workers": workers, "dask": dask}
     content = judge(tested, scale, seed, folder, where, terminal, _tell)
     page = write_verdicts(folder, content)
     ids = {claim.id for claim in tested}
     records = [record for record in content["claims"] if record["id"] in ids]
     if as_json:
-        print_json({**content, "claims": records})
-        return
-    keys = ("id", "verdict", "effect", "reason")
+        return print_json({**content, "claims": records})
     rows = [
-        [f"{record[key]} {_interval(record) if key == 'effect' else ''}".strip() for key in keys]
+        {
+            "claim": record["id"],
+            "verdict": record["verdict"],
+            "effect": f"{record['effect']} {_interval(record)}".strip(),
+            "why": record["reason"],
+        }
         for record in records
     ]
-    print_table(str(folder), ["claim", "verdict", "effect", "why"], rows, left=4, look=look)
+    show(str(folder), rows, look=look)
     log(f"page: {page}")
 
 

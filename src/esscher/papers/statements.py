@@ -1,7 +1,8 @@
 """A check of every numbered statement of [S], in the order of the paper.
 
-The page ``docs/theory/statements.md`` has each statement as printed and as mended, with a verdict;
-``python -m esscher.papers.statements docs/theory/statements.md`` writes what is found into it.
+The page ``docs/theory/statements.md`` has each statement as printed and as mended, with a verdict
+and what is found; ``python -m esscher.papers.statements docs/theory/statements.md`` writes the
+numbers, which are in bold there.
 """
 
 from __future__ import annotations
@@ -42,47 +43,44 @@ from esscher.theory import boursier, training
 from esscher.theory.prediction import Setting, predictions, tilted_moment
 
 Floats = npt.NDArray[np.float64]
-Check = Callable[[], tuple[str, bool]]
+Found = tuple[Any, str]
+"""Whether a case agrees with the verdict, and the numbers found, with spaces between."""
+
+CHECKS: dict[str, Callable[[], Found]] = {}
+"""For each statement a case that would show its verdict wrong."""
 
 
-CHECKS: dict[str, Check] = {}
-"""For each statement a case that would show the verdict of the page wrong: what is found, in
-words, and whether it agrees with the verdict.
-"""
-
-
-def check(*numbers: str) -> Callable[[Check], Check]:
+def check(*numbers: str) -> Callable[[Callable[[], Found]], Callable[[], Found]]:
     """The function below checks the statements of these numbers."""
 
-    def add(function: Check) -> Check:
+    def add(function: Callable[[], Found]) -> Callable[[], Found]:
         CHECKS.update(dict.fromkeys(numbers, function))
         return function
 
     return add
 
 
-def found(number: str) -> str:
-    """What the check of a statement finds; an exception if that contradicts the verdict."""
-    words, agrees = CHECKS[number]()
-    if not agrees:
-        raise RuntimeError(f"{number}: what is found contradicts the verdict: {words}")
-    return words
-
-
-def fill(page: str, found: Callable[[str], str] = found) -> str:
-    """The page with what is found for each of its statements."""
-
-    def section(match: re.Match[str]) -> str:
-        return f"{match[1]}- Found: {found(match[2])}"
-
-    return re.sub(r"(?s)(## ([^:]+): (?:(?!\n## ).)*?)- Found: [^\n]*", section, page)
+def fill(page: str) -> str:
+    """The page with the numbers found; an exception where they contradict a verdict."""
+    first, *sections = page.split("\n## ")
+    for i, section in enumerate(sections):
+        number = section.split(":")[0]
+        agrees, found = CHECKS[number]()
+        before, _, line = section.partition("- Found: ")
+        words = re.split(r"\*\*.*?\*\*", line)
+        if not agrees or len(words) != len(found.split()) + 1:
+            raise RuntimeError(f"{number}: expected what the page says, found {found}")
+        bold = [f"**{value}**" for value in found.split()] + [""]
+        line = "".join(word + value for word, value in zip(words, bold, strict=True))
+        sections[i] = f"{before}- Found: {line}"
+    return "\n## ".join([first, *sections])
 
 
 # ---- Sections 2 and 3: limits and errors
 
 
 @check("Lemma 2.1")
-def lemma_21() -> tuple[str, bool]:
+def lemma_21() -> Found:
     """A quadrature of 40 x 40 nodes for both integrals."""
     cov, mean = [[1.0, 0.4], [0.4, 0.7]], [0.5, -1.0]
     head = Head([[0.3, 0.1], [-0.2, 0.4]], [[1.0, 2.0], [0.0, -1.0]])
@@ -93,45 +91,37 @@ def lemma_21() -> tuple[str, bool]:
     scores = np.outer(weight, weight).ravel() * np.exp(tokens @ head.tilt(x)[0].numpy())
     plain = head.V.numpy() @ (scores @ tokens / scores.sum())
     apart = float(np.abs(plain - limit(head, Gaussian(cov, mean))(x)[0].numpy()).max())
-    return f"closed form and quadrature differ by less than {1e-9:.0e}", apart < 1e-9
+    return apart < 1e-9, ""
 
 
 @check("Proposition 3.1")
-def proposition_31() -> tuple[str, bool]:
+def proposition_31() -> Found:
     law, head, n = Gaussian(np.eye(2)), Head(0.3 * np.eye(2), np.eye(2)), [2, 10**6]
     known = {each.name: each for each in predictions(head, law)}
     error = exact_curve(head, law, law, n).rms
     mended, sharpened = (known[name].rms(n) for name in ("s-16-mended", "s-16-sharpened"))
-    words = (
-        f"Gaussian tokens, d = 2, U = 0.3 I: error {error[1]:.2g} at 10^6 tokens, mended bound"
-        f" {mended[1]:.2g}, sharpened {sharpened[1]:.2g}; exponent"
-        f" {known['s-prop31'].exponent or 0.0:.2g} where the error has 0.5;"
-        " at n = 1 the printed right side is 0, the error is not"
-    )
-    return words, bool((error < sharpened).all() and (error < mended).all())
+    exponent = known["s-prop31"].exponent or 0.0
+    numbers = f"{error[1]:.2g} {mended[1]:.2g} {sharpened[1]:.2g} {exponent:.2g}"
+    return (error < sharpened).all() and (error < mended).all(), numbers
 
 
 @check("Remark 3.2")
-def remark_32() -> tuple[str, bool]:
+def remark_32() -> Found:
     task, block = LinearTask.kms(2), Block([[0.2, 0.05], [0.05, 0.1]], 1.2)
     short, long = (
         n * (risk(task, block, n, query_inside=True).value - risk(task, block, n).value)
         for n in (10**3, 10**5)
     )
-    words = (
-        f"n times the change of the exact risk, d = 2: {short:.3g} at 10^3 tokens,"
-        f" {long:.3g} at 10^5"
-    )
-    return words, abs(short / long - 1.0) < 0.05
+    return abs(short / long - 1.0) < 0.05, f"{short:.3g} {long:.3g}"
 
 
 @check("Assumption 3.3")
-def assumption_33() -> tuple[str, bool]:
+def assumption_33() -> Found:
     """d = 1, Gaussian, U = 0.5: E|x|^4 E_tilted y^4 = E x^4 (3 + 6 u^2 x^2 + u^4 x^4)."""
     setting = Setting(Head([[0.5]], [[1.0]]), Gaussian([[1.0]]), Gaussian([[1.0]]))
     exact, bound = 3 * 3 + 6 * 0.25 * 15 + 0.0625 * 105, tilted_moment(setting, 4, 4)
     assert bound is not None
-    return f"M_44 for N(0, 1) and U = 0.5: {exact:.4g}, estimate {bound:.4g}", exact <= bound
+    return exact <= bound, f"{exact:.4g} {bound:.4g}"
 
 
 def first_errors(tokens: int) -> tuple[LinearTask, Any, Floats]:
@@ -144,14 +134,13 @@ def first_errors(tokens: int) -> tuple[LinearTask, Any, Floats]:
 
 
 @check("Proposition 3.4")
-def proposition_34() -> tuple[str, bool]:
+def proposition_34() -> Found:
     task, weights, squared = first_errors(1000)
     rms = dict(zip(METRICS, np.sqrt(squared.mean(axis=0)), strict=True))
     height = bounds(task, weights, [1000]).groupby("metric")["rms"].first()
     names = [f"gradient_{letter}" for letter in "UVKQ"]
-    told = [f"{name[-1]} {rms[name]:.1g} below {height[name]:.0e}" for name in names]
-    words = "rms errors of gradients at 1000 tokens, d = 2, first weights of training: "
-    return words + ", ".join(told), all(rms[name] < height[name] for name in names)
+    numbers = " ".join(f"{rms[name]:.1g} {height[name]:.0e}" for name in names)
+    return all(rms[name] < height[name] for name in names), numbers
 
 
 # ---- Sections 4 and 5: flows of in-context regression, on tasks of one or two dimensions
@@ -161,16 +150,12 @@ PLANE = LinearTask([[0.8, 0.3], [0.3, 0.5]], np.eye(2), 0.0)
 
 
 @check("Remark 4.1")
-def remark_41() -> tuple[str, bool]:
+def remark_41() -> Found:
     shifted = PLANE.with_queries(np.diag([2.0, 0.5]))
     end = final_parameters(PLANE, start_block(PLANE), 50, "linear")
     slope = tensors(risk_gradient(shifted, end, 50, "linear")[1])[0]  # in U11
     own, other = (2 * risk(task, end, 50, "linear").value for task in (PLANE, shifted))
-    words = (
-        f"d = 2, L = 50, linear: mean squared error {own:.3g} on its queries, {other:.3g} on"
-        " others; the end stays"
-    )
-    return words, float(slope.abs().max()) < 1e-12 and own != other
+    return float(slope.abs().max()) < 1e-12 and own != other, f"{own:.3g} {other:.3g}"
 
 
 def flow_radius(task: LinearTask, start: Parameters, until: float = 1e3) -> float:
@@ -213,57 +198,44 @@ def assumption_numbers(task: LinearTask, start: Parameters, lengths: Any) -> dic
 
 
 @check("Assumption 4.2")
-def assumption_42() -> tuple[str, bool]:
+def assumption_42() -> Found:
     task = LinearTask.isotropic(5, np.eye(5), 0.0)
     found = assumption_numbers(task, start_block(task), [10, 10**12])
-    rate = found["rate"]
-    words = (
-        f"d = 5, Sigma = I: rho = {found['rho']:.3g}, c = {found['exponent']:.1e}, E sigma^12 ="
-        f" {found['sigma12']:.2g}; the rate of (ii) is {rate[1]:.1e} at 10^12 tokens and begins"
-        f" to fall at 10^{found['falls_from'] / math.log(10):.0f}"
-    )
-    met = found["query"] <= 1.0 and math.isfinite(found["sigma12"])
-    return words, met and bool(rate[1] >= rate[0])
+    rate, begins = found["rate"], found["falls_from"] / math.log(10)
+    met = found["query"] <= 1.0 and math.isfinite(found["sigma12"]) and rate[1] >= rate[0]
+    numbers = f"{found['rho']:.3g} {found['exponent']:.1e} {found['sigma12']:.2g} {rate[1]:.1e}"
+    return met, f"{numbers} 10^{begins:.0f}"
 
 
 @check("Theorem 4.3")
-def theorem_43() -> tuple[str, bool]:
+def theorem_43() -> Found:
     start = start_block(LINE)
     short, long = (risk(LINE, final_parameters(LINE, start, n), n).value for n in (100, 10_000))
-    words = (
-        f"d = 1, W = 1, no noise, risk at the end of the flow: {short:.2g} at 100 tokens,"
-        f" {long:.2g} at 10^4; limit 0"
-    )
-    return words, long < 0.05 * short
+    return long < 0.05 * short, f"{short:.2g} {long:.2g}"
 
 
 @check("Assumption 5.1")
-def assumption_51() -> tuple[str, bool]:
+def assumption_51() -> Found:
     """Gradients of the linear risk, in closed form, at a start of the block form."""
     U, V = tensors(risk_gradient(PLANE, start_block(PLANE).uv(), 20, "linear")[1])
     off = max(float(block.abs().max()) for block in (U[:, -1], U[-1], V[-1, :-1]))
-    return "d = 2, L = 20: the gradient outside the blocks is below 1e-14", off < 1e-14
+    return off < 1e-14, ""
 
 
 @check("Theorem 5.2")
-def theorem_52() -> tuple[str, bool]:
+def theorem_52() -> Found:
     """Sigma = 0.01 I, d = 5: risk at half of each limit over that of no weights."""
     limits = training.alpha_limit_printed(5, 0.01), training.alpha_limit_mended(5, 0.01)
     printed, mended = ((0.25 * top**2 * 0.01 / math.sqrt(5.0) - 1.0) ** 2 for top in limits)
-    words = (
-        f"Sigma = 0.01 I, d = 5, alpha half of the limit: risk {printed:.3g} times that of no"
-        f" weights, mended {mended:.3g}"
-    )
-    return words, printed > 1.0 > mended
+    return printed > 1.0 > mended, f"{printed:.3g} {mended:.3g}"
 
 
 @check("Remark 5.3")
-def remark_53() -> tuple[str, bool]:
+def remark_53() -> Found:
     U, v = tensors(gradient_flow(PLANE, start_block(PLANE), times=flow_times(1e3, 10)).end)
     inverse = torch.linalg.inv(PLANE.sigma)
     size = float(torch.trace(inverse @ inverse)) ** 0.25
-    off = max(float((U - inverse / size).abs().max()), abs(float(v) - size))
-    return f"d = 2: the flow ends within {1e-6:.0e} of the formula", off < 1e-6
+    return max(float((U - inverse / size).abs().max()), abs(float(v) - size)) < 1e-6, ""
 
 
 # ---- Appendices B and C: errors at one query, and averages over queries
@@ -304,51 +276,38 @@ def printed_and_mended(bound: Callable[..., Floats], *numbers: Any) -> tuple[flo
 
 
 @check("Appendix B.2")
-def appendix_b2() -> tuple[str, bool]:
-    """V E[z z^T] U z against V m + V Gamma U z, d = 1, U = V = z = Gamma = 1."""
-    told = [(mean, mean + 1.0, 1.0 + mean * mean) for mean in (0.0, 2.0)]
-    words = "; ".join(f"mean {m:g}: softmax {soft:g}, linear {lin:g}" for m, soft, lin in told)
-    return words, told[0][1] == told[0][2] and told[1][1] != told[1][2]
+def appendix_b2() -> Found:
+    """V E[z z^T] U z against V m + V Gamma U z, d = 1, U = V = z = Gamma = 1, mean 0 and 2."""
+    softmax, linear = [mean + 1.0 for mean in (0, 2)], [1.0 + mean * mean for mean in (0, 2)]
+    numbers = f"{softmax[0]:g} {linear[0]:g} {softmax[1]:g} {linear[1]:g}"
+    return softmax[0] == linear[0] and softmax[1] != linear[1], numbers
 
 
 @check("Lemma C.1")
-def lemma_c1() -> tuple[str, bool]:
+def lemma_c1() -> Found:
     share = largest_share(boursier.lemma_c1) / 4
     low, needed = printed_and_mended(boursier.lemma_c1_threshold, 50, 2.0, 0.3)
-    words = (
-        f"tokens +-1: a larger error has at most {share:.2g} of the chance 4 delta, at every"
-        f" delta; for sigma = 2 the printed threshold is {low:.2g} where the proof needs"
-        f" {needed:.2g}"
-    )
-    return words, share <= 1.0 and low < needed
+    return share <= 1.0 and low < needed, f"{share:.2g} {low:.2g} {needed:.2g}"
 
 
 @check("Lemma C.2")
-def lemma_c2() -> tuple[str, bool]:
+def lemma_c2() -> Found:
     """Q = +-3 with chance delta = 0.05 each, else 0, one draw: Chebyshev's inequality with
     equality.
     """
     printed, sharp = printed_and_mended(boursier.lemma_c2, 1, 0.05, 2 * 0.05 * 9.0)
-    words = (
-        f"three values, n = 1: 2 delta of the draws are 3 away; printed {printed:.3g},"
-        f" sharpened {sharp:.3g}"
-    )
-    return words, abs(sharp - 3.0) < 1e-12 and printed > sharp
+    return abs(sharp - 3.0) < 1e-12 and printed > sharp, f"{printed:.3g} {sharp:.3g}"
 
 
 @check("Corollary C.3")
-def corollary_c3() -> tuple[str, bool]:
+def corollary_c3() -> Found:
     share = largest_share(boursier.corollary_c3)
     low, needed = printed_and_mended(boursier.corollary_c3_threshold, 15, 1.0, 0.0)
-    words = (
-        f"tokens +-1: at most {share:.2g} of delta; n = 15, no tilt: threshold {low:.2g}, the"
-        f" proof needs {needed:.2g}"
-    )
-    return words, share <= 1.0 and low < needed
+    return share <= 1.0 and low < needed, f"{share:.2g} {low:.2g} {needed:.2g}"
 
 
 @check("Lemma C.4")
-def lemma_c4() -> tuple[str, bool]:
+def lemma_c4() -> Found:
     """Tokens +-1, no tilt, f(y) = 1000 y, n = 1; then the mended bounds on every length."""
     square = coin_moment(2, 1, 0.0, 1000.0)
     printed, mended = printed_and_mended(boursier.lemma_c4, 1, 1, 1.0, 0.0, 1e12, 1000.0)
@@ -357,21 +316,16 @@ def lemma_c4() -> tuple[str, bool]:
         own = coin_moment(2, n, TILT)
         fine &= own <= float(boursier.lemma_c4(n, 1, 1.0, TILT, 1.0, 1.0)[0])
         fine &= own <= float(boursier.lemma_c4_sharpened(n, 1.0, TILT, 1.0)[0])
-    words = (
-        f"tokens +-1, f = 1000 y, n = 1: squared error {square:.3g}, printed {printed:.3g}, mended"
-        f" {mended:.3g}"
-    )
-    return words, fine
+    return fine, f"{square:.3g} {printed:.3g} {mended:.3g}"
 
 
 @check("Assumption C.5", "Assumption C.8")
-def assumption_c5() -> tuple[str, bool]:
+def assumption_c5() -> Found:
     """f(y) = (v^T y) y is of degree 2: sup |f| / |y|^2 = |v|."""
     y, v = np.random.default_rng(0).standard_normal((1000, 3)), np.array([1.0, -2.0, 0.5])
     ratio = float((np.linalg.norm((y @ v)[:, None] * y, axis=1) / (y**2).sum(axis=1)).max())
     size = float(np.linalg.norm(v))
-    words = f"f = (v y) y: |f|/|y|^2 up to {ratio:.3g} on 1000 draws, |v| = {size:.3g}"
-    return words, ratio <= size
+    return ratio <= size, f"{ratio:.3g} {size:.3g}"
 
 
 COIN = boursier.Numbers(  # tokens +-1, 1 sub-Gaussian, f(y) = y, queries N(0, 1), U = 0.2
@@ -394,95 +348,75 @@ def averaged(power: int, n: int) -> float:
 
 
 @check("Lemma C.6")
-def lemma_c6() -> tuple[str, bool]:
+def lemma_c6() -> Found:
     own, bound = averaged(2, 50), float(boursier.equation_16(50, COIN)[0])
     wide, narrow = 1 / 32, 0.01**2 / 32  # (E y^4)^(1/2) / 32
-    words = (
-        f"tokens +-1, U = 0.2, n = 50: {own:.2g}, mended (16) {bound:.2g}; the second term decays"
-        f" with c = {wide:.2g} for +-1 and {narrow:.2g} for +-0.01, so c depends on the law"
-    )
-    return words, own <= bound
+    return own <= bound, f"{own:.2g} {bound:.2g} {wide:.2g} {narrow:.2g}"
 
 
 @check("Lemma C.7")
-def lemma_c7() -> tuple[str, bool]:
+def lemma_c7() -> Found:
     own = [coin_moment(4, n, TILT) for n in LENGTHS]
     bound = [float(boursier.lemma_c7(n, 1, 1.0, TILT, 1.0, 1.0, 1.0)[0]) for n in LENGTHS]
-    told = ", ".join(f"{a:.1g} below {b:.1g}" for a, b in zip(own, bound, strict=True))
-    words = f"tokens +-1, tilt 0.7, n = {', '.join(map(str, LENGTHS))}: {told}"
-    return words, all(a <= b for a, b in zip(own, bound, strict=True))
+    pairs = [*zip(own, bound, strict=True)]
+    return all(a <= b for a, b in pairs), " ".join(f"{a:.1g} {b:.1g}" for a, b in pairs)
 
 
 @check("Lemma C.9")
-def lemma_c9() -> tuple[str, bool]:
+def lemma_c9() -> Found:
     own, bound = averaged(4, 50), float(boursier.equation_18(50, COIN)[0])
-    return f"tokens +-1, U = 0.2, n = 50: {own:.2g}, (18) {bound:.2g}", own <= bound
+    return own <= bound, f"{own:.2g} {bound:.2g}"
 
 
 @check("Equation (20)")
-def equation_20() -> tuple[str, bool]:
+def equation_20() -> Found:
     """Gaussian tokens, |theta| = 3, f(y) = y: left (E e y)^4 / (E e)^4 = theta^4, right E[e y^4] /
     (E e)^4.
     """
     left, mended = 3.0**4, 3 + 6 * 3.0**2 + 3.0**4
     printed = mended * math.exp(-1.5 * 3.0**2)
-    words = (
-        f"N(0, 1), tilt 3: left {left:g}, printed right {printed:.2g}, with the first power"
-        f" {mended:g}"
-    )
-    return words, printed < left <= mended
+    return printed < left <= mended, f"{left:g} {printed:.2g} {mended:g}"
 
 
 # ---- Appendix D: sub-Gaussian tokens
 
 
 @check("Lemma D.1")
-def lemma_d1() -> tuple[str, bool]:
+def lemma_d1() -> Found:
     """Tokens +-1: the limit is tanh(u z), and z ~ N(0, 1)."""
     norm = float((WEIGHT @ np.tanh(0.8 * NODE) ** 4 / WEIGHT.sum()) ** 0.25)
     bound = boursier.lemma_d1(1, 1.0, 1.0, 0.8)
     known = limit(Head([[0.8]], [[1.0]]), Rademacher(1))(torch.ones(1, 1, dtype=torch.float64))
-    words = f"tokens +-1, U = 0.8: L4 norm {norm:.3g}, bound {bound:.3g}"
-    return words, norm <= bound and abs(float(known) - math.tanh(0.8)) < 1e-12
+    fine = norm <= bound and abs(float(known) - math.tanh(0.8)) < 1e-12
+    return fine, f"{norm:.3g} {bound:.3g}"
 
 
 @check("Lemma D.2")
-def lemma_d2() -> tuple[str, bool]:
+def lemma_d2() -> Found:
     t = np.array([8.0, 14.0, 20.0])
     tail, bound = chi2.sf(t**2, 5), np.minimum(boursier.lemma_d2_tail(t, 5), 1.0)
-    words = f"N(0, I_5): P(|z| >= 14) = {tail[1]:.1g}, bound {bound[1]:.1g}"
-    return words, bool((tail <= bound).all())
+    return (tail <= bound).all(), f"{tail[1]:.1g} {bound[1]:.1g}"
 
 
 # ---- Appendix E: risks and flows on L tokens against infinitely many
 
 
 @check("Lemma E.1")
-def lemma_e1() -> tuple[str, bool]:
+def lemma_e1() -> Found:
     start, times = start_block(LINE), flow_times(8.0, 8)
     own, infinite = (gradient_flow(LINE, start, n, times=times) for n in (1000, math.inf))
     found = flow_bound(LINE, own, infinite)
-    # all are 0 at the start
-    distance, sharper, bound = (
-        values[1:] for values in (found.distance, found.sharper, found.bound)
-    )
-    words = (
-        f"d = 1, L = 1000, t = 8: distance {distance[-1]:.2g}, bound {bound[-1]:.2g}, sharper"
-        f" {sharper[-1]:.2g}"
-    )
-    return words, bool((distance <= sharper).all() and (sharper <= bound).all())
+    distance, sharper, bound = found.distance[1:], found.sharper[1:], found.bound[1:]  # 0 at first
+    fine = (distance <= sharper).all() and (sharper <= bound).all()
+    return fine, f"{distance[-1]:.2g} {bound[-1]:.2g} {sharper[-1]:.2g}"
 
 
 @check("Lemma E.2")
-def lemma_e2() -> tuple[str, bool]:
+def lemma_e2() -> Found:
     """Labels 0, tokens +-1, U = 0, V = 1, one token: R_1 = 1/2, R = 0."""
     printed = float(training.lemma_e2_printed(1.0, 1.0, 0.0, 0.0))
     mended = float(training.lemma_e2_mended(1.0, 0.0, 0.0))
-    words = (
-        f"labels 0, tokens +-1, one token: the risks differ by 0.5; printed {printed:g}, mended"
-        f" {mended:g}"
-    )
-    return words, printed < 0.5 <= mended
+    return printed < 0.5 <= mended, f"{printed:g} {mended:g}"
 
 
 def ball_gaps(
@@ -530,40 +464,34 @@ POINT = UV([[0.2, 0.1], [0.1, 0.1]], [[0.0, 0.0], [0.1, 0.2]])  # of the ball of
 
 
 @check("Corollary E.3")
-def corollary_e3() -> tuple[str, bool]:
+def corollary_e3() -> Found:
     bound = float(ball_gaps(LINE, 0.2, [10**6], tasks=3)[0][0])
     gap = abs(risk(LINE, POINT, 10**6).value - risk(LINE, POINT, math.inf).value)
-    words = f"d = 1, rho = 0.2, 10^6 tokens: g1 = {bound:.2g}, exact gap at a point of the ball"
-    return f"{words} {gap:.1e}", gap < bound
+    return gap < bound, f"{bound:.2g} {gap:.1e}"
 
 
 @check("Lemma E.4")
-def lemma_e4() -> tuple[str, bool]:
+def lemma_e4() -> Found:
     task, weights, squared = first_errors(100)
     output, slope = squared[:, 0], squared[:, 1] + squared[:, 2]
     errors = output.mean() ** 0.5, (output**2).mean() ** 0.25, slope.mean() ** 0.5
     row = risk_gaps(task, weights.uv(), 100, *map(float, errors))[1]
-    words = (
-        f"first weights of training, d = 2, 100 tokens: gradients differ by {row['measured']:.2g},"
-        f" bound {row['mended']:.2g}"
-    )
-    return words, row["measured"] < row["mended"]
+    return row["measured"] < row["mended"], f"{row['measured']:.2g} {row['mended']:.2g}"
 
 
 @check("Corollary E.5")
-def corollary_e5() -> tuple[str, bool]:
+def corollary_e5() -> Found:
     bound = float(ball_gaps(LINE, 0.2, [10**6], tasks=3)[1][0])
     own, infinite = (tensors(risk_gradient(LINE, POINT, n)[1]) for n in (10**6, math.inf))
     gap = math.sqrt(sum(float(((a - b) ** 2).sum()) for a, b in zip(own, infinite, strict=True)))
-    words = f"d = 1, rho = 0.2, 10^6 tokens: g2 = {bound:.1g}, exact gap at a point of the ball"
-    return f"{words} {gap:.1e}", gap < bound
+    return gap < bound, f"{bound:.1g} {gap:.1e}"
 
 
 # ---- Appendix F: in-context linear regression
 
 
 @check("Lemma F.1")
-def lemma_f1() -> tuple[str, bool]:
+def lemma_f1() -> Found:
     """Sigma = I, w = (1, 0): the norm of Gamma_w; then (ii) at c = 1/3, d = 5, n = 10^8."""
     gram = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
     norm = float(np.linalg.norm(gram @ gram.T, ord=2))
@@ -573,17 +501,13 @@ def lemma_f1() -> tuple[str, bool]:
     )
     bounds = training.lemma_f1_printed, training.lemma_f1_mended, training.lemma_f1_asymptote
     printed, mended, laplace = (float(bound([10**8], 5, 1 / 3)[0]) for bound in bounds)
-    words = (
-        f"w = (1, 0): sigma^2 = {norm:g}, printed {training.sigma_printed(1.0):g};"
-        f" E n^(-c/sigma^2), d = 5, c = 1/3, n = 10^8: {exact:.3f} below {printed:.3f} for the"
-        f" printed sigma (Laplace's method {laplace:.3f}), {own:.3f} below {mended:.3f} for the"
-        " mended one"
-    )
-    return words, norm > 1.0 and exact <= printed and own <= mended
+    numbers = f"{norm:g} {training.sigma_printed(1.0):g} {exact:.3f} {printed:.3f} {laplace:.3f}"
+    fine = norm > 1.0 and exact <= printed and own <= mended
+    return fine, f"{numbers} {own:.3f} {mended:.3f}"
 
 
 @check("Appendix F.3")
-def appendix_f3() -> tuple[str, bool]:
+def appendix_f3() -> Found:
     """d = 1, Sigma = 0.1, alpha = 1: |grad R|^2 / R at the start."""
     value, slope = risk_gradient(LinearTask([[0.1]], [[1.0]], 0.0), Block([[1.0]], 1.0), math.inf)
     ratio = sum(float(part) ** 2 for part in tensors(slope)) / value
@@ -592,11 +516,8 @@ def appendix_f3() -> tuple[str, bool]:
     flat = LinearTask([[1.0, 0.0], [0.0, 0.0]], np.eye(2), 0.0)
     tilted = start_block(flat, 0.4, [[1.0, 0.5], [0.5, 1.0]])
     still = float((flow_limit(flat, tilted).U11 - tilted.U11)[1].abs().max())
-    words = (
-        f"d = 1, Sigma = 0.1, alpha = 1: |grad R|^2 / R = {ratio:.2g} at the start, printed"
-        f" {printed:.2g}, mended {mended:.2g}; singular Sigma: what it does not see of U11 stays"
-    )
-    return words, printed > ratio >= mended and still < 1e-15
+    fine = printed > ratio >= mended and still < 1e-15
+    return fine, f"{ratio:.2g} {printed:.2g} {mended:.2g}"
 
 
 if __name__ == "__main__":
