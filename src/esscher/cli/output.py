@@ -354,26 +354,6 @@ def shown(
     )
 
 
-def print_table(
-    title: str,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    *,
-    left: int = 1,
-    look: Mapping[str, Any] | None = None,
-) -> None:
-    """A table of cells; the first ``left`` columns hold words, the others numbers."""
-    cells = list(zip(*rows, strict=True)) or [()] * len(columns)
-    show_table(
-        title,
-        [
-            Shown(name, tuple(part), words=i < left, wraps=0 < i < left)
-            for i, (name, part) in enumerate(zip(columns, cells, strict=True))
-        ],
-        look,
-    )
-
-
 def show_table(
     title: str,
     columns: Sequence[Shown],
