@@ -16,8 +16,7 @@ from ratio import ratio_line
 
 from esscher.attention.state import attend_block
 from esscher.hf.capture import without_cache
-from esscher.probe.checks import context_of
-from esscher.probe.job import compute, units
+from esscher.probe.job import compute, session_of, units
 from esscher.probe.spec import ProbeSpec
 
 WINDOW, QUERIES, WINDOWS = 2048, 64, 4
@@ -32,7 +31,7 @@ def main() -> list[str]:
     settings = {"model": "smollm2", "window": WINDOW, "queries": WINDOWS * QUERIES, "threads": 2}
     spec = ProbeSpec.read({**settings, "corpus": {"max_tokens": WINDOWS * WINDOW}})
     try:
-        context = context_of(spec)
+        context = session_of(spec)
     except ValueError as missing:
         print(f"language_model: left out, {missing}; ok")
         return []

@@ -11,8 +11,8 @@ from ratio import ratio_line
 
 import esscher as es
 from esscher.attention.state import attend_block
-from esscher.probe.checks import context_of
-from esscher.probe.job import compute, hold, units
+from esscher.probe.corpus import held_layer
+from esscher.probe.job import compute, session_of, units
 from esscher.probe.spec import ProbeSpec
 
 KEYS, QUERIES = 16384, 256
@@ -25,7 +25,7 @@ def main() -> list[str]:
     spec = ProbeSpec.read({"threads": 2})
     work = units(spec)  # the model and the text are loaded here, which is not timed
     compute(spec, work[0])  # and compiled code is ready
-    context = context_of(spec)
+    context = session_of(spec)
     layers, heads, width = len(context.layers), 12, 32
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
@@ -34,9 +34,9 @@ def main() -> list[str]:
     best = {"probe": float("inf"), "forward": float("inf"), "fused": float("inf")}
     for _ in range(ROUNDS):
         # the tokens it held are forgotten with the old one
-        context = context_of(spec, loaded=context.loaded)
+        context = session_of(spec, loaded=context.loaded)
         start = time.perf_counter()
-        context.once(hold)
+        held_layer(context, 0)
         best["forward"] = min(best["forward"], time.perf_counter() - start)
         for unit in work:
             compute(spec, unit)

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from esscher.probe.statistics.base import Block, Found, Identity, Met, Start
+from esscher.probe.statistics.endless import EndlessText
 from scipy import stats
 
 import esscher as es
@@ -24,8 +26,6 @@ from esscher.probe import layer as head_state
 from esscher.probe.curves import headline_numbers, read_numbers
 from esscher.probe.session import Places
 from esscher.probe.spec import ProbeSpec, drawn_ladder
-from esscher.probe.statistics.base import Block, Found, Identity, Met, Start
-from esscher.probe.statistics.endless import EndlessText
 from esscher.probe.statistics.errors import Replacement
 
 SPEC = ProbeSpec(pool="corpus", kept_queries=64)

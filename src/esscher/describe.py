@@ -28,13 +28,10 @@ from esscher.hf.gguf import skeleton
 from esscher.hf.gradients import DRAWS
 from esscher.hf.loading import Loaded, outline_of, positions, task_of, wrap_model
 from esscher.hf.package import quiet, transformers
-from esscher.probe.checks import check_asked
-from esscher.probe.job import STATE, layer_blocks, measure_piece, state_bytes
-from esscher.probe.looks import TOKENS as LOOKED_AT
-from esscher.probe.own_context import compared
-from esscher.probe.queries import PLACES
-from esscher.probe.session import Mode, ProbeContext, context_on, window_length
+from esscher.probe.job import check_asked, unit_tables
+from esscher.probe.session import Session, session_on, window_length
 from esscher.probe.spec import KEYS, ProbeSpec
+from esscher.probe.window import PLACES
 
 DEFAULT = ProbeSpec()
 BLOCK = 1 << 28  # bytes of one block of windows and of scores, roughly
@@ -250,11 +247,9 @@ def estimate_cost(loaded: Loaded, asked: ProbeSpec = DEFAULT, packed: bool = Fal
     tokens = asked.corpus.max_tokens or KEYS
     length = window_length(asked, loaded)
     laid_out = min(tokens, PARTS * asked.part)
-    context = context_on(asked, loaded, _blank(max(1, laid_out // length), min(length, laid_out)))
-    check_asked(context)
-    own = context.mode is Mode.OWN
-    work = count_work(context, tokens)
-    speed = _speed(context)
+    session = session_on(asked, loaded, _blank(max(1, laid_out // length), min(length, laid_out)))
+    check_asked(session)
+    work, speed = count_work(session, tokens), _speed(session)
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
     forward = work.forward * speed.forward
     measured = work.pieces * speed.piece + work.compared * speed.compared
@@ -263,59 +258,54 @@ def estimate_cost(loaded: Loaded, asked: ProbeSpec = DEFAULT, packed: bool = Fal
         forward_seconds=forward,
         bytes=int(
             LIBRARIES
-            + max(4 * parameters + _held(context) + BLOCK, 8 * parameters if packed else 0)
+            + max(4 * parameters + _held(session) + BLOCK, 8 * parameters if packed else 0)
         ),
         tokens=tokens,
-        keys=context.windows.length if own else tokens,
-        queries=len(context.places),
+        keys=session.windows.length if session.own else tokens,
+        queries=len(session.queries),
         work=work,
         speed=speed,
         threads=torch.get_num_threads(),
     )
 
 
-def count_work(context: ProbeContext, tokens: int) -> Work:
-    """The stages of a probe of so many tokens; the context may be of fewer, where it has several
+def count_work(session: Session, tokens: int) -> Work:
+    """The stages of a probe of so many tokens; the session may be of fewer, where it has several
     parts.
 
-    Windows of queries go through the model once, and those that tell which tokens heads look at
-    once more. Where rules are compared a language model is asked for gradients of drawn next tokens
-    at the last places of a window, after a prefill of the others.
+    A corpus goes through the model once for each block of layers, and windows of queries once more
+    where it has several parts. Where rules are compared a language model gives gradients of drawn
+    next tokens at the last places of a window, after a prefill of the others.
     """
-    length, heads = (
-        context.windows.length,
-        sum(len(context.heads(layer)) for layer in context.layers),
-    )
-    asking = len(np.unique(context.places.windows))
-    looked = max(length, LOOKED_AT)
-    depth = (max(context.layers) + 1) / context.loaded.layers  # a pass ends after the last of them
-    if context.mode is not Mode.OWN:
-        passes = len(layer_blocks(context)) if context.mode is Mode.PARTS else 1
-        if context.mode is Mode.LAYERS:
-            passes = len(context.layers)
-        forward = depth * (passes * tokens + asking * length + looked)
+    length, layers = session.windows.length, session.layers
+    heads = sum(len(session.heads(layer)) for layer in layers)
+    asking = len(session.query_windows)
+    depth = (max(layers) + 1) / session.loaded.layers  # a pass ends after the last of them
+    if not session.own:
+        again = asking * length if len(session.parts) > 1 else 0
+        forward = depth * len(session.blocks) * (tokens + again)
         return Work(round(forward), 0, heads * tokens, 0, heads)
-    rules = len(compared(context)) if context.spec.compared else 0
-    felt = rules if task_of(context.loaded.model) == "language" else 0
-    places = min(PLACES, length // 4)
+    rules = len(session.rule_windows)
+    felt = rules if task_of(session.loaded.model) == "language" else 0
     return Work(
-        round(depth * (asking * length + looked)) + felt * length,
-        felt * places * DRAWS,
+        round(depth * asking * length) + felt * length,
+        felt * min(PLACES, length // 4) * DRAWS,
         heads * (asking - rules),
         heads * rules,
         heads,
     )
 
 
-def _held(context: ProbeContext) -> float:
-    """Bytes of keys and values, or of states, that a process holds at once."""
-    shapes = [context.loaded.shapes[layer] for layer in context.layers]
-    each = [4 * shape.kv_heads * (shape.width + shape.value_width) for shape in shapes]
-    if context.mode is Mode.OWN:
-        return float(max(each) * context.windows.length)
-    if context.mode is Mode.HELD:
-        return float(sum(each) * context.keys)
-    return min(STATE, float(sum(state_bytes(context, layer) for layer in context.layers)))
+def _held(session: Session) -> float:
+    """Bytes of keys and values that a process holds at once: of a window, or of a part of the
+    corpus.
+    """
+    shapes = {layer: session.loaded.shapes[layer] for layer in session.layers}
+    each = {i: 4 * one.kv_heads * (one.width + one.value_width) for i, one in shapes.items()}
+    if session.own:
+        return float(max(each.values()) * session.windows.length)
+    tokens = max(int(session.pooled[part].sum()) for part in session.parts)
+    return float(max(sum(each[layer] for layer in block) for block in session.blocks) * tokens)
 
 
 def _blank(windows: int, length: int) -> Windows:
@@ -326,76 +316,74 @@ def _blank(windows: int, length: int) -> Windows:
     return Windows(ids, text, none, none, 1, "", "")
 
 
-def _speed(context: ProbeContext) -> Speed:
+def _speed(session: Session) -> Speed:
     """Time each stage on a random model of one layer and two heads, of this model's widths."""
-    matmul = _matmul_speed()
-    per_token = _operations(context) / matmul
-    own = context.mode is Mode.OWN
-    small = _small_model(context)
-    if own:
-        share = len(context.places) // len(np.unique(context.places.windows))
+    matmul, heads, length = _matmul_speed(), 2, session.windows.length
+    per_token, small = _operations(session) / matmul, _small_model(session)
+    if session.own:
+        share = len(session.queries) // len(session.query_windows)
         counts = {"queries": 2 * share, "kept_queries": share}
-        trial = _trial(context, small, counts, _blank(2, context.windows.length))
-        rules = compared(trial) if trial.spec.compared else set()
-        first = next(iter(rules), 0)  # a table of heads needs one whose rules were compared
-        measure_piece(trial, {"window": 1 - first}, tables=False)  # the first call of all is slow
-        piece, _ = measure_piece(trial, {"window": 1 - first}, tables=False)
-        ruled, tables = measure_piece(trial, {"window": first})
-    else:
-        length = context.windows.length
-        found = []
-        for keys in (TRIED[0], *TRIED):  # the first call of all is slow
-            trial = _trial(context, small, {}, _blank(max(1, keys // length), length))
-            spent = sum(measure_piece(trial, {"layers": [0], "part": 0, "heads": [0, 1]}))
-            found.append((trial.keys, spent))
-        (few, short), (many, long) = found[1:]
-        piece = max(long - short, 0.0) / (many - few)
-        ruled, tables = 0.0, max(short - piece * few, 0.0)
-    heads = 2
-    return Speed(per_token, 2 * per_token, piece / heads, ruled / heads, tables / heads, matmul)
+        trial = _trial(session, small, counts, _blank(2, length))
+        first = next(iter(trial.rule_windows), 0)
+        _timed(trial, {"window": 1 - first})  # the first call of all is slow
+        piece, ruled = _timed(trial, {"window": 1 - first}), _timed(trial, {"window": first})
+        return Speed(per_token, 2 * per_token, piece / heads, ruled / heads, 0.0, matmul)
+    found = []
+    for keys in (TRIED[0], *TRIED):
+        trial = _trial(session, small, {}, _blank(max(1, keys // length), length))
+        found.append((trial.keys, _timed(trial, {"layers": [0], "part": 0, "heads": [0, 1]})))
+    (few, short), (many, long) = found[1:]
+    piece = max(long - short, 0.0) / (many - few)
+    tables = max(short - piece * few, 0.0)
+    return Speed(per_token, 2 * per_token, piece / heads, 0.0, tables / heads, matmul)
 
 
-def _trial(
-    context: ProbeContext, small: Loaded, counts: dict[str, Any], windows: Windows
-) -> ProbeContext:
+def _timed(session: Session, unit: dict[str, Any]) -> float:
+    """Processor time of a unit of work."""
+    start = time.process_time()
+    unit_tables(session, unit)
+    return time.process_time() - start
+
+
+def _trial(session: Session, small: Loaded, counts: dict[str, Any], windows: Windows) -> Session:
     """The same settings on the small model."""
     # places, and numbers of keys that a small pool may not have
     settings = dict.fromkeys(("layers", "heads", "n", "moments_n", "planted"))
-    spec = ProbeSpec.read({**context.spec.as_dict(), **settings, **counts})
-    return context_on(spec, small, windows)
+    spec = ProbeSpec.read({**session.spec.as_dict(), **settings, **counts})
+    return session_on(spec, small, windows)
 
 
-def _small_model(context: ProbeContext) -> Loaded:
-    shape = context.loaded.shapes[context.layers[0]]
+def _small_model(session: Session) -> Loaded:
+    shape = session.loaded.shapes[session.layers[0]]
     config = transformers().LlamaConfig(
-        hidden_size=context.loaded.hidden_size,
+        hidden_size=session.loaded.hidden_size,
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=shape.width,
         num_hidden_layers=1,
         intermediate_size=16,
         vocab_size=512,
-        max_position_embeddings=context.windows.length,
+        max_position_embeddings=session.windows.length,
     )
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return wrap_model(transformers().LlamaForCausalLM(config).eval(), name="a small model")
 
 
-def _operations(context: ProbeContext) -> float:
+def _operations(session: Session) -> float:
     """Floating-point operations of one token forward: two for each weight, and four for each key,
     head and coordinate.
     """
     weights = sum(
         parameter.numel()
-        for module in context.loaded.model.modules()
+        for module in session.loaded.model.modules()
         if not isinstance(module, nn.Embedding)
         for parameter in module.parameters(recurse=False)
         if parameter.ndim > 1
     )
     attention = sum(
-        shape.heads * (shape.width + shape.value_width) * context.windows.length
-        for shape in context.loaded.shapes
+        shape.heads * (shape.width + shape.value_width) * session.windows.length
+        for shape in session.loaded.shapes
     )
     return 2.0 * float(weights + attention)
 

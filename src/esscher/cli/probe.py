@@ -47,7 +47,7 @@ from esscher.probe.spec import FLOOR, KEYS, ProbeSpec
 if TYPE_CHECKING:
     import pandas as pd
 
-    from esscher.probe.session import ProbeContext
+    from esscher.probe.session import Session
     from esscher.runs import Run
 
 PLACES = 7  # digits of the number of a layer, a head or a token
@@ -174,7 +174,7 @@ def probe(
     from esscher.corpus.documents import check_text
     from esscher.hf.checkpoint import as_read
     from esscher.probe.api import LEFT_OPEN, run_folder, too_few_keys
-    from esscher.probe.checks import context_of
+    from esscher.probe.job import session_of
     from esscher.runs import execute, read_group, terminal
     from esscher.runs.lock import cores
     from esscher.runs.run import refuse_foreign
@@ -203,7 +203,7 @@ def probe(
         refuse_foreign(out, spec, LEFT_OPEN)
     if sys.stderr.isatty():  # in a log a mistake is one line, with nothing before it
         log(f"reading {as_read(spec.model)} and the text")
-    context = context_of(spec, starts=True)
+    context = session_of(spec, starts=True)
     path = out if out is not None else run_folder(context)
     log(f"{context.loaded.name}: {len(context.layers)} layers, {_pool(context)}; run {path}")
     if (few := too_few_keys(context)) is not None:
@@ -279,16 +279,16 @@ def _keep_stdin(corpus: dict[str, Any], out: Path | None) -> Path:
     return folder
 
 
-def _pool(context: ProbeContext) -> str:
+def _pool(context: Session) -> str:
     """Which keys queries meet, and how many."""
     import numpy as np
 
-    queries = f"{len(context.places)} queries"
+    queries = f"{len(context.queries)} queries"
     if context.spec.pool == "corpus":
         return f"{queries} over {context.keys} keys of the corpus"
-    seen = np.concatenate([context.foreseen(layer) for layer in context.layers])
+    seen = np.concatenate([context.seen_keys(layer) for layer in context.layers])
     keys = f"{seen.min()} to {seen.max()} keys" if seen.min() < seen.max() else f"{seen.max()} keys"
-    windows = len(np.unique(context.places.windows))
+    windows = len(np.unique(context.queries.windows))
     return (
         f"{queries}, each over all it attends to in its own window: {keys}, {windows} windows of"
         f" {context.windows.length}"
@@ -358,7 +358,7 @@ def _size_specs(fields: Mapping[str, Any], text: str | None) -> dict[str, ProbeS
     }
 
 
-def _check_size(context: ProbeContext, name: str) -> None:
+def _check_size(context: Session, name: str) -> None:
     """Refuse sizes of what is no pool of a corpus, and those that the text does not fill."""
     if not name.isdigit():
         return
@@ -383,15 +383,15 @@ def probe_several(
     """Run every probe that is not finished, each in a folder of its own, then compare them."""
     from esscher import runs
     from esscher.probe.api import check_measured, run_folder
-    from esscher.probe.checks import check_asked, context_of
-    from esscher.probe.session import plan_context
+    from esscher.probe.job import check_asked, session_of
+    from esscher.probe.session import plan_session
 
     for name, spec in specs.items():  # what one cannot give is refused before weights are read
-        if (planned := plan_context(spec, check_asked)) is not None:
+        if (planned := plan_session(spec, check_asked)) is not None:
             _check_size(planned, name)
     settled, loaded = {}, None
     for name, spec in specs.items():
-        context = context_of(spec, loaded=loaded, starts=True)
+        context = session_of(spec, loaded=loaded, starts=True)
         _check_size(context, name)
         loaded, settled[name] = context.loaded, context.spec
     if path is None:
@@ -401,8 +401,8 @@ def probe_several(
     runs.begin_group(path, settled)
     found: dict[str, Run] = {}
     for name, spec in settled.items():
-        context = context_of(spec, loaded=loaded)
-        log(f"{name}: {len(context.places)} queries, pool {spec.pool}; run {path / name}")
+        context = session_of(spec, loaded=loaded)
+        log(f"{name}: {len(context.queries)} queries, pool {spec.pool}; run {path / name}")
         found[name] = runs.execute(spec, path / name, **where, progress=runs.terminal())
         check_measured(found[name])
     _compare(found, path, flags)

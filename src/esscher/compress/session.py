@@ -19,8 +19,7 @@ from esscher.corpus.windows import Windows, make_windows
 from esscher.hf.loading import Loaded, Task, load_model, outline_model, task_of
 from esscher.hf.maps import head_projections
 from esscher.keep import Context, parse
-from esscher.probe.checks import Stamp, stamp
-from esscher.probe.session import alike, tokenizer_of
+from esscher.probe.session import Stamp, alike, stamp, tokenizer_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -237,11 +237,11 @@ def case_of(spec: NormalitySpec, name: str) -> tuple[Head, Measure, Tensor]:
             generator = generator_for(f"normality/{name}", spec.seed, "queries")
             queries = measure.sample(spec.queries, generator).double()
             return law.head.build(measure), measure, queries
-    from esscher.probe.checks import context_of  # laws need no model
-    from esscher.probe.job import hold
+    from esscher.probe.corpus import held_layer  # laws need no model
+    from esscher.probe.job import session_of
 
     case = next(case for case in spec.heads if case.name == name)
-    pooled = context_of(spec.probe).once(hold)[case.layer]
+    pooled = held_layer(session_of(spec.probe), case.layer)
     info = pooled.queries.info
     if case.head >= info.heads or info.softcap is not None:
         raise ValueError(
@@ -265,9 +265,9 @@ def head_of_pool(k: Tensor, v: Tensor, scale: float) -> tuple[Head, Pool]:
 def hashes(spec: NormalitySpec) -> dict[str, str]:
     if not spec.heads:
         return {}
-    from esscher.probe.checks import context_of
+    from esscher.probe.job import session_of
 
-    context = context_of(spec.probe, starts=True)
+    context = session_of(spec.probe, starts=True)
     return {"model": context.loaded.sha256, "corpus": context.windows.sha256}
 
 

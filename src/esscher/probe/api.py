@@ -8,15 +8,15 @@ import re
 import sys
 import warnings
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import pandas as pd
 
 from esscher.hf.checkpoint import written
 from esscher.hf.loading import wrap_model
-from esscher.probe.checks import context_of
-from esscher.probe.session import OBJECT, ProbeContext
-from esscher.probe.spec import SMALLEST, ProbeSpec, Settings, read_settings
+from esscher.probe.job import session_of
+from esscher.probe.session import OBJECT, Session
+from esscher.probe.spec import SMALLEST, ProbeSpec, read_settings
 from esscher.runs import Run, execute, watched
 from esscher.runs.run import refuse_foreign
 
@@ -34,7 +34,7 @@ def probe(
     workers: int = 1,
     dask: str | None = None,
     progress: Any = None,
-    **settings: Unpack[Settings],
+    **settings: Any,
 ) -> Run:
     """Measure every head of a model on text; the run has tables heads, curves, scores, tails,
     layers, budget and about.
@@ -69,14 +69,14 @@ def probe(
     spec = ProbeSpec.read({"model": model, **fields})
     if out is not None:
         refuse_foreign(Path(out), spec, left_open=LEFT_OPEN)
-    context = context_of(spec, loaded=loaded, starts=True)
-    if (few := too_few_keys(context)) is not None:
+    session = session_of(spec, loaded=loaded, starts=True)
+    if (few := too_few_keys(session)) is not None:
         warnings.warn(few, stacklevel=2)
-    folder = run_folder(context) if out is None else Path(out)
+    folder = run_folder(session) if out is None else Path(out)
     report = watched(progress)
     if report is not None:
         print(f"run: {folder}", file=sys.stderr, flush=True)
-    run = execute(context.spec, folder, workers=workers, dask=dask, progress=report)
+    run = execute(session.spec, folder, workers=workers, dask=dask, progress=report)
     check_measured(run)
     return run
 
@@ -89,11 +89,11 @@ def check_measured(run: Run) -> None:
         raise ValueError(f"{run.path}: none of {len(heads)} heads could be measured: {reason}")
 
 
-def run_folder(context: ProbeContext) -> Path:
+def run_folder(session: Session) -> Path:
     """Where a run goes unless told: a folder for each model and spec, so that the same probe finds
     its run again.
     """
-    return RUNS / f"{short_name(context.loaded.name)}-{context.spec.hash[:8]}"
+    return RUNS / f"{short_name(session.loaded.name)}-{session.spec.hash[:8]}"
 
 
 def short_name(model: str) -> str:
@@ -102,12 +102,12 @@ def short_name(model: str) -> str:
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in last)[:60].strip(".") or "model"
 
 
-def too_few_keys(context: ProbeContext) -> str | None:
+def too_few_keys(session: Session) -> str | None:
     """A sentence where the pool of a corpus has too few keys to say much; None elsewhere."""
-    if context.spec.pool == "sequence" or context.keys >= SMALLEST:
+    if session.spec.pool == "sequence" or session.keys >= SMALLEST:
         return None
     return (
-        f"the pool has {context.keys} keys: errors and exponents of fewer than {SMALLEST} say"
+        f"the pool has {session.keys} keys: errors and exponents of fewer than {SMALLEST} say"
         " little; give more text"
     )
 

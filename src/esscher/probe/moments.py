@@ -6,8 +6,11 @@ The mean (L2) and the covariance (Frobenius) of the n outputs are compared with 
 on the whole pool, for each head and for the layer's heads side by side. One draw of the largest n
 serves every n: its prefixes are the smaller draws.
 
-A limit that is itself estimated (esscher.probe.moments) is off by a delta that all
-draws share. Errors against it are too large by E|delta|^2, the square of its standard error, which
+The corpus streams by. First the windows of the limit's queries go through the model: all tokens of
+a small corpus, a sample of a large one. Then every window does, once: these queries meet every key,
+and the tokens of the draws, whose numbers are known from the seed, are kept. A sampled limit is
+steadied by a control, the outputs of every query on CONTROL keys. It is off by a delta that all
+draws share: errors against it are too large by E|delta|^2, the square of its standard error, which
 is taken off; what is left,
 
     mean_r |e_r - delta|^2 - E|delta|^2 = mean_r |e_r|^2 - 2 <mean_r e_r, delta> + ...,
@@ -26,23 +29,81 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import torch
 from torch import Tensor
 
 from esscher.attention.state import AttentionState, attention_state, finish, init, merge
 from esscher.errors.curve import ErrorCurve
 from esscher.errors.rate import fit_rate
-from esscher.hf.call import score
+from esscher.hf.call import AttentionCall, score
 from esscher.inputs import generator_for
-from esscher.probe.tokens import LayerInfo
+from esscher.probe.curves import curve_rows
+from esscher.probe.session import MEMORY, Indices, Session
+from esscher.probe.spec import ProbeSpec
+from esscher.probe.statistic import HEAD, LAYER
+from esscher.probe.statistics.errors import CURVES
+from esscher.probe.tokens import LayerInfo, Rows
+from esscher.runs import Unit
+from esscher.runs.columns import Column
+from esscher.tails import moments as token_moments
 from esscher.tails.moments import TokenMoments
 
 Floats = npt.NDArray[np.float64]
-Indices = npt.NDArray[np.int64]
+Tensors = tuple[Tensor, Tensor, Tensor]  # q (H, N, k), k and v (H_kv, N, .)
 
 WINDOWS = 256  # windows that sampled queries come from, at least, if there are so many
 EACH = 8  # queries of a window, at most, while there are more windows
 CONTROL = 1024  # keys that every query meets
+WHOLE_LAYER = -1  # the "head" of a layer's heads side by side
+LARGEST = 2048  # n unless told otherwise: pairs grow as its square
+SMALLEST = 64
+SCORES = 2**22  # capped scores computed at once
+NORMAL = 1.959963984540054  # a 95 % interval's end in standard errors
+DRAWN = 3.0e9  # bytes of drawn tokens that a unit may hold
+
+
+def moment_columns(spec: ProbeSpec) -> tuple[Column, ...]:
+    """Fitted exponents of a head; a layer has the same."""
+    if not spec.moments:
+        return ()
+    found = []
+    for metric, name in (("mean", "mean"), ("cov", "covariance")):
+        key, label = f"beta_{metric}", f"exponent of the {name}"
+        what = f"Exponent fitted to the sampled error of the outputs' {name}."
+        ends = (f"{key}_low", f"{key}_high")
+        found += [
+            Column(key, "float", label, what, short=name, ends=ends, metric=metric),
+            Column(ends[0], "float", f"{label}, low", "Lower end of its interval."),
+            Column(ends[1], "float", f"{label}, high", "Upper end of its interval."),
+        ]
+    return tuple(found)
+
+
+LIMITS = (
+    LAYER,
+    HEAD,
+    Column("metric", "word", "moment", "Moment of the outputs: mean or cov."),
+    Column("queries", "int", "sampled queries", "Queries that the limit is estimated from."),
+    Column("windows", "int", "sampled windows", "Windows of text that these queries stand in."),
+    Column("stderr", "float", "error of the limit", "Standard error of the limit."),
+    Column("share", "float", "share of the error", "The same over the error at the largest n."),
+)
+
+
+def check_moments(session: Session) -> None:
+    """Refuse moments of what is no pool of the whole corpus, and of more tokens than it has."""
+    if not session.spec.moments:
+        return
+    if session.own:
+        raise ValueError(
+            "moments: they are of tokens of the whole corpus; use --pool corpus, or leave"
+            " --moments out"
+        )
+    moment_ladder(session.spec.moments_n, session.keys)
+
+
+# ---- the limit
 
 
 @dataclass(frozen=True)
@@ -211,16 +272,7 @@ def estimate(sample: QuerySample, outputs: Tensor, control: Tensor, every: Token
     )
 
 
-# ---- Mean and covariance of self-attention's outputs on n tokens of a pool, by Monte Carlo: the
-# protocol of [B].
-
-Tensors = tuple[Tensor, Tensor, Tensor]  # q (H, N, k), k and v (H_kv, N, .)
-
-WHOLE_LAYER = -1  # the "head" of a layer's heads side by side
-LARGEST = 2048  # n unless told otherwise: pairs grow as its square
-SMALLEST = 64
-SCORES = 2**22  # capped scores computed at once
-NORMAL = 1.959963984540054  # a 95 % interval's end in standard errors
+# ---- draws
 
 
 @dataclass(frozen=True)
@@ -293,31 +345,6 @@ def block_state(info: LayerInfo, q: Tensor, k: Tensor, v: Tensor) -> AttentionSt
         parts.append(AttentionState(scores.logsumexp(-1), scores.softmax(-1) @ v.double()))
     return AttentionState(
         torch.cat([part.lse for part in parts], -1), torch.cat([part.out for part in parts], -2)
-    )
-
-
-def moment_curves(
-    info: LayerInfo, tensors: Tensors, heads: tuple[int, ...], n: Indices, repeats: int, seed: int
-) -> dict[tuple[int, str], Sampled]:
-    """Errors by (head, "mean" or "cov") where all tokens are held; head WHOLE_LAYER is the
-    layer.
-    """
-    q, k, v = of_heads(info, tensors, heads)
-    outputs = torch.cat(
-        [
-            finish(block_state(info, q[i : i + 1], k[i : i + 1], v[i : i + 1]))[0]
-            for i in range(len(heads))
-        ],
-        1,
-    )
-    errors = Errors(Limit.of(outputs), heads, n)
-    for repeat in range(repeats):
-        chosen = torch.from_numpy(
-            drawn_tokens(info.layer, k.shape[1], int(n[-1]), repeat, seed)
-        ).to(k.device)
-        errors.add(info, (q[:, chosen], k[:, chosen], v[:, chosen]))
-    return errors.curves(
-        f"tokens drawn with replacement from a pool of {k.shape[1]}, nested prefixes"
     )
 
 
@@ -418,3 +445,222 @@ def moment_row(curves: Mapping[tuple[int, str], Sampled], head: int) -> dict[str
         missing = {f"beta_{metric}{end}": math.nan for end in ("", "_low", "_high")}
         row |= curves[head, metric].row() if (head, metric) in curves else missing
     return row
+
+
+# ---- units of work
+
+
+def moment_units(session: Session) -> list[Unit]:
+    """Layers whose drawn tokens fit into memory together; each unit is a pass over the corpus."""
+    blocks: list[list[int]] = [[]]
+    held = 0.0
+    for layer in session.layers:
+        size = _bytes(session, layer)
+        if blocks[-1] and held + size > DRAWN:
+            blocks.append([])
+            held = 0.0
+        blocks[-1].append(layer)
+        held += size
+    return [{"layers": block, "moments": True} for block in blocks]
+
+
+def _bytes(session: Session, layer: int) -> float:
+    """Of the tokens that all repeats draw in a layer."""
+    spec, shape = session.spec, session.loaded.shapes[layer]
+    tokens = min(spec.moments * int(_ladder(session)[-1]), session.keys)
+    numbers = shape.heads * shape.width + shape.kv_heads * (shape.width + shape.value_width)
+    held = tokens * numbers * (8.0 if spec.dtype == "float64" else 4.0)
+    return held + (12.0 * session.keys * shape.heads * shape.width if _exact(session) else 0.0)
+
+
+def _exact(session: Session) -> bool:
+    """Whether the limit is that of every query: where all tokens of all layers fit into memory."""
+    numbers = 0
+    for shape in (session.loaded.shapes[layer] for layer in session.layers):
+        numbers += shape.heads * shape.width + shape.kv_heads * (shape.width + shape.value_width)
+    return 4 * numbers * session.keys <= MEMORY
+
+
+def stream_moments(session: Session, unit: Unit) -> dict[str, pd.DataFrame]:
+    """Curves, exponents and the limit's own error of some layers, as tables."""
+    spec, layers = session.spec, unit["layers"]
+    limits, errors = _asked(session, layers), dict[int, Errors]()
+    passes = math.ceil(max(_bytes(session, layer) for layer in layers) / DRAWN)
+    for repeats in np.array_split(np.arange(spec.moments), min(passes, spec.moments)):
+        draws = _draw(session, layers, repeats.tolist(), {} if errors else limits)
+        for layer in layers:
+            if layer not in errors:
+                errors[layer] = Errors(
+                    limits[layer].finish(), session.heads(layer), _ladder(session)
+                )
+            info, (tokens, chosen) = limits[layer].info, draws.pop(layer)
+            for numbers in chosen:
+                errors[layer].add(info, of_heads(info, tokens.of(numbers), session.heads(layer)))
+    found: dict[str, list[pd.DataFrame]] = {}
+    for layer in layers:
+        for name, frame in _tables(layer, errors.pop(layer), limits.pop(layer).sample).items():
+            found.setdefault(name, []).append(frame)
+    return {name: pd.concat(frames, ignore_index=True) for name, frames in found.items()}
+
+
+class _Tokens:
+    """Tokens of a layer by their numbers among the pooled ones, taken out of the blocks they come
+    in.
+    """
+
+    def __init__(self, numbers: Indices) -> None:
+        self.numbers = numbers  # increasing
+        self.held: tuple[Tensor, ...] = ()
+
+    def add(self, rows: Rows, numbers: Indices) -> None:
+        """``numbers``: of the rows, increasing."""
+        low, high = np.searchsorted(self.numbers, [numbers[0], numbers[-1] + 1])
+        found = torch.from_numpy(np.searchsorted(numbers, self.numbers[low:high])).to(rows.k.device)
+        if not self.held:
+            sizes = ((x.shape[0], len(self.numbers), x.shape[2]) for x in (rows.q, rows.k, rows.v))
+            self.held = tuple(
+                torch.empty(size, dtype=rows.k.dtype, device=rows.k.device) for size in sizes
+            )
+        for held, x in zip(self.held, (rows.q, rows.k, rows.v), strict=True):
+            held[:, low:high] = x[:, found]
+
+    def of(self, numbers: Indices) -> Tensors:
+        at = torch.from_numpy(np.searchsorted(self.numbers, numbers)).to(self.held[0].device)
+        q, k, v = (held[:, at] for held in self.held)
+        return q, k, v
+
+
+class _Limit:
+    """The limit of a layer while its tokens come by."""
+
+    def __init__(
+        self, info: LayerInfo, sample: QuerySample, tokens: _Tokens, heads: tuple[int, ...]
+    ) -> None:
+        self.info, self.sample, self.heads = info, sample, heads
+        self.exact = len(sample.tokens) == sample.pool
+        self.q = of_heads(info, tokens.of(sample.tokens), heads)[0]
+        _, self.k, self.v = of_heads(info, tokens.of(sample.keys), heads)
+        self.state = init(self.q, self.v.shape[-1])
+        self.every = token_moments.init(
+            len(heads) * self.v.shape[-1], higher=False, device=self.q.device
+        )
+
+    def add(self, rows: Rows) -> None:
+        """Tokens as keys of the sampled queries, and as queries of the control's keys."""
+        q, k, v = of_heads(self.info, (rows.q, rows.k, rows.v), self.heads)
+        self.state = merge(self.state, block_state(self.info, self.q, k, v))
+        if not self.exact:
+            self.every = token_moments.update(self.every, self._control(q))
+
+    def finish(self) -> Limit:
+        outputs = torch.cat(list(finish(self.state)), dim=1)
+        if self.exact:
+            return Limit.of(outputs)
+        return estimate(self.sample, outputs, self._control(self.q), self.every)
+
+    def _control(self, q: Tensor) -> Tensor:
+        """Outputs (m, D) of queries on the control's keys, heads side by side."""
+        return torch.cat(list(block_state(self.info, q, self.k, self.v).out), dim=1)
+
+
+def _asked(session: Session, layers: list[int]) -> dict[int, _Limit]:
+    """The limits of some layers before any key: their sampled queries and the control's keys, by
+    passes over those windows.
+    """
+    queries = EACH * session.keys if _exact(session) else session.spec.moments_queries
+    sample = sample_queries(session.pooled, queries, session.spec.seed)
+    tokens = {layer: _Tokens(np.union1d(sample.tokens, sample.keys)) for layer in layers}
+    info: dict[int, LayerInfo] = {}
+
+    def sink(captured: AttentionCall, batch: Indices) -> None:
+        info.setdefault(captured.layer, LayerInfo.of(captured))
+        tokens[captured.layer].add(*_numbered(session, captured, batch))
+
+    session.run(sample.windows, layers, sink)
+    return {
+        layer: _Limit(info[layer], sample, tokens.pop(layer), session.heads(layer))
+        for layer in layers
+    }
+
+
+def _draw(
+    session: Session, layers: list[int], repeats: list[int], limits: Mapping[int, _Limit]
+) -> dict[int, tuple[_Tokens, list[Indices]]]:
+    """The tokens that some repeats draw, and their numbers, by one pass over the corpus in which
+    ``limits`` see every token.
+    """
+    largest = int(_ladder(session)[-1])
+    chosen = {
+        layer: [
+            drawn_tokens(layer, session.keys, largest, each, session.spec.seed) for each in repeats
+        ]
+        for layer in layers
+    }
+    tokens = {layer: _Tokens(np.unique(np.concatenate(chosen[layer]))) for layer in layers}
+
+    def sink(captured: AttentionCall, batch: Indices) -> None:
+        rows, numbers = _numbered(session, captured, batch)
+        if len(numbers):
+            tokens[captured.layer].add(rows, numbers)
+            if captured.layer in limits:
+                limits[captured.layer].add(rows)
+
+    session.run(np.concatenate(session.parts), layers, sink)
+    return {layer: (tokens[layer], chosen[layer]) for layer in layers}
+
+
+def _ladder(session: Session) -> Indices:
+    return moment_ladder(session.spec.moments_n, session.keys)
+
+
+def _numbered(session: Session, captured: AttentionCall, batch: Indices) -> tuple[Rows, Indices]:
+    """The pooled tokens of a batch and their numbers among all pooled ones."""
+    counts = session.pooled.sum(axis=1)
+    first = np.cumsum(counts) - counts
+    numbers = np.concatenate([first[window] + np.arange(counts[window]) for window in batch])
+    return Rows.of(captured, *session.masks(batch)), numbers
+
+
+def _tables(layer: int, errors: Errors, sample: QuerySample) -> dict[str, pd.DataFrame]:
+    """What is found of a layer: curves, exponents, and the limit's own error."""
+    curves = errors.curves(
+        f"tokens drawn with replacement from a pool of {sample.pool}, nested prefixes"
+    )
+    place = [{"layer": layer, "head": head} for head in (*errors.heads, WHOLE_LAYER)]
+    frames = [
+        curve_rows(known.curve).assign(layer=layer, head=head)
+        for (head, _), known in curves.items()
+    ]
+    found = {
+        "curves": pd.concat(frames, ignore_index=True)[[column.key for column in CURVES]],
+        "moments": pd.DataFrame([row | moment_row(curves, row["head"]) for row in place]),
+    }
+    if errors.limit.spread is None:
+        return found
+    size = {"queries": len(sample.tokens), "windows": len(sample.windows)}
+    limits = [
+        {"layer": layer, "head": head, "metric": metric, **size, "stderr": known.limit_stderr}
+        | {"share": known.limit_stderr / float(known.curve.rms[-1])}
+        for (head, metric), known in curves.items()
+    ]
+    return found | {"limits": pd.DataFrame(limits)}
+
+
+def with_moments(
+    tables: dict[str, pd.DataFrame], sampled: Mapping[str, pd.DataFrame], spec: ProbeSpec
+) -> dict[str, pd.DataFrame]:
+    """The tables of a probe with the exponents, curves and limits that units of moments found; what
+    failed stays empty.
+    """
+    exponents = [column.key for column in moment_columns(spec)]
+    known = sampled.get("moments", pd.DataFrame(columns=["layer", "head", *exponents], dtype=float))
+    layers = known[known["head"] == WHOLE_LAYER].drop(columns="head")
+    found = dict(tables)
+    for name, rows, on in (("heads", known, ["layer", "head"]), ("layers", layers, ["layer"])):
+        if len(tables.get(name, ())):
+            frame = tables[name].drop(columns=exponents, errors="ignore")
+            found[name] = frame.merge(rows, how="left", on=on)
+    curves = [each["curves"] for each in (tables, sampled) if "curves" in each]
+    if curves:
+        found["curves"] = pd.concat(curves, ignore_index=True)
+    return found | ({"limits": sampled["limits"]} if "limits" in sampled else {})

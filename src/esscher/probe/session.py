@@ -1,14 +1,13 @@
-"""What a probe works on: the model, the windows of text, which tokens ask, and how tokens meet
-queries, decided once.
-"""
+"""What a probe works on, made once: the model, the text in windows, the queries, units of work."""
 
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,15 +15,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from esscher.corpus.documents import check_text
+from esscher.corpus.documents import check_text, files_of_text
 from esscher.corpus.windows import Windows, make_windows
 from esscher.errors.more_text import PIECES
 from esscher.hf.call import AttentionCall
 from esscher.hf.capture import forward
+from esscher.hf.checkpoint import files_of_model
 from esscher.hf.loading import Loaded, load_model, outline_model
-from esscher.hf.maps import LinearMaps, head_projections, linear_maps
+from esscher.hf.maps import head_projections, linear_maps
 from esscher.probe.spec import OWN_WINDOW, WINDOW, ProbeSpec
-from esscher.runs import Run
+from esscher.runs import Run, Unit
 
 _T = TypeVar("_T")
 
@@ -34,47 +34,29 @@ WindowSink = Callable[[AttentionCall, Indices], None]
 QUERY_WINDOWS = 256  # windows the queries come from: each process runs these through the model
 SEQUENCE_WINDOWS = 32  # the same where a window is the pool
 QUARTERS = 4  # depths of a window at which its own queries stand
+FEWEST = 16  # keys that a query's own context must have
+HEADS = 4  # heads of a unit of work, where the corpus is one part
 # begins the name, in a spec, of a model given as an object: no other process can load it
 OBJECT = "object:"
-MEMORY = 1.5e9  # bytes of captured queries, keys and values that a process may hold
-
-
-class Mode(Enum):
-    """How the tokens of a probe meet its queries."""
-
-    HELD = (
-        "tokens of all layers are held, from one pass over the corpus; a unit of work is some heads"
-    )
-    LAYERS = "the corpus streams by once for each layer; a unit is a layer"
-    PARTS = (
-        "the corpus streams by part by part; a unit leaves states of some layers, and states of"
-        " parts merge"
-    )
-    OWN = (
-        "each query meets the keys of its own window; a unit is a window, and goes through the"
-        " model once"
-    )
+MEMORY = 1.5e9  # bytes of captured keys and values that a process may hold
 
 
 @dataclass(frozen=True, eq=False)
-class Places:
-    """Where the m queries stand: window and position of each, in the order of windows, and which
-    depth that is.
+class Queries:
+    """Where the m queries stand: window and position of each, in the order of windows, which depth
+    of the window that is, and which piece of the pool.
     """
 
     windows: Indices
     positions: Indices
     depths: Indices
-    pieces: Indices  # of the pool
+    pieces: Indices
 
     def __len__(self) -> int:
         return len(self.windows)
 
-    def take(self, rows: Indices) -> Places:
-        """Those of some queries."""
-        return Places(
-            self.windows[rows], self.positions[rows], self.depths[rows], self.pieces[rows]
-        )
+    def take(self, rows: Indices) -> Queries:
+        return Queries(*(x[rows] for x in vars(self).values()))
 
     def inside(self, window: int) -> Indices:
         """Numbers of the queries of a window."""
@@ -82,7 +64,7 @@ class Places:
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class RuleQueries:
     """Positions of a window whose queries keep rules are compared for: some choose keys, others are
     judged.
 
@@ -101,47 +83,53 @@ class Asked:
 
 
 @dataclass(frozen=True, eq=False)
-class ProbeContext:
-    """Everything a unit of work needs besides its number; made by :func:`make_context`."""
+class Session:
+    """Everything that a unit of work needs; made by :func:`open_session`."""
 
     spec: ProbeSpec
     loaded: Loaded
     windows: Windows
     pooled: npt.NDArray[np.bool_]  # (W, T): tokens that are part of a pool
-    # (W, T): which of PIECES equal pieces of the pool, as the text goes, a pooled token is of
-    pieces: npt.NDArray[np.int8]
-    places: Places
+    pieces: npt.NDArray[np.int8]  # (W, T): which of PIECES equal pieces of the pool a token is in
+    queries: Queries
     parts: tuple[Indices, ...]  # windows of each part of the corpus
-    mode: Mode
     _made: dict[Any, tuple[Any, Any]] = field(default_factory=dict, init=False, repr=False)
     _lock: Any = field(default_factory=threading.RLock, init=False, repr=False)
 
     @property
+    def own(self) -> bool:
+        """Whether each query meets the keys of its own window; else those of the corpus."""
+        return self.spec.pool == "sequence"
+
+    @property
     def layers(self) -> tuple[int, ...]:
-        return (
-            self.spec.layers if self.spec.layers is not None else tuple(range(self.loaded.layers))
-        )
+        every = tuple(range(self.loaded.layers))
+        return every if self.spec.layers is None else self.spec.layers
 
     def heads(self, layer: int) -> tuple[int, ...]:
-        return (
-            self.spec.heads
-            if self.spec.heads is not None
-            else tuple(range(self.loaded.shapes[layer].heads))
-        )
+        every = tuple(range(self.loaded.shapes[layer].heads))
+        return every if self.spec.heads is None else self.spec.heads
 
     @functools.cached_property
-    def maps(self) -> dict[int, LinearMaps]:
-        """The linear maps of the layers to be measured."""
-        return {maps.layer: maps for maps in linear_maps(self.loaded.model, layers=self.layers)}
+    def grams(self) -> dict[int, Tensor | None]:
+        """W_q W_q^T (heads, k, k) of each layer whose queries and keys are affine in its input."""
+        found: dict[int, Tensor | None] = {}
+        for maps in linear_maps(self.loaded.model, layers=self.layers):
+            found[maps.layer] = None
+            if maps.affine and maps.wq is not None:
+                heads = self.loaded.shapes[maps.layer].heads
+                wq = maps.wq.double().reshape(heads, -1, maps.wq.shape[1])
+                found[maps.layer] = (wq @ wq.mT).cpu()
+        return found
 
     @functools.cached_property
-    def outputs(self) -> dict[int, Tensor]:
+    def projections(self) -> dict[int, Tensor]:
         """W_O of each layer where one was found, (heads, width, d)."""
         return head_projections(self.loaded.model)
 
     def once(self, make: Callable[..., _T], *arguments: Any) -> _T:
         """``make(self, *arguments)``, made once: the last result of each function is kept as long
-        as the context is.
+        as the session is.
         """
         with self._lock:
             known = self._made.get(make)
@@ -156,57 +144,117 @@ class ProbeContext:
         """Size of the corpus pool."""
         return int(self.pooled.sum())
 
-    def foreseen(self, layer: int) -> Indices:
-        """(m,): how many keys each query will see in its own context; a mask may still show another
-        number.
+    @functools.cached_property
+    def query_windows(self) -> Indices:
+        """Windows that have queries."""
+        return np.unique(self.queries.windows)
+
+    @functools.cached_property
+    def blocks(self) -> list[list[int]]:
+        """Layers whose keys and values of one part fit into memory together; each block is a
+        forward pass over the part.
         """
+        tokens = max(int(self.pooled[part].sum()) for part in self.parts)
+        found: list[list[int]] = []
+        held = 0.0
+        for layer in self.layers:
+            shape = self.loaded.shapes[layer]
+            size = 4.0 * tokens * shape.kv_heads * (shape.width + shape.value_width)
+            if not found or held + size > MEMORY:
+                found.append([])
+                held = 0.0
+            found[-1].append(layer)
+            held += size
+        return found
+
+    @functools.cached_property
+    def units(self) -> list[Unit]:
+        """Pieces of work: a window each where it is the pool of its own queries; else some layers
+        over a part of the corpus, or a few heads of a layer where the corpus is one part.
+        """
+        if self.own:
+            return [{"window": window} for window in self.query_windows.tolist()]
+        if len(self.parts) > 1:
+            parts = range(len(self.parts))
+            return [{"layers": block, "part": part} for block in self.blocks for part in parts]
+        return [
+            {"layers": [layer], "part": 0, "heads": list(heads[start : start + HEADS])}
+            for layer in self.layers
+            for heads in [self.heads(layer)]
+            for start in range(0, len(heads), HEADS)
+        ]
+
+    def seen_keys(self, layer: int) -> Indices:
+        """(m,): how many keys each query should see in its own context; a mask may differ."""
         shape = self.loaded.shapes[layer]
-        real = (~self.windows.padding).sum(axis=1)[self.places.windows]
-        seen = self.places.positions + 1 if shape.causal else real
-        most = (
-            np.inf
-            if shape.window is None
-            else shape.window
-            if shape.causal
-            else 2 * shape.window + 1
-        )
+        real = (~self.windows.padding).sum(axis=1)[self.queries.windows]
+        seen = self.queries.positions + 1 if shape.causal else real
+        if shape.window is None:
+            return seen.astype(np.int64)
+        most = shape.window if shape.causal else 2 * shape.window + 1
         return np.minimum(seen, most).astype(np.int64)
 
-    def deepest(self, window: int) -> Indices:
-        """Numbers of the queries of a window that stand at its last depth."""
-        rows = self.places.inside(window)
-        depths = self.places.depths[rows]
-        last: Indices = rows[depths == depths.max()]
-        return last
+    def most_keys(self, layer: int) -> int:
+        """Most keys that a query sees."""
+        return int(self.seen_keys(layer).max()) if self.own else self.keys
 
-    def asked(self, window: int) -> Asked:
+    def mean_keys(self, layer: int) -> int:
+        """Keys that a query sees: the mean over those that see enough."""
+        if not self.own:
+            return self.keys
+        seen = self.seen_keys(layer)
+        enough = seen[seen >= FEWEST]
+        return round(float((enough if enough.size else seen).mean()))
+
+    def kept_queries(self, layer: int) -> Indices:
+        """Numbers of the queries that costly statistics are of, evenly spread."""
+        able = np.arange(len(self.queries))
+        if self.own:
+            able = np.flatnonzero(self.seen_keys(layer) >= FEWEST)
+        return able[spread(len(able), self.spec.kept_queries)] if able.size else able
+
+    @functools.cached_property
+    def rule_windows(self) -> set[int]:
+        """Windows in which keep rules are compared: evenly spread, as many as hold the kept
+        queries. None where no rules are.
+        """
+        if not self.spec.compared:
+            return set()
+        windows = self.query_windows
+        share = min(1.0, self.spec.kept_queries / len(self.queries))
+        return set(windows[spread(len(windows), int(np.ceil(share * len(windows))))].tolist())
+
+    def rule_queries(self, window: int) -> RuleQueries:
         """Which queries of a window choose the keys of rules that decide for all, and which are
         judged: as many as the probe has at the last depth.
 
         Of a causal model the judged are spread evenly over the last ``spec.decode`` places of text,
         a quarter of them at most, and the ``spec.observe`` places before these choose, half of what
-        is there at most: neither the cache nor its choice depends on how many are judged. Of an
-        encoder those of the probe are judged, half of the text at most, and others, drawn, choose.
+        is there at most. Of an encoder those of the probe are judged, half of the text at most, and
+        others, drawn, choose.
         """
-        spec, last = self.spec, self.places.positions[self.deepest(window)]
+        spec, rows = self.spec, self.queries.inside(window)
+        depths = self.queries.depths[rows]
+        last = self.queries.positions[rows[depths == depths.max()]]
         text = np.flatnonzero(self.windows.text[window] & self.pooled[window])
         if self.loaded.causal:
             text = text[text <= last.max()]
             later = min(spec.decode, max(1, len(text) // 4))
             before, after = text[:-later], text[-later:]
-            judged = after[_spread(len(after), len(last))]
-            return Asked(before[-min(spec.observe, len(before) // 2) :], judged, int(after[0]))
-        judged = last[_spread(len(last), len(text) // 2)]
+            judged = after[_last_ones(len(after), len(last))]
+            return RuleQueries(
+                before[-min(spec.observe, len(before) // 2) :], judged, int(after[0])
+            )
+        judged = last[_last_ones(len(last), len(text) // 2)]
         others = np.setdiff1d(text, judged)
         generator = np.random.default_rng([spec.seed, window])
         drawn = generator.choice(others, min(spec.observe, len(text) // 2), replace=False)
-        return Asked(np.sort(drawn), judged, None)
+        return RuleQueries(np.sort(drawn), judged, None)
 
     @property
     def cache_keys(self) -> int:
         """Keys of the largest cache that keep rules choose from."""
-        windows = np.unique(self.places.windows).tolist()
-        cuts = {window: self.asked(window).cut for window in windows}
+        cuts = {window: self.rule_queries(window).cut for window in self.query_windows.tolist()}
         return max(int(self.pooled[window, :cut].sum()) for window, cut in cuts.items())
 
     def run(self, windows: Indices, layers: Sequence[int], sink: WindowSink) -> None:
@@ -225,24 +273,24 @@ class ProbeContext:
             )
 
     def inputs(self, batch: Indices) -> dict[str, Tensor]:
+        ids, real = self.windows.ids[batch].astype(np.int64), ~self.windows.padding[batch]
+        found = {"input_ids": ids, "attention_mask": real.astype(np.int64)}
+        return {name: torch.from_numpy(x).to(self.loaded.device) for name, x in found.items()}
+
+    def masks(self, batch: Indices) -> tuple[Tensor, Tensor, Tensor]:
+        """Which tokens of a batch are pooled, which are special, and their pieces of the pool."""
         device = self.loaded.device
-        return {
-            "input_ids": torch.from_numpy(self.windows.ids[batch].astype(np.int64)).to(device),
-            "attention_mask": (
-                torch.from_numpy((~self.windows.padding[batch]).astype(np.int64)).to(device)
-            ),
-        }
-
-    def sinks(self, window: int) -> npt.NDArray[np.bool_]:
-        """(T,): the first token and the special ones, where attention is known to rest when it has
-        nothing to say.
-        """
-        mask: npt.NDArray[np.bool_] = self.windows.special[window].copy()
-        mask[0] = True
-        return mask
+        masks = (self.pooled, self.windows.special, self.pieces)
+        pooled, special, pieces = (torch.from_numpy(mask[batch]).to(device) for mask in masks)
+        return pooled, special, pieces
 
 
-def _spread(size: int, count: int) -> Indices:
+def spread(size: int, count: int) -> Indices:
+    """At most ``count`` of the numbers below ``size``, evenly spread from the first to the last."""
+    return torch.linspace(0, size - 1, min(count, size)).round().long().numpy()
+
+
+def _last_ones(size: int, count: int) -> Indices:
     """At most ``count`` of the numbers below ``size``, evenly spread, the last among them."""
     few = min(size, count)
     return (np.arange(1, few + 1) * size) // max(few, 1) - 1
@@ -252,40 +300,43 @@ def _give(sink: WindowSink, batch: Indices, captured: AttentionCall) -> None:
     sink(captured, batch)
 
 
-def make_context(
-    spec: ProbeSpec,
-    loaded: Loaded | None = None,
-    check: Callable[[ProbeContext], None] = lambda _: None,
-) -> ProbeContext:
+# ---- opening one
+
+Check = Callable[[Session], None]
+
+
+def _unchecked(session: Session) -> None:
+    pass
+
+
+def open_session(
+    spec: ProbeSpec, loaded: Loaded | None = None, check: Check = _unchecked
+) -> Session:
     """Read the text and the model (unless it is given) of a spec. Every mistake in them is a
     ValueError of one line.
 
-    ``check`` refuses what a context cannot give. It sees the context before the weights are read,
-    which may take minutes: text, layers, windows and rules need the configuration alone.
+    ``check`` sees the session before the weights are read, which may take minutes: text, layers,
+    windows and rules need the configuration alone.
     """
-    if loaded is not None:
-        found = _planned(spec, loaded)
-        check(found)
-        return found
-    planned = plan_context(spec, check)
-    loaded = _model(spec, load_model)
-    assert loaded is not None
-    if planned is not None and alike(planned.loaded, loaded):
-        return replace(planned, loaded=loaded)  # the text is not read again
-    found = _planned(spec, loaded)
+    planned = None
+    if loaded is None:
+        planned = plan_session(spec, check)
+        loaded = _model(spec, load_model)
+        assert loaded is not None
+        if planned is not None and alike(planned.loaded, loaded):
+            return replace(planned, loaded=loaded)  # the text is not read again
+    found = _read(spec, loaded)
     check(found)
     return found
 
 
-def plan_context(
-    spec: ProbeSpec, check: Callable[[ProbeContext], None] = lambda _: None
-) -> ProbeContext | None:
-    """The context with a model that has no weights; None where a model does not run without."""
+def plan_session(spec: ProbeSpec, check: Check = _unchecked) -> Session | None:
+    """The session with a model that has no weights; None where a model does not run without."""
     check_text(spec.corpus)
     outline = _model(spec, outline_model)
     if outline is None:
         return None
-    planned = _planned(spec, outline)
+    planned = _read(spec, outline)
     check(planned)
     return planned
 
@@ -295,43 +346,6 @@ def alike(outline: Loaded, loaded: Loaded) -> bool:
     return (outline.shapes, outline.max_positions) == (loaded.shapes, loaded.max_positions)
 
 
-def _planned(spec: ProbeSpec, loaded: Loaded) -> ProbeContext:
-    spec = _concrete(spec, loaded)
-    _check_heads(spec, loaded)
-    length = window_length(spec, loaded)
-    return context_on(spec, loaded, make_windows(spec.corpus, tokenizer_of(loaded), length))
-
-
-def context_on(spec: ProbeSpec, loaded: Loaded, windows: Windows) -> ProbeContext:
-    """The context of a spec on windows that are there already."""
-    spec = _concrete(spec, loaded)
-    _check_heads(spec, loaded)
-    pooled = (
-        windows.text | windows.special if spec.special or spec.pool == "sequence" else windows.text
-    )
-    pieces = _pieces(pooled)
-    places, parts = _places(spec, windows, pooled, loaded.causal, pieces), _parts(spec, pooled)
-    return ProbeContext(
-        spec,
-        loaded,
-        windows,
-        pooled,
-        pieces,
-        places,
-        parts,
-        _mode(spec, loaded, parts, int(pooled.sum())),
-    )
-
-
-def _concrete(spec: ProbeSpec, loaded: Loaded) -> ProbeSpec:
-    """The same with the pool that suits the model: a query's own context for causal ones, the
-    corpus for encoders.
-    """
-    if spec.pool != "auto":
-        return spec
-    return ProbeSpec.read({**spec.as_dict(), "pool": "sequence" if loaded.causal else "corpus"})
-
-
 def _model(spec: ProbeSpec, read: Callable[..., Loaded | None]) -> Loaded | None:
     if spec.model.startswith(OBJECT):
         raise ValueError(
@@ -339,41 +353,45 @@ def _model(spec: ProbeSpec, read: Callable[..., Loaded | None]) -> Loaded | None
             " now; call esscher.probe with that model and the same out, or save the model in a"
             " folder and probe that"
         )
-    own = spec.pool != "corpus"  # of a query's own context it is asked what next tokens feel
+    own = spec.pool != "corpus"  # gradients of next tokens need the head of the model
     return read(
         spec.model, revision=spec.revision, dtype=spec.dtype, device=spec.device, with_head=own
     )
 
 
-def _pieces(pooled: npt.NDArray[np.bool_]) -> npt.NDArray[np.int8]:
-    place: Indices = np.cumsum(pooled, dtype=np.int64).reshape(pooled.shape) - pooled
-    pieces: npt.NDArray[np.int8] = (place * PIECES // max(int(pooled.sum()), 1)).astype(np.int8)
-    return pieces
+def _read(spec: ProbeSpec, loaded: Loaded) -> Session:
+    spec = concrete(spec, loaded)
+    _check_heads(spec, loaded)
+    windows = make_windows(spec.corpus, tokenizer_of(loaded), window_length(spec, loaded))
+    return session_on(spec, loaded, windows)
 
 
-def _parts(spec: ProbeSpec, pooled: npt.NDArray[np.bool_]) -> tuple[Indices, ...]:
-    """A part holds about ``spec.part`` pooled tokens."""
+def session_on(spec: ProbeSpec, loaded: Loaded, windows: Windows) -> Session:
+    """The session of a spec on windows that are there already."""
+    spec = concrete(spec, loaded)
+    _check_heads(spec, loaded)
+    special = spec.special or spec.pool == "sequence"
+    pooled = windows.text | windows.special if special else windows.text
+    place = np.cumsum(pooled, dtype=np.int64).reshape(pooled.shape) - pooled
+    pieces = (place * PIECES // max(int(pooled.sum()), 1)).astype(np.int8)
     counts = np.cumsum(pooled.sum(axis=1))
-    part = np.minimum((counts - 1) // spec.part, max(int(np.ceil(counts[-1] / spec.part)) - 1, 0))
-    return tuple(np.flatnonzero(part == number) for number in np.unique(part))
+    last = max(int(np.ceil(counts[-1] / spec.part)) - 1, 0)
+    part = np.minimum((counts - 1) // spec.part, last)
+    parts = tuple(np.flatnonzero(part == number) for number in np.unique(part))
+    queries = _queries(spec, windows, pooled, loaded.causal, pieces)
+    return Session(spec, loaded, windows, pooled, pieces, queries, parts)
 
 
-def _mode(spec: ProbeSpec, loaded: Loaded, parts: Sequence[Indices], keys: int) -> Mode:
-    if spec.pool == "sequence":
-        return Mode.OWN
-    if len(parts) > 1:
-        return Mode.PARTS
-    shapes = [
-        loaded.shapes[layer]
-        for layer in (range(loaded.layers) if spec.layers is None else spec.layers)
-    ]
-    numbers = sum(shape.kv_heads * (shape.width + shape.value_width) for shape in shapes)
-    if spec.moments:
-        numbers += sum(shape.heads * shape.width for shape in shapes)
-    return Mode.HELD if 4 * numbers * keys <= MEMORY else Mode.LAYERS
+def concrete(spec: ProbeSpec, loaded: Loaded) -> ProbeSpec:
+    """The spec with the pool that suits the model: a query's own context for causal ones, the
+    corpus for encoders.
+    """
+    if spec.pool != "auto":
+        return spec
+    return ProbeSpec.read({**spec.as_dict(), "pool": "sequence" if loaded.causal else "corpus"})
 
 
-def tokenizer_of(loaded: Loaded) -> object:
+def tokenizer_of(loaded: Loaded) -> Any:
     """The tokenizer of a model; ValueError where it has none."""
     if loaded.tokenizer is None:
         reason = f": {loaded.tokenizer_error}" if loaded.tokenizer_error else ""
@@ -385,10 +403,9 @@ def tokenizer_of(loaded: Loaded) -> object:
 
 def window_length(spec: ProbeSpec, loaded: Loaded) -> int:
     """Tokens of a window: those asked for, or the usual number as far as the model takes it."""
-    spec = _concrete(spec, loaded)
     most = loaded.max_positions
     if spec.window is None:
-        usual = OWN_WINDOW if spec.pool == "sequence" else WINDOW
+        usual = OWN_WINDOW if concrete(spec, loaded).pool == "sequence" else WINDOW
         return usual if most is None else min(usual, most)
     if most is not None and spec.window > most:
         raise ValueError(
@@ -409,13 +426,13 @@ def _check_heads(spec: ProbeSpec, loaded: Loaded) -> None:
         raise ValueError(f"heads: {loaded.name} has heads 0 to {fewest - 1}, got {max(spec.heads)}")
 
 
-def _places(
+def _queries(
     spec: ProbeSpec,
     windows: Windows,
     pooled: npt.NDArray[np.bool_],
     causal: bool,
     pieces: npt.NDArray[np.int8],
-) -> Places:
+) -> Queries:
     """Queries spread evenly over a few windows, at random places in each.
 
     Where a causal model's window is the pool, or where positions are given, they stand at these
@@ -429,25 +446,13 @@ def _places(
             " --positions out"
         )
     sizes = pooled.sum(axis=1)
-    most, least = (
-        (SEQUENCE_WINDOWS, int(sizes.max()))
-        if own
-        else (QUERY_WINDOWS, max(1, int(sizes.max()) // 2))
-    )
+    longest = int(sizes.max())
+    most, least = (SEQUENCE_WINDOWS, longest) if own else (QUERY_WINDOWS, max(1, longest // 2))
     full = np.flatnonzero(sizes >= least)
-    chosen = full[
-        np.unique(
-            np.linspace(0, len(full) - 1, min(most, len(full), spec.queries))
-            .round()
-            .astype(np.int64)
-        )
-    ]
+    few = min(most, len(full), spec.queries)
+    chosen = full[np.unique(np.linspace(0, len(full) - 1, few).round().astype(np.int64))]
     shares = [len(part) for part in np.array_split(np.arange(spec.queries), len(chosen))]
-    ends = (
-        _depths(spec, windows, int(sizes.max()))
-        if own and (causal or spec.positions is not None)
-        else None
-    )
+    ends = _depths(spec, windows, longest) if own and (causal or spec.positions) else None
     found: list[tuple[Indices, Indices, Indices]] = []
     for window, share in zip(chosen, shares, strict=True):
         text = np.flatnonzero(windows.text[window] & pooled[window])
@@ -458,21 +463,18 @@ def _places(
             picked, depths = _before(text, ends, share)
         found.append((np.full(len(picked), window), picked, depths))
     where, at, depth = (np.concatenate(column) for column in zip(*found, strict=True))
-    return Places(where, at, depth, pieces[where, at].astype(np.int64))
+    return Queries(where, at, depth, pieces[where, at].astype(np.int64))
 
 
 def _depths(spec: ProbeSpec, windows: Windows, longest: int) -> Indices:
     """The last positions of the queries of each depth, rising."""
     if spec.positions is None:
-        return np.unique(
-            [max(0, round(longest * quarter / QUARTERS) - 1) for quarter in range(1, QUARTERS + 1)]
-        )
+        quarters = range(1, QUARTERS + 1)
+        return np.unique([max(0, round(longest * part / QUARTERS) - 1) for part in quarters])
     if spec.positions[-1] >= longest:
-        has = (
-            f"a window has {windows.length} tokens"
-            if longest == windows.length
-            else f"the text fills {longest} tokens"
-        )
+        has = f"a window has {windows.length} tokens"
+        if longest != windows.length:
+            has = f"the text fills {longest} tokens"
         raise ValueError(
             f"positions: {has}, expected places from 0 to {longest - 1}, got {spec.positions[-1]}"
         )
@@ -484,31 +486,44 @@ def _before(text: Indices, ends: Indices, share: int) -> tuple[Indices, Indices]
     depth they are of.
     """
     taken: dict[int, int] = {}
-    for depth, part in zip(
-        reversed(range(len(ends))), np.array_split(np.arange(share), len(ends)), strict=True
-    ):
+    parts = np.array_split(np.arange(share), len(ends))
+    for depth, part in zip(reversed(range(len(ends))), parts, strict=True):
         free = [place for place in text[text <= ends[depth]].tolist() if place not in taken]
         taken |= dict.fromkeys(free[max(0, len(free) - len(part)) :], depth)
     places = sorted(taken)
-    return np.array(places, dtype=np.int64), np.array(
-        [taken[place] for place in places], dtype=np.int64
-    )
-
-
-# ---- Which part of a model a probe measured: its totals hold for that part, and not for the
-# model.
+    depths = np.array([taken[place] for place in places], dtype=np.int64)
+    return np.array(places, dtype=np.int64), depths
 
 
 def measured_part(run: Run) -> str:
-    """The heads that have numbers, of those that the model has: 27 of 270 heads, 3 of 30 layers."""
+    """The heads that have numbers, of those of the model: 27 of 270 heads, 3 of 30 layers."""
     heads, about = run.table("heads"), run.table("about").iloc[0]
     measured = heads[heads["status"] == "ok"]
     layers, found = measured["layer"].nunique(), len(measured)
     if "heads" not in about:  # of each layer; a run of an older version
         return f"{found} heads, {layers} of {int(about['layers'])} layers"
-    if found == int(about["layers"]) * int(about["heads"]):
+    every = int(about["layers"]) * int(about["heads"])
+    if found == every:
         return f"all {found} heads of the model"
-    return (
-        f"{found} of {int(about['layers']) * int(about['heads'])} heads, {layers} of"
-        f" {int(about['layers'])} layers"
-    )
+    return f"{found} of {every} heads, {layers} of {int(about['layers'])} layers"
+
+
+# ---- The session that a process works on: units of a run share it.
+
+Stamp = tuple[tuple[str | int, ...], ...]
+
+
+def stamp(spec: Any) -> Stamp:
+    """Which files a spec names by model and corpus, and which versions of them; what a hub holds is
+    known by its copy here.
+    """
+    model = [] if spec.model.startswith(OBJECT) else files_of_model(spec.model, spec.revision)
+    return tuple(_version(path) for path in [*model, *files_of_text(spec.corpus)])
+
+
+def _version(path: Path) -> tuple[str | int, ...]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return (str(path),)
+    return str(path), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +28,8 @@ FIT = (64, 4096)  # numbers of keys that exponents are fitted between where the 
 # in a query's own context: from SMALLEST to this part of its keys; beyond, draws with replacement
 # meet the same keys again, and the error falls because they run out
 OWN_FIT = 8
-# numbers of keys at which every head's error and local slope are told
-FIXED = (64, 256, 1024, 4096)
+COMPARED = 1024  # keys at which the error of every head is told
+FIXED = (64, 256, COMPARED, 4096)  # keys that every curve has
 FEWEST_POINTS = 3  # of a fit
 MOST = 10**12  # keys, of a fit
 ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # a class in a module
@@ -334,53 +334,10 @@ def kept_sizes(keys: int) -> Counts:
 register("probe", "esscher.probe.job:PROBE")
 
 
-# ---- The settings of ``es.probe``, named and typed: what a checker and an editor know of them,
-# under the names of the flags.
+# ---- The settings of ``es.probe``, under the names of the flags.
 
 # a flag, and the field that holds several of them
 RENAMED = {"epsilon": "epsilons", "scale": "scales"}
-
-
-class Settings(TypedDict, total=False):
-    """Fields of :class:`ProbeSpec` and of its corpus, where they are described."""
-
-    revision: str | None
-    corpus: Mapping[str, Any]
-    window: int | None
-    pool: Literal["auto", "corpus", "sequence"]
-    positions: Iterable[int] | None
-    special: bool
-    queries: int
-    kept_queries: int
-    observe: int
-    decode: int
-    layers: Iterable[int] | None
-    heads: Iterable[int] | None
-    n: str | Iterable[int] | None
-    fit: str | tuple[int, int] | None
-    epsilon: float | Iterable[float]
-    moments: int
-    moments_n: str | Iterable[int] | None
-    moments_queries: int
-    rules: str | Sequence[Any] | None
-    temperature: tuple[float, float] | None
-    planted: int | None
-    scale: float | Iterable[float]
-    statistics: Sequence[str]
-    batch: int
-    part: int
-    dtype: Literal["float32", "float64", "bfloat16", "float16"]
-    seed: int
-    device: str
-    threads: int
-    dataset: str | None
-    split: str
-    field: str | None
-    packaged: Literal["prose", "code", "legal"] | None
-    encoding: str
-    limit: int | None
-    max_tokens: int | None
-    documents: Literal["joined", "separate"]
 
 
 def read_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -389,16 +346,13 @@ def read_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     ``special`` is a field of the spec and of the corpus: here it says, as the flag does, that
     special tokens are part of the pool.
     """
-    known = {*Settings.__annotations__, *RENAMED.values()}
+    fields = {*ProbeSpec.model_fields, *CorpusSpec.model_fields} - {"job", "model", "text"}
+    shown = sorted((fields | {*RENAMED}) - {*RENAMED.values()})
     for name in settings:
-        if name not in known:
-            near = difflib.get_close_matches(name, sorted(known - {*RENAMED.values()}), 1)
-            hint = (
-                f"; did you mean {near[0]}?"
-                if near
-                else f"; there are: {', '.join(sorted(known - {*RENAMED.values()}))}"
-            )
-            raise ValueError(f"{name}: no such setting of a probe{hint}")
+        if name not in fields and name not in RENAMED:
+            near = difflib.get_close_matches(name, shown, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(shown)}"
+            raise ValueError(f"{name}: no such setting of a probe; {hint}")
     found = {RENAMED.get(name, name): _listed(name, value) for name, value in settings.items()}
     of_text = CorpusSpec.model_fields.keys() - ProbeSpec.model_fields.keys()
     own = {name: found.pop(name) for name in list(found) if name in of_text}

@@ -1,6 +1,4 @@
-"""What is measured of a head: a list of statistics, one file each; docs/developer/new_statistic.md
-shows how to add one.
-"""
+"""The list of statistics of a probe; docs/developer/new_statistic.md shows how to add one."""
 
 from __future__ import annotations
 
@@ -10,56 +8,31 @@ from importlib.metadata import entry_points
 from typing import TypeVar
 
 from esscher.probe.spec import ProbeSpec
-from esscher.probe.statistics.base import (
-    Accuracy,
-    Identity,
-    Statistic,
-)
+from esscher.probe.statistic import Statistic
 from esscher.probe.statistics.dispersion import Dispersion
-from esscher.probe.statistics.endless import EndlessText
-from esscher.probe.statistics.errors import (
-    Bernoulli,
-    OutputMoments,
-    OwnOutput,
-    Replacement,
-    Softmax,
-)
-from esscher.probe.statistics.frontier import Frontier, Gradient
-from esscher.probe.statistics.shape import (
-    Regime,
-    Scales,
-    ScoreShape,
-    Sinks,
-    Tail,
-    Theory,
-    TokenShape,
-)
+from esscher.probe.statistics.errors import Draws, Kept
+from esscher.probe.statistics.frontier import Frontier
+from esscher.probe.statistics.looks import Looks
+from esscher.probe.statistics.more_text import MoreText
+from esscher.probe.statistics.shape import Regime, Scales, Sinks, Tail, Theory
 from esscher.runs.columns import Column
 
 _S = TypeVar("_S", bound=Statistic)
 
-# In the order of the columns; a statistic reads those before it.
+# In the order of the columns; a statistic may read the columns of those before it.
 STATISTICS: tuple[Statistic, ...] = (
-    Identity(),
     Theory(),
-    Replacement(),
-    EndlessText(),
-    Bernoulli(),
-    Softmax(),
+    Draws(),
+    MoreText(),
+    Kept(),
     Dispersion(),
     Tail(),
     Sinks(),
-    ScoreShape(),
-    TokenShape(),
+    Looks(),
     Regime(),
-    Accuracy(),
-    OwnOutput(),
-    OutputMoments(),
     Frontier(),
-    Gradient(),
     Scales(),
 )
-
 
 REGISTERED: dict[str, type[Statistic]] = {}
 """Statistics from elsewhere by "module:Class". Only :func:`register` fills it; no file of a run
@@ -78,19 +51,14 @@ def register(statistic: type[_S]) -> type[_S]:
 
 def statistics_of(spec: ProbeSpec) -> tuple[Statistic, ...]:
     """The statistics of a probe, checked: those of this package and those that the spec names."""
-    known = [*STATISTICS, *(_found(entry)() for entry in spec.statistics)]
-    return checked([statistic.asked(spec) for statistic in known], spec)
+    return checked([*STATISTICS, *(_find(entry)() for entry in spec.statistics)], spec)
 
 
 def check_registered(spec: ProbeSpec) -> None:
     """Refuse names that only the file of a run has: a process imports what a spec names after this
     alone.
     """
-    known = (
-        {*REGISTERED, *(point.value for point in entry_points(group=OUTSIDE))}
-        if spec.statistics
-        else set()
-    )
+    known = {*REGISTERED, *(point.value for point in entry_points(group=OUTSIDE))}
     for entry in spec.statistics:
         if entry not in known:
             raise ValueError(
@@ -100,7 +68,7 @@ def check_registered(spec: ProbeSpec) -> None:
             )
 
 
-def _found(entry: str) -> type[Statistic]:
+def _find(entry: str) -> type[Statistic]:
     """The class of an entry; a worker imports its module, since whoever started it has checked the
     name.
     """
@@ -114,33 +82,25 @@ def _found(entry: str) -> type[Statistic]:
 
 
 def checked(statistics: Sequence[Statistic], spec: ProbeSpec) -> tuple[Statistic, ...]:
-    """The same, if each has a name and columns of its own, reads only earlier ones, and tables are
-    declared alike.
-    """
+    """The same, if each has a name and columns of its own, and tables are declared alike."""
     columns: dict[str, str] = {}
     tables: dict[str, tuple[Column, ...]] = {}
-    names: list[str] = []
+    names: set[str] = set()
     for statistic in statistics:
         name = statistic.name
         if name in names:
             raise ValueError(f"statistic {name}: there are two of this name; rename one")
-        late = [other for other in statistic.reads if other not in names]
-        if late:
-            raise ValueError(
-                f"statistic {name}: it reads {late}, expected some of those before it, {names}"
-            )
+        names.add(name)
         for column in statistic.columns(spec):
-            if column.key in columns:
+            if columns.setdefault(column.key, name) != name:
                 raise ValueError(
                     f"statistic {name}: column {column.key} is {columns[column.key]}'s already;"
                     " rename it"
                 )
-            columns[column.key] = name
         for table, declared in statistic.tables(spec).items():
-            if tables.setdefault(table, declared) != declared:
+            if tables.setdefault(table, tuple(declared)) != tuple(declared):
                 raise ValueError(
                     f"statistic {name}: table {table} is declared with other columns already; use"
                     " another name"
                 )
-        names.append(name)
     return tuple(statistics)

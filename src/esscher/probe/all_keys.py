@@ -1,6 +1,4 @@
-"""Heads whose scores span more than a score grid: measured key by key, where all their keys are
-held.
-"""
+"""All keys of some queries: the exact path for heads whose scores span more than a score grid."""
 
 from __future__ import annotations
 
@@ -28,9 +26,9 @@ ELEMENTS = 2**22  # scores computed at once
 
 
 @dataclass(frozen=True)
-class Held:
-    """Queries (m, k) and all keys (N, k) and values (N, d_v) of a head; scores are scale <q, k> +
-    bias.
+class AllKeys:
+    """Queries (m, k) and all keys (N, k) and values (N, d_v) of a head; scores are ``factor`` times
+    those of the model.
 
     ``sink``: a logit of each query that is in the softmax without a key. Draws take it for one more
     key of value 0; where keys are kept or dropped, it is always kept.
@@ -44,6 +42,7 @@ class Held:
     seen: Tensor | None = None  # (m, N): which keys each query sees; None: all
     softcap: float | None = None
     sink: Tensor | None = None  # (m,)
+    factor: float = 1.0
 
     @property
     def keys(self) -> Tensor:
@@ -52,7 +51,7 @@ class Held:
             return self.seen.sum(1).cpu()
         return torch.full((len(self.q),), len(self.k), dtype=torch.int64)
 
-    def only(self, rows: Tensor) -> Held:
+    def only(self, rows: Tensor) -> AllKeys:
         """The same for some of the queries."""
         rows = rows.to(self.q.device)
         bias, seen, sink = (
@@ -63,21 +62,19 @@ class Held:
     def errors(self, n: npt.NDArray[np.int64], sampling: str, of: int) -> QueryErrors:
         """Of n keys drawn with replacement, or of keys kept with probability n / of."""
         if self.bias is None and self.seen is None:
-            return pool_errors(self.q, self.k, self.v, n, sampling, self.scale)
+            return pool_errors(self.q, self.k, self.v, n, sampling, self.factor * self.scale)
         if self.sink is not None and sampling == "bernoulli":
             return self._kept_beside_sink(n / of)
         parts, values = [], self._values
-        for scores in self.scores():
-            for row in scores:  # each query has keys of its own
-                own = row > -torch.inf
-                parts.append(error_of_share(row[own][None], values[own], n, of, sampling))
+        for row in self.rows():  # each query has keys of its own
+            own = row > -torch.inf
+            parts.append(error_of_share(row[own][None], values[own], n, of, sampling))
         return concatenate(parts)
 
     def _kept_beside_sink(self, shares: npt.NDArray[np.float64]) -> QueryErrors:
         """Of keys kept with these probabilities; derivatives are not known."""
-        logits = torch.cat(list(replace(self, sink=None).scores()))
         assert self.seen is not None
-        logits = logits.masked_fill(~self.seen, 0.0)
+        logits = torch.stack(list(replace(self, sink=None).rows())).masked_fill(~self.seen, 0.0)
         last = torch.full((len(self.q),), len(self.k) - 1, device=self.q.device)
         context = Context(
             self.q, self.k, self.v, self.scale, last, self.seen, logits, sink=self.sink
@@ -110,9 +107,8 @@ class Held:
             parts.append(
                 (log_sum + top[:, 0], 1 / p.square().sum(1), entropy, mean + top[:, 0], sd)
             )
-        return SoftmaxStatistics(
-            *(torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))
-        )
+        columns = zip(*parts, strict=True)
+        return SoftmaxStatistics(*(torch.cat(column).cpu().numpy() for column in columns))
 
     def masses(self, grid: Grid) -> Deposit:
         """Deposits of the keys without their values, of scores divided by a number that brings them
@@ -136,23 +132,29 @@ class Held:
         """In float64, some queries at a time; -inf for keys that a query does not see. A sink logit
         comes last.
         """
-        for rows in torch.split(
-            torch.arange(len(self.q), device=self.q.device), max(1, ELEMENTS // len(self.k))
-        ):
+        every = torch.arange(len(self.q), device=self.q.device)
+        for rows in torch.split(every, max(1, ELEMENTS // len(self.k))):
             some = self.only(rows)
             scores = score(
                 some.q.double(), self.k.double(), self.scale, self.softcap, some.bias, some.seen
             )
-            yield scores if some.sink is None else torch.cat([scores, some.sink[:, None]], 1)
+            if some.sink is not None:
+                scores = torch.cat([scores, some.sink[:, None]], 1)
+            yield self.factor * scores
+
+    def rows(self) -> Iterator[Tensor]:
+        """The scores of one query after the other."""
+        for scores in self.scores():
+            yield from scores
 
 
-def add_keys_or_hold(
-    state: Deposit | Held, scores: Tensor, values: Tensor, pool: Held | None
-) -> Deposit | Held:
-    """The deposits after a block of keys, or the pool of all keys where there is one and the scores
-    are too wide.
+def add_keys(
+    state: Deposit | AllKeys, scores: Tensor, values: Tensor, pool: AllKeys | None
+) -> Deposit | AllKeys:
+    """The deposits after a block of keys, or all keys where they are held and the scores are too
+    wide for a grid.
     """
-    if isinstance(state, Held):
+    if isinstance(state, AllKeys):
         return state
     extent = deposit.reach(state, scores)
     if pool is not None and (extent.cells > deposit.MAX_CELLS or not extent.largest < deposit.FAR):

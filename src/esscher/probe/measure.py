@@ -1,0 +1,340 @@
+"""From the numbers of a layer's heads to rows of tables, and how they are stored on the way.
+
+A head has a state of each statistic while keys stream by (``HeadState``), then a few numbers of
+each query (``HeadNumbers``), then its rows. States of parts merge, numbers of windows follow each
+other.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import pandas as pd
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from esscher.errors.grid import Deposit, Grid
+from esscher.probe.agreement import AGREEMENT
+from esscher.probe.budget import BUDGET
+from esscher.probe.moments import LIMITS, moment_columns
+from esscher.probe.session import FEWEST, Session
+from esscher.probe.spec import ProbeSpec
+from esscher.probe.statistic import (
+    HEAD,
+    KV_HEAD,
+    LAYER,
+    Head,
+    HeadEnd,
+    Result,
+    Statistic,
+    concatenated,
+)
+from esscher.probe.statistics.registry import statistics_of
+from esscher.probe.tokens import LAYERS, STORED, LayerInfo, LayerMoments, LayerSummary, layer_row
+from esscher.runs.columns import Column
+
+OVERFLOW = (
+    "scores or values are not finite: the activations of the model overflow; try --dtype float32"
+)
+
+
+@dataclass(frozen=True)
+class HeadState:
+    """States of a head's statistics over the keys seen so far; ``windows``: numbers from the
+    queries' own windows.
+    """
+
+    states: dict[str, Any]
+    windows: dict[str, dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class HeadNumbers:
+    """Numbers of each statistic, the queries they are of, and how many keys each of these saw."""
+
+    found: dict[str, dict[str, Tensor]]
+    queries: Tensor  # (m,): among those of the probe
+    kept: Tensor  # (m_kept,): the same of the kept ones
+    keys: Tensor  # (m,)
+
+
+Known = HeadState | HeadNumbers | str  # a head that could not be measured has the reason
+
+
+@dataclass(frozen=True)
+class LayerState:
+    """Moments and heads of a layer, over some keys or some windows."""
+
+    info: LayerInfo
+    moments: LayerMoments
+    gram: Tensor | None
+    heads: dict[int, Known]
+
+
+def join(a: LayerState, b: LayerState, statistics: Sequence[Statistic]) -> LayerState:
+    """The same queries over the keys of both, or the queries of both windows; a head that could not
+    be measured in one of them has the reason.
+    """
+    heads = {head: _joined(one, b.heads[head], statistics) for head, one in a.heads.items()}
+    return replace(a, moments=a.moments.merge(b.moments), heads=heads)
+
+
+def _joined(a: Known, b: Known, statistics: Sequence[Statistic]) -> Known:
+    if isinstance(a, HeadState) and isinstance(b, HeadState):
+        merged = {
+            each.name: each.merge(a.states[each.name], b.states[each.name]) for each in statistics
+        }
+        return HeadState(merged, a.windows)
+    if isinstance(a, HeadNumbers) and isinstance(b, HeadNumbers):
+        names = dict.fromkeys([*a.found, *b.found])
+        found = {
+            name: concatenated([part.found[name] for part in (a, b) if name in part.found])
+            for name in names
+        }
+        rest = (torch.cat([getattr(x, key) for x in (a, b)]) for key in ("queries", "kept", "keys"))
+        return HeadNumbers(found, *rest)
+    # a reason comes before numbers, and numbers before none
+    return max(a, b, key=lambda known: 2 * bool(known) if isinstance(known, str) else 1)
+
+
+def reduced(
+    head: Head, state: HeadState, statistics: Sequence[Statistic], session: Session
+) -> HeadNumbers:
+    """Numbers of the queries of a corpus, after the last key."""
+    found = {each.name: dict(each.reduce(state.states[each.name], head)) for each in statistics}
+    for name, numbers in state.windows.items():
+        found[name] = {**found.get(name, {}), **numbers}
+    queries = torch.arange(len(session.queries))
+    kept = torch.from_numpy(session.kept_queries(head.info.layer))
+    return HeadNumbers(found, queries, kept, torch.full_like(queries, session.keys))
+
+
+# ---- rows of tables
+
+IDENTITY = (
+    LAYER,
+    HEAD,
+    KV_HEAD,
+    Column("status", "word", "status", "ok or failed.", first=2),
+    Column("reason", "word", "reason", "Why a head was not measured, or what was left out."),
+    Column("n_keys", "int", "keys", "Number of keys that a query sees, on average."),
+    Column("n_keys_least", "int", "keys, least", "Fewest keys that a query sees."),
+    Column("n_keys_most", "int", "keys, most", "Most keys that a query sees."),
+    Column("n_queries", "int", "queries", "Number of queries averaged over."),
+)
+
+
+def columns(spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
+    """The columns of every table, in their order."""
+    statistics = statistics_of(spec)
+    own = [column for statistic in statistics for column in statistic.columns(spec)]
+    found: dict[str, tuple[Column, ...]] = {
+        "heads": (*IDENTITY, *own, *moment_columns(spec)),
+        "layers": (*LAYERS, *moment_columns(spec)),
+        "budget": BUDGET,
+    }
+    for statistic in statistics:
+        found |= statistic.tables(spec)
+    return found | ({"agreement": AGREEMENT, "limits": LIMITS} if spec.moments else {})
+
+
+def layer_tables(session: Session, state: LayerState) -> dict[str, pd.DataFrame]:
+    """Rows of every table for one layer. States of a corpus are reduced one head at a time."""
+    summary, notes = LayerSummary.of(state.info, state.moments, state.gram), dict[str, Any]()
+    declared, statistics = columns(session.spec), statistics_of(session.spec)
+    heads: list[dict[str, Any]] = []
+    long: dict[str, list[pd.DataFrame]] = {}
+    for number in list(state.heads):
+        known = state.heads.pop(number)  # a state is large
+        head = head_of(session, state.info, number, notes)
+        try:
+            if isinstance(known, HeadState):
+                known = reduced(head, known, statistics, session)
+            if isinstance(known, str):
+                raise ValueError(known or f"no query sees {FEWEST} keys; use longer windows")
+            row, tables = _finished(session, summary, head, known, statistics)
+        except ValueError as reason:
+            row, tables = failed_row(session, head, str(reason)), {}
+        heads.append(row)
+        for name, frames in tables.items():
+            for frame in frames:
+                rows = frame.assign(layer=state.info.layer, head=number)
+                wanted = [column.key for column in declared[name]]
+                _expect(f"table {name}", "columns", rows.columns, wanted)
+                long.setdefault(name, []).append(rows[wanted])
+    found = {"heads": pd.DataFrame(heads), "layers": pd.DataFrame([layer_row(summary)])}
+    return found | {name: pd.concat(frames, ignore_index=True) for name, frames in long.items()}
+
+
+def _finished(
+    session: Session,
+    layer: LayerSummary,
+    head: Head,
+    known: HeadNumbers,
+    statistics: Sequence[Statistic],
+) -> tuple[dict[str, Any], dict[str, list[pd.DataFrame]]]:
+    """The row of a head, and its rows of long tables."""
+    queries, asked = session.queries.take(known.queries.numpy()), len(session.queries)
+    notes = [layer.info.note] if layer.info.note else []
+    if len(queries) < asked:
+        few = asked - len(queries)
+        notes.append(f"{few} of {asked} queries see fewer than {FEWEST} keys and are left out")
+    row = _place(head) | {
+        "status": "ok",
+        "reason": "; ".join(notes),
+        "n_keys": round(float(known.keys.double().mean())),
+        "n_keys_least": int(known.keys.min()),
+        "n_keys_most": int(known.keys.max()),
+        "n_queries": len(queries),
+    }
+    long: dict[str, list[pd.DataFrame]] = {}
+    kept = torch.searchsorted(known.queries, known.kept).numpy()
+    end = HeadEnd(
+        **vars(head),
+        session=session,
+        layer=layer,
+        queries=queries,
+        kept=kept,
+        found=known.found,
+        row=row,
+    )
+    for statistic in statistics:
+        result: Result = statistic.finish(known.found.get(statistic.name, {}), end)
+        keys = [column.key for column in statistic.columns(head.spec)]
+        _expect(f"statistic {statistic.name}", "columns", result.columns, keys)
+        row |= {key: result.columns[key] for key in keys}
+        for table, frame in result.tables.items():
+            long.setdefault(table, []).append(frame)
+    return row, long
+
+
+def head_of(session: Session, info: LayerInfo, head: int, notes: dict[str, Any]) -> Head:
+    layer = info.layer
+    keys = session.mean_keys(layer), session.most_keys(layer)
+    return Head(session.spec, info, head, *keys, notes)
+
+
+def _place(head: Head) -> dict[str, Any]:
+    return {"layer": head.info.layer, "head": head.head, "kv_head": head.kv_head}
+
+
+def _expect(who: str, what: str, given: Collection[str], declared: Collection[str]) -> None:
+    """A mistake of the statistic, not of the head."""
+    if set(given) != set(declared):
+        raise TypeError(f"{who}: declares the {what} {sorted(declared)}, gave {sorted(given)}")
+
+
+def failed_row(session: Session, head: Head, reason: str) -> dict[str, Any]:
+    """The row of a head that could not be measured."""
+    row: dict[str, Any] = {}
+    for column in columns(session.spec)["heads"]:
+        empty = math.nan if column.kind == "float" else head.n_keys
+        row[column.key] = empty
+        if column.kind == "word":
+            row[column.key] = "unknown" if "unknown" in column.words else ""
+    n_queries = {"n_queries": len(session.queries)}
+    return row | _place(head) | {"status": "failed", "reason": reason} | n_queries
+
+
+# ---- stored states: safetensors, and the tree they hang on as JSON; no pickle
+
+TREE = "tree"  # places begin with a point, so that none is this one
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int8, torch.bool),
+    )
+}
+
+
+def layer_rows(state: LayerState) -> list[dict[str, Any]]:
+    """The state as rows of a table: one for the layer itself (head -1) and one for each head."""
+    layer = state.info.layer
+    itself = pack({"info": state.info, "moments": state.moments, "gram": state.gram})
+    rows = [{"layer": layer, "head": -1, "reason": "", "state": itself}]
+    for head, known in state.heads.items():
+        reason, data = (known, b"") if isinstance(known, str) else ("", pack(known))
+        rows.append({"layer": layer, "head": head, "reason": reason, "state": data})
+    return rows
+
+
+def layer_from_rows(
+    rows: Iterable[Mapping[str, Any]], statistics: Sequence[Statistic]
+) -> LayerState:
+    """The state of one layer from its rows."""
+    states = [kind for each in statistics for kind in each.state]
+    classes = {
+        kind.__name__: kind for kind in (*STORED, HeadState, HeadNumbers, Deposit, Grid, *states)
+    }
+    known: dict[int, Any] = {
+        row["head"]: unpack(row["state"], classes) if row["state"] else row["reason"]
+        for row in rows
+    }
+    return LayerState(**known.pop(-1), heads=known)
+
+
+def pack(value: Any) -> bytes:
+    """Dataclasses, mappings, tensors, numbers and words as bytes."""
+    tensors: dict[str, Tensor] = {}
+    text = json.dumps(_tree("", value, tensors))
+    taken: set[int] = set()
+    for place, tensor in tensors.items():  # safetensors refuses tensors that share their memory
+        where = tensor.untyped_storage().data_ptr()
+        tensors[place] = tensor.clone() if where in taken else tensor
+        taken.add(where)
+    tensors[TREE] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    return save(tensors)
+
+
+def unpack(data: bytes, classes: Mapping[str, type]) -> Any:
+    """What was packed; ``classes``: the dataclasses that it may hold, by name."""
+    tensors = load(data)
+    return _value("", json.loads(bytes(tensors[TREE].numpy())), classes, tensors)
+
+
+def _tree(place: str, value: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    if isinstance(value, Tensor):
+        kind: dict[str, Any] = {"tensor": str(value.dtype).removeprefix("torch.")}
+        square = value.ndim >= 2 and value.shape[-1] == value.shape[-2] > 1
+        if square and torch.equal(value, value.mT):  # a half is enough
+            upper = torch.triu_indices(*value.shape[-2:], device=value.device)
+            value, kind = value[..., upper[0], upper[1]], kind | {"side": value.shape[-1]}
+        tensors[place] = value.detach().cpu().contiguous()
+        return kind
+    if is_dataclass(value):
+        parts = {part.name: getattr(value, part.name) for part in fields(value)}
+        tree = _tree(place, parts, tensors) | {"class": type(value).__name__}
+        if isinstance(value, Deposit) and value.grid.tol > 1e-8:  # known no better than float32
+            tensors[f"{place}.cells"] = tensors[f"{place}.cells"].float()
+        return tree
+    if isinstance(value, Mapping):
+        return {"of": {name: _tree(f"{place}.{name}", x, tensors) for name, x in value.items()}}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"plain": value}
+    raise TypeError(
+        f"{place[1:]}: expected a dataclass, a mapping, a tensor, a number, a word or None, got"
+        f" {type(value).__name__}"
+    )
+
+
+def _value(
+    place: str, tree: dict[str, Any], classes: Mapping[str, type], tensors: dict[str, Tensor]
+) -> Any:
+    if "plain" in tree:
+        return tree["plain"]
+    if "tensor" in tree:
+        found = tensors[place].to(DTYPES[tree["tensor"]])
+        if "side" not in tree:
+            return found
+        row, column = torch.triu_indices(tree["side"], tree["side"])
+        whole = found.new_empty(*found.shape[:-1], tree["side"], tree["side"])
+        whole[..., row, column] = whole[..., column, row] = found
+        return whole
+    parts = {name: _value(f"{place}.{name}", x, classes, tensors) for name, x in tree["of"].items()}
+    return classes[tree["class"]](**parts) if "class" in tree else parts

@@ -1,0 +1,376 @@
+"""Would the numbers of a head hold on more text? The same numbers on halves, quarters and eighths
+of the pool.
+
+The kept queries meet each piece of the pool apart. Deposits add, so that pieces make every part of
+the pool, and the whole without one piece. Where each query has its own context, windows of text
+take the place of pieces. Halves of the pool also tell what it means that queries and keys are of
+one text: a query's own half against the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from torch import Tensor
+
+from esscher.errors import grid as deposit
+from esscher.errors.grid import Deposit
+from esscher.errors.more_text import (
+    BEYOND,
+    MOVING,
+    PIECES,
+    SETTLED,
+    STATUSES,
+    TEXT,
+    Extrapolation,
+    extrapolate,
+    other_text,
+)
+from esscher.probe.curves import Number, error_numbers, headline_numbers, read_numbers
+from esscher.probe.spec import COMPARED, ProbeSpec, drawn_ladder
+from esscher.probe.statistic import HEAD, LAYER, Head, HeadEnd, HeadView, Numbers, Result, Statistic
+from esscher.probe.statistics.errors import Draws
+from esscher.runs.columns import Column
+
+Floats = npt.NDArray[np.float64]
+
+INSIDE = 0.5  # of the pool's keys: the largest n that a pool tells of
+FEWEST = 30  # effective tokens of the pool below which a few keys decide
+NEEDED, EXPONENT = "tokens_needed_10pct", "beta_fit"
+ERROR, EFFECTIVE = f"relative_{COMPARED}", f"effective_{COMPARED}"
+SIZES = ("whole", "half", "quarter", "eighth")
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Deposits of the kept queries for each piece of the pool that has come by."""
+
+    empty: Deposit
+    parts: dict[str, Deposit]
+    wide: bool = False  # scores of some query are too wide for a grid
+
+
+class MoreText(Statistic):
+    name = "more_text"
+    state = (Pieces,)
+
+    def __init__(self, alike: float = TEXT) -> None:
+        """``alike``: how alike pieces are, 1 where they are independent
+        (esscher.errors.more_text).
+        """
+        self.alike = alike
+
+    def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
+        ends = (column for number in headline_numbers(spec) for column in _ends(number))
+        return (*ends, *HEAD_COLUMNS)
+
+    def tables(self, spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
+        return {"endless": ENDLESS}
+
+    def init(self, head: HeadView) -> Pieces:
+        grid = deposit.choose_grid(head.queries.dtype, Draws.sampling)
+        return Pieces(deposit.init(len(head.kept), grid, head.center), {})
+
+    def update(self, state: Pieces, head: HeadView) -> Pieces:
+        if head.pieces is None or state.wide or not len(head.kept):
+            return state
+        parts, start = dict(state.parts), 0
+        found, counts = torch.unique_consecutive(head.pieces, return_counts=True)
+        for piece, count in zip(map(str, found.tolist()), counts.tolist(), strict=True):
+            some = slice(start, start + count)
+            start += count
+            known, scores = parts.get(piece, state.empty), head.kept_scores[:, some]
+            extent = deposit.reach(known, scores)
+            if extent.cells > deposit.MAX_CELLS or not extent.largest < deposit.FAR:
+                return replace(state, parts={}, wide=True)
+            owned = piece in parts
+            parts[piece] = deposit.update(
+                known, scores, head.values[some], extent=extent, owned=owned
+            )
+        return replace(state, parts=parts)
+
+    def merge(self, a: Pieces, b: Pieces) -> Pieces:
+        if a.wide or b.wide:
+            return replace(a, parts={}, wide=True)
+        parts = {}
+        for name in sorted({*a.parts, *b.parts}):
+            both = [state.parts[name] for state in (a, b) if name in state.parts]
+            parts[name] = reduce(deposit.merge, both)
+        return replace(a, parts=parts)
+
+    def reduce(self, state: Pieces, head: Head) -> Numbers:
+        """Means over the queries on parts of the pool of each size, and the errors on each half."""
+        if len(state.parts) < PIECES:  # an own context, too wide, or fewer keys than pieces
+            return {}
+        n, found = drawn_ladder(head.spec, head.n_keys), dict[str, Tensor]()
+        for name, parts in _subsets([state.parts[name] for name in sorted(state.parts)]):
+            # the grid's own error is that of the whole pool's curve, and not measured again
+            errors = [
+                error_numbers(part, n, Draws.sampling, head.n_keys, {}, interpolation=0.0)
+                for part in parts
+            ]
+            squares = [one["limit"].square().sum(1) for one in errors]
+            found |= {
+                f"{name} mse": torch.stack([one["mse"].mean(0) for one in errors]),
+                f"{name} limit": torch.stack([square.mean() for square in squares]),
+                f"{name} sum_p2": torch.stack([one["sum_p2"].mean(0) for one in errors]),
+            }
+            if name == "half":
+                at = int(np.searchsorted(n, COMPARED))
+                own = zip(errors, squares, strict=True)
+                pairs = [torch.stack([one["mse"][:, at], square], 1) for one, square in own]
+                found["halves"] = torch.stack(pairs, 1)  # (m_kept, 2, 2)
+        return found
+
+    def finish(self, found: Numbers, end: HeadEnd) -> Result:
+        numbers = headline_numbers(end.spec)
+        value = self._read(end, np.ones((1, len(end.queries))))[0]
+        near = np.array([number.near for number in numbers])
+        sizes = self._sizes(found, end)
+        own = end.spec.pool == "sequence"
+        if sizes:
+            text = self._of_pool(sizes, end, numbers, value)
+        elif own:
+            text = other_text(value, self._without(end, end.queries.windows), near)
+        else:  # nothing is known but the pool
+            far = np.full(len(value), np.inf)
+            text = Extrapolation(value, -far, far, np.full(len(value), BEYOND))
+        rows = _rows(sizes, numbers, value, text)
+        row: dict[str, Any] = {}
+        for i, number in enumerate(numbers):
+            row |= {number.low: number.plain(text.low[i]), number.high: number.plain(text.high[i])}
+        known = dict(zip(rows["number"], rows["status"], strict=True))
+        told = [known[key] for key in (ERROR, EXPONENT, NEEDED, EFFECTIVE) if key in known]
+        row["settled"] = max(told, key=STATUSES.index)
+        row["settled_reason"] = in_words(rows, row["settled"], end.row["n_keys"], own=own)
+        row["own_text_bias"] = _own_text_bias(found, end)
+        return Result(row, {"endless": rows})
+
+    def _without(self, end: HeadEnd, groups: npt.NDArray[np.int64]) -> Floats:
+        """(G, k): without the queries of each group; a group that has all of them says nothing."""
+        weights = (groups[None, :] != np.unique(groups)[:, None]).astype(float)
+        return self._read(end, weights[weights.any(axis=1)])
+
+    def _read(self, end: HeadEnd, weights: Floats) -> Floats:
+        """(R, k): the numbers on all keys, from (R, m) weights of the queries."""
+        draws, share = end.found[Draws.name], weights / weights.sum(axis=1, keepdims=True)
+        limit = draws["limit"].square().sum(1).numpy()
+        mse, sum_p2 = share @ draws["mse"].numpy(), share @ draws["sum_p2"].numpy()
+        ladder = drawn_ladder(end.spec, end.n_keys)
+        return read_numbers(end.spec, end.n_keys, ladder, mse, share @ limit, sum_p2)
+
+    def _sizes(self, found: Numbers, end: HeadEnd) -> dict[str, Floats]:
+        """The numbers on parts of the pool, (R, k) by name of the parts."""
+        if not found:
+            return {}
+        ladder, sizes = drawn_ladder(end.spec, end.n_keys), dict[str, Floats]()
+        for name in (*SIZES, "without"):
+            parts = (found[f"{name} {key}"].numpy() for key in ("mse", "limit", "sum_p2"))
+            sizes[name] = read_numbers(end.spec, end.n_keys, ladder, *parts)
+        return sizes
+
+    def _of_pool(
+        self, read: Mapping[str, Floats], end: HeadEnd, numbers: Sequence[Number], value: Floats
+    ) -> Extrapolation:
+        queries = np.repeat(value[None], PIECES, axis=0)
+        present = np.unique(end.queries.pieces)
+        if len(present) > 1:
+            queries[present] = self._without(end, end.queries.pieces)
+        pairs = zip(numbers, value, strict=True)
+        at = np.array([math.exp(x) if number.n is None else number.n for number, x in pairs])
+        whole, half, quarter, eighth = (read[name].mean(axis=0) for name in SIZES)
+        return extrapolate(
+            value,
+            (whole, half, quarter, eighth),
+            (read["without"], queries),
+            np.array([number.near for number in numbers]),
+            np.array([number.far for number in numbers]),
+            at <= INSIDE * end.row["n_keys"],
+            frozen=end.row["effective_tokens"] < FEWEST,
+            alike=self.alike,
+        )
+
+
+def _subsets(pieces: Sequence[Deposit]) -> Iterator[tuple[str, list[Deposit]]]:
+    """Parts of the pool by their size, one size in memory at a time; the pool without each piece,
+    from the other one of each pair on the way up.
+    """
+    levels = [list(pieces)]
+    while len(levels[-1]) > 1:
+        pairs = zip(levels[-1][::2], levels[-1][1::2], strict=True)
+        levels.append([deposit.merge(a, b) for a, b in pairs])
+    yield from zip(SIZES[::-1], levels, strict=True)
+    without = []
+    for piece in range(len(pieces)):
+        others = [level[(piece >> height) ^ 1] for height, level in enumerate(levels[:-1])]
+        without.append(reduce(deposit.merge, others))
+    yield "without", without
+
+
+def _own_text_bias(found: Numbers, end: HeadEnd) -> float:
+    """Relative error at COMPARED against the half of the pool that a query stands in, over that
+    against the other half, less 1.
+    """
+    if not found:
+        return math.nan
+    upper = torch.from_numpy(end.queries.pieces[end.kept] >= PIECES // 2).long()
+    rows = torch.arange(len(upper))
+    own, other = (found["halves"][rows, half].mean(0) for half in (upper, 1 - upper))
+    sizes = [float(mse / limit) if limit > 0 else math.nan for mse, limit in (own, other)]
+    return math.sqrt(sizes[0] / sizes[1]) - 1 if sizes[1] > 0 else math.nan
+
+
+def _rows(
+    read: Mapping[str, Floats], numbers: Sequence[Number], value: Floats, text: Extrapolation
+) -> pd.DataFrame:
+    # changes of some of the queries, as changes of the number of all
+    shift = value - read["whole"][0] if read else np.full(len(numbers), np.nan)
+    columns = {"value": value, "estimate": text.estimate, "low": text.low, "high": text.high}
+    columns |= {name: read[name].mean(axis=0) + shift if read else shift for name in SIZES[1:]}
+    plain = {
+        name: [number.plain(x) for number, x in zip(numbers, values, strict=True)]
+        for name, values in columns.items()
+    }
+    keys = [number.key for number in numbers]
+    return pd.DataFrame({"number": keys, **plain, "status": text.status})
+
+
+# ---- in words
+
+
+def in_words(rows: pd.DataFrame, status: str, keys: int, *, own: bool) -> str:
+    """What the numbers of a head do on more text. ``rows``: its table ``endless``; ``own``: each
+    query has a context of its own, of ``keys`` keys on average.
+    """
+    known = {str(row["number"]): row for row in rows.to_dict("records")}
+    if own:
+        parts = [_between(known[EXPONENT], "an exponent of {}")]
+        parts.append(_between(known[EFFECTIVE], f"{{}} effective tokens among {COMPARED:,}"))
+        parts = [part for part in parts if part]
+        if not parts:
+            return "One window of text cannot tell how much other windows differ."
+        return (
+            "Each query is measured in its own context; other windows of such text have"
+            f" {' and '.join(parts)}."
+        )
+    if status == SETTLED:
+        parts = [_between(known[EXPONENT], "an exponent of {}")]
+        parts.append(_between(known[NEEDED], "{} tokens for an error of 10 %"))
+        told = " and ".join(part for part in parts if part) or "the same numbers"
+        return (
+            "Settled: more text of this kind would change these numbers little. An endless one has"
+            f" {told}."
+        )
+    for key in (NEEDED, ERROR, EXPONENT, EFFECTIVE):
+        row = known[key]
+        some_end = math.isfinite(row["low"]) or math.isfinite(row["high"])
+        if row["status"] == status and math.isfinite(row["value"]) and some_end:
+            return _unsettled(key, row, status, keys)
+    return (
+        f"Beyond the pool: a few of these {keys:,} tokens decide what the head gives, and more text"
+        " may bring others that do; its numbers are those of this text alone."
+    )
+
+
+def _unsettled(key: str, row: Mapping[str, Any], status: str, keys: int) -> str:
+    """What the number was on halves of the text, what it is, and what to expect."""
+    what = {
+        NEEDED: "an error of 10 % takes {} randomly drawn tokens",
+        ERROR: f"{COMPARED:,} randomly drawn tokens leave an error of {{}}",
+        EXPONENT: "the error falls with exponent {}",
+        EFFECTIVE: f"of {COMPARED:,} randomly drawn tokens {{}} share the attention",
+    }[key]
+    value, half, low, high = (_told(key, row[name]) for name in ("value", "half", "low", "high"))
+    halves = f", {half} on halves of it" if math.isfinite(row["half"]) else ""
+    now = f"{what.format(value)} on this text of {keys:,} tokens{halves}"
+    if status == MOVING:
+        return (
+            f"Moving: {now}. The number is not at rest yet: an endless text of this kind has {low}"
+            f" to {high}."
+        )
+    bound = f"at least {low}" if math.isfinite(row["low"]) else f"at most {high}"
+    return (
+        f"Beyond the pool: {now}. That belongs to this much text: an endless one of this kind has"
+        f" {bound}. Read more text (--max-tokens) to know."
+    )
+
+
+def _between(row: Mapping[str, Any], what: str) -> str:
+    low, high = row["low"], row["high"]
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return ""
+    return what.format(f"{_told(row['number'], low)} to {_told(row['number'], high)}")
+
+
+def _told(key: str, value: float) -> str:
+    if not math.isfinite(value):
+        return ""
+    if key == EXPONENT:
+        return f"{value:.2f}"
+    if key == ERROR:
+        return f"{100 * value:.2g} %" if value < 1 else f"{100 * value:.0f} %"
+    return f"{value:.1f}" if value < 10 else f"{float(f'{value:.2g}'):,.0f}"
+
+
+# ---- columns
+
+INTERVAL = "end of the 90 % interval for more text of the same kind; empty where it is not known."
+
+
+def _ends(number: Number) -> tuple[Column, Column]:
+    return (
+        Column(
+            number.low, "float", number.low.replace("_", " "), f"{number.key}: lower {INTERVAL}"
+        ),
+        Column(
+            number.high, "float", number.high.replace("_", " "), f"{number.key}: upper {INTERVAL}"
+        ),
+    )
+
+
+MEANINGS = (
+    "more text of the same kind would change it little",
+    "it still changes as more text is read; the interval says how far",
+    "this much text does not tell it; there is a bound at best",
+)
+HEAD_COLUMNS = (
+    Column(
+        "settled",
+        "word",
+        "settled",
+        "Whether the numbers of the head would hold on more text.",
+        scale="words",
+        first=9,
+        words=(SETTLED, MOVING, BEYOND, "unknown"),
+        meanings=(*MEANINGS, "not measured"),
+    ),
+    Column("settled_reason", "word", "how settled", "What the numbers do on more text, in words."),
+    Column(
+        "own_text_bias",
+        "float",
+        "own text, bias",
+        f"By how much the relative error of {COMPARED:,} keys is larger where the query stands in"
+        " the text that they are of: its own half of the pool against the other half.",
+    ),
+)
+ENDLESS = (
+    LAYER,
+    HEAD,
+    Column("number", "word", "number", "Which number of the head."),
+    Column("value", "float", "on this pool", "The number on the whole pool."),
+    Column("half", "float", "on halves", "The same on halves of the pool, their mean."),
+    Column("quarter", "float", "on quarters", "On quarters of the pool."),
+    Column("eighth", "float", "on eighths", "On eighths of the pool."),
+    Column("estimate", "float", "endless text", "On an endless text, if changes go on to shrink."),
+    Column("low", "float", "low", f"Lower {INTERVAL}", ends=None),
+    Column("high", "float", "high", f"Upper {INTERVAL}"),
+    Column("status", "word", "status", "How settled.", words=STATUSES, meanings=MEANINGS),
+)
