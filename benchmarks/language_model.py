@@ -54,7 +54,7 @@ def main() -> list[str]:
     def model() -> None:
         with torch.no_grad():
             loaded.model(
-                **context.inputs(context.places.windows[:1]), **without_cache(loaded.model)
+                **context.inputs(context.queries.windows[:1]), **without_cache(loaded.model)
             )
 
     for _ in range(ROUNDS):

@@ -16,25 +16,23 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from esscher.probe.statistics.base import Block, Found, Identity, Met, Start
-from esscher.probe.statistics.endless import EndlessText
 from scipy import stats
 
 import esscher as es
 from esscher.errors.more_text import BEYOND, PIECES
-from esscher.probe import layer as head_state
 from esscher.probe.curves import headline_numbers, read_numbers
-from esscher.probe.session import Places
+from esscher.probe.session import Queries, spread
 from esscher.probe.spec import ProbeSpec, drawn_ladder
-from esscher.probe.statistics.errors import Replacement
+from esscher.probe.statistic import HeadEnd, HeadView
+from esscher.probe.statistics.errors import Draws
+from esscher.probe.statistics.more_text import MoreText
+from esscher.probe.tokens import LayerInfo
 
 SPEC = ProbeSpec(pool="corpus", kept_queries=64)
 WIDTH, QUERIES = 8, 256
 LARGE, REFERENCE, ASKED = 1_000_000, 240_000, 512
 SHOWN = (
-    "relative_64",
     "relative_1024",
-    "relative_4096",
     "beta_fit",
     "tokens_needed_20pct",
     "tokens_needed_10pct",
@@ -65,19 +63,18 @@ def measured(q, tokens, alike=1.0):
     ``endless``.
     """
     q, tokens = (torch.from_numpy(x).float() for x in (q, tokens))
-    pieces = torch.arange(len(tokens)) * PIECES // len(tokens)
-    kept = head_state.kept_rows(len(q), SPEC.kept_queries)
-    statistic = EndlessText(alike)
-    statistics = (Identity(), Replacement(), statistic)
-    start = Start(kept, torch.zeros(len(q)), len(tokens), tokens.double().mean(0), torch.float32)
-    state = head_state.init(statistics, start)
-    block = Block(q @ tokens.T, q, tokens, tokens, torch.arange(len(tokens)), kept, pieces=pieces)
-    met = Met(SPEC, None, 0, len(tokens), {})
-    state = head_state.settle(head_state.update(state, block), met, {})
-    rows = np.arange(len(q))
-    places = Places(rows, 0 * rows, 0 * rows, rows * PIECES // len(q))
-    known = Found(SPEC, None, 0, len(tokens), places, state.states, {}, {"n_keys": len(tokens)})
-    return statistic.finish(state.states["endless"], known).tables["endless"]
+    keys, rows, kept = len(tokens), np.arange(len(q)), spread(len(q), SPEC.kept_queries)
+    which = (SPEC, LayerInfo(0, 1, 1, 1.0, None, ""), 0, keys, keys, {})
+    head = HeadView(
+        *(*which, q, tokens, tokens, torch.arange(keys), torch.from_numpy(kept)),
+        center=tokens.double().mean(0),
+        pieces=torch.arange(keys) * PIECES // keys,
+    )
+    statistic, draws = MoreText(alike), Draws().measure(head)
+    row = {"n_keys": keys, "effective_tokens": float(1 / (1 / draws["effective"]).mean())}
+    asked = Queries(rows, 0 * rows, 0 * rows, rows * PIECES // len(q))
+    end = HeadEnd(*which, None, None, asked, kept, {"draws": draws}, row)
+    return statistic.finish(statistic.measure(head), end).tables["endless"]
 
 
 def queries(law, number, rng):
@@ -108,7 +105,7 @@ def truth(law, keys, rng):
             curve.queries.sum_p2,
         )
     return read_numbers(
-        SPEC, n, mse.mean(axis=0)[None], limit.mean()[None], sum_p2.mean(axis=0)[None]
+        SPEC, keys, n, mse.mean(axis=0)[None], limit.mean()[None], sum_p2.mean(axis=0)[None]
     )[0]
 
 

@@ -44,7 +44,7 @@ def one(model: str, window: int) -> dict[str, float]:
     start = time.perf_counter()
     with torch.no_grad():
         context.loaded.model(
-            **context.inputs(context.places.windows[:1]), **without_cache(context.loaded.model)
+            **context.inputs(context.queries.windows[:1]), **without_cache(context.loaded.model)
         )
     forward = time.perf_counter() - start
     with tempfile.TemporaryDirectory() as folder:

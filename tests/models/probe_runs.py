@@ -15,11 +15,12 @@ import torch
 
 from esscher.hf.call import AttentionCall
 from esscher.hf.capture import forward
-from esscher.probe.checks import context_of
-from esscher.probe.layer import LayerState
-from esscher.probe.own_context import join_windows, whole_layer, window_states
-from esscher.probe.session import ProbeContext
+from esscher.probe.job import session_of
+from esscher.probe.measure import LayerState, join
+from esscher.probe.own_context import window_layers
+from esscher.probe.session import Session
 from esscher.probe.spec import ProbeSpec
+from esscher.probe.statistics.registry import statistics_of
 from esscher.runs import Run, load_run
 from tests.models.tiny import FAMILIES, build
 from tests.models.tokenizers_for_tests import prose, tokenizer
@@ -67,26 +68,20 @@ def whole_prose() -> str:
     return "\n".join(prose())
 
 
-def source(run: Run) -> ProbeContext:
+def source(run: Run) -> Session:
     """The tokens a run in this process had."""
     spec = run.manifest.spec
-    return context_of(spec if isinstance(spec, ProbeSpec) else ProbeSpec.read(dict(spec)))
+    return session_of(spec if isinstance(spec, ProbeSpec) else ProbeSpec.read(dict(spec)))
 
 
-def own_states(found: ProbeContext) -> dict[int, LayerState]:
-    """The states of layers whose queries each look at their own context."""
+def own_state(found: Session, layer: int) -> LayerState:
+    """A layer over all windows, each query in its own context."""
     states: list[LayerState] = []
-    for window in np.unique(found.places.windows).tolist():
-        window_states(found, window, states.append)
-    joined = {}
-    for layer in found.layers:
-        parts = [state for state in states if state.info.layer == layer]
-        joined[layer] = whole_layer(found, functools.reduce(join_windows, parts))
-    return joined
-
-
-def own_state(found: ProbeContext, layer: int) -> LayerState:
-    return own_states(found)[layer]
+    for window in found.query_windows.tolist():
+        window_layers(found, window, states.append)
+    parts = [state for state in states if state.info.layer == layer]
+    statistics = statistics_of(found.spec)
+    return functools.reduce(lambda one, other: join(one, other, statistics), parts)
 
 
 def rows_of(run: Run, layer: int, head: int, metric: str = "l2") -> pd.DataFrame:
@@ -178,7 +173,7 @@ def few_texts() -> list[str]:
     return list(prose()[20:40])
 
 
-def captured_layers(found: ProbeContext, windows: Any = None) -> dict[int, list[AttentionCall]]:
+def captured_layers(found: Session, windows: Any = None) -> dict[int, list[AttentionCall]]:
     """Every capture of each layer over windows (all when not given), one window at a time."""
     seen: dict[int, list[AttentionCall]] = {}
     for window in range(len(found.windows)) if windows is None else windows:
@@ -191,9 +186,7 @@ def captured_layers(found: ProbeContext, windows: Any = None) -> dict[int, list[
     return seen
 
 
-def pooled_tensors(
-    found: ProbeContext, layer: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def pooled_tensors(found: Session, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Queries (H, m, k), keys and values (H_kv, N, .) of a layer's corpus pool, gathered window by
     window.
     """
@@ -203,6 +196,6 @@ def pooled_tensors(
         pooled = torch.from_numpy(found.pooled[window])
         keys.append(captured.key[0][:, pooled])
         values.append(captured.value[0][:, pooled])
-    places = zip(found.places.windows.tolist(), found.places.positions.tolist(), strict=True)
+    places = zip(found.queries.windows.tolist(), found.queries.positions.tolist(), strict=True)
     queries = [seen[window].query[0][:, position] for window, position in places]
     return torch.stack(queries, dim=1), torch.cat(keys, dim=1), torch.cat(values, dim=1)

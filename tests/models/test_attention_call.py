@@ -21,17 +21,16 @@ from esscher.compress.session import DownstreamContext, context_of
 from esscher.compress.spec import DownstreamSpec
 from esscher.compress.text import EveryText, Text
 from esscher.errors.keep_curve import KeepErrors
-from esscher.hf.call import AttentionCall, given_mask, score
+from esscher.hf.call import AttentionCall, causal_mask, given_mask
 from esscher.hf.capture import forward
 from esscher.hf.interventions import intervene, rule_for_every_query, with_kept
 from esscher.keep import parse
-from esscher.probe.own_context import compared
-from esscher.probe.queries import WindowQueries
-from esscher.probe.rules import Window
-from esscher.probe.session import Asked
+from esscher.probe.all_keys import AllKeys
+from esscher.probe.rules import compare_rules
+from esscher.probe.session import RuleQueries, Session
 from esscher.probe.spec import kept_sizes
 from esscher.probe.tokens import LayerInfo
-from esscher.probe.wide import Held
+from esscher.probe.window import WindowQueries
 from tests.models.probe_runs import few_texts, rows_of, whole_prose
 from tests.models.probe_runs import source as probe_source
 from tests.models.tiny import FAMILIES, GROUPED, Family, build
@@ -300,26 +299,26 @@ def test_a_window_never_drops_the_sink_logit() -> None:
     generator = torch.Generator().manual_seed(2)
     q, k, v = (torch.randn(2, 20, 4, generator=generator) for _ in range(3))
     info, sinks = LayerInfo(0, 2, 1, 0.5, None, ""), torch.tensor([1.5, 3.0])
-    asked = Asked(choosing=np.array([5]), judged=np.array([12, 19]), cut=None)
-    seen, q = torch.ones(1, 20, 20).tril().bool()[:, asked.positions], q[:, asked.positions]
-    scores, rows = score(q, k[:1], 0.5, seen=seen), np.arange(3)
-    queries = WindowQueries(rows, q, k[:1], v[:1], seen, None, scores, torch.zeros(2, 3), sinks)
-    rules = [parse("sinks:4+recent"), parse("topk")]
-    window = Window(queries, asked, info, 0, rules)
+    asked = RuleQueries(choosing=np.array([5]), judged=np.array([12, 19]), cut=None)
+    mask = causal_mask(20, 20, q.device)
+    call = AttentionCall(0, "", q[None], k[None, :1], v[None, :1], 0.5, mask, sinks=sinks)
+    queries = WindowQueries(object.__new__(Session), call, 0, 0, asked.positions)
+    scores, rules = queries.scores, [parse("sinks:4+recent"), parse("topk")]
+    by_head = compare_rules(queries, asked, info, 0, rules)
     for head in range(2):
-        found = window.errors(head)
-        assert found.keys.tolist() == [13, 20]
+        found = by_head[head]
+        assert found["keys"].tolist() == [13, 20]
         for i, row in enumerate((12, 19)):
             own, sink = scores[head, 1 + i, : row + 1], float(sinks[head])
             limit = beside_sink(own, v[0, : row + 1], sink)
-            assert float(found.limit[i]) == pytest.approx(float(limit.square().sum()), rel=1e-5)
+            assert float(found["limit"][i]) == pytest.approx(float(limit.square().sum()), rel=1e-5)
             for place, n in enumerate(kept_sizes(20).tolist()):
                 first = [0, 1, 2, 3, *range(max(4, row + 1 - (n - 4)), row + 1)]
                 for r, keys in enumerate((first, own.argsort(descending=True)[:n].tolist())):
                     if r == 1 or n > 4:
                         error = beside_sink(own[keys], v[0, keys], sink) - limit
                         expected = float(error.square().sum())
-                        assert float(found.mse[i, r, place]) == pytest.approx(
+                        assert float(found["mse"][i, r, place]) == pytest.approx(
                             expected, rel=1e-5, abs=1e-7
                         )
 
@@ -330,7 +329,7 @@ def test_keys_kept_at_random_beside_a_sink_logit() -> None:
     q, k, v = (torch.randn(rows, 4, generator=generator) for rows in (2, 9, 9))
     seen = torch.arange(9) < torch.tensor([[9], [7]])
     sink = torch.tensor([0.5, 2.0])
-    held = Held(q, k, v, 0.7, None, seen, None, sink)
+    held = AllKeys(q, k, v, 0.7, None, seen, None, sink)
     found = held.errors(np.array([3, 6, 9]), "bernoulli", 9)
     for i, (own, logit) in enumerate(zip((9, 7), sink.tolist(), strict=True)):
         scores = 0.7 * q[i] @ k[:own].T
@@ -368,5 +367,5 @@ def test_a_probe_does_not_count_the_sink_logit(tmp_path: Path) -> None:
     assert kept["rms"].iloc[-1] < 1e-12
     assert (kept["rms"].iloc[:-1] > 0).all()
     context = probe_source(run)
-    cuts = {context.asked(window).cut for window in compared(context)}
+    cuts = {context.rule_queries(window).cut for window in context.rule_windows}
     assert set(run.table("frontier")["keys"]) == cuts

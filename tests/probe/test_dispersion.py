@@ -14,12 +14,11 @@ import torch
 
 import esscher as es
 from esscher.errors.dispersion import factors, from_scores
+from esscher.probe.all_keys import AllKeys
 from esscher.probe.spec import ProbeSpec
-from esscher.probe.statistics.base import Block, Met, Order, Start
 from esscher.probe.statistics.dispersion import Dispersion
-from esscher.probe.tokens import LayerInfo
-from esscher.probe.wide import Held
 from tests.models.probe_runs import captured_layers, few_texts, head_row, source, tiny_model
+from tests.probe.views import view
 
 SMALL: dict[str, Any] = {
     "max_tokens": 400,
@@ -30,7 +29,6 @@ SMALL: dict[str, Any] = {
     "heads": (1, 2),
 }
 TEMPERATURE = (0.3, 0.4)
-INFO = LayerInfo(0, 1, 1, 1.0, None, "")
 
 
 def probe(name: str, out: Path, **more: Any) -> Any:
@@ -38,32 +36,6 @@ def probe(name: str, out: Path, **more: Any) -> Any:
     return es.probe(
         model, few_texts(), tokenizer=words, out=out, **{**SMALL, "rules": "none", **more}
     )
-
-
-def block(
-    scores: torch.Tensor, places: torch.Tensor | None = None, pool: Held | None = None
-) -> Block:
-    m, keys = scores.shape
-    places = torch.arange(keys) if places is None else places
-    return Block(
-        scores,
-        torch.zeros(m, 2),
-        torch.zeros(keys, 2),
-        torch.zeros(keys, 1),
-        places,
-        torch.arange(m),
-        pool=pool,
-    )
-
-
-def start(queries: int, keys: int, kept: int | None = None) -> Start:
-    return Start(
-        torch.arange(queries)[:kept], torch.zeros(queries), keys, torch.zeros(1), torch.float32
-    )
-
-
-def met(keys: int, **fields: Any) -> Met:
-    return Met(ProbeSpec(**fields), INFO, 0, keys, {})
 
 
 def some_scores(queries: int, keys: int, spread: float) -> torch.Tensor:
@@ -96,7 +68,7 @@ def test_the_tables_of_a_causal_model(tmp_path: Path) -> None:
         n = plain["n"].to_numpy()
         curves, stand = [], []
         for window, position in zip(
-            found.places.windows.tolist(), found.places.positions.tolist(), strict=True
+            found.queries.windows.tolist(), found.queries.positions.tolist(), strict=True
         ):
             captured = seen[window]
             key = captured.key[
@@ -160,16 +132,16 @@ def test_a_corpus_in_parts_is_the_corpus(tmp_path: Path) -> None:
 def test_high_temperatures_have_finer_grids() -> None:
     """Scores times up to 8, where cells of 1/8 would be one nat wide."""
     scores, warm = some_scores(3, 300, 1.0), (0.0, 8 / math.log(300))
-    statistic = Dispersion(warm, planted=7)
-    state = statistic.update(statistic.init(start(3, 300)), block(scores))
-    assert state.masses.grid.spacing == 1 / 32
-    found = statistic.settle(state, met(300))
+    head = view(ProbeSpec(temperature=warm, planted=7), scores)
+    statistic = Dispersion()
+    assert statistic.init(head).masses.grid.spacing == 1 / 32
+    found = statistic.measure(head)
     n = np.array([2, 4, 8, 16, 32, 64, 128, 256, 300])
     truth = from_scores(scores.double(), n, factors(warm, n), torch.full((3,), 7))
-    np.testing.assert_allclose(found.tempered.sum_p2, truth.sum_p2, rtol=1e-3)
-    np.testing.assert_allclose(found.tempered.entropy, truth.entropies, atol=1e-4)
-    np.testing.assert_allclose(found.tempered.largest, truth.largest, rtol=1e-2)
-    np.testing.assert_allclose(found.tempered.planted, truth.planted, rtol=1e-3)
+    np.testing.assert_allclose(found["sum_p2_tempered"], truth.sum_p2, rtol=1e-3)
+    np.testing.assert_allclose(found["entropy_tempered"], truth.entropies, atol=1e-4)
+    np.testing.assert_allclose(found["largest_tempered"], truth.largest, rtol=1e-2)
+    np.testing.assert_allclose(found["planted_tempered"], truth.planted, rtol=1e-3)
 
 
 def test_scores_wider_than_a_grid_are_summed_key_by_key() -> None:
@@ -177,31 +149,24 @@ def test_scores_wider_than_a_grid_are_summed_key_by_key() -> None:
     seen = torch.ones(2, 40, dtype=torch.bool)
     seen[0, 5:20] = False
     scores = (q @ k.T).masked_fill(~seen, -torch.inf)
-    pool = Held(q, k, torch.zeros(40, 1), 1.0, None, seen)
-    statistic = Dispersion(planted=30)
-    state = statistic.update(statistic.init(start(2, 40)), block(scores, pool=pool))
-    found = statistic.settle(state, met(40))
+    pool = AllKeys(q, k, torch.zeros(40, 1), 1.0, None, seen)
+    found = Dispersion().measure(view(ProbeSpec(planted=30), scores, all_keys=pool))
     for i in range(2):
         own = seen[i].nonzero()[:, 0]
         place = torch.tensor([own.tolist().index(30)])
         truth = from_scores(
             scores[i, own].double()[None], np.array([2, 4, 8, 16, 32, 40]), np.ones(6), place
         )
-        np.testing.assert_allclose(found.plain.largest[i], truth.largest[0], rtol=1e-9)
-        np.testing.assert_allclose(found.plain.planted[i], truth.planted[0], rtol=1e-9)
-        assert found.own_largest[i] == pytest.approx(
+        np.testing.assert_allclose(found["largest"][i], truth.largest[0], rtol=1e-9)
+        np.testing.assert_allclose(found["planted"][i], truth.planted[0], rtol=1e-9)
+        assert found["own_largest"][i] == pytest.approx(
             float(scores[i, own].double().softmax(0).max()), rel=1e-9
         )
 
 
 def test_windows_without_a_kept_query_leave_nothing() -> None:
-    statistic = Dispersion(TEMPERATURE)
-    scores = some_scores(3, 50, 1.0)
-    some = statistic.settle(statistic.update(statistic.init(start(3, 50)), block(scores)), met(50))
-    empty = statistic.settle(statistic.init(start(2, 50, kept=0)), met(50))
-    both = statistic.stack([empty, some], Order(torch.arange(5), torch.arange(3)))
-    assert both.asked.tolist() == [False, False, True, True, True]
-    assert torch.equal(both.tempered.largest, some.tempered.largest)
+    none = torch.zeros(0, dtype=torch.int64)
+    assert Dispersion().measure(view(ProbeSpec(), some_scores(2, 50, 1.0), kept=none)) == {}
 
 
 @pytest.mark.parametrize(

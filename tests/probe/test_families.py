@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.probe.layer import kept_rows
+from esscher.probe.session import spread
 from esscher.runs import Run
 from tests.models.probe_runs import (
     captured_layers,
@@ -56,7 +56,7 @@ def truths(run: Run, layer: int, head: int) -> dict[str, es.ErrorCurve]:
         scores = cap * torch.tanh(scores / cap)
     # the key of a token is its own axis, so scores are the queries
     one = torch.eye(scores.shape[1], dtype=torch.float64)
-    kept = kept_rows(len(scores), found.spec.kept_queries)
+    kept = spread(len(scores), found.spec.kept_queries)
     return {
         "l2": es.exact_pool_curve(
             scores, one, v[own], rows_of(run, layer, head)["n"].to_numpy(), scale=1.0

@@ -15,15 +15,13 @@ import torch
 
 import esscher as es
 from esscher.errors.nodes import inclusion_error
-from esscher.hf.call import score
-from esscher.probe import layer as head_state
-from esscher.probe.queries import WindowQueries
-from esscher.probe.rules import Window
-from esscher.probe.session import Asked
+from esscher.hf.call import AttentionCall, causal_mask
+from esscher.probe.rules import compare_rules
+from esscher.probe.session import RuleQueries, Session
 from esscher.probe.spec import RULES, SHARES, ProbeSpec, kept_sizes
 from esscher.probe.statistics import frontier
-from esscher.probe.statistics.registry import statistics_of
 from esscher.probe.tokens import LayerInfo
+from esscher.probe.window import WindowQueries
 from tests.models.probe_runs import (
     captured_layers,
     few_texts,
@@ -61,7 +59,7 @@ class ByHand:
 
     def __init__(self, run: Any, window: int, head: int) -> None:
         found = source(run)
-        asked = found.asked(window)
+        asked = found.rule_queries(window)
         captured = captured_layers(found, [window])[1][0]
         self.share = captured.heads // captured.kv_heads
         self.first = head // self.share * self.share
@@ -158,7 +156,7 @@ def measured(
         rules=(*ONE_SET, *CHANCES),
         options=sliding,
     )
-    windows = np.unique(source(run).places.windows).tolist()
+    windows = np.unique(source(run).queries.windows).tolist()
     return (
         request.param,
         run,
@@ -285,7 +283,7 @@ def test_queries_before_the_cut_choose_and_later_ones_are_judged(
         observe=7,
         decode=9,
     )
-    asked = source(run).asked(0)
+    asked = source(run).rule_queries(0)
     assert asked.cut == 55
     assert asked.choosing.tolist() == list(range(48, 55))
     assert len(asked.judged) == min(9, queries // 2)
@@ -298,7 +296,7 @@ def test_queries_before_the_cut_choose_and_later_ones_are_judged(
 
 def test_of_short_windows_a_quarter_is_judged_and_half_of_the_rest_chooses(tmp_path: Path) -> None:
     """63 tokens of text behind a special one: 15 are judged, or an even part of them."""
-    asked = source(probe("gpt2", tmp_path, rules=("heavy",))).asked(0)
+    asked = source(probe("gpt2", tmp_path, rules=("heavy",))).rule_queries(0)
     assert (asked.cut, len(asked.choosing), asked.choosing[-1]) == (49, 24, 48)
     assert asked.judged.tolist() == [50, 53, 55, 58, 60, 63]
 
@@ -310,14 +308,14 @@ def test_an_encoders_choosers_are_drawn_from_the_other_tokens(
     run = probe("bert", tmp_path, queries=queries, observe=observe, positions=None, rules=("topk",))
     found = source(run)
     for window in (0, 1):
-        asked = found.asked(window)
+        asked = found.rule_queries(window)
         text = np.flatnonzero(found.windows.text[window])
         assert asked.cut is None
-        assert set(asked.judged) <= set(found.places.positions[found.places.inside(window)])
+        assert set(asked.judged) <= set(found.queries.positions[found.queries.inside(window)])
         assert len(asked.judged) == min(queries // 2, len(text) // 2)
         assert len(asked.choosing) == min(observe, len(text) // 2)
         assert set(asked.choosing) <= set(text) - set(asked.judged)
-    assert not np.array_equal(found.asked(0).choosing, found.asked(1).choosing)
+    assert not np.array_equal(found.rule_queries(0).choosing, found.rule_queries(1).choosing)
 
 
 # ---- what a run has
@@ -377,23 +375,10 @@ def test_errors_are_of_whole_windows_that_hold_the_queries_asked_for(tmp_path: P
     assert set(both.table("frontier")["queries"]) == {12}
     one = probe("bert", tmp_path / "one", heads=(1,), rules="topk", kept_queries=4)
     assert set(one.table("frontier")["queries"]) == {6}
-    hand = ByHand(one, int(source(one).places.windows[0]), 1)
+    hand = ByHand(one, int(source(one).queries.windows[0]), 1)
     row = rows_of(one, 1, "topk").iloc[-2]
     squared = hand.squared("topk", 1, kept_sizes(hand.size)[SHARES.index(row["share"])])
     assert row["rms"] == pytest.approx(np.sqrt(np.mean(squared)), rel=1e-4)
-
-
-def test_states_are_stored_as_they_are(tmp_path: Path) -> None:
-    run = probe("llama", tmp_path, rules=("topk", "topk:30+recent:2+random"))
-    found = source(run)
-    known = own_state(found, 1).heads[1]
-    assert not isinstance(known, str)
-    again = head_state.from_bytes(
-        head_state.to_bytes(known), statistics_of(found.spec), settled=True
-    )
-    for name in ("mse", "oracle", "kept", "keys", "limit", "accuracy", "choosing"):
-        one, other = (getattr(head.states["frontier"], name) for head in (known, again))
-        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_head_that_overflows_leaves_the_others_alone() -> None:
@@ -404,26 +389,13 @@ def test_a_head_that_overflows_leaves_the_others_alone() -> None:
     q, k, v = (torch.randn(2, 20, 4, generator=generator) for _ in range(3))
     q[0, 9, 1] = torch.inf
     rows, info = np.arange(20), LayerInfo(0, 2, 1, 0.5, None, "")
-    seen = torch.ones(1, 20, 20).tril().bool()
-    scores = score(q, k[:1], 0.5, seen=seen)
-    asked = Asked(rows[8:16], rows[16:], 16)
-
-    def window() -> Window:
-        queries = WindowQueries(
-            rows[8:],
-            q[:, 8:],
-            k[:1],
-            v[:1],
-            seen[:, 8:],
-            None,
-            scores[:, 8:],
-            torch.zeros(2, 12),
-            None,
-        )
-        return Window(queries, asked, info, 0, [es.keep.Heavy()])
-
-    with pytest.raises(ValueError, match="scores or values are not finite"):
-        window().errors(0)
+    asked = RuleQueries(rows[8:16], rows[16:], 16)
+    mask = causal_mask(20, 20, q.device)
+    call = AttentionCall(0, "", q[None], k[None, :1], v[None, :1], 0.5, mask)
+    queries = WindowQueries(object.__new__(Session), call, 0, 0, asked.positions)
+    by_head = compare_rules(queries, asked, info, 0, [es.keep.Heavy()])
+    assert list(by_head) == [1]
+    scores = call.scores()[0]
     weights = torch.softmax(scores[1].double(), 1)
     order = weights[8:16].mean(0).argsort(descending=True).tolist()
     for i, n in enumerate(kept_sizes(16)):
@@ -431,12 +403,9 @@ def test_a_head_that_overflows_leaves_the_others_alone() -> None:
             kept = [*order[:n], *range(16, place + 1)]
             out = weights[place, kept] @ v[0, kept].double() / weights[place, kept].sum()
             error = float((out - weights[place] @ v[0].double()).square().sum())
-            assert float(window().errors(1).mse[row, 0, i]) == pytest.approx(
-                error, rel=1e-4, abs=1e-9
-            )
+            assert float(by_head[1]["mse"][row, 0, i]) == pytest.approx(error, rel=1e-4, abs=1e-9)
     v[0, 0, 0] = torch.nan
-    with pytest.raises(ValueError, match="scores or values are not finite"):
-        window().errors(1)
+    assert compare_rules(queries.at(asked.positions), asked, info, 0, [es.keep.Heavy()]) == {}
 
 
 def test_a_run_that_lost_its_work_finds_the_same_bytes(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ import torch
 import esscher as es
 from esscher.hf.gradients import DRAWS
 from esscher.probe.budget import budget_table, gradients_of
-from esscher.probe.own_context import compared
-from esscher.probe.queries import window_gradients
+from esscher.probe.window import window_gradients
 from esscher.runs import Run
 from tests.models.probe_runs import few_texts, save_tiny, source, tiny_model
 
@@ -64,7 +63,7 @@ def by_hand(model: Any, ids: torch.Tensor, places: int, seed: int) -> list[torch
 def test_gradients_are_those_of_the_model(llama: Run) -> None:
     found = source(llama)
     wanted: dict[tuple[int, int], list[float]] = {}
-    for window in sorted(compared(found)):
+    for window in sorted(found.rule_windows):
         ids = torch.from_numpy(
             found.windows.ids[window][~found.windows.padding[window]].astype(np.int64)
         )[None]
@@ -112,7 +111,7 @@ def test_impact_is_measured_behind_the_output(llama: Run) -> None:
     that the probe stores.
     """
     found = source(llama)
-    (window, *rest) = sorted(compared(found))
+    (window, *rest) = sorted(found.rule_windows)
     assert not rest
     layer, kv = found.loaded.model.model.layers[1].self_attn, 1
     width, per = found.loaded.shapes[1].width, found.loaded.heads // found.loaded.kv_heads
@@ -123,7 +122,7 @@ def test_impact_is_measured_behind_the_output(llama: Run) -> None:
     )
     seen: dict[int, Any] = {}
     found.run(np.array([window]), (1,), lambda captured, batch: seen.update({1: captured}))
-    asked, captured = found.asked(window), seen[1]
+    asked, captured = found.rule_queries(window), seen[1]
     cut = asked.cut
     assert cut is not None
     k, v = captured.key[0, kv].double(), captured.value[0, kv].double()

@@ -4,21 +4,34 @@ says so.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 import esscher as es
 from esscher.errors import grid as deposit
-from esscher.probe import layer as head_state
-from esscher.probe.layer import HeadState
-from esscher.probe.statistics.base import Block, Start
+from esscher.probe.measure import (
+    HeadState,
+    LayerState,
+    _joined,
+    layer_from_rows,
+    layer_rows,
+    pack,
+)
+from esscher.probe.session import spread
+from esscher.probe.spec import ProbeSpec
 from esscher.probe.statistics.registry import STATISTICS
+from esscher.probe.tokens import LayerMoments, Rows
 from esscher.tails.scores import finish as finish_tail
 from tests.errors.pools import by_subsets
+from tests.probe.views import INFO, view
 
 QUERIES, KEPT, KEYS, WIDTH = 11, 5, 307, 3
 COUNTS = np.array([1, 7, 50, 300])
+SPEC = ProbeSpec(pool="corpus", kept_queries=KEPT)
+SAMPLINGS = {"draws": "replacement", "kept": "bernoulli"}
 
 
 def pool(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
@@ -30,49 +43,50 @@ def pool(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor
 
 def state_of(keys: slice, dtype: torch.dtype = torch.float32, center: float = 2.0) -> HeadState:
     scores, values = pool(dtype)
-    return head_state.update(begin(dtype, center), block(scores[:, keys], values[keys]))
-
-
-def begin(dtype: torch.dtype = torch.float32, center: float = 0.0) -> HeadState:
-    kept = head_state.kept_rows(QUERIES, KEPT)
     middle = torch.full((WIDTH,), center, dtype=torch.float64)
-    return head_state.init(
-        STATISTICS, Start(kept, torch.linspace(0, 1, QUERIES), KEYS, middle, dtype)
-    )
+    return updated(scores[:, keys], values[keys], center=middle)
 
 
-def block(scores: torch.Tensor, values: torch.Tensor) -> Block:
-    kept = head_state.kept_rows(QUERIES, KEPT)
-    rows = torch.zeros(len(scores), 2), torch.zeros(len(values), 2)
-    return Block(scores, *rows, values, torch.arange(len(values)), kept)
+def updated(scores: torch.Tensor, values: torch.Tensor, **more: Any) -> HeadState:
+    head = view(SPEC, scores, values, keys=KEYS, **more)
+    return HeadState({each.name: each.update(each.init(head), head) for each in STATISTICS}, {})
+
+
+def merged(a: HeadState, b: HeadState) -> HeadState:
+    found = _joined(a, b, STATISTICS)
+    assert isinstance(found, HeadState)
+    return found
+
+
+def stored(state: HeadState) -> HeadState:
+    """To bytes and back."""
+    few, at = torch.zeros(1, 2, 3), torch.arange(2)
+    moments = LayerMoments.of(Rows(few, few, few, None, at, at < 0, at))
+    rows = layer_rows(LayerState(INFO, moments, None, {0: state}))
+    found = layer_from_rows(rows, STATISTICS).heads[0]
+    assert isinstance(found, HeadState)
+    return found
 
 
 def assert_same(a: HeadState, b: HeadState, rtol: float) -> None:
-    assert list(a.states) == list(b.states) == [statistic.name for statistic in STATISTICS]
-    for sampling in ("replacement", "bernoulli"):
-        left, right = (
-            deposit.finish(head.states[sampling], COUNTS, sampling).mse for head in (a, b)
-        )
+    for name, sampling in SAMPLINGS.items():
+        left, right = (deposit.finish(head.states[name], COUNTS, sampling).mse for head in (a, b))
         np.testing.assert_allclose(left, right, rtol=rtol)
-        assert torch.equal(a.states[sampling].keys, b.states[sampling].keys)
+        assert torch.equal(a.states[name].keys, b.states[name].keys)
     tails = [head.states["tail"] for head in (a, b)]
     np.testing.assert_allclose(*(finish_tail(tail).khat for tail in tails), rtol=1e-12)
     assert torch.equal(*(tail.count for tail in tails))
-    assert torch.equal(*(head.states["identity"].keys for head in (a, b)))
-    assert set(tails[0].count.tolist()) == set(a.states["identity"].keys.tolist())
-    assert torch.equal(*(head.states["sinks"].mass for head in (a, b)))
-    assert torch.equal(a.kept, b.kept)
 
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 3e-5), (torch.float64, 1e-8)])
 def test_errors_of_a_state_are_those_of_the_pool(dtype: torch.dtype, rtol: float) -> None:
     scores, values = pool(dtype)
     state = state_of(slice(None), dtype)
-    for sampling, rows in (("replacement", range(QUERIES)), ("bernoulli", state.kept.tolist())):
-        found = deposit.finish(state.states[sampling], COUNTS, sampling).mse
-        q = scores[list(rows)].double()
+    for name, rows in (("draws", range(QUERIES)), ("kept", spread(QUERIES, KEPT).tolist())):
+        sampling = SAMPLINGS[name]
+        found = deposit.finish(state.states[name], COUNTS, sampling).mse
         truth = es.exact_pool_curve(
-            q,
+            scores[list(rows)].double(),
             torch.eye(KEYS, dtype=torch.float64),
             values.double(),
             COUNTS,
@@ -84,31 +98,27 @@ def test_errors_of_a_state_are_those_of_the_pool(dtype: torch.dtype, rtol: float
 
 def test_parts_merge_to_the_whole_in_any_order_and_from_other_centres() -> None:
     whole = state_of(slice(None))
-    a, b, c = (
-        state_of(slice(0, 100)),
-        state_of(slice(100, 101), center=-1.0),
-        state_of(slice(101, None), center=5.0),
-    )
-    assert_same(head_state.merge(head_state.merge(a, b), c), whole, 1e-5)
-    assert_same(head_state.merge(c, head_state.merge(b, a)), whole, 1e-5)
+
+    def parts() -> list[HeadState]:
+        cuts = ((slice(0, 100), 2.0), (slice(100, 101), -1.0), (slice(101, None), 5.0))
+        return [state_of(cut, center=center) for cut, center in cuts]
+
+    a, b, c = parts()
+    assert_same(merged(merged(a, b), c), whole, 1e-5)
+    a, b, c = parts()
+    assert_same(merged(c, merged(b, a)), whole, 1e-5)
 
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
 def test_bytes_give_the_state_back(dtype: torch.dtype, rtol: float) -> None:
     state = state_of(slice(None), dtype)
-    data = head_state.to_bytes(state)
-    again = head_state.from_bytes(data, STATISTICS)
-    assert again.states["replacement"].grid == state.states["replacement"].grid
-    assert again.states["replacement"].cells.dtype == torch.float64
-    assert torch.equal(again.states["replacement"].first, state.states["replacement"].first)
+    again = stored(state)
+    assert again.states["draws"].grid == state.states["draws"].grid
+    assert again.states["draws"].cells.dtype == torch.float64
+    assert torch.equal(again.states["draws"].first, state.states["draws"].first)
     assert again.states["tail"].keep == state.states["tail"].keep
     assert_same(again, state, rtol)
-    assert head_state.to_bytes(again) == data
-    assert_same(
-        head_state.merge(again, state_of(slice(0, 5), dtype)),
-        head_state.merge(state, state_of(slice(0, 5), dtype)),
-        rtol,
-    )
+    assert pack(again) == pack(state)
 
 
 def test_stacked_queries_over_their_own_keys_are_each_their_own_pool() -> None:
@@ -176,24 +186,15 @@ def test_stacked_queries_keep_one_fraction_of_their_own_keys(
 @pytest.mark.parametrize(
     ("queries", "kept"), [(1, 1), (5, 9), (256, 64), (7, 2), (100, 99), (24, 8)]
 )
-def test_kept_rows_are_distinct_and_reach_both_ends(queries: int, kept: int) -> None:
-    rows = head_state.kept_rows(queries, kept)
+def test_kept_queries_are_distinct_and_reach_both_ends(queries: int, kept: int) -> None:
+    rows = spread(queries, kept)
     assert len(set(rows.tolist())) == len(rows) == min(queries, kept)
     assert rows[0] == 0
     assert rows[-1] == (queries - 1 if kept > 1 else 0)
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("where", ["scores", "values"])
-def test_what_is_not_finite_is_refused(bad: float, where: str) -> None:
-    scores, values = pool()
-    (scores if where == "scores" else values)[2, 1] = bad
-    with pytest.raises(ValueError, match=r"not finite.*--dtype float32"):
-        head_state.update(begin(), block(scores, values))
-
-
-def test_scores_wider_than_the_grid_are_refused() -> None:
+def test_scores_wider_than_the_grid_are_refused_where_keys_are_not_held() -> None:
     scores, values = pool()
     scores[0, 0] = 9000.0
     with pytest.raises(ValueError, match="nats"):
-        head_state.update(begin(), block(scores, values))
+        updated(scores, values)

@@ -15,12 +15,11 @@ import torch
 from esscher.hf.call import AttentionCall, score
 from esscher.hf.capture import forward
 from esscher.hf.loading import wrap_model
-from esscher.probe.job import stream
-from esscher.probe.layer import LayerState, layer_from_rows, layer_rows, merge_layers
-from esscher.probe.queries import capture_queries
-from esscher.probe.session import ProbeContext, make_context
+from esscher.probe.corpus import capture_queries, corpus_layer
+from esscher.probe.measure import LayerState, join, layer_from_rows, layer_rows, layer_tables
+from esscher.probe.session import Session, open_session
 from esscher.probe.spec import ProbeSpec
-from esscher.probe.tables import layer_tables
+from esscher.probe.statistics.registry import STATISTICS
 from esscher.probe.tokens import LayerInfo, LayerMoments, Rows
 from esscher.tails import moments as token_moments
 from tests.models.probe_runs import captured_layers, few_texts, tiny_model
@@ -28,31 +27,47 @@ from tests.models.tiny import inputs_of, model_of
 
 
 def context_on(
-    tmp_path_factory: pytest.TempPathFactory, name: str, kind: str = "llama"
-) -> ProbeContext:
+    tmp_path_factory: pytest.TempPathFactory, name: str, kind: str = "llama", part: int = 131072
+) -> Session:
     """A tiny model of a family on 600 tokens of prose."""
     path = tmp_path_factory.mktemp("text") / "prose.txt"
     path.write_text("\n".join(few_texts()), encoding="utf-8")
     fields = {"window": 64, "queries": 10, "kept_queries": 4, "batch": 256, "pool": "corpus"}
+    fields["part"] = part
     spec = ProbeSpec.read(
         {"model": "tiny", "corpus": {"text": [str(path)], "max_tokens": 600}, **fields}
     )
-    return make_context(spec, wrap_model(*tiny_model(name, kind)))
+    return open_session(spec, wrap_model(*tiny_model(name, kind)))
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> ProbeContext:
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Session:
     return context_on(tmp_path_factory, "llama")
 
 
 @pytest.fixture(scope="module")
-def whole(llama: ProbeContext) -> LayerState:
-    (state,) = stream(llama, [1], np.arange(len(llama.windows)))
-    return state
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Session:
+    return context_on(tmp_path_factory, "llama", part=200)
 
 
-def tables_of(source: ProbeContext, state: LayerState) -> pd.DataFrame:
-    return pd.DataFrame(layer_tables(source.spec, state, None, source.places).heads)
+@pytest.fixture(scope="module")
+def whole(llama: Session) -> LayerState:
+    return corpus_layer(llama, 1, 0)
+
+
+def tables_of(source: Session, state: LayerState) -> pd.DataFrame:
+    return layer_tables(source, replace(state, heads=dict(state.heads)))["heads"]
+
+
+def joined(source: Session, *, stored: bool = False) -> LayerState:
+    """All parts of a layer."""
+    states = [corpus_layer(source, 1, part) for part in range(len(source.parts))]
+    if stored:
+        states = [layer_from_rows(layer_rows(state), STATISTICS) for state in states]
+    first, *others = states
+    for other in others:
+        first = join(first, other, STATISTICS)
+    return first
 
 
 def assert_same_tables(one: pd.DataFrame, other: pd.DataFrame, rtol: float) -> None:
@@ -63,35 +78,34 @@ def assert_same_tables(one: pd.DataFrame, other: pd.DataFrame, rtol: float) -> N
         assert list(one[name]) == list(other[name]), name
 
 
-def test_parts_of_the_windows_merge_to_one_pass(llama: ProbeContext, whole: LayerState) -> None:
-    middle = len(llama.windows) // 3
-    (first,) = stream(llama, [1], np.arange(middle))
-    (second,) = stream(llama, [1], np.arange(middle, len(llama.windows)))
-    merged = merge_layers(first, second)
-    assert merged.keys == whole.keys == llama.keys
+@pytest.mark.parametrize("stored", [False, True])
+def test_parts_of_the_corpus_merge_to_one_pass(
+    llama: Session, parts: Session, whole: LayerState, stored: bool
+) -> None:
+    merged = joined(parts, stored=stored)
+    assert len(parts.parts) == 3
     for name in ("hidden", "q", "k", "v"):
         a, b = (token_moments.finish(getattr(state.moments, name)) for state in (merged, whole))
         torch.testing.assert_close(a.cov, b.cov, rtol=1e-6, atol=1e-9)
         torch.testing.assert_close(a.mean, b.mean, rtol=1e-6, atol=1e-9)
-    assert_same_tables(tables_of(llama, merged), tables_of(llama, whole), 1e-5)
+    assert_same_tables(tables_of(parts, merged), tables_of(llama, whole), 1e-5)
 
 
-def test_rows_give_the_state_back(llama: ProbeContext, whole: LayerState) -> None:
+def test_rows_give_the_state_back(llama: Session, whole: LayerState) -> None:
     rows = layer_rows(whole)
     assert [row["head"] for row in rows] == [-1, 0, 1, 2, 3]
-    again = layer_from_rows(llama.spec, rows)
+    again = layer_from_rows(rows, STATISTICS)
     assert again.info == whole.info
-    assert again.keys == whole.keys
     assert_same_tables(tables_of(llama, again), tables_of(llama, whole), 1e-5)
 
 
 def test_a_head_that_failed_keeps_its_reason_through_rows_and_merges(
-    llama: ProbeContext, whole: LayerState
+    llama: Session, whole: LayerState
 ) -> None:
     broken = replace(whole, heads={**whole.heads, 2: "its scores are too wide"})
-    again = layer_from_rows(llama.spec, layer_rows(broken))
+    again = layer_from_rows(layer_rows(broken), STATISTICS)
     assert again.heads[2] == "its scores are too wide"
-    for merged in (merge_layers(again, whole), merge_layers(whole, again)):
+    for merged in (join(again, whole, STATISTICS), join(whole, again, STATISTICS)):
         assert merged.heads[2] == "its scores are too wide"
         assert not isinstance(merged.heads[1], str)
     table = tables_of(llama, again)
@@ -101,7 +115,7 @@ def test_a_head_that_failed_keeps_its_reason_through_rows_and_merges(
     assert math.isnan(table["beta_fit"][2])
 
 
-def test_moments_are_those_of_the_pooled_tokens(llama: ProbeContext, whole: LayerState) -> None:
+def test_moments_are_those_of_the_pooled_tokens(llama: Session, whole: LayerState) -> None:
     seen = captured_layers(llama)[1]
     for name, letter in (("query", "q"), ("key", "k"), ("value", "v")):
         rows = torch.cat(
@@ -115,7 +129,7 @@ def test_moments_are_those_of_the_pooled_tokens(llama: ProbeContext, whole: Laye
         )
 
 
-def joint_reach(source: ProbeContext, layer: int) -> list[float]:
+def joint_reach(source: Session, layer: int) -> list[float]:
     """Largest eigenvalue of the covariance of (q, k) of every head, from all pooled tokens at
     once.
     """
@@ -141,14 +155,11 @@ def test_reach_is_that_of_queries_and_keys_together(
     """Rotary positions, norms; key-value heads of their own or shared; in one pass, merged, and
     through rows.
     """
-    source = context_on(tmp_path_factory, name)
-    windows = np.arange(len(source.windows))
-    (one,) = stream(source, [1], windows)
-    first, second = (stream(source, [1], part)[0] for part in np.split(windows, [3]))
-    merged = merge_layers(layer_from_rows(source.spec, layer_rows(first)), second)
+    source, cut = context_on(tmp_path_factory, name), context_on(tmp_path_factory, name, part=200)
+    one, merged = corpus_layer(source, 1, 0), joined(cut, stored=True)
     truth = joint_reach(source, 1)
-    for state in (one, merged):
-        table = tables_of(source, state)
+    for own, state in ((source, one), (cut, merged)):
+        table = tables_of(own, state)
         assert set(table["token_space"]) == {"query-key"}
         np.testing.assert_allclose(table["reach"], truth, rtol=1e-5)
         np.testing.assert_allclose(table["coupling"], truth * table["horizon"] ** 2, rtol=1e-5)
@@ -170,9 +181,11 @@ def test_cross_moments_survive_a_large_offset() -> None:
         for heads in (6, 2)
     )
     q[:, :, 0] += k[:, :, 1].repeat_interleave(3, 0)
+    at = torch.arange(300)
     states = [
-        LayerMoments.of(Rows(q[:, part], k[:, part], k[:, part], torch.arange(300)[part], None))
-        for part in (slice(0, 0), slice(0, 90), slice(90, 300))
+        LayerMoments.of(
+            Rows(q[:, part], k[:, part], k[:, part], None, at[part], at[part] < 0, 0 * at[part])
+        )
         for part in (slice(0, 0), slice(0, 90), slice(90, 300))
     ]
     whole = states[0].merge(states[1]).merge(states[2])
@@ -181,10 +194,10 @@ def test_cross_moments_survive_a_large_offset() -> None:
         torch.testing.assert_close(whole.pair_cov(head, head // 3), truth, rtol=0, atol=1e-7)
 
 
-def test_queries_come_from_their_places_in_order(llama: ProbeContext) -> None:
+def test_queries_come_from_their_places_in_order(llama: Session) -> None:
     queries = capture_queries(llama, [0, 1])[1]
     seen = captured_layers(llama)[1]
-    places = zip(llama.places.windows.tolist(), llama.places.positions.tolist(), strict=True)
+    places = zip(llama.queries.windows.tolist(), llama.queries.positions.tolist(), strict=True)
     for i, (window, position) in enumerate(places):
         torch.testing.assert_close(
             queries.q[:, i], seen[window].query[0][:, position], rtol=1e-5, atol=1e-5
@@ -204,10 +217,10 @@ def test_sink_mass_by_hand(tmp_path_factory: pytest.TempPathFactory, name: str, 
     """
     source = context_on(tmp_path_factory, name, kind)
     queries = capture_queries(source, [0])[0]
-    seen = captured_layers(source, np.unique(source.places.windows))[0]
-    by_window = dict(zip(np.unique(source.places.windows).tolist(), seen, strict=True))
-    for i in range(len(source.places)):
-        window, position = int(source.places.windows[i]), int(source.places.positions[i])
+    seen = captured_layers(source, np.unique(source.queries.windows))[0]
+    by_window = dict(zip(np.unique(source.queries.windows).tolist(), seen, strict=True))
+    for i in range(len(source.queries)):
+        window, position = int(source.queries.windows[i]), int(source.queries.positions[i])
         captured = by_window[window]
         for head in range(captured.heads):
             own = head // (captured.heads // captured.kv_heads)
@@ -225,7 +238,9 @@ def test_sink_mass_by_hand(tmp_path_factory: pytest.TempPathFactory, name: str, 
                 torch.arange(len(weights)) == 0
             )
             mass = (float((weights * resting).sum()) + extra) / (float(weights.sum()) + extra)
-            assert float(queries.sink_mass[head, i]) == pytest.approx(mass, rel=1e-4, abs=1e-6)
+            assert float(queries.windows[head]["sinks"]["mass"][i]) == pytest.approx(
+                mass, rel=1e-4, abs=1e-6
+            )
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 import esscher as es
 from esscher.hf.loading import load_model, wrap_model
-from esscher.probe import looks as module
-from esscher.probe.looks import FIRST, LOGIT, looks
-from esscher.probe.session import ProbeContext, make_context
+from esscher.probe.corpus import capture_queries, corpus_layer
+from esscher.probe.measure import layer_tables
+from esscher.probe.session import Session, open_session
 from esscher.probe.spec import ProbeSpec
+from esscher.probe.statistics import looks as module
+from esscher.probe.statistics.looks import FIRST, LOGIT, told_queries
 from tests.models.probe_runs import SMALL, real_model, tiny_model
 from tests.real_head import model_folder
 from tests.report.test_hostile import HOSTILE
@@ -34,14 +37,32 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def context(loaded: Any, path: Path, **fields: Any) -> ProbeContext:
+def context(loaded: Any, path: Path, **fields: Any) -> Session:
     corpus = {"text": [str(path)], "max_tokens": 150}
-    return make_context(
-        ProbeSpec.read({"corpus": corpus, "window": 40, "queries": 8, **fields}), loaded
+    return open_session(
+        ProbeSpec.read({"corpus": corpus, "window": 40, "queries": 8, "pool": "corpus", **fields}),
+        loaded,
     )
 
 
-def attentions(model: Any, found: ProbeContext, windows: np.ndarray) -> list[torch.Tensor]:
+def looks(found: Session) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Rows of heads, and the table."""
+    tables = [layer_tables(found, corpus_layer(found, layer, 0)) for layer in found.layers]
+    heads, rows = (pd.concat([table[name] for table in tables]) for name in ("heads", "looks"))
+    return heads, rows
+
+
+def asking(found: Session) -> dict[int, list[int]]:
+    """Positions of each window that sinks are found from."""
+    asked = {}
+    for window, told in told_queries(found).items():
+        text = np.flatnonzero(found.windows.text[window])
+        few = np.linspace(0, len(text) - 1, min(module.ASKING, len(text))).round().astype(int)
+        asked[window] = sorted({*text[few].tolist(), *told})
+    return asked
+
+
+def attentions(model: Any, found: Session, windows: np.ndarray) -> list[torch.Tensor]:
     """What the model itself says, (W, H, T, T) by layer."""
     with torch.no_grad():
         told = model(**found.inputs(windows), output_attentions=True).attentions
@@ -49,13 +70,13 @@ def attentions(model: Any, found: ProbeContext, windows: np.ndarray) -> list[tor
 
 
 @pytest.fixture
-def packaged(text: Path) -> tuple[ProbeContext, list[torch.Tensor]]:
+def packaged(text: Path) -> tuple[Session, list[torch.Tensor]]:
     found = context(load_model(str(model_folder())), text)
     return found, attentions(real_model("eager"), found, np.arange(len(found.windows)))
 
 
 def test_heaviest_keys_are_those_of_the_model(
-    packaged: tuple[ProbeContext, list[torch.Tensor]],
+    packaged: tuple[Session, list[torch.Tensor]],
 ) -> None:
     """Every row against the attention that the model returns, and against its tokenizer."""
     found, weights = packaged
@@ -64,10 +85,10 @@ def test_heaviest_keys_are_those_of_the_model(
     assert len(rows) == 6 * 12 * module.QUERIES * module.KEYS
     words = found.loaded.tokenizer
     ids = torch.from_numpy(found.windows.ids.astype(np.int64))
-    asks = module._asking(found)
     where = {
-        number: (asks.places.windows[query], asks.places.positions[query])
-        for query, number in asks.told.items()
+        number: (window, at)
+        for window, own in told_queries(found).items()
+        for at, number in own.items()
     }
     for (layer, head, number), part in rows.groupby(["layer", "head", "query"]):
         window, at = where[number]
@@ -88,7 +109,7 @@ def test_heaviest_keys_are_those_of_the_model(
 
 
 def test_sinks_are_counted(
-    packaged: tuple[ProbeContext, list[torch.Tensor]], monkeypatch: pytest.MonkeyPatch
+    packaged: tuple[Session, list[torch.Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By hand: over the queries, the weight of all keys of a token, less what equal weights would
     give it.
@@ -97,11 +118,12 @@ def test_sinks_are_counted(
     monkeypatch.setattr(module, "LEAST", -1.0)
     sinks, _ = looks(found)
     assert len(sinks) == 72
-    places, words = module._asking(found).places, found.loaded.tokenizer
+    places = [(window, at) for window, own in asking(found).items() for at in own]
+    words = found.loaded.tokenizer
     for row in sinks.itertuples():
         gets: dict[int, float] = {}
         share: dict[int, float] = {}
-        for window, at in zip(places.windows.tolist(), places.positions.tolist(), strict=True):
+        for window, at in places:
             seen = ~found.windows.padding[window]
             for key in np.flatnonzero(seen).tolist():
                 token = int(found.windows.ids[window, key])
@@ -114,26 +136,22 @@ def test_sinks_are_counted(
         assert row.sink_weight == pytest.approx(gets[best], rel=1e-4)
 
 
-def test_common_tokens_are_no_sinks(packaged: tuple[ProbeContext, list[torch.Tensor]]) -> None:
+def test_common_tokens_are_no_sinks(packaged: tuple[Session, list[torch.Tensor]]) -> None:
     found, _ = packaged
     sinks, _ = looks(found)
     assert not {"a", "of", "in"} & set(sinks["sink_token"])  # a fifth of the text
-    assert sinks["sink_token"].mode().tolist() == ["[CLS]"]
-    assert len(sinks) < 72  # some heads have none
+    assert sinks["sink_token"][sinks["sink_token"] != ""].mode().tolist() == ["[CLS]"]
+    assert (sinks["sink_token"] == "").any()  # some heads have none
 
 
-def test_what_stands_first_is_a_token_of_its_own(
-    text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_stands_first_is_a_token_of_its_own(text: Path) -> None:
     """Without a special token before the text it is called so, with one by the name of that."""
-    monkeypatch.setattr(module, "LEAST", -1.0)
-    named = {}
-    for kind in ("gpt2", "llama"):
+    for kind, name in (("gpt2", FIRST), ("llama", "<s>")):
         found = context(wrap_model(*tiny_model("llama", kind)), text)
-        seen = module._Seen(found, found, {})
-        named[kind] = [seen._named(int(group)) for group in seen.groups[:, 0]]
-    assert set(named["gpt2"]) == {FIRST}
-    assert set(named["llama"]) == {"<s>"}
+        pooled = capture_queries(found, [0])[0].windows[0]["looks"]
+        special = int(found.windows.ids[0, 0]) if kind == "llama" else module.FIRST_ID
+        assert special in pooled["token"].tolist()
+        assert name == FIRST or found.loaded.tokenizer.decode([special]) == name
 
 
 def test_causal_queries_look_back_and_a_logit_has_no_text(text: Path) -> None:
@@ -145,7 +163,7 @@ def test_causal_queries_look_back_and_a_logit_has_no_text(text: Path) -> None:
     assert set(logit["key_before"]) == set(logit["key_after"]) == {""}
     whole = rows.groupby(["layer", "head", "query"])["weight"].sum()
     assert (whole <= 1 + 1e-9).all()
-    assert set(sinks.columns) == {"layer", "head", "sink_token", "sink_weight"}
+    assert LOGIT in set(sinks["sink_token"]) | {LOGIT}
 
 
 def hostile_words() -> Any:

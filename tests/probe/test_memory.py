@@ -18,8 +18,8 @@ from esscher.corpus.spec import CorpusSpec
 from esscher.hf.checkpoint import files_of_model
 from esscher.hf.loading import wrap_model
 from esscher.probe import session as probe_context
-from esscher.probe.checks import context_of
-from esscher.probe.session import Mode, ProbeContext, make_context
+from esscher.probe.job import session_of
+from esscher.probe.session import Session, open_session
 from esscher.probe.spec import ProbeSpec
 from tests.cli.commands import run
 from tests.models.probe_runs import few_texts, save_tiny, tiny_model
@@ -53,12 +53,12 @@ def spec_of(folder: Path, text: Path, **fields: Any) -> ProbeSpec:
 
 def test_one_context_while_the_spec_stays(folder: Path, text: Path) -> None:
     spec = spec_of(folder, text)
-    first = context_of(spec)
-    assert context_of(spec_of(folder, text)) is first
-    assert context_of(spec, starts=True) is first
+    first = session_of(spec)
+    assert session_of(spec_of(folder, text)) is first
+    assert session_of(spec, starts=True) is first
     known = weakref.ref(first)
     del first
-    assert context_of(spec_of(folder, text, seed=1)).spec.seed == 1
+    assert session_of(spec_of(folder, text, seed=1)).spec.seed == 1
     gc.collect()
     assert known() is None  # a model and its tokens are not kept beside another
 
@@ -68,16 +68,16 @@ def test_changed_files_are_seen_when_a_run_starts(what: str, text: Path, tmp_pat
     """And not before: the units of one run work on one text."""
     folder = save_tiny(tmp_path / "model")
     spec = spec_of(folder, text)
-    first = context_of(spec)
+    first = session_of(spec)
     if what == "text":
         text.write_text("\n".join(few_texts()[6:12]), encoding="utf-8")
     else:
         save_tiny(folder, initializer_range=0.5)
-    assert context_of(spec) is first
-    second = context_of(spec, starts=True)
+    assert session_of(spec) is first
+    second = session_of(spec, starts=True)
     one, two = ((c.loaded.sha256, c.windows.sha256) for c in (first, second))
     assert [a == b for a, b in zip(one, two, strict=True)] == [what == "text", what == "model"]
-    assert context_of(spec, starts=True) is second
+    assert session_of(spec, starts=True) is second
 
 
 def test_what_a_run_writes_beside_text_and_model_is_no_change(tmp_path: Path) -> None:
@@ -85,10 +85,10 @@ def test_what_a_run_writes_beside_text_and_model_is_no_change(tmp_path: Path) ->
     folder = save_tiny(tmp_path / "model")
     (folder / "prose.txt").write_text("\n".join(few_texts()[:5]), encoding="utf-8")
     spec = spec_of(folder, folder)
-    first = context_of(spec)
+    first = session_of(spec)
     (folder / "runs" / "mine").mkdir(parents=True)
     (folder / "runs" / "mine" / "heads.parquet").write_bytes(b"")
-    assert context_of(spec, starts=True) is first
+    assert session_of(spec, starts=True) is first
 
 
 def test_names_of_no_file_here() -> None:
@@ -141,8 +141,8 @@ def test_two_commands_in_a_process_read_a_text_that_changed(
 
 def test_threads_share_one_context(folder: Path, text: Path) -> None:
     spec = spec_of(folder, text, seed=7)
-    found: list[ProbeContext] = []
-    threads = [threading.Thread(target=lambda: found.append(context_of(spec))) for _ in range(4)]
+    found: list[Session] = []
+    threads = [threading.Thread(target=lambda: found.append(session_of(spec))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -154,60 +154,61 @@ def test_threads_share_one_context(folder: Path, text: Path) -> None:
 def test_an_object_is_asked_for_again(text: Path) -> None:
     """It has no name by which it could be loaded, and another probe takes its place."""
     spec = spec_of(Path("object:0123"), text)
-    given = context_of(spec, loaded=wrap_model(*tiny_model("bert")))
-    assert context_of(spec, starts=True) is given
-    context_of(spec.model_copy(update={"model": "packaged"}), loaded=given.loaded)
+    given = session_of(spec, loaded=wrap_model(*tiny_model("bert")))
+    assert session_of(spec, starts=True) is given
+    session_of(spec.model_copy(update={"model": "packaged"}), loaded=given.loaded)
     with pytest.raises(
         ValueError, match=r"given as a Python object, .* call esscher\.probe with that model"
     ):
-        context_of(spec)
+        session_of(spec)
 
 
 @pytest.mark.parametrize(
-    ("fields", "memory", "mode"),
+    ("fields", "memory", "units"),
     [
-        ({}, 1e9, Mode.HELD),
-        ({"moments": 2}, 1e9, Mode.HELD),
-        ({}, 1e3, Mode.LAYERS),
-        ({"part": 100}, 1e9, Mode.PARTS),
-        ({"part": 100}, 1e3, Mode.PARTS),
-        ({"pool": "sequence"}, 1e9, Mode.OWN),
-        ({"pool": "sequence", "part": 100}, 1e3, Mode.OWN),
+        ({}, 1e9, [{"layers": [0], "part": 0, "heads": [0, 1, 2, 3]}]),
+        ({"heads": (0, 2)}, 1e3, [{"layers": [0], "part": 0, "heads": [0, 2]}]),
+        ({"part": 200}, 1e9, [{"layers": [0, 1], "part": part} for part in (0, 1)]),
+        (
+            {"part": 200},
+            1e3,
+            [{"layers": [layer], "part": part} for layer in (0, 1) for part in (0, 1)],
+        ),
+        ({"pool": "sequence"}, 1e9, [{"window": 0}]),
+        ({"pool": "sequence", "part": 100}, 1e3, [{"window": 0}]),
     ],
 )
-def test_how_tokens_meet_queries(
-    text: Path, fields: dict[str, Any], memory: float, mode: Mode, monkeypatch: pytest.MonkeyPatch
+def test_units_of_work(
+    text: Path,
+    fields: dict[str, Any],
+    memory: float,
+    units: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A window each, layers that fit into memory over a part each, or a few heads of one part."""
     monkeypatch.setattr(probe_context, "MEMORY", memory)
-    found = make_context(spec_of(Path("tiny"), text, **fields), wrap_model(*tiny_model("bert")))
-    assert found.mode is mode
+    found = open_session(spec_of(Path("tiny"), text, **fields), wrap_model(*tiny_model("bert")))
+    assert found.units[: len(units)] == units
+    assert found.own == ("pool" in fields)
     assert (len(found.parts) > 1) == ("part" in fields)
 
 
 def test_memory_is_counted_in_what_is_held(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys and values, and with moments queries too, of the layers that are asked for, 4 bytes a
-    number.
-    """
+    """Keys and values of the layers that are asked for, 4 bytes a number."""
     loaded = wrap_model(*tiny_model("bert"))
     shape = loaded.shapes[0]
-    keys = make_context(spec_of(Path("tiny"), text), loaded).keys
-    for layers, moments, kinds in (((0,), 0, 2), ((0, 1), 0, 4), ((1,), 2, 3)):
-        size = 4 * keys * shape.heads * shape.width * kinds
-        for memory, mode in ((size, Mode.HELD), (size - 1, Mode.LAYERS)):
-            monkeypatch.setattr(probe_context, "MEMORY", memory)
-            assert (
-                make_context(
-                    spec_of(Path("tiny"), text, layers=layers, moments=moments), loaded
-                ).mode
-                is mode
-            )
+    keys = open_session(spec_of(Path("tiny"), text), loaded).keys
+    size = 4 * keys * shape.heads * shape.width * 4
+    for memory, blocks in ((size, [[0, 1]]), (size - 1, [[0], [1]])):
+        monkeypatch.setattr(probe_context, "MEMORY", memory)
+        assert open_session(spec_of(Path("tiny"), text), loaded).blocks == blocks
 
 
 def test_once(text: Path) -> None:
-    found = make_context(spec_of(Path("tiny"), text), wrap_model(*tiny_model("bert")))
+    found = open_session(spec_of(Path("tiny"), text), wrap_model(*tiny_model("bert")))
     calls: list[Any] = []
 
-    def make(context: ProbeContext, *arguments: int) -> int:
+    def make(context: Session, *arguments: int) -> int:
         calls.append(arguments)
         return context.keys + sum(arguments)
 

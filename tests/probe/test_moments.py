@@ -12,8 +12,17 @@ import torch
 import esscher as es
 from esscher.inputs import generator_for
 from esscher.probe import moments
-from esscher.probe.moments import WHOLE_LAYER, moment_curves, moment_ladder, moment_row
-from esscher.probe.session import ProbeContext
+from esscher.probe.moments import (
+    WHOLE_LAYER,
+    Errors,
+    Limit,
+    Sampled,
+    drawn_tokens,
+    moment_ladder,
+    moment_row,
+    of_heads,
+)
+from esscher.probe.session import Session
 from esscher.probe.tokens import LayerInfo
 from tests.models.probe_runs import (
     captured_layers,
@@ -70,6 +79,24 @@ def by_hand(heads: tuple[int, ...], cap: float = math.inf) -> dict[tuple[int, st
                 squares[1, repeat, i] = np.sum((here[1] - cov) ** 2)
         found[name, "mean"], found[name, "cov"] = squares
     return found
+
+
+def moment_curves(
+    info: LayerInfo,
+    given: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    heads: tuple[int, ...],
+    n: np.ndarray,
+    repeats: int,
+    seed: int,
+) -> dict[tuple[int, str], Sampled]:
+    """Draws against the limit of all tokens, as a unit of work makes them."""
+    q, k, v = of_heads(info, given, heads)
+    limit = Limit.of(torch.cat(list(moments.block_state(info, q, k, v).out), dim=1).double())
+    errors = Errors(limit, heads, n)
+    for repeat in range(repeats):
+        chosen = torch.from_numpy(drawn_tokens(info.layer, k.shape[1], int(n[-1]), repeat, seed))
+        errors.add(info, (q[:, chosen], k[:, chosen], v[:, chosen]))
+    return errors.curves("")
 
 
 @pytest.mark.parametrize("heads", [(0, 1, 2, 3), (1, 2)])
@@ -199,7 +226,7 @@ def test_a_probe_has_the_moments_of_its_heads_and_of_the_layer(tmp_path: Path) -
         )
 
 
-def _all_queries(found: ProbeContext) -> torch.Tensor:
+def _all_queries(found: Session) -> torch.Tensor:
     """Queries of all pooled tokens (H, N, k)."""
     seen = captured_layers(found)[1]
     return torch.cat(

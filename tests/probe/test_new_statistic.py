@@ -5,7 +5,6 @@ contexts.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,20 @@ import torch
 
 import esscher as es
 from esscher.probe.spec import ProbeSpec
-from esscher.probe.statistics.base import HEAD, LAYER, Block, Findings, Found, Start, Statistic
-from esscher.probe.statistics.registry import STATISTICS, Column, checked, register
+from esscher.probe.statistic import (
+    HEAD,
+    LAYER,
+    Head,
+    HeadEnd,
+    HeadView,
+    Numbers,
+    Result,
+    Statistic,
+)
+from esscher.probe.statistics.registry import STATISTICS, checked, register
 from esscher.report.page import write_report
 from esscher.runs import RunError
+from esscher.runs.columns import Column
 from tests.models.probe_runs import SMALL, few_texts, pooled_tensors, save_tiny, source
 
 LARGEST = Column(
@@ -42,41 +51,50 @@ class Highest:
 
 @register
 class LargestScore(Statistic):
+    """It streams, so that it also measures a corpus in parts."""
+
     name = "largest_score"
-    reads = ("identity",)
-    state = Highest
+    state = (Highest,)
 
     def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
         return (LARGEST,)
 
     def tables(self, spec: ProbeSpec) -> dict[str, tuple[Column, ...]]:
-        return {
-            "best": (
-                LAYER,
-                HEAD,
-                Column("query", "int", "number of the query", "Its place among the queries."),
-                OF_QUERY,
-            )
-        }
+        query = Column("query", "int", "number of the query", "Its place among the queries.")
+        return {"best": (LAYER, HEAD, query, OF_QUERY)}
 
-    def init(self, start: Start) -> Highest:
-        return Highest(torch.full((start.queries,), -torch.inf))
+    def init(self, head: HeadView) -> Highest:
+        return Highest(torch.full((len(head.queries),), -torch.inf))
 
-    def update(self, state: Highest, block: Block) -> Highest:
-        assert len(block.positions) == len(block.keys) == block.scores.shape[1]
-        assert len(block.queries) == len(block.scores)
-        assert block.hidden is None or len(block.hidden) == len(block.keys)
-        return Highest(torch.maximum(state.scores, block.scores.amax(1)))
+    def update(self, state: Highest, head: HeadView) -> Highest:
+        assert len(head.positions) == len(head.keys) == head.scores.shape[1]
+        assert len(head.queries) == len(head.scores)
+        return Highest(torch.maximum(state.scores, head.scores.amax(1)))
 
     def merge(self, a: Highest, b: Highest) -> Highest:
         return Highest(torch.maximum(a.scores, b.scores))
 
-    def finish(self, state: Highest, found: Found) -> Findings:
-        assert found.row["n_queries"] == len(state.scores)
-        rows = pd.DataFrame(
-            {"query": np.arange(len(state.scores)), "score": state.scores.double().numpy()}
-        )
-        return Findings({"largest_score": float(state.scores.max())}, {"best": rows})
+    def reduce(self, state: Highest, head: Head) -> Numbers:
+        return {"score": state.scores}
+
+    def finish(self, found: Numbers, end: HeadEnd) -> Result:
+        scores = found["score"].double()
+        assert end.row["n_queries"] == len(scores)
+        rows = pd.DataFrame({"query": np.arange(len(scores)), "score": scores.numpy()})
+        return Result({"largest_score": float(scores.max())}, {"best": rows})
+
+
+@register
+class MeanWeight(Statistic):
+    """One method: the mean over queries of a number of each query."""
+
+    name = "mean_weight"
+
+    def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
+        return (Column("top_weight", "float", "top weight", "Mean of the largest weight."),)
+
+    def measure(self, head: HeadView) -> Numbers:
+        return {"top_weight": head.weights.amax(1)}
 
 
 ENTRY = f"{LargestScore.__module__}:LargestScore"
@@ -129,7 +147,7 @@ def test_parts_stopped_and_resumed_by_two_workers_give_the_same(
         calls = iter(range(100))
         plain = LargestScore.update
 
-        def stop(self: LargestScore, state: Highest, block: Block) -> Highest:
+        def stop(self: LargestScore, state: Highest, block: HeadView) -> Highest:
             if next(calls) == 3:  # two heads a part: in the second of three
                 raise KeyboardInterrupt
             return plain(self, state, block)
@@ -160,6 +178,22 @@ def test_queries_with_contexts_of_their_own(folder: Path, whole: es.Run, tmp_pat
     assert np.isfinite(largest[0]).all()
 
 
+def test_one_method_is_enough(folder: Path, tmp_path: Path) -> None:
+    """On a corpus, against the softmax of all pooled keys, and in own contexts; not in parts."""
+    entry = f"{MeanWeight.__module__}:MeanWeight"
+    run = probe(folder, tmp_path / "corpus", statistics=[entry])
+    q, k, _ = pooled_tensors(source(run), 1)
+    for head in (1, 2):
+        weights = (q[head] @ k[head].T / q.shape[-1] ** 0.5).double().softmax(1)
+        found = run.table("heads").set_index("head")["top_weight"][head]
+        assert found == pytest.approx(float(weights.amax(1).mean().detach()), rel=1e-5)
+    settings = {"pool": "sequence", "n": "8,16,32", "rules": "none"}
+    own = probe(folder, tmp_path / "own", statistics=[entry], **settings)
+    assert (own.table("heads")["top_weight"] > 0).all()
+    with pytest.raises(ValueError, match="mean_weight reads all keys at once, and the corpus"):
+        probe(folder, tmp_path / "parts", statistics=[entry], part=120)
+
+
 # ---- what is refused
 # -------------------------------------------------------------------------------------------------
 
@@ -184,7 +218,7 @@ def test_an_undeclared_column_and_a_missing_one_fail_the_unit(
 ) -> None:
     for given in ({"largest_score": 1.0, "other": 2.0}, {}):
         monkeypatch.setattr(
-            LargestScore, "finish", lambda self, state, found, given=given: Findings(given)
+            LargestScore, "finish", lambda self, found, end, given=given: Result(given, {})
         )
         with pytest.raises(
             RunError, match=r"TypeError: .*declares the columns \['largest_score'\], gave \["
@@ -192,16 +226,12 @@ def test_an_undeclared_column_and_a_missing_one_fail_the_unit(
             probe(folder, tmp_path / str(len(given)))
 
 
-def stat(name_: str, reads_: Sequence[str] = (), *keys: str) -> Statistic:
+def stat(name_: str, *keys: str) -> Statistic:
     class Made(Statistic):
         name = name_
-        reads = tuple(reads_)
 
         def columns(self, spec: ProbeSpec) -> tuple[Column, ...]:
             return tuple(Column(key, "float", key, key) for key in keys)
-
-        def finish(self, state: None, found: Found) -> Findings:
-            return Findings()
 
     return Made()
 
@@ -209,13 +239,11 @@ def stat(name_: str, reads_: Sequence[str] = (), *keys: str) -> Statistic:
 @pytest.mark.parametrize(
     ("list_", "reason"),
     [
-        ([stat("a", ["b"]), stat("b")], r"statistic a: it reads \['b'\]"),
         ([stat("a"), stat("a")], "two of this name"),
-        ([stat("a", (), "x"), stat("b", (), "x")], "column x is a's already"),
-        ([stat("a", ["a"])], "it reads"),
+        ([stat("a", "x"), stat("b", "x")], "column x is a's already"),
     ],
 )
-def test_the_order_and_the_names_are_checked(list_: list[Statistic], reason: str) -> None:
+def test_the_names_are_checked(list_: list[Statistic], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         checked(list_, ProbeSpec())
     assert checked(STATISTICS, ProbeSpec()) == STATISTICS

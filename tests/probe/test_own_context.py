@@ -11,10 +11,9 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.probe import own_context
 from esscher.probe import session as context
-from esscher.probe.queries import WindowQueries, capture_queries
 from esscher.probe.spec import ProbeSpec, drawn_ladder, kept_ladder
+from esscher.probe.window import WindowQueries
 from tests.models.probe_runs import (
     captured_layers,
     few_texts,
@@ -65,20 +64,21 @@ def test_the_pool_of_each_query_is_what_its_mask_allows(
     seen = dict(
         zip(
             *(lambda w: (w.tolist(), captured_layers(found, w)[1]))(
-                np.unique(found.places.windows)
+                np.unique(found.queries.windows)
             ),
             strict=True,
         )
     )
-    ladder = drawn_ladder(found.spec, state.keys)
+    keys_seen = found.mean_keys(1)
+    ladder = drawn_ladder(found.spec, keys_seen)
     sizes = []
     for head in (1, 2):
         known = state.heads[head]
         assert not isinstance(known, str)
         for i, number in enumerate(known.queries.tolist()):
             window, position = (
-                int(found.places.windows[number]),
-                int(found.places.positions[number]),
+                int(found.queries.windows[number]),
+                int(found.queries.positions[number]),
             )
             captured = seen[window]
             own = head * captured.kv_heads // captured.heads
@@ -93,20 +93,15 @@ def test_the_pool_of_each_query_is_what_its_mask_allows(
                 q[None].double(), k.double(), v.double(), ladder, scale=captured.scale
             )
             np.testing.assert_allclose(
-                known.states["replacement"].errors.mse[i], truth.queries.mse[0], rtol=3e-4
+                known.found["draws"]["mse"][i], truth.queries.mse[0], rtol=3e-4
             )
-            assert (
-                known.states["replacement"].errors.keys[i]
-                == known.states["identity"].keys[i]
-                == len(keys)
-            )
+            assert known.found["draws"]["keys"][i] == known.keys[i] == len(keys)
     heads = run.table("heads")
-    assert state.keys == round(np.mean(sizes))
-    assert (heads["n_keys"] == state.keys).all()
+    assert keys_seen == round(np.mean(sizes))
+    assert (heads["n_keys"] == keys_seen).all()
     assert (heads["n_keys_least"] == min(sizes)).all()
     assert (heads["n_keys_most"] == max(sizes)).all()
     assert (heads["n_queries"] == len(sizes) // 2).all()
-    assert (heads["n_kept_queries"] == 4).all()
     assert (heads["status"] == "ok").all()
     assert (heads["output_difference"] < 1e-5).all()
     assert run.table("about")["output_difference"][0] == heads["output_difference"].max() > 0
@@ -118,64 +113,15 @@ def test_a_call_without_a_mask_sees_every_key_that_came(tmp_path: Path) -> None:
     """
     found = source(probe("bert", tmp_path, queries=24))
     window = int(np.flatnonzero(found.windows.padding.any(1))[-1])
-    places = replace(found.places, windows=np.full_like(found.places.windows, window))
     (captured,) = captured_layers(found, np.array([window]))[1]
     padded = torch.from_numpy(found.windows.padding[window])
-    there = replace(found, places=places)
     masked, bare = (
-        WindowQueries.of(there, one, 0, window) for one in (captured, replace(captured, mask=None))
+        WindowQueries(found, one, 0, window, np.arange(3))
+        for one in (captured, replace(captured, mask=None))
     )
     assert torch.equal(masked.seen[0].any(0), ~padded)
     assert bool(bare.seen.all())
     assert bool(torch.isfinite(bare.scores).all())
-
-
-def test_heads_that_share_keys_are_measured_at_once_as_they_are_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8}
-    found = source(probe("llama", tmp_path, options=options, heads=(0, 1, 2, 3, 5)))
-    groups: list[int] = []
-    joined = own_context._Own.joined
-    monkeypatch.setattr(
-        own_context._Own, "joined", lambda parts: (groups.append(len(parts)), joined(parts))[1]
-    )
-    together = own_state(found, 1)
-    assert set(groups) == {2, 3}
-    monkeypatch.setattr(own_context, "WIDE", 0.0)
-    groups.clear()
-    alone = own_state(found, 1)
-    assert groups == []
-    for head, one in alone.heads.items():
-        other = together.heads[head]
-        assert not isinstance(one, str)
-        assert not isinstance(other, str)
-        assert torch.equal(one.queries, other.queries)
-        assert torch.equal(one.kept, other.kept)
-        for name, own in one.states.items():
-            same = other.states[name]
-            if name in ("replacement", "bernoulli"):
-                for sums in ("mse", "sum_p2", "limit", "keys"):
-                    a, b = (
-                        getattr(x.errors if name == "replacement" else x, sums) for x in (own, same)
-                    )
-                    torch.testing.assert_close(a, b, rtol=2e-5, atol=1e-12)
-            if name == "dispersion":
-                for curve in ("sum_p2", "entropy", "largest"):
-                    a, b = (getattr(x.plain, curve) for x in (own, same))
-                    torch.testing.assert_close(a, b, rtol=2e-4, atol=1e-5)
-                assert torch.equal(own.asked, same.asked)
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"), [("t5", "t5"), ("gpt_oss", "llama"), ("gemma2", "llama")]
-)
-def test_biases_caps_and_sink_logits_are_in_the_limit(name: str, kind: str, tmp_path: Path) -> None:
-    model, words = tiny_model(name, kind, **({} if name == "t5" else {"sliding_window": 40}))
-    run = es.probe(model, few_texts(), tokenizer=words, out=tmp_path, **{**SMALL, "layers": (0, 1)})
-    heads = run.table("heads")
-    assert (heads["status"] == "ok").all()
-    assert (heads["output_difference"] < 1e-5).all()
 
 
 def test_a_window_goes_through_the_model_once(
@@ -190,11 +136,9 @@ def test_a_window_goes_through_the_model_once(
 
     monkeypatch.setattr(context, "forward", count)
     run = probe("llama", tmp_path, layers=None)
-    windows = len(np.unique(source(run).places.windows))
+    windows = len(np.unique(source(run).queries.windows))
     assert windows > 1
-    assert passes[:windows] == [(1, 64)] * windows
-    # once more, few of them together, to say which tokens heads look at
-    assert len(passes) == windows + 1
+    assert passes == [(1, 64)] * windows
 
 
 def test_curves_of_the_run_are_the_mean_over_the_queries_contexts(tmp_path: Path) -> None:
@@ -203,7 +147,7 @@ def test_curves_of_the_run_are_the_mean_over_the_queries_contexts(tmp_path: Path
     seen = dict(
         zip(
             *(lambda w: (w.tolist(), captured_layers(found, w)[1]))(
-                np.unique(found.places.windows)
+                np.unique(found.queries.windows)
             ),
             strict=True,
         )
@@ -211,7 +155,7 @@ def test_curves_of_the_run_are_the_mean_over_the_queries_contexts(tmp_path: Path
     rows = rows_of(run, 1, 2)
     squares = []
     for window, position in zip(
-        found.places.windows.tolist(), found.places.positions.tolist(), strict=True
+        found.queries.windows.tolist(), found.queries.positions.tolist(), strict=True
     ):
         captured = seen[window]
         keys = allowed_keys("llama", found.windows.padding[window], position, 0)
@@ -238,20 +182,20 @@ def test_kept_keys_of_queries_that_see_the_same_number(tmp_path: Path) -> None:
     found = source(run)
     known = own_state(found, 1).heads[2]
     assert not isinstance(known, str)
-    assert len(known.kept) == len(known.states["bernoulli"].keys) == 4
+    assert len(known.kept) == len(known.found["kept"]["keys"]) == 4
     seen = dict(
         zip(
             *(lambda w: (w.tolist(), captured_layers(found, w)[1]))(
-                np.unique(found.places.windows)
+                np.unique(found.queries.windows)
             ),
             strict=True,
         )
     )
     squares = []
     for i in known.kept.tolist():
-        captured = seen[int(found.places.windows[i])]
+        captured = seen[int(found.queries.windows[i])]
         q, k, v = (
-            captured.query[0, 2, int(found.places.positions[i])],
+            captured.query[0, 2, int(found.queries.positions[i])],
             captured.key[0, 2],
             captured.value[0, 2],
         )
@@ -301,14 +245,13 @@ def test_errors_of_kept_keys_are_those_of_dropping_keys_by_hand(tmp_path: Path) 
     run = probe("llama", tmp_path, options=shape, **more)
     heads = run.table("heads")
     assert len(heads) == 36
-    assert (heads["n_kept_queries"] == QUERIES).all()
     found = source(run)
-    seen = captured_layers(found, np.unique(found.places.windows))
-    place = {window: i for i, window in enumerate(np.unique(found.places.windows).tolist())}
-    at = [place[window] for window in found.places.windows.tolist()]
-    text = torch.from_numpy(~found.windows.padding[found.places.windows])
+    seen = captured_layers(found, np.unique(found.queries.windows))
+    place = {window: i for i, window in enumerate(np.unique(found.queries.windows).tolist())}
+    at = [place[window] for window in found.queries.windows.tolist()]
+    text = torch.from_numpy(~found.windows.padding[found.queries.windows])
     visible = text & (
-        torch.arange(text.shape[1]) <= torch.from_numpy(found.places.positions)[:, None]
+        torch.arange(text.shape[1]) <= torch.from_numpy(found.queries.positions)[:, None]
     )
     sizes = visible.sum(1)
     assert sorted(set(sizes.tolist())) == list(range(55, 65))
@@ -326,7 +269,7 @@ def test_errors_of_kept_keys_are_those_of_dropping_keys_by_hand(tmp_path: Path) 
             assert rows["n"].tolist() == [6, 12, 24, 48, mean]
             assert rows["rms"].iloc[-1] == 0
             keys, values = k[at, head // 3], v[at, head // 3]
-            own = q[at, head, found.places.positions]
+            own = q[at, head, found.queries.positions]
             scores = torch.einsum("mk,mtk->mt", own, keys) * captured[0].scale
             scores = scores.masked_fill(~visible, -torch.inf)
             for n, rms in zip(rows["n"].tolist()[:-1], rows["rms"].tolist(), strict=False):
@@ -338,18 +281,17 @@ def test_errors_of_kept_keys_are_those_of_dropping_keys_by_hand(tmp_path: Path) 
 
 def test_queries_of_a_causal_model_stand_at_every_quarter_of_their_windows(tmp_path: Path) -> None:
     found = source(probe("llama", tmp_path, max_tokens=126, queries=16, kept_queries=2))
-    assert np.unique(found.places.windows).tolist() == [0, 1]
+    assert np.unique(found.queries.windows).tolist() == [0, 1]
     for window in (0, 1):
-        rows = found.places.inside(window)
-        assert found.places.positions[rows].tolist() == [14, 15, 30, 31, 46, 47, 62, 63]
-        assert found.places.depths[rows].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-        assert found.places.positions[found.deepest(window)].tolist() == [62, 63]
+        rows = found.queries.inside(window)
+        assert found.queries.positions[rows].tolist() == [14, 15, 30, 31, 46, 47, 62, 63]
+        assert found.queries.depths[rows].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_positions_are_where_queries_stand(tmp_path: Path) -> None:
     found = source(probe("llama", tmp_path, max_tokens=126, queries=8, positions=(20, 50)))
-    assert found.places.positions.tolist() == [19, 20, 49, 50] * 2
-    assert found.foreseen(1).tolist() == [20, 21, 50, 51] * 2
+    assert found.queries.positions.tolist() == [19, 20, 49, 50] * 2
+    assert found.seen_keys(1).tolist() == [20, 21, 50, 51] * 2
 
 
 @pytest.mark.parametrize(
@@ -393,7 +335,7 @@ def test_contexts_that_are_too_short_are_left_out_and_counted(tmp_path: Path) ->
     """Causal queries all along their windows: those at the start see few keys."""
     run = probe("llama", tmp_path, max_tokens=138, window=24, queries=132, kept_queries=9, n="4,8")
     found = source(run)
-    sizes = found.places.positions + 1
+    sizes = found.queries.positions + 1
     short = int((sizes < 16).sum())
     assert 0 < short < len(sizes)
     used = np.flatnonzero(sizes >= 16)
@@ -401,7 +343,6 @@ def test_contexts_that_are_too_short_are_left_out_and_counted(tmp_path: Path) ->
     heads = run.table("heads")
     assert set(heads["status"]) == {"ok"}
     assert (heads["n_queries"] == len(sizes) - short).all()
-    assert (heads["n_kept_queries"] == 9).all()
     assert (heads["n_keys_least"] == 16).all()
     assert (
         heads["reason"]
@@ -410,19 +351,14 @@ def test_contexts_that_are_too_short_are_left_out_and_counted(tmp_path: Path) ->
     known = state.heads[1]
     assert not isinstance(known, str)
     assert known.queries.tolist() == used.tolist()
-    states = known.states
-    assert (
-        states["replacement"].errors.keys.tolist()
-        == states["identity"].keys.tolist()
-        == sizes[used].tolist()
-    )
-    assert (
-        states["bernoulli"].keys.tolist()
-        == states["tail"].count.tolist()
-        == sizes[used][known.kept].tolist()
-    )
-    all_sinks = capture_queries(found, [1])[1].sink_mass
-    torch.testing.assert_close(states["sinks"].mass, all_sinks[1, used], rtol=1e-5, atol=1e-7)
+    draws, kept, tail = (known.found[name] for name in ("draws", "kept", "tail"))
+    assert draws["keys"].tolist() == known.keys.tolist() == sizes[used].tolist()
+    assert len(known.kept) == 9
+    assert kept["keys"].tolist() == tail["count"].tolist() == sizes[known.kept].tolist()
+    sinks = known.found["sinks"]
+    assert len(sinks["mass"]) == len(sizes)
+    mean = float(sinks["mass"][sizes >= 16].double().mean())
+    assert heads["sink_mass"][0] == pytest.approx(mean, rel=1e-6)
 
 
 def test_contexts_that_are_all_too_short_are_refused(tmp_path: Path) -> None:

@@ -189,10 +189,10 @@ def probe_difference(run: Run, model: Any, family: str) -> float:
     as in ``difference``.
     """
     found = source(run)
-    windows = np.unique(found.places.windows)
+    windows = np.unique(found.queries.windows)
     own = own_outputs(model, found.inputs(windows), family, found.loaded.heads)
-    place = torch.from_numpy(np.searchsorted(windows, found.places.windows))
-    at = torch.from_numpy(found.places.positions)
+    place = torch.from_numpy(np.searchsorted(windows, found.queries.windows))
+    at = torch.from_numpy(found.queries.positions)
     worst, compared = 0.0, 0
     for layer, whole in own_states(found).items():
         for head, known in whole.heads.items():

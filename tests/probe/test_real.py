@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.probe.layer import kept_rows
+from esscher.probe.session import spread
 from esscher.probe.spec import fit_points
 from esscher.runs import Run
 from esscher.tails.scores import pareto_khat
@@ -43,11 +43,11 @@ def head_tensors(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q of the probe's queries, k and v of all tokens, float64, by plain hooks on the model."""
     q, k, v = real_head(layer, head, KEYS)
-    places = source(run).places
+    places = source(run).queries
     # position 0 is a special token
     chosen = torch.from_numpy(places.windows * WINDOW + places.positions - 1)
     if kept:
-        chosen = chosen[kept_rows(QUERIES, KEPT)]
+        chosen = chosen[spread(QUERIES, KEPT)]
     return q[chosen].double(), k.double(), v.double()
 
 
@@ -60,9 +60,9 @@ def test_windows_are_those_of_the_plain_tokenizer(real_run: Run) -> None:
     found = source(real_run)
     assert np.array_equal(found.windows.ids, real_ids().numpy())
     assert found.keys == KEYS
-    assert len(found.places) == QUERIES
+    assert len(found.queries) == QUERIES
     assert found.pooled[:, [0, -1]].sum() == 0
-    assert found.pooled[found.places.windows, found.places.positions].all()
+    assert found.pooled[found.queries.windows, found.queries.positions].all()
 
 
 @pytest.mark.parametrize(("sampling", "metric"), SAMPLINGS)
@@ -185,7 +185,7 @@ def attentions() -> tuple[torch.Tensor, ...]:
 def test_sink_mass_is_the_attention_on_first_and_special_tokens(
     real_run: Run, layer: int, head: int
 ) -> None:
-    places = source(real_run).places
+    places = source(real_run).queries
     p = attentions()[layer][
         torch.from_numpy(places.windows), head, torch.from_numpy(places.positions)
     ]

@@ -1,4 +1,4 @@
-"""Scores multiplied: every scale against the exact curve of scaled queries, refusals, and bytes."""
+"""Scores multiplied: every scale against the exact curve of scaled queries."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import esscher as es
-from esscher.probe.layer import kept_rows, pack, unpack
+from esscher.probe.session import spread
 from esscher.probe.spec import ProbeSpec, drawn_ladder, fit_points
-from esscher.probe.statistics.shape import Scaled, Scales
+from esscher.probe.statistics.shape import Scales
 from esscher.theory import bohbot, sharp
 from tests.models.probe_runs import head_row, pooled_tensors, source
-from tests.probe.test_dispersion import block, probe, some_scores, start
+from tests.probe.test_dispersion import probe, some_scores
+from tests.probe.views import view
 
-ALPHAS = (0.01, 0.5, 1.0, 3.0)
+ALPHAS = (0.01, 0.5, 1.0, 3.0, 300.0)  # the last too wide for a grid
 
 
 def test_every_scale_is_the_head_with_scaled_queries(tmp_path: Path) -> None:
-    run = probe("bert", tmp_path, pool="corpus", scales=(*ALPHAS, 1e6))
+    run = probe("bert", tmp_path, pool="corpus", scales=ALPHAS)
     found, table = source(run), run.table("scales")
     q, k, v = pooled_tensors(found, 1)
-    rows = kept_rows(q.shape[1], 4)
+    rows = spread(q.shape[1], 4)
     ladder = drawn_ladder(found.spec, found.keys)
     for head in (1, 2):
         own = table[(table["layer"] == 1) & (table["head"] == head)].set_index("scale")
@@ -41,10 +41,9 @@ def test_every_scale_is_the_head_with_scaled_queries(tmp_path: Path) -> None:
             fit = es.fit_rate(
                 replace(
                     points,
-                    queries=replace(points.queries, clusters=found.places.windows[rows.numpy()]),
+                    queries=replace(points.queries, clusters=found.queries.windows[rows]),
                 )
             )
-            assert told["status"] == "ok"
             assert told["beta_fit"] == pytest.approx(fit.exponent, rel=1e-4)
             assert (told["beta_low"], told["beta_high"]) == pytest.approx(fit.interval, rel=1e-4)
             at = int(np.flatnonzero(curve.n == found.keys)[0])
@@ -58,43 +57,21 @@ def test_every_scale_is_the_head_with_scaled_queries(tmp_path: Path) -> None:
             )
             assert told["beta_sharp"] == pytest.approx(sharp.l2_exponent_typical(horizon2))
             assert told["beta_sharp_rms"] == pytest.approx(sharp.l2_exponent_rms(horizon2))
-        refused = own.loc[1e6]
-        assert refused["status"] == "refused"
-        assert refused["reason"].startswith("scores times 1e+06 span ")
-        assert np.isnan(refused["beta_fit"])
-        assert row["status"] == "ok"
 
 
 def test_windows_of_a_causal_model_are_stacked(tmp_path: Path) -> None:
     """At scale 1 and with every query kept it is the head itself."""
-    run = probe("llama", tmp_path, pool="sequence", scales="1,1e6", queries=8, kept_queries=8)
+    run = probe("llama", tmp_path, pool="sequence", scales="1", queries=8, kept_queries=8)
     for told in run.table("scales").to_dict("records"):
         row = head_row(run, told["layer"], told["head"])
-        assert told["status"] == ("ok" if told["scale"] == 1 else "refused")
-        if told["scale"] == 1:
-            for name in ("beta_fit", "relative_at_n", "tokens_needed_10pct"):
-                assert told[name] == pytest.approx(row[name], rel=1e-6)
-
-
-def test_states_merge_and_are_stored() -> None:
-    """A scale that one part refuses is refused for both."""
-    statistic, scores = Scales((1.0, 100.0)), some_scores(3, 60, 0.5)
-    scores[0, 0] = 30.0  # times 100 beyond a grid
-    whole = statistic.update(statistic.init(start(3, 60)), block(scores))
-    one, other = (
-        statistic.update(statistic.init(start(3, 60)), block(part))
-        for part in scores.split(30, dim=1)
-    )
-    both = statistic.merge(unpack(pack(other), Scaled), one)
-    assert list(both.parts) == list(whole.parts) == ["1.0"]
-    assert list(both.refused) == list(whole.refused) == ["100.0"]
-    assert torch.allclose(both.parts["1.0"].cells.sum(), whole.parts["1.0"].cells.sum())
+        for name in ("beta_fit", "relative_at_n", "tokens_needed_10pct"):
+            assert told[name] == pytest.approx(row[name], rel=1e-6)
 
 
 def test_nothing_is_kept_unless_asked(tmp_path: Path) -> None:
     run = probe("bert", tmp_path, pool="corpus")
     assert "scales" not in run.tables
-    assert Scales().init(start(3, 60)).parts == {}
+    assert Scales().measure(view(ProbeSpec(), some_scores(3, 60, 1.0))) == {}
 
 
 @pytest.mark.parametrize("given", ["0,1", "1,x", (-1.0,), "", (float("inf"),)])

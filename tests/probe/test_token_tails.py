@@ -5,16 +5,20 @@ words that agree.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from esscher.probe.layer import pack, unpack
-from esscher.probe.tokens import TAIL_COLUMNS, LayerMoments, Rows, SplitExtremes, tail_row
+from esscher.probe import tokens
+from esscher.probe.measure import pack, unpack
+from esscher.probe.tokens import LAYERS, STORED, LayerInfo, LayerMoments, LayerSummary, Rows
+from esscher.tails.moments import TokenSummary
 
 D, WINDOW, WINDOWS = 96, 256, 32
+INFO = LayerInfo(0, 1, 1, 1.0, None, "")
 
 
 def hidden() -> tuple[Tensor, Tensor]:
@@ -27,15 +31,20 @@ def hidden() -> tuple[Tensor, Tensor]:
     return tokens.flatten(0, 1), torch.arange(WINDOW).repeat(WINDOWS)
 
 
-def rows(part: slice = slice(None), special: Tensor | None = None) -> Rows:
+def rows(part: slice = slice(None), sinks: bool = True, known: bool = True) -> Rows:
     tokens, positions = hidden()
-    few = tokens[None, part, :4]
-    return Rows(few, few, few, positions[part], tokens[part], special)
+    few, first = tokens[None, part, :4], positions[part] == 0
+    whole = tokens[part] if known else None
+    return Rows(few, few, few, whole, positions[part], first & sinks, 0 * positions[part])
 
 
 def layer_row(found: LayerMoments, verdict: str = "sub-Gaussian") -> dict[str, Any]:
-    assert found.extremes is not None
-    return tail_row(found.extremes.finish(), verdict)
+    """``verdict``: that by kurtosis."""
+    summary = LayerSummary.of(INFO, found, None)
+    if summary.hidden is not None:
+        hidden: TokenSummary = replace(summary.hidden, verdict=verdict)
+        summary = replace(summary, hidden=hidden)
+    return tokens.layer_row(summary)
 
 
 def test_first_tokens_make_a_tail_that_text_has_not() -> None:
@@ -47,23 +56,9 @@ def test_first_tokens_make_a_tail_that_text_has_not() -> None:
         in row["tail_reason"]
     )
     assert "By kurtosis the verdict is sub-Gaussian" in row["tail_reason"]
-    assert set(row) == {column.key for column in TAIL_COLUMNS}
-    told = {column.key: column.words for column in TAIL_COLUMNS if column.words}
+    assert list(row) == [column.key for column in LAYERS]
+    told = {column.key: column.words for column in LAYERS if column.words}
     assert all(row[key] in words for key, words in told.items())
-
-
-def test_special_tokens_are_sinks_wherever_they_stand() -> None:
-    tokens, positions = hidden()
-    special = positions == 0
-    moved = Rows(
-        tokens[None, :, :4],
-        tokens[None, :, :4],
-        tokens[None, :, :4],
-        positions + 1,
-        tokens,
-        special,
-    )
-    assert layer_row(LayerMoments.of(moved)) == layer_row(LayerMoments.of(rows()))
 
 
 def test_parts_merge_and_are_stored() -> None:
@@ -72,29 +67,25 @@ def test_parts_merge_and_are_stored() -> None:
         LayerMoments.of(rows(slice(*part)))
         for part in ((0, 0), (3000, None), (0, 1000), (1000, 3000))
     )
+    classes = {kind.__name__: kind for kind in STORED}
     for other in others:
-        first = first.merge(unpack(pack(other), LayerMoments))
+        first = first.merge(unpack(pack(other), classes))
     found, expected = layer_row(first), layer_row(whole)
     for key, value in expected.items():
-        assert found[key] == (
-            pytest.approx(value, rel=1e-6) if isinstance(value, float) else value
-        ), key
+        close = pytest.approx(value, rel=1e-6) if isinstance(value, float) else value
+        assert found[key] == close, key
 
 
 def test_verdicts_do_not_differ_without_a_word() -> None:
-    state = SplitExtremes.of(hidden()[0][1:WINDOW], torch.zeros(WINDOW - 1, dtype=torch.bool))
-    tails = state.finish()
-    assert {tails.whole.norms.verdict, tails.whole.coordinates.verdict} <= {
-        "sub-Gaussian",
-        "undecided",
-        "unknown",
-    }
-    assert "By kurtosis the verdict is heavier" in tail_row(tails, "heavier")["tail_reason"]
-    assert "By kurtosis" not in tail_row(tails, "sub-Gaussian")["tail_reason"]
+    text = LayerMoments.of(rows(slice(1, WINDOW), sinks=False))
+    row = layer_row(text, "heavier")
+    assert {row["norm_tail"], row["coordinate_tail"]} <= {"sub-Gaussian", "undecided", "unknown"}
+    assert "By kurtosis the verdict is heavier" in row["tail_reason"]
+    assert "By kurtosis" not in layer_row(text)["tail_reason"]
 
 
 def test_a_layer_whose_input_is_not_known() -> None:
-    row = tail_row(None, "unknown")
-    assert row["norm_tail"] == "unknown"
+    row = layer_row(LayerMoments.of(rows(known=False)))
+    assert row["norm_tail"] == row["verdict"] == "unknown"
     assert row["tail_reason"] == ""
     assert math.isnan(row["norm_shape"])

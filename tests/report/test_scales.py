@@ -21,7 +21,7 @@ from tests.report import atlas
 from tests.report.browser import Page
 
 ALPHAS = (0.1, 1.0, 10.0)
-SCALES = Scales(ALPHAS).tables(ProbeSpec(scales=ALPHAS))["scales"]
+SCALES = Scales().tables(ProbeSpec(scales=ALPHAS))["scales"]
 DECLARED = atlas.declared
 
 

@@ -7,7 +7,7 @@ units of work. Every query that sees FEWEST keys is used, with its own number of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -18,11 +18,12 @@ from torch.nn.functional import pad
 
 from esscher.hf.call import AttentionCall
 from esscher.keep import Impact, parse
+from esscher.keep.rule import Rule
 from esscher.probe.all_keys import AllKeys
 from esscher.probe.measure import OVERFLOW, HeadNumbers, Known, LayerState
 from esscher.probe.rules import compare_rules
 from esscher.probe.session import FEWEST, Indices, Session
-from esscher.probe.statistic import HeadView
+from esscher.probe.statistic import HeadView, OwnWindow
 from esscher.probe.statistics.registry import statistics_of
 from esscher.probe.tokens import LayerInfo, LayerMoments, Rows
 from esscher.probe.window import own_queries, window_gradients
@@ -35,30 +36,37 @@ def window_layers(session: Session, window: int, take: Callable[[LayerState], ob
     """A forward pass, and one for gradients where rules are compared: ``take`` gets each layer with
     the numbers of the window's queries.
     """
-    ruled = window in session.rule_windows
-    gradients, grams = window_gradients(session, window) if ruled else {}, session.grams
+    ruled, gradients = window in session.rule_windows, dict[int, list[float]]()
+    rules = [parse(text) for text in session.spec.compared] if ruled else []
+    grams = session.grams  # what needs passes of its own comes before the capture
+    if ruled:
+        gradients = window_gradients(session, window)
+    behind = any(isinstance(part, Impact) for rule in rules for part in rule.parts)
+    projections = session.projections if behind else {}
 
     def sink(captured: AttentionCall, batch: Indices) -> None:
-        felt = gradients.get(captured.layer)
-        take(_WindowLayer(session, captured, window, felt, ruled).state(grams))
-        advance((session.layers.index(captured.layer) + 1) / len(session.layers))
+        layer = captured.layer
+        about = gradients.get(layer), projections.get(layer)
+        take(_WindowLayer(session, captured, window, rules, *about).state(grams.get(layer)))
+        advance((session.layers.index(layer) + 1) / len(session.layers))
 
     session.run(np.array([window]), session.layers, sink)
 
 
-class _WindowLayer:
-    """One layer while a window passes it; an OwnWindow of the statistics."""
+class _WindowLayer(OwnWindow):
+    """One layer while a window passes it."""
 
     def __init__(
         self,
         session: Session,
         captured: AttentionCall,
         window: int,
+        rules: Sequence[Rule],
         gradients: list[float] | None,
-        ruled: bool,
+        projection: Tensor | None,
     ) -> None:
         self.session, self.captured, self.number = session, captured, window
-        self.gradients, self.ruled = gradients, ruled
+        self.rules, self.gradients, self.projection = rules, gradients, projection
         self.info = LayerInfo.of(captured, own=True)
         self.queries = own_queries(session, captured, 0, window)
         self.notes: dict[str, Any] = {}
@@ -78,15 +86,14 @@ class _WindowLayer:
 
     def rule_errors(self, head: int) -> dict[str, Tensor] | None:
         """Of the judged queries; heads that share keys are compared together."""
-        if not self.ruled or not self._enough:
+        if not self.rules or not self._enough:
             return None
         kv_head = self.info.kv_head(head)
         if kv_head not in self._by_kv_head:
-            rules = [parse(text) for text in self.session.spec.compared]
-            behind = any(isinstance(part, Impact) for rule in rules for part in rule.parts)
-            output = self.session.projections.get(self.info.layer) if behind else None
             asked = self.session.rule_queries(self.number)
-            found = compare_rules(self._asking, asked, self.info, kv_head, rules, output)
+            found = compare_rules(
+                self._asking, asked, self.info, kv_head, self.rules, self.projection
+            )
             self._by_kv_head = {kv_head: found}  # heads come in order
         if head not in self._by_kv_head[kv_head]:
             raise ValueError(OVERFLOW)
@@ -105,7 +112,7 @@ class _WindowLayer:
 
     # ---- the numbers of its heads
 
-    def state(self, grams: Mapping[int, Tensor | None]) -> LayerState:
+    def state(self, gram: Tensor | None) -> LayerState:
         session, layer = self.session, self.info.layer
         rows = Rows.of(self.captured, *session.masks(np.array([self.number])))
         statistics = statistics_of(session.spec)
@@ -130,7 +137,7 @@ class _WindowLayer:
             numbers = torch.from_numpy(session.queries.inside(self.number))[view.rows.cpu()]
             keys = (view.seen & (view.positions >= 0)).sum(1).cpu()
             heads[head] = HeadNumbers(found, numbers, numbers[view.kept], keys)
-        return LayerState(self.info, LayerMoments.of(rows), grams.get(layer), heads)
+        return LayerState(self.info, LayerMoments.of(rows), gram, heads)
 
     def _view(self, head: int, rows: Tensor) -> HeadView:
         """The queries of one head that see enough keys, and all that they see."""

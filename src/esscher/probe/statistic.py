@@ -17,10 +17,11 @@ number of keys, nor depend (but for rounding) on how keys came in blocks.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -63,13 +64,16 @@ class Head:
         return self.info.kv_head(self.head)
 
 
-class OwnWindow(Protocol):
+class OwnWindow(ABC):
     """What a query's own context knows beyond its keys."""
 
+    @abstractmethod
     def outputs(self, head: int) -> Tensor: ...
 
+    @abstractmethod
     def gradient(self, head: int) -> float | None: ...
 
+    @abstractmethod
     def rule_errors(self, head: int) -> dict[str, Tensor] | None: ...
 
 

@@ -240,7 +240,7 @@ class Scales(Statistic):
             place = pool_place(curve, end.row["n_keys"])
             theory = _exponents(scale**2 * end.row["coupling"], scale * end.row["horizon2"])
             rows.append(
-                {"scale": scale, **fit, **theory}
+                {"scale": scale, "status": "ok", "reason": "", **fit, **theory}
                 | {
                     "relative_at_n": float(curve.relative[place]),
                     needed_column(ERROR): or_nan(tokens_needed, curve, ERROR),
@@ -355,6 +355,8 @@ def scale_columns(spec: ProbeSpec) -> tuple[Column, ...]:
         LAYER,
         HEAD,
         Column("scale", "float", "scale α", "What the scores are multiplied with.", "log"),
+        Column("status", "word", "status", "ok, or why there is no exponent."),
+        Column("reason", "word", "reason", "Why there is no exponent."),
         replace(known["beta_fit"], help=f"{known['beta_fit'].help} {L2}"),
         Column("beta_low", "float", "exponent, low", f"Lower {ends}"),
         Column("beta_high", "float", "exponent, high", f"Upper {ends}"),

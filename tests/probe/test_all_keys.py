@@ -7,20 +7,20 @@ import pytest
 import torch
 
 from esscher.errors import grid as deposit
-from esscher.probe import wide
-from esscher.probe.wide import Held, add_keys_or_hold
+from esscher.probe import all_keys
+from esscher.probe.all_keys import AllKeys, add_keys
 from esscher.tails.scores import first_centres, score_histogram, softmax_statistics
 
 
-def held(size: float) -> Held:
+def held(size: float) -> AllKeys:
     generator = torch.Generator().manual_seed(5)
     q, k, v = (
         torch.randn(rows, 7, generator=generator, dtype=torch.float64) for rows in (11, 900, 900)
     )
-    return Held(q, k, v, size)
+    return AllKeys(q, k, v, size)
 
 
-def on_grid(pool: Held) -> deposit.Deposit:
+def on_grid(pool: AllKeys) -> deposit.Deposit:
     state = deposit.init(11, deposit.choose_grid(torch.float64, "replacement"), pool.v.mean(0))
     return deposit.update(state, pool.scale * pool.q @ pool.k.T, pool.v)
 
@@ -55,7 +55,7 @@ def test_the_shape_of_scores_does_not_know_their_size() -> None:
 
 def test_few_scores_at_once_are_all_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = held(2.0).softmax()
-    monkeypatch.setattr(wide, "ELEMENTS", 2000)
+    monkeypatch.setattr(all_keys, "ELEMENTS", 2000)
     parts, masses = held(2.0).softmax(), held(2e5).masses(deposit.Grid(1 / 8, 4, 1e-6))
     np.testing.assert_allclose(parts.entropy, whole.entropy, rtol=1e-12)
     np.testing.assert_allclose(masses.cells[-2].sum(1), 900, rtol=1e-12)
@@ -65,7 +65,7 @@ def test_a_pool_takes_over_where_the_grid_ends() -> None:
     pool = held(1.0)
     start = deposit.init(11, deposit.choose_grid(torch.float64, "replacement"), pool.v.mean(0))
     scores = pool.q @ pool.k.T
-    assert isinstance(add_keys_or_hold(start, scores, pool.v, pool), deposit.Deposit)
+    assert isinstance(add_keys(start, scores, pool.v, pool), deposit.Deposit)
     for size in (1e3, 1e15):
-        assert add_keys_or_hold(start, size * scores, pool.v, pool) is pool
-    assert add_keys_or_hold(pool, scores, pool.v, None) is pool
+        assert add_keys(start, size * scores, pool.v, pool) is pool
+    assert add_keys(pool, scores, pool.v, None) is pool

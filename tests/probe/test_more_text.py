@@ -15,22 +15,21 @@ import torch
 
 import esscher as es
 from esscher.errors.more_text import BEYOND, MOVING, PIECES, SETTLED
-from esscher.probe import layer as head_state
 from esscher.probe.agreement import compare_sizes
-from esscher.probe.curves import headline, headline_numbers, settled_sentence
-from esscher.probe.session import Places
+from esscher.probe.all_keys import AllKeys
+from esscher.probe.curves import headline, headline_numbers
+from esscher.probe.session import Queries, Session, spread
 from esscher.probe.spec import ProbeSpec, drawn_ladder
-from esscher.probe.statistics.base import Block, Findings, Found, Identity, Met, Start
-from esscher.probe.statistics.endless import EndlessText
-from esscher.probe.statistics.errors import Replacement
-from esscher.probe.tokens import LayerInfo, LayerMoments, LayerSummary, Rows
-from esscher.probe.wide import Held
+from esscher.probe.statistic import HeadEnd, HeadView, Result
+from esscher.probe.statistics.errors import Draws
+from esscher.probe.statistics.more_text import MoreText, Pieces, in_words
+from esscher.probe.tokens import LayerMoments, LayerSummary, Rows
 from tests.models.probe_runs import few_texts, save_tiny
+from tests.probe.views import INFO, view
 
 SPEC = ProbeSpec(pool="corpus", kept_queries=7, epsilons=(0.2,))
 KEYS, QUERIES, WIDTH = 320, 13, 3
-STATISTICS = (Identity(), Replacement(), EndlessText())
-INFO = LayerInfo(0, 1, 1, 1.0, None, "")
+KEPT = spread(QUERIES, 7)
 
 
 def tokens(width: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -42,42 +41,37 @@ def tokens(width: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     return width * q, k, v
 
 
-def states(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, some: slice = slice(None)
-) -> head_state.HeadState:
-    kept = head_state.kept_rows(len(q), SPEC.kept_queries)
-    pieces = torch.arange(KEYS) * PIECES // KEYS
-    pool = Held(q, k, v, 1.0)
-    start = Start(kept, torch.zeros(len(q)), KEYS, v.mean(0), torch.float64)
-    block = Block(
-        q @ k[some].T,
-        q,
-        k[some],
-        v[some],
-        torch.arange(KEYS)[some],
-        kept,
-        pool=pool,
-        pieces=pieces[some],
-    )
-    return head_state.update(head_state.init(STATISTICS, start), block)
+def head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, some: slice = slice(None)) -> HeadView:
+    pieces, at = torch.arange(KEYS) * PIECES // KEYS, torch.arange(KEYS)
+    more = {"pieces": pieces[some], "positions": at[some], "center": v.mean(0)}
+    return view(SPEC, q @ k[some].T, v[some], AllKeys(q, k, v, 1.0), keys=KEYS, **more)
 
 
-def found_of(state: head_state.HeadState) -> Findings:
-    rows = np.arange(QUERIES)
-    state = head_state.settle(state, Met(SPEC, INFO, 0, KEYS, {}), {})
-    places = Places(rows, 0 * rows, 0 * rows, rows * PIECES // QUERIES)
-    some = torch.zeros(1, 2, WIDTH)
-    layer = LayerSummary.of(
-        INFO, LayerMoments.of(Rows(some, some, some, torch.arange(2), None)), None, {}
+def found_of(whole: HeadView, state: Pieces | None = None) -> Result:
+    """``state``: of the statistic, where it is not that of the head."""
+    statistic, rows = MoreText(), np.arange(QUERIES)
+    draws = Draws().measure(whole)
+    found = statistic.measure(whole) if state is None else statistic.reduce(state, whole)
+    queries = Queries(rows, 0 * rows, 0 * rows, rows * PIECES // QUERIES)
+    few, at = torch.zeros(1, 2, WIDTH), torch.arange(2)
+    moments = LayerMoments.of(Rows(few, few, few, None, at, at < 0, at))
+    row = {"n_keys": KEYS, "effective_tokens": float(1 / (1 / draws["effective"]).mean())}
+    end = HeadEnd(
+        *(SPEC, INFO, 0, KEYS, KEYS, {}),
+        session=object.__new__(Session),
+        layer=LayerSummary.of(INFO, moments, None),
+        queries=queries,
+        kept=KEPT,
+        found={"draws": draws},
+        row=row,
     )
-    known = Found(SPEC, layer, 0, KEYS, places, state.states, {}, {"n_keys": KEYS})
-    return EndlessText().finish(state.states["endless"], known)
+    return statistic.finish(found, end)
 
 
 def test_numbers_on_parts_are_those_of_curves_on_these_parts() -> None:
     q, k, v = tokens()
-    table = found_of(states(q, k, v)).tables["endless"].set_index("number")
-    n, kept = drawn_ladder(SPEC, KEYS), head_state.kept_rows(QUERIES, SPEC.kept_queries)
+    table = found_of(head(q, k, v)).tables["endless"].set_index("number")
+    n, kept = drawn_ladder(SPEC, KEYS), KEPT
     numbers = {number.key: number for number in headline_numbers(SPEC)}
 
     def on(rows: Any, some: slice) -> dict[str, float]:
@@ -98,24 +92,25 @@ def test_numbers_on_parts_are_those_of_curves_on_these_parts() -> None:
         assert not table.loc[key, "low"] > table.loc[key, "estimate"]
 
 
-def test_parts_of_the_keys_merge_and_are_stored() -> None:
-    """A part ends within a piece; one head's state goes to bytes and back."""
+def test_parts_of_the_keys_merge() -> None:
+    """A part ends within a piece."""
     q, k, v = tokens()
-    whole, cut = states(q, k, v), 150
-    merged = head_state.merge(states(q, k, v, slice(cut)), states(q, k, v, slice(cut, None)))
-    stored = head_state.from_bytes(head_state.to_bytes(merged), STATISTICS)
-    for state in (merged, stored):
-        pd.testing.assert_frame_equal(
-            found_of(state).tables["endless"], found_of(whole).tables["endless"], rtol=1e-9
-        )
+    statistic, cut = MoreText(), 150
+    states = [
+        statistic.update(statistic.init(part), part)
+        for part in (head(q, k, v, slice(cut)), head(q, k, v, slice(cut, None)))
+    ]
+    merged, whole = statistic.merge(*states), found_of(head(q, k, v)).tables["endless"]
+    found = found_of(head(q, k, v), merged).tables["endless"]
+    pd.testing.assert_frame_equal(found, whole, rtol=1e-9)
 
 
 def test_a_query_in_its_own_half_of_the_text() -> None:
     """Keys of the half that a query stands in are its own: by hand at n = 1024."""
     q, k, v = tokens()
     v[: KEYS // 2] += 2.0
-    kept = head_state.kept_rows(QUERIES, SPEC.kept_queries)
-    upper = (np.arange(QUERIES) * PIECES // QUERIES)[kept.numpy()] >= PIECES // 2
+    kept = KEPT
+    upper = (np.arange(QUERIES) * PIECES // QUERIES)[kept] >= PIECES // 2
     halves = [
         es.exact_pool_curve(q[kept], k[some], v[some], [1024], scale=1.0).queries
         for some in (slice(160), slice(160, 320))
@@ -131,17 +126,17 @@ def test_a_query_in_its_own_half_of_the_text() -> None:
         math.sqrt(mse[half, rows].sum() / limit[half, rows].sum())
         for half in (upper.astype(int), 1 - upper)
     )
-    assert found_of(states(q, k, v)).columns["own_text_bias"] == pytest.approx(
+    assert found_of(head(q, k, v)).columns["own_text_bias"] == pytest.approx(
         own / other - 1, rel=1e-6
     )
 
 
 def test_scores_too_wide_for_a_grid_and_few_effective_tokens_leave_no_interval() -> None:
-    wide = found_of(states(*tokens(400.0)))
+    wide = found_of(head(*tokens(400.0)))
     assert wide.columns["settled"] == BEYOND
-    assert math.isnan(wide.columns["relative_64_low"])
-    assert math.isnan(wide.columns["relative_64_high"])
-    frozen = found_of(states(*tokens(4.0)))
+    assert math.isnan(wide.columns["relative_1024_low"])
+    assert math.isnan(wide.columns["relative_1024_high"])
+    frozen = found_of(head(*tokens(4.0)))
     assert set(frozen.tables["endless"]["status"]) == {BEYOND}
     assert not math.isnan(frozen.columns["tokens_needed_20pct_low"])  # it grows with the pool
     for told in (wide, frozen):
@@ -198,7 +193,7 @@ def test_sentences(
         }
         for name in ("beta_fit", "effective_1024", "relative_1024")
     ]
-    said = settled_sentence(pd.DataFrame(rows), status, 16384, own=False)
+    said = in_words(pd.DataFrame(rows), status, 16384, own=False)
     assert all(word in said for word in words), said
     assert "nan" not in said
 
