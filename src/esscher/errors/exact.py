@@ -19,7 +19,7 @@ from esscher.attention.limit import limit
 from esscher.errors.curve import ErrorCurve, QueryErrors, concatenate
 from esscher.errors.delta import delta_trace
 from esscher.errors.gaussian import gaussian_error_slopes
-from esscher.errors.keep_law import law_rule
+from esscher.errors.keep_law import LawRule
 from esscher.errors.nodes import error_from_nodes
 from esscher.errors.pool_curve import exact_pool_curve, pool_stderr
 from esscher.errors.query_laws import drawn, gaussian_queries_curve, integrated
@@ -71,20 +71,20 @@ def exact_curve(
     would not be right to 1e-6, ``draws`` queries are drawn with ``seed``, and ``.query_stderr``
     says what that leaves uncertain.
 
-    ``keep``: a rule of ``es.keep`` or its text: "random", "topk", "topk:K+random:reweight"
-    (reweight or not), "neyman". The error is then that of the n keys it keeps on average of
-    ``context`` independent tokens (one number, or one for each n), each kept with a chance that
-    depends on its score and value. ``context`` None: n keys are kept of a context without end
-    ("random", which is the curve above, or "neyman"). Formulas: esscher.errors.keep_law.
-    Neyman's curve without end is exact for Gaussian tokens, for mixtures of Gaussians where each V
-    Sigma V^T has one eigenvalue beside 0, for spheres and balls where V^T V is a multiple of the
-    identity, and for pools; elsewhere, and in a context, ``kind`` is "pool".
+    ``keep``: a rule of ``es.keep`` or its text. The error is then that of the n keys it keeps on
+    average of ``context`` independent tokens (one number, or one for each n): exact for "random",
+    "topk" and both where tokens have nodes along the tilt, else the mean over contexts drawn from
+    the law. ``context`` None: n keys are kept of a context without end ("random", which is the
+    curve above, or "neyman"). Formulas: esscher.errors.keep_law. Neyman's curve without end is
+    exact for Gaussian tokens, for mixtures of Gaussians where each V Sigma V^T has one eigenvalue
+    beside 0, for spheres and balls where V^T V is a multiple of the identity, and for pools;
+    elsewhere ``kind`` is "pool".
     """
     check_pair(head, measure)
     size = as_count(pool_size, "pool_size")
     if keep is None and context is not None:
         raise ValueError("context: only a keep rule has one; give keep too, or leave context out")
-    kept = None if keep is None else law_rule(parse(keep), n, context)
+    kept = None if keep is None else LawRule.of(parse(keep), n, context)
     counts = as_counts(n, "n") if kept is None else kept.n
 
     def over(head: Head, x: Tensor, weights: Floats | None = None) -> ErrorCurve:
