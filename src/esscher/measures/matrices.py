@@ -21,7 +21,7 @@ def in_range(x: Tensor, name: str) -> Tensor:
     """The tensor itself; ValueError where its largest number, if not 0, is outside 1e-100 to
     1e100.
     """
-    largest = float(x.detach().abs().max()) if x.numel() else 0.0
+    largest = max(abs(float(end)) for end in torch.aminmax(x.detach())) if x.numel() else 0.0
     if largest and not SMALLEST <= largest <= LARGEST:
         raise ValueError(
             f"{name}: expected numbers of sizes up to 1e100, the largest at least 1e-100, got"

@@ -37,28 +37,27 @@ from esscher.theory.prediction import Floats
 # ---- risks
 
 
-def lemma_e2_printed(error2: Any, error4: Any, label4: float, limit4: float) -> Floats:
+def lemma_e2_printed(error2: Any, error4: Any, label4: float, limit4: float) -> Any:
     """|R_n - R| as printed: 2 label4 error2 (error4 + limit4). Source: [S] Lemma E.2.
 
     False: the proof bounds |(a, y)| by |y| |a| where it needs |y| + |a|, so the bound is 0 for
     labels that are 0.
     """
-    return np.asarray(2.0 * label4 * _floats(error2) * (_floats(error4) + limit4))
+    return 2.0 * label4 * error2 * (error4 + limit4)
 
 
-def lemma_e2_mended(error2: Any, label2: float, limit2: float) -> Floats:
+def lemma_e2_mended(error2: Any, label2: float, limit2: float) -> Any:
     """|R_n - R| <= error2 (label2 + limit2 + error2).
 
     From |loss(a, y) - loss(b, y)| <= (|y| + max(|a|, |b|)) |a - b|, max(|a|, |b|) <= |b| + |a - b|
     and Cauchy-Schwarz; second moments suffice. Source: [S] Lemma E.2, mended.
     """
-    second = _floats(error2)
-    return np.asarray(second * (label2 + limit2 + second))
+    return error2 * (label2 + limit2 + error2)
 
 
 def lemma_e4(
     error2: Any, gradient_error2: Any, label2: float, limit2: float, gradient2: float
-) -> Floats:
+) -> Any:
     """|grad R_n - grad R| <= gradient_error2 (limit2 + error2 + label2) + error2 gradient2,
     gradient2 = (E|grad Gamma|^2)^{1/2}.
 
@@ -66,13 +65,7 @@ def lemma_e4(
     X, which is smaller when the tasks differ in sigma_mu, so the displayed statement holds only for
     one common sigma_mu.
     """
-    second = _floats(error2)
-    by_gradient = _floats(gradient_error2) * (limit2 + second + label2)
-    return np.asarray(by_gradient + second * gradient2)
-
-
-def _floats(numbers: Any) -> Floats:
-    return np.asarray(numbers, np.float64)
+    return gradient_error2 * (limit2 + error2 + label2) + error2 * gradient2
 
 
 # ---- training
