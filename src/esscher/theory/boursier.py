@@ -464,9 +464,9 @@ def _token_conditions(setting: Setting) -> Conditions:
 
 def one_query(setting: Setting) -> list[Prediction]:
     """Bounds for every query |x| <= radius: Corollary C.3 and Lemmas C.4 and C.7."""
-    d, v, measure = setting.head.dim, setting.v_norm, setting.measure
+    d, v = setting.head.dim, setting.v_norm
     at = (setting.sigma or 1.0, setting.tilt, setting.fourth or 0.0)
-    eighth, token_fourth = setting.token_eighth or 0.0, setting.token_fourth or 0.0
+    token_fourth = setting.token_fourth or 0.0
     conditions = _token_conditions(setting)
     known = setting.sigma is not None and setting.fourth is not None
     numbers = {"radius": setting.radius, "tilt": setting.tilt, "d": float(d), "c_f": v}
@@ -474,15 +474,6 @@ def one_query(setting: Setting) -> list[Prediction]:
     numbers |= {key: number for key, number in optional.items() if number is not None}
     proved = functools.partial(
         _proved, conditions=conditions, known=known, numbers=numbers, exponent=0.5
-    )
-    # f(y) = V y y^T, the first part of the gradient in A
-    squares = (d, *at[:2], power(v, 4) * eighth, v, 2, eighth)
-    size = float(measure.cov.double().trace()) ** 0.5
-    centred = float(measure.mean.double().norm()) <= 1e-9 * size
-    of_squares = (
-        conditions[0],
-        ("tokens are centred", centred),
-        ("E|y|^8 is known", setting.token_eighth is not None),
     )
     growth = "exp(4 sigma^2 |theta|^2) E|V y|^4^{1/2}"
     return [
@@ -508,15 +499,6 @@ def one_query(setting: Setting) -> list[Prediction]:
             "mean square error at one query",
             f"60 {growth} / n",
             lambda n: lemma_c4_sharpened(n, *at),
-        ),
-        proved(
-            "s-c4-p2-mended",
-            "[S] Lemma C.4, p = 2, mended",
-            "mean square error of the average of V y y^T at one query",
-            "Lemma C.4 with p = 2, C_f = ||V||, E|f|^4 <= ||V||^4 E|y|^8",
-            lambda n: lemma_c4(n, *squares),
-            conditions=of_squares,
-            known=setting.sigma is not None and setting.token_eighth is not None,
         ),
         proved(
             "s-c7",
