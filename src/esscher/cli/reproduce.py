@@ -49,7 +49,7 @@ def reproduce(
     Example: esscher reproduce b-1-sub-parametric s-17-limit --quick
     """
     look = given({"top": top, "sort": sort, "markdown": markdown})
-    from esscher.papers.judge import all_claims, find_claim, judge, register
+    from esscher.papers.judge import all_claims, find_claim, judge
     from esscher.report.reproduce import write_verdicts
     from esscher.runs import terminal
     from esscher.runs.manifest import VERDICTS
@@ -58,7 +58,7 @@ def reproduce(
         raise ValueError(f"--all: takes every claim, got {claims[0]!r} too; give one of the two")
     if full and quick:
         raise ValueError("--quick and --full: expected one of the two, got both")
-    chosen = [register(name) if ":" in name else find_claim(name) for name in claims or ()]
+    chosen = [find_claim(name) for name in claims or ()]
     tested = chosen or [*all_claims().values()]
     if check:
         found = {claim.id: claim.checked(seed) for claim in tested}

@@ -23,23 +23,9 @@ from esscher.measures.mixture import Mixture
 from esscher.measures.pool import Pool
 from esscher.measures.product import Rademacher
 from esscher.measures.rotational import Sphere
+from esscher.papers import rules
 from esscher.papers.claim import Decision, Picture, Rows, Tables, claim
-from esscher.papers.rules import (
-    LEVEL,
-    Part,
-    below,
-    decided,
-    exactly,
-    grid,
-    inside,
-    largest,
-    line,
-    mean_interval,
-    need,
-    points,
-    series_of,
-    share_of,
-)
+from esscher.papers.rules import below, decided, grid, inside, line, need, points
 from esscher.theory.sharp import delta_bound, delta_bound_numbers, l2_exponent_rms
 
 Floats = npt.NDArray[np.float64]
@@ -94,7 +80,7 @@ def kolmogorov(values: pd.Series[float], law: Any) -> Interval:
     and Massart.
     """
     found = float(stats.kstest(values.to_numpy(float), law.cdf).statistic)
-    half = float(np.sqrt(np.log(2 / (1 - LEVEL)) / (2 * len(values))))
+    half = float(np.sqrt(np.log(2 / (1 - rules.LEVEL)) / (2 * len(values))))
     return Interval(found, max(found - half, 0.0), found + half)
 
 
@@ -127,7 +113,7 @@ def made_draws(case: tuple[float, float], seed: int) -> Tables:
 @claim("t-28-normality", made_draws, (1e6, 3.0), (1.0, 3.0), measure_draws)
 def normality(tables: Tables, distance: float) -> Decision:
     found = by_law(tables, lambda part: kolmogorov(part["coordinate"], stats.norm()))
-    series = [*series_of(found), line("rule", sorted({n for _, n in found}), distance)]
+    series = [*rules.series_of(found), line("rule", sorted({n for _, n in found}), distance)]
     return decided(
         need("distance at the largest n", at_last(found), below, distance),
         picture=Picture("tokens n", "distance to the normal law", series, log="xy"),
@@ -136,10 +122,12 @@ def normality(tables: Tables, distance: float) -> Decision:
 
 @claim("t-29-variance", made_draws, (1e6, 3.0), (1e6, 1.0))
 def variance(tables: Tables) -> Decision:
-    found = by_law(tables, lambda part: mean_interval(part["squared"] / part["bound"].iloc[0]))
+    found = by_law(
+        tables, lambda part: rules.mean_interval(part["squared"] / part["bound"].iloc[0])
+    )
     return decided(
         need("mean square / bound", found, below, 1.0),
-        picture=Picture("tokens n", "mean square error / bound", series_of(found), log="x"),
+        picture=Picture("tokens n", "mean square error / bound", rules.series_of(found), log="x"),
     )
 
 
@@ -147,10 +135,10 @@ def variance(tables: Tables) -> Decision:
 def chi_squared(tables: Tables, covered: list[float], distance: float) -> Decision:
     chi, nominal = stats.chi2(2), 0.95
     covers = by_law(
-        tables, lambda own: share_of((own["own_size"] <= chi.ppf(nominal)).sum(), len(own))
+        tables, lambda own: rules.share_of((own["own_size"] <= chi.ppf(nominal)).sum(), len(own))
     )
     apart = by_law(tables, lambda own: kolmogorov(own["size"], chi))
-    series = [*series_of(covers), line("nominal", sorted({n for _, n in covers}), nominal)]
+    series = [*rules.series_of(covers), line("nominal", sorted({n for _, n in covers}), nominal)]
     return decided(
         need("share covered by regions of 95 %", at_last(covers), inside, *covered),
         need("distance to the chi-squared law", at_last(apart), below, distance),
@@ -170,17 +158,15 @@ def random_law(name: str, rng: np.random.Generator) -> Measure:
         root = rng.standard_normal((DIM, DIM)) / np.sqrt(DIM)
         return Gaussian(root @ root.T, rng.standard_normal(DIM))
 
-    match name:
-        case "gaussian":
-            return gaussian()
-        case "mixture":
-            return Mixture([0.3, 0.7], [gaussian(), gaussian()])
-        case "sphere":
-            return Sphere(DIM, float(rng.uniform(1, 3)))
-        case "rademacher":
-            return Rademacher(DIM)
-        case _:
-            return Pool(rng.standard_normal((12 if name == "pool" else 5, DIM)))
+    laws: dict[str, Callable[[], Measure]] = {
+        "gaussian": gaussian,
+        "mixture": lambda: Mixture([0.3, 0.7], [gaussian(), gaussian()]),
+        "sphere": lambda: Sphere(DIM, float(rng.uniform(1, 3))),
+        "rademacher": lambda: Rademacher(DIM),
+        "pool": lambda: Pool(rng.standard_normal((12, DIM))),
+        ENUMERATED: lambda: Pool(rng.standard_normal((5, DIM))),
+    }
+    return laws[name]()
 
 
 def measure_error(law: str, n: int, rng: np.random.Generator, repeats: int = 0) -> Rows:
@@ -231,10 +217,10 @@ def exact_error(tables: Tables, ratio: float, rounding: float) -> Decision:
     rows = tables["sizes"]["evidence"]
     rows = rows.assign(ratio=rows["squared"] / rows["exact"])
     every = rows["law"] == ENUMERATED
-    away = exactly((rows["ratio"][every] - 1).abs().max())
+    away = float((rows["ratio"][every] - 1).abs().max())
     groups = rows[~every].groupby(["law", "n"], sort=True)["ratio"]
-    found = {(law, float(n)): mean_interval(own) for (law, n), own in groups}
-    series = [*series_of(found), line("1", sorted(set(rows["n"])), 1.0)]
+    found = {(law, float(n)): rules.mean_interval(own) for (law, n), own in groups}
+    series = [*rules.series_of(found), line("1", sorted(set(rows["n"])), 1.0)]
     return decided(
         need("simulated / exact mean square", found, inside, 1 - ratio, 1 + ratio),
         need("relative distance of enumerated ones", away, below, rounding),
@@ -286,9 +272,9 @@ def sharp_exponents(tables: Tables, gap: float) -> Decision:
         series.append(points(f"d = {dim}, last decade", own["horizon"], own["last"]))
         series.append(points(f"d = {dim}, 10^3 to 10^4", own["horizon"], own["usual"]))
     series.append(line("sharp (heuristic)", own["horizon"], own["sharp"]))
-    verdict = below(exactly(gaps.max()), gap)
+    verdict = below(rules.exactly(gaps.max()), gap)
     return decided(
-        Part("largest gap to the exponent", largest(gaps), f"below {gap:g}", verdict),
+        rules.Part("largest gap to the exponent", rules.largest(gaps), f"below {gap:g}", verdict),
         picture=Picture("two-sided horizon h", "local exponent of the exact error", series),
         note=f"from 10^3 to 10^4 tokens slopes are more than {gap} away at {where}, by up to"
         f" {usual.max():.2f}",

@@ -15,20 +15,9 @@ import pandas as pd
 
 from esscher.corpus.spec import CorpusSpec
 from esscher.intervals import Interval
+from esscher.papers import rules
 from esscher.papers.claim import Decision, Picture, Rows, Tables, claim
-from esscher.papers.rules import (
-    above,
-    below,
-    decided,
-    diagonal,
-    line,
-    mean_interval,
-    need,
-    points,
-    rank_correlation,
-    share_of,
-    widened,
-)
+from esscher.papers.rules import above, below, decided, line, need, points
 from esscher.probe.spec import ProbeSpec
 from esscher.runs import execute
 
@@ -43,7 +32,7 @@ def measured(heads: pd.DataFrame) -> pd.DataFrame:
 def slow_share(heads: pd.DataFrame, column: str) -> Interval:
     """The share of heads whose exponent is below the 1/2 of an average."""
     known = heads[column].dropna()
-    return share_of((known < 0.5).sum(), len(known))
+    return rules.share_of((known < 0.5).sum(), len(known))
 
 
 def fall_with_scale(scales: pd.DataFrame) -> Interval:
@@ -51,7 +40,7 @@ def fall_with_scale(scales: pd.DataFrame) -> Interval:
     ``scales`` of a probe).
     """
     by_head = measured(scales).pivot(index=["layer", "head"], columns="scale", values="beta_fit")
-    return mean_interval((by_head.iloc[:, 0] - by_head.iloc[:, -1]).dropna())
+    return rules.mean_interval((by_head.iloc[:, 0] - by_head.iloc[:, -1]).dropna())
 
 
 def by_coupling(heads: pd.DataFrame, columns: dict[str, str]) -> Picture:
@@ -89,9 +78,9 @@ def made_prose(ends: tuple[float, float, float, float], seed: int) -> Tables:
 def slow_heads(tables: Tables) -> Decision:
     heads = measured(tables["prose"]["heads"])
     shares = {label: slow_share(heads, column) for column, label in MOMENTS.items()}
-    order = rank_correlation(heads["coupling"], heads["beta_mean"])
+    order = rules.rank_correlation(heads["coupling"], heads["beta_mean"])
     exact = slow_share(heads, "beta_fit").value
-    exact_order = rank_correlation(heads["coupling"], heads["beta_fit"]).value
+    exact_order = rules.rank_correlation(heads["coupling"], heads["beta_fit"]).value
     told = " and ".join(f"{share.value:.0%} ({label})" for label, share in shares.items())
     return decided(
         need("share of heads below 1/2", shares, above, 0.5),
@@ -108,10 +97,10 @@ def critical_path(tables: Tables, useful: float) -> Decision:
     x = heads["beta_paper"].to_numpy()
     gaps, order = {}, {}
     for column, label in MOMENTS.items():
-        order[label] = rank_correlation(x, heads[column])
+        order[label] = rules.rank_correlation(x, heads[column])
         columns = ["layer", "head", "beta_paper", column, f"{column}_low", f"{column}_high"]
         for layer, head, predicted, *stored in heads[columns].dropna().to_numpy():
-            gap = Interval(*(end - predicted for end in widened(*stored)))
+            gap = Interval(*(end - predicted for end in rules.widened(*stored)))
             gaps[f"{label}, layer {layer:.0f} head {head:.0f}"] = gap
     distance = (heads["beta_mean"] - heads["beta_paper"]).median()
     series = [points(label, x, heads[column]) for column, label in MOMENTS.items()]
@@ -119,7 +108,7 @@ def critical_path(tables: Tables, useful: float) -> Decision:
     return decided(
         need("rank correlation of predicted and measured", order, above, useful),
         need("measured exponent less predicted", gaps, above, 0.0),
-        picture=Picture(*axes, [*series, diagonal("equal", x)], log="x"),
+        picture=Picture(*axes, [*series, rules.diagonal("equal", x)], log="x"),
         note=f"of {len(heads)} heads the prediction is {x.max():.4f} at most and {distance:.2f} too"
         " low in the median",
     )
@@ -179,16 +168,18 @@ def references(tables: Tables, moved: float, stays: float) -> Decision:
     first, last = found.iloc[:, 0], found.iloc[:, -1]
     moves, small = (last - first).abs(), f"{found.columns[0]:.0f} tokens"
     series = [points(f"{tokens:.0f} tokens", first, found[tokens]) for tokens in found.columns[1:]]
-    kept = share_of((moves < moved).sum(), len(found))
+    kept = rules.share_of((moves < moved).sum(), len(found))
     return decided(
         need("share of heads that keep their exponent", kept, above, stays),
         picture=Picture(
-            f"exponent, {small}", "exponent, larger reference", [*series, diagonal("same", first)]
+            f"exponent, {small}",
+            "exponent, larger reference",
+            [*series, rules.diagonal("same", first)],
         ),
         note=f"from {small} to {found.columns[-1]:.0f} the exponents of {len(found)} heads move by"
         f" {moves.max():.3f} at most, the median from {first.median():.3f} to {last.median():.3f},"
         f" the share below 1/2 from {(first < 0.5).mean():.0%} to {(last < 0.5).mean():.0%}; rank"
-        f" correlation {rank_correlation(first, last).value:.2f}",
+        f" correlation {rules.rank_correlation(first, last).value:.2f}",
     )
 
 
@@ -216,7 +207,7 @@ def tails(tables: Tables) -> Decision:
     series, told = [], []
     for kind, plural in KINDS.items():
         columns = layers[[f"{kind}_ratio", f"{kind}_ratio_low", f"{kind}_ratio_high"]]
-        own = [widened(*row) for row in columns.to_numpy()]
+        own = [rules.widened(*row) for row in columns.to_numpy()]
         ratios |= {f"{plural}, layer {layer}": one for layer, one in zip(x, own, strict=True)}
         series.append(points(plural, x, own))
         words = layers[f"{kind}_tail"].value_counts()
@@ -250,14 +241,14 @@ def domains(tables: Tables, agree: float) -> Decision:
     table = pd.DataFrame({name: own.set_index(place)["beta_fit"] for name, own in heads.items()})
     table = table.dropna()
     pairs = {
-        f"{a} and {b}": rank_correlation(table[a], table[b])
+        f"{a} and {b}": rules.rank_correlation(table[a], table[b])
         for a, b in itertools.combinations(table, 2)
     }
     told = ", ".join(f"{pair} {found.value:.2f}" for pair, found in pairs.items())
     medians = ", ".join(f"{domain} {table[domain].median():.3f}" for domain in table)
     first, *others = table
     series = [points(domain, table[first], table[domain]) for domain in others]
-    same = diagonal("the same", table[first])
+    same = rules.diagonal("the same", table[first])
     return decided(
         need("rank correlation", pairs, above, agree),
         picture=Picture(f"exponent on {first}", "exponent", [*series, same]),
@@ -284,7 +275,7 @@ def language_model(tables: Tables, fall: float) -> Decision:
     """The rules of claims 1, 3 and 7 on the exponents of the L2 error."""
     heads = measured(tables["probe"]["heads"])
     coupled = heads[heads["coupling"] >= heads["coupling"].quantile(0.75)]
-    order = rank_correlation(heads["coupling"], heads["beta_fit"])
+    order = rules.rank_correlation(heads["coupling"], heads["beta_fit"])
     high, every = slow_share(coupled, "beta_fit"), slow_share(heads, "beta_fit")
     return decided(
         need("rank correlation with the coupling", order, below, 0.0),

@@ -15,25 +15,9 @@ from esscher.errors.pool_curve import exact_pool_curve
 from esscher.intervals import Interval
 from esscher.keep import parse
 from esscher.keep.context import Context
+from esscher.papers import rules
 from esscher.papers.claim import Decision, Picture, Rows, Tables, claim
-from esscher.papers.rules import (
-    Part,
-    above,
-    below,
-    decided,
-    diagonal,
-    exactly,
-    exponent,
-    grid,
-    inside,
-    line,
-    made_errors,
-    mean_interval,
-    need,
-    points,
-    rank_correlation,
-    share_of,
-)
+from esscher.papers.rules import above, below, decided, exponent, grid, inside, line, need, points
 
 # ---- 33: the exact error of a rule against drawn sets of keys
 
@@ -140,7 +124,7 @@ def measure_neyman(
 def made_neyman(second: float, seed: int) -> Tables:
     """Two horizons; random keys are slow at the second, Neyman's have this exponent."""
     chosen = {(0, "neyman"): 0.5, (1, "neyman"): second, (0, "random"): 0.5, (1, "random"): 0.2}
-    errors = made_errors(chosen, seed, repeats=200)
+    errors = rules.made_errors(chosen, seed, repeats=200)
     return {"neyman": {"evidence": errors.assign(horizon=errors["point"].map({0: 0.5, 1: 4.0}))}}
 
 
@@ -154,7 +138,7 @@ def neyman(tables: Tables, flat: float) -> Decision:
     )
     last = errors[(errors["n"] == errors["n"].max()) & (errors["metric"] == "neyman")]
     sizes = np.sqrt(last.groupby("point")["squared"].mean())
-    spread = exactly(sizes.max() / sizes.min())
+    spread = float(sizes.max() / sizes.min())
     series = [
         points("Neyman's keys", x, chosen.values()),
         points("random keys", x, random.values()),
@@ -208,10 +192,10 @@ def sparse_rates(tables: Tables) -> Decision:
     shares = {}
     for rule in ("topk", "neyman", WINDOW):
         pair = found[[rule, "random"]].dropna()
-        shares[rule] = share_of((pair[rule] > pair["random"]).sum(), len(pair))
+        shares[rule] = rules.share_of((pair[rule] > pair["random"]).sum(), len(pair))
     told = ", ".join(f"{rule} {value:.2f}" for rule, value in found.median().sort_values().items())
     series = [points(rule, found["random"], found[rule]) for rule in shares]
-    series.append(diagonal("the same", found["random"]))
+    series.append(rules.diagonal("the same", found["random"]))
     nearest = shares.pop(WINDOW)
     return decided(
         need("share of heads in which it falls faster than random", shares, above, 0.5),
@@ -228,13 +212,13 @@ def sparse_rates(tables: Tables) -> Decision:
     {**NEAREST, MIXED: (0.8, 0.4)},
 )
 def window_and_random(tables: Tables) -> Decision:
-    rules, place = [MIXED, WINDOW, "random"], ["layer", "head", "share"]
+    three, place = [MIXED, WINDOW, "random"], ["layer", "head", "share"]
     by_rule = tables["windows"]["frontier"].pivot(index=place, columns="rule", values="relative")
     better, told = {}, []
-    for size, own in by_rule[rules].dropna().groupby("share"):
-        mixed, window, random = (own[rule] for rule in rules)
-        better[size] = share_of(((mixed < window) & (mixed < random)).sum(), len(own))
-        medians = " / ".join(f"{own[rule].median():.2f}" for rule in rules)
+    for size, own in by_rule[three].dropna().groupby("share"):
+        mixed, window, random = (own[rule] for rule in three)
+        better[size] = rules.share_of(((mixed < window) & (mixed < random)).sum(), len(own))
+        medians = " / ".join(f"{own[rule].median():.2f}" for rule in three)
         told.append(f"{size:.0%} {medians}")
     asked = {f"{size:.0%}": better[size] for size in better if any(np.isclose(size, (0.1, 0.25)))}
     x = [*better]
@@ -265,7 +249,7 @@ def heads_together(tables: Tables, alike: list[float]) -> Decision:
     rows = tables["together"]["together"]
     own = rows[rows["subset"] == SHARED]
     ratio = own["exact"] / own["independent"]
-    found = share_of(ratio.between(*alike).sum(), len(own))
+    found = rules.share_of(ratio.between(*alike).sum(), len(own))
     by_layer = ratio.groupby(own["layer"]).mean()
     low, high = by_layer.idxmin(), by_layer.idxmax()
     ends = own["layer"].min(), own["layer"].max()
@@ -288,7 +272,9 @@ def made_single(noise: float, seed: int) -> Tables:
 def heads_predict(tables: Tables, useful: float) -> Decision:
     heads = tables["single"]["sensitivity"]
     predictors = ("relative", "plain", "first_order")
-    relative, plain, first = (rank_correlation(heads[name], heads["kl"]) for name in predictors)
+    relative, plain, first = (
+        rules.rank_correlation(heads[name], heads["kl"]) for name in predictors
+    )
     series = [points("heads", heads["relative"], heads["kl"])]
     return decided(
         need("rank correlation of the relative error", relative, above, useful),
@@ -324,7 +310,7 @@ def depth(tables: Tables, same: float) -> Decision:
     for _, own in draws[draws["reading"] == "error"].groupby("text"):
         means = own.groupby("size")[["kept", "value"]].mean()
         final.append(-float(np.polyfit(np.log(means["kept"]), np.log(means["value"]), 1)[0]))
-    found = mean_interval(final)
+    found = rules.mean_interval(final)
     gap = Interval(*(end - middle for end in found))
     logits = replace(points("logits", [0, len(single) - 1], [found, found]), line=True)
     series = [points("attention of a layer", range(len(single)), single), logits]
@@ -352,12 +338,12 @@ def downstream_horizon(tables: Tables, weak: float) -> Decision:
     draws = tables["embeddings"]["draws"]
     texts = draws[draws["reading"] == "cosine"].groupby("text")
     horizon, cosine = texts["horizon"].first(), texts["value"].mean()
-    order = rank_correlation(horizon, cosine)
+    order = rules.rank_correlation(horizon, cosine)
     third = horizon.rank(pct=True)
     low, high = cosine[third <= 1 / 3].mean(), cosine[third > 2 / 3].mean()
     verdict = "refuted" if order.low > weak else below(order, 0.0)
     return decided(
-        Part("rank correlation with the horizon", order, "below 0", verdict),
+        rules.Part("rank correlation with the horizon", order, "below 0", verdict),
         picture=Picture("horizon of the text", "cosine", [points("texts", horizon, cosine)]),
         note=f"over {len(cosine)} texts, horizons {horizon.min():.2f} to {horizon.max():.2f}; mean"
         f" cosine {low:.3f} in the third of lowest horizon, {high:.3f} in the highest",

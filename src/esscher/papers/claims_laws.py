@@ -112,7 +112,7 @@ def falls_with_scale(tables: Tables, fall: float) -> Decision:
     ]
     return decided(
         need("fall of the exponent", Interval(value, value - half, value + half), above, 0.1),
-        need("rise between two alphas beyond the intervals", rules.exactly(rises), below, 0.0),
+        need("rise between two alphas beyond the intervals", rises, below, 0.0),
         need("fall over heads of MiniLM", fall_with_scale(tables["heads"]["scales"]), above, fall),
         picture=Picture("coupling Psi = alpha^2", "exponent", series, log="x"),
         note=f"mean distance to 1/(2(1 + Psi)) is {distance:.3f}",
@@ -171,7 +171,7 @@ def uniform(tables: Tables, half: list[float], few: float) -> Decision:
         line("one query on the edge, exact", x, constant),
     ]
     return decided(
-        need("growth of ln C(R) per R^2, late / early", rules.exactly(late / early), above, 0.5),
+        need("growth of ln C(R) per R^2, late / early", late / early, above, 0.5),
         need("exponent", fits, inside, *half),
         need("uniform error / error of a query on the edge", ratios, below, few),
         picture=Picture("radius R", "constant C(R)", series, log="y"),
@@ -234,8 +234,8 @@ def support(tables: Tables, exponential: float, polynomial: float) -> Decision:
     square = largest["uniform"].index.to_numpy(float)
     half = len(square) // 2
     uniform, mean = (np.log(largest[what].to_numpy(float)) for what in ("uniform", "mean"))
-    growth = rules.exactly((uniform[-1] - uniform[half]) / (square[-1] - square[half]))
-    power = rules.exactly((mean[-1] - mean[half]) / (0.5 * np.log(square[-1] / square[half])))
+    growth = float((uniform[-1] - uniform[half]) / (square[-1] - square[half]))
+    power = float((mean[-1] - mean[half]) / (0.5 * np.log(square[-1] / square[half])))
     series = [
         points(f"{what}, worst law", np.sqrt(square), largest[what]) for what in ("uniform", "mean")
     ]

@@ -11,23 +11,9 @@ import numpy as np
 import pandas as pd
 
 from esscher.intervals import Interval, t_quantile
+from esscher.papers import rules
 from esscher.papers.claim import Decision, Picture, Rows, Tables, claim
-from esscher.papers.rules import (
-    LEVEL,
-    above,
-    below,
-    decided,
-    each,
-    exactly,
-    exponent,
-    grid,
-    inside,
-    line,
-    made_errors,
-    mean_interval,
-    need,
-    points,
-)
+from esscher.papers.rules import above, below, decided, exponent, grid, inside, line, need, points
 
 COVARIANCES = ("isotropic", "kms:0.5")
 
@@ -80,7 +66,7 @@ def made_limit(slope: float, seed: int) -> Tables:
 def linear_limit(tables: Tables, slope: float, spread: float) -> Decision:
     groups = tables["long"]["evidence"].groupby(["mean", "rank"], sort=True)
     slopes, spreads = (
-        {f"mean {m:g}, rank {rank:g}": mean_interval(own[name]) for (m, rank), own in groups}
+        {f"mean {m:g}, rank {rank:g}": rules.mean_interval(own[name]) for (m, rank), own in groups}
         for name in ("slope", "spread")
     )
     x = range(len(slopes))
@@ -102,7 +88,7 @@ def linear_limit(tables: Tables, slope: float, spread: float) -> Decision:
 def rms_by_length(errors: pd.DataFrame) -> dict[float, Interval]:
     """Root mean squares of stored squared errors, by n."""
     return {
-        float(n): each(mean_interval(squared), lambda end: max(end, 0.0) ** 0.5)
+        float(n): rules.each(rules.mean_interval(squared), lambda end: max(end, 0.0) ** 0.5)
         for n, squared in errors.groupby("n", sort=True)["squared"]
     }
 
@@ -159,14 +145,14 @@ def nears_linear(tables: Tables, fall: float) -> Decision:
     for covariance in COVARIANCES:
         place = f"covariance == '{covariance}' and against == 'linear'"
         drawn = rms_by_length(errors.query(f"{place} and metric == 'output'"))
-        known = [exactly(error) for error in exact.query(place).sort_values("n")["error"]]
+        known = [rules.exactly(error) for error in exact.query(place).sort_values("n")["error"]]
         for what, found in (("output", [*drawn.values()]), ("risk gradient", known)):
             first, last, where = found[0], found[-1], f"{what}, {covariance}"
             falls[where] = Interval(
                 last.value / first.value, last.low / first.high, last.high / first.low
             )
             steps = (after.low - before.high for before, after in itertools.pairwise(found))
-            rises[where] = exactly(max(steps))
+            rises[where] = max(steps)
             series.append(points(where, [*drawn], found))
     y = "softmax minus linear attention, rms"
     return decided(
@@ -198,15 +184,15 @@ def exponent_gap(inner: pd.DataFrame, outer: pd.DataFrame) -> Interval:
     left_out = gap([square.sum(axis=0) - square for square in squares])
     repeats = len(left_out)
     error = np.sqrt((repeats - 1) / repeats * ((left_out - left_out.mean()) ** 2).sum())
-    half = float(t_quantile(repeats - 1, LEVEL) * error)
+    half = float(t_quantile(repeats - 1, rules.LEVEL) * error)
     return Interval(value, value - half, value + half)
 
 
 def made_conventions(power: float, seed: int) -> Tables:
     outer, inner = ({(point, "l2"): value for point in range(2)} for value in (0.5, power))
     return {
-        "outside": {"errors": made_errors(outer, seed, repeats=200)},
-        "inside": {"errors": made_errors(inner, seed + 1, repeats=200)},
+        "outside": {"errors": rules.made_errors(outer, seed, repeats=200)},
+        "inside": {"errors": rules.made_errors(inner, seed + 1, repeats=200)},
     }
 
 

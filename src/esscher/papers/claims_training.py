@@ -21,22 +21,9 @@ from esscher.icl.layer import Block
 from esscher.icl.stability import ALL, verdict
 from esscher.icl.tasks import LinearTask
 from esscher.intervals import Interval
+from esscher.papers import rules
 from esscher.papers.claim import Decision, Picture, Rows, Tables, claim
-from esscher.papers.rules import (
-    LEVEL,
-    Part,
-    above,
-    below,
-    decided,
-    exactly,
-    grid,
-    largest,
-    line,
-    mean_interval,
-    need,
-    points,
-    share_of,
-)
+from esscher.papers.rules import above, below, decided, grid, line, need, points
 
 Floats = npt.NDArray[np.float64]
 
@@ -136,11 +123,16 @@ def made_risks(power: float, seed: int) -> Tables:
     return {"flows": {"evidence": pd.concat([ends, risks], ignore_index=True)}}
 
 
-def end_part(rows: pd.DataFrame, close: float) -> Part:
+def end_part(rows: pd.DataFrame, close: float) -> rules.Part:
     """Every flow ends where the printed limit is."""
     distance = rows["distance"].to_numpy(float)
     what = f"largest relative distance of {len(rows)} flows to the printed limit"
-    return Part(what, largest(distance), f"below {close:g}", below(exactly(distance.max()), close))
+    return rules.Part(
+        what,
+        rules.largest(distance),
+        f"below {close:g}",
+        below(rules.exactly(distance.max()), close),
+    )
 
 
 def flows_end(tables: Tables, close: float) -> Decision:
@@ -172,8 +164,8 @@ def bayes(tables: Tables, close: float, ends: float) -> Decision:
     series = [points(f"task {place}", lengths, row) for place, row in enumerate(shares)]
     y = "risk where the flow ends / risk of the answer 0"
     return decided(
-        need(f"risk left on {lengths[-1]:.0f} tokens", largest(shares[:, -1]), below, ends),
-        need("its largest step with L", exactly(np.diff(shares, axis=1).max()), below, 0.0),
+        need(f"risk left on {lengths[-1]:.0f} tokens", rules.largest(shares[:, -1]), below, ends),
+        need("its largest step with L", np.diff(shares, axis=1).max(), below, 0.0),
         end_part(rows[rows["what"] == "ends"], close),
         picture=Picture("prompt length L", y, series, log="xy"),
     )
@@ -218,7 +210,7 @@ def risks(tables: Tables, near: float) -> Decision:
     pairs = final.pivot(index=KEY, columns="model", values=["mse", "stderr", "arrived"])
     fit = pairs[pairs["arrived"].all(axis=1)]
     mse, stderr = fit["mse"].astype(float), fit["stderr"].astype(float)
-    half = stats.norm.ppf((1 + LEVEL) / 2) * np.hypot(stderr["softmax"], stderr["linear"])
+    half = stats.norm.ppf((1 + rules.LEVEL) / 2) * np.hypot(stderr["softmax"], stderr["linear"])
     value, error = (mse["softmax"] - mse["linear"]) / mse["linear"], half / mse["linear"]
     ratios = {
         f"{covariance}, L = {length}, seed {seed}": Interval(one, one - off, one + off)
@@ -233,10 +225,10 @@ def risks(tables: Tables, near: float) -> Decision:
     series += [points(f"{model}, trained", x, mse[model] - NOISE) for model in MODELS]
     return decided(
         need("softmax above linear after training, share", ratios, above, 0.0),
-        need("softmax less linear where flows end, smallest", exactly(gap.min()), above, 0.0),
-        need("linear less Bayes, smallest", exactly(over_bayes.min()), above, 0.0),
-        need("largest step of the gap with L", exactly(steps.max()), below, 0.0),
-        need("error at the largest L", exactly(last.to_numpy().max()), below, (1 + near) * NOISE),
+        need("softmax less linear where flows end, smallest", gap.min(), above, 0.0),
+        need("linear less Bayes, smallest", over_bayes.min(), above, 0.0),
+        need("largest step of the gap with L", steps.max(), below, 0.0),
+        need("error at the largest L", last.to_numpy().max(), below, (1 + near) * NOISE),
         picture=Picture("prompt length L", "mean squared error above the noise", series, log="xy"),
         note=f"{len(fit)} of {len(pairs)} trainings reach the end of the flow",
     )
@@ -274,11 +266,11 @@ def weight_distance(tables: Tables) -> Decision:
         changes = (by_start[long] - by_start[short]).dropna().groupby(level="seed").mean()
         unknown = Interval(math.nan, -math.inf, math.inf)
         name = f"L = {short} to {long}, {len(changes)} starts"
-        steps[name] = mean_interval(changes) if len(changes) else unknown
+        steps[name] = rules.mean_interval(changes) if len(changes) else unknown
     told = "; ".join(f"{np.exp(step.value):.2g} from {name}" for name, step in steps.items())
     series = []
     for covariance, own in by_start.groupby(level="covariance", sort=True):
-        found = np.exp([mean_interval(own[length].dropna()) for length in own])
+        found = np.exp([rules.mean_interval(own[length].dropna()) for length in own])
         series.append(points(f"{covariance}, geometric mean", [*own], found))
     return decided(
         need("log change of the squared distance", steps, below, 0.0),
@@ -304,7 +296,7 @@ def stability(tables: Tables) -> Decision:
         for model in ("linear", "softmax"):
             shares = own[[model, f"{model}_low", f"{model}_high"]].to_numpy()
             series.append(points(f"{model}, {covariance}", own["length"], shares))
-    found = share_of(linear, linear + softmax)
+    found = rules.share_of(linear, linear + softmax)
     return decided(
         need("share for linear of the starts that differ", found, above, 0.5),
         picture=Picture("prompt length L", "share of starts that are stuck", series, log="x"),

@@ -43,7 +43,7 @@ def all_claims() -> dict[str, Claim]:
 def find_claim(name: str) -> Claim:
     """A claim by its id or number, or by the entry "module:NAME" of one from outside."""
     if ":" in name:
-        return REGISTERED.get(name) or _imported(name)
+        return REGISTERED.get(name) or register(name)
     for claim in own_claims().values():
         if name in (claim.id, str(claim.number)):
             return claim
@@ -55,11 +55,6 @@ def find_claim(name: str) -> Claim:
 
 def register(entry: str) -> Claim:
     """Let runs name a claim from outside: ``entry`` is "module:NAME" of a :class:`Claim`."""
-    REGISTERED[entry] = _imported(entry)
-    return REGISTERED[entry]
-
-
-def _imported(entry: str) -> Claim:
     module, _, name = entry.partition(":")
     try:
         found = getattr(importlib.import_module(module), name, None)
@@ -67,6 +62,7 @@ def _imported(entry: str) -> Claim:
         raise ValueError(f"claim: {entry} cannot be imported: {cause}") from cause
     if not isinstance(found, Claim):
         raise ValueError(f"claim: expected module:NAME of a Claim, got {entry!r}")
+    REGISTERED[entry] = found
     return found
 
 

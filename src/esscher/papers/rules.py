@@ -60,14 +60,17 @@ class Part:
     verdict: Verdict
 
 
-Found = Interval | Mapping[Any, Interval]
+Found = float | Interval | Mapping[Any, float | Interval]
 
 
 def need(what: str, found: Found, rule: Callable[..., Verdict], *bounds: float) -> Part:
-    """A number, or every one of several by name, has to be ``rule`` (above, below, inside) the
-    bounds. Of several the worst is told.
+    """An estimate or a computed number, or every one of several by name, has to be ``rule`` (above,
+    below, inside) the bounds. Of several the worst is told.
     """
-    several = {"": found} if isinstance(found, Interval) else found
+    given = found if isinstance(found, Mapping) else {"": found}
+    several = {
+        name: one if isinstance(one, Interval) else exactly(one) for name, one in given.items()
+    }
     must = f"{rule.__name__} {' to '.join(f'{bound:g}' for bound in bounds)}"
     if not several:
         return Part(what, Interval(np.nan, -np.inf, np.inf), must, "undecided")
