@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from esscher.papers import claims_laws
 from esscher.papers.claim import Claim, EvidenceSpec
@@ -22,6 +23,15 @@ CLAIMS = all_claims()
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_rule_tells_true_from_false(name: str, seed: int) -> None:
     assert CLAIMS[name].checked(seed) == {"true": "supported", "false": "refuted"}
+
+
+def test_every_entry_of_the_file_of_claims_has_a_rule() -> None:
+    file = Path(claims_laws.__file__).with_name("claims.yaml")
+    entries = yaml.safe_load(file.read_text("utf-8"))
+    assert list(entries) == list(CLAIMS)
+    assert {key for entry in entries.values() for key in entry} == {
+        *("source", "statement", "hypothesis", "rule", "refuted_by", "seen", "bars", "runs")
+    }
 
 
 @pytest.mark.parametrize("name", CLAIMS)
