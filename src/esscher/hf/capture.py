@@ -113,11 +113,10 @@ class StopForward(Exception):
 
 @dataclass
 class CaptureReport:
-    """Calls seen, forward passes begun, layer names, and layers a pass should have."""
+    """Calls seen, layer names, and layers a pass should have."""
 
     expected: int | None
     calls: int = 0
-    forwards: int = 0
     cross: int = 0  # cross-attention calls: computed, never given to the sink
     names: dict[int, str] = field(default_factory=dict)
 
@@ -175,7 +174,6 @@ class _Session:
 
     def _begin(self, module: Any, args: Any) -> None:
         self.next_layer = 0
-        self.report.forwards += 1
 
     def _end(self, module: Any, args: Any, output: Any) -> None:
         if self.next_layer == 0:

@@ -91,16 +91,12 @@ class Manifest(Plain):
         cls, spec: RunSpec, units: list[Unit], hashes: dict[str, str], start: Start
     ) -> Manifest:
         return cls(
-            job=spec.job,
+            **spec.model_dump(include={"job", "seed", "device", "dtype", "threads"}),
             spec=spec.as_dict(),
             spec_hash=spec.hash,
             hashes=hashes,
             units=len(units),
             units_hash=digest(units),
-            seed=spec.seed,
-            device=spec.device,
-            dtype=spec.dtype,
-            threads=spec.threads,
             status="running",
             started=start.started,
             starts=(start,),

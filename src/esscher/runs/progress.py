@@ -55,14 +55,12 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-_heard: ContextVar[Callable[[float], object] | None] = ContextVar("heard", default=None)
+_heard: ContextVar[Callable[[float], object]] = ContextVar("heard", default=lambda share: None)
 
 
 def advance(share: float) -> None:
     """Called by a job to say how far its unit is, from 0 to 1."""
-    heard = _heard.get()
-    if heard is not None:
-        heard(share)
+    _heard.get()(share)
 
 
 @contextlib.contextmanager
@@ -162,8 +160,7 @@ class _Lines:
     """A line at the start, at the end and every few seconds; messages at once."""
 
     def __init__(self, stream: Any, every: float) -> None:
-        self._stream, self._every = stream, every
-        self._last = float("-inf")
+        self._stream, self._every, self._last = stream, every, float("-inf")
 
     def __call__(self, progress: Progress) -> None:
         if progress.message is not None:
@@ -181,9 +178,8 @@ class _Bar:
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as Rich
 
-        self._bar: Any = Rich(
-            BarColumn(), TextColumn("{task.description}"), console=Console(file=stream)
-        )
+        text = TextColumn("{task.description}")
+        self._bar: Any = Rich(BarColumn(), text, console=Console(file=stream))
         self._task: Any = None
 
     def __call__(self, progress: Progress) -> None:
@@ -191,12 +187,10 @@ class _Bar:
             self._task = self._bar.add_task("", total=progress.total)
             self._bar.start()
         if progress.message is not None:
-            self._bar.console.print(
-                one_line(progress.message), markup=False, highlight=False, soft_wrap=True
-            )
-        self._bar.update(
-            self._task, completed=progress.done + progress.under_way, description=progress.line()
-        )
+            line = one_line(progress.message)
+            self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        done = progress.done + progress.under_way
+        self._bar.update(self._task, completed=done, description=progress.line())
         if progress.ended:
             self._bar.stop()
             self._task = None
