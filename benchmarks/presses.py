@@ -19,21 +19,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from esscher.compress.choose import Cell, Choice
-from esscher.compress.metrics import READINGS, Outcome
-from esscher.compress.session import DownstreamContext, context_of
-from esscher.compress.spec import DownstreamSpec
-from esscher.compress.text import Text
+from esscher.compress.choose import Choice
+from esscher.compress.metrics import Outcome, metrics
+from esscher.compress.session import Source, source_of
+from esscher.compress.spec import CompressSpec
+from esscher.compress.text import Cell, Text
 from esscher.hf.interventions import intervene
 from esscher.intervals import mean_interval
 
 SHARES = (0.05, 0.1, 0.2)
-HELD = "sinks:4+recent:32"
-OURS = {
-    f"{HELD}+impact:pool=5": ("cut", "uniform"),
-    f"{HELD}+impact": ("cut", "uniform"),
-    f"{HELD}+heavy": ("uniform",),
-}
+OURS = {"fisher": ("cut",), "kvzip": ("cut",), "kvzip_plus": ("cut",), "snapkv": ("uniform",)}
 
 
 def presses(ratio: float) -> dict[str, Any]:
@@ -96,13 +91,13 @@ def pressed(model: Any, press: Any, ids: torch.Tensor, tokens: int) -> tuple[Out
     return Outcome("language", logits, ids[0, tokens + 1 :]), float(left)
 
 
-def compare(source: DownstreamContext) -> dict[tuple[str, float], list[tuple[float, float, float]]]:
+def compare(source: Source) -> dict[tuple[str, float], list[tuple[float, float, float]]]:
     """By name and share, for each window: KL, loss added to the full model's, keys kept."""
-    kl, loss = (next(one for one in READINGS if one.name == name) for name in ("kl", "loss"))
+    kl, loss = metrics()["kl"], metrics()["loss"]
     found: dict[tuple[str, float], list[tuple[float, float, float]]] = {}
     for window in source.texts.tolist():
         ids = source.ids(window)
-        text = Text(source, ids, source.prefill, {})
+        text = Text(source, ids, source.prefill)
 
         def add(
             name: str, share: float, kept: Outcome, keys: float, full: Outcome = text.full
@@ -116,7 +111,7 @@ def compare(source: DownstreamContext) -> dict[tuple[str, float], list[tuple[flo
             for rule, splits in OURS.items():
                 for split in splits:
                     choice, kept, _ = text.run(Cell(rule, split, share, 0))
-                    add(f"{rule}, {split}", share, kept, text.plan.kept(choice))
+                    add(f"{rule}, {split}", share, kept, text.kept(choice))
             for name, press in presses(1 - share).items():
                 add(name, share, *pressed(source.loaded.model, press, ids, source.prefill))
             print(f"window {window}, share {share:g} done", file=sys.stderr, flush=True)
@@ -133,7 +128,7 @@ def main(arguments: list[str] | None = None) -> list[str]:
         int(number) for number in (*given[1:], *("2", "1024", "128")[len(given[1:]) :])
     )
     corpus = {"text": given[:1]} if given else {}
-    spec = DownstreamSpec.read(
+    spec = CompressSpec.read(
         {
             "model": "smollm2",
             "corpus": corpus,
@@ -142,11 +137,11 @@ def main(arguments: list[str] | None = None) -> list[str]:
             "decode": decode,
             "rules": list(OURS),
         }
-        | {"splits": ["uniform", "cut"], "sizes": list(SHARES)}
+        | {"splits": ["uniform", "cut"], "keep": list(SHARES)}
     )
     lines = []
     for (name, share), values in sorted(
-        compare(context_of(spec)).items(), key=lambda item: (item[0][1], item[1])
+        compare(source_of(spec)).items(), key=lambda item: (item[0][1], item[1])
     ):
         columns = np.array(values).T
         told = [

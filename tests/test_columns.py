@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from esscher.compress.job import DOWNSTREAM
-from esscher.compress.spec import DownstreamSpec
+from esscher.compress.job import COMPRESS
+from esscher.compress.spec import CompressSpec
 from esscher.errors.montecarlo.job import CONVERGE
 from esscher.icl.jobs import CONCENTRATION, FLOW, STABILITY, TRAIN
 from esscher.icl.specs import ConcentrationSpec, FlowSpec, StabilitySpec, TrainSpec
@@ -40,7 +40,7 @@ DECLARED: dict[str, Declared] = {
     "sequence": PROBE.columns(
         ProbeSpec(epsilons=(0.1, 0.3), pool="sequence", scales=(1.0,), temperature=(1.0, 0.1))
     ),
-    "downstream": DOWNSTREAM.columns(DownstreamSpec()),
+    "compress": COMPRESS.columns(CompressSpec()),
     "icl_concentration": CONCENTRATION.columns(ConcentrationSpec()),
     "icl_stability": STABILITY.columns(StabilitySpec()),
 }

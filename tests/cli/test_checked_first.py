@@ -46,7 +46,7 @@ def no_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 PROBE = {
     "probe llama --text none.txt": "none.txt: cannot be read: No such file",
-    "probe llama --text binary.txt": "binary.txt: expected utf-8 text, got a program file",
+    "probe llama --text binary.txt": "binary.txt: expected utf-8 text, got a",
     "probe llama --text empty": "expected a directory with text files",
     "probe llama --text text.txt --text none.txt": "none.txt: cannot be read",
     "probe llama --text short.txt": "nothing can be measured; give a longer text",
@@ -78,33 +78,31 @@ PROBE = {
     "describe llama --rules sinks:999+recent": "sinks: expected at most 9",
     "probe llama --dry-run --text none.txt": "none.txt: cannot be read",
 }
-DOWN = "downstream llama --window 64 --decode 16 --text"
-DOWNSTREAM = {
+DOWN = "compress llama --window 64 --decode 16 --keep 0.5 --text"
+COMPRESS = {
     f"{DOWN} none.txt": "none.txt: cannot be read",
-    f"{DOWN} short.txt": "texts: the corpus fills 0 windows of 80 tokens",
+    f"{DOWN} short.txt": "texts: the text fills 0 windows of 80 tokens",
     f"{DOWN} text.txt --layers 7": "layers: llama has layers 0 to 1, got 7",
     f"{DOWN} text.txt --heads 9": "heads: llama has heads 0 to 3, got 9",
     f"{DOWN} text.txt --window 999": "window: llama takes at most 128 positions",
-    f"{DOWN} text.txt --texts 500": "texts: the corpus fills",
+    f"{DOWN} text.txt --texts 500": "texts: the text fills",
     f"{DOWN} text.txt --rules heavy:999+random": "expected at most 64, the number of keys",
-    f"{DOWN} text.txt --rules sinks:4+recent:32+heavy": "no size leaves it more",
-    f"{DOWN} text.txt --budget none": "budget: the split budget and a probe's run go together",
-    f"{DOWN} text.txt --budget none --splits budget": "none: no such run directory",
+    f"{DOWN} text.txt --rules sinks:4+recent:32+heavy": "always keeps 36 of 64 keys",
     f"{DOWN} text.txt --out full": "holds 'other.txt' and no run",
-    "downstream bert --text text.txt --window 64 --when cache": "when: bert is no language model",
-    "downstream bert --text text.txt --window 64 --needles 2": "needles: it is of a cache",
+    "compress bert --text text.txt --window 64 --when cache": "when: bert is no language model",
+    "compress bert --text text.txt --window 64 --needles 2": "needles: it is of a KV cache",
 }
 
 
 @pytest.mark.usefixtures("no_weights")
-@pytest.mark.parametrize("command", [*PROBE, *DOWNSTREAM])
+@pytest.mark.parametrize("command", [*PROBE, *COMPRESS])
 def test_a_mistake_is_told_before_weights_are_read(
     command: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(folder.rglob("*"))
     code, out, err = run(command.split(), capsys)
     assert (code, out) == (2, "")
-    assert (PROBE | DOWNSTREAM)[command] in err
+    assert (PROBE | COMPRESS)[command] in err
     assert len(err.splitlines()) == 1
     assert sorted(folder.rglob("*")) == before
 

@@ -176,7 +176,7 @@ def test_predicted_beside_measured(
     for word in ("mean", "covariance", "[B] proved", "[B] experimental", "rank correlation"):
         assert word in shown, word
     row = es.load_run(tmp_path / "moments").table("heads").iloc[5]
-    assert f"{row['beta_cov']:.3g} [" in shown
+    assert f"{row['beta_cov']:.4g} [" in shown
     code, shown, _ = run([*given, *moments, "--json"], capsys)
     ranks = json.loads(shown)["agreement"]
     assert {rank["measured"] for rank in ranks} == {"beta_fit", "beta_mean", "beta_cov"}

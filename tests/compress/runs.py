@@ -1,4 +1,4 @@
-"""Tiny models and text for the tests of downstream runs."""
+"""Tiny models and text for the tests of compression runs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from esscher.compress.session import DownstreamContext, context_of
-from esscher.compress.spec import DownstreamSpec
+from esscher.compress.session import Source, source_of
+from esscher.compress.spec import CompressSpec
 from tests.models.probe_runs import save_tiny, whole_prose
 from tests.models.tiny import FAMILIES, build
 from tests.models.tokenizers_for_tests import tokenizer
@@ -18,7 +18,7 @@ SIZES: dict[str, Any] = {
     "window": 60,
     "decode": 12,
     "observe": 8,
-    "sizes": [0.2, 0.4, 0.7],
+    "keep": [0.2, 0.4, 0.7],
     "draws": 2,
 }
 RULES = ["sinks:2+random", "sinks:2+recent:4+impact"]
@@ -33,6 +33,10 @@ def folder() -> Path:
     save_tiny(made / "gpt2", "gpt2", "gpt2", n_positions=128)
     save_tiny(made / "bert", "bert", "llama", max_position_embeddings=128)
     words = tokenizer("llama")
+    oss = next(family for family in FAMILIES if family.name == "gpt_oss")
+    options = {**oss.options, "vocab_size": len(words), "max_position_embeddings": 128}
+    build(oss.config, options, "AutoModelForCausalLM").save_pretrained(made / "gpt_oss")
+    words.save_pretrained(made / "gpt_oss")
     gemma = next(family for family in FAMILIES if family.name == "gemma3_text")
     options = {
         **gemma.options,
@@ -58,15 +62,15 @@ def folder() -> Path:
     return made
 
 
-def spec(model: str, **settings: Any) -> DownstreamSpec:
+def spec(model: str, **settings: Any) -> CompressSpec:
     fields = {
         "model": str(folder() / model),
         "corpus": {"text": [str(folder() / "text.txt")]},
         **SIZES,
         **settings,
     }
-    return DownstreamSpec.read({key: value for key, value in fields.items() if value is not None})
+    return CompressSpec.read({key: value for key, value in fields.items() if value is not None})
 
 
-def source(model: str, **settings: Any) -> DownstreamContext:
-    return context_of(spec(model, **settings))
+def source(model: str, **settings: Any) -> Source:
+    return source_of(spec(model, **settings))

@@ -1,141 +1,113 @@
-"""What is kept of a cache: one set for all later queries, n of each head, one cut over all
-heads.
-"""
+"""A kept cache against the masked model: the same logits, in one pass and token by token."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
-from esscher.compress.choose import Cell, Choice, once
+import esscher as es
+from esscher.compress.choose import choose
 from esscher.compress.text import Text
-from esscher.hf.interventions import prefill
-from esscher.keep import Context, parse
+from esscher.hf.cache import cache_bytes, kept_cache, use_kept
 from tests.compress.runs import source
 
-KEYS = 30
-CACHED = [
-    *(
-        "sinks:2+recent",
-        "sinks:2+random",
-        "sinks:2+recent:4+heavy:pool=3",
-        "sinks:2+recent:4+keynorm",
-    ),
-    *("sinks:2+recent:4+expected", "sinks:2+recent:4+impact", "random:reweight", "neyman:shared"),
-]
+MODELS = ("llama", "gpt2", "gemma", "gpt_oss")
 
 
-def observed(seed: int = 0) -> Context:
-    """Queries of two heads at the last 8 places."""
-    g = torch.Generator().manual_seed(seed)
-    q, k, v = (torch.randn(rows, 4, generator=g, dtype=torch.float64) for rows in (16, KEYS, KEYS))
-    return Context.of(2 * q, k, v, positions=list(range(22, 30)) * 2)
+def text_of(model: str) -> Text:
+    dtype = "float32" if model == "gpt_oss" else "float64"  # its experts know no float64
+    found = source(model, rules=["fisher"], sinks=1, recent=2, dtype=dtype)
+    return Text(found, found.ids(int(found.texts[0])), found.prefill)
 
 
-@pytest.mark.parametrize("text", CACHED)
-def test_one_set_of_n_keys(text: str) -> None:
-    kept = once(parse(text), observed(), 12)
-    assert kept.probability.shape == (1, KEYS)
-    assert float(kept.probability.sum()) == pytest.approx(12, abs=1e-9)
+@pytest.mark.parametrize("model", MODELS)
+def test_the_cache_computes_what_the_masked_model_does(model: str) -> None:
+    """Ragged heads, sliding windows, sink logits, grouped heads; then tokens one at a time."""
+    text = text_of(model)
+    rule = text.source.rules["fisher"]
+    choice = choose(text.prompt, rule, 0.4, "cut")
+    counts = {int(row.sum()) for rows in choice.kept.values() for row in rows}
+    assert len(counts) > 1
+    wanted = text.decode(lambda call: text.left(choice, call))[0].logits[0]
+    language, ids = text.source.loaded.model, text.ids[:, text.tokens :]
+    before = language.config._attn_implementation
+    use_kept(language)
+    try:
+        with torch.no_grad():
+            cache = kept_cache(text.prompt.held.cache, choice.kept)
+            found = language(input_ids=ids, past_key_values=cache).logits[0]
+            one = kept_cache(text.prompt.held.cache, choice.kept)
+            steps = [
+                language(input_ids=token[None], past_key_values=one).logits[0] for token in ids.T
+            ]
+    finally:
+        language.set_attn_implementation(before)
+    assert cache.get_seq_length() == text.ids.shape[1]
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.cat(steps), wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_the_last_query_decides_and_all_that_are_observed_have_a_say() -> None:
-    context = observed()
-    recent = once(parse("sinks:2+recent"), context, 12).probability[0]
-    assert recent.nonzero()[:, 0].tolist() == [0, 1, *range(20, 30)]
-    heavy = once(parse("recent:1+heavy"), context, 5).probability[0]
-    mean = context.attention.mean(0)
-    mean[-1] = -1
-    assert set(heavy.nonzero()[:, 0].tolist()) == {29, *mean.topk(4).indices.tolist()}
-
-
-@pytest.fixture(scope="module")
-def text() -> Text:
-    found = source(
-        "llama", rules=["sinks:2+recent:4+impact", "sinks:2+random"], splits=["uniform", "cut"]
-    )
-    return Text(found, found.ids(int(found.texts[0])), found.prefill, {})
-
-
-def test_cells_are_what_was_asked_for(text: Text) -> None:
-    cells = list(text.plan.cells())
-    impact, random = text.source.spec.compared
-    assert [cell for cell in cells if cell.rule == impact] == [
-        Cell(impact, split, size, 0) for size in (0.2, 0.4, 0.7) for split in ("uniform", "cut")
-    ]
-    assert [cell for cell in cells if cell.rule == random] == [
-        Cell(random, "uniform", size, draw) for size in (0.2, 0.4, 0.7) for draw in (0, 1)
-    ]
-
-
-def test_a_choice_keeps_n_of_every_head_and_is_the_same_again(text: Text) -> None:
-    impact, random = text.source.spec.compared
-    choice = text.plan.choose(Cell(impact, "uniform", 0.4, 0))
-    assert {int(count) for kept in choice.kept.values() for count in kept.sum(1)} == {24}
-    one, other = (text.plan.choose(Cell(random, "uniform", 0.4, draw)) for draw in (0, 1))
-    again = text.plan.choose(Cell(random, "uniform", 0.4, 0))
-    assert torch.equal(one.kept[1], again.kept[1])
-    assert not torch.equal(one.kept[1], other.kept[1])
-    assert not torch.equal(one.kept[1][0], one.kept[1][1])  # each head has a draw of its own
-
-
-def test_one_cut_over_all_heads_keeps_the_largest_scores_anywhere(text: Text) -> None:
-    """By sorting all scores of all heads: as many keys in all as the uniform split, and none that
-    is smaller than one left.
-    """
-    rule, n = parse("sinks:2+recent:4+impact"), 24
-    choice = text.plan.choose(Cell(str(rule), "cut", 0.4, 0))
-    kept = torch.cat([choice.kept[layer].flatten() for layer in sorted(choice.kept)])
-    scores, held = [], []
-    for place in sorted(text.plan.contexts):
-        context = text.plan.contexts[place]
-        scores.append(parse("impact").order(context))
-        index = torch.arange(60)
-        held.append((index < 2) | (index >= 56))
-    order, always = torch.cat(scores), torch.cat(held)
-    assert int(kept.sum()) == n * len(scores)
-    assert bool(kept[always].all())
-    assert float(order[kept & ~always].min()) >= float(order[~kept].max())
-    assert (
-        len(
-            {int(count) for count in choice.kept[0].sum(1)}
-            | {int(count) for count in choice.kept[1].sum(1)}
+@pytest.mark.parametrize("model", ["llama", "gpt2"])
+def test_generate_from_all_keys_is_the_full_model(model: str) -> None:
+    text = text_of(model)
+    language, ids = text.source.loaded.model, text.ids[:, : text.tokens + 3]
+    settings = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    before = language.config._attn_implementation
+    wanted = language.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+    try:
+        cache = es.compress(language, ids[:, : text.tokens], keep=1.0)
+        assert cache.compression.keep == 1
+        assert cache.compression.bytes == cache.compression.bytes_full
+        found = language.generate(
+            ids, attention_mask=torch.ones_like(ids), past_key_values=cache, **settings
         )
-        > 1
-    )
+        small = es.compress(language, ids[:, : text.tokens], keep=0.5, rule="heavy")
+        assert small.compression.bytes == pytest.approx(0.5 * cache.compression.bytes, rel=0.02)
+        assert cache_bytes(small) == small.compression.bytes
+        assert small.compression.price.low <= small.compression.price.kl
+    finally:
+        language.set_attn_implementation(before)
+    assert torch.equal(found, wanted)
 
 
-def test_impact_sees_what_lies_behind_the_head(text: Text) -> None:
-    """Contexts carry W_O: the model's own, of the heads that share the keys."""
-    context = text.plan.contexts[1, 1]
-    weight = text.source.loaded.model.model.layers[1].self_attn.o_proj.weight.detach()
-    assert context.output is not None
-    assert torch.allclose(context.output.flatten(0, 1), weight.T[16:], atol=1e-6)
+def test_a_loss_asks_for_the_smallest_cache() -> None:
+    text = text_of("llama")
+    language, ids = text.source.loaded.model, text.ids[:, : text.tokens]
+    before = language.config._attn_implementation
+    try:
+        costs = [es.compress(language, ids, keep=keep).compression for keep in (0.4, 0.5, 0.7)]
+        assert costs[0].price.kl > costs[2].price.kl > 0
+        found = es.compress(language, ids, kl=costs[1].price.kl * 1.0001).compression
+        assert found.price.kl <= costs[1].price.kl * 1.0001
+        assert found.keep <= 0.58  # the ladder of shares is geometric
+    finally:
+        language.set_attn_implementation(before)
 
 
-def test_only_some_heads_lose_keys(text: Text) -> None:
-    kept = torch.zeros(2, 60, dtype=torch.bool)
-    left = Choice({1: kept}).left(text.calls[1], torch.tensor([True, False, False, True]))
-    assert left.allowed.shape == (1, 4, 1, 72)
-    assert left.allowed[0, [1, 2]].all()
-    assert not left.allowed[0, [0, 3], :, :60].any()
-    assert left.allowed[0, :, :, 60:].all()
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "keep, kl: give one of them"),
+        ({"keep": 0.1, "kl": 0.1}, "keep, kl: give one of them"),
+        ({"keep": 0.0}, "keep: expected a share of the cache above 0"),
+        ({"keep": 1.5}, "keep: expected a share of the cache above 0"),
+        ({"kl": -1.0}, "kl: expected a loss above 0"),
+        ({"keep": 0.5, "rule": "topk"}, "rule: .*topk chooses keys for each query"),
+        ({"keep": 0.5, "split": "half"}, "split: expected one of uniform, cut"),
+        ({"keep": 0.5, "rule": "recent", "split": "cut"}, "split: recent has no scores"),
+        ({"keep": 0.5, "recent": 200}, "inputs: a prompt of 60 tokens"),
+        ({"keep": 0.5, "inputs": "some text"}, "inputs: text needs its tokenizer"),
+        ({"keep": 0.5, "inputs": torch.zeros(2, 5)}, "inputs: expected the token ids of one"),
+    ],
+)
+def test_refusals(arguments: dict[str, object], message: str) -> None:
+    text = text_of("llama")
+    given: dict[str, object] = {"inputs": text.ids[:, : text.tokens], **arguments}
+    with pytest.raises(ValueError, match=message):
+        es.compress(text.source.loaded.model, **given)
 
 
-def test_a_choice_from_the_prefill_is_that_of_a_prefill_alone(text: Text) -> None:
-    """What is kept depends on nothing that comes later: the same keys, queries and values as a
-    shorter sequence gives.
-    """
-    seen = []
-    prefill(text.source.loaded.model, text.ids[:, : text.tokens], seen.append)
-    assert all(torch.equal(call.key[0, 1], text.plan.contexts[call.layer, 1].k) for call in seen)
-    assert np.isfinite(text.horizons.median)
-
-
-def test_rules_of_single_queries_are_refused() -> None:
-    found = source("llama", rules=["topk"])
-    with pytest.raises(
-        ValueError, match="topk chooses keys for each query, and a cache is chosen once"
-    ):
-        Text(found, found.ids(0), found.prefill, {})
+def test_a_model_without_a_language_head_is_refused() -> None:
+    text = text_of("llama")
+    with pytest.raises(ValueError, match="no language head"):
+        es.compress(text.source.loaded.model.model, text.ids[:, : text.tokens], keep=0.5)

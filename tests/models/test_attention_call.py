@@ -1,4 +1,4 @@
-"""Every architecture through capture, probe and downstream: one attention call has the scores, and
+"""Every architecture through capture, probe and compression: one attention call has the scores, and
 each number is compared with the model's own output or with all subsets of its keys.
 """
 
@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
 import esscher as es
-from esscher.compress.predicted import agreement_of, fixed_rows, together_rows
-from esscher.compress.session import DownstreamContext, context_of
-from esscher.compress.spec import DownstreamSpec
-from esscher.compress.text import EveryText, Text
+from esscher.compress.every import EveryText
+from esscher.compress.session import Source, source_of
+from esscher.compress.spec import CompressSpec
+from esscher.compress.text import Text
 from esscher.errors.keep_curve import KeepErrors
 from esscher.hf.call import AttentionCall, causal_mask, given_mask
 from esscher.hf.capture import forward
@@ -229,59 +228,54 @@ def test_the_probes_limits_are_the_models_outputs(name: str, tmp_path: Path) -> 
     assert probe_difference(run, model, name) <= 1e-5
 
 
-# ---- downstream
+# ---- compression
 # ------------------------------------------------------------------------------------------
 
 
-def source(name: str, folder: Path, **settings: Any) -> DownstreamContext:
+def source(name: str, folder: Path, **settings: Any) -> Source:
     whole_model(name, 40).save_pretrained(folder / "model")
     tokenizer("llama").save_pretrained(folder / "model")
     (folder / "text.txt").write_text(whole_prose()[:12000], "utf-8")
     fields = {
-        **{"texts": 1, "window": 48, "decode": 8, "observe": 8, "draws": 1, "sizes": [0.3, 0.6]},
+        **{"texts": 1, "window": 48, "decode": 8, "observe": 8, "draws": 1, "keep": [0.3, 0.6]},
         **{"model": str(folder / "model"), "corpus": {"text": [str(folder / "text.txt")]}},
     }
-    return context_of(DownstreamSpec.read({**fields, **settings}))
+    return source_of(CompressSpec.read({**fields, **settings}))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_predictions_agree_with_draws(name: str, tmp_path: Path) -> None:
-    """Errors of every layer at the full model's inputs, within 3.3 standard errors of the mean over
-    draws: heads of a layer together, and each as the run drops its keys.
+@pytest.mark.parametrize("name", [name for name in NAMES if name in CAUSAL])
+def test_errors_of_heads_are_the_models_own(name: str, tmp_path: Path) -> None:
+    """Outputs on the kept keys, with every layer handed on as the full model has it: the running
+    model's less the full one's are the errors that losses are predicted from.
     """
-    causal = name in CAUSAL
-    found = source(name, tmp_path, rules=[RULE], when="cache" if causal else "every")
-    window = int(found.texts[0])
-    text: Any = EveryText(found, window)
-    rows = []
-    if causal:
-        text = Text(found, found.ids(window), found.prefill, {})
-        rows = [{**row, "predicted": row["exact"]} for row in together_rows(text, found.layers, 1)]
-    rows += list(fixed_rows(text, RULE))
-    for row in rows:
-        low, middle, high, at = (row[key] ** 2 for key in ("low", "measured", "high", "predicted"))
-        z = 1.96 * (at - middle) / (high - middle if at > middle else middle - low)
-        print(f"{name}, layer {row['layer']}: {row['predicted']:.3f}, {z:+.1f} standard errors")
-        assert abs(z) <= 3.3
+    found = source(name, tmp_path, rules=[RULE, "sinks:2+recent:2+heavy"], when="cache")
+    text = Text(found, found.ids(int(found.texts[0])), found.prefill)
+    for cell in text.cells():
+        choice = text.choice(cell)
+        measured = {}
+
+        def hand_on(
+            call: AttentionCall,
+            out: torch.Tensor,
+            measured: dict[int, torch.Tensor] = measured,
+        ) -> torch.Tensor:
+            full = text.limits[call.layer]
+            measured[call.layer] = out[0] - full
+            return full[None].to(out.dtype)
+
+        text.decode(lambda call, choice=choice: text.left(choice, call), after=hand_on)
+        for layer, error in text.errors(choice).items():
+            torch.testing.assert_close(error, measured[layer], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
-def test_predictions_lie_in_their_intervals(name: str, tmp_path: Path) -> None:
-    """With a sink logit as often as without; measured is what the model itself gives on the keys
-    that are left.
-    """
-    rules = [RULE, "sinks:2+recent", "sinks:2+recent:4+heavy", "random:reweight"]
-    found = source(name, tmp_path, rules=rules, texts=4)
-    rows: list[dict[str, Any]] = []
-    for window in found.texts.tolist():
-        text = Text(found, found.ids(window), found.prefill, {})
-        for rule in rules:
-            rows += fixed_rows(text, rule)
-    whole = agreement_of(pd.DataFrame(rows))
-    print(whole)
-    print(f"{name}: {whole['inside'].sum()} of {whole['layers'].sum()} inside their intervals")
-    assert whole["layers"].sum() == 32
-    assert whole["inside"].sum() >= 27
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in CAUSAL])
+def test_every_query_of_an_encoder_keeps_a_few(name: str, tmp_path: Path) -> None:
+    found = source(name, tmp_path, rules=[RULE, "topk"], when="every")
+    text = EveryText(found, int(found.texts[0]))
+    for cell in text.cells():
+        kept, outcome = text.run(cell)
+        assert 0 < kept < text.keys
+        assert not torch.equal(outcome.rows, text.full.rows)
 
 
 # ---- a sink logit is no key

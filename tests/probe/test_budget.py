@@ -445,18 +445,18 @@ def test_a_run_is_split_by_its_own_gradients(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(budget_of(plain, total=300, rule="heavy").caches, alike.caches)
     with pytest.raises(
         ValueError,
-        match=r"weights: .* has no table sensitivity; run esscher downstream with --sensitivity",
+        match=r"weights: .* has no table sensitivity; run esscher compress with --sensitivity",
     ):
         budget_of(run, total=300, rule="heavy", weights=str(plain.path))
 
 
-def test_weights_are_gradients_of_a_downstream_run() -> None:
+def test_weights_are_gradients_of_a_compression_run() -> None:
     heads = pd.DataFrame(
         {
             "layer": [0, 0, 0],
             "head": [0, 0, 1],
             "plain": [2.0, 1.0, 4.0],
-            "sensitive": [6.0, 5.0, 1.0],
+            "nats": [18.0, 12.5, 0.5],
         }
     )
     assert head_weights(heads) == {(0, 0): 4.0, (0, 1): 0.25}

@@ -1,4 +1,4 @@
-"""Small runs whose tables are kept: probes and downstream runs of tiny models, one Monte Carlo
+"""Small runs whose tables are kept: probes and compression runs of tiny models, one Monte Carlo
 run, two runs of the in-context lab, and the verdicts of three claims.
 
 Weights, text and tokenizer are made by numpy's generators and plain lists, in float64, so that the
@@ -122,15 +122,15 @@ def converge(folder: Path) -> None:
     command(folder, f"converge {spec} --figures=")
 
 
-def downstream(folder: Path, made: Callable[[], Any], flags: str) -> None:
+def compress(folder: Path, made: Callable[[], Any], flags: str) -> None:
     """Keys dropped in a model that is saved beside the run, on a text beside it."""
     home = folder.parent / f"{folder.name}-model"
     made().save_pretrained(home)
     tokenizer().save_pretrained(home)
     words = home / "text.txt"
     words.write_text("\n".join(text()))
-    sizes = "--texts 3 --window 30 --sizes 0.2,0.5 --dtype float64"
-    command(folder, f"downstream {home} --text {words} {sizes} {flags}")
+    sizes = "--texts 3 --window 30 --keep 0.2,0.5 --sinks 2 --recent 2 --dtype float64"
+    command(folder, f"compress {home} --text {words} {sizes} {flags}")
 
 
 def claims(folder: Path) -> None:
@@ -158,13 +158,14 @@ RUNS: dict[str, Callable[[Path], None]] = {
     "rules": lambda folder: probe(
         folder, causal, pool="sequence", window=40, queries=24, kept_queries=24, max_tokens=120
     ),
-    "downstream": lambda folder: downstream(
+    "compress": lambda folder: compress(
         folder,
         lambda: model("LlamaConfig", LLAMA, "AutoModelForCausalLM"),
         "--decode 10 --observe 8 --splits uniform --splits cut --rules sinks:2+heavy "
-        "--rules sinks:2+recent:4+impact --rules sinks:2+random --together --depth --sensitivity",
+        "--rules sinks:2+recent:4+impact --rules sinks:2+random "
+        "--rules fisher --rules kvzip --together --sensitivity --check",
     ),
-    "downstream_encoder": lambda folder: downstream(
+    "compress_encoder": lambda folder: compress(
         folder, encoder, "--rules random --rules heavy --rules topk"
     ),
     "claims": claims,

@@ -26,7 +26,7 @@ COMMANDS = {
     "describe": "describe",
     "probe": "probe",
     "budget": "budget",
-    "downstream": "downstream",
+    "compress": "compress",
     "predict": "predict",
     "converge": "converge",
     "fit": "fit",

@@ -23,7 +23,7 @@ from esscher.runs.files import ENDINGS
 
 JOBS = {
     "converge": ("esscher.errors.montecarlo.spec", "esscher.cli.converge:end_converge"),
-    "downstream": ("esscher.compress.spec", "esscher.cli.downstream:end_downstream"),
+    "compress": ("esscher.compress.spec", "esscher.cli.compress:end_compress"),
     "evidence": ("esscher.papers.claim", "esscher.cli.reproduce:end_evidence"),
     "icl-concentration": ("esscher.icl.specs", "esscher.cli.icl:end_concentration"),
     "icl-flow": ("esscher.icl.specs", "esscher.cli.icl:end_flow"),

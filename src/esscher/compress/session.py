@@ -1,6 +1,4 @@
-"""What a downstream run works on: the model with its head, its texts, W_O of every layer; made once
-and remembered.
-"""
+"""What a compression run works on: the model with its head, its prompts, W_O of every layer."""
 
 from __future__ import annotations
 
@@ -13,45 +11,38 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from esscher.compress.spec import DECODE, ENCODED, PREFILL, DownstreamSpec
+from esscher.compress.choose import UNIFORM, cache_rule, default_split, splits_of
+from esscher.compress.spec import DECODE, ENCODED, PREFILL, CompressSpec
 from esscher.corpus.documents import check_text
 from esscher.corpus.windows import Windows, make_windows
 from esscher.hf.loading import Loaded, Task, load_model, outline_model, task_of
 from esscher.hf.maps import head_projections
 from esscher.keep import Context, parse
+from esscher.keep.rule import Rule
 from esscher.probe.session import Stamp, alike, stamp, tokenizer_of
 
 
 @dataclass(frozen=True, eq=False)
-class DownstreamContext:
-    """``texts``: numbers of the windows; a window has ``prefill`` tokens, and of a language model
-    ``decode`` more.
+class Source:
+    """``texts``: numbers of the windows; a window has ``prefill`` tokens, and for a language model
+    ``decode`` more. ``rules``: by the text that asked for them.
     """
 
-    spec: DownstreamSpec
+    spec: CompressSpec
     loaded: Loaded
     task: Task
     windows: Windows
     texts: npt.NDArray[np.int64]
     prefill: int
     decode: int
+    rules: dict[str, Rule]
     outputs: dict[int, Tensor]  # W_O of each layer, (heads, width, d)
 
     @property
     def layers(self) -> tuple[int, ...]:
         """Layers that drop keys."""
-        return (
-            self.spec.layers if self.spec.layers is not None else tuple(range(self.loaded.layers))
-        )
-
-    @property
-    def held(self) -> float:
-        """Keys that the cache of a key-value head holds after the prefill, on average: a sliding
-        window, or all.
-        """
-        shapes = self.loaded.shapes
-        keys = [min(shape.window or self.prefill, self.prefill) for shape in shapes]
-        return float(np.average(keys, weights=[shape.kv_heads for shape in shapes]))
+        asked = self.spec.layers
+        return asked if asked is not None else tuple(range(self.loaded.layers))
 
     def drops(self, layer: int) -> Tensor | None:
         """Query heads (H,) of a layer that drop keys; None where all do."""
@@ -67,15 +58,20 @@ class DownstreamContext:
         row = self.windows.ids[window][~self.windows.padding[window]]
         return torch.from_numpy(row.astype(np.int64))[None].to(self.loaded.device)
 
+    def splits(self, rule: Rule) -> tuple[str, ...]:
+        """Splits that a rule is measured with."""
+        if self.spec.splits is None:
+            return (default_split(rule),)
+        can = splits_of(rule)
+        return tuple(split for split in self.spec.splits if can or split == UNIFORM) or (UNIFORM,)
+
 
 _lock = threading.Lock()
-# and for which spec; a model fills the memory
-_latest: tuple[DownstreamContext, Stamp, str] | None = None
+_latest: tuple[Source, Stamp, str] | None = None  # one model fills the memory
 
 
-def context_of(spec: DownstreamSpec, *, starts: bool = False) -> DownstreamContext:
-    """The context of a spec: the one this process has, or a new one in its place. Its own spec
-    leaves nothing open.
+def source_of(spec: CompressSpec, *, starts: bool = False) -> Source:
+    """The source of a spec: the one this process has, or a new one in its place.
 
     ``starts``: a run starts here, and files may have changed since under the same names.
     """
@@ -90,37 +86,35 @@ def context_of(spec: DownstreamSpec, *, starts: bool = False) -> DownstreamConte
         return _latest[0]
 
 
-def _make(spec: DownstreamSpec) -> DownstreamContext:
-    """Text, layers, rules and budgets are checked by the configuration, before weights are read."""
-    from esscher.compress.choose import budgets_of  # which knows this module
-
+def _make(spec: CompressSpec) -> Source:
+    """Text, layers and rules are checked by the configuration, before weights are read."""
     check_text(spec.corpus)
     outline = _read(spec, outline_model)
     planned = None if outline is None else _planned(spec, outline)
-    if planned is not None:
-        budgets_of(planned)
     loaded = _read(spec, load_model)
     assert loaded is not None
     if planned is None or outline is None or not alike(outline, loaded):
         planned = _planned(spec, loaded)
-    return replace(planned, loaded=loaded, outputs=_outputs(loaded))
+    for parameter in loaded.model.parameters():
+        parameter.requires_grad_(False)  # gradients are taken at activations alone
+    return replace(planned, loaded=loaded, outputs=head_projections(loaded.model))
 
 
-def _read(spec: DownstreamSpec, read: Callable[..., Loaded | None]) -> Loaded | None:
+def _read(spec: CompressSpec, read: Callable[..., Loaded | None]) -> Loaded | None:
     return read(
         spec.model, revision=spec.revision, dtype=spec.dtype, device=spec.device, with_head=True
     )
 
 
-def _planned(spec: DownstreamSpec, loaded: Loaded) -> DownstreamContext:
+def _planned(spec: CompressSpec, loaded: Loaded) -> Source:
     task = task_of(loaded.model)
     when = spec.when if spec.when != "auto" else "cache" if task == "language" else "every"
     if when == "cache" and task != "language":
         raise ValueError(
-            f"when: {loaded.name} is no language model, so that no cache is decoded from; use"
-            " --when every"
+            f"when: {loaded.name} is no language model and has no KV cache to compress; use"
+            " --when every, where each query keeps a few keys"
         )
-    spec = DownstreamSpec.read({**spec.as_dict(), "when": when})
+    spec = CompressSpec.read({**spec.as_dict(), "when": when})
     _check(spec, loaded)
     decode = spec.decode if task == "language" else 0
     prefill = spec.window or (PREFILL if task == "language" else ENCODED)
@@ -133,39 +127,45 @@ def _planned(spec: DownstreamSpec, loaded: Loaded) -> DownstreamContext:
             )
         prefill = most - decode if most > 2 * decode else most // 2
         decode = min(decode, most - prefill)
-    _check_rules(spec, prefill if when == "cache" else prefill + decode)
+    rules = _rules(spec, prefill if when == "cache" else prefill + decode)
     windows = make_windows(spec.corpus, tokenizer_of(loaded), prefill + decode)
     full = np.flatnonzero(~windows.padding.any(axis=1))
     if len(full) < spec.texts:
         raise ValueError(
-            f"texts: the corpus fills {len(full)} windows of {prefill + decode} tokens, expected"
+            f"texts: the text fills {len(full)} windows of {prefill + decode} tokens, expected"
             f" {spec.texts}; give more text, fewer --texts or a smaller --window"
         )
     texts = full[np.linspace(0, len(full) - 1, spec.texts).round().astype(np.int64)]
-    return DownstreamContext(spec, loaded, task, windows, texts, prefill, decode, {})
+    return Source(spec, loaded, task, windows, texts, prefill, decode, rules, {})
 
 
-def _check_rules(spec: DownstreamSpec, keys: int) -> None:
-    """Refuse rules whose numbers do not fit so many keys, and sizes that leave a rule nothing to
-    choose.
-    """
+def _rules(spec: CompressSpec, keys: int) -> dict[str, Rule]:
+    """The rules by their texts, if they fit so many keys and some size leaves each a choice."""
     one = torch.ones(keys, 1, dtype=torch.float64)
     context = Context(one[:1], one, one, 1.0, torch.tensor([keys - 1]))
-    least = {}
+    cache = spec.when == "cache"
+    found = {}
     for text in spec.compared:
-        rule = parse(text)
-        rule.check(context, keys)
-        least[text] = rule.least(context)
-    most = round(spec.share(spec.sizes[-1], float(keys)) * keys)
-    bare = [text for text in spec.compared if most <= least[text]]
-    if bare and (spec.rules is not None or len(bare) == len(least)):
-        raise ValueError(
-            f"sizes: {bare[0]} keeps {least[bare[0]]} keys of {keys} surely, and no size leaves it"
-            f" more, {most} at most; give larger --sizes or a larger --window"
-        )
+        rule = cache_rule(text, spec.sinks, spec.recent) if cache else parse(text)
+        if cache and any(part.per_query for part in rule.parts):
+            raise ValueError(
+                f"rules: {text} chooses keys for each query, and a cache is chosen once; use --when"
+                " every"
+            )
+        rule.check(context, keys if rule.free else None)
+        least, most = rule.least(context), round(max((*spec.shares, 0.0)) * keys)
+        if spec.shares and most <= least and most < keys:
+            raise ValueError(
+                f"keep: {text} always keeps {least} of {keys} keys, and the largest share asked for"
+                f" is {most}; use a larger --keep or a longer --window"
+            )
+        found[text] = rule
+    return found
 
 
-def _check(spec: DownstreamSpec, loaded: Loaded) -> None:
+def _check(spec: CompressSpec, loaded: Loaded) -> None:
+    if spec.keep is not None and spec.kl is not None:
+        raise ValueError("keep, kl: give a size or a loss, not both")
     if spec.layers is not None and max(spec.layers) >= loaded.layers:
         raise ValueError(
             f"layers: {loaded.name} has layers 0 to {loaded.layers - 1}, got {max(spec.layers)}"
@@ -174,28 +174,9 @@ def _check(spec: DownstreamSpec, loaded: Loaded) -> None:
     if spec.heads is not None and max(spec.heads) >= fewest:
         raise ValueError(f"heads: {loaded.name} has heads 0 to {fewest - 1}, got {max(spec.heads)}")
     if spec.when != "cache":
-        asked = {
-            "splits": spec.splits != ("uniform",),
-            "needles": spec.needles,
-            "sensitivity": spec.sensitivity,
-        }
-        asked |= {"depth": spec.depth}
-        given = [name for name, wanted in asked.items() if wanted]
+        asked = ("splits", "needles", "sensitivity", "together", "kl", "check")
+        given = [name for name in asked if getattr(spec, name)]
         if given:
             raise ValueError(
-                f"{given[0]}: it is of a cache that a language model decodes from; leave it out"
+                f"{given[0]}: it is of a KV cache that a language model decodes from; leave it out"
             )
-    if ("budget" in spec.splits) != (spec.budget is not None):
-        raise ValueError(
-            "budget: the split budget and a probe's run go together; give --splits budget and"
-            " --budget RUN"
-        )
-
-
-def _outputs(loaded: Loaded) -> dict[int, Tensor]:
-    """W_O of each layer; one where it is not found has the identity of each head."""
-    found = head_projections(loaded.model)
-    for layer, shape in enumerate(loaded.shapes):
-        if layer not in found:
-            found[layer] = torch.eye(shape.value_width).repeat(shape.heads, 1, 1)
-    return found

@@ -1,149 +1,108 @@
-"""What is asked of a model that keeps a few keys, as plain data: the same as a YAML file, as flags
-and as a Python object.
-"""
+"""What ``esscher compress`` measures, as plain data: YAML file, flags and Python object alike."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from esscher.corpus.spec import CorpusSpec, open_rules, places, split_numbers
 from esscher.runs import RunSpec, register
 
-UNIFORM, CUT, _ = SPLITS = ("uniform", "cut", "budget")
-# tokens of a window: of a language model before it is continued, of an encoder
-PREFILL, ENCODED = 1024, 256
+PREFILL, ENCODED = 1024, 256  # tokens of a prompt; of a text for an encoder
 DECODE = 128
-# of a cache: sinks and the last queries' own keys are always kept, as the presses of others do
-RULES = (
-    *(
-        "sinks:4+random",
-        "sinks:4+recent",
-        "sinks:4+recent:32+keynorm",
-        "sinks:4+recent:32+expected",
-    ),
-    *("sinks:4+recent:32+heavy", "sinks:4+recent:32+heavy:pool=5"),
-    *("sinks:4+recent:32+impact", "sinks:4+recent:32+impact:pool=5"),
-)
-EVERY = (  # of queries that each choose for themselves, or stand in an encoder
-    *(
-        "random",
-        "sinks:4+random:reweight",
-        "sinks:1+recent",
-        "keynorm",
-        "expected",
-        "heavy",
-        "impact",
-        "topk",
-    ),
-)
+RULES = ("fisher", "kvzip_plus", "kvzip", "restkv", "snapkv", "expected", "streamingllm", "random")
+EVERY = ("random", "sinks:1+recent", "expected", "heavy", "impact", "topk")  # each query its own
 
 
-class DownstreamSpec(RunSpec):
-    """What ``esscher downstream`` runs."""
+class CompressSpec(RunSpec):
+    """What ``esscher compress`` runs."""
 
-    job: Literal["downstream"] = "downstream"
+    job: Literal["compress"] = "compress"
     model: str = Field(
         default="packaged",
         description="minilm (packaged is the same) or smollm2, a folder, a GGUF file or a hub name",
     )
     revision: str | None = Field(default=None, description="revision of a hub model")
     corpus: CorpusSpec = CorpusSpec()
-    texts: PositiveInt = Field(
-        default=3, description="texts, windows spread evenly over the corpus"
+    keep: tuple[float, ...] | None = Field(
+        default=None,
+        description="shares of the cache to keep, e.g. 0.1,0.2; default: 0.05,0.1,0.2",
     )
+    kl: PositiveFloat | None = Field(
+        default=None,
+        description="instead of --keep: the loss that may be added, in nats per token",
+    )
+    rules: tuple[str, ...] | None = Field(
+        default=None, description="eviction rules, e.g. fisher or sinks:4+recent; may be repeated"
+    )
+    splits: tuple[Literal["uniform", "cut", "layer", "pages"], ...] | None = Field(
+        default=None,
+        description=(
+            "how heads share the budget: cut (one threshold for all heads), layer (one for each"
+            " layer), uniform (the same share each), pages (blocks of 16 keys); may be repeated;"
+            " default: cut where a rule has scores, else uniform"
+        ),
+    )
+    texts: PositiveInt = Field(default=3, description="prompts, spread evenly over the text")
     window: PositiveInt | None = Field(
-        default=None, description="tokens of a text; of a language model those of the prefill"
+        default=None, description="tokens of a prompt; default: 1024, 256 for an encoder"
     )
-    decode: PositiveInt = Field(
-        default=DECODE, description="tokens by which a language model continues each text"
+    decode: PositiveInt = Field(default=DECODE, description="tokens decoded after each prompt")
+    needles: NonNegativeInt = Field(
+        default=0, description="facts to plant in the prompts, and to ask for after compression"
+    )
+    check: bool = Field(
+        default=False, description="also predict with cross terms between heads, beside measured KL"
     )
     when: Literal["auto", "cache", "every"] = Field(
         default="auto",
         description=(
-            "cache (prefill on all keys, then a few), every (every query keeps a few) or auto"
-        ),
-    )
-    rules: tuple[str, ...] | None = Field(
-        default=None, description="keep rules such as sinks:4+recent; may be repeated"
-    )
-    sizes: tuple[float, ...] = Field(
-        default=(0.05, 0.1, 0.2),
-        description=(
-            "shares of the cache kept, below 1, or keys of a head on average, from 1 on; separated"
-            " by commas"
-        ),
-    )
-    splits: tuple[Literal["uniform", "cut", "budget"], ...] = Field(
-        default=("uniform",),
-        description=(
-            "how heads share the keys: uniform (the same share of each head's cache), cut (one cut"
-            " over all heads) or budget; may be repeated"
-        ),
-    )
-    budget: str | None = Field(
-        default=None, description="run of esscher probe whose errors split the keys between heads"
-    )
-    weights: str | None = Field(
-        default=None,
-        description=(
-            "what heads count in that split: none (all alike), or a run with --sensitivity; the"
-            " probe's own gradients when left out"
+            "cache (compress the cache after the prompt), every (each query keeps its own keys;"
+            " encoders) or auto"
         ),
     )
     draws: PositiveInt = Field(default=2, description="draws of rules that keep by chance")
     observe: PositiveInt = Field(
-        default=64, description="last queries of a prefill that the rules of a cache look at"
+        default=64, description="last queries of the prompt that rules such as snapkv read"
     )
+    sinks: NonNegativeInt = Field(default=4, description="first keys that are always kept")
+    recent: NonNegativeInt = Field(default=16, description="last keys that are always kept")
     layers: tuple[int, ...] | None = Field(
-        default=None, description="layers that drop keys, 0,2-4; all when left out"
+        default=None, description="layers to compress, e.g. 0,2-4; default: all"
     )
     heads: tuple[int, ...] | None = Field(
-        default=None, description="query heads that drop keys, 0,2-4; all when left out"
-    )
-    needles: int = Field(
-        default=0, ge=0, description="facts planted in the texts, to be found again"
+        default=None, description="query heads to compress, e.g. 0,2-4; default: all"
     )
     sensitivity: bool = Field(
         default=False, description="also compress one head at a time, by the first rule and size"
     )
     together: bool = Field(
         default=False,
-        description="also errors of layers at fixed inputs, heads together, predicted and measured",
+        description="also the exact error of each layer under random keys, heads together",
     )
-    depth: bool = Field(
-        default=False, description="also drop keys in one layer at a time, against the first order"
-    )
-    dtype: Literal["float32", "float64"] = Field(
-        default="float32", description="floating point of the model: float32 or float64"
+    dtype: Literal["float32", "float64", "bfloat16", "float16"] = Field(
+        default="float32", description="floating point of the model"
     )
 
-    @field_validator("sizes", mode="before")
+    @field_validator("keep", mode="before")
     @classmethod
     def _numbers(cls, value: Any) -> Any:
-        return split_numbers(value, "0.05,0.1 or 64,128")
+        return None if value is None else split_numbers(value, "0.05,0.1")
 
-    @field_validator("sizes")
+    @field_validator("keep")
     @classmethod
-    def _sizes(cls, value: tuple[float, ...]) -> tuple[float, ...]:
-        if not value or not all(size > 0 and (size < 1 or size == int(size)) for size in value):
-            raise ValueError(
-                f"expected shares above 0 and below 1, or whole numbers of keys, got {list(value)}"
-            )
-        return tuple(sorted(set(value)))
+    def _keep(cls, value: tuple[float, ...] | None) -> tuple[float, ...] | None:
+        if value is not None and (not value or not all(0 < share <= 1 for share in value)):
+            raise ValueError(f"expected shares of the cache above 0 and up to 1, got {list(value)}")
+        return None if value is None else tuple(sorted(set(value)))
 
     @field_validator("rules", mode="before")
     @classmethod
     def _rules(cls, value: Any) -> tuple[str, ...] | None:
         if value is not None and not value:
-            raise ValueError(f"expected a list of keep rules, got {value!r}")
+            raise ValueError(f"expected a list of rules, got {value!r}")
         return None if value is None else open_rules(value)
-
-    @field_validator("splits")
-    @classmethod
-    def _splits(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(split for split in SPLITS if split in value) or (UNIFORM,)
 
     @field_validator("layers", "heads")
     @classmethod
@@ -152,13 +111,14 @@ class DownstreamSpec(RunSpec):
 
     @property
     def compared(self) -> tuple[str, ...]:
-        """The rules, those for the way keys are kept where none are given."""
-        return self.rules if self.rules is not None else RULES if self.when == "cache" else EVERY
+        """The rules; the usual ones where none are given."""
+        return self.rules if self.rules is not None else EVERY if self.when == "every" else RULES
 
-    def share(self, size: float, held: float) -> float:
-        """A size as a share of the cache; ``held``: keys that a head's cache holds, on average."""
-        return size if size < 1 else min(1.0, size / held)
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Sizes asked for; none where a loss is asked for instead."""
+        return () if self.kl is not None else self.keep or (0.05, 0.1, 0.2)
 
 
 # naming the job does not import what computes it
-register("downstream", "esscher.compress.job:DOWNSTREAM")
+register("compress", "esscher.compress.job:COMPRESS")

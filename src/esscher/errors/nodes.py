@@ -352,18 +352,6 @@ def _pair_nodes(eps: Tensor, p: Tensor, step: float) -> Tensor:
     )
 
 
-def first_order_pair(
-    attention: tuple[Float[Tensor, " n"], Float[Tensor, " n"]],
-    centred: tuple[Float[Tensor, "n d"], Float[Tensor, "n d"]],
-    probability: Float[Tensor, " n"],
-) -> float:
-    """sum_j (1/p_j - 1) pi_j rho_j <c_j, d_j>; where chances differ, of reweighted keys."""
-    p = probability.double().clamp_min(torch.finfo(torch.float64).tiny)
-    pi, rho = (weights.double() for weights in attention)
-    c, d = (values.double() for values in centred)
-    return float(((1 / p - 1) * pi * rho * (c * d).sum(1)).sum())
-
-
 def _nodes(
     scores: Any, log_weights: Any, values: Any, extra: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

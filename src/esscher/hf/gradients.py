@@ -1,34 +1,46 @@
-"""How much the next tokens of a language model feel its heads: gradients of log probabilities at
-the heads' outputs.
+"""Gradients of log p(next tokens) at the outputs of the heads, and the Fisher metric of each head.
 
-A text is prefilled on all keys, and its continuation goes through the model once, all heads tapped.
-Tokens y are drawn from the model's own probabilities p at every place of the continuation: of a
-small error e of heads' outputs E_y (g . e)^2 = sum over places of Var_p(J e), twice the divergence
-that it costs, g the gradient of sum log p(y), J the Jacobian of the logits (Fisher's information,
-from both sides).
+A text is continued once, with all heads' outputs tapped. Next tokens y are drawn from the model's
+own probabilities. With g the gradient of sum_p log p(y_p) at the output of a head at one position,
+and e a small error of that output, the divergence of the next tokens grows by 1/2 E (g . e)^2. So
+
+    F = E g g'     (width x width, mean over positions and draws)
+
+prices an error of the head in nats: 1/2 E e' F e per token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from esscher.hf.call import AttentionCall
+from esscher.hf.call import AttentionCall, at_least_single
+from esscher.hf.capture import Sink
 from esscher.hf.interventions import Prefilled
 
 DRAWS = 8  # of next tokens
 
+Gradients = dict[int, Float[Tensor, "heads m width"]]  # by layer
+
 
 def drawn_gradients(
-    held: Prefilled, ids: Int[Tensor, "1 m"], draws: int, generator: torch.Generator
-) -> list[dict[int, Float[Tensor, "heads m width"]]]:
+    held: Prefilled,
+    ids: Int[Tensor, "1 m"],
+    draws: int,
+    generator: torch.Generator,
+    *,
+    extend: bool = False,
+    sink: Sink | None = None,
+) -> list[Gradients]:
     """For each draw of the next tokens the gradient of their summed log probability at the heads'
-    outputs, by layer.
+    outputs.
 
-    ``ids``: the continuation of what is held.
+    ``ids``: the continuation of the prefilled text. ``extend``: leave it in the cache. ``sink``
+    sees every attention call, as in capture.
     """
     taps: dict[int, Tensor] = {}
 
@@ -37,15 +49,20 @@ def drawn_gradients(
         return out + taps[captured.layer]
 
     with torch.enable_grad():
-        result, _ = held.decode(ids, lambda captured: None, after=tap)
+        result, _ = held.decode(ids, lambda captured: None, after=tap, extend=extend, sink=sink)
+        if getattr(result, "logits", None) is None:
+            raise ValueError(
+                f"{type(held.model).__name__} has no language head, so that no loss in nats is"
+                " defined; load it with its head (AutoModelForCausalLM)"
+            )
         logp = torch.log_softmax(result.logits[0].double(), -1)
         found = []
         for i in range(draws):
-            drawn = torch.multinomial(logp.detach().exp().cpu(), 1, generator=generator).to(
-                logp.device
-            )
+            drawn = torch.multinomial(logp.detach().exp().cpu(), 1, generator=generator)
             gradients = torch.autograd.grad(
-                logp.gather(1, drawn).sum(), list(taps.values()), retain_graph=i + 1 < draws
+                logp.gather(1, drawn.to(logp.device)).sum(),
+                list(taps.values()),
+                retain_graph=i + 1 < draws,
             )
             found.append(
                 {layer: gradient[0] for layer, gradient in zip(taps, gradients, strict=True)}
@@ -56,3 +73,37 @@ def drawn_gradients(
 def gradient_size(gradients: Sequence[Float[Tensor, "heads m width"]]) -> Float[Tensor, " heads"]:
     """Root mean square over draws, places and coordinates."""
     return torch.stack(list(gradients)).double().square().mean((0, 2, 3)).sqrt()
+
+
+@dataclass(frozen=True)
+class FisherMetric:
+    """The metric F of every head, by layer (heads, width, width), from ``positions`` positions.
+
+    ``stderr``: by layer and head the standard error of trace F over the draws, relative to it; NaN
+    for one draw.
+    """
+
+    of_layer: dict[int, Float[Tensor, "heads width width"]]
+    stderr: dict[int, Float[Tensor, " heads"]]
+    positions: int
+    draws: int
+
+    def nats(self, layer: int, error: Float[Tensor, "heads m width"]) -> Float[Tensor, "heads m"]:
+        """1/2 e' F e: what an error of each head's output costs, in nats per token."""
+        error = at_least_single(error)
+        metric = self.of_layer[layer].to(error)
+        return (error @ metric * error).sum(-1) / 2
+
+
+def fisher_metric(draws: Sequence[Gradients]) -> FisherMetric:
+    """The metric from several draws of gradients over the same positions."""
+    found, stderr = {}, {}
+    positions = next(iter(draws[0].values())).shape[1]
+    for layer in draws[0]:
+        own = [at_least_single(draw[layer]) for draw in draws]
+        found[layer] = sum((g.mT @ g for g in own), torch.zeros(())) / (positions * len(draws))
+        traces = torch.stack([g.square().sum((1, 2)) for g in own])
+        spread = traces.std(0) if len(own) > 1 else torch.full_like(traces[0], torch.nan)
+        tiny = torch.finfo(traces.dtype).tiny
+        stderr[layer] = spread / len(own) ** 0.5 / traces.mean(0).clamp_min(tiny)
+    return FisherMetric(found, stderr, positions, len(draws))

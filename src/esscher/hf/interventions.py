@@ -215,17 +215,23 @@ class Prefilled:
         self.model, self.cache = model, cache
 
     def decode(
-        self, ids: Int[Tensor, "batch m"], decide: Decide, **watch: Any
+        self, ids: Int[Tensor, "batch m"], decide: Decide, *, extend: bool = False, **watch: Any
     ) -> tuple[Any, Acted]:
-        """What the model returns for these tokens, and what was done; the cache is then as it was.
+        """What the model returns for these tokens, and what was done.
 
-        ``watch``: what else :func:`intervene` takes.
+        The cache is then as it was, or holds these tokens too (``extend``). ``watch``: what else
+        :func:`intervene` takes.
         """
         before = [(layer.keys, layer.values) for layer in self.cache.layers]
+        done = False
         try:
             with intervene(self.model, decide, **watch) as acted:
-                return self.model(input_ids=ids, past_key_values=self.cache, use_cache=True), acted
+                result = self.model(input_ids=ids, past_key_values=self.cache, use_cache=True)
+            done = extend
+            return result, acted
         finally:
+            if done:
+                before = [(x.keys.detach(), x.values.detach()) for x in self.cache.layers]
             for layer, (keys, values) in zip(self.cache.layers, before, strict=True):
                 layer.keys, layer.values = keys, values
 

@@ -1,37 +1,64 @@
-"""Which keys a query keeps: rules give inclusion probabilities and weights, one rule a file, and
-combine with |.
-"""
+"""Which keys a query keeps: rules give inclusion probabilities and weights, and combine with |."""
 
 from esscher.keep.chance import Importance, MagicPIG, Neyman, Random
 from esscher.keep.context import Context
-from esscher.keep.named import AdaptiveRest, BigBird, Longformer, LowRank, StreamingLLM, VAttention
+from esscher.keep.named import (
+    H2O,
+    TOVA,
+    AdaptiveRest,
+    BigBird,
+    Longformer,
+    LowRank,
+    RestKV,
+    SnapKV,
+    StreamingLLM,
+    VAttention,
+)
 from esscher.keep.position import Global, Recent, Sinks, Strided, Window
-from esscher.keep.ranked import ExpectedAttention, Heavy, Impact, KeyNorm, TopK
+from esscher.keep.ranked import (
+    ExpectedAttention,
+    Fisher,
+    Heavy,
+    Impact,
+    KeyNorm,
+    KVzip,
+    KVzipPlus,
+    Observed,
+    TopK,
+)
 from esscher.keep.rule import Chance, Inclusion, Pattern, Ranked, Rule, Union, register, rules
 from esscher.keep.text import parse
 
 __all__ = [
+    "H2O",
+    "TOVA",
     "AdaptiveRest",
     "BigBird",
     "Chance",
     "Context",
     "ExpectedAttention",
+    "Fisher",
     "Global",
     "Heavy",
     "Impact",
     "Importance",
     "Inclusion",
+    "KVzip",
+    "KVzipPlus",
     "KeyNorm",
     "Longformer",
     "LowRank",
     "MagicPIG",
     "Neyman",
+    "Observed",
     "Pattern",
     "Random",
     "Ranked",
     "Recent",
+    "RestKV",
     "Rule",
     "Sinks",
+    "SnapKV",
     "StreamingLLM",
     "Strided",
     "TopK",
@@ -44,23 +71,10 @@ __all__ = [
 ]
 
 for _rule in (
-    *(
-        Random,
-        Sinks,
-        Recent,
-        Window,
-        Strided,
-        Global,
-        TopK,
-        Heavy,
-        Impact,
-        KeyNorm,
-        ExpectedAttention,
-    ),
-    *(Neyman, MagicPIG, AdaptiveRest, LowRank),
+    *(Random, Neyman, MagicPIG, AdaptiveRest, LowRank),
+    *(Sinks, Recent, Window, Strided, Global),
+    *(TopK, KeyNorm, Heavy, Impact, ExpectedAttention, Fisher, KVzip, KVzipPlus),
 ):
     register(_rule.name, _rule)
-register("bigbird", BigBird)
-register("longformer", Longformer)
-register("streamingllm", StreamingLLM)
-register("vattention", VAttention)
+for _named in (BigBird, H2O, Longformer, RestKV, SnapKV, StreamingLLM, TOVA, VAttention):
+    register(_named.__name__.lower(), _named)

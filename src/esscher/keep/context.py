@@ -43,6 +43,9 @@ class Context:
     heads: Tensor | None = None  # (m,) int64
     output: Tensor | None = None  # (heads, d_v, d)
     sink: Tensor | None = None  # (m,)
+    metric: Tensor | None = None  # (heads, d_v, d_v)
+    gradient: Tensor | None = None  # (m, d_v)
+    norm: Tensor | None = None  # (m,)
     choosers: Context | None = None
     base: Context | None = None
     columns: Tensor | None = None  # (N,) int64, rising
@@ -94,8 +97,9 @@ class Context:
 
     def take(self, rows: Tensor) -> Context:
         """The same keys for some of the queries."""
-        mask, logits, heads, sink = (
-            None if x is None else x[rows] for x in (self.mask, self.logits, self.heads, self.sink)
+        mask, logits, heads, sink, gradient, norm = (
+            None if x is None else x[rows]
+            for x in (self.mask, self.logits, self.heads, self.sink, self.gradient, self.norm)
         )
         return replace(
             self,
@@ -105,6 +109,8 @@ class Context:
             logits=logits,
             heads=heads,
             sink=sink,
+            gradient=gradient,
+            norm=norm,
             base=None if self.base is None else self.base.take(rows),
         )
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from esscher.keep.chance import Random
 from esscher.keep.context import Context
 from esscher.keep.position import Global, Recent, Sinks, Window
-from esscher.keep.ranked import TopK
+from esscher.keep.ranked import Heavy, Impact, TopK
 from esscher.keep.rule import Chance, Part, Union, as_between, as_size, refused
 
 
@@ -29,6 +29,26 @@ def Longformer(window: int, at: tuple[int, ...] = (0,)) -> Union:
 def BigBird(window: int, share: float | None = None, at: tuple[int, ...] = (0,)) -> Union:
     """A window, keys at given positions, and others at random (Zaheer et al. 2020)."""
     return Window(window) | Global(at) | Random(share)
+
+
+def H2O(size: int | None = None) -> Heavy:
+    """Keys of largest weight over all observed queries (Zhang et al. 2023)."""
+    return Heavy(size)
+
+
+def SnapKV(size: int | None = None, last: int = 64, pool: int = 5) -> Heavy:
+    """Keys of largest weight over the last queries, averaged over neighbours (Li et al. 2024)."""
+    return Heavy(size, last, pool)
+
+
+def TOVA(size: int | None = None) -> Heavy:
+    """Keys of largest weight at the last query (Oren et al. 2024)."""
+    return Heavy(size, last=1)
+
+
+def RestKV(size: int | None = None, last: int = 32, pool: int = 5) -> Impact:
+    """Keys whose loss changes the output most at the last queries (ReST-KV, 2026)."""
+    return Impact(size, last, pool)
 
 
 # ---- AdaptiveRest: of the keys that nothing keeps surely, as many as (epsilon, delta) ask for;

@@ -1,12 +1,12 @@
-"""Heavy: the keys to which the queries of a key-value head attend most, one set for all of them
-(H2O, SnapKV).
+"""Rankings: rules that keep the first keys of an order. Most of them score keys by what some
+queries make of them, and keep one set of keys for all queries: an eviction policy of a KV cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -17,123 +17,10 @@ from esscher.keep.rule import Ranked, as_size, blocks
 
 
 @dataclass(frozen=True)
-class Heavy(Ranked):
-    """The ``size`` keys of largest mean softmax weight over the choosing queries at the ``last``
-    positions, or over all of them.
-
-    Queries that stand all at one place are counted in the order of their rows. ``pool``: the mean
-    weight of so many neighbours counts for a key (SnapKV).
-    """
-
-    name: ClassVar[str] = "heavy"
-    size: int | None = None
-    last: int | None = None
-    pool: int | None = None
-
-    def __post_init__(self) -> None:
-        as_size(self.size, "heavy")
-        as_size(self.last, "heavy, last")
-        as_size(self.pool, "heavy, pool")
-
-    @property
-    def observes(self) -> bool:
-        return True
-
-    def order(self, context: Context) -> Tensor:
-        return pooled(chosen_mean(context, self.last, lambda part: part.attention), self.pool)
-
-
-def chosen_mean(context: Context, last: int | None, of: Callable[[Context], Tensor]) -> Tensor:
-    """Mean of a number (m, N) of each key over the choosing queries at the ``last`` positions."""
-    context = context.choosing
-    asked = observed(context, last)
-    total = torch.zeros(context.keys, dtype=torch.float64, device=context.k.device)
-    for rows, part in blocks(context):
-        total += of(part)[asked[rows]].sum(0)
-    return total / asked.sum()
-
-
-def observed(context: Context, last: int | None) -> Tensor:
-    """Queries (m,) at the last positions; where all stand at one place, the last rows."""
-    places = torch.unique(context.positions)
-    if last is None:
-        return torch.ones_like(context.positions, dtype=torch.bool)
-    if len(places) == 1:
-        rows = torch.arange(len(context.positions), device=places.device)
-        return rows >= len(rows) - last
-    return torch.ge(context.positions, places[-min(last, len(places))])
-
-
-def pooled(order: Tensor, pool: int | None) -> Tensor:
-    """Of each key the mean over ``pool`` neighbours, itself in the middle; fewer at the ends."""
-    if pool is None or pool == 1:
-        return order
-    before, after = (pool - 1) // 2, pool // 2
-    along = torch.nn.functional.pad(order.cumsum(0), (1, 0))
-    at = torch.arange(len(order), device=order.device)
-    first, end = (at - before).clamp_min(0), (at + after + 1).clamp_max(len(order))
-    return (along[end] - along[first]) / (end - first)
-
-
-# ---- Impact: keys by what their loss would change behind the head, one set for all queries of a
-# key-value head.
-
-
-@dataclass(frozen=True)
-class Impact(Ranked):
-    """The ``size`` keys of largest impact over the choosing queries at the ``last`` positions, or
-    over all of them.
-
-    ``pool``: the mean impact of so many neighbours counts for a key where it is larger than its
-    own: what matters comes in phrases, yet a key that matters alone must not be averaged away where
-    few are kept.
-    """
-
-    name: ClassVar[str] = "impact"
-    size: int | None = None
-    last: int | None = None
-    pool: int | None = None
-
-    def __post_init__(self) -> None:
-        as_size(self.size, "impact")
-        as_size(self.last, "impact, last")
-        as_size(self.pool, "impact, pool")
-
-    @property
-    def observes(self) -> bool:
-        return True
-
-    def order(self, context: Context) -> Tensor:
-        squares = chosen_mean(
-            context, self.last, lambda part: gain(part, behind_output=True).square()
-        )
-        own = squares.sqrt()
-        return torch.maximum(own, pooled(own, self.pool))
-
-
-# ---- KeyNorm: keys of small norm, which tend to be attended to (Devoto et al. 2024).
-
-
-@dataclass(frozen=True)
-class KeyNorm(Ranked):
-    """The ``size`` keys of smallest norm."""
-
-    name: ClassVar[str] = "keynorm"
-    size: int | None = None
-
-    def __post_init__(self) -> None:
-        as_size(self.size, "keynorm")
-
-    def order(self, context: Context) -> Tensor:
-        return -context.k.double().square().sum(1)
-
-
-# ---- TopK: the keys with the largest scores of each query; the oracle of sparse attention.
-
-
-@dataclass(frozen=True)
 class TopK(Ranked):
-    """The ``size`` keys of largest score, for each query its own."""
+    """The ``size`` keys of largest score, for each query its own: the oracle of sparse
+    attention.
+    """
 
     name: ClassVar[str] = "topk"
     size: int | None = None
@@ -149,14 +36,130 @@ class TopK(Ranked):
         return context.scores
 
 
-# ---- ExpectedAttention: keys by what a Gaussian law of future queries is expected to give them,
-# times the value's norm.
+@dataclass(frozen=True)
+class KeyNorm(Ranked):
+    """The ``size`` keys of smallest norm, which tend to be attended to (Devoto et al. 2024)."""
+
+    name: ClassVar[str] = "keynorm"
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        as_size(self.size, "keynorm")
+
+    def order(self, context: Context) -> Tensor:
+        return -context.k.double().square().sum(1)
+
+
+class Observed(Ranked):
+    """Keys ranked by a score that observed queries give them: one set of keys for all queries.
+
+    A score needs one method, ``score``: what a block of queries adds to the score of each key.
+    Blocks are summed, or their maximum is taken (``largest``). ``queries``: whose queries a cache
+    is scored by, the last ones of the prompt or those of a replay of the prompt. ``needs``: fields
+    of the context beside queries, keys and values ("metric", "gradient", "norm").
+    """
+
+    queries: ClassVar[Literal["last", "replay"]] = "last"
+    needs: ClassVar[tuple[str, ...]] = ()
+    largest: ClassVar[bool] = False
+    last: int | None = None  # only the queries at so many last positions; None: all
+
+    @abstractmethod
+    def score(self, rows: Context) -> Tensor:
+        """(N,): summed over the queries of this block, or the largest of them."""
+
+    def finish(self, total: Tensor, count: int) -> Tensor:
+        """The order (N,) from the joined scores of ``count`` queries."""
+        return total if self.largest else total / count
+
+    @property
+    def observes(self) -> bool:
+        return True
+
+    def order(self, context: Context) -> Tensor:
+        chooser = context.choosing
+        if self.last is not None:
+            chooser = chooser.take(_at_last(chooser, self.last))
+        return self.finish(self.add(None, chooser), len(chooser.q))
+
+    def add(self, total: Tensor | None, context: Context) -> Tensor:
+        """The joined score after the queries of one more context over the same keys."""
+        for _, block in blocks(context):
+            found = self.score(block)
+            if total is None:
+                total = found
+            else:
+                total = torch.maximum(total, found) if self.largest else total + found
+        assert total is not None
+        return total
+
+
+def _at_last(context: Context, last: int) -> Tensor:
+    """Rows of the queries at the last positions; where all stand at one place, the last rows."""
+    places = torch.unique(context.positions)
+    rows = torch.arange(len(context.positions), device=places.device)
+    if len(places) == 1:
+        return rows[-last:]
+    return rows[context.positions >= places[-min(last, len(places))]]
+
+
+def pooled(order: Tensor, pool: int | None) -> Tensor:
+    """Of each key the mean over ``pool`` neighbours, itself in the middle; fewer at the ends."""
+    if pool is None or pool == 1:
+        return order
+    before, after = (pool - 1) // 2, pool // 2
+    along = torch.nn.functional.pad(order.cumsum(0), (1, 0))
+    at = torch.arange(len(order), device=order.device)
+    first, end = (at - before).clamp_min(0), (at + after + 1).clamp_max(len(order))
+    return (along[end] - along[first]) / (end - first)
+
+
+@dataclass(frozen=True)
+class Heavy(Observed):
+    """The ``size`` keys of largest mean softmax weight (H2O; SnapKV with ``last`` and ``pool``).
+
+    ``last``: only the queries at so many last positions. ``pool``: the mean weight of so many
+    neighbours counts for a key.
+    """
+
+    name: ClassVar[str] = "heavy"
+    size: int | None = None
+    last: int | None = None
+    pool: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("size", "last", "pool"):
+            as_size(getattr(self, field), f"{self.name}, {field}")
+
+    def score(self, rows: Context) -> Tensor:
+        return rows.attention.sum(0)
+
+    def finish(self, total: Tensor, count: int) -> Tensor:
+        return pooled(total / count, self.pool)
+
+
+@dataclass(frozen=True)
+class Impact(Heavy):
+    """The ``size`` keys whose loss changes the head's output most, behind W_O: the root mean
+    square of pi |W_O (v - output)| over the queries (cf. ReST-KV, CAOTE).
+
+    ``pool``: the mean of so many neighbours counts where it is larger than a key's own score.
+    """
+
+    name: ClassVar[str] = "impact"
+
+    def score(self, rows: Context) -> Tensor:
+        return gain(rows, behind_output=True).square().sum(0)
+
+    def finish(self, total: Tensor, count: int) -> Tensor:
+        own = (total / count).sqrt()
+        return torch.maximum(own, pooled(own, self.pool))
 
 
 @dataclass(frozen=True)
 class ExpectedAttention(Ranked):
-    """The ``size`` keys of largest E[e] |v|, mean and covariance of the queries taken from those
-    that choose.
+    """The ``size`` keys of largest E[e] |v|, for Gaussian queries with the mean and covariance of
+    the observed ones.
     """
 
     name: ClassVar[str] = "expected"
@@ -176,3 +179,125 @@ class ExpectedAttention(Ranked):
         spread = (q - mean).T @ (q - mean) / len(q)
         exponent = k @ mean + (k @ spread * k).sum(1) / 2
         return torch.log_softmax(exponent, 0) + context.v.double().square().sum(1).log() / 2
+
+
+# ---- Scores by a replay of the prompt: queries of "repeat the context" and the context once more.
+
+
+@dataclass(frozen=True)
+class Fisher(Observed):
+    """The ``size`` keys whose loss costs most, in nats per token: one unit for all heads.
+
+        s_j = 1/2 sum over heads of E_p [ (pi/(1 - pi))^2 (v_j - Gamma_p)' F (v_j - Gamma_p) ]
+
+    pi, Gamma: softmax weight and output of query p; F: the head's Fisher metric, E g g' with g the
+    gradient of log p(next tokens) at the head's output. A head's error e costs 1/2 E e'F e nats.
+    """
+
+    name: ClassVar[str] = "fisher"
+    queries: ClassVar[Literal["last", "replay"]] = "replay"
+    needs: ClassVar[tuple[str, ...]] = ("metric",)
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        as_size(self.size, self.name)
+
+    def score(self, rows: Context) -> Tensor:
+        return removal_cost(rows) / 2
+
+    def finish(self, total: Tensor, count: int) -> Tensor:
+        # total sums over the heads too, which share the queries' positions
+        return total / count
+
+
+@dataclass(frozen=True)
+class KVzip(Fisher):
+    """The ``size`` keys of largest weight at any query of a replay (Kim et al. 2025)."""
+
+    name: ClassVar[str] = "kvzip"
+    needs: ClassVar[tuple[str, ...]] = ()
+    largest: ClassVar[bool] = True
+
+    def score(self, rows: Context) -> Tensor:
+        return softmax_rows(rows)[:, rows.inside].amax(0)
+
+    def finish(self, total: Tensor, count: int) -> Tensor:
+        return total
+
+
+@dataclass(frozen=True)
+class KVzipPlus(KVzip):
+    """KVzip with the weight times |W_O v| / |h|, h the hidden state of the query (kvpress)."""
+
+    name: ClassVar[str] = "kvzip_plus"
+    needs: ClassVar[tuple[str, ...]] = ("norm",)
+
+    def score(self, rows: Context) -> Tensor:
+        assert rows.heads is not None
+        assert rows.output is not None
+        assert rows.norm is not None
+        weight = softmax_rows(rows)[:, rows.inside] / rows.norm[:, None].to(rows.dtype)
+        found = weight.new_zeros(rows.keys)
+        for head in torch.unique(rows.heads).tolist():
+            length = (rows.v.to(rows.dtype) @ rows.output[head].to(rows.dtype)).norm(dim=1)
+            found = torch.maximum(found, weight[rows.heads == head].amax(0) * length)
+        return found
+
+
+def softmax_rows(rows: Context) -> Tensor:
+    """Softmax weights (m, N') of everything in the softmax, in the precision of the queries; the
+    columns ``rows.inside`` are the keys of the cache.
+    """
+    whole = rows.whole
+    scores = (
+        whole.q.to(rows.dtype) @ whole.k.to(rows.dtype).T * whole.scale
+        if whole.logits is None
+        else whole.logits.to(rows.dtype)
+    )
+    return torch.softmax(scores.masked_fill_(~whole.visible, -torch.inf), 1)
+
+
+def removal_cost(rows: Context) -> Tensor:
+    """(N,): sum over queries of e'F e, e = pi/(1 - pi) (v - Gamma) the error when this key alone
+    is dropped, F the metric of the query's head.
+
+    Without a metric, F is W_O W_O', or the identity. Expanded into sums over queries, so that it
+    costs about one attention pass. A key with more than half of the weight is taken out first:
+    its error is pi (v - Gamma without it), where the plain formula loses all digits.
+    """
+    weight, values = softmax_rows(rows), rows.whole.v.to(rows.dtype)
+    values = values - values.mean(0)
+    top, at = weight.max(1)
+    heavy = top > 0.5
+    weight = weight.scatter(1, at[:, None], torch.where(heavy, 0.0, top)[:, None])
+    others = weight @ values
+    largest = values[at]
+    output = others + torch.where(heavy, top, 0.0)[:, None] * largest
+    away = largest - others / weight.sum(1, keepdim=True).clamp_min(torch.finfo(top.dtype).tiny)
+    inside, own = rows.inside, values[rows.inside]
+    small = weight[:, inside]
+    squares = (small / (1 - small)).square()
+    total = values.new_zeros(rows.keys)
+    heads = torch.zeros_like(at) if rows.heads is None else rows.heads
+    column = torch.full((len(values),), -1, device=at.device)
+    column[inside] = torch.arange(len(inside), device=at.device)
+    column = column[at]
+    for head in torch.unique(heads).tolist():
+        mine = heads == head
+        metric = _metric(rows, head, values)
+        felt = own @ metric
+        part, seen = squares[mine], output[mine]
+        total += (felt * own).sum(1) * part.sum(0) - 2 * (felt * (part.T @ seen)).sum(1)
+        total += part.T @ ((seen @ metric) * seen).sum(1)
+        lost = mine & heavy & (column >= 0)
+        cost = top[lost].square() * ((away[lost] @ metric) * away[lost]).sum(1)
+        total.scatter_add_(0, column[lost], cost)
+    return total.clamp_min(0)
+
+
+def _metric(rows: Context, head: int, like: Tensor) -> Tensor:
+    if rows.metric is not None:
+        return rows.metric[head].to(like.dtype)
+    if rows.output is not None:
+        return (rows.output[head] @ rows.output[head].T).to(like.dtype)
+    return torch.eye(like.shape[1], dtype=like.dtype, device=like.device)

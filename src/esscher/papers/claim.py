@@ -166,12 +166,12 @@ def _runs(runs: Any, scale: Scale, seed: int) -> dict[str, RunSpec]:
     """The specs of runs as ``claims.yaml`` has them. A list in a part of evidence stands for a part
     for each of its values.
     """
-    from esscher.compress.spec import DownstreamSpec
+    from esscher.compress.spec import CompressSpec
     from esscher.errors.montecarlo.spec import ExperimentSpec
     from esscher.icl.specs import ConcentrationSpec, FlowSpec, StabilitySpec, TrainSpec
     from esscher.probe.spec import ProbeSpec
 
-    specs: list[type[RunSpec]] = [DownstreamSpec, EvidenceSpec, ExperimentSpec, ProbeSpec]
+    specs: list[type[RunSpec]] = [CompressSpec, EvidenceSpec, ExperimentSpec, ProbeSpec]
     specs += [ConcentrationSpec, FlowSpec, StabilitySpec, TrainSpec]
     by_job = {spec.model_fields["job"].default: spec for spec in specs}
     found: dict[str, RunSpec] = {}

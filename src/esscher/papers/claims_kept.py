@@ -292,9 +292,9 @@ OUTPUT = "output"
 def made_depth(final: float, seed: int) -> Tables:
     """Layers with exponent 0.35, and a final error with another."""
     rng = np.random.default_rng(seed)
-    draws = grid(text=range(10), size=(0.1, 0.2, 0.4), reading="error")
+    draws = grid(text=range(10), keep=(0.1, 0.2, 0.4), metric="error")
     slopes = rng.normal(final, 0.02, 10).repeat(3)
-    draws = draws.assign(kept=256 * draws["size"], value=draws["size"] ** -slopes)
+    draws = draws.assign(kept=256 * draws["keep"], value=draws["keep"] ** -slopes)
     layers = pd.DataFrame({"layer": [OUTPUT, *map(str, range(30))]})
     layers["exponent"] = [final, *rng.normal(0.35, 0.05, 30)]
     return {"depth": {"draws": draws, "depth": layers}}
@@ -307,8 +307,8 @@ def depth(tables: Tables, same: float) -> Decision:
     single = layers[layers["layer"] != OUTPUT]["exponent"]
     middle = float(single.median())
     final = []
-    for _, own in draws[draws["reading"] == "error"].groupby("text"):
-        means = own.groupby("size")[["kept", "value"]].mean()
+    for _, own in draws[draws["metric"] == "error"].groupby("text"):
+        means = own.groupby("keep")[["kept", "value"]].mean()
         final.append(-float(np.polyfit(np.log(means["kept"]), np.log(means["value"]), 1)[0]))
     found = rules.mean_interval(final)
     gap = Interval(*(end - middle for end in found))
@@ -327,7 +327,7 @@ def depth(tables: Tables, same: float) -> Decision:
 
 def made_embeddings(slope: float, seed: int) -> Tables:
     rng = np.random.default_rng(seed)
-    draws = grid(text=range(300), reading="cosine").assign(horizon=rng.uniform(1, 2, 300))
+    draws = grid(text=range(300), metric="cosine").assign(horizon=rng.uniform(1, 2, 300))
     draws["value"] = 0.7 + slope * draws["horizon"] + rng.normal(0, 0.03, 300)
     return {"embeddings": {"draws": draws}}
 
@@ -336,7 +336,7 @@ def made_embeddings(slope: float, seed: int) -> Tables:
 def downstream_horizon(tables: Tables, weak: float) -> Decision:
     """A rank correlation above ``weak`` is no fall to speak of."""
     draws = tables["embeddings"]["draws"]
-    texts = draws[draws["reading"] == "cosine"].groupby("text")
+    texts = draws[draws["metric"] == "cosine"].groupby("text")
     horizon, cosine = texts["horizon"].first(), texts["value"].mean()
     order = rules.rank_correlation(horizon, cosine)
     third = horizon.rank(pct=True)

@@ -239,7 +239,7 @@ def split_weights(run: Run, asked: str | None) -> tuple[Weights | None, str]:
     """What the errors of a probe's heads count in a split, None where alike; and that in words.
 
     ``asked``: None for the gradients that the probe itself measured; ALIKE; or a run of esscher
-    downstream with the table sensitivity.
+    compress with the table sensitivity.
     """
     if asked == ALIKE:
         return None, "heads count alike"
@@ -250,7 +250,7 @@ def split_weights(run: Run, asked: str | None) -> tuple[Weights | None, str]:
     stored = load_run(Path(asked))
     if "sensitivity" not in stored.tables:
         raise ValueError(
-            f"weights: {asked} has no table sensitivity; run esscher downstream with --sensitivity"
+            f"weights: {asked} has no table sensitivity; run esscher compress with --sensitivity"
         )
     return head_weights(stored.table("sensitivity")), f"heads count by the gradients of {asked}"
 
@@ -269,9 +269,10 @@ def gradients_of(heads: pd.DataFrame) -> dict[tuple[int, int], float] | None:
 
 
 def head_weights(sensitivity: pd.DataFrame) -> dict[tuple[int, int], float]:
-    """The same from a downstream run's table ``sensitivity``, mean over its texts."""
+    """The same from a compression run's table ``sensitivity``, mean over its texts."""
     known = sensitivity[sensitivity["plain"] > 0]
-    sizes = (known["sensitive"] / known["plain"]).groupby([known["layer"], known["head"]]).mean()
+    size = (2 * known["nats"]) ** 0.5 / known["plain"]  # root of e'F e over |e|
+    sizes = size.groupby([known["layer"], known["head"]]).mean()
     return {(int(layer), int(head)): float(value) for (layer, head), value in sizes.items()}
 
 

@@ -390,7 +390,7 @@ class BudgetFlags(Plain):
     weights: str | None = Field(
         default=None,
         description=(
-            "what heads count in a split: none (all alike), or a run of esscher downstream"
+            "what heads count in a split: none (all alike), or a run of esscher compress"
             " --sensitivity"
         ),
     )

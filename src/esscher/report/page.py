@@ -15,7 +15,7 @@ import jinja2
 import matplotlib
 
 from esscher.report.charts import sweep, tables_page
-from esscher.report.downstream import downstream_page
+from esscher.report.compress import compression_page
 from esscher.report.icl import icl_page
 from esscher.report.probe import atlas
 from esscher.report.style import PALETTE, SCALE, WORDS
@@ -41,7 +41,7 @@ def content_of(run: Run) -> dict[str, Any]:
     makers: dict[str, Callable[[Run], dict[str, Any]]] = {
         "probe": atlas,
         "converge": sweep,
-        "downstream": downstream_page,
+        "compress": compression_page,
     }
     return makers.get(job, tables_page)(run)
 

@@ -1,0 +1,147 @@
+"""``es.compress``: a smaller KV cache of a prompt, to generate from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esscher.compress.choose import SPLITS, cache_rule, choose, default_split, splits_of
+from esscher.compress.price import Price, price, smallest_share
+from esscher.compress.prompt import Prompt, Settings
+from esscher.hf.cache import cache_bytes, kept_cache, use_kept
+from esscher.hf.maps import head_projections
+from esscher.keep.rule import Rule
+
+
+@dataclass(frozen=True)
+class Compression:
+    """What was done to a cache. ``keep``: keys kept over keys that the cache held, summed over
+    layers and key-value heads. ``bytes``, ``bytes_full``: of keys and values. ``price``: predicted
+    loss in nats per token.
+    """
+
+    rule: str
+    split: str
+    keep: float
+    keys: int
+    keys_full: int
+    bytes: int
+    bytes_full: int
+    price: Price
+
+    def __str__(self) -> str:
+        order = "" if self.price.second_order else ", beyond the second order"
+        return (
+            f"{self.rule} ({self.split}): {self.keep:.1%} of the cache kept,"
+            f" {self.bytes / 2**20:.1f} of {self.bytes_full / 2**20:.1f} MiB; predicted loss"
+            f" {self.price.kl:.3g} nats per token ({self.price.low:.3g} to"
+            f" {self.price.high:.3g}{order})"
+        )
+
+
+def compress(
+    model: Any,
+    inputs: Any,
+    keep: float | None = None,
+    kl: float | None = None,
+    rule: str | Rule = "fisher",
+    split: str | None = None,
+    *,
+    tokenizer: Any = None,
+    sinks: int = 4,
+    recent: int = 16,
+    observe: int = 64,
+    seed: int = 0,
+) -> Any:
+    """A smaller cache of a prompt for ``model.generate(ids, past_key_values=cache)``.
+
+    ``model``: a causal language model of transformers, on any device. ``inputs``: token ids (1, P),
+    what a tokenizer returns, or text (give the tokenizer). Give one of ``keep`` (share of the
+    cache, 0.1 keeps a tenth of the keys) and ``kl`` (loss in nats per token that may be added; the
+    smallest cache with that predicted loss is made). ``rule``: an eviction rule; ``split``: how
+    heads share the budget. ``cache.compression`` says what was done, with the predicted loss.
+
+    Continue with ids that begin with the prompt. The model's attention implementation is set to
+    ``esscher_kept``, which computes the same as before on other caches.
+    """
+    ids = _prompt_ids(model, inputs, tokenizer)
+    if (keep is None) == (kl is None):
+        raise ValueError(f"keep, kl: give one of them, got keep={keep} and kl={kl}")
+    if keep is not None and not 0 < keep <= 1:
+        raise ValueError(f"keep: expected a share of the cache above 0 and up to 1, got {keep}")
+    if kl is not None and not kl > 0:
+        raise ValueError(f"kl: expected a loss above 0 nats per token, got {kl}")
+    made = cache_rule(rule, sinks, recent)
+    split = _check_split(made, split)
+    least = sinks + recent
+    if ids.shape[1] <= least + 1:
+        raise ValueError(
+            f"inputs: a prompt of {ids.shape[1]} tokens has no more than the {least} that are"
+            " always kept; give a longer prompt, or smaller sinks and recent"
+        )
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    for parameter in trainable:
+        parameter.requires_grad_(False)  # gradients are taken at activations alone
+    try:
+        settings = Settings(observe, sinks, recent, seed=seed)
+        prompt = Prompt(model, ids, [made], head_projections(model), tokenizer, settings)
+        if keep is None:
+            assert kl is not None
+            _, choice, cost = smallest_share(prompt, made, split, kl)
+        else:
+            generator = torch.Generator().manual_seed(seed)
+            choice = choose(prompt, made, keep, split, generator)
+            cost = price(prompt, choice)
+    finally:
+        for parameter in trainable:
+            parameter.requires_grad_(True)
+    cache = kept_cache(prompt.held.cache, choice.kept)
+    full = sum(int(prompt.held_by(place).sum()) for place in prompt.contexts)
+    keys = sum(int(rows.sum()) for rows in choice.kept.values())
+    cache.compression = Compression(
+        str(made),
+        split,
+        keys / full,
+        keys,
+        full,
+        cache_bytes(cache),
+        cache_bytes(prompt.held.cache),
+        cost,
+    )
+    use_kept(model)
+    return cache
+
+
+def _check_split(rule: Rule, split: str | None) -> str:
+    if any(part.per_query for part in rule.parts):
+        raise ValueError(
+            f"rule: {rule} chooses keys for each query, and a cache is chosen once for all later"
+            " queries; use a rule such as fisher, kvzip or snapkv"
+        )
+    if split is None:
+        return default_split(rule)
+    if split not in SPLITS:
+        raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
+    if split != "uniform" and not splits_of(rule):
+        raise ValueError(f"split: {rule} has no scores to compare heads by; use uniform")
+    return split
+
+
+def _prompt_ids(model: Any, inputs: Any, tokenizer: Any) -> Tensor:
+    if isinstance(inputs, str):
+        if tokenizer is None:
+            raise ValueError("inputs: text needs its tokenizer; give tokenizer=, or token ids")
+        inputs = tokenizer(inputs, return_tensors="pt")
+    ids = inputs["input_ids"] if hasattr(inputs, "keys") else inputs
+    ids = torch.as_tensor(ids)
+    if ids.ndim == 1:
+        ids = ids[None]
+    if ids.ndim != 2 or len(ids) != 1 or ids.dtype not in (torch.int64, torch.int32):
+        raise ValueError(
+            f"inputs: expected the token ids of one prompt, (1, P), got {tuple(ids.shape)}"
+            f" {ids.dtype}"
+        )
+    return ids.to(next(model.parameters()).device, torch.int64)

@@ -1,0 +1,118 @@
+"""What a choice of keys costs, in nats per token, before anything is decoded.
+
+The error e of every head's output on the kept keys is exact. With the head's Fisher metric F it
+costs 1/2 e'F e, and costs of heads add (second order; errors of heads are taken as uncorrelated
+through the model). Averaged over the queries of the text that is decoded, this predicts the
+measured divergence. A prompt whose future is unknown has two kinds of queries at hand, its last
+ones and those of a replay: the first predict too much, the second too little, since keys were
+chosen by them. Both are given, and their geometric mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esscher.compress.choose import Choice, choose
+from esscher.compress.prompt import Prompt
+from esscher.hf.call import AttentionCall
+from esscher.hf.gradients import FisherMetric, Gradients
+from esscher.hf.interventions import with_kept
+from esscher.keep.rule import Rule
+
+SECOND_ORDER = 0.2  # nats: above this the second order is no longer right
+SHARES = tuple(np.geomspace(0.01, 1.0, 25)[:-1].round(4).tolist())  # tried for a wanted loss
+
+
+@dataclass(frozen=True)
+class Price:
+    """Predicted loss in nats per token: ``kl``, and the two bounds it lies between.
+
+    ``low``: by replayed queries, ``high``: by the last queries of the prompt; where only one kind
+    is there, all three are the same.
+    """
+
+    kl: float
+    low: float
+    high: float
+
+    @property
+    def second_order(self) -> bool:
+        """Whether the prediction is in the range where the second order holds."""
+        return self.kl <= SECOND_ORDER
+
+
+def head_errors(call: AttentionCall, choice: Choice, drops: Tensor | None = None) -> Tensor:
+    """(heads, m, width): output on the kept keys minus the output on all keys."""
+    return with_kept(call, choice.left(call, drops))[0].output()[0] - call.output()[0]
+
+
+def nats(
+    metric: FisherMetric,
+    errors: Iterable[tuple[int, Tensor]],
+) -> dict[int, Tensor]:
+    """By layer the predicted loss of each head, (heads,), mean over the queries."""
+    return {layer: metric.nats(layer, error).mean(1) for layer, error in errors}
+
+
+def predicted(metric: FisherMetric, calls: Sequence[AttentionCall], choice: Choice) -> float:
+    """The predicted loss of a choice at the queries of these calls, all heads together."""
+    found = nats(metric, ((call.layer, head_errors(call, choice)) for call in calls))
+    return float(sum(x.sum() for x in found.values()))
+
+
+def with_cross_terms(gradients: Sequence[Gradients], errors: Mapping[int, Tensor]) -> float:
+    """1/2 E_p (sum over heads of g . e)^2: errors of heads may cancel or add up. ``gradients``: at
+    the same queries as the errors, one for each draw of next tokens.
+    """
+    total = 0.0
+    for draw in gradients:
+        along = sum((draw[layer] * error).sum((0, 2)) for layer, error in errors.items())
+        assert isinstance(along, Tensor)
+        total += float(along.double().square().mean()) / 2
+    return total / len(gradients)
+
+
+def price(prompt: Prompt, choice: Choice) -> Price:
+    """The price of a choice for a prompt whose future is unknown."""
+    assert prompt.metric is not None
+    metric = prompt.metric
+    found = {
+        kind: predicted(metric, calls, choice) for kind, calls in prompt.references.items() if calls
+    }
+    high = found["last"]
+    low = found.get("replay", high)
+    low, high = min(low, high), max(low, high)
+    return Price(math.sqrt(low * high), low, high)
+
+
+def smallest_share(
+    prompt: Prompt, rule: Rule, split: str, kl: float, least: float = 0.0
+) -> tuple[float, Choice, Price]:
+    """The smallest share of the cache whose predicted loss is at most ``kl``, its keys and price.
+
+    Bisection on a ladder of shares: the predicted loss falls with the share, up to noise.
+    """
+    shares = [share for share in SHARES if share > least] + [1.0]
+    tried: dict[int, tuple[Choice, Price]] = {}
+
+    def at(i: int) -> tuple[Choice, Price]:
+        if i not in tried:
+            choice = choose(prompt, rule, shares[i], split, torch.Generator().manual_seed(0))
+            tried[i] = choice, price(prompt, choice)
+        return tried[i]
+
+    low, high = -1, len(shares) - 1  # the share at ``high`` is enough
+    while high - low > 1:
+        middle = (low + high) // 2
+        if at(middle)[1].kl <= kl:
+            high = middle
+        else:
+            low = middle
+    choice, cost = at(high)
+    return shares[high], choice, cost

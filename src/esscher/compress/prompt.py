@@ -1,0 +1,217 @@
+"""A prompt after its prefill, and how every eviction rule scores its keys.
+
+Rules read one of two sets of queries: the last ones of the prompt, or those of a replay, where the
+model is asked to repeat the prompt and sees it once more. Replays go through the model in chunks
+over the cache, so that memory does not grow with the square of the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from esscher.hf.call import AttentionCall
+from esscher.hf.gradients import FisherMetric, drawn_gradients, fisher_metric
+from esscher.hf.interventions import Prefilled, prefill
+from esscher.hf.loading import positions
+from esscher.keep import Context
+from esscher.keep.ranked import Observed
+from esscher.keep.rule import Ranked, Rule
+
+Place = tuple[int, int]  # layer and key-value head
+Scores = dict[int, Float[Tensor, "kv_heads keys"]]  # by layer; -inf: the cache does not hold it
+
+INSTRUCTION = "\n\nRepeat the previous context exactly.\n\n"
+CHUNK = 1024  # tokens of a replay that go through the model at once
+LEAST_CHUNK = 8
+GRADIENT_TOKENS = 512  # last tokens of a prompt that the Fisher metric comes from
+GRADIENT_DRAWS = 2
+REFERENCE = 64  # queries of each kind by which a loss is predicted before anything is decoded
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``observe``: last queries that rules read. ``sinks``, ``recent``: keys that are always kept
+    where a rule does not name its own.
+    """
+
+    observe: int = 64
+    sinks: int = 4
+    recent: int = 16
+    draws: int = GRADIENT_DRAWS
+    seed: int = 0
+
+
+class Prompt:
+    """``ids`` (1, P) prefilled; ``outputs``: W_O of each layer, as far as it is known;
+    ``tokenizer``: for the instruction of a replay, which is left out without one.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        ids: Int[Tensor, "1 tokens"],
+        rules: Sequence[Rule],
+        outputs: Mapping[int, Float[Tensor, "heads width d"]],
+        tokenizer: Any = None,
+        settings: Settings | None = None,
+        *,
+        metric: bool = True,
+        sink: Any = None,
+    ) -> None:
+        self.model, self.ids, self.outputs, self.tokenizer = model, ids, outputs, tokenizer
+        self.settings = settings or Settings()
+        self.contexts: dict[Place, Context] = {}
+        self.replayed: dict[tuple[str, Place], Tensor] = {}
+        self.references: dict[str, list[AttentionCall]] = {"last": [], "replay": []}
+        self._sink = sink
+        generator = torch.Generator().manual_seed(self.settings.seed)
+        self.metric: FisherMetric | None = None
+        tokens = ids.shape[1]
+        tail = min(GRADIENT_TOKENS, tokens - 1) if metric else 0
+        self.held: Prefilled = prefill(model, ids[:, : tokens - tail], self._see_whole)
+        if tail:
+            draws = drawn_gradients(
+                self.held,
+                ids[:, tokens - tail :],
+                self.settings.draws,
+                generator,
+                extend=True,
+                sink=self._see_whole,
+            )
+            self.metric = fisher_metric(draws)
+            for (layer, kv), context in self.contexts.items():
+                self.contexts[layer, kv] = replace(context, metric=self._metric(layer, kv))
+        wanted = [
+            part
+            for rule in rules
+            for part in rule.parts
+            if isinstance(part, Observed) and part.queries == "replay"
+        ]
+        if wanted:
+            self._replay({part.text(): part for part in wanted})
+
+    @property
+    def keys(self) -> int:
+        return int(self.ids.shape[1])
+
+    def _see_whole(self, call: AttentionCall) -> None:
+        """Keep what rules read of the last queries; a later piece of the prompt replaces it."""
+        if self._sink is not None:
+            self._sink(call)
+        tokens = call.query.shape[2]
+        rows = torch.arange(
+            max(0, tokens - self.settings.observe), tokens, device=call.query.device
+        )
+        for kv in range(call.kv_heads):
+            own = slice(kv * call.shared, (kv + 1) * call.shared)
+            self.contexts[call.layer, kv] = replace(
+                call.context(kv, rows), output=self._output(call.layer, own)
+            )
+        last = rows[-REFERENCE:]
+        kept = [one for one in self.references["last"] if one.layer != call.layer]
+        self.references["last"] = [*kept, call.take(last)]
+
+    def _output(self, layer: int, own: slice) -> Tensor | None:
+        return self.outputs[layer][own] if layer in self.outputs else None
+
+    def _metric(self, layer: int, kv: int) -> Tensor | None:
+        if self.metric is None:
+            return None
+        shared = len(self.metric.of_layer[layer]) // self._kv_heads(layer)
+        return self.metric.of_layer[layer][kv * shared : (kv + 1) * shared]
+
+    def _kv_heads(self, layer: int) -> int:
+        return sum(place[0] == layer for place in self.contexts)
+
+    def held_by(self, place: Place) -> Tensor:
+        """(P,): keys that the cache of a head holds: those that the last query sees."""
+        context = self.contexts[place]
+        return context.visible[int(context.positions.argmax())]
+
+    # ---- replay
+
+    def _chunks(self) -> Iterator[Tensor]:
+        """Token ids of the replay, (1, m): the instruction, then a piece of the prompt. Pieces are
+        as long as the model's positions allow.
+        """
+        asked = []
+        if self.tokenizer is not None:
+            asked = self.tokenizer(INSTRUCTION, add_special_tokens=False)["input_ids"]
+        most = positions(self.model)
+        room = CHUNK if most is None else min(CHUNK, most - self.keys)
+        if room < len(asked) + LEAST_CHUNK:
+            asked = []
+        if room < LEAST_CHUNK:
+            raise ValueError(
+                f"inputs: a replay needs room behind the prompt of {self.keys} tokens, and"
+                f" {type(self.model).__name__} takes {most} positions; use a shorter prompt, or a"
+                " rule without a replay, such as snapkv or restkv"
+            )
+        lead = torch.tensor(asked, dtype=self.ids.dtype, device=self.ids.device)
+        for chunk in torch.split(self.ids[0], room - len(asked)):
+            yield torch.cat([lead, chunk])[None]
+
+    def _replay(self, parts: Mapping[str, Observed]) -> None:
+        count = 0
+        totals: dict[tuple[str, Place], Tensor] = {}
+        columns = torch.arange(self.keys, device=self.ids.device)
+        need = {name for part in parts.values() for name in part.needs}
+
+        def see(call: AttentionCall) -> None:
+            rows = torch.arange(call.query.shape[2], device=call.query.device)
+            for kv in range(call.kv_heads):
+                own = slice(kv * call.shared, (kv + 1) * call.shared)
+                context = replace(
+                    call.context(kv, rows).restrict(columns),
+                    output=self._output(call.layer, own),
+                    metric=self._metric(call.layer, kv),
+                )
+                if "norm" in need and call.hidden is not None:
+                    length = call.hidden[0].float().norm(dim=1)
+                    context = replace(context, norm=length.repeat(call.shared))
+                for text, part in parts.items():
+                    place = text, (call.layer, kv)
+                    totals[place] = part.add(totals.get(place), context)
+            some = torch.linspace(0, len(rows) - 1, REFERENCE, device=rows.device).round().long()
+            if not any(one.layer == call.layer for one in self.references["replay"]):
+                self.references["replay"].append(call.take(some))
+
+        for ids in self._chunks():
+            with torch.no_grad():
+                self.held.decode(ids, lambda call: None, sink=see, hidden="norm" in need)
+            count += ids.shape[1]
+        self.replayed = {
+            (text, place): parts[text].finish(total, count)
+            for (text, place), total in totals.items()
+        }
+
+    # ---- scores
+
+    def scores(self, rule: Rule) -> Scores:
+        """The score of every key under the ranking of a rule, by layer."""
+        part = rule.free
+        assert isinstance(part, Ranked)
+        found = {}
+        for place, context in self.contexts.items():
+            if (part.text(), place) in self.replayed:
+                order = self.replayed[part.text(), place]
+            else:
+                order = part.order(context)
+                if order.ndim == 2:
+                    order = order[int(context.positions.argmax())]
+            found[place] = order.double().masked_fill(~self.held_by(place), -torch.inf)
+        return by_layer(found)
+
+
+def by_layer(places: Mapping[Place, Tensor]) -> dict[int, Tensor]:
+    """(kv_heads, ...) by layer."""
+    layers: dict[int, list[Tensor]] = {}
+    for layer, kv in sorted(places):
+        layers.setdefault(layer, []).append(places[layer, kv])
+    return {layer: torch.stack(rows) for layer, rows in layers.items()}

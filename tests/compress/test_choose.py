@@ -1,0 +1,179 @@
+"""Which keys are kept, counted by hand: shares of caches whose layers hold different numbers of
+keys, thresholds over heads, layers and pages.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from esscher.compress.choose import PAGE, SPLIT, cache_rule, choose, default_split, once
+from esscher.compress.every import EveryText
+from esscher.compress.job import compute
+from esscher.compress.session import source_of
+from esscher.compress.text import Cell, Text
+from esscher.keep import Context, parse
+from tests.compress.runs import WINDOW, source, spec
+
+KEYS = 30
+PREFILL = 60
+HELD = (WINDOW, WINDOW, PREFILL)  # keys that the caches of the three layers hold: 20, 20 and 60
+RULES = ["recent", "sinks:2+keynorm", "sinks:2+random"]
+CACHED = [
+    *("sinks:2+recent", "sinks:2+random", "sinks:2+recent:4+heavy:pool=3"),
+    *("sinks:2+recent:4+expected", "sinks:2+recent:4+impact", "random:reweight", "neyman:shared"),
+]
+
+
+def observed(seed: int = 0) -> Context:
+    """Queries of two heads at the last 8 places."""
+    g = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(rows, 4, generator=g, dtype=torch.float64) for rows in (16, KEYS, KEYS))
+    return Context.of(2 * q, k, v, positions=list(range(22, 30)) * 2)
+
+
+@pytest.mark.parametrize("text", CACHED)
+def test_one_set_of_n_keys(text: str) -> None:
+    kept = once(parse(text), observed(), 12)
+    assert kept.probability.shape == (1, KEYS)
+    assert float(kept.probability.sum()) == pytest.approx(12, abs=1e-9)
+
+
+def test_the_last_query_decides_and_all_that_are_observed_have_a_say() -> None:
+    context = observed()
+    recent = once(parse("sinks:2+recent"), context, 12).probability[0]
+    assert recent.nonzero()[:, 0].tolist() == [0, 1, *range(20, 30)]
+    heavy = once(parse("recent:1+heavy"), context, 5).probability[0]
+    mean = context.attention.mean(0)
+    mean[-1] = -1
+    assert set(heavy.nonzero()[:, 0].tolist()) == {29, *mean.topk(4).indices.tolist()}
+
+
+@pytest.mark.parametrize(
+    ("text", "whole", "split"),
+    [
+        ("fisher", "recent:16+sinks:4+fisher", "cut"),
+        ("heavy:last=3", "recent:16+sinks:4+heavy:last=3", "cut"),
+        ("keynorm", "recent:16+sinks:4+keynorm", "uniform"),
+        ("sinks:2+heavy", "sinks:2+heavy", "cut"),
+        ("recent", "recent", "uniform"),
+        ("random", "random", "uniform"),
+    ],
+)
+def test_a_score_alone_also_keeps_the_first_and_last_keys(
+    text: str, whole: str, split: str
+) -> None:
+    rule = cache_rule(text, 4, 16)
+    assert str(rule) == whole
+    assert default_split(rule) == split
+
+
+def scores(**rows: list[list[float]]) -> dict[int, torch.Tensor]:
+    return {i: torch.tensor(row, dtype=torch.float64) for i, row in enumerate(rows.values())}
+
+
+def test_one_cut_takes_the_largest_scores_anywhere() -> None:
+    held = scores(a=[[9.0, 1, 8, 0]], b=[[7.0, 0.5, -torch.inf, 6]])
+    sure = {0: torch.tensor([[False, True, False, False]]), 1: torch.zeros(1, 4, dtype=torch.bool)}
+    kept = SPLIT["cut"](held, sure, 4 / 7)  # 7 keys are held
+    assert kept[0].tolist() == [[True, True, True, False]]
+    assert kept[1].tolist() == [[True, False, False, False]]
+
+
+def test_one_threshold_a_layer_leaves_every_head_a_fifth() -> None:
+    """10 keys of each of two heads; half of 20 is 10, and a fifth of the even 5 is one."""
+    strong, weak = [float(x) for x in range(100, 110)], [float(x) for x in range(10)]
+    kept = SPLIT["layer"](scores(a=[strong, weak]), {0: torch.zeros(2, 10, dtype=torch.bool)}, 0.5)
+    assert kept[0].sum(1).tolist() == [9, 1]
+    assert bool(kept[0][1, 9])
+
+
+def test_pages_are_whole_and_the_same_for_all_heads() -> None:
+    rows = torch.zeros(2, 4 * PAGE - 5, dtype=torch.float64)
+    rows[0, PAGE + 3], rows[1, 3 * PAGE] = 5.0, 9.0
+    kept = SPLIT["pages"]({0: rows}, {0: torch.zeros_like(rows, dtype=torch.bool)}, 0.5)[0]
+    pages = kept[0].nonzero()[:, 0].div(PAGE, rounding_mode="floor").unique().tolist()
+    assert pages == [1, 3]
+    assert torch.equal(kept[0], kept[1])
+
+
+def text(**more: object) -> Text:
+    found = source_of(spec("gemma", rules=RULES, **more))
+    return Text(found, found.ids(int(found.texts[0])), found.prefill)
+
+
+@pytest.mark.parametrize(("share", "wanted"), [(0.2, [4, 4, 12]), (0.4, [8, 8, 24])])
+def test_uniform_is_the_same_share_of_every_cache(share: float, wanted: list[int]) -> None:
+    """20 % are 4, 4 and 12 keys: 20 of 100. The same 12 keys of each would be 36 %."""
+    asked = text()
+    assert [int(asked.prompt.held_by(place).sum()) for place in asked.prompt.contexts] == list(HELD)
+    for rule in RULES[:2]:
+        kept = asked.choice(Cell(rule, "uniform", share, 0)).kept
+        assert [int(kept[layer].sum()) for layer in range(3)] == wanted
+
+
+def test_one_cut_keeps_as_many_and_only_what_is_held() -> None:
+    kept = text().choice(Cell(RULES[1], "cut", 0.4, 0)).kept
+    assert sum(int(layer.sum()) for layer in kept.values()) == 40
+    for layer in (0, 1):  # what lies before the window is not in the cache
+        assert not bool(kept[layer][:, : PREFILL - WINDOW].any())
+
+
+def test_stored_shares_are_of_what_the_cache_holds() -> None:
+    draws = compute(spec("gemma", rules=RULES), {"text": 0})["draws"]
+    own = [row for row in draws if row["rule"] == "recent" and row["metric"] == "kl"]
+    assert [(row["keep"], row["kept"], row["keys"]) for row in own] == [
+        (0.2, pytest.approx(20 / 3), pytest.approx(100 / 3)),
+        (0.4, pytest.approx(40 / 3), pytest.approx(100 / 3)),
+        (0.7, pytest.approx(70 / 3), pytest.approx(100 / 3)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("some", "kept"),
+    [({"layers": [0]}, 4 + 20 + 60), ({"heads": [0, 1, 2]}, 100)],
+    ids=["one layer drops", "a head of the cache drops nothing"],
+)
+def test_what_is_not_dropped_is_held(some: dict[str, list[int]], kept: int) -> None:
+    """A layer that drops nothing keeps its whole cache, and so does a cache that one of its query
+    heads reads whole.
+    """
+    draws = compute(spec("gemma", rules=["recent"], keep=[0.2], **some), {"text": 0})["draws"]
+    (row,) = [row for row in draws if row["rule"] == "recent" and row["metric"] == "kl"]
+    assert row["kept"] / row["keys"] == pytest.approx(kept / 100)
+
+
+def test_queries_that_each_keep_a_few() -> None:
+    """Every query keeps 20 % of what a whole window of its layer has: pairs of queries and keys
+    counted one by one.
+    """
+    found = source_of(spec("gemma", rules=["recent"], keep=[0.2], when="every"))
+    every = EveryText(found, int(found.texts[0]))
+    tokens = every.ids.shape[1]  # 72
+    kept, _ = every.run(Cell("recent", "uniform", 0.2, 0))
+    sizes = [round(0.2 * min(held, tokens)) for held in (WINDOW, WINDOW, tokens)]
+    pairs = sum(min(i + 1, size) for size in sizes for i in range(tokens))
+    assert kept == pytest.approx(pairs / (3 * tokens))
+
+
+def test_a_choice_is_the_same_again_and_draws_differ() -> None:
+    found = source("llama", rules=["sinks:2+random", "fisher"])
+    asked = Text(found, found.ids(int(found.texts[0])), found.prefill)
+    for rule, split in (("sinks:2+random", "uniform"), ("fisher", "cut")):
+        one, again = (asked.choice(Cell(rule, split, 0.5, 0)).kept for _ in range(2))
+        assert all(torch.equal(one[layer], again[layer]) for layer in one)
+    other = asked.choice(Cell("sinks:2+random", "uniform", 0.5, 1)).kept
+    one = asked.choice(Cell("sinks:2+random", "uniform", 0.5, 0)).kept
+    assert not all(torch.equal(one[layer], other[layer]) for layer in one)
+
+
+def test_a_replay_reads_the_prompt_once_more() -> None:
+    """Scores of fisher come from a replay: they are not those of the last queries."""
+    found = source("llama", rules=["fisher", "kvzip"])
+    asked = Text(found, found.ids(int(found.texts[0])), found.prefill)
+    rule = found.rules["kvzip"]
+    largest = asked.prompt.scores(rule)
+    last = {place: context.attention.amax(0) for place, context in asked.prompt.contexts.items()}
+    assert any(not torch.allclose(largest[layer][kv], rows) for (layer, kv), rows in last.items())
+    kept = choose(asked.prompt, found.rules["fisher"], 0.5, "cut").kept
+    assert all(bool(rows[:, :4].all()) and bool(rows[:, -16:].all()) for rows in kept.values())
