@@ -5,7 +5,7 @@ weights are read.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ from esscher.hf.gradients import DRAWS
 from esscher.hf.loading import Loaded, outline_of, positions, task_of, wrap_model
 from esscher.hf.package import quiet, transformers
 from esscher.probe.job import check_asked, unit_tables
+from esscher.probe.measure import LayerState, layer_tables
+from esscher.probe.own_context import window_layers
 from esscher.probe.session import Session, session_on, window_length
 from esscher.probe.spec import KEYS, ProbeSpec
 from esscher.probe.window import PLACES
@@ -324,24 +326,27 @@ def _speed(session: Session) -> Speed:
         share = len(session.queries) // len(session.query_windows)
         counts = {"queries": 2 * share, "kept_queries": share}
         trial = _trial(session, small, counts, _blank(2, length))
-        first = next(iter(trial.rule_windows), 0)
-        _timed(trial, {"window": 1 - first})  # the first call of all is slow
-        piece, ruled = _timed(trial, {"window": 1 - first}), _timed(trial, {"window": first})
-        return Speed(per_token, 2 * per_token, piece / heads, ruled / heads, 0.0, matmul)
+        first, states = next(iter(trial.rule_windows), 0), list[LayerState]()
+        windows = (1 - first, 1 - first, first)  # the first call of all is slow
+        _, piece, ruled = (_timed(window_layers, trial, i, states.append) for i in windows)
+        tables = _timed(layer_tables, trial, states[-1])
+        parts = (piece / heads, ruled / heads, tables / heads)
+        return Speed(per_token, 2 * per_token, *parts, matmul)
     found = []
     for keys in (TRIED[0], *TRIED):
         trial = _trial(session, small, {}, _blank(max(1, keys // length), length))
-        found.append((trial.keys, _timed(trial, {"layers": [0], "part": 0, "heads": [0, 1]})))
+        unit = {"layers": [0], "part": 0, "heads": [0, 1]}
+        found.append((trial.keys, _timed(unit_tables, trial, unit)))
     (few, short), (many, long) = found[1:]
     piece = max(long - short, 0.0) / (many - few)
     tables = max(short - piece * few, 0.0)
     return Speed(per_token, 2 * per_token, piece / heads, 0.0, tables / heads, matmul)
 
 
-def _timed(session: Session, unit: dict[str, Any]) -> float:
-    """Processor time of a unit of work."""
+def _timed(work: Callable[..., object], *arguments: Any) -> float:
+    """Processor time of a call."""
     start = time.process_time()
-    unit_tables(session, unit)
+    work(*arguments)
     return time.process_time() - start
 
 

@@ -106,7 +106,7 @@ def test_every_stage_of_a_probe_is_counted(tmp_path: Path) -> None:
     assert (cost.tokens, cost.keys) == (16_384, 2048)
     windows, ruled = 8, 2
     assert cost.work == Work(
-        forward=(windows + ruled + 1) * 2048,
+        forward=(windows + ruled) * 2048,
         backward=ruled * 64 * 8,
         pieces=heads * (windows - ruled),
         compared=heads * ruled,
@@ -120,9 +120,9 @@ def test_every_stage_of_a_probe_is_counted(tmp_path: Path) -> None:
         sum(count * spent for count, spent in zip(stages, each, strict=True))
     )
     bare = priced(folder, max_tokens=16_384, queries=64, kept_queries=16, rules="none", layers=(0,))
-    assert bare.work == Work((windows + 1) * 1024, 0, heads // 2 * windows, 0, heads // 2)
+    assert bare.work == Work(windows * 1024, 0, heads // 2 * windows, 0, heads // 2)
     corpus = priced(folder, max_tokens=16_384, queries=64, pool="corpus")
-    assert corpus.work == Work(16_384 + 32 * 512 + 2048, 0, heads * 16_384, 0, heads)
+    assert corpus.work == Work(16_384, 0, heads * 16_384, 0, heads)
     assert corpus.keys == 16_384
 
 

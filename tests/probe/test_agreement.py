@@ -69,6 +69,7 @@ def test_heads_and_layers_that_have_both() -> None:
     layers = pd.DataFrame({"layer": np.arange(5), "beta_mean": [4.0, 3.0, 2.0, 1.0, 0.0]})
     found = agreement_table({"heads": heads, "layers": layers}, COLUMNS, 0)
     assert list(found.columns) == [column.key for column in AGREEMENT]
+    found["rho"] = found["rho"].round(12)
     assert found[["over", "rho", "count"]].to_numpy().tolist() == [
         ["heads", 1.0, 9],
         ["layers", -1.0, 5],

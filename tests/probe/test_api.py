@@ -6,9 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +14,8 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.corpus import CorpusSpec
-from esscher.probe import layer as head_state
+from esscher.probe import corpus
 from esscher.probe.api import check_measured
-from esscher.probe.spec import RENAMED, ProbeSpec, Settings
 from esscher.runs import Progress, RunError, list_runs
 from tests.models.probe_runs import (
     CONTRACT,
@@ -179,21 +174,14 @@ def check_failed(run: es.Run, head: int, reason: str) -> None:
 def test_a_head_that_fails_has_a_row_with_the_reason(
     folder: Path, tmp_path: Path, part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = head_state.init
-    calls = iter(range(1000))
+    plain = corpus._head_state
 
-    def broken(*args: Any) -> head_state.HeadState:
-        state = plain(*args)
-        return state if next(calls) % 2 else replace(state, kept=torch.tensor([99]))
-
-    def update(state: head_state.HeadState, *args: Any) -> head_state.HeadState:
-        if 99 in state.kept:
+    def broken(session: Any, pooled: Any, head: int, *rest: Any) -> Any:
+        if head == 1:
             raise ValueError("nothing to be seen")
-        return real(state, *args)
+        return plain(session, pooled, head, *rest)
 
-    real = head_state.update
-    monkeypatch.setattr(head_state, "init", broken)
-    monkeypatch.setattr(head_state, "update", update)
+    monkeypatch.setattr(corpus, "_head_state", broken)
     run = es.probe(folder, few_texts(), out=tmp_path, **{**SMALL, "part": part})
     check_failed(run, 1, "nothing to be seen")
     assert set(run.table("budget")["split"]) == {"each head its own", "uniform", "best split"}
@@ -325,27 +313,6 @@ def test_settings_have_the_names_of_flags_and_take_any_sequence(
     assert one.spec["epsilons"] == [0.1, 0.3]
     assert one.spec["scales"] == [2.0]
     assert "tokens_needed_30pct" in one.table("heads")
-
-
-def test_every_setting_is_named_and_typed() -> None:
-    """The names are those of the specs, under the names of the flags; what a model or its text is
-    has arguments of its own.
-    """
-    fields = (ProbeSpec.model_fields.keys() - {"job", "model"}) | (
-        CorpusSpec.model_fields.keys() - {"text"}
-    )
-    assert set(Settings.__annotations__) == (fields - {*RENAMED.values()}) | {*RENAMED}
-
-
-def test_a_checker_refuses_a_setting_that_is_none(tmp_path: Path) -> None:
-    file = tmp_path / "call.py"
-    file.write_text("import esscher as es\nes.probe(layerz=3)\nes.probe(layers=range(2))\n")
-    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", str(file)]
-    said = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]
-    ).stdout
-    assert 'call.py:2: error: Unexpected keyword argument "layerz" for "probe"' in said
-    assert "call.py:3" not in said
 
 
 def test_a_probe_that_measured_nothing_says_so(tmp_path: Path) -> None:

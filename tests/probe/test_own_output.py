@@ -19,7 +19,7 @@ import esscher as es
 from esscher.hf.call import AttentionCall
 from esscher.hf.capture import forward
 from esscher.runs import Run
-from tests.models.probe_runs import few_texts, own_states, source, tiny_model
+from tests.models.probe_runs import few_texts, own_state, source, tiny_model
 from tests.models.real_models import encoder, language_model, window
 from tests.models.tiny import inputs_of, model_of
 
@@ -194,11 +194,11 @@ def probe_difference(run: Run, model: Any, family: str) -> float:
     place = torch.from_numpy(np.searchsorted(windows, found.queries.windows))
     at = torch.from_numpy(found.queries.positions)
     worst, compared = 0.0, 0
-    for layer, whole in own_states(found).items():
-        for head, known in whole.heads.items():
+    for layer in found.layers:
+        for head, known in own_state(found, layer).heads.items():
             assert not isinstance(known, str), known
             theirs = own[layer][place[known.queries], head, at[known.queries]]
-            apart = (known.states["replacement"].errors.limit - theirs).abs().max()
+            apart = (known.found["draws"]["limit"] - theirs).abs().max()
             worst = max(worst, float(apart / own[layer].abs().max().clamp_min(1.0)))
             compared += len(known.queries)
     assert compared > 0
