@@ -29,10 +29,10 @@ from esscher.probe.measure import (
 )
 from esscher.probe.moments import check_moments, moment_units, stream_moments, with_moments
 from esscher.probe.own_context import window_layers
-from esscher.probe.rules import check_rules
 from esscher.probe.session import FEWEST, Session, Stamp, open_session, stamp
 from esscher.probe.spec import ProbeSpec, check_ladder
 from esscher.probe.statistics.dispersion import check_dispersion
+from esscher.probe.statistics.frontier import check_rules
 from esscher.probe.statistics.registry import check_registered, statistics_of
 from esscher.probe.statistics.shape import check_scales
 from esscher.probe.tokens import LayerInfo

@@ -21,9 +21,9 @@ from esscher.keep import Impact, parse
 from esscher.keep.rule import Rule
 from esscher.probe.all_keys import AllKeys
 from esscher.probe.measure import OVERFLOW, HeadNumbers, Known, LayerState
-from esscher.probe.rules import compare_rules
 from esscher.probe.session import FEWEST, Indices, Session
 from esscher.probe.statistic import HeadView, OwnWindow
+from esscher.probe.statistics.frontier import compare_rules
 from esscher.probe.statistics.registry import statistics_of
 from esscher.probe.tokens import LayerInfo, LayerMoments, Rows
 from esscher.probe.window import own_queries, window_gradients

@@ -36,16 +36,8 @@ ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # a class in a module
 FRACTIONS = (0.75, 0.9, 1.0)  # of the pool, at the end of the ladder of kept keys
 FLOOR = "neyman"  # the keep rule of least error, to first order, that no other goes below
 RULES = (  # keep rules that are compared unless told otherwise
-    *(
-        "random",
-        "sinks:4+recent",
-        "sinks:4+recent:16+random:reweight",
-        "heavy",
-        "keynorm",
-        "expected",
-        "topk",
-    ),
-    *("topk:16+random:reweight", "neyman:shared", FLOOR),
+    *("random", "sinks:4+recent", "sinks:4+recent:16+random:reweight", "heavy", "keynorm"),
+    *("expected", "topk", "topk:16+random:reweight", "neyman:shared", FLOOR),
 )
 # of a window's keys, that they keep
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.4, 0.6, 0.8)
@@ -58,42 +50,32 @@ class ProbeSpec(RunSpec):
     job: Literal["probe"] = "probe"
     model: str = Field(
         default="packaged",
-        description="minilm (packaged is the same) or smollm2, a folder, a GGUF file or a hub name",
+        description="minilm (default) or smollm2, a folder, a GGUF file or a hub name",
     )
     revision: str | None = Field(default=None, description="revision of a hub model")
     corpus: CorpusSpec = CorpusSpec(max_tokens=KEYS)
     window: PositiveInt | None = Field(
-        default=None, description="tokens of a window, special ones included"
+        default=None, description="tokens of a window, special ones too"
     )
     pool: Literal["auto", "corpus", "sequence"] = Field(
         default="auto",
-        description=(
-            "whose keys: corpus (all windows), sequence (all a query attends to in its own), auto"
-            " (by the model)"
-        ),
+        description="whose keys a query meets: of the whole corpus, or of its own sequence; auto"
+        " chooses by the model",
     )
     positions: tuple[int, ...] | None = Field(
         default=None,
-        description="places in a window, from 0, at which queries of a sequence stand; 511,1023",
+        description="positions in a window, from 0, of queries of a sequence, as 511,1023",
     )
     special: bool = Field(default=False, description="special tokens are part of a corpus's pool")
     queries: PositiveInt = Field(default=256, description="queries of each head")
     kept_queries: PositiveInt = Field(
-        default=64, description="of them, queries with errors of kept keys, and with tails"
+        default=64, description="queries used for the costly statistics"
     )
     observe: PositiveInt = Field(
-        default=64,
-        description=(
-            "queries that choose keys for all: of a causal model those just before the cache is"
-            " cut, never those that are judged"
-        ),
+        default=64, description="queries that choose the keys of a cache, just before it is cut"
     )
     decode: PositiveInt = Field(
-        default=128,
-        description=(
-            "positions after the cut over which the judged queries of a causal model are spread, a"
-            " quarter of the window at most"
-        ),
+        default=128, description="positions after the cut that judged queries are spread over"
     )
     layers: tuple[int, ...] | None = Field(
         default=None, description="layers, 0,2-4; all when left out"
@@ -106,10 +88,7 @@ class ProbeSpec(RunSpec):
     )
     fit: tuple[int, int] | None = Field(
         default=None,
-        description=(
-            "smallest and largest n that exponents are fitted between; 64:4096, in a query's own"
-            " context 16 to an eighth of its keys when left out"
-        ),
+        description="smallest and largest n that exponents are fitted between, as 64:4096",
     )
     epsilons: tuple[float, ...] = Field(
         default=(0.05, 0.1, 0.2), description="relative error to count tokens for; may be repeated"
@@ -123,33 +102,26 @@ class ProbeSpec(RunSpec):
     )
     rules: tuple[str, ...] | None = Field(
         default=None,
-        description=(
-            "keep rules to compare where the pool is a query's own, such as sinks:4+recent or none;"
-            " may be repeated"
-        ),
+        description="keep rules to compare, such as sinks:4+recent, or none; may be repeated",
     )
     temperature: tuple[float, float] | None = Field(
         default=None, description="also multiply scores with a + b log n at n keys, as a,b"
     )
     planted: int | None = Field(
-        default=None,
-        ge=0,
-        description="position, from 0, of a key of each window whose weight among n keys is told",
+        default=None, ge=0, description="position of a key whose weight among n keys is told"
     )
     scales: tuple[float, ...] = Field(
         default=(),
-        description=(
-            "also measure every head with its scores multiplied with these numbers, as 0.1,1,10"
-        ),
+        description="also measure heads with their scores times these numbers, as 0.1,1,10",
     )
     statistics: tuple[str, ...] = Field(
         default=(), description="statistics from elsewhere, 'module:Class' each"
     )
     batch: PositiveInt = Field(default=4096, description="tokens of one forward pass")
-    part: PositiveInt = Field(default=131072, description="tokens of one piece of a large corpus")
+    part: PositiveInt = Field(default=131072, description="tokens of one part of a large corpus")
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = Field(
         default="float32",
-        description="floating point of the model: float32, float64, bfloat16 or float16",
+        description="floating point of the model: float32, float64, bfloat16, float16",
     )
 
     @field_validator("n", "moments_n", mode="before")

@@ -130,7 +130,7 @@ class HeadView(Head):
 
     @cached_property
     def rule_errors(self) -> dict[str, Tensor] | None:
-        """Exact errors of the probe's keep rules (esscher.probe.rules), where they are compared."""
+        """Exact errors of the keep rules (statistics/frontier.py), where they are compared."""
         return None if self.window is None else self.window.rule_errors(self.head)
 
 
