@@ -1,5 +1,5 @@
-"""From a curve to token numbers: how many are needed, and from where on the delta method is
-right.
+"""From a curve to token numbers: how many are needed, where the delta method is right, and the
+best split between heads.
 """
 
 from __future__ import annotations
@@ -162,28 +162,15 @@ SPLIT_GRID = 512  # token numbers at which a curve is looked at
 
 @dataclass(frozen=True)
 class Shares:
-    """How many of ``total`` tokens each curve gets, and the summed squared error, beside the
-    uniform split: the same share of its largest n for each.
-
-    ``floor`` is a bound that no split can beat (that of the curves' convex hulls), so floor <=
-    squared_error.
+    """How many tokens each curve gets and the summed squared error, beside the uniform split: the
+    same share of its largest n for each. ``floor`` is a bound that no split can beat.
     """
 
-    total: int
     tokens: Counts
     squared_error: float
     floor: float
     uniform: Counts
     uniform_squared_error: float
-
-    @property
-    def gain(self) -> float:
-        """Summed squared error of the best split over that of the uniform one."""
-        return (
-            self.squared_error / self.uniform_squared_error
-            if self.uniform_squared_error > 0
-            else 1.0
-        )
 
 
 def share_tokens(curves: Sequence[ErrorCurve], total: Any) -> Shares:
@@ -192,9 +179,9 @@ def share_tokens(curves: Sequence[ErrorCurve], total: Any) -> Shares:
 
     At the optimum of convex curves all heads gain equally from one more token, MSE_i'(n_i) =
     -lambda. Each curve is replaced by the lower convex hull of its interpolation; the hulls'
-    segments, steepest first, then give the exact optimum of the hulls, and between the ends of at
-    most one segment a curve may lie above its hull. The squared error given is the curves' own. A
-    curve's least and largest n are the least and the most it can get; one point: that many.
+    segments, steepest first, then give the exact optimum of the hulls (``floor``), and between the
+    ends of at most one segment a curve may lie above its hull. The squared error given is the
+    curves' own. A curve's least and largest n are the least and the most it can get.
     """
     return Sharing(curves).split(total)
 
@@ -220,7 +207,7 @@ class Sharing:
         owner = np.concatenate([np.full(n.size - 1, i) for i, (n, _) in enumerate(corners)])
         steps = np.concatenate([np.diff(n) for n, _ in corners])
         gains = np.concatenate([np.diff(mse) / np.diff(n) for n, mse in corners])
-        # Within a hull slopes rise, so a stable order keeps each curve's segments in theirs.
+        # within a hull slopes rise, so a stable order keeps each curve's segments in theirs
         order = np.argsort(gains, kind="stable")
         self.owner, self.steps, self.gains = owner[order], steps[order], gains[order]
 
@@ -237,21 +224,18 @@ class Sharing:
         error, uniform_error = self.squared_error(best), self.squared_error(uniform)
         if uniform_error < error:  # between the corners of a hull, where its curve lies above it
             best, error = uniform, uniform_error
-        return Shares(total, best, error, min(floor, error), uniform, uniform_error)
+        return Shares(best, error, min(floor, error), uniform, uniform_error)
 
     def fewest(self, target: float, *, uniform: bool = False) -> int:
-        """The smallest total whose split, the best or the uniform one, has at most this summed
-        squared error.
-
-        To a hundred-thousandth of all tokens where there are that many.
+        """The smallest total whose best (or uniform) split has at most this summed squared error,
+        to a hundred-thousandth of all tokens.
         """
-        low, high = int(self.least.sum()), int(self.most.sum())
 
         def error(total: int) -> float:
-            return self.squared_error(
-                self._uniform(total) if uniform else self.steepest_first(total)[0]
-            )
+            tokens = self._uniform(total) if uniform else self.steepest_first(total)[0]
+            return self.squared_error(tokens)
 
+        low, high = int(self.least.sum()), int(self.most.sum())
         if error(low) <= target:
             return low
         slack = max(1, high // 10**5)
@@ -263,39 +247,36 @@ class Sharing:
     def squared_error(self, tokens: Counts) -> float:
         """Summed squared error when curve i gets tokens[i]."""
         logs = np.log(tokens.astype(float))
-        return float(
-            sum(np.exp(2 * spline(x)) for spline, x in zip(self.curves, logs, strict=True))
-        )
+        errors = (np.exp(2 * curve(x)) for curve, x in zip(self.curves, logs, strict=True))
+        return float(sum(errors))
 
     def steepest_first(self, total: int) -> tuple[Counts, float]:
         """Whole token numbers, and the hulls' own squared error there; with a larger total no curve
         gets fewer.
         """
         left = total - int(self.least.sum())
-        before = np.cumsum(self.steps) - self.steps
-        steps = np.clip(left - before, 0, self.steps)
-        tokens = self.least + np.bincount(
-            self.owner, steps, minlength=len(self.least)
-        ).round().astype(np.int64)
-        return tokens, max(self.first_error + float(self.gains @ steps), 0.0)
+        steps = np.clip(left - (np.cumsum(self.steps) - self.steps), 0, self.steps)
+        added = np.bincount(self.owner, steps, minlength=len(self.least)).round()
+        floor = max(self.first_error + float(self.gains @ steps), 0.0)
+        return self.least + added.astype(np.int64), floor
 
     def _uniform(self, total: int) -> Counts:
         """The same share of each curve's largest n, rounded down and within its ends; the tokens
         that are left go to the first curves that the next larger share gives one more.
         """
-        all_of_them = int(self.most.max())
+        whole = int(self.most.max())
 
         def at(part: int) -> Counts:
-            """The share part / all_of_them, in whole numbers of any size."""
-            shares = [part * int(most) // all_of_them for most in self.most]
+            """The share part / whole, in whole numbers of any size."""
+            shares = [part * int(most) // whole for most in self.most]
             return np.clip(np.array(shares, dtype=np.int64), self.least, self.most)
 
-        low, high = 0, all_of_them
+        low, high = 0, whole
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if int(at(middle).sum()) <= total else (low, middle - 1)
         tokens = at(low)
-        if low < all_of_them:
+        if low < whole:
             more = np.flatnonzero(at(low + 1) > tokens)
             tokens[more[: total - int(tokens.sum())]] += 1
         return tokens

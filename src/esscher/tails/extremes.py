@@ -122,16 +122,9 @@ class TokenTails:
 
 def init(d: int, *, dtype: torch.dtype = torch.float64, device: Any = None) -> Extremes:
     """The state before any row; ``dtype``: of the rows."""
-    wide = {"dtype": torch.float64, "device": device}
+    zeros = torch.zeros(d + 1, dtype=torch.float64, device=device)
     values = torch.empty(2, d, 0, dtype=dtype, device=device)
-    return Extremes(
-        0,
-        torch.zeros(d + 1, **wide),
-        torch.zeros(d + 1, **wide),
-        torch.empty(0, **wide),
-        values,
-        values.double(),
-    )
+    return Extremes(0, zeros, zeros, zeros[:0], values, values.double())
 
 
 def update(state: Extremes, rows: Any) -> Extremes:
@@ -140,18 +133,15 @@ def update(state: Extremes, rows: Any) -> Extremes:
     if not len(rows):
         return state
     norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    wide, across = rows.double(), rows.T.contiguous()
-    centre, centre_norm = wide.mean(0), norms.mean()
-    mean = torch.cat([centre, centre_norm[None]])
-    square = torch.cat(
-        [(wide - centre).square_().sum(0), (norms - centre_norm).square().sum()[None]]
-    )
-    largest, smallest = (
-        across.topk(min(COORDINATES, len(rows)), largest=largest) for largest in (True, False)
-    )
+    wide = torch.cat([rows.double(), norms[:, None]], dim=1)
+    mean = wide.mean(0)
+    across = rows.T.contiguous()
+    kept = min(COORDINATES, len(rows))
+    largest, smallest = (across.topk(kept, largest=largest) for largest in (True, False))
     values = torch.stack([largest.values, smallest.values]).to(state.values.dtype)
     owners = norms[torch.stack([largest.indices, smallest.indices])]
     top = norms.topk(min(NORMS, len(rows))).values
+    square = (wide - mean).square_().sum(0)
     return merge(state, Extremes(len(rows), mean, square, top, values, owners))
 
 
@@ -159,9 +149,7 @@ def merge(a: Extremes, b: Extremes) -> Extremes:
     """The state over the union of two disjoint sets of rows."""
     if a.count == 0 or b.count == 0:
         return a if b.count == 0 else b
-    count = a.count + b.count
-    apart = b.mean - a.mean
-    square = a.square + b.square + a.count * b.count / count * apart.square()
+    count, apart = a.count + b.count, b.mean - a.mean
     norms = torch.cat([a.norms, b.norms])
     values, owners = torch.cat([a.values, b.values], dim=2), torch.cat([a.owners, b.owners], dim=2)
     size = min(COORDINATES, values.shape[2])
@@ -169,7 +157,7 @@ def merge(a: Extremes, b: Extremes) -> Extremes:
     return Extremes(
         count,
         a.mean + b.count / count * apart,
-        square,
+        a.square + b.square + a.count * b.count / count * apart.square(),
         norms.topk(min(NORMS, len(norms))).values,
         values.gather(2, chosen),
         owners.gather(2, chosen),
@@ -180,38 +168,35 @@ def finish(state: Extremes) -> TokenTails:
     """Both laws fitted to the largest norms and to the largest coordinates."""
     if state.count == 0:
         raise ValueError("finish: the state has seen no row; update it first")
-    mean, deviation = state.mean.cpu().numpy(), np.sqrt(state.square.cpu().numpy() / state.count)
+    mean, square, norms, values, owners = (
+        x.double().cpu().numpy()
+        for x in (state.mean, state.square, state.norms, state.values, state.owners)
+    )
+    deviation = np.sqrt(square / state.count)
     # a coordinate that varies by rounding alone has no tail
     varies = deviation > 1e-12 * np.abs(mean)
-    norms = (state.norms.cpu().numpy() - mean[-1]) / deviation[-1] if varies[-1] else np.zeros(0)
-    of_norms = _tail(norms, state.norms.cpu().numpy()[: len(norms)], state.count // NORM_SHARE)
-    values = state.values.double().cpu().numpy()[:, varies[:-1]]
-    centre, scale = mean[:-1][varies[:-1], None], deviation[:-1][varies[:-1], None]
-    z = np.stack([values[0] - centre, centre - values[1]]) / scale
-    listed = z.shape[1] * 2 * LISTED
+    norms = norms if varies[-1] else norms[:0]
+    z = (norms - mean[-1]) / deviation[-1] if varies[-1] else norms
+    of_norms = _tail(z, norms, state.count // NORM_SHARE)
+    kept = varies[:-1]
+    centre, values = mean[:-1][kept, None], values[:, kept]
+    z = np.stack([values[0] - centre, centre - values[1]]) / deviation[:-1][kept, None]
     floor = float(z.min(axis=2).max()) if z.size and z.shape[2] < state.count else 0.0
-    wanted = min(state.count * z.shape[1] // COORDINATE_SHARE, listed)
-    of_coordinates = _tail(
-        z.ravel(), state.owners.cpu().numpy()[:, varies[:-1]].ravel(), wanted, floor
-    )
-    return TokenTails(of_norms, of_coordinates)
+    wanted = min(state.count * len(centre) // COORDINATE_SHARE, 2 * LISTED * len(centre))
+    return TokenTails(of_norms, _tail(z.ravel(), owners[:, kept].ravel(), wanted, floor))
 
 
 def _tail(z: Floats, owners: Floats, wanted: int, floor: float = 0.0) -> TailComparison:
     """The comparison over the ``wanted`` largest values above the next, and above the floor."""
-    wanted = min(wanted, len(z) - 1)
-    threshold = (
-        max(floor, float(np.partition(z, len(z) - wanted - 1)[len(z) - wanted - 1]))
-        if wanted > 0
-        else floor
-    )
+    wanted, threshold = min(wanted, len(z) - 1), floor
+    if wanted > 0:
+        place = len(z) - wanted - 1
+        threshold = max(floor, float(np.partition(z, place)[place]))
     return compare(z, threshold, np.unique(owners, return_inverse=True)[1])
 
 
 def compare(values: Floats, threshold: float, groups: npt.NDArray[np.int64]) -> TailComparison:
-    """Fit both laws to the values above a threshold; ``groups``: values of one number are one
-    witness.
-    """
+    """Fit both laws to the values above a threshold; values of one group are one witness."""
     over = values > threshold
     z, (_, group) = values[over], np.unique(groups[over], return_inverse=True)
     count, witnesses = len(z), int(group.max(initial=-1)) + 1
@@ -224,35 +209,33 @@ def compare(values: Floats, threshold: float, groups: npt.NDArray[np.int64]) -> 
         )
         return TailComparison(threshold, count, witnesses, reason=reason)
     shape, scale = _fit_pareto(excess)
-    shape_se = _standard_error(_influence(excess, shape, scale), group)
     sigma, light = _fit_gaussian(z, threshold)
     heavy = _log_density(excess, *((shape, scale) if shape > 0.0 else (0.0, float(excess.mean()))))
     ratio = float((heavy - light).mean())
-    ratio_se = _standard_error(heavy - light - ratio, group)
-    shape_interval = shape - NORMAL * shape_se, shape + NORMAL * shape_se
-    ratio_interval = ratio - NORMAL * ratio_se, ratio + NORMAL * ratio_se
+    shape_half = NORMAL * _standard_error(_influence(excess, shape, scale), group)
+    ratio_half = NORMAL * _standard_error(heavy - light - ratio, group)
     verdict = "undecided"
-    if ratio_interval[1] < 0.0:
+    if ratio + ratio_half < 0.0:
         verdict = "sub-Gaussian"
-    elif ratio_interval[0] > 0.0:
-        verdict = "Pareto" if shape_interval[0] > 0.0 else "between"
+    elif ratio - ratio_half > 0.0:
+        verdict = "Pareto" if shape - shape_half > 0.0 else "between"
     reason = (
         f"{verdict}: {MEANINGS[verdict]} ({count} values of {witnesses} tokens beyond"
-        f" {threshold:.2f} standard deviations, Pareto shape {shape:.2f}, {shape_interval[0]:.2f}"
-        f" to {shape_interval[1]:.2f}; sub-Gaussian scale {sigma:.2f}; log-likelihood ratio"
-        f" {ratio:+.2g} a value, {ratio_interval[0]:+.2g} to {ratio_interval[1]:+.2g})"
+        f" {threshold:.2f} standard deviations, Pareto shape {shape:.2f}, {shape - shape_half:.2f}"
+        f" to {shape + shape_half:.2f}; sub-Gaussian scale {sigma:.2f}; log-likelihood ratio"
+        f" {ratio:+.2g} a value, {ratio - ratio_half:+.2g} to {ratio + ratio_half:+.2g})"
     )
     return TailComparison(
-        threshold,
-        count,
-        witnesses,
-        shape,
-        shape_interval,
-        sigma,
-        ratio,
-        ratio_interval,
-        verdict,
-        reason,
+        threshold=threshold,
+        exceedances=count,
+        groups=witnesses,
+        shape=shape,
+        shape_interval=(shape - shape_half, shape + shape_half),
+        sigma=sigma,
+        ratio=ratio,
+        ratio_interval=(ratio - ratio_half, ratio + ratio_half),
+        verdict=verdict,
+        reason=reason,
     )
 
 
