@@ -164,7 +164,10 @@ class Head:
     def coupling(self, measure: Measure) -> float:
         """Attention-reach coupling Psi = ||Sigma||_2 H^2 with the one-sided horizon H [B]."""
         horizon = self.horizon(measure, sided=1)
-        return coupling_of(math.sqrt(measure.reach), horizon)
+        coupling = coupling_of(math.sqrt(measure.reach), horizon)
+        if math.isinf(coupling):
+            raise ValueError("coupling: beyond 1.8e308; scale the head or the tokens down")
+        return coupling
 
     def __repr__(self) -> str:
         inner = self.query_map.shape[0]

@@ -100,10 +100,11 @@ def _by_place(
                 elif part.size is not None:
                     mask |= first_of(part.rank(keys), visible, torch.full_like(rows, part.size))
             mask &= visible
-            count = mask.sum(1)
-            held += int(count.sum())
-            for part in parts:
-                if n is not None and isinstance(part, PlacedOrder) and part.is_open:
-                    mask |= first_of(part.rank(keys), visible & ~mask, n - count)
+            if n is not None:
+                count = mask.sum(1)
+                held += int(count.sum())
+                for part in parts:
+                    if isinstance(part, PlacedOrder) and part.is_open:
+                        mask |= first_of(part.rank(keys), visible & ~mask, n - count)
             yield rows, keys, mask, None
     rule.check_least(n, held / len(positions))
