@@ -44,7 +44,7 @@ OUTSIDE = "esscher.commands"
 """Entry points by which other packages add commands: name = "module:function", or a Typer."""
 
 SETTINGS: dict[str, Any] = {
-    "rich_markup_mode": "rich",
+    "rich_markup_mode": "markdown",
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
 TRACEBACK = "ESSCHER_TRACEBACK"  # set in the environment: mistakes come with their traceback

@@ -189,8 +189,9 @@ def show(
     say(title)
     print("\n".join(line.rstrip() for line in page.get().splitlines()))
     if len(kept) < len(keys):
-        left = ", ".join(header for i, header in enumerate(headers) if i not in kept)
-        say(f"(no room for: {left}; a wider terminal, --markdown or --json has them)")
+        left = [header for i, header in enumerate(headers) if i not in kept]
+        told = ", ".join(left) if len(left) < ROWS else f"{len(left)} more columns"
+        say(f"(no room for: {told}; a wider terminal, --markdown or --json has them)")
 
 
 def show_tables(run: Run, names: Iterable[str], look: Mapping[str, Any]) -> None:

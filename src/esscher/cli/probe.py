@@ -56,7 +56,6 @@ FILLED = 0.95  # of it, by the text: special tokens do not count
 MOST_THREADS = 8  # of one process: more of them wait for each other
 PERCENT = "10"  # error that the summary speaks of
 TABLES = ("heads", "budget", "layers", "agreement", "limits", "about")
-FIT = "64:4096; own contexts 16 to an eighth of their keys"
 HEADS = [
     "layer",
     "head",
@@ -97,7 +96,7 @@ def probe(
     epsilons: Annotated[
         list[float] | None, option(ProbeSpec, "epsilons", MEASURED, "--epsilon", "0.05, 0.1, 0.2")
     ] = None,
-    fit: Annotated[str | None, option(ProbeSpec, "fit", MEASURED, default=FIT)] = None,
+    fit: Annotated[str | None, option(ProbeSpec, "fit", MEASURED)] = None,
     moments: Annotated[int | None, option(ProbeSpec, "moments", MEASURED)] = None,
     scales: Annotated[str | None, option(ProbeSpec, "scales", MEASURED, "--scale")] = None,
     temperature: Annotated[str | None, option(ProbeSpec, "temperature", MEASURED)] = None,
