@@ -140,9 +140,7 @@ class Prompt:
         """Token ids of the replay, (1, m): the instruction, then a piece of the prompt. Pieces are
         as long as the model's positions allow.
         """
-        asked = []
-        if self.tokenizer is not None:
-            asked = self.tokenizer(INSTRUCTION, add_special_tokens=False)["input_ids"]
+        asked = _instruction(self.tokenizer)
         most = positions(self.model)
         room = CHUNK if most is None else min(CHUNK, most - self.keys)
         if room < len(asked) + LEAST_CHUNK:
@@ -207,6 +205,16 @@ class Prompt:
                     order = order[int(context.positions.argmax())]
             found[place] = order.double().masked_fill(~self.held_by(place), -torch.inf)
         return by_layer(found)
+
+
+def _instruction(tokenizer: Any) -> list[int]:
+    """Token ids of the instruction; none where the tokenizer has no words for it."""
+    if tokenizer is None:
+        return []
+    try:
+        return list(tokenizer(INSTRUCTION, add_special_tokens=False)["input_ids"])
+    except Exception:  # tokenizers raise nothing narrower
+        return []
 
 
 def by_layer(places: Mapping[Place, Tensor]) -> dict[int, Tensor]:
