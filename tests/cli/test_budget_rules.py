@@ -32,7 +32,7 @@ def test_the_budget_of_a_rule(probed: Path, capsys: pytest.CaptureFixture[str]) 
     want = rule_budget(frontier(), "heavy", 0.1)
     assert len(lines) == len(want.caches) == 4
     assert sorted(float(line.split()[2]) for line in lines) == pytest.approx(
-        sorted(want.caches["keys"]), rel=1e-3
+        sorted(want.caches["keys"]), rel=5e-3
     )
     assert following.startswith(f"Next: esscher budget {probed} --rule heavy --export json")
     out = run(["budget", str(probed), "--rule", "heavy", "--all"], capsys)[1]
@@ -79,7 +79,7 @@ def test_without_a_rule_every_rule_is_named_with_its_total(
     assert header.split()[:3] == ["keep", "rule", "chosen"]
     # the smallest cache first, rules that choose for each query last
     assert lines[0].split()[:2] == ["heavy", "once"]
-    assert lines[0].split()[2] == f"{best['ratio']:.4g}"
+    assert lines[0].split()[2] == f"{best['ratio']:.3g}"
     assert [line.split()[0] for line in lines if "for each query" in line] == ["neyman", "topk"]
     assert following == f"Next: esscher budget {probed} --rule NAME, for the keys of each head"
     code, out, _ = run(["budget", str(probed), "--json"], capsys)

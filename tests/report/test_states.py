@@ -85,7 +85,7 @@ def test_half_of_the_heads_failed(visit: Visit, tmp_path: Path, artefacts: Path)
     failed = int((heads["status"] == "failed").sum())
     page = visit(write_report([run]))
     intro = page.text(".intro")
-    assert f"{failed} of 72 heads were not measured: NaN in the keys ({failed})" in intro
+    assert f"{failed} of 72 heads were not measured: NaN in the keys ({failed}×)" in intro
     assert "1 of 6 units failed: ran out of memory" in intro
     assert page.count(".cell[fill^='url']") == failed
     first = heads[heads["status"] == "failed"].iloc[0]

@@ -129,14 +129,12 @@ def print_json(value: Any) -> None:
     )
 
 
-def number(value: float | None, form: str = "") -> str:
-    """A number as people read it, with three or four digits where no form says more; - for none."""
+def number(value: float | None, form: str = ".4g") -> str:
+    """A number as people read it; - for none. From a thousand on whole, with commas."""
     if value is None or math.isnan(value):
         return "-"
-    if form:
-        return format(value, form)
-    whole = isinstance(value, int) or (abs(value) >= 1000 and math.isfinite(value))
-    return format(value, ",.0f") if whole and abs(value) < 1e9 else format(value, ".4g")
+    whole = isinstance(value, int) or abs(value) >= 1000
+    return format(value, ",.0f" if whole and form[-1] == "g" and abs(value) < 1e9 else form)
 
 
 # ---- Tables.
@@ -250,9 +248,9 @@ def _cell(row: Mapping[str, Any], key: str, known: Mapping[str, Column]) -> str:
         return "-" if value is None else printable(str(value))
     ends = known[key].ends if key in known else None
     if ends is None or any(end not in row for end in ends) or value != value:
-        return number(value)
-    low, high = (number(row[end]) for end in ends)
-    return number(value) if low == high == "-" else f"{number(value)} [{low}, {high}]"
+        return number(value, ".3g")
+    text, low, high = (number(row[name], ".3g") for name in (key, *ends))
+    return text if low == high == "-" else f"{text} [{low}, {high}]"
 
 
 def screen_width() -> int | None:

@@ -210,7 +210,7 @@ def _record(
 ) -> dict[str, Any]:
     """The result as JSON has it."""
     of_curve = "origin kind accuracy scale n rms query_stderr pool_stderr relative q95 slope"
-    of_prediction = "name statement source formula status quantity applies unmet exponent units"
+    of_prediction = "name source formula status quantity applies unmet exponent units"
     values = [None if p.value is None else p.value(curve.n) for p in found]
     return {
         "spec": spec.model_dump(),

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from esscher.runs import Run
 
 PLACES = 7  # digits of the number of a layer, a head or a token
-MOST_DIGITS = 12  # of the size of a pool
+DIGITS = 12  # of the size of a pool
 FILLED = 0.95  # of it, by the text: special tokens do not count
 MOST_THREADS = 8  # of one process: more of them wait for each other
 PERCENT = "10"  # error that the summary speaks of
@@ -186,12 +186,7 @@ def probe(
         refuse_foreign(out)
     if "-" in fields["corpus"].get("text", ()) and not dry_run:
         out = _keep_stdin(fields["corpus"], out)
-    specs = _domain_specs(fields, domain or ()) | _size_specs(fields, pool_sizes)
-    if pool_sizes is not None and not all(name.isdigit() for name in specs):
-        raise ValueError(
-            "--pool-sizes: one text in several sizes, and several domains were asked for; ask for"
-            " one of the two"
-        )
+    specs = _several(fields, domain or (), pool_sizes)
     spec = next(iter(specs.values())) if specs else ProbeSpec.read(fields)
     if dry_run:
         check_text(spec.corpus)
@@ -297,34 +292,42 @@ def _pool(context: Session) -> str:
 # ---- Several texts, or several sizes of one: a run of the same probe for each, and one table.
 
 
-def _domain_specs(fields: Mapping[str, Any], files: Sequence[str]) -> dict[str, ProbeSpec]:
-    """The spec of each domain: packaged ones, and files as name=path; none for a usual probe."""
+def _several(
+    fields: Mapping[str, Any], domains: Sequence[str], sizes: str | None
+) -> dict[str, ProbeSpec]:
+    """A spec for each domain, packaged or name=path, or for each size of the pool, the smallest
+    first; none for a usual probe.
+    """
     from esscher.runs.run import check_name
 
     corpus = dict(fields["corpus"])
-    names = str(corpus.get("packaged") or "").split(",")
-    if not files and len(names) < 2:
-        return {}
-    if (
-        other := next((name for name in ("text", "dataset") if corpus.get(name)), None)
-    ) is not None:
-        raise ValueError(
-            f"--{other}: one source of text, and several domains were asked for; use --domain"
-            " name=path"
-        )
-    sources = [
-        (name.strip(), {"packaged": name.strip()}) for name in names if corpus.get("packaged")
-    ]
-    for text in files:
-        name, separator, path = text.partition("=")
-        if not separator or not path:
-            raise ValueError(f"--domain: expected name=path, got {text!r}")
-        sources.append((name, {"text": [absolute(path)], "packaged": None}))  # type: ignore[dict-item]
-    if len(sources) < 2:
-        raise ValueError(
-            "--domain: one domain alone is a probe of --text; give two or more, or --packaged"
-            " beside it"
-        )
+    packaged = [name.strip() for name in str(corpus.get("packaged") or "").split(",")]
+    by_domain = bool(domains) or len(packaged) > 1
+    sources: list[tuple[str, dict[str, Any]]] = []
+    if by_domain:
+        sources = [(name, {"packaged": name}) for name in packaged if corpus.get("packaged")]
+        sources += [_domain(text) for text in domains]
+        other = next((name for name in ("text", "dataset") if corpus.get(name)), None)
+        if other is not None:
+            raise ValueError(
+                f"--{other}: one source of text, and several domains were asked for; use --domain"
+                " name=path"
+            )
+        if len(sources) < 2:
+            raise ValueError(
+                "--domain: one domain alone is a probe of --text; give two or more, or --packaged"
+                " beside it"
+            )
+    if sizes is not None:
+        parts = {part.strip() for part in sizes.split(",")}
+        known = all(part.isascii() and part.isdigit() and len(part) <= DIGITS for part in parts)
+        if by_domain or not known or len(parts) < 2:
+            also = ", and no --domain beside it" if by_domain else ""
+            raise ValueError(
+                "--pool-sizes: expected two or more numbers of tokens such as 16384,131072, got"
+                f" {sizes!r}{also}"
+            )
+        sources = [(str(size), {"max_tokens": size}) for size in sorted(map(int, parts))]
     found: dict[str, ProbeSpec] = {}
     for name, source in sources:
         try:
@@ -339,22 +342,11 @@ def _domain_specs(fields: Mapping[str, Any], files: Sequence[str]) -> dict[str, 
     return found
 
 
-def _size_specs(fields: Mapping[str, Any], text: str | None) -> dict[str, ProbeSpec]:
-    """The spec of each pool size, named by it, the smallest first; none for a usual probe."""
-    if text is None:
-        return {}
-    parts = {part.strip() for part in text.split(",")}
-    known = all(part.isascii() and part.isdigit() and len(part) <= MOST_DIGITS for part in parts)
-    if not known or len(parts) < 2:
-        raise ValueError(
-            "--pool-sizes: expected two or more numbers of tokens such as 16384,131072, got"
-            f" {text!r}"
-        )
-    corpus = fields["corpus"]
-    return {
-        str(size): ProbeSpec.read({**fields, "corpus": {**corpus, "max_tokens": size}})
-        for size in sorted(map(int, parts))
-    }
+def _domain(text: str) -> tuple[str, dict[str, Any]]:
+    name, separator, path = text.partition("=")
+    if not separator or not path:
+        raise ValueError(f"--domain: expected name=path, got {text!r}")
+    return name, {"text": [absolute(path)], "packaged": None}
 
 
 def _check_size(context: Session, name: str) -> None:
@@ -487,10 +479,8 @@ def _summary(run: Run) -> Iterator[str]:
 
     heads, about = run.table("heads"), run.table("about").iloc[0]
     measured, own = heads[heads["status"] == "ok"], about["pool"] == "sequence"
-    kinds = "kind" if "kind" in measured else "regime"
-    counts = Counter(measured[kinds])
-    words = run.columns("heads")[kinds].words
-    told = ", ".join(f"{counts[word]} {word}" for word in words if counts[word])
+    kinds = "kind" if "kind" in measured and measured["kind"].any() else "regime"
+    told = ", ".join(f"{count} {word}" for word, count in Counter(measured[kinds]).most_common())
     difference = about["output_difference"] if own else about["parity"]
     yield (
         f"{about['model']} on {about['text']}: {measured_part(run)} ({told}); outputs match the"
