@@ -54,7 +54,6 @@ def test_every_preset_is_a_valid_commented_spec() -> None:
         "uniform",
         "hardmax",
         "student",
-        "gradients",
         "normality",
         "normality-heads",
     } <= set(preset_names())

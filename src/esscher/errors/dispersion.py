@@ -5,7 +5,7 @@ once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +30,11 @@ LOWEST = 40.0  # below -log n - LOWEST, exp(-40) of anything is left
 
 @dataclass(frozen=True)
 class Dispersion:
-    """Expectations for each query and n, (m, len n); ``planted`` is None where no key is."""
+    """Expectations for each query and n, (m, len n); ``planted`` is NaN where no key is."""
 
     sum_p2: Floats
     entropy: Floats  # nats
-    planted: Floats | None
+    planted: Floats
 
 
 def _kernels(u: Tensor, tau: Tensor) -> dict[str, tuple[str, Tensor]]:
@@ -62,17 +62,17 @@ def _tails(u: Tensor, tau: Tensor) -> dict[str, tuple[str, Tensor]]:
 
 
 def dispersion(
-    source: Source, n: Tensor, *, planted: Tensor | None, step: float, tol: float
+    source: Source, n: Tensor, *, planted: Tensor, step: float, tol: float
 ) -> Dispersion:
     """For n keys drawn independently, every n at once. ``n``: float64, at least 1.
 
     ``planted`` (m,): the scores of planted keys, measured from the source's anchor as its own
-    scores are, none above it.
+    scores are, none above it; NaN: no key is planted.
     """
     sums = _Dispersion(source, n, planted, step)
     most = math.log(float(n.max()))
     start = float((math.log(tol) - most - source.log_first).min())
-    lowest = -most - LOWEST - source.span * (planted is not None)
+    lowest = -most - LOWEST - source.span * (not bool(planted.isnan().all()))
     march(sums, start, lowest, step, tol, span=source.span, chunk=source.chunk)
     return sums.result()
 
@@ -80,7 +80,7 @@ def dispersion(
 class _Dispersion:
     """Running sums over nodes, for m queries and all n."""
 
-    def __init__(self, source: Source, n: Tensor, planted: Tensor | None, step: float) -> None:
+    def __init__(self, source: Source, n: Tensor, planted: Tensor, step: float) -> None:
         self.source, self.n, self.planted, self.step = source, n, planted, step
         self.sums = n.new_zeros(len(source.log_first), 3, len(n))
         self.log_phi = n.new_zeros(len(self.sums))  # at the last node added
@@ -89,16 +89,11 @@ class _Dispersion:
         f = self.source.contract(tau, _kernels)
         phi = f["left"].clamp_min(TINY)
         log_phi = torch.where(f["lost"] < 0.5, torch.log1p(-f["lost"].clamp(0, 0.5)), phi.log())
-        rows = torch.stack([f["pair"], f["entropy"], self._own(tau)], dim=1)
+        grown = torch.exp((tau + self.planted[:, None]).clamp(max=HIGHEST))
+        own = (grown * torch.exp(-grown)).nan_to_num(0.0)  # e^u exp(-e^u) of the planted keys
+        rows = torch.stack([f["pair"], f["entropy"], own], dim=1)
         self.sums += rows @ (self._power(log_phi) * self.step)
         self.log_phi = log_phi[:, -1]
-
-    def _own(self, tau: Tensor) -> Tensor:
-        """e^u exp(-e^u) of the planted keys, (m, nodes)."""
-        if self.planted is None:
-            return tau.new_zeros(len(self.sums), len(tau))
-        grown = torch.exp((tau + self.planted[:, None]).clamp(max=HIGHEST))
-        return grown * torch.exp(-grown)
 
     def _power(self, log_phi: Tensor) -> Tensor:
         """phi^(n-1)."""
@@ -112,10 +107,10 @@ class _Dispersion:
     def above(self, tau: float) -> Tensor:
         f = self.source.contract(self.n.new_full((1,), tau), _tails)
         power = self._power(self.log_phi)
-        own = torch.zeros_like(power)
-        if self.planted is not None:
-            own = power * torch.exp(-torch.exp((tau + self.planted).clamp(max=HIGHEST)))[:, None]
-        return torch.stack([self.n * power * f["pair"], self.n * power * f["entropy"], own])
+        own = power * torch.exp(-torch.exp((tau + self.planted).clamp(max=HIGHEST)))[:, None]
+        return torch.stack(
+            [self.n * power * f["pair"], self.n * power * f["entropy"], own.nan_to_num(0.0)]
+        )
 
     def below(self, tau: float) -> Tensor:
         """n t^2 E e^2 / 2; n t E[e (|u| + 1.6)], where E[e |score|] <= - E e log E e; t e'."""
@@ -124,11 +119,7 @@ class _Dispersion:
         entropy = (
             self.n * (torch.exp(tau + pool.log_first) * (abs(tau) + 1.6 - pool.log_first))[:, None]
         )
-        own = (
-            torch.zeros_like(pair)
-            if self.planted is None
-            else torch.exp(tau + self.planted)[:, None].expand_as(pair)
-        )
+        own = torch.exp(tau + self.planted).nan_to_num(0.0)[:, None].expand_as(pair)
         return torch.stack([pair, entropy, own])
 
     def result(self) -> Dispersion:
@@ -137,12 +128,11 @@ class _Dispersion:
         return Dispersion(
             sum_p2=as_numpy(torch.where(one, 1.0, self.n * pair)),
             entropy=as_numpy(torch.where(one, 0.0, (self.n * entropy).clamp_min(0))),
-            planted=None if self.planted is None else as_numpy(torch.where(one, 1.0, own)),
+            planted=as_numpy(torch.where(one, 1.0, own) + 0 * self.planted[:, None]),
         )
 
 
-# ---- dispersion_curve: how far softmax spreads over n keys as n grows, exactly and for every n
-# at once.
+# ---- Curves over n, from scores key by key or from score grids.
 
 Counts = npt.NDArray[np.int64]
 
@@ -159,7 +149,7 @@ class DispersionCurve:
     """Expectations at each n for each query, (m, len n), and over the queries, (len n).
 
     ``effective_tokens`` is 1 / E sum p^2, averaged over the queries before inversion; ``entropy``
-    in nats.
+    in nats; ``planted_weight`` is NaN where no key is planted.
     """
 
     n: Counts
@@ -167,7 +157,7 @@ class DispersionCurve:
     sum_p2: Floats
     entropies: Floats
     largest: Floats
-    planted: Floats | None
+    planted: Floats
 
     def __repr__(self) -> str:
         queries, ends = len(self.sum_p2), f"n = {self.n[0]} to {self.n[-1]}"
@@ -179,13 +169,9 @@ class DispersionCurve:
     @classmethod
     def of_all(cls, parts: Sequence[DispersionCurve]) -> DispersionCurve:
         """Of the queries of all parts."""
-        sum_p2, entropies, largest = (
-            np.concatenate([getattr(part, name) for part in parts])
-            for name in ("sum_p2", "entropies", "largest")
-        )
-        planted = [part.planted for part in parts if part.planted is not None]
-        whole = np.concatenate(planted) if planted else None
-        return cls(parts[0].n, parts[0].temperature, sum_p2, entropies, largest, whole)
+        names = ("sum_p2", "entropies", "largest", "planted")
+        whole = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
+        return cls(parts[0].n, parts[0].temperature, *whole)
 
     @property
     def effective_tokens(self) -> Floats:
@@ -201,27 +187,14 @@ class DispersionCurve:
 
     @property
     def planted_weight(self) -> Floats:
-        """NaN where no key is planted."""
-        return (
-            np.full(self.n.size, np.nan)
-            if self.planted is None
-            else np.asarray(self.planted.mean(axis=0))
-        )
+        return np.asarray(self.planted.mean(axis=0))
 
     def to_frame(self) -> pd.DataFrame:
         """Tidy table: n temperature effective_tokens entropy largest_weight planted_weight."""
         import pandas as pd
 
-        return pd.DataFrame(
-            {
-                "n": self.n,
-                "temperature": self.temperature,
-                "effective_tokens": self.effective_tokens,
-                "entropy": self.entropy,
-                "largest_weight": self.largest_weight,
-                "planted_weight": self.planted_weight,
-            }
-        )
+        names = ("n", "temperature", "effective_tokens", "entropy", "largest_weight")
+        return pd.DataFrame({name: getattr(self, name) for name in (*names, "planted_weight")})
 
 
 def dispersion_curve(
@@ -235,50 +208,38 @@ def dispersion_curve(
     ``planted``: the row of a key that is always there, beside n - 1 drawn ones; ``.planted_weight``
     is its share.
 
-    Expectations, not samples (esscher.errors.dispersion and largest). A key drawn
-    twice counts as two. Few pairs are summed key by key, to 1e-12. Others go to score grids: to
-    about 1e-5, the largest weight to a few thousandths.
+    Expectations, not samples. A key drawn twice counts as two. Few pairs are summed key by key, to
+    1e-12. Others go to score grids: to about 1e-5, the largest weight to a few thousandths.
     """
     query, key, _, factor = as_attention(q, k, k, scale)
     counts = as_counts(n, "n")
     place = None if planted is None else as_place(planted, "planted", key.shape[0])
     heat = factors(None if temperature is None else as_pair(temperature, "temperature"), counts)
-    parts = [
-        _of_queries(rows, key, factor, counts, heat, place) for rows in torch.split(query, ROWS)
-    ]
+    warmest, parts = float(heat.max()), []
+    coarsest = min(COARSEST / warmest, FINEST)
+    for rows in torch.split(query, ROWS):
+        scores = (rows.double() * factor) @ key.double().T
+        if not is_finite(scores) or not math.isfinite(float(scores.abs().max()) * warmest):
+            raise ValueError(
+                "q, k, scale: scores are beyond the floating range; make scale smaller"
+            )
+        span = float((scores.amax(1) - scores.amin(1)).max())
+        if scores.numel() <= FEW_PAIRS or span > 0.9 * deposit.MAX_CELLS * coarsest:
+            places = None if place is None else torch.full((len(rows),), place, device=key.device)
+            parts.append(from_scores(scores, counts, heat, places))
+            continue
+        scores = scores - scores.mean(1, keepdim=True)  # so that cell numbers are small
+        grid = Grid(2.0 ** math.floor(math.log2(coarsest)), 4, 1e-6)
+        empty = deposit.init(len(rows), grid, scores.new_zeros(0))
+        masses = deposit.update(empty, scores, scores.new_zeros(len(key), 0))
+        top = scores.topk(min(TOP, len(key)), dim=1).values
+        own = None if place is None else scores[:, place]
+        parts.append(from_masses(masses, top, counts, heat, own))
     return DispersionCurve.of_all(parts)
 
 
-def _of_queries(
-    q: Tensor, k: Tensor, scale: float, n: Counts, temperature: Floats, place: int | None
-) -> DispersionCurve:
-    scores = (q.double() * scale) @ k.double().T
-    if not is_finite(scores) or not math.isfinite(float(scores.abs().max()) * temperature.max()):
-        raise ValueError("q, k, scale: scores are beyond the floating range; make scale smaller")
-    span = float((scores.amax(1) - scores.amin(1)).max())
-    coarsest = min(COARSEST / float(temperature.max()), FINEST)
-    if scores.numel() <= FEW_PAIRS or span > 0.9 * deposit.MAX_CELLS * coarsest:
-        return from_scores(
-            scores,
-            n,
-            temperature,
-            None if place is None else torch.full_like(q[:, 0], place, dtype=torch.int64),
-        )
-    spacing = 2.0 ** math.floor(math.log2(coarsest))
-    scores = scores - scores.mean(1, keepdim=True)  # so that cell numbers are small
-    masses = deposit.update(
-        deposit.init(len(q), Grid(spacing, 4, 1e-6), scores.new_zeros(0)),
-        scores,
-        scores.new_zeros(len(k), 0),
-    )
-    top = scores.topk(min(TOP, len(k)), dim=1).values
-    return from_masses(masses, top, n, temperature, None if place is None else scores[:, place])
-
-
 def factors(temperature: tuple[float, float] | None, n: Counts) -> Floats:
-    """a + b log n, what scores are multiplied with where there are n keys; 1 without a
-    temperature.
-    """
+    """a + b log n, what scores are multiplied with at n keys; 1 without a temperature."""
     if temperature is None:
         return np.ones(n.size)
     a, b = temperature
@@ -299,26 +260,21 @@ def from_scores(
     (m,): places of such keys.
     """
 
-    def at(factor: float, count: Tensor) -> tuple[Floats, ...]:
+    def at(factor: float, count: Tensor) -> Iterator[tuple[Floats, ...]]:
         near = _near(scores.double() * factor)
-        own = None if planted is None else near.gather(1, planted[:, None])[:, 0]
+        own = near.new_full((len(near),), torch.nan)
+        if planted is not None:
+            own = near.gather(1, planted[:, None])[:, 0]
         equal = torch.full_like(near, -math.log(near.shape[1]))
-        parts = []
-        for i, source in sources(
-            near, equal, near.new_zeros(near.shape[1], 0), torch.zeros_like(near)
-        ):
-            found = dispersion(
-                source, count, planted=None if own is None else own[i], step=STEP, tol=TOL
-            )
+        empty = near.new_zeros(near.shape[1], 0)
+        for i, source in sources(near, equal, empty, torch.zeros_like(near)):
+            found = dispersion(source, count, planted=own[i], step=STEP, tol=TOL)
             rising = near[i].sort(dim=1).values
             weight = torch.full_like(rising, 1 / rising.shape[1])
             largest = largest_weights(rising, weight, count, found.sum_p2, TOL)
-            parts.append((found.sum_p2, found.entropy, largest, found.planted))
-        return tuple(
-            np.concatenate(column) for column in zip(*parts, strict=True) if column[0] is not None
-        )
+            yield found.sum_p2, found.entropy, largest, found.planted
 
-    return _at_each(at, n, temperature, scores.device)
+    return _at_each(at, len(scores), n, temperature, scores.device)
 
 
 def from_masses(
@@ -334,29 +290,25 @@ def from_masses(
     """
     grid = masses.grid
     anchor = (masses.end * grid.spacing).double()[:, None]
-    rest = deposit.without(
-        masses, top, top.new_zeros(top.shape[1], 0), deposit.Extent(masses.first, masses.end)
-    )
+    extent = deposit.Extent(masses.first, masses.end)
+    rest = deposit.without(masses, top, top.new_zeros(top.shape[1], 0), extent)
     mass = rest.cells[-2].clamp_min(0)
-    weight = (
-        torch.cat([mass, torch.ones_like(top, dtype=torch.float64)], dim=1) / masses.keys[:, None]
-    )
-    highest = top.double() - anchor
-    places = _places(mass, grid)
+    weight = torch.cat([mass, torch.ones_like(top, dtype=torch.float64)], dim=1)
+    weight = weight / masses.keys[:, None]
+    places = torch.cat([_places(mass, grid), top.double() - anchor], dim=1)
+    own = anchor[:, 0] * torch.nan if planted is None else planted.double() - anchor[:, 0]
 
-    def at(factor: float, count: Tensor) -> tuple[Floats, ...]:
+    def at(factor: float, count: Tensor) -> Iterator[tuple[Floats, ...]]:
         spacing = factor * grid.spacing
         source = DepositSource(masses.cells, spacing, grid.points, masses.center, single=False)
-        own = None if planted is None else factor * (planted.double() - anchor[:, 0])
-        found = dispersion(source, count, planted=own, step=step_for(grid.tol), tol=grid.tol)
-        score, order = (factor * torch.cat([places, highest], dim=1)).sort(dim=1)
-        largest = largest_weights(
-            score - score[:, -1:], weight.gather(1, order), count, found.sum_p2, TOL_LARGEST
-        )
-        parts = (found.sum_p2, found.entropy, largest, found.planted)
-        return tuple(part for part in parts if part is not None)
+        step = step_for(grid.tol)
+        found = dispersion(source, count, planted=factor * own, step=step, tol=grid.tol)
+        score, order = (factor * places).sort(dim=1)
+        rising, share = score - score[:, -1:], weight.gather(1, order)
+        largest = largest_weights(rising, share, count, found.sum_p2, TOL_LARGEST)
+        yield found.sum_p2, found.entropy, largest, found.planted
 
-    return _at_each(at, n, temperature, top.device)
+    return _at_each(at, len(top), n, temperature, top.device)
 
 
 def _places(mass: Tensor, grid: Grid) -> Tensor:
@@ -391,19 +343,17 @@ def _near(scores: Tensor) -> Tensor:
 
 
 def _at_each(
-    at: Callable[[float, Tensor], tuple[Floats, ...]],
+    at: Callable[[float, Tensor], Iterator[tuple[Floats, ...]]],
+    queries: int,
     n: Counts,
     temperature: Floats,
     device: torch.device,
 ) -> DispersionCurve:
     """All n of one temperature at once."""
-    found: list[Floats] = []
+    found = np.empty((4, queries, n.size))
     for factor in np.unique(temperature):
         here = np.flatnonzero(temperature == factor)
-        parts = at(float(factor), torch.as_tensor(n[here], dtype=torch.float64, device=device))
-        found = found or [np.empty((len(parts[0]), n.size)) for _ in parts]
-        for whole, part in zip(found, parts, strict=True):
-            whole[:, here] = part
-    return DispersionCurve(
-        n, temperature, found[0], found[1], found[2], found[3] if len(found) > 3 else None
-    )
+        count = torch.as_tensor(n[here], dtype=torch.float64, device=device)
+        columns = zip(*at(float(factor), count), strict=True)
+        found[:, :, here] = np.stack([np.concatenate(column) for column in columns])
+    return DispersionCurve(n, temperature, *found)

@@ -71,7 +71,6 @@ class LawComparison:
     log_likelihood_difference: float  # power law minus logarithmic law
     weight_power: float  # AIC weight; the logarithmic law has the rest of 1
     preferred: str  # "power", "logarithmic" or "undecided"
-    text: str
 
 
 @dataclass(frozen=True, repr=False)
@@ -444,27 +443,12 @@ def _compare_laws(points: _Points) -> LawComparison | None:
     log = fit_line(np.log(points.x), points.y, covariance)
     scores = [_log_likelihood(points, law.misfit) for law in (power, log)]
     weight = float(scipy.special.expit(scores[0] - scores[1]))
-    names = [f"n^{power.slope:.3g}", f"(log n)^{log.slope:.3g}"]
     preferred = "undecided"
     if weight >= PREFERRED:
-        preferred, text = "power", f"{names[0]} is preferred to {names[1]}: AIC weight {weight:.4g}"
-    elif weight > 1 - PREFERRED:
-        text = (
-            f"the points do not decide between {names[0]} (AIC weight {weight:.2g}) and {names[1]}"
-            f" ({1 - weight:.2g})"
-        )
-    elif -log.slope > GAMMA:
-        text = (
-            f"{names[1]} is nearer than {names[0]}, as to any curve that bends; no logarithmic law"
-            " is that fast"
-        )
-    else:
+        preferred = "power"
+    elif weight <= 1 - PREFERRED and -log.slope <= GAMMA:  # a faster one is a curve that bends
         preferred = "logarithmic"
-        text = f"{names[1]} is preferred to {names[0]}: AIC weight {1 - weight:.4g}"
-    tested = points.z is not None or points.stderr is not None
-    if tested and scipy.stats.chi2.sf(-2 * max(scores), points.n.size - 2) < CURVED:
-        text += "; neither describes the points"
-    return LawComparison(-log.slope, scores[0] - scores[1], weight, preferred, text)
+    return LawComparison(-log.slope, scores[0] - scores[1], weight, preferred)
 
 
 def _log_likelihood(points: _Points, misfit: float) -> float:

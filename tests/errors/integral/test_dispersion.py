@@ -37,7 +37,6 @@ def computed(scores: Floats, weights: Floats, n: list[int], planted: float) -> F
     order = np.argsort(scores)
     rising, share = (torch.from_numpy(x[order])[None] for x in (scores - top, weights))
     largest = largest_weights(rising, share, counts, found.sum_p2, 1e-13)
-    assert found.planted is not None
     return np.stack([found.sum_p2[0], found.entropy[0], largest[0], found.planted[0]])
 
 

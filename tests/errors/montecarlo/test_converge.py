@@ -104,7 +104,7 @@ def test_a_curve_is_made_of_its_samples() -> None:
     assert list(curve.to_frame()["n"]) == [5, 20]
 
 
-ALL = ("mean", "cov", "l2", "uniform", "grad_v", "grad_u")
+ALL = ("mean", "cov", "l2", "uniform")
 
 
 @pytest.mark.parametrize("sampling", ["nested", "independent"])
@@ -243,7 +243,7 @@ def test_ladder_stops_where_the_error_of_the_limit_shows() -> None:
 
 def test_student_tokens_are_refused_with_the_reason_unless_nothing_is_tilted() -> None:
     law = Student(2, 5)
-    for metrics in ("mean", "l2", "uniform", "grad_u"):
+    for metrics in ("mean", "l2", "uniform"):
         with pytest.raises(
             ValueError, match=f"metrics: {metrics} compare with attention's limit.*infinite"
         ):
@@ -263,7 +263,7 @@ WIDE = es.Head(randn(2, 3), torch.eye(2).double())
 BAD = [
     (
         {"metrics": ("mean", "covariance")},
-        "metrics: expected some of mean, cov, l2, uniform, grad_v, grad_u, hardmax.*'covar",
+        "metrics: expected some of mean, cov, l2, uniform, hardmax.*'covar",
     ),
     ({"metrics": ()}, "metrics: expected some of"),
     ({"metrics": ("l2", "l2")}, "metrics: expected some of"),
@@ -302,10 +302,8 @@ def test_bad_input_is_refused_naming_the_field(change: dict[str, object], messag
 
 
 def test_given_queries_of_another_dimension_work() -> None:
-    curves = converge(
-        WIDE, LAW, [10, 20], 3, ("l2", "uniform", "grad_u"), queries=randn(2, 3), radius=0.5
-    )
-    assert set(curves) == {"l2", "uniform", "grad_u"}
+    curves = converge(WIDE, LAW, [10, 20], 3, ("l2", "uniform"), queries=randn(2, 3), radius=0.5)
+    assert set(curves) == {"l2", "uniform"}
 
 
 def test_units_must_be_distinct_and_two() -> None:

@@ -14,7 +14,6 @@ import esscher as es
 from esscher.errors.montecarlo.converge import Plan, converge_repeat, plan
 from esscher.errors.montecarlo.metrics import (
     error_and_gradient,
-    softmax_covariances,
     uniform_error,
 )
 from tests.attention.reference import softmax_attention
@@ -81,67 +80,6 @@ def test_l2_is_that_of_explicit_attention(make: object, inside: bool) -> None:
     assert squared(made, "l2") == pytest.approx(
         [float(e.square().sum(1).mean()) for e in expected], rel=1e-9
     )
-
-
-@pytest.mark.parametrize("inside", [False, True])
-def test_gradients_are_those_of_autograd(inside: bool) -> None:
-    """d/dV and d/dA of V m(theta) on n tokens by autograd, against the limit's by autograd through
-    the tilted mean.
-    """
-    law, x = es.Cube(3, 1.4), randn(5, 3, seed=6)
-    head = head_for(3)
-    made = plan(
-        head,
-        law,
-        LADDER,
-        ("grad_v", "grad_u"),
-        dtype=torch.float64,
-        queries=x,
-        query_inside=inside,
-    )
-    (draw,) = made.draws(0)
-    found = converge_repeat(made, 0)
-    bias = head.tilt_bias
-
-    def finite(A: torch.Tensor, V: torch.Tensor, n: int, i: int) -> torch.Tensor:
-        y = torch.cat([draw.tokens[:n], x[i : i + 1]]) if inside else draw.tokens[:n]
-        return V @ (torch.softmax(y @ (A @ x[i] + bias), 0) @ y)
-
-    def infinite(A: torch.Tensor, V: torch.Tensor, i: int) -> torch.Tensor:
-        return V @ law.tilted_mean(A @ x[i] + bias)
-
-    step = 1e-5
-    for at, n in enumerate(LADDER):
-        by_v, by_u = [], []
-        for i in range(5):
-            got = torch.autograd.functional.jacobian(
-                lambda A, V, n=n, i=i: finite(A, V, n, i), (head.A, head.V)
-            )
-            limit_v = torch.autograd.functional.jacobian(
-                lambda V, i=i: infinite(head.A, V, i), head.V
-            )
-            limit_u = torch.zeros_like(got[0])
-            for j in range(3):
-                for k in range(3):
-                    nudge = torch.zeros(3, 3).double()
-                    nudge[j, k] = step
-                    up, down = (
-                        infinite(head.A + nudge, head.V, i),
-                        infinite(head.A - nudge, head.V, i),
-                    )
-                    limit_u[:, j, k] = (up - down) / (2 * step)
-            by_u.append(float((got[0] - limit_u).square().sum()))
-            by_v.append(float((got[1] - limit_v)[0, 0].square().sum()))  # one row of V
-        assert found.squared["grad_u"][at] == pytest.approx(np.mean(by_u), rel=1e-6)
-        assert found.squared["grad_v"][at] == pytest.approx(np.mean(by_v), rel=1e-9)
-
-
-def test_scatter_does_not_depend_on_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    theta, y, V = randn(4, 3, seed=1), randn(53, 3, seed=2), randn(2, 3, seed=3)
-    whole = list(softmax_covariances(theta, y, V, LADDER))
-    monkeypatch.setattr("esscher.errors.montecarlo.metrics.KEY_BLOCK", 5)
-    for one, other in zip(whole, softmax_covariances(theta, y, V, LADDER), strict=True):
-        assert torch.allclose(one, other, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("inside", [False, True])

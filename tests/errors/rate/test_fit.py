@@ -213,8 +213,6 @@ def test_power_law_or_logarithmic_law(law: Law, preferred: str, source: str) -> 
     assert found.preferred == preferred
     assert 0 <= found.weight_power <= 1
     assert (found.log_likelihood_difference > 0) == (preferred == "power")
-    assert "is preferred to" in found.text
-    assert "neither" not in found.text
     if preferred == "logarithmic":
         assert found.gamma == pytest.approx(0.5, abs=0.05)
 
@@ -240,10 +238,6 @@ def test_laws_that_the_points_do_not_tell_apart() -> None:
     undecided = fit_rate(noisy_curve(power(0.2), ladder(4, 1000, 3000), 0.05, 0)).power_vs_log
     assert undecided is not None
     assert undecided.preferred == "undecided"
-    assert "do not decide" in undecided.text
-    neither = fit_rate(noisy_curve(bent, ladder(9), 0.005, 0)).power_vs_log
-    assert neither is not None
-    assert "neither describes the points" in neither.text
     one = fit_rate(
         ErrorCurve(n=np.array([1, 10, 100]), rms=np.array([1.0, 0.3, 0.1]), kind="exact")
     )
@@ -503,4 +497,3 @@ def test_a_curve_that_bends_is_not_called_logarithmic() -> None:
     assert slow is not None
     assert bent.gamma > 2
     assert (bent.preferred, slow.preferred) == ("undecided", "logarithmic")
-    assert "no logarithmic law is that fast" in bent.text

@@ -144,9 +144,8 @@ def converge(
     ``mean``, ``cov``, ``cov_op``: moments of self-attention's outputs, in L2, Frobenius and
     operator norm [B]. ``l2``: outputs over queries x ~ nu, nu the measure or the given ``queries``
     (rows, or how many fresh ones a repeat). ``uniform``: sup over |x| <= ``radius`` (default: the
-    root mean square norm of a token). ``grad_v``, ``grad_u``: gradients in V and U = A over x ~ nu
-    [S, Proposition 3.4]. ``hardmax``: mean output on the line [B, Proposition 5.1], or outputs over
-    x ~ nu for bounded laws.
+    root mean square norm of a token). ``hardmax``: mean output on the line [B, Proposition 5.1], or
+    outputs over x ~ nu for bounded laws.
 
     ``sampling``: "nested" prefixes of i.i.d. tokens, one pass for all n, or "independent" tokens
     for every n. ``query_inside`` adds a query of nu or of the ball to its own prompt [S, Remark

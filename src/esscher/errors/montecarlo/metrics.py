@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -35,7 +34,6 @@ Errors = tuple[Floats, float]
 """Squared error at each n of a draw, and the squared size of the limit."""
 
 PROBES = 64  # tokens of the law at which a limit must exist before any work is done
-KEY_BLOCK = 4096  # keys whose products are held at once
 
 
 class Metric(ABC):
@@ -93,40 +91,6 @@ class Metric(ABC):
 
 def as_floats(tensor: Tensor) -> Floats:
     return np.asarray(tensor.detach().double().cpu().numpy())
-
-
-def prefix_outputs(
-    q: Tensor,
-    k: Tensor,
-    values: Callable[[slice], Tensor],
-    ladder: tuple[int, ...],
-    own: AttentionState | None = None,
-    block: int = 1 << 40,
-) -> Iterator[Tensor]:
-    """Softmax means of values over the first n keys, for each n; each key is seen once.
-
-    ``values(places)``: rows of some keys. ``own``: one more key for each query. ``block``: keys
-    whose values are held at once.
-    """
-    state = init(q, values(slice(0, 1)).shape[1])
-    for start, stop in zip((0, *ladder[:-1]), ladder, strict=True):
-        for first in range(start, stop, min(block, stop - start)):
-            part = slice(first, min(first + block, stop))
-            state = merge(state, attention_state(q, k[part], values(part), 1.0))
-        yield state.out if own is None else merge(state, own).out
-
-
-def softmax_errors(draw: Draw, values: Callable[[Tensor], Tensor], target: Tensor) -> Errors:
-    """Mean over queries of |sum_j p_j values(y_j) - target|^2."""
-    head, tokens = draw.plan.head, draw.tokens
-    x, target = draw.queries.to(tokens), target.double().to(tokens.device)
-    q, k, v = head.queries(x), head.keys(tokens), values(tokens)
-    own = None
-    if draw.plan.query_inside:
-        own = AttentionState((q.double() * head.keys(x).double()).sum(1), values(x).double())
-    outputs = prefix_outputs(q, k, lambda places: v[places], draw.ladder, own)
-    squared = [(out - target).square().sum(1).mean() for out in outputs]
-    return as_floats(torch.stack(squared)), float(target.square().sum(1).mean())
 
 
 # ---- mean, cov, cov_op: moments of self-attention's outputs.
@@ -194,7 +158,7 @@ class CovOp(Cov):
         return largest.square()
 
 
-# ---- l2 and the gradients: over queries of a law.
+# ---- l2: over queries of a law.
 
 
 class L2(Metric):
@@ -204,9 +168,19 @@ class L2(Metric):
     description = "outputs over queries x ~ nu"
 
     def error(self, draw: Draw) -> Errors:
-        plan = draw.plan
-        target = draw.at_queries("limit", limit(plan.head, plan.measure))
-        return softmax_errors(draw, plan.head.values, target)
+        head, measure, tokens = draw.plan.head, draw.plan.measure, draw.tokens
+        target = draw.at_queries("limit", limit(head, measure)).double().to(tokens.device)
+        x = draw.queries.to(tokens)
+        q, k, v = head.queries(x), head.keys(tokens), head.values(tokens)
+        own, state, squared = None, init(q, v.shape[1]), []
+        if draw.plan.query_inside:
+            lse = (q.double() * head.keys(x).double()).sum(1)
+            own = AttentionState(lse, head.values(x).double())
+        for start, stop in zip((0, *draw.ladder[:-1]), draw.ladder, strict=True):
+            state = merge(state, attention_state(q, k[start:stop], v[start:stop], 1.0))
+            out = state.out if own is None else merge(state, own).out
+            squared.append((out - target).square().sum(1).mean())
+        return as_floats(torch.stack(squared)), float(target.square().sum(1).mean())
 
     def exponents(self, head: Head, measure: Measure) -> dict[str, float]:
         if not speaks_of(measure):  # of Gaussian tokens and of centred Gaussian queries
@@ -215,74 +189,6 @@ class L2(Metric):
 
     def exact(self, head: Head, measure: Measure, n: list[int], seed: int) -> ErrorCurve | None:
         return exact_curve(head, measure, measure, n, seed=seed)
-
-
-class GradV(Metric):
-    """The gradient in V, row by row: each row has the tilted mean m(theta) as its gradient, so the
-    error is |m_n - m| [S, Proposition 3.4 and C.7]; in all of V it is sqrt(d_out) times larger.
-    """
-
-    name = "grad_v"
-    description = "gradient in V over queries x ~ nu"
-
-    def error(self, draw: Draw) -> Errors:
-        plan = draw.plan
-        target = draw.at_queries("mean", lambda x: plan.measure.tilted_mean(plan.head.tilt(x)))
-        return softmax_errors(draw, lambda rows: rows, target)
-
-
-class GradU(Metric):
-    """The gradient in U = A is the tensor V Cov(theta) (x) x, so the error is ||V (Cov_n - Cov)||_F
-    |x| [S, Prop. 3.4].
-    """
-
-    name = "grad_u"
-    description = "gradient in U = A over queries x ~ nu"
-    in_float64 = True
-
-    def error(self, draw: Draw) -> Errors:
-        plan, device = draw.plan, draw.plan.measure.device
-        # a common shift changes no covariance and no softmax; it saves digits
-        centre = plan.measure.mean.double()
-        x, y = draw.queries.to(device), draw.tokens.double().to(device) - centre
-        theta, V = plan.head.tilt(x), plan.head.V.to(x)
-        target = draw.at_queries("cov", lambda x: V @ plan.measure.tilted_cov(plan.head.tilt(x)))
-        inside = x - centre if plan.query_inside else None
-        weight = x.square().sum(1)
-        squared = [
-            (weight * (spread - target).square().sum((1, 2))).mean()
-            for spread in softmax_covariances(theta, y, V, draw.ladder, inside)
-        ]
-        size = float((weight * target.square().sum((1, 2))).mean())
-        return as_floats(torch.stack(squared)), size
-
-
-def softmax_covariances(
-    theta: Float64[Tensor, "m d"],
-    tokens: Float64[Tensor, "n d"],
-    V: Float64[Tensor, "d_out d"],
-    ladder: tuple[int, ...],
-    inside: Float64[Tensor, "m d"] | None = None,
-) -> Iterator[Float64[Tensor, "m d_out d"]]:
-    """V Cov_n(theta) for every n; ``inside`` adds one own token to each query's prompt."""
-
-    def products(rows: Tensor) -> Tensor:
-        """y and (V y) y^T of each row."""
-        return torch.cat([rows, _outer(rows @ V.T, rows).flatten(1)], dim=1)
-
-    own = None
-    if inside is not None:
-        own = AttentionState((theta * inside).sum(1), products(inside))
-    outputs = prefix_outputs(
-        theta, tokens, lambda places: products(tokens[places]), ladder, own, KEY_BLOCK
-    )
-    for out in outputs:
-        mean, second = out[:, : tokens.shape[1]], out[:, tokens.shape[1] :]
-        yield second.reshape(-1, *V.shape) - _outer(mean @ V.T, mean)
-
-
-def _outer(left: Tensor, right: Tensor) -> Tensor:
-    return left[:, :, None] * right[:, None, :]
 
 
 # ---- hardmax: attention that takes the token of largest score.
@@ -493,8 +399,7 @@ def _covariance_times(theta: Tensor, y: Tensor, state: AttentionState, w: Tensor
 
 
 METRICS: dict[str, Metric] = {
-    metric.name: metric
-    for metric in (Mean(), Cov(), L2(), Uniform(), GradV(), GradU(), Hardmax(), CovOp())
+    metric.name: metric for metric in (Mean(), Cov(), L2(), Uniform(), Hardmax(), CovOp())
 }
 """Name -> metric. Only :func:`register` adds to it; no file of a run can."""
 

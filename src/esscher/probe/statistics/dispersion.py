@@ -128,8 +128,7 @@ CURVES = ("sum_p2", "entropy", "largest", "planted")
 
 def _numbers(curve: DispersionCurve, mark: str) -> dict[str, Tensor]:
     """Expectations over n random keys for each kept query, (m_kept, len n)."""
-    planted = np.full_like(curve.sum_p2, np.nan) if curve.planted is None else curve.planted
-    arrays = (curve.sum_p2, curve.entropies, curve.largest, planted)
+    arrays = (curve.sum_p2, curve.entropies, curve.largest, curve.planted)
     return {
         name + mark: torch.from_numpy(np.ascontiguousarray(array))
         for name, array in zip(CURVES, arrays, strict=True)
