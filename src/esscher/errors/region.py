@@ -75,11 +75,8 @@ class Bounds:
         x = as_tensor(queries, "queries", ndim=2, last=head.dim_query).double()
         pool = measure.as_pool()
         if pool is not None:
-            tokens = (
-                pool.tokens.double()
-                if pool.weights is None
-                else pool.tokens[pool.weights > 0].double()
-            )
+            tokens = pool.tokens.double()
+            tokens = tokens if pool.weights is None else tokens[pool.weights > 0]
             values, center = head.values(tokens), head.values(pool.mean.double())
             highest = [
                 (block @ head.keys(tokens).T).amax(1)

@@ -44,7 +44,6 @@ class Metric(ABC):
     """
 
     name: ClassVar[str]
-    description: ClassVar[str]
     asked_by: ClassVar[Literal["tokens", "queries", "ball"]] = "queries"
     of_softmax: ClassVar[bool] = True  # compares with softmax attention's limit, which must exist
     in_float64: ClassVar[bool] = False  # whatever the dtype of the experiment
@@ -116,7 +115,6 @@ class Mean(_Moment):
     """|mean of the n outputs - mean of the push-forward|, self-attention [B]."""
 
     name = "mean"
-    description = "mean of self-attention's outputs, L2 norm"
 
     def error(self, draw: Draw) -> Errors:
         push, device = draw.plan.pushforward, draw.tokens.device
@@ -131,10 +129,9 @@ class Mean(_Moment):
 
 
 class Cov(_Moment):
-    """|Cov_n - covariance of the push-forward|, Cov_n of the n outputs, divided by n [B]."""
+    """|Cov_n - covariance of the push-forward| in Frobenius norm, Cov_n divided by n [B]."""
 
     name = "cov"
-    description = "covariance of self-attention's outputs, Frobenius norm"
 
     def squared_norm(self, matrices: Float64[Tensor, "k d d"]) -> Float64[Tensor, " k"]:
         return matrices.square().sum((1, 2))
@@ -150,8 +147,9 @@ class Cov(_Moment):
 
 
 class CovOp(Cov):
+    """The same in operator norm."""
+
     name = "cov_op"
-    description = "covariance of self-attention's outputs, operator norm"
 
     def squared_norm(self, matrices: Float64[Tensor, "k d d"]) -> Float64[Tensor, " k"]:
         largest: Tensor = torch.linalg.eigvalsh(matrices).abs().amax(dim=1)
@@ -165,7 +163,6 @@ class L2(Metric):
     """Mean over queries x ~ nu of |Gamma_n(x) - Gamma(x)|^2 [S, Proposition 3.1]."""
 
     name = "l2"
-    description = "outputs over queries x ~ nu"
 
     def error(self, draw: Draw) -> Errors:
         head, measure, tokens = draw.plan.head, draw.plan.measure, draw.tokens
@@ -203,9 +200,6 @@ class Hardmax(Metric):
     """
 
     name = "hardmax"
-    description = (
-        "mean hardmax output on the line; for bounded laws hardmax outputs over queries x ~ nu"
-    )
     of_softmax = False
     in_float64 = True
 
@@ -270,7 +264,6 @@ class Uniform(Metric):
     """sup over |x| <= R of |Gamma_n(x) - Gamma(x)| [B]; the limit's size is taken there."""
 
     name = "uniform"
-    description = "largest error over queries |x| <= radius"
     asked_by = "ball"
     in_float64 = True
 
@@ -408,6 +401,4 @@ def register(metric: Any) -> None:
     """Let experiments ask for a metric by its name. Processes that compute must import it too."""
     metric = as_kind(metric, Metric, "metric")
     if type(METRICS.setdefault(metric.name, metric)) is not type(metric):
-        raise ValueError(
-            f"metric {metric.name}: already registered, as {METRICS[metric.name].description}"
-        )
+        raise ValueError(f"metric {metric.name}: already registered; give it another name")
