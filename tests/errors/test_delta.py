@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.errors import delta
+from esscher.errors import exact as delta
 from tests.measures.table import LAWS, Law
 
 

@@ -48,40 +48,31 @@ def test_all_sequences(scale: float | None) -> None:
     assert exact_pool_curve(q, k, v, [2]).queries.bias is None  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("empty", ["zero", "exclude"])
-def test_all_subsets(empty: str) -> None:
-    """Every subset of eight keys; the empty one counts as no error, or not at all."""
+def test_all_subsets() -> None:
+    """Every subset of eight keys; the empty one counts as no error."""
     q, k, v = tokens(2, 2, 8)
-    n = np.arange(1, 9)
-    curve = exact_pool_curve(q, k, v, n, "bernoulli", empty=empty, details=True)
+    curve = exact_pool_curve(q, k, v, np.arange(1, 9), "bernoulli", details=True)
     queries = curve.queries
     assert queries is not None
     assert queries.bias is not None
     for i, count in np.ndindex(2, 8):
-        fraction = (count + 1) / 8
-        truth = by_subsets((q @ k.T).numpy()[i] / 2, v.numpy(), fraction)
-        some = 1.0 if empty == "zero" else 1 - (1 - fraction) ** 8
-        assert queries.mse[i, count] == pytest.approx(truth.mse / some, rel=1e-11, abs=1e-25)
-        assert queries.sum_p2[i, count] == pytest.approx(truth.sum_p2 / some, rel=1e-11)
-        assert queries.bias[i, count] == pytest.approx(truth.bias / some, abs=1e-11)
+        truth = by_subsets((q @ k.T).numpy()[i] / 2, v.numpy(), (count + 1) / 8)
+        assert queries.mse[i, count] == pytest.approx(truth.mse, rel=1e-11, abs=1e-25)
+        assert queries.sum_p2[i, count] == pytest.approx(truth.sum_p2, rel=1e-11)
+        assert queries.bias[i, count] == pytest.approx(truth.bias, abs=1e-11)
     assert curve.rms[-1] == 0
-    assert ("given at least one" in curve.origin) == (empty == "exclude")
 
 
-@pytest.mark.parametrize("empty", ["zero", "exclude"])
-def test_slope_of_kept_keys(empty: str) -> None:
+def test_slope_of_kept_keys() -> None:
     """Against differences of the enumeration in log f; at n = N the error is 0 and has no slope."""
     q, k, v = tokens(3, 1, 7)
-    curve = exact_pool_curve(q, k, v, [1, 3, 6, 7], "bernoulli", empty=empty)
+    curve = exact_pool_curve(q, k, v, [1, 3, 6, 7], "bernoulli")
     h = 1e-3
     scores = (q @ k.T).numpy()[0] / 2
     assert curve.slope is not None
     for slope, count in zip(curve.slope, (1, 3, 6), strict=False):
-        logs = []
-        for step in (-2, -1, 1, 2):
-            f = count / 7 * math.exp(step * h)
-            some = 1.0 if empty == "zero" else 1 - (1 - f) ** 7
-            logs.append(0.5 * math.log(by_subsets(scores, v.numpy(), f).mse / some))
+        shares = [count / 7 * math.exp(step * h) for step in (-2, -1, 1, 2)]
+        logs = [0.5 * math.log(by_subsets(scores, v.numpy(), f).mse) for f in shares]
         assert slope == pytest.approx(
             (logs[0] - 8 * logs[1] + 8 * logs[2] - logs[3]) / (12 * h), rel=1e-8
         )
@@ -298,7 +289,6 @@ GOOD: dict[str, Any] = {
         ({"n": [6], "sampling": "bernoulli"}, "at most 5"),
         ({"n": [4001], "sampling": "bernoulli", **LARGE}, "at most 4000"),
         ({"sampling": "bernouli"}, "sampling"),
-        ({"empty": "ignore"}, "empty"),
         ({"scale": 0.0}, "scale"),
         ({"scale": math.nan}, "scale"),
         ({"block": 0}, "block"),

@@ -77,14 +77,12 @@ def _curve(draw: Draw) -> None:
         "v": "array",
         "n": "counts",
         "sampling": "choice",
-        "empty": "choice",
     }
     arguments = given | {
         "n": n,
         "sampling": sampling,
         "scale": scale,
         "weights": weights,
-        "empty": "zero",
         "details": draw.chance(0.5),
     }
     arguments = draw.spoil(arguments, kinds | ({"scale": "positive"} if scale is not None else {}))

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.errors.delta import delta_trace
+from esscher.errors.exact import delta_trace
 from esscher.errors.montecarlo.metrics import uniform_error
 from esscher.theory.prediction import Setting
 from esscher.theory.sharp import chaining_constant, dudley_sum, uniform_constant

@@ -1,7 +1,7 @@
 from .budget import asymptotic_from as asymptotic_from, tokens_needed as tokens_needed
 from .region import Coverage as Coverage, coverage as coverage
 from .curve import ErrorCurve as ErrorCurve
-from .delta import delta_covariance as delta_covariance
+from .exact import delta_covariance as delta_covariance
 from .dispersion import (
     DispersionCurve as DispersionCurve,
     dispersion_curve as dispersion_curve,

@@ -159,8 +159,10 @@ class ErrorCurve:
             raise ValueError(
                 "values: their squared errors leave the floating range; scale the values down"
             )
-        with np.errstate(divide="ignore", invalid="ignore"):  # an error of exactly 0 has no slope
+        # an error of exactly 0 has no slope, and no key kept no weight
+        with np.errstate(divide="ignore", invalid="ignore"):
             slope = None if queries.dmse_dlogn is None else 0.5 * mean(queries.dmse_dlogn) / mse
+            effective = 1.0 / (share @ queries.sum_p2)
         return cls(
             n=n,
             rms=np.sqrt(mse),
@@ -168,7 +170,7 @@ class ErrorCurve:
             scale=_root_mean_square(queries.limit, share),
             q95=np.sqrt(np.quantile(queries.mse, 0.95, axis=0)) if weights is None else None,
             slope=slope,
-            effective_tokens=1.0 / (share @ queries.sum_p2),
+            effective_tokens=effective,
             delta=None if kept is not None else float(share[share > 0] @ queries.delta[share > 0]),
             accuracy=queries.accuracy,
             origin=origin,

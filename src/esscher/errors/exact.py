@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from jaxtyping import Float64
 from torch import Tensor
 
 from esscher.attention.head import Head, check_pair
-from esscher.attention.limit import limit
+from esscher.attention.limit import limit, second_tilt
 from esscher.errors.curve import ErrorCurve, QueryErrors, concatenate
-from esscher.errors.delta import delta_trace
 from esscher.errors.gaussian import gaussian_error_slopes
-from esscher.errors.keep_law import law_rule
+from esscher.errors.keep_law import LawRule
 from esscher.errors.nodes import error_from_nodes
 from esscher.errors.pool_curve import exact_pool_curve, pool_stderr
 from esscher.errors.query_laws import drawn, gaussian_queries_curve, integrated
-from esscher.inputs import as_count, as_counts, as_tensor
+from esscher.inputs import as_count, as_counts, as_tensor, finite_result
 from esscher.keep.text import parse
 from esscher.measures.base import Measure
 from esscher.measures.line import Line
@@ -71,20 +71,20 @@ def exact_curve(
     would not be right to 1e-6, ``draws`` queries are drawn with ``seed``, and ``.query_stderr``
     says what that leaves uncertain.
 
-    ``keep``: a rule of ``es.keep`` or its text: "random", "topk", "topk:K+random:reweight"
-    (reweight or not), "neyman". The error is then that of the n keys it keeps on average of
-    ``context`` independent tokens (one number, or one for each n), each kept with a chance that
-    depends on its score and value. ``context`` None: n keys are kept of a context without end
-    ("random", which is the curve above, or "neyman"). Formulas: esscher.errors.keep_law.
-    Neyman's curve without end is exact for Gaussian tokens, for mixtures of Gaussians where each V
-    Sigma V^T has one eigenvalue beside 0, for spheres and balls where V^T V is a multiple of the
-    identity, and for pools; elsewhere, and in a context, ``kind`` is "pool".
+    ``keep``: a rule of ``es.keep`` or its text. The error is then that of the n keys it keeps on
+    average of ``context`` independent tokens (one number, or one for each n): exact for "random",
+    "topk" and both where tokens have nodes along the tilt, else the mean over contexts drawn from
+    the law. ``context`` None: n keys are kept of a context without end ("random", which is the
+    curve above, or "neyman"). Formulas: esscher.errors.keep_law. Neyman's curve without end is
+    exact for Gaussian tokens, for mixtures of Gaussians where each V Sigma V^T has one eigenvalue
+    beside 0, for spheres and balls where V^T V is a multiple of the identity, and for pools;
+    elsewhere ``kind`` is "pool".
     """
     check_pair(head, measure)
     size = as_count(pool_size, "pool_size")
     if keep is None and context is not None:
         raise ValueError("context: only a keep rule has one; give keep too, or leave context out")
-    kept = None if keep is None else law_rule(parse(keep), n, context)
+    kept = None if keep is None else LawRule.of(parse(keep), n, context)
     counts = as_counts(n, "n") if kept is None else kept.n
 
     def over(head: Head, x: Tensor, weights: Floats | None = None) -> ErrorCurve:
@@ -201,7 +201,7 @@ class _TwoDirections:
             mse=along * self.f1 + across * self.f2,
             sum_p2=self.sum_p2,
             limit=limit(head, measure)(x).cpu().numpy(),
-            delta=_delta_trace(head, measure, x),
+            delta=delta_trace(head, measure, x).cpu().numpy(),
             bias=bias,
             dmse_dlogn=along * self.df1_dlogn + across * self.df2_dlogn,
             second_moment=second,
@@ -325,7 +325,7 @@ def _along_tilts(
     return replace(
         concatenate(parts),
         limit=limit(head, measure)(x).cpu().numpy(),
-        delta=_delta_trace(head, measure, x),
+        delta=delta_trace(head, measure, x).cpu().numpy(),
     )
 
 
@@ -351,6 +351,69 @@ def _through_pool(
     return replace(curve, kind="pool", pool_stderr=doubt, origin=origin)
 
 
-def _delta_trace(head: Head, measure: Measure, x: Tensor) -> Floats:
-    trace: Floats = delta_trace(head, measure, x).cpu().numpy()
-    return trace
+# ---- The delta method: the error's limiting covariance.
+
+BLOCK = 1 << 21  # scores held at once
+
+
+def delta_covariance(
+    head: Head, measure: Measure, queries: Any
+) -> Float64[Tensor, "m d_out d_out"]:
+    """C(x) with sqrt(n) (Gamma_n(x) - Gamma(x)) -> N(0, C(x)), so that n * MSE -> tr C.
+
+        C = E[e^2 c c^T] / (E e)^2 = exp(K(2 theta) - 2 K(theta)) V [ Cov_{2 theta} + h h^T ] V^T,
+        h = m_{2 theta} - m_theta,
+
+    e = exp<theta, y>, c = V y - Gamma; m and Cov are the tilted mean and covariance. For N(m,
+    Sigma): exp(s^2) V (Sigma + Sigma theta theta^T Sigma) V^T. Where the law has no transform at 2
+    theta the variance of e is infinite and so is every entry on the diagonal. An entry beyond the
+    floating range is infinite too.
+    """
+    check_pair(head, measure)
+    theta = head.tilt(
+        as_tensor(queries, "queries", ndim=2, last=head.dim_query).double()
+    )  # near a strip's edge every digit counts
+    V = head.V.double()
+    try:
+        measure._check_domain(2 * theta)
+    except ValueError:
+        measure.log_laplace(theta)  # no limit at theta itself: say that instead
+        diagonal = torch.full(
+            (theta.shape[0], head.dim_out), torch.inf, dtype=torch.float64, device=theta.device
+        )
+        return torch.diag_embed(diagonal)
+    twice = second_tilt(head, measure, theta)
+    table = V @ twice.cov @ V.T + twice.shift[:, :, None] * twice.shift[:, None, :]
+    table = finite_result(table, "head.V: its values' covariance", "scale V down")
+    return _grown(table, twice.log_growth[:, None, None])
+
+
+def _grown(table: Tensor, log_growth: Tensor) -> Tensor:
+    """table exp(log_growth), in two steps, so that a small entry may grow by more than the floating
+    range; 0 does not grow.
+    """
+    half = torch.exp(torch.where(table == 0.0, 0.0, 0.5 * log_growth))
+    return table * half * half
+
+
+def delta_trace(head: Head, measure: Measure, queries: Any) -> Float64[Tensor, " m"]:
+    """tr C(x), to which n * MSE tends, without C: tr(V Cov V^T) is the sum over entries of V^T V
+    times Cov, d^2 work a query.
+
+    Queries go by in blocks, so that memory stays flat in any dimension; infinite where
+    delta_covariance is.
+    """
+    check_pair(head, measure)
+    theta = head.tilt(as_tensor(queries, "queries", ndim=2, last=head.dim_query).double())
+    V = head.V.double()
+    gram = V.T @ V
+    traces = []
+    try:
+        for rows in torch.split(theta, max(1, BLOCK // measure.dim**2)):
+            twice = second_tilt(head, measure, rows)
+            spread = torch.einsum("ij,mij->m", gram, twice.cov)
+            traces.append(_grown(spread + twice.shift.square().sum(-1), twice.log_growth))
+    except ValueError:
+        measure.log_laplace(theta)  # no limit at theta itself: say that instead
+        return torch.full((theta.shape[0],), torch.inf, dtype=torch.float64, device=theta.device)
+    return torch.cat(traces)

@@ -1,20 +1,18 @@
 """The exact error of a keep rule on tokens of a law, against the limit of the law.
 
-A law has no list of keys, so a rule says with which chance p(y) a token y is kept, by its score and
-its value alone, and what it then counts: w(y) = 1, or 1/p(y) where it reweights. Two contexts give
-this a meaning.
-
-A context of N tokens: N independent tokens of the law, each kept with chance p(y). What the rule
-must know, the score above which it keeps surely or its share, is set on the law so that N E p(y) =
-n keys are kept on average. A token that is not kept has e = 0 and is independent of the others, so
-the formulas for N draws hold as they stand; with eps = w e,
+A context of N tokens: N independent tokens of the law. Where a rule keeps token y with a chance
+p(y) that depends on its score alone ("random", "topk" and both), what it must know, the score above
+which it keeps surely or its share, is set on the law so that N E p(y) = n keys are kept on average.
+A kept token counts w(y) = 1, or 1/p(y) where it is reweighted. A token that is not kept has e = 0
+and is independent of the others, so the formulas for N draws hold as they stand; with eps = w e,
 
     phi(t) = 1 - E[p (1 - exp(-t eps))],
     E||Gamma_keep - Gamma||^2 = N int t E[p eps^2 |c|^2 exp(-t eps)] phi^(N-1) dt
                                 + N (N-1) int t |E[p eps c exp(-t eps)]|^2 phi^(N-2) dt.
 
-No key kept counts as no error. The context's own error is part of it: at n = N every rule is
-attention on N tokens.
+Any other rule: the mean over contexts drawn from the law, each with its exact error; ``kind`` is
+then "montecarlo". No key kept counts as no error. The context's own error is part of it: at n = N
+every rule is attention on N tokens.
 
 A context without end: N grows at fixed n, given that n keys are kept. They are n independent draws
 from the law of density p / E p, and N is gone from the formula. For ``random`` this is the error at
@@ -38,244 +36,165 @@ from torch import Tensor
 from esscher.attention.head import Head
 from esscher.attention.limit import limit
 from esscher.errors.curve import ErrorCurve, QueryErrors, concatenate, side_by_side
+from esscher.errors.keep_curve import KeepErrors
 from esscher.errors.nodes import error_from_nodes, error_of_kept
 from esscher.errors.pool_curve import pool_stderr
-from esscher.errors.query_laws import drawn_sizes, tilted_sizes
+from esscher.errors.query_laws import is_multiple_of_identity
 from esscher.inputs import as_counts
-from esscher.keep.chance import Neyman, Random, fill_up
+from esscher.keep.chance import Neyman, Random
+from esscher.keep.context import Context
 from esscher.keep.ranked import TopK
 from esscher.keep.rule import Rule
 from esscher.measures.base import Measure
-from esscher.measures.line import Line
+from esscher.measures.line import Line, graded
+from esscher.measures.matrices import product
+from esscher.measures.radial import radial
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
-KNOWN = "random, topk, topk + random, neyman"
-
-
-@dataclass(frozen=True)
-class Shares:
-    """Of the tokens: kept surely, those of largest score; of the others, kept by chance."""
-
-    top: float
-    rest: float
-    reweight: bool
-
-    @property
-    def kept(self) -> float:
-        return self.top + (1.0 - self.top) * self.rest
+CONTEXTS = 64  # drawn from the law for a rule without a formula
 
 
 @dataclass(frozen=True)
 class LawRule:
-    """A rule that a law can follow, the sizes n of its ladder, and at each n the tokens of the
-    context; None: without end.
+    """A rule on a law, the sizes n of its ladder, and at each n the tokens of the context; None:
+    without end.
     """
 
     rule: Rule
     n: Counts
     context: Counts | None
 
+    @classmethod
+    def of(cls, rule: Rule, n: Any, context: Any) -> LawRule:
+        """The rule with its ladder, checked."""
+        part = rule.parts[0]
+        alone = len(rule.parts) == 1 and not getattr(part, "shared", False)
+        if context is None and not (alone and isinstance(part, Random | Neyman)):
+            raise ValueError(
+                f"context: {rule} chooses keys of a context, expected how many tokens that has; got"
+                " none (without end there are random and neyman)"
+            )
+        if (n is None) != (rule.free is None):
+            wanted = (
+                "no n: every number of the rule is given"
+                if rule.free is None
+                else "n: a part has no number of its own"
+            )
+            raise ValueError(f"n: the rule {rule} expects {wanted}; got {n!r}")
+        tokens = None if context is None else as_counts(context, "context")
+        if n is None and isinstance(part, Neyman) and alone:
+            n = part.size
+        if n is None and tokens is None:
+            raise ValueError(
+                f"n: {rule} keeps keys of a context without end; write it without its number and"
+                " give n"
+            )
+        if tokens is None:
+            return cls(rule, as_counts(n, "n"), None)
+        sizes = np.ones_like(tokens) if n is None else as_counts(n, "n")
+        if tokens.size not in (1, sizes.size):
+            raise ValueError(
+                f"context: expected one number of tokens, or one for each of {sizes.size} n, got"
+                f" {tokens.size}"
+            )
+        tokens = np.broadcast_to(tokens, sizes.shape)
+        if (sizes > tokens).any():
+            worst = int((sizes - tokens).argmax())
+            raise ValueError(
+                f"n: expected at most {tokens[worst]}, the tokens of the context, got"
+                f" {sizes[worst]}"
+            )
+        return cls(rule, sizes, tokens)
+
     @property
     def plain(self) -> bool:
         """Whether it draws n tokens as they come."""
         return self.context is None and isinstance(self.rule.parts[0], Random)
 
-    @property
-    def is_neyman(self) -> bool:
-        return isinstance(self.rule.parts[0], Neyman)
-
     def curve(
         self, head: Head, measure: Measure, x: Tensor, details: bool, pool_size: int, seed: int
     ) -> ErrorCurve:
         """Over the rows ``x``."""
-        assert not self.plain
-        where = (
-            "without end"
-            if self.context is None
-            else "of " + ", ".join(map(str, self.context)) + " tokens"
-        )
-        origin, kind, tokens = (
-            f"exact, {type(measure).__name__} tokens: what {self.rule} keeps of a context {where}",
-            "exact",
-            None,
-        )
-        theta, target = _tilts(head, measure, x[:1])[0]
-        if self.is_neyman and (
-            self.context is not None or tilted_sizes(head, measure, theta, target) is None
-        ):
-            tokens, kind = (
-                measure.sample(pool_size, torch.Generator().manual_seed(seed)).double(),
-                "pool",
-            )
-            origin += f", on a pool of {pool_size} tokens drawn from the law (seed {seed})"
-        found = concatenate([self._row(head, measure, row, tokens, details) for row in x])
-        slope = found.dmse_dlogn if self.context is None else None
-        queries = replace(found, bias=found.bias if details else None, dmse_dlogn=slope)
-        kept = self.n.astype(np.float64)
-        if self.context is not None and not self.is_neyman:
-            pairs = zip(self.n.tolist(), self.context.tolist(), strict=True)
-            kept = np.array([N * _shares(self.rule, n, N).kept for n, N in pairs])
-        curve = ErrorCurve.from_queries(self.n, queries, kind=kind, origin=origin)
-        doubt = (
-            None
-            if tokens is None
-            else pool_stderr(tokens, lambda part: self._rms(head, measure, x, part))
-        )
-        return replace(
-            curve, kept=kept, delta=curve.delta if self.context is None else None, pool_stderr=doubt
-        )
-
-    def _rms(self, head: Head, measure: Measure, x: Tensor, tokens: Tensor) -> Floats:
-        mse = concatenate([self._row(head, measure, row, tokens, False) for row in x]).mse
-        return np.asarray(np.sqrt(mse.mean(axis=0)))
-
-    def _row(
-        self, head: Head, measure: Measure, row: Tensor, tokens: Tensor | None, details: bool
-    ) -> QueryErrors:
-        """One query, every size."""
-        ((theta, target),) = _tilts(head, measure, row[None])
+        law = f"{type(measure).__name__} tokens: what {self.rule} keeps of a context"
         if self.context is None:
-            return self._drawn_by_size(head, measure, theta, target, tokens, details)
-        parts = []
-        for n, N in zip(self.n.tolist(), self.context.tolist(), strict=True):
-            if tokens is None:
-                part = _by_score(head, measure, theta, target, _shares(self.rule, n, N), N)
-            else:
-                part = _by_size(head, tokens, theta, n / N, N)
-            parts.append(replace(part, delta=np.full(1, np.nan), limit=target.cpu().numpy()[None]))
-        return side_by_side(parts)
+            curve = _without_end(head, measure, x, self.n, details, pool_size, seed)
+            return replace(curve, origin=f"exact, {law} without end{curve.origin}")
+        law += " of " + ", ".join(map(str, self.context)) + " tokens"
+        known = _by_score(head, measure, x, self)
+        if known is None:
+            return _over_contexts(head, measure, x, self, f"{law}, of which {CONTEXTS} are", seed)
+        errors, kept = known
+        curve = ErrorCurve.from_queries(
+            self.n if self.rule.free else np.maximum(1, np.rint(kept)).astype(np.int64),
+            errors if details else replace(errors, bias=None),
+            kind="exact",
+            origin=f"exact, {law}",
+            kept=kept,
+        )
+        return curve
 
-    def _drawn_by_size(
-        self,
-        head: Head,
-        measure: Measure,
-        theta: Tensor,
-        target: Tensor,
-        tokens: Tensor | None,
-        details: bool,
-    ) -> QueryErrors:
-        """Neyman's keys of a context without end."""
-        sizes = (
-            tilted_sizes(head, measure, theta, target)
-            if tokens is None
-            else drawn_sizes(head, tokens, theta)
-        )
-        assert sizes is not None  # a law has them at every tilt or at none
-        used = sizes.size > 0
-        size, weight, centre = sizes.size[used], sizes.log_weights[used], sizes.centre[used]
-        extra = (size.square() - centre.square().sum(1)).clamp_min(0.0) if tokens is None else None
-        if size.numel() == 0:  # every value is the limit
-            size, weight, centre, extra = (
-                size.new_ones(1),
-                size.new_zeros(1),
-                sizes.centre[:1],
-                None,
-            )
-        found = error_from_nodes(
-            -size.log()[None], weight + size.log(), centre, extra, self.n, details=details
-        )
-        return replace(found, limit=target.cpu().numpy()[None])
+
+def _tilts(head: Head, measure: Measure, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(head.tilt(x).double(), limit(head, measure)(x).double(), strict=True))
+
+
+# ---- Keys that are kept by their scores.
 
 
 def _by_score(
-    head: Head, measure: Measure, theta: Tensor, target: Tensor, share: Shares, tokens: int
-) -> QueryErrors:
-    """Keys of a context of so many tokens, kept by their scores."""
-    lines, cut = _cut_lines(measure, theta, share.top)
-    score, weight = (
-        torch.cat([line.scores for line in lines]),
-        torch.cat([line.log_weights for line in lines]),
-    )
-    chance = torch.full_like(score, share.rest).masked_fill(score > cut, 1.0)
-    used = chance > 0
-    counted, mass = score - chance.log() if share.reweight else score, weight + chance.log()
-    value = head.values(torch.cat([line.means for line in lines]))
-    extra = torch.cat([line.extra(head.V.double()) for line in lines])
-    return error_of_kept(counted[used], mass[used], value[used], extra[used], tokens, target)
-
-
-def _by_size(head: Head, pool: Tensor, theta: Tensor, share: float, tokens: int) -> QueryErrors:
-    """Neyman's keys, p = min(1, lambda e |c|), of a context of so many tokens drawn from the
-    pool.
+    head: Head, measure: Measure, x: Tensor, law: LawRule
+) -> tuple[QueryErrors, Floats] | None:
+    """The errors, and the keys kept at each n; None for a rule that asks for more than scores, or a
+    law whose largest scores have no nodes.
     """
-    sizes = drawn_sizes(head, pool, theta)
-    gain = sizes.log_weights.exp() * sizes.size
-    chance = torch.full_like(gain, share)
-    if bool(gain.any()):
-        chance = next(fill_up(gain[None], gain.new_tensor([[share * len(pool)]])))[0]
-    used = chance > 0
-    log_p, centre = chance[used].log(), sizes.centre[used]
-    mass, zero = log_p - math.log(len(pool)), torch.zeros_like(centre[0])
-    return error_of_kept(
-        (pool @ theta)[used] - log_p, mass, centre, torch.zeros_like(mass), tokens, zero
-    )
+    assert law.context is not None
+    if not all(type(part) in (Random, TopK) for part in law.rule.parts):
+        return None
+    shares = [
+        _shares(law.rule, n if law.rule.free else None, N)
+        for n, N in zip(law.n.tolist(), law.context.tolist(), strict=True)
+    ]
+    reweight = any(isinstance(part, Random) and part.reweight for part in law.rule.parts)
+    rows = []
+    for theta, target in _tilts(head, measure, x):
+        parts = []
+        for (top, rest), N in zip(shares, law.context.tolist(), strict=True):
+            cut = _cut_lines(measure, theta, top)
+            if cut is None:
+                return None
+            lines, edge = cut
+            score = torch.cat([line.scores for line in lines])
+            weight = torch.cat([line.log_weights for line in lines])
+            chance = torch.full_like(score, rest).masked_fill(score > edge, 1.0)
+            used = chance > 0
+            counted = score - chance.log() if reweight else score
+            value = head.values(torch.cat([line.means for line in lines]))
+            extra = torch.cat([line.extra(head.V.double()) for line in lines])
+            mass = weight + chance.log()
+            parts.append(
+                error_of_kept(counted[used], mass[used], value[used], extra[used], N, target)
+            )
+        rows.append(side_by_side(parts))
+    found = replace(concatenate(rows), delta=np.full(len(x), np.nan), dmse_dlogn=None)
+    return found, law.context * np.array([top + (1.0 - top) * rest for top, rest in shares])
 
 
-def law_rule(rule: Rule, n: Any, context: Any) -> LawRule:
-    """The rule with its ladder, checked."""
-    kinds = sorted(type(part).__name__ for part in rule.parts)
-    if kinds not in (["Random"], ["TopK"], ["Random", "TopK"], ["Neyman"]) or getattr(
-        rule.parts[0], "shared", False
-    ):
-        raise ValueError(
-            f"keep: expected a rule that a law can follow ({KNOWN}), got {rule}; for others draw"
-            " tokens from the law and use exact_pool_curve"
-        )
-    tokens = None if context is None else as_counts(context, "context")
-    if tokens is None and kinds not in (["Random"], ["Neyman"]):
-        raise ValueError(
-            f"context: {rule} keeps the largest scores, expected how many tokens they are the"
-            " largest of; got none"
-        )
-    if (n is None) != (rule.free is None):
-        wanted = (
-            "no n: every number of the rule is given"
-            if rule.free is None
-            else "n: a part has no number of its own"
-        )
-        raise ValueError(f"n: the rule {rule} expects {wanted}; got {n!r}")
-    part = rule.parts[0]
-    if n is not None:
-        sizes = as_counts(n, "n")
-    elif isinstance(part, Neyman):
-        sizes = as_counts(part.size, "n")
-    elif tokens is not None:
-        sizes = np.array([max(1, round(N * _shares(rule, None, N).kept)) for N in tokens.tolist()])
-    else:
-        raise ValueError(
-            f"n: {rule} keeps keys of a context without end; write it without its number and give n"
-        )
-    if tokens is None:
-        return LawRule(rule, sizes, None)
-    if tokens.size not in (1, sizes.size):
-        raise ValueError(
-            f"context: expected one number of tokens, or one for each of {sizes.size} n, got"
-            f" {tokens.size}"
-        )
-    tokens = np.broadcast_to(tokens, sizes.shape)
-    if (sizes > tokens).any():
-        worst = int((sizes - tokens).argmax())
-        raise ValueError(
-            f"n: expected at most {tokens[worst]}, the tokens of the context, got {sizes[worst]}"
-        )
-    return LawRule(rule, sizes, tokens)
+def _shares(rule: Rule, n: int | None, tokens: int) -> tuple[float, float]:
+    """Of the tokens: kept surely, those of largest score; of the others, kept by chance.
 
-
-def _shares(rule: Rule, n: int | None, tokens: int) -> Shares:
-    """From the numbers of the parts, or from n for the part without one; chance comes on top of the
-    n that topk keeps.
+    From the numbers of the parts, or from n for the part without one; chance comes on top of the n
+    that topk keeps.
     """
     chance = next((part for part in rule.parts if isinstance(part, Random)), None)
     ranked = next((part for part in rule.parts if isinstance(part, TopK)), None)
-    reweight = chance is not None and chance.reweight
     rest = 0.0 if chance is None else chance.share
     if ranked is None:
-        return Shares(0.0, n / tokens if rest is None and n is not None else rest or 0.0, reweight)
+        return 0.0, n / tokens if rest is None and n is not None else rest or 0.0
     if ranked.size is None:
         assert n is not None
-        return Shares(n / tokens, rest or 0.0, reweight)
+        return n / tokens, rest or 0.0
     if ranked.size > tokens or (n is not None and n < ranked.size):
         raise ValueError(
             f"n: {rule} keeps {ranked.size} keys surely; expected that many at least, got {n} of"
@@ -284,23 +203,16 @@ def _shares(rule: Rule, n: int | None, tokens: int) -> Shares:
     if rest is None:
         assert n is not None
         rest = (n - ranked.size) / (tokens - ranked.size) if tokens > ranked.size else 0.0
-    return Shares(ranked.size / tokens, rest, reweight)
+    return ranked.size / tokens, rest
 
 
-def _tilts(head: Head, measure: Measure, x: Tensor) -> list[tuple[Tensor, Tensor]]:
-    return list(zip(head.tilt(x).double(), limit(head, measure)(x).double(), strict=True))
-
-
-def _cut_lines(measure: Measure, theta: Tensor, top: float) -> tuple[list[Line], float]:
+def _cut_lines(measure: Measure, theta: Tensor, top: float) -> tuple[list[Line], float] | None:
     """Nodes along the tilt, and the score that a share ``top`` of the tokens exceeds; no node lies
-    on both sides of it.
+    on both sides of it. None where the law has no such nodes, or many tokens share that score.
     """
     whole = measure.along(theta)
     if whole is None or (0.0 < top < 1.0 and measure.score_tail(theta, 0.0) is None):
-        raise ValueError(
-            "measure: expected Gaussian, Sphere, Ball or a mixture of these, got"
-            f" {type(measure).__name__}; draw tokens from it and use exact_pool_curve"
-        )
+        return None
     if not 0.0 < top < 1.0:
         return whole, -np.inf if top == 1.0 else np.inf
     low, high = (float(edge) for edge in torch.aminmax(torch.cat([line.scores for line in whole])))
@@ -310,14 +222,256 @@ def _cut_lines(measure: Measure, theta: Tensor, top: float) -> tuple[list[Line],
         middle = 0.5 * (low + high)
         if not low < middle < high:
             break
-        low, high = (
-            (middle, high) if (measure.score_tail(theta, middle) or 0.0) > top else (low, middle)
-        )
+        above = (measure.score_tail(theta, middle) or 0.0) > top
+        low, high = (middle, high) if above else (low, middle)
     if abs((measure.score_tail(theta, high) or 0.0) / top - 1.0) > 1e-6:
-        raise ValueError(
-            "keep: many tokens share the score at which topk ends, so ties would decide; give"
-            " another query or law"
-        )
+        return None
     lines = measure.pieces(theta, high)
     assert lines is not None
     return lines, high
+
+
+# ---- Any rule: contexts drawn from the law.
+
+
+def _over_contexts(
+    head: Head, measure: Measure, x: Tensor, law: LawRule, origin: str, seed: int
+) -> ErrorCurve:
+    """The mean over drawn contexts of the exact error against the law's limit g: around the limit
+    g' of the context, E|Gamma - g|^2 = E|Gamma - g'|^2 + 2 <bias', g' - g> + |g' - g|^2 P(a key is
+    kept).
+    """
+    assert law.context is not None
+    generator = torch.Generator().manual_seed(seed)
+    target = limit(head, measure)(x).double().cpu().numpy()
+    samples, kept = np.empty((CONTEXTS, law.n.size)), np.zeros(law.n.size)
+    for i in range(CONTEXTS):
+        for j, (n, N) in enumerate(zip(law.n.tolist(), law.context.tolist(), strict=True)):
+            y = measure.sample(N, generator).double()
+            context = Context.of(head.queries(x), head.keys(y), head.values(y), 1.0)
+            size = n if law.rule.free else None
+            found = KeepErrors(context).curve(law.rule, size, details=True)
+            assert found.queries is not None
+            assert found.queries.bias is not None
+            assert found.kept is not None
+            gap = found.queries.limit - target
+            missed = 1 - law.rule.include(context, size).probability
+            some = 1 - missed.prod(1).cpu().numpy()
+            cross = 2 * (found.queries.bias[:, 0] * gap).sum(1)
+            mse = found.queries.mse[:, 0] + cross + (gap**2).sum(1) * some
+            samples[i, j] = max(float(mse.mean()), 0.0)
+            kept[j] += float(found.kept[0]) / CONTEXTS
+    ladder = law.n if law.rule.free else np.maximum(1, np.rint(kept)).astype(np.int64)
+    curve = ErrorCurve.from_repeats(
+        ladder,
+        samples,
+        scale=float(np.sqrt((target**2).sum(1).mean())),
+        origin=f"{origin} drawn (seed {seed})",
+    )
+    return replace(curve, kept=kept)
+
+
+# ---- Neyman's keys of a context without end: draws from the tilted law by their size.
+
+
+def _without_end(
+    head: Head, measure: Measure, x: Tensor, n: Counts, details: bool, pool_size: int, seed: int
+) -> ErrorCurve:
+    """Exact where the law and the head leave |c| one-dimensional, else on a pool of tokens."""
+
+    def over(tokens: Tensor | None) -> QueryErrors:
+        tilts = _tilts(head, measure, x)
+        return concatenate([_drawn_by_size(head, measure, *one, tokens, n) for one in tilts])
+
+    theta, target = _tilts(head, measure, x[:1])[0]
+    tokens, stderr, origin = None, None, ""
+    if tilted_sizes(head, measure, theta, target) is None:
+        tokens = measure.sample(pool_size, torch.Generator().manual_seed(seed)).double()
+        stderr = pool_stderr(tokens, lambda part: np.sqrt(over(part).mse.mean(axis=0)))
+        origin = f", on a pool of {pool_size} tokens drawn from the law (seed {seed})"
+    errors = over(tokens)
+    curve = ErrorCurve.from_queries(
+        n,
+        errors if details else replace(errors, bias=None),
+        kind="exact" if tokens is None else "pool",
+        origin=origin,
+    )
+    return replace(curve, kept=n.astype(np.float64), pool_stderr=stderr)
+
+
+def _drawn_by_size(
+    head: Head, measure: Measure, theta: Tensor, target: Tensor, tokens: Tensor | None, n: Counts
+) -> QueryErrors:
+    """Of one query; ``tokens``: those of a pool."""
+    sizes = (
+        tilted_sizes(head, measure, theta, target)
+        if tokens is None
+        else drawn_sizes(head, tokens, theta)
+    )
+    assert sizes is not None  # a law has them at every tilt or at none
+    used = sizes.size > 0
+    size, weight, centre = sizes.size[used], sizes.log_weights[used], sizes.centre[used]
+    extra = (size.square() - centre.square().sum(1)).clamp_min(0.0) if tokens is None else None
+    if size.numel() == 0:  # every value is the limit
+        size, weight, centre, extra = size.new_ones(1), size.new_zeros(1), sizes.centre[:1], None
+    found = error_from_nodes(-size.log()[None], weight + size.log(), centre, extra, n, details=True)
+    return replace(found, limit=target.cpu().numpy()[None])
+
+
+# ---- How far a token's value lies from the limit, c = V y + v0 - Gamma, under the tilted law:
+# nodes of |c|, and c's mean there.
+
+REACH = 12.0  # deviations
+HALVINGS = 40  # of the panels towards |c| = 0
+ALIKE = 1e-10  # relative spread of eigenvalues taken for equal
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Under the tilted law: |c| (N,), logarithms of weights (N,), the mean of c given the node (N,
+    d).
+    """
+
+    size: Tensor
+    log_weights: Tensor
+    centre: Tensor
+
+
+def tilted_sizes(head: Head, measure: Measure, theta: Tensor, limit: Tensor) -> Sizes | None:
+    """At one tilt (d,); None where neither the law nor the head is of a kind that leaves |c|
+    one-dimensional.
+    """
+    parts, rotational = measure.gaussian_parts(), measure.as_rotational()
+    if parts is not None:
+        return _of_gaussians(head, [(weight, law) for weight, law in parts], theta, limit)
+    # |V y| is a multiple of |y|
+    gram = product(head.V.double().T, head.V.double())
+    if rotational is not None and not is_multiple_of_identity(gram, ALIKE):
+        return None
+    if rotational is None and measure.as_pool() is None and measure.points() is None:
+        return None
+    lines = measure.along(theta)
+    if lines is None:
+        return None
+    scores, weights = (
+        torch.cat([line.scores for line in lines]),
+        torch.cat([line.log_weights for line in lines]),
+    )
+    centre = head.values(torch.cat([line.means for line in lines])) - limit
+    extra = torch.cat([line.extra(head.V.double()) for line in lines])
+    return Sizes(
+        (centre.square().sum(1) + extra).sqrt(), torch.log_softmax(scores + weights, 0), centre
+    )
+
+
+def drawn_sizes(head: Head, tokens: Tensor, theta: Tensor) -> Sizes:
+    """Of given tokens, equally likely; their own limit is the limit."""
+    weights = torch.log_softmax(tokens @ theta, 0)
+    values = head.values(tokens)
+    centre = values - values[0]
+    centre = centre - weights.exp() @ centre
+    return Sizes(centre.norm(dim=1), weights, centre)
+
+
+def _of_gaussians(
+    head: Head, parts: list[tuple[float, Measure]], theta: Tensor, limit: Tensor
+) -> Sizes | None:
+    V, found, logs = head.V.double(), [], []
+    for weight, law in parts:
+        spread = product(V, law.root)
+        values, basis = torch.linalg.eigh(product(spread, spread.T))
+        values = torch.where(values > ALIKE * values.max(), values, 0.0)
+        apart = (
+            head.values(law.tilted_mean(theta)[None])[0] - limit
+            if len(parts) > 1
+            else torch.zeros_like(limit)
+        )
+        used = values > 0
+        if not bool(used.any()):
+            nodes = Sizes(apart.norm()[None], apart.new_zeros(1), apart[None])
+        elif float(values.max()) - float(values[used].min()) <= ALIKE * float(values.max()):
+            nodes = _noncentral(apart, basis[:, used], math.sqrt(float(values[used].mean())))
+        elif len(parts) == 1:
+            nodes = _central(values[used].cpu().numpy(), limit)
+        else:
+            return None
+        found.append(nodes)
+        logs.append(math.log(weight) + float(law.log_laplace(theta)))
+    shares = torch.log_softmax(torch.tensor(logs, dtype=torch.float64), 0).tolist()
+    weights = torch.cat(
+        [nodes.log_weights + share for nodes, share in zip(found, shares, strict=True)]
+    )
+    return Sizes(
+        torch.cat([nodes.size for nodes in found]),
+        weights,
+        torch.cat([nodes.centre for nodes in found]),
+    )
+
+
+def _noncentral(apart: Tensor, span: Tensor, sigma: float) -> Sizes:
+    """N(apart, sigma^2) on the span, fixed across it."""
+    r, inside = span.shape[1], span @ (span.T @ apart)
+    alpha = float(inside.norm())
+    # the density of rho has its bell near sqrt(alpha^2 + (r - 1) sigma^2), at most sigma wide
+    bell = math.hypot(alpha, math.sqrt(r - 1) * sigma)
+    rho, lengths = (
+        x.to(apart)
+        for x in graded(
+            max(0.0, bell - REACH * sigma),
+            bell + REACH * sigma,
+            sigma,
+            HALVINGS,
+        )
+    )
+    at = radial(r / 2, (rho * alpha / sigma**2).square())
+    log_density = (
+        (r - 1) * rho.log() - (rho.square() + alpha * alpha) / (2 * sigma * sigma) + at.log
+    )
+    along = rho.square() / sigma**2 * at.ratio  # rho B(rho alpha / sigma^2) / alpha
+    across = apart - inside
+    size = (rho.square() + across.square().sum()).sqrt()
+    return Sizes(
+        size, torch.log_softmax(lengths.log() + log_density, 0), across + along[:, None] * inside
+    )
+
+
+def _central(values: Floats, limit: Tensor) -> Sizes:
+    """N(0, C), ``values`` the eigenvalues of C above 0."""
+    bell, unit = math.sqrt(float(values.sum())), math.sqrt(float(values.max()))
+    first, last = max(0.0, bell - REACH * unit), bell + REACH * unit
+    rho, lengths = graded(first, last, unit, HALVINGS)
+    log_density = torch.from_numpy(log_chi_square_density(values, (rho**2).numpy())) + rho.log()
+    return Sizes(
+        rho.to(limit),
+        torch.log_softmax(lengths.log() + log_density, 0).to(limit),
+        limit.new_zeros(len(rho), len(limit)),
+    )
+
+
+def log_chi_square_density(values: Floats, t: Floats) -> Floats:
+    """Logarithm of the density of sum_k lambda_k g_k^2 at t, g_k standard normal: the inverse
+    Laplace transform of prod_k (1 + 2 p lambda_k)^(-1/2) on a parabola through its saddle point.
+    """
+    values, counts = np.unique(values, return_counts=True)
+    top = values.max()
+    gap = 1.0 - values / top
+    # mu > 0 with sum_k lambda_k / q_k = t, by bisection of its logarithm: a few digits suffice
+    low, high = np.log(0.25 / t), np.log(2.0 * float(counts.sum()) / t + 1e-300)
+    for _ in range(40):
+        middle = 0.5 * (low + high)
+        q = gap + 2.0 * np.exp(middle)[:, None] * values
+        above = values / q @ counts > t
+        low, high = np.where(above, middle, low), np.where(above, high, middle)
+    mu = np.exp(0.5 * (low + high))
+    q = gap + 2.0 * mu[:, None] * values
+    log_scale = (mu - 0.5 / top) * t - 0.5 * np.log(q) @ counts
+    curvature = 2.0 * (values / q) ** 2 @ counts
+    step = np.minimum(0.1, 0.5 / np.sqrt(4.0 * mu**2 * curvature))
+    one = np.zeros_like(t)
+    for k in range(int(np.ceil((np.sqrt(46.0 / (mu * t)) / step).max())) + 1):
+        turn = 1.0 + 1j * k * step
+        at = mu * turn**2
+        log = (at - 0.5 / top) * t - 0.5 * np.log(gap + 2.0 * at[:, None] * values) @ counts
+        share = step * 2.0 * mu / np.pi * turn * np.exp(log - log_scale)
+        one += (0.5 if k == 0 else 1.0) * share.real
+    return np.asarray(log_scale + np.log(np.maximum(one, 1e-300)))

@@ -21,6 +21,7 @@ from esscher.errors.nodes import error_from_nodes
 from esscher.inputs import as_attention, as_count, as_counts, as_tensor
 from esscher.keep import Context, LowRank, parse
 
+Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
 # up to here (times the n of "bernoulli") the sum key by key is as fast as the grid
@@ -46,7 +47,6 @@ def exact_pool_curve(
     positions: Any = None,
     chosen_by: Any = None,
     weights: Any = None,
-    empty: str = "zero",
     details: bool = False,
     block: int = BLOCK,
 ) -> ErrorCurve:
@@ -60,19 +60,16 @@ def exact_pool_curve(
     ``sampling="replacement"``: n keys drawn independently, with probabilities proportional to
     ``weights`` (N,), by default equal. ``sampling="bernoulli"``: each key is kept independently
     with probability n / N, n from 1 to N, and the error is 0 at n = N. Attention on no key is not
-    defined: with ``empty="zero"`` that event, of probability (1 - n/N)^N, counts as no error in
-    every expectation, as it does in the integral; with ``empty="exclude"`` expectations are given
-    at least one key.
+    defined: that event, of probability (1 - n/N)^N, counts as no error.
 
-    Formulas: esscher.errors.integral. Few pairs are summed key by key in float64, to
-    about 1e-12. Otherwise keys are deposited once on each query's score grid
-    (esscher.errors.grid): float64 inputs to about 1e-9, float32 inputs to about 1e-5, in
-    a time of some ten to twenty fused attention passes ("bernoulli": a hundred) and in memory that
-    does not depend on N, ``block`` keys at a time. A query whose scores span more than 500 nats
-    ("bernoulli": 250 in float32, 125 in float64), or of whose error rounding would take more than a
-    millionth because one key has nearly all the weight, goes key by key: exact, but slow.
-    ``.accuracy`` estimates the relative error of ``.rms``, the rounding of scores in float32
-    included.
+    Formulas: esscher.errors.integral. Few pairs are summed key by key in float64, to about 1e-12.
+    Otherwise keys are deposited once on each query's score grid (esscher.errors.grid): float64
+    inputs to about 1e-9, float32 inputs to about 1e-5, in a time of ten to twenty fused attention
+    passes ("bernoulli": a hundred) and in memory that does not depend on N, ``block`` keys at a
+    time. A query goes key by key, exact but slow, where its scores span more than 500 nats
+    ("bernoulli": 250 in float32, 125 in float64), or where one key has nearly all the weight and
+    rounding would take more than a millionth of the error. ``.accuracy`` estimates the relative
+    error of ``.rms``, the rounding of scores in float32 included.
 
     ``keep``: a rule that chooses the keys instead of ``sampling`` (esscher.keep, or its text). Keys
     come in the order of their positions; queries stand at the last one, or at ``positions`` (m,),
@@ -86,10 +83,9 @@ def exact_pool_curve(
     queries, such as earlier ones, that choose in their place; they see all keys.
     """
     if keep is not None:
-        if sampling != "replacement" or weights is not None or empty != "zero":
+        if sampling != "replacement" or weights is not None:
             raise ValueError(
-                "keep: a rule says by itself which keys are kept; leave sampling, weights and"
-                " empty out"
+                "keep: a rule says by itself which keys are kept; leave sampling and weights out"
             )
         context, rule = Context.of(q, k, v, scale, positions), parse(keep)
         if chosen_by is not None:
@@ -107,17 +103,16 @@ def exact_pool_curve(
         )
     pool = _Pool.check(q, k, v, scale, weights, sampling, as_count(block, "block"))
     counts = as_counts(n, "n")
-    if empty not in ("zero", "exclude"):
-        raise ValueError(f"empty: expected 'zero' or 'exclude', got {empty!r}")
     check_sampling(sampling, counts, pool.keys)
     errors = pool.errors(counts, details)
-    if sampling == "bernoulli" and empty == "exclude":
-        errors = _given_some_key(errors, counts, pool.keys)
+    how = f" drawn with replacement, {'equal' if weights is None else 'given'} weights"
+    if sampling == "bernoulli":
+        how = f", each kept with probability n/{pool.keys}, no kept key counts as no error"
     return ErrorCurve.from_queries(
         counts,
         errors if details else replace(errors, bias=None),
         kind="exact",
-        origin=pool.origin(empty),
+        origin=f"exact error over a pool of {pool.keys} keys{how}",
     )
 
 
@@ -156,24 +151,18 @@ class _Pool:
                 raise ValueError(
                     "weights: keys are kept with one probability in 'bernoulli'; leave weights out"
                 )
-            weights = (
-                as_tensor(weights, "weights", ndim=1, last=key.shape[0])
-                .detach()
-                .double()
-                .to(key.device)
-            )
+            weights = as_tensor(weights, "weights", ndim=1, last=key.shape[0]).detach()
+            weights = weights.double().to(key.device)
             if bool((weights < 0).any()) or not bool((weights > 0).any()):
                 raise ValueError("weights: expected numbers of at least 0, not all 0")
             weights = weights / weights.sum()
-        dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
-        # half precision is computed in float32
-        dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        double = torch.float64 in (query.dtype, key.dtype, value.dtype)
+        dtype = torch.float64 if double else torch.float32  # half precision too
         value = value.to(dtype)
         mean = value.mean(0, dtype=torch.float64) if weights is None else weights @ value.double()
         center = value[(value - mean.to(dtype)).square().sum(1).argmin()].double()
-        size = float(
-            torch.maximum(value.amax(0).double() - center, center - value.amin(0).double()).max()
-        )
+        apart = (value.amax(0).double() - center, center - value.amin(0).double())
+        size = float(torch.maximum(*apart).max())
         if not (SMALLEST < size < LARGEST or size == 0):
             raise ValueError(
                 f"v: values {size:g} apart have no squares in floating point; divide them by one"
@@ -207,7 +196,9 @@ class _Pool:
         return concatenate(parts)
 
     def by_deposit(self, q: Tensor, n: Counts, details: bool) -> QueryErrors:
-        """On score grids; in halves where these would take too much memory."""
+        """On score grids, in halves where these would take too much memory; key by key the queries
+        that are too wide for a grid, or that rounding would spoil.
+        """
         grid = deposit.choose_grid(q.dtype, self.sampling)
         state = deposit.init(len(q), grid, self.center)
         for part, scores in self._blocks(q):
@@ -215,11 +206,13 @@ class _Pool:
             if not extent.largest < deposit.FAR:  # or NaN
                 return self.by_keys(q, n, details)
             if extent.cells > deposit.MAX_CELLS:
-                return self._apart(q, n, details, (deposit.MAX_CELLS - 64) * grid.spacing)
+                wide = self._spans(q) > (deposit.MAX_CELLS - 64) * grid.spacing
+                if bool(wide.all()):
+                    return self.by_keys(q, n, details)
+                return self._beside(q, wide, n, details, self.by_deposit(q[~wide], n, details))
             if extent.cells * state.cells.shape[0] * len(q) > MEMORY and len(q) > 1:
-                return concatenate(
-                    [self.by_deposit(half, n, details) for half in q.tensor_split(2)]
-                )
+                halves = q.tensor_split(2)
+                return concatenate([self.by_deposit(half, n, details) for half in halves])
             weights = None if self.weights is None else self.weights[part]
             state = deposit.update(state, scores, self.v[part], weights, extent=extent)
         lost = deposit.lost(state) > LOST
@@ -228,33 +221,22 @@ class _Pool:
         if bool(lost.any()):
             state = deposit.take(state, (~lost).nonzero()[:, 0])
         errors = deposit.finish(state, n, self.sampling, details=details)
-        errors = replace(errors, accuracy=errors.accuracy + self._score_rounding(q))
-        return self._beside(q, n, details, lost, errors) if bool(lost.any()) else errors
-
-    def _score_rounding(self, q: Tensor) -> float:
-        """Bound on the rounding of a score, which the softmax exponentiates: eps (1 + |scale q|
-        |k|).
-        """
+        # a score, which the softmax exponentiates, is rounded by eps (1 + |scale q| |k|) at most
         longest = self.scale * float(q.double().norm(dim=1).max()) * float(self.k.norm(dim=1).max())
-        return torch.finfo(q.dtype).eps * (1 + longest)
+        rounding = torch.finfo(q.dtype).eps * (1 + longest)
+        errors = replace(errors, accuracy=errors.accuracy + rounding)
+        return self._beside(q, lost, n, details, errors) if bool(lost.any()) else errors
 
     def _beside(
-        self, q: Tensor, n: Counts, details: bool, keyed: Tensor, others: QueryErrors
+        self, q: Tensor, keyed: Tensor, n: Counts, details: bool, others: QueryErrors
     ) -> QueryErrors:
         """The queries of the mask key by key, beside the results of the others."""
         return merged(keyed.cpu().numpy(), self.by_keys(q[keyed], n, details), others)
 
-    def _apart(self, q: Tensor, n: Counts, details: bool, widest: float) -> QueryErrors:
-        """Queries whose scores span more than ``widest`` nats go key by key, the others to their
-        grids.
-        """
-        ends = torch.stack(
-            [torch.stack([scores.amax(1), -scores.amin(1)]) for _, scores in self._blocks(q)]
-        )
-        wide = ends.amax(0).sum(0) > widest
-        if bool(wide.all()):
-            return self.by_keys(q, n, details)
-        return self._beside(q, n, details, wide, self.by_deposit(q[~wide], n, details))
+    def _spans(self, q: Tensor) -> Tensor:
+        """Of the scores of each query, (m,)."""
+        ends = [torch.stack([scores.amax(1), -scores.amin(1)]) for _, scores in self._blocks(q)]
+        return torch.stack(ends).amax(0).sum(0)
 
     def _blocks(self, q: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Slices of ``block`` keys with their scores (m, block)."""
@@ -262,45 +244,9 @@ class _Pool:
             part = slice(start, start + self.block)
             yield part, (q * self.scale) @ self.k[part].T
 
-    def origin(self, empty: str) -> str:
-        if self.sampling == "replacement":
-            law = "equal" if self.weights is None else "given"
-            return (
-                f"exact error over a pool of {self.keys} keys drawn with replacement, {law} weights"
-                " (Laplace integrals)"
-            )
-        rule = (
-            "no kept key counts as no error" if empty == "zero" else "given at least one kept key"
-        )
-        return (
-            f"exact error over a pool of {self.keys} keys, each kept with probability"
-            f" n/{self.keys}, {rule}"
-        )
-
-
-def _given_some_key(errors: QueryErrors, n: Counts, keys: int) -> QueryErrors:
-    """Expectations given a kept key: over 1 - (1-f)^N, whose f d/df is N f (1-f)^(N-1)."""
-    kept = n / keys
-    with np.errstate(divide="ignore"):  # log 0 at n = N, where nothing is dropped
-        log_dropped = np.log1p(-kept)
-    some = -np.expm1(keys * log_dropped)
-    rise = (
-        keys * kept * np.exp((keys - 1) * log_dropped if keys > 1 else np.zeros_like(kept)) / some
-    )
-    mse = errors.mse / some
-    assert errors.dmse_dlogn is not None
-    return replace(
-        errors,
-        mse=mse,
-        sum_p2=errors.sum_p2 / some,
-        dmse_dlogn=errors.dmse_dlogn / some - mse * rise,
-        bias=None if errors.bias is None else errors.bias / some[:, None],
-    )
-
 
 # ---- A pool drawn from a law stands for it: how far that may be from the law's own error.
 
-Floats = npt.NDArray[np.float64]
 PARTS = 8  # of a drawn pool
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numba
 import numpy as np
@@ -15,16 +14,13 @@ import numpy.typing as npt
 import scipy.stats
 import torch
 from numpy.polynomial import chebyshev
-from scipy.interpolate import CubicSpline
 from torch import Tensor
 
 from esscher.attention.head import Head
 from esscher.errors.curve import ErrorCurve, QueryErrors
 from esscher.errors.gaussian import S_MAX, gaussian_error_slopes
 from esscher.measures.base import Measure
-from esscher.measures.line import graded
 from esscher.measures.matrices import is_diagonal, product
-from esscher.measures.radial import radial
 
 Floats = npt.NDArray[np.float64]
 
@@ -34,51 +30,56 @@ DOUBLINGS = 4
 LEVEL = 0.95
 
 
-@dataclass(frozen=True)
-class QueryRows:
-    """Queries and weights whose weighted mean error is the law's, for a head ``head`` with the same
-    mean error.
-
-    ``quantile``: the last row, of weight 0, is a query whose error is the 95 % quantile.
-    """
-
-    head: Head
-    x: Tensor
-    weights: Floats | None
-    quantile: bool
-
-
-def _query_rows(
-    head: Head, measure: Measure, queries: Measure, nodes: int = RADII
-) -> QueryRows | None:
-    """The law of queries as finitely many rows, where that is possible; None where it is not.
+def integrated(
+    over: Callable[..., ErrorCurve], head: Head, measure: Measure, queries: Measure
+) -> ErrorCurve | None:
+    """The curve over a law of queries that is finitely many rows, ``over`` giving that of rows;
+    None where it is not, or where its rule of radii does not converge.
 
     Pools of equal weights and small Rademacher cubes: their points. Tokens and queries both
     rotation-invariant and A a multiple of an orthogonal matrix: the error depends on |x| and on |V
     u|^2, u uniform and independent of |x|, so V may be replaced by |V|_F I / sqrt(d) and the
-    direction by any; the radius has a Gauss-Jacobi rule of ``nodes``. A uniform law on the line is
-    a ball.
+    direction by any; the radius has a Gauss-Jacobi rule. A uniform law on the line is a ball.
     """
     points, turned = queries.points(), queries.as_rotational()
     if points is not None:
-        return QueryRows(head, points, None, False)
+        curve = over(head, points.to(measure.device), None)
+        return replace(curve, origin=f"{curve.origin}; the law of queries integrated")
     # the error is analytic in x^2 on the whole line
     entire = measure.is_even and measure.subgaussian_root is not None
     line = measure.dim == queries.dim == 1 and entire and head.tilt_bias is None
     if turned is None or not (line or _turns_alike(head, measure)):
         return None
-    radii, weights = turned.lengths(nodes)
-    first = torch.eye(1, queries.dim, dtype=torch.float64, device=queries.device)
-    quantile = turned.quantile(np.array(LEVEL))
     size = float(head.V.double().norm()) / math.sqrt(head.dim)
-    V = size * torch.eye(head.dim, dtype=torch.float64, device=measure.device)
-    gram = product(head.V.double().T, head.V.double())
-    alike = bool(
-        torch.allclose(gram, size**2 * torch.eye(head.dim).to(gram), rtol=0, atol=1e-12 * size**2)
+    even = torch.eye(head.dim, dtype=torch.float64, device=measure.device)
+    one = head if line else Head(head.A, size * even)
+    first = torch.eye(1, queries.dim, dtype=torch.float64, device=measure.device)
+    quantile = turned.quantile(np.array(LEVEL))  # the last row, of weight 0
+
+    def at(nodes: int) -> ErrorCurve:
+        radii, weights = turned.lengths(nodes)
+        rows = torch.from_numpy(np.append(radii, quantile))[:, None].to(first) * first
+        return over(one, rows, np.append(weights, 0.0))
+
+    curve, change = at(RADII), 0.0
+    if len(turned.lengths(RADII)[0]) > 1:
+        for doubled in range(1, DOUBLINGS + 1):
+            before, curve = curve.rms, at(RADII << doubled)
+            change = relative_change(before, curve.rms)
+            if change < STANDS:
+                break
+    if not change < UNSURE:
+        return None
+    assert curve.queries is not None
+    alike = is_multiple_of_identity(product(head.V.double().T, head.V.double()), 1e-12)
+    return replace(
+        curve,
+        # nodes of a rule are not queries and are left out
+        q95=np.sqrt(curve.queries.mse[-1]) if alike else None,
+        queries=None,
+        accuracy=max(curve.accuracy, change),
+        origin=f"{curve.origin}; the law of queries integrated",
     )
-    rows = torch.from_numpy(np.append(radii, quantile))[:, None].to(first) * first
-    even = Head(head.A, V) if not line else head
-    return QueryRows(even, rows, np.append(weights, 0.0), alike)
 
 
 def _turns_alike(head: Head, measure: Measure) -> bool:
@@ -88,47 +89,12 @@ def _turns_alike(head: Head, measure: Measure) -> bool:
     if measure.as_rotational() is None or head.tilt_bias is not None or head.value_bias is not None:
         return False
     A = head.A.double()
-    if A.shape[0] != A.shape[1]:
-        return False
-    gram = product(A.T, A)
+    return A.shape[0] == A.shape[1] and is_multiple_of_identity(product(A.T, A), 1e-13)
+
+
+def is_multiple_of_identity(gram: Tensor, tol: float) -> bool:
     size = float(gram.diagonal().mean())
-    return bool(
-        torch.allclose(gram, size * torch.eye(A.shape[0]).to(gram), rtol=0, atol=1e-13 * size)
-    )
-
-
-def integrated(
-    over: Callable[..., ErrorCurve], head: Head, measure: Measure, queries: Measure
-) -> ErrorCurve | None:
-    """The curve over a law of queries that is finitely many rows, ``over`` giving that of rows;
-    None where it is not, or where its rule of radii does not converge.
-    """
-    rows = _query_rows(head, measure, queries)
-    if rows is None:
-        return None
-    curve, change = over(rows.head, rows.x.to(measure.device), rows.weights), 0.0
-    origin = f"{curve.origin}; the law of queries integrated"
-    if rows.weights is None:
-        return replace(curve, origin=origin)
-    if len(rows.weights) > 2:  # more radii than one, and the quantile's
-        for doubled in range(1, DOUBLINGS + 1):
-            before, rows = curve.rms, _query_rows(head, measure, queries, RADII << doubled)
-            assert rows is not None
-            curve = over(rows.head, rows.x.to(measure.device), rows.weights)
-            change = relative_change(before, curve.rms)
-            if change < STANDS:
-                break
-    if not change < UNSURE:
-        return None
-    assert curve.queries is not None
-    return replace(
-        curve,
-        # nodes of a rule are not queries and are left out
-        q95=np.sqrt(curve.queries.mse[-1]) if rows.quantile else None,
-        queries=None,
-        accuracy=max(curve.accuracy, change),
-        origin=origin,
-    )
+    return bool((gram - size * torch.eye(len(gram)).to(gram)).abs().max() <= tol * size)
 
 
 def relative_change(before: Floats, found: Floats) -> float:
@@ -192,75 +158,14 @@ class ScoreLaw:
     cross: Floats
     floor: float
 
-    @property
-    def mean(self) -> float:
-        """E s^2 - floor."""
-        return float(self.counts @ self.values + self.shifts.sum())
-
-    @property
-    def deviation(self) -> float:
-        """Standard deviation of s^2."""
-        return math.sqrt(
-            float(2.0 * self.counts @ self.values**2 + 4.0 * self.shifts @ self.values)
-        )
-
-    def growth(self, power: float) -> tuple[float, float]:
-        """E exp(power s^2) and E exp(power s^2) a^T G a; infinite where they are."""
-        q = 1.0 - 2.0 * power * self.values
+    def growth(self) -> tuple[float, float]:
+        """E exp(s^2) and E exp(s^2) a^T G a; infinite where they are."""
+        q = 1.0 - 2.0 * self.values
         if (q <= 0.0).any():
             return math.inf, math.inf
-        log = power * self.floor + float(
-            (-0.5 * self.counts * np.log(q) + power * self.shifts / q).sum()
-        )
-        size = math.exp(log) if log < 700.0 else math.inf
-        return size, size * float(self._form(1.0 / q))
-
-    def densities(self, t: Floats) -> tuple[Floats, Floats, Floats]:
-        """Logarithms of a scale, and over it the density of s^2 - floor at t and that density times
-        E[a^T G a | t]; no b_k but of variance 0.
-        """
-        assert not self.shifts.any()
-        top = self.values.max()
-        gap = 1.0 - self.values / top
-        mu = self._saddle(t, gap)
-        q = gap + 2.0 * mu[:, None] * self.values
-        p = mu - 0.5 / top
-        log_scale = p * t - 0.5 * np.log(q) @ self.counts
-        curvature = 2.0 * (self.values / q) ** 2 @ self.counts
-        step = np.minimum(0.1, 0.5 / np.sqrt(4.0 * mu**2 * curvature))
-        points = int(np.ceil((np.sqrt(46.0 / (mu * t)) / step).max())) + 1
-        one, form = np.zeros_like(t), np.zeros_like(t)
-        for k in range(points):
-            turn = 1.0 + 1j * k * step
-            at = mu * turn**2
-            z = gap + 2.0 * at[:, None] * self.values
-            log = (at - 0.5 / top) * t - 0.5 * np.log(z) @ self.counts
-            share = (
-                (0.5 if k == 0 else 1.0) * step * 2.0 * mu / np.pi * turn * np.exp(log - log_scale)
-            )
-            one += share.real
-            form += (share * self._form(1.0 / z)).real
-        return log_scale, one, form
-
-    def _form(self, r: Any) -> Any:
-        """sum G_kk lambda_k r_k + sum G_kl b_k b_l r_k r_l."""
-        linear = r @ self.traces
-        if not self.cross.any():
-            return linear
-        full = np.concatenate([r, np.ones((*r.shape[:-1], 1))], axis=-1)
-        return linear + ((full @ self.cross) * full).sum(axis=-1)
-
-    def _saddle(self, t: Floats, gap: Floats) -> Floats:
-        """mu > 0 with sum_k lambda_k / q_k = t, by bisection of its logarithm: a few digits
-        suffice.
-        """
-        low, high = np.log(0.25 / t), np.log(2.0 * float(self.counts.sum()) / t + 1e-300)
-        for _ in range(40):
-            middle = 0.5 * (low + high)
-            q = gap + 2.0 * np.exp(middle)[:, None] * self.values
-            above = self.values / q @ self.counts > t
-            low, high = np.where(above, middle, low), np.where(above, high, middle)
-        return np.asarray(np.exp(0.5 * (low + high)), np.float64)
+        log = self.floor + float((-0.5 * self.counts * np.log(q) + self.shifts / q).sum())
+        size, r = math.exp(log) if log < 700.0 else math.inf, np.append(1.0 / q, 1.0)
+        return size, size * float(r[:-1] @ self.traces + r @ self.cross @ r)
 
 
 def score_law(head: Head, measure: Measure, queries: Measure) -> tuple[ScoreLaw, float, bool]:
@@ -283,12 +188,8 @@ def score_law(head: Head, measure: Measure, queries: Measure) -> tuple[ScoreLaw,
             f" {largest:.3g}; give scales and horizons nearer to 1"
         )
     gram = product(value.T, value)
-    even = size.mean() * torch.eye(size.numel(), dtype=torch.float64, device=size.device)
-    alike = float((gram - even).abs().max()) <= 1e-12 * float(size.mean())
-    law = _grouped(
-        values.cpu().numpy(), offset.cpu().numpy(), value.cpu().numpy(), size.cpu().numpy()
-    )
-    return law, float(size.sum()), alike
+    law = _grouped(*(x.cpu().numpy() for x in (values, offset, value, size)))
+    return law, float(size.sum()), is_multiple_of_identity(gram, 1e-12)
 
 
 def _grouped(values: Floats, offset: Floats, value: Floats, size: Floats) -> ScoreLaw:
@@ -313,8 +214,7 @@ def _grouped(values: Floats, offset: Floats, value: Floats, size: Floats) -> Sco
     return ScoreLaw(levels[1:], counts, shifts, traces, cross, float(sums[1][0]))
 
 
-# ---- The law of s and a^T G a over Gaussian queries whose score's vector a has a mean: one
-# direction after the other, without a density.
+# ---- Nodes for the law of s and a^T G a: one direction of the score's vector after the other.
 
 SCALE = 2.0  # nodes are evenly spaced below it and geometric above
 STENCIL = 16
@@ -332,12 +232,13 @@ class Nodes:
     form: Floats
 
 
-def shifted_nodes(law: ScoreLaw, level: int) -> Nodes | None:
+def _nodes(law: ScoreLaw, level: int) -> Nodes | None:
     """The law as weights of both signs; each ``level`` halves all steps. None where that would take
     more than ``MOST`` nodes.
     """
     delta, step = SPACING / 2**level, STEP / 2**level
-    far = math.sqrt(law.floor + law.mean) + REACH * math.sqrt(float(law.values.max()))
+    mean = law.floor + float(law.counts @ law.values + law.shifts.sum())  # of s^2
+    far = math.sqrt(mean) + REACH * math.sqrt(float(law.values.max()))
     count = math.ceil(math.asinh(far / SCALE) / delta) + STENCIL
     if count > MOST:
         return None
@@ -349,9 +250,9 @@ def shifted_nodes(law: ScoreLaw, level: int) -> Nodes | None:
     for k, (variance, shift) in enumerate(zip(law.values, law.shifts, strict=True)):
         sigma, others, rest = math.sqrt(variance), int(law.counts[k]), law.traces[k] / variance
         if shift > 0.0:
-            mean = math.sqrt(shift)
-            a, weight = _normal(mean, sigma, step)
-            same, once, twice = _moved(s, a, weight, a / mean, delta, count)
+            middle = math.sqrt(shift)
+            a, weight = _normal(middle, sigma, step)
+            same, once, twice = _moved(s, a, weight, a / middle, delta, count)
             form = (
                 same @ form
                 + 2.0 * once @ (along @ law.cross[:, k])
@@ -423,14 +324,7 @@ def _moved(s: Floats, a: Floats, weight: Floats, x: Floats, delta: float, count:
 
 Counts = npt.NDArray[np.int64]
 
-GAUSSIAN_STANDS = 1e-11  # relative change at which the rule in log s is no longer halved
 HALVINGS = 7
-# deviations beyond the root mean square of s to which the rule reaches; what is left weighs
-# exp(-98)
-OUTER = 14.0
-INNER = 9.0  # deviations below it
-NEAR_ZERO = 1e-17  # mass times s^2 left out at s = 0, where f1 and f2 are constant up to s^2
-NEGLIGIBLE = 1e-45  # weight of a node that is not evaluated
 # f1/s^2 and f2 beyond S_MAX: polynomials in 1/s through values from here to S_MAX
 FROZEN, DEGREE = 20.0, 10
 EXTRAPOLATED = 1e-9  # their relative error for n up to 2^53
@@ -443,7 +337,7 @@ def gaussian_queries_curve(
     the integral is not right to ``UNSURE``.
     """
     law, trace, alike = score_law(head, measure, queries)
-    parts, accuracy = (_by_direction if law.shifts.any() else _integrate)(law, trace, n)
+    parts, accuracy = _integrate(law, trace, n)
     if not accuracy < UNSURE:  # or NaN
         return None
     mse, dmse, sum_p2 = parts
@@ -452,7 +346,7 @@ def gaussian_queries_curve(
     cov = measure.cov.double()
     centre = head.values((measure.mean.double() + head.tilt(queries.mean.double()) @ cov)[None])[0]
     spread = product(product(head.V.double(), cov), product(head.A.double(), queries.root))
-    size, form = law.growth(1.0)
+    size, form = law.growth()
     return ErrorCurve(
         n=n,
         rms=np.sqrt(mse),
@@ -477,65 +371,19 @@ def _integrate(law: ScoreLaw, trace: float, n: Counts) -> tuple[Floats, float]:
     if law.values.size == 0:  # every query has the same s
         s = np.array([math.sqrt(law.floor)])
         return _sums(Nodes(s, np.ones(1), np.array([float(law.cross.sum())])), trace, n), 1e-12
-    first, step, count = _grid(law)
-    sums, found, change, beyond = np.zeros((3, n.size)), np.zeros((3, n.size)), math.inf, False
-    mass, near = 0.0, sums
-    for level in range(HALVINGS + 1):
-        log_s = first + step * (np.arange(count) if level == 0 else np.arange(count - 1) + 0.5)
-        t = np.exp(2.0 * log_s)
-        log_scale, one, form = law.densities(t)
-        scale = 2.0 * step * np.exp(2.0 * log_s + log_scale)
-        weight, s = scale * one, np.sqrt(law.floor + t)
-        keep = weight > NEGLIGIBLE
-        added = _sums(Nodes(s[keep], weight[keep], (scale * form)[keep]), trace, n)
-        if level == 0:
-            near = _sums(Nodes(s[:1], np.ones(1), form[:1] / one[:1]), trace, n)
-            beyond = float(weight[s > S_MAX].sum()) > 1e-12
-            sums, mass = added, float(weight.sum())
-        else:
-            sums, mass = 0.5 * (sums + added), 0.5 * (mass + float(weight.sum()))
-            step, count = 0.5 * step, 2 * count - 1
-        # what lies below the first node has its error
-        before, found = found, sums + (1.0 - mass) * near
-        change = relative_change(before[[0, 2]], found[[0, 2]])
-        if change < GAUSSIAN_STANDS:
-            break
-    return found, max(1e-12, change, mass - 1.0, EXTRAPOLATED if beyond else 0.0)
-
-
-def _by_direction(law: ScoreLaw, trace: float, n: Counts) -> tuple[Floats, float]:
-    """As ``_integrate``, where the score's vector has a mean."""
     found, accuracy = np.zeros((3, n.size)), math.inf
     for level in range(HALVINGS + 1):
-        nodes = shifted_nodes(law, level)
+        nodes = _nodes(law, level)
         if nodes is None:
             break
         before, found = found, _sums(nodes, trace, n)
+        change = relative_change(before[[0, 2]], found[[0, 2]])
         beyond = float(np.abs(nodes.one[nodes.s > S_MAX]).sum()) > 1e-12
-        accuracy = max(
-            relative_change(before[[0, 2]], found[[0, 2]]), abs(float(nodes.one.sum()) - 1.0)
-        )
-        if accuracy < GAUSSIAN_STANDS:
+        accuracy = max(change, abs(float(nodes.one.sum()) - 1.0))
+        if accuracy < STANDS:
             break
         accuracy = max(accuracy, EXTRAPOLATED if beyond else 0.0)
     return found, max(1e-12, accuracy)
-
-
-def _grid(law: ScoreLaw) -> tuple[float, float, int]:
-    """First log s, step and number of nodes of the coarsest rule.
-
-    |a| is Lipschitz in standard normals with constant sigma = sqrt(max lambda), so P(|a| >
-    sqrt(E|a|^2) + r) and P(|a| < sqrt(E|a|^2 - sigma^2) - r) are at most exp(-r^2 / (2 sigma^2)).
-    Near 0 the mass of |a| < e is at most e / sigma.
-    """
-    sigma, size = math.sqrt(float(law.values.max())), math.sqrt(law.mean)
-    inner = math.sqrt(max(law.mean - sigma**2, 0.0)) - INNER * sigma
-    if inner < 0.1 * size:
-        inner = min(1e-3 * size, (NEAR_ZERO * sigma) ** (1.0 / 3.0))
-    first, last = math.log(inner), math.log(size + OUTER * sigma)
-    step = min(0.2, 0.5 * law.deviation / (2.0 * law.mean))
-    count = math.ceil((last - first) / step) + 1
-    return first, step, count
 
 
 def _sums(nodes: Nodes, trace: float, n: Counts) -> Floats:
@@ -575,184 +423,15 @@ def _frozen(s: Floats, n: Counts) -> tuple[Floats, Floats, Floats, Floats]:
 
 def _quantile_error(law: ScoreLaw, trace: float, per_direction: float, n: Counts) -> Floats | None:
     """The error at the 95 % quantile of s, where V keeps angles: it rises with s. None where that
-    quantile is not known: unequal variances and a mean.
+    quantile is not known: unequal variances.
     """
-    if law.values.size == 0:
-        t = 0.0
-    elif not law.shifts.any():
-        t = _quantile(law)
-    elif law.values.size == 1:
-        top = float(law.values[0])
-        t = top * float(scipy.stats.ncx2.ppf(LEVEL, law.counts[0], law.shifts[0] / top))
-    else:
+    if law.values.size > 1:
         return None
+    t = law.floor
+    if law.values.size == 1:
+        top = float(law.values[0])
+        t += top * float(scipy.stats.ncx2.ppf(LEVEL, law.counts[0], law.shifts[0] / top))
     if not math.isfinite(t):
         return None
-    s = math.sqrt(law.floor + t)
-    form = s**2 * per_direction
-    mse: Floats = _sums(Nodes(np.array([s]), np.ones(1), np.array([form])), trace, n)[0]
-    return np.sqrt(mse)
-
-
-def _quantile(law: ScoreLaw) -> float:
-    """The 95 % quantile of s^2 - floor, from the density on a fine grid in log s."""
-    first, step, count = _grid(law)
-    log_s = np.linspace(first, first + step * (count - 1), 8 * count)
-    log_scale, one, _ = law.densities(np.exp(2.0 * log_s))
-    chance = CubicSpline(log_s, 2.0 * np.exp(2.0 * log_s + log_scale) * one).antiderivative()
-    target = float(chance(log_s[-1])) - (1.0 - LEVEL)
-    low, high = float(log_s[0]), float(log_s[-1])
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if float(chance(middle)) < target else (low, middle)
-    return math.exp(2.0 * low)
-
-
-# ---- How far a token's value lies from the limit, c = V y + v0 - Gamma, under the tilted law:
-# nodes of |c|, and c's mean there.
-
-VALUE_SIZE_REACH = 12.0  # deviations
-VALUE_SIZE_HALVINGS = 40  # of the panels towards |c| = 0
-ALIKE = 1e-10  # relative spread of eigenvalues taken for equal
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Under the tilted law: |c| (N,), logarithms of weights (N,), the mean of c given the node (N,
-    d).
-    """
-
-    size: Tensor
-    log_weights: Tensor
-    centre: Tensor
-
-
-def tilted_sizes(head: Head, measure: Measure, theta: Tensor, limit: Tensor) -> Sizes | None:
-    """At one tilt (d,); None where neither the law nor the head is of a kind that leaves |c|
-    one-dimensional.
-    """
-    parts, rotational = measure.gaussian_parts(), measure.as_rotational()
-    if parts is not None:
-        return _of_gaussians(head, [(weight, law) for weight, law in parts], theta, limit)
-    if rotational is not None and not _keeps_angles(head.V.double()):
-        return None
-    if rotational is None and measure.as_pool() is None and measure.points() is None:
-        return None
-    lines = measure.along(theta)
-    if lines is None:
-        return None
-    scores, weights = (
-        torch.cat([line.scores for line in lines]),
-        torch.cat([line.log_weights for line in lines]),
-    )
-    centre = head.values(torch.cat([line.means for line in lines])) - limit
-    extra = torch.cat([line.extra(head.V.double()) for line in lines])
-    return Sizes(
-        (centre.square().sum(1) + extra).sqrt(), torch.log_softmax(scores + weights, 0), centre
-    )
-
-
-def drawn_sizes(head: Head, tokens: Tensor, theta: Tensor) -> Sizes:
-    """Of given tokens, equally likely; their own limit is the limit."""
-    weights = torch.log_softmax(tokens @ theta, 0)
-    values = head.values(tokens)
-    centre = values - values[0]
-    centre = centre - weights.exp() @ centre
-    return Sizes(centre.norm(dim=1), weights, centre)
-
-
-def _keeps_angles(V: Tensor) -> bool:
-    """V^T V is a multiple of the identity: |V y| is that of |y|."""
-    gram = product(V.T, V)
-    size = float(gram.diagonal().mean())
-    return bool((gram - size * torch.eye(len(gram)).to(gram)).abs().max() <= ALIKE * size)
-
-
-def _of_gaussians(
-    head: Head, parts: list[tuple[float, Measure]], theta: Tensor, limit: Tensor
-) -> Sizes | None:
-    V, found, logs = head.V.double(), [], []
-    for weight, law in parts:
-        spread = product(V, law.root)
-        values, basis = torch.linalg.eigh(product(spread, spread.T))
-        values = torch.where(values > ALIKE * values.max(), values, 0.0)
-        apart = (
-            head.values(law.tilted_mean(theta)[None])[0] - limit
-            if len(parts) > 1
-            else torch.zeros_like(limit)
-        )
-        used = values > 0
-        if not bool(used.any()):
-            nodes = Sizes(apart.norm()[None], apart.new_zeros(1), apart[None])
-        elif float(values.max()) - float(values[used].min()) <= ALIKE * float(values.max()):
-            nodes = _noncentral(apart, basis[:, used], math.sqrt(float(values[used].mean())))
-        elif len(parts) == 1:
-            nodes = _central(values[used].cpu().numpy(), limit)
-        else:
-            return None
-        found.append(nodes)
-        logs.append(math.log(weight) + float(law.log_laplace(theta)))
-    shares = torch.log_softmax(torch.tensor(logs, dtype=torch.float64), 0).tolist()
-    weights = torch.cat(
-        [nodes.log_weights + share for nodes, share in zip(found, shares, strict=True)]
-    )
-    return Sizes(
-        torch.cat([nodes.size for nodes in found]),
-        weights,
-        torch.cat([nodes.centre for nodes in found]),
-    )
-
-
-def _noncentral(apart: Tensor, span: Tensor, sigma: float) -> Sizes:
-    """N(apart, sigma^2) on the span, fixed across it."""
-    r, inside = span.shape[1], span @ (span.T @ apart)
-    alpha = float(inside.norm())
-    # the density of rho has its bell near sqrt(alpha^2 + (r - 1) sigma^2), at most sigma wide
-    bell = math.hypot(alpha, math.sqrt(r - 1) * sigma)
-    rho, lengths = (
-        x.to(apart)
-        for x in graded(
-            max(0.0, bell - VALUE_SIZE_REACH * sigma),
-            bell + VALUE_SIZE_REACH * sigma,
-            sigma,
-            VALUE_SIZE_HALVINGS,
-        )
-    )
-    at = radial(r / 2, (rho * alpha / sigma**2).square())
-    log_density = (
-        (r - 1) * rho.log() - (rho.square() + alpha * alpha) / (2 * sigma * sigma) + at.log
-    )
-    along = rho.square() / sigma**2 * at.ratio  # rho B(rho alpha / sigma^2) / alpha
-    across = apart - inside
-    size = (rho.square() + across.square().sum()).sqrt()
-    return Sizes(
-        size, torch.log_softmax(lengths.log() + log_density, 0), across + along[:, None] * inside
-    )
-
-
-def _central(values: np.ndarray, limit: Tensor) -> Sizes:
-    """N(0, C), ``values`` the eigenvalues of C above 0."""
-    levels, counts = np.unique(values, return_counts=True)
-    none = np.zeros_like(levels)
-    law = ScoreLaw(
-        levels,
-        counts.astype(np.float64),
-        none,
-        none,
-        np.zeros((levels.size + 1, levels.size + 1)),
-        0.0,
-    )
-    bell, unit = math.sqrt(law.mean), math.sqrt(float(levels.max()))
-    rho, lengths = graded(
-        max(0.0, bell - VALUE_SIZE_REACH * unit),
-        bell + VALUE_SIZE_REACH * unit,
-        unit,
-        VALUE_SIZE_HALVINGS,
-    )
-    log_scale, density, _ = law.densities((rho**2).numpy())
-    log_density = torch.from_numpy(log_scale + np.log(np.maximum(density, 1e-300))) + rho.log()
-    return Sizes(
-        rho.to(limit),
-        torch.log_softmax(lengths.log() + log_density, 0).to(limit),
-        limit.new_zeros(len(rho), len(limit)),
-    )
+    nodes = Nodes(np.array([math.sqrt(t)]), np.ones(1), np.array([t * per_direction]))
+    return np.asarray(np.sqrt(_sums(nodes, trace, n)[0]))

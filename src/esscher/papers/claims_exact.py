@@ -15,8 +15,7 @@ import torch
 from scipy import stats
 
 from esscher.attention.head import Head
-from esscher.errors.delta import delta_covariance
-from esscher.errors.exact import exact_curve
+from esscher.errors.exact import delta_covariance, exact_curve
 from esscher.intervals import Interval
 from esscher.measures.base import Measure
 from esscher.measures.gaussian import Gaussian

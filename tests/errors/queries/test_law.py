@@ -14,7 +14,8 @@ from scipy import integrate, stats
 
 import esscher as es
 from esscher.errors.gaussian import gaussian_error
-from esscher.errors.query_laws import _frozen, score_law
+from esscher.errors.keep_law import log_chi_square_density
+from esscher.errors.query_laws import _frozen
 
 
 def eye(d: int, scale: float = 1.0) -> torch.Tensor:
@@ -58,15 +59,19 @@ def test_slope_over_gaussian_queries() -> None:
 
 
 @pytest.mark.parametrize("d", [1, 2, 5, 50, 500])
-def test_score_law_is_chi_square(d: int) -> None:
-    """Relative accuracy of the density from one tail to the other."""
-    law, trace, alike = score_law(es.Head(eye(d), eye(d)), es.Gaussian(eye(d)), es.Gaussian(eye(d)))
+def test_density_of_a_chi_square(d: int) -> None:
+    """Relative accuracy from one tail to the other; of unequal variances, the sum of two."""
     t = np.append(stats.chi2.ppf([1e-12, 1e-3, 0.5, 0.999], d), stats.chi2.isf(1e-40, d))
-    log_scale, one, form = law.densities(t)
-    assert alike
-    assert trace == pytest.approx(d)
-    np.testing.assert_allclose(np.log(one) + log_scale, stats.chi2.logpdf(t, d), rtol=0, atol=1e-11)
-    np.testing.assert_allclose(form, one * t, rtol=1e-11)
+    found = log_chi_square_density(np.ones(d), t)
+    np.testing.assert_allclose(found, stats.chi2.logpdf(t, d), rtol=0, atol=1e-11)
+
+
+def test_density_of_unequal_variances() -> None:
+    """Of 3 chi2_2 + chi2_2 it is (exp(-t/6) - exp(-t/2)) / 4."""
+    t = np.array([1e-3, 1.0, 20.0])
+    found = log_chi_square_density(np.array([3.0, 1.0, 1.0, 3.0]), t)
+    expected = np.log((np.exp(-t / 6) - np.exp(-t / 2)) / 4)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("mean", [0.1, 2.3, 30.0])
