@@ -5,7 +5,7 @@ variance.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -145,10 +145,10 @@ def _over_rows(
     measure.log_laplace(head.tilt(x))
     pool, rotational, law = measure.as_pool(), measure.as_rotational(), type(measure).__name__
     if measure.is_gaussian:
-        errors = _gaussian(head, measure, x, counts).result(head, measure, x, details)
+        errors = _gaussian(head, measure, x, counts, details)
         origin = "exact, Gaussian tokens: f1 and f2 of the score's standard deviation"
     elif rotational is not None:
-        errors = _rotational(head, rotational, x, counts).result(head, measure, x, details)
+        errors = _rotational(head, measure, rotational, x, counts, details)
         origin = f"exact, {law} tokens: quadrature over the cosine"
     elif pool is not None:
         q, k, v = (
@@ -167,49 +167,45 @@ def _over_rows(
     return ErrorCurve.from_queries(counts, errors, kind="exact", origin=origin, weights=weights)
 
 
-@dataclass(frozen=True)
-class _TwoDirections:
-    """Second moment of the error f1 w w^T + f2 (M - w w^T) and bias b w: w = value of the unit step
-    along the tilt.
+def _two_directions(
+    head: Head,
+    measure: Measure,
+    x: Tensor,
+    details: bool,
+    w: Tensor,
+    total: Tensor,
+    columns: tuple[Floats, ...],
+    accuracy: float,
+) -> QueryErrors:
+    """Errors with second moment f1 w w^T + f2 (M - w w^T) and bias b w: w (m, d_out) = value of the
+    unit step along the tilt, M (d_out, d_out) = ``total``.
 
     Rotation-invariant laws and Gaussians (after whitening) know only the direction of the tilt and
-    what is across it.
+    what is across it. ``columns``: f1, f2, their derivatives in log n, b, E sum p^2, all (m, len
+    n).
     """
-
-    w: Floats  # (m, d_out)
-    total: Floats  # M, (d_out, d_out)
-    f1: Floats  # (m, len n), as are the others
-    f2: Floats
-    df1_dlogn: Floats
-    df2_dlogn: Floats
-    b: Floats
-    sum_p2: Floats
-    accuracy: float
-
-    def result(self, head: Head, measure: Measure, x: Tensor, details: bool) -> QueryErrors:
-        along = (self.w**2).sum(-1)[:, None]
-        across = np.maximum(np.trace(self.total) - along, 0.0)
-        bias = second = None
-        if details:
-            bias = self.b[:, :, None] * self.w[:, None, :]
-            line = self.w[:, :, None] * self.w[:, None, :]
-            second = (
-                self.f1[:, :, None, None] * line[:, None]
-                + self.f2[:, :, None, None] * (self.total - line)[:, None]
-            )
-        return QueryErrors(
-            mse=along * self.f1 + across * self.f2,
-            sum_p2=self.sum_p2,
-            limit=limit(head, measure)(x).cpu().numpy(),
-            delta=delta_trace(head, measure, x).cpu().numpy(),
-            bias=bias,
-            dmse_dlogn=along * self.df1_dlogn + across * self.df2_dlogn,
-            second_moment=second,
-            accuracy=self.accuracy,
-        )
+    step, matrix = w.cpu().numpy(), total.cpu().numpy()
+    f1, f2, df1_dlogn, df2_dlogn, b, sum_p2 = columns
+    along = (step**2).sum(-1)[:, None]
+    across = np.maximum(np.trace(matrix) - along, 0.0)
+    bias = second = None
+    if details:
+        bias = b[:, :, None] * step[:, None, :]
+        line = step[:, None, :, None] * step[:, None, None, :]
+        second = f1[:, :, None, None] * line + f2[:, :, None, None] * (matrix - line)
+    return QueryErrors(
+        mse=along * f1 + across * f2,
+        sum_p2=sum_p2,
+        limit=limit(head, measure)(x).cpu().numpy(),
+        delta=delta_trace(head, measure, x).cpu().numpy(),
+        bias=bias,
+        dmse_dlogn=along * df1_dlogn + across * df2_dlogn,
+        second_moment=second,
+        accuracy=accuracy,
+    )
 
 
-def _gaussian(head: Head, measure: Measure, x: Tensor, n: Counts) -> _TwoDirections:
+def _gaussian(head: Head, measure: Measure, x: Tensor, n: Counts, details: bool) -> QueryErrors:
     """w = V L u, M = V Sigma V^T, f1 and f2 of ``gaussian_error``; bias -f2 V Sigma theta (Stein).
 
     L L^T = Sigma, u = L^T theta / s, s its length: so rounding is of the size of Sigma, also where
@@ -217,41 +213,31 @@ def _gaussian(head: Head, measure: Measure, x: Tensor, n: Counts) -> _TwoDirecti
     """
     white, root = head.tilt(x) @ measure.root, head.V.double() @ measure.root
     length = white.norm(dim=-1)
-    s = length.cpu().numpy()
-    f = gaussian_error_slopes(n[None, :], s[:, None])
-    w = (white / torch.where(length > 0, length, 1.0)[:, None] @ root.T).cpu().numpy()
-    total = (root @ root.T).cpu().numpy()
-    return _TwoDirections(
-        w, total, f.f1, f.f2, f.df1_dlogn, f.df2_dlogn, -f.f2 * s[:, None], f.f2, 1e-12
-    )
+    s = length.cpu().numpy()[:, None]
+    f = gaussian_error_slopes(n[None, :], s)
+    columns = f.f1, f.f2, f.df1_dlogn, f.df2_dlogn, -f.f2 * s, f.f2
+    w = white / torch.where(length > 0, length, 1.0)[:, None] @ root.T
+    return _two_directions(head, measure, x, details, w, root @ root.T, columns, 1e-12)
 
 
-def _rotational(head: Head, measure: Rotational, x: Tensor, n: Counts) -> _TwoDirections:
+def _rotational(
+    head: Head, measure: Measure, law: Rotational, x: Tensor, n: Counts, details: bool
+) -> QueryErrors:
     """w = R V u, M = R^2 V V^T; f1 is the error of the cosine, f2 = E sum_j p_j^2 (1 - cos_j^2) /
     (d - 1).
 
     Both depend on the query through r = R |theta| alone.
     """
-    theta, V = head.tilt(x), head.V.double()
+    theta, V = head.tilt(x), law.radius * head.V.double()
     size = theta.norm(dim=-1)
     u = torch.where(
         size[:, None] > 0,
         theta / size.clamp_min(1e-300)[:, None],
-        torch.eye(measure.dim).to(theta)[0],
+        torch.eye(law.dim).to(theta)[0],
     )
-    columns, accuracy = _over_tilts(measure, (measure.radius * size).cpu().numpy(), n)
-    f1, f2, df1_dlogn, df2_dlogn, b, sum_p2 = np.moveaxis(columns, -1, 0)
-    return _TwoDirections(
-        w=(measure.radius * u @ V.T).cpu().numpy(),
-        total=(measure.radius**2 * V @ V.T).cpu().numpy(),
-        f1=f1,
-        f2=f2,
-        df1_dlogn=df1_dlogn,
-        df2_dlogn=df2_dlogn,
-        b=b,
-        sum_p2=sum_p2,
-        accuracy=accuracy,
-    )
+    columns, accuracy = _over_tilts(law, (law.radius * size).cpu().numpy(), n)
+    six = tuple(np.moveaxis(columns, -1, 0))
+    return _two_directions(head, measure, x, details, u @ V.T, V @ V.T, six, accuracy)
 
 
 def _over_tilts(measure: Rotational, r: Floats, n: Counts) -> tuple[Floats, float]:

@@ -96,13 +96,13 @@ def _remembered(
 
 def _computed(family: Family, cells: _Cells, length: int, tau: Tensor) -> dict[str, _Kernel]:
     found: dict[str, _Kernel] = {}
-
-    def samples(centres: Tensor) -> dict[str, tuple[str, Tensor]]:
-        return family(tau[:, None] + centres, tau[:, None])
-
-    for name, (channel, weights) in spline_coefficients(
-        samples, cells.centres(length), cells.points, cells.spacing
-    ).items():
+    coefficients = spline_coefficients(
+        lambda centres: family(tau[:, None] + centres, tau[:, None]),
+        cells.centres(length),
+        cells.points,
+        cells.spacing,
+    )
+    for name, (channel, weights) in coefficients.items():
         if channel == "value" and cells.single:
             peak = weights.abs().amax(0).clamp_min(TINY)  # float32 has few small numbers
             found[name] = channel, (weights / peak).float(), peak
@@ -240,13 +240,6 @@ class Deposit:
     end: Tensor  # (m,) int64: past the highest, rounded up to ALIGN
     keys: Tensor  # (m,) int64: how many each query has seen
 
-    @property
-    def mean_keys(self) -> int:
-        """The number of keys of a query, on average over the queries, to the nearest whole
-        number.
-        """
-        return round(float(self.keys.double().mean()))
-
     @cached_property
     def source(self) -> DepositSource:
         """What the integrals read; its moments are computed once."""
@@ -300,12 +293,10 @@ def update(
     scores: Tensor,
     values: Tensor,
     weights: Tensor | None = None,
-    extra: Tensor | None = None,
     extent: Extent | None = None,
     owned: bool = False,
 ) -> Deposit:
-    """The state after one more block of keys: scores (m, B), values (B, d_v), weights and extra
-    variances (B,).
+    """The state after one more block of keys: scores (m, B), values (B, d_v), weights (B,).
 
     ``extent``: what ``reach`` says of the scores, where it is known already. ``owned``: the caller
     has no further use for the old state, so its cells may be written to: long streams then leave no
@@ -326,7 +317,7 @@ def update(
     fits = owned and torch.equal(state.first, extent.first) and torch.equal(state.end, extent.end)
     state = state if fits else _reframe(state, extent)
     rows = values.double() - state.center
-    square = rows.square().sum(1) + (0.0 if extra is None else extra.double())
+    square = rows.square().sum(1)
     rows = torch.cat([rows, torch.ones_like(square)[:, None], square[:, None]], dim=1)
     if weights is not None:
         rows = rows * weights.double()[:, None]
@@ -375,29 +366,24 @@ def without(state: Deposit, scores: Tensor, values: Tensor, extent: Extent) -> D
 
 def reach(state: Deposit, scores: Tensor) -> Extent:
     """Where the state's grids would lie after a block with these scores; -inf: a key that a query
-    does not see.
+    does not see. A query that sees none of the block stays where it is.
     """
     low, high = scores.amin(1), scores.amax(1)
-    if bool((low == -torch.inf).any()):
-        return _reach_of_some(state, scores)
-    first = (low.double() / state.grid.spacing).floor().long() - (state.grid.points - 1)
-    end = ((high.double() / state.grid.spacing).floor().long() // ALIGN + 1) * ALIGN
+    partial = bool((low == -torch.inf).any())
+    some = high != -torch.inf
+    if partial:
+        low = torch.where(scores > -torch.inf, scores, torch.inf).amin(1)
+        low, high = (torch.where(some, edge, 0.0) for edge in (low, high))
+    spacing = state.grid.spacing
+    first = (low.double() / spacing).floor().long() - (state.grid.points - 1)
+    end = ((high.double() / spacing).floor().long() // ALIGN + 1) * ALIGN
     largest = float(torch.maximum(low.abs(), high.abs()).max())  # NaN or infinite where a score is
-    return Extent(torch.minimum(first, state.first), torch.maximum(end, state.end), largest)
-
-
-def _reach_of_some(state: Deposit, scores: Tensor) -> Extent:
-    """The same where some keys are not seen; a query that sees none of the block stays where
-    it is.
-    """
-    seen = scores > -torch.inf
-    some = seen.any(1)
-    low, high = torch.where(seen, scores, torch.inf).amin(1)[some], scores.amax(1)[some]
-    part = replace(state, first=state.first[some], end=state.end[some])
-    inner = reach(part, torch.stack([low, high], dim=1))
-    first, end = state.first.clone(), state.end.clone()
-    first[some], end[some] = inner.first, inner.end
-    return Extent(first, end, inner.largest, partial=True)
+    return Extent(
+        torch.where(some, torch.minimum(first, state.first), state.first),
+        torch.where(some, torch.maximum(end, state.end), state.end),
+        largest,
+        partial,
+    )
 
 
 def finish(
@@ -422,7 +408,7 @@ def finish(
     """
     if not bool((state.keys > 0).all()):
         raise ValueError("finish: a query of the state has seen no key; update it first")
-    of = state.mean_keys if of is None else of
+    of = round(float(state.keys.double().mean())) if of is None else of
     levels = [
         level_for(state.grid, count / of) if sampling == "bernoulli" else 0 for count in n.tolist()
     ]

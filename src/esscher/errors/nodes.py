@@ -29,7 +29,7 @@ from esscher.errors.integral import (
     replacement_errors,
     step_for,
 )
-from esscher.inputs import as_counts, as_tensor
+from esscher.inputs import as_counts
 
 STEP, TOL = 0.28, 1e-13  # aliasing(0.28) is 3e-13
 ELEMENTS = 2**17  # of one temporary array: a megabyte
@@ -158,15 +158,20 @@ def error_from_nodes(
     query whose scores span more than 300 nats sums only the keys near each node: its time grows
     with N plus the range, not their product.
     """
-    score, log_weight, value, spare = _nodes(scores, log_weights, values, extra)
-    counts = as_counts(n, "n")
-    keys = score.shape[1]
-    check_sampling(sampling, counts, keys)
-    if sampling == "bernoulli" and not (log_weights is None and extra is None):
-        raise ValueError(
-            "sampling='bernoulli': expected equal weights and no extra variance; pass None for both"
+    score = torch.as_tensor(scores, dtype=torch.float64)
+    m, keys = score.shape
+    value, weight, spare = (
+        torch.as_tensor(x, dtype=torch.float64, device=score.device)
+        for x in (
+            values,
+            np.zeros(keys) if log_weights is None else log_weights,
+            np.zeros(keys) if extra is None else extra,
         )
-    near = sources(score, log_weight, value, spare)
+    )
+    counts = as_counts(n, "n")
+    check_sampling(sampling, counts, keys)
+    log_weight = torch.log_softmax(weight.expand(m, keys), 1)
+    near = sources(score, log_weight, value, spare.expand(m, keys))
     return concatenate(
         [_integrate(source, counts, keys, keys, sampling, details) for _, source in near]
     )
@@ -350,55 +355,3 @@ def _pair_nodes(eps: Tensor, p: Tensor, step: float) -> Tensor:
     return torch.exp(
         torch.arange(first, math.log(end) + step, step, dtype=torch.float64, device=eps.device)
     )
-
-
-def _nodes(
-    scores: Any, log_weights: Any, values: Any, extra: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Checked float64 tensors: scores, normalised log-weights and extra as (m, N), values (N, d) or
-    (m, N, d).
-    """
-    score = as_tensor(scores, "scores", ndim=2).double().detach()
-    m, keys = score.shape
-    if m == 0 or keys == 0:
-        raise ValueError(
-            f"scores: expected at least one query and one key, got shape {tuple(score.shape)}"
-        )
-    value = as_tensor(values, "values").double().detach().to(score.device)
-    if (
-        value.ndim not in (2, 3)
-        or value.shape[-2] != keys
-        or (value.ndim == 3 and value.shape[0] != m)
-    ):
-        raise ValueError(
-            f"values: expected shape ({keys}, d) or ({m}, {keys}, d), got {tuple(value.shape)}"
-        )
-    if log_weights is None:
-        log_weight = score.new_full((m, keys), -math.log(keys))
-    else:
-        raw = (
-            log_weights
-            if isinstance(log_weights, Tensor)
-            else torch.as_tensor(np.array(log_weights, dtype=np.float64))
-        )
-        raw = raw.to(score.device)
-        finite = as_tensor(torch.where(raw == -math.inf, 0.0, raw), "log_weights").double()
-        log_weight = torch.where(raw == -math.inf, -math.inf, finite)
-        log_weight = _per_query(log_weight, "log_weights", m, keys)
-        if not bool((log_weight > -math.inf).any(1).all()):
-            raise ValueError(
-                "log_weights: expected a positive weight for every query, got only zeros"
-            )
-        log_weight = torch.log_softmax(log_weight, 1)
-    spare = score.new_zeros(m, keys)
-    if extra is not None:
-        spare = _per_query(as_tensor(extra, "extra"), "extra", m, keys).double().to(score.device)
-    if bool((spare < 0).any()):
-        raise ValueError(f"extra: expected variances of at least 0, got {float(spare.min())}")
-    return score, log_weight, value, spare
-
-
-def _per_query(x: Tensor, name: str, m: int, keys: int) -> Tensor:
-    if x.shape not in ((keys,), (m, keys)):
-        raise ValueError(f"{name}: expected shape ({keys},) or ({m}, {keys}), got {tuple(x.shape)}")
-    return x.expand(m, keys)

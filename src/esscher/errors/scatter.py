@@ -108,8 +108,7 @@ def coarsen(cells: Tensor, points: int) -> Tensor:
     return total
 
 
-# ---- Deposits of keys on each query's score grid: compiled on the CPU, plain tensor operations
-# on any other device.
+# ---- Deposits: ``scatter`` is compiled on the CPU, plain tensor operations elsewhere.
 
 LANES = 4  # doubles of one vector operation
 TAPS = 4  # cells summed at once

@@ -213,7 +213,7 @@ def state_of(scores: Tensor, values: Tensor, grid: Grid, center: Tensor) -> Depo
 def same(a: Deposit, b: Deposit) -> None:
     for sampling, n in (
         ("replacement", DRAWN),
-        ("bernoulli", np.array([1, 5, a.mean_keys - 1, a.mean_keys])),
+        ("bernoulli", np.array([1, 5, int(a.keys[0]) - 1, int(a.keys[0])])),
     ):
         x, y = finish(a, n, sampling, details=True), finish(b, n, sampling, details=True)
         np.testing.assert_allclose(x.mse, y.mse, rtol=1e-12, atol=1e-25)
@@ -337,15 +337,12 @@ def test_a_fraction_near_one_has_sharp_kernels(kept: int) -> None:
     np.testing.assert_allclose(result.mse, truth.mse, rtol=1e-8)
 
 
-def test_weights_and_extra_variance() -> None:
+def test_weights() -> None:
     scores, values = keys(7, 3, 200, 2)
-    random = np.random.default_rng(8)
-    weights, extra = random.random(200) + 0.1, random.random(200)
-    truth = error_from_nodes(scores, np.log(weights), values, extra, DRAWN)
+    weights = np.random.default_rng(8).random(200) + 0.1
+    truth = error_from_nodes(scores, np.log(weights), values, None, DRAWN)
     start = init(3, Grid(1 / 8, 8, 1e-10), values.mean(0))
-    result = finish(
-        update(start, scores, values, torch.tensor(weights), torch.tensor(extra)), DRAWN
-    )
+    result = finish(update(start, scores, values, torch.tensor(weights)), DRAWN)
     np.testing.assert_allclose(result.mse, truth.mse, rtol=1e-9)
     np.testing.assert_allclose(result.delta, truth.delta, rtol=1e-9)
 

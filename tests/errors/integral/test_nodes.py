@@ -312,41 +312,6 @@ def test_gamma_tail_is_what_the_upper_bound_uses() -> None:
     np.testing.assert_allclose((1 + x) * np.exp(-x), gammaincc(2, x), rtol=1e-13)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"scores": np.zeros((0, 3))}, "at least one query"),
-        ({"scores": np.zeros((2, 0))}, "at least one query"),
-        ({"scores": np.zeros(3)}, "2 axes"),
-        ({"scores": np.array([[0.0, np.nan, 0.0]])}, "NaN"),
-        ({"scores": torch.zeros(1, 3, dtype=torch.int64)}, "floating-point"),
-        ({"values": np.zeros((4, 2))}, "values"),
-        ({"values": np.zeros((2, 3, 2))}, "values"),
-        ({"log_weights": np.zeros(2)}, "log_weights"),
-        ({"log_weights": np.array([0.0, np.nan, 0.0])}, "NaN"),
-        ({"log_weights": np.full(3, -np.inf)}, "positive weight"),
-        ({"extra": np.array([0.0, -1.0, 0.0])}, "extra"),
-        ({"n": [0]}, "whole numbers"),
-        ({"n": [1.5]}, "whole numbers"),
-        ({"n": [2**53 + 2]}, "whole numbers"),
-        ({"sampling": "bernouilli"}, "sampling"),
-        ({"sampling": "bernoulli", "n": [4]}, "at most 3"),
-        ({"sampling": "bernoulli", "log_weights": np.zeros(3)}, "equal weights"),
-    ],
-)
-def test_bad_input_is_refused(change: dict[str, Any], message: str) -> None:
-    good: dict[str, Any] = {
-        "scores": np.zeros((1, 3)),
-        "log_weights": None,
-        "values": np.zeros((3, 2)),
-        "extra": None,
-    }
-    good |= {"n": [2], "sampling": "replacement"} | change
-    options = {"sampling": good.pop("sampling")}
-    with pytest.raises(ValueError, match=message):
-        error_from_nodes(**good, **options)
-
-
 def _tensors(scores: np.ndarray, values: np.ndarray) -> tuple[torch.Tensor, ...]:
     """What KeySource.build takes, with equal weights."""
     score = torch.as_tensor(scores, dtype=torch.float64)
