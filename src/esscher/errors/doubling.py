@@ -92,15 +92,10 @@ class _Keys:
         weights, self.distance, given = (x.contiguous().numpy() for x in (weight, distance, p))
         counted = np.ones_like(given) if w is None else w.contiguous().numpy()
         self.p, self.eps = own = np.empty((2, *weights.shape))
-        self.sums, apart = (
-            np.zeros((len(p), len(SUMS))),
-            torch.empty(2, *p.shape, dtype=torch.float64),
-        )
+        self.sums = np.zeros((len(p), len(SUMS)))
+        apart = torch.empty(2, *p.shape, dtype=torch.float64)
         _part(weights, self.distance, given, counted, own, self.sums, apart.numpy())
-        vectors = (apart.flatten(0, 1) @ near).reshape(2, len(p), -1) - apart.sum(
-            2, keepdim=True
-        ) * drift
-        self.first, self.vector = vectors.unbind(0)
+        self.first, self.vector = apart @ near - apart.sum(2, keepdim=True) * drift
         self.sums[:, FIRST] = self.first.norm(dim=1).numpy()
 
     def integrate(self, start: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -160,7 +155,7 @@ def _part(weight: Any, far: Any, given: Any, counted: Any, own: Any, sums: Any, 
     where the rule reweights.
     """
     for i in range(given.shape[0]):
-        total, pair, spread, count, kept, second, largest = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+        total = pair = spread = count = kept = second = largest = 0.0
         for j in range(given.shape[1]):
             chance, square = given[i, j], far[i, j] * far[i, j]
             some, surely = 1.0 if chance > 0.0 else 0.0, 1.0 if chance == 1.0 else 0.0
@@ -178,13 +173,8 @@ def _part(weight: Any, far: Any, given: Any, counted: Any, own: Any, sums: Any, 
             kept += chance * e
             second += (1.0 - chance) * chance * e * e * square
             largest = max(largest, some * square)
-        sums[i, TOTAL], sums[i, PAIR], sums[i, SPREAD] = total, pair, spread
-        sums[i, COUNT], sums[i, KEPT], sums[i, SECOND], sums[i, LARGEST] = (
-            count,
-            kept,
-            second,
-            largest,
-        )
+        sums[i, TOTAL], sums[i, PAIR], sums[i, SPREAD], sums[i, COUNT] = total, pair, spread, count
+        sums[i, KEPT], sums[i, SECOND], sums[i, LARGEST] = kept, second, largest
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
@@ -233,15 +223,8 @@ def _sums(
     The last two: sums of p x / D times |c|^2 and 1. ``lost``: x - 1; ``left``: x; ``share``: gets p
     eps / D.
     """
-    product, spread, pair, sum_late, sum_early, above, above_pair = (
-        1.0,
-        0.0,
-        0.0,
-        0.0,
-        0.0,
-        0.0,
-        0.0,
-    )
+    product = 1.0
+    spread = pair = sum_late = sum_early = above = above_pair = 0.0
     for j in range(p.size):
         stay = 1.0 - p[j]
         d = stay + p[j] * left[j]
