@@ -113,10 +113,13 @@ def test_a_decision_rests_on_the_part_that_decides_and_tells_the_worst_of_severa
     found = decided(good, bad, picture=picture, note="so it is")
     assert (found.verdict, found.effect, found.found.value) == ("refuted", "share, b, 2", 0.3)
     assert found.reason == (
-        "mean 1 [0.5, 1.5], above 0; share, b, 2 0.3 [0.2, 0.4], above 0.5; so it is"
+        "mean = 1 [0.5, 1.5], needed above 0; share, b, 2 = 0.3 [0.2, 0.4], needed above 0.5;"
+        " so it is"
     )
     assert decided(good, picture=picture).effect == "mean"
-    assert need("share", shares, inside, 0.8, 1.0).what == "share, b, 2"
+    far = need("share", shares, inside, 0.8, 1.0)
+    assert (far.what, far.must) == ("share, b, 2", "between 0.8 and 1")
+    assert need("computed", 3.0, above, 2.0).found == (3.0, 3.0, 3.0)
     assert need("share", shares, below, 0.5).what == "share, a"
     assert need("nothing", {}, above, 0.0).verdict == "undecided"
 

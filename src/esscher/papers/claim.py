@@ -10,28 +10,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import yaml
 from pydantic import Field
 
 from esscher.intervals import Interval
 from esscher.runs import RunSpec, register
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 Scale = Literal["quick", "full"]
 Verdict = Literal["supported", "refuted", "undecided"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 Rows = list[dict[str, Any]]
 Values = Sequence[float] | npt.NDArray[np.float64]
-if TYPE_CHECKING:
-    Tables = Mapping[str, Mapping[str, pd.DataFrame]]
-else:
-    Tables = Mapping
+Tables = Mapping[str, Mapping[str, pd.DataFrame]]
 """The stored tables of a claim's runs, by run and by name."""
 
 

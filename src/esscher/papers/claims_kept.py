@@ -220,12 +220,16 @@ def window_and_random(tables: Tables) -> Decision:
         better[size] = rules.share_of(((mixed < window) & (mixed < random)).sum(), len(own))
         medians = " / ".join(f"{own[rule].median():.2f}" for rule in three)
         told.append(f"{size:.0%} {medians}")
-    asked = {f"{size:.0%}": better[size] for size in better if any(np.isclose(size, (0.1, 0.25)))}
+    asked = {
+        f"{size:.0%} of the keys": share
+        for size, share in better.items()
+        if any(np.isclose(size, (0.1, 0.25)))
+    }
     x = [*better]
     series = [points("errs less than either", x, better.values())]
     series.append(line("half of the heads", x, 0.5))
     return decided(
-        need("share of heads in which it errs less than either, keys", asked, above, 0.5),
+        need("share of heads in which it errs less than either", asked, above, 0.5),
         picture=Picture("share of the keys kept", "share of heads", series, log="x"),
         note=f"median errors of both / window / random by keys kept: {', '.join(told)}",
     )

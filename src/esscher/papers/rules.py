@@ -71,7 +71,8 @@ def need(what: str, found: Found, rule: Callable[..., Verdict], *bounds: float) 
     several = {
         name: one if isinstance(one, Interval) else exactly(one) for name, one in given.items()
     }
-    must = f"{rule.__name__} {' to '.join(f'{bound:g}' for bound in bounds)}"
+    words = "between" if rule is inside else rule.__name__
+    must = f"{words} {' and '.join(f'{bound:g}' for bound in bounds)}"
     if not several:
         return Part(what, Interval(np.nan, -np.inf, np.inf), must, "undecided")
 
@@ -96,7 +97,7 @@ def decided(*parts: Part, picture: Picture, note: str = "") -> Decision:
     """The decision that parts make together; it rests on the first part that decides."""
     verdict = all_of(part.verdict for part in parts)
     effect = next((part for part in parts if part.verdict == verdict), parts[0])
-    told = [f"{part.what} {shown(part.found)}, {part.must}" for part in parts]
+    told = [f"{part.what} = {shown(part.found)}, needed {part.must}" for part in parts]
     reason = "; ".join([*told, note] if note else told)
     return Decision(verdict, effect.what, effect.found, reason, picture)
 
