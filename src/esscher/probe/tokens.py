@@ -196,6 +196,8 @@ def _tail_columns(kind: str, plural: str) -> tuple[Column, ...]:
     shape, ends = f"{kind}_shape", (f"{kind}_shape_low", f"{kind}_shape_high")
     what = f"Pareto shape of the largest {plural}; above 0 is a power tail, of exponent 1/shape."
     sigma = f"Gaussian scale that fits the largest {plural} best; 1 for a Gaussian law."
+    ratio, limits = f"{kind}_ratio", (f"{kind}_ratio_low", f"{kind}_ratio_high")
+    likelier = "Log-likelihood of Pareto's tail less that of a Gaussian's, per value."
     return (
         Column(f"{kind}_tail", "word", f"tail of {plural}", whole, **words),  # type: ignore[arg-type]
         Column(f"{kind}_tail_text", "word", f"{plural} without sinks", text, **words),  # type: ignore[arg-type]
@@ -203,6 +205,9 @@ def _tail_columns(kind: str, plural: str) -> tuple[Column, ...]:
         Column(ends[0], "float", f"shape of {plural}, low", "Lower end of its 95 % interval."),
         Column(ends[1], "float", f"shape of {plural}, high", "Upper end of its 95 % interval."),
         Column(f"{kind}_sigma", "float", f"Gaussian scale of {plural}", sigma),
+        Column(ratio, "float", f"likelihood ratio of {plural}", likelier, ends=limits),
+        Column(limits[0], "float", f"ratio of {plural}, low", "Lower end of its 95 % interval."),
+        Column(limits[1], "float", f"ratio of {plural}, high", "Upper end of its 95 % interval."),
     )
 
 
@@ -250,7 +255,7 @@ def _tail_row(whole: TokenTails, text: TokenTails, sinks: int, verdict: str) -> 
     told = []
     for kind, plural in KINDS.items():
         found, without = getattr(whole, plural), getattr(text, plural)
-        low, high = found.shape_interval
+        (low, high), (ratio_low, ratio_high) = found.shape_interval, found.ratio_interval
         row |= {
             f"{kind}_tail": found.verdict,
             f"{kind}_tail_text": without.verdict,
@@ -258,6 +263,9 @@ def _tail_row(whole: TokenTails, text: TokenTails, sinks: int, verdict: str) -> 
             f"{kind}_shape_low": low,
             f"{kind}_shape_high": high,
             f"{kind}_sigma": found.sigma,
+            f"{kind}_ratio": found.ratio,
+            f"{kind}_ratio_low": ratio_low,
+            f"{kind}_ratio_high": ratio_high,
         }
         told.append(f"{plural.capitalize()}: {found.reason}.")
         if without.verdict != found.verdict:
