@@ -1,6 +1,4 @@
-"""Gradient flow: known limits, conserved quantities, its symmetric coordinates, Theorem 5.2 and
-Lemma E.1 of [S].
-"""
+"""Gradient flow: known limits, conserved quantities, Theorem 5.2 and Lemma E.1 of [S]."""
 
 from __future__ import annotations
 
@@ -15,7 +13,6 @@ import torch
 from esscher.icl import UV, Block, LinearTask, default_weights
 from esscher.icl.exact import bayes_risk, risk, risk_gradient
 from esscher.icl.flow import (
-    Coordinates,
     alpha_limit,
     final_parameters,
     flow_bound,
@@ -97,18 +94,6 @@ def test_limit_with_noise_and_any_law_of_tasks(length: float) -> None:
     limit = flow_limit(task, start, length)
     assert np.abs(flatten(flow.end) - flatten(limit)).max() < 1e-6
     assert np.linalg.norm(flatten(risk_gradient(task, limit, length, "linear")[1])) < 1e-12
-
-
-def test_shared_eigenbasis_changes_nothing() -> None:
-    task, times = LinearTask.kms(2, 0.5), flow_times(5, 6)
-    start = start_block(task)
-    assert Coordinates(task, start).basis is not None
-    nudged = Block(start.U11 + 1e-9 * torch.tensor([[0.0, 1.0], [-1.0, 0.0]]), start.v)
-    assert Coordinates(task, nudged).basis is None
-    one, two = (
-        gradient_flow(task, each, 20, times=times, rtol=1e-7, atol=1e-9) for each in (start, nudged)
-    )
-    assert one.distance(two).max() < 1e-5
 
 
 def test_block_form_is_kept_by_the_general_flow() -> None:

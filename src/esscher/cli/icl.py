@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esscher.cli.options import Execution, Fields, Given
+from esscher.cli.options import Dask, Markdown, Sort, Top, Workers, given, option
 from esscher.cli.output import (
     FIGURES,
     Figures,
     Json,
-    Look,
     Out,
-    Shown,
-    figure_formats,
+    as_formats,
     log,
     number,
     path_argument,
     path_option,
     print_json,
     say,
-    show_table,
+    show,
+)
+from esscher.icl.specs import (
+    ConcentrationSpec,
+    FigureFlags,
+    FlowSpec,
+    LengthFlags,
+    RiskFlags,
+    StabilitySpec,
+    TrainSpec,
+    choose_figures,
+    specs_for,
 )
 
 if TYPE_CHECKING:
@@ -43,32 +52,43 @@ icl = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-
-def _flags(spec: str, names: str) -> Fields:
-    """Fields of a spec as flags; the spec reads their text."""
-    flags, words = {"covariances": "covariance"}, {"covariances": " ", "epsilon": ","}
-    where = f"esscher.icl.specs:{spec}"
-    return Fields(where, tuple(names.split()), flags=flags, as_text=words, defaults=True)
-
-
-SGD = "seeds steps batch rate optimizer loss schedule warmup heads"
-TASK = "dim noise task_cov"
-TRAIN = _flags("TrainSpec", f"covariances lengths {SGD} {TASK} seed")
-FLOW = _flags(
-    "FlowSpec", f"covariances lengths alpha {TASK} query_inside trajectory until points seed"
-)
-RISK = _flags("RiskFlags", f"covariances lengths {TASK} query_inside query_covariance")
-LENGTH = _flags("LengthFlags", f"epsilon covariances {TASK} alpha query_inside")
-CONCENTRATION = _flags("ConcentrationSpec", f"covariances lengths repeats prompts {TASK} seed")
-STABILITY = _flags("StabilitySpec", "covariances lengths starts training until dim noise seed")
-WHICH = _flags("FigureFlags", "only quick seed")
+BOTH = "isotropic kms:0.5"
+LENGTHS = "10,100,1000"
+Covariance = Annotated[
+    str | None, option(FlowSpec, "covariances", flag="--covariance", default=BOTH)
+]
+Lengths = Annotated[str | None, option(TrainSpec, "lengths", default=LENGTHS)]
+Dim = Annotated[int | None, option(FlowSpec, "dim")]
+Noise = Annotated[float | None, option(FlowSpec, "noise")]
+TaskCov = Annotated[str | None, option(FlowSpec, "task_cov")]
+Alpha = Annotated[float | None, option(FlowSpec, "alpha")]
+QueryInside = Annotated[bool, option(FlowSpec, "query_inside")]
+Seed = Annotated[int | None, option(FlowSpec, "seed")]
+Look = Mapping[str, Any]
 
 
 @icl.command()
 def train(
-    settings: Annotated[Given, TRAIN],
-    where: Execution,
-    look: Look,
+    covariances: Covariance = None,
+    lengths: Lengths = None,
+    seeds: Annotated[int | None, option(TrainSpec, "seeds")] = None,
+    steps: Annotated[int | None, option(TrainSpec, "steps")] = None,
+    batch: Annotated[int | None, option(TrainSpec, "batch")] = None,
+    rate: Annotated[float | None, option(TrainSpec, "rate")] = None,
+    optimizer: Annotated[str | None, option(TrainSpec, "optimizer")] = None,
+    loss: Annotated[str | None, option(TrainSpec, "loss")] = None,
+    schedule: Annotated[str | None, option(TrainSpec, "schedule")] = None,
+    warmup: Annotated[int | None, option(TrainSpec, "warmup")] = None,
+    heads: Annotated[int | None, option(TrainSpec, "heads")] = None,
+    dim: Dim = None,
+    noise: Noise = None,
+    task_cov: TaskCov = None,
+    seed: Seed = None,
+    workers: Workers = 1,
+    dask: Dask = None,
+    top: Top = None,
+    sort: Sort = None,
+    markdown: Markdown = False,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -77,12 +97,11 @@ def train(
 
     Example: esscher icl train --lengths 10 --steps 20000 --seeds 1
     """
-    from esscher.icl.specs import TrainSpec
+    flags = given(locals())
+    end_train(_execute(TrainSpec, flags), as_json, flags)
 
-    end_train(_execute(TrainSpec.model_validate(settings), out, where), as_json, look)
 
-
-def end_train(run: Run, as_json: bool, look: Given | None = None) -> None:
+def end_train(run: Run, as_json: bool, look: Look | None = None) -> None:
     """Show what training ended with."""
     final = _final(run)
     lost = final[final["status"] != "ok"]
@@ -96,9 +115,24 @@ def end_train(run: Run, as_json: bool, look: Given | None = None) -> None:
 
 @icl.command()
 def flow(
-    settings: Annotated[Given, FLOW],
-    where: Execution,
-    look: Look,
+    covariances: Covariance = None,
+    lengths: Annotated[
+        str | None, option(FlowSpec, "lengths", default="10,30,100,300,1000,1e4,1e5,1e6")
+    ] = None,
+    alpha: Alpha = None,
+    dim: Dim = None,
+    noise: Noise = None,
+    task_cov: TaskCov = None,
+    query_inside: QueryInside = False,
+    trajectory: Annotated[bool, option(FlowSpec, "trajectory")] = False,
+    until: Annotated[float | None, option(FlowSpec, "until")] = None,
+    points: Annotated[int | None, option(FlowSpec, "points")] = None,
+    seed: Seed = None,
+    workers: Workers = 1,
+    dask: Dask = None,
+    top: Top = None,
+    sort: Sort = None,
+    markdown: Markdown = False,
     figures: Figures = FIGURES,
     out: Out = None,
     as_json: Json = False,
@@ -111,18 +145,16 @@ def flow(
 
     Example: esscher icl flow --lengths 10,1000,1e6
     """
-    from esscher.icl.specs import FlowSpec
-
-    spec = FlowSpec.model_validate(settings)
-    figure_formats(figures)  # a mistake is told before anything is computed
-    end_flow(_execute(spec, out, where), as_json, figures, look)
+    flags = given(locals())
+    as_formats(figures)  # a mistake is told before anything is computed
+    end_flow(_execute(FlowSpec, flags), as_json, flags, figures)
 
 
-def end_flow(run: Run, as_json: bool, figures: str = FIGURES, look: Given | None = None) -> None:
+def end_flow(run: Run, as_json: bool, look: Look | None = None, figures: str = FIGURES) -> None:
     """Draw and show the ends of the flows, and their way where it was asked for."""
     from esscher.report.icl import save_flow, save_in_time
 
-    tables, kinds = {"final": run.table("final")}, figure_formats(figures)
+    tables, kinds = {"final": run.table("final")}, as_formats(figures)
     files = [run.path / f"flow.{kind}" for kind in kinds]
     for file in files:
         save_flow(tables["final"], float(run.spec["noise"]), file)
@@ -139,11 +171,16 @@ def end_flow(run: Run, as_json: bool, figures: str = FIGURES, look: Given | None
 
 @icl.command("risk")
 def show_risk(
-    settings: Annotated[Given, RISK],
-    look: Look,
     run: Annotated[
         Path | None, path_argument("A run of esscher icl train: its models are evaluated exactly.")
     ] = None,
+    covariances: Covariance = None,
+    lengths: Lengths = None,
+    dim: Dim = None,
+    noise: Noise = None,
+    task_cov: TaskCov = None,
+    query_inside: QueryInside = False,
+    query_covariance: Annotated[str | None, option(RiskFlags, "query_covariance")] = None,
     key_query: Annotated[
         float | None,
         typer.Option(
@@ -153,6 +190,9 @@ def show_risk(
     value: Annotated[
         float, typer.Option(help="Without a run: the value v of the block form.")
     ] = 1.0,
+    top: Top = None,
+    sort: Sort = None,
+    markdown: Markdown = False,
     as_json: Json = False,
 ) -> None:
     """Exact mean squared errors: of the models a training run left, beside the flow; or of the
@@ -160,8 +200,9 @@ def show_risk(
 
     Example: esscher icl risk --lengths 10,1e6 --key-query 0.5 --value 1.5
     """
+    flags = given(locals())
     if run is not None:
-        return _show(None, _trained(_training_run(run)), as_json, look)
+        return _show(None, _trained(_training_run(run)), as_json, flags)
     if not math.isfinite(value):
         raise ValueError(f"--value: expected a finite number, got {value}")
     import pandas as pd
@@ -170,10 +211,9 @@ def show_risk(
     from esscher.icl.exact import decompose
     from esscher.icl.flow import final_parameters, start_block
     from esscher.icl.layer import KINDS, Block
-    from esscher.icl.specs import RiskFlags
     from esscher.icl.tasks import as_task
 
-    asked = RiskFlags(**settings)
+    asked = RiskFlags.model_validate(given(flags, RiskFlags))
     rows, inside = [], asked.query_inside
     for name in asked.covariances:
         law = (name, asked.dim, asked.noise, asked.task_cov)
@@ -189,41 +229,66 @@ def show_risk(
                 row = {"covariance": name, "length": length, "model": kind, "mse": 2 * parts.total}
                 row |= {"noise": 2 * parts.noise, "approximation": 2 * parts.approximation}
                 rows.append(row | {"bias": 2 * parts.bias, "variance": 2 * parts.variance})
-    return _show(None, {"risk": pd.DataFrame(rows)}, as_json, look)
+    return _show(None, {"risk": pd.DataFrame(rows)}, as_json, flags)
 
 
 @icl.command()
-def length(settings: Annotated[Given, LENGTH], look: Look, as_json: Json = False) -> None:
+def length(
+    epsilon: Annotated[str | None, option(LengthFlags, "epsilon", default="0.01")] = None,
+    covariances: Covariance = None,
+    dim: Dim = None,
+    noise: Noise = None,
+    task_cov: TaskCov = None,
+    alpha: Alpha = None,
+    query_inside: QueryInside = False,
+    top: Top = None,
+    sort: Sort = None,
+    markdown: Markdown = False,
+    as_json: Json = False,
+) -> None:
     """L(epsilon) of Theorem 5.2: the shortest prompts on which gradient flow ends within epsilon of
     the best risk.
 
     Example: esscher icl length --epsilon .1,.01 --task-cov identity --noise 0
     """
+    flags = given(locals())
     import pandas as pd
 
     from esscher.icl.flow import prompt_length_for, start_block
     from esscher.icl.layer import KINDS
-    from esscher.icl.specs import LengthFlags
     from esscher.icl.tasks import as_task
 
-    asked = LengthFlags(**settings)
+    asked = LengthFlags.model_validate(given(flags, LengthFlags))
     rows = []
     for name in asked.covariances:
         task = as_task(name, asked.dim, asked.noise, asked.task_cov)
         start = start_block(task, asked.alpha)
-        for epsilon in asked.epsilon:
+        for goal in asked.epsilon:
             for kind in KINDS:
-                found = prompt_length_for(task, epsilon, kind, start, asked.query_inside)
-                row = {"covariance": name, "model": kind, "epsilon": epsilon, "length": found}
+                found = prompt_length_for(task, goal, kind, start, asked.query_inside)
+                row = {"covariance": name, "model": kind, "epsilon": goal, "length": found}
                 rows.append(row)
-    _show(None, {"shortest prompts": pd.DataFrame(rows)}, as_json, look)
+    _show(None, {"shortest prompts": pd.DataFrame(rows)}, as_json, flags)
 
 
 @icl.command()
 def concentration(
-    settings: Annotated[Given, CONCENTRATION],
-    where: Execution,
-    look: Look,
+    covariances: Covariance = None,
+    lengths: Annotated[
+        str | None,
+        option(ConcentrationSpec, "lengths", default="10,30,100,300,1000,3000,1e4,3e4,1e5"),
+    ] = None,
+    repeats: Annotated[int | None, option(ConcentrationSpec, "repeats")] = None,
+    prompts: Annotated[int | None, option(ConcentrationSpec, "prompts")] = None,
+    dim: Dim = None,
+    noise: Noise = None,
+    task_cov: TaskCov = None,
+    seed: Seed = None,
+    workers: Workers = 1,
+    dask: Dask = None,
+    top: Top = None,
+    sort: Sort = None,
+    markdown: Markdown = False,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -232,13 +297,11 @@ def concentration(
 
     Example: esscher icl concentration --lengths 10,100,1000 --covariance isotropic
     """
-    from esscher.icl.specs import ConcentrationSpec
-
-    spec = ConcentrationSpec.model_validate(settings)
-    end_concentration(_execute(spec, out, where), as_json, look)
+    flags = given(locals())
+    end_concentration(_execute(ConcentrationSpec, flags), as_json, flags)
 
 
-def end_concentration(run: Run, as_json: bool, look: Given | None = None) -> None:
+def end_concentration(run: Run, as_json: bool, look: Look | None = None) -> None:
     """Show the fitted rates, and the lemmas beside what they bound."""
     shown = ["covariance", "metric", "against", "exponent", "low", "high", "status"]
     tables = {"rates": run.table("rates")[shown], "Lemmas E.2 and E.4": run.table("risks")}
@@ -247,31 +310,32 @@ def end_concentration(run: Run, as_json: bool, look: Given | None = None) -> Non
 
 @icl.command()
 def figures(
-    which: Annotated[Given, WHICH],
-    where: Execution,
     out: Annotated[Path, path_option("--out", "Folder for figures and their runs.")],
     training: Annotated[
         Path | None, path_option("--train", "A run of esscher icl train to use.")
     ] = None,
     formats: Annotated[
         str, typer.Option(help="Figure formats: svg, png, pdf, separated by commas.")
-    ] = "svg,png",
+    ] = FIGURES,
+    only: Annotated[str | None, option(FigureFlags, "only")] = None,
+    quick: Annotated[bool, option(FigureFlags, "quick")] = False,
+    seed: Seed = None,
+    workers: Workers = 1,
+    dask: Dask = None,
     as_json: Json = False,
 ) -> None:
     """Make Figures 1 to 8 of the paper from stored runs, which are started or completed first.
 
     Example: esscher icl figures --quick --only fig2,fig3 --out figures
     """
-    from esscher.icl.specs import FigureFlags, choose_figures, specs_for
-
-    asked = FigureFlags(**which)
-    chosen, kinds = choose_figures(asked.only), figure_formats(formats)
+    asked = FigureFlags.model_validate(given(locals(), FigureFlags))
+    chosen, kinds = choose_figures(asked.only), as_formats(formats)
     runs = {} if training is None else {"train": _training_run(training)}
     out.mkdir(parents=True, exist_ok=True)
     for name, spec in specs_for(chosen, asked.quick, asked.seed).items():
         if name not in runs:
             log(f"{name}: {out / 'runs' / name}")
-            runs[name] = _execute(spec, out / "runs" / name, where)
+            runs[name] = _run(spec, out / "runs" / name, workers, dask)
     files = []
     for figure in chosen:
         own = [out / f"{figure.name}.{kind}" for kind in kinds]
@@ -328,9 +392,19 @@ def _draw(figure: IclFigure, runs: dict[str, Run], paths: list[Path]) -> None:
 
 @icl.command()
 def stability(
-    settings: Annotated[Given, STABILITY],
-    where: Execution,
-    look: Look,
+    covariances: Covariance = None,
+    lengths: Lengths = None,
+    starts: Annotated[int | None, option(StabilitySpec, "starts")] = None,
+    training: Annotated[float | None, option(StabilitySpec, "training")] = None,
+    until: Annotated[float | None, option(StabilitySpec, "until")] = None,
+    dim: Dim = None,
+    noise: Noise = None,
+    seed: Seed = None,
+    workers: Workers = 1,
+    dask: Dask = None,
+    top: Top = None,
+    sort: Sort = None,
+    markdown: Markdown = False,
     trained: Annotated[
         Path | None,
         path_option(
@@ -346,22 +420,21 @@ def stability(
 
     Example: esscher icl stability --starts 10 --lengths 10,100
     """
+    flags = given(locals())
     from esscher.icl.comparison import beside_training, spec_beside
-    from esscher.icl.specs import StabilitySpec
 
-    figure_formats(figures)  # a mistake is told before anything is computed
+    as_formats(figures)  # a mistake is told before anything is computed
     if trained is None:
-        run = _execute(StabilitySpec.model_validate(settings), out, where)
-        return end_stability(run, as_json, figures, look)
+        return end_stability(_execute(StabilitySpec, flags), as_json, flags, figures)
     source = _training_run(trained)
-    run = _execute(spec_beside(source.spec), out, where)
+    run = _run(spec_beside(source.spec), out, workers, dask)
     flows, distance, exact = run.table("flows"), run.table("distance"), _trained(source)["trained"]
     table = beside_training(flows, distance, exact, source.table("distance"))
-    _show(run, {"beside training": table}, as_json, look)
+    _show(run, {"beside training": table}, as_json, flags)
 
 
 def end_stability(
-    run: Run, as_json: bool, figures: str = FIGURES, look: Given | None = None
+    run: Run, as_json: bool, look: Look | None = None, figures: str = FIGURES
 ) -> None:
     """Draw two figures, and show the verdict."""
     from esscher.icl.stability import ALL
@@ -369,7 +442,7 @@ def end_stability(
 
     flows, training = run.table("flows"), float(run.spec["training"])
     files = []
-    for kind in figure_formats(figures):
+    for kind in as_formats(figures):
         files += [run.path / f"{name}.{kind}" for name in ("arrivals", "apart")]
         save_arrivals(flows, training, float(run.spec["until"]), files[-2])
         save_apart(run.table("distance"), flows, training, files[-1])
@@ -387,11 +460,17 @@ def end_stability(
         log(f"figure: {file}")
 
 
-def _execute(spec: RunSpec, out: Path | None, where: Given) -> Run:
+def _execute(kind: type[RunSpec], flags: Look) -> Run:
+    """Run the spec that the flags of a command give."""
+    spec = kind.model_validate(given(flags, kind))
+    return _run(spec, flags.get("out"), flags["workers"], flags.get("dask"))
+
+
+def _run(spec: RunSpec, out: Path | None, workers: int, dask: str | None) -> Run:
     from esscher.runs import execute, terminal
 
     path = out if out is not None else Path("runs") / f"{spec.job}-{spec.hash[:8]}"
-    return execute(spec, path, **where, progress=terminal())
+    return execute(spec, path, workers=workers, dask=dask, progress=terminal())
 
 
 def _table(run: Run, name: str) -> pd.DataFrame:
@@ -435,14 +514,8 @@ def _trained(run: Run) -> dict[str, pd.DataFrame]:
     return {"trained": trained, "beside the flow": compared}
 
 
-# these columns hold words and come first
-FIRST = ("covariance", "model", "metric", "against", "status", "flow_status", "trained_status")
-YIELDING = {"noise": 5, "approximation": 4, "bias": 3, "variance": 2, "stderr": 1, "step": 2}
-YIELDING |= {"seed": 1, "softmax_never": 2, "linear_never": 2, "starts": 1, "end": 3}
-
-
 def _show(
-    run: Run | None, tables: dict[str, pd.DataFrame], as_json: bool, look: Given | None
+    run: Run | None, tables: dict[str, pd.DataFrame], as_json: bool, look: Look | None
 ) -> None:
     """Tables for people, below what they say in words, or for machines."""
     if as_json:
@@ -452,25 +525,9 @@ def _show(
     for name, table in tables.items():
         for sentence in _in_words(table):
             say(sentence)
-        ends = {key for key in table if str(key).endswith(("_low", "_high"))}
-        keys = [str(key) for key in table if key not in ends]
-        shows = []
-        for key in sorted(keys, key=lambda key: FIRST.index(key) if key in FIRST else len(FIRST)):
-            cells, values = tuple(_cells(table, key)), tuple(table[key].tolist())
-            words, yields = key in FIRST, YIELDING.get(key, 0)
-            header = key.replace("_", " ")
-            shows.append(Shown(header, cells, words, yields, key=key, values=values))
-        show_table(name if run is None else f"{name}: {run.path}", shows, look)
-
-
-def _cells(table: pd.DataFrame, key: str) -> Iterator[str]:
-    """A number with its interval where the table has one; the row of all settings has no length."""
-    for row in table.to_dict("records"):
-        value, low = row[key], row.get(f"{key}_low", math.nan)
-        text = number(value) if isinstance(value, float) else str(value)
-        if low == low:
-            text += f" [{number(low)}, {number(row[f'{key}_high'])}]"
-        yield "" if key == "length" and value == 0 else text
+        # short names for headers, but the table with intervals
+        columns = run.columns(name) if run is not None and name == "verdict" else None
+        show(name if run is None else f"{name}: {run.path}", table, columns, look)
 
 
 def _in_words(table: pd.DataFrame) -> Iterator[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -228,33 +229,24 @@ def gradient_flow(
     grid = flow_times() if times is None else as_tensor(times, "times", ndim=1).double().numpy()
     if grid.size < 2 or grid[0] != 0 or (np.diff(grid) <= 0).any():
         raise ValueError("times: expected increasing times that begin with 0")
-    form = Coordinates(task, start)
 
     def gradient(params: Parameters) -> tuple[float, Any]:
         return risk_gradient(task, params, length, kind, rule, query_inside)
 
     def slope(_: float, state: Floats) -> Floats:
-        return -form.pull(gradient(form.unpack(state))[1])
-
-    def still(t: float, state: Floats) -> float:
-        return float(np.linalg.norm(slope(t, state))) - tolerance
+        return -flatten(gradient(unflatten(state, start))[1])
 
     def curvature(_: float, state: Floats) -> Floats:
         return -_weight_hessian(unflatten(state, start), gradient)
 
+    def still(t: float, state: Floats) -> float:
+        return float(np.linalg.norm(slope(t, state))) - tolerance
+
     still.terminal = True  # type: ignore[attr-defined]
-    given = {"jac": curvature} if isinstance(start, OVKQ) else {}
-    solution = solve_ivp(
-        slope,
-        (0.0, grid[-1]),
-        form.pull(start),
-        "LSODA",
-        grid,
-        events=still if tolerance > 0 else None,
-        rtol=rtol,
-        atol=atol,
-        **given,
-    )
+    more: dict[str, Any] = {"events": still} if tolerance > 0 else {}
+    more |= {"jac": curvature} if isinstance(start, OVKQ) else {}
+    span, first = (0.0, grid[-1]), flatten(start)
+    solution = solve_ivp(slope, span, first, "LSODA", grid, rtol=rtol, atol=atol, **more)
     if not solution.success:
         raise RuntimeError(
             f"gradient flow: the solver stopped at t = {solution.t[-1]:g}: {solution.message}"
@@ -262,54 +254,13 @@ def gradient_flow(
     stopped, known = bool(solution.status == 1), list(solution.y.T)
     if stopped and len(known) < grid.size:
         known.append(solution.y_events[0][-1])
-    params = [form.unpack(state) for state in known]
-    found = [gradient(each) for each in params]
-
-    def filled(rows: list[Any]) -> Floats:
-        """The rows, the last repeated up to the end."""
-        return np.asarray(rows + [rows[-1]] * (grid.size - len(rows)))
-
-    states = filled([flatten(each) for each in params])
-    risks = filled([np.float64(value) for value, _ in found])
-    gradients = filled([np.linalg.norm(flatten(slope)) for _, slope in found])
+    known += [known[-1]] * (grid.size - len(known))
+    found = [gradient(unflatten(state, start)) for state in known]
+    risks = np.array([value for value, _ in found])
+    gradients = np.array([np.linalg.norm(flatten(slope)) for _, slope in found])
     converged = stopped or bool(gradients[-1] <= tolerance)
+    states = np.array(known)
     return Flow(grid, states, risks, gradients, length, kind, converged, start, query_inside)
-
-
-class Coordinates:
-    """The vector that the solver sees: all parameters, or d + 1 numbers where the flow keeps U11
-    diagonal.
-
-    When U11(0), Sigma, W and the queries' covariance share an eigenbasis, the columns of ``basis``,
-    so do U11(t) and every gradient.
-    """
-
-    def __init__(self, task: LinearTask, start: Parameters) -> None:
-        self.like = start
-        self.basis: Floats | None = None
-        if not isinstance(start, Block):
-            return
-        shared = (start.U11.detach().double(), task.sigma, task.task_cov, task.query_sigma)
-        matrices = [matrix.numpy() for matrix in shared]
-        # a mixture, so that its eigenbasis is that of all
-        mixture = np.tensordot([1.0, 0.731, 0.517, 0.293], np.stack(matrices), axes=1)
-        basis = np.linalg.eigh(0.5 * (mixture + mixture.T))[1]
-        turned = [basis.T @ matrix @ basis for matrix in matrices]
-        if all(np.abs(m - np.diag(np.diag(m))).max() <= 1e-13 * np.abs(m).max() for m in turned):
-            self.basis = basis
-
-    def pull(self, params: Parameters) -> Floats:
-        """Coordinates of parameters, or of a gradient."""
-        if self.basis is None or not isinstance(params, Block):
-            return flatten(params)
-        U = params.U11.detach().double().numpy()
-        return np.append(np.einsum("ik,ij,jk->k", self.basis, U, self.basis), float(params.v))
-
-    def unpack(self, state: Floats) -> Any:
-        if self.basis is None:
-            return unflatten(state, self.like)
-        U = (self.basis * state[:-1]) @ self.basis.T
-        return Block(torch.from_numpy(U), torch.tensor(state[-1], dtype=torch.float64))
 
 
 def _weight_hessian(weights: OVKQ, gradient: Callable[[Parameters], tuple[float, Any]]) -> Floats:
@@ -368,15 +319,15 @@ def final_parameters(
     end: Block = flow.end
     if flow.converged:
         return end
-    form = Coordinates(task, start)
 
     def objective(state: Floats) -> tuple[float, Floats]:
-        value, gradient = risk_gradient(task, form.unpack(state), length, kind, rule, query_inside)
-        return value, form.pull(gradient)
+        params = unflatten(state, start)
+        value, gradient = risk_gradient(task, params, length, kind, rule, query_inside)
+        return value, flatten(gradient)
 
     options = {"gtol": 1e-9, "maxiter": 500}
-    found = minimize(objective, form.pull(end), jac=True, method="BFGS", options=options)
-    end = form.unpack(found.x)
+    found = minimize(objective, flatten(end), jac=True, method="BFGS", options=options)
+    end = unflatten(found.x, start)
     return end
 
 
@@ -391,40 +342,24 @@ def prompt_length_for(
     risk, tau^2 / 2.
 
     The final risk is taken to fall with L: the answer reaches the goal, and one token fewer does
-    not. Between a length that does not and one that does, the next is where a power law through
-    both meets the goal.
+    not.
     """
     goal = as_positive(eps, "eps")
     start = start_block(task) if start is None else start
 
-    def excess(length: int) -> float:
-        """Logarithm of the risk above the best over eps: at most 0 where the goal is reached, to
-        rounding.
-        """
+    def reached(length: int) -> bool:
         end = final_parameters(task, start, length, kind, query_inside)
         found = float(risk(task, end, length, kind, query_inside=query_inside)) - 0.5 * task.noise
-        return math.log(max(found, 1e-300) / goal) - ROUNDING
+        return found <= goal * (1 + ROUNDING)
 
     low, high = 0, 1
-    above, below = math.inf, excess(1)
-    while below > 0:
+    while not reached(high):
         if high >= LONGEST:
             raise ValueError(
                 f"eps: expected an excess risk that {LONGEST:g} tokens reach, got {goal:g}"
             )
-        low, above, high = high, below, 10 * high
-        below = excess(high)
-    beside = 0  # tokens beside the power law's length, wider each time that it misses
-    while high - low > 1:
-        share = above / (above - below) if math.isfinite(above) else 0.5
-        middle = round(max(low, 1) ** (1 - share) * high**share)
-        middle = min(max(middle + beside, low + 1), high - 1)
-        found = excess(middle)
-        if found <= 0:
-            high, below, beside = middle, found, min(-1, 4 * beside)
-        else:
-            low, above, beside = middle, found, max(1, 4 * beside)
-    return high
+        low, high = high, 10 * high
+    return low + 1 + bisect_left(range(low + 1, high), True, key=reached)
 
 
 @dataclass(frozen=True, eq=False)
