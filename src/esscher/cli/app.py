@@ -19,7 +19,6 @@ from pydantic import ValidationError
 from typer.core import TyperGroup
 
 from esscher import __version__
-from esscher.cli.options import with_fields
 from esscher.runs.errors import RunError, RunIncomplete, RunInterrupted, field_lines, one_line
 
 COMMANDS = {
@@ -78,14 +77,11 @@ def load_command(name: str) -> Any:
         (entry,) = entry_points(group=OUTSIDE, name=name)
         found = entry.load()
     if isinstance(found, typer.Typer):
-        for part in found.registered_commands:
-            assert part.callback is not None
-            part.callback = with_fields(part.callback)
         group = typer.main.get_group(found)
         group.name = name
         return group
     single = typer.Typer(add_completion=False, **SETTINGS)
-    single.command(name)(with_fields(found))
+    single.command(name)(found)
     return typer.main.get_command(single)
 
 

@@ -208,9 +208,11 @@ class ConcentrationSpec(_Tasks, RunSpec):
     prompts: int = Field(default=128, ge=1, le=1 << 20, description="prompts in a group")
 
 
-for _name in ("train", "flow", "stability", "concentration"):
-    # here, so that naming a job does not import what computes it
-    register(f"icl-{_name}", f"esscher.icl.jobs:{_name.upper()}")
+# here, so that naming a job does not import what computes it
+register("icl-train", "esscher.icl.jobs:TRAIN")
+register("icl-flow", "esscher.icl.jobs:FLOW")
+register("icl-stability", "esscher.icl.jobs:STABILITY")
+register("icl-concentration", "esscher.icl.jobs:CONCENTRATION")
 
 
 class FigureFlags(Plain):
