@@ -265,8 +265,8 @@ def test_a_querys_error_does_not_depend_on_how_many_are_judged(tmp_path: Path) -
         )
         known = own_state(source(run), 1).heads[1]
         assert not isinstance(known, str)
-        assert len(known.states["frontier"].mse) == queries
-        found.append(known.states["frontier"].mse[[queries // 2 - 1, queries - 1]])
+        assert len(known.found["frontier"]["mse"]) == queries
+        found.append(known.found["frontier"]["mse"][[queries // 2 - 1, queries - 1]])
     torch.testing.assert_close(*found, rtol=1e-5, atol=0, equal_nan=True)
 
 
