@@ -343,7 +343,6 @@ def _head(layer: int, head: int, layers: int, generator: np.random.Generator) ->
         "rms_at_n": limit * math.exp(s / 2) * KEYS**-beta,
         "relative_at_n": math.exp(s / 2) * KEYS**-beta,
         **needed,
-        "asymptotic_from": math.exp(s**2),
         "effective_tokens": effective,
         "entropy": math.log(effective),
         "khat": 0.25 * s,
