@@ -333,6 +333,7 @@ ELSEWHERE = {  # public names that take no numbers of the user's
     ),
     "Measure": "abstract; every law is in the table",
     "capture": "takes a model; tests/hf/test_capture.py",
+    "compress": "takes a model and token ids; tests/compress/test_cache.py",
     "probe": "takes a model and texts; tests/models",
     "icl": "a part with functions of its own; tests/icl",
     "keep": "a part with rules of its own; tests/keep",

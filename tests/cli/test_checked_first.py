@@ -117,9 +117,7 @@ def test_a_run_whose_text_is_gone_and_a_folder_of_another_run(
     (folder / "done" / "heads.parquet").unlink()
     (folder / "gone.txt").unlink()
     monkeypatch.setattr(loading, "_weights", None)  # calling it would be a TypeError
-    from esscher.probe import checks as memory
-
-    monkeypatch.setattr(memory, "_latest", None)  # as in a new process
+    monkeypatch.setattr("esscher.probe.job._latest", None)  # as in a new process
     code, _, err = run(["resume", "done"], capsys)
     assert (code, len(err.splitlines())) == (2, 1)
     assert "gone.txt: cannot be read" in err
