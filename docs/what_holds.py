@@ -38,7 +38,7 @@ SURPRISES = {
     "s-22-distance": (
         "The trained models do not come nearer and nearer: from 100 tokens to 1000 their weights"
         " part again. What comes nearer is what the weights do, their products"
-        " ({doc}`../icl_stability`)."
+        " ({doc}`../icl`)."
     ),
     "s-27-stability": (
         "Over all settings softmax attention is the more stable of the two, and in one of them the"

@@ -14,8 +14,8 @@ quarters and T(N/8) over eighths, the same queries throughout:
     interval = estimate -+ t sqrt(alike variance + doubt^2)
 
 with Student's t of G - 1 degrees of freedom. R is the ratio of a change to the one before it: a
-smooth function of the pool has R = 1/2, heads on text have R near 2/3 (docs/endless.md: measured,
-with the coverage of the intervals). ``alike`` is 1 for independent pieces; a text keeps its topic
+smooth function of the pool has R = 1/2, heads on text have R near 2/3 (docs/reading_a_probe.md
+has the coverage of the intervals). ``alike`` is 1 for independent pieces; a text keeps its topic
 for longer than a piece, which made the variance 2.5 times larger on three texts.
 
 A number is *beyond the pool* where it is read at an n that the pool does not reach (``inside``
