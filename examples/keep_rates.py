@@ -1,7 +1,7 @@
 """How fast the error of kept keys falls: random, the largest scores, these with a reweighted rest,
 Neyman; horizons 0.5 to 4.
 
-``python examples/keep_rates.py [FILE]`` prints the table of docs/keep.md and draws its figure.
+``python examples/keep_rates.py [FILE]`` prints the rates and draws the figure of docs/keep.md.
 Gaussian tokens and queries in one dimension. Random keys and Neyman's are n keys of a context
 without end; the largest scores are n of 16 n tokens, alone, or half of the n keys beside a
 reweighted rest. Errors are against the limit of the law, so that the context's own is part of them:
