@@ -83,7 +83,7 @@ def test_a_rule_in_a_cache() -> None:
     finally:
         model.set_attn_implementation(before)
     assert cache.compression.keep == pytest.approx(0.5, abs=0.01)
-    assert cache.compression.split == "cut"
+    assert cache.compression.split == "exact"
 
 
 def test_an_output_metric(tmp_path: Path) -> None:

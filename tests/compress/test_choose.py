@@ -10,6 +10,7 @@ import torch
 from esscher.compress.choose import PAGE, SPLIT, cache_rule, choose, default_split, once
 from esscher.compress.every import EveryText
 from esscher.compress.job import compute
+from esscher.compress.price import predicted
 from esscher.compress.session import source_of
 from esscher.compress.text import Cell, Text
 from esscher.keep import Context, parse
@@ -52,12 +53,12 @@ def test_the_last_query_decides_and_all_that_are_observed_have_a_say() -> None:
 @pytest.mark.parametrize(
     ("text", "whole", "split"),
     [
-        ("fisher", "recent:16+sinks:4+fisher", "cut"),
-        ("heavy:last=3", "recent:16+sinks:4+heavy:last=3", "cut"),
+        ("fisher", "recent:16+sinks:4+fisher", "exact"),
+        ("heavy:last=3", "recent:16+sinks:4+heavy:last=3", "exact"),
         ("keynorm", "recent:16+sinks:4+keynorm", "uniform"),
-        ("sinks:2+heavy", "sinks:2+heavy", "cut"),
+        ("sinks:2+heavy", "sinks:2+heavy", "exact"),
         ("recent", "recent", "uniform"),
-        ("random", "random", "uniform"),
+        ("random", "recent:16+sinks:4+random", "uniform"),
     ],
 )
 def test_a_score_alone_also_keeps_the_first_and_last_keys(
@@ -177,3 +178,22 @@ def test_a_replay_reads_the_prompt_once_more() -> None:
     assert any(not torch.allclose(largest[layer][kv], rows) for (layer, kv), rows in last.items())
     kept = choose(asked.prompt, found.rules["fisher"], 0.5, "cut").kept
     assert all(bool(rows[:, :4].all()) and bool(rows[:, -16:].all()) for rows in kept.values())
+
+
+def test_sizes_by_exact_errors_cost_less_than_equal_ones() -> None:
+    """At the queries that decide, and with as many keys: the same order of keys in every head, the
+    sizes of heads by their exact errors.
+    """
+    found = source("llama", rules=["fisher"], sinks=1, recent=2, dtype="float64")
+    asked = Text(found, found.ids(int(found.texts[0])), found.prefill)
+    rule, metric = found.rules["fisher"], asked.prompt.metric
+    assert metric is not None
+    calls = asked.prompt.references["replay"]
+    for share in (0.2, 0.4, 0.7):
+        one, other = (choose(asked.prompt, rule, share, split) for split in ("cut", "exact"))
+        counts = [sum(int(rows.sum()) for rows in x.kept.values()) for x in (one, other)]
+        assert counts[0] == counts[1] == round(share * 240)
+        even = choose(asked.prompt, rule, share, "uniform")
+        costs = [predicted(metric, calls, choice) for choice in (one, other, even)]
+        assert costs[1] < costs[2]
+        assert costs[1] <= costs[0] * 1.25  # the error of a head is not convex in its size

@@ -24,6 +24,7 @@ from esscher.cli.options import (
 )
 from esscher.cli.output import (
     MODEL,
+    ROWS,
     Json,
     Out,
     Report,
@@ -159,6 +160,8 @@ def end_compress(run: Run, as_json: bool, flags: Mapping[str, Any] | None = None
         keys = [key for key in SHORT if key in rows and rows[key].notna().any()]
         ends = [end for key in ("kl", "needle") if key in keys for end in columns[key].ends or ()]
         order = rows[rows["rule"] != "full"].sort_values(["keep", keys[3]], kind="stable")
+        sizes = max(1, order["keep"].nunique())
+        order = order.groupby("keep", sort=False, dropna=False).head(max(2, ROWS // sizes))
         show("means over the texts", order[keys + ends], columns, brief(flags))
     if page is not None:
         log(f"report: {page}")

@@ -5,12 +5,14 @@ layer holds at most its window. Splits: ``uniform`` (every head keeps the same s
 cache), ``cut`` (one threshold on the scores of all heads, for scores in one unit), ``layer`` (one
 threshold in each layer, a fifth of the share is every head's own: AdaKV), ``pages`` (blocks of 16
 neighbouring keys, the same for all heads of a layer, one threshold on the blocks: what paged caches
-can evict).
+can evict), ``exact`` (a head's first keys cost what its exact error costs in nats, at replayed
+queries; the next key goes where it saves most).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -24,7 +26,8 @@ from esscher.keep.context import Context
 from esscher.keep.ranked import Observed
 from esscher.keep.rule import Chance, Inclusion, Placed, Ranked, Rule
 
-UNIFORM, CUT, LAYER, PAGES = SPLITS = ("uniform", "cut", "layer", "pages")
+UNIFORM, CUT, LAYER, PAGES, EXACT = SPLITS = ("uniform", "cut", "layer", "pages", "exact")
+STEPS = 16  # sizes at which the exact error of a head is known
 PAGE = 16
 SAFE = 0.2  # share of a head's even part that AdaKV leaves it
 
@@ -59,7 +62,7 @@ class Choice:
 def cache_rule(text: str | Rule, sinks: int, recent: int) -> Rule:
     """The rule for a cache: a ranking by scores alone also keeps the first and the last keys."""
     rule = parse(text)
-    lone = len(rule.parts) == 1 and isinstance(rule.free, Ranked)
+    lone = len(rule.parts) == 1 and isinstance(rule.free, Ranked | Chance)
     if not lone or isinstance(rule.free, Placed):
         return rule
     parts: list[Rule] = [Sinks(sinks)] * (sinks > 0) + [Recent(recent)] * (recent > 0)
@@ -69,8 +72,8 @@ def cache_rule(text: str | Rule, sinks: int, recent: int) -> Rule:
 
 
 def default_split(rule: Rule) -> str:
-    """One cut where scores can be compared between heads, else the same share for every head."""
-    return CUT if splits_of(rule) and isinstance(rule.free, Observed) else UNIFORM
+    """By exact errors where queries score keys, else the same share for every head."""
+    return EXACT if splits_of(rule) and isinstance(rule.free, Observed) else UNIFORM
 
 
 def splits_of(rule: Rule) -> bool:
@@ -90,6 +93,8 @@ def choose(
     if split == UNIFORM:
         return _uniform(prompt, rule, dict.fromkeys(prompt.contexts, share), generator)
     scores, sure = prompt.scores(rule), surely_kept(prompt, rule)
+    if split == EXACT:
+        return Choice(_by_exact_error(prompt, scores, sure, share))
     return Choice(SPLIT[split](scores, sure, share))
 
 
@@ -188,6 +193,67 @@ def _pages(scores: Scores, sure: Mapping[int, Tensor], share: float) -> dict[int
         layer: kept[layer].repeat_interleave(PAGE, 1)[:, : rows.shape[1]] & (rows > -torch.inf)
         for layer, rows in scores.items()
     }
+
+
+def _by_exact_error(
+    prompt: Prompt, scores: Scores, sure: Mapping[int, Tensor], share: float
+) -> dict[int, Tensor]:
+    """Sizes of heads by greedy steps along the convex hulls of their exact errors in nats."""
+    steps, sizes = [], {}
+    known: dict[Place, list[tuple[Tensor, Tensor]]] = {}
+    for call in prompt.references["replay"] or prompt.references["last"]:
+        for kv, found in enumerate(_costs(prompt, call, scores, sure)):
+            known.setdefault((call.layer, kv), []).append(found)
+    for place, pieces in known.items():
+        n, cost = pieces[0][0], torch.stack([cost for _, cost in pieces]).mean(0)
+        sizes[place], i = int(n[0]), 0
+        while i < len(n) - 1:
+            gain = (cost[i] - cost[i + 1 :]) / (n[i + 1 :] - n[i])
+            j = i + 1 + int(gain.argmax())
+            steps.append((float(gain.max()), int(n[j] - n[i]), place))
+            i = j
+    total = sum(int((rows > -torch.inf).sum()) for rows in scores.values())
+    left = round(share * total) - sum(sizes.values())
+    for _, more, place in sorted(steps, key=lambda step: -step[0]):
+        taken = max(0, min(more, left))
+        sizes[place] += taken
+        left -= taken
+    return {
+        layer: _first(
+            rows, sure[layer], torch.tensor([sizes[layer, kv] for kv in range(len(rows))])
+        )
+        for layer, rows in scores.items()
+    }
+
+
+def _costs(
+    prompt: Prompt, call: AttentionCall, scores: Scores, sure: Mapping[int, Tensor]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each key-value head of a layer sizes (S,) and the nats that its first keys cost, (S,)."""
+    assert prompt.metric is not None
+    weights, values = call.weights()[0], call.value[0].to(call.weights().dtype)
+    for kv in range(call.kv_heads):
+        rows, always = scores[call.layer][kv], sure[call.layer][kv]
+        own = weights[kv * call.shared : (kv + 1) * call.shared]  # (heads, m, N)
+        v = values[kv] - values[kv].mean(0)
+        order = rows.masked_fill(always, torch.inf).argsort(descending=True)
+        held = int((rows > -torch.inf).sum())
+        least = max(1, int(always.sum()))
+        n = torch.logspace(math.log10(least), math.log10(max(held, least)), STEPS).round().long()
+        n = torch.unique(n.clamp(max=held))
+        full, later = own @ v, own[..., len(rows) :]
+        # what is in the softmax and in no cache: later keys, a sink logit
+        mass = later.sum(-1) + (1 - own.sum(-1)).clamp_min(0)
+        total, first, cost = later @ v[len(rows) :], 0, []
+        metric = prompt.metric.of_layer[call.layer][kv * call.shared : (kv + 1) * call.shared]
+        for size in n.tolist():
+            some = order[first:size]
+            mass = mass + own[..., some].sum(-1)
+            total, first = total + own[..., some] @ v[some], size
+            error = total / mass.clamp_min(1e-30)[..., None] - full
+            nats = (error @ metric.to(error) * error).sum(-1).mean(1).sum() / 2
+            cost.append(nats)
+        yield n, torch.stack(cost).cummin(0).values
 
 
 SPLIT = {CUT: _cut, LAYER: _by_layer, PAGES: _pages}

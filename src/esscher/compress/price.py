@@ -52,12 +52,14 @@ def head_errors(call: AttentionCall, choice: Choice, drops: Tensor | None = None
     return with_kept(call, choice.left(call, drops))[0].output()[0] - call.output()[0]
 
 
-def nats(
-    metric: FisherMetric,
-    errors: Iterable[tuple[int, Tensor]],
-) -> dict[int, Tensor]:
-    """By layer the predicted loss of each head, (heads,), mean over the queries."""
-    return {layer: metric.nats(layer, error).mean(1) for layer, error in errors}
+def nats(metric: FisherMetric, errors: Iterable[tuple[int, Tensor]]) -> dict[int, Tensor]:
+    """By layer the predicted loss of each head, (heads,), mean over the queries; several pieces of
+    a layer are averaged.
+    """
+    found: dict[int, list[Tensor]] = {}
+    for layer, error in errors:
+        found.setdefault(layer, []).append(metric.nats(layer, error).mean(1))
+    return {layer: torch.stack(pieces).mean(0) for layer, pieces in found.items()}
 
 
 def predicted(metric: FisherMetric, calls: Sequence[AttentionCall], choice: Choice) -> float:

@@ -93,7 +93,7 @@ class Prompt:
             for part in rule.parts
             if isinstance(part, Observed) and part.queries == "replay"
         ]
-        if wanted:
+        if wanted or metric:
             self._replay({part.text(): part for part in wanted})
 
     @property
@@ -136,7 +136,7 @@ class Prompt:
 
     # ---- replay
 
-    def _chunks(self) -> Iterator[Tensor]:
+    def _chunks(self, needed: bool) -> Iterator[Tensor]:
         """Token ids of the replay, (1, m): the instruction, then a piece of the prompt. Pieces are
         as long as the model's positions allow.
         """
@@ -145,6 +145,8 @@ class Prompt:
         room = CHUNK if most is None else min(CHUNK, most - self.keys)
         if room < len(asked) + LEAST_CHUNK:
             asked = []
+        if room < LEAST_CHUNK and not needed:
+            return
         if room < LEAST_CHUNK:
             raise ValueError(
                 f"inputs: a replay needs room behind the prompt of {self.keys} tokens, and"
@@ -154,6 +156,8 @@ class Prompt:
         lead = torch.tensor(asked, dtype=self.ids.dtype, device=self.ids.device)
         for chunk in torch.split(self.ids[0], room - len(asked)):
             yield torch.cat([lead, chunk])[None]
+            if not needed:  # for reference queries one piece is enough
+                return
 
     def _replay(self, parts: Mapping[str, Observed]) -> None:
         count = 0
@@ -176,11 +180,11 @@ class Prompt:
                 for text, part in parts.items():
                     place = text, (call.layer, kv)
                     totals[place] = part.add(totals.get(place), context)
-            some = torch.linspace(0, len(rows) - 1, REFERENCE, device=rows.device).round().long()
-            if not any(one.layer == call.layer for one in self.references["replay"]):
-                self.references["replay"].append(call.take(some))
+            many = max(8, REFERENCE * CHUNK // max(CHUNK, self.keys))  # of each piece
+            some = torch.linspace(0, len(rows) - 1, many, device=rows.device).round().long()
+            self.references["replay"].append(call.take(some))
 
-        for ids in self._chunks():
+        for ids in self._chunks(bool(parts)):
             with torch.no_grad():
                 self.held.decode(ids, lambda call: None, sink=see, hidden="norm" in need)
             count += ids.shape[1]

@@ -36,12 +36,12 @@ class CompressSpec(RunSpec):
     rules: tuple[str, ...] | None = Field(
         default=None, description="eviction rules, e.g. fisher or sinks:4+recent; may be repeated"
     )
-    splits: tuple[Literal["uniform", "cut", "layer", "pages"], ...] | None = Field(
+    splits: tuple[Literal["uniform", "cut", "layer", "pages", "exact"], ...] | None = Field(
         default=None,
         description=(
             "how heads share the budget: cut (one threshold for all heads), layer (one for each"
-            " layer), uniform (the same share each), pages (blocks of 16 keys); may be repeated;"
-            " default: cut where a rule has scores, else uniform"
+            " layer), exact (by exact errors in nats), uniform (the same share each), pages (blocks"
+            " of 16 keys); may be repeated; default: exact where a rule has scores, else uniform"
         ),
     )
     texts: PositiveInt = Field(default=3, description="prompts, spread evenly over the text")
