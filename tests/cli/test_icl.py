@@ -9,10 +9,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from esscher.icl import specs as figure_runs
 from esscher.icl.exact import risk
 from esscher.icl.flow import flow_limit, start_block
-from esscher.icl.specs import ConcentrationSpec, FlowSpec, TrainSpec
+from esscher.icl.specs import ConcentrationSpec, FlowSpec, IclFigure, TrainSpec
 from esscher.icl.tasks import LinearTask
 from tests.cli.commands import run
 
@@ -129,7 +128,7 @@ def test_stuck_seeds_are_named_and_not_averaged_in(
         ),
         "flow": FlowSpec(**both, draws=50),
     }
-    monkeypatch.setattr(figure_runs, "specs_for", lambda *asked: specs)
+    monkeypatch.setattr("esscher.cli.icl.specs_for", lambda *asked: specs)
 
     def judged(final: pd.DataFrame, curve: pd.DataFrame, ends: pd.DataFrame) -> pd.DataFrame:
         late = final["seed"] == 1
@@ -166,7 +165,7 @@ def test_figures(
 ) -> None:
     """One figure of each sort is drawn from runs, which are made small here."""
 
-    def tiny(figures: list[figure_runs.IclFigure], quick: bool, seed: int = 0) -> dict[str, object]:
+    def tiny(figures: list[IclFigure], quick: bool, seed: int = 0) -> dict[str, object]:
         both = {"covariances": ("isotropic",), "dim": 2}
         train = TrainSpec(
             **both, lengths=(4, 8), seeds=2, steps=20, records=6, evaluation=64, final_evaluation=64
@@ -183,7 +182,7 @@ def test_figures(
             if any(name in figure.runs for figure in figures)
         }
 
-    monkeypatch.setattr(figure_runs, "specs_for", tiny)
+    monkeypatch.setattr("esscher.cli.icl.specs_for", tiny)
     options = [
         "--only",
         "fig1,2,3,4",
