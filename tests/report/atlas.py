@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
+from esscher.errors.montecarlo import spec as _converge  # noqa: F401  registers its job
 from esscher.probe.budget import budget_table
 from esscher.probe.spec import ProbeSpec
 from esscher.runs import JOBS, Run, RunSpec, find_job, load_run
