@@ -178,7 +178,7 @@ def summary(run: Run) -> Iterator[str]:
         return
     for keep, own in rows.groupby("keep", dropna=False):
         best = own.loc[own["kl"].idxmin()]
-        loss = f", loss +{best['loss_added']:.3f}" if "loss_added" in best else ""
+        loss = f", loss {best['loss_added']:+.3f}" if "loss_added" in best else ""
         size = "" if keep == keep else f" (asked for {run.spec['kl']:g} nats)"
         yield (
             f"Keeping {best['share']:.1%} of the cache{size} costs {_interval(best)} nats per token"
