@@ -87,7 +87,7 @@ def _fit(draw: Draw) -> None:
         middle = float(np.exp(np.log(fit.n.astype(float)).mean()))
         draw.agree(
             "fitted error",
-            fit.predict(middle),
+            fit.constant * middle**-fit.exponent,
             constant * middle**-exponent,
             1e-7 * constant * middle**-exponent + 1e-300,
         )

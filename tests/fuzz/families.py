@@ -37,6 +37,7 @@ FAMILIES = (
 
 NOT_CALLED = {
     "capture": "needs a model",
+    "compress": "needs a model",
     "probe": "needs a model",
     "icl": "a part, not a function",
     "keep": "a part; tests/keep and tests/errors/test_keep_curve.py",
