@@ -52,7 +52,9 @@ def _kept(draw: Draw, head: Any, maps: Maps, law: Any, x: Any) -> None:
     kept = draw.public(
         "exact_curve", head, law, x, [tokens], keep=rule, context=context, pool_size=300
     )
-    for name in ("rms", "effective_tokens", "accuracy", "scale", "kept"):
+    drawn = kept.kind == "montecarlo"  # contexts are drawn: a mean with its standard error
+    names = ["rms", "accuracy", "scale", "kept"] + ["effective_tokens"] * (not drawn)
+    for name in names:
         if not np.isfinite(numbers(getattr(kept, name))).all():
             raise Finding("silent", f"{name}: {getattr(kept, name)}")
     if rule == "neyman":
@@ -61,6 +63,10 @@ def _kept(draw: Draw, head: Any, maps: Maps, law: Any, x: Any) -> None:
     far = float(np.abs(maps.V).max()) * float(law.cov.detach().double().diagonal().max()) ** 0.5
     rounding = 1e-12 * (far + float(np.abs(plain.queries.limit).max()))
     slack = (4 * kept.accuracy + 1e-7 + 64 * torch.finfo(law.dtype).eps) * plain.rms + rounding
+    if drawn:  # 64 contexts may miss the rare ones that carry the error: too small, never too large
+        over = np.maximum(kept.rms - plain.rms, 0.0)
+        draw.agree("rms above that of all tokens", over, 0.0 * over, slack + 8 * kept.stderr)
+        return
     draw.agree("rms of all keys kept", kept.rms, plain.rms, slack + 1e-150)
 
 
