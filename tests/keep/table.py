@@ -30,6 +30,13 @@ OPEN = (
     "streamingllm:1",
     "bigbird:1",
     "recent:2+heavy",
+    "fisher",
+    "kvzip",
+    "kvzip_plus",
+    "h2o",
+    "snapkv",
+    "tova",
+    "restkv",
     "vattention:0.7:delta=0.2:sinks=1:recent=1",
 )
 FIXED = (

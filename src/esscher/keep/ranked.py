@@ -227,19 +227,23 @@ class KVzip(Fisher):
 
 @dataclass(frozen=True)
 class KVzipPlus(KVzip):
-    """KVzip with the weight times |W_O v| / |h|, h the hidden state of the query (kvpress)."""
+    """KVzip with the weight times |W_O v| / |h|, h the hidden state of the query (kvpress); |v|
+    without a model.
+    """
 
     name: ClassVar[str] = "kvzip_plus"
     needs: ClassVar[tuple[str, ...]] = ("norm",)
 
     def score(self, rows: Context) -> Tensor:
-        assert rows.heads is not None
-        assert rows.output is not None
-        assert rows.norm is not None
-        weight = softmax_rows(rows)[:, rows.inside] / rows.norm[:, None].to(rows.dtype)
+        weight = softmax_rows(rows)[:, rows.inside]
+        if rows.norm is not None:
+            weight = weight / rows.norm[:, None].to(weight.dtype)
+        values = rows.v.to(weight.dtype)
+        if rows.heads is None or rows.output is None:
+            return weight.amax(0) * values.square().sum(1).sqrt()
         found = weight.new_zeros(rows.keys)
         for head in torch.unique(rows.heads).tolist():
-            length = (rows.v.to(rows.dtype) @ rows.output[head].to(rows.dtype)).norm(dim=1)
+            length = (values @ rows.output[head].to(weight.dtype)).norm(dim=1)
             found = torch.maximum(found, weight[rows.heads == head].amax(0) * length)
         return found
 
