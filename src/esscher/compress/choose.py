@@ -231,7 +231,8 @@ def _costs(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """For each key-value head of a layer sizes (S,) and the nats that its first keys cost, (S,)."""
     assert prompt.metric is not None
-    weights, values = call.weights()[0], call.value[0].to(call.weights().dtype)
+    weights = call.weights()[0]
+    values = call.value[0].to(weights.dtype)
     for kv in range(call.kv_heads):
         rows, always = scores[call.layer][kv], sure[call.layer][kv]
         own = weights[kv * call.shared : (kv + 1) * call.shared]  # (heads, m, N)
