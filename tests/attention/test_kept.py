@@ -252,8 +252,6 @@ class Largest(TorchDispatchMode):
         "window:60",
         "sinks:4+recent:60",
         "global:0,9+window:9",
-        "keynorm:64",
-        "sinks:4+recent",
     ],
 )
 def test_what_places_decide_makes_nothing_of_the_size_of_all_pairs(text: str) -> None:
@@ -263,22 +261,31 @@ def test_what_places_decide_makes_nothing_of_the_size_of_all_pairs(text: str) ->
     size = 4096
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(size, 16, generator=generator) for _ in range(3))
-    n = 64 if text.endswith("recent") else None
     with Largest() as largest:
-        es.attend(q, k, v, keep=text, n=n, positions=torch.arange(size))
+        es.attend(q, k, v, keep=text, positions=torch.arange(size))
     assert largest.numbers <= 4 * size * 16
     assert largest.numbers < by_places.BLOCK * size
 
 
 @pytest.mark.parametrize(
-    "text", ["topk:8", "heavy:8", "expected:8", "recent:1+random:0.01", "recent:1+neyman:8:shared"]
+    "text",
+    [
+        "topk:8",
+        "heavy:8",
+        "keynorm:64",
+        "expected:8",
+        "sinks:4+recent",
+        "recent:1+random:0.01",
+        "recent:1+neyman:8:shared",
+    ],
 )
 def test_what_scores_decide_is_streamed(text: str) -> None:
     size = 2048
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(size, 8, generator=generator) for _ in range(3))
     with Largest() as largest:
-        es.attend(q, k, v, keep=text, positions=torch.arange(size), generator=generator)
+        n = 64 if text.endswith("recent") else None
+        es.attend(q, k, v, keep=text, n=n, positions=torch.arange(size), generator=generator)
     assert largest.numbers <= blocks.PAIRS < size**2 / 4
 
 

@@ -59,8 +59,8 @@ def attend(
     (m,), and see no later key, or what ``mask`` says. ``n``: keys kept in all, for the part of the
     rule without a number. A rule with chance draws from ``generator``: for query after query and
     key after key u_ij uniform on [0, 1), kept where u_ij < p_ij; parts that are shared by the
-    queries draw one u_j for each key. Where places decide (window, sinks, recent, global, heavy,
-    keynorm, expected and their unions) a block of neighbouring queries looks only at keys that one
+    queries draw one u_j for each key. Where positions decide (window, global, sinks and recent with
+    their numbers, and unions of these) a block of neighbouring queries looks only at keys that one
     of them may keep; otherwise at all keys, a block of queries at a time.
     """
     q, k, v, scale, mask = attention_inputs(q, k, v, scale, mask)

@@ -1,23 +1,22 @@
 """Softmax attention on the keys that a rule keeps, and on no others.
 
-Where places alone decide (windows, first and last keys, given positions, one order for all
-queries), a block of neighbouring queries asks its rule for the keys that any of them may keep, and
-attends to these under the mask of what each one keeps. Where scores or chance decide, a block of
-queries looks at all keys; memory stays flat.
+Where positions alone decide (windows, first and last keys, given positions), a block of
+neighbouring queries looks only at the keys that one of them may keep. Otherwise a block of queries
+looks at all keys; memory stays flat.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from esscher.attention.state import attend_block
 from esscher.keep.context import Context
-from esscher.keep.rule import PAIRS, Chance, Placed, PlacedOrder, Rule, Union, blocks, first_of
-from esscher.keep.settled import settled
+from esscher.keep.rule import Chance, Part, Ranked, Rule, Union, blocks
 
 BLOCK = 192  # neighbouring queries with one set of keys
 
@@ -36,14 +35,14 @@ def attend_kept(
             f"generator: {names} keeps keys by chance; expected a torch.Generator, got"
             f" {generator!r}"
         )
-    found, left = settled(rule, context, n)
-    placed = [part for part in found.parts if isinstance(part, Placed)]
-    if context.mask is None and len(placed) == len(found.parts):
-        parts = _by_place(rule, placed, context.positions, left)
+    rule.check(context, n)
+    by_position = all(part.near(0, 0) is not None for part in rule.parts)
+    if by_position and context.mask is None:
+        found = _by_position(rule, context.positions)
     else:
-        parts = _by_score(found, context, left, generator)
+        found = _by_score(*precomputed(rule, context, n), context, generator)
     order, outs, blind = [], [], 0
-    for rows, keys, mask, weight in parts:
+    for rows, keys, mask, weight in found:
         if len(keys) == 0:
             keys, mask, weight = keys.new_zeros(1), mask.new_zeros(len(rows), 1), None
         bias = mask if weight is None else weight.log().masked_fill(~mask, -torch.inf)
@@ -59,7 +58,20 @@ def attend_kept(
     return torch.cat(outs)[torch.cat(order).argsort()]
 
 
-def _by_score(rule: Rule, context: Context, n: int | None, generator: Any) -> Iterator[Block]:
+def _by_position(rule: Rule, positions: Tensor) -> Iterator[Block]:
+    """Blocks of queries in the order of their positions, with the keys that these may keep."""
+    for rows in torch.split(positions.argsort(stable=True), BLOCK):
+        at = positions[rows][:, None]
+        near = [part.near(int(at[0]), int(at[-1])) for part in rule.parts]
+        keys = torch.unique(torch.cat([keys for keys in near if keys is not None]))
+        keys = keys.to(at.device)
+        mask = torch.zeros(len(rows), len(keys), dtype=torch.bool, device=at.device)
+        for part in rule.parts:
+            mask |= part.keeps(at, keys)
+        yield rows, keys, mask & (keys <= at), None
+
+
+def _by_score(rule: Rule, n: int | None, context: Context, generator: Any) -> Iterator[Block]:
     """Blocks of queries that look at all keys."""
 
     def uniform(*shape: int) -> Tensor:
@@ -82,29 +94,44 @@ def _by_score(rule: Rule, context: Context, n: int | None, generator: Any) -> It
         yield rows, keys, mask[:, keys], None if weight is None else weight[:, keys]
 
 
-def _by_place(
-    rule: Rule, parts: Sequence[Placed], positions: Tensor, n: int | None
-) -> Iterator[Block]:
-    """Blocks of queries in the order of their positions, with the keys that these may keep."""
-    held = 0
-    for near in torch.split(positions.argsort(stable=True), BLOCK):
-        reach = torch.unique(torch.cat([part.reach(positions[near], n) for part in parts]))
-        keys = reach[reach <= positions[near[-1]]]
-        for rows in torch.split(near, max(1, PAIRS // max(1, len(keys)))):
-            at = positions[rows][:, None]
-            visible = keys <= at
-            mask = torch.zeros_like(visible)
-            for part in parts:
-                if not isinstance(part, PlacedOrder) or part.is_local:
-                    mask |= part.keeps(at, keys)
-                elif part.size is not None:
-                    mask |= first_of(part.rank(keys), visible, torch.full_like(rows, part.size))
-            mask &= visible
-            if n is not None:
-                count = mask.sum(1)
-                held += int(count.sum())
-                for part in parts:
-                    if isinstance(part, PlacedOrder) and part.is_open:
-                        mask |= first_of(part.rank(keys), visible & ~mask, n - count)
-            yield rows, keys, mask, None
-    rule.check_least(n, held / len(positions))
+@dataclass(frozen=True, eq=False)
+class _GivenOrder(Ranked):
+    """A ranking whose order of the keys (N,) was computed from all queries."""
+
+    name: ClassVar[str] = "order"
+    given: Tensor = field(repr=False)
+    size: int | None
+
+    def order(self, context: Context) -> Tensor:
+        return self.given
+
+
+def precomputed(rule: Rule, context: Context, n: int | None) -> tuple[Rule, int | None]:
+    """The rule with the numbers that it finds from all queries together, so that blocks of queries
+    can follow it one by one, and n where the rule still leaves a number open.
+    """
+
+    def ordered(part: Part) -> Part:
+        if not isinstance(part, Ranked) or part.per_query or part.near(0, 0) is not None:
+            return part
+        order = part.order(context)
+        return part if order.ndim == 2 else _GivenOrder(order, part.size)
+
+    def seen(is_open: bool) -> Iterator[tuple[Context, Tensor, Tensor | None]]:
+        """What the chance of a key depends on, for blocks of queries."""
+        for _, block in blocks(context):
+            sure = ranked.filled(block, ranked.held(block), n)
+            wanted = n - sure.sum(1).double() if is_open and n is not None else None
+            yield block, block.visible & ~sure, wanted
+
+    ranked = Union(tuple(ordered(part) for part in rule.parts))
+    if n is not None:
+        held = sum(int(ranked.held(block).sum()) for _, block in blocks(context))
+        rule.check_least(n, held / len(context.q))
+    found = Union(
+        tuple(
+            part.precomputed(seen(part.is_open)) if isinstance(part, Chance) else part
+            for part in ranked.parts
+        )
+    )
+    return found, n if found.free else None

@@ -24,7 +24,7 @@ from esscher.hf.interventions import Kept
 from esscher.keep import Recent, Sinks, parse
 from esscher.keep.context import Context
 from esscher.keep.ranked import Observed
-from esscher.keep.rule import Chance, Inclusion, Placed, Ranked, Rule
+from esscher.keep.rule import Chance, Inclusion, Ranked, Rule
 
 UNIFORM, CUT, LAYER, PAGES, EXACT = SPLITS = ("uniform", "cut", "layer", "pages", "exact")
 STEPS = 16  # sizes at which the exact error of a head is known
@@ -63,7 +63,7 @@ def cache_rule(text: str | Rule, sinks: int, recent: int) -> Rule:
     """The rule for a cache: a ranking by scores alone also keeps the first and the last keys."""
     rule = parse(text)
     lone = len(rule.parts) == 1 and isinstance(rule.free, Ranked | Chance)
-    if not lone or isinstance(rule.free, Placed):
+    if not lone or isinstance(rule.free, Sinks | Recent):
         return rule
     parts: list[Rule] = [Sinks(sinks)] * (sinks > 0) + [Recent(recent)] * (recent > 0)
     for part in parts:
@@ -78,7 +78,7 @@ def default_split(rule: Rule) -> str:
 
 def splits_of(rule: Rule) -> bool:
     """Whether heads can be compared by the scores of a rule: a ranking, not by position alone."""
-    ranked = isinstance(rule.free, Ranked) and not isinstance(rule.free, Placed)
+    ranked = isinstance(rule.free, Ranked) and not isinstance(rule.free, Sinks | Recent)
     return ranked and not any(isinstance(part, Chance) for part in rule.parts)
 
 

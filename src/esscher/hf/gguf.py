@@ -1,5 +1,5 @@
-"""GGUF files as transformers models: a safe header, transformers' reader, and a proof that what it
-made is the model of the file.
+"""GGUF files as transformers models: transformers' reader, and a proof that what it made is the
+model of the file.
 
 The reader silently leaves out settings it does not know (scaled positions, sliding windows) and
 tensors that have no place. So every setting of the architecture must be found again in the
@@ -15,8 +15,6 @@ import functools
 import importlib
 import io
 import math
-import mmap
-import struct
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -27,182 +25,66 @@ import numpy as np
 import torch
 
 from esscher.hf.package import gguf, quiet, transformers, why
-from esscher.runs.files import open_regular
 
-VERSIONS = (2, 3)
-STRING, ARRAY = 8, 9
-SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
-KEPT = 4096  # numbers of a list that are kept; of longer ones and of words only the count is
-DIMENSIONS = 4
-DAMAGED = "the file is damaged"
 CUT = "the file is cut off or damaged"
 
 
-class GgufTensor(NamedTuple):
-    """A tensor of the file: sizes (the fastest first), type by name (F32, Q4_1, ...), its bytes."""
-
-    name: str
-    shape: tuple[int, ...]
-    kind: str
-    begin: int
-    bytes: int
-
-
 class GgufHeader(NamedTuple):
-    """Settings and tensors of a file; of a list of words only its length is here."""
+    """Settings and tensors of a file, as the package gguf reads them; of the tokenizer's lists only
+    their lengths.
+    """
 
     architecture: str
     settings: dict[str, Any]
-    tensors: tuple[GgufTensor, ...]
+    tensors: list[Any]
 
     def kinds(self) -> list[str]:
         """Types of the tensors, those that hold most numbers first."""
         counts: Counter[str] = Counter()
         for tensor in self.tensors:
-            counts[tensor.kind] += math.prod(tensor.shape)
+            counts[tensor.tensor_type.name] += int(tensor.n_elements)
         return [kind for kind, _ in counts.most_common()]
 
 
-class _Cursor:
-    """A place in the file that cannot leave it: counts and lengths are checked before use."""
-
-    def __init__(self, data: mmap.mmap) -> None:
-        self.data, self.at = data, 8
-
-    def skip(self, size: int) -> int:
-        """Where the next ``size`` bytes begin."""
-        begin = self.at
-        if size > len(self.data) - begin:
-            raise ValueError(
-                f"the header asks for {size} bytes at byte {begin} of {len(self.data)}; {CUT}"
-            )
-        self.at = begin + size
-        return begin
-
-    def number(self, form: str) -> Any:
-        form = "<" + form
-        return struct.unpack_from(form, self.data, self.skip(struct.calcsize(form)))[0]
-
-    def count(self, what: str, least: int) -> int:
-        """A number of things that take at least so many bytes each."""
-        found: int = self.number("Q")
-        if found * least > len(self.data) - self.at:
-            raise ValueError(
-                f"the header counts {found} {what}, more than the file has room for; {CUT}"
-            )
-        return found
-
-    def text(self) -> str:
-        size: int = self.number("Q")
-        begin = self.skip(size)
-        try:
-            return self.data[begin : begin + size].decode("utf-8")
-        except UnicodeDecodeError as cause:
-            raise ValueError(f"the word at byte {begin} is not text; {DAMAGED}") from cause
-
-    def value(self) -> Any:
-        """A setting."""
-        kind = self.number("I")
-        if kind in SCALARS:
-            return self.number(SCALARS[kind])
-        if kind == STRING:
-            return self.text()
-        if kind != ARRAY:
-            raise ValueError(f"a setting of type {kind} at byte {self.at}; {DAMAGED}")
-        kind = self.number("I")
-        if kind == STRING:
-            count = self.count("words of a list", 8)
-            for _ in range(count):
-                self.text()
-            return count
-        if kind not in SCALARS:
-            raise ValueError(f"a list of type {kind} at byte {self.at}, which is not read")
-        size = struct.calcsize("<" + SCALARS[kind])
-        count = self.count("numbers of a list", size)
-        begin, form = self.skip(count * size), f"<{count}{SCALARS[kind]}"
-        return struct.unpack_from(form, self.data, begin) if count <= KEPT else count
-
-    def tensor(self, library: Any) -> GgufTensor:
-        """A tensor; ``begin`` counts from the start of the data, whose place is not known yet."""
-        name = self.text()
-        shown = f"the tensor {name[:80]!r}"
-        dimensions = self.number("I")
-        if dimensions > DIMENSIONS:
-            raise ValueError(f"{shown} has {dimensions} sizes, at most {DIMENSIONS} are possible")
-        shape = tuple(self.number("Q") for _ in range(dimensions))
-        code, offset = self.number("I"), self.number("Q")
-        try:
-            kind = library.GGMLQuantizationType(code)
-        except ValueError as cause:
-            raise ValueError(
-                f"{shown} is of type {code}, which the package gguf does not know"
-            ) from cause
-        numbers, width = library.GGML_QUANT_SIZES[kind]
-        if math.prod(shape) < 1 or (shape and shape[0] % numbers):
-            raise ValueError(f"{shown} of sizes {shape} cannot be of type {kind.name}; {DAMAGED}")
-        return GgufTensor(name, shape, kind.name, offset, math.prod(shape) // numbers * width)
-
-
 def read_header(path: Path) -> GgufHeader:
-    """The header of a file, checked against the file's size; a mistake is a ValueError of one
+    """The header of a file; a file that is damaged, or a part of a model, is a ValueError of one
     line.
     """
+    found = path.stat()
+    return _read_header(path, (found.st_ino, found.st_size, found.st_mtime_ns))
+
+
+@functools.lru_cache(maxsize=1)  # a second for a large vocabulary
+def _read_header(path: Path, _version: tuple[int, ...]) -> GgufHeader:
+    library = gguf()
+    is_list = library.GGUFValueType.ARRAY
+
+    class Reader(library.GGUFReader):  # type: ignore[misc, name-defined]
+        def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
+            # never beyond the end, where the package would follow a wrong count; and faster
+            return np.frombuffer(self.data, dtype, int(count), int(offset))
+
     try:
-        with open_regular(path) as stream:
-            size = path.stat().st_size
-            if size < 24:
-                raise ValueError(f"{size} bytes, less than a GGUF header; {CUT}")
-            with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _parse(data)
-    except OSError as cause:
-        raise ValueError(f"{path}: {cause.strerror or cause}") from cause
-    except ValueError as cause:
-        raise ValueError(f"{path}: {cause}") from cause
-
-
-def _parse(data: mmap.mmap) -> GgufHeader:
-    if data[:4] != b"GGUF":
-        raise ValueError(f"no GGUF file: it begins with {bytes(data[:4])!r}")
-    (version,) = struct.unpack_from("<I", data, 4)
-    if version not in VERSIONS:
-        swapped = struct.unpack_from(">I", data, 4)[0] in VERSIONS
-        what = "of a machine with the other order of bytes" if swapped else f"of version {version}"
-        raise ValueError(f"a GGUF file {what}; versions 2 and 3, low byte first, are read")
-    cursor = _Cursor(data)
-    count = cursor.count("tensors", 24)
-    settings: dict[str, Any] = {}
-    for _ in range(cursor.count("settings", 13)):
-        name = cursor.text()
-        if name in settings:
-            raise ValueError(f"the setting {name} is there twice; {DAMAGED}")
-        settings[name] = cursor.value()
+        reader = Reader(path)
+        settings = {
+            name: len(field.data)
+            if name.startswith("tokenizer.") and field.types[0] == is_list
+            else field.contents()
+            for name, field in reader.fields.items()
+        }
+    except Exception as cause:  # whatever the bytes made the package raise
+        raise ValueError(f"{path}: {' '.join(str(cause).split())[:200]}; {CUT}") from cause
     architecture = settings.get("general.architecture")
     if not isinstance(architecture, str):
         raise ValueError(
-            "no general.architecture among its settings, so there is no knowing what model it is"
+            f"{path}: no general.architecture among its settings, so there is no knowing what model"
+            " it is"
         )
     if isinstance(parts := settings.get("split.count"), int) and parts > 1:
         raise ValueError(
-            f"one of {parts} parts of a model; join them first: llama-gguf-split --merge"
+            f"{path}: one of {parts} parts of a model; join them first: llama-gguf-split --merge"
         )
-    alignment = settings.get("general.alignment", 32)
-    if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-        raise ValueError(
-            f"general.alignment: expected a power of two, got {alignment!r}; {DAMAGED}"
-        )
-    library = gguf()
-    tensors = [cursor.tensor(library) for _ in range(count)]
-    if len({tensor.name for tensor in tensors}) < count:
-        raise ValueError(f"a tensor is there twice; {DAMAGED}")
-    end = start = -(-cursor.at // alignment) * alignment
-    tensors = [tensor._replace(begin=start + tensor.begin) for tensor in tensors]
-    for tensor in sorted(tensors, key=lambda tensor: tensor.begin):
-        if tensor.begin < end:
-            raise ValueError(f"the tensor {tensor.name} lies in the place of another; {DAMAGED}")
-        end = tensor.begin + tensor.bytes
-        if end > len(data):
-            raise ValueError(f"the tensor {tensor.name} ends at byte {end} of {len(data)}; {CUT}")
-    return GgufHeader(architecture, settings, tuple(tensors))
+    return GgufHeader(architecture, settings, reader.tensors)
 
 
 # ---- The model of a file
@@ -257,7 +139,7 @@ def _gguf_config(path: Path, _version: tuple[int, ...]) -> Any:
         and words > config.vocab_size
     ):
         raise ValueError(
-            f"{path}: its tokenizer has {words} words, its embedding {config.vocab_size}; {DAMAGED}"
+            f"{path}: its tokenizer has {words} words, its embedding {config.vocab_size}; {CUT}"
         )
     _check_tensors(path, header, skeleton(config, str(path)))
     return config
@@ -362,8 +244,9 @@ def _check_tensors(path: Path, header: GgufHeader, model: Any) -> None:
     """Refuse a file with numbers that have no place in the model, or a model with more than the
     file has.
     """
-    own = [t for t in header.tensors if t.name not in HEAD and t != _factors(header)]
-    held = sum(math.prod(tensor.shape) for tensor in own)
+    factors = _factors(header)
+    own = [t for t in header.tensors if t.name not in HEAD and t is not factors]
+    held = sum(int(tensor.n_elements) for tensor in own)
     taken = sum(parameter.numel() for parameter in model.parameters())
     if held != taken:
         reader = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
@@ -376,12 +259,13 @@ def _check_tensors(path: Path, header: GgufHeader, model: Any) -> None:
         )
 
 
-def _factors(header: GgufHeader) -> GgufTensor | None:
+def _factors(header: GgufHeader) -> Any | None:
     """The divisors of the rotary frequencies, where a llama has one for each frequency."""
     width = header.settings.get("llama.rope.dimension_count")
-    shape = (width // 2,) if isinstance(width, int) else None
-    found = [t for t in header.tensors if (t.name, t.kind, t.shape) == (FACTORS, "F32", shape)]
-    return found[0] if found else None
+    for tensor in header.tensors:
+        if tensor.name == FACTORS and tensor.tensor_type.name == "F32" and isinstance(width, int):
+            return tensor if tuple(tensor.shape) == (width // 2,) else None
+    return None
 
 
 def gguf_weights(
@@ -395,7 +279,7 @@ def gguf_weights(
         model, info = read(**options, config=config, dtype=dtype, output_loading_info=True)
     factors = _factors(read_header(path))
     if factors is not None:  # the reader leaves them out
-        values = torch.from_numpy(np.fromfile(path, "<f4", factors.shape[0], offset=factors.begin))
+        values = torch.from_numpy(np.array(factors.data))
         if not bool((torch.isfinite(values) & (values > 0)).all()):
             raise ValueError(
                 f"{path}: {FACTORS} holds numbers that are not positive; get the file again"

@@ -126,7 +126,7 @@ class Random(Chance):
         assert wanted is not None
         return rest.double() * share_of(wanted, rest.sum(1))
 
-    def settle(self, seen: Iterable[tuple[Context, Tensor, Tensor | None]]) -> Chance:
+    def precomputed(self, seen: Iterable[tuple[Context, Tensor, Tensor | None]]) -> Chance:
         if self.share is not None:
             return self
         keys, counts = 0, []
@@ -198,7 +198,7 @@ class Neyman(Chance):
         for p in fill_up(gains, counts):
             yield p * rest
 
-    def settle(self, seen: Iterable[tuple[Context, Tensor, Tensor | None]]) -> Chance:
+    def precomputed(self, seen: Iterable[tuple[Context, Tensor, Tensor | None]]) -> Chance:
         if not self.shared:
             return self
         squares: Tensor | float = 0.0

@@ -118,12 +118,17 @@ class Context:
     def keys(self) -> int:
         return self.k.shape[0]
 
+    @property
+    def index(self) -> Tensor:
+        """0, 1, ..., N - 1."""
+        return torch.arange(self.keys, device=self.k.device)
+
     @cached_property
     def visible(self) -> Tensor:
         """(m, N): no key after the query, or what the mask says."""
         if self.mask is not None:
             return self.mask
-        return torch.arange(self.keys, device=self.k.device) <= self.positions[:, None]
+        return self.index <= self.positions[:, None]
 
     @cached_property
     def scores(self) -> Tensor:
@@ -162,9 +167,7 @@ class Context:
     @cached_property
     def inside(self) -> Tensor:
         """Which keys of ``whole`` these are, (N,)."""
-        return (
-            torch.arange(self.keys, device=self.k.device) if self.columns is None else self.columns
-        )
+        return self.index if self.columns is None else self.columns
 
     @cached_property
     def attention(self) -> Tensor:

@@ -1,6 +1,4 @@
-"""Sinks: the first keys of the context, on which attention rests when nothing asks for it
-(StreamingLLM).
-"""
+"""Rules by position: first keys, last keys, windows, strides, given positions."""
 
 from __future__ import annotations
 
@@ -11,12 +9,14 @@ import torch
 from torch import Tensor
 
 from esscher.keep.context import Context
-from esscher.keep.rule import Pattern, PlacedOrder, as_size, refused
+from esscher.keep.rule import Pattern, Ranked, as_size, refused
 
 
 @dataclass(frozen=True)
-class Sinks(PlacedOrder):
-    """The first ``size`` keys that a query sees; in a sliding window the first ones inside it."""
+class Sinks(Ranked):
+    """The first ``size`` keys that a query sees (attention sinks, StreamingLLM); in a sliding
+    window the first ones inside it.
+    """
 
     name: ClassVar[str] = "sinks"
     size: int | None = None
@@ -24,26 +24,18 @@ class Sinks(PlacedOrder):
     def __post_init__(self) -> None:
         as_size(self.size, "sinks")
 
-    @property
-    def is_local(self) -> bool:
-        return self.size is not None
+    def order(self, context: Context) -> Tensor:
+        return -context.index
+
+    def near(self, first: int, last: int) -> Tensor | None:
+        return None if self.size is None else torch.arange(self.size)
 
     def keeps(self, position: Tensor, key: Tensor) -> Tensor:
-        return (key < (self.size or 0)) & (position >= 0)
-
-    def rank(self, keys: Tensor) -> Tensor:
-        return -keys
-
-    def reach(self, positions: Tensor, n: int | None) -> Tensor:
-        return torch.arange(self.size or n or 0, device=positions.device)
-
-
-# ---- Recent: the keys nearest to a query, its own among them; for a causal query the last that
-# it sees.
+        return key < (self.size or 0)
 
 
 @dataclass(frozen=True)
-class Recent(PlacedOrder):
+class Recent(Ranked):
     """The ``size`` keys nearest to the query's position: the last ones, where it sees no
     later key.
     """
@@ -54,35 +46,20 @@ class Recent(PlacedOrder):
     def __post_init__(self) -> None:
         as_size(self.size, "recent")
 
-    @property
-    def is_local(self) -> bool:
-        return self.size is not None
+    def order(self, context: Context) -> Tensor:
+        index = context.index
+        return index if context.mask is None else -(index - context.positions[:, None]).abs()
 
-    @property
-    def back(self) -> int | None:
-        return None if self.size is None else self.size - 1
+    def near(self, first: int, last: int) -> Tensor | None:
+        return None if self.size is None else torch.arange(max(0, first + 1 - self.size), last + 1)
 
     def keeps(self, position: Tensor, key: Tensor) -> Tensor:
         return key > position - (self.size or 0)
 
-    def rank(self, keys: Tensor) -> Tensor:
-        return keys
-
-    def reach(self, positions: Tensor, n: int | None) -> Tensor:
-        first = int(positions[0]) + 1 - (self.size or n or 0)
-        return torch.arange(max(0, first), int(positions[-1]) + 1, device=positions.device)
-
-    def order(self, context: Context) -> Tensor:
-        index = torch.arange(context.keys, device=context.k.device)
-        return index if context.mask is None else -(index - context.positions[:, None]).abs()
-
-
-# ---- Window: the keys near a query, on either side as far as it sees (Longformer, BigBird).
-
 
 @dataclass(frozen=True)
 class Window(Pattern):
-    """Keys at most ``width`` positions away."""
+    """Keys at most ``width`` positions away, on either side (Longformer, BigBird)."""
 
     name: ClassVar[str] = "window"
     width: int
@@ -90,20 +67,16 @@ class Window(Pattern):
     def __post_init__(self) -> None:
         as_size(self.width, "window")
 
-    @property
-    def back(self) -> int:
-        return self.width
+    def near(self, first: int, last: int) -> Tensor:
+        return torch.arange(max(0, first - self.width), last + 1)
 
     def keeps(self, position: Tensor, key: Tensor) -> Tensor:
         return (key - position).abs() <= self.width
 
 
-# ---- Strided: every s-th key counted back from the query (Sparse Transformer).
-
-
 @dataclass(frozen=True)
 class Strided(Pattern):
-    """Keys whose distance from the query is a multiple of ``stride``."""
+    """Keys whose distance from the query is a multiple of ``stride`` (Sparse Transformer)."""
 
     name: ClassVar[str] = "strided"
     stride: int
@@ -111,25 +84,13 @@ class Strided(Pattern):
     def __post_init__(self) -> None:
         as_size(self.stride, "strided")
 
-    @property
-    def period(self) -> int:
-        return self.stride
-
     def keeps(self, position: Tensor, key: Tensor) -> Tensor:
         return (position - key) % self.stride == 0
-
-    def reach(self, positions: Tensor, n: int | None) -> Tensor:
-        turns = torch.arange(0, int(positions[-1]) + 1, self.stride, device=positions.device)
-        residues = torch.unique(positions % self.stride)
-        return torch.flatten(turns[:, None] + residues)
-
-
-# ---- Global: keys at given positions, which every query keeps (Longformer's global tokens).
 
 
 @dataclass(frozen=True)
 class Global(Pattern):
-    """Keys at the positions ``at``."""
+    """Keys at the positions ``at``, which every query keeps (Longformer's global tokens)."""
 
     name: ClassVar[str] = "global"
     at: tuple[int, ...]
@@ -147,8 +108,8 @@ class Global(Pattern):
                 f" {max(self.at)}"
             )
 
+    def near(self, first: int, last: int) -> Tensor:
+        return torch.tensor(self.at)
+
     def keeps(self, position: Tensor, key: Tensor) -> Tensor:
         return torch.isin(key, torch.tensor(self.at, device=key.device)) & (position >= 0)
-
-    def reach(self, positions: Tensor, n: int | None) -> Tensor:
-        return torch.tensor(sorted(set(self.at)), device=positions.device)

@@ -271,6 +271,18 @@ class Part(Rule):
         """Keys it keeps whatever happens, (m, N) or (N,), as far as its own number says."""
         return torch.zeros_like(context.visible)
 
+    def near(self, first: int, last: int) -> Tensor | None:
+        """Keys that causal queries from position ``first`` to ``last`` may keep, in any order;
+        None where positions alone do not say it.
+        """
+        return None
+
+    def keeps(self, position: Tensor, key: Tensor) -> Tensor:
+        """Whether a query at a position keeps a key that it sees; both broadcast. For patterns, and
+        for parts with ``near``.
+        """
+        raise NotImplementedError
+
     def text(self) -> str:
         """``name:number:flag:key=value``; what has its default is left out."""
         words = [self.name]
@@ -293,55 +305,11 @@ def _written(value: object) -> str:
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
-class Placed(Part):
-    """Keys by their places, or by one order for all queries: known without any score.
-
-    For queries that see no later key. Attention on the keys kept (attention.kept) asks a few
-    neighbouring queries for the keys that any of them may keep, and looks at no others.
-    """
-
-    @property
-    def is_local(self) -> bool:
-        """Whether ``keeps`` alone decides, whatever other keys there are."""
-        return True
-
-    @property
-    def back(self) -> int | None:
-        """How far before the query its keys begin, if where they lie depends on that distance
-        alone.
-        """
-        return None
-
-    @property
-    def period(self) -> int:
-        """Queries that lie so far apart share keys."""
-        return 1
-
-    def keeps(self, position: Tensor, key: Tensor) -> Tensor:
-        """Whether a query at a position keeps a key that it sees; both broadcast. For parts that
-        are local.
-        """
-        raise NotImplementedError
-
-    def reach(self, positions: Tensor, n: int | None) -> Tensor:
-        """Keys that queries at these rising positions may keep, more are allowed; ``n``: the number
-        of a part without one.
-        """
-        last = int(positions[-1])
-        first = 0 if self.back is None else max(0, int(positions[0]) - self.back)
-        return torch.arange(first, last + 1, device=positions.device)
-
-
-class Pattern(Placed):
-    """Keys by their places alone, all of them kept."""
-
-    @abstractmethod
-    def keeps(self, position: Tensor, key: Tensor) -> Tensor: ...
+class Pattern(Part):
+    """Keys by their positions alone, all of them kept."""
 
     def surely(self, context: Context) -> Tensor:
-        return self.keeps(
-            context.positions[:, None], torch.arange(context.keys, device=context.k.device)
-        )
+        return self.keeps(context.positions[:, None], context.index)
 
 
 class Ranked(Part):
@@ -396,21 +364,6 @@ def first_of(order: Tensor, among: Tensor, count: Tensor) -> Tensor:
     return torch.zeros_like(first).scatter(1, along, first)
 
 
-class PlacedOrder(Placed, Ranked):
-    """The first keys of an order that is one for all queries and known of each key by itself."""
-
-    @property
-    def is_local(self) -> bool:
-        return False
-
-    @abstractmethod
-    def rank(self, keys: Tensor) -> Tensor:
-        """Larger is kept sooner."""
-
-    def order(self, context: Context) -> Tensor:
-        return self.rank(torch.arange(context.keys, device=context.k.device))
-
-
 class Chance(Part):
     """Keys kept by chance, among those that no part keeps surely."""
 
@@ -432,9 +385,9 @@ class Chance(Part):
         for count in wanted:
             yield self.probability(context, rest, count)
 
-    def settle(self, seen: Iterable[tuple[Context, Tensor, Tensor | None]]) -> Chance:
-        """The part with that decided which it decides for all queries together, from what
-        ``probability`` takes, in blocks.
+    def precomputed(self, seen: Iterable[tuple[Context, Tensor, Tensor | None]]) -> Chance:
+        """The part with the numbers that it finds from all queries together; ``seen``: what
+        ``probability`` takes, for blocks of queries.
         """
         return self
 

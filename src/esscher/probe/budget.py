@@ -25,8 +25,8 @@ import yaml
 from esscher.errors.budget import Counts, Sharing, log_rms, tokens_needed
 from esscher.errors.curve import ErrorCurve, Floats
 from esscher.inputs import as_count, as_positive
-from esscher.keep import parse
-from esscher.keep.rule import Chance, Placed
+from esscher.keep import Strided, parse
+from esscher.keep.rule import Chance
 from esscher.probe.curves import METRICS, stored_curves
 from esscher.probe.session import measured_part
 from esscher.probe.spec import ALLOWED
@@ -507,7 +507,7 @@ def prune_ratios(
     Below the smallest size that was measured every cache shrinks in proportion.
     """
     parts = parse(rule).parts
-    if per_query(rule) or any(isinstance(part, Placed) and part.period > 1 for part in parts):
+    if per_query(rule) or any(isinstance(part, Strided) for part in parts):
         raise ValueError(
             f"kvpress: {rule} chooses keys for each query, so that the cache holds all, and a press"
             " chooses once; give another rule"
