@@ -27,11 +27,10 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from esscher.measures.matrices import norms
 
@@ -42,12 +41,11 @@ Polynomial = list[Fraction]
 
 
 class Radial(NamedTuple):
-    """K_v, q_v = B_v / r, the derivative B_v' in r, and dq_v / d rho."""
+    """K_v, q_v = B_v / r and the derivative B_v' in r."""
 
     log: Tensor
     ratio: Tensor
     curvature: Tensor
-    ratio_slope: Tensor
 
 
 def radial(order: float, rho: Tensor) -> Radial:
@@ -60,7 +58,6 @@ def radial(order: float, rho: Tensor) -> Radial:
             log=value.log + torch.log1p(rho * value.ratio / (2.0 * v)),
             ratio=ratio,
             curvature=ratio**2 * (2.0 * v - rho * value.curvature),
-            ratio_slope=-(ratio**2) * (value.ratio + rho * value.ratio_slope),
         )
     # tanh' decays exponentially: the recurrence's last subtraction would leave only rounding
     if order == 0.5:
@@ -71,9 +68,7 @@ def radial(order: float, rho: Tensor) -> Radial:
 
 def scaled_log(order: float, radius: float, rows: Tensor) -> Tensor:
     """K_v(R |theta|) for each row theta, differentiable twice."""
-    rho = ((radius * rows) ** 2).sum(-1)
-    log: Tensor = _Log.apply(rho, order)  # type: ignore[no-untyped-call]
-    return log
+    return radial(order, ((radius * rows) ** 2).sum(-1)).log
 
 
 def scaled_mean(order: float, radius: float, rows: Tensor) -> Tensor:
@@ -92,35 +87,6 @@ def spread(order: float, radius: float, size: Tensor) -> tuple[Tensor, Tensor]:
     """
     value = radial(order, (radius * size) ** 2)
     return radius * (radius * value.ratio), radius * (radius * value.curvature)
-
-
-class _Log(torch.autograd.Function):
-    """K_v as a function of rho = r^2, differentiable twice by autograd (also at r = 0)."""
-
-    @staticmethod
-    def forward(ctx: Any, rho: Tensor, order: float) -> Tensor:
-        ctx.save_for_backward(rho)
-        ctx.order = order
-        return radial(order, rho).log
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (rho,) = ctx.saved_tensors
-        return grad * 0.5 * _Ratio.apply(rho, ctx.order), None  # type: ignore[no-untyped-call]
-
-
-class _Ratio(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rho: Tensor, order: float) -> Tensor:
-        value = radial(order, rho)
-        ctx.save_for_backward(value.ratio_slope)
-        return value.ratio
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (slope,) = ctx.saved_tensors
-        return grad * slope, None
 
 
 def _debye(nu: float, rho: Tensor) -> Radial:
@@ -145,7 +111,6 @@ def _debye(nu: float, rho: Tensor) -> Radial:
         + torch.log1p(-x * t * gap / sum(u_series)),
         ratio=(1.0 / (1.0 + w) + t * e) / nu,
         curvature=(t / (1.0 + w) + t**3 * e - (z2 * t**2) * t**2 * de) / nu,
-        ratio_slope=-(t / (1.0 + w) ** 2 + t**3 * (e + t * de)) / (2.0 * nu**3),
     )
 
 
