@@ -138,13 +138,6 @@ def of_known(known: Callable[[Inputs], Any]) -> Callable[[Inputs], list[Any]]:
     return answers
 
 
-def of_coverage(i: Inputs) -> list[Any]:
-    found = es.coverage(
-        i["q"], i["k"], i["v"], "sinks:2+random:0.5", 0.2 * i["numbers"][1], repeats=400
-    )
-    return [found.denominator, found.output, found.kept]
-
-
 def of_predictions(i: Inputs) -> list[Any]:
     found = es.predictions(head(i), gaussian(i))
     return [list(p.numbers.values()) for p in found] + [
@@ -270,7 +263,6 @@ CASES = [
         1e-4,
     ),
     Case("dispersion_curve", QKV | N, of_dispersion, 1e-4),
-    Case("coverage", QKV | NUMBERS, of_coverage, 1e-4),
     Case(
         "converge",
         MAPS | LAW,
@@ -320,7 +312,6 @@ CASES = [
 ELSEWHERE = {  # public names that take no numbers of the user's
     **dict.fromkeys(
         [
-            "Coverage",
             "ConfidenceRegion",
             "DispersionCurve",
             "ErrorCurve",

@@ -14,7 +14,6 @@ from .attention import (
 from .errors import (
     Bounds as Bounds,
     ConfidenceRegion as ConfidenceRegion,
-    Coverage as Coverage,
     DispersionCurve as DispersionCurve,
     ErrorCurve as ErrorCurve,
     FitError as FitError,
@@ -23,7 +22,6 @@ from .errors import (
     asymptotic_from as asymptotic_from,
     confidence_region as confidence_region,
     converge as converge,
-    coverage as coverage,
     delta_covariance as delta_covariance,
     dispersion_curve as dispersion_curve,
     exact_curve as exact_curve,

@@ -111,6 +111,6 @@ def test_refusals(given: dict[str, object], message: str) -> None:
 
 def test_it_is_no_keep_rule() -> None:
     with pytest.raises(ValueError, match="lowrank is for exact_pool_curve"):
-        es.coverage(*tensors(), "lowrank:3", 0.1)
+        es.attend(*tensors(), keep="lowrank:3")
     assert es.keep.parse("lowrank:svd") == es.keep.LowRank(svd=True)
     assert str(es.keep.LowRank(5, projected=True)) == "lowrank:5:projected"

@@ -41,11 +41,9 @@ NOT_CALLED = {
     "probe": "needs a model",
     "icl": "a part, not a function",
     "keep": "a part; tests/keep and tests/errors/test_keep_curve.py",
-    "Coverage": "a result of coverage",
     "ConfidenceRegion": "a result of confidence_region",
     "Bounds": "numbers for confidence_region; tests/errors/test_region.py",
     "KnownError": "numbers for confidence_region; tests/errors/test_region.py",
-    "coverage": "simulates; tests/errors/test_coverage.py",
     "load_run": "needs a stored run",
     "Run": "needs a stored run",
 }

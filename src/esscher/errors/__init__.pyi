@@ -1,5 +1,4 @@
 from .budget import asymptotic_from as asymptotic_from, tokens_needed as tokens_needed
-from .region import Coverage as Coverage, coverage as coverage
 from .curve import ErrorCurve as ErrorCurve
 from .exact import delta_covariance as delta_covariance
 from .dispersion import (

@@ -13,10 +13,9 @@ a mean of independent centred vectors over a denominator that is seen.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
-import numpy as np
 import scipy.stats
 import torch
 from jaxtyping import Bool, Float64
@@ -24,18 +23,12 @@ from torch import Tensor
 
 from esscher.attention.head import Head, check_pair
 from esscher.attention.state import attention_inputs
-from esscher.errors.curve import Floats
 from esscher.errors.exact import exact_curve
-from esscher.inputs import as_count, as_positive, as_seed, as_tensor, finite_result, generator_for
-from esscher.keep import AdaptiveRest, Chance, Context, Union, parse
+from esscher.inputs import as_positive, as_tensor, finite_result
 from esscher.measures.base import Measure
 from esscher.measures.matrices import spectral_norm
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 BLOCK = 1 << 21  # scores held at once
-ELEMENTS = 1 << 21  # numbers in one temporary of a simulation
 ROUNDING = 1e-14  # of the values' size: lengths below it are none
 SLACK = 1e-9  # by which rounding may lift a score or a value above its bound
 
@@ -318,146 +311,3 @@ def _each(value: Any, name: str, m: int) -> Tensor:
     if name != "known.score" and bool((given < 0).any()):
         raise ValueError(f"{name}: expected numbers of at least 0, got {float(given.min()):g}")
     return given.reshape(-1).expand(m)
-
-
-# ---- coverage: how often attention on kept keys misses its denominator, and its output, by more
-# than a share epsilon.
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """Of each query, (m,): how often a relative error exceeds ``epsilon``, simulated, with standard
-    errors.
-
-    ``denominator``: of |Z/D - 1|. ``output``: of |Gamma_keep - Gamma| / |Gamma|; no kept key counts
-    as beyond. ``kept``: keys on average, draws counted as often as they come, a base sample not.
-    """
-
-    epsilon: float
-    denominator: Floats
-    denominator_stderr: Floats
-    output: Floats
-    output_stderr: Floats
-    kept: Floats
-
-    def to_frame(self) -> pd.DataFrame:
-        """One row a query."""
-        import pandas as pd
-
-        return pd.DataFrame({field.name: getattr(self, field.name) for field in fields(self)})
-
-
-def coverage(
-    q: Any,
-    k: Any,
-    v: Any,
-    keep: Any,
-    epsilon: Any = None,
-    scale: Any = None,
-    *,
-    positions: Any = None,
-    repeats: Any = 1000,
-    seed: Any = 0,
-) -> Coverage:
-    """How often the relative error exceeds ``epsilon``, by default that of the rule's adaptive
-    part.
-
-    ``q`` (m, k), ``k`` (N, k), ``v`` (N, d_v), ``keep`` a rule with all its numbers, ``positions``
-    as in exact_pool_curve, ``repeats``: simulations of each query. Independent keys are kept each
-    with its probability; an adaptive part (vAttention) takes its own steps: a base sample, the
-    budget b that it asks for, and b draws with replacement from the rest.
-    """
-    context, rule = Context.of(q, k, v, scale, positions), parse(keep)
-    many = as_count(repeats, "repeats")
-    if many < 2:
-        raise ValueError(f"repeats: expected at least 2, for a standard error, got {many}")
-    adaptive = next((part for part in rule.parts if isinstance(part, AdaptiveRest)), None)
-    if epsilon is None and adaptive is None:
-        raise ValueError(
-            f"epsilon: {rule} has none of its own; give the relative error to look for"
-        )
-    bound = as_positive(adaptive.epsilon if epsilon is None and adaptive else epsilon, "epsilon")
-    others = tuple(part for part in rule.parts if part is not adaptive)
-    if adaptive and any(isinstance(part, Chance) for part in others):
-        raise ValueError(
-            f"keep: {adaptive} draws from all the rest; expected no other part that keeps by"
-            f" chance, got {rule}"
-        )
-    kept = (Union(others) if adaptive else rule).include(context)
-    near = context.v.double() - context.v[0].double()
-    rows = []
-    for i, e in enumerate(context.attention):  # e: exp(score) over the denominator
-        generator = generator_for("coverage", as_seed(seed), i)
-        table = torch.cat([e[:, None] * (near - e @ near), e[:, None]], dim=1)
-        sure = kept.sure[i]
-        if adaptive:
-            rest = context.visible[i] & ~sure
-            sums, drawn = _draw_adaptive(adaptive, table, sure, rest, many, generator)
-        else:
-            p = torch.where(sure, 0.0, kept.probability[i])
-            weight = p.new_ones(len(p)) if kept.weight is None else kept.weight[i]
-            sums = table[sure].sum(0) + _draw_independent(p, weight, table, many, generator)
-            drawn = float(p.sum())
-        total, size = sums[:, -1], float(context.limit[i].norm())
-        beyond = (sums[:, :-1].norm(dim=1) > bound * size * total) | (total == 0)
-        missed = (total - 1).abs() > bound
-        rows.append((*_frequency(missed), *_frequency(beyond), float(sure.sum()) + drawn))
-    return Coverage(bound, *np.array(rows).T)
-
-
-def _draw_independent(
-    p: Tensor, weight: Tensor, table: Tensor, repeats: int, generator: torch.Generator
-) -> Tensor:
-    """Sums over keys kept each with its own probability and weight, (repeats, d + 1)."""
-    some = p > 0
-    p, rows = p[some], weight[some, None] * table[some]
-    parts = []
-    for count in _blocks(repeats, len(p)):
-        # drawn on the CPU, so that the numbers are those of every device
-        uniform = torch.rand(count, len(p), generator=generator, dtype=torch.float64).to(p.device)
-        parts.append((uniform < p).double() @ rows)
-    return torch.cat(parts)
-
-
-def _draw_adaptive(
-    part: AdaptiveRest,
-    table: Tensor,
-    sure: Tensor,
-    rest: Tensor,
-    repeats: int,
-    generator: torch.Generator,
-) -> tuple[Tensor, float]:
-    """Sums of the sure keys and of b draws from the rest, each counting n/b; and b on average."""
-    held, rows = table[sure].sum(0), table[rest]
-    n = len(rows)
-    if n == 0:
-        return held.repeat(repeats, 1), 0.0
-
-    def draw(many: int) -> Tensor:
-        return torch.randint(n, (many,), generator=generator).to(rows.device)
-
-    e, count = rows[:, -1], held.new_tensor(float(n))
-    size = int(part.base_size(count))
-    base = e[draw(repeats * size)].reshape(-1, size) if size else e[None]
-    sigma = base.std(1, correction=1 if size > 1 else 0)
-    wanted = part.budget(sigma, held[-1] + n * base.mean(1), count)
-    budgets = wanted.long().expand(repeats)
-    parts = []
-    for block in torch.split(budgets, max(1, ELEMENTS // int(budgets.max()))):
-        index = draw(int(block.sum()))
-        sums = torch.nn.functional.embedding_bag(index, rows, block.cumsum(0) - block, mode="sum")
-        parts.append(held + sums * (n / block)[:, None])
-    return torch.cat(parts), float(wanted.mean())
-
-
-def _blocks(rows: int, columns: int) -> list[int]:
-    """Rows of each block of at most ELEMENTS numbers."""
-    size = max(1, ELEMENTS // max(1, columns))
-    return [min(size, rows - start) for start in range(0, rows, size)]
-
-
-def _frequency(hits: Tensor) -> tuple[float, float]:
-    """And its standard error, which is not 0 where nothing, or everything, was hit."""
-    count, many = int(hits.sum()), len(hits)
-    near = (count + 1) / (many + 2)
-    return count / many, (near * (1 - near) / many) ** 0.5

@@ -61,7 +61,7 @@ class AdaptiveRest(Chance):
     D.
 
     As a keep rule it knows sigma and D from all keys, and keys are kept independently, so that the
-    integral applies. ``base`` 0: no base sample, also in ``coverage``.
+    integral applies. ``base`` 0: no base sample.
     """
 
     name: ClassVar[str] = "adaptive"
