@@ -12,12 +12,7 @@ import scipy.stats
 import torch
 
 import esscher as es
-from esscher.errors.montecarlo.converge import (
-    assemble,
-    converge,
-    converge_repeat,
-    plan,
-)
+from esscher.errors.montecarlo.converge import Plan, converge
 from esscher.inputs import generator_for
 from esscher.measures.rotational import Student
 
@@ -111,10 +106,10 @@ ALL = ("mean", "cov", "l2", "uniform")
 def test_any_split_order_and_choice_of_metrics_gives_the_same_numbers(sampling: str) -> None:
     head, law = identity_head(2, 0.6), gaussian(2)
     whole = converge(head, law, [6, 17], 5, ALL, seed=3, sampling=sampling)
-    made = plan(head, law, [6, 17], ALL, 3, sampling=sampling)
-    again = plan(head, law, [6, 17], ALL, 3, sampling=sampling)
-    units = [converge_repeat(again if repeat % 2 else made, repeat) for repeat in (4, 1, 3, 0, 2)]
-    for name, curve in assemble(again, units).items():
+    made = Plan(head, law, [6, 17], ALL, 3, sampling=sampling)
+    again = Plan(head, law, [6, 17], ALL, 3, sampling=sampling)
+    units = {number: (again if number % 2 else made).repeat(number) for number in (4, 1, 3, 0, 2)}
+    for name, curve in again.curves(units).items():
         assert np.array_equal(curve.samples, whole[name].samples), name
         assert np.array_equal(curve.rms, whole[name].rms)
         assert curve.origin == whole[name].origin
@@ -220,7 +215,7 @@ def test_tokens_of_a_pool_are_drawn_with_replacement() -> None:
 def test_ladder_stops_where_the_error_of_the_limit_shows() -> None:
     """Cube in two dimensions: its push-forward is sampled, with its own error."""
     law, head, ladder = es.Cube(2), identity_head(2, 0.4), [8, 64, 512]
-    made = plan(head, law, ladder, ("mean", "l2"))
+    made = Plan(head, law, ladder, ("mean", "l2"))
     own = made.pushforward.mean_error
     assert made.pushforward.method == "sampled"
     curves = converge(head, law, ladder, 6, ("mean", "l2"))
@@ -232,12 +227,12 @@ def test_ladder_stops_where_the_error_of_the_limit_shows() -> None:
     vars(made)["pushforward"] = replace(
         made.pushforward, mean_error=0.21 * float(curves["mean"].rms[1])
     )
-    cut = assemble(made, [converge_repeat(made, repeat) for repeat in range(6)])["mean"]
+    cut = made.curves({number: made.repeat(number) for number in range(6)})["mean"]
     assert cut.n.tolist() == [8]
     assert "left out n = 64, 512" in cut.origin
     assert cut.samples.shape == (6, 1)
     vars(made)["pushforward"] = replace(made.pushforward, mean_error=100.0)
-    none = assemble(made, [converge_repeat(made, repeat) for repeat in range(2)])["mean"]
+    none = made.curves({number: made.repeat(number) for number in range(2)})["mean"]
     assert none.n.size == none.rms.size == none.stderr.size == 0
 
 
@@ -304,11 +299,3 @@ def test_bad_input_is_refused_naming_the_field(change: dict[str, object], messag
 def test_given_queries_of_another_dimension_work() -> None:
     curves = converge(WIDE, LAW, [10, 20], 3, ("l2", "uniform"), queries=randn(2, 3), radius=0.5)
     assert set(curves) == {"l2", "uniform"}
-
-
-def test_units_must_be_distinct_and_two() -> None:
-    made = plan(HEAD, LAW, [10], "l2")
-    unit = converge_repeat(made, 0)
-    for units in ([unit], [unit, unit], []):
-        with pytest.raises(ValueError, match="repeats: expected at least 2, each once"):
-            assemble(made, units)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import esscher as es
-from esscher.errors.montecarlo.converge import Plan, converge_repeat, plan
+from esscher.errors.montecarlo.converge import Plan
 from esscher.errors.montecarlo.metrics import (
     error_and_gradient,
     uniform_error,
@@ -32,7 +32,7 @@ def head_for(d: int, size: float = 0.5) -> es.Head:
 
 
 def squared(made: Plan, metric: str) -> np.ndarray:
-    return converge_repeat(made, 0).squared[metric]
+    return made.repeat(0)[metric][0]
 
 
 LAWS = [
@@ -46,22 +46,22 @@ LAWS = [
 def test_moments_are_those_of_explicit_self_attention(make: object) -> None:
     law = make()  # type: ignore[operator]
     head = head_for(3)
-    made = plan(head, law, LADDER, ("mean", "cov", "cov_op"), dtype=torch.float64)
+    made = Plan(head, law, LADDER, ("mean", "cov", "cov_op"), dtype=torch.float64)
     (draw,) = made.draws(0)
-    found = converge_repeat(made, 0)
+    found = made.repeat(0)
     push = es.limit(head, law).pushforward()
     for i, n in enumerate(LADDER):
         y = draw.tokens[:n]
         out = softmax_attention(head.queries(y), head.keys(y), head.values(y), 1.0)
         error = torch.cov(out.T, correction=0) - push.cov
-        assert found.squared["mean"][i] == pytest.approx(
+        assert found["mean"][0][i] == pytest.approx(
             float((out.mean(0) - push.mean).square().sum()), rel=1e-9
         )
-        assert found.squared["cov"][i] == pytest.approx(float(error.square().sum()), rel=1e-9)
-        assert found.squared["cov_op"][i] == pytest.approx(
+        assert found["cov"][0][i] == pytest.approx(float(error.square().sum()), rel=1e-9)
+        assert found["cov_op"][0][i] == pytest.approx(
             float(torch.linalg.matrix_norm(error, ord=2)) ** 2, rel=1e-9
         )
-    assert found.limit_squared["cov"] == pytest.approx(float(push.cov.square().sum()))
+    assert found["cov"][1] == pytest.approx(float(push.cov.square().sum()))
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -69,7 +69,7 @@ def test_moments_are_those_of_explicit_self_attention(make: object) -> None:
 def test_l2_is_that_of_explicit_attention(make: object, inside: bool) -> None:
     law = make()  # type: ignore[operator]
     head = head_for(3)
-    made = plan(head, law, LADDER, "l2", dtype=torch.float64, queries=11, query_inside=inside)
+    made = Plan(head, law, LADDER, "l2", dtype=torch.float64, queries=11, query_inside=inside)
     (draw,) = made.draws(0)
     x = draw.queries
     assert x.shape == (11, 3)
@@ -164,7 +164,7 @@ def test_uniform_error_in_many_dimensions_does_not_depend_on_the_random_starts()
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_hardmax_on_the_line_is_that_of_attend_hardmax(sign: float) -> None:
     head = es.Head([[sign * 0.7]], [[-1.3], [0.4]], value_bias=[3.0, 1.0])
-    (draw,) = plan(head, es.Gaussian([[4.0]]), LADDER, "hardmax", dtype=torch.float64).draws(0)
+    (draw,) = Plan(head, es.Gaussian([[4.0]]), LADDER, "hardmax", dtype=torch.float64).draws(0)
     for at, n in enumerate(LADDER):
         out = es.attend_tokens(head, draw.tokens[:n], draw.tokens[:n], kernel="hardmax")
         error = out.mean(0) - torch.tensor([3.0, 1.0])
@@ -176,12 +176,12 @@ def test_hardmax_on_the_line_is_that_of_attend_hardmax(sign: float) -> None:
 def test_hardmax_of_a_bounded_law_goes_to_its_limit() -> None:
     """On {-1, 1}^2 the furthest corner is among 53 tokens but for a chance of 1e-6."""
     found = squared(
-        plan(head_for(2), es.Rademacher(2), LADDER, "hardmax", dtype=torch.float64),
+        Plan(head_for(2), es.Rademacher(2), LADDER, "hardmax", dtype=torch.float64),
         "hardmax",
     )
     assert found[-1] == pytest.approx(0.0, abs=1e-20)
     x = randn(9, 3, seed=4)
-    made = plan(head_for(3), es.Ball(3), LADDER, "hardmax", dtype=torch.float64, queries=x)
+    made = Plan(head_for(3), es.Ball(3), LADDER, "hardmax", dtype=torch.float64, queries=x)
     (draw,) = made.draws(0)
     limit = es.hardmax_limit(head_for(3), es.Ball(3))(x)
     errors = [

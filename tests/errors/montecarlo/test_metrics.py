@@ -30,7 +30,7 @@ class Worst(Metric):
 
     def error(self, draw):
         head, x = draw.plan.head, draw.queries
-        target = draw.at_queries("limit", limit(head, draw.plan.measure))
+        target = limit(head, draw.plan.measure)(x)
         errors = [attend_tokens(head, x, draw.tokens[:n]) - target for n in draw.ladder]
         squared = [float(error.square().sum(1).max()) for error in errors]
         return np.array(squared), float(target.square().sum(1).max())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -16,8 +16,8 @@ from esscher.attention.finite import PrefixOutputs, attend_prefixes
 from esscher.attention.head import Head, check_pair
 from esscher.attention.limit import limit
 from esscher.attention.pushforward import Pushforward
-from esscher.errors.curve import ErrorCurve, Floats
-from esscher.errors.montecarlo.metrics import METRICS
+from esscher.errors.curve import ErrorCurve
+from esscher.errors.montecarlo.metrics import METRICS, Errors
 from esscher.inputs import as_count, as_counts, as_positive, as_seed, as_tensor, generator_for
 from esscher.measures.base import Measure
 
@@ -30,24 +30,126 @@ FRESH_QUERIES = 64  # drawn from the law in each repeat, where no queries are gi
 LIMIT_SHARE = 0.2
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A checked Monte Carlo experiment; made by :func:`plan`."""
+@torch.no_grad()
+def converge(
+    head: Head,
+    measure: Measure,
+    n: Any,
+    repeats: Any,
+    metrics: Any = ("mean", "cov", "l2", "uniform"),
+    seed: Any = 0,
+    **options: Any,
+) -> dict[str, ErrorCurve]:
+    """Root mean square error against the limit at each n, over repeated draws of the tokens: one
+    curve for each metric.
 
-    head: Head
-    measure: Measure
-    n: tuple[int, ...]
-    metrics: tuple[str, ...]
-    seed: int
-    sampling: str
-    query_inside: bool
-    queries: Tensor | int  # rows, or the number of fresh ones a repeat
-    radius: float  # of the ball of queries; nan where no metric asks for one
-    experiment: str
-    dtype: torch.dtype
-    device: torch.device
-    # limits at given queries, by name
-    known: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
+    ``mean``, ``cov``, ``cov_op``: moments of self-attention's outputs, in L2, Frobenius and
+    operator norm [B]. ``l2``: outputs over queries x ~ nu, nu the measure or the given ``queries``
+    (rows, or how many fresh ones a repeat). ``uniform``: sup over |x| <= ``radius`` (default: the
+    root mean square norm of a token). ``hardmax``: mean output on the line [B, Proposition 5.1], or
+    outputs over x ~ nu for bounded laws.
+
+    Options. ``sampling``: "nested" prefixes of i.i.d. tokens, one pass for all n, or "independent"
+    tokens for every n. ``query_inside`` adds a query of nu or of the ball to its own prompt [S,
+    Remark 3.2]; self-attention's queries are in it anyway. ``dtype``: of the attention, by default
+    float32 where its rounding is below a thousandth of the measured error, else float64; sums are
+    in float64. ``device``: by default the law's. ``experiment``: a name; numbers depend on
+    (experiment, seed, n or "nested", repeat) alone. Where the limit's own error is above 20 % of
+    the measured one the ladder of n stops, and ``origin`` says so.
+
+    Student tokens have no limit, so every metric is refused with the reason unless A = 0.
+    """
+    plan = Plan(head, measure, n, metrics, seed, **options)
+    count = as_count(repeats, "repeats")
+    if count < 2:
+        raise ValueError(
+            "repeats: expected at least 2, since standard errors come from the repeats, got 1"
+        )
+    return plan.curves({number: plan.repeat(number) for number in range(count)})
+
+
+class Plan:
+    """A checked Monte Carlo experiment with the arguments of :func:`converge`; ValueError names the
+    argument that is wrong.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        measure: Measure,
+        n: Any,
+        metrics: Any = ("mean", "cov", "l2", "uniform"),
+        seed: Any = 0,
+        *,
+        sampling: str = "nested",
+        query_inside: bool = False,
+        queries: Any = None,
+        radius: Any = None,
+        experiment: str = "",
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        check_pair(head, measure)
+        self.head, self.measure = head, measure
+        self.metrics = _names(metrics)
+        ladder = as_counts(n, "n")
+        if (np.diff(ladder) <= 0).any():
+            raise ValueError(f"n: expected increasing numbers, each once, got {ladder.tolist()}")
+        self.n: tuple[int, ...] = tuple(ladder.tolist())
+        if dtype not in (None, torch.float32, torch.float64):
+            raise ValueError(f"dtype: expected torch.float32 or torch.float64, got {dtype}")
+        if sampling not in SAMPLINGS:
+            raise ValueError(f"sampling: expected one of {', '.join(SAMPLINGS)}, got {sampling!r}")
+        self.seed, self.sampling, self.query_inside = as_seed(seed), sampling, query_inside
+        self.queries = _queries(queries, head)
+        asked = {METRICS[name].asked_by: name for name in reversed(self.metrics)}
+        if head.dim_query != measure.dim:
+            dims = f"queries have dimension {head.dim_query}, tokens {measure.dim}"
+            if "tokens" in asked:
+                raise ValueError(
+                    f"metrics: {asked['tokens']} is of self-attention, where queries are tokens;"
+                    f" {dims}"
+                )
+            if "queries" in asked and isinstance(self.queries, int):
+                raise ValueError(
+                    f"queries: expected rows of length {head.dim_query} for {asked['queries']}, got"
+                    f" {queries!r}; {dims}"
+                )
+            if "ball" in asked and radius is None:
+                raise ValueError(f"radius: expected a number above 0, got None; {dims}")
+            if query_inside:
+                raise ValueError(f"query_inside: expected False, since {dims}")
+        self.radius = math.nan  # of the ball of queries, where a metric asks for one
+        if "ball" in asked:
+            size = measure.cov.double().trace() + measure.mean.double().square().sum()
+            self.radius = math.sqrt(size) if radius is None else as_positive(radius, "radius")
+        self.experiment = str(experiment)
+        self.dtype = dtype or _enough(head, measure, self.n[-1])
+        self.device = measure.device if device is None else torch.device(device)
+        self._check_limit_exists()
+
+    def _check_limit_exists(self) -> None:
+        """Refuse before any work where some query has no limit to compare with."""
+        asked = [METRICS[name] for name in self.metrics]
+        limits = [metric for metric in asked if metric.of_softmax]
+        origin = torch.zeros(
+            1, self.head.dim_query, dtype=torch.float64, device=self.measure.device
+        )
+        try:
+            if limits:
+                x = torch.cat([origin, *(metric.probes(self) for metric in limits)])
+                self.measure.log_laplace(self.head.tilt(x))
+        except ValueError as cause:
+            names = ", ".join(metric.name for metric in limits)
+            raise ValueError(
+                f"metrics: {names} compare with attention's limit, which is missing: {cause}"
+            ) from cause
+        for metric in asked:
+            metric.check(self)
+
+    @cached_property
+    def pushforward(self) -> Pushforward:
+        return limit(self.head, self.measure).pushforward()
 
     def draws(self, repeat: int) -> Iterator[Draw]:
         """One draw for all n where prompts are nested, else one for each n."""
@@ -57,15 +159,61 @@ class Plan:
         else:
             yield Draw(self, "nested", repeat, self.n)
 
-    @cached_property
-    def pushforward(self) -> Pushforward:
-        return limit(self.head, self.measure).pushforward()
+    @torch.no_grad()
+    def repeat(self, number: int) -> dict[str, Errors]:
+        """Errors of one repeat by metric, the same whichever process computes them."""
+        parts: dict[str, list[Errors]] = {name: [] for name in self.metrics}
+        for draw in self.draws(number):
+            for name, found in parts.items():
+                found.append(METRICS[name].error(draw))
+        return {
+            name: (
+                np.concatenate([x for x, _ in found]),
+                float(np.mean([size for _, size in found])),
+            )
+            for name, found in parts.items()
+        }
 
-    def describe_sampling(self) -> str:
-        law = f"i.i.d. tokens of {type(self.measure).__name__}"
-        if self.sampling == "nested":
-            return f"{law}, nested prefixes, so that errors at different n are correlated"
-        return f"{law}, drawn afresh for every n"
+    def curves(self, repeats: Mapping[int, Mapping[str, Errors]]) -> dict[str, ErrorCurve]:
+        """One curve for each metric from the errors of repeats, by number."""
+        ordered = [repeats[number] for number in sorted(repeats)]
+        return {name: self._curve(name, [one[name] for one in ordered]) for name in ordered[0]}
+
+    def _curve(self, name: str, repeats: list[Errors]) -> ErrorCurve:
+        samples = np.stack([squared for squared, _ in repeats])
+        scale = math.sqrt(float(np.mean([size for _, size in repeats])))
+        rms = np.sqrt(samples.mean(axis=0))
+        metric = METRICS[name]
+        own_error, method = metric.limit_error(self)
+        dtype = torch.float64 if metric.in_float64 else self.dtype
+        floor = own_error + ROUNDING * torch.finfo(dtype).eps * scale
+        beyond = np.flatnonzero(~(floor <= LIMIT_SHARE * rms))
+        kept = int(beyond[0]) if beyond.size else len(self.n)
+        rms = rms[:kept]
+        drawn = "nested prefixes, so that errors at different n are correlated"
+        if self.sampling == "independent":
+            drawn = "drawn afresh for every n"
+        origin = (
+            f"Monte Carlo, {len(repeats)} repeats in {str(dtype).removeprefix('torch.')}; i.i.d."
+            f" tokens of {type(self.measure).__name__}, {drawn}; {metric.describe_queries(self)};"
+            f" limit: {method}"
+        )
+        if beyond.size:
+            left_out = ", ".join(map(str, self.n[kept:]))
+            origin += (
+                f"; left out n = {left_out}, where the error of the limit and of rounding"
+                f" ({floor:.2g}) is above 20 % of the measured error"
+            )
+        # 0 / 0 is exact
+        accuracy = np.divide(floor, rms, out=np.zeros_like(rms), where=rms > 0).max(initial=0.0)
+        return ErrorCurve.from_repeats(
+            np.array(self.n[:kept], dtype=np.int64),
+            samples[:, :kept],
+            metric=name,
+            scale=scale,
+            accuracy=float(accuracy),
+            origin=origin,
+        )
 
 
 @dataclass(frozen=True)
@@ -90,11 +238,11 @@ class Draw:
 
     @cached_property
     def queries(self) -> Tensor:
-        """Rows of nu: those given, or fresh ones from the law."""
+        """Rows of nu in float64, on the law's device: those given, or fresh ones from the law."""
         rows = self.plan.queries
         if isinstance(rows, int):
             rows = self.plan.measure.sample(rows, self.generator("queries"))
-        return rows.to(dtype=torch.float64, device=self.plan.device)
+        return rows.to(dtype=torch.float64, device=self.plan.measure.device)
 
     @cached_property
     def moments(self) -> list[PrefixOutputs]:
@@ -102,199 +250,6 @@ class Draw:
         head, tokens = self.plan.head, self.tokens
         q, k, v = head.queries(tokens), head.keys(tokens), head.values(tokens)
         return attend_prefixes(q, k, v, self.ladder, 1.0)
-
-    def at_queries(self, name: str, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """A function of the queries, on the law's device; computed once for given queries."""
-        if isinstance(self.plan.queries, int):
-            return function(self.queries.to(self.plan.measure.device))
-        if name not in self.plan.known:
-            self.plan.known[name] = function(self.queries.to(self.plan.measure.device))
-        return self.plan.known[name]
-
-
-@dataclass(frozen=True)
-class Repeat:
-    """Squared error at each n by metric, and the squared size of the limit."""
-
-    number: int
-    squared: dict[str, Floats]  # (len n,)
-    limit_squared: dict[str, float]
-
-
-@torch.no_grad()
-def converge(
-    head: Head,
-    measure: Measure,
-    n: Any,
-    repeats: Any,
-    metrics: Any = ("mean", "cov", "l2", "uniform"),
-    seed: Any = 0,
-    *,
-    sampling: str = "nested",
-    query_inside: bool = False,
-    queries: Any = None,
-    radius: Any = None,
-    experiment: str = "",
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-) -> dict[str, ErrorCurve]:
-    """Root mean square error against the limit at each n, over repeated draws of the tokens: one
-    curve for each metric.
-
-    ``mean``, ``cov``, ``cov_op``: moments of self-attention's outputs, in L2, Frobenius and
-    operator norm [B]. ``l2``: outputs over queries x ~ nu, nu the measure or the given ``queries``
-    (rows, or how many fresh ones a repeat). ``uniform``: sup over |x| <= ``radius`` (default: the
-    root mean square norm of a token). ``hardmax``: mean output on the line [B, Proposition 5.1], or
-    outputs over x ~ nu for bounded laws.
-
-    ``sampling``: "nested" prefixes of i.i.d. tokens, one pass for all n, or "independent" tokens
-    for every n. ``query_inside`` adds a query of nu or of the ball to its own prompt [S, Remark
-    3.2]; self-attention's queries are in it anyway. ``dtype``: of the attention, by default float32
-    where its rounding is below a thousandth of the measured error, else float64; sums are in
-    float64. Numbers depend on (experiment, seed, n or "nested", repeat) alone. Where the limit's
-    own error is above 20 % of the measured one the ladder of n stops, and ``origin`` says so.
-
-    Student tokens have no limit, so every metric is refused with the reason unless A = 0.
-    """
-    made = plan(
-        head,
-        measure,
-        n,
-        metrics,
-        seed,
-        sampling=sampling,
-        query_inside=query_inside,
-        queries=queries,
-        radius=radius,
-        experiment=experiment,
-        dtype=dtype,
-        device=device,
-    )
-    count = as_count(repeats, "repeats")
-    if count < 2:
-        raise ValueError(
-            "repeats: expected at least 2, since standard errors come from the repeats, got 1"
-        )
-    return assemble(made, [converge_repeat(made, repeat) for repeat in range(count)])
-
-
-@torch.no_grad()
-def converge_repeat(made: Plan, repeat: int) -> Repeat:
-    """One repeat of a plan, the same whoever computes it; ``assemble`` makes the curves."""
-    parts: dict[str, list[tuple[Floats, float]]] = {name: [] for name in made.metrics}
-    for draw in made.draws(repeat):
-        for name, found in parts.items():
-            found.append(METRICS[name].error(draw))
-    return Repeat(
-        repeat,
-        {name: np.concatenate([squared for squared, _ in part]) for name, part in parts.items()},
-        {name: float(np.mean([size for _, size in part])) for name, part in parts.items()},
-    )
-
-
-def assemble(made: Plan, repeats: Iterable[Repeat]) -> dict[str, ErrorCurve]:
-    """The curves of some repeats of a plan, in whatever order they come."""
-    ordered = sorted(repeats, key=lambda repeat: repeat.number)
-    numbers = [repeat.number for repeat in ordered]
-    if len(ordered) < 2 or len(set(numbers)) < len(numbers):
-        raise ValueError(f"repeats: expected at least 2, each once, got {numbers}")
-    return {name: _curve(made, name, ordered) for name in ordered[0].squared}
-
-
-def _curve(made: Plan, name: str, repeats: list[Repeat]) -> ErrorCurve:
-    samples = np.stack([repeat.squared[name] for repeat in repeats])
-    scale = math.sqrt(float(np.mean([repeat.limit_squared[name] for repeat in repeats])))
-    rms = np.sqrt(samples.mean(axis=0))
-    metric = METRICS[name]
-    own_error, method = metric.limit_error(made)
-    dtype = torch.float64 if metric.in_float64 else made.dtype
-    floor = own_error + ROUNDING * torch.finfo(dtype).eps * scale
-    beyond = np.flatnonzero(~(floor <= LIMIT_SHARE * rms))
-    kept = int(beyond[0]) if beyond.size else len(made.n)
-    rms = rms[:kept]
-    origin = (
-        f"Monte Carlo, {len(repeats)} repeats in {str(dtype).removeprefix('torch.')};"
-        f" {made.describe_sampling()}; {metric.describe_queries(made)}; limit: {method}"
-    )
-    if beyond.size:
-        left_out = ", ".join(map(str, made.n[kept:]))
-        origin += (
-            f"; left out n = {left_out}, where the error of the limit and of rounding ({floor:.2g})"
-            " is above 20 % of the measured error"
-        )
-    # 0 / 0 is exact
-    accuracy = np.divide(floor, rms, out=np.zeros_like(rms), where=rms > 0).max(initial=0.0)
-    return ErrorCurve.from_repeats(
-        np.array(made.n[:kept], dtype=np.int64),
-        samples[:, :kept],
-        metric=name,
-        scale=scale,
-        accuracy=float(accuracy),
-        origin=origin,
-    )
-
-
-# ---- Checks.
-
-
-def plan(
-    head: Head,
-    measure: Measure,
-    n: Any,
-    metrics: Any = ("mean", "cov", "l2", "uniform"),
-    seed: Any = 0,
-    *,
-    sampling: str = "nested",
-    query_inside: bool = False,
-    queries: Any = None,
-    radius: Any = None,
-    experiment: str = "",
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-) -> Plan:
-    """A checked experiment, or ValueError naming the field; fields are those of ``converge``."""
-    check_pair(head, measure)
-    names = _names(metrics)
-    ladder = as_counts(n, "n")
-    if (np.diff(ladder) <= 0).any():
-        raise ValueError(f"n: expected increasing numbers, each once, got {ladder.tolist()}")
-    if dtype not in (None, torch.float32, torch.float64):
-        raise ValueError(f"dtype: expected torch.float32 or torch.float64, got {dtype}")
-    if sampling not in SAMPLINGS:
-        raise ValueError(f"sampling: expected one of {', '.join(SAMPLINGS)}, got {sampling!r}")
-    asked = {METRICS[name].asked_by: name for name in reversed(names)}
-    rows = _queries(queries, head)
-    if head.dim_query != measure.dim:
-        dims = f"queries have dimension {head.dim_query}, tokens {measure.dim}"
-        if "tokens" in asked:
-            raise ValueError(
-                f"metrics: {asked['tokens']} is of self-attention, where queries are tokens; {dims}"
-            )
-        if "queries" in asked and isinstance(rows, int):
-            raise ValueError(
-                f"queries: expected rows of length {head.dim_query} for {asked['queries']}, got"
-                f" {queries!r}; {dims}"
-            )
-        if "ball" in asked and radius is None:
-            raise ValueError(f"radius: expected a number above 0, got None; {dims}")
-        if query_inside:
-            raise ValueError(f"query_inside: expected False, since {dims}")
-    made = Plan(
-        head=head,
-        measure=measure,
-        n=tuple(ladder.tolist()),
-        metrics=names,
-        seed=as_seed(seed),
-        sampling=sampling,
-        query_inside=query_inside,
-        queries=rows,
-        radius=_radius(radius, measure) if "ball" in asked else math.nan,
-        experiment=str(experiment),
-        dtype=dtype or _enough(head, measure, int(ladder[-1])),
-        device=measure.device if device is None else torch.device(device),
-    )
-    _check_limit_exists(made)
-    return made
 
 
 def _names(metrics: Any) -> tuple[str, ...]:
@@ -309,6 +264,7 @@ def _names(metrics: Any) -> tuple[str, ...]:
 
 
 def _queries(queries: Any, head: Head) -> Tensor | int:
+    """Rows, or the number of fresh ones in each repeat."""
     if queries is None:
         return FRESH_QUERIES
     if np.isscalar(queries) or getattr(queries, "ndim", None) == 0:
@@ -320,13 +276,6 @@ def _queries(queries: Any, head: Head) -> Tensor | int:
             " none"
         )
     return rows
-
-
-def _radius(radius: Any, measure: Measure) -> float:
-    """As given, or the root mean square norm of a token."""
-    if radius is not None:
-        return as_positive(radius, "radius")
-    return math.sqrt(float(measure.cov.double().trace() + measure.mean.double().square().sum()))
 
 
 def _enough(head: Head, measure: Measure, largest: int) -> torch.dtype:
@@ -345,21 +294,3 @@ def _enough(head: Head, measure: Measure, largest: int) -> torch.dtype:
     )
     enough = rounding <= NEGLIGIBLE * spread / math.sqrt(largest)
     return torch.float32 if enough else torch.float64
-
-
-def _check_limit_exists(made: Plan) -> None:
-    """Refuse before any work where some query has no limit to compare with."""
-    asked = [METRICS[name] for name in made.metrics]
-    limits = [metric for metric in asked if metric.of_softmax]
-    origin = torch.zeros(1, made.head.dim_query, dtype=torch.float64, device=made.measure.device)
-    try:
-        if limits:
-            x = torch.cat([origin, *(metric.probes(made) for metric in limits)])
-            made.measure.log_laplace(made.head.tilt(x))
-    except ValueError as cause:
-        names = ", ".join(metric.name for metric in limits)
-        raise ValueError(
-            f"metrics: {names} compare with attention's limit, which is missing: {cause}"
-        ) from cause
-    for metric in asked:
-        metric.check(made)

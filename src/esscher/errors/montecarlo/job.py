@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,8 +16,8 @@ import torch
 
 from esscher.attention.head import Head
 from esscher.errors.curve import CURVE, HORIZONS, RATE, STATUS, ErrorCurve
-from esscher.errors.montecarlo.converge import Plan, Repeat, assemble, converge_repeat, plan
-from esscher.errors.montecarlo.metrics import METRICS, Metric
+from esscher.errors.montecarlo.converge import Plan
+from esscher.errors.montecarlo.metrics import METRICS, Errors, Metric
 from esscher.errors.montecarlo.spec import ExperimentSpec
 from esscher.errors.rate import fit_rate
 from esscher.measures.base import Measure
@@ -148,7 +149,7 @@ def plan_of(spec: ExperimentSpec, point: int) -> Plan:
     """The checked experiment of one point; ValueError where its law has no limit."""
     measure, head = setting(spec, point)
     swept = spec.sweep is not None and spec.sweep.over == "radius"
-    return plan(
+    return Plan(
         head,
         measure,
         list(spec.n),
@@ -175,13 +176,11 @@ def compute(spec: ExperimentSpec, unit: Unit) -> dict[str, Any]:
         return _exact(spec, point, unit["exact"])
     parts = []
     for repeat in range(unit["first"], unit["first"] + unit["count"]):
-        found = converge_repeat(made, repeat)
+        found = made.repeat(repeat)
         for metric in spec.metrics:
-            rows = {"n": spec.n, "squared": found.squared[metric]}
-            same = {"point": point, "metric": metric, "repeat": repeat}
-            parts.append(
-                pd.DataFrame(rows).assign(**same, limit_squared=found.limit_squared[metric])
-            )
+            squared, size = found[metric]
+            same = {"point": point, "metric": metric, "repeat": repeat, "limit_squared": size}
+            parts.append(pd.DataFrame({"n": spec.n, "squared": squared}).assign(**same))
     names = ["point", "metric", "repeat", "n", "squared", "limit_squared"]
     return {"errors": pd.concat(parts, ignore_index=True)[names]}
 
@@ -238,13 +237,11 @@ def _joined(shards: Sequence[Shard], name: str) -> pd.DataFrame:
 
 def curves_of(spec: ExperimentSpec, point: int, errors: pd.DataFrame) -> dict[str, ErrorCurve]:
     """The curves of one point from its stored squared errors."""
-    repeats = []
-    for number, rows in errors.groupby("repeat", sort=True):
-        parts = {metric: part.sort_values("n") for metric, part in rows.groupby("metric")}
-        squared = {metric: part["squared"].to_numpy() for metric, part in parts.items()}
-        sizes = {metric: float(part["limit_squared"].iloc[0]) for metric, part in parts.items()}
-        repeats.append(Repeat(int(number), squared, sizes))
-    return assemble(plan_of(spec, point), repeats)
+    repeats: dict[int, dict[str, Errors]] = defaultdict(dict)
+    for (number, metric), part in errors.sort_values("n").groupby(["repeat", "metric"]):
+        size = float(part["limit_squared"].iloc[0])
+        repeats[number][metric] = part["squared"].to_numpy(), size
+    return plan_of(spec, point).curves(repeats)
 
 
 NUMBERS = (

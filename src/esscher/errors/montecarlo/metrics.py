@@ -166,7 +166,7 @@ class L2(Metric):
 
     def error(self, draw: Draw) -> Errors:
         head, measure, tokens = draw.plan.head, draw.plan.measure, draw.tokens
-        target = draw.at_queries("limit", limit(head, measure)).double().to(tokens.device)
+        target = limit(head, measure)(draw.queries).double().to(tokens.device)
         x = draw.queries.to(tokens)
         q, k, v = head.queries(x), head.keys(tokens), head.values(tokens)
         own, state, squared = None, init(q, v.shape[1]), []
@@ -223,8 +223,8 @@ class Hardmax(Metric):
             size = float(head.V.double().square().sum())
             mean = upward * highest + (1.0 - upward) * lowest
             return size * mean**2, size * float(measure.cov)
-        target = draw.at_queries("hardmax", hardmax_limit(head, measure))
-        q = head.queries(draw.queries.to(measure.device))
+        target = hardmax_limit(head, measure)(draw.queries)
+        q = head.queries(draw.queries)
         k, v = head.keys(tokens), head.values(tokens)
         squared = [
             (attend_hardmax(q, k[:n], v[:n]) - target).square().sum(1).mean() for n in draw.ladder
