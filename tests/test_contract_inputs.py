@@ -222,7 +222,6 @@ CASES = [
         QKV | NUMBERS,
         of_known(lambda i: es.Bounds(9.0 * i["numbers"][1], i["numbers"][0] * 9.0, i["v"][0])),
     ),
-    Case("KnownError", QKV | NUMBERS, of_known(lambda i: es.KnownError(i["numbers"][1]))),
     Case("delta_covariance", HEAD, lambda i: es.delta_covariance(head(i), gaussian(i), i["x"])),
     Case(
         "exact_curve",

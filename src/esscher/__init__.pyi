@@ -17,7 +17,6 @@ from .errors import (
     DispersionCurve as DispersionCurve,
     ErrorCurve as ErrorCurve,
     FitError as FitError,
-    KnownError as KnownError,
     RateFit as RateFit,
     asymptotic_from as asymptotic_from,
     confidence_region as confidence_region,

@@ -172,32 +172,6 @@ def test_the_radius_is_the_formula() -> None:
     assert bool((tight.radius < region.radius).all())
 
 
-def test_markov_is_the_exact_error_over_delta() -> None:
-    """And covers Gaussian tokens deep in the frozen regime, where the asymptotic region does not:
-    400 draws of 100 tokens at s = 3; the chance that a proved 90 % region holds fewer than 85 % of
-    400 is below 1 in 1000.
-    """
-    law, head = (
-        es.Gaussian(torch.eye(2).double()),
-        es.Head(torch.eye(2).double(), torch.eye(2).double()),
-    )
-    x = torch.tensor([[3.0, 0.0]]).double()
-    known = es.KnownError.of(head, law, x, 100)
-    f1, f2 = es.gaussian_error(100, 3.0)
-    assert float(known.mse) == pytest.approx(float(f1 + f2), rel=1e-6)
-    limit, generator = es.limit(head, law)(x), torch.Generator().manual_seed(4)
-    held = np.zeros((400, 2))
-    for i in range(400):
-        tokens = law.sample(100, generator)
-        for j, given in enumerate((known, None)):
-            region = es.confidence_region(head.queries(x), tokens, tokens, 0.9, 1.0, given)
-            held[i, j] = bool(region.contains(limit))
-    assert float(region.radius) > 0
-    proved, asymptotic = held.mean(0)
-    assert proved > 0.85
-    assert asymptotic < 0.5
-
-
 @pytest.mark.parametrize(
     "law", [es.Sphere(3, 2.0), es.Ball(3), es.Cube(3, 0.5), es.Rademacher(3), es.Pool(randn(40, 3))]
 )
@@ -218,10 +192,7 @@ def test_kinds_say_what_they_are() -> None:
     normal = es.confidence_region(q, k, v)
     assert (normal.kind, normal.status) == ("normal", "asymptotic")
     assert "central limit" in normal.origin
-    markov = es.confidence_region(q, k, v, 0.75, known=es.KnownError(0.01))
-    assert (markov.kind, markov.status) == ("markov", "proved")
-    assert float(markov.radius) == pytest.approx(0.2)
-    assert isinstance(markov, es.ConfidenceRegion)
+    assert isinstance(normal, es.ConfidenceRegion)
 
 
 @pytest.mark.parametrize(
@@ -232,9 +203,7 @@ def test_kinds_say_what_they_are() -> None:
         (es.Bounds([1.0, 2.0, 3.0], 9.0, [0.0, 0.0]), "known.score: expected one number"),
         (es.Bounds(9.0, -1.0, [0.0, 0.0]), "known.radius: expected numbers of at least 0"),
         (es.Bounds(9.0, 9.0, [0.0]), "known.center"),
-        (es.KnownError(-1.0), "known.mse"),
-        (es.KnownError(float("nan")), "known.mse"),
-        ("bounded", "known: expected None, Bounds or KnownError, got str"),
+        ("bounded", "known: expected a Bounds of esscher, got str"),
     ],
 )
 def test_what_is_known_must_hold(known: object, words: str) -> None:
@@ -246,10 +215,3 @@ def test_an_unbounded_law_has_no_bounds() -> None:
     head = es.Head([[1.0]], [[1.0]])
     with pytest.raises(ValueError, match="no bounded support"):
         es.Bounds.of(head, es.Gaussian([[1.0]]), [[1.0]])
-    with pytest.raises(ValueError, match="not known exactly"):
-        es.KnownError.of(
-            es.Head(torch.eye(3).double(), torch.eye(3).double()),
-            es.Laplace(3, 0.1),
-            [[1.0, 0.0, 0.0]],
-            10,
-        )

@@ -43,7 +43,6 @@ NOT_CALLED = {
     "keep": "a part; tests/keep and tests/errors/test_keep_curve.py",
     "ConfidenceRegion": "a result of confidence_region",
     "Bounds": "numbers for confidence_region; tests/errors/test_region.py",
-    "KnownError": "numbers for confidence_region; tests/errors/test_region.py",
     "load_run": "needs a stored run",
     "Run": "needs a stored run",
 }

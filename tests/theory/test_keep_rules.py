@@ -10,8 +10,8 @@ import scipy.stats
 import torch
 
 import esscher as es
-from esscher.theory.keep_rules import gaussian_mean_norm, neyman_bound, rest_constant, topk_bias
 from esscher.theory.prediction import Prediction
+from esscher.theory.sharp import gaussian_mean_norm, neyman_bound, rest_constant, topk_bias
 
 SIXTEENTH = 1 / 16
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from esscher.runs import Run, RunSpec
 
 RATES = ("metric", "exponent", "low", "high", "exact_exponent", "sharp", "bohbot", "status")
-COVERAGE = ("case", "n", "normal", "bernstein", "markov", "kolmogorov")
+COVERAGE = ("case", "n", "normal", "bernstein", "kolmogorov")
 
 
 def converge(
@@ -161,12 +161,11 @@ def end_normality(run: Run, as_json: bool, look: Mapping[str, Any] | None = None
         rows = coverage.to_dict("records")
         return print_json({"run": str(run.path), "spec": run.spec, "coverage": rows})
     level = float(run.spec["level"])
-    for kind in ("bernstein", "markov"):
-        if coverage[kind].notna().any():
-            say(
-                f"{kind}, proved for {level:.0%}: holds the limit in at least"
-                f" {coverage[kind].min():.1%} of the draws of every row"
-            )
+    if coverage["bernstein"].notna().any():
+        say(
+            f"bernstein, proved for {level:.0%}: holds the limit in at least"
+            f" {coverage['bernstein'].min():.1%} of the draws of every row"
+        )
     short = (coverage["normal"] + 2 * coverage["normal_stderr"] < level).sum()
     say(
         f"normal, asymptotic {level:.0%}: below that by more than two standard errors in {short} of"

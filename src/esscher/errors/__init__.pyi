@@ -14,7 +14,6 @@ from .rate import FitError as FitError, RateFit as RateFit
 from .region import (
     Bounds as Bounds,
     ConfidenceRegion as ConfidenceRegion,
-    KnownError as KnownError,
     confidence_region as confidence_region,
 )
 from .budget import share_tokens as share_tokens

@@ -243,24 +243,19 @@ class ErrorCurve:
                 " at one n into one point"
             )
         once = np.delete(order, again + 1)
-        slope = None if self.slope is None else self.slope[once]
-        kept = replace(
-            self,
-            q95=None,
-            effective_tokens=None,
-            queries=None,
-            samples=None,
-            slope_stderr=None,
-            pool_stderr=None,
-        )
-        kept = replace(
-            kept,
+        return ErrorCurve(
             n=self.n[once],
             rms=self.rms[once],
+            kind=self.kind,
+            metric=self.metric,
+            scale=self.scale,
             stderr=self.stderr[once],
             query_stderr=self.query_stderr[once],
+            slope=None if self.slope is None else self.slope[once],
+            delta=self.delta,
+            accuracy=self.accuracy,
+            origin=self.origin,
         )
-        return replace(kept, slope=slope)
 
     def to_frame(self) -> pd.DataFrame:
         """Tidy table: metric kind n rms relative stderr q95."""

@@ -28,15 +28,6 @@ LEAST = -700.0  # logarithm of the smallest power worth telling from 0
 LOWEST = 40.0  # below -log n - LOWEST, exp(-40) of anything is left
 
 
-@dataclass(frozen=True)
-class Dispersion:
-    """Expectations for each query and n, (m, len n); ``planted`` is NaN where no key is."""
-
-    sum_p2: Floats
-    entropy: Floats  # nats
-    planted: Floats
-
-
 def _kernels(u: Tensor, tau: Tensor) -> dict[str, tuple[str, Tensor]]:
     grown = torch.exp(u.clamp(max=HIGHEST))
     left = torch.exp(-grown)
@@ -63,8 +54,9 @@ def _tails(u: Tensor, tau: Tensor) -> dict[str, tuple[str, Tensor]]:
 
 def dispersion(
     source: Source, n: Tensor, *, planted: Tensor, step: float, tol: float
-) -> Dispersion:
-    """For n keys drawn independently, every n at once. ``n``: float64, at least 1.
+) -> tuple[Floats, Floats, Floats]:
+    """E sum p^2, entropy in nats and weight of a planted key, (m, len n) each, for n keys drawn
+    independently, every n at once. ``n``: float64, at least 1.
 
     ``planted`` (m,): the scores of planted keys, measured from the source's anchor as its own
     scores are, none above it; NaN: no key is planted.
@@ -122,13 +114,13 @@ class _Dispersion:
         own = torch.exp(tau + self.planted).nan_to_num(0.0)[:, None].expand_as(pair)
         return torch.stack([pair, entropy, own])
 
-    def result(self) -> Dispersion:
+    def result(self) -> tuple[Floats, Floats, Floats]:
         one = self.n == 1  # known without an integral
         pair, entropy, own = self.sums.unbind(1)
-        return Dispersion(
-            sum_p2=as_numpy(torch.where(one, 1.0, self.n * pair)),
-            entropy=as_numpy(torch.where(one, 0.0, (self.n * entropy).clamp_min(0))),
-            planted=as_numpy(torch.where(one, 1.0, own) + 0 * self.planted[:, None]),
+        return (
+            as_numpy(torch.where(one, 1.0, self.n * pair)),
+            as_numpy(torch.where(one, 0.0, (self.n * entropy).clamp_min(0))),
+            as_numpy(torch.where(one, 1.0, own) + 0 * self.planted[:, None]),
         )
 
 
@@ -268,11 +260,10 @@ def from_scores(
         equal = torch.full_like(near, -math.log(near.shape[1]))
         empty = near.new_zeros(near.shape[1], 0)
         for i, source in sources(near, equal, empty, torch.zeros_like(near)):
-            found = dispersion(source, count, planted=own[i], step=STEP, tol=TOL)
+            sum_p2, entropy, held = dispersion(source, count, planted=own[i], step=STEP, tol=TOL)
             rising = near[i].sort(dim=1).values
             weight = torch.full_like(rising, 1 / rising.shape[1])
-            largest = largest_weights(rising, weight, count, found.sum_p2, TOL)
-            yield found.sum_p2, found.entropy, largest, found.planted
+            yield sum_p2, entropy, largest_weights(rising, weight, count, sum_p2, TOL), held
 
     return _at_each(at, len(scores), n, temperature, scores.device)
 
@@ -302,11 +293,12 @@ def from_masses(
         spacing = factor * grid.spacing
         source = DepositSource(masses.cells, spacing, grid.points, masses.center, single=False)
         step = step_for(grid.tol)
-        found = dispersion(source, count, planted=factor * own, step=step, tol=grid.tol)
+        sum_p2, entropy, held = dispersion(
+            source, count, planted=factor * own, step=step, tol=grid.tol
+        )
         score, order = (factor * places).sort(dim=1)
         rising, share = score - score[:, -1:], weight.gather(1, order)
-        largest = largest_weights(rising, share, count, found.sum_p2, TOL_LARGEST)
-        yield found.sum_p2, found.entropy, largest, found.planted
+        yield sum_p2, entropy, largest_weights(rising, share, count, sum_p2, TOL_LARGEST), held
 
     return _at_each(at, len(top), n, temperature, top.device)
 

@@ -154,14 +154,22 @@ def fit_rate(
     if level >= 1:
         raise ValueError(f"level: expected a number between 0 and 1, got {level}")
     seed = 0 if seed == 0 else as_count(seed, "seed")
-    usable, rule, problem = _usable(as_kind(curve, ErrorCurve, "curve"), _limits(window))
-    n = curve.n[usable]
-    ends = (int(n[0]), int(n[-1])) if n.size else (0, 0)
-    chosen = Window(*ends, points=int(n.size), rule=rule)
+    usable, rule, problem = _usable(as_kind(curve, ErrorCurve, "curve"), window)
     points = _Points.of(curve, usable)
+    ends = (int(points.n[0]), int(points.n[-1])) if usable.size else (0, 0)
+    chosen = Window(*ends, points=int(usable.size), rule=rule)
     if problem is None:
         return _fit(points, chosen, level, seed)
-    fit = _partial(points, chosen, level, problem)
+    # a least-squares line where two points allow one, without an interval
+    exponent = constant = NAN
+    slopes = np.full(usable.size, np.nan)
+    if usable.size > 1 and (np.diff(points.n) > 0).all() and np.isfinite(points.y).all():
+        line = fit_line(points.x, points.y, np.eye(usable.size))
+        exponent, constant, slopes = -line.slope, line.constant(points.x), points.local_slopes()
+    nothing = (NAN, NAN)
+    fit = RateFit(
+        exponent, constant, nothing, level, chosen, problem, NAN, points.n, slopes, None, NAN
+    )
     if raise_on_failure:
         raise FitError(fit)
     return fit
@@ -170,31 +178,26 @@ def fit_rate(
 # ---- Which points are fitted, and what forbids a fit.
 
 
-def _limits(window: Any) -> tuple[float, float] | None:
-    if isinstance(window, str) and window == "auto":
-        return None
-    try:
-        low, high = (as_positive(end, "window") for end in window)
-    except (TypeError, ValueError) as cause:
-        raise ValueError(f'window: expected "auto" or (n_min, n_max), got {window!r}') from cause
-    if low >= high:
-        raise ValueError(f"window: expected n_min < n_max, got {window!r}")
-    return low, high
-
-
-def _usable(
-    curve: ErrorCurve, limits: tuple[float, float] | None
-) -> tuple[Counts, str, Status | None]:
+def _usable(curve: ErrorCurve, window: Any) -> tuple[Counts, str, Status | None]:
     """Places of the usable points by increasing n, the rule that chose them, and what is wrong."""
+    low, high, rule = -math.inf, math.inf, "all points"
+    if not (isinstance(window, str) and window == "auto"):
+        try:
+            low, high = (as_positive(end, "window") for end in window)
+        except (TypeError, ValueError) as cause:
+            raise ValueError(
+                f'window: expected "auto" or (n_min, n_max), got {window!r}'
+            ) from cause
+        if low >= high:
+            raise ValueError(f"window: expected n_min < n_max, got {window!r}")
+        rule = f"points with n from {low:g} to {high:g}, as given"
     shape = (0, curve.n.size) if curve.samples is None else curve.samples.shape
     if len(shape) != 2 or shape[1] != curve.n.size:
         raise ValueError(
             f"curve.samples: expected squared errors, (repeats, {curve.n.size}), got shape {shape}"
         )
-    low, high = limits or (-math.inf, math.inf)
     order = np.argsort(curve.n, kind="stable")
     order = order[(curve.n[order] >= low) & (curve.n[order] <= high)]
-    rule = "all points" if limits is None else f"points with n from {low:g} to {high:g}, as given"
     problem = _invalid(curve, order)
     if problem is not None:
         return order, rule, problem
@@ -202,25 +205,19 @@ def _usable(
     known = math.isfinite(curve.scale) and curve.scale > 0
     rounding = rms <= ROUNDING * (curve.scale if known else float(rms.max(initial=0.0)))
     noisy = ~rounding & (curve.stderr[order] > NOISY * rms)
-    for dropped, why in (
-        (rounding, "error is at rounding level"),
-        (noisy, "standard error exceeds half the error"),
-    ):
-        if dropped.any():
-            rule += f", without the {dropped.sum()} whose {why} (n = {_listed(n[dropped])})"
     usable = order[~rounding & ~noisy]
-    if usable.size >= 3:
-        return usable, rule, None
     plural = "" if usable.size == 1 else "s"
     have = f"{usable.size} usable point{plural}, where a rate and the test of it need 3"
     code, text = "too_few_points", f"{have}: give a longer ladder of n or a wider window"
-    if noisy.any():
-        cause = f"the standard error exceeds half the error at {noisy.sum()} points"
-        code, text = "noisy", f"{cause}; {have}: give more repeats"
-    if rounding.any():
-        cause = f"the error is at rounding level at {rounding.sum()} points"
-        code, text = "rounding", f"{cause}; {have}: give smaller n"
-    return usable, rule, Status(code, text, True)
+    for name, dropped, what, remedy in (
+        ("noisy", noisy, "standard error exceeds half the error", "more repeats"),
+        ("rounding", rounding, "error is at rounding level", "smaller n"),
+    ):
+        if dropped.any():
+            rule += f", without the {dropped.sum()} whose {what} (n = {_listed(n[dropped])})"
+            code = name
+            text = f"the {what} at {dropped.sum()} points; {have}: give {remedy}"
+    return usable, rule, None if usable.size >= 3 else Status(code, text, True)
 
 
 def _invalid(curve: ErrorCurve, order: Counts) -> Status | None:
@@ -329,42 +326,16 @@ class _Points:
 
 def _fit(points: _Points, chosen: Window, level: float, seed: int) -> RateFit:
     line = fit_line(points.x, points.y, points.covariance())
-    exponent, weights = -line.slope, line.weights[1]
-    slopes, dof, p_value = points.local_slopes(), points.n.size - 2, NAN
-    notes: list[tuple[str, str]] = []
+    exponent, weights, slopes = -line.slope, line.weights[1], points.local_slopes()
+    dof, p_value, notes = points.n.size - 2, NAN, list[tuple[str, str]]()
+    source = "standard errors, points taken as independent"
     if points.clusters is not None:
         drawn = -resample_clusters(points.clusters, weights, seed)
         stderr = float(drawn.std())
         low, high = (float(np.quantile(drawn, (1 + side * level) / 2)) for side in (-1, 1))
         source = f"bootstrap over {len(points.clusters)} clusters of queries"
         notes.append(("exact", f"exact at each query; interval from the {source}"))
-    elif points.z is not None:
-        repeats = len(points.z)
-        stderr = repeats_stderr(points.z, weights)
-        if repeats < FEW:
-            reach = t_quantile(repeats - 1, level)
-        else:
-            t, misfits = resample(points.z, line, seed)
-            reach = float(np.quantile(t, level, method="higher")) if stderr >= NO_SPREAD else 0.0
-            p_value = misfit_p_value(line.misfit, misfits)
-        low, high = exponent - stderr * reach, exponent + stderr * reach
-        source = f"bootstrap over {repeats} repeats"
-    elif points.stderr is not None:
-        stderr = math.sqrt(line.variance)
-        half_width = stderr * float(scipy.stats.norm.ppf((1 + level) / 2))
-        low, high = exponent - half_width, exponent + half_width
-        p_value = float(scipy.stats.chi2.sf(line.misfit, dof))
-        source = "standard errors, points taken as independent"
-    elif points.sampled:
-        stderr = math.sqrt(line.misfit / dof * line.variance)
-        half_width = stderr * t_quantile(dof, level)
-        low, high = exponent - half_width, exponent + half_width
-        text = (
-            "no standard errors: the scatter about the line stands for them; give repeats to test"
-            " straightness"
-        )
-        notes.append(("no_stderr", text))
-    else:
+    elif points.z is None and points.stderr is None and not points.sampled:
         stderr, margin = 0.0, points.accuracy * float(np.abs(weights).sum())
         between = np.concatenate([slopes, np.diff(points.y) / np.diff(points.x)])
         low, high = -float(between.max()) - margin, -float(between.min()) + margin
@@ -373,6 +344,29 @@ def _fit(points: _Points, chosen: Window, level: float, seed: int) -> RateFit:
             " window"
         )
         notes.append(("exact", text))
+    else:
+        if points.z is not None:
+            repeats, stderr = len(points.z), repeats_stderr(points.z, weights)
+            source = f"bootstrap over {repeats} repeats"
+            reach = t_quantile(repeats - 1, level)
+            if repeats >= FEW:
+                t, misfits = resample(points.z, line, seed)
+                reach = float(np.quantile(t, level, method="higher"))
+                reach = reach if stderr >= NO_SPREAD else 0.0
+                p_value = misfit_p_value(line.misfit, misfits)
+        elif points.stderr is not None:
+            stderr = math.sqrt(line.variance)
+            reach = float(scipy.stats.norm.ppf((1 + level) / 2))
+            p_value = float(scipy.stats.chi2.sf(line.misfit, dof))
+        else:
+            stderr = math.sqrt(line.misfit / dof * line.variance)
+            reach = t_quantile(dof, level)
+            text = (
+                "no standard errors: the scatter about the line stands for them; give repeats to"
+                " test straightness"
+            )
+            notes.append(("no_stderr", text))
+        low, high = exponent - stderr * reach, exponent + stderr * reach
     straight = f"straightness {f'p = {p_value:.2g}' if p_value >= 1e-6 else 'p < 1e-6'}"
     if p_value < CURVED:
         text = (
@@ -381,7 +375,21 @@ def _fit(points: _Points, chosen: Window, level: float, seed: int) -> RateFit:
             f" {points.n[-1]}; give larger n or a window, or read power_vs_log and local_slopes"
         )
         notes.append(("curved", text))
-    notes += _notes_on_repeats(points)
+    if points.z is not None:
+        repeats, share = len(points.z), points.z.max(axis=0) / len(points.z)
+        if repeats < FEW:
+            text = (
+                f"{repeats} repeats: Student's interval, too short where errors are skew; give at"
+                " least 20 repeats"
+            )
+            notes.append(("few_repeats", text))
+        elif share.max() > HEAVY:
+            text = (
+                f"heavy tails: one repeat makes {share.max():.0%} of the mean square at n ="
+                f" {points.n[share.argmax()]}, so the exponent may be biased and the interval too"
+                " short; give more repeats"
+            )
+            notes.append(("heavy_tail", text))
     notes = notes or [("ok", f"one power law fits ({straight}); interval from {source}")]
     return RateFit(
         exponent=exponent,
@@ -398,73 +406,40 @@ def _fit(points: _Points, chosen: Window, level: float, seed: int) -> RateFit:
     )
 
 
-def _notes_on_repeats(points: _Points) -> list[tuple[str, str]]:
-    if points.z is None:
-        return []
-    repeats, share = len(points.z), points.z.max(axis=0) / len(points.z)
-    if repeats < FEW:
-        text = (
-            f"{repeats} repeats: Student's interval, too short where errors are skew; give at"
-            " least 20 repeats"
-        )
-        return [("few_repeats", text)]
-    if share.max() <= HEAVY:
-        return []
-    text = (
-        f"heavy tails: one repeat makes {share.max():.0%} of the mean square at n ="
-        f" {points.n[share.argmax()]}, so the exponent may be biased and the interval too short;"
-        " give more repeats"
-    )
-    return [("heavy_tail", text)]
-
-
-def _partial(points: _Points, chosen: Window, level: float, problem: Status) -> RateFit:
-    """A least-squares line where two points allow one, without an interval."""
-    exponent = constant = NAN
-    slopes = np.full(points.n.size, np.nan)
-    if points.n.size > 1 and (np.diff(points.n) > 0).all() and np.isfinite(points.y).all():
-        line = fit_line(points.x, points.y, np.eye(points.n.size))
-        exponent, constant, slopes = -line.slope, line.constant(points.x), points.local_slopes()
-    return RateFit(
-        exponent, constant, (NAN, NAN), level, chosen, problem, NAN, points.n, slopes, None, NAN
-    )
-
-
 def _compare_laws(points: _Points) -> LawComparison | None:
-    """The same least squares on log n and on log log n, at n >= 2."""
-    kept = points.n >= 2
-    z = None if points.z is None else points.z[:, kept]
-    stderr = None if points.stderr is None else points.stderr[kept]
-    points = replace(points, n=points.n[kept], y=points.y[kept], z=z, stderr=stderr)
-    if points.n.size < 3:
-        return None
-    covariance = points.covariance()
-    power = fit_line(points.x, points.y, covariance)
-    log = fit_line(np.log(points.x), points.y, covariance)
-    scores = [_log_likelihood(points, law.misfit) for law in (power, log)]
-    weight = float(scipy.special.expit(scores[0] - scores[1]))
-    preferred = "undecided"
-    if weight >= PREFERRED:
-        preferred = "power"
-    elif weight <= 1 - PREFERRED and -log.slope <= GAMMA:  # a faster one is a curve that bends
-        preferred = "logarithmic"
-    return LawComparison(-log.slope, scores[0] - scores[1], weight, preferred)
-
-
-def _log_likelihood(points: _Points, misfit: float) -> float:
-    """Largest Gaussian log likelihood of a line with misfit Q, up to what all lines share.
+    """The same least squares on log n and on log log n, at n >= 2, by their largest Gaussian log
+    likelihoods. Of a line with misfit Q, up to what both share:
 
     - standard errors known: -Q / 2;
     - repeats, covariance maximised over: -(repeats / 2) log(1 + Q / (repeats - 1));
     - scatter unknown, or an exact curve: -(points / 2) log(Q / points).
     """
-    if points.z is not None:
-        repeats = len(points.z)
-        return -0.5 * repeats * math.log1p(misfit / (repeats - 1))
-    if points.stderr is not None:
-        return -misfit / 2
+    kept = points.n >= 2
+    z = None if points.z is None else points.z[:, kept]
+    stderr = None if points.stderr is None else points.stderr[kept]
+    points = replace(points, n=points.n[kept], y=points.y[kept], z=z, stderr=stderr)
     size = int(points.n.size)
-    return -0.5 * size * math.log(misfit / size + max(points.accuracy, 1e-14) ** 2)
+    if size < 3:
+        return None
+
+    def log_likelihood(misfit: float) -> float:
+        if z is not None:
+            return -0.5 * len(z) * math.log1p(misfit / (len(z) - 1))
+        if stderr is not None:
+            return -misfit / 2
+        return -0.5 * size * math.log(misfit / size + max(points.accuracy, 1e-14) ** 2)
+
+    covariance = points.covariance()
+    power = fit_line(points.x, points.y, covariance)
+    log = fit_line(np.log(points.x), points.y, covariance)
+    gain = log_likelihood(power.misfit) - log_likelihood(log.misfit)
+    weight = float(scipy.special.expit(gain))
+    preferred = "undecided"
+    if weight >= PREFERRED:
+        preferred = "power"
+    elif weight <= 1 - PREFERRED and -log.slope <= GAMMA:  # a faster one is a curve that bends
+        preferred = "logarithmic"
+    return LawComparison(-log.slope, gain, weight, preferred)
 
 
 # ---- Generalised least squares.

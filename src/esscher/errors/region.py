@@ -23,8 +23,7 @@ from torch import Tensor
 
 from esscher.attention.head import Head, check_pair
 from esscher.attention.state import attention_inputs
-from esscher.errors.exact import exact_curve
-from esscher.inputs import as_positive, as_tensor, finite_result
+from esscher.inputs import as_kind, as_positive, as_tensor, finite_result
 from esscher.measures.base import Measure
 from esscher.measures.matrices import spectral_norm
 
@@ -32,7 +31,7 @@ BLOCK = 1 << 21  # scores held at once
 ROUNDING = 1e-14  # of the values' size: lengths below it are none
 SLACK = 1e-9  # by which rounding may lift a score or a value above its bound
 
-Kind = Literal["normal", "bernstein", "markov"]
+Kind = Literal["normal", "bernstein"]
 ORIGINS: dict[str, tuple[str, str]] = {
     "normal": (
         "asymptotic",
@@ -42,7 +41,6 @@ ORIGINS: dict[str, tuple[str, str]] = {
         "proved",
         "empirical Bernstein inequality for independent keys with the stated bounds, every n",
     ),
-    "markov": ("proved", "Markov's inequality on the stated mean square error, every n"),
 }
 
 
@@ -79,8 +77,8 @@ class Bounds:
         reach = measure.support_radius()
         if reach is None:
             raise ValueError(
-                f"measure: {type(measure).__name__} has no bounded support; give confidence_region"
-                " a KnownError"
+                f"measure: {type(measure).__name__} has no bounded support, so no bounds on scores"
+                " and values"
             )
         theta, mean = head.tilt(x), measure.mean.double()
         return cls(
@@ -91,30 +89,10 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class KnownError:
-    """``mse``: E|Gamma_n - Gamma|^2 of each query at this n, or a number above it; one number
-    stands for all queries.
-    """
-
-    mse: Any
-
-    @classmethod
-    def of(cls, head: Head, measure: Measure, queries: Any, n: Any) -> KnownError:
-        """From the exact curve of the law, with what its quadrature leaves uncertain added."""
-        curve = exact_curve(head, measure, queries, [n])
-        if curve.kind != "exact" or curve.queries is None:
-            raise ValueError(
-                f"measure: the error of {type(measure).__name__} is not known exactly; use a law"
-                " with an exact curve"
-            )
-        return cls(torch.from_numpy(curve.queries.mse[:, 0]) * (1.0 + 2.0 * curve.accuracy) ** 2)
-
-
-@dataclass(frozen=True)
 class ConfidenceRegion:
     """Ellipsoids { g : (g - center)^T shape^-1 (g - center) <= 1 }, one a query, each of which
-    holds its limit with chance ``level``. ``kind`` is "normal", "bernstein" or "markov", ``status``
-    "proved" or "asymptotic"; ``origin`` says by what.
+    holds its limit with chance ``level``. ``kind`` is "normal" or "bernstein", ``status``
+    "asymptotic" or "proved"; ``origin`` says by what.
     """
 
     center: Float64[Tensor, "m d_v"]
@@ -179,7 +157,7 @@ def quadratic(shape: Tensor, apart: Tensor, size: Tensor) -> tuple[Tensor, Tenso
 
 
 def confidence_region(
-    q: Any, k: Any, v: Any, level: Any = 0.95, scale: Any = None, known: Any = None
+    q: Any, k: Any, v: Any, level: Any = 0.95, scale: Any = None, known: Bounds | None = None
 ) -> ConfidenceRegion:
     """A region for the limit Gamma(x) of each query, from attention on one sample of n independent
     keys.
@@ -204,38 +182,30 @@ def confidence_region(
     e^2). Put together, divided by mean e and solved for |Gamma_n - Gamma|, this is the radius; 2 r,
     since both lie in the ball of the values.
 
-    ``known`` :class:`KnownError` ("markov", proved): the ball of radius sqrt(mse / delta). Each
-    query has its own chance: for m queries at once use level 1 - (1 - level)/m. Source: derived
-    here.
+    Each query has its own chance: for m queries at once use level 1 - (1 - level)/m. Source:
+    derived here.
     """
     q, k, v, scale, _ = attention_inputs(q, k, v, scale, None)
     return region_of(see(q, k, v, scale), level, known)
 
 
-def region_of(seen: Seen, level: Any, known: Any = None) -> ConfidenceRegion:
+def region_of(seen: Seen, level: Any, known: Bounds | None = None) -> ConfidenceRegion:
     """A region from what was seen of a sample: several of them need one look."""
     level = as_positive(level, "level")
     if level >= 1.0:
         raise ValueError(f"level: expected a number between 0 and 1, got {level}")
     n, d = seen.values.shape
-    kind: Kind
+    kind: Kind = "normal"
     if known is None:
         if n <= d:
             raise ValueError(
                 f"k, v: expected more keys than output coordinates, got {n} keys for {d}"
             )
-        kind, shape = "normal", float(scipy.stats.chi2.ppf(level, d)) * seen.cov
+        shape = float(scipy.stats.chi2.ppf(level, d)) * seen.cov
     else:
-        if isinstance(known, Bounds):
-            kind, radius = "bernstein", _bernstein(seen, known, level)
-        elif isinstance(known, KnownError):
-            mse = _each(known.mse, "known.mse", len(seen.center))
-            kind, radius = "markov", (mse / (1.0 - level)).sqrt()
-        else:
-            name = type(known).__name__
-            raise ValueError(f"known: expected None, Bounds or KnownError, got {name}")
+        radius = _bernstein(seen, as_kind(known, Bounds, "known"), level)
         eye = torch.eye(d, dtype=torch.float64, device=seen.cov.device)
-        shape = radius.to(seen.cov).square()[:, None, None] * eye
+        kind, shape = "bernstein", radius.to(seen.cov).square()[:, None, None] * eye
     shape = finite_result(shape, "v: its region", "scale v down")
     return ConfidenceRegion(seen.center, shape, level, kind, seen.cov, 1.0 / seen.sum_p2)
 

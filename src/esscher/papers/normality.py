@@ -24,9 +24,8 @@ from torch import Tensor
 from esscher.attention.head import Head
 from esscher.attention.limit import limit
 from esscher.errors.curve import CURVE
-from esscher.errors.exact import exact_curve
 from esscher.errors.montecarlo.spec import Count, HeadSpec, Ladder, Law
-from esscher.errors.region import Bounds, KnownError, quadratic, region_of, see
+from esscher.errors.region import Bounds, quadratic, region_of, see
 from esscher.inputs import generator_for
 from esscher.measures.base import Measure
 from esscher.measures.pool import Pool
@@ -39,7 +38,6 @@ REPEATS_PER_UNIT = 20  # seeds do not depend on it
 REGIONS = {
     "normal": "asymptotic region, of the central limit theorem",
     "bernstein": "proved region, from bounds on scores and values",
-    "markov": "proved region, from the known mean square error",
 }
 
 
@@ -123,13 +121,9 @@ def draw_regions(
     Tokens of a repeat are nested, one draw for all n; they depend on (name, seed, repeat) alone.
     """
     x = queries.double()
-    known: dict[str, list[Bounds | KnownError | None]] = {"normal": [None] * len(n)}
+    known: dict[str, Bounds | None] = {"normal": None}
     if measure.as_pool() is not None or measure.support_radius() is not None:
-        known["bernstein"] = [Bounds.of(head, measure, x)] * len(n)
-    curve = exact_curve(head, measure, x, [*n])
-    if curve.kind == "exact" and curve.queries is not None:
-        mse = torch.from_numpy(curve.queries.mse) * (1.0 + 2.0 * curve.accuracy) ** 2
-        known["markov"] = [KnownError(mse[:, i]) for i in range(len(n))]
+        known["bernstein"] = Bounds.of(head, measure, x)
     target, q = limit(head, measure)(x), head.queries(x)
     along = target - head.values(measure.mean.double())
     lengths = along.norm(dim=1, keepdim=True)
@@ -139,7 +133,7 @@ def draw_regions(
     for repeat in repeats:
         tokens = measure.sample(n[-1], generator_for(name, seed, "nested", repeat, "tokens"))
         keys, values = head.keys(tokens.double()), head.values(tokens.double())
-        for i, size in enumerate(n):
+        for size in n:
             seen = see(q, keys[:size], values[:size], 1.0)
             error = seen.center - target
             spread = torch.einsum("md,mde,me->m", along, seen.cov, along).sqrt()
@@ -151,8 +145,8 @@ def draw_regions(
                 "squared": error.square().sum(1),
                 "effective_tokens": 1.0 / seen.sum_p2,
             }
-            for kind, of_n in known.items():
-                region = region_of(seen, level, of_n[i])
+            for kind, bounds in known.items():
+                region = region_of(seen, level, bounds)
                 columns |= {kind: region.contains(target).double(), f"{kind}_radius": region.radius}
             for column, found in columns.items():
                 parts.setdefault(column, []).append(found.numpy(force=True))

@@ -157,12 +157,6 @@ def finish(state: TokenMoments) -> TokenSummary:
     return TokenSummary(count, mean, cov, kurtosis, largest, gaussian, verdict, reason)
 
 
-def summarise(rows: Any) -> TokenSummary:
-    """``finish`` of one block of rows (n, d)."""
-    rows = as_tensor(rows, "rows", ndim=2)
-    return finish(update(init(rows.shape[1], device=rows.device), rows))
-
-
 def gaussian_largest(numbers: int, chance: float = 0.5) -> float:
     """The quantile at ``chance`` of the largest |z| among so many independent standard normal
     numbers:

@@ -192,7 +192,7 @@ def predictions(
     Proved bounds lie above the exact error wherever they apply; heuristics carry that status and
     nothing else does.
     """
-    from esscher.theory import bohbot, boursier, keep_rules, sharp  # they import this file
+    from esscher.theory import bohbot, boursier, sharp  # they import this file
 
     setting = Setting(head, measure, queries_law, radius)
     theories = (
@@ -204,6 +204,6 @@ def predictions(
         sharp.delta,
         boursier.averaged,
         boursier.gradients,
-        keep_rules.predictions,
+        sharp.kept_keys,
     )
     return [prediction for theory in theories for prediction in theory(setting)]

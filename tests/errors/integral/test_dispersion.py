@@ -27,7 +27,7 @@ def computed(scores: Floats, weights: Floats, n: list[int], planted: float) -> F
     empty = torch.zeros(1, len(scores), 0, dtype=torch.float64)
     source = KeySource.build(score, log_weight, empty, torch.zeros_like(score))
     counts, top = torch.tensor(n, dtype=torch.float64), scores.max()
-    found = dispersion(
+    sum_p2, entropy, own = dispersion(
         source,
         counts,
         planted=torch.tensor([planted - top], dtype=torch.float64),
@@ -36,8 +36,8 @@ def computed(scores: Floats, weights: Floats, n: list[int], planted: float) -> F
     )
     order = np.argsort(scores)
     rising, share = (torch.from_numpy(x[order])[None] for x in (scores - top, weights))
-    largest = largest_weights(rising, share, counts, found.sum_p2, 1e-13)
-    return np.stack([found.sum_p2[0], found.entropy[0], largest[0], found.planted[0]])
+    largest = largest_weights(rising, share, counts, sum_p2, 1e-13)
+    return np.stack([sum_p2[0], entropy[0], largest[0], own[0]])
 
 
 def of_weights(p: Floats) -> Floats:

@@ -14,13 +14,11 @@ from typing import Any
 import pandas as pd
 import torch
 
-from esscher.attention.head import Head
 from esscher.errors.curve import CURVE, HORIZONS, RATE, STATUS, ErrorCurve
 from esscher.errors.montecarlo.converge import Plan
 from esscher.errors.montecarlo.metrics import METRICS, Errors, Metric
 from esscher.errors.montecarlo.spec import ExperimentSpec
 from esscher.errors.rate import fit_rate
-from esscher.measures.base import Measure
 from esscher.runs import Job, Shard, Unit
 from esscher.runs.columns import Column, Declared
 from esscher.theory import bohbot
@@ -96,9 +94,11 @@ def columns(spec: Any) -> Declared:
     }
 
 
+PRESETS = importlib.resources.files("esscher.errors.montecarlo") / "presets"
+
+
 def preset_names() -> list[str]:
-    folder = importlib.resources.files("esscher.errors.montecarlo") / "presets"
-    names = (entry.name for entry in folder.iterdir())
+    names = (entry.name for entry in PRESETS.iterdir())
     return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
 
@@ -108,8 +108,7 @@ def read_preset(name: str) -> str:
         raise ValueError(
             f"preset: expected one of {', '.join(preset_names())} or a YAML file, got {name!r}"
         )
-    folder = importlib.resources.files("esscher.errors.montecarlo") / "presets"
-    return (folder / f"{name}.yaml").read_text("utf-8")
+    return (PRESETS / f"{name}.yaml").read_text("utf-8")
 
 
 # ---- the job
@@ -131,26 +130,20 @@ def units(spec: ExperimentSpec) -> Iterator[Unit]:
 
 
 @functools.lru_cache(maxsize=4)
-def setting(spec: ExperimentSpec, point: int) -> tuple[Measure, Head]:
-    """Law and head of one point of the sweep."""
-    law, head, value = spec.law, spec.head, spec.points[point]
+def plan_of(spec: ExperimentSpec, point: int) -> Plan:
+    """The checked experiment of one point of the sweep; ValueError where its law has no limit."""
+    law, head, radius, value = spec.law, spec.head, spec.radius, spec.points[point]
     over = "" if spec.sweep is None else spec.sweep.over
     if over == "decay":
         law = law.model_validate(law.model_dump() | {"decay": value})
-    elif over in ("horizon", "scale"):
+    elif over == "radius":
+        radius = value if radius is None else radius
+    elif over:
         changed = {"horizon": None, "scale": None, over: value}
         head = head.model_validate(head.model_dump() | changed)
     measure = law.build(DTYPES.get(spec.dtype, torch.float64), spec.device)
-    return measure, head.build(measure)
-
-
-@functools.lru_cache(maxsize=4)
-def plan_of(spec: ExperimentSpec, point: int) -> Plan:
-    """The checked experiment of one point; ValueError where its law has no limit."""
-    measure, head = setting(spec, point)
-    swept = spec.sweep is not None and spec.sweep.over == "radius"
     return Plan(
-        head,
+        head.build(measure),
         measure,
         list(spec.n),
         spec.metrics,
@@ -158,7 +151,7 @@ def plan_of(spec: ExperimentSpec, point: int) -> Plan:
         sampling=spec.sampling,
         query_inside=spec.query_inside,
         queries=spec.queries,
-        radius=spec.points[point] if swept and spec.radius is None else spec.radius,
+        radius=radius,
         experiment=f"converge/{point}",
         dtype=DTYPES.get(spec.dtype),
         device=spec.device,
@@ -172,8 +165,13 @@ def compute(spec: ExperimentSpec, unit: Unit) -> dict[str, Any]:
         made = plan_of(spec, point)
     except ValueError as reason:
         return {"refusals": [{"point": point, "reason": str(reason)}]}
-    if "exact" in unit:
-        return _exact(spec, point, unit["exact"])
+    if "exact" in unit:  # the curve of a metric without sampling, with its exponent
+        curve = METRICS[unit["exact"]].exact(made.head, made.measure, list(spec.n), spec.seed)
+        if curve is None:
+            return {"without": [{"point": point, "metric": unit["exact"]}]}
+        exponent = fit_rate(curve, raise_on_failure=False).exponent
+        rows = curve.to_frame().assign(query_stderr=curve.query_stderr)
+        return {"exact": rows.assign(point=point, exponent=exponent)}
     parts = []
     for repeat in range(unit["first"], unit["first"] + unit["count"]):
         found = made.repeat(repeat)
@@ -183,17 +181,6 @@ def compute(spec: ExperimentSpec, unit: Unit) -> dict[str, Any]:
             parts.append(pd.DataFrame({"n": spec.n, "squared": squared}).assign(**same))
     names = ["point", "metric", "repeat", "n", "squared", "limit_squared"]
     return {"errors": pd.concat(parts, ignore_index=True)[names]}
-
-
-def _exact(spec: ExperimentSpec, point: int, metric: str) -> dict[str, Any]:
-    """The curve of a metric without sampling, with its exponent, where it has one."""
-    measure, head = setting(spec, point)
-    curve = METRICS[metric].exact(head, measure, list(spec.n), spec.seed)
-    if curve is None:
-        return {"without": [{"point": point, "metric": metric}]}
-    exponent = fit_rate(curve, raise_on_failure=False).exponent
-    rows = curve.to_frame().assign(query_stderr=curve.query_stderr, point=point, exponent=exponent)
-    return {"exact": rows}
 
 
 def consolidate(spec: ExperimentSpec, shards: Sequence[Shard]) -> dict[str, Any]:
@@ -260,7 +247,7 @@ REFUSED = {
 
 def _rate_row(spec: ExperimentSpec, point: int, metric: str, curve: ErrorCurve) -> dict[str, Any]:
     """Fitted exponent with its interval, beside what theory says for this head and law."""
-    measure, head = setting(spec, point)
+    head, measure = plan_of(spec, point).head, plan_of(spec, point).measure
     fit = fit_rate(curve, raise_on_failure=False)
     return {
         "metric": metric,
