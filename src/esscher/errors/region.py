@@ -173,14 +173,7 @@ def confidence_region(
         A = sqrt(2 log(4/delta)),
         w = exp(b) / sum_j exp(score_j),
 
-    and never above 2 r; 2 r where n_eff <= A^2. Proof: z_j = e_j (v_j - Gamma) has mean 0, |z_j| <=
-    L = 2 r exp(b). With sigma^2 = E|z|^2 and l = log(4/delta), |mean z| <= sigma sqrt(2 l/n) + 2 L
-    l/(3 n) but for a chance delta/2 (Bernstein in Hilbert space: Pinelis 1994, Theorem 3.2). X =
-    |z|^2 >= 0 has E X^2 <= L^2 sigma^2, so but for a chance delta/2 sigma^2 - mean X <= L sigma
-    sqrt(2 l/n) (exp(-x) <= 1 - x + x^2/2), hence sigma <= sqrt(mean X) + L sqrt(2 l/n). Minkowski:
-    sqrt(mean e^2 |v - Gamma|^2) <= sqrt(mean e^2 |v - Gamma_n|^2) + |Gamma_n - Gamma| sqrt(mean
-    e^2). Put together, divided by mean e and solved for |Gamma_n - Gamma|, this is the radius; 2 r,
-    since both lie in the ball of the values.
+    and never above 2 r; 2 r where n_eff <= A^2. Proof: "Confidence regions" in the documentation.
 
     Each query has its own chance: for m queries at once use level 1 - (1 - level)/m. Source:
     derived here.

@@ -40,7 +40,6 @@ from esscher.theory.prediction import (
     Floats,
     Prediction,
     Setting,
-    Units,
     tilted_moment,
 )
 
@@ -425,30 +424,6 @@ def gradient_u_bound(
 # ---- what they say of one head and one law
 
 
-def _proved(
-    name: str,
-    source: str,
-    quantity: str,
-    formula: str,
-    value: Callable[[Any], Floats],
-    *,
-    known: bool,
-    units: Units = "squared",
-    **rest: Any,
-) -> Prediction:
-    """A proved bound on ``quantity``; without a value where its numbers are not known."""
-    return Prediction(
-        name,
-        source,
-        formula,
-        "proved",
-        quantity,
-        value=value if known else None,
-        units=units,
-        **rest,
-    )
-
-
 def _token_conditions(setting: Setting) -> Conditions:
     """Hypotheses of [S] on the law of the tokens. A mean of the tokens shifts all scores of a query
     alike and the output by V E y, so it cancels in the error and the centred law may be used.
@@ -473,41 +448,47 @@ def one_query(setting: Setting) -> list[Prediction]:
     optional = {"sigma": setting.sigma, "fourth": setting.fourth}
     numbers |= {key: number for key, number in optional.items() if number is not None}
     proved = functools.partial(
-        _proved, conditions=conditions, known=known, numbers=numbers, exponent=0.5
+        Prediction,
+        status="proved",
+        conditions=conditions,
+        exponent=0.5,
+        units="squared",
+        numbers=numbers,
     )
     growth = "exp(4 sigma^2 |theta|^2) E|V y|^4^{1/2}"
     return [
         proved(
             "s-c3-mended",
             "[S] Corollary C.3, mended",
-            f"squared error at one query, with chance {1.0 - DELTA:g}",
             f"108 {growth} / (delta n), for every delta in (0, 1)",
-            lambda n: corollary_c3(n, DELTA, *at),
+            quantity=f"squared error at one query, with chance {1.0 - DELTA:g}",
+            value=(lambda n: corollary_c3(n, DELTA, *at)) if known else None,
             numbers=numbers | {"delta": DELTA},
         ),
         proved(
             "s-c4-mended",
             "[S] Lemma C.4, mended",
-            "mean square error at one query",
             "2 C ln(max(n,2))/n + 32 sigma^2 n ||V||^2 e^{2d} exp(-(n/2 - exp(2 sigma^2"
             " |theta|^2)) E|V y|^4^{1/2} / (16 sigma^2 ||V||^2))",
-            lambda n: lemma_c4(n, d, *at, v),
+            quantity="mean square error at one query",
+            value=(lambda n: lemma_c4(n, d, *at, v)) if known else None,
         ),
         proved(
             "s-c4-sharpened",
             "derived here on [S] Lemma C.4",
-            "mean square error at one query",
             f"60 {growth} / n",
-            lambda n: lemma_c4_sharpened(n, *at),
+            quantity="mean square error at one query",
+            value=(lambda n: lemma_c4_sharpened(n, *at)) if known else None,
         ),
         proved(
             "s-c7",
             "[S] Lemma C.7",
-            "mean fourth power of the error at one query",
             "2 C E|V y|^4^{1/2} / sqrt(n) + 16^3 sigma^4 n ||V||^4 e^{2d} (1 + ..) exp(-(sqrt(n/8)"
             " - exp(2 sigma^2 |theta|^2)) ..)",
-            lambda n: lemma_c7(n, d, *at, v, token_fourth),
-            known=known and setting.token_fourth is not None,
+            quantity="mean fourth power of the error at one query",
+            value=(lambda n: lemma_c7(n, d, *at, v, token_fourth))
+            if known and setting.token_fourth is not None
+            else None,
             exponent=0.125,
             units="fourth power",
         ),
@@ -557,44 +538,43 @@ def averaged(setting: Setting) -> list[Prediction]:
     sigma, u = of.sigma, of.u_norm
     conditions, known = _average_conditions(setting)
     numbers = {"sigma": sigma, "u_norm": u, "fourth": of.fourth, "c_f": of.c_f} if known else {}
-    proved = functools.partial(_proved, conditions=conditions, known=known, numbers=numbers)
+    proved = functools.partial(
+        Prediction, status="proved", conditions=conditions, units="squared", numbers=numbers
+    )
     # [S] asks for sigma >= 1; a law that is sigma sub-Gaussian is so for every larger sigma
     large = max(sigma, 1.0)
     return [
         proved(
             "s-16-mended",
             "[S] Lemma C.6, equation (16), mended",
-            "l2 mean square",
             "(17) + (second term of C.4 at |x| = B) + 2 ( sigma^2 ||V||^2 sqrt(2 C_4 (d^2 +"
             " ln(n)^2)) + sqrt(2 E|Gamma|^4) ) e^d n^{-1/(192 sigma^2 ||U||^2)}",
-            lambda n: equation_16(n, of),
+            quantity="l2 mean square",
+            value=(lambda n: equation_16(n, of)) if known else None,
             exponent=proposition_31_exponent(sigma, u) if known else None,
         ),
         proved(
             "s-16-sharpened",
             "derived here on [S] Lemma C.6, equation (16)",
-            "l2 mean square",
             "min over B of 60 exp(4 sigma^2 ||U||^2 B^2) E|V y|^4^{1/2} / n + 2 ( .. ) exp(d -"
             " B^2/32)",
-            lambda n: equation_16_sharpened(n, of),
+            quantity="l2 mean square",
+            value=(lambda n: equation_16_sharpened(n, of)) if known else None,
             exponent=sharpened_exponent(sigma, u) if known else None,
         ),
         proved(
             "s-18",
             "[S] Lemma C.9, equation (18)",
-            "l4 mean fourth power",
             "(19) + (second term of C.7 at |x| = B) + 8 ( .. ) e^d n^{-1/(384 sigma^2 ||U||^2)}",
-            lambda n: equation_18(n, of),
+            quantity="l4 mean fourth power",
+            value=(lambda n: equation_18(n, of)) if known else None,
             exponent=min(1 / 24, _reciprocal(1536.0, sigma, u)) if known else None,
             units="fourth power",
         ),
-        Prediction(
-            name="s-prop31",
-            source="[S] Proposition 3.1",
-            formula=(
-                "c_1 sigma^6 ln(n) / n^{c_2/sigma^2}, c_2 = min(1/3, 1/(192 ||U||^2)) by its proof"
-            ),
-            status="proved",
+        proved(
+            "s-prop31",
+            "[S] Proposition 3.1",
+            "c_1 sigma^6 ln(n) / n^{c_2/sigma^2}, c_2 = min(1/3, 1/(192 ||U||^2)) by its proof",
             quantity="l2 mean square",
             conditions=(*conditions, ("n >= 2 (at n = 1 the printed bound is 0)", True)),
             exponent=proposition_31_exponent(1.0, u) / large / large if known else None,
@@ -623,32 +603,35 @@ def gradients(setting: Setting) -> list[Prediction]:
     squares = replace(  # f(y) = V y y^T
         output, fourth=v4 * eighth, limit4=v4 * m[8, 4], p=2, eighth=eighth, g2=g[2], g4=g[4]
     )
+
+    def u_bound(n: Any) -> Floats:
+        return gradient_u_bound(
+            equation_16(n, squares), v4 * m[4, 0], equation_18(n, x), m[4, 4], equation_18(n, y)
+        )
+
+    proved = functools.partial(Prediction, status="proved", units="squared")
     return [
-        _proved(
+        proved(
             "s-gradient-v",
             "[S] Proposition 3.4, first part, mended",
-            "gradient in V, mean square of one row",
             "(16) with f(y) = y, g = 1",
-            lambda n: equation_16(n, token),
+            quantity="gradient in V, mean square of one row",
             conditions=conditions,
-            known=known,
             exponent=proposition_31_exponent(sigma, u) if known else None,
+            value=(lambda n: equation_16(n, token)) if known else None,
             numbers={"sigma": sigma, "u_norm": u} if known else {},
         ),
-        _proved(
+        proved(
             "s-gradient-u",
             "[S] Proposition 3.4, second part, mended",
-            "gradient in U, mean square",
             "2 (16) for f(y) = V y y^T, g(z) = z, p = 2, plus 2 (21) with (18) for X and Y",
-            lambda n: gradient_u_bound(
-                equation_16(n, squares), v4 * m[4, 0], equation_18(n, x), m[4, 4], equation_18(n, y)
-            ),
+            quantity="gradient in U, mean square",
             conditions=(
                 *conditions,
                 ("the moments of Assumption 3.3 and E|y|^8 are known", all_known),
             ),
-            known=all_known,
             exponent=min(1 / 24, _reciprocal(1536.0, sigma, u)) if all_known else None,
+            value=u_bound if all_known else None,
             numbers={f"tilted_moment_{p}_{q}": of for (p, q), of in moments.items() if of},
         ),
     ]
