@@ -157,7 +157,7 @@ def quadratic(shape: Tensor, apart: Tensor, size: Tensor) -> tuple[Tensor, Tenso
 
 
 def confidence_region(
-    q: Any, k: Any, v: Any, level: Any = 0.95, scale: Any = None, known: Bounds | None = None
+    q: Any, k: Any, v: Any, level: Any = 0.95, scale: Any = None, known: Any = None
 ) -> ConfidenceRegion:
     """A region for the limit Gamma(x) of each query, from attention on one sample of n independent
     keys.
@@ -182,7 +182,7 @@ def confidence_region(
     return region_of(see(q, k, v, scale), level, known)
 
 
-def region_of(seen: Seen, level: Any, known: Bounds | None = None) -> ConfidenceRegion:
+def region_of(seen: Seen, level: Any, known: Any = None) -> ConfidenceRegion:
     """A region from what was seen of a sample: several of them need one look."""
     level = as_positive(level, "level")
     if level >= 1.0:
