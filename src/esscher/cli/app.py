@@ -24,6 +24,7 @@ from esscher.runs.errors import RunError, RunIncomplete, RunInterrupted, field_l
 COMMANDS = {
     "describe": "describe",
     "probe": "probe",
+    "compare": "compare",
     "budget": "budget",
     "compress": "compress",
     "predict": "predict",

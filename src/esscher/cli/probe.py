@@ -6,7 +6,7 @@ import hashlib
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from esscher.runs import Run
 
 PLACES = 7  # digits of the number of a layer, a head or a token
-DIGITS = 12  # of the size of a pool
-FILLED = 0.95  # of it, by the text: special tokens do not count
 MOST_THREADS = 8  # of one process: more of them wait for each other
 PERCENT = "10"  # error that the summary speaks of
 TABLES = ("heads", "budget", "layers", "agreement", "limits", "about")
@@ -75,13 +73,6 @@ def probe(
     split: Annotated[str | None, option(CorpusSpec, "split", TEXT)] = None,
     field: Annotated[str | None, option(CorpusSpec, "field", TEXT)] = None,
     packaged: Annotated[str | None, option(CorpusSpec, "packaged", TEXT)] = None,
-    domain: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Text of a domain, name=file or folder; may be repeated, also beside --packaged.",
-            rich_help_panel=TEXT,
-        ),
-    ] = None,
     encoding: Annotated[str | None, option(CorpusSpec, "encoding", TEXT)] = None,
     separate: Annotated[
         bool,
@@ -109,16 +100,6 @@ def probe(
     queries: Annotated[int | None, option(ProbeSpec, "queries", SIZE)] = None,
     kept_queries: Annotated[int | None, option(ProbeSpec, "kept_queries", SIZE)] = None,
     limit: Annotated[int | None, option(CorpusSpec, "limit", SIZE)] = None,
-    pool_sizes: Annotated[
-        str | None,
-        typer.Option(
-            help=(
-                "Pools of several sizes of one text, 16384,131072: a run each in one folder,"
-                " compared; not --max-tokens."
-            ),
-            rich_help_panel=SIZE,
-        ),
-    ] = None,
     positions: Annotated[
         str | None, option(ProbeSpec, "positions", SIZE, default="at each quarter")
     ] = None,
@@ -164,8 +145,7 @@ def probe(
     """Measure every head of a model on text: how fast it converges, why, and how many tokens it
     needs.
 
-    Several domains, --packaged prose,code or --domain, and several --pool-sizes have a run each in
-    one folder, and are compared.
+    esscher compare sets runs on several texts beside each other.
 
     Example: esscher probe --text book.txt --max-tokens 100000 --workers 2
     """
@@ -174,7 +154,7 @@ def probe(
     from esscher.hf.checkpoint import as_read
     from esscher.probe.api import LEFT_OPEN, run_folder, too_few_keys
     from esscher.probe.job import session_of
-    from esscher.runs import execute, read_group, terminal
+    from esscher.runs import execute, terminal
     from esscher.runs.lock import cores
     from esscher.runs.run import refuse_foreign
 
@@ -182,17 +162,14 @@ def probe(
     where: dict[str, Any] = {"workers": workers or 1, "dask": dask}
     if workers is None and dask is None:  # threads beat processes here, and share one model
         fields.setdefault("threads", min(cores(), MOST_THREADS))
-    if out is not None and not dry_run and read_group(out) is None:
+    if out is not None and not dry_run:
         refuse_foreign(out)
     if "-" in fields["corpus"].get("text", ()) and not dry_run:
         out = _keep_stdin(fields["corpus"], out)
-    specs = _several(fields, domain or (), pool_sizes)
-    spec = next(iter(specs.values())) if specs else ProbeSpec.read(fields)
+    spec = ProbeSpec.read(fields)
     if dry_run:
         check_text(spec.corpus)
         return describe_run(spec, as_json)
-    if specs:
-        return probe_several(specs, out, where, flags)
     if out is not None:
         refuse_foreign(out, spec, LEFT_OPEN)
     if sys.stderr.isatty():  # in a log a mistake is one line, with nothing before it
@@ -287,161 +264,6 @@ def _pool(context: Session) -> str:
         f"{queries}, each over all it attends to in its own window: {keys}, {windows} windows of"
         f" {context.windows.length}"
     )
-
-
-# ---- Several texts, or several sizes of one: a run of the same probe for each, and one table.
-
-
-def _several(
-    fields: Mapping[str, Any], domains: Sequence[str], sizes: str | None
-) -> dict[str, ProbeSpec]:
-    """A spec for each domain, packaged or name=path, or for each size of the pool, the smallest
-    first; none for a usual probe.
-    """
-    from esscher.runs.run import check_name
-
-    corpus = dict(fields["corpus"])
-    packaged = [name.strip() for name in str(corpus.get("packaged") or "").split(",")]
-    by_domain = bool(domains) or len(packaged) > 1
-    sources: list[tuple[str, dict[str, Any]]] = []
-    if by_domain:
-        sources = [(name, {"packaged": name}) for name in packaged if corpus.get("packaged")]
-        sources += [_domain(text) for text in domains]
-        other = next((name for name in ("text", "dataset") if corpus.get(name)), None)
-        if other is not None:
-            raise ValueError(
-                f"--{other}: one source of text, and several domains were asked for; use --domain"
-                " name=path"
-            )
-        if len(sources) < 2:
-            raise ValueError(
-                "--domain: one domain alone is a probe of --text; give two or more, or --packaged"
-                " beside it"
-            )
-    if sizes is not None:
-        parts = {part.strip() for part in sizes.split(",")}
-        known = all(part.isascii() and part.isdigit() and len(part) <= DIGITS for part in parts)
-        if by_domain or not known or len(parts) < 2:
-            also = ", and no --domain beside it" if by_domain else ""
-            raise ValueError(
-                "--pool-sizes: expected two or more numbers of tokens such as 16384,131072, got"
-                f" {sizes!r}{also}"
-            )
-        sources = [(str(size), {"max_tokens": size}) for size in sorted(map(int, parts))]
-    found: dict[str, ProbeSpec] = {}
-    for name, source in sources:
-        try:
-            check_name(name)
-        except ValueError as cause:
-            raise ValueError(f"--domain: {cause}") from cause
-        if name in found:
-            raise ValueError(
-                f"--domain: each domain once, got {name!r} twice; give it another name"
-            )
-        found[name] = ProbeSpec.read({**fields, "corpus": {**corpus, **source}})
-    return found
-
-
-def _domain(text: str) -> tuple[str, dict[str, Any]]:
-    name, separator, path = text.partition("=")
-    if not separator or not path:
-        raise ValueError(f"--domain: expected name=path, got {text!r}")
-    return name, {"text": [absolute(path)], "packaged": None}
-
-
-def _check_size(context: Session, name: str) -> None:
-    """Refuse sizes of what is no pool of a corpus, and those that the text does not fill."""
-    if not name.isdigit():
-        return
-    if context.spec.pool == "sequence":
-        raise ValueError(
-            "--pool-sizes: a query's own context has the size it has; use --pool corpus, or leave"
-            " --pool-sizes out"
-        )
-    if context.keys < FILLED * int(name):
-        raise ValueError(
-            f"--pool-sizes: the text has {context.keys} tokens, fewer than {name}; give more text"
-            " or smaller sizes"
-        )
-
-
-def probe_several(
-    specs: Mapping[str, ProbeSpec],
-    path: Path | None,
-    where: Mapping[str, Any],
-    flags: Mapping[str, Any],
-) -> None:
-    """Run every probe that is not finished, each in a folder of its own, then compare them."""
-    from esscher import runs
-    from esscher.probe.api import check_measured, run_folder
-    from esscher.probe.job import check_asked, session_of
-    from esscher.probe.session import plan_session
-
-    for name, spec in specs.items():  # what one cannot give is refused before weights are read
-        if (planned := plan_session(spec, check_asked)) is not None:
-            _check_size(planned, name)
-    settled, loaded = {}, None
-    for name, spec in specs.items():
-        context = session_of(spec, loaded=loaded, starts=True)
-        _check_size(context, name)
-        loaded, settled[name] = context.loaded, context.spec
-    if path is None:
-        digest = hashlib.sha256(" ".join(spec.hash for spec in specs.values()).encode()).hexdigest()
-        alone = run_folder(context)
-        path = alone.with_name(f"{alone.name.rpartition('-')[0]}-domains-{digest[:8]}")
-    runs.begin_group(path, settled)
-    found: dict[str, Run] = {}
-    for name, spec in settled.items():
-        context = session_of(spec, loaded=loaded)
-        log(f"{name}: {len(context.queries)} queries, pool {spec.pool}; run {path / name}")
-        found[name] = runs.execute(spec, path / name, **where, progress=runs.terminal())
-        check_measured(found[name])
-    _compare(found, path, flags)
-
-
-def _compare(found: Mapping[str, Run], path: Path, flags: Mapping[str, Any]) -> None:
-    """Store and show how the heads of several runs compare."""
-    import pyarrow as pa
-
-    from esscher.probe.agreement import (
-        DOMAIN_COLUMNS,
-        RANK_COLUMNS,
-        SIZE_COLUMNS,
-        compare_domains,
-        compare_sizes,
-    )
-    from esscher.report import write_report
-    from esscher.runs.columns import declare
-    from esscher.runs.store import Store
-
-    seed = next(iter(found.values())).spec.get("seed", 0)
-    domains, ranks = compare_domains(
-        {name: run.table("heads") for name, run in found.items()}, seed
-    )
-    frames = {"domain_ranks": ranks, "domains": domains}
-    if all(name.isdigit() for name in found):
-        pools = {int(name): run.table("endless") for name, run in found.items()}
-        frames = {"pool_sizes": compare_sizes(pools), **frames}
-    declared = {"pool_sizes": SIZE_COLUMNS, "domain_ranks": RANK_COLUMNS, "domains": DOMAIN_COLUMNS}
-    tables = {name: pa.Table.from_pandas(frame) for name, frame in frames.items()}
-    for name, table in declare(tables, declared).items():
-        Store(path).write_table(name, table, {})
-    page = write_report(list(found.values()), group=path) if flags.get("report", True) else None
-    if flags.get("as_json"):
-        compared = {name: frame.to_dict("records") for name, frame in frames.items()}
-        each = {
-            name: {table: run.table(table).to_dict("records") for table in ("heads", "layers")}
-            for name, run in found.items()
-        }
-        about = {"run": str(path), "report": None if page is None else str(page)}
-        return print_json({**about, **compared, "runs": each})
-    for i, (name, frame) in enumerate(frames.items()):
-        if i == 0 or flags.get("everything"):
-            columns = {column.key: column for column in declared[name]}
-            look = flags if flags.get("everything") else brief(flags)
-            show(f"{name.replace('_', ' ')}: {', '.join(found)}", frame, columns, look)
-    if page is not None:
-        log(f"report: {page}")
 
 
 # ---- The end of a probe.

@@ -82,14 +82,7 @@ def resume(
 
     for module, _ in JOBS.values():
         importlib.import_module(module)
-    where: dict[str, Any] = {"workers": workers, "dask": dask}
-    if (group := runs.read_group(run)) is not None:
-        from esscher.cli.probe import probe_several
-        from esscher.probe.spec import ProbeSpec
-
-        specs = {name: ProbeSpec.read(dict(fields)) for name, fields in group.items()}
-        return probe_several(specs, run, where, {"as_json": as_json, "report": True})
-    result = runs.resume(run, **where, progress=runs.terminal())
+    result = runs.resume(run, workers=workers, dask=dask, progress=runs.terminal())
     log(f"{result.path}: {result.status}, tables {', '.join(result.tables)}")
     if result.manifest.job in JOBS:
         module, _, name = JOBS[result.manifest.job][1].partition(":")
@@ -124,7 +117,7 @@ def report(
     from esscher.report import write_report
     from esscher.report.reproduce import write_verdicts
     from esscher.report.run_figures import save_figures
-    from esscher.runs import load_run, read_group
+    from esscher.runs import load_run
 
     if show_it not in ("yes", "no"):
         raise ValueError(f"--open: expected yes or no, got {show_it!r}")
@@ -132,12 +125,11 @@ def report(
     if len(runs) == 1 and (verdicts := read_verdicts(runs[0])) is not None:
         page = write_verdicts(runs[0], verdicts, out)
     else:
-        groups = {path: read_group(path) for path in runs}
-        loaded = [load_run(path / name) for path in runs for name in groups[path] or ("",)]
+        loaded = [load_run(path) for path in runs]
         formats = as_formats(figures)
         if formats and figures_out is not None:
             figures_out.mkdir(parents=True, exist_ok=True)
-        page = write_report(loaded, out, runs[0] if len(runs) == 1 and groups[runs[0]] else None)
+        page = write_report(loaded, out)
         for run in loaded if formats else []:
             folder = run.path / "figures"
             if figures_out is not None:

@@ -21,6 +21,7 @@ from esscher.report.probe import atlas
 from esscher.report.style import PALETTE, SCALE, WORDS
 from esscher.report.words import columns_of, safe_json
 from esscher.runs import Run, load_run
+from esscher.runs.columns import columns_of as declared_columns
 from esscher.runs.files import check_output, write_durable
 from esscher.runs.store import PAGE
 
@@ -29,7 +30,6 @@ _SCRIPTS = (
     "dom save pointing chart metrics map frontier dispersion endless looks scales head views table"
     " compare main"
 )
-RANKS = "domain_ranks.parquet"
 _STOPS = 17  # colours of the scale; the page mixes between them
 
 
@@ -46,14 +46,14 @@ def content_of(run: Run) -> dict[str, Any]:
     return makers.get(job, tables_page)(run)
 
 
-def render_page(runs: Sequence[Run], group: Path | None = None) -> str:
-    """The page of one run, or of several side by side; ``group``: the folder of these, where it has
-    a comparison of them.
+def render_page(runs: Sequence[Run], ranks: Any | None = None) -> str:
+    """The page of one run, or of several side by side; ``ranks``: an Arrow table of how their heads
+    compare (``esscher compare``).
     """
     if not runs:
         raise ValueError("runs: expected at least one run, got none")
-    ranks = {} if group is None else _ranks(group / RANKS, runs[0])
-    return render_content([content_of(run) for run in runs], ranks)
+    compared = {} if ranks is None else _ranks(ranks, runs[0])
+    return render_content([content_of(run) for run in runs], compared)
 
 
 def render_content(contents: Sequence[dict[str, Any]], ranks: dict[str, Any] | None = None) -> str:
@@ -85,41 +85,30 @@ def render_content(contents: Sequence[dict[str, Any]], ranks: dict[str, Any] | N
 
 
 def write_report(
-    runs: Sequence[Any], out: str | os.PathLike[str] | None = None, group: Path | None = None
+    runs: Sequence[Any], out: str | os.PathLike[str] | None = None, ranks: Any | None = None
 ) -> Path:
-    """Write the page of one or several runs (objects or folders) and return its path.
-
-    By default it goes into the first run, or into the folder ``group`` that holds them all and a
-    comparison of them.
+    """Write the page of one or several runs (objects or folders), by default into the first run,
+    and return its path.
     """
     loaded = [run if isinstance(run, Run) else load_run(run) for run in runs]
     if not loaded:
         raise ValueError("runs: expected at least one run, got none")
-    path = (group or loaded[0].path) / PAGE if out is None else Path(out)
+    path = loaded[0].path / PAGE if out is None else Path(out)
     if path.is_dir():
         raise ValueError(f"out: expected a file name such as report.html, got the folder {path}")
     check_output(path)
-    text = render_page(loaded, group)
+    text = render_page(loaded, ranks)
     path.parent.mkdir(parents=True, exist_ok=True)
     # a reader of the old page never sees half of the new one
     write_durable(path, text.encode("utf-8", "backslashreplace"))
     return path
 
 
-def _ranks(file: Path, run: Run) -> dict[str, Any]:
-    """How ranks of heads agree between runs, as a table of the page; empty where nobody compared
-    them yet.
-    """
-    from pyarrow.parquet import read_table  # here, as where runs are read
-
-    from esscher.runs.columns import columns_of as declared
-
-    if not file.is_file():
-        return {}
-    table = read_table(file)
+def _ranks(table: Any, run: Run) -> dict[str, Any]:
+    """How ranks of heads agree between runs, as a table of the page."""
     columns = [
         {"key": key, "label": column.label, "help": column.help}
-        for key, column in declared(table.schema).items()
+        for key, column in declared_columns(table.schema).items()
     ]
     known, rows = run.columns("heads"), columns_of(table.to_pandas())
     rows["measure"] = [known[key].label if key in known else key for key in rows["measure"]]

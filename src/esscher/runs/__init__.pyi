@@ -12,11 +12,9 @@ from .manifest import Failure as Failure, Manifest as Manifest
 from .progress import Progress as Progress, terminal as terminal, watched as watched
 from .run import (
     Run as Run,
-    begin_group as begin_group,
     export_run as export_run,
     list_runs as list_runs,
     load_run as load_run,
-    read_group as read_group,
 )
 from .spec import (
     JOBS as JOBS,

@@ -23,7 +23,6 @@ from esscher.runs.store import Store
 
 MANIFEST = "manifest.json"
 LOCK = "lock"
-GROUP = "group.json"  # in a folder of several runs
 VERDICTS = "reproduce.json"  # in a folder of runs that test claims
 Status = Literal["running", "complete", "incomplete", "failed"]
 
@@ -136,8 +135,6 @@ def read_manifest(path: Path) -> Manifest:
     except FileNotFoundError as cause:
         if not path.is_dir():
             missing = "no such run directory"
-        elif os.path.lexists(path / GROUP):
-            missing = "holds several runs, each in a folder of its own; name one of these"
         elif Store(path).count() == 0:
             missing = f"not a run directory: it has no {MANIFEST}"
         else:

@@ -1,5 +1,5 @@
-"""Run directories: a stored run as tables, export for other tools, groups of runs. Reading needs
-neither the job's code nor torch.
+"""Run directories: a stored run as tables, and export for other tools. Reading needs neither the
+job's code nor torch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import importlib
 import json
 import logging
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +16,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from esscher.runs.errors import Damaged, RunError, one_line, plain, resume_command
-from esscher.runs.files import ENDINGS, disk_error, read_json, write_durable
+from esscher.runs.files import ENDINGS, disk_error, write_durable
 from esscher.runs.lock import is_held
-from esscher.runs.manifest import GROUP, LOCK, MANIFEST, Failure, Manifest, Status, read_manifest
+from esscher.runs.manifest import LOCK, MANIFEST, Failure, Manifest, Status, read_manifest
 from esscher.runs.progress import Progress
 from esscher.runs.spec import RunSpec, canonical_json
 from esscher.runs.store import Store
@@ -180,18 +179,15 @@ def load_run(path: str | os.PathLike[str]) -> Run:
 
 
 def list_runs(folder: str | os.PathLike[str] = ".") -> list[Run]:
-    """The runs in a folder, those of groups in it too, oldest first; what cannot be read is named
-    in the log and left out.
-    """
+    """The runs in a folder, oldest first; what cannot be read is named in the log and left out."""
     root = Path(folder)
     if not root.is_dir():
         raise RunError(f"{root}: no such folder")
     runs = []
     for path in sorted(root.iterdir()):
         try:
-            for name in read_group(path) or ("",):
-                if os.path.lexists(path / name / MANIFEST) or Store(path / name).count():
-                    runs.append(load_run(path / name))
+            if os.path.lexists(path / MANIFEST) or Store(path).count():
+                runs.append(load_run(path))
         except RunError as cause:
             _log.warning("%s", one_line(str(cause)))
     return sorted(runs, key=lambda run: run.manifest.started)
@@ -265,10 +261,7 @@ def _write_netcdf(run: Run, name: str, file: Path) -> None:
     dataset.to_netcdf(file)
 
 
-# ---- Folders: whether one is free for a run, and several runs in one folder (a group), which
-# ``group.json`` names so that one command goes on with all of them.
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
+# ---- Whether a folder is free for a run.
 
 
 def refuse_foreign(
@@ -315,50 +308,3 @@ def refuse_other(
             f"{name} is {canonical_json(there.get(name))} there" for name in sorted(differing)
         )
         raise RunError(f"{path}: holds another run: {found}; choose another folder")
-
-
-def check_name(name: str) -> str:
-    """The name of a run in a group, which is that of its folder."""
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"expected a name of letters, digits, - and _, 40 at most, got {name!r}")
-    return name
-
-
-def begin_group(path: Path, specs: Mapping[str, RunSpec]) -> None:
-    """Make a folder for runs of these specs, by name; a folder with others is refused."""
-    if os.path.lexists(path / MANIFEST):
-        raise RunError(f"{path}: holds one run, not several; choose another folder")
-    asked = {name: spec.as_dict() for name, spec in specs.items()}
-    known = read_group(path)
-    if known is None:
-        refuse_foreign(path)
-        path.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"runs": asked}, indent=2, ensure_ascii=False)
-        write_durable(path / GROUP, text.encode("utf-8") + b"\n")
-    elif canonical_json(known) != canonical_json(asked):
-        raise RunError(
-            f"{path}: holds other runs ({', '.join(known)}), or with other settings; choose"
-            " another folder"
-        )
-
-
-def read_group(path: Path) -> dict[str, dict[str, Any]] | None:
-    """Fields of the specs of a folder's runs, by name and in their order; None where it holds no
-    group.
-    """
-    file = path / GROUP
-    if not os.path.lexists(file):
-        return None
-    try:
-        runs = read_json(file)["runs"]
-        specs = runs.values() if isinstance(runs, dict) else ()
-        if not specs or not all(isinstance(fields, dict) for fields in specs):
-            raise ValueError("expected the specs of runs by name")
-        return {check_name(name): fields for name, fields in runs.items()}
-    except (ValueError, LookupError) as cause:
-        reason = str(cause).splitlines()[0][:120]
-        raise Damaged(
-            f"{file}: damaged ({reason}); its runs are whole, each in its own folder"
-        ) from cause
-    except OSError as cause:
-        raise RunError(f"{file}: cannot be read: {cause.strerror or cause}") from cause
