@@ -13,7 +13,7 @@ import pytest
 from esscher.cli.app import COMMANDS
 from esscher.cli.runs import JOBS
 from esscher.icl.specs import FlowSpec
-from esscher.runs.manifest import Manifest, Start
+from esscher.runs.run import Manifest, Start
 from esscher.runs.store import Store
 
 SRC = Path(__file__).parents[2] / "src"

@@ -17,8 +17,8 @@ from esscher.papers.claim import Claim, Decision, Picture, Series
 from esscher.papers.judge import folder_of, judge, read_verdicts, register, units
 from esscher.report.reproduce import write_verdicts
 from esscher.runs import RunError, list_runs
-from esscher.runs.lock import held
-from esscher.runs.manifest import LOCK
+from esscher.runs.run import LOCK
+from esscher.runs.store import held
 
 OUTSIDE = "my_claim:TAIL"
 

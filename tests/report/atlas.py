@@ -18,7 +18,7 @@ from esscher.probe.budget import budget_table
 from esscher.probe.spec import ProbeSpec
 from esscher.runs import JOBS, Run, RunSpec, find_job, load_run
 from esscher.runs.columns import Declared, declare
-from esscher.runs.manifest import Failure, Manifest, Start
+from esscher.runs.run import Failure, Manifest, Start
 from esscher.runs.store import Store
 from esscher.runs.tables import as_tables
 

@@ -7,8 +7,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 import esscher as es
-from esscher.report.figures import exponents_panel, plot_exponents
-from esscher.report.words import TheoryLine
+from esscher.report.charts import exponents_chart
+from esscher.report.figures import draw_chart, plot_exponents
+from esscher.runs import Column
 
 
 def test_the_axes_of_exponents_hold_every_point_and_the_legend_hides_none() -> None:
@@ -23,7 +24,11 @@ def test_the_axes_of_exponents_hold_every_point_and_the_legend_hides_none() -> N
     )
     figure = Figure(figsize=(5, 3), layout="constrained")
     ax = figure.subplots()
-    exponents_panel(ax, rates, [TheoryLine("sharp", "sharp (heuristic)", "horizon2", "dashed", 1)])
+    columns = {
+        "horizon2": Column("horizon2", "float", "horizon", "Help."),
+        "sharp": Column("sharp", "float", "sharp", "Help.", of="horizon2", status="heuristic"),
+    }
+    draw_chart(exponents_chart(rates, "l2", columns), ax=ax)
     figure.draw_without_rendering()
     low, high = ax.get_ylim()
     assert low < -0.05

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esscher.report import write_report
-from esscher.report.summary import html_summary
-from esscher.report.words import safe_json
+from esscher.report.words import html_summary, safe_json
 from esscher.runs import load_run
 from tests.report.atlas import ProbeLike, atlas_tables, looks_table, rules_tables, store_run
 from tests.report.browser import Page

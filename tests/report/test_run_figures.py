@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 import esscher as es
-from esscher.report.run_figures import save_figures
+from esscher.report.figures import save_figures
 from esscher.report.style import COLUMN, STYLE, WIDE, save_figure
 from esscher.runs import Run, load_run
 from tests.report.atlas import ProbeLike, atlas_run, sparse_run, store_run

@@ -14,7 +14,7 @@ import pytest
 
 from esscher.report import write_report
 from esscher.runs import Run, RunSpec
-from esscher.runs.manifest import Failure
+from esscher.runs.run import Failure
 from tests.report.atlas import ProbeLike, atlas_run, atlas_tables, rules_run, store_run
 from tests.report.browser import Page
 

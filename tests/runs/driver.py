@@ -74,7 +74,7 @@ def main() -> None:
     import pandas  # noqa: F401
 
     import tests.runs.job  # noqa: F401
-    from esscher.runs import manifest as provenance
+    from esscher.runs import run as provenance
 
     provenance.versions(), provenance.commit()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")

@@ -34,8 +34,8 @@ from esscher.runs import (
     terminal,
 )
 from esscher.runs.executors import compute_remotely
-from esscher.runs.manifest import versions
 from esscher.runs.progress import Tracker
+from esscher.runs.run import versions
 from esscher.runs.spec import digest
 from esscher.runs.tables import as_tables
 from tests.runs.job import SummarySpec, WalkSpec

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from esscher.runs import RunLocked
-from esscher.runs.lock import held, holder_of, is_held
+from esscher.runs.store import held, holder_of, is_held
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import sys
 import psutil
 import pytest
 
-from esscher.runs.lock import cores, memory_of
+from esscher.runs.progress import cores, memory_of
 
 
 def test_memory_is_that_of_all_which_are_there() -> None:
@@ -27,7 +27,7 @@ def test_memory_is_that_of_all_which_are_there() -> None:
 )
 def test_cores_are_those_a_process_is_bound_to() -> None:
     bound = f"import os; os.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}}); "
-    asked = "from esscher.runs.lock import cores; print(cores())"
+    asked = "from esscher.runs.progress import cores; print(cores())"
     assert subprocess.check_output([sys.executable, "-c", bound + asked], text=True) == "1\n"
     assert cores() == len(os.sched_getaffinity(0))
 

@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 
 from esscher.runs import Run, RunError, RunLocked, StoreError, execute, load_run, resume
-from esscher.runs.files import write_durable
-from esscher.runs.store import Store
+from esscher.runs.store import Store, write_durable
 from tests.runs.driver import Driver
 from tests.runs.job import WalkSpec
 

@@ -212,7 +212,7 @@ def _kvpress(stored: Run, frontier: pd.DataFrame, rule: str, weights: Weights | 
 
 def _write(content: Any, kind: str, out: Path | None) -> None:
     from esscher.probe.budget import as_bytes
-    from esscher.runs.files import write_durable
+    from esscher.runs.store import write_durable
 
     data = as_bytes(content, kind, "" if out is None else out.suffix)
     if out is None:

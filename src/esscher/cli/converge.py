@@ -112,15 +112,13 @@ def end_converge(
 ) -> None:
     """Draw the rates of a finished sweep and say what they are."""
     from esscher.report.figures import save_rates
-    from esscher.report.words import theory_lines
 
     look = look or {}
-    rates, curves = run.table("rates"), run.table("curves") if "curves" in run.tables else None
+    rates = run.table("rates")
     files = [run.path / f"rates.{kind}" for kind in as_formats(figures)]
     over = str((run.spec.get("sweep") or {}).get("over", ""))
-    title = printable(run.spec["title"] or run.path.name)
     for file in files:
-        save_rates(curves, rates, theory_lines(run.columns("rates")), title, over, file)
+        save_rates(run, printable(run.spec["title"] or run.path.name), file)
     if as_json:
         rows = rates.to_dict("records")
         return print_json({"run": str(run.path), "spec": run.spec, "rates": rows})

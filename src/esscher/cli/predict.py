@@ -105,8 +105,8 @@ def predict(
     flags = given(locals())
     from esscher.report.figures import save_predictions
     from esscher.report.style import check_format
-    from esscher.runs.files import check_output
     from esscher.runs.spec import read_mapping
+    from esscher.runs.store import check_output
 
     found = {} if spec is None else read_mapping(spec)
     fields = {**found, "law": _law(found, flags), "head": _head(found, flags)}

@@ -155,7 +155,7 @@ def probe(
     from esscher.probe.api import LEFT_OPEN, run_folder, too_few_keys
     from esscher.probe.job import session_of
     from esscher.runs import execute, terminal
-    from esscher.runs.lock import cores
+    from esscher.runs.progress import cores
     from esscher.runs.run import refuse_foreign
 
     fields = read_flags(flags)
@@ -235,7 +235,7 @@ def place_numbers(text: str, flag: str) -> list[int]:
 
 def _keep_stdin(corpus: dict[str, Any], out: Path | None) -> Path:
     """Write what came on stdin into the run's folder, since a run may need it again; its folder."""
-    from esscher.runs.files import write_durable
+    from esscher.runs.store import write_durable
 
     data = sys.stdin.buffer.read()
     if not data.strip():

@@ -52,7 +52,7 @@ def reproduce(
     from esscher.papers.judge import all_claims, find_claim, judge
     from esscher.report.reproduce import write_verdicts
     from esscher.runs import terminal
-    from esscher.runs.manifest import VERDICTS
+    from esscher.runs.run import VERDICTS
 
     if everything and claims:
         raise ValueError(f"--all: takes every claim, got {claims[0]!r} too; give one of the two")

@@ -19,7 +19,7 @@ from esscher.cli.output import (
     show,
 )
 from esscher.report.style import FORMATS
-from esscher.runs.files import ENDINGS
+from esscher.runs.run import ENDINGS
 
 JOBS = {
     "converge": ("esscher.errors.montecarlo.spec", "esscher.cli.converge:end_converge"),
@@ -115,8 +115,8 @@ def report(
     """
     from esscher.papers.judge import read_verdicts
     from esscher.report import write_report
+    from esscher.report.figures import save_figures
     from esscher.report.reproduce import write_verdicts
-    from esscher.report.run_figures import save_figures
     from esscher.runs import load_run
 
     if show_it not in ("yes", "no"):

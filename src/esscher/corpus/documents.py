@@ -26,7 +26,7 @@ from typing import Any
 from esscher.corpus.spec import CorpusSpec
 from esscher.hf.package import quiet
 from esscher.runs.errors import printable
-from esscher.runs.files import open_regular
+from esscher.runs.store import open_regular
 
 Piece = tuple[bool, str]  # a stretch of text, and whether a new document starts with it
 BLOCK = 1 << 20  # characters

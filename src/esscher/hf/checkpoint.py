@@ -24,7 +24,7 @@ from esscher.hf.package import (
     transformers,
     why,
 )
-from esscher.runs.files import kind_of
+from esscher.runs.store import kind_of
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
 # safetensors' names, and torch's

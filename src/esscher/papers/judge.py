@@ -18,9 +18,9 @@ from esscher.papers.claim import CLAIMS, Claim, Decision, EvidenceSpec, Scale
 from esscher.papers.rules import exactly
 from esscher.runs import Job, Run, RunError, RunLocked, RunSpec, Unit, execute
 from esscher.runs.errors import one_line, plain
-from esscher.runs.files import read_json, write_durable
-from esscher.runs.manifest import VERDICTS, commit, machine, now, versions
 from esscher.runs.progress import Report
+from esscher.runs.run import VERDICTS, commit, machine, now, versions
+from esscher.runs.store import read_json, write_durable
 
 # What a machine may lack: a model, a text, memory, disk space. The claim is then undecided.
 LACKING = (ValueError, OSError, ImportError, MemoryError, RunError)

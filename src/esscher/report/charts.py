@@ -6,28 +6,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from esscher.report.words import (
-    columns_of,
-    described,
+    described_table,
     numbers,
     overview,
     read_table,
-    settings_line,
     shortened,
     theory_lines,
 )
 from esscher.runs import Run
 from esscher.runs.columns import Column
 
-MOST_ROWS = 5000  # of a table on the page; the rest stays in the run
-
 
 def charts_page(
     run: Run, title: str, line: str, charts: list[dict[str, Any]], first: list[str]
 ) -> dict[str, Any]:
     """A page of charts with the run's tables below, those named first in front."""
-    content = overview(run, "charts", title, [line, settings_line(run)])
+    content = overview(run, "charts", title, [line])
     names = [name for name in first if name in run.tables]
-    tables = [_table(run, name) for name in dict.fromkeys([*names, *run.tables])]
+    tables = [described_table(run, name) for name in dict.fromkeys([*names, *run.tables])]
     if not tables:
         content["warnings"].append("This run has no table yet, so there is nothing to show.")
     return content | {"charts": [chart for chart in charts if chart["series"]], "tables": tables}
@@ -41,32 +37,29 @@ def tables_page(run: Run) -> dict[str, Any]:
     )
 
 
-def _table(run: Run, name: str) -> dict[str, Any]:
-    """A table with its columns explained; cells that are arrays stay in the run."""
-    frame = run.table(name)
-    known = run.columns(name)
-    shown = frame.head(MOST_ROWS)
-    shown = shown[[key for key in shown.columns if known[str(key)].kind != "list"]]
+def sweep_charts(run: Run) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """By kind of error that a sweep over laws measured: errors against n, exponents against the
+    horizon.
+    """
+    rates, curves = read_table(run, "rates"), read_table(run, "curves")
+    if rates is None:
+        return {}
+    over, columns = str((run.spec.get("sweep") or {}).get("over", "")), run.columns("rates")
     return {
-        "name": name.replace("_", " "),
-        "columns": described(run, name, map(str, shown.columns)),
-        "rows": columns_of(shown),
-        "count": len(frame),
+        str(metric): (
+            errors_chart(
+                None if curves is None else curves[curves["metric"] == metric], metric, over
+            ),
+            exponents_chart(own, metric, columns),
+        )
+        for metric, own in rates.groupby("metric", sort=False)
     }
 
 
 def sweep(run: Run) -> dict[str, Any]:
-    """Errors against n and exponents against the horizon, for each kind of error that a sweep over
-    laws measured.
-    """
-    charts = []
-    rates, curves = read_table(run, "rates"), read_table(run, "curves")
+    """The page of a sweep over laws."""
+    charts = [chart for pair in sweep_charts(run).values() for chart in pair]
     over = str((run.spec.get("sweep") or {}).get("over", ""))
-    if rates is not None:
-        for metric, own in rates.groupby("metric", sort=False):
-            if curves is not None:
-                charts.append(_errors(curves[curves["metric"] == metric], str(metric), over))
-            charts.append(_exponents(own, str(metric), run.columns("rates")))
     law = (run.spec.get("law") or {}).items()
     what = ", ".join(f"{key} {value}" for key, value in law if value not in (None, 0.0)) or "a law"
     line = (
@@ -78,10 +71,10 @@ def sweep(run: Run) -> dict[str, Any]:
     )
 
 
-def _errors(curves: Any, metric: str, over: str) -> dict[str, Any]:
+def errors_chart(curves: Any | None, metric: str, over: str) -> dict[str, Any]:
     series = []
-    last = max(1, int(curves["point"].max())) if len(curves) else 1
-    for (point, kind), part in curves.groupby(["point", "kind"]):
+    last = 1 if curves is None or curves.empty else max(1, int(curves["point"].max()))
+    for (point, kind), part in () if curves is None else curves.groupby(["point", "kind"]):
         value = part["value"].iloc[0]
         sampled = kind == "montecarlo"
         entry: dict[str, Any] = {
@@ -108,7 +101,7 @@ def _errors(curves: Any, metric: str, over: str) -> dict[str, Any]:
     }
 
 
-def _exponents(rates: Any, metric: str, columns: Mapping[str, Column]) -> dict[str, Any]:
+def exponents_chart(rates: Any, metric: str, columns: Mapping[str, Column]) -> dict[str, Any]:
     rates = rates[rates["exponent"].notna()].sort_values("horizon2")
     x = numbers(rates["horizon2"])
     series: list[dict[str, Any]] = []

@@ -22,8 +22,7 @@ from esscher.report.style import PALETTE, SCALE, WORDS
 from esscher.report.words import columns_of, safe_json
 from esscher.runs import Run, load_run
 from esscher.runs.columns import columns_of as declared_columns
-from esscher.runs.files import check_output, write_durable
-from esscher.runs.store import PAGE
+from esscher.runs.store import PAGE, check_output, write_durable
 
 _SOURCES = Path(__file__).parent / "page"
 _SCRIPTS = (

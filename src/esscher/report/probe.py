@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict
 from typing import Any
 
@@ -13,6 +12,8 @@ from esscher.report.words import (
     demanding,
     described,
     described_table,
+    epsilons_of,
+    heads_of,
     identity_of,
     model_described,
     need_column,
@@ -22,7 +23,6 @@ from esscher.report.words import (
     parts_of,
     read_table,
     records_of,
-    settings_line,
     shortened,
     text_described,
     text_of,
@@ -41,27 +41,6 @@ MORE_TEXT = ("value", "half", "estimate", "low", "high")
 TEXTS = {
     who: [f"{who}_{part}" for part in ("before", "token", "after")] for who in ("query", "key")
 }
-_NEEDED = re.compile(r"tokens_needed_(\d+(?:[._]\d+)?)pct")
-
-
-def is_atlas(run: Run) -> bool:
-    """Whether a run describes the heads of a model."""
-    return run.manifest.job == "probe"
-
-
-def heads_of(run: Run) -> Any | None:
-    """The heads table in the order of layers and heads; None if there is none or it is empty."""
-    heads = read_table(run, "heads")
-    if heads is None or heads.empty:
-        return None
-    return heads.sort_values(["layer", "head"], kind="stable").reset_index(drop=True)
-
-
-def epsilons_of(heads: Any) -> dict[str, str]:
-    """Percentages for which tokens needed were stored -> their columns, smallest error first."""
-    matches = [match for key in heads.columns if (match := _NEEDED.fullmatch(key))]
-    found = {match.group(1).replace("_", "."): match.group() for match in matches}
-    return dict(sorted(found.items(), key=lambda item: float(item[0])))
 
 
 def atlas(run: Run) -> dict[str, Any]:
@@ -70,7 +49,7 @@ def atlas(run: Run) -> dict[str, Any]:
     known = {} if about is None or about.empty else about.iloc[0].to_dict()
     model = text_of(known.get("model")) or model_described(run.spec)
     heads = heads_of(run)
-    content = overview(run, "atlas", model, [_what(run, heads, model, known), settings_line(run)])
+    content = overview(run, "atlas", model, [_what(run, heads, model, known)])
     if heads is None:
         content["warnings"].append("There is no head in this run yet, so there is nothing to draw.")
         nothing: dict[str, Any] = {"columns": [], "budget": [], "theory": [], "epsilons": {}}

@@ -9,8 +9,7 @@ from typing import Any
 
 from esscher.report.page import render_content
 from esscher.report.words import numbers, shortened
-from esscher.runs.files import check_output, write_durable
-from esscher.runs.store import PAGE
+from esscher.runs.store import PAGE, check_output, write_durable
 
 COLUMNS = {
     "id": ("claim", "Which claim; esscher reproduce takes this name."),

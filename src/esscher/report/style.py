@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esscher.runs.files import check_output, write_durable
+from esscher.runs.store import check_output, write_durable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,19 +6,22 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from html import escape, unescape
 from typing import Any
 
 from esscher.runs import Run, RunError
 from esscher.runs.columns import Column
+from esscher.runs.errors import printable
 
 DIGITS = 5
 LONGEST = 300  # characters of a text from outside, where it stands in a sentence
 KEPT = "cache_kept"
 POOLS = {"corpus": "all tokens of the text", "sequence": "a query's own window"}
-VERSIONS = ("esscher", "torch", "transformers", "python")  # that the line of settings names
-NOT_SETTINGS = {"job", "model", "title", "text", "texts", "dataset", "corpus", "threads", "n"}
+MOST_ROWS = 5000  # of a table on the page; the rest stays in the run
+_NEEDED = re.compile(r"tokens_needed_(\d+(?:[._]\d+)?)pct")
 DASHES = {"proved": "dashdot", "heuristic": "dashed", "experimental": "dotted", "exact": "solid"}
 COLORS = (1, 2, 3, 4, 6, 5)
 
@@ -251,12 +254,40 @@ def described(run: Run, name: str, keys: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def described_table(run: Run, name: str) -> dict[str, Any]:
-    """A table with its columns explained; empty where there is none."""
+    """A table with its columns explained, empty where there is none; cells that are arrays stay in
+    the run.
+    """
     frame = read_table(run, name)
     if frame is None or frame.empty:
         return {}
-    columns = described(run, name, map(str, frame.columns))
-    return {"columns": columns, "rows": columns_of(frame), "count": len(frame)}
+    known = run.columns(name)
+    shown = frame[[key for key in frame.columns if known[str(key)].kind != "list"]].head(MOST_ROWS)
+    return {
+        "name": name.replace("_", " "),
+        "columns": described(run, name, map(str, shown.columns)),
+        "rows": columns_of(shown),
+        "count": len(frame),
+    }
+
+
+def is_atlas(run: Run) -> bool:
+    """Whether a run describes the heads of a model."""
+    return run.manifest.job == "probe"
+
+
+def heads_of(run: Run) -> Any | None:
+    """The heads table in the order of layers and heads; None if there is none or it is empty."""
+    heads = read_table(run, "heads")
+    if heads is None or heads.empty:
+        return None
+    return heads.sort_values(["layer", "head"], kind="stable").reset_index(drop=True)
+
+
+def epsilons_of(heads: Any) -> dict[str, str]:
+    """Percentages for which tokens needed were stored -> their columns, smallest error first."""
+    matches = [match for key in heads.columns if (match := _NEEDED.fullmatch(key))]
+    found = {match.group(1).replace("_", "."): match.group() for match in matches}
+    return dict(sorted(found.items(), key=lambda item: float(item[0])))
 
 
 def text_described(spec: Mapping[str, Any]) -> str:
@@ -316,23 +347,6 @@ def warnings_of(run: Run) -> list[str]:
     if run.manifest.stopped is not None:
         found.append(shortened(run.manifest.stopped))
     return found + [shortened(str(note)) for note in run.manifest.notes[:3]]
-
-
-def settings_line(run: Run) -> str:
-    """Settings, versions, commit and day in one line."""
-    settings = ", ".join(
-        f"{key.replace('_', ' ')} {shortened(_flat(value), 60)}"
-        for key, value in run.spec.items()
-        if key not in NOT_SETTINGS
-        and value not in (None, "", [], {})
-        and not isinstance(value, dict)
-    )
-    parts = [settings]
-    for start in run.manifest.starts[-1:]:
-        known = [name for name in VERSIONS if name in start.versions]
-        parts.append(", ".join(f"{name} {start.versions[name]}" for name in known))
-        parts.append(f"commit {start.commit[:10]}" if start.commit else "")
-    return " · ".join(part for part in [*parts, run.manifest.started[:10]] if part)
 
 
 def _settings(run: Run) -> list[list[str]]:
@@ -402,6 +416,75 @@ def theory_lines(columns: Mapping[str, Column]) -> list[TheoryLine]:
     lines = []
     for i, column in enumerate(found):
         label = f"{column.formula} ({column.status})" if column.formula else column.status
-        dash = next((d for word, d in DASHES.items() if column.status.startswith(word)), "dotted")
-        lines.append(TheoryLine(column.key, label, column.of, dash, COLORS[i % len(COLORS)]))
+        dash, color = dash_of(column.status), COLORS[i % len(COLORS)]
+        lines.append(TheoryLine(column.key, label, column.of, dash, color))
     return lines
+
+
+def dash_of(status: str) -> str:
+    """How a line is drawn, by what is known of a statement."""
+    return next((dash for word, dash in DASHES.items() if status.startswith(word)), "dotted")
+
+
+# ---- A run in a few lines.
+
+
+def text_summary(run: Run) -> str:
+    """The same as lines of text."""
+    return "\n".join(
+        unescape(re.sub("<[^<>]*>", "", line)) for line in html_summary(run).split("<br>")
+    )
+
+
+def html_summary(run: Run) -> str:
+    """What the run is, how far it got, its tables; for a probe also its most and least demanding
+    head.
+    """
+    job, title = run.manifest.job, str(run.spec.get("title") or run.manifest.job)
+    title = shortened(model_described(run.spec) if is_atlas(run) else title, 120)
+    lines = [f"<b><bdi>{escape(title)}</bdi></b> · {escape(job)}, {escape(run.status)}"]
+    lines += [escape(warning) for warning in warnings_of(run)]
+    try:
+        lines += _atlas_lines(run) if is_atlas(run) else []
+    except RunError as damage:  # a notebook must still show which run it is
+        lines.append(escape(shortened(str(damage))))
+    tables = sorted(run.manifest.tables.items())
+    rows = ", ".join(f"{escape(name)} ({count:,})" for name, count in tables)
+    lines.append(f"tables: {rows or 'none yet'}")
+    lines.append(f"<code><bdi>{escape(shortened(str(run.path), 200))}</bdi></code>")
+    spans = "<br>".join(f"<span>{line}</span>" for line in lines)
+    return f'<div class="esscher-run">{spans}</div>'
+
+
+def _atlas_lines(run: Run) -> list[str]:
+    heads = heads_of(run)
+    if heads is None:
+        return []
+    measured = heads[heads["status"] == "ok"]
+    part = f"{len(measured)} of {len(heads)} heads measured"
+    about = read_table(run, "about")
+    # of the model, of which a run may have looked at a few
+    if about is not None and "layers" in about:
+        part += f", {heads['layer'].nunique()} of {int(about['layers'].iloc[0])} layers"
+    lines = [f"on <bdi>{escape(text_described(run.spec))}</bdi>: {part}"]
+    if "10" in epsilons_of(heads) and not measured.empty:
+        order = ranked_heads(heads, need_column(heads, "10")).to_dict("records")
+        own = run.spec.get("pool") == "sequence"
+        told = [
+            f"{word} {head_name(row)} with {need(row, '10', own=own)}"
+            for word, row in (("least", order[0]), ("most", order[-1]))
+        ]
+        lines.append(escape(f"needed for 10 %: {', '.join(told)}"))
+    return lines + _sinks(measured)
+
+
+def _sinks(measured: Any) -> list[str]:
+    """The tokens that most heads rest on."""
+    if "sink_token" not in measured.columns or not (measured["sink_token"] != "").any():
+        return []
+    counts = measured.loc[measured["sink_token"] != "", "sink_token"].value_counts()
+    told = [
+        f"“<bdi>{escape(shortened(printable(token), 60))}</bdi>” in {count} head{'s' * (count > 1)}"
+        for token, count in counts.head(3).items()
+    ]
+    return [f"sinks: {', '.join(told)}, none in {len(measured) - counts.sum()}"]

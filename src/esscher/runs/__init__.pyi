@@ -8,9 +8,10 @@ from .errors import (
     RunLocked as RunLocked,
     StoreError as StoreError,
 )
-from .manifest import Failure as Failure, Manifest as Manifest
 from .progress import Progress as Progress, terminal as terminal, watched as watched
 from .run import (
+    Failure as Failure,
+    Manifest as Manifest,
     Run as Run,
     export_run as export_run,
     list_runs as list_runs,

@@ -10,7 +10,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,23 +30,24 @@ from esscher.runs.executors import (
     compute_on_cluster,
     describe,
 )
-from esscher.runs.lock import held
-from esscher.runs.manifest import (
+from esscher.runs.progress import Report, Tracker
+from esscher.runs.run import (
     LOCK,
     MANIFEST,
     Failure,
     Manifest,
+    Run,
     Start,
     Status,
+    load_run,
     now,
     read_manifest,
+    refuse_foreign,
+    refuse_other,
     versions,
 )
-from esscher.runs.progress import Report, Tracker
-from esscher.runs.run import Run, load_run, refuse_foreign, refuse_other
 from esscher.runs.spec import (
     JOBS,
-    Job,
     RunSpec,
     Unit,
     canonical_json,
@@ -56,7 +56,7 @@ from esscher.runs.spec import (
     read_spec,
     units_of,
 )
-from esscher.runs.store import Store
+from esscher.runs.store import Shards, Store, held
 from esscher.runs.tables import as_tables
 
 _SILENCE = 2.0  # seconds of making the final tables after which a message says so
@@ -128,15 +128,14 @@ def _run(
     store.create()
     with held(path / LOCK):
         store.clean()
-        plan = _plan(store, spec)
-        costs = {index: plan.job.cost(plan.spec, plan.units[index]) for index in plan.pending}
-        tracker = Tracker(progress, costs, len(plan.units))
+        writer = _Writer(store, spec, progress)
+        tracker = writer.tracker
         try:
             tracker.tick()
-            for note in plan.notes:
+            for note in writer.notes:
                 tracker.say(note)
-            if not plan.is_finished(store):
-                _Writer(store, plan, tracker).write(workers, dask, tries)
+            if not writer.is_finished():
+                writer.write(workers, dask, tries)
         finally:
             tracker.tick(ended=True)
         run = load_run(path)
@@ -146,54 +145,6 @@ def _run(
 
 
 # ---- What a run directory already holds
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """A run as it is on the disk: what is to be computed follows from it."""
-
-    job: Job
-    spec: RunSpec
-    units: list[Unit]
-    hashes: dict[str, str]
-    previous: Manifest | None
-    pending: list[int]
-    notes: tuple[str, ...]
-
-    def is_finished(self, store: Store) -> bool:
-        """Whether all is done and sound, so that nothing need be touched."""
-        if self.pending or self.previous is None or self.previous.status != "complete":
-            return False
-        try:
-            for name in self.previous.tables:
-                store.read_table(name, self.spec.hash, self.previous.checksums.get(name))
-        except Damaged:
-            return False
-        return True
-
-
-def _plan(store: Store, spec: RunSpec | None) -> _Plan:
-    """What there is of the run of ``spec``, or of whichever run it is. Damaged shards are removed
-    and named.
-    """
-    notes: list[str] = []
-    try:
-        previous: Manifest | None = read_manifest(store.path)
-    except Damaged as cause:
-        previous = None
-        if store.count() or os.path.lexists(store.path / MANIFEST):
-            notes.append(f"{cause}: done now")
-    if spec is None:
-        spec = _recorded_spec(store, previous)
-    elif previous is not None and previous.spec_hash != spec.hash:
-        refuse_other(store.path, previous, spec)
-    job = find_job(spec.job)
-    units = units_of(job, spec)
-    hashes = {name: str(value) for name, value in job.hashes(spec).items()}
-    if previous is not None:
-        notes += _check_unchanged(store.path, previous, units, hashes)
-    pending, damaged = _pending(store, spec, units, hashes, known=previous is not None)
-    return _Plan(job, spec, units, hashes, previous, pending, (*notes, *damaged))
 
 
 def _recorded_spec(store: Store, previous: Manifest | None) -> RunSpec:
@@ -239,53 +190,78 @@ def _check_unchanged(
         for name, version in versions().items()
         if version != before.get(name)
     ]
-    if not other:
-        return []
-    return [f"goes on with other versions, so bits may differ: {'; '.join(other)}"]
-
-
-def _pending(
-    store: Store, spec: RunSpec, units: list[Unit], hashes: dict[str, str], *, known: bool
-) -> tuple[list[int], list[str]]:
-    """Units without a sound shard, and a line for each file that was not one. ``known``: a manifest
-    says whose shards these are.
-    """
-    done: set[int] = set()
-    notes = [
-        f"{name}: not a shard of this run; left alone, and none of it is in the tables"
-        for name in store.strays(len(units))
-    ]
-    for index in store.indices(len(units)):
-        path = store.shard_path(index)
-        try:
-            header = store.read_shard_header(index)
-            run = (header["job"], header["spec_hash"], header["hashes"])
-            if run != (spec.job, spec.hash, hashes):
-                if not known:
-                    raise RunError(
-                        f"{path}: belongs to another run, or to one on other data; choose another"
-                        " folder"
-                    )
-                raise Damaged(f"{path}: damaged: belongs to another run")
-            if header["index"] != index or header["unit"] != units[index]:
-                raise Damaged(f"{path}: damaged: holds another unit than its name says")
-        except Damaged as cause:
-            store.remove_shard(index)
-            notes.append(f"{cause}; its unit is computed again")
-        else:
-            done.add(index)
-    return [index for index in range(len(units)) if index not in done], notes
+    told = f"goes on with other versions, so bits may differ: {'; '.join(other)}"
+    return [told] if other else []
 
 
 # ---- Computing what is missing
 
 
 class _Writer:
-    """Computes the pending units of a run, makes its tables, and keeps its manifest up to date."""
+    """A run as it is on the disk: computes the pending units, makes the tables, and keeps the
+    manifest up to date.
+    """
 
-    def __init__(self, store: Store, plan: _Plan, tracker: Tracker) -> None:
-        self.store, self.plan, self.tracker = store, plan, tracker
-        self.failures: list[Failure] = []
+    def __init__(self, store: Store, spec: RunSpec | None, progress: Report | None) -> None:
+        """``spec``: None for whichever run it is. Damaged shards are removed and named."""
+        self.store, self.failures = store, list[Failure]()
+        self.notes: list[str] = []
+        self.previous: Manifest | None = None
+        try:
+            self.previous = read_manifest(store.path)
+        except Damaged as cause:
+            if store.count() or os.path.lexists(store.path / MANIFEST):
+                self.notes.append(f"{cause}: done now")
+        self.spec = _recorded_spec(store, self.previous) if spec is None else spec
+        if self.previous is not None and self.previous.spec_hash != self.spec.hash:
+            refuse_other(store.path, self.previous, self.spec)
+        self.job = find_job(self.spec.job)
+        self.units = units_of(self.job, self.spec)
+        self.hashes = {name: str(value) for name, value in self.job.hashes(self.spec).items()}
+        if self.previous is not None:
+            self.notes += _check_unchanged(store.path, self.previous, self.units, self.hashes)
+        self.pending = self._find_pending()
+        costs = {index: self.job.cost(self.spec, self.units[index]) for index in self.pending}
+        self.tracker = Tracker(progress, costs, len(self.units))
+
+    def _find_pending(self) -> list[int]:
+        """Units without a sound shard; a note for each file that was not one."""
+        done: set[int] = set()
+        self.notes += [
+            f"{name}: not a shard of this run; left alone, and none of it is in the tables"
+            for name in self.store.strays(len(self.units))
+        ]
+        for index in self.store.indices(len(self.units)):
+            path = self.store.shard_path(index)
+            try:
+                header = self.store.read_shard_header(index)
+                run = (header["job"], header["spec_hash"], header["hashes"])
+                if run != (self.spec.job, self.spec.hash, self.hashes):
+                    if self.previous is None:  # no manifest says whose shards these are
+                        raise RunError(
+                            f"{path}: belongs to another run, or to one on other data; choose"
+                            " another folder"
+                        )
+                    raise Damaged(f"{path}: damaged: belongs to another run")
+                if header["index"] != index or header["unit"] != self.units[index]:
+                    raise Damaged(f"{path}: damaged: holds another unit than its name says")
+            except Damaged as cause:
+                self.store.remove_shard(index)
+                self.notes.append(f"{cause}; its unit is computed again")
+            else:
+                done.add(index)
+        return [index for index in range(len(self.units)) if index not in done]
+
+    def is_finished(self) -> bool:
+        """Whether all is done and sound, so that nothing need be touched."""
+        if self.pending or self.previous is None or self.previous.status != "complete":
+            return False
+        try:
+            for name in self.previous.tables:
+                self.store.read_table(name, self.spec.hash, self.previous.checksums.get(name))
+        except Damaged:
+            return False
+        return True
 
     def write(self, workers: int, dask: str | None, tries: int) -> None:
         """Compute and store; whatever stops it is written down if the disk allows, and raised with
@@ -293,9 +269,9 @@ class _Writer:
         """
         self.store.remove_page()
         self._begin(f"dask {dask}" if dask else f"{workers} processes" if workers > 1 else "")
-        path, total = self.store.path, len(self.plan.units)
+        path, total = self.store.path, len(self.units)
         try:
-            todo = deque((index, self.plan.units[index]) for index in self.plan.pending)
+            todo = deque((index, self.units[index]) for index in self.pending)
             if todo:
                 with contextlib.closing(self._outcomes(todo, workers, dask)) as outcomes:
                     self._compute(todo, outcomes, tries)
@@ -317,7 +293,7 @@ class _Writer:
     def _outcomes(
         self, todo: Todo, workers: int, dask: str | None
     ) -> Generator[Outcome | None, None, None]:
-        order = canonical_json({"entry": JOBS[self.plan.job.name], "header": self.manifest.header})
+        order = canonical_json({"entry": JOBS[self.job.name], "header": self.manifest.header})
         if dask is not None:
             yield from compute_on_cluster(order, todo, self.tracker, dask, workers)
         elif workers > 1:
@@ -327,48 +303,44 @@ class _Writer:
 
     def _compute(self, todo: Todo, outcomes: Iterable[Outcome | None], tries: int) -> None:
         """Do the pending units, each as often as it may fail."""
-        units, tracker = self.plan.units, self.tracker
-        failed: Counter[int] = Counter()
+        tracker, failed = self.tracker, Counter[int]()
         for outcome in outcomes:
             if outcome is None:
                 tracker.tick()
                 continue
-            index = outcome.index
-            failed[index] += outcome.reason is not None
-            if outcome.reason is None:
+            index, unit, reason = outcome.index, self.units[outcome.index], outcome.reason
+            failed[index] += reason is not None
+            if reason is None:
                 if outcome.data is not None:
                     self.store.write_shard(index, outcome.data)
                 tracker.end(index)
             elif failed[index] < tries:
                 tracker.again(index)
-                todo.append((index, units[index]))
+                todo.append((index, unit))
             else:
                 tracker.end(index, failed=True)
-                tracker.say(f"unit {index} {units[index]} failed {tries} times: {outcome.reason}")
-                self._fail(
-                    Failure(
-                        index=index,
-                        unit=units[index],
-                        reason=outcome.reason,
-                        tries=tries,
-                        traceback=outcome.traceback,
-                    )
+                tracker.say(f"unit {index} {unit} failed {tries} times: {reason}")
+                trace = outcome.traceback
+                self.failures.append(
+                    Failure(index=index, unit=unit, reason=reason, tries=tries, traceback=trace)
                 )
+                if time.monotonic() - self._saved > _MANIFEST_SECONDS:
+                    self._save(self.manifest.replaced(failures=tuple(self.failures)))
             tracker.tick()
 
     def _consolidate(self) -> None:
         """Make the final tables from the shards there are."""
-        plan, store = self.plan, self.store
+        store = self.store
         message = "all units are done; making the final tables"
         timer = threading.Timer(_SILENCE, self.tracker.tick, kwargs={"message": message})
         timer.daemon = True
         timer.start()
         try:
-            shards = store.stored(plan.units, plan.spec.hash)
-            made = plan.job.consolidate(plan.spec, shards) if shards else {}
-            tables = declare(as_tables(made), plan.job.columns(plan.spec))
+            shards = Shards(store, self.units, self.spec.hash)
+            made = self.job.consolidate(self.spec, shards) if shards else {}
+            tables = declare(as_tables(made), self.job.columns(self.spec))
         except Exception as cause:
-            if len(plan.pending) == len(plan.units) or isinstance(cause, RunError):
+            if len(self.pending) == len(self.units) or isinstance(cause, RunError):
                 raise
             # The shards were there before this start, and may not be the run's own.
             raise RunError(
@@ -384,26 +356,20 @@ class _Writer:
         self._end(status, tables=rows, checksums=checksums)
 
     def _begin(self, executor: str) -> None:
-        plan = self.plan
         start = Start.here(executor or "this process")
-        if plan.previous is None:
-            manifest = Manifest.begin(plan.spec, plan.units, plan.hashes, start)
+        if self.previous is None:
+            manifest = Manifest.begin(self.spec, self.units, self.hashes, start)
         else:
-            manifest = plan.previous.replaced(
+            manifest = self.previous.replaced(
                 status="running",
                 ended=None,
                 failures=(),
                 stopped=None,
                 tables={},
                 checksums={},
-                starts=(*plan.previous.starts, start),
+                starts=(*self.previous.starts, start),
             )
-        self._save(manifest.replaced(notes=(*manifest.notes, *plan.notes)))
-
-    def _fail(self, failure: Failure) -> None:
-        self.failures.append(failure)
-        if time.monotonic() - self._saved > _MANIFEST_SECONDS:
-            self._save(self.manifest.replaced(failures=tuple(self.failures)))
+        self._save(manifest.replaced(notes=(*manifest.notes, *self.notes)))
 
     def _stop(self, status: Status, stopped: str) -> None:
         with contextlib.suppress(StoreError):

@@ -32,8 +32,8 @@ from typing import Any
 
 from esscher.runs.columns import declare
 from esscher.runs.errors import RunError, StoreError
-from esscher.runs.manifest import versions
 from esscher.runs.progress import Tracker, advancing
+from esscher.runs.run import versions
 from esscher.runs.spec import Job, RunSpec, Unit, find_job
 from esscher.runs.store import Store
 from esscher.runs.tables import as_tables, encode_shard

@@ -1,20 +1,40 @@
-"""How far a run is: a snapshot for callbacks, a bar on a terminal, plain lines elsewhere."""
+"""How far a run is and what it uses of the machine: a snapshot for callbacks, a bar on a terminal,
+plain lines elsewhere.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 from esscher.runs.errors import one_line
-from esscher.runs.lock import memory_of
 
 _log = logging.getLogger("esscher.runs")
+
+
+def memory_of(pids: Iterable[int] = ()) -> int:
+    """Resident memory now, in bytes, of this process and of those that are still there."""
+    total = 0
+    for pid in (os.getpid(), *pids):
+        with contextlib.suppress(psutil.Error):
+            total += psutil.Process(pid).memory_info().rss
+    return total
+
+
+def cores() -> int:
+    """Number of cores this process may use."""
+    if hasattr(psutil.Process, "cpu_affinity"):  # macOS binds no process to cores
+        return len(psutil.Process().cpu_affinity())
+    return psutil.cpu_count() or 1
 
 
 @dataclass(frozen=True)

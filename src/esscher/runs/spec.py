@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from esscher.runs.errors import field_lines
-from esscher.runs.files import open_regular, read_bytes
+from esscher.runs.store import open_regular, read_bytes
 
 if TYPE_CHECKING:
     from esscher.runs.columns import Declared

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from esscher.runs.errors import NAME, SCHEMA, Damaged, check_schema
-from esscher.runs.files import json_object
 from esscher.runs.spec import Unit, canonical_json
+from esscher.runs.store import json_object
 
 _NOTHING = "_"
 _MARK = b"sha256:"
