@@ -1,4 +1,4 @@
-"""Flags from the fields of a spec: help, defaults, bounds, and what a command is given."""
+"""Flags from the fields of a spec: help, defaults, and what a command is given."""
 
 from __future__ import annotations
 
@@ -54,10 +54,16 @@ def test_only_what_was_given_is_given() -> None:
 
 def test_help_has_the_words_of_the_field() -> None:
     said = called("--help")
-    for words in ("Make tea.", "Cups to fill.", "(2)", "(as hot as it gets)", "Extras", "--guest"):
+    for words in ("Make tea.", "to fill (default: 2).", "as hot as it gets).", "Extras", "--guest"):
         assert words in said
 
 
-@pytest.mark.parametrize("line", ["--cups two", "--seed -1", "--job coffee"])
+@pytest.mark.parametrize("line", ["--cups two", "--seed one", "--job coffee"])
 def test_what_a_flag_refuses(line: str) -> None:
     assert line.split()[0] in called(line)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_the_spec_refuses_what_no_seed_can_be(seed: int) -> None:
+    with pytest.raises(ValueError, match="seed: "):
+        TeaSpec.read({"seed": seed})

@@ -12,31 +12,26 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
-from typer.core import TyperGroup
+from typer.core import TyperGroup, TyperOption
 
 from esscher import __version__
 from esscher.runs.errors import RunError, RunIncomplete, RunInterrupted, field_lines, one_line
 
+PANELS = {
+    "A model on text": ["describe", "probe", "budget", "compress", "compare"],
+    "Laws of tokens": ["predict", "converge"],
+    "In-context learning and the papers": ["icl", "reproduce", "cite"],
+    "Stored runs": ["ls", "resume", "report", "fit", "export"],
+}
 COMMANDS = {
-    "describe": "describe",
-    "probe": "probe",
-    "compare": "compare",
-    "budget": "budget",
-    "compress": "compress",
-    "predict": "predict",
-    "converge": "converge",
-    "fit": "fit",
-    "icl": "icl",
-    "reproduce": "reproduce",
-    "report": "runs",
-    "export": "runs",
-    "ls": "runs",
-    "resume": "runs",
-    "cite": "runs",
+    name: "runs" if name in ("ls", "resume", "report", "export", "cite") else name
+    for names in PANELS.values()
+    for name in names
 }
 """Command -> module of esscher.cli that has a function, or a Typer of several, of this name."""
 
@@ -47,6 +42,7 @@ SETTINGS: dict[str, Any] = {
     "rich_markup_mode": "markdown",
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
+TYPES = {bool: "", int: "INTEGER", float: "NUMBER", Path: "PATH"}  # in help; others are TEXT
 TRACEBACK = "ESSCHER_TRACEBACK"  # set in the environment: mistakes come with their traceback
 
 
@@ -77,13 +73,20 @@ def load_command(name: str) -> Any:
     else:
         (entry,) = entry_points(group=OUTSIDE, name=name)
         found = entry.load()
+    panel = next((panel for panel, names in PANELS.items() if name in names), "Other commands")
     if isinstance(found, typer.Typer):
-        group = typer.main.get_group(found)
-        group.name = name
-        return group
-    single = typer.Typer(add_completion=False, **SETTINGS)
-    single.command(name)(found)
-    return typer.main.get_command(single)
+        command: Any = typer.main.get_group(found)
+        command.name = name
+    else:
+        single = typer.Typer(add_completion=False, **SETTINGS)
+        single.command(name)(found)
+        command = typer.main.get_command(single)
+    command.rich_help_panel = panel
+    for part in (command, *getattr(command, "commands", {}).values()):
+        for flag in part.params:
+            if isinstance(flag, TyperOption) and flag.metavar is None:
+                flag.metavar = TYPES.get(flag.type_descriptor.annotation, "TEXT")
+    return command
 
 
 @functools.cache

@@ -57,8 +57,7 @@ def converge(
     everything: All = False,
     as_json: Json = False,
 ) -> None:
-    """Measure how fast attention converges on tokens of a law, fit the rates, and set them beside
-    theory.
+    """Sample tokens of a law, measure how fast attention converges, and compare with theory.
 
     Example: esscher converge gaussian --repeats 20 --workers 2
     """

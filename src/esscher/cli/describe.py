@@ -37,8 +37,7 @@ def describe(
     part: Annotated[int | None, option(ProbeSpec, "part", SIZE)] = None,
     as_json: Json = False,
 ) -> None:
-    """Layers, heads and positions of a model, whether its attention can be captured, and what a
-    probe would cost.
+    """Show a model's layers and heads, whether it is supported, and what a probe costs.
 
     Only the configuration is read, and of the weights how they are stored. Time and memory are
     those of the probe that the flags ask for: a small piece of each stage is timed on this machine

@@ -44,8 +44,7 @@ def fit(
     everything: All = False,
     as_json: Json = False,
 ) -> None:
-    """Fit error ~ constant * n^-exponent to every curve of a run, with interval, straightness and
-    the preferred law.
+    """Fit error ~ constant * n^-exponent again to every curve of a run.
 
     Without --window and --level these are the run's own exponents and intervals: of a probe's l2
     error 90 % for an endless text, of all others 95 % over repeats.

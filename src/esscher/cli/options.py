@@ -21,24 +21,18 @@ MOST_WORKERS = 1024
 def option(
     spec: type[BaseModel], name: str, panel: str | None = None, flag: str = "", default: str = ""
 ) -> Any:
-    """A typer option for a field of a spec: help, bounds and shown default are the field's.
-
-    ``default``: what is shown where the field has no one value for a default.
+    """A typer option for a field of a spec: help and default are the field's, and the spec checks
+    values. ``default``: what is shown where the field has no one value for a default.
     """
     field = spec.model_fields[name]
     about = (field.description or name).rstrip(".")
-    plain = isinstance(field.default, int | float | str) and not isinstance(field.default, bool)
-    bounds: dict[str, Any] = {}
-    least = next((part.ge for part in field.metadata if hasattr(part, "ge")), None)
-    below = next((part.lt for part in field.metadata if hasattr(part, "lt")), None)
-    if least is not None and below is not None:  # a seed; the spec itself refuses the rest
-        bounds = {"min": least, "max": below - 1}
+    if not default and isinstance(field.default, int | float | str) and field.default is not False:
+        default = str(field.default)
     return typer.Option(
         flag or f"--{name.replace('_', '-')}",
-        help=f"{about[:1].upper()}{about[1:]}.",
-        show_default=default or (str(field.default) if plain and field.default != "" else False),
+        help=f"{about[:1].upper()}{about[1:]}{f' (default: {default})' * bool(default)}.",
+        show_default=False,
         rich_help_panel=panel,
-        **bounds,
     )
 
 
@@ -55,7 +49,7 @@ def given(flags: Mapping[str, Any], *specs: type[BaseModel]) -> dict[str, Any]:
 Workers = Annotated[
     int,
     typer.Option(
-        help="Local processes; 1 is this process.",
+        help="Number of local processes.",
         min=1,
         max=MOST_WORKERS,
         rich_help_panel=PLACE,
@@ -64,18 +58,18 @@ Workers = Annotated[
 Dask = Annotated[
     str | None,
     typer.Option(
-        help="Scheduler of a Dask cluster, tcp://host:8786; or local for one of --workers.",
+        help="Run on a Dask cluster: tcp://host:8786, or local to start one here.",
         rich_help_panel=PLACE,
     ),
 ]
 Top = Annotated[
     int | None,
-    typer.Option(help="Rows of the table, at most.", min=1, max=10**9 - 1, rich_help_panel=OUTPUT),
+    typer.Option(help="Print at most so many rows.", min=1, rich_help_panel=OUTPUT),
 ]
 Sort = Annotated[
     str | None,
     typer.Option(
-        help="Column to order the rows by; NAME:down for the largest first.", rich_help_panel=OUTPUT
+        help="Sort rows by this column; NAME:down puts the largest first.", rich_help_panel=OUTPUT
     ),
 ]
 Markdown = Annotated[

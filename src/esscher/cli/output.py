@@ -38,7 +38,7 @@ MODEL = (
 )
 Json = Annotated[
     bool,
-    typer.Option("--json", help="Print JSON on stdout and nothing else.", rich_help_panel=OUTPUT),
+    typer.Option("--json", help="Print everything as JSON.", rich_help_panel=OUTPUT),
 ]
 Report = Annotated[
     bool,
@@ -108,8 +108,10 @@ def log(message: str) -> None:
 
 
 def say(sentence: str) -> None:
-    """A sentence on stdout, folded at the width of the terminal."""
-    print("\n".join(_folded(printable(sentence), screen_width())))
+    """A sentence on stdout, folded at the width of the terminal; a number or a path stays whole."""
+    text, width = printable(sentence), screen_width()
+    whole = {"break_long_words": False, "break_on_hyphens": False}
+    print(text if width is None else textwrap.fill(text, width, **whole))  # type: ignore[arg-type]
 
 
 def print_json(value: Any) -> None:
@@ -280,10 +282,3 @@ def _fitting(
             kept.append(i)
             used += needs
     return kept
-
-
-def _folded(text: str, width: int | None) -> list[str]:
-    """Lines of a sentence; a number or a path stays whole, however long."""
-    if width is None:
-        return [text]
-    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]

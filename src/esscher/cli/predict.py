@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -97,16 +98,20 @@ def predict(
     everything: All = False,
     as_json: Json = False,
 ) -> None:
-    """Exact error, local slope and every bound and rate that applies, for a law of tokens and a
-    head, at any n.
+    """Compute the exact error of attention on a law of tokens, at any n, with every bound that
+    applies.
 
     Example: esscher predict --gaussian --dim 50 --horizon 1.5 --n 1e3:1e12
     """
     flags = given(locals())
+    import torch
+
+    from esscher.errors.exact import exact_curve
     from esscher.report.figures import save_predictions
     from esscher.report.style import check_format
     from esscher.runs.spec import read_mapping
     from esscher.runs.store import check_output
+    from esscher.theory.prediction import predictions
 
     found = {} if spec is None else read_mapping(spec)
     fields = {**found, "law": _law(found, flags), "head": _head(found, flags)}
@@ -115,7 +120,10 @@ def predict(
         check_output(figure)
     check_device(device)
     checked = PredictSpec.model_validate(fields | given(flags, PredictSpec))
-    curve, predicted = _evaluate(checked, device)
+    measure = checked.law.build(getattr(torch, checked.dtype), device)
+    head, ladder = checked.head.build(measure), list(checked.n)
+    curve = exact_curve(head, measure, measure, ladder, seed=checked.seed, draws=checked.queries)
+    predicted = predictions(head, measure)
     needed = _needed_tokens(curve, checked.epsilon)
     if as_json:
         print_json(_record(checked, curve, predicted, needed))
@@ -174,34 +182,22 @@ def _mapping(found: Mapping[str, Any], part: str) -> dict[str, Any]:
     return dict(fields)
 
 
-def _evaluate(spec: PredictSpec, device: str) -> tuple[ErrorCurve, list[Prediction]]:
-    """The exact curve and all predictions."""
-    import torch
-
-    from esscher.errors.exact import exact_curve
-    from esscher.theory.prediction import predictions
-
-    measure = spec.law.build(getattr(torch, spec.dtype), device)
-    head = spec.head.build(measure)
-    curve = exact_curve(head, measure, measure, list(spec.n), seed=spec.seed, draws=spec.queries)
-    return curve, predictions(head, measure)
-
-
 def _needed_tokens(curve: ErrorCurve, epsilon: float) -> dict[str, Any]:
     """Tokens needed and the start of the asymptotic regime, or the sentence that says why there is
     none.
     """
     from esscher.errors.budget import asymptotic_from, tokens_needed
 
-    found: dict[str, Any] = {"epsilon": epsilon, "tokens_needed": None, "asymptotic_from": None}
-    try:
-        found["tokens_needed"] = tokens_needed(curve, epsilon)
-    except ValueError as reason:
-        found["tokens_needed_reason"] = str(reason)
-    try:
-        found["asymptotic_from"] = asymptotic_from(curve)
-    except ValueError as reason:
-        found["asymptotic_from_reason"] = str(reason)
+    finders: dict[str, Callable[[], int]] = {
+        "tokens_needed": partial(tokens_needed, curve, epsilon),
+        "asymptotic_from": partial(asymptotic_from, curve),
+    }
+    found: dict[str, Any] = {"epsilon": epsilon}
+    for name, find in finders.items():
+        try:
+            found[name] = find()
+        except ValueError as reason:
+            found |= {name: None, f"{name}_reason": str(reason)}
     return found
 
 

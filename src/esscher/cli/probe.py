@@ -15,6 +15,7 @@ import typer
 from esscher.cli.describe import WINDOW, describe_run
 from esscher.cli.options import (
     MEASURED,
+    MOST_WORKERS,
     OUTPUT,
     PLACE,
     SIZE,
@@ -76,7 +77,7 @@ def probe(
     encoding: Annotated[str | None, option(CorpusSpec, "encoding", TEXT)] = None,
     separate: Annotated[
         bool,
-        typer.Option("--separate", help="No window crosses documents.", rich_help_panel=TEXT),
+        typer.Option("--separate", help="Let no window cross documents.", rich_help_panel=TEXT),
     ] = False,
     layers: Annotated[str | None, option(ProbeSpec, "layers", MEASURED)] = None,
     heads: Annotated[str | None, option(ProbeSpec, "heads", MEASURED)] = None,
@@ -110,27 +111,25 @@ def probe(
     moments_queries: Annotated[int | None, option(ProbeSpec, "moments_queries", SIZE)] = None,
     part: Annotated[int | None, option(ProbeSpec, "part", SIZE)] = None,
     out: Out = None,
-    report: Report = True,
-    top: Top = None,
-    sort: Sort = None,
-    markdown: Markdown = False,
     everything: All = False,
     as_json: Json = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Say what it would cost, and stop.", rich_help_panel=OUTPUT),
+        typer.Option("--dry-run", help="Print time and memory, and stop.", rich_help_panel=OUTPUT),
     ] = False,
+    report: Report = True,
+    top: Top = None,
+    sort: Sort = None,
+    markdown: Markdown = False,
     config: Annotated[
-        Path | None, path_option("--config", "YAML file of these settings; flags go before it.")
+        Path | None, path_option("--config", "YAML file of these settings; flags override it.")
     ] = None,
-    revision: Annotated[str | None, option(ProbeSpec, "revision", PLACE)] = None,
     workers: Annotated[
         int | None,
         typer.Option(
-            help="Local processes.",
+            help="Number of local processes (default: this process, one thread per core).",
             min=1,
-            max=1024,
-            show_default="this process, one thread per core",
+            max=MOST_WORKERS,
             rich_help_panel=PLACE,
         ),
     ] = None,
@@ -141,11 +140,9 @@ def probe(
     device: Annotated[str | None, option(ProbeSpec, "device", PLACE)] = None,
     dtype: Annotated[str | None, option(ProbeSpec, "dtype", PLACE)] = None,
     seed: Annotated[int | None, option(ProbeSpec, "seed", PLACE)] = None,
+    revision: Annotated[str | None, option(ProbeSpec, "revision", PLACE)] = None,
 ) -> None:
-    """Measure every head of a model on text: how fast it converges, why, and how many tokens it
-    needs.
-
-    esscher compare sets runs on several texts beside each other.
+    """Measure every head of a model on text: its error at n keys, its rate, and the keys it needs.
 
     Example: esscher probe --text book.txt --max-tokens 100000 --workers 2
     """

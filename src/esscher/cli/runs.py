@@ -39,7 +39,7 @@ def ls(
     folder: Annotated[Path, path_argument("Folder that holds run directories.", "FOLDER")] = Path(),
     as_json: Json = False,
 ) -> None:
-    """List runs: job, status, units done, when they started.
+    """List runs with their status and how much of them is done.
 
     Example: esscher ls runs
     """
@@ -72,9 +72,10 @@ def resume(
     dask: Dask = None,
     as_json: Json = False,
 ) -> None:
-    """Complete a run: skip finished units, try failed ones again, redo damaged ones.
+    """Complete a run that was interrupted.
 
-    It ends as the command that began the run does: figures, report and tables.
+    Finished units are skipped, failed and damaged ones computed again. It ends as the command that
+    began the run does: figures, report and tables.
 
     Example: esscher resume runs/mine --workers 2
     """
@@ -109,7 +110,7 @@ def report(
     ] = "no",
     as_json: Json = False,
 ) -> None:
-    """Turn stored runs into one page that needs nothing else: mail it, archive it, open it offline.
+    """Write runs as one HTML page that works offline; several are set side by side.
 
     Example: esscher report runs/mine --figures svg,pdf
     """
@@ -156,7 +157,7 @@ def export(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Write every table of a finished run into a folder, one file each.
+    """Write the tables of a run as CSV, JSON, Parquet or netCDF files.
 
     Example: esscher export runs/mine --to csv --out tables
     """

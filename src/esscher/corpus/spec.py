@@ -24,11 +24,7 @@ class CorpusSpec(Plain):
         default=None, description="field with the text in JSONL, CSV, Parquet, datasets"
     )
     packaged: Literal["prose", "code", "legal"] | None = Field(
-        default=None,
-        description=(
-            "text that needs no file: prose, code or legal, as a flag also several of them,"
-            " prose,code"
-        ),
+        default=None, description="text that needs no file: prose, code or legal"
     )
     encoding: str = Field(default="utf-8", description="encoding of text files and of stdin")
     limit: PositiveInt | None = Field(default=None, description="documents at most")

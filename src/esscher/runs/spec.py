@@ -58,9 +58,7 @@ class RunSpec(Plain):
 
     job: str
     seed: Seed = 0
-    device: str = Field(
-        default="cpu", description="where tensors live, such as cpu, cuda or cuda:1"
-    )
+    device: str = Field(default="cpu", description="device, e.g. cpu or cuda:0")
     dtype: str = Field(default="float64", description="floating-point type of the computation")
     threads: int = Field(default=1, ge=1, le=MOST_THREADS, description="threads of each unit")
 
