@@ -4,6 +4,7 @@ quadrature and flows.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -15,17 +16,14 @@ from scipy.stats import binom
 from esscher.icl import LinearTask, flow_times, gradient_flow, start_block
 from esscher.theory.boursier import lemma_c2
 from esscher.theory.training import (
-    alpha_limit_mended,
-    alpha_limit_printed,
     decay,
     decay_begins,
+    lemma_f1,
     lemma_f1_asymptote,
-    lemma_f1_mended,
-    lemma_f1_printed,
-    pl_constant_mended,
-    pl_constant_printed,
-    sigma_printed,
+    pl_constant,
+    start_limit,
     task_mean,
+    task_sigma,
 )
 
 
@@ -56,14 +54,14 @@ def test_lemma_c2_sharpened_is_attained() -> None:
 @pytest.mark.parametrize("c", [1 / 3, 2.0])
 def test_lemma_f1_bounds_the_mean_over_tasks(d: int, c: float) -> None:
     n = np.array([2, 10, 10**4, 10**8, 10**15])
-    assert (
-        decay(np.log(n), d, c, sigma=sigma_printed) <= lemma_f1_printed(n, d, c) * (1 + 1e-9)
-    ).all()
-    assert (decay(np.log(n), d, c) <= lemma_f1_mended(n, d, c) * (1 + 1e-9)).all()
+    small = functools.partial(task_sigma, printed=True)
+    exact = decay(np.log(n), d, c, sigma=small)
+    assert (exact <= lemma_f1(n, d, c, printed=True) * (1 + 1e-9)).all()
+    assert (decay(np.log(n), d, c) <= lemma_f1(n, d, c) * (1 + 1e-9)).all()
     root = math.sqrt(c * math.log(10**8))
     plain = quad(lambda u: u ** (d / 2 - 1) * math.exp(-root * (1 / u + u / 2)), 0, np.inf)[0]
     printed = 10 ** (-8 * c) + root ** (d / 2) / (2 ** (d / 2) * math.gamma(d / 2)) * plain
-    assert lemma_f1_printed(10**8, d, c)[0] == pytest.approx(printed, rel=1e-6)
+    assert lemma_f1(10**8, d, c, printed=True)[0] == pytest.approx(printed, rel=1e-6)
 
 
 def test_laplaces_method_is_reached_slowly() -> None:
@@ -71,7 +69,8 @@ def test_laplaces_method_is_reached_slowly() -> None:
     5, c = 1/3.
     """
     n = np.array([10**3, 10**9, 10**15])
-    ratio = (lemma_f1_printed(n, 5, 1 / 3) - n ** (-1 / 3)) / lemma_f1_asymptote(n, 5, 1 / 3)
+    integral = lemma_f1(n, 5, 1 / 3, printed=True) - n ** (-1 / 3)
+    ratio = integral / lemma_f1_asymptote(n, 5, 1 / 3)
     assert (np.diff(ratio) < 0).all()
     assert ratio[-1] == pytest.approx(1.755, abs=0.01)
 
@@ -99,8 +98,8 @@ def test_range_of_alpha(scale: float) -> None:
         B = alpha**2 * task.sigma / 2 - torch.eye(4)  # Theta = I: U11 = alpha I / 2
         return 0.5 * float(torch.trace(B @ task.sigma @ B.T))
 
-    assert start_risk(0.999 * alpha_limit_mended(4, norm)) < nothing
-    assert (start_risk(0.999 * alpha_limit_printed(4, norm)) < nothing) == (scale >= 1.0)
+    assert start_risk(0.999 * start_limit(4, norm)) < nothing
+    assert (start_risk(0.999 * start_limit(4, norm, printed=True)) < nothing) == (scale >= 1.0)
 
 
 def smallest_ratio(task: LinearTask, alpha: float) -> float:
@@ -116,7 +115,7 @@ def test_pl_constant_along_flows(values: tuple[float, ...]) -> None:
     """
     d, alpha = len(values), 0.5
     task = LinearTask(torch.diag(torch.tensor(values, dtype=torch.float64)), torch.eye(d), 0.0)
-    mended = pl_constant_mended(alpha, values, sum(v * v for v in values) / math.sqrt(d))
+    mended = pl_constant(alpha, values, sum(v * v for v in values) / math.sqrt(d))
     assert 0 < mended <= smallest_ratio(task, alpha) * (1 + 1e-6)
 
 
@@ -125,6 +124,6 @@ def test_printed_pl_constant_fails_for_small_covariances() -> None:
     printed alpha^2 Sigma^2 = .01.
     """
     task = LinearTask([[0.1]], [[1.0]], 0.0)
-    assert pl_constant_printed(1.0, [0.1]) == pytest.approx(0.01)
-    assert smallest_ratio(task, 1.0) <= 0.004 * (1 + 1e-6) < pl_constant_printed(1.0, [0.1])
-    assert pl_constant_mended(1.0, [0.1], 0.01) == pytest.approx(0.0019)
+    assert pl_constant(1.0, [0.1], printed=True) == pytest.approx(0.01)
+    assert smallest_ratio(task, 1.0) <= 0.004 * (1 + 1e-6) < pl_constant(1.0, [0.1], printed=True)
+    assert pl_constant(1.0, [0.1], 0.01) == pytest.approx(0.0019)

@@ -7,7 +7,7 @@ identity: with e_j = exp(score_j),
 
     Gamma_n - Gamma = sum_j e_j (v_j - Gamma) / sum_j e_j,     E e (v - Gamma) = 0,
 
-a mean of independent centred vectors over a denominator that is seen.
+a mean of independent centred vectors over a denominator that is sample.
 """
 
 from __future__ import annotations
@@ -179,33 +179,33 @@ def confidence_region(
     derived here.
     """
     q, k, v, scale, _ = attention_inputs(q, k, v, scale, None)
-    return region_of(see(q, k, v, scale), level, known)
+    return region_of(sample_statistics(q, k, v, scale), level, known)
 
 
-def region_of(seen: Seen, level: Any, known: Any = None) -> ConfidenceRegion:
-    """A region from what was seen of a sample: several of them need one look."""
+def region_of(sample: Sample, level: Any, known: Any = None) -> ConfidenceRegion:
+    """A region from the statistics of a sample, which several regions can share."""
     level = as_positive(level, "level")
     if level >= 1.0:
         raise ValueError(f"level: expected a number between 0 and 1, got {level}")
-    n, d = seen.values.shape
+    n, d = sample.values.shape
     kind: Kind = "normal"
     if known is None:
         if n <= d:
             raise ValueError(
                 f"k, v: expected more keys than output coordinates, got {n} keys for {d}"
             )
-        shape = float(scipy.stats.chi2.ppf(level, d)) * seen.cov
+        shape = float(scipy.stats.chi2.ppf(level, d)) * sample.cov
     else:
-        radius = _bernstein(seen, as_kind(known, Bounds, "known"), level)
-        eye = torch.eye(d, dtype=torch.float64, device=seen.cov.device)
-        kind, shape = "bernstein", radius.to(seen.cov).square()[:, None, None] * eye
+        radius = _bernstein(sample, as_kind(known, Bounds, "known"), level)
+        eye = torch.eye(d, dtype=torch.float64, device=sample.cov.device)
+        kind, shape = "bernstein", radius.to(sample.cov).square()[:, None, None] * eye
     shape = finite_result(shape, "v: its region", "scale v down")
-    return ConfidenceRegion(seen.center, shape, level, kind, seen.cov, 1.0 / seen.sum_p2)
+    return ConfidenceRegion(sample.center, shape, level, kind, sample.cov, 1.0 / sample.sum_p2)
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a sample of n keys says of each query."""
+class Sample:
+    """Softmax statistics of each query on a sample of n keys."""
 
     values: Tensor  # (n, d_v)
     center: Tensor  # Gamma_n
@@ -215,7 +215,7 @@ class Seen:
     highest: Tensor  # largest score
 
 
-def see(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Seen:
+def sample_statistics(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Sample:
     parts: list[tuple[Tensor, ...]] = []
     for rows in torch.split(q, max(1, BLOCK // k.shape[0])):
         scores = scale * (rows.double() @ k.double().T)
@@ -227,14 +227,14 @@ def see(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Seen:
         weighted = (p[i, :, None] * (v.double() - center[i]) for i in range(len(rows)))
         cov = torch.stack([one.T @ one for one in weighted])
         parts.append((center, cov, (p * p).sum(-1), scores.logsumexp(-1), scores.amax(-1)))
-    seen = Seen(v, *(torch.cat(part) for part in zip(*parts, strict=True)))
-    finite_result(seen.cov, "v: its covariance", "scale v down")
-    return seen
+    sample = Sample(v, *(torch.cat(part) for part in zip(*parts, strict=True)))
+    finite_result(sample.cov, "v: its covariance", "scale v down")
+    return sample
 
 
-def _bernstein(seen: Seen, known: Bounds, level: float) -> Tensor:
-    v = seen.values
-    bound = _each(known.score, "known.score", len(seen.center)).to(seen.highest)
+def _bernstein(sample: Sample, known: Bounds, level: float) -> Tensor:
+    v = sample.values
+    bound = _each(known.score, "known.score", len(sample.center)).to(sample.highest)
     reach = float(_each(known.radius, "known.radius", 1))
     center = (
         as_tensor(known.center, "known.center", ndim=1, last=v.shape[1])
@@ -242,7 +242,7 @@ def _bernstein(seen: Seen, known: Bounds, level: float) -> Tensor:
         .double()
         .to(v.device)
     )
-    highest = seen.highest.detach()
+    highest = sample.highest.detach()
     if bool((highest > bound + SLACK * (1.0 + bound.abs())).any()):
         worst = int((highest - bound).argmax())
         raise ValueError(
@@ -256,9 +256,9 @@ def _bernstein(seen: Seen, known: Bounds, level: float) -> Tensor:
             "give a bound on every value of the law"
         )
     A = math.sqrt(2.0 * math.log(4.0 / (1.0 - level)))
-    weight = torch.exp(torch.maximum(bound, highest) - seen.log_sum)
-    spread = seen.cov.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt()
-    left = 1.0 - A * seen.sum_p2.sqrt()
+    weight = torch.exp(torch.maximum(bound, highest) - sample.log_sum)
+    spread = sample.cov.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt()
+    left = 1.0 - A * sample.sum_p2.sqrt()
     found = (A * spread + 8.0 / 3.0 * A * A * reach * weight) / torch.where(left > 0.0, left, 1.0)
     return torch.where(left > 0.0, found, torch.inf).clamp_max(2.0 * max(reach, furthest))
 

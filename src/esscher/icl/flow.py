@@ -26,7 +26,7 @@ from esscher.icl.layer import OVKQ, Block, Floats, Parameters, flatten, tensors,
 from esscher.icl.quadrature import Rule, product_rule
 from esscher.icl.tasks import LinearTask
 from esscher.inputs import as_positive, as_tensor
-from esscher.theory.training import alpha_limit_mended, alpha_limit_printed
+from esscher.theory.training import start_limit
 
 SINGULAR = 1e-12  # an eigenvalue of Sigma below this share of the largest is 0
 HANDOVER = 30.0  # time at which the flow is taken to have chosen its valley
@@ -40,10 +40,10 @@ def alpha_limit(task: LinearTask) -> float:
     below it.
 
     The paper has ||Sigma|| alone, which is not dimensionless and too wide for ||Sigma|| < 1
-    (``alpha_limit_mended``); this is the smaller of the two.
+    (``start_limit``); this is the smaller of the two.
     """
     norm = float(torch.linalg.matrix_norm(task.sigma, ord=2))
-    return min(alpha_limit_printed(task.dim, norm), alpha_limit_mended(task.dim, norm))
+    return min(start_limit(task.dim, norm, printed=True), start_limit(task.dim, norm))
 
 
 def start_block(task: LinearTask, alpha: Any = None, theta: Any = None) -> Block:

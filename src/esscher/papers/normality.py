@@ -25,7 +25,7 @@ from esscher.attention.head import Head
 from esscher.attention.limit import limit
 from esscher.errors.curve import CURVE
 from esscher.errors.montecarlo.spec import Count, HeadSpec, Ladder, Law
-from esscher.errors.region import Bounds, quadratic, region_of, see
+from esscher.errors.region import Bounds, quadratic, region_of, sample_statistics
 from esscher.inputs import generator_for
 from esscher.measures.base import Measure
 from esscher.measures.pool import Pool
@@ -134,19 +134,19 @@ def draw_regions(
         tokens = measure.sample(n[-1], generator_for(name, seed, "nested", repeat, "tokens"))
         keys, values = head.keys(tokens.double()), head.values(tokens.double())
         for size in n:
-            seen = see(q, keys[:size], values[:size], 1.0)
-            error = seen.center - target
-            spread = torch.einsum("md,mde,me->m", along, seen.cov, along).sqrt()
-            largest = seen.center.abs().amax(1) + target.abs().amax(1)
+            sample = sample_statistics(q, keys[:size], values[:size], 1.0)
+            error = sample.center - target
+            spread = torch.einsum("md,mde,me->m", along, sample.cov, along).sqrt()
+            largest = sample.center.abs().amax(1) + target.abs().amax(1)
             columns = {
                 "student": (error * along).sum(1) / spread,
-                "chi2": quadratic(seen.cov, error, largest)[0],
+                "chi2": quadratic(sample.cov, error, largest)[0],
                 "dim": torch.full_like(spread, head.dim_out),
                 "squared": error.square().sum(1),
-                "effective_tokens": 1.0 / seen.sum_p2,
+                "effective_tokens": 1.0 / sample.sum_p2,
             }
             for kind, bounds in known.items():
-                region = region_of(seen, level, bounds)
+                region = region_of(sample, level, bounds)
                 columns |= {kind: region.contains(target).double(), f"{kind}_radius": region.radius}
             for column, found in columns.items():
                 parts.setdefault(column, []).append(found.numpy(force=True))

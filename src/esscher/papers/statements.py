@@ -7,6 +7,7 @@ numbers, which are in bold there.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import sys
@@ -185,7 +186,7 @@ def assumption_numbers(task: LinearTask, start: Parameters, lengths: Any) -> dic
     exponent = 2.0 * boursier.proposition_31_exponent(1.0, 2.0 * rho)
 
     def sigma2(zeta: float) -> float:
-        return max(1.0, sigma * training.sigma_mended(cov * zeta) + task.noise)
+        return max(1.0, sigma * training.task_sigma(cov * zeta) + task.noise)
 
     return {
         "rho": rho,
@@ -225,7 +226,7 @@ def assumption_51() -> Found:
 @check("Theorem 5.2")
 def theorem_52() -> Found:
     """Sigma = 0.01 I, d = 5: risk at half of each limit over that of no weights."""
-    limits = training.alpha_limit_printed(5, 0.01), training.alpha_limit_mended(5, 0.01)
+    limits = training.start_limit(5, 0.01, printed=True), training.start_limit(5, 0.01)
     printed, mended = ((0.25 * top**2 * 0.01 / math.sqrt(5.0) - 1.0) ** 2 for top in limits)
     return printed > 1.0 > mended, f"{printed:.3g} {mended:.3g}"
 
@@ -495,13 +496,14 @@ def lemma_f1() -> Found:
     """Sigma = I, w = (1, 0): the norm of Gamma_w; then (ii) at c = 1/3, d = 5, n = 10^8."""
     gram = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
     norm = float(np.linalg.norm(gram @ gram.T, ord=2))
+    small = functools.partial(training.task_sigma, printed=True)
     exact, own = (
         float(training.decay(math.log(1e8), 5, 1 / 3, sigma=sigma)[0])
-        for sigma in (training.sigma_printed, training.sigma_mended)
+        for sigma in (small, training.task_sigma)
     )
-    bounds = training.lemma_f1_printed, training.lemma_f1_mended, training.lemma_f1_asymptote
-    printed, mended, laplace = (float(bound([10**8], 5, 1 / 3)[0]) for bound in bounds)
-    numbers = f"{norm:g} {training.sigma_printed(1.0):g} {exact:.3f} {printed:.3f} {laplace:.3f}"
+    printed, mended = printed_and_mended(training.lemma_f1, [10**8], 5, 1 / 3)
+    laplace = float(training.lemma_f1_asymptote([10**8], 5, 1 / 3)[0])
+    numbers = f"{norm:g} {small(1.0):g} {exact:.3f} {printed:.3f} {laplace:.3f}"
     fine = norm > 1.0 and exact <= printed and own <= mended
     return fine, f"{numbers} {own:.3f} {mended:.3f}"
 
@@ -511,8 +513,8 @@ def appendix_f3() -> Found:
     """d = 1, Sigma = 0.1, alpha = 1: |grad R|^2 / R at the start."""
     value, slope = risk_gradient(LinearTask([[0.1]], [[1.0]], 0.0), Block([[1.0]], 1.0), math.inf)
     ratio = sum(float(part) ** 2 for part in tensors(slope)) / value
-    printed = training.pl_constant_printed(1.0, [0.1])
-    mended = training.pl_constant_mended(1.0, [0.1], 0.01)
+    printed = training.pl_constant(1.0, [0.1], printed=True)
+    mended = training.pl_constant(1.0, [0.1], 0.01)
     flat = LinearTask([[1.0, 0.0], [0.0, 0.0]], np.eye(2), 0.0)
     tilted = start_block(flat, 0.4, [[1.0, 0.5], [0.5, 1.0]])
     still = float((flow_limit(flat, tilted).U11 - tilted.U11)[1].abs().max())

@@ -81,7 +81,7 @@ def moment_exponent_rms(horizon2: float) -> float:
     return min(0.5, _saddle(8.0, horizon2))
 
 
-def speaks_of(measure: Measure) -> bool:
+def gaussian_centred(measure: Measure) -> bool:
     """Whether these exponents hold for tokens of this law that are their own queries: the law is
     Gaussian and centred.
     """

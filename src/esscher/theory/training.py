@@ -71,18 +71,13 @@ def lemma_e4(
 # ---- training
 
 
-def sigma_printed(zeta: float) -> float:
-    """sigma_mu^2 = max(1, |w|^2) of [S] Lemma F.1, for ||Sigma|| <= 1. Too small: see
-    ``sigma_mended``.
-    """
-    return max(1.0, zeta)
+def task_sigma(zeta: float, *, printed: bool = False) -> float:
+    """sigma_mu^2 = 1 + |w|^2, zeta = |w|^2: Gamma_w = (I, w)^T Sigma (I, w) has the norm ||Sigma||
+    (1 + |w|^2) for Sigma = ||Sigma|| I.
 
-
-def sigma_mended(zeta: float) -> float:
-    """sigma_mu^2 = 1 + |w|^2: Gamma_w = (I, w)^T Sigma (I, w) has the norm ||Sigma|| (1 + |w|^2)
-    for Sigma = ||Sigma|| I.
+    Printed: max(1, |w|^2), too small. Source: [S] Lemma F.1, for ||Sigma|| <= 1.
     """
-    return 1.0 + zeta
+    return max(1.0, zeta) if printed else 1.0 + zeta
 
 
 def task_mean(f: Callable[[float], float], d: int, far: float = 0.0) -> float:
@@ -102,7 +97,7 @@ def task_mean(f: Callable[[float], float], d: int, far: float = 0.0) -> float:
 
 
 def decay(
-    log_n: Any, d: int, c: float, power: int = 0, sigma: Callable[[float], float] = sigma_mended
+    log_n: Any, d: int, c: float, power: int = 0, sigma: Callable[[float], float] = task_sigma
 ) -> Floats:
     """E[ln(n)^power / n^(c / sigma_mu^2)] over tasks w ~ N(0, I_d), sigma_mu^2 a function of |w|^2,
     at some ln n.
@@ -126,28 +121,25 @@ def decay_begins(d: int, c: float, power: int = 4) -> float:
     return 2.0 * (power + 0.25 * (d - 1)) ** 2 / c
 
 
-def lemma_f1_printed(n: Any, d: int, c: float) -> Floats:
-    """Bound of the proof of [S] Lemma F.1 (ii) on E n^(-c / sigma_mu^2), sigma_mu^2 = max(1,
-    |w|^2), in closed form.
+def lemma_f1(n: Any, d: int, c: float, *, printed: bool = False) -> Floats:
+    """Bound on E n^(-c / sigma_mu^2) for sigma_mu^2 = 1 + |w|^2: e^{1/2} times the integral of the
+    printed one.
+
+    With x = 1 + zeta the density has (x-1)^{d/2-1} e^{-(x-1)/2} <= e^{1/2} x^{d/2-1} e^{-x/2} for d
+    >= 2; one dimension has smaller tasks than two. Derived here. Printed, for max(1, |w|^2):
 
         n^-c + lambda^{d/2} / (2^{d/2} Gamma(d/2)) int_0^inf u^{d/2-1} exp(-lambda (1/u + u/2))
             du,    lambda^2 = c ln n
         = n^-c + 2 (lambda / sqrt 2)^{d/2} K_{d/2}(sqrt 2 lambda) / Gamma(d/2)
 
-    The paper goes on by Laplace's method (``lemma_f1_asymptote``); the Bessel function needs no
-    limit.
+    The proof of [S] Lemma F.1 (ii) goes on by Laplace's method (``lemma_f1_asymptote``); the Bessel
+    function needs no limit.
     """
     counts = as_counts(n, "n").astype(np.float64)
-    return np.asarray(counts**-c + _bessel(c * np.log(counts), d), np.float64)
-
-
-def lemma_f1_mended(n: Any, d: int, c: float) -> Floats:
-    """The same for sigma_mu^2 = 1 + |w|^2: e^{1/2} times the integral, and no n^-c.
-
-    With x = 1 + zeta the density has (x-1)^{d/2-1} e^{-(x-1)/2} <= e^{1/2} x^{d/2-1} e^{-x/2} for d
-    >= 2; one dimension has smaller tasks than two. Derived here.
-    """
-    return math.exp(0.5) * _bessel(c * np.log(as_counts(n, "n").astype(np.float64)), max(d, 2))
+    rate = c * np.log(counts)
+    if printed:
+        return np.asarray(counts**-c + _bessel(rate, d), np.float64)
+    return math.exp(0.5) * _bessel(rate, max(d, 2))
 
 
 def _bessel(rate: Floats, d: int) -> Floats:
@@ -161,7 +153,7 @@ def _bessel(rate: Floats, d: int) -> Floats:
 
 
 def lemma_f1_asymptote(n: Any, d: int, c: float) -> Floats:
-    """What the integral of ``lemma_f1_printed`` is equivalent to for large n, with n^-c left out.
+    """What the integral of ``lemma_f1`` is equivalent to for large n, with n^-c left out.
     Source: [S] Lemma F.1 (ii).
 
     lambda^{(d-1)/2} sqrt(2 pi / Phi''(u_0)) u_0^{d/2-1} exp(-sqrt 2 lambda) / (2^{d/2} Gamma(d/2)),
@@ -173,39 +165,24 @@ def lemma_f1_asymptote(n: Any, d: int, c: float) -> Floats:
     return np.asarray(root ** (0.5 * (d - 1.0)) * size * fall / 2.0 ** (0.5 * d), np.float64)
 
 
-def alpha_limit_printed(d: int, norm: float) -> float:
-    """sqrt(2) / (d^{1/4} ||Sigma||) of [S] Theorem 5.2: not dimensionless. With Sigma = s I the
-    start is scaled right by s^{-1/2}, and for ||Sigma|| < 1 this range is too wide.
-    """
-    return math.sqrt(2.0) / (math.sqrt(math.sqrt(d)) * norm)
-
-
-def alpha_limit_mended(d: int, norm: float) -> float:
-    """sqrt(2) / (d^{1/4} ||Sigma||^{1/2}): below it the start has less risk than no weights at all,
-    which the proof needs.
+def start_limit(d: int, norm: float, *, printed: bool = False) -> float:
+    """Upper limit of alpha, sqrt(2) / (d^{1/4} ||Sigma||^{1/2}): below it the start has less risk
+    than no weights at all, which the proof needs.
 
     R(start) - R(0) = alpha^4 tr(Sigma G Sigma G Sigma)/2 - alpha^2 tr(Sigma G Sigma) < 0 for
-    alpha^2 ||Sigma|| < 2, since
-    ||G|| <= |G|_F = 1; Zhang et al. (2024) have alpha^2 sqrt(d) ||Sigma|| < 2. Derived here for W =
-    I.
+    alpha^2 ||Sigma|| < 2, since ||G|| <= |G|_F = 1; Zhang et al. (2024) have alpha^2 sqrt(d)
+    ||Sigma|| < 2. Derived here for W = I. Printed, [S] Theorem 5.2: ||Sigma|| for its root. That is
+    not dimensionless: with Sigma = s I the start is scaled right by s^{-1/2}, and for ||Sigma|| < 1
+    the range is too wide.
     """
+    if printed:
+        return math.sqrt(2.0) / (math.sqrt(math.sqrt(d)) * norm)
     return math.sqrt(2.0) / math.sqrt(math.sqrt(d) * norm)
 
 
-def pl_constant_printed(alpha: float, eigenvalues: Any) -> float:
-    """mu of [S] F.3: alpha^2 / (sqrt(d) ||Sigma|| tr(Sigma^+2) tr(Sigma^+)), d the number of
-    eigenvalues.
-
-    False: in units of x it is x^2 where |grad R|^2 / R is x^4. For d = 1, Sigma = s < 1/4 it fails
-    at the start.
-    """
-    all_of_them = np.asarray(eigenvalues, np.float64)
-    values = all_of_them[all_of_them > 0]
-    root = math.sqrt(all_of_them.size)
-    return float(alpha**2 / (root * values.max() * (values**-2).sum() * (values**-1).sum()))
-
-
-def pl_constant_mended(alpha: float, eigenvalues: Any, turned: float) -> float:
+def pl_constant(
+    alpha: float, eigenvalues: Any, turned: float = 0.0, *, printed: bool = False
+) -> float:
     """mu with |grad R|^2 >= mu (R - min R) along the flow on an infinite prompt, W = I, from the
     start of Assumption 5.1.
 
@@ -215,11 +192,16 @@ def pl_constant_mended(alpha: float, eigenvalues: Any, turned: float) -> float:
     Proof. |grad R|^2 >= |v Sigma B Sigma|_F^2 >= v^2 |B Sigma^{1/2}|_F^2 / (tr(Sigma^+2)
     tr(Sigma^+)), B = v Sigma U - I, and R - min R = |B Sigma^{1/2}|_F^2 / 2. Below, v^2 |Sigma^2|_F
     >= v tr(Sigma U Sigma) >= R(0) - R(t) >= R(0) - R(start) >= alpha^2 t (2 - alpha^2 ||Sigma||) /
-    2, with |U|_F = v. Derived here; [S] F.3 lacks t and the bracket.
+    2, with |U|_F = v. Derived here.
+
+    Printed, [S] F.3: alpha^2 / (sqrt(d) ||Sigma|| tr(Sigma^+2) tr(Sigma^+)), d the number of
+    eigenvalues. False: in units of x it is x^2 where |grad R|^2 / R is x^4. For d = 1, Sigma = s <
+    1/4 it fails at the start.
     """
     values = np.asarray(eigenvalues, np.float64)
-    values = values[values > 0]
-    slack = 2.0 - alpha**2 * float(values.max())
-    size = math.sqrt(float((values**4).sum()))
-    gain = max(alpha**2 * turned * slack, 0.0)
-    return float(gain / (size * (values**-2).sum() * (values**-1).sum()))
+    d, values = values.size, values[values > 0]
+    norm, traces = float(values.max()), float((values**-2).sum() * (values**-1).sum())
+    if printed:
+        return alpha**2 / (math.sqrt(d) * norm * traces)
+    gain = max(alpha**2 * turned * (2.0 - alpha**2 * norm), 0.0)
+    return gain / (math.sqrt(float((values**4).sum())) * traces)

@@ -25,7 +25,7 @@ from esscher.inputs import as_kind, as_positive, as_tensor
 from esscher.measures.base import Measure
 from esscher.theory.bohbot import moment_exponent, moment_exponent_experimental
 from esscher.theory.prediction import proved_coupling
-from esscher.theory.sharp import l2_exponent_rms, moment_exponent_rms, speaks_of
+from esscher.theory.sharp import gaussian_centred, l2_exponent_rms, moment_exponent_rms
 
 if TYPE_CHECKING:
     from esscher.errors.montecarlo.converge import Draw, Plan
@@ -106,7 +106,7 @@ class _Moment(Metric):
             "bohbot": float(moment_exponent(psi)),
             "bohbot_experimental": float(moment_exponent_experimental(psi)),
         }
-        if speaks_of(measure):
+        if gaussian_centred(measure):
             found["sharp"] = float(moment_exponent_rms(head.horizon(measure)))
         return found
 
@@ -180,7 +180,7 @@ class L2(Metric):
         return as_floats(torch.stack(squared)), float(target.square().sum(1).mean())
 
     def exponents(self, head: Head, measure: Measure) -> dict[str, float]:
-        if not speaks_of(measure):  # of Gaussian tokens and of centred Gaussian queries
+        if not gaussian_centred(measure):  # of Gaussian tokens and of centred Gaussian queries
             return {}
         return {"sharp": float(l2_exponent_rms(head.horizon(measure)))}
 
