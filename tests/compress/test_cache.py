@@ -70,6 +70,41 @@ def test_generate_from_all_keys_is_the_full_model(model: str) -> None:
     assert torch.equal(found, wanted)
 
 
+def test_a_kept_cache_in_use() -> None:
+    """Buffers are not copied at every token, beams are sequences of their own, later tokens alone
+    can be cropped, and another attention implementation is refused.
+    """
+    text = text_of("llama")
+    language, ids = text.source.loaded.model, text.ids[:, : text.tokens + 1]
+    before = language.config._attn_implementation
+    settings = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "num_beams": 3}
+    mask = torch.ones_like(ids)
+    wanted = language.generate(ids, attention_mask=mask, **settings)
+    try:
+        full = es.compress(language, ids[:, :-1], keep=1.0)
+        full.batch_repeat_interleave(3)
+        found = language.generate(ids, attention_mask=mask, past_key_values=full, **settings)
+        assert torch.equal(found, wanted)
+        cache = es.compress(language, ids[:, :-1], keep=0.5)
+        layer, places = cache.layers[0], set()
+        with torch.no_grad():
+            for token in text.ids[0, text.tokens : text.tokens + 9]:
+                last = language(input_ids=token[None, None], past_key_values=cache).logits
+                places.add(layer.buffers[0][0].data_ptr())
+            assert len(places) == 1
+            cache.crop(-1)
+            assert cache.get_seq_length() == text.tokens + 8
+            again = language(input_ids=token[None, None], past_key_values=cache).logits
+            torch.testing.assert_close(again, last)
+            with pytest.raises(ValueError, match="9 tokens came after the compression"):
+                layer.crop(-10)
+            language.set_attn_implementation("sdpa")
+            with pytest.raises(ValueError, match="a kept cache is read by the attention impl"):
+                language(input_ids=token[None, None], past_key_values=cache)
+    finally:
+        language.set_attn_implementation(before)
+
+
 def test_a_loss_asks_for_the_smallest_cache() -> None:
     text = text_of("llama")
     language, ids = text.source.loaded.model, text.ids[:, : text.tokens]

@@ -37,7 +37,8 @@ def test_a_lost_mask_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number is no formality: without causality gpt2 gives other logits."""
     capturing = importlib.import_module("esscher.hf.capture")
     monkeypatch.setattr(capturing, "model_mask", lambda **given: None)
-    monkeypatch.setattr(capturing, "causal_mask", lambda m, n, device: None)
+    calls = importlib.import_module("esscher.hf.call")
+    monkeypatch.setattr(calls, "causal_mask", lambda m, n, device: None)
     family, model = model_of("gpt2")
     found = parity(model, inputs_of(family))
     assert found.max_difference > 0.01

@@ -1,28 +1,27 @@
 """A smaller KV cache: each key-value head holds the keys that were kept, at their own positions.
 
-Heads may keep different numbers of keys: a layer stores them one behind the other. When the layer
-is read, heads are padded to the longest for the time of one attention call, and the padding is
-masked. New tokens are appended as in any cache. The attention function registered here looks up
-each kept key in the mask that transformers makes for the full sequence, so that causality, padding
-and sliding windows hold by construction.
+Heads may keep different numbers of keys. Each has a buffer of its own, new tokens are written
+behind its kept keys, and attention goes head by head over what the head holds: nothing is padded or
+copied when a token is decoded. The mask that transformers makes for the full sequence is looked up
+at the positions of the kept keys, so that causality, padding and sliding windows hold.
 """
 
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from esscher.hf.call import AttentionCall, Mask, MaskTensor, given_mask, model_mask, split_mask
+from esscher.hf.call import AttentionCall, call_of, given_mask, model_mask
 from esscher.hf.package import transformers
 
 NAME = "esscher_kept"
-OWNER = "kept_by"  # on a tensor of keys: the layer it came from
+ROOM = 64  # later tokens that a buffer is grown by, at least
 
 
 def kept_cache(
@@ -48,13 +47,12 @@ def kept_cache(
 
 
 def cache_bytes(cache: Any) -> int:
-    """Bytes of the stored keys and values."""
-    held = [
-        getattr(layer, name, None)
-        for layer in cache.layers
-        for name in ("keys", "values", "kept_keys", "kept_values")
-    ]
-    return sum(x.numel() * x.element_size() for x in held if x is not None)
+    """Bytes of the keys and values that a cache holds."""
+    total = 0
+    for layer in cache.layers:
+        pairs = layer.held() if hasattr(layer, "held") else [(layer.keys, layer.values)]
+        total += sum(x.numel() * x.element_size() for pair in pairs for x in pair)
+    return total
 
 
 def use_kept(model: Any) -> None:
@@ -80,52 +78,86 @@ def _make_layer_class() -> type:
     base: Any = importlib.import_module("transformers.cache_utils").DynamicLayer
 
     class KeptLayer(base):  # type: ignore[misc]
-        """``positions`` (kv_heads, n): where each kept key stood in the prompt, -1 is padding.
+        """``positions``: for each key-value head, where its kept keys stood in the prompt.
 
-        ``kept_keys``, ``kept_values`` (batch, total, width): of all heads, one behind the other;
-        ``keys``, ``values``: tokens that came later.
+        ``buffers``: for each head its keys and values, (batch, room, width): the kept ones, then
+        ``later`` tokens that came after the compression, then room for more.
         """
 
         def __init__(self, keys: Tensor, values: Tensor, kept: Tensor) -> None:
             super().__init__()
-            kept = kept.to(keys.device)
             self.prompt, self.later = kept.shape[1], 0
-            counts = kept.sum(1)
-            most = max(1, int(counts.max()))
-            order = kept.int().argsort(dim=1, descending=True, stable=True)[:, :most]
-            there = torch.arange(most, device=keys.device) < counts[:, None]
-            self.positions = order.masked_fill(~there, -1)
-            first = counts.cumsum(0) - counts
-            self.rows = (first[:, None] + torch.arange(most, device=keys.device)) * there
-            self.kept_keys, self.kept_values = keys[:, kept], values[:, kept]
-            self.keys, self.values = keys[:, :, :0], values[:, :, :0]
+            self.positions = [row.nonzero()[:, 0] for row in kept.to(keys.device)]
+            self.buffers = [
+                (keys[:, kv, at], values[:, kv, at]) for kv, at in enumerate(self.positions)
+            ]
             self.dtype, self.device = keys.dtype, keys.device
             self.is_initialized = True
+
+        def held(self) -> list[tuple[Tensor, Tensor]]:
+            """Keys and values of each head, (batch, n, width), without the room behind them."""
+            ends = [len(at) + self.later for at in self.positions]
+            return [(k[:, :n], v[:, :n]) for (k, v), n in zip(self.buffers, ends, strict=True)]
 
         def update(
             self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
         ) -> tuple[Tensor, Tensor]:
-            keys, values = super().update(key_states, value_states, *args, **kwargs)
-            self.later = keys.shape[2]
-            keys = torch.cat([self.kept_keys[:, self.rows], keys], 2)
-            setattr(keys, OWNER, self)  # read by the attention function
-            return keys, torch.cat([self.kept_values[:, self.rows], values], 2)
+            new = key_states.shape[2]
+            for kv, at in enumerate(self.positions):
+                start = len(at) + self.later
+                if start + new > self.buffers[kv][0].shape[1]:
+                    more = new + max(ROOM, self.later)
+                    self.buffers[kv] = tuple(  # type: ignore[assignment]
+                        torch.nn.functional.pad(x[:, :start], (0, 0, 0, more))
+                        for x in self.buffers[kv]
+                    )
+                for buffer, states in zip(
+                    self.buffers[kv], (key_states, value_states), strict=True
+                ):
+                    buffer[:, start : start + new] = states[:, kv].detach()
+            self.later += new
+            return KeptKeys(self, key_states), value_states
+
+        def attend(self, call: AttentionCall) -> Tensor:
+            """(batch, heads, m, width): the output of a call, each head on the keys it holds."""
+            hides = None if call.mask is None else call.mask.hides
+            later = torch.arange(self.prompt, self.prompt + self.later, device=self.device)
+            outputs = []
+            for kv, (keys, values) in enumerate(self.held()):
+                own = slice(kv * call.shared, (kv + 1) * call.shared)
+                mask, bias = None, None
+                if hides is not None or call.bias is not None:
+                    places = torch.cat([self.positions[kv], later])
+                    if hides is not None:
+                        seen = _of_heads(hides, own)[..., places]
+                        mask = given_mask(seen, call.query.shape[2], len(places))
+                    if call.bias is not None:
+                        bias = _of_heads(call.bias, own)[..., places]
+                one = replace(
+                    call,
+                    query=call.query[:, own],
+                    key=keys[:, None],
+                    value=values[:, None],
+                    mask=mask,
+                    bias=bias,
+                    sinks=None if call.sinks is None else call.sinks[own],
+                )
+                outputs.append(one.output())
+            return torch.cat(outputs, 1)
 
         def get_seq_length(self) -> int:
             return self.prompt + self.later
 
         def crop(self, tokens_to_remove: int) -> None:
-            if abs(tokens_to_remove) > self.later:
+            if not -self.later <= tokens_to_remove <= 0:
                 raise ValueError(
                     f"crop: {self.later} tokens came after the compression, and only these can be"
-                    f" removed; got {abs(tokens_to_remove)}"
+                    f" removed; got {tokens_to_remove}"
                 )
-            super().crop(tokens_to_remove)
-            self.later = self.keys.shape[2]
+            self.later += tokens_to_remove
 
         def _of_batch(self, change: Any) -> None:
-            for name in ("kept_keys", "kept_values", "keys", "values"):
-                setattr(self, name, change(getattr(self, name)))
+            self.buffers = [(change(keys), change(values)) for keys, values in self.buffers]
 
         def reorder_cache(self, beam_idx: Tensor) -> None:
             self._of_batch(lambda x: x.index_select(0, beam_idx.to(x.device)))
@@ -139,62 +171,47 @@ def _make_layer_class() -> type:
         def reset(self) -> None:
             raise ValueError("reset: a kept cache belongs to its prompt; make a new one")
 
-        def columns(self) -> Tensor:
-            """(kv_heads, n + later): the place of each key in the full sequence."""
-            new = torch.arange(self.prompt, self.prompt + self.later, device=self.positions.device)
-            return torch.cat([self.positions, new.expand(len(self.positions), -1)], 1)
-
     return KeptLayer
 
 
+def _of_heads(rows: Tensor, own: slice) -> Tensor:
+    """Rows (batch, heads or 1, m, keys) of some heads."""
+    return rows if rows.shape[1] == 1 else rows[:, own]
+
+
+class KeptKeys(Tensor):
+    """Stands for the keys of a kept layer between its update and its attention call; no other
+    attention function can compute with it.
+    """
+
+    layer: Any
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def __new__(cls, layer: Any, states: Tensor) -> KeptKeys:
+        batch, heads, _, width = states.shape
+        made: KeptKeys = Tensor._make_wrapper_subclass(
+            cls,
+            (batch, heads, layer.get_seq_length(), width),
+            dtype=states.dtype,
+            device=states.device,
+        )
+        made.layer = layer
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise ValueError(
+            "past_key_values: a kept cache is read by the attention implementation"
+            f" {NAME}, and the model uses another; call esscher.hf.cache.use_kept(model)"
+        )
+
+
 def _attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    position_bias: Tensor | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **_: Any,
+    module: Any, query: Tensor, key: Tensor, *given: Any, **named: Any
 ) -> tuple[Tensor, None]:
     """Attention of transformers on any cache; of a kept one each head sees the keys it kept."""
-    layer = getattr(key, OWNER, None)
-    mask: Mask | None
-    if isinstance(attention_mask, MaskTensor):
-        mask, bias = attention_mask.mask, None
-        allowed = None if layer is None else mask.whole()
-    else:
-        allowed, bias = split_mask(attention_mask)
-        mask = None if allowed is None else given_mask(allowed, query.shape[2], key.shape[2])
-    if position_bias is not None:
-        bias = position_bias if bias is None else bias + position_bias
-    if layer is not None:
-        columns = layer.columns()
-        per = query.shape[1] // len(columns)
-        seen = _gather(allowed, columns, per) if allowed is not None else None
-        there = (columns >= 0).repeat_interleave(per, 0)[None, :, None]
-        seen = there if seen is None else seen & there
-        mask = given_mask(seen, query.shape[2], key.shape[2])
-        bias = None if bias is None else _gather(bias, columns, per)
-    out = AttentionCall(
-        layer=0,
-        name="",
-        query=query,
-        key=key,
-        value=value,
-        scale=1.0 / math.sqrt(query.shape[-1]) if scaling is None else float(scaling),
-        mask=mask,
-        bias=bias,
-        softcap=softcap,
-        sinks=s_aux,
-    ).output()
+    call = call_of(module, query, key, *given, **named)
+    out = key.layer.attend(call) if isinstance(key, KeptKeys) else call.output()
     return out.transpose(1, 2).contiguous(), None
-
-
-def _gather(rows: Tensor, columns: Int[Tensor, "kv n"], per: int) -> Tensor:
-    """Of a mask or bias (batch, heads or 1, queries, keys) the columns of each head."""
-    at = columns.clamp_min(0).repeat_interleave(per, 0)[None, :, None]
-    rows = rows.expand(-1, at.shape[1], -1, -1)
-    return rows.gather(3, at.expand(len(rows), -1, rows.shape[2], -1))

@@ -11,6 +11,8 @@ but it is no key, has no value, and is in no cache.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -44,6 +46,12 @@ class Mask:
     def whole(self) -> Bool[Tensor, "batch heads queries keys"]:
         """The mask spelled out."""
         return self.rows(torch.arange(self.queries, device=self.device))
+
+    @functools.cached_property
+    def hides(self) -> Bool[Tensor, "batch heads queries keys"] | None:
+        """The mask spelled out and held, for all layers that share it; None if it hides nothing."""
+        whole = self.whole()
+        return None if bool(whole.all()) else whole
 
     def block(self, start: int, stop: int) -> tuple[slice, Tensor]:
         """The keys from the first to the last that any of these queries sees, and which of them
@@ -371,3 +379,51 @@ class AttentionCall:
 def at_least_single(x: Tensor) -> Tensor:
     """In float32, or in float64 where it is."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def call_of(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    sliding_window: int | None = None,
+    *,
+    no_mask_is_causal: bool = True,
+    **_: Any,
+) -> AttentionCall:
+    """The call described by the arguments of an attention function of transformers.
+
+    Dropout is ignored: models are in eval mode. ``no_mask_is_causal``: a causal module that is
+    given no mask means a causal one; eager attention takes it to see every key.
+    """
+    queries, keys = query.shape[2], key.shape[2]
+    mask, bias = None, None
+    if isinstance(attention_mask, MaskTensor):
+        mask = attention_mask.mask
+    elif attention_mask is not None:
+        allowed, bias = split_mask(attention_mask)
+        mask = None if allowed is None else given_mask(allowed, queries, keys)
+    elif no_mask_is_causal and queries > 1:
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        mask = causal_mask(queries, keys, query.device) if causal else None
+    if position_bias is not None:
+        bias = position_bias if bias is None else bias + position_bias
+    return AttentionCall(
+        layer=0,
+        name="",
+        query=query,
+        key=key,
+        value=value,
+        scale=1.0 / math.sqrt(query.shape[-1]) if scaling is None else float(scaling),
+        mask=mask,
+        bias=bias,
+        softcap=softcap,
+        sinks=s_aux,
+        window=sliding_window,
+    )

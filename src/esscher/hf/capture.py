@@ -18,14 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esscher.hf.call import (
-    AttentionCall,
-    MaskTensor,
-    causal_mask,
-    given_mask,
-    model_mask,
-    split_mask,
-)
+from esscher.hf.call import AttentionCall, call_of, model_mask
 from esscher.hf.package import quiet, transformers
 
 # Families this is tested on; others that use the attention interface work as well.
@@ -301,53 +294,17 @@ def open_session(
         session.remove()
 
 
-def _attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    position_bias: Tensor | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    sliding_window: int | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """The attention of a model under capture. Dropout is off, as in eval mode."""
+def _attention(module: Any, *given: Any, **named: Any) -> tuple[Tensor, None]:
+    """The attention of a model under capture."""
     session = _SESSIONS.get(id(module))
     if session is None:
         raise ValueError(
             f"capture: {type(module).__name__} is not part of a model under capture; was the model"
             " changed?"
         )
-    queries, keys = query.shape[2], key.shape[2]
-    mask, bias = None, None
-    if isinstance(attention_mask, MaskTensor):
-        mask = attention_mask.mask
-    elif attention_mask is not None:
-        allowed, bias = split_mask(attention_mask)
-        mask = None if allowed is None else given_mask(allowed, queries, keys)
-    else:
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        if causal and queries > 1 and id(getattr(module, "config", None)) not in session.eager:
-            mask = causal_mask(queries, keys, query.device)
-    if position_bias is not None:
-        bias = position_bias if bias is None else bias + position_bias
-    call = AttentionCall(
-        layer=session.next_layer,
-        name=session.names[id(module)],
-        query=query,
-        key=key,
-        value=value,
-        scale=1.0 / math.sqrt(query.shape[-1]) if scaling is None else float(scaling),
-        mask=mask,
-        bias=bias,
-        softcap=softcap,
-        sinks=s_aux,
-        window=sliding_window,
-    )
+    eager = id(getattr(module, "config", None)) in session.eager
+    call = call_of(module, *given, **named, no_mask_is_causal=not eager)
+    call = replace(call, layer=session.next_layer, name=session.names[id(module)])
     return session.attend(module, call).transpose(1, 2).contiguous(), None
 
 
