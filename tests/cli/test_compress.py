@@ -37,9 +37,16 @@ def test_a_run_its_tables_and_its_page(tmp_path: Path, capsys: pytest.CaptureFix
     code, said, _ = run(["compress", model, "--text", text, *ASKED, *more, "--out", out], capsys)
     assert code == 0
     assert "Keeping 30.0% of the cache costs" in said
-    assert len(said.splitlines()) <= 16
+    assert len(said.splitlines()) <= 28
     for words in ("rule", "share of the cache", "kl predicted", "loss added"):
         assert words in said
+    for words in ("measured / predicted", "measured over predicted", "rank correlation"):
+        assert words in said
+    figure = (tmp_path / "run" / "check.svg").read_text("utf-8")
+    assert "predicted = measured" in figure
+    checked = load_run(tmp_path / "run").table("check")
+    assert len(checked) == 2 * 3
+    assert checked["ratio"].tolist() == pytest.approx(checked["kl"] / checked["kl_predicted"])
     titles = [chart["title"] for chart in content_of(load_run(tmp_path / "run"))["charts"]]
     assert {"kl", "Predicted against measured loss", "loss added"} <= set(titles)
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000

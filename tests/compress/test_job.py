@@ -17,6 +17,7 @@ from esscher.compress.job import COMPRESS
 from esscher.compress.spec import CompressSpec
 from esscher.compress.tables import columns
 from esscher.compress.text import Text, plant
+from esscher.compress.tokens import kind_of
 from esscher.runs import Run, execute, load_run
 from esscher.runs.store import Store
 from tests.compress.runs import RULES, source, spec
@@ -40,6 +41,7 @@ def cache_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_tables_of_a_language_model(cache_run: Run) -> None:
     names = {"about", "draws", "compress", "layers", "depth", "sensitivity", "together"}
+    names |= {"check", "kinds", "tokens"}
     assert set(cache_run.tables) == names
     rows = cache_run.table("compress")
     wanted = {"kl", "kl_low", "kl_high", "kl_predicted", "kl_cross", "loss_added", "agreement"}
@@ -59,6 +61,46 @@ def test_every_column_is_declared(cache_run: Run) -> None:
     declared = columns(CompressSpec())
     for name in set(cache_run.tables) - {"about"}:
         assert set(cache_run.columns(name)) <= {column.key for column in declared[name]}
+
+
+def test_what_was_kept(cache_run: Run) -> None:
+    """Counts of heads add up to the keys kept, shares of kinds to 1, and pieces to the prompt."""
+    tokens, kinds = cache_run.table("tokens"), cache_run.table("kinds")
+    found = source("llama", **ASKED)
+    text = Text(found, found.ids(int(found.texts[0])), found.prefill)
+    cell = next(cell for cell in text.cells() if cell.keep == 0.6)
+    choice = text.choice(cell)
+    own = tokens[(tokens["keep"] == 0.6)]
+    assert set(own["rule"]) == {cell.rule}
+    assert own["position"].tolist() == list(range(found.prefill))
+    assert own["heads"].map(sum).sum() == sum(int(rows.sum()) for rows in choice.kept.values())
+    assert own["heads_all"].map(list).iloc[0] == [2, 2]
+    ids = text.ids[0, : found.prefill].tolist()
+    assert "".join(own["token"]) == found.loaded.tokenizer.decode(ids)
+    for _, part in kinds.groupby(["rule", "split", "keep"]):
+        assert part["kept_share"].sum() == pytest.approx(1)
+        assert part["held_share"].sum() == pytest.approx(1)
+    first = kinds[(kinds["kind"] == "first tokens") & (kinds["rule"] == RULES[0])]
+    assert first["held_share"].tolist() == pytest.approx([4 / 60] * len(first))
+    assert (first["kept_share"] > first["held_share"]).all()  # two sinks are always kept
+
+
+@pytest.mark.parametrize(
+    ("piece", "kind"),
+    [
+        (" .", "punctuation"),
+        ("", "punctuation"),
+        ("\n", "punctuation"),
+        ("\ufffd", "punctuation"),
+        (" 12", "numbers"),
+        (" Paris", "capitalised"),
+        ("\u00c9cole", "capitalised"),
+        ("ing", "other"),
+    ],
+)
+def test_kinds_of_tokens(piece: str, kind: str) -> None:
+    assert kind_of(piece, 9) == kind
+    assert kind_of(piece, 0) == "first tokens"
 
 
 def test_a_value_is_of_one_draw(cache_run: Run) -> None:

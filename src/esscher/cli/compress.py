@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from esscher.runs import Run
 
-TABLES = ("compress", "layers", "depth", "sensitivity", "together", "about")
+TABLES = ("compress", "check", "kinds", "layers", "depth", "sensitivity", "together", "about")
 SHORT = (
     *("rule", "split", "share", "kl", "kl_predicted", "loss_added", "agreement"),
     *("needle", "cosine", "neighbour", "error"),
@@ -143,9 +143,13 @@ def compress(
 def end_compress(run: Run, as_json: bool, flags: Mapping[str, Any] | None = None) -> None:
     """Write the page of a finished run, and print what was found."""
     from esscher.report import write_report
+    from esscher.report.compress import save_check
 
     flags = flags or {"report": True}
     page = write_report([run]) if flags.get("report") else None
+    figure = None
+    if flags.get("report") and "check" in run.tables:
+        figure = save_check(run, run.path / "check.svg")
     if as_json:
         tables = {name: run.table(name).to_dict("records") for name in TABLES if name in run.tables}
         about = {"run": str(run.path), "report": None if page is None else str(page)}
@@ -163,6 +167,11 @@ def end_compress(run: Run, as_json: bool, flags: Mapping[str, Any] | None = None
         sizes = max(1, order["keep"].nunique())
         order = order.groupby("keep", sort=False, dropna=False).head(max(2, ROWS // sizes))
         show("means over the texts", order[keys + ends], columns, brief(flags))
+        if "check" in run.tables:
+            whole = {"markdown": flags.get("markdown")}
+            show("predicted and measured", run.table("check"), run.columns("check"), whole)
+    if figure is not None:
+        log(f"figure: {figure}")
     if page is not None:
         log(f"report: {page}")
 
@@ -183,6 +192,20 @@ def summary(run: Run) -> Iterator[str]:
         yield (
             f"Keeping {best['share']:.1%} of the cache{size} costs {_interval(best)} nats per token"
             f" with {best['rule']}{loss}."
+        )
+    if "check" in run.tables:
+        yield from _agreement(run.table("check"))
+
+
+def _agreement(check: pd.DataFrame) -> Iterator[str]:
+    """How predicted and measured divergence agree where the second order holds."""
+    own = check[check["second_order"] & (check["kl"] > 0) & check["ratio"].notna()]
+    if len(own) > 2:
+        ratio, rank = own["ratio"], own["kl"].corr(own["kl_predicted"], method="spearman")
+        yield (
+            f"Predicted at most 0.2 nats, {len(own)} caches: measured over predicted"
+            f" {ratio.median():.2f} (median), {ratio.quantile(0.05):.2f} to"
+            f" {ratio.quantile(0.95):.2f} (90 %), rank correlation {rank:.2f}."
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esscher.compress.choose import SPLITS, cache_rule, choose, default_split, splits_of
+from esscher.compress.choose import SPLITS, Choice, cache_rule, choose, default_split, splits_of
 from esscher.compress.price import Price, price, smallest_share
 from esscher.compress.prompt import Prompt, Settings
 from esscher.hf.cache import cache_bytes, kept_cache, use_kept
@@ -38,7 +38,7 @@ class Compression:
             f"{self.rule} ({self.split}): {self.keep:.1%} of the cache kept,"
             f" {self.bytes / 2**20:.1f} of {self.bytes_full / 2**20:.1f} MiB; predicted loss"
             f" {self.price.kl:.3g} nats per token ({self.price.low:.3g} to"
-            f" {self.price.high:.3g}{order})"
+            f" {self.price.high:.3g}{order}); tokens that come later are all kept"
         )
 
 
@@ -68,15 +68,59 @@ def compress(
     ``esscher_kept``, which computes the same as before on other caches.
     """
     ids = _prompt_ids(model, inputs, tokenizer)
+    settings = Settings(observe, sinks, recent, seed=seed)
+    found = choose_keys(model, ids, keep, kl, rule, split, tokenizer, settings)
+    cache = kept_cache(found.prompt.held.cache, found.choice.kept)
+    held = found.prompt.held
+    full = sum(int(found.prompt.held_by(place).sum()) for place in found.prompt.contexts)
+    keys = sum(int(rows.sum()) for rows in found.choice.kept.values())
+    cache.compression = Compression(
+        str(found.rule),
+        found.split,
+        keys / full,
+        keys,
+        full,
+        cache_bytes(cache),
+        cache_bytes(held.cache),
+        found.price,
+    )
+    use_kept(model)
+    return cache
+
+
+@dataclass(frozen=True)
+class Found:
+    """The keys chosen for a prompt, and their price."""
+
+    prompt: Prompt
+    rule: Rule
+    split: str
+    choice: Choice
+    price: Price
+
+
+def choose_keys(
+    model: Any,
+    ids: Tensor,
+    keep: float | None,
+    kl: float | None,
+    rule: str | Rule,
+    split: str | None,
+    tokenizer: Any,
+    settings: Settings,
+) -> Found:
+    """Read a prompt, ids (1, P), and choose the keys of its cache; arguments as in
+    :func:`compress`.
+    """
     if (keep is None) == (kl is None):
         raise ValueError(f"keep, kl: give one of them, got keep={keep} and kl={kl}")
     if keep is not None and not 0 < keep <= 1:
         raise ValueError(f"keep: expected a share of the cache above 0 and up to 1, got {keep}")
     if kl is not None and not kl > 0:
         raise ValueError(f"kl: expected a loss above 0 nats per token, got {kl}")
-    made = cache_rule(rule, sinks, recent)
+    made = cache_rule(rule, settings.sinks, settings.recent)
     split = _check_split(made, split)
-    least = sinks + recent
+    least = settings.sinks + settings.recent
     if ids.shape[1] <= least + 1:
         raise ValueError(
             f"inputs: a prompt of {ids.shape[1]} tokens has no more than the {least} that are"
@@ -86,33 +130,18 @@ def compress(
     for parameter in trainable:
         parameter.requires_grad_(False)  # gradients are taken at activations alone
     try:
-        settings = Settings(observe, sinks, recent, seed=seed)
         prompt = Prompt(model, ids, [made], head_projections(model), tokenizer, settings)
         if keep is None:
             assert kl is not None
             _, choice, cost = smallest_share(prompt, made, split, kl)
         else:
-            generator = torch.Generator().manual_seed(seed)
+            generator = torch.Generator().manual_seed(settings.seed)
             choice = choose(prompt, made, keep, split, generator)
             cost = price(prompt, choice)
     finally:
         for parameter in trainable:
             parameter.requires_grad_(True)
-    cache = kept_cache(prompt.held.cache, choice.kept)
-    full = sum(int(prompt.held_by(place).sum()) for place in prompt.contexts)
-    keys = sum(int(rows.sum()) for rows in choice.kept.values())
-    cache.compression = Compression(
-        str(made),
-        split,
-        keys / full,
-        keys,
-        full,
-        cache_bytes(cache),
-        cache_bytes(prompt.held.cache),
-        cost,
-    )
-    use_kept(model)
-    return cache
+    return Found(prompt, made, split, choice, cost)
 
 
 def _check_split(rule: Rule, split: str | None) -> str:

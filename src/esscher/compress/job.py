@@ -14,6 +14,7 @@ from esscher.compress.session import Source, source_of
 from esscher.compress.spec import CompressSpec
 from esscher.compress.tables import FULL, columns, finished
 from esscher.compress.text import Cell, Text, plant
+from esscher.compress.tokens import kind_rows, pieces, token_rows
 from esscher.hf.capture import parity
 from esscher.runs import Job, Shard, Unit
 from esscher.runs.progress import advance
@@ -69,13 +70,22 @@ def compute(spec: CompressSpec, unit: Unit) -> Mapping[str, Any]:
 def _cache(text: Text, number: int) -> Mapping[str, Any]:
     place = {"text": number, "horizon": text.horizons.median}
     rows, layers, cells = list(_full(text.full, place)), [], list(text.cells())
+    kinds: list[dict[str, Any]] = []
+    tokens: list[dict[str, Any]] = []
+    words = pieces(text.source.loaded.tokenizer, text.ids[0, : text.tokens].tolist())
     for i, cell in enumerate(cells):
         choice, outcome, errors = text.run(cell)
         named = place | vars(cell) | {"kept": text.kept(choice), "keys": text.keys}
         rows += _measured(text.full, outcome, named)
         layers += [named | row for row in errors]
+        kinds += [
+            {"text": number, **vars(cell), **row} for row in kind_rows(text.prompt, choice, words)
+        ]
+        if number == 0 and (cell.rule, cell.split, cell.draw) == (cells[0].rule, cells[0].split, 0):
+            tokens += [{**vars(cell), **row} for row in token_rows(choice, words)]
         advance((i + 1) / len(cells))
-    return {"draws": rows, "layers": layers} if layers else {"draws": rows}
+    tables = {"draws": rows, "layers": layers, "kinds": kinds, "tokens": tokens}
+    return {name: table for name, table in tables.items() if table}
 
 
 def _every(text: EveryText, number: int) -> Mapping[str, Any]:

@@ -14,18 +14,22 @@ import numpy as np
 import pandas as pd
 
 from esscher.compress.metrics import metrics
+from esscher.compress.price import SECOND_ORDER
 from esscher.intervals import mean_interval, share_interval
 from esscher.runs.columns import Column, Declared
 
 FULL = "full"  # in place of a rule: the model on all keys
 OUTPUT = "output"  # in place of a layer: the logits, or the embedding
 CELL = ["rule", "split", "keep"]
+CHECKED = ("kl", "kl_low", "kl_high", "kl_predicted", "kl_cross")
 
 
 def finished(raw: Mapping[str, pd.DataFrame], bytes_full: float) -> dict[str, pd.DataFrame]:
     """The tables of a run from the rows of its units."""
     draws = raw["draws"]
     found = {"draws": draws, "compress": _summary(draws, bytes_full)}
+    if {"kl", "kl_predicted", "kl_cross"} <= set(found["compress"]):
+        found["check"] = _checked(found["compress"])
     if "layers" in raw:
         found["layers"] = _means(raw["layers"], [*CELL, "layer"], ["error", "independent", "nats"])
     if len(depth := _exponents(draws, raw.get("layers"))):
@@ -34,9 +38,22 @@ def finished(raw: Mapping[str, pd.DataFrame], bytes_full: float) -> dict[str, pd
         keys = ["layer", "head", "kv_head", "rule", "keep"]
         values = ["kl", "relative", "plain", "first_order", "nats"]
         found["sensitivity"] = _means(raw["sensitivity"], keys, values)
-    if "together" in raw:
-        found["together"] = raw["together"]
+    if "kinds" in raw:
+        found["kinds"] = _means(raw["kinds"], [*CELL, "kind"], ["kept_share", "held_share"])
+    for name in ("tokens", "together"):
+        if name in raw:
+            found[name] = raw[name]
     return found
+
+
+def _checked(rows: pd.DataFrame) -> pd.DataFrame:
+    """Predicted beside measured divergence, for each rule, split and size."""
+    rows = rows[(rows["rule"] != FULL) & rows["kl"].notna()]
+    ratio = rows["kl"] / rows["kl_predicted"].where(rows["kl_predicted"] > 0)
+    found = rows[[*CELL, *CHECKED]].assign(
+        ratio=ratio, second_order=rows["kl_predicted"] <= SECOND_ORDER
+    )
+    return found.sort_values("kl", ascending=False, kind="stable").reset_index(drop=True)
 
 
 def _summary(draws: pd.DataFrame, bytes_full: float) -> pd.DataFrame:
@@ -230,6 +247,36 @@ def columns(spec: Any) -> Declared:
             LOW,
             HIGH,
             TEXTS,
+        ),
+        "check": (
+            *CELLS,
+            *(column for column in measured if column.key in CHECKED),
+            Column("ratio", "float", "measured / predicted", "kl over kl_predicted."),
+            Column(
+                "second_order",
+                "bool",
+                "second order holds",
+                f"Whether the prediction is at most {SECOND_ORDER} nats, where it is trusted.",
+            ),
+        ),
+        "kinds": (
+            *CELLS,
+            Column("kind", "word", "kind of token", "Of the token at the key's position."),
+            Column(
+                "kept_share", "float", "share of kept keys", "Over layers and heads.", ends=ENDS
+            ),
+            Column("held_share", "float", "share of all keys", "Of the keys the cache held."),
+            LOW,
+            HIGH,
+            TEXTS,
+        ),
+        "tokens": (
+            *CELLS,
+            Column("draw", "int", "draw", "Number of the draw, where chance decides."),
+            Column("position", "int", "position", "Place in the first prompt, from 0."),
+            Column("token", "word", "token", "Its text."),
+            Column("heads", "list", "heads", "Key-value heads that keep it, by layer."),
+            Column("heads_all", "list", "all heads", "Key-value heads of each layer."),
         ),
         "together": (
             TEXT,

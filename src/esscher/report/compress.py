@@ -4,15 +4,18 @@ loss, loss by layer.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from esscher.report.charts import charts_page
-from esscher.report.words import numbers, read_table, shortened
+from esscher.report.style import PALETTE, STYLE, WIDE, beside, save_figure, say
+from esscher.report.words import number, numbers, read_table, shortened
 from esscher.runs import Run
 
 COLORS = 8  # of the palette; more rules go round
+MOST_TOKENS = 4096  # of a prompt on the page; the table has all
 SHOWN = ("kl", "kl_behind", "loss_added", "agreement", "needle", "cosine", "neighbour", "error")
 
 
@@ -21,7 +24,69 @@ def compression_page(run: Run) -> dict[str, Any]:
     charts = [*_metrics(run), *_checked(run), *_by_layer(run)]
     model = shortened(str(run.spec.get("model", "")))
     line = f"What the answers of {model} lose when its KV cache is compressed."
-    return charts_page(run, "Compressing a KV cache", line, charts, first=["compress", "depth"])
+    first = ["compress", "check", "kinds", "depth"]
+    page = charts_page(run, "Compressing a KV cache", line, charts, first=first)
+    page["tables"] = [table for table in page["tables"] if table["name"] != "tokens"]
+    return page | {"kept": _kept(run)}
+
+
+def _kept(run: Run) -> dict[str, Any] | None:
+    """The first prompt with the number of heads that keep each token, by size and layer, and the
+    kinds of tokens among kept and among all keys.
+    """
+    table, kinds = read_table(run, "tokens"), read_table(run, "kinds")
+    if table is None or kinds is None or not len(table):
+        return None
+    rule, split = table["rule"].iloc[0], table["split"].iloc[0]
+    kinds = kinds[(kinds["rule"] == rule) & (kinds["split"] == split)]
+    sizes = []
+    for keep, own in table.groupby("keep", dropna=False):
+        own = own.sort_values("position").head(MOST_TOKENS)
+        same = kinds[(kinds["keep"] == keep) | (kinds["keep"].isna() & (keep != keep))]
+        sizes.append(
+            {
+                "keep": number(keep),
+                "heads": [list(map(int, layer)) for layer in zip(*own["heads"], strict=True)],
+                "kinds": list(map(str, same["kind"])),
+                "kept_share": numbers(same["kept_share"]),
+                "held_share": numbers(same["held_share"]),
+            }
+        )
+    return {
+        "rule": str(rule),
+        "split": str(split),
+        "tokens": list(map(str, own["token"])),
+        "total": int(table["position"].max()) + 1,
+        "heads": list(map(int, own["heads_all"].iloc[0])),
+        "sizes": sizes,
+    }
+
+
+def save_check(run: Run, path: Path) -> Path:
+    """Write the picture of measured against predicted divergence, log-log, with the diagonal."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    found = _checked(run)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDE * 0.7, 3.4), layout="constrained")
+        ax = figure.subplots()
+        if not found:
+            say(ax, "nothing was predicted and measured above 0")
+        for chart in found:
+            ax.set(xscale="log", yscale="log")
+            ax.set(xlabel=chart["x"]["label"], ylabel=chart["y"]["label"])
+            for row in chart["series"]:
+                points = row.get("mode") == "points"
+                style: dict[str, Any]
+                style = {"ls": "", "marker": "o", "ms": 4} if points else {"lw": 1.0, "marker": ""}
+                color = PALETTE[row["color"]]
+                # names of rules come from outside: no mathematics is read in them
+                label = row["label"].replace("$", r"\$")
+                ax.plot(row["x"], row["y"], color=color, label=label, **style)
+            beside(ax)
+        save_figure(figure, path)
+    return path
 
 
 def _lines(own: pd.DataFrame, x: str, y: str, ends: tuple[str, str] | None) -> list[dict[str, Any]]:
@@ -64,7 +129,8 @@ def _checked(run: Run) -> list[dict[str, Any]]:
     own = table[(table["kl_predicted"] > 0) & (table["kl"] > 0)]
     if not len(own):
         return []
-    ends = [float(x) for x in (own[["kl", "kl_predicted"]].min().min(), own["kl"].max())]
+    both = own[["kl", "kl_predicted"]]
+    ends = [float(both.min().min()), float(both.max().max())]
     series = [row | {"mode": "points"} for row in _lines(own, "kl_predicted", "kl", None)]
     series.append({"label": "predicted = measured", "color": 7, "x": ends, "y": ends})
     axes = {

@@ -27,7 +27,7 @@ from esscher.runs.store import PAGE, check_output, write_durable
 _SOURCES = Path(__file__).parent / "page"
 _SCRIPTS = (
     "dom save pointing chart metrics map frontier dispersion endless looks scales head views table"
-    " compare main"
+    " kept compare main"
 )
 _STOPS = 17  # colours of the scale; the page mixes between them
 

@@ -46,7 +46,7 @@ function chartParts(view) {
   const charts = view.charts.length ? [section("charts", "Pictures", el("div", { class: "twocol even" }, view.charts.map(mountChart)))] : [];
   const tables = view.tables.map((table, i) => section(`table${i || ""}`, `Table: ${table.name}`,
     dataTable({ columns: table.columns, rows: table.rows, total: table.count, file: fileName("csv", view.name, table.name), link: null })));
-  return [...charts, ...tables];
+  return [...charts, keptOf(view), ...tables];
 }
 
 function navigation(content, compared) {
