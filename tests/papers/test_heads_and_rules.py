@@ -16,7 +16,7 @@ from esscher.errors.pool_curve import exact_pool_curve
 from esscher.intervals import Interval
 from esscher.keep import parse
 from esscher.keep.context import Context
-from esscher.papers import claims_heads, claims_kept
+from esscher.papers import claims_heads
 from esscher.papers.claim import Picture
 from esscher.papers.claims_heads import fall_with_scale, slow_share
 from esscher.papers.judge import find_claim
@@ -49,7 +49,7 @@ def test_drawn_errors_of_a_rule_are_those_of_all_sets() -> None:
         e = keep * chosen.weight[i] * torch.exp(context.scores[i])
         if float(e.sum()) > 0:
             total += chance * float((e @ v / e.sum() - limit[i]).square().sum()) / 3
-    squares = claims_kept.drawn_squares(context, "topk:1+random:reweight", 3, 40000, rng)
+    squares = claims_heads.drawn_squares(context, "topk:1+random:reweight", 3, 40000, rng)
     assert abs(squares.mean() - total) < 4 * squares.std() / 200  # one in 16,000 by chance
     assert exact_pool_curve(q, k, v, [3], scale=1.0, keep="topk:1+random:reweight").rms[
         0
@@ -57,7 +57,7 @@ def test_drawn_errors_of_a_rule_are_those_of_all_sets() -> None:
 
 
 def test_rows_of_a_rule_are_near_their_exact_errors() -> None:
-    rows = claims_kept.measure_rule("random", 20, 8, 2, 4000, np.random.default_rng(1))
+    rows = claims_heads.measure_rule("random", 20, 8, 2, 4000, np.random.default_rng(1))
     assert [row["pool"] for row in rows] == [0, 1]
     assert all(abs(row["drawn"] - row["exact"]) < 4 * row["stderr"] for row in rows)
 
@@ -66,7 +66,7 @@ def test_neymans_keys_have_the_constant_of_theory() -> None:
     """n MSE -> (E|c|)^2 under the tilted law, which for N(0, I) in dimension 4 is the squared mean
     of a chi with 4 degrees.
     """
-    rows = claims_kept.measure_neyman(0, 3.0, [500, 2000], 400, np.random.default_rng(2))
+    rows = claims_heads.measure_neyman(0, 3.0, [500, 2000], 400, np.random.default_rng(2))
     table = pd.DataFrame(rows)
     own = table[(table["metric"] == "neyman") & (table["n"] == 2000)]["squared"]
     theory = 2 * (math.gamma(2.5) / math.gamma(2.0)) ** 2
@@ -151,7 +151,7 @@ def test_a_refused_scale_is_left_out_of_the_fall() -> None:
 
 
 def test_no_relation_with_the_horizon_is_not_called_a_fall() -> None:
-    tables = claims_kept.made_embeddings(0.0, 4)
+    tables = claims_heads.made_embeddings(0.0, 4)
     assert find_claim("16").decide(tables).verdict != "supported"
 
 

@@ -14,7 +14,7 @@ import torch
 from esscher.attention.head import Head
 from esscher.errors.region import confidence_region
 from esscher.icl.flow import flow_limit
-from esscher.papers import claims_exact, claims_laws, claims_limit, claims_training
+from esscher.papers import claims_icl, claims_laws
 
 
 def test_exact_errors_of_two_point_laws_are_those_of_simulated_tokens() -> None:
@@ -48,31 +48,31 @@ def test_exact_errors_of_two_point_laws_are_those_of_simulated_tokens() -> None:
 
 @pytest.mark.parametrize(("rank", "length"), [(3, math.inf), (3, 7.0), (2, math.inf)])
 def test_the_printed_limits_of_flows_are_those_of_the_package(rank: int, length: float) -> None:
-    task, start, _ = claims_training.random_start(3, rank, np.random.default_rng(rank))
-    U, v = claims_training.printed_limit(task, start, length)
+    task, start, _ = claims_icl.random_start(3, rank, np.random.default_rng(rank))
+    U, v = claims_icl.printed_limit(task, start, length)
     known = flow_limit(task, start, length)
     np.testing.assert_allclose(U, known.U11.numpy(), atol=1e-9)
     assert v == pytest.approx(float(known.v), abs=1e-9)
 
 
 def test_a_prompt_counts_as_covered_where_its_region_holds_the_limit() -> None:
-    rows = claims_exact.measure_draws("mixture", 50, 40, np.random.default_rng(3))
-    law = claims_exact.LAWS["mixture"]
+    rows = claims_laws.measure_draws("mixture", 50, 40, np.random.default_rng(3))
+    law = claims_laws.LAWS["mixture"]
     seed = int(np.random.default_rng(3).integers(1 << 62))
     tokens = law.sample(40 * 50, torch.Generator().manual_seed(seed)).double().reshape(40, 50, 2)
-    limit = law.tilted_mean(claims_exact.QUERY)
+    limit = law.tilted_mean(claims_laws.QUERY)
     for row, y in zip(rows, tokens, strict=True):
-        region = confidence_region(claims_exact.QUERY, y, y, 0.8, scale=1.0)
+        region = confidence_region(claims_laws.QUERY, y, y, 0.8, scale=1.0)
         assert (row["own_size"] <= scipy.stats.chi2.ppf(0.8, 2)) == bool(region.contains(limit)[0])
         assert row["squared"] == pytest.approx(float((region.center - limit).square().sum()))
 
 
 def test_simulated_and_enumerated_errors_are_those_of_attention() -> None:
     rng = np.random.default_rng(5)
-    A, V = rng.standard_normal((2, claims_exact.DIM, claims_exact.DIM))
-    head, query = Head(A, V), rng.standard_normal(claims_exact.DIM)
-    y = rng.standard_normal((3, 4, claims_exact.DIM))
-    squared = claims_exact.squared_errors(head, query, y, np.zeros(claims_exact.DIM))
+    A, V = rng.standard_normal((2, claims_laws.TOKEN_DIM, claims_laws.TOKEN_DIM))
+    head, query = Head(A, V), rng.standard_normal(claims_laws.TOKEN_DIM)
+    y = rng.standard_normal((3, 4, claims_laws.TOKEN_DIM))
+    squared = claims_laws.squared_errors(head, query, y, np.zeros(claims_laws.TOKEN_DIM))
     scores = torch.from_numpy(y) @ (head.A.double() @ torch.from_numpy(query))
     expected = (
         torch.einsum("rn,rnd->rd", scores.softmax(-1), torch.from_numpy(y)) @ head.V.double().T
@@ -82,7 +82,7 @@ def test_simulated_and_enumerated_errors_are_those_of_attention() -> None:
 
 def test_long_prompts_fit_the_formula_and_short_ones_do_not() -> None:
     long, short = (
-        claims_limit.measure_limit(0.0, 2, 2, tokens, 10, np.random.default_rng(7))
+        claims_icl.measure_limit(0.0, 2, 2, tokens, 10, np.random.default_rng(7))
         for tokens in (5000, 5)
     )
     assert np.mean([row["slope"] for row in long]) == pytest.approx(1.0, abs=0.05)
@@ -90,10 +90,10 @@ def test_long_prompts_fit_the_formula_and_short_ones_do_not() -> None:
 
 
 def test_a_gap_of_exponents_on_the_same_draws_is_found_to_a_hundredth() -> None:
-    tables = claims_limit.made_conventions(0.5, 1)
+    tables = claims_icl.made_conventions(0.5, 1)
     outer = tables["outside"]["errors"]
     own = outer[outer["point"] == 0]
     faster = own.assign(squared=own["squared"] * own["n"] ** -0.1)
-    value, low, high = claims_limit.exponent_gap(faster, own)
+    value, low, high = claims_icl.exponent_gap(faster, own)
     assert value == pytest.approx(0.05, abs=1e-9)
     assert high - low < 0.01
