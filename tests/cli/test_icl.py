@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -13,6 +14,7 @@ from esscher.icl.exact import risk
 from esscher.icl.flow import flow_limit, start_block
 from esscher.icl.specs import ConcentrationSpec, FlowSpec, IclFigure, TrainSpec
 from esscher.icl.tasks import LinearTask
+from esscher.report import icl as report
 from tests.cli.commands import run
 
 SMALL = ["--dim", "2", "--covariance", "isotropic"]
@@ -139,11 +141,14 @@ def test_stuck_seeds_are_named_and_not_averaged_in(
 
     drawn = {}
     monkeypatch.setattr("esscher.icl.comparison.judged", judged)
-    for name in ("save_final_risks", "save_training"):
-        monkeypatch.setattr(
-            f"esscher.report.icl.{name}",
-            lambda table, *rest, name=name: drawn.update({name: table}),
-        )
+    for name, place in (("risk_chart", 2), ("training_chart", 2)):
+        plain = getattr(report, name)
+
+        def chart(*given: Any, name: str = name, place: int = place, plain: Any = plain) -> Any:
+            drawn[name] = given[place]
+            return plain(*given)
+
+        monkeypatch.setattr(report, name, chart)
     code, _, err = run(
         ["icl", "figures", "--only", "fig2,3,4", "--out", str(tmp_path), "--formats", "svg"], capsys
     )
@@ -155,7 +160,7 @@ def test_stuck_seeds_are_named_and_not_averaged_in(
     ):
         assert f"{name}: L = 8, seed 1: stuck, {kept}; another seed" in err
         assert f"{name}: L = 8, seed 0" not in err
-    assert set(drawn) == {"save_final_risks", "save_training"}
+    assert set(drawn) == {"risk_chart", "training_chart"}
     for table in drawn.values():
         assert set(table["seed"]) == {0}
 
@@ -355,8 +360,7 @@ def test_queries_inside_the_prompt_and_of_another_covariance(
     assert errors("--query-covariance", "kms:0.5")["linear"] == pytest.approx(
         2 * risk(shifted, end, 10, "linear").value
     )
-    inside = flow_limit(task, start_block(task), 10, query_inside=True)
     assert errors("--query-inside")["linear"] == pytest.approx(
-        2 * risk(task, inside, 10, "linear", query_inside=True).value
+        2 * risk(task, end, 10, "linear", query_inside=True).value
     )
     assert errors("--query-inside")["softmax"] > errors()["softmax"]

@@ -224,7 +224,13 @@ REFUSED = [
     ],
     *[
         f"icl train --steps 1 --{rest}"
-        for rest in ("noise nan", "rate inf", "lengths 1:10:99999999999", "covariance x", "heads 0")
+        for rest in (
+            "noise nan",
+            "rate inf",
+            "lengths 1:10:99999999999",
+            "covariance x",
+            "optimizer x",
+        )
     ],
     *[
         f"icl risk --{rest}"

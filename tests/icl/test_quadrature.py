@@ -16,7 +16,7 @@ import esscher as es
 from esscher.errors.gaussian import gaussian_error_slopes
 from esscher.icl import Block, CovariateTask, LinearTask
 from esscher.icl.exact import bayes_risk
-from esscher.icl.quadrature import ErrorTable, gaussian_cubature, score_law
+from esscher.icl.quadrature import error_functions, gaussian_cubature, score_law
 from esscher.icl.training import sampled_risk
 
 Floats = npt.NDArray[np.float64]
@@ -64,7 +64,7 @@ def test_score_law_of_nothing() -> None:
 def test_table_equals_the_function(n: int) -> None:
     s = np.concatenate([[0.0, 0.5, 1.0], np.random.default_rng(0).uniform(0, 12, 60)])
     exact = gaussian_error_slopes(n, s)
-    f1, f2, df1, df2 = ErrorTable(n).evaluate(s)
+    f1, f2, df1, df2 = error_functions(n, s)
     assert np.allclose(f1, exact.f1, rtol=1e-9)
     assert np.allclose(f2, exact.f2, rtol=1e-9)
     assert np.allclose(df1, exact.df1_ds, rtol=1e-6, atol=1e-8 * exact.f1.max())

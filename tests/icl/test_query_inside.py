@@ -1,4 +1,4 @@
-"""The query inside the prompt: the integrals with one known key, their table, and the risks, each
+"""The query inside the prompt: the integrals with one known key, and the risks, each
 against something plain.
 """
 
@@ -12,10 +12,10 @@ import torch
 from numpy.polynomial.hermite_e import hermegauss
 
 from esscher.errors.gaussian import COLUMNS_SURE, gaussian_error, integrate_sure
-from esscher.icl import UV, Block, LinearTask, final_parameters, gradient_flow, start_block
+from esscher.icl import UV, Block, LinearTask, final_parameters, start_block
 from esscher.icl.exact import decompose, risk, risk_gradient
 from esscher.icl.layer import flatten, unflatten
-from esscher.icl.quadrature import InsideTable, product_rule
+from esscher.icl.quadrature import product_rule
 from esscher.icl.training import sampled_risk
 from tests.icl.test_exact import case
 
@@ -64,23 +64,6 @@ def test_a_key_without_share_leaves_gaussian_error_and_one_with_all_leaves_nothi
         assert max(q1, q2, c) < 1e-10
         f1, f2, q1, q2, c = integrals(n, s, 1e4)
         assert abs(q1 - 1) + abs(q2 - 1) + max(f1, f2, c) < 1e-9
-
-
-@pytest.mark.parametrize("n", [1, 7, 1000])
-def test_table_has_the_integrals_and_their_slopes(n: int) -> None:
-    table, rng, step = InsideTable(n), np.random.default_rng(0), 1e-4
-    s, b = rng.uniform(0.1, 3.0, 6), rng.uniform(-6.0, 12.0, 6)
-    values, by_s, by_b = table.evaluate(s, b).reshape(3, COLUMNS_SURE, -1)
-    for i in range(s.size):
-        at = [
-            integrals(n, s[i] + ds, b[i] + db)
-            for ds, db in ((0, 0), (step, 0), (-step, 0), (0, step), (0, -step))
-        ]
-        np.testing.assert_allclose(values[:, i], at[0], rtol=1e-7, atol=1e-10)
-        np.testing.assert_allclose(by_s[:, i], (at[1] - at[2]) / (2 * step), rtol=1e-5, atol=1e-7)
-        np.testing.assert_allclose(by_b[:, i], (at[3] - at[4]) / (2 * step), rtol=1e-5, atol=1e-7)
-    again = table.evaluate(s, b).reshape(3, COLUMNS_SURE, -1)
-    np.testing.assert_array_equal(values, again[0])
 
 
 @pytest.mark.parametrize("kind", ["softmax", "linear"])
@@ -145,19 +128,13 @@ def test_shifted_queries_against_simulation(kind: str, inside: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "inside"),
-    [
-        (Block([[0.8, -0.3], [0.5, 0.4]], 0.9), False),
-        (Block([[0.8, -0.3], [0.5, 0.4]], 0.9), True),
-        (UV(0.4 * np.eye(3), np.full((3, 3), 0.3)), False),
-    ],
+    "params", [Block([[0.8, -0.3], [0.5, 0.4]], 0.9), UV(0.4 * np.eye(3), np.full((3, 3), 0.3))]
 )
-def test_gradient_equals_finite_differences(params: Block | UV, inside: bool) -> None:
+def test_gradient_for_shifted_queries_equals_finite_differences(params: Block | UV) -> None:
     rule, step = product_rule(2, 2), 1e-4
     for kind in ("softmax", "linear"):
-        value, gradient = risk_gradient(SHIFTED, params, 9, kind, rule, inside)
-        exact = risk(SHIFTED, params, 9, kind, rule, inside)
-        assert value == pytest.approx(exact.value, rel=1e-8)
+        value, gradient = risk_gradient(SHIFTED, params, 9, kind, rule)
+        assert value == pytest.approx(risk(SHIFTED, params, 9, kind, rule).value, rel=1e-8)
         direction = np.random.default_rng(3).standard_normal(flatten(params).size)
         ends = [
             risk_gradient(
@@ -166,7 +143,6 @@ def test_gradient_equals_finite_differences(params: Block | UV, inside: bool) ->
                 9,
                 kind,
                 rule,
-                inside,
             )[0]
             for side in (1, -1)
         ]
@@ -184,22 +160,6 @@ def test_a_long_prompt_forgets_the_query_in_it() -> None:
     ]
     assert apart[0] / apart[1] == pytest.approx(10, rel=0.05)
     assert apart[1] / apart[2] == pytest.approx(10, rel=0.05)
-
-
-def test_flows_with_the_query_inside_end_where_the_gradient_vanishes() -> None:
-    task = LinearTask([[0.8]], [[1.0]], 0.1)
-    start = start_block(task)
-    for kind in ("softmax", "linear"):
-        end = final_parameters(task, start, 6, kind, query_inside=True)
-        gradient = risk_gradient(task, end, 6, kind, product_rule(1, 8), True)[1]
-        assert np.linalg.norm(flatten(gradient)) < 1e-8
-        assert (
-            risk(task, end, 6, kind, query_inside=True).value
-            < risk(task, final_parameters(task, start, 6, kind), 6, kind, query_inside=True).value
-        )
-    flow = gradient_flow(task, start, 6, "linear", query_inside=True)
-    end = final_parameters(task, start, 6, "linear", query_inside=True)
-    np.testing.assert_allclose(flatten(flow.end), flatten(end), rtol=1e-6)
 
 
 def test_shifted_queries_do_not_move_the_end_of_the_linear_flow() -> None:

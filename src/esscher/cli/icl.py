@@ -26,7 +26,6 @@ from esscher.cli.output import (
 )
 from esscher.icl.specs import (
     ConcentrationSpec,
-    FigureFlags,
     FlowSpec,
     LengthFlags,
     RiskFlags,
@@ -62,7 +61,6 @@ Dim = Annotated[int | None, option(FlowSpec, "dim")]
 Noise = Annotated[float | None, option(FlowSpec, "noise")]
 TaskCov = Annotated[str | None, option(FlowSpec, "task_cov")]
 Alpha = Annotated[float | None, option(FlowSpec, "alpha")]
-QueryInside = Annotated[bool, option(FlowSpec, "query_inside")]
 Seed = Annotated[int | None, option(FlowSpec, "seed")]
 Look = Mapping[str, Any]
 
@@ -76,10 +74,6 @@ def train(
     batch: Annotated[int | None, option(TrainSpec, "batch")] = None,
     rate: Annotated[float | None, option(TrainSpec, "rate")] = None,
     optimizer: Annotated[str | None, option(TrainSpec, "optimizer")] = None,
-    loss: Annotated[str | None, option(TrainSpec, "loss")] = None,
-    schedule: Annotated[str | None, option(TrainSpec, "schedule")] = None,
-    warmup: Annotated[int | None, option(TrainSpec, "warmup")] = None,
-    heads: Annotated[int | None, option(TrainSpec, "heads")] = None,
     dim: Dim = None,
     noise: Noise = None,
     task_cov: TaskCov = None,
@@ -123,7 +117,6 @@ def flow(
     dim: Dim = None,
     noise: Noise = None,
     task_cov: TaskCov = None,
-    query_inside: QueryInside = False,
     trajectory: Annotated[bool, option(FlowSpec, "trajectory")] = False,
     until: Annotated[float | None, option(FlowSpec, "until")] = None,
     points: Annotated[int | None, option(FlowSpec, "points")] = None,
@@ -152,21 +145,23 @@ def flow(
 
 def end_flow(run: Run, as_json: bool, look: Look | None = None, figures: str = FIGURES) -> None:
     """Draw and show the ends of the flows, and their way where it was asked for."""
-    from esscher.report.icl import save_flow, save_in_time
+    from esscher.report.icl import risk_chart, save_charts, time_charts
 
-    tables, kinds = {"final": run.table("final")}, as_formats(figures)
-    files = [run.path / f"flow.{kind}" for kind in kinds]
-    for file in files:
-        save_flow(tables["final"], float(run.spec["noise"]), file)
+    final, noise, files = run.table("final"), float(run.spec["noise"]), {}
+    above = final.assign(mse=final["mse"] - noise).groupby("covariance", sort=False)
+    error = "mean squared error above the noise"
+    files["flow"] = [risk_chart(str(name), error, flow=own) for name, own in above]
+    tables = {"final": final}
     if run.spec.get("trajectory"):
         trajectory, apart = run.table("trajectory"), run.table("apart")
-        for kind in kinds:
-            files.append(run.path / f"trajectory.{kind}")
-            save_in_time(trajectory, apart, run.columns("apart"), files[-1])
+        files["trajectory"] = time_charts(trajectory, apart, run.columns("apart"))
         tables |= ({"trajectory": trajectory} if as_json else {}) | {"apart": apart}
+    paths = {run.path / f"{name}.{kind}": name for name in files for kind in as_formats(figures)}
+    for path, name in paths.items():
+        save_charts(files[name], path)
     _show(run, tables, as_json, look)
-    for file in files:
-        log(f"figure: {file}")
+    for path in paths:
+        log(f"figure: {path}")
 
 
 @icl.command("risk")
@@ -179,7 +174,7 @@ def show_risk(
     dim: Dim = None,
     noise: Noise = None,
     task_cov: TaskCov = None,
-    query_inside: QueryInside = False,
+    query_inside: Annotated[bool, option(RiskFlags, "query_inside")] = False,
     query_covariance: Annotated[str | None, option(RiskFlags, "query_covariance")] = None,
     key_query: Annotated[
         float | None,
@@ -214,18 +209,18 @@ def show_risk(
     from esscher.icl.tasks import as_task
 
     asked = RiskFlags.model_validate(given(flags, RiskFlags))
-    rows, inside = [], asked.query_inside
+    rows = []
     for name in asked.covariances:
         law = (name, asked.dim, asked.noise, asked.task_cov)
         trained, task = as_task(*law), as_task(*law, asked.query_covariance)
         for length in asked.lengths:
             for kind in KINDS:
                 if key_query is None:
-                    block = final_parameters(trained, start_block(trained), length, kind, inside)
+                    block = final_parameters(trained, start_block(trained), length, kind)
                 else:
                     eye = torch.eye(asked.dim, dtype=torch.float64)
                     block = Block((key_query * eye).tolist(), value)
-                parts = decompose(task, block, length, kind, None, inside)
+                parts = decompose(task, block, length, kind, None, asked.query_inside)
                 row = {"covariance": name, "length": length, "model": kind, "mse": 2 * parts.total}
                 row |= {"noise": 2 * parts.noise, "approximation": 2 * parts.approximation}
                 rows.append(row | {"bias": 2 * parts.bias, "variance": 2 * parts.variance})
@@ -240,7 +235,6 @@ def length(
     noise: Noise = None,
     task_cov: TaskCov = None,
     alpha: Alpha = None,
-    query_inside: QueryInside = False,
     top: Top = None,
     sort: Sort = None,
     markdown: Markdown = False,
@@ -265,7 +259,7 @@ def length(
         start = start_block(task, asked.alpha)
         for goal in asked.epsilon:
             for kind in KINDS:
-                found = prompt_length_for(task, goal, kind, start, asked.query_inside)
+                found = prompt_length_for(task, goal, kind, start)
                 row = {"covariance": name, "model": kind, "epsilon": goal, "length": found}
                 rows.append(row)
     _show(None, {"shortest prompts": pd.DataFrame(rows)}, as_json, flags)
@@ -317,8 +311,12 @@ def figures(
     formats: Annotated[
         str, typer.Option(help="Figure formats: svg, png, pdf, separated by commas.")
     ] = FIGURES,
-    only: Annotated[str | None, option(FigureFlags, "only")] = None,
-    quick: Annotated[bool, option(FigureFlags, "quick")] = False,
+    only: Annotated[
+        str | None, typer.Option(help="Some figures: fig2,fig3; all when left out.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Minutes instead of the paper's size.")
+    ] = False,
     seed: Seed = None,
     workers: Workers = 1,
     dask: Dask = None,
@@ -328,19 +326,21 @@ def figures(
 
     Example: esscher icl figures --quick --only fig2,fig3 --out figures
     """
-    asked = FigureFlags.model_validate(given(locals(), FigureFlags))
-    chosen, kinds = choose_figures(asked.only), as_formats(formats)
+    from esscher.report.icl import save_charts
+
+    chosen, kinds = choose_figures(only), as_formats(formats)
     runs = {} if training is None else {"train": _training_run(training)}
     out.mkdir(parents=True, exist_ok=True)
-    for name, spec in specs_for(chosen, asked.quick, asked.seed).items():
+    for name, spec in specs_for(chosen, quick, seed or 0).items():
         if name not in runs:
             log(f"{name}: {out / 'runs' / name}")
             runs[name] = _run(spec, out / "runs" / name, workers, dask)
     files = []
     for figure in chosen:
-        own = [out / f"{figure.name}.{kind}" for kind in kinds]
-        _draw(figure, runs, own)
-        files += own
+        charts = _charts(figure, runs)
+        for kind in kinds:
+            files.append(out / f"{figure.name}.{kind}")
+            save_charts(charts, files[-1], figure.title)
     if as_json:
         paths = {name: str(run.path) for name, run in runs.items()}
         print_json({"figures": [str(file) for file in files], "runs": paths})
@@ -348,46 +348,38 @@ def figures(
         log(f"figure: {file}")
 
 
-def _draw(figure: IclFigure, runs: dict[str, Run], paths: list[Path]) -> None:
-    """One figure from the tables of its runs, into each of some files."""
-    from esscher.report import icl as pictures
+def _charts(figure: IclFigure, runs: dict[str, Run]) -> list[dict[str, Any]]:
+    """The charts of one figure from the tables of its runs."""
+    from esscher.report import icl as charts
 
     def table(run: str, name: str) -> Any:
         found = _table(runs[run], name)
         return found[found["covariance"] == figure.covariance]
 
-    def arrived(flow: pd.DataFrame | None, left_out: str) -> pd.DataFrame:
-        """Models at the end of their flow or on their way there; the others are named."""
-        final = _final(runs["train"], flow)
-        own = final[final["covariance"] == figure.covariance]
-        for row in own[own["status"] != "ok"].to_dict("records"):
-            kept = "drawn, and still on its way" if row["status"] == "undertrained" else left_out
-            log(
-                f"{figure.name}: L = {row['length']}, seed {row['seed']}: {row['status']}, {kept};"
-                f" {row['advice']}"
-            )
-        return own[own["status"].isin(["ok", "undertrained"])]
-
-    if "train" in figure.runs and table("train", "final").empty:
+    if figure.shows == "concentration":
+        tables = (table("concentration", name) for name in ("curves", "rates", "bounds"))
+        return charts.concentration_charts(*tables, ("output", "gradient", "risk_gradient"))
+    flow = table("flow", "final") if "flow" in figure.runs else None
+    final = _final(runs["train"], flow)
+    own = final[final["covariance"] == figure.covariance]
+    if own.empty:
         raise ValueError(
             f"{figure.name}: {runs['train'].path} holds no training for {figure.covariance}"
         )
-    drawn: tuple[Any, ...]
-    if figure.shows == "concentration":
-        draw: Any = pictures.save_concentration
-        drawn = tuple(table("concentration", name) for name in ("curves", "rates", "bounds"))
-    elif figure.shows == "distance":  # a line for each seed
-        arrived(None, "drawn as a line of its own")
-        draw, drawn = pictures.save_distances, (table("train", "distance"),)
-    else:
-        flow, noise = table("flow", "final"), float(runs["train"].spec["noise"])
-        there = arrived(flow, "left out")
-        draw, drawn = pictures.save_final_risks, (there, flow, noise)
-        if figure.shows == "training":
-            keys = there[["covariance", "length", "seed", "model"]]
-            draw, drawn = pictures.save_training, (table("train", "curve").merge(keys), flow, noise)
-    for path in paths:
-        draw(*drawn, figure.title, path)
+    left_out = "left out" if "flow" in figure.runs else "drawn as a line of its own"
+    for row in own[own["status"] != "ok"].to_dict("records"):
+        kept = "drawn, and still on its way" if row["status"] == "undertrained" else left_out
+        log(
+            f"{figure.name}: L = {row['length']}, seed {row['seed']}: {row['status']}, {kept};"
+            f" {row['advice']}"
+        )
+    if flow is None:
+        return [charts.distance_chart("", table("train", "distance"))]
+    there, y = own[own["status"].isin(["ok", "undertrained"])], "mean squared error"
+    if figure.shows == "final":
+        return [charts.risk_chart("", y, there, flow)]
+    keys = there[["covariance", "length", "seed", "model"]]
+    return [charts.training_chart("", y, table("train", "curve").merge(keys), flow)]
 
 
 @icl.command()
@@ -405,13 +397,6 @@ def stability(
     top: Top = None,
     sort: Sort = None,
     markdown: Markdown = False,
-    trained: Annotated[
-        Path | None,
-        path_option(
-            "--train", "A run of esscher icl train: flow from its first weights for its time."
-        ),
-    ] = None,
-    figures: Figures = FIGURES,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -421,31 +406,13 @@ def stability(
     Example: esscher icl stability --starts 10 --lengths 10,100
     """
     flags = given(locals())
-    from esscher.icl.comparison import beside_training, spec_beside
-
-    as_formats(figures)  # a mistake is told before anything is computed
-    if trained is None:
-        return end_stability(_execute(StabilitySpec, flags), as_json, flags, figures)
-    source = _training_run(trained)
-    run = _run(spec_beside(source.spec), out, workers, dask)
-    flows, distance, exact = run.table("flows"), run.table("distance"), _trained(source)["trained"]
-    table = beside_training(flows, distance, exact, source.table("distance"))
-    _show(run, {"beside training": table}, as_json, flags)
+    end_stability(_execute(StabilitySpec, flags), as_json, flags)
 
 
-def end_stability(
-    run: Run, as_json: bool, look: Look | None = None, figures: str = FIGURES
-) -> None:
-    """Draw two figures, and show the verdict."""
+def end_stability(run: Run, as_json: bool, look: Look | None = None) -> None:
+    """Show the verdict, and say it in a sentence."""
     from esscher.icl.stability import ALL
-    from esscher.report.icl import save_apart, save_arrivals
 
-    flows, training = run.table("flows"), float(run.spec["training"])
-    files = []
-    for kind in as_formats(figures):
-        files += [run.path / f"{name}.{kind}" for name in ("arrivals", "apart")]
-        save_arrivals(flows, training, float(run.spec["until"]), files[-2])
-        save_apart(run.table("distance"), flows, training, files[-1])
     verdict = run.table("verdict")
     if not as_json:
         total = verdict[verdict["covariance"] == ALL].to_dict("records")[0]
@@ -456,8 +423,6 @@ def end_stability(
         test = f"sign test over {total['starts']} starts, p = {number(total['p'])}"
         say(f"over all settings: {told} ({test})")
     _show(run, {"verdict": verdict}, as_json, look)
-    for file in files:
-        log(f"figure: {file}")
 
 
 def _execute(kind: type[RunSpec], flags: Look) -> Run:
@@ -489,14 +454,10 @@ def _training_run(path: Path) -> Run:
 
 
 def _final(run: Run, flow: pd.DataFrame | None = None) -> pd.DataFrame:
-    """What training left, each model with the status that the end of its flow gives it; several
-    heads have no such flow.
-    """
+    """What training left, each model with the status that the end of its flow gives it."""
     from esscher.icl import comparison
 
     final = _table(run, "final")
-    if run.spec["heads"] > 1:
-        return final
     ends = comparison.flow_ends(final, *_law(run)) if flow is None else flow
     return comparison.judged(final, _table(run, "curve"), ends)
 

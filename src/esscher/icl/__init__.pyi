@@ -15,7 +15,6 @@ from .flow import (
     flow_limit as flow_limit,
     flow_times as flow_times,
     gradient_flow as gradient_flow,
-    prompt_covariance as prompt_covariance,
     prompt_length_for as prompt_length_for,
     start_block as start_block,
 )

@@ -15,12 +15,10 @@ import torch
 from esscher.icl.exact import risk
 from esscher.icl.flow import final_parameters, start_block
 from esscher.icl.layer import KINDS, UV
-from esscher.icl.specs import StabilitySpec
 from esscher.icl.tasks import as_task
 from esscher.intervals import mean_interval
 
-START = ["covariance", "length", "seed"]
-KEY = [*START, "model"]
+KEY = ["covariance", "length", "seed", "model"]
 SETTING = ["covariance", "length", "model"]
 ABOVE = 0.05  # share above the end of the flow from which on a model has not arrived
 LATE = 0.25  # of the records, at the end: whether the error still falls there
@@ -68,7 +66,7 @@ def _still_falls(path: pd.DataFrame) -> bool:
 def trained_risks(
     final: pd.DataFrame, path: pd.DataFrame, dim: int, noise: float, task_cov: Any = None
 ) -> pd.DataFrame:
-    """Exact mean squared error of every trained model (one head), from the tables ``final`` and
+    """Exact mean squared error of every trained model, from the tables ``final`` and
     ``path`` of a training run.
 
     Columns covariance, length, seed, model, status, sampled and its stderr (from ``final``), exact
@@ -79,7 +77,7 @@ def trained_risks(
     rows = []
     for row in table.merge(last, on=KEY, how="left").to_dict("records"):
         joined, exact, error = np.asarray(row.pop("values")), math.nan, math.nan
-        if row["status"] != "diverged" and joined.size == (dim + 1) ** 2:
+        if row["status"] != "diverged":
             task = as_task(row["covariance"], dim, noise, task_cov)
             found = risk(task, path_uv(joined, dim), int(row["length"]), row["model"])
             exact, error = 2 * found.value, 2 * found.error
@@ -160,45 +158,3 @@ def compare_with_flow(
         row["stderr"] = float(np.sqrt((there["stderr"] ** 2).sum()) / max(count, 1))
         rows.append(dict(zip(SETTING, key, strict=True)) | row)
     return pd.DataFrame(rows)
-
-
-def spec_beside(trained: dict[str, Any]) -> StabilitySpec:
-    """The flows from the first weights of a training run (its spec), until the time its steps
-    take.
-    """
-    if trained["optimizer"] != "sgd" or trained["schedule"] != "constant" or trained["heads"] > 1:
-        raise ValueError(
-            "--train: expected one head trained by SGD at a constant rate, since that is what the"
-            " flow follows"
-        )
-    time = 2.0 * trained["rate"] * trained["steps"]
-    same = {name: trained[name] for name in ("covariances", "lengths", "dim", "noise", "seed")}
-    return StabilitySpec(**same, starts=trained["seeds"], training=time, until=time)
-
-
-def beside_training(
-    flows: pd.DataFrame, distance: pd.DataFrame, exact: pd.DataFrame, apart: pd.DataFrame
-) -> pd.DataFrame:
-    """A row for each trained model: its exact error and status, those of the flow, and the squared
-    distance of its pair.
-
-    ``flows`` and ``distance`` are tables of a stability run, ``exact`` is ``trained_risks`` and
-    ``apart`` the table distance of the training run. A trained model is stuck by the same rule as a
-    flow.
-    """
-    flowed, drawn = (
-        table.loc[table.groupby(START)[clock].idxmax(), [*START, column]].rename(
-            columns={column: name}
-        )
-        for table, clock, column, name in (
-            (distance, "time", "weights2", "flow2"),
-            (apart, "step", "distance2", "trained2"),
-        )
-    )
-    own = flows[[*KEY, "mse", "end", "status"]].rename(
-        columns={"mse": "flow", "status": "flow_status"}
-    )
-    table = exact[[*KEY, "exact"]].rename(columns={"exact": "trained"}).merge(own, on=KEY)
-    arrived = table["trained"] <= (1 + ABOVE) * table["end"]
-    table["trained_status"] = np.where(arrived, "ok", STUCK)
-    return table.merge(drawn, on=START).merge(flowed, on=START)

@@ -19,12 +19,14 @@ the average over x_q is a sum over ``score_law``. In general it is a cubature ov
 
 The query inside its prompt, (L mu_L + delta_q) / (L + 1) [S, Remark 3.2], is computed for the block
 form: L tokens and one known key of score b = x_q^T U11 x_q and value 0. For linear attention it
-multiplies v by L / (L + 1). For softmax attention f1, f2, q1, q2, c are those of ``gaussian_sure``
-at (L, s, b), and the bracket has besides kappa^2 (q2 + 2c) - 2 q1 kappa (kappa - y).
+multiplies v by L / (L + 1). For softmax attention f1, f2, q1, q2, c are those of
+``integrate_sure`` at (L, s, b), and the bracket has besides kappa^2 (q2 + 2c) - 2 q1 kappa
+(kappa - y).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -32,8 +34,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from esscher.errors.gaussian import COLUMNS_SURE, integrate_sure
 from esscher.icl.layer import KINDS, Block, Floats, Parameters, as_uv
-from esscher.icl.quadrature import Rule, error_table, inside_table, product_rule, score_law
+from esscher.icl.quadrature import (
+    Rule,
+    check_deviations,
+    error_functions,
+    product_rule,
+    score_law,
+)
 from esscher.icl.tasks import LinearTask, Task
 from esscher.inputs import as_count
 
@@ -96,7 +105,7 @@ def risk(
     prompt [S, Remark 3.2], in the block form only.
     """
     task, length = _check(task, params, length, kind)
-    found = _terms(task, _as_block(params), length, kind, rule, query_inside)
+    found = (_inside if query_inside else _terms)(task, _as_block(params), length, kind, rule)
     mean, count = float(found.excess.mean()), found.excess.size
     spread = float(found.excess.std(ddof=1)) / math.sqrt(count) if count > 1 else 0.0
     error = math.hypot(spread, NUMERICAL[found.origin] * mean)
@@ -109,13 +118,13 @@ def risk_gradient(
     length: Any,
     kind: str = "softmax",
     rule: Rule | None = None,
-    query_inside: bool = False,
 ) -> tuple[float, Any]:
     """The risk and its gradient, in the parametrisation given: a gradient in (O, V, K, Q) for
     ``OVKQ``, and so on.
     """
     task, length = _check(task, params, length, kind)
-    found = _terms(task, params, length, kind, rule, query_inside)
+    found = _terms(task, params, length, kind, rule)
+    assert found.gradient is not None
     slope, dim = torch.from_numpy(found.gradient), task.dim
     by_U, by_V = torch.zeros_like(slope), torch.zeros_like(slope)
     by_U[:, :dim], by_V[-1] = slope[:, :dim], slope[:, dim]
@@ -132,7 +141,7 @@ def decompose(
 ) -> RiskParts:
     """The risk on ``length`` tokens in four parts; their sum is ``risk``."""
     task, length = _check(task, params, length, kind)
-    found = _terms(task, _as_block(params), length, kind, rule, query_inside)
+    found = (_inside if query_inside else _terms)(task, _as_block(params), length, kind, rule)
     noise, excess = 0.5 * task.noise, float(found.excess.mean())
     return RiskParts(noise, found.limit - noise, found.bias, excess - found.bias)
 
@@ -220,47 +229,30 @@ class Terms(NamedTuple):
     limit: float
     excess: Floats
     bias: float
-    gradient: Floats
     origin: str
+    gradient: Floats | None = None
 
 
 def _terms(
-    task: LinearTask,
-    params: Parameters,
-    length: float | int,
-    kind: str,
-    rule: Rule | None,
-    query_inside: bool,
+    task: LinearTask, params: Parameters, length: float | int, kind: str, rule: Rule | None
 ) -> Terms:
     plain = kind == "linear" or math.isinf(length)
     if not isinstance(params, Block):
-        if query_inside:
-            raise ValueError(
-                "query_inside: expected weights in the block form (Block); use sampled_risk for"
-                " others"
-            )
         default = product_rule(task.dim, 1, 0, (2, 1)) if plain else product_rule(task.dim)
-        return _general(acting(params), task, length, kind, rule or default)
+        return _general(params, task, length, kind, rule or default)
     U, v = params.U11.detach().double().numpy(), float(params.v)
     limit, by_U, by_v = block_linear(U, v, task, math.inf)
-    excess, bias, origin = np.zeros(1), 0.0, CLOSED
+    excess, bias, origin = 0.0, 0.0, CLOSED
     if plain and not math.isinf(length):
-        share = length / (length + 1.0) if query_inside else 1.0
-        value, by_U, by_v = block_linear(U, share * v, task, length)
-        excess, by_v = np.array([value - limit]), share * by_v
-        bias = block_linear(U, share * v, task, math.inf)[0] - limit if query_inside else 0.0
+        value, by_U, by_v = block_linear(U, v, task, length)
+        excess = value - limit
     elif not plain:
-        if query_inside:
-            origin, rule = CUBATURE, rule or product_rule(task.dim, 64)
-            excess, bias, added_U, added_v = _block_inside(params, task, int(length), rule)
-        else:
-            origin = QUADRATURE
-            value, bias, added_U, added_v = _block_excess(U, v, task, int(length))
-            excess = np.array([value])
+        origin = QUADRATURE
+        excess, bias, added_U, added_v = _block_excess(U, v, task, int(length))
         by_U, by_v = by_U + added_U, by_v + added_v
     gradient = np.zeros((task.dim + 1, task.dim + 1))
     gradient[:-1, :-1], gradient[-1, -1] = by_U, by_v
-    return Terms(limit, excess, bias, gradient, origin)
+    return Terms(limit, np.array([excess]), bias, origin, gradient)
 
 
 # The block form: matrix formulas, and sums over the law of s.
@@ -306,7 +298,7 @@ def _block_excess(
     root, query, W = task.root.numpy(), task.query_root.numpy(), task.task_cov.numpy()
     M, cov, mixed = root.T @ U @ query, root.T @ W @ root, root.T @ W @ query
     law = score_law(M.T @ M)
-    f2 = error_table(length).evaluate(law.s)[1]
+    f2 = error_functions(length, law.s)[1]
     phi, psi, psi_f2 = _profiles(law.s, length)
     spread = float(np.trace(cov)) + task.noise
     own, crossed = M.T @ cov @ M, M.T @ mixed
@@ -330,7 +322,7 @@ def _profiles(s: Floats, length: int) -> tuple[Floats, Floats, Floats]:
     """
 
     def direct(s: Floats) -> Floats:
-        f1, f2, df1, df2 = error_table(length).evaluate(s)
+        f1, f2, df1, df2 = error_functions(length, s)
         ratio = (f1 - f2) / s**2
         slope = (df1 - df2) / s**2 - 2.0 * ratio / s
         return np.array([ratio - 2.0 * f2, (slope - 2.0 * df2) / (2.0 * s), df2 / (2.0 * s)])
@@ -341,35 +333,51 @@ def _profiles(s: Floats, length: int) -> tuple[Floats, Floats, Floats]:
     return phi, psi, psi_f2
 
 
-def _block_inside(
-    block: Block, task: LinearTask, length: int, rule: Rule
-) -> tuple[Floats, float, Floats, float]:
-    """The same with the query inside its prompt, an estimate for each rotation: a cubature over
-    x_q. With p = q1 + f2 the bias is 1/2 E[kappa^2 p^2 - 2 p kappa (kappa - y)].
+def _inside(
+    task: LinearTask, params: Parameters, length: float | int, kind: str, rule: Rule | None
+) -> Terms:
+    """The terms with the query inside its prompt: for softmax attention a cubature over x_q. With
+    p = q1 + f2 the bias is 1/2 E[kappa^2 p^2 - 2 p kappa (kappa - y)].
     """
-    U, v = (part.detach().double().requires_grad_(True) for part in (block.U11, block.v))
-    sigma, W, weights = task.sigma, task.task_cov, rule.queries.weights
-    x = rule.queries.points @ task.query_root.mT
-    with torch.enable_grad():
-        moved = x @ U.mT
-        along = v * moved @ sigma
-        own, crossed = (((along @ W) * other).sum(dim=-1) for other in (along, x))
-        s = ((moved @ sigma) * moved).sum(dim=-1).clamp_min(1e-24).sqrt()
-        f1, f2, q1, q2, c = inside_table(length)(s, (moved * x).sum(dim=-1))
-        spread = v**2 * (torch.sum(sigma * W) + task.noise)
-        pulled = -2.0 * (own - crossed) * (q1 + f2)
-        square = f2 * spread + (f1 - f2) * own / s**2 + own * (q2 + 2.0 * c) + pulled
-        excess = 0.5 * square @ weights
-        grad_U, grad_v = torch.autograd.grad(excess.mean(), (U, v))
-    bias = 0.5 * (own * (q1 + f2) ** 2 + pulled) @ weights
-    return excess.detach().numpy(), float(bias.detach().mean()), grad_U.numpy(), float(grad_v)
+    if not isinstance(params, Block):
+        raise ValueError(
+            "query_inside: expected weights in the block form (Block); use sampled_risk for others"
+        )
+    U, v = params.U11.detach().double().numpy(), float(params.v)
+    limit = block_linear(U, v, task, math.inf)[0]
+    if math.isinf(length):
+        return Terms(limit, np.zeros(1), 0.0, CLOSED)
+    if kind == "linear":
+        far, near = (
+            block_linear(U, length / (length + 1.0) * v, task, n)[0] for n in (math.inf, length)
+        )
+        return Terms(limit, np.array([near - limit]), far - limit, CLOSED)
+    queries = (rule or product_rule(task.dim, 16)).queries
+    sigma, W = task.sigma.numpy(), task.task_cov.numpy()
+    x = (queries.points @ task.query_root.mT).numpy()
+    moved = x @ U.T
+    along = v * moved @ sigma
+    own, crossed = (((along @ W) * other).sum(axis=-1) for other in (along, x))
+    s = np.sqrt(np.maximum(((moved @ sigma) * moved).sum(axis=-1), 1e-24))
+    check_deviations(s)
+    found, scores = np.empty((s.size, 1, COLUMNS_SURE)), (moved * x).sum(axis=-1).reshape(-1, 1)
+    for deviation, score, out in zip(s.ravel(), scores, found, strict=True):
+        integrate_sure(float(length), deviation, score, out)
+    f1, f2, q1, q2, c = found.reshape(*s.shape, -1).transpose(2, 0, 1)
+    spread = v * v * (float(np.sum(sigma * W)) + task.noise)
+    pulled = -2.0 * (own - crossed) * (q1 + f2)
+    square = f2 * spread + (f1 - f2) * own / s**2 + own * (q2 + 2.0 * c) + pulled
+    excess, bias = (
+        0.5 * each @ queries.weights.numpy() for each in (square, own * (q1 + f2) ** 2 + pulled)
+    )
+    return Terms(limit, excess, float(bias.mean()), CUBATURE)
 
 
 # Any weights: a cubature over tasks, exact for polynomials of degree 5, times one over queries.
 
 
 def _general(
-    weights: Floats, task: LinearTask, length: float | int, kind: str, rule: Rule
+    params: Parameters, task: LinearTask, length: float | int, kind: str, rule: Rule
 ) -> Terms:
     """The risk of weights [[A1, r1], [a^T, v]].
 
@@ -384,53 +392,41 @@ def _general(
         R_infinity = 1/2 E|B^T c - omega_q|^2 + tau^2/2,
         R_L = R_infinity + (1/2L) E[ |c|^2 |B|_F^2 + |B^T c|^2 ]  (linear) .
     """
-    d, tau = task.dim, math.sqrt(task.noise)
-    left, right = np.eye(d + 1), np.eye(d + 1)
-    left[:d, :d], right[:d, :d] = task.root.numpy(), task.query_root.numpy()
-    white = left.T @ weights @ right
-    A, r, a, v = white[:d, :d], white[:d, d], white[d, :d], white[d, d]
+    dim, weights = task.dim, acting(params)
     share = 1.0 / length if kind == "linear" else 0.0
     softmax = kind == "softmax" and not math.isinf(length)
     rotations = len(rule.tasks.points) if softmax else 1
     limits, excess, biases = np.zeros(rotations), np.zeros(rotations), np.zeros(rotations)
-    gradient = np.zeros_like(white)
-    columns = len(rule.queries.weights) if softmax else d
-    step = max(1, AT_ONCE // ((d + 1) * columns))
-    for place in range(rotations):
-        w = rule.tasks.points[place].numpy() @ task.task_root.numpy().T
-        queries = rule.queries.points[place].numpy()
-        for first in range(0, len(w), step):
-            here = slice(first, first + step)
-            omega, omega_q = w[here] @ left[:d, :d], w[here] @ right[:d, :d]
-            weight = rule.tasks.weights.numpy()[here]
-            B, c = np.empty((len(omega), d + 1, d)), np.empty((len(omega), d + 1))
-            B[:, :d], B[:, d] = A + omega[:, :, None] * a, tau * a
-            c[:, :d], c[:, d] = r + v * omega, tau * v
-            output = (c[:, None, :] @ B)[:, 0]
-            miss = output - omega_q
-            pull = miss + share * output
-            scores, values = (B * B).sum(axis=(1, 2)), (c * c).sum(axis=1)
-            by_c = (B @ pull[:, :, None])[:, :, 0] + share * scores[:, None] * c
-            by_B = c[:, :, None] * pull[:, None, :] + share * values[:, None, None] * B
-            limits[place] += 0.5 * weight @ (miss**2).sum(axis=1)
-            added = share * ((output**2).sum(axis=1) + scores * values)
-            if softmax:
-                label = omega_q @ queries.T
-                added, bias, more_B, more_c = _softmax_excess(
-                    B, c, queries, rule.queries.weights.numpy(), label, int(length)
-                )
-                by_B, by_c = by_B + more_B, by_c + more_c
-                biases[place] += 0.5 * weight @ bias
-            excess[place] += 0.5 * weight @ added
-            by_B, by_c = weight[:, None, None] * by_B, weight[:, None] * by_c
-            gradient[:d, :d] += by_B[:, :d].sum(axis=0)
-            gradient[:d, d] += by_c[:, :d].sum(axis=0)
-            gradient[d, :d] += np.einsum("ti,tij->j", omega, by_B[:, :d])
-            gradient[d, :d] += tau * by_B[:, d].sum(axis=0)
-            gradient[d, d] += (omega * by_c[:, :d]).sum() + tau * by_c[:, d].sum()
-    limit = float(limits[0]) + 0.5 * task.noise
-    gradient = left @ (gradient / rotations) @ right.T
-    return Terms(limit, excess, float(biases.mean()), gradient, CUBATURE if softmax else CLOSED)
+    gradient, root, query_root = np.zeros_like(weights), task.root.numpy(), task.query_root.numpy()
+    chances, points = rule.tasks.weights.numpy(), (rule.tasks.points @ task.task_root.mT).numpy()
+    step = max(1, AT_ONCE // ((dim + 1) * (len(rule.queries.weights) if softmax else dim)))
+    for place, first in itertools.product(range(rotations), range(0, len(chances), step)):
+        w, chance = points[place, first : first + step], chances[first : first + step]
+        to_token = np.zeros((len(w), dim + 1, dim + 1))  # tokens are [[R, 0], [omega^T, tau]] g'
+        to_token[:, :dim, :dim], to_token[:, dim, :dim] = root, w @ root
+        to_token[:, dim, dim] = math.sqrt(task.noise)
+        from_token, label = to_token.transpose(0, 2, 1), w @ query_root
+        B, c = from_token @ (weights[:, :dim] @ query_root), from_token @ weights[:, dim]
+        output = (c[:, None, :] @ B)[:, 0]
+        miss = output - label
+        pull = miss + share * output
+        scores, values = (B * B).sum(axis=(1, 2)), (c * c).sum(axis=1)
+        by_c = (B @ pull[:, :, None])[:, :, 0] + share * scores[:, None] * c
+        by_B = c[:, :, None] * pull[:, None, :] + share * values[:, None, None] * B
+        added = share * ((output**2).sum(axis=1) + scores * values)
+        if softmax:
+            queries, mass = rule.queries.points[place].numpy(), rule.queries.weights.numpy()
+            added, bias, more_B, more_c = _softmax_excess(
+                B, c, queries, mass, label @ queries.T, int(length)
+            )
+            by_B, by_c = by_B + more_B, by_c + more_c
+            biases[place] += 0.5 * chance @ bias
+        limits[place] += 0.5 * chance @ (miss**2).sum(axis=1)
+        excess[place] += 0.5 * chance @ added
+        gradient[:, :dim] += np.tensordot(chance, to_token @ by_B, 1) @ query_root.T
+        gradient[:, dim] += chance @ (to_token @ by_c[:, :, None])[:, :, 0]
+    limit, origin = float(limits[0]) + 0.5 * task.noise, CUBATURE if softmax else CLOSED
+    return Terms(limit, excess, float(biases.mean()), origin, gradient / rotations)
 
 
 def _softmax_excess(
@@ -442,7 +438,7 @@ def _softmax_excess(
     size, theta = (c * c).sum(axis=1)[:, None], B @ queries.T
     # below it f1 - f2 has no digits left, and kappa/s is bounded by |c|
     s = np.maximum(np.sqrt((theta * theta).sum(axis=1)), 1e-6)
-    f1, f2, slope1, slope2 = error_table(length).evaluate(s)
+    f1, f2, slope1, slope2 = error_functions(length, s)
     kappa = (c[:, None, :] @ theta)[:, 0]
     part, along, miss = (kappa / s) ** 2, f1 - f2, kappa - label
     pulled = -2.0 * f2 * kappa * miss

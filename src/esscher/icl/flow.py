@@ -16,14 +16,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64
 from scipy.integrate import solve_ivp
 from scipy.optimize import minimize
 from torch import Tensor
+from torch.autograd.functional import hessian as torch_hessian
+from torch.autograd.functional import jacobian
 
 from esscher.icl.exact import as_length, block_linear, risk, risk_gradient
 from esscher.icl.layer import OVKQ, Block, Floats, Parameters, flatten, tensors, unflatten
-from esscher.icl.quadrature import Rule, product_rule
+from esscher.icl.quadrature import Rule
 from esscher.icl.tasks import LinearTask
 from esscher.inputs import as_positive, as_tensor
 from esscher.theory.training import start_limit
@@ -94,24 +95,7 @@ def start_block(task: LinearTask, alpha: Any = None, theta: Any = None) -> Block
     return start
 
 
-def prompt_covariance(task: LinearTask, length: Any) -> Float64[Tensor, "d d"]:
-    """Sigma_L = (1 + 1/L) Sigma + (1/L) (tr(Sigma W) + tau^2) W^{-1}, whose inverse is the best v
-    U11 of linear attention.
-
-    For W = I and no noise it is (1 + 1/L) Sigma + (1/L) tr(Sigma) I of Zhang et al. (2024), Theorem
-    4.1.
-    """
-    length = as_length(length)
-    if math.isinf(length):
-        return task.sigma.clone()
-    spread = float(torch.sum(task.sigma * task.task_cov)) + task.noise
-    smoothing: Tensor = spread / length * torch.linalg.inv(task.task_cov)
-    return smoothing.add(task.sigma, alpha=1.0 + 1.0 / length)
-
-
-def flow_limit(
-    task: LinearTask, start: Block, length: Any = math.inf, query_inside: bool = False
-) -> Block:
+def flow_limit(task: LinearTask, start: Block, length: Any = math.inf) -> Block:
     """Where the gradient flow of linear attention ends; for an infinite prompt also that of softmax
     attention.
 
@@ -119,14 +103,15 @@ def flow_limit(
         v^2 = (q + sqrt(q^2 + 4 |A|_F^2)) / 2,
         q = |P(U11(0))|_F^2 + v(0)^2 - |U11(0)|_F^2
 
-    A = Sigma_L^{-1} on the range of Sigma and 0 off it, P(M) = M - Pi M Pi with Pi the projection
+    Sigma_L = (1 + 1/L) Sigma + (1/L) (tr(Sigma W) + tau^2) W^{-1}, which for W = I and no noise is
+    (1 + 1/L) Sigma + (1/L) tr(Sigma) I of Zhang et al. (2024), Theorem 4.1. A = Sigma_L^{-1} on the
+    range of Sigma and 0 off it, P(M) = M - Pi M Pi with Pi the projection
     on that range: the flow never moves P(U11), and |U11|_F^2 - v^2 is constant along it. With q = 0
     and A = Sigma^{-1} this is Remark 5.3 of [S], with singular Sigma its appendix F.3, with finite
     L Theorem 4.1 of Zhang et al. (2024). v(0) > 0 is assumed.
 
-    ``query_inside`` divides by L + 1 and adds a token of value 0, so that A is (1 + 1/L) times as
-    large. Queries of another covariance than the prompt's change the way and not the end, as long
-    as both are invertible.
+    Queries of another covariance than the prompt's change the way and not the end, as long as both
+    are invertible.
     """
     length = as_length(length)
     if float(start.v) <= 0:
@@ -148,7 +133,7 @@ def flow_limit(
             "task_cov: expected a law of tasks that fills the range of sigma; otherwise the limit"
             " is not unique"
         )
-    best = basis @ torch.linalg.solve(system, W) @ basis.mT * (1.0 + share if query_inside else 1.0)
+    best = basis @ torch.linalg.solve(system, W) @ basis.mT
     U = start.U11.detach().double()
     projection = basis @ basis.mT
     frozen = U - projection @ U @ projection
@@ -173,7 +158,6 @@ class Flow:
     kind: str
     converged: bool
     start: Parameters
-    query_inside: bool = False
 
     def at(self, index: int) -> Any:
         """The parameters at one of the times."""
@@ -212,7 +196,6 @@ def gradient_flow(
     kind: str = "softmax",
     times: Any = None,
     rule: Rule | None = None,
-    query_inside: bool = False,
     *,
     tolerance: float = 1e-9,
     rtol: float = 1e-8,
@@ -222,8 +205,8 @@ def gradient_flow(
     ``scipy.integrate.solve_ivp``, which has ``rtol`` and ``atol``.
 
     [S], equations (7) for finite ``length`` and (10) for an infinite one. ``times`` are where the
-    flow is recorded (``flow_times()`` unless given); ``rule`` and ``query_inside`` are those of
-    ``risk``. The flow ends when the norm of the gradient falls below ``tolerance``.
+    flow is recorded (``flow_times()`` unless given); ``rule`` is that of ``risk``. The
+    flow ends when the norm of the gradient falls below ``tolerance``.
     """
     length = as_length(length)
     grid = flow_times() if times is None else as_tensor(times, "times", ndim=1).double().numpy()
@@ -231,7 +214,7 @@ def gradient_flow(
         raise ValueError("times: expected increasing times that begin with 0")
 
     def gradient(params: Parameters) -> tuple[float, Any]:
-        return risk_gradient(task, params, length, kind, rule, query_inside)
+        return risk_gradient(task, params, length, kind, rule)
 
     def slope(_: float, state: Floats) -> Floats:
         return -flatten(gradient(unflatten(state, start))[1])
@@ -260,7 +243,7 @@ def gradient_flow(
     gradients = np.array([np.linalg.norm(flatten(slope)) for _, slope in found])
     converged = stopped or bool(gradients[-1] <= tolerance)
     states = np.array(known)
-    return Flow(grid, states, risks, gradients, length, kind, converged, start, query_inside)
+    return Flow(grid, states, risks, gradients, length, kind, converged, start)
 
 
 def _weight_hessian(weights: OVKQ, gradient: Callable[[Parameters], tuple[float, Any]]) -> Floats:
@@ -269,9 +252,8 @@ def _weight_hessian(weights: OVKQ, gradient: Callable[[Parameters], tuple[float,
     in (U, V), J^T H J + the Hessian of <G, (U, V)>.
     """
     uv = weights.uv()
-    here, e = flatten(uv), uv.U.shape[0]
-    base = flatten(gradient(uv)[1])
-    acts = np.zeros((2, e, e), bool)
+    here, base = flatten(uv), flatten(gradient(uv)[1])
+    acts = torch.zeros(2, *uv.U.shape, dtype=torch.bool)
     acts[0, :, :-1] = acts[1, -1] = True
     hessian = np.zeros((here.size, here.size))
     for i in np.flatnonzero(acts):
@@ -279,20 +261,15 @@ def _weight_hessian(weights: OVKQ, gradient: Callable[[Parameters], tuple[float,
         moved[i] += STEP
         hessian[i] = (flatten(gradient(unflatten(moved, uv))[1]) - base) / STEP
 
-    O, V, K, Q = (part.numpy() for part in tensors(weights))
-    eye, first, scores = np.eye(e), O.size + V.size, K.size + Q.size
-    by_O, by_V = np.einsum("il,bj->ijlb", eye, V), np.einsum("jl,ib->ijbl", eye, O)
-    by_K, by_Q = np.einsum("il,aj->ijal", eye, Q), np.einsum("jl,ai->ijal", eye, K)
-    J: Floats = np.zeros((2, e * e, first + scores))
-    J[0, :, first:] = np.hstack([each.reshape(e * e, -1) for each in (by_K, by_Q)])
-    J[1, :, :first] = np.hstack([each.reshape(e * e, -1) for each in (by_O, by_V)])
-    J = J.reshape(here.size, -1)
-    by_U, by_OV = base.reshape(2, e, e)
-    bent = np.zeros((first + scores, first + scores))
-    bent[first : first + K.size, first + K.size :] = np.kron(np.eye(len(K)), by_U)
-    mixed = np.einsum("ij,bc->ibcj", by_OV, np.eye(len(V)))
-    bent[: O.size, O.size : first] = mixed.reshape(O.size, V.size)
-    return np.asarray(0.5 * J.T @ (hessian + hessian.T) @ J + bent + bent.T)
+    def joined(state: Tensor) -> Tensor:
+        return torch.cat([part.flatten() for part in tensors(unflatten(state, weights).uv())])
+
+    state = torch.from_numpy(flatten(weights))
+    with torch.enable_grad():
+        J = jacobian(joined, state, vectorize=True).numpy()
+        slope = torch.from_numpy(base)
+        bent = torch_hessian(lambda at: slope @ joined(at), state, vectorize=True).numpy()
+    return np.asarray(0.5 * J.T @ (hessian + hessian.T) @ J + bent)
 
 
 def final_parameters(
@@ -300,7 +277,6 @@ def final_parameters(
     start: Block,
     length: Any = math.inf,
     kind: str = "softmax",
-    query_inside: bool = False,
 ) -> Block:
     """The limit of the gradient flow from ``start`` in the block form.
 
@@ -311,18 +287,15 @@ def final_parameters(
     """
     length = as_length(length)
     if kind == "linear" or math.isinf(length):
-        return flow_limit(task, start, length, query_inside)
-    rule = product_rule(task.dim, 8) if query_inside else None
-    flow = gradient_flow(
-        task, start, length, kind, flow_times(HANDOVER, 8), rule, query_inside, rtol=1e-6, atol=1e-8
-    )
+        return flow_limit(task, start, length)
+    flow = gradient_flow(task, start, length, kind, flow_times(HANDOVER, 8), rtol=1e-6, atol=1e-8)
     end: Block = flow.end
     if flow.converged:
         return end
 
     def objective(state: Floats) -> tuple[float, Floats]:
         params = unflatten(state, start)
-        value, gradient = risk_gradient(task, params, length, kind, rule, query_inside)
+        value, gradient = risk_gradient(task, params, length, kind)
         return value, flatten(gradient)
 
     options = {"gtol": 1e-9, "maxiter": 500}
@@ -332,11 +305,7 @@ def final_parameters(
 
 
 def prompt_length_for(
-    task: LinearTask,
-    eps: Any,
-    kind: str = "softmax",
-    start: Block | None = None,
-    query_inside: bool = False,
+    task: LinearTask, eps: Any, kind: str = "softmax", start: Block | None = None
 ) -> int:
     """L(eps) of Theorem 5.2: the shortest prompts on which the flow ends within ``eps`` of the best
     risk, tau^2 / 2.
@@ -348,8 +317,8 @@ def prompt_length_for(
     start = start_block(task) if start is None else start
 
     def reached(length: int) -> bool:
-        end = final_parameters(task, start, length, kind, query_inside)
-        found = float(risk(task, end, length, kind, query_inside=query_inside)) - 0.5 * task.noise
+        end = final_parameters(task, start, length, kind)
+        found = float(risk(task, end, length, kind)) - 0.5 * task.noise
         return found <= goal * (1 + ROUNDING)
 
     low, high = 0, 1
@@ -398,9 +367,7 @@ def flow_bound(task: LinearTask, finite: Flow, infinite: Flow, stations: int = 5
     gap, beta, curvature = 0.0, 0.0, 0.0
     for row, other in zip(finite.states, infinite.states, strict=True):
         params = unflatten(row, like)
-        own = flatten(
-            risk_gradient(task, params, finite.length, finite.kind, None, finite.query_inside)[1]
-        )
+        own = flatten(risk_gradient(task, params, finite.length, finite.kind)[1])
         limit = flatten(risk_gradient(task, params, math.inf)[1])
         gap = max(gap, float(np.linalg.norm(own - limit)))
         for share in np.linspace(0.0, 1.0, stations):

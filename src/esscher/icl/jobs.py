@@ -14,7 +14,7 @@ import torch
 
 from esscher.errors.curve import STDERR, ErrorCurve
 from esscher.errors.rate import fit_rate
-from esscher.icl.comparison import START, flow_end
+from esscher.icl.comparison import flow_end
 from esscher.icl.concentration import (
     AGAINST,
     METRICS,
@@ -55,12 +55,16 @@ WORDS = {
         "Mean loss of the batches since the last record; at the end, the last.",
     ),
     "distance2": ("log", "squared distance", "Squared distance of the two models' parameters."),
-    "values": ("list", "parameters", "U without its last column and the last row of OV, by heads."),
+    "values": (
+        "list",
+        "parameters",
+        "U without its last column and the last row of OV, row by row.",
+    ),
     "advice": ("word", "advice", "What happened to a model that diverged, and what helps."),
-    "O": ("list", "O", "Output map, flattened, head by head."),
-    "V": ("list", "V", "Value map, flattened, head by head."),
-    "K": ("list", "K", "Key map, flattened, head by head."),
-    "Q": ("list", "Q", "Query map, flattened, head by head."),
+    "O": ("list", "O", "Output map, flattened."),
+    "V": ("list", "V", "Value map, flattened."),
+    "K": ("list", "K", "Key map, flattened."),
+    "Q": ("list", "Q", "Query map, flattened."),
     "time": ("log", "time", "Time of the gradient flow: twice the rate of SGD times its steps."),
     "gradient": ("log", "norm of the gradient", "Norm of the gradient of the risk in U11 and v."),
     "v": ("linear", "v", "Value of the block form."),
@@ -213,33 +217,27 @@ def _flow_unit(spec: FlowSpec, unit: Unit) -> dict[str, Any]:
     """Mean squared error (twice the risk) at the end of the flow of each model, and of the best
     predictor on L tokens.
     """
-    task, length, inside = _task(spec, unit["covariance"]), unit["length"], spec.query_inside
+    task, length = _task(spec, unit["covariance"]), unit["length"]
     start, rows = start_block(task, spec.alpha), []
     for kind in KINDS:
-        end = final_parameters(task, start, length, kind, inside)
-        found = risk(task, end, length, kind, query_inside=inside)
-        error = 2 * found.error if inside else 0.0
-        rows.append({"model": kind, "mse": 2 * found.value, "stderr": error})
+        found = risk(task, final_parameters(task, start, length, kind), length, kind)
+        rows.append({"model": kind, "mse": 2 * found.value, "stderr": 0.0})
     generator = torch.Generator().manual_seed(spec.unit_seed(unit))
     bayes = bayes_risk(task, length, spec.draws, generator)
     rows.append({"model": "bayes", "mse": 2 * bayes.value, "stderr": 2 * bayes.error})
     tables: dict[str, Any] = {"final": rows}
     if spec.trajectory:
-        tables |= _in_time(task, start, length, flow_times(spec.until, spec.points), inside)
+        tables |= _in_time(task, start, length, flow_times(spec.until, spec.points))
     return {name: [unit | row for row in table] for name, table in tables.items()}
 
 
-def _in_time(
-    task: LinearTask, start: Block, length: int, times: Any, query_inside: bool
-) -> dict[str, Any]:
+def _in_time(task: LinearTask, start: Block, length: int, times: Any) -> dict[str, Any]:
     """Rows of ``trajectory``, a time and a model each, and of ``apart``, a time each.
 
     Lemma E.1 of [S] bounds the distance of either flow to that on infinitely many tokens, which is
     one flow for both, so the sum of the two bounds is one on the distance between them.
     """
-    flows = {
-        kind: gradient_flow(task, start, length, kind, times, None, query_inside) for kind in KINDS
-    }
+    flows = {kind: gradient_flow(task, start, length, kind, times) for kind in KINDS}
     infinite = gradient_flow(task, start, math.inf, times=times)
     soft, linear = (flow_bound(task, flows[kind], infinite) for kind in KINDS)
     rows = []
@@ -296,7 +294,7 @@ def _stability_unit(spec: StabilitySpec, unit: Unit) -> dict[str, Any]:
 def _stability_tables(spec: StabilitySpec, shards: Sequence[Shard]) -> dict[str, Any]:
     """flows and distance of all units, and what they say of stability."""
     tables = {
-        name: _joined(shards, name).sort_values(START, kind="stable", ignore_index=True)
+        name: _joined(shards, name).sort_values(STARTED.split(), kind="stable", ignore_index=True)
         for name in ("flows", "distance")
     }
     return tables | {"verdict": verdict(tables["flows"])}

@@ -1,16 +1,15 @@
 """Averages over Gaussian vectors, and tables of the error functions that are averaged.
 
 ``gaussian_cubature`` and ``product_rule``: any function of tasks and queries. ``score_law``:
-functions of the deviation s of a query's scores. ``error_table`` and ``inside_table``: the
-functions f1, f2 of ``gaussian_error`` and those of ``gaussian_sure`` at one prompt length with
-their slopes, fast enough for a gradient flow.
+functions of the deviation s of a query's scores. ``error_functions``: f1, f2 of ``gaussian_error``
+at one prompt length with their slopes, fast enough for a gradient flow.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -20,15 +19,8 @@ from jaxtyping import Float64
 from numpy.polynomial import chebyshev
 from scipy.special import roots_genlaguerre
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
-from esscher.errors.gaussian import (
-    COLUMNS_SURE,
-    S_MAX,
-    gaussian_error_slopes,
-    integrate_sure,
-    share_range,
-)
+from esscher.errors.gaussian import S_MAX, gaussian_error_slopes
 from esscher.inputs import as_count
 
 Floats = npt.NDArray[np.float64]
@@ -195,110 +187,21 @@ def _invert(t: Floats, scaled: Floats) -> tuple[Floats, Floats, Floats]:
 
 
 WIDTH, DEGREE = 0.5, 12  # of a panel in s, and of its polynomial: relative error below 1e-9
-WIDTH_B, DEGREE_B = 2.0, 16  # the same in the known key's score b: about 1e-9 of the largest value
-POINTS, POINTS_B = chebyshev.chebpts1(DEGREE + 1), chebyshev.chebpts1(DEGREE_B + 1)
-TO_S, TO_B = (
-    np.linalg.inv(chebyshev.chebvander(points, points.size - 1)) for points in (POINTS, POINTS_B)
-)
-# Row k: the Chebyshev polynomial of degree k in powers of x.
-TO_POWERS = np.array(
-    [np.pad(chebyshev.cheb2poly(np.eye(DEGREE + 1)[k]), (0, DEGREE - k)) for k in range(DEGREE + 1)]
-)
 
 
 @lru_cache(maxsize=64)
-def error_table(length: int) -> ErrorTable:
-    """The table of f1 and f2 at one prompt length."""
-    return ErrorTable(length)
-
-
-@lru_cache(maxsize=16)
-def inside_table(length: int) -> InsideTable:
-    """The table of f1, f2, q1, q2 and c at one prompt length."""
-    return InsideTable(length)
-
-
-class ErrorTable:
-    """log f1(n, s) and log f2(n, s) as polynomials on panels of s, each made when a first s falls
-    into it.
-
-    For n = 1, f1 = 1 + s^2 and f2 = 1 are used as they are.
+def _panels(length: int, panels: int) -> Floats:
+    """log f1 and log f2 on panels of s: coefficients of powers of x in [-1, 1], (panels, 2,
+    powers).
     """
-
-    def __init__(self, n: Any) -> None:
-        self.n = as_count(n, "n")
-        self._coefficients = np.empty((0, 2, DEGREE + 1))
-
-    def evaluate(self, s: Floats) -> Floats:
-        """f1, f2 and their slopes in s, stacked in front of the shape of ``s``."""
-        if self.n == 1:
-            return np.stack([1.0 + s * s, np.ones_like(s), 2.0 * s, np.zeros_like(s)])
-        need = min(int(_largest(s) / WIDTH) + 1, round(S_MAX / WIDTH))
-        have = self._coefficients.shape[0]
-        if need > have:
-            nodes = WIDTH * (np.arange(have, need)[:, None] + 0.5 * (POINTS + 1.0))
-            found = gaussian_error_slopes(self.n, nodes)
-            fits = [
-                chebyshev.chebfit(POINTS, np.log(values).T, DEGREE)
-                for values in (found.f1, found.f2)
-            ]
-            powers = np.stack([fit.T @ TO_POWERS for fit in fits], axis=1)
-            self._coefficients = np.concatenate([self._coefficients, powers])
-        out = np.empty((4, s.size))
-        _horner(self._coefficients, np.ascontiguousarray(s).ravel(), out)
-        return out.reshape(4, *s.shape)
+    x = chebyshev.chebpts1(DEGREE + 1)
+    found = gaussian_error_slopes(length, WIDTH * (np.arange(panels)[:, None] + 0.5 * (x + 1.0)))
+    logs = np.log(np.stack([found.f1, found.f2], axis=1))
+    return np.linalg.solve(np.vander(x, increasing=True), logs[..., None])[..., 0]
 
 
-class InsideTable:
-    """f1, f2, q1, q2 and c of ``gaussian_sure`` as polynomials on panels of the deviation s of
-    scores and the known key's score b, each made when a first point falls into it.
-    """
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-        self._place: dict[tuple[int, int], int] = {}
-        self._coefficients = np.empty((0, COLUMNS_SURE, DEGREE + 1, DEGREE_B + 1))
-
-    def evaluate(self, s: Floats, b: Floats) -> Floats:
-        """The five functions, their slopes in s, their slopes in b, stacked in front of the shape
-        of ``s`` and ``b``.
-        """
-        _largest(s)
-        flat_s, flat_b = np.ascontiguousarray(s).ravel(), np.array(b, np.float64).ravel()
-        moves = _clamp(float(self.n), flat_s, flat_b)
-        row = np.minimum(flat_s / WIDTH, S_MAX / WIDTH - 1).astype(int)
-        panels = np.stack([row, np.floor(flat_b / WIDTH_B).astype(int)])
-        distinct, index = np.unique(panels, axis=1, return_inverse=True)
-        keys = [(int(i), int(j)) for i, j in distinct.T]
-        self._extend([key for key in keys if key not in self._place])
-        place = np.array([self._place[key] for key in keys])[index.ravel()]
-        out = np.empty((3 * COLUMNS_SURE, flat_s.size))
-        x, y = 2.0 * (flat_s / WIDTH - panels[0]) - 1.0, 2.0 * (flat_b / WIDTH_B - panels[1]) - 1.0
-        _chebyshev_sums(self._coefficients, place, x, y, out)
-        out[2 * COLUMNS_SURE :] *= moves
-        return out.reshape(3 * COLUMNS_SURE, *s.shape)
-
-    def __call__(self, s: Tensor, b: Tensor) -> tuple[Tensor, ...]:
-        """f1, f2, q1, q2, c as tensors, differentiable once in s and b."""
-        return tuple(_Tabulated.apply(self, s, b))  # type: ignore[no-untyped-call]
-
-    def _extend(self, new: list[tuple[int, int]]) -> None:
-        """Fill new panels; those of one range of s share the integrals over tokens."""
-        made = [self._coefficients]
-        for first in sorted({i for i, _ in new}):
-            columns = [j for i, j in new if i == first]
-            b = WIDTH_B * (np.array(columns)[:, None] + 0.5 * (POINTS_B + 1.0))
-            found = np.empty((DEGREE + 1, b.size, COLUMNS_SURE))
-            for row, s in enumerate(WIDTH * (first + 0.5 * (POINTS + 1.0))):
-                integrate_sure(float(self.n), float(s), b.ravel(), found[row])
-            values = found.reshape(DEGREE + 1, len(columns), DEGREE_B + 1, COLUMNS_SURE)
-            made.append(np.einsum("ks,sjbf,mb->jfkm", TO_S, values, TO_B))
-            for j in columns:
-                self._place[first, j] = len(self._place)
-        self._coefficients = np.concatenate(made)
-
-
-def _largest(s: Floats) -> float:
+def check_deviations(s: Floats) -> float:
+    """The largest deviation of scores, if the integrals over tokens can take it."""
     largest = float(s.max(initial=0.0))
     if not largest <= S_MAX:
         raise ValueError(
@@ -308,21 +211,16 @@ def _largest(s: Floats) -> float:
     return largest
 
 
-class _Tabulated(torch.autograd.Function):
-    """The functions of an ``InsideTable`` with its slopes."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, table: InsideTable, s: Tensor, b: Tensor) -> tuple[Tensor, ...]:
-        found = torch.from_numpy(table.evaluate(s.detach().numpy(), b.detach().numpy()))
-        values, by_s, by_b = found.chunk(3)
-        ctx.save_for_backward(by_s, by_b)
-        return tuple(values.unbind())
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        by_s, by_b = ctx.saved_tensors
-        grad = torch.stack(grads)
-        return None, (grad * by_s).sum(dim=0), (grad * by_b).sum(dim=0)
+def error_functions(length: int, s: Floats) -> Floats:
+    """f1, f2 and their slopes in s, from a table; stacked in front of the shape of ``s``."""
+    largest = check_deviations(s)
+    if length == 1:
+        return np.stack([1.0 + s * s, np.ones_like(s), 2.0 * s, np.zeros_like(s)])
+    needed = int(largest / WIDTH).bit_length()  # a power of 2, so that few tables are made
+    coefficients = _panels(length, min(2**needed, round(S_MAX / WIDTH)))
+    out = np.empty((4, s.size))
+    _horner(coefficients, np.ascontiguousarray(s).ravel(), out)
+    return out.reshape(4, *s.shape)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -339,46 +237,3 @@ def _horner(coefficients: Floats, s: Floats, out: Floats) -> None:
             f = np.exp(value)
             out[which, point] = f
             out[2 + which, point] = f * slope * 2.0 / WIDTH
-
-
-@numba.njit(nogil=True, cache=True)
-def _clamp(n: float, s: Floats, b: Floats) -> Floats:
-    """Move each b into the range in which it matters; 0 where it was moved, 1 elsewhere."""
-    moves = np.ones(b.size)
-    for point in range(b.size):
-        low, high = share_range(n, s[point])
-        if not low <= b[point] <= high:
-            b[point], moves[point] = min(max(b[point], low), high), 0.0
-    return moves
-
-
-@numba.njit(nogil=True, cache=True)
-def _chebyshev_sums(coefficients: Floats, place: Any, x: Floats, y: Floats, out: Floats) -> None:
-    """Chebyshev sums and their slopes; ``out`` has the functions, then d/ds, then d/db."""
-    functions, rows, columns = coefficients.shape[1:]
-    t, dt, u, du = np.empty(rows), np.empty(rows), np.empty(columns), np.empty(columns)
-    for point in range(x.size):
-        _polynomials(x[point], t, dt)
-        _polynomials(y[point], u, du)
-        for f in range(functions):
-            value = by_s = by_b = 0.0
-            for k in range(rows):
-                inner = slope = 0.0
-                for m in range(columns):
-                    inner += coefficients[place[point], f, k, m] * u[m]
-                    slope += coefficients[place[point], f, k, m] * du[m]
-                value += t[k] * inner
-                by_s += dt[k] * inner
-                by_b += t[k] * slope
-            out[f, point] = value
-            out[functions + f, point] = by_s * 2.0 / WIDTH
-            out[2 * functions + f, point] = by_b * 2.0 / WIDTH_B
-
-
-@numba.njit(nogil=True, cache=True)
-def _polynomials(x: float, t: Floats, dt: Floats) -> None:
-    """T_k(x) and its slope for every degree."""
-    t[0], dt[0], t[1], dt[1] = 1.0, 0.0, x, 1.0
-    for k in range(2, t.size):
-        t[k] = 2.0 * x * t[k - 1] - t[k - 2]
-        dt[k] = 2.0 * t[k - 1] + 2.0 * x * dt[k - 1] - dt[k - 2]

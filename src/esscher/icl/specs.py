@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_v
 
 from esscher.errors.montecarlo.spec import read_ladder
 from esscher.runs import RunSpec, register
-from esscher.runs.spec import Plain, Seed
+from esscher.runs.spec import Plain
 
 ISOTROPIC, KMS = "isotropic", "kms:0.5"
 NAMED = ("scaled", "identity")
@@ -45,7 +45,6 @@ Alpha = Annotated[
     Annotated[float, Field(gt=0)] | None,
     Field(description="size of the first weights; by default half of Theorem 5.2's limit"),
 ]
-QueryInside = Annotated[bool, Field(description="put the query's own token into its prompt")]
 
 
 class _Task(BaseModel):
@@ -78,7 +77,9 @@ class RiskFlags(_Tasks, Plain):
     """A task and the prompts on which a layer is judged."""
 
     lengths: Lengths = (10, 100, 1000)
-    query_inside: QueryInside = False
+    query_inside: bool = Field(
+        default=False, description="put the query's own token into its prompt"
+    )
     query_covariance: str | None = Field(
         default=None, description="of the query, where it is not that of the prompt"
     )
@@ -93,7 +94,6 @@ class LengthFlags(_Tasks, Plain):
         description="excess risks, half mean squared errors, separated by commas",
     )
     alpha: Alpha = None
-    query_inside: QueryInside = False
 
 
 class TrainSpec(_Tasks, RunSpec):
@@ -108,15 +108,6 @@ class TrainSpec(_Tasks, RunSpec):
     batch: int = Field(default=128, ge=1, le=1 << 20, description="prompts in a step")
     rate: float = Field(default=1e-3, gt=0, description="learning rate")
     optimizer: Literal["sgd", "adam"] = Field(default="sgd", description="optimizer: sgd or adam")
-    loss: Literal["square", "half"] = Field(
-        default="square",
-        description="loss: square, or half of it as [S] writes; SGD on half is half the rate",
-    )
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        default="constant", description="course of the rate: constant, linear or cosine"
-    )
-    warmup: int = Field(default=0, ge=0, le=10**9, description="steps over which the rate rises")
-    heads: int = Field(default=1, ge=1, le=1024, description="heads of each model")
     records: int = Field(
         default=200, ge=1, le=10**6, description="steps at which training is recorded, about"
     )
@@ -135,14 +126,6 @@ class TrainSpec(_Tasks, RunSpec):
     def _named(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(value))
 
-    @model_validator(mode="after")
-    def _warm(self) -> TrainSpec:
-        if self.warmup >= self.steps:
-            raise ValueError(
-                f"warmup: expected fewer than the {self.steps} steps of training, got {self.warmup}"
-            )
-        return self
-
 
 class FlowSpec(_Tasks, RunSpec):
     """What ``esscher icl flow`` runs. The flow starts where Theorem 5.2 of [S] does."""
@@ -150,7 +133,6 @@ class FlowSpec(_Tasks, RunSpec):
     job: Literal["icl-flow"] = "icl-flow"
     lengths: Lengths = (10, 30, 100, 300, 1000, 10_000, 100_000, 1_000_000)
     alpha: Alpha = None
-    query_inside: QueryInside = False
     trajectory: bool = Field(
         default=False,
         description="also the flows in time, with their distances and Lemma E.1's bound",
@@ -213,14 +195,6 @@ register("icl-train", "esscher.icl.jobs:TRAIN")
 register("icl-flow", "esscher.icl.jobs:FLOW")
 register("icl-stability", "esscher.icl.jobs:STABILITY")
 register("icl-concentration", "esscher.icl.jobs:CONCENTRATION")
-
-
-class FigureFlags(Plain):
-    """Which figures, and of what size."""
-
-    only: str | None = Field(default=None, description="some figures: fig2,fig3; all when left out")
-    quick: bool = Field(default=False, description="minutes instead of the paper's size")
-    seed: Seed = 0
 
 
 @dataclass(frozen=True)

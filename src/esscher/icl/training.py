@@ -2,9 +2,8 @@
 weights on the same prompts, as in [S] appendix A.
 
 The loss of training is the mean squared error E(f - y)^2 of the query's noisy label, so its floor
-is the variance of the noise. [S] writes one half of it as the loss of its theory: ``loss="half"``
-trains on that. For SGD it is the same as half the rate: after t steps of rate r the flow of the
-risk R has run for a time 2 r t on the square, and r t on its half.
+is the variance of the noise. [S] writes one half of it as the loss of its theory; for SGD that is
+the same as half the rate. After t steps of rate r the flow of the risk R has run for a time 2 r t.
 """
 
 from __future__ import annotations
@@ -88,9 +87,8 @@ def batches(
 
 
 class Responses(NamedTuple):
-    """Outputs f of softmax and linear attention on the same prompts, (B, 2), heads added; and for
-    each head, softmax first, df/dc and df/dtheta, (B, 2H, e), at the value direction c and theta =
-    U z_q.
+    """Outputs f of softmax and linear attention on the same prompts, (B, 2), and df/dc, df/dtheta,
+    (B, 2, e), at the value direction c and theta = U z_q.
     """
 
     output: Tensor
@@ -99,25 +97,23 @@ class Responses(NamedTuple):
 
 
 def respond(
-    prompts: Prompts, theta: Float[Tensor, "B heads e"], value: Float[Tensor, "heads e"]
+    prompts: Prompts, theta: Float[Tensor, "B 2 e"], value: Float[Tensor, "2 e"]
 ) -> Responses:
-    """The outputs on prompts at given weights: the first half of ``heads`` are softmax attention's,
-    the other half linear attention's.
+    """The outputs on prompts at given weights, softmax attention's first.
 
-        softmax: f = sum_j p_j c^T z_j,  df/dc = sum_j p_j z_j,
-                 df/dtheta = sum_j p_j (c^T z_j) z_j - f df/dc
-        linear:  f = c^T S theta,  df/dc = S theta,  df/dtheta = S c,  S = (1/L) sum_j z_j z_j^T
+    softmax: f = sum_j p_j c^T z_j,  df/dc = sum_j p_j z_j,
+             df/dtheta = sum_j p_j (c^T z_j) z_j - f df/dc
+    linear:  f = c^T S theta,  df/dc = S theta,  df/dtheta = S c,  S = (1/L) sum_j z_j z_j^T
     """
     z, value = prompts.tokens, value.expand_as(theta)
-    heads, length = theta.shape[1] // 2, z.shape[1]
+    length = z.shape[1]
     scores, values = (torch.cat([theta, value], dim=1) @ z.mT).chunk(2, dim=1)
-    p = scores[:, :heads].softmax(dim=-1)
-    weighted = p * values[:, :heads]
+    p = scores[:, :1].softmax(dim=-1)
+    weighted = p * values[:, :1]
     centred = weighted - weighted.sum(dim=-1, keepdim=True) * p
-    parts = [p, scores[:, heads:] / length, centred, values[:, heads:] / length]
+    parts = [p, scores[:, 1:] / length, centred, values[:, 1:] / length]
     by_value, by_theta = (torch.cat(parts, dim=1) @ z).chunk(2, dim=1)
-    output = (value * by_value).sum(dim=-1).reshape(len(theta), 2, -1).sum(dim=-1)
-    return Responses(output, by_value, by_theta)
+    return Responses((value * by_value).sum(dim=-1), by_value, by_theta)
 
 
 @dataclass(frozen=True)
@@ -126,16 +122,16 @@ class Training:
 
     ``curve``: step, model, loss (mean over the batches since the last record), mse and its stderr
     on fresh prompts. ``distance``: step, squared distance between the parameters of the two models.
-    ``path``: step, model, values: [U without its last column, last row of O V] row by row, heads
-    one after the other. ``final``: a row per model: mse and stderr, status ("ok" or "diverged"),
-    step, loss, advice; O, V, K, Q flattened.
+    ``path``: step, model, values: [U without its last column, last row of O V] row by row.
+    ``final``: a row per model: mse and stderr, status ("ok" or "diverged"), step, loss, advice; O,
+    V, K, Q flattened.
     """
 
     curve: pd.DataFrame
     distance: pd.DataFrame
     path: pd.DataFrame
     final: pd.DataFrame
-    parameters: dict[str, list[OVKQ]]
+    parameters: dict[str, OVKQ]
 
     @property
     def diverged(self) -> pd.DataFrame:
@@ -171,13 +167,12 @@ def train(
     """
     spec = TrainSpec(**changes) if spec is None else spec
     pair = Pair(task, as_count(length, "length"), spec, prompt_seed)
-    rates = learning_rates(spec)
     curve: list[dict[str, Any]] = []
     distance: list[dict[str, Any]] = []
     path: list[dict[str, Any]] = []
     done = 0
     for stop in record_steps(spec.steps, spec.records):
-        losses = pair.advance(rates[done:stop], progress)
+        losses = pair.advance(stop - done, progress)
         done = stop
         mse, stderr = pair.evaluate(spec.evaluation)
         for model, kind in enumerate(KINDS):
@@ -187,26 +182,25 @@ def train(
             loss = float(seen.mean()) if seen.size else np.nan
             row = {"step": done, "model": kind}
             curve.append(row | {"loss": loss, "mse": mse[model], "stderr": stderr[model]})
-            path.append(row | {"values": _flat(map(acting, pair.parameters(model)))})
+            path.append(row | {"values": acting(pair.parameters(model)).flatten().tolist()})
         distance.append({"step": done, "distance2": pair.distance()})
         if None not in pair.diverged:
             break
     mse, stderr = pair.evaluate(spec.final_evaluation)
     final = []
     for model, kind in enumerate(KINDS):
-        at, loss, heads = pair.diverged[model], pair.last[model], pair.parameters(model)
+        at, loss, weights = pair.diverged[model], pair.last[model], pair.parameters(model)
         advice = ""
         if at is not None:
             advice = (
                 f"{kind} attention diverged: loss {loss:.3g} at step {at}, above the bound"
-                f" {spec.bound:g}; try a rate below {rates.max():g} (such as"
-                f" {rates.max() / 4:.2g}), another seed, longer prompts or larger batches"
+                f" {spec.bound:g}; try a rate below {spec.rate:g} (such as {spec.rate / 4:.2g}),"
+                " another seed, longer prompts or larger batches"
             )
         row = {"model": kind, "mse": mse[model], "stderr": stderr[model]}
         row |= {"status": "ok" if at is None else "diverged", "step": done if at is None else at}
         row |= {"loss": loss, "advice": advice}
-        weights = {name: _flat(getattr(head, name) for head in heads) for name in "OVKQ"}
-        final.append(row | weights)
+        final.append(row | {name: getattr(weights, name).flatten().tolist() for name in "OVKQ"})
     training = Training(
         pd.DataFrame(curve),
         pd.DataFrame(distance),
@@ -230,14 +224,12 @@ class Pair:
         self, task: Task, length: int, spec: TrainSpec, prompt_seed: int | None = None
     ) -> None:
         self.task, self.length, self.spec = task, length, spec
-        generator = torch.Generator().manual_seed(spec.seed)
-        heads = [default_weights(task.dim, generator) for _ in range(spec.heads)]
-        self.outputs = [head.O for head in heads]  # only the last row acts and is trained
-        parts = [[head.O[-1], head.V, head.K, head.Q] for head in heads]
-        self.weights = [torch.stack([torch.stack(part)] * 2) for part in zip(*parts, strict=True)]
+        start = default_weights(task.dim, torch.Generator().manual_seed(spec.seed))
+        self.output = start.O  # only its last row acts and is trained
+        parts = (start.O[-1], start.V, start.K, start.Q)
+        self.weights = [torch.stack([part, part]) for part in parts]
         kind: Any = torch.optim.Adam if spec.optimizer == "adam" else torch.optim.SGD
-        self.optimizer = kind(self.weights, lr=1.0)
-        self.weight = 0.5 if spec.loss == "half" else 1.0
+        self.optimizer = kind(self.weights, lr=spec.rate)
         seed = spec.seed if prompt_seed is None else prompt_seed
         generator = torch.Generator().manual_seed(seed % 2**63)
         self.drawn = batches(task, length, spec.batch, spec.steps, generator)
@@ -247,12 +239,10 @@ class Pair:
         self.stopped: dict[int, list[Tensor]] = {}
 
     @torch.no_grad()
-    def advance(
-        self, rates: Floats, progress: Callable[[int, int], object] | None = None
-    ) -> Floats:
-        """Train for one step per rate; the losses (steps, 2), NaN for a model that has stopped."""
-        losses = np.full((rates.size, 2), np.nan)
-        for step, rate in enumerate(rates):
+    def advance(self, steps: int, progress: Callable[[int, int], object] | None = None) -> Floats:
+        """Train for some steps; the losses (steps, 2), NaN for a model that has stopped."""
+        losses = np.full((steps, 2), np.nan)
+        for step in range(steps):
             if None not in self.diverged:
                 break
             loss = self._slopes(next(self.drawn))
@@ -268,17 +258,15 @@ class Pair:
                 for part in self.weights:
                     part[model] = 0.0
                     part.grad[model] = 0.0  # type: ignore[index]
-            self.optimizer.param_groups[0]["lr"] = float(rate)
             self.optimizer.step()
-            if progress is not None and (self.begun % 1000 == 0 or step + 1 == rates.size):
+            if progress is not None and (self.begun % 1000 == 0 or step + 1 == steps):
                 progress(self.begun, self.spec.steps)
         return losses
 
     def _respond(self, prompts: Prompts) -> Responses:
         o, V, K, Q = self.weights
-        theta = prompts.query @ (K.mT @ Q[..., :-1]).mT  # (2, heads, B, e)
-        value = (o[..., None, :] @ V)[..., 0, :]
-        return respond(prompts, theta.flatten(0, 1).transpose(0, 1), value.flatten(0, 1))
+        theta = prompts.query @ (K.mT @ Q[..., :-1]).mT  # (2, B, e)
+        return respond(prompts, theta.transpose(0, 1), (o[:, None] @ V)[:, 0])
 
     def _slopes(self, batch: Iterable[Prompts]) -> Floats:
         """Set the gradient of the loss on a batch, and return the two losses.
@@ -286,18 +274,16 @@ class Pair:
         With c = V^T o and U = K^T Q: do = V dc, dV = o dc^T, dK = Q dU^T, dQ = K dU.
         """
         o, V, K, Q = self.weights
-        loss, by_c = np.zeros(2), torch.zeros_like(V[:, :, 0])
-        by_U = torch.zeros_like(K.mT @ Q[..., :-1])
+        loss, by_c, by_U = np.zeros(2), torch.zeros_like(o), torch.zeros_like(Q[..., :-1])
         for prompts in batch:
             found = self._respond(prompts)
             error = found.output - prompts.target[:, None]
-            loss += self.weight * (error**2).sum(dim=0).numpy() / self.spec.batch
-            slope = 2.0 * self.weight / self.spec.batch * error
-            each = slope.repeat_interleave(self.spec.heads, dim=1)[..., None]
-            by_c += (each * found.by_value).sum(dim=0).view_as(by_c)
-            by_U += ((each * found.by_theta).permute(1, 2, 0) @ prompts.query).view_as(by_U)
+            loss += (error**2).sum(dim=0).numpy() / self.spec.batch
+            slope = (2.0 / self.spec.batch * error)[..., None]
+            by_c += (slope * found.by_value).sum(dim=0)
+            by_U += (slope * found.by_theta).permute(1, 2, 0) @ prompts.query
         o.grad = (V @ by_c[..., None])[..., 0]
-        V.grad = o[..., None] * by_c[..., None, :]
+        V.grad = o[..., None] * by_c[:, None]
         K.grad = Q[..., :-1] @ by_U.mT
         Q.grad = torch.nn.functional.pad(K @ by_U, (0, 1))
         return loss
@@ -321,23 +307,10 @@ class Pair:
             return float("nan")
         return float(sum(((part[0] - part[1]) ** 2).sum() for part in self.weights))
 
-    def parameters(self, model: int) -> list[OVKQ]:
-        """The heads of a model."""
+    def parameters(self, model: int) -> OVKQ:
+        """The weights of a model."""
         o, V, K, Q = self.stopped.get(model) or [part[model].clone() for part in self.weights]
-        outputs = [torch.cat([O[:-1], row[None]]) for O, row in zip(self.outputs, o, strict=True)]
-        return [OVKQ(*head) for head in zip(outputs, V, K, Q, strict=True)]
-
-
-def learning_rates(spec: TrainSpec) -> Floats:
-    """The learning rate of every step: up over ``warmup`` steps, then constant, or down to 0."""
-    index = np.arange(spec.steps, dtype=np.float64)
-    share = (index - spec.warmup) / (spec.steps - spec.warmup)
-    course: Floats = np.ones(spec.steps)
-    if spec.schedule == "linear":
-        course = 1 - share
-    elif spec.schedule == "cosine":
-        course = 0.5 * (1 + np.cos(np.pi * share))
-    return np.where(index < spec.warmup, (index + 1) / (spec.warmup + 1), course) * spec.rate
+        return OVKQ(torch.cat([self.output[:-1], o[None]]), V, K, Q)
 
 
 def record_steps(steps: int, records: int) -> list[int]:
@@ -347,7 +320,3 @@ def record_steps(steps: int, records: int) -> list[int]:
     even = np.linspace(0, steps, max(2, records // 2 + 1))
     geometric = np.geomspace(1, steps, max(2, records // 2))
     return [int(step) for step in np.unique(np.concatenate([even, geometric]).round())]
-
-
-def _flat(parts: Iterable[Any]) -> list[float]:
-    return [float(value) for part in parts for value in part.flatten()]
