@@ -140,7 +140,7 @@ def test_stuck_seeds_are_named_and_not_averaged_in(
         )
 
     drawn = {}
-    monkeypatch.setattr("esscher.icl.comparison.judged", judged)
+    monkeypatch.setattr("esscher.icl.stability.judged", judged)
     for name, place in (("risk_chart", 2), ("training_chart", 2)):
         plain = getattr(report, name)
 

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from esscher.icl.comparison import compare_with_flow, flow_ends, judged, trained_risks
 from esscher.icl.specs import TrainSpec
+from esscher.icl.stability import compare_with_flow, flow_ends, judged, trained_risks
 from esscher.runs import execute
 
 SMALL = {

@@ -15,12 +15,20 @@ from pydantic import ValidationError
 from scipy.stats import binom
 
 from esscher.icl import OVKQ, LinearTask, default_weights, gradient_flow, risk_gradient
-from esscher.icl.comparison import ABOVE, flow_end, trained_risks
 from esscher.icl.flow import _weight_hessian
 from esscher.icl.layer import flatten, unflatten
 from esscher.icl.quadrature import product_rule
 from esscher.icl.specs import StabilitySpec, TrainSpec
-from esscher.icl.stability import ALL, apart, holm, pair_flows, verdict
+from esscher.icl.stability import (
+    ABOVE,
+    ALL,
+    apart,
+    flow_end,
+    holm,
+    pair_flows,
+    trained_risks,
+    verdict,
+)
 from esscher.runs import execute, find_job, resume
 
 TASK = LinearTask.kms(3, 0.4, noise=0.2)

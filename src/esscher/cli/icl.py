@@ -391,6 +391,7 @@ def stability(
     until: Annotated[float | None, option(StabilitySpec, "until")] = None,
     dim: Dim = None,
     noise: Noise = None,
+    task_cov: TaskCov = None,
     seed: Seed = None,
     workers: Workers = 1,
     dask: Dask = None,
@@ -455,11 +456,11 @@ def _training_run(path: Path) -> Run:
 
 def _final(run: Run, flow: pd.DataFrame | None = None) -> pd.DataFrame:
     """What training left, each model with the status that the end of its flow gives it."""
-    from esscher.icl import comparison
+    from esscher.icl.stability import flow_ends, judged
 
     final = _table(run, "final")
-    ends = comparison.flow_ends(final, *_law(run)) if flow is None else flow
-    return comparison.judged(final, _table(run, "curve"), ends)
+    ends = flow_ends(final, *_law(run)) if flow is None else flow
+    return judged(final, _table(run, "curve"), ends)
 
 
 def _law(run: Run) -> tuple[Any, ...]:
@@ -468,7 +469,7 @@ def _law(run: Run) -> tuple[Any, ...]:
 
 def _trained(run: Run) -> dict[str, pd.DataFrame]:
     """Exact errors of trained models, and the flow's beside them."""
-    from esscher.icl.comparison import compare_with_flow, flow_ends, trained_risks
+    from esscher.icl.stability import compare_with_flow, flow_ends, trained_risks
 
     trained = trained_risks(_final(run), _table(run, "path"), *_law(run))
     compared = compare_with_flow(trained, flow_ends(trained, *_law(run)))

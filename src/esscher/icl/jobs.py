@@ -14,7 +14,6 @@ import torch
 
 from esscher.errors.curve import STDERR, ErrorCurve
 from esscher.errors.rate import fit_rate
-from esscher.icl.comparison import flow_end
 from esscher.icl.concentration import (
     AGAINST,
     METRICS,
@@ -27,7 +26,7 @@ from esscher.icl.exact import bayes_risk, risk
 from esscher.icl.flow import final_parameters, flow_bound, flow_times, gradient_flow, start_block
 from esscher.icl.layer import KINDS, OVKQ, Block, default_weights
 from esscher.icl.specs import ConcentrationSpec, FlowSpec, StabilitySpec, TrainSpec
-from esscher.icl.stability import apart, pair_flows, summary, verdict
+from esscher.icl.stability import apart, flow_end, pair_flows, summary, verdict
 from esscher.icl.tasks import LinearTask, as_task
 from esscher.icl.training import train
 from esscher.runs import Job, Shard, Unit
@@ -163,7 +162,7 @@ CONCENTRATED = _declared(
 
 
 def _task(spec: Spec, covariance: str) -> LinearTask:
-    return as_task(covariance, spec.dim, spec.noise, getattr(spec, "task_cov", None))
+    return as_task(covariance, spec.dim, spec.noise, spec.task_cov)
 
 
 def _units(spec: Spec, name: str = "length") -> list[Unit]:
@@ -280,7 +279,7 @@ def _stability_unit(spec: StabilitySpec, unit: Unit) -> dict[str, Any]:
         own = {"covariance": unit["covariance"], "length": length, "seed": start}
         flows = pair_flows(task, length, spec.seed + start, times)
         for kind, flow in flows.items():
-            end = flow_end(unit["covariance"], spec.dim, spec.noise, length, kind)
+            end = flow_end(unit["covariance"], spec.dim, spec.noise, length, kind, spec.task_cov)
             found = summary(task, length, kind, flow, trained, end)
             tables["flows"].append(own | {"model": kind} | found)
         for i, time in enumerate(times):

@@ -48,7 +48,7 @@ Alpha = Annotated[
 
 
 class _Task(BaseModel):
-    """The laws of covariates and labels; the defaults are those of [S], appendix A."""
+    """The laws of covariates, tasks and labels; the defaults are those of [S], appendix A."""
 
     covariances: Covariances = Field(
         default=(ISOTROPIC, KMS),
@@ -57,11 +57,6 @@ class _Task(BaseModel):
     )
     dim: int = Field(default=5, ge=1, le=4096, description="dimension of the covariates")
     noise: float = Field(default=0.1, ge=0, description="variance of the label noise")
-
-
-class _Tasks(_Task):
-    """With the law of tasks."""
-
     task_cov: Annotated[
         str | tuple[tuple[float, ...], ...],
         BeforeValidator(read_task_cov),
@@ -73,7 +68,7 @@ class _Tasks(_Task):
     ] = "scaled"
 
 
-class RiskFlags(_Tasks, Plain):
+class RiskFlags(_Task, Plain):
     """A task and the prompts on which a layer is judged."""
 
     lengths: Lengths = (10, 100, 1000)
@@ -85,7 +80,7 @@ class RiskFlags(_Tasks, Plain):
     )
 
 
-class LengthFlags(_Tasks, Plain):
+class LengthFlags(_Task, Plain):
     """How close to the best risk the end of the flow is to come."""
 
     epsilon: Annotated[tuple[Annotated[float, Field(gt=0)], ...], _split(",")] = Field(
@@ -96,7 +91,7 @@ class LengthFlags(_Tasks, Plain):
     alpha: Alpha = None
 
 
-class TrainSpec(_Tasks, RunSpec):
+class TrainSpec(_Task, RunSpec):
     """What ``esscher icl train`` runs; the defaults are the experiments of [S], appendix A."""
 
     job: Literal["icl-train"] = "icl-train"
@@ -127,7 +122,7 @@ class TrainSpec(_Tasks, RunSpec):
         return tuple(dict.fromkeys(value))
 
 
-class FlowSpec(_Tasks, RunSpec):
+class FlowSpec(_Task, RunSpec):
     """What ``esscher icl flow`` runs. The flow starts where Theorem 5.2 of [S] does."""
 
     job: Literal["icl-flow"] = "icl-flow"
@@ -179,7 +174,7 @@ class StabilitySpec(_Task, RunSpec):
         return self
 
 
-class ConcentrationSpec(_Tasks, RunSpec):
+class ConcentrationSpec(_Task, RunSpec):
     """What ``esscher icl concentration`` runs."""
 
     job: Literal["icl-concentration"] = "icl-concentration"

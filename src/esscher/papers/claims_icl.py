@@ -16,11 +16,10 @@ import pandas as pd
 import torch
 from scipy import stats
 
-from esscher.icl.comparison import ABOVE
 from esscher.icl.exact import risk
 from esscher.icl.flow import alpha_limit, final_parameters, flow_times, gradient_flow, start_block
 from esscher.icl.layer import Block
-from esscher.icl.stability import ALL, verdict
+from esscher.icl.stability import ABOVE, ALL, verdict
 from esscher.icl.tasks import LinearTask
 from esscher.intervals import Interval, t_quantile
 from esscher.papers import rules

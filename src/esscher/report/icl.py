@@ -88,8 +88,8 @@ def risk_chart(title: str, y: str, seeds: Any = None, flow: Any = None) -> Chart
     """Mean squared error against the prompt length: a point per seed, lines where gradient flow
     ends and for Bayes on L tokens.
     """
-    series = []
-    for table, what, style in ((flow, ", gradient flow", {}), (seeds, "", {"mode": "points"})):
+    series, trained = [], "" if flow is None else ", SGD"
+    for table, what, style in ((flow, ", gradient flow", {}), (seeds, trained, {"mode": "points"})):
         for model, part in () if table is None else table.groupby("model", sort=False):
             label = "Bayes on L tokens" if model == "bayes" else f"{model}{what}"
             series.append(_series(label, part, "length", "mse", MODELS.get(model, 2), **style))
