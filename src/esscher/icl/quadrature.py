@@ -197,7 +197,8 @@ def _panels(length: int, panels: int) -> Floats:
     x = chebyshev.chebpts1(DEGREE + 1)
     found = gaussian_error_slopes(length, WIDTH * (np.arange(panels)[:, None] + 0.5 * (x + 1.0)))
     logs = np.log(np.stack([found.f1, found.f2], axis=1))
-    return np.linalg.solve(np.vander(x, increasing=True), logs[..., None])[..., 0]
+    powers = np.linalg.solve(np.vander(x, increasing=True), logs[..., None])
+    return np.asarray(powers[..., 0], np.float64)
 
 
 def check_deviations(s: Floats) -> float:
