@@ -357,8 +357,11 @@ def _charts(figure: IclFigure, runs: dict[str, Run]) -> list[dict[str, Any]]:
         return found[found["covariance"] == figure.covariance]
 
     if figure.shows == "concentration":
-        tables = (table("concentration", name) for name in ("curves", "rates", "bounds"))
-        return charts.concentration_charts(*tables, ("output", "gradient", "risk_gradient"))
+        curves, rates, bounds = (
+            table("concentration", name) for name in ("curves", "rates", "bounds")
+        )
+        drawn = curves[curves["metric"].isin(["output", "gradient", "risk_gradient"])]
+        return charts.concentration_charts(drawn, rates, bounds)
     flow = table("flow", "final") if "flow" in figure.runs else None
     final = _final(runs["train"], flow)
     own = final[final["covariance"] == figure.covariance]

@@ -19,8 +19,7 @@ import torch
 from scipy.integrate import solve_ivp
 from scipy.optimize import minimize
 from torch import Tensor
-from torch.autograd.functional import hessian as torch_hessian
-from torch.autograd.functional import jacobian
+from torch.func import grad, jacrev
 
 from esscher.icl.exact import as_length, block_linear, risk, risk_gradient
 from esscher.icl.layer import OVKQ, Block, Floats, Parameters, flatten, tensors, unflatten
@@ -266,9 +265,9 @@ def _weight_hessian(weights: OVKQ, gradient: Callable[[Parameters], tuple[float,
 
     state = torch.from_numpy(flatten(weights))
     with torch.enable_grad():
-        J = jacobian(joined, state, vectorize=True).numpy()
+        J = jacrev(joined)(state).numpy()
         slope = torch.from_numpy(base)
-        bent = torch_hessian(lambda at: slope @ joined(at), state, vectorize=True).numpy()
+        bent = jacrev(grad(lambda at: slope @ joined(at)))(state).numpy()
     return np.asarray(0.5 * J.T @ (hessian + hessian.T) @ J + bent)
 
 

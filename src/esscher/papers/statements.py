@@ -36,6 +36,7 @@ from esscher.icl.flow import (
     start_block,
 )
 from esscher.icl.layer import UV, Block, Parameters, default_weights, tensors
+from esscher.icl.quadrature import product_rule
 from esscher.icl.tasks import LinearTask
 from esscher.inputs import as_counts, as_positive
 from esscher.measures.gaussian import Gaussian
@@ -109,8 +110,9 @@ def proposition_31() -> Found:
 @check("Remark 3.2")
 def remark_32() -> Found:
     task, block = LinearTask.kms(2), Block([[0.2, 0.05], [0.05, 0.1]], 1.2)
+    rule = product_rule(2, 64)
     short, long = (
-        n * (risk(task, block, n, query_inside=True).value - risk(task, block, n).value)
+        n * (risk(task, block, n, "softmax", rule, True).value - risk(task, block, n).value)
         for n in (10**3, 10**5)
     )
     return abs(short / long - 1.0) < 0.05, f"{short:.3g} {long:.3g}"

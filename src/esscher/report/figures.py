@@ -165,6 +165,8 @@ def draw_chart(chart: dict[str, Any], *, ax: Any) -> Any:
             ax.errorbar(x, y, yerr=ends, fmt="o", ms=2.5, **style)
         else:
             ax.plot(x, y, ls=entry.get("dash", "solid"), **style)
+            if "low" in known:
+                ax.fill_between(x, known["low"], known["high"], color=color, alpha=0.2, lw=0)
     for mark in chart.get("marks", ()):
         ax.axhline(mark["y"], color=PALETTE[6], lw=0.8, ls=":")
     if ax.get_ylim()[0] > chart["y"].get("low", math.inf):

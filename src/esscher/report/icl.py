@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import numpy as np
 from matplotlib.figure import Figure
 
 from esscher.report.charts import charts_page
+from esscher.report.figures import draw_chart
 from esscher.report.style import PALETTE, STYLE, save_figure
 from esscher.report.words import numbers, read_table, shortened
 from esscher.runs import Run
@@ -21,7 +21,6 @@ from esscher.runs import Run
 Chart = dict[str, Any]
 MODELS = {"softmax": 0, "linear": 1, "bayes": 2}  # places in the palette
 DASHES = {"softmax": "solid", "linear": "dashed", "limit": "dotted"}
-LINES = {"solid": "-", "dashed": "--", "dotted": ":"}
 LABELS = {
     "output": "output",
     "gradient": "gradient of the loss, one prompt",
@@ -129,18 +128,18 @@ def distance_chart(title: str, distance: Any) -> Chart:
     return _chart(title, "step", "squared distance", series, "A line per seed.")
 
 
-def concentration_charts(
-    curves: Any, rates: Any = None, bounds: Any = None, metrics: Sequence[str] | None = None
-) -> list[Chart]:
+def concentration_charts(curves: Any, rates: Any = None, bounds: Any = None) -> list[Chart]:
     """A chart for each metric: root mean square distance of softmax attention to linear attention
     and to the limit against L, fitted exponents in the labels, proved bounds where the picture can
     hold them, else how far above it they are.
     """
     keys, charts = ["covariance", "against", "metric"], []
     fitted = {} if rates is None else rates.set_index(keys)["exponent"].to_dict()
-    for metric in metrics or dict.fromkeys(curves["metric"]):
-        own, series, far = _where(curves, metric=metric), [], []
+    for metric in dict.fromkeys(curves["metric"]):
+        own = _where(curves, metric=metric)
         own = own[own["rms"] > 0]
+        series: list[dict[str, Any]] = []
+        far = []
         for (covariance, against), part in own.groupby(keys[:2], sort=False):
             exponent = fitted.get((covariance, against, metric), math.nan)
             told = f", exponent {exponent:.2f}" if math.isfinite(exponent) else ""
@@ -197,25 +196,8 @@ def save_charts(charts: Sequence[Chart], path: Path, title: str = "") -> None:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4.4 * columns, 3.2 * rows), layout="constrained")
         for place, chart in enumerate(charts):
-            ax = figure.add_subplot(rows, columns, place + 1)
-            for one in chart["series"]:
-                _draw(ax, one)
-            scales = {f"{axis}scale": "log" for axis in "xy" if chart[axis]["log"]}
-            ax.set(xlabel=chart["x"]["label"], ylabel=chart["y"]["label"], **scales)
+            ax = draw_chart(chart, ax=figure.add_subplot(rows, columns, place + 1))
             ax.set_title("\n".join(filter(None, (chart["title"], chart["note"]))), fontsize=7)
             ax.legend(fontsize=5)
         figure.suptitle(title)
         save_figure(figure, path)
-
-
-def _draw(ax: Any, one: Mapping[str, Any]) -> None:
-    """One series: points with error bars, or a line with a band."""
-    known = {key: np.array(one[key], float) for key in ("x", "y", "low", "high") if key in one}
-    x, y, look = known["x"], known["y"], {"color": PALETTE[one["color"]], "label": one["label"]}
-    if one.get("mode") == "points":
-        error = [y - known["low"], known["high"] - y] if "low" in known else None
-        ax.errorbar(x, y, error, fmt="o", ms=3, lw=0.8, **look)
-        return
-    ax.plot(x, y, lw=1.1, ls=LINES[one.get("dash", "solid")], **look)
-    if "low" in known:
-        ax.fill_between(x, known["low"], known["high"], color=look["color"], alpha=0.2, lw=0)
