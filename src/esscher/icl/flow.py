@@ -263,11 +263,11 @@ def _weight_hessian(weights: OVKQ, gradient: Callable[[Parameters], tuple[float,
     def joined(state: Tensor) -> Tensor:
         return torch.cat([part.flatten() for part in tensors(unflatten(state, weights).uv())])
 
+    def along(state: Tensor) -> Tensor:
+        return torch.from_numpy(base) @ joined(state)
+
     state = torch.from_numpy(flatten(weights))
-    with torch.enable_grad():
-        J = jacrev(joined)(state).numpy()
-        slope = torch.from_numpy(base)
-        bent = jacrev(grad(lambda at: slope @ joined(at)))(state).numpy()
+    J, bent = jacrev(joined)(state).numpy(), jacrev(grad(along))(state).numpy()
     return np.asarray(0.5 * J.T @ (hessian + hessian.T) @ J + bent)
 
 
