@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import esscher as es
-from esscher.attention import kept as by_places
+from esscher.attention import finite as by_places
 from esscher.keep import rule as blocks
 from esscher.keep.rule import Chance
 from tests.keep.table import RULES
@@ -79,7 +79,7 @@ def dense(text: str, n: int | None, q: Any, k: Any, v: Any, **options: Any) -> t
 @pytest.fixture(params=["one block", "many blocks"])
 def several(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "many blocks":
-        monkeypatch.setattr(by_places, "BLOCK", 8)
+        monkeypatch.setattr(by_places, "NEIGHBOURS", 8)
         monkeypatch.setattr(blocks, "PAIRS", 5 * KEYS)
 
 
@@ -165,7 +165,7 @@ def test_heads_of_leading_axes_decide_by_themselves(text: str) -> None:
     ],
 )
 def test_gradients_are_those_of_masked_dense(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_places, "BLOCK", 16)
+    monkeypatch.setattr(by_places, "NEIGHBOURS", 16)
     places = torch.arange(KEYS)
     found, expected = (tuple(x.clone().requires_grad_(True) for x in tensors()) for _ in range(2))
     es.attend(
@@ -264,7 +264,7 @@ def test_what_places_decide_makes_nothing_of_the_size_of_all_pairs(text: str) ->
     with Largest() as largest:
         es.attend(q, k, v, keep=text, positions=torch.arange(size))
     assert largest.numbers <= 4 * size * 16
-    assert largest.numbers < by_places.BLOCK * size
+    assert largest.numbers < by_places.NEIGHBOURS * size
 
 
 @pytest.mark.parametrize(

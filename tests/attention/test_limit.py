@@ -13,7 +13,7 @@ import scipy.special
 import torch
 
 import esscher as es
-from esscher.attention import pushforward
+from esscher.attention.limit import sampled
 from tests.measures.table import LAWS, Law
 
 
@@ -201,7 +201,7 @@ def test_sphere_pushforward_in_high_dimension(dim: int, radius: float) -> None:
     limit = es.limit(head, es.Sphere(dim, radius))
     result = limit.pushforward()
     assert result.cov_error < 1e-6 * float(result.cov.norm())
-    check = pushforward.sampled(limit, es.Sphere(dim, radius), 40_000)
+    check = sampled(limit, es.Sphere(dim, radius), 40_000)
     assert float((check.cov - result.cov).norm()) < 5 * check.cov_error
     assert float((check.mean - result.mean).norm()) < 5 * check.mean_error
 
@@ -226,7 +226,7 @@ def test_low_rank_sphere_pushforward(rank: int) -> None:
         )[0]
         assert float(result.cov.trace()) == pytest.approx(size, rel=1e-4)
         assert abs(float(result.cov.trace()) - size) <= max(result.cov_error, 1e-9)
-    check = pushforward.sampled(limit, measure)
+    check = sampled(limit, measure)
     assert float((check.cov - result.cov).norm()) < 5 * check.cov_error
 
 

@@ -24,7 +24,7 @@ from esscher.errors.nodes import error_from_nodes
 from esscher.errors.pool_curve import exact_pool_curve, pool_stderr
 from esscher.errors.query_laws import drawn, gaussian_queries_curve, integrated
 from esscher.inputs import as_count, as_counts, as_tensor, finite_result
-from esscher.keep.text import parse
+from esscher.keep.rule import parse
 from esscher.measures.base import Measure
 from esscher.measures.line import Line
 from esscher.measures.rotational import Rotational

@@ -1,11 +1,10 @@
 """Which keys a query keeps: rules give inclusion probabilities and weights, and combine with |."""
 
-from esscher.keep.chance import Importance, MagicPIG, Neyman, Random
+from esscher.keep.chance import AdaptiveRest, Importance, MagicPIG, Neyman, Random
 from esscher.keep.context import Context
 from esscher.keep.named import (
     H2O,
     TOVA,
-    AdaptiveRest,
     BigBird,
     Longformer,
     LowRank,
@@ -26,8 +25,17 @@ from esscher.keep.ranked import (
     Observed,
     TopK,
 )
-from esscher.keep.rule import Chance, Inclusion, Pattern, Ranked, Rule, Union, register, rules
-from esscher.keep.text import parse
+from esscher.keep.rule import (
+    Chance,
+    Inclusion,
+    Pattern,
+    Ranked,
+    Rule,
+    Union,
+    parse,
+    register,
+    rules,
+)
 
 __all__ = [
     "H2O",

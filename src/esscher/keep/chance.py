@@ -1,10 +1,11 @@
-"""Random: every key with one probability."""
+"""Rules by chance: each key is kept independently, with a probability of its own."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from esscher.inputs import as_tensor
 from esscher.keep.context import Context
-from esscher.keep.rule import Chance, as_fraction, as_size, ordered, refused
+from esscher.keep.rule import Chance, as_between, as_fraction, as_size, ordered, refused
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,9 +98,6 @@ class MagicPIG(Chance):
         return rest * (1 - apart * (1 - same) - self.tables * same * apart).clamp(0, 1)
 
 
-# ---- Random: every key with one probability.
-
-
 @dataclass(frozen=True)
 class Random(Chance):
     """Each of the other keys with probability ``share``; without it, with the one that makes
@@ -144,6 +142,58 @@ def share_of(wanted: Tensor, rest: Tensor) -> float:
     """
     others = float(rest.double().mean())
     return min(max(float(wanted.mean()) / others, 0.0), 1.0) if others else 0.0
+
+
+@dataclass(frozen=True)
+class AdaptiveRest(Chance):
+    """Each key of the rest with probability b/n, reweighted; b of each query from its own sigma and
+    D.
+
+    As a keep rule it knows sigma and D from all keys, and keys are kept independently, so that the
+    integral applies. ``base`` 0: no base sample.
+    """
+
+    name: ClassVar[str] = "adaptive"
+    epsilon: float = 0.1
+    delta: float = 0.1
+    base: float = 0.02
+    reweight: ClassVar[bool] = True  # type: ignore[misc]
+
+    @property
+    def per_query(self) -> bool:
+        return True
+
+    def __post_init__(self) -> None:
+        as_between(self.epsilon, "adaptive, epsilon", 0, 1)
+        as_between(self.delta, "adaptive, delta", 0, 0.5)
+        if self.base != 0:
+            as_between(self.base, "adaptive, base", 0, 1)
+
+    def base_size(self, rest: Tensor) -> Tensor:
+        """Keys of the base sample; two at least, where there is one: a standard deviation needs
+        them.
+        """
+        return (
+            torch.minimum(rest, (self.base * rest).floor().clamp_min(2))
+            if self.base
+            else torch.zeros_like(rest)
+        )
+
+    def budget(self, sigma: Tensor, total: Tensor, rest: Tensor) -> Tensor:
+        """b, a whole number: from the base sample's size, and from 1, to ``rest``, the keys there
+        are.
+        """
+        z = -NormalDist().inv_cdf(self.delta)
+        wanted = (z * sigma * rest / (self.epsilon * total)).square().floor().clamp_min(1)
+        return torch.minimum(torch.maximum(wanted, self.base_size(rest)), rest)
+
+    def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
+        share = context.attention  # e over the whole denominator
+        count = rest.sum(1).double()
+        some = count.clamp_min(1)
+        mean = (share * rest).sum(1) / some
+        sigma = (((share - mean[:, None]) * rest).square().sum(1) / some).sqrt()
+        return rest * (self.budget(sigma, torch.ones_like(sigma), count) / some)[:, None]
 
 
 # ---- Neyman: the chances that make the reweighted error least, to first order, at a given number

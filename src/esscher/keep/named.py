@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
-from esscher.keep.chance import Random
+from esscher.keep.chance import AdaptiveRest, Random
 from esscher.keep.context import Context
 from esscher.keep.position import Global, Recent, Sinks, Window
 from esscher.keep.ranked import Heavy, Impact, TopK
-from esscher.keep.rule import Chance, Part, Union, as_between, as_size, refused
+from esscher.keep.rule import Part, Union, as_size, refused
 
 
 def StreamingLLM(sinks: int = 4, recent: int | None = None) -> Union:
@@ -49,62 +45,6 @@ def TOVA(size: int | None = None) -> Heavy:
 def RestKV(size: int | None = None, last: int = 32, pool: int = 5) -> Impact:
     """Keys whose loss changes the output most at the last queries (ReST-KV, 2026)."""
     return Impact(size, last, pool)
-
-
-# ---- AdaptiveRest: of the keys that nothing keeps surely, as many as (epsilon, delta) ask for;
-# and vAttention, which has it.
-
-
-@dataclass(frozen=True)
-class AdaptiveRest(Chance):
-    """Each key of the rest with probability b/n, reweighted; b of each query from its own sigma and
-    D.
-
-    As a keep rule it knows sigma and D from all keys, and keys are kept independently, so that the
-    integral applies. ``base`` 0: no base sample.
-    """
-
-    name: ClassVar[str] = "adaptive"
-    epsilon: float = 0.1
-    delta: float = 0.1
-    base: float = 0.02
-    reweight: ClassVar[bool] = True  # type: ignore[misc]
-
-    @property
-    def per_query(self) -> bool:
-        return True
-
-    def __post_init__(self) -> None:
-        as_between(self.epsilon, "adaptive, epsilon", 0, 1)
-        as_between(self.delta, "adaptive, delta", 0, 0.5)
-        if self.base != 0:
-            as_between(self.base, "adaptive, base", 0, 1)
-
-    def base_size(self, rest: Tensor) -> Tensor:
-        """Keys of the base sample; two at least, where there is one: a standard deviation needs
-        them.
-        """
-        return (
-            torch.minimum(rest, (self.base * rest).floor().clamp_min(2))
-            if self.base
-            else torch.zeros_like(rest)
-        )
-
-    def budget(self, sigma: Tensor, total: Tensor, rest: Tensor) -> Tensor:
-        """b, a whole number: from the base sample's size, and from 1, to ``rest``, the keys there
-        are.
-        """
-        z = -NormalDist().inv_cdf(self.delta)
-        wanted = (z * sigma * rest / (self.epsilon * total)).square().floor().clamp_min(1)
-        return torch.minimum(torch.maximum(wanted, self.base_size(rest)), rest)
-
-    def probability(self, context: Context, rest: Tensor, wanted: Tensor | None) -> Tensor:
-        share = context.attention  # e over the whole denominator
-        count = rest.sum(1).double()
-        some = count.clamp_min(1)
-        mean = (share * rest).sum(1) / some
-        sigma = (((share - mean[:, None]) * rest).square().sum(1) / some).sqrt()
-        return rest * (self.budget(sigma, torch.ones_like(sigma), count) / some)[:, None]
 
 
 def VAttention(

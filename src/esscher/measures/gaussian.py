@@ -13,11 +13,10 @@ from torch import Tensor
 
 from esscher.inputs import as_tensor
 from esscher.measures import line
-from esscher.measures.base import Measure
+from esscher.measures.base import Measure, from_cumulants
 from esscher.measures.fields import Dim, LawFields
 from esscher.measures.line import Line, check_nodes, ladder, normalised, panels
 from esscher.measures.matrices import check_covariance, in_range, is_diagonal, product
-from esscher.measures.moments import from_cumulants
 
 
 class Gaussian(Measure):

@@ -14,12 +14,11 @@ from jaxtyping import Float64
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from esscher.measures.base import Measure
+from esscher.measures.base import Measure, power
 from esscher.measures.fields import LawFields, LawSpec
 from esscher.measures.gaussian import Gaussian
 from esscher.measures.line import Line
 from esscher.measures.matrices import ball_radius, check_covariance, upper_bound
-from esscher.measures.moments import power
 from esscher.measures.pool import check_weights, choose
 
 

@@ -14,11 +14,10 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from esscher.measures import line
-from esscher.measures.base import Measure
+from esscher.measures.base import Measure, from_cumulants, power, to_cumulants
 from esscher.measures.fields import fields_of
 from esscher.measures.line import NEGLIGIBLE, Line, ladder, normalised, points
 from esscher.measures.matrices import as_size, product
-from esscher.measures.moments import from_cumulants, power, to_cumulants
 from esscher.measures.radial import scaled_log, scaled_mean, spread
 from esscher.measures.rotational import Ball
 

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from esscher.inputs import as_positive
 from esscher.measures import line
-from esscher.measures.base import Measure
+from esscher.measures.base import Measure, power
 from esscher.measures.fields import fields_of
 from esscher.measures.line import Line, check_nodes, edge, invert, ladder, normalised, panels
 from esscher.measures.matrices import as_size, norms, product, units
-from esscher.measures.moments import power
 from esscher.measures.radial import scaled_log, scaled_mean, spread
 
 Floats = npt.NDArray[np.float64]

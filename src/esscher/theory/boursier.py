@@ -34,7 +34,7 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 from esscher.inputs import as_counts
-from esscher.measures.moments import power
+from esscher.measures.base import power
 from esscher.theory.prediction import (
     Conditions,
     Floats,

@@ -15,9 +15,8 @@ import torch
 
 from esscher.attention.head import Head, check_pair, coupling_of
 from esscher.inputs import as_counts, as_positive
-from esscher.measures.base import Measure
+from esscher.measures.base import Measure, power
 from esscher.measures.matrices import largest_singular, product, spectral_norm
-from esscher.measures.moments import power
 
 Floats = npt.NDArray[np.float64]
 Conditions = tuple[tuple[str, bool | None], ...]

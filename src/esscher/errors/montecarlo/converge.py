@@ -14,8 +14,7 @@ from torch import Tensor
 
 from esscher.attention.finite import PrefixOutputs, attend_prefixes
 from esscher.attention.head import Head, check_pair
-from esscher.attention.limit import limit
-from esscher.attention.pushforward import Pushforward
+from esscher.attention.limit import Pushforward, limit
 from esscher.errors.curve import ErrorCurve
 from esscher.errors.montecarlo.metrics import METRICS, Errors
 from esscher.inputs import as_count, as_counts, as_positive, as_seed, as_tensor, generator_for
